@@ -1,0 +1,220 @@
+// Commands that ask servers; see commands.h.
+#include "client/cli/commands.h"
+
+#include <google/protobuf/io/tokenizer.h>
+#include <google/protobuf/text_format.h>
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/str_format.h"
+#include "client/cli/servers.h"
+#include "common/base/status_macros.h"
+#include "common/job/job.h"
+#include "gradwire/v1/operator.pb.h"
+
+namespace gradwire::cli {
+namespace {
+
+class FirstError final : public google::protobuf::io::ErrorCollector {
+ public:
+  void AddError(int line, int column, const std::string& message) override {
+    if (text.empty()) text = absl::StrFormat("line %d, column %d: %s", line + 1, column + 1, message);
+  }
+  std::string text;
+};
+
+std::string ToJson(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  (void)google::protobuf::util::MessageToJsonString(message, &json, options);
+  return json;
+}
+
+absl::StatusOr<std::vector<Server>> ConnectAll(const Options& options) {
+  GW_RETURN_IF_ERROR(RequireServers(options));
+  std::vector<Server> servers;
+  for (const std::string& address : options.servers) {
+    GW_ASSIGN_OR_RETURN(Server server, Server::Connect(address, options.timeout_ms));
+    servers.push_back(std::move(server));
+  }
+  return servers;
+}
+
+// Asks every server and prints a JSON array, or one table row per server through `row`.
+template <typename Reply, typename Request, typename Row>
+absl::Status AskAll(const Options& options, const std::string& method, const Request& request, std::ostream& out,
+                    const std::string& title, Row row) {
+  GW_ASSIGN_OR_RETURN(const std::vector<Server> servers, ConnectAll(options));
+  std::vector<Reply> replies;
+  for (const Server& server : servers) {
+    GW_ASSIGN_OR_RETURN(Reply reply, server.template Call<Reply>(method, request));
+    replies.push_back(std::move(reply));
+  }
+  if (!options.json) out << title;
+  if (options.json) out << "[";
+  for (size_t i = 0; i < replies.size(); ++i) {
+    if (options.json) {
+      out << (i == 0 ? "" : ",") << "{\"server\":" << Quoted(servers[i].address()) << ",\"status\":" << ToJson(replies[i])
+          << "}";
+    } else {
+      row(servers[i].address(), replies[i]);
+    }
+  }
+  if (options.json) out << "]\n";
+  return absl::OkStatus();
+}
+
+void PrintJob(const std::string& address, const v1::JobStatus& job, std::ostream& out) {
+  out << absl::StrFormat("%s: job %s, shard %d of %d, version %d%s\n", address, job.job(), job.shard_index(),
+                         job.shard_count(), job.version(), job.initialized() ? "" : ", waiting for initial parameters");
+  out << absl::StrFormat("  elements %d, memory up to %s, layout %016x\n", job.elements(),
+                         HumanBytes(static_cast<double>(job.memory_bytes())), job.layout_digest());
+  out << absl::StrFormat("  received %s, sent %s, decoded elements %d, deferred %d\n",
+                         HumanBytes(static_cast<double>(job.push_bytes())),
+                         HumanBytes(static_cast<double>(job.pull_bytes())), job.update_elements(),
+                         job.deferred_elements());
+  out << absl::StrFormat("  frames refused %d, not included %d\n", job.refused_frames(), job.not_included_frames());
+  if (!job.parameters_sha256().empty()) out << "  parameters sha256 " << job.parameters_sha256() << "\n";
+  if (job.workers_size() > 0) {
+    out << absl::StrFormat("  %-24s %-16s %-7s %6s %12s %8s %12s\n", "worker", "incarnation", "state", "from", "lease left",
+                           "frames", "bytes");
+  }
+  for (const v1::WorkerStatus& worker : job.workers()) {
+    out << absl::StrFormat("  %-24s %016x %-7s %6d %9d ms %8d %12s\n", worker.worker(), worker.incarnation(),
+                           worker.member() ? "member" : "joining", worker.joined_round(), worker.lease_left_ms(),
+                           worker.frames(), HumanBytes(static_cast<double>(worker.frame_bytes())));
+  }
+}
+
+absl::Status CreateJob(const Options& options, std::ostream& out) {
+  GW_ASSIGN_OR_RETURN(const v1::JobSpec spec, ReadSpec(options.spec_path));
+  GW_RETURN_IF_ERROR(Job::Make(spec).status());
+  GW_ASSIGN_OR_RETURN(const std::vector<Server> servers, ConnectAll(options));
+  std::string json;
+  for (size_t i = 0; i < servers.size(); ++i) {
+    v1::CreateJobRequest request;
+    *request.mutable_spec() = spec;
+    request.set_shard_index(static_cast<uint32_t>(i));
+    request.set_shard_count(static_cast<uint32_t>(servers.size()));
+    GW_ASSIGN_OR_RETURN(const v1::CreateJobReply reply, servers[i].Call<v1::CreateJobReply>("CreateJob", request));
+    if (options.json) {
+      json += absl::StrFormat("%s{\"server\":%s,\"shard_index\":%d,\"layout_digest\":\"%016x\"}", i == 0 ? "" : ",",
+                              Quoted(servers[i].address()), i, reply.layout_digest());
+    } else {
+      out << absl::StrFormat("%s: job %s, shard %d of %d, layout %016x\n", servers[i].address(), spec.name(), i,
+                             servers.size(), reply.layout_digest());
+    }
+  }
+  if (options.json) out << "[" << json << "]\n";
+  return absl::OkStatus();
+}
+
+absl::Status ListJobs(const Options& options, std::ostream& out) {
+  const std::string title = absl::StrFormat("%-28s %-24s %9s %10s %12s %12s\n", "server", "job", "shard", "version",
+                                            "elements", "memory");
+  return AskAll<v1::ListJobsReply>(options, "ListJobs", v1::ListJobsRequest(), out, title,
+                                   [&out](const std::string& address, const v1::ListJobsReply& reply) {
+                                     for (const v1::JobStatus& job : reply.jobs()) {
+                                       out << absl::StrFormat(
+                                           "%-28s %-24s %4d/%-4d %10d %12d %12s\n", address, job.job(), job.shard_index(),
+                                           job.shard_count(), job.version(), job.elements(),
+                                           HumanBytes(static_cast<double>(job.memory_bytes())));
+                                     }
+                                   });
+}
+
+absl::Status DescribeShards(const Options& options, std::ostream& out) {
+  const std::string title = absl::StrFormat("%-28s %-8s %-8s %9s %5s %12s %12s %s\n", "server", "version", "backend",
+                                            "uptime", "jobs", "memory", "limit", "state");
+  return AskAll<v1::ShardStatus>(options, "DescribeShard", v1::DescribeShardRequest(), out, title,
+                                 [&out](const std::string& address, const v1::ShardStatus& s) {
+                                   out << absl::StrFormat("%-28s %-8s %-8s %7d s %5d %12s %12s %s\n", address, s.version(),
+                                                          s.backend(), s.uptime_s(), s.jobs(),
+                                                          HumanBytes(static_cast<double>(s.memory_bytes())),
+                                                          HumanBytes(static_cast<double>(s.memory_limit_bytes())),
+                                                          s.draining() ? "draining" : "serving");
+                                 });
+}
+
+}  // namespace
+
+absl::StatusOr<v1::JobSpec> ReadSpec(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (!file) return absl::NotFoundError(absl::StrFormat("cannot read the job spec '%s'", path));
+  v1::JobSpec spec;
+  FirstError error;
+  google::protobuf::TextFormat::Parser parser;
+  parser.RecordErrorsTo(&error);
+  if (!parser.ParseFromString(text.str(), &spec)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s: %s (the fields are those of gradwire.v1.JobSpec)", path, error.text));
+  }
+  return spec;
+}
+
+absl::Status RunCommand(const Options& options, std::ostream& out) {
+  switch (options.command) {
+    case Command::kJobCreate:
+      return CreateJob(options, out);
+    case Command::kJobDescribe: {
+      v1::DescribeJobRequest request;
+      request.set_job(options.job);
+      request.set_digest(options.digest);
+      return AskAll<v1::JobStatus>(options, "DescribeJob", request, out, "",
+                                   [&out](const std::string& a, const v1::JobStatus& job) { PrintJob(a, job, out); });
+    }
+    case Command::kJobList:
+      return ListJobs(options, out);
+    case Command::kJobDelete: {
+      v1::DeleteJobRequest request;
+      request.set_job(options.job);
+      return AskAll<v1::DeleteJobReply>(options, "DeleteJob", request, out, "",
+                                        [&](const std::string& a, const v1::DeleteJobReply&) {
+                                          out << a << ": job " << options.job << " deleted\n";
+                                        });
+    }
+    case Command::kShardDescribe:
+      return DescribeShards(options, out);
+    case Command::kLayout: {
+      GW_ASSIGN_OR_RETURN(const v1::JobSpec spec, ReadSpec(options.spec_path));
+      return ReportLayout(spec, options.shards, options.json, out);
+    }
+    case Command::kCodecExplain:
+      return ExplainCodec(options.codec, options.elements, options.json, out);
+    case Command::kNone:
+      break;
+  }
+  return absl::InvalidArgumentError("no command: see gradwire --help");
+}
+
+std::string HumanBytes(double bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  while (bytes >= 1024 && unit + 1 < std::size(kUnits)) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? absl::StrFormat("%.0f B", bytes) : absl::StrFormat("%.2f %s", bytes, kUnits[unit]);
+}
+
+std::string Quoted(const std::string& text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    if (static_cast<unsigned char>(c) < 0x20) {
+      quoted += absl::StrFormat("\\u%04x", c);
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "\"";
+}
+
+}  // namespace gradwire::cli

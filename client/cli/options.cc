@@ -1,0 +1,107 @@
+// Flags and help of `gradwire`; the only place that reads the environment. See options.h.
+#include "client/cli/options.h"
+
+#include <CLI/CLI.hpp>
+
+#include <cstdlib>
+
+#include "absl/strings/str_split.h"
+
+namespace gradwire::cli {
+namespace {
+
+constexpr char kFooter[] =
+    "\nServers are given in shard order by --servers or by the environment variable GRADWIRE_SERVERS.\n"
+    "\nExamples:\n"
+    "  gradwire layout --spec job.textproto --shards 4\n"
+    "  gradwire job create --spec job.textproto --servers grpc://a:7070,grpc://b:7070\n"
+    "  gradwire job describe my-job --digest\n"
+    "  gradwire codec explain tagc:density=0.01\n";
+
+void AddCommon(CLI::App* command, Options& o, bool servers) {
+  if (servers) {
+    command->add_option("--servers", o.servers, "Addresses of the shard servers, comma-separated, in shard order")
+        ->delimiter(',');
+    command->add_option("--timeout-ms", o.timeout_ms, "Deadline of each call in milliseconds, 1 to 600000")
+        ->check(CLI::Range(int64_t{1}, int64_t{600000}))
+        ->capture_default_str();
+  }
+  command->add_flag("--json", o.json, "Print JSON instead of a table");
+}
+
+void Select(CLI::App* command, Options& o, Command which) {
+  command->callback([&o, which] { o.command = which; });
+}
+
+void DefineJob(CLI::App& app, Options& o) {
+  CLI::App* job = app.add_subcommand("job", "Create, look at, list and delete jobs");
+  job->require_subcommand(1);
+  CLI::App* create = job->add_subcommand("create", "Create a job on every server");
+  create->add_option("--spec", o.spec_path, "File with a gradwire.v1.JobSpec in protobuf text format")->required();
+  AddCommon(create, o, true);
+  Select(create, o, Command::kJobCreate);
+  CLI::App* describe = job->add_subcommand("describe", "Version, workers, bytes and memory of a job, per shard");
+  describe->add_option("job", o.job, "The job's name")->required();
+  describe->add_flag("--digest", o.digest, "Also compute the SHA-256 of each shard's parameters");
+  AddCommon(describe, o, true);
+  Select(describe, o, Command::kJobDescribe);
+  CLI::App* list = job->add_subcommand("list", "The jobs of every server");
+  AddCommon(list, o, true);
+  Select(list, o, Command::kJobList);
+  CLI::App* remove = job->add_subcommand("delete", "Delete a job on every server; its workers are told");
+  remove->add_option("job", o.job, "The job's name")->required();
+  AddCommon(remove, o, true);
+  Select(remove, o, Command::kJobDelete);
+}
+
+void DefineOthers(CLI::App& app, Options& o) {
+  CLI::App* shard = app.add_subcommand("shard", "Look at shard servers");
+  shard->require_subcommand(1);
+  CLI::App* describe = shard->add_subcommand("describe", "Version, backend, memory and jobs of every server");
+  AddCommon(describe, o, true);
+  Select(describe, o, Command::kShardDescribe);
+  CLI::App* layout = app.add_subcommand("layout", "How a job would be sharded and compressed; asks no server");
+  layout->add_option("--spec", o.spec_path, "File with a gradwire.v1.JobSpec in protobuf text format")->required();
+  layout->add_option("--shards", o.shards, "Number of shards, 1 to 4096")->check(CLI::Range(1u, 4096u));
+  AddCommon(layout, o, false);
+  Select(layout, o, Command::kLayout);
+  CLI::App* codec = app.add_subcommand("codec", "Look at codecs");
+  codec->require_subcommand(1);
+  CLI::App* explain = codec->add_subcommand("explain", "What a codec spec means and about what it costs");
+  explain->add_option("spec", o.codec, "For example tagc:density=0.01 or dense:values=bf16")->required();
+  explain->add_option("--elements", o.elements, "Size of the tensors that the figures are for")->capture_default_str();
+  AddCommon(explain, o, false);
+  Select(explain, o, Command::kCodecExplain);
+}
+
+}  // namespace
+
+Options ParseOptions(int argc, const char* const* argv) {
+  Options options;
+  CLI::App app("Operates the shard servers of Gradwire.", "gradwire");
+  app.footer(kFooter);
+  app.set_version_flag("--version", std::string(GRADWIRE_VERSION));
+  app.require_subcommand(1);
+  DefineJob(app, options);
+  DefineOthers(app, options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {  // the edge of CLI11, which reports by exceptions
+    options.exit = true;
+    options.exit_code = app.exit(error) == 0 ? 0 : 2;
+    return options;
+  }
+  const char* environment = std::getenv("GRADWIRE_SERVERS");
+  if (options.servers.empty() && environment != nullptr) {
+    options.servers = absl::StrSplit(environment, ',', absl::SkipWhitespace());
+  }
+  return options;
+}
+
+absl::Status RequireServers(const Options& options) {
+  if (!options.servers.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "no servers named: give --servers grpc://host:7070,... or set GRADWIRE_SERVERS, in shard order");
+}
+
+}  // namespace gradwire::cli

@@ -1,0 +1,35 @@
+// What the command line of `gradwire` said: one struct, read from flags and environment in one place.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace gradwire::cli {
+
+enum class Command { kNone, kJobCreate, kJobDescribe, kJobList, kJobDelete, kShardDescribe, kLayout, kCodecExplain };
+
+struct Options {
+  Command command = Command::kNone;
+  std::vector<std::string> servers;  // --servers or GRADWIRE_SERVERS, in shard order
+  std::string spec_path;
+  std::string job;
+  std::string codec;
+  uint32_t shards = 1;
+  uint64_t elements = 1'000'000;  // codec explain: of which size
+  int64_t timeout_ms = 10'000;
+  bool json = false;
+  bool digest = false;
+  bool exit = false;  // help was printed, or the flags are wrong
+  int exit_code = 0;
+};
+
+// Prints help and usage errors itself.
+Options ParseOptions(int argc, const char* const* argv);
+
+// InvalidArgument saying how to name servers, unless some are named.
+absl::Status RequireServers(const Options& options);
+
+}  // namespace gradwire::cli

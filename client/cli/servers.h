@@ -1,0 +1,41 @@
+// Calls of the operator's service on every named server.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_format.h"
+#include "common/transport/transport.h"
+
+namespace gradwire::cli {
+
+// One shard server. Errors of its calls name its address and, when it cannot be reached, what to check.
+class Server {
+ public:
+  static absl::StatusOr<Server> Connect(const std::string& address, int64_t timeout_ms);
+
+  // `method`: of gradwire.v1.Operator.
+  template <typename Reply, typename Request>
+  absl::StatusOr<Reply> Call(const std::string& method, const Request& request) const {
+    absl::StatusOr<std::string> bytes = CallBytes(method, request.SerializeAsString());
+    if (!bytes.ok()) return bytes.status();
+    Reply reply;
+    if (!reply.ParseFromString(*bytes)) {
+      return absl::InternalError(absl::StrFormat("%s: the answer of %s cannot be parsed", address_, method));
+    }
+    return reply;
+  }
+  const std::string& address() const { return address_; }
+
+ private:
+  absl::StatusOr<std::string> CallBytes(const std::string& method, std::string request) const;
+
+  std::string address_;
+  int64_t timeout_ms_ = 0;
+  std::shared_ptr<transport::Channel> channel_;
+};
+
+}  // namespace gradwire::cli

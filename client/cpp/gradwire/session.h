@@ -1,0 +1,120 @@
+// The worker's side of Gradwire: join a job, exchange gradients every step, leave.
+//
+//   auto session = gradwire::Session::Join(options);       // pulls or uploads the initial parameters
+//   for (...) (*session)->Exchange(gradients, {lr});        // push, merge on the shards, pull, apply
+//
+// Exchange is BeginRound + TensorReady for every tensor + EndRound. Calling these yourself, TensorReady from a backward
+// hook, overlaps encoding, sending and pulling of early buckets with the rest of the backward pass.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gradwire/v1/job.pb.h"
+
+namespace gradwire {
+
+class Job;
+class Layout;
+
+// What a worker pulls after each round.
+enum class PullMode {
+  kUpdate,      // update frames; the session replays the optimizer on its replica. Cheapest on the wire
+  kParams,      // parameters in float32; the worker holds no optimizer state
+  kParamsBf16,  // the same, rounded to bfloat16
+  kMean,        // the mean of what was pushed, unapplied; the job's optimizer must be OPTIMIZER_NONE
+};
+
+struct SessionOptions {
+  std::vector<std::string> servers;  // address of shard i at index i; the same list, in order, on every worker
+  v1::JobSpec job;                   // the same on every worker
+  std::string worker;                // unique in the job
+  PullMode pull = PullMode::kUpdate;
+  // One span per tensor of the job, of exactly its elements: the parameters (initial values on entry; pulled values
+  // from then on), or for kMean where means are written. The caller keeps them alive until the session is destroyed.
+  std::vector<std::span<float>> memory;
+  int64_t connect_timeout_ms = 20'000;  // all attempts to reach and join a shard together
+  int64_t start_timeout_ms = 600'000;   // until the initial parameters are there (another worker may upload them)
+  int64_t rpc_timeout_ms = 10'000;      // one unary call
+  int64_t round_timeout_ms = 600'000;   // EndRound's default
+  std::string backend = "auto";         // kernels::MakeBackend
+};
+
+// Totals since Join.
+struct SessionStats {
+  uint64_t steps = 0;               // rounds that ended, the calibration round not counted
+  uint64_t pushed_bytes = 0;        // chunks handed to the transport, headers counted
+  uint64_t pulled_bytes = 0;        // chunks received from the transport, headers counted
+  uint64_t start_bytes = 0;         // of these, before the first round: initial parameters
+  uint64_t selected_elements = 0;   // sent by sparse codecs
+  uint64_t deferred_elements = 0;   // named as undecodable by update frames, returned to the residual
+  uint64_t sanitized_elements = 0;  // non-finite gradient elements that counted as 0
+  uint64_t not_included_frames = 0; // came too late for their round; returned to the residual
+  double encode_seconds = 0;        // on the encoding thread
+  double apply_seconds = 0;         // on the applying thread: decoding and the optimizer
+  double wait_seconds = 0;          // callers inside EndRound
+};
+
+// Thread-safe, except that one round is driven by one thread at a time: BeginRound and EndRound must not overlap each
+// other; TensorReady may be called from any thread between them. Owns three threads and one more per shard.
+//
+// Errors are absl statuses. When a shard is lost (Unavailable, naming its address) or refuses this worker for good,
+// the session has failed: every later call returns the same status at once. Join again to go on; the new session
+// starts from the parameters that the shards hold.
+class Session {
+ public:
+  // Blocks until the parameters of the start version are in `memory`. Errors: InvalidArgument (options or job; says
+  // which field), Unavailable (a server cannot be reached within connect_timeout_ms), FailedPrecondition (another
+  // spec or shard map), DeadlineExceeded (nobody initialises the parameters).
+  static absl::StatusOr<std::unique_ptr<Session>> Join(SessionOptions options);
+  ~Session();  // leaves
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Opens the next round and asks for its update. `learning_rates`: one per parameter group, or one for all.
+  absl::Status BeginRound(std::span<const float> learning_rates);
+  // The gradient of a tensor is complete. Returns at once; the work happens on the encoding thread. `gradient`: as
+  // many elements as the tensor has; must stay unchanged until EndRound has returned.
+  absl::Status TensorReady(uint32_t tensor, const float* gradient);
+  // From here on the parameters may change. Waits until every bucket is applied. Errors: FailedPrecondition (a tensor
+  // was not reported ready; nothing is waited for), DeadlineExceeded (the round stays open: call again),
+  // InvalidArgument (a non-finite gradient under NONFINITE_REFUSE: names tensor, index, value and round; this worker
+  // contributed nothing to the buckets of that tensor, its finite neighbours wait in the residual), or what a shard
+  // refused. All but the first two leave the round closed and the parameters at the new version.
+  absl::Status EndRound(int64_t timeout_ms = -1);
+
+  // A whole round. `gradients`: one per tensor.
+  absl::Status Exchange(std::span<const float* const> gradients, std::span<const float> learning_rates);
+
+  // For tests and benchmarks, between BeginRound and EndRound. Push reports the tensors of `bucket` ready (those that
+  // were not) and waits until every shard has acknowledged it; Pull waits until its update is applied.
+  absl::Status Push(uint32_t bucket, std::span<const float* const> gradients);
+  absl::Status Pull(uint32_t bucket);
+
+  // Ends the membership and closes the connections; later calls return Cancelled. Errors are those of the shards; the
+  // session is over in any case.
+  absl::Status Leave();
+
+  SessionStats stats() const;
+  uint64_t version() const;        // of the parameters in memory
+  uint64_t start_version() const;  // at which this session joined
+  uint64_t incarnation() const;
+  const Job& job() const;
+  const Layout& layout() const;
+  // SHA-256 (hex) of the memory, tensor by tensor, float32 little-endian. Not during a round.
+  std::string Digest() const;
+  // Per shard, its slices in layout order: what the shard's DescribeJob reports as parameters_sha256.
+  std::vector<std::string> ShardDigests() const;
+
+ private:
+  class Impl;
+  explicit Session(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,166 @@
+// The rounds of one worker: tensors get ready, buckets are encoded and sent, updates arrive and are applied.
+//
+//   TensorReady -> [encoding thread: ingest, select, encode, send] -> shard -> ack -----+
+//   BeginRound  -> pull requests -> shard -> update frame ------------------------------+
+//                                   [applying thread: decode; apply after EndRound; settle]
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "client/cpp/gradwire/session.h"
+#include "client/cpp/internal/gradients.h"
+#include "client/cpp/internal/replica.h"
+#include "client/cpp/internal/shard_link.h"
+#include "common/base/clock.h"
+#include "common/codec/codec.h"
+#include "common/codec/update.h"
+#include "common/job/layout.h"
+
+namespace gradwire::client {
+
+// Borrowed; outlives the exchange.
+struct ExchangeContext {
+  const Job* job = nullptr;
+  const Layout* layout = nullptr;
+  PullMode pull = PullMode::kUpdate;
+  uint64_t incarnation = 0;
+  std::vector<const Codec*> codecs;  // [bucket * shard_count + shard]
+  std::vector<ShardLink*> links;     // per shard
+  Replica* replica = nullptr;
+  GradientStore* gradients = nullptr;
+};
+
+// Thread-safety as Session says. Owns two threads, from construction to Stop. Memory in flight: the frames of one
+// round (chunks are kept until they are acknowledged, never encoded again) and its update frames.
+class Exchange final : public LinkEvents {
+ public:
+  // `version`: of the parameters in the replica; `plans`: of that version, per slice.
+  Exchange(const ExchangeContext& context, uint64_t version, std::vector<RoundPlan> plans);
+  ~Exchange() override;
+
+  absl::Status Begin(std::span<const float> learning_rates);
+  absl::Status Ready(uint32_t tensor, const float* gradient);
+  absl::Status End(int64_t timeout_ms);
+  absl::Status WaitPushed(uint32_t bucket, int64_t timeout_ms);
+  absl::Status WaitApplied(uint32_t bucket, int64_t timeout_ms);
+  bool IsReady(uint32_t tensor) const;
+
+  // Ends the exchange for good: later calls return `reason`. No memory of the caller is touched after it returned.
+  void Stop(const absl::Status& reason);
+
+  uint64_t version() const;
+  void AddStats(SessionStats* stats) const;
+
+  void OnAck(uint32_t shard, const v1::PushAck& ack) override;
+  void OnAnswer(uint32_t shard, PullAnswer answer) override;
+  void OnMustInitialize(uint32_t shard) override {}
+  void OnLost(uint32_t shard, const absl::Status& status) override;
+
+ private:
+  // One (bucket, shard). The first group is used by one thread at a time, handed over through the state below it.
+  struct Slice {
+    std::unique_ptr<Encoder> encoder;
+    RoundPlan plan;  // of the round that is open
+    std::optional<EncodedFrame> frame;
+    Update update;
+
+    bool abstained = false;  // an abstaining frame was sent, instead of or after a refused one
+    bool sent = false;
+    bool acked = false;
+    bool included = false;
+    bool queued = false;     // for decoding
+    bool settled = false;
+    std::vector<Bytes> update_chunks;
+    std::vector<Bytes> parameter_chunks;
+    bool update_missing = false;
+    bool parameters_missing = false;
+  };
+  struct Task {
+    enum class Kind { kIngest, kAgain, kAbstain };
+    Kind kind = Kind::kIngest;
+    uint32_t index = 0;  // tensor; kAbstain: slice
+    const float* gradient = nullptr;
+  };
+  struct Counters {
+    uint64_t steps = 0, selected = 0, deferred = 0, not_included = 0, sanitized = 0;
+    TimeNs encode_ns = 0, apply_ns = 0, wait_ns = 0;
+  };
+
+  uint32_t IndexOf(uint32_t bucket, uint32_t shard) const { return bucket * shards_ + shard; }
+  const BucketLayout& LayoutOf(uint32_t slice) const { return context_.layout->at(slice / shards_, slice % shards_); }
+  bool NeedsUpdate(uint32_t slice) const;
+  bool NeedsParameters() const;
+  v1::PullKind ParametersKind() const;
+
+  void ResetRound(uint64_t round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status RequestPulls(uint64_t version);
+  // Round 0 is over: the same gradients travel again, as round 1.
+  absl::Status StartAgain();
+  absl::Status CheckAllReady() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Waits for `done` or failure; on failure until no thread of ours uses the caller's memory.
+  absl::Status WaitUntil(const absl::Condition& done, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status AwaitSlices(uint32_t bucket, bool Slice::*flag, int64_t timeout_ms);
+
+  void EncodeLoop();
+  void ProcessTensor(const Task& task, uint64_t round);
+  bool EncodeBucket(uint32_t bucket, uint64_t round);
+  // False once the exchange has failed: the caller's gradients must not be read any more.
+  bool EncodeSlice(uint32_t slice, uint64_t round, std::span<const float> learning_rates);
+  bool SendAbstain(uint32_t slice, uint64_t round);
+  bool Send(uint32_t slice, const std::vector<Bytes>& chunks);
+
+  void ApplyLoop();
+  absl::Status Decode(uint32_t slice, uint64_t round);
+  absl::Status Apply(uint32_t slice, uint64_t round);
+  absl::Status Settle(uint32_t slice, uint64_t round);
+
+  void MaybeQueue(uint32_t slice) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
+  void FailLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NoteError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const ExchangeContext context_;
+  const uint32_t shards_;
+  const uint32_t buckets_;
+  std::vector<std::vector<uint32_t>> buckets_of_tensor_;
+  SteadyClock clock_;
+
+  // Of the encoding thread, while a round is open.
+  std::vector<uint32_t> remaining_;  // per bucket: tensors not ready yet
+  std::vector<bool> bad_;            // per tensor: its gradient was refused
+
+  mutable absl::Mutex mu_;
+  absl::Status failed_ ABSL_GUARDED_BY(mu_);
+  absl::Status round_error_ ABSL_GUARDED_BY(mu_);
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  bool round_open_ ABSL_GUARDED_BY(mu_) = false;
+  bool apply_allowed_ ABSL_GUARDED_BY(mu_) = false;
+  bool reading_gradients_ ABSL_GUARDED_BY(mu_) = false;
+  bool writing_replica_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t round_ ABSL_GUARDED_BY(mu_);  // that is open, or opens next
+  std::vector<float> learning_rates_ ABSL_GUARDED_BY(mu_);
+  std::vector<Slice> slices_;  // see Slice
+  std::vector<bool> ready_ ABSL_GUARDED_BY(mu_);
+  std::vector<uint32_t> ready_order_ ABSL_GUARDED_BY(mu_);
+  std::deque<Task> tasks_ ABSL_GUARDED_BY(mu_);
+  std::deque<uint32_t> undecoded_ ABSL_GUARDED_BY(mu_);
+  std::deque<uint32_t> decoded_ ABSL_GUARDED_BY(mu_);
+  uint32_t settled_ ABSL_GUARDED_BY(mu_) = 0;
+  Counters counters_ ABSL_GUARDED_BY(mu_);
+
+  std::thread encoder_thread_;
+  std::thread apply_thread_;
+};
+
+}  // namespace gradwire::client

@@ -1,0 +1,125 @@
+// See gradients.h.
+#include "client/cpp/internal/gradients.h"
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/codec/select.h"
+
+namespace gradwire::client {
+
+GradientStore::GradientStore(const Job* job, std::vector<const Codec*> codecs, kernels::Backend* backend)
+    : job_(job), backend_(backend), tensors_(job->tensors().size()) {
+  const bool step = job->spec().push() == v1::PUSH_STEP;
+  for (size_t t = 0; t < tensors_.size(); ++t) {
+    State& state = tensors_[t];
+    const uint64_t elements = job->tensors()[t].elements;
+    state.codec = codecs[t];
+    if (state.codec == nullptr) continue;
+    if (state.codec->uses_residual() || step) state.pending.assign(elements, 0.0f);
+    if (step) state.second_moment.assign(elements, 0.0f);
+  }
+}
+
+absl::Status GradientStore::Ingest(uint32_t tensor, const float* gradient, uint64_t round) {
+  State& state = tensors_[tensor];
+  if (state.codec == nullptr) return absl::OkStatus();
+  const Tensor& info = job_->tensors()[tensor];
+  std::span<const float> values(gradient, info.elements);
+  if (const int64_t bad = FindNonFinite(values, *backend_); bad >= 0) {
+    if (job_->spec().nonfinite() != v1::NONFINITE_SANITIZE) {
+      state.source = nullptr;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the gradient of tensor '", info.name, "' has a non-finite element in round ", round, ": index ", bad, " is ",
+          values[bad], "; this worker contributes nothing to the buckets of this tensor. Look at the loss and the "
+          "learning rate, or set the job's policy for non-finite values to sanitize"));
+    }
+    state.sanitized.assign(values.begin(), values.end());
+    for (float& x : state.sanitized) {
+      if (std::isfinite(x)) continue;
+      x = 0.0f;
+      ++sanitized_elements_;
+    }
+    values = state.sanitized;
+  }
+  if (job_->spec().push() == v1::PUSH_STEP) {
+    AddStepToPending(values, state.second_moment, state.pending, job_->spec().step().beta2(),
+                     job_->spec().step().epsilon(), ++state.steps, *backend_);
+    state.source = state.pending.data();
+  } else if (!state.pending.empty()) {
+    AddToPending(values, state.pending, *backend_);
+    state.source = state.pending.data();
+  } else {
+    state.source = values.data();
+  }
+  return absl::OkStatus();
+}
+
+void GradientStore::Select(uint32_t tensor, uint64_t round) {
+  State& state = tensors_[tensor];
+  if (state.codec == nullptr || !state.codec->sparse()) return;
+  const double density = state.codec->Density(round);
+  state.selection = SelectThreshold(state.pending, density, *backend_);
+}
+
+std::vector<RunInput> GradientStore::InputsOf(const BucketLayout& layout) {
+  std::vector<RunInput> inputs(layout.runs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Run& run = layout.runs[i];
+    State& state = tensors_[run.tensor];
+    if (state.codec->uses_residual())
+      inputs[i].pending = state.pending.data() + run.offset;
+    else
+      inputs[i].gradient = state.source + run.offset;
+    inputs[i].selection = state.selection;
+  }
+  return inputs;
+}
+
+std::vector<float*> GradientStore::ResidualOf(const BucketLayout& layout) {
+  std::vector<float*> residual(layout.runs.size());
+  for (size_t i = 0; i < residual.size(); ++i)
+    residual[i] = tensors_[layout.runs[i].tensor].pending.data() + layout.runs[i].offset;
+  return residual;
+}
+
+void GradientStore::Included(const BucketLayout& layout) {
+  for (const Run& run : layout.runs) {
+    State& state = tensors_[run.tensor];
+    if (state.codec->uses_residual() || state.pending.empty()) continue;
+    std::memset(state.pending.data() + run.offset, 0, run.length * sizeof(float));
+  }
+}
+
+absl::Status GradientStore::Returned(const BucketLayout& layout, const Codec& codec, const EncodedFrame* frame) {
+  if (codec.uses_residual()) {
+    if (frame == nullptr) return absl::OkStatus();  // never encoded: still in the residual
+    const std::vector<float*> residual = ResidualOf(layout);
+    return codec.Return(*frame, nullptr, residual);
+  }
+  for (const Run& run : layout.runs) {
+    State& state = tensors_[run.tensor];
+    if (state.source == nullptr || state.source == state.pending.data()) continue;
+    if (state.pending.empty()) state.pending.assign(job_->tensors()[run.tensor].elements, 0.0f);
+    std::memcpy(state.pending.data() + run.offset, state.source + run.offset, run.length * sizeof(float));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GradientStore::Deferred(const BucketLayout& layout, const Codec& codec, const EncodedFrame& frame,
+                                     const std::vector<uint32_t>& positions) {
+  if (!codec.uses_residual() || positions.empty()) return absl::OkStatus();
+  const std::vector<float*> residual = ResidualOf(layout);
+  return codec.Return(frame, &positions, residual);
+}
+
+void GradientStore::EndRound() {
+  for (State& state : tensors_) {
+    state.source = nullptr;
+    std::vector<float>().swap(state.sanitized);
+  }
+}
+
+}  // namespace gradwire::client

@@ -1,0 +1,65 @@
+// Gradients on their way to the encoder: the non-finite check, the worker's preconditioner (PUSH_STEP), the residual
+// of every tensor and the choice of what is sent. Residuals are kept per tensor, so they survive another grouping.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/codec/codec.h"
+#include "common/job/job.h"
+#include "common/job/layout.h"
+#include "kernels/backend.h"
+
+namespace gradwire::client {
+
+// Not thread-safe as a whole: Ingest, Select and InputsOf run on the encoding thread; Included, Returned and Deferred
+// on the applying thread, for slices whose frames were encoded and not yet settled. Slices share no elements.
+class GradientStore {
+ public:
+  // `codecs`: for each tensor one codec it travels by (null for a tensor without elements). Everything outlives this.
+  GradientStore(const Job* job, std::vector<const Codec*> codecs, kernels::Backend* backend);
+
+  // Takes in the gradient of a tensor for `round`, once per step. InvalidArgument for a non-finite element under
+  // NONFINITE_REFUSE: nothing was taken in.
+  absl::Status Ingest(uint32_t tensor, const float* gradient, uint64_t round);
+  // Chooses what a sparse codec sends in `round`; before every encoding of the tensor.
+  void Select(uint32_t tensor, uint64_t round);
+  std::vector<RunInput> InputsOf(const BucketLayout& layout);
+
+  // How a frame ended. `round` > 0. Included: merged by the shard. Returned: it was not (too late, refused, or never
+  // encoded: `frame` null); what it carried waits for the next round.
+  void Included(const BucketLayout& layout);
+  absl::Status Returned(const BucketLayout& layout, const Codec& codec, const EncodedFrame* frame);
+  // Merged, but the elements at `positions` could not be decoded by anyone.
+  absl::Status Deferred(const BucketLayout& layout, const Codec& codec, const EncodedFrame& frame,
+                        const std::vector<uint32_t>& positions);
+  // The round is over: the caller's gradient memory is not referred to any more.
+  void EndRound();
+
+  uint64_t sanitized_elements() const { return sanitized_elements_; }
+
+ private:
+  struct State {
+    const Codec* codec = nullptr;
+    // Residual codecs: residual, plus this round's gradient until it is sent. Others: empty, or what is waiting to be
+    // sent (a returned gradient, or steps of PUSH_STEP).
+    std::vector<float> pending;
+    std::vector<float> second_moment;  // PUSH_STEP
+    uint64_t steps = 0;                // PUSH_STEP
+    std::vector<float> sanitized;      // this round's gradient without its non-finite elements
+    const float* source = nullptr;     // what codecs without residual read this round; null: nothing was taken in
+    Selection selection;
+  };
+
+  std::vector<float*> ResidualOf(const BucketLayout& layout);
+
+  const Job* const job_;
+  kernels::Backend* const backend_;
+  std::vector<State> tensors_;
+  uint64_t sanitized_elements_ = 0;
+};
+
+}  // namespace gradwire::client

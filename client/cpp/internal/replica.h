@@ -1,0 +1,50 @@
+// The worker's copy of the job's state: the caller's tensors, and the optimizer's moments where the worker applies
+// updates itself.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/codec/codec.h"
+#include "common/codec/update.h"
+#include "common/job/job.h"
+#include "common/job/layout.h"
+#include "common/optimizer/optimizer.h"
+#include "kernels/backend.h"
+
+namespace gradwire::client {
+
+// Not thread-safe; operations on different slices may run at once. Borrows `memory` and everything else it is given.
+class Replica {
+ public:
+  Replica(const Job* job, const Layout* layout, kernels::Backend* backend, std::vector<std::span<float>> memory,
+          bool with_moments);
+
+  // One step of the optimizer over a slice.
+  absl::Status Apply(const BucketLayout& slice, const Update& update);
+  // The mean of a slice into the caller's tensors.
+  void WriteMean(const BucketLayout& slice, const Update& update);
+  // Decodes a kParameters frame into a slice (and its moments, if this replica has them); returns the frame's plan.
+  absl::StatusOr<RoundPlan> Load(const BucketLayout& slice, std::span<const Bytes> chunks, uint64_t version);
+  // The parameters of a slice in position order.
+  std::vector<float> Gather(const BucketLayout& slice) const;
+
+  std::string Digest() const;
+  std::string ShardDigest(uint32_t shard) const;
+
+ private:
+  std::vector<RunState> RunsOf(const BucketLayout& slice);
+
+  const Job* const job_;
+  const Layout* const layout_;
+  kernels::Backend* const backend_;
+  const std::vector<std::span<float>> memory_;
+  std::vector<std::vector<float>> first_moment_;   // empty where there is none
+  std::vector<std::vector<float>> second_moment_;
+};
+
+}  // namespace gradwire::client

@@ -1,0 +1,261 @@
+// See shard_link.h.
+#include "client/cpp/internal/shard_link.h"
+
+#include <algorithm>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/base/status_macros.h"
+#include "common/wire/frame.h"
+
+namespace gradwire::client {
+namespace {
+
+constexpr int64_t kFirstBackoffMs = 50;
+constexpr int64_t kLastBackoffMs = 1000;
+
+bool Retryable(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+}
+
+}  // namespace
+
+// Acknowledgements of the push stream.
+class ShardLink::AckSink final : public transport::StreamSink {
+ public:
+  explicit AckSink(ShardLink* link) : link_(link) {}
+  void OnMessage(transport::Message message) override {
+    v1::PushAck ack;
+    if (!ack.ParseFromString(message.control))
+      return link_->Lost(absl::DataLossError("an acknowledgement on the push stream cannot be parsed"));
+    link_->Deliver([&](LinkEvents* events) { events->OnAck(link_->options_.shard, ack); });
+  }
+  void OnClosed(absl::Status status) override {
+    link_->Lost(status.ok() ? absl::UnavailableError("the server ended the push stream") : status);
+  }
+
+ private:
+  ShardLink* const link_;
+};
+
+// Collects chunks of the pull stream into answers.
+class ShardLink::PullSink final : public transport::StreamSink {
+ public:
+  explicit PullSink(ShardLink* link) : link_(link) {}
+  void OnMessage(transport::Message message) override {
+    v1::PullMessage pull;
+    if (!pull.ParseFromString(message.control))
+      return link_->Lost(absl::DataLossError("a message on the pull stream cannot be parsed"));
+    PullAnswer& open = open_[{pull.bucket(), pull.kind()}];
+    if (!message.frame.empty()) {
+      open.chunks.push_back(wire::Flatten(message.frame));
+      link_->pulled_bytes_.fetch_add(open.chunks.back().size(), std::memory_order_relaxed);
+    }
+    if (!pull.last() && pull.code() == 0) return;
+    PullAnswer answer = std::move(open);
+    open_.erase({pull.bucket(), pull.kind()});
+    answer.kind = pull.kind();
+    answer.bucket = pull.bucket();
+    answer.version = pull.version();
+    if (pull.code() != 0)
+      answer.status = link_->Annotate(
+          absl::Status(static_cast<absl::StatusCode>(pull.code()), std::string(pull.message())));
+    link_->Deliver([&](LinkEvents* events) { events->OnAnswer(link_->options_.shard, std::move(answer)); });
+  }
+  void OnClosed(absl::Status status) override {
+    link_->Lost(status.ok() ? absl::UnavailableError("the server ended the pull stream") : status);
+  }
+
+ private:
+  ShardLink* const link_;
+  std::map<std::pair<uint32_t, int>, PullAnswer> open_;  // by bucket and kind; touched by the sink only
+};
+
+ShardLink::ShardLink(LinkOptions options) : options_(std::move(options)) {}
+
+ShardLink::~ShardLink() { Close(false).IgnoreError(); }
+
+absl::Status ShardLink::Annotate(const absl::Status& status) const {
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat("shard ", options_.shard, " at ", options_.address, ": ", std::string(status.message())));
+}
+
+template <typename F>
+void ShardLink::Deliver(F call) {
+  LinkEvents* events = nullptr;
+  {
+    absl::MutexLock lock(&mu_);
+    if (events_ == nullptr || closing_) return;
+    events = events_;
+    ++delivering_;
+  }
+  call(events);
+  absl::MutexLock lock(&mu_);
+  --delivering_;
+  delivered_.SignalAll();
+}
+
+void ShardLink::SetEvents(LinkEvents* events) {
+  absl::Status lost;
+  {
+    absl::MutexLock lock(&mu_);
+    while (delivering_ > 0) delivered_.Wait(&mu_);
+    events_ = events;
+    lost = lost_status_;
+  }
+  if (events != nullptr && !lost.ok()) events->OnLost(options_.shard, lost);
+}
+
+absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
+  auto channel = transport::Dial(options_.address);
+  if (!channel.ok()) return Annotate(channel.status());
+  channel_ = *std::move(channel);
+  const std::string bytes = request.SerializeAsString();
+  const absl::Time deadline = absl::Now() + absl::Milliseconds(options_.connect_timeout_ms);
+  std::minstd_rand random(static_cast<uint32_t>(options_.identity.incarnation() ^ options_.shard));
+  int64_t backoff_ms = kFirstBackoffMs;
+  for (int attempt = 1;; ++attempt) {
+    const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
+    auto reply = channel_->Call("gradwire.v1.Worker/Join", bytes,
+                                std::clamp<int64_t>(left_ms, 1, options_.rpc_timeout_ms));
+    if (reply.ok()) {
+      v1::JoinReply parsed;
+      if (!parsed.ParseFromString(*reply)) return Annotate(absl::DataLossError("the reply to Join cannot be parsed"));
+      absl::MutexLock lock(&mu_);
+      joined_ = true;
+      return parsed;
+    }
+    if (!Retryable(reply.status())) return Annotate(reply.status());
+    const int64_t wait_ms = std::uniform_int_distribution<int64_t>(backoff_ms / 2, backoff_ms)(random);
+    if (absl::Now() + absl::Milliseconds(wait_ms) >= deadline) {
+      return Annotate(absl::Status(reply.status().code(),
+                                   absl::StrCat(std::string(reply.status().message()), " (", attempt, " attempts in ",
+                                                options_.connect_timeout_ms,
+                                                " ms; is the server running, and is the address right?)")));
+    }
+    absl::MutexLock lock(&mu_);
+    stop_.WaitWithTimeout(&mu_, absl::Milliseconds(wait_ms));
+    if (closing_) return absl::CancelledError("the session is closing");
+    backoff_ms = std::min(backoff_ms * 2, kLastBackoffMs);
+  }
+}
+
+absl::Status ShardLink::Start(int64_t lease_ms, LinkEvents* events) {
+  SetEvents(events);
+  ack_sink_ = std::make_unique<AckSink>(this);
+  pull_sink_ = std::make_unique<PullSink>(this);
+  auto push = channel_->Open("gradwire.v1.Worker/Push", ack_sink_.get());
+  if (!push.ok()) return Annotate(push.status());
+  push_ = *std::move(push);
+  auto pull = channel_->Open("gradwire.v1.Worker/Pull", pull_sink_.get());
+  if (!pull.ok()) return Annotate(pull.status());
+  pull_ = *std::move(pull);
+  v1::PushMessage push_open;
+  *push_open.mutable_open() = options_.identity;
+  v1::PullRequest pull_open;
+  *pull_open.mutable_open() = options_.identity;
+  absl::Status sent = push_->Send({push_open.SerializeAsString(), {}});
+  if (sent.ok()) sent = pull_->Send({pull_open.SerializeAsString(), {}});
+  if (!sent.ok()) return Annotate(sent);
+  heartbeat_ = std::thread([this, lease_ms] { HeartbeatLoop(lease_ms); });
+  return absl::OkStatus();
+}
+
+absl::Status ShardLink::SendFrame(const std::vector<Bytes>& chunks) {
+  for (const Bytes& chunk : chunks) {
+    absl::Status sent = push_->Send({std::string(), {chunk}});
+    if (!sent.ok()) return Annotate(sent);
+    pushed_bytes_.fetch_add(chunk.size(), std::memory_order_relaxed);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardLink::RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end) {
+  v1::PullRequest request;
+  request.set_kind(kind);
+  request.set_version(version);
+  request.set_bucket_begin(bucket_begin);
+  request.set_bucket_end(bucket_end);
+  return Annotate(pull_->Send({request.SerializeAsString(), {}}));
+}
+
+void ShardLink::Lost(const absl::Status& status) {
+  // A stream that was cut off says "cancelled" on some transports; to the worker it is a lost shard.
+  const absl::Status reason =
+      Annotate(absl::IsCancelled(status) ? absl::UnavailableError(std::string(status.message())) : status);
+  {
+    absl::MutexLock lock(&mu_);
+    if (closing_ || lost_) return;
+    lost_ = true;
+    lost_status_ = reason;
+    stop_.SignalAll();
+  }
+  Deliver([&](LinkEvents* events) { events->OnLost(options_.shard, reason); });
+}
+
+void ShardLink::Cancel() {
+  {
+    absl::MutexLock lock(&mu_);
+    closing_ = true;
+    stop_.SignalAll();
+  }
+  if (push_ != nullptr) push_->Cancel();
+  if (pull_ != nullptr) pull_->Cancel();
+}
+
+void ShardLink::HeartbeatLoop(int64_t lease_ms) {
+  v1::HeartbeatRequest request;
+  *request.mutable_identity() = options_.identity;
+  const std::string bytes = request.SerializeAsString();
+  const int64_t period_ms = std::max<int64_t>(lease_ms / 3, 10);
+  absl::Time last_success = absl::Now();
+  for (;;) {
+    {
+      absl::MutexLock lock(&mu_);
+      if (!closing_ && !lost_) stop_.WaitWithTimeout(&mu_, absl::Milliseconds(period_ms));
+      if (closing_ || lost_) return;
+    }
+    auto reply = channel_->Call("gradwire.v1.Worker/Heartbeat", bytes, std::min(options_.rpc_timeout_ms, period_ms));
+    if (reply.ok()) {
+      last_success = absl::Now();
+      v1::HeartbeatReply parsed;
+      if (parsed.ParseFromString(*reply) && parsed.must_initialize())
+        Deliver([&](LinkEvents* events) { events->OnMustInitialize(options_.shard); });
+    } else if (!Retryable(reply.status())) {
+      return Lost(reply.status());
+    } else if (absl::Now() - last_success > absl::Milliseconds(lease_ms)) {
+      return Lost(absl::UnavailableError(absl::StrCat("no answer to heartbeats for a whole lease of ", lease_ms,
+                                                      " ms: ", std::string(reply.status().message()))));
+    }
+  }
+}
+
+absl::Status ShardLink::Close(bool leave) {
+  bool tell = false;
+  {
+    absl::MutexLock lock(&mu_);
+    if (closed_) return absl::OkStatus();
+    closed_ = true;
+    tell = leave && joined_ && !lost_;
+    closing_ = true;
+    stop_.SignalAll();
+  }
+  if (heartbeat_.joinable()) heartbeat_.join();
+  absl::Status status;
+  if (tell) {
+    v1::LeaveRequest request;
+    *request.mutable_identity() = options_.identity;
+    status = Annotate(channel_->Call("gradwire.v1.Worker/Leave", request.SerializeAsString(), options_.rpc_timeout_ms)
+                          .status());
+  }
+  push_.reset();
+  pull_.reset();
+  channel_.reset();
+  SetEvents(nullptr);
+  return status;
+}
+
+}  // namespace gradwire::client

@@ -1,0 +1,115 @@
+// The connection of one worker to one shard: the Join call with its retries, the push and pull streams, the heartbeat.
+// Turns what arrives into events; knows nothing of rounds.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "common/base/bytes.h"
+#include "common/transport/transport.h"
+#include "gradwire/v1/worker.pb.h"
+
+namespace gradwire::client {
+
+// All chunks of one bucket's answer on the pull stream, or why there is none.
+struct PullAnswer {
+  v1::PullKind kind = v1::PULL_UNSPECIFIED;
+  uint32_t bucket = 0;
+  uint64_t version = 0;
+  std::vector<Bytes> chunks;
+  absl::Status status;
+};
+
+// Called from threads of the transport and of the heartbeat, never under a lock of the link. Must return quickly.
+class LinkEvents {
+ public:
+  virtual ~LinkEvents() = default;
+  virtual void OnAck(uint32_t shard, const v1::PushAck& ack) = 0;
+  virtual void OnAnswer(uint32_t shard, PullAnswer answer) = 0;
+  // The shard asks this worker for the initial parameters (their uploader was lost).
+  virtual void OnMustInitialize(uint32_t shard) = 0;
+  // The connection or the membership is lost; reported once.
+  virtual void OnLost(uint32_t shard, const absl::Status& status) = 0;
+};
+
+struct LinkOptions {
+  std::string address;
+  uint32_t shard = 0;
+  v1::WorkerIdentity identity;
+  int64_t connect_timeout_ms = 0;
+  int64_t rpc_timeout_ms = 0;
+};
+
+// Thread-safe. Lives until Close; owns its streams and its heartbeat thread.
+class ShardLink {
+ public:
+  explicit ShardLink(LinkOptions options);
+  ~ShardLink();
+  ShardLink(const ShardLink&) = delete;
+  ShardLink& operator=(const ShardLink&) = delete;
+
+  // Dials and joins; Unavailable and DeadlineExceeded are tried again, with jittered back-off, until
+  // connect_timeout_ms is over. Any other error of the shard is final. Messages name shard and address.
+  absl::StatusOr<v1::JoinReply> Join(const v1::JoinRequest& request);
+  // Opens the streams and starts the heartbeat. `events` must live until Close has returned or SetEvents replaced it.
+  absl::Status Start(int64_t lease_ms, LinkEvents* events);
+  // Returns when the old receiver will not be called again. The new one is told if the link was lost before.
+  void SetEvents(LinkEvents* events);
+
+  // Sends the chunks of one frame. Blocks while the transport's window is full.
+  absl::Status SendFrame(const std::vector<Bytes>& chunks);
+  absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end);
+  // Ends the streams at once: a blocked SendFrame returns, no more events are delivered.
+  void Cancel();
+  // Ends heartbeat and streams; tells the shard if `leave`. Idempotent; not while SendFrame runs (see Cancel).
+  absl::Status Close(bool leave);
+
+  uint64_t pushed_bytes() const { return pushed_bytes_.load(std::memory_order_relaxed); }
+  uint64_t pulled_bytes() const { return pulled_bytes_.load(std::memory_order_relaxed); }
+  const std::string& address() const { return options_.address; }
+  // Prefixes a message with who this is.
+  absl::Status Annotate(const absl::Status& status) const;
+
+ private:
+  class AckSink;
+  class PullSink;
+  void Lost(const absl::Status& status);
+  void HeartbeatLoop(int64_t lease_ms);
+  // Runs `call` on the current receiver, which stays the receiver meanwhile.
+  template <typename F>
+  void Deliver(F call);
+
+  const LinkOptions options_;
+  std::shared_ptr<transport::Channel> channel_;
+  std::unique_ptr<AckSink> ack_sink_;
+  std::unique_ptr<PullSink> pull_sink_;
+  std::unique_ptr<transport::Stream> push_;
+  std::unique_ptr<transport::Stream> pull_;
+  std::thread heartbeat_;
+  std::atomic<uint64_t> pushed_bytes_{0};
+  std::atomic<uint64_t> pulled_bytes_{0};
+
+  absl::Mutex mu_;
+  absl::CondVar delivered_;  // delivering_ fell
+  absl::CondVar stop_;       // closing_ or lost_ was set
+  LinkEvents* events_ ABSL_GUARDED_BY(mu_) = nullptr;
+  int delivering_ ABSL_GUARDED_BY(mu_) = 0;
+  bool closing_ ABSL_GUARDED_BY(mu_) = false;
+  bool lost_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status lost_status_ ABSL_GUARDED_BY(mu_);
+  bool joined_ ABSL_GUARDED_BY(mu_) = false;
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace gradwire::client

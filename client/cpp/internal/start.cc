@@ -1,0 +1,208 @@
+// See start.h.
+#include "client/cpp/internal/start.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/base/status_macros.h"
+#include "common/codec/parameters.h"
+
+namespace gradwire::client {
+namespace {
+
+constexpr int kMaxJoinPasses = 8;
+
+}  // namespace
+
+struct Starter::State {
+  struct Shard {
+    bool must_initialize = false;  // an upload is wanted and was not begun
+    bool uploading = false;
+    bool pulling = false;
+    uint32_t acked = 0;            // initial frames that were taken
+    bool refused = false;          // another worker's parameters are used: pull them
+    uint32_t answered = 0;
+    std::vector<std::vector<Bytes>> answers;  // per bucket
+  };
+  absl::Mutex mu;
+  std::vector<Shard> shards ABSL_GUARDED_BY(mu);
+  absl::Status failed ABSL_GUARDED_BY(mu);
+};
+
+Starter::Starter(const StartContext& context) : context_(context), state_(std::make_unique<State>()) {
+  absl::MutexLock lock(&state_->mu);
+  state_->shards.resize(context_.links.size());
+  for (State::Shard& shard : state_->shards) shard.answers.resize(context_.layout->bucket_count());
+}
+
+Starter::~Starter() = default;
+
+absl::Status Starter::JoinAll(const v1::JoinRequest& request) {
+  const size_t shards = context_.links.size();
+  std::vector<uint64_t> start(shards, 0);
+  for (int pass = 0; pass < kMaxJoinPasses; ++pass) {
+    for (uint32_t s = 0; s < shards; ++s) {
+      if (pass > 0 && start[s] == version_) continue;
+      v1::JoinRequest mine = request;
+      mine.set_shard_index(s);
+      mine.set_start_version(version_);
+      GW_ASSIGN_OR_RETURN(const v1::JoinReply reply, context_.links[s]->Join(mine));
+      start[s] = reply.start_version();
+      version_ = std::max(version_, start[s]);
+      {
+        absl::MutexLock lock(&state_->mu);
+        state_->shards[s].must_initialize = reply.must_initialize();
+      }
+      if (pass == 0) {
+        const int64_t lease_ms = reply.lease_ms() > 0 ? reply.lease_ms() : context_.job->spec().lease_ms();
+        GW_RETURN_IF_ERROR(context_.links[s]->Start(lease_ms, this));
+      }
+    }
+    if (std::all_of(start.begin(), start.end(), [this](uint64_t v) { return v == version_; })) return absl::OkStatus();
+  }
+  return absl::AbortedError(absl::StrCat("the ", shards, " shards could not agree on a start version after ",
+                                         kMaxJoinPasses, " attempts (latest ", version_, "): join again"));
+}
+
+absl::StatusOr<StartState> Starter::Run() {
+  const bool keeps = context_.job->keeps_parameters();
+  if (!keeps && version_ == 0) return Finish();  // nothing to pull: every plan is the codec's first
+  for (uint32_t s = 0; s < context_.links.size(); ++s) {
+    bool upload = false;
+    {
+      absl::MutexLock lock(&state_->mu);
+      State::Shard& shard = state_->shards[s];
+      upload = keeps && version_ == 0 && shard.must_initialize;
+      if (!upload) shard.pulling = true;
+    }
+    if (!upload) GW_RETURN_IF_ERROR(RequestPull(s));
+  }
+  GW_RETURN_IF_ERROR(WaitForAll());
+  return Finish();
+}
+
+absl::Status Starter::RequestPull(uint32_t shard) {
+  v1::PullKind kind = v1::PULL_PARAMS_F32;
+  if (context_.pull == PullMode::kUpdate && context_.job->keeps_parameters()) kind = v1::PULL_STATE;
+  if (context_.pull == PullMode::kParamsBf16) kind = v1::PULL_PARAMS_BF16;
+  return context_.links[shard]->RequestPull(kind, version_, 0, context_.layout->bucket_count());
+}
+
+absl::Status Starter::Upload(uint32_t shard) {
+  for (uint32_t b = 0; b < context_.layout->bucket_count(); ++b) {
+    const BucketLayout& slice = context_.layout->at(b, shard);
+    const std::vector<float> values = context_.replica->Gather(slice);
+    GW_RETURN_IF_ERROR(
+        context_.links[shard]->SendFrame(EncodeInitialize(slice, context_.incarnation, values.data())));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Starter::WaitForAll() {
+  const absl::Time deadline = absl::Now() + absl::Milliseconds(context_.timeout_ms);
+  const uint32_t buckets = context_.layout->bucket_count();
+  for (;;) {
+    std::vector<uint32_t> upload;
+    std::vector<uint32_t> pull;
+    {
+      absl::MutexLock lock(&state_->mu);
+      const auto complete = [&](const State::Shard& s) {
+        return s.pulling ? s.answered == buckets : s.uploading && s.acked == buckets;
+      };
+      const auto all = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) {
+        return std::all_of(state_->shards.begin(), state_->shards.end(), complete);
+      };
+      const auto event = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) {
+        if (!state_->failed.ok()) return true;
+        for (const State::Shard& s : state_->shards)
+          if ((s.must_initialize && !s.uploading) || (s.refused && !s.pulling)) return true;
+        return all();
+      };
+      if (!state_->mu.AwaitWithDeadline(absl::Condition(&event), deadline))
+        return absl::DeadlineExceededError(
+            absl::StrCat("the parameters of version ", version_, " of job '", context_.job->spec().name(),
+                         "' did not arrive within ", context_.timeout_ms,
+                         " ms; the worker that initialises them, or the members of an open round, may be lost"));
+      GW_RETURN_IF_ERROR(state_->failed);
+      for (uint32_t i = 0; i < state_->shards.size(); ++i) {
+        State::Shard& s = state_->shards[i];
+        if (s.must_initialize && !s.uploading && version_ == 0) upload.push_back(i);
+        if (s.must_initialize) s.uploading = true;
+        if (s.refused && !s.pulling) {
+          pull.push_back(i);
+          s.pulling = true;
+        }
+      }
+      if (upload.empty() && pull.empty() && all()) return absl::OkStatus();
+    }
+    for (uint32_t s : upload) GW_RETURN_IF_ERROR(Upload(s));
+    for (uint32_t s : pull) GW_RETURN_IF_ERROR(RequestPull(s));
+  }
+}
+
+absl::StatusOr<StartState> Starter::Finish() {
+  StartState start;
+  start.version = version_;
+  const uint32_t shards = static_cast<uint32_t>(context_.links.size());
+  absl::MutexLock lock(&state_->mu);
+  GW_RETURN_IF_ERROR(state_->failed);
+  for (uint32_t b = 0; b < context_.layout->bucket_count(); ++b) {
+    for (uint32_t s = 0; s < shards; ++s) {
+      if (!state_->shards[s].pulling) {
+        start.plans.push_back(context_.codecs[b * shards + s]->InitialPlan());
+        continue;
+      }
+      auto plan = context_.replica->Load(context_.layout->at(b, s), state_->shards[s].answers[b], version_);
+      if (!plan.ok()) return context_.links[s]->Annotate(plan.status());
+      start.plans.push_back(*std::move(plan));
+      state_->shards[s].answers[b].clear();
+    }
+  }
+  return start;
+}
+
+void Starter::OnAck(uint32_t shard, const v1::PushAck& ack) {
+  absl::MutexLock lock(&state_->mu);
+  State::Shard& s = state_->shards[shard];
+  if (ack.outcome() != v1::PUSH_REFUSED) {
+    ++s.acked;
+    return;
+  }
+  const absl::Status refused = context_.links[shard]->Annotate(
+      absl::Status(static_cast<absl::StatusCode>(ack.code()), std::string(ack.message())));
+  // Somebody else's parameters are there, or are on their way.
+  if (absl::IsAlreadyExists(refused) || absl::IsFailedPrecondition(refused)) {
+    s.refused = true;
+  } else if (state_->failed.ok()) {
+    state_->failed = refused;
+  }
+}
+
+void Starter::OnAnswer(uint32_t shard, PullAnswer answer) {
+  absl::MutexLock lock(&state_->mu);
+  State::Shard& s = state_->shards[shard];
+  if (!answer.status.ok()) {
+    if (state_->failed.ok()) state_->failed = answer.status;
+    return;
+  }
+  if (answer.bucket >= s.answers.size() || answer.version != version_ || !s.answers[answer.bucket].empty()) return;
+  s.answers[answer.bucket] = std::move(answer.chunks);
+  ++s.answered;
+}
+
+void Starter::OnMustInitialize(uint32_t shard) {
+  absl::MutexLock lock(&state_->mu);
+  state_->shards[shard].must_initialize = true;
+}
+
+void Starter::OnLost(uint32_t shard, const absl::Status& status) {
+  absl::MutexLock lock(&state_->mu);
+  if (state_->failed.ok()) state_->failed = status;
+}
+
+}  // namespace gradwire::client

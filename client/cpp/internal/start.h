@@ -1,0 +1,65 @@
+// How a session gets from "joined" to "has the parameters of its start version": every shard agrees on the version,
+// whoever is asked to uploads the initial parameters, everybody else pulls.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cpp/gradwire/session.h"
+#include "client/cpp/internal/replica.h"
+#include "client/cpp/internal/shard_link.h"
+#include "common/codec/codec.h"
+
+namespace gradwire::client {
+
+// Borrowed; outlives the calls.
+struct StartContext {
+  const Job* job = nullptr;
+  const Layout* layout = nullptr;
+  PullMode pull = PullMode::kUpdate;
+  uint64_t incarnation = 0;
+  std::vector<const Codec*> codecs;  // [bucket * shard_count + shard]
+  std::vector<ShardLink*> links;
+  Replica* replica = nullptr;
+  int64_t timeout_ms = 0;
+};
+
+struct StartState {
+  uint64_t version = 0;
+  std::vector<RoundPlan> plans;  // of that version, [bucket * shard_count + shard]
+};
+
+// Receives events until the exchange takes over. Thread-safe.
+class Starter final : public LinkEvents {
+ public:
+  explicit Starter(const StartContext& context);
+  ~Starter() override;
+
+  // Joins every shard and starts its link. A shard that is behind the others is asked to wait for this worker only
+  // from the latest start version on (JoinRequest.start_version), so one round number holds everywhere.
+  absl::Status JoinAll(const v1::JoinRequest& request);
+  // Uploads or pulls. Where different workers were first on different shards, each uploads its shard; all replicas
+  // still start equal, since each pulls what it did not upload.
+  absl::StatusOr<StartState> Run();
+
+  void OnAck(uint32_t shard, const v1::PushAck& ack) override;
+  void OnAnswer(uint32_t shard, PullAnswer answer) override;
+  void OnMustInitialize(uint32_t shard) override;
+  void OnLost(uint32_t shard, const absl::Status& status) override;
+
+ private:
+  struct State;
+  absl::Status Upload(uint32_t shard);
+  absl::Status RequestPull(uint32_t shard);
+  absl::Status WaitForAll();
+  absl::StatusOr<StartState> Finish();
+
+  const StartContext context_;
+  uint64_t version_ = 0;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace gradwire::client

@@ -1,0 +1,257 @@
+// The public session: validates options, owns the parts, forwards to the exchange.
+#include <cmath>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/cpp/gradwire/session.h"
+#include "client/cpp/internal/exchange.h"
+#include "client/cpp/internal/gradients.h"
+#include "client/cpp/internal/replica.h"
+#include "client/cpp/internal/shard_link.h"
+#include "client/cpp/internal/start.h"
+#include "common/base/status_macros.h"
+#include "common/job/job.h"
+#include "common/job/layout.h"
+#include "kernels/backend.h"
+
+namespace gradwire {
+namespace {
+
+uint64_t RandomIncarnation() {
+  std::random_device device;
+  return (uint64_t{device()} << 32 | device()) | 1;
+}
+
+absl::Status CheckOptions(const SessionOptions& options, const Job& job) {
+  if (options.servers.empty()) return absl::InvalidArgumentError("no servers were given");
+  if (options.worker.empty()) return absl::InvalidArgumentError("the worker has no name; names are unique in the job");
+  const bool mean = options.pull == PullMode::kMean;
+  if (mean != !job.keeps_parameters())
+    return absl::InvalidArgumentError(
+        mean ? "pull mode 'mean' needs a job whose optimizer is none: with another one the shards step the parameters"
+             : "a job whose optimizer is none keeps no parameters: use pull mode 'mean'");
+  if (job.elements() == 0) return absl::InvalidArgumentError("the tensors of the job have no elements");
+  if (options.memory.size() != job.tensors().size())
+    return absl::InvalidArgumentError(absl::StrCat("memory was given for ", options.memory.size(), " tensors; the job has ",
+                                                   job.tensors().size()));
+  for (size_t t = 0; t < options.memory.size(); ++t) {
+    if (options.memory[t].size() == job.tensors()[t].elements) continue;
+    return absl::InvalidArgumentError(absl::StrCat("tensor '", job.tensors()[t].name, "' has ", job.tensors()[t].elements,
+                                                   " elements in the job; its memory has ", options.memory[t].size()));
+  }
+  if (mean) return absl::OkStatus();
+  for (size_t t = 0; t < options.memory.size(); ++t)
+    for (size_t i = 0; i < options.memory[t].size(); ++i)
+      if (!std::isfinite(options.memory[t][i]))
+        return absl::InvalidArgumentError(absl::StrCat("the initial parameter ", i, " of tensor '", job.tensors()[t].name,
+                                                       "' is ", options.memory[t][i]));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+class Session::Impl {
+ public:
+  Impl(SessionOptions options, Job job, Layout layout, std::unique_ptr<kernels::Backend> backend)
+      : options_(std::move(options)), job_(std::move(job)), layout_(std::move(layout)), backend_(std::move(backend)),
+        incarnation_(RandomIncarnation()) {}
+  ~Impl() { Leave().IgnoreError(); }
+
+  absl::Status Start() {
+    GW_RETURN_IF_ERROR(MakeParts());
+    GW_RETURN_IF_ERROR(Connect());
+    start_bytes_ = WireBytes();
+    return absl::OkStatus();
+  }
+
+  absl::Status Leave() {
+    if (left_) return absl::OkStatus();
+    left_ = true;
+    for (auto& link : links_) link->Cancel();  // nothing blocks on a slow shard any more
+    if (exchange_ != nullptr) exchange_->Stop(absl::CancelledError("the session was left"));
+    absl::Status first;
+    for (auto& link : links_) {
+      absl::Status closed = link->Close(true);
+      if (first.ok()) first = closed;
+    }
+    return first;
+  }
+
+  uint64_t WireBytes() const {
+    uint64_t bytes = 0;
+    for (const auto& link : links_) bytes += link->pushed_bytes() + link->pulled_bytes();
+    return bytes;
+  }
+
+  SessionStats Stats() const {
+    SessionStats stats;
+    exchange_->AddStats(&stats);
+    for (const auto& link : links_) {
+      stats.pushed_bytes += link->pushed_bytes();
+      stats.pulled_bytes += link->pulled_bytes();
+    }
+    stats.start_bytes = start_bytes_;
+    return stats;
+  }
+
+  // Reports the tensors of `bucket` ready that were not.
+  absl::Status ReadyBucket(uint32_t bucket, std::span<const float* const> gradients) {
+    if (bucket >= layout_.bucket_count())
+      return absl::InvalidArgumentError(
+          absl::StrCat("bucket ", bucket, "; the job has ", layout_.bucket_count(), " buckets"));
+    GW_RETURN_IF_ERROR(CheckCount(gradients));
+    for (const BucketPart& part : layout_.parts(bucket)) {
+      if (exchange_->IsReady(part.tensor)) continue;
+      GW_RETURN_IF_ERROR(exchange_->Ready(part.tensor, gradients[part.tensor]));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckCount(std::span<const float* const> gradients) const {
+    if (gradients.size() == job_.tensors().size()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(gradients.size(), " gradients were given; the job has ", job_.tensors().size(), " tensors"));
+  }
+
+  client::Exchange& exchange() { return *exchange_; }
+  const client::Exchange& exchange() const { return *exchange_; }
+  const client::Replica& replica() const { return *replica_; }
+  const SessionOptions& options() const { return options_; }
+  const Job& job() const { return job_; }
+  const Layout& layout() const { return layout_; }
+  uint64_t incarnation() const { return incarnation_; }
+  uint64_t start_version() const { return start_version_; }
+
+ private:
+  absl::Status MakeParts() {
+    const uint32_t shards = layout_.shard_count();
+    std::vector<const Codec*> of_tensor(job_.tensors().size());
+    for (uint32_t b = 0; b < layout_.bucket_count(); ++b) {
+      for (uint32_t s = 0; s < shards; ++s) {
+        CodecContext context;
+        context.job = &job_;
+        context.layout = &layout_.at(b, s);
+        context.backend = backend_.get();
+        GW_ASSIGN_OR_RETURN(std::unique_ptr<Codec> codec, MakeCodec(context));
+        codecs_.push_back(std::move(codec));
+        codec_pointers_.push_back(codecs_.back().get());
+      }
+      for (const BucketPart& part : layout_.parts(b)) of_tensor[part.tensor] = codec_pointers_[b * shards];
+    }
+    gradients_ = std::make_unique<client::GradientStore>(&job_, std::move(of_tensor), backend_.get());
+    replica_ = std::make_unique<client::Replica>(&job_, &layout_, backend_.get(), options_.memory,
+                                                 options_.pull == PullMode::kUpdate);
+    return absl::OkStatus();
+  }
+
+  absl::Status Connect() {
+    v1::JoinRequest request;
+    request.mutable_identity()->set_job(job_.spec().name());
+    request.mutable_identity()->set_worker(options_.worker);
+    request.mutable_identity()->set_incarnation(incarnation_);
+    *request.mutable_spec() = job_.spec();
+    request.set_shard_count(layout_.shard_count());
+    request.set_layout_digest(layout_.digest());
+    std::vector<client::ShardLink*> links;
+    for (uint32_t s = 0; s < layout_.shard_count(); ++s) {
+      client::LinkOptions link;
+      link.address = options_.servers[s];
+      link.shard = s;
+      link.identity = request.identity();
+      link.connect_timeout_ms = options_.connect_timeout_ms;
+      link.rpc_timeout_ms = options_.rpc_timeout_ms;
+      links_.push_back(std::make_unique<client::ShardLink>(std::move(link)));
+      links.push_back(links_.back().get());
+    }
+    starter_ = std::make_unique<client::Starter>(client::StartContext{
+        &job_, &layout_, options_.pull, incarnation_, codec_pointers_, links, replica_.get(), options_.start_timeout_ms});
+    GW_RETURN_IF_ERROR(starter_->JoinAll(request));
+    GW_ASSIGN_OR_RETURN(client::StartState start, starter_->Run());
+    start_version_ = start.version;
+    exchange_ = std::make_unique<client::Exchange>(
+        client::ExchangeContext{&job_, &layout_, options_.pull, incarnation_, codec_pointers_, links, replica_.get(),
+                                gradients_.get()},
+        start.version, std::move(start.plans));
+    for (client::ShardLink* link : links) link->SetEvents(exchange_.get());
+    // A link that was lost while nobody of the exchange listened is found by its next use.
+    return absl::OkStatus();
+  }
+
+  // Destroyed in reverse: links before what they report to.
+  const SessionOptions options_;
+  const Job job_;
+  const Layout layout_;
+  const std::unique_ptr<kernels::Backend> backend_;
+  const uint64_t incarnation_;
+  std::vector<std::unique_ptr<Codec>> codecs_;
+  std::vector<const Codec*> codec_pointers_;
+  std::unique_ptr<client::Replica> replica_;
+  std::unique_ptr<client::GradientStore> gradients_;
+  std::unique_ptr<client::Starter> starter_;
+  std::unique_ptr<client::Exchange> exchange_;
+  std::vector<std::unique_ptr<client::ShardLink>> links_;
+  uint64_t start_version_ = 0;
+  uint64_t start_bytes_ = 0;
+  bool left_ = false;
+};
+
+Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Session::~Session() = default;
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Join(SessionOptions options) {
+  GW_ASSIGN_OR_RETURN(Job job, Job::Make(options.job));
+  GW_RETURN_IF_ERROR(CheckOptions(options, job));
+  GW_ASSIGN_OR_RETURN(Layout layout, Layout::Make(job, static_cast<uint32_t>(options.servers.size())));
+  GW_ASSIGN_OR_RETURN(std::unique_ptr<kernels::Backend> backend, kernels::MakeBackend(options.backend));
+  auto impl = std::make_unique<Impl>(std::move(options), std::move(job), std::move(layout), std::move(backend));
+  GW_RETURN_IF_ERROR(impl->Start());
+  return std::unique_ptr<Session>(new Session(std::move(impl)));
+}
+
+absl::Status Session::BeginRound(std::span<const float> learning_rates) {
+  return impl_->exchange().Begin(learning_rates);
+}
+
+absl::Status Session::TensorReady(uint32_t tensor, const float* gradient) {
+  return impl_->exchange().Ready(tensor, gradient);
+}
+
+absl::Status Session::EndRound(int64_t timeout_ms) {
+  return impl_->exchange().End(timeout_ms < 0 ? impl_->options().round_timeout_ms : timeout_ms);
+}
+
+absl::Status Session::Exchange(std::span<const float* const> gradients, std::span<const float> learning_rates) {
+  GW_RETURN_IF_ERROR(impl_->CheckCount(gradients));
+  GW_RETURN_IF_ERROR(BeginRound(learning_rates));
+  // Backward order, in which buckets are filled.
+  for (size_t t = gradients.size(); t-- > 0;)
+    GW_RETURN_IF_ERROR(TensorReady(static_cast<uint32_t>(t), gradients[t]));
+  return EndRound();
+}
+
+absl::Status Session::Push(uint32_t bucket, std::span<const float* const> gradients) {
+  GW_RETURN_IF_ERROR(impl_->ReadyBucket(bucket, gradients));
+  return impl_->exchange().WaitPushed(bucket, impl_->options().round_timeout_ms);
+}
+
+absl::Status Session::Pull(uint32_t bucket) {
+  return impl_->exchange().WaitApplied(bucket, impl_->options().round_timeout_ms);
+}
+
+absl::Status Session::Leave() { return impl_->Leave(); }
+SessionStats Session::stats() const { return impl_->Stats(); }
+uint64_t Session::version() const { return impl_->exchange().version(); }
+uint64_t Session::start_version() const { return impl_->start_version(); }
+uint64_t Session::incarnation() const { return impl_->incarnation(); }
+const Job& Session::job() const { return impl_->job(); }
+const Layout& Session::layout() const { return impl_->layout(); }
+std::string Session::Digest() const { return impl_->replica().Digest(); }
+
+std::vector<std::string> Session::ShardDigests() const {
+  std::vector<std::string> digests;
+  for (uint32_t s = 0; s < layout().shard_count(); ++s) digests.push_back(impl_->replica().ShardDigest(s));
+  return digests;
+}
+
+}  // namespace gradwire

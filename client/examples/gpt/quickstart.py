@@ -1,0 +1,323 @@
+"""The main job: trains a byte-level GPT through shard servers, dense and TAGC-compressed, and compares.
+
+Starts 2 shard servers and 2 workers as separate processes on this machine for every run; leaves report.json,
+report.html and plots. `deploy/quickstart` installs and builds what this needs, then calls it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from report import write_report
+from worker import WorkerSettings
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+SWEEP = HERE / "sweep.json"  # made by --sweep; the learning rates below are its best ones
+SHARDS = 2
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """One way to train the same model on the same data."""
+
+    name: str
+    title: str
+    codec: str
+    push: str
+    optimizer: str
+    lr: float
+    betas: tuple[float, float]
+    weight_decay: float
+    warmup_fraction: float = 0.1  # of the steps: learning-rate warm-up
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long and how often."""
+
+    steps: int
+    seeds: tuple[int, ...]
+    runs: tuple[Run, ...]
+    sequences: int = 8
+    final_lr_fraction: float = 0.1
+    evaluations: int = 8
+
+
+@dataclass
+class Outcome:
+    """What one run with one seed gave."""
+
+    run: Run
+    seed: int
+    curve: list[dict] = field(default_factory=list)  # worker 0's evaluations
+    results: list[dict] = field(default_factory=list)  # per worker
+    shards: list[dict] = field(default_factory=list)  # gradwire job describe, per shard
+
+    @property
+    def val_loss(self) -> float:
+        return self.curve[-1]["val_loss"]
+
+
+DENSE = Run("dense", "dense AdamW", "dense:fp32", "gradient", "adamw", 4e-3, (0.9, 0.95), 0.1)
+TAGC = Run("tagc", "TAGC, pushing steps", "tagc:density=0.01", "step", "step", 4e-3, (0.0, 0.99), 0.1)
+TAGC_GRADIENT = replace(
+    DENSE, name="tagc_gradient", title="TAGC, pushing gradients", codec="tagc:density=0.01"
+)
+
+
+def binary(name: str) -> str:
+    folder = Path(os.environ.get("GRADWIRE_BIN", ROOT / "build/release/bin"))
+    path = folder / name
+    if not path.exists():
+        raise SystemExit(f"error: {path} does not exist; run deploy/quickstart, or set GRADWIRE_BIN to the folder it is in")
+    return str(path)
+
+
+def start_server(stack: ExitStack, folder: Path, shard: int) -> str:
+    """Starts a shard server on a free port; returns its address. It is ended with the stack."""
+    port_file = folder / f"shard-{shard}.address"
+    log = stack.enter_context(open(folder / f"shard-{shard}.log", "w"))
+    process = subprocess.Popen(
+        [binary("gradwire-server"), "--listen", "grpc://127.0.0.1:0", "--port-file", str(port_file)],
+        stdout=log,
+        stderr=subprocess.STDOUT,
+    )
+    stack.callback(stop, process)
+    deadline = time.monotonic() + 20
+    while not (port_file.exists() and port_file.read_text().strip()):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"error: the shard server did not start; see {log.name}:\n{Path(log.name).read_text()}")
+        time.sleep(0.05)
+    return port_file.read_text().strip()
+
+
+def stop(process: subprocess.Popen) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def describe(job: str, address: str) -> dict:
+    """What a shard server itself says of the job: bytes it received, digest of its parameters."""
+    done = subprocess.run(
+        [binary("gradwire"), "job", "describe", job, "--servers", address, "--digest", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    status = json.loads(done.stdout)
+    return status[0] if isinstance(status, list) else status
+
+
+def follow(process: subprocess.Popen, outcome: Outcome, plan: Plan) -> None:
+    """Reads a worker's lines; prints progress of worker 0."""
+    for line in process.stdout:
+        event = json.loads(line)
+        if event.get("done"):
+            outcome.results.append(event)
+            continue
+        outcome.curve.append(event)
+        print(
+            f"  {outcome.run.name:<14} seed {outcome.seed}  step {event['step']:>5}/{plan.steps}"
+            f"  train {event['train_loss']:.3f}  val {event['val_loss']:.4f}"
+            f"  {event['seconds_per_step']:.3f} s/step  push {event['pushed_bytes'] / event['step'] / 1024:,.1f} KiB/step",
+            flush=True,
+        )
+
+
+def execute(run: Run, seed: int, plan: Plan) -> Outcome:
+    """Trains once: fresh servers, fresh workers. Raises SystemExit with the logs if anything fails."""
+    outcome = Outcome(run, seed)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradwire-")))
+        servers = [start_server(stack, folder, shard) for shard in range(SHARDS)]
+        threads, processes = [], []
+        for worker in range(WORKERS):
+            settings = WorkerSettings(
+                servers=servers,
+                job="gpt",
+                worker=worker,
+                workers=WORKERS,
+                seed=seed,
+                steps=plan.steps,
+                sequences=plan.sequences,
+                lr=run.lr,
+                warmup_steps=round(plan.steps * run.warmup_fraction),
+                final_lr_fraction=plan.final_lr_fraction,
+                push=run.push,
+                optimizer=run.optimizer,
+                codec=run.codec,
+                betas=run.betas,
+                weight_decay=run.weight_decay,
+                evaluations=plan.evaluations,
+            )
+            errors = stack.enter_context(open(folder / f"worker-{worker}.log", "w+"))
+            process = subprocess.Popen(
+                [sys.executable, str(HERE / "worker.py"), json.dumps(asdict(settings))],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            stack.callback(stop, process)
+            thread = threading.Thread(target=follow, args=(process, outcome, plan))
+            thread.start()
+            threads.append(thread)
+            processes.append((process, errors))
+        for (process, errors), thread in zip(processes, threads):
+            thread.join()
+            if process.wait() != 0:
+                errors.seek(0)
+                raise SystemExit(f"error: a worker of run {run.name} failed:\n{errors.read()[-4000:]}")
+        outcome.shards = [describe("gpt", server) for server in servers]
+    check(outcome)
+    return outcome
+
+
+def check(outcome: Outcome) -> None:
+    """Every replica must equal the shards, bit for bit."""
+    wanted = [shard["parameters_sha256"] for shard in outcome.shards]
+    for result in outcome.results:
+        if result["shard_digests"] != wanted:
+            raise SystemExit(
+                f"error: run {outcome.run.name}, worker {result['worker']}: parameters differ from the shards'\n"
+                f"  worker: {result['shard_digests']}\n  shards: {wanted}"
+            )
+
+
+def summarize(run: Run, outcomes: list[Outcome], plan: Plan) -> dict:
+    """One entry of report.json: means over workers and seeds; bytes are what the shard servers counted."""
+    frames = [shard for outcome in outcomes for shard in outcome.shards]
+    worker_steps = plan.steps * WORKERS * len(outcomes)
+    pushed = sum(int(shard["push_bytes"]) for shard in frames) / worker_steps
+    pulled = sum(int(shard["pull_bytes"]) for shard in frames) / worker_steps
+    decoded = sum(int(shard["update_elements"]) for shard in frames)
+    deferred = sum(int(shard["deferred_elements"]) for shard in frames)
+    parameters = outcomes[0].results[0]["parameters"]
+    losses = [outcome.val_loss for outcome in outcomes]
+    return {
+        "title": run.title,
+        "steps": plan.steps,
+        "val_loss": statistics.fmean(losses),
+        "val_loss_by_seed": dict(zip((str(o.seed) for o in outcomes), losses)),
+        "seconds_per_step": statistics.fmean(r["seconds_per_step"] for o in outcomes for r in o.results),
+        "push_bytes_per_step": pushed,
+        "pull_bytes_per_step": pulled,
+        "push_compression": 4 * parameters / pushed,
+        "pull_compression": 4 * parameters / pulled,
+        "deferred_fraction": deferred / max(1, decoded + deferred),
+        "workers": WORKERS,
+        "shards": SHARDS,
+        "codec": run.codec,
+        "push": run.push,
+        "optimizer": run.optimizer,
+        "lr": run.lr,
+        "parameters": parameters,
+        "curves": {str(o.seed): o.curve for o in outcomes},
+        "parameters_sha256": {str(o.seed): [s["parameters_sha256"] for s in o.shards] for o in outcomes},
+    }
+
+
+def print_table(runs: dict[str, dict]) -> None:
+    header = ("run", "val loss", "s/step", "push KiB/step", "pull KiB/step", "push ratio", "pull ratio", "deferred")
+    rows = [
+        (
+            run["title"],
+            f"{run['val_loss']:.4f}",
+            f"{run['seconds_per_step']:.3f}",
+            f"{run['push_bytes_per_step'] / 1024:,.1f}",
+            f"{run['pull_bytes_per_step'] / 1024:,.1f}",
+            f"{run['push_compression']:.1f}x",
+            f"{run['pull_compression']:.1f}x",
+            f"{run['deferred_fraction']:.4%}",
+        )
+        for run in runs.values()
+    ]
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    for row in [header, *rows]:
+        print("  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))))
+
+
+def run_plan(plan: Plan, out: Path) -> dict:
+    """Every run with every seed; writes the report after each, so that an interrupted one leaves what it has."""
+    report: dict = {"runs": {}, "plan": {"steps": plan.steps, "seeds": list(plan.seeds), "sequences": plan.sequences}}
+    outcomes: dict[str, list[Outcome]] = {run.name: [] for run in plan.runs}
+    total = len(plan.runs) * len(plan.seeds)
+    for i, (seed, run) in enumerate((s, r) for s in plan.seeds for r in plan.runs):
+        print(f"[{i + 1}/{total}] {run.title} ({run.codec}, push={run.push}), seed {seed}", flush=True)
+        outcomes[run.name].append(execute(run, seed, plan))
+        report["runs"] = {r.name: summarize(r, outcomes[r.name], plan) for r in plan.runs if outcomes[r.name]}
+        write_report(report, out)
+    return report
+
+
+def sweep(plan: Plan, grid: tuple[float, ...]) -> None:
+    """Finds the best learning rate of each run on one seed, and keeps the table in the repository."""
+    table: dict[str, dict[str, float]] = {}
+    for run in plan.runs:
+        for lr in grid:
+            outcome = execute(replace(run, lr=lr), plan.seeds[0], replace(plan, evaluations=1))
+            table.setdefault(run.name, {})[f"{lr:g}"] = round(outcome.val_loss, 4)
+            print(f"sweep  {run.name:<14} lr {lr:<8g} val {outcome.val_loss:.4f}", flush=True)
+    kept = json.loads(SWEEP.read_text()) if SWEEP.exists() else {}
+    kept[str(plan.steps)] = {**kept.get(str(plan.steps), {}), **table}
+    SWEEP.write_text(json.dumps(kept, indent=2) + "\n")
+
+
+def best_learning_rate(run: Run, steps: int) -> float:
+    """From the sweep of the nearest number of steps; the run's own default where there is none."""
+    if not SWEEP.exists():
+        return run.lr
+    tables = {int(s): t[run.name] for s, t in json.loads(SWEEP.read_text()).items() if run.name in t}
+    if not tables:
+        return run.lr
+    table = tables[min(tables, key=lambda s: abs(s - steps))]
+    return float(min(table, key=table.get))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="deploy/quickstart", description=__doc__.splitlines()[0])
+    parser.add_argument("--fast", action="store_true", help="a two-minute version: fewer steps, one seed, dense and TAGC only")
+    parser.add_argument("--steps", type=int, help="training steps per run (default 400; 120 with --fast)")
+    parser.add_argument("--seeds", type=int, help="how many seeds (default 3; 1 with --fast)")
+    parser.add_argument("--out", type=Path, default=ROOT / "build/quickstart", help="where the report goes")
+    parser.add_argument("--sweep", type=float, nargs="+", metavar="LR", help="instead: find each run's best learning rate")
+    parser.add_argument("--runs", nargs="+", choices=["dense", "tagc", "tagc_gradient"], help="only these runs")
+    args = parser.parse_args()
+    steps = args.steps or (120 if args.fast else 400)
+    runs = (DENSE, TAGC) if args.fast else (DENSE, TAGC, TAGC_GRADIENT)
+    if args.runs:
+        runs = tuple(run for run in (DENSE, TAGC, TAGC_GRADIENT) if run.name in args.runs)
+    runs = tuple(replace(run, lr=best_learning_rate(run, steps)) for run in runs)
+    plan = Plan(steps=steps, seeds=tuple(range(1, (args.seeds or (1 if args.fast else 3)) + 1)), runs=runs)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.sweep:
+        sweep(plan, tuple(args.sweep))
+        return
+    report = run_plan(plan, args.out)
+    print()
+    print_table(report["runs"])
+    print(f"\nEvery worker's parameters equal the shards' bit for bit (SHA-256, checked after each run).")
+    print(f"Report: {args.out / 'report.html'}  (numbers: {args.out / 'report.json'})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""One training worker of the demo: a process that trains a byte-level GPT through Gradwire's shard servers.
+
+Reads its settings as JSON from argv[1], prints one JSON object per line: progress, then the result.
+Started by quickstart.py; every setting is a field of WorkerSettings.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+
+from data import load_corpus, training_batch, validation_batch
+from model import Gpt, GptConfig
+
+import gradwire.torch
+
+VALIDATION_WINDOWS = 256
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What one worker does. The job's fields are the same on every worker of a run."""
+
+    servers: list[str]
+    job: str
+    worker: int
+    workers: int
+    seed: int
+    steps: int
+    sequences: int  # per worker and step
+    lr: float
+    warmup_steps: int  # of the learning rate
+    final_lr_fraction: float  # cosine decay ends here
+    push: str  # "gradient" or "step"
+    optimizer: str  # "adamw" or "step"
+    codec: str
+    betas: tuple[float, float]
+    weight_decay: float
+    evaluations: int  # of the validation loss, evenly spread over the run
+
+
+def learning_rate(settings: WorkerSettings, step: int) -> float:
+    """Linear warm-up, then cosine decay to final_lr_fraction; step counts from 0."""
+    if step < settings.warmup_steps:
+        return settings.lr * (step + 1) / settings.warmup_steps
+    progress = (step - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
+    cosine = 0.5 * (1 + math.cos(math.pi * progress))
+    return settings.lr * (settings.final_lr_fraction + (1 - settings.final_lr_fraction) * cosine)
+
+
+@torch.no_grad()
+def validation_loss(model: Gpt, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+    """Mean cross entropy in nats per byte over all windows, 32 at a time."""
+    losses = [
+        model.loss(inputs[i : i + 32], targets[i : i + 32]).item() * len(inputs[i : i + 32])
+        for i in range(0, len(inputs), 32)
+    ]
+    return sum(losses) / len(inputs)
+
+
+def emit(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def train(settings: WorkerSettings) -> None:
+    torch.set_num_threads(1)
+    config = GptConfig()
+    model = Gpt(config, settings.seed)
+    corpus = load_corpus()
+    validation = validation_batch(corpus.validation, VALIDATION_WINDOWS, config.context_tokens)
+    optimizer = gradwire.torch.ShardedOptimizer(
+        model.named_parameters(),
+        servers=settings.servers,
+        job=settings.job,
+        worker=f"worker-{settings.worker}",
+        workers=settings.workers,
+        push=settings.push,
+        optimizer=settings.optimizer,
+        codec=settings.codec,
+        lr=settings.lr,
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
+        seed=settings.seed,
+    )
+    evaluate_at = {round((i + 1) * settings.steps / settings.evaluations) for i in range(settings.evaluations)}
+    train_losses: list[float] = []
+    seconds = 0.0
+    for step in range(settings.steps):
+        begin = time.perf_counter()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(settings, step)
+        inputs, targets = training_batch(
+            corpus.train, settings.seed, settings.worker, step, settings.sequences, config.context_tokens
+        )
+        loss = model.loss(inputs, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seconds += time.perf_counter() - begin
+        train_losses.append(loss.item())
+        if settings.worker == 0 and step + 1 in evaluate_at:
+            recent = train_losses[-50:]
+            stats = optimizer.session.stats()
+            emit(
+                step=step + 1,
+                train_loss=sum(recent) / len(recent),
+                val_loss=validation_loss(model, *validation),
+                seconds_per_step=seconds / (step + 1),
+                pushed_bytes=stats["pushed_bytes"] - stats.get("start_pushed_bytes", 0),
+                pulled_bytes=stats["pulled_bytes"],
+            )
+    emit(
+        done=True,
+        worker=settings.worker,
+        seconds_per_step=seconds / settings.steps,
+        stats=optimizer.session.stats(),
+        shard_digests=optimizer.session.shard_digests(),
+        parameters=sum(p.numel() for p in model.parameters()),
+    )
+    optimizer.close()
+
+
+if __name__ == "__main__":
+    train(WorkerSettings(**json.loads(sys.argv[1])))

@@ -1,0 +1,17 @@
+"""Gradwire: training through parameter-shard servers with compressed gradients.
+
+`gradwire.torch.ShardedOptimizer` is a torch.optim.Optimizer; `join` is the session underneath, for NumPy and others.
+"""
+
+from ._core import guess_role
+from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, FailedPrecondition, GradwireError,
+                      InvalidArgument, NotFound, ResourceExhausted, Unavailable)
+from ._job import Group, JobSpec, Rule, TensorSpec, default_rules
+from ._session import Session, join
+
+__all__ = [
+    "Aborted", "AlreadyExists", "Cancelled", "DataLoss", "DeadlineExceeded", "FailedPrecondition", "GradwireError",
+    "Group", "InvalidArgument", "JobSpec", "NotFound", "ResourceExhausted", "Rule", "Session", "TensorSpec",
+    "Unavailable", "default_rules", "guess_role", "join",
+]
+__version__ = "0.1.0"

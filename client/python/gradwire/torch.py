@@ -1,0 +1,249 @@
+"""PyTorch: an optimizer whose step goes through parameter-shard servers."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ._errors import FailedPrecondition
+from ._job import Group, JobSpec, Rule, TensorSpec, sparse
+from ._session import Session, default_worker_name, join
+
+__all__ = ["ShardedOptimizer"]
+
+
+def _named_groups(params: Any) -> list[dict[str, Any]]:
+    """Parameter groups with tensors and names, from any of the forms that torch.optim takes, or a module."""
+    if isinstance(params, torch.nn.Module):
+        params = params.named_parameters()
+    if isinstance(params, torch.Tensor):
+        raise TypeError("params must be an iterable of tensors, named tensors or groups, not one tensor")
+    entries = list(params)
+    if not entries:
+        raise ValueError("the optimizer got an empty list of parameters")
+    groups = [dict(g) for g in entries] if isinstance(entries[0], dict) else [{"params": entries}]
+    count = 0
+    seen: set[int] = set()
+    for group in groups:
+        members = group["params"]
+        members = [members] if isinstance(members, torch.Tensor) else list(members)
+        names, tensors = [], []
+        for member in members:
+            name, tensor = member if isinstance(member, tuple) else (f"param.{count}", member)
+            count += 1
+            if id(tensor) in seen or not tensor.requires_grad:  # tied parameters are sent once, frozen ones not at all
+                continue
+            seen.add(id(tensor))
+            names.append(name)
+            tensors.append(tensor)
+        group["params"] = tensors
+        group["_names"] = names
+    return groups
+
+
+def _check(name: str, tensor: torch.Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise TypeError(f"parameter {name!r} lies on {tensor.device}; Gradwire takes CPU tensors")
+    if tensor.dtype != torch.float32:
+        raise TypeError(f"parameter {name!r} is {tensor.dtype}; Gradwire takes float32 parameters")
+    if not tensor.is_contiguous():
+        raise ValueError(f"parameter {name!r} must be contiguous")
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """A drop-in torch.optim.Optimizer: gradients are compressed and pushed while backward runs, step() applies the
+    update that the shards merged from all workers.
+
+    params: as for any optimizer; named_parameters() (or the module itself) lets roles and rules see names. Every
+    worker builds the same model in the same order with the same arguments; the first worker's values start the job.
+
+    push: "step" (the default for sparse codecs) sends g/sqrt(v), made with each worker's own second moment (betas[1],
+    eps), and keeps what is not sent; "gradient" (the default otherwise) sends the gradient to an optimizer on the
+    shards, "adamw" or "sgd". roles: name -> role where the guess is wrong; rules: which tensor travels by which codec.
+    weight_decay is decoupled with "step" and "adamw". Learning rates come from param_groups and travel with each
+    round, so LR schedulers work; all workers must follow the same schedule.
+
+    Gradient accumulation: pass accumulate=N for N backward passes per step, or wrap all but the last in no_sync().
+    Whatever changes gradients between backward() and step() (clipping, unscaling) needs overlap=False: then
+    everything is sent in step(). A parameter without a gradient sends zeros.
+
+    step() raises gradwire.InvalidArgument for a non-finite gradient (nonfinite="sanitize" counts it as 0 instead),
+    gradwire.Unavailable when a shard is lost, gradwire.DeadlineExceeded when other workers are slow: then call step()
+    again, without another backward pass.
+
+    state_dict() holds the parameter groups and the version of the parameters. The parameters and the optimizer's state
+    live on the shards: load_state_dict() restores learning rates, not them.
+    """
+
+    def __init__(self, params: Any, *, servers: str | Sequence[str], job: str, worker: str | None = None,
+                 workers: int = 1, max_workers: int | None = None, push: str | None = None,
+                 optimizer: str | None = None, lr: float = 1e-3, momentum: float = 0.0, nesterov: bool = False,
+                 betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
+                 codec: str = "tagc:density=0.01", rules: Sequence[Rule] | None = None,
+                 roles: dict[str, str] | None = None, nonfinite: str = "refuse", pull: str = "update",
+                 accumulate: int = 1, overlap: bool = True, lease_ms: int = 10_000, bucket_bytes: int = 0,
+                 run_elements: int = 0, seed: int = 0, connect_timeout: float = 20.0, start_timeout: float = 600.0,
+                 rpc_timeout: float = 10.0, round_timeout: float = 600.0, backend: str = "auto"):
+        if accumulate < 1:
+            raise ValueError(f"accumulate={accumulate} must be at least 1")
+        push = push or ("step" if sparse(codec) else "gradient")
+        optimizer = optimizer or ("adamw" if push == "gradient" else "step")
+        groups = _named_groups(params)
+        names = [group.pop("_names") for group in groups]
+        super().__init__(groups, dict(lr=lr, momentum=momentum, nesterov=nesterov, betas=betas, eps=eps,
+                                      weight_decay=weight_decay))
+        self._params: list[torch.Tensor] = []
+        self._names: list[str] = []
+        specs: list[TensorSpec] = []
+        for g, group in enumerate(self.param_groups):
+            for name, p in zip(names[g], group["params"], strict=True):
+                _check(name, p)
+                specs.append(TensorSpec(name, tuple(p.shape), (roles or {}).get(name), g))
+                self._params.append(p)
+                self._names.append(name)
+        self.job = JobSpec(
+            name=job, tensors=specs, optimizer=optimizer, push=push, codec=codec, rules=rules, nonfinite=nonfinite,
+            groups=[Group(g["weight_decay"], g["momentum"], g["nesterov"], tuple(g["betas"]), g["eps"])
+                    for g in self.param_groups],
+            step_beta2=betas[1], step_eps=eps, workers=workers, max_workers=max_workers or workers, lease_ms=lease_ms,
+            bucket_bytes=bucket_bytes, run_elements=run_elements, seed=seed)
+        self._accumulate = accumulate
+        self._overlap = overlap
+        self._sync = True
+        self._warned = False
+        self._zeros: np.ndarray | None = None
+        self._forget_round()
+        self.session: Session = join(servers, self.job, [p.detach() for p in self._params],
+                                     worker or default_worker_name(), pull=pull, connect_timeout=connect_timeout,
+                                     start_timeout=start_timeout, rpc_timeout=rpc_timeout,
+                                     round_timeout=round_timeout, backend=backend)
+        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._params)]
+
+    # A round, as this worker sees it ----------------------------------------------------------------------------------
+
+    def _forget_round(self) -> None:
+        self._passes = [0] * len(getattr(self, "_params", ()))
+        self._ready: dict[int, tuple[torch.Tensor | None, int]] = {}  # gradient as sent, its version counter
+        self._rates: list[float] | None = None
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        def accumulated(_: torch.Tensor) -> None:
+            if index in self._ready:
+                raise FailedPrecondition(
+                    f"the gradient of {self._names[index]!r} grew after it was sent: wrap all but the last backward "
+                    "pass of a step in no_sync(), or pass accumulate=N")
+            if not self._sync or not self._overlap:
+                return
+            self._passes[index] += 1
+            if self._passes[index] >= self._accumulate:
+                self._send(index)
+
+        return accumulated
+
+    def _send(self, index: int) -> None:
+        if self._rates is None:
+            rates = self._current_rates()
+            self.session.begin_round(rates)
+            self._rates = rates
+        grad = self._params[index].grad
+        if grad is None:
+            self.session.tensor_ready(index, self._zero_gradient(self._params[index].numel()))
+            self._ready[index] = (None, 0)
+            return
+        if grad.is_sparse or grad.dtype != torch.float32:
+            raise TypeError(f"the gradient of {self._names[index]!r} must be dense float32")
+        sent = grad.contiguous()
+        self.session.tensor_ready(index, sent.detach().numpy())
+        self._ready[index] = (grad, grad._version)
+
+    def _zero_gradient(self, elements: int) -> np.ndarray:
+        if self._zeros is None or self._zeros.size < elements:
+            self._zeros = np.zeros(elements, np.float32)
+        return self._zeros[:elements]
+
+    def _current_rates(self) -> list[float]:
+        return [float(group["lr"]) for group in self.param_groups]
+
+    def _warn_about_changes(self) -> None:
+        if self._warned:
+            return
+        changed = [self._names[i] for i, (grad, version) in self._ready.items()
+                   if grad is not None and grad._version != version]
+        if changed:
+            warnings.warn(f"the gradient of {changed[0]!r} was changed between backward() and step(), after it was "
+                          "sent (gradient clipping?): pass overlap=False to ShardedOptimizer", stacklevel=3)
+            self._warned = True
+        elif self._rates is not None and self._rates != self._current_rates():
+            warnings.warn("a learning rate was changed between backward() and step(), after the round had begun: it "
+                          "counts from the next step on", stacklevel=3)
+            self._warned = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Sends what backward has not sent yet, waits for the update of this round and applies it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._warn_about_changes()
+        for index in reversed(range(len(self._params))):
+            if index not in self._ready:
+                self._send(index)
+        try:
+            self.session.end_round()
+        except TimeoutError:
+            raise  # the round is still open
+        except Exception:
+            self._forget_round()
+            raise
+        self._forget_round()
+        return loss
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside only accumulate; nothing is sent."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    # State ------------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        state["gradwire"] = {"job": self.job.name, "version": self.session.version}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({k: v for k, v in state_dict.items() if k != "gradwire"})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if hasattr(self, "session"):
+            raise FailedPrecondition("a job's tensors are fixed when it is created: make a new optimizer and a new job")
+        super().add_param_group(param_group)
+
+    def stats(self) -> dict[str, float]:
+        """Totals of the session: bytes on the wire, deferred elements, seconds spent."""
+        return self.session.stats()
+
+    def digest(self) -> str:
+        """SHA-256 of the parameters; equal on all workers after the same step."""
+        return self.session.digest()
+
+    def close(self) -> None:
+        """Leaves the job. The parameters stay as they are."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self.session.leave()
+
+    def __enter__(self) -> ShardedOptimizer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

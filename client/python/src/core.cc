@@ -1,0 +1,203 @@
+// gradwire._core: the C++ session for Python. Memory is shared with NumPy arrays, never copied; the GIL is released
+// while the session works; statuses become exceptions of gradwire._errors.
+#include <google/protobuf/util/json_util.h>
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/job/job.h"
+#include "common/job/layout.h"
+#include "gradwire/session.h"
+
+namespace py = pybind11;
+
+namespace gradwire {
+namespace {
+
+void Check(const absl::Status& status) {
+  if (status.ok()) return;
+  const py::object error = py::module_::import("gradwire._errors")
+                               .attr("from_code")(static_cast<int>(status.code()), std::string(status.message()));
+  PyErr_SetObject(py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr()))).ptr(),
+                  error.ptr());
+  throw py::error_already_set();
+}
+
+v1::JobSpec ParseJob(const std::string& json) {
+  v1::JobSpec spec;
+  const auto status = google::protobuf::util::JsonStringToMessage(json, &spec);
+  if (!status.ok()) Check(absl::InvalidArgumentError(absl::StrCat("the job: ", std::string(status.message()))));
+  return spec;
+}
+
+// The memory of a float32, C-contiguous array; TypeError or ValueError naming `what` otherwise.
+std::span<float> SpanOf(const py::array& array, const std::string& what, bool writable) {
+  if (!py::isinstance<py::array_t<float>>(array))
+    throw py::type_error(absl::StrCat(what, " must be float32, not ", std::string(py::str(array.dtype()))));
+  if (!(array.flags() & py::array::c_style)) throw py::value_error(what + " must be C-contiguous");
+  if (writable && !array.writeable()) throw py::value_error(what + " must be writable: the session updates it in place");
+  return {const_cast<float*>(static_cast<const float*>(array.data())), static_cast<size_t>(array.size())};
+}
+
+PullMode ParsePull(const std::string& pull) {
+  if (pull == "update") return PullMode::kUpdate;
+  if (pull == "params") return PullMode::kParams;
+  if (pull == "params_bf16") return PullMode::kParamsBf16;
+  if (pull == "mean") return PullMode::kMean;
+  throw py::value_error(absl::StrCat("pull='", pull, "' must be 'update', 'params', 'params_bf16' or 'mean'"));
+}
+
+// Keeps the arrays alive that the session borrows.
+class PySession {
+ private:
+  template <typename F>
+  static auto Released(F f) {
+    py::gil_scoped_release release;
+    return f();
+  }
+  template <typename F>
+  static void Call(F f) {
+    Check(Released(f));
+  }
+
+ public:
+  PySession(std::vector<std::string> servers, const std::string& job_json, std::string worker, const std::string& pull,
+            std::vector<py::array> memory, int64_t connect_timeout_ms, int64_t start_timeout_ms,
+            int64_t rpc_timeout_ms, int64_t round_timeout_ms, std::string backend) {
+    SessionOptions options;
+    options.servers = std::move(servers);
+    options.job = ParseJob(job_json);
+    options.worker = std::move(worker);
+    options.pull = ParsePull(pull);
+    for (size_t t = 0; t < memory.size(); ++t) {
+      const std::string name = static_cast<int>(t) < options.job.tensors_size()
+                                   ? options.job.tensors(static_cast<int>(t)).name() : std::to_string(t);
+      options.memory.push_back(SpanOf(memory[t], absl::StrCat("the parameter '", name, "'"), true));
+    }
+    options.connect_timeout_ms = connect_timeout_ms;
+    options.start_timeout_ms = start_timeout_ms;
+    options.rpc_timeout_ms = rpc_timeout_ms;
+    options.round_timeout_ms = round_timeout_ms;
+    options.backend = std::move(backend);
+    memory_ = std::move(memory);
+    absl::StatusOr<std::unique_ptr<Session>> session;
+    {
+      py::gil_scoped_release release;
+      session = Session::Join(std::move(options));
+    }
+    Check(session.status());
+    session_ = *std::move(session);
+    gradients_.resize(session_->job().tensors().size());
+  }
+
+  ~PySession() {
+    py::gil_scoped_release release;
+    session_.reset();
+  }
+
+  void BeginRound(const std::vector<float>& learning_rates) {
+    Call([&] { return session_->BeginRound(learning_rates); });
+  }
+
+  void TensorReady(uint32_t tensor, py::array gradient) {
+    const float* data = GradientOf(tensor, gradient);
+    Check(session_->TensorReady(tensor, data));
+    gradients_[tensor] = std::move(gradient);
+  }
+
+  void EndRound(int64_t timeout_ms) {
+    const uint64_t before = session_->version();
+    const absl::Status status = Released([&] { return session_->EndRound(timeout_ms); });
+    if (session_->version() != before)  // the round is closed: nothing is borrowed any more
+      for (auto& gradient : gradients_) gradient.reset();
+    Check(status);
+  }
+
+  void Exchange(const std::vector<py::array>& gradients, const std::vector<float>& learning_rates) {
+    std::vector<const float*> data;
+    for (size_t t = 0; t < gradients.size(); ++t)
+      data.push_back(t < gradients_.size() ? GradientOf(static_cast<uint32_t>(t), gradients[t]) : nullptr);
+    for (size_t t = 0; t < gradients.size() && t < gradients_.size(); ++t) gradients_[t] = gradients[t];
+    Call([&] { return session_->Exchange(data, learning_rates); });
+  }
+
+  void Leave() {
+    Call([&] { return session_->Leave(); });
+  }
+
+  py::dict Stats() const {
+    const SessionStats s = session_->stats();
+    py::dict d;
+    d["steps"] = s.steps;
+    d["pushed_bytes"] = s.pushed_bytes;
+    d["pulled_bytes"] = s.pulled_bytes;
+    d["start_bytes"] = s.start_bytes;
+    d["selected_elements"] = s.selected_elements;
+    d["deferred_elements"] = s.deferred_elements;
+    d["sanitized_elements"] = s.sanitized_elements;
+    d["not_included_frames"] = s.not_included_frames;
+    d["encode_seconds"] = s.encode_seconds;
+    d["apply_seconds"] = s.apply_seconds;
+    d["wait_seconds"] = s.wait_seconds;
+    return d;
+  }
+
+  std::string Digest() const { return Released([&] { return session_->Digest(); }); }
+  std::vector<std::string> ShardDigests() const { return Released([&] { return session_->ShardDigests(); }); }
+  uint64_t version() const { return session_->version(); }
+  uint64_t start_version() const { return session_->start_version(); }
+  uint32_t buckets() const { return session_->layout().bucket_count(); }
+
+ private:
+  const float* GradientOf(uint32_t tensor, const py::array& gradient) const {
+    const auto& tensors = session_->job().tensors();
+    if (tensor >= tensors.size()) throw py::index_error(absl::StrCat("tensor index ", tensor, " of ", tensors.size()));
+    const std::string what = absl::StrCat("the gradient of '", tensors[tensor].name, "'");
+    const std::span<float> span = SpanOf(gradient, what, false);
+    if (span.size() != tensors[tensor].elements)
+      throw py::value_error(absl::StrCat(what, " has ", span.size(), " elements, the parameter has ",
+                                         tensors[tensor].elements));
+    return span.data();
+  }
+
+  std::unique_ptr<Session> session_;
+  std::vector<py::array> memory_;
+  std::vector<std::optional<py::array>> gradients_;
+};
+
+std::string RoleName(const std::string& name, const std::vector<uint64_t>& shape) {
+  return v1::Role_Name(GuessRole(name, shape)).substr(5);
+}
+
+}  // namespace
+}  // namespace gradwire
+
+PYBIND11_MODULE(_core, m) {
+  using gradwire::PySession;
+  m.doc() = "The C++ session of Gradwire; use the names of the package gradwire instead.";
+  m.def("guess_role", &gradwire::RoleName, py::arg("name"), py::arg("shape"));
+  py::class_<PySession>(m, "Session")
+      .def(py::init<std::vector<std::string>, const std::string&, std::string, const std::string&,
+                    std::vector<py::array>, int64_t, int64_t, int64_t, int64_t, std::string>(),
+           py::arg("servers"), py::arg("job_json"), py::arg("worker"), py::arg("pull"), py::arg("memory"),
+           py::arg("connect_timeout_ms"), py::arg("start_timeout_ms"), py::arg("rpc_timeout_ms"),
+           py::arg("round_timeout_ms"), py::arg("backend"))
+      .def("begin_round", &PySession::BeginRound)
+      .def("tensor_ready", &PySession::TensorReady)
+      .def("end_round", &PySession::EndRound, py::arg("timeout_ms") = -1)
+      .def("exchange", &PySession::Exchange)
+      .def("leave", &PySession::Leave)
+      .def("stats", &PySession::Stats)
+      .def("digest", &PySession::Digest)
+      .def("shard_digests", &PySession::ShardDigests)
+      .def_property_readonly("version", &PySession::version)
+      .def_property_readonly("start_version", &PySession::start_version)
+      .def_property_readonly("buckets", &PySession::buckets);
+}

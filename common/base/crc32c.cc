@@ -1,0 +1,127 @@
+// CRC-32C: the hardware path runs three independent streams, because one crc32 instruction has a latency of three
+// cycles but a throughput of one; the three are joined by multiplying with x^(8*stride) in GF(2), from tables.
+#include "common/base/crc32c.h"
+
+#include <array>
+#include <cstring>
+
+namespace gradwire {
+namespace {
+
+constexpr uint32_t kPolynomial = 0x82F63B78u;  // reflected
+
+using ByteTable = std::array<uint32_t, 256>;
+
+constexpr std::array<ByteTable, 8> MakeSlicingTables() {
+  std::array<ByteTable, 8> t{};
+  for (uint32_t i = 0; i < 256; ++i) {
+    uint32_t c = i;
+    for (int k = 0; k < 8; ++k) c = (c & 1) ? (c >> 1) ^ kPolynomial : c >> 1;
+    t[0][i] = c;
+  }
+  for (uint32_t i = 0; i < 256; ++i) {
+    for (size_t k = 1; k < 8; ++k) t[k][i] = (t[k - 1][i] >> 8) ^ t[0][t[k - 1][i] & 0xFF];
+  }
+  return t;
+}
+constexpr std::array<ByteTable, 8> kSlicing = MakeSlicingTables();
+
+// a * b in GF(2)[x] modulo the polynomial, bit-reflected: x^0 is the top bit.
+constexpr uint32_t MultiplyModP(uint32_t a, uint32_t b) {
+  uint32_t product = 0;
+  for (uint32_t m = 1u << 31; m != 0; m >>= 1) {
+    if (a & m) product ^= b;
+    b = (b & 1) ? (b >> 1) ^ kPolynomial : b >> 1;
+  }
+  return product;
+}
+
+// x^(8 * bytes) modulo the polynomial.
+constexpr uint32_t PowerOfX(size_t bytes) {
+  uint32_t result = 1u << 31;
+  uint32_t square = 1u << 30;  // x^1
+  for (size_t bits = bytes * 8; bits != 0; bits >>= 1) {
+    if (bits & 1) result = MultiplyModP(square, result);
+    square = MultiplyModP(square, square);
+  }
+  return result;
+}
+
+// Tables that append `bytes` zero bytes to a CRC state.
+constexpr std::array<ByteTable, 4> MakeShiftTables(size_t bytes) {
+  const uint32_t factor = PowerOfX(bytes);
+  std::array<ByteTable, 4> t{};
+  for (size_t k = 0; k < 4; ++k) {
+    for (uint32_t i = 0; i < 256; ++i) t[k][i] = MultiplyModP(factor, i << (8 * k));
+  }
+  return t;
+}
+
+constexpr size_t kLongStride = 4096;
+constexpr size_t kShortStride = 256;
+
+uint32_t Shift(const std::array<ByteTable, 4>& t, uint32_t crc) {
+  return t[0][crc & 0xFF] ^ t[1][(crc >> 8) & 0xFF] ^ t[2][(crc >> 16) & 0xFF] ^ t[3][crc >> 24];
+}
+
+uint64_t Load64(const uint8_t* p) {
+  uint64_t v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+#if defined(__x86_64__)
+__attribute__((target("sse4.2"))) uint32_t ThreeStreams(const uint8_t*& p, size_t& n, uint32_t state, size_t stride,
+                                                        const std::array<ByteTable, 4>& shift) {
+  while (n >= 3 * stride) {
+    uint64_t a = state, b = 0, c = 0;
+    for (size_t i = 0; i < stride; i += 8) {
+      a = __builtin_ia32_crc32di(a, Load64(p + i));
+      b = __builtin_ia32_crc32di(b, Load64(p + stride + i));
+      c = __builtin_ia32_crc32di(c, Load64(p + 2 * stride + i));
+    }
+    state = Shift(shift, static_cast<uint32_t>(a)) ^ static_cast<uint32_t>(b);
+    state = Shift(shift, state) ^ static_cast<uint32_t>(c);
+    p += 3 * stride;
+    n -= 3 * stride;
+  }
+  return state;
+}
+
+__attribute__((target("sse4.2"))) uint32_t Crc32cSse42(const uint8_t* p, size_t n, uint32_t state) {
+  static const std::array<ByteTable, 4> long_shift = MakeShiftTables(kLongStride);
+  static const std::array<ByteTable, 4> short_shift = MakeShiftTables(kShortStride);
+  state = ThreeStreams(p, n, state, kLongStride, long_shift);
+  state = ThreeStreams(p, n, state, kShortStride, short_shift);
+  uint64_t s = state;
+  for (; n >= 8; p += 8, n -= 8) s = __builtin_ia32_crc32di(s, Load64(p));
+  state = static_cast<uint32_t>(s);
+  for (; n > 0; ++p, --n) state = __builtin_ia32_crc32qi(state, *p);
+  return state;
+}
+#endif
+
+}  // namespace
+
+uint32_t Crc32cPortable(std::span<const uint8_t> data, uint32_t crc) {
+  uint32_t state = ~crc;
+  const uint8_t* p = data.data();
+  size_t n = data.size();
+  for (; n >= 8; p += 8, n -= 8) {
+    const uint64_t w = Load64(p) ^ state;
+    state = 0;
+    for (size_t k = 0; k < 8; ++k) state ^= kSlicing[7 - k][(w >> (8 * k)) & 0xFF];
+  }
+  for (; n > 0; ++p, --n) state = (state >> 8) ^ kSlicing[0][(state ^ *p) & 0xFF];
+  return ~state;
+}
+
+uint32_t Crc32c(std::span<const uint8_t> data, uint32_t crc) {
+#if defined(__x86_64__)
+  static const bool has_sse42 = __builtin_cpu_supports("sse4.2");
+  if (has_sse42) return ~Crc32cSse42(data.data(), data.size(), ~crc);
+#endif
+  return Crc32cPortable(data, crc);
+}
+
+}  // namespace gradwire

@@ -1,0 +1,16 @@
+// CRC-32C (Castagnoli, RFC 3720), the checksum of every segment of a frame and of every journal record.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace gradwire {
+
+// Extends `crc` (0 to start) by `data`. Pure. Uses the SSE4.2 instruction in three interleaved streams where the CPU
+// has it, a table otherwise; both give the same result.
+uint32_t Crc32c(std::span<const uint8_t> data, uint32_t crc = 0);
+
+// The portable implementation, for tests.
+uint32_t Crc32cPortable(std::span<const uint8_t> data, uint32_t crc = 0);
+
+}  // namespace gradwire

@@ -1,0 +1,142 @@
+// The codec interface: how a bucket's gradient becomes a frame, how frames are merged, and what comes out.
+//
+//   worker: Encoder::Encode(gradient, residual, plan) -> frame        server: Accumulator::Add(segment)...
+//           Codec::Return(frame, positions) -> residual                       Accumulator::Finish() -> update frame
+//
+// A Codec is prepared for one BucketLayout of one job: sizes are validated once. Frames are integers (or float32 that
+// the accumulator maps to integers), so merging is exact, independent of the order of arrival, and invertible.
+//
+// Round 0 of every job calibrates: frames carry only ranges (and learning rates), its update frame only the plan of
+// round 1, and parameters do not change. The client library does this by itself and then pushes the same gradient as
+// round 1.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/bytes.h"
+#include "common/codec/codec_spec.h"
+#include "common/job/layout.h"
+#include "common/wire/frame.h"
+#include "kernels/backend.h"
+
+namespace gradwire {
+
+inline constexpr int8_t kUncalibrated = -128;
+
+// What every party agrees on before round r of one bucket on one shard is encoded. The plan of round r + 1 is part of
+// the update frame of round r; that of round 0 is Codec::InitialPlan().
+struct RoundPlan {
+  std::vector<int8_t> exponents;  // per run, or empty if the codec has none: a value is an integer times 2^exponent
+  uint32_t sketch_groups = 0;
+  uint32_t cells_per_group = 0;
+  uint32_t Digest() const;
+  bool operator==(const RoundPlan&) const = default;
+};
+
+// Which elements of a tensor are sent: those whose magnitude key (bits of |x| without sign, shifted right by
+// kKeyShift) is above `key`, and of those equal to it the ones whose hash falls below keep_below. Chosen per tensor by
+// SelectThreshold, so it does not depend on the sharding.
+struct Selection {
+  uint32_t key = 0;
+  uint64_t keep_below = 1ull << 32;  // of 2^32
+};
+
+// One run's memory on the worker.
+struct RunInput {
+  const float* gradient = nullptr;  // read by codecs without residual (Codec::uses_residual() false)
+  float* pending = nullptr;         // residual + gradient on entry; on return, the residual: what was not sent
+  Selection selection;
+};
+
+// An encoded frame and what is needed to take parts of it back.
+struct EncodedFrame {
+  std::vector<Bytes> chunks;
+  uint64_t bytes = 0;                // sum of chunk sizes, headers counted
+  std::vector<uint32_t> positions;   // sparse codecs: what was sent, ascending
+  std::vector<int32_t> integers;     // sparse codecs: the integer at each position
+  RoundPlan plan;                    // by which it was encoded
+};
+
+// What the header and the learning-rate segment of a frame say.
+struct FrameIdentity {
+  uint16_t shard = 0;
+  uint32_t bucket = 0;
+  uint64_t round = 0;
+  uint64_t incarnation = 0;
+  std::span<const float> learning_rates;  // one per parameter group
+};
+
+// Not thread-safe; one per (bucket, shard) on a worker.
+class Encoder {
+ public:
+  virtual ~Encoder() = default;
+  // `runs`: one per run of the layout. Non-finite values must have been dealt with before. In round 0 nothing is
+  // sent and `pending` is left as it is.
+  virtual absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
+                                              std::span<const RunInput> runs) = 0;
+};
+
+// What Finish reports beside the update frame.
+struct FinishStats {
+  uint64_t elements = 0;  // decoded
+  uint64_t deferred = 0;  // named in the update frame, returned by every worker to its residual
+};
+
+struct UpdateFrame {
+  std::vector<Bytes> chunks;
+  RoundPlan next;
+  FinishStats stats;
+};
+
+// Merges the frames of one (bucket, shard, round). Not thread-safe; one per bucket and open round, reused by Open.
+class Accumulator {
+ public:
+  virtual ~Accumulator() = default;
+  // Clears and prepares for `round`, encoded by `plan`.
+  virtual void Open(uint64_t round, const RoundPlan& plan) = 0;
+  // Validates a segment against layout and plan, then merges it; an error leaves the accumulator unchanged. Errors:
+  // InvalidArgument (type not of this codec, range outside the bucket, non-finite value: names tensor and element).
+  virtual absl::Status Add(const wire::Segment& segment) = 0;
+  // Exactly undoes an Add that succeeded since Open.
+  virtual void Remove(const wire::Segment& segment) = 0;
+  // Closes the round over `contributors` complete frames and encodes the update frame. Deterministic: the same
+  // multiset of segments gives the same bytes. The learning rates are written into the update frame.
+  virtual absl::StatusOr<UpdateFrame> Finish(const FrameIdentity& id, uint32_t contributors) = 0;
+  virtual size_t memory_bytes() const = 0;
+};
+
+// Thread-safe, immutable.
+class Codec {
+ public:
+  virtual ~Codec() = default;
+  virtual bool uses_residual() const = 0;
+  virtual bool sparse() const = 0;                       // needs a Selection per tensor
+  virtual double Density(uint64_t round) const = 0;      // 1 for dense codecs
+  virtual RoundPlan InitialPlan() const = 0;
+  virtual std::unique_ptr<Encoder> NewEncoder() const = 0;
+  virtual std::unique_ptr<Accumulator> NewAccumulator() const = 0;
+  virtual size_t accumulator_bytes() const = 0;          // an upper bound of Accumulator::memory_bytes
+  // Checks that the segments of a whole frame, in order, cover the bucket exactly once.
+  virtual absl::Status CheckComplete(uint64_t round, const RoundPlan& plan,
+                                     std::span<const wire::SegmentHeader> segments) const = 0;
+  // Adds what `frame` sent back to the residual: all of it, or only at `positions` (ascending) where given.
+  // residual[i] is the memory of run i. Exact: pending values come back to the last bit.
+  virtual absl::Status Return(const EncodedFrame& frame, const std::vector<uint32_t>* positions,
+                              std::span<float* const> residual) const = 0;
+};
+
+// Everything a codec is prepared from. `layout`, `job` and `backend` must outlive the codec.
+struct CodecContext {
+  const Job* job = nullptr;
+  const BucketLayout* layout = nullptr;
+  kernels::Backend* backend = nullptr;
+};
+
+absl::StatusOr<std::unique_ptr<Codec>> MakeCodec(const CodecContext& context);
+
+}  // namespace gradwire

@@ -1,0 +1,376 @@
+// Dense codecs: see dense_codec.h.
+#include "common/codec/dense_codec.h"
+
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "common/codec/index_code.h"
+#include "common/codec/ranges.h"
+#include "common/codec/run_pieces.h"
+
+namespace gradwire {
+namespace {
+
+using kernels::Backend;
+using kernels::Sign;
+using wire::FrameWriter;
+using wire::Segment;
+using wire::SegmentHeader;
+using wire::SegmentType;
+
+constexpr uint32_t kSegmentElements = 65536;  // 256 KiB of float32: checked, merged and CRC'd while in cache
+constexpr int kFixed32Headroom = 8;           // bits left for gradients that grow from one round to the next
+constexpr int kFixed16Headroom = 1;
+constexpr int kPackBelowBits = 25;            // wider sums travel as whole int32
+
+struct DenseShape {
+  CodecContext context;
+  DenseSpec spec;
+  bool fixed() const {
+    return spec.values == DenseSpec::Values::kFixed32 || spec.values == DenseSpec::Values::kFixed16;
+  }
+  int width() const {
+    return spec.values == DenseSpec::Values::kFp32 || spec.values == DenseSpec::Values::kFixed32 ? 4 : 2;
+  }
+  SegmentType type() const {
+    if (fixed()) return SegmentType::kDenseInt;
+    return width() == 4 ? SegmentType::kDenseF32 : SegmentType::kDenseBf16;
+  }
+  uint8_t param() const { return fixed() ? static_cast<uint8_t>(width()) : 0; }
+  int32_t limit() const { return IntegerLimit(8 * width(), context.job->spec().max_workers()); }
+  int headroom() const { return width() == 4 ? kFixed32Headroom : kFixed16Headroom; }
+  const BucketLayout& layout() const { return *context.layout; }
+  Backend& backend() const { return *context.backend; }
+};
+
+wire::FrameHeader HeaderFor(const FrameIdentity& id, wire::FrameKind kind, uint32_t shape_digest) {
+  wire::FrameHeader h;
+  h.kind = kind;
+  h.bucket = id.bucket;
+  h.shard = id.shard;
+  h.round = id.round;
+  h.shape_digest = shape_digest;
+  h.incarnation = id.incarnation;
+  return h;
+}
+
+void AddLearningRates(std::span<const float> rates, FrameWriter* writer) {
+  writer->Add({SegmentType::kLearningRates, 0, 0, static_cast<uint32_t>(rates.size()),
+               static_cast<uint32_t>(rates.size_bytes())},
+              rates.data());
+}
+
+float LoadBf16(const uint8_t* p) {
+  uint32_t bits = 0;
+  std::memcpy(reinterpret_cast<uint8_t*>(&bits) + 2, p, 2);
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+void AddBf16(const uint8_t* values, uint64_t n, float* out) {
+  for (uint64_t i = 0; i < n; ++i) out[i] += LoadBf16(values + 2 * i);
+}
+
+class DenseEncoder final : public Encoder {
+ public:
+  explicit DenseEncoder(const DenseShape& shape) : shape_(shape) {}
+
+  absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
+                                      std::span<const RunInput> runs) override {
+    const BucketLayout& layout = shape_.layout();
+    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kPush, layout.shape_digest);
+    header.plan_digest = plan.Digest();
+    FrameWriter writer(header);
+    AddLearningRates(id.learning_rates, &writer);
+    if (shape_.fixed()) AddRanges(runs, &writer);
+    if (id.round != 0) {
+      for (uint64_t begin = 0; begin < layout.elements; begin += kSegmentElements) {
+        const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(kSegmentElements, layout.elements - begin));
+        const uint32_t bytes = count * static_cast<uint32_t>(shape_.width());
+        uint8_t* out = writer.Begin({shape_.type(), shape_.param(), begin, count, bytes});
+        ForEachRunPiece(layout, begin, count, [&](size_t run, uint64_t offset, uint64_t n, uint64_t position) {
+          EncodePiece(runs[run], plan, run, offset, n, out + (position - begin) * shape_.width());
+        });
+        writer.End();
+      }
+    }
+    EncodedFrame frame;
+    frame.chunks = writer.Finish();
+    frame.bytes = TotalSize(frame.chunks);
+    frame.plan = plan;
+    return frame;
+  }
+
+ private:
+  void AddRanges(std::span<const RunInput> runs, FrameWriter* writer) const {
+    std::vector<int8_t> ranges(runs.size());
+    for (size_t i = 0; i < runs.size(); ++i) {
+      ranges[i] = static_cast<int8_t>(
+          shape_.backend().RangeOf(runs[i].pending, shape_.layout().runs[i].length, nullptr));
+    }
+    const uint32_t n = static_cast<uint32_t>(runs.size());
+    writer->Add({SegmentType::kRanges, 0, 0, n, n}, ranges.data());
+  }
+
+  void EncodePiece(const RunInput& run, const RoundPlan& plan, size_t index, uint64_t offset, uint64_t n,
+                   uint8_t* out) const {
+    if (shape_.fixed()) {
+      shape_.backend().Quantize(run.pending + offset, n, plan.exponents[index], shape_.limit(), shape_.width(), out,
+                                nullptr);
+    } else if (shape_.width() == 2) {
+      shape_.backend().SplitBf16(run.pending + offset, n, out, nullptr);
+    } else {
+      std::memcpy(out, run.gradient + offset, n * sizeof(float));
+    }
+  }
+
+  DenseShape shape_;
+};
+
+class DenseAccumulator final : public Accumulator {
+ public:
+  explicit DenseAccumulator(const DenseShape& shape)
+      : shape_(shape), ranges_(shape.fixed() ? shape.layout().runs.size() : 0) {
+    if (shape.fixed()) {
+      integers_.resize(shape.layout().elements);
+    } else {
+      grid_.resize(shape.layout().elements);
+    }
+  }
+
+  void Open(uint64_t round, const RoundPlan& plan) override {
+    round_ = round;
+    plan_ = plan;
+    std::fill(grid_.begin(), grid_.end(), 0);
+    std::fill(integers_.begin(), integers_.end(), 0);
+    ranges_.Clear();
+  }
+
+  absl::Status Add(const Segment& s) override {
+    if (s.type == SegmentType::kRanges && shape_.fixed()) {
+      GW_RETURN_IF_ERROR(ranges_.Check(s));
+      ranges_.Merge(s, Sign::kAdd);
+      return absl::OkStatus();
+    }
+    GW_RETURN_IF_ERROR(CheckDense(s));
+    Merge(s, Sign::kAdd);
+    return absl::OkStatus();
+  }
+
+  void Remove(const Segment& s) override {
+    if (s.type == SegmentType::kRanges) {
+      ranges_.Merge(s, Sign::kSubtract);
+    } else {
+      Merge(s, Sign::kSubtract);
+    }
+  }
+
+  absl::StatusOr<UpdateFrame> Finish(const FrameIdentity& id, uint32_t contributors) override {
+    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kUpdate, shape_.layout().shape_digest);
+    header.contributors = contributors;
+    FrameWriter writer(header);
+    AddLearningRates(id.learning_rates, &writer);
+    UpdateFrame update;
+    update.next = plan_;
+    if (contributors != 0 && round_ != 0) {
+      update.stats.elements = shape_.layout().elements;
+      if (shape_.fixed()) {
+        WriteIntegers(&writer);
+      } else {
+        WriteMeans(contributors, &writer);
+      }
+    }
+    if (shape_.fixed()) {
+      for (size_t i = 0; i < update.next.exponents.size(); ++i) {
+        const int range = ranges_.Max(i);
+        if (range < kernels::kMinRange) continue;
+        update.next.exponents[i] = NextExponent(plan_.exponents[i], range, shape_.limit(), shape_.headroom());
+      }
+      const uint32_t n = static_cast<uint32_t>(update.next.exponents.size());
+      writer.Add({SegmentType::kExponents, 0, 0, n, n}, update.next.exponents.data());
+    }
+    update.chunks = writer.Finish();
+    return update;
+  }
+
+  size_t memory_bytes() const override { return grid_.size() * 8 + integers_.size() * 4 + ranges_.memory_bytes(); }
+
+ private:
+  absl::Status CheckDense(const Segment& s) const {
+    if (round_ == 0 || s.type != shape_.type() || s.param != shape_.param()) {
+      return absl::InvalidArgumentError(absl::StrFormat("segment type %d (param %d) does not belong in round %d of %s",
+                                                        static_cast<int>(s.type), s.param, round_,
+                                                        ToString(shape_.spec)));
+    }
+    const uint64_t elements = shape_.layout().elements;
+    if (s.begin > elements || s.count > elements - s.begin ||
+        s.bytes != uint64_t{s.count} * static_cast<uint64_t>(shape_.width())) {
+      return absl::InvalidArgumentError(absl::StrFormat("segment of elements [%d, %d + %d) in %d bytes; the bucket has %d elements of %d bytes",
+                                                        s.begin, s.begin, s.count, s.bytes, elements, shape_.width()));
+    }
+    if (shape_.fixed()) return CheckLimit(s);
+    const int64_t bad = shape_.backend().FindOutOfGrid(s.data, shape_.width(), s.count, nullptr);
+    if (bad < 0) return absl::OkStatus();
+    return OutOfGridError(s, static_cast<uint64_t>(bad));
+  }
+
+  // Sums stay in range only if every contribution keeps to its share (IntegerLimit).
+  absl::Status CheckLimit(const Segment& s) const {
+    const int32_t limit = shape_.limit();
+    for (uint32_t i = 0; i < s.count; ++i) {
+      int32_t v = 0;
+      if (shape_.width() == 4) {
+        std::memcpy(&v, s.data + 4 * size_t{i}, 4);
+      } else {
+        int16_t narrow;
+        std::memcpy(&narrow, s.data + 2 * size_t{i}, 2);
+        v = narrow;
+      }
+      if (v > limit || v < -limit) {
+        return absl::InvalidArgumentError(absl::StrFormat("element %d: integer %d is over the limit of %d per worker",
+                                                          s.begin + i, v, limit));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status OutOfGridError(const Segment& s, uint64_t index) const {
+    const BucketLayout& layout = shape_.layout();
+    const uint64_t position = s.begin + index;
+    const size_t run = RunOf(layout, position);
+    const Run& r = layout.runs[run];
+    float value = 0;
+    if (shape_.width() == 4) {
+      std::memcpy(&value, s.data + 4 * index, 4);
+    } else {
+      value = LoadBf16(s.data + 2 * index);
+    }
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "tensor '%s', element %d: gradient %g is not finite or its magnitude is not below %d; the contribution is refused",
+        shape_.context.job->tensors()[r.tensor].name, r.offset + position - layout.run_begin[run], value,
+        1 << kernels::kGridRangeBits));
+  }
+
+  void Merge(const Segment& s, Sign sign) {
+    if (shape_.fixed()) {
+      shape_.backend().AddIntegers(integers_.data() + s.begin, s.data, shape_.width(), s.count, sign, nullptr);
+    } else {
+      shape_.backend().AddFloats(grid_.data() + s.begin, s.data, shape_.width(), s.count, sign, nullptr);
+    }
+  }
+
+  void WriteMeans(uint32_t contributors, FrameWriter* writer) const {
+    for (uint64_t begin = 0; begin < grid_.size(); begin += kSegmentElements) {
+      const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(kSegmentElements, grid_.size() - begin));
+      uint8_t* out = writer->Begin({SegmentType::kDenseF32, 0, begin, count, count * 4});
+      // Payloads are 8-byte aligned (WIRE.md), so they may be written as float32.
+      shape_.backend().GridToMean(grid_.data() + begin, count, contributors, reinterpret_cast<float*>(out), nullptr);
+      writer->End();
+    }
+  }
+
+  void WriteIntegers(FrameWriter* writer) const {
+    for (uint64_t begin = 0; begin < integers_.size(); begin += kSegmentElements) {
+      const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(kSegmentElements, integers_.size() - begin));
+      const std::span<const int32_t> sums(integers_.data() + begin, count);
+      const int bits = BitsFor(sums);
+      if (bits < kPackBelowBits) {
+        const std::vector<uint8_t> packed = PackIntegers(sums, bits);
+        writer->Add({SegmentType::kDensePacked, static_cast<uint8_t>(bits), begin, count,
+                     static_cast<uint32_t>(packed.size())},
+                    packed.data());
+      } else {
+        writer->Add({SegmentType::kDenseInt, 4, begin, count, count * 4}, sums.data());
+      }
+    }
+  }
+
+  DenseShape shape_;
+  uint64_t round_ = 0;
+  RoundPlan plan_;
+  std::vector<int64_t> grid_;      // fp32, bf16: sums in units of 2^-kGridBits
+  std::vector<int32_t> integers_;  // fixed: sums
+  RangeHistogram ranges_;
+};
+
+class DenseCodec final : public Codec {
+ public:
+  DenseCodec(const CodecContext& context, const DenseSpec& spec) : shape_{context, spec} {}
+
+  bool uses_residual() const override { return shape_.spec.values != DenseSpec::Values::kFp32; }
+  bool sparse() const override { return false; }
+  double Density(uint64_t) const override { return 1; }
+
+  RoundPlan InitialPlan() const override {
+    RoundPlan plan;
+    if (shape_.fixed()) plan.exponents.assign(shape_.layout().runs.size(), kUncalibrated);
+    return plan;
+  }
+
+  std::unique_ptr<Encoder> NewEncoder() const override { return std::make_unique<DenseEncoder>(shape_); }
+  std::unique_ptr<Accumulator> NewAccumulator() const override { return std::make_unique<DenseAccumulator>(shape_); }
+  size_t accumulator_bytes() const override {
+    return shape_.layout().elements * (shape_.fixed() ? 4 : 8) + (shape_.fixed() ? shape_.layout().runs.size() * 128 : 0);
+  }
+
+  absl::Status CheckComplete(uint64_t round, const RoundPlan&, std::span<const SegmentHeader> segments) const override {
+    size_t next = 0;
+    const auto take = [&](SegmentType type, uint64_t begin) -> const SegmentHeader* {
+      if (next == segments.size() || segments[next].type != type || segments[next].begin != begin) return nullptr;
+      return &segments[next++];
+    };
+    if (take(SegmentType::kLearningRates, 0) == nullptr) return Incomplete("does not begin with learning rates");
+    if (shape_.fixed()) {
+      const SegmentHeader* ranges = take(SegmentType::kRanges, 0);
+      if (ranges == nullptr || ranges->count != shape_.layout().runs.size()) return Incomplete("lacks ranges");
+    }
+    for (uint64_t covered = 0; round != 0 && covered < shape_.layout().elements;) {
+      const SegmentHeader* s = take(shape_.type(), covered);
+      if (s == nullptr || s->count == 0) {
+        return Incomplete(absl::StrFormat("covers %d of %d elements", covered, shape_.layout().elements));
+      }
+      covered += s->count;
+    }
+    if (next != segments.size()) return Incomplete(absl::StrFormat("has %d segments too many", segments.size() - next));
+    return absl::OkStatus();
+  }
+
+  absl::Status Return(const EncodedFrame& frame, const std::vector<uint32_t>* positions,
+                      std::span<float* const> residual) const override {
+    if (!uses_residual() || positions != nullptr) return absl::OkStatus();  // nothing to give back, nothing deferred
+    GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> chunks, wire::ParseFrame(frame.chunks));
+    for (const wire::Chunk& chunk : chunks) {
+      for (const Segment& s : chunk.segments) {
+        if (s.type != shape_.type()) continue;
+        ForEachRunPiece(shape_.layout(), s.begin, s.count, [&](size_t run, uint64_t offset, uint64_t n, uint64_t at) {
+          const uint8_t* values = s.data + (at - s.begin) * static_cast<uint64_t>(shape_.width());
+          float* out = residual[run] + offset;
+          if (shape_.fixed()) {
+            shape_.backend().Dequantize(values, shape_.width(), n, frame.plan.exponents[run], out, nullptr);
+          } else {
+            AddBf16(values, n, out);
+          }
+        });
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Incomplete(std::string_view what) const {
+    return absl::InvalidArgumentError(absl::StrFormat("frame of bucket %d on shard %d %s", shape_.layout().bucket,
+                                                      shape_.layout().shard, std::string(what)));
+  }
+
+  DenseShape shape_;
+};
+
+}  // namespace
+
+std::unique_ptr<Codec> MakeDenseCodec(const CodecContext& context, const DenseSpec& spec) {
+  return std::make_unique<DenseCodec>(context, spec);
+}
+
+}  // namespace gradwire

@@ -1,0 +1,60 @@
+// Receives the chunks of one worker's frame, merges each as it arrives, and takes everything back out if the frame is
+// abandoned. Sits between the transport and an Accumulator on a shard server.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/codec/codec.h"
+
+namespace gradwire {
+
+// Not thread-safe: the owner of the accumulator serialises calls. Holds the received chunks (shared, not copied)
+// until Commit or Abandon: at most `frame_limit_bytes`.
+class FrameAssembler {
+ public:
+  // All pointers must outlive the assembler. `plan` is that of `round`.
+  FrameAssembler(const Codec* codec, const BucketLayout* layout, Accumulator* accumulator, const RoundPlan* plan,
+                 uint64_t round, uint64_t frame_limit_bytes);
+  ~FrameAssembler();  // abandons what was not committed
+  FrameAssembler(const FrameAssembler&) = delete;
+  FrameAssembler& operator=(const FrameAssembler&) = delete;
+
+  // Checks identity and order, then merges every segment. An error takes the whole frame back out; the assembler is
+  // then empty and refuses further chunks. Errors: InvalidArgument, DataLoss, ResourceExhausted (frame too large);
+  // FailedPrecondition (another plan, another shape).
+  absl::Status Add(wire::Chunk chunk);
+  // True once the last chunk was merged and the frame is known to cover its bucket exactly once.
+  bool complete() const { return complete_; }
+  bool abstained() const { return abstained_; }
+  uint64_t bytes() const { return bytes_; }
+  uint32_t digest() const { return digest_; }  // CRC-32C over all chunks: tells a repeat from a different frame
+  std::span<const float> learning_rates() const { return learning_rates_; }  // once complete
+  // The frame stays merged; drops the chunks.
+  void Commit();
+  // Removes what was merged.
+  void Abandon();
+
+ private:
+  absl::Status CheckIdentity(const wire::FrameHeader& header) const;
+  absl::Status Merge(const wire::Chunk& chunk);
+
+  const Codec* codec_;
+  const BucketLayout* layout_;
+  Accumulator* accumulator_;
+  const RoundPlan* plan_;
+  uint64_t round_;
+  uint64_t frame_limit_bytes_;
+  std::vector<wire::Chunk> chunks_;                // merged so far
+  std::vector<wire::SegmentHeader> segments_;      // of chunks_, in order
+  size_t merged_in_last_ = 0;                      // segments of chunks_.back() that were merged
+  std::vector<float> learning_rates_;
+  uint64_t bytes_ = 0;
+  uint32_t digest_ = 0;
+  bool complete_ = false;
+  bool abstained_ = false;
+  bool failed_ = false;
+};
+
+}  // namespace gradwire

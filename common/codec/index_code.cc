@@ -1,0 +1,184 @@
+// Index codes: see index_code.h and proto/WIRE.md, "Index codes".
+#include "common/codec/index_code.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "common/codec/bit_io.h"
+
+namespace gradwire {
+namespace {
+
+constexpr size_t kRiceHeaderBytes = 5;  // u32 n, u8 k
+constexpr int kMaxRiceBits = 31;
+
+// Bits of the gaps coded with parameter k (Golomb 1966; Rice 1979): quotient in unary, a one bit, k bits of rest.
+uint64_t RiceBits(std::span<const uint32_t> positions, uint32_t begin, int k) {
+  uint64_t bits = 0;
+  uint64_t next = begin;
+  for (uint32_t p : positions) {
+    bits += (p - next) >> k;
+    next = uint64_t{p} + 1;
+  }
+  return bits + positions.size() * static_cast<uint64_t>(k + 1);
+}
+
+// The parameter of the fewest bits. For geometric gaps of mean m it lies next to log2(m ln 2).
+int BestRiceParameter(std::span<const uint32_t> positions, uint32_t begin, uint64_t* bits) {
+  const uint64_t mean = (positions.back() - begin) / positions.size();
+  const int guess = std::bit_width(mean) - 1;
+  int best = 0;
+  *bits = UINT64_MAX;
+  for (int k = std::max(0, guess - 1); k <= std::min(kMaxRiceBits, guess + 1); ++k) {
+    const uint64_t cost = RiceBits(positions, begin, k);
+    if (cost < *bits) {
+      *bits = cost;
+      best = k;
+    }
+  }
+  return best;
+}
+
+std::vector<uint8_t> EncodeRice(std::span<const uint32_t> positions, uint32_t begin, int k, uint64_t bits) {
+  std::vector<uint8_t> out(kRiceHeaderBytes + (bits + 7) / 8);
+  const uint32_t n = static_cast<uint32_t>(positions.size());
+  std::memcpy(out.data(), &n, 4);
+  out[4] = static_cast<uint8_t>(k);
+  BitWriter writer(out.data() + kRiceHeaderBytes);
+  const uint32_t mask = (uint32_t{1} << k) - 1;
+  uint64_t next = begin;
+  for (uint32_t p : positions) {
+    const uint32_t gap = static_cast<uint32_t>(p - next);
+    writer.Zeros(gap >> k);
+    writer.Put(1, 1);
+    writer.Put(gap & mask, k);
+    next = uint64_t{p} + 1;
+  }
+  writer.Flush();
+  return out;
+}
+
+absl::Status DecodeRice(std::span<const uint8_t> payload, uint32_t begin, uint32_t count, std::vector<uint32_t>* out) {
+  if (payload.size() < kRiceHeaderBytes) {
+    return absl::InvalidArgumentError(absl::StrFormat("Rice index of %d bytes", payload.size()));
+  }
+  uint32_t n = 0;
+  std::memcpy(&n, payload.data(), 4);
+  const int k = payload[4];
+  if (n == 0 || n > count || k > kMaxRiceBits || n > (payload.size() - kRiceHeaderBytes) * 8) {
+    return absl::InvalidArgumentError(absl::StrFormat("Rice index of %d positions with parameter %d in %d bytes, for %d elements",
+                                                      n, k, payload.size(), count));
+  }
+  BitReader reader(payload.subspan(kRiceHeaderBytes));
+  const size_t before = out->size();
+  out->resize(before + n);
+  uint32_t* positions = out->data() + before;
+  uint64_t next = begin;
+  const uint64_t end = uint64_t{begin} + count;
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint64_t quotient = reader.TakeUnary();
+    const uint64_t p = next + (quotient << k) + reader.Take(k);
+    if (quotient > count || p >= end || reader.overrun()) {
+      out->resize(before);
+      return absl::InvalidArgumentError(absl::StrFormat("Rice index: position %d of %d is not within [%d, %d)", i, n,
+                                                        begin, end));
+    }
+    positions[i] = static_cast<uint32_t>(p);
+    next = p + 1;
+  }
+  if (reader.AtPaddedEnd()) return absl::OkStatus();
+  out->resize(before);
+  return absl::InvalidArgumentError(absl::StrFormat("Rice index: bits are left over behind %d positions", n));
+}
+
+std::vector<uint8_t> EncodeBitmap(std::span<const uint32_t> positions, uint32_t begin, uint32_t count) {
+  std::vector<uint8_t> out((uint64_t{count} + 7) / 8);
+  for (uint32_t p : positions) {
+    const uint32_t i = p - begin;
+    out[i / 8] = static_cast<uint8_t>(out[i / 8] | (1u << (i % 8)));
+  }
+  return out;
+}
+
+absl::Status DecodeBitmap(std::span<const uint8_t> payload, uint32_t begin, uint32_t count, std::vector<uint32_t>* out) {
+  if (payload.size() != (uint64_t{count} + 7) / 8) {
+    return absl::InvalidArgumentError(absl::StrFormat("bitmap of %d bytes for %d elements", payload.size(), count));
+  }
+  if (count % 8 != 0 && (payload.back() >> (count % 8)) != 0) {
+    return absl::InvalidArgumentError("bitmap has bits behind its last element");
+  }
+  for (size_t byte = 0; byte < payload.size(); byte += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, payload.data() + byte, std::min<size_t>(8, payload.size() - byte));
+    for (; word != 0; word &= word - 1) {
+      out->push_back(begin + static_cast<uint32_t>(byte * 8) + static_cast<uint32_t>(std::countr_zero(word)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+uint32_t ZigZag(int32_t v) { return (static_cast<uint32_t>(v) << 1) ^ static_cast<uint32_t>(v >> 31); }
+int32_t UnZigZag(uint32_t v) { return static_cast<int32_t>((v >> 1) ^ (0u - (v & 1u))); }
+
+}  // namespace
+
+CodedIndex EncodeIndex(std::span<const uint32_t> positions, uint32_t begin, uint32_t count) {
+  if (positions.empty()) return {IndexCoding::kEmpty, {}};
+  if (positions.size() == count) return {IndexCoding::kFull, {}};
+  uint64_t bits = 0;
+  const int k = BestRiceParameter(positions, begin, &bits);
+  if (kRiceHeaderBytes + (bits + 7) / 8 < (uint64_t{count} + 7) / 8) {
+    return {IndexCoding::kRice, EncodeRice(positions, begin, k, bits)};
+  }
+  return {IndexCoding::kBitmap, EncodeBitmap(positions, begin, count)};
+}
+
+absl::Status DecodeIndex(IndexCoding coding, std::span<const uint8_t> payload, uint32_t begin, uint32_t count,
+                         std::vector<uint32_t>* out) {
+  if (uint64_t{begin} + count > (uint64_t{1} << 32)) {
+    return absl::InvalidArgumentError(absl::StrFormat("index of [%d, %d + %d) is past 2^32", begin, begin, count));
+  }
+  switch (coding) {
+    case IndexCoding::kEmpty:
+    case IndexCoding::kFull:
+      if (!payload.empty()) return absl::InvalidArgumentError("an empty or full index has no payload");
+      if (coding == IndexCoding::kFull) {
+        for (uint32_t i = 0; i < count; ++i) out->push_back(begin + i);
+      }
+      return absl::OkStatus();
+    case IndexCoding::kBitmap:
+      return DecodeBitmap(payload, begin, count, out);
+    case IndexCoding::kRice:
+      return DecodeRice(payload, begin, count, out);
+  }
+  return absl::InvalidArgumentError(absl::StrFormat("unknown index coding %d", static_cast<int>(coding)));
+}
+
+int BitsFor(std::span<const int32_t> values) {
+  uint32_t all = 1;
+  for (int32_t v : values) all |= ZigZag(v);
+  return std::bit_width(all);
+}
+
+std::vector<uint8_t> PackIntegers(std::span<const int32_t> values, int bits) {
+  std::vector<uint8_t> out((values.size() * static_cast<size_t>(bits) + 7) / 8);
+  BitWriter writer(out.data());
+  for (int32_t v : values) writer.Put(ZigZag(v), bits);
+  writer.Flush();
+  return out;
+}
+
+absl::Status UnpackIntegers(std::span<const uint8_t> payload, int bits, size_t n, int32_t* out) {
+  if (bits < 1 || bits > 32 || payload.size() != (n * static_cast<size_t>(bits) + 7) / 8) {
+    return absl::InvalidArgumentError(absl::StrFormat("%d integers of %d bits in %d bytes", n, bits, payload.size()));
+  }
+  BitReader reader(payload);
+  for (size_t i = 0; i < n; ++i) out[i] = UnZigZag(reader.Take(bits));
+  if (!reader.AtPaddedEnd()) return absl::InvalidArgumentError("packed integers: padding is not zero");
+  return absl::OkStatus();
+}
+
+}  // namespace gradwire

@@ -1,0 +1,195 @@
+// Parameter frames: the initial upload and pulls of a version.
+#include "common/codec/parameters.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "common/codec/run_pieces.h"
+
+namespace gradwire {
+namespace {
+
+using wire::FrameWriter;
+using wire::Segment;
+using wire::SegmentType;
+
+constexpr uint64_t kSegmentElements = 65536;
+
+uint16_t RoundToBf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);  // quiet NaN
+  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1)) >> 16);
+}
+
+void AddFloats(const float* values, uint64_t elements, wire::Array array, FrameWriter* writer) {
+  for (uint64_t begin = 0; begin < elements; begin += kSegmentElements) {
+    const uint32_t count = static_cast<uint32_t>(std::min(kSegmentElements, elements - begin));
+    writer->Add({SegmentType::kDenseF32, static_cast<uint8_t>(array), begin, count, count * 4}, values + begin);
+  }
+}
+
+void AddBf16(const float* values, uint64_t elements, FrameWriter* writer) {
+  for (uint64_t begin = 0; begin < elements; begin += kSegmentElements) {
+    const uint32_t count = static_cast<uint32_t>(std::min(kSegmentElements, elements - begin));
+    uint8_t* out = writer->Begin({SegmentType::kDenseBf16, 0, begin, count, count * 2});
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint16_t bits = RoundToBf16(values[begin + i]);
+      std::memcpy(out + 2 * size_t{i}, &bits, 2);
+    }
+    writer->End();
+  }
+}
+
+wire::FrameHeader HeaderFor(const BucketLayout& layout, wire::FrameKind kind, uint64_t version) {
+  wire::FrameHeader h;
+  h.kind = kind;
+  h.bucket = layout.bucket;
+  h.shard = static_cast<uint16_t>(layout.shard);
+  h.round = version;
+  h.shape_digest = layout.shape_digest;
+  return h;
+}
+
+// Folds the segments of a parameter frame into the targets; counts what it covered.
+class ParameterReader {
+ public:
+  ParameterReader(const Job& job, const BucketLayout& layout, const ParameterTargets& targets)
+      : job_(job), layout_(layout), targets_(targets) {}
+
+  absl::Status Read(const Segment& s, RoundPlan* plan) {
+    switch (s.type) {
+      case SegmentType::kDenseF32:
+      case SegmentType::kDenseBf16:
+        return ReadDense(s);
+      case SegmentType::kExponents:
+        if (s.begin != 0 || s.bytes != s.count || s.count != layout_.runs.size()) break;
+        plan->exponents.assign(s.data, s.data + s.bytes);
+        return absl::OkStatus();
+      case SegmentType::kGeometry:
+        if (s.bytes != 8) break;
+        std::memcpy(&plan->sketch_groups, s.data, 4);
+        std::memcpy(&plan->cells_per_group, s.data + 4, 4);
+        return absl::OkStatus();
+      default:
+        break;
+    }
+    return absl::InvalidArgumentError(
+        absl::StrFormat("segment type %d with %d bytes does not fit a parameter frame of bucket %d",
+                        static_cast<int>(s.type), s.bytes, layout_.bucket));
+  }
+
+  uint64_t covered(wire::Array array) const { return covered_[static_cast<size_t>(array)]; }
+
+ private:
+  absl::Status ReadDense(const Segment& s) {
+    const uint64_t width = s.type == SegmentType::kDenseF32 ? 4 : 2;
+    if (s.param > 2 || (width == 2 && s.param != 0)) {
+      return absl::InvalidArgumentError(absl::StrFormat("parameter segment names unknown array %d", s.param));
+    }
+    uint64_t& covered = covered_[s.param];
+    if (s.begin != covered || s.count > layout_.elements - covered || s.bytes != s.count * width) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("parameter segment [%d, %d + %d) in %d bytes does not continue at %d of %d elements", s.begin,
+                          s.begin, s.count, s.bytes, covered, layout_.elements));
+    }
+    covered += s.count;
+    float* const arrays[3] = {targets_.parameter, targets_.first_moment, targets_.second_moment};
+    float* target = arrays[s.param];
+    if (target == nullptr) return absl::OkStatus();
+    target += s.begin;
+    if (width == 4) {
+      if (s.bytes != 0) std::memcpy(target, s.data, s.bytes);
+    } else {
+      for (uint32_t i = 0; i < s.count; ++i) {
+        uint32_t bits = 0;
+        std::memcpy(reinterpret_cast<uint8_t*>(&bits) + 2, s.data + 2 * size_t{i}, 2);
+        std::memcpy(target + i, &bits, 4);
+      }
+    }
+    for (uint32_t i = 0; i < s.count; ++i) {
+      if (!std::isfinite(target[i])) return NonFinite(s.begin + i, target[i]);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status NonFinite(uint64_t position, float value) const {
+    const size_t run = RunOf(layout_, position);
+    const Run& r = layout_.runs[run];
+    return absl::InvalidArgumentError(absl::StrFormat("tensor '%s', element %d: parameter %g is not finite",
+                                                      job_.tensors()[r.tensor].name,
+                                                      r.offset + position - layout_.run_begin[run], value));
+  }
+
+  const Job& job_;
+  const BucketLayout& layout_;
+  ParameterTargets targets_;
+  uint64_t covered_[3] = {0, 0, 0};
+};
+
+}  // namespace
+
+std::vector<Bytes> EncodeInitialize(const BucketLayout& layout, uint64_t incarnation, const float* parameters) {
+  wire::FrameHeader header = HeaderFor(layout, wire::FrameKind::kInitialize, 0);
+  header.incarnation = incarnation;
+  FrameWriter writer(header);
+  AddFloats(parameters, layout.elements, wire::Array::kParameter, &writer);
+  return writer.Finish();
+}
+
+std::vector<Bytes> EncodeParameters(const BucketLayout& layout, uint64_t version, const RoundPlan& plan,
+                                    ParameterContent content, const ParameterArrays& arrays) {
+  FrameWriter writer(HeaderFor(layout, wire::FrameKind::kParameters, version));
+  if (!plan.exponents.empty()) {
+    const uint32_t n = static_cast<uint32_t>(plan.exponents.size());
+    writer.Add({SegmentType::kExponents, 0, 0, n, n}, plan.exponents.data());
+  }
+  const uint32_t geometry[2] = {plan.sketch_groups, plan.cells_per_group};
+  writer.Add({SegmentType::kGeometry, 0, 0, 1, 8}, geometry);
+  if (arrays.parameter == nullptr) return writer.Finish();
+  if (content == ParameterContent::kBf16) {
+    AddBf16(arrays.parameter, layout.elements, &writer);
+    return writer.Finish();
+  }
+  AddFloats(arrays.parameter, layout.elements, wire::Array::kParameter, &writer);
+  if (content == ParameterContent::kState) {
+    if (arrays.first_moment) AddFloats(arrays.first_moment, layout.elements, wire::Array::kFirstMoment, &writer);
+    if (arrays.second_moment) AddFloats(arrays.second_moment, layout.elements, wire::Array::kSecondMoment, &writer);
+  }
+  return writer.Finish();
+}
+
+absl::StatusOr<RoundPlan> DecodeParameters(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
+                                           uint64_t version, const ParameterTargets& targets) {
+  GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> parsed, wire::ParseFrame(chunks));
+  const wire::FrameHeader& header = parsed[0].header;
+  const bool kind = header.kind == wire::FrameKind::kInitialize || header.kind == wire::FrameKind::kParameters;
+  if (!kind || header.bucket != layout.bucket || header.shard != layout.shard || header.round != version ||
+      header.shape_digest != layout.shape_digest) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("not the parameters of bucket %d on shard %d at version %d (kind %d, bucket %d, shard %d, version "
+                        "%d, shape 0x%08x, expected 0x%08x)",
+                        layout.bucket, layout.shard, version, static_cast<int>(header.kind), header.bucket,
+                        header.shard, header.round, header.shape_digest, layout.shape_digest));
+  }
+  RoundPlan plan;
+  ParameterReader reader(job, layout, targets);
+  for (const wire::Chunk& chunk : parsed) {
+    for (const Segment& s : chunk.segments) GW_RETURN_IF_ERROR(reader.Read(s, &plan));
+  }
+  const std::pair<wire::Array, const float*> wanted[] = {{wire::Array::kParameter, targets.parameter},
+                                                         {wire::Array::kFirstMoment, targets.first_moment},
+                                                         {wire::Array::kSecondMoment, targets.second_moment}};
+  for (const auto& [array, target] : wanted) {
+    if (target != nullptr && reader.covered(array) != layout.elements) {
+      return absl::InvalidArgumentError(absl::StrFormat("parameter frame of bucket %d has %d of %d elements of array %d",
+                                                        layout.bucket, reader.covered(array), layout.elements,
+                                                        static_cast<int>(array)));
+    }
+  }
+  return plan;
+}
+
+}  // namespace gradwire

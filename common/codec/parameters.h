@@ -1,0 +1,45 @@
+// Frames that carry parameters instead of gradients: the initial upload (kInitialize) and pulls of a version
+// (kParameters), which also carry the plan of that version, so that a late joiner can encode its first frame.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/codec/codec.h"
+
+namespace gradwire {
+
+// What a kParameters frame carries beside the plan.
+enum class ParameterContent {
+  kFloat32,  // parameters
+  kBf16,     // parameters, rounded to nearest even
+  kState,    // parameters and the optimizer's moments: what a replica that applies updates itself needs
+};
+
+// Source of one frame: arrays of layout.elements values in position order; null where there is none.
+struct ParameterArrays {
+  const float* parameter = nullptr;
+  const float* first_moment = nullptr;
+  const float* second_moment = nullptr;
+};
+
+// The same, to be filled.
+struct ParameterTargets {
+  float* parameter = nullptr;
+  float* first_moment = nullptr;
+  float* second_moment = nullptr;
+};
+
+std::vector<Bytes> EncodeInitialize(const BucketLayout& layout, uint64_t incarnation, const float* parameters);
+std::vector<Bytes> EncodeParameters(const BucketLayout& layout, uint64_t version, const RoundPlan& plan,
+                                    ParameterContent content, const ParameterArrays& arrays);
+
+// Decodes chunks of kInitialize or kParameters into contiguous arrays in position order, and the plan (empty for
+// kInitialize). Moments without a target are skipped. Errors: InvalidArgument (a different shape digest, version or
+// range; elements missing; a non-finite initial parameter, named by tensor and index).
+absl::StatusOr<RoundPlan> DecodeParameters(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
+                                           uint64_t version, const ParameterTargets& targets);
+
+}  // namespace gradwire

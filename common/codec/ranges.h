@@ -1,0 +1,83 @@
+// How the exponent of a run follows the magnitudes that workers see: merged exactly, so that merging stays invertible.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_format.h"
+#include "common/codec/codec.h"
+#include "kernels/backend.h"
+
+namespace gradwire {
+
+// Largest integer one worker may send so that the sum over `max_workers` never wraps in `bits`-bit two's complement.
+inline int32_t IntegerLimit(int bits, uint32_t max_workers) {
+  const int64_t top = (int64_t{1} << (bits - 1)) - 1;
+  return static_cast<int32_t>(top / max_workers);
+}
+
+// The exponent of the next round for a run whose largest |value| lies within 2^range: the value maps to at most
+// limit / 2^headroom. Rises at once; falls only by two or more, so that it does not flicker.
+inline int8_t NextExponent(int8_t current, int range, int32_t limit, int headroom) {
+  const int log_limit = std::bit_width(static_cast<uint32_t>(limit)) - 1;
+  const int wanted = range - log_limit + headroom;
+  if (current == kUncalibrated || wanted > current || wanted <= current - 2) return static_cast<int8_t>(wanted);
+  return current;
+}
+
+// A histogram of the ranges that workers sent, per run. Constant size however many workers there are; Add and Remove
+// are exact inverses.
+class RangeHistogram {
+ public:
+  explicit RangeHistogram(size_t runs) : bins_(runs * kBins, 0) {}
+
+  void Clear() { std::fill(bins_.begin(), bins_.end(), uint16_t{0}); }
+
+  // `segment`: kRanges. Errors: InvalidArgument; nothing is changed then.
+  absl::Status Check(const wire::Segment& segment) const {
+    if (segment.bytes != segment.count || segment.begin + segment.count > bins_.size() / kBins) {
+      return absl::InvalidArgumentError(absl::StrFormat("ranges of runs [%d, %d + %d) in %d bytes; the bucket has %d runs",
+                                                        segment.begin, segment.begin, segment.count, segment.bytes,
+                                                        bins_.size() / kBins));
+    }
+    for (uint32_t i = 0; i < segment.count; ++i) {
+      const int range = static_cast<int8_t>(segment.data[i]);
+      if (range < kernels::kMinRange || range > kernels::kMaxRange) {
+        return absl::InvalidArgumentError(absl::StrFormat("run %d: range %d is outside [%d, %d]", segment.begin + i,
+                                                          range, kernels::kMinRange, kernels::kMaxRange));
+      }
+      if (Bin(segment.begin + i, range) == UINT16_MAX) return absl::InvalidArgumentError("too many contributions");
+    }
+    return absl::OkStatus();
+  }
+
+  // Precondition: Check returned OK (kAdd), or this segment was added before (kSubtract).
+  void Merge(const wire::Segment& segment, kernels::Sign sign) {
+    for (uint32_t i = 0; i < segment.count; ++i) {
+      uint16_t& bin = bins_[Index(segment.begin + i, static_cast<int8_t>(segment.data[i]))];
+      bin = static_cast<uint16_t>(bin + static_cast<int>(sign));
+    }
+  }
+
+  // Largest range seen for a run; kMinRange - 1 if none was.
+  int Max(size_t run) const {
+    for (int range = kernels::kMaxRange; range >= kernels::kMinRange; --range) {
+      if (Bin(run, range) != 0) return range;
+    }
+    return kernels::kMinRange - 1;
+  }
+
+  size_t memory_bytes() const { return bins_.size() * sizeof(uint16_t); }
+
+ private:
+  static constexpr size_t kBins = kernels::kMaxRange - kernels::kMinRange + 1;
+  static size_t Index(size_t run, int range) { return run * kBins + static_cast<size_t>(range - kernels::kMinRange); }
+  uint16_t Bin(size_t run, int range) const { return bins_[Index(run, range)]; }
+
+  std::vector<uint16_t> bins_;
+};
+
+}  // namespace gradwire

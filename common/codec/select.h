@@ -1,0 +1,27 @@
+// Per-tensor work of a worker before its buckets are encoded: precondition, add to the residual, choose what is sent.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "common/codec/codec.h"
+#include "kernels/backend.h"
+
+namespace gradwire {
+
+// Index of the first non-finite element, or -1.
+int64_t FindNonFinite(std::span<const float> values, kernels::Backend& backend);
+
+// pending += gradient, element by element.
+void AddToPending(std::span<const float> gradient, std::span<float> pending, kernels::Backend& backend);
+
+// pending += gradient / (sqrt(v / (1 - beta2^t)) + epsilon), v = beta2 v + (1 - beta2) gradient^2; t counts from 1.
+// algorithms.md section 1b: the residual is the momentum.
+void AddStepToPending(std::span<const float> gradient, std::span<float> second_moment, std::span<float> pending,
+                      float beta2, float epsilon, uint64_t t, kernels::Backend& backend);
+
+// Chooses the elements of largest magnitude: about density * pending.size() of them, within 5 % relative however
+// many are tied. All zero or density 0: selects nothing. Deterministic.
+Selection SelectThreshold(std::span<const float> pending, double density, kernels::Backend& backend);
+
+}  // namespace gradwire

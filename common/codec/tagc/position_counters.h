@@ -1,0 +1,83 @@
+// How many workers sent each position: bit-sliced counters, so that the union is cheap and taking a frame back is
+// exact.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace gradwire::tagc {
+
+// planes_[p] holds bit p of the count of every position. Not thread-safe.
+class PositionCounters {
+ public:
+  PositionCounters(uint64_t elements, uint32_t max_count)
+      : words_((elements + 63) / 64), planes_(static_cast<size_t>(std::bit_width(max_count)) * words_, 0) {}
+
+  void Clear() { std::fill(planes_.begin(), planes_.end(), uint64_t{0}); }
+
+  // The first of `positions` whose count cannot grow any further, or -1. Precondition: all are below `elements`.
+  int64_t FindFull(std::span<const uint32_t> positions) const {
+    for (uint32_t p : positions) {
+      uint64_t full = uint64_t{1} << (p % 64);
+      for (size_t w = p / 64; w < planes_.size(); w += words_) full &= planes_[w];
+      if (full != 0) return p;
+    }
+    return -1;
+  }
+
+  // Adds 1 to the count of each of `positions` (ascending). Precondition: FindFull returned -1.
+  void Increment(std::span<const uint32_t> positions) {
+    ForEachWord(positions, [&](size_t word, uint64_t carry) {
+      for (size_t w = word; carry != 0 && w < planes_.size(); w += words_) {
+        const uint64_t next = planes_[w] & carry;
+        planes_[w] ^= carry;
+        carry = next;
+      }
+    });
+  }
+
+  // Exactly undoes Increment.
+  void Decrement(std::span<const uint32_t> positions) {
+    ForEachWord(positions, [&](size_t word, uint64_t borrow) {
+      for (size_t w = word; borrow != 0 && w < planes_.size(); w += words_) {
+        const uint64_t next = ~planes_[w] & borrow;
+        planes_[w] ^= borrow;
+        borrow = next;
+      }
+    });
+  }
+
+  // Positions with a count above 0, ascending.
+  std::vector<uint32_t> Union() const {
+    std::vector<uint32_t> out;
+    for (size_t word = 0; word < words_; ++word) {
+      uint64_t any = 0;
+      for (size_t w = word; w < planes_.size(); w += words_) any |= planes_[w];
+      for (; any != 0; any &= any - 1) {
+        out.push_back(static_cast<uint32_t>(word * 64) + static_cast<uint32_t>(std::countr_zero(any)));
+      }
+    }
+    return out;
+  }
+
+  size_t memory_bytes() const { return planes_.size() * sizeof(uint64_t); }
+
+ private:
+  // Calls fn(word, mask) once per 64-bit word that holds positions.
+  template <typename Fn>
+  static void ForEachWord(std::span<const uint32_t> positions, Fn fn) {
+    for (size_t i = 0; i < positions.size();) {
+      const size_t word = positions[i] / 64;
+      uint64_t mask = 0;
+      for (; i < positions.size() && positions[i] / 64 == word; ++i) mask |= uint64_t{1} << (positions[i] % 64);
+      fn(word, mask);
+    }
+  }
+
+  size_t words_;
+  std::vector<uint64_t> planes_;  // plane after plane, words_ each
+};
+
+}  // namespace gradwire::tagc

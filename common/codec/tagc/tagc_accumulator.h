@@ -1,0 +1,58 @@
+// The shard's side of the TAGC codec: merges frames without decoding them and peels once per round.
+#pragma once
+
+#include <vector>
+
+#include "common/codec/codec.h"
+#include "common/codec/ranges.h"
+#include "common/codec/tagc/position_counters.h"
+#include "common/codec/tagc/tagc_shape.h"
+
+namespace gradwire::tagc {
+
+class TagcAccumulator final : public Accumulator {
+ public:
+  explicit TagcAccumulator(const TagcShape& shape);
+
+  void Open(uint64_t round, const RoundPlan& plan) override;
+  absl::Status Add(const wire::Segment& segment) override;
+  void Remove(const wire::Segment& segment) override;
+  absl::StatusOr<UpdateFrame> Finish(const FrameIdentity& id, uint32_t contributors) override;
+  size_t memory_bytes() const override;
+
+ private:
+  // The round's sums: what peeling resolved, without sums of 0, and what it could not.
+  struct Sums {
+    std::vector<uint32_t> positions;
+    std::vector<int32_t> integers;
+    std::vector<uint32_t> deferred;
+    uint64_t union_elements = 0;
+  };
+
+  absl::Status AddRanges(const wire::Segment& segment);
+  absl::Status AddPositions(const wire::Segment& segment);
+  absl::Status AddCells(const wire::Segment& segment);
+  absl::Status CheckRange(const wire::Segment& segment, uint64_t limit) const;
+  // Errors: InvalidArgument when more has been merged than max_workers frames hold. Sums could wrap otherwise.
+  absl::Status CheckShare(const wire::Segment& segment, uint64_t merged, uint64_t per_worker) const;
+  uint64_t cells() const { return uint64_t{sketch_.groups} * sketch_.cells_per_group; }
+  Sums Decode() const;
+  void WriteSums(const Sums& sums, wire::FrameWriter* writer) const;
+  void WriteDeferred(const Sums& sums, wire::FrameWriter* writer) const;
+  RoundPlan NextPlan(uint64_t union_elements) const;
+
+  const TagcShape shape_;
+  uint64_t round_ = 0;
+  RoundPlan plan_;
+  absl::Status plan_status_;
+  kernels::SketchArgs sketch_;
+  RangeHistogram ranges_;
+  PositionCounters counters_;
+  std::vector<uint8_t> cells_;
+  uint64_t merged_runs_ = 0;      // over all workers
+  uint64_t merged_elements_ = 0;
+  uint64_t merged_cells_ = 0;
+  std::vector<uint32_t> scratch_;
+};
+
+}  // namespace gradwire::tagc

@@ -1,0 +1,33 @@
+// The worker's side of the TAGC codec.
+#pragma once
+
+#include <vector>
+
+#include "common/codec/codec.h"
+#include "common/codec/tagc/tagc_shape.h"
+
+namespace gradwire::tagc {
+
+class TagcEncoder final : public Encoder {
+ public:
+  explicit TagcEncoder(const TagcShape& shape) : shape_(shape) {}
+
+  absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
+                                      std::span<const RunInput> runs) override;
+
+ private:
+  absl::Status CheckInput(const FrameIdentity& id, const RoundPlan& plan, std::span<const RunInput> runs) const;
+  void WriteRanges(std::span<const RunInput> runs, wire::FrameWriter* writer);
+  void TakeSelected(uint64_t round, const RoundPlan& plan, std::span<const RunInput> runs, EncodedFrame* frame);
+  void WriteIndex(const EncodedFrame& frame, wire::FrameWriter* writer) const;
+  void WriteCells(const kernels::SketchArgs& sketch, const EncodedFrame& frame, wire::FrameWriter* writer);
+
+  const TagcShape shape_;
+  // Scratch, kept between rounds.
+  std::vector<int8_t> ranges_;
+  std::vector<uint32_t> run_positions_;
+  std::vector<int32_t> run_integers_;
+  std::vector<uint8_t> cells_;
+};
+
+}  // namespace gradwire::tagc

@@ -1,0 +1,129 @@
+// Sizes of one TAGC bucket, and the segments that frames and update frames share.
+#include "common/codec/tagc/tagc_shape.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "common/codec/index_code.h"
+#include "common/codec/ranges.h"
+#include "kernels/math/fixed_point.h"
+#include "kernels/math/sketch.h"
+
+namespace gradwire::tagc {
+namespace {
+
+constexpr uint32_t kMinIndexBlock = 1u << 16;
+constexpr uint32_t kMaxIndexBlock = 1u << 22;  // its bitmap (512 KiB) still fits a chunk
+constexpr double kPositionsPerBlock = 1024;    // so that headers stay below 0.3 bit per position
+constexpr int kWideCellHeadroom = 4;           // bits of 32; precision is not scarce there
+constexpr int kRangeOfUnseenRun = 0;           // |x| <= 1: what a run that was all zero so far is prepared for
+
+int CellBits(const TagcSpec& spec, uint32_t max_workers) {
+  if (spec.cell_bits != 0) return static_cast<int>(spec.cell_bits);
+  return max_workers <= 4 ? 8 : max_workers <= 1024 ? 16 : 32;
+}
+
+uint32_t IndexBlock(double density) {
+  uint32_t block = kMinIndexBlock;
+  while (block < kMaxIndexBlock && density * block < kPositionsPerBlock) block *= 2;
+  return block;
+}
+
+// Bits that the largest value stays below the limit. In a narrow cell every bit counts: the largest value may then
+// exceed the limit by a third, which is clipped and stays in the residual.
+int Headroom(int cell_bytes, int32_t limit) {
+  if (cell_bytes == 4) return limit >= (1 << 16) ? kWideCellHeadroom : 0;
+  const int32_t power = static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(limit)));
+  return limit - power >= power / 2 && limit > 1 ? -1 : 0;
+}
+
+}  // namespace
+
+absl::StatusOr<TagcShape> TagcShape::Make(const CodecContext& context, const TagcSpec& spec) {
+  TagcShape shape;
+  shape.context = context;
+  shape.spec = spec;
+  const int bits = CellBits(spec, shape.max_workers());
+  shape.cell_bytes = bits / 8;
+  shape.limit = IntegerLimit(bits, shape.max_workers());
+  if (shape.limit < 1) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "codec 'tagc': %d-bit cells leave no range for %d workers; set cells=%d or lower max_workers", bits,
+        shape.max_workers(), bits == 8 ? 16 : 32));
+  }
+  if (shape.elements() >= (uint64_t{1} << 32)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "bucket %d has %d elements on shard %d, positions are 32 bits wide; lower bucket_bytes", context.layout->bucket,
+        shape.elements(), context.layout->shard));
+  }
+  shape.headroom = Headroom(shape.cell_bytes, shape.limit);
+  shape.index_block = IndexBlock(spec.density);
+  const double max_density = spec.warmup_rounds != 0 ? std::max(spec.density, spec.warmup_density) : spec.density;
+  shape.limits = LimitsFor(shape.elements(), max_density, shape.max_workers(), spec.slack);
+  return shape;
+}
+
+absl::Status TagcShape::CheckPlan(uint64_t round, const RoundPlan& plan) const {
+  const size_t runs = layout().runs.size();
+  if (plan.exponents.size() != runs) {
+    return absl::InvalidArgumentError(absl::StrFormat("plan of round %d has exponents for %d runs, bucket %d has %d",
+                                                      round, plan.exponents.size(), layout().bucket, runs));
+  }
+  if (Calibrating(round, plan) || elements() == 0) return absl::OkStatus();
+  GW_RETURN_IF_ERROR(CheckGeometry({plan.sketch_groups, plan.cells_per_group}, limits));
+  for (size_t i = 0; i < runs; ++i) {
+    if (plan.exponents[i] < kernels::kMinExponent || plan.exponents[i] > kernels::kMaxExponent) {
+      return absl::InvalidArgumentError(absl::StrFormat("plan of round %d: exponent %d of run %d is outside [%d, %d]", round,
+                                                        plan.exponents[i], i, kernels::kMinExponent, kernels::kMaxExponent));
+    }
+  }
+  return absl::OkStatus();
+}
+
+kernels::SketchArgs TagcShape::SketchOf(uint64_t round, const RoundPlan& plan) const {
+  return {.salt = kernels::SketchSalt(context.job->spec().seed(), round, layout().bucket, layout().shard),
+          .groups = plan.sketch_groups,
+          .cells_per_group = plan.cells_per_group,
+          .cell_bytes = cell_bytes};
+}
+
+int8_t TagcShape::NextRunExponent(int8_t current, int range) const {
+  if (range <= kernels::kMinRange) {
+    // Nothing (or next to nothing) anywhere: following it down would clip the first gradient that comes.
+    if (current != kUncalibrated) return current;
+    range = kRangeOfUnseenRun;
+  }
+  return NextExponent(current, range, limit, headroom);
+}
+
+wire::FrameHeader HeaderFor(const FrameIdentity& id, wire::FrameKind kind, uint32_t shape_digest) {
+  wire::FrameHeader h;
+  h.kind = kind;
+  h.bucket = id.bucket;
+  h.shard = id.shard;
+  h.round = id.round;
+  h.shape_digest = shape_digest;
+  h.incarnation = id.incarnation;
+  return h;
+}
+
+void AddSplit(wire::SegmentType type, uint8_t param, const void* data, uint64_t count, size_t item_bytes,
+              wire::FrameWriter* writer) {
+  const uint64_t step = writer->max_payload() / item_bytes & ~uint64_t{7};
+  for (uint64_t begin = 0; begin < count; begin += step) {
+    const uint32_t n = static_cast<uint32_t>(std::min(step, count - begin));
+    writer->Add({type, param, begin, n, n * static_cast<uint32_t>(item_bytes)},
+                static_cast<const uint8_t*>(data) + begin * item_bytes);
+  }
+}
+
+void AddIndex(wire::SegmentType type, std::span<const uint32_t> positions, uint64_t begin, uint32_t count,
+              wire::FrameWriter* writer) {
+  const CodedIndex coded = EncodeIndex(positions, static_cast<uint32_t>(begin), count);
+  writer->Add({type, static_cast<uint8_t>(coded.coding), begin, count, static_cast<uint32_t>(coded.payload.size())},
+              coded.payload.data());
+}
+
+}  // namespace gradwire::tagc

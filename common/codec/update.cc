@@ -1,0 +1,225 @@
+// Decoding update frames. Nothing of the input is trusted: every range is checked against the bucket's layout.
+#include "common/codec/update.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "common/codec/index_code.h"
+#include "common/codec/ranges.h"
+
+namespace gradwire {
+namespace {
+
+using wire::Segment;
+using wire::SegmentType;
+
+// Folds the segments of one update frame, in order, into an Update.
+class UpdateReader {
+ public:
+  UpdateReader(const Job& job, const BucketLayout& layout, Update* update) : job_(job), layout_(layout), update_(update) {}
+
+  absl::Status Read(const Segment& s) {
+    switch (s.type) {
+      case SegmentType::kLearningRates:
+        return ReadLearningRates(s);
+      case SegmentType::kDenseF32:
+        return ReadFloats(s);
+      case SegmentType::kDenseInt:
+      case SegmentType::kDensePacked:
+        return ReadDenseIntegers(s);
+      case SegmentType::kIndex:
+        GW_RETURN_IF_ERROR(SetBody(Update::Body::kSparse));
+        return ReadPositions(s, &update_->positions);
+      case SegmentType::kValues:
+        return ReadValues(s);
+      case SegmentType::kDeferred:
+        return ReadPositions(s, &update_->deferred);
+      case SegmentType::kExponents:
+        return ReadExponents(s);
+      case SegmentType::kGeometry:
+        return ReadGeometry(s);
+      default:
+        return absl::InvalidArgumentError(
+            absl::StrFormat("segment type %d does not belong in an update frame", static_cast<int>(s.type)));
+    }
+  }
+
+  absl::Status Finish() const {
+    const Update::Body body = update_->body;
+    if ((body == Update::Body::kDenseFloat || body == Update::Body::kDenseInt) && covered_ != layout_.elements) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("update frame covers %d of %d elements", covered_, layout_.elements));
+    }
+    if (update_->positions.size() != update_->integers.size() && body == Update::Body::kSparse) {
+      return absl::InvalidArgumentError(absl::StrFormat("update frame has %d positions and %d values",
+                                                        update_->positions.size(), update_->integers.size()));
+    }
+    if (update_->learning_rates.size() != static_cast<size_t>(job_.spec().optimizer().groups_size())) {
+      return absl::InvalidArgumentError(absl::StrFormat("update frame has %d learning rates, the job has %d groups",
+                                                        update_->learning_rates.size(),
+                                                        job_.spec().optimizer().groups_size()));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status CheckRange(const Segment& s, uint64_t limit) const {
+    if (s.begin <= limit && s.count <= limit - s.begin) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrFormat("segment type %d covers [%d, %d + %d) of %d",
+                                                      static_cast<int>(s.type), s.begin, s.begin, s.count, limit));
+  }
+
+  absl::Status CheckBytes(const Segment& s, uint64_t expected) const {
+    if (s.bytes == expected) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrFormat("segment type %d has %d bytes of payload, expected %d",
+                                                      static_cast<int>(s.type), s.bytes, expected));
+  }
+
+  absl::Status SetBody(Update::Body body) {
+    if (update_->body != Update::Body::kEmpty && update_->body != body) {
+      return absl::InvalidArgumentError("update frame mixes two kinds of body");
+    }
+    update_->body = body;
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadLearningRates(const Segment& s) {
+    GW_RETURN_IF_ERROR(CheckBytes(s, uint64_t{s.count} * 4));
+    if (!update_->learning_rates.empty()) return absl::InvalidArgumentError("learning rates appear twice");
+    update_->learning_rates.resize(s.count);
+    if (s.bytes != 0) std::memcpy(update_->learning_rates.data(), s.data, s.bytes);
+    return absl::OkStatus();
+  }
+
+  // Dense segments cover the bucket once, in order.
+  absl::Status Advance(const Segment& s) {
+    GW_RETURN_IF_ERROR(CheckRange(s, layout_.elements));
+    if (s.begin != covered_) {
+      return absl::InvalidArgumentError(absl::StrFormat("dense segment begins at %d, expected %d", s.begin, covered_));
+    }
+    covered_ += s.count;
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadFloats(const Segment& s) {
+    GW_RETURN_IF_ERROR(SetBody(Update::Body::kDenseFloat));
+    GW_RETURN_IF_ERROR(CheckBytes(s, uint64_t{s.count} * 4));
+    GW_RETURN_IF_ERROR(Advance(s));
+    update_->floats.resize(layout_.elements);
+    if (s.bytes != 0) std::memcpy(update_->floats.data() + s.begin, s.data, s.bytes);
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadDenseIntegers(const Segment& s) {
+    GW_RETURN_IF_ERROR(SetBody(Update::Body::kDenseInt));
+    GW_RETURN_IF_ERROR(Advance(s));
+    update_->integers.resize(layout_.elements);
+    int32_t* out = update_->integers.data() + s.begin;
+    if (s.type == SegmentType::kDensePacked) return UnpackIntegers(s.payload(), s.param, s.count, out);
+    if (s.param != 4) return absl::InvalidArgumentError("dense integers of an update frame are 4 bytes wide");
+    GW_RETURN_IF_ERROR(CheckBytes(s, uint64_t{s.count} * 4));
+    if (s.bytes != 0) std::memcpy(out, s.data, s.bytes);
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadPositions(const Segment& s, std::vector<uint32_t>* out) {
+    GW_RETURN_IF_ERROR(CheckRange(s, layout_.elements));
+    const size_t before = out->size();
+    if (before != 0 && s.begin <= out->back()) return absl::InvalidArgumentError("position blocks are not ascending");
+    return DecodeIndex(static_cast<IndexCoding>(s.param), s.payload(), static_cast<uint32_t>(s.begin), s.count, out);
+  }
+
+  absl::Status ReadValues(const Segment& s) {
+    GW_RETURN_IF_ERROR(SetBody(Update::Body::kSparse));
+    const size_t before = update_->integers.size();
+    if (before + s.count != update_->positions.size()) {
+      return absl::InvalidArgumentError(absl::StrFormat("%d values for %d positions", before + s.count,
+                                                        update_->positions.size()));
+    }
+    update_->integers.resize(before + s.count);
+    return UnpackIntegers(s.payload(), s.param, s.count, update_->integers.data() + before);
+  }
+
+  absl::Status ReadExponents(const Segment& s) {
+    GW_RETURN_IF_ERROR(CheckBytes(s, s.count));
+    if (s.begin != 0 || s.count != layout_.runs.size()) {
+      return absl::InvalidArgumentError(absl::StrFormat("exponents of %d runs; the bucket has %d", s.count,
+                                                        layout_.runs.size()));
+    }
+    update_->next.exponents.assign(s.data, s.data + s.bytes);
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadGeometry(const Segment& s) {
+    GW_RETURN_IF_ERROR(CheckBytes(s, 8));
+    std::memcpy(&update_->next.sketch_groups, s.data, 4);
+    std::memcpy(&update_->next.cells_per_group, s.data + 4, 4);
+    return absl::OkStatus();
+  }
+
+  const Job& job_;
+  const BucketLayout& layout_;
+  Update* update_;
+  uint64_t covered_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<Update> DecodeUpdate(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
+                                    const RoundPlan& plan) {
+  GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> parsed, wire::ParseFrame(chunks));
+  const wire::FrameHeader& header = parsed[0].header;
+  if (header.kind != wire::FrameKind::kUpdate || header.bucket != layout.bucket || header.shard != layout.shard ||
+      header.shape_digest != layout.shape_digest) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("not the update frame of bucket %d on shard %d (kind %d, bucket %d, shard %d, shape 0x%08x, expected 0x%08x)",
+                        layout.bucket, layout.shard, static_cast<int>(header.kind), header.bucket, header.shard,
+                        header.shape_digest, layout.shape_digest));
+  }
+  Update update;
+  update.round = header.round;
+  update.contributors = header.contributors;
+  update.exponents = plan.exponents;
+  UpdateReader reader(job, layout, &update);
+  for (const wire::Chunk& chunk : parsed) {
+    for (const Segment& s : chunk.segments) GW_RETURN_IF_ERROR(reader.Read(s));
+  }
+  GW_RETURN_IF_ERROR(reader.Finish());
+  const bool integers = update.body == Update::Body::kSparse || update.body == Update::Body::kDenseInt;
+  if (integers && update.exponents.size() != layout.runs.size()) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "update frame of round %d needs the exponents of its round; they are not known here", update.round));
+  }
+  if (update.body != Update::Body::kEmpty && update.contributors == 0) {
+    return absl::InvalidArgumentError("update frame has a body but no contributors");
+  }
+  return update;
+}
+
+void Update::MeanOfRun(const BucketLayout& layout, uint32_t run, float* out) const {
+  const uint64_t begin = layout.run_begin[run];
+  const uint32_t length = layout.runs[run].length;
+  if (body == Body::kDenseFloat) {
+    std::memcpy(out, floats.data() + begin, length * sizeof(float));
+    return;
+  }
+  if (body == Body::kEmpty) {
+    std::fill(out, out + length, 0.0f);
+    return;
+  }
+  const float scale = std::ldexp(1.0f, exponents[run]);
+  const float count = static_cast<float>(contributors);
+  if (body == Body::kDenseInt) {
+    for (uint32_t i = 0; i < length; ++i) out[i] = static_cast<float>(integers[begin + i]) * scale / count;
+    return;
+  }
+  std::fill(out, out + length, 0.0f);
+  auto it = std::lower_bound(positions.begin(), positions.end(), begin);
+  for (; it != positions.end() && *it < begin + length; ++it) {
+    out[*it - begin] = static_cast<float>(integers[static_cast<size_t>(it - positions.begin())]) * scale / count;
+  }
+}
+
+}  // namespace gradwire

@@ -1,0 +1,191 @@
+// Validation of job specs: bounds, defaults, roles, and the codec of each tensor.
+#include "common/job/job.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <set>
+
+#include "absl/strings/str_format.h"
+#include "common/base/hash.h"
+#include "common/base/status_macros.h"
+
+namespace gradwire {
+namespace {
+
+constexpr size_t kMaxTensors = 1'000'000;
+constexpr uint64_t kMaxElements = uint64_t{1} << 40;
+constexpr int kMaxGroups = 64;
+constexpr size_t kMaxNameBytes = 255;
+constexpr uint32_t kMaxWorkers = 1u << 14;
+
+bool ValidJobName(std::string_view name) {
+  return !name.empty() && name.size() <= 128 && std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return std::isalnum(c) || c == '.' || c == '_' || c == '-';
+  });
+}
+
+absl::Status CheckHyper(const char* field, int group, float value, double low, double high) {
+  if (std::isfinite(value) && value >= low && value <= high) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("optimizer group %d: %s = %g must lie in [%g, %g]", group, field, value, low, high));
+}
+
+absl::Status FillOptimizer(v1::JobSpec* spec) {
+  auto* optimizer = spec->mutable_optimizer();
+  if (optimizer->kind() == v1::OPTIMIZER_UNSPECIFIED) {
+    return absl::InvalidArgumentError("optimizer.kind is not set; use NONE, SGD, ADAMW or STEP");
+  }
+  if (!v1::OptimizerKind_IsValid(optimizer->kind())) return absl::InvalidArgumentError("optimizer.kind is unknown");
+  if (optimizer->groups_size() == 0) optimizer->add_groups();
+  if (optimizer->groups_size() > kMaxGroups) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%d optimizer groups; at most %d are allowed", optimizer->groups_size(), kMaxGroups));
+  }
+  for (int i = 0; i < optimizer->groups_size(); ++i) {
+    auto* g = optimizer->mutable_groups(i);
+    if (optimizer->kind() == v1::OPTIMIZER_ADAMW) {
+      if (g->beta1() == 0) g->set_beta1(0.9f);
+      if (g->beta2() == 0) g->set_beta2(0.999f);
+      if (g->epsilon() == 0) g->set_epsilon(1e-8f);
+    }
+    GW_RETURN_IF_ERROR(CheckHyper("weight_decay", i, g->weight_decay(), 0, 1e3));
+    GW_RETURN_IF_ERROR(CheckHyper("momentum", i, g->momentum(), 0, 0.99999));
+    GW_RETURN_IF_ERROR(CheckHyper("beta1", i, g->beta1(), 0, 0.99999));
+    GW_RETURN_IF_ERROR(CheckHyper("beta2", i, g->beta2(), 0, 0.999999));
+    GW_RETURN_IF_ERROR(CheckHyper("epsilon", i, g->epsilon(), 0, 1));
+    if (g->nesterov() && g->momentum() == 0) {
+      return absl::InvalidArgumentError(absl::StrFormat("optimizer group %d: Nesterov needs a momentum above 0", i));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FillScalars(v1::JobSpec* spec) {
+  if (!ValidJobName(spec->name())) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("job name '%s' must be 1 to 128 of [A-Za-z0-9._-]", spec->name()));
+  }
+  if (spec->push() == v1::PUSH_UNSPECIFIED) spec->set_push(v1::PUSH_GRADIENT);
+  if (!v1::PushKind_IsValid(spec->push())) return absl::InvalidArgumentError("push is unknown");
+  auto* step = spec->mutable_step();
+  if (step->beta2() == 0) step->set_beta2(0.999f);
+  if (step->epsilon() == 0) step->set_epsilon(1e-8f);
+  GW_RETURN_IF_ERROR(CheckHyper("step.beta2", 0, step->beta2(), 0, 0.999999));
+  GW_RETURN_IF_ERROR(CheckHyper("step.epsilon", 0, step->epsilon(), 0, 1));
+  if (spec->codec().empty()) spec->set_codec("dense:fp32");
+  if (spec->nonfinite() == v1::NONFINITE_UNSPECIFIED) spec->set_nonfinite(v1::NONFINITE_REFUSE);
+  if (spec->min_workers() == 0) spec->set_min_workers(1);
+  if (spec->max_workers() == 0) spec->set_max_workers(spec->min_workers());
+  if (spec->max_workers() < spec->min_workers() || spec->max_workers() > kMaxWorkers) {
+    return absl::InvalidArgumentError(absl::StrFormat("max_workers = %d must lie in [min_workers = %d, %d]",
+                                                      spec->max_workers(), spec->min_workers(), kMaxWorkers));
+  }
+  if (spec->lease_ms() == 0) spec->set_lease_ms(10'000);
+  if (spec->lease_ms() < 100 || spec->lease_ms() > 86'400'000) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("lease_ms = %d must lie in [100, 86400000]", spec->lease_ms()));
+  }
+  if (spec->bucket_bytes() == 0) spec->set_bucket_bytes(4u << 20);
+  if (spec->run_elements() == 0) spec->set_run_elements(4096);
+  if (!std::has_single_bit(spec->run_elements()) || spec->run_elements() < 64 || spec->run_elements() > 65536) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("run_elements = %d must be a power of two from 64 to 65536", spec->run_elements()));
+  }
+  const uint64_t max_bucket = uint64_t{1} << 30;
+  if (spec->bucket_bytes() < spec->run_elements() * 4 || spec->bucket_bytes() > max_bucket) {
+    return absl::InvalidArgumentError(absl::StrFormat("bucket_bytes = %d must lie in [%d (one run), %d]",
+                                                      spec->bucket_bytes(), spec->run_elements() * 4, max_bucket));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tensor> MakeTensor(const v1::JobSpec& spec, int index) {
+  const v1::TensorSpec& in = spec.tensors(index);
+  Tensor out;
+  out.name = in.name();
+  if (out.name.empty() || out.name.size() > kMaxNameBytes) {
+    return absl::InvalidArgumentError(absl::StrFormat("tensor %d: its name has %d bytes; 1 to %d are allowed", index,
+                                                      out.name.size(), kMaxNameBytes));
+  }
+  if (in.dtype() != v1::DTYPE_UNSPECIFIED && in.dtype() != v1::DTYPE_FLOAT32) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("tensor '%s': dtype %d is not supported; parameters are float32", out.name, in.dtype()));
+  }
+  out.elements = 1;
+  for (uint64_t d : in.shape()) {
+    if (d != 0 && out.elements > kMaxElements / d) {
+      return absl::InvalidArgumentError(absl::StrFormat("tensor '%s': more than 2^40 elements", out.name));
+    }
+    out.elements *= d;
+    out.shape.push_back(d);
+  }
+  if (in.group() >= static_cast<uint32_t>(spec.optimizer().groups_size())) {
+    return absl::InvalidArgumentError(absl::StrFormat("tensor '%s': group %d, but the optimizer has %d groups",
+                                                      out.name, in.group(), spec.optimizer().groups_size()));
+  }
+  out.group = in.group();
+  out.role = in.role() == v1::ROLE_UNSPECIFIED ? GuessRole(out.name, out.shape) : in.role();
+  return out;
+}
+
+bool RuleMatches(const v1::CodecRule& rule, const Tensor& tensor) {
+  if (!rule.pattern().empty() && !GlobMatch(rule.pattern(), tensor.name)) return false;
+  if (rule.max_elements() != 0 && tensor.elements > rule.max_elements()) return false;
+  if (rule.roles().empty()) return true;
+  return std::any_of(rule.roles().begin(), rule.roles().end(), [&](int role) { return role == tensor.role; });
+}
+
+}  // namespace
+
+absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
+  Job job;
+  job.spec_ = spec;
+  GW_RETURN_IF_ERROR(FillOptimizer(&job.spec_));
+  GW_RETURN_IF_ERROR(FillScalars(&job.spec_));
+  if (spec.tensors_size() == 0 || static_cast<size_t>(spec.tensors_size()) > kMaxTensors) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("job '%s' has %d tensors; 1 to %d are allowed", spec.name(), spec.tensors_size(), kMaxTensors));
+  }
+  const auto codec_index = [&job](const CodecSpec& codec) {
+    const auto it = std::find(job.codecs_.begin(), job.codecs_.end(), codec);
+    if (it != job.codecs_.end()) return static_cast<uint32_t>(it - job.codecs_.begin());
+    job.codecs_.push_back(codec);
+    return static_cast<uint32_t>(job.codecs_.size() - 1);
+  };
+  GW_ASSIGN_OR_RETURN(const CodecSpec fallback, ParseCodecSpec(job.spec_.codec()));
+  job.spec_.set_codec(ToString(fallback));
+  std::vector<CodecSpec> rule_codecs;
+  for (v1::CodecRule& rule : *job.spec_.mutable_rules()) {
+    GW_ASSIGN_OR_RETURN(CodecSpec codec, ParseCodecSpec(rule.codec()));
+    rule.set_codec(ToString(codec));
+    rule_codecs.push_back(codec);
+  }
+  std::set<std::string_view> names;
+  for (int i = 0; i < job.spec_.tensors_size(); ++i) {
+    GW_ASSIGN_OR_RETURN(Tensor tensor, MakeTensor(job.spec_, i));
+    if (!names.insert(job.spec_.tensors(i).name()).second) {
+      return absl::InvalidArgumentError(absl::StrFormat("two tensors are named '%s'", tensor.name));
+    }
+    const auto rule = std::find_if(job.spec_.rules().begin(), job.spec_.rules().end(),
+                                   [&](const v1::CodecRule& r) { return RuleMatches(r, tensor); });
+    tensor.codec = codec_index(rule == job.spec_.rules().end() ? fallback
+                                                               : rule_codecs[rule - job.spec_.rules().begin()]);
+    v1::TensorSpec* canonical = job.spec_.mutable_tensors(i);
+    canonical->set_role(tensor.role);
+    canonical->set_dtype(v1::DTYPE_FLOAT32);
+    job.elements_ += tensor.elements;
+    if (job.elements_ > kMaxElements) return absl::InvalidArgumentError("the job has more than 2^40 elements");
+    job.tensors_.push_back(std::move(tensor));
+  }
+  const auto& optimizer = job.spec_.optimizer();
+  const bool momentum = std::any_of(optimizer.groups().begin(), optimizer.groups().end(),
+                                    [](const auto& g) { return g.momentum() != 0; });
+  job.moments_ = optimizer.kind() == v1::OPTIMIZER_ADAMW ? 2 : optimizer.kind() == v1::OPTIMIZER_SGD && momentum ? 1 : 0;
+  // No maps in JobSpec, so serialization is deterministic for one protobuf version; unknown fields are dropped.
+  job.spec_.DiscardUnknownFields();
+  job.digest_ = HashString(job.spec_.SerializeAsString());
+  return job;
+}
+
+}  // namespace gradwire

@@ -1,0 +1,55 @@
+// A job, validated: the JobSpec with every default filled in, roles derived, codecs chosen.
+// The one place where a spec that came from a user or a peer is checked; everything behind it trusts a Job.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/codec/codec_spec.h"
+#include "gradwire/v1/job.pb.h"
+
+namespace gradwire {
+
+struct Tensor {
+  std::string name;
+  std::vector<uint64_t> shape;
+  uint64_t elements = 0;
+  v1::Role role = v1::ROLE_OTHER;
+  uint32_t group = 0;
+  uint32_t codec = 0;  // index into Job::codecs
+};
+
+// Immutable after Make; thread-safe; cheap to move, copied rarely.
+class Job {
+ public:
+  // Fills defaults and validates. Errors: InvalidArgument that names the field, the tensor, what was found and what
+  // is allowed.
+  static absl::StatusOr<Job> Make(const v1::JobSpec& spec);
+
+  const v1::JobSpec& spec() const { return spec_; }  // with defaults filled in
+  const std::vector<Tensor>& tensors() const { return tensors_; }
+  const std::vector<CodecSpec>& codecs() const { return codecs_; }
+  uint64_t elements() const { return elements_; }
+  uint64_t digest() const { return digest_; }  // of the canonical spec: equal specs, equal digest
+  bool keeps_parameters() const { return spec_.optimizer().kind() != v1::OPTIMIZER_NONE; }
+  // Moments that the optimizer keeps per element: 0, 1 (momentum) or 2 (AdamW).
+  int moments() const { return moments_; }
+
+ private:
+  v1::JobSpec spec_;
+  std::vector<Tensor> tensors_;
+  std::vector<CodecSpec> codecs_;
+  uint64_t elements_ = 0;
+  uint64_t digest_ = 0;
+  int moments_ = 0;
+};
+
+// The role that a tensor's name and shape suggest (GPT, BERT, ResNet and torch.nn naming).
+v1::Role GuessRole(std::string_view name, const std::vector<uint64_t>& shape);
+
+// Shell-like pattern: * any run of characters, ? one character.
+bool GlobMatch(std::string_view pattern, std::string_view text);
+
+}  // namespace gradwire

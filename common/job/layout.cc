@@ -1,0 +1,125 @@
+// Cutting tensors into runs, dealing runs to shards, and grouping tensors into buckets.
+#include "common/job/layout.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "common/base/hash.h"
+
+namespace gradwire {
+namespace {
+
+constexpr uint32_t kMaxShards = 4096;
+
+// Buckets in backward order. A bucket has one codec; tensors of another codec between them go to that codec's open
+// bucket, so a small norm does not break the bucket of the large layers around it. Buckets are numbered in the order
+// in which backward completes them.
+std::vector<std::vector<BucketPart>> MakeBuckets(const Job& job) {
+  const uint64_t run = job.spec().run_elements();
+  const uint64_t capacity = std::max<uint64_t>(run, job.spec().bucket_bytes() / 4 / run * run);
+  struct Open {
+    std::vector<BucketPart> parts;
+    uint64_t elements = 0;
+  };
+  std::vector<Open> open(job.codecs().size());
+  std::vector<std::vector<BucketPart>> buckets;
+  const auto close = [&buckets](Open& bucket) {
+    if (!bucket.parts.empty()) buckets.push_back(std::move(bucket.parts));
+    bucket = Open{};
+  };
+  for (uint32_t t = static_cast<uint32_t>(job.tensors().size()); t-- > 0;) {
+    const Tensor& tensor = job.tensors()[t];
+    Open& bucket = open[tensor.codec];
+    // A tensor that would overfill a bucket starts its own, so that small ones stay whole.
+    if (bucket.elements != 0 && bucket.elements + tensor.elements > capacity) close(bucket);
+    for (uint64_t begin = 0; begin < tensor.elements;) {
+      const uint64_t end = std::min(tensor.elements, begin + capacity - std::min(capacity, bucket.elements));
+      bucket.parts.push_back({t, begin, end});
+      bucket.elements += end - begin;
+      begin = end;
+      if (bucket.elements >= capacity) close(bucket);
+    }
+  }
+  for (Open& bucket : open) close(bucket);
+  std::stable_sort(buckets.begin(), buckets.end(),
+                   [](const auto& a, const auto& b) { return a.back().tensor > b.back().tensor; });
+  return buckets;
+}
+
+// Deals runs to shards: in each turn the emptiest shard takes the run, ties are broken by a hash of the run, so the
+// loads differ by at most one run and neighbours are spread pseudo-randomly.
+class Dealer {
+ public:
+  Dealer(uint32_t shards, uint64_t seed) : seed_(seed), loads_(shards, 0) {}
+
+  uint32_t Deal(uint32_t tensor, uint64_t offset, uint32_t length) {
+    const uint64_t least = *std::min_element(loads_.begin(), loads_.end());
+    candidates_.clear();
+    for (uint32_t s = 0; s < loads_.size(); ++s) {
+      if (loads_[s] == least) candidates_.push_back(s);
+    }
+    const uint64_t hash = HashCombine(HashCombine(seed_, tensor), offset);
+    const uint32_t shard = candidates_[hash % candidates_.size()];
+    loads_[shard] += length;
+    return shard;
+  }
+
+ private:
+  uint64_t seed_;
+  std::vector<uint64_t> loads_;
+  std::vector<uint32_t> candidates_;
+};
+
+uint32_t ShapeDigest(const Job& job, const BucketLayout& layout, uint32_t shard_count) {
+  uint64_t h = HashString(ToString(job.codecs()[layout.codec]), job.spec().seed());
+  h = HashCombine(h, (uint64_t{job.spec().max_workers()} << 32) | shard_count);
+  h = HashCombine(h, (uint64_t{layout.bucket} << 32) | layout.shard);
+  for (const Run& r : layout.runs) h = HashCombine(HashCombine(h, (uint64_t{r.tensor} << 32) | r.length), r.offset);
+  return static_cast<uint32_t>(h);
+}
+
+}  // namespace
+
+absl::StatusOr<Layout> Layout::Make(const Job& job, uint32_t shard_count) {
+  if (shard_count == 0 || shard_count > kMaxShards) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("a job has 1 to %d shards; %d were asked for", kMaxShards, shard_count));
+  }
+  Layout layout;
+  layout.shard_count_ = shard_count;
+  layout.buckets_ = MakeBuckets(job);
+  layout.shard_elements_.assign(shard_count, 0);
+  layout.slices_.resize(layout.buckets_.size() * shard_count);
+  Dealer dealer(shard_count, job.spec().seed());
+  const uint64_t run_elements = job.spec().run_elements();
+  uint64_t digest = HashCombine(job.digest(), shard_count);
+  for (uint32_t b = 0; b < layout.buckets_.size(); ++b) {
+    for (uint32_t s = 0; s < shard_count; ++s) {
+      BucketLayout& at = layout.slices_[b * shard_count + s];
+      at.bucket = b;
+      at.shard = s;
+      at.codec = job.tensors()[layout.buckets_[b][0].tensor].codec;
+      at.run_begin.push_back(0);
+    }
+    for (const BucketPart& part : layout.buckets_[b]) {
+      for (uint64_t offset = part.begin; offset < part.end; offset += run_elements) {
+        const uint32_t length = static_cast<uint32_t>(std::min(run_elements, part.end - offset));
+        const uint32_t shard = dealer.Deal(part.tensor, offset, length);
+        BucketLayout& at = layout.slices_[b * shard_count + shard];
+        at.runs.push_back({part.tensor, length, offset});
+        at.elements += length;
+        at.run_begin.push_back(at.elements);
+        layout.shard_elements_[shard] += length;
+      }
+    }
+    for (uint32_t s = 0; s < shard_count; ++s) {
+      BucketLayout& at = layout.slices_[b * shard_count + s];
+      at.shape_digest = ShapeDigest(job, at, shard_count);
+      digest = HashCombine(digest, at.shape_digest);
+    }
+  }
+  layout.digest_ = digest;
+  return layout;
+}
+
+}  // namespace gradwire

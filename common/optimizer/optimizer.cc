@@ -1,0 +1,131 @@
+// The optimizer step: see optimizer.h. One run at a time: its mean lies in the first-level cache when it is applied.
+#include "common/optimizer/optimizer.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "common/codec/run_pieces.h"
+#include "kernels/math/fixed_point.h"
+
+namespace gradwire {
+namespace {
+
+// Coefficients of every parameter group, derived once per update.
+struct GroupStep {
+  float learning_rate = 0;
+  float weight_decay = 0;
+  kernels::SgdCoefficients sgd;
+  kernels::AdamWCoefficients adamw;
+};
+
+std::vector<GroupStep> DeriveSteps(const v1::OptimizerSpec& optimizer, const Update& update) {
+  std::vector<GroupStep> steps;
+  for (int i = 0; i < optimizer.groups_size(); ++i) {
+    const v1::OptimizerGroup& group = optimizer.groups(i);
+    GroupStep step;
+    step.learning_rate = update.learning_rates[static_cast<size_t>(i)];
+    step.weight_decay = group.weight_decay();
+    step.sgd = {step.learning_rate, group.weight_decay(), group.momentum(), group.nesterov()};
+    if (optimizer.kind() == v1::OPTIMIZER_ADAMW) {
+      step.adamw = kernels::MakeAdamW(step.learning_rate, group.weight_decay(), group.beta1(), group.beta2(),
+                                      group.epsilon(), update.round);
+    }
+    steps.push_back(step);
+  }
+  return steps;
+}
+
+absl::Status CheckUpdate(const Job& job, const BucketLayout& layout, const Update& update, size_t runs) {
+  const size_t groups = static_cast<size_t>(job.spec().optimizer().groups_size());
+  if (update.learning_rates.size() != groups || runs != layout.runs.size()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "update of round %d, bucket %d: %d learning rates for %d groups, memory for %d runs of %d", update.round,
+        layout.bucket, update.learning_rates.size(), groups, runs, layout.runs.size()));
+  }
+  if (update.body == Update::Body::kDenseFloat) return absl::OkStatus();
+  if (update.exponents.size() != layout.runs.size()) {
+    return absl::InvalidArgumentError(absl::StrFormat("update of round %d, bucket %d: %d exponents for %d runs",
+                                                      update.round, layout.bucket, update.exponents.size(),
+                                                      layout.runs.size()));
+  }
+  for (size_t i = 0; i < update.exponents.size(); ++i) {
+    if (update.exponents[i] < kernels::kMinExponent || update.exponents[i] > kernels::kMaxExponent) {
+      return absl::InvalidArgumentError(absl::StrFormat("update of round %d, bucket %d: exponent %d of run %d is out of range",
+                                                        update.round, layout.bucket, update.exponents[i], i));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckMemory(const Job& job, const BucketLayout& layout, const RunState& run, size_t index) {
+  const int moments = job.moments();
+  if (run.parameter != nullptr && (moments < 1 || run.first_moment != nullptr) &&
+      (moments < 2 || run.second_moment != nullptr)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrFormat("bucket %d, run %d of tensor '%s': memory of the parameter or of one of %d moments is missing",
+                                                    layout.bucket, index, job.tensors()[layout.runs[index].tensor].name,
+                                                    moments));
+}
+
+// Touches only the elements that were sent.
+void ApplySparseSteps(const Job& job, const BucketLayout& layout, const Update& update,
+                      std::span<const GroupStep> steps, std::span<const RunState> runs, kernels::Backend& backend) {
+  const auto begin = update.positions.begin();
+  for (size_t first = 0; first < update.positions.size();) {
+    const size_t run = RunOf(layout, update.positions[first]);
+    const size_t last = static_cast<size_t>(
+        std::lower_bound(begin + static_cast<ptrdiff_t>(first), update.positions.end(), layout.run_begin[run + 1]) - begin);
+    const GroupStep& step = steps[job.tensors()[layout.runs[run].tensor].group];
+    backend.SparsePlainStep(runs[run].parameter, &update.positions[first], &update.integers[first], last - first,
+                            static_cast<uint32_t>(layout.run_begin[run]), update.exponents[run], update.contributors,
+                            step.learning_rate, nullptr);
+    first = last;
+  }
+}
+
+void ApplyRun(v1::OptimizerKind kind, const GroupStep& step, const RunState& run, const float* mean, size_t n,
+              kernels::Backend& backend) {
+  switch (kind) {
+    case v1::OPTIMIZER_SGD:
+      backend.Sgd(run.parameter, mean, run.first_moment, n, step.sgd, nullptr);
+      return;
+    case v1::OPTIMIZER_ADAMW:
+      backend.AdamW(run.parameter, mean, run.first_moment, run.second_moment, n, step.adamw, nullptr);
+      return;
+    default:
+      backend.PlainStep(run.parameter, mean, n, step.learning_rate, step.weight_decay, nullptr);
+      return;
+  }
+}
+
+}  // namespace
+
+absl::Status ApplyUpdate(const Job& job, const BucketLayout& layout, const Update& update,
+                         std::span<const RunState> runs, kernels::Backend& backend) {
+  const v1::OptimizerSpec& optimizer = job.spec().optimizer();
+  if (update.round == 0 || update.contributors == 0 || update.body == Update::Body::kEmpty ||
+      optimizer.kind() == v1::OPTIMIZER_NONE) {
+    return absl::OkStatus();
+  }
+  GW_RETURN_IF_ERROR(CheckUpdate(job, layout, update, runs.size()));
+  for (size_t i = 0; i < runs.size(); ++i) GW_RETURN_IF_ERROR(CheckMemory(job, layout, runs[i], i));
+  const std::vector<GroupStep> steps = DeriveSteps(optimizer, update);
+  const bool decays = std::any_of(steps.begin(), steps.end(), [](const GroupStep& s) { return s.weight_decay != 0; });
+  if (optimizer.kind() == v1::OPTIMIZER_STEP && update.body == Update::Body::kSparse && !decays) {
+    ApplySparseSteps(job, layout, update, steps, runs, backend);
+    return absl::OkStatus();
+  }
+  std::vector<float> mean;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const size_t n = layout.runs[i].length;
+    if (mean.size() < n) mean.resize(n);
+    update.MeanOfRun(layout, static_cast<uint32_t>(i), mean.data());
+    ApplyRun(optimizer.kind(), steps[job.tensors()[layout.runs[i].tensor].group], runs[i], mean.data(), n, backend);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace gradwire

@@ -1,0 +1,227 @@
+// See message_codec.h. The cursor walks protobuf fields across slices and never looks inside a field.
+#include "common/transport/grpc/message_codec.h"
+
+#include <grpcpp/support/slice.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+namespace gradwire::transport {
+namespace {
+
+constexpr uint8_t kFrameTag = (15 << 3) | 2;
+constexpr int kMaxVarintBytes = 10;
+constexpr size_t kCopyBelow = 4096;  // cheaper to copy than to reference
+
+size_t VarintSize(uint64_t v) {
+  size_t n = 1;
+  while (v >= 0x80) {
+    v >>= 7;
+    ++n;
+  }
+  return n;
+}
+
+uint8_t* PutVarint(uint8_t* out, uint64_t v) {
+  while (v >= 0x80) {
+    *out++ = static_cast<uint8_t>(v | 0x80);
+    v >>= 7;
+  }
+  *out++ = static_cast<uint8_t>(v);
+  return out;
+}
+
+// Reads a sequence of slices as one string of bytes.
+class Cursor {
+ public:
+  Cursor(const std::vector<::grpc::Slice>& slices, size_t total) : slices_(slices), left_(total) { SkipEmpty(); }
+
+  size_t left() const { return left_; }
+  size_t slice_index() const { return slice_; }
+  size_t offset() const { return offset_; }
+
+  bool ReadByte(uint8_t* out) {
+    if (left_ == 0) return false;
+    *out = slices_[slice_].begin()[offset_];
+    Advance(1);
+    return true;
+  }
+
+  bool ReadVarint(uint64_t* out) {
+    uint64_t v = 0;
+    for (int i = 0; i < kMaxVarintBytes; ++i) {
+      uint8_t b = 0;
+      if (!ReadByte(&b)) return false;
+      v |= static_cast<uint64_t>(b & 0x7F) << (7 * i);
+      if (b < 0x80) {
+        *out = v;
+        return true;
+      }
+    }
+    return false;
+  }
+
+  bool Skip(uint64_t n) {
+    if (n > left_) return false;
+    while (n > 0) {
+      const size_t here = slices_[slice_].size() - offset_;
+      const size_t step = n < here ? static_cast<size_t>(n) : here;
+      Advance(step);
+      n -= step;
+    }
+    return true;
+  }
+
+ private:
+  void Advance(size_t n) {
+    offset_ += n;
+    left_ -= n;
+    if (offset_ == slices_[slice_].size()) {
+      ++slice_;
+      offset_ = 0;
+      SkipEmpty();
+    }
+  }
+  void SkipEmpty() {
+    while (slice_ < slices_.size() && slices_[slice_].size() == 0) ++slice_;
+  }
+
+  const std::vector<::grpc::Slice>& slices_;
+  size_t left_;
+  size_t slice_ = 0;
+  size_t offset_ = 0;
+};
+
+absl::Status Malformed(const char* what) {
+  return absl::InvalidArgumentError(std::string("malformed stream message: ") + what +
+                                    "; both ends must speak the same proto/gradwire/v1");
+}
+
+// Finds where the control bytes end; the cursor then stands at the first byte of the frame, if there is one.
+absl::Status FindFrame(Cursor& cursor, size_t total, size_t* control_bytes) {
+  while (cursor.left() > 0) {
+    const size_t field_begin = total - cursor.left();
+    uint64_t tag = 0;
+    uint64_t length = 0;
+    if (!cursor.ReadVarint(&tag) || (tag >> 3) == 0 || (tag >> 3) > 0x1FFFFFFF) return Malformed("bad field tag");
+    bool ok = true;
+    switch (tag & 7) {
+      case 0:
+        ok = cursor.ReadVarint(&length);
+        break;
+      case 1:
+        ok = cursor.Skip(8);
+        break;
+      case 5:
+        ok = cursor.Skip(4);
+        break;
+      case 2:
+        if (!cursor.ReadVarint(&length)) return Malformed("bad field length");
+        if (tag == kFrameTag) {
+          if (length != cursor.left()) return Malformed("the frame (field 15) is not exactly the rest of the message");
+          *control_bytes = field_begin;
+          return absl::OkStatus();
+        }
+        ok = cursor.Skip(length);
+        break;
+      default:
+        return Malformed("unknown wire type");
+    }
+    if (!ok) return Malformed("a field is longer than the message");
+  }
+  *control_bytes = total;
+  return absl::OkStatus();
+}
+
+void CopyPrefix(const std::vector<::grpc::Slice>& slices, size_t bytes, std::string* out) {
+  out->reserve(bytes);
+  for (const ::grpc::Slice& slice : slices) {
+    if (out->size() == bytes) return;
+    const size_t step = std::min(bytes - out->size(), slice.size());
+    out->append(reinterpret_cast<const char*>(slice.begin()), step);
+  }
+}
+
+std::vector<::grpc::Slice> SlicesOf(const ::grpc::ByteBuffer& buffer) {
+  std::vector<::grpc::Slice> slices;
+  (void)buffer.Dump(&slices);  // fails for a buffer that was never filled; it has no slices either
+  return slices;
+}
+
+}  // namespace
+
+size_t EncodedSize(const Message& message) {
+  const size_t frame_bytes = TotalSize(message.frame);
+  return message.control.size() + (frame_bytes == 0 ? 0 : 1 + VarintSize(frame_bytes) + frame_bytes);
+}
+
+::grpc::ByteBuffer EncodeMessage(Message message) {
+  const size_t frame_bytes = TotalSize(message.frame);
+  const bool copy = frame_bytes < kCopyBelow;
+  const size_t head = EncodedSize(message) - (copy ? 0 : frame_bytes);
+  grpc_slice raw = grpc_slice_malloc(head);
+  uint8_t* out = GRPC_SLICE_START_PTR(raw);
+  if (!message.control.empty()) std::memcpy(out, message.control.data(), message.control.size());
+  out += message.control.size();
+  if (frame_bytes > 0) {
+    *out++ = kFrameTag;
+    out = PutVarint(out, frame_bytes);
+  }
+  if (copy) {
+    for (const Bytes& bytes : message.frame) {
+      if (bytes.empty()) continue;
+      std::memcpy(out, bytes.data(), bytes.size());
+      out += bytes.size();
+    }
+    ::grpc::Slice all(raw, ::grpc::Slice::STEAL_REF);  // only now: the bytes of a tiny slice lie inside `raw`
+    return ::grpc::ByteBuffer(&all, 1);
+  }
+  std::vector<::grpc::Slice> slices;
+  slices.reserve(1 + message.frame.size());
+  slices.emplace_back(raw, ::grpc::Slice::STEAL_REF);
+  for (Bytes& bytes : message.frame) {
+    if (bytes.empty()) continue;
+    void* data = const_cast<uint8_t*>(bytes.data());
+    const size_t size = bytes.size();
+    slices.emplace_back(
+        data, size, [](void* owner) { delete static_cast<Bytes*>(owner); }, new Bytes(std::move(bytes)));
+  }
+  return ::grpc::ByteBuffer(slices.data(), slices.size());
+}
+
+absl::StatusOr<Message> DecodeMessage(const ::grpc::ByteBuffer& buffer) {
+  std::vector<::grpc::Slice> slices = SlicesOf(buffer);
+  size_t total = 0;
+  for (const ::grpc::Slice& slice : slices) total += slice.size();
+  Message message;
+  Cursor cursor(slices, total);
+  size_t control_bytes = 0;
+  absl::Status found = FindFrame(cursor, total, &control_bytes);
+  if (!found.ok()) return found;
+  CopyPrefix(slices, control_bytes, &message.control);
+  if (cursor.left() == 0) return message;
+  const size_t first = cursor.slice_index();
+  message.frame.reserve(slices.size() - first);
+  for (size_t i = first; i < slices.size(); ++i) {
+    const size_t begin = i == first ? cursor.offset() : 0;
+    if (slices[i].size() == begin) continue;
+    auto owner = std::make_shared<const ::grpc::Slice>(std::move(slices[i]));
+    message.frame.emplace_back(owner, owner->begin() + begin, owner->size() - begin);
+  }
+  return message;
+}
+
+std::string ToString(const ::grpc::ByteBuffer& buffer) {
+  std::string out;
+  CopyPrefix(SlicesOf(buffer), buffer.Length(), &out);
+  return out;
+}
+
+::grpc::ByteBuffer FromString(std::string_view bytes) {
+  ::grpc::Slice slice(bytes.data(), bytes.size());
+  return ::grpc::ByteBuffer(&slice, 1);
+}
+
+}  // namespace gradwire::transport

@@ -1,0 +1,62 @@
+// A gRPC service whose methods take and give ByteBuffers, made from a protobuf service descriptor: what the generated
+// WithRawMethod_... templates do, for every method at once. Registered like a generated service, so that reflection and
+// health know it by name.
+#pragma once
+
+#include <google/protobuf/descriptor.h>
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/impl/rpc_service_method.h>
+#include <grpcpp/impl/service_type.h>
+#include <grpcpp/support/async_stream.h>
+#include <grpcpp/support/async_unary_call.h>
+
+#include <deque>
+#include <string>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradwire::transport {
+
+class RawService final : public ::grpc::Service {
+ public:
+  using Stream = ::grpc::ServerAsyncReaderWriter<::grpc::ByteBuffer, ::grpc::ByteBuffer>;
+  using Unary = ::grpc::ServerAsyncResponseWriter<::grpc::ByteBuffer>;
+
+  explicit RawService(const google::protobuf::ServiceDescriptor* descriptor) : name_(descriptor->full_name()) {
+    for (int i = 0; i < descriptor->method_count(); ++i) {
+      const auto* method = descriptor->method(i);
+      const bool streaming = method->client_streaming() || method->server_streaming();
+      methods_.push_back({absl::StrCat("/", name_, "/", method->name()), streaming});
+      AddMethod(new ::grpc::internal::RpcServiceMethod(  // owned by grpc::Service
+          methods_.back().path.c_str(),
+          streaming ? ::grpc::internal::RpcMethod::BIDI_STREAMING : ::grpc::internal::RpcMethod::NORMAL_RPC, nullptr));
+      MarkMethodRaw(i);
+    }
+  }
+
+  const std::string& name() const { return name_; }
+  int method_count() const { return static_cast<int>(methods_.size()); }
+  bool is_stream(int index) const { return methods_[index].streaming; }
+  // As transport::Method names it: without the leading slash.
+  std::string_view method(int index) const { return std::string_view(methods_[index].path).substr(1); }
+
+  void RequestStream(int index, ::grpc::ServerContext* context, Stream* stream, ::grpc::ServerCompletionQueue* queue,
+                     void* tag) {
+    RequestAsyncBidiStreaming(index, context, stream, queue, queue, tag);
+  }
+  void RequestUnary(int index, ::grpc::ServerContext* context, ::grpc::ByteBuffer* request, Unary* unary,
+                    ::grpc::ServerCompletionQueue* queue, void* tag) {
+    RequestAsyncUnary(index, context, request, unary, queue, queue, tag);
+  }
+
+ private:
+  struct MethodEntry {
+    std::string path;
+    bool streaming;
+  };
+  const std::string name_;
+  std::deque<MethodEntry> methods_;  // a deque: gRPC keeps pointers to the paths
+};
+
+}  // namespace gradwire::transport

@@ -1,0 +1,89 @@
+// One RPC at the server: a unary call and a stream. The listener (listener.cc) asks for them and counts them.
+#pragma once
+
+#include <grpcpp/server_context.h>
+
+#include <atomic>
+#include <memory>
+
+#include "common/transport/grpc/poller.h"
+#include "common/transport/grpc/raw_service.h"
+#include "common/transport/grpc/stream_core.h"
+#include "common/transport/transport.h"
+
+namespace gradwire::transport {
+
+inline absl::Status ShuttingDown() {
+  return absl::UnavailableError("the server is shutting down; retry, its replacement may be starting");
+}
+
+// What calls need of their listener. Thread-safe.
+class CallOwner {
+ public:
+  virtual ~CallOwner() = default;
+  virtual Service* service() = 0;
+  // A call of this method came in: asks for the next one. Counted until Ended. False when the listener shuts down.
+  virtual bool Arrived(RawService* service, int index) = 0;
+  // Keeps the stream alive until Ended.
+  virtual void Started(std::shared_ptr<StreamCore> stream) = 0;
+  virtual void Ended(StreamCore* stream_or_null) = 0;
+};
+
+// Owns itself from Request to its last completion.
+class UnaryCall final {
+ public:
+  UnaryCall(CallOwner* owner, RawService* service, int index);
+  void Request(::grpc::ServerCompletionQueue* queue);
+
+ private:
+  void OnArrived(bool ok);
+  void OnFinished(bool ok);
+
+  CallOwner* const owner_;
+  RawService* const service_;
+  const int index_;
+  ::grpc::ServerContext context_;
+  ::grpc::ByteBuffer request_;
+  RawService::Unary responder_;
+  MemberCompletion<UnaryCall> arrived_;
+  MemberCompletion<UnaryCall> finished_;
+};
+
+// Ends when the call's two last completions came: `finished_` of our Finish and `done_` of the call.
+class ServerStream final : public StreamCore {
+ public:
+  ServerStream(CallOwner* owner, RawService* service, int index, const Limits& limits);
+  void Request(::grpc::ServerCompletionQueue* queue);
+
+ private:
+  void StartRead(::grpc::ByteBuffer* buffer, Completion* done) override { call_.Read(buffer, done); }
+  void StartWrite(const ::grpc::ByteBuffer& buffer, Completion* done) override { call_.Write(buffer, done); }
+  void StartEnd(const absl::Status& status) override;
+  void StartAbort(const absl::Status& status) override;
+  // The client half-closed or is gone: what is queued is sent, then the stream ends.
+  void OnReadEnded() override { Finish(absl::OkStatus()); }
+  void OnCoreClosed() override;
+  size_t PauseReadsAbove() const override { return window_bytes_; }
+
+  void OnArrived(bool ok);
+  void OnDone(bool ok);
+  void OnFinished(bool ok);
+  void OneOfTwo();
+
+  CallOwner* const owner_;
+  RawService* const service_;
+  const int index_;
+  const size_t window_bytes_;
+  ::grpc::ServerContext context_;
+  RawService::Stream call_;
+  MemberCompletion<ServerStream> arrived_;
+  MemberCompletion<ServerStream> done_;
+  MemberCompletion<ServerStream> finished_;
+  std::shared_ptr<StreamCore> pending_;  // until the call arrives
+  std::shared_ptr<Stream> handle_;
+  std::unique_ptr<StreamSink> sink_storage_;
+  std::atomic<bool> cancelled_ = false;
+  std::atomic<int> ends_ = 0;
+};
+
+}  // namespace gradwire::transport

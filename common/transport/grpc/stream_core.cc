@@ -1,0 +1,241 @@
+// See stream_core.h. gRPC operations and sinks are called without the lock; the flags writing_ and reading_ give the
+// thread that set them the sole right to start the operation.
+#include "common/transport/grpc/stream_core.h"
+
+#include <utility>
+
+#include "common/transport/grpc/message_codec.h"
+#include "common/transport/sink_scope.h"
+
+namespace gradwire::transport {
+
+StreamCore::StreamCore(size_t window_bytes)
+    : window_bytes_(window_bytes),
+      read_done_(this, &StreamCore::OnReadDone),
+      write_done_(this, &StreamCore::OnWriteDone) {}
+
+void StreamCore::set_sink(StreamSink* sink) {
+  absl::MutexLock lock(&mu_);
+  sink_ = sink;
+}
+
+absl::Status StreamCore::Send(Message message) {
+  ::grpc::ByteBuffer buffer = EncodeMessage(std::move(message));
+  const size_t bytes = buffer.Length();
+  {
+    absl::MutexLock lock(&mu_);
+    if (!CanSend() && !SinkScope::Any()) mu_.Await(absl::Condition(this, &StreamCore::CanSend));
+    if (broken_ || finish_requested_) {
+      if (!abort_status_.ok()) return abort_status_;
+      if (!final_status_.ok()) return final_status_;
+      return absl::FailedPreconditionError("the stream has ended; open a new one");
+    }
+    queued_bytes_ += bytes;
+    if (writing_ || !queue_.empty()) {  // what is queued goes first; whoever cleared writing_ is about to pump
+      queue_.push_back(std::move(buffer));
+      return absl::OkStatus();
+    }
+    writing_ = true;
+    in_flight_bytes_ = bytes;
+  }
+  StartWrite(buffer, &write_done_);
+  return absl::OkStatus();
+}
+
+void StreamCore::Finish(absl::Status status) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (finish_requested_) return;
+    finish_requested_ = true;
+    finish_status_ = std::move(status);
+  }
+  Pump();
+}
+
+void StreamCore::Cancel() {
+  {
+    absl::MutexLock lock(&mu_);
+    if (closing_) return;
+  }
+  Abort(absl::CancelledError("the stream was cancelled by its owner"));
+}
+
+void StreamCore::Abort(absl::Status status) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (closing_ || !abort_status_.ok()) return;
+    abort_status_ = status;
+    finish_requested_ = true;
+    DropQueue();
+    broken_ = true;
+  }
+  StartAbort(status);
+  Pump();
+  Resume();
+}
+
+void StreamCore::Abandon() {
+  Cancel();
+  absl::MutexLock lock(&mu_);
+  if (SinkScope::Of(this)) {
+    sink_ = nullptr;
+    return;
+  }
+  mu_.Await(absl::Condition(&closed_));
+}
+
+void StreamCore::Break() {
+  {
+    absl::MutexLock lock(&mu_);
+    DropQueue();
+    broken_ = true;
+  }
+  Pump();
+  Resume();
+}
+
+void StreamCore::Resume() {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!paused_ || (queued_bytes_ > PauseReadsAbove() && !broken_)) return;
+    paused_ = false;
+  }
+  NextRead();
+}
+
+void StreamCore::DropQueue() {
+  queue_.clear();
+  queued_bytes_ = in_flight_bytes_;
+}
+
+void StreamCore::BeginWriting() { OnWriteDone(true); }
+
+void StreamCore::BeginReading() {
+  {
+    absl::MutexLock lock(&mu_);
+    reading_ = true;
+  }
+  NextRead();
+}
+
+void StreamCore::OnWriteDone(bool ok) {
+  std::shared_ptr<StreamCore> self = shared_from_this();
+  {
+    absl::MutexLock lock(&mu_);
+    writing_ = false;
+    queued_bytes_ -= in_flight_bytes_;
+    in_flight_bytes_ = 0;
+    if (!ok) {
+      broken_ = true;
+      DropQueue();
+    }
+  }
+  Pump();
+  Resume();
+  MaybeClose();
+}
+
+void StreamCore::Pump() {
+  ::grpc::ByteBuffer buffer;
+  absl::Status status;
+  bool end = false;
+  {
+    absl::MutexLock lock(&mu_);
+    if (writing_ || ended_) return;
+    if (!queue_.empty()) {
+      buffer.Swap(&queue_.front());
+      queue_.pop_front();
+      in_flight_bytes_ = buffer.Length();
+    } else if (finish_requested_ && !end_started_) {
+      end_started_ = end = true;
+      status = abort_status_.ok() ? finish_status_ : abort_status_;
+    } else {
+      return;
+    }
+    writing_ = true;
+  }
+  if (end) {
+    StartEnd(status);
+  } else {
+    StartWrite(buffer, &write_done_);
+  }
+}
+
+void StreamCore::NextRead() {
+  {
+    absl::MutexLock lock(&mu_);
+    if (queued_bytes_ > PauseReadsAbove() && !broken_) {
+      paused_ = true;
+      return;
+    }
+  }
+  read_buffer_.Clear();
+  StartRead(&read_buffer_, &read_done_);
+}
+
+void StreamCore::OnReadDone(bool ok) {
+  std::shared_ptr<StreamCore> self = shared_from_this();
+  if (ok) {
+    Deliver();
+    NextRead();
+    return;
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    reading_ = false;
+  }
+  OnReadEnded();
+  MaybeClose();
+}
+
+void StreamCore::Deliver() {
+  absl::StatusOr<Message> message = DecodeMessage(read_buffer_);
+  read_buffer_.Clear();
+  if (!message.ok()) {
+    Abort(message.status());
+    return;
+  }
+  StreamSink* sink = nullptr;
+  {
+    absl::MutexLock lock(&mu_);
+    if (abort_status_.ok()) sink = sink_;
+  }
+  if (sink == nullptr) return;
+  SinkScope scope(this);
+  sink->OnMessage(*std::move(message));
+}
+
+void StreamCore::Ended(absl::Status status) {
+  std::shared_ptr<StreamCore> self = shared_from_this();
+  {
+    absl::MutexLock lock(&mu_);
+    ended_ = broken_ = true;
+    DropQueue();
+    final_status_ = abort_status_.ok() ? std::move(status) : abort_status_;
+  }
+  MaybeClose();
+}
+
+void StreamCore::MaybeClose() {
+  StreamSink* sink = nullptr;
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!ended_ || writing_ || reading_ || closing_) return;
+    closing_ = true;
+    sink = sink_;
+    status = final_status_;
+  }
+  if (sink != nullptr) {
+    SinkScope scope(this);
+    sink->OnClosed(std::move(status));
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    closed_ = true;
+    sink_ = nullptr;
+  }
+  OnCoreClosed();
+}
+
+}  // namespace gradwire::transport

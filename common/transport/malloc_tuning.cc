@@ -1,0 +1,21 @@
+// See malloc_tuning.h. The malloc figures bound memory that is kept, not memory that is used.
+#include "common/transport/malloc_tuning.h"
+
+#include "absl/synchronization/mutex.h"
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+namespace gradwire::transport {
+
+void TuneMalloc() {
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+#ifdef __GLIBC__
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // chunk-sized buffers come from the heap, not from a fresh mapping
+  mallopt(M_TRIM_THRESHOLD, 256 << 20);
+  mallopt(M_TOP_PAD, 64 << 20);  // also keeps the heaps of threads, which are unmapped once they are empty
+#endif
+}
+
+}  // namespace gradwire::transport

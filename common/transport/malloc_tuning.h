@@ -1,0 +1,13 @@
+// Process-wide settings for programs that move frames; called once, first, by the main function of daemons and tools.
+#pragma once
+
+namespace gradwire::transport {
+
+// Malloc: by default glibc returns large buffers to the kernel when they are freed, and each fresh one costs page
+// faults, which is half of the goodput. This keeps freed memory in the process.
+// Mutexes: the distribution's Abseil is built with deadlock detection on, which records every lock taken; it is
+// switched off.
+// Call before threads start.
+void TuneMalloc();
+
+}  // namespace gradwire::transport

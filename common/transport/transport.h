@@ -1,0 +1,98 @@
+// What a transport is: unary calls and bidirectional streams of messages between a client and a service.
+// Messages are the same bytes on every transport: a serialized protobuf control message, and optionally raw frame
+// bytes that travel behind it without being copied into protobuf (field 15, `bytes frame`, of the message).
+//
+//   client: Dial(address) -> Channel -> Call / Open        server: Listen(address, Service*) -> Listener
+//
+// Chosen by the scheme of an address: inproc://name, grpc://host:port, unix:///path. Later: grpcs://, wan://.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/bytes.h"
+
+namespace gradwire::transport {
+
+// Methods are named as in gRPC: "gradwire.v1.Worker/Push".
+using Method = std::string_view;
+
+struct Message {
+  std::string control;       // serialized protobuf, without the `frame` field
+  std::vector<Bytes> frame;  // raw bytes; on the receiving side usually one or a few slices, never copied twice
+};
+
+// Receives what a stream delivers. Calls for one stream never overlap and come in order; OnClosed is the last call.
+class StreamSink {
+ public:
+  virtual ~StreamSink() = default;
+  // The next message is read only after this returns: a slow sink slows its sender down (backpressure).
+  virtual void OnMessage(Message message) = 0;
+  // The peer finished (OK), failed, or the connection was lost (Unavailable). Nothing is delivered afterwards.
+  virtual void OnClosed(absl::Status status) = 0;
+};
+
+// One direction of sending on a bidirectional stream. Thread-safe. Destroying it cancels the stream if it is open;
+// the destructor returns only when the sink will not be called again, unless it runs inside a call of the sink.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  // Queues a message. Blocks while more than the transport's window (default 8 MiB) is queued unsent, unless called
+  // from inside a sink of this transport, where it never blocks. Fails once the stream is closed.
+  virtual absl::Status Send(Message message) = 0;
+  // Client: half-closes. Server: ends the stream with `status`. Queued messages are still sent first.
+  virtual void Finish(absl::Status status = absl::OkStatus()) = 0;
+  // Ends the stream at once; the sink gets OnClosed(Cancelled).
+  virtual void Cancel() = 0;
+};
+
+// Client end of a connection. Thread-safe.
+class Channel {
+ public:
+  virtual ~Channel() = default;
+  // Unary call, blocking. Errors of the service come back unchanged (code and message); a lost connection is
+  // Unavailable, a missed deadline DeadlineExceeded.
+  virtual absl::StatusOr<std::string> Call(Method method, std::string request, int64_t timeout_ms) = 0;
+  // Opens a stream; `sink` must live until OnClosed was called or the stream was destroyed.
+  virtual absl::StatusOr<std::unique_ptr<Stream>> Open(Method method, StreamSink* sink) = 0;
+};
+
+// Implemented by the server, and by tests. Thread-safe: calls come from many threads.
+class Service {
+ public:
+  virtual ~Service() = default;
+  virtual absl::StatusOr<std::string> Call(Method method, std::string_view request) = 0;
+  // A client opened a stream. The service owns what it returns through `sink`: it lives until OnClosed.
+  // `stream` is valid until OnClosed of the sink has returned and must not be used afterwards: the service calls
+  // stream->Finish to end it, and gets OnClosed exactly once in any case.
+  virtual absl::StatusOr<std::unique_ptr<StreamSink>> Accept(Method method, std::shared_ptr<Stream> stream) = 0;
+};
+
+// A listening address. Destroying it stops listening, cancels open streams and waits for them.
+class Listener {
+ public:
+  virtual ~Listener() = default;
+  // The address clients dial; an asked-for port 0 is filled in.
+  virtual std::string address() const = 0;
+  // Health as grpc.health.v1 reports it (no-op where the transport has none).
+  virtual void SetServing(bool serving) = 0;
+};
+
+struct Limits {
+  size_t max_message_bytes = 8u << 20;  // a larger message is refused by the receiver
+  size_t send_window_bytes = 8u << 20;
+  int64_t keepalive_ms = 5000;          // a silent peer is noticed within about twice this
+};
+
+// Defined in common/transport/dial.cc, which knows every implementation. Errors: InvalidArgument for an address that
+// cannot be parsed (the message lists the schemes), Unavailable when it cannot be bound.
+absl::StatusOr<std::shared_ptr<Channel>> Dial(std::string_view address, const Limits& limits = {});
+absl::StatusOr<std::unique_ptr<Listener>> Listen(std::string_view address, Service* service, const Limits& limits = {});
+
+}  // namespace gradwire::transport

@@ -1,0 +1,259 @@
+// Parsing and building frames; the byte layout is specified in proto/WIRE.md.
+#include "common/wire/frame.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+#include "common/base/crc32c.h"
+#include "common/base/status_macros.h"
+
+namespace gradwire::wire {
+namespace {
+
+constexpr size_t kCrcOffsetInHeader = 60;
+constexpr size_t kCrcOffsetInSegment = 20;
+
+static_assert(std::endian::native == std::endian::little, "the wire format is little-endian; add byte swaps here");
+
+template <typename T>
+T Load(const uint8_t* p) {
+  T v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+template <typename T>
+void Store(uint8_t* p, T v) {
+  std::memcpy(p, &v, sizeof(v));
+}
+
+constexpr size_t Padded(size_t n) { return (n + 7) & ~size_t{7}; }
+
+void StoreHeader(const FrameHeader& h, uint8_t* p) {
+  std::memset(p, 0, kHeaderBytes);
+  Store<uint32_t>(p + 0, kMagic);
+  Store<uint8_t>(p + 4, kVersion);
+  Store<uint8_t>(p + 5, static_cast<uint8_t>(h.kind));
+  Store<uint16_t>(p + 6, h.flags);
+  Store<uint32_t>(p + 8, h.bucket);
+  Store<uint16_t>(p + 12, h.shard);
+  Store<uint16_t>(p + 14, h.segments);
+  Store<uint64_t>(p + 16, h.round);
+  Store<uint32_t>(p + 24, h.chunk);
+  Store<uint32_t>(p + 28, h.shape_digest);
+  Store<uint32_t>(p + 32, h.body_bytes);
+  Store<uint32_t>(p + 36, h.contributors);
+  Store<uint64_t>(p + 40, h.incarnation);
+  Store<uint32_t>(p + 48, h.plan_digest);
+  Store<uint32_t>(p + kCrcOffsetInHeader, Crc32c({p, kCrcOffsetInHeader}));
+}
+
+absl::StatusOr<FrameHeader> LoadHeader(std::span<const uint8_t> bytes) {
+  if (bytes.size() < kHeaderBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("frame chunk of %d bytes is shorter than its %d-byte header", bytes.size(), kHeaderBytes));
+  }
+  const uint8_t* p = bytes.data();
+  if (Load<uint32_t>(p) != kMagic) {
+    return absl::InvalidArgumentError(absl::StrFormat("not a frame: magic 0x%08x, expected 0x%08x", Load<uint32_t>(p), kMagic));
+  }
+  if (p[4] != kVersion) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("frame version %d is not supported (this side speaks %d)", p[4], kVersion));
+  }
+  const uint32_t crc = Crc32c({p, kCrcOffsetInHeader});
+  if (crc != Load<uint32_t>(p + kCrcOffsetInHeader)) {
+    return absl::DataLossError(absl::StrFormat("frame header fails its CRC-32C (computed 0x%08x, stored 0x%08x)", crc,
+                                               Load<uint32_t>(p + kCrcOffsetInHeader)));
+  }
+  FrameHeader h;
+  if (p[5] < 1 || p[5] > 4) return absl::InvalidArgumentError(absl::StrFormat("unknown frame kind %d", p[5]));
+  h.kind = static_cast<FrameKind>(p[5]);
+  h.flags = Load<uint16_t>(p + 6);
+  if (h.flags & ~(kLastChunk | kAbstain)) {
+    return absl::InvalidArgumentError(absl::StrFormat("unknown frame flags 0x%04x", h.flags));
+  }
+  h.bucket = Load<uint32_t>(p + 8);
+  h.shard = Load<uint16_t>(p + 12);
+  h.segments = Load<uint16_t>(p + 14);
+  h.round = Load<uint64_t>(p + 16);
+  h.chunk = Load<uint32_t>(p + 24);
+  h.shape_digest = Load<uint32_t>(p + 28);
+  h.body_bytes = Load<uint32_t>(p + 32);
+  h.contributors = Load<uint32_t>(p + 36);
+  h.incarnation = Load<uint64_t>(p + 40);
+  h.plan_digest = Load<uint32_t>(p + 48);
+  if (Load<uint64_t>(p + 52) != 0) return absl::InvalidArgumentError("reserved bytes of the frame header are not zero");
+  return h;
+}
+
+uint32_t SegmentCrc(const uint8_t* header, const uint8_t* payload, size_t bytes) {
+  return Crc32c({payload, bytes}, Crc32c({header, kCrcOffsetInSegment}));
+}
+
+absl::StatusOr<Segment> LoadSegment(const uint8_t* p, size_t left, uint32_t number) {
+  if (left < kSegmentHeaderBytes) {
+    return absl::InvalidArgumentError(absl::StrFormat("segment %d: %d bytes left, its header needs %d", number, left,
+                                                      kSegmentHeaderBytes));
+  }
+  Segment s;
+  if (p[0] < 1 || p[0] > 12) return absl::InvalidArgumentError(absl::StrFormat("segment %d: unknown type %d", number, p[0]));
+  s.type = static_cast<SegmentType>(p[0]);
+  s.param = p[1];
+  if (Load<uint16_t>(p + 2) != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat("segment %d: reserved bytes are not zero", number));
+  }
+  s.bytes = Load<uint32_t>(p + 4);
+  s.begin = Load<uint64_t>(p + 8);
+  s.count = Load<uint32_t>(p + 16);
+  if (Padded(s.bytes) > left - kSegmentHeaderBytes) {
+    return absl::InvalidArgumentError(absl::StrFormat("segment %d: claims %d payload bytes, %d are left", number,
+                                                      s.bytes, left - kSegmentHeaderBytes));
+  }
+  s.data = p + kSegmentHeaderBytes;
+  const uint32_t crc = SegmentCrc(p, s.data, s.bytes);
+  if (crc != Load<uint32_t>(p + kCrcOffsetInSegment)) {
+    return absl::DataLossError(absl::StrFormat("segment %d (type %d) fails its CRC-32C (computed 0x%08x, stored 0x%08x)",
+                                               number, p[0], crc, Load<uint32_t>(p + kCrcOffsetInSegment)));
+  }
+  for (size_t i = s.bytes; i < Padded(s.bytes); ++i) {
+    if (s.data[i] != 0) return absl::InvalidArgumentError(absl::StrFormat("segment %d: padding is not zero", number));
+  }
+  return s;
+}
+
+}  // namespace
+
+absl::StatusOr<FrameHeader> ParseHeader(std::span<const uint8_t> bytes) { return LoadHeader(bytes); }
+
+absl::StatusOr<Chunk> ParseChunk(Bytes bytes) {
+  if (bytes.size() > kMaxChunkBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("frame chunk of %d bytes is over the limit of %d", bytes.size(), kMaxChunkBytes));
+  }
+  Chunk chunk;
+  GW_ASSIGN_OR_RETURN(chunk.header, LoadHeader(bytes.span()));
+  if (chunk.header.body_bytes != bytes.size() - kHeaderBytes) {
+    return absl::InvalidArgumentError(absl::StrFormat("truncated frame chunk: the header promises %d bytes of body, %d came",
+                                                      chunk.header.body_bytes, bytes.size() - kHeaderBytes));
+  }
+  if (chunk.header.segments > kMaxSegmentsPerChunk) {
+    return absl::InvalidArgumentError(absl::StrFormat("%d segments in one chunk; at most %d are allowed",
+                                                      chunk.header.segments, kMaxSegmentsPerChunk));
+  }
+  const uint8_t* p = bytes.data() + kHeaderBytes;
+  size_t left = chunk.header.body_bytes;
+  chunk.segments.reserve(chunk.header.segments);
+  for (uint32_t i = 0; i < chunk.header.segments; ++i) {
+    GW_ASSIGN_OR_RETURN(Segment segment, LoadSegment(p, left, i));
+    const size_t size = kSegmentHeaderBytes + Padded(segment.bytes);
+    p += size;
+    left -= size;
+    chunk.segments.push_back(segment);
+  }
+  if (left != 0) return absl::InvalidArgumentError(absl::StrFormat("%d bytes behind the last segment", left));
+  chunk.bytes = std::move(bytes);
+  return chunk;
+}
+
+absl::StatusOr<std::vector<Chunk>> ParseFrame(std::span<const Bytes> chunks) {
+  if (chunks.empty()) return absl::InvalidArgumentError("a frame has at least one chunk");
+  std::vector<Chunk> parsed;
+  parsed.reserve(chunks.size());
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    GW_ASSIGN_OR_RETURN(Chunk chunk, ParseChunk(chunks[i]));
+    const FrameHeader& h = chunk.header;
+    const FrameHeader& first = parsed.empty() ? h : parsed[0].header;
+    const bool same = h.kind == first.kind && h.bucket == first.bucket && h.shard == first.shard &&
+                      h.round == first.round && h.shape_digest == first.shape_digest &&
+                      h.contributors == first.contributors && h.incarnation == first.incarnation &&
+                      h.plan_digest == first.plan_digest;
+    const bool last = (h.flags & kLastChunk) != 0;
+    if (h.chunk != i || !same || last != (i + 1 == chunks.size())) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("chunk %d of %d does not continue its frame (number %d, last %d, same identity %d)", i,
+                          chunks.size(), h.chunk, last, same));
+    }
+    parsed.push_back(std::move(chunk));
+  }
+  return parsed;
+}
+
+Bytes Flatten(std::span<const Bytes> slices) {
+  if (slices.size() == 1) return slices[0];
+  std::vector<uint8_t> joined;
+  joined.reserve(TotalSize(slices));
+  for (const Bytes& s : slices) joined.insert(joined.end(), s.data(), s.data() + s.size());
+  return Bytes::FromVector(std::move(joined));
+}
+
+FrameWriter::FrameWriter(const FrameHeader& header, size_t chunk_bytes) : header_(header), chunk_bytes_(chunk_bytes) {}
+
+void FrameWriter::OpenChunk::Reserve(size_t bytes, size_t limit) {
+  if (bytes <= capacity) return;
+  capacity = std::max(bytes, std::min(limit, 2 * capacity));
+  std::shared_ptr<uint8_t[]> grown = std::make_shared_for_overwrite<uint8_t[]>(capacity);
+  if (size != 0) std::memcpy(grown.get(), data.get(), size);
+  data = std::move(grown);
+}
+
+uint8_t* FrameWriter::Begin(const SegmentHeader& header) {
+  const size_t size = kSegmentHeaderBytes + Padded(header.bytes);
+  if (chunks_.empty() || chunks_.back().size + size > chunk_bytes_ || chunks_.back().segments == kMaxSegmentsPerChunk) {
+    chunks_.emplace_back();
+    chunks_.back().Reserve(kHeaderBytes + size, chunk_bytes_);
+    chunks_.back().size = kHeaderBytes;
+  }
+  OpenChunk& chunk = chunks_.back();
+  chunk.Reserve(chunk.size + size, chunk_bytes_);
+  open_segment_ = chunk.size;
+  chunk.size += size;
+  uint8_t* p = chunk.data.get() + open_segment_;
+  std::memset(p, 0, kSegmentHeaderBytes);
+  std::memset(p + size - (Padded(header.bytes) - header.bytes), 0, Padded(header.bytes) - header.bytes);
+  p[0] = static_cast<uint8_t>(header.type);
+  p[1] = header.param;
+  Store<uint32_t>(p + 4, header.bytes);
+  Store<uint64_t>(p + 8, header.begin);
+  Store<uint32_t>(p + 16, header.count);
+  ++chunk.segments;
+  return p + kSegmentHeaderBytes;
+}
+
+void FrameWriter::End() {
+  uint8_t* p = chunks_.back().data.get() + open_segment_;
+  Store<uint32_t>(p + kCrcOffsetInSegment, SegmentCrc(p, p + kSegmentHeaderBytes, Load<uint32_t>(p + 4)));
+}
+
+void FrameWriter::Add(const SegmentHeader& header, const void* payload) {
+  uint8_t* p = Begin(header);
+  if (header.bytes != 0) std::memcpy(p, payload, header.bytes);
+  End();
+}
+
+std::vector<Bytes> FrameWriter::Finish() {
+  if (chunks_.empty()) {
+    chunks_.emplace_back();
+    chunks_.back().Reserve(kHeaderBytes, chunk_bytes_);
+    chunks_.back().size = kHeaderBytes;
+  }
+  std::vector<Bytes> out;
+  out.reserve(chunks_.size());
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    OpenChunk& chunk = chunks_[i];
+    FrameHeader h = header_;
+    h.flags = static_cast<uint16_t>((header_.flags & kAbstain) | (i + 1 == chunks_.size() ? kLastChunk : 0));
+    h.chunk = static_cast<uint32_t>(i);
+    h.segments = chunk.segments;
+    h.body_bytes = static_cast<uint32_t>(chunk.size - kHeaderBytes);
+    StoreHeader(h, chunk.data.get());
+    const uint8_t* data = chunk.data.get();
+    out.emplace_back(std::shared_ptr<const void>(std::move(chunk.data)), data, chunk.size);
+  }
+  chunks_.clear();
+  return out;
+}
+
+}  // namespace gradwire::wire

@@ -1,0 +1,131 @@
+// Frames on the wire: a header and checked segments, in chunks that each stand alone. Spec: proto/WIRE.md.
+// A frame is a sequence of chunks; a chunk is one header and whole segments; each segment carries its own position and
+// CRC, so a receiver merges it as it arrives and can take it back out if the rest never comes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/bytes.h"
+
+namespace gradwire::wire {
+
+inline constexpr uint32_t kMagic = 0x31465747u;  // "GWF1"
+inline constexpr uint8_t kVersion = 1;
+inline constexpr size_t kHeaderBytes = 64;
+inline constexpr size_t kSegmentHeaderBytes = 24;
+inline constexpr size_t kDefaultChunkBytes = 1u << 20;
+inline constexpr size_t kMaxChunkBytes = 4u << 20;  // header and segments
+inline constexpr uint32_t kMaxSegmentsPerChunk = 4096;
+
+enum class FrameKind : uint8_t {
+  kPush = 1,       // one worker's contribution to one (bucket, round)
+  kInitialize = 2, // the initial parameters of one bucket
+  kUpdate = 3,     // the update frame of one (bucket, round)
+  kParameters = 4, // parameters (and, for replicas, optimizer state) of one bucket at a version
+};
+
+enum FrameFlags : uint16_t {
+  kLastChunk = 1,
+  kAbstain = 2,  // push: this worker contributes nothing to this (bucket, round), and is not waited for
+};
+
+struct FrameHeader {
+  FrameKind kind = FrameKind::kPush;
+  uint16_t flags = 0;
+  uint32_t bucket = 0;
+  uint16_t shard = 0;
+  uint16_t segments = 0;      // in this chunk
+  uint64_t round = 0;         // push, update: the round; initialize, parameters: the version
+  uint32_t chunk = 0;         // 0, 1, 2, ... within the frame
+  uint32_t shape_digest = 0;  // BucketLayout::shape_digest: codec, runs and sharding of this bucket
+  uint32_t body_bytes = 0;    // of this chunk, after the header
+  uint32_t contributors = 0;  // update: number of workers in the mean; else 0
+  uint64_t incarnation = 0;   // push, initialize: of the worker; else 0
+  uint32_t plan_digest = 0;   // push: RoundPlan::Digest of the plan it was encoded by; else 0
+};
+
+enum class SegmentType : uint8_t {
+  kLearningRates = 1,  // float32 per parameter group
+  kDenseF32 = 2,       // float32 elements; param: Array
+  kDenseBf16 = 3,      // bfloat16 elements; param: Array
+  kDenseInt = 4,       // little-endian two's complement elements; param: bytes each (1, 2, 4)
+  kRanges = 5,         // int8 per run: the exponent this worker's values ask for
+  kIndex = 6,          // set of element positions; param: IndexCoding
+  kCells = 7,          // sketch cells; param: bytes each
+  kExponents = 8,      // int8 per run: exponents of the next round (update) or of this version (parameters)
+  kGeometry = 9,       // u32 sketch groups, u32 cells per group, of the next round
+  kValues = 10,        // integers for the positions of the kIndex before it, bit-packed; param: bits each
+  kDeferred = 11,      // set of element positions that could not be decoded; param: IndexCoding
+  kDensePacked = 12,   // zigzag integers of consecutive elements, bit-packed; param: bits each
+};
+
+enum class Array : uint8_t { kParameter = 0, kFirstMoment = 1, kSecondMoment = 2 };
+
+struct SegmentHeader {
+  SegmentType type{};
+  uint8_t param = 0;
+  uint64_t begin = 0;  // first element, cell or run
+  uint32_t count = 0;  // elements, cells or runs covered
+  uint32_t bytes = 0;  // of payload, without padding
+};
+
+struct Segment : SegmentHeader {
+  const uint8_t* data = nullptr;  // borrowed from the chunk; 8-byte aligned relative to the chunk's start
+  std::span<const uint8_t> payload() const { return {data, bytes}; }
+};
+
+struct Chunk {
+  FrameHeader header;
+  std::vector<Segment> segments;  // point into `bytes`
+  Bytes bytes;
+};
+
+// Parses and checks one chunk: sizes, known kinds and types, CRCs, nothing left over. Positions are checked by who
+// merges them. Errors: InvalidArgument or DataLoss (CRC) with what was expected and found; never reads out of bounds.
+absl::StatusOr<Chunk> ParseChunk(Bytes bytes);
+
+// The header alone, its own CRC checked: says whose frame it is when the rest of a chunk is damaged.
+absl::StatusOr<FrameHeader> ParseHeader(std::span<const uint8_t> bytes);
+
+// Parses every chunk of a frame and checks their order: chunk numbers from 0, same identity, exactly the last one
+// flagged kLastChunk.
+absl::StatusOr<std::vector<Chunk>> ParseFrame(std::span<const Bytes> chunks);
+
+// One contiguous Bytes of a message that arrived in slices; copies only if there is more than one.
+Bytes Flatten(std::span<const Bytes> slices);
+
+// Builds a frame. Not thread-safe.
+class FrameWriter {
+ public:
+  // `header`: flags may carry kAbstain; segments, chunk, body_bytes and kLastChunk are filled in.
+  explicit FrameWriter(const FrameHeader& header, size_t chunk_bytes = kDefaultChunkBytes);
+  // Starts a segment of exactly `header.bytes` payload bytes, in a new chunk if this one is full, and returns where
+  // to write them; valid until the next call. Payload must fit a chunk (see max_payload).
+  uint8_t* Begin(const SegmentHeader& header);
+  // The payload is written: computes its CRC.
+  void End();
+  void Add(const SegmentHeader& header, const void* payload);
+  size_t max_payload() const { return chunk_bytes_ - kHeaderBytes - kSegmentHeaderBytes - 8; }
+  // Closes the frame. A frame without segments is one chunk.
+  std::vector<Bytes> Finish();
+
+ private:
+  struct OpenChunk {
+    std::shared_ptr<uint8_t[]> data;  // not zeroed: payloads are written once
+    size_t size = 0;
+    size_t capacity = 0;
+    uint16_t segments = 0;
+    void Reserve(size_t bytes, size_t limit);
+  };
+
+  FrameHeader header_;
+  size_t chunk_bytes_;
+  std::vector<OpenChunk> chunks_;
+  size_t open_segment_ = 0;  // offset of the open segment's header in the last chunk
+};
+
+}  // namespace gradwire::wire

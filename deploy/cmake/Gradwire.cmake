@@ -1,0 +1,92 @@
+# Build helpers: one macro to find what we depend on, one function per kind of target.
+# Every target of Gradwire is made by these, so warnings, sanitizers and floating-point rules hold everywhere.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+endif()
+
+# Bits are promised (architecture.md): no contraction of a*b+c, no fast-math, anywhere.
+add_library(gradwire_options INTERFACE)
+target_compile_options(gradwire_options INTERFACE -ffp-contract=off -fno-fast-math)
+target_include_directories(gradwire_options INTERFACE ${PROJECT_SOURCE_DIR})
+add_library(gradwire_warnings INTERFACE)
+target_compile_options(gradwire_warnings INTERFACE -Wall -Wextra -Werror -Wno-unused-parameter)
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
+  # GCC 12 and 13 warn about overlapping memcpy inside std::string operator+ (GCC bug 105651): no such overlap exists.
+  target_compile_options(gradwire_warnings INTERFACE -Wno-restrict)
+endif()
+if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
+  target_compile_options(gradwire_warnings INTERFACE -Wthread-safety)
+endif()
+if(GRADWIRE_SANITIZE)
+  target_compile_options(gradwire_options INTERFACE -fsanitize=${GRADWIRE_SANITIZE} -fno-omit-frame-pointer
+                         -fno-sanitize-recover=all)
+  target_link_options(gradwire_options INTERFACE -fsanitize=${GRADWIRE_SANITIZE})
+endif()
+
+macro(gradwire_find_dependencies)
+  find_package(Threads REQUIRED)
+  find_package(OpenSSL REQUIRED COMPONENTS Crypto)
+  find_package(Protobuf REQUIRED MODULE)  # Debian's protobuf 3.21 has no usable CONFIG package
+  find_package(absl REQUIRED CONFIG)
+  find_package(gRPC REQUIRED CONFIG)
+  find_package(spdlog REQUIRED CONFIG)
+  if(GRADWIRE_TESTS)
+    find_package(GTest REQUIRED)
+    find_package(benchmark REQUIRED)
+  endif()
+  if(GRADWIRE_PYTHON)
+    find_package(Python3 REQUIRED COMPONENTS Interpreter Development.Module)
+    find_package(pybind11 REQUIRED CONFIG)
+  endif()
+endmacro()
+
+# gradwire_library(NAME SRCS a.cc b.cc DEPS other::target [PUBLIC_DEPS ...])
+function(gradwire_library name)
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS;PUBLIC_DEPS" ${ARGN})
+  if(ARG_SRCS)
+    add_library(${name} STATIC ${ARG_SRCS})
+    target_link_libraries(${name} PUBLIC gradwire_options ${ARG_PUBLIC_DEPS} PRIVATE gradwire_warnings ${ARG_DEPS})
+  else()
+    add_library(${name} INTERFACE)
+    target_link_libraries(${name} INTERFACE gradwire_options ${ARG_PUBLIC_DEPS} ${ARG_DEPS})
+  endif()
+endfunction()
+
+# gradwire_binary(NAME SRCS main.cc DEPS ...): a program in build/<preset>/bin.
+function(gradwire_binary name)
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SRCS})
+  target_link_libraries(${name} PRIVATE gradwire_options gradwire_warnings ${ARG_DEPS})
+endfunction()
+
+# gradwire_test(NAME GROUP unit SRCS a_test.cc DEPS ...): a GoogleTest program, labelled with its group for tests/run.
+function(gradwire_test name)
+  cmake_parse_arguments(ARG "" "GROUP" "SRCS;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SRCS})
+  target_link_libraries(${name} PRIVATE gradwire_options gradwire_warnings ${ARG_DEPS} GTest::gmock GTest::gtest
+                        GTest::gtest_main)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS ${ARG_GROUP} TIMEOUT 600)
+  set_property(GLOBAL APPEND PROPERTY GRADWIRE_TESTS_${ARG_GROUP} ${name})
+endfunction()
+
+# gradwire_bench(NAME SRCS a_bench.cc DEPS ...): a benchmark program, run by tests/bench/run.
+function(gradwire_bench name)
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SRCS})
+  target_link_libraries(${name} PRIVATE gradwire_options gradwire_warnings ${ARG_DEPS})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
+endfunction()

@@ -1,0 +1,30 @@
+# Shared by deploy/bootstrap, deploy/quickstart, tests/run and tests/bench/run. Sourced, never run.
+# Leaves: ROOT (the checkout), JOBS, and the functions below.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+JOBS=${GRADWIRE_JOBS:-$(nproc)}
+export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-time_macros}
+
+say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# build PRESET TARGET...: configures once, then builds; quiet unless it fails.
+build() {
+  local preset=$1; shift
+  local dir=$ROOT/build/$preset log=$ROOT/build/$preset.log
+  mkdir -p "$ROOT/build"
+  local python=$ROOT/.venv/bin/python args=()
+  if [ "$preset" = release ] && [ -x "$python" ]; then
+    args+=(-DGRADWIRE_PYTHON=ON "-DPython3_EXECUTABLE=$python"
+           "-Dpybind11_DIR=$("$python" -m pybind11 --cmakedir)")
+  fi
+  say "building ($preset: $*); log in build/$preset.log"
+  (cd "$ROOT" && cmake --preset "$preset" "${args[@]}") > "$log" 2>&1 || { tail -30 "$log" >&2; die "cmake failed; see $log"; }
+  if [ -t 2 ]; then
+    (cd "$ROOT" && cmake --build "$dir" -j "$JOBS" --target "$@") 2>&1 | tee -a "$log" | stdbuf -oL tr '\n' '\r' >&2
+    [ "${PIPESTATUS[0]}" = 0 ] || { tail -40 "$log" >&2; die "build failed; see $log"; }
+    printf '\n' >&2
+  else
+    (cd "$ROOT" && cmake --build "$dir" -j "$JOBS" --target "$@") >> "$log" 2>&1 || { tail -40 "$log" >&2; die "build failed; see $log"; }
+  fi
+}

@@ -1,0 +1,43 @@
+// The configuration of gradwire-server: one validated struct, read in one place from flags and a textproto file.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace gradwire {
+
+struct ServerConfig {
+  std::vector<std::string> listen = {"grpc://0.0.0.0:7070"};
+  uint64_t memory_limit_bytes = 0;      // of all jobs; 0: 70 % of this machine's memory
+  uint64_t job_memory_limit_bytes = 0;  // of one job; 0: memory_limit_bytes
+  uint64_t frame_limit_bytes = 1ull << 30;  // 64 KiB to 4 GiB
+  uint32_t drain_ms = 5000;             // 0 to 600000
+  std::string backend = "auto";         // auto, cpu, cuda
+  std::string log_level = "info";       // debug, info, warning, error
+  uint32_t max_jobs = 64;               // 1 to 4096
+  std::string port_file;                // where to write the bound addresses, one per line; empty: nowhere
+
+  // Fills in what depends on the machine and checks every range. InvalidArgument names the knob, the value found and
+  // the values allowed.
+  absl::Status Validate();
+};
+
+// Overlays a ServerConfig textproto (proto/gradwire/v1/server_config.proto). InvalidArgument with line and column;
+// fields that do not exist are errors.
+absl::Status ApplyConfigText(const std::string& text, const std::string& origin, ServerConfig* config);
+
+struct ParsedFlags {
+  ServerConfig config;
+  bool exit = false;  // --help or --version was asked for, or the flags are wrong: exit with `exit_code`
+  int exit_code = 0;
+};
+
+// Parses flags and the file of --config; flags win over the file. Prints help and usage errors itself; errors of the
+// file come back as a status.
+absl::StatusOr<ParsedFlags> ParseFlags(int argc, const char* const* argv);
+
+}  // namespace gradwire

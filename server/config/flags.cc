@@ -1,0 +1,101 @@
+// The flags of gradwire-server and their help text; see config.h.
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <fstream>
+#include <optional>
+#include <sstream>
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "server/config/config.h"
+
+namespace gradwire {
+namespace {
+
+constexpr char kDescription[] =
+    "A shard server of Gradwire: owns slices of models and their optimizer state, merges the\n"
+    "compressed gradients that workers push, and serves the updates.\n";
+
+constexpr char kFooter[] =
+    "\nExample: two shards on this machine\n"
+    "  gradwire-server --listen grpc://127.0.0.1:7070 &\n"
+    "  gradwire-server --listen grpc://127.0.0.1:7071 &\n"
+    "  gradwire shard describe --servers grpc://127.0.0.1:7070,grpc://127.0.0.1:7071\n"
+    "\nSIGTERM or SIGINT stops taking workers, lets the open rounds finish for --drain-ms and exits with 0;\n"
+    "a second signal exits at once.\n";
+
+// What the command line said; unset where it said nothing, so that the file's value stays.
+struct Given {
+  std::vector<std::string> listen;
+  std::optional<uint64_t> memory_limit_bytes, job_memory_limit_bytes, frame_limit_bytes;
+  std::optional<uint32_t> drain_ms, max_jobs;
+  std::optional<std::string> backend, log_level;
+  std::string port_file;
+  std::string config_path;
+};
+
+void Define(CLI::App& app, Given& g) {
+  app.footer(kFooter);
+  app.set_version_flag("--version", std::string(GRADWIRE_VERSION));
+  app.add_option("--config", g.config_path,
+                 "File of defaults in protobuf text format (message gradwire.v1.ServerConfig); flags override it");
+  app.add_option("--listen", g.listen,
+                 "Addresses to listen on: grpc://HOST:PORT, unix:///PATH; port 0 takes a free one; repeatable. "
+                 "Default grpc://0.0.0.0:7070")
+      ->delimiter(',');
+  app.add_option("--memory-limit-bytes", g.memory_limit_bytes,
+                 "Bytes that all jobs together may take; more is refused when a job is created. Default: 70 % of memory");
+  app.add_option("--job-memory-limit-bytes", g.job_memory_limit_bytes,
+                 "Bytes that one job may take. Default: --memory-limit-bytes");
+  app.add_option("--frame-limit-bytes", g.frame_limit_bytes,
+                 "Bytes of one frame, all chunks, 65536 to 4294967296. Default 1073741824");
+  app.add_option("--drain-ms", g.drain_ms,
+                 "Milliseconds after SIGTERM for the open rounds to finish, 0 to 600000. Default 5000");
+  app.add_option("--max-jobs", g.max_jobs, "Jobs at once, 1 to 4096. Default 64");
+  app.add_option("--backend", g.backend, "Arithmetic on: auto (CUDA where it works), cpu, cuda. Default auto");
+  app.add_option("--log-level", g.log_level, "debug, info, warning, error. Default info");
+  app.add_option("--port-file", g.port_file, "File to write the bound addresses to, one per line, once listening");
+}
+
+void Overlay(const Given& g, ServerConfig* config) {
+  if (!g.listen.empty()) config->listen = g.listen;
+  if (g.memory_limit_bytes) config->memory_limit_bytes = *g.memory_limit_bytes;
+  if (g.job_memory_limit_bytes) config->job_memory_limit_bytes = *g.job_memory_limit_bytes;
+  if (g.frame_limit_bytes) config->frame_limit_bytes = *g.frame_limit_bytes;
+  if (g.drain_ms) config->drain_ms = *g.drain_ms;
+  if (g.max_jobs) config->max_jobs = *g.max_jobs;
+  if (g.backend) config->backend = *g.backend;
+  if (g.log_level) config->log_level = *g.log_level;
+  config->port_file = g.port_file;
+}
+
+}  // namespace
+
+absl::StatusOr<ParsedFlags> ParseFlags(int argc, const char* const* argv) {
+  CLI::App app(kDescription, "gradwire-server");
+  Given given;
+  Define(app, given);
+  ParsedFlags parsed;
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {  // the edge of CLI11, which reports by exceptions
+    parsed.exit = true;
+    parsed.exit_code = app.exit(error) == 0 ? 0 : 2;
+    return parsed;
+  }
+  if (!given.config_path.empty()) {
+    std::ifstream file(given.config_path);
+    std::stringstream text;
+    text << file.rdbuf();
+    if (!file) {
+      return absl::NotFoundError(absl::StrFormat("--config: cannot read '%s'", given.config_path));
+    }
+    GW_RETURN_IF_ERROR(ApplyConfigText(text.str(), given.config_path, &parsed.config));
+  }
+  Overlay(given, &parsed.config);
+  GW_RETURN_IF_ERROR(parsed.config.Validate());
+  return parsed;
+}
+
+}  // namespace gradwire

@@ -1,0 +1,117 @@
+// Putting the parts together, the lease ticker and draining; see daemon.h.
+#include "server/daemon.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "common/base/status_macros.h"
+#include "common/transport/sink_scope.h"
+
+namespace gradwire {
+namespace {
+
+// The ticker looks at least this often, so that a lease that begins while it waits is noticed in time.
+constexpr absl::Duration kLongestTick = absl::Milliseconds(100);
+constexpr absl::Duration kShortestTick = absl::Milliseconds(5);
+
+uint64_t RandomEpoch() {
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32) | device();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config, Clock* clock) {
+  std::unique_ptr<Daemon> daemon(new Daemon());
+  daemon->clock_ = clock;
+  GW_ASSIGN_OR_RETURN(daemon->backend_, kernels::MakeBackend(config.backend));
+  spdlog::info("backend {} (asked for: {})", daemon->backend_->name(), config.backend);
+  JobEnvironment environment;
+  environment.backend = daemon->backend_.get();
+  environment.clock = clock;
+  environment.frame_limit_bytes = config.frame_limit_bytes;
+  environment.job_memory_limit_bytes = config.job_memory_limit_bytes;
+  environment.server_epoch = RandomEpoch();
+  daemon->registry_ = std::make_unique<JobRegistry>(
+      environment, JobRegistry::Limits{config.memory_limit_bytes, config.max_jobs});
+  daemon->worker_service_ = std::make_unique<WorkerService>(daemon->registry_.get());
+  daemon->operator_service_ = std::make_unique<OperatorService>(daemon->registry_.get());
+  daemon->dispatcher_ =
+      std::make_unique<Dispatcher>(daemon->worker_service_.get(), daemon->operator_service_.get());
+  for (const std::string& address : config.listen) {
+    GW_ASSIGN_OR_RETURN(std::unique_ptr<transport::Listener> listener,
+                        transport::Listen(address, daemon->dispatcher_.get()));
+    spdlog::info("listening on {}", listener->address());
+    listener->SetServing(true);
+    daemon->listeners_.push_back(std::move(listener));
+  }
+  daemon->ticker_ = std::thread([d = daemon.get()] { d->TickUntilStopped(); });
+  return daemon;
+}
+
+Daemon::~Daemon() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopped_ = true;
+    wake_.SignalAll();
+  }
+  if (ticker_.joinable()) ticker_.join();
+  listeners_.clear();
+}
+
+std::vector<std::string> Daemon::addresses() const {
+  std::vector<std::string> addresses;
+  for (const auto& listener : listeners_) addresses.push_back(listener->address());
+  return addresses;
+}
+
+absl::Duration Daemon::UntilNextTick() {
+  absl::Duration wait = kLongestTick;
+  const TimeNs now = clock_->Now();
+  for (const auto& job : registry_->All()) {
+    const std::optional<TimeNs> next = job->NextExpiry();
+    if (next) wait = std::min(wait, absl::Nanoseconds(*next - now));
+  }
+  return std::max(wait, kShortestTick);
+}
+
+void Daemon::TickUntilStopped() {
+  // Closing a bucket here publishes to pullers; a slow one must not hold up the leases of the others, and inside a sink
+  // sends never block.
+  const transport::SinkScope never_block(this);
+  for (;;) {
+    const absl::Duration wait = UntilNextTick();
+    {
+      absl::MutexLock lock(&mu_);
+      if (stopped_) return;
+      wake_.WaitWithTimeout(&mu_, wait);
+      if (stopped_) return;
+    }
+    for (const auto& job : registry_->All()) job->Tick();
+  }
+}
+
+void Daemon::Drain(uint32_t drain_ms) {
+  for (const auto& listener : listeners_) listener->SetServing(false);
+  registry_->Drain();
+  const TimeNs deadline = clock_->Now() + int64_t{drain_ms} * 1'000'000;
+  const auto busy = [this] {
+    const auto jobs = registry_->All();
+    return std::any_of(jobs.begin(), jobs.end(), [](const auto& job) { return job->RoundInProgress(); });
+  };
+  // Quiet for two looks in a row: workers that have just been answered may still ask for the round's update.
+  for (int quiet = 0; clock_->Now() < deadline;) {
+    quiet = busy() ? 0 : quiet + 1;
+    if (quiet == 2) break;
+    absl::MutexLock lock(&mu_);
+    if (stopped_) break;
+    wake_.WaitWithTimeout(&mu_, std::min(kLongestTick, absl::Nanoseconds(std::max<TimeNs>(1, deadline - clock_->Now()))));
+  }
+  registry_->ShutAll(absl::UnavailableError("this server is shutting down: join again when it is back"));
+}
+
+}  // namespace gradwire

@@ -1,0 +1,60 @@
+// The daemon without its process: jobs, services, the lease ticker and listeners. main() adds flags and signals; tests
+// run it in their own process over any transport.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "common/base/clock.h"
+#include "common/transport/transport.h"
+#include "kernels/backend.h"
+#include "server/config/config.h"
+#include "server/job/job_registry.h"
+#include "server/services/dispatcher.h"
+
+namespace gradwire {
+
+// Thread-safe after Start. Destroying it closes everything at once; call Drain before to end gracefully.
+class Daemon {
+ public:
+  // `clock` outlives the daemon. Errors: those of MakeBackend and Listen.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const ServerConfig& config, Clock* clock);
+  ~Daemon();
+  Daemon(const Daemon&) = delete;
+  Daemon& operator=(const Daemon&) = delete;
+
+  // What clients dial, one per configured address.
+  std::vector<std::string> addresses() const;
+  JobRegistry& registry() { return *registry_; }
+
+  // Health says NOT_SERVING, nobody may join, and open rounds get `drain_ms` to finish; then all streams end with
+  // Unavailable. Blocks.
+  void Drain(uint32_t drain_ms);
+
+ private:
+  Daemon() = default;
+  void TickUntilStopped();
+  absl::Duration UntilNextTick();
+
+  Clock* clock_ = nullptr;
+  std::unique_ptr<kernels::Backend> backend_;
+  std::unique_ptr<JobRegistry> registry_;
+  std::unique_ptr<WorkerService> worker_service_;
+  std::unique_ptr<OperatorService> operator_service_;
+  std::unique_ptr<Dispatcher> dispatcher_;
+  std::vector<std::unique_ptr<transport::Listener>> listeners_;
+  std::thread ticker_;
+
+  absl::Mutex mu_;
+  absl::CondVar wake_;
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace gradwire

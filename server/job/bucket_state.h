@@ -1,0 +1,81 @@
+// What a shard keeps per bucket: the round that is being merged, the parameters, and the answers for pullers.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "common/codec/codec.h"
+#include "common/codec/frame_assembler.h"
+#include "common/optimizer/optimizer.h"
+#include "gradwire/v1/worker.pb.h"
+#include "server/job/outbox.h"
+#include "server/rounds/membership.h"
+
+namespace gradwire {
+
+// The chunks of one answer; shared by every puller of it.
+using SharedChunks = std::shared_ptr<const std::vector<Bytes>>;
+
+// A pull that waits for its version.
+struct Waiter {
+  MemberId member = 0;
+  std::shared_ptr<Outbox> out;
+  v1::PullKind kind = v1::PULL_UNSPECIFIED;
+  uint64_t version = 0;
+};
+
+// An answer that is ready to be sent, once no lock is held.
+struct Delivery {
+  Waiter to;
+  uint32_t bucket = 0;
+  absl::Status status;  // not OK: sent instead of chunks
+  SharedChunks chunks;
+};
+
+// A frame whose last chunk has not come yet.
+struct PartialFrame {
+  std::unique_ptr<FrameAssembler> assembler;
+  const void* stream = nullptr;  // the stream that it comes from
+  uint64_t held_bytes = 0;       // counted into the job's bytes in flight
+};
+
+// Lock order: BucketState::mu before JobShard::mu_. Nothing is sent and no I/O is done while mu is held.
+struct BucketState {
+  const BucketLayout* layout = nullptr;
+  std::unique_ptr<Codec> codec;
+
+  absl::Mutex mu;
+  // Parameters and moments in position order; empty where the job keeps none.
+  std::vector<float> parameters ABSL_GUARDED_BY(mu);
+  std::vector<float> first_moment ABSL_GUARDED_BY(mu);
+  std::vector<float> second_moment ABSL_GUARDED_BY(mu);
+  std::vector<RunState> runs ABSL_GUARDED_BY(mu);
+  bool ready ABSL_GUARDED_BY(mu) = false;       // the initial parameters are complete
+  uint64_t version ABSL_GUARDED_BY(mu) = 0;     // of the parameters, and the round that is being merged
+  absl::Status failure ABSL_GUARDED_BY(mu);     // our own bug stopped this bucket
+
+  std::unique_ptr<Accumulator> accumulator ABSL_GUARDED_BY(mu);
+  RoundPlan plan ABSL_GUARDED_BY(mu);           // of round `version`
+  uint32_t committed ABSL_GUARDED_BY(mu) = 0;   // complete frames in the accumulator
+  std::vector<float> learning_rates ABSL_GUARDED_BY(mu);  // fixed by the first complete frame of the round
+  std::map<MemberId, PartialFrame> partial ABSL_GUARDED_BY(mu);
+
+  // The upload of initial parameters.
+  MemberId initializer ABSL_GUARDED_BY(mu) = 0;
+  const void* initializing_stream ABSL_GUARDED_BY(mu) = nullptr;
+  std::vector<Bytes> initial_chunks ABSL_GUARDED_BY(mu);
+
+  // The retained update frames, at most kRetainedUpdates; the last one made `version`.
+  std::deque<SharedChunks> updates ABSL_GUARDED_BY(mu);
+  // Parameters serialized at `version` for the kind that was asked for last.
+  v1::PullKind serialized_kind ABSL_GUARDED_BY(mu) = v1::PULL_UNSPECIFIED;
+  SharedChunks serialized ABSL_GUARDED_BY(mu);
+  std::vector<Waiter> waiting ABSL_GUARDED_BY(mu);  // at most kMaxWaiters per member
+};
+
+}  // namespace gradwire

@@ -1,0 +1,149 @@
+// Answers for pullers: update frames and parameters of a version; see job_shard.h.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "common/codec/parameters.h"
+#include "server/job/job_shard.h"
+
+namespace gradwire {
+namespace {
+
+bool KnownKind(v1::PullKind kind) {
+  return kind == v1::PULL_UPDATE || kind == v1::PULL_PARAMS_F32 || kind == v1::PULL_PARAMS_BF16 ||
+         kind == v1::PULL_STATE;
+}
+
+ParameterContent ContentOf(v1::PullKind kind) {
+  if (kind == v1::PULL_PARAMS_BF16) return ParameterContent::kBf16;
+  return kind == v1::PULL_STATE ? ParameterContent::kState : ParameterContent::kFloat32;
+}
+
+}  // namespace
+
+absl::Status JobShard::Pull(MemberId member, const v1::PullRequest& request, const std::shared_ptr<Outbox>& out) {
+  const std::string& name = job_.spec().name();
+  {
+    absl::MutexLock lock(&mu_);
+    if (!shut_.ok()) return shut_;
+    if (machine_.membership().Get(member) == nullptr) {
+      return absl::NotFoundError(absl::StrFormat(
+          "job '%s': the worker is no longer a member (it left, or its lease ended): join again", name));
+    }
+  }
+  if (!KnownKind(request.kind())) {
+    return absl::InvalidArgumentError(absl::StrFormat("job '%s': unknown pull kind %d", name, request.kind()));
+  }
+  if (request.bucket_begin() >= request.bucket_end() || request.bucket_end() > buckets_.size()) {
+    return absl::InvalidArgumentError(absl::StrFormat("job '%s': bucket range [%d, %d) is not within the %d buckets of this job",
+                                                      name, request.bucket_begin(), request.bucket_end(),
+                                                      buckets_.size()));
+  }
+  if (request.kind() == v1::PULL_UPDATE && request.version() == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("job '%s': no update makes version 0: pull its parameters or its state", name));
+  }
+  std::vector<Delivery> ready;
+  for (uint32_t b = request.bucket_begin(); b < request.bucket_end(); ++b) {
+    BucketState& bucket = *buckets_[b];
+    Waiter waiter{member, out, request.kind(), request.version()};
+    absl::MutexLock lock(&bucket.mu);
+    std::optional<Delivery> answer = Answer(bucket, waiter);
+    const auto waits = std::count_if(bucket.waiting.begin(), bucket.waiting.end(),
+                                     [member](const Waiter& w) { return w.member == member; });
+    if (!answer && static_cast<size_t>(waits) >= kMaxWaitersPerMember) {
+      answer = Delivery{waiter, b,
+                        absl::ResourceExhaustedError(absl::StrFormat(
+                            "job '%s' bucket %d: %d pulls of this worker wait already, at most %d may", name, b, waits,
+                            kMaxWaitersPerMember)),
+                        nullptr};
+    }
+    if (answer) {
+      ready.push_back(*std::move(answer));
+    } else {
+      bucket.waiting.push_back(std::move(waiter));
+    }
+  }
+  Deliver(ready);
+  return absl::OkStatus();
+}
+
+std::optional<Delivery> JobShard::Answer(BucketState& bucket, const Waiter& waiter) {
+  const uint32_t b = bucket.layout->bucket;
+  const std::string& name = job_.spec().name();
+  if (!bucket.failure.ok()) return Delivery{waiter, b, bucket.failure, nullptr};
+  if (waiter.version > bucket.version || !bucket.ready) return std::nullopt;
+  const uint64_t age = bucket.version - waiter.version;
+  if (waiter.kind == v1::PULL_UPDATE) {
+    if (age < bucket.updates.size()) {
+      return Delivery{waiter, b, absl::OkStatus(), bucket.updates[bucket.updates.size() - 1 - age]};
+    }
+    return Delivery{waiter, b,
+                    absl::OutOfRangeError(absl::StrFormat(
+                        "job '%s' bucket %d: the update of version %d is no longer kept (versions %d to %d are): pull the "
+                        "parameters and start from version %d",
+                        name, b, waiter.version, bucket.version - bucket.updates.size() + 1, bucket.version,
+                        bucket.version)),
+                    nullptr};
+  }
+  if (age != 0) {
+    return Delivery{waiter, b,
+                    absl::OutOfRangeError(absl::StrFormat(
+                        "job '%s' bucket %d: parameters of version %d were replaced by version %d: start from version %d",
+                        name, b, waiter.version, bucket.version, bucket.version)),
+                    nullptr};
+  }
+  return Delivery{waiter, b, absl::OkStatus(), Serialize(bucket, waiter.kind)};
+}
+
+SharedChunks JobShard::Serialize(BucketState& bucket, v1::PullKind kind) {
+  if (bucket.serialized != nullptr && bucket.serialized_kind == kind) return bucket.serialized;
+  ParameterArrays arrays;
+  if (!bucket.parameters.empty()) arrays.parameter = bucket.parameters.data();
+  if (!bucket.first_moment.empty()) arrays.first_moment = bucket.first_moment.data();
+  if (!bucket.second_moment.empty()) arrays.second_moment = bucket.second_moment.data();
+  bucket.serialized = std::make_shared<const std::vector<Bytes>>(
+      EncodeParameters(*bucket.layout, bucket.version, bucket.plan, ContentOf(kind), arrays));
+  bucket.serialized_kind = kind;
+  return bucket.serialized;
+}
+
+std::vector<Delivery> JobShard::TakeReady(BucketState& bucket) {
+  std::vector<Delivery> ready;
+  std::vector<Waiter> waiting;
+  for (Waiter& waiter : bucket.waiting) {
+    if (std::optional<Delivery> answer = Answer(bucket, waiter)) {
+      ready.push_back(*std::move(answer));
+    } else {
+      waiting.push_back(std::move(waiter));
+    }
+  }
+  bucket.waiting = std::move(waiting);
+  return ready;
+}
+
+void JobShard::Deliver(const std::vector<Delivery>& deliveries) {
+  for (const Delivery& delivery : deliveries) {
+    v1::PullMessage control;
+    control.set_bucket(delivery.bucket);
+    control.set_version(delivery.to.version);
+    control.set_kind(delivery.to.kind);
+    const size_t chunks = delivery.chunks == nullptr ? 0 : delivery.chunks->size();
+    if (chunks == 0) {
+      control.set_last(true);
+      control.set_code(static_cast<int>(delivery.status.code()));
+      control.set_message(std::string(delivery.status.message()));
+      delivery.to.out->Send({control.SerializeAsString(), {}}).IgnoreError();
+      continue;
+    }
+    for (size_t i = 0; i < chunks; ++i) {
+      const Bytes& chunk = (*delivery.chunks)[i];
+      control.set_last(i + 1 == chunks);
+      // A stream that has closed loses its answer; its worker pulls again on the next one.
+      if (!delivery.to.out->Send({control.SerializeAsString(), {chunk}}).ok()) break;
+      pull_bytes_ += chunk.size();
+    }
+  }
+}
+
+}  // namespace gradwire

@@ -1,0 +1,352 @@
+// The way of a chunk into its accumulator, and the acknowledgement of its frame; see job_shard.h.
+// Every check of remote bytes ends here in a typed acknowledgement; nothing of a refused frame stays merged.
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "common/base/crc32c.h"
+#include "common/base/status_macros.h"
+#include "common/codec/parameters.h"
+#include "server/job/job_shard.h"
+
+namespace gradwire {
+namespace {
+
+bool IsLast(const wire::FrameHeader& header) { return (header.flags & wire::kLastChunk) != 0; }
+
+v1::PushOutcome OutcomeOf(PushVerdict verdict) {
+  switch (verdict) {
+    case PushVerdict::kAccept:
+      return v1::PUSH_INCLUDED;
+    case PushVerdict::kNotIncluded:
+      return v1::PUSH_NOT_INCLUDED;
+    case PushVerdict::kDuplicate:
+      return v1::PUSH_DUPLICATE;
+  }
+  return v1::PUSH_OUTCOME_UNSPECIFIED;
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<v1::PushAck>> JobShard::PushChunk(PushStream& stream, Bytes bytes) {
+  push_bytes_ += bytes.size();
+  {
+    absl::MutexLock lock(&mu_);
+    GW_RETURN_IF_ERROR(shut_);
+    const auto totals = totals_.find(stream.member);
+    if (totals != totals_.end()) totals->second.bytes += bytes.size();
+  }
+  absl::StatusOr<wire::Chunk> chunk = wire::ParseChunk(bytes);
+  if (!chunk.ok()) {
+    // The header alone may still say whose contribution this was meant to be; then the others need not wait for it.
+    const absl::StatusOr<wire::FrameHeader> header = wire::ParseHeader(bytes.span());
+    if (!header.ok() || header->bucket >= buckets_.size()) {
+      ++refused_frames_;
+      return absl::Status(chunk.status().code(),
+                          absl::StrFormat("job '%s' worker '%s': %s; open a new stream and push again",
+                                          job_.spec().name(), stream.worker, std::string(chunk.status().message())));
+    }
+    return Refuse(stream, *header, chunk.status());
+  }
+  const wire::FrameHeader header = chunk->header;
+  if (header.bucket >= buckets_.size()) {
+    ++refused_frames_;
+    return absl::InvalidArgumentError(absl::StrFormat("job '%s' worker '%s': bucket %d does not exist: this job has %d",
+                                                      job_.spec().name(), stream.worker, header.bucket,
+                                                      buckets_.size()));
+  }
+  const auto skipped = stream.skipped.find(header.bucket);
+  if (skipped != stream.skipped.end()) {
+    if (header.chunk != 0 && header.round == skipped->second.round) {
+      return PushSkipped(stream, *chunk, skipped->second);
+    }
+    stream.skipped.erase(skipped);
+  }
+  if (absl::Status status = CheckHeader(stream, header); !status.ok()) return Refuse(stream, header, status);
+  if (header.kind == wire::FrameKind::kInitialize) return PushInitialize(stream, *chunk);
+  if ((header.flags & wire::kAbstain) != 0) return PushAbstain(stream, header);
+  return PushFrame(stream, *std::move(chunk));
+}
+
+absl::Status JobShard::CheckHeader(const PushStream& stream, const wire::FrameHeader& header) const {
+  if (header.kind != wire::FrameKind::kPush && header.kind != wire::FrameKind::kInitialize) {
+    return absl::InvalidArgumentError(absl::StrFormat("a frame of kind %d cannot be pushed", static_cast<int>(header.kind)));
+  }
+  if (header.shard != shard_index_) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("a frame for shard %d came to shard %d", header.shard, shard_index_));
+  }
+  if (header.incarnation != stream.incarnation) {
+    return absl::InvalidArgumentError(absl::StrFormat("a frame of incarnation %016x on a stream of incarnation %016x",
+                                                      header.incarnation, stream.incarnation));
+  }
+  const uint32_t expected = buckets_[header.bucket]->layout->shape_digest;
+  if (header.shape_digest != expected) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("the frame was made for another layout (shape digest 0x%08x, this bucket has 0x%08x): its tensors, "
+                        "shapes, dtypes or codec differ from the job's",
+                        header.shape_digest, expected));
+  }
+  return absl::OkStatus();
+}
+
+JobShard::Ack JobShard::PushFrame(PushStream& stream, wire::Chunk chunk) {
+  const wire::FrameHeader header = chunk.header;
+  BucketState& bucket = *buckets_[header.bucket];
+  RoundActions actions;
+  absl::StatusOr<PushVerdict> verdict = PushVerdict::kAccept;
+  bool complete = false;
+  uint32_t digest = 0;
+  {
+    absl::MutexLock lock(&bucket.mu);
+    if (header.chunk == 0 || !bucket.partial.contains(stream.member)) verdict = Begin(bucket, stream, header);
+    if (verdict.ok() && *verdict == PushVerdict::kDuplicate) digest = Crc32c(chunk.bytes.span());
+    if (verdict.ok() && *verdict == PushVerdict::kAccept) {
+      verdict = Merge(bucket, stream, std::move(chunk), &actions, &complete);
+      if (!verdict.ok()) AbandonPartial(bucket, stream.member);
+    }
+  }
+  // The update goes out before the acknowledgement: pullers wait for it, nobody waits for the latter alone.
+  Run(actions);
+  if (!verdict.ok()) return Refuse(stream, header, verdict.status());
+  if (*verdict == PushVerdict::kDuplicate && !complete) {
+    absl::Status same;
+    if (IsLast(header)) {
+      absl::MutexLock lock(&mu_);
+      same = machine_.Repeat(stream.member, header.bucket, header.round, digest);
+    } else {
+      stream.skipped[header.bucket] = {header.round, false, digest};
+      return std::nullopt;
+    }
+    if (!same.ok()) return Refuse(stream, header, same);
+  }
+  if (*verdict == PushVerdict::kAccept && !complete) return std::nullopt;
+  return Acknowledge(stream, header, *verdict);
+}
+
+absl::StatusOr<PushVerdict> JobShard::Begin(BucketState& bucket, PushStream& stream, const wire::FrameHeader& header) {
+  AbandonPartial(bucket, stream.member);  // a frame that starts anew replaces its unfinished beginning
+  PushVerdict verdict;
+  {
+    absl::MutexLock lock(&mu_);
+    GW_ASSIGN_OR_RETURN(verdict, machine_.Classify(stream.member, header.bucket, header.round));
+    machine_.Renew(stream.member, environment_.clock->Now());
+  }
+  if (verdict != PushVerdict::kAccept) return verdict;
+  if (header.chunk != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("chunk %d of a frame whose beginning is not here: send the frame from chunk 0", header.chunk));
+  }
+  GW_RETURN_IF_ERROR(bucket.failure);
+  if (bucket.version != header.round) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "a frame of round %d, but this bucket is still finishing round %d: pull version %d of every bucket first",
+        header.round, bucket.version, header.round));
+  }
+  PartialFrame& partial = bucket.partial[stream.member];
+  partial.stream = &stream;
+  partial.assembler = std::make_unique<FrameAssembler>(bucket.codec.get(), bucket.layout, bucket.accumulator.get(),
+                                                       &bucket.plan, header.round, environment_.frame_limit_bytes);
+  return verdict;
+}
+
+absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, PushStream& stream, wire::Chunk chunk,
+                                            RoundActions* actions, bool* complete) {
+  const wire::FrameHeader header = chunk.header;
+  PartialFrame& partial = bucket.partial.at(stream.member);
+  const uint64_t chunk_bytes = chunk.bytes.size();
+  // Sound without a lock: the bound may be passed by one chunk per transport thread.
+  if (in_flight_bytes_ + chunk_bytes > memory_.in_flight + environment_.frame_limit_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("%d bytes of unfinished frames are held for this job, its limit is %d: push fewer buckets at once",
+                        in_flight_bytes_.load(), memory_.in_flight + environment_.frame_limit_bytes));
+  }
+  GW_RETURN_IF_ERROR(partial.assembler->Add(std::move(chunk)));
+  partial.held_bytes += chunk_bytes;
+  in_flight_bytes_ += chunk_bytes;
+  if (!partial.assembler->complete()) {
+    if (!IsLast(header)) return PushVerdict::kAccept;
+    return absl::InvalidArgumentError("the last chunk came, but the frame does not cover its bucket");
+  }
+  GW_RETURN_IF_ERROR(FixLearningRates(bucket, *partial.assembler));
+  PushVerdict verdict;
+  {
+    absl::MutexLock lock(&mu_);
+    GW_ASSIGN_OR_RETURN(verdict, machine_.Complete(stream.member, header.bucket, header.round,
+                                                   partial.assembler->digest(), actions));
+    machine_.Renew(stream.member, environment_.clock->Now());
+    if (verdict == PushVerdict::kAccept) ++totals_[stream.member].frames;
+  }
+  *complete = true;
+  if (verdict == PushVerdict::kAccept) {
+    if (bucket.learning_rates.empty()) {
+      bucket.learning_rates.assign(partial.assembler->learning_rates().begin(),
+                                   partial.assembler->learning_rates().end());
+    }
+    partial.assembler->Commit();
+    ++bucket.committed;
+    in_flight_bytes_ -= partial.held_bytes;
+    bucket.partial.erase(stream.member);
+  } else {
+    AbandonPartial(bucket, stream.member);
+  }
+  return verdict;
+}
+
+absl::Status JobShard::FixLearningRates(BucketState& bucket, const FrameAssembler& frame) {
+  const std::span<const float> rates = frame.learning_rates();
+  const size_t groups = static_cast<size_t>(job_.spec().optimizer().groups_size());
+  if (rates.size() != groups) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "the frame carries %d learning rates; the job has %d parameter groups", rates.size(), groups));
+  }
+  for (size_t g = 0; g < bucket.learning_rates.size(); ++g) {
+    if (bucket.learning_rates[g] == rates[g]) continue;
+    return absl::InvalidArgumentError(
+        absl::StrFormat("learning rate %.9g of group %d differs from %.9g, which the first frame of this round fixed: "
+                        "every worker must follow the same schedule",
+                        rates[g], g, bucket.learning_rates[g]));
+  }
+  return absl::OkStatus();
+}
+
+JobShard::Ack JobShard::PushSkipped(PushStream& stream, const wire::Chunk& chunk, PushStream::Skipped skipped) {
+  skipped.digest = Crc32c(chunk.bytes.span(), skipped.digest);
+  stream.skipped[chunk.header.bucket] = skipped;
+  if (!IsLast(chunk.header)) return std::nullopt;
+  stream.skipped.erase(chunk.header.bucket);
+  if (skipped.answered) return std::nullopt;
+  absl::Status same;
+  {
+    absl::MutexLock lock(&mu_);
+    same = machine_.Repeat(stream.member, chunk.header.bucket, chunk.header.round, skipped.digest);
+  }
+  if (!same.ok()) return Refuse(stream, chunk.header, same);
+  return Acknowledge(stream, chunk.header, PushVerdict::kDuplicate);
+}
+
+JobShard::Ack JobShard::PushAbstain(PushStream& stream, const wire::FrameHeader& header) {
+  RoundActions actions;
+  absl::StatusOr<PushVerdict> verdict = PushVerdict::kAccept;
+  {
+    absl::MutexLock lock(&mu_);
+    verdict = machine_.Abstain(stream.member, header.bucket, header.round, &actions);
+    machine_.Renew(stream.member, environment_.clock->Now());
+  }
+  Run(actions);
+  if (!verdict.ok()) return Refuse(stream, header, verdict.status());
+  return Acknowledge(stream, header, *verdict);
+}
+
+JobShard::Ack JobShard::Refuse(PushStream& stream, const wire::FrameHeader& header, const absl::Status& why) {
+  ++refused_frames_;
+  // What follows of this frame is dropped without another answer.
+  if (!IsLast(header)) stream.skipped[header.bucket] = {header.round, true, 0};
+  BucketState& bucket = *buckets_[header.bucket];
+  RoundActions actions;
+  {
+    absl::MutexLock lock(&bucket.mu);
+    const auto partial = bucket.partial.find(stream.member);
+    if (partial != bucket.partial.end() && partial->second.stream == &stream && bucket.version == header.round) {
+      AbandonPartial(bucket, stream.member);
+    }
+  }
+  if (header.kind == wire::FrameKind::kPush) {
+    absl::MutexLock lock(&mu_);
+    // The others do not wait for a contribution that was refused. Fails where nobody waits for it anyway.
+    machine_.Abstain(stream.member, header.bucket, header.round, &actions).IgnoreError();
+  }
+  Run(actions);
+  v1::PushAck ack;
+  ack.set_bucket(header.bucket);
+  ack.set_round(header.round);
+  ack.set_outcome(v1::PUSH_REFUSED);
+  ack.set_code(static_cast<int>(why.code()));
+  ack.set_message(absl::StrFormat("job '%s' round %d bucket %d worker '%s': %s", job_.spec().name(), header.round,
+                                  header.bucket, stream.worker, std::string(why.message())));
+  spdlog::warn("refused: {}", ack.message());
+  return ack;
+}
+
+JobShard::Ack JobShard::Acknowledge(PushStream& stream, const wire::FrameHeader& header, PushVerdict verdict) {
+  if (verdict == PushVerdict::kNotIncluded) ++not_included_frames_;
+  if (!IsLast(header)) stream.skipped[header.bucket] = {header.round, true, 0};
+  v1::PushAck ack;
+  ack.set_bucket(header.bucket);
+  ack.set_round(header.round);
+  ack.set_outcome(OutcomeOf(verdict));
+  return ack;
+}
+
+JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::Chunk& chunk) {
+  const wire::FrameHeader& header = chunk.header;
+  BucketState& bucket = *buckets_[header.bucket];
+  absl::Status status;
+  RoundActions actions;
+  bool complete = false;
+  bool repeat = false;
+  {
+    absl::MutexLock lock(&bucket.mu);
+    {
+      // Judged while the bucket is held: a worker that is lost in between cannot overwrite its successor's values.
+      absl::MutexLock job_lock(&mu_);
+      status = machine_.CheckInitializer(stream.member, header.bucket);
+      machine_.Renew(stream.member, environment_.clock->Now());
+    }
+    repeat = absl::IsAlreadyExists(status) && bucket.initializer == stream.member;
+    if (header.chunk == 0 || !status.ok() || bucket.initializing_stream != &stream) {
+      in_flight_bytes_ -= TotalSize(bucket.initial_chunks);
+      bucket.initial_chunks.clear();
+      bucket.initializing_stream = &stream;
+    }
+    const uint64_t held = TotalSize(bucket.initial_chunks) + chunk.bytes.size();
+    if (status.ok() && held > environment_.frame_limit_bytes) {
+      status = absl::ResourceExhaustedError(absl::StrFormat("initial parameters of %d bytes and more; the limit of one "
+                                                            "frame is %d: use smaller buckets",
+                                                            held, environment_.frame_limit_bytes));
+    }
+    if (status.ok()) {
+      bucket.initial_chunks.push_back(chunk.bytes);
+      in_flight_bytes_ += chunk.bytes.size();
+    }
+    if (!status.ok() || IsLast(header)) {
+      const std::vector<Bytes> chunks = std::move(bucket.initial_chunks);
+      bucket.initial_chunks.clear();
+      bucket.initializing_stream = nullptr;
+      in_flight_bytes_ -= TotalSize(chunks);
+      if (status.ok()) {
+        ParameterTargets targets{.parameter = bucket.parameters.data()};
+        status = DecodeParameters(chunks, job_, *bucket.layout, 0, targets).status();
+        complete = status.ok();
+      }
+      if (complete) {
+        bucket.initializer = stream.member;
+        absl::MutexLock job_lock(&mu_);
+        machine_.Initialized(stream.member, header.bucket, &actions);
+      }
+    }
+  }
+  if (repeat) return Acknowledge(stream, header, PushVerdict::kDuplicate);
+  if (!status.ok()) return Refuse(stream, header, status);
+  if (!complete) return std::nullopt;
+  MakeReady();
+  Run(actions);
+  return Acknowledge(stream, header, PushVerdict::kAccept);
+}
+
+void JobShard::MakeReady() {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!machine_.initialized()) return;
+  }
+  std::vector<Delivery> ready;
+  for (const auto& bucket : buckets_) {
+    absl::MutexLock lock(&bucket->mu);
+    bucket->ready = true;
+    for (Delivery& delivery : TakeReady(*bucket)) ready.push_back(std::move(delivery));
+  }
+  Deliver(ready);
+}
+
+}  // namespace gradwire

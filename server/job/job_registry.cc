@@ -1,0 +1,107 @@
+// Finding, making and deleting jobs; see job_registry.h.
+#include "server/job/job_registry.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+
+namespace gradwire {
+
+absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::JobSpec& spec, uint32_t shard_index,
+                                                                   uint32_t shard_count, uint64_t layout_digest) {
+  absl::MutexLock create(&create_mu_);
+  uint64_t used = 0;
+  std::shared_ptr<JobShard> known;
+  {
+    absl::MutexLock lock(&mu_);
+    if (draining_) {
+      return absl::UnavailableError("this server is shutting down and takes no new workers: try again when it is back");
+    }
+    const auto it = jobs_.find(spec.name());
+    if (it != jobs_.end()) known = it->second;
+    if (known == nullptr && jobs_.size() >= limits_.max_jobs) {
+      return absl::ResourceExhaustedError(
+          absl::StrFormat("job '%s': this server has %d jobs and --max-jobs is %d: delete one with `gradwire job delete`",
+                          spec.name(), jobs_.size(), limits_.max_jobs));
+    }
+    for (const auto& [name, job] : jobs_) used += job->memory().total();
+  }
+  if (known != nullptr) {
+    GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(spec));
+    GW_RETURN_IF_ERROR(known->CheckSame(asked, shard_index, shard_count, layout_digest));
+    return known;
+  }
+  JobEnvironment environment = environment_;
+  const uint64_t left = limits_.memory_bytes > used ? limits_.memory_bytes - used : 0;
+  const bool server_bound = left < environment.job_memory_limit_bytes;
+  if (server_bound) environment.job_memory_limit_bytes = left;
+  absl::StatusOr<std::shared_ptr<JobShard>> made = JobShard::Make(spec, shard_index, shard_count, environment);
+  if (!made.ok() && server_bound && absl::IsResourceExhausted(made.status())) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("%s (%d of this server's %d bytes are taken by other jobs)", std::string(made.status().message()),
+                        used, limits_.memory_bytes));
+  }
+  GW_RETURN_IF_ERROR(made.status());
+  GW_RETURN_IF_ERROR((*made)->CheckSame((*made)->job(), shard_index, shard_count, layout_digest));
+  {
+    absl::MutexLock lock(&mu_);
+    jobs_[spec.name()] = *made;
+  }
+  spdlog::info("job {} created: shard {} of {}, {} buckets, {} elements, up to {}", spec.name(), shard_index, shard_count,
+               (*made)->layout().bucket_count(), (*made)->layout().shard_elements(shard_index),
+               (*made)->memory().ToString());
+  return made;
+}
+
+absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::Find(std::string_view name) const {
+  absl::MutexLock lock(&mu_);
+  const auto it = jobs_.find(name);
+  if (it != jobs_.end()) return it->second;
+  return absl::NotFoundError(absl::StrFormat(
+      "job '%s' does not exist on this server: join it, or create it with `gradwire job create`", std::string(name)));
+}
+
+std::vector<std::shared_ptr<JobShard>> JobRegistry::All() const {
+  absl::MutexLock lock(&mu_);
+  std::vector<std::shared_ptr<JobShard>> all;
+  for (const auto& [name, job] : jobs_) all.push_back(job);
+  return all;
+}
+
+absl::Status JobRegistry::Delete(std::string_view name) {
+  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, Find(name));
+  {
+    absl::MutexLock lock(&mu_);
+    const auto it = jobs_.find(name);
+    if (it != jobs_.end() && it->second == job) jobs_.erase(it);
+  }
+  job->Shut(absl::AbortedError(absl::StrFormat("job '%s' was deleted", std::string(name))));
+  spdlog::info("job {} deleted", name);
+  return absl::OkStatus();
+}
+
+void JobRegistry::Drain() {
+  absl::MutexLock lock(&mu_);
+  draining_ = true;
+}
+
+bool JobRegistry::draining() const {
+  absl::MutexLock lock(&mu_);
+  return draining_;
+}
+
+void JobRegistry::ShutAll(const absl::Status& status) {
+  for (const auto& job : All()) job->Shut(status);
+}
+
+uint64_t JobRegistry::memory_bytes() const {
+  absl::MutexLock lock(&mu_);
+  uint64_t bytes = 0;
+  for (const auto& [name, job] : jobs_) bytes += job->memory().total();
+  return bytes;
+}
+
+}  // namespace gradwire

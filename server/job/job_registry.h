@@ -1,0 +1,61 @@
+// The jobs of this server: found by name, created on first use, bounded in number and memory.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/job/job_shard.h"
+
+namespace gradwire {
+
+// Thread-safe. Owns the jobs; streams that are open on a deleted job keep it alive until they have closed.
+class JobRegistry {
+ public:
+  struct Limits {
+    uint64_t memory_bytes = 0;  // of all jobs together
+    uint32_t max_jobs = 0;
+  };
+
+  JobRegistry(const JobEnvironment& environment, const Limits& limits) : environment_(environment), limits_(limits) {}
+
+  // The job of this spec, made if there is none of its name. layout_digest 0: not compared. Errors: InvalidArgument
+  // (spec), FailedPrecondition (another job of this name; says what differs), ResourceExhausted (memory, number of
+  // jobs), Unavailable (draining).
+  absl::StatusOr<std::shared_ptr<JobShard>> GetOrCreate(const v1::JobSpec& spec, uint32_t shard_index,
+                                                        uint32_t shard_count, uint64_t layout_digest);
+  // NotFound names the job and says how to make it.
+  absl::StatusOr<std::shared_ptr<JobShard>> Find(std::string_view name) const;
+  std::vector<std::shared_ptr<JobShard>> All() const;
+  // Ends the job's streams and forgets it.
+  absl::Status Delete(std::string_view name);
+
+  // From now on nobody joins and nothing is created.
+  void Drain();
+  bool draining() const;
+  // Ends every stream with `status`.
+  void ShutAll(const absl::Status& status);
+
+  uint64_t memory_bytes() const;
+  const Limits& limits() const { return limits_; }
+  const JobEnvironment& environment() const { return environment_; }
+
+ private:
+  const JobEnvironment environment_;
+  const Limits limits_;
+
+  absl::Mutex create_mu_ ABSL_ACQUIRED_BEFORE(mu_);  // jobs are made one at a time, others are served meanwhile
+  mutable absl::Mutex mu_;
+  std::map<std::string, std::shared_ptr<JobShard>, std::less<>> jobs_ ABSL_GUARDED_BY(mu_);
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace gradwire

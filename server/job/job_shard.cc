@@ -1,0 +1,403 @@
+// Making a job, membership, and carrying out what the round machine decided; see job_shard.h.
+#include "server/job/job_shard.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "common/base/sha256.h"
+#include "common/base/status_macros.h"
+#include "common/codec/update.h"
+#include "server/job/spec_difference.h"
+
+namespace gradwire {
+namespace {
+
+constexpr TimeNs kNsPerMs = 1'000'000;
+
+RoundMachine::Rules RulesOf(const Job& job, const Layout& layout) {
+  RoundMachine::Rules rules;
+  rules.buckets = layout.bucket_count();
+  rules.min_workers = job.spec().min_workers();
+  rules.needs_initialization = job.keeps_parameters();
+  rules.membership.max_workers = job.spec().max_workers();
+  rules.membership.lease_ns = job.spec().lease_ms() * kNsPerMs;
+  return rules;
+}
+
+}  // namespace
+
+JobShard::JobShard(Job job, Layout layout, uint32_t shard_index, const JobEnvironment& environment)
+    : job_(std::move(job)),
+      layout_(std::move(layout)),
+      shard_index_(shard_index),
+      environment_(environment),
+      machine_(RulesOf(job_, layout_)) {}
+
+absl::StatusOr<std::shared_ptr<JobShard>> JobShard::Make(const v1::JobSpec& spec, uint32_t shard_index,
+                                                         uint32_t shard_count, const JobEnvironment& environment) {
+  GW_ASSIGN_OR_RETURN(Job job, Job::Make(spec));
+  if (shard_index >= shard_count) {
+    return absl::InvalidArgumentError(absl::StrFormat("job '%s': shard index %d is not below the shard count %d",
+                                                      job.spec().name(), shard_index, shard_count));
+  }
+  GW_ASSIGN_OR_RETURN(Layout layout, Layout::Make(job, shard_count));
+  // Before anything large is allocated or any codec prepared.
+  const MemoryBound least = BoundMemory(job, layout, shard_index, {}, environment.frame_limit_bytes);
+  if (least.parameters + least.moments > environment.job_memory_limit_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("job '%s': parameters and moments of shard %d of %d take %d bytes; the limit per job is %d: use "
+                        "more shards or raise --job-memory-limit-bytes",
+                        job.spec().name(), shard_index, shard_count, least.parameters + least.moments,
+                        environment.job_memory_limit_bytes));
+  }
+  std::shared_ptr<JobShard> shard(new JobShard(std::move(job), std::move(layout), shard_index, environment));
+  GW_RETURN_IF_ERROR(shard->Prepare());
+  return shard;
+}
+
+absl::Status JobShard::Prepare() {
+  std::vector<std::unique_ptr<Codec>> codecs;
+  for (uint32_t b = 0; b < layout_.bucket_count(); ++b) {
+    GW_ASSIGN_OR_RETURN(std::unique_ptr<Codec> codec,
+                        MakeCodec({&job_, &layout_.at(b, shard_index_), environment_.backend}));
+    codecs.push_back(std::move(codec));
+  }
+  memory_ = BoundMemory(job_, layout_, shard_index_, codecs, environment_.frame_limit_bytes);
+  if (memory_.total() > environment_.job_memory_limit_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("job '%s': shard %d of %d may take %s; the limit per job is %d: use more shards or raise "
+                        "--job-memory-limit-bytes",
+                        job_.spec().name(), shard_index_, layout_.shard_count(), memory_.ToString(),
+                        environment_.job_memory_limit_bytes));
+  }
+  for (uint32_t b = 0; b < layout_.bucket_count(); ++b) {
+    auto bucket = std::make_unique<BucketState>();
+    bucket->layout = &layout_.at(b, shard_index_);
+    bucket->codec = std::move(codecs[b]);
+    {
+      absl::MutexLock lock(&bucket->mu);
+      Allocate(*bucket);
+    }
+    buckets_.push_back(std::move(bucket));
+  }
+  return absl::OkStatus();
+}
+
+void JobShard::Allocate(BucketState& bucket) {
+  const BucketLayout& layout = *bucket.layout;
+  if (job_.keeps_parameters()) {
+    bucket.parameters.resize(layout.elements);
+    if (job_.moments() > 0) bucket.first_moment.resize(layout.elements);
+    if (job_.moments() > 1) bucket.second_moment.resize(layout.elements);
+  }
+  for (size_t r = 0; r < layout.runs.size(); ++r) {
+    RunState run;
+    const uint64_t begin = layout.run_begin[r];
+    if (!bucket.parameters.empty()) run.parameter = bucket.parameters.data() + begin;
+    if (!bucket.first_moment.empty()) run.first_moment = bucket.first_moment.data() + begin;
+    if (!bucket.second_moment.empty()) run.second_moment = bucket.second_moment.data() + begin;
+    bucket.runs.push_back(run);
+  }
+  bucket.ready = !job_.keeps_parameters();
+  bucket.plan = bucket.codec->InitialPlan();
+  bucket.accumulator = bucket.codec->NewAccumulator();
+  bucket.accumulator->Open(0, bucket.plan);
+}
+
+absl::Status JobShard::CheckSame(const Job& job, uint32_t shard_index, uint32_t shard_count,
+                                 uint64_t layout_digest) const {
+  const std::string& name = job_.spec().name();
+  if (shard_count != layout_.shard_count() || shard_index != shard_index_) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("job '%s': this server is shard %d of %d, asked for as shard %d of %d: list the servers in the "
+                        "same order everywhere",
+                        name, shard_index_, layout_.shard_count(), shard_index, shard_count));
+  }
+  if (job.digest() != job_.digest()) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("job '%s' exists here with another spec: %s. Use another name, or delete the job first", name,
+                        DescribeDifference(job_.spec(), job.spec())));
+  }
+  if (layout_digest != 0 && layout_digest != layout_.digest()) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("job '%s': the worker's shard map has digest %016x, this server's %016x, from equal specs: worker "
+                        "and server run different versions of Gradwire",
+                        name, layout_digest, layout_.digest()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity, uint64_t not_before) {
+  RoundActions actions;
+  absl::StatusOr<RoundMachine::JoinOutcome> outcome;
+  {
+    absl::MutexLock lock(&mu_);
+    GW_RETURN_IF_ERROR(shut_);
+    outcome = machine_.Join(identity.worker(), identity.incarnation(), not_before, environment_.clock->Now(), &actions);
+    if (outcome.ok()) totals_[outcome->id];
+  }
+  Run(actions);
+  GW_RETURN_IF_ERROR(outcome.status());
+  spdlog::info("job {} worker {} joined, incarnation {:016x}, starts at round {}{}", identity.job(), identity.worker(),
+               identity.incarnation(), outcome->start_version, outcome->must_initialize ? ", initializes" : "");
+  v1::JoinReply reply;
+  reply.set_start_version(outcome->start_version);
+  reply.set_must_initialize(outcome->must_initialize);
+  reply.set_waiting_for_workers(outcome->waiting_for_workers);
+  reply.set_lease_ms(job_.spec().lease_ms());
+  reply.set_server_epoch(environment_.server_epoch);
+  return reply;
+}
+
+absl::StatusOr<MemberId> JobShard::FindMember(const v1::WorkerIdentity& identity) {
+  GW_RETURN_IF_ERROR(shut_);
+  absl::StatusOr<MemberId> member = machine_.membership().Find(identity.worker(), identity.incarnation());
+  if (!member.ok()) {
+    return absl::Status(member.status().code(),
+                        absl::StrFormat("job '%s': %s", job_.spec().name(), std::string(member.status().message())));
+  }
+  return member;
+}
+
+absl::StatusOr<v1::HeartbeatReply> JobShard::Heartbeat(const v1::WorkerIdentity& identity) {
+  absl::MutexLock lock(&mu_);
+  GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(identity));
+  machine_.Renew(member, environment_.clock->Now());
+  v1::HeartbeatReply reply;
+  reply.set_round(machine_.round());
+  reply.set_members(static_cast<uint32_t>(machine_.membership().members().size()));
+  reply.set_must_initialize(machine_.MustInitialize(member));
+  return reply;
+}
+
+absl::Status JobShard::Leave(const v1::WorkerIdentity& identity) {
+  RoundActions actions;
+  {
+    absl::MutexLock lock(&mu_);
+    GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(identity));
+    machine_.Leave(member, &actions);
+    // The worker closes its streams itself: what it has sent is still answered.
+    streams_.erase(member);
+  }
+  Run(actions);
+  return absl::OkStatus();
+}
+
+void JobShard::Tick() {
+  RoundActions actions;
+  {
+    absl::MutexLock lock(&mu_);
+    machine_.Tick(environment_.clock->Now(), &actions);
+  }
+  for (const Member& member : actions.lost) {
+    spdlog::warn("job {} worker {}: no sign of life for {} ms, no longer waited for", job_.spec().name(), member.worker,
+                 job_.spec().lease_ms());
+  }
+  Run(actions);
+}
+
+std::optional<TimeNs> JobShard::NextExpiry() const {
+  absl::MutexLock lock(&mu_);
+  return machine_.membership().NextExpiry();
+}
+
+absl::StatusOr<MemberId> JobShard::Attach(const v1::WorkerIdentity& identity, std::shared_ptr<Outbox> out) {
+  absl::MutexLock lock(&mu_);
+  GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(identity));
+  machine_.Renew(member, environment_.clock->Now());
+  streams_.emplace(member, std::move(out));
+  return member;
+}
+
+void JobShard::Detach(MemberId member, const std::shared_ptr<Outbox>& out) {
+  for (const auto& bucket : buckets_) {
+    absl::MutexLock lock(&bucket->mu);
+    std::erase_if(bucket->waiting, [&](const Waiter& w) { return w.out == out; });
+  }
+  absl::MutexLock lock(&mu_);
+  const auto [begin, end] = streams_.equal_range(member);
+  for (auto it = begin; it != end; ++it) {
+    if (it->second != out) continue;
+    streams_.erase(it);
+    return;
+  }
+}
+
+void JobShard::AbandonStream(const PushStream& stream) {
+  for (const auto& bucket : buckets_) {
+    absl::MutexLock lock(&bucket->mu);
+    const auto it = bucket->partial.find(stream.member);
+    if (it != bucket->partial.end() && it->second.stream == &stream) AbandonPartial(*bucket, stream.member);
+    if (bucket->initializing_stream == &stream) {
+      in_flight_bytes_ -= TotalSize(bucket->initial_chunks);
+      bucket->initial_chunks.clear();
+      bucket->initializing_stream = nullptr;
+    }
+  }
+}
+
+void JobShard::AbandonPartial(BucketState& bucket, MemberId member) {
+  const auto it = bucket.partial.find(member);
+  if (it == bucket.partial.end()) return;
+  in_flight_bytes_ -= it->second.held_bytes;
+  it->second.assembler->Abandon();
+  bucket.partial.erase(it);
+}
+
+void JobShard::Run(const RoundActions& actions) {
+  for (const Member& member : actions.lost) DropMember(member);
+  for (const RoundActions::Close& close : actions.close) CloseBucket(close);
+  if (actions.opened && *actions.opened == 0) spdlog::info("job {}: round 0 opens", job_.spec().name());
+}
+
+void JobShard::DropMember(const Member& member) {
+  for (const auto& bucket : buckets_) {
+    absl::MutexLock lock(&bucket->mu);
+    AbandonPartial(*bucket, member.id);
+  }
+  std::vector<std::shared_ptr<Outbox>> streams;
+  {
+    absl::MutexLock lock(&mu_);
+    if (machine_.membership().Get(member.id) != nullptr) return;  // it has joined again since
+    const auto [begin, end] = streams_.equal_range(member.id);
+    for (auto it = begin; it != end; ++it) streams.push_back(it->second);
+    streams_.erase(begin, end);
+    totals_.erase(member.id);
+  }
+  for (const auto& stream : streams) {
+    stream->Finish(absl::FailedPreconditionError(absl::StrFormat(
+        "job '%s': worker '%s' incarnation %016x is no longer a member (its lease ended, or a newer incarnation joined): "
+        "join again",
+        job_.spec().name(), member.worker, member.incarnation)));
+  }
+}
+
+void JobShard::CloseBucket(const RoundActions::Close& close) {
+  BucketState& bucket = *buckets_[close.bucket];
+  UpdateFrame update;
+  absl::Status status = FinishRound(bucket, close, &update);
+  if (status.ok() && environment_.sink != nullptr) {
+    const absl::Status journaled =
+        environment_.sink->Append(job_.spec().name(), close.bucket, close.round, update.chunks);
+    if (!journaled.ok()) {
+      spdlog::error("job {} round {} bucket {}: the update frame is not durable: {}", job_.spec().name(), close.round,
+                    close.bucket, journaled.ToString());
+    }
+  }
+  std::vector<Delivery> ready;
+  {
+    absl::MutexLock lock(&bucket.mu);
+    if (status.ok()) status = Publish(bucket, update);
+    if (!status.ok() && bucket.failure.ok()) {
+      bucket.failure = absl::Status(status.code(), absl::StrFormat("job '%s' round %d bucket %d stopped: %s",
+                                                                   job_.spec().name(), close.round, close.bucket,
+                                                                   std::string(status.message())));
+    }
+    ready = TakeReady(bucket);
+  }
+  if (!status.ok()) spdlog::error("job {} round {} bucket {}: {}", job_.spec().name(), close.round, close.bucket, status.ToString());
+  Deliver(ready);
+}
+
+absl::Status JobShard::FinishRound(BucketState& bucket, const RoundActions::Close& close, UpdateFrame* update) {
+  absl::MutexLock lock(&bucket.mu);
+  // Another thread may still be finishing the round before (only where a round closed without frames).
+  auto reached = [&bucket, &close]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
+    return bucket.version >= close.round || !bucket.failure.ok();
+  };
+  bucket.mu.Await(absl::Condition(&reached));
+  GW_RETURN_IF_ERROR(bucket.failure);
+  while (!bucket.partial.empty()) AbandonPartial(bucket, bucket.partial.begin()->first);
+  if (bucket.committed != close.contributors || bucket.version != close.round) {
+    return absl::InternalError(absl::StrFormat("round %d closes with %d frames, but %d are merged into round %d",
+                                               close.round, close.contributors, bucket.committed, bucket.version));
+  }
+  if (bucket.learning_rates.empty()) bucket.learning_rates.resize(job_.spec().optimizer().groups_size());
+  FrameIdentity id;
+  id.shard = static_cast<uint16_t>(shard_index_);
+  id.bucket = close.bucket;
+  id.round = close.round;
+  id.learning_rates = bucket.learning_rates;
+  GW_ASSIGN_OR_RETURN(*update, bucket.accumulator->Finish(id, close.contributors));
+  return absl::OkStatus();
+}
+
+absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update) {
+  GW_ASSIGN_OR_RETURN(const Update decoded, DecodeUpdate(update.chunks, job_, *bucket.layout, bucket.plan));
+  GW_RETURN_IF_ERROR(ApplyUpdate(job_, *bucket.layout, decoded, bucket.runs, *environment_.backend));
+  deferred_elements_ += update.stats.deferred;
+  update_elements_ += update.stats.elements;
+  ++bucket.version;
+  bucket.plan = update.next;
+  bucket.committed = 0;
+  bucket.learning_rates.clear();
+  bucket.accumulator->Open(bucket.version, bucket.plan);
+  bucket.updates.push_back(std::make_shared<const std::vector<Bytes>>(update.chunks));
+  if (bucket.updates.size() > kRetainedUpdates) bucket.updates.pop_front();
+  bucket.serialized = nullptr;
+  return absl::OkStatus();
+}
+
+bool JobShard::RoundInProgress() const {
+  absl::MutexLock lock(&mu_);
+  return shut_.ok() && machine_.open() && machine_.MembersOfRound() > 0 && machine_.RoundHasContributions();
+}
+
+void JobShard::Shut(absl::Status status) {
+  std::multimap<MemberId, std::shared_ptr<Outbox>> streams;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!shut_.ok()) return;
+    shut_ = status;
+    streams.swap(streams_);
+  }
+  for (const auto& [member, stream] : streams) stream->Finish(status);
+}
+
+v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
+  v1::JobStatus status;
+  uint64_t version = UINT64_MAX;
+  Sha256 sha;
+  for (const auto& bucket : buckets_) {
+    absl::MutexLock lock(&bucket->mu);
+    version = std::min(version, bucket->version);
+    if (digest) sha.Update(std::span<const float>(bucket->parameters));
+  }
+  status.set_job(job_.spec().name());
+  status.set_shard_index(shard_index_);
+  status.set_shard_count(layout_.shard_count());
+  status.set_layout_digest(layout_.digest());
+  status.set_version(version);
+  if (digest) status.set_parameters_sha256(sha.Hex());
+  status.set_memory_bytes(memory_.total());
+  status.set_elements(layout_.shard_elements(shard_index_));
+  status.set_push_bytes(push_bytes_);
+  status.set_pull_bytes(pull_bytes_);
+  status.set_deferred_elements(deferred_elements_);
+  status.set_update_elements(update_elements_);
+  status.set_refused_frames(refused_frames_);
+  status.set_not_included_frames(not_included_frames_);
+  if (with_details) *status.mutable_spec() = job_.spec();
+  const TimeNs now = environment_.clock->Now();
+  absl::MutexLock lock(&mu_);
+  status.set_initialized(machine_.initialized());
+  if (!with_details) return status;
+  for (const auto& [id, member] : machine_.membership().members()) {
+    v1::WorkerStatus& worker = *status.add_workers();
+    worker.set_worker(member.worker);
+    worker.set_incarnation(member.incarnation);
+    worker.set_member(machine_.InRound(member));
+    worker.set_joined_round(member.start_round);
+    worker.set_lease_left_ms((member.lease_end - now) / kNsPerMs);
+    const auto totals = totals_.find(id);
+    if (totals == totals_.end()) continue;
+    worker.set_frames(totals->second.frames);
+    worker.set_frame_bytes(totals->second.bytes);
+  }
+  return status;
+}
+
+}  // namespace gradwire

@@ -1,0 +1,171 @@
+// One job on this server: its slice of the model, the round that is being merged, and who waits for what.
+//
+//   PushChunk -> FrameAssembler -> Accumulator ... last frame of a bucket -> RoundMachine says "close"
+//     -> Finish -> UpdateSink (journal) -> DecodeUpdate -> ApplyUpdate -> version + 1 -> waiting pullers
+//
+// All of it runs on the thread that brought the last chunk: nothing is handed to another thread on the way.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "common/base/bytes.h"
+#include "common/base/clock.h"
+#include "common/job/job.h"
+#include "common/job/layout.h"
+#include "common/wire/frame.h"
+#include "gradwire/v1/operator.pb.h"
+#include "gradwire/v1/worker.pb.h"
+#include "kernels/backend.h"
+#include "server/job/bucket_state.h"
+#include "server/job/memory.h"
+#include "server/job/update_sink.h"
+#include "server/rounds/round.h"
+
+namespace gradwire {
+
+// What a job gets from the server around it. Everything pointed to outlives the job.
+struct JobEnvironment {
+  kernels::Backend* backend = nullptr;
+  Clock* clock = nullptr;
+  UpdateSink* sink = nullptr;          // may be null: nothing is journaled
+  uint64_t frame_limit_bytes = 0;      // one frame, all chunks
+  uint64_t job_memory_limit_bytes = 0;
+  uint64_t server_epoch = 0;
+};
+
+// What one push stream remembers between its chunks. Used by one thread at a time (sinks are serial).
+struct PushStream {
+  MemberId member = 0;
+  uint64_t incarnation = 0;
+  std::string worker;
+  // Frames whose remaining chunks are not merged. At most one per bucket.
+  struct Skipped {
+    uint64_t round = 0;
+    bool answered = false;  // false: a repeat that is judged by the digest of all of its chunks
+    uint32_t digest = 0;
+  };
+  std::map<uint32_t, Skipped> skipped;
+};
+
+// Thread-safe. Owned by the registry and by the streams that are open on it.
+class JobShard {
+ public:
+  static constexpr size_t kRetainedUpdates = 2;
+  static constexpr size_t kMaxWaitersPerMember = 8;  // pulls of one bucket that wait at once
+
+  // Errors: InvalidArgument (spec, shard index); ResourceExhausted with the numbers.
+  static absl::StatusOr<std::shared_ptr<JobShard>> Make(const v1::JobSpec& spec, uint32_t shard_index,
+                                                        uint32_t shard_count, const JobEnvironment& environment);
+
+  const Job& job() const { return job_; }
+  const Layout& layout() const { return layout_; }
+  uint32_t shard_index() const { return shard_index_; }
+  const MemoryBound& memory() const { return memory_; }
+  // FailedPrecondition naming the first difference, unless it is this very job and sharding. layout_digest 0: not
+  // compared.
+  absl::Status CheckSame(const Job& job, uint32_t shard_index, uint32_t shard_count, uint64_t layout_digest) const;
+
+  // Membership; errors as in RoundMachine.
+  absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before);
+  absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::WorkerIdentity& identity);
+  absl::Status Leave(const v1::WorkerIdentity& identity);
+  // Ends leases that have run out.
+  void Tick();
+  // When the next lease ends, on the clock of the environment.
+  std::optional<TimeNs> NextExpiry() const;
+
+  // A stream of a member was opened or has closed. The stream is ended when the member is lost or the job deleted.
+  absl::StatusOr<MemberId> Attach(const v1::WorkerIdentity& identity, std::shared_ptr<Outbox> out);
+  void Detach(MemberId member, const std::shared_ptr<Outbox>& out);
+  // Takes back what a closed push stream left unfinished.
+  void AbandonStream(const PushStream& stream);
+
+  // Merges one chunk. The acknowledgement comes with the last chunk of a frame, or with the one that decided it.
+  // An error (bytes that cannot be attributed to any frame) ends the stream.
+  absl::StatusOr<std::optional<v1::PushAck>> PushChunk(PushStream& stream, Bytes bytes);
+  // Answers every bucket of the request through `out`, now or when the version exists.
+  absl::Status Pull(MemberId member, const v1::PullRequest& request, const std::shared_ptr<Outbox>& out);
+
+  // `digest`: also compute the SHA-256 of the parameters.
+  v1::JobStatus Describe(bool with_details, bool digest);
+  // True while the open round has frames that other workers of it still have to match.
+  bool RoundInProgress() const;
+  // Ends all streams with `status`; later calls fail with it.
+  void Shut(absl::Status status);
+
+ private:
+  struct WorkerTotals {
+    uint64_t frames = 0;
+    uint64_t bytes = 0;
+  };
+
+  JobShard(Job job, Layout layout, uint32_t shard_index, const JobEnvironment& environment);
+  absl::Status Prepare();
+  void Allocate(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  absl::StatusOr<MemberId> FindMember(const v1::WorkerIdentity& identity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // job_shard.cc: carrying out what the state machine decided. No locks held.
+  void Run(const RoundActions& actions);
+  void DropMember(const Member& member);
+  void CloseBucket(const RoundActions::Close& close);
+  absl::Status FinishRound(BucketState& bucket, const RoundActions::Close& close, UpdateFrame* update);
+  absl::Status Publish(BucketState& bucket, const UpdateFrame& update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  void AbandonPartial(BucketState& bucket, MemberId member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+
+  // job_push.cc
+  using Ack = std::optional<v1::PushAck>;
+  absl::Status CheckHeader(const PushStream& stream, const wire::FrameHeader& header) const;
+  Ack PushFrame(PushStream& stream, wire::Chunk chunk);
+  Ack PushSkipped(PushStream& stream, const wire::Chunk& chunk, PushStream::Skipped skipped);
+  Ack PushAbstain(PushStream& stream, const wire::FrameHeader& header);
+  Ack PushInitialize(PushStream& stream, const wire::Chunk& chunk);
+  absl::StatusOr<PushVerdict> Begin(BucketState& bucket, PushStream& stream, const wire::FrameHeader& header)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  absl::StatusOr<PushVerdict> Merge(BucketState& bucket, PushStream& stream, wire::Chunk chunk, RoundActions* actions,
+                                    bool* complete) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  absl::Status FixLearningRates(BucketState& bucket, const FrameAssembler& frame)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  Ack Refuse(PushStream& stream, const wire::FrameHeader& header, const absl::Status& why);
+  Ack Acknowledge(PushStream& stream, const wire::FrameHeader& header, PushVerdict verdict);
+  void MakeReady();
+
+  // job_pull.cc
+  std::optional<Delivery> Answer(BucketState& bucket, const Waiter& waiter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  SharedChunks Serialize(BucketState& bucket, v1::PullKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  std::vector<Delivery> TakeReady(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  void Deliver(const std::vector<Delivery>& deliveries);
+
+  const Job job_;
+  const Layout layout_;
+  const uint32_t shard_index_;
+  const JobEnvironment environment_;
+  MemoryBound memory_;                                  // constant after Make
+  std::vector<std::unique_ptr<BucketState>> buckets_;  // constant after Make; each synchronises itself
+
+  std::atomic<uint64_t> in_flight_bytes_{0};
+  std::atomic<uint64_t> push_bytes_{0};
+  std::atomic<uint64_t> pull_bytes_{0};
+  std::atomic<uint64_t> deferred_elements_{0};
+  std::atomic<uint64_t> update_elements_{0};
+  std::atomic<uint64_t> refused_frames_{0};
+  std::atomic<uint64_t> not_included_frames_{0};
+
+  mutable absl::Mutex mu_;
+  RoundMachine machine_ ABSL_GUARDED_BY(mu_);
+  absl::Status shut_ ABSL_GUARDED_BY(mu_);
+  std::multimap<MemberId, std::shared_ptr<Outbox>> streams_ ABSL_GUARDED_BY(mu_);
+  std::map<MemberId, WorkerTotals> totals_ ABSL_GUARDED_BY(mu_);  // of members only
+};
+
+}  // namespace gradwire

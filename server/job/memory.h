@@ -1,0 +1,32 @@
+// How much memory a job may take on this server, computed before anything is allocated.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/codec/codec.h"
+#include "common/job/job.h"
+#include "common/job/layout.h"
+
+namespace gradwire {
+
+// Upper bounds in bytes. They do not grow with the number of workers, except for frames in flight.
+struct MemoryBound {
+  uint64_t parameters = 0;
+  uint64_t moments = 0;
+  uint64_t accumulators = 0;  // of two rounds: one merging, one being finished and decoded
+  uint64_t updates = 0;       // retained update frames of two rounds
+  uint64_t serialized = 0;    // parameters encoded for pullers, one kind at a time
+  uint64_t in_flight = 0;     // partial frames: at least one of the largest bucket, times the workers of the spec
+
+  uint64_t total() const { return parameters + moments + accumulators + updates + serialized + in_flight; }
+  std::string ToString() const;
+};
+
+// The part that needs no codec: what every job of this size takes. Checked before codecs are made.
+MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
+                        const std::vector<std::unique_ptr<Codec>>& codecs, uint64_t frame_limit_bytes);
+
+}  // namespace gradwire

@@ -1,0 +1,44 @@
+// Use-after-close protection of one stream; see outbox.h.
+#include "server/job/outbox.h"
+
+#include <utility>
+
+namespace gradwire {
+
+bool Outbox::Enter() {
+  absl::MutexLock lock(&mu_);
+  if (closed_ || finished_) return false;
+  ++users_;
+  return true;
+}
+
+void Outbox::Exit() {
+  absl::MutexLock lock(&mu_);
+  --users_;
+}
+
+absl::Status Outbox::Send(transport::Message message) {
+  if (!Enter()) return absl::CancelledError("the stream is closed");
+  absl::Status status = stream_->Send(std::move(message));
+  Exit();
+  return status;
+}
+
+void Outbox::Finish(absl::Status status) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (closed_ || finished_) return;
+    finished_ = true;
+    ++users_;
+  }
+  stream_->Finish(std::move(status));
+  Exit();
+}
+
+void Outbox::Close() {
+  absl::MutexLock lock(&mu_);
+  closed_ = true;
+  mu_.Await(absl::Condition(+[](int* users) { return *users == 0; }, &users_));
+}
+
+}  // namespace gradwire

@@ -1,0 +1,38 @@
+// The sending end of one server-side stream, safe to use from any thread also after the stream has closed.
+// Streams must not be touched after OnClosed has returned (transport.h), while updates are published by whichever
+// thread closed a bucket: Close waits for the sends that are running and turns later ones into errors.
+#pragma once
+
+#include <memory>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "common/transport/transport.h"
+
+namespace gradwire {
+
+// Thread-safe. Shared by the stream's sink and by the buckets whose answers it waits for.
+class Outbox {
+ public:
+  explicit Outbox(std::shared_ptr<transport::Stream> stream) : stream_(std::move(stream)) {}
+
+  // Errors: Cancelled once closed; those of Stream::Send.
+  absl::Status Send(transport::Message message);
+  // Ends the stream with `status`; what was sent before is still delivered.
+  void Finish(absl::Status status);
+  // Called from OnClosed. Returns when no other thread uses the stream.
+  void Close();
+
+ private:
+  bool Enter();
+  void Exit();
+
+  const std::shared_ptr<transport::Stream> stream_;
+  absl::Mutex mu_;
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;
+  int users_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,88 @@
+// gradwire-server: flags, signals, exit codes. Everything else is in daemon.h.
+#include <signal.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <thread>
+
+#include "common/base/clock.h"
+#include "common/transport/malloc_tuning.h"
+#include "server/config/config.h"
+#include "server/daemon.h"
+
+namespace gradwire {
+namespace {
+
+constexpr int kExitUsage = 2;
+constexpr int kExitFailed = 1;
+
+sigset_t StopSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+int WaitForSignal(const sigset_t& set) {
+  int number = 0;
+  sigwait(&set, &number);
+  return number;
+}
+
+// Written beside and renamed, so that a reader sees all of it or nothing.
+bool WriteAddresses(const std::string& path, const std::vector<std::string>& addresses) {
+  const std::string temporary = path + ".tmp";
+  std::FILE* file = std::fopen(temporary.c_str(), "w");
+  if (file == nullptr) return false;
+  for (const std::string& address : addresses) std::fprintf(file, "%s\n", address.c_str());
+  return std::fclose(file) == 0 && std::rename(temporary.c_str(), path.c_str()) == 0;
+}
+
+int Main(int argc, char** argv) {
+  const absl::StatusOr<ParsedFlags> flags = ParseFlags(argc, argv);
+  if (!flags.ok()) {
+    std::fprintf(stderr, "gradwire-server: %s\n", std::string(flags.status().message()).c_str());
+    return kExitUsage;
+  }
+  if (flags->exit) return flags->exit_code;
+  const ServerConfig& config = flags->config;
+  spdlog::set_level(spdlog::level::from_str(config.log_level));
+  spdlog::flush_on(spdlog::level::info);
+
+  // Blocked before any thread starts: every thread inherits it, and only WaitForSignal takes them.
+  const sigset_t signals = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  transport::TuneMalloc();
+  SteadyClock clock;
+  absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(config, &clock);
+  if (!daemon.ok()) {
+    spdlog::error("cannot start: {}", daemon.status().ToString());
+    return kExitFailed;
+  }
+  if (!config.port_file.empty() && !WriteAddresses(config.port_file, (*daemon)->addresses())) {
+    spdlog::error("cannot write --port-file '{}'", config.port_file);
+    return kExitFailed;
+  }
+  const int first = WaitForSignal(signals);
+  spdlog::info("signal {}: draining for up to {} ms; another signal exits at once", first, config.drain_ms);
+  std::jthread impatient([&signals](std::stop_token stop) {
+    WaitForSignal(signals);
+    if (stop.stop_requested()) return;
+    spdlog::warn("second signal: exiting at once");
+    _exit(kExitFailed);
+  });
+  (*daemon)->Drain(config.drain_ms);
+  daemon->reset();
+  impatient.request_stop();
+  pthread_kill(impatient.native_handle(), SIGTERM);
+  impatient.join();
+  spdlog::info("stopped");
+  return 0;
+}
+
+}  // namespace
+}  // namespace gradwire
+
+int main(int argc, char** argv) { return gradwire::Main(argc, argv); }

@@ -1,0 +1,122 @@
+// Names, incarnations and leases; see membership.h.
+#include "server/rounds/membership.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "common/base/hash.h"
+
+namespace gradwire {
+namespace {
+
+constexpr size_t kMaxWorkerNameBytes = 128;
+
+bool ValidName(std::string_view name) {
+  return !name.empty() && name.size() <= kMaxWorkerNameBytes && std::all_of(name.begin(), name.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+           c == '-';
+  });
+}
+
+}  // namespace
+
+MemberId MakeMemberId(std::string_view worker, uint64_t incarnation) {
+  return HashCombine(HashString(worker), incarnation);
+}
+
+absl::StatusOr<Membership::Joined> Membership::Join(std::string_view worker, uint64_t incarnation,
+                                                    uint64_t start_round, TimeNs now) {
+  if (!ValidName(worker)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("worker name of %d bytes is not 1 to %d of [A-Za-z0-9._-]", worker.size(), kMaxWorkerNameBytes));
+  }
+  Joined joined;
+  joined.id = MakeMemberId(worker, incarnation);
+  const auto known = by_name_.find(worker);
+  if (known != by_name_.end() && known->second == joined.id) {
+    joined.again = true;
+    Renew(joined.id, now);
+    return joined;
+  }
+  if (known == by_name_.end() && members_.size() >= rules_.max_workers) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("the job has %d workers and max_workers is %d: worker '%s' cannot join; create the job with a "
+                        "larger max_workers, or wait for a worker to leave",
+                        members_.size(), rules_.max_workers, std::string(worker)));
+  }
+  if (known != by_name_.end()) {
+    joined.superseded = known->second;
+    Remove(known->second);
+  }
+  Member member{joined.id, std::string(worker), incarnation, start_round, next_sequence_++, now + rules_.lease_ns};
+  by_name_[member.worker] = member.id;
+  members_[member.id] = std::move(member);
+  return joined;
+}
+
+void Membership::Postpone(MemberId id, uint64_t start_round) {
+  const auto it = members_.find(id);
+  if (it != members_.end()) it->second.start_round = std::max(it->second.start_round, start_round);
+}
+
+absl::StatusOr<MemberId> Membership::Find(std::string_view worker, uint64_t incarnation) const {
+  const auto it = by_name_.find(worker);
+  if (it == by_name_.end()) {
+    return absl::NotFoundError(absl::StrFormat(
+        "worker '%s' is not a member of this job (it did not join, left, or its lease ended): join again",
+        std::string(worker)));
+  }
+  const MemberId id = MakeMemberId(worker, incarnation);
+  if (it->second != id) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "worker '%s' incarnation %016x was superseded by incarnation %016x of the same name: join again under another "
+        "name, or stop one of the two processes",
+        std::string(worker), incarnation, members_.at(it->second).incarnation));
+  }
+  return id;
+}
+
+const Member* Membership::Get(MemberId id) const {
+  const auto it = members_.find(id);
+  return it == members_.end() ? nullptr : &it->second;
+}
+
+void Membership::Renew(MemberId id, TimeNs now) {
+  const auto it = members_.find(id);
+  if (it != members_.end()) it->second.lease_end = std::max(it->second.lease_end, now + rules_.lease_ns);
+}
+
+bool Membership::Remove(MemberId id) {
+  const auto it = members_.find(id);
+  if (it == members_.end()) return false;
+  by_name_.erase(it->second.worker);
+  members_.erase(it);
+  return true;
+}
+
+std::vector<MemberId> Membership::Expire(TimeNs now) {
+  std::vector<MemberId> expired;
+  for (const auto& [id, member] : members_) {
+    if (member.lease_end <= now) expired.push_back(id);
+  }
+  for (MemberId id : expired) Remove(id);
+  return expired;
+}
+
+std::optional<TimeNs> Membership::NextExpiry() const {
+  std::optional<TimeNs> next;
+  for (const auto& [id, member] : members_) {
+    if (!next || member.lease_end < *next) next = member.lease_end;
+  }
+  return next;
+}
+
+const Member* Membership::First() const {
+  const Member* first = nullptr;
+  for (const auto& [id, member] : members_) {
+    if (first == nullptr || member.sequence < first->sequence) first = &member;
+  }
+  return first;
+}
+
+}  // namespace gradwire

@@ -1,0 +1,72 @@
+// Who takes part in a job on this shard: names, incarnations and leases. A pure state machine: it is told what happens
+// and what time it is, does no I/O, reads no clock and takes no locks (its owner serialises calls).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/clock.h"
+
+namespace gradwire {
+
+// A worker's incarnation as a number: the same (worker, incarnation) has the same id, also after it was away.
+using MemberId = uint64_t;
+MemberId MakeMemberId(std::string_view worker, uint64_t incarnation);
+
+struct Member {
+  MemberId id = 0;
+  std::string worker;
+  uint64_t incarnation = 0;
+  uint64_t start_round = 0;  // contributes from this round on
+  uint64_t sequence = 0;     // order of joining
+  TimeNs lease_end = 0;
+};
+
+class Membership {
+ public:
+  struct Rules {
+    uint32_t max_workers = 0;
+    TimeNs lease_ns = 0;
+  };
+  struct Joined {
+    MemberId id = 0;
+    bool again = false;                  // this incarnation was a member already: its lease was renewed
+    std::optional<MemberId> superseded;  // the older incarnation that this one expelled
+  };
+
+  explicit Membership(const Rules& rules) : rules_(rules) {}
+
+  // A worker joins, to contribute from `start_round` on. Another incarnation of the same name is expelled at once.
+  // Errors: InvalidArgument (name), ResourceExhausted (max_workers; names both numbers).
+  absl::StatusOr<Joined> Join(std::string_view worker, uint64_t incarnation, uint64_t start_round, TimeNs now);
+  // Postpones the first round of a member; earlier rounds do not wait for it.
+  void Postpone(MemberId id, uint64_t start_round);
+  // Errors: NotFound (never joined, left, or the lease ended), FailedPrecondition (superseded); both say to join again.
+  absl::StatusOr<MemberId> Find(std::string_view worker, uint64_t incarnation) const;
+  const Member* Get(MemberId id) const;
+  void Renew(MemberId id, TimeNs now);
+  bool Remove(MemberId id);
+  // Removes and returns the members whose lease has ended.
+  std::vector<MemberId> Expire(TimeNs now);
+  // The earliest end of a lease; nothing when there are no members.
+  std::optional<TimeNs> NextExpiry() const;
+
+  const std::map<MemberId, Member>& members() const { return members_; }
+  // The member that joined first of those still here.
+  const Member* First() const;
+  const Rules& rules() const { return rules_; }
+
+ private:
+  const Rules rules_;
+  std::map<MemberId, Member> members_;
+  std::map<std::string, MemberId, std::less<>> by_name_;
+  uint64_t next_sequence_ = 0;
+};
+
+}  // namespace gradwire

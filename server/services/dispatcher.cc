@@ -1,0 +1,30 @@
+// Method names to handlers; see dispatcher.h.
+#include "server/services/dispatcher.h"
+
+#include "absl/strings/str_format.h"
+
+namespace gradwire {
+namespace {
+
+constexpr std::string_view kWorker = "gradwire.v1.Worker/";
+constexpr std::string_view kOperator = "gradwire.v1.Operator/";
+
+absl::Status Unknown(std::string_view method) {
+  return absl::UnimplementedError(absl::StrFormat("this server has no method '%s'", std::string(method)));
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> Dispatcher::Call(transport::Method method, std::string_view request) {
+  if (method.starts_with(kWorker)) return worker_->Call(method.substr(kWorker.size()), request);
+  if (method.starts_with(kOperator)) return operator_->Call(method.substr(kOperator.size()), request);
+  return Unknown(method);
+}
+
+absl::StatusOr<std::unique_ptr<transport::StreamSink>> Dispatcher::Accept(transport::Method method,
+                                                                          std::shared_ptr<transport::Stream> stream) {
+  if (!method.starts_with(kWorker)) return Unknown(method);
+  return worker_->Accept(method.substr(kWorker.size()), std::move(stream));
+}
+
+}  // namespace gradwire

@@ -1,0 +1,29 @@
+// Routes calls and streams to the service that their method names.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "common/transport/transport.h"
+#include "server/services/operator_service.h"
+#include "server/services/worker_service.h"
+
+namespace gradwire {
+
+// Thread-safe; what a transport listens with. Both services outlive it.
+class Dispatcher final : public transport::Service {
+ public:
+  Dispatcher(WorkerService* worker, OperatorService* op) : worker_(worker), operator_(op) {}
+
+  // Unimplemented for a method that no service has.
+  absl::StatusOr<std::string> Call(transport::Method method, std::string_view request) override;
+  absl::StatusOr<std::unique_ptr<transport::StreamSink>> Accept(transport::Method method,
+                                                                std::shared_ptr<transport::Stream> stream) override;
+
+ private:
+  WorkerService* const worker_;
+  OperatorService* const operator_;
+};
+
+}  // namespace gradwire

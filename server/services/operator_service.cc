@@ -1,0 +1,73 @@
+// Handlers of the operator's service; see operator_service.h.
+#include "server/services/operator_service.h"
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "server/services/unary.h"
+
+namespace gradwire {
+namespace {
+
+constexpr TimeNs kNsPerSecond = 1'000'000'000;
+constexpr char kVersion[] = GRADWIRE_VERSION;
+
+}  // namespace
+
+absl::StatusOr<std::string> OperatorService::Call(std::string_view method, std::string_view request) {
+  if (method == "CreateJob") {
+    return HandleUnary<v1::CreateJobRequest>(request, [this](const auto& r) { return CreateJob(r); });
+  }
+  if (method == "DescribeJob") {
+    return HandleUnary<v1::DescribeJobRequest>(request, [this](const auto& r) { return DescribeJob(r); });
+  }
+  if (method == "ListJobs") {
+    return HandleUnary<v1::ListJobsRequest>(request, [this](const auto& r) { return ListJobs(r); });
+  }
+  if (method == "DeleteJob") {
+    return HandleUnary<v1::DeleteJobRequest>(request, [this](const auto& r) { return DeleteJob(r); });
+  }
+  if (method == "DescribeShard") {
+    return HandleUnary<v1::DescribeShardRequest>(request, [this](const auto& r) { return DescribeShard(r); });
+  }
+  return absl::UnimplementedError(absl::StrFormat("gradwire.v1.Operator has no method '%s'", std::string(method)));
+}
+
+absl::StatusOr<v1::CreateJobReply> OperatorService::CreateJob(const v1::CreateJobRequest& request) {
+  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job,
+                      registry_->GetOrCreate(request.spec(), request.shard_index(), request.shard_count(), 0));
+  v1::CreateJobReply reply;
+  reply.set_layout_digest(job->layout().digest());
+  return reply;
+}
+
+absl::StatusOr<v1::JobStatus> OperatorService::DescribeJob(const v1::DescribeJobRequest& request) {
+  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.job()));
+  return job->Describe(true, request.digest());
+}
+
+absl::StatusOr<v1::ListJobsReply> OperatorService::ListJobs(const v1::ListJobsRequest&) {
+  v1::ListJobsReply reply;
+  for (const auto& job : registry_->All()) *reply.add_jobs() = job->Describe(false, false);
+  return reply;
+}
+
+absl::StatusOr<v1::DeleteJobReply> OperatorService::DeleteJob(const v1::DeleteJobRequest& request) {
+  GW_RETURN_IF_ERROR(registry_->Delete(request.job()));
+  return v1::DeleteJobReply();
+}
+
+absl::StatusOr<v1::ShardStatus> OperatorService::DescribeShard(const v1::DescribeShardRequest&) {
+  const JobEnvironment& environment = registry_->environment();
+  v1::ShardStatus status;
+  status.set_version(kVersion);
+  status.set_backend(std::string(environment.backend->name()));
+  status.set_uptime_s(static_cast<uint64_t>((environment.clock->Now() - started_) / kNsPerSecond));
+  status.set_memory_bytes(registry_->memory_bytes());
+  status.set_memory_limit_bytes(registry_->limits().memory_bytes);
+  status.set_jobs(static_cast<uint32_t>(registry_->All().size()));
+  status.set_draining(registry_->draining());
+  status.set_server_epoch(environment.server_epoch);
+  return status;
+}
+
+}  // namespace gradwire

@@ -1,0 +1,34 @@
+// The service of people and tools: create, describe, list and delete jobs (proto/gradwire/v1/operator.proto).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "gradwire/v1/operator.pb.h"
+#include "server/job/job_registry.h"
+
+namespace gradwire {
+
+// Thread-safe. The registry outlives the service.
+class OperatorService {
+ public:
+  explicit OperatorService(JobRegistry* registry)
+      : registry_(registry), started_(registry->environment().clock->Now()) {}
+
+  // `method` without the service's name. Unimplemented for an unknown one.
+  absl::StatusOr<std::string> Call(std::string_view method, std::string_view request);
+
+ private:
+  absl::StatusOr<v1::CreateJobReply> CreateJob(const v1::CreateJobRequest& request);
+  absl::StatusOr<v1::JobStatus> DescribeJob(const v1::DescribeJobRequest& request);
+  absl::StatusOr<v1::ListJobsReply> ListJobs(const v1::ListJobsRequest& request);
+  absl::StatusOr<v1::DeleteJobReply> DeleteJob(const v1::DeleteJobRequest& request);
+  absl::StatusOr<v1::ShardStatus> DescribeShard(const v1::DescribeShardRequest& request);
+
+  JobRegistry* const registry_;
+  const TimeNs started_;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,52 @@
+// One Push stream; see push_sink.h.
+#include "server/services/push_sink.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "common/base/status_macros.h"
+#include "common/wire/frame.h"
+
+namespace gradwire {
+
+void PushSink::OnMessage(transport::Message message) {
+  if (over_) return;
+  const absl::Status status = Handle(std::move(message));
+  if (status.ok()) return;
+  over_ = true;
+  spdlog::warn("push stream refused: {}", status.ToString());
+  out_->Finish(status);
+}
+
+absl::Status PushSink::Handle(transport::Message message) {
+  if (job_ == nullptr) GW_RETURN_IF_ERROR(Open(message));
+  if (message.frame.empty()) return absl::OkStatus();
+  GW_ASSIGN_OR_RETURN(const std::optional<v1::PushAck> ack, job_->PushChunk(stream_, wire::Flatten(message.frame)));
+  // A send fails only when the stream is closing; OnClosed follows.
+  if (ack) out_->Send({ack->SerializeAsString(), {}}).IgnoreError();
+  return absl::OkStatus();
+}
+
+absl::Status PushSink::Open(const transport::Message& message) {
+  v1::PushMessage request;
+  if (!request.ParseFromString(message.control) || !request.has_open()) {
+    return absl::InvalidArgumentError("the first message of a Push stream must carry `open` with the worker's identity");
+  }
+  GW_ASSIGN_OR_RETURN(std::shared_ptr<JobShard> job, registry_->Find(request.open().job()));
+  GW_ASSIGN_OR_RETURN(stream_.member, job->Attach(request.open(), out_));
+  stream_.incarnation = request.open().incarnation();
+  stream_.worker = request.open().worker();
+  job_ = std::move(job);
+  return absl::OkStatus();
+}
+
+void PushSink::OnClosed(absl::Status status) {
+  if (job_ != nullptr) {
+    job_->AbandonStream(stream_);
+    job_->Detach(stream_.member, out_);
+  }
+  out_->Close();
+}
+
+}  // namespace gradwire

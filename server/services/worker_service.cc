@@ -1,0 +1,56 @@
+// Join, Heartbeat, Leave; streams are in push_sink and pull_sink. See worker_service.h.
+#include "server/services/worker_service.h"
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "server/services/pull_sink.h"
+#include "server/services/push_sink.h"
+#include "server/services/unary.h"
+
+namespace gradwire {
+
+absl::StatusOr<std::string> WorkerService::Call(std::string_view method, std::string_view request) {
+  if (method == "Heartbeat") {
+    return HandleUnary<v1::HeartbeatRequest>(request, [this](const auto& r) { return Heartbeat(r); });
+  }
+  if (method == "Join") return HandleUnary<v1::JoinRequest>(request, [this](const auto& r) { return Join(r); });
+  if (method == "Leave") return HandleUnary<v1::LeaveRequest>(request, [this](const auto& r) { return Leave(r); });
+  return absl::UnimplementedError(absl::StrFormat("gradwire.v1.Worker has no unary method '%s'", std::string(method)));
+}
+
+absl::StatusOr<std::unique_ptr<transport::StreamSink>> WorkerService::Accept(
+    std::string_view method, std::shared_ptr<transport::Stream> stream) {
+  auto out = std::make_shared<Outbox>(std::move(stream));
+  std::unique_ptr<transport::StreamSink> sink;
+  if (method == "Push") sink = std::make_unique<PushSink>(registry_, std::move(out));
+  if (method == "Pull") sink = std::make_unique<PullSink>(registry_, std::move(out));
+  if (sink == nullptr) {
+    return absl::UnimplementedError(absl::StrFormat("gradwire.v1.Worker has no stream '%s'", std::string(method)));
+  }
+  return sink;
+}
+
+absl::StatusOr<v1::JoinReply> WorkerService::Join(const v1::JoinRequest& request) {
+  const v1::WorkerIdentity& identity = request.identity();
+  if (identity.job() != request.spec().name()) {
+    return absl::InvalidArgumentError(absl::StrFormat("the worker joins job '%s' with the spec of job '%s'",
+                                                      identity.job(), request.spec().name()));
+  }
+  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job,
+                      registry_->GetOrCreate(request.spec(), request.shard_index(), request.shard_count(),
+                                             request.layout_digest()));
+  return job->Join(identity, request.start_version());
+}
+
+absl::StatusOr<v1::HeartbeatReply> WorkerService::Heartbeat(const v1::HeartbeatRequest& request) {
+  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.identity().job()));
+  return job->Heartbeat(request.identity());
+}
+
+absl::StatusOr<v1::LeaveReply> WorkerService::Leave(const v1::LeaveRequest& request) {
+  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.identity().job()));
+  GW_RETURN_IF_ERROR(job->Leave(request.identity()));
+  return v1::LeaveReply();
+}
+
+}  // namespace gradwire

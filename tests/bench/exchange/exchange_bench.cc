@@ -1,0 +1,151 @@
+// bench_exchange: goodput, latency and CPU cost of frames between two processes, each as a ratio to raw TCP over the
+// same loopback in the same interleaved run.
+//   --mib=N    MiB moved per measurement (default 512)     --rounds=N  interleaved rounds (default 5)
+//   --json=F   where the JSON goes                         --only=push|pull|echo
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/transport/malloc_tuning.h"
+#include "tests/bench/exchange/peer_process.h"
+#include "tests/bench/exchange/raw_tcp.h"
+#include "tests/bench/exchange/stream_exchange.h"
+#include "tests/bench/lib/report.h"
+
+namespace gradwire::bench {
+namespace {
+
+constexpr size_t kMiB = 1 << 20;
+constexpr double kGoodputTarget = 0.85;
+constexpr double kCpuTarget = 1.6;
+constexpr double kLatencyTarget = 1.6;
+
+double Seconds(const std::function<void()>& body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+struct Config {
+  size_t total_bytes;
+  int rounds;
+};
+
+// One side of a comparison: moves frames, and knows the CPU time of both ends.
+struct Contestant {
+  std::string name;
+  std::function<void(size_t frames, size_t frame_bytes)> move;
+  PeerProcess* peer;
+};
+
+// Goodput in GB/s and CPU seconds per GB of each contestant, one value per round.
+struct Measured {
+  std::vector<std::vector<double>> goodput;
+  std::vector<std::vector<double>> cpu;
+};
+
+Measured Measure(const Config& config, size_t frame_bytes, const std::vector<Contestant>& contestants) {
+  const size_t frames = std::max<size_t>(1, config.total_bytes / frame_bytes);
+  const double gb = 1e-9 * static_cast<double>(frames * frame_bytes);
+  Measured measured;
+  measured.cpu.resize(contestants.size());
+  std::vector<std::function<double()>> runs;
+  for (size_t i = 0; i < contestants.size(); ++i) {
+    runs.push_back([&, i] {
+      const Contestant& contestant = contestants[i];
+      const double before = OwnCpuSeconds() + contestant.peer->CpuSeconds();
+      const double seconds = Seconds([&] { contestant.move(frames, frame_bytes); });
+      measured.cpu[i].push_back((OwnCpuSeconds() + contestant.peer->CpuSeconds() - before) / gb);
+      return gb / seconds;
+    });
+  }
+  measured.goodput = Interleave(config.rounds, runs);
+  return measured;
+}
+
+// contestants[0] is what the others are compared with.
+void Goodput(const Config& config, const std::string& direction, const std::vector<Contestant>& contestants,
+             Report& report) {
+  for (size_t frame_bytes : {kMiB / 16, kMiB, 4 * kMiB, 16 * kMiB, 64 * kMiB}) {
+    const Measured m = Measure(config, frame_bytes, contestants);
+    const std::string size = frame_bytes < kMiB ? absl::StrCat(frame_bytes / 1024, " KiB") : absl::StrCat(frame_bytes / kMiB, " MiB");
+    for (size_t i = 0; i < contestants.size(); ++i) {
+      const std::string label = absl::StrCat(contestants[i].name, " ", direction, " ", size);
+      Row goodput{label, Median(m.goodput[i]), "GB/s", {}, "", {}};
+      Row cpu{absl::StrCat(label, ", CPU of both ends"), Median(m.cpu[i]), "s/GB", {}, "", {}};
+      if (i > 0) {
+        goodput.ratio = MedianRatio(m.goodput[i], m.goodput[0]);
+        goodput.ratio_to = contestants[0].name;
+        cpu.ratio = MedianRatio(m.cpu[i], m.cpu[0]);
+        cpu.ratio_to = contestants[0].name;
+        cpu.smaller_is_better = true;
+        if (frame_bytes >= kMiB) {
+          goodput.target = kGoodputTarget;
+          cpu.target = kCpuTarget;
+        }
+      }
+      report.Add(goodput);
+      report.Add(cpu);
+    }
+  }
+}
+
+void Latency(const Config& config, RawTcpClient& raw, StreamClient& stream, Report& report) {
+  constexpr size_t kBytes = 1024;
+  constexpr size_t kRoundTrips = 2000;
+  const auto p50 = [&](const std::function<void()>& trip) {
+    std::vector<double> us;
+    for (size_t i = 0; i < kRoundTrips; ++i) us.push_back(1e6 * Seconds(trip));
+    return Median(us);
+  };
+  const auto runs = Interleave(config.rounds, {[&] { return p50([&] { raw.Echo(kBytes); }); },
+                                               [&] { return p50([&] { stream.Echo(kBytes); }); },
+                                               [&] { return 1e6 * Median(stream.EchoInSink(kRoundTrips, kBytes)); }});
+  report.Add({"raw TCP 1 KiB round trip, p50", Median(runs[0]), "us", {}, "", {}});
+  report.Add({"grpc 1 KiB round trip, waiting thread, p50", Median(runs[1]), "us", MedianRatio(runs[1], runs[0]),
+              "raw TCP", kLatencyTarget, true});
+  report.Add({"grpc 1 KiB round trip, within sinks, p50", Median(runs[2]), "us", MedianRatio(runs[2], runs[0]),
+              "raw TCP", kLatencyTarget, true});
+}
+
+int Main(int argc, char** argv) {
+  transport::TuneMalloc();
+  const std::string mode = Flag(argc, argv, "peer", "");
+  if (mode == "tcp") return RunRawTcpPeer(), 0;
+  if (mode == "grpc") return RunStreamPeer("grpc://127.0.0.1:0"), 0;
+
+  const Config config{static_cast<size_t>(std::stoull(Flag(argc, argv, "mib", "512"))) * kMiB,
+                      std::stoi(Flag(argc, argv, "rounds", "5"))};
+  const std::string only = Flag(argc, argv, "only", "");
+  PeerProcess tcp_peer({"--peer=tcp"});
+  PeerProcess grpc_peer({"--peer=grpc"});
+  RawTcpClient raw(tcp_peer.address());
+  StreamClient stream(grpc_peer.address());
+  const std::vector<uint8_t> buffer(64 * kMiB, 5);
+
+  Report report("exchange");
+  report.Note("congestion control", CongestionControl());
+  report.Note("command", absl::StrCat("tests/bench/run exchange --mib=", config.total_bytes / kMiB,
+                                      " --rounds=", config.rounds));
+  if (only.empty() || only == "push")
+    Goodput(config, "push",
+            {{"raw TCP", [&](size_t n, size_t bytes) { raw.Push(n * bytes, buffer); }, &tcp_peer},
+             {"grpc", [&](size_t n, size_t bytes) { stream.Push(n, bytes, buffer); }, &grpc_peer}},
+            report);
+  if (only.empty() || only == "pull")
+    Goodput(config, "pull",
+            {{"raw TCP", [&](size_t n, size_t bytes) { raw.Pull(n * bytes); }, &tcp_peer},
+             {"grpc", [&](size_t n, size_t bytes) { stream.Pull(n, bytes); }, &grpc_peer}},
+            report);
+  if (only.empty() || only == "echo") Latency(config, raw, stream, report);
+  report.Print();
+  return report.WriteJson(Flag(argc, argv, "json", "")) ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace gradwire::bench
+
+int main(int argc, char** argv) { return gradwire::bench::Main(argc, argv); }

@@ -1,0 +1,105 @@
+// See report.h.
+#include "tests/bench/lib/report.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+namespace gradwire::bench {
+namespace {
+
+bool Met(const Row& row) { return row.smaller_is_better ? *row.ratio <= *row.target : *row.ratio >= *row.target; }
+
+// Model name, cores and memory of this machine.
+std::string Machine() {
+  std::string model = "unknown processor";
+  std::ifstream cpu("/proc/cpuinfo");
+  for (std::string line; std::getline(cpu, line);) {
+    if (line.rfind("model name", 0) != 0) continue;
+    model = line.substr(line.find(':') + 2);
+    break;
+  }
+  return model + ", " + std::to_string(std::thread::hardware_concurrency()) + " cores";
+}
+
+}  // namespace
+
+double Quantile(std::vector<double> values, double fraction) {
+  if (values.empty()) return 0;
+  const size_t index = static_cast<size_t>(fraction * static_cast<double>(values.size() - 1));
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(index), values.end());
+  return values[index];
+}
+
+double Median(std::vector<double> values) { return Quantile(std::move(values), 0.5); }
+
+std::vector<std::vector<double>> Interleave(int rounds, const std::vector<std::function<double()>>& contestants) {
+  std::vector<std::vector<double>> results(contestants.size());
+  for (int round = 0; round < rounds; ++round) {
+    for (size_t i = 0; i < contestants.size(); ++i) {
+      const size_t who = (i + static_cast<size_t>(round)) % contestants.size();
+      results[who].push_back(contestants[who]());
+    }
+  }
+  return results;
+}
+
+double MedianRatio(const std::vector<double>& numerator, const std::vector<double>& denominator) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < numerator.size(); ++i) ratios.push_back(numerator[i] / denominator[i]);
+  return Median(std::move(ratios));
+}
+
+void Report::Print() const {
+  std::printf("%s on %s\n", name_.c_str(), Machine().c_str());
+  for (const auto& [key, value] : notes_) std::printf("  %s: %s\n", key.c_str(), value.c_str());
+  std::printf("%-44s %12s %-10s %8s  %-22s %8s\n", "case", "value", "unit", "ratio", "to", "target");
+  for (const Row& row : rows_) {
+    std::printf("%-44s %12.4g %-10s ", row.name.c_str(), row.value, row.unit.c_str());
+    if (row.ratio) {
+      std::printf("%8.3f  %-22s", *row.ratio, row.ratio_to.c_str());
+    } else {
+      std::printf("%8s  %-22s", "", "");
+    }
+    if (row.ratio && row.target)
+      std::printf(" %s %5.2f  %s", row.smaller_is_better ? "<=" : ">=", *row.target, Met(row) ? "met" : "missed");
+    std::printf("\n");
+  }
+}
+
+bool Report::WriteJson(const std::string& path) const {
+  if (path.empty()) return true;
+  nlohmann::ordered_json json;
+  json["name"] = name_;
+  json["machine"] = Machine();
+  for (const auto& [key, value] : notes_) json["notes"][key] = value;
+  json["rows"] = nlohmann::ordered_json::array();
+  for (const Row& row : rows_) {
+    nlohmann::ordered_json out;
+    out["case"] = row.name;
+    out["value"] = row.value;
+    out["unit"] = row.unit;
+    out["ratio"] = row.ratio ? nlohmann::ordered_json(*row.ratio) : nlohmann::ordered_json(nullptr);
+    out["ratio_to"] = row.ratio ? nlohmann::ordered_json(row.ratio_to) : nlohmann::ordered_json(nullptr);
+    out["target"] = row.target ? nlohmann::ordered_json(*row.target) : nlohmann::ordered_json(nullptr);
+    out["met"] = row.ratio && row.target ? nlohmann::ordered_json(Met(row)) : nlohmann::ordered_json(nullptr);
+    json["rows"].push_back(std::move(out));
+  }
+  std::ofstream file(path);
+  file << json.dump(2) << "\n";
+  return static_cast<bool>(file.flush());
+}
+
+std::string Flag(int argc, char** argv, const std::string& name, const std::string& fallback) {
+  const std::string flag = "--" + name;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument.rfind(flag + "=", 0) == 0) return argument.substr(flag.size() + 1);
+    if (argument == flag) return i + 1 < argc ? argv[i + 1] : "";
+  }
+  return fallback;
+}
+
+}  // namespace gradwire::bench

@@ -1,0 +1,53 @@
+// What benchmarks share: medians of interleaved runs, a table that says met or missed, and the JSON of architecture.md.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gradwire::bench {
+
+// The middle of `values` (the lower one of two); 0 for none.
+double Median(std::vector<double> values);
+// The value below which `fraction` of `values` lie.
+double Quantile(std::vector<double> values, double fraction);
+
+// Runs every contestant once, `rounds` times over, starting each round with another one, so that a disturbance of the
+// machine hits all of them alike. Result: [contestant][round].
+std::vector<std::vector<double>> Interleave(int rounds, const std::vector<std::function<double()>>& contestants);
+
+// The median over rounds of numerator / denominator, each pair from one round.
+double MedianRatio(const std::vector<double>& numerator, const std::vector<double>& denominator);
+
+struct Row {
+  std::string name;  // "case" in the JSON
+  double value = 0;
+  std::string unit;
+  std::optional<double> ratio;
+  std::string ratio_to;  // of what
+  std::optional<double> target;
+  bool smaller_is_better = false;  // the ratio meets its target from below
+};
+
+// A table on stdout and a file. Not thread-safe.
+class Report {
+ public:
+  explicit Report(std::string name) : name_(std::move(name)) {}
+  // Notes are printed above the table and stored: what the figures depend on.
+  void Note(std::string key, std::string value) { notes_.emplace_back(std::move(key), std::move(value)); }
+  void Add(Row row) { rows_.push_back(std::move(row)); }
+  void Print() const;
+  // False when the file cannot be written; an empty path writes nothing.
+  bool WriteJson(const std::string& path) const;
+
+ private:
+  std::string name_;
+  std::vector<std::pair<std::string, std::string>> notes_;
+  std::vector<Row> rows_;
+};
+
+// "--name=value" or "--name value" among the arguments; `fallback` when absent.
+std::string Flag(int argc, char** argv, const std::string& name, const std::string& fallback);
+
+}  // namespace gradwire::bench

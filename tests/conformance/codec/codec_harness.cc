@@ -1,0 +1,216 @@
+// See codec_harness.h.
+#include "tests/conformance/codec/codec_harness.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+#include "common/base/hash.h"
+#include "common/codec/select.h"
+
+namespace gradwire::testing {
+namespace {
+
+constexpr float kLearningRate = 0.25f;
+
+template <typename T>
+T OrDie(absl::StatusOr<T> value) {
+  if (!value.ok()) {
+    std::fprintf(stderr, "%s\n", value.status().ToString().c_str());
+    std::abort();
+  }
+  return *std::move(value);
+}
+
+void OrDie(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  std::abort();
+}
+
+v1::JobSpec SpecOf(const ClusterOptions& options) {
+  v1::JobSpec spec;
+  spec.set_name("conformance");
+  spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_SGD);
+  spec.set_codec(options.codec);
+  spec.set_max_workers(std::max(options.max_workers, options.workers));
+  spec.set_bucket_bytes(1u << 30);
+  spec.set_run_elements(options.run_elements);
+  spec.set_seed(options.seed);
+  auto* tensor = spec.add_tensors();
+  tensor->set_name("w");
+  tensor->add_shape(std::max<uint64_t>(1, options.elements));
+  return spec;
+}
+
+}  // namespace
+
+Cluster::Cluster(const ClusterOptions& options) : options_(options), random_(options.seed) {
+  job_ = std::make_unique<Job>(OrDie(Job::Make(SpecOf(options))));
+  // One element on two shards leaves one of them an empty share.
+  layout_ = std::make_unique<Layout>(OrDie(Layout::Make(*job_, options.elements == 0 ? 2 : 1)));
+  layout_slice_ = &layout_->at(0, 0);
+  if (layout_slice_->elements != options.elements) layout_slice_ = &layout_->at(0, 1);
+  backend_ = OrDie(kernels::MakeBackend("cpu"));
+  codec_ = OrDie(MakeCodec({job_.get(), layout_slice_, backend_.get()}));
+  for (uint32_t w = 0; w < options.workers; ++w) encoders_.push_back(codec_->NewEncoder());
+  pending_.assign(options.workers, std::vector<float>(options.elements));
+  pushed_.assign(options.elements, 0);
+  applied_.assign(options.elements, 0);
+  plan_ = codec_->InitialPlan();
+}
+
+FrameIdentity Cluster::Identity(uint64_t incarnation) const {
+  return {static_cast<uint16_t>(layout_slice_->shard), layout_slice_->bucket, round_, incarnation, {&kLearningRate, 1}};
+}
+
+std::unique_ptr<Accumulator> Cluster::OpenAccumulator() const {
+  std::unique_ptr<Accumulator> accumulator = codec_->NewAccumulator();
+  accumulator->Open(round_, plan_);
+  return accumulator;
+}
+
+std::vector<float*> Cluster::RunPointers(uint32_t worker) {
+  std::vector<float*> out;
+  for (size_t i = 0; i < layout().runs.size(); ++i) out.push_back(pending_[worker].data() + layout().run_begin[i]);
+  return out;
+}
+
+std::vector<EncodedFrame> Cluster::EncodeAll(const GradientFn& gradient) {
+  std::vector<EncodedFrame> frames;
+  for (uint32_t w = 0; w < options_.workers; ++w) {
+    std::vector<float>& pending = pending_[w];
+    if (round_ != 0) {  // round 0 calibrates: the client pushes the same gradient again as round 1
+      std::vector<float> g(options_.elements);
+      gradient(w, round_, &g);
+      for (size_t i = 0; i < g.size(); ++i) pushed_[i] += static_cast<double>(g[i]);
+      AddToPending(g, pending, *backend_);
+    }
+    std::vector<float> shown = pending;
+    if (round_ == 0) gradient(w, 1, &shown);
+    std::vector<float>& memory = round_ == 0 ? shown : pending;
+    Selection selection;
+    if (codec_->sparse()) selection = SelectThreshold(memory, codec_->Density(round_), *backend_);
+    std::vector<RunInput> runs;
+    for (size_t i = 0; i < layout().runs.size(); ++i) {
+      float* at = memory.data() + layout().run_begin[i];
+      runs.push_back({at, at, selection});
+    }
+    frames.push_back(OrDie(encoders_[w]->Encode(Identity(1000 + w), plan_, runs)));
+    if (round_ != 0 && !codec_->uses_residual()) std::fill(pending.begin(), pending.end(), 0.0f);
+  }
+  return frames;
+}
+
+RoundResult Cluster::Round(const GradientFn& gradient) {
+  std::vector<EncodedFrame> frames = EncodeAll(gradient);
+  std::unique_ptr<Accumulator> accumulator = OpenAccumulator();
+  for (const EncodedFrame& frame : frames) {
+    const ParsedFrame parsed = ParseAll(frame);
+    std::vector<wire::SegmentHeader> headers(parsed.segments.begin(), parsed.segments.end());
+    OrDie(codec_->CheckComplete(round_, plan_, headers));
+  }
+  MergeShuffled(frames, random_, accumulator.get());
+  UpdateFrame update = OrDie(accumulator->Finish(Identity(0), options_.workers));
+  return Close(std::move(frames), std::move(update));
+}
+
+RoundResult Cluster::Close(std::vector<EncodedFrame> frames, UpdateFrame update_frame) {
+  RoundResult result;
+  result.frames = std::move(frames);
+  result.update_frame = std::move(update_frame);
+  result.update = OrDie(DecodeUpdate(result.update_frame.chunks, *job_, layout(), plan_));
+  result.applied.assign(options_.elements, 0);
+  const Update& u = result.update;
+  for (size_t r = 0; r < layout().runs.size() && u.body == Update::Body::kDenseInt; ++r) {
+    for (uint64_t i = layout().run_begin[r]; i < layout().run_begin[r + 1]; ++i) {
+      result.applied[i] = std::ldexp(static_cast<double>(u.integers[i]), u.exponents[r]);
+    }
+  }
+  size_t run = 0;
+  for (size_t k = 0; k < u.positions.size(); ++k) {
+    while (u.positions[k] >= layout().run_begin[run + 1]) ++run;
+    result.applied[u.positions[k]] = std::ldexp(static_cast<double>(u.integers[k]), u.exponents[run]);
+  }
+  for (size_t i = 0; i < u.floats.size(); ++i) {
+    result.applied[i] = static_cast<double>(u.floats[i]) * static_cast<double>(u.contributors);
+  }
+  for (size_t i = 0; i < applied_.size(); ++i) applied_[i] += result.applied[i];
+  if (!u.deferred.empty()) {
+    for (uint32_t w = 0; w < options_.workers; ++w) {
+      OrDie(codec_->Return(result.frames[w], &u.deferred, RunPointers(w)));
+    }
+  }
+  plan_ = u.next;
+  ++round_;
+  return result;
+}
+
+void Cluster::Calibrate(const GradientFn& gradient) {
+  while (round_ == 0) Round(gradient);
+}
+
+double Cluster::LargestLoss() const {
+  double largest = 0;
+  for (size_t i = 0; i < pushed_.size(); ++i) {
+    double kept = applied_[i];
+    for (const auto& pending : pending_) kept += static_cast<double>(pending[i]);
+    largest = std::max(largest, std::abs(kept - pushed_[i]));
+  }
+  return largest;
+}
+
+ParsedFrame ParseAll(const EncodedFrame& frame) {
+  ParsedFrame out;
+  out.chunks = OrDie(wire::ParseFrame(frame.chunks));
+  for (const wire::Chunk& chunk : out.chunks) {
+    out.segments.insert(out.segments.end(), chunk.segments.begin(), chunk.segments.end());
+  }
+  return out;
+}
+
+void MergeShuffled(const std::vector<EncodedFrame>& frames, std::mt19937_64& random, Accumulator* accumulator) {
+  std::vector<ParsedFrame> parsed;
+  std::vector<wire::Segment> all;
+  for (const EncodedFrame& frame : frames) {
+    parsed.push_back(ParseAll(frame));
+    for (const wire::Segment& s : parsed.back().segments) {
+      if (s.type != wire::SegmentType::kLearningRates) all.push_back(s);
+    }
+  }
+  std::shuffle(all.begin(), all.end(), random);
+  for (const wire::Segment& s : all) OrDie(accumulator->Add(s));
+}
+
+std::vector<uint8_t> Joined(const std::vector<Bytes>& chunks) {
+  std::vector<uint8_t> out;
+  for (const Bytes& b : chunks) out.insert(out.end(), b.data(), b.data() + b.size());
+  return out;
+}
+
+GradientFn DyadicGradient(uint64_t seed, uint64_t elements, double nonzero_fraction, bool clustered) {
+  return [=](uint32_t worker, uint64_t round, std::vector<float>* out) {
+    const uint64_t key = HashCombine(HashCombine(seed, worker), round);
+    const uint64_t keep_below = static_cast<uint64_t>(nonzero_fraction * 4294967296.0);
+    // Clustered: all non-zeros lie in one window, a different one each round.
+    const uint64_t window = std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(elements) * nonzero_fraction));
+    const uint64_t start = elements == 0 ? 0 : HashCombine(seed, round) % elements;
+    for (uint64_t i = 0; i < elements; ++i) {
+      const uint64_t h = HashCombine(key, i);
+      const bool there = clustered ? (i + elements - start) % elements < window : (h >> 32) < keep_below;
+      const int integer = static_cast<int>(h & 0x7FFF) - 0x4000;
+      (*out)[i] = there ? static_cast<float>(integer) * 0x1p-12f : 0.0f;
+    }
+  };
+}
+
+GradientFn GaussianGradient(uint64_t seed, uint64_t elements) {
+  return [=](uint32_t worker, uint64_t round, std::vector<float>* out) {
+    std::mt19937_64 random(HashCombine(HashCombine(seed, worker), round));
+    std::normal_distribution<float> normal(0, 0.01f);
+    for (uint64_t i = 0; i < elements; ++i) (*out)[i] = normal(random);
+  };
+}
+
+}  // namespace gradwire::testing

@@ -1,0 +1,74 @@
+// The bytes of small frames, compared with tests/conformance/codec/golden/*.hex. A difference means that frames of
+// this build and of the last one do not understand each other: change proto/WIRE.md and the golden files in the same
+// commit, with GRADWIRE_UPDATE_GOLDEN=1 in the environment of this test.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include "tests/conformance/codec/codec_harness.h"
+
+namespace gradwire::testing {
+namespace {
+
+std::string Hex(const std::vector<uint8_t>& bytes) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string out;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    out += kDigits[bytes[i] >> 4];
+    out += kDigits[bytes[i] & 15];
+    out += i % 32 == 31 || i + 1 == bytes.size() ? '\n' : ' ';
+  }
+  return out;
+}
+
+void CompareWithGolden(const std::string& name, const std::vector<uint8_t>& bytes) {
+  const std::string path = std::string(GRADWIRE_GOLDEN_DIR) + "/" + name + ".hex";
+  if (std::getenv("GRADWIRE_UPDATE_GOLDEN") != nullptr) {
+    std::ofstream(path) << Hex(bytes);
+    return;
+  }
+  std::ifstream in(path);
+  ASSERT_TRUE(in.good()) << path << " is missing";
+  std::stringstream text;
+  text << in.rdbuf();
+  EXPECT_EQ(Hex(bytes), text.str()) << "the bytes of " << name << " have changed";
+}
+
+class GoldenFrame : public ::testing::TestWithParam<std::pair<const char*, const char*>> {};
+
+TEST_P(GoldenFrame, BytesHaveNotChanged) {
+  const auto& [name, codec] = GetParam();
+  ClusterOptions options;
+  options.codec = codec;
+  options.workers = 2;
+  options.elements = 100;
+  options.run_elements = 64;
+  options.seed = 42;
+  Cluster cluster(options);
+  // A short arithmetic pattern: no random number library takes part.
+  const GradientFn gradient = [](uint32_t worker, uint64_t round, std::vector<float>* out) {
+    for (size_t i = 0; i < out->size(); ++i) {
+      (*out)[i] = static_cast<float>(static_cast<int>((i * 37 + worker * 11 + round * 5) % 101) - 50) * 0x1p-8f;
+    }
+  };
+  for (int r = 0; r < 2; ++r) {
+    const RoundResult result = cluster.Round(gradient);
+    const std::string stem = std::string(name) + "_round" + std::to_string(r);
+    CompareWithGolden(stem + "_push", Joined(result.frames[1].chunks));
+    CompareWithGolden(stem + "_update", Joined(result.update_frame.chunks));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, GoldenFrame,
+                         ::testing::Values(std::pair{"dense_fp32", "dense:fp32"}, std::pair{"dense_bf16", "dense:bf16"},
+                                           std::pair{"dense_fixed32", "dense:fixed32"},
+                                           std::pair{"dense_fixed16", "dense:fixed16"},
+                                           std::pair{"tagc_8", "tagc:density=0.1,cells=8"},
+                                           std::pair{"tagc_16", "tagc:density=0.1,cells=16"},
+                                           std::pair{"tagc_32", "tagc:density=0.1,cells=32"}),
+                         [](const auto& info) { return std::string(info.param.first); });
+
+}  // namespace
+}  // namespace gradwire::testing

@@ -1,0 +1,278 @@
+// What only the TAGC codec promises (algorithms.md section 1): integer sums, deferral instead of estimates, sizes near
+// the information bound, and refusal of more than its integers have room for.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "tests/conformance/codec/codec_harness.h"
+
+namespace gradwire::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+ClusterOptions Options(std::string codec, uint32_t workers, uint64_t elements) {
+  ClusterOptions options;
+  options.codec = std::move(codec);
+  options.workers = workers;
+  options.elements = elements;
+  return options;
+}
+
+TEST(TagcCodec, DecodesToTheIntegerSumOfItsFrames) {
+  for (const char* codec : {"tagc:density=0.05,cells=8", "tagc:density=0.05,cells=16", "tagc:density=0.05,cells=32"}) {
+    for (uint32_t workers : {1u, 2u, 7u, 32u, 64u}) {
+      for (bool clustered : {false, true}) {
+        if (workers == 64 && std::string(codec).find("cells=8") != std::string::npos) workers = 63;
+        SCOPED_TRACE(::testing::Message() << codec << ", " << workers << " workers, clustered " << clustered);
+        const uint64_t n = 30'000;
+        Cluster cluster(Options(codec, workers, n));
+        const GradientFn gradient = DyadicGradient(workers, n, 0.05, clustered);
+        cluster.Calibrate(gradient);
+        for (int r = 0; r < 2; ++r) {
+          const RoundResult result = cluster.Round(gradient);
+          std::map<uint32_t, int64_t> sums;
+          for (const EncodedFrame& frame : result.frames) {
+            for (size_t i = 0; i < frame.positions.size(); ++i) sums[frame.positions[i]] += frame.integers[i];
+          }
+          for (uint32_t p : result.update.deferred) ASSERT_EQ(sums.erase(p), 1u) << "deferred, but nobody sent it";
+          std::erase_if(sums, [](const auto& s) { return s.second == 0; });
+          ASSERT_EQ(sums.size(), result.update.positions.size());
+          size_t i = 0;
+          for (const auto& [position, sum] : sums) {
+            ASSERT_EQ(result.update.positions[i], position);
+            ASSERT_EQ(result.update.integers[i], sum);
+            ++i;
+          }
+          EXPECT_GT(i, 0u);
+        }
+      }
+    }
+  }
+}
+
+// fl(residual + gradient) = integer * 2^exponent + residual', to the last bit, for values of every magnitude.
+TEST(TagcCodec, ResidualKeepsExactlyWhatWasNotSent) {
+  const uint64_t n = 20'000;
+  for (const char* codec : {"tagc:density=0.1,cells=8", "tagc:density=0.1,cells=16", "tagc:density=0.1,cells=32"}) {
+    Cluster cluster(Options(codec, 2, n));
+    const GradientFn gradient = [n](uint32_t worker, uint64_t round, std::vector<float>* out) {
+      std::mt19937_64 random(worker * 1000 + round);
+      std::normal_distribution<float> normal;
+      for (uint64_t i = 0; i < n; ++i) {
+        (*out)[i] = std::ldexp(normal(random), static_cast<int>(random() % 40) - 36);
+        if (i % 97 == 0) (*out)[i] = std::numeric_limits<float>::denorm_min() * static_cast<float>(i);
+        if (i % 5003 == 0) (*out)[i] = 3e37f;  // far out of range: it may stay, it may not be damaged
+      }
+    };
+    cluster.Calibrate(gradient);
+    size_t sent = 0;
+    for (int r = 0; r < 3; ++r) {
+      const std::vector<float> before = cluster.pending(1);
+      std::vector<float> g(n);
+      gradient(1, cluster.round(), &g);
+      const RoundPlan plan = cluster.plan();
+      const RoundResult result = cluster.Round(gradient);
+      std::vector<float> after = cluster.pending(1);
+      if (!result.update.deferred.empty()) continue;  // its return is tested elsewhere
+      std::vector<double> value(n, 0);
+      const EncodedFrame& frame = result.frames[1];
+      for (size_t i = 0; i < frame.positions.size(); ++i) {
+        value[frame.positions[i]] = std::ldexp(frame.integers[i], plan.exponents[frame.positions[i] / 4096]);
+      }
+      sent += frame.positions.size();
+      for (size_t i = 0; i < n; ++i) {
+        const float formed = before[i] + g[i];
+        ASSERT_EQ(static_cast<double>(formed), value[i] + static_cast<double>(after[i])) << "element " << i;
+      }
+    }
+    EXPECT_GT(sent, 0u) << codec;
+  }
+}
+
+TEST(TagcCodec, OverloadDefersAndLosesNothing) {
+  for (const char* codec : {"tagc:density=0.1,cells=8,slack=0.5", "tagc:density=0.1,cells=32,slack=0.5",
+                            "tagc:density=0.1,cells=16,slack=0.7"}) {
+    const uint64_t n = 50'000;
+    Cluster cluster(Options(codec, 3, n));
+    const GradientFn gradient = DyadicGradient(1, n, 0.5, false);
+    cluster.Calibrate(gradient);
+    uint64_t deferred = 0;
+    for (int r = 0; r < 8; ++r) {
+      const RoundResult result = cluster.Round(gradient);
+      deferred += result.update.deferred.size();
+      EXPECT_EQ(result.update.deferred.size(), result.update_frame.stats.deferred);
+      ASSERT_EQ(cluster.LargestLoss(), 0) << codec << ", round " << r;
+    }
+    EXPECT_GT(deferred, 1000u) << codec;
+  }
+}
+
+TEST(TagcCodec, HardlyDefersOnceItsGeometryHasSettled) {
+  const uint64_t n = 300'000;
+  Cluster cluster(Options("tagc:density=0.01,cells=16", 4, n));
+  const GradientFn gradient = GaussianGradient(3, n);
+  cluster.Calibrate(gradient);
+  uint64_t deferred = 0, elements = 0;
+  for (int r = 0; r < 20; ++r) {
+    const RoundResult result = cluster.Round(gradient);
+    deferred += result.update_frame.stats.deferred;
+    elements += result.update_frame.stats.elements;
+  }
+  EXPECT_GT(elements, 100'000u);
+  EXPECT_LE(static_cast<double>(deferred), 2e-4 * static_cast<double>(elements));
+}
+
+TEST(TagcCodec, ARecoveredWorkerDoesNotOverloadTheNextRound) {
+  const uint64_t n = 200'000;
+  Cluster cluster(Options("tagc:density=0.02,cells=16", 4, n));
+  bool all_there = true;
+  const GradientFn base = GaussianGradient(3, n);
+  const GradientFn gradient = [&](uint32_t worker, uint64_t round, std::vector<float>* out) {
+    if (worker == 3 && !all_there) {
+      std::fill(out->begin(), out->end(), 0.0f);
+      return;
+    }
+    base(worker, round, out);
+  };
+  cluster.Calibrate(gradient);
+  for (int r = 0; r < 6; ++r) cluster.Round(gradient);
+  std::fill(cluster.pending(3).begin(), cluster.pending(3).end(), 0.0f);
+  all_there = false;
+  cluster.Round(gradient);
+  all_there = true;
+  const RoundResult back = cluster.Round(gradient);
+  EXPECT_LE(static_cast<double>(back.update_frame.stats.deferred), 1e-3 * static_cast<double>(back.update_frame.stats.elements));
+}
+
+// Entropy of the index plus the bits of the values, for k of n elements sent.
+double InformationBytes(double n, double k, int value_bits) {
+  const double p = k / n;
+  return (n * (-p * std::log2(p) - (1 - p) * std::log2(1 - p)) + k * value_bits) / 8;
+}
+
+TEST(TagcCodec, FramesAreWithin35PercentOfTheInformationBound) {
+  for (double density : {0.001, 0.01, 0.1}) {
+    for (int bits : {8, 16, 32}) {
+      const uint64_t n = density < 0.005 ? 1u << 22 : 1u << 20;
+      Cluster cluster(Options("tagc:density=" + std::to_string(density) + ",cells=" + std::to_string(bits), 1, n));
+      const GradientFn gradient = GaussianGradient(17, n);
+      cluster.Calibrate(gradient);
+      RoundResult result;
+      for (int r = 0; r < 4; ++r) result = cluster.Round(gradient);
+      const double sent = static_cast<double>(result.frames[0].positions.size());
+      const double ratio = static_cast<double>(result.frames[0].bytes) / InformationBytes(static_cast<double>(n), sent, bits);
+      std::printf("density %g, cells %d: %.0f sent, %d bytes, %.3f of the bound, update %d bytes, %d deferred\n", density,
+                  bits, sent, static_cast<int>(result.frames[0].bytes), ratio,
+                  static_cast<int>(TotalSize(result.update_frame.chunks)),
+                  static_cast<int>(result.update.deferred.size()));
+      EXPECT_LE(ratio, 1.35) << "density " << density << ", " << bits << "-bit cells";
+      EXPECT_GE(ratio, 1.0);
+      EXPECT_NEAR(sent, density * static_cast<double>(n), 0.25 * density * static_cast<double>(n));
+    }
+  }
+}
+
+TEST(TagcCodec, RefusesMoreContributionsThanItsIntegersHold) {
+  for (uint32_t max_workers : {1u, 2u, 3u}) {
+    ClusterOptions options = Options("tagc:density=0.1,cells=8", max_workers, 5000);
+    Cluster cluster(options);
+    const GradientFn gradient = GaussianGradient(1, 5000);
+    cluster.Calibrate(gradient);
+    const auto frames = cluster.EncodeAll(gradient);
+    auto accumulator = cluster.OpenAccumulator();
+    MergeShuffled(frames, cluster.random(), accumulator.get());
+    const std::vector<uint8_t> before = Joined(accumulator->Finish(cluster.Identity(0), max_workers)->chunks);
+    int refused = 0;
+    const ParsedFrame once_more = ParseAll(frames[0]);
+    for (const wire::Segment& s : once_more.segments) {
+      if (s.type == wire::SegmentType::kLearningRates) continue;
+      EXPECT_EQ(accumulator->Add(s).code(), absl::StatusCode::kInvalidArgument);
+      ++refused;
+    }
+    EXPECT_GE(refused, 3);
+    EXPECT_EQ(Joined(accumulator->Finish(cluster.Identity(0), max_workers)->chunks), before);
+  }
+}
+
+TEST(TagcCodec, RefusesAPlanThatDoesNotFit) {
+  Cluster cluster(Options("tagc:density=0.1,cells=8", 1, 5000));
+  const GradientFn gradient = GaussianGradient(1, 5000);
+  cluster.Calibrate(gradient);
+  const RoundPlan good = cluster.plan();
+  std::vector<float> memory(5000, 1.0f);
+  const std::vector<RunInput> runs = {{nullptr, memory.data(), {}}, {nullptr, memory.data() + 4096, {}}};
+  const auto refuses = [&](RoundPlan plan) {
+    auto accumulator = cluster.codec().NewAccumulator();
+    accumulator->Open(cluster.round(), plan);
+    const bool encoder = !cluster.codec().NewEncoder()->Encode(cluster.Identity(1), plan, runs).ok();
+    return encoder && !accumulator->Finish(cluster.Identity(0), 1).ok();
+  };
+  EXPECT_FALSE(refuses(good));
+  RoundPlan bad = good;
+  bad.exponents[0] = 100;
+  EXPECT_TRUE(refuses(bad));
+  bad = good;
+  bad.exponents.pop_back();
+  EXPECT_TRUE(refuses(bad));
+  bad = good;
+  bad.exponents[1] = kUncalibrated;
+  EXPECT_TRUE(refuses(bad));
+  for (const auto& [groups, cells] : {std::pair{1u, 0u}, {1u, 100u}, {0xFFFFFFFFu, 3u}, {1u, 0xFFFFFFFFu}}) {
+    bad = good;
+    bad.sketch_groups = groups;
+    bad.cells_per_group = cells;
+    EXPECT_TRUE(refuses(bad)) << groups << " groups of " << cells;
+  }
+}
+
+// Nobody contributed to round 0: the next round still has no plan, and must not lose what it is given.
+TEST(TagcCodec, CalibratesAgainWhenRoundZeroHadNoContributors) {
+  Cluster cluster(Options("tagc:density=0.1,cells=8", 2, 5000));
+  auto accumulator = cluster.OpenAccumulator();
+  cluster.Close({}, *accumulator->Finish(cluster.Identity(0), 0));
+  const GradientFn gradient = DyadicGradient(1, 5000, 0.5, false);
+  const RoundResult first = cluster.Round(gradient);
+  EXPECT_EQ(first.update.body, Update::Body::kEmpty);
+  EXPECT_EQ(cluster.LargestLoss(), 0);
+  const RoundResult second = cluster.Round(gradient);
+  EXPECT_EQ(second.update.body, Update::Body::kSparse);
+  EXPECT_GT(second.update.positions.size(), 400u);
+  EXPECT_EQ(cluster.LargestLoss(), 0);
+}
+
+TEST(TagcCodec, WarmUpDensityFollowsItsSchedule) {
+  const uint64_t n = 200'000;
+  Cluster cluster(Options("tagc:density=0.01,cells=16,warmup_rounds=4,warmup_density=0.16", 2, n));
+  const GradientFn gradient = GaussianGradient(1, n);
+  cluster.Calibrate(gradient);
+  for (int r = 0; r < 6; ++r) {
+    const double wanted = cluster.codec().Density(cluster.round()) * static_cast<double>(n);
+    const RoundResult result = cluster.Round(gradient);
+    EXPECT_NEAR(static_cast<double>(result.frames[0].positions.size()), wanted, 0.1 * wanted) << "round " << r + 1;
+    EXPECT_LE(static_cast<double>(result.update_frame.stats.deferred), 0.001 * wanted) << "round " << r + 1;
+  }
+}
+
+TEST(TagcCodec, RefusesMoreWorkersThanACellHasRoomFor) {
+  v1::JobSpec spec;
+  spec.set_name("job");
+  spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_SGD);
+  spec.set_codec("tagc:cells=8");
+  spec.set_max_workers(128);
+  auto* tensor = spec.add_tensors();
+  tensor->set_name("w");
+  tensor->add_shape(10);
+  const Job job = *Job::Make(spec);
+  const Layout layout = *Layout::Make(job, 1);
+  auto backend = *kernels::MakeBackend("cpu");
+  const auto codec = MakeCodec({&job, &layout.at(0, 0), backend.get()});
+  ASSERT_FALSE(codec.ok());
+  EXPECT_THAT(std::string(codec.status().message()), HasSubstr("cells=16"));
+}
+
+}  // namespace
+}  // namespace gradwire::testing

@@ -1,0 +1,169 @@
+// What the gRPC transport looks like to others: protobuf bytes on the wire both ways, malformed bytes refused, health
+// and reflection there.
+#include <gmock/gmock.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/security/credentials.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/transport/transport.h"
+#include "gradwire/v1/worker.pb.h"
+#include "tests/conformance/transport/testing.h"
+
+namespace gradwire::transport {
+namespace {
+
+using namespace testing;  // NOLINT: tests/conformance/transport/testing.h
+
+// A client that knows nothing of Gradwire's transport.
+class RawClient {
+ public:
+  explicit RawClient(const std::string& address)
+      : stub_(::grpc::CreateChannel(address.substr(address.find("://") + 3), ::grpc::InsecureChannelCredentials())) {}
+
+  // Sends the messages on one stream, half-closes, returns what came back.
+  ::grpc::Status Exchange(Method method, const std::vector<std::vector<std::string>>& messages,
+                          std::vector<std::string>* replies) {
+    ::grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    auto call = stub_.PrepareCall(&context, std::string("/").append(method), &queue_);
+    call->StartCall(this);
+    Next();
+    for (const auto& parts : messages) {
+      std::vector<::grpc::Slice> slices;
+      for (const auto& part : parts) slices.emplace_back(part);
+      call->Write(::grpc::ByteBuffer(slices.data(), slices.size()), this);
+      if (!Next()) break;
+    }
+    call->WritesDone(this);
+    Next();
+    while (true) {
+      ::grpc::ByteBuffer reply;
+      call->Read(&reply, this);
+      if (!Next()) break;
+      std::vector<::grpc::Slice> slices;
+      (void)reply.Dump(&slices);
+      replies->emplace_back();
+      for (const auto& s : slices) replies->back().append(reinterpret_cast<const char*>(s.begin()), s.size());
+    }
+    ::grpc::Status status;
+    call->Finish(&status, this);
+    Next();
+    return status;
+  }
+
+  ~RawClient() {
+    queue_.Shutdown();
+    while (Next()) {
+    }
+  }
+
+ private:
+  bool Next() {
+    void* tag = nullptr;
+    bool ok = false;
+    return queue_.Next(&tag, &ok) && ok;
+  }
+  ::grpc::GenericStub stub_;
+  ::grpc::CompletionQueue queue_;
+};
+
+class GrpcWireTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto listener = Listen("grpc://127.0.0.1:0", &service_);
+    ASSERT_TRUE(listener.ok()) << listener.status();
+    listener_ = *std::move(listener);
+    client_ = std::make_unique<RawClient>(listener_->address());
+  }
+  TestService service_;
+  std::unique_ptr<Listener> listener_;
+  std::unique_ptr<RawClient> client_;
+};
+
+TEST_F(GrpcWireTest, StreamMessagesAreProtobuf) {
+  v1::PushMessage message;
+  message.mutable_open()->set_job("j");
+  message.mutable_open()->set_incarnation(7);
+  message.set_frame(std::string(100000, 'f'));
+  std::vector<std::string> replies;
+  // Echoed through Message and back.
+  const ::grpc::Status status = client_->Exchange(kStream, {{message.SerializeAsString()}}, &replies);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(replies.size(), 1u);
+  v1::PushMessage echoed;
+  ASSERT_TRUE(echoed.ParseFromString(replies[0]));
+  EXPECT_EQ(echoed.SerializeAsString(), message.SerializeAsString());
+}
+
+TEST_F(GrpcWireTest, FrameHeaderMayBeSplitAcrossSlices) {
+  v1::PushMessage message;
+  message.mutable_open()->set_job("job");
+  message.set_frame(std::string(300, 'f'));
+  const std::string bytes = message.SerializeAsString();
+  for (size_t cut = 0; cut <= 20; ++cut) {
+    std::vector<std::string> replies;
+    EXPECT_TRUE(client_->Exchange(kStream, {{bytes.substr(0, cut), "", bytes.substr(cut)}}, &replies).ok());
+    ASSERT_EQ(replies.size(), 1u);
+    EXPECT_EQ(replies[0], bytes);
+  }
+}
+
+TEST_F(GrpcWireTest, MalformedBytesEndTheStreamAndNothingElse) {
+  const std::vector<std::string> bad = {
+      std::string("\x00", 1),                                  // field 0
+      std::string("\x0A\x05" "ab", 4),                         // a string longer than the message
+      std::string("\x7A\x05" "abcdef", 8),                     // bytes behind the frame
+      std::string("\x7A\x05" "abc", 5),                        // a frame cut short
+      std::string("\x7A", 1),                                  // a frame without its length
+      std::string("\x0B", 1),                                  // a group
+      std::string("\x0F", 1),                                  // wire type 7
+      std::string(11, '\xFF'),                                 // a varint without end
+      std::string("\x09" "abc", 4),                            // 64 bits cut short
+      std::string("\x0A\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", 11),  // length 2^64-1
+  };
+  for (size_t i = 0; i < bad.size(); ++i) {
+    std::vector<std::string> replies;
+    const ::grpc::Status status = client_->Exchange(kStream, {{TextMessage("ok").control}, {bad[i]}}, &replies);
+    EXPECT_EQ(status.error_code(), ::grpc::StatusCode::INVALID_ARGUMENT) << "case " << i << ": "
+                                                                         << status.error_message();
+  }
+  std::vector<std::string> replies;
+  EXPECT_TRUE(client_->Exchange(kStream, {{TextMessage("fine").control}}, &replies).ok());
+  EXPECT_EQ(replies.size(), 1u);
+}
+
+TEST_F(GrpcWireTest, HealthFollowsSetServing) {
+  const auto check = [&](const std::string& service) {
+    std::string request;
+    if (!service.empty()) request = "\x0A" + std::string(1, static_cast<char>(service.size())) + service;
+    std::vector<std::string> replies;
+    const ::grpc::Status status = client_->Exchange("grpc.health.v1.Health/Check", {{request}}, &replies);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return replies.empty() ? std::string() : replies[0];
+  };
+  for (const char* service : {"", "gradwire.v1.Worker", "gradwire.v1.Operator"}) {
+    listener_->SetServing(true);
+    EXPECT_EQ(check(service), "\x08\x01") << service;
+    listener_->SetServing(false);
+    EXPECT_EQ(check(service), "\x08\x02") << service;
+  }
+}
+
+TEST_F(GrpcWireTest, ReflectionListsTheServices) {
+  std::vector<std::string> replies;
+  const std::string list_services("\x3A\x00", 2);  // ServerReflectionRequest.list_services = ""
+  const ::grpc::Status status = client_->Exchange("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                                                  {{list_services}}, &replies);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(replies.size(), 1u);
+  EXPECT_THAT(replies[0], ::testing::HasSubstr("gradwire.v1.Worker"));
+  EXPECT_THAT(replies[0], ::testing::HasSubstr("gradwire.v1.Operator"));
+}
+
+}  // namespace
+}  // namespace gradwire::transport

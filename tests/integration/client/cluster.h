@@ -1,0 +1,155 @@
+// Shard servers and workers in one process, for tests of the client library.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "common/job/job.h"
+#include "common/job/layout.h"
+#include "gradwire/session.h"
+#include "gtest/gtest.h"
+#include "server/daemon.h"
+
+namespace gradwire::testing {
+
+// Daemons, one per shard.
+class Cluster {
+ public:
+  // `scheme`: "inproc" or "grpc".
+  Cluster(uint32_t shards, const std::string& scheme) {
+    static std::atomic<int> counter{0};
+    for (uint32_t s = 0; s < shards; ++s) {
+      ServerConfig config;
+      config.listen = {scheme == "grpc" ? std::string("grpc://127.0.0.1:0")
+                                        : absl::StrCat("inproc://client-test-", counter.fetch_add(1))};
+      config.log_level = "error";
+      EXPECT_TRUE(config.Validate().ok());
+      auto daemon = Daemon::Start(config, &clock_);
+      EXPECT_TRUE(daemon.ok()) << daemon.status();
+      if (!daemon.ok()) continue;
+      addresses_.push_back((*daemon)->addresses()[0]);
+      daemons_.push_back(*std::move(daemon));
+    }
+  }
+
+  const std::vector<std::string>& addresses() const { return addresses_; }
+  void Kill(uint32_t shard) { daemons_[shard].reset(); }
+  std::string ParametersSha256(uint32_t shard, const std::string& job) {
+    auto found = daemons_[shard]->registry().Find(job);
+    EXPECT_TRUE(found.ok()) << found.status();
+    return found.ok() ? (*found)->Describe(false, true).parameters_sha256() : "";
+  }
+
+ private:
+  SteadyClock clock_;
+  std::vector<std::string> addresses_;
+  std::vector<std::unique_ptr<Daemon>> daemons_;
+};
+
+// A small model with every kind of tensor: larger than a run, odd, tiny, scalar.
+inline v1::JobSpec MakeSpec(const std::string& name, const std::string& codec, v1::OptimizerKind optimizer,
+                            uint32_t workers) {
+  v1::JobSpec spec;
+  spec.set_name(name);
+  const std::vector<std::pair<std::string, std::vector<uint64_t>>> tensors = {
+      {"embed.weight", {97, 31}}, {"h.0.attn.weight", {64, 65}}, {"h.0.ln.weight", {65}}, {"h.0.mlp.weight", {129, 33}},
+      {"h.0.mlp.bias", {129}},    {"scale", {}},                 {"head.weight", {31, 97}}};
+  for (const auto& [tensor_name, shape] : tensors) {
+    v1::TensorSpec* tensor = spec.add_tensors();
+    tensor->set_name(tensor_name);
+    for (uint64_t d : shape) tensor->add_shape(d);
+  }
+  spec.mutable_optimizer()->set_kind(optimizer);
+  spec.mutable_optimizer()->add_groups()->set_weight_decay(optimizer == v1::OPTIMIZER_NONE ? 0.0f : 0.01f);
+  if (optimizer == v1::OPTIMIZER_STEP) spec.set_push(v1::PUSH_STEP);
+  spec.set_codec(codec);
+  spec.set_min_workers(workers);
+  spec.set_max_workers(workers);
+  spec.set_bucket_bytes(16 << 10);
+  spec.set_run_elements(256);
+  spec.set_lease_ms(2000);
+  return spec;
+}
+
+// A worker: its tensors, its gradients, its session.
+class Worker {
+ public:
+  Worker(const v1::JobSpec& spec, int index) : spec_(spec), index_(index), random_(1000 + index) {
+    auto job = Job::Make(spec);
+    EXPECT_TRUE(job.ok()) << job.status();
+    std::mt19937 init(7);  // every worker starts with the same values
+    for (const Tensor& tensor : job->tensors()) {
+      parameters_.emplace_back(tensor.elements);
+      gradients_.emplace_back(tensor.elements);
+      for (float& x : parameters_.back()) x = std::normal_distribution<float>(0, 0.1f)(init);
+    }
+  }
+
+  SessionOptions Options(const std::vector<std::string>& servers, PullMode pull = PullMode::kUpdate) {
+    SessionOptions options;
+    options.servers = servers;
+    options.job = spec_;
+    options.worker = absl::StrCat("worker-", index_);
+    options.pull = pull;
+    for (auto& p : parameters_) options.memory.push_back(p);
+    options.round_timeout_ms = 60'000;
+    options.start_timeout_ms = 60'000;
+    return options;
+  }
+
+  absl::Status Join(const std::vector<std::string>& servers, PullMode pull = PullMode::kUpdate) {
+    auto session = Session::Join(Options(servers, pull));
+    if (session.ok()) session_ = *std::move(session);
+    return session.status();
+  }
+
+  // Gradients that depend on worker, step and the parameters, so that an error anywhere spreads.
+  void Fill(uint64_t step) {
+    std::mt19937 random(static_cast<uint32_t>(step * 31 + static_cast<uint64_t>(index_)));
+    for (size_t t = 0; t < gradients_.size(); ++t)
+      for (size_t i = 0; i < gradients_[t].size(); ++i)
+        gradients_[t][i] = 0.3f * parameters_[t][i] + std::normal_distribution<float>(0, 0.05f)(random);
+  }
+
+  // One round; tensors get ready in a random order.
+  absl::Status Step(float lr) {
+    const std::vector<float> rates = {lr};
+    absl::Status status = session_->BeginRound(rates);
+    std::vector<uint32_t> order(gradients_.size());
+    for (uint32_t t = 0; t < order.size(); ++t) order[t] = t;
+    std::shuffle(order.begin(), order.end(), random_);
+    for (uint32_t t : order)
+      if (status.ok()) status = session_->TensorReady(t, gradients_[t].data());
+    return status.ok() ? session_->EndRound() : status;
+  }
+
+  Session& session() { return *session_; }
+  void Drop() { session_.reset(); }
+  std::vector<std::vector<float>>& parameters() { return parameters_; }
+  std::vector<std::vector<float>>& gradients() { return gradients_; }
+
+ private:
+  v1::JobSpec spec_;
+  int index_;
+  std::mt19937 random_;
+  std::vector<std::vector<float>> parameters_;
+  std::vector<std::vector<float>> gradients_;
+  std::unique_ptr<Session> session_;
+};
+
+// Runs `body(worker)` for every index on its own thread.
+inline void InParallel(int workers, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  for (int w = 0; w < workers; ++w) threads.emplace_back([&body, w] { body(w); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace gradwire::testing

@@ -1,0 +1,148 @@
+// Lost workers, lost shards, servers that are not there, jobs that do not match.
+#include "client/cpp/internal/shard_link.h"
+#include "tests/integration/client/cluster.h"
+
+namespace gradwire::testing {
+namespace {
+
+class NoEvents final : public client::LinkEvents {
+ public:
+  void OnAck(uint32_t, const v1::PushAck&) override {}
+  void OnAnswer(uint32_t, client::PullAnswer) override {}
+  void OnMustInitialize(uint32_t) override {}
+  void OnLost(uint32_t, const absl::Status&) override {}
+};
+
+TEST(LostWorker, IsNotWaitedForAfterItsLeaseAndMayJoinAgain) {
+  Cluster cluster(2, "grpc");
+  v1::JobSpec spec = MakeSpec("lost", "dense:values=fixed32", v1::OPTIMIZER_ADAMW, 2);
+  spec.set_lease_ms(700);
+  auto job = Job::Make(spec);
+  ASSERT_TRUE(job.ok());
+  auto layout = Layout::Make(*job, 2);
+  ASSERT_TRUE(layout.ok());
+  Worker first(spec, 0);
+  // A worker that takes part and then falls silent, as a process that was killed does.
+  NoEvents events;
+  std::vector<std::unique_ptr<client::ShardLink>> links;
+  std::thread joining([&] {
+    const absl::Status status = first.Join(cluster.addresses());
+    EXPECT_TRUE(status.ok()) << status;
+  });
+  for (uint32_t s = 0; s < 2; ++s) {
+    client::LinkOptions options;
+    options.address = cluster.addresses()[s];
+    options.shard = s;
+    options.identity.set_job("lost");
+    options.identity.set_worker("worker-1");
+    options.identity.set_incarnation(42);
+    options.connect_timeout_ms = 5000;
+    options.rpc_timeout_ms = 5000;
+    links.push_back(std::make_unique<client::ShardLink>(options));
+    v1::JoinRequest request;
+    *request.mutable_identity() = options.identity;
+    *request.mutable_spec() = job->spec();
+    request.set_shard_index(s);
+    request.set_shard_count(2);
+    request.set_layout_digest(layout->digest());
+    joining.joinable() ? joining.join() : void();  // the first worker initialises the parameters
+    const auto reply = links[s]->Join(request);
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    ASSERT_TRUE(links[s]->Start(700, &events).ok());
+  }
+  for (auto& link : links) ASSERT_TRUE(link->Close(false).ok());
+  first.Fill(0);
+  const absl::Status waited = first.Step(0.01f);  // ends when the lease does
+  ASSERT_TRUE(waited.ok()) << waited;
+  std::string digest;
+  std::atomic<uint64_t> target{UINT64_MAX};  // both stop at this version, some rounds after the newcomer's first
+  std::thread second([&] {
+    Worker worker(spec, 1);
+    const absl::Status joined = worker.Join(cluster.addresses());
+    ASSERT_TRUE(joined.ok()) << joined;
+    target = worker.session().start_version() + 10;
+    while (worker.session().version() < target) {
+      worker.Fill(worker.session().version());
+      ASSERT_TRUE(worker.Step(0.01f).ok());
+    }
+    digest = worker.session().Digest();
+  });
+  while (first.session().version() < target) {
+    first.Fill(first.session().version());
+    const absl::Status status = first.Step(0.01f);
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  second.join();
+  EXPECT_EQ(digest, first.session().Digest());
+}
+
+TEST(LostShard, IsNamedAndTheSessionStaysFailed) {
+  for (const std::string scheme : {"inproc", "grpc"}) {
+    Cluster cluster(2, scheme);
+    Worker worker(MakeSpec("gone", "dense:values=fp32", v1::OPTIMIZER_SGD, 1), 0);
+    ASSERT_TRUE(worker.Join(cluster.addresses()).ok());
+    worker.Fill(0);
+    ASSERT_TRUE(worker.Step(0.01f).ok());
+    cluster.Kill(1);
+    const absl::Status status = worker.Step(0.01f);
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_NE(std::string(status.message()).find(cluster.addresses()[1]), std::string::npos) << status;
+    EXPECT_EQ(worker.session().EndRound(), status);
+    const std::vector<float> rates = {0.01f};
+    EXPECT_EQ(worker.session().BeginRound(rates), status);
+  }
+}
+
+TEST(Join, GivesUpOnAServerThatIsNotThere) {
+  Worker worker(MakeSpec("nobody", "dense:values=fp32", v1::OPTIMIZER_SGD, 1), 0);
+  for (const std::string address : {"grpc://127.0.0.1:1", "grpc://no-such-host.invalid:7070", "inproc://nobody"}) {
+    SessionOptions options = worker.Options({address});
+    options.connect_timeout_ms = 400;
+    const auto session = Session::Join(std::move(options));
+    ASSERT_FALSE(session.ok());
+    EXPECT_TRUE(absl::IsUnavailable(session.status()) || absl::IsDeadlineExceeded(session.status())) << session.status();
+    EXPECT_NE(std::string(session.status().message()).find(address), std::string::npos) << session.status();
+  }
+}
+
+TEST(Join, RefusesWhatDoesNotFit) {
+  Cluster cluster(1, "inproc");
+  const v1::JobSpec spec = MakeSpec("fit", "dense:values=fp32", v1::OPTIMIZER_SGD, 2);
+  Worker first(spec, 0);
+  ASSERT_TRUE(first.Join(cluster.addresses()).ok());
+  v1::JobSpec other = spec;
+  other.set_codec("dense:values=fixed32");
+  Worker second(other, 1);
+  const absl::Status mismatch = second.Join(cluster.addresses());
+  EXPECT_TRUE(absl::IsFailedPrecondition(mismatch)) << mismatch;
+  EXPECT_TRUE(absl::IsInvalidArgument(first.Join({}))) << "no servers";
+  EXPECT_TRUE(absl::IsInvalidArgument(first.Join({"nonsense"}))) << "bad address";
+  SessionOptions short_memory = first.Options(cluster.addresses());
+  short_memory.memory[3] = short_memory.memory[3].first(5);
+  const auto session = Session::Join(std::move(short_memory));
+  EXPECT_TRUE(absl::IsInvalidArgument(session.status())) << session.status();
+  EXPECT_NE(std::string(session.status().message()).find("h.0.mlp.weight"), std::string::npos) << session.status();
+}
+
+TEST(EndRound, TimesOutAndGoesOn) {
+  Cluster cluster(1, "inproc");
+  const v1::JobSpec spec = MakeSpec("slow", "dense:values=fp32", v1::OPTIMIZER_SGD, 2);
+  Worker first(spec, 0);
+  Worker second(spec, 1);
+  ASSERT_TRUE(first.Join(cluster.addresses()).ok());
+  ASSERT_TRUE(second.Join(cluster.addresses()).ok());
+  first.Fill(0);
+  second.Fill(0);
+  const std::vector<float> rates = {0.01f};
+  ASSERT_TRUE(first.session().BeginRound(rates).ok());
+  for (uint32_t t = 0; t < first.gradients().size(); ++t)
+    ASSERT_TRUE(first.session().TensorReady(t, first.gradients()[t].data()).ok());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(first.session().EndRound(100)));
+  std::thread other([&] { EXPECT_TRUE(second.Step(0.01f).ok()); });
+  EXPECT_TRUE(first.session().EndRound().ok());
+  other.join();
+  EXPECT_EQ(first.session().Digest(), second.session().Digest());
+}
+
+}  // namespace
+}  // namespace gradwire::testing

@@ -1,0 +1,169 @@
+// What workers may push and pull, late joiners, and the policies for non-finite gradients.
+#include <cmath>
+#include <limits>
+
+#include "tests/integration/client/cluster.h"
+
+namespace gradwire::testing {
+namespace {
+
+TEST(PullParams, FollowsTheShardsWithDenseAndSparseCodecs) {
+  for (const std::string codec : {"dense:values=fixed16", "tagc:density=0.05"}) {
+    Cluster cluster(2, "inproc");
+    const v1::JobSpec spec = MakeSpec("params", codec, v1::OPTIMIZER_ADAMW, 3);
+    std::vector<std::string> digests(3);
+    InParallel(3, [&](int w) {
+      const PullMode modes[] = {PullMode::kUpdate, PullMode::kParams, PullMode::kParamsBf16};
+      Worker worker(spec, w);
+      const absl::Status joined = worker.Join(cluster.addresses(), modes[w]);
+      ASSERT_TRUE(joined.ok()) << joined;
+      for (uint64_t step = 0; step < 10; ++step) {
+        worker.Fill(step);
+        const absl::Status status = worker.Step(0.01f);
+        ASSERT_TRUE(status.ok()) << status;
+      }
+      digests[w] = worker.session().Digest();
+      if (w != 2) {
+        EXPECT_EQ(worker.session().ShardDigests()[1], cluster.ParametersSha256(1, "params"));
+      }
+    });
+    EXPECT_EQ(digests[0], digests[1]) << codec;
+    EXPECT_NE(digests[0], digests[2]) << "bfloat16 parameters cannot be equal";
+  }
+}
+
+TEST(PullMean, IsTheMeanOfWhatWasPushed) {
+  Cluster cluster(2, "grpc");
+  const v1::JobSpec spec = MakeSpec("mean", "dense:values=fp32", v1::OPTIMIZER_NONE, 2);
+  InParallel(2, [&](int w) {
+    Worker worker(spec, w);
+    const absl::Status joined = worker.Join(cluster.addresses(), PullMode::kMean);
+    ASSERT_TRUE(joined.ok()) << joined;
+    for (int step = 0; step < 3; ++step) {
+      for (auto& gradient : worker.gradients())
+        for (size_t i = 0; i < gradient.size(); ++i) gradient[i] = static_cast<float>(i % 7 + w * 2 + step);
+      ASSERT_TRUE(worker.Step(0).ok());
+      for (auto& mean : worker.parameters())
+        for (size_t i = 0; i < mean.size(); ++i) ASSERT_EQ(mean[i], static_cast<float>(i % 7 + 1 + step));
+    }
+  });
+}
+
+TEST(LateJoiner, StartsAtTheSameRoundOnEveryShard) {
+  Cluster cluster(3, "inproc");
+  v1::JobSpec spec = MakeSpec("late", "tagc:density=0.05", v1::OPTIMIZER_ADAMW, 1);
+  spec.set_max_workers(2);
+  std::vector<std::string> digests(2);
+  std::atomic<uint64_t> version{0};
+  std::atomic<uint64_t> target{UINT64_MAX};  // both stop at this version, some rounds after the newcomer's first
+  InParallel(2, [&](int w) {
+    Worker worker(spec, w);
+    if (w == 1) {
+      while (version < 5) std::this_thread::yield();  // joins while the other one is stepping
+      const absl::Status status = worker.Join(cluster.addresses());
+      ASSERT_TRUE(status.ok()) << status;
+      EXPECT_GT(worker.session().start_version(), 4u);
+      target = worker.session().start_version() + 20;
+    } else {
+      ASSERT_TRUE(worker.Join(cluster.addresses()).ok());
+    }
+    while (worker.session().version() < target) {
+      worker.Fill(worker.session().version());
+      const absl::Status status = worker.Step(0.01f);
+      ASSERT_TRUE(status.ok()) << status;
+      if (w == 0) version = worker.session().version();
+    }
+    digests[w] = worker.session().Digest();
+  });
+  EXPECT_EQ(digests[0], digests[1]);
+}
+
+TEST(NonFinite, IsRefusedByNameAndTheOthersGoOn) {
+  for (const std::string codec : {"dense:values=fp32", "tagc:density=0.05"}) {
+    Cluster cluster(2, "inproc");
+    const v1::JobSpec spec = MakeSpec("nan", codec, v1::OPTIMIZER_ADAMW, 2);
+    std::vector<std::string> digests(2);
+    InParallel(2, [&](int w) {
+      Worker worker(spec, w);
+      ASSERT_TRUE(worker.Join(cluster.addresses()).ok());
+      for (uint64_t step = 0; step < 6; ++step) {
+        worker.Fill(step);
+        const bool bad = w == 1 && (step == 0 || step == 3);
+        if (bad) worker.gradients()[3][17] = std::numeric_limits<float>::quiet_NaN();
+        const absl::Status status = worker.Step(0.01f);
+        EXPECT_EQ(status.ok(), !bad) << status;
+        if (!bad) continue;
+        EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+        for (const char* part : {"h.0.mlp.weight", "index 17", "nan", "round"})
+          EXPECT_NE(std::string(status.message()).find(part), std::string::npos) << status;
+      }
+      digests[w] = worker.session().Digest();
+    });
+    EXPECT_EQ(digests[0], digests[1]);
+  }
+}
+
+TEST(NonFinite, IsSanitizedAndCounted) {
+  Cluster cluster(1, "inproc");
+  v1::JobSpec spec = MakeSpec("sanitize", "dense:values=fp32", v1::OPTIMIZER_ADAMW, 1);
+  spec.set_nonfinite(v1::NONFINITE_SANITIZE);
+  Worker worker(spec, 0);
+  ASSERT_TRUE(worker.Join(cluster.addresses()).ok());
+  worker.Fill(0);
+  worker.gradients()[0][3] = std::numeric_limits<float>::infinity();
+  worker.gradients()[2][5] = std::numeric_limits<float>::quiet_NaN();
+  ASSERT_TRUE(worker.Step(0.01f).ok());
+  EXPECT_EQ(worker.session().stats().sanitized_elements, 2u);
+  for (const auto& p : worker.parameters())
+    for (float x : p) ASSERT_TRUE(std::isfinite(x));
+}
+
+TEST(Session, PushAndPullOneBucket) {
+  Cluster cluster(2, "grpc");
+  Worker worker(MakeSpec("bucket", "dense:values=fp32", v1::OPTIMIZER_SGD, 1), 0);
+  ASSERT_TRUE(worker.Join(cluster.addresses()).ok());
+  Session& session = worker.session();
+  worker.Fill(0);
+  ASSERT_TRUE(worker.Step(0.01f).ok());
+  std::vector<const float*> gradients;
+  for (const auto& g : worker.gradients()) gradients.push_back(g.data());
+  const std::vector<float> rates = {0.01f};
+  ASSERT_TRUE(session.BeginRound(rates).ok());
+  const uint32_t buckets = session.layout().bucket_count();
+  ASSERT_GT(buckets, 1u);
+  for (uint32_t b = 0; b < buckets; ++b) {
+    ASSERT_TRUE(session.Push(b, gradients).ok());
+    ASSERT_TRUE(session.Pull(b).ok());
+  }
+  EXPECT_TRUE(absl::IsInvalidArgument(session.Push(buckets, gradients)));
+  ASSERT_TRUE(session.EndRound().ok());
+  EXPECT_EQ(session.ShardDigests()[0], cluster.ParametersSha256(0, "bucket"));
+}
+
+TEST(Session, SaysWhatIsWrongWithItsUse) {
+  Cluster cluster(1, "inproc");
+  Worker worker(MakeSpec("use", "dense:values=fp32", v1::OPTIMIZER_SGD, 1), 0);
+  ASSERT_TRUE(worker.Join(cluster.addresses()).ok());
+  Session& session = worker.session();
+  const std::vector<float> one = {0.1f};
+  const std::vector<float> three = {0.1f, 0.1f, 0.1f};
+  EXPECT_TRUE(absl::IsFailedPrecondition(session.TensorReady(0, worker.gradients()[0].data())));
+  EXPECT_TRUE(absl::IsFailedPrecondition(session.EndRound()));
+  EXPECT_TRUE(absl::IsInvalidArgument(session.BeginRound(three)));
+  ASSERT_TRUE(session.BeginRound(one).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(session.BeginRound(one)));
+  EXPECT_TRUE(absl::IsInvalidArgument(session.TensorReady(99, worker.gradients()[0].data())));
+  ASSERT_TRUE(session.TensorReady(0, worker.gradients()[0].data()).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(session.TensorReady(0, worker.gradients()[0].data())));
+  const absl::Status early = session.EndRound();
+  EXPECT_TRUE(absl::IsFailedPrecondition(early)) << early;
+  EXPECT_NE(std::string(early.message()).find("h.0.attn.weight"), std::string::npos) << early;
+  for (uint32_t t = 1; t < worker.gradients().size(); ++t)
+    ASSERT_TRUE(session.TensorReady(t, worker.gradients()[t].data()).ok());
+  EXPECT_TRUE(session.EndRound().ok());
+  EXPECT_TRUE(session.Leave().ok());
+  EXPECT_TRUE(absl::IsCancelled(session.BeginRound(one)));
+}
+
+}  // namespace
+}  // namespace gradwire::testing

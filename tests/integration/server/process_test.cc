@@ -1,0 +1,158 @@
+// The real programs: gradwire-server drains on SIGTERM, a second signal ends it, and `gradwire` operates it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <thread>
+
+#include <google/protobuf/text_format.h>
+
+#include "tests/integration/server/raw_worker.h"
+
+extern char** environ;
+
+namespace gradwire {
+namespace {
+
+using testing::HasSubstr;
+using testing_support::RawWorker;
+using testing_support::SmallSpec;
+
+struct Output {
+  int exit_code = -1;
+  std::string text;
+};
+
+Output RunCli(const std::string& arguments) {
+  Output output;
+  std::FILE* pipe = popen((std::string(GRADWIRE_CLI_BINARY) + " " + arguments + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) return output;
+  char buffer[4096];
+  for (size_t n; (n = std::fread(buffer, 1, sizeof(buffer), pipe)) > 0;) output.text.append(buffer, n);
+  output.exit_code = WEXITSTATUS(pclose(pipe));
+  return output;
+}
+
+class ServerProcess {
+ public:
+  explicit ServerProcess(std::vector<std::string> flags) {
+    port_file_ = testing::TempDir() + "/gradwire-port-" + std::to_string(getpid());
+    std::remove(port_file_.c_str());
+    std::vector<std::string> arguments = {GRADWIRE_SERVER_BINARY, "--listen=grpc://127.0.0.1:0",
+                                          "--port-file=" + port_file_};
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    EXPECT_EQ(posix_spawn(&pid_, GRADWIRE_SERVER_BINARY, nullptr, nullptr, argv.data(), environ), 0);
+  }
+  ~ServerProcess() {
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+    std::remove(port_file_.c_str());
+  }
+  std::string Address() {
+    std::string address;
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (address.empty() && std::chrono::steady_clock::now() < deadline) {
+      std::ifstream(port_file_) >> address;
+      std::this_thread::yield();
+    }
+    return address;
+  }
+  void Signal(int number) { kill(pid_, number); }
+  int WaitForExit() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+
+ private:
+  std::string port_file_;
+  pid_t pid_ = -1;
+};
+
+TEST(ServerProcess, SigtermLetsTheOpenRoundFinishAndExitsWithZero) {
+  ServerProcess server({"--drain-ms=10000", "--backend=cpu"});
+  const std::string address = server.Address();
+  ASSERT_FALSE(address.empty());
+  const v1::JobSpec spec = SmallSpec("job", 2);
+  RawWorker a(address, spec, "a", 1), b(address, spec, "b", 2);
+  ASSERT_EQ(a.Start(1.0f), absl::OkStatus());
+  ASSERT_EQ(b.Start(1.0f), absl::OkStatus());
+  ASSERT_EQ(a.PushAll(0, 1.0f), absl::OkStatus());
+  ASSERT_EQ(b.RequestPull(v1::PULL_UPDATE, 1), absl::OkStatus());
+  server.Signal(SIGTERM);
+  EXPECT_EQ(b.PushAll(0, 1.0f), absl::OkStatus());
+  EXPECT_TRUE(b.FollowUpdate(1, true).ok());
+  EXPECT_EQ(server.WaitForExit(), 0);
+  EXPECT_EQ(b.push_inbox().Closed().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(ServerProcess, SecondSignalEndsItAtOnce) {
+  ServerProcess server({"--drain-ms=60000", "--backend=cpu"});
+  const std::string address = server.Address();
+  RawWorker a(address, SmallSpec("job", 2), "a", 1), b(address, SmallSpec("job", 2), "b", 2);
+  ASSERT_EQ(a.Start(1.0f), absl::OkStatus());
+  ASSERT_EQ(b.Start(1.0f), absl::OkStatus());
+  ASSERT_EQ(a.PushAll(0, 1.0f), absl::OkStatus());
+  server.Signal(SIGTERM);
+  // Draining is visible as a refused join; then the second signal cannot be merged with the first.
+  absl::Status joined = absl::OkStatus();
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  RawWorker late(address, SmallSpec("job", 2), "late", 3);
+  while (joined.ok() && std::chrono::steady_clock::now() < deadline) joined = late.Join().status();
+  EXPECT_EQ(joined.code(), absl::StatusCode::kUnavailable);
+  server.Signal(SIGINT);
+  EXPECT_EQ(server.WaitForExit(), 1);
+}
+
+TEST(ServerProcess, OperatorToolCreatesDescribesAndDeletes) {
+  ServerProcess server({"--backend=cpu"});
+  const std::string address = server.Address();
+  std::string text;
+  ASSERT_TRUE(google::protobuf::TextFormat::PrintToString(SmallSpec("job", 1), &text));
+  const std::string spec_path = testing::TempDir() + "/job-" + std::to_string(getpid()) + ".textproto";
+  std::ofstream(spec_path) << text;
+  const std::string servers = " --servers " + address;
+  Output out = RunCli("job create --spec " + spec_path + servers);
+  EXPECT_EQ(out.exit_code, 0) << out.text;
+  out = RunCli("job describe job --digest" + servers);
+  EXPECT_EQ(out.exit_code, 0) << out.text;
+  EXPECT_THAT(out.text, testing::AllOf(HasSubstr("shard 0 of 1"), HasSubstr("sha256")));
+  out = RunCli("job list --json" + servers);
+  EXPECT_THAT(out.text, HasSubstr("\"job\":\"job\""));
+  out = RunCli("shard describe" + servers);
+  EXPECT_THAT(out.text, HasSubstr("serving"));
+  out = RunCli("layout --shards 2 --spec " + spec_path);
+  EXPECT_EQ(out.exit_code, 0) << out.text;
+  EXPECT_THAT(out.text, HasSubstr("of even"));
+  out = RunCli("job delete job" + servers);
+  EXPECT_EQ(out.exit_code, 0) << out.text;
+  out = RunCli("job describe job" + servers);
+  EXPECT_EQ(out.exit_code, 1);
+  EXPECT_THAT(out.text, HasSubstr("does not exist"));
+  std::remove(spec_path.c_str());
+}
+
+TEST(OperatorTool, SaysWhatToDo) {
+  EXPECT_THAT(RunCli("codec explain tagc:density=0.01").text, HasSubstr("residual"));
+  const Output wrong = RunCli("codec explain tacg:density=0.01");
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_THAT(RunCli("job list").text, HasSubstr("GRADWIRE_SERVERS"));
+  const Output nobody = RunCli("job list --timeout-ms 500 --servers grpc://127.0.0.1:1");
+  EXPECT_EQ(nobody.exit_code, 1);
+  EXPECT_THAT(nobody.text, HasSubstr("is gradwire-server running there"));
+}
+
+}  // namespace
+}  // namespace gradwire

@@ -1,0 +1,231 @@
+"""gradwire.torch.ShardedOptimizer against torch.optim, and everything a training loop does to an optimizer."""
+
+import concurrent.futures
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gradwire  # noqa: E402
+from gradwire.torch import ShardedOptimizer  # noqa: E402
+
+
+class Model(torch.nn.Module):
+    """Small, with a norm, a tied weight and a layer that is not always used."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Linear(16, 24, bias=False)
+        self.mlp = torch.nn.Linear(24, 24)
+        self.norm = torch.nn.LayerNorm(24)
+        self.unused = torch.nn.Linear(4, 4)
+        self.head = torch.nn.Linear(24, 16, bias=False)
+        self.head.weight = torch.nn.Parameter(self.head.weight.detach().clone())
+
+    def forward(self, x):
+        return self.head(self.norm(torch.tanh(self.mlp(self.embed(x)))))
+
+
+def make_model(seed=0):
+    torch.manual_seed(seed)
+    return Model()
+
+
+def batch(step, worker=0):
+    generator = torch.Generator().manual_seed(1000 * step + worker)
+    x = torch.randn(32, 16, generator=generator)
+    return x, torch.roll(x, 1, dims=1)
+
+
+def loss_of(model, step, worker=0):
+    x, y = batch(step, worker)
+    return torch.nn.functional.mse_loss(model(x), y)
+
+
+def in_parallel(count, body):
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        return [f.result() for f in [pool.submit(body, i) for i in range(count)]]
+
+
+def assert_close(a, b, tolerance=1e-6):
+    for (name, x), (_, y) in zip(a.named_parameters(), b.named_parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_one_worker_follows_adamw(addresses, overlap):
+    model, reference = make_model(), make_model()
+    theirs = torch.optim.AdamW(reference.parameters(), lr=1e-3, weight_decay=0.05)
+    schedule = lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, 30)  # noqa: E731
+    with ShardedOptimizer(model.named_parameters(), servers=addresses(2), job="adamw", lr=1e-3, weight_decay=0.05,
+                          codec="dense:values=fp32", overlap=overlap) as ours:
+        ours_schedule, their_schedule = schedule(ours), schedule(theirs)
+        for step in range(30):
+            for m, o, s in ((model, ours, ours_schedule), (reference, theirs, their_schedule)):
+                o.zero_grad()
+                for p in m.unused.parameters():  # torch skips parameters without gradient; ours sends zeros
+                    p.grad = torch.zeros_like(p)
+                loss_of(m, step).backward()
+                o.step()
+                s.step()
+    assert_close(model, reference)
+
+
+def test_two_workers_follow_adamw_on_the_mean(addresses):
+    servers = addresses(2)
+    reference = make_model()
+    theirs = torch.optim.AdamW(reference.parameters(), lr=1e-3, weight_decay=0.0)
+    for step in range(20):
+        theirs.zero_grad()
+        ((loss_of(reference, step, 0) + loss_of(reference, step, 1)) / 2).backward()
+        theirs.step()
+    models = [make_model(), make_model()]
+
+    def work(worker):
+        with ShardedOptimizer(models[worker], servers=servers, job="mean", worker=f"w{worker}", workers=2, lr=1e-3,
+                              codec="dense:values=fp32") as optimizer:
+            for step in range(20):
+                optimizer.zero_grad()
+                loss_of(models[worker], step, worker).backward()
+                optimizer.step()
+            return optimizer.digest()
+
+    first, second = in_parallel(2, work)
+    assert first == second
+    assert_close(models[0], reference, 1e-5)
+
+
+def test_groups_keep_their_own_rates_and_decay(addresses):
+    def groups(model):
+        decay = [p for p in model.parameters() if p.dim() > 1]
+        rest = [p for p in model.parameters() if p.dim() <= 1]
+        return [{"params": decay, "weight_decay": 0.1, "lr": 2e-3}, {"params": rest, "weight_decay": 0.0}]
+
+    model, reference = make_model(), make_model()
+    theirs = torch.optim.AdamW(groups(reference), lr=1e-3)
+    with ShardedOptimizer(groups(model), servers=addresses(1), job="groups", lr=1e-3,
+                          codec="dense:values=fp32") as ours:
+        for step in range(10):
+            for m, o in ((model, ours), (reference, theirs)):
+                o.zero_grad()
+                for p in m.unused.parameters():
+                    p.grad = torch.zeros_like(p)
+                loss_of(m, step).backward()
+                o.step()
+    assert_close(model, reference)
+
+
+def test_accumulation_does_not_push_twice(addresses):
+    model, reference = make_model(), make_model()
+    theirs = torch.optim.SGD(reference.parameters(), lr=0.05)
+    with ShardedOptimizer(model, servers=addresses(1), job="accumulate", optimizer="sgd", lr=0.05, accumulate=2,
+                          codec="dense:values=fp32") as ours:
+        for step in range(5):
+            for m, o in ((model, ours), (reference, theirs)):
+                o.zero_grad()
+                loss_of(m, step, 0).backward()
+                loss_of(m, step, 1).backward()
+                o.step()
+        assert ours.stats()["steps"] == 5
+    assert_close(model, reference)
+
+
+def test_no_sync_and_its_misuse(addresses):
+    model, reference = make_model(), make_model()
+    theirs = torch.optim.SGD(reference.parameters(), lr=0.05, momentum=0.9)
+    with ShardedOptimizer(model, servers=addresses(1), job="nosync", optimizer="sgd", lr=0.05, momentum=0.9,
+                          codec="dense:values=fp32") as ours:
+        for step in range(5):
+            ours.zero_grad()
+            with ours.no_sync():
+                loss_of(model, step, 0).backward()
+            loss_of(model, step, 1).backward()
+            ours.step()
+            theirs.zero_grad()
+            loss_of(reference, step, 0).backward()
+            loss_of(reference, step, 1).backward()
+            theirs.step()
+        assert_close(model, reference)
+        ours.zero_grad()
+        loss_of(model, 9).backward()
+        with pytest.raises(gradwire.FailedPrecondition, match="no_sync"):
+            loss_of(model, 9).backward()
+
+
+def test_closure_and_state_dict(addresses):
+    model = make_model()
+    with ShardedOptimizer(model, servers=addresses(1), job="closure", lr=1e-3) as optimizer:
+        def closure():
+            optimizer.zero_grad()
+            loss = loss_of(model, 0)
+            loss.backward()
+            return loss
+
+        first = optimizer.step(closure).item()
+        for _ in range(20):
+            last = optimizer.step(closure).item()
+        assert last < first
+        state = optimizer.state_dict()
+        assert state["gradwire"] == {"job": "closure", "version": 22}
+        optimizer.param_groups[0]["lr"] = 0.5
+        optimizer.load_state_dict(state)
+        assert optimizer.param_groups[0]["lr"] == 1e-3
+
+
+def test_changed_gradients_are_noticed(addresses):
+    model = make_model()
+    with ShardedOptimizer(model, servers=addresses(1), job="clip", lr=1e-3) as optimizer:
+        loss_of(model, 0).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        with pytest.warns(UserWarning, match="overlap=False"):
+            optimizer.step()
+
+
+def test_nonfinite_loss(addresses):
+    model = make_model()
+    with ShardedOptimizer(model, servers=addresses(2), job="nan", lr=1e-3) as optimizer:
+        (loss_of(model, 0) * float("nan")).backward()
+        with pytest.raises(gradwire.InvalidArgument, match="non-finite"):
+            optimizer.step()
+        before = [p.detach().clone() for p in model.parameters()]
+        optimizer.zero_grad()
+        loss_of(model, 0).backward()
+        optimizer.step()
+        assert all(torch.isfinite(p).all() for p in model.parameters())
+        assert any(not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_pushed_steps_train_with_few_bytes(addresses):
+    servers = addresses(2)
+    torch.manual_seed(1)
+    weight = torch.randn(128, 64) / 8
+
+    def work(worker):
+        torch.manual_seed(5)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 128))
+        generator = torch.Generator().manual_seed(worker)
+        losses = []
+        with ShardedOptimizer(model, servers=servers, job="sparse", worker=f"w{worker}", workers=2, lr=1e-3,
+                              codec="tagc:density=0.02") as optimizer:
+            for _ in range(200):
+                x = torch.randn(64, 64, generator=generator)
+                loss = torch.nn.functional.mse_loss(model(x), torch.relu(x @ weight.T))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            elements = sum(p.numel() for p in model.parameters())
+            return losses, optimizer.digest(), optimizer.stats()["pushed_bytes"] / 200 / (4 * elements)
+
+    results = in_parallel(2, work)
+    assert results[0][1] == results[1][1]
+    for losses, _, ratio in results:
+        assert sum(losses[-10:]) < 0.3 * sum(losses[:10])
+        assert ratio < 0.06
+
+
+def test_what_cannot_be_sharded_is_named(addresses):
+    model = make_model()
+    model.mlp.double()
+    with pytest.raises(TypeError, match="mlp.weight.*float64"):
+        ShardedOptimizer(model.named_parameters(), servers=["grpc://127.0.0.1:1"], job="double")

@@ -1,0 +1,141 @@
+// The worker's memory of gradients: taking in, sending, and getting back what was not merged.
+#include "client/cpp/internal/gradients.h"
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <numeric>
+
+#include "common/job/job.h"
+#include "common/job/layout.h"
+#include "gtest/gtest.h"
+#include "kernels/backend.h"
+
+namespace gradwire::client {
+namespace {
+
+// One tensor of 300 elements in runs of 64, on one shard.
+class GradientStoreTest : public ::testing::Test {
+ protected:
+  void Prepare(const std::string& codec, v1::PushKind push = v1::PUSH_GRADIENT,
+               v1::NonFinitePolicy policy = v1::NONFINITE_REFUSE) {
+    v1::JobSpec spec;
+    spec.set_name("unit");
+    spec.add_tensors()->set_name("weight");
+    spec.mutable_tensors(0)->add_shape(300);
+    spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_SGD);
+    spec.set_codec(codec);
+    spec.set_push(push);
+    spec.set_nonfinite(policy);
+    spec.set_run_elements(64);
+    auto made_job = Job::Make(spec);
+    ASSERT_TRUE(made_job.ok()) << made_job.status();
+    job_ = std::make_unique<Job>(*std::move(made_job));
+    auto made_layout = Layout::Make(*job_, 1);
+    ASSERT_TRUE(made_layout.ok());
+    layout_ = std::make_unique<Layout>(*std::move(made_layout));
+    ASSERT_EQ(layout_->bucket_count(), 1u);
+    backend_ = *kernels::MakeBackend("cpu");
+    auto codec_made = MakeCodec({job_.get(), &slice(), backend_.get()});
+    ASSERT_TRUE(codec_made.ok()) << codec_made.status();
+    codec_ = *std::move(codec_made);
+    encoder_ = codec_->NewEncoder();
+    store_ = std::make_unique<GradientStore>(job_.get(), std::vector<const Codec*>{codec_.get()}, backend_.get());
+    gradient_.resize(300);
+    std::iota(gradient_.begin(), gradient_.end(), 1.0f);
+  }
+
+  const BucketLayout& slice() const { return layout_->at(0, 0); }
+
+  EncodedFrame Encode(uint64_t round) {
+    const std::vector<float> rates = {0.1f};
+    FrameIdentity id;
+    id.round = round;
+    id.learning_rates = rates;
+    RoundPlan plan = codec_->InitialPlan();
+    if (!plan.exponents.empty()) plan.exponents.assign(plan.exponents.size(), -10);
+    auto frame = encoder_->Encode(id, plan, store_->InputsOf(slice()));
+    EXPECT_TRUE(frame.ok()) << frame.status();
+    return *std::move(frame);
+  }
+
+  // What a codec without residual would send, or what is pending, in tensor order.
+  std::vector<float> Values() {
+    const std::vector<RunInput> inputs = store_->InputsOf(slice());
+    std::vector<float> values(300);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const gradwire::Run& run = slice().runs[i];
+      const float* from = inputs[i].pending != nullptr ? inputs[i].pending : inputs[i].gradient;
+      std::copy(from, from + run.length, values.begin() + static_cast<ptrdiff_t>(run.offset));
+    }
+    return values;
+  }
+
+  std::unique_ptr<Job> job_;
+  std::unique_ptr<Layout> layout_;
+  std::unique_ptr<kernels::Backend> backend_;
+  std::unique_ptr<Codec> codec_;
+  std::unique_ptr<Encoder> encoder_;
+  std::unique_ptr<GradientStore> store_;
+  std::vector<float> gradient_;
+};
+
+TEST_F(GradientStoreTest, CodecWithoutResidualReadsTheCallersMemory) {
+  Prepare("dense:values=fp32");
+  ASSERT_TRUE(store_->Ingest(0, gradient_.data(), 1).ok());
+  EXPECT_EQ(store_->InputsOf(slice())[0].gradient, gradient_.data() + slice().runs[0].offset);
+}
+
+TEST_F(GradientStoreTest, FrameThatWasNotIncludedTravelsWithTheNextOne) {
+  for (const char* codec : {"dense:values=fp32", "dense:values=fixed32", "dense:values=bf16"}) {
+    Prepare(codec);
+    ASSERT_TRUE(store_->Ingest(0, gradient_.data(), 1).ok());
+    const EncodedFrame late = Encode(1);
+    ASSERT_TRUE(store_->Returned(slice(), *codec_, &late).ok());
+    store_->EndRound();
+    ASSERT_TRUE(store_->Ingest(0, gradient_.data(), 2).ok());
+    const std::vector<float> values = Values();
+    for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], 2 * gradient_[i]) << codec << " " << i;
+    const EncodedFrame merged = Encode(2);
+    store_->Included(slice());
+    store_->EndRound();
+    ASSERT_TRUE(store_->Ingest(0, gradient_.data(), 3).ok());
+    EXPECT_EQ(Values(), gradient_) << codec;
+  }
+}
+
+TEST_F(GradientStoreTest, NonFiniteGradientIsRefusedAndLeavesTheResidual) {
+  Prepare("dense:values=fixed32");
+  ASSERT_TRUE(store_->Ingest(0, gradient_.data(), 1).ok());
+  std::vector<float> bad = gradient_;
+  bad[123] = -std::numeric_limits<float>::infinity();
+  const absl::Status status = store_->Ingest(0, bad.data(), 2);
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  for (const char* part : {"'weight'", "index 123", "-inf", "round 2"})
+    EXPECT_NE(std::string(status.message()).find(part), std::string::npos) << status;
+  EXPECT_EQ(Values(), gradient_);
+}
+
+TEST_F(GradientStoreTest, NonFiniteGradientIsSanitized) {
+  Prepare("dense:values=fp32", v1::PUSH_GRADIENT, v1::NONFINITE_SANITIZE);
+  std::vector<float> bad = gradient_;
+  bad[0] = std::numeric_limits<float>::quiet_NaN();
+  ASSERT_TRUE(store_->Ingest(0, bad.data(), 1).ok());
+  std::vector<float> expected = gradient_;
+  expected[0] = 0;
+  EXPECT_EQ(Values(), expected);
+  EXPECT_EQ(store_->sanitized_elements(), 1u);
+  EXPECT_TRUE(std::isnan(bad[0])) << "the caller's memory is not touched";
+}
+
+TEST_F(GradientStoreTest, FirstStepIsTheSignOfTheGradient) {
+  Prepare("dense:values=fp32", v1::PUSH_STEP);
+  ASSERT_TRUE(store_->Ingest(0, gradient_.data(), 1).ok());
+  for (float x : Values()) EXPECT_NEAR(x, 1.0f, 1e-5);
+  const EncodedFrame merged = Encode(1);
+  store_->Included(slice());
+  for (float x : Values()) EXPECT_EQ(x, 0.0f) << "sent steps do not travel twice";
+}
+
+}  // namespace
+}  // namespace gradwire::client

@@ -1,0 +1,168 @@
+// Index codes and integer packing: round trips, sizes near the entropy, and refusal of everything malformed.
+#include "common/codec/index_code.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+namespace gradwire {
+namespace {
+
+std::vector<uint32_t> RandomPositions(uint32_t begin, uint32_t count, double density, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<uint32_t> out;
+  for (uint32_t i = 0; i < count; ++i) {
+    if (static_cast<double>(random() >> 11) * 0x1p-53 < density) out.push_back(begin + i);
+  }
+  return out;
+}
+
+void ExpectRoundTrip(const std::vector<uint32_t>& positions, uint32_t begin, uint32_t count) {
+  const CodedIndex coded = EncodeIndex(positions, begin, count);
+  EXPECT_LE(coded.payload.size(), (uint64_t{count} + 7) / 8);
+  std::vector<uint32_t> decoded = {7};  // appended to
+  const absl::Status status = DecodeIndex(coded.coding, coded.payload, begin, count, &decoded);
+  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_EQ(decoded.front(), 7u);
+  decoded.erase(decoded.begin());
+  ASSERT_EQ(decoded, positions);
+}
+
+TEST(IndexCode, RoundTripsEveryLengthAndDensity) {
+  for (uint32_t begin : {0u, 65536u, 4'000'000'000u}) {
+    for (uint32_t count : {0u, 1u, 2u, 7u, 8u, 9u, 63u, 64u, 65u, 1000u, 65536u}) {
+      for (double density : {0.0, 0.0005, 0.01, 0.1, 0.5, 0.9, 1.0}) {
+        ExpectRoundTrip(RandomPositions(begin, count, density, count), begin, count);
+      }
+      if (count > 0) {
+        ExpectRoundTrip({begin}, begin, count);
+        ExpectRoundTrip({begin + count - 1}, begin, count);
+      }
+    }
+  }
+}
+
+TEST(IndexCode, RoundTripsClusters) {
+  std::vector<uint32_t> positions;
+  for (uint32_t i = 30'000; i < 31'000; ++i) positions.push_back(i);
+  positions.push_back(65'535);
+  ExpectRoundTrip(positions, 0, 65'536);
+}
+
+TEST(IndexCode, ChoosesTheSmallestForm) {
+  EXPECT_EQ(EncodeIndex({}, 0, 100).coding, IndexCoding::kEmpty);
+  EXPECT_EQ(EncodeIndex(RandomPositions(0, 100, 1, 1), 0, 100).coding, IndexCoding::kFull);
+  EXPECT_EQ(EncodeIndex(RandomPositions(0, 65536, 0.5, 1), 0, 65536).coding, IndexCoding::kBitmap);
+  EXPECT_EQ(EncodeIndex(RandomPositions(0, 65536, 0.01, 1), 0, 65536).coding, IndexCoding::kRice);
+}
+
+TEST(IndexCode, IsNearTheEntropy) {
+  for (double density : {0.001, 0.003, 0.01, 0.03, 0.1}) {
+    const uint32_t count = 1u << 20;
+    const auto positions = RandomPositions(0, count, density, 42);
+    const double p = static_cast<double>(positions.size()) / count;
+    const double entropy = count * (-p * std::log2(p) - (1 - p) * std::log2(1 - p)) / 8;
+    EXPECT_LE(static_cast<double>(EncodeIndex(positions, 0, count).payload.size()), 1.05 * entropy) << density;
+  }
+}
+
+TEST(IndexCode, RefusesMalformedPayloads) {
+  const auto refuses = [](IndexCoding coding, std::vector<uint8_t> payload, uint32_t begin, uint32_t count) {
+    std::vector<uint32_t> out = {1, 2};
+    const absl::Status status = DecodeIndex(coding, payload, begin, count, &out);
+    return status.code() == absl::StatusCode::kInvalidArgument && out.size() == 2;
+  };
+  EXPECT_TRUE(refuses(static_cast<IndexCoding>(4), {}, 0, 8));
+  EXPECT_TRUE(refuses(IndexCoding::kEmpty, {0}, 0, 8));
+  EXPECT_TRUE(refuses(IndexCoding::kFull, {0}, 0, 8));
+  EXPECT_TRUE(refuses(IndexCoding::kFull, {}, 4'294'967'295u, 2));
+  EXPECT_TRUE(refuses(IndexCoding::kBitmap, {}, 0, 8));
+  EXPECT_TRUE(refuses(IndexCoding::kBitmap, {1, 0}, 0, 8));
+  EXPECT_TRUE(refuses(IndexCoding::kBitmap, {0x80}, 0, 7)) << "a bit behind the end";
+  const CodedIndex good = EncodeIndex(std::vector<uint32_t>{3, 200, 900}, 0, 1000);
+  ASSERT_EQ(good.coding, IndexCoding::kRice);
+  EXPECT_TRUE(refuses(IndexCoding::kRice, {}, 0, 1000));
+  auto bad = good.payload;
+  bad.pop_back();
+  EXPECT_TRUE(refuses(IndexCoding::kRice, bad, 0, 1000)) << "truncated";
+  bad = good.payload;
+  bad.push_back(0);
+  EXPECT_TRUE(refuses(IndexCoding::kRice, bad, 0, 1000)) << "a byte too many";
+  bad = good.payload;
+  bad[0] = 2;
+  EXPECT_TRUE(refuses(IndexCoding::kRice, bad, 0, 1000)) << "one position fewer than coded";
+  bad[0] = 0;
+  EXPECT_TRUE(refuses(IndexCoding::kRice, bad, 0, 1000)) << "no position at all";
+  bad = good.payload;
+  bad[4] = 32;
+  EXPECT_TRUE(refuses(IndexCoding::kRice, bad, 0, 1000)) << "parameter";
+  EXPECT_TRUE(refuses(IndexCoding::kRice, good.payload, 0, 900)) << "position outside";
+}
+
+TEST(IndexCode, RandomPayloadsNeverCrash) {
+  std::mt19937_64 random(99);
+  int decoded = 0;
+  for (int i = 0; i < 200'000; ++i) {
+    std::vector<uint8_t> payload(random() % 40);
+    for (uint8_t& b : payload) b = static_cast<uint8_t>(random() & random());
+    if (payload.size() >= 5) {  // a plausible header
+      payload[0] = static_cast<uint8_t>(random() % 32);
+      payload[1] = payload[2] = payload[3] = 0;
+      payload[4] = static_cast<uint8_t>(random() % 34);
+    }
+    const uint32_t begin = static_cast<uint32_t>(random() >> (random() % 64));
+    const uint32_t count = static_cast<uint32_t>(random() % 300);
+    std::vector<uint32_t> out;
+    if (!DecodeIndex(static_cast<IndexCoding>(random() % 5), payload, begin, count, &out).ok()) continue;
+    ++decoded;
+    for (size_t k = 0; k < out.size(); ++k) {
+      ASSERT_GE(out[k], begin);
+      ASSERT_LT(out[k], uint64_t{begin} + count);
+      ASSERT_TRUE(k == 0 || out[k] > out[k - 1]);
+    }
+  }
+  EXPECT_GT(decoded, 100);
+}
+
+TEST(PackIntegers, RoundTripsEveryWidth) {
+  std::mt19937_64 random(5);
+  for (int bits = 1; bits <= 32; ++bits) {
+    for (size_t n : {0u, 1u, 7u, 8u, 9u, 1000u}) {
+      std::vector<int32_t> values(n);
+      for (int32_t& v : values) v = static_cast<int32_t>(random()) >> (32 - bits);
+      EXPECT_LE(BitsFor(values), bits);
+      const std::vector<uint8_t> packed = PackIntegers(values, bits);
+      ASSERT_EQ(packed.size(), (n * static_cast<size_t>(bits) + 7) / 8);
+      std::vector<int32_t> back(n);
+      const absl::Status status = UnpackIntegers(packed, bits, n, back.data());
+      ASSERT_TRUE(status.ok()) << status;
+      ASSERT_EQ(back, values) << bits;
+    }
+  }
+  const std::vector<int32_t> extremes = {std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max(), 0, -1};
+  EXPECT_EQ(BitsFor(extremes), 32);
+  std::vector<int32_t> back(4);
+  ASSERT_TRUE(UnpackIntegers(PackIntegers(extremes, 32), 32, 4, back.data()).ok());
+  EXPECT_EQ(back, extremes);
+  EXPECT_EQ(BitsFor(std::vector<int32_t>{}), 1);
+  EXPECT_EQ(BitsFor(std::vector<int32_t>{0, -1}), 1);
+  EXPECT_EQ(BitsFor(std::vector<int32_t>{1}), 2);
+  EXPECT_EQ(BitsFor(std::vector<int32_t>{-32}), 6);
+  EXPECT_EQ(BitsFor(std::vector<int32_t>{32}), 7);
+}
+
+TEST(PackIntegers, RefusesWrongSizes) {
+  int32_t out[8];
+  const std::vector<uint8_t> bytes = {0xFF, 0xFF, 0xFF};
+  EXPECT_FALSE(UnpackIntegers(bytes, 0, 8, out).ok());
+  EXPECT_FALSE(UnpackIntegers(bytes, 33, 1, out).ok());
+  EXPECT_FALSE(UnpackIntegers(bytes, 3, 7, out).ok()) << "the three bits left over are not zero";
+  EXPECT_FALSE(UnpackIntegers(bytes, 2, 8, out).ok()) << "a whole byte is left over";
+  EXPECT_FALSE(UnpackIntegers(bytes, 8, 4, out).ok());
+  EXPECT_TRUE(UnpackIntegers(bytes, 3, 8, out).ok());
+}
+
+}  // namespace
+}  // namespace gradwire

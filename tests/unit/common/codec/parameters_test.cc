@@ -1,0 +1,177 @@
+// Parameter frames and update decoding: round trips, and refusal of everything that does not fit.
+#include "common/codec/parameters.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "common/codec/frame_assembler.h"
+#include "common/codec/update.h"
+
+namespace gradwire {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Fixture {
+  explicit Fixture(std::string codec, uint32_t workers = 2, uint64_t elements = 200'000) {
+    v1::JobSpec spec;
+    spec.set_name("job");
+    spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_SGD);
+    spec.set_codec(codec);
+    spec.set_max_workers(workers);
+    auto* t = spec.add_tensors();
+    t->set_name("w");
+    t->add_shape(elements);
+    job = std::make_unique<Job>(*Job::Make(spec));
+    layout = std::make_unique<Layout>(*Layout::Make(*job, 2));
+    backend = *kernels::MakeBackend("cpu");
+    this->codec = *MakeCodec({job.get(), &at(), backend.get()});
+  }
+  const BucketLayout& at() const { return layout->at(0, 1); }
+
+  std::vector<Bytes> Frame(uint64_t round, const RoundPlan& plan, std::vector<float> gradient) {
+    std::vector<RunInput> runs;
+    for (size_t i = 0; i < at().runs.size(); ++i) {
+      runs.push_back({gradient.data() + at().run_begin[i], gradient.data() + at().run_begin[i], {}});
+    }
+    const float rate = 0.25f;
+    return codec->NewEncoder()->Encode({1, 0, round, 77, {&rate, 1}}, plan, runs)->chunks;
+  }
+
+  std::unique_ptr<Job> job;
+  std::unique_ptr<Layout> layout;
+  std::unique_ptr<kernels::Backend> backend;
+  std::unique_ptr<Codec> codec;
+};
+
+std::vector<float> Ramp(size_t n) {
+  std::vector<float> v(n);
+  for (size_t i = 0; i < n; ++i) v[i] = std::sin(static_cast<float>(i)) / 3;
+  return v;
+}
+
+TEST(Parameters, StateRoundTrips) {
+  Fixture f("dense:fixed16");
+  const auto p = Ramp(f.at().elements), m = Ramp(f.at().elements), v = Ramp(f.at().elements);
+  RoundPlan plan = f.codec->InitialPlan();
+  plan.exponents[3] = -7;
+  plan.sketch_groups = 5;
+  const auto chunks = EncodeParameters(f.at(), 9, plan, ParameterContent::kState, {p.data(), m.data(), v.data()});
+  std::vector<float> p2(p.size()), m2(p.size()), v2(p.size());
+  const auto got = DecodeParameters(chunks, *f.job, f.at(), 9, {p2.data(), m2.data(), v2.data()});
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(*got, plan);
+  EXPECT_EQ(p, p2);
+  EXPECT_EQ(m, m2);
+  EXPECT_EQ(v, v2);
+}
+
+TEST(Parameters, Bf16RoundsToNearestEven) {
+  Fixture f("dense:fp32");
+  std::vector<float> p(f.at().elements, 1.00390625f);  // exactly between two bfloat16 values: ties to even, 1.0
+  p[1] = 1.01171875f;                                  // ties to even, 1.015625
+  p[2] = -3.0f;
+  const auto chunks = EncodeParameters(f.at(), 1, {}, ParameterContent::kBf16, {p.data(), nullptr, nullptr});
+  std::vector<float> q(p.size());
+  ASSERT_TRUE(DecodeParameters(chunks, *f.job, f.at(), 1, {q.data(), nullptr, nullptr}).ok());
+  EXPECT_EQ(q[0], 1.0f);
+  EXPECT_EQ(q[1], 1.015625f);
+  EXPECT_EQ(q[2], -3.0f);
+}
+
+TEST(Parameters, RefusesWhatDoesNotFit) {
+  Fixture f("dense:fp32");
+  std::vector<float> p = Ramp(f.at().elements), out(p.size());
+  const ParameterTargets targets{out.data(), nullptr, nullptr};
+  auto chunks = EncodeInitialize(f.at(), 77, p.data());
+  EXPECT_TRUE(DecodeParameters(chunks, *f.job, f.at(), 0, targets).ok());
+  EXPECT_THAT(DecodeParameters(chunks, *f.job, f.at(), 1, targets).status().ToString(), HasSubstr("version 1"));
+  EXPECT_FALSE(DecodeParameters(chunks, *f.job, f.layout->at(0, 0), 0, targets).ok());
+  float moment[1];
+  EXPECT_THAT(DecodeParameters(chunks, *f.job, f.at(), 0, {out.data(), moment, nullptr}).status().ToString(),
+              HasSubstr("0 of"));
+  p[70'000] = INFINITY;
+  chunks = EncodeInitialize(f.at(), 77, p.data());
+  EXPECT_THAT(DecodeParameters(chunks, *f.job, f.at(), 0, targets).status().ToString(), HasSubstr("tensor 'w', element"));
+}
+
+TEST(FrameAssembler, AbandonTakesAPartialFrameBackOut) {
+  for (const char* codec : {"dense:fp32", "dense:bf16", "dense:fixed32", "dense:fixed16", "tagc:density=0.05"}) {
+    Fixture f(codec);
+    RoundPlan plan = f.codec->InitialPlan();
+    const float rate = 0.25f;
+    const FrameIdentity id{1, 0, 0, 0, {&rate, 1}};
+    auto accumulator = f.codec->NewAccumulator();
+    accumulator->Open(0, plan);
+    for (const Bytes& chunk : f.Frame(0, plan, Ramp(f.at().elements))) {
+      for (const auto& s : wire::ParseChunk(chunk)->segments) {
+        if (s.type != wire::SegmentType::kLearningRates) {
+          ASSERT_TRUE(accumulator->Add(s).ok());
+        }
+      }
+    }
+    plan = accumulator->Finish(id, 1)->next;
+    accumulator->Open(1, plan);
+    const auto frame = f.Frame(1, plan, Ramp(f.at().elements));
+    const auto finish = [&] { return wire::Flatten(accumulator->Finish({1, 0, 1, 0, {&rate, 1}}, 1)->chunks); };
+    FrameAssembler whole(f.codec.get(), &f.at(), accumulator.get(), &plan, 1, 1 << 30);
+    for (const Bytes& c : frame) ASSERT_TRUE(whole.Add(*wire::ParseChunk(c)).ok()) << codec;
+    ASSERT_TRUE(whole.complete()) << codec;
+    whole.Commit();
+    const Bytes before = finish();
+    {
+      FrameAssembler partial(f.codec.get(), &f.at(), accumulator.get(), &plan, 1, 1 << 30);
+      const auto other = f.Frame(1, plan, std::vector<float>(f.at().elements, 0.125f));
+      ASSERT_TRUE(partial.Add(*wire::ParseChunk(other[0])).ok());
+    }
+    const Bytes after = finish();
+    EXPECT_EQ(std::vector<uint8_t>(before.span().begin(), before.span().end()),
+              std::vector<uint8_t>(after.span().begin(), after.span().end()))
+        << codec;
+  }
+}
+
+TEST(FrameAssembler, RefusesAndRecovers) {
+  Fixture f("dense:fp32");
+  const RoundPlan plan;
+  auto accumulator = f.codec->NewAccumulator();
+  accumulator->Open(1, plan);
+  const auto add = [&](const std::vector<Bytes>& frame, uint64_t limit = 1 << 30) {
+    FrameAssembler a(f.codec.get(), &f.at(), accumulator.get(), &plan, 1, limit);
+    absl::Status status;
+    for (const Bytes& c : frame) status.Update(a.Add(*wire::ParseChunk(c)));
+    return status;
+  };
+  std::vector<float> bad = Ramp(f.at().elements);
+  bad[5000] = NAN;
+  EXPECT_THAT(add(f.Frame(1, plan, bad)).ToString(), HasSubstr("tensor 'w', element"));
+  EXPECT_THAT(add(f.Frame(2, plan, Ramp(f.at().elements))).ToString(), HasSubstr("round 2"));
+  EXPECT_THAT(add(f.Frame(1, plan, Ramp(f.at().elements)), 1000).ToString(), HasSubstr("limit is 1000"));
+  RoundPlan other;
+  other.sketch_groups = 9;
+  EXPECT_EQ(add(f.Frame(1, other, Ramp(f.at().elements))).code(), absl::StatusCode::kFailedPrecondition);
+  const auto frame = f.Frame(1, plan, Ramp(f.at().elements));
+  ASSERT_GE(frame.size(), 1u);
+  EXPECT_TRUE(add(frame).ok());
+}
+
+TEST(Update, RefusesForeignAndMixedFrames) {
+  Fixture f("dense:fp32");
+  auto accumulator = f.codec->NewAccumulator();
+  accumulator->Open(1, {});
+  const float rate = 0.25f;
+  const auto update = accumulator->Finish({1, 0, 1, 0, {&rate, 1}}, 2);
+  ASSERT_TRUE(update.ok());
+  const auto decoded = DecodeUpdate(update->chunks, *f.job, f.at(), {});
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->contributors, 2u);
+  EXPECT_EQ(decoded->learning_rates, std::vector<float>{0.25f});
+  EXPECT_EQ(decoded->floats, std::vector<float>(f.at().elements, 0.0f));
+  EXPECT_FALSE(DecodeUpdate(update->chunks, *f.job, f.layout->at(0, 0), {}).ok());
+  EXPECT_FALSE(DecodeUpdate(f.Frame(1, {}, Ramp(f.at().elements)), *f.job, f.at(), {}).ok());
+}
+
+}  // namespace
+}  // namespace gradwire

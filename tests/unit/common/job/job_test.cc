@@ -1,0 +1,159 @@
+// Job specs: defaults, roles, codec rules, and refusals that name what is wrong.
+#include "common/job/job.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace gradwire {
+namespace {
+
+using ::testing::HasSubstr;
+
+v1::JobSpec SmallSpec() {
+  v1::JobSpec spec;
+  spec.set_name("job");
+  spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_ADAMW);
+  const auto add = [&spec](const char* name, std::initializer_list<uint64_t> shape) {
+    auto* t = spec.add_tensors();
+    t->set_name(name);
+    for (uint64_t d : shape) t->add_shape(d);
+  };
+  add("wte.weight", {256, 64});
+  add("h.0.attn.qkv.weight", {192, 64});
+  add("h.0.mlp.fc1.weight", {256, 64});
+  add("h.0.ln_1.weight", {64});
+  add("h.0.mlp.fc1.bias", {256});
+  return spec;
+}
+
+std::string ErrorOf(const v1::JobSpec& spec) {
+  const auto job = Job::Make(spec);
+  return job.ok() ? "" : std::string(job.status().message());
+}
+
+TEST(Job, FillsDefaultsAndRoles) {
+  const auto job = Job::Make(SmallSpec());
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->tensors()[0].role, v1::ROLE_EMBEDDING);
+  EXPECT_EQ(job->tensors()[1].role, v1::ROLE_ATTENTION);
+  EXPECT_EQ(job->tensors()[2].role, v1::ROLE_MLP);
+  EXPECT_EQ(job->tensors()[3].role, v1::ROLE_NORM);
+  EXPECT_EQ(job->tensors()[4].role, v1::ROLE_BIAS);
+  EXPECT_EQ(job->spec().lease_ms(), 10000u);
+  EXPECT_EQ(job->elements(), 256u * 64 + 192 * 64 + 256 * 64 + 64 + 256);
+  EXPECT_EQ(job->moments(), 2);
+  EXPECT_FLOAT_EQ(job->spec().optimizer().groups(0).beta2(), 0.999f);
+}
+
+TEST(Job, CanonicalSpecHasTheSameDigest) {
+  const auto job = Job::Make(SmallSpec());
+  ASSERT_TRUE(job.ok());
+  const auto again = Job::Make(job->spec());
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(job->digest(), again->digest());
+  v1::JobSpec other = SmallSpec();
+  other.set_seed(1);
+  EXPECT_NE(Job::Make(other)->digest(), job->digest());
+}
+
+TEST(Job, RulesDecideByRoleNameAndSizeInOrder) {
+  v1::JobSpec spec = SmallSpec();
+  spec.set_codec("tagc:density=0.02");
+  auto* first = spec.add_rules();
+  first->set_pattern("*.qkv.*");
+  first->set_codec("dense:bf16");
+  auto* second = spec.add_rules();
+  second->add_roles(v1::ROLE_NORM);
+  second->add_roles(v1::ROLE_BIAS);
+  second->set_codec("dense:fixed16");
+  auto* third = spec.add_rules();
+  third->set_max_elements(100);
+  third->set_codec("dense:fp32");
+  const auto job = Job::Make(spec);
+  ASSERT_TRUE(job.ok()) << job.status();
+  const auto codec = [&](int t) { return ToString(job->codecs()[job->tensors()[t].codec]).substr(0, 20); };
+  EXPECT_EQ(codec(0), "tagc:density=0.02,ce");
+  EXPECT_EQ(codec(1), "dense:values=bf16");
+  EXPECT_EQ(codec(3), "dense:values=fixed16");
+  EXPECT_EQ(codec(4), "dense:values=fixed16");
+}
+
+TEST(Job, RefusesWithAMessageThatNamesTheProblem) {
+  v1::JobSpec spec = SmallSpec();
+  spec.set_name("a b");
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("job name 'a b'"));
+  spec = SmallSpec();
+  spec.mutable_optimizer()->clear_kind();
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("optimizer.kind is not set"));
+  spec = SmallSpec();
+  spec.mutable_tensors(1)->set_name("wte.weight");
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("two tensors are named 'wte.weight'"));
+  spec = SmallSpec();
+  spec.mutable_tensors(2)->set_group(3);
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("tensor 'h.0.mlp.fc1.weight': group 3"));
+  spec = SmallSpec();
+  spec.mutable_tensors(0)->add_shape(uint64_t{1} << 39);
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("tensor 'wte.weight': more than 2^40"));
+  spec = SmallSpec();
+  spec.mutable_tensors(0)->set_dtype(static_cast<v1::DType>(9));
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("dtype 9 is not supported"));
+  spec = SmallSpec();
+  spec.clear_tensors();
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("0 tensors"));
+  spec = SmallSpec();
+  spec.set_run_elements(1000);
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("power of two"));
+  spec = SmallSpec();
+  spec.mutable_optimizer()->add_groups()->set_weight_decay(std::nanf(""));
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("weight_decay"));
+  spec = SmallSpec();
+  spec.set_min_workers(5);
+  spec.set_max_workers(4);
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("max_workers = 4"));
+  spec = SmallSpec();
+  spec.set_codec("zip");
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("unknown codec 'zip'"));
+}
+
+TEST(CodecSpec, ParsesAndPrintsCanonically) {
+  const auto spec = ParseCodecSpec("tagc:density=0.01,cells=16");
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(ToString(*spec), "tagc:density=0.01,cells=16,warmup_rounds=0,warmup_density=0.1,slack=1");
+  EXPECT_EQ(ToString(*ParseCodecSpec(ToString(*spec))), ToString(*spec));
+  EXPECT_EQ(ToString(*ParseCodecSpec("dense:bf16")), "dense:values=bf16");
+  EXPECT_EQ(ToString(*ParseCodecSpec("dense")), "dense:values=fp32");
+}
+
+TEST(CodecSpec, RefusesWithTheAllowedValues) {
+  const auto error = [](std::string_view text) { return std::string(ParseCodecSpec(text).status().message()); };
+  EXPECT_THAT(error("tagc:density=2"), HasSubstr("density=2 must be a number from 1e-06 to 1"));
+  EXPECT_THAT(error("tagc:density=0.01x"), HasSubstr("density=0.01x"));
+  EXPECT_THAT(error("tagc:density=nan"), HasSubstr("density=nan"));
+  EXPECT_THAT(error("tagc:bits=3"), HasSubstr("has no setting 'bits'"));
+  EXPECT_THAT(error("tagc:cells=12"), HasSubstr("use auto, 8, 16 or 32"));
+  EXPECT_THAT(error("dense:int3"), HasSubstr("use fp32, bf16, fixed32 or fixed16"));
+  EXPECT_THAT(error("tagc:density"), HasSubstr("key=value"));
+  EXPECT_THAT(error("tagc:density=0.1,density=0.2"), HasSubstr("set twice"));
+}
+
+TEST(CodecSpec, WarmUpFallsGeometrically) {
+  const auto spec = std::get<TagcSpec>(*ParseCodecSpec("tagc:density=0.01,warmup_rounds=10,warmup_density=0.16"));
+  EXPECT_EQ(spec.DensityAt(0), 0);
+  EXPECT_DOUBLE_EQ(spec.DensityAt(1), 0.16);
+  EXPECT_NEAR(spec.DensityAt(6), 0.04, 1e-12);
+  EXPECT_DOUBLE_EQ(spec.DensityAt(11), 0.01);
+  EXPECT_DOUBLE_EQ(spec.DensityAt(1000), 0.01);
+}
+
+TEST(GlobMatch, StarsAndQuestionMarks) {
+  EXPECT_TRUE(GlobMatch("*", ""));
+  EXPECT_TRUE(GlobMatch("h.*.attn*", "h.12.attn.qkv"));
+  EXPECT_TRUE(GlobMatch("h.?.x", "h.1.x"));
+  EXPECT_FALSE(GlobMatch("h.?.x", "h.12.x"));
+  EXPECT_FALSE(GlobMatch("", "a"));
+  EXPECT_TRUE(GlobMatch("a*b*c", "aXbYbZc"));
+  EXPECT_FALSE(GlobMatch("a*b*c", "aXbYbZ"));
+}
+
+}  // namespace
+}  // namespace gradwire

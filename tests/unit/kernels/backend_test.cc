@@ -1,0 +1,118 @@
+// Choosing a backend, and dense merging on it.
+#include "kernels/backend.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace gradwire::kernels {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(MakeBackend, KnowsItsNames) {
+  EXPECT_EQ((*MakeBackend("cpu"))->name(), "cpu");
+  EXPECT_TRUE((*MakeBackend("auto"))->host_memory());
+  const auto cuda = MakeBackend("cuda");
+  EXPECT_EQ(cuda.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(cuda.status().message()), HasSubstr("use 'cpu'"));
+  EXPECT_EQ(MakeBackend("tpu").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+class BackendTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<Backend> backend_ = *MakeBackend("cpu");
+  std::mt19937_64 random_{7};
+};
+
+TEST_F(BackendTest, AddIntegersWrapsAndInverts) {
+  for (int width : {1, 2, 4}) {
+    for (size_t n : {0u, 1u, 7u, 8u, 9u, 1000u}) {
+      for (size_t misalign : {0u, 1u, 3u}) {
+        std::vector<uint8_t> values(n * width + misalign);
+        for (uint8_t& v : values) v = static_cast<uint8_t>(random_());
+        std::vector<int32_t> acc(n), expected(n);
+        for (size_t i = 0; i < n; ++i) {
+          acc[i] = static_cast<int32_t>(random_());
+          int32_t v = 0;
+          std::memcpy(&v, values.data() + misalign + i * width, width);
+          v = static_cast<int32_t>(static_cast<uint32_t>(v) << (32 - 8 * width)) >> (32 - 8 * width);
+          expected[i] = static_cast<int32_t>(static_cast<uint32_t>(acc[i]) + static_cast<uint32_t>(v));
+        }
+        const std::vector<int32_t> before = acc;
+        backend_->AddIntegers(acc.data(), values.data() + misalign, width, n, Sign::kAdd, nullptr);
+        EXPECT_EQ(acc, expected);
+        backend_->AddIntegers(acc.data(), values.data() + misalign, width, n, Sign::kSubtract, nullptr);
+        EXPECT_EQ(acc, before);
+      }
+    }
+  }
+}
+
+TEST_F(BackendTest, GridHoldsFloatsAndGivesTheirMean) {
+  const std::vector<float> x = {0.0f, -0.0f, 1.0f, -0.75f, 262143.984375f, 0x1p-44f, 0x1p-45f, 0x1.8p-44f, 1e-30f};
+  const auto bytes = reinterpret_cast<const uint8_t*>(x.data());
+  ASSERT_EQ(backend_->FindOutOfGrid(bytes, 4, x.size(), nullptr), -1);
+  std::vector<int64_t> acc(x.size(), 0);
+  backend_->AddFloats(acc.data(), bytes, 4, x.size(), Sign::kAdd, nullptr);
+  EXPECT_EQ(acc[2], int64_t{1} << kGridBits);
+  EXPECT_EQ(acc[5], 1);
+  EXPECT_EQ(acc[6], 0) << "half a unit rounds to even";
+  EXPECT_EQ(acc[7], 2) << "one and a half units round to even";
+  std::vector<float> mean(x.size());
+  backend_->GridToMean(acc.data(), acc.size(), 2, mean.data(), nullptr);
+  EXPECT_EQ(mean[3], -0.375f);
+  EXPECT_EQ(mean[4], 262143.984375f / 2);
+  backend_->AddFloats(acc.data(), bytes, 4, x.size(), Sign::kSubtract, nullptr);
+  EXPECT_EQ(acc, std::vector<int64_t>(x.size(), 0));
+}
+
+TEST_F(BackendTest, FindsTheFirstValueOutOfTheGrid) {
+  for (float bad : {262144.0f, -1e20f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    for (size_t at : {0u, 1u, 4095u, 4096u, 9999u}) {
+      std::vector<float> x(10'000, 1.0f);
+      x[at] = bad;
+      x.back() = bad;
+      EXPECT_EQ(backend_->FindOutOfGrid(reinterpret_cast<const uint8_t*>(x.data()), 4, x.size(), nullptr),
+                static_cast<int64_t>(at));
+      EXPECT_EQ(backend_->FindNonFinite(x.data(), x.size(), nullptr), std::isfinite(bad) ? -1 : static_cast<int64_t>(at));
+    }
+  }
+}
+
+TEST_F(BackendTest, Bf16RoundsToNearestEvenAndKeepsTheRest) {
+  std::vector<float> x;
+  for (int i = 0; i < 20'000; ++i) {
+    const float v = std::bit_cast<float>(static_cast<uint32_t>(random_()));
+    if (std::isfinite(v)) x.push_back(v);
+  }
+  x.insert(x.end(), {0.0f, -0.0f, 1.00390625f, 1.01171875f, std::numeric_limits<float>::max(), -std::numeric_limits<float>::max()});
+  std::vector<float> rest = x;
+  std::vector<uint8_t> out(2 * x.size());
+  backend_->SplitBf16(rest.data(), rest.size(), out.data(), nullptr);
+  for (size_t i = 0; i < x.size(); ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, &out[2 * i], 2);
+    const double sent = std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+    ASSERT_TRUE(std::isfinite(sent)) << x[i];
+    ASSERT_EQ(static_cast<double>(x[i]), sent + static_cast<double>(rest[i])) << x[i];
+    if (std::abs(x[i]) < 1e38f && std::abs(x[i]) > 1e-37f) {
+      ASSERT_LE(std::abs(rest[i]), std::abs(x[i]) * 0x1.02p-8f) << x[i];
+    }
+  }
+  std::vector<float> back = rest;
+  backend_->AddBf16(out.data(), back.size(), back.data(), nullptr);
+  EXPECT_EQ(back, x);
+  uint16_t tie;
+  std::memcpy(&tie, &out[2 * (x.size() - 4)], 2);
+  EXPECT_EQ(tie, 0x3F80) << "1 + 1/256 lies between 1 and 1 + 1/128 and goes to the even one";
+}
+
+}  // namespace
+}  // namespace gradwire::kernels

@@ -1,0 +1,56 @@
+// Frames as a worker would make them, without a client library: for tests of the server.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/codec/codec.h"
+#include "common/codec/update.h"
+#include "common/job/job.h"
+#include "common/job/layout.h"
+#include "gradwire/v1/job.pb.h"
+#include "kernels/backend.h"
+
+namespace gradwire::testing_support {
+
+// A job of two tensors in two buckets, SGD, float32 gradients, min_workers as given.
+v1::JobSpec SmallSpec(const std::string& name, uint32_t min_workers, const std::string& codec = "dense:values=fp32",
+                      uint32_t lease_ms = 10'000);
+
+// One worker's view of one shard. Not thread-safe.
+class FrameMaker {
+ public:
+  FrameMaker(const v1::JobSpec& spec, uint32_t shard, uint32_t shards, uint64_t incarnation);
+
+  const Job& job() const { return *job_; }
+  const Layout& layout() const { return *layout_; }
+  uint32_t buckets() const { return layout_->bucket_count(); }
+  const BucketLayout& at(uint32_t bucket) const { return layout_->at(bucket, shard_); }
+
+  // The initial parameters of a bucket, all equal to `value`.
+  std::vector<Bytes> Initialize(uint32_t bucket, float value) const;
+  // This worker's frame: every gradient element is `value`.
+  std::vector<Bytes> Push(uint32_t bucket, uint64_t round, float value, float learning_rate = 0.5f);
+  std::vector<Bytes> Abstain(uint32_t bucket, uint64_t round) const;
+  // Follows an update frame: the plan of the next round. Returns it decoded.
+  absl::StatusOr<Update> Follow(uint32_t bucket, const std::vector<Bytes>& chunks);
+
+ private:
+  const uint32_t shard_;
+  const uint64_t incarnation_;
+  std::unique_ptr<kernels::Backend> backend_;
+  std::unique_ptr<Job> job_;
+  std::unique_ptr<Layout> layout_;
+  std::vector<std::unique_ptr<Codec>> codecs_;
+  std::vector<std::unique_ptr<Encoder>> encoders_;
+  std::vector<RoundPlan> plans_;
+};
+
+// A copy of `bytes` with one bit flipped.
+Bytes FlipBit(const Bytes& bytes, size_t bit);
+
+}  // namespace gradwire::testing_support

@@ -1,0 +1,415 @@
+// One job without a transport: frames in, acknowledgements and updates out, under a clock that the test moves.
+#include "server/job/job_shard.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "common/codec/parameters.h"
+#include "server/job/job_registry.h"
+#include "tests/unit/server/frame_maker.h"
+
+namespace gradwire {
+namespace {
+
+using testing::HasSubstr;
+using testing_support::FlipBit;
+using testing_support::FrameMaker;
+using testing_support::SmallSpec;
+
+constexpr TimeNs kMs = 1'000'000;
+
+class ManualClock final : public Clock {
+ public:
+  TimeNs Now() override { return now; }
+  std::atomic<TimeNs> now{1};
+};
+
+// Keeps what was sent.
+class RecordingStream final : public transport::Stream {
+ public:
+  absl::Status Send(transport::Message message) override {
+    sent.push_back(std::move(message));
+    return absl::OkStatus();
+  }
+  void Finish(absl::Status status) override { finished = std::move(status); }
+  void Cancel() override {}
+  std::vector<transport::Message> sent;
+  std::optional<absl::Status> finished;
+};
+
+struct Answered {
+  v1::PullMessage control;
+  std::vector<Bytes> chunks;
+};
+
+// One worker of the test: its frames, its push stream and its pull stream.
+struct TestWorker {
+  TestWorker(JobShard* shard, const v1::JobSpec& spec, const std::string& name, uint64_t incarnation)
+      : shard(shard), frames(spec, shard->shard_index(), shard->layout().shard_count(), incarnation) {
+    identity.set_job(spec.name());
+    identity.set_worker(name);
+    identity.set_incarnation(incarnation);
+  }
+  absl::StatusOr<v1::JoinReply> Join() {
+    auto reply = shard->Join(identity, 0);
+    if (!reply.ok()) return reply;
+    pull = std::make_shared<RecordingStream>();
+    out = std::make_shared<Outbox>(pull);
+    stream.member = *shard->Attach(identity, out);
+    stream.incarnation = identity.incarnation();
+    stream.worker = identity.worker();
+    return reply;
+  }
+  // The acknowledgement of the whole frame; fails the test when there is none.
+  v1::PushAck Push(const std::vector<Bytes>& chunks) {
+    for (const Bytes& chunk : chunks) {
+      auto ack = shard->PushChunk(stream, chunk);
+      if (!ack.ok()) {
+        ADD_FAILURE() << ack.status();
+        return {};
+      }
+      if (*ack) return **ack;
+    }
+    ADD_FAILURE() << "no acknowledgement";
+    return {};
+  }
+  void InitializeAll(float value) {
+    for (uint32_t b = 0; b < frames.buckets(); ++b) {
+      EXPECT_EQ(Push(frames.Initialize(b, value)).outcome(), v1::PUSH_INCLUDED);
+    }
+  }
+  void Pull(v1::PullKind kind, uint64_t version) {
+    v1::PullRequest request;
+    request.set_kind(kind);
+    request.set_version(version);
+    request.set_bucket_end(frames.buckets());
+    EXPECT_TRUE(shard->Pull(stream.member, request, out).ok());
+  }
+  std::vector<Answered> TakeAnswers() {
+    std::vector<Answered> answers;
+    std::vector<Bytes> chunks;
+    for (const transport::Message& message : pull->sent) {
+      Answered answer;
+      EXPECT_TRUE(answer.control.ParseFromString(message.control));
+      chunks.insert(chunks.end(), message.frame.begin(), message.frame.end());
+      if (!answer.control.last()) continue;
+      answer.chunks.swap(chunks);
+      answers.push_back(std::move(answer));
+    }
+    pull->sent.clear();
+    return answers;
+  }
+  // Pulls the update that makes `version` of every bucket and follows its plan.
+  void FollowUpdate(uint64_t version) {
+    Pull(v1::PULL_UPDATE, version);
+    const auto answers = TakeAnswers();
+    ASSERT_EQ(answers.size(), frames.buckets());
+    for (const Answered& answer : answers) {
+      ASSERT_EQ(answer.control.code(), 0) << answer.control.message();
+      ASSERT_TRUE(frames.Follow(answer.control.bucket(), answer.chunks).ok());
+    }
+  }
+
+  JobShard* shard;
+  FrameMaker frames;
+  v1::WorkerIdentity identity;
+  PushStream stream;
+  std::shared_ptr<RecordingStream> pull;
+  std::shared_ptr<Outbox> out;
+};
+
+class JobShardTest : public testing::Test {
+ protected:
+  JobShardTest() : backend_(std::move(*kernels::MakeBackend("cpu"))) {
+    environment_.backend = backend_.get();
+    environment_.clock = &clock_;
+    environment_.frame_limit_bytes = 1 << 20;
+    environment_.job_memory_limit_bytes = 1 << 28;
+  }
+  void Start(const v1::JobSpec& spec) {
+    spec_ = spec;
+    auto shard = JobShard::Make(spec, 0, 1, environment_);
+    ASSERT_TRUE(shard.ok()) << shard.status();
+    shard_ = *shard;
+  }
+  TestWorker Worker(const std::string& name, uint64_t incarnation = 1) {
+    return TestWorker(shard_.get(), spec_, name, incarnation);
+  }
+  // Two workers that have finished the calibration round.
+  void StartTwo(TestWorker* a, TestWorker* b) {
+    ASSERT_TRUE(a->Join().ok());
+    ASSERT_TRUE(b->Join().ok());
+    a->InitializeAll(1.0f);
+    PushAll(a, 0, 1.0f);
+    PushAll(b, 0, 1.0f);
+    a->FollowUpdate(1);
+    b->FollowUpdate(1);
+  }
+  void PushAll(TestWorker* w, uint64_t round, float value) {
+    for (uint32_t k = 0; k < w->frames.buckets(); ++k) {
+      const v1::PushAck ack = w->Push(w->frames.Push(k, round, value));
+      ASSERT_EQ(ack.outcome(), v1::PUSH_INCLUDED) << ack.message();
+    }
+  }
+  std::string Digest() { return shard_->Describe(false, true).parameters_sha256(); }
+
+  ManualClock clock_;
+  std::unique_ptr<kernels::Backend> backend_;
+  JobEnvironment environment_;
+  v1::JobSpec spec_;
+  std::shared_ptr<JobShard> shard_;
+};
+
+TEST_F(JobShardTest, TwoWorkersStepAndEveryPullerGetsTheSameBytes) {
+  Start(SmallSpec("job", 2));
+  TestWorker a = Worker("a"), b = Worker("b");
+  StartTwo(&a, &b);
+  a.Pull(v1::PULL_UPDATE, 2);
+  b.Pull(v1::PULL_UPDATE, 2);
+  PushAll(&a, 1, 1.0f);
+  EXPECT_TRUE(a.TakeAnswers().empty());
+  PushAll(&b, 1, 3.0f);
+  const auto to_a = a.TakeAnswers(), to_b = b.TakeAnswers();
+  ASSERT_EQ(to_a.size(), a.frames.buckets());
+  ASSERT_EQ(to_b.size(), a.frames.buckets());
+  EXPECT_EQ(to_a[0].chunks[0].data(), to_b[0].chunks[0].data());  // not even copied
+  // p = 1 - 0.5 * mean(1, 3) = 0
+  b.Pull(v1::PULL_PARAMS_F32, 2);
+  for (const Answered& answer : b.TakeAnswers()) {
+    const BucketLayout& layout = b.frames.at(answer.control.bucket());
+    std::vector<float> values(layout.elements, -7.0f);
+    const auto plan = DecodeParameters(answer.chunks, b.frames.job(), layout, 2, {.parameter = values.data()});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_THAT(values, testing::Each(0.0f));
+  }
+  EXPECT_EQ(shard_->Describe(true, false).version(), 2u);
+}
+
+TEST_F(JobShardTest, EveryCodecStepsAndTheOrderOfArrivalDoesNotMatter) {
+  for (const char* codec : {"dense:values=fp32", "dense:values=bf16", "dense:values=fixed32", "dense:values=fixed16",
+                            "tagc:density=0.05"}) {
+    SCOPED_TRACE(codec);
+    std::string digests[2];
+    for (const int order : {0, 1}) {
+      Start(SmallSpec("job", 2, codec));
+      TestWorker a = Worker("a"), b = Worker("b");
+      StartTwo(&a, &b);
+      const std::string before = Digest();
+      for (uint64_t round = 1; round < 4; ++round) {
+        PushAll(order == 0 ? &a : &b, round, order == 0 ? 0.75f : 0.5f);
+        PushAll(order == 0 ? &b : &a, round, order == 0 ? 0.5f : 0.75f);
+        a.FollowUpdate(round + 1);
+        b.FollowUpdate(round + 1);
+      }
+      digests[order] = Digest();
+      EXPECT_NE(digests[order], before);
+      EXPECT_EQ(shard_->Describe(false, false).version(), 4u);
+    }
+    EXPECT_EQ(digests[0], digests[1]);
+  }
+}
+
+TEST_F(JobShardTest, LeaseEndAbandonsThePartialFrameAndTheOthersGoOn) {
+  v1::JobSpec spec = SmallSpec("job", 2);
+  spec.mutable_tensors(0)->set_shape(0, 4096);  // 1 MiB: more than one chunk
+  spec.set_bucket_bytes(8 << 20);
+  environment_.frame_limit_bytes = 16 << 20;
+  Start(spec);
+  TestWorker a = Worker("a"), b = Worker("b");
+  StartTwo(&a, &b);
+  for (uint32_t k = 0; k < a.frames.buckets(); ++k) {
+    const auto chunks = b.frames.Push(k, 1, 100.0f);
+    if (chunks.size() > 1) {
+      const auto ack = shard_->PushChunk(b.stream, chunks[0]);
+      ASSERT_TRUE(ack.ok() && !*ack);
+    }
+  }
+  PushAll(&a, 1, 2.0f);
+  clock_.now += 5'000 * kMs;
+  ASSERT_TRUE(shard_->Heartbeat(a.identity).ok());
+  clock_.now += 6'000 * kMs;
+  shard_->Tick();
+  EXPECT_EQ(b.pull->finished->code(), absl::StatusCode::kFailedPrecondition);
+  a.Pull(v1::PULL_PARAMS_F32, 2);
+  const auto answers = a.TakeAnswers();
+  ASSERT_EQ(answers.size(), a.frames.buckets());
+  for (const Answered& answer : answers) {
+    const BucketLayout& layout = a.frames.at(answer.control.bucket());
+    std::vector<float> values(layout.elements);
+    ASSERT_TRUE(DecodeParameters(answer.chunks, a.frames.job(), layout, 2, {.parameter = values.data()}).ok());
+    EXPECT_THAT(values, testing::Each(0.0f));  // 1 - 0.5 * 2: nothing of b's 100
+  }
+}
+
+TEST_F(JobShardTest, RepeatIsADuplicateAndOtherBytesAreRefused) {
+  Start(SmallSpec("job", 2));
+  TestWorker a = Worker("a"), b = Worker("b");
+  StartTwo(&a, &b);
+  const auto frame = a.frames.Push(0, 1, 1.0f);
+  EXPECT_EQ(a.Push(frame).outcome(), v1::PUSH_INCLUDED);
+  EXPECT_EQ(a.Push(frame).outcome(), v1::PUSH_DUPLICATE);
+  const v1::PushAck other = a.Push(a.frames.Push(0, 1, 2.0f));
+  EXPECT_EQ(other.outcome(), v1::PUSH_REFUSED);
+  EXPECT_EQ(other.code(), static_cast<int>(absl::StatusCode::kFailedPrecondition));
+  EXPECT_EQ(b.Push(b.frames.Push(0, 1, 1.0f)).outcome(), v1::PUSH_INCLUDED);
+  EXPECT_EQ(a.Push(frame).outcome(), v1::PUSH_DUPLICATE);  // the bucket has closed
+}
+
+TEST_F(JobShardTest, DifferentLearningRateIsRefusedNamingBothAndTheRoundGoesOn) {
+  Start(SmallSpec("job", 2));
+  TestWorker a = Worker("a"), b = Worker("b");
+  StartTwo(&a, &b);
+  EXPECT_EQ(a.Push(a.frames.Push(0, 1, 1.0f, 0.5f)).outcome(), v1::PUSH_INCLUDED);
+  const v1::PushAck ack = b.Push(b.frames.Push(0, 1, 1.0f, 0.25f));
+  EXPECT_EQ(ack.outcome(), v1::PUSH_REFUSED);
+  EXPECT_THAT(ack.message(), testing::AllOf(HasSubstr("0.5"), HasSubstr("0.25"), HasSubstr("worker 'b'")));
+  a.Pull(v1::PULL_UPDATE, 2);
+  const auto answers = a.TakeAnswers();
+  ASSERT_EQ(answers.size(), 1u);  // bucket 0 closed over a alone
+  const auto update = a.frames.Follow(0, answers[0].chunks);
+  ASSERT_TRUE(update.ok());
+  EXPECT_EQ(update->contributors, 1u);
+}
+
+TEST_F(JobShardTest, NonFiniteGradientIsRefusedAndStateIsUnchanged) {
+  Start(SmallSpec("job", 2));
+  TestWorker a = Worker("a"), b = Worker("b");
+  StartTwo(&a, &b);
+  const std::string before = Digest();
+  const v1::PushAck ack = a.Push(a.frames.Push(0, 1, std::numeric_limits<float>::quiet_NaN()));
+  EXPECT_EQ(ack.outcome(), v1::PUSH_REFUSED);
+  EXPECT_EQ(ack.code(), static_cast<int>(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(ack.message(), HasSubstr("weight"));
+  EXPECT_EQ(Digest(), before);
+  EXPECT_EQ(b.Push(b.frames.Push(0, 1, 2.0f)).outcome(), v1::PUSH_INCLUDED);
+  EXPECT_NE(Digest(), before);  // b's step was applied without waiting for a
+}
+
+TEST_F(JobShardTest, OldVersionsAreOutOfRangeAndSayWhereToStart) {
+  Start(SmallSpec("job", 1));
+  TestWorker a = Worker("a");
+  ASSERT_TRUE(a.Join().ok());
+  a.InitializeAll(0.0f);
+  for (uint64_t round = 0; round < 4; ++round) {
+    PushAll(&a, round, 1.0f);
+    a.FollowUpdate(round + 1);
+  }
+  a.Pull(v1::PULL_UPDATE, 3);
+  for (const Answered& answer : a.TakeAnswers()) EXPECT_EQ(answer.control.code(), 0);
+  a.Pull(v1::PULL_UPDATE, 2);
+  for (const Answered& answer : a.TakeAnswers()) {
+    EXPECT_EQ(answer.control.code(), static_cast<int>(absl::StatusCode::kOutOfRange));
+    EXPECT_THAT(answer.control.message(), HasSubstr("start from version 4"));
+  }
+  a.Pull(v1::PULL_STATE, 3);
+  for (const Answered& answer : a.TakeAnswers()) {
+    EXPECT_EQ(answer.control.code(), static_cast<int>(absl::StatusCode::kOutOfRange));
+  }
+}
+
+TEST_F(JobShardTest, DamagedChunkIsRefusedAndTheSameFrameCanFollow) {
+  Start(SmallSpec("job", 2));
+  TestWorker a = Worker("a"), b = Worker("b");
+  StartTwo(&a, &b);
+  const auto frame = a.frames.Push(0, 1, 1.0f);
+  const v1::PushAck ack = a.Push({FlipBit(frame[0], 8 * (frame[0].size() - 1))});
+  EXPECT_EQ(ack.outcome(), v1::PUSH_REFUSED);
+  EXPECT_EQ(ack.code(), static_cast<int>(absl::StatusCode::kDataLoss));
+  EXPECT_EQ(a.Push(frame).outcome(), v1::PUSH_INCLUDED);
+  // A damaged header says nothing about whose frame it is: the stream ends.
+  EXPECT_EQ(shard_->PushChunk(a.stream, FlipBit(frame[0], 8 * 16)).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(JobShardTest, AbstainingWorkerIsNotWaitedFor) {
+  Start(SmallSpec("job", 2));
+  TestWorker a = Worker("a"), b = Worker("b");
+  StartTwo(&a, &b);
+  for (uint32_t k = 0; k < a.frames.buckets(); ++k) {
+    EXPECT_EQ(a.Push(a.frames.Abstain(k, 1)).outcome(), v1::PUSH_INCLUDED);
+  }
+  PushAll(&b, 1, 1.0f);
+  EXPECT_EQ(shard_->Describe(false, false).version(), 2u);
+}
+
+TEST_F(JobShardTest, LostInitializerIsReplacedAndNothingOfItStays) {
+  Start(SmallSpec("job", 2));
+  TestWorker a = Worker("a"), b = Worker("b");
+  ASSERT_TRUE(a.Join()->must_initialize());
+  ASSERT_FALSE(b.Join()->must_initialize());
+  EXPECT_EQ(a.Push(a.frames.Initialize(0, 5.0f)).outcome(), v1::PUSH_INCLUDED);
+  b.Pull(v1::PULL_PARAMS_F32, 0);
+  EXPECT_TRUE(b.TakeAnswers().empty());
+  EXPECT_EQ(b.Push(b.frames.Initialize(0, 6.0f)).outcome(), v1::PUSH_REFUSED);
+  ASSERT_TRUE(shard_->Leave(a.identity).ok());
+  EXPECT_TRUE(shard_->Heartbeat(b.identity)->must_initialize());
+  b.InitializeAll(6.0f);
+  const auto answers = b.TakeAnswers();
+  ASSERT_EQ(answers.size(), b.frames.buckets());
+  for (const Answered& answer : answers) {
+    const BucketLayout& layout = b.frames.at(answer.control.bucket());
+    std::vector<float> values(layout.elements);
+    ASSERT_TRUE(DecodeParameters(answer.chunks, b.frames.job(), layout, 0, {.parameter = values.data()}).ok());
+    EXPECT_THAT(values, testing::Each(6.0f));
+  }
+}
+
+TEST_F(JobShardTest, NonFiniteInitialParametersAreRefused) {
+  Start(SmallSpec("job", 1));
+  TestWorker a = Worker("a");
+  ASSERT_TRUE(a.Join().ok());
+  const v1::PushAck ack = a.Push(a.frames.Initialize(0, std::numeric_limits<float>::infinity()));
+  EXPECT_EQ(ack.outcome(), v1::PUSH_REFUSED);
+  EXPECT_EQ(a.Push(a.frames.Initialize(0, 1.0f)).outcome(), v1::PUSH_INCLUDED);
+}
+
+TEST_F(JobShardTest, MemoryOverTheLimitIsRefusedWithNumbers) {
+  environment_.job_memory_limit_bytes = 10'000;
+  const auto shard = JobShard::Make(SmallSpec("job", 1), 0, 1, environment_);
+  EXPECT_EQ(shard.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(shard.status().message()), HasSubstr("10000"));
+}
+
+TEST_F(JobShardTest, SerializedPullsAreBoundedPerWorker) {
+  Start(SmallSpec("job", 1));
+  TestWorker a = Worker("a");
+  ASSERT_TRUE(a.Join().ok());
+  for (size_t i = 0; i <= JobShard::kMaxWaitersPerMember; ++i) a.Pull(v1::PULL_UPDATE, 5);
+  const auto answers = a.TakeAnswers();
+  ASSERT_EQ(answers.size(), a.frames.buckets());
+  EXPECT_EQ(answers[0].control.code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+}
+
+TEST_F(JobShardTest, ShutEndsStreamsAndRefusesWhatFollows) {
+  Start(SmallSpec("job", 1));
+  TestWorker a = Worker("a");
+  ASSERT_TRUE(a.Join().ok());
+  shard_->Shut(absl::AbortedError("job 'job' was deleted"));
+  EXPECT_EQ(a.pull->finished->code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(shard_->PushChunk(a.stream, a.frames.Initialize(0, 1.0f)[0]).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(a.Join().status().code(), absl::StatusCode::kAborted);
+}
+
+TEST_F(JobShardTest, RegistryTellsWhichFieldDiffers) {
+  JobRegistry registry(environment_, {.memory_bytes = 1 << 28, .max_jobs = 1});
+  v1::JobSpec spec = SmallSpec("job", 1);
+  ASSERT_TRUE(registry.GetOrCreate(spec, 0, 2, 0).ok());
+  EXPECT_TRUE(registry.GetOrCreate(spec, 0, 2, 0).ok());
+  EXPECT_THAT(std::string(registry.GetOrCreate(spec, 1, 2, 0).status().message()), HasSubstr("shard 0 of 2"));
+  EXPECT_THAT(std::string(registry.GetOrCreate(spec, 0, 2, 77).status().message()), HasSubstr("digest"));
+  spec.mutable_tensors(1)->set_shape(0, 17);
+  const auto other = registry.GetOrCreate(spec, 0, 2, 0);
+  EXPECT_EQ(other.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr("tensors[1].shape[0] is 16 here, 17 asked for"));
+  EXPECT_EQ(registry.GetOrCreate(SmallSpec("second", 1), 0, 1, 0).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  ASSERT_TRUE(registry.Delete("job").ok());
+  EXPECT_EQ(registry.Find("job").status().code(), absl::StatusCode::kNotFound);
+  registry.Drain();
+  EXPECT_EQ(registry.GetOrCreate(SmallSpec("second", 1), 0, 1, 0).status().code(), absl::StatusCode::kUnavailable);
+}
+
+}  // namespace
+}  // namespace gradwire

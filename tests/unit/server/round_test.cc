@@ -1,0 +1,297 @@
+// Every rule of rounds: who is waited for, what closes, what opens, what is answered to late and repeated frames.
+#include "server/rounds/round.h"
+
+#include <gtest/gtest.h>
+
+namespace gradwire {
+namespace {
+
+constexpr TimeNs kLease = 1000;
+
+class RoundMachineTest : public testing::Test {
+ protected:
+  void Make(uint32_t buckets, uint32_t min_workers, bool needs_initialization = false) {
+    RoundMachine::Rules rules;
+    rules.buckets = buckets;
+    rules.min_workers = min_workers;
+    rules.needs_initialization = needs_initialization;
+    rules.membership = {.max_workers = 8, .lease_ns = kLease};
+    machine_ = std::make_unique<RoundMachine>(rules);
+  }
+  RoundMachine::JoinOutcome Join(const std::string& worker, uint64_t incarnation = 1, uint64_t not_before = 0,
+                                 TimeNs now = 0) {
+    actions_ = {};
+    auto outcome = machine_->Join(worker, incarnation, not_before, now, &actions_);
+    EXPECT_TRUE(outcome.ok()) << outcome.status();
+    return *outcome;
+  }
+  PushVerdict Complete(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest = 7) {
+    actions_ = {};
+    auto verdict = machine_->Complete(id, bucket, round, digest, &actions_);
+    EXPECT_TRUE(verdict.ok()) << verdict.status();
+    return verdict.value_or(PushVerdict::kNotIncluded);
+  }
+  std::unique_ptr<RoundMachine> machine_;
+  RoundActions actions_;
+};
+
+TEST_F(RoundMachineTest, OpensWhenMinWorkersHaveJoinedAndAllStartAtZero) {
+  Make(1, 2);
+  const auto a = Join("a");
+  EXPECT_TRUE(a.waiting_for_workers);
+  EXPECT_FALSE(machine_->open());
+  const auto b = Join("b");
+  EXPECT_FALSE(b.waiting_for_workers);
+  EXPECT_TRUE(machine_->open());
+  EXPECT_EQ(actions_.opened, 0u);
+  EXPECT_EQ(a.start_version, 0u);
+  EXPECT_EQ(b.start_version, 0u);
+}
+
+TEST_F(RoundMachineTest, OpensOnlyOnceEveryBucketIsInitialized) {
+  Make(2, 1, true);
+  const auto a = Join("a");
+  EXPECT_TRUE(a.must_initialize);
+  EXPECT_FALSE(machine_->open());
+  actions_ = {};
+  machine_->Initialized(a.id, 0, &actions_);
+  EXPECT_FALSE(machine_->open());
+  machine_->Initialized(a.id, 1, &actions_);
+  EXPECT_TRUE(machine_->open());
+  EXPECT_FALSE(machine_->MustInitialize(a.id));
+  EXPECT_EQ(machine_->CheckInitializer(a.id, 0).code(), absl::StatusCode::kAlreadyExists);
+}
+
+TEST_F(RoundMachineTest, NextJoinerInitializesWhenTheFirstIsLost) {
+  Make(2, 1, true);
+  const auto a = Join("a", 1, 0, 0);
+  const auto b = Join("b", 1, 0, 10);
+  EXPECT_FALSE(b.must_initialize);
+  EXPECT_EQ(machine_->CheckInitializer(b.id, 0).code(), absl::StatusCode::kFailedPrecondition);
+  machine_->Initialized(a.id, 0, &actions_);
+  actions_ = {};
+  machine_->Tick(kLease, &actions_);
+  ASSERT_EQ(actions_.lost.size(), 1u);
+  EXPECT_TRUE(actions_.restart_initialization);
+  EXPECT_TRUE(machine_->MustInitialize(b.id));
+  EXPECT_TRUE(machine_->CheckInitializer(b.id, 0).ok());
+}
+
+TEST_F(RoundMachineTest, BucketClosesWhenEveryMemberHasContributedAndRoundWhenEveryBucketHas) {
+  Make(2, 2);
+  const auto a = Join("a");
+  const auto b = Join("b");
+  EXPECT_EQ(Complete(a.id, 0, 0), PushVerdict::kAccept);
+  EXPECT_TRUE(actions_.close.empty());
+  EXPECT_EQ(Complete(b.id, 0, 0), PushVerdict::kAccept);
+  ASSERT_EQ(actions_.close.size(), 1u);
+  EXPECT_EQ(actions_.close[0].bucket, 0u);
+  EXPECT_EQ(actions_.close[0].contributors, 2u);
+  EXPECT_EQ(machine_->round(), 0u);
+  Complete(b.id, 1, 0);
+  Complete(a.id, 1, 0);
+  EXPECT_EQ(machine_->round(), 1u);
+  EXPECT_EQ(actions_.opened, 1u);
+}
+
+TEST_F(RoundMachineTest, FramesBeforeRoundZeroOpensAreKept) {
+  Make(1, 2);
+  const auto a = Join("a");
+  EXPECT_EQ(Complete(a.id, 0, 0), PushVerdict::kAccept);
+  EXPECT_TRUE(actions_.close.empty());
+  const auto b = Join("b");
+  EXPECT_TRUE(actions_.close.empty());
+  Complete(b.id, 0, 0);
+  ASSERT_EQ(actions_.close.size(), 1u);
+  EXPECT_EQ(actions_.close[0].contributors, 2u);
+}
+
+TEST_F(RoundMachineTest, AbstentionIsNotWaitedForAndCanBeReplaced) {
+  Make(1, 2);
+  const auto a = Join("a");
+  const auto b = Join("b");
+  actions_ = {};
+  ASSERT_TRUE(machine_->Abstain(a.id, 0, 0, &actions_).ok());
+  EXPECT_TRUE(actions_.close.empty());
+  EXPECT_EQ(Complete(a.id, 0, 0), PushVerdict::kAccept);
+  actions_ = {};
+  ASSERT_TRUE(machine_->Abstain(b.id, 0, 0, &actions_).ok());
+  ASSERT_EQ(actions_.close.size(), 1u);
+  EXPECT_EQ(actions_.close[0].contributors, 1u);
+}
+
+TEST_F(RoundMachineTest, AllAbstainingClosesWithNobody) {
+  Make(1, 1);
+  const auto a = Join("a");
+  actions_ = {};
+  ASSERT_TRUE(machine_->Abstain(a.id, 0, 0, &actions_).ok());
+  ASSERT_EQ(actions_.close.size(), 1u);
+  EXPECT_EQ(actions_.close[0].contributors, 0u);
+  EXPECT_EQ(machine_->round(), 1u);
+}
+
+TEST_F(RoundMachineTest, JoinDuringARoundTakesEffectAtTheNext) {
+  Make(1, 1);
+  const auto a = Join("a");
+  Complete(a.id, 0, 0);
+  const auto b = Join("b");
+  EXPECT_EQ(b.start_version, 2u);
+  EXPECT_EQ(machine_->MembersOfRound(), 1u);
+  EXPECT_EQ(machine_->Classify(b.id, 0, 1).status().code(), absl::StatusCode::kFailedPrecondition);
+  Complete(a.id, 0, 1);
+  EXPECT_EQ(machine_->round(), 2u);
+  EXPECT_EQ(machine_->MembersOfRound(), 2u);
+  Complete(a.id, 0, 2);
+  EXPECT_TRUE(actions_.close.empty());
+  Complete(b.id, 0, 2);
+  EXPECT_EQ(actions_.close.size(), 1u);
+}
+
+TEST_F(RoundMachineTest, LeaseEndClosesTheRoundOverTheOthers) {
+  Make(2, 2);
+  const auto a = Join("a");
+  const auto b = Join("b");
+  Complete(a.id, 0, 0);
+  Complete(a.id, 1, 0);
+  Complete(b.id, 0, 0);
+  machine_->Renew(a.id, 500);
+  actions_ = {};
+  machine_->Tick(kLease, &actions_);
+  ASSERT_EQ(actions_.lost.size(), 1u);
+  EXPECT_EQ(actions_.lost[0].worker, "b");
+  ASSERT_EQ(actions_.close.size(), 1u);
+  EXPECT_EQ(actions_.close[0].bucket, 1u);
+  EXPECT_EQ(actions_.close[0].contributors, 1u);
+  EXPECT_EQ(machine_->round(), 1u);
+  EXPECT_EQ(machine_->Classify(b.id, 1, 0).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(RoundMachineTest, CompleteFramesOfALostWorkerStayIncluded) {
+  Make(1, 2);
+  const auto a = Join("a");
+  const auto b = Join("b");
+  Complete(b.id, 0, 0);
+  actions_ = {};
+  machine_->Leave(b.id, &actions_);
+  EXPECT_TRUE(actions_.close.empty());
+  Complete(a.id, 0, 0);
+  ASSERT_EQ(actions_.close.size(), 1u);
+  EXPECT_EQ(actions_.close[0].contributors, 2u);
+}
+
+TEST_F(RoundMachineTest, LateFrameIsNotIncluded) {
+  Make(1, 1);
+  const auto a = Join("a");
+  const auto b = Join("b");
+  Complete(a.id, 0, 0);
+  EXPECT_EQ(machine_->round(), 1u);
+  EXPECT_EQ(*machine_->Classify(b.id, 0, 0), PushVerdict::kNotIncluded);
+  EXPECT_EQ(Complete(b.id, 0, 0), PushVerdict::kNotIncluded);
+}
+
+TEST_F(RoundMachineTest, RepeatIsADuplicateEvenAfterItsRoundHasClosed) {
+  Make(1, 2);
+  const auto a = Join("a");
+  const auto b = Join("b");
+  Complete(a.id, 0, 0, 11);
+  EXPECT_EQ(*machine_->Classify(a.id, 0, 0), PushVerdict::kDuplicate);
+  EXPECT_TRUE(machine_->Repeat(a.id, 0, 0, 11).ok());
+  EXPECT_EQ(machine_->Repeat(a.id, 0, 0, 12).code(), absl::StatusCode::kFailedPrecondition);
+  Complete(b.id, 0, 0, 13);
+  EXPECT_EQ(machine_->round(), 1u);
+  EXPECT_EQ(*machine_->Classify(a.id, 0, 0), PushVerdict::kDuplicate);
+  EXPECT_EQ(machine_->Repeat(a.id, 0, 0, 12).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(RoundMachineTest, RoundThatIsNotOpenIsRefusedNamingBoth) {
+  Make(1, 1);
+  const auto a = Join("a");
+  const auto verdict = machine_->Classify(a.id, 0, 3);
+  EXPECT_EQ(verdict.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_NE(verdict.status().message().find("round 3"), absl::string_view::npos);
+  EXPECT_NE(verdict.status().message().find("round 0"), absl::string_view::npos);
+}
+
+TEST_F(RoundMachineTest, NewIncarnationExpelsTheOldAtOnce) {
+  Make(1, 2);
+  const auto a = Join("a");
+  const auto b = Join("b");
+  Complete(b.id, 0, 0);
+  const auto again = Join("a", 2);
+  ASSERT_EQ(actions_.lost.size(), 1u);
+  EXPECT_EQ(actions_.lost[0].id, a.id);
+  // The old one is no longer waited for, and the new one starts at the next round.
+  ASSERT_EQ(actions_.close.size(), 1u);
+  EXPECT_EQ(again.start_version, 1u);
+  EXPECT_EQ(machine_->round(), 1u);
+}
+
+TEST_F(RoundMachineTest, RoundWithoutMembersStaysOpenAndTheNextJoinerEntersIt) {
+  Make(2, 1);
+  const auto a = Join("a");
+  Complete(a.id, 0, 0);
+  Complete(a.id, 1, 0);
+  actions_ = {};
+  machine_->Leave(a.id, &actions_);
+  EXPECT_TRUE(actions_.close.empty());
+  EXPECT_EQ(machine_->round(), 1u);
+  const auto b = Join("b");
+  EXPECT_EQ(b.start_version, 1u);
+  EXPECT_EQ(machine_->MembersOfRound(), 1u);
+}
+
+TEST_F(RoundMachineTest, RoundAbandonedHalfClosedIsFinishedForTheNextJoiner) {
+  Make(2, 1);
+  const auto a = Join("a");
+  Complete(a.id, 0, 0);  // bucket 0 is at version 1 now, its version 0 is gone
+  actions_ = {};
+  machine_->Leave(a.id, &actions_);
+  EXPECT_TRUE(actions_.close.empty());
+  const auto b = Join("b");
+  EXPECT_EQ(b.start_version, 1u);
+  ASSERT_EQ(actions_.close.size(), 1u);
+  EXPECT_EQ(actions_.close[0].bucket, 1u);
+  EXPECT_EQ(actions_.close[0].contributors, 0u);
+  EXPECT_EQ(machine_->round(), 1u);
+}
+
+TEST_F(RoundMachineTest, JoinAgainWithALaterStartIsNotWaitedForBefore) {
+  Make(1, 1);
+  const auto a = Join("a");
+  Complete(a.id, 0, 0);
+  EXPECT_EQ(Join("b").start_version, 2u);
+  EXPECT_EQ(Join("b", 1, 4).start_version, 4u);
+  Complete(a.id, 0, 1);
+  Complete(a.id, 0, 2);
+  Complete(a.id, 0, 3);
+  EXPECT_EQ(machine_->round(), 4u);
+  EXPECT_EQ(machine_->MembersOfRound(), 2u);
+}
+
+TEST_F(RoundMachineTest, LoneWorkerThatStartsLaterMovesTheRoundsForward) {
+  Make(1, 1);
+  Complete(Join("a").id, 0, 0);
+  actions_ = {};
+  machine_->Leave(MakeMemberId("a", 1), &actions_);
+  const auto b = Join("b", 1, 4);
+  EXPECT_EQ(b.start_version, 4u);
+  EXPECT_EQ(machine_->round(), 4u);
+  EXPECT_EQ(actions_.close.size(), 3u);
+}
+
+TEST_F(RoundMachineTest, StartTooFarAheadIsRefused) {
+  Make(1, 1);
+  RoundActions actions;
+  EXPECT_EQ(machine_->Join("a", 1, RoundMachine::kMaxRoundsAhead + 1, 0, &actions).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(RoundMachineTest, UnknownBucketAndStrangerAreRefused) {
+  Make(1, 1);
+  const auto a = Join("a");
+  EXPECT_EQ(machine_->Classify(a.id, 1, 0).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(machine_->Classify(42, 0, 0).status().code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace gradwire
