@@ -71,6 +71,8 @@ absl::Status FillScalars(v1::JobSpec* spec) {
   auto* step = spec->mutable_step();
   if (step->beta2() == 0) step->set_beta2(0.999f);
   if (step->epsilon() == 0) step->set_epsilon(1e-8f);
+  if (step->residual_decay() == 0) step->set_residual_decay(1);
+  GW_RETURN_IF_ERROR(CheckHyper("step.residual_decay", 0, step->residual_decay(), 0, 1));
   GW_RETURN_IF_ERROR(CheckHyper("step.beta2", 0, step->beta2(), 0, 0.999999));
   GW_RETURN_IF_ERROR(CheckHyper("step.epsilon", 0, step->epsilon(), 0, 1));
   if (spec->codec().empty()) spec->set_codec("dense:fp32");

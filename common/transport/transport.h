@@ -34,7 +34,9 @@ class StreamSink {
   virtual ~StreamSink() = default;
   // The next message is read only after this returns: a slow sink slows its sender down (backpressure).
   virtual void OnMessage(Message message) = 0;
-  // The peer finished (OK), failed, or the connection was lost (Unavailable). Nothing is delivered afterwards.
+  // The peer finished (OK), failed, or the connection was lost (a client sees Unavailable, a server Cancelled).
+  // Nothing is delivered afterwards, and nothing can be sent: a server's sink hears of a client's half-close here, after
+  // what the server had queued was sent, so a client that expects answers half-closes when it has them.
   virtual void OnClosed(absl::Status status) = 0;
 };
 
@@ -52,14 +54,16 @@ class Stream {
   virtual void Cancel() = 0;
 };
 
-// Client end of a connection. Thread-safe.
+// Client end of a connection. Thread-safe. Destroying it cancels its open streams and waits for their OnClosed; it must
+// not be destroyed inside a sink. After a lost connection the next Call or Open connects anew.
 class Channel {
  public:
   virtual ~Channel() = default;
   // Unary call, blocking. Errors of the service come back unchanged (code and message); a lost connection is
   // Unavailable, a missed deadline DeadlineExceeded.
   virtual absl::StatusOr<std::string> Call(Method method, std::string request, int64_t timeout_ms) = 0;
-  // Opens a stream; `sink` must live until OnClosed was called or the stream was destroyed.
+  // Opens a stream; `sink` must live until OnClosed was called or the stream was destroyed. Does not wait for the peer:
+  // a refusal or a dead peer is reported here or by OnClosed.
   virtual absl::StatusOr<std::unique_ptr<Stream>> Open(Method method, StreamSink* sink) = 0;
 };
 
@@ -74,7 +78,8 @@ class Service {
   virtual absl::StatusOr<std::unique_ptr<StreamSink>> Accept(Method method, std::shared_ptr<Stream> stream) = 0;
 };
 
-// A listening address. Destroying it stops listening, cancels open streams and waits for them.
+// A listening address. Destroying it stops listening, ends open streams with Unavailable and waits for their sinks and
+// for running calls; it must not be destroyed inside one.
 class Listener {
  public:
   virtual ~Listener() = default;

@@ -20,7 +20,7 @@ struct SgdCoefficients {
 struct AdamWCoefficients {
   float decay = 1;              // 1 - lr * weight_decay
   float step = 0;               // lr / (1 - beta1^t)
-  float sqrt_correction = 1;    // sqrt(1 - beta2^t)
+  float inverse_root = 1;       // 1 / sqrt(1 - beta2^t); a product instead of torch's quotient, within one ulp of it
   float beta1 = 0, one_minus_beta1 = 1;
   float beta2 = 0, one_minus_beta2 = 1;
   float epsilon = 0;
@@ -42,7 +42,7 @@ GW_HD AdamWCoefficients MakeAdamW(float learning_rate, float weight_decay, float
   const double lr = learning_rate;
   c.decay = static_cast<float>(1.0 - lr * static_cast<double>(weight_decay));
   c.step = static_cast<float>(lr / (1.0 - IntegerPower(beta1, t)));
-  c.sqrt_correction = static_cast<float>(std::sqrt(1.0 - IntegerPower(beta2, t)));
+  c.inverse_root = static_cast<float>(1.0 / std::sqrt(1.0 - IntegerPower(beta2, t)));
   c.beta1 = beta1;
   c.one_minus_beta1 = static_cast<float>(1.0 - static_cast<double>(beta1));
   c.beta2 = beta2;
@@ -68,7 +68,7 @@ GW_HD float AdamWStep(float p, float g, float* m, float* v, const AdamWCoefficie
   const float second = c.beta2 * *v + c.one_minus_beta2 * (g * g);
   *m = first;
   *v = second;
-  const float denominator = std::sqrt(second) / c.sqrt_correction + c.epsilon;
+  const float denominator = std::sqrt(second) * c.inverse_root + c.epsilon;
   return p * c.decay - c.step * (first / denominator);
 }
 
@@ -82,7 +82,7 @@ GW_HD float DecayedPlainStep(float p, float mean, float learning_rate, float wei
 // moment, without a first moment, because the residual is the momentum.
 struct PreconditionCoefficients {
   float beta2 = 0, one_minus_beta2 = 1;
-  float sqrt_correction = 1;  // sqrt(1 - beta2^t)
+  float inverse_root = 1;  // 1 / sqrt(1 - beta2^t)
   float epsilon = 0;
 };
 
@@ -90,7 +90,7 @@ GW_HD PreconditionCoefficients MakePrecondition(float beta2, float epsilon, uint
   PreconditionCoefficients c;
   c.beta2 = beta2;
   c.one_minus_beta2 = static_cast<float>(1.0 - static_cast<double>(beta2));
-  c.sqrt_correction = static_cast<float>(std::sqrt(1.0 - IntegerPower(beta2, t)));
+  c.inverse_root = static_cast<float>(1.0 / std::sqrt(1.0 - IntegerPower(beta2, t)));
   c.epsilon = epsilon;
   return c;
 }
@@ -98,7 +98,7 @@ GW_HD PreconditionCoefficients MakePrecondition(float beta2, float epsilon, uint
 GW_HD float Precondition(float g, float* v, const PreconditionCoefficients& c) {
   const float second = c.beta2 * *v + c.one_minus_beta2 * (g * g);
   *v = second;
-  return g / (std::sqrt(second) / c.sqrt_correction + c.epsilon);
+  return g / (std::sqrt(second) * c.inverse_root + c.epsilon);
 }
 
 }  // namespace gradwire::kernels

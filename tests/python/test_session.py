@@ -174,19 +174,22 @@ def test_worker_killed_in_the_middle_of_a_push(addresses):
             assert time.monotonic() - begin < 10
             session.exchange(gradients, lr=0.01)
 
+            # It joins again at a round boundary: the survivor keeps stepping meanwhile.
             again = make_parameters(3)
-            second = gradwire.join(servers, job, again, "victim")
+            target = []
 
-            def work(which):
-                s = (session, second)[which]
-                while s.version < target:
+            def rejoin():
+                with gradwire.join(servers, job, again, "victim") as second:
+                    target.append(second.start_version + 5)
+                    return run(second)
+
+            def run(s):
+                while not target or s.version < target[0]:
                     s.exchange(gradients, lr=0.01)
                 return s.digest()
 
-            target = second.start_version + 5
-            digests = in_parallel(2, work)
+            digests = in_parallel(2, lambda i: run(session) if i == 0 else rejoin())
             assert digests[0] == digests[1]
-            second.leave()
     finally:
         victim.kill()
         victim.wait()

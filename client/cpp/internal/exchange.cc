@@ -166,7 +166,7 @@ absl::Status Exchange::WaitUntil(const absl::Condition& done, absl::Time deadlin
     const absl::Condition* done;
   } wake{this, &done};
   const absl::Condition either(
-      +[](Wake* w) { return !w->self->failed_.ok() || w->done->Eval(); }, &wake);
+      +[](Wake* w) ABSL_NO_THREAD_SAFETY_ANALYSIS { return !w->self->failed_.ok() || w->done->Eval(); }, &wake);
   if (!mu_.AwaitWithDeadline(either, deadline))
     return absl::DeadlineExceededError(absl::StrCat("round ", round_, ": ", settled_, " of ", slices_.size(),
                                                     " updates were applied in time; other workers may be slow or lost. "

@@ -45,6 +45,10 @@ absl::Status GradientStore::Ingest(uint32_t tensor, const float* gradient, uint6
     values = state.sanitized;
   }
   if (job_->spec().push() == v1::PUSH_STEP) {
+    const float decay = job_->spec().step().residual_decay();
+    if (decay != 1.0f && state.codec->sparse()) {
+      for (float& x : state.pending) x *= decay;
+    }
     AddStepToPending(values, state.second_moment, state.pending, job_->spec().step().beta2(),
                      job_->spec().step().epsilon(), ++state.steps, *backend_);
     state.source = state.pending.data();
@@ -71,7 +75,7 @@ std::vector<RunInput> GradientStore::InputsOf(const BucketLayout& layout) {
     State& state = tensors_[run.tensor];
     if (state.codec->uses_residual())
       inputs[i].pending = state.pending.data() + run.offset;
-    else
+    else if (state.source != nullptr)
       inputs[i].gradient = state.source + run.offset;
     inputs[i].selection = state.selection;
   }

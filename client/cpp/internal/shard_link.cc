@@ -110,9 +110,11 @@ void ShardLink::SetEvents(LinkEvents* events) {
 }
 
 absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
-  auto channel = transport::Dial(options_.address);
-  if (!channel.ok()) return Annotate(channel.status());
-  channel_ = *std::move(channel);
+  if (channel_ == nullptr) {  // joining again keeps the streams of the connection
+    auto channel = transport::Dial(options_.address);
+    if (!channel.ok()) return Annotate(channel.status());
+    channel_ = *std::move(channel);
+  }
   const std::string bytes = request.SerializeAsString();
   const absl::Time deadline = absl::Now() + absl::Milliseconds(options_.connect_timeout_ms);
   std::minstd_rand random(static_cast<uint32_t>(options_.identity.incarnation() ^ options_.shard));

@@ -59,7 +59,7 @@ class ShardLink {
   ShardLink(const ShardLink&) = delete;
   ShardLink& operator=(const ShardLink&) = delete;
 
-  // Dials and joins; Unavailable and DeadlineExceeded are tried again, with jittered back-off, until
+  // Dials (the first time) and joins; Unavailable and DeadlineExceeded are tried again, with jittered back-off, until
   // connect_timeout_ms is over. Any other error of the shard is final. Messages name shard and address.
   absl::StatusOr<v1::JoinReply> Join(const v1::JoinRequest& request);
   // Opens the streams and starts the heartbeat. `events` must live until Close has returned or SetEvents replaced it.

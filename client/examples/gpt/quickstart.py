@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from gradwire.torch import DEFAULT_CODEC
 from report import write_report
 from worker import WorkerSettings
 
@@ -41,7 +42,8 @@ class Run:
     lr: float
     betas: tuple[float, float]
     weight_decay: float
-    warmup_fraction: float = 0.1  # of the steps: learning-rate warm-up
+    warmup_fraction: float = 0.05  # of the steps: learning-rate warm-up
+    clip_norm: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,6 @@ class Plan:
     seeds: tuple[int, ...]
     runs: tuple[Run, ...]
     sequences: int = 8
-    final_lr_fraction: float = 0.1
     evaluations: int = 8
 
 
@@ -71,11 +72,9 @@ class Outcome:
         return self.curve[-1]["val_loss"]
 
 
-DENSE = Run("dense", "dense AdamW", "dense:fp32", "gradient", "adamw", 4e-3, (0.9, 0.95), 0.1)
-TAGC = Run("tagc", "TAGC, pushing steps", "tagc:density=0.01", "step", "step", 4e-3, (0.0, 0.99), 0.1)
-TAGC_GRADIENT = replace(
-    DENSE, name="tagc_gradient", title="TAGC, pushing gradients", codec="tagc:density=0.01"
-)
+DENSE = Run("dense", "dense AdamW", "dense:fp32", "gradient", "adamw", 2e-3, (0.9, 0.95), 0.1)
+TAGC = Run("tagc", "TAGC, pushing steps", DEFAULT_CODEC, "step", "step", 3e-3, (0.9, 0.95), 0.1)
+TAGC_GRADIENT = replace(DENSE, name="tagc_gradient", title="TAGC, pushing gradients", codec=DEFAULT_CODEC)
 
 
 def binary(name: str) -> str:
@@ -123,8 +122,7 @@ def describe(job: str, address: str) -> dict:
         check=True,
         timeout=30,
     )
-    status = json.loads(done.stdout)
-    return status[0] if isinstance(status, list) else status
+    return json.loads(done.stdout)[0]["status"]
 
 
 def follow(process: subprocess.Popen, outcome: Outcome, plan: Plan) -> None:
@@ -161,7 +159,7 @@ def execute(run: Run, seed: int, plan: Plan) -> Outcome:
                 sequences=plan.sequences,
                 lr=run.lr,
                 warmup_steps=round(plan.steps * run.warmup_fraction),
-                final_lr_fraction=plan.final_lr_fraction,
+                clip_norm=run.clip_norm,
                 push=run.push,
                 optimizer=run.optimizer,
                 codec=run.codec,
@@ -315,7 +313,7 @@ def main() -> None:
     report = run_plan(plan, args.out)
     print()
     print_table(report["runs"])
-    print(f"\nEvery worker's parameters equal the shards' bit for bit (SHA-256, checked after each run).")
+    print("\nEvery worker's parameters equal the shards' bit for bit (SHA-256, checked after each run).")
     print(f"Report: {args.out / 'report.html'}  (numbers: {args.out / 'report.json'})")
 
 

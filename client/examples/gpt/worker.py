@@ -7,7 +7,6 @@ Started by quickstart.py; every setting is a field of WorkerSettings.
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ class WorkerSettings:
     sequences: int  # per worker and step
     lr: float
     warmup_steps: int  # of the learning rate
-    final_lr_fraction: float  # cosine decay ends here
+    clip_norm: float  # of each worker's gradient
     push: str  # "gradient" or "step"
     optimizer: str  # "adamw" or "step"
     codec: str
@@ -45,12 +44,17 @@ class WorkerSettings:
 
 
 def learning_rate(settings: WorkerSettings, step: int) -> float:
-    """Linear warm-up, then cosine decay to final_lr_fraction; step counts from 0."""
-    if step < settings.warmup_steps:
-        return settings.lr * (step + 1) / settings.warmup_steps
-    progress = (step - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
-    cosine = 0.5 * (1 + math.cos(math.pi * progress))
-    return settings.lr * (settings.final_lr_fraction + (1 - settings.final_lr_fraction) * cosine)
+    """Linear warm-up, then constant; step counts from 0."""
+    return settings.lr * min(1.0, (step + 1) / max(1, settings.warmup_steps))
+
+
+def parameter_groups(model: Gpt, weight_decay: float) -> list[dict]:
+    """Weight decay on matrices only, as usual."""
+    named = list(model.named_parameters())
+    return [
+        {"params": [(n, p) for n, p in named if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [(n, p) for n, p in named if p.ndim < 2], "weight_decay": 0.0},
+    ]
 
 
 @torch.no_grad()
@@ -74,7 +78,7 @@ def train(settings: WorkerSettings) -> None:
     corpus = load_corpus()
     validation = validation_batch(corpus.validation, VALIDATION_WINDOWS, config.context_tokens)
     optimizer = gradwire.torch.ShardedOptimizer(
-        model.named_parameters(),
+        parameter_groups(model, settings.weight_decay),
         servers=settings.servers,
         job=settings.job,
         worker=f"worker-{settings.worker}",
@@ -84,7 +88,7 @@ def train(settings: WorkerSettings) -> None:
         codec=settings.codec,
         lr=settings.lr,
         betas=settings.betas,
-        weight_decay=settings.weight_decay,
+        overlap=False,  # gradients are clipped between backward() and step()
         seed=settings.seed,
     )
     evaluate_at = {round((i + 1) * settings.steps / settings.evaluations) for i in range(settings.evaluations)}
@@ -100,6 +104,7 @@ def train(settings: WorkerSettings) -> None:
         loss = model.loss(inputs, targets)
         optimizer.zero_grad()
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
         optimizer.step()
         seconds += time.perf_counter() - begin
         train_losses.append(loss.item())

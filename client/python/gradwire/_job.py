@@ -92,6 +92,7 @@ class JobSpec:
     push: str = "gradient"
     step_beta2: float = 0.999
     step_eps: float = 1e-8
+    residual_decay: float = 1.0
     codec: str = "dense:values=fp32"
     rules: Sequence[Rule] | None = None
     nonfinite: str = "refuse"
@@ -111,7 +112,7 @@ class JobSpec:
             "optimizer": {"kind": "OPTIMIZER_" + _choice("optimizer", self.optimizer, _OPTIMIZERS),
                           "groups": [g._dict() for g in self.groups]},
             "push": "PUSH_" + _choice("push", self.push, _PUSHES),
-            "step": {"beta2": self.step_beta2, "epsilon": self.step_eps},
+            "step": {"beta2": self.step_beta2, "epsilon": self.step_eps, "residual_decay": self.residual_decay},
             "rules": [r._dict() for r in rules],
             "codec": self.codec,
             "nonfinite": "NONFINITE_" + _choice("nonfinite", self.nonfinite, _POLICIES),

@@ -14,7 +14,10 @@ from ._errors import FailedPrecondition
 from ._job import Group, JobSpec, Rule, TensorSpec, sparse
 from ._session import Session, default_worker_name, join
 
-__all__ = ["ShardedOptimizer"]
+__all__ = ["DEFAULT_CODEC", "ShardedOptimizer"]
+
+# 1 % of the elements, after 40 rounds in which the density falls from 5 %.
+DEFAULT_CODEC = "tagc:density=0.01,warmup_rounds=40,warmup_density=0.05"
 
 
 def _named_groups(params: Any) -> list[dict[str, Any]]:
@@ -63,7 +66,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     worker builds the same model in the same order with the same arguments; the first worker's values start the job.
 
     push: "step" (the default for sparse codecs) sends g/sqrt(v), made with each worker's own second moment (betas[1],
-    eps), and keeps what is not sent; "gradient" (the default otherwise) sends the gradient to an optimizer on the
+    eps), and keeps what is not sent, times residual_decay, for the next step: the residual is the momentum; "gradient" (the default otherwise) sends the gradient to an optimizer on the
     shards, "adamw" or "sgd". roles: name -> role where the guess is wrong; rules: which tensor travels by which codec.
     weight_decay is decoupled with "step" and "adamw". Learning rates come from param_groups and travel with each
     round, so LR schedulers work; all workers must follow the same schedule.
@@ -83,8 +86,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Any, *, servers: str | Sequence[str], job: str, worker: str | None = None,
                  workers: int = 1, max_workers: int | None = None, push: str | None = None,
                  optimizer: str | None = None, lr: float = 1e-3, momentum: float = 0.0, nesterov: bool = False,
-                 betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
-                 codec: str = "tagc:density=0.01", rules: Sequence[Rule] | None = None,
+                 betas: tuple[float, float] | None = None, eps: float = 1e-8, weight_decay: float = 0.0,
+                 residual_decay: float = 0.98, codec: str = DEFAULT_CODEC, rules: Sequence[Rule] | None = None,
                  roles: dict[str, str] | None = None, nonfinite: str = "refuse", pull: str = "update",
                  accumulate: int = 1, overlap: bool = True, lease_ms: int = 10_000, bucket_bytes: int = 0,
                  run_elements: int = 0, seed: int = 0, connect_timeout: float = 20.0, start_timeout: float = 600.0,
@@ -93,6 +96,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             raise ValueError(f"accumulate={accumulate} must be at least 1")
         push = push or ("step" if sparse(codec) else "gradient")
         optimizer = optimizer or ("adamw" if push == "gradient" else "step")
+        betas = betas or ((0.9, 0.95) if push == "step" else (0.9, 0.999))
         groups = _named_groups(params)
         names = [group.pop("_names") for group in groups]
         super().__init__(groups, dict(lr=lr, momentum=momentum, nesterov=nesterov, betas=betas, eps=eps,
@@ -110,7 +114,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             name=job, tensors=specs, optimizer=optimizer, push=push, codec=codec, rules=rules, nonfinite=nonfinite,
             groups=[Group(g["weight_decay"], g["momentum"], g["nesterov"], tuple(g["betas"]), g["eps"])
                     for g in self.param_groups],
-            step_beta2=betas[1], step_eps=eps, workers=workers, max_workers=max_workers or workers, lease_ms=lease_ms,
+            step_beta2=betas[1], step_eps=eps, residual_decay=residual_decay, workers=workers, max_workers=max_workers or workers, lease_ms=lease_ms,
             bucket_bytes=bucket_bytes, run_elements=run_elements, seed=seed)
         self._accumulate = accumulate
         self._overlap = overlap

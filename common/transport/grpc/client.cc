@@ -44,15 +44,15 @@ class ClientStream final : public StreamCore {
 
   void Start(::grpc::GenericStub* stub, const std::string& method, ::grpc::CompletionQueue* queue) {
     call_ = stub->PrepareCall(&context_, method, queue);
-    call_->StartCall(static_cast<Completion*>(&started_));
+    call_->StartCall(Tag(&started_));
   }
 
  private:
-  void StartRead(::grpc::ByteBuffer* buffer, Completion* done) override { call_->Read(buffer, done); }
-  void StartWrite(const ::grpc::ByteBuffer& buffer, Completion* done) override { call_->Write(buffer, done); }
-  void StartEnd(const absl::Status&) override { call_->WritesDone(write_done()); }
+  void StartRead(::grpc::ByteBuffer* buffer, Completion* done) override { call_->Read(buffer, Tag(done)); }
+  void StartWrite(const ::grpc::ByteBuffer& buffer, Completion* done) override { call_->Write(buffer, Tag(done)); }
+  void StartEnd(const absl::Status&) override { call_->WritesDone(Tag(write_done())); }
   void StartAbort(const absl::Status&) override { context_.TryCancel(); }
-  void OnReadEnded() override { call_->Finish(&status_, static_cast<Completion*>(&finished_)); }
+  void OnReadEnded() override { call_->Finish(&status_, Tag(&finished_)); }
   void OnCoreClosed() override { owner_->Release(this); }
   size_t PauseReadsAbove() const override { return SIZE_MAX; }
 

@@ -4,9 +4,6 @@
 #include <grpc/grpc.h>
 
 #include <functional>
-#include <vector>
-#include <string>
-#include <cstdlib>
 
 #include "common/transport/transport.h"
 
@@ -29,8 +26,6 @@ inline void ForEachGrpcArgument(const Limits& limits, const std::function<void(c
   set(GRPC_ARG_HTTP2_BDP_PROBE, 1);
   set(GRPC_ARG_TCP_TX_ZEROCOPY_ENABLED, 0);
   set(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, static_cast<int>(limits.max_message_bytes));
-  // XTEMP
-  if (const char* e = getenv("GWX")) { std::string t(e); size_t i=0; while(i<t.size()){size_t c=t.find(',',i); if(c==std::string::npos)c=t.size(); std::string kv=t.substr(i,c-i); size_t q=kv.find('='); static std::vector<std::string> keep; keep.reserve(100); keep.push_back(kv.substr(0,q)); set(keep.back().c_str(), std::stoi(kv.substr(q+1))); i=c+1;} }
   set(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, -1);  // the receiver refuses; the sender need not agree on the limit
 }
 

@@ -2,8 +2,6 @@
 // in an order gRPC accepts.
 #include <arpa/inet.h>
 #include <google/protobuf/descriptor.h>
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 #include <netdb.h>
@@ -19,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/transport/grpc/builtin_services.h"
 #include "common/transport/grpc/grpc_options.h"
 #include "common/transport/grpc/grpc_transport.h"
 #include "common/transport/grpc/server.h"
@@ -37,15 +36,21 @@ class GrpcListener final : public Listener, public CallOwner {
       : service_(service),
         limits_(limits),
         worker_(v1::WorkerIdentity::descriptor()->file()->service(0)),
-        operator_(v1::CreateJobRequest::descriptor()->file()->service(0)) {}
+        operator_(v1::CreateJobRequest::descriptor()->file()->service(0)),
+        health_(kHealthName, {{"Check", Kind::kUnary}, {"Watch", Kind::kServerStream}}),
+        reflection_(kReflectionName, {{"ServerReflectionInfo", Kind::kStream}}),
+        reflection_alpha_(kReflectionAlphaName, {{"ServerReflectionInfo", Kind::kStream}}),
+        builtin_({worker_.name(), operator_.name()}) {}
   ~GrpcListener() override;
 
   absl::Status Start(const Address& address);
   std::string address() const override { return address_; }
-  void SetServing(bool serving) override;
+  void SetServing(bool serving) override { builtin_.SetServing(serving); }
 
  private:
-  Service* service() override { return service_; }
+  using Kind = RawService::Kind;
+
+  Service* ServiceOf(RawService* raw) override { return raw == &worker_ || raw == &operator_ ? service_ : &builtin_; }
   bool Arrived(RawService* service, int index) override;
   void Started(std::shared_ptr<StreamCore> stream) override;
   void Ended(StreamCore* stream) override;
@@ -56,6 +61,10 @@ class GrpcListener final : public Listener, public CallOwner {
   const Limits limits_;
   RawService worker_;
   RawService operator_;
+  RawService health_;
+  RawService reflection_;
+  RawService reflection_alpha_;
+  BuiltinServices builtin_;
   std::string address_;
   std::unique_ptr<::grpc::ServerCompletionQueue> queue_;
   std::unique_ptr<::grpc::Server> server_;
@@ -111,24 +120,18 @@ absl::Status GrpcListener::Start(const Address& address) {
   if (address.scheme == Scheme::kUnix && UnixSocketAnswers(address.name))
     return CannotListen(address, "address in use");
   KeepGrpcInitialised();
-  ::grpc::EnableDefaultHealthCheckService(!getenv("GWH"));
-  if (!getenv("GWH")) ::grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   ::grpc::ServerBuilder builder;
   ForEachGrpcArgument(limits_, [&](const char* name, int value) { builder.AddChannelArgument(name, value); });
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // else two servers could share a port unnoticed
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentStreams);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 100);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
-  // Only reflection is synchronous.
-  builder.SetSyncServerOption(::grpc::ServerBuilder::NUM_CQS, 1);
-  builder.SetSyncServerOption(::grpc::ServerBuilder::MIN_POLLERS, 1);
-  builder.SetSyncServerOption(::grpc::ServerBuilder::MAX_POLLERS, 2);
   int port = -1;
   const std::string target =
       address.scheme == Scheme::kUnix ? absl::StrCat("unix:", address.name) : address.ToString().substr(sizeof("grpc://") - 1);
   builder.AddListeningPort(target, ::grpc::InsecureServerCredentials(), &port);
-  builder.RegisterService(&worker_);
-  builder.RegisterService(&operator_);
+  const auto services = {&worker_, &operator_, &health_, &reflection_, &reflection_alpha_};
+  for (RawService* service : services) builder.RegisterService(service);
   queue_ = builder.AddCompletionQueue();
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) return CannotListen(address, WhyNotBound(address));  // the destructor shuts the queue down
@@ -136,7 +139,7 @@ absl::Status GrpcListener::Start(const Address& address) {
   if (bound.scheme == Scheme::kGrpc) bound.port = static_cast<uint16_t>(port);
   address_ = bound.ToString();
   SetServing(true);
-  for (RawService* service : {&worker_, &operator_})
+  for (RawService* service : services)
     for (int i = 0; i < service->method_count(); ++i) Request(service, i);
   poller_ = std::make_unique<Poller>(queue_.get());
   return absl::OkStatus();
@@ -168,15 +171,8 @@ GrpcListener::~GrpcListener() {
   }
 }
 
-void GrpcListener::SetServing(bool serving) {
-  ::grpc::HealthCheckServiceInterface* health = server_->GetHealthCheckService();
-  if (health == nullptr) return;
-  health->SetServingStatus(serving);  // "" and every name set so far
-  for (const RawService* service : {&worker_, &operator_}) health->SetServingStatus(service->name(), serving);
-}
-
 void GrpcListener::Request(RawService* service, int index) {
-  if (service->is_stream(index)) {
+  if (service->kind(index) != Kind::kUnary) {
     std::make_shared<ServerStream>(this, service, index, limits_)->Request(queue_.get());
   } else {
     (new UnaryCall(this, service, index))->Request(queue_.get());

@@ -2,22 +2,28 @@
 #include "common/transport/grpc/poller.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <utility>
+
+#include "absl/time/time.h"
 
 namespace gradwire::transport {
 
 Poller::Poller(::grpc::CompletionQueue* queue) : queue_(queue) {
   absl::MutexLock lock(&mu_);
   Spawn();
+  keeper_ = std::thread([this] { Keep(); });
 }
 
 Poller::~Poller() {
+  {
+    absl::MutexLock lock(&mu_);
+    draining_.store(true);
+  }
+  keeper_.join();  // from here on no thread is added
   queue_->Shutdown();
   std::vector<std::thread> threads;
   {
     absl::MutexLock lock(&mu_);
-    draining_ = true;
     threads.swap(threads_);
   }
   for (std::thread& thread : threads) thread.join();
@@ -31,36 +37,77 @@ void Poller::Spawn() {
     threads_.erase(it);
   }
   ended_.clear();
-  ++waiting_;  // on behalf of the new thread, so that no second one is started for the same reason
+  if (running_ == kMaxThreads) return;
   ++running_;
+  waiting_.fetch_add(1);  // on behalf of the new thread
   threads_.emplace_back([this] { Loop(); });
-}
-
-bool Poller::BeginWait() {
-  absl::MutexLock lock(&mu_);
-  if (waiting_ < kMaxWaiting || draining_) {
-    ++waiting_;
-    return true;
-  }
-  --running_;
-  ended_.push_back(std::this_thread::get_id());
-  return false;
-}
-
-void Poller::EndWait() {
-  absl::MutexLock lock(&mu_);
-  --waiting_;
-  static const bool one = getenv("GWP"); if (!one && waiting_ == 0 && !draining_ && running_ < kMaxThreads) Spawn();
 }
 
 void Poller::Loop() {
   void* tag = nullptr;
   bool ok = false;
   while (queue_->Next(&tag, &ok)) {
-    EndWait();
+    waiting_.fetch_sub(1);
+    events_.fetch_add(1, std::memory_order_relaxed);
+    if (resting_.load()) WakeKeeper();
+#ifdef __SANITIZE_THREAD__
+    __tsan_acquire(tag);
+#endif
     static_cast<Completion*>(tag)->Run(ok);
-    if (!BeginWait()) return;
+    // A surplus thread ends only while another one waits.
+    int surplus = surplus_.load();
+    if (surplus > 0 && !draining_.load() && waiting_.load() > 0 && surplus_.compare_exchange_strong(surplus, surplus - 1)) {
+      absl::MutexLock lock(&mu_);
+      --running_;
+      ended_.push_back(std::this_thread::get_id());
+      return;
+    }
+    waiting_.fetch_add(1);
   }
+}
+
+void Poller::WakeKeeper() {
+  absl::MutexLock lock(&mu_);
+  resting_.store(false);
+}
+
+void Poller::Keep() {
+  const auto draining = [this] { return draining_.load(); };
+  const absl::Condition wanted(this, &Poller::KeeperWanted);
+  while (true) {
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(wanted);
+      if (mu_.AwaitWithTimeout(absl::Condition(&draining), absl::Milliseconds(kLookMs))) return;
+    }
+    if (!Look()) {
+      absl::MutexLock lock(&mu_);
+      idle_looks_ = 0;
+      resting_.store(true);
+      // An event between the look and the store: look again.
+      if (events_.load() != seen_events_) resting_.store(false);
+    }
+  }
+}
+
+bool Poller::Look() {
+  const uint64_t events = events_.load();
+  const int waiting = waiting_.load();
+  busy_looks_ = waiting <= 0 ? busy_looks_ + 1 : 0;
+  spare_looks_ = waiting > 1 ? spare_looks_ + 1 : 0;
+  idle_looks_ = waiting > 0 && events == seen_events_ ? idle_looks_ + 1 : 0;
+  seen_events_ = events;
+  if (busy_looks_ >= 2) {
+    absl::MutexLock lock(&mu_);
+    surplus_.store(0);
+    Spawn();
+    busy_looks_ = 1;  // one more at every look while nobody waits
+  }
+  if (spare_looks_ >= kCalmLooks) {
+    surplus_.store(1);
+    spare_looks_ = 0;
+  }
+  return idle_looks_ < kCalmLooks;
 }
 
 }  // namespace gradwire::transport

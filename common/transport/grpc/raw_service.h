@@ -1,6 +1,6 @@
-// A gRPC service whose methods take and give ByteBuffers, made from a protobuf service descriptor: what the generated
-// WithRawMethod_... templates do, for every method at once. Registered like a generated service, so that reflection and
-// health know it by name.
+// A gRPC service whose methods take and give ByteBuffers, made from a protobuf service descriptor or a list: what the generated
+// WithRawMethod_... templates do, for every method at once. Registered like a generated service, so gRPC
+// answers unknown methods by itself.
 #pragma once
 
 #include <google/protobuf/descriptor.h>
@@ -13,6 +13,8 @@
 #include <deque>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -23,21 +25,26 @@ class RawService final : public ::grpc::Service {
   using Stream = ::grpc::ServerAsyncReaderWriter<::grpc::ByteBuffer, ::grpc::ByteBuffer>;
   using Unary = ::grpc::ServerAsyncResponseWriter<::grpc::ByteBuffer>;
 
+  enum class Kind { kUnary, kServerStream, kStream };
+  struct MethodSpec {
+    std::string name;
+    Kind kind;
+  };
+
+  RawService(std::string name, const std::vector<MethodSpec>& methods) : name_(std::move(name)) {
+    for (const MethodSpec& method : methods) Add(method);
+  }
   explicit RawService(const google::protobuf::ServiceDescriptor* descriptor) : name_(descriptor->full_name()) {
     for (int i = 0; i < descriptor->method_count(); ++i) {
       const auto* method = descriptor->method(i);
-      const bool streaming = method->client_streaming() || method->server_streaming();
-      methods_.push_back({absl::StrCat("/", name_, "/", method->name()), streaming});
-      AddMethod(new ::grpc::internal::RpcServiceMethod(  // owned by grpc::Service
-          methods_.back().path.c_str(),
-          streaming ? ::grpc::internal::RpcMethod::BIDI_STREAMING : ::grpc::internal::RpcMethod::NORMAL_RPC, nullptr));
-      MarkMethodRaw(i);
+      const bool down = method->server_streaming();
+      Add({method->name(), method->client_streaming() ? Kind::kStream : down ? Kind::kServerStream : Kind::kUnary});
     }
   }
 
   const std::string& name() const { return name_; }
   int method_count() const { return static_cast<int>(methods_.size()); }
-  bool is_stream(int index) const { return methods_[index].streaming; }
+  Kind kind(int index) const { return methods_[index].kind; }
   // As transport::Method names it: without the leading slash.
   std::string_view method(int index) const { return std::string_view(methods_[index].path).substr(1); }
 
@@ -53,8 +60,18 @@ class RawService final : public ::grpc::Service {
  private:
   struct MethodEntry {
     std::string path;
-    bool streaming;
+    Kind kind;
   };
+
+  void Add(const MethodSpec& method) {
+    using ::grpc::internal::RpcMethod;
+    methods_.push_back({absl::StrCat("/", name_, "/", method.name), method.kind});
+    AddMethod(new ::grpc::internal::RpcServiceMethod(  // owned by grpc::Service
+        methods_.back().path.c_str(),
+        method.kind == Kind::kUnary ? RpcMethod::NORMAL_RPC : RpcMethod::BIDI_STREAMING, nullptr));
+    MarkMethodRaw(static_cast<int>(methods_.size()) - 1);
+  }
+
   const std::string name_;
   std::deque<MethodEntry> methods_;  // a deque: gRPC keeps pointers to the paths
 };

@@ -22,7 +22,7 @@ UnaryCall::UnaryCall(CallOwner* owner, RawService* service, int index)
       finished_(this, &UnaryCall::OnFinished) {}
 
 void UnaryCall::Request(::grpc::ServerCompletionQueue* queue) {
-  service_->RequestUnary(index_, &context_, &request_, &responder_, queue, static_cast<Completion*>(&arrived_));
+  service_->RequestUnary(index_, &context_, &request_, &responder_, queue, Tag(&arrived_));
 }
 
 void UnaryCall::OnArrived(bool ok) {
@@ -31,16 +31,16 @@ void UnaryCall::OnArrived(bool ok) {
     return;
   }
   if (!owner_->Arrived(service_, index_)) {
-    responder_.FinishWithError(ToGrpc(ShuttingDown()), static_cast<Completion*>(&finished_));
+    responder_.FinishWithError(ToGrpc(ShuttingDown()), Tag(&finished_));
     return;
   }
   const std::string request = ToString(request_);
   request_.Clear();
-  absl::StatusOr<std::string> reply = owner_->service()->Call(service_->method(index_), request);
+  absl::StatusOr<std::string> reply = owner_->ServiceOf(service_)->Call(service_->method(index_), request);
   if (reply.ok()) {
-    responder_.Finish(FromString(*reply), ::grpc::Status::OK, static_cast<Completion*>(&finished_));
+    responder_.Finish(FromString(*reply), ::grpc::Status::OK, Tag(&finished_));
   } else {
-    responder_.FinishWithError(ToGrpc(reply.status()), static_cast<Completion*>(&finished_));
+    responder_.FinishWithError(ToGrpc(reply.status()), Tag(&finished_));
   }
 }
 
@@ -65,8 +65,8 @@ ServerStream::ServerStream(CallOwner* owner, RawService* service, int index, con
 
 void ServerStream::Request(::grpc::ServerCompletionQueue* queue) {
   pending_ = shared_from_this();
-  context_.AsyncNotifyWhenDone(static_cast<Completion*>(&done_));
-  service_->RequestStream(index_, &context_, &call_, queue, static_cast<Completion*>(&arrived_));
+  context_.AsyncNotifyWhenDone(Tag(&done_));
+  service_->RequestStream(index_, &context_, &call_, queue, Tag(&arrived_));
 }
 
 void ServerStream::OnArrived(bool ok) {
@@ -79,7 +79,7 @@ void ServerStream::OnArrived(bool ok) {
   } else {
     handle_ = std::make_shared<StreamHandle>(self, /*abandon=*/false);
     SinkScope scope(this);
-    absl::StatusOr<std::unique_ptr<StreamSink>> sink = owner_->service()->Accept(service_->method(index_), handle_);
+    absl::StatusOr<std::unique_ptr<StreamSink>> sink = owner_->ServiceOf(service_)->Accept(service_->method(index_), handle_);
     if (sink.ok()) {
       sink_storage_ = *std::move(sink);
       set_sink(sink_storage_.get());
@@ -96,6 +96,7 @@ void ServerStream::OnDone(bool) {
   if (context_.IsCancelled()) {
     cancelled_.store(true);
     Break();
+    Finish(absl::OkStatus());  // nobody reads it, but gRPC wants the call finished
   }
   OneOfTwo();
 }
@@ -113,7 +114,7 @@ void ServerStream::OneOfTwo() {
 }
 
 void ServerStream::StartEnd(const absl::Status& status) {
-  call_.Finish(ToGrpc(status), static_cast<Completion*>(&finished_));
+  call_.Finish(ToGrpc(status), Tag(&finished_));
 }
 
 void ServerStream::StartAbort(const absl::Status& status) {

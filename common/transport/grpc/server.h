@@ -21,7 +21,8 @@ inline absl::Status ShuttingDown() {
 class CallOwner {
  public:
   virtual ~CallOwner() = default;
-  virtual Service* service() = 0;
+  // Who answers the methods of `raw`.
+  virtual Service* ServiceOf(RawService* raw) = 0;
   // A call of this method came in: asks for the next one. Counted until Ended. False when the listener shuts down.
   virtual bool Arrived(RawService* service, int index) = 0;
   // Keeps the stream alive until Ended.
@@ -56,12 +57,15 @@ class ServerStream final : public StreamCore {
   void Request(::grpc::ServerCompletionQueue* queue);
 
  private:
-  void StartRead(::grpc::ByteBuffer* buffer, Completion* done) override { call_.Read(buffer, done); }
-  void StartWrite(const ::grpc::ByteBuffer& buffer, Completion* done) override { call_.Write(buffer, done); }
+  void StartRead(::grpc::ByteBuffer* buffer, Completion* done) override { call_.Read(buffer, Tag(done)); }
+  void StartWrite(const ::grpc::ByteBuffer& buffer, Completion* done) override { call_.Write(buffer, Tag(done)); }
   void StartEnd(const absl::Status& status) override;
   void StartAbort(const absl::Status& status) override;
-  // The client half-closed or is gone: what is queued is sent, then the stream ends.
-  void OnReadEnded() override { Finish(absl::OkStatus()); }
+  // The client half-closed or is gone: what is queued is sent, then the stream ends. Clients of a method that streams
+  // downwards only half-close at once; such a stream goes on until they cancel.
+  void OnReadEnded() override {
+    if (service_->kind(index_) != RawService::Kind::kServerStream) Finish(absl::OkStatus());
+  }
   void OnCoreClosed() override;
   size_t PauseReadsAbove() const override { return window_bytes_; }
 

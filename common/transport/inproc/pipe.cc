@@ -65,7 +65,9 @@ absl::Status Pipe::Send(Side from, Message message) {
   const size_t bytes = MessageBytes(message);
   absl::MutexLock lock(&mu_);
   Direction& d = to_[to];
-  const auto can_send = [&d] { return d.finished || d.queued_bytes <= d.window_bytes; };
+  const auto can_send = [this, to]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return to_[to].finished || to_[to].queued_bytes <= to_[to].window_bytes;
+  };
   if (!can_send() && !SinkScope::Any()) mu_.Await(absl::Condition(&can_send));
   if (d.finished) {
     if (!d.status.ok()) return d.status;

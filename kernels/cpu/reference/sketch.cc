@@ -1,4 +1,5 @@
 // Reference backend: adding to a sketch, merging sketches, and peeling one group after the other.
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -134,8 +135,8 @@ GW_CLONES void AddCells(uint8_t* acc, const uint8_t* cells, int width, size_t n,
 
 void SketchPeel(const uint8_t* cells, const SketchArgs& args, const uint32_t* positions, size_t n, int32_t* sums,
                 uint8_t* resolved) {
-  std::memset(sums, 0, n * sizeof(int32_t));
-  std::memset(resolved, 0, n);
+  std::fill(sums, sums + n, 0);
+  std::fill(resolved, resolved + n, uint8_t{0});
   if (n == 0 || args.groups == 0) return;
   // Counting sort of the elements by group.
   std::vector<uint32_t> group_of(n);

@@ -154,15 +154,57 @@ TEST_F(GrpcWireTest, HealthFollowsSetServing) {
   }
 }
 
-TEST_F(GrpcWireTest, ReflectionListsTheServices) {
-  std::vector<std::string> replies;
-  const std::string list_services("\x3A\x00", 2);  // ServerReflectionRequest.list_services = ""
-  const ::grpc::Status status = client_->Exchange("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-                                                  {{list_services}}, &replies);
-  EXPECT_TRUE(status.ok()) << status.error_message();
-  ASSERT_EQ(replies.size(), 1u);
-  EXPECT_THAT(replies[0], ::testing::HasSubstr("gradwire.v1.Worker"));
-  EXPECT_THAT(replies[0], ::testing::HasSubstr("gradwire.v1.Operator"));
+TEST_F(GrpcWireTest, HealthWatchTellsChanges) {
+  ::grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+  ::grpc::CompletionQueue queue;
+  ::grpc::GenericStub stub(::grpc::CreateChannel(listener_->address().substr(7), ::grpc::InsecureChannelCredentials()));
+  auto call = stub.PrepareCall(&context, "/grpc.health.v1.Health/Watch", &queue);
+  void* tag = nullptr;
+  bool ok = false;
+  call->StartCall(nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+  ::grpc::Slice nothing(std::string{});
+  call->Write(::grpc::ByteBuffer(&nothing, 1), nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+  call->WritesDone(nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+  for (const char* want : {"\x08\x01", "\x08\x02", "\x08\x01"}) {
+    ::grpc::ByteBuffer reply;
+    call->Read(&reply, nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+    ::grpc::Slice slice;
+    ASSERT_TRUE(reply.DumpToSingleSlice(&slice).ok());
+    EXPECT_EQ(std::string(reinterpret_cast<const char*>(slice.begin()), slice.size()), want);
+    listener_->SetServing(want[1] == 2);
+  }
+  context.TryCancel();
+  ::grpc::Status status;
+  call->Finish(&status, nullptr);
+  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+  EXPECT_EQ(status.error_code(), ::grpc::StatusCode::CANCELLED);
+  queue.Shutdown();
+  while (queue.Next(&tag, &ok)) {
+  }
+}
+
+TEST_F(GrpcWireTest, ReflectionListsTheServicesAndTheirFiles) {
+  for (const char* version : {"v1", "v1alpha"}) {
+    std::vector<std::string> replies;
+    const std::string list_services("\x3A\x00", 2);
+    const std::string symbol = "gradwire.v1.Worker";
+    const std::string by_symbol = "\x22" + std::string(1, static_cast<char>(symbol.size())) + symbol;
+    const std::string unknown = "\x22\x03xyz";
+    const std::string method = std::string("grpc.reflection.") + version + ".ServerReflection/ServerReflectionInfo";
+    const ::grpc::Status status = client_->Exchange(method, {{list_services}, {by_symbol}, {unknown}}, &replies);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    ASSERT_EQ(replies.size(), 3u);
+    EXPECT_THAT(replies[0], ::testing::HasSubstr("gradwire.v1.Worker"));
+    EXPECT_THAT(replies[0], ::testing::HasSubstr("gradwire.v1.Operator"));
+    EXPECT_THAT(replies[1], ::testing::HasSubstr("gradwire/v1/worker.proto"));
+    EXPECT_THAT(replies[1], ::testing::HasSubstr("gradwire/v1/job.proto"));
+    EXPECT_THAT(replies[2], ::testing::HasSubstr("no such file or symbol"));
+  }
 }
 
 }  // namespace

@@ -389,11 +389,13 @@ TEST_P(TransportTest, ServerSinkIsClosedOnceForEveryWayToEnd) {
         });
   };
   const Running running = Start();
-  const auto wait_for = [&](size_t n) {
+  // The n-th end.
+  const auto end = [&](size_t n) -> absl::Status {
     absl::MutexLock lock(&mu);
     const auto enough = [&] { return ends.size() >= n; };
-    ASSERT_TRUE(mu.AwaitWithTimeout(absl::Condition(&enough), HangBound()));
-    ASSERT_EQ(ends.size(), n);
+    if (!mu.AwaitWithTimeout(absl::Condition(&enough), HangBound())) return absl::DataLossError("hang: no OnClosed");
+    EXPECT_EQ(ends.size(), n);
+    return ends.back();
   };
   {  // half-close by the client
     RecordingSink sink;
@@ -402,24 +404,21 @@ TEST_P(TransportTest, ServerSinkIsClosedOnceForEveryWayToEnd) {
     stream->Finish();
     EXPECT_TRUE(sink.Wait().ok());
     EXPECT_EQ(sink.count(), 1u);
-    wait_for(1);
-    EXPECT_TRUE(ends.back().ok());
+    EXPECT_TRUE(end(1).ok());
   }
   {  // ended by the server
     RecordingSink sink;
     auto stream = OpenStream(&sink);
     ASSERT_TRUE(stream->Send(TextMessage("finish")).ok());
     EXPECT_TRUE(sink.Wait().ok());
-    wait_for(2);
-    EXPECT_TRUE(ends.back().ok());
+    EXPECT_TRUE(end(2).ok());
   }
   {  // cancelled by the server
     RecordingSink sink;
     auto stream = OpenStream(&sink);
     ASSERT_TRUE(stream->Send(TextMessage("cancel")).ok());
     EXPECT_EQ(sink.Wait().code(), absl::StatusCode::kCancelled);
-    wait_for(3);
-    EXPECT_EQ(ends.back().code(), absl::StatusCode::kCancelled);
+    EXPECT_EQ(end(3).code(), absl::StatusCode::kCancelled);
   }
   {  // cancelled by the client
     RecordingSink sink;
@@ -428,8 +427,7 @@ TEST_P(TransportTest, ServerSinkIsClosedOnceForEveryWayToEnd) {
     ASSERT_TRUE(sink.WaitForCount(1));
     stream->Cancel();
     EXPECT_EQ(sink.Wait().code(), absl::StatusCode::kCancelled);
-    wait_for(4);
-    EXPECT_EQ(ends.back().code(), absl::StatusCode::kCancelled);
+    EXPECT_EQ(end(4).code(), absl::StatusCode::kCancelled);
   }
   {  // dropped by the client
     RecordingSink sink;
@@ -438,8 +436,7 @@ TEST_P(TransportTest, ServerSinkIsClosedOnceForEveryWayToEnd) {
     ASSERT_TRUE(sink.WaitForCount(1));
     stream.reset();
     EXPECT_TRUE(sink.closed());
-    wait_for(5);
-    EXPECT_EQ(ends.back().code(), absl::StatusCode::kCancelled);
+    EXPECT_EQ(end(5).code(), absl::StatusCode::kCancelled);
   }
 }
 

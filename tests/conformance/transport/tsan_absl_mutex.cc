@@ -1,13 +1,55 @@
 // Tells ThreadSanitizer about absl::Mutex. The distribution's Abseil is not instrumented, so its mutexes would be
 // invisible and every correct use of one would look like a race. The linker sends calls of these functions here
-// (tsan_wrap.txt); each calls the real one and declares the synchronisation.
+// (tsan_wrap.txt); each calls the real one and declares the synchronisation. Linked into thread-sanitized tests only.
 #include <sanitizer/tsan_interface.h>
 
-namespace {
-// Functions of a C++ class called by their mangled names: `this` is the first argument.
-using Self = void;
-}  // namespace
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 
-extern "C" {
-void __tsan_acquire(void* address);
-void __tsan_release(void* address);
+#define GW_MUTEX(name) "_ZN4absl7debian35Mutex" name
+
+void RealLock(absl::Mutex*) asm("__real_" GW_MUTEX("4LockEv"));
+void RealUnlock(absl::Mutex*) asm("__real_" GW_MUTEX("6UnlockEv"));
+void RealAwait(absl::Mutex*, const absl::Condition&) asm("__real_" GW_MUTEX("5AwaitERKNS0_9ConditionE"));
+bool RealAwaitTimeout(absl::Mutex*, const absl::Condition&,
+                      absl::Duration) asm("__real_" GW_MUTEX("16AwaitWithTimeoutERKNS0_9ConditionENS0_8DurationE"));
+bool RealAwaitDeadline(absl::Mutex*, const absl::Condition&,
+                       absl::Time) asm("__real_" GW_MUTEX("17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE"));
+
+void WrapLock(absl::Mutex*) asm("__wrap_" GW_MUTEX("4LockEv"));
+void WrapUnlock(absl::Mutex*) asm("__wrap_" GW_MUTEX("6UnlockEv"));
+void WrapAwait(absl::Mutex*, const absl::Condition&) asm("__wrap_" GW_MUTEX("5AwaitERKNS0_9ConditionE"));
+bool WrapAwaitTimeout(absl::Mutex*, const absl::Condition&,
+                      absl::Duration) asm("__wrap_" GW_MUTEX("16AwaitWithTimeoutERKNS0_9ConditionENS0_8DurationE"));
+bool WrapAwaitDeadline(absl::Mutex*, const absl::Condition&,
+                       absl::Time) asm("__wrap_" GW_MUTEX("17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE"));
+
+void WrapLock(absl::Mutex* mu) {
+  RealLock(mu);
+  __tsan_acquire(mu);
+}
+
+void WrapUnlock(absl::Mutex* mu) {
+  __tsan_release(mu);
+  RealUnlock(mu);
+}
+
+void WrapAwait(absl::Mutex* mu, const absl::Condition& condition) {
+  __tsan_release(mu);
+  RealAwait(mu, condition);
+  __tsan_acquire(mu);
+}
+
+bool WrapAwaitTimeout(absl::Mutex* mu, const absl::Condition& condition, absl::Duration timeout) {
+  __tsan_release(mu);
+  const bool held = RealAwaitTimeout(mu, condition, timeout);
+  __tsan_acquire(mu);
+  return held;
+}
+
+bool WrapAwaitDeadline(absl::Mutex* mu, const absl::Condition& condition, absl::Time deadline) {
+  __tsan_release(mu);
+  const bool held = RealAwaitDeadline(mu, condition, deadline);
+  __tsan_acquire(mu);
+  return held;
+}

@@ -17,6 +17,7 @@
 #include "gradwire/session.h"
 #include "gtest/gtest.h"
 #include "server/daemon.h"
+#include "spdlog/spdlog.h"
 
 namespace gradwire::testing {
 
@@ -26,11 +27,11 @@ class Cluster {
   // `scheme`: "inproc" or "grpc".
   Cluster(uint32_t shards, const std::string& scheme) {
     static std::atomic<int> counter{0};
+    spdlog::set_level(spdlog::level::err);
     for (uint32_t s = 0; s < shards; ++s) {
       ServerConfig config;
       config.listen = {scheme == "grpc" ? std::string("grpc://127.0.0.1:0")
                                         : absl::StrCat("inproc://client-test-", counter.fetch_add(1))};
-      config.log_level = "error";
       EXPECT_TRUE(config.Validate().ok());
       auto daemon = Daemon::Start(config, &clock_);
       EXPECT_TRUE(daemon.ok()) << daemon.status();

@@ -134,7 +134,7 @@ TEST_P(DaemonTest, WrongShapeAndDtype) {
   Start();
   StartTwo(SmallSpec("job", 2));
   v1::JobSpec other = SmallSpec("job", 2);
-  other.mutable_tensors(1)->set_shape(1, 65);  // travels in bucket 0
+  other.mutable_tensors(1)->set_shape(1, 48);  // travels in bucket 0
   RawWorker c(address_, other, "c", 1);
   const absl::Status status = c.Join().status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);

@@ -58,6 +58,13 @@ TEST(IndexCode, ChoosesTheSmallestForm) {
   EXPECT_EQ(EncodeIndex(RandomPositions(0, 65536, 0.01, 1), 0, 65536).coding, IndexCoding::kRice);
 }
 
+// The worked example of proto/WIRE.md, which was computed apart from this code.
+TEST(IndexCode, AgreesWithTheWorkedExample) {
+  const CodedIndex coded = EncodeIndex(std::vector<uint32_t>{3, 10, 64}, 0, 100);
+  EXPECT_EQ(coded.coding, IndexCoding::kRice);
+  EXPECT_EQ(coded.payload, (std::vector<uint8_t>{3, 0, 0, 0, 3, 0xD7, 0xC0, 0x02}));
+}
+
 TEST(IndexCode, IsNearTheEntropy) {
   for (double density : {0.001, 0.003, 0.01, 0.03, 0.1}) {
     const uint32_t count = 1u << 20;
