@@ -74,10 +74,12 @@ void PrintJob(const std::string& address, const v1::JobStatus& job, std::ostream
                          job.shard_count(), job.version(), job.initialized() ? "" : ", waiting for initial parameters");
   out << absl::StrFormat("  elements %d, memory up to %s, layout %016x\n", job.elements(),
                          HumanBytes(static_cast<double>(job.memory_bytes())), job.layout_digest());
-  out << absl::StrFormat("  received %s, sent %s, decoded elements %d, deferred %d\n",
+  out << absl::StrFormat("  pushed %s, pulled %s, parameters received %s, sent %s\n",
                          HumanBytes(static_cast<double>(job.push_bytes())),
-                         HumanBytes(static_cast<double>(job.pull_bytes())), job.update_elements(),
-                         job.deferred_elements());
+                         HumanBytes(static_cast<double>(job.pull_bytes())),
+                         HumanBytes(static_cast<double>(job.initialize_bytes())),
+                         HumanBytes(static_cast<double>(job.parameter_bytes())));
+  out << absl::StrFormat("  decoded elements %d, deferred %d\n", job.update_elements(), job.deferred_elements());
   out << absl::StrFormat("  frames refused %d, not included %d\n", job.refused_frames(), job.not_included_frames());
   if (!job.parameters_sha256().empty()) out << "  parameters sha256 " << job.parameters_sha256() << "\n";
   if (job.workers_size() > 0) {

@@ -141,7 +141,7 @@ void JobShard::Deliver(const std::vector<Delivery>& deliveries) {
       control.set_last(i + 1 == chunks);
       // A stream that has closed loses its answer; its worker pulls again on the next one.
       if (!delivery.to.out->Send({control.SerializeAsString(), {chunk}}).ok()) break;
-      pull_bytes_ += chunk.size();
+      (delivery.to.kind == v1::PULL_UPDATE ? pull_bytes_ : parameter_bytes_) += chunk.size();
     }
   }
 }

@@ -30,7 +30,6 @@ v1::PushOutcome OutcomeOf(PushVerdict verdict) {
 }  // namespace
 
 absl::StatusOr<std::optional<v1::PushAck>> JobShard::PushChunk(PushStream& stream, Bytes bytes) {
-  push_bytes_ += bytes.size();
   {
     absl::MutexLock lock(&mu_);
     GW_RETURN_IF_ERROR(shut_);
@@ -50,6 +49,7 @@ absl::StatusOr<std::optional<v1::PushAck>> JobShard::PushChunk(PushStream& strea
     return Refuse(stream, *header, chunk.status());
   }
   const wire::FrameHeader header = chunk->header;
+  (header.kind == wire::FrameKind::kInitialize ? initialize_bytes_ : push_bytes_) += bytes.size();
   if (header.bucket >= buckets_.size()) {
     ++refused_frames_;
     return absl::InvalidArgumentError(absl::StrFormat("job '%s' worker '%s': bucket %d does not exist: this job has %d",

@@ -376,6 +376,8 @@ v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
   status.set_elements(layout_.shard_elements(shard_index_));
   status.set_push_bytes(push_bytes_);
   status.set_pull_bytes(pull_bytes_);
+  status.set_initialize_bytes(initialize_bytes_);
+  status.set_parameter_bytes(parameter_bytes_);
   status.set_deferred_elements(deferred_elements_);
   status.set_update_elements(update_elements_);
   status.set_refused_frames(refused_frames_);

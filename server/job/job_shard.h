@@ -156,6 +156,8 @@ class JobShard {
   std::atomic<uint64_t> in_flight_bytes_{0};
   std::atomic<uint64_t> push_bytes_{0};
   std::atomic<uint64_t> pull_bytes_{0};
+  std::atomic<uint64_t> initialize_bytes_{0};
+  std::atomic<uint64_t> parameter_bytes_{0};
   std::atomic<uint64_t> deferred_elements_{0};
   std::atomic<uint64_t> update_elements_{0};
   std::atomic<uint64_t> refused_frames_{0};

@@ -216,7 +216,10 @@ def summarize(run: Run, outcomes: list[Outcome], plan: Plan) -> dict:
         "steps": plan.steps,
         "val_loss": statistics.fmean(losses),
         "val_loss_by_seed": dict(zip((str(o.seed) for o in outcomes), losses)),
-        "seconds_per_step": statistics.fmean(r["seconds_per_step"] for o in outcomes for r in o.results),
+        # Worker 0's: the others also wait while it evaluates.
+        "seconds_per_step": statistics.median(
+            r["seconds_per_step"] for o in outcomes for r in o.results if r["worker"] == 0
+        ),
         "push_bytes_per_step": pushed,
         "pull_bytes_per_step": pulled,
         "push_compression": 4 * parameters / pushed,

@@ -92,6 +92,7 @@ def train(settings: WorkerSettings) -> None:
         seed=settings.seed,
     )
     evaluate_at = {round((i + 1) * settings.steps / settings.evaluations) for i in range(settings.evaluations)}
+    started = optimizer.session.stats()  # initial parameters have travelled; they are not counted below
     train_losses: list[float] = []
     seconds = 0.0
     for step in range(settings.steps):
@@ -116,8 +117,8 @@ def train(settings: WorkerSettings) -> None:
                 train_loss=sum(recent) / len(recent),
                 val_loss=validation_loss(model, *validation),
                 seconds_per_step=seconds / (step + 1),
-                pushed_bytes=stats["pushed_bytes"] - stats.get("start_pushed_bytes", 0),
-                pulled_bytes=stats["pulled_bytes"],
+                pushed_bytes=stats["pushed_bytes"] - started["pushed_bytes"],
+                pulled_bytes=stats["pulled_bytes"] - started["pulled_bytes"],
             )
     emit(
         done=True,

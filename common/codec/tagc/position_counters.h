@@ -49,6 +49,15 @@ class PositionCounters {
     });
   }
 
+  // The sum of all counts: how many positions the frames named, each frame by itself.
+  uint64_t Total() const {
+    uint64_t total = 0;
+    for (size_t w = 0; w < planes_.size(); ++w) {
+      total += static_cast<uint64_t>(std::popcount(planes_[w])) << (w / words_);
+    }
+    return total;
+  }
+
   // Positions with a count above 0, ascending.
   std::vector<uint32_t> Union() const {
     std::vector<uint32_t> out;

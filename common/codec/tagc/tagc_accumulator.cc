@@ -203,7 +203,10 @@ RoundPlan TagcAccumulator::NextPlan(uint64_t union_elements) const {
     geometry = NextGeometry(static_cast<uint64_t>(share * static_cast<double>(shape_.elements())), 1, {}, false,
                             shape_.spec.slack, shape_.limits);
   } else {
-    geometry = NextGeometry(union_elements, density / shape_.spec.DensityAt(round_),
+    // In the first round many magnitudes are tied (a step is 1 everywhere), so all workers chose the same ones. They
+    // will not in the next: provide for no overlap at all.
+    const uint64_t seen = round_ == 1 ? counters_.Total() : union_elements;
+    geometry = NextGeometry(seen, density / shape_.spec.DensityAt(round_),
                             {plan_.sketch_groups, plan_.cells_per_group}, round_ > 1, shape_.spec.slack, shape_.limits);
   }
   next.sketch_groups = geometry.groups;
