@@ -12,8 +12,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(std::string_view name) {
     return absl::FailedPreconditionError(
         "backend 'cuda' is not part of this build; use 'cpu', or 'auto' to take the best one there is");
   }
-  return absl::InvalidArgumentError(
-      absl::StrFormat("unknown backend '%s'; known: auto, cpu, cuda", std::string(name)));
+  return absl::InvalidArgumentError(absl::StrFormat("unknown backend '%s'; known: auto, cpu, cuda", std::string(name)));
 }
 
 }  // namespace gradwire::kernels

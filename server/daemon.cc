@@ -36,12 +36,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
   environment.frame_limit_bytes = config.frame_limit_bytes;
   environment.job_memory_limit_bytes = config.job_memory_limit_bytes;
   environment.server_epoch = RandomEpoch();
-  daemon->registry_ = std::make_unique<JobRegistry>(
-      environment, JobRegistry::Limits{config.memory_limit_bytes, config.max_jobs});
+  daemon->registry_ =
+      std::make_unique<JobRegistry>(environment, JobRegistry::Limits{config.memory_limit_bytes, config.max_jobs});
   daemon->worker_service_ = std::make_unique<WorkerService>(daemon->registry_.get());
   daemon->operator_service_ = std::make_unique<OperatorService>(daemon->registry_.get());
-  daemon->dispatcher_ =
-      std::make_unique<Dispatcher>(daemon->worker_service_.get(), daemon->operator_service_.get());
+  daemon->dispatcher_ = std::make_unique<Dispatcher>(daemon->worker_service_.get(), daemon->operator_service_.get());
   for (const std::string& address : config.listen) {
     GW_ASSIGN_OR_RETURN(std::unique_ptr<transport::Listener> listener,
                         transport::Listen(address, daemon->dispatcher_.get()));
@@ -109,7 +108,8 @@ void Daemon::Drain(uint32_t drain_ms) {
     if (quiet == 2) break;
     absl::MutexLock lock(&mu_);
     if (stopped_) break;
-    wake_.WaitWithTimeout(&mu_, std::min(kLongestTick, absl::Nanoseconds(std::max<TimeNs>(1, deadline - clock_->Now()))));
+    wake_.WaitWithTimeout(&mu_,
+                          std::min(kLongestTick, absl::Nanoseconds(std::max<TimeNs>(1, deadline - clock_->Now()))));
   }
   registry_->ShutAll(absl::UnavailableError("this server is shutting down: join again when it is back"));
 }

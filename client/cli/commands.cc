@@ -59,8 +59,8 @@ absl::Status AskAll(const Options& options, const std::string& method, const Req
   if (options.json) out << "[";
   for (size_t i = 0; i < replies.size(); ++i) {
     if (options.json) {
-      out << (i == 0 ? "" : ",") << "{\"server\":" << Quoted(servers[i].address()) << ",\"status\":" << ToJson(replies[i])
-          << "}";
+      out << (i == 0 ? "" : ",") << "{\"server\":" << Quoted(servers[i].address())
+          << ",\"status\":" << ToJson(replies[i]) << "}";
     } else {
       row(servers[i].address(), replies[i]);
     }
@@ -74,17 +74,16 @@ void PrintJob(const std::string& address, const v1::JobStatus& job, std::ostream
                          job.shard_count(), job.version(), job.initialized() ? "" : ", waiting for initial parameters");
   out << absl::StrFormat("  elements %d, memory up to %s, layout %016x\n", job.elements(),
                          HumanBytes(static_cast<double>(job.memory_bytes())), job.layout_digest());
-  out << absl::StrFormat("  pushed %s, pulled %s, parameters received %s, sent %s\n",
-                         HumanBytes(static_cast<double>(job.push_bytes())),
-                         HumanBytes(static_cast<double>(job.pull_bytes())),
-                         HumanBytes(static_cast<double>(job.initialize_bytes())),
-                         HumanBytes(static_cast<double>(job.parameter_bytes())));
+  out << absl::StrFormat(
+      "  pushed %s, pulled %s, parameters received %s, sent %s\n", HumanBytes(static_cast<double>(job.push_bytes())),
+      HumanBytes(static_cast<double>(job.pull_bytes())), HumanBytes(static_cast<double>(job.initialize_bytes())),
+      HumanBytes(static_cast<double>(job.parameter_bytes())));
   out << absl::StrFormat("  decoded elements %d, deferred %d\n", job.update_elements(), job.deferred_elements());
   out << absl::StrFormat("  frames refused %d, not included %d\n", job.refused_frames(), job.not_included_frames());
   if (!job.parameters_sha256().empty()) out << "  parameters sha256 " << job.parameters_sha256() << "\n";
   if (job.workers_size() > 0) {
-    out << absl::StrFormat("  %-24s %-16s %-7s %6s %12s %8s %12s\n", "worker", "incarnation", "state", "from", "lease left",
-                           "frames", "bytes");
+    out << absl::StrFormat("  %-24s %-16s %-7s %6s %12s %8s %12s\n", "worker", "incarnation", "state", "from",
+                           "lease left", "frames", "bytes");
   }
   for (const v1::WorkerStatus& worker : job.workers()) {
     out << absl::StrFormat("  %-24s %016x %-7s %6d %9d ms %8d %12s\n", worker.worker(), worker.incarnation(),
@@ -117,15 +116,15 @@ absl::Status CreateJob(const Options& options, std::ostream& out) {
 }
 
 absl::Status ListJobs(const Options& options, std::ostream& out) {
-  const std::string title = absl::StrFormat("%-28s %-24s %9s %10s %12s %12s\n", "server", "job", "shard", "version",
-                                            "elements", "memory");
+  const std::string title =
+      absl::StrFormat("%-28s %-24s %9s %10s %12s %12s\n", "server", "job", "shard", "version", "elements", "memory");
   return AskAll<v1::ListJobsReply>(options, "ListJobs", v1::ListJobsRequest(), out, title,
                                    [&out](const std::string& address, const v1::ListJobsReply& reply) {
                                      for (const v1::JobStatus& job : reply.jobs()) {
-                                       out << absl::StrFormat(
-                                           "%-28s %-24s %4d/%-4d %10d %12d %12s\n", address, job.job(), job.shard_index(),
-                                           job.shard_count(), job.version(), job.elements(),
-                                           HumanBytes(static_cast<double>(job.memory_bytes())));
+                                       out << absl::StrFormat("%-28s %-24s %4d/%-4d %10d %12d %12s\n", address,
+                                                              job.job(), job.shard_index(), job.shard_count(),
+                                                              job.version(), job.elements(),
+                                                              HumanBytes(static_cast<double>(job.memory_bytes())));
                                      }
                                    });
 }
@@ -135,8 +134,8 @@ absl::Status DescribeShards(const Options& options, std::ostream& out) {
                                             "uptime", "jobs", "memory", "limit", "state");
   return AskAll<v1::ShardStatus>(options, "DescribeShard", v1::DescribeShardRequest(), out, title,
                                  [&out](const std::string& address, const v1::ShardStatus& s) {
-                                   out << absl::StrFormat("%-28s %-8s %-8s %7d s %5d %12s %12s %s\n", address, s.version(),
-                                                          s.backend(), s.uptime_s(), s.jobs(),
+                                   out << absl::StrFormat("%-28s %-8s %-8s %7d s %5d %12s %12s %s\n", address,
+                                                          s.version(), s.backend(), s.uptime_s(), s.jobs(),
                                                           HumanBytes(static_cast<double>(s.memory_bytes())),
                                                           HumanBytes(static_cast<double>(s.memory_limit_bytes())),
                                                           s.draining() ? "draining" : "serving");

@@ -34,18 +34,21 @@ Explanation Explain(const DenseSpec& spec, uint64_t elements) {
 
 Explanation Explain(const TagcSpec& spec, uint64_t elements) {
   Explanation e;
-  e.text += absl::StrFormat("  density=%g  of each tensor, the largest %g %% of the elements are sent; the others wait in "
-                            "the residual\n",
-                            spec.density, 100 * spec.density);
-  e.text += spec.cell_bits == 0
-                ? "  cells=auto    bits per cell of the sketch, chosen by the job's max_workers so that sums cannot overflow\n"
-                : absl::StrFormat("  cells=%d      bits per cell of the sketch; more workers need more\n", spec.cell_bits);
+  e.text += absl::StrFormat(
+      "  density=%g  of each tensor, the largest %g %% of the elements are sent; the others wait in "
+      "the residual\n",
+      spec.density, 100 * spec.density);
+  e.text +=
+      spec.cell_bits == 0
+          ? "  cells=auto    bits per cell of the sketch, chosen by the job's max_workers so that sums cannot "
+            "overflow\n"
+          : absl::StrFormat("  cells=%d      bits per cell of the sketch; more workers need more\n", spec.cell_bits);
   e.text += spec.warmup_rounds == 0
                 ? "  warmup_rounds=0  the density is the same from the first round on\n"
                 : absl::StrFormat("  warmup_rounds=%d  the density falls from %g to %g over so many rounds\n",
                                   spec.warmup_rounds, spec.warmup_density, spec.density);
-  e.text += absl::StrFormat("  slack=%g      cells relative to what decoding needs; below 1, elements are deferred a round\n",
-                            spec.slack);
+  e.text += absl::StrFormat(
+      "  slack=%g      cells relative to what decoding needs; below 1, elements are deferred a round\n", spec.slack);
   const double chosen = spec.density * static_cast<double>(elements);
   const double p = spec.density;
   const double entropy_bits =

@@ -2,7 +2,6 @@
 #include "client/cli/options.h"
 
 #include <CLI/CLI.hpp>
-
 #include <cstdlib>
 
 #include "absl/strings/str_split.h"

@@ -1,10 +1,11 @@
 // The public session: validates options, owns the parts, forwards to the exchange.
+#include "client/cpp/gradwire/session.h"
+
 #include <cmath>
 #include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/cpp/gradwire/session.h"
 #include "client/cpp/internal/exchange.h"
 #include "client/cpp/internal/gradients.h"
 #include "client/cpp/internal/replica.h"
@@ -33,19 +34,20 @@ absl::Status CheckOptions(const SessionOptions& options, const Job& job) {
              : "a job whose optimizer is none keeps no parameters: use pull mode 'mean'");
   if (job.elements() == 0) return absl::InvalidArgumentError("the tensors of the job have no elements");
   if (options.memory.size() != job.tensors().size())
-    return absl::InvalidArgumentError(absl::StrCat("memory was given for ", options.memory.size(), " tensors; the job has ",
-                                                   job.tensors().size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("memory was given for ", options.memory.size(), " tensors; the job has ", job.tensors().size()));
   for (size_t t = 0; t < options.memory.size(); ++t) {
     if (options.memory[t].size() == job.tensors()[t].elements) continue;
-    return absl::InvalidArgumentError(absl::StrCat("tensor '", job.tensors()[t].name, "' has ", job.tensors()[t].elements,
-                                                   " elements in the job; its memory has ", options.memory[t].size()));
+    return absl::InvalidArgumentError(absl::StrCat("tensor '", job.tensors()[t].name, "' has ",
+                                                   job.tensors()[t].elements, " elements in the job; its memory has ",
+                                                   options.memory[t].size()));
   }
   if (mean) return absl::OkStatus();
   for (size_t t = 0; t < options.memory.size(); ++t)
     for (size_t i = 0; i < options.memory[t].size(); ++i)
       if (!std::isfinite(options.memory[t][i]))
-        return absl::InvalidArgumentError(absl::StrCat("the initial parameter ", i, " of tensor '", job.tensors()[t].name,
-                                                       "' is ", options.memory[t][i]));
+        return absl::InvalidArgumentError(absl::StrCat("the initial parameter ", i, " of tensor '",
+                                                       job.tensors()[t].name, "' is ", options.memory[t][i]));
   return absl::OkStatus();
 }
 
@@ -54,7 +56,10 @@ absl::Status CheckOptions(const SessionOptions& options, const Job& job) {
 class Session::Impl {
  public:
   Impl(SessionOptions options, Job job, Layout layout, std::unique_ptr<kernels::Backend> backend)
-      : options_(std::move(options)), job_(std::move(job)), layout_(std::move(layout)), backend_(std::move(backend)),
+      : options_(std::move(options)),
+        job_(std::move(job)),
+        layout_(std::move(layout)),
+        backend_(std::move(backend)),
         incarnation_(RandomIncarnation()) {}
   ~Impl() { Leave().IgnoreError(); }
 
@@ -164,8 +169,9 @@ class Session::Impl {
       links_.push_back(std::make_unique<client::ShardLink>(std::move(link)));
       links.push_back(links_.back().get());
     }
-    starter_ = std::make_unique<client::Starter>(client::StartContext{
-        &job_, &layout_, options_.pull, incarnation_, codec_pointers_, links, replica_.get(), options_.start_timeout_ms});
+    starter_ = std::make_unique<client::Starter>(client::StartContext{&job_, &layout_, options_.pull, incarnation_,
+                                                                      codec_pointers_, links, replica_.get(),
+                                                                      options_.start_timeout_ms});
     GW_RETURN_IF_ERROR(starter_->JoinAll(request));
     GW_ASSIGN_OR_RETURN(client::StartState start, starter_->Run());
     start_version_ = start.version;
@@ -225,8 +231,7 @@ absl::Status Session::Exchange(std::span<const float* const> gradients, std::spa
   GW_RETURN_IF_ERROR(impl_->CheckCount(gradients));
   GW_RETURN_IF_ERROR(BeginRound(learning_rates));
   // Backward order, in which buckets are filled.
-  for (size_t t = gradients.size(); t-- > 0;)
-    GW_RETURN_IF_ERROR(TensorReady(static_cast<uint32_t>(t), gradients[t]));
+  for (size_t t = gradients.size(); t-- > 0;) GW_RETURN_IF_ERROR(TensorReady(static_cast<uint32_t>(t), gradients[t]));
   return EndRound();
 }
 

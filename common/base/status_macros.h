@@ -6,10 +6,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#define GW_RETURN_IF_ERROR(expr)                          \
-  do {                                                    \
-    if (absl::Status gw_status = (expr); !gw_status.ok()) \
-      return gw_status;                                   \
+#define GW_RETURN_IF_ERROR(expr)                                            \
+  do {                                                                      \
+    if (absl::Status gw_status = (expr); !gw_status.ok()) return gw_status; \
   } while (0)
 
 #define GW_CONCAT_INNER(a, b) a##b

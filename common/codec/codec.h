@@ -56,10 +56,10 @@ struct RunInput {
 // An encoded frame and what is needed to take parts of it back.
 struct EncodedFrame {
   std::vector<Bytes> chunks;
-  uint64_t bytes = 0;                // sum of chunk sizes, headers counted
-  std::vector<uint32_t> positions;   // sparse codecs: what was sent, ascending
-  std::vector<int32_t> integers;     // sparse codecs: the integer at each position
-  RoundPlan plan;                    // by which it was encoded
+  uint64_t bytes = 0;               // sum of chunk sizes, headers counted
+  std::vector<uint32_t> positions;  // sparse codecs: what was sent, ascending
+  std::vector<int32_t> integers;    // sparse codecs: the integer at each position
+  RoundPlan plan;                   // by which it was encoded
 };
 
 // What the header and the learning-rate segment of a frame say.
@@ -115,12 +115,12 @@ class Codec {
  public:
   virtual ~Codec() = default;
   virtual bool uses_residual() const = 0;
-  virtual bool sparse() const = 0;                       // needs a Selection per tensor
-  virtual double Density(uint64_t round) const = 0;      // 1 for dense codecs
+  virtual bool sparse() const = 0;                   // needs a Selection per tensor
+  virtual double Density(uint64_t round) const = 0;  // 1 for dense codecs
   virtual RoundPlan InitialPlan() const = 0;
   virtual std::unique_ptr<Encoder> NewEncoder() const = 0;
   virtual std::unique_ptr<Accumulator> NewAccumulator() const = 0;
-  virtual size_t accumulator_bytes() const = 0;          // an upper bound of Accumulator::memory_bytes
+  virtual size_t accumulator_bytes() const = 0;  // an upper bound of Accumulator::memory_bytes
   // Checks that the segments of a whole frame, in order, cover the bucket exactly once.
   virtual absl::Status CheckComplete(uint64_t round, const RoundPlan& plan,
                                      std::span<const wire::SegmentHeader> segments) const = 0;

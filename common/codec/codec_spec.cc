@@ -6,8 +6,8 @@
 #include <cmath>
 #include <map>
 
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 
 namespace gradwire {
@@ -70,8 +70,8 @@ absl::StatusOr<CodecSpec> ParseDense(KeyValues values) {
     const auto* found = std::find_if(std::begin(kDenseValues), std::end(kDenseValues),
                                      [&](const auto& v) { return v.first == it->second; });
     if (found == std::end(kDenseValues)) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "codec 'dense': values=%s is unknown; use fp32, bf16, fixed32 or fixed16", it->second));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("codec 'dense': values=%s is unknown; use fp32, bf16, fixed32 or fixed16", it->second));
     }
     spec.values = found->second;
     values.erase(it);
@@ -121,10 +121,10 @@ absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text) {
   GW_ASSIGN_OR_RETURN(KeyValues values, SplitKeyValues(name, rest));
   if (name == "dense") return ParseDense(std::move(values));
   if (name == "tagc") return ParseTagc(std::move(values));
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "unknown codec '%s'; known: dense (dense:fp32, dense:bf16, dense:fixed32, dense:fixed16), tagc "
-      "(tagc:density=0.01)",
-      std::string(name)));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("unknown codec '%s'; known: dense (dense:fp32, dense:bf16, dense:fixed32, dense:fixed16), tagc "
+                      "(tagc:density=0.01)",
+                      std::string(name)));
 }
 
 std::string ToString(const CodecSpec& spec) {

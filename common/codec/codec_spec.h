@@ -21,11 +21,11 @@ struct DenseSpec {
 // "tagc:density=0.01,cells=auto|8|16|32,warmup_rounds=0,warmup_density=0.1,slack=1.0". TAGC (arXiv 2504.05638) as
 // algorithms.md section 1 builds it.
 struct TagcSpec {
-  double density = 0.01;         // fraction of elements that a worker sends per round, (0, 1]
-  uint32_t cell_bits = 0;        // 8, 16, 32; 0: by max_workers (8 up to 4 workers, 16 up to 1024, else 32)
-  uint32_t warmup_rounds = 0;    // density falls geometrically from warmup_density over this many rounds
+  double density = 0.01;       // fraction of elements that a worker sends per round, (0, 1]
+  uint32_t cell_bits = 0;      // 8, 16, 32; 0: by max_workers (8 up to 4 workers, 16 up to 1024, else 32)
+  uint32_t warmup_rounds = 0;  // density falls geometrically from warmup_density over this many rounds
   double warmup_density = 0.1;
-  double slack = 1.0;            // cells relative to what the peeling threshold asks for; below 1 forces deferral
+  double slack = 1.0;  // cells relative to what the peeling threshold asks for; below 1 forces deferral
   // Density of round r (round 0 is the calibration round and sends nothing).
   double DensityAt(uint64_t round) const;
   bool operator==(const TagcSpec&) const = default;

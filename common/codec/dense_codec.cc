@@ -22,7 +22,7 @@ using wire::SegmentType;
 constexpr uint32_t kSegmentElements = 65536;  // 256 KiB of float32: checked, merged and CRC'd while in cache
 constexpr int kFixed32Headroom = 8;           // bits left for gradients that grow from one round to the next
 constexpr int kFixed16Headroom = 1;
-constexpr int kPackBelowBits = 25;            // wider sums travel as whole int32
+constexpr int kPackBelowBits = 25;  // wider sums travel as whole int32
 
 struct DenseShape {
   CodecContext context;
@@ -107,8 +107,8 @@ class DenseEncoder final : public Encoder {
   void AddRanges(std::span<const RunInput> runs, FrameWriter* writer) const {
     std::vector<int8_t> ranges(runs.size());
     for (size_t i = 0; i < runs.size(); ++i) {
-      ranges[i] = static_cast<int8_t>(
-          shape_.backend().RangeOf(runs[i].pending, shape_.layout().runs[i].length, nullptr));
+      ranges[i] =
+          static_cast<int8_t>(shape_.backend().RangeOf(runs[i].pending, shape_.layout().runs[i].length, nullptr));
     }
     const uint32_t n = static_cast<uint32_t>(runs.size());
     writer->Add({SegmentType::kRanges, 0, 0, n, n}, ranges.data());
@@ -207,8 +207,9 @@ class DenseAccumulator final : public Accumulator {
     const uint64_t elements = shape_.layout().elements;
     if (s.begin > elements || s.count > elements - s.begin ||
         s.bytes != uint64_t{s.count} * static_cast<uint64_t>(shape_.width())) {
-      return absl::InvalidArgumentError(absl::StrFormat("segment of elements [%d, %d + %d) in %d bytes; the bucket has %d elements of %d bytes",
-                                                        s.begin, s.begin, s.count, s.bytes, elements, shape_.width()));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("segment of elements [%d, %d + %d) in %d bytes; the bucket has %d elements of %d bytes",
+                          s.begin, s.begin, s.count, s.bytes, elements, shape_.width()));
     }
     if (shape_.fixed()) return CheckLimit(s);
     const int64_t bad = shape_.backend().FindOutOfGrid(s.data, shape_.width(), s.count, nullptr);
@@ -229,8 +230,8 @@ class DenseAccumulator final : public Accumulator {
         v = narrow;
       }
       if (v > limit || v < -limit) {
-        return absl::InvalidArgumentError(absl::StrFormat("element %d: integer %d is over the limit of %d per worker",
-                                                          s.begin + i, v, limit));
+        return absl::InvalidArgumentError(
+            absl::StrFormat("element %d: integer %d is over the limit of %d per worker", s.begin + i, v, limit));
       }
     }
     return absl::OkStatus();
@@ -247,10 +248,11 @@ class DenseAccumulator final : public Accumulator {
     } else {
       value = LoadBf16(s.data + 2 * index);
     }
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "tensor '%s', element %d: gradient %g is not finite or its magnitude is not below %d; the contribution is refused",
-        shape_.context.job->tensors()[r.tensor].name, r.offset + position - layout.run_begin[run], value,
-        1 << kernels::kGridRangeBits));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("tensor '%s', element %d: gradient %g is not finite or its magnitude is not below %d; the "
+                        "contribution is refused",
+                        shape_.context.job->tensors()[r.tensor].name, r.offset + position - layout.run_begin[run],
+                        value, 1 << kernels::kGridRangeBits));
   }
 
   void Merge(const Segment& s, Sign sign) {
@@ -278,9 +280,9 @@ class DenseAccumulator final : public Accumulator {
       const int bits = BitsFor(sums);
       if (bits < kPackBelowBits) {
         const std::vector<uint8_t> packed = PackIntegers(sums, bits);
-        writer->Add({SegmentType::kDensePacked, static_cast<uint8_t>(bits), begin, count,
-                     static_cast<uint32_t>(packed.size())},
-                    packed.data());
+        writer->Add(
+            {SegmentType::kDensePacked, static_cast<uint8_t>(bits), begin, count, static_cast<uint32_t>(packed.size())},
+            packed.data());
       } else {
         writer->Add({SegmentType::kDenseInt, 4, begin, count, count * 4}, sums.data());
       }
@@ -312,7 +314,8 @@ class DenseCodec final : public Codec {
   std::unique_ptr<Encoder> NewEncoder() const override { return std::make_unique<DenseEncoder>(shape_); }
   std::unique_ptr<Accumulator> NewAccumulator() const override { return std::make_unique<DenseAccumulator>(shape_); }
   size_t accumulator_bytes() const override {
-    return shape_.layout().elements * (shape_.fixed() ? 4 : 8) + (shape_.fixed() ? shape_.layout().runs.size() * 128 : 0);
+    return shape_.layout().elements * (shape_.fixed() ? 4 : 8) +
+           (shape_.fixed() ? shape_.layout().runs.size() * 128 : 0);
   }
 
   absl::Status CheckComplete(uint64_t round, const RoundPlan&, std::span<const SegmentHeader> segments) const override {

@@ -22,10 +22,12 @@ FrameAssembler::FrameAssembler(const Codec* codec, const BucketLayout* layout, A
 FrameAssembler::~FrameAssembler() { Abandon(); }
 
 absl::Status FrameAssembler::CheckIdentity(const wire::FrameHeader& h) const {
-  if (h.kind != wire::FrameKind::kPush || h.bucket != layout_->bucket || h.shard != layout_->shard || h.round != round_) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "chunk of kind %d for bucket %d, shard %d, round %d does not belong to the frame of bucket %d, shard %d, round %d",
-        static_cast<int>(h.kind), h.bucket, h.shard, h.round, layout_->bucket, layout_->shard, round_));
+  if (h.kind != wire::FrameKind::kPush || h.bucket != layout_->bucket || h.shard != layout_->shard ||
+      h.round != round_) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("chunk of kind %d for bucket %d, shard %d, round %d does not belong to the frame of bucket %d, "
+                        "shard %d, round %d",
+                        static_cast<int>(h.kind), h.bucket, h.shard, h.round, layout_->bucket, layout_->shard, round_));
   }
   if (h.shape_digest != layout_->shape_digest) {
     return absl::FailedPreconditionError(absl::StrFormat(
@@ -34,10 +36,10 @@ absl::Status FrameAssembler::CheckIdentity(const wire::FrameHeader& h) const {
   }
   const bool abstain = (h.flags & wire::kAbstain) != 0;
   if (!abstain && h.plan_digest != plan_->Digest()) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("bucket %d, round %d: the frame was encoded by plan 0x%08x, the round's plan is 0x%08x; pull the "
-                        "update of round %d first",
-                        h.bucket, h.round, h.plan_digest, plan_->Digest(), h.round == 0 ? 0 : h.round - 1));
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "bucket %d, round %d: the frame was encoded by plan 0x%08x, the round's plan is 0x%08x; pull the "
+        "update of round %d first",
+        h.bucket, h.round, h.plan_digest, plan_->Digest(), h.round == 0 ? 0 : h.round - 1));
   }
   if (h.chunk != chunks_.size()) {
     return absl::InvalidArgumentError(absl::StrFormat("bucket %d, round %d: chunk %d came where chunk %d was expected",
@@ -49,13 +51,15 @@ absl::Status FrameAssembler::CheckIdentity(const wire::FrameHeader& h) const {
 absl::Status FrameAssembler::Merge(const wire::Chunk& chunk) {
   for (const wire::Segment& s : chunk.segments) {
     if (s.type == wire::SegmentType::kLearningRates) {
-      if (s.bytes != uint64_t{s.count} * 4 || s.begin != 0 || s.count == 0 || s.count > 64 || !learning_rates_.empty()) {
+      if (s.bytes != uint64_t{s.count} * 4 || s.begin != 0 || s.count == 0 || s.count > 64 ||
+          !learning_rates_.empty()) {
         return absl::InvalidArgumentError("malformed learning rates");
       }
       learning_rates_.resize(s.count);
       std::memcpy(learning_rates_.data(), s.data, s.bytes);
       for (float rate : learning_rates_) {
-        if (!std::isfinite(rate)) return absl::InvalidArgumentError(absl::StrFormat("learning rate %g is not finite", rate));
+        if (!std::isfinite(rate))
+          return absl::InvalidArgumentError(absl::StrFormat("learning rate %g is not finite", rate));
       }
     } else {
       GW_RETURN_IF_ERROR(accumulator_->Add(s));
@@ -70,10 +74,10 @@ absl::Status FrameAssembler::Add(wire::Chunk chunk) {
   if (failed_ || complete_) return absl::InvalidArgumentError("chunk behind the end of its frame");
   absl::Status status = CheckIdentity(chunk.header);
   if (status.ok() && bytes_ + chunk.bytes.size() > frame_limit_bytes_) {
-    status = absl::ResourceExhaustedError(absl::StrFormat("bucket %d, round %d: frame of more than %d bytes; the limit "
-                                                          "is %d (frame_limit_bytes)",
-                                                          layout_->bucket, round_, bytes_ + chunk.bytes.size() - 1,
-                                                          frame_limit_bytes_));
+    status = absl::ResourceExhaustedError(
+        absl::StrFormat("bucket %d, round %d: frame of more than %d bytes; the limit "
+                        "is %d (frame_limit_bytes)",
+                        layout_->bucket, round_, bytes_ + chunk.bytes.size() - 1, frame_limit_bytes_));
   }
   if (status.ok()) {
     bytes_ += chunk.bytes.size();

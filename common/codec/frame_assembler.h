@@ -46,9 +46,9 @@ class FrameAssembler {
   const RoundPlan* plan_;
   uint64_t round_;
   uint64_t frame_limit_bytes_;
-  std::vector<wire::Chunk> chunks_;                // merged so far
-  std::vector<wire::SegmentHeader> segments_;      // of chunks_, in order
-  size_t merged_in_last_ = 0;                      // segments of chunks_.back() that were merged
+  std::vector<wire::Chunk> chunks_;            // merged so far
+  std::vector<wire::SegmentHeader> segments_;  // of chunks_, in order
+  size_t merged_in_last_ = 0;                  // segments of chunks_.back() that were merged
   std::vector<float> learning_rates_;
   uint64_t bytes_ = 0;
   uint32_t digest_ = 0;

@@ -69,8 +69,8 @@ absl::Status DecodeRice(std::span<const uint8_t> payload, uint32_t begin, uint32
   std::memcpy(&n, payload.data(), 4);
   const int k = payload[4];
   if (n == 0 || n > count || k > kMaxRiceBits || n > (payload.size() - kRiceHeaderBytes) * 8) {
-    return absl::InvalidArgumentError(absl::StrFormat("Rice index of %d positions with parameter %d in %d bytes, for %d elements",
-                                                      n, k, payload.size(), count));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "Rice index of %d positions with parameter %d in %d bytes, for %d elements", n, k, payload.size(), count));
   }
   BitReader reader(payload.subspan(kRiceHeaderBytes));
   const size_t before = out->size();
@@ -83,8 +83,8 @@ absl::Status DecodeRice(std::span<const uint8_t> payload, uint32_t begin, uint32
     const uint64_t p = next + (quotient << k) + reader.Take(k);
     if (quotient > count || p >= end || reader.overrun()) {
       out->resize(before);
-      return absl::InvalidArgumentError(absl::StrFormat("Rice index: position %d of %d is not within [%d, %d)", i, n,
-                                                        begin, end));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("Rice index: position %d of %d is not within [%d, %d)", i, n, begin, end));
     }
     positions[i] = static_cast<uint32_t>(p);
     next = p + 1;
@@ -103,7 +103,8 @@ std::vector<uint8_t> EncodeBitmap(std::span<const uint32_t> positions, uint32_t 
   return out;
 }
 
-absl::Status DecodeBitmap(std::span<const uint8_t> payload, uint32_t begin, uint32_t count, std::vector<uint32_t>* out) {
+absl::Status DecodeBitmap(std::span<const uint8_t> payload, uint32_t begin, uint32_t count,
+                          std::vector<uint32_t>* out) {
   if (payload.size() != (uint64_t{count} + 7) / 8) {
     return absl::InvalidArgumentError(absl::StrFormat("bitmap of %d bytes for %d elements", payload.size(), count));
   }

@@ -168,11 +168,11 @@ absl::StatusOr<RoundPlan> DecodeParameters(std::span<const Bytes> chunks, const 
   const bool kind = header.kind == wire::FrameKind::kInitialize || header.kind == wire::FrameKind::kParameters;
   if (!kind || header.bucket != layout.bucket || header.shard != layout.shard || header.round != version ||
       header.shape_digest != layout.shape_digest) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("not the parameters of bucket %d on shard %d at version %d (kind %d, bucket %d, shard %d, version "
-                        "%d, shape 0x%08x, expected 0x%08x)",
-                        layout.bucket, layout.shard, version, static_cast<int>(header.kind), header.bucket,
-                        header.shard, header.round, header.shape_digest, layout.shape_digest));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "not the parameters of bucket %d on shard %d at version %d (kind %d, bucket %d, shard %d, version "
+        "%d, shape 0x%08x, expected 0x%08x)",
+        layout.bucket, layout.shard, version, static_cast<int>(header.kind), header.bucket, header.shard, header.round,
+        header.shape_digest, layout.shape_digest));
   }
   RoundPlan plan;
   ParameterReader reader(job, layout, targets);
@@ -184,9 +184,9 @@ absl::StatusOr<RoundPlan> DecodeParameters(std::span<const Bytes> chunks, const 
                                                          {wire::Array::kSecondMoment, targets.second_moment}};
   for (const auto& [array, target] : wanted) {
     if (target != nullptr && reader.covered(array) != layout.elements) {
-      return absl::InvalidArgumentError(absl::StrFormat("parameter frame of bucket %d has %d of %d elements of array %d",
-                                                        layout.bucket, reader.covered(array), layout.elements,
-                                                        static_cast<int>(array)));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("parameter frame of bucket %d has %d of %d elements of array %d", layout.bucket,
+                          reader.covered(array), layout.elements, static_cast<int>(array)));
     }
   }
   return plan;

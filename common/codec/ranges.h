@@ -39,9 +39,9 @@ class RangeHistogram {
   // `segment`: kRanges. Errors: InvalidArgument; nothing is changed then.
   absl::Status Check(const wire::Segment& segment) const {
     if (segment.bytes != segment.count || segment.begin + segment.count > bins_.size() / kBins) {
-      return absl::InvalidArgumentError(absl::StrFormat("ranges of runs [%d, %d + %d) in %d bytes; the bucket has %d runs",
-                                                        segment.begin, segment.begin, segment.count, segment.bytes,
-                                                        bins_.size() / kBins));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("ranges of runs [%d, %d + %d) in %d bytes; the bucket has %d runs", segment.begin,
+                          segment.begin, segment.count, segment.bytes, bins_.size() / kBins));
     }
     for (uint32_t i = 0; i < segment.count; ++i) {
       const int range = static_cast<int8_t>(segment.data[i]);

@@ -18,7 +18,8 @@ using wire::SegmentType;
 // Folds the segments of one update frame, in order, into an Update.
 class UpdateReader {
  public:
-  UpdateReader(const Job& job, const BucketLayout& layout, Update* update) : job_(job), layout_(layout), update_(update) {}
+  UpdateReader(const Job& job, const BucketLayout& layout, Update* update)
+      : job_(job), layout_(layout), update_(update) {}
 
   absl::Status Read(const Segment& s) {
     switch (s.type) {
@@ -135,8 +136,8 @@ class UpdateReader {
     GW_RETURN_IF_ERROR(SetBody(Update::Body::kSparse));
     const size_t before = update_->integers.size();
     if (before + s.count != update_->positions.size()) {
-      return absl::InvalidArgumentError(absl::StrFormat("%d values for %d positions", before + s.count,
-                                                        update_->positions.size()));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%d values for %d positions", before + s.count, update_->positions.size()));
     }
     update_->integers.resize(before + s.count);
     return UnpackIntegers(s.payload(), s.param, s.count, update_->integers.data() + before);
@@ -145,8 +146,8 @@ class UpdateReader {
   absl::Status ReadExponents(const Segment& s) {
     GW_RETURN_IF_ERROR(CheckBytes(s, s.count));
     if (s.begin != 0 || s.count != layout_.runs.size()) {
-      return absl::InvalidArgumentError(absl::StrFormat("exponents of %d runs; the bucket has %d", s.count,
-                                                        layout_.runs.size()));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("exponents of %d runs; the bucket has %d", s.count, layout_.runs.size()));
     }
     update_->next.exponents.assign(s.data, s.data + s.bytes);
     return absl::OkStatus();
@@ -173,10 +174,10 @@ absl::StatusOr<Update> DecodeUpdate(std::span<const Bytes> chunks, const Job& jo
   const wire::FrameHeader& header = parsed[0].header;
   if (header.kind != wire::FrameKind::kUpdate || header.bucket != layout.bucket || header.shard != layout.shard ||
       header.shape_digest != layout.shape_digest) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("not the update frame of bucket %d on shard %d (kind %d, bucket %d, shard %d, shape 0x%08x, expected 0x%08x)",
-                        layout.bucket, layout.shard, static_cast<int>(header.kind), header.bucket, header.shard,
-                        header.shape_digest, layout.shape_digest));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "not the update frame of bucket %d on shard %d (kind %d, bucket %d, shard %d, shape 0x%08x, expected 0x%08x)",
+        layout.bucket, layout.shard, static_cast<int>(header.kind), header.bucket, header.shard, header.shape_digest,
+        layout.shape_digest));
   }
   Update update;
   update.round = header.round;

@@ -85,8 +85,7 @@ absl::Status FillScalars(v1::JobSpec* spec) {
   }
   if (spec->lease_ms() == 0) spec->set_lease_ms(10'000);
   if (spec->lease_ms() < 100 || spec->lease_ms() > 86'400'000) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("lease_ms = %d must lie in [100, 86400000]", spec->lease_ms()));
+    return absl::InvalidArgumentError(absl::StrFormat("lease_ms = %d must lie in [100, 86400000]", spec->lease_ms()));
   }
   if (spec->bucket_bytes() == 0) spec->set_bucket_bytes(4u << 20);
   if (spec->run_elements() == 0) spec->set_run_elements(4096);
@@ -171,8 +170,8 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
     }
     const auto rule = std::find_if(job.spec_.rules().begin(), job.spec_.rules().end(),
                                    [&](const v1::CodecRule& r) { return RuleMatches(r, tensor); });
-    tensor.codec = codec_index(rule == job.spec_.rules().end() ? fallback
-                                                               : rule_codecs[rule - job.spec_.rules().begin()]);
+    tensor.codec =
+        codec_index(rule == job.spec_.rules().end() ? fallback : rule_codecs[rule - job.spec_.rules().begin()]);
     v1::TensorSpec* canonical = job.spec_.mutable_tensors(i);
     canonical->set_role(tensor.role);
     canonical->set_dtype(v1::DTYPE_FLOAT32);
@@ -183,7 +182,9 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
   const auto& optimizer = job.spec_.optimizer();
   const bool momentum = std::any_of(optimizer.groups().begin(), optimizer.groups().end(),
                                     [](const auto& g) { return g.momentum() != 0; });
-  job.moments_ = optimizer.kind() == v1::OPTIMIZER_ADAMW ? 2 : optimizer.kind() == v1::OPTIMIZER_SGD && momentum ? 1 : 0;
+  job.moments_ = optimizer.kind() == v1::OPTIMIZER_ADAMW             ? 2
+                 : optimizer.kind() == v1::OPTIMIZER_SGD && momentum ? 1
+                                                                     : 0;
   // No maps in JobSpec, so serialization is deterministic for one protobuf version; unknown fields are dropped.
   job.spec_.DiscardUnknownFields();
   job.digest_ = HashString(job.spec_.SerializeAsString());

@@ -26,11 +26,11 @@ struct Run {
 struct BucketLayout {
   uint32_t bucket = 0;
   uint32_t shard = 0;
-  uint32_t codec = 0;                // index into Job::codecs; one codec per bucket
-  std::vector<Run> runs;             // in order of (position of tensor in the bucket, offset); may be empty
-  std::vector<uint64_t> run_begin;   // runs.size() + 1 positions
+  uint32_t codec = 0;               // index into Job::codecs; one codec per bucket
+  std::vector<Run> runs;            // in order of (position of tensor in the bucket, offset); may be empty
+  std::vector<uint64_t> run_begin;  // runs.size() + 1 positions
   uint64_t elements = 0;
-  uint32_t shape_digest = 0;         // of codec, runs, seed and worker bound: frames carry it
+  uint32_t shape_digest = 0;  // of codec, runs, seed and worker bound: frames carry it
 };
 
 // A part of a tensor that travels in one bucket (over all shards).

@@ -40,9 +40,9 @@ std::vector<GroupStep> DeriveSteps(const v1::OptimizerSpec& optimizer, const Upd
 absl::Status CheckUpdate(const Job& job, const BucketLayout& layout, const Update& update, size_t runs) {
   const size_t groups = static_cast<size_t>(job.spec().optimizer().groups_size());
   if (update.learning_rates.size() != groups || runs != layout.runs.size()) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "update of round %d, bucket %d: %d learning rates for %d groups, memory for %d runs of %d", update.round,
-        layout.bucket, update.learning_rates.size(), groups, runs, layout.runs.size()));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("update of round %d, bucket %d: %d learning rates for %d groups, memory for %d runs of %d",
+                        update.round, layout.bucket, update.learning_rates.size(), groups, runs, layout.runs.size()));
   }
   if (update.body == Update::Body::kDenseFloat) return absl::OkStatus();
   if (update.exponents.size() != layout.runs.size()) {
@@ -52,8 +52,9 @@ absl::Status CheckUpdate(const Job& job, const BucketLayout& layout, const Updat
   }
   for (size_t i = 0; i < update.exponents.size(); ++i) {
     if (update.exponents[i] < kernels::kMinExponent || update.exponents[i] > kernels::kMaxExponent) {
-      return absl::InvalidArgumentError(absl::StrFormat("update of round %d, bucket %d: exponent %d of run %d is out of range",
-                                                        update.round, layout.bucket, update.exponents[i], i));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("update of round %d, bucket %d: exponent %d of run %d is out of range", update.round,
+                          layout.bucket, update.exponents[i], i));
     }
   }
   return absl::OkStatus();
@@ -65,9 +66,9 @@ absl::Status CheckMemory(const Job& job, const BucketLayout& layout, const RunSt
       (moments < 2 || run.second_moment != nullptr)) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrFormat("bucket %d, run %d of tensor '%s': memory of the parameter or of one of %d moments is missing",
-                                                    layout.bucket, index, job.tensors()[layout.runs[index].tensor].name,
-                                                    moments));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("bucket %d, run %d of tensor '%s': memory of the parameter or of one of %d moments is missing",
+                      layout.bucket, index, job.tensors()[layout.runs[index].tensor].name, moments));
 }
 
 // Touches only the elements that were sent.
@@ -77,7 +78,8 @@ void ApplySparseSteps(const Job& job, const BucketLayout& layout, const Update& 
   for (size_t first = 0; first < update.positions.size();) {
     const size_t run = RunOf(layout, update.positions[first]);
     const size_t last = static_cast<size_t>(
-        std::lower_bound(begin + static_cast<ptrdiff_t>(first), update.positions.end(), layout.run_begin[run + 1]) - begin);
+        std::lower_bound(begin + static_cast<ptrdiff_t>(first), update.positions.end(), layout.run_begin[run + 1]) -
+        begin);
     const GroupStep& step = steps[job.tensors()[layout.runs[run].tensor].group];
     backend.SparsePlainStep(runs[run].parameter, &update.positions[first], &update.integers[first], last - first,
                             static_cast<uint32_t>(layout.run_begin[run]), update.exponents[run], update.contributors,

@@ -11,9 +11,8 @@ constexpr size_t kMaxUnixPath = 107;  // sun_path without its terminator
 constexpr size_t kMaxName = 255;
 
 absl::Status Bad(std::string_view text, std::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      "address \"", std::string(text), "\": ", std::string(why),
-      "; use grpc://host:port, unix:///path/of/socket or inproc://name"));
+  return absl::InvalidArgumentError(absl::StrCat("address \"", std::string(text), "\": ", std::string(why),
+                                                 "; use grpc://host:port, unix:///path/of/socket or inproc://name"));
 }
 
 // Splits host:port and [v6]:port.

@@ -1,10 +1,9 @@
 // Dial and Listen: the one place that knows every transport.
+#include "common/base/status_macros.h"
 #include "common/transport/address.h"
 #include "common/transport/grpc/grpc_transport.h"
 #include "common/transport/inproc/inproc.h"
 #include "common/transport/transport.h"
-
-#include "common/base/status_macros.h"
 
 namespace gradwire::transport {
 

@@ -35,8 +35,8 @@ class StreamSink {
   // The next message is read only after this returns: a slow sink slows its sender down (backpressure).
   virtual void OnMessage(Message message) = 0;
   // The peer finished (OK), failed, or the connection was lost (a client sees Unavailable, a server Cancelled).
-  // Nothing is delivered afterwards, and nothing can be sent: a server's sink hears of a client's half-close here, after
-  // what the server had queued was sent, so a client that expects answers half-closes when it has them.
+  // Nothing is delivered afterwards, and nothing can be sent: a server's sink hears of a client's half-close here,
+  // after what the server had queued was sent, so a client that expects answers half-closes when it has them.
   virtual void OnClosed(absl::Status status) = 0;
 };
 
@@ -92,7 +92,7 @@ class Listener {
 struct Limits {
   size_t max_message_bytes = 8u << 20;  // a larger message is refused by the receiver
   size_t send_window_bytes = 8u << 20;
-  int64_t keepalive_ms = 5000;          // a silent peer is noticed within about twice this
+  int64_t keepalive_ms = 5000;  // a silent peer is noticed within about twice this
 };
 
 // Defined in common/transport/dial.cc, which knows every implementation. Errors: InvalidArgument for an address that

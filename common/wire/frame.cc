@@ -57,7 +57,8 @@ absl::StatusOr<FrameHeader> LoadHeader(std::span<const uint8_t> bytes) {
   }
   const uint8_t* p = bytes.data();
   if (Load<uint32_t>(p) != kMagic) {
-    return absl::InvalidArgumentError(absl::StrFormat("not a frame: magic 0x%08x, expected 0x%08x", Load<uint32_t>(p), kMagic));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("not a frame: magic 0x%08x, expected 0x%08x", Load<uint32_t>(p), kMagic));
   }
   if (p[4] != kVersion) {
     return absl::InvalidArgumentError(
@@ -95,11 +96,12 @@ uint32_t SegmentCrc(const uint8_t* header, const uint8_t* payload, size_t bytes)
 
 absl::StatusOr<Segment> LoadSegment(const uint8_t* p, size_t left, uint32_t number) {
   if (left < kSegmentHeaderBytes) {
-    return absl::InvalidArgumentError(absl::StrFormat("segment %d: %d bytes left, its header needs %d", number, left,
-                                                      kSegmentHeaderBytes));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("segment %d: %d bytes left, its header needs %d", number, left, kSegmentHeaderBytes));
   }
   Segment s;
-  if (p[0] < 1 || p[0] > 12) return absl::InvalidArgumentError(absl::StrFormat("segment %d: unknown type %d", number, p[0]));
+  if (p[0] < 1 || p[0] > 12)
+    return absl::InvalidArgumentError(absl::StrFormat("segment %d: unknown type %d", number, p[0]));
   s.type = static_cast<SegmentType>(p[0]);
   s.param = p[1];
   if (Load<uint16_t>(p + 2) != 0) {
@@ -115,8 +117,9 @@ absl::StatusOr<Segment> LoadSegment(const uint8_t* p, size_t left, uint32_t numb
   s.data = p + kSegmentHeaderBytes;
   const uint32_t crc = SegmentCrc(p, s.data, s.bytes);
   if (crc != Load<uint32_t>(p + kCrcOffsetInSegment)) {
-    return absl::DataLossError(absl::StrFormat("segment %d (type %d) fails its CRC-32C (computed 0x%08x, stored 0x%08x)",
-                                               number, p[0], crc, Load<uint32_t>(p + kCrcOffsetInSegment)));
+    return absl::DataLossError(
+        absl::StrFormat("segment %d (type %d) fails its CRC-32C (computed 0x%08x, stored 0x%08x)", number, p[0], crc,
+                        Load<uint32_t>(p + kCrcOffsetInSegment)));
   }
   for (size_t i = s.bytes; i < Padded(s.bytes); ++i) {
     if (s.data[i] != 0) return absl::InvalidArgumentError(absl::StrFormat("segment %d: padding is not zero", number));
@@ -136,8 +139,9 @@ absl::StatusOr<Chunk> ParseChunk(Bytes bytes) {
   Chunk chunk;
   GW_ASSIGN_OR_RETURN(chunk.header, LoadHeader(bytes.span()));
   if (chunk.header.body_bytes != bytes.size() - kHeaderBytes) {
-    return absl::InvalidArgumentError(absl::StrFormat("truncated frame chunk: the header promises %d bytes of body, %d came",
-                                                      chunk.header.body_bytes, bytes.size() - kHeaderBytes));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("truncated frame chunk: the header promises %d bytes of body, %d came", chunk.header.body_bytes,
+                        bytes.size() - kHeaderBytes));
   }
   if (chunk.header.segments > kMaxSegmentsPerChunk) {
     return absl::InvalidArgumentError(absl::StrFormat("%d segments in one chunk; at most %d are allowed",

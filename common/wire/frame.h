@@ -22,10 +22,10 @@ inline constexpr size_t kMaxChunkBytes = 4u << 20;  // header and segments
 inline constexpr uint32_t kMaxSegmentsPerChunk = 4096;
 
 enum class FrameKind : uint8_t {
-  kPush = 1,       // one worker's contribution to one (bucket, round)
-  kInitialize = 2, // the initial parameters of one bucket
-  kUpdate = 3,     // the update frame of one (bucket, round)
-  kParameters = 4, // parameters (and, for replicas, optimizer state) of one bucket at a version
+  kPush = 1,        // one worker's contribution to one (bucket, round)
+  kInitialize = 2,  // the initial parameters of one bucket
+  kUpdate = 3,      // the update frame of one (bucket, round)
+  kParameters = 4,  // parameters (and, for replicas, optimizer state) of one bucket at a version
 };
 
 enum FrameFlags : uint16_t {

@@ -26,7 +26,7 @@ GW_HD int32_t QuantizeOne(float x, float inverse, float unit, float limit, float
   scaled = scaled > limit ? limit : scaled;
   scaled = scaled < -limit ? -limit : scaled;
   const float rounded = RoundToEven(scaled);
-  const float sent = rounded * unit;     // exact: |rounded| < 2^31 has 24 significant bits
+  const float sent = rounded * unit;  // exact: |rounded| < 2^31 has 24 significant bits
   const float difference = x - sent;
   // Dekker's FastTwoSum: the rounding error of x - sent. Where |x| < |sent| <= 2|x|, Sterbenz' lemma makes it 0.
   const float error = -sent - (difference - x);

@@ -1,6 +1,6 @@
 // What every scalar kernel shares: the host+device marker, bit casts, powers of two, and the counter-based hash.
-// Only operations that IEEE 754 rounds exactly (+ - * / sqrt, conversions) are used here, so every backend that compiles
-// these functions without contraction gives the same bits.
+// Only operations that IEEE 754 rounds exactly (+ - * / sqrt, conversions) are used here, so every backend that
+// compiles these functions without contraction gives the same bits.
 #pragma once
 
 #include <cstdint>

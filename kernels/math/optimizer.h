@@ -18,9 +18,9 @@ struct SgdCoefficients {
 
 // torch.optim.AdamW (Loshchilov and Hutter, arXiv 1711.05101). Derived once per step by MakeAdamW.
 struct AdamWCoefficients {
-  float decay = 1;              // 1 - lr * weight_decay
-  float step = 0;               // lr / (1 - beta1^t)
-  float inverse_root = 1;       // 1 / sqrt(1 - beta2^t); a product instead of torch's quotient, within one ulp of it
+  float decay = 1;         // 1 - lr * weight_decay
+  float step = 0;          // lr / (1 - beta1^t)
+  float inverse_root = 1;  // 1 / sqrt(1 - beta2^t); a product instead of torch's quotient, within one ulp of it
   float beta1 = 0, one_minus_beta1 = 1;
   float beta2 = 0, one_minus_beta2 = 1;
   float epsilon = 0;

@@ -1,6 +1,5 @@
 // The flags of gradwire-server and their help text; see config.h.
 #include <CLI/CLI.hpp>
-
 #include <cstdio>
 #include <fstream>
 #include <optional>
@@ -44,8 +43,9 @@ void Define(CLI::App& app, Given& g) {
                  "Addresses to listen on: grpc://HOST:PORT, unix:///PATH; port 0 takes a free one; repeatable. "
                  "Default grpc://0.0.0.0:7070")
       ->delimiter(',');
-  app.add_option("--memory-limit-bytes", g.memory_limit_bytes,
-                 "Bytes that all jobs together may take; more is refused when a job is created. Default: 70 % of memory");
+  app.add_option(
+      "--memory-limit-bytes", g.memory_limit_bytes,
+      "Bytes that all jobs together may take; more is refused when a job is created. Default: 70 % of memory");
   app.add_option("--job-memory-limit-bytes", g.job_memory_limit_bytes,
                  "Bytes that one job may take. Default: --memory-limit-bytes");
   app.add_option("--frame-limit-bytes", g.frame_limit_bytes,

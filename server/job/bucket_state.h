@@ -55,13 +55,13 @@ struct BucketState {
   std::vector<float> first_moment ABSL_GUARDED_BY(mu);
   std::vector<float> second_moment ABSL_GUARDED_BY(mu);
   std::vector<RunState> runs ABSL_GUARDED_BY(mu);
-  bool ready ABSL_GUARDED_BY(mu) = false;       // the initial parameters are complete
-  uint64_t version ABSL_GUARDED_BY(mu) = 0;     // of the parameters, and the round that is being merged
-  absl::Status failure ABSL_GUARDED_BY(mu);     // our own bug stopped this bucket
+  bool ready ABSL_GUARDED_BY(mu) = false;    // the initial parameters are complete
+  uint64_t version ABSL_GUARDED_BY(mu) = 0;  // of the parameters, and the round that is being merged
+  absl::Status failure ABSL_GUARDED_BY(mu);  // our own bug stopped this bucket
 
   std::unique_ptr<Accumulator> accumulator ABSL_GUARDED_BY(mu);
-  RoundPlan plan ABSL_GUARDED_BY(mu);           // of round `version`
-  uint32_t committed ABSL_GUARDED_BY(mu) = 0;   // complete frames in the accumulator
+  RoundPlan plan ABSL_GUARDED_BY(mu);                     // of round `version`
+  uint32_t committed ABSL_GUARDED_BY(mu) = 0;             // complete frames in the accumulator
   std::vector<float> learning_rates ABSL_GUARDED_BY(mu);  // fixed by the first complete frame of the round
   std::map<MemberId, PartialFrame> partial ABSL_GUARDED_BY(mu);
 

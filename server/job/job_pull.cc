@@ -35,9 +35,9 @@ absl::Status JobShard::Pull(MemberId member, const v1::PullRequest& request, con
     return absl::InvalidArgumentError(absl::StrFormat("job '%s': unknown pull kind %d", name, request.kind()));
   }
   if (request.bucket_begin() >= request.bucket_end() || request.bucket_end() > buckets_.size()) {
-    return absl::InvalidArgumentError(absl::StrFormat("job '%s': bucket range [%d, %d) is not within the %d buckets of this job",
-                                                      name, request.bucket_begin(), request.bucket_end(),
-                                                      buckets_.size()));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("job '%s': bucket range [%d, %d) is not within the %d buckets of this job", name,
+                        request.bucket_begin(), request.bucket_end(), buckets_.size()));
   }
   if (request.kind() == v1::PULL_UPDATE && request.version() == 0) {
     return absl::InvalidArgumentError(
@@ -53,9 +53,9 @@ absl::Status JobShard::Pull(MemberId member, const v1::PullRequest& request, con
                                      [member](const Waiter& w) { return w.member == member; });
     if (!answer && static_cast<size_t>(waits) >= kMaxWaitersPerMember) {
       answer = Delivery{waiter, b,
-                        absl::ResourceExhaustedError(absl::StrFormat(
-                            "job '%s' bucket %d: %d pulls of this worker wait already, at most %d may", name, b, waits,
-                            kMaxWaitersPerMember)),
+                        absl::ResourceExhaustedError(
+                            absl::StrFormat("job '%s' bucket %d: %d pulls of this worker wait already, at most %d may",
+                                            name, b, waits, kMaxWaitersPerMember)),
                         nullptr};
     }
     if (answer) {
@@ -78,20 +78,21 @@ std::optional<Delivery> JobShard::Answer(BucketState& bucket, const Waiter& wait
     if (age < bucket.updates.size()) {
       return Delivery{waiter, b, absl::OkStatus(), bucket.updates[bucket.updates.size() - 1 - age]};
     }
-    return Delivery{waiter, b,
-                    absl::OutOfRangeError(absl::StrFormat(
-                        "job '%s' bucket %d: the update of version %d is no longer kept (versions %d to %d are): pull the "
-                        "parameters and start from version %d",
-                        name, b, waiter.version, bucket.version - bucket.updates.size() + 1, bucket.version,
-                        bucket.version)),
-                    nullptr};
+    return Delivery{
+        waiter, b,
+        absl::OutOfRangeError(absl::StrFormat(
+            "job '%s' bucket %d: the update of version %d is no longer kept (versions %d to %d are): pull the "
+            "parameters and start from version %d",
+            name, b, waiter.version, bucket.version - bucket.updates.size() + 1, bucket.version, bucket.version)),
+        nullptr};
   }
   if (age != 0) {
-    return Delivery{waiter, b,
-                    absl::OutOfRangeError(absl::StrFormat(
-                        "job '%s' bucket %d: parameters of version %d were replaced by version %d: start from version %d",
-                        name, b, waiter.version, bucket.version, bucket.version)),
-                    nullptr};
+    return Delivery{
+        waiter, b,
+        absl::OutOfRangeError(absl::StrFormat(
+            "job '%s' bucket %d: parameters of version %d were replaced by version %d: start from version %d", name, b,
+            waiter.version, bucket.version, bucket.version)),
+        nullptr};
   }
   return Delivery{waiter, b, absl::OkStatus(), Serialize(bucket, waiter.kind)};
 }

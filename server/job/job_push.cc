@@ -71,7 +71,8 @@ absl::StatusOr<std::optional<v1::PushAck>> JobShard::PushChunk(PushStream& strea
 
 absl::Status JobShard::CheckHeader(const PushStream& stream, const wire::FrameHeader& header) const {
   if (header.kind != wire::FrameKind::kPush && header.kind != wire::FrameKind::kInitialize) {
-    return absl::InvalidArgumentError(absl::StrFormat("a frame of kind %d cannot be pushed", static_cast<int>(header.kind)));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("a frame of kind %d cannot be pushed", static_cast<int>(header.kind)));
   }
   if (header.shard != shard_index_) {
     return absl::InvalidArgumentError(
@@ -83,10 +84,10 @@ absl::Status JobShard::CheckHeader(const PushStream& stream, const wire::FrameHe
   }
   const uint32_t expected = buckets_[header.bucket]->layout->shape_digest;
   if (header.shape_digest != expected) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("the frame was made for another layout (shape digest 0x%08x, this bucket has 0x%08x): its tensors, "
-                        "shapes, dtypes or codec differ from the job's",
-                        header.shape_digest, expected));
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "the frame was made for another layout (shape digest 0x%08x, this bucket has 0x%08x): its tensors, "
+        "shapes, dtypes or codec differ from the job's",
+        header.shape_digest, expected));
   }
   return absl::OkStatus();
 }
@@ -158,9 +159,9 @@ absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, PushStream& str
   const uint64_t chunk_bytes = chunk.bytes.size();
   // Sound without a lock: the bound may be passed by one chunk per transport thread.
   if (in_flight_bytes_ + chunk_bytes > memory_.in_flight + environment_.frame_limit_bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("%d bytes of unfinished frames are held for this job, its limit is %d: push fewer buckets at once",
-                        in_flight_bytes_.load(), memory_.in_flight + environment_.frame_limit_bytes));
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "%d bytes of unfinished frames are held for this job, its limit is %d: push fewer buckets at once",
+        in_flight_bytes_.load(), memory_.in_flight + environment_.frame_limit_bytes));
   }
   GW_RETURN_IF_ERROR(partial.assembler->Add(std::move(chunk)));
   partial.held_bytes += chunk_bytes;
@@ -173,8 +174,8 @@ absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, PushStream& str
   PushVerdict verdict;
   {
     absl::MutexLock lock(&mu_);
-    GW_ASSIGN_OR_RETURN(verdict, machine_.Complete(stream.member, header.bucket, header.round,
-                                                   partial.assembler->digest(), actions));
+    GW_ASSIGN_OR_RETURN(
+        verdict, machine_.Complete(stream.member, header.bucket, header.round, partial.assembler->digest(), actions));
     machine_.Renew(stream.member, environment_.clock->Now());
     if (verdict == PushVerdict::kAccept) ++totals_[stream.member].frames;
   }
@@ -198,8 +199,8 @@ absl::Status JobShard::FixLearningRates(BucketState& bucket, const FrameAssemble
   const std::span<const float> rates = frame.learning_rates();
   const size_t groups = static_cast<size_t>(job_.spec().optimizer().groups_size());
   if (rates.size() != groups) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "the frame carries %d learning rates; the job has %d parameter groups", rates.size(), groups));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the frame carries %d learning rates; the job has %d parameter groups", rates.size(), groups));
   }
   for (size_t g = 0; g < bucket.learning_rates.size(); ++g) {
     if (bucket.learning_rates[g] == rates[g]) continue;
@@ -302,9 +303,10 @@ JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::Chunk& ch
     }
     const uint64_t held = TotalSize(bucket.initial_chunks) + chunk.bytes.size();
     if (status.ok() && held > environment_.frame_limit_bytes) {
-      status = absl::ResourceExhaustedError(absl::StrFormat("initial parameters of %d bytes and more; the limit of one "
-                                                            "frame is %d: use smaller buckets",
-                                                            held, environment_.frame_limit_bytes));
+      status =
+          absl::ResourceExhaustedError(absl::StrFormat("initial parameters of %d bytes and more; the limit of one "
+                                                       "frame is %d: use smaller buckets",
+                                                       held, environment_.frame_limit_bytes));
     }
     if (status.ok()) {
       bucket.initial_chunks.push_back(chunk.bytes);

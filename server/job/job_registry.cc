@@ -23,9 +23,9 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::Job
     const auto it = jobs_.find(spec.name());
     if (it != jobs_.end()) known = it->second;
     if (known == nullptr && jobs_.size() >= limits_.max_jobs) {
-      return absl::ResourceExhaustedError(
-          absl::StrFormat("job '%s': this server has %d jobs and --max-jobs is %d: delete one with `gradwire job delete`",
-                          spec.name(), jobs_.size(), limits_.max_jobs));
+      return absl::ResourceExhaustedError(absl::StrFormat(
+          "job '%s': this server has %d jobs and --max-jobs is %d: delete one with `gradwire job delete`", spec.name(),
+          jobs_.size(), limits_.max_jobs));
     }
     for (const auto& [name, job] : jobs_) used += job->memory().total();
   }
@@ -40,9 +40,9 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::Job
   if (server_bound) environment.job_memory_limit_bytes = left;
   absl::StatusOr<std::shared_ptr<JobShard>> made = JobShard::Make(spec, shard_index, shard_count, environment);
   if (!made.ok() && server_bound && absl::IsResourceExhausted(made.status())) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("%s (%d of this server's %d bytes are taken by other jobs)", std::string(made.status().message()),
-                        used, limits_.memory_bytes));
+    return absl::ResourceExhaustedError(absl::StrFormat("%s (%d of this server's %d bytes are taken by other jobs)",
+                                                        std::string(made.status().message()), used,
+                                                        limits_.memory_bytes));
   }
   GW_RETURN_IF_ERROR(made.status());
   GW_RETURN_IF_ERROR((*made)->CheckSame((*made)->job(), shard_index, shard_count, layout_digest));
@@ -50,8 +50,8 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::Job
     absl::MutexLock lock(&mu_);
     jobs_[spec.name()] = *made;
   }
-  spdlog::info("job {} created: shard {} of {}, {} buckets, {} elements, up to {}", spec.name(), shard_index, shard_count,
-               (*made)->layout().bucket_count(), (*made)->layout().shard_elements(shard_index),
+  spdlog::info("job {} created: shard {} of {}, {} buckets, {} elements, up to {}", spec.name(), shard_index,
+               shard_count, (*made)->layout().bucket_count(), (*made)->layout().shard_elements(shard_index),
                (*made)->memory().ToString());
   return made;
 }

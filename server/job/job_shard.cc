@@ -47,11 +47,11 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobShard::Make(const v1::JobSpec& spec
   // Before anything large is allocated or any codec prepared.
   const MemoryBound least = BoundMemory(job, layout, shard_index, {}, environment.frame_limit_bytes);
   if (least.parameters + least.moments > environment.job_memory_limit_bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("job '%s': parameters and moments of shard %d of %d take %d bytes; the limit per job is %d: use "
-                        "more shards or raise --job-memory-limit-bytes",
-                        job.spec().name(), shard_index, shard_count, least.parameters + least.moments,
-                        environment.job_memory_limit_bytes));
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "job '%s': parameters and moments of shard %d of %d take %d bytes; the limit per job is %d: use "
+        "more shards or raise --job-memory-limit-bytes",
+        job.spec().name(), shard_index, shard_count, least.parameters + least.moments,
+        environment.job_memory_limit_bytes));
   }
   std::shared_ptr<JobShard> shard(new JobShard(std::move(job), std::move(layout), shard_index, environment));
   GW_RETURN_IF_ERROR(shard->Prepare());
@@ -122,10 +122,10 @@ absl::Status JobShard::CheckSame(const Job& job, uint32_t shard_index, uint32_t 
                         DescribeDifference(job_.spec(), job.spec())));
   }
   if (layout_digest != 0 && layout_digest != layout_.digest()) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("job '%s': the worker's shard map has digest %016x, this server's %016x, from equal specs: worker "
-                        "and server run different versions of Gradwire",
-                        name, layout_digest, layout_.digest()));
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "job '%s': the worker's shard map has digest %016x, this server's %016x, from equal specs: worker "
+        "and server run different versions of Gradwire",
+        name, layout_digest, layout_.digest()));
   }
   return absl::OkStatus();
 }
@@ -268,10 +268,11 @@ void JobShard::DropMember(const Member& member) {
     totals_.erase(member.id);
   }
   for (const auto& stream : streams) {
-    stream->Finish(absl::FailedPreconditionError(absl::StrFormat(
-        "job '%s': worker '%s' incarnation %016x is no longer a member (its lease ended, or a newer incarnation joined): "
-        "join again",
-        job_.spec().name(), member.worker, member.incarnation)));
+    stream->Finish(
+        absl::FailedPreconditionError(absl::StrFormat("job '%s': worker '%s' incarnation %016x is no longer a member "
+                                                      "(its lease ended, or a newer incarnation joined): "
+                                                      "join again",
+                                                      job_.spec().name(), member.worker, member.incarnation)));
   }
 }
 
@@ -292,13 +293,14 @@ void JobShard::CloseBucket(const RoundActions::Close& close) {
     absl::MutexLock lock(&bucket.mu);
     if (status.ok()) status = Publish(bucket, update);
     if (!status.ok() && bucket.failure.ok()) {
-      bucket.failure = absl::Status(status.code(), absl::StrFormat("job '%s' round %d bucket %d stopped: %s",
-                                                                   job_.spec().name(), close.round, close.bucket,
-                                                                   std::string(status.message())));
+      bucket.failure =
+          absl::Status(status.code(), absl::StrFormat("job '%s' round %d bucket %d stopped: %s", job_.spec().name(),
+                                                      close.round, close.bucket, std::string(status.message())));
     }
     ready = TakeReady(bucket);
   }
-  if (!status.ok()) spdlog::error("job {} round {} bucket {}: {}", job_.spec().name(), close.round, close.bucket, status.ToString());
+  if (!status.ok())
+    spdlog::error("job {} round {} bucket {}: {}", job_.spec().name(), close.round, close.bucket, status.ToString());
   Deliver(ready);
 }
 

@@ -38,8 +38,8 @@ namespace gradwire {
 struct JobEnvironment {
   kernels::Backend* backend = nullptr;
   Clock* clock = nullptr;
-  UpdateSink* sink = nullptr;          // may be null: nothing is journaled
-  uint64_t frame_limit_bytes = 0;      // one frame, all chunks
+  UpdateSink* sink = nullptr;      // may be null: nothing is journaled
+  uint64_t frame_limit_bytes = 0;  // one frame, all chunks
   uint64_t job_memory_limit_bytes = 0;
   uint64_t server_epoch = 0;
 };
@@ -150,7 +150,7 @@ class JobShard {
   const Layout layout_;
   const uint32_t shard_index_;
   const JobEnvironment environment_;
-  MemoryBound memory_;                                  // constant after Make
+  MemoryBound memory_;                                 // constant after Make
   std::vector<std::unique_ptr<BucketState>> buckets_;  // constant after Make; each synchronises itself
 
   std::atomic<uint64_t> in_flight_bytes_{0};

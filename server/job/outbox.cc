@@ -38,7 +38,8 @@ void Outbox::Finish(absl::Status status) {
 void Outbox::Close() {
   absl::MutexLock lock(&mu_);
   closed_ = true;
-  mu_.Await(absl::Condition(+[](int* users) { return *users == 0; }, &users_));
+  mu_.Await(absl::Condition(
+      +[](int* users) { return *users == 0; }, &users_));
 }
 
 }  // namespace gradwire

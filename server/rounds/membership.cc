@@ -24,11 +24,11 @@ MemberId MakeMemberId(std::string_view worker, uint64_t incarnation) {
   return HashCombine(HashString(worker), incarnation);
 }
 
-absl::StatusOr<Membership::Joined> Membership::Join(std::string_view worker, uint64_t incarnation,
-                                                    uint64_t start_round, TimeNs now) {
+absl::StatusOr<Membership::Joined> Membership::Join(std::string_view worker, uint64_t incarnation, uint64_t start_round,
+                                                    TimeNs now) {
   if (!ValidName(worker)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("worker name of %d bytes is not 1 to %d of [A-Za-z0-9._-]", worker.size(), kMaxWorkerNameBytes));
+    return absl::InvalidArgumentError(absl::StrFormat("worker name of %d bytes is not 1 to %d of [A-Za-z0-9._-]",
+                                                      worker.size(), kMaxWorkerNameBytes));
   }
   Joined joined;
   joined.id = MakeMemberId(worker, incarnation);

@@ -19,9 +19,9 @@ RoundMachine::RoundMachine(const Rules& rules)
 absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Join(std::string_view worker, uint64_t incarnation,
                                                              uint64_t not_before, TimeNs now, RoundActions* actions) {
   if (not_before > round_ + kMaxRoundsAhead) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("worker '%s' asks to start at round %d; round %d is open and at most %d rounds ahead are allowed",
-                        std::string(worker), not_before, round_, kMaxRoundsAhead));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "worker '%s' asks to start at round %d; round %d is open and at most %d rounds ahead are allowed",
+        std::string(worker), not_before, round_, kMaxRoundsAhead));
   }
   // The incarnation that this one replaces is gone before the newcomer's first round is decided.
   std::vector<Member> lost;
@@ -29,8 +29,7 @@ absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Join(std::string_view wo
     if (member.worker == worker && member.incarnation != incarnation) lost.push_back(member);
   }
   for (const Member& member : lost) membership_.Remove(member.id);
-  absl::StatusOr<Membership::Joined> joined =
-      membership_.Join(worker, incarnation, StartRoundOfNewcomer(), now);
+  absl::StatusOr<Membership::Joined> joined = membership_.Join(worker, incarnation, StartRoundOfNewcomer(), now);
   if (!joined.ok()) return joined.status();
   membership_.Postpone(joined->id, not_before);
   Lose(lost, actions);
@@ -87,7 +86,8 @@ absl::Status RoundMachine::CheckInitializer(MemberId id, uint32_t bucket) const 
   const Member* member = membership_.Get(id);
   if (member == nullptr) return absl::NotFoundError("not a member of this job: join again");
   if (!rules_.needs_initialization) {
-    return absl::FailedPreconditionError("this job keeps no parameters (OPTIMIZER_NONE): there is nothing to initialize");
+    return absl::FailedPreconditionError(
+        "this job keeps no parameters (OPTIMIZER_NONE): there is nothing to initialize");
   }
   if (initialized_) return absl::AlreadyExistsError("the parameters of this job are initialized: pull them");
   if (initializer_ != id) {
@@ -110,7 +110,8 @@ void RoundMachine::Initialized(MemberId id, uint32_t bucket, RoundActions* actio
 
 absl::Status RoundMachine::CheckRound(MemberId id, uint32_t bucket, uint64_t round) const {
   if (bucket >= rules_.buckets) {
-    return absl::InvalidArgumentError(absl::StrFormat("bucket %d does not exist: this job has %d", bucket, rules_.buckets));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("bucket %d does not exist: this job has %d", bucket, rules_.buckets));
   }
   const Member* member = membership_.Get(id);
   if (member == nullptr) {

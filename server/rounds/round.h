@@ -25,10 +25,10 @@ struct RoundActions {
     uint64_t round = 0;
     uint32_t contributors = 0;
   };
-  std::vector<Member> lost;      // abandon their partial frames and end their streams
+  std::vector<Member> lost;             // abandon their partial frames and end their streams
   bool restart_initialization = false;  // the initializer was lost: drop what it had uploaded
-  std::vector<Close> close;      // finish these accumulators, in order
-  std::optional<uint64_t> opened;  // the last round that opened
+  std::vector<Close> close;             // finish these accumulators, in order
+  std::optional<uint64_t> opened;       // the last round that opened
 
   bool empty() const { return lost.empty() && !restart_initialization && close.empty() && !opened; }
 };

@@ -23,7 +23,8 @@ absl::Status PullSink::Handle(const transport::Message& message) {
   if (!request.ParseFromString(message.control)) return absl::InvalidArgumentError("not a gradwire.v1.PullRequest");
   if (job_ == nullptr) {
     if (!request.has_open()) {
-      return absl::InvalidArgumentError("the first message of a Pull stream must carry `open` with the worker's identity");
+      return absl::InvalidArgumentError(
+          "the first message of a Pull stream must carry `open` with the worker's identity");
     }
     GW_ASSIGN_OR_RETURN(std::shared_ptr<JobShard> job, registry_->Find(request.open().job()));
     GW_ASSIGN_OR_RETURN(member_, job->Attach(request.open(), out_));

@@ -31,7 +31,8 @@ absl::Status PushSink::Handle(transport::Message message) {
 absl::Status PushSink::Open(const transport::Message& message) {
   v1::PushMessage request;
   if (!request.ParseFromString(message.control) || !request.has_open()) {
-    return absl::InvalidArgumentError("the first message of a Push stream must carry `open` with the worker's identity");
+    return absl::InvalidArgumentError(
+        "the first message of a Push stream must carry `open` with the worker's identity");
   }
   GW_ASSIGN_OR_RETURN(std::shared_ptr<JobShard> job, registry_->Find(request.open().job()));
   GW_ASSIGN_OR_RETURN(stream_.member, job->Attach(request.open(), out_));

@@ -33,12 +33,12 @@ absl::StatusOr<std::unique_ptr<transport::StreamSink>> WorkerService::Accept(
 absl::StatusOr<v1::JoinReply> WorkerService::Join(const v1::JoinRequest& request) {
   const v1::WorkerIdentity& identity = request.identity();
   if (identity.job() != request.spec().name()) {
-    return absl::InvalidArgumentError(absl::StrFormat("the worker joins job '%s' with the spec of job '%s'",
-                                                      identity.job(), request.spec().name()));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the worker joins job '%s' with the spec of job '%s'", identity.job(), request.spec().name()));
   }
-  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job,
-                      registry_->GetOrCreate(request.spec(), request.shard_index(), request.shard_count(),
-                                             request.layout_digest()));
+  GW_ASSIGN_OR_RETURN(
+      const std::shared_ptr<JobShard> job,
+      registry_->GetOrCreate(request.spec(), request.shard_index(), request.shard_count(), request.layout_digest()));
   return job->Join(identity, request.start_version());
 }
 

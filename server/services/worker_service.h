@@ -1,4 +1,5 @@
-// The service of training workers: Join, Heartbeat, Leave, and the streams Push and Pull (proto/gradwire/v1/worker.proto).
+// The service of training workers: Join, Heartbeat, Leave, and the streams Push and Pull
+// (proto/gradwire/v1/worker.proto).
 #pragma once
 
 #include <memory>

@@ -47,17 +47,17 @@ struct SessionOptions {
 
 // Totals since Join.
 struct SessionStats {
-  uint64_t steps = 0;               // rounds that ended, the calibration round not counted
-  uint64_t pushed_bytes = 0;        // chunks handed to the transport, headers counted
-  uint64_t pulled_bytes = 0;        // chunks received from the transport, headers counted
-  uint64_t start_bytes = 0;         // of these, before the first round: initial parameters
-  uint64_t selected_elements = 0;   // sent by sparse codecs
-  uint64_t deferred_elements = 0;   // named as undecodable by update frames, returned to the residual
-  uint64_t sanitized_elements = 0;  // non-finite gradient elements that counted as 0
-  uint64_t not_included_frames = 0; // came too late for their round; returned to the residual
-  double encode_seconds = 0;        // on the encoding thread
-  double apply_seconds = 0;         // on the applying thread: decoding and the optimizer
-  double wait_seconds = 0;          // callers inside EndRound
+  uint64_t steps = 0;                // rounds that ended, the calibration round not counted
+  uint64_t pushed_bytes = 0;         // chunks handed to the transport, headers counted
+  uint64_t pulled_bytes = 0;         // chunks received from the transport, headers counted
+  uint64_t start_bytes = 0;          // of these, before the first round: initial parameters
+  uint64_t selected_elements = 0;    // sent by sparse codecs
+  uint64_t deferred_elements = 0;    // named as undecodable by update frames, returned to the residual
+  uint64_t sanitized_elements = 0;   // non-finite gradient elements that counted as 0
+  uint64_t not_included_frames = 0;  // came too late for their round; returned to the residual
+  double encode_seconds = 0;         // on the encoding thread
+  double apply_seconds = 0;          // on the applying thread: decoding and the optimizer
+  double wait_seconds = 0;           // callers inside EndRound
 };
 
 // Thread-safe, except that one round is driven by one thread at a time: BeginRound and EndRound must not overlap each

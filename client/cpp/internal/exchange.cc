@@ -18,9 +18,15 @@ absl::Time DeadlineOf(int64_t timeout_ms) {
 }  // namespace
 
 Exchange::Exchange(const ExchangeContext& context, uint64_t version, std::vector<RoundPlan> plans)
-    : context_(context), shards_(context.layout->shard_count()), buckets_(context.layout->bucket_count()),
-      buckets_of_tensor_(context.job->tensors().size()), remaining_(buckets_), bad_(context.job->tensors().size()),
-      round_(version), slices_(buckets_ * shards_), ready_(context.job->tensors().size()) {
+    : context_(context),
+      shards_(context.layout->shard_count()),
+      buckets_(context.layout->bucket_count()),
+      buckets_of_tensor_(context.job->tensors().size()),
+      remaining_(buckets_),
+      bad_(context.job->tensors().size()),
+      round_(version),
+      slices_(buckets_ * shards_),
+      ready_(context.job->tensors().size()) {
   for (uint32_t b = 0; b < buckets_; ++b)
     for (const BucketPart& part : context_.layout->parts(b)) {
       std::vector<uint32_t>& list = buckets_of_tensor_[part.tensor];
@@ -137,7 +143,8 @@ absl::Status Exchange::Ready(uint32_t tensor, const float* gradient) {
   GW_RETURN_IF_ERROR(failed_);
   if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
   if (tensor >= ready_.size())
-    return absl::InvalidArgumentError(absl::StrCat("tensor index ", tensor, "; the job has ", ready_.size(), " tensors"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor index ", tensor, "; the job has ", ready_.size(), " tensors"));
   const Tensor& info = context_.job->tensors()[tensor];
   if (gradient == nullptr && info.elements > 0)
     return absl::InvalidArgumentError(absl::StrCat("tensor '", info.name, "': the gradient is a null pointer"));

@@ -79,7 +79,7 @@ class Exchange final : public LinkEvents {
     bool sent = false;
     bool acked = false;
     bool included = false;
-    bool queued = false;     // for decoding
+    bool queued = false;  // for decoding
     bool settled = false;
     std::vector<Bytes> update_chunks;
     std::vector<Bytes> parameter_chunks;

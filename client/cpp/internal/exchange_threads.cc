@@ -55,8 +55,7 @@ void Exchange::ProcessTensor(const Task& task, uint64_t round) {
 bool Exchange::EncodeBucket(uint32_t bucket, uint64_t round) {
   // Round 0 carries no values, only the ranges of what is pending: nobody abstains, so every run gets calibrated.
   bool abstain = false;
-  for (const BucketPart& part : context_.layout->parts(bucket))
-    abstain = abstain || (round > 0 && bad_[part.tensor]);
+  for (const BucketPart& part : context_.layout->parts(bucket)) abstain = abstain || (round > 0 && bad_[part.tensor]);
   std::vector<float> rates;
   {
     absl::MutexLock lock(&mu_);

@@ -31,10 +31,11 @@ absl::Status GradientStore::Ingest(uint32_t tensor, const float* gradient, uint6
   if (const int64_t bad = FindNonFinite(values, *backend_); bad >= 0) {
     if (job_->spec().nonfinite() != v1::NONFINITE_SANITIZE) {
       state.source = nullptr;
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the gradient of tensor '", info.name, "' has a non-finite element in round ", round, ": index ", bad, " is ",
-          values[bad], "; this worker contributes nothing to the buckets of this tensor. Look at the loss and the "
-          "learning rate, or set the job's policy for non-finite values to sanitize"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the gradient of tensor '", info.name, "' has a non-finite element in round ", round, ": index ",
+                       bad, " is ", values[bad],
+                       "; this worker contributes nothing to the buckets of this tensor. Look at the loss and the "
+                       "learning rate, or set the job's policy for non-finite values to sanitize"));
     }
     state.sanitized.assign(values.begin(), values.end());
     for (float& x : state.sanitized) {

@@ -11,10 +11,14 @@
 
 namespace gradwire::client {
 
-Replica::Replica(const Job* job, const Layout* layout, kernels::Backend* backend,
-                 std::vector<std::span<float>> memory, bool with_moments)
-    : job_(job), layout_(layout), backend_(backend), memory_(std::move(memory)),
-      first_moment_(memory_.size()), second_moment_(memory_.size()) {
+Replica::Replica(const Job* job, const Layout* layout, kernels::Backend* backend, std::vector<std::span<float>> memory,
+                 bool with_moments)
+    : job_(job),
+      layout_(layout),
+      backend_(backend),
+      memory_(std::move(memory)),
+      first_moment_(memory_.size()),
+      second_moment_(memory_.size()) {
   if (!with_moments) return;
   for (size_t t = 0; t < memory_.size(); ++t) {
     if (job->moments() >= 1) first_moment_[t].assign(memory_[t].size(), 0.0f);

@@ -43,7 +43,7 @@ class Replica {
   const Layout* const layout_;
   kernels::Backend* const backend_;
   const std::vector<std::span<float>> memory_;
-  std::vector<std::vector<float>> first_moment_;   // empty where there is none
+  std::vector<std::vector<float>> first_moment_;  // empty where there is none
   std::vector<std::vector<float>> second_moment_;
 };
 

@@ -16,9 +16,7 @@ namespace {
 constexpr int64_t kFirstBackoffMs = 50;
 constexpr int64_t kLastBackoffMs = 1000;
 
-bool Retryable(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
-}
+bool Retryable(const absl::Status& status) { return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status); }
 
 }  // namespace
 
@@ -60,8 +58,8 @@ class ShardLink::PullSink final : public transport::StreamSink {
     answer.bucket = pull.bucket();
     answer.version = pull.version();
     if (pull.code() != 0)
-      answer.status = link_->Annotate(
-          absl::Status(static_cast<absl::StatusCode>(pull.code()), std::string(pull.message())));
+      answer.status =
+          link_->Annotate(absl::Status(static_cast<absl::StatusCode>(pull.code()), std::string(pull.message())));
     link_->Deliver([&](LinkEvents* events) { events->OnAnswer(link_->options_.shard, std::move(answer)); });
   }
   void OnClosed(absl::Status status) override {
@@ -79,8 +77,8 @@ ShardLink::~ShardLink() { Close(false).IgnoreError(); }
 
 absl::Status ShardLink::Annotate(const absl::Status& status) const {
   if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat("shard ", options_.shard, " at ", options_.address, ": ", std::string(status.message())));
+  return absl::Status(status.code(), absl::StrCat("shard ", options_.shard, " at ", options_.address, ": ",
+                                                  std::string(status.message())));
 }
 
 template <typename F>
@@ -121,8 +119,8 @@ absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
   int64_t backoff_ms = kFirstBackoffMs;
   for (int attempt = 1;; ++attempt) {
     const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
-    auto reply = channel_->Call("gradwire.v1.Worker/Join", bytes,
-                                std::clamp<int64_t>(left_ms, 1, options_.rpc_timeout_ms));
+    auto reply =
+        channel_->Call("gradwire.v1.Worker/Join", bytes, std::clamp<int64_t>(left_ms, 1, options_.rpc_timeout_ms));
     if (reply.ok()) {
       v1::JoinReply parsed;
       if (!parsed.ParseFromString(*reply)) return Annotate(absl::DataLossError("the reply to Join cannot be parsed"));
@@ -133,10 +131,10 @@ absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
     if (!Retryable(reply.status())) return Annotate(reply.status());
     const int64_t wait_ms = std::uniform_int_distribution<int64_t>(backoff_ms / 2, backoff_ms)(random);
     if (absl::Now() + absl::Milliseconds(wait_ms) >= deadline) {
-      return Annotate(absl::Status(reply.status().code(),
-                                   absl::StrCat(std::string(reply.status().message()), " (", attempt, " attempts in ",
-                                                options_.connect_timeout_ms,
-                                                " ms; is the server running, and is the address right?)")));
+      return Annotate(absl::Status(
+          reply.status().code(),
+          absl::StrCat(std::string(reply.status().message()), " (", attempt, " attempts in ",
+                       options_.connect_timeout_ms, " ms; is the server running, and is the address right?)")));
     }
     absl::MutexLock lock(&mu_);
     stop_.WaitWithTimeout(&mu_, absl::Milliseconds(wait_ms));
@@ -250,8 +248,8 @@ absl::Status ShardLink::Close(bool leave) {
   if (tell) {
     v1::LeaveRequest request;
     *request.mutable_identity() = options_.identity;
-    status = Annotate(channel_->Call("gradwire.v1.Worker/Leave", request.SerializeAsString(), options_.rpc_timeout_ms)
-                          .status());
+    status = Annotate(
+        channel_->Call("gradwire.v1.Worker/Leave", request.SerializeAsString(), options_.rpc_timeout_ms).status());
   }
   push_.reset();
   pull_.reset();

@@ -24,8 +24,8 @@ struct Starter::State {
     bool must_initialize = false;  // an upload is wanted and was not begun
     bool uploading = false;
     bool pulling = false;
-    uint32_t acked = 0;            // initial frames that were taken
-    bool refused = false;          // another worker's parameters are used: pull them
+    uint32_t acked = 0;    // initial frames that were taken
+    bool refused = false;  // another worker's parameters are used: pull them
     uint32_t answered = 0;
     std::vector<std::vector<Bytes>> answers;  // per bucket
   };
@@ -97,8 +97,7 @@ absl::Status Starter::Upload(uint32_t shard) {
   for (uint32_t b = 0; b < context_.layout->bucket_count(); ++b) {
     const BucketLayout& slice = context_.layout->at(b, shard);
     const std::vector<float> values = context_.replica->Gather(slice);
-    GW_RETURN_IF_ERROR(
-        context_.links[shard]->SendFrame(EncodeInitialize(slice, context_.incarnation, values.data())));
+    GW_RETURN_IF_ERROR(context_.links[shard]->SendFrame(EncodeInitialize(slice, context_.incarnation, values.data())));
   }
   return absl::OkStatus();
 }

@@ -42,7 +42,8 @@ std::span<float> SpanOf(const py::array& array, const std::string& what, bool wr
   if (!py::isinstance<py::array_t<float>>(array))
     throw py::type_error(absl::StrCat(what, " must be float32, not ", std::string(py::str(array.dtype()))));
   if (!(array.flags() & py::array::c_style)) throw py::value_error(what + " must be C-contiguous");
-  if (writable && !array.writeable()) throw py::value_error(what + " must be writable: the session updates it in place");
+  if (writable && !array.writeable())
+    throw py::value_error(what + " must be writable: the session updates it in place");
   return {const_cast<float*>(static_cast<const float*>(array.data())), static_cast<size_t>(array.size())};
 }
 
@@ -69,8 +70,8 @@ class PySession {
 
  public:
   PySession(std::vector<std::string> servers, const std::string& job_json, std::string worker, const std::string& pull,
-            std::vector<py::array> memory, int64_t connect_timeout_ms, int64_t start_timeout_ms,
-            int64_t rpc_timeout_ms, int64_t round_timeout_ms, std::string backend) {
+            std::vector<py::array> memory, int64_t connect_timeout_ms, int64_t start_timeout_ms, int64_t rpc_timeout_ms,
+            int64_t round_timeout_ms, std::string backend) {
     SessionOptions options;
     options.servers = std::move(servers);
     options.job = ParseJob(job_json);
@@ -78,7 +79,8 @@ class PySession {
     options.pull = ParsePull(pull);
     for (size_t t = 0; t < memory.size(); ++t) {
       const std::string name = static_cast<int>(t) < options.job.tensors_size()
-                                   ? options.job.tensors(static_cast<int>(t)).name() : std::to_string(t);
+                                   ? options.job.tensors(static_cast<int>(t)).name()
+                                   : std::to_string(t);
       options.memory.push_back(SpanOf(memory[t], absl::StrCat("the parameter '", name, "'"), true));
     }
     options.connect_timeout_ms = connect_timeout_ms;
@@ -149,8 +151,12 @@ class PySession {
     return d;
   }
 
-  std::string Digest() const { return Released([&] { return session_->Digest(); }); }
-  std::vector<std::string> ShardDigests() const { return Released([&] { return session_->ShardDigests(); }); }
+  std::string Digest() const {
+    return Released([&] { return session_->Digest(); });
+  }
+  std::vector<std::string> ShardDigests() const {
+    return Released([&] { return session_->ShardDigests(); });
+  }
   uint64_t version() const { return session_->version(); }
   uint64_t start_version() const { return session_->start_version(); }
   uint32_t buckets() const { return session_->layout().bucket_count(); }
@@ -162,8 +168,8 @@ class PySession {
     const std::string what = absl::StrCat("the gradient of '", tensors[tensor].name, "'");
     const std::span<float> span = SpanOf(gradient, what, false);
     if (span.size() != tensors[tensor].elements)
-      throw py::value_error(absl::StrCat(what, " has ", span.size(), " elements, the parameter has ",
-                                         tensors[tensor].elements));
+      throw py::value_error(
+          absl::StrCat(what, " has ", span.size(), " elements, the parameter has ", tensors[tensor].elements));
     return span.data();
   }
 

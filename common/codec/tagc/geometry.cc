@@ -15,13 +15,13 @@ constexpr double kFiniteSize = 3.2;           // times the root of m
 constexpr double kSmallGroup = 120;           // cells; what keeps two elements from sharing all three cells
 constexpr double kSmallGroupUpTo = 128;       // elements; falls to 0 at kSmallGroupGone
 constexpr double kSmallGroupGone = 768;
-constexpr double kGroupSpread = 3.2;          // standard deviations of a group's load when there are several
-constexpr double kLoadMargin = 1.03;          // union of the next round against that of this one
-constexpr double kLoadSpread = 2;             // times the root of the union
-constexpr double kSlowestFall = 0.92;         // of the capacity, per round
-constexpr double kMinElements = 16;           // capacity of a bucket in which nothing was sent
-constexpr double kDensityMargin = 1.1;        // a worker may exceed its density by this (select.h promises 1.05)
-constexpr double kSmallBucket = 1024;         // elements
+constexpr double kGroupSpread = 3.2;    // standard deviations of a group's load when there are several
+constexpr double kLoadMargin = 1.03;    // union of the next round against that of this one
+constexpr double kLoadSpread = 2;       // times the root of the union
+constexpr double kSlowestFall = 0.92;   // of the capacity, per round
+constexpr double kMinElements = 16;     // capacity of a bucket in which nothing was sent
+constexpr double kDensityMargin = 1.1;  // a worker may exceed its density by this (select.h promises 1.05)
+constexpr double kSmallBucket = 1024;   // elements
 constexpr double kMaxThird = 1 << 20;
 
 }  // namespace
@@ -79,8 +79,9 @@ absl::Status CheckGeometry(const Geometry& geometry, const GeometryLimits& limit
       uint64_t{geometry.groups} * geometry.cells_per_group <= limits.max_cells) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrFormat("sketch of %d groups of %d cells; a multiple of 3 and at most %d cells in all are allowed",
-                                                    geometry.groups, geometry.cells_per_group, limits.max_cells));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("sketch of %d groups of %d cells; a multiple of 3 and at most %d cells in all are allowed",
+                      geometry.groups, geometry.cells_per_group, limits.max_cells));
 }
 
 }  // namespace gradwire::tagc

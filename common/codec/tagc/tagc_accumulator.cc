@@ -16,7 +16,7 @@ using wire::SegmentType;
 
 namespace {
 
-constexpr uint32_t kUpdateBlock = 1u << 16;        // least number of elements that one index segment covers
+constexpr uint32_t kUpdateBlock = 1u << 16;           // least number of elements that one index segment covers
 constexpr size_t kMaxPositionsPerSegment = 1u << 17;  // their values, 32 bits each, fit a chunk
 
 }  // namespace
@@ -45,9 +45,9 @@ absl::Status TagcAccumulator::CheckRange(const Segment& s, uint64_t limit) const
 
 absl::Status TagcAccumulator::CheckShare(const Segment& s, uint64_t merged, uint64_t per_worker) const {
   if (merged + s.count <= per_worker * shape_.max_workers()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrFormat("bucket %d, round %d: more segments of type %d than max_workers (%d) frames hold",
-                                                    shape_.layout().bucket, round_, static_cast<int>(s.type),
-                                                    shape_.max_workers()));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("bucket %d, round %d: more segments of type %d than max_workers (%d) frames hold",
+                      shape_.layout().bucket, round_, static_cast<int>(s.type), shape_.max_workers()));
 }
 
 absl::Status TagcAccumulator::Add(const Segment& s) {
@@ -62,9 +62,9 @@ absl::Status TagcAccumulator::Add(const Segment& s) {
     case SegmentType::kCells:
       return AddCells(s);
     default:
-      return absl::InvalidArgumentError(absl::StrFormat("bucket %d, round %d: segment type %d does not belong in a frame of %s",
-                                                        shape_.layout().bucket, round_, static_cast<int>(s.type),
-                                                        ToString(shape_.spec)));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("bucket %d, round %d: segment type %d does not belong in a frame of %s",
+                          shape_.layout().bucket, round_, static_cast<int>(s.type), ToString(shape_.spec)));
   }
 }
 
@@ -82,11 +82,12 @@ absl::Status TagcAccumulator::AddPositions(const Segment& s) {
   GW_RETURN_IF_ERROR(CheckRange(s, cells() == 0 ? 0 : shape_.elements()));
   GW_RETURN_IF_ERROR(CheckShare(s, merged_elements_, shape_.elements()));
   scratch_.clear();
-  GW_RETURN_IF_ERROR(DecodeIndex(static_cast<IndexCoding>(s.param), s.payload(), static_cast<uint32_t>(s.begin), s.count,
-                                 &scratch_));
+  GW_RETURN_IF_ERROR(
+      DecodeIndex(static_cast<IndexCoding>(s.param), s.payload(), static_cast<uint32_t>(s.begin), s.count, &scratch_));
   if (const int64_t full = counters_.FindFull(scratch_); full >= 0) {
-    return absl::InvalidArgumentError(absl::StrFormat("bucket %d, round %d: element %d was sent more often than max_workers (%d) allows",
-                                                      shape_.layout().bucket, round_, full, shape_.max_workers()));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("bucket %d, round %d: element %d was sent more often than max_workers (%d) allows",
+                        shape_.layout().bucket, round_, full, shape_.max_workers()));
   }
   counters_.Increment(scratch_);
   merged_elements_ += s.count;
@@ -98,9 +99,9 @@ absl::Status TagcAccumulator::AddCells(const Segment& s) {
   GW_RETURN_IF_ERROR(CheckShare(s, merged_cells_, cells()));
   const size_t width = static_cast<size_t>(shape_.cell_bytes);
   if (s.param != shape_.cell_bytes || s.bytes != s.count * width) {
-    return absl::InvalidArgumentError(absl::StrFormat("bucket %d, round %d: %d cells of %d bytes in %d bytes; cells of %d bytes are expected",
-                                                      shape_.layout().bucket, round_, s.count, s.param, s.bytes,
-                                                      shape_.cell_bytes));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("bucket %d, round %d: %d cells of %d bytes in %d bytes; cells of %d bytes are expected",
+                        shape_.layout().bucket, round_, s.count, s.param, s.bytes, shape_.cell_bytes));
   }
   shape_.backend().AddCells(cells_.data() + s.begin * width, s.data, shape_.cell_bytes, s.count, Sign::kAdd, nullptr);
   merged_cells_ += s.count;
@@ -114,7 +115,8 @@ void TagcAccumulator::Remove(const Segment& s) {
   } else if (s.type == SegmentType::kIndex) {
     scratch_.clear();
     // It was decoded once already, by Add.
-    if (!DecodeIndex(static_cast<IndexCoding>(s.param), s.payload(), static_cast<uint32_t>(s.begin), s.count, &scratch_).ok()) {
+    if (!DecodeIndex(static_cast<IndexCoding>(s.param), s.payload(), static_cast<uint32_t>(s.begin), s.count, &scratch_)
+             .ok()) {
       return;
     }
     counters_.Decrement(scratch_);
@@ -158,8 +160,8 @@ void TagcAccumulator::WriteSums(const Sums& sums, FrameWriter* writer) const {
     uint32_t block = shape_.index_block;
     size_t last = first;
     for (;; block /= 2) {
-      last = static_cast<size_t>(std::lower_bound(all.begin() + static_cast<ptrdiff_t>(first), all.end(), begin + block) -
-                                 all.begin());
+      last = static_cast<size_t>(
+          std::lower_bound(all.begin() + static_cast<ptrdiff_t>(first), all.end(), begin + block) - all.begin());
       if (block <= kUpdateBlock || last - first <= kMaxPositionsPerSegment) break;
     }
     const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(block, shape_.elements() - begin));
@@ -206,8 +208,8 @@ RoundPlan TagcAccumulator::NextPlan(uint64_t union_elements) const {
     // In the first round many magnitudes are tied (a step is 1 everywhere), so all workers chose the same ones. They
     // will not in the next: provide for no overlap at all.
     const uint64_t seen = round_ == 1 ? counters_.Total() : union_elements;
-    geometry = NextGeometry(seen, density / shape_.spec.DensityAt(round_),
-                            {plan_.sketch_groups, plan_.cells_per_group}, round_ > 1, shape_.spec.slack, shape_.limits);
+    geometry = NextGeometry(seen, density / shape_.spec.DensityAt(round_), {plan_.sketch_groups, plan_.cells_per_group},
+                            round_ > 1, shape_.spec.slack, shape_.limits);
   }
   next.sketch_groups = geometry.groups;
   next.cells_per_group = geometry.cells_per_group;

@@ -49,7 +49,7 @@ class TagcAccumulator final : public Accumulator {
   RangeHistogram ranges_;
   PositionCounters counters_;
   std::vector<uint8_t> cells_;
-  uint64_t merged_runs_ = 0;      // over all workers
+  uint64_t merged_runs_ = 0;  // over all workers
   uint64_t merged_elements_ = 0;
   uint64_t merged_cells_ = 0;
   std::vector<uint32_t> scratch_;

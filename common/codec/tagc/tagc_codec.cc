@@ -37,7 +37,8 @@ class TagcCodec final : public Codec {
 
   size_t accumulator_bytes() const override {
     const size_t planes = static_cast<size_t>(std::bit_width(shape_.max_workers()));
-    return planes * ((shape_.elements() + 63) / 64) * 8 + RangeHistogram(1).memory_bytes() * shape_.layout().runs.size() +
+    return planes * ((shape_.elements() + 63) / 64) * 8 +
+           RangeHistogram(1).memory_bytes() * shape_.layout().runs.size() +
            shape_.limits.max_cells * static_cast<size_t>(shape_.cell_bytes);
   }
 
@@ -66,9 +67,9 @@ class TagcCodec final : public Codec {
                       std::span<float* const> residual) const override {
     const BucketLayout& layout = shape_.layout();
     if (residual.size() != layout.runs.size() || frame.positions.size() != frame.integers.size()) {
-      return absl::InvalidArgumentError(absl::StrFormat("bucket %d: %d residual runs, %d positions, %d integers; the layout has %d runs",
-                                                        layout.bucket, residual.size(), frame.positions.size(),
-                                                        frame.integers.size(), layout.runs.size()));
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "bucket %d: %d residual runs, %d positions, %d integers; the layout has %d runs", layout.bucket,
+          residual.size(), frame.positions.size(), frame.integers.size(), layout.runs.size()));
     }
     size_t run = 0;
     size_t wanted = 0;
@@ -94,8 +95,8 @@ class TagcCodec final : public Codec {
     while (*next < segments.size() && segments[*next].type == type) {
       const SegmentHeader& s = segments[*next];
       if (s.begin != covered || s.count == 0 || s.count > total - covered) {
-        return Incomplete(round, absl::StrFormat("covers [%d, %d + %d) where %s from %d were expected", s.begin, s.begin,
-                                                 s.count, std::string(what), covered));
+        return Incomplete(round, absl::StrFormat("covers [%d, %d + %d) where %s from %d were expected", s.begin,
+                                                 s.begin, s.count, std::string(what), covered));
       }
       covered += s.count;
       ++*next;

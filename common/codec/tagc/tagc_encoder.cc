@@ -68,9 +68,9 @@ void TagcEncoder::TakeSelected(uint64_t round, const RoundPlan& plan, std::span<
         .exponent = plan.exponents[i],
         .limit = shape_.limit,
     };
-    const size_t n = shape_.backend().TakeSelected(runs[i].pending, run.length, args,
-                                                   static_cast<uint32_t>(layout.run_begin[i]), run_positions_.data(),
-                                                   run_integers_.data(), nullptr);
+    const size_t n =
+        shape_.backend().TakeSelected(runs[i].pending, run.length, args, static_cast<uint32_t>(layout.run_begin[i]),
+                                      run_positions_.data(), run_integers_.data(), nullptr);
     frame->positions.insert(frame->positions.end(), run_positions_.begin(),
                             run_positions_.begin() + static_cast<ptrdiff_t>(n));
     frame->integers.insert(frame->integers.end(), run_integers_.begin(),
@@ -82,8 +82,7 @@ void TagcEncoder::WriteIndex(const EncodedFrame& frame, FrameWriter* writer) con
   const std::span<const uint32_t> all(frame.positions);
   size_t first = 0;
   for (uint64_t begin = 0; begin < shape_.elements(); begin += shape_.index_block) {
-    const uint32_t count =
-        static_cast<uint32_t>(std::min<uint64_t>(shape_.index_block, shape_.elements() - begin));
+    const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(shape_.index_block, shape_.elements() - begin));
     size_t last = first;
     while (last < all.size() && all[last] < begin + count) ++last;
     AddIndex(SegmentType::kIndex, all.subspan(first, last - first), begin, count, writer);

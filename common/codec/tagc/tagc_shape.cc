@@ -49,14 +49,14 @@ absl::StatusOr<TagcShape> TagcShape::Make(const CodecContext& context, const Tag
   shape.cell_bytes = bits / 8;
   shape.limit = IntegerLimit(bits, shape.max_workers());
   if (shape.limit < 1) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "codec 'tagc': %d-bit cells leave no range for %d workers; set cells=%d or lower max_workers", bits,
-        shape.max_workers(), bits == 8 ? 16 : 32));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("codec 'tagc': %d-bit cells leave no range for %d workers; set cells=%d or lower max_workers",
+                        bits, shape.max_workers(), bits == 8 ? 16 : 32));
   }
   if (shape.elements() >= (uint64_t{1} << 32)) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "bucket %d has %d elements on shard %d, positions are 32 bits wide; lower bucket_bytes", context.layout->bucket,
-        shape.elements(), context.layout->shard));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("bucket %d has %d elements on shard %d, positions are 32 bits wide; lower bucket_bytes",
+                        context.layout->bucket, shape.elements(), context.layout->shard));
   }
   shape.headroom = Headroom(shape.cell_bytes, shape.limit);
   shape.index_block = IndexBlock(spec.density);
@@ -75,8 +75,9 @@ absl::Status TagcShape::CheckPlan(uint64_t round, const RoundPlan& plan) const {
   GW_RETURN_IF_ERROR(CheckGeometry({plan.sketch_groups, plan.cells_per_group}, limits));
   for (size_t i = 0; i < runs; ++i) {
     if (plan.exponents[i] < kernels::kMinExponent || plan.exponents[i] > kernels::kMaxExponent) {
-      return absl::InvalidArgumentError(absl::StrFormat("plan of round %d: exponent %d of run %d is outside [%d, %d]", round,
-                                                        plan.exponents[i], i, kernels::kMinExponent, kernels::kMaxExponent));
+      return absl::InvalidArgumentError(absl::StrFormat("plan of round %d: exponent %d of run %d is outside [%d, %d]",
+                                                        round, plan.exponents[i], i, kernels::kMinExponent,
+                                                        kernels::kMaxExponent));
     }
   }
   return absl::OkStatus();

@@ -151,10 +151,10 @@ absl::StatusOr<std::shared_ptr<Channel>> DialGrpc(const Address& address, const 
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);             // it skips large messages silently; callers retry
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
-  const std::string target =
-      address.scheme == Scheme::kUnix ? absl::StrCat("unix:", address.name) : address.ToString().substr(sizeof("grpc://") - 1);
+  const std::string target = address.scheme == Scheme::kUnix ? absl::StrCat("unix:", address.name)
+                                                             : address.ToString().substr(sizeof("grpc://") - 1);
   auto channel = ::grpc::CreateCustomChannel(target, ::grpc::InsecureChannelCredentials(), arguments);
   return std::make_shared<GrpcChannel>(std::move(channel), limits);
 }

@@ -127,8 +127,8 @@ absl::Status GrpcListener::Start(const Address& address) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 100);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   int port = -1;
-  const std::string target =
-      address.scheme == Scheme::kUnix ? absl::StrCat("unix:", address.name) : address.ToString().substr(sizeof("grpc://") - 1);
+  const std::string target = address.scheme == Scheme::kUnix ? absl::StrCat("unix:", address.name)
+                                                             : address.ToString().substr(sizeof("grpc://") - 1);
   builder.AddListeningPort(target, ::grpc::InsecureServerCredentials(), &port);
   const auto services = {&worker_, &operator_, &health_, &reflection_, &reflection_alpha_};
   for (RawService* service : services) builder.RegisterService(service);

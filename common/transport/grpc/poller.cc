@@ -56,7 +56,8 @@ void Poller::Loop() {
     static_cast<Completion*>(tag)->Run(ok);
     // A surplus thread ends only while another one waits.
     int surplus = surplus_.load();
-    if (surplus > 0 && !draining_.load() && waiting_.load() > 0 && surplus_.compare_exchange_strong(surplus, surplus - 1)) {
+    if (surplus > 0 && !draining_.load() && waiting_.load() > 0 &&
+        surplus_.compare_exchange_strong(surplus, surplus - 1)) {
       absl::MutexLock lock(&mu_);
       --running_;
       ended_.push_back(std::this_thread::get_id());

@@ -64,7 +64,8 @@ class Poller {
  private:
   static constexpr int kMaxThreads = 256;
   static constexpr int kLookMs = 2;
-  static constexpr int kCalmLooks = 100;  // so many looks with a thread to spare take it away, or send the keeper to rest
+  static constexpr int kCalmLooks =
+      100;  // so many looks with a thread to spare take it away, or send the keeper to rest
 
   void Loop();
   void Keep();

@@ -1,5 +1,5 @@
-// A gRPC service whose methods take and give ByteBuffers, made from a protobuf service descriptor or a list: what the generated
-// WithRawMethod_... templates do, for every method at once. Registered like a generated service, so gRPC
+// A gRPC service whose methods take and give ByteBuffers, made from a protobuf service descriptor or a list: what the
+// generated WithRawMethod_... templates do, for every method at once. Registered like a generated service, so gRPC
 // answers unknown methods by itself.
 #pragma once
 
@@ -67,8 +67,8 @@ class RawService final : public ::grpc::Service {
     using ::grpc::internal::RpcMethod;
     methods_.push_back({absl::StrCat("/", name_, "/", method.name), method.kind});
     AddMethod(new ::grpc::internal::RpcServiceMethod(  // owned by grpc::Service
-        methods_.back().path.c_str(),
-        method.kind == Kind::kUnary ? RpcMethod::NORMAL_RPC : RpcMethod::BIDI_STREAMING, nullptr));
+        methods_.back().path.c_str(), method.kind == Kind::kUnary ? RpcMethod::NORMAL_RPC : RpcMethod::BIDI_STREAMING,
+        nullptr));
     MarkMethodRaw(static_cast<int>(methods_.size()) - 1);
   }
 

@@ -79,7 +79,8 @@ void ServerStream::OnArrived(bool ok) {
   } else {
     handle_ = std::make_shared<StreamHandle>(self, /*abandon=*/false);
     SinkScope scope(this);
-    absl::StatusOr<std::unique_ptr<StreamSink>> sink = owner_->ServiceOf(service_)->Accept(service_->method(index_), handle_);
+    absl::StatusOr<std::unique_ptr<StreamSink>> sink =
+        owner_->ServiceOf(service_)->Accept(service_->method(index_), handle_);
     if (sink.ok()) {
       sink_storage_ = *std::move(sink);
       set_sink(sink_storage_.get());
@@ -113,9 +114,7 @@ void ServerStream::OneOfTwo() {
                           : absl::OkStatus());
 }
 
-void ServerStream::StartEnd(const absl::Status& status) {
-  call_.Finish(ToGrpc(status), Tag(&finished_));
-}
+void ServerStream::StartEnd(const absl::Status& status) { call_.Finish(ToGrpc(status), Tag(&finished_)); }
 
 void ServerStream::StartAbort(const absl::Status& status) {
   if (absl::IsCancelled(status)) context_.TryCancel();

@@ -38,7 +38,8 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   virtual void StartWrite(const ::grpc::ByteBuffer& buffer, Completion* done) = 0;
   // Everything queued was written after Finish. Client: half-close, completing as a write. Server: end with `status`.
   virtual void StartEnd(const absl::Status& status) = 0;
-  // Client: cancels the call. Server: cancels it if `status` is Cancelled; any other is sent once a write in flight ended.
+  // Client: cancels the call. Server: cancels it if `status` is Cancelled; any other is sent once a write in flight
+  // ended.
   virtual void StartAbort(const absl::Status& status) = 0;
   // The read failed: nothing more will come. Client: asks for the status. Server: ends the stream.
   virtual void OnReadEnded() = 0;
@@ -79,14 +80,14 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   absl::Mutex mu_;
   StreamSink* sink_ ABSL_GUARDED_BY(mu_) = nullptr;
   std::deque<::grpc::ByteBuffer> queue_ ABSL_GUARDED_BY(mu_);
-  size_t queued_bytes_ ABSL_GUARDED_BY(mu_) = 0;      // queue_ and the write in flight
+  size_t queued_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // queue_ and the write in flight
   size_t in_flight_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  bool writing_ ABSL_GUARDED_BY(mu_) = true;          // a write is in flight, or writing has not begun
-  bool reading_ ABSL_GUARDED_BY(mu_) = false;         // a read is in flight or its message is with the sink
-  bool paused_ ABSL_GUARDED_BY(mu_) = false;          // a server's read waits until the peer takes what sinks sent
+  bool writing_ ABSL_GUARDED_BY(mu_) = true;   // a write is in flight, or writing has not begun
+  bool reading_ ABSL_GUARDED_BY(mu_) = false;  // a read is in flight or its message is with the sink
+  bool paused_ ABSL_GUARDED_BY(mu_) = false;   // a server's read waits until the peer takes what sinks sent
   bool finish_requested_ ABSL_GUARDED_BY(mu_) = false;
   bool end_started_ ABSL_GUARDED_BY(mu_) = false;
-  bool broken_ ABSL_GUARDED_BY(mu_) = false;          // nothing can be sent any more
+  bool broken_ ABSL_GUARDED_BY(mu_) = false;  // nothing can be sent any more
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;

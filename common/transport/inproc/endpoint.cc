@@ -28,9 +28,8 @@ InprocEndpoint::InprocEndpoint(Service* service, const Limits& limits)
 
 absl::StatusOr<std::string> InprocEndpoint::Call(Method method, std::string request, int64_t timeout_ms) {
   if (request.size() > limits_.max_message_bytes)
-    return absl::ResourceExhaustedError(absl::StrCat("a request of ", request.size(),
-                                                     " bytes is larger than the receiver's limit of ",
-                                                     limits_.max_message_bytes));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "a request of ", request.size(), " bytes is larger than the receiver's limit of ", limits_.max_message_bytes));
   const absl::Time deadline = absl::Now() + absl::Milliseconds(timeout_ms);
   auto call = std::make_shared<PendingCall>();
   {

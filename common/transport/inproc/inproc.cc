@@ -31,8 +31,8 @@ class InprocChannel final : public Channel {
     GW_ASSIGN_OR_RETURN(std::shared_ptr<InprocEndpoint> endpoint, Endpoint());
     GW_ASSIGN_OR_RETURN(std::string reply, endpoint->Call(method, std::move(request), timeout_ms));
     if (reply.size() > limits_.max_message_bytes)
-      return absl::ResourceExhaustedError(absl::StrCat("the reply of ", reply.size(), " bytes is larger than the limit of ",
-                                                       limits_.max_message_bytes));
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "the reply of ", reply.size(), " bytes is larger than the limit of ", limits_.max_message_bytes));
     return reply;
   }
 
@@ -84,8 +84,8 @@ class InprocListener final : public Listener {
 absl::Status InprocRegistry::Add(const std::string& name, std::shared_ptr<InprocEndpoint> endpoint) {
   absl::MutexLock lock(&mu_);
   if (!endpoints_.emplace(name, std::move(endpoint)).second)
-    return absl::UnavailableError(absl::StrCat("cannot listen on inproc://", name,
-                                               ": address in use; choose another name"));
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on inproc://", name, ": address in use; choose another name"));
   return absl::OkStatus();
 }
 

@@ -74,9 +74,9 @@ absl::Status Pipe::Send(Side from, Message message) {
     return absl::FailedPreconditionError("the stream has ended; open a new one");
   }
   if (bytes > d.max_message_bytes) {
-    const absl::Status refused = absl::ResourceExhaustedError(absl::StrCat(
-        "a message of ", bytes, " bytes is larger than the receiver's limit of ", d.max_message_bytes,
-        "; send smaller chunks"));
+    const absl::Status refused = absl::ResourceExhaustedError(
+        absl::StrCat("a message of ", bytes, " bytes is larger than the receiver's limit of ", d.max_message_bytes,
+                     "; send smaller chunks"));
     End(kServer, refused);
     End(kClient, refused);
     return refused;

@@ -61,8 +61,8 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
   const std::function<void(Pipe*)> on_closed_;
   absl::Mutex mu_;
   Direction to_[2] ABSL_GUARDED_BY(mu_);
-  std::shared_ptr<Stream> server_handle_;        // written before deliveries to the server begin, reset after OnClosed
-  std::unique_ptr<StreamSink> server_sink_;      // likewise
+  std::shared_ptr<Stream> server_handle_;    // written before deliveries to the server begin, reset after OnClosed
+  std::unique_ptr<StreamSink> server_sink_;  // likewise
 };
 
 class PipeHandle final : public Stream {

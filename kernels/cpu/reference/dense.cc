@@ -1,12 +1,11 @@
 // Reference backend: dense merging and fixed point.
-#include "kernels/cpu/reference/loops.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "kernels/backend.h"
 #include "kernels/cpu/reference/clones.h"
+#include "kernels/cpu/reference/loops.h"
 #include "kernels/math/fixed_point.h"
 
 namespace gradwire::kernels::reference {
@@ -52,17 +51,24 @@ inline uint32_t FloatBitsAt(const uint8_t* values, int width, size_t i) {
   return width == 4 ? Load<uint32_t>(values, i) : static_cast<uint32_t>(Load<uint16_t>(values, i)) << 16;
 }
 
-constexpr uint32_t kGridLimitBits = static_cast<uint32_t>(127 + kGridRangeBits) << 23;  // 2^kGridRangeBits; inf, NaN above
-constexpr double kGridScale = 17592186044416.0;                                         // 2^kGridBits
+constexpr uint32_t kGridLimitBits = static_cast<uint32_t>(127 + kGridRangeBits)
+                                    << 23;       // 2^kGridRangeBits; inf, NaN above
+constexpr double kGridScale = 17592186044416.0;  // 2^kGridBits
 static_assert(kGridScale == static_cast<double>(int64_t{1} << kGridBits));
 
 }  // namespace
 
 GW_CLONES void AddIntegers(int32_t* acc, const uint8_t* values, int width, size_t n, uint32_t sign) {
   switch (width) {
-    case 1: AddAs<int8_t>(acc, values, n, sign); break;
-    case 2: AddAs<int16_t>(acc, values, n, sign); break;
-    default: AddAs<int32_t>(acc, values, n, sign); break;
+    case 1:
+      AddAs<int8_t>(acc, values, n, sign);
+      break;
+    case 2:
+      AddAs<int16_t>(acc, values, n, sign);
+      break;
+    default:
+      AddAs<int32_t>(acc, values, n, sign);
+      break;
   }
 }
 
@@ -115,18 +121,30 @@ GW_CLONES void Quantize(float* x, size_t n, int exponent, int32_t limit, int wid
   const float unit = PowerOfTwo(exponent);
   const float bound = LargestFloatWithin(limit);
   switch (width) {
-    case 1: QuantizeAs<int8_t>(x, n, inverse, unit, bound, q); break;
-    case 2: QuantizeAs<int16_t>(x, n, inverse, unit, bound, q); break;
-    default: QuantizeAs<int32_t>(x, n, inverse, unit, bound, q); break;
+    case 1:
+      QuantizeAs<int8_t>(x, n, inverse, unit, bound, q);
+      break;
+    case 2:
+      QuantizeAs<int16_t>(x, n, inverse, unit, bound, q);
+      break;
+    default:
+      QuantizeAs<int32_t>(x, n, inverse, unit, bound, q);
+      break;
   }
 }
 
 GW_CLONES void Dequantize(const uint8_t* q, int width, size_t n, int exponent, float* x) {
   const float unit = PowerOfTwo(exponent);
   switch (width) {
-    case 1: DequantizeAs<int8_t>(q, n, unit, x); break;
-    case 2: DequantizeAs<int16_t>(q, n, unit, x); break;
-    default: DequantizeAs<int32_t>(q, n, unit, x); break;
+    case 1:
+      DequantizeAs<int8_t>(q, n, unit, x);
+      break;
+    case 2:
+      DequantizeAs<int16_t>(q, n, unit, x);
+      break;
+    default:
+      DequantizeAs<int32_t>(q, n, unit, x);
+      break;
   }
 }
 

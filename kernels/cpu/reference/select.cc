@@ -1,11 +1,12 @@
 // Reference backend: what is added to the residual, the magnitude histograms, and taking what is selected.
+#include "kernels/math/select.h"
+
 #include <algorithm>
 #include <vector>
 
 #include "kernels/cpu/reference/clones.h"
 #include "kernels/cpu/reference/loops.h"
 #include "kernels/math/fixed_point.h"
-#include "kernels/math/select.h"
 
 namespace gradwire::kernels::reference {
 namespace {

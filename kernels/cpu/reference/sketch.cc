@@ -1,11 +1,12 @@
 // Reference backend: adding to a sketch, merging sketches, and peeling one group after the other.
+#include "kernels/math/sketch.h"
+
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "kernels/cpu/reference/clones.h"
 #include "kernels/cpu/reference/loops.h"
-#include "kernels/math/sketch.h"
 
 namespace gradwire::kernels::reference {
 namespace {
@@ -102,9 +103,12 @@ class GroupPeeler {
 
   int32_t SignExtend(uint32_t value) const {
     switch (args_.cell_bytes) {
-      case 1: return static_cast<int8_t>(value);
-      case 2: return static_cast<int16_t>(value);
-      default: return static_cast<int32_t>(value);
+      case 1:
+        return static_cast<int8_t>(value);
+      case 2:
+        return static_cast<int16_t>(value);
+      default:
+        return static_cast<int32_t>(value);
     }
   }
 
@@ -118,18 +122,30 @@ class GroupPeeler {
 
 void SketchAdd(const uint32_t* positions, const int32_t* integers, size_t n, const SketchArgs& args, uint8_t* cells) {
   switch (args.cell_bytes) {
-    case 1: AddToCells<uint8_t>(positions, integers, n, args, cells); break;
-    case 2: AddToCells<uint16_t>(positions, integers, n, args, cells); break;
-    default: AddToCells<uint32_t>(positions, integers, n, args, cells); break;
+    case 1:
+      AddToCells<uint8_t>(positions, integers, n, args, cells);
+      break;
+    case 2:
+      AddToCells<uint16_t>(positions, integers, n, args, cells);
+      break;
+    default:
+      AddToCells<uint32_t>(positions, integers, n, args, cells);
+      break;
   }
 }
 
 GW_CLONES void AddCells(uint8_t* acc, const uint8_t* cells, int width, size_t n, Sign sign) {
   const int factor = static_cast<int>(sign);
   switch (width) {
-    case 1: MergeCells<uint8_t>(acc, cells, n, static_cast<uint8_t>(factor)); break;
-    case 2: MergeCells<uint16_t>(acc, cells, n, static_cast<uint16_t>(factor)); break;
-    default: MergeCells<uint32_t>(acc, cells, n, static_cast<uint32_t>(factor)); break;
+    case 1:
+      MergeCells<uint8_t>(acc, cells, n, static_cast<uint8_t>(factor));
+      break;
+    case 2:
+      MergeCells<uint16_t>(acc, cells, n, static_cast<uint16_t>(factor));
+      break;
+    default:
+      MergeCells<uint32_t>(acc, cells, n, static_cast<uint32_t>(factor));
+      break;
   }
 }
 

@@ -73,7 +73,8 @@ void Goodput(const Config& config, const std::string& direction, const std::vect
   for (const Contestant& contestant : contestants) contestant.move(config.total_bytes / kMiB, kMiB);
   for (size_t frame_bytes : {kMiB / 16, kMiB, 4 * kMiB, 16 * kMiB, 64 * kMiB}) {
     const Measured m = Measure(config, frame_bytes, contestants);
-    const std::string size = frame_bytes < kMiB ? absl::StrCat(frame_bytes / 1024, " KiB") : absl::StrCat(frame_bytes / kMiB, " MiB");
+    const std::string size =
+        frame_bytes < kMiB ? absl::StrCat(frame_bytes / 1024, " KiB") : absl::StrCat(frame_bytes / kMiB, " MiB");
     for (size_t i = 0; i < contestants.size(); ++i) {
       const std::string label = absl::StrCat(contestants[i].name, " ", direction, " ", size);
       Row goodput{label, Median(m.goodput[i]), "GB/s", {}, "", {}};
@@ -103,9 +104,9 @@ void Latency(const Config& config, RawTcpClient& raw, StreamClient& stream, Repo
     for (size_t i = 0; i < kRoundTrips; ++i) us.push_back(1e6 * Seconds(trip));
     return Median(us);
   };
-  const auto runs = Interleave(config.rounds, {[&] { return p50([&] { raw.Echo(kBytes); }); },
-                                               [&] { return p50([&] { stream.Echo(kBytes); }); },
-                                               [&] { return 1e6 * Median(stream.EchoInSink(kRoundTrips, kBytes)); }});
+  const auto runs = Interleave(
+      config.rounds, {[&] { return p50([&] { raw.Echo(kBytes); }); }, [&] { return p50([&] { stream.Echo(kBytes); }); },
+                      [&] { return 1e6 * Median(stream.EchoInSink(kRoundTrips, kBytes)); }});
   report.Add({"raw TCP 1 KiB round trip, p50", Median(runs[0]), "us", {}, "", {}});
   report.Add({"grpc 1 KiB round trip, waiting thread, p50", Median(runs[1]), "us", MedianRatio(runs[1], runs[0]),
               "raw TCP", kLatencyTarget, true});
@@ -130,8 +131,8 @@ int Main(int argc, char** argv) {
 
   Report report("exchange");
   report.Note("congestion control", CongestionControl());
-  report.Note("command", absl::StrCat("tests/bench/run exchange --mib=", config.total_bytes / kMiB,
-                                      " --rounds=", config.rounds));
+  report.Note("command",
+              absl::StrCat("tests/bench/run exchange --mib=", config.total_bytes / kMiB, " --rounds=", config.rounds));
   if (only.empty() || only == "push")
     Goodput(config, "push",
             {{"raw TCP", [&](size_t n, size_t bytes) { raw.Push(n * bytes, buffer); }, &tcp_peer},

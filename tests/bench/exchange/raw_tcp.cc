@@ -77,7 +77,8 @@ void ServeConnection(int fd) {
   while (ReadAll(fd, reinterpret_cast<uint8_t*>(&request), sizeof(request))) {
     if (request.op == 'P' && !(Drain(fd, request.bytes, scratch) && WriteAll(fd, "k", 1))) break;
     if (request.op == 'L' && !Fill(fd, request.bytes, source)) break;
-    if (request.op == 'E' && !(ReadAll(fd, scratch.data(), request.bytes) && WriteAll(fd, scratch.data(), request.bytes)))
+    if (request.op == 'E' &&
+        !(ReadAll(fd, scratch.data(), request.bytes) && WriteAll(fd, scratch.data(), request.bytes)))
       break;
   }
   close(fd);
@@ -129,7 +130,8 @@ RawTcpClient::~RawTcpClient() { close(fd_); }
 
 void RawTcpClient::Push(size_t bytes, const std::vector<uint8_t>& buffer) {
   const Request request{'P', bytes};
-  Check(WriteAll(fd_, &request, sizeof(request)) && Fill(fd_, bytes, buffer) && ReadAll(fd_, scratch_.data(), 1), "push");
+  Check(WriteAll(fd_, &request, sizeof(request)) && Fill(fd_, bytes, buffer) && ReadAll(fd_, scratch_.data(), 1),
+        "push");
 }
 
 void RawTcpClient::Pull(size_t bytes) {

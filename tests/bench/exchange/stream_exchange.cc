@@ -85,7 +85,9 @@ class DroppingSink : public StreamSink {
 
 class DroppingService : public transport::Service {
  public:
-  absl::StatusOr<std::string> Call(transport::Method, std::string_view request) override { return std::string(request); }
+  absl::StatusOr<std::string> Call(transport::Method, std::string_view request) override {
+    return std::string(request);
+  }
   absl::StatusOr<std::unique_ptr<StreamSink>> Accept(transport::Method, std::shared_ptr<Stream> stream) override {
     return std::make_unique<DroppingSink>(std::move(stream), &source_);
   }

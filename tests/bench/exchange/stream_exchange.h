@@ -40,7 +40,7 @@ class StreamClient : private transport::StreamSink {
   std::shared_ptr<transport::Channel> channel_;
   std::function<void()> on_echo_;  // of EchoInSink; called by the sink
   absl::Mutex mu_;
-  size_t acks_ = 0;   // guarded by mu_, as is bytes_
+  size_t acks_ = 0;  // guarded by mu_, as is bytes_
   size_t bytes_ = 0;
   std::unique_ptr<transport::Stream> stream_;
 };

@@ -222,11 +222,21 @@ TEST_P(CodecConformance, BadSegmentsAreRefusedAndLeaveNoTrace) {
       std::vector<uint8_t> payload(s.data, s.data + s.bytes);
       wire::Segment bad = s;
       switch (cluster.random()() % 6) {
-        case 0: bad.type = static_cast<wire::SegmentType>(1 + cluster.random()() % 12); break;
-        case 1: bad.param = static_cast<uint8_t>(cluster.random()()); break;
-        case 2: bad.begin = cluster.random()() >> (cluster.random()() % 64); break;
-        case 3: bad.count = static_cast<uint32_t>(cluster.random()() >> (32 + cluster.random()() % 32)); break;
-        case 4: payload.resize(cluster.random()() % (payload.size() + 9)); break;
+        case 0:
+          bad.type = static_cast<wire::SegmentType>(1 + cluster.random()() % 12);
+          break;
+        case 1:
+          bad.param = static_cast<uint8_t>(cluster.random()());
+          break;
+        case 2:
+          bad.begin = cluster.random()() >> (cluster.random()() % 64);
+          break;
+        case 3:
+          bad.count = static_cast<uint32_t>(cluster.random()() >> (32 + cluster.random()() % 32));
+          break;
+        case 4:
+          payload.resize(cluster.random()() % (payload.size() + 9));
+          break;
         default:
           for (int k = 0; k < 4 && !payload.empty(); ++k) {
             payload[cluster.random()() % payload.size()] = static_cast<uint8_t>(cluster.random()());

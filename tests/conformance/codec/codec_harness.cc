@@ -194,7 +194,8 @@ GradientFn DyadicGradient(uint64_t seed, uint64_t elements, double nonzero_fract
     const uint64_t key = HashCombine(HashCombine(seed, worker), round);
     const uint64_t keep_below = static_cast<uint64_t>(nonzero_fraction * 4294967296.0);
     // Clustered: all non-zeros lie in one window, a different one each round.
-    const uint64_t window = std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(elements) * nonzero_fraction));
+    const uint64_t window =
+        std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(elements) * nonzero_fraction));
     const uint64_t start = elements == 0 ? 0 : HashCombine(seed, round) % elements;
     for (uint64_t i = 0; i < elements; ++i) {
       const uint64_t h = HashCombine(key, i);

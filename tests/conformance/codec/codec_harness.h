@@ -23,7 +23,7 @@ struct ClusterOptions {
   uint32_t max_workers = 0;  // 0: workers
   uint64_t elements = 1;     // of the bucket; 0: an empty share of a bucket
   uint32_t run_elements = 4096;
-  uint64_t seed = 1;         // of the job and of the order of arrival
+  uint64_t seed = 1;  // of the job and of the order of arrival
 };
 
 // The gradient of one worker in one round.
@@ -31,10 +31,10 @@ using GradientFn = std::function<void(uint32_t worker, uint64_t round, std::vect
 
 // What happened in one round.
 struct RoundResult {
-  std::vector<EncodedFrame> frames;      // per worker
+  std::vector<EncodedFrame> frames;  // per worker
   UpdateFrame update_frame;
   Update update;
-  std::vector<double> applied;           // sum over workers that the update frame stands for, per element
+  std::vector<double> applied;  // sum over workers that the update frame stands for, per element
 };
 
 // Not thread-safe. Steps that must succeed abort the test when they do not.

@@ -145,7 +145,8 @@ TEST(TagcCodec, ARecoveredWorkerDoesNotOverloadTheNextRound) {
   cluster.Round(gradient);
   all_there = true;
   const RoundResult back = cluster.Round(gradient);
-  EXPECT_LE(static_cast<double>(back.update_frame.stats.deferred), 1e-3 * static_cast<double>(back.update_frame.stats.elements));
+  EXPECT_LE(static_cast<double>(back.update_frame.stats.deferred),
+            1e-3 * static_cast<double>(back.update_frame.stats.elements));
 }
 
 // Entropy of the index plus the bits of the values, for k of n elements sent.
@@ -164,9 +165,10 @@ TEST(TagcCodec, FramesAreWithin35PercentOfTheInformationBound) {
       RoundResult result;
       for (int r = 0; r < 4; ++r) result = cluster.Round(gradient);
       const double sent = static_cast<double>(result.frames[0].positions.size());
-      const double ratio = static_cast<double>(result.frames[0].bytes) / InformationBytes(static_cast<double>(n), sent, bits);
-      std::printf("density %g, cells %d: %.0f sent, %d bytes, %.3f of the bound, update %d bytes, %d deferred\n", density,
-                  bits, sent, static_cast<int>(result.frames[0].bytes), ratio,
+      const double ratio =
+          static_cast<double>(result.frames[0].bytes) / InformationBytes(static_cast<double>(n), sent, bits);
+      std::printf("density %g, cells %d: %.0f sent, %d bytes, %.3f of the bound, update %d bytes, %d deferred\n",
+                  density, bits, sent, static_cast<int>(result.frames[0].bytes), ratio,
                   static_cast<int>(TotalSize(result.update_frame.chunks)),
                   static_cast<int>(result.update.deferred.size()));
       EXPECT_LE(ratio, 1.35) << "density " << density << ", " << bits << "-bit cells";

@@ -115,22 +115,30 @@ TEST_F(GrpcWireTest, FrameHeaderMayBeSplitAcrossSlices) {
 
 TEST_F(GrpcWireTest, MalformedBytesEndTheStreamAndNothingElse) {
   const std::vector<std::string> bad = {
-      std::string("\x00", 1),                                  // field 0
-      std::string("\x0A\x05" "ab", 4),                         // a string longer than the message
-      std::string("\x7A\x05" "abcdef", 8),                     // bytes behind the frame
-      std::string("\x7A\x05" "abc", 5),                        // a frame cut short
-      std::string("\x7A", 1),                                  // a frame without its length
-      std::string("\x0B", 1),                                  // a group
-      std::string("\x0F", 1),                                  // wire type 7
-      std::string(11, '\xFF'),                                 // a varint without end
-      std::string("\x09" "abc", 4),                            // 64 bits cut short
+      std::string("\x00", 1),  // field 0
+      std::string("\x0A\x05"
+                  "ab",
+                  4),  // a string longer than the message
+      std::string("\x7A\x05"
+                  "abcdef",
+                  8),  // bytes behind the frame
+      std::string("\x7A\x05"
+                  "abc",
+                  5),           // a frame cut short
+      std::string("\x7A", 1),   // a frame without its length
+      std::string("\x0B", 1),   // a group
+      std::string("\x0F", 1),   // wire type 7
+      std::string(11, '\xFF'),  // a varint without end
+      std::string("\x09"
+                  "abc",
+                  4),                                                   // 64 bits cut short
       std::string("\x0A\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", 11),  // length 2^64-1
   };
   for (size_t i = 0; i < bad.size(); ++i) {
     std::vector<std::string> replies;
     const ::grpc::Status status = client_->Exchange(kStream, {{TextMessage("ok").control}, {bad[i]}}, &replies);
-    EXPECT_EQ(status.error_code(), ::grpc::StatusCode::INVALID_ARGUMENT) << "case " << i << ": "
-                                                                         << status.error_message();
+    EXPECT_EQ(status.error_code(), ::grpc::StatusCode::INVALID_ARGUMENT)
+        << "case " << i << ": " << status.error_message();
   }
   std::vector<std::string> replies;
   EXPECT_TRUE(client_->Exchange(kStream, {{TextMessage("fine").control}}, &replies).ok());

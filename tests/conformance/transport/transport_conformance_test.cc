@@ -298,8 +298,8 @@ TEST_P(TransportTest, BlockedSinkStopsTheSender) {
 TEST_P(TransportTest, BlockedSinksDoNotStopOtherStreamsOrCalls) {
   constexpr int kBlocked = 12;
   Gate gate;
-  service_.on_accept = [&](Method method, std::shared_ptr<Stream> stream)
-      -> absl::StatusOr<std::unique_ptr<StreamSink>> {
+  service_.on_accept = [&](Method method,
+                           std::shared_ptr<Stream> stream) -> absl::StatusOr<std::unique_ptr<StreamSink>> {
     if (method == kStream) return std::make_unique<RecordingSink>([&gate](Message) { gate.Pass(); });
     return std::make_unique<RecordingSink>([stream](Message m) { (void)stream->Send(std::move(m)); });
   };

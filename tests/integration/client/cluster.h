@@ -61,8 +61,9 @@ inline v1::JobSpec MakeSpec(const std::string& name, const std::string& codec, v
   v1::JobSpec spec;
   spec.set_name(name);
   const std::vector<std::pair<std::string, std::vector<uint64_t>>> tensors = {
-      {"embed.weight", {97, 31}}, {"h.0.attn.weight", {64, 65}}, {"h.0.ln.weight", {65}}, {"h.0.mlp.weight", {129, 33}},
-      {"h.0.mlp.bias", {129}},    {"scale", {}},                 {"head.weight", {31, 97}}};
+      {"embed.weight", {97, 31}},    {"h.0.attn.weight", {64, 65}}, {"h.0.ln.weight", {65}},
+      {"h.0.mlp.weight", {129, 33}}, {"h.0.mlp.bias", {129}},       {"scale", {}},
+      {"head.weight", {31, 97}}};
   for (const auto& [tensor_name, shape] : tensors) {
     v1::TensorSpec* tensor = spec.add_tensors();
     tensor->set_name(tensor_name);

@@ -71,14 +71,14 @@ TEST_P(DigestTest, AgreesAcrossShardsTransportsAndArrivalOrders) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Codecs, DigestTest,
-    ::testing::Values(Case{"AdamWFp32", "dense:values=fp32", v1::OPTIMIZER_ADAMW},
-                      Case{"AdamWFixed32", "dense:values=fixed32", v1::OPTIMIZER_ADAMW},
-                      Case{"AdamWTagc", "tagc:density=0.05,slack=4", v1::OPTIMIZER_ADAMW},
-                      Case{"StepTagc", "tagc:density=0.05,slack=8", v1::OPTIMIZER_STEP},
-                      Case{"StepTagcOverloaded", "tagc:density=0.05,slack=0.7", v1::OPTIMIZER_STEP, true}),
-    NameOf);
+INSTANTIATE_TEST_SUITE_P(Codecs, DigestTest,
+                         ::testing::Values(Case{"AdamWFp32", "dense:values=fp32", v1::OPTIMIZER_ADAMW},
+                                           Case{"AdamWFixed32", "dense:values=fixed32", v1::OPTIMIZER_ADAMW},
+                                           Case{"AdamWTagc", "tagc:density=0.05,slack=4", v1::OPTIMIZER_ADAMW},
+                                           Case{"StepTagc", "tagc:density=0.05,slack=8", v1::OPTIMIZER_STEP},
+                                           Case{"StepTagcOverloaded", "tagc:density=0.05,slack=0.7", v1::OPTIMIZER_STEP,
+                                                true}),
+                         NameOf);
 
 TEST(TwoJobs, DoNotDisturbEachOther) {
   const Case dense{"dense", "dense:values=fixed32", v1::OPTIMIZER_ADAMW};

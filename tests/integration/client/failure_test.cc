@@ -100,7 +100,8 @@ TEST(Join, GivesUpOnAServerThatIsNotThere) {
     options.connect_timeout_ms = 400;
     const auto session = Session::Join(std::move(options));
     ASSERT_FALSE(session.ok());
-    EXPECT_TRUE(absl::IsUnavailable(session.status()) || absl::IsDeadlineExceeded(session.status())) << session.status();
+    EXPECT_TRUE(absl::IsUnavailable(session.status()) || absl::IsDeadlineExceeded(session.status()))
+        << session.status();
     EXPECT_NE(std::string(session.status().message()).find(address), std::string::npos) << session.status();
   }
 }

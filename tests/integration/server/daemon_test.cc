@@ -1,5 +1,5 @@
-// The daemon over real transports: every kind of bad input gets its own typed error, leaves the state as it was, and the
-// other worker trains on.
+// The daemon over real transports: every kind of bad input gets its own typed error, leaves the state as it was, and
+// the other worker trains on.
 #include "server/daemon.h"
 
 #include <gmock/gmock.h>
@@ -24,10 +24,10 @@ class DaemonTest : public testing::TestWithParam<std::string> {
  protected:
   void Start(uint64_t frame_limit_bytes = 1 << 20) {
     ServerConfig config;
-    config.listen = {GetParam() == "inproc" ? absl::StrCat("inproc://daemon-test-", testing::UnitTest::GetInstance()
-                                                                                         ->current_test_info()
-                                                                                         ->name())
-                                            : std::string("grpc://127.0.0.1:0")};
+    config.listen = {
+        GetParam() == "inproc"
+            ? absl::StrCat("inproc://daemon-test-", testing::UnitTest::GetInstance()->current_test_info()->name())
+            : std::string("grpc://127.0.0.1:0")};
     config.backend = "cpu";
     config.frame_limit_bytes = frame_limit_bytes;
     ASSERT_TRUE(config.Validate().ok());

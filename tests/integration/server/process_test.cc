@@ -1,5 +1,6 @@
 // The real programs: gradwire-server drains on SIGTERM, a second signal ends it, and `gradwire` operates it.
 #include <gmock/gmock.h>
+#include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <spawn.h>
@@ -10,8 +11,6 @@
 #include <cstdio>
 #include <fstream>
 #include <thread>
-
-#include <google/protobuf/text_format.h>
 
 #include "tests/integration/server/raw_worker.h"
 

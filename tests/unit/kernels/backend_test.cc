@@ -74,14 +74,16 @@ TEST_F(BackendTest, GridHoldsFloatsAndGivesTheirMean) {
 }
 
 TEST_F(BackendTest, FindsTheFirstValueOutOfTheGrid) {
-  for (float bad : {262144.0f, -1e20f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+  for (float bad :
+       {262144.0f, -1e20f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     for (size_t at : {0u, 1u, 4095u, 4096u, 9999u}) {
       std::vector<float> x(10'000, 1.0f);
       x[at] = bad;
       x.back() = bad;
       EXPECT_EQ(backend_->FindOutOfGrid(reinterpret_cast<const uint8_t*>(x.data()), 4, x.size(), nullptr),
                 static_cast<int64_t>(at));
-      EXPECT_EQ(backend_->FindNonFinite(x.data(), x.size(), nullptr), std::isfinite(bad) ? -1 : static_cast<int64_t>(at));
+      EXPECT_EQ(backend_->FindNonFinite(x.data(), x.size(), nullptr),
+                std::isfinite(bad) ? -1 : static_cast<int64_t>(at));
     }
   }
 }
@@ -92,7 +94,8 @@ TEST_F(BackendTest, Bf16RoundsToNearestEvenAndKeepsTheRest) {
     const float v = std::bit_cast<float>(static_cast<uint32_t>(random_()));
     if (std::isfinite(v)) x.push_back(v);
   }
-  x.insert(x.end(), {0.0f, -0.0f, 1.00390625f, 1.01171875f, std::numeric_limits<float>::max(), -std::numeric_limits<float>::max()});
+  x.insert(x.end(), {0.0f, -0.0f, 1.00390625f, 1.01171875f, std::numeric_limits<float>::max(),
+                     -std::numeric_limits<float>::max()});
   std::vector<float> rest = x;
   std::vector<uint8_t> out(2 * x.size());
   backend_->SplitBf16(rest.data(), rest.size(), out.data(), nullptr);

@@ -1,6 +1,4 @@
 // Optimizer steps against PyTorch's definitions in float64, and the same bits however a tensor is cut.
-#include "kernels/math/optimizer.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +7,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/math/fixed_point.h"
+#include "kernels/math/optimizer.h"
 
 namespace gradwire::kernels {
 namespace {
@@ -41,7 +40,8 @@ TEST(AdamW, FollowsTorch) {
     const std::vector<float> g = Random(100 + t, kElements, 0.01f);
     backend->AdamW(p.data(), g.data(), m.data(), v.data(), kElements,
                    MakeAdamW(static_cast<float>(lr), static_cast<float>(wd), static_cast<float>(b1),
-                             static_cast<float>(b2), static_cast<float>(eps), t), nullptr);
+                             static_cast<float>(b2), static_cast<float>(eps), t),
+                   nullptr);
     for (size_t i = 0; i < kElements; ++i) {
       const double gi = g[i];
       op[i] *= 1 - lr * wd;
@@ -94,13 +94,17 @@ TEST(PlainStep, SparseAndDenseGiveTheSameBits) {
     mean[i] = MeanOfInteger(integers.back(), PowerOfTwo(-9), 3);
   }
   backend->PlainStep(dense.data(), mean.data(), kElements, 0.1f, 0, nullptr);
-  backend->SparsePlainStep(sparse.data(), positions.data(), integers.data(), positions.size(), 500, -9, 3, 0.1f, nullptr);
+  backend->SparsePlainStep(sparse.data(), positions.data(), integers.data(), positions.size(), 500, -9, 3, 0.1f,
+                           nullptr);
   EXPECT_EQ(dense, sparse);
   EXPECT_NE(dense, start);
   std::vector<float> decayed = start;
   backend->PlainStep(decayed.data(), mean.data(), kElements, 0.1f, 0.5f, nullptr);
   for (size_t i = 0; i < kElements; ++i) {
-    ASSERT_NEAR(decayed[i], static_cast<double>(start[i]) - 0.1 * (static_cast<double>(mean[i]) + 0.5 * static_cast<double>(start[i])), 1e-6);
+    ASSERT_NEAR(
+        decayed[i],
+        static_cast<double>(start[i]) - 0.1 * (static_cast<double>(mean[i]) + 0.5 * static_cast<double>(start[i])),
+        1e-6);
   }
 }
 

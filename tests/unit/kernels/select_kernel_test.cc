@@ -1,6 +1,4 @@
 // Taking selected elements against a plain loop over IsSelected, and the spread of ties.
-#include "kernels/math/select.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,6 +9,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/math/fixed_point.h"
+#include "kernels/math/select.h"
 
 namespace gradwire::kernels {
 namespace {

@@ -51,7 +51,8 @@ TEST(SketchAdd, AgreesWithTheWorkedExample) {
   const std::vector<int32_t> integers = {20, -7, 1};
   std::vector<uint8_t> cells(150, 0), expected(150, 0);
   backend->SketchAdd(positions.data(), integers.data(), 3, args, cells.data(), nullptr);
-  for (const auto& [cell, value] : {std::pair{16, 0xF9}, {26, 0x01}, {34, 0x14}, {93, 0x0E}, {107, 0x14}, {124, 0x01}, {138, 0xF9}}) {
+  for (const auto& [cell, value] :
+       {std::pair{16, 0xF9}, {26, 0x01}, {34, 0x14}, {93, 0x0E}, {107, 0x14}, {124, 0x01}, {138, 0xF9}}) {
     expected[static_cast<size_t>(cell)] = static_cast<uint8_t>(value);
   }
   EXPECT_EQ(cells, expected);
@@ -67,7 +68,8 @@ Sample MakeSample(size_t n, int limit, std::mt19937_64& random) {
   while (unique.size() < n) unique.insert(static_cast<uint32_t>(random()));
   Sample s;
   s.positions.assign(unique.begin(), unique.end());
-  for (size_t i = 0; i < n; ++i) s.integers.push_back(static_cast<int32_t>(random() % (2 * uint64_t{static_cast<uint32_t>(limit)} + 1)) - limit);
+  for (size_t i = 0; i < n; ++i)
+    s.integers.push_back(static_cast<int32_t>(random() % (2 * uint64_t{static_cast<uint32_t>(limit)} + 1)) - limit);
   return s;
 }
 

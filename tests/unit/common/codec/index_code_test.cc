@@ -148,7 +148,8 @@ TEST(PackIntegers, RoundTripsEveryWidth) {
       ASSERT_EQ(back, values) << bits;
     }
   }
-  const std::vector<int32_t> extremes = {std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max(), 0, -1};
+  const std::vector<int32_t> extremes = {std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max(), 0,
+                                         -1};
   EXPECT_EQ(BitsFor(extremes), 32);
   std::vector<int32_t> back(4);
   ASSERT_TRUE(UnpackIntegers(PackIntegers(extremes, 32), 32, 4, back.data()).ok());

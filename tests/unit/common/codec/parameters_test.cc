@@ -94,7 +94,8 @@ TEST(Parameters, RefusesWhatDoesNotFit) {
               HasSubstr("0 of"));
   p[70'000] = INFINITY;
   chunks = EncodeInitialize(f.at(), 77, p.data());
-  EXPECT_THAT(DecodeParameters(chunks, *f.job, f.at(), 0, targets).status().ToString(), HasSubstr("tensor 'w', element"));
+  EXPECT_THAT(DecodeParameters(chunks, *f.job, f.at(), 0, targets).status().ToString(),
+              HasSubstr("tensor 'w', element"));
 }
 
 TEST(FrameAssembler, AbandonTakesAPartialFrameBackOut) {

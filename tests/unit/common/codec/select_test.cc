@@ -49,10 +49,15 @@ TEST_F(SelectTest, HitsTheWantedDensityWithinFivePercent) {
       {"heavy-tailed", [&](size_t, size_t) { return cauchy(random); }},
       {"all equal", [](size_t, size_t) { return -1.0f; }},
       {"equal magnitudes", [](size_t i, size_t) { return i % 3 == 0 ? -1.0f : 1.0f; }},
-      {"clustered", [&](size_t i, size_t n) { return i > n / 2 && i < n - n / 4 ? 100 * normal(random) : normal(random) * 1e-3f; }},
-      {"denormal", [&](size_t, size_t) { return std::numeric_limits<float>::denorm_min() * static_cast<float>(random() % 8'000'000); }},
+      {"clustered",
+       [&](size_t i, size_t n) { return i > n / 2 && i < n - n / 4 ? 100 * normal(random) : normal(random) * 1e-3f; }},
+      {"denormal",
+       [&](size_t, size_t) {
+         return std::numeric_limits<float>::denorm_min() * static_cast<float>(random() % 8'000'000);
+       }},
       {"smallest denormals", [](size_t, size_t) { return std::numeric_limits<float>::denorm_min(); }},
-      {"quantised", [&](size_t, size_t) { return static_cast<float>(static_cast<int>(std::lround(4 * normal(random)))); }},
+      {"quantised",
+       [&](size_t, size_t) { return static_cast<float>(static_cast<int>(std::lround(4 * normal(random)))); }},
       {"negative", [&](size_t, size_t) { return -std::abs(normal(random)); }},
   };
   for (const auto& [name, make] : inputs) {

@@ -51,7 +51,9 @@ int32_t SumAt(uint32_t tensor, uint64_t element, uint64_t round) {
   std::mt19937 random(static_cast<uint32_t>(tensor * 1'000'003 + element * 31 + round));
   return random() % 4 == 0 ? static_cast<int32_t>(random() % 401) - 200 : 0;
 }
-int8_t ExponentAt(uint32_t tensor, uint64_t offset) { return static_cast<int8_t>(-8 - static_cast<int>((offset / 64 + tensor) % 5)); }
+int8_t ExponentAt(uint32_t tensor, uint64_t offset) {
+  return static_cast<int8_t>(-8 - static_cast<int>((offset / 64 + tensor) % 5));
+}
 
 Update UpdateFor(const BucketLayout& layout, uint64_t round, Update::Body body) {
   Update u;
@@ -155,7 +157,8 @@ TEST(ApplyUpdate, DoesNothingWhereNothingWasSent) {
   for (int which = 0; which < 3; ++which) {
     Model model(job);
     std::vector<RunState> runs;
-    for (const auto& r : at.runs) runs.push_back({&model.p[r.tensor][r.offset], &model.m[r.tensor][r.offset], &model.v[r.tensor][r.offset]});
+    for (const auto& r : at.runs)
+      runs.push_back({&model.p[r.tensor][r.offset], &model.m[r.tensor][r.offset], &model.v[r.tensor][r.offset]});
     Update u = UpdateFor(at, which == 0 ? 0 : 1, Update::Body::kSparse);
     if (which == 1) u.contributors = 0;
     if (which == 2) u.body = Update::Body::kEmpty;
@@ -171,7 +174,8 @@ TEST(ApplyUpdate, RefusesWhatDoesNotFit) {
   const BucketLayout& at = layout.at(0, 0);
   Model model(job);
   std::vector<RunState> runs;
-  for (const auto& r : at.runs) runs.push_back({&model.p[r.tensor][r.offset], &model.m[r.tensor][r.offset], &model.v[r.tensor][r.offset]});
+  for (const auto& r : at.runs)
+    runs.push_back({&model.p[r.tensor][r.offset], &model.m[r.tensor][r.offset], &model.v[r.tensor][r.offset]});
   Update u = UpdateFor(at, 1, Update::Body::kSparse);
   u.exponents[0] = kUncalibrated;
   EXPECT_FALSE(ApplyUpdate(job, at, u, runs, *backend).ok());

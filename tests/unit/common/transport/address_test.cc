@@ -32,10 +32,9 @@ TEST(Address, SplitsItsParts) {
 }
 
 TEST(Address, RefusesAndNamesTheSchemes) {
-  for (const char* text :
-       {"", "localhost:7070", "http://a:1", "grpc://", "grpc://host", "grpc://:1", "grpc://host:", "grpc://host:65536",
-        "grpc://host:1x", "grpc://host:-1", "grpc://::1:80", "grpc://[::1]", "grpc://[::1", "grpc://a/b:1", "inproc://",
-        "unix://", "unix://relative", "unix:/x"}) {
+  for (const char* text : {"", "localhost:7070", "http://a:1", "grpc://", "grpc://host", "grpc://:1", "grpc://host:",
+                           "grpc://host:65536", "grpc://host:1x", "grpc://host:-1", "grpc://::1:80", "grpc://[::1]",
+                           "grpc://[::1", "grpc://a/b:1", "inproc://", "unix://", "unix://relative", "unix:/x"}) {
     auto address = ParseAddress(text);
     EXPECT_EQ(address.status().code(), absl::StatusCode::kInvalidArgument) << text;
     for (const char* scheme : {"grpc://", "unix://", "inproc://"})

@@ -101,7 +101,8 @@ TEST(Frame, EveryFlippedBitIsRefused) {
 TEST(Frame, EveryTruncationIsRefused) {
   const std::vector<uint8_t> good = ToVector(SomeFrame()[0]);
   for (size_t size = 0; size < good.size(); ++size) {
-    EXPECT_FALSE(ParseChunk(Bytes::FromVector({good.begin(), good.begin() + static_cast<ptrdiff_t>(size)})).ok()) << size;
+    EXPECT_FALSE(ParseChunk(Bytes::FromVector({good.begin(), good.begin() + static_cast<ptrdiff_t>(size)})).ok())
+        << size;
   }
 }
 
@@ -153,10 +154,13 @@ TEST(Frame, MatchesTheWorkedExampleOfTheSpec) {
     hex << kDigits[bytes.data()[i] >> 4] << kDigits[bytes.data()[i] & 15];
   }
   EXPECT_EQ(hex.str(),
-            "47574631"          // magic
-            "01" "01" "0100"    // version, kind push, last chunk
-            "03000000"          // bucket 3
-            "0100" "0100"       // shard 1, one segment
+            "47574631"  // magic
+            "01"
+            "01"
+            "0100"      // version, kind push, last chunk
+            "03000000"  // bucket 3
+            "0100"
+            "0100"              // shard 1, one segment
             "2a00000000000000"  // round 42
             "00000000"          // chunk 0
             "ddccbbaa"          // shape digest
@@ -166,7 +170,9 @@ TEST(Frame, MatchesTheWorkedExampleOfTheSpec) {
             "99000000"          // plan digest
             "0000000000000000"  // reserved
             "3228db76"          // CRC-32C of the 60 bytes before
-            "01" "00" "0000"    // learning rates
+            "01"
+            "00"
+            "0000"              // learning rates
             "04000000"          // 4 bytes
             "0000000000000000"  // begin
             "01000000"          // count

@@ -21,7 +21,8 @@ double Unresolved(const Geometry& geometry, uint32_t n, int trials, kernels::Bac
   const std::vector<uint8_t> cells(size_t{geometry.groups} * geometry.cells_per_group, 0);
   uint64_t left = 0;
   for (int t = 0; t < trials; ++t) {
-    const kernels::SketchArgs args = {static_cast<uint64_t>(t) * 7919 + n, geometry.groups, geometry.cells_per_group, 1};
+    const kernels::SketchArgs args = {static_cast<uint64_t>(t) * 7919 + n, geometry.groups, geometry.cells_per_group,
+                                      1};
     backend.SketchPeel(cells.data(), args, positions.data(), n, sums.data(), resolved.data(), nullptr);
     for (uint8_t r : resolved) left += r == 0;
   }
@@ -30,7 +31,8 @@ double Unresolved(const Geometry& geometry, uint32_t n, int trials, kernels::Bac
 
 TEST(Geometry, PeelsEveryLoadItIsMadeFor) {
   auto backend = *kernels::MakeBackend("cpu");
-  for (uint32_t n : {1u, 2u, 5u, 16u, 64u, 100u, 300u, 600u, 1000u, 3000u, 8192u, 12'000u, 12'500u, 20'000u, 100'000u}) {
+  for (uint32_t n :
+       {1u, 2u, 5u, 16u, 64u, 100u, 300u, 600u, 1000u, 3000u, 8192u, 12'000u, 12'500u, 20'000u, 100'000u}) {
     const int trials = static_cast<int>(std::max(30u, 400'000u / n));
     EXPECT_LE(Unresolved(GeometryFor(n, 1), n, trials, *backend), 3e-4) << n;
   }

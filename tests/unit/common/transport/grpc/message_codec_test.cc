@@ -52,7 +52,13 @@ TEST(MessageCodec, LargeFramesAreNotCopied) {
 }
 
 TEST(MessageCodec, AnySplitDecodesAlike) {
-  const std::string control = "\x08\x96\x01\x11" "12345678" "\x1D" "1234" "\x22\x03" "abc";
+  const std::string control =
+      "\x08\x96\x01\x11"
+      "12345678"
+      "\x1D"
+      "1234"
+      "\x22\x03"
+      "abc";
   const std::string frame(200, 'f');
   const std::string bytes = control + "\x7A\xC8\x01" + frame;
   for (size_t a = 0; a <= 40; ++a) {
@@ -66,7 +72,11 @@ TEST(MessageCodec, AnySplitDecodesAlike) {
 }
 
 TEST(MessageCodec, TruncationNeverReadsPastTheEnd) {
-  const std::string bytes = std::string("\x08\x96\x01\x22\x03" "abc") + "\x7A\x05" "frame";
+  const std::string bytes = std::string(
+                                "\x08\x96\x01\x22\x03"
+                                "abc") +
+                            "\x7A\x05"
+                            "frame";
   size_t accepted = 0;
   for (size_t n = 0; n < bytes.size(); ++n) accepted += DecodeMessage(Split(bytes.substr(0, n), {})).ok();
   EXPECT_EQ(accepted, 3u);  // nothing, after field 1, after field 4
