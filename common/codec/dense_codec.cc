@@ -116,7 +116,9 @@ class DenseEncoder final : public Encoder {
 
   void EncodePiece(const RunInput& run, const RoundPlan& plan, size_t index, uint64_t offset, uint64_t n,
                    uint8_t* out) const {
-    if (shape_.fixed()) {
+    if (shape_.fixed() && plan.exponents[index] == kUncalibrated) {
+      std::memset(out, 0, n * static_cast<size_t>(shape_.width()));  // nobody took part in round 0: the ranges go first
+    } else if (shape_.fixed()) {
       shape_.backend().Quantize(run.pending + offset, n, plan.exponents[index], shape_.limit(), shape_.width(), out,
                                 nullptr);
     } else if (shape_.width() == 2) {
@@ -350,7 +352,9 @@ class DenseCodec final : public Codec {
         ForEachRunPiece(shape_.layout(), s.begin, s.count, [&](size_t run, uint64_t offset, uint64_t n, uint64_t at) {
           const uint8_t* values = s.data + (at - s.begin) * static_cast<uint64_t>(shape_.width());
           float* out = residual[run] + offset;
-          if (shape_.fixed()) {
+          if (shape_.fixed() && frame.plan.exponents[run] == kUncalibrated) {
+            return;  // only zeros were sent
+          } else if (shape_.fixed()) {
             shape_.backend().Dequantize(values, shape_.width(), n, frame.plan.exponents[run], out, nullptr);
           } else {
             AddBf16(values, n, out);

@@ -37,6 +37,18 @@ std::vector<GroupStep> DeriveSteps(const v1::OptimizerSpec& optimizer, const Upd
   return steps;
 }
 
+// A run that was not calibrated when the round began has no scale; all that may have been sent for it is 0.
+bool SumsAreZero(const BucketLayout& layout, const Update& update, size_t run) {
+  const uint64_t begin = layout.run_begin[run], end = layout.run_begin[run + 1];
+  if (update.body == Update::Body::kSparse) {
+    const auto first = std::lower_bound(update.positions.begin(), update.positions.end(), begin);
+    return first == update.positions.end() || *first >= end;
+  }
+  return update.body != Update::Body::kDenseInt ||
+         std::all_of(update.integers.begin() + static_cast<ptrdiff_t>(begin),
+                     update.integers.begin() + static_cast<ptrdiff_t>(end), [](int32_t sum) { return sum == 0; });
+}
+
 absl::Status CheckUpdate(const Job& job, const BucketLayout& layout, const Update& update, size_t runs) {
   const size_t groups = static_cast<size_t>(job.spec().optimizer().groups_size());
   if (update.learning_rates.size() != groups || runs != layout.runs.size()) {
@@ -51,6 +63,7 @@ absl::Status CheckUpdate(const Job& job, const BucketLayout& layout, const Updat
                                                       layout.runs.size()));
   }
   for (size_t i = 0; i < update.exponents.size(); ++i) {
+    if (update.exponents[i] == kUncalibrated && SumsAreZero(layout, update, i)) continue;
     if (update.exponents[i] < kernels::kMinExponent || update.exponents[i] > kernels::kMaxExponent) {
       return absl::InvalidArgumentError(
           absl::StrFormat("update of round %d, bucket %d: exponent %d of run %d is out of range", update.round,

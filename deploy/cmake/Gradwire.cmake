@@ -78,6 +78,11 @@ function(gradwire_test name)
   target_link_libraries(${name} PRIVATE gradwire_options gradwire_warnings ${ARG_DEPS} GTest::gmock GTest::gtest
                         GTest::gtest_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  if(GRADWIRE_SANITIZE MATCHES thread)  # tests/tsan: makes the distribution's absl::Mutex visible
+    target_sources(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests/tsan/absl_mutex.cc)
+    target_link_options(${name} PRIVATE @${PROJECT_SOURCE_DIR}/tests/tsan/wrap.txt)
+    target_link_libraries(${name} PRIVATE absl::synchronization)
+  endif()
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS ${ARG_GROUP} TIMEOUT 600)
   set_property(GLOBAL APPEND PROPERTY GRADWIRE_TESTS_${ARG_GROUP} ${name})

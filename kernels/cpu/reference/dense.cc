@@ -1,5 +1,6 @@
 // Reference backend: dense merging and fixed point.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -56,6 +57,31 @@ constexpr uint32_t kGridLimitBits = static_cast<uint32_t>(127 + kGridRangeBits)
 constexpr double kGridScale = 17592186044416.0;  // 2^kGridBits
 static_assert(kGridScale == static_cast<double>(int64_t{1} << kGridBits));
 
+// x * 2^kGridBits rounded to nearest even, for |x| < 2^kGridRangeBits: llrint by additions, which every vector unit
+// has. Adding kHigh leaves the scaled value's multiple of 2^28 in the low bits of the sum, adding kLow the integer of
+// what is left. Every step but the last is exact: a float32 has 24 bits, and the multiples of 2^28 are even.
+constexpr int kHighBits = 28;
+constexpr double kHigh = 0x1.8p80;  // ulp 2^kHighBits
+constexpr double kLow = 0x1.8p52;   // ulp 1
+static_assert(kGridBits + kGridRangeBits < 80 - 1);
+
+inline __attribute__((always_inline)) uint64_t ToGrid(float x) {
+  const double scaled = static_cast<double>(x) * kGridScale;
+  const double high = scaled + kHigh;
+  const double low = (scaled - (high - kHigh)) + kLow;
+  return ((std::bit_cast<uint64_t>(high) - std::bit_cast<uint64_t>(kHigh)) << kHighBits) +
+         (std::bit_cast<uint64_t>(low) - std::bit_cast<uint64_t>(kLow));
+}
+
+inline __attribute__((always_inline)) void AddFloatsAs(int64_t* acc, const uint8_t* values, int width, size_t n,
+                                                       Sign sign) {
+  const uint64_t flip = sign == Sign::kSubtract ? ~uint64_t{0} : 0;  // (v ^ flip) - flip is v or -v
+  for (size_t i = 0; i < n; ++i) {
+    const uint64_t grid = ToGrid(FloatFromBits(FloatBitsAt(values, width, i)));
+    acc[i] = static_cast<int64_t>(static_cast<uint64_t>(acc[i]) + ((grid ^ flip) - flip));
+  }
+}
+
 }  // namespace
 
 GW_CLONES void AddIntegers(int32_t* acc, const uint8_t* values, int width, size_t n, uint32_t sign) {
@@ -72,13 +98,11 @@ GW_CLONES void AddIntegers(int32_t* acc, const uint8_t* values, int width, size_
   }
 }
 
-void AddFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign) {
-  const uint64_t factor = static_cast<uint64_t>(static_cast<int64_t>(sign));
-  for (size_t i = 0; i < n; ++i) {
-    // A float32 times a power of two is exact in double; the conversion rounds to nearest even.
-    const double scaled = static_cast<double>(FloatFromBits(FloatBitsAt(values, width, i))) * kGridScale;
-    const int64_t grid = std::llrint(scaled);
-    acc[i] = static_cast<int64_t>(static_cast<uint64_t>(acc[i]) + factor * static_cast<uint64_t>(grid));
+GW_CLONES void AddFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign) {
+  if (width == 4) {
+    AddFloatsAs(acc, values, 4, n, sign);
+  } else {
+    AddFloatsAs(acc, values, 2, n, sign);
   }
 }
 

@@ -1,8 +1,10 @@
-// bench_exchange: goodput, latency and CPU cost of frames between two processes, each as a ratio to raw TCP over the
-// same loopback in the same interleaved run.
-//   --mib=N    MiB moved per measurement (default 512)     --rounds=N  interleaved rounds (default 5)
-//   --json=F   where the JSON goes                         --only=push|pull|echo
-#include <chrono>
+// bench_exchange: goodput, latency and CPU cost of frames, each as a ratio to raw TCP over the same loopback in the
+// same interleaved run: over the bare transport ("grpc"), through a gradwire-server process ("server"), and as workers
+// see it ("session").
+//   --rounds=N  interleaved rounds (default 5)             --json=F   where the JSON goes
+//   --mib=N     MiB moved per measurement of the bare transport (default 256)
+//   --only=push|pull|echo|legs|exchange|step
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <string>
@@ -10,29 +12,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/transport/malloc_tuning.h"
+#include "tests/bench/exchange/measure.h"
 #include "tests/bench/exchange/peer_process.h"
 #include "tests/bench/exchange/raw_tcp.h"
+#include "tests/bench/exchange/server_process.h"
+#include "tests/bench/exchange/shard_bench.h"
 #include "tests/bench/exchange/stream_exchange.h"
 #include "tests/bench/lib/report.h"
 
 namespace gradwire::bench {
 namespace {
-
-constexpr size_t kMiB = 1 << 20;
-constexpr double kGoodputTarget = 0.85;
-constexpr double kCpuTarget = 1.6;
-constexpr double kLatencyTarget = 1.6;
-
-double Seconds(const std::function<void()>& body) {
-  const auto start = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-struct Config {
-  size_t total_bytes;
-  int rounds;
-};
 
 // One side of a comparison: moves frames, and knows the CPU time of both ends.
 struct Contestant {
@@ -71,12 +60,10 @@ void Goodput(const Config& config, const std::string& direction, const std::vect
              Report& report) {
   // Heaps, windows and congestion control have settled before anything is measured.
   for (const Contestant& contestant : contestants) contestant.move(config.total_bytes / kMiB, kMiB);
-  for (size_t frame_bytes : {kMiB / 16, kMiB, 4 * kMiB, 16 * kMiB, 64 * kMiB}) {
+  for (size_t frame_bytes : kSizes) {
     const Measured m = Measure(config, frame_bytes, contestants);
-    const std::string size =
-        frame_bytes < kMiB ? absl::StrCat(frame_bytes / 1024, " KiB") : absl::StrCat(frame_bytes / kMiB, " MiB");
     for (size_t i = 0; i < contestants.size(); ++i) {
-      const std::string label = absl::StrCat(contestants[i].name, " ", direction, " ", size);
+      const std::string label = absl::StrCat(contestants[i].name, " ", direction, " ", SizeName(frame_bytes));
       Row goodput{label, Median(m.goodput[i]), "GB/s", {}, "", {}};
       Row cpu{absl::StrCat(label, ", CPU of both ends"), Median(m.cpu[i]), "s/GB", {}, "", {}};
       if (i > 0) {
@@ -85,7 +72,7 @@ void Goodput(const Config& config, const std::string& direction, const std::vect
         cpu.ratio = MedianRatio(m.cpu[i], m.cpu[0]);
         cpu.ratio_to = contestants[0].name;
         cpu.smaller_is_better = true;
-        if (frame_bytes >= kMiB) {
+        if (frame_bytes >= kTargetFrom) {
           goodput.target = kGoodputTarget;
           cpu.target = kCpuTarget;
         }
@@ -120,9 +107,10 @@ int Main(int argc, char** argv) {
   if (mode == "tcp") return RunRawTcpPeer(), 0;
   if (mode == "grpc") return RunStreamPeer("grpc://127.0.0.1:0"), 0;
 
-  const Config config{static_cast<size_t>(std::stoull(Flag(argc, argv, "mib", "512"))) * kMiB,
+  const Config config{static_cast<size_t>(std::stoull(Flag(argc, argv, "mib", "256"))) * kMiB,
                       std::stoi(Flag(argc, argv, "rounds", "5"))};
   const std::string only = Flag(argc, argv, "only", "");
+  ServerProcess server(GRADWIRE_SERVER_BINARY);  // first: it inherits no pipe of the others
   PeerProcess tcp_peer({"--peer=tcp"});
   PeerProcess grpc_peer({"--peer=grpc"});
   RawTcpClient raw(tcp_peer.address());
@@ -133,17 +121,22 @@ int Main(int argc, char** argv) {
   report.Note("congestion control", CongestionControl());
   report.Note("command",
               absl::StrCat("tests/bench/run exchange --mib=", config.total_bytes / kMiB, " --rounds=", config.rounds));
-  if (only.empty() || only == "push")
+  const auto wanted = [&only](const char* part) { return only.empty() || only == part; };
+  if (wanted("push"))
     Goodput(config, "push",
             {{"raw TCP", [&](size_t n, size_t bytes) { raw.Push(n * bytes, buffer); }, &tcp_peer},
              {"grpc", [&](size_t n, size_t bytes) { stream.Push(n, bytes, buffer); }, &grpc_peer}},
             report);
-  if (only.empty() || only == "pull")
+  if (wanted("pull"))
     Goodput(config, "pull",
             {{"raw TCP", [&](size_t n, size_t bytes) { raw.Pull(n * bytes); }, &tcp_peer},
              {"grpc", [&](size_t n, size_t bytes) { stream.Pull(n, bytes); }, &grpc_peer}},
             report);
-  if (only.empty() || only == "echo") Latency(config, raw, stream, report);
+  if (wanted("echo")) Latency(config, raw, stream, report);
+  const ShardBench bench{config.rounds, &server, &raw, &tcp_peer, &report};
+  if (wanted("legs")) BenchLegs(bench);
+  if (wanted("exchange")) BenchExchange(bench);
+  if (wanted("step")) BenchStep(bench);
   report.Print();
   return report.WriteJson(Flag(argc, argv, "json", "")) ? 0 : 1;
 }

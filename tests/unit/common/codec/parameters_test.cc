@@ -107,7 +107,8 @@ TEST(FrameAssembler, AbandonTakesAPartialFrameBackOut) {
     auto accumulator = f.codec->NewAccumulator();
     accumulator->Open(0, plan);
     for (const Bytes& chunk : f.Frame(0, plan, Ramp(f.at().elements))) {
-      for (const auto& s : wire::ParseChunk(chunk)->segments) {
+      const auto parsed = wire::ParseChunk(chunk);
+      for (const auto& s : parsed->segments) {
         if (s.type != wire::SegmentType::kLearningRates) {
           ASSERT_TRUE(accumulator->Add(s).ok());
         }
@@ -172,6 +173,52 @@ TEST(Update, RefusesForeignAndMixedFrames) {
   EXPECT_EQ(decoded->floats, std::vector<float>(f.at().elements, 0.0f));
   EXPECT_FALSE(DecodeUpdate(update->chunks, *f.job, f.layout->at(0, 0), {}).ok());
   EXPECT_FALSE(DecodeUpdate(f.Frame(1, {}, Ramp(f.at().elements)), *f.job, f.at(), {}).ok());
+}
+
+// Nobody contributed to round 0: the runs are still uncalibrated. Round 1 then carries ranges and zeros, and nothing is
+// lost.
+TEST(DenseCodec, CalibratesLateWhenRoundZeroWasEmpty) {
+  for (const char* codec : {"dense:fixed32", "dense:fixed16"}) {
+    Fixture f(codec);
+    const float rate = 0.25f;
+    auto accumulator = f.codec->NewAccumulator();
+    RoundPlan plan = f.codec->InitialPlan();
+    std::vector<float> pending = Ramp(f.at().elements);
+    const std::vector<float> gradient = pending;
+    for (uint64_t round : {1, 2}) {
+      accumulator->Open(round, plan);
+      std::vector<RunInput> runs;
+      for (size_t i = 0; i < f.at().runs.size(); ++i)
+        runs.push_back({nullptr, pending.data() + f.at().run_begin[i], {}});
+      const auto frame = f.codec->NewEncoder()->Encode({1, 0, round, 77, {&rate, 1}}, plan, runs);
+      ASSERT_TRUE(frame.ok()) << frame.status();
+      for (const Bytes& chunk : frame->chunks) {
+        const auto parsed = wire::ParseChunk(chunk);
+        for (const auto& s : parsed->segments) {
+          if (s.type != wire::SegmentType::kLearningRates) {
+            ASSERT_TRUE(accumulator->Add(s).ok());
+          }
+        }
+      }
+      if (round == 1) {
+        EXPECT_EQ(pending, gradient);
+      }
+      const auto update = accumulator->Finish({1, 0, round, 0, {&rate, 1}}, 1);
+      ASSERT_TRUE(update.ok());
+      const auto decoded = DecodeUpdate(update->chunks, *f.job, f.at(), plan);
+      ASSERT_TRUE(decoded.ok()) << decoded.status();
+      plan = update->next;
+      if (round == 1) continue;
+      std::vector<float> mean(4096);
+      for (uint32_t run = 0; run < f.at().runs.size(); ++run) {
+        decoded->MeanOfRun(f.at(), run, mean.data());
+        for (uint32_t i = 0; i < f.at().runs[run].length; ++i) {
+          const uint64_t position = f.at().run_begin[run] + i;
+          ASSERT_EQ(double{mean[i]} + double{pending[position]}, double{gradient[position]}) << position;
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

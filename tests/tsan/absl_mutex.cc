@@ -1,6 +1,6 @@
 // Tells ThreadSanitizer about absl::Mutex. The distribution's Abseil is not instrumented, so its mutexes would be
 // invisible and every correct use of one would look like a race. The linker sends calls of these functions here
-// (tsan_wrap.txt); each calls the real one and declares the synchronisation. Linked into thread-sanitized tests only.
+// (wrap.txt); each calls the real one and declares the synchronisation. Linked into thread-sanitized tests only.
 #include <sanitizer/tsan_interface.h>
 
 #include "absl/synchronization/mutex.h"

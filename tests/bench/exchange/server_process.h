@@ -1,0 +1,27 @@
+// A gradwire-server of its own for one run of a benchmark: started on a free port, ended and waited for at the end.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+
+namespace gradwire::bench {
+
+class ServerProcess {
+ public:
+  // Starts `binary`; returns when it listens, exits the program when it does not within 20 s.
+  explicit ServerProcess(const std::string& binary);
+  ~ServerProcess();
+  ServerProcess(const ServerProcess&) = delete;
+  ServerProcess& operator=(const ServerProcess&) = delete;
+
+  const std::string& address() const { return address_; }
+  // User and system time of all of its threads so far.
+  double CpuSeconds() const;
+
+ private:
+  pid_t pid_ = -1;
+  std::string address_;
+};
+
+}  // namespace gradwire::bench

@@ -1,0 +1,266 @@
+// See shard_bench.h.
+#include "tests/bench/exchange/shard_bench.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "client/cpp/gradwire/session.h"
+#include "tests/bench/exchange/shard_job.h"
+
+namespace gradwire::bench {
+namespace {
+
+constexpr size_t kRoundBytes = 64 * kMiB;  // float32 bytes of one round of a job, whatever its buckets
+constexpr int kWarmRounds = 3;             // calibration, and until heaps, windows and exponents have settled
+constexpr double kExchangeSeconds = 0.25;  // of one measurement of the whole exchange, about
+constexpr size_t kMaxExchanges = 200;
+constexpr size_t kStepBytes = 1024;
+constexpr size_t kStepTrips = 1000;
+
+struct CodecCase {
+  const char* name;
+  const char* spec;
+  bool dense;
+};
+constexpr CodecCase kCodecs[] = {
+    {"fp32", "dense:values=fp32", true},
+    {"fixed32", "dense:values=fixed32", true},
+    {"TAGC 1 %", "tagc:density=0.01", false},
+};
+
+// Goodput and CPU time of one leg, one value per round.
+struct Samples {
+  std::vector<double> goodput;        // GB/s
+  std::vector<double> cpu;            // seconds per GB, both ends
+  std::vector<double> dense_goodput;  // float32 bytes of what the frames stand for, GB/s
+};
+
+// One leg of the round, and the same bytes over raw TCP.
+struct Leg {
+  std::string name;
+  std::function<void()> run;
+  std::function<size_t()> bytes;  // of the last run
+  std::function<void(size_t)> raw;
+  bool targets = false;
+  Samples mine, theirs, theirs_dense;
+};
+
+class LegBench {
+ public:
+  LegBench(const ShardBench& bench, const CodecCase& codec, size_t bucket_bytes)
+      : bench_(bench),
+        codec_(codec),
+        bucket_bytes_(bucket_bytes),
+        job_({bench.server->address(),
+              absl::StrCat("legs-", codec.name[0] == 'T' ? "tagc" : codec.name, "-", bucket_bytes), codec.spec,
+              bucket_bytes, std::max(kRoundBytes, bucket_bytes)}),
+        push_{"push",
+              [this] { job_.Push(); },
+              [this] { return job_.frame_bytes(); },
+              [this](size_t n) { bench_.raw->Push(n, buffer_); },
+              true,
+              {},
+              {},
+              {}},
+        pull_{"pull of the update",
+              [this] { job_.PullUpdate(); },
+              [this] { return job_.update_bytes(); },
+              [this](size_t n) { bench_.raw->Pull(n); },
+              false,
+              {},
+              {},
+              {}},
+        parameters_{"pull of parameters",
+                    [this] { job_.PullParameters(); },
+                    [this] { return job_.parameter_bytes(); },
+                    [this](size_t n) { bench_.raw->Pull(n); },
+                    false,
+                    {},
+                    {},
+                    {}} {}
+
+  void Run() {
+    for (int round = 0; round < kWarmRounds + bench_.rounds; ++round) {
+      job_.Encode();
+      Measure(push_, round);
+      job_.Close();
+      Measure(pull_, round);
+      if (WithParameters()) Measure(parameters_, round);
+      job_.FinishRound();
+    }
+    Report(push_);
+    Report(pull_);
+    if (WithParameters()) Report(parameters_);
+  }
+
+ private:
+  // Parameters do not depend on the codec.
+  bool WithParameters() const { return codec_.spec == kCodecs[0].spec; }
+
+  void Sample(const std::function<void()>& move, const std::function<size_t()>& bytes,
+              const std::function<double()>& peer_cpu, Samples* samples) {
+    const double before = OwnCpuSeconds() + peer_cpu();
+    const double seconds = Seconds(move);
+    const double cpu = OwnCpuSeconds() + peer_cpu() - before;
+    const double gb = 1e-9 * static_cast<double>(bytes());
+    samples->goodput.push_back(gb / seconds);
+    samples->cpu.push_back(cpu / gb);
+    samples->dense_goodput.push_back(1e-9 * static_cast<double>(job_.dense_bytes()) / seconds);
+  }
+
+  void Measure(Leg& leg, int round) {
+    const auto mine = [&] {
+      Sample(
+          leg.run, leg.bytes, [this] { return bench_.server->CpuSeconds(); }, &leg.mine);
+    };
+    const auto theirs = [&](size_t bytes, Samples* samples) {
+      Sample([&] { leg.raw(bytes); }, [&] { return bytes; }, [this] { return bench_.raw_peer->CpuSeconds(); }, samples);
+    };
+    if (round < kWarmRounds) {
+      leg.run();
+      leg.raw(leg.bytes());
+      return;
+    }
+    // The raw sender goes first in every other round, with the bytes of the round before (they hardly differ).
+    if (round % 2 == 0) mine();
+    theirs(leg.bytes(), &leg.theirs);
+    if (!codec_.dense) theirs(job_.dense_bytes(), &leg.theirs_dense);
+    if (round % 2 != 0) mine();
+  }
+
+  void Report(const Leg& leg) {
+    const std::string label = absl::StrCat("server ", codec_.name, " ", leg.name, " ", SizeName(bucket_bytes_));
+    const std::string bytes =
+        codec_.dense ? "" : absl::StrCat(" (", leg.bytes() / (job_.dense_bytes() / bucket_bytes_), " B a frame)");
+    Row goodput{label + bytes, Median(leg.mine.goodput),
+                "GB/s",        MedianRatio(leg.mine.goodput, leg.theirs.goodput),
+                "raw TCP",     {},
+                false};
+    Row cpu{label + ", CPU of both ends",
+            Median(leg.mine.cpu),
+            "s/GB",
+            MedianRatio(leg.mine.cpu, leg.theirs.cpu),
+            "raw TCP",
+            {},
+            true};
+    if (leg.targets && codec_.dense && bucket_bytes_ >= kTargetFrom) {
+      goodput.target = kGoodputTarget;
+      cpu.target = kCpuTarget;
+    }
+    bench_.report->Add(goodput);
+    bench_.report->Add(cpu);
+    if (codec_.dense) return;
+    bench_.report->Add({label + ", dense-equivalent",
+                        Median(leg.mine.dense_goodput),
+                        "GB/s",
+                        MedianRatio(leg.mine.dense_goodput, leg.theirs_dense.goodput),
+                        "raw TCP, dense bytes",
+                        {},
+                        false});
+  }
+
+  const ShardBench& bench_;
+  const CodecCase& codec_;
+  const size_t bucket_bytes_;
+  const std::vector<uint8_t> buffer_ = std::vector<uint8_t>(kRoundBytes, 5);
+  ShardJob job_;
+  Leg push_, pull_, parameters_;
+};
+
+void Check(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  std::exit(1);
+}
+
+// One worker of a job of one tensor.
+class OneTensor {
+ public:
+  OneTensor(const std::string& address, const std::string& name, const std::string& codec, size_t bytes)
+      : parameters_(bytes / sizeof(float)), gradient_(BenchGradient(bytes / sizeof(float))) {
+    SessionOptions options;
+    options.servers = {address};
+    options.worker = "worker";
+    options.memory = {parameters_};
+    options.backend = "cpu";
+    options.job = BenchJob(name, codec, bytes, bytes);
+    options.job.clear_bucket_bytes();  // as a job is cut that says nothing about it
+    absl::StatusOr<std::unique_ptr<Session>> session = Session::Join(std::move(options));
+    Check(session.status());
+    session_ = *std::move(session);
+  }
+  void Exchange() {
+    const float* gradient = gradient_.data();
+    const float rate = 1e-4f;
+    Check(session_->Exchange({&gradient, 1}, {&rate, 1}));
+  }
+
+ private:
+  std::vector<float> parameters_;
+  const std::vector<float> gradient_;
+  std::unique_ptr<Session> session_;
+};
+
+}  // namespace
+
+void BenchLegs(const ShardBench& bench) {
+  for (size_t bytes : kSizes)
+    for (const CodecCase& codec : kCodecs) LegBench(bench, codec, bytes).Run();
+}
+
+void BenchExchange(const ShardBench& bench) {
+  const std::vector<uint8_t> buffer(kRoundBytes, 5);
+  for (size_t bytes : kSizes) {
+    for (const CodecCase& codec : kCodecs) {
+      OneTensor worker(bench.server->address(), absl::StrCat("exchange-", &codec - kCodecs, "-", bytes), codec.spec,
+                       bytes);
+      for (int i = 0; i < kWarmRounds; ++i) worker.Exchange();
+      const double once = Seconds([&] { worker.Exchange(); });
+      const size_t times = std::clamp<size_t>(static_cast<size_t>(kExchangeSeconds / once), 1, kMaxExchanges);
+      const double gb = 1e-9 * static_cast<double>(times * bytes);
+      const auto runs = Interleave(bench.rounds, {[&] {
+                                                    return gb / Seconds([&] {
+                                                             for (size_t i = 0; i < times; ++i) {
+                                                               bench.raw->Push(bytes, buffer);
+                                                               bench.raw->Pull(bytes);
+                                                             }
+                                                           });
+                                                  },
+                                                  [&] {
+                                                    return gb / Seconds([&] {
+                                                             for (size_t i = 0; i < times; ++i) worker.Exchange();
+                                                           });
+                                                  }});
+      bench.report->Add({absl::StrCat("session ", codec.name, " exchange ", SizeName(bytes), ", dense-equivalent"),
+                         Median(runs[1]),
+                         "GB/s",
+                         MedianRatio(runs[1], runs[0]),
+                         "raw TCP there and back",
+                         {},
+                         false});
+    }
+  }
+}
+
+void BenchStep(const ShardBench& bench) {
+  OneTensor worker(bench.server->address(), "step", kCodecs[0].spec, kStepBytes);
+  const auto p50 = [](const std::function<void()>& trip) {
+    std::vector<double> us;
+    for (size_t i = 0; i < kStepTrips; ++i) us.push_back(1e6 * Seconds(trip));
+    return Median(us);
+  };
+  const auto raw = [&] { return p50([&] { bench.raw->Echo(kStepBytes); }); };
+  const auto step = [&] { return p50([&] { worker.Exchange(); }); };
+  step();  // the calibration round, and until the poller has settled on one thread
+  const auto runs = Interleave(bench.rounds, {raw, step});
+  bench.report->Add({"session fp32 exchange 1 KiB, p50", Median(runs[1]), "us", MedianRatio(runs[1], runs[0]),
+                     "raw TCP round trip", kLatencyTarget, true});
+}
+
+}  // namespace gradwire::bench
