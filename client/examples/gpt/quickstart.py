@@ -81,7 +81,7 @@ def binary(name: str) -> str:
     folder = Path(os.environ.get("GRADWIRE_BIN", ROOT / "build/release/bin"))
     path = folder / name
     if not path.exists():
-        raise SystemExit(f"error: {path} does not exist; run deploy/quickstart, or set GRADWIRE_BIN to the folder it is in")
+        raise SystemExit(f"error: {path} does not exist; run deploy/quickstart, or set GRADWIRE_BIN to its folder")
     return str(path)
 
 
@@ -135,8 +135,8 @@ def follow(process: subprocess.Popen, outcome: Outcome, plan: Plan) -> None:
         outcome.curve.append(event)
         print(
             f"  {outcome.run.name:<14} seed {outcome.seed}  step {event['step']:>5}/{plan.steps}"
-            f"  train {event['train_loss']:.3f}  val {event['val_loss']:.4f}"
-            f"  {event['seconds_per_step']:.3f} s/step  push {event['pushed_bytes'] / event['step'] / 1024:,.1f} KiB/step",
+            f"  train {event['train_loss']:.3f}  val {event['val_loss']:.4f}  {event['seconds_per_step']:.3f} s/step"
+            f"  push {event['pushed_bytes'] / event['step'] / 1024:,.1f} KiB/step",
             flush=True,
         )
 
@@ -296,11 +296,11 @@ def best_learning_rate(run: Run, steps: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="deploy/quickstart", description=__doc__.splitlines()[0])
-    parser.add_argument("--fast", action="store_true", help="a two-minute version: fewer steps, one seed, dense and TAGC only")
+    parser.add_argument("--fast", action="store_true", help="two minutes: fewer steps, one seed, no tagc_gradient")
     parser.add_argument("--steps", type=int, help="training steps per run (default 400; 120 with --fast)")
     parser.add_argument("--seeds", type=int, help="how many seeds (default 3; 1 with --fast)")
     parser.add_argument("--out", type=Path, default=ROOT / "build/quickstart", help="where the report goes")
-    parser.add_argument("--sweep", type=float, nargs="+", metavar="LR", help="instead: find each run's best learning rate")
+    parser.add_argument("--sweep", type=float, nargs="+", metavar="LR", help="instead: find each run's best one")
     parser.add_argument("--runs", nargs="+", choices=["dense", "tagc", "tagc_gradient"], help="only these runs")
     args = parser.parse_args()
     steps = args.steps or (120 if args.fast else 400)

@@ -72,9 +72,10 @@ def write_report(report: dict, out: Path) -> None:
     )
     first = next(iter(report["runs"].values()))
     (out / "report.html").write_text(
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>Gradwire quickstart</title><style>{STYLE}</style>"
+        "<!doctype html><html lang=en><meta charset=utf-8><title>Gradwire quickstart</title>"
+        f"<style>{STYLE}</style>"
         f"<h1>Gradwire quickstart</h1><p>A byte-level GPT of {first['parameters']:,} parameters, trained on the source "
-        f"text of the Python standard library by {first['workers']} workers through {first['shards']} shard servers, "
+        f"text of the Python standard library by {first['workers']} workers through {first['shards']} shards, "
         f"{first['steps']} steps, {len(first['curves'])} seed(s). Every run starts from the same parameters and sees the "
         f"same data.</p>{table(report)}{images}"
         "<p class=note>Bytes are those of all frames, headers counted, as the shard servers received and sent them, per "

@@ -73,6 +73,21 @@ TEST_F(BackendTest, GridHoldsFloatsAndGivesTheirMean) {
   EXPECT_EQ(acc, std::vector<int64_t>(x.size(), 0));
 }
 
+TEST_F(BackendTest, GridSumsRoundAsLlrintDoes) {
+  std::vector<float> x;
+  for (int exponent = -80; exponent < kGridRangeBits; ++exponent) {
+    for (int i = 0; i < 500; ++i) {
+      const float mantissa = 1.0f + static_cast<float>(random_() & 0x7FFFFFu) * 0x1p-23f;
+      x.push_back(std::ldexp((random_() & 1) != 0 ? mantissa : -mantissa, exponent));
+    }
+  }
+  std::vector<int64_t> expected;
+  for (float v : x) expected.push_back(std::llrint(std::ldexp(static_cast<double>(v), kGridBits)));
+  std::vector<int64_t> acc(x.size(), 0);
+  backend_->AddFloats(acc.data(), reinterpret_cast<const uint8_t*>(x.data()), 4, x.size(), Sign::kAdd, nullptr);
+  EXPECT_EQ(acc, expected);
+}
+
 TEST_F(BackendTest, FindsTheFirstValueOutOfTheGrid) {
   for (float bad :
        {262144.0f, -1e20f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
