@@ -104,7 +104,7 @@ class Gpt(nn.Module):
         self._initialise(seed)
 
     def _initialise(self, seed: int) -> None:
-        """Standard deviations: embedding 0.2, linear 0.06, projections into the stream 0.06 / sqrt(2 layers), head 0.02.
+        """Standard deviations: embedding 0.2, linear 0.06, into the stream 0.06 / sqrt(2 layers), head 0.02.
 
         GPT-2's 0.02 everywhere is meant for wider models: at width 128 it leaves dense AdamW on a plateau for its
         first hundred steps, and would make any comparison with it unfair.

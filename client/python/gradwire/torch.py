@@ -66,8 +66,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
     worker builds the same model in the same order with the same arguments; the first worker's values start the job.
 
     push: "step" (the default for sparse codecs) sends g/sqrt(v), made with each worker's own second moment (betas[1],
-    eps), and keeps what is not sent, times residual_decay, for the next step: the residual is the momentum; "gradient" (the default otherwise) sends the gradient to an optimizer on the
-    shards, "adamw" or "sgd". roles: name -> role where the guess is wrong; rules: which tensor travels by which codec.
+    eps); what is not sent waits, times residual_decay, for the next step: the residual is the momentum. "gradient" (the
+    default otherwise) sends the gradient to an optimizer on the shards, "adamw" or "sgd". betas: (0.9, 0.95) for "step",
+    else (0.9, 0.999). roles: name -> role where the guess is wrong; rules: which tensor travels by which codec.
     weight_decay is decoupled with "step" and "adamw". Learning rates come from param_groups and travel with each
     round, so LR schedulers work; all workers must follow the same schedule.
 
@@ -114,7 +115,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             name=job, tensors=specs, optimizer=optimizer, push=push, codec=codec, rules=rules, nonfinite=nonfinite,
             groups=[Group(g["weight_decay"], g["momentum"], g["nesterov"], tuple(g["betas"]), g["eps"])
                     for g in self.param_groups],
-            step_beta2=betas[1], step_eps=eps, residual_decay=residual_decay, workers=workers, max_workers=max_workers or workers, lease_ms=lease_ms,
+            step_beta2=betas[1], step_eps=eps, residual_decay=residual_decay, workers=workers,
+            max_workers=max_workers or workers, lease_ms=lease_ms,
             bucket_bytes=bucket_bytes, run_elements=run_elements, seed=seed)
         self._accumulate = accumulate
         self._overlap = overlap
