@@ -3,7 +3,8 @@
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 JOBS=${GRADWIRE_JOBS:-$(nproc)}
-export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-time_macros}
+# Objects of one checkout serve another: paths below ROOT are hashed relative to it.
+export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=true CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-time_macros}
 
 say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }

@@ -67,8 +67,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     push: "step" (the default for sparse codecs) sends g/sqrt(v), made with each worker's own second moment (betas[1],
     eps); what is not sent waits, times residual_decay, for the next step: the residual is the momentum. "gradient" (the
-    default otherwise) sends the gradient to an optimizer on the shards, "adamw" or "sgd". betas: (0.9, 0.95) for "step",
-    else (0.9, 0.999). roles: name -> role where the guess is wrong; rules: which tensor travels by which codec.
+    default otherwise) sends the gradient to an optimizer on the shards, "adamw" or "sgd". betas: (0.9, 0.95) for
+    "step", else (0.9, 0.999). roles: name -> role where the guess is wrong; rules: which tensor travels by which codec.
     weight_decay is decoupled with "step" and "adamw". Learning rates come from param_groups and travel with each
     round, so LR schedulers work; all workers must follow the same schedule.
 
