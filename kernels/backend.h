@@ -96,7 +96,7 @@ class Backend {
                          uint8_t* cells, Stream* stream) = 0;
   // acc[i] += sign * cells[i] in Z/2^(8 * width); `cells` of any alignment.
   virtual void AddCells(uint8_t* acc, const uint8_t* cells, int width, size_t n, Sign sign, Stream* stream) = 0;
-  // Recovers the integer at each of `positions` (unique) from the cells, exactly, by peeling (algorithms.md section 1).
+  // Recovers the integer at each of `positions` (unique) from the cells, exactly, by peeling.
   // sums[i] is set where resolved[i] becomes 1; elements that peeling cannot resolve (the 2-core) get resolved[i] = 0
   // and sums[i] = 0. Independent of the order of peeling.
   virtual void SketchPeel(const uint8_t* cells, const SketchArgs& args, const uint32_t* positions, size_t n,

@@ -18,8 +18,8 @@ struct DenseSpec {
   bool operator==(const DenseSpec&) const = default;
 };
 
-// "tagc:density=0.01,cells=auto|8|16|32,warmup_rounds=0,warmup_density=0.1,slack=1.0". TAGC (arXiv 2504.05638) as
-// algorithms.md section 1 builds it.
+// "tagc:density=0.01,cells=auto|8|16|32,warmup_rounds=0,warmup_density=0.1,slack=1.0". TAGC (arXiv 2504.05638);
+// where we deviate from the paper: README.md.
 struct TagcSpec {
   double density = 0.01;       // fraction of elements that a worker sends per round, (0, 1]
   uint32_t cell_bits = 0;      // 8, 16, 32; 0: by max_workers (8 up to 4 workers, 16 up to 1024, else 32)

@@ -10,6 +10,14 @@
 
 namespace gradwire {
 
+uint32_t ExtendDigest(const wire::Chunk& chunk, uint32_t digest) {
+  digest = Crc32c(chunk.bytes.span().first(wire::kHeaderBytes), digest);
+  for (const wire::Segment& s : chunk.segments) {
+    digest = Crc32c({s.data - wire::kSegmentHeaderBytes, wire::kSegmentHeaderBytes}, digest);
+  }
+  return digest;
+}
+
 FrameAssembler::FrameAssembler(const Codec* codec, const BucketLayout* layout, Accumulator* accumulator,
                                const RoundPlan* plan, uint64_t round, uint64_t frame_limit_bytes)
     : codec_(codec),
@@ -81,7 +89,7 @@ absl::Status FrameAssembler::Add(wire::Chunk chunk) {
   }
   if (status.ok()) {
     bytes_ += chunk.bytes.size();
-    digest_ = Crc32c(chunk.bytes.span(), digest_);
+    digest_ = ExtendDigest(chunk, digest_);
     chunks_.push_back(std::move(chunk));
     merged_in_last_ = 0;
     status = Merge(chunks_.back());

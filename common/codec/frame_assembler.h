@@ -10,6 +10,10 @@
 
 namespace gradwire {
 
+// Digest of a frame, chunk by chunk from 0: CRC-32C over all headers. A segment header holds the CRC of its payload, so
+// the headers stand for the bytes behind them.
+uint32_t ExtendDigest(const wire::Chunk& chunk, uint32_t digest);
+
 // Not thread-safe: the owner of the accumulator serialises calls. Holds the received chunks (shared, not copied)
 // until Commit or Abandon: at most `frame_limit_bytes`.
 class FrameAssembler {
@@ -29,7 +33,7 @@ class FrameAssembler {
   bool complete() const { return complete_; }
   bool abstained() const { return abstained_; }
   uint64_t bytes() const { return bytes_; }
-  uint32_t digest() const { return digest_; }  // CRC-32C over all chunks: tells a repeat from a different frame
+  uint32_t digest() const { return digest_; }  // ExtendDigest over all chunks: tells a repeat from a different frame
   std::span<const float> learning_rates() const { return learning_rates_; }  // once complete
   // The frame stays merged; drops the chunks.
   void Commit();

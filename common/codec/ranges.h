@@ -38,7 +38,8 @@ class RangeHistogram {
 
   // `segment`: kRanges. Errors: InvalidArgument; nothing is changed then.
   absl::Status Check(const wire::Segment& segment) const {
-    if (segment.bytes != segment.count || segment.begin + segment.count > bins_.size() / kBins) {
+    const uint64_t runs = bins_.size() / kBins;
+    if (segment.bytes != segment.count || segment.begin > runs || segment.count > runs - segment.begin) {
       return absl::InvalidArgumentError(
           absl::StrFormat("ranges of runs [%d, %d + %d) in %d bytes; the bucket has %d runs", segment.begin,
                           segment.begin, segment.count, segment.bytes, bins_.size() / kBins));

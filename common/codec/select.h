@@ -16,7 +16,7 @@ int64_t FindNonFinite(std::span<const float> values, kernels::Backend& backend);
 void AddToPending(std::span<const float> gradient, std::span<float> pending, kernels::Backend& backend);
 
 // pending += gradient / (sqrt(v / (1 - beta2^t)) + epsilon), v = beta2 v + (1 - beta2) gradient^2; t counts from 1.
-// algorithms.md section 1b: the residual is the momentum.
+// The residual is the momentum.
 void AddStepToPending(std::span<const float> gradient, std::span<float> second_moment, std::span<float> pending,
                       float beta2, float epsilon, uint64_t t, kernels::Backend& backend);
 

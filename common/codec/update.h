@@ -1,4 +1,4 @@
-// Reading update frames: the one record that is applied, journaled and pulled (architecture.md, "the one idea").
+// Reading update frames: the one record that is applied, journaled and pulled.
 #pragma once
 
 #include <cstdint>

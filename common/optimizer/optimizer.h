@@ -1,5 +1,5 @@
 // The optimizer step, shared by shards and replicas: the same update frames give bit-identical parameters wherever
-// they are applied (architecture.md, promise 4).
+// they are applied.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@ if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
 endif()
 
-# Bits are promised (architecture.md): no contraction of a*b+c, no fast-math, anywhere.
+# Bits are promised: no contraction of a*b+c, no fast-math, anywhere.
 add_library(gradwire_options INTERFACE)
 target_compile_options(gradwire_options INTERFACE -ffp-contract=off -fno-fast-math)
 target_include_directories(gradwire_options INTERFACE ${PROJECT_SOURCE_DIR})
@@ -34,6 +34,28 @@ if(GRADWIRE_SANITIZE)
                          -fno-sanitize-recover=all)
   target_link_options(gradwire_options INTERFACE -fsanitize=${GRADWIRE_SANITIZE})
 endif()
+
+# Finds a CUDA compiler (GRADWIRE_CUDA: AUTO, ON or OFF). Sets GRADWIRE_HAVE_CUDA. Nothing needs it.
+macro(gradwire_find_cuda)
+  set(GRADWIRE_HAVE_CUDA OFF)
+  if(NOT GRADWIRE_CUDA STREQUAL "OFF" AND NOT GRADWIRE_SANITIZE)
+    include(CheckLanguage)
+    check_language(CUDA)
+    if(CMAKE_CUDA_COMPILER)
+      if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+        set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)
+      endif()
+      enable_language(CUDA)
+      # CMake before 3.25.2 does not know C++20 for nvcc.
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+      set(GRADWIRE_HAVE_CUDA ON)
+    elseif(GRADWIRE_CUDA STREQUAL "ON")
+      message(FATAL_ERROR "GRADWIRE_CUDA is ON, but there is no CUDA compiler; put nvcc on the PATH or set CUDACXX")
+    endif()
+  endif()
+  message(STATUS "CUDA: ${GRADWIRE_HAVE_CUDA}")
+endmacro()
 
 macro(gradwire_find_dependencies)
   find_package(Threads REQUIRED)

@@ -1,5 +1,5 @@
 // Fixed point: integers times 2^exponent, the float32 grid of dense sums, and bfloat16.
-// Sums of integers are exact and independent of the order of arrival (architecture.md, "the one idea").
+// Sums of integers are exact and independent of the order of arrival.
 #pragma once
 
 #include "kernels/math/math.h"

@@ -1,5 +1,5 @@
 // One element of each optimizer step. Every replica runs exactly these operations in this order, so parameters stay
-// bit-identical (architecture.md, promise 4).
+// bit-identical.
 #pragma once
 
 #include <cmath>
@@ -78,7 +78,7 @@ GW_HD float DecayedPlainStep(float p, float mean, float learning_rate, float wei
   return p - learning_rate * (mean + weight_decay * p);
 }
 
-// The worker-side preconditioner of pushed steps (algorithms.md section 1b): gradient over the root of its own second
+// The worker-side preconditioner of pushed steps: gradient over the root of its own second
 // moment, without a first moment, because the residual is the momentum.
 struct PreconditionCoefficients {
   float beta2 = 0, one_minus_beta2 = 1;

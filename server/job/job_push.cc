@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "common/base/crc32c.h"
 #include "common/base/status_macros.h"
 #include "common/codec/parameters.h"
 #include "server/job/job_shard.h"
@@ -102,7 +101,7 @@ JobShard::Ack JobShard::PushFrame(PushStream& stream, wire::Chunk chunk) {
   {
     absl::MutexLock lock(&bucket.mu);
     if (header.chunk == 0 || !bucket.partial.contains(stream.member)) verdict = Begin(bucket, stream, header);
-    if (verdict.ok() && *verdict == PushVerdict::kDuplicate) digest = Crc32c(chunk.bytes.span());
+    if (verdict.ok() && *verdict == PushVerdict::kDuplicate) digest = ExtendDigest(chunk, 0);
     if (verdict.ok() && *verdict == PushVerdict::kAccept) {
       verdict = Merge(bucket, stream, std::move(chunk), &actions, &complete);
       if (!verdict.ok()) AbandonPartial(bucket, stream.member);
@@ -213,7 +212,7 @@ absl::Status JobShard::FixLearningRates(BucketState& bucket, const FrameAssemble
 }
 
 JobShard::Ack JobShard::PushSkipped(PushStream& stream, const wire::Chunk& chunk, PushStream::Skipped skipped) {
-  skipped.digest = Crc32c(chunk.bytes.span(), skipped.digest);
+  skipped.digest = ExtendDigest(chunk, skipped.digest);
   stream.skipped[chunk.header.bucket] = skipped;
   if (!IsLast(chunk.header)) return std::nullopt;
   stream.skipped.erase(chunk.header.bucket);

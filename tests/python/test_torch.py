@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import gradwire  # noqa: E402
+import gradwire.torch  # noqa: E402
 from gradwire.torch import ShardedOptimizer  # noqa: E402
 
 
@@ -230,3 +230,40 @@ def test_what_cannot_be_sharded_is_named(addresses):
     model.mlp.double()
     with pytest.raises(TypeError, match="mlp.weight.*float64"):
         ShardedOptimizer(model.named_parameters(), servers=["grpc://127.0.0.1:1"], job="double")
+
+
+def test_zero_grad_after_a_failed_backward_closes_the_round(addresses):
+    model = torch.nn.Linear(8, 4)
+    with gradwire.torch.ShardedOptimizer(model, servers=addresses(1), job="j", codec="dense:fp32", lr=0.1) as optimizer:
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        (model.weight * 2).sum().backward()  # the bias gets no gradient, and nobody calls step()
+        with pytest.warns(UserWarning, match="not followed by step"):
+            optimizer.zero_grad()
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        assert optimizer.session.version == 4  # calibration and three rounds
+
+
+def test_replaced_parameter_memory_is_an_error(addresses):
+    model = torch.nn.Linear(8, 4)
+    with gradwire.torch.ShardedOptimizer(model, servers=addresses(1), job="j", codec="dense:fp32", lr=0.1) as optimizer:
+        model.weight.data = model.weight.data.clone()
+        model(torch.ones(2, 8)).sum().backward()
+        with pytest.raises(gradwire.FailedPrecondition, match="memory of parameter 'weight' was replaced"):
+            optimizer.step()
+
+
+def test_huge_gradient_is_refused_once_and_training_goes_on(addresses):
+    model = torch.nn.Linear(8, 4, bias=False)
+    with gradwire.torch.ShardedOptimizer(model, servers=addresses(1), job="j", lr=0.1) as optimizer:
+        (model.weight.sum() * 1e9).backward()
+        with pytest.raises(gradwire.InvalidArgument, match="huge element"):
+            optimizer.step()
+        optimizer.zero_grad()
+        before = model.weight.detach().clone()
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+        assert not torch.equal(before, model.weight)

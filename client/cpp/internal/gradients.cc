@@ -28,18 +28,22 @@ absl::Status GradientStore::Ingest(uint32_t tensor, const float* gradient, uint6
   if (state.codec == nullptr) return absl::OkStatus();
   const Tensor& info = job_->tensors()[tensor];
   std::span<const float> values(gradient, info.elements);
-  if (const int64_t bad = FindNonFinite(values, *backend_); bad >= 0) {
+  // Non-finite, or so large that it would never leave the residual again (2^18 and more).
+  const auto* bytes = reinterpret_cast<const uint8_t*>(gradient);
+  if (const int64_t bad = backend_->FindOutOfGrid(bytes, sizeof(float), values.size(), nullptr); bad >= 0) {
+    const bool finite = std::isfinite(values[static_cast<size_t>(bad)]);
     if (job_->spec().nonfinite() != v1::NONFINITE_SANITIZE) {
       state.source = nullptr;
-      return absl::InvalidArgumentError(
-          absl::StrCat("the gradient of tensor '", info.name, "' has a non-finite element in round ", round, ": index ",
-                       bad, " is ", values[bad],
-                       "; this worker contributes nothing to the buckets of this tensor. Look at the loss and the "
-                       "learning rate, or set the job's policy for non-finite values to sanitize"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the gradient of tensor '", info.name, "' has a ", finite ? "huge" : "non-finite", " element in round ",
+          round, ": index ", bad, " is ", values[static_cast<size_t>(bad)],
+          finite ? " (magnitudes must be below 262144)" : "",
+          "; this worker contributes nothing to the buckets of this tensor. Look at the loss and the learning rate, or "
+          "set the job's policy for non-finite values to sanitize"));
     }
     state.sanitized.assign(values.begin(), values.end());
     for (float& x : state.sanitized) {
-      if (std::isfinite(x)) continue;
+      if (std::fabs(x) < static_cast<float>(1 << kernels::kGridRangeBits)) continue;  // false for NaN
       x = 0.0f;
       ++sanitized_elements_;
     }

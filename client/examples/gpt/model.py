@@ -133,7 +133,7 @@ class Gpt(nn.Module):
 
 
 def role_of(name: str) -> str:
-    """The role (architecture.md, "Words") of a parameter of Gpt by its name."""
+    """The role of a parameter of Gpt by its name."""
     for part, role in (("norm", "norm"), ("embedding", "embedding"), ("head", "head"), ("attention", "attention")):
         if part in name:
             return role

@@ -128,6 +128,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                                      worker or default_worker_name(), pull=pull, connect_timeout=connect_timeout,
                                      start_timeout=start_timeout, rpc_timeout=rpc_timeout,
                                      round_timeout=round_timeout, backend=backend)
+        self._addresses = [p.data_ptr() for p in self._params]
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._params)]
 
     # A round, as this worker sees it ----------------------------------------------------------------------------------
@@ -175,6 +176,24 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _current_rates(self) -> list[float]:
         return [float(group["lr"]) for group in self.param_groups]
 
+    def _check_memory(self) -> None:
+        for name, p, address in zip(self._names, self._params, self._addresses, strict=True):
+            if p.data_ptr() != address:
+                raise FailedPrecondition(f"the memory of parameter {name!r} was replaced (p.data = ...): the session "
+                                         "updates the old one. Write into it instead, with p.copy_()")
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Closes a round that backward began and step() did not end: an exception, or a step that was skipped."""
+        if self._rates is not None:
+            warnings.warn("backward() was not followed by step(): this round ends with what was sent; gradients that "
+                          "were not sent count as 0 in it", stacklevel=2)
+            for index in reversed(range(len(self._params))):
+                if index not in self._ready:
+                    self.session.tensor_ready(index, self._zero_gradient(self._params[index].numel()))
+            self.session.end_round()
+        self._forget_round()
+        super().zero_grad(set_to_none)
+
     def _warn_about_changes(self) -> None:
         if self._warned:
             return
@@ -196,6 +215,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._warn_about_changes()
+        self._check_memory()
         for index in reversed(range(len(self._params))):
             if index not in self._ready:
                 self._send(index)

@@ -4,7 +4,10 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "gradwire/session.h"
@@ -81,12 +85,16 @@ class PySession {
       const std::string name = static_cast<int>(t) < options.job.tensors_size()
                                    ? options.job.tensors(static_cast<int>(t)).name()
                                    : std::to_string(t);
-      options.memory.push_back(SpanOf(memory[t], absl::StrCat("the parameter '", name, "'"), true));
+      const std::string what = absl::StrCat("the parameter '", name, "'");
+      options.memory.push_back(SpanOf(memory[t], what, true));
+      if (static_cast<int>(t) < options.job.tensors_size())
+        CheckShape(memory[t], what, options.job.tensors(static_cast<int>(t)).shape());
     }
     options.connect_timeout_ms = connect_timeout_ms;
     options.start_timeout_ms = start_timeout_ms;
     options.rpc_timeout_ms = rpc_timeout_ms;
     options.round_timeout_ms = round_timeout_ms;
+    round_timeout_ms_ = round_timeout_ms;
     options.backend = std::move(backend);
     memory_ = std::move(memory);
     absl::StatusOr<std::unique_ptr<Session>> session;
@@ -100,37 +108,60 @@ class PySession {
   }
 
   ~PySession() {
+    if (!SameProcess()) {  // the threads and connections belong to the parent; leave them alone
+      (void)session_.release();
+      return;
+    }
     py::gil_scoped_release release;
     session_.reset();
   }
 
   void BeginRound(const std::vector<float>& learning_rates) {
+    CheckProcess();
     Call([&] { return session_->BeginRound(learning_rates); });
   }
 
   void TensorReady(uint32_t tensor, py::array gradient) {
+    CheckProcess();
     const float* data = GradientOf(tensor, gradient);
     Check(session_->TensorReady(tensor, data));
     gradients_[tensor] = std::move(gradient);
   }
 
+  // Waits in slices, so that Ctrl-C is heard; after it the round is still open.
   void EndRound(int64_t timeout_ms) {
-    const uint64_t before = session_->version();
-    const absl::Status status = Released([&] { return session_->EndRound(timeout_ms); });
-    if (session_->version() != before)  // the round is closed: nothing is borrowed any more
+    CheckProcess();
+    const auto begin = std::chrono::steady_clock::now();
+    const int64_t limit_ms = timeout_ms < 0 ? round_timeout_ms_ : timeout_ms;
+    absl::Status status;
+    do {
+      const int64_t spent_ms =
+          std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin).count();
+      const int64_t slice_ms = std::min(kSignalSliceMs, limit_ms - spent_ms);
+      if (slice_ms < 0) break;
+      status = Released([&] { return session_->EndRound(slice_ms); });
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    } while (absl::IsDeadlineExceeded(status));
+    // These two leave the round open, and its gradients borrowed.
+    if (!absl::IsDeadlineExceeded(status) && !absl::IsFailedPrecondition(status)) {
       for (auto& gradient : gradients_) gradient.reset();
+    }
     Check(status);
   }
 
   void Exchange(const std::vector<py::array>& gradients, const std::vector<float>& learning_rates) {
-    std::vector<const float*> data;
-    for (size_t t = 0; t < gradients.size(); ++t)
-      data.push_back(t < gradients_.size() ? GradientOf(static_cast<uint32_t>(t), gradients[t]) : nullptr);
-    for (size_t t = 0; t < gradients.size() && t < gradients_.size(); ++t) gradients_[t] = gradients[t];
-    Call([&] { return session_->Exchange(data, learning_rates); });
+    const auto& tensors = session_->job().tensors();
+    if (gradients.size() != tensors.size()) {
+      throw py::value_error(absl::StrCat(gradients.size(), " gradients for ", tensors.size(), " tensors"));
+    }
+    for (size_t t = 0; t < gradients.size(); ++t) GradientOf(static_cast<uint32_t>(t), gradients[t]);
+    BeginRound(learning_rates);
+    for (size_t t = gradients.size(); t-- > 0;) TensorReady(static_cast<uint32_t>(t), gradients[t]);
+    EndRound(-1);
   }
 
   void Leave() {
+    CheckProcess();
     Call([&] { return session_->Leave(); });
   }
 
@@ -167,11 +198,30 @@ class PySession {
     if (tensor >= tensors.size()) throw py::index_error(absl::StrCat("tensor index ", tensor, " of ", tensors.size()));
     const std::string what = absl::StrCat("the gradient of '", tensors[tensor].name, "'");
     const std::span<float> span = SpanOf(gradient, what, false);
-    if (span.size() != tensors[tensor].elements)
-      throw py::value_error(
-          absl::StrCat(what, " has ", span.size(), " elements, the parameter has ", tensors[tensor].elements));
+    CheckShape(gradient, what, tensors[tensor].shape);
     return span.data();
   }
+
+  // The tensor's own shape, or flat.
+  template <typename Shape>
+  static void CheckShape(const py::array& array, const std::string& what, const Shape& shape) {
+    const std::vector<uint64_t> found(array.shape(), array.shape() + array.ndim());
+    const std::vector<uint64_t> wanted(shape.begin(), shape.end());
+    uint64_t elements = 1;
+    for (uint64_t d : wanted) elements *= d;
+    if (found == wanted || (found.size() == 1 && found[0] == elements)) return;
+    throw py::value_error(absl::StrCat(what, " has shape [", absl::StrJoin(found, ", "), "], the tensor has [",
+                                       absl::StrJoin(wanted, ", "), "]"));
+  }
+
+  bool SameProcess() const { return getpid() == process_; }
+  void CheckProcess() const {
+    if (!SameProcess()) Check(absl::FailedPreconditionError("a session does not survive fork(): join in the child"));
+  }
+
+  static constexpr int64_t kSignalSliceMs = 200;
+  const pid_t process_ = getpid();
+  int64_t round_timeout_ms_ = 0;
 
   std::unique_ptr<Session> session_;
   std::vector<py::array> memory_;

@@ -1,4 +1,4 @@
-// TAGC (arXiv 2504.05638) as algorithms.md section 1 builds it: the largest values of a bucket as integers in a sketch
+// TAGC (arXiv 2504.05638; deviations: ../README.md): the largest values of a bucket as integers in a sketch
 // that is merged by addition and decoded exactly, beside an index of where they are. Spec: proto/WIRE.md.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What benchmarks share: medians of interleaved runs, a table that says met or missed, and the JSON of architecture.md.
+// What benchmarks share: medians of interleaved runs, a table that says met or missed, and the JSON.
 #pragma once
 
 #include <functional>

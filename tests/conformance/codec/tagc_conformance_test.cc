@@ -1,4 +1,4 @@
-// What only the TAGC codec promises (algorithms.md section 1): integer sums, deferral instead of estimates, sizes near
+// What only the TAGC codec promises: integer sums, deferral instead of estimates, sizes near
 // the information bound, and refusal of more than its integers have room for.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "common/codec/frame_assembler.h"
+#include "common/codec/ranges.h"
 #include "common/codec/update.h"
 
 namespace gradwire {
@@ -219,6 +220,22 @@ TEST(DenseCodec, CalibratesLateWhenRoundZeroWasEmpty) {
       }
     }
   }
+}
+
+// begin + count wraps around 2^64: refused, nothing is read or written outside.
+TEST(RangeHistogram, RefusesARangeThatWrapsAround) {
+  RangeHistogram histogram(10);
+  const uint8_t ranges[8] = {};
+  wire::Segment s;
+  s.type = wire::SegmentType::kRanges;
+  s.data = ranges;
+  s.bytes = s.count = 8;
+  s.begin = UINT64_MAX - 7;
+  EXPECT_FALSE(histogram.Check(s).ok());
+  s.begin = 3;
+  EXPECT_FALSE(histogram.Check(s).ok());
+  s.begin = 2;
+  EXPECT_TRUE(histogram.Check(s).ok());
 }
 
 }  // namespace
