@@ -43,6 +43,8 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobShard::Make(const v1::JobSpec& spec
     return absl::InvalidArgumentError(absl::StrFormat("job '%s': shard index %d is not below the shard count %d",
                                                       job.spec().name(), shard_index, shard_count));
   }
+  // Before the shard map: a spec of a few bytes can ask for one of any size.
+  GW_RETURN_IF_ERROR(CheckMemoryBeforeLayout(job, shard_index, shard_count, environment.job_memory_limit_bytes));
   GW_ASSIGN_OR_RETURN(Layout layout, Layout::Make(job, shard_count));
   // Before anything large is allocated or any codec prepared.
   const MemoryBound least = BoundMemory(job, layout, shard_index, {}, environment.frame_limit_bytes);
@@ -130,13 +132,15 @@ absl::Status JobShard::CheckSame(const Job& job, uint32_t shard_index, uint32_t 
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity, uint64_t not_before) {
+absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity, uint64_t not_before,
+                                             bool may_initialize) {
   RoundActions actions;
   absl::StatusOr<RoundMachine::JoinOutcome> outcome;
   {
     absl::MutexLock lock(&mu_);
     GW_RETURN_IF_ERROR(shut_);
-    outcome = machine_.Join(identity.worker(), identity.incarnation(), not_before, environment_.clock->Now(), &actions);
+    outcome = machine_.Join(identity.worker(), identity.incarnation(), not_before, may_initialize,
+                            environment_.clock->Now(), &actions);
     if (outcome.ok()) totals_[outcome->id];
   }
   Run(actions);
@@ -162,10 +166,12 @@ absl::StatusOr<MemberId> JobShard::FindMember(const v1::WorkerIdentity& identity
   return member;
 }
 
-absl::StatusOr<v1::HeartbeatReply> JobShard::Heartbeat(const v1::WorkerIdentity& identity) {
+absl::StatusOr<v1::HeartbeatReply> JobShard::Heartbeat(const v1::WorkerIdentity& identity, bool may_initialize) {
+  RoundActions actions;  // an election closes and opens nothing
   absl::MutexLock lock(&mu_);
   GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(identity));
   machine_.Renew(member, environment_.clock->Now());
+  machine_.SetMayInitialize(member, may_initialize, &actions);
   v1::HeartbeatReply reply;
   reply.set_round(machine_.round());
   reply.set_members(static_cast<uint32_t>(machine_.membership().members().size()));

@@ -77,8 +77,8 @@ class JobShard {
   absl::Status CheckSame(const Job& job, uint32_t shard_index, uint32_t shard_count, uint64_t layout_digest) const;
 
   // Membership; errors as in RoundMachine.
-  absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before);
-  absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::WorkerIdentity& identity);
+  absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before, bool may_initialize);
+  absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::WorkerIdentity& identity, bool may_initialize);
   absl::Status Leave(const v1::WorkerIdentity& identity);
   // Ends leases that have run out.
   void Tick();

@@ -2,6 +2,7 @@
 #include "server/job/memory.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_format.h"
 
@@ -16,6 +17,47 @@ uint64_t UpdateBound(const Codec& codec, uint64_t elements) {
   const uint64_t dense = elements * 5;  // float32, or an index and a packed value per element
   if (!codec.sparse()) return dense + kFrameOverheadBytes;
   return std::min<uint64_t>(dense, codec.accumulator_bytes()) + kFrameOverheadBytes;
+}
+
+// Of unsigned numbers; the largest one where the result does not fit.
+uint64_t Add(uint64_t a, uint64_t b) {
+  uint64_t sum = 0;
+  return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<uint64_t>::max() : sum;
+}
+uint64_t Multiply(uint64_t a, uint64_t b) {
+  uint64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<uint64_t>::max() : product;
+}
+
+struct LayoutSize {
+  uint64_t runs = 0;
+  uint64_t buckets = 0;
+  uint64_t bytes = 0;
+};
+
+// Counts as Layout::Make cuts, without cutting.
+LayoutSize EstimateLayout(const Job& job, uint32_t shard_count) {
+  constexpr uint64_t kHeapBlockBytes = 32;  // run_begin of a bucket without runs
+  const uint64_t run = job.spec().run_elements();
+  const uint64_t capacity = std::max<uint64_t>(run, job.spec().bucket_bytes() / 4 / run * run);
+  LayoutSize size;
+  std::vector<uint64_t> open(job.codecs().size());  // elements in the open bucket of each codec
+  for (size_t t = job.tensors().size(); t-- > 0;) {
+    const Tensor& tensor = job.tensors()[t];
+    size.runs = Add(size.runs, tensor.elements / run + (tensor.elements % run != 0));
+    uint64_t& bucket = open[tensor.codec];
+    if (bucket != 0 && Add(bucket, tensor.elements) > capacity) {
+      ++size.buckets;
+      bucket = 0;
+    }
+    bucket = Add(bucket, tensor.elements);
+    size.buckets = Add(size.buckets, bucket / capacity);
+    bucket %= capacity;
+  }
+  for (uint64_t bucket : open) size.buckets = Add(size.buckets, bucket != 0);
+  const uint64_t per_bucket = Add(Multiply(shard_count, sizeof(BucketLayout) + kHeapBlockBytes), sizeof(BucketPart));
+  size.bytes = Add(Multiply(size.runs, sizeof(Run) + sizeof(uint64_t)), Multiply(size.buckets, per_bucket));
+  return size;
 }
 
 }  // namespace
@@ -48,6 +90,29 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
   const uint64_t frames = std::min<uint64_t>(kFramesInFlight, std::max<uint32_t>(1, job.spec().max_workers()));
   bound.in_flight = frames * std::min(largest_frame, frame_limit_bytes);
   return bound;
+}
+
+absl::Status CheckMemoryBeforeLayout(const Job& job, uint32_t shard, uint32_t shard_count, uint64_t limit_bytes) {
+  if (shard_count == 0) return absl::OkStatus();  // Layout::Make refuses it
+  // The loads of shards differ by at most one run.
+  const uint64_t mean = job.elements() / shard_count;
+  const uint64_t least = mean - std::min<uint64_t>(mean, job.spec().run_elements());
+  const uint64_t bytes = Multiply(least, sizeof(float) * static_cast<uint64_t>(1 + job.moments()));
+  if (job.keeps_parameters() && bytes > limit_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("job '%s': parameters and moments of shard %d of %d take at least %d bytes; the limit per job "
+                        "is %d: use more shards or raise --job-memory-limit-bytes",
+                        job.spec().name(), shard, shard_count, bytes, limit_bytes));
+  }
+  const LayoutSize size = EstimateLayout(job, shard_count);
+  const uint64_t limit = std::min(limit_bytes, kLayoutLimitBytes);
+  if (size.bytes <= limit) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "job '%s': the shard map of %d elements (%d runs, %d buckets, %d shards) takes about %d bytes; the "
+      "limit is %d (the limit per job is %d, that of a shard map %d): raise run_elements or "
+      "bucket_bytes, or use fewer shards",
+      job.spec().name(), job.elements(), size.runs, size.buckets, shard_count, size.bytes, limit, limit_bytes,
+      kLayoutLimitBytes));
 }
 
 }  // namespace gradwire

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "common/codec/codec.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
@@ -28,5 +29,12 @@ struct MemoryBound {
 // The part that needs no codec: what every job of this size takes. Checked before codecs are made.
 MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
                         const std::vector<std::unique_ptr<Codec>>& codecs, uint64_t frame_limit_bytes);
+
+// The shard map itself may take this much.
+inline constexpr uint64_t kLayoutLimitBytes = 1ull << 30;
+
+// What can be said before the shard map is made. ResourceExhausted, with the numbers, when the least that parameters
+// and moments of a shard take is over `limit_bytes`, or the shard map would be over that or over kLayoutLimitBytes.
+absl::Status CheckMemoryBeforeLayout(const Job& job, uint32_t shard, uint32_t shard_count, uint64_t limit_bytes);
 
 }  // namespace gradwire

@@ -86,6 +86,11 @@ void Membership::Renew(MemberId id, TimeNs now) {
   if (it != members_.end()) it->second.lease_end = std::max(it->second.lease_end, now + rules_.lease_ns);
 }
 
+void Membership::SetMayInitialize(MemberId id, bool may_initialize) {
+  const auto it = members_.find(id);
+  if (it != members_.end()) it->second.may_initialize = may_initialize;
+}
+
 bool Membership::Remove(MemberId id) {
   const auto it = members_.find(id);
   if (it == members_.end()) return false;
@@ -111,9 +116,10 @@ std::optional<TimeNs> Membership::NextExpiry() const {
   return next;
 }
 
-const Member* Membership::First() const {
+const Member* Membership::FirstInitializer() const {
   const Member* first = nullptr;
   for (const auto& [id, member] : members_) {
+    if (!member.may_initialize) continue;
     if (first == nullptr || member.sequence < first->sequence) first = &member;
   }
   return first;

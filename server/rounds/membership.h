@@ -26,6 +26,7 @@ struct Member {
   uint64_t start_round = 0;  // contributes from this round on
   uint64_t sequence = 0;     // order of joining
   TimeNs lease_end = 0;
+  bool may_initialize = false;  // as its latest join or heartbeat said
 };
 
 class Membership {
@@ -51,6 +52,7 @@ class Membership {
   absl::StatusOr<MemberId> Find(std::string_view worker, uint64_t incarnation) const;
   const Member* Get(MemberId id) const;
   void Renew(MemberId id, TimeNs now);
+  void SetMayInitialize(MemberId id, bool may_initialize);
   bool Remove(MemberId id);
   // Removes and returns the members whose lease has ended.
   std::vector<MemberId> Expire(TimeNs now);
@@ -58,8 +60,8 @@ class Membership {
   std::optional<TimeNs> NextExpiry() const;
 
   const std::map<MemberId, Member>& members() const { return members_; }
-  // The member that joined first of those still here.
-  const Member* First() const;
+  // Of the members that may initialize, the one that joined first.
+  const Member* FirstInitializer() const;
   const Rules& rules() const { return rules_; }
 
  private:

@@ -17,7 +17,8 @@ RoundMachine::RoundMachine(const Rules& rules)
       current_(rules.buckets) {}
 
 absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Join(std::string_view worker, uint64_t incarnation,
-                                                             uint64_t not_before, TimeNs now, RoundActions* actions) {
+                                                             uint64_t not_before, bool may_initialize, TimeNs now,
+                                                             RoundActions* actions) {
   if (not_before > round_ + kMaxRoundsAhead) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "worker '%s' asks to start at round %d; round %d is open and at most %d rounds ahead are allowed",
@@ -32,6 +33,7 @@ absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Join(std::string_view wo
   absl::StatusOr<Membership::Joined> joined = membership_.Join(worker, incarnation, StartRoundOfNewcomer(), now);
   if (!joined.ok()) return joined.status();
   membership_.Postpone(joined->id, not_before);
+  membership_.SetMayInitialize(joined->id, may_initialize);
   Lose(lost, actions);
   JoinOutcome outcome;
   outcome.id = joined->id;
@@ -64,6 +66,11 @@ void RoundMachine::Tick(TimeNs now, RoundActions* actions) {
   Lose(lost, actions);
 }
 
+void RoundMachine::SetMayInitialize(MemberId id, bool may_initialize, RoundActions* actions) {
+  membership_.SetMayInitialize(id, may_initialize);
+  ElectInitializer(actions);
+}
+
 void RoundMachine::Lose(const std::vector<Member>& lost, RoundActions* actions) {
   actions->lost.insert(actions->lost.end(), lost.begin(), lost.end());
   ElectInitializer(actions);
@@ -71,14 +78,16 @@ void RoundMachine::Lose(const std::vector<Member>& lost, RoundActions* actions) 
 }
 
 void RoundMachine::ElectInitializer(RoundActions* actions) {
-  if (initialized_ || (initializer_ && membership_.Get(*initializer_) != nullptr)) return;
+  if (initialized_) return;
+  const Member* chosen = initializer_ ? membership_.Get(*initializer_) : nullptr;
+  if (chosen != nullptr && chosen->may_initialize) return;
   if (uploaded_count_ > 0) {
     // A mixture of two workers' initial parameters would be nobody's: start over.
     uploaded_.assign(rules_.buckets, false);
     uploaded_count_ = 0;
     actions->restart_initialization = true;
   }
-  const Member* first = membership_.First();
+  const Member* first = membership_.FirstInitializer();
   initializer_ = first == nullptr ? std::nullopt : std::optional<MemberId>(first->id);
 }
 
@@ -92,9 +101,14 @@ absl::Status RoundMachine::CheckInitializer(MemberId id, uint32_t bucket) const 
   if (initialized_) return absl::AlreadyExistsError("the parameters of this job are initialized: pull them");
   if (initializer_ != id) {
     const Member* chosen = initializer_ ? membership_.Get(*initializer_) : nullptr;
-    return absl::FailedPreconditionError(
-        absl::StrFormat("worker '%s' was chosen to send the initial parameters, not '%s': pull them",
-                        chosen == nullptr ? "?" : chosen->worker, member->worker));
+    if (chosen == nullptr) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("no worker is chosen yet to send the initial parameters; '%s' did not say that it may "
+                          "(JoinRequest.may_initialize): pull them",
+                          member->worker));
+    }
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "worker '%s' was chosen to send the initial parameters, not '%s': pull them", chosen->worker, member->worker));
   }
   if (bucket >= rules_.buckets) return absl::InvalidArgumentError(absl::StrFormat("no bucket %d", bucket));
   if (uploaded_[bucket]) return absl::AlreadyExistsError(absl::StrFormat("bucket %d is initialized", bucket));

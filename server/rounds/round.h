@@ -61,13 +61,17 @@ class RoundMachine {
   // Membership is effective at a round boundary: a worker that joins while round r is open contributes from r + 1 on.
   // It starts at r itself when r has not opened yet, or when r has no members and no bucket of it has closed.
   // `not_before`: a worker of several shards asks every one for the latest start it was given.
+  // `may_initialize`: see SetMayInitialize.
   // Errors: those of Membership::Join; InvalidArgument when `not_before` is too far ahead.
-  absl::StatusOr<JoinOutcome> Join(std::string_view worker, uint64_t incarnation, uint64_t not_before, TimeNs now,
-                                   RoundActions* actions);
+  absl::StatusOr<JoinOutcome> Join(std::string_view worker, uint64_t incarnation, uint64_t not_before,
+                                   bool may_initialize, TimeNs now, RoundActions* actions);
   void Leave(MemberId id, RoundActions* actions);
   // Ends the leases that have run out.
   void Tick(TimeNs now, RoundActions* actions);
   void Renew(MemberId id, TimeNs now) { membership_.Renew(id, now); }
+  // What the latest join or heartbeat of `id` said. Only members that may are chosen to send the initial parameters;
+  // one that no longer may is replaced.
+  void SetMayInitialize(MemberId id, bool may_initialize, RoundActions* actions);
 
   // May `id` upload initial parameters of `bucket`? Ok: yes. AlreadyExists: they are complete. FailedPrecondition:
   // another worker was chosen (named).

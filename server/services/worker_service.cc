@@ -39,12 +39,12 @@ absl::StatusOr<v1::JoinReply> WorkerService::Join(const v1::JoinRequest& request
   GW_ASSIGN_OR_RETURN(
       const std::shared_ptr<JobShard> job,
       registry_->GetOrCreate(request.spec(), request.shard_index(), request.shard_count(), request.layout_digest()));
-  return job->Join(identity, request.start_version());
+  return job->Join(identity, request.start_version(), request.may_initialize());
 }
 
 absl::StatusOr<v1::HeartbeatReply> WorkerService::Heartbeat(const v1::HeartbeatRequest& request) {
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.identity().job()));
-  return job->Heartbeat(request.identity());
+  return job->Heartbeat(request.identity(), request.may_initialize());
 }
 
 absl::StatusOr<v1::LeaveReply> WorkerService::Leave(const v1::LeaveRequest& request) {

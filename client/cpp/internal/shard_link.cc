@@ -71,7 +71,7 @@ class ShardLink::PullSink final : public transport::StreamSink {
   std::map<std::pair<uint32_t, int>, PullAnswer> open_;  // by bucket and kind; touched by the sink only
 };
 
-ShardLink::ShardLink(LinkOptions options) : options_(std::move(options)) {}
+ShardLink::ShardLink(LinkOptions options) : options_(std::move(options)), may_initialize_(options_.shard == 0) {}
 
 ShardLink::~ShardLink() { Close(false).IgnoreError(); }
 
@@ -113,7 +113,12 @@ absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
     if (!channel.ok()) return Annotate(channel.status());
     channel_ = *std::move(channel);
   }
-  const std::string bytes = request.SerializeAsString();
+  v1::JoinRequest mine = request;
+  {
+    absl::MutexLock lock(&mu_);
+    mine.set_may_initialize(may_initialize_);
+  }
+  const std::string bytes = mine.SerializeAsString();
   const absl::Time deadline = absl::Now() + absl::Milliseconds(options_.connect_timeout_ms);
   std::minstd_rand random(static_cast<uint32_t>(options_.identity.incarnation() ^ options_.shard));
   int64_t backoff_ms = kFirstBackoffMs;
@@ -164,6 +169,14 @@ absl::Status ShardLink::Start(int64_t lease_ms, LinkEvents* events) {
   return absl::OkStatus();
 }
 
+void ShardLink::AllowInitialize() {
+  absl::MutexLock lock(&mu_);
+  if (may_initialize_) return;
+  may_initialize_ = true;
+  beat_now_ = true;
+  stop_.SignalAll();
+}
+
 absl::Status ShardLink::SendFrame(const std::vector<Bytes>& chunks) {
   for (const Bytes& chunk : chunks) {
     absl::Status sent = push_->Send({std::string(), {chunk}});
@@ -209,16 +222,18 @@ void ShardLink::Cancel() {
 void ShardLink::HeartbeatLoop(int64_t lease_ms) {
   v1::HeartbeatRequest request;
   *request.mutable_identity() = options_.identity;
-  const std::string bytes = request.SerializeAsString();
   const int64_t period_ms = std::max<int64_t>(lease_ms / 3, 10);
   absl::Time last_success = absl::Now();
   for (;;) {
     {
       absl::MutexLock lock(&mu_);
-      if (!closing_ && !lost_) stop_.WaitWithTimeout(&mu_, absl::Milliseconds(period_ms));
+      if (!closing_ && !lost_ && !beat_now_) stop_.WaitWithTimeout(&mu_, absl::Milliseconds(period_ms));
       if (closing_ || lost_) return;
+      beat_now_ = false;
+      request.set_may_initialize(may_initialize_);
     }
-    auto reply = channel_->Call("gradwire.v1.Worker/Heartbeat", bytes, std::min(options_.rpc_timeout_ms, period_ms));
+    auto reply = channel_->Call("gradwire.v1.Worker/Heartbeat", request.SerializeAsString(),
+                                std::min(options_.rpc_timeout_ms, period_ms));
     if (reply.ok()) {
       last_success = absl::Now();
       v1::HeartbeatReply parsed;

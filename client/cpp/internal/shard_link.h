@@ -67,6 +67,10 @@ class ShardLink {
   // Returns when the old receiver will not be called again. The new one is told if the link was lost before.
   void SetEvents(LinkEvents* events);
 
+  // Shard 0 chose this worker to send the initial parameters: from now on every join and heartbeat says that it may
+  // (JoinRequest.may_initialize; shard 0 is told so always), and the shard is told at once.
+  void AllowInitialize();
+
   // Sends the chunks of one frame. Blocks while the transport's window is full.
   absl::Status SendFrame(const std::vector<Bytes>& chunks);
   absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end);
@@ -102,12 +106,14 @@ class ShardLink {
 
   absl::Mutex mu_;
   absl::CondVar delivered_;  // delivering_ fell
-  absl::CondVar stop_;       // closing_ or lost_ was set
+  absl::CondVar stop_;       // closing_, lost_ or beat_now_ was set
   LinkEvents* events_ ABSL_GUARDED_BY(mu_) = nullptr;
   int delivering_ ABSL_GUARDED_BY(mu_) = 0;
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
   bool lost_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status lost_status_ ABSL_GUARDED_BY(mu_);
+  bool may_initialize_ ABSL_GUARDED_BY(mu_);
+  bool beat_now_ ABSL_GUARDED_BY(mu_) = false;  // a heartbeat is wanted before its time
   bool joined_ ABSL_GUARDED_BY(mu_) = false;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -54,6 +54,7 @@ absl::Status Starter::JoinAll(const v1::JoinRequest& request) {
       GW_ASSIGN_OR_RETURN(const v1::JoinReply reply, context_.links[s]->Join(mine));
       start[s] = reply.start_version();
       version_ = std::max(version_, start[s]);
+      if (s == 0 && reply.must_initialize()) AllowInitialize();
       {
         absl::MutexLock lock(&state_->mu);
         state_->shards[s].must_initialize = reply.must_initialize();
@@ -86,6 +87,10 @@ absl::StatusOr<StartState> Starter::Run() {
   return Finish();
 }
 
+void Starter::AllowInitialize() {
+  for (ShardLink* link : context_.links) link->AllowInitialize();
+}
+
 absl::Status Starter::RequestPull(uint32_t shard) {
   v1::PullKind kind = v1::PULL_PARAMS_F32;
   if (context_.pull == PullMode::kUpdate && context_.job->keeps_parameters()) kind = v1::PULL_STATE;
@@ -116,10 +121,14 @@ absl::Status Starter::WaitForAll() {
       const auto all = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) {
         return std::all_of(state_->shards.begin(), state_->shards.end(), complete);
       };
+      const auto may_upload = [&](const State::Shard& s) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) {
+        const State::Shard& first = state_->shards[0];
+        return s.must_initialize && !s.uploading && (&s == &first || version_ > 0 || first.acked == buckets);
+      };
       const auto event = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) {
         if (!state_->failed.ok()) return true;
         for (const State::Shard& s : state_->shards)
-          if ((s.must_initialize && !s.uploading) || (s.refused && !s.pulling)) return true;
+          if (may_upload(s) || (s.refused && !s.pulling)) return true;
         return all();
       };
       if (!state_->mu.AwaitWithDeadline(absl::Condition(&event), deadline))
@@ -130,8 +139,10 @@ absl::Status Starter::WaitForAll() {
       GW_RETURN_IF_ERROR(state_->failed);
       for (uint32_t i = 0; i < state_->shards.size(); ++i) {
         State::Shard& s = state_->shards[i];
-        if (s.must_initialize && !s.uploading && version_ == 0) upload.push_back(i);
-        if (s.must_initialize) s.uploading = true;
+        if (may_upload(s)) {
+          if (version_ == 0) upload.push_back(i);
+          s.uploading = true;
+        }
         if (s.refused && !s.pulling) {
           pull.push_back(i);
           s.pulling = true;
@@ -195,6 +206,7 @@ void Starter::OnAnswer(uint32_t shard, PullAnswer answer) {
 }
 
 void Starter::OnMustInitialize(uint32_t shard) {
+  if (shard == 0) AllowInitialize();
   absl::MutexLock lock(&state_->mu);
   state_->shards[shard].must_initialize = true;
 }

@@ -41,8 +41,8 @@ class Starter final : public LinkEvents {
   // Joins every shard and starts its link. A shard that is behind the others is asked to wait for this worker only
   // from the latest start version on (JoinRequest.start_version), so one round number holds everywhere.
   absl::Status JoinAll(const v1::JoinRequest& request);
-  // Uploads or pulls. Where different workers were first on different shards, each uploads its shard; all replicas
-  // still start equal, since each pulls what it did not upload.
+  // Uploads or pulls. The worker that shard 0 chose uploads every shard: shard 0 first, the others once it has all of
+  // its parameters, so no shard ever holds those of a worker that shard 0 may still replace.
   absl::StatusOr<StartState> Run();
 
   void OnAck(uint32_t shard, const v1::PushAck& ack) override;
@@ -52,6 +52,7 @@ class Starter final : public LinkEvents {
 
  private:
   struct State;
+  void AllowInitialize();
   absl::Status Upload(uint32_t shard);
   absl::Status RequestPull(uint32_t shard);
   absl::Status WaitForAll();

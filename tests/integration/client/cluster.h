@@ -43,6 +43,16 @@ class Cluster {
 
   const std::vector<std::string>& addresses() const { return addresses_; }
   void Kill(uint32_t shard) { daemons_[shard].reset(); }
+  // After Kill: an empty server at the same address.
+  void Restart(uint32_t shard) {
+    ServerConfig config;
+    config.listen = {addresses_[shard]};
+    EXPECT_TRUE(config.Validate().ok());
+    auto daemon = Daemon::Start(config, &clock_);
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemons_[shard] = *std::move(daemon);
+  }
+  bool HasJob(uint32_t shard, const std::string& job) { return daemons_[shard]->registry().Find(job).ok(); }
   std::string ParametersSha256(uint32_t shard, const std::string& job) {
     auto found = daemons_[shard]->registry().Find(job);
     EXPECT_TRUE(found.ok()) << found.status();

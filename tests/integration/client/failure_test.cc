@@ -76,6 +76,30 @@ TEST(LostWorker, IsNotWaitedForAfterItsLeaseAndMayJoinAgain) {
   EXPECT_EQ(digest, first.session().Digest());
 }
 
+TEST(Start, InitialParametersAreThoseOfOneWorkerOnEveryShard) {
+  Cluster cluster(2, "grpc");
+  const v1::JobSpec spec = MakeSpec("one-start", "dense:values=fp32", v1::OPTIMIZER_SGD, 2);
+  Worker a(spec, 0);
+  Worker b(spec, 1);
+  for (std::vector<float>& tensor : b.parameters()) std::fill(tensor.begin(), tensor.end(), 3.0f);
+  const std::vector<std::vector<float>> expected = a.parameters();
+  // A is chosen on shard 0 and waits for shard 1, by now with a long back-off: B gets there first.
+  cluster.Kill(1);
+  std::thread first([&] {
+    const absl::Status status = a.Join(cluster.addresses());
+    EXPECT_TRUE(status.ok()) << status;
+  });
+  while (!cluster.HasJob(0, "one-start")) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  cluster.Restart(1);
+  const absl::Status status = b.Join(cluster.addresses());
+  first.join();
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(a.parameters() == expected);
+  EXPECT_TRUE(b.parameters() == expected);
+  EXPECT_EQ(a.session().ShardDigests(), b.session().ShardDigests());
+}
+
 TEST(LostShard, IsNamedAndTheSessionStaysFailed) {
   for (const std::string scheme : {"inproc", "grpc"}) {
     Cluster cluster(2, scheme);

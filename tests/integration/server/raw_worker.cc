@@ -66,6 +66,7 @@ v1::JoinRequest RawWorker::JoinRequest() const {
   *request.mutable_spec() = spec_;
   request.set_shard_count(1);
   request.set_layout_digest(frames_.layout().digest());
+  request.set_may_initialize(true);
   return request;
 }
 
@@ -76,6 +77,7 @@ absl::StatusOr<v1::JoinReply> RawWorker::Join(const v1::JoinRequest& request) {
 absl::Status RawWorker::Heartbeat() {
   v1::HeartbeatRequest request;
   *request.mutable_identity() = identity_;
+  request.set_may_initialize(true);
   return Call<v1::HeartbeatReply>(*channel_, "gradwire.v1.Worker/Heartbeat", request).status();
 }
 

@@ -54,7 +54,7 @@ struct TestWorker {
     identity.set_incarnation(incarnation);
   }
   absl::StatusOr<v1::JoinReply> Join() {
-    auto reply = shard->Join(identity, 0);
+    auto reply = shard->Join(identity, 0, true);
     if (!reply.ok()) return reply;
     pull = std::make_shared<RecordingStream>();
     out = std::make_shared<Outbox>(pull);
@@ -229,7 +229,7 @@ TEST_F(JobShardTest, LeaseEndAbandonsThePartialFrameAndTheOthersGoOn) {
   }
   PushAll(&a, 1, 2.0f);
   clock_.now += 5'000 * kMs;
-  ASSERT_TRUE(shard_->Heartbeat(a.identity).ok());
+  ASSERT_TRUE(shard_->Heartbeat(a.identity, true).ok());
   clock_.now += 6'000 * kMs;
   shard_->Tick();
   EXPECT_EQ(b.pull->finished->code(), absl::StatusCode::kFailedPrecondition);
@@ -344,7 +344,7 @@ TEST_F(JobShardTest, LostInitializerIsReplacedAndNothingOfItStays) {
   EXPECT_TRUE(b.TakeAnswers().empty());
   EXPECT_EQ(b.Push(b.frames.Initialize(0, 6.0f)).outcome(), v1::PUSH_REFUSED);
   ASSERT_TRUE(shard_->Leave(a.identity).ok());
-  EXPECT_TRUE(shard_->Heartbeat(b.identity)->must_initialize());
+  EXPECT_TRUE(shard_->Heartbeat(b.identity, true)->must_initialize());
   b.InitializeAll(6.0f);
   const auto answers = b.TakeAnswers();
   ASSERT_EQ(answers.size(), b.frames.buckets());
@@ -363,6 +363,36 @@ TEST_F(JobShardTest, NonFiniteInitialParametersAreRefused) {
   const v1::PushAck ack = a.Push(a.frames.Initialize(0, std::numeric_limits<float>::infinity()));
   EXPECT_EQ(ack.outcome(), v1::PUSH_REFUSED);
   EXPECT_EQ(a.Push(a.frames.Initialize(0, 1.0f)).outcome(), v1::PUSH_INCLUDED);
+}
+
+TEST_F(JobShardTest, HugeTensorIsRefusedBeforeTheShardMapIsMade) {
+  v1::JobSpec spec = SmallSpec("job", 1);
+  v1::TensorSpec* tensor = spec.add_tensors();
+  tensor->set_name("huge");
+  tensor->add_shape(1'000'000);
+  tensor->add_shape(1'000'000);
+  const absl::Status status = JobShard::Make(spec, 0, 1, environment_).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("parameters and moments of shard 0 of 1"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(environment_.job_memory_limit_bytes)));
+  // Where the limit would allow the parameters, the shard map is still too large.
+  environment_.job_memory_limit_bytes = UINT64_MAX;
+  const absl::Status map = JobShard::Make(spec, 0, 1, environment_).status();
+  EXPECT_EQ(map.code(), absl::StatusCode::kResourceExhausted) << map;
+  EXPECT_THAT(std::string(map.message()), HasSubstr("shard map"));
+}
+
+TEST_F(JobShardTest, ManyBucketsTimesManyShardsAreRefusedBeforeTheShardMapIsMade) {
+  v1::JobSpec spec = SmallSpec("job", 1);
+  spec.set_bucket_bytes(4 * spec.run_elements());  // a bucket per run
+  v1::TensorSpec* tensor = spec.add_tensors();
+  tensor->set_name("large");
+  tensor->add_shape(uint64_t{spec.run_elements()} * 100'000);
+  environment_.job_memory_limit_bytes = UINT64_MAX;
+  const absl::Status status = JobShard::Make(spec, 0, 4096, environment_).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("4096 shards"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("bucket_bytes"));
 }
 
 TEST_F(JobShardTest, MemoryOverTheLimitIsRefusedWithNumbers) {

@@ -72,9 +72,12 @@ TEST(Membership, FirstIsTheOneThatJoinedFirstOfThoseStillHere) {
   Membership m = TwoWorkers();
   const MemberId a = m.Join("z", 1, 0, 0)->id;
   const MemberId b = m.Join("b", 1, 0, 0)->id;
-  EXPECT_EQ(m.First()->id, a);
+  EXPECT_EQ(m.FirstInitializer(), nullptr);
+  m.SetMayInitialize(a, true);
+  m.SetMayInitialize(b, true);
+  EXPECT_EQ(m.FirstInitializer()->id, a);
   m.Remove(a);
-  EXPECT_EQ(m.First()->id, b);
+  EXPECT_EQ(m.FirstInitializer()->id, b);
 }
 
 }  // namespace

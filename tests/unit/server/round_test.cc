@@ -19,9 +19,9 @@ class RoundMachineTest : public testing::Test {
     machine_ = std::make_unique<RoundMachine>(rules);
   }
   RoundMachine::JoinOutcome Join(const std::string& worker, uint64_t incarnation = 1, uint64_t not_before = 0,
-                                 TimeNs now = 0) {
+                                 TimeNs now = 0, bool may_initialize = true) {
     actions_ = {};
-    auto outcome = machine_->Join(worker, incarnation, not_before, now, &actions_);
+    auto outcome = machine_->Join(worker, incarnation, not_before, may_initialize, now, &actions_);
     EXPECT_TRUE(outcome.ok()) << outcome.status();
     return *outcome;
   }
@@ -75,6 +75,22 @@ TEST_F(RoundMachineTest, NextJoinerInitializesWhenTheFirstIsLost) {
   EXPECT_TRUE(actions_.restart_initialization);
   EXPECT_TRUE(machine_->MustInitialize(b.id));
   EXPECT_TRUE(machine_->CheckInitializer(b.id, 0).ok());
+}
+
+TEST_F(RoundMachineTest, OnlyAMemberThatMayIsChosenToInitialize) {
+  Make(1, 1, true);
+  const auto a = Join("a", 1, 0, 0, false);
+  EXPECT_FALSE(a.must_initialize);
+  EXPECT_EQ(machine_->CheckInitializer(a.id, 0).code(), absl::StatusCode::kFailedPrecondition);
+  const auto b = Join("b");
+  EXPECT_TRUE(b.must_initialize);
+  machine_->SetMayInitialize(a.id, true, &actions_);  // the chosen one stays
+  EXPECT_FALSE(machine_->MustInitialize(a.id));
+  EXPECT_FALSE(actions_.restart_initialization);
+  machine_->SetMayInitialize(b.id, false, &actions_);  // it no longer may
+  EXPECT_TRUE(machine_->MustInitialize(a.id));
+  EXPECT_FALSE(Join("a", 1, 0, 0, false).must_initialize);  // the latest word counts
+  EXPECT_TRUE(Join("b").must_initialize);
 }
 
 TEST_F(RoundMachineTest, BucketClosesWhenEveryMemberHasContributedAndRoundWhenEveryBucketHas) {
@@ -282,7 +298,7 @@ TEST_F(RoundMachineTest, LoneWorkerThatStartsLaterMovesTheRoundsForward) {
 TEST_F(RoundMachineTest, StartTooFarAheadIsRefused) {
   Make(1, 1);
   RoundActions actions;
-  EXPECT_EQ(machine_->Join("a", 1, RoundMachine::kMaxRoundsAhead + 1, 0, &actions).status().code(),
+  EXPECT_EQ(machine_->Join("a", 1, RoundMachine::kMaxRoundsAhead + 1, true, 0, &actions).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 
