@@ -16,6 +16,20 @@ bool RealAwaitTimeout(absl::Mutex*, const absl::Condition&,
 bool RealAwaitDeadline(absl::Mutex*, const absl::Condition&,
                        absl::Time) asm("__real_" GW_MUTEX("17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE"));
 
+#define GW_CONDVAR(name) "_ZN4absl7debian37CondVar" name
+
+void RealWait(absl::CondVar*, absl::Mutex*) asm("__real_" GW_CONDVAR("4WaitEPNS0_5MutexE"));
+bool RealWaitTimeout(absl::CondVar*, absl::Mutex*,
+                     absl::Duration) asm("__real_" GW_CONDVAR("15WaitWithTimeoutEPNS0_5MutexENS0_8DurationE"));
+bool RealWaitDeadline(absl::CondVar*, absl::Mutex*,
+                      absl::Time) asm("__real_" GW_CONDVAR("16WaitWithDeadlineEPNS0_5MutexENS0_4TimeE"));
+
+void WrapWait(absl::CondVar*, absl::Mutex*) asm("__wrap_" GW_CONDVAR("4WaitEPNS0_5MutexE"));
+bool WrapWaitTimeout(absl::CondVar*, absl::Mutex*,
+                     absl::Duration) asm("__wrap_" GW_CONDVAR("15WaitWithTimeoutEPNS0_5MutexENS0_8DurationE"));
+bool WrapWaitDeadline(absl::CondVar*, absl::Mutex*,
+                      absl::Time) asm("__wrap_" GW_CONDVAR("16WaitWithDeadlineEPNS0_5MutexENS0_4TimeE"));
+
 void WrapLock(absl::Mutex*) asm("__wrap_" GW_MUTEX("4LockEv"));
 void WrapUnlock(absl::Mutex*) asm("__wrap_" GW_MUTEX("6UnlockEv"));
 void WrapAwait(absl::Mutex*, const absl::Condition&) asm("__wrap_" GW_MUTEX("5AwaitERKNS0_9ConditionE"));
@@ -52,4 +66,25 @@ bool WrapAwaitDeadline(absl::Mutex* mu, const absl::Condition& condition, absl::
   const bool held = RealAwaitDeadline(mu, condition, deadline);
   __tsan_acquire(mu);
   return held;
+}
+
+// A condition variable releases the mutex while it waits and holds it again when it returns.
+void WrapWait(absl::CondVar* condition, absl::Mutex* mu) {
+  __tsan_release(mu);
+  RealWait(condition, mu);
+  __tsan_acquire(mu);
+}
+
+bool WrapWaitTimeout(absl::CondVar* condition, absl::Mutex* mu, absl::Duration timeout) {
+  __tsan_release(mu);
+  const bool timed_out = RealWaitTimeout(condition, mu, timeout);
+  __tsan_acquire(mu);
+  return timed_out;
+}
+
+bool WrapWaitDeadline(absl::CondVar* condition, absl::Mutex* mu, absl::Time deadline) {
+  __tsan_release(mu);
+  const bool timed_out = RealWaitDeadline(condition, mu, deadline);
+  __tsan_acquire(mu);
+  return timed_out;
 }
