@@ -86,10 +86,6 @@ float LoadBf16(const uint8_t* p) {
   return value;
 }
 
-void AddBf16(const uint8_t* values, uint64_t n, float* out) {
-  for (uint64_t i = 0; i < n; ++i) out[i] += LoadBf16(values + 2 * i);
-}
-
 class DenseEncoder final : public Encoder {
  public:
   explicit DenseEncoder(const DenseShape& shape) : shape_(shape) {}
@@ -370,7 +366,7 @@ class DenseCodec final : public Codec {
           } else if (shape_.fixed()) {
             shape_.backend().Dequantize(values, shape_.width(), n, frame.plan.exponents[run], out, nullptr);
           } else {
-            AddBf16(values, n, out);
+            shape_.backend().AddBf16(values, n, out, nullptr);
           }
         });
       }
