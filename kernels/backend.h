@@ -51,9 +51,12 @@ class Backend {
   // acc[i] += sign * value[i] in Z/2^32. `values`: little-endian two's complement of `width` bytes (1, 2, 4), any
   // alignment.
   virtual void AddIntegers(int32_t* acc, const uint8_t* values, int width, size_t n, Sign sign, Stream* stream) = 0;
+  // acc[i] = value[i]: the first of several additions, without reading what was there.
+  virtual void AssignIntegers(int32_t* acc, const uint8_t* values, int width, size_t n, Stream* stream) = 0;
   // acc[i] += sign * round_to_even(value[i] * 2^kGridBits) in Z/2^64. `values`: float32 (width 4) or bfloat16 (width
   // 2), any alignment. Precondition: FindOutOfGrid returned -1.
   virtual void AddFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign, Stream* stream) = 0;
+  virtual void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Stream* stream) = 0;
   // Index of the first value that is not finite or whose magnitude is >= 2^kGridRangeBits; -1 if there is none.
   virtual int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n, Stream* stream) = 0;
   // out[i] = float32(acc[i]) * 2^-kGridBits / contributors, each operation rounded to nearest even.

@@ -70,34 +70,66 @@ uint64_t Load64(const uint8_t* p) {
   return v;
 }
 
+// Where what was read is copied to, if anywhere.
+struct NoCopy {
+  void Put(size_t, uint64_t) {}
+  void Advance(size_t) {}
+  void Byte(uint8_t) {}
+};
+struct CopyTo {
+  uint8_t* out;
+  void Put(size_t at, uint64_t v) { std::memcpy(out + at, &v, sizeof(v)); }
+  void Advance(size_t n) { out += n; }
+  void Byte(uint8_t v) { *out++ = v; }
+};
+
 #if defined(__x86_64__)
-__attribute__((target("sse4.2"))) uint32_t ThreeStreams(const uint8_t*& p, size_t& n, uint32_t state, size_t stride,
-                                                        const std::array<ByteTable, 4>& shift) {
+template <typename Copy>
+__attribute__((target("sse4.2"))) uint32_t ThreeStreams(const uint8_t*& p, size_t& n, Copy& copy, uint32_t state,
+                                                        size_t stride, const std::array<ByteTable, 4>& shift) {
   while (n >= 3 * stride) {
     uint64_t a = state, b = 0, c = 0;
     for (size_t i = 0; i < stride; i += 8) {
-      a = __builtin_ia32_crc32di(a, Load64(p + i));
-      b = __builtin_ia32_crc32di(b, Load64(p + stride + i));
-      c = __builtin_ia32_crc32di(c, Load64(p + 2 * stride + i));
+      const uint64_t x = Load64(p + i), y = Load64(p + stride + i), z = Load64(p + 2 * stride + i);
+      a = __builtin_ia32_crc32di(a, x);
+      b = __builtin_ia32_crc32di(b, y);
+      c = __builtin_ia32_crc32di(c, z);
+      copy.Put(i, x);
+      copy.Put(stride + i, y);
+      copy.Put(2 * stride + i, z);
     }
     state = Shift(shift, static_cast<uint32_t>(a)) ^ static_cast<uint32_t>(b);
     state = Shift(shift, state) ^ static_cast<uint32_t>(c);
     p += 3 * stride;
     n -= 3 * stride;
+    copy.Advance(3 * stride);
   }
   return state;
 }
 
-__attribute__((target("sse4.2"))) uint32_t Crc32cSse42(const uint8_t* p, size_t n, uint32_t state) {
+template <typename Copy>
+__attribute__((target("sse4.2"))) uint32_t Crc32cSse42(const uint8_t* p, size_t n, Copy copy, uint32_t state) {
   static const std::array<ByteTable, 4> long_shift = MakeShiftTables(kLongStride);
   static const std::array<ByteTable, 4> short_shift = MakeShiftTables(kShortStride);
-  state = ThreeStreams(p, n, state, kLongStride, long_shift);
-  state = ThreeStreams(p, n, state, kShortStride, short_shift);
+  state = ThreeStreams(p, n, copy, state, kLongStride, long_shift);
+  state = ThreeStreams(p, n, copy, state, kShortStride, short_shift);
   uint64_t s = state;
-  for (; n >= 8; p += 8, n -= 8) s = __builtin_ia32_crc32di(s, Load64(p));
+  for (; n >= 8; p += 8, n -= 8) {
+    s = __builtin_ia32_crc32di(s, Load64(p));
+    copy.Put(0, Load64(p));
+    copy.Advance(8);
+  }
   state = static_cast<uint32_t>(s);
-  for (; n > 0; ++p, --n) state = __builtin_ia32_crc32qi(state, *p);
+  for (; n > 0; ++p, --n) {
+    state = __builtin_ia32_crc32qi(state, *p);
+    copy.Byte(*p);
+  }
   return state;
+}
+
+bool HasSse42() {
+  static const bool has = __builtin_cpu_supports("sse4.2");
+  return has;
 }
 #endif
 
@@ -118,9 +150,16 @@ uint32_t Crc32cPortable(std::span<const uint8_t> data, uint32_t crc) {
 
 uint32_t Crc32c(std::span<const uint8_t> data, uint32_t crc) {
 #if defined(__x86_64__)
-  static const bool has_sse42 = __builtin_cpu_supports("sse4.2");
-  if (has_sse42) return ~Crc32cSse42(data.data(), data.size(), ~crc);
+  if (HasSse42()) return ~Crc32cSse42(data.data(), data.size(), NoCopy{}, ~crc);
 #endif
+  return Crc32cPortable(data, crc);
+}
+
+uint32_t CopyCrc32c(std::span<const uint8_t> data, uint8_t* out, uint32_t crc) {
+#if defined(__x86_64__)
+  if (HasSse42()) return ~Crc32cSse42(data.data(), data.size(), CopyTo{out}, ~crc);
+#endif
+  if (!data.empty()) std::memcpy(out, data.data(), data.size());
   return Crc32cPortable(data, crc);
 }
 

@@ -20,6 +20,7 @@ using wire::SegmentHeader;
 using wire::SegmentType;
 
 constexpr uint32_t kSegmentElements = 65536;  // 256 KiB of float32: checked, merged and CRC'd while in cache
+constexpr uint64_t kFreshElements = 4096;     // of an accumulator that are first stored, or cleared, at once
 constexpr int kFixed32Headroom = 8;           // bits left for gradients that grow from one round to the next
 constexpr int kFixed16Headroom = 1;
 constexpr int kPackBelowBits = 25;  // wider sums travel as whole int32
@@ -147,7 +148,9 @@ class DenseEncoder final : public Encoder {
 class DenseAccumulator final : public Accumulator {
  public:
   explicit DenseAccumulator(const DenseShape& shape)
-      : shape_(shape), ranges_(shape.fixed() ? shape.layout().runs.size() : 0) {
+      : shape_(shape),
+        fresh_((shape.layout().elements + kFreshElements - 1) / kFreshElements),
+        ranges_(shape.fixed() ? shape.layout().runs.size() : 0) {
     if (shape.fixed()) {
       integers_.resize(shape.layout().elements);
     } else {
@@ -158,8 +161,7 @@ class DenseAccumulator final : public Accumulator {
   void Open(uint64_t round, const RoundPlan& plan) override {
     round_ = round;
     plan_ = plan;
-    std::fill(grid_.begin(), grid_.end(), 0);
-    std::fill(integers_.begin(), integers_.end(), 0);
+    std::fill(fresh_.begin(), fresh_.end(), true);
     ranges_.Clear();
   }
 
@@ -170,7 +172,7 @@ class DenseAccumulator final : public Accumulator {
       return absl::OkStatus();
     }
     GW_RETURN_IF_ERROR(CheckDense(s));
-    Merge(s, Sign::kAdd);
+    Merge<Sign::kAdd>(s);
     return absl::OkStatus();
   }
 
@@ -178,7 +180,7 @@ class DenseAccumulator final : public Accumulator {
     if (s.type == SegmentType::kRanges) {
       ranges_.Merge(s, Sign::kSubtract);
     } else {
-      Merge(s, Sign::kSubtract);
+      Merge<Sign::kSubtract>(s);
     }
   }
 
@@ -190,6 +192,7 @@ class DenseAccumulator final : public Accumulator {
     UpdateFrame update;
     update.next = plan_;
     if (contributors != 0 && round_ != 0) {
+      for (size_t block = 0; block < fresh_.size(); ++block) ClearFresh(block);
       update.stats.elements = shape_.layout().elements;
       if (shape_.fixed()) {
         WriteIntegers(&writer);
@@ -210,7 +213,9 @@ class DenseAccumulator final : public Accumulator {
     return update;
   }
 
-  size_t memory_bytes() const override { return grid_.size() * 8 + integers_.size() * 4 + ranges_.memory_bytes(); }
+  size_t memory_bytes() const override {
+    return grid_.size() * 8 + integers_.size() * 4 + fresh_.size() + ranges_.memory_bytes();
+  }
 
  private:
   absl::Status CheckDense(const Segment& s) const {
@@ -266,11 +271,47 @@ class DenseAccumulator final : public Accumulator {
                         value, 1 << kernels::kGridRangeBits));
   }
 
-  void Merge(const Segment& s, Sign sign) {
+  // Block by block: what comes first to a fresh one is stored there, without clearing and reading it.
+  template <Sign sign>
+  void Merge(const Segment& s) {
+    const uint64_t end = s.begin + s.count;
+    for (uint64_t begin = s.begin, next = 0; begin < end; begin = next) {
+      const uint64_t block = begin / kFreshElements;
+      const uint64_t block_end = std::min((block + 1) * kFreshElements, shape_.layout().elements);
+      next = std::min(block_end, end);
+      const uint8_t* values = s.data + (begin - s.begin) * static_cast<uint64_t>(shape_.width());
+      const bool whole = begin == block * kFreshElements && next == block_end;
+      if (sign == Sign::kAdd && whole && fresh_[block]) {
+        fresh_[block] = false;
+        Assign(begin, values, next - begin);
+        continue;
+      }
+      ClearFresh(block);
+      if (shape_.fixed()) {
+        shape_.backend().AddIntegers(integers_.data() + begin, values, shape_.width(), next - begin, sign, nullptr);
+      } else {
+        shape_.backend().AddFloats(grid_.data() + begin, values, shape_.width(), next - begin, sign, nullptr);
+      }
+    }
+  }
+
+  void Assign(uint64_t begin, const uint8_t* values, uint64_t n) {
     if (shape_.fixed()) {
-      shape_.backend().AddIntegers(integers_.data() + s.begin, s.data, shape_.width(), s.count, sign, nullptr);
+      shape_.backend().AssignIntegers(integers_.data() + begin, values, shape_.width(), n, nullptr);
     } else {
-      shape_.backend().AddFloats(grid_.data() + s.begin, s.data, shape_.width(), s.count, sign, nullptr);
+      shape_.backend().AssignFloats(grid_.data() + begin, values, shape_.width(), n, nullptr);
+    }
+  }
+
+  void ClearFresh(uint64_t block) {
+    if (!fresh_[block]) return;
+    fresh_[block] = false;
+    const uint64_t begin = block * kFreshElements;
+    const uint64_t n = std::min<uint64_t>(kFreshElements, shape_.layout().elements - begin);
+    if (shape_.fixed()) {
+      std::fill_n(integers_.begin() + static_cast<ptrdiff_t>(begin), n, 0);
+    } else {
+      std::fill_n(grid_.begin() + static_cast<ptrdiff_t>(begin), n, 0);
     }
   }
 
@@ -305,6 +346,7 @@ class DenseAccumulator final : public Accumulator {
   RoundPlan plan_;
   std::vector<int64_t> grid_;      // fp32, bf16: sums in units of 2^-kGridBits
   std::vector<int32_t> integers_;  // fixed: sums
+  std::vector<bool> fresh_;        // per block of kFreshElements: nothing was added since Open; what is in it is old
   RangeHistogram ranges_;
 };
 
@@ -325,7 +367,7 @@ class DenseCodec final : public Codec {
   std::unique_ptr<Encoder> NewEncoder() const override { return std::make_unique<DenseEncoder>(shape_); }
   std::unique_ptr<Accumulator> NewAccumulator() const override { return std::make_unique<DenseAccumulator>(shape_); }
   size_t accumulator_bytes() const override {
-    return shape_.layout().elements * (shape_.fixed() ? 4 : 8) +
+    return shape_.layout().elements * (shape_.fixed() ? 4 : 8) + shape_.layout().elements / kFreshElements + 1 +
            (shape_.fixed() ? shape_.layout().runs.size() * 128 : 0);
   }
 

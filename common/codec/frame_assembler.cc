@@ -72,13 +72,12 @@ absl::Status FrameAssembler::Merge(const wire::Chunk& chunk) {
     } else {
       GW_RETURN_IF_ERROR(accumulator_->Add(s));
     }
-    ++merged_in_last_;
     segments_.push_back(s);
   }
   return absl::OkStatus();
 }
 
-absl::Status FrameAssembler::Add(wire::Chunk chunk) {
+absl::Status FrameAssembler::Add(const wire::Chunk& chunk, std::span<const Bytes> received) {
   if (failed_ || complete_) return absl::InvalidArgumentError("chunk behind the end of its frame");
   absl::Status status = CheckIdentity(chunk.header);
   if (status.ok() && bytes_ + chunk.bytes.size() > frame_limit_bytes_) {
@@ -90,12 +89,11 @@ absl::Status FrameAssembler::Add(wire::Chunk chunk) {
   if (status.ok()) {
     bytes_ += chunk.bytes.size();
     digest_ = ExtendDigest(chunk, digest_);
-    chunks_.push_back(std::move(chunk));
-    merged_in_last_ = 0;
-    status = Merge(chunks_.back());
+    chunks_.emplace_back(received.begin(), received.end());
+    status = Merge(chunk);
   }
-  if (status.ok() && (chunks_.back().header.flags & wire::kLastChunk) != 0) {
-    abstained_ = (chunks_.back().header.flags & wire::kAbstain) != 0;
+  if (status.ok() && (chunk.header.flags & wire::kLastChunk) != 0) {
+    abstained_ = (chunk.header.flags & wire::kAbstain) != 0;
     status = abstained_ ? (segments_.empty() ? absl::OkStatus()
                                              : absl::InvalidArgumentError("an abstaining frame carries segments"))
                         : codec_->CheckComplete(round_, *plan_, segments_);
@@ -114,11 +112,16 @@ void FrameAssembler::Commit() {
 }
 
 void FrameAssembler::Abandon() {
-  for (size_t i = 0; i < chunks_.size(); ++i) {
-    const auto& segments = chunks_[i].segments;
-    const size_t merged = i + 1 == chunks_.size() ? merged_in_last_ : segments.size();
-    for (size_t k = 0; k < merged; ++k) {
-      if (segments[k].type != wire::SegmentType::kLearningRates) accumulator_->Remove(segments[k]);
+  // Parsed once more: this is rare, and what a segment points to is not kept.
+  std::vector<uint8_t> scratch;
+  size_t merged = segments_.size();
+  for (const std::vector<Bytes>& received : chunks_) {
+    const absl::StatusOr<wire::Chunk> chunk = wire::ParseReceived(received, &scratch);
+    if (!chunk.ok()) break;  // it was parsed before
+    for (const wire::Segment& s : chunk->segments) {
+      if (merged == 0) break;
+      --merged;
+      if (s.type != wire::SegmentType::kLearningRates) accumulator_->Remove(s);
     }
   }
   chunks_.clear();

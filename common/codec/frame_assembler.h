@@ -14,8 +14,8 @@ namespace gradwire {
 // the headers stand for the bytes behind them.
 uint32_t ExtendDigest(const wire::Chunk& chunk, uint32_t digest);
 
-// Not thread-safe: the owner of the accumulator serialises calls. Holds the received chunks (shared, not copied)
-// until Commit or Abandon: at most `frame_limit_bytes`.
+// Not thread-safe: the owner of the accumulator serialises calls. Holds what was received (shared, not copied) until
+// Commit or Abandon: at most `frame_limit_bytes`.
 class FrameAssembler {
  public:
   // All pointers must outlive the assembler. `plan` is that of `round`.
@@ -25,10 +25,11 @@ class FrameAssembler {
   FrameAssembler(const FrameAssembler&) = delete;
   FrameAssembler& operator=(const FrameAssembler&) = delete;
 
-  // Checks identity and order, then merges every segment. An error takes the whole frame back out; the assembler is
-  // then empty and refuses further chunks. Errors: InvalidArgument, DataLoss, ResourceExhausted (frame too large);
-  // FailedPrecondition (another plan, another shape).
-  absl::Status Add(wire::Chunk chunk);
+  // Checks identity and order, then merges every segment. `chunk` is used during the call only; `received` are the
+  // bytes it was parsed from, in slices. An error takes the whole frame back out; the assembler is then empty and
+  // refuses further chunks. Errors: InvalidArgument, DataLoss, ResourceExhausted (frame too large); FailedPrecondition
+  // (another plan, another shape).
+  absl::Status Add(const wire::Chunk& chunk, std::span<const Bytes> received);
   // True once the last chunk was merged and the frame is known to cover its bucket exactly once.
   bool complete() const { return complete_; }
   bool abstained() const { return abstained_; }
@@ -50,9 +51,8 @@ class FrameAssembler {
   const RoundPlan* plan_;
   uint64_t round_;
   uint64_t frame_limit_bytes_;
-  std::vector<wire::Chunk> chunks_;            // merged so far
-  std::vector<wire::SegmentHeader> segments_;  // of chunks_, in order
-  size_t merged_in_last_ = 0;                  // segments of chunks_.back() that were merged
+  std::vector<std::vector<Bytes>> chunks_;     // merged so far, as received
+  std::vector<wire::SegmentHeader> segments_;  // of chunks_ that were merged, in order
   std::vector<float> learning_rates_;
   uint64_t bytes_ = 0;
   uint32_t digest_ = 0;

@@ -12,8 +12,9 @@ namespace gradwire::transport {
 void TuneMalloc() {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 #ifdef __GLIBC__
+  mallopt(M_ARENA_MAX, 1);              // one heap for all threads: what one frees, any other reuses
   mallopt(M_MMAP_THRESHOLD, 32 << 20);  // chunk-sized buffers come from the heap, not from a fresh mapping
-  mallopt(M_TRIM_THRESHOLD, 256 << 20);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
   mallopt(M_TOP_PAD, 64 << 20);  // also keeps the heaps of threads, which are unmapped once they are empty
 #endif
 }

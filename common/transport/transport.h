@@ -32,7 +32,7 @@ struct Message {
 class StreamSink {
  public:
   virtual ~StreamSink() = default;
-  // The next message is read only after this returns: a slow sink slows its sender down (backpressure).
+  // At most one further message is received before this returns: a slow sink slows its sender down (backpressure).
   virtual void OnMessage(Message message) = 0;
   // The peer finished (OK), failed, or the connection was lost (a client sees Unavailable, a server Cancelled).
   // Nothing is delivered afterwards, and nothing can be sent: a server's sink hears of a client's half-close here,

@@ -94,11 +94,53 @@ uint32_t SegmentCrc(const uint8_t* header, const uint8_t* payload, size_t bytes)
   return Crc32c({payload, bytes}, Crc32c({header, kCrcOffsetInSegment}));
 }
 
-absl::StatusOr<Segment> LoadSegment(const uint8_t* p, size_t left, uint32_t number) {
+// Where the parser's bytes come from, front to back: before it looks at bytes it fetches them.
+// A chunk that lies in memory as it is.
+struct InPlace {
+  void Fetch(const uint8_t*, size_t) {}
+  uint32_t FetchCrc(const uint8_t* p, size_t bytes, uint32_t crc) { return Crc32c({p, bytes}, crc); }
+};
+
+// A chunk that is gathered from slices; checksums are computed while it is copied.
+struct Gather {
+  std::span<const Bytes> slices;
+  size_t slice = 0;
+  size_t offset = 0;
+
+  // Calls f(source bytes, where they go) for `bytes` bytes that go to p.
+  template <typename F>
+  void ForEachPiece(const uint8_t* p, size_t bytes, F f) {
+    while (bytes > 0) {
+      const std::span<const uint8_t> rest = slices[slice].span().subspan(offset);
+      const size_t step = std::min(bytes, rest.size());
+      f(rest.first(step), const_cast<uint8_t*>(p));
+      p += step;
+      bytes -= step;
+      offset += step;
+      if (step == rest.size()) {
+        ++slice;
+        offset = 0;
+      }
+    }
+  }
+  void Fetch(const uint8_t* p, size_t bytes) {
+    ForEachPiece(p, bytes, [](std::span<const uint8_t> from, uint8_t* to) {
+      if (!from.empty()) std::memcpy(to, from.data(), from.size());
+    });
+  }
+  uint32_t FetchCrc(const uint8_t* p, size_t bytes, uint32_t crc) {
+    ForEachPiece(p, bytes, [&crc](std::span<const uint8_t> from, uint8_t* to) { crc = CopyCrc32c(from, to, crc); });
+    return crc;
+  }
+};
+
+template <typename Source>
+absl::StatusOr<Segment> LoadSegment(const uint8_t* p, size_t left, uint32_t number, Source& source) {
   if (left < kSegmentHeaderBytes) {
     return absl::InvalidArgumentError(
         absl::StrFormat("segment %d: %d bytes left, its header needs %d", number, left, kSegmentHeaderBytes));
   }
+  source.Fetch(p, kSegmentHeaderBytes);
   Segment s;
   if (p[0] < 1 || p[0] > 12)
     return absl::InvalidArgumentError(absl::StrFormat("segment %d: unknown type %d", number, p[0]));
@@ -115,28 +157,27 @@ absl::StatusOr<Segment> LoadSegment(const uint8_t* p, size_t left, uint32_t numb
                                                       s.bytes, left - kSegmentHeaderBytes));
   }
   s.data = p + kSegmentHeaderBytes;
-  const uint32_t crc = SegmentCrc(p, s.data, s.bytes);
+  const uint32_t crc = source.FetchCrc(s.data, s.bytes, Crc32c({p, kCrcOffsetInSegment}));
   if (crc != Load<uint32_t>(p + kCrcOffsetInSegment)) {
     return absl::DataLossError(
         absl::StrFormat("segment %d (type %d) fails its CRC-32C (computed 0x%08x, stored 0x%08x)", number, p[0], crc,
                         Load<uint32_t>(p + kCrcOffsetInSegment)));
   }
+  source.Fetch(s.data + s.bytes, Padded(s.bytes) - s.bytes);
   for (size_t i = s.bytes; i < Padded(s.bytes); ++i) {
     if (s.data[i] != 0) return absl::InvalidArgumentError(absl::StrFormat("segment %d: padding is not zero", number));
   }
   return s;
 }
 
-}  // namespace
-
-absl::StatusOr<FrameHeader> ParseHeader(std::span<const uint8_t> bytes) { return LoadHeader(bytes); }
-
-absl::StatusOr<Chunk> ParseChunk(Bytes bytes) {
+template <typename Source>
+absl::StatusOr<Chunk> Parse(Bytes bytes, Source source) {
   if (bytes.size() > kMaxChunkBytes) {
     return absl::InvalidArgumentError(
         absl::StrFormat("frame chunk of %d bytes is over the limit of %d", bytes.size(), kMaxChunkBytes));
   }
   Chunk chunk;
+  source.Fetch(bytes.data(), std::min(bytes.size(), kHeaderBytes));
   GW_ASSIGN_OR_RETURN(chunk.header, LoadHeader(bytes.span()));
   if (chunk.header.body_bytes != bytes.size() - kHeaderBytes) {
     return absl::InvalidArgumentError(
@@ -151,7 +192,7 @@ absl::StatusOr<Chunk> ParseChunk(Bytes bytes) {
   size_t left = chunk.header.body_bytes;
   chunk.segments.reserve(chunk.header.segments);
   for (uint32_t i = 0; i < chunk.header.segments; ++i) {
-    GW_ASSIGN_OR_RETURN(Segment segment, LoadSegment(p, left, i));
+    GW_ASSIGN_OR_RETURN(Segment segment, LoadSegment(p, left, i, source));
     const size_t size = kSegmentHeaderBytes + Padded(segment.bytes);
     p += size;
     left -= size;
@@ -160,6 +201,19 @@ absl::StatusOr<Chunk> ParseChunk(Bytes bytes) {
   if (left != 0) return absl::InvalidArgumentError(absl::StrFormat("%d bytes behind the last segment", left));
   chunk.bytes = std::move(bytes);
   return chunk;
+}
+
+}  // namespace
+
+absl::StatusOr<FrameHeader> ParseHeader(std::span<const uint8_t> bytes) { return LoadHeader(bytes); }
+
+absl::StatusOr<Chunk> ParseChunk(Bytes bytes) { return Parse(std::move(bytes), InPlace{}); }
+
+absl::StatusOr<Chunk> ParseReceived(std::span<const Bytes> slices, std::vector<uint8_t>* scratch) {
+  if (slices.size() == 1) return Parse(Bytes::Borrow(slices[0].span()), InPlace{});
+  const size_t size = TotalSize(slices);
+  if (scratch->size() < size) scratch->resize(size);
+  return Parse(Bytes::Borrow({scratch->data(), size}), Gather{slices});
 }
 
 absl::StatusOr<std::vector<Chunk>> ParseFrame(std::span<const Bytes> chunks) {

@@ -81,12 +81,16 @@ struct Segment : SegmentHeader {
 struct Chunk {
   FrameHeader header;
   std::vector<Segment> segments;  // point into `bytes`
-  Bytes bytes;
+  Bytes bytes;                    // borrowed by ParseReceived
 };
 
 // Parses and checks one chunk: sizes, known kinds and types, CRCs, nothing left over. Positions are checked by who
 // merges them. Errors: InvalidArgument or DataLoss (CRC) with what was expected and found; never reads out of bounds.
 absl::StatusOr<Chunk> ParseChunk(Bytes bytes);
+
+// The same for a chunk that arrived in slices. If there are several they are joined in `scratch`, which is reused from
+// call to call and so stays in a core's cache. Nothing is owned: the chunk is valid until slices or scratch change.
+absl::StatusOr<Chunk> ParseReceived(std::span<const Bytes> slices, std::vector<uint8_t>* scratch);
 
 // The header alone, its own CRC checked: says whose frame it is when the rest of a chunk is damaged.
 absl::StatusOr<FrameHeader> ParseHeader(std::span<const uint8_t> bytes);

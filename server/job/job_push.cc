@@ -28,17 +28,21 @@ v1::PushOutcome OutcomeOf(PushVerdict verdict) {
 
 }  // namespace
 
-absl::StatusOr<std::optional<v1::PushAck>> JobShard::PushChunk(PushStream& stream, Bytes bytes) {
+absl::StatusOr<std::optional<v1::PushAck>> JobShard::PushChunk(PushStream& stream, std::span<const Bytes> received) {
+  // Joined where the thread joined the chunk before: that memory is in its core's cache. It grows to the largest
+  // message that the transport takes.
+  thread_local std::vector<uint8_t> scratch;
+  const uint64_t size = TotalSize(received);
   {
     absl::MutexLock lock(&mu_);
     GW_RETURN_IF_ERROR(shut_);
     const auto totals = totals_.find(stream.member);
-    if (totals != totals_.end()) totals->second.bytes += bytes.size();
+    if (totals != totals_.end()) totals->second.bytes += size;
   }
-  absl::StatusOr<wire::Chunk> chunk = wire::ParseChunk(bytes);
+  const absl::StatusOr<wire::Chunk> chunk = wire::ParseReceived(received, &scratch);
   if (!chunk.ok()) {
     // The header alone may still say whose contribution this was meant to be; then the others need not wait for it.
-    const absl::StatusOr<wire::FrameHeader> header = wire::ParseHeader(bytes.span());
+    const absl::StatusOr<wire::FrameHeader> header = wire::ParseHeader(wire::Flatten(received).span());
     if (!header.ok() || header->bucket >= buckets_.size()) {
       ++refused_frames_;
       return absl::Status(chunk.status().code(),
@@ -48,7 +52,7 @@ absl::StatusOr<std::optional<v1::PushAck>> JobShard::PushChunk(PushStream& strea
     return Refuse(stream, *header, chunk.status());
   }
   const wire::FrameHeader header = chunk->header;
-  (header.kind == wire::FrameKind::kInitialize ? initialize_bytes_ : push_bytes_) += bytes.size();
+  (header.kind == wire::FrameKind::kInitialize ? initialize_bytes_ : push_bytes_) += size;
   if (header.bucket >= buckets_.size()) {
     ++refused_frames_;
     return absl::InvalidArgumentError(absl::StrFormat("job '%s' worker '%s': bucket %d does not exist: this job has %d",
@@ -63,9 +67,9 @@ absl::StatusOr<std::optional<v1::PushAck>> JobShard::PushChunk(PushStream& strea
     stream.skipped.erase(skipped);
   }
   if (absl::Status status = CheckHeader(stream, header); !status.ok()) return Refuse(stream, header, status);
-  if (header.kind == wire::FrameKind::kInitialize) return PushInitialize(stream, *chunk);
+  if (header.kind == wire::FrameKind::kInitialize) return PushInitialize(stream, header, received);
   if ((header.flags & wire::kAbstain) != 0) return PushAbstain(stream, header);
-  return PushFrame(stream, *std::move(chunk));
+  return PushFrame(stream, *chunk, received);
 }
 
 absl::Status JobShard::CheckHeader(const PushStream& stream, const wire::FrameHeader& header) const {
@@ -91,8 +95,8 @@ absl::Status JobShard::CheckHeader(const PushStream& stream, const wire::FrameHe
   return absl::OkStatus();
 }
 
-JobShard::Ack JobShard::PushFrame(PushStream& stream, wire::Chunk chunk) {
-  const wire::FrameHeader header = chunk.header;
+JobShard::Ack JobShard::PushFrame(PushStream& stream, const wire::Chunk& chunk, std::span<const Bytes> received) {
+  const wire::FrameHeader& header = chunk.header;
   BucketState& bucket = *buckets_[header.bucket];
   RoundActions actions;
   absl::StatusOr<PushVerdict> verdict = PushVerdict::kAccept;
@@ -103,7 +107,7 @@ JobShard::Ack JobShard::PushFrame(PushStream& stream, wire::Chunk chunk) {
     if (header.chunk == 0 || !bucket.partial.contains(stream.member)) verdict = Begin(bucket, stream, header);
     if (verdict.ok() && *verdict == PushVerdict::kDuplicate) digest = ExtendDigest(chunk, 0);
     if (verdict.ok() && *verdict == PushVerdict::kAccept) {
-      verdict = Merge(bucket, stream, std::move(chunk), &actions, &complete);
+      verdict = Merge(bucket, stream, chunk, received, &actions, &complete);
       if (!verdict.ok()) AbandonPartial(bucket, stream.member);
     }
   }
@@ -151,9 +155,9 @@ absl::StatusOr<PushVerdict> JobShard::Begin(BucketState& bucket, PushStream& str
   return verdict;
 }
 
-absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, PushStream& stream, wire::Chunk chunk,
-                                            RoundActions* actions, bool* complete) {
-  const wire::FrameHeader header = chunk.header;
+absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, PushStream& stream, const wire::Chunk& chunk,
+                                            std::span<const Bytes> received, RoundActions* actions, bool* complete) {
+  const wire::FrameHeader& header = chunk.header;
   PartialFrame& partial = bucket.partial.at(stream.member);
   const uint64_t chunk_bytes = chunk.bytes.size();
   // Sound without a lock: the bound may be passed by one chunk per transport thread.
@@ -162,7 +166,7 @@ absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, PushStream& str
         "%d bytes of unfinished frames are held for this job, its limit is %d: push fewer buckets at once",
         in_flight_bytes_.load(), memory_.in_flight + environment_.frame_limit_bytes));
   }
-  GW_RETURN_IF_ERROR(partial.assembler->Add(std::move(chunk)));
+  GW_RETURN_IF_ERROR(partial.assembler->Add(chunk, received));
   partial.held_bytes += chunk_bytes;
   in_flight_bytes_ += chunk_bytes;
   if (!partial.assembler->complete()) {
@@ -279,8 +283,9 @@ JobShard::Ack JobShard::Acknowledge(PushStream& stream, const wire::FrameHeader&
   return ack;
 }
 
-JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::Chunk& chunk) {
-  const wire::FrameHeader& header = chunk.header;
+JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::FrameHeader& header,
+                                       std::span<const Bytes> received) {
+  const uint64_t size = TotalSize(received);
   BucketState& bucket = *buckets_[header.bucket];
   absl::Status status;
   RoundActions actions;
@@ -300,7 +305,7 @@ JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::Chunk& ch
       bucket.initial_chunks.clear();
       bucket.initializing_stream = &stream;
     }
-    const uint64_t held = TotalSize(bucket.initial_chunks) + chunk.bytes.size();
+    const uint64_t held = TotalSize(bucket.initial_chunks) + size;
     if (status.ok() && held > environment_.frame_limit_bytes) {
       status =
           absl::ResourceExhaustedError(absl::StrFormat("initial parameters of %d bytes and more; the limit of one "
@@ -308,8 +313,8 @@ JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::Chunk& ch
                                                        held, environment_.frame_limit_bytes));
     }
     if (status.ok()) {
-      bucket.initial_chunks.push_back(chunk.bytes);
-      in_flight_bytes_ += chunk.bytes.size();
+      bucket.initial_chunks.push_back(wire::Flatten(received));
+      in_flight_bytes_ += size;
     }
     if (!status.ok() || IsLast(header)) {
       const std::vector<Bytes> chunks = std::move(bucket.initial_chunks);

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -91,9 +92,9 @@ class JobShard {
   // Takes back what a closed push stream left unfinished.
   void AbandonStream(const PushStream& stream);
 
-  // Merges one chunk. The acknowledgement comes with the last chunk of a frame, or with the one that decided it.
-  // An error (bytes that cannot be attributed to any frame) ends the stream.
-  absl::StatusOr<std::optional<v1::PushAck>> PushChunk(PushStream& stream, Bytes bytes);
+  // Merges one chunk, which may have arrived in several slices. The acknowledgement comes with the last chunk of a
+  // frame, or with the one that decided it. An error (bytes that cannot be attributed to any frame) ends the stream.
+  absl::StatusOr<std::optional<v1::PushAck>> PushChunk(PushStream& stream, std::span<const Bytes> received);
   // Answers every bucket of the request through `out`, now or when the version exists.
   absl::Status Pull(MemberId member, const v1::PullRequest& request, const std::shared_ptr<Outbox>& out);
 
@@ -126,14 +127,15 @@ class JobShard {
   // job_push.cc
   using Ack = std::optional<v1::PushAck>;
   absl::Status CheckHeader(const PushStream& stream, const wire::FrameHeader& header) const;
-  Ack PushFrame(PushStream& stream, wire::Chunk chunk);
+  Ack PushFrame(PushStream& stream, const wire::Chunk& chunk, std::span<const Bytes> received);
   Ack PushSkipped(PushStream& stream, const wire::Chunk& chunk, PushStream::Skipped skipped);
   Ack PushAbstain(PushStream& stream, const wire::FrameHeader& header);
-  Ack PushInitialize(PushStream& stream, const wire::Chunk& chunk);
+  Ack PushInitialize(PushStream& stream, const wire::FrameHeader& header, std::span<const Bytes> received);
   absl::StatusOr<PushVerdict> Begin(BucketState& bucket, PushStream& stream, const wire::FrameHeader& header)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
-  absl::StatusOr<PushVerdict> Merge(BucketState& bucket, PushStream& stream, wire::Chunk chunk, RoundActions* actions,
-                                    bool* complete) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  absl::StatusOr<PushVerdict> Merge(BucketState& bucket, PushStream& stream, const wire::Chunk& chunk,
+                                    std::span<const Bytes> received, RoundActions* actions, bool* complete)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   absl::Status FixLearningRates(BucketState& bucket, const FrameAssembler& frame)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   Ack Refuse(PushStream& stream, const wire::FrameHeader& header, const absl::Status& why);

@@ -22,7 +22,7 @@ void PushSink::OnMessage(transport::Message message) {
 absl::Status PushSink::Handle(transport::Message message) {
   if (job_ == nullptr) GW_RETURN_IF_ERROR(Open(message));
   if (message.frame.empty()) return absl::OkStatus();
-  GW_ASSIGN_OR_RETURN(const std::optional<v1::PushAck> ack, job_->PushChunk(stream_, wire::Flatten(message.frame)));
+  GW_ASSIGN_OR_RETURN(const std::optional<v1::PushAck> ack, job_->PushChunk(stream_, message.frame));
   // A send fails only when the stream is closing; OnClosed follows.
   if (ack) out_->Send({ack->SerializeAsString(), {}}).IgnoreError();
   return absl::OkStatus();

@@ -49,7 +49,9 @@ class ClientStream final : public StreamCore {
 
  private:
   void StartRead(::grpc::ByteBuffer* buffer, Completion* done) override { call_->Read(buffer, Tag(done)); }
-  void StartWrite(const ::grpc::ByteBuffer& buffer, Completion* done) override { call_->Write(buffer, Tag(done)); }
+  void StartWrite(const ::grpc::ByteBuffer& buffer, bool more, Completion* done) override {
+    call_->Write(buffer, OptionsFor(more), Tag(done));
+  }
   void StartEnd(const absl::Status&) override { call_->WritesDone(Tag(write_done())); }
   void StartAbort(const absl::Status&) override { context_.TryCancel(); }
   void OnReadEnded() override { call_->Finish(&status_, Tag(&finished_)); }

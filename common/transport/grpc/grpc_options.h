@@ -16,6 +16,10 @@ inline void KeepGrpcInitialised() {
   (void)initialised;
 }
 
+// How much gRPC takes of a stream that has more to send before the socket took it: the next message is then there when
+// the socket wants it.
+inline constexpr int kWriteBufferBytes = 4 << 20;
+
 // Calls `set` for every argument that client and server share.
 inline void ForEachGrpcArgument(const Limits& limits, const std::function<void(const char*, int)>& set) {
   const int keepalive_ms = static_cast<int>(limits.keepalive_ms);
@@ -25,6 +29,7 @@ inline void ForEachGrpcArgument(const Limits& limits, const std::function<void(c
   set(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   set(GRPC_ARG_HTTP2_BDP_PROBE, 1);
   set(GRPC_ARG_TCP_TX_ZEROCOPY_ENABLED, 0);
+  set(GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, kWriteBufferBytes);
   set(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, static_cast<int>(limits.max_message_bytes));
   set(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, -1);  // the receiver refuses; the sender need not agree on the limit
 }

@@ -58,7 +58,9 @@ class ServerStream final : public StreamCore {
 
  private:
   void StartRead(::grpc::ByteBuffer* buffer, Completion* done) override { call_.Read(buffer, Tag(done)); }
-  void StartWrite(const ::grpc::ByteBuffer& buffer, Completion* done) override { call_.Write(buffer, Tag(done)); }
+  void StartWrite(const ::grpc::ByteBuffer& buffer, bool more, Completion* done) override {
+    call_.Write(buffer, OptionsFor(more), Tag(done));
+  }
   void StartEnd(const absl::Status& status) override;
   void StartAbort(const absl::Status& status) override;
   // The client half-closed or is gone: what is queued is sent, then the stream ends. Clients of a method that streams

@@ -38,7 +38,7 @@ absl::Status StreamCore::Send(Message message) {
     writing_ = true;
     in_flight_bytes_ = bytes;
   }
-  StartWrite(buffer, &write_done_);
+  StartWrite(buffer, false, &write_done_);
   return absl::OkStatus();
 }
 
@@ -139,12 +139,14 @@ void StreamCore::Pump() {
   ::grpc::ByteBuffer buffer;
   absl::Status status;
   bool end = false;
+  bool more = false;
   {
     absl::MutexLock lock(&mu_);
     if (writing_ || ended_) return;
     if (!queue_.empty()) {
       buffer.Swap(&queue_.front());
       queue_.pop_front();
+      more = !queue_.empty();
       in_flight_bytes_ = buffer.Length();
     } else if (finish_requested_ && !end_started_) {
       end_started_ = end = true;
@@ -157,7 +159,7 @@ void StreamCore::Pump() {
   if (end) {
     StartEnd(status);
   } else {
-    StartWrite(buffer, &write_done_);
+    StartWrite(buffer, more, &write_done_);
   }
 }
 
@@ -175,22 +177,41 @@ void StreamCore::NextRead() {
 
 void StreamCore::OnReadDone(bool ok) {
   std::shared_ptr<StreamCore> self = shared_from_this();
+  Arrival arrival;
   if (ok) {
-    Deliver();
-    NextRead();
-    return;
+    arrival = DecodeMessage(read_buffer_);
+    read_buffer_.Clear();
   }
   {
     absl::MutexLock lock(&mu_);
-    reading_ = false;
+    if (!ok) reading_ = false;
+    if (delivering_) {
+      arrived_ = std::move(arrival);
+      return;
+    }
+    delivering_ = true;
+  }
+  // The next message is received, by another thread, while the sink has this one.
+  while (arrival) {
+    NextRead();
+    Deliver(*std::move(arrival));
+    absl::MutexLock lock(&mu_);
+    if (!arrived_) {
+      delivering_ = false;
+      return;
+    }
+    arrival = *std::move(arrived_);
+    arrived_.reset();
   }
   OnReadEnded();
+  {
+    absl::MutexLock lock(&mu_);
+    delivering_ = false;
+  }
   MaybeClose();
 }
 
-void StreamCore::Deliver() {
-  absl::StatusOr<Message> message = DecodeMessage(read_buffer_);
-  read_buffer_.Clear();
+void StreamCore::Deliver(absl::StatusOr<Message> message) {
   if (!message.ok()) {
     Abort(message.status());
     return;
@@ -221,7 +242,7 @@ void StreamCore::MaybeClose() {
   absl::Status status;
   {
     absl::MutexLock lock(&mu_);
-    if (!ended_ || writing_ || reading_ || closing_) return;
+    if (!ended_ || writing_ || reading_ || delivering_ || closing_) return;
     closing_ = true;
     sink = sink_;
     status = final_status_;

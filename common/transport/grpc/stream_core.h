@@ -1,12 +1,14 @@
 // The state machine of one gRPC stream, shared by both ends: a bounded send queue with one write in flight, one read
-// in flight whose message is given to the sink before the next is read, and one end. ClientStream and ServerStream
+// in flight while the sink has the message before it, and one end. ClientStream and ServerStream
 // supply the gRPC calls.
 #pragma once
 
+#include <grpcpp/impl/codegen/call_op_set.h>
 #include <grpcpp/support/byte_buffer.h>
 
 #include <deque>
 #include <memory>
+#include <optional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -33,9 +35,16 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   void Abandon() ABSL_LOCKS_EXCLUDED(mu_);
 
  protected:
+  // A message with more behind it need not be on the wire before the next is taken.
+  static ::grpc::WriteOptions OptionsFor(bool more) {
+    ::grpc::WriteOptions options;
+    if (more) options.set_buffer_hint();
+    return options;
+  }
   // Each starts one operation and returns; its completion goes to the member named.
   virtual void StartRead(::grpc::ByteBuffer* buffer, Completion* done) = 0;
-  virtual void StartWrite(const ::grpc::ByteBuffer& buffer, Completion* done) = 0;
+  // `more`: another message is queued behind this one.
+  virtual void StartWrite(const ::grpc::ByteBuffer& buffer, bool more, Completion* done) = 0;
   // Everything queued was written after Finish. Client: half-close, completing as a write. Server: end with `status`.
   virtual void StartEnd(const absl::Status& status) = 0;
   // Client: cancels the call. Server: cancels it if `status` is Cancelled; any other is sent once a write in flight
@@ -59,8 +68,10 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   void Break() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  // What a read ended with: a message, or (nullopt) that nothing more will come.
+  using Arrival = std::optional<absl::StatusOr<Message>>;
   void OnReadDone(bool ok) ABSL_LOCKS_EXCLUDED(mu_);
-  void Deliver() ABSL_LOCKS_EXCLUDED(mu_);
+  void Deliver(absl::StatusOr<Message> message) ABSL_LOCKS_EXCLUDED(mu_);
   void NextRead() ABSL_LOCKS_EXCLUDED(mu_);
   // Starts the next write, or the end, if nothing is in flight.
   void Pump() ABSL_LOCKS_EXCLUDED(mu_);
@@ -82,9 +93,11 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   std::deque<::grpc::ByteBuffer> queue_ ABSL_GUARDED_BY(mu_);
   size_t queued_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // queue_ and the write in flight
   size_t in_flight_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  bool writing_ ABSL_GUARDED_BY(mu_) = true;   // a write is in flight, or writing has not begun
-  bool reading_ ABSL_GUARDED_BY(mu_) = false;  // a read is in flight or its message is with the sink
-  bool paused_ ABSL_GUARDED_BY(mu_) = false;   // a server's read waits until the peer takes what sinks sent
+  bool writing_ ABSL_GUARDED_BY(mu_) = true;             // a write is in flight, or writing has not begun
+  bool reading_ ABSL_GUARDED_BY(mu_) = false;            // a read is in flight, or put off
+  bool delivering_ ABSL_GUARDED_BY(mu_) = false;         // a thread gives messages to the sink
+  std::optional<Arrival> arrived_ ABSL_GUARDED_BY(mu_);  // while it does so: what comes next; no read is in flight then
+  bool paused_ ABSL_GUARDED_BY(mu_) = false;             // a server's read waits until the peer takes what sinks sent
   bool finish_requested_ ABSL_GUARDED_BY(mu_) = false;
   bool end_started_ ABSL_GUARDED_BY(mu_) = false;
   bool broken_ ABSL_GUARDED_BY(mu_) = false;  // nothing can be sent any more

@@ -106,6 +106,28 @@ GW_CLONES void AddFloats(int64_t* acc, const uint8_t* values, int width, size_t 
   }
 }
 
+GW_CLONES void AssignIntegers(int32_t* acc, const uint8_t* values, int width, size_t n) {
+  switch (width) {
+    case 1:
+      for (size_t i = 0; i < n; ++i) acc[i] = Load<int8_t>(values, i);
+      break;
+    case 2:
+      for (size_t i = 0; i < n; ++i) acc[i] = Load<int16_t>(values, i);
+      break;
+    default:
+      if (n != 0) std::memcpy(acc, values, n * sizeof(int32_t));
+      break;
+  }
+}
+
+GW_CLONES void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n) {
+  if (width == 4) {
+    for (size_t i = 0; i < n; ++i) acc[i] = static_cast<int64_t>(ToGrid(FloatFromBits(FloatBitsAt(values, 4, i))));
+  } else {
+    for (size_t i = 0; i < n; ++i) acc[i] = static_cast<int64_t>(ToGrid(FloatFromBits(FloatBitsAt(values, 2, i))));
+  }
+}
+
 GW_CLONES uint32_t LargestMagnitude(const uint8_t* values, int width, size_t n) {
   uint32_t largest = 0;
   if (width == 4) {

@@ -19,6 +19,12 @@ class ReferenceBackend final : public Backend {
   void AddFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign, Stream*) override {
     reference::AddFloats(acc, values, width, n, sign);
   }
+  void AssignIntegers(int32_t* acc, const uint8_t* values, int width, size_t n, Stream*) override {
+    reference::AssignIntegers(acc, values, width, n);
+  }
+  void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Stream*) override {
+    reference::AssignFloats(acc, values, width, n);
+  }
   int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n, Stream*) override {
     return reference::FindOutOfGrid(values, width, n);
   }

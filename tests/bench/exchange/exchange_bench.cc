@@ -4,6 +4,7 @@
 //   --rounds=N  interleaved rounds (default 5)             --json=F   where the JSON goes
 //   --mib=N     MiB moved per measurement of the bare transport (default 256)
 //   --only=push|pull|echo|legs|exchange|step
+//   --codec=fp32|fixed32|"TAGC 1 %", --kib=N  only these rows of legs and exchange
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -133,7 +134,13 @@ int Main(int argc, char** argv) {
              {"grpc", [&](size_t n, size_t bytes) { stream.Pull(n, bytes); }, &grpc_peer}},
             report);
   if (wanted("echo")) Latency(config, raw, stream, report);
-  const ShardBench bench{config.rounds, &server, &raw, &tcp_peer, &report};
+  const ShardBench bench{config.rounds,
+                         Flag(argc, argv, "codec", ""),
+                         static_cast<size_t>(std::stoull(Flag(argc, argv, "kib", "0"))) * 1024,
+                         &server,
+                         &raw,
+                         &tcp_peer,
+                         &report};
   if (wanted("legs")) BenchLegs(bench);
   if (wanted("exchange")) BenchExchange(bench);
   if (wanted("step")) BenchStep(bench);

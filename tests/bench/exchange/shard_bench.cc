@@ -17,7 +17,7 @@ namespace gradwire::bench {
 namespace {
 
 constexpr size_t kRoundBytes = 64 * kMiB;  // float32 bytes of one round of a job, whatever its buckets
-constexpr int kWarmRounds = 3;             // calibration, and until heaps, windows and exponents have settled
+constexpr int kWarmRounds = 12;            // calibration, and until heaps, windows and exponents have settled
 constexpr double kExchangeSeconds = 0.25;  // of one measurement of the whole exchange, about
 constexpr size_t kMaxExchanges = 200;
 constexpr size_t kStepBytes = 1024;
@@ -211,13 +211,15 @@ class OneTensor {
 
 void BenchLegs(const ShardBench& bench) {
   for (size_t bytes : kSizes)
-    for (const CodecCase& codec : kCodecs) LegBench(bench, codec, bytes).Run();
+    for (const CodecCase& codec : kCodecs)
+      if (bench.Wants(codec.name, bytes)) LegBench(bench, codec, bytes).Run();
 }
 
 void BenchExchange(const ShardBench& bench) {
   const std::vector<uint8_t> buffer(kRoundBytes, 5);
   for (size_t bytes : kSizes) {
     for (const CodecCase& codec : kCodecs) {
+      if (!bench.Wants(codec.name, bytes)) continue;
       OneTensor worker(bench.server->address(), absl::StrCat("exchange-", &codec - kCodecs, "-", bytes), codec.spec,
                        bytes);
       for (int i = 0; i < kWarmRounds; ++i) worker.Exchange();

@@ -14,10 +14,15 @@ namespace gradwire::bench {
 // What is measured, and what it is measured against.
 struct ShardBench {
   int rounds = 0;
+  std::string codec;        // only this one, by its name in the table; all if empty
+  size_t bucket_bytes = 0;  // only this size; all if 0
   ServerProcess* server = nullptr;
   RawTcpClient* raw = nullptr;
   PeerProcess* raw_peer = nullptr;
   Report* report = nullptr;
+  bool Wants(const std::string& name, size_t bytes) const {
+    return (codec.empty() || codec == name) && (bucket_bytes == 0 || bucket_bytes == bytes);
+  }
 };
 
 // Push into the accumulator, pull of the update and of the parameters: every codec and size. Goodput counts frame

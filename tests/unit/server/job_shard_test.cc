@@ -66,7 +66,7 @@ struct TestWorker {
   // The acknowledgement of the whole frame; fails the test when there is none.
   v1::PushAck Push(const std::vector<Bytes>& chunks) {
     for (const Bytes& chunk : chunks) {
-      auto ack = shard->PushChunk(stream, chunk);
+      auto ack = shard->PushChunk(stream, {&chunk, 1});
       if (!ack.ok()) {
         ADD_FAILURE() << ack.status();
         return {};
@@ -223,7 +223,7 @@ TEST_F(JobShardTest, LeaseEndAbandonsThePartialFrameAndTheOthersGoOn) {
   for (uint32_t k = 0; k < a.frames.buckets(); ++k) {
     const auto chunks = b.frames.Push(k, 1, 100.0f);
     if (chunks.size() > 1) {
-      const auto ack = shard_->PushChunk(b.stream, chunks[0]);
+      const auto ack = shard_->PushChunk(b.stream, {&chunks[0], 1});
       ASSERT_TRUE(ack.ok() && !*ack);
     }
   }
@@ -320,7 +320,8 @@ TEST_F(JobShardTest, DamagedChunkIsRefusedAndTheSameFrameCanFollow) {
   EXPECT_EQ(ack.code(), static_cast<int>(absl::StatusCode::kDataLoss));
   EXPECT_EQ(a.Push(frame).outcome(), v1::PUSH_INCLUDED);
   // A damaged header says nothing about whose frame it is: the stream ends.
-  EXPECT_EQ(shard_->PushChunk(a.stream, FlipBit(frame[0], 8 * 16)).status().code(), absl::StatusCode::kDataLoss);
+  const Bytes flipped = FlipBit(frame[0], 8 * 16);
+  EXPECT_EQ(shard_->PushChunk(a.stream, {&flipped, 1}).status().code(), absl::StatusCode::kDataLoss);
 }
 
 TEST_F(JobShardTest, AbstainingWorkerIsNotWaitedFor) {
@@ -418,7 +419,8 @@ TEST_F(JobShardTest, ShutEndsStreamsAndRefusesWhatFollows) {
   ASSERT_TRUE(a.Join().ok());
   shard_->Shut(absl::AbortedError("job 'job' was deleted"));
   EXPECT_EQ(a.pull->finished->code(), absl::StatusCode::kAborted);
-  EXPECT_EQ(shard_->PushChunk(a.stream, a.frames.Initialize(0, 1.0f)[0]).status().code(), absl::StatusCode::kAborted);
+  const Bytes initial = a.frames.Initialize(0, 1.0f)[0];
+  EXPECT_EQ(shard_->PushChunk(a.stream, {&initial, 1}).status().code(), absl::StatusCode::kAborted);
   EXPECT_EQ(a.Join().status().code(), absl::StatusCode::kAborted);
 }
 

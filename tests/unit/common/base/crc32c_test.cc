@@ -28,6 +28,10 @@ TEST(Crc32c, HardwareEqualsPortable) {
     for (size_t offset : {0, 1, 3, 7}) {
       const std::span<const uint8_t> s(data.data() + offset, length);
       EXPECT_EQ(Crc32c(s), Crc32cPortable(s)) << "length " << length << " offset " << offset;
+      std::vector<uint8_t> copy(static_cast<size_t>(length) + 1, 0x5A);
+      EXPECT_EQ(CopyCrc32c(s, copy.data(), 7), Crc32c(s, 7)) << "length " << length << " offset " << offset;
+      EXPECT_TRUE(std::equal(s.begin(), s.end(), copy.begin())) << "length " << length << " offset " << offset;
+      EXPECT_EQ(copy.back(), 0x5A) << "length " << length << " offset " << offset;
     }
   }
 }

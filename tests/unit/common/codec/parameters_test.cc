@@ -4,7 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <random>
+#include <utility>
 
 #include "common/codec/frame_assembler.h"
 #include "common/codec/ranges.h"
@@ -120,19 +123,65 @@ TEST(FrameAssembler, AbandonTakesAPartialFrameBackOut) {
     const auto frame = f.Frame(1, plan, Ramp(f.at().elements));
     const auto finish = [&] { return wire::Flatten(accumulator->Finish({1, 0, 1, 0, {&rate, 1}}, 1)->chunks); };
     FrameAssembler whole(f.codec.get(), &f.at(), accumulator.get(), &plan, 1, 1 << 30);
-    for (const Bytes& c : frame) ASSERT_TRUE(whole.Add(*wire::ParseChunk(c)).ok()) << codec;
+    for (const Bytes& c : frame) ASSERT_TRUE(whole.Add(*wire::ParseChunk(c), {&c, 1}).ok()) << codec;
     ASSERT_TRUE(whole.complete()) << codec;
     whole.Commit();
     const Bytes before = finish();
     {
       FrameAssembler partial(f.codec.get(), &f.at(), accumulator.get(), &plan, 1, 1 << 30);
       const auto other = f.Frame(1, plan, std::vector<float>(f.at().elements, 0.125f));
-      ASSERT_TRUE(partial.Add(*wire::ParseChunk(other[0])).ok());
+      // As a network delivers it: in slices, and parsed from memory that is soon used for something else.
+      const size_t third = other[0].size() / 3;
+      const Bytes slices[] = {other[0].Slice(0, third), other[0].Slice(third, third),
+                              other[0].Slice(2 * third, other[0].size() - 2 * third)};
+      std::vector<uint8_t> scratch;
+      ASSERT_TRUE(partial.Add(*wire::ParseReceived(slices, &scratch), slices).ok());
+      std::fill(scratch.begin(), scratch.end(), 0xA5);
     }
     const Bytes after = finish();
     EXPECT_EQ(std::vector<uint8_t>(before.span().begin(), before.span().end()),
               std::vector<uint8_t>(after.span().begin(), after.span().end()))
         << codec;
+  }
+}
+
+// Other clients may cut segments as they like; what a block holds from the round before must never show.
+TEST(DenseAccumulator, MergesSegmentsCutAnywhere) {
+  Fixture f("dense:fp32");
+  const float rate = 0.25f;
+  const uint64_t elements = f.at().elements;
+  const std::vector<float> values = Ramp(elements);
+  auto accumulator = f.codec->NewAccumulator();
+  std::mt19937 random(3);
+  std::vector<uint8_t> expected;
+  for (uint64_t round = 1; round < 6; ++round) {
+    accumulator->Open(round, {});
+    for (int worker = 0; worker < 3; ++worker) {
+      std::vector<std::pair<uint64_t, uint32_t>> cuts;
+      for (uint64_t begin = 0; begin < elements;) {
+        const uint64_t longest = round == 1 ? elements : 1 + random() % 9000;
+        const uint32_t count = static_cast<uint32_t>(std::min(longest, elements - begin));
+        cuts.emplace_back(begin, count);
+        begin += count;
+      }
+      std::shuffle(cuts.begin(), cuts.end(), random);
+      for (const auto& [begin, count] : cuts) {
+        wire::Segment s;
+        s.type = wire::SegmentType::kDenseF32;
+        s.begin = begin;
+        s.count = count;
+        s.bytes = count * 4;
+        s.data = reinterpret_cast<const uint8_t*>(values.data() + begin);
+        ASSERT_TRUE(accumulator->Add(s).ok());
+        if (random() % 4 == 0) {
+          accumulator->Remove(s);
+          ASSERT_TRUE(accumulator->Add(s).ok());
+        }
+      }
+    }
+    const Bytes update = wire::Flatten(accumulator->Finish({0, 0, 1, 0, {&rate, 1}}, 3)->chunks);
+    if (round == 1) expected.assign(update.span().begin(), update.span().end());
+    EXPECT_TRUE(std::ranges::equal(update.span(), expected)) << "round " << round;
   }
 }
 
@@ -144,7 +193,7 @@ TEST(FrameAssembler, RefusesAndRecovers) {
   const auto add = [&](const std::vector<Bytes>& frame, uint64_t limit = 1 << 30) {
     FrameAssembler a(f.codec.get(), &f.at(), accumulator.get(), &plan, 1, limit);
     absl::Status status;
-    for (const Bytes& c : frame) status.Update(a.Add(*wire::ParseChunk(c)));
+    for (const Bytes& c : frame) status.Update(a.Add(*wire::ParseChunk(c), {&c, 1}));
     return status;
   };
   std::vector<float> bad = Ramp(f.at().elements);

@@ -135,6 +135,42 @@ TEST(Frame, OversizedChunkIsRefused) {
   EXPECT_FALSE(ParseChunk(Bytes::FromVector(std::vector<uint8_t>(kMaxChunkBytes + 1))).ok());
 }
 
+std::vector<Bytes> CutAnywhere(const std::vector<uint8_t>& bytes, std::mt19937& random) {
+  const Bytes whole = Bytes::FromVector(bytes);
+  std::vector<Bytes> slices;
+  for (size_t begin = 0; begin < whole.size();) {
+    const size_t size =
+        std::min<size_t>(random() % 90, whole.size() - begin);  // often within a header, sometimes empty
+    slices.push_back(whole.Slice(begin, size));
+    begin += size;
+  }
+  return slices;
+}
+
+TEST(Frame, AChunkInSlicesIsParsedLikeAWholeOne) {
+  std::mt19937 random(11);
+  std::vector<uint8_t> scratch;
+  for (int trial = 0; trial < 300; ++trial) {
+    const std::vector<uint8_t> good = ToVector(SomeFrame()[0]);
+    const auto whole = ParseChunk(Bytes::FromVector(good));
+    const auto sliced = ParseReceived(CutAnywhere(good, random), &scratch);
+    ASSERT_TRUE(sliced.ok()) << sliced.status();
+    ASSERT_EQ(sliced->segments.size(), whole->segments.size());
+    for (size_t i = 0; i < whole->segments.size(); ++i) {
+      EXPECT_TRUE(std::ranges::equal(sliced->segments[i].payload(), whole->segments[i].payload()));
+    }
+    EXPECT_EQ(ToVector(sliced->bytes), good);
+    std::vector<uint8_t> bad = good;
+    const size_t bit = random() % (bad.size() * 8);
+    bad[bit / 8] = static_cast<uint8_t>(bad[bit / 8] ^ (1 << (bit % 8)));
+    const absl::Status refused = ParseReceived(CutAnywhere(bad, random), &scratch).status();
+    EXPECT_EQ(refused, ParseChunk(Bytes::FromVector(bad)).status()) << "bit " << bit;
+    EXPECT_FALSE(refused.ok()) << "bit " << bit;
+    bad.resize(random() % good.size());
+    EXPECT_EQ(ParseReceived(CutAnywhere(bad, random), &scratch).status(), ParseChunk(Bytes::FromVector(bad)).status());
+  }
+}
+
 TEST(Frame, FlattenJoinsSlices) {
   const std::vector<Bytes> slices = {Bytes::FromString("ab"), Bytes::FromString(""), Bytes::FromString("cde")};
   const Bytes flat = Flatten(slices);
