@@ -32,6 +32,12 @@ struct SelectArgs {
   int32_t limit = 0;
 };
 
+// Where selection begins: keys above `key`, and of those equal to it the share keep_below of 2^32 (math/select.h).
+struct Threshold {
+  uint32_t key = 0;
+  uint64_t keep_below = 0;
+};
+
 // Geometry of a sketch: groups * cells_per_group cells, one group after the other (math/sketch.h).
 struct SketchArgs {
   uint64_t salt = 0;
@@ -87,6 +93,11 @@ class Backend {
   virtual void UpperHistogram(const float* x, size_t n, uint64_t* bins, Stream* stream) = 0;
   // Of the non-zero elements whose key has these upper bits, counts by the lower kLowerBits: 2^kLowerBits bins.
   virtual void LowerHistogram(const float* x, size_t n, uint32_t upper, uint64_t* bins, Stream* stream) = 0;
+  // The threshold above which `wanted` of the elements lie: `key` is the largest with at least `wanted` non-zero
+  // elements whose key is not below it, keep_below the share of those equal to it that is still missing. Everything
+  // that is not zero is taken where there are no more than `wanted` of them; nothing where there is none or `wanted` is
+  // not above 0. Exact: independent of how a backend finds it. The default makes it of the two histograms.
+  virtual Threshold FindThreshold(const float* x, size_t n, double wanted, Stream* stream);
   // Takes the selected elements (IsSelected) out of x as integers (QuantizeOne): where the integer is not 0, appends
   // first_position + i and the integer to `positions` and `integers` (room for n each) and leaves the rest in x[i].
   // Returns how many. Ascending.
@@ -101,7 +112,8 @@ class Backend {
   virtual void AddCells(uint8_t* acc, const uint8_t* cells, int width, size_t n, Sign sign, Stream* stream) = 0;
   // Recovers the integer at each of `positions` (unique) from the cells, exactly, by peeling.
   // sums[i] is set where resolved[i] becomes 1; elements that peeling cannot resolve (the 2-core) get resolved[i] = 0
-  // and sums[i] = 0. Independent of the order of peeling.
+  // and sums[i] = 0. Independent of the order of peeling. Cells that are no sum of sketches of these positions (a peer
+  // may send anything) give some sums; what is resolved depends on the positions alone.
   virtual void SketchPeel(const uint8_t* cells, const SketchArgs& args, const uint32_t* positions, size_t n,
                           int32_t* sums, uint8_t* resolved, Stream* stream) = 0;
 

@@ -26,6 +26,12 @@ GW_HD uint32_t TiePhase(uint64_t seed, uint32_t tensor, uint64_t round) {
   return static_cast<uint32_t>(Mix(Mix(seed ^ Mix(tensor)) ^ Mix(round)) >> 32);
 }
 
+// keep_below such that `wanted` of `ties` elements are taken. Precondition: wanted >= 0, ties > 0.
+GW_HD uint64_t ShareOfTies(double wanted, uint64_t ties) {
+  const double share = wanted / static_cast<double>(ties);
+  return static_cast<uint64_t>((share < 1.0 ? share : 1.0) * 4294967296.0);
+}
+
 // Zero is never selected.
 GW_HD bool IsSelected(float x, uint32_t key, uint64_t keep_below, uint64_t element, uint32_t phase) {
   const uint32_t k = KeyOf(x);

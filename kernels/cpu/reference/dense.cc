@@ -52,8 +52,6 @@ inline uint32_t FloatBitsAt(const uint8_t* values, int width, size_t i) {
   return width == 4 ? Load<uint32_t>(values, i) : static_cast<uint32_t>(Load<uint16_t>(values, i)) << 16;
 }
 
-constexpr uint32_t kGridLimitBits = static_cast<uint32_t>(127 + kGridRangeBits)
-                                    << 23;       // 2^kGridRangeBits; inf, NaN above
 constexpr double kGridScale = 17592186044416.0;  // 2^kGridBits
 static_assert(kGridScale == static_cast<double>(int64_t{1} << kGridBits));
 

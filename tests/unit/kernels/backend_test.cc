@@ -11,13 +11,17 @@
 #include <random>
 #include <vector>
 
+#include "kernels/cpu/simd/simd_backend.h"
+
 namespace gradwire::kernels {
 namespace {
 
 using ::testing::HasSubstr;
 
 TEST(MakeBackend, KnowsItsNames) {
-  EXPECT_EQ((*MakeBackend("cpu"))->name(), "cpu");
+  EXPECT_EQ((*MakeBackend("reference"))->name(), "reference");
+  const std::vector<std::string> targets = SimdTargets();
+  EXPECT_EQ((*MakeBackend("cpu"))->name(), targets.empty() ? "reference" : "cpu:" + targets.front());
   EXPECT_TRUE((*MakeBackend("auto"))->host_memory());
   const auto cuda = MakeBackend("cuda");
   EXPECT_EQ(cuda.status().code(), absl::StatusCode::kFailedPrecondition);

@@ -1,0 +1,125 @@
+// See bracket.h.
+#include "kernels/cpu/simd/bracket.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/math/select.h"
+
+namespace gradwire::kernels {
+namespace {
+
+constexpr size_t kLeastElements = 1 << 14;  // below, two histograms are as fast
+constexpr size_t kLine = 16;                // elements that are sampled together: a cache line
+constexpr size_t kLeastLines = 1024;        // in the sample
+constexpr size_t kStrideLines = 64;         // of which one is sampled, unless that gives fewer than kLeastLines
+constexpr int kBinShift = 16;               // of a magnitude: 8 exponent and 7 mantissa bits
+constexpr size_t kBins = size_t{1} << (31 - kBinShift);
+// Magnitudes within a line are not independent, so the margin is several times the root of the sample.
+constexpr double kDeviations = 5;
+constexpr double kDrift = 0.02;
+constexpr int kAttempts = 3;
+
+size_t StrideLines(size_t n) { return std::clamp<size_t>(n / kLine / kLeastLines, 1, kStrideLines); }
+
+double Margin(double sampled) { return kDeviations * std::sqrt(sampled) + kDrift * sampled + 8; }
+
+// Room for twice what a bracket of the first attempt should hold, and then some.
+size_t Capacity(size_t n, double wanted) {
+  const double per_sample = static_cast<double>(StrideLines(n));
+  const double elements = 2 * Margin(wanted / per_sample) * per_sample;
+  return static_cast<size_t>(std::min(2 * elements, static_cast<double>(n))) + 8192;
+}
+
+}  // namespace
+
+BracketSearch::BracketSearch(const float* x, size_t n, double wanted)
+    : wanted_(wanted),
+      bins_(kBins * sizeof(uint32_t)),
+      collected_(Capacity(n, std::clamp(wanted, 0.0, static_cast<double>(n))) * sizeof(uint32_t)) {
+  if (n < kLeastElements || !(wanted > 0) || wanted > 0.5 * static_cast<double>(n)) return;
+  bracket_.collected = collected_.u32();
+  bracket_.capacity = Capacity(n, wanted);
+  Sample(x, n);
+}
+
+// One line out of each stretch, at a place that hashing picks, so that no period of the data meets it.
+void BracketSearch::Sample(const float* x, size_t n) {
+  uint32_t* const bins = bins_.u32();
+  std::fill(bins, bins + kBins, 0u);
+  const size_t stride = StrideLines(n);
+  const size_t stretches = n / (stride * kLine);
+  const auto line_of = [&](size_t s) {
+    const uint64_t within = (Mix(s) >> 32) * stride >> 32;
+    return x + (s * stride + within) * kLine;
+  };
+  constexpr size_t kAhead = 8;
+  for (size_t s = 0; s < stretches; ++s) {
+    if (s + kAhead < stretches) __builtin_prefetch(line_of(s + kAhead));
+    const float* line = line_of(s);
+    for (size_t i = 0; i < kLine; ++i) ++bins[(FloatBits(line[i]) & 0x7FFFFFFFu) >> kBinShift];
+  }
+  per_sample_ = static_cast<double>(n) / static_cast<double>(stretches * kLine);
+  sampled_ = wanted_ / per_sample_;
+  margin_ = Margin(sampled_);
+}
+
+uint32_t BracketSearch::EdgeAbove(double count) const {
+  const uint32_t* const bins = const_cast<simd::Buffer&>(bins_).u32();
+  double above = 0;
+  for (size_t bin = kBins; bin-- > 0;) {
+    above += bins[bin];
+    if (above >= count) return static_cast<uint32_t>(bin) << kBinShift;
+  }
+  return 0;
+}
+
+Bracket* BracketSearch::Next() {
+  if (per_sample_ == 0 || attempt_ == kAttempts) return nullptr;
+  ++attempt_;
+  const double guess = sampled_ + shift_;
+  const uint32_t low = EdgeAbove(guess + margin_);
+  if (low == 0) return nullptr;  // zeros would have to be told apart
+  const double fewest = guess - margin_;
+  constexpr uint32_t kTop = 1u << 31;  // above every magnitude
+  bracket_.low = low;
+  bracket_.high = fewest <= 0 ? kTop : std::min(kTop, EdgeAbove(fewest) + (1u << kBinShift));
+  return &bracket_;
+}
+
+bool BracketSearch::Finish(Threshold* found) {
+  const double above = static_cast<double>(bracket_.above);
+  const double reached = above + static_cast<double>(bracket_.inside);
+  // Were all non-zero elements wanted, `reached` could equal `wanted_`; that case is the histograms'.
+  if (above < wanted_ && wanted_ < reached) {
+    *found = Exact();
+    return true;
+  }
+  shift_ += above >= wanted_ ? -2 * margin_ : 2 * margin_;
+  return false;
+}
+
+Threshold BracketSearch::Exact() const {
+  double wanted = wanted_ - static_cast<double>(bracket_.above);
+  const uint32_t first = bracket_.low >> kKeyShift;
+  const uint32_t keys = (bracket_.high >> kKeyShift) - first;
+  int shift = 0;
+  while ((keys >> shift) > 4096) ++shift;
+  // Once by the upper bits of the distance to the lowest key, once by the lower ones within the bin that is reached.
+  std::vector<uint32_t> bins((keys >> shift) + 1, 0);
+  const uint32_t* const end = bracket_.collected + bracket_.inside;
+  for (const uint32_t* m = bracket_.collected; m != end; ++m) ++bins[((*m >> kKeyShift) - first) >> shift];
+  uint32_t bin = static_cast<uint32_t>(bins.size()) - 1;
+  while (bin > 0 && bins[bin] < wanted) wanted -= bins[bin--];
+  std::vector<uint32_t> fine(size_t{1} << shift, 0);
+  for (const uint32_t* m = bracket_.collected; m != end; ++m) {
+    const uint32_t distance = (*m >> kKeyShift) - first;
+    if (distance >> shift == bin) ++fine[distance & ((1u << shift) - 1)];
+  }
+  uint32_t key = static_cast<uint32_t>(fine.size()) - 1;
+  while (key > 0 && fine[key] < wanted) wanted -= fine[key--];
+  return {.key = first + (bin << shift) + key, .keep_below = ShareOfTies(wanted, fine[key])};
+}
+
+}  // namespace gradwire::kernels

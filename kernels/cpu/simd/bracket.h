@@ -1,0 +1,51 @@
+// Finding the threshold's key without counting every element into a histogram: where it must lie, from a sample, and
+// the exact key among the few elements that lie there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/simd/buffer.h"
+
+namespace gradwire::kernels {
+
+// A range of magnitudes (float bits without sign; multiples of 2^kKeyShift) and what one pass finds of it.
+struct Bracket {
+  uint32_t low = 0;
+  uint32_t high = 0;              // exclusive
+  uint32_t* collected = nullptr;  // room for `capacity`
+  size_t capacity = 0;
+  uint64_t above = 0;  // elements with magnitude >= high
+  size_t inside = 0;   // collected
+};
+
+// One search. `x` must not change meanwhile.
+class BracketSearch {
+ public:
+  BracketSearch(const float* x, size_t n, double wanted);
+
+  // The next range to count; null when brackets are of no use here: too few elements, too many ties, or none of the
+  // guesses held the threshold.
+  Bracket* Next();
+  // From what was counted: true and the threshold if it lies in the bracket.
+  bool Finish(Threshold* found);
+
+ private:
+  void Sample(const float* x, size_t n);
+  // The lower edge of the bin at which `count` sampled elements lie above; 0 if there are not as many.
+  uint32_t EdgeAbove(double count) const;
+  Threshold Exact() const;
+
+  const double wanted_;
+  double per_sample_ = 0;  // elements per sampled element; 0: no sample
+  double sampled_ = 0;     // wanted elements within the sample
+  int attempt_ = 0;
+  double margin_ = 0;  // of sampled elements, to both sides
+  double shift_ = 0;   // of the guess, from what attempts found
+  Bracket bracket_;
+  simd::Buffer bins_;
+  simd::Buffer collected_;
+};
+
+}  // namespace gradwire::kernels

@@ -1,0 +1,101 @@
+// Vector helpers that the kernels share. Re-included once per target.
+#if defined(GRADWIRE_KERNELS_CPU_SIMD_COMMON_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GRADWIRE_KERNELS_CPU_SIMD_COMMON_INL_H_
+#undef GRADWIRE_KERNELS_CPU_SIMD_COMMON_INL_H_
+#else
+#define GRADWIRE_KERNELS_CPU_SIMD_COMMON_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "kernels/backend.h"
+#include "kernels/math/fixed_point.h"
+#include "kernels/math/math.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gradwire::kernels {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F32 = hn::ScalableTag<float>;
+using I32 = hn::RebindToSigned<F32>;
+using U32 = hn::RebindToUnsigned<F32>;
+using U64 = hn::ScalableTag<uint64_t>;
+using VecF32 = hn::Vec<F32>;
+using VecI32 = hn::Vec<I32>;
+using VecU32 = hn::Vec<U32>;
+using VecU64 = hn::Vec<U64>;
+
+// One core reads memory half as fast again when it follows four places at once: each has its own prefetch stream.
+inline constexpr size_t kStreams = 4;
+
+HWY_INLINE VecU32 MagnitudeBits(VecU32 bits) { return hn::And(bits, hn::Set(U32(), 0x7FFFFFFFu)); }
+HWY_INLINE VecU32 LoadMagnitudes(const float* x) { return MagnitudeBits(hn::BitCast(U32(), hn::LoadU(F32(), x))); }
+
+// The low 64 bits of each product.
+HWY_INLINE VecU64 MultiplyLow(VecU64 a, uint64_t b) {
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+  return a * hn::Set(U64(), b);
+#elif HWY_TARGET == HWY_SCALAR
+  return hn::Set(U64(), hn::GetLane(a) * b);
+#else
+  const hn::Repartition<uint32_t, U64> d32;
+  const auto low = hn::BitCast(d32, hn::Set(U64(), b & 0xFFFFFFFFu));
+  const auto high = hn::BitCast(d32, hn::Set(U64(), b >> 32));
+  const auto a_low = hn::BitCast(d32, a);
+  const auto a_high = hn::BitCast(d32, hn::ShiftRight<32>(a));
+  const VecU64 cross = hn::Add(hn::MulEven(a_low, high), hn::MulEven(a_high, low));
+  return hn::Add(hn::MulEven(a_low, low), hn::ShiftLeft<32>(cross));
+#endif
+}
+
+// The product of 32-bit numbers in 64-bit lanes.
+HWY_INLINE VecU64 MultiplyNarrow(VecU64 a, VecU64 b) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::Set(U64(), hn::GetLane(a) * hn::GetLane(b));
+#else
+  const hn::Repartition<uint32_t, U64> d32;
+  return hn::MulEven(hn::BitCast(d32, a), hn::BitCast(d32, b));
+#endif
+}
+
+// math.h's Mix.
+HWY_INLINE VecU64 MixLanes(VecU64 x) {
+  x = hn::Add(x, hn::Set(U64(), 0x9E3779B97F4A7C15ull));
+  x = MultiplyLow(hn::Xor(x, hn::ShiftRight<30>(x)), 0xBF58476D1CE4E5B9ull);
+  x = MultiplyLow(hn::Xor(x, hn::ShiftRight<27>(x)), 0x94D049BB133111EBull);
+  return hn::Xor(x, hn::ShiftRight<31>(x));
+}
+
+// fixed_point.h's QuantizeOne.
+struct Quantizer {
+  Quantizer(int exponent, int32_t limit)
+      : inverse(PowerOfTwo(-exponent)), unit(PowerOfTwo(exponent)), bound(LargestFloatWithin(limit)) {}
+
+  HWY_INLINE VecI32 operator()(VecF32 x, VecF32* rest) const {
+    const F32 d;
+    const VecF32 limit = hn::Set(d, bound);
+    VecF32 scaled = hn::Mul(x, hn::Set(d, inverse));
+    scaled = hn::IfThenElse(hn::Gt(scaled, limit), limit, scaled);
+    scaled = hn::IfThenElse(hn::Lt(scaled, hn::Neg(limit)), hn::Neg(limit), scaled);
+    const VecF32 rounded = hn::Round(scaled);
+    const VecF32 sent = hn::Mul(rounded, hn::Set(d, unit));
+    const VecF32 difference = hn::Sub(x, sent);
+    const VecF32 error = hn::Sub(hn::Neg(sent), hn::Sub(difference, x));
+    const auto exact = hn::Eq(error, hn::Zero(d));
+    *rest = hn::IfThenElse(exact, difference, x);
+    return hn::IfThenElseZero(hn::RebindMask(I32(), exact), hn::ConvertTo(I32(), rounded));
+  }
+
+  float inverse, unit, bound;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace gradwire::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

@@ -1,0 +1,103 @@
+// Conversions and searches of dense arrays. Re-included once per target.
+#if defined(GRADWIRE_KERNELS_CPU_SIMD_DENSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GRADWIRE_KERNELS_CPU_SIMD_DENSE_INL_H_
+#undef GRADWIRE_KERNELS_CPU_SIMD_DENSE_INL_H_
+#else
+#define GRADWIRE_KERNELS_CPU_SIMD_DENSE_INL_H_
+#endif
+
+#include <algorithm>
+
+#include "kernels/cpu/reference/loops.h"
+#include "kernels/cpu/simd/common-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gradwire::kernels {
+namespace HWY_NAMESPACE {
+
+// The bits of the largest magnitude.
+HWY_INLINE uint32_t LargestMagnitude(const float* x, size_t n) {
+  const U32 d;
+  const size_t lanes = hn::Lanes(d);
+  const size_t part = n / kStreams / lanes * lanes;
+  VecU32 largest[kStreams] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  for (size_t i = 0; i < part; i += lanes) {
+    for (size_t s = 0; s < kStreams; ++s) {
+      largest[s] = hn::Max(largest[s], LoadMagnitudes(x + s * part + i));
+    }
+  }
+  const VecU32 all = hn::Max(hn::Max(largest[0], largest[1]), hn::Max(largest[2], largest[3]));
+  uint32_t result = hn::GetLane(hn::MaxOfLanes(d, all));
+  for (size_t i = part * kStreams; i < n; ++i) result = std::max(result, FloatBits(x[i]) & 0x7FFFFFFFu);
+  return result;
+}
+
+int RangeOf(const float* x, size_t n) {
+  const uint32_t largest = LargestMagnitude(x, n);
+  return largest == 0 ? kMinRange : std::clamp(RangeOfBits(largest), kMinRange, kMaxRange);
+}
+
+int64_t FindMagnitude(const uint8_t* values, int width, size_t n, uint32_t limit_bits) {
+  if (width != 4 || reinterpret_cast<uintptr_t>(values) % alignof(float) != 0) {
+    return reference::FindMagnitude(values, width, n, limit_bits);
+  }
+  if (LargestMagnitude(reinterpret_cast<const float*>(values), n) < limit_bits) return -1;
+  return reference::FindMagnitude(values, width, n, limit_bits);
+}
+
+template <typename T>
+HWY_INLINE void QuantizeAs(float* x, size_t n, const Quantizer& quantize, uint8_t* q) {
+  const hn::Rebind<T, F32> narrow;
+  for (size_t i = 0; i < n; i += hn::Lanes(F32())) {
+    VecF32 rest;
+    const VecI32 integers = quantize(hn::LoadU(F32(), x + i), &rest);
+    hn::StoreU(rest, F32(), x + i);
+    if constexpr (sizeof(T) == 4) {
+      hn::StoreU(integers, I32(), reinterpret_cast<T*>(q) + i);
+    } else {
+      hn::StoreU(hn::DemoteTo(narrow, integers), narrow, reinterpret_cast<T*>(q) + i);
+    }
+  }
+}
+
+// Precondition of the reference, too: integers of `width` bytes hold `limit`, so that demotion saturates nothing.
+void Quantize(float* x, size_t n, int exponent, int32_t limit, int width, uint8_t* q) {
+  const Quantizer quantize(exponent, limit);
+  const size_t whole = n / hn::Lanes(F32()) * hn::Lanes(F32());
+  switch (width) {
+    case 1:
+      QuantizeAs<int8_t>(x, whole, quantize, q);
+      break;
+    case 2:
+      QuantizeAs<int16_t>(x, whole, quantize, q);
+      break;
+    default:
+      QuantizeAs<int32_t>(x, whole, quantize, q);
+      break;
+  }
+  reference::Quantize(x + whole, n - whole, exponent, limit, width, q + whole * static_cast<size_t>(width));
+}
+
+// AVX-512 converts int64 to float32 in one instruction, rounding once; nothing else does.
+void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out) {
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+  const hn::ScalableTag<int64_t> d64;
+  const hn::Rebind<float, hn::ScalableTag<int64_t>> df;
+  const float unit = PowerOfTwo(-kGridBits);
+  const float count = static_cast<float>(contributors);
+  const size_t whole = n / hn::Lanes(d64) * hn::Lanes(d64);
+  for (size_t i = 0; i < whole; i += hn::Lanes(d64)) {
+    const auto sum = hn::Vec<decltype(df)>{_mm512_cvtepi64_ps(hn::LoadU(d64, acc + i).raw)};
+    hn::StoreU(hn::Div(hn::Mul(sum, hn::Set(df, unit)), hn::Set(df, count)), df, out + i);
+  }
+  reference::GridToMean(acc + whole, n - whole, contributors, out + whole);
+#else
+  reference::GridToMean(acc, n, contributors, out);
+#endif
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace gradwire::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard

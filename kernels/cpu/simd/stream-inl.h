@@ -1,0 +1,73 @@
+// Stores that pass the caches: the first frame of a round overwrites an accumulator that is far larger than they are, and
+// an ordinary store would read every line first. Re-included once per target.
+#if defined(GRADWIRE_KERNELS_CPU_SIMD_STREAM_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef GRADWIRE_KERNELS_CPU_SIMD_STREAM_INL_H_
+#undef GRADWIRE_KERNELS_CPU_SIMD_STREAM_INL_H_
+#else
+#define GRADWIRE_KERNELS_CPU_SIMD_STREAM_INL_H_
+#endif
+
+#include <algorithm>
+
+#include "kernels/cpu/reference/loops.h"
+#include "kernels/cpu/simd/common-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace gradwire::kernels {
+namespace HWY_NAMESPACE {
+
+// Elements before the first one that a vector of D may be streamed to.
+template <typename D, typename T>
+HWY_INLINE size_t UnalignedHead(D d, const T* p, size_t n) {
+  const size_t bytes = hn::Lanes(d) * sizeof(T);
+  const size_t past = reinterpret_cast<uintptr_t>(p) % bytes;
+  return past == 0 ? 0 : std::min(n, (bytes - past) / sizeof(T));
+}
+
+void AssignIntegers(int32_t* acc, const uint8_t* values, int width, size_t n) {
+  if (width != 4) return reference::AssignIntegers(acc, values, width, n);
+  const I32 d;
+  const hn::Repartition<uint8_t, I32> bytes;
+  const size_t lanes = hn::Lanes(d);
+  size_t i = UnalignedHead(d, acc, n);
+  reference::AssignIntegers(acc, values, width, i);
+  for (; i + lanes <= n; i += lanes) hn::Stream(hn::BitCast(d, hn::LoadU(bytes, values + 4 * i)), d, acc + i);
+  hn::FlushStream();
+  reference::AssignIntegers(acc + i, values + 4 * i, width, n - i);
+}
+
+// grid.h's ToGrid, lane by lane; see there why the additions round as they do.
+void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n) {
+#if HWY_TARGET == HWY_SCALAR || !HWY_HAVE_FLOAT64
+  reference::AssignFloats(acc, values, width, n);
+#else
+  if (width != 4) return reference::AssignFloats(acc, values, width, n);
+  const hn::ScalableTag<double> d;
+  const hn::RebindToSigned<decltype(d)> d64;
+  const hn::Rebind<float, decltype(d)> narrow;
+  const hn::Repartition<uint8_t, decltype(narrow)> bytes;
+  const auto scale = hn::Set(d, reference::kGridScale);
+  const auto high_magic = hn::Set(d, reference::kHigh);
+  const auto low_magic = hn::Set(d, reference::kLow);
+  const size_t lanes = hn::Lanes(d);
+  size_t i = UnalignedHead(d64, acc, n);
+  reference::AssignFloats(acc, values, width, i);
+  for (; i + lanes <= n; i += lanes) {
+    const auto x = hn::BitCast(narrow, hn::LoadU(bytes, values + 4 * i));
+    const auto scaled = hn::Mul(hn::PromoteTo(d, x), scale);
+    const auto high = hn::Add(scaled, high_magic);
+    const auto low = hn::Add(hn::Sub(scaled, hn::Sub(high, high_magic)), low_magic);
+    const auto upper = hn::Sub(hn::BitCast(d64, high), hn::BitCast(d64, high_magic));
+    const auto lower = hn::Sub(hn::BitCast(d64, low), hn::BitCast(d64, low_magic));
+    hn::Stream(hn::Add(hn::ShiftLeft<reference::kHighBits>(upper), lower), d64, acc + i);
+  }
+  hn::FlushStream();
+  reference::AssignFloats(acc + i, values + 4 * i, width, n - i);
+#endif
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace gradwire::kernels
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard
