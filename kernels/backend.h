@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/math/grid.h"
 #include "kernels/math/optimizer.h"
 
 namespace gradwire::kernels {
@@ -133,9 +134,6 @@ class Backend {
   virtual void Synchronize(Stream* stream) = 0;
 };
 
-// Fixed grid of float32 sums: 2^-44 (5.7e-14) apart, single values below 2^18 = 262144, so 64 and more of them fit.
-inline constexpr int kGridBits = 44;
-inline constexpr int kGridRangeBits = 18;
 inline constexpr int kMinRange = -40;
 inline constexpr int kMaxRange = 23;
 

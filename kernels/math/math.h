@@ -26,6 +26,12 @@ GW_HD float FloatFromBits(uint32_t bits) {
   return x;
 }
 
+GW_HD uint64_t DoubleBits(double x) {
+  uint64_t bits;
+  memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+
 // 2^e. Precondition: -126 <= e <= 127, so that the result is a normal float.
 GW_HD float PowerOfTwo(int e) { return FloatFromBits(static_cast<uint32_t>(e + 127) << 23); }
 

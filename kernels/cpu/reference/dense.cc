@@ -1,13 +1,11 @@
 // Reference backend: dense merging and fixed point.
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
 
 #include "kernels/backend.h"
 #include "kernels/cpu/reference/clones.h"
 #include "kernels/cpu/reference/loops.h"
-#include "kernels/math/fixed_point.h"
+#include "kernels/math/grid.h"
 
 namespace gradwire::kernels::reference {
 namespace {
@@ -50,25 +48,6 @@ inline __attribute__((always_inline)) void DequantizeAs(const uint8_t* q, size_t
 
 inline uint32_t FloatBitsAt(const uint8_t* values, int width, size_t i) {
   return width == 4 ? Load<uint32_t>(values, i) : static_cast<uint32_t>(Load<uint16_t>(values, i)) << 16;
-}
-
-constexpr double kGridScale = 17592186044416.0;  // 2^kGridBits
-static_assert(kGridScale == static_cast<double>(int64_t{1} << kGridBits));
-
-// x * 2^kGridBits rounded to nearest even, for |x| < 2^kGridRangeBits: llrint by additions, which every vector unit
-// has. Adding kHigh leaves the scaled value's multiple of 2^28 in the low bits of the sum, adding kLow the integer of
-// what is left. Every step but the last is exact: a float32 has 24 bits, and the multiples of 2^28 are even.
-constexpr int kHighBits = 28;
-constexpr double kHigh = 0x1.8p80;  // ulp 2^kHighBits
-constexpr double kLow = 0x1.8p52;   // ulp 1
-static_assert(kGridBits + kGridRangeBits < 80 - 1);
-
-inline __attribute__((always_inline)) uint64_t ToGrid(float x) {
-  const double scaled = static_cast<double>(x) * kGridScale;
-  const double high = scaled + kHigh;
-  const double low = (scaled - (high - kHigh)) + kLow;
-  return ((std::bit_cast<uint64_t>(high) - std::bit_cast<uint64_t>(kHigh)) << kHighBits) +
-         (std::bit_cast<uint64_t>(low) - std::bit_cast<uint64_t>(kLow));
 }
 
 inline __attribute__((always_inline)) void AddFloatsAs(int64_t* acc, const uint8_t* values, int width, size_t n,
@@ -157,7 +136,7 @@ int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n) {
 void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out) {
   const float unit = PowerOfTwo(-kGridBits);
   const float count = static_cast<float>(contributors);
-  for (size_t i = 0; i < n; ++i) out[i] = static_cast<float>(acc[i]) * unit / count;
+  for (size_t i = 0; i < n; ++i) out[i] = GridMean(acc[i], unit, count);
 }
 
 GW_CLONES void Quantize(float* x, size_t n, int exponent, int32_t limit, int width, uint8_t* q) {
@@ -194,11 +173,9 @@ GW_CLONES void Dequantize(const uint8_t* q, int width, size_t n, int exponent, f
 
 GW_CLONES void SplitBf16(float* x, size_t n, uint8_t* out) {
   for (size_t i = 0; i < n; ++i) {
-    uint16_t bits = FloatToBf16(x[i]);
-    // Rounding up to infinity would lose the value: the largest finite bfloat16 keeps the rest in x.
-    if ((bits & 0x7FFFu) == 0x7F80u) bits = static_cast<uint16_t>(bits - 1);
-    Store<uint16_t>(out, i, bits);
-    x[i] -= Bf16ToFloat(bits);
+    float rest;
+    Store<uint16_t>(out, i, kernels::SplitBf16(x[i], &rest));
+    x[i] = rest;
   }
 }
 

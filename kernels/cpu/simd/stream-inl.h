@@ -11,6 +11,7 @@
 
 #include "kernels/cpu/reference/loops.h"
 #include "kernels/cpu/simd/common-inl.h"
+#include "kernels/math/grid.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gradwire::kernels {
@@ -46,9 +47,9 @@ void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n) {
   const hn::RebindToSigned<decltype(d)> d64;
   const hn::Rebind<float, decltype(d)> narrow;
   const hn::Repartition<uint8_t, decltype(narrow)> bytes;
-  const auto scale = hn::Set(d, reference::kGridScale);
-  const auto high_magic = hn::Set(d, reference::kHigh);
-  const auto low_magic = hn::Set(d, reference::kLow);
+  const auto scale = hn::Set(d, kGridScale);
+  const auto high_magic = hn::Set(d, kGridHigh);
+  const auto low_magic = hn::Set(d, kGridLow);
   const size_t lanes = hn::Lanes(d);
   size_t i = UnalignedHead(d64, acc, n);
   reference::AssignFloats(acc, values, width, i);
@@ -59,7 +60,7 @@ void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n) {
     const auto low = hn::Add(hn::Sub(scaled, hn::Sub(high, high_magic)), low_magic);
     const auto upper = hn::Sub(hn::BitCast(d64, high), hn::BitCast(d64, high_magic));
     const auto lower = hn::Sub(hn::BitCast(d64, low), hn::BitCast(d64, low_magic));
-    hn::Stream(hn::Add(hn::ShiftLeft<reference::kHighBits>(upper), lower), d64, acc + i);
+    hn::Stream(hn::Add(hn::ShiftLeft<kGridHighBits>(upper), lower), d64, acc + i);
   }
   hn::FlushStream();
   reference::AssignFloats(acc + i, values + 4 * i, width, n - i);
