@@ -13,8 +13,8 @@ inline constexpr int kGridRangeBits = 18;
 inline constexpr uint32_t kGridLimitBits = static_cast<uint32_t>(127 + kGridRangeBits) << 23;
 
 // x * 2^kGridBits rounded to nearest even, for |x| < 2^kGridRangeBits: llrint by additions, which every vector unit
-// has. Adding kGridHigh leaves the scaled value's multiple of 2^28 in the low bits of the sum, adding kGridLow the integer of
-// what is left. Every step but the last is exact: a float32 has 24 bits, and the multiples of 2^28 are even.
+// has. Adding kGridHigh leaves the scaled value's multiple of 2^28 in the low bits of the sum, adding kGridLow the
+// integer of what is left. Every step but the last is exact: a float32 has 24 bits, and the multiples of 2^28 are even.
 inline constexpr double kGridScale = 17592186044416.0;  // 2^kGridBits
 inline constexpr int kGridHighBits = 28;
 inline constexpr double kGridHigh = 0x1.8p80;  // ulp 2^kGridHighBits

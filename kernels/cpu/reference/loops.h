@@ -6,7 +6,6 @@
 namespace gradwire::kernels::reference {
 
 inline constexpr uint32_t kInfinityBits = 0x7F800000u;
-inline constexpr uint32_t kGridLimitBits = static_cast<uint32_t>(127 + kGridRangeBits) << 23;  // inf, NaN above
 
 void AddIntegers(int32_t* acc, const uint8_t* values, int width, size_t n, uint32_t sign);
 void AddFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign);

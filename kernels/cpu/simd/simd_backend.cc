@@ -34,7 +34,7 @@ class SimdBackend final : public ReferenceBackend {
     HWY_NAMESPACE::AssignFloats(acc, values, width, n);
   }
   int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n, Stream*) override {
-    return FindMagnitude(values, width, n, reference::kGridLimitBits);
+    return FindMagnitude(values, width, n, kGridLimitBits);
   }
   void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out, Stream*) override {
     HWY_NAMESPACE::GridToMean(acc, n, contributors, out);

@@ -1,5 +1,5 @@
-// Stores that pass the caches: the first frame of a round overwrites an accumulator that is far larger than they are, and
-// an ordinary store would read every line first. Re-included once per target.
+// Stores that pass the caches: the first frame of a round overwrites an accumulator that is far larger than they are,
+// and an ordinary store would read every line first. Re-included once per target.
 #if defined(GRADWIRE_KERNELS_CPU_SIMD_STREAM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GRADWIRE_KERNELS_CPU_SIMD_STREAM_INL_H_
 #undef GRADWIRE_KERNELS_CPU_SIMD_STREAM_INL_H_
@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "hwy/cache_control.h"
 #include "kernels/cpu/reference/loops.h"
 #include "kernels/cpu/simd/common-inl.h"
 #include "kernels/math/grid.h"
@@ -26,6 +27,9 @@ HWY_INLINE size_t UnalignedHead(D d, const T* p, size_t n) {
 }
 
 void AssignIntegers(int32_t* acc, const uint8_t* values, int width, size_t n) {
+#if HWY_TARGET == HWY_SCALAR
+  reference::AssignIntegers(acc, values, width, n);
+#else
   if (width != 4) return reference::AssignIntegers(acc, values, width, n);
   const I32 d;
   const hn::Repartition<uint8_t, I32> bytes;
@@ -33,8 +37,9 @@ void AssignIntegers(int32_t* acc, const uint8_t* values, int width, size_t n) {
   size_t i = UnalignedHead(d, acc, n);
   reference::AssignIntegers(acc, values, width, i);
   for (; i + lanes <= n; i += lanes) hn::Stream(hn::BitCast(d, hn::LoadU(bytes, values + 4 * i)), d, acc + i);
-  hn::FlushStream();
+  hwy::FlushStream();
   reference::AssignIntegers(acc + i, values + 4 * i, width, n - i);
+#endif
 }
 
 // grid.h's ToGrid, lane by lane; see there why the additions round as they do.
@@ -62,7 +67,7 @@ void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n) {
     const auto lower = hn::Sub(hn::BitCast(d64, low), hn::BitCast(d64, low_magic));
     hn::Stream(hn::Add(hn::ShiftLeft<kGridHighBits>(upper), lower), d64, acc + i);
   }
-  hn::FlushStream();
+  hwy::FlushStream();
   reference::AssignFloats(acc + i, values + 4 * i, width, n - i);
 #endif
 }
