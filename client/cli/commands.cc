@@ -1,30 +1,19 @@
 // Commands that ask servers; see commands.h.
 #include "client/cli/commands.h"
 
-#include <google/protobuf/io/tokenizer.h>
-#include <google/protobuf/text_format.h>
 #include <google/protobuf/util/json_util.h>
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 
 #include "absl/strings/str_format.h"
 #include "client/cli/servers.h"
 #include "common/base/status_macros.h"
+#include "common/config/message_file.h"
 #include "common/job/job.h"
 #include "gradwire/v1/operator.pb.h"
 
 namespace gradwire::cli {
 namespace {
-
-class FirstError final : public google::protobuf::io::ErrorCollector {
- public:
-  void AddError(int line, int column, const std::string& message) override {
-    if (text.empty()) text = absl::StrFormat("line %d, column %d: %s", line + 1, column + 1, message);
-  }
-  std::string text;
-};
 
 std::string ToJson(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
@@ -145,18 +134,8 @@ absl::Status DescribeShards(const Options& options, std::ostream& out) {
 }  // namespace
 
 absl::StatusOr<v1::JobSpec> ReadSpec(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file) return absl::NotFoundError(absl::StrFormat("cannot read the job spec '%s'", path));
   v1::JobSpec spec;
-  FirstError error;
-  google::protobuf::TextFormat::Parser parser;
-  parser.RecordErrorsTo(&error);
-  if (!parser.ParseFromString(text.str(), &spec)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: %s (the fields are those of gradwire.v1.JobSpec)", path, error.text));
-  }
+  GW_RETURN_IF_ERROR(ReadMessageFile(path, &spec));
   return spec;
 }
 

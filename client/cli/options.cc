@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "absl/strings/str_split.h"
+#include "common/config/usage.h"
 
 namespace gradwire::cli {
 namespace {
@@ -16,6 +17,9 @@ constexpr char kFooter[] =
     "  gradwire job create --spec job.textproto --servers grpc://a:7070,grpc://b:7070\n"
     "  gradwire job describe my-job --digest\n"
     "  gradwire codec explain tagc:density=0.01\n";
+
+constexpr char kSpecHelp[] =
+    "File with a gradwire.v1.JobSpec: YAML (.yaml, .yml, .json) or protobuf text format (.textproto, .txtpb, .pbtxt)";
 
 void AddCommon(CLI::App* command, Options& o, bool servers) {
   if (servers) {
@@ -36,7 +40,7 @@ void DefineJob(CLI::App& app, Options& o) {
   CLI::App* job = app.add_subcommand("job", "Create, look at, list and delete jobs");
   job->require_subcommand(1);
   CLI::App* create = job->add_subcommand("create", "Create a job on every server");
-  create->add_option("--spec", o.spec_path, "File with a gradwire.v1.JobSpec in protobuf text format")->required();
+  create->add_option("--spec", o.spec_path, kSpecHelp)->required();
   AddCommon(create, o, true);
   Select(create, o, Command::kJobCreate);
   CLI::App* describe = job->add_subcommand("describe", "Version, workers, bytes and memory of a job, per shard");
@@ -60,7 +64,7 @@ void DefineOthers(CLI::App& app, Options& o) {
   AddCommon(describe, o, true);
   Select(describe, o, Command::kShardDescribe);
   CLI::App* layout = app.add_subcommand("layout", "How a job would be sharded and compressed; asks no server");
-  layout->add_option("--spec", o.spec_path, "File with a gradwire.v1.JobSpec in protobuf text format")->required();
+  layout->add_option("--spec", o.spec_path, kSpecHelp)->required();
   layout->add_option("--shards", o.shards, "Number of shards, 1 to 4096")->check(CLI::Range(1u, 4096u));
   AddCommon(layout, o, false);
   Select(layout, o, Command::kLayout);
@@ -79,6 +83,7 @@ Options ParseOptions(int argc, const char* const* argv) {
   Options options;
   CLI::App app("Operates the shard servers of Gradwire.", "gradwire");
   app.footer(kFooter);
+  app.failure_message(UsageError);
   app.set_version_flag("--version", std::string(GRADWIRE_VERSION));
   app.require_subcommand(1);
   DefineJob(app, options);

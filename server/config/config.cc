@@ -1,8 +1,6 @@
 // Validation and the configuration file; see config.h.
 #include "server/config/config.h"
 
-#include <google/protobuf/io/tokenizer.h>
-#include <google/protobuf/text_format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/base/status_macros.h"
+#include "common/config/message_file.h"
 #include "gradwire/v1/server_config.pb.h"
 
 namespace gradwire {
@@ -38,15 +37,6 @@ absl::Status CheckOneOf(const char* knob, const std::string& value, const std::v
       absl::StrFormat("%s is '%s'; allowed are %s", knob, value, absl::StrJoin(allowed, ", ")));
 }
 
-// Keeps the first error of the text-format parser, with its position.
-class FirstError final : public google::protobuf::io::ErrorCollector {
- public:
-  void AddError(int line, int column, const std::string& message) override {
-    if (text.empty()) text = absl::StrFormat("line %d, column %d: %s", line + 1, column + 1, message);
-  }
-  std::string text;
-};
-
 }  // namespace
 
 absl::Status ServerConfig::Validate() {
@@ -63,23 +53,17 @@ absl::Status ServerConfig::Validate() {
   return CheckOneOf("log_level", log_level, {"debug", "info", "warning", "error"});
 }
 
-absl::Status ApplyConfigText(const std::string& text, const std::string& origin, ServerConfig* config) {
+absl::Status ApplyConfigFile(const std::string& path, ServerConfig* config) {
   v1::ServerConfig file;
-  FirstError error;
-  google::protobuf::TextFormat::Parser parser;
-  parser.RecordErrorsTo(&error);
-  if (!parser.ParseFromString(text, &file)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: %s (the fields are those of gradwire.v1.ServerConfig)", origin, error.text));
-  }
+  GW_RETURN_IF_ERROR(ReadMessageFile(path, &file));
   if (file.listen_size() > 0) config->listen.assign(file.listen().begin(), file.listen().end());
-  if (file.memory_limit_bytes() != 0) config->memory_limit_bytes = file.memory_limit_bytes();
-  if (file.job_memory_limit_bytes() != 0) config->job_memory_limit_bytes = file.job_memory_limit_bytes();
-  if (file.frame_limit_bytes() != 0) config->frame_limit_bytes = file.frame_limit_bytes();
-  if (file.drain_ms() != 0) config->drain_ms = file.drain_ms();
-  if (!file.backend().empty()) config->backend = file.backend();
-  if (!file.log_level().empty()) config->log_level = file.log_level();
-  if (file.max_jobs() != 0) config->max_jobs = file.max_jobs();
+  if (file.has_memory_limit_bytes()) config->memory_limit_bytes = file.memory_limit_bytes();
+  if (file.has_job_memory_limit_bytes()) config->job_memory_limit_bytes = file.job_memory_limit_bytes();
+  if (file.has_frame_limit_bytes()) config->frame_limit_bytes = file.frame_limit_bytes();
+  if (file.has_drain_ms()) config->drain_ms = file.drain_ms();
+  if (file.has_backend()) config->backend = file.backend();
+  if (file.has_log_level()) config->log_level = file.log_level();
+  if (file.has_max_jobs()) config->max_jobs = file.max_jobs();
   return absl::OkStatus();
 }
 

@@ -1,4 +1,4 @@
-// The configuration of gradwire-server: one validated struct, read in one place from flags and a textproto file.
+// The configuration of gradwire-server: one validated struct, read in one place from flags and a file.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,9 @@ struct ServerConfig {
   absl::Status Validate();
 };
 
-// Overlays a ServerConfig textproto (proto/gradwire/v1/server_config.proto). InvalidArgument with line and column;
-// fields that do not exist are errors.
-absl::Status ApplyConfigText(const std::string& text, const std::string& origin, ServerConfig* config);
+// Overlays a file with a gradwire.v1.ServerConfig (proto/gradwire/v1/server_config.proto), YAML or protobuf text
+// format. Errors: those of ReadMessageFile.
+absl::Status ApplyConfigFile(const std::string& path, ServerConfig* config);
 
 struct ParsedFlags {
   ServerConfig config;

@@ -1,12 +1,10 @@
 // The flags of gradwire-server and their help text; see config.h.
 #include <CLI/CLI.hpp>
-#include <cstdio>
-#include <fstream>
 #include <optional>
-#include <sstream>
 
-#include "absl/strings/str_format.h"
+#include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/config/usage.h"
 #include "server/config/config.h"
 
 namespace gradwire {
@@ -21,6 +19,13 @@ constexpr char kFooter[] =
     "  gradwire-server --listen grpc://127.0.0.1:7070 &\n"
     "  gradwire-server --listen grpc://127.0.0.1:7071 &\n"
     "  gradwire shard describe --servers grpc://127.0.0.1:7070,grpc://127.0.0.1:7071\n"
+    "\nExample: the same from a file, server.yaml\n"
+    "  listen: [\"grpc://0.0.0.0:7070\", \"unix:///run/gradwire.sock\"]\n"
+    "  memory_limit_bytes: 8589934592\n"
+    "  drain_ms: 10000\n"
+    "  log_level: warning\n"
+    "and then\n"
+    "  gradwire-server --config server.yaml --drain-ms 2000\n"
     "\nSIGTERM or SIGINT stops taking workers, lets the open rounds finish for --drain-ms and exits with 0;\n"
     "a second signal exits at once.\n";
 
@@ -36,9 +41,12 @@ struct Given {
 
 void Define(CLI::App& app, Given& g) {
   app.footer(kFooter);
+  app.failure_message(UsageError);
   app.set_version_flag("--version", std::string(GRADWIRE_VERSION));
-  app.add_option("--config", g.config_path,
-                 "File of defaults in protobuf text format (message gradwire.v1.ServerConfig); flags override it");
+  app.add_option(
+      "--config", g.config_path,
+      "File of defaults, YAML (.yaml, .yml, .json) or protobuf text format (.textproto, .txtpb, .pbtxt) with the "
+      "fields of proto/gradwire/v1/server_config.proto; flags override it");
   app.add_option("--listen", g.listen,
                  "Addresses to listen on: grpc://HOST:PORT, unix:///PATH; port 0 takes a free one; repeatable. "
                  "Default grpc://0.0.0.0:7070")
@@ -85,13 +93,8 @@ absl::StatusOr<ParsedFlags> ParseFlags(int argc, const char* const* argv) {
     return parsed;
   }
   if (!given.config_path.empty()) {
-    std::ifstream file(given.config_path);
-    std::stringstream text;
-    text << file.rdbuf();
-    if (!file) {
-      return absl::NotFoundError(absl::StrFormat("--config: cannot read '%s'", given.config_path));
-    }
-    GW_RETURN_IF_ERROR(ApplyConfigText(text.str(), given.config_path, &parsed.config));
+    const absl::Status read = ApplyConfigFile(given.config_path, &parsed.config);
+    if (!read.ok()) return absl::Status(read.code(), absl::StrCat("--config: ", std::string(read.message())));
   }
   Overlay(given, &parsed.config);
   GW_RETURN_IF_ERROR(parsed.config.Validate());

@@ -1,6 +1,7 @@
 // Ranges, defaults, and what a wrong file is told.
 #include "server/config/config.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -29,12 +30,46 @@ TEST(ServerConfig, NamesTheKnobTheValueAndTheRange) {
   EXPECT_FALSE(config.Validate().ok());
 }
 
+// A file in the test's folder, and what comes of it.
+absl::Status Apply(const std::string& name, const std::string& text, ServerConfig* config) {
+  const std::string path = testing::TempDir() + "/" + name;
+  std::ofstream(path) << text;
+  return ApplyConfigFile(path, config);
+}
+
 TEST(ServerConfig, UnknownFieldIsAnErrorWithItsLine) {
   ServerConfig config;
-  const absl::Status status = ApplyConfigText("max_jobs: 3\nmax_job: 4\n", "server.textproto", &config);
+  const absl::Status status = Apply("server.textproto", "max_jobs: 3\nmax_job: 4\n", &config);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_NE(status.message().find("server.textproto: line 2"), absl::string_view::npos) << status;
-  EXPECT_NE(status.message().find("max_job"), absl::string_view::npos) << status;
+  EXPECT_THAT(status.message(), testing::HasSubstr("server.textproto: line 2"));
+  EXPECT_THAT(status.message(), testing::HasSubstr("'max_job': did you mean 'max_jobs'?"));
+}
+
+TEST(ServerConfig, YamlAndTextSetTheSame) {
+  ServerConfig yaml, text, json;
+  ASSERT_EQ(Apply("same.yaml",
+                  "# two addresses\nlisten:\n  - grpc://127.0.0.1:1\n  - unix:///run/g.sock\n"
+                  "memory_limit_bytes: 4294967296\nframe_limit_bytes: 65536\ndrain_ms: 0\nlog_level: debug\n",
+                  &yaml),
+            absl::OkStatus());
+  ASSERT_EQ(Apply("same.textproto",
+                  "listen: \"grpc://127.0.0.1:1\" listen: \"unix:///run/g.sock\" memory_limit_bytes: 4294967296\n"
+                  "frame_limit_bytes: 65536 drain_ms: 0 log_level: \"debug\"",
+                  &text),
+            absl::OkStatus());
+  ASSERT_EQ(Apply("same.json",
+                  R"({"listen": ["grpc://127.0.0.1:1", "unix:///run/g.sock"], "memory_limit_bytes": 4294967296,
+                      "frame_limit_bytes": 65536, "drain_ms": 0, "log_level": "debug"})",
+                  &json),
+            absl::OkStatus());
+  for (const ServerConfig& config : {yaml, text, json}) {
+    EXPECT_EQ(config.listen, (std::vector<std::string>{"grpc://127.0.0.1:1", "unix:///run/g.sock"}));
+    EXPECT_EQ(config.memory_limit_bytes, 4294967296u);
+    EXPECT_EQ(config.frame_limit_bytes, 65536u);
+    EXPECT_EQ(config.drain_ms, 0u) << "a 0 in the file is a value";
+    EXPECT_EQ(config.log_level, "debug");
+    EXPECT_EQ(config.max_jobs, 64u);
+  }
 }
 
 TEST(ServerConfig, FlagsOverrideTheFile) {
@@ -57,8 +92,17 @@ TEST(ServerConfig, WrongFlagExitsWithUsage) {
   EXPECT_EQ(parsed->exit_code, 2);
 }
 
+TEST(ServerConfig, WrongFlagIsToldWithTheProgramAndItsHelp) {
+  const char* argv[] = {"gradwire-server", "--no-such-flag"};
+  testing::internal::CaptureStderr();
+  ASSERT_TRUE(ParseFlags(2, argv).ok());
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, testing::StartsWith("gradwire-server: "));
+  EXPECT_THAT(said, testing::AllOf(testing::HasSubstr("--no-such-flag"), testing::HasSubstr("gradwire-server --help")));
+}
+
 TEST(ServerConfig, MissingFileIsNamed) {
-  const char* argv[] = {"gradwire-server", "--config=/no/such/file"};
+  const char* argv[] = {"gradwire-server", "--config=/no/such/file.yaml"};
   EXPECT_EQ(ParseFlags(2, argv).status().code(), absl::StatusCode::kNotFound);
 }
 
