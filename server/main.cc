@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <thread>
 
 #include "common/base/clock.h"
@@ -41,6 +42,9 @@ bool WriteAddresses(const std::string& path, const std::vector<std::string>& add
 }
 
 int Main(int argc, char** argv) {
+  // What gRPC writes to standard error on its own repeats our errors, less clearly. GRPC_VERBOSITY=ERROR brings it
+  // back.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   const absl::StatusOr<ParsedFlags> flags = ParseFlags(argc, argv);
   if (!flags.ok()) {
     std::fprintf(stderr, "gradwire-server: %s\n", std::string(flags.status().message()).c_str());

@@ -28,15 +28,18 @@ struct Output {
   std::string text;
 };
 
-Output RunCli(const std::string& arguments) {
+// Runs a program to its end; standard output and error together.
+Output RunProgram(const std::string& command) {
   Output output;
-  std::FILE* pipe = popen((std::string(GRADWIRE_CLI_BINARY) + " " + arguments + " 2>&1").c_str(), "r");
+  std::FILE* pipe = popen((command + " 2>&1").c_str(), "r");
   if (pipe == nullptr) return output;
   char buffer[4096];
   for (size_t n; (n = std::fread(buffer, 1, sizeof(buffer), pipe)) > 0;) output.text.append(buffer, n);
   output.exit_code = WEXITSTATUS(pclose(pipe));
   return output;
 }
+
+Output RunCli(const std::string& arguments) { return RunProgram(std::string(GRADWIRE_CLI_BINARY) + " " + arguments); }
 
 class ServerProcess {
  public:
@@ -115,6 +118,18 @@ TEST(ServerProcess, SecondSignalEndsItAtOnce) {
   EXPECT_EQ(server.WaitForExit(), 1);
 }
 
+TEST(ServerProcess, AddressInUseIsToldOnceInOurOwnWords) {
+  ServerProcess server({"--backend=cpu"});
+  const std::string address = server.Address();
+  const std::string command = std::string(GRADWIRE_SERVER_BINARY) + " --backend=cpu --listen " + address;
+  const Output second = RunProgram(command);
+  EXPECT_EQ(second.exit_code, 1);
+  EXPECT_THAT(second.text, HasSubstr("cannot listen on " + address + ": address in use"));
+  EXPECT_THAT(second.text, testing::Not(HasSubstr("chttp2_server.cc")));
+  // Whoever asks for gRPC's own messages gets them.
+  EXPECT_THAT(RunProgram("GRPC_VERBOSITY=ERROR " + command).text, HasSubstr("chttp2_server.cc"));
+}
+
 TEST(ServerProcess, OperatorToolCreatesDescribesAndDeletes) {
   ServerProcess server({"--backend=cpu"});
   const std::string address = server.Address();
@@ -147,6 +162,10 @@ TEST(OperatorTool, SaysWhatToDo) {
   EXPECT_THAT(RunCli("codec explain tagc:density=0.01").text, HasSubstr("residual"));
   const Output wrong = RunCli("codec explain tacg:density=0.01");
   EXPECT_EQ(wrong.exit_code, 2);
+  const Output incomplete = RunCli("job create");
+  EXPECT_EQ(incomplete.exit_code, 2);
+  EXPECT_THAT(incomplete.text, testing::AllOf(HasSubstr("gradwire job create: --spec is required"),
+                                              HasSubstr("`gradwire job create --help`")));
   EXPECT_THAT(RunCli("job list").text, HasSubstr("GRADWIRE_SERVERS"));
   const Output nobody = RunCli("job list --timeout-ms 500 --servers grpc://127.0.0.1:1");
   EXPECT_EQ(nobody.exit_code, 1);
