@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <random>
+#include <stop_token>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,14 +20,30 @@
 namespace gradwire {
 namespace {
 
+constexpr int64_t kMaxTimeoutMs = 1'000'000'000'000;  // 31 years; a time that far ahead is still a time
+
 uint64_t RandomIncarnation() {
   std::random_device device;
   return (uint64_t{device()} << 32 | device()) | 1;
 }
 
+absl::Status CheckTimeouts(const SessionOptions& options) {
+  const std::pair<const char*, int64_t> timeouts[] = {{"connect_timeout_ms", options.connect_timeout_ms},
+                                                      {"start_timeout_ms", options.start_timeout_ms},
+                                                      {"rpc_timeout_ms", options.rpc_timeout_ms},
+                                                      {"round_timeout_ms", options.round_timeout_ms}};
+  for (const auto& [name, value] : timeouts) {
+    if (value >= 1 && value <= kMaxTimeoutMs) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", value, "; allowed are 1 to ", kMaxTimeoutMs, " milliseconds"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckOptions(const SessionOptions& options, const Job& job) {
   if (options.servers.empty()) return absl::InvalidArgumentError("no servers were given");
   if (options.worker.empty()) return absl::InvalidArgumentError("the worker has no name; names are unique in the job");
+  GW_RETURN_IF_ERROR(CheckTimeouts(options));
   const bool mean = options.pull == PullMode::kMean;
   if (mean != !job.keeps_parameters())
     return absl::InvalidArgumentError(
@@ -65,7 +82,9 @@ class Session::Impl {
 
   absl::Status Start() {
     GW_RETURN_IF_ERROR(MakeParts());
-    GW_RETURN_IF_ERROR(Connect());
+    const absl::Status connected = Connect();
+    if (options_.stop.stop_requested()) return absl::CancelledError("joining was stopped");
+    GW_RETURN_IF_ERROR(connected);
     start_bytes_ = WireBytes();
     return absl::OkStatus();
   }
@@ -172,8 +191,7 @@ class Session::Impl {
     starter_ = std::make_unique<client::Starter>(client::StartContext{&job_, &layout_, options_.pull, incarnation_,
                                                                       codec_pointers_, links, replica_.get(),
                                                                       options_.start_timeout_ms});
-    GW_RETURN_IF_ERROR(starter_->JoinAll(request));
-    GW_ASSIGN_OR_RETURN(client::StartState start, starter_->Run());
+    GW_ASSIGN_OR_RETURN(client::StartState start, JoinAndStart(request, links));
     start_version_ = start.version;
     exchange_ = std::make_unique<client::Exchange>(
         client::ExchangeContext{&job_, &layout_, options_.pull, incarnation_, codec_pointers_, links, replica_.get(),
@@ -182,6 +200,17 @@ class Session::Impl {
     for (client::ShardLink* link : links) link->SetEvents(exchange_.get());
     // A link that was lost while nobody of the exchange listened is found by its next use.
     return absl::OkStatus();
+  }
+
+  // What may take long; a request to stop ends it.
+  absl::StatusOr<client::StartState> JoinAndStart(const v1::JoinRequest& request,
+                                                  const std::vector<client::ShardLink*>& links) {
+    const std::stop_callback on_stop(options_.stop, [this, &links] {
+      for (client::ShardLink* link : links) link->Cancel();
+      starter_->Cancel();
+    });
+    GW_RETURN_IF_ERROR(starter_->JoinAll(request));
+    return starter_->Run();
   }
 
   // Destroyed in reverse: links before what they report to.

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -38,11 +39,15 @@ struct SessionOptions {
   // One span per tensor of the job, of exactly its elements: the parameters (initial values on entry; pulled values
   // from then on), or for kMean where means are written. The caller keeps them alive until the session is destroyed.
   std::vector<std::span<float>> memory;
+  // Each 1 ms to 10^12 ms.
   int64_t connect_timeout_ms = 20'000;  // all attempts to reach and join a shard together
   int64_t start_timeout_ms = 600'000;   // until the initial parameters are there (another worker may upload them)
   int64_t rpc_timeout_ms = 10'000;      // one unary call
   int64_t round_timeout_ms = 600'000;   // EndRound's default
-  std::string backend = "auto";         // kernels::MakeBackend
+  // A request to stop makes Join give up what it waits for (a call that is under way ends by rpc_timeout_ms), leave the
+  // job and return Cancelled. Without effect once Join has returned.
+  std::stop_token stop;
+  std::string backend = "auto";  // kernels::MakeBackend
 };
 
 // Totals since Join.
@@ -70,7 +75,7 @@ class Session {
  public:
   // Blocks until the parameters of the start version are in `memory`. Errors: InvalidArgument (options or job; says
   // which field), Unavailable (a server cannot be reached within connect_timeout_ms), FailedPrecondition (another
-  // spec or shard map), DeadlineExceeded (nobody initialises the parameters).
+  // spec or shard map), DeadlineExceeded (nobody initialises the parameters), Cancelled (options.stop).
   static absl::StatusOr<std::unique_ptr<Session>> Join(SessionOptions options);
   ~Session();  // leaves
   Session(const Session&) = delete;

@@ -116,6 +116,7 @@ absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
   v1::JoinRequest mine = request;
   {
     absl::MutexLock lock(&mu_);
+    if (closing_) return absl::CancelledError("the session is closing");
     mine.set_may_initialize(may_initialize_);
   }
   const std::string bytes = mine.SerializeAsString();
@@ -142,7 +143,7 @@ absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
                        options_.connect_timeout_ms, " ms; is the server running, and is the address right?)")));
     }
     absl::MutexLock lock(&mu_);
-    stop_.WaitWithTimeout(&mu_, absl::Milliseconds(wait_ms));
+    if (!closing_) stop_.WaitWithTimeout(&mu_, absl::Milliseconds(wait_ms));
     if (closing_) return absl::CancelledError("the session is closing");
     backoff_ms = std::min(backoff_ms * 2, kLastBackoffMs);
   }
@@ -154,10 +155,14 @@ absl::Status ShardLink::Start(int64_t lease_ms, LinkEvents* events) {
   pull_sink_ = std::make_unique<PullSink>(this);
   auto push = channel_->Open("gradwire.v1.Worker/Push", ack_sink_.get());
   if (!push.ok()) return Annotate(push.status());
-  push_ = *std::move(push);
   auto pull = channel_->Open("gradwire.v1.Worker/Pull", pull_sink_.get());
   if (!pull.ok()) return Annotate(pull.status());
-  pull_ = *std::move(pull);
+  {
+    absl::MutexLock lock(&mu_);
+    if (closing_) return absl::CancelledError("the session is closing");
+    push_ = *std::move(push);
+    pull_ = *std::move(pull);
+  }
   v1::PushMessage push_open;
   *push_open.mutable_open() = options_.identity;
   v1::PullRequest pull_open;
@@ -210,13 +215,17 @@ void ShardLink::Lost(const absl::Status& status) {
 }
 
 void ShardLink::Cancel() {
+  transport::Stream* push = nullptr;
+  transport::Stream* pull = nullptr;
   {
     absl::MutexLock lock(&mu_);
     closing_ = true;
     stop_.SignalAll();
+    push = push_.get();
+    pull = pull_.get();
   }
-  if (push_ != nullptr) push_->Cancel();
-  if (pull_ != nullptr) pull_->Cancel();
+  if (push != nullptr) push->Cancel();
+  if (pull != nullptr) pull->Cancel();
 }
 
 void ShardLink::HeartbeatLoop(int64_t lease_ms) {

@@ -47,7 +47,7 @@ struct LinkOptions {
   std::string address;
   uint32_t shard = 0;
   v1::WorkerIdentity identity;
-  int64_t connect_timeout_ms = 0;
+  int64_t connect_timeout_ms = 0;  // both at least 1
   int64_t rpc_timeout_ms = 0;
 };
 
@@ -74,7 +74,8 @@ class ShardLink {
   // Sends the chunks of one frame. Blocks while the transport's window is full.
   absl::Status SendFrame(const std::vector<Bytes>& chunks);
   absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end);
-  // Ends the streams at once: a blocked SendFrame returns, no more events are delivered.
+  // Ends the streams at once: a blocked SendFrame returns, no more events are delivered. Join and Start return
+  // Cancelled. May be called while any of these runs; not together with Close.
   void Cancel();
   // Ends heartbeat and streams; tells the shard if `leave`. Idempotent; not while SendFrame runs (see Cancel).
   absl::Status Close(bool leave);
@@ -98,6 +99,7 @@ class ShardLink {
   std::shared_ptr<transport::Channel> channel_;
   std::unique_ptr<AckSink> ack_sink_;
   std::unique_ptr<PullSink> pull_sink_;
+  // Set once, by Start, under mu_; the thread that called it and those that came after it read them without.
   std::unique_ptr<transport::Stream> push_;
   std::unique_ptr<transport::Stream> pull_;
   std::thread heartbeat_;

@@ -87,6 +87,11 @@ absl::StatusOr<StartState> Starter::Run() {
   return Finish();
 }
 
+void Starter::Cancel() {
+  absl::MutexLock lock(&state_->mu);
+  if (state_->failed.ok()) state_->failed = absl::CancelledError("the start was cancelled");
+}
+
 void Starter::AllowInitialize() {
   for (ShardLink* link : context_.links) link->AllowInitialize();
 }

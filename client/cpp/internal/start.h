@@ -44,6 +44,8 @@ class Starter final : public LinkEvents {
   // Uploads or pulls. The worker that shard 0 chose uploads every shard: shard 0 first, the others once it has all of
   // its parameters, so no shard ever holds those of a worker that shard 0 may still replace.
   absl::StatusOr<StartState> Run();
+  // Makes Run return Cancelled, now or when it is called.
+  void Cancel();
 
   void OnAck(uint32_t shard, const v1::PushAck& ack) override;
   void OnAnswer(uint32_t shard, PullAnswer answer) override;

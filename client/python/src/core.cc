@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -97,13 +99,7 @@ class PySession {
     round_timeout_ms_ = round_timeout_ms;
     options.backend = std::move(backend);
     memory_ = std::move(memory);
-    absl::StatusOr<std::unique_ptr<Session>> session;
-    {
-      py::gil_scoped_release release;
-      session = Session::Join(std::move(options));
-    }
-    Check(session.status());
-    session_ = *std::move(session);
+    session_ = Join(std::move(options));
     gradients_.resize(session_->job().tensors().size());
   }
 
@@ -193,6 +189,26 @@ class PySession {
   uint32_t buckets() const { return session_->layout().bucket_count(); }
 
  private:
+  // On a thread of its own, so that this one hears Ctrl-C meanwhile; then the job is left again.
+  static std::unique_ptr<Session> Join(SessionOptions options) {
+    std::stop_source stop;
+    options.stop = stop.get_token();
+    auto joining = std::async(std::launch::async, [&options] { return Session::Join(std::move(options)); });
+    const auto done = [&joining] {
+      return joining.wait_for(std::chrono::milliseconds(kSignalSliceMs)) == std::future_status::ready;
+    };
+    bool interrupted = false;
+    while (!interrupted && !Released(done)) interrupted = PyErr_CheckSignals() != 0;
+    if (interrupted) stop.request_stop();
+    auto session = Released([&joining] { return joining.get(); });
+    if (interrupted) {
+      Released([&session] { return session.ok() ? (*session)->Leave() : session.status(); }).IgnoreError();
+      throw py::error_already_set();
+    }
+    Check(session.status());
+    return *std::move(session);
+  }
+
   const float* GradientOf(uint32_t tensor, const py::array& gradient) const {
     const auto& tensors = session_->job().tensors();
     if (tensor >= tensors.size()) throw py::index_error(absl::StrCat("tensor index ", tensor, " of ", tensors.size()));

@@ -53,6 +53,11 @@ class Cluster {
     daemons_[shard] = *std::move(daemon);
   }
   bool HasJob(uint32_t shard, const std::string& job) { return daemons_[shard]->registry().Find(job).ok(); }
+  // Members of the job, and those that wait to be.
+  int Workers(uint32_t shard, const std::string& job) {
+    auto found = daemons_[shard]->registry().Find(job);
+    return found.ok() ? (*found)->Describe(true, false).workers_size() : 0;
+  }
   std::string ParametersSha256(uint32_t shard, const std::string& job) {
     auto found = daemons_[shard]->registry().Find(job);
     EXPECT_TRUE(found.ok()) << found.status();

@@ -130,6 +130,76 @@ TEST(Join, GivesUpOnAServerThatIsNotThere) {
   }
 }
 
+TEST(Join, StopsWaitingForAServer) {
+  Worker worker(MakeSpec("nobody", "dense:values=fp32", v1::OPTIMIZER_SGD, 1), 0);
+  for (const std::string address : {"grpc://127.0.0.1:1", "inproc://nobody"}) {
+    std::stop_source stop;
+    SessionOptions options = worker.Options({address});
+    options.connect_timeout_ms = 600'000;
+    options.stop = stop.get_token();
+    absl::Status status;
+    std::thread joining([&] { status = Session::Join(std::move(options)).status(); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it is trying; earlier would do as well
+    stop.request_stop();
+    joining.join();
+    EXPECT_TRUE(absl::IsCancelled(status)) << status;
+  }
+}
+
+TEST(Join, StopsWaitingForInitialParametersAndLeaves) {
+  for (const std::string scheme : {"inproc", "grpc"}) {
+    Cluster cluster(1, scheme);
+    const v1::JobSpec spec = MakeSpec("silent", "dense:values=fp32", v1::OPTIMIZER_SGD, 2);
+    auto job = Job::Make(spec);
+    ASSERT_TRUE(job.ok());
+    // Chosen to send the initial parameters, and never does.
+    client::LinkOptions link_options;
+    link_options.address = cluster.addresses()[0];
+    link_options.identity.set_job("silent");
+    link_options.identity.set_worker("silent-worker");
+    link_options.identity.set_incarnation(42);
+    link_options.connect_timeout_ms = link_options.rpc_timeout_ms = 5000;
+    NoEvents events;
+    client::ShardLink silent(link_options);
+    v1::JoinRequest request;
+    *request.mutable_identity() = link_options.identity;
+    *request.mutable_spec() = job->spec();
+    request.set_shard_count(1);
+    ASSERT_TRUE(silent.Join(request).ok());
+    ASSERT_TRUE(silent.Start(spec.lease_ms(), &events).ok());
+    Worker worker(spec, 0);
+    std::stop_source stop;
+    SessionOptions options = worker.Options(cluster.addresses());
+    options.start_timeout_ms = 600'000;
+    options.stop = stop.get_token();
+    absl::Status status;
+    std::thread joining([&] { status = Session::Join(std::move(options)).status(); });
+    while (cluster.Workers(0, "silent") < 2) std::this_thread::yield();
+    stop.request_stop();
+    joining.join();
+    EXPECT_TRUE(absl::IsCancelled(status)) << status;
+    EXPECT_EQ(cluster.Workers(0, "silent"), 1);
+  }
+}
+
+TEST(Join, NamesTheTimeoutThatCannotBe) {
+  Cluster cluster(1, "inproc");
+  Worker worker(MakeSpec("timeouts", "dense:values=fp32", v1::OPTIMIZER_SGD, 1), 0);
+  const std::pair<int64_t SessionOptions::*, const char*> timeouts[] = {
+      {&SessionOptions::connect_timeout_ms, "connect_timeout_ms"},
+      {&SessionOptions::start_timeout_ms, "start_timeout_ms"},
+      {&SessionOptions::rpc_timeout_ms, "rpc_timeout_ms"},
+      {&SessionOptions::round_timeout_ms, "round_timeout_ms"}};
+  for (const auto& [member, name] : timeouts) {
+    for (const int64_t value : {int64_t{0}, int64_t{-1}, INT64_MIN, INT64_MAX}) {
+      SessionOptions options = worker.Options(cluster.addresses());
+      options.*member = value;
+      const absl::Status status = Session::Join(std::move(options)).status();
+      EXPECT_EQ(status.message(), absl::StrCat(name, " is ", value, "; allowed are 1 to 1000000000000 milliseconds"));
+    }
+  }
+}
+
 TEST(Join, RefusesWhatDoesNotFit) {
   Cluster cluster(1, "inproc");
   const v1::JobSpec spec = MakeSpec("fit", "dense:values=fp32", v1::OPTIMIZER_SGD, 2);
