@@ -203,3 +203,99 @@ def test_wrong_shape_is_refused_by_name(addresses):
         with pytest.raises(ValueError, match=r"the gradient of 'w' has shape \[3, 2\]"):
             session.exchange([np.zeros((3, 2), np.float32)], 0.1)
         session.exchange([np.ones((2, 3), np.float32)], 0.1)
+
+
+JOINING = textwrap.dedent("""
+    import sys
+    import numpy as np
+    import gradwire
+    sys.path.insert(0, sys.argv[1])
+    from test_session import make_job, make_parameters
+    print("joining", flush=True)
+    try:
+        gradwire.join(sys.argv[2], make_job("interrupted"), make_parameters(), connect_timeout=600)
+    except KeyboardInterrupt:
+        print("interrupted")
+""")
+
+
+def test_ctrl_c_ends_a_join_that_waits(closed_port):
+    folder = str(pathlib.Path(__file__).parent)
+    process = subprocess.Popen([sys.executable, "-c", JOINING, folder, f"grpc://127.0.0.1:{closed_port}"],
+                               stdout=subprocess.PIPE, text=True,
+                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    try:
+        assert process.stdout.readline() == "joining\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+        assert out == "interrupted\n" and process.returncode == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1, 0, 0.0001, 1e300])
+@pytest.mark.parametrize("name", ["connect_timeout", "start_timeout", "rpc_timeout", "round_timeout"])
+def test_impossible_timeouts_are_named(name, seconds):
+    with pytest.raises(ValueError, match=f"{name}=.*from 0.001 to 1e\\+09"):
+        gradwire.join("inproc://nobody", make_job("j"), make_parameters(), **{name: seconds})
+
+
+def test_timeouts_must_be_numbers(addresses):
+    with pytest.raises(TypeError, match="rpc_timeout must be a number of seconds, not str"):
+        gradwire.join("inproc://nobody", make_job("j"), make_parameters(), rpc_timeout="10")
+    parameters = make_parameters()
+    with gradwire.join(addresses(1), make_job("j"), parameters, rpc_timeout=np.float32(5)) as session:
+        session.begin_round(0.1)
+        with pytest.raises(ValueError, match="timeout=nan"):
+            session.end_round(timeout=float("nan"))
+        for i, p in enumerate(parameters):
+            session.tensor_ready(i, np.ones_like(p))
+        session.end_round(timeout=30)
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"workers": -1}, "workers=-1 must be from 1 to 4294967295"), ({"workers": 0}, "workers=0 must be from 1"),
+    ({"max_workers": -2}, "max_workers=-2 must be from 0"), ({"workers": 3, "max_workers": 2}, "not be below workers=3"),
+    ({"lease_ms": -1}, "lease_ms=-1"), ({"bucket_bytes": 1 << 64}, "bucket_bytes=18446744073709551616"),
+    ({"run_elements": -1}, "run_elements=-1"), ({"seed": -1}, "seed=-1"),
+    ({"residual_decay": float("nan")}, "residual_decay=nan must be a finite"),
+    ({"groups": [gradwire.Group(eps=float("inf"))]}, "eps=inf must be a finite"),
+    ({"groups": [gradwire.Group(betas=(0, 0.9))]}, r"betas\[0\]=0 is not supported"),
+    ({"groups": [gradwire.Group(betas=(0.9,))]}, "must be two numbers"),
+])
+def test_impossible_jobs_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        gradwire.join("inproc://nobody", make_job("j", **options), make_parameters())
+
+
+def test_whole_numbers_must_be_whole():
+    with pytest.raises(TypeError, match="workers=1.5 must be a whole number"):
+        make_job("j", workers=1.5).to_json()
+    assert '"min_workers": 2' in make_job("j", workers=np.int64(2)).to_json()
+
+
+def test_two_sessions_of_one_process_get_two_names(addresses):
+    servers = addresses(1)
+    job = make_job("names", workers=2)
+    sessions = in_parallel(2, lambda _: gradwire.join(servers, job, make_parameters()))
+    names = {s.worker for s in sessions}
+    assert len(names) == 2
+    in_parallel(2, lambda i: sessions[i].exchange([np.ones_like(p) for p in make_parameters()], lr=0.1))
+    assert [s.version for s in sessions] == [2, 2]
+    assert gradwire._session.default_worker_name() not in names
+    for session in sessions:
+        session.leave()
+    assert gradwire._session.default_worker_name() in names
+
+
+def test_a_failed_join_frees_its_name(closed_port, addresses):
+    before = gradwire._session.default_worker_name()
+    with pytest.raises(gradwire.Unavailable):
+        gradwire.join(f"grpc://127.0.0.1:{closed_port}", make_job("j"), make_parameters(), connect_timeout=0.1)
+    assert gradwire._session.default_worker_name() == before
+    session = gradwire.join(addresses(1), make_job("j"), make_parameters())
+    assert session.worker == before and gradwire._session.default_worker_name() != before
+    del session
+    assert gradwire._session.default_worker_name() == before

@@ -267,3 +267,66 @@ def test_huge_gradient_is_refused_once_and_training_goes_on(addresses):
             model(torch.ones(2, 8)).sum().backward()
             optimizer.step()
         assert not torch.equal(before, model.weight)
+
+
+def test_frozen_parameters_are_said_to_be_frozen():
+    model = torch.nn.Linear(8, 4).requires_grad_(False)
+    with pytest.raises(ValueError, match="all 2 parameters are frozen"):
+        ShardedOptimizer(model, servers=["grpc://127.0.0.1:1"], job="frozen")
+    with pytest.raises(ValueError, match="empty list"):
+        ShardedOptimizer([], servers=["grpc://127.0.0.1:1"], job="frozen")
+
+
+def test_changed_hyper_parameters_are_not_ignored(addresses):
+    model = torch.nn.Linear(8, 4)
+    with ShardedOptimizer(model, servers=addresses(1), job="j", codec="dense:fp32", lr=0.1, overlap=False) as optimizer:
+        model(torch.ones(2, 8)).sum().backward()
+        for key, value in (("weight_decay", 0.5), ("betas", (0.5, 0.9)), ("eps", 1e-3), ("momentum", 0.9)):
+            before = optimizer.param_groups[0][key]
+            optimizer.param_groups[0][key] = value
+            with pytest.raises(gradwire.FailedPrecondition, match=f"{key} of parameter group 0 is .* was created with"):
+                optimizer.step()
+            optimizer.param_groups[0][key] = before
+        optimizer.param_groups[0]["betas"] = list(optimizer.param_groups[0]["betas"])  # as JSON gives it back
+        optimizer.step()
+        assert optimizer.session.version == 2
+
+
+def test_hyper_parameters_that_cannot_count_are_refused():
+    model = torch.nn.Linear(8, 4)
+    servers = ["grpc://127.0.0.1:1"]
+    with pytest.raises(ValueError, match="momentum and nesterov"):
+        ShardedOptimizer(model, servers=servers, job="j", momentum=0.9)
+    with pytest.raises(ValueError, match="group 1 has its own betas or eps"):
+        ShardedOptimizer([{"params": [model.weight]}, {"params": [model.bias], "betas": (0.5, 0.6)}], servers=servers,
+                         job="j")
+
+
+def test_state_round_trip(addresses, tmp_path):
+    model = torch.nn.Linear(8, 4)
+    servers = addresses(1)
+    with ShardedOptimizer(model, servers=servers, job="first", codec="dense:fp32", lr=0.1, weight_decay=0.01) as first:
+        schedule = torch.optim.lr_scheduler.StepLR(first, 1, gamma=0.5)
+        for _ in range(2):
+            first.zero_grad()
+            model(torch.ones(2, 8)).sum().backward()
+            first.step()
+            schedule.step()
+        torch.save(first.state_dict(), tmp_path / "optimizer.pt")
+        first.param_groups[0]["lr"] = 7.0
+        first.load_state_dict(torch.load(tmp_path / "optimizer.pt"))  # the same version: no warning
+        assert first.param_groups[0]["lr"] == 0.025
+    state = torch.load(tmp_path / "optimizer.pt")
+    with ShardedOptimizer(model, servers=servers, job="second", codec="dense:fp32", lr=0.1,
+                          weight_decay=0.01) as second:
+        with pytest.warns(UserWarning, match="version 3 of job 'first'.*version 0 of job 'second'"):
+            second.load_state_dict(state)
+        assert second.param_groups[0]["lr"] == 0.025 and second.param_groups[0]["initial_lr"] == 0.1
+        model(torch.ones(2, 8)).sum().backward()
+        second.step()
+        state["param_groups"][0]["weight_decay"] = 0.5
+        with pytest.raises(ValueError, match="weight_decay of parameter group 0 is 0.5"):
+            second.load_state_dict(state)
+        with pytest.raises(ValueError, match="not a state_dict"):
+            second.load_state_dict(torch.optim.AdamW(model.parameters()).state_dict())
+        assert second.param_groups[0]["weight_decay"] == 0.01

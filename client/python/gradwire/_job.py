@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +21,27 @@ def _choice(field: str, value: str, allowed: Sequence[str]) -> str:
     return value.upper()
 
 
+def _whole(field: str, value: Any, least: int, bits: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{field}={value!r} must be a whole number")
+    number = operator.index(value)
+    if not least <= number < 1 << bits:
+        raise ValueError(f"{field}={number} must be from {least} to {(1 << bits) - 1}")
+    return number
+
+
+def _real(field: str, value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{field}={value!r} must be a finite number")
+    return number
+
+
+def _not_zero(field: str, value: float) -> None:
+    if value == 0:
+        raise ValueError(f"{field}=0 is not supported; use a small number, such as 1e-30")
+
+
 @dataclasses.dataclass
 class TensorSpec:
     """A named parameter. `role`: one of ROLES, or None to derive it from name and shape."""
@@ -29,7 +52,9 @@ class TensorSpec:
     group: int = 0
 
     def _dict(self) -> dict[str, Any]:
-        d: dict[str, Any] = {"name": self.name, "shape": [int(n) for n in self.shape], "group": self.group}
+        d: dict[str, Any] = {"name": self.name,
+                             "shape": [_whole(f"shape of tensor {self.name!r}", n, 0, 64) for n in self.shape],
+                             "group": _whole(f"group of tensor {self.name!r}", self.group, 0, 32)}
         if self.role is not None:
             d["role"] = "ROLE_" + _choice(f"role of tensor {self.name!r}", self.role, ROLES)
         return d
@@ -45,7 +70,8 @@ class Rule:
     max_elements: int = 0
 
     def _dict(self) -> dict[str, Any]:
-        return {"codec": self.codec, "pattern": self.pattern, "max_elements": self.max_elements,
+        return {"codec": self.codec, "pattern": self.pattern,
+                "max_elements": _whole("max_elements of a rule", self.max_elements, 0, 64),
                 "roles": ["ROLE_" + _choice("role of a rule", r, ROLES) for r in self.roles]}
 
 
@@ -59,9 +85,16 @@ class Group:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
 
-    def _dict(self) -> dict[str, Any]:
-        return {"weight_decay": self.weight_decay, "momentum": self.momentum, "nesterov": self.nesterov,
-                "beta1": self.betas[0], "beta2": self.betas[1], "epsilon": self.eps}
+    def _dict(self, optimizer: str) -> dict[str, Any]:
+        if len(self.betas) != 2:
+            raise ValueError(f"betas={self.betas!r} must be two numbers")
+        if optimizer == "adamw":
+            _not_zero("betas[0]", self.betas[0])
+            _not_zero("betas[1]", self.betas[1])
+            _not_zero("eps", self.eps)
+        return {"weight_decay": _real("weight_decay", self.weight_decay), "momentum": _real("momentum", self.momentum),
+                "nesterov": bool(self.nesterov), "beta1": _real("betas[0]", self.betas[0]),
+                "beta2": _real("betas[1]", self.betas[1]), "epsilon": _real("eps", self.eps)}
 
 
 def sparse(codec: str) -> bool:
@@ -106,20 +139,29 @@ class JobSpec:
     def to_json(self) -> str:
         """The job in protobuf's JSON form."""
         rules = default_rules(self.codec) if self.rules is None else self.rules
+        workers = _whole("workers", self.workers, 1, 32)
+        max_workers = _whole("max_workers", self.max_workers, 0, 32) or workers
+        if max_workers < workers:
+            raise ValueError(f"max_workers={max_workers} must not be below workers={workers}")
+        if self.push == "step":
+            _not_zero("step_beta2", self.step_beta2)
+            _not_zero("step_eps", self.step_eps)
+            _not_zero("residual_decay", self.residual_decay)
         return json.dumps({
             "name": self.name,
             "tensors": [t._dict() for t in self.tensors],
             "optimizer": {"kind": "OPTIMIZER_" + _choice("optimizer", self.optimizer, _OPTIMIZERS),
-                          "groups": [g._dict() for g in self.groups]},
+                          "groups": [g._dict(self.optimizer) for g in self.groups]},
             "push": "PUSH_" + _choice("push", self.push, _PUSHES),
-            "step": {"beta2": self.step_beta2, "epsilon": self.step_eps, "residual_decay": self.residual_decay},
+            "step": {"beta2": _real("step_beta2", self.step_beta2), "epsilon": _real("step_eps", self.step_eps),
+                     "residual_decay": _real("residual_decay", self.residual_decay)},
             "rules": [r._dict() for r in rules],
             "codec": self.codec,
             "nonfinite": "NONFINITE_" + _choice("nonfinite", self.nonfinite, _POLICIES),
-            "min_workers": self.workers,
-            "max_workers": self.max_workers or self.workers,
-            "lease_ms": self.lease_ms,
-            "bucket_bytes": self.bucket_bytes,
-            "run_elements": self.run_elements,
-            "seed": self.seed,
+            "min_workers": workers,
+            "max_workers": max_workers,
+            "lease_ms": _whole("lease_ms", self.lease_ms, 0, 32),
+            "bucket_bytes": _whole("bucket_bytes", self.bucket_bytes, 0, 64),
+            "run_elements": _whole("run_elements", self.run_elements, 0, 32),
+            "seed": _whole("seed", self.seed, 0, 64),
         })

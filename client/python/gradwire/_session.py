@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,16 +29,49 @@ def as_array(value: Any, what: str) -> np.ndarray:
     raise TypeError(f"{what} must be a NumPy array or a CPU torch tensor, not {type(value).__name__}")
 
 
+_MAX_SECONDS = 1e9
+_names_in_use: set[str] = set()
+_names_lock = threading.RLock()  # a collection inside may free a name
+
+
 def default_worker_name() -> str:
-    """Host and process: unique unless one process joins a job twice."""
-    return f"{socket.gethostname()}-{os.getpid()}"[-128:]
+    """Host and process, and a number where a session of this process has that name.
+
+    A name is free again when its session was left or collected: a worker that joins again then supersedes itself.
+    """
+    base = f"{socket.gethostname()}-{os.getpid()}"[-120:]
+    with _names_lock:
+        names = itertools.chain([base], (f"{base}-{i}" for i in itertools.count(2)))
+        return next(name for name in names if name not in _names_in_use)
+
+
+def _take_name() -> str:
+    with _names_lock:
+        name = default_worker_name()
+        _names_in_use.add(name)
+        return name
+
+
+def _free_name(name: str) -> None:
+    with _names_lock:
+        _names_in_use.discard(name)
+
+
+def _milliseconds(name: str, seconds: float, least: float = 0.001) -> int:
+    """Whole milliseconds; ValueError that names the argument unless it is a finite number in range."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name} must be a number of seconds, not {type(seconds).__name__}")
+    if not least <= seconds <= _MAX_SECONDS:  # false for nan
+        raise ValueError(f"{name}={seconds!r} must be a number of seconds from {least:g} to {_MAX_SECONDS:g}")
+    return int(seconds * 1000)
 
 
 class Session:
     """Made by `join`. Use it from one thread at a time; `tensor_ready` may be called from any."""
 
-    def __init__(self, core: _core.Session, job: JobSpec):
+    def __init__(self, core: _core.Session, job: JobSpec, worker: str):
         self._core = core
+        self.worker = worker
         self.job = job
         self._index = {t.name: i for i, t in enumerate(job.tensors)}
 
@@ -62,7 +98,7 @@ class Session:
 
     def end_round(self, timeout: float | None = None) -> None:
         """Waits until every update is applied; from here on parameters change. After DeadlineExceeded call it again."""
-        self._core.end_round(-1 if timeout is None else int(timeout * 1000))
+        self._core.end_round(-1 if timeout is None else _milliseconds("timeout", timeout, 0))
 
     def stats(self) -> dict[str, float]:
         """Totals since the join: bytes on the wire, deferred elements, seconds spent."""
@@ -91,13 +127,19 @@ class Session:
 
     def leave(self) -> None:
         """Ends the membership; the other workers go on without this one."""
-        self._core.leave()
+        try:
+            self._core.leave()
+        finally:
+            self._release_name()
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.leave()
+
+    def _release_name(self) -> None:
+        """Replaced where the name was chosen by `join`."""
 
     @staticmethod
     def _rates(lr: float | Sequence[float]) -> list[float]:
@@ -111,13 +153,25 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
 
     servers: address of each shard, the same list on every worker. parameters: one float32 C-contiguous NumPy array or
     CPU tensor per tensor of the job (where the means are written, for pull="mean"); the session updates them in place.
-    The first worker's values start the job. Timeouts are in seconds.
+    The first worker's values start the job. worker: unique in the job; by default made of host and process. Timeouts are
+    in seconds, from 0.001 to 1e9. Ctrl-C is heard while this waits: the job is left again.
     """
+    milliseconds = {f"{name}_ms": _milliseconds(name, value)
+                    for name, value in (("connect_timeout", connect_timeout), ("start_timeout", start_timeout),
+                                        ("rpc_timeout", rpc_timeout), ("round_timeout", round_timeout))}
     servers = [servers] if isinstance(servers, str) else list(servers)
     names = [t.name for t in job.tensors]
     memory = [as_array(p, f"the parameter {names[i] if i < len(names) else i!r}") for i, p in enumerate(parameters)]
-    core = _core.Session(servers=servers, job_json=job.to_json(), worker=worker or default_worker_name(), pull=pull,
-                         memory=memory, connect_timeout_ms=int(connect_timeout * 1000),
-                         start_timeout_ms=int(start_timeout * 1000), rpc_timeout_ms=int(rpc_timeout * 1000),
-                         round_timeout_ms=int(round_timeout * 1000), backend=backend)
-    return Session(core, job)
+    job_json = job.to_json()
+    name = worker or _take_name()
+    try:
+        core = _core.Session(servers=servers, job_json=job_json, worker=name, pull=pull, memory=memory,
+                             backend=backend, **milliseconds)
+    except BaseException:
+        if not worker:
+            _free_name(name)
+        raise
+    session = Session(core, job, name)
+    if not worker:
+        session._release_name = weakref.finalize(session, _free_name, name)
+    return session

@@ -12,7 +12,7 @@ import torch
 
 from ._errors import FailedPrecondition
 from ._job import Group, JobSpec, Rule, TensorSpec, sparse
-from ._session import Session, default_worker_name, join
+from ._session import Session, join
 
 __all__ = ["DEFAULT_CODEC", "ShardedOptimizer"]
 
@@ -46,7 +46,25 @@ def _named_groups(params: Any) -> list[dict[str, Any]]:
             tensors.append(tensor)
         group["params"] = tensors
         group["_names"] = names
+    if not seen:
+        raise ValueError(f"all {count} parameters are frozen (requires_grad=False): there is nothing to train")
     return groups
+
+
+# What a job fixes when it is created. Learning rates are not among them: they travel with every round.
+_FIXED = ("momentum", "nesterov", "betas", "eps", "weight_decay")
+
+
+def _fixed_of(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(group[key]) if key == "betas" else group[key] for key in _FIXED}
+
+
+def _differences(groups: Sequence[dict[str, Any]], fixed: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What in `groups` is not what the job was created with."""
+    for i, (group, wanted) in enumerate(zip(groups, fixed, strict=True)):
+        for key, value in _fixed_of(group).items():
+            if value != wanted[key]:
+                yield f"{key} of parameter group {i} is {value!r}; the job was created with {wanted[key]!r}"
 
 
 def _check(name: str, tensor: torch.Tensor) -> None:
@@ -80,8 +98,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
     gradwire.Unavailable when a shard is lost, gradwire.DeadlineExceeded when other workers are slow: then call step()
     again, without another backward pass.
 
-    state_dict() holds the parameter groups and the version of the parameters. The parameters and the optimizer's state
-    live on the shards: load_state_dict() restores learning rates, not them.
+    Only learning rates may change during a job. Any other changed hyper-parameter of a group makes the next step() raise
+    gradwire.FailedPrecondition; nothing is ignored.
+
+    state_dict() holds the parameter groups (for torch.save) and which version of which job it was taken at.
+    load_state_dict() restores the learning rates, and whatever schedulers keep in the groups; it raises ValueError for
+    the state of another optimizer and for other hyper-parameters than the job's. Parameters, the optimizer's moments and
+    residuals are not in it: they live on the shards and in this session. Loading it at another version, or in another
+    job, therefore warns: to go on from a checkpoint, load the model before you make the optimizer; moments begin anew.
     """
 
     def __init__(self, params: Any, *, servers: str | Sequence[str], job: str, worker: str | None = None,
@@ -100,6 +124,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         betas = betas or ((0.9, 0.95) if push == "step" else (0.9, 0.999))
         groups = _named_groups(params)
         names = [group.pop("_names") for group in groups]
+        for i, group in enumerate(groups):
+            if push == "step" and (tuple(group.get("betas", betas)), group.get("eps", eps)) != (tuple(betas), eps):
+                raise ValueError(f"parameter group {i} has its own betas or eps: with push='step' all groups share them")
+            if optimizer != "sgd" and (group.get("momentum", momentum) or group.get("nesterov", nesterov)):
+                raise ValueError(f"momentum and nesterov are options of optimizer='sgd'; this one is {optimizer!r}")
         super().__init__(groups, dict(lr=lr, momentum=momentum, nesterov=nesterov, betas=betas, eps=eps,
                                       weight_decay=weight_decay))
         self._params: list[torch.Tensor] = []
@@ -118,6 +147,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             step_beta2=betas[1], step_eps=eps, residual_decay=residual_decay, workers=workers,
             max_workers=max_workers or workers, lease_ms=lease_ms,
             bucket_bytes=bucket_bytes, run_elements=run_elements, seed=seed)
+        self._fixed = [_fixed_of(g) for g in self.param_groups]
         self._accumulate = accumulate
         self._overlap = overlap
         self._sync = True
@@ -125,7 +155,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._zeros: np.ndarray | None = None
         self._forget_round()
         self.session: Session = join(servers, self.job, [p.detach() for p in self._params],
-                                     worker or default_worker_name(), pull=pull, connect_timeout=connect_timeout,
+                                     worker, pull=pull, connect_timeout=connect_timeout,
                                      start_timeout=start_timeout, rpc_timeout=rpc_timeout,
                                      round_timeout=round_timeout, backend=backend)
         self._addresses = [p.data_ptr() for p in self._params]
@@ -154,6 +184,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _send(self, index: int) -> None:
         if self._rates is None:
+            self._check_fixed()
             rates = self._current_rates()
             self.session.begin_round(rates)
             self._rates = rates
@@ -175,6 +206,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _current_rates(self) -> list[float]:
         return [float(group["lr"]) for group in self.param_groups]
+
+    def _check_fixed(self) -> None:
+        for difference in _differences(self.param_groups, self._fixed):
+            raise FailedPrecondition(f"{difference}. Only learning rates can change during a job: set it back, or make a "
+                                     "new optimizer and a new job")
 
     def _check_memory(self) -> None:
         for name, p, address in zip(self._names, self._params, self._addresses, strict=True):
@@ -215,6 +251,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._warn_about_changes()
+        self._check_fixed()
         self._check_memory()
         for index in reversed(range(len(self._params))):
             if index not in self._ready:
@@ -246,7 +283,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        taken = state_dict.get("gradwire")
+        if taken is None:
+            raise ValueError("this is not a state_dict() of a ShardedOptimizer: the state of another optimizer cannot be "
+                             "brought to the shards")
+        groups = state_dict["param_groups"]
+        if len(groups) != len(self._fixed):
+            raise ValueError(f"the state has {len(groups)} parameter groups; this optimizer has {len(self._fixed)}")
+        for difference in _differences(groups, self._fixed):
+            raise ValueError(f"in the state, {difference}. Make the optimizer with the values of the state, for a new job")
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "gradwire"})
+        here = {"job": self.job.name, "version": self.session.version}
+        if taken != here:
+            warnings.warn(f"this state is of version {taken['version']} of job {taken['job']!r}; this is version "
+                          f"{here['version']} of job {here['job']!r}: learning rates are restored, parameters and moments "
+                          "stay as they are", stacklevel=2)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "session"):
