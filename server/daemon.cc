@@ -90,7 +90,7 @@ void Daemon::TickUntilStopped() {
       wake_.WaitWithTimeout(&mu_, wait);
       if (stopped_) return;
     }
-    for (const auto& job : registry_->All()) job->Tick();
+    registry_->Tick();
   }
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
 
 namespace gradwire {
@@ -95,6 +96,23 @@ bool JobRegistry::draining() const {
 
 void JobRegistry::ShutAll(const absl::Status& status) {
   for (const auto& job : All()) job->Shut(status);
+}
+
+void JobRegistry::WarnStream(std::string_view which, const absl::Status& status) {
+  // Without memory a warning is lost, nothing else.
+  CatchBadAlloc("a warning", [&] {
+    if (stream_warnings_.Admit(status.code(), environment_.clock->Now())) {
+      spdlog::warn("{} stream refused: {}", which, status.ToString());
+    }
+    return absl::OkStatus();
+  }).IgnoreError();
+}
+
+void JobRegistry::Tick() {
+  for (const WarningLimiter::Count& more : stream_warnings_.TakeEnded(environment_.clock->Now())) {
+    spdlog::warn("{} more streams refused with {} within 10 s", more.warnings, absl::StatusCodeToString(more.kind));
+  }
+  for (const auto& job : All()) job->Tick();
 }
 
 uint64_t JobRegistry::memory_bytes() const {

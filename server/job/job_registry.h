@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/job/job_shard.h"
+#include "server/job/warning_limiter.h"
 
 namespace gradwire {
 
@@ -44,6 +45,11 @@ class JobRegistry {
   // Ends every stream with `status`.
   void ShutAll(const absl::Status& status);
 
+  // Ends leases that have run out, in every job, and writes what warnings were held back.
+  void Tick();
+  // Writes that a stream was ended with `status`, or counts it where one like it was written just now.
+  void WarnStream(std::string_view which, const absl::Status& status);
+
   uint64_t memory_bytes() const;
   const Limits& limits() const { return limits_; }
   const JobEnvironment& environment() const { return environment_; }
@@ -51,6 +57,7 @@ class JobRegistry {
  private:
   const JobEnvironment environment_;
   const Limits limits_;
+  WarningLimiter stream_warnings_;
 
   absl::Mutex create_mu_ ABSL_ACQUIRED_BEFORE(mu_);  // jobs are made one at a time, others are served meanwhile
   mutable absl::Mutex mu_;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "common/base/out_of_memory.h"
 #include "common/base/sha256.h"
 #include "common/base/status_macros.h"
 #include "common/codec/update.h"
@@ -194,15 +195,24 @@ absl::Status JobShard::Leave(const v1::WorkerIdentity& identity) {
 
 void JobShard::Tick() {
   RoundActions actions;
+  const TimeNs now = environment_.clock->Now();
   {
     absl::MutexLock lock(&mu_);
-    machine_.Tick(environment_.clock->Now(), &actions);
+    machine_.Tick(now, &actions);
+  }
+  for (const WarningLimiter::Count& more : refusals_.TakeEnded(now)) {
+    spdlog::warn("job {}: {} more frames refused with {} within 10 s", job_.spec().name(), more.warnings,
+                 absl::StatusCodeToString(more.kind));
   }
   for (const Member& member : actions.lost) {
     spdlog::warn("job {} worker {}: no sign of life for {} ms, no longer waited for", job_.spec().name(), member.worker,
                  job_.spec().lease_ms());
   }
   Run(actions);
+}
+
+void JobShard::WarnRefused(absl::StatusCode kind, const std::string& message) {
+  if (refusals_.Admit(kind, environment_.clock->Now())) spdlog::warn("refused: {}", message);
 }
 
 std::optional<TimeNs> JobShard::NextExpiry() const {
@@ -285,10 +295,12 @@ void JobShard::DropMember(const Member& member) {
 void JobShard::CloseBucket(const RoundActions::Close& close) {
   BucketState& bucket = *buckets_[close.bucket];
   UpdateFrame update;
-  absl::Status status = FinishRound(bucket, close, &update);
+  // The round is closed whatever happens: where memory runs out, the bucket stops and its pullers are told.
+  absl::Status status = CatchBadAlloc("merging", [&] { return FinishRound(bucket, close, &update); });
   if (status.ok() && environment_.sink != nullptr) {
-    const absl::Status journaled =
-        environment_.sink->Append(job_.spec().name(), close.bucket, close.round, update.chunks);
+    const absl::Status journaled = CatchBadAlloc("the journal", [&] {
+      return environment_.sink->Append(job_.spec().name(), close.bucket, close.round, update.chunks);
+    });
     if (!journaled.ok()) {
       spdlog::error("job {} round {} bucket {}: the update frame is not durable: {}", job_.spec().name(), close.round,
                     close.bucket, journaled.ToString());
@@ -297,7 +309,10 @@ void JobShard::CloseBucket(const RoundActions::Close& close) {
   std::vector<Delivery> ready;
   {
     absl::MutexLock lock(&bucket.mu);
-    if (status.ok()) status = Publish(bucket, update);
+    if (status.ok()) {
+      status = CatchBadAlloc("the optimizer",
+                             [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) { return Publish(bucket, update); });
+    }
     if (!status.ok() && bucket.failure.ok()) {
       bucket.failure =
           absl::Status(status.code(), absl::StrFormat("job '%s' round %d bucket %d stopped: %s", job_.spec().name(),

@@ -31,6 +31,7 @@
 #include "server/job/bucket_state.h"
 #include "server/job/memory.h"
 #include "server/job/update_sink.h"
+#include "server/job/warning_limiter.h"
 #include "server/rounds/round.h"
 
 namespace gradwire {
@@ -81,7 +82,7 @@ class JobShard {
   absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before, bool may_initialize);
   absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::WorkerIdentity& identity, bool may_initialize);
   absl::Status Leave(const v1::WorkerIdentity& identity);
-  // Ends leases that have run out.
+  // Ends leases that have run out; writes how many warnings were held back.
   void Tick();
   // When the next lease ends, on the clock of the environment.
   std::optional<TimeNs> NextExpiry() const;
@@ -122,6 +123,8 @@ class JobShard {
   void CloseBucket(const RoundActions::Close& close);
   absl::Status FinishRound(BucketState& bucket, const RoundActions::Close& close, UpdateFrame* update);
   absl::Status Publish(BucketState& bucket, const UpdateFrame& update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  // Writes the first refusal of each kind to the log; Tick counts the others.
+  void WarnRefused(absl::StatusCode kind, const std::string& message);
   void AbandonPartial(BucketState& bucket, MemberId member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 
   // job_push.cc
@@ -155,6 +158,7 @@ class JobShard {
   MemoryBound memory_;                                 // constant after Make
   std::vector<std::unique_ptr<BucketState>> buckets_;  // constant after Make; each synchronises itself
 
+  WarningLimiter refusals_;
   std::atomic<uint64_t> in_flight_bytes_{0};
   std::atomic<uint64_t> push_bytes_{0};
   std::atomic<uint64_t> pull_bytes_{0};

@@ -2,6 +2,7 @@
 #include "server/services/dispatcher.h"
 
 #include "absl/strings/str_format.h"
+#include "common/base/out_of_memory.h"
 
 namespace gradwire {
 namespace {
@@ -16,15 +17,17 @@ absl::Status Unknown(std::string_view method) {
 }  // namespace
 
 absl::StatusOr<std::string> Dispatcher::Call(transport::Method method, std::string_view request) {
-  if (method.starts_with(kWorker)) return worker_->Call(method.substr(kWorker.size()), request);
-  if (method.starts_with(kOperator)) return operator_->Call(method.substr(kOperator.size()), request);
-  return Unknown(method);
+  return CatchBadAlloc(method, [&]() -> absl::StatusOr<std::string> {
+    if (method.starts_with(kWorker)) return worker_->Call(method.substr(kWorker.size()), request);
+    if (method.starts_with(kOperator)) return operator_->Call(method.substr(kOperator.size()), request);
+    return Unknown(method);
+  });
 }
 
 absl::StatusOr<std::unique_ptr<transport::StreamSink>> Dispatcher::Accept(transport::Method method,
                                                                           std::shared_ptr<transport::Stream> stream) {
   if (!method.starts_with(kWorker)) return Unknown(method);
-  return worker_->Accept(method.substr(kWorker.size()), std::move(stream));
+  return CatchBadAlloc(method, [&] { return worker_->Accept(method.substr(kWorker.size()), std::move(stream)); });
 }
 
 }  // namespace gradwire

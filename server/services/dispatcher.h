@@ -11,7 +11,8 @@
 
 namespace gradwire {
 
-// Thread-safe; what a transport listens with. Both services outlive it.
+// Thread-safe; what a transport listens with. Both services outlive it. A call or stream for which there is no memory
+// gets ResourceExhausted; so does one that fails later, in its sink.
 class Dispatcher final : public transport::Service {
  public:
   Dispatcher(WorkerService* worker, OperatorService* op) : worker_(worker), operator_(op) {}

@@ -1,21 +1,20 @@
 // One Pull stream; see pull_sink.h.
 #include "server/services/pull_sink.h"
 
-#include <spdlog/spdlog.h>
-
 #include <utility>
 
+#include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
 
 namespace gradwire {
 
 void PullSink::OnMessage(transport::Message message) {
   if (over_) return;
-  const absl::Status status = Handle(message);
+  const absl::Status status = CatchBadAlloc("a pull stream", [&] { return Handle(message); });
   if (status.ok()) return;
   over_ = true;
-  spdlog::warn("pull stream refused: {}", status.ToString());
   out_->Finish(status);
+  registry_->WarnStream("pull", status);
 }
 
 absl::Status PullSink::Handle(const transport::Message& message) {

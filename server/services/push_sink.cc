@@ -1,10 +1,9 @@
 // One Push stream; see push_sink.h.
 #include "server/services/push_sink.h"
 
-#include <spdlog/spdlog.h>
-
 #include <utility>
 
+#include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
 #include "common/wire/frame.h"
 
@@ -12,11 +11,11 @@ namespace gradwire {
 
 void PushSink::OnMessage(transport::Message message) {
   if (over_) return;
-  const absl::Status status = Handle(std::move(message));
+  const absl::Status status = CatchBadAlloc("a push stream", [&] { return Handle(std::move(message)); });
   if (status.ok()) return;
   over_ = true;
-  spdlog::warn("push stream refused: {}", status.ToString());
   out_->Finish(status);
+  registry_->WarnStream("push", status);
 }
 
 absl::Status PushSink::Handle(transport::Message message) {

@@ -1,0 +1,153 @@
+// Memory that runs out costs the call or the stream that asked for it. The clock fails in its place: every request
+// reads it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <new>
+#include <optional>
+
+#include "server/job/job_registry.h"
+#include "server/services/dispatcher.h"
+#include "tests/unit/server/frame_maker.h"
+
+namespace gradwire {
+namespace {
+
+using testing::HasSubstr;
+using testing_support::FrameMaker;
+using testing_support::SmallSpec;
+
+class ExhaustedClock final : public Clock {
+ public:
+  TimeNs Now() override {
+    if (exhausted) throw std::bad_alloc();
+    return 1;
+  }
+  bool exhausted = false;
+};
+
+class ExhaustedSink final : public UpdateSink {
+ public:
+  absl::Status Append(const std::string&, uint32_t, uint64_t, std::span<const Bytes>) override {
+    ++appends;
+    throw std::bad_alloc();
+  }
+  int appends = 0;
+};
+
+// Keeps what was sent and how it ended.
+class RecordingStream final : public transport::Stream {
+ public:
+  absl::Status Send(transport::Message message) override {
+    sent.push_back(std::move(message));
+    return absl::OkStatus();
+  }
+  void Finish(absl::Status status) override { finished = std::move(status); }
+  void Cancel() override {}
+  std::vector<transport::Message> sent;
+  std::optional<absl::Status> finished;
+};
+
+class ServicesTest : public testing::Test {
+ protected:
+  ServicesTest()
+      : spec_(SmallSpec("job", 1)),
+        backend_(std::move(*kernels::MakeBackend("cpu"))),
+        registry_(Environment(), {.memory_bytes = 1 << 28, .max_jobs = 4}),
+        worker_(&registry_),
+        operator_(&registry_),
+        dispatcher_(&worker_, &operator_),
+        frames_(spec_, 0, 1, 7) {
+    identity_.set_job("job");
+    identity_.set_worker("a");
+    identity_.set_incarnation(7);
+  }
+  JobEnvironment Environment() {
+    JobEnvironment environment;
+    environment.backend = backend_.get();
+    environment.clock = &clock_;
+    environment.sink = &sink_;
+    environment.frame_limit_bytes = 1 << 20;
+    environment.job_memory_limit_bytes = 1 << 28;
+    return environment;
+  }
+  absl::Status Join() {
+    v1::JoinRequest request;
+    *request.mutable_identity() = identity_;
+    *request.mutable_spec() = spec_;
+    request.set_shard_count(1);
+    request.set_may_initialize(true);
+    return dispatcher_.Call("gradwire.v1.Worker/Join", request.SerializeAsString()).status();
+  }
+  absl::Status Heartbeat() {
+    v1::HeartbeatRequest request;
+    *request.mutable_identity() = identity_;
+    return dispatcher_.Call("gradwire.v1.Worker/Heartbeat", request.SerializeAsString()).status();
+  }
+  // Opens a stream as this worker.
+  std::unique_ptr<transport::StreamSink> Open(const std::shared_ptr<RecordingStream>& stream) {
+    auto sink = dispatcher_.Accept("gradwire.v1.Worker/Push", stream);
+    EXPECT_TRUE(sink.ok()) << sink.status();
+    v1::PushMessage open;
+    *open.mutable_open() = identity_;
+    (*sink)->OnMessage({open.SerializeAsString(), {}});
+    return *std::move(sink);
+  }
+
+  const v1::JobSpec spec_;
+  ExhaustedClock clock_;
+  ExhaustedSink sink_;
+  std::unique_ptr<kernels::Backend> backend_;
+  JobRegistry registry_;
+  WorkerService worker_;
+  OperatorService operator_;
+  Dispatcher dispatcher_;
+  FrameMaker frames_;
+  v1::WorkerIdentity identity_;
+};
+
+TEST_F(ServicesTest, ACallWithoutMemoryIsToldAndTheNextOneWorks) {
+  ASSERT_EQ(Join(), absl::OkStatus());
+  clock_.exhausted = true;
+  const absl::Status status = Heartbeat();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("gradwire.v1.Worker/Heartbeat: out of memory"));
+  clock_.exhausted = false;
+  EXPECT_EQ(Heartbeat(), absl::OkStatus());
+}
+
+TEST_F(ServicesTest, AStreamWithoutMemoryEndsAndTheNextOneWorks) {
+  ASSERT_EQ(Join(), absl::OkStatus());
+  auto stream = std::make_shared<RecordingStream>();
+  auto sink = Open(stream);
+  // The warning about it reads the clock as well.
+  clock_.exhausted = true;
+  sink->OnMessage({std::string(), {frames_.Initialize(0, 1.0f)[0]}});
+  ASSERT_TRUE(stream->finished.has_value());
+  EXPECT_EQ(stream->finished->code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(stream->sent.empty());
+  clock_.exhausted = false;
+  sink->OnClosed(absl::OkStatus());
+
+  auto again = std::make_shared<RecordingStream>();
+  sink = Open(again);
+  for (uint32_t b = 0; b < frames_.buckets(); ++b) sink->OnMessage({std::string(), {frames_.Initialize(b, 1.0f)[0]}});
+  EXPECT_EQ(again->sent.size(), frames_.buckets());
+  EXPECT_FALSE(again->finished.has_value());
+  sink->OnClosed(absl::OkStatus());
+}
+
+TEST_F(ServicesTest, ARoundClosesThoughTheJournalHasNoMemory) {
+  ASSERT_EQ(Join(), absl::OkStatus());
+  auto stream = std::make_shared<RecordingStream>();
+  auto sink = Open(stream);
+  for (uint32_t b = 0; b < frames_.buckets(); ++b) sink->OnMessage({std::string(), {frames_.Initialize(b, 1.0f)[0]}});
+  for (uint32_t b = 0; b < frames_.buckets(); ++b) sink->OnMessage({std::string(), {frames_.Push(b, 0, 1.0f)[0]}});
+  EXPECT_EQ(sink_.appends, static_cast<int>(frames_.buckets()));
+  EXPECT_FALSE(stream->finished.has_value());
+  EXPECT_EQ((*registry_.Find("job"))->Describe(false, false).version(), 1u);
+  sink->OnClosed(absl::OkStatus());
+}
+
+}  // namespace
+}  // namespace gradwire
