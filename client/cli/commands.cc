@@ -68,7 +68,8 @@ void PrintJob(const std::string& address, const v1::JobStatus& job, std::ostream
       HumanBytes(static_cast<double>(job.pull_bytes())), HumanBytes(static_cast<double>(job.initialize_bytes())),
       HumanBytes(static_cast<double>(job.parameter_bytes())));
   out << absl::StrFormat("  decoded elements %d, deferred %d\n", job.update_elements(), job.deferred_elements());
-  out << absl::StrFormat("  frames refused %d, not included %d\n", job.refused_frames(), job.not_included_frames());
+  out << absl::StrFormat("  frames refused %d, not included %d; non-finite gradient elements taken as 0: %d\n",
+                         job.refused_frames(), job.not_included_frames(), job.sanitized_elements());
   if (!job.parameters_sha256().empty()) out << "  parameters sha256 " << job.parameters_sha256() << "\n";
   if (job.workers_size() > 0) {
     out << absl::StrFormat("  %-24s %-16s %-7s %6s %12s %8s %12s\n", "worker", "incarnation", "state", "from",

@@ -185,6 +185,7 @@ class Session::Impl {
       link.identity = request.identity();
       link.connect_timeout_ms = options_.connect_timeout_ms;
       link.rpc_timeout_ms = options_.rpc_timeout_ms;
+      link.sanitized_elements = [this] { return gradients_->sanitized_elements(); };
       links_.push_back(std::make_unique<client::ShardLink>(std::move(link)));
       links.push_back(links_.back().get());
     }

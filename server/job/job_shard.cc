@@ -167,12 +167,20 @@ absl::StatusOr<MemberId> JobShard::FindMember(const v1::WorkerIdentity& identity
   return member;
 }
 
-absl::StatusOr<v1::HeartbeatReply> JobShard::Heartbeat(const v1::WorkerIdentity& identity, bool may_initialize) {
+void JobShard::NoteSanitized(MemberId member, uint64_t elements) {
+  const auto totals = totals_.find(member);
+  if (totals == totals_.end() || elements <= totals->second.sanitized_elements) return;
+  sanitized_elements_ += elements - totals->second.sanitized_elements;
+  totals->second.sanitized_elements = elements;
+}
+
+absl::StatusOr<v1::HeartbeatReply> JobShard::Heartbeat(const v1::HeartbeatRequest& request) {
   RoundActions actions;  // an election closes and opens nothing
   absl::MutexLock lock(&mu_);
-  GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(identity));
+  GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(request.identity()));
   machine_.Renew(member, environment_.clock->Now());
-  machine_.SetMayInitialize(member, may_initialize, &actions);
+  machine_.SetMayInitialize(member, request.may_initialize(), &actions);
+  NoteSanitized(member, request.sanitized_elements());
   v1::HeartbeatReply reply;
   reply.set_round(machine_.round());
   reply.set_members(static_cast<uint32_t>(machine_.membership().members().size()));
@@ -180,11 +188,12 @@ absl::StatusOr<v1::HeartbeatReply> JobShard::Heartbeat(const v1::WorkerIdentity&
   return reply;
 }
 
-absl::Status JobShard::Leave(const v1::WorkerIdentity& identity) {
+absl::Status JobShard::Leave(const v1::LeaveRequest& request) {
   RoundActions actions;
   {
     absl::MutexLock lock(&mu_);
-    GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(identity));
+    GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(request.identity()));
+    NoteSanitized(member, request.sanitized_elements());
     machine_.Leave(member, &actions);
     // The worker closes its streams itself: what it has sent is still answered.
     streams_.erase(member);
@@ -409,6 +418,7 @@ v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
   const TimeNs now = environment_.clock->Now();
   absl::MutexLock lock(&mu_);
   status.set_initialized(machine_.initialized());
+  status.set_sanitized_elements(sanitized_elements_);
   if (!with_details) return status;
   for (const auto& [id, member] : machine_.membership().members()) {
     v1::WorkerStatus& worker = *status.add_workers();
@@ -421,6 +431,7 @@ v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
     if (totals == totals_.end()) continue;
     worker.set_frames(totals->second.frames);
     worker.set_frame_bytes(totals->second.bytes);
+    worker.set_sanitized_elements(totals->second.sanitized_elements);
   }
   return status;
 }

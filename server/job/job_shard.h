@@ -80,8 +80,8 @@ class JobShard {
 
   // Membership; errors as in RoundMachine.
   absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before, bool may_initialize);
-  absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::WorkerIdentity& identity, bool may_initialize);
-  absl::Status Leave(const v1::WorkerIdentity& identity);
+  absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::HeartbeatRequest& request);
+  absl::Status Leave(const v1::LeaveRequest& request);
   // Ends leases that have run out; writes how many warnings were held back.
   void Tick();
   // When the next lease ends, on the clock of the environment.
@@ -110,12 +110,16 @@ class JobShard {
   struct WorkerTotals {
     uint64_t frames = 0;
     uint64_t bytes = 0;
+    uint64_t sanitized_elements = 0;
   };
 
   JobShard(Job job, Layout layout, uint32_t shard_index, const JobEnvironment& environment);
   absl::Status Prepare();
   void Allocate(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   absl::StatusOr<MemberId> FindMember(const v1::WorkerIdentity& identity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // Totals that a worker told; they only grow.
+  void NoteSanitized(MemberId member, uint64_t elements) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // job_shard.cc: carrying out what the state machine decided. No locks held.
   void Run(const RoundActions& actions);
@@ -172,6 +176,7 @@ class JobShard {
   mutable absl::Mutex mu_;
   RoundMachine machine_ ABSL_GUARDED_BY(mu_);
   absl::Status shut_ ABSL_GUARDED_BY(mu_);
+  uint64_t sanitized_elements_ ABSL_GUARDED_BY(mu_) = 0;  // of all workers so far
   std::multimap<MemberId, std::shared_ptr<Outbox>> streams_ ABSL_GUARDED_BY(mu_);
   std::map<MemberId, WorkerTotals> totals_ ABSL_GUARDED_BY(mu_);  // of members only
 };

@@ -44,12 +44,12 @@ absl::StatusOr<v1::JoinReply> WorkerService::Join(const v1::JoinRequest& request
 
 absl::StatusOr<v1::HeartbeatReply> WorkerService::Heartbeat(const v1::HeartbeatRequest& request) {
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.identity().job()));
-  return job->Heartbeat(request.identity(), request.may_initialize());
+  return job->Heartbeat(request);
 }
 
 absl::StatusOr<v1::LeaveReply> WorkerService::Leave(const v1::LeaveRequest& request) {
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.identity().job()));
-  GW_RETURN_IF_ERROR(job->Leave(request.identity()));
+  GW_RETURN_IF_ERROR(job->Leave(request));
   return v1::LeaveReply();
 }
 

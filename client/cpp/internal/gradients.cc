@@ -45,7 +45,7 @@ absl::Status GradientStore::Ingest(uint32_t tensor, const float* gradient, uint6
     for (float& x : state.sanitized) {
       if (std::fabs(x) < static_cast<float>(1 << kernels::kGridRangeBits)) continue;  // false for NaN
       x = 0.0f;
-      ++sanitized_elements_;
+      sanitized_elements_.fetch_add(1, std::memory_order_relaxed);
     }
     values = state.sanitized;
   }

@@ -2,6 +2,7 @@
 // of every tensor and the choice of what is sent. Residuals are kept per tensor, so they survive another grouping.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -39,7 +40,8 @@ class GradientStore {
   // The round is over: the caller's gradient memory is not referred to any more.
   void EndRound();
 
-  uint64_t sanitized_elements() const { return sanitized_elements_; }
+  // Since this was made; may be read from any thread.
+  uint64_t sanitized_elements() const { return sanitized_elements_.load(std::memory_order_relaxed); }
 
  private:
   struct State {
@@ -59,7 +61,7 @@ class GradientStore {
   const Job* const job_;
   kernels::Backend* const backend_;
   std::vector<State> tensors_;
-  uint64_t sanitized_elements_ = 0;
+  std::atomic<uint64_t> sanitized_elements_{0};
 };
 
 }  // namespace gradwire::client

@@ -241,6 +241,7 @@ void ShardLink::HeartbeatLoop(int64_t lease_ms) {
       beat_now_ = false;
       request.set_may_initialize(may_initialize_);
     }
+    request.set_sanitized_elements(SanitizedElements());
     auto reply = channel_->Call("gradwire.v1.Worker/Heartbeat", request.SerializeAsString(),
                                 std::min(options_.rpc_timeout_ms, period_ms));
     if (reply.ok()) {
@@ -272,6 +273,7 @@ absl::Status ShardLink::Close(bool leave) {
   if (tell) {
     v1::LeaveRequest request;
     *request.mutable_identity() = options_.identity;
+    request.set_sanitized_elements(SanitizedElements());
     status = Annotate(
         channel_->Call("gradwire.v1.Worker/Leave", request.SerializeAsString(), options_.rpc_timeout_ms).status());
   }

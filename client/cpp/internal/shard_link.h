@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -49,6 +50,8 @@ struct LinkOptions {
   v1::WorkerIdentity identity;
   int64_t connect_timeout_ms = 0;  // both at least 1
   int64_t rpc_timeout_ms = 0;
+  // What heartbeats and Leave tell about the worker's gradients; may be empty. Called from any thread until Close.
+  std::function<uint64_t()> sanitized_elements;
 };
 
 // Thread-safe. Lives until Close; owns its streams and its heartbeat thread.
@@ -91,6 +94,7 @@ class ShardLink {
   class PullSink;
   void Lost(const absl::Status& status);
   void HeartbeatLoop(int64_t lease_ms);
+  uint64_t SanitizedElements() const { return options_.sanitized_elements ? options_.sanitized_elements() : 0; }
   // Runs `call` on the current receiver, which stays the receiver meanwhile.
   template <typename F>
   void Deliver(F call);

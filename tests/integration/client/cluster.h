@@ -54,9 +54,11 @@ class Cluster {
   }
   bool HasJob(uint32_t shard, const std::string& job) { return daemons_[shard]->registry().Find(job).ok(); }
   // Members of the job, and those that wait to be.
-  int Workers(uint32_t shard, const std::string& job) {
+  int Workers(uint32_t shard, const std::string& job) { return Describe(shard, job).workers_size(); }
+  // Empty where the job does not exist (yet).
+  v1::JobStatus Describe(uint32_t shard, const std::string& job) {
     auto found = daemons_[shard]->registry().Find(job);
-    return found.ok() ? (*found)->Describe(true, false).workers_size() : 0;
+    return found.ok() ? (*found)->Describe(true, false) : v1::JobStatus();
   }
   std::string ParametersSha256(uint32_t shard, const std::string& job) {
     auto found = daemons_[shard]->registry().Find(job);

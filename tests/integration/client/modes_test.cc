@@ -114,6 +114,8 @@ TEST(NonFinite, IsSanitizedAndCounted) {
   worker.gradients()[2][5] = std::numeric_limits<float>::quiet_NaN();
   ASSERT_TRUE(worker.Step(0.01f).ok());
   EXPECT_EQ(worker.session().stats().sanitized_elements, 2u);
+  EXPECT_TRUE(worker.session().Leave().ok());
+  EXPECT_EQ(cluster.Describe(0, "sanitize").sanitized_elements(), 2u);
   for (const auto& p : worker.parameters())
     for (float x : p) ASSERT_TRUE(std::isfinite(x));
 }

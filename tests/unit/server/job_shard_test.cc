@@ -63,6 +63,19 @@ struct TestWorker {
     stream.worker = identity.worker();
     return reply;
   }
+  v1::HeartbeatRequest HeartbeatRequest(uint64_t sanitized_elements = 0) const {
+    v1::HeartbeatRequest request;
+    *request.mutable_identity() = identity;
+    request.set_may_initialize(true);
+    request.set_sanitized_elements(sanitized_elements);
+    return request;
+  }
+  v1::LeaveRequest LeaveRequest(uint64_t sanitized_elements = 0) const {
+    v1::LeaveRequest request;
+    *request.mutable_identity() = identity;
+    request.set_sanitized_elements(sanitized_elements);
+    return request;
+  }
   // The acknowledgement of the whole frame; fails the test when there is none.
   v1::PushAck Push(const std::vector<Bytes>& chunks) {
     for (const Bytes& chunk : chunks) {
@@ -229,7 +242,7 @@ TEST_F(JobShardTest, LeaseEndAbandonsThePartialFrameAndTheOthersGoOn) {
   }
   PushAll(&a, 1, 2.0f);
   clock_.now += 5'000 * kMs;
-  ASSERT_TRUE(shard_->Heartbeat(a.identity, true).ok());
+  ASSERT_TRUE(shard_->Heartbeat(a.HeartbeatRequest()).ok());
   clock_.now += 6'000 * kMs;
   shard_->Tick();
   EXPECT_EQ(b.pull->finished->code(), absl::StatusCode::kFailedPrecondition);
@@ -344,8 +357,8 @@ TEST_F(JobShardTest, LostInitializerIsReplacedAndNothingOfItStays) {
   b.Pull(v1::PULL_PARAMS_F32, 0);
   EXPECT_TRUE(b.TakeAnswers().empty());
   EXPECT_EQ(b.Push(b.frames.Initialize(0, 6.0f)).outcome(), v1::PUSH_REFUSED);
-  ASSERT_TRUE(shard_->Leave(a.identity).ok());
-  EXPECT_TRUE(shard_->Heartbeat(b.identity, true)->must_initialize());
+  ASSERT_TRUE(shard_->Leave(a.LeaveRequest()).ok());
+  EXPECT_TRUE(shard_->Heartbeat(b.HeartbeatRequest())->must_initialize());
   b.InitializeAll(6.0f);
   const auto answers = b.TakeAnswers();
   ASSERT_EQ(answers.size(), b.frames.buckets());
@@ -411,6 +424,26 @@ TEST_F(JobShardTest, SerializedPullsAreBoundedPerWorker) {
   const auto answers = a.TakeAnswers();
   ASSERT_EQ(answers.size(), a.frames.buckets());
   EXPECT_EQ(answers[0].control.code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+}
+
+TEST_F(JobShardTest, SanitizedElementsAreThoseThatWorkersTold) {
+  Start(SmallSpec("job", 2));
+  TestWorker a = Worker("a"), b = Worker("b");
+  ASSERT_TRUE(a.Join().ok());
+  ASSERT_TRUE(b.Join().ok());
+  ASSERT_TRUE(shard_->Heartbeat(a.HeartbeatRequest(5)).ok());
+  ASSERT_TRUE(shard_->Heartbeat(a.HeartbeatRequest(5)).ok());
+  ASSERT_TRUE(shard_->Heartbeat(a.HeartbeatRequest(3)).ok());  // an old one, overtaken
+  ASSERT_TRUE(shard_->Heartbeat(b.HeartbeatRequest(2)).ok());
+  v1::JobStatus status = shard_->Describe(true, false);
+  EXPECT_EQ(status.sanitized_elements(), 7u);
+  ASSERT_EQ(status.workers_size(), 2);
+  EXPECT_EQ(status.workers(0).sanitized_elements(), 5u);
+  ASSERT_TRUE(shard_->Leave(a.LeaveRequest(9)).ok());
+  TestWorker later = Worker("a", 2);
+  ASSERT_TRUE(later.Join().ok());
+  ASSERT_TRUE(shard_->Heartbeat(later.HeartbeatRequest(1)).ok());
+  EXPECT_EQ(shard_->Describe(false, false).sanitized_elements(), 12u);
 }
 
 TEST_F(JobShardTest, ShutEndsStreamsAndRefusesWhatFollows) {
