@@ -6,7 +6,9 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/codec/plan_check.h"
 #include "common/codec/run_pieces.h"
+#include "kernels/math/fixed_point.h"
 
 namespace gradwire {
 namespace {
@@ -16,13 +18,6 @@ using wire::Segment;
 using wire::SegmentType;
 
 constexpr uint64_t kSegmentElements = 65536;
-
-uint16_t RoundToBf16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);  // quiet NaN
-  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1)) >> 16);
-}
 
 void AddFloats(const float* values, uint64_t elements, wire::Array array, FrameWriter* writer) {
   for (uint64_t begin = 0; begin < elements; begin += kSegmentElements) {
@@ -36,7 +31,7 @@ void AddBf16(const float* values, uint64_t elements, FrameWriter* writer) {
     const uint32_t count = static_cast<uint32_t>(std::min(kSegmentElements, elements - begin));
     uint8_t* out = writer->Begin({SegmentType::kDenseBf16, 0, begin, count, count * 2});
     for (uint32_t i = 0; i < count; ++i) {
-      const uint16_t bits = RoundToBf16(values[begin + i]);
+      const uint16_t bits = kernels::FloatToBf16(values[begin + i]);
       std::memcpy(out + 2 * size_t{i}, &bits, 2);
     }
     writer->End();
@@ -104,9 +99,9 @@ class ParameterReader {
       if (s.bytes != 0) std::memcpy(target, s.data, s.bytes);
     } else {
       for (uint32_t i = 0; i < s.count; ++i) {
-        uint32_t bits = 0;
-        std::memcpy(reinterpret_cast<uint8_t*>(&bits) + 2, s.data + 2 * size_t{i}, 2);
-        std::memcpy(target + i, &bits, 4);
+        uint16_t bits;
+        std::memcpy(&bits, s.data + 2 * size_t{i}, 2);
+        target[i] = kernels::Bf16ToFloat(bits);
       }
     }
     for (uint32_t i = 0; i < s.count; ++i) {
@@ -189,6 +184,7 @@ absl::StatusOr<RoundPlan> DecodeParameters(std::span<const Bytes> chunks, const 
                           reader.covered(array), layout.elements, static_cast<int>(array)));
     }
   }
+  GW_RETURN_IF_ERROR(CheckPlan(job, layout, plan));
   return plan;
 }
 

@@ -38,7 +38,7 @@ std::vector<Bytes> EncodeParameters(const BucketLayout& layout, uint64_t version
 
 // Decodes chunks of kInitialize or kParameters into contiguous arrays in position order, and the plan (empty for
 // kInitialize). Moments without a target are skipped. Errors: InvalidArgument (a different shape digest, version or
-// range; elements missing; a non-finite initial parameter, named by tensor and index).
+// range; elements missing; a plan that does not fit; a non-finite initial parameter, named by tensor and index).
 absl::StatusOr<RoundPlan> DecodeParameters(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
                                            uint64_t version, const ParameterTargets& targets);
 

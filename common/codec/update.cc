@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/codec/index_code.h"
+#include "common/codec/plan_check.h"
 #include "common/codec/ranges.h"
 
 namespace gradwire {
@@ -188,6 +189,7 @@ absl::StatusOr<Update> DecodeUpdate(std::span<const Bytes> chunks, const Job& jo
     for (const Segment& s : chunk.segments) GW_RETURN_IF_ERROR(reader.Read(s));
   }
   GW_RETURN_IF_ERROR(reader.Finish());
+  GW_RETURN_IF_ERROR(CheckPlan(job, layout, update.next));
   const bool integers = update.body == Update::Body::kSparse || update.body == Update::Body::kDenseInt;
   if (integers && update.exponents.size() != layout.runs.size()) {
     return absl::FailedPreconditionError(absl::StrFormat(

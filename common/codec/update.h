@@ -29,7 +29,8 @@ struct Update {
   void MeanOfRun(const BucketLayout& layout, uint32_t run, float* out) const;
 };
 
-// Decodes and checks an update frame against layout and the plan of its round. Errors: InvalidArgument, DataLoss.
+// Decodes and checks an update frame against layout and the plan of its round; the plan of the next round is one that
+// CheckPlan accepts. Errors: InvalidArgument, DataLoss, FailedPrecondition (the plan of its round is not known here).
 absl::StatusOr<Update> DecodeUpdate(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
                                     const RoundPlan& plan);
 

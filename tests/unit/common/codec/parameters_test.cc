@@ -9,6 +9,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "common/codec/frame_assembler.h"
 #include "common/codec/ranges.h"
 #include "common/codec/update.h"
@@ -57,11 +58,12 @@ std::vector<float> Ramp(size_t n) {
 }
 
 TEST(Parameters, StateRoundTrips) {
-  Fixture f("dense:fixed16");
+  Fixture f("tagc:density=0.01");
   const auto p = Ramp(f.at().elements), m = Ramp(f.at().elements), v = Ramp(f.at().elements);
   RoundPlan plan = f.codec->InitialPlan();
   plan.exponents[3] = -7;
-  plan.sketch_groups = 5;
+  plan.sketch_groups = 1;
+  plan.cells_per_group = 1200;
   const auto chunks = EncodeParameters(f.at(), 9, plan, ParameterContent::kState, {p.data(), m.data(), v.data()});
   std::vector<float> p2(p.size()), m2(p.size()), v2(p.size());
   const auto got = DecodeParameters(chunks, *f.job, f.at(), 9, {p2.data(), m2.data(), v2.data()});
@@ -223,6 +225,54 @@ TEST(Update, RefusesForeignAndMixedFrames) {
   EXPECT_EQ(decoded->floats, std::vector<float>(f.at().elements, 0.0f));
   EXPECT_FALSE(DecodeUpdate(update->chunks, *f.job, f.layout->at(0, 0), {}).ok());
   EXPECT_FALSE(DecodeUpdate(f.Frame(1, {}, Ramp(f.at().elements)), *f.job, f.at(), {}).ok());
+}
+
+// A faulty server's next plan would make the worker's own encoder fail a round later, or worse.
+TEST(Update, RefusesAPlanThatNoShardWouldPublish) {
+  for (const std::string codec : {"dense:fixed16", "tagc:density=0.01"}) {
+    Fixture f(codec);
+    const float rate = 0.25f;
+    const auto decode = [&](int8_t exponent, uint32_t groups, uint32_t cells) {
+      wire::FrameHeader header;
+      header.kind = wire::FrameKind::kUpdate;
+      header.bucket = f.at().bucket;
+      header.shard = static_cast<uint16_t>(f.at().shard);
+      header.round = 1;
+      header.shape_digest = f.at().shape_digest;
+      wire::FrameWriter writer(header);
+      writer.Add({wire::SegmentType::kLearningRates, 0, 0, 1, 4}, &rate);
+      std::vector<int8_t> exponents(f.at().runs.size(), -10);
+      exponents.back() = exponent;
+      const uint32_t runs = static_cast<uint32_t>(exponents.size());
+      writer.Add({wire::SegmentType::kExponents, 0, 0, runs, runs}, exponents.data());
+      const uint32_t geometry[2] = {groups, cells};
+      writer.Add({wire::SegmentType::kGeometry, 0, 0, 2, 8}, geometry);
+      return DecodeUpdate(writer.Finish(), *f.job, f.at(), f.codec->InitialPlan()).status();
+    };
+    EXPECT_TRUE(decode(-80, 0, 0).ok()) << decode(-80, 0, 0);
+    EXPECT_TRUE(decode(kUncalibrated, 0, 0).ok());
+    for (const int exponent : {-127, -81, 65, 127}) {
+      const absl::Status status = decode(static_cast<int8_t>(exponent), 0, 0);
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(status.ToString(), HasSubstr(absl::StrFormat("exponent %d of run", exponent)));
+      EXPECT_THAT(status.ToString(), HasSubstr("outside [-80, 64]"));
+    }
+    EXPECT_EQ(decode(-10, 1, 1200).ok(), codec.starts_with("tagc")) << decode(-10, 1, 1200);
+    for (const auto& [groups, cells] :
+         {std::pair{1u, 0u}, {0u, 3u}, {1u, 1201u}, {1u << 20, 3u << 10}, {UINT32_MAX, UINT32_MAX}}) {
+      const absl::Status status = decode(-10, groups, cells);
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << groups << " " << cells;
+      EXPECT_THAT(status.ToString(), HasSubstr(absl::StrFormat("%d groups of %d cells", groups, cells)));
+    }
+    // The same plan, pulled with the parameters by a late joiner.
+    RoundPlan plan = f.codec->InitialPlan();
+    plan.exponents[0] = 100;
+    const auto p = Ramp(f.at().elements);
+    const auto frame = EncodeParameters(f.at(), 3, plan, ParameterContent::kFloat32, {p.data(), nullptr, nullptr});
+    std::vector<float> out(f.at().elements);
+    EXPECT_THAT(DecodeParameters(frame, *f.job, f.at(), 3, {out.data(), nullptr, nullptr}).status().ToString(),
+                HasSubstr("exponent 100 of run 0"));
+  }
 }
 
 // Nobody contributed to round 0: the runs are still uncalibrated. Round 1 then carries ranges and zeros, and nothing is

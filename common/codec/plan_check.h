@@ -1,0 +1,14 @@
+// Whether a plan that came in a frame is one that a shard of this job would publish.
+#pragma once
+
+#include "absl/status/status.h"
+#include "common/codec/codec.h"
+
+namespace gradwire {
+
+// A plan of the bucket `layout`. Exponents are kUncalibrated or within [kMinExponent, kMaxExponent], none or one per
+// run; a sketch geometry is none, or one that the bucket's codec allows. InvalidArgument names bucket, found and
+// allowed.
+absl::Status CheckPlan(const Job& job, const BucketLayout& layout, const RoundPlan& plan);
+
+}  // namespace gradwire
