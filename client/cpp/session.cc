@@ -1,9 +1,11 @@
 // The public session: validates options, owns the parts, forwards to the exchange.
 #include "client/cpp/gradwire/session.h"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <stop_token>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -94,12 +96,15 @@ class Session::Impl {
     left_ = true;
     for (auto& link : links_) link->Cancel();  // nothing blocks on a slow shard any more
     if (exchange_ != nullptr) exchange_->Stop(absl::CancelledError("the session was left"));
-    absl::Status first;
-    for (auto& link : links_) {
-      absl::Status closed = link->Close(true);
-      if (first.ok()) first = closed;
+    std::vector<absl::Status> closed(links_.size());
+    {
+      std::vector<std::jthread> closing;  // side by side: a shard that does not answer holds up itself alone
+      for (size_t s = 0; s < links_.size(); ++s) {
+        closing.emplace_back([this, &closed, s] { closed[s] = links_[s]->Close(true); });
+      }
     }
-    return first;
+    const auto failed = std::find_if(closed.begin(), closed.end(), [](const auto& status) { return !status.ok(); });
+    return failed == closed.end() ? absl::OkStatus() : *failed;
   }
 
   uint64_t WireBytes() const {

@@ -71,7 +71,8 @@ class ShardLink::PullSink final : public transport::StreamSink {
   std::map<std::pair<uint32_t, int>, PullAnswer> open_;  // by bucket and kind; touched by the sink only
 };
 
-ShardLink::ShardLink(LinkOptions options) : options_(std::move(options)), may_initialize_(options_.shard == 0) {}
+ShardLink::ShardLink(LinkOptions options)
+    : options_(std::move(options)), leave_timeout_ms_(options_.rpc_timeout_ms), may_initialize_(options_.shard == 0) {}
 
 ShardLink::~ShardLink() { Close(false).IgnoreError(); }
 
@@ -150,6 +151,7 @@ absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
 }
 
 absl::Status ShardLink::Start(int64_t lease_ms, LinkEvents* events) {
+  leave_timeout_ms_ = std::min(options_.rpc_timeout_ms, lease_ms);
   SetEvents(events);
   ack_sink_ = std::make_unique<AckSink>(this);
   pull_sink_ = std::make_unique<PullSink>(this);
@@ -274,8 +276,8 @@ absl::Status ShardLink::Close(bool leave) {
     v1::LeaveRequest request;
     *request.mutable_identity() = options_.identity;
     request.set_sanitized_elements(SanitizedElements());
-    status = Annotate(
-        channel_->Call("gradwire.v1.Worker/Leave", request.SerializeAsString(), options_.rpc_timeout_ms).status());
+    status =
+        Annotate(channel_->Call("gradwire.v1.Worker/Leave", request.SerializeAsString(), leave_timeout_ms_).status());
   }
   push_.reset();
   pull_.reset();

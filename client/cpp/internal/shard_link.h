@@ -107,6 +107,7 @@ class ShardLink {
   std::unique_ptr<transport::Stream> push_;
   std::unique_ptr<transport::Stream> pull_;
   std::thread heartbeat_;
+  int64_t leave_timeout_ms_;  // not longer than the lease, which ends the membership as well
   std::atomic<uint64_t> pushed_bytes_{0};
   std::atomic<uint64_t> pulled_bytes_{0};
 
