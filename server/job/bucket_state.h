@@ -75,7 +75,7 @@ struct BucketState {
   // Parameters serialized at `version` for the kind that was asked for last.
   v1::PullKind serialized_kind ABSL_GUARDED_BY(mu) = v1::PULL_UNSPECIFIED;
   SharedChunks serialized ABSL_GUARDED_BY(mu);
-  std::vector<Waiter> waiting ABSL_GUARDED_BY(mu);  // at most kMaxWaiters per member
+  std::vector<Waiter> waiting ABSL_GUARDED_BY(mu);  // at most kMaxWaitersPerMember each
 };
 
 }  // namespace gradwire

@@ -64,7 +64,8 @@ struct PushStream {
 class JobShard {
  public:
   static constexpr size_t kRetainedUpdates = 2;
-  static constexpr size_t kMaxWaitersPerMember = 8;  // pulls of one bucket that wait at once
+  // Pulls of one bucket that wait at once: an update and parameters, of this round and of the next.
+  static constexpr size_t kMaxWaitersPerMember = 4;
 
   // Errors: InvalidArgument (spec, shard index); ResourceExhausted with the numbers.
   static absl::StatusOr<std::shared_ptr<JobShard>> Make(const v1::JobSpec& spec, uint32_t shard_index,

@@ -12,6 +12,8 @@ namespace {
 constexpr uint64_t kFrameOverheadBytes = 4096;  // headers, learning rates, exponents of small buckets
 // Partial frames of this many workers are held at once; more are refused and come again in the next round.
 constexpr uint64_t kFramesInFlight = 8;
+// A worker that joins is still being sent the version that it starts from when the others pull the next one.
+constexpr uint64_t kSerializedVersions = 2;
 
 uint64_t UpdateBound(const Codec& codec, uint64_t elements) {
   const uint64_t dense = elements * 5;  // float32, or an index and a packed value per element
@@ -78,9 +80,9 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
     if (job.keeps_parameters()) {
       bound.parameters += elements * sizeof(float);
       bound.moments += elements * sizeof(float) * static_cast<uint64_t>(job.moments());
-      bound.serialized += elements * sizeof(float) * static_cast<uint64_t>(1 + job.moments());
+      bound.serialized += kSerializedVersions * elements * sizeof(float) * static_cast<uint64_t>(1 + job.moments());
     }
-    bound.serialized += kFrameOverheadBytes;
+    bound.serialized += kSerializedVersions * kFrameOverheadBytes;
     if (b < codecs.size()) {
       bound.accumulators += 2 * codecs[b]->accumulator_bytes();
       bound.updates += 2 * UpdateBound(*codecs[b], elements);

@@ -13,13 +13,14 @@
 
 namespace gradwire {
 
-// Upper bounds in bytes. They do not grow with the number of workers, except for frames in flight.
+// Upper bounds in bytes. They do not grow with the number of workers, except for frames in flight. Not counted: what
+// workers that do not read their answers keep alive beyond them (server/README.md, "Memory").
 struct MemoryBound {
   uint64_t parameters = 0;
   uint64_t moments = 0;
   uint64_t accumulators = 0;  // of two rounds: one merging, one being finished and decoded
   uint64_t updates = 0;       // retained update frames of two rounds
-  uint64_t serialized = 0;    // parameters encoded for pullers, one kind at a time
+  uint64_t serialized = 0;    // parameters and moments encoded for pullers, of two versions, one kind each
   uint64_t in_flight = 0;     // partial frames: at least one of the largest bucket, times the workers of the spec
 
   uint64_t total() const { return parameters + moments + accumulators + updates + serialized + in_flight; }
