@@ -199,8 +199,10 @@ class PySession {
     };
     bool interrupted = false;
     while (!interrupted && !Released(done)) interrupted = PyErr_CheckSignals() != 0;
-    if (interrupted) stop.request_stop();
-    auto session = Released([&joining] { return joining.get(); });
+    auto session = Released([&] {
+      if (interrupted) stop.request_stop();
+      return joining.get();
+    });
     if (interrupted) {
       Released([&session] { return session.ok() ? (*session)->Leave() : session.status(); }).IgnoreError();
       throw py::error_already_set();
