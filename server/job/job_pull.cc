@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "common/base/out_of_memory.h"
 #include "common/codec/parameters.h"
 #include "server/job/job_shard.h"
 
@@ -94,7 +95,13 @@ std::optional<Delivery> JobShard::Answer(BucketState& bucket, const Waiter& wait
             waiter.version, bucket.version, bucket.version)),
         nullptr};
   }
-  return Delivery{waiter, b, absl::OkStatus(), Serialize(bucket, waiter.kind)};
+  // Also called while a round is published: an exception here would lose the other waiters of the bucket.
+  absl::StatusOr<SharedChunks> chunks = CatchBadAlloc(
+      "parameters for pullers", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) -> absl::StatusOr<SharedChunks> {
+        return Serialize(bucket, waiter.kind);
+      });
+  if (!chunks.ok()) return Delivery{waiter, b, chunks.status(), nullptr};
+  return Delivery{waiter, b, absl::OkStatus(), *std::move(chunks)};
 }
 
 SharedChunks JobShard::Serialize(BucketState& bucket, v1::PullKind kind) {

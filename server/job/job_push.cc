@@ -1,7 +1,5 @@
 // The way of a chunk into its accumulator, and the acknowledgement of its frame; see job_shard.h.
 // Every check of remote bytes ends here in a typed acknowledgement; nothing of a refused frame stays merged.
-#include <spdlog/spdlog.h>
-
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -269,7 +267,7 @@ JobShard::Ack JobShard::Refuse(PushStream& stream, const wire::FrameHeader& head
   ack.set_code(static_cast<int>(why.code()));
   ack.set_message(absl::StrFormat("job '%s' round %d bucket %d worker '%s': %s", job_.spec().name(), header.round,
                                   header.bucket, stream.worker, std::string(why.message())));
-  spdlog::warn("refused: {}", ack.message());
+  WarnRefused(why.code(), ack.message());
   return ack;
 }
 
