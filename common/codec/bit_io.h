@@ -12,6 +12,9 @@ namespace gradwire {
 // Appends bits to memory that the caller has sized: ceil(bits / 8) bytes. Call Flush once at the end.
 class BitWriter {
  public:
+  static constexpr uint64_t kMaxBits = 56;  // of PutLong
+  static constexpr size_t kSlackBytes = 8;  // behind the memory, which PutLong may write
+
   explicit BitWriter(uint8_t* out) : out_(out) {}
 
   // The `bits` (0 to 32) low bits of `value`; the others must be 0.
@@ -25,6 +28,13 @@ class BitWriter {
     buffer_ >>= 32;
     used_ -= 32;
   }
+  // The `bits` (0 to kMaxBits) low bits of `value`; the others must be 0.
+  void PutLong(uint64_t value, int bits) {
+    if (used_ >= 8) Drain();
+    buffer_ |= value << used_;
+    used_ += bits;
+    Drain();
+  }
   void Zeros(uint64_t n) {
     for (; n > 32; n -= 32) Put(0, 32);
     Put(0, static_cast<int>(n));
@@ -35,6 +45,14 @@ class BitWriter {
   }
 
  private:
+  // Writes all whole bytes. Precondition: used_ < 64.
+  void Drain() {
+    std::memcpy(out_, &buffer_, 8);
+    out_ += used_ >> 3;
+    buffer_ >>= used_ & ~7;
+    used_ &= 7;
+  }
+
   uint8_t* out_;
   uint64_t buffer_ = 0;
   int used_ = 0;
@@ -43,7 +61,8 @@ class BitWriter {
 // Reads bits and never reads past the end: bits behind it are 0, and overrun() says that some were asked for.
 class BitReader {
  public:
-  explicit BitReader(std::span<const uint8_t> in) : in_(in), end_(uint64_t{in.size()} * 8) {}
+  explicit BitReader(std::span<const uint8_t> in, uint64_t position = 0)
+      : in_(in), end_(uint64_t{in.size()} * 8), position_(position) {}
 
   // The next `bits` (0 to 32) bits.
   uint32_t Take(int bits) {
@@ -67,6 +86,7 @@ class BitReader {
     position_ = end_ + 1;  // there was no one bit
     return zeros;
   }
+  uint64_t position() const { return position_; }
   bool overrun() const { return position_ > end_; }
   // True if fewer than 8 bits are left and all of them are 0.
   bool AtPaddedEnd() const { return position_ <= end_ && end_ - position_ < 8 && Window() == 0; }
@@ -87,7 +107,7 @@ class BitReader {
 
   std::span<const uint8_t> in_;
   uint64_t end_;
-  uint64_t position_ = 0;
+  uint64_t position_;
 };
 
 }  // namespace gradwire

@@ -17,13 +17,9 @@ constexpr int kMaxRiceBits = 31;
 
 // Bits of the gaps coded with parameter k (Golomb 1966; Rice 1979): quotient in unary, a one bit, k bits of rest.
 uint64_t RiceBits(std::span<const uint32_t> positions, uint32_t begin, int k) {
-  uint64_t bits = 0;
-  uint64_t next = begin;
-  for (uint32_t p : positions) {
-    bits += (p - next) >> k;
-    next = uint64_t{p} + 1;
-  }
-  return bits + positions.size() * static_cast<uint64_t>(k + 1);
+  uint64_t bits = positions.size() * static_cast<uint64_t>(k + 1) + ((positions[0] - begin) >> k);
+  for (size_t i = 1; i < positions.size(); ++i) bits += (positions[i] - positions[i - 1] - 1) >> k;
+  return bits;
 }
 
 // The parameter of the fewest bits. For geometric gaps of mean m it lies next to log2(m ln 2).
@@ -42,23 +38,87 @@ int BestRiceParameter(std::span<const uint32_t> positions, uint32_t begin, uint6
   return best;
 }
 
+// One gap's code, or several behind each other.
+struct Code {
+  uint64_t bits;
+  uint32_t length;
+};
+
+Code RiceCode(uint32_t gap, int k) {
+  const uint32_t quotient = gap >> k;
+  const uint64_t rest = gap & ((uint32_t{1} << k) - 1);
+  return {quotient < 64 ? (rest << 1 | 1) << quotient : 0, quotient + 1 + static_cast<uint32_t>(k)};
+}
+
+// Meaningful where the lengths add up to no more than 64.
+Code Join(Code a, Code b) { return {a.bits | b.bits << (a.length & 63), a.length + b.length}; }
+
+// Four gaps at a time: their codes are independent of each other, only where they are written is not.
 std::vector<uint8_t> EncodeRice(std::span<const uint32_t> positions, uint32_t begin, int k, uint64_t bits) {
-  std::vector<uint8_t> out(kRiceHeaderBytes + (bits + 7) / 8);
+  std::vector<uint8_t> out(kRiceHeaderBytes + (bits + 7) / 8 + BitWriter::kSlackBytes);
   const uint32_t n = static_cast<uint32_t>(positions.size());
   std::memcpy(out.data(), &n, 4);
   out[4] = static_cast<uint8_t>(k);
   BitWriter writer(out.data() + kRiceHeaderBytes);
-  const uint32_t mask = (uint32_t{1} << k) - 1;
-  uint64_t next = begin;
-  for (uint32_t p : positions) {
-    const uint32_t gap = static_cast<uint32_t>(p - next);
+  const auto put = [&writer, k](uint32_t gap) {
     writer.Zeros(gap >> k);
     writer.Put(1, 1);
-    writer.Put(gap & mask, k);
-    next = uint64_t{p} + 1;
+    writer.Put(gap & ((uint32_t{1} << k) - 1), k);
+  };
+  put(positions[0] - begin);
+  size_t i = 1;
+  for (; i + 4 <= n; i += 4) {
+    const uint32_t* const p = positions.data() + i;
+    const uint32_t gaps[4] = {p[0] - p[-1] - 1, p[1] - p[0] - 1, p[2] - p[1] - 1, p[3] - p[2] - 1};
+    const Code first = Join(RiceCode(gaps[0], k), RiceCode(gaps[1], k));
+    const Code second = Join(RiceCode(gaps[2], k), RiceCode(gaps[3], k));
+    const uint64_t length = uint64_t{first.length} + second.length;
+    if (length <= BitWriter::kMaxBits) {
+      writer.PutLong(Join(first, second).bits, static_cast<int>(length));
+    } else {
+      for (uint32_t gap : gaps) put(gap);
+    }
   }
+  for (; i < n; ++i) put(positions[i] - positions[i - 1] - 1);
   writer.Flush();
+  out.resize(out.size() - BitWriter::kSlackBytes);
   return out;
+}
+
+// Decodes gaps as long as whole words of input are left: several from each word, since a gap's code begins where the
+// one before it ends and that is all they have to wait for. Returns how many were decoded and moves `*position` (of the
+// bit stream) and `*next` (the least position that may follow); stops before what it cannot judge.
+uint32_t DecodeRiceWords(std::span<const uint8_t> stream, int k, uint32_t n, uint64_t end, uint64_t* position,
+                         uint64_t* next, uint32_t* positions) {
+  constexpr uint32_t kWindowBits = 57;
+  const uint64_t mask = (uint64_t{1} << k) - 1;
+  uint64_t at = *position;
+  uint64_t from = *next;
+  uint32_t i = 0;
+  while (i < n && (at >> 3) + 8 <= stream.size()) {
+    uint64_t word;
+    std::memcpy(&word, stream.data() + (at >> 3), 8);
+    word >>= at & 7;
+    uint32_t used = 0;
+    uint32_t decoded = i;
+    for (; decoded < n; ++decoded) {
+      const uint32_t quotient = static_cast<uint32_t>(std::countr_zero(word | uint64_t{1} << 63));
+      const uint32_t length = quotient + 1 + static_cast<uint32_t>(k);
+      if (used + length > kWindowBits) break;
+      const uint64_t p = from + (uint64_t{quotient} << k) + (word >> (quotient + 1) & mask);
+      if (p >= end) break;
+      positions[decoded] = static_cast<uint32_t>(p);
+      from = p + 1;
+      word >>= length;
+      used += length;
+    }
+    if (decoded == i) break;
+    at += used;
+    i = decoded;
+  }
+  *position = at;
+  *next = from;
+  return i;
 }
 
 absl::Status DecodeRice(std::span<const uint8_t> payload, uint32_t begin, uint32_t count, std::vector<uint32_t>* out) {
@@ -72,13 +132,22 @@ absl::Status DecodeRice(std::span<const uint8_t> payload, uint32_t begin, uint32
     return absl::InvalidArgumentError(absl::StrFormat(
         "Rice index of %d positions with parameter %d in %d bytes, for %d elements", n, k, payload.size(), count));
   }
-  BitReader reader(payload.subspan(kRiceHeaderBytes));
+  const std::span<const uint8_t> stream = payload.subspan(kRiceHeaderBytes);
   const size_t before = out->size();
   out->resize(before + n);
   uint32_t* positions = out->data() + before;
   uint64_t next = begin;
+  uint64_t position = 0;
   const uint64_t end = uint64_t{begin} + count;
-  for (uint32_t i = 0; i < n; ++i) {
+  uint32_t i = 0;
+  for (;;) {
+    i += DecodeRiceWords(stream, k, n - i, end, &position, &next, positions + i);
+    BitReader reader(stream, position);
+    if (i == n) {
+      if (reader.AtPaddedEnd()) return absl::OkStatus();
+      out->resize(before);
+      return absl::InvalidArgumentError(absl::StrFormat("Rice index: bits are left over behind %d positions", n));
+    }
     const uint64_t quotient = reader.TakeUnary();
     const uint64_t p = next + (quotient << k) + reader.Take(k);
     if (quotient > count || p >= end || reader.overrun()) {
@@ -86,12 +155,10 @@ absl::Status DecodeRice(std::span<const uint8_t> payload, uint32_t begin, uint32
       return absl::InvalidArgumentError(
           absl::StrFormat("Rice index: position %d of %d is not within [%d, %d)", i, n, begin, end));
     }
-    positions[i] = static_cast<uint32_t>(p);
+    positions[i++] = static_cast<uint32_t>(p);
     next = p + 1;
+    position = reader.position();
   }
-  if (reader.AtPaddedEnd()) return absl::OkStatus();
-  out->resize(before);
-  return absl::InvalidArgumentError(absl::StrFormat("Rice index: bits are left over behind %d positions", n));
 }
 
 std::vector<uint8_t> EncodeBitmap(std::span<const uint32_t> positions, uint32_t begin, uint32_t count) {

@@ -7,6 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "kernels/cpu/bitmap.h"
+
 namespace gradwire::tagc {
 
 // planes_[p] holds bit p of the count of every position. Not thread-safe.
@@ -17,14 +19,15 @@ class PositionCounters {
 
   void Clear() { std::fill(planes_.begin(), planes_.end(), uint64_t{0}); }
 
-  // The first of `positions` whose count cannot grow any further, or -1. Precondition: all are below `elements`.
+  // The first of `positions` (ascending) whose count cannot grow any further, or -1. Precondition: all are below
+  // `elements`.
   int64_t FindFull(std::span<const uint32_t> positions) const {
-    for (uint32_t p : positions) {
-      uint64_t full = uint64_t{1} << (p % 64);
-      for (size_t w = p / 64; w < planes_.size(); w += words_) full &= planes_[w];
-      if (full != 0) return p;
-    }
-    return -1;
+    int64_t found = -1;
+    ForEachWord(positions, [&](size_t word, uint64_t full) {
+      for (size_t w = word; full != 0 && w < planes_.size(); w += words_) full &= planes_[w];
+      if (full != 0 && found < 0) found = static_cast<int64_t>(word * 64) + std::countr_zero(full);
+    });
+    return found;
   }
 
   // Adds 1 to the count of each of `positions` (ascending). Precondition: FindFull returned -1.
@@ -60,14 +63,12 @@ class PositionCounters {
 
   // Positions with a count above 0, ascending.
   std::vector<uint32_t> Union() const {
-    std::vector<uint32_t> out;
-    for (size_t word = 0; word < words_; ++word) {
-      uint64_t any = 0;
-      for (size_t w = word; w < planes_.size(); w += words_) any |= planes_[w];
-      for (; any != 0; any &= any - 1) {
-        out.push_back(static_cast<uint32_t>(word * 64) + static_cast<uint32_t>(std::countr_zero(any)));
-      }
-    }
+    if (words_ == 0) return {};
+    std::vector<uint64_t> any(words_);
+    const size_t n = kernels::UnionOf(planes_.data(), planes_.size() / words_, words_, any.data());
+    std::vector<uint32_t> out(n + kernels::kIndexRoom);
+    kernels::PositionsOf(any.data(), words_, out.data());
+    out.resize(n);
     return out;
   }
 

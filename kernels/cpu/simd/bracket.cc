@@ -17,8 +17,8 @@ constexpr size_t kStrideLines = 64;         // of which one is sampled, unless t
 constexpr int kBinShift = 16;               // of a magnitude: 8 exponent and 7 mantissa bits
 constexpr size_t kBins = size_t{1} << (31 - kBinShift);
 // Magnitudes within a line are not independent, so the margin is several times the root of the sample.
-constexpr double kDeviations = 5;
-constexpr double kDrift = 0.02;
+constexpr double kDeviations = 4;
+constexpr double kDrift = 0.005;
 constexpr int kAttempts = 3;
 
 size_t StrideLines(size_t n) { return std::clamp<size_t>(n / kLine / kLeastLines, 1, kStrideLines); }

@@ -12,6 +12,7 @@
 
 #include "hwy/highway.h"
 #include "kernels/backend.h"
+#include "kernels/cpu/simd/compress_table.h"
 #include "kernels/math/fixed_point.h"
 #include "kernels/math/math.h"
 
@@ -30,11 +31,35 @@ using VecI32 = hn::Vec<I32>;
 using VecU32 = hn::Vec<U32>;
 using VecU64 = hn::Vec<U64>;
 
-// One core reads memory half as fast again when it follows four places at once: each has its own prefetch stream.
-inline constexpr size_t kStreams = 4;
+// One core reads memory half as fast again when it follows eight places at once, four cache lines at a time: each place
+// has its own prefetch stream. The places must be 64 KiB apart or more.
+inline constexpr size_t kStreams = 8;
+inline constexpr size_t kVisit = 64;  // elements
 
 HWY_INLINE VecU32 MagnitudeBits(VecU32 bits) { return hn::And(bits, hn::Set(U32(), 0x7FFFFFFFu)); }
 HWY_INLINE VecU32 LoadMagnitudes(const float* x) { return MagnitudeBits(hn::BitCast(U32(), hn::LoadU(F32(), x))); }
+
+// Bit i: lane i of a mask of at most 64 lanes.
+template <class D>
+HWY_INLINE uint64_t BitsOf(D d, hn::Mask<D> mask) {
+  uint64_t bits = 0;
+  hn::StoreMaskBits(d, mask, reinterpret_cast<uint8_t*>(&bits));
+  return bits;
+}
+
+// The lanes of a mask, moved to the front. Highway's own AVX2 version copies its table to the stack in every call.
+template <class D>
+HWY_INLINE hn::Vec<D> CompressLanes(D d, hn::Vec<D> v, hn::Mask<D> mask) {
+#if HWY_TARGET == HWY_AVX2
+  const U32 du;
+  alignas(32) static constexpr uint32_t kShifts[8] = {0, 4, 8, 12, 16, 20, 24, 28};
+  const VecU32 packed = hn::Set(du, kCompressTable.lanes[BitsOf(d, mask)]);
+  const __m256i index = _mm256_srlv_epi32(packed.raw, hn::Load(du, kShifts).raw);
+  return hn::BitCast(d, VecU32{_mm256_permutevar8x32_epi32(hn::BitCast(du, v).raw, index)});
+#else
+  return hn::Compress(v, mask);
+#endif
+}
 
 // The low 64 bits of each product.
 HWY_INLINE VecU64 MultiplyLow(VecU64 a, uint64_t b) {

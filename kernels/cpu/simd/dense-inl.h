@@ -19,15 +19,17 @@ namespace HWY_NAMESPACE {
 HWY_INLINE uint32_t LargestMagnitude(const float* x, size_t n) {
   const U32 d;
   const size_t lanes = hn::Lanes(d);
-  const size_t part = n / kStreams / lanes * lanes;
-  VecU32 largest[kStreams] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
-  for (size_t i = 0; i < part; i += lanes) {
+  const size_t part = n / kStreams / kVisit * kVisit;
+  VecU32 largest = hn::Zero(d);
+  for (size_t i = 0; i < part; i += kVisit) {
     for (size_t s = 0; s < kStreams; ++s) {
-      largest[s] = hn::Max(largest[s], LoadMagnitudes(x + s * part + i));
+      const float* const at = x + s * part + i;
+      for (size_t j = 0; j < kVisit; j += 2 * lanes) {
+        largest = hn::Max(largest, hn::Max(LoadMagnitudes(at + j), LoadMagnitudes(at + j + lanes)));
+      }
     }
   }
-  const VecU32 all = hn::Max(hn::Max(largest[0], largest[1]), hn::Max(largest[2], largest[3]));
-  uint32_t result = hn::GetLane(hn::MaxOfLanes(d, all));
+  uint32_t result = hn::GetLane(hn::MaxOfLanes(d, largest));
   for (size_t i = part * kStreams; i < n; ++i) result = std::max(result, FloatBits(x[i]) & 0x7FFFFFFFu);
   return result;
 }

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "kernels/cpu/simd/bitmap.h"
+#include "kernels/cpu/bitmap.h"
 #include "kernels/cpu/simd/bracket.h"
 #include "kernels/cpu/simd/common-inl.h"
 #include "kernels/math/select.h"
@@ -19,48 +19,72 @@ namespace HWY_NAMESPACE {
 
 // Threshold search -------------------------------------------------------------------------------------------------
 
-// One pass over x: counts the elements whose magnitude is at least bracket.high and collects the magnitudes in
-// [low, high). Returns false when these do not fit.
+// Bounds of a bracket for signed comparison: magnitudes are below 2^31.
+struct BracketLanes {
+  VecI32 below_low, below_high;
+};
+
+HWY_INLINE VecI32 SignedMagnitudes(const float* x) { return hn::BitCast(I32(), LoadMagnitudes(x)); }
+
+// Adds to `above` (per lane) how many elements of a visit lie above the bracket; true if some lie within.
+HWY_INLINE bool CountVisit(const float* x, BracketLanes bracket, VecI32* above) {
+  const I32 d;
+  VecI32 count = *above;
+  auto any = hn::FirstN(d, 0);
+  for (size_t i = 0; i < kVisit; i += hn::Lanes(d)) {
+    const VecI32 magnitude = SignedMagnitudes(x + i);
+    const auto is_above = hn::Gt(magnitude, bracket.below_high);
+    count = hn::Sub(count, hn::VecFromMask(d, is_above));
+    any = hn::Or(any, hn::AndNot(is_above, hn::Gt(magnitude, bracket.below_low)));
+  }
+  *above = count;
+  return !hn::AllFalse(d, any);
+}
+
+// Appends the magnitudes of a visit that lie within.
+HWY_INLINE uint32_t* CollectVisit(const float* x, BracketLanes bracket, uint32_t* out) {
+  const I32 d;
+  for (size_t i = 0; i < kVisit; i += hn::Lanes(d)) {
+    const VecI32 magnitude = SignedMagnitudes(x + i);
+    const auto within = hn::AndNot(hn::Gt(magnitude, bracket.below_high), hn::Gt(magnitude, bracket.below_low));
+    hn::StoreU(hn::BitCast(U32(), CompressLanes(d, magnitude, within)), U32(), out);
+    out += hn::CountTrue(d, within);
+  }
+  return out;
+}
+
+HWY_INLINE uint64_t SumOfLanes(VecI32 counts) {
+  HWY_ALIGN int32_t lane[HWY_MAX_BYTES / sizeof(int32_t)];
+  hn::Store(counts, I32(), lane);
+  uint64_t total = 0;
+  for (size_t i = 0; i < hn::Lanes(I32()); ++i) total += static_cast<uint32_t>(lane[i]);
+  return total;
+}
+
+// One pass over x. Returns false when what lies within the bracket does not fit.
 HWY_INLINE bool CountAndCollect(const float* x, size_t n, Bracket* bracket) {
-  const U32 d;
-  const size_t lanes = hn::Lanes(d);
-  const size_t part = n / kStreams / lanes * lanes;
-  const VecU32 low = hn::Set(d, bracket->low);
-  const VecU32 width = hn::Set(d, bracket->high - bracket->low);
-  const VecI32 below_high = hn::Set(I32(), static_cast<int32_t>(bracket->high - 1));
-  VecU32 above = hn::Zero(d);
+  const size_t part = n / kStreams / kVisit * kVisit;
+  uint32_t* const full = bracket->collected + bracket->capacity - kStreams * kVisit;
+  const BracketLanes bounds = {hn::Set(I32(), static_cast<int32_t>(bracket->low - 1)),
+                               hn::Set(I32(), static_cast<int32_t>(bracket->high - 1))};
+  VecI32 counts = hn::Zero(I32());
   uint32_t* out = bracket->collected;
-  uint32_t* const full = bracket->collected + bracket->capacity - kStreams * lanes;
-  for (size_t i = 0; i < part; i += lanes) {
-    VecU32 magnitude[kStreams];
-    hn::Mask<U32> inside[kStreams];
-    for (size_t s = 0; s < kStreams; ++s) {
-      magnitude[s] = LoadMagnitudes(x + s * part + i);
-      const auto is_above = hn::Gt(hn::BitCast(I32(), magnitude[s]), below_high);
-      above = hn::Sub(above, hn::VecFromMask(d, hn::RebindMask(d, is_above)));
-      inside[s] = hn::Lt(hn::Sub(magnitude[s], low), width);
-    }
-    const auto any = hn::Or(hn::Or(inside[0], inside[1]), hn::Or(inside[2], inside[3]));
-    if (HWY_LIKELY(hn::AllFalse(d, any))) continue;
+  for (size_t i = 0; i < part; i += kVisit) {
     if (HWY_UNLIKELY(out > full)) return false;
     for (size_t s = 0; s < kStreams; ++s) {
-      hn::StoreU(hn::Compress(magnitude[s], inside[s]), d, out);
-      out += hn::CountTrue(d, inside[s]);
+      const float* const visit = x + s * part + i;
+      if (HWY_UNLIKELY(CountVisit(visit, bounds, &counts))) out = CollectVisit(visit, bounds, out);
     }
   }
-  // A lane holds at most n / (lanes * kStreams) * kStreams counts; their sum may need 64 bits.
-  uint64_t total = 0;
-  HWY_ALIGN uint32_t counts[HWY_MAX_BYTES / sizeof(uint32_t)];
-  hn::Store(above, d, counts);
-  for (size_t lane = 0; lane < lanes; ++lane) total += counts[lane];
-  for (size_t i = kStreams * part; i < n; ++i) {
+  uint64_t above = SumOfLanes(counts);
+  if (out > full) return false;
+  for (size_t i = kStreams * part; i < n; ++i) {  // less than kStreams * kVisit
     const uint32_t magnitude = FloatBits(x[i]) & 0x7FFFFFFFu;
-    total += magnitude >= bracket->high;
+    above += magnitude >= bracket->high;
     *out = magnitude;
     out += magnitude - bracket->low < bracket->high - bracket->low;
-    if (out > full) return false;
   }
-  bracket->above = total;
+  bracket->above = above;
   bracket->inside = static_cast<size_t>(out - bracket->collected);
   return true;
 }
@@ -85,95 +109,99 @@ HWY_INLINE uint64_t AtLeast64(const float* x, VecI32 least_minus_one) {
   uint64_t word = 0;
   for (size_t i = 0; i < 64; i += lanes) {
     const auto mask = hn::Gt(hn::BitCast(d, LoadMagnitudes(x + i)), least_minus_one);
-    uint64_t bits = 0;
-    hn::StoreMaskBits(d, mask, reinterpret_cast<uint8_t*>(&bits));
-    word |= bits << i;
+    word |= BitsOf(d, mask) << i;
   }
   return word;
 }
 
-// Takes the selected among candidates of one block.
-struct Taker {
-  Taker(const SelectArgs& a, uint32_t first, uint32_t* p, int32_t* q, size_t size)
-      : args(a), quantize(a.exponent, a.limit), first_position(first), positions(p), integers(q), room(size) {}
+// What of the arguments the vectors need.
+struct SelectLanes {
+  explicit SelectLanes(const SelectArgs& args)
+      : quantize(args.exponent, args.limit),
+        key(hn::Set(U32(), args.key)),
+        keep_below(hn::Set(U32(), static_cast<uint32_t>(args.keep_below))),
+        keep_all(args.keep_below > 0xFFFFFFFFu) {}
 
-  // `indices`: count of them, within the block that begins at x[begin]; room for a vector behind them.
-  HWY_INLINE void Take(float* x, size_t begin, uint32_t* indices, size_t count) {
-    const I32 di;
-    const U32 du;
-    const size_t lanes = hn::Lanes(du);
-    hn::StoreU(hn::Zero(du), du, indices + count);
-    float* block = x + begin;
-    const VecU32 base = hn::Set(du, first_position + static_cast<uint32_t>(begin));
-    const VecU32 order_base =
-        hn::Set(du, static_cast<uint32_t>((args.first_element + begin) * 0x9E3779B9ull) + args.phase);
-    for (size_t i = 0; i < count; i += lanes) {
-      const VecU32 index = hn::LoadU(du, indices + i);
-      const VecF32 value = hn::GatherIndex(F32(), block, hn::BitCast(di, index));
-      VecF32 rest;
-      const VecI32 integer = quantize(value, &rest);
-      const auto selected = Selected(MagnitudeBits(hn::BitCast(du, value)),
-                                     hn::Add(order_base, hn::Mul(index, hn::Set(du, 0x9E3779B9u))));
-      auto taken = hn::And(selected, hn::RebindMask(du, hn::Ne(integer, hn::Zero(di))));
-      if (HWY_UNLIKELY(count - i < lanes)) taken = hn::And(taken, hn::FirstN(du, count - i));
-      Append(hn::Compress(hn::Add(base, index), taken), hn::Compress(integer, hn::RebindMask(di, taken)),
-             hn::CountTrue(du, taken));
-      hn::StoreU(hn::IfThenElse(hn::RebindMask(F32(), taken), rest, value), F32(), rests + i);
-    }
-    for (size_t i = 0; i < count; ++i) block[indices[i]] = rests[i];
-  }
-
-  // select.h's IsSelected, of elements whose key is at least args.key.
+  // select.h's IsSelected, of elements whose key is at least the threshold's.
   HWY_INLINE hn::Mask<U32> Selected(VecU32 magnitude, VecU32 order) const {
-    const U32 d;
-    const VecU32 key = hn::ShiftRight<kKeyShift>(magnitude);
-    const auto above = hn::Gt(key, hn::Set(d, args.key));
-    if (args.keep_below == 0) return above;
-    auto tied = hn::And(hn::Eq(key, hn::Set(d, args.key)), hn::Ne(magnitude, hn::Zero(d)));
-    if (args.keep_below <= 0xFFFFFFFFu) {
-      tied = hn::And(tied, hn::Lt(order, hn::Set(d, static_cast<uint32_t>(args.keep_below))));
-    }
-    return hn::Or(above, tied);
+    const VecU32 own = hn::ShiftRight<kKeyShift>(magnitude);
+    auto tied = hn::And(hn::Eq(own, key), hn::Ne(magnitude, hn::Zero(U32())));
+    if (!keep_all) tied = hn::And(tied, hn::Lt(order, keep_below));
+    return hn::Or(hn::Gt(own, key), tied);
   }
 
-  HWY_INLINE void Append(VecU32 position, VecI32 integer, size_t count) {
-    const U32 du;
-    const I32 di;
-    if (HWY_LIKELY(taken + hn::Lanes(du) <= room)) {
-      hn::StoreU(position, du, positions + taken);
-      hn::StoreU(integer, di, integers + taken);
-    } else {
-      HWY_ALIGN uint32_t p[HWY_MAX_BYTES / 4];
-      HWY_ALIGN int32_t q[HWY_MAX_BYTES / 4];
-      hn::Store(position, du, p);
-      hn::Store(integer, di, q);
-      std::memcpy(positions + taken, p, count * sizeof(uint32_t));
-      std::memcpy(integers + taken, q, count * sizeof(int32_t));
-    }
-    taken += count;
-  }
-
-  static constexpr size_t kBlockWords = 64;
-
-  const SelectArgs args;
   const Quantizer quantize;
-  const uint32_t first_position;
-  uint32_t* const positions;
-  int32_t* const integers;
-  const size_t room;
-  size_t taken = 0;
-  float rests[kBlockWords * 64 + HWY_MAX_BYTES / sizeof(float)];
+  const VecU32 key, keep_below;
+  const bool keep_all;
 };
+
+// Where taken elements are appended.
+struct Taken {
+  uint32_t* positions;
+  int32_t* integers;
+  size_t room;
+  size_t count = 0;
+};
+
+HWY_INLINE void Append(VecU32 position, VecI32 integer, size_t count, Taken* taken) {
+  const U32 du;
+  const I32 di;
+  uint32_t* const p = taken->positions + taken->count;
+  int32_t* const q = taken->integers + taken->count;
+  if (HWY_LIKELY(taken->count + hn::Lanes(du) <= taken->room)) {
+    hn::StoreU(position, du, p);
+    hn::StoreU(integer, di, q);
+  } else {
+    HWY_ALIGN uint32_t last_p[HWY_MAX_BYTES / sizeof(uint32_t)];
+    HWY_ALIGN int32_t last_q[HWY_MAX_BYTES / sizeof(int32_t)];
+    hn::Store(position, du, last_p);
+    hn::Store(integer, di, last_q);
+    std::memcpy(p, last_p, count * sizeof(uint32_t));
+    std::memcpy(q, last_q, count * sizeof(int32_t));
+  }
+  taken->count += count;
+}
+
+inline constexpr size_t kBlockWords = 64;  // candidates are worked on by blocks of this many words of the bitmap
+
+// Takes the selected of one block's candidates: `indices` (count of them, room for a vector behind), within `block`.
+// `position` and `order`: of block[0].
+HWY_INLINE void TakeCandidates(float* block, uint32_t* indices, size_t count, uint32_t position, uint32_t order,
+                               const SelectLanes& lanes, Taken* taken) {
+  const I32 di;
+  const U32 du;
+  const size_t step = hn::Lanes(du);
+  HWY_ALIGN float rests[kBlockWords * 64 + HWY_MAX_BYTES / sizeof(float)];
+  hn::StoreU(hn::Zero(du), du, indices + count);
+  Taken local = *taken;
+  for (size_t i = 0; i < count; i += step) {
+    const VecU32 index = hn::LoadU(du, indices + i);
+    const VecF32 value = hn::GatherIndex(F32(), block, hn::BitCast(di, index));
+    VecF32 rest;
+    const VecI32 integer = lanes.quantize(value, &rest);
+    auto mask = lanes.Selected(MagnitudeBits(hn::BitCast(du, value)),
+                               hn::Add(hn::Set(du, order), hn::Mul(index, hn::Set(du, 0x9E3779B9u))));
+    mask = hn::And(mask, hn::RebindMask(du, hn::Ne(integer, hn::Zero(di))));
+    if (HWY_UNLIKELY(count - i < step)) mask = hn::And(mask, hn::FirstN(du, count - i));
+    Append(CompressLanes(du, hn::Add(hn::Set(du, position), index), mask),
+           CompressLanes(di, integer, hn::RebindMask(di, mask)), hn::CountTrue(du, mask), &local);
+    hn::Store(hn::IfThenElse(hn::RebindMask(F32(), mask), rest, value), F32(), rests + i);
+  }
+  *taken = local;
+  for (size_t i = 0; i < count; ++i) block[indices[i]] = rests[i];
+}
 
 // In stretches that stay in the L2 cache: first a bitmap of what may be selected, then the work on that alone.
 size_t TakeSelected(float* x, size_t n, const SelectArgs& args, uint32_t first_position, uint32_t* positions,
                     int32_t* integers) {
-  constexpr size_t kStretchWords = 1024;
+  constexpr size_t kStretchWords = 2048;
   constexpr size_t kPartWords = kStretchWords / kStreams;
   const VecI32 least = hn::Set(I32(), static_cast<int32_t>((args.key << kKeyShift) - 1));  // -1 for key 0: all
-  Taker taker(args, first_position, positions, integers, n);
+  const SelectLanes lanes(args);
+  const uint32_t first_order = static_cast<uint32_t>(args.first_element * 0x9E3779B9ull) + args.phase;
+  Taken taken = {positions, integers, n};
   uint64_t words[kStretchWords];
-  uint32_t indices[Taker::kBlockWords * 64 + kIndexRoom + HWY_MAX_BYTES / sizeof(uint32_t)];
+  uint32_t indices[kBlockWords * 64 + kIndexRoom + HWY_MAX_BYTES / sizeof(uint32_t)];
   for (size_t stretch = 0; stretch < n; stretch += kStretchWords * 64) {
     const size_t length = std::min(kStretchWords * 64, n - stretch);
     const size_t whole = length / 64;
@@ -193,12 +221,15 @@ size_t TakeSelected(float* x, size_t n, const SelectArgs& args, uint32_t first_p
       }
     }
     const size_t used = (length + 63) / 64;
-    for (size_t w = 0; w < used; w += Taker::kBlockWords) {
-      const size_t count = IndicesOf(words + w, std::min(Taker::kBlockWords, used - w), indices);
-      if (count != 0) taker.Take(x, stretch + w * 64, indices, count);
+    for (size_t w = 0; w < used; w += kBlockWords) {
+      const size_t count = IndicesOf(words + w, std::min(kBlockWords, used - w), 0, indices);
+      if (count == 0) continue;
+      const uint32_t begin = static_cast<uint32_t>(stretch + w * 64);
+      TakeCandidates(x + stretch + w * 64, indices, count, first_position + begin, first_order + begin * 0x9E3779B9u,
+                     lanes, &taken);
     }
   }
-  return taker.taken;
+  return taken.count;
 }
 
 }  // namespace HWY_NAMESPACE
