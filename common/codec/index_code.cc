@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/codec/bit_io.h"
+#include "kernels/cpu/reference/clones.h"
 
 namespace gradwire {
 namespace {
@@ -16,7 +17,7 @@ constexpr size_t kRiceHeaderBytes = 5;  // u32 n, u8 k
 constexpr int kMaxRiceBits = 31;
 
 // Bits of the gaps coded with parameter k (Golomb 1966; Rice 1979): quotient in unary, a one bit, k bits of rest.
-uint64_t RiceBits(std::span<const uint32_t> positions, uint32_t begin, int k) {
+GW_CLONES uint64_t RiceBits(std::span<const uint32_t> positions, uint32_t begin, int k) {
   uint64_t bits = positions.size() * static_cast<uint64_t>(k + 1) + ((positions[0] - begin) >> k);
   for (size_t i = 1; i < positions.size(); ++i) bits += (positions[i] - positions[i - 1] - 1) >> k;
   return bits;
@@ -44,17 +45,19 @@ struct Code {
   uint32_t length;
 };
 
-Code RiceCode(uint32_t gap, int k) {
+inline __attribute__((always_inline)) Code RiceCode(uint32_t gap, int k) {
   const uint32_t quotient = gap >> k;
   const uint64_t rest = gap & ((uint32_t{1} << k) - 1);
   return {quotient < 64 ? (rest << 1 | 1) << quotient : 0, quotient + 1 + static_cast<uint32_t>(k)};
 }
 
 // Meaningful where the lengths add up to no more than 64.
-Code Join(Code a, Code b) { return {a.bits | b.bits << (a.length & 63), a.length + b.length}; }
+inline __attribute__((always_inline)) Code Join(Code a, Code b) {
+  return {a.bits | b.bits << (a.length & 63), a.length + b.length};
+}
 
 // Four gaps at a time: their codes are independent of each other, only where they are written is not.
-std::vector<uint8_t> EncodeRice(std::span<const uint32_t> positions, uint32_t begin, int k, uint64_t bits) {
+GW_CLONES std::vector<uint8_t> EncodeRice(std::span<const uint32_t> positions, uint32_t begin, int k, uint64_t bits) {
   std::vector<uint8_t> out(kRiceHeaderBytes + (bits + 7) / 8 + BitWriter::kSlackBytes);
   const uint32_t n = static_cast<uint32_t>(positions.size());
   std::memcpy(out.data(), &n, 4);
@@ -88,8 +91,8 @@ std::vector<uint8_t> EncodeRice(std::span<const uint32_t> positions, uint32_t be
 // Decodes gaps as long as whole words of input are left: several from each word, since a gap's code begins where the
 // one before it ends and that is all they have to wait for. Returns how many were decoded and moves `*position` (of the
 // bit stream) and `*next` (the least position that may follow); stops before what it cannot judge.
-uint32_t DecodeRiceWords(std::span<const uint8_t> stream, int k, uint32_t n, uint64_t end, uint64_t* position,
-                         uint64_t* next, uint32_t* positions) {
+GW_CLONES uint32_t DecodeRiceWords(std::span<const uint8_t> stream, int k, uint32_t n, uint64_t end, uint64_t* position,
+                                   uint64_t* next, uint32_t* positions) {
   constexpr uint32_t kWindowBits = 57;
   const uint64_t mask = (uint64_t{1} << k) - 1;
   uint64_t at = *position;

@@ -8,7 +8,8 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/simd/simd_backend.cc"
 // What lacks AVX2 runs the reference, which the compiler vectorises as well as such a machine can.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+// Vectors of SVE cannot be members, and NEON is always there.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target:
 #include "kernels/cpu/simd/dense-inl.h"

@@ -31,12 +31,10 @@ struct CellHasher {
     const VecU64 bits = MixLanes(hash);
     const VecU64 mask = hn::Set(d, 0x1FFFFFu);
     const VecU64 cells = hn::Set(d, third);
-    CellLanes out;
-    out.group = hn::ShiftRight<32>(MultiplyNarrow(hn::ShiftRight<32>(hash), hn::Set(d, groups)));
-    out.cell[0] = hn::ShiftRight<21>(MultiplyNarrow(hn::And(bits, mask), cells));
-    out.cell[1] = hn::ShiftRight<21>(MultiplyNarrow(hn::And(hn::ShiftRight<21>(bits), mask), cells));
-    out.cell[2] = hn::ShiftRight<21>(MultiplyNarrow(hn::And(hn::ShiftRight<42>(bits), mask), cells));
-    return out;
+    return {hn::ShiftRight<32>(MultiplyNarrow(hn::ShiftRight<32>(hash), hn::Set(d, groups))),
+            {hn::ShiftRight<21>(MultiplyNarrow(hn::And(bits, mask), cells)),
+             hn::ShiftRight<21>(MultiplyNarrow(hn::And(hn::ShiftRight<21>(bits), mask), cells)),
+             hn::ShiftRight<21>(MultiplyNarrow(hn::And(hn::ShiftRight<42>(bits), mask), cells))}};
   }
 
   const uint64_t salt;

@@ -14,14 +14,17 @@ namespace {
 
 using ::testing::TestWithParam;
 
-class CodecConformance : public TestWithParam<std::string> {
+// Codec and backend.
+class CodecConformance : public TestWithParam<std::tuple<std::string, std::string>> {
  protected:
+  const std::string& codec() const { return std::get<0>(GetParam()); }
   ClusterOptions Options(uint32_t workers, uint64_t elements, uint64_t seed = 1) const {
     ClusterOptions options;
-    options.codec = GetParam();
+    options.codec = codec();
+    options.backend = std::get<1>(GetParam());
     options.workers = workers;
     // 8-bit cells have room for few workers; a job of more would not be made with them.
-    if (GetParam().find("cells=8") != std::string::npos) options.workers = std::min(workers, 60u);
+    if (codec().find("cells=8") != std::string::npos) options.workers = std::min(workers, 60u);
     options.elements = elements;
     options.seed = seed;
     return options;
@@ -299,11 +302,13 @@ TEST_P(CodecConformance, MemoryStaysWithinItsBound) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, CodecConformance,
-                         ::testing::Values("dense:fp32", "dense:bf16", "dense:fixed32", "dense:fixed16",
-                                           "tagc:density=0.02,cells=8", "tagc:density=0.02,cells=16",
-                                           "tagc:density=0.02,cells=32"),
+                         ::testing::Combine(::testing::Values("dense:fp32", "dense:bf16", "dense:fixed32",
+                                                              "dense:fixed16", "tagc:density=0.02,cells=8",
+                                                              "tagc:density=0.02,cells=16",
+                                                              "tagc:density=0.02,cells=32"),
+                                            ::testing::ValuesIn(Backends())),
                          [](const auto& info) {
-                           std::string name = info.param;
+                           std::string name = std::get<0>(info.param) + "_" + std::get<1>(info.param);
                            for (char& c : name) {
                              if (!isalnum(static_cast<unsigned char>(c))) c = '_';
                            }

@@ -8,6 +8,7 @@
 
 #include "common/base/hash.h"
 #include "common/codec/select.h"
+#include "kernels/cpu/simd/simd_backend.h"
 
 namespace gradwire::testing {
 namespace {
@@ -46,13 +47,19 @@ v1::JobSpec SpecOf(const ClusterOptions& options) {
 
 }  // namespace
 
+std::vector<std::string> Backends() {
+  std::vector<std::string> names = {"reference"};
+  for (const std::string& target : kernels::SimdTargets()) names.push_back("cpu:" + target);
+  return names;
+}
+
 Cluster::Cluster(const ClusterOptions& options) : options_(options), random_(options.seed) {
   job_ = std::make_unique<Job>(OrDie(Job::Make(SpecOf(options))));
   // One element on two shards leaves one of them an empty share.
   layout_ = std::make_unique<Layout>(OrDie(Layout::Make(*job_, options.elements == 0 ? 2 : 1)));
   layout_slice_ = &layout_->at(0, 0);
   if (layout_slice_->elements != options.elements) layout_slice_ = &layout_->at(0, 1);
-  backend_ = OrDie(kernels::MakeBackend("cpu"));
+  backend_ = OrDie(kernels::MakeBackend(options.backend));
   codec_ = OrDie(MakeCodec({job_.get(), layout_slice_, backend_.get()}));
   for (uint32_t w = 0; w < options.workers; ++w) encoders_.push_back(codec_->NewEncoder());
   pending_.assign(options.workers, std::vector<float>(options.elements));

@@ -24,7 +24,11 @@ struct ClusterOptions {
   uint64_t elements = 1;     // of the bucket; 0: an empty share of a bucket
   uint32_t run_elements = 4096;
   uint64_t seed = 1;  // of the job and of the order of arrival
+  std::string backend = "cpu";
 };
+
+// The reference and every SIMD target that this machine runs, as MakeBackend knows them.
+std::vector<std::string> Backends();
 
 // The gradient of one worker in one round.
 using GradientFn = std::function<void(uint32_t worker, uint64_t round, std::vector<float>* out)>;

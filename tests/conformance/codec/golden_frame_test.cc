@@ -3,6 +3,7 @@
 // commit, with GRADWIRE_UPDATE_GOLDEN=1 in the environment of this test.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -36,12 +37,16 @@ void CompareWithGolden(const std::string& name, const std::vector<uint8_t>& byte
   EXPECT_EQ(Hex(bytes), text.str()) << "the bytes of " << name << " have changed";
 }
 
-class GoldenFrame : public ::testing::TestWithParam<std::pair<const char*, const char*>> {};
+using Named = std::pair<const char*, const char*>;  // a codec and the stem of its files
+
+class GoldenFrame : public ::testing::TestWithParam<std::tuple<Named, std::string>> {};
 
 TEST_P(GoldenFrame, BytesHaveNotChanged) {
-  const auto& [name, codec] = GetParam();
+  const auto& [named, backend] = GetParam();
+  const auto& [name, codec] = named;
   ClusterOptions options;
   options.codec = codec;
+  options.backend = backend;
   options.workers = 2;
   options.elements = 100;
   options.run_elements = 64;
@@ -62,13 +67,20 @@ TEST_P(GoldenFrame, BytesHaveNotChanged) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, GoldenFrame,
-                         ::testing::Values(std::pair{"dense_fp32", "dense:fp32"}, std::pair{"dense_bf16", "dense:bf16"},
-                                           std::pair{"dense_fixed32", "dense:fixed32"},
-                                           std::pair{"dense_fixed16", "dense:fixed16"},
-                                           std::pair{"tagc_8", "tagc:density=0.1,cells=8"},
-                                           std::pair{"tagc_16", "tagc:density=0.1,cells=16"},
-                                           std::pair{"tagc_32", "tagc:density=0.1,cells=32"}),
-                         [](const auto& info) { return std::string(info.param.first); });
+                         ::testing::Combine(::testing::Values(Named{"dense_fp32", "dense:fp32"},
+                                                              Named{"dense_bf16", "dense:bf16"},
+                                                              Named{"dense_fixed32", "dense:fixed32"},
+                                                              Named{"dense_fixed16", "dense:fixed16"},
+                                                              Named{"tagc_8", "tagc:density=0.1,cells=8"},
+                                                              Named{"tagc_16", "tagc:density=0.1,cells=16"},
+                                                              Named{"tagc_32", "tagc:density=0.1,cells=32"}),
+                                            ::testing::ValuesIn(Backends())),
+                         [](const auto& info) {
+                           std::string name =
+                               std::string(std::get<0>(info.param).first) + "_" + std::get<1>(info.param);
+                           std::replace(name.begin(), name.end(), ':', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace gradwire::testing
