@@ -34,7 +34,9 @@ void SparsePlainStep(float* p, const uint32_t* positions, const int32_t* integer
                      int exponent, uint32_t contributors, float learning_rate) {
   const float unit = PowerOfTwo(exponent);
   const float count = static_cast<float>(contributors);
+  constexpr size_t kAhead = 32;  // positions lie too far apart for the hardware to foresee them
   for (size_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) __builtin_prefetch(&p[positions[i + kAhead] - first_position], 1);
     float& parameter = p[positions[i] - first_position];
     parameter = kernels::PlainStep(parameter, MeanOfInteger(integers[i], unit, count), learning_rate);
   }

@@ -18,7 +18,8 @@ namespace {
 constexpr uint32_t kIndexBlock = 1u << 20;
 constexpr int32_t kLimit = 127;   // one worker, cells of one byte
 constexpr int kExponentBits = 6;  // the threshold is some tens of units
-constexpr double kUnion = 1.03;   // what the geometry is prepared for, of what comes
+constexpr size_t kSegmentBytes = 24;
+constexpr double kUnion = 1.03;  // what the geometry is prepared for, of what comes
 
 // Gaussian; clustered: in stretches of 4096 whose scale varies by e^+-1.5 (one standard deviation), so that most of
 // what is selected lies in a tenth of the tensor.
@@ -155,19 +156,14 @@ class SparseCases {
     scratch_counters_.Increment(f_.decoded);
   }
 
-  // Bytes of index and cells over the information in them: log2 of the number of index sets, and the empirical entropy
-  // of the integers.
+  // Bytes of index and cells over the information in them: the entropy of the index and the bits of the values.
   double WireRatio() const {
     double bytes = static_cast<double>(f_.cells.size());
-    for (const CodedIndex& coded : f_.index) bytes += static_cast<double>(coded.payload.size()) + 24;
+    for (const CodedIndex& coded : f_.index) bytes += static_cast<double>(coded.payload.size() + kSegmentBytes);
     const double n = static_cast<double>(config_.elements);
     const double d = taken() / n;
-    double bits = n * (-d * std::log2(d) - (1 - d) * std::log2(1 - d));
-    std::vector<double> counts(2 * kLimit + 1, 0);
-    for (size_t i = 0; i < f_.taken; ++i) ++counts[static_cast<size_t>(f_.integers[i] + kLimit)];
-    for (double c : counts) {
-      if (c > 0) bits -= c * std::log2(c / taken());
-    }
+    const double bits =
+        n * (-d * std::log2(d) - (1 - d) * std::log2(1 - d)) + taken() * 8 * static_cast<double>(f_.sketch.cell_bytes);
     return 8 * bytes / bits;
   }
 
