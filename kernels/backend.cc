@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/cpu/reference/reference_backend.h"
 #include "kernels/cpu/simd/simd_backend.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/math/select.h"
 
 namespace gradwire::kernels {
@@ -51,10 +52,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(std::string_view name) {
   if (name == "auto" || name == "cpu") {
     return targets.empty() ? MakeReferenceBackend() : MakeSimdBackend(targets.front());
   }
-  if (name == "cuda") {
-    return absl::FailedPreconditionError(
-        "backend 'cuda' is not part of this build; use 'cpu', or 'auto' to take the best one there is");
-  }
+  if (name == "cuda") return MakeCudaBackend();
   if (name.starts_with("cpu:")) {
     name.remove_prefix(4);
     if (auto backend = MakeSimdBackend(name)) return backend;

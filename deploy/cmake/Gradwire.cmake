@@ -18,13 +18,18 @@ endif()
 
 # Bits are promised: no contraction of a*b+c, no fast-math, anywhere.
 add_library(gradwire_options INTERFACE)
-target_compile_options(gradwire_options INTERFACE -ffp-contract=off -fno-fast-math)
+target_compile_options(gradwire_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off -fno-fast-math>
+  $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false --ftz=false --prec-div=true --prec-sqrt=true -Xcompiler=-ffp-contract=off>)
 target_include_directories(gradwire_options INTERFACE ${PROJECT_SOURCE_DIR})
 add_library(gradwire_warnings INTERFACE)
-target_compile_options(gradwire_warnings INTERFACE -Wall -Wextra -Werror -Wno-unused-parameter)
+target_compile_options(gradwire_warnings INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-unused-parameter>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Wno-unused-parameter>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
   # GCC 12 and 13 warn about overlapping memcpy inside std::string operator+ (GCC bug 105651): no such overlap exists.
-  target_compile_options(gradwire_warnings INTERFACE -Wno-restrict)
+  target_compile_options(gradwire_warnings INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict> $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wno-restrict>)
 endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
   target_compile_options(gradwire_warnings INTERFACE -Wthread-safety)
@@ -49,6 +54,11 @@ macro(gradwire_find_cuda)
       # CMake before 3.25.2 does not know C++20 for nvcc.
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+      # Linked statically (CMake's default): programs start where there is no CUDA.
+      set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+      if(CCACHE_PROGRAM AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+        set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+      endif()
       set(GRADWIRE_HAVE_CUDA ON)
     elseif(GRADWIRE_CUDA STREQUAL "ON")
       message(FATAL_ERROR "GRADWIRE_CUDA is ON, but there is no CUDA compiler; put nvcc on the PATH or set CUDACXX")

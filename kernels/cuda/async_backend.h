@@ -1,0 +1,79 @@
+// A backend over device memory, and what a caller needs beyond Backend to keep data and control on the device: memory,
+// streams, and variants of the operations that return values, which leave them in device memory instead.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/device_values.h"
+
+namespace gradwire::kernels::cuda {
+
+// Opaque: a point of a stream.
+struct Event;
+
+// Memory, streams and events of one device. A null stream is the calling thread's own. Thread-safe.
+class DeviceRuntime {
+ public:
+  virtual ~DeviceRuntime() = default;
+  virtual std::string Describe() = 0;  // model and size, for logs and reports
+
+  // Device memory, at least 256-byte aligned, usable in stream order; null where the device has not so much left.
+  virtual void* Allocate(size_t bytes, Stream* stream) = 0;
+  virtual void Free(void* p, Stream* stream) = 0;
+  // Host memory that copies read and write without a stop on the way; null where there is none.
+  virtual void* AllocatePinned(size_t bytes) = 0;
+  virtual void FreePinned(void* p) = 0;
+
+  virtual Stream* NewStream() = 0;
+  virtual void DeleteStream(Stream* stream) = 0;  // waits for nothing; what was launched still runs
+
+  // Copies in stream order. Pinned host memory: returns at once, and the memory must stay until the stream got there.
+  // Other host memory: returns when that memory may be reused (ToDevice) or holds the data (ToHost).
+  virtual void ToDevice(void* to, const void* from, size_t bytes, Stream* stream) = 0;
+  virtual void ToHost(void* to, const void* from, size_t bytes, Stream* stream) = 0;
+  virtual void Copy(void* to, const void* from, size_t bytes, Stream* stream) = 0;  // within the device
+  virtual void Synchronize(Stream* stream) = 0;
+
+  virtual Event* NewEvent() = 0;
+  virtual void DeleteEvent(Event* event) = 0;
+  virtual void Record(Event* event, Stream* stream) = 0;  // the event is what was launched on the stream until now
+  virtual void Wait(Stream* stream, Event* event) = 0;    // what is launched on the stream from now on comes after it
+  virtual bool Done(Event* event) = 0;                    // true for one that was never recorded
+  virtual void WaitOnHost(Event* event) = 0;
+  virtual double Seconds(Event* from, Event* to) = 0;  // between two that are done
+};
+
+// Pointers are device memory. Nothing waits for the device except the methods of Backend that return a value, and
+// Synchronize. A failing device (not a lack of memory in Allocate) ends the process: no result would be right.
+// Alignment: arrays of T are aligned to T; at 16 bytes they are fastest, and so are byte arrays.
+class AsyncBackend : public Backend {
+ public:
+  virtual DeviceRuntime& runtime() = 0;
+
+  // *first: index of the first such value, or 2^64 - 1 (-1 as int64).
+  virtual void FindOutOfGridAsync(const uint8_t* values, int width, size_t n, uint64_t* first, Stream* stream) = 0;
+  virtual void FindNonFiniteAsync(const float* x, size_t n, uint64_t* first, Stream* stream) = 0;
+  // *largest: bits of the largest |x[i]|; 0 where n is 0. RangeOfBits gives the range.
+  virtual void LargestMagnitudeAsync(const float* x, size_t n, uint32_t* largest, Stream* stream) = 0;
+
+  // The threshold of FindThreshold. It is used where it is, by TakeSelectedAsync.
+  virtual void FindThresholdAsync(const float* x, size_t n, double wanted, DeviceSelection* selection,
+                                  Stream* stream) = 0;
+  // `selection`: null, or what replaces args.key and args.keep_below. *taken: how many.
+  virtual void TakeSelectedAsync(float* x, size_t n, const SelectArgs& args, const DeviceSelection* selection,
+                                 uint32_t first_position, uint32_t* positions, int32_t* integers, uint64_t* taken,
+                                 Stream* stream) = 0;
+  virtual void SketchAddAsync(const uint32_t* positions, const int32_t* integers, ElementCount count,
+                              const SketchArgs& args, uint8_t* cells, Stream* stream) = 0;
+  // Sets all count.most of `sums` and `resolved`; those past the count to 0.
+  virtual void SketchPeelAsync(const uint8_t* cells, const SketchArgs& args, const uint32_t* positions,
+                               ElementCount count, int32_t* sums, uint8_t* resolved, Stream* stream) = 0;
+  virtual void SparsePlainStepAsync(float* p, const uint32_t* positions, const int32_t* integers, ElementCount count,
+                                    uint32_t first_position, int exponent, uint32_t contributors, float learning_rate,
+                                    Stream* stream) = 0;
+};
+
+}  // namespace gradwire::kernels::cuda

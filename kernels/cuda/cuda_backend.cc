@@ -1,0 +1,75 @@
+// Finds the GPU and says why it cannot be used.
+#include "kernels/cuda/cuda_backend.h"
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cuda/gpu_kernels.h"
+
+namespace gradwire::kernels {
+
+std::string WhyAutoIsNotCuda() {
+  int devices = 0;
+  const cudaError_t error = cudaGetDeviceCount(&devices);
+  if (error != cudaSuccess) return absl::StrCat("no GPU, or no driver for it, was found: ", cudaGetErrorString(error));
+  if (devices == 0) return "no GPU was found";
+  return "there is a GPU, but shards keep their data in host memory, so that every operation would cross the bus; "
+         "--backend=cuda takes it all the same";
+}
+
+namespace cuda {
+namespace {
+
+absl::Status Unusable(const std::string& why) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("backend 'cuda': ", why, "; use 'cpu', or 'auto' to take the best one there is (--backend)"));
+}
+
+// The one conversion of CUDA's errors to ours.
+absl::Status ToStatus(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  cudaGetLastError();
+  return Unusable(absl::StrCat(what, " (", cudaGetErrorName(error), ": ", cudaGetErrorString(error), ")"));
+}
+
+absl::StatusOr<int> Attribute(cudaDeviceAttr attribute) {
+  int value = 0;
+  const absl::Status status = ToStatus(cudaDeviceGetAttribute(&value, attribute, 0), "the GPU cannot be asked");
+  if (!status.ok()) return status;
+  return value;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<AsyncBackend>> MakeAsyncCudaBackend() {
+  int devices = 0;
+  absl::Status status = ToStatus(cudaGetDeviceCount(&devices), "no GPU, or no driver for it, was found");
+  if (!status.ok()) return status;
+  if (devices == 0) return Unusable("no GPU was found");
+  status = ToStatus(cudaSetDevice(0), "the GPU cannot be used");
+  if (!status.ok()) return status;
+  const absl::StatusOr<int> units = Attribute(cudaDevAttrMultiProcessorCount);
+  const absl::StatusOr<int> shared = Attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  const absl::StatusOr<int> pools = Attribute(cudaDevAttrMemoryPoolsSupported);
+  for (const auto* value : {&units, &shared, &pools}) {
+    if (!value->ok()) return value->status();
+  }
+  if (*pools == 0) return Unusable("the GPU's driver has no stream-ordered memory");
+  status =
+      ToStatus(FindKernels(), "this build has no code for the GPU's compute capability (see CMAKE_CUDA_ARCHITECTURES)");
+  if (!status.ok()) return status;
+  // Memory that was freed stays with the process: scratch memory of the next launch costs nothing.
+  cudaMemPool_t pool = nullptr;
+  uint64_t keep = ~uint64_t{0};
+  status = ToStatus(cudaDeviceGetDefaultMemPool(&pool, 0), "the GPU has no memory pool");
+  if (status.ok()) {
+    status = ToStatus(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep), "its memory pool");
+  }
+  if (!status.ok()) return status;
+  return MakeGpuBackend(static_cast<uint32_t>(*units), static_cast<size_t>(*shared));
+}
+
+}  // namespace cuda
+}  // namespace gradwire::kernels

@@ -1,0 +1,184 @@
+// AsyncBackend over any device: forwards to Operations, and waits where Backend returns a value.
+#pragma once
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "kernels/cuda/async_backend.h"
+#include "kernels/cuda/operations.h"
+
+namespace gradwire::kernels::cuda {
+
+// Device is also a DeviceRuntime and outlives this, as does `name`.
+template <class Device>
+class DeviceBackend : public AsyncBackend {
+ public:
+  DeviceBackend(Device* device, std::string_view name) : device_(*device), operations_(device), name_(name) {}
+
+  std::string_view name() const override { return name_; }
+  bool host_memory() const override { return false; }
+  DeviceRuntime& runtime() override { return device_; }
+
+  void AddIntegers(int32_t* acc, const uint8_t* values, int width, size_t n, Sign sign, Stream* stream) override {
+    operations_.AddIntegers(acc, values, width, n, sign, stream);
+  }
+  void AddFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign, Stream* stream) override {
+    operations_.AddFloats(acc, values, width, n, sign, stream);
+  }
+  void AssignIntegers(int32_t* acc, const uint8_t* values, int width, size_t n, Stream* stream) override {
+    operations_.AssignIntegers(acc, values, width, n, stream);
+  }
+  void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Stream* stream) override {
+    operations_.AssignFloats(acc, values, width, n, stream);
+  }
+  int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n, Stream* stream) override {
+    return static_cast<int64_t>(
+        Result<uint64_t>(stream, [&](uint64_t* first) { operations_.FindOutOfGrid(values, width, n, first, stream); }));
+  }
+  void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out, Stream* stream) override {
+    operations_.GridToMean(acc, n, contributors, out, stream);
+  }
+
+  void Quantize(float* x, size_t n, int exponent, int32_t limit, int width, uint8_t* q, Stream* stream) override {
+    operations_.Quantize(x, n, exponent, limit, width, q, stream);
+  }
+  void Dequantize(const uint8_t* q, int width, size_t n, int exponent, float* x, Stream* stream) override {
+    operations_.Dequantize(q, width, n, exponent, x, stream);
+  }
+  void SplitBf16(float* x, size_t n, uint8_t* out, Stream* stream) override {
+    operations_.SplitBf16(x, n, out, stream);
+  }
+  void AddBf16(const uint8_t* values, size_t n, float* x, Stream* stream) override {
+    operations_.AddBf16(values, n, x, stream);
+  }
+  int RangeOf(const float* x, size_t n, Stream* stream) override {
+    const uint32_t largest =
+        Result<uint32_t>(stream, [&](uint32_t* bits) { operations_.LargestMagnitude(x, n, bits, stream); });
+    return largest == 0 ? kMinRange : std::clamp(RangeOfBits(largest), kMinRange, kMaxRange);
+  }
+
+  int64_t FindNonFinite(const float* x, size_t n, Stream* stream) override {
+    return static_cast<int64_t>(
+        Result<uint64_t>(stream, [&](uint64_t* first) { operations_.FindNonFinite(x, n, first, stream); }));
+  }
+  void Add(float* x, const float* y, size_t n, Stream* stream) override { operations_.Add(x, y, n, stream); }
+  void AddPreconditioned(float* x, const float* gradient, float* second_moment, size_t n,
+                         const PreconditionCoefficients& c, Stream* stream) override {
+    operations_.AddPreconditioned(x, gradient, second_moment, n, c, stream);
+  }
+  void UpperHistogram(const float* x, size_t n, uint64_t* bins, Stream* stream) override {
+    operations_.UpperHistogram(x, n, bins, stream);
+  }
+  void LowerHistogram(const float* x, size_t n, uint32_t upper, uint64_t* bins, Stream* stream) override {
+    operations_.LowerHistogram(x, n, upper, bins, stream);
+  }
+  Threshold FindThreshold(const float* x, size_t n, double wanted, Stream* stream) override {
+    const DeviceSelection found = Result<DeviceSelection>(
+        stream, [&](DeviceSelection* selection) { operations_.FindThreshold(x, n, wanted, selection, stream); });
+    return {found.key, found.keep_below};
+  }
+  size_t TakeSelected(float* x, size_t n, const SelectArgs& args, uint32_t first_position, uint32_t* positions,
+                      int32_t* integers, Stream* stream) override {
+    return Result<uint64_t>(stream, [&](uint64_t* taken) {
+      operations_.TakeSelected(x, n, args, nullptr, first_position, positions, integers, taken, stream);
+    });
+  }
+
+  void SketchAdd(const uint32_t* positions, const int32_t* integers, size_t n, const SketchArgs& args, uint8_t* cells,
+                 Stream* stream) override {
+    operations_.SketchAdd(positions, integers, {n, nullptr}, args, cells, stream);
+  }
+  void AddCells(uint8_t* acc, const uint8_t* cells, int width, size_t n, Sign sign, Stream* stream) override {
+    operations_.AddCells(acc, cells, width, n, sign, stream);
+  }
+  void SketchPeel(const uint8_t* cells, const SketchArgs& args, const uint32_t* positions, size_t n, int32_t* sums,
+                  uint8_t* resolved, Stream* stream) override {
+    operations_.SketchPeel(cells, args, positions, {n, nullptr}, sums, resolved, stream);
+  }
+
+  void Sgd(float* p, const float* g, float* momentum, size_t n, const SgdCoefficients& c, Stream* stream) override {
+    operations_.Sgd(p, g, momentum, n, c, stream);
+  }
+  void AdamW(float* p, const float* g, float* m, float* v, size_t n, const AdamWCoefficients& c,
+             Stream* stream) override {
+    operations_.AdamW(p, g, m, v, n, c, stream);
+  }
+  void PlainStep(float* p, const float* mean, size_t n, float learning_rate, float weight_decay,
+                 Stream* stream) override {
+    operations_.PlainStep(p, mean, n, learning_rate, weight_decay, stream);
+  }
+  void SparsePlainStep(float* p, const uint32_t* positions, const int32_t* integers, size_t n, uint32_t first_position,
+                       int exponent, uint32_t contributors, float learning_rate, Stream* stream) override {
+    operations_.SparsePlainStep(p, positions, integers, {n, nullptr}, first_position, exponent, contributors,
+                                learning_rate, stream);
+  }
+
+  void Synchronize(Stream* stream) override { device_.Synchronize(stream); }
+
+  void FindOutOfGridAsync(const uint8_t* values, int width, size_t n, uint64_t* first, Stream* stream) override {
+    operations_.FindOutOfGrid(values, width, n, first, stream);
+  }
+  void FindNonFiniteAsync(const float* x, size_t n, uint64_t* first, Stream* stream) override {
+    operations_.FindNonFinite(x, n, first, stream);
+  }
+  void LargestMagnitudeAsync(const float* x, size_t n, uint32_t* largest, Stream* stream) override {
+    operations_.LargestMagnitude(x, n, largest, stream);
+  }
+  void FindThresholdAsync(const float* x, size_t n, double wanted, DeviceSelection* selection,
+                          Stream* stream) override {
+    operations_.FindThreshold(x, n, wanted, selection, stream);
+  }
+  void TakeSelectedAsync(float* x, size_t n, const SelectArgs& args, const DeviceSelection* selection,
+                         uint32_t first_position, uint32_t* positions, int32_t* integers, uint64_t* taken,
+                         Stream* stream) override {
+    operations_.TakeSelected(x, n, args, selection, first_position, positions, integers, taken, stream);
+  }
+  void SketchAddAsync(const uint32_t* positions, const int32_t* integers, ElementCount count, const SketchArgs& args,
+                      uint8_t* cells, Stream* stream) override {
+    operations_.SketchAdd(positions, integers, count, args, cells, stream);
+  }
+  void SketchPeelAsync(const uint8_t* cells, const SketchArgs& args, const uint32_t* positions, ElementCount count,
+                       int32_t* sums, uint8_t* resolved, Stream* stream) override {
+    operations_.SketchPeel(cells, args, positions, count, sums, resolved, stream);
+  }
+  void SparsePlainStepAsync(float* p, const uint32_t* positions, const int32_t* integers, ElementCount count,
+                            uint32_t first_position, int exponent, uint32_t contributors, float learning_rate,
+                            Stream* stream) override {
+    operations_.SparsePlainStep(p, positions, integers, count, first_position, exponent, contributors, learning_rate,
+                                stream);
+  }
+
+ private:
+  // What `launch` writes to its argument in device memory.
+  template <class T, class F>
+  T Result(Stream* stream, F launch) {
+    const Scratch<Device> on_device(device_, sizeof(T), stream);
+    launch(on_device.template as<T>());
+    T value;
+    device_.ToHost(&value, on_device.as(), sizeof(T), stream);
+    return value;
+  }
+
+  Device& device_;
+  Operations<Device> operations_;
+  const std::string_view name_;
+};
+
+template <class Device>
+struct DeviceHolder {
+  Device held;
+};
+
+// The same with a device of its own (a base, so that it is there before the backend), made from `args`.
+template <class Device>
+class OwningDeviceBackend final : private DeviceHolder<Device>, public DeviceBackend<Device> {
+ public:
+  template <class... Args>
+  explicit OwningDeviceBackend(std::string_view name, Args&&... args)
+      : DeviceHolder<Device>{Device(std::forward<Args>(args)...)}, DeviceBackend<Device>(&this->held, name) {}
+
+  const Device& device() const { return this->held; }
+};
+
+}  // namespace gradwire::kernels::cuda

@@ -1,0 +1,26 @@
+// Values that one kernel leaves in device memory for the next, so that the host need not wait between them.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/math/math.h"
+
+namespace gradwire::kernels::cuda {
+
+// A number of elements that the host knows, or only an upper bound of it and where the device will find it.
+struct ElementCount {
+  uint64_t most = 0;
+  const uint64_t* device = nullptr;
+  GW_HD uint64_t get() const { return device != nullptr ? *device : most; }
+};
+
+// A threshold: key and keep_below as in SelectArgs. While it is being found: the bin of the upper histogram in which it
+// lies, and how many of that bin's elements are wanted.
+struct DeviceSelection {
+  uint32_t key;
+  uint32_t upper;
+  uint64_t keep_below;
+  double wanted;  // 0: key and keep_below are final
+};
+
+}  // namespace gradwire::kernels::cuda

@@ -1,0 +1,131 @@
+// Histograms, the threshold, and taking what is selected: the CUDA kernels against the reference, bit for bit.
+#include "kernels/math/select.h"
+#include "tests/gpu/agreement.h"
+
+namespace gradwire::kernels::cuda {
+namespace {
+
+using SelectAgreement = Agreement;
+GW_AGREEMENT_SUITE(SelectAgreement);
+
+constexpr size_t kUpperBins = size_t{1} << kUpperBits;
+constexpr size_t kLowerBins = size_t{1} << kLowerBits;
+
+TEST_P(SelectAgreement, Histograms) {
+  for (Pattern pattern : kPatterns) {
+    for (size_t n : kLengths) {
+      for (size_t words : {0u, 1u}) {
+        std::vector<float> x = MakeValues(pattern, n, random_);
+        if (n > 2) x[n / 3] = std::numeric_limits<float>::quiet_NaN();
+        std::vector<uint64_t> upper(kUpperBins, 99), lower(kLowerBins, 99);
+        auto dx = OnDevice(x, words * 4);
+        auto du = OnDevice(upper);
+        auto dl = OnDevice(lower);
+        backend().UpperHistogram(dx.get(), n, du.get(), nullptr);
+        reference_->UpperHistogram(x.data(), n, upper.data(), nullptr);
+        ASSERT_EQ(du.Read(), upper) << n;
+        for (uint32_t bin : {0u, KeyOf(1.0f) >> kLowerBits, static_cast<uint32_t>(kUpperBins) - 1}) {
+          backend().LowerHistogram(dx.get(), n, bin, dl.get(), nullptr);
+          reference_->LowerHistogram(x.data(), n, bin, lower.data(), nullptr);
+          ASSERT_EQ(dl.Read(), lower) << n << ", bin " << bin;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SelectAgreement, TakeSelected) {
+  for (Pattern pattern : kPatterns) {
+    for (size_t n : kLengths) {
+      for (size_t words : {0u, 1u}) {
+        for (float threshold : {0.0f, 1.0f, 0x1p-130f, 2.5f}) {
+          for (uint64_t keep : {uint64_t{0}, uint64_t{1} << 30, uint64_t{1} << 32}) {
+            std::vector<float> x = MakeValues(pattern, n, random_);
+            const SelectArgs args = {KeyOf(threshold), keep, 12345, 1'000'000'007, -6, 127};
+            std::vector<uint32_t> positions(n, 7);
+            std::vector<int32_t> integers(n, 7);
+            auto dx = OnDevice(x, words * 4);
+            auto dp = OnDevice(positions);
+            auto di = OnDevice(integers);
+            const size_t taken = backend().TakeSelected(dx.get(), n, args, 500, dp.get(), di.get(), nullptr);
+            ASSERT_EQ(taken,
+                      reference_->TakeSelected(x.data(), n, args, 500, positions.data(), integers.data(), nullptr));
+            ASSERT_TRUE(SameBits(dx.Read(), x)) << n << ", threshold " << threshold;
+            ASSERT_EQ(dp.Read(), positions);
+            ASSERT_EQ(di.Read(), integers);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Threshold, selection and count stay on the device from one kernel to the next.
+TEST_P(SelectAgreement, ThresholdFoundOnTheDeviceIsTheOneFoundOnTheHost) {
+  for (Pattern pattern : kPatterns) {
+    for (size_t n : kFewLengths) {
+      for (double density : {0.0, 0.001, 0.01, 0.1, 0.5, 1.0}) {
+        std::vector<float> x = MakeValues(pattern, n, random_);
+        std::vector<uint32_t> positions(n, 7);
+        std::vector<int32_t> integers(n, 7);
+        const double wanted = density * static_cast<double>(n);
+        const Threshold expected = reference_->FindThreshold(x.data(), n, wanted, nullptr);
+        auto dx = OnDevice(x);
+        auto dp = OnDevice(positions);
+        auto di = OnDevice(integers);
+        auto dcount = OnDevice(std::vector<uint64_t>{99});
+        auto dselection = OnDevice(std::vector<DeviceSelection>(1));
+        SelectArgs args = {1, 2, 777, 0, -10, 32767};
+        backend().FindThresholdAsync(dx.get(), n, wanted, dselection.get(), nullptr);
+        backend().TakeSelectedAsync(dx.get(), n, args, dselection.get(), 0, dp.get(), di.get(), dcount.get(), nullptr);
+        const DeviceSelection found = dselection.Read()[0];
+        ASSERT_EQ(found.key, expected.key) << n << ", density " << density;
+        ASSERT_EQ(found.keep_below, expected.keep_below) << n << ", density " << density;
+        args.key = expected.key;
+        args.keep_below = expected.keep_below;
+        const size_t taken = reference_->TakeSelected(x.data(), n, args, 0, positions.data(), integers.data(), nullptr);
+        ASSERT_EQ(dcount.Read()[0], taken);
+        ASSERT_TRUE(SameBits(dx.Read(), x));
+        ASSERT_EQ(dp.Read(), positions);
+        ASSERT_EQ(di.Read(), integers);
+      }
+    }
+  }
+}
+
+// What is wanted ends exactly where a bin ends, one element before, and one after; in the upper and in the lower bins.
+TEST_P(SelectAgreement, ThresholdAtTheEdgesOfBins) {
+  for (const auto& [high, low] : {std::pair{4.0f, 1.0f}, std::pair{1.0f, 0x1.FFF0p-1f}, std::pair{0x1.001p0f, 1.0f}}) {
+    std::vector<float> x(4096, 0.0f);
+    for (size_t i = 0; i < 1000; ++i) x[4 * i] = i < 300 ? high : -low;
+    auto dx = OnDevice(x);
+    for (double wanted : {0.0, 0.5, 1.0, 299.0, 299.5, 300.0, 300.5, 301.0, 999.0, 1000.0, 1001.0, 4096.0}) {
+      const Threshold expected = reference_->FindThreshold(x.data(), x.size(), wanted, nullptr);
+      const Threshold found = backend().FindThreshold(dx.get(), x.size(), wanted, nullptr);
+      EXPECT_EQ(found.key, expected.key) << wanted;
+      EXPECT_EQ(found.keep_below, expected.keep_below) << wanted;
+    }
+  }
+}
+
+TEST_P(SelectAgreement, AsynchronousReductions) {
+  for (size_t n : kFewLengths) {
+    std::vector<float> x = MakeValues(Pattern::kWide, n, random_);
+    if (n > 100) x[n - 7] = std::numeric_limits<float>::infinity();
+    auto dx = OnDevice(x);
+    auto first = OnDevice(std::vector<uint64_t>{5, 5});
+    auto largest = OnDevice(std::vector<uint32_t>{5});
+    backend().FindNonFiniteAsync(dx.get(), n, first.get(), nullptr);
+    backend().FindOutOfGridAsync(reinterpret_cast<uint8_t*>(dx.get()), 4, n, first.get() + 1, nullptr);
+    backend().LargestMagnitudeAsync(dx.get(), n, largest.get(), nullptr);
+    const auto* bytes = reinterpret_cast<const uint8_t*>(x.data());
+    EXPECT_EQ(static_cast<int64_t>(first.Read()[0]), reference_->FindNonFinite(x.data(), n, nullptr));
+    EXPECT_EQ(static_cast<int64_t>(first.Read()[1]), reference_->FindOutOfGrid(bytes, 4, n, nullptr));
+    uint32_t most = 0;
+    for (float v : x) most = std::max(most, std::bit_cast<uint32_t>(std::abs(v)));
+    EXPECT_EQ(largest.Read()[0], most);
+  }
+}
+
+}  // namespace
+}  // namespace gradwire::kernels::cuda
