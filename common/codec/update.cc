@@ -22,15 +22,16 @@ class UpdateReader {
   UpdateReader(const Job& job, const BucketLayout& layout, Update* update)
       : job_(job), layout_(layout), update_(update) {}
 
-  absl::Status Read(const Segment& s) {
+  // `s` lies in `chunk`.
+  absl::Status Read(const Segment& s, const Bytes& chunk) {
     switch (s.type) {
       case SegmentType::kLearningRates:
         return ReadLearningRates(s);
       case SegmentType::kDenseF32:
-        return ReadFloats(s);
+        return ReadFloats(s, chunk);
       case SegmentType::kDenseInt:
       case SegmentType::kDensePacked:
-        return ReadDenseIntegers(s);
+        return ReadDenseIntegers(s, chunk);
       case SegmentType::kIndex:
         GW_RETURN_IF_ERROR(SetBody(Update::Body::kSparse));
         return ReadPositions(s, &update_->positions);
@@ -105,24 +106,35 @@ class UpdateReader {
     return absl::OkStatus();
   }
 
-  absl::Status ReadFloats(const Segment& s) {
+  void AddPart(const Segment& s, Bytes values) {
+    if (s.count != 0) update_->dense.push_back({s.begin, s.count, std::move(values)});
+  }
+
+  static Bytes PayloadOf(const Segment& s, const Bytes& chunk) {
+    return chunk.Slice(static_cast<size_t>(s.data - chunk.data()), s.bytes);
+  }
+
+  absl::Status ReadFloats(const Segment& s, const Bytes& chunk) {
     GW_RETURN_IF_ERROR(SetBody(Update::Body::kDenseFloat));
     GW_RETURN_IF_ERROR(CheckBytes(s, uint64_t{s.count} * 4));
     GW_RETURN_IF_ERROR(Advance(s));
-    update_->floats.resize(layout_.elements);
-    if (s.bytes != 0) std::memcpy(update_->floats.data() + s.begin, s.data, s.bytes);
+    AddPart(s, PayloadOf(s, chunk));
     return absl::OkStatus();
   }
 
-  absl::Status ReadDenseIntegers(const Segment& s) {
+  absl::Status ReadDenseIntegers(const Segment& s, const Bytes& chunk) {
     GW_RETURN_IF_ERROR(SetBody(Update::Body::kDenseInt));
     GW_RETURN_IF_ERROR(Advance(s));
-    update_->integers.resize(layout_.elements);
-    int32_t* out = update_->integers.data() + s.begin;
-    if (s.type == SegmentType::kDensePacked) return UnpackIntegers(s.payload(), s.param, s.count, out);
+    if (s.type == SegmentType::kDensePacked) {
+      auto unpacked = std::make_shared<std::vector<int32_t>>(s.count);
+      GW_RETURN_IF_ERROR(UnpackIntegers(s.payload(), s.param, s.count, unpacked->data()));
+      const uint8_t* values = reinterpret_cast<const uint8_t*>(unpacked->data());
+      AddPart(s, Bytes(std::move(unpacked), values, size_t{4} * s.count));
+      return absl::OkStatus();
+    }
     if (s.param != 4) return absl::InvalidArgumentError("dense integers of an update frame are 4 bytes wide");
     GW_RETURN_IF_ERROR(CheckBytes(s, uint64_t{s.count} * 4));
-    if (s.bytes != 0) std::memcpy(out, s.data, s.bytes);
+    AddPart(s, PayloadOf(s, chunk));
     return absl::OkStatus();
   }
 
@@ -186,7 +198,7 @@ absl::StatusOr<Update> DecodeUpdate(std::span<const Bytes> chunks, const Job& jo
   update.exponents = plan.exponents;
   UpdateReader reader(job, layout, &update);
   for (const wire::Chunk& chunk : parsed) {
-    for (const Segment& s : chunk.segments) GW_RETURN_IF_ERROR(reader.Read(s));
+    for (const Segment& s : chunk.segments) GW_RETURN_IF_ERROR(reader.Read(s, chunk.bytes));
   }
   GW_RETURN_IF_ERROR(reader.Finish());
   GW_RETURN_IF_ERROR(CheckPlan(job, layout, update.next));
@@ -205,7 +217,7 @@ void Update::MeanOfRun(const BucketLayout& layout, uint32_t run, float* out) con
   const uint64_t begin = layout.run_begin[run];
   const uint32_t length = layout.runs[run].length;
   if (body == Body::kDenseFloat) {
-    std::memcpy(out, floats.data() + begin, length * sizeof(float));
+    CopyDense(begin, length, out);
     return;
   }
   if (body == Body::kEmpty) {
@@ -215,7 +227,13 @@ void Update::MeanOfRun(const BucketLayout& layout, uint32_t run, float* out) con
   const float scale = std::ldexp(1.0f, exponents[run]);
   const float count = static_cast<float>(contributors);
   if (body == Body::kDenseInt) {
-    for (uint32_t i = 0; i < length; ++i) out[i] = static_cast<float>(integers[begin + i]) * scale / count;
+    constexpr uint32_t kPiece = 1024;
+    int32_t sums[kPiece];
+    for (uint32_t first = 0; first < length; first += kPiece) {
+      const uint32_t n = std::min(kPiece, length - first);
+      CopyDense(begin + first, n, sums);
+      for (uint32_t i = 0; i < n; ++i) out[first + i] = static_cast<float>(sums[i]) * scale / count;
+    }
     return;
   }
   std::fill(out, out + length, 0.0f);

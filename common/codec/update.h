@@ -1,7 +1,9 @@
 // Reading update frames: the one record that is applied, journaled and pulled.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -10,8 +12,15 @@
 
 namespace gradwire {
 
-// A decoded update frame. Move-only in spirit; holds the chunks it points into.
+// A decoded update frame. Dense bodies stay where they arrived: an Update shares the memory of its chunks, and borrowed
+// chunks must outlive it.
 struct Update {
+  // Consecutive elements of a dense body, 4 bytes each, at any address.
+  struct DensePart {
+    uint64_t begin = 0;
+    uint32_t count = 0;
+    Bytes values;  // float32 or int32
+  };
   enum class Body { kEmpty, kSparse, kDenseFloat, kDenseInt };
   uint64_t round = 0;
   uint32_t contributors = 0;          // 0: nobody contributed, nothing is applied
@@ -20,18 +29,36 @@ struct Update {
   std::vector<int8_t> exponents;      // of this round, from the plan
   Body body = Body::kEmpty;
   std::vector<uint32_t> positions;  // kSparse: ascending
-  std::vector<int32_t> integers;    // kSparse: sums at positions; kDenseInt: sums of all elements
-  std::vector<float> floats;        // kDenseFloat: means of all elements
+  std::vector<int32_t> integers;    // kSparse: sums at positions
+  std::vector<DensePart> dense;     // kDenseFloat: means; kDenseInt: sums; of all elements, ascending
   std::vector<uint32_t> deferred;   // positions every worker returns to its residual
 
   // Writes the mean over contributors of run `run` to out[0 .. length): integer * 2^exponent / contributors, in
   // float32, each operation rounded once. Elements that are not part of a sparse body are 0.
   void MeanOfRun(const BucketLayout& layout, uint32_t run, float* out) const;
+  // Copies elements [begin, begin + n) of a dense body. T: float or int32_t, as the body says.
+  template <typename T>
+  void CopyDense(uint64_t begin, uint64_t n, T* out) const;
 };
 
 // Decodes and checks an update frame against layout and the plan of its round; the plan of the next round is one that
 // CheckPlan accepts. Errors: InvalidArgument, DataLoss, FailedPrecondition (the plan of its round is not known here).
 absl::StatusOr<Update> DecodeUpdate(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
                                     const RoundPlan& plan);
+
+template <typename T>
+void Update::CopyDense(uint64_t begin, uint64_t n, T* out) const {
+  static_assert(sizeof(T) == 4);
+  auto part = std::upper_bound(dense.begin(), dense.end(), begin,
+                               [](uint64_t position, const DensePart& p) { return position < p.begin + p.count; });
+  for (; n > 0; ++part) {
+    const uint64_t skip = begin - part->begin;
+    const uint64_t here = std::min(n, part->count - skip);
+    std::memcpy(out, part->values.data() + 4 * skip, 4 * here);
+    begin += here;
+    out += here;
+    n -= here;
+  }
+}
 
 }  // namespace gradwire

@@ -44,9 +44,10 @@ bool SumsAreZero(const BucketLayout& layout, const Update& update, size_t run) {
     const auto first = std::lower_bound(update.positions.begin(), update.positions.end(), begin);
     return first == update.positions.end() || *first >= end;
   }
-  return update.body != Update::Body::kDenseInt ||
-         std::all_of(update.integers.begin() + static_cast<ptrdiff_t>(begin),
-                     update.integers.begin() + static_cast<ptrdiff_t>(end), [](int32_t sum) { return sum == 0; });
+  if (update.body != Update::Body::kDenseInt) return true;
+  std::vector<int32_t> sums(end - begin);
+  update.CopyDense(begin, end - begin, sums.data());
+  return std::all_of(sums.begin(), sums.end(), [](int32_t sum) { return sum == 0; });
 }
 
 absl::Status CheckUpdate(const Job& job, const BucketLayout& layout, const Update& update, size_t runs) {

@@ -130,9 +130,13 @@ RoundResult Cluster::Close(std::vector<EncodedFrame> frames, UpdateFrame update_
   result.update = OrDie(DecodeUpdate(result.update_frame.chunks, *job_, layout(), plan_));
   result.applied.assign(options_.elements, 0);
   const Update& u = result.update;
-  for (size_t r = 0; r < layout().runs.size() && u.body == Update::Body::kDenseInt; ++r) {
-    for (uint64_t i = layout().run_begin[r]; i < layout().run_begin[r + 1]; ++i) {
-      result.applied[i] = std::ldexp(static_cast<double>(u.integers[i]), u.exponents[r]);
+  if (u.body == Update::Body::kDenseInt) {
+    std::vector<int32_t> sums(layout().elements);
+    u.CopyDense(0, sums.size(), sums.data());
+    for (size_t r = 0; r < layout().runs.size(); ++r) {
+      for (uint64_t i = layout().run_begin[r]; i < layout().run_begin[r + 1]; ++i) {
+        result.applied[i] = std::ldexp(static_cast<double>(sums[i]), u.exponents[r]);
+      }
     }
   }
   size_t run = 0;
@@ -140,8 +144,10 @@ RoundResult Cluster::Close(std::vector<EncodedFrame> frames, UpdateFrame update_
     while (u.positions[k] >= layout().run_begin[run + 1]) ++run;
     result.applied[u.positions[k]] = std::ldexp(static_cast<double>(u.integers[k]), u.exponents[run]);
   }
-  for (size_t i = 0; i < u.floats.size(); ++i) {
-    result.applied[i] = static_cast<double>(u.floats[i]) * static_cast<double>(u.contributors);
+  std::vector<float> means(u.body == Update::Body::kDenseFloat ? layout().elements : 0);
+  if (!means.empty()) u.CopyDense(0, means.size(), means.data());
+  for (size_t i = 0; i < means.size(); ++i) {
+    result.applied[i] = static_cast<double>(means[i]) * static_cast<double>(u.contributors);
   }
   for (size_t i = 0; i < applied_.size(); ++i) applied_[i] += result.applied[i];
   if (!u.deferred.empty()) {

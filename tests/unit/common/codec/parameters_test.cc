@@ -222,7 +222,9 @@ TEST(Update, RefusesForeignAndMixedFrames) {
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(decoded->contributors, 2u);
   EXPECT_EQ(decoded->learning_rates, std::vector<float>{0.25f});
-  EXPECT_EQ(decoded->floats, std::vector<float>(f.at().elements, 0.0f));
+  std::vector<float> means(f.at().elements, 1.0f);
+  decoded->CopyDense(0, means.size(), means.data());
+  EXPECT_EQ(means, std::vector<float>(f.at().elements, 0.0f));
   EXPECT_FALSE(DecodeUpdate(update->chunks, *f.job, f.layout->at(0, 0), {}).ok());
   EXPECT_FALSE(DecodeUpdate(f.Frame(1, {}, Ramp(f.at().elements)), *f.job, f.at(), {}).ok());
 }

@@ -61,20 +61,29 @@ Update UpdateFor(const BucketLayout& layout, uint64_t round, Update::Body body) 
   u.contributors = 3;
   u.learning_rates = {0.125f, 0.03f};
   u.body = body;
+  std::vector<int32_t> integers;
+  std::vector<float> floats;
   for (size_t r = 0; r < layout.runs.size(); ++r) {
     const Run& run = layout.runs[r];
     u.exponents.push_back(ExponentAt(run.tensor, run.offset));
     for (uint32_t i = 0; i < run.length; ++i) {
       const int32_t sum = SumAt(run.tensor, run.offset + i, round);
       if (body == Update::Body::kDenseInt) {
-        u.integers.push_back(sum);
+        integers.push_back(sum);
       } else if (body == Update::Body::kDenseFloat) {
-        u.floats.push_back(kernels::MeanOfInteger(sum, kernels::PowerOfTwo(u.exponents[r]), 3));
+        floats.push_back(kernels::MeanOfInteger(sum, kernels::PowerOfTwo(u.exponents[r]), 3));
       } else if (sum != 0) {
         u.positions.push_back(static_cast<uint32_t>(layout.run_begin[r] + i));
         u.integers.push_back(sum);
       }
     }
+  }
+  // In parts that do not end where runs do.
+  for (uint64_t begin = 0; body != Update::Body::kSparse && begin < layout.elements; begin += 77) {
+    const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(77, layout.elements - begin));
+    const uint8_t* values = body == Update::Body::kDenseInt ? reinterpret_cast<const uint8_t*>(integers.data() + begin)
+                                                            : reinterpret_cast<const uint8_t*>(floats.data() + begin);
+    u.dense.push_back({begin, count, Bytes::Copy({values, size_t{4} * count})});
   }
   return u;
 }
