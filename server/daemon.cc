@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "common/base/status_macros.h"
 #include "common/transport/sink_scope.h"
+#include "kernels/cuda/cuda_backend.h"
 
 namespace gradwire {
 namespace {
@@ -29,7 +30,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
   std::unique_ptr<Daemon> daemon(new Daemon());
   daemon->clock_ = clock;
   GW_ASSIGN_OR_RETURN(daemon->backend_, kernels::MakeBackend(config.backend));
-  spdlog::info("backend {} (asked for: {})", daemon->backend_->name(), config.backend);
+  spdlog::info("backend {} (asked for: {}{}{})", daemon->backend_->name(), config.backend,
+               config.backend == "auto" ? "; not a GPU: " : "",
+               config.backend == "auto" ? kernels::WhyAutoIsNotCuda() : "");
   JobEnvironment environment;
   environment.backend = daemon->backend_.get();
   environment.clock = clock;

@@ -61,7 +61,9 @@ void Define(CLI::App& app, Given& g) {
   app.add_option("--drain-ms", g.drain_ms,
                  "Milliseconds after SIGTERM for the open rounds to finish, 0 to 600000. Default 5000");
   app.add_option("--max-jobs", g.max_jobs, "Jobs at once, 1 to 4096. Default 64");
-  app.add_option("--backend", g.backend, "Arithmetic on: auto (CUDA where it works), cpu, cuda. Default auto");
+  app.add_option("--backend", g.backend,
+                 "Arithmetic on: auto (the best SIMD of this CPU), cpu, cpu:avx512, cpu:avx2, cpu:neon,\nreference, "
+                 "cuda (every operation crosses the bus: for tests). Default auto");
   app.add_option("--log-level", g.log_level, "debug, info, warning, error. Default info");
   app.add_option("--port-file", g.port_file, "File to write the bound addresses to, one per line, once listening");
 }

@@ -32,7 +32,7 @@ inline __attribute__((always_inline)) void MergeCells(uint8_t* acc, const uint8_
     T a, b;
     std::memcpy(&a, acc + i * sizeof(T), sizeof(T));
     std::memcpy(&b, cells + i * sizeof(T), sizeof(T));
-    a = static_cast<T>(a + static_cast<T>(sign * b));
+    a = static_cast<T>(a + uint32_t{sign} * uint32_t{b});  // not in int, where 16-bit factors can overflow
     std::memcpy(acc + i * sizeof(T), &a, sizeof(T));
   }
 }
