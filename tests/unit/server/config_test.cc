@@ -24,7 +24,7 @@ TEST(ServerConfig, NamesTheKnobTheValueAndTheRange) {
   EXPECT_EQ(status.message(), "drain_ms is 600001; allowed are 0 to 600000");
   config = {};
   config.backend = "tpu";
-  EXPECT_EQ(config.Validate().message(), "backend is 'tpu'; allowed are auto, cpu, cuda");
+  EXPECT_EQ(config.Validate().message(), "backend is 'tpu'; allowed are auto, cpu, cuda, reference");
   config = {};
   config.listen.clear();
   EXPECT_FALSE(config.Validate().ok());
