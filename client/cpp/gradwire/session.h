@@ -60,13 +60,14 @@ struct SessionStats {
   uint64_t deferred_elements = 0;    // named as undecodable by update frames, returned to the residual
   uint64_t sanitized_elements = 0;   // non-finite gradient elements that counted as 0
   uint64_t not_included_frames = 0;  // came too late for their round; returned to the residual
-  double encode_seconds = 0;         // on the encoding thread
-  double apply_seconds = 0;          // on the applying thread: decoding and the optimizer
+  double encode_seconds = 0;         // on the encoding thread, or in TensorReady
+  double apply_seconds = 0;          // on the applying thread, or in EndRound: decoding and the optimizer
   double wait_seconds = 0;           // callers inside EndRound
 };
 
 // Thread-safe, except that one round is driven by one thread at a time: BeginRound and EndRound must not overlap each
-// other; TensorReady may be called from any thread between them. Owns three threads and one more per shard.
+// other; TensorReady may be called from any thread between them. Owns two threads (none for a small job, of at most
+// 16384 elements) and, per shard, one for heartbeats and those of its connection.
 //
 // Errors are absl statuses. When a shard is lost (Unavailable, naming its address) or refuses this worker for good,
 // the session has failed: every later call returns the same status at once. Join again to go on; the new session
@@ -83,8 +84,9 @@ class Session {
 
   // Opens the next round and asks for its update. `learning_rates`: one per parameter group, or one for all.
   absl::Status BeginRound(std::span<const float> learning_rates);
-  // The gradient of a tensor is complete. Returns at once; the work happens on the encoding thread. `gradient`: as
-  // many elements as the tensor has; must stay unchanged until EndRound has returned.
+  // The gradient of a tensor is complete. Returns at once; the work happens on the encoding thread (a small job is
+  // encoded and sent right here). `gradient`: as many elements as the tensor has; must stay unchanged until EndRound
+  // has returned.
   absl::Status TensorReady(uint32_t tensor, const float* gradient);
   // From here on the parameters may change. Waits until every bucket is applied. Errors: FailedPrecondition (a tensor
   // was not reported ready; nothing is waited for), DeadlineExceeded (the round stays open: call again),

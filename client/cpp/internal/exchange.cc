@@ -21,6 +21,7 @@ Exchange::Exchange(const ExchangeContext& context, uint64_t version, std::vector
     : context_(context),
       shards_(context.layout->shard_count()),
       buckets_(context.layout->bucket_count()),
+      threads_(context.job->elements() > kThreadsAbove),
       buckets_of_tensor_(context.job->tensors().size()),
       remaining_(buckets_),
       bad_(context.job->tensors().size()),
@@ -36,6 +37,7 @@ Exchange::Exchange(const ExchangeContext& context, uint64_t version, std::vector
     slices_[i].encoder = context_.codecs[i]->NewEncoder();
     slices_[i].plan = std::move(plans[i]);
   }
+  if (!threads_) return;
   encoder_thread_ = std::thread([this] { EncodeLoop(); });
   apply_thread_ = std::thread([this] { ApplyLoop(); });
 }
@@ -47,6 +49,8 @@ void Exchange::Stop(const absl::Status& reason) {
     absl::MutexLock lock(&mu_);
     FailLocked(reason);
     stop_ = true;
+    const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !encoding_ && !writing_replica_; };
+    mu_.Await(absl::Condition(&idle));
   }
   if (encoder_thread_.joinable()) encoder_thread_.join();
   if (apply_thread_.joinable()) apply_thread_.join();
@@ -139,7 +143,15 @@ bool Exchange::IsReady(uint32_t tensor) const {
 }
 
 absl::Status Exchange::Ready(uint32_t tensor, const float* gradient) {
-  absl::MutexLock lock(&mu_);
+  {
+    absl::MutexLock lock(&mu_);
+    GW_RETURN_IF_ERROR(NoteReady(tensor, gradient));
+  }
+  RunTasksInline();
+  return absl::OkStatus();
+}
+
+absl::Status Exchange::NoteReady(uint32_t tensor, const float* gradient) {
   GW_RETURN_IF_ERROR(failed_);
   if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
   if (tensor >= ready_.size())
@@ -168,16 +180,18 @@ absl::Status Exchange::CheckAllReady() const {
 }
 
 absl::Status Exchange::WaitUntil(const absl::Condition& done, absl::Time deadline) {
-  struct Wake {
-    Exchange* self;
-    const absl::Condition* done;
-  } wake{this, &done};
-  const absl::Condition either(
-      +[](Wake* w) ABSL_NO_THREAD_SAFETY_ANALYSIS { return !w->self->failed_.ok() || w->done->Eval(); }, &wake);
-  if (!mu_.AwaitWithDeadline(either, deadline))
-    return absl::DeadlineExceededError(absl::StrCat("round ", round_, ": ", settled_, " of ", slices_.size(),
-                                                    " updates were applied in time; other workers may be slow or lost. "
-                                                    "The round stays open: call again to go on waiting"));
+  const auto over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !failed_.ok() || done.Eval(); };
+  const auto work = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !threads_ && !writing_replica_ && CanApply(); };
+  const auto awake = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return over() || work(); };
+  for (;;) {
+    if (!mu_.AwaitWithDeadline(absl::Condition(&awake), deadline))
+      return absl::DeadlineExceededError(
+          absl::StrCat("round ", round_, ": ", settled_, " of ", slices_.size(),
+                       " updates were applied in time; other workers may be slow or lost. The round stays open: call "
+                       "again to go on waiting"));
+    if (over()) break;
+    ApplyNext();
+  }
   if (failed_.ok()) return absl::OkStatus();
   apply_allowed_ = false;
   tasks_.clear();
@@ -196,8 +210,11 @@ absl::Status Exchange::StartAgain() {
   }
   // The requests go first, as in every round.
   GW_RETURN_IF_ERROR(RequestPulls(version));
-  absl::MutexLock lock(&mu_);
-  for (uint32_t tensor : ready_order_) tasks_.push_back({Task::Kind::kAgain, tensor, nullptr});
+  {
+    absl::MutexLock lock(&mu_);
+    for (uint32_t tensor : ready_order_) tasks_.push_back({Task::Kind::kAgain, tensor, nullptr});
+  }
+  RunTasksInline();
   return absl::OkStatus();
 }
 
@@ -299,7 +316,14 @@ void Exchange::MaybeQueue(uint32_t slice) {
 }
 
 void Exchange::OnAck(uint32_t shard, const v1::PushAck& ack) {
-  absl::MutexLock lock(&mu_);
+  {
+    absl::MutexLock lock(&mu_);
+    NoteAck(shard, ack);
+  }
+  RunTasksInline();  // the frame that abstains instead of a refused one
+}
+
+void Exchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
   if (!round_open_ || ack.round() != round_ || ack.bucket() >= buckets_) return;  // of a frame that was settled before
   const uint32_t index = IndexOf(ack.bucket(), shard);
   Slice& s = slices_[index];

@@ -3,6 +3,8 @@
 //   TensorReady -> [encoding thread: ingest, select, encode, send] -> shard -> ack -----+
 //   BeginRound  -> pull requests -> shard -> update frame ------------------------------+
 //                                   [applying thread: decode; apply after EndRound; settle]
+//
+// A small job has neither thread: waking one costs more than its work. TensorReady encodes, EndRound applies.
 #pragma once
 
 #include <cstdint>
@@ -41,10 +43,14 @@ struct ExchangeContext {
   GradientStore* gradients = nullptr;
 };
 
-// Thread-safety as Session says. Owns two threads, from construction to Stop. Memory in flight: the frames of one
-// round (chunks are kept until they are acknowledged, never encoded again) and its update frames.
+// Thread-safety as Session says. Owns two threads, from construction to Stop, or none (see kThreadsAbove). Memory in
+// flight: the frames of one round (chunks are kept until they are acknowledged, never encoded again) and its update
+// frames.
 class Exchange final : public LinkEvents {
  public:
+  // Jobs with more elements than this have threads: 64 KiB of float32 are encoded about as fast as a thread wakes up.
+  static constexpr uint64_t kThreadsAbove = 16384;
+
   // `version`: of the parameters in the replica; `plans`: of that version, per slice.
   Exchange(const ExchangeContext& context, uint64_t version, std::vector<RoundPlan> plans);
   ~Exchange() override;
@@ -107,12 +113,17 @@ class Exchange final : public LinkEvents {
   absl::Status RequestPulls(uint64_t version);
   // Round 0 is over: the same gradients travel again, as round 1.
   absl::Status StartAgain();
+  absl::Status NoteReady(uint32_t tensor, const float* gradient) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckAllReady() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits for `done` or failure; on failure until no thread of ours uses the caller's memory.
   absl::Status WaitUntil(const absl::Condition& done, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status AwaitSlices(uint32_t bucket, bool Slice::*flag, int64_t timeout_ms);
 
   void EncodeLoop();
+  // The next task. Releases the lock while it works.
+  void RunTask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Without threads: all tasks, unless another caller is at them and will see the new ones.
+  void RunTasksInline() ABSL_LOCKS_EXCLUDED(mu_);
   void ProcessTensor(const Task& task, uint64_t round);
   bool EncodeBucket(uint32_t bucket, uint64_t round);
   // False once the exchange has failed: the caller's gradients must not be read any more.
@@ -121,10 +132,16 @@ class Exchange final : public LinkEvents {
   bool Send(uint32_t slice, const std::vector<Bytes>& chunks);
 
   void ApplyLoop();
+  bool CanApply() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return !undecoded_.empty() || (apply_allowed_ && !decoded_.empty());
+  }
+  // Decodes or applies the next slice. Releases the lock while it works.
+  void ApplyNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Decode(uint32_t slice, uint64_t round);
   absl::Status Apply(uint32_t slice, uint64_t round);
   absl::Status Settle(uint32_t slice, uint64_t round);
 
+  void NoteAck(uint32_t shard, const v1::PushAck& ack) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MaybeQueue(uint32_t slice) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
   void FailLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -133,10 +150,11 @@ class Exchange final : public LinkEvents {
   const ExchangeContext context_;
   const uint32_t shards_;
   const uint32_t buckets_;
+  const bool threads_;
   std::vector<std::vector<uint32_t>> buckets_of_tensor_;
   SteadyClock clock_;
 
-  // Of the encoding thread, while a round is open.
+  // Of whoever set encoding_, while a round is open.
   std::vector<uint32_t> remaining_;  // per bucket: tensors not ready yet
   std::vector<bool> bad_;            // per tensor: its gradient was refused
 
@@ -146,6 +164,7 @@ class Exchange final : public LinkEvents {
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   bool round_open_ ABSL_GUARDED_BY(mu_) = false;
   bool apply_allowed_ ABSL_GUARDED_BY(mu_) = false;
+  bool encoding_ ABSL_GUARDED_BY(mu_) = false;  // someone is at the tasks
   bool reading_gradients_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_replica_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t round_ ABSL_GUARDED_BY(mu_);  // that is open, or opens next

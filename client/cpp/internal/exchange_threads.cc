@@ -1,4 +1,5 @@
-// The two threads of an exchange: encoding in order of readiness, applying in order of arrival.
+// The work of an exchange: encoding in order of readiness, applying in order of arrival; on two threads or, without
+// them, on those of the callers.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,27 +10,34 @@
 namespace gradwire::client {
 
 void Exchange::EncodeLoop() {
+  const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_ || !tasks_.empty(); };
+  absl::MutexLock lock(&mu_);
   for (;;) {
-    Task task;
-    uint64_t round = 0;
-    {
-      absl::MutexLock lock(&mu_);
-      const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_ || !tasks_.empty(); };
-      mu_.Await(absl::Condition(&work));
-      if (stop_) return;
-      task = tasks_.front();
-      tasks_.pop_front();
-      round = round_;
-      reading_gradients_ = true;
-    }
-    if (task.kind == Task::Kind::kAbstain) {
-      SendAbstain(task.index, round);
-    } else {
-      ProcessTensor(task, round);
-    }
-    absl::MutexLock lock(&mu_);
-    reading_gradients_ = false;
+    mu_.Await(absl::Condition(&work));
+    if (stop_) return;
+    RunTask();
   }
+}
+
+void Exchange::RunTasksInline() {
+  absl::MutexLock lock(&mu_);
+  if (threads_ || encoding_) return;
+  while (!stop_ && !tasks_.empty()) RunTask();
+}
+
+void Exchange::RunTask() {
+  const Task task = tasks_.front();
+  tasks_.pop_front();
+  const uint64_t round = round_;
+  encoding_ = reading_gradients_ = true;
+  mu_.Unlock();
+  if (task.kind == Task::Kind::kAbstain) {
+    SendAbstain(task.index, round);
+  } else {
+    ProcessTensor(task, round);
+  }
+  mu_.Lock();
+  encoding_ = reading_gradients_ = false;
 }
 
 void Exchange::ProcessTensor(const Task& task, uint64_t round) {
@@ -124,38 +132,36 @@ bool Exchange::Send(uint32_t slice, const std::vector<Bytes>& chunks) {
 }
 
 void Exchange::ApplyLoop() {
+  const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_ || CanApply(); };
+  absl::MutexLock lock(&mu_);
   for (;;) {
-    uint32_t slice = 0;
-    uint64_t round = 0;
-    bool decode = false;
-    {
-      absl::MutexLock lock(&mu_);
-      const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-        return stop_ || !undecoded_.empty() || (apply_allowed_ && !decoded_.empty());
-      };
-      mu_.Await(absl::Condition(&work));
-      if (stop_) return;
-      decode = !undecoded_.empty();
-      std::deque<uint32_t>& queue = decode ? undecoded_ : decoded_;
-      slice = queue.front();
-      queue.pop_front();
-      round = round_;
-      writing_replica_ = true;
-    }
-    const TimeNs begin = clock_.Now();
-    const absl::Status status = decode ? Decode(slice, round) : Apply(slice, round);
-    const TimeNs spent = clock_.Now() - begin;
-    absl::MutexLock lock(&mu_);
-    counters_.apply_ns += spent;
-    writing_replica_ = false;
-    if (!status.ok()) {
-      FailLocked(context_.links[slice % shards_]->Annotate(status));
-    } else if (decode) {
-      decoded_.push_back(slice);
-    } else {
-      slices_[slice].settled = true;
-      ++settled_;
-    }
+    mu_.Await(absl::Condition(&work));
+    if (stop_) return;
+    ApplyNext();
+  }
+}
+
+void Exchange::ApplyNext() {
+  const bool decode = !undecoded_.empty();
+  std::deque<uint32_t>& queue = decode ? undecoded_ : decoded_;
+  const uint32_t slice = queue.front();
+  queue.pop_front();
+  const uint64_t round = round_;
+  writing_replica_ = true;
+  mu_.Unlock();
+  const TimeNs begin = clock_.Now();
+  const absl::Status status = decode ? Decode(slice, round) : Apply(slice, round);
+  const TimeNs spent = clock_.Now() - begin;
+  mu_.Lock();
+  counters_.apply_ns += spent;
+  writing_replica_ = false;
+  if (!status.ok()) {
+    FailLocked(context_.links[slice % shards_]->Annotate(status));
+  } else if (decode) {
+    decoded_.push_back(slice);
+  } else {
+    slices_[slice].settled = true;
+    ++settled_;
   }
 }
 
