@@ -1,13 +1,24 @@
 // Marks a thread as being inside a call of a sink. Send never blocks there (transport.h), and destroying a stream
-// inside its own sink does not wait for that sink.
+// inside its own sink does not wait for that sink. Also measures the time that threads spend there.
 #pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "absl/time/clock.h"
 
 namespace gradwire::transport {
 
 class SinkScope {
  public:
-  explicit SinkScope(const void* stream) : stream_(stream), outer_(current_) { current_ = this; }
-  ~SinkScope() { current_ = outer_; }
+  explicit SinkScope(const void* stream)
+      : stream_(stream), outer_(current_), begin_ns_(outer_ == nullptr ? absl::GetCurrentTimeNanos() : 0) {
+    current_ = this;
+  }
+  ~SinkScope() {
+    current_ = outer_;
+    if (outer_ == nullptr) spent_ns_ += absl::GetCurrentTimeNanos() - begin_ns_;
+  }
   SinkScope(const SinkScope&) = delete;
   SinkScope& operator=(const SinkScope&) = delete;
 
@@ -19,11 +30,15 @@ class SinkScope {
       if (s->stream_ == stream) return true;
     return false;
   }
+  // What this thread spent inside sinks since it asked last.
+  static int64_t TakeSpentNs() { return std::exchange(spent_ns_, 0); }
 
  private:
   const void* const stream_;
   SinkScope* const outer_;
+  const int64_t begin_ns_;
   static inline thread_local SinkScope* current_ = nullptr;
+  static inline thread_local int64_t spent_ns_ = 0;
 };
 
 }  // namespace gradwire::transport

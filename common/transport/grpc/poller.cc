@@ -1,10 +1,15 @@
 // See poller.h.
 #include "common/transport/grpc/poller.h"
 
+#include <pthread.h>
+#include <time.h>
+
 #include <algorithm>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/transport/sink_scope.h"
 
 namespace gradwire::transport {
 
@@ -54,6 +59,7 @@ void Poller::Loop() {
     __tsan_acquire(tag);
 #endif
     static_cast<Completion*>(tag)->Run(ok);
+    sink_ns_.fetch_add(SinkScope::TakeSpentNs(), std::memory_order_relaxed);
     // A surplus thread ends only while another one waits.
     int surplus = surplus_.load();
     if (surplus > 0 && !draining_.load() && waiting_.load() > 0 &&
@@ -94,21 +100,51 @@ void Poller::Keep() {
 bool Poller::Look() {
   const uint64_t events = events_.load();
   const int waiting = waiting_.load();
-  busy_looks_ = waiting <= 0 ? busy_looks_ + 1 : 0;
-  spare_looks_ = waiting > 1 ? spare_looks_ + 1 : 0;
+  stuck_looks_ = waiting <= 0 && events == seen_events_ ? stuck_looks_ + 1 : 0;
   idle_looks_ = waiting > 0 && events == seen_events_ ? idle_looks_ + 1 : 0;
   seen_events_ = events;
-  if (busy_looks_ >= 2) {
+  if (stuck_looks_ >= kStuckLooks) {
     absl::MutexLock lock(&mu_);
     surplus_.store(0);
     Spawn();
-    busy_looks_ = 1;  // one more at every look while nobody waits
+    stuck_looks_ = kStuckLooks - 1;  // one more at every look while nobody waits
   }
+  if (++looks_ == kLoadLooks) Measure();
+  return idle_looks_ < kCalmLooks;
+}
+
+void Poller::Measure() {
+  absl::MutexLock lock(&mu_);
+  looks_ = 0;
+  const Load last = std::exchange(measured_, {running_, absl::GetCurrentTimeNanos(), CpuNs(), sink_ns_.load()});
+  if (last.threads != running_) {
+    spare_looks_ = 0;
+    return;
+  }
+  const double time = static_cast<double>(measured_.at_ns - last.at_ns);
+  const double cpu = static_cast<double>(measured_.cpu_ns - last.cpu_ns) / time;
+  const double in_sinks = static_cast<double>(measured_.sink_ns - last.sink_ns) / time;
+  if (cpu > kFull * running_ && in_sinks > kInSinks * running_) {
+    surplus_.store(0);
+    Spawn();
+  }
+  spare_looks_ = running_ > 1 && cpu < kFull * (running_ - 1) ? spare_looks_ + kLoadLooks : 0;
   if (spare_looks_ >= kCalmLooks) {
     surplus_.store(1);
     spare_looks_ = 0;
   }
-  return idle_looks_ < kCalmLooks;
+}
+
+int64_t Poller::CpuNs() const {
+  int64_t sum = 0;
+  for (const std::thread& thread : threads_) {
+    clockid_t clock;
+    timespec spent{};
+    // Fails for a thread that has ended.
+    if (pthread_getcpuclockid(const_cast<std::thread&>(thread).native_handle(), &clock) != 0) continue;
+    if (clock_gettime(clock, &spent) == 0) sum += spent.tv_sec * 1'000'000'000 + spent.tv_nsec;
+  }
+  return sum;
 }
 
 }  // namespace gradwire::transport

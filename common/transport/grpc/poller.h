@@ -2,8 +2,9 @@
 // a hop to another thread.
 //
 // One thread is the fastest: every further one that waits in the queue is woken in turn, which doubles the time of a
-// round trip. But a sink may block, and may have much to do. So a keeper looks at the pool every few milliseconds while
-// it is in use, and adds a thread when none was waiting at two looks in a row; it takes one away after a calm time.
+// round trip and costs a third of the goodput. But a sink may block, and may have much to do. So a keeper looks at the
+// pool every few milliseconds while it is in use. It adds a thread when all of them stay inside their sinks, or when
+// they use up their CPU time and sinks take a good part of it; it takes one away when the others have time to spare.
 #pragma once
 
 #include <grpcpp/completion_queue.h>
@@ -64,21 +65,30 @@ class Poller {
  private:
   static constexpr int kMaxThreads = 256;
   static constexpr int kLookMs = 2;
+  static constexpr int kStuckLooks = 4;  // so many looks without an event while no thread waits
+  static constexpr int kLoadLooks = 5;   // over so many looks the load is measured
   static constexpr int kCalmLooks =
-      100;  // so many looks with a thread to spare take it away, or send the keeper to rest
+      100;                              // so many looks with a thread to spare take it away, or send the keeper to rest
+  static constexpr double kFull = 0.9;  // of a thread's time on a CPU: it could not do more
+  static constexpr double kInSinks = 0.3;  // of a thread's time: with less, another thread would only be in its way
 
   void Loop();
   void Keep();
   // One look of the keeper. False when the queue has been unused for a calm time.
   bool Look() ABSL_LOCKS_EXCLUDED(mu_);
   void WakeKeeper() ABSL_LOCKS_EXCLUDED(mu_);
+  // Measures the load since the last measurement.
+  void Measure() ABSL_LOCKS_EXCLUDED(mu_);
   void Spawn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // CPU time of all threads so far.
+  int64_t CpuNs() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool KeeperWanted() const { return !resting_.load() || draining_.load(); }
 
   ::grpc::CompletionQueue* const queue_;
   std::atomic<int> waiting_ = 0;  // threads in the queue's Next
   std::atomic<int> surplus_ = 0;  // threads that should end
   std::atomic<uint64_t> events_ = 0;
+  std::atomic<int64_t> sink_ns_ = 0;   // spent inside sinks
   std::atomic<bool> resting_ = false;  // the keeper waits to be woken
   std::atomic<bool> draining_ = false;
 
@@ -89,9 +99,16 @@ class Poller {
 
   // The keeper's own.
   uint64_t seen_events_ = 0;
-  int busy_looks_ = 0;
-  int spare_looks_ = 0;
+  int stuck_looks_ = 0;
   int idle_looks_ = 0;
+  int looks_ = 0;  // since the last measurement
+  int spare_looks_ = 0;
+  struct Load {
+    int threads = 0;
+    int64_t at_ns = 0;
+    int64_t cpu_ns = 0;
+    int64_t sink_ns = 0;
+  } measured_;
   std::thread keeper_;
 };
 
