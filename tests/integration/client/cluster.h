@@ -72,7 +72,8 @@ class Cluster {
   std::vector<std::unique_ptr<Daemon>> daemons_;
 };
 
-// A small model with every kind of tensor: larger than a run, odd, tiny, scalar.
+// A model with every kind of tensor: larger than a run, odd, tiny, scalar. Just large enough for a session to use
+// threads; see Small.
 inline v1::JobSpec MakeSpec(const std::string& name, const std::string& codec, v1::OptimizerKind optimizer,
                             uint32_t workers) {
   v1::JobSpec spec;
@@ -80,7 +81,7 @@ inline v1::JobSpec MakeSpec(const std::string& name, const std::string& codec, v
   const std::vector<std::pair<std::string, std::vector<uint64_t>>> tensors = {
       {"embed.weight", {97, 31}},    {"h.0.attn.weight", {64, 65}}, {"h.0.ln.weight", {65}},
       {"h.0.mlp.weight", {129, 33}}, {"h.0.mlp.bias", {129}},       {"scale", {}},
-      {"head.weight", {31, 97}}};
+      {"head.weight", {31, 97}},     {"tail.weight", {53, 37}}};
   for (const auto& [tensor_name, shape] : tensors) {
     v1::TensorSpec* tensor = spec.add_tensors();
     tensor->set_name(tensor_name);
@@ -95,6 +96,12 @@ inline v1::JobSpec MakeSpec(const std::string& name, const std::string& codec, v
   spec.set_bucket_bytes(16 << 10);
   spec.set_run_elements(256);
   spec.set_lease_ms(2000);
+  return spec;
+}
+
+// The same without its last tensor: a session exchanges it on the threads of its callers.
+inline v1::JobSpec Small(v1::JobSpec spec) {
+  spec.mutable_tensors()->RemoveLast();
   return spec;
 }
 

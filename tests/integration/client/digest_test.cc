@@ -5,6 +5,7 @@
 #include <random>
 #include <set>
 
+#include "client/cpp/internal/exchange.h"
 #include "tests/integration/client/cluster.h"
 
 namespace gradwire::testing {
@@ -15,6 +16,7 @@ struct Case {
   std::string codec;
   v1::OptimizerKind optimizer;
   bool defers = false;  // the sketches are too small on purpose
+  bool small = false;
 };
 
 std::string NameOf(const ::testing::TestParamInfo<Case>& info) { return info.param.name; }
@@ -25,7 +27,9 @@ class DigestTest : public ::testing::TestWithParam<Case> {};
 std::set<std::string> Train(const Case& c, const std::string& job, Cluster& cluster, int workers, int rounds,
                             uint64_t* deferred_elements = nullptr) {
   std::atomic<uint64_t> deferred{0};
-  const v1::JobSpec spec = MakeSpec(job, c.codec, c.optimizer, workers);
+  const v1::JobSpec large = MakeSpec(job, c.codec, c.optimizer, workers);
+  const v1::JobSpec spec = c.small ? Small(large) : large;
+  EXPECT_EQ(Job::Make(spec)->elements() > client::Exchange::kThreadsAbove, !c.small);
   std::vector<std::string> digests(workers);
   std::vector<std::vector<std::string>> shard_digests(workers);
   InParallel(workers, [&](int w) {
@@ -71,14 +75,16 @@ TEST_P(DigestTest, AgreesAcrossShardsTransportsAndArrivalOrders) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, DigestTest,
-                         ::testing::Values(Case{"AdamWFp32", "dense:values=fp32", v1::OPTIMIZER_ADAMW},
-                                           Case{"AdamWFixed32", "dense:values=fixed32", v1::OPTIMIZER_ADAMW},
-                                           Case{"AdamWTagc", "tagc:density=0.05,slack=4", v1::OPTIMIZER_ADAMW},
-                                           Case{"StepTagc", "tagc:density=0.05,slack=8", v1::OPTIMIZER_STEP},
-                                           Case{"StepTagcOverloaded", "tagc:density=0.05,slack=0.7", v1::OPTIMIZER_STEP,
-                                                true}),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(
+    Codecs, DigestTest,
+    ::testing::Values(Case{"AdamWFp32", "dense:values=fp32", v1::OPTIMIZER_ADAMW},
+                      Case{"AdamWFixed32", "dense:values=fixed32", v1::OPTIMIZER_ADAMW},
+                      Case{"AdamWTagc", "tagc:density=0.05,slack=4", v1::OPTIMIZER_ADAMW},
+                      Case{"StepTagc", "tagc:density=0.05,slack=8", v1::OPTIMIZER_STEP},
+                      Case{"StepTagcOverloaded", "tagc:density=0.05,slack=0.7", v1::OPTIMIZER_STEP, true},
+                      Case{"SmallAdamWFp32", "dense:values=fp32", v1::OPTIMIZER_ADAMW, false, true},
+                      Case{"SmallStepTagcOverloaded", "tagc:density=0.05,slack=0.7", v1::OPTIMIZER_STEP, true, true}),
+    NameOf);
 
 TEST(TwoJobs, DoNotDisturbEachOther) {
   const Case dense{"dense", "dense:values=fixed32", v1::OPTIMIZER_ADAMW};

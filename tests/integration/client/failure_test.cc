@@ -101,9 +101,10 @@ TEST(Start, InitialParametersAreThoseOfOneWorkerOnEveryShard) {
 }
 
 TEST(LostShard, IsNamedAndTheSessionStaysFailed) {
-  for (const std::string scheme : {"inproc", "grpc"}) {
+  for (const auto& [scheme, small] : {std::pair("inproc", false), {"grpc", false}, {"grpc", true}}) {
     Cluster cluster(2, scheme);
-    Worker worker(MakeSpec("gone", "dense:values=fp32", v1::OPTIMIZER_SGD, 1), 0);
+    const v1::JobSpec large = MakeSpec("gone", "dense:values=fp32", v1::OPTIMIZER_SGD, 1);
+    Worker worker(small ? Small(large) : large, 0);
     ASSERT_TRUE(worker.Join(cluster.addresses()).ok());
     worker.Fill(0);
     ASSERT_TRUE(worker.Step(0.01f).ok());
@@ -219,9 +220,8 @@ TEST(Join, RefusesWhatDoesNotFit) {
   EXPECT_NE(std::string(session.status().message()).find("h.0.mlp.weight"), std::string::npos) << session.status();
 }
 
-TEST(EndRound, TimesOutAndGoesOn) {
+void TimeOutAndGoOn(const v1::JobSpec& spec) {
   Cluster cluster(1, "inproc");
-  const v1::JobSpec spec = MakeSpec("slow", "dense:values=fp32", v1::OPTIMIZER_SGD, 2);
   Worker first(spec, 0);
   Worker second(spec, 1);
   ASSERT_TRUE(first.Join(cluster.addresses()).ok());
@@ -237,6 +237,12 @@ TEST(EndRound, TimesOutAndGoesOn) {
   EXPECT_TRUE(first.session().EndRound().ok());
   other.join();
   EXPECT_EQ(first.session().Digest(), second.session().Digest());
+}
+
+TEST(EndRound, TimesOutAndGoesOn) {
+  const v1::JobSpec spec = MakeSpec("slow", "dense:values=fp32", v1::OPTIMIZER_SGD, 2);
+  TimeOutAndGoOn(spec);
+  TimeOutAndGoOn(Small(spec));
 }
 
 }  // namespace

@@ -79,9 +79,11 @@ TEST(LateJoiner, StartsAtTheSameRoundOnEveryShard) {
 }
 
 TEST(NonFinite, IsRefusedByNameAndTheOthersGoOn) {
-  for (const std::string codec : {"dense:values=fp32", "tagc:density=0.05"}) {
+  for (const auto& [codec, small] :
+       {std::pair("dense:values=fp32", false), {"tagc:density=0.05", false}, {"tagc:density=0.05", true}}) {
     Cluster cluster(2, "inproc");
-    const v1::JobSpec spec = MakeSpec("nan", codec, v1::OPTIMIZER_ADAMW, 2);
+    const v1::JobSpec large = MakeSpec("nan", codec, v1::OPTIMIZER_ADAMW, 2);
+    const v1::JobSpec spec = small ? Small(large) : large;
     std::vector<std::string> digests(2);
     InParallel(2, [&](int w) {
       Worker worker(spec, w);
@@ -120,9 +122,9 @@ TEST(NonFinite, IsSanitizedAndCounted) {
     for (float x : p) ASSERT_TRUE(std::isfinite(x));
 }
 
-TEST(Session, PushAndPullOneBucket) {
+void PushAndPull(const v1::JobSpec& spec) {
   Cluster cluster(2, "grpc");
-  Worker worker(MakeSpec("bucket", "dense:values=fp32", v1::OPTIMIZER_SGD, 1), 0);
+  Worker worker(spec, 0);
   ASSERT_TRUE(worker.Join(cluster.addresses()).ok());
   Session& session = worker.session();
   worker.Fill(0);
@@ -140,6 +142,12 @@ TEST(Session, PushAndPullOneBucket) {
   EXPECT_TRUE(absl::IsInvalidArgument(session.Push(buckets, gradients)));
   ASSERT_TRUE(session.EndRound().ok());
   EXPECT_EQ(session.ShardDigests()[0], cluster.ParametersSha256(0, "bucket"));
+}
+
+TEST(Session, PushAndPullOneBucket) {
+  const v1::JobSpec spec = MakeSpec("bucket", "dense:values=fp32", v1::OPTIMIZER_SGD, 1);
+  PushAndPull(spec);
+  PushAndPull(Small(spec));
 }
 
 TEST(Session, SaysWhatIsWrongWithItsUse) {
