@@ -5,19 +5,19 @@
 #include <cstdint>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 
 namespace gradwire::transport {
 
 class SinkScope {
  public:
   explicit SinkScope(const void* stream)
-      : stream_(stream), outer_(current_), begin_ns_(outer_ == nullptr ? absl::GetCurrentTimeNanos() : 0) {
+      : stream_(stream), outer_(current_), begin_ns_(outer_ == nullptr ? SteadyClock().Now() : 0) {
     current_ = this;
   }
   ~SinkScope() {
     current_ = outer_;
-    if (outer_ == nullptr) spent_ns_ += absl::GetCurrentTimeNanos() - begin_ns_;
+    if (outer_ == nullptr) spent_ns_ += SteadyClock().Now() - begin_ns_;
   }
   SinkScope(const SinkScope&) = delete;
   SinkScope& operator=(const SinkScope&) = delete;

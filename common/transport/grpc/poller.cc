@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/base/clock.h"
 #include "common/transport/sink_scope.h"
 
 namespace gradwire::transport {
@@ -116,7 +116,7 @@ bool Poller::Look() {
 void Poller::Measure() {
   absl::MutexLock lock(&mu_);
   looks_ = 0;
-  const Load last = std::exchange(measured_, {running_, absl::GetCurrentTimeNanos(), CpuNs(), sink_ns_.load()});
+  const Load last = std::exchange(measured_, {running_, SteadyClock().Now(), CpuNs(), sink_ns_.load()});
   if (last.threads != running_) {
     spare_looks_ = 0;
     return;

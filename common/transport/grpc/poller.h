@@ -67,10 +67,12 @@ class Poller {
   static constexpr int kLookMs = 2;
   static constexpr int kStuckLooks = 4;  // so many looks without an event while no thread waits
   static constexpr int kLoadLooks = 5;   // over so many looks the load is measured
-  static constexpr int kCalmLooks =
-      100;                              // so many looks with a thread to spare take it away, or send the keeper to rest
-  static constexpr double kFull = 0.9;  // of a thread's time on a CPU: it could not do more
-  static constexpr double kInSinks = 0.3;  // of a thread's time: with less, another thread would only be in its way
+  // So many looks with a thread to spare take it away, or send the keeper to rest.
+  static constexpr int kCalmLooks = 100;
+  // A thread is full with this part of its time on a CPU. With less than kInSinks of it inside sinks, another thread
+  // would only be in its way.
+  static constexpr double kFull = 0.9;
+  static constexpr double kInSinks = 0.3;
 
   void Loop();
   void Keep();
