@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <new>
 
 #include "absl/strings/str_format.h"
 #include "common/base/crc32c.h"
@@ -57,6 +58,7 @@ absl::Status FrameAssembler::CheckIdentity(const wire::FrameHeader& h) const {
 }
 
 absl::Status FrameAssembler::Merge(const wire::Chunk& chunk) {
+  segments_.reserve(segments_.size() + chunk.segments.size());
   for (const wire::Segment& s : chunk.segments) {
     if (s.type == wire::SegmentType::kLearningRates) {
       if (s.bytes != uint64_t{s.count} * 4 || s.begin != 0 || s.count == 0 || s.count > 64 ||
@@ -72,6 +74,7 @@ absl::Status FrameAssembler::Merge(const wire::Chunk& chunk) {
     } else {
       GW_RETURN_IF_ERROR(accumulator_->Add(s));
     }
+    ++chunks_.back().merged;
     segments_.push_back(s);
   }
   return absl::OkStatus();
@@ -89,7 +92,7 @@ absl::Status FrameAssembler::Add(const wire::Chunk& chunk, std::span<const Bytes
   if (status.ok()) {
     bytes_ += chunk.bytes.size();
     digest_ = ExtendDigest(chunk, digest_);
-    chunks_.emplace_back(received.begin(), received.end());
+    chunks_.push_back({std::vector<Bytes>(received.begin(), received.end())});
     status = Merge(chunk);
   }
   if (status.ok() && (chunk.header.flags & wire::kLastChunk) != 0) {
@@ -112,20 +115,29 @@ void FrameAssembler::Commit() {
 }
 
 void FrameAssembler::Abandon() {
-  // Parsed once more: this is rare, and what a segment points to is not kept.
+  try {
+    TakeOut();
+  } catch (const std::bad_alloc&) {
+    spoiled_ = true;
+  }
+  Commit();
+}
+
+// Parses once more: this is rare, and what a segment points to is not kept.
+void FrameAssembler::TakeOut() {
   std::vector<uint8_t> scratch;
-  size_t merged = segments_.size();
-  for (const std::vector<Bytes>& received : chunks_) {
-    const absl::StatusOr<wire::Chunk> chunk = wire::ParseReceived(received, &scratch);
-    if (!chunk.ok()) break;  // it was parsed before
-    for (const wire::Segment& s : chunk->segments) {
-      if (merged == 0) break;
-      --merged;
+  for (const Held& held : chunks_) {
+    if (held.merged == 0) continue;
+    const absl::StatusOr<wire::Chunk> chunk = wire::ParseReceived(held.received, &scratch);
+    if (!chunk.ok()) {  // it was parsed before
+      spoiled_ = true;
+      return;
+    }
+    for (size_t i = 0; i < held.merged; ++i) {
+      const wire::Segment& s = chunk->segments[i];
       if (s.type != wire::SegmentType::kLearningRates) accumulator_->Remove(s);
     }
   }
-  chunks_.clear();
-  segments_.clear();
 }
 
 }  // namespace gradwire

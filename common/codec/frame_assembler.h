@@ -38,12 +38,15 @@ class FrameAssembler {
   std::span<const float> learning_rates() const { return learning_rates_; }  // once complete
   // The frame stays merged; drops the chunks.
   void Commit();
-  // Removes what was merged.
+  // Removes what was merged. Where memory runs out on the way it stops, and the accumulator is spoiled.
   void Abandon();
+  // The accumulator holds parts of a frame that nobody can take out any more: it must not be finished.
+  bool spoiled() const { return spoiled_; }
 
  private:
   absl::Status CheckIdentity(const wire::FrameHeader& header) const;
   absl::Status Merge(const wire::Chunk& chunk);
+  void TakeOut();
 
   const Codec* codec_;
   const BucketLayout* layout_;
@@ -51,7 +54,11 @@ class FrameAssembler {
   const RoundPlan* plan_;
   uint64_t round_;
   uint64_t frame_limit_bytes_;
-  std::vector<std::vector<Bytes>> chunks_;     // merged so far, as received
+  struct Held {
+    std::vector<Bytes> received;
+    size_t merged = 0;  // segments, from the first on
+  };
+  std::vector<Held> chunks_;                   // merged so far
   std::vector<wire::SegmentHeader> segments_;  // of chunks_ that were merged, in order
   std::vector<float> learning_rates_;
   uint64_t bytes_ = 0;
@@ -59,6 +66,7 @@ class FrameAssembler {
   bool complete_ = false;
   bool abstained_ = false;
   bool failed_ = false;
+  bool spoiled_ = false;
 };
 
 }  // namespace gradwire

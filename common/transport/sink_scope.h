@@ -2,6 +2,7 @@
 // inside its own sink does not wait for that sink. Also measures the time that threads spend there.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <utility>
 
@@ -17,7 +18,7 @@ class SinkScope {
   }
   ~SinkScope() {
     current_ = outer_;
-    if (outer_ == nullptr) spent_ns_ += SteadyClock().Now() - begin_ns_;
+    if (outer_ == nullptr && total_ns_ != nullptr) *total_ns_ += SteadyClock().Now() - begin_ns_;
   }
   SinkScope(const SinkScope&) = delete;
   SinkScope& operator=(const SinkScope&) = delete;
@@ -30,15 +31,15 @@ class SinkScope {
       if (s->stream_ == stream) return true;
     return false;
   }
-  // What this thread spent inside sinks since it asked last.
-  static int64_t TakeSpentNs() { return std::exchange(spent_ns_, 0); }
+  // From now on adds what this thread spends inside sinks to `total_ns`, which must outlive it.
+  static void CountInto(std::atomic<int64_t>* total_ns) { total_ns_ = total_ns; }
 
  private:
   const void* const stream_;
   SinkScope* const outer_;
   const int64_t begin_ns_;
   static inline thread_local SinkScope* current_ = nullptr;
-  static inline thread_local int64_t spent_ns_ = 0;
+  static inline thread_local std::atomic<int64_t>* total_ns_ = nullptr;
 };
 
 }  // namespace gradwire::transport

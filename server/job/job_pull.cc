@@ -119,6 +119,8 @@ SharedChunks JobShard::Serialize(BucketState& bucket, v1::PullKind kind) {
 std::vector<Delivery> JobShard::TakeReady(BucketState& bucket) {
   std::vector<Delivery> ready;
   std::vector<Waiter> waiting;
+  ready.reserve(bucket.waiting.size());  // so that no waiter is lost where memory runs out
+  waiting.reserve(bucket.waiting.size());
   for (Waiter& waiter : bucket.waiting) {
     if (std::optional<Delivery> answer = Answer(bucket, waiter)) {
       ready.push_back(*std::move(answer));

@@ -1,5 +1,6 @@
 // The way of a chunk into its accumulator, and the acknowledgement of its frame; see job_shard.h.
 // Every check of remote bytes ends here in a typed acknowledgement; nothing of a refused frame stays merged.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -11,6 +12,16 @@ namespace gradwire {
 namespace {
 
 bool IsLast(const wire::FrameHeader& header) { return (header.flags & wire::kLastChunk) != 0; }
+
+// The first bytes of what arrived, as many as a header has.
+std::vector<uint8_t> HeaderOf(std::span<const Bytes> received) {
+  std::vector<uint8_t> header;
+  for (const Bytes& slice : received) {
+    const size_t n = std::min(slice.size(), wire::kHeaderBytes - header.size());
+    header.insert(header.end(), slice.data(), slice.data() + n);
+  }
+  return header;
+}
 
 v1::PushOutcome OutcomeOf(PushVerdict verdict) {
   switch (verdict) {
@@ -40,7 +51,7 @@ absl::StatusOr<std::optional<v1::PushAck>> JobShard::PushChunk(PushStream& strea
   const absl::StatusOr<wire::Chunk> chunk = wire::ParseReceived(received, &scratch);
   if (!chunk.ok()) {
     // The header alone may still say whose contribution this was meant to be; then the others need not wait for it.
-    const absl::StatusOr<wire::FrameHeader> header = wire::ParseHeader(wire::Flatten(received).span());
+    const absl::StatusOr<wire::FrameHeader> header = wire::ParseHeader(HeaderOf(received));
     if (!header.ok() || header->bucket >= buckets_.size()) {
       ++refused_frames_;
       return absl::Status(chunk.status().code(),
@@ -172,6 +183,7 @@ absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, PushStream& str
     return absl::InvalidArgumentError("the last chunk came, but the frame does not cover its bucket");
   }
   GW_RETURN_IF_ERROR(FixLearningRates(bucket, *partial.assembler));
+  bucket.learning_rates.reserve(partial.assembler->learning_rates().size());  // from here on nothing may fail
   PushVerdict verdict;
   {
     absl::MutexLock lock(&mu_);

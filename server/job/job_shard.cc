@@ -269,12 +269,24 @@ void JobShard::AbandonPartial(BucketState& bucket, MemberId member) {
   if (it == bucket.partial.end()) return;
   in_flight_bytes_ -= it->second.held_bytes;
   it->second.assembler->Abandon();
+  if (it->second.assembler->spoiled() && bucket.failure.ok()) {
+    bucket.failure = absl::Status(absl::StatusCode::kResourceExhausted, "out of memory while taking back a frame");
+  }
   bucket.partial.erase(it);
 }
 
 void JobShard::Run(const RoundActions& actions) {
   for (const Member& member : actions.lost) DropMember(member);
-  for (const RoundActions::Close& close : actions.close) CloseBucket(close);
+  for (const RoundActions::Close& close : actions.close) {
+    // Every bucket of the round is closed, whatever happens to the others.
+    const absl::Status closed = CatchBadAlloc("closing a bucket", [&] {
+      CloseBucket(close);
+      return absl::OkStatus();
+    });
+    if (closed.ok()) continue;
+    absl::MutexLock lock(&buckets_[close.bucket]->mu);
+    if (buckets_[close.bucket]->failure.ok()) buckets_[close.bucket]->failure = closed;
+  }
   if (actions.opened && *actions.opened == 0) spdlog::info("job {}: round 0 opens", job_.spec().name());
 }
 

@@ -206,11 +206,13 @@ def test_wrong_shape_is_refused_by_name(addresses):
 
 
 JOINING = textwrap.dedent("""
+    import signal
     import sys
     import numpy as np
     import gradwire
     sys.path.insert(0, sys.argv[1])
     from test_session import make_job, make_parameters
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background hands on that it ignores it
     print("joining", flush=True)
     try:
         gradwire.join(sys.argv[2], make_job("interrupted"), make_parameters(), connect_timeout=600)

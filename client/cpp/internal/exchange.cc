@@ -49,7 +49,9 @@ void Exchange::Stop(const absl::Status& reason) {
     absl::MutexLock lock(&mu_);
     FailLocked(reason);
     stop_ = true;
-    const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !encoding_ && !writing_replica_; };
+    const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      return !encoding_ && !writing_replica_ && !requesting_;
+    };
     mu_.Await(absl::Condition(&idle));
   }
   if (encoder_thread_.joinable()) encoder_thread_.join();
@@ -131,9 +133,12 @@ absl::Status Exchange::Begin(std::span<const float> learning_rates) {
     bad_.assign(bad_.size(), false);
     ResetRound(round_);
     version = round_ + 1;
+    requesting_ = true;
   }
   absl::Status requested = RequestPulls(version);
-  if (!requested.ok()) Fail(requested);
+  absl::MutexLock lock(&mu_);
+  requesting_ = false;
+  if (!requested.ok()) FailLocked(requested);
   return requested;
 }
 
@@ -204,14 +209,18 @@ absl::Status Exchange::StartAgain() {
   uint64_t version = 0;
   {
     absl::MutexLock lock(&mu_);
+    GW_RETURN_IF_ERROR(failed_);
     ResetRound(round_ + 1);
     version = round_ + 1;
     apply_allowed_ = true;
+    requesting_ = true;
   }
   // The requests go first, as in every round.
-  GW_RETURN_IF_ERROR(RequestPulls(version));
+  const absl::Status requested = RequestPulls(version);
   {
     absl::MutexLock lock(&mu_);
+    requesting_ = false;
+    GW_RETURN_IF_ERROR(requested);
     for (uint32_t tensor : ready_order_) tasks_.push_back({Task::Kind::kAgain, tensor, nullptr});
   }
   RunTasksInline();

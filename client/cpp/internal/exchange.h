@@ -164,7 +164,8 @@ class Exchange final : public LinkEvents {
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   bool round_open_ ABSL_GUARDED_BY(mu_) = false;
   bool apply_allowed_ ABSL_GUARDED_BY(mu_) = false;
-  bool encoding_ ABSL_GUARDED_BY(mu_) = false;  // someone is at the tasks
+  bool encoding_ ABSL_GUARDED_BY(mu_) = false;    // someone is at the tasks
+  bool requesting_ ABSL_GUARDED_BY(mu_) = false;  // pulls are being asked for
   bool reading_gradients_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_replica_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t round_ ABSL_GUARDED_BY(mu_);  // that is open, or opens next

@@ -44,6 +44,7 @@ class Run:
     weight_decay: float
     warmup_fraction: float = 0.05  # of the steps: learning-rate warm-up
     clip_norm: float = 1.0
+    backend: str = "auto"  # of servers and workers
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,12 @@ def binary(name: str) -> str:
     return str(path)
 
 
-def start_server(stack: ExitStack, folder: Path, shard: int) -> str:
+def start_server(stack: ExitStack, folder: Path, shard: int, backend: str) -> str:
     """Starts a shard server on a free port; returns its address. It is ended with the stack."""
     port_file = folder / f"shard-{shard}.address"
     log = stack.enter_context(open(folder / f"shard-{shard}.log", "w"))
     process = subprocess.Popen(
-        [binary("gradwire-server"), "--listen", "grpc://127.0.0.1:0", "--port-file", str(port_file)],
+        [binary("gradwire-server"), "--listen", "grpc://127.0.0.1:0", "--port-file", str(port_file), "--backend", backend],
         stdout=log,
         stderr=subprocess.STDOUT,
     )
@@ -146,7 +147,7 @@ def execute(run: Run, seed: int, plan: Plan) -> Outcome:
     outcome = Outcome(run, seed)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradwire-")))
-        servers = [start_server(stack, folder, shard) for shard in range(SHARDS)]
+        servers = [start_server(stack, folder, shard, run.backend) for shard in range(SHARDS)]
         threads, processes = [], []
         for worker in range(WORKERS):
             settings = WorkerSettings(
@@ -166,6 +167,7 @@ def execute(run: Run, seed: int, plan: Plan) -> Outcome:
                 betas=run.betas,
                 weight_decay=run.weight_decay,
                 evaluations=plan.evaluations,
+                backend=run.backend,
             )
             errors = stack.enter_context(open(folder / f"worker-{worker}.log", "w+"))
             process = subprocess.Popen(
@@ -229,6 +231,7 @@ def summarize(run: Run, outcomes: list[Outcome], plan: Plan) -> dict:
         "shards": SHARDS,
         "codec": run.codec,
         "push": run.push,
+        "backend": run.backend,
         "optimizer": run.optimizer,
         "lr": run.lr,
         "parameters": parameters,
@@ -270,6 +273,25 @@ def run_plan(plan: Plan, out: Path) -> dict:
     return report
 
 
+def on_each(runs: tuple[Run, ...], backends: list[str]) -> tuple[Run, ...]:
+    """The same runs on each backend, side by side."""
+    if len(backends) == 1:
+        return tuple(replace(run, backend=backends[0]) for run in runs)
+    return tuple(
+        replace(run, backend=b, name=f"{run.name}@{b}", title=f"{run.title} ({b})") for run in runs for b in backends
+    )
+
+
+def check_backends(runs: dict[str, dict]) -> None:
+    """The same run must end in the same bits on every backend."""
+    digests: dict[str, dict] = {}
+    for name, run in runs.items():
+        first = digests.setdefault(name.split("@")[0], run["parameters_sha256"])
+        if run["parameters_sha256"] != first:
+            raise SystemExit(f"error: {name} ended with other parameters than on the first backend")
+    print("The same bits on every backend (SHA-256 of the parameters, every seed).")
+
+
 def sweep(plan: Plan, grid: tuple[float, ...]) -> None:
     """Finds the best learning rate of each run on one seed, and keeps the table in the repository."""
     table: dict[str, dict[str, float]] = {}
@@ -301,6 +323,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, help="how many seeds (default 3; 1 with --fast)")
     parser.add_argument("--out", type=Path, default=ROOT / "build/quickstart", help="where the report goes")
     parser.add_argument("--sweep", type=float, nargs="+", metavar="LR", help="instead: find each run's best one")
+    parser.add_argument("--backends", nargs="+", default=["auto"], metavar="NAME",
+                        help="arithmetic of servers and workers: auto, cpu:avx2, reference, ...; several are compared")
     parser.add_argument("--runs", nargs="+", choices=["dense", "tagc", "tagc_gradient"], help="only these runs")
     args = parser.parse_args()
     steps = args.steps or (120 if args.fast else 400)
@@ -308,6 +332,7 @@ def main() -> None:
     if args.runs:
         runs = tuple(run for run in (DENSE, TAGC, TAGC_GRADIENT) if run.name in args.runs)
     runs = tuple(replace(run, lr=best_learning_rate(run, steps)) for run in runs)
+    runs = on_each(runs, args.backends)
     plan = Plan(steps=steps, seeds=tuple(range(1, (args.seeds or (1 if args.fast else 3)) + 1)), runs=runs)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.sweep:
@@ -317,6 +342,8 @@ def main() -> None:
     print()
     print_table(report["runs"])
     print("\nEvery worker's parameters equal the shards' bit for bit (SHA-256, checked after each run).")
+    if len(args.backends) > 1:
+        check_backends(report["runs"])
     print(f"Report: {args.out / 'report.html'}  (numbers: {args.out / 'report.json'})")
 
 

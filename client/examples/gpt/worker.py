@@ -41,6 +41,7 @@ class WorkerSettings:
     betas: tuple[float, float]
     weight_decay: float
     evaluations: int  # of the validation loss, evenly spread over the run
+    backend: str  # of the worker's arithmetic
 
 
 def learning_rate(settings: WorkerSettings, step: int) -> float:
@@ -86,6 +87,7 @@ def train(settings: WorkerSettings) -> None:
         push=settings.push,
         optimizer=settings.optimizer,
         codec=settings.codec,
+        backend=settings.backend,
         lr=settings.lr,
         betas=settings.betas,
         overlap=False,  # gradients are clipped between backward() and step()

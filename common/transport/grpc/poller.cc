@@ -49,17 +49,17 @@ void Poller::Spawn() {
 }
 
 void Poller::Loop() {
+  SinkScope::CountInto(&sink_ns_);
   void* tag = nullptr;
   bool ok = false;
   while (queue_->Next(&tag, &ok)) {
     waiting_.fetch_sub(1);
-    events_.fetch_add(1, std::memory_order_relaxed);
+    events_.fetch_add(1);
     if (resting_.load()) WakeKeeper();
 #ifdef __SANITIZE_THREAD__
     __tsan_acquire(tag);
 #endif
     static_cast<Completion*>(tag)->Run(ok);
-    sink_ns_.fetch_add(SinkScope::TakeSpentNs(), std::memory_order_relaxed);
     // A surplus thread ends only while another one waits.
     int surplus = surplus_.load();
     if (surplus > 0 && !draining_.load() && waiting_.load() > 0 &&
@@ -124,7 +124,9 @@ void Poller::Measure() {
   const double time = static_cast<double>(measured_.at_ns - last.at_ns);
   const double cpu = static_cast<double>(measured_.cpu_ns - last.cpu_ns) / time;
   const double in_sinks = static_cast<double>(measured_.sink_ns - last.sink_ns) / time;
-  if (cpu > kFull * running_ && in_sinks > kInSinks * running_) {
+  const bool full = cpu > kFull * running_ && in_sinks > kInSinks * running_;
+  const bool blocked = in_sinks > kFull * running_;
+  if (full || blocked) {
     surplus_.store(0);
     Spawn();
   }

@@ -4,7 +4,8 @@
 // One thread is the fastest: every further one that waits in the queue is woken in turn, which doubles the time of a
 // round trip and costs a third of the goodput. But a sink may block, and may have much to do. So a keeper looks at the
 // pool every few milliseconds while it is in use. It adds a thread when all of them stay inside their sinks, or when
-// they use up their CPU time and sinks take a good part of it; it takes one away when the others have time to spare.
+// they use up their CPU time and sinks take a good part of it, or all of their time goes into sinks; it takes one away
+// when the others have time to spare.
 #pragma once
 
 #include <grpcpp/completion_queue.h>
