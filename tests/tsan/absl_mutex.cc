@@ -38,6 +38,20 @@ bool WrapAwaitTimeout(absl::Mutex*, const absl::Condition&,
 bool WrapAwaitDeadline(absl::Mutex*, const absl::Condition&,
                        absl::Time) asm("__wrap_" GW_MUTEX("17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE"));
 
+extern "C" void AnnotateIgnoreReadsBegin(const char* file, int line);
+extern "C" void AnnotateIgnoreReadsEnd(const char* file, int line);
+
+namespace {
+
+// Whoever lets go of a mutex evaluates the conditions of those who wait for it: reads of their stacks, which come after
+// the release that is declared here and so would look like races with what they do next.
+struct IgnoreReads {
+  IgnoreReads() { AnnotateIgnoreReadsBegin(__FILE__, __LINE__); }
+  ~IgnoreReads() { AnnotateIgnoreReadsEnd(__FILE__, __LINE__); }
+};
+
+}  // namespace
+
 void WrapLock(absl::Mutex* mu) {
   RealLock(mu);
   __tsan_acquire(mu);
@@ -45,25 +59,35 @@ void WrapLock(absl::Mutex* mu) {
 
 void WrapUnlock(absl::Mutex* mu) {
   __tsan_release(mu);
+  const IgnoreReads reads;
   RealUnlock(mu);
 }
 
 void WrapAwait(absl::Mutex* mu, const absl::Condition& condition) {
   __tsan_release(mu);
-  RealAwait(mu, condition);
+  {
+    const IgnoreReads reads;
+    RealAwait(mu, condition);
+  }
   __tsan_acquire(mu);
 }
 
 bool WrapAwaitTimeout(absl::Mutex* mu, const absl::Condition& condition, absl::Duration timeout) {
   __tsan_release(mu);
-  const bool held = RealAwaitTimeout(mu, condition, timeout);
+  const bool held = [&] {
+    const IgnoreReads reads;
+    return RealAwaitTimeout(mu, condition, timeout);
+  }();
   __tsan_acquire(mu);
   return held;
 }
 
 bool WrapAwaitDeadline(absl::Mutex* mu, const absl::Condition& condition, absl::Time deadline) {
   __tsan_release(mu);
-  const bool held = RealAwaitDeadline(mu, condition, deadline);
+  const bool held = [&] {
+    const IgnoreReads reads;
+    return RealAwaitDeadline(mu, condition, deadline);
+  }();
   __tsan_acquire(mu);
   return held;
 }
@@ -71,20 +95,29 @@ bool WrapAwaitDeadline(absl::Mutex* mu, const absl::Condition& condition, absl::
 // A condition variable releases the mutex while it waits and holds it again when it returns.
 void WrapWait(absl::CondVar* condition, absl::Mutex* mu) {
   __tsan_release(mu);
-  RealWait(condition, mu);
+  {
+    const IgnoreReads reads;
+    RealWait(condition, mu);
+  }
   __tsan_acquire(mu);
 }
 
 bool WrapWaitTimeout(absl::CondVar* condition, absl::Mutex* mu, absl::Duration timeout) {
   __tsan_release(mu);
-  const bool timed_out = RealWaitTimeout(condition, mu, timeout);
+  const bool timed_out = [&] {
+    const IgnoreReads reads;
+    return RealWaitTimeout(condition, mu, timeout);
+  }();
   __tsan_acquire(mu);
   return timed_out;
 }
 
 bool WrapWaitDeadline(absl::CondVar* condition, absl::Mutex* mu, absl::Time deadline) {
   __tsan_release(mu);
-  const bool timed_out = RealWaitDeadline(condition, mu, deadline);
+  const bool timed_out = [&] {
+    const IgnoreReads reads;
+    return RealWaitDeadline(condition, mu, deadline);
+  }();
   __tsan_acquire(mu);
   return timed_out;
 }

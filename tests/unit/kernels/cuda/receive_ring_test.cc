@@ -43,10 +43,10 @@ TEST(ReceiveRing, ASlotIsFreeOnlyAfterItsCopy) {
 
 TEST(ReceiveRing, AStreamThatHangsDoesNotHoldUpTheOthers) {
   LateRuntime runtime(1 << 20);
+  std::vector<uint8_t> to(128);  // outlives the ring, whose end waits for copies
   auto ring = *ReceiveRing::Make(&runtime, 2, 64);
   Stream* const slow = runtime.NewStream();
   Stream* const fast = runtime.NewStream();
-  std::vector<uint8_t> to(128);
   uint8_t* const a = ring->Acquire();
   uint8_t* const b = ring->Acquire();
   ring->CopyToDevice(a, to.data(), 64, slow);
