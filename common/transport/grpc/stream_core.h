@@ -19,7 +19,8 @@
 namespace gradwire::transport {
 
 // Thread-safe. Shared by its owner (channel or listener, until it is closed) and the Stream handle.
-// Queue bound: window_bytes plus one message per blocked sender, plus what sinks send (see paused_).
+// Queue bound: window_bytes plus one message per blocked sender, plus what sinks send (see paused_). gRPC takes up to
+// kWriteBufferBytes beyond it from a queue that has more.
 class StreamCore : public std::enable_shared_from_this<StreamCore> {
  public:
   explicit StreamCore(size_t window_bytes);
