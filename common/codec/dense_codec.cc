@@ -8,6 +8,7 @@
 #include "common/codec/index_code.h"
 #include "common/codec/ranges.h"
 #include "common/codec/run_pieces.h"
+#include "kernels/math/fixed_point.h"
 
 namespace gradwire {
 namespace {
@@ -77,14 +78,6 @@ bool AllWithin(const uint8_t* values, size_t n, int32_t limit) {
     over |= static_cast<int32_t>(v > limit) | static_cast<int32_t>(v < -limit);
   }
   return over == 0;
-}
-
-float LoadBf16(const uint8_t* p) {
-  uint32_t bits = 0;
-  std::memcpy(reinterpret_cast<uint8_t*>(&bits) + 2, p, 2);
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
 }
 
 class DenseEncoder final : public Encoder {
@@ -262,7 +255,9 @@ class DenseAccumulator final : public Accumulator {
     if (shape_.width() == 4) {
       std::memcpy(&value, s.data + 4 * index, 4);
     } else {
-      value = LoadBf16(s.data + 2 * index);
+      uint16_t bits;
+      std::memcpy(&bits, s.data + 2 * index, sizeof(bits));
+      value = kernels::Bf16ToFloat(bits);
     }
     return absl::InvalidArgumentError(
         absl::StrFormat("tensor '%s', element %d: gradient %g is not finite or its magnitude is not below %d; the "
