@@ -355,6 +355,7 @@ absl::Status JobShard::FinishRound(BucketState& bucket, const RoundActions::Clos
   bucket.mu.Await(absl::Condition(&reached));
   GW_RETURN_IF_ERROR(bucket.failure);
   while (!bucket.partial.empty()) AbandonPartial(bucket, bucket.partial.begin()->first);
+  GW_RETURN_IF_ERROR(bucket.failure);  // one of them may have spoiled the accumulator
   if (bucket.committed != close.contributors || bucket.version != close.round) {
     return absl::InternalError(absl::StrFormat("round %d closes with %d frames, but %d are merged into round %d",
                                                close.round, close.contributors, bucket.committed, bucket.version));
