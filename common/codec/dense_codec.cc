@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/codec/frame_header.h"
 #include "common/codec/index_code.h"
 #include "common/codec/ranges.h"
 #include "common/codec/run_pieces.h"
@@ -45,17 +46,6 @@ struct DenseShape {
   const BucketLayout& layout() const { return *context.layout; }
   Backend& backend() const { return *context.backend; }
 };
-
-wire::FrameHeader HeaderFor(const FrameIdentity& id, wire::FrameKind kind, uint32_t shape_digest) {
-  wire::FrameHeader h;
-  h.kind = kind;
-  h.bucket = id.bucket;
-  h.shard = id.shard;
-  h.round = id.round;
-  h.shape_digest = shape_digest;
-  h.incarnation = id.incarnation;
-  return h;
-}
 
 void AddLearningRates(std::span<const float> rates, FrameWriter* writer) {
   writer->Add({SegmentType::kLearningRates, 0, 0, static_cast<uint32_t>(rates.size()),

@@ -15,7 +15,7 @@ void TuneMalloc() {
   mallopt(M_ARENA_MAX, 1);              // one heap for all threads: what one frees, any other reuses
   mallopt(M_MMAP_THRESHOLD, 32 << 20);  // chunk-sized buffers come from the heap, not from a fresh mapping
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  mallopt(M_TOP_PAD, 64 << 20);  // also keeps the heaps of threads, which are unmapped once they are empty
+  mallopt(M_TOP_PAD, 64 << 20);  // grows in few large steps
 #endif
 }
 

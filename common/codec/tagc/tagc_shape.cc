@@ -99,17 +99,6 @@ int8_t TagcShape::NextRunExponent(int8_t current, int range) const {
   return NextExponent(current, range, limit, headroom);
 }
 
-wire::FrameHeader HeaderFor(const FrameIdentity& id, wire::FrameKind kind, uint32_t shape_digest) {
-  wire::FrameHeader h;
-  h.kind = kind;
-  h.bucket = id.bucket;
-  h.shard = id.shard;
-  h.round = id.round;
-  h.shape_digest = shape_digest;
-  h.incarnation = id.incarnation;
-  return h;
-}
-
 void AddSplit(wire::SegmentType type, uint8_t param, const void* data, uint64_t count, size_t item_bytes,
               wire::FrameWriter* writer) {
   const uint64_t step = writer->max_payload() / item_bytes & ~uint64_t{7};

@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/codec/codec.h"
+#include "common/codec/frame_header.h"
 #include "common/codec/tagc/geometry.h"
 #include "kernels/backend.h"
 
@@ -37,8 +38,6 @@ struct TagcShape {
   // The exponent of a run in the next round. `range`: the largest that any worker sent.
   int8_t NextRunExponent(int8_t current, int range) const;
 };
-
-wire::FrameHeader HeaderFor(const FrameIdentity& id, wire::FrameKind kind, uint32_t shape_digest);
 
 // Writes `count` items of `item_bytes` as segments that fit a chunk each.
 void AddSplit(wire::SegmentType type, uint8_t param, const void* data, uint64_t count, size_t item_bytes,
