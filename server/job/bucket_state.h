@@ -11,9 +11,9 @@
 #include "absl/synchronization/mutex.h"
 #include "common/codec/codec.h"
 #include "common/codec/frame_assembler.h"
-#include "common/optimizer/optimizer.h"
 #include "gradwire/v1/worker.pb.h"
 #include "server/job/outbox.h"
+#include "server/job/parameter_store.h"
 #include "server/rounds/membership.h"
 
 namespace gradwire {
@@ -50,11 +50,7 @@ struct BucketState {
   std::unique_ptr<Codec> codec;
 
   absl::Mutex mu;
-  // Parameters and moments in position order; empty where the job keeps none.
-  std::vector<float> parameters ABSL_GUARDED_BY(mu);
-  std::vector<float> first_moment ABSL_GUARDED_BY(mu);
-  std::vector<float> second_moment ABSL_GUARDED_BY(mu);
-  std::vector<RunState> runs ABSL_GUARDED_BY(mu);
+  std::unique_ptr<ParameterStore> store ABSL_GUARDED_BY(mu);
   bool ready ABSL_GUARDED_BY(mu) = false;    // the initial parameters are complete
   uint64_t version ABSL_GUARDED_BY(mu) = 0;  // of the parameters, and the round that is being merged
   absl::Status failure ABSL_GUARDED_BY(mu);  // our own bug stopped this bucket

@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/out_of_memory.h"
-#include "common/codec/parameters.h"
 #include "server/job/job_shard.h"
 
 namespace gradwire {
@@ -106,12 +105,8 @@ std::optional<Delivery> JobShard::Answer(BucketState& bucket, const Waiter& wait
 
 SharedChunks JobShard::Serialize(BucketState& bucket, v1::PullKind kind) {
   if (bucket.serialized != nullptr && bucket.serialized_kind == kind) return bucket.serialized;
-  ParameterArrays arrays;
-  if (!bucket.parameters.empty()) arrays.parameter = bucket.parameters.data();
-  if (!bucket.first_moment.empty()) arrays.first_moment = bucket.first_moment.data();
-  if (!bucket.second_moment.empty()) arrays.second_moment = bucket.second_moment.data();
   bucket.serialized = std::make_shared<const std::vector<Bytes>>(
-      EncodeParameters(*bucket.layout, bucket.version, bucket.plan, ContentOf(kind), arrays));
+      bucket.store->Serialize(bucket.version, bucket.plan, ContentOf(kind)));
   bucket.serialized_kind = kind;
   return bucket.serialized;
 }

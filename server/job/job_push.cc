@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/codec/parameters.h"
 #include "server/job/job_shard.h"
 
 namespace gradwire {
@@ -332,8 +331,7 @@ JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::FrameHead
       bucket.initializing_stream = nullptr;
       in_flight_bytes_ -= TotalSize(chunks);
       if (status.ok()) {
-        ParameterTargets targets{.parameter = bucket.parameters.data()};
-        status = DecodeParameters(chunks, job_, *bucket.layout, 0, targets).status();
+        status = bucket.store->Initialize(chunks);
         complete = status.ok();
       }
       if (complete) {

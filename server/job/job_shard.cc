@@ -10,7 +10,6 @@
 #include "common/base/out_of_memory.h"
 #include "common/base/sha256.h"
 #include "common/base/status_macros.h"
-#include "common/codec/update.h"
 #include "server/job/spec_difference.h"
 
 namespace gradwire {
@@ -90,20 +89,7 @@ absl::Status JobShard::Prepare() {
 }
 
 void JobShard::Allocate(BucketState& bucket) {
-  const BucketLayout& layout = *bucket.layout;
-  if (job_.keeps_parameters()) {
-    bucket.parameters.resize(layout.elements);
-    if (job_.moments() > 0) bucket.first_moment.resize(layout.elements);
-    if (job_.moments() > 1) bucket.second_moment.resize(layout.elements);
-  }
-  for (size_t r = 0; r < layout.runs.size(); ++r) {
-    RunState run;
-    const uint64_t begin = layout.run_begin[r];
-    if (!bucket.parameters.empty()) run.parameter = bucket.parameters.data() + begin;
-    if (!bucket.first_moment.empty()) run.first_moment = bucket.first_moment.data() + begin;
-    if (!bucket.second_moment.empty()) run.second_moment = bucket.second_moment.data() + begin;
-    bucket.runs.push_back(run);
-  }
+  bucket.store = MakeHostStore(&job_, bucket.layout, environment_.backend);
   bucket.ready = !job_.keeps_parameters();
   bucket.plan = bucket.codec->InitialPlan();
   bucket.accumulator = bucket.codec->NewAccumulator();
@@ -371,8 +357,7 @@ absl::Status JobShard::FinishRound(BucketState& bucket, const RoundActions::Clos
 }
 
 absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update) {
-  GW_ASSIGN_OR_RETURN(const Update decoded, DecodeUpdate(update.chunks, job_, *bucket.layout, bucket.plan));
-  GW_RETURN_IF_ERROR(ApplyUpdate(job_, *bucket.layout, decoded, bucket.runs, *environment_.backend));
+  GW_RETURN_IF_ERROR(bucket.store->Apply(update, bucket.plan));
   deferred_elements_ += update.stats.deferred;
   update_elements_ += update.stats.elements;
   ++bucket.version;
@@ -406,10 +391,14 @@ v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
   v1::JobStatus status;
   uint64_t version = UINT64_MAX;
   Sha256 sha;
+  std::vector<float> parameters;
   for (const auto& bucket : buckets_) {
     absl::MutexLock lock(&bucket->mu);
     version = std::min(version, bucket->version);
-    if (digest) sha.Update(std::span<const float>(bucket->parameters));
+    if (!digest || !job_.keeps_parameters()) continue;
+    parameters.resize(bucket->layout->elements);
+    bucket->store->Read({.parameter = parameters.data()});
+    sha.Update(std::span<const float>(parameters));
   }
   status.set_job(job_.spec().name());
   status.set_shard_index(shard_index_);

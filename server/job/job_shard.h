@@ -1,7 +1,7 @@
 // One job on this server: its slice of the model, the round that is being merged, and who waits for what.
 //
 //   PushChunk -> FrameAssembler -> Accumulator ... last frame of a bucket -> RoundMachine says "close"
-//     -> Finish -> UpdateSink (journal) -> DecodeUpdate -> ApplyUpdate -> version + 1 -> waiting pullers
+//     -> Finish -> UpdateSink (journal) -> ParameterStore -> version + 1 -> waiting pullers
 //
 // All of it runs on the thread that brought the last chunk: nothing is handed to another thread on the way.
 #pragma once

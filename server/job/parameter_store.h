@@ -1,0 +1,39 @@
+// The parameters and optimizer state of one bucket, wherever they lie: what rounds, pulls and digests go through.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/codec/codec.h"
+#include "common/codec/parameters.h"
+#include "kernels/backend.h"
+
+namespace gradwire {
+
+// Not thread-safe: the bucket's mutex serialises calls. Where the job keeps no parameters (OPTIMIZER_NONE) there are no
+// arrays, and updates pass without effect.
+class ParameterStore {
+ public:
+  virtual ~ParameterStore() = default;
+
+  // The parameters from the chunks of a worker's upload; moments are 0. Errors: those of DecodeParameters; the
+  // parameters are unspecified then.
+  virtual absl::Status Initialize(std::span<const Bytes> chunks) = 0;
+  // Decodes and applies the update frame of a round that was encoded by `plan`. Errors: those of DecodeUpdate and
+  // ApplyUpdate.
+  virtual absl::Status Apply(const UpdateFrame& update, const RoundPlan& plan) = 0;
+  // The frame of this version for pullers.
+  virtual std::vector<Bytes> Serialize(uint64_t version, const RoundPlan& plan, ParameterContent content) = 0;
+  // Copies the arrays that have a target; arrays that the job does not keep leave theirs alone.
+  virtual void Read(const ParameterTargets& targets) = 0;
+  // Replaces the arrays that are given.
+  virtual void Load(const ParameterArrays& arrays) = 0;
+};
+
+// In host memory. All pointers outlive the store.
+std::unique_ptr<ParameterStore> MakeHostStore(const Job* job, const BucketLayout* layout, kernels::Backend* backend);
+
+}  // namespace gradwire
