@@ -18,6 +18,10 @@
 
 namespace gradwire::kernels {
 
+namespace cuda {
+class AsyncBackend;
+}
+
 // Opaque; the CPU backend has none and executes at once.
 struct Stream;
 
@@ -53,6 +57,8 @@ class Backend {
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;
   virtual bool host_memory() const = 0;  // true: host pointers may be passed as they are
+  // The interface of a backend over a device's memory; null where host_memory().
+  virtual cuda::AsyncBackend* async() { return nullptr; }
 
   // Dense merging -------------------------------------------------------------------------------------------------
   // acc[i] += sign * value[i] in Z/2^32. `values`: little-endian two's complement of `width` bytes (1, 2, 4), any

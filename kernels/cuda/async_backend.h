@@ -26,10 +26,13 @@ class DeviceRuntime {
   // Host memory that copies read and write without a stop on the way; null where there is none.
   virtual void* AllocatePinned(size_t bytes) = 0;
   virtual void FreePinned(void* p) = 0;
+  virtual size_t FreeBytes() = 0;  // of device memory, just now
 
   virtual Stream* NewStream() = 0;
   virtual void DeleteStream(Stream* stream) = 0;  // waits for nothing; what was launched still runs
 
+  // Sets `bytes` bytes of device memory, in stream order.
+  virtual void Fill(void* p, int byte, size_t bytes, Stream* stream) = 0;
   // Copies in stream order. Pinned host memory: returns at once, and the memory must stay until the stream got there.
   // Other host memory: returns when that memory may be reused (ToDevice) or holds the data (ToHost).
   virtual void ToDevice(void* to, const void* from, size_t bytes, Stream* stream) = 0;
@@ -51,6 +54,7 @@ class DeviceRuntime {
 // Alignment: arrays of T are aligned to T; at 16 bytes they are fastest, and so are byte arrays.
 class AsyncBackend : public Backend {
  public:
+  AsyncBackend* async() final { return this; }
   virtual DeviceRuntime& runtime() = 0;
 
   // *first: index of the first such value, or 2^64 - 1 (-1 as int64).
@@ -58,6 +62,15 @@ class AsyncBackend : public Backend {
   virtual void FindNonFiniteAsync(const float* x, size_t n, uint64_t* first, Stream* stream) = 0;
   // *largest: bits of the largest |x[i]|; 0 where n is 0. RangeOfBits gives the range.
   virtual void LargestMagnitudeAsync(const float* x, size_t n, uint32_t* largest, Stream* stream) = 0;
+
+  // AddFloats and AddIntegers (width 2 or 4) of values that nobody has checked: those out of the grid (which then count
+  // as 0, added or subtracted) or of a magnitude over `limit` lower *first_bad to the smallest of position << 32 | bits
+  // of the value as float32 or int32, where the position of values[i] is first_position + i. Precondition: positions
+  // are below 2^32.
+  virtual void AddFloatsChecked(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign,
+                                uint64_t first_position, uint64_t* first_bad, Stream* stream) = 0;
+  virtual void AddIntegersChecked(int32_t* acc, const uint8_t* values, int width, size_t n, Sign sign, int32_t limit,
+                                  uint64_t first_position, uint64_t* first_bad, Stream* stream) = 0;
 
   // The threshold of FindThreshold. It is used where it is, by TakeSelectedAsync.
   virtual void FindThresholdAsync(const float* x, size_t n, double wanted, DeviceSelection* selection,
@@ -74,6 +87,17 @@ class AsyncBackend : public Backend {
   virtual void SparsePlainStepAsync(float* p, const uint32_t* positions, const int32_t* integers, ElementCount count,
                                     uint32_t first_position, int exponent, uint32_t contributors, float learning_rate,
                                     Stream* stream) = 0;
+
+  // Means over a whole bucket, positions counted from its begin: out[i] = MeanOfInteger(sums[i]) with the unit of the
+  // run of i; `out` may be `sums`. ScatterMeans sets out[positions[i]] alone.
+  virtual void MeansOfIntegers(const int32_t* sums, size_t n, const RunScales& scales, uint32_t contributors,
+                               float* out, Stream* stream) = 0;
+  virtual void ScatterMeans(const uint32_t* positions, const int32_t* integers, size_t n, const RunScales& scales,
+                            uint32_t contributors, float* out, Stream* stream) = 0;
+  // SparsePlainStep over all runs of a bucket; learning_rates[r] is that of run r, in device memory.
+  virtual void SparsePlainSteps(float* p, const uint32_t* positions, const int32_t* integers, size_t n,
+                                const RunScales& scales, const float* learning_rates, uint32_t contributors,
+                                Stream* stream) = 0;
 };
 
 }  // namespace gradwire::kernels::cuda

@@ -45,7 +45,7 @@ class CudaDevice final : public DeviceRuntime {
     Check(cudaGetLastError(), "launching a kernel");
   }
 
-  void Fill(void* p, int byte, size_t bytes, Stream* stream) {
+  void Fill(void* p, int byte, size_t bytes, Stream* stream) override {
     if (bytes > 0) Check(cudaMemsetAsync(p, byte, bytes, Handle(stream)), "filling device memory");
   }
   uint32_t units() const { return units_; }
@@ -81,6 +81,11 @@ class CudaDevice final : public DeviceRuntime {
     return nullptr;
   }
   void FreePinned(void* p) override { Check(cudaFreeHost(p), "freeing pinned memory"); }
+  size_t FreeBytes() override {
+    size_t free = 0, total = 0;
+    Check(cudaMemGetInfo(&free, &total), "asking for free device memory");
+    return free;
+  }
 
   Stream* NewStream() override {
     cudaStream_t stream = nullptr;

@@ -125,6 +125,14 @@ class DeviceBackend : public AsyncBackend {
   void LargestMagnitudeAsync(const float* x, size_t n, uint32_t* largest, Stream* stream) override {
     operations_.LargestMagnitude(x, n, largest, stream);
   }
+  void AddFloatsChecked(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign, uint64_t first_position,
+                        uint64_t* first_bad, Stream* stream) override {
+    operations_.AddFloatsChecked(acc, values, width, n, sign, first_position, first_bad, stream);
+  }
+  void AddIntegersChecked(int32_t* acc, const uint8_t* values, int width, size_t n, Sign sign, int32_t limit,
+                          uint64_t first_position, uint64_t* first_bad, Stream* stream) override {
+    operations_.AddIntegersChecked(acc, values, width, n, sign, limit, first_position, first_bad, stream);
+  }
   void FindThresholdAsync(const float* x, size_t n, double wanted, DeviceSelection* selection,
                           Stream* stream) override {
     operations_.FindThreshold(x, n, wanted, selection, stream);
@@ -148,6 +156,18 @@ class DeviceBackend : public AsyncBackend {
     operations_.SparsePlainStep(p, positions, integers, count, first_position, exponent, contributors, learning_rate,
                                 stream);
   }
+  void MeansOfIntegers(const int32_t* sums, size_t n, const RunScales& scales, uint32_t contributors, float* out,
+                       Stream* stream) override {
+    operations_.MeansOfIntegers(sums, n, scales, contributors, out, stream);
+  }
+  void ScatterMeans(const uint32_t* positions, const int32_t* integers, size_t n, const RunScales& scales,
+                    uint32_t contributors, float* out, Stream* stream) override {
+    operations_.ScatterMeans(positions, integers, n, scales, contributors, out, stream);
+  }
+  void SparsePlainSteps(float* p, const uint32_t* positions, const int32_t* integers, size_t n, const RunScales& scales,
+                        const float* learning_rates, uint32_t contributors, Stream* stream) override {
+    operations_.SparsePlainSteps(p, positions, integers, n, scales, learning_rates, contributors, stream);
+  }
 
  private:
   // What `launch` writes to its argument in device memory.
@@ -167,6 +187,8 @@ class DeviceBackend : public AsyncBackend {
 
 template <class Device>
 struct DeviceHolder {
+  template <class... Args>
+  explicit DeviceHolder(Args&&... args) : held(std::forward<Args>(args)...) {}
   Device held;
 };
 
@@ -176,7 +198,7 @@ class OwningDeviceBackend final : private DeviceHolder<Device>, public DeviceBac
  public:
   template <class... Args>
   explicit OwningDeviceBackend(std::string_view name, Args&&... args)
-      : DeviceHolder<Device>{Device(std::forward<Args>(args)...)}, DeviceBackend<Device>(&this->held, name) {}
+      : DeviceHolder<Device>(std::forward<Args>(args)...), DeviceBackend<Device>(&this->held, name) {}
 
   const Device& device() const { return this->held; }
 };

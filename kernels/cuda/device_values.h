@@ -23,4 +23,12 @@ struct DeviceSelection {
   double wanted;  // 0: key and keep_below are final
 };
 
+// The runs of a bucket, in device memory: run r covers positions [begin[r], begin[r + 1]), none is empty, and an
+// integer in it stands for integer * unit[r].
+struct RunScales {
+  const uint64_t* begin;  // runs + 1, from 0
+  const float* unit;      // runs
+  uint32_t runs;
+};
+
 }  // namespace gradwire::kernels::cuda

@@ -24,6 +24,7 @@ class MemoryBudget {
   // the budget or the device has not so much left, with the figures.
   absl::StatusOr<std::unique_ptr<JobMemory>> Admit(size_t bytes);
 
+  size_t bytes() const { return bytes_; }
   size_t used() const;
 
  private:

@@ -106,6 +106,26 @@ class Operations {
     }
   }
 
+  // Precondition: first_position + n <= 2^32.
+  void AddFloatsChecked(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign, uint64_t first_position,
+                        uint64_t* first_bad, Stream* stream) {
+    const uint64_t flip = sign == Sign::kSubtract ? ~uint64_t{0} : 0;
+    if (width == 4) {
+      ForEach(AddFloatsCheckedOp<uint32_t>{acc, values, flip, first_position, first_bad}, n, stream);
+    } else {
+      ForEach(AddFloatsCheckedOp<uint16_t>{acc, values, flip, first_position, first_bad}, n, stream);
+    }
+  }
+  void AddIntegersChecked(int32_t* acc, const uint8_t* values, int width, size_t n, Sign sign, int32_t limit,
+                          uint64_t first_position, uint64_t* first_bad, Stream* stream) {
+    const uint32_t factor = static_cast<uint32_t>(static_cast<int>(sign));
+    if (width == 4) {
+      ForEach(AddIntegersCheckedOp<int32_t>{acc, values, factor, limit, first_position, first_bad}, n, stream);
+    } else {
+      ForEach(AddIntegersCheckedOp<int16_t>{acc, values, factor, limit, first_position, first_bad}, n, stream);
+    }
+  }
+
   // *first: index of the first magnitude with bits >= limit_bits, or 2^64 - 1, which is -1 as int64.
   void FindMagnitude(const uint8_t* values, int width, size_t n, uint32_t limit_bits, uint64_t* first, Stream* stream) {
     device_.Fill(first, 0xFF, sizeof(*first), stream);
@@ -262,13 +282,25 @@ class Operations {
   void PlainStep(float* p, const float* mean, size_t n, float learning_rate, float weight_decay, Stream* stream) {
     ForEach(PlainStepOp{p, mean, learning_rate, weight_decay}, n, stream);
   }
+  void MeansOfIntegers(const int32_t* sums, size_t n, const RunScales& scales, uint32_t contributors, float* out,
+                       Stream* stream) {
+    ForEach(MeansOfIntegersOp{sums, scales, out, static_cast<float>(contributors)}, n, stream);
+  }
+  void ScatterMeans(const uint32_t* positions, const int32_t* integers, size_t n, const RunScales& scales,
+                    uint32_t contributors, float* out, Stream* stream) {
+    Scatter(ScatterMeansOp{positions, integers, scales, out, static_cast<float>(contributors)}, {n, nullptr}, stream);
+  }
+  void SparsePlainSteps(float* p, const uint32_t* positions, const int32_t* integers, size_t n, const RunScales& scales,
+                        const float* learning_rates, uint32_t contributors, Stream* stream) {
+    Scatter(SparsePlainStepsOp{p, positions, integers, scales, learning_rates, static_cast<float>(contributors)},
+            {n, nullptr}, stream);
+  }
   void SparsePlainStep(float* p, const uint32_t* positions, const int32_t* integers, ElementCount count,
                        uint32_t first_position, int exponent, uint32_t contributors, float learning_rate,
                        Stream* stream) {
-    using Body = Scattered<SparsePlainStepOp>;
-    const SparsePlainStepOp op = {
-        p, positions, integers, first_position, PowerOfTwo(exponent), static_cast<float>(contributors), learning_rate};
-    device_.Launch(Body{op, count}, Blocks(count.most, Body::kTile), 0, stream);
+    Scatter(SparsePlainStepOp{p, positions, integers, first_position, PowerOfTwo(exponent),
+                              static_cast<float>(contributors), learning_rate},
+            count, stream);
   }
 
  private:
@@ -277,6 +309,11 @@ class Operations {
   template <class Op>
   void ForEach(const Op& op, size_t n, Stream* stream) {
     device_.Launch(Elementwise<Op>{op, n, op.aligned()}, Blocks(n, Elementwise<Op>::kTile), 0, stream);
+  }
+
+  template <class Op>
+  void Scatter(const Op& op, ElementCount count, Stream* stream) {
+    device_.Launch(Scattered<Op>{op, count}, Blocks(count.most, Scattered<Op>::kTile), 0, stream);
   }
 
   // A grid that strides: as many blocks as the device holds at once, and fewer than 2^31 elements for each.

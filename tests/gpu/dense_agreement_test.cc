@@ -47,6 +47,39 @@ std::vector<uint8_t> GridBytes(Pattern pattern, size_t n, int width, std::mt1993
   return BytesOf(b);
 }
 
+// The checked additions are the unchecked ones of good values, and name the first bad one.
+TEST_P(DenseAgreement, AddIntegersChecked) {
+  for (int width : {2, 4}) {
+    for (size_t n : kFewLengths) {
+      for (const Alignment& at : kAlignments) {
+        std::vector<int32_t> integers(n);
+        for (int32_t& v : integers) v = static_cast<int32_t>(random_() % 2001) - 1000;
+        std::vector<uint64_t> expected = {~uint64_t{0}};
+        if (n > 3) {
+          integers[n / 2] = 1001;
+          integers[n - 1] = -1001;
+          expected[0] = (uint64_t{7} + n / 2) << 32 | 1001;
+        }
+        std::vector<uint8_t> values;
+        for (int32_t v : integers) {
+          for (int b = 0; b < width; ++b) values.push_back(static_cast<uint8_t>(static_cast<uint32_t>(v) >> 8 * b));
+        }
+        std::vector<int32_t> acc(n, 5);
+        auto v = OnDevice(values, at.bytes);
+        auto a = OnDevice(acc, at.words * 4);
+        auto first = OnDevice(std::vector<uint64_t>{~uint64_t{0}});
+        for (Sign sign : {Sign::kAdd, Sign::kAdd, Sign::kSubtract}) {
+          backend().AddIntegersChecked(a.get(), v.get(), width, n, sign, 1000, 7, first.get(), nullptr);
+          reference_->AddIntegers(acc.data(), values.data(), width, n, sign, nullptr);
+        }
+        ASSERT_EQ(a.Read(), acc) << "width " << width << ", n " << n;
+        ASSERT_EQ(first.Read(), expected) << "width " << width << ", n " << n;
+        v.Read();
+      }
+    }
+  }
+}
+
 TEST_P(DenseAgreement, AddFloatsAndGridToMean) {
   for (int width : {2, 4}) {
     for (Pattern pattern : kPatterns) {
@@ -72,6 +105,45 @@ TEST_P(DenseAgreement, AddFloatsAndGridToMean) {
           std::vector<int64_t> assigned(n, 7);
           reference_->AssignFloats(assigned.data(), values.data(), width, n, nullptr);
           ASSERT_EQ(a.Read(), assigned) << "width " << width << ", n " << n;
+        }
+      }
+    }
+  }
+}
+
+// What is out of the grid is named, and can be taken back.
+TEST_P(DenseAgreement, AddFloatsChecked) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (int width : {2, 4}) {
+    for (size_t n : kFewLengths) {
+      for (const Alignment& at : kAlignments) {
+        const std::vector<uint8_t> good = GridBytes(Pattern::kNormal, n, width, random_);
+        const std::vector<int64_t> start(n, -3);
+        std::vector<int64_t> acc = start;
+        auto g = OnDevice(good, at.bytes);
+        auto a = OnDevice(acc, at.words * 8);
+        auto first = OnDevice(std::vector<uint64_t>{~uint64_t{0}});
+        backend().AddFloatsChecked(a.get(), g.get(), width, n, Sign::kAdd, 0, first.get(), nullptr);
+        reference_->AddFloats(acc.data(), good.data(), width, n, Sign::kAdd, nullptr);
+        ASSERT_EQ(a.Read(), acc) << "width " << width << ", n " << n;
+        ASSERT_EQ(first.Read()[0], ~uint64_t{0});
+        g.Read();
+        if (n == 0) continue;
+        for (float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN(), 0x1p18f, -0x1p18f}) {
+          std::vector<uint8_t> values = good;
+          const uint32_t bits = std::bit_cast<uint32_t>(bad);
+          for (size_t i : {n / 2, n - 1}) {
+            for (int b = 0; b < width; ++b) {
+              values[i * static_cast<size_t>(width) + static_cast<size_t>(b)] =
+                  static_cast<uint8_t>(bits >> (32 - 8 * width + 8 * b));
+            }
+          }
+          auto v = OnDevice(values, at.bytes);
+          auto found = OnDevice(std::vector<uint64_t>{~uint64_t{0}});
+          backend().AddFloatsChecked(a.get(), v.get(), width, n, Sign::kAdd, 100, found.get(), nullptr);
+          ASSERT_EQ(found.Read()[0], (uint64_t{100} + n / 2) << 32 | bits) << "width " << width << ", n " << n;
+          backend().AddFloatsChecked(a.get(), v.get(), width, n, Sign::kSubtract, 100, found.get(), nullptr);
+          ASSERT_EQ(a.Read(), acc) << "width " << width << ", n " << n;
         }
       }
     }

@@ -108,5 +108,91 @@ TEST_P(OptimizerAgreement, SparsePlainStep) {
   }
 }
 
+// Runs of random lengths that cover n elements, with units and learning rates; and the bounds on the host.
+struct Runs {
+  std::vector<uint64_t> begin = {0};
+  std::vector<int> exponents;
+  std::vector<float> units;
+  std::vector<float> rates;
+};
+
+Runs MakeRuns(size_t n, std::mt19937_64& random) {
+  Runs runs;
+  while (runs.begin.back() < n) {
+    runs.begin.push_back(std::min<uint64_t>(n, runs.begin.back() + 1 + random() % (random() % 2 == 0 ? 3 : 700)));
+    runs.exponents.push_back(static_cast<int>(random() % 145) + kMinExponent);
+    runs.units.push_back(PowerOfTwo(runs.exponents.back()));
+    runs.rates.push_back(0.01f * static_cast<float>(1 + random() % 5));
+  }
+  return runs;
+}
+
+TEST_P(OptimizerAgreement, MeansOfRuns) {
+  for (size_t n : kLengths) {
+    for (size_t words : {0u, 1u}) {
+      const Runs runs = MakeRuns(n, random_);
+      std::vector<int32_t> sums(n);
+      for (int32_t& s : sums) s = random_() % 3 == 0 ? 0 : static_cast<int32_t>(random_());
+      std::vector<float> means(n);
+      std::vector<uint32_t> positions;
+      std::vector<int32_t> integers;
+      std::vector<float> scattered(n, -0.0f);
+      for (size_t run = 0; run < runs.units.size(); ++run) {
+        for (uint64_t i = runs.begin[run]; i < runs.begin[run + 1]; ++i) {
+          means[i] = MeanOfInteger(sums[i], runs.units[run], 3);
+          if (i % 5 != 2) continue;
+          positions.push_back(static_cast<uint32_t>(i));
+          integers.push_back(sums[i]);
+          scattered[i] = means[i];
+        }
+      }
+      auto begin = OnDevice(runs.begin);
+      auto units = OnDevice(runs.units);
+      auto dsums = OnDevice(sums, words * 4);
+      const RunScales scales = {begin.get(), units.get(), static_cast<uint32_t>(runs.units.size())};
+      auto out = OnDevice(std::vector<float>(n, 7.0f), words * 4);
+      backend().MeansOfIntegers(dsums.get(), n, scales, 3, out.get(), nullptr);
+      ASSERT_TRUE(SameBits(out.Read(), means)) << n;
+      backend().MeansOfIntegers(dsums.get(), n, scales, 3, reinterpret_cast<float*>(dsums.get()), nullptr);
+      ASSERT_EQ(BytesOf(dsums.Read()), BytesOf(means)) << n << ", in place";
+      auto dpos = OnDevice(positions);
+      auto dint = OnDevice(integers);
+      auto some = OnDevice(std::vector<float>(n, -0.0f), words * 4);
+      backend().ScatterMeans(dpos.get(), dint.get(), positions.size(), scales, 3, some.get(), nullptr);
+      ASSERT_TRUE(SameBits(some.Read(), scattered)) << n;
+    }
+  }
+}
+
+TEST_P(OptimizerAgreement, SparsePlainStepsOfRuns) {
+  for (size_t n : kLengths) {
+    const Runs runs = MakeRuns(n, random_);
+    std::vector<float> p = MakeValues(Pattern::kNormal, n, random_);
+    std::vector<uint32_t> positions;
+    std::vector<int32_t> integers;
+    auto dp = OnDevice(p);
+    for (size_t run = 0; run < runs.units.size(); ++run) {
+      const size_t first = positions.size();
+      for (uint64_t i = runs.begin[run]; i < runs.begin[run + 1]; ++i) {
+        if (random_() % 3 != 0) continue;
+        positions.push_back(static_cast<uint32_t>(i));
+        integers.push_back(static_cast<int32_t>(random_()));
+      }
+      reference_->SparsePlainStep(p.data() + runs.begin[run], positions.data() + first, integers.data() + first,
+                                  positions.size() - first, static_cast<uint32_t>(runs.begin[run]), runs.exponents[run],
+                                  5, runs.rates[run], nullptr);
+    }
+    auto begin = OnDevice(runs.begin);
+    auto units = OnDevice(runs.units);
+    auto rates = OnDevice(runs.rates);
+    auto dpos = OnDevice(positions);
+    auto dint = OnDevice(integers);
+    backend().SparsePlainSteps(dp.get(), dpos.get(), dint.get(), positions.size(),
+                               {begin.get(), units.get(), static_cast<uint32_t>(runs.units.size())}, rates.get(), 5,
+                               nullptr);
+    ASSERT_TRUE(SameBits(dp.Read(), p)) << n;
+  }
+}
+
 }  // namespace
 }  // namespace gradwire::kernels::cuda

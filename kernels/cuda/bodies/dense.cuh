@@ -86,6 +86,61 @@ struct AssignFloatsOp {
   }
 };
 
+// The additions of AsyncBackend that check as they go. A bad value is reported as position << 32 | its bits.
+// A float that is out of the grid counts as 0 in both directions, so that it can be taken back.
+template <class T>
+struct AddFloatsCheckedOp {
+  static constexpr int kLanes = 4;
+  int64_t* acc;
+  const uint8_t* values;
+  uint64_t flip;
+  uint64_t first_position;
+  uint64_t* first_bad;
+
+  bool aligned() const { return IsAligned<int64_t, kLanes>(acc) && IsAligned<T, kLanes>(values); }
+  template <int N>
+  GW_DEVICE void Run(uint64_t i) const {
+    Vector<int64_t, N> a = LoadTyped<N>(acc, i);
+    const Vector<T, N> b = Load<T, N>(values, i);
+    GW_UNROLL
+    for (int k = 0; k < N; ++k) {
+      const uint32_t bits = ToFloatBits(b.v[k]);
+      const bool bad = (bits & 0x7FFFFFFFu) >= kGridLimitBits;
+      if (bad) AtomicMin(first_bad, (first_position + i + static_cast<uint64_t>(k)) << 32 | bits);
+      const uint64_t grid = bad ? 0 : ToGrid(FloatFromBits(bits));
+      a.v[k] = static_cast<int64_t>(static_cast<uint64_t>(a.v[k]) + ((grid ^ flip) - flip));
+    }
+    StoreTyped<N>(acc, i, a);
+  }
+};
+
+template <class T>
+struct AddIntegersCheckedOp {
+  static constexpr int kLanes = 4;
+  int32_t* acc;
+  const uint8_t* values;
+  uint32_t sign;
+  int32_t limit;
+  uint64_t first_position;
+  uint64_t* first_bad;
+
+  bool aligned() const { return IsAligned<int32_t, kLanes>(acc) && IsAligned<T, kLanes>(values); }
+  template <int N>
+  GW_DEVICE void Run(uint64_t i) const {
+    Vector<int32_t, N> a = LoadTyped<N>(acc, i);
+    const Vector<T, N> b = Load<T, N>(values, i);
+    GW_UNROLL
+    for (int k = 0; k < N; ++k) {
+      const int32_t v = b.v[k];
+      if (v > limit || v < -limit) {
+        AtomicMin(first_bad, (first_position + i + static_cast<uint64_t>(k)) << 32 | static_cast<uint32_t>(v));
+      }
+      a.v[k] = static_cast<int32_t>(static_cast<uint32_t>(a.v[k]) + sign * static_cast<uint32_t>(v));
+    }
+    StoreTyped<N>(acc, i, a);
+  }
+};
+
 // *first = min(*first, index of each value whose magnitude has bits >= limit).
 template <class T>
 struct FindMagnitudeOp {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/bodies/block.cuh"
+#include "kernels/cuda/device_values.h"
 #include "kernels/math/fixed_point.h"
 #include "kernels/math/optimizer.h"
 
@@ -128,6 +129,73 @@ struct PlainStepOp {
                                     : DecayedPlainStep(a.v[k], b.v[k], learning_rate, weight_decay);
     }
     StoreTyped<N>(p, i, a);
+  }
+};
+
+// Index of the run that `position` lies in. Precondition: position < s.begin[s.runs].
+GW_DEVICE uint32_t RunOf(const RunScales& s, uint64_t position) {
+  uint32_t low = 0, high = s.runs;
+  while (high - low > 1) {
+    const uint32_t middle = low + (high - low) / 2;
+    if (s.begin[middle] <= position) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// out[i] = mean of sums[i], an element at position i. `out` may be `sums`.
+struct MeansOfIntegersOp {
+  static constexpr int kLanes = 4;
+  const int32_t* sums;
+  RunScales scales;
+  float* out;
+  float count;
+
+  bool aligned() const { return IsAligned<int32_t, kLanes>(sums) && IsAligned<float, kLanes>(out); }
+  template <int N>
+  GW_DEVICE void Run(uint64_t i) const {
+    const Vector<int32_t, N> sum = LoadTyped<N>(sums, i);
+    Vector<float, N> mean;
+    uint32_t run = RunOf(scales, i);
+    GW_UNROLL
+    for (int k = 0; k < N; ++k) {
+      if (i + static_cast<uint64_t>(k) >= scales.begin[run + 1]) ++run;
+      mean.v[k] = MeanOfInteger(sum.v[k], scales.unit[run], count);
+    }
+    StoreTyped<N>(out, i, mean);
+  }
+};
+
+struct ScatterMeansOp {
+  const uint32_t* positions;
+  const int32_t* integers;
+  RunScales scales;
+  float* out;
+  float count;
+
+  GW_DEVICE void Run(uint64_t i) const {
+    const uint32_t position = positions[i];
+    out[position] = MeanOfInteger(integers[i], scales.unit[RunOf(scales, position)], count);
+  }
+};
+
+// `learning_rates`: per run.
+struct SparsePlainStepsOp {
+  float* p;
+  const uint32_t* positions;
+  const int32_t* integers;
+  RunScales scales;
+  const float* learning_rates;
+  float count;
+
+  GW_DEVICE void Run(uint64_t i) const {
+    const uint32_t position = positions[i];
+    const uint32_t run = RunOf(scales, position);
+    float& parameter = p[position];
+    parameter = PlainStep(parameter, MeanOfInteger(integers[i], scales.unit[run], count), learning_rates[run]);
   }
 };
 

@@ -115,6 +115,7 @@ struct HostDeviceOptions {
   int phase_workers = 1;            // host threads that share each phase of a block
   size_t shared_limit = 227 << 10;  // bytes per block
   uint32_t units = 3;
+  size_t memory_bytes = size_t{1} << 30;  // what FreeBytes says, however much is taken
 };
 
 // Operations' Device. Everything is done when a call returns. Thread-compatible.
@@ -146,7 +147,8 @@ class HostDevice final : public DeviceRuntime {
     for (std::thread& thread : threads) thread.join();
   }
 
-  void Fill(void* p, int byte, size_t bytes, Stream*) { std::memset(p, byte, bytes); }
+  void Fill(void* p, int byte, size_t bytes, Stream*) override { std::memset(p, byte, bytes); }
+  size_t FreeBytes() override { return options_.memory_bytes; }
   uint32_t units() const { return options_.units; }
   size_t shared_limit() const { return options_.shared_limit; }
   size_t TileBytes(uint32_t count) const { return count * sizeof(uint64_t); }

@@ -43,12 +43,16 @@ class LateRuntime final : public DeviceRuntime {
     sizes_.erase(p);
     std::free(p);
   }
+  size_t FreeBytes() override { return left_; }
   Stream* NewStream() override { return reinterpret_cast<Stream*>(++handles_); }
   void DeleteStream(Stream*) override {}
   void ToDevice(void* to, const void* from, size_t bytes, Stream* stream) override { Copy(to, from, bytes, stream); }
   void ToHost(void* to, const void* from, size_t bytes, Stream* stream) override { Copy(to, from, bytes, stream); }
   void Copy(void* to, const void* from, size_t bytes, Stream* stream) override {
     queues_[stream].push_back([=] { std::memcpy(to, from, bytes); });
+  }
+  void Fill(void* p, int byte, size_t bytes, Stream* stream) override {
+    queues_[stream].push_back([=] { std::memset(p, byte, bytes); });
   }
   void Synchronize(Stream* stream) override {
     while (Step(stream)) {
