@@ -24,7 +24,13 @@
 #include "common/wire/frame.h"
 #include "kernels/backend.h"
 
+namespace gradwire::kernels::cuda {
+class DeviceBucket;
+}
+
 namespace gradwire {
+
+struct Update;
 
 inline constexpr int8_t kUncalibrated = -128;
 
@@ -91,6 +97,21 @@ struct UpdateFrame {
   std::vector<Bytes> chunks;
   RoundPlan next;
   FinishStats stats;
+  // Where the accumulator has it: the same, decoded, its values still in device memory. Valid until the accumulator is
+  // opened again or gone.
+  std::shared_ptr<const Update> decoded;
+};
+
+// One frame on its way into an accumulator that checks values later than it takes them: on a device. Used like the
+// accumulator itself, and gone before it.
+class DeferredMerge {
+ public:
+  virtual ~DeferredMerge() = default;
+  // As Accumulator::Add, but what is wrong with the values is known only to Settle.
+  virtual absl::Status Add(const wire::Segment& segment) = 0;
+  // Waits for what was added. InvalidArgument names the first bad value, in order of position; all the segments are
+  // merged none the less, and can be removed.
+  virtual absl::Status Settle() = 0;
 };
 
 // Merges the frames of one (bucket, shard, round). Not thread-safe; one per bucket and open round, reused by Open.
@@ -102,12 +123,22 @@ class Accumulator {
   // Validates a segment against layout and plan, then merges it; an error leaves the accumulator unchanged. Errors:
   // InvalidArgument (type not of this codec, range outside the bucket, non-finite value: names tensor and element).
   virtual absl::Status Add(const wire::Segment& segment) = 0;
-  // Exactly undoes an Add that succeeded since Open.
+  // Exactly undoes an Add (also a DeferredMerge's) that succeeded since Open.
   virtual void Remove(const wire::Segment& segment) = 0;
+  // For the segments of one frame, where Add would have to wait for each. Null: use Add.
+  virtual std::unique_ptr<DeferredMerge> NewDeferredMerge() { return nullptr; }
   // Closes the round over `contributors` complete frames and encodes the update frame. Deterministic: the same
   // multiset of segments gives the same bytes. The learning rates are written into the update frame.
   virtual absl::StatusOr<UpdateFrame> Finish(const FrameIdentity& id, uint32_t contributors) = 0;
   virtual size_t memory_bytes() const = 0;
+};
+
+// What an accumulator needs whose sums lie on a device.
+struct DeviceNeeds {
+  uint64_t device_bytes = 0;  // of the job's device memory
+  uint64_t pinned_bytes = 0;  // of the bucket's pinned memory, for results
+  uint64_t host_bytes = 0;
+  bool means = false;  // DeviceBucket::means
 };
 
 // Thread-safe, immutable.
@@ -121,6 +152,11 @@ class Codec {
   virtual std::unique_ptr<Encoder> NewEncoder() const = 0;
   virtual std::unique_ptr<Accumulator> NewAccumulator() const = 0;
   virtual size_t accumulator_bytes() const = 0;  // an upper bound of Accumulator::memory_bytes
+  // The same with sums in the memory of a device. `bucket` meets device_needs() and outlives the accumulator. Errors:
+  // InvalidArgument for a bucket that a device does not take, ResourceExhausted.
+  virtual DeviceNeeds device_needs() const = 0;
+  virtual absl::StatusOr<std::unique_ptr<Accumulator>> NewDeviceAccumulator(
+      kernels::cuda::DeviceBucket* bucket) const = 0;
   // Checks that the segments of a whole frame, in order, cover the bucket exactly once.
   virtual absl::Status CheckComplete(uint64_t round, const RoundPlan& plan,
                                      std::span<const wire::SegmentHeader> segments) const = 0;

@@ -5,53 +5,24 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/codec/dense_shape.h"
+#include "common/codec/device/dense_accumulator.h"
 #include "common/codec/frame_header.h"
-#include "common/codec/index_code.h"
-#include "common/codec/ranges.h"
 #include "common/codec/run_pieces.h"
 #include "kernels/math/fixed_point.h"
 
 namespace gradwire {
 namespace {
 
-using kernels::Backend;
+using dense::DenseShape;
+using dense::kSegmentElements;
 using kernels::Sign;
 using wire::FrameWriter;
 using wire::Segment;
 using wire::SegmentHeader;
 using wire::SegmentType;
 
-constexpr uint32_t kSegmentElements = 65536;  // 256 KiB of float32: checked, merged and CRC'd while in cache
-constexpr uint64_t kFreshElements = 4096;     // of an accumulator that are first stored, or cleared, at once
-constexpr int kFixed32Headroom = 8;           // bits left for gradients that grow from one round to the next
-constexpr int kFixed16Headroom = 1;
-constexpr int kPackBelowBits = 25;  // wider sums travel as whole int32
-
-struct DenseShape {
-  CodecContext context;
-  DenseSpec spec;
-  bool fixed() const {
-    return spec.values == DenseSpec::Values::kFixed32 || spec.values == DenseSpec::Values::kFixed16;
-  }
-  int width() const {
-    return spec.values == DenseSpec::Values::kFp32 || spec.values == DenseSpec::Values::kFixed32 ? 4 : 2;
-  }
-  SegmentType type() const {
-    if (fixed()) return SegmentType::kDenseInt;
-    return width() == 4 ? SegmentType::kDenseF32 : SegmentType::kDenseBf16;
-  }
-  uint8_t param() const { return fixed() ? static_cast<uint8_t>(width()) : 0; }
-  int32_t limit() const { return IntegerLimit(8 * width(), context.job->spec().max_workers()); }
-  int headroom() const { return width() == 4 ? kFixed32Headroom : kFixed16Headroom; }
-  const BucketLayout& layout() const { return *context.layout; }
-  Backend& backend() const { return *context.backend; }
-};
-
-void AddLearningRates(std::span<const float> rates, FrameWriter* writer) {
-  writer->Add({SegmentType::kLearningRates, 0, 0, static_cast<uint32_t>(rates.size()),
-               static_cast<uint32_t>(rates.size_bytes())},
-              rates.data());
-}
+constexpr uint64_t kFreshElements = 4096;  // of an accumulator that are first stored, or cleared, at once
 
 template <typename T>
 int32_t LoadInteger(const uint8_t* p) {
@@ -80,7 +51,7 @@ class DenseEncoder final : public Encoder {
     wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kPush, layout.shape_digest);
     header.plan_digest = plan.Digest();
     FrameWriter writer(header);
-    AddLearningRates(id.learning_rates, &writer);
+    dense::AddLearningRates(id.learning_rates, &writer);
     if (shape_.fixed()) AddRanges(runs, &writer);
     if (id.round != 0) {
       for (uint64_t begin = 0; begin < layout.elements; begin += kSegmentElements) {
@@ -171,27 +142,19 @@ class DenseAccumulator final : public Accumulator {
     wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kUpdate, shape_.layout().shape_digest);
     header.contributors = contributors;
     FrameWriter writer(header);
-    AddLearningRates(id.learning_rates, &writer);
+    dense::AddLearningRates(id.learning_rates, &writer);
     UpdateFrame update;
-    update.next = plan_;
     if (contributors != 0 && round_ != 0) {
       for (size_t block = 0; block < fresh_.size(); ++block) ClearFresh(block);
       update.stats.elements = shape_.layout().elements;
       if (shape_.fixed()) {
-        WriteIntegers(&writer);
+        dense::WriteSums(integers_, &writer);
       } else {
         WriteMeans(contributors, &writer);
       }
     }
-    if (shape_.fixed()) {
-      for (size_t i = 0; i < update.next.exponents.size(); ++i) {
-        const int range = ranges_.Max(i);
-        if (range < kernels::kMinRange) continue;
-        update.next.exponents[i] = NextExponent(plan_.exponents[i], range, shape_.limit(), shape_.headroom());
-      }
-      const uint32_t n = static_cast<uint32_t>(update.next.exponents.size());
-      writer.Add({SegmentType::kExponents, 0, 0, n, n}, update.next.exponents.data());
-    }
+    update.next = shape_.NextPlan(plan_, ranges_);
+    if (shape_.fixed()) dense::WriteExponents(update.next, &writer);
     update.chunks = writer.Finish();
     return update;
   }
@@ -202,18 +165,7 @@ class DenseAccumulator final : public Accumulator {
 
  private:
   absl::Status CheckDense(const Segment& s) const {
-    if (round_ == 0 || s.type != shape_.type() || s.param != shape_.param()) {
-      return absl::InvalidArgumentError(absl::StrFormat("segment type %d (param %d) does not belong in round %d of %s",
-                                                        static_cast<int>(s.type), s.param, round_,
-                                                        ToString(shape_.spec)));
-    }
-    const uint64_t elements = shape_.layout().elements;
-    if (s.begin > elements || s.count > elements - s.begin ||
-        s.bytes != uint64_t{s.count} * static_cast<uint64_t>(shape_.width())) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("segment of elements [%d, %d + %d) in %d bytes; the bucket has %d elements of %d bytes",
-                          s.begin, s.begin, s.count, s.bytes, elements, shape_.width()));
-    }
+    GW_RETURN_IF_ERROR(shape_.CheckSegment(round_, s));
     if (shape_.fixed()) return CheckLimit(s);
     const int64_t bad = shape_.backend().FindOutOfGrid(s.data, shape_.width(), s.count, nullptr);
     if (bad < 0) return absl::OkStatus();
@@ -232,15 +184,10 @@ class DenseAccumulator final : public Accumulator {
     if (within) return absl::OkStatus();
     uint32_t i = 0;
     while (integer(i) <= limit && integer(i) >= -limit) ++i;
-    return absl::InvalidArgumentError(
-        absl::StrFormat("element %d: integer %d is over the limit of %d per worker", s.begin + i, integer(i), limit));
+    return shape_.OverLimit(s.begin + i, integer(i));
   }
 
   absl::Status OutOfGridError(const Segment& s, uint64_t index) const {
-    const BucketLayout& layout = shape_.layout();
-    const uint64_t position = s.begin + index;
-    const size_t run = RunOf(layout, position);
-    const Run& r = layout.runs[run];
     float value = 0;
     if (shape_.width() == 4) {
       std::memcpy(&value, s.data + 4 * index, 4);
@@ -249,11 +196,7 @@ class DenseAccumulator final : public Accumulator {
       std::memcpy(&bits, s.data + 2 * index, sizeof(bits));
       value = kernels::Bf16ToFloat(bits);
     }
-    return absl::InvalidArgumentError(
-        absl::StrFormat("tensor '%s', element %d: gradient %g is not finite or its magnitude is not below %d; the "
-                        "contribution is refused",
-                        shape_.context.job->tensors()[r.tensor].name, r.offset + position - layout.run_begin[run],
-                        value, 1 << kernels::kGridRangeBits));
+    return shape_.OutOfGrid(s.begin + index, value);
   }
 
   // Block by block: what comes first to a fresh one is stored there, without clearing and reading it.
@@ -310,22 +253,6 @@ class DenseAccumulator final : public Accumulator {
     }
   }
 
-  void WriteIntegers(FrameWriter* writer) const {
-    for (uint64_t begin = 0; begin < integers_.size(); begin += kSegmentElements) {
-      const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(kSegmentElements, integers_.size() - begin));
-      const std::span<const int32_t> sums(integers_.data() + begin, count);
-      const int bits = BitsFor(sums);
-      if (bits < kPackBelowBits) {
-        const std::vector<uint8_t> packed = PackIntegers(sums, bits);
-        writer->Add(
-            {SegmentType::kDensePacked, static_cast<uint8_t>(bits), begin, count, static_cast<uint32_t>(packed.size())},
-            packed.data());
-      } else {
-        writer->Add({SegmentType::kDenseInt, 4, begin, count, count * 4}, sums.data());
-      }
-    }
-  }
-
   DenseShape shape_;
   uint64_t round_ = 0;
   RoundPlan plan_;
@@ -354,6 +281,12 @@ class DenseCodec final : public Codec {
   size_t accumulator_bytes() const override {
     return shape_.layout().elements * (shape_.fixed() ? 4 : 8) + shape_.layout().elements / kFreshElements + 1 +
            (shape_.fixed() ? shape_.layout().runs.size() * 128 : 0);
+  }
+
+  DeviceNeeds device_needs() const override { return dense::NeedsOnDevice(shape_); }
+  absl::StatusOr<std::unique_ptr<Accumulator>> NewDeviceAccumulator(
+      kernels::cuda::DeviceBucket* bucket) const override {
+    return dense::MakeDeviceAccumulator(shape_, bucket);
   }
 
   absl::Status CheckComplete(uint64_t round, const RoundPlan&, std::span<const SegmentHeader> segments) const override {

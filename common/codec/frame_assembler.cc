@@ -24,6 +24,7 @@ FrameAssembler::FrameAssembler(const Codec* codec, const BucketLayout* layout, A
     : codec_(codec),
       layout_(layout),
       accumulator_(accumulator),
+      deferred_(accumulator->NewDeferredMerge()),
       plan_(plan),
       round_(round),
       frame_limit_bytes_(frame_limit_bytes) {}
@@ -72,7 +73,7 @@ absl::Status FrameAssembler::Merge(const wire::Chunk& chunk) {
           return absl::InvalidArgumentError(absl::StrFormat("learning rate %g is not finite", rate));
       }
     } else {
-      GW_RETURN_IF_ERROR(accumulator_->Add(s));
+      GW_RETURN_IF_ERROR(deferred_ != nullptr ? deferred_->Add(s) : accumulator_->Add(s));
     }
     ++chunks_.back().merged;
     segments_.push_back(s);
@@ -100,6 +101,7 @@ absl::Status FrameAssembler::Add(const wire::Chunk& chunk, std::span<const Bytes
     status = abstained_ ? (segments_.empty() ? absl::OkStatus()
                                              : absl::InvalidArgumentError("an abstaining frame carries segments"))
                         : codec_->CheckComplete(round_, *plan_, segments_);
+    if (status.ok() && deferred_ != nullptr) status = deferred_->Settle();
     complete_ = status.ok();
   }
   if (!status.ok()) {

@@ -51,6 +51,7 @@ class FrameAssembler {
   const Codec* codec_;
   const BucketLayout* layout_;
   Accumulator* accumulator_;
+  const std::unique_ptr<DeferredMerge> deferred_;  // null where the accumulator checks at once
   const RoundPlan* plan_;
   uint64_t round_;
   uint64_t frame_limit_bytes_;

@@ -31,7 +31,9 @@ struct Update {
   std::vector<uint32_t> positions;  // kSparse: ascending
   std::vector<int32_t> integers;    // kSparse: sums at positions
   std::vector<DensePart> dense;     // kDenseFloat: means; kDenseInt: sums; of all elements, ascending
-  std::vector<uint32_t> deferred;   // positions every worker returns to its residual
+  // Where they still lie on a device: the same values in its memory.
+  const void* device_values = nullptr;
+  std::vector<uint32_t> deferred;  // positions every worker returns to its residual
 
   // Writes the mean over contributors of run `run` to out[0 .. length): integer * 2^exponent / contributors, in
   // float32, each operation rounded once. Elements that are not part of a sparse body are 0.

@@ -2,6 +2,7 @@
 #include "common/codec/tagc/tagc_accumulator.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
@@ -21,8 +22,11 @@ constexpr size_t kMaxPositionsPerSegment = 1u << 17;  // their values, 32 bits e
 
 }  // namespace
 
-TagcAccumulator::TagcAccumulator(const TagcShape& shape)
-    : shape_(shape), ranges_(shape.layout().runs.size()), counters_(shape.elements(), shape.max_workers()) {}
+TagcAccumulator::TagcAccumulator(const TagcShape& shape, std::unique_ptr<SketchSums> cells)
+    : shape_(shape),
+      ranges_(shape.layout().runs.size()),
+      counters_(shape.elements(), shape.max_workers()),
+      cells_(std::move(cells)) {}
 
 void TagcAccumulator::Open(uint64_t round, const RoundPlan& plan) {
   round_ = round;
@@ -32,7 +36,7 @@ void TagcAccumulator::Open(uint64_t round, const RoundPlan& plan) {
   if (plan_status_.ok() && !TagcShape::Calibrating(round, plan)) sketch_ = shape_.SketchOf(round, plan);
   ranges_.Clear();
   counters_.Clear();
-  cells_.assign(cells() * static_cast<size_t>(shape_.cell_bytes), 0);
+  cells_->Open(sketch_);
   merged_runs_ = merged_elements_ = merged_cells_ = 0;
 }
 
@@ -103,7 +107,7 @@ absl::Status TagcAccumulator::AddCells(const Segment& s) {
         absl::StrFormat("bucket %d, round %d: %d cells of %d bytes in %d bytes; cells of %d bytes are expected",
                         shape_.layout().bucket, round_, s.count, s.param, s.bytes, shape_.cell_bytes));
   }
-  shape_.backend().AddCells(cells_.data() + s.begin * width, s.data, shape_.cell_bytes, s.count, Sign::kAdd, nullptr);
+  cells_->Merge(s, Sign::kAdd);
   merged_cells_ += s.count;
   return absl::OkStatus();
 }
@@ -122,21 +126,19 @@ void TagcAccumulator::Remove(const Segment& s) {
     counters_.Decrement(scratch_);
     merged_elements_ -= s.count;
   } else if (s.type == SegmentType::kCells) {
-    uint8_t* cells = cells_.data() + s.begin * static_cast<size_t>(shape_.cell_bytes);
-    shape_.backend().AddCells(cells, s.data, shape_.cell_bytes, s.count, Sign::kSubtract, nullptr);
+    cells_->Merge(s, Sign::kSubtract);
     merged_cells_ -= s.count;
   }
 }
 
-TagcAccumulator::Sums TagcAccumulator::Decode() const {
+absl::StatusOr<TagcAccumulator::Sums> TagcAccumulator::Decode() {
   Sums sums;
   sums.positions = counters_.Union();
   const size_t n = sums.positions.size();
   sums.union_elements = n;
   sums.integers.resize(n);
   std::vector<uint8_t> resolved(n);
-  shape_.backend().SketchPeel(cells_.data(), sketch_, sums.positions.data(), n, sums.integers.data(), resolved.data(),
-                              nullptr);
+  GW_RETURN_IF_ERROR(cells_->Peel(sums.positions, sums.integers.data(), resolved.data()));
   size_t kept = 0;
   for (size_t i = 0; i < n; ++i) {
     if (resolved[i] == 0) {
@@ -229,7 +231,7 @@ absl::StatusOr<UpdateFrame> TagcAccumulator::Finish(const FrameIdentity& id, uin
   if (contributors != 0) {
     Sums sums;
     if (cells() != 0) {
-      sums = Decode();
+      GW_ASSIGN_OR_RETURN(sums, Decode());
       WriteSums(sums, &writer);
       WriteDeferred(sums, &writer);
     }
@@ -245,7 +247,7 @@ absl::StatusOr<UpdateFrame> TagcAccumulator::Finish(const FrameIdentity& id, uin
 }
 
 size_t TagcAccumulator::memory_bytes() const {
-  return ranges_.memory_bytes() + counters_.memory_bytes() + cells_.capacity();
+  return ranges_.memory_bytes() + counters_.memory_bytes() + cells_->memory_bytes();
 }
 
 }  // namespace gradwire::tagc

@@ -1,18 +1,20 @@
 // The shard's side of the TAGC codec: merges frames without decoding them and peels once per round.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "common/codec/codec.h"
 #include "common/codec/ranges.h"
 #include "common/codec/tagc/position_counters.h"
+#include "common/codec/tagc/sketch_sums.h"
 #include "common/codec/tagc/tagc_shape.h"
 
 namespace gradwire::tagc {
 
 class TagcAccumulator final : public Accumulator {
  public:
-  explicit TagcAccumulator(const TagcShape& shape);
+  TagcAccumulator(const TagcShape& shape, std::unique_ptr<SketchSums> cells);
 
   void Open(uint64_t round, const RoundPlan& plan) override;
   absl::Status Add(const wire::Segment& segment) override;
@@ -36,7 +38,7 @@ class TagcAccumulator final : public Accumulator {
   // Errors: InvalidArgument when more has been merged than max_workers frames hold. Sums could wrap otherwise.
   absl::Status CheckShare(const wire::Segment& segment, uint64_t merged, uint64_t per_worker) const;
   uint64_t cells() const { return uint64_t{sketch_.groups} * sketch_.cells_per_group; }
-  Sums Decode() const;
+  absl::StatusOr<Sums> Decode();
   void WriteSums(const Sums& sums, wire::FrameWriter* writer) const;
   void WriteDeferred(const Sums& sums, wire::FrameWriter* writer) const;
   RoundPlan NextPlan(uint64_t union_elements) const;
@@ -48,7 +50,7 @@ class TagcAccumulator final : public Accumulator {
   kernels::SketchArgs sketch_;
   RangeHistogram ranges_;
   PositionCounters counters_;
-  std::vector<uint8_t> cells_;
+  const std::unique_ptr<SketchSums> cells_;
   uint64_t merged_runs_ = 0;  // over all workers
   uint64_t merged_elements_ = 0;
   uint64_t merged_cells_ = 0;

@@ -32,14 +32,21 @@ class TagcCodec final : public Codec {
 
   std::unique_ptr<Encoder> NewEncoder() const override { return std::make_unique<tagc::TagcEncoder>(shape_); }
   std::unique_ptr<Accumulator> NewAccumulator() const override {
-    return std::make_unique<tagc::TagcAccumulator>(shape_);
+    return std::make_unique<tagc::TagcAccumulator>(shape_, tagc::MakeHostSums(shape_));
+  }
+  absl::StatusOr<std::unique_ptr<Accumulator>> NewDeviceAccumulator(
+      kernels::cuda::DeviceBucket* bucket) const override {
+    GW_ASSIGN_OR_RETURN(std::unique_ptr<tagc::SketchSums> cells, tagc::MakeDeviceSums(shape_, bucket));
+    return std::make_unique<tagc::TagcAccumulator>(shape_, std::move(cells));
   }
 
   size_t accumulator_bytes() const override {
-    const size_t planes = static_cast<size_t>(std::bit_width(shape_.max_workers()));
-    return planes * ((shape_.elements() + 63) / 64) * 8 +
-           RangeHistogram(1).memory_bytes() * shape_.layout().runs.size() +
-           shape_.limits.max_cells * static_cast<size_t>(shape_.cell_bytes);
+    return IndexBytes() + shape_.limits.max_cells * static_cast<size_t>(shape_.cell_bytes);
+  }
+  DeviceNeeds device_needs() const override {
+    DeviceNeeds needs = tagc::NeedsOnDevice(shape_);
+    needs.host_bytes = IndexBytes();
+    return needs;
   }
 
   absl::Status CheckComplete(uint64_t round, const RoundPlan& plan,
@@ -88,6 +95,13 @@ class TagcCodec final : public Codec {
   }
 
  private:
+  // Of an accumulator, beside its cells.
+  size_t IndexBytes() const {
+    const size_t planes = static_cast<size_t>(std::bit_width(shape_.max_workers()));
+    return planes * ((shape_.elements() + 63) / 64) * 8 +
+           RangeHistogram(1).memory_bytes() * shape_.layout().runs.size();
+  }
+
   // Takes the segments of one type, which must cover [0, total) once and in order.
   absl::Status Covers(uint64_t round, std::string_view what, SegmentType type, uint64_t total,
                       std::span<const SegmentHeader> segments, size_t* next) const {
