@@ -27,14 +27,32 @@ uint64_t RandomEpoch() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config, Clock* clock) {
+  std::unique_ptr<kernels::Backend> backend;
+  if (config.backend == "cuda") {  // jobs on the device, where MakeBackend's copies everything there and back
+    GW_ASSIGN_OR_RETURN(backend, kernels::cuda::MakeAsyncCudaBackend());
+  } else {
+    GW_ASSIGN_OR_RETURN(backend, kernels::MakeBackend(config.backend));
+  }
+  return Start(config, clock, std::move(backend));
+}
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config, Clock* clock,
+                                                      std::unique_ptr<kernels::Backend> backend) {
   std::unique_ptr<Daemon> daemon(new Daemon());
   daemon->clock_ = clock;
-  GW_ASSIGN_OR_RETURN(daemon->backend_, kernels::MakeBackend(config.backend));
+  daemon->backend_ = std::move(backend);
   spdlog::info("backend {} (asked for: {}{}{})", daemon->backend_->name(), config.backend,
                config.backend == "auto" ? "; not a GPU: " : "",
                config.backend == "auto" ? kernels::WhyAutoIsNotCuda() : "");
+  if (kernels::cuda::AsyncBackend* device = daemon->backend_->async()) {
+    GW_ASSIGN_OR_RETURN(daemon->device_, kernels::cuda::DeviceShare::Make(
+                                             device, {.memory_limit_bytes = config.device_memory_limit_bytes}));
+    spdlog::info("jobs are on {}: up to {} bytes of its memory", device->runtime().Describe(),
+                 daemon->device_->memory_limit_bytes());
+  }
   JobEnvironment environment;
   environment.backend = daemon->backend_.get();
+  environment.device = daemon->device_.get();
   environment.clock = clock;
   environment.frame_limit_bytes = config.frame_limit_bytes;
   environment.job_memory_limit_bytes = config.job_memory_limit_bytes;

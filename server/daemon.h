@@ -15,6 +15,7 @@
 #include "common/base/clock.h"
 #include "common/transport/transport.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/device_share.h"
 #include "server/config/config.h"
 #include "server/job/job_registry.h"
 #include "server/services/dispatcher.h"
@@ -24,8 +25,11 @@ namespace gradwire {
 // Thread-safe after Start. Destroying it closes everything at once; call Drain before to end gracefully.
 class Daemon {
  public:
-  // `clock` outlives the daemon. Errors: those of MakeBackend and Listen.
+  // `clock` outlives the daemon. Errors: those of the backend, of DeviceShare::Make and of Listen.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const ServerConfig& config, Clock* clock);
+  // The same with a backend that is not made from config.backend.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const ServerConfig& config, Clock* clock,
+                                                       std::unique_ptr<kernels::Backend> backend);
   ~Daemon();
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
@@ -45,6 +49,7 @@ class Daemon {
 
   Clock* clock_ = nullptr;
   std::unique_ptr<kernels::Backend> backend_;
+  std::unique_ptr<kernels::cuda::DeviceShare> device_;  // null: jobs are in host memory
   std::unique_ptr<JobRegistry> registry_;
   std::unique_ptr<WorkerService> worker_service_;
   std::unique_ptr<OperatorService> operator_service_;

@@ -7,35 +7,11 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/codec/run_pieces.h"
+#include "common/optimizer/steps.h"
 #include "kernels/math/fixed_point.h"
 
 namespace gradwire {
 namespace {
-
-// Coefficients of every parameter group, derived once per update.
-struct GroupStep {
-  float learning_rate = 0;
-  float weight_decay = 0;
-  kernels::SgdCoefficients sgd;
-  kernels::AdamWCoefficients adamw;
-};
-
-std::vector<GroupStep> DeriveSteps(const v1::OptimizerSpec& optimizer, const Update& update) {
-  std::vector<GroupStep> steps;
-  for (int i = 0; i < optimizer.groups_size(); ++i) {
-    const v1::OptimizerGroup& group = optimizer.groups(i);
-    GroupStep step;
-    step.learning_rate = update.learning_rates[static_cast<size_t>(i)];
-    step.weight_decay = group.weight_decay();
-    step.sgd = {step.learning_rate, group.weight_decay(), group.momentum(), group.nesterov()};
-    if (optimizer.kind() == v1::OPTIMIZER_ADAMW) {
-      step.adamw = kernels::MakeAdamW(step.learning_rate, group.weight_decay(), group.beta1(), group.beta2(),
-                                      group.epsilon(), update.round);
-    }
-    steps.push_back(step);
-  }
-  return steps;
-}
 
 // A run that was not calibrated when the round began has no scale; all that may have been sent for it is 0.
 bool SumsAreZero(const BucketLayout& layout, const Update& update, size_t run) {
@@ -48,30 +24,6 @@ bool SumsAreZero(const BucketLayout& layout, const Update& update, size_t run) {
   std::vector<int32_t> sums(end - begin);
   update.CopyDense(begin, end - begin, sums.data());
   return std::all_of(sums.begin(), sums.end(), [](int32_t sum) { return sum == 0; });
-}
-
-absl::Status CheckUpdate(const Job& job, const BucketLayout& layout, const Update& update, size_t runs) {
-  const size_t groups = static_cast<size_t>(job.spec().optimizer().groups_size());
-  if (update.learning_rates.size() != groups || runs != layout.runs.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("update of round %d, bucket %d: %d learning rates for %d groups, memory for %d runs of %d",
-                        update.round, layout.bucket, update.learning_rates.size(), groups, runs, layout.runs.size()));
-  }
-  if (update.body == Update::Body::kDenseFloat) return absl::OkStatus();
-  if (update.exponents.size() != layout.runs.size()) {
-    return absl::InvalidArgumentError(absl::StrFormat("update of round %d, bucket %d: %d exponents for %d runs",
-                                                      update.round, layout.bucket, update.exponents.size(),
-                                                      layout.runs.size()));
-  }
-  for (size_t i = 0; i < update.exponents.size(); ++i) {
-    if (update.exponents[i] == kUncalibrated && SumsAreZero(layout, update, i)) continue;
-    if (update.exponents[i] < kernels::kMinExponent || update.exponents[i] > kernels::kMaxExponent) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("update of round %d, bucket %d: exponent %d of run %d is out of range", update.round,
-                          layout.bucket, update.exponents[i], i));
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::Status CheckMemory(const Job& job, const BucketLayout& layout, const RunState& run, size_t index) {
@@ -102,35 +54,83 @@ void ApplySparseSteps(const Job& job, const BucketLayout& layout, const Update& 
   }
 }
 
-void ApplyRun(v1::OptimizerKind kind, const GroupStep& step, const RunState& run, const float* mean, size_t n,
-              kernels::Backend& backend) {
+}  // namespace
+
+bool Applies(const Job& job, const Update& update) {
+  return update.round != 0 && update.contributors != 0 && update.body != Update::Body::kEmpty &&
+         job.spec().optimizer().kind() != v1::OPTIMIZER_NONE;
+}
+
+std::vector<GroupStep> DeriveSteps(const v1::OptimizerSpec& optimizer, const Update& update) {
+  std::vector<GroupStep> steps;
+  for (int i = 0; i < optimizer.groups_size(); ++i) {
+    const v1::OptimizerGroup& group = optimizer.groups(i);
+    GroupStep step;
+    step.learning_rate = update.learning_rates[static_cast<size_t>(i)];
+    step.weight_decay = group.weight_decay();
+    step.sgd = {step.learning_rate, group.weight_decay(), group.momentum(), group.nesterov()};
+    if (optimizer.kind() == v1::OPTIMIZER_ADAMW) {
+      step.adamw = kernels::MakeAdamW(step.learning_rate, group.weight_decay(), group.beta1(), group.beta2(),
+                                      group.epsilon(), update.round);
+    }
+    steps.push_back(step);
+  }
+  return steps;
+}
+
+absl::Status CheckUpdate(const Job& job, const BucketLayout& layout, const Update& update, size_t runs) {
+  const size_t groups = static_cast<size_t>(job.spec().optimizer().groups_size());
+  if (update.learning_rates.size() != groups || runs != layout.runs.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("update of round %d, bucket %d: %d learning rates for %d groups, memory for %d runs of %d",
+                        update.round, layout.bucket, update.learning_rates.size(), groups, runs, layout.runs.size()));
+  }
+  if (update.body == Update::Body::kDenseFloat) return absl::OkStatus();
+  if (update.exponents.size() != layout.runs.size()) {
+    return absl::InvalidArgumentError(absl::StrFormat("update of round %d, bucket %d: %d exponents for %d runs",
+                                                      update.round, layout.bucket, update.exponents.size(),
+                                                      layout.runs.size()));
+  }
+  for (size_t i = 0; i < update.exponents.size(); ++i) {
+    if (update.exponents[i] == kUncalibrated && SumsAreZero(layout, update, i)) continue;
+    if (update.exponents[i] < kernels::kMinExponent || update.exponents[i] > kernels::kMaxExponent) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("update of round %d, bucket %d: exponent %d of run %d is out of range", update.round,
+                          layout.bucket, update.exponents[i], i));
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool HasSparseSteps(const v1::OptimizerSpec& optimizer) {
+  return optimizer.kind() == v1::OPTIMIZER_STEP &&
+         std::all_of(optimizer.groups().begin(), optimizer.groups().end(),
+                     [](const v1::OptimizerGroup& group) { return group.weight_decay() == 0; });
+}
+
+void ApplyStep(v1::OptimizerKind kind, const GroupStep& step, const RunState& elements, const float* mean, size_t n,
+               kernels::Backend& backend, kernels::Stream* stream) {
   switch (kind) {
     case v1::OPTIMIZER_SGD:
-      backend.Sgd(run.parameter, mean, run.first_moment, n, step.sgd, nullptr);
+      backend.Sgd(elements.parameter, mean, elements.first_moment, n, step.sgd, stream);
       return;
     case v1::OPTIMIZER_ADAMW:
-      backend.AdamW(run.parameter, mean, run.first_moment, run.second_moment, n, step.adamw, nullptr);
+      backend.AdamW(elements.parameter, mean, elements.first_moment, elements.second_moment, n, step.adamw, stream);
       return;
     default:
-      backend.PlainStep(run.parameter, mean, n, step.learning_rate, step.weight_decay, nullptr);
+      backend.PlainStep(elements.parameter, mean, n, step.learning_rate, step.weight_decay, stream);
       return;
   }
 }
 
-}  // namespace
-
 absl::Status ApplyUpdate(const Job& job, const BucketLayout& layout, const Update& update,
                          std::span<const RunState> runs, kernels::Backend& backend) {
   const v1::OptimizerSpec& optimizer = job.spec().optimizer();
-  if (update.round == 0 || update.contributors == 0 || update.body == Update::Body::kEmpty ||
-      optimizer.kind() == v1::OPTIMIZER_NONE) {
-    return absl::OkStatus();
-  }
+  if (!Applies(job, update)) return absl::OkStatus();
   GW_RETURN_IF_ERROR(CheckUpdate(job, layout, update, runs.size()));
   for (size_t i = 0; i < runs.size(); ++i) GW_RETURN_IF_ERROR(CheckMemory(job, layout, runs[i], i));
   const std::vector<GroupStep> steps = DeriveSteps(optimizer, update);
-  const bool decays = std::any_of(steps.begin(), steps.end(), [](const GroupStep& s) { return s.weight_decay != 0; });
-  if (optimizer.kind() == v1::OPTIMIZER_STEP && update.body == Update::Body::kSparse && !decays) {
+  if (update.body == Update::Body::kSparse && HasSparseSteps(optimizer)) {
     ApplySparseSteps(job, layout, update, steps, runs, backend);
     return absl::OkStatus();
   }
@@ -139,7 +139,8 @@ absl::Status ApplyUpdate(const Job& job, const BucketLayout& layout, const Updat
     const size_t n = layout.runs[i].length;
     if (mean.size() < n) mean.resize(n);
     update.MeanOfRun(layout, static_cast<uint32_t>(i), mean.data());
-    ApplyRun(optimizer.kind(), steps[job.tensors()[layout.runs[i].tensor].group], runs[i], mean.data(), n, backend);
+    ApplyStep(optimizer.kind(), steps[job.tensors()[layout.runs[i].tensor].group], runs[i], mean.data(), n, backend,
+              nullptr);
   }
   return absl::OkStatus();
 }

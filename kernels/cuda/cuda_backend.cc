@@ -15,8 +15,7 @@ std::string WhyAutoIsNotCuda() {
   const cudaError_t error = cudaGetDeviceCount(&devices);
   if (error != cudaSuccess) return absl::StrCat("no GPU, or no driver for it, was found: ", cudaGetErrorString(error));
   if (devices == 0) return "no GPU was found";
-  return "there is a GPU, but shards keep their data in host memory, so that every operation would cross the bus; "
-         "--backend=cuda takes it all the same";
+  return "there is a GPU, but none has yet been seen to give the CPU's bits; --backend=cuda takes it all the same";
 }
 
 namespace cuda {

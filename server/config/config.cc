@@ -61,6 +61,7 @@ absl::Status ApplyConfigFile(const std::string& path, ServerConfig* config) {
   if (file.listen_size() > 0) config->listen.assign(file.listen().begin(), file.listen().end());
   if (file.has_memory_limit_bytes()) config->memory_limit_bytes = file.memory_limit_bytes();
   if (file.has_job_memory_limit_bytes()) config->job_memory_limit_bytes = file.job_memory_limit_bytes();
+  if (file.has_device_memory_limit_bytes()) config->device_memory_limit_bytes = file.device_memory_limit_bytes();
   if (file.has_frame_limit_bytes()) config->frame_limit_bytes = file.frame_limit_bytes();
   if (file.has_drain_ms()) config->drain_ms = file.drain_ms();
   if (file.has_backend()) config->backend = file.backend();

@@ -32,7 +32,7 @@ constexpr char kFooter[] =
 // What the command line said; unset where it said nothing, so that the file's value stays.
 struct Given {
   std::vector<std::string> listen;
-  std::optional<uint64_t> memory_limit_bytes, job_memory_limit_bytes, frame_limit_bytes;
+  std::optional<uint64_t> memory_limit_bytes, job_memory_limit_bytes, device_memory_limit_bytes, frame_limit_bytes;
   std::optional<uint32_t> drain_ms, max_jobs;
   std::optional<std::string> backend, log_level;
   std::string port_file;
@@ -56,6 +56,10 @@ void Define(CLI::App& app, Given& g) {
       "Bytes that all jobs together may take; more is refused when a job is created. Default: 70 % of memory");
   app.add_option("--job-memory-limit-bytes", g.job_memory_limit_bytes,
                  "Bytes that one job may take. Default: --memory-limit-bytes");
+  app.add_option(
+      "--device-memory-limit-bytes", g.device_memory_limit_bytes,
+      "Bytes of GPU memory that all jobs together may take, with --backend cuda. Default: 80 % of what it has "
+      "left at the start");
   app.add_option("--frame-limit-bytes", g.frame_limit_bytes,
                  "Bytes of one frame, all chunks, 65536 to 4294967296. Default 1073741824");
   app.add_option("--drain-ms", g.drain_ms,
@@ -63,7 +67,7 @@ void Define(CLI::App& app, Given& g) {
   app.add_option("--max-jobs", g.max_jobs, "Jobs at once, 1 to 4096. Default 64");
   app.add_option("--backend", g.backend,
                  "Arithmetic on: auto (the best SIMD of this CPU), cpu, cpu:avx512, cpu:avx2, cpu:neon,\nreference, "
-                 "cuda (every operation crosses the bus: for tests). Default auto");
+                 "cuda (parameters and sums in GPU memory). Default auto");
   app.add_option("--log-level", g.log_level, "debug, info, warning, error. Default info");
   app.add_option("--port-file", g.port_file, "File to write the bound addresses to, one per line, once listening");
 }
@@ -72,6 +76,7 @@ void Overlay(const Given& g, ServerConfig* config) {
   if (!g.listen.empty()) config->listen = g.listen;
   if (g.memory_limit_bytes) config->memory_limit_bytes = *g.memory_limit_bytes;
   if (g.job_memory_limit_bytes) config->job_memory_limit_bytes = *g.job_memory_limit_bytes;
+  if (g.device_memory_limit_bytes) config->device_memory_limit_bytes = *g.device_memory_limit_bytes;
   if (g.frame_limit_bytes) config->frame_limit_bytes = *g.frame_limit_bytes;
   if (g.drain_ms) config->drain_ms = *g.drain_ms;
   if (g.max_jobs) config->max_jobs = *g.max_jobs;

@@ -16,6 +16,12 @@ namespace gradwire {
 namespace {
 
 constexpr TimeNs kNsPerMs = 1'000'000;
+constexpr std::string_view kDeviceFlag = "--device-memory-limit-bytes";
+
+ArraysLimit LimitOfArrays(const JobEnvironment& environment) {
+  if (environment.device != nullptr) return {environment.device->memory_limit_bytes(), kDeviceFlag};
+  return {environment.job_memory_limit_bytes, "--job-memory-limit-bytes"};
+}
 
 RoundMachine::Rules RulesOf(const Job& job, const Layout& layout) {
   RoundMachine::Rules rules;
@@ -44,16 +50,17 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobShard::Make(const v1::JobSpec& spec
                                                       job.spec().name(), shard_index, shard_count));
   }
   // Before the shard map: a spec of a few bytes can ask for one of any size.
-  GW_RETURN_IF_ERROR(CheckMemoryBeforeLayout(job, shard_index, shard_count, environment.job_memory_limit_bytes));
+  const ArraysLimit limit = LimitOfArrays(environment);
+  GW_RETURN_IF_ERROR(CheckMemoryBeforeLayout(job, shard_index, shard_count, limit, environment.job_memory_limit_bytes));
   GW_ASSIGN_OR_RETURN(Layout layout, Layout::Make(job, shard_count));
   // Before anything large is allocated or any codec prepared.
-  const MemoryBound least = BoundMemory(job, layout, shard_index, {}, environment.frame_limit_bytes);
-  if (least.parameters + least.moments > environment.job_memory_limit_bytes) {
+  const MemoryBound least =
+      BoundMemory(job, layout, shard_index, {}, environment.frame_limit_bytes, environment.device != nullptr);
+  if (const uint64_t bytes = least.parameters + least.moments + least.device; bytes > limit.bytes) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "job '%s': parameters and moments of shard %d of %d take %d bytes; the limit per job is %d: use "
-        "more shards or raise --job-memory-limit-bytes",
-        job.spec().name(), shard_index, shard_count, least.parameters + least.moments,
-        environment.job_memory_limit_bytes));
+        "more shards or raise %s",
+        job.spec().name(), shard_index, shard_count, bytes, limit.bytes, std::string(limit.flag)));
   }
   std::shared_ptr<JobShard> shard(new JobShard(std::move(job), std::move(layout), shard_index, environment));
   GW_RETURN_IF_ERROR(shard->Prepare());
@@ -67,7 +74,8 @@ absl::Status JobShard::Prepare() {
                         MakeCodec({&job_, &layout_.at(b, shard_index_), environment_.backend}));
     codecs.push_back(std::move(codec));
   }
-  memory_ = BoundMemory(job_, layout_, shard_index_, codecs, environment_.frame_limit_bytes);
+  kernels::cuda::DeviceShare* device = environment_.device;
+  memory_ = BoundMemory(job_, layout_, shard_index_, codecs, environment_.frame_limit_bytes, device != nullptr);
   if (memory_.total() > environment_.job_memory_limit_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("job '%s': shard %d of %d may take %s; the limit per job is %d: use more shards or raise "
@@ -75,25 +83,39 @@ absl::Status JobShard::Prepare() {
                         job_.spec().name(), shard_index_, layout_.shard_count(), memory_.ToString(),
                         environment_.job_memory_limit_bytes));
   }
+  if (device == nullptr) {
+    arrays_ = MakeHostArrays(&job_, &layout_, shard_index_, environment_.backend);
+  } else {
+    auto made = MakeDeviceArrays(&job_, &layout_, shard_index_, codecs, device, memory_.device);
+    if (!made.ok()) {
+      return absl::Status(made.status().code(),
+                          absl::StrFormat("job '%s': shard %d of %d: %s: use more shards, delete a job or raise %s",
+                                          job_.spec().name(), shard_index_, layout_.shard_count(),
+                                          std::string(made.status().message()), std::string(kDeviceFlag)));
+    }
+    arrays_ = *std::move(made);
+  }
   for (uint32_t b = 0; b < layout_.bucket_count(); ++b) {
     auto bucket = std::make_unique<BucketState>();
     bucket->layout = &layout_.at(b, shard_index_);
     bucket->codec = std::move(codecs[b]);
     {
       absl::MutexLock lock(&bucket->mu);
-      Allocate(*bucket);
+      GW_RETURN_IF_ERROR(Allocate(*bucket));
     }
     buckets_.push_back(std::move(bucket));
   }
   return absl::OkStatus();
 }
 
-void JobShard::Allocate(BucketState& bucket) {
-  bucket.store = MakeHostStore(&job_, bucket.layout, environment_.backend);
+absl::Status JobShard::Allocate(BucketState& bucket) {
+  const uint32_t b = bucket.layout->bucket;
+  GW_ASSIGN_OR_RETURN(bucket.store, arrays_->NewStore(b));
+  GW_ASSIGN_OR_RETURN(bucket.accumulator, arrays_->NewAccumulator(b, *bucket.codec));
   bucket.ready = !job_.keeps_parameters();
   bucket.plan = bucket.codec->InitialPlan();
-  bucket.accumulator = bucket.codec->NewAccumulator();
   bucket.accumulator->Open(0, bucket.plan);
+  return absl::OkStatus();
 }
 
 absl::Status JobShard::CheckSame(const Job& job, uint32_t shard_index, uint32_t shard_count,

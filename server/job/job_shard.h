@@ -29,6 +29,7 @@
 #include "gradwire/v1/worker.pb.h"
 #include "kernels/backend.h"
 #include "server/job/bucket_state.h"
+#include "server/job/job_arrays.h"
 #include "server/job/memory.h"
 #include "server/job/update_sink.h"
 #include "server/job/warning_limiter.h"
@@ -39,6 +40,7 @@ namespace gradwire {
 // What a job gets from the server around it. Everything pointed to outlives the job.
 struct JobEnvironment {
   kernels::Backend* backend = nullptr;
+  kernels::cuda::DeviceShare* device = nullptr;  // where the backend's memory is not the host's: the jobs' share
   Clock* clock = nullptr;
   UpdateSink* sink = nullptr;      // may be null: nothing is journaled
   uint64_t frame_limit_bytes = 0;  // one frame, all chunks
@@ -116,7 +118,7 @@ class JobShard {
 
   JobShard(Job job, Layout layout, uint32_t shard_index, const JobEnvironment& environment);
   absl::Status Prepare();
-  void Allocate(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  absl::Status Allocate(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   absl::StatusOr<MemberId> FindMember(const v1::WorkerIdentity& identity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Totals that a worker told; they only grow.
@@ -161,6 +163,7 @@ class JobShard {
   const uint32_t shard_index_;
   const JobEnvironment environment_;
   MemoryBound memory_;                                 // constant after Make
+  std::unique_ptr<JobArrays> arrays_;                  // the same
   std::vector<std::unique_ptr<BucketState>> buckets_;  // constant after Make; each synchronises itself
 
   WarningLimiter refusals_;

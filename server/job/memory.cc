@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "absl/strings/str_format.h"
+#include "server/job/job_arrays.h"
 
 namespace gradwire {
 namespace {
@@ -67,25 +68,31 @@ LayoutSize EstimateLayout(const Job& job, uint32_t shard_count) {
 std::string MemoryBound::ToString() const {
   return absl::StrFormat(
       "%d bytes (parameters %d, moments %d, accumulators %d, retained updates %d, serialized parameters %d, frames in "
-      "flight %d)",
-      total(), parameters, moments, accumulators, updates, serialized, in_flight);
+      "flight %d)%s",
+      total(), parameters, moments, accumulators, updates, serialized, in_flight,
+      device == 0 ? "" : absl::StrFormat(" and %d bytes of device memory", device));
 }
 
 MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
-                        const std::vector<std::unique_ptr<Codec>>& codecs, uint64_t frame_limit_bytes) {
+                        const std::vector<std::unique_ptr<Codec>>& codecs, uint64_t frame_limit_bytes, bool on_device) {
   MemoryBound bound;
   uint64_t largest_frame = 0;
   for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
     const uint64_t elements = layout.at(b, shard).elements;
+    const Codec* codec = b < codecs.size() ? codecs[b].get() : nullptr;
+    if (on_device) bound.device += DeviceBytes(job, layout.at(b, shard), codec);
     if (job.keeps_parameters()) {
-      bound.parameters += elements * sizeof(float);
-      bound.moments += elements * sizeof(float) * static_cast<uint64_t>(job.moments());
+      if (!on_device) {
+        bound.parameters += elements * sizeof(float);
+        bound.moments += elements * sizeof(float) * static_cast<uint64_t>(job.moments());
+      }
       bound.serialized += kSerializedVersions * elements * sizeof(float) * static_cast<uint64_t>(1 + job.moments());
     }
     bound.serialized += kSerializedVersions * kFrameOverheadBytes;
-    if (b < codecs.size()) {
-      bound.accumulators += 2 * codecs[b]->accumulator_bytes();
-      bound.updates += 2 * UpdateBound(*codecs[b], elements);
+    if (codec != nullptr) {
+      const DeviceNeeds needs = codec->device_needs();
+      bound.accumulators += on_device ? needs.host_bytes + needs.pinned_bytes : 2 * codec->accumulator_bytes();
+      bound.updates += 2 * UpdateBound(*codec, elements);
     }
     largest_frame = std::max(largest_frame, elements * 5 + kFrameOverheadBytes);
   }
@@ -94,17 +101,18 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
   return bound;
 }
 
-absl::Status CheckMemoryBeforeLayout(const Job& job, uint32_t shard, uint32_t shard_count, uint64_t limit_bytes) {
+absl::Status CheckMemoryBeforeLayout(const Job& job, uint32_t shard, uint32_t shard_count, const ArraysLimit& arrays,
+                                     uint64_t limit_bytes) {
   if (shard_count == 0) return absl::OkStatus();  // Layout::Make refuses it
   // The loads of shards differ by at most one run.
   const uint64_t mean = job.elements() / shard_count;
   const uint64_t least = mean - std::min<uint64_t>(mean, job.spec().run_elements());
   const uint64_t bytes = Multiply(least, sizeof(float) * static_cast<uint64_t>(1 + job.moments()));
-  if (job.keeps_parameters() && bytes > limit_bytes) {
+  if (job.keeps_parameters() && bytes > arrays.bytes) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("job '%s': parameters and moments of shard %d of %d take at least %d bytes; the limit per job "
-                        "is %d: use more shards or raise --job-memory-limit-bytes",
-                        job.spec().name(), shard, shard_count, bytes, limit_bytes));
+                        "is %d: use more shards or raise %s",
+                        job.spec().name(), shard, shard_count, bytes, arrays.bytes, std::string(arrays.flag)));
   }
   const LayoutSize size = EstimateLayout(job, shard_count);
   const uint64_t limit = std::min(limit_bytes, kLayoutLimitBytes);

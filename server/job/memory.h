@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,20 +23,29 @@ struct MemoryBound {
   uint64_t updates = 0;       // retained update frames of two rounds
   uint64_t serialized = 0;    // parameters and moments encoded for pullers, of two versions, one kind each
   uint64_t in_flight = 0;     // partial frames: at least one of the largest bucket, times the workers of the spec
+  uint64_t device = 0;        // memory of a device, where parameters, moments and sums lie there; not in the total
 
   uint64_t total() const { return parameters + moments + accumulators + updates + serialized + in_flight; }
   std::string ToString() const;
 };
 
-// The part that needs no codec: what every job of this size takes. Checked before codecs are made.
+// `codecs` may be empty: then the part that needs none, what every job of this size takes. on_device: parameters,
+// moments and sums lie there.
 MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
-                        const std::vector<std::unique_ptr<Codec>>& codecs, uint64_t frame_limit_bytes);
+                        const std::vector<std::unique_ptr<Codec>>& codecs, uint64_t frame_limit_bytes, bool on_device);
 
 // The shard map itself may take this much.
 inline constexpr uint64_t kLayoutLimitBytes = 1ull << 30;
 
+// What parameters and moments of one job may take where they lie, and which flag says so.
+struct ArraysLimit {
+  uint64_t bytes = 0;
+  std::string_view flag;
+};
+
 // What can be said before the shard map is made. ResourceExhausted, with the numbers, when the least that parameters
-// and moments of a shard take is over `limit_bytes`, or the shard map would be over that or over kLayoutLimitBytes.
-absl::Status CheckMemoryBeforeLayout(const Job& job, uint32_t shard, uint32_t shard_count, uint64_t limit_bytes);
+// and moments of a shard take is over `arrays`, or the shard map would be over `limit_bytes` or over kLayoutLimitBytes.
+absl::Status CheckMemoryBeforeLayout(const Job& job, uint32_t shard, uint32_t shard_count, const ArraysLimit& arrays,
+                                     uint64_t limit_bytes);
 
 }  // namespace gradwire

@@ -24,16 +24,20 @@ namespace gradwire::testing {
 // Daemons, one per shard.
 class Cluster {
  public:
-  // `scheme`: "inproc" or "grpc".
-  Cluster(uint32_t shards, const std::string& scheme) {
+  using MakeBackendFn = std::function<std::unique_ptr<kernels::Backend>()>;
+
+  // `scheme`: "inproc" or "grpc". `backend`: of each shard server; empty: the default one.
+  Cluster(uint32_t shards, const std::string& scheme, const MakeBackendFn& backend = {},
+          uint64_t device_memory_limit_bytes = 0) {
     static std::atomic<int> counter{0};
     spdlog::set_level(spdlog::level::err);
     for (uint32_t s = 0; s < shards; ++s) {
       ServerConfig config;
       config.listen = {scheme == "grpc" ? std::string("grpc://127.0.0.1:0")
                                         : absl::StrCat("inproc://client-test-", counter.fetch_add(1))};
+      config.device_memory_limit_bytes = device_memory_limit_bytes;
       EXPECT_TRUE(config.Validate().ok());
-      auto daemon = Daemon::Start(config, &clock_);
+      auto daemon = backend ? Daemon::Start(config, &clock_, backend()) : Daemon::Start(config, &clock_);
       EXPECT_TRUE(daemon.ok()) << daemon.status();
       if (!daemon.ok()) continue;
       addresses_.push_back((*daemon)->addresses()[0]);
@@ -55,6 +59,7 @@ class Cluster {
   bool HasJob(uint32_t shard, const std::string& job) { return daemons_[shard]->registry().Find(job).ok(); }
   // Members of the job, and those that wait to be.
   int Workers(uint32_t shard, const std::string& job) { return Describe(shard, job).workers_size(); }
+  absl::Status Delete(uint32_t shard, const std::string& job) { return daemons_[shard]->registry().Delete(job); }
   // Empty where the job does not exist (yet).
   v1::JobStatus Describe(uint32_t shard, const std::string& job) {
     auto found = daemons_[shard]->registry().Find(job);

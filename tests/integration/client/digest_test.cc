@@ -5,55 +5,14 @@
 #include <random>
 #include <set>
 
-#include "client/cpp/internal/exchange.h"
-#include "tests/integration/client/cluster.h"
+#include "tests/integration/client/train.h"
 
 namespace gradwire::testing {
 namespace {
 
-struct Case {
-  std::string name;
-  std::string codec;
-  v1::OptimizerKind optimizer;
-  bool defers = false;  // the sketches are too small on purpose
-  bool small = false;
-};
-
 std::string NameOf(const ::testing::TestParamInfo<Case>& info) { return info.param.name; }
 
 class DigestTest : public ::testing::TestWithParam<Case> {};
-
-// Runs `rounds` steps of `workers` workers; returns the digests of all replicas, checked against the shards.
-std::set<std::string> Train(const Case& c, const std::string& job, Cluster& cluster, int workers, int rounds,
-                            uint64_t* deferred_elements = nullptr) {
-  std::atomic<uint64_t> deferred{0};
-  const v1::JobSpec large = MakeSpec(job, c.codec, c.optimizer, workers);
-  const v1::JobSpec spec = c.small ? Small(large) : large;
-  EXPECT_EQ(Job::Make(spec)->elements() > client::Exchange::kThreadsAbove, !c.small);
-  std::vector<std::string> digests(workers);
-  std::vector<std::vector<std::string>> shard_digests(workers);
-  InParallel(workers, [&](int w) {
-    Worker worker(spec, w);
-    ASSERT_TRUE(worker.Join(cluster.addresses()).ok());
-    const std::string first = worker.session().Digest();
-    for (int round = 0; round < rounds; ++round) {
-      worker.Fill(static_cast<uint64_t>(round));
-      const absl::Status status = worker.Step(0.01f / static_cast<float>(1 + round / 10));
-      ASSERT_TRUE(status.ok()) << status;
-    }
-    digests[w] = worker.session().Digest();
-    shard_digests[w] = worker.session().ShardDigests();
-    EXPECT_NE(digests[w], first) << "nothing was learnt";
-    EXPECT_EQ(worker.session().version(), static_cast<uint64_t>(rounds) + 1);
-    EXPECT_EQ(worker.session().stats().steps, static_cast<uint64_t>(rounds));
-    deferred += worker.session().stats().deferred_elements;
-  });
-  for (int w = 0; w < workers; ++w)
-    for (uint32_t s = 0; s < shard_digests[w].size(); ++s)
-      EXPECT_EQ(shard_digests[w][s], cluster.ParametersSha256(s, job)) << "worker " << w << " shard " << s;
-  if (deferred_elements != nullptr) *deferred_elements += deferred;
-  return {digests.begin(), digests.end()};
-}
 
 TEST_P(DigestTest, AgreesAcrossShardsTransportsAndArrivalOrders) {
   std::set<std::string> all;

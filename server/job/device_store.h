@@ -1,0 +1,22 @@
+// The parameters and optimizer state of one bucket in the memory of a device.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "kernels/cuda/device_bucket.h"
+#include "server/job/parameter_store.h"
+
+namespace gradwire {
+
+// All pointers outlive the store, which works on the bucket's stream and overwrites its means. Errors:
+// ResourceExhausted where the job's device memory does not suffice.
+absl::StatusOr<std::unique_ptr<ParameterStore>> MakeDeviceStore(const Job* job, const BucketLayout* layout,
+                                                                kernels::cuda::DeviceBucket* bucket);
+// What it takes of the job's device memory.
+uint64_t DeviceStoreBytes(const Job& job, const BucketLayout& layout);
+// Whether it needs DeviceBucket::means: unless every update of the job can be applied to the sent elements alone.
+bool NeedsMeans(const Job& job);
+
+}  // namespace gradwire
