@@ -1,5 +1,6 @@
 // Kernels on a GPU next to a device-to-device copy, in one interleaved run: bytes that the operation must move (each
-// input read once, each output written once; the passes of the threshold counted as made) per second.
+// input read once, each output written once; the passes of the threshold counted as made) per second. Then what a shard
+// server does with the chunks that it receives, next to the bus alone.
 //   bench_gpu [--json FILE] [--elements N] [--rounds N]
 // Exits with 77 where there is no GPU.
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "absl/strings/str_format.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/bench/lib/report.h"
+#include "tests/gpu/device/bench_pushes.h"
 
 namespace gradwire::kernels::cuda {
 namespace {
@@ -220,6 +222,7 @@ int Main(int argc, char** argv) {
   report.Note("device", (*backend)->runtime().Describe());
   report.Note("elements", std::to_string(elements));
   Bench(**backend, elements, rounds).Run(report);
+  bench::MeasurePushes(**backend, {.rounds = rounds}, report);
   report.Print();
   return report.WriteJson(bench::Flag(argc, argv, "json", "")) ? 0 : 1;
 }
