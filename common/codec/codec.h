@@ -26,7 +26,8 @@
 
 namespace gradwire::kernels::cuda {
 class DeviceBucket;
-}
+struct DeviceSelection;
+}  // namespace gradwire::kernels::cuda
 
 namespace gradwire {
 
@@ -57,6 +58,8 @@ struct RunInput {
   const float* gradient = nullptr;  // read by codecs without residual (Codec::uses_residual() false)
   float* pending = nullptr;         // residual + gradient on entry; on return, the residual: what was not sent
   Selection selection;
+  // For encoders on a device, whose pointers are in its memory: if not null, what takes the place of `selection`.
+  const kernels::cuda::DeviceSelection* device_selection = nullptr;
 };
 
 // An encoded frame and what is needed to take parts of it back.
@@ -157,6 +160,11 @@ class Codec {
   virtual DeviceNeeds device_needs() const = 0;
   virtual absl::StatusOr<std::unique_ptr<Accumulator>> NewDeviceAccumulator(
       kernels::cuda::DeviceBucket* bucket) const = 0;
+  // An encoder whose RunInputs point to the memory of a device; its frames and what it leaves in `pending` have the
+  // bits of NewEncoder's. Takes device_encoder_bytes() of the job's memory there, once. `bucket` outlives it. Errors:
+  // ResourceExhausted.
+  virtual absl::StatusOr<std::unique_ptr<Encoder>> NewDeviceEncoder(kernels::cuda::DeviceBucket* bucket) const = 0;
+  virtual uint64_t device_encoder_bytes() const = 0;
   // Checks that the segments of a whole frame, in order, cover the bucket exactly once.
   virtual absl::Status CheckComplete(uint64_t round, const RoundPlan& plan,
                                      std::span<const wire::SegmentHeader> segments) const = 0;

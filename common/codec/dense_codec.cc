@@ -7,6 +7,8 @@
 #include "common/base/status_macros.h"
 #include "common/codec/dense_shape.h"
 #include "common/codec/device/dense_accumulator.h"
+#include "common/codec/device/device_runs.h"
+#include "common/codec/device/encoders.h"
 #include "common/codec/frame_header.h"
 #include "common/codec/run_pieces.h"
 #include "kernels/math/fixed_point.h"
@@ -288,6 +290,10 @@ class DenseCodec final : public Codec {
       kernels::cuda::DeviceBucket* bucket) const override {
     return dense::MakeDeviceAccumulator(shape_, bucket);
   }
+  absl::StatusOr<std::unique_ptr<Encoder>> NewDeviceEncoder(kernels::cuda::DeviceBucket* bucket) const override {
+    return dense::MakeDeviceEncoder(shape_, bucket);
+  }
+  uint64_t device_encoder_bytes() const override { return DeviceRuns::Bytes(shape_.layout()); }
 
   absl::Status CheckComplete(uint64_t round, const RoundPlan&, std::span<const SegmentHeader> segments) const override {
     size_t next = 0;

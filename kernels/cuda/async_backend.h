@@ -2,6 +2,7 @@
 // streams, and variants of the operations that return values, which leave them in device memory instead.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -49,6 +50,11 @@ class DeviceRuntime {
   virtual double Seconds(Event* from, Event* to) = 0;  // between two that are done
 };
 
+// Backend::RangeOf, from the bits of the largest magnitude.
+inline int RangeOfLargest(uint32_t magnitude_bits) {
+  return magnitude_bits == 0 ? kMinRange : std::clamp(RangeOfBits(magnitude_bits), kMinRange, kMaxRange);
+}
+
 // Pointers are device memory. Nothing waits for the device except the methods of Backend that return a value, and
 // Synchronize. A failing device (not a lack of memory in Allocate) ends the process: no result would be right.
 // Alignment: arrays of T are aligned to T; at 16 bytes they are fastest, and so are byte arrays.
@@ -60,7 +66,7 @@ class AsyncBackend : public Backend {
   // *first: index of the first such value, or 2^64 - 1 (-1 as int64).
   virtual void FindOutOfGridAsync(const uint8_t* values, int width, size_t n, uint64_t* first, Stream* stream) = 0;
   virtual void FindNonFiniteAsync(const float* x, size_t n, uint64_t* first, Stream* stream) = 0;
-  // *largest: bits of the largest |x[i]|; 0 where n is 0. RangeOfBits gives the range.
+  // *largest: bits of the largest |x[i]|; 0 where n is 0. RangeOfLargest gives the range.
   virtual void LargestMagnitudeAsync(const float* x, size_t n, uint32_t* largest, Stream* stream) = 0;
 
   // AddFloats and AddIntegers (width 2 or 4) of values that nobody has checked: those out of the grid (which then count
@@ -79,6 +85,18 @@ class AsyncBackend : public Backend {
   virtual void TakeSelectedAsync(float* x, size_t n, const SelectArgs& args, const DeviceSelection* selection,
                                  uint32_t first_position, uint32_t* positions, int32_t* integers, uint64_t* taken,
                                  Stream* stream) = 0;
+  // Pieces of a bucket: x[i] is at first_position + i, and has the unit of its run; n > 0. Appends behind the *start
+  // elements that are there; *taken: how many there are then. args.exponent is not used.
+  virtual void AppendSelectedAsync(float* x, size_t n, const SelectArgs& args, const DeviceSelection* selection,
+                                   const RunScales& scales, uint32_t first_position, uint32_t* positions,
+                                   int32_t* integers, const uint64_t* start, uint64_t* taken, Stream* stream) = 0;
+  // Quantize (width 2 or 4) of such a piece. Runs of unit 0 give integers of 0 and are left alone.
+  virtual void QuantizeRuns(float* x, size_t n, const RunScales& scales, uint64_t first_position, int32_t limit,
+                            int width, uint8_t* q, Stream* stream) = 0;
+  // LargestMagnitudeAsync of each of `runs` consecutive runs; x[0] is the first element of first_run. `begin`: as in
+  // RunScales.
+  virtual void LargestOfRuns(const float* x, const uint64_t* begin, uint32_t first_run, uint32_t runs,
+                             uint32_t* largest, Stream* stream) = 0;
   virtual void SketchAddAsync(const uint32_t* positions, const int32_t* integers, ElementCount count,
                               const SketchArgs& args, uint8_t* cells, Stream* stream) = 0;
   // Sets all count.most of `sums` and `resolved`; those past the count to 0.

@@ -53,9 +53,8 @@ class DeviceBackend : public AsyncBackend {
     operations_.AddBf16(values, n, x, stream);
   }
   int RangeOf(const float* x, size_t n, Stream* stream) override {
-    const uint32_t largest =
-        Result<uint32_t>(stream, [&](uint32_t* bits) { operations_.LargestMagnitude(x, n, bits, stream); });
-    return largest == 0 ? kMinRange : std::clamp(RangeOfBits(largest), kMinRange, kMaxRange);
+    return RangeOfLargest(
+        Result<uint32_t>(stream, [&](uint32_t* bits) { operations_.LargestMagnitude(x, n, bits, stream); }));
   }
 
   int64_t FindNonFinite(const float* x, size_t n, Stream* stream) override {
@@ -141,6 +140,20 @@ class DeviceBackend : public AsyncBackend {
                          uint32_t first_position, uint32_t* positions, int32_t* integers, uint64_t* taken,
                          Stream* stream) override {
     operations_.TakeSelected(x, n, args, selection, first_position, positions, integers, taken, stream);
+  }
+  void AppendSelectedAsync(float* x, size_t n, const SelectArgs& args, const DeviceSelection* selection,
+                           const RunScales& scales, uint32_t first_position, uint32_t* positions, int32_t* integers,
+                           const uint64_t* start, uint64_t* taken, Stream* stream) override {
+    operations_.AppendSelected(x, n, args, selection, scales, first_position, positions, integers, start, taken,
+                               stream);
+  }
+  void QuantizeRuns(float* x, size_t n, const RunScales& scales, uint64_t first_position, int32_t limit, int width,
+                    uint8_t* q, Stream* stream) override {
+    operations_.QuantizeRuns(x, n, scales, first_position, limit, width, q, stream);
+  }
+  void LargestOfRuns(const float* x, const uint64_t* begin, uint32_t first_run, uint32_t runs, uint32_t* largest,
+                     Stream* stream) override {
+    operations_.LargestOfRuns(x, begin, first_run, runs, largest, stream);
   }
   void SketchAddAsync(const uint32_t* positions, const int32_t* integers, ElementCount count, const SketchArgs& args,
                       uint8_t* cells, Stream* stream) override {

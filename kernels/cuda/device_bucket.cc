@@ -68,6 +68,17 @@ void DeviceBucket::Download(size_t offset, const void* from, size_t bytes) {
   runtime().ToHost(pinned_ + offset, from, bytes, stream_);
 }
 
+const uint8_t* DeviceBucket::Fetch(const void* from, size_t bytes, std::vector<uint8_t>* spill) {
+  if (bytes <= pinned_bytes_) {
+    Download(0, from, bytes);
+    Wait();
+    return pinned_;
+  }
+  spill->resize(bytes);
+  runtime().ToHost(spill->data(), from, bytes, stream_);  // is there on return
+  return spill->data();
+}
+
 void DeviceBucket::Wait() {
   runtime().Record(event_, stream_);
   runtime().WaitOnHost(event_);

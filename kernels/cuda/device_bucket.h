@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
@@ -48,6 +49,10 @@ class DeviceBucket {
   void Download(size_t offset, const void* from, size_t bytes);
   const uint8_t* pinned() const { return pinned_; }
   size_t pinned_bytes() const { return pinned_bytes_; }
+
+  // Waits, and gives bytes of device memory: in the pinned memory where they fit it, else in `spill`. Valid until
+  // either is used again.
+  const uint8_t* Fetch(const void* from, size_t bytes, std::vector<uint8_t>* spill);
 
   // Until everything launched so far is done.
   void Wait();

@@ -24,11 +24,25 @@ struct DeviceSelection {
 };
 
 // The runs of a bucket, in device memory: run r covers positions [begin[r], begin[r + 1]), none is empty, and an
-// integer in it stands for integer * unit[r].
+// integer in it stands for integer * unit[r], a power of two. Unit 0: the run has no scale yet, its integers are 0.
 struct RunScales {
-  const uint64_t* begin;  // runs + 1, from 0
-  const float* unit;      // runs
-  uint32_t runs;
+  const uint64_t* begin = nullptr;  // runs + 1, from 0
+  const float* unit = nullptr;      // runs
+  uint32_t runs = 0;
 };
+
+// Index of the run that `position` lies in. Precondition: position < s.begin[s.runs].
+GW_HD uint32_t RunOf(const RunScales& s, uint64_t position) {
+  uint32_t low = 0, high = s.runs;
+  while (high - low > 1) {
+    const uint32_t middle = low + (high - low) / 2;
+    if (s.begin[middle] <= position) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
 
 }  // namespace gradwire::kernels::cuda

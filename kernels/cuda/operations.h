@@ -158,6 +158,16 @@ class Operations {
     }
   }
 
+  void QuantizeRuns(float* x, size_t n, const RunScales& scales, uint64_t first_position, int32_t limit, int width,
+                    uint8_t* q, Stream* stream) {
+    const float bound = LargestFloatWithin(limit);
+    if (width == 4) {
+      ForEach(QuantizeRunsOp<int32_t>{x, q, scales, first_position, bound}, n, stream);
+    } else {
+      ForEach(QuantizeRunsOp<int16_t>{x, q, scales, first_position, bound}, n, stream);
+    }
+  }
+
   void Dequantize(const uint8_t* q, int width, size_t n, int exponent, float* x, Stream* stream) {
     const float unit = PowerOfTwo(exponent);
     switch (width) {
@@ -177,6 +187,11 @@ class Operations {
   void LargestMagnitude(const float* x, size_t n, uint32_t* largest, Stream* stream) {
     device_.Fill(largest, 0, sizeof(*largest), stream);
     Strided(cuda::LargestMagnitude{x, n, IsAligned<float, 4>(x), largest}, n, 0, stream);
+  }
+
+  void LargestOfRuns(const float* x, const uint64_t* begin, uint32_t first_run, uint32_t runs, uint32_t* largest,
+                     Stream* stream) {
+    device_.Launch(cuda::LargestOfRuns{x, begin, first_run, largest}, runs, 0, stream);
   }
 
   // Selection -----------------------------------------------------------------------------------------------------
@@ -207,8 +222,14 @@ class Operations {
   // *taken: how many. `selection`: null, or what replaces args.key and args.keep_below. Precondition: n < 2^32.
   void TakeSelected(float* x, size_t n, const SelectArgs& args, const DeviceSelection* selection,
                     uint32_t first_position, uint32_t* positions, int32_t* integers, uint64_t* taken, Stream* stream) {
-    using Tiles = typename Device::Tiles;
     if (n == 0) return device_.Fill(taken, 0, sizeof(*taken), stream);
+    AppendSelected(x, n, args, selection, {}, first_position, positions, integers, nullptr, taken, stream);
+  }
+  // The same behind *start elements, with the unit of each element's run where `scales` has runs. Precondition: n > 0.
+  void AppendSelected(float* x, size_t n, const SelectArgs& args, const DeviceSelection* selection,
+                      const RunScales& scales, uint32_t first_position, uint32_t* positions, int32_t* integers,
+                      const uint64_t* start, uint64_t* taken, Stream* stream) {
+    using Tiles = typename Device::Tiles;
     const uint32_t tiles = static_cast<uint32_t>(Blocks(n, Take<Tiles>::kTile));
     const size_t bytes = device_.TileBytes(tiles);
     const Scratch<Device> memory(device_, bytes, stream);
@@ -216,7 +237,7 @@ class Operations {
     device_.Launch(InitTiles<Tiles>{state, tiles}, Blocks(tiles + 32, InitTiles<Tiles>::kTuning.threads), 0, stream);
     device_.Launch(Take<Tiles>{x, n, IsAligned<float, 4>(x), args.key, args.keep_below, args.phase, args.first_element,
                                PowerOfTwo(-args.exponent), PowerOfTwo(args.exponent), LargestFloatWithin(args.limit),
-                               selection, first_position, positions, integers, taken, state},
+                               selection, scales, start, first_position, positions, integers, taken, state},
                    tiles, 0, stream);
   }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/base/status_macros.h"
+#include "common/codec/device/device_runs.h"
 #include "common/codec/update.h"
 #include "common/optimizer/steps.h"
 
@@ -14,16 +15,14 @@ namespace {
 using kernels::cuda::DeviceBucket;
 using kernels::cuda::JobMemory;
 using kernels::cuda::RoundMemory;
-using kernels::cuda::RunScales;
 
 class DeviceStore final : public ParameterStore {
  public:
   DeviceStore(const Job* job, const BucketLayout* layout, DeviceBucket* bucket)
-      : job_(*job), layout_(*layout), bucket_(*bucket) {}
+      : job_(*job), layout_(*layout), bucket_(*bucket), runs_(layout, bucket) {}
 
   absl::Status Allocate() {
     if (!job_.keeps_parameters()) return absl::OkStatus();
-    JobMemory& memory = bucket_.memory();
     GW_ASSIGN_OR_RETURN(arrays_.parameter, TakeZeros());
     if (job_.moments() > 0) {
       GW_ASSIGN_OR_RETURN(arrays_.first_moment, TakeZeros());
@@ -31,11 +30,8 @@ class DeviceStore final : public ParameterStore {
     if (job_.moments() > 1) {
       GW_ASSIGN_OR_RETURN(arrays_.second_moment, TakeZeros());
     }
-    GW_ASSIGN_OR_RETURN(run_begin_, memory.Take<uint64_t>(layout_.run_begin.size()));
-    GW_ASSIGN_OR_RETURN(units_, memory.Take<float>(layout_.runs.size()));
-    GW_ASSIGN_OR_RETURN(rates_, memory.Take<float>(layout_.runs.size()));
-    bucket_.Upload(run_begin_, layout_.run_begin.data(), layout_.run_begin.size() * sizeof(uint64_t));
-    return absl::OkStatus();
+    GW_ASSIGN_OR_RETURN(rates_, bucket_.memory().Take<float>(layout_.runs.size()));
+    return runs_.Allocate();
   }
 
   absl::Status Initialize(std::span<const Bytes> chunks) override {
@@ -55,7 +51,7 @@ class DeviceStore final : public ParameterStore {
     if (!Applies(job_, *update)) return absl::OkStatus();
     GW_RETURN_IF_ERROR(CheckUpdate(job_, layout_, *update, layout_.runs.size()));
     const std::vector<GroupStep> steps = DeriveSteps(job_.spec().optimizer(), *update);
-    if (update->body != Update::Body::kDenseFloat) UploadUnits(*update);
+    if (update->body != Update::Body::kDenseFloat) runs_.SetExponents(update->exponents);
     if (update->body == Update::Body::kSparse && HasSparseSteps(job_.spec().optimizer())) {
       return ApplySparse(*update, steps);
     }
@@ -120,17 +116,6 @@ class DeviceStore final : public ParameterStore {
     return {from(arrays_.parameter), from(arrays_.first_moment), from(arrays_.second_moment)};
   }
 
-  RunScales Scales() const { return {run_begin_, units_, static_cast<uint32_t>(layout_.runs.size())}; }
-
-  // A run that was not calibrated has sums of 0 alone (CheckUpdate).
-  void UploadUnits(const Update& update) {
-    std::vector<float> units;
-    for (int8_t exponent : update.exponents) {
-      units.push_back(exponent == kUncalibrated ? 0.0f : kernels::PowerOfTwo(exponent));
-    }
-    bucket_.Upload(units_, units.data(), units.size() * sizeof(float));
-  }
-
   // Positions and integers of a sparse update, in device memory.
   struct Sparse {
     RoundMemory memory;
@@ -151,8 +136,8 @@ class DeviceStore final : public ParameterStore {
     for (size_t run = 0; run < layout_.runs.size(); ++run) rates.push_back(steps[GroupOf(run)].learning_rate);
     bucket_.Upload(rates_, rates.data(), rates.size() * sizeof(float));
     GW_ASSIGN_OR_RETURN(const Sparse sparse, UploadSparse(update));
-    bucket_.backend().SparsePlainSteps(arrays_.parameter, sparse.positions(), sparse.integers(), sparse.count, Scales(),
-                                       rates_, update.contributors, bucket_.stream());
+    bucket_.backend().SparsePlainSteps(arrays_.parameter, sparse.positions(), sparse.integers(), sparse.count,
+                                       runs_.scales(), rates_, update.contributors, bucket_.stream());
     return absl::OkStatus();
   }
 
@@ -162,8 +147,8 @@ class DeviceStore final : public ParameterStore {
     if (update.body == Update::Body::kSparse) {
       bucket_.runtime().Fill(means, 0, layout_.elements * sizeof(float), bucket_.stream());
       GW_ASSIGN_OR_RETURN(const Sparse sparse, UploadSparse(update));
-      bucket_.backend().ScatterMeans(sparse.positions(), sparse.integers(), sparse.count, Scales(), update.contributors,
-                                     means, bucket_.stream());
+      bucket_.backend().ScatterMeans(sparse.positions(), sparse.integers(), sparse.count, runs_.scales(),
+                                     update.contributors, means, bucket_.stream());
       return means;
     }
     const void* values = update.device_values;
@@ -174,7 +159,7 @@ class DeviceStore final : public ParameterStore {
       values = means;
     }
     if (update.body == Update::Body::kDenseFloat) return static_cast<const float*>(values);
-    bucket_.backend().MeansOfIntegers(static_cast<const int32_t*>(values), layout_.elements, Scales(),
+    bucket_.backend().MeansOfIntegers(static_cast<const int32_t*>(values), layout_.elements, runs_.scales(),
                                       update.contributors, means, bucket_.stream());
     return means;
   }
@@ -182,12 +167,11 @@ class DeviceStore final : public ParameterStore {
   const Job& job_;
   const BucketLayout& layout_;
   DeviceBucket& bucket_;
+  DeviceRuns runs_;
 
   // In device memory; null where the job keeps none.
-  ParameterTargets arrays_;        // in position order
-  uint64_t* run_begin_ = nullptr;  // layout_.run_begin
-  float* units_ = nullptr;         // per run, of the update that is being applied
-  float* rates_ = nullptr;         // the same
+  ParameterTargets arrays_;  // in position order
+  float* rates_ = nullptr;   // per run: learning rates of the update that is being applied
 };
 
 }  // namespace
@@ -202,8 +186,7 @@ absl::StatusOr<std::unique_ptr<ParameterStore>> MakeDeviceStore(const Job* job, 
 uint64_t DeviceStoreBytes(const Job& job, const BucketLayout& layout) {
   if (!job.keeps_parameters()) return 0;
   return static_cast<uint64_t>(1 + job.moments()) * JobMemory::Rounded(layout.elements, sizeof(float)) +
-         JobMemory::Rounded(layout.run_begin.size(), sizeof(uint64_t)) +
-         2 * JobMemory::Rounded(layout.runs.size(), sizeof(float));
+         DeviceRuns::Bytes(layout) + JobMemory::Rounded(layout.runs.size(), sizeof(float));
 }
 
 bool NeedsMeans(const Job& job) { return job.keeps_parameters() && !HasSparseSteps(job.spec().optimizer()); }

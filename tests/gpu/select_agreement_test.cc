@@ -127,5 +127,109 @@ TEST_P(SelectAgreement, AsynchronousReductions) {
   }
 }
 
+// A bucket in three pieces of ragged runs: ranges, and what is taken, as run by run on the host.
+TEST_P(SelectAgreement, PiecesOfABucket) {
+  for (Pattern pattern : kPatterns) {
+    for (size_t n : kLengths) {
+      for (size_t words : {0u, 1u}) {
+        std::vector<float> x = MakeValues(pattern, n, random_);
+        std::vector<uint64_t> begin = {0};
+        std::vector<int> exponents;
+        std::vector<float> units;
+        while (begin.back() < n) {
+          begin.push_back(std::min<uint64_t>(n, begin.back() + 1 + random_() % 900));
+          exponents.push_back(static_cast<int>(random_() % 20) - 15);
+          units.push_back(PowerOfTwo(exponents.back()));
+        }
+        const size_t runs = units.size();
+        std::vector<uint32_t> positions(n, 7), expected_largest(runs, 0);
+        std::vector<int32_t> integers(n, 7);
+        auto dx = OnDevice(x, words * 4);
+        auto dbegin = OnDevice(begin);
+        auto dunits = OnDevice(units);
+        auto dpositions = OnDevice(positions);
+        auto dintegers = OnDevice(integers);
+        auto dlargest = OnDevice(std::vector<uint32_t>(runs, 9));
+        auto dcounts = OnDevice(std::vector<uint64_t>(4, 0));
+        const RunScales scales = {dbegin.get(), dunits.get(), static_cast<uint32_t>(runs)};
+        const SelectArgs args = {KeyOf(0.5f), uint64_t{1} << 31, 777, 1000, 0, 32767};
+        size_t taken = 0;
+        const size_t bounds[] = {0, runs / 3, runs / 2, runs};
+        for (size_t piece = 0; piece < 3; ++piece) {
+          const size_t first = bounds[piece], last = bounds[piece + 1];
+          const uint64_t at = begin[first], size = begin[last] - at;
+          if (size == 0) {
+            backend().runtime().Copy(dcounts.get() + piece + 1, dcounts.get() + piece, 8, nullptr);
+            continue;
+          }
+          backend().LargestOfRuns(dx.get() + at, dbegin.get(), static_cast<uint32_t>(first),
+                                  static_cast<uint32_t>(last - first), dlargest.get() + first, nullptr);
+          backend().AppendSelectedAsync(dx.get() + at, size, args, nullptr, scales, static_cast<uint32_t>(at),
+                                        dpositions.get(), dintegers.get(), dcounts.get() + piece,
+                                        dcounts.get() + piece + 1, nullptr);
+          for (size_t run = first; run < last; ++run) {
+            for (uint64_t i = begin[run]; i < begin[run + 1]; ++i) {
+              expected_largest[run] = std::max(expected_largest[run], std::bit_cast<uint32_t>(std::abs(x[i])));
+            }
+            SelectArgs of_run = args;
+            of_run.first_element += begin[run] - at;
+            of_run.exponent = exponents[run];
+            taken += reference_->TakeSelected(&x[begin[run]], begin[run + 1] - begin[run], of_run,
+                                              static_cast<uint32_t>(begin[run]), &positions[taken], &integers[taken],
+                                              nullptr);
+          }
+        }
+        ASSERT_EQ(dlargest.Read(), expected_largest) << n;
+        ASSERT_EQ(dcounts.Read()[3], taken) << n;
+        ASSERT_TRUE(SameBits(dx.Read(), x)) << n;
+        positions.resize(taken);
+        integers.resize(taken);
+        std::vector<uint32_t> device_positions = dpositions.Read();
+        std::vector<int32_t> device_integers = dintegers.Read();
+        for (size_t i = taken; i < n; ++i) ASSERT_EQ(device_positions[i], 7u) << "written behind what was taken";
+        device_positions.resize(taken);
+        device_integers.resize(taken);
+        ASSERT_EQ(device_positions, positions) << n;
+        ASSERT_EQ(device_integers, integers) << n;
+      }
+    }
+  }
+}
+
+TEST_P(SelectAgreement, QuantizeRuns) {
+  for (int width : {2, 4}) {
+    for (size_t n : kLengths) {
+      for (size_t offset : {0u, 1u}) {
+        std::vector<float> x = MakeValues(Pattern::kNormal, n, random_);
+        std::vector<uint8_t> q(n * static_cast<size_t>(width), 3);
+        std::vector<uint64_t> begin = {0, 100};  // x begins within the second run
+        std::vector<float> units = {1.0f};
+        auto dx = OnDevice(x, offset * 4);
+        auto dq = OnDevice(q, offset * 2);
+        while (begin.back() < 150 + n) {
+          const uint64_t from = begin.back();
+          begin.push_back(std::min<uint64_t>(150 + n, from + (from < 150 ? 51 : 1) + random_() % 900));
+          const int exponent = static_cast<int>(random_() % 20) - 15;
+          const bool unscaled = random_() % 4 == 0;
+          units.push_back(unscaled ? 0.0f : PowerOfTwo(exponent));
+          const uint64_t first = std::max<uint64_t>(from, 150) - 150, size = begin.back() - 150 - first;
+          uint8_t* out = q.data() + first * static_cast<size_t>(width);
+          if (unscaled) {
+            std::fill_n(out, size * static_cast<size_t>(width), uint8_t{0});
+          } else {
+            reference_->Quantize(x.data() + first, size, exponent, 30'000, width, out, nullptr);
+          }
+        }
+        auto dbegin = OnDevice(begin);
+        auto dunits = OnDevice(units);
+        backend().QuantizeRuns(dx.get(), n, {dbegin.get(), dunits.get(), static_cast<uint32_t>(units.size())}, 150,
+                               30'000, width, dq.get(), nullptr);
+        ASSERT_EQ(dq.Read(), q) << "width " << width << ", n " << n;
+        ASSERT_TRUE(SameBits(dx.Read(), x)) << "width " << width << ", n " << n;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace gradwire::kernels::cuda

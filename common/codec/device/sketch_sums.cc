@@ -50,16 +50,11 @@ class DeviceSums final : public SketchSums {
     bucket_.Upload(device_positions, positions.data(), positions.size_bytes());
     bucket_.backend().SketchPeel(cells_, sketch_, device_positions, n, device_integers, device_resolved,
                                  bucket_.stream());
-    // As many at once as the pinned memory takes: all of them, unless workers sent more than the codec's density.
-    const size_t most = bucket_.pinned_bytes() / kResultBytes;
-    for (size_t begin = 0; begin < n; begin += most) {
-      const size_t count = std::min(most, n - begin);
-      bucket_.Download(0, device_integers + begin, count * sizeof(int32_t));
-      bucket_.Download(count * sizeof(int32_t), device_resolved + begin, count);
-      bucket_.Wait();
-      std::memcpy(integers + begin, bucket_.pinned(), count * sizeof(int32_t));
-      std::memcpy(resolved + begin, bucket_.pinned() + count * sizeof(int32_t), count);
-    }
+    // It fits the pinned memory unless workers sent more than the codec's density.
+    std::vector<uint8_t> spill;
+    const uint8_t* results = bucket_.Fetch(device_integers, n * kResultBytes, &spill);
+    std::memcpy(integers, results, n * sizeof(int32_t));
+    std::memcpy(resolved, results + n * sizeof(int32_t), n);
     return absl::OkStatus();
   }
 

@@ -3,6 +3,8 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/codec/device/device_runs.h"
+#include "common/codec/device/encoders.h"
 #include "common/codec/run_pieces.h"
 #include "common/codec/tagc/tagc_accumulator.h"
 #include "common/codec/tagc/tagc_encoder.h"
@@ -39,6 +41,10 @@ class TagcCodec final : public Codec {
     GW_ASSIGN_OR_RETURN(std::unique_ptr<tagc::SketchSums> cells, tagc::MakeDeviceSums(shape_, bucket));
     return std::make_unique<tagc::TagcAccumulator>(shape_, std::move(cells));
   }
+  absl::StatusOr<std::unique_ptr<Encoder>> NewDeviceEncoder(kernels::cuda::DeviceBucket* bucket) const override {
+    return tagc::MakeDeviceEncoder(shape_, bucket);
+  }
+  uint64_t device_encoder_bytes() const override { return DeviceRuns::Bytes(shape_.layout()); }
 
   size_t accumulator_bytes() const override {
     return IndexBytes() + shape_.limits.max_cells * static_cast<size_t>(shape_.cell_bytes);

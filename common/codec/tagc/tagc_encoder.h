@@ -16,11 +16,9 @@ class TagcEncoder final : public Encoder {
                                       std::span<const RunInput> runs) override;
 
  private:
-  absl::Status CheckInput(const FrameIdentity& id, const RoundPlan& plan, std::span<const RunInput> runs) const;
-  void WriteRanges(std::span<const RunInput> runs, wire::FrameWriter* writer);
+  void FindRanges(std::span<const RunInput> runs);
   void TakeSelected(uint64_t round, const RoundPlan& plan, std::span<const RunInput> runs, EncodedFrame* frame);
-  void WriteIndex(const EncodedFrame& frame, wire::FrameWriter* writer) const;
-  void WriteCells(const kernels::SketchArgs& sketch, const EncodedFrame& frame, wire::FrameWriter* writer);
+  void FillCells(const kernels::SketchArgs& sketch, const EncodedFrame& frame);
 
   const TagcShape shape_;
   // Scratch, kept between rounds.

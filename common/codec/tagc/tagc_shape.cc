@@ -83,6 +83,14 @@ absl::Status TagcShape::CheckPlan(uint64_t round, const RoundPlan& plan) const {
   return absl::OkStatus();
 }
 
+absl::Status TagcShape::CheckInput(const FrameIdentity& id, const RoundPlan& plan, size_t runs) const {
+  if (runs != layout().runs.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("bucket %d: %d runs given, the layout has %d", id.bucket, runs, layout().runs.size()));
+  }
+  return CheckPlan(id.round, plan);
+}
+
 kernels::SketchArgs TagcShape::SketchOf(uint64_t round, const RoundPlan& plan) const {
   return {.salt = kernels::SketchSalt(context.job->spec().seed(), round, layout().bucket, layout().shard),
           .groups = plan.sketch_groups,
@@ -97,6 +105,29 @@ int8_t TagcShape::NextRunExponent(int8_t current, int range) const {
     range = kRangeOfUnseenRun;
   }
   return NextExponent(current, range, limit, headroom);
+}
+
+std::vector<Bytes> WriteFrame(const TagcShape& shape, const FrameIdentity& id, const RoundPlan& plan,
+                              std::span<const int8_t> ranges, std::span<const uint32_t> positions,
+                              std::span<const uint8_t> cells) {
+  wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kPush, shape.layout().shape_digest);
+  header.plan_digest = plan.Digest();
+  wire::FrameWriter writer(header);
+  const uint32_t groups = static_cast<uint32_t>(id.learning_rates.size());
+  writer.Add({wire::SegmentType::kLearningRates, 0, 0, groups, groups * 4}, id.learning_rates.data());
+  AddSplit(wire::SegmentType::kRanges, 0, ranges.data(), ranges.size(), 1, &writer);
+  if (TagcShape::Calibrating(id.round, plan)) return writer.Finish();
+  size_t first = 0;
+  for (uint64_t begin = 0; begin < shape.elements(); begin += shape.index_block) {
+    const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(shape.index_block, shape.elements() - begin));
+    size_t last = first;
+    while (last < positions.size() && positions[last] < begin + count) ++last;
+    AddIndex(wire::SegmentType::kIndex, positions.subspan(first, last - first), begin, count, &writer);
+    first = last;
+  }
+  const size_t width = static_cast<size_t>(shape.cell_bytes);
+  AddSplit(wire::SegmentType::kCells, static_cast<uint8_t>(width), cells.data(), cells.size() / width, width, &writer);
+  return writer.Finish();
 }
 
 void AddSplit(wire::SegmentType type, uint8_t param, const void* data, uint64_t count, size_t item_bytes,

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -34,10 +36,18 @@ struct TagcShape {
   static bool Calibrating(uint64_t round, const RoundPlan& plan) { return round == 0 || plan.sketch_groups == 0; }
   // Errors: InvalidArgument for a plan that does not fit this bucket. Plans arrive in update frames.
   absl::Status CheckPlan(uint64_t round, const RoundPlan& plan) const;
+  // The same for what is given to an encoder: memory of so many runs.
+  absl::Status CheckInput(const FrameIdentity& id, const RoundPlan& plan, size_t runs) const;
   kernels::SketchArgs SketchOf(uint64_t round, const RoundPlan& plan) const;
   // The exponent of a run in the next round. `range`: the largest that any worker sent.
   int8_t NextRunExponent(int8_t current, int range) const;
 };
+
+// A worker's frame from its parts: the range of each run and, where values can be encoded, the positions that are sent
+// (ascending) and the cells that hold their integers.
+std::vector<Bytes> WriteFrame(const TagcShape& shape, const FrameIdentity& id, const RoundPlan& plan,
+                              std::span<const int8_t> ranges, std::span<const uint32_t> positions,
+                              std::span<const uint8_t> cells);
 
 // Writes `count` items of `item_bytes` as segments that fit a chunk each.
 void AddSplit(wire::SegmentType type, uint8_t param, const void* data, uint64_t count, size_t item_bytes,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/bodies/block.cuh"
+#include "kernels/cuda/device_values.h"
 #include "kernels/math/grid.h"
 
 namespace gradwire::kernels::cuda {
@@ -196,6 +197,34 @@ struct QuantizeOp {
     Vector<T, N> out;
     GW_UNROLL
     for (int k = 0; k < N; ++k) out.v[k] = static_cast<T>(QuantizeOne(v.v[k], inverse, unit, limit, &v.v[k]));
+    StoreTyped<N>(x, i, v);
+    Store<T, N>(q, i, out);
+  }
+};
+
+// The same with the unit of each element's run; element i is at first_position + i.
+template <class T>
+struct QuantizeRunsOp {
+  static constexpr int kLanes = 4;
+  float* x;
+  uint8_t* q;
+  RunScales scales;
+  uint64_t first_position;
+  float limit;
+
+  bool aligned() const { return IsAligned<float, kLanes>(x) && IsAligned<T, kLanes>(q); }
+  template <int N>
+  GW_DEVICE void Run(uint64_t i) const {
+    Vector<float, N> v = LoadTyped<N>(x, i);
+    Vector<T, N> out;
+    const uint64_t position = first_position + i;
+    uint32_t run = RunOf(scales, position);
+    GW_UNROLL
+    for (int k = 0; k < N; ++k) {
+      if (position + static_cast<uint64_t>(k) >= scales.begin[run + 1]) ++run;
+      const float unit = scales.unit[run];
+      out.v[k] = unit == 0.0f ? T{0} : static_cast<T>(QuantizeOne(v.v[k], 1.0f / unit, unit, limit, &v.v[k]));
+    }
     StoreTyped<N>(x, i, v);
     Store<T, N>(q, i, out);
   }

@@ -132,20 +132,6 @@ struct PlainStepOp {
   }
 };
 
-// Index of the run that `position` lies in. Precondition: position < s.begin[s.runs].
-GW_DEVICE uint32_t RunOf(const RunScales& s, uint64_t position) {
-  uint32_t low = 0, high = s.runs;
-  while (high - low > 1) {
-    const uint32_t middle = low + (high - low) / 2;
-    if (s.begin[middle] <= position) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 // out[i] = mean of sums[i], an element at position i. `out` may be `sums`.
 struct MeansOfIntegersOp {
   static constexpr int kLanes = 4;

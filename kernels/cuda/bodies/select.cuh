@@ -51,6 +51,34 @@ struct LargestMagnitude {
   }
 };
 
+// largest[r] = bits of the largest |x| of run first_run + r: a block per run. x[0] is the first element of first_run.
+struct LargestOfRuns {
+  static constexpr Tuning kTuning = tuning::kRange;
+  const float* x;
+  const uint64_t* begin;  // RunScales::begin
+  uint32_t first_run;
+  uint32_t* largest;
+
+  template <class Block>
+  GW_DEVICE void operator()(Block& block) const {
+    typename Block::template PerThread<uint32_t> most(block);
+    const uint64_t run = first_run + block.index();
+    const uint64_t end = begin[run + 1] - begin[first_run];
+    block.Phase([&](uint32_t thread) {
+      uint32_t bits = 0;
+      for (uint64_t i = begin[run] - begin[first_run] + thread; i < end; i += kTuning.threads) {
+        const uint32_t magnitude = FloatBits(x[i]) & 0x7FFFFFFFu;
+        bits = magnitude > bits ? magnitude : bits;
+      }
+      most[thread] = bits;
+    });
+    const uint32_t bits = block.Max(most);
+    block.Final([&](uint32_t thread) {
+      if (thread == 0) largest[block.index()] = bits;
+    });
+  }
+};
+
 // Counts non-zero elements by the upper bits of their key, or (kLower) by the lower bits those whose upper bits are
 // `upper`. A block counts in shared memory, in 32 bits: the launcher gives it fewer than 2^32 elements.
 template <bool kLower>
@@ -189,11 +217,20 @@ struct Take {
   float unit;
   float limit;
   const DeviceSelection* selection;  // if not null: key and keep_below are taken from it
+  RunScales scales;                  // if there are runs: unit and inverse are taken from the run of the position
+  const uint64_t* start;             // if not null: where the first element goes; else 0
   uint32_t first_position;
   uint32_t* positions;
   int32_t* integers;
   uint64_t* taken;
   Tiles tiles;
+
+  // QuantizeOne of element i.
+  GW_DEVICE int32_t Quantized(float v, uint64_t i, float* rest) const {
+    if (scales.runs == 0) return QuantizeOne(v, inverse, unit, limit, rest);
+    const float scale = scales.unit[RunOf(scales, first_position + i)];
+    return QuantizeOne(v, 1.0f / scale, scale, limit, rest);
+  }
 
   // The elements of one thread: kLanes of each row. A bit of `takes` for each that is taken.
   struct Mine {
@@ -229,7 +266,7 @@ struct Take {
       if (KeyOf(v) < least) continue;
       const uint64_t i = First(tile, j / kLanes, thread) + j % kLanes;
       float rest;
-      if (IsSelected(v, least, below, first_element + i, phase) && QuantizeOne(v, inverse, unit, limit, &rest) != 0) {
+      if (IsSelected(v, least, below, first_element + i, phase) && Quantized(v, i, &rest) != 0) {
         mine->takes |= 1u << j;
         counts += uint64_t{1} << (16 * (j / kLanes));
       }
@@ -243,7 +280,7 @@ struct Take {
       if ((mine.takes >> (row * kLanes + k) & 1) == 0) continue;
       const uint64_t i = First(tile, row, thread) + k;
       float rest;
-      integers[at] = QuantizeOne(mine.x[row * kLanes + k], inverse, unit, limit, &rest);
+      integers[at] = Quantized(mine.x[row * kLanes + k], i, &rest);
       positions[at] = first_position + static_cast<uint32_t>(i);
       x[i] = rest;
       ++at;
@@ -259,7 +296,7 @@ struct Take {
     const uint64_t totals = block.ExclusiveSum(before);
     uint32_t total = 0;
     for (int row = 0; row < kRows; ++row) total += static_cast<uint32_t>(totals >> (16 * row)) & 0xFFFFu;
-    const uint32_t base = block.TilePrefix(tiles, total);
+    const uint32_t base = block.TilePrefix(tiles, total) + (start != nullptr ? static_cast<uint32_t>(*start) : 0);
     block.Final([&](uint32_t thread) {
       uint32_t at = base;
       GW_UNROLL

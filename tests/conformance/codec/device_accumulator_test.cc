@@ -10,45 +10,22 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/device_bucket.h"
 #include "tests/conformance/codec/codec_harness.h"
-#include "tests/gpu/host/queued_device.h"
+#include "tests/conformance/codec/device_side.h"
 
 namespace gradwire::testing {
 namespace {
 
-using kernels::cuda::DeviceBucket;
-using kernels::cuda::DeviceShare;
-using kernels::cuda::JobMemory;
 using kernels::cuda::Lag;
-using kernels::cuda::QueuedBackend;
 
-// One bucket on a device: exactly the memory that its codec asks for, and a ring so small that most segments take
-// several pieces and wait for a slot.
-struct DeviceSide {
-  DeviceSide(const Codec& codec, uint64_t elements, Lag lag)
-      : backend(std::make_unique<QueuedBackend>("queued", kernels::cuda::HostDeviceOptions{}, lag)),
-        share(*DeviceShare::Make(backend.get(), {.ring_slots = 3, .ring_slot_bytes = 4096})) {
-    const DeviceNeeds needs = codec.device_needs();
-    const uint64_t means = needs.means ? elements : 0;
-    memory = *share->budget().Admit(needs.device_bytes + JobMemory::Rounded(means, sizeof(float)));
-    bucket = *DeviceBucket::Make(share.get(), memory.get(), means, needs.pinned_bytes);
-    accumulator = *codec.NewDeviceAccumulator(bucket.get());
-    EXPECT_EQ(memory->left(), 0u);
-  }
-  ~DeviceSide() {
-    accumulator.reset();
-    bucket.reset();
-    memory.reset();
-    share.reset();
-    EXPECT_GT(backend->device().queued(), 0u);
-    EXPECT_EQ(backend->device().allocated(), 0) << "device or pinned memory was not freed";
-  }
+// The bucket of a codec, and its accumulator there.
+struct DeviceSums {
+  DeviceSums(const Codec& codec, uint64_t elements, Lag lag) : DeviceSums(codec, codec.device_needs(), elements, lag) {}
+  DeviceSums(const Codec& codec, const DeviceNeeds& needs, uint64_t elements, Lag lag)
+      : side(needs.device_bytes, needs.means ? elements : 0, needs.pinned_bytes, lag),
+        accumulator(*codec.NewDeviceAccumulator(side.bucket())) {}
 
-  std::unique_ptr<QueuedBackend> backend;
-  std::unique_ptr<DeviceShare> share;
-  std::unique_ptr<JobMemory> memory;
-  std::unique_ptr<DeviceBucket> bucket;
+  DeviceSide side;
   std::unique_ptr<Accumulator> accumulator;
 };
 
@@ -104,7 +81,7 @@ TEST_P(DeviceAccumulator, MakesTheUpdateFramesOfTheHost) {
       for (uint64_t elements : {0u, 1u, 63u, 65u, 1025u, 70'001u}) {
         SCOPED_TRACE(std::string(codec) + ", " + std::to_string(elements) + " elements");
         Cluster cluster({.codec = codec, .workers = 3, .max_workers = 4, .elements = elements, .seed = 5});
-        DeviceSide device(cluster.codec(), elements, GetParam());
+        DeviceSums device(cluster.codec(), elements, GetParam());
         const GradientFn gradient = clustered ? DyadicGradient(3, elements, 0.03, true) : GaussianGradient(3, elements);
         for (int round = 0; round < 4; ++round) {
           std::vector<EncodedFrame> frames = cluster.EncodeAll(gradient);
@@ -145,7 +122,7 @@ TEST_P(DeviceAccumulator, RefusesWhatTheHostRefusesAndTakesItBack) {
     SCOPED_TRACE(codec);
     const bool fixed = std::string(codec).find("fixed") != std::string::npos;
     Cluster cluster({.codec = codec, .workers = 2, .elements = kElements, .seed = 5});
-    DeviceSide device(cluster.codec(), kElements, GetParam());
+    DeviceSums device(cluster.codec(), kElements, GetParam());
     const GradientFn gradient = GaussianGradient(3, kElements);
     cluster.Calibrate(gradient);
     const std::vector<EncodedFrame> frames = cluster.EncodeAll(gradient);
