@@ -116,6 +116,39 @@ def test_arrays_that_do_not_fit_are_refused_by_name(addresses):
             session.end_round()
 
 
+class DlpackArray:
+    """An array of another library: it has DLPack and nothing else."""
+
+    def __init__(self, array, device=(1, 0)):
+        self.array = array
+        self.device = device
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.device
+
+
+def test_gradients_of_other_libraries_come_by_dlpack(addresses):
+    server = addresses(1)
+    results = []
+    for wrap in (lambda g: g, DlpackArray):
+        parameters = make_parameters()
+        with gradwire.join(server, make_job(f"dlpack-{len(results)}"), parameters) as session:
+            session.exchange([wrap(np.full_like(p, 0.5)) for p in parameters], lr=0.1)
+            session.begin_round(lr=0.1)
+            for i, p in enumerate(parameters):
+                session.tensor_ready(i, wrap(np.full_like(p, 0.25)))
+            session.end_round()
+            results.append(session.digest())
+            with pytest.raises(TypeError, match="'head.weight' lies on a device .DLPack type 2, number 1"):
+                session.exchange([*parameters[:2], DlpackArray(parameters[2], (2, 1))], lr=0.1)
+            with pytest.raises(TypeError, match="'embed.weight' must be a NumPy array.*not list"):
+                session.exchange([[1.0], *parameters[1:]], lr=0.1)
+    assert results[0] == results[1]
+
+
 def test_server_that_is_not_there(closed_port):
     begin = time.monotonic()
     with pytest.raises(gradwire.Unavailable, match=str(closed_port)):

@@ -16,8 +16,11 @@ from . import _core
 from ._job import JobSpec
 
 
+_DLPACK_HOST = (1, 3)  # kDLCPU, and kDLCUDAHost: pinned memory of the host
+
+
 def as_array(value: Any, what: str) -> np.ndarray:
-    """A NumPy view of an array or a CPU tensor, sharing its memory."""
+    """A NumPy view of an array, a CPU tensor or anything else that DLPack describes on the host; shares its memory."""
     if isinstance(value, np.ndarray):
         return value
     if hasattr(value, "detach") and hasattr(value, "numpy"):
@@ -26,7 +29,13 @@ def as_array(value: Any, what: str) -> np.ndarray:
         if not value.is_contiguous():
             raise ValueError(f"{what} must be contiguous")
         return value.detach().numpy()
-    raise TypeError(f"{what} must be a NumPy array or a CPU torch tensor, not {type(value).__name__}")
+    if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+        device, index = value.__dlpack_device__()
+        if int(device) not in _DLPACK_HOST:
+            raise TypeError(f"{what} lies on a device (DLPack type {int(device)}, number {index}); "
+                            "Gradwire takes arrays in host memory")
+        return np.from_dlpack(value)
+    raise TypeError(f"{what} must be a NumPy array, a CPU torch tensor or a DLPack array, not {type(value).__name__}")
 
 
 _MAX_SECONDS = 1e9
