@@ -16,44 +16,71 @@ namespace {
 constexpr size_t kRiceHeaderBytes = 5;  // u32 n, u8 k
 constexpr int kMaxRiceBits = 31;
 
-// Bits of the gaps coded with parameter k (Golomb 1966; Rice 1979): quotient in unary, a one bit, k bits of rest.
-GW_CLONES uint64_t RiceBits(std::span<const uint32_t> positions, uint32_t begin, int k) {
-  uint64_t bits = positions.size() * static_cast<uint64_t>(k + 1) + ((positions[0] - begin) >> k);
-  for (size_t i = 1; i < positions.size(); ++i) bits += (positions[i] - positions[i - 1] - 1) >> k;
-  return bits;
+// Of the same gaps with three parameters, one after the other.
+struct RiceCosts {
+  uint64_t bits[3];
+};
+
+// Bits of the gaps coded with the parameters k to k + 2 (Golomb 1966; Rice 1979): quotient in unary, a one bit, k bits
+// of rest. The gaps add up to less than 2^32, as they lie between positions, and so do their quotients.
+GW_CLONES RiceCosts RiceBits(std::span<const uint32_t> positions, uint32_t begin, int k) {
+  const uint32_t* const p = positions.data();
+  const size_t n = positions.size();
+  const uint32_t first = p[0] - begin;
+  uint32_t quotients[3] = {first >> k, first >> (k + 1), first >> (k + 2)};
+  for (size_t i = 1; i < n; ++i) {
+    const uint32_t gap = p[i] - p[i - 1] - 1;
+    quotients[0] += gap >> k;
+    quotients[1] += gap >> (k + 1);
+    quotients[2] += gap >> (k + 2);
+  }
+  RiceCosts costs;
+  for (int j = 0; j < 3; ++j) costs.bits[j] = n * static_cast<uint64_t>(k + j + 1) + quotients[j];
+  return costs;
 }
 
 // The parameter of the fewest bits. For geometric gaps of mean m it lies next to log2(m ln 2).
 int BestRiceParameter(std::span<const uint32_t> positions, uint32_t begin, uint64_t* bits) {
   const uint64_t mean = (positions.back() - begin) / positions.size();
   const int guess = std::bit_width(mean) - 1;
+  const int least = std::clamp(guess - 1, 0, kMaxRiceBits - 2);
+  const int last = std::min(kMaxRiceBits, guess + 1);
+  const RiceCosts costs = RiceBits(positions, begin, least);
   int best = 0;
   *bits = UINT64_MAX;
-  for (int k = std::max(0, guess - 1); k <= std::min(kMaxRiceBits, guess + 1); ++k) {
-    const uint64_t cost = RiceBits(positions, begin, k);
-    if (cost < *bits) {
-      *bits = cost;
-      best = k;
-    }
+  for (int k = std::max(0, guess - 1); k <= last; ++k) {
+    if (costs.bits[k - least] >= *bits) continue;
+    *bits = costs.bits[k - least];
+    best = k;
   }
   return best;
 }
 
-// One gap's code, or several behind each other.
-struct Code {
-  uint64_t bits;
-  uint32_t length;
+constexpr size_t kRiceBatch = 256;  // gaps whose codes are computed before they are written
+
+// Codes of gaps, those of two neighbours behind each other. What is longer than 64 bits has a length above 64 (not the
+// true one) and bits of no meaning.
+struct RiceCodes {
+  uint64_t bits[kRiceBatch / 2];
+  uint64_t lengths[kRiceBatch / 2];
 };
 
-inline __attribute__((always_inline)) Code RiceCode(uint32_t gap, int k) {
-  const uint32_t quotient = gap >> k;
-  const uint64_t rest = gap & ((uint32_t{1} << k) - 1);
-  return {quotient < 64 ? (rest << 1 | 1) << quotient : 0, quotient + 1 + static_cast<uint32_t>(k)};
-}
-
-// Meaningful where the lengths add up to no more than 64.
-inline __attribute__((always_inline)) Code Join(Code a, Code b) {
-  return {a.bits | b.bits << (a.length & 63), a.length + b.length};
+// The codes of the n gaps (an even number, at most kRiceBatch) that end at `positions`; the first one begins behind
+// positions[-1]. Two plain loops, which the compiler vectorises.
+inline __attribute__((always_inline)) void CodeGaps(const uint32_t* positions, size_t n, int k, RiceCodes* out) {
+  uint64_t bits[kRiceBatch];
+  uint64_t lengths[kRiceBatch];
+  const uint32_t mask = (uint32_t{1} << k) - 1;
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t gap = positions[i] - positions[static_cast<ptrdiff_t>(i) - 1] - 1;
+    const uint64_t quotient = std::min(gap >> k, 63u);
+    bits[i] = (uint64_t{gap & mask} << 1 | 1) << quotient;
+    lengths[i] = quotient + 1 + static_cast<uint64_t>(k);
+  }
+  for (size_t i = 0; i < n / 2; ++i) {
+    out->bits[i] = bits[2 * i] | bits[2 * i + 1] << (lengths[2 * i] & 63);
+    out->lengths[i] = lengths[2 * i] + lengths[2 * i + 1];
+  }
 }
 
 // Four gaps at a time: their codes are independent of each other, only where they are written is not.
@@ -70,17 +97,21 @@ GW_CLONES std::vector<uint8_t> EncodeRice(std::span<const uint32_t> positions, u
   };
   put(positions[0] - begin);
   size_t i = 1;
-  for (; i + 4 <= n; i += 4) {
+  RiceCodes codes;
+  while (i + 4 <= n) {
+    const size_t batch = std::min(kRiceBatch, (n - i) / 4 * 4);
     const uint32_t* const p = positions.data() + i;
-    const uint32_t gaps[4] = {p[0] - p[-1] - 1, p[1] - p[0] - 1, p[2] - p[1] - 1, p[3] - p[2] - 1};
-    const Code first = Join(RiceCode(gaps[0], k), RiceCode(gaps[1], k));
-    const Code second = Join(RiceCode(gaps[2], k), RiceCode(gaps[3], k));
-    const uint64_t length = uint64_t{first.length} + second.length;
-    if (length <= BitWriter::kMaxBits) {
-      writer.PutLong(Join(first, second).bits, static_cast<int>(length));
-    } else {
-      for (uint32_t gap : gaps) put(gap);
+    CodeGaps(p, batch, k, &codes);
+    for (size_t j = 0; j < batch; j += 4) {
+      const uint64_t first = codes.lengths[j / 2];
+      const uint64_t length = first + codes.lengths[j / 2 + 1];
+      if (length <= BitWriter::kMaxBits) {
+        writer.PutLong(codes.bits[j / 2] | codes.bits[j / 2 + 1] << first, static_cast<int>(length));
+      } else {
+        for (size_t g = j; g < j + 4; ++g) put(p[g] - positions[i + g - 1] - 1);
+      }
     }
+    i += batch;
   }
   for (; i < n; ++i) put(positions[i] - positions[i - 1] - 1);
   writer.Flush();

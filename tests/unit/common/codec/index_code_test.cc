@@ -51,6 +51,22 @@ TEST(IndexCode, RoundTripsClusters) {
   ExpectRoundTrip(positions, 0, 65'536);
 }
 
+// Codes are put together several at a time; among short ones there are some that fit no word.
+TEST(IndexCode, RoundTripsLongGapsAmongShortOnes) {
+  std::mt19937_64 random(17);
+  for (size_t n : {2u, 4u, 5u, 8u, 255u, 256u, 257u, 260u, 261u, 1000u}) {
+    for (uint64_t rare : {3u, 10u, 40u}) {
+      std::vector<uint32_t> positions;
+      uint32_t next = 5;
+      for (size_t i = 0; i < n; ++i) {
+        positions.push_back(next);
+        next += 1 + static_cast<uint32_t>(random() >> (random() % rare == 0 ? 46 + random() % 14 : 60));
+      }
+      ExpectRoundTrip(positions, 5, next - 5);
+    }
+  }
+}
+
 TEST(IndexCode, ChoosesTheSmallestForm) {
   EXPECT_EQ(EncodeIndex({}, 0, 100).coding, IndexCoding::kEmpty);
   EXPECT_EQ(EncodeIndex(RandomPositions(0, 100, 1, 1), 0, 100).coding, IndexCoding::kFull);
