@@ -21,7 +21,9 @@ inline __attribute__((always_inline)) size_t IndicesAtOnce(const uint64_t* words
     int i = 0;
     do {
       for (int j = 0; j < kAtOnce; ++j) {
-        out[i + j] = base + static_cast<uint32_t>(std::countr_zero(word | uint64_t{1} << 63));
+        uint32_t index = base + static_cast<uint32_t>(std::countr_zero(word));
+        asm("" : "+r"(index));  // else GCC collects the indices in a vector first, one by one, which is slower
+        out[i + j] = index;
         word &= word - 1;
       }
       i += kAtOnce;
