@@ -52,7 +52,9 @@ HWY_INLINE VecU64 LoadPositions(const uint32_t* positions, size_t i, size_t n) {
   return hn::PromoteTo(d, hn::LoadU(d32, rest));
 }
 
-inline constexpr size_t kHashBatch = 256;  // elements whose cells are computed before they are touched
+// Elements whose cells are computed before they are touched: few, so that a batch is hashed while the cells of the one
+// before it are still on the way.
+inline constexpr size_t kHashBatch = 32;
 
 template <typename T>
 HWY_INLINE void AddToCells(const uint32_t* positions, const int32_t* integers, size_t n, const SketchArgs& args,
