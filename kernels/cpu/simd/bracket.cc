@@ -16,6 +16,7 @@ constexpr size_t kLeastLines = 1024;        // in the sample
 constexpr size_t kStrideLines = 64;         // of which one is sampled, unless that gives fewer than kLeastLines
 constexpr int kBinShift = 16;               // of a magnitude: 8 exponent and 7 mantissa bits
 constexpr size_t kBins = size_t{1} << (31 - kBinShift);
+constexpr size_t kBlock = 256;  // bins that are skipped together
 // Magnitudes within a line are not independent, so the margin is several times the root of the sample.
 constexpr double kDeviations = 4;
 constexpr double kDrift = 0.005;
@@ -37,6 +38,7 @@ size_t Capacity(size_t n, double wanted) {
 BracketSearch::BracketSearch(const float* x, size_t n, double wanted)
     : wanted_(wanted),
       bins_(kBins * sizeof(uint32_t)),
+      blocks_(kBins / kBlock * sizeof(uint32_t)),
       collected_(Capacity(n, std::clamp(wanted, 0.0, static_cast<double>(n))) * sizeof(uint32_t)) {
   if (n < kLeastElements || !(wanted > 0) || wanted > 0.5 * static_cast<double>(n)) return;
   bracket_.collected = collected_.u32();
@@ -60,17 +62,25 @@ void BracketSearch::Sample(const float* x, size_t n) {
     const float* line = line_of(s);
     for (size_t i = 0; i < kLine; ++i) ++bins[(FloatBits(line[i]) & 0x7FFFFFFFu) >> kBinShift];
   }
+  for (size_t block = 0; block < kBins / kBlock; ++block) {
+    uint32_t count = 0;
+    for (size_t i = 0; i < kBlock; ++i) count += bins[block * kBlock + i];
+    blocks_.u32()[block] = count;
+  }
   per_sample_ = static_cast<double>(n) / static_cast<double>(stretches * kLine);
   sampled_ = wanted_ / per_sample_;
   margin_ = Margin(sampled_);
 }
 
-uint32_t BracketSearch::EdgeAbove(double count) const {
-  const uint32_t* const bins = const_cast<simd::Buffer&>(bins_).u32();
-  double above = 0;
-  for (size_t bin = kBins; bin-- > 0;) {
+uint32_t BracketSearch::EdgeAbove(double count) {
+  const uint32_t* const bins = bins_.u32();
+  const uint32_t* const blocks = blocks_.u32();
+  uint64_t above = 0;
+  size_t block = kBins / kBlock;
+  while (block > 0 && static_cast<double>(above + blocks[block - 1]) < count) above += blocks[--block];
+  for (size_t bin = block * kBlock; bin-- > 0;) {
     above += bins[bin];
-    if (above >= count) return static_cast<uint32_t>(bin) << kBinShift;
+    if (static_cast<double>(above) >= count) return static_cast<uint32_t>(bin) << kBinShift;
   }
   return 0;
 }

@@ -34,7 +34,7 @@ class BracketSearch {
  private:
   void Sample(const float* x, size_t n);
   // The lower edge of the bin at which `count` sampled elements lie above; 0 if there are not as many.
-  uint32_t EdgeAbove(double count) const;
+  uint32_t EdgeAbove(double count);
   Threshold Exact() const;
 
   const double wanted_;
@@ -45,6 +45,7 @@ class BracketSearch {
   double shift_ = 0;   // of the guess, from what attempts found
   Bracket bracket_;
   simd::Buffer bins_;
+  simd::Buffer blocks_;  // sums of neighbouring bins
   simd::Buffer collected_;
 };
 
