@@ -62,9 +62,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
   daemon->worker_service_ = std::make_unique<WorkerService>(daemon->registry_.get());
   daemon->operator_service_ = std::make_unique<OperatorService>(daemon->registry_.get());
   daemon->dispatcher_ = std::make_unique<Dispatcher>(daemon->worker_service_.get(), daemon->operator_service_.get());
+  transport::Limits limits;
+  limits.spin_us = config.spin_us;
   for (const std::string& address : config.listen) {
     GW_ASSIGN_OR_RETURN(std::unique_ptr<transport::Listener> listener,
-                        transport::Listen(address, daemon->dispatcher_.get()));
+                        transport::Listen(address, daemon->dispatcher_.get(), limits));
     spdlog::info("listening on {}", listener->address());
     listener->SetServing(true);
     daemon->listeners_.push_back(std::move(listener));

@@ -65,6 +65,13 @@ class Channel {
   // Opens a stream; `sink` must live until OnClosed was called or the stream was destroyed. Does not wait for the peer:
   // a refusal or a dead peer is reported here or by OnClosed.
   virtual absl::StatusOr<std::unique_ptr<Stream>> Open(Method method, StreamSink* sink) = 0;
+  // A thread that waits for a message may call this over and over instead of blocking: what arrives is given to the
+  // sinks right on it, and no other thread must be woken. Never waits; does a little at a time. From the first call on
+  // the channel's own threads receive nothing until StopPolling, or until nobody has called for some milliseconds.
+  // False where a transport cannot do this. Not inside a sink.
+  virtual bool Poll() { return false; }
+  // To be called by who has polled, before it blocks.
+  virtual void StopPolling() {}
 };
 
 // Implemented by the server, and by tests. Thread-safe: calls come from many threads.
@@ -93,6 +100,9 @@ struct Limits {
   size_t max_message_bytes = 8u << 20;  // a larger message is refused by the receiver
   size_t send_window_bytes = 8u << 20;
   int64_t keepalive_ms = 5000;  // a silent peer is noticed within about twice this
+  // How long a listener busy-waits for the next message, while messages come that fast; 0: never. Saves the time of
+  // waking its thread, at most this much CPU time in eight is wasted.
+  int64_t spin_us = 100;
 };
 
 // Defined in common/transport/dial.cc, which knows every implementation. Errors: InvalidArgument for an address that

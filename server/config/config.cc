@@ -19,6 +19,7 @@ constexpr uint64_t kMaxFrameBytes = 4ull << 30;
 constexpr uint64_t kMinMemoryBytes = 1u << 20;
 constexpr uint32_t kMaxDrainMs = 600'000;
 constexpr uint32_t kMaxJobs = 4096;
+constexpr uint32_t kMaxSpinUs = 10'000;
 
 uint64_t MachineMemoryBytes() {
   const long pages = sysconf(_SC_PHYS_PAGES);
@@ -49,6 +50,7 @@ absl::Status ServerConfig::Validate() {
   GW_RETURN_IF_ERROR(CheckRange("frame_limit_bytes", frame_limit_bytes, kMinFrameBytes, kMaxFrameBytes));
   GW_RETURN_IF_ERROR(CheckRange("drain_ms", drain_ms, 0, kMaxDrainMs));
   GW_RETURN_IF_ERROR(CheckRange("max_jobs", max_jobs, 1, kMaxJobs));
+  GW_RETURN_IF_ERROR(CheckRange("spin_us", spin_us, 0, kMaxSpinUs));
   if (!backend.starts_with("cpu:")) {  // which targets there are is known to MakeBackend
     GW_RETURN_IF_ERROR(CheckOneOf("backend", backend, {"auto", "cpu", "cuda", "reference"}));
   }
@@ -67,6 +69,7 @@ absl::Status ApplyConfigFile(const std::string& path, ServerConfig* config) {
   if (file.has_backend()) config->backend = file.backend();
   if (file.has_log_level()) config->log_level = file.log_level();
   if (file.has_max_jobs()) config->max_jobs = file.max_jobs();
+  if (file.has_spin_us()) config->spin_us = file.spin_us();
   return absl::OkStatus();
 }
 

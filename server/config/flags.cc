@@ -33,7 +33,7 @@ constexpr char kFooter[] =
 struct Given {
   std::vector<std::string> listen;
   std::optional<uint64_t> memory_limit_bytes, job_memory_limit_bytes, device_memory_limit_bytes, frame_limit_bytes;
-  std::optional<uint32_t> drain_ms, max_jobs;
+  std::optional<uint32_t> drain_ms, max_jobs, spin_us;
   std::optional<std::string> backend, log_level;
   std::string port_file;
   std::string config_path;
@@ -65,6 +65,9 @@ void Define(CLI::App& app, Given& g) {
   app.add_option("--drain-ms", g.drain_ms,
                  "Milliseconds after SIGTERM for the open rounds to finish, 0 to 600000. Default 5000");
   app.add_option("--max-jobs", g.max_jobs, "Jobs at once, 1 to 4096. Default 64");
+  app.add_option("--spin-us", g.spin_us,
+                 "Microseconds to busy-wait for the next message before sleeping, while messages come that fast, 0\n"
+                 "(never) to 10000. Default 100");
   app.add_option("--backend", g.backend,
                  "Arithmetic on: auto (the best SIMD of this CPU), cpu, cpu:avx512, cpu:avx2, cpu:neon,\nreference, "
                  "cuda (parameters and sums in GPU memory). Default auto");
@@ -80,6 +83,7 @@ void Overlay(const Given& g, ServerConfig* config) {
   if (g.frame_limit_bytes) config->frame_limit_bytes = *g.frame_limit_bytes;
   if (g.drain_ms) config->drain_ms = *g.drain_ms;
   if (g.max_jobs) config->max_jobs = *g.max_jobs;
+  if (g.spin_us) config->spin_us = *g.spin_us;
   if (g.backend) config->backend = *g.backend;
   if (g.log_level) config->log_level = *g.log_level;
   config->port_file = g.port_file;

@@ -81,7 +81,7 @@ class ClientStream final : public StreamCore {
 class GrpcChannel final : public Channel, public StreamOwner {
  public:
   GrpcChannel(std::shared_ptr<::grpc::Channel> channel, const Limits& limits)
-      : limits_(limits), stub_(std::move(channel)), poller_(std::make_unique<Poller>(&queue_)) {}
+      : limits_(limits), stub_(std::move(channel)), poller_(std::make_unique<Poller>(&queue_, 0)) {}
 
   ~GrpcChannel() override {
     std::vector<std::shared_ptr<ClientStream>> streams;
@@ -126,6 +126,12 @@ class GrpcChannel final : public Channel, public StreamOwner {
     stream->Start(&stub_, Path(method), &queue_);
     return std::make_unique<StreamHandle>(std::move(stream), /*abandon=*/true);
   }
+
+  bool Poll() override {
+    poller_->RunReady();
+    return true;
+  }
+  void StopPolling() override { poller_->HandBack(); }
 
  private:
   static std::string Path(Method method) { return absl::StrCat("/", std::string(method)); }

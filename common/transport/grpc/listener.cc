@@ -29,6 +29,7 @@ namespace {
 
 constexpr int kMaxConcurrentStreams = 4096;  // per connection
 constexpr std::chrono::milliseconds kShutdownGrace(500);
+constexpr TimeNs kNsPerUs = 1000;
 
 class GrpcListener final : public Listener, public CallOwner {
  public:
@@ -141,7 +142,7 @@ absl::Status GrpcListener::Start(const Address& address) {
   SetServing(true);
   for (RawService* service : services)
     for (int i = 0; i < service->method_count(); ++i) Request(service, i);
-  poller_ = std::make_unique<Poller>(queue_.get());
+  poller_ = std::make_unique<Poller>(queue_.get(), limits_.spin_us * kNsPerUs);
   return absl::OkStatus();
 }
 

@@ -13,7 +13,7 @@
 
 namespace gradwire::transport {
 
-Poller::Poller(::grpc::CompletionQueue* queue) : queue_(queue) {
+Poller::Poller(::grpc::CompletionQueue* queue, TimeNs spin_ns) : queue_(queue), spin_ns_(spin_ns) {
   absl::MutexLock lock(&mu_);
   Spawn();
   keeper_ = std::thread([this] { Keep(); });
@@ -50,16 +50,14 @@ void Poller::Spawn() {
 
 void Poller::Loop() {
   SinkScope::CountInto(&sink_ns_);
+  SpinBudget spin(spin_ns_);
   void* tag = nullptr;
   bool ok = false;
-  while (queue_->Next(&tag, &ok)) {
+  while (Next(&spin, &tag, &ok)) {
     waiting_.fetch_sub(1);
-    events_.fetch_add(1);
     if (resting_.load()) WakeKeeper();
-#ifdef __SANITIZE_THREAD__
-    __tsan_acquire(tag);
-#endif
-    static_cast<Completion*>(tag)->Run(ok);
+    Run(tag, ok);
+    if (callers_.load()) Rest();
     // A surplus thread ends only while another one waits.
     int surplus = surplus_.load();
     if (surplus > 0 && !draining_.load() && waiting_.load() > 0 &&
@@ -71,6 +69,50 @@ void Poller::Loop() {
     }
     waiting_.fetch_add(1);
   }
+}
+
+bool Poller::Next(SpinBudget* spin, void** tag, bool* ok) {
+  using Queue = ::grpc::CompletionQueue;
+  if (spin_ns_ == 0) return queue_->Next(tag, ok);
+  const TimeNs begin = SteadyClock().Now();
+  auto next = Queue::TIMEOUT;
+  // Beside another thread in the queue this one would not see the sockets.
+  const bool alone = waiting_.load() == 1;
+  SpinBudget::Spin(alone ? spin->budget_ns() : 0, [&] {
+    next = queue_->AsyncNext(tag, ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
+    return next != Queue::TIMEOUT;
+  });
+  const bool more = next == Queue::TIMEOUT ? queue_->Next(tag, ok) : next == Queue::GOT_EVENT;
+  if (alone) spin->Note(SteadyClock().Now() - begin);
+  return more;
+}
+
+void Poller::Run(void* tag, bool ok) {
+  events_.fetch_add(1);
+#ifdef __SANITIZE_THREAD__
+  __tsan_acquire(tag);
+#endif
+  static_cast<Completion*>(tag)->Run(ok);
+}
+
+void Poller::RunReady() {
+  polls_.fetch_add(1);
+  if (!callers_.load()) callers_.store(true);
+  void* tag = nullptr;
+  bool ok = false;
+  if (queue_->AsyncNext(&tag, &ok, gpr_inf_past(GPR_CLOCK_MONOTONIC)) == ::grpc::CompletionQueue::GOT_EVENT)
+    Run(tag, ok);
+}
+
+void Poller::HandBack() {
+  if (!callers_.load()) return;
+  absl::MutexLock lock(&mu_);
+  callers_.store(false);
+}
+
+void Poller::Rest() {
+  absl::MutexLock lock(&mu_);
+  mu_.Await(absl::Condition(this, &Poller::MayRun));
 }
 
 void Poller::WakeKeeper() {
@@ -98,6 +140,12 @@ void Poller::Keep() {
 }
 
 bool Poller::Look() {
+  if (const uint64_t polls = polls_.load(); callers_.load()) {
+    if (polls == seen_polls_) HandBack();
+    seen_polls_ = polls;
+    stuck_looks_ = idle_looks_ = 0;
+    return true;
+  }
   const uint64_t events = events_.load();
   const int waiting = waiting_.load();
   stuck_looks_ = waiting <= 0 && events == seen_events_ ? stuck_looks_ + 1 : 0;

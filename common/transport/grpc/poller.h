@@ -6,6 +6,10 @@
 // pool every few milliseconds while it is in use. It adds a thread when all of them stay inside their sinks, or when
 // they use up their CPU time and sinks take a good part of it, or all of their time goes into sinks; it takes one away
 // when the others have time to spare.
+//
+// A thread outside the pool that is about to wait for a message can run the completions itself (RunReady), which saves
+// waking one thread for the message and another for what the message says. Two threads in the queue would be in each
+// other's way: the pool's rest meanwhile, and the keeper calls them back when nobody has polled for two looks.
 #pragma once
 
 #include <grpcpp/completion_queue.h>
@@ -21,6 +25,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "common/base/clock.h"
+#include "common/base/spin_budget.h"
 
 namespace gradwire::transport {
 
@@ -58,10 +64,16 @@ class MemberCompletion final : public Completion {
 // Thread-safe. The queue must outlive it. Bound: kMaxThreads threads; beyond it completions wait for a sink to return.
 class Poller {
  public:
-  explicit Poller(::grpc::CompletionQueue* queue);
+  // `spin_ns`: how long the pool's thread busy-waits for the next completion, while they come that fast; 0: never.
+  Poller(::grpc::CompletionQueue* queue, TimeNs spin_ns);
   // Shuts the queue down, runs what is left in it and joins the threads. Nothing may start an operation on the queue
   // any more. Must not be called on one of its own threads.
   ~Poller();
+
+  // Runs a completion, if there is one, on the calling thread. Not inside a sink.
+  void RunReady() ABSL_LOCKS_EXCLUDED(mu_);
+  // The caller of RunReady is about to block: the pool's threads run completions from here on.
+  void HandBack() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   static constexpr int kMaxThreads = 256;
@@ -76,6 +88,12 @@ class Poller {
   static constexpr double kInSinks = 0.3;
 
   void Loop();
+  // The next completion, as gRPC's Next gives it.
+  bool Next(SpinBudget* spin, void** tag, bool* ok);
+  void Run(void* tag, bool ok);
+  // Returns when no caller of RunReady is expected any more.
+  void Rest() ABSL_LOCKS_EXCLUDED(mu_);
+  bool MayRun() const { return !callers_.load() || draining_.load(); }
   void Keep();
   // One look of the keeper. False when the queue has been unused for a calm time.
   bool Look() ABSL_LOCKS_EXCLUDED(mu_);
@@ -88,9 +106,12 @@ class Poller {
   bool KeeperWanted() const { return !resting_.load() || draining_.load(); }
 
   ::grpc::CompletionQueue* const queue_;
+  const TimeNs spin_ns_;
   std::atomic<int> waiting_ = 0;  // threads in the queue's Next
   std::atomic<int> surplus_ = 0;  // threads that should end
   std::atomic<uint64_t> events_ = 0;
+  std::atomic<uint64_t> polls_ = 0;    // calls of RunReady
+  std::atomic<bool> callers_ = false;  // they run the completions, not the pool
   std::atomic<int64_t> sink_ns_ = 0;   // spent inside sinks
   std::atomic<bool> resting_ = false;  // the keeper waits to be woken
   std::atomic<bool> draining_ = false;
@@ -102,6 +123,7 @@ class Poller {
 
   // The keeper's own.
   uint64_t seen_events_ = 0;
+  uint64_t seen_polls_ = 0;
   int stuck_looks_ = 0;
   int idle_looks_ = 0;
   int looks_ = 0;  // since the last measurement
