@@ -27,6 +27,7 @@ struct Waiter {
   std::shared_ptr<Outbox> out;
   v1::PullKind kind = v1::PULL_UNSPECIFIED;
   uint64_t version = 0;
+  bool on_push = false;  // asked for with a frame: answered as PushAck, else as PullMessage
 };
 
 // An answer that is ready to be sent, once no lock is held.
@@ -35,6 +36,7 @@ struct Delivery {
   uint32_t bucket = 0;
   absl::Status status;  // not OK: sent instead of chunks
   SharedChunks chunks;
+  v1::PushOutcome outcome = v1::PUSH_OUTCOME_UNSPECIFIED;  // else acknowledges the frame that it was asked for with
 };
 
 // A frame whose last chunk has not come yet.

@@ -19,6 +19,33 @@ ParameterContent ContentOf(v1::PullKind kind) {
   return kind == v1::PULL_STATE ? ParameterContent::kState : ParameterContent::kFloat32;
 }
 
+absl::Status UnknownKind(const std::string& job, v1::PullKind kind) {
+  return absl::InvalidArgumentError(absl::StrFormat("job '%s': unknown pull kind %d", job, kind));
+}
+
+// The control message of one chunk of an answer, or of why there is none.
+std::string ControlOf(const Delivery& delivery, bool first, bool last) {
+  const auto fill = [&](auto& control) {
+    control.set_bucket(delivery.bucket);
+    control.set_kind(delivery.to.kind);
+    control.set_last(last);
+    if (delivery.chunks != nullptr) return;
+    control.set_code(static_cast<int>(delivery.status.code()));
+    control.set_message(std::string(delivery.status.message()));
+  };
+  if (delivery.to.on_push) {
+    v1::PushAck ack;
+    fill(ack);
+    ack.set_round(delivery.to.version - 1);
+    if (first) ack.set_outcome(delivery.outcome);
+    return ack.SerializeAsString();
+  }
+  v1::PullMessage message;
+  fill(message);
+  message.set_version(delivery.to.version);
+  return message.SerializeAsString();
+}
+
 }  // namespace
 
 absl::Status JobShard::Pull(MemberId member, const v1::PullRequest& request, const std::shared_ptr<Outbox>& out) {
@@ -31,9 +58,7 @@ absl::Status JobShard::Pull(MemberId member, const v1::PullRequest& request, con
           "job '%s': the worker is no longer a member (it left, or its lease ended): join again", name));
     }
   }
-  if (!KnownKind(request.kind())) {
-    return absl::InvalidArgumentError(absl::StrFormat("job '%s': unknown pull kind %d", name, request.kind()));
-  }
+  if (!KnownKind(request.kind())) return UnknownKind(name, request.kind());
   if (request.bucket_begin() >= request.bucket_end() || request.bucket_end() > buckets_.size()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("job '%s': bucket range [%d, %d) is not within the %d buckets of this job", name,
@@ -45,27 +70,49 @@ absl::Status JobShard::Pull(MemberId member, const v1::PullRequest& request, con
   }
   std::vector<Delivery> ready;
   for (uint32_t b = request.bucket_begin(); b < request.bucket_end(); ++b) {
-    BucketState& bucket = *buckets_[b];
-    Waiter waiter{member, out, request.kind(), request.version()};
-    absl::MutexLock lock(&bucket.mu);
-    std::optional<Delivery> answer = Answer(bucket, waiter);
-    const auto waits = std::count_if(bucket.waiting.begin(), bucket.waiting.end(),
-                                     [member](const Waiter& w) { return w.member == member; });
-    if (!answer && static_cast<size_t>(waits) >= kMaxWaitersPerMember) {
-      answer = Delivery{waiter, b,
-                        absl::ResourceExhaustedError(
-                            absl::StrFormat("job '%s' bucket %d: %d pulls of this worker wait already, at most %d may",
-                                            name, b, waits, kMaxWaitersPerMember)),
-                        nullptr};
-    }
-    if (answer) {
-      ready.push_back(*std::move(answer));
-    } else {
-      bucket.waiting.push_back(std::move(waiter));
-    }
+    std::optional<Delivery> answer = AnswerOrWait(b, {member, out, request.kind(), request.version()});
+    if (answer) ready.push_back(*std::move(answer));
   }
   Deliver(ready);
   return absl::OkStatus();
+}
+
+absl::Status JobShard::Acknowledge(MemberId member, const v1::PushAck& ack, std::span<const v1::PullKind> pull,
+                                   const std::shared_ptr<Outbox>& out) {
+  for (v1::PullKind kind : pull)
+    if (!KnownKind(kind)) return UnknownKind(job_.spec().name(), kind);
+  std::vector<Delivery> ready;
+  for (v1::PullKind kind : pull) {
+    if (ack.outcome() == v1::PUSH_REFUSED) break;
+    std::optional<Delivery> answer = AnswerOrWait(ack.bucket(), {member, out, kind, ack.round() + 1, /*on_push=*/true});
+    if (answer) ready.push_back(*std::move(answer));
+  }
+  if (ready.empty()) {
+    // A send fails only when the stream is closing; OnClosed follows.
+    out->Send({ack.SerializeAsString(), {}}).IgnoreError();
+    return absl::OkStatus();
+  }
+  ready.front().outcome = ack.outcome();
+  Deliver(ready);
+  return absl::OkStatus();
+}
+
+std::optional<Delivery> JobShard::AnswerOrWait(uint32_t b, Waiter waiter) {
+  BucketState& bucket = *buckets_[b];
+  absl::MutexLock lock(&bucket.mu);
+  std::optional<Delivery> answer = Answer(bucket, waiter);
+  if (answer) return answer;
+  const auto waits = std::count_if(bucket.waiting.begin(), bucket.waiting.end(),
+                                   [&waiter](const Waiter& w) { return w.member == waiter.member; });
+  if (static_cast<size_t>(waits) >= kMaxWaitersPerMember) {
+    return Delivery{std::move(waiter), b,
+                    absl::ResourceExhaustedError(
+                        absl::StrFormat("job '%s' bucket %d: %d pulls of this worker wait already, at most %d may",
+                                        job_.spec().name(), b, waits, kMaxWaitersPerMember)),
+                    nullptr};
+  }
+  bucket.waiting.push_back(std::move(waiter));
+  return std::nullopt;
 }
 
 std::optional<Delivery> JobShard::Answer(BucketState& bucket, const Waiter& waiter) {
@@ -129,23 +176,12 @@ std::vector<Delivery> JobShard::TakeReady(BucketState& bucket) {
 
 void JobShard::Deliver(const std::vector<Delivery>& deliveries) {
   for (const Delivery& delivery : deliveries) {
-    v1::PullMessage control;
-    control.set_bucket(delivery.bucket);
-    control.set_version(delivery.to.version);
-    control.set_kind(delivery.to.kind);
     const size_t chunks = delivery.chunks == nullptr ? 0 : delivery.chunks->size();
-    if (chunks == 0) {
-      control.set_last(true);
-      control.set_code(static_cast<int>(delivery.status.code()));
-      control.set_message(std::string(delivery.status.message()));
-      delivery.to.out->Send({control.SerializeAsString(), {}}).IgnoreError();
-      continue;
-    }
+    if (chunks == 0) delivery.to.out->Send({ControlOf(delivery, true, true), {}}).IgnoreError();
     for (size_t i = 0; i < chunks; ++i) {
       const Bytes& chunk = (*delivery.chunks)[i];
-      control.set_last(i + 1 == chunks);
       // A stream that has closed loses its answer; its worker pulls again on the next one.
-      if (!delivery.to.out->Send({control.SerializeAsString(), {chunk}}).ok()) break;
+      if (!delivery.to.out->Send({ControlOf(delivery, i == 0, i + 1 == chunks), {chunk}}).ok()) break;
       (delivery.to.kind == v1::PULL_UPDATE ? pull_bytes_ : parameter_bytes_) += chunk.size();
     }
   }

@@ -99,6 +99,10 @@ class JobShard {
   // Merges one chunk, which may have arrived in several slices. The acknowledgement comes with the last chunk of a
   // frame, or with the one that decided it. An error (bytes that cannot be attributed to any frame) ends the stream.
   absl::StatusOr<std::optional<v1::PushAck>> PushChunk(PushStream& stream, std::span<const Bytes> received);
+  // Sends the acknowledgement of a frame through `out`, and answers `pull` for the version that its round makes, now or
+  // when that exists; in one message where both are due at once. An error ends the stream.
+  absl::Status Acknowledge(MemberId member, const v1::PushAck& ack, std::span<const v1::PullKind> pull,
+                           const std::shared_ptr<Outbox>& out);
   // Answers every bucket of the request through `out`, now or when the version exists.
   absl::Status Pull(MemberId member, const v1::PullRequest& request, const std::shared_ptr<Outbox>& out);
 
@@ -153,6 +157,8 @@ class JobShard {
   void MakeReady();
 
   // job_pull.cc
+  // Keeps the waiter if its version does not exist yet.
+  std::optional<Delivery> AnswerOrWait(uint32_t bucket, Waiter waiter);
   std::optional<Delivery> Answer(BucketState& bucket, const Waiter& waiter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   SharedChunks Serialize(BucketState& bucket, v1::PullKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   std::vector<Delivery> TakeReady(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);

@@ -2,6 +2,7 @@
 #include "server/services/push_sink.h"
 
 #include <utility>
+#include <vector>
 
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
@@ -19,17 +20,19 @@ void PushSink::OnMessage(transport::Message message) {
 }
 
 absl::Status PushSink::Handle(transport::Message message) {
-  if (job_ == nullptr) GW_RETURN_IF_ERROR(Open(message));
+  v1::PushMessage request;
+  if (!request.ParseFromString(message.control)) return absl::InvalidArgumentError("not a gradwire.v1.PushMessage");
+  if (job_ == nullptr) GW_RETURN_IF_ERROR(Open(request));
   if (message.frame.empty()) return absl::OkStatus();
   GW_ASSIGN_OR_RETURN(const std::optional<v1::PushAck> ack, job_->PushChunk(stream_, message.frame));
-  // A send fails only when the stream is closing; OnClosed follows.
-  if (ack) out_->Send({ack->SerializeAsString(), {}}).IgnoreError();
-  return absl::OkStatus();
+  if (!ack) return absl::OkStatus();
+  std::vector<v1::PullKind> pull;
+  for (int kind : request.pull()) pull.push_back(static_cast<v1::PullKind>(kind));
+  return job_->Acknowledge(stream_.member, *ack, pull, out_);
 }
 
-absl::Status PushSink::Open(const transport::Message& message) {
-  v1::PushMessage request;
-  if (!request.ParseFromString(message.control) || !request.has_open()) {
+absl::Status PushSink::Open(const v1::PushMessage& request) {
+  if (!request.has_open()) {
     return absl::InvalidArgumentError(
         "the first message of a Push stream must carry `open` with the worker's identity");
   }

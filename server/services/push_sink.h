@@ -1,4 +1,4 @@
-// The server's end of one Push stream: chunks in, one acknowledgement per frame out.
+// The server's end of one Push stream: chunks in, one acknowledgement per frame out, and the answers asked for with it.
 #pragma once
 
 #include <memory>
@@ -19,7 +19,7 @@ class PushSink final : public transport::StreamSink {
 
  private:
   absl::Status Handle(transport::Message message);
-  absl::Status Open(const transport::Message& message);
+  absl::Status Open(const v1::PushMessage& request);
 
   JobRegistry* const registry_;
   const std::shared_ptr<Outbox> out_;

@@ -82,7 +82,7 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // Opens the next round and asks for its update. `learning_rates`: one per parameter group, or one for all.
+  // Opens the next round. `learning_rates`: one per parameter group, or one for all.
   absl::Status BeginRound(std::span<const float> learning_rates);
   // The gradient of a tensor is complete. Returns at once; the work happens on the encoding thread (a small job is
   // encoded and sent right here). `gradient`: as many elements as the tensor has; must stay unchanged until EndRound

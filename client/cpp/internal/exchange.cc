@@ -50,7 +50,7 @@ void Exchange::Stop(const absl::Status& reason) {
     FailLocked(reason);
     stop_ = true;
     const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-      return !encoding_ && !writing_replica_ && !requesting_;
+      return !encoding_ && !writing_replica_;
     };
     mu_.Await(absl::Condition(&idle));
   }
@@ -68,6 +68,13 @@ v1::PullKind Exchange::ParametersKind() const {
 
 // A worker that pulls parameters still reads the update frames of sparse codecs: they name what was deferred.
 bool Exchange::NeedsUpdate(uint32_t slice) const { return !NeedsParameters() || context_.codecs[slice]->sparse(); }
+
+std::vector<v1::PullKind> Exchange::PullsOf(uint32_t slice) const {
+  std::vector<v1::PullKind> pulls;
+  if (NeedsUpdate(slice)) pulls.push_back(v1::PULL_UPDATE);
+  if (NeedsParameters()) pulls.push_back(ParametersKind());
+  return pulls;
+}
 
 void Exchange::ResetRound(uint64_t round) {
   round_ = round;
@@ -96,21 +103,6 @@ void Exchange::ResetRound(uint64_t round) {
   }
 }
 
-absl::Status Exchange::RequestPulls(uint64_t version) {
-  for (uint32_t shard = 0; shard < shards_; ++shard) {
-    ShardLink* link = context_.links[shard];
-    for (uint32_t b = 0; b < buckets_;) {
-      uint32_t end = b + 1;
-      const bool wanted = NeedsUpdate(IndexOf(b, shard));
-      while (end < buckets_ && NeedsUpdate(IndexOf(end, shard)) == wanted) ++end;
-      if (wanted) GW_RETURN_IF_ERROR(link->RequestPull(v1::PULL_UPDATE, version, b, end));
-      b = end;
-    }
-    if (NeedsParameters()) GW_RETURN_IF_ERROR(link->RequestPull(ParametersKind(), version, 0, buckets_));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status Exchange::Begin(std::span<const float> learning_rates) {
   const size_t groups = static_cast<size_t>(context_.job->spec().optimizer().groups_size());
   if (learning_rates.size() != groups && learning_rates.size() != 1)
@@ -118,28 +110,19 @@ absl::Status Exchange::Begin(std::span<const float> learning_rates) {
                                                    groups, " parameter groups: give one for each, or one for all"));
   for (float rate : learning_rates)
     if (!std::isfinite(rate)) return absl::InvalidArgumentError(absl::StrCat("learning rate ", rate, " is not finite"));
-  uint64_t version = 0;
-  {
-    absl::MutexLock lock(&mu_);
-    GW_RETURN_IF_ERROR(failed_);
-    if (round_open_)
-      return absl::FailedPreconditionError(absl::StrCat("round ", round_, " is still open: call EndRound first"));
-    learning_rates_.assign(learning_rates.begin(), learning_rates.end());
-    learning_rates_.resize(groups, learning_rates[0]);
-    round_open_ = true;
-    round_error_ = absl::OkStatus();
-    ready_.assign(ready_.size(), false);
-    ready_order_.clear();
-    bad_.assign(bad_.size(), false);
-    ResetRound(round_);
-    version = round_ + 1;
-    requesting_ = true;
-  }
-  absl::Status requested = RequestPulls(version);
   absl::MutexLock lock(&mu_);
-  requesting_ = false;
-  if (!requested.ok()) FailLocked(requested);
-  return requested;
+  GW_RETURN_IF_ERROR(failed_);
+  if (round_open_)
+    return absl::FailedPreconditionError(absl::StrCat("round ", round_, " is still open: call EndRound first"));
+  learning_rates_.assign(learning_rates.begin(), learning_rates.end());
+  learning_rates_.resize(groups, learning_rates[0]);
+  round_open_ = true;
+  round_error_ = absl::OkStatus();
+  ready_.assign(ready_.size(), false);
+  ready_order_.clear();
+  bad_.assign(bad_.size(), false);
+  ResetRound(round_);
+  return absl::OkStatus();
 }
 
 bool Exchange::IsReady(uint32_t tensor) const {
@@ -206,21 +189,11 @@ absl::Status Exchange::WaitUntil(const absl::Condition& done, absl::Time deadlin
 }
 
 absl::Status Exchange::StartAgain() {
-  uint64_t version = 0;
   {
     absl::MutexLock lock(&mu_);
     GW_RETURN_IF_ERROR(failed_);
     ResetRound(round_ + 1);
-    version = round_ + 1;
     apply_allowed_ = true;
-    requesting_ = true;
-  }
-  // The requests go first, as in every round.
-  const absl::Status requested = RequestPulls(version);
-  {
-    absl::MutexLock lock(&mu_);
-    requesting_ = false;
-    GW_RETURN_IF_ERROR(requested);
     for (uint32_t tensor : ready_order_) tasks_.push_back({Task::Kind::kAgain, tensor, nullptr});
   }
   RunTasksInline();

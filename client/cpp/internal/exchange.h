@@ -1,8 +1,7 @@
 // The rounds of one worker: tensors get ready, buckets are encoded and sent, updates arrive and are applied.
 //
-//   TensorReady -> [encoding thread: ingest, select, encode, send] -> shard -> ack -----+
-//   BeginRound  -> pull requests -> shard -> update frame ------------------------------+
-//                                   [applying thread: decode; apply after EndRound; settle]
+//   TensorReady -> [encoding thread: ingest, select, encode, send, ask for the update] -> shard
+//   shard -> ack, update frame -> [applying thread: decode; apply after EndRound; settle]
 //
 // A small job has neither thread: waking one costs more than its work. TensorReady encodes, EndRound applies.
 #pragma once
@@ -108,9 +107,10 @@ class Exchange final : public LinkEvents {
   bool NeedsUpdate(uint32_t slice) const;
   bool NeedsParameters() const;
   v1::PullKind ParametersKind() const;
+  // What is asked for with every frame of the slice.
+  std::vector<v1::PullKind> PullsOf(uint32_t slice) const;
 
   void ResetRound(uint64_t round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status RequestPulls(uint64_t version);
   // Round 0 is over: the same gradients travel again, as round 1.
   absl::Status StartAgain();
   absl::Status NoteReady(uint32_t tensor, const float* gradient) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -164,8 +164,7 @@ class Exchange final : public LinkEvents {
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   bool round_open_ ABSL_GUARDED_BY(mu_) = false;
   bool apply_allowed_ ABSL_GUARDED_BY(mu_) = false;
-  bool encoding_ ABSL_GUARDED_BY(mu_) = false;    // someone is at the tasks
-  bool requesting_ ABSL_GUARDED_BY(mu_) = false;  // pulls are being asked for
+  bool encoding_ ABSL_GUARDED_BY(mu_) = false;  // someone is at the tasks
   bool reading_gradients_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_replica_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t round_ ABSL_GUARDED_BY(mu_);  // that is open, or opens next

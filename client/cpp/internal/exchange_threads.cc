@@ -122,7 +122,7 @@ bool Exchange::Send(uint32_t slice, const std::vector<Bytes>& chunks) {
     absl::MutexLock lock(&mu_);
     reading_gradients_ = false;
   }
-  const absl::Status sent = context_.links[slice % shards_]->SendFrame(chunks);
+  const absl::Status sent = context_.links[slice % shards_]->SendFrame(chunks, PullsOf(slice));
   absl::MutexLock lock(&mu_);
   if (!sent.ok()) FailLocked(sent);
   reading_gradients_ = failed_.ok();

@@ -18,17 +18,42 @@ constexpr int64_t kLastBackoffMs = 1000;
 
 bool Retryable(const absl::Status& status) { return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status); }
 
+// Collects the chunks of one stream into answers. Touched by its sink only.
+class Answers {
+ public:
+  // The answer whose last chunk this is. `Control`: PushAck or PullMessage.
+  template <typename Control>
+  std::optional<PullAnswer> Add(const Control& control, uint64_t version, const std::vector<Bytes>& frame) {
+    PullAnswer& open = open_[{control.bucket(), control.kind()}];
+    if (!frame.empty()) open.chunks.push_back(wire::Flatten(frame));
+    if (!control.last() && control.code() == 0) return std::nullopt;
+    PullAnswer answer = std::move(open);
+    open_.erase({control.bucket(), control.kind()});
+    answer.kind = control.kind();
+    answer.bucket = control.bucket();
+    answer.version = version;
+    if (control.code() != 0)
+      answer.status = absl::Status(static_cast<absl::StatusCode>(control.code()), std::string(control.message()));
+    return answer;
+  }
+
+ private:
+  std::map<std::pair<uint32_t, int>, PullAnswer> open_;  // by bucket and kind
+};
+
 }  // namespace
 
-// Acknowledgements of the push stream.
-class ShardLink::AckSink final : public transport::StreamSink {
+// Acknowledgements, and answers to what was asked for with frames.
+class ShardLink::PushSink final : public transport::StreamSink {
  public:
-  explicit AckSink(ShardLink* link) : link_(link) {}
+  explicit PushSink(ShardLink* link) : link_(link) {}
   void OnMessage(transport::Message message) override {
     v1::PushAck ack;
     if (!ack.ParseFromString(message.control))
       return link_->Lost(absl::DataLossError("an acknowledgement on the push stream cannot be parsed"));
-    link_->Deliver([&](LinkEvents* events) { events->OnAck(link_->options_.shard, ack); });
+    if (ack.outcome() != v1::PUSH_OUTCOME_UNSPECIFIED)
+      link_->Deliver([&](LinkEvents* events) { events->OnAck(link_->options_.shard, ack); });
+    if (ack.kind() != v1::PULL_UNSPECIFIED) link_->Answered(answers_.Add(ack, ack.round() + 1, message.frame), message);
   }
   void OnClosed(absl::Status status) override {
     link_->Lost(status.ok() ? absl::UnavailableError("the server ended the push stream") : status);
@@ -36,6 +61,7 @@ class ShardLink::AckSink final : public transport::StreamSink {
 
  private:
   ShardLink* const link_;
+  Answers answers_;
 };
 
 // Collects chunks of the pull stream into answers.
@@ -46,21 +72,7 @@ class ShardLink::PullSink final : public transport::StreamSink {
     v1::PullMessage pull;
     if (!pull.ParseFromString(message.control))
       return link_->Lost(absl::DataLossError("a message on the pull stream cannot be parsed"));
-    PullAnswer& open = open_[{pull.bucket(), pull.kind()}];
-    if (!message.frame.empty()) {
-      open.chunks.push_back(wire::Flatten(message.frame));
-      link_->pulled_bytes_.fetch_add(open.chunks.back().size(), std::memory_order_relaxed);
-    }
-    if (!pull.last() && pull.code() == 0) return;
-    PullAnswer answer = std::move(open);
-    open_.erase({pull.bucket(), pull.kind()});
-    answer.kind = pull.kind();
-    answer.bucket = pull.bucket();
-    answer.version = pull.version();
-    if (pull.code() != 0)
-      answer.status =
-          link_->Annotate(absl::Status(static_cast<absl::StatusCode>(pull.code()), std::string(pull.message())));
-    link_->Deliver([&](LinkEvents* events) { events->OnAnswer(link_->options_.shard, std::move(answer)); });
+    link_->Answered(answers_.Add(pull, pull.version(), message.frame), message);
   }
   void OnClosed(absl::Status status) override {
     link_->Lost(status.ok() ? absl::UnavailableError("the server ended the pull stream") : status);
@@ -68,7 +80,7 @@ class ShardLink::PullSink final : public transport::StreamSink {
 
  private:
   ShardLink* const link_;
-  std::map<std::pair<uint32_t, int>, PullAnswer> open_;  // by bucket and kind; touched by the sink only
+  Answers answers_;
 };
 
 ShardLink::ShardLink(LinkOptions options)
@@ -95,6 +107,13 @@ void ShardLink::Deliver(F call) {
   absl::MutexLock lock(&mu_);
   --delivering_;
   delivered_.SignalAll();
+}
+
+void ShardLink::Answered(std::optional<PullAnswer> answer, const transport::Message& message) {
+  pulled_bytes_.fetch_add(TotalSize(message.frame), std::memory_order_relaxed);
+  if (!answer) return;
+  answer->status = Annotate(answer->status);
+  Deliver([&](LinkEvents* events) { events->OnAnswer(options_.shard, *std::move(answer)); });
 }
 
 void ShardLink::SetEvents(LinkEvents* events) {
@@ -153,9 +172,9 @@ absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
 absl::Status ShardLink::Start(int64_t lease_ms, LinkEvents* events) {
   leave_timeout_ms_ = std::min(options_.rpc_timeout_ms, lease_ms);
   SetEvents(events);
-  ack_sink_ = std::make_unique<AckSink>(this);
+  push_sink_ = std::make_unique<PushSink>(this);
   pull_sink_ = std::make_unique<PullSink>(this);
-  auto push = channel_->Open("gradwire.v1.Worker/Push", ack_sink_.get());
+  auto push = channel_->Open("gradwire.v1.Worker/Push", push_sink_.get());
   if (!push.ok()) return Annotate(push.status());
   auto pull = channel_->Open("gradwire.v1.Worker/Pull", pull_sink_.get());
   if (!pull.ok()) return Annotate(pull.status());
@@ -184,9 +203,12 @@ void ShardLink::AllowInitialize() {
   stop_.SignalAll();
 }
 
-absl::Status ShardLink::SendFrame(const std::vector<Bytes>& chunks) {
+absl::Status ShardLink::SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull) {
+  v1::PushMessage last;
+  for (v1::PullKind kind : pull) last.add_pull(kind);
   for (const Bytes& chunk : chunks) {
-    absl::Status sent = push_->Send({std::string(), {chunk}});
+    const bool is_last = &chunk == &chunks.back();
+    absl::Status sent = push_->Send({is_last ? last.SerializeAsString() : std::string(), {chunk}});
     if (!sent.ok()) return Annotate(sent);
     pushed_bytes_.fetch_add(chunk.size(), std::memory_order_relaxed);
   }

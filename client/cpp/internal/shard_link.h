@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -23,7 +24,7 @@
 
 namespace gradwire::client {
 
-// All chunks of one bucket's answer on the pull stream, or why there is none.
+// All chunks of one bucket's answer, on either stream, or why there is none.
 struct PullAnswer {
   v1::PullKind kind = v1::PULL_UNSPECIFIED;
   uint32_t bucket = 0;
@@ -74,8 +75,9 @@ class ShardLink {
   // (JoinRequest.may_initialize; shard 0 is told so always), and the shard is told at once.
   void AllowInitialize();
 
-  // Sends the chunks of one frame. Blocks while the transport's window is full.
-  absl::Status SendFrame(const std::vector<Bytes>& chunks);
+  // Sends the chunks of one frame, and asks for the kinds `pull` of the version that its round makes. Blocks while the
+  // transport's window is full.
+  absl::Status SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull = {});
   absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end);
   // Ends the streams at once: a blocked SendFrame returns, no more events are delivered. Join and Start return
   // Cancelled. May be called while any of these runs; not together with Close.
@@ -90,18 +92,20 @@ class ShardLink {
   absl::Status Annotate(const absl::Status& status) const;
 
  private:
-  class AckSink;
+  class PushSink;
   class PullSink;
   void Lost(const absl::Status& status);
   void HeartbeatLoop(int64_t lease_ms);
   uint64_t SanitizedElements() const { return options_.sanitized_elements ? options_.sanitized_elements() : 0; }
+  // `message` has arrived, the last chunk of `answer` if there is one.
+  void Answered(std::optional<PullAnswer> answer, const transport::Message& message);
   // Runs `call` on the current receiver, which stays the receiver meanwhile.
   template <typename F>
   void Deliver(F call);
 
   const LinkOptions options_;
   std::shared_ptr<transport::Channel> channel_;
-  std::unique_ptr<AckSink> ack_sink_;
+  std::unique_ptr<PushSink> push_sink_;
   std::unique_ptr<PullSink> pull_sink_;
   // Set once, by Start, under mu_; the thread that called it and those that came after it read them without.
   std::unique_ptr<transport::Stream> push_;

@@ -90,6 +90,19 @@ struct TestWorker {
     ADD_FAILURE() << "no acknowledgement";
     return {};
   }
+  void Acknowledge(const v1::PushAck& ack, const std::vector<v1::PullKind>& kinds) {
+    EXPECT_TRUE(shard->Acknowledge(stream.member, ack, kinds, out).ok());
+  }
+  // What was sent by Acknowledge since the last call.
+  std::vector<v1::PushAck> TakeAcks() {
+    std::vector<v1::PushAck> acks(pull->sent.size());
+    for (size_t i = 0; i < acks.size(); ++i) {
+      EXPECT_TRUE(acks[i].ParseFromString(pull->sent[i].control));
+      EXPECT_EQ(pull->sent[i].frame.empty(), acks[i].kind() == v1::PULL_UNSPECIFIED || acks[i].code() != 0);
+    }
+    pull->sent.clear();
+    return acks;
+  }
   void InitializeAll(float value) {
     for (uint32_t b = 0; b < frames.buckets(); ++b) {
       EXPECT_EQ(Push(frames.Initialize(b, value)).outcome(), v1::PUSH_INCLUDED);
@@ -300,6 +313,68 @@ TEST_F(JobShardTest, NonFiniteGradientIsRefusedAndStateIsUnchanged) {
   EXPECT_EQ(Digest(), before);
   EXPECT_EQ(b.Push(b.frames.Push(0, 1, 2.0f)).outcome(), v1::PUSH_INCLUDED);
   EXPECT_NE(Digest(), before);  // b's step was applied without waiting for a
+}
+
+TEST_F(JobShardTest, FramesAreAcknowledgedAtOnceAndTheLastOfARoundTogetherWithItsUpdate) {
+  Start(SmallSpec("job", 2));
+  TestWorker a = Worker("a"), b = Worker("b");
+  StartTwo(&a, &b);
+  a.Acknowledge(a.Push(a.frames.Push(0, 1, 1.0f)), {v1::PULL_UPDATE});
+  std::vector<v1::PushAck> sent = a.TakeAcks();
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(sent[0].outcome(), v1::PUSH_INCLUDED);
+  EXPECT_EQ(sent[0].kind(), v1::PULL_UNSPECIFIED);
+
+  b.Acknowledge(b.Push(b.frames.Push(0, 1, 2.0f)), {v1::PULL_UPDATE, v1::PULL_PARAMS_F32});
+  sent = a.TakeAcks();
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(sent[0].outcome(), v1::PUSH_OUTCOME_UNSPECIFIED);
+  EXPECT_EQ(sent[0].kind(), v1::PULL_UPDATE);
+  EXPECT_EQ(sent[0].round(), 1u);
+  sent = b.TakeAcks();
+  ASSERT_EQ(sent.size(), 2u);
+  EXPECT_EQ(sent[0].outcome(), v1::PUSH_INCLUDED);
+  EXPECT_EQ(sent[0].kind(), v1::PULL_UPDATE);
+  EXPECT_TRUE(sent[0].last());
+  EXPECT_EQ(sent[1].outcome(), v1::PUSH_OUTCOME_UNSPECIFIED);
+  EXPECT_EQ(sent[1].kind(), v1::PULL_PARAMS_F32);
+}
+
+TEST_F(JobShardTest, ARefusedFrameIsAnsweredByItsRefusalAlone) {
+  Start(SmallSpec("job", 1));
+  TestWorker a = Worker("a");
+  ASSERT_TRUE(a.Join().ok());
+  a.InitializeAll(1.0f);
+  PushAll(&a, 0, 1.0f);
+  a.FollowUpdate(1);
+  const v1::PushAck refused = a.Push(a.frames.Push(0, 1, std::numeric_limits<float>::quiet_NaN()));
+  a.Acknowledge(refused, {v1::PULL_UPDATE});
+  const std::vector<v1::PushAck> sent = a.TakeAcks();
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(sent[0].outcome(), v1::PUSH_REFUSED);
+  EXPECT_EQ(sent[0].kind(), v1::PULL_UNSPECIFIED);
+}
+
+TEST_F(JobShardTest, AnAnswerThatCannotBeGivenStillAcknowledges) {
+  Start(SmallSpec("job", 1));
+  TestWorker a = Worker("a");
+  ASSERT_TRUE(a.Join().ok());
+  a.InitializeAll(1.0f);
+  for (uint64_t round = 0; round < 4; ++round) {
+    PushAll(&a, round, 1.0f);
+    a.FollowUpdate(round + 1);
+  }
+  v1::PushAck first;  // of round 0
+  first.set_outcome(v1::PUSH_NOT_INCLUDED);
+  a.Acknowledge(first, {v1::PULL_UPDATE});
+  const std::vector<v1::PushAck> sent = a.TakeAcks();
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(sent[0].outcome(), v1::PUSH_NOT_INCLUDED);
+  EXPECT_EQ(sent[0].kind(), v1::PULL_UPDATE);
+  EXPECT_EQ(sent[0].code(), static_cast<int>(absl::StatusCode::kOutOfRange));
+  EXPECT_TRUE(sent[0].last());
+  EXPECT_EQ(a.shard->Acknowledge(a.stream.member, first, std::vector{static_cast<v1::PullKind>(77)}, a.out).code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(JobShardTest, OldVersionsAreOutOfRangeAndSayWhereToStart) {
