@@ -22,6 +22,7 @@
 namespace gradwire {
 namespace {
 
+constexpr int64_t kMaxSpinUs = 10'000;
 constexpr int64_t kMaxTimeoutMs = 1'000'000'000'000;  // 31 years; a time that far ahead is still a time
 
 uint64_t RandomIncarnation() {
@@ -39,6 +40,9 @@ absl::Status CheckTimeouts(const SessionOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, " is ", value, "; allowed are 1 to ", kMaxTimeoutMs, " milliseconds"));
   }
+  if (options.spin_us < 0 || options.spin_us > kMaxSpinUs)
+    return absl::InvalidArgumentError(
+        absl::StrCat("spin_us is ", options.spin_us, "; allowed are 0 to ", kMaxSpinUs, " microseconds"));
   return absl::OkStatus();
 }
 
@@ -201,7 +205,7 @@ class Session::Impl {
     start_version_ = start.version;
     exchange_ = std::make_unique<client::Exchange>(
         client::ExchangeContext{&job_, &layout_, options_.pull, incarnation_, codec_pointers_, links, replica_.get(),
-                                gradients_.get()},
+                                gradients_.get(), options_.spin_us},
         start.version, std::move(start.plans));
     for (client::ShardLink* link : links) link->SetEvents(exchange_.get());
     // A link that was lost while nobody of the exchange listened is found by its next use.

@@ -44,6 +44,9 @@ struct SessionOptions {
   int64_t start_timeout_ms = 600'000;   // until the initial parameters are there (another worker may upload them)
   int64_t rpc_timeout_ms = 10'000;      // one unary call
   int64_t round_timeout_ms = 600'000;   // EndRound's default
+  // How long EndRound of a small job (see Session) busy-waits for updates before it blocks, if they usually come that
+  // fast: 0 (never) to 10000 microseconds. A thread that is woken is some 40 us late.
+  int64_t spin_us = 100;
   // A request to stop makes Join give up what it waits for (a call that is under way ends by rpc_timeout_ms), leave the
   // job and return Cancelled. Without effect once Join has returned.
   std::stop_token stop;

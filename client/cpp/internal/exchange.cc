@@ -11,6 +11,8 @@
 namespace gradwire::client {
 namespace {
 
+constexpr TimeNs kNsPerUs = 1000;
+
 absl::Time DeadlineOf(int64_t timeout_ms) {
   return timeout_ms < 0 ? absl::InfiniteFuture() : absl::Now() + absl::Milliseconds(timeout_ms);
 }
@@ -27,7 +29,8 @@ Exchange::Exchange(const ExchangeContext& context, uint64_t version, std::vector
       bad_(context.job->tensors().size()),
       round_(version),
       slices_(buckets_ * shards_),
-      ready_(context.job->tensors().size()) {
+      ready_(context.job->tensors().size()),
+      spin_(threads_ ? 0 : context.spin_us * kNsPerUs) {
   for (uint32_t b = 0; b < buckets_; ++b)
     for (const BucketPart& part : context_.layout->parts(b)) {
       std::vector<uint32_t>& list = buckets_of_tensor_[part.tensor];
@@ -50,7 +53,7 @@ void Exchange::Stop(const absl::Status& reason) {
     FailLocked(reason);
     stop_ = true;
     const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-      return !encoding_ && !writing_replica_;
+      return !encoding_ && !writing_replica_ && polling_ == 0;
     };
     mu_.Await(absl::Condition(&idle));
   }
@@ -172,7 +175,7 @@ absl::Status Exchange::WaitUntil(const absl::Condition& done, absl::Time deadlin
   const auto work = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !threads_ && !writing_replica_ && CanApply(); };
   const auto awake = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return over() || work(); };
   for (;;) {
-    if (!mu_.AwaitWithDeadline(absl::Condition(&awake), deadline))
+    if (!WaitFor(absl::Condition(&awake), deadline))
       return absl::DeadlineExceededError(
           absl::StrCat("round ", round_, ": ", settled_, " of ", slices_.size(),
                        " updates were applied in time; other workers may be slow or lost. The round stays open: call "
@@ -186,6 +189,30 @@ absl::Status Exchange::WaitUntil(const absl::Condition& done, absl::Time deadlin
   const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !reading_gradients_ && !writing_replica_; };
   mu_.Await(absl::Condition(&idle));
   return failed_;
+}
+
+bool Exchange::WaitFor(const absl::Condition& done, absl::Time deadline) {
+  if (done.Eval()) return true;
+  const TimeNs begin = clock_.Now();
+  if (spin_.budget_ns() > 0) PollFor(spin_.budget_ns(), done);
+  const bool in_time = mu_.AwaitWithDeadline(done, deadline);
+  spin_.Note(clock_.Now() - begin);
+  return in_time;
+}
+
+void Exchange::PollFor(TimeNs budget_ns, const absl::Condition& done) {
+  ++polling_;
+  mu_.Unlock();
+  bool can_poll = true;
+  const bool ended = SpinBudget::Spin(budget_ns, [&] {
+    for (ShardLink* link : context_.links) can_poll = link->Poll() && can_poll;
+    absl::MutexLock lock(&mu_);
+    return !can_poll || done.Eval();
+  });
+  if (!ended || !can_poll)
+    for (ShardLink* link : context_.links) link->StopPolling();
+  mu_.Lock();
+  --polling_;
 }
 
 absl::Status Exchange::StartAgain() {

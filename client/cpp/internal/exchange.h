@@ -24,6 +24,7 @@
 #include "client/cpp/internal/replica.h"
 #include "client/cpp/internal/shard_link.h"
 #include "common/base/clock.h"
+#include "common/base/spin_budget.h"
 #include "common/codec/codec.h"
 #include "common/codec/update.h"
 #include "common/job/layout.h"
@@ -40,6 +41,7 @@ struct ExchangeContext {
   std::vector<ShardLink*> links;     // per shard
   Replica* replica = nullptr;
   GradientStore* gradients = nullptr;
+  int64_t spin_us = 0;  // SessionOptions.spin_us
 };
 
 // Thread-safety as Session says. Owns two threads, from construction to Stop, or none (see kThreadsAbove). Memory in
@@ -117,6 +119,10 @@ class Exchange final : public LinkEvents {
   absl::Status CheckAllReady() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits for `done` or failure; on failure until no thread of ours uses the caller's memory.
   absl::Status WaitUntil(const absl::Condition& done, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Awaits `done`; without threads receives on this one meanwhile, if such waits are short. False: not in time.
+  bool WaitFor(const absl::Condition& done, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Receives on this thread until `done` or for about budget_ns. Releases the lock meanwhile.
+  void PollFor(TimeNs budget_ns, const absl::Condition& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status AwaitSlices(uint32_t bucket, bool Slice::*flag, int64_t timeout_ms);
 
   void EncodeLoop();
@@ -165,6 +171,7 @@ class Exchange final : public LinkEvents {
   bool round_open_ ABSL_GUARDED_BY(mu_) = false;
   bool apply_allowed_ ABSL_GUARDED_BY(mu_) = false;
   bool encoding_ ABSL_GUARDED_BY(mu_) = false;  // someone is at the tasks
+  int polling_ ABSL_GUARDED_BY(mu_) = 0;        // callers that use the links to receive
   bool reading_gradients_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_replica_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t round_ ABSL_GUARDED_BY(mu_);  // that is open, or opens next
@@ -176,6 +183,7 @@ class Exchange final : public LinkEvents {
   std::deque<uint32_t> undecoded_ ABSL_GUARDED_BY(mu_);
   std::deque<uint32_t> decoded_ ABSL_GUARDED_BY(mu_);
   uint32_t settled_ ABSL_GUARDED_BY(mu_) = 0;
+  SpinBudget spin_ ABSL_GUARDED_BY(mu_);
   Counters counters_ ABSL_GUARDED_BY(mu_);
 
   std::thread encoder_thread_;

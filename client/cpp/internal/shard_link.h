@@ -79,6 +79,9 @@ class ShardLink {
   // transport's window is full.
   absl::Status SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull = {});
   absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end);
+  // As Channel's; once Start has returned.
+  bool Poll() { return channel_->Poll(); }
+  void StopPolling() { channel_->StopPolling(); }
   // Ends the streams at once: a blocked SendFrame returns, no more events are delivered. Join and Start return
   // Cancelled. May be called while any of these runs; not together with Close.
   void Cancel();
