@@ -1,6 +1,7 @@
 // See peer_process.h. Parent and child talk in lines over two pipes.
 #include "tests/bench/exchange/peer_process.h"
 
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,6 +27,13 @@ double OwnCpuSeconds() {
     return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
   };
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+void StayOn(int core) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(core, &cores);
+  (void)sched_setaffinity(0, sizeof(cores), &cores);
 }
 
 PeerProcess::PeerProcess(const std::vector<std::string>& arguments) {

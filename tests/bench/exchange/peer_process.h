@@ -11,6 +11,10 @@ namespace gradwire::bench {
 // CPU time of the calling process, user and system.
 double OwnCpuSeconds();
 
+// Keeps the calling thread, and those that it starts from now on, on one core. Where there is no such core, it does
+// nothing.
+void StayOn(int core);
+
 // Starts /proc/self/exe with `arguments`; the child must call ServePeer. Destroying it ends the child and waits.
 class PeerProcess {
  public:

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -207,6 +208,12 @@ class OneTensor {
   std::unique_ptr<Session> session_;
 };
 
+double StepP50(const std::function<void()>& trip) {
+  std::vector<double> us;
+  for (size_t i = 0; i < kStepTrips; ++i) us.push_back(1e6 * Seconds(trip));
+  return Median(us);
+}
+
 }  // namespace
 
 void BenchLegs(const ShardBench& bench) {
@@ -250,19 +257,48 @@ void BenchExchange(const ShardBench& bench) {
   }
 }
 
+// p50 in microseconds of blocking round trips over raw TCP whose ends the scheduler cannot move.
+class PinnedTrips {
+ public:
+  explicit PinnedTrips(int peer_core)
+      : peer_({"--peer=tcp", absl::StrCat("--core=", peer_core)}), client_(peer_.address()) {}
+  double P50() {
+    double us = 0;
+    std::thread trips([&] {
+      StayOn(0);
+      us = StepP50([&] { client_.Echo(kStepBytes); });
+    });
+    trips.join();
+    return us;
+  }
+
+ private:
+  PeerProcess peer_;
+  RawTcpClient client_;
+};
+
 void BenchStep(const ShardBench& bench) {
+  PinnedTrips one_core(0);
+  PinnedTrips two_cores(1);
   OneTensor worker(bench.server->address(), "step", kCodecs[0].spec, kStepBytes);
-  const auto p50 = [](const std::function<void()>& trip) {
-    std::vector<double> us;
-    for (size_t i = 0; i < kStepTrips; ++i) us.push_back(1e6 * Seconds(trip));
-    return Median(us);
-  };
-  const auto raw = [&] { return p50([&] { bench.raw->Echo(kStepBytes); }); };
-  const auto step = [&] { return p50([&] { worker.Exchange(); }); };
+  const auto raw = [&] { return StepP50([&] { bench.raw->Echo(kStepBytes); }); };
+  const auto step = [&] { return StepP50([&] { worker.Exchange(); }); };
   step();  // the calibration round, and until the poller has settled on one thread
-  const auto runs = Interleave(bench.rounds, {raw, step});
+  const auto runs =
+      Interleave(bench.rounds, {raw, step, [&] { return one_core.P50(); }, [&] { return two_cores.P50(); }});
+  // Where the scheduler puts both ends decides how long a raw round trip takes.
+  bench.report->Add({"raw TCP 1 KiB round trip, p50", Median(runs[0]), "us", {}, "", {}});
+  bench.report->Add({"raw TCP 1 KiB round trip, both ends on one core, p50", Median(runs[2]), "us", {}, "", {}});
+  bench.report->Add({"raw TCP 1 KiB round trip, ends on two cores, p50", Median(runs[3]), "us", {}, "", {}});
   bench.report->Add({"session fp32 exchange 1 KiB, p50", Median(runs[1]), "us", MedianRatio(runs[1], runs[0]),
                      "raw TCP round trip", kLatencyTarget, true});
+  bench.report->Add({"session fp32 exchange 1 KiB, p50",
+                     Median(runs[1]),
+                     "us",
+                     MedianRatio(runs[1], runs[3]),
+                     "raw TCP, two cores",
+                     {},
+                     true});
 }
 
 }  // namespace gradwire::bench

@@ -148,9 +148,24 @@ void StreamClient::Pull(size_t frames, size_t frame_bytes) {
   WaitUntil(frames, frames * frame_bytes);
 }
 
-void StreamClient::Echo(size_t bytes) {
+void StreamClient::SendEcho(size_t bytes) {
   static const std::string control = Control(kEcho);
   Send(Message{control, {Bytes::FromString(std::string(bytes, 'e'))}});
+}
+
+void StreamClient::Echo(size_t bytes) {
+  SendEcho(bytes);
+  channel_->StopPolling();
+  WaitUntil(1, bytes);
+}
+
+void StreamClient::EchoPolling(size_t bytes) {
+  SendEcho(bytes);
+  const auto arrived = [this] {
+    absl::MutexLock lock(&mu_);
+    return acks_ > 0;
+  };
+  while (!arrived()) channel_->Poll();
   WaitUntil(1, bytes);
 }
 

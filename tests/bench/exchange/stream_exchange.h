@@ -28,6 +28,8 @@ class StreamClient : private transport::StreamSink {
   void Pull(size_t frames, size_t frame_bytes);
   // One message there and one back; the calling thread sleeps in between.
   void Echo(size_t bytes);
+  // The same, but the calling thread receives by itself.
+  void EchoPolling(size_t bytes);
   // `count` round trips, each started by the sink on the arrival of the one before; their times in seconds.
   std::vector<double> EchoInSink(size_t count, size_t bytes);
 
@@ -35,6 +37,7 @@ class StreamClient : private transport::StreamSink {
   void OnMessage(transport::Message message) override;
   void OnClosed(absl::Status status) override;
   void Send(transport::Message message);
+  void SendEcho(size_t bytes);
   void WaitUntil(size_t acks, size_t bytes);
 
   std::shared_ptr<transport::Channel> channel_;
