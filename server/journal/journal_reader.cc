@@ -1,0 +1,195 @@
+// Walking segments and records, and telling a torn tail from damage; see journal_reader.h.
+#include "server/journal/journal_reader.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+
+namespace gradwire::journal {
+namespace {
+
+constexpr size_t kScanBytes = 1u << 20;
+
+absl::Status Damage(const std::string& path, uint64_t offset, const std::string& what) {
+  return absl::DataLossError(
+      absl::StrFormat("journal damaged at '%s' offset %d: %s; restore the file from a copy, or the job from a snapshot",
+                      path, offset, what));
+}
+
+bool IsContentError(const absl::Status& status) {
+  return absl::IsDataLoss(status) || absl::IsInvalidArgument(status) || absl::IsOutOfRange(status);
+}
+
+// One segment, up to `end`.
+class SegmentReader {
+ public:
+  SegmentReader(ReadFile* file, uint64_t sequence) : file_(file), sequence_(sequence), end_(file->size()) {}
+
+  void set_end(uint64_t end) { end_ = end; }
+  uint64_t end() const { return end_; }
+
+  absl::StatusOr<SegmentHeader> Header() {
+    if (end_ < kSegmentHeaderBytes) return absl::OutOfRangeError("the segment header is cut off");
+    std::vector<uint8_t> bytes(kSegmentHeaderBytes);
+    GW_RETURN_IF_ERROR(file_->Read(0, bytes));
+    GW_ASSIGN_OR_RETURN(const SegmentHeader header, DecodeSegmentHeader(bytes));
+    if (header.sequence != sequence_) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("the header is that of segment %d, the name says %d", header.sequence, sequence_));
+    }
+    return header;
+  }
+
+  absl::StatusOr<RecordHeader> HeaderAt(uint64_t offset) {
+    if (end_ - offset < kRecordHeaderBytes) return absl::OutOfRangeError("the record header is cut off");
+    std::vector<uint8_t> bytes(kRecordHeaderBytes);
+    GW_RETURN_IF_ERROR(file_->Read(offset, bytes));
+    GW_ASSIGN_OR_RETURN(const RecordHeader header, DecodeRecordHeader(bytes));
+    if (header.sequence != sequence_) {
+      return absl::InvalidArgumentError(absl::StrFormat("a record of segment %d", header.sequence));
+    }
+    if (header.body_bytes > end_ - offset - kRecordHeaderBytes) {
+      return absl::OutOfRangeError(absl::StrFormat("the record's body of %d bytes is cut off", header.body_bytes));
+    }
+    return header;
+  }
+
+  absl::StatusOr<Record> BodyAt(uint64_t offset, const RecordHeader& header) {
+    std::vector<uint8_t> body(header.body_bytes);
+    GW_RETURN_IF_ERROR(file_->Read(offset + kRecordHeaderBytes, body));
+    return DecodeRecordBody(header, Bytes::FromVector(std::move(body)));
+  }
+
+  // Is there an intact record behind `offset` that says `offset` was synced?
+  absl::StatusOr<bool> SyncedBeyond(uint64_t offset) {
+    std::vector<uint8_t> window;
+    uint64_t begin = offset + kAlignment;
+    while (begin < end_ && end_ - begin >= kRecordHeaderBytes) {
+      window.resize(std::min<uint64_t>(kScanBytes, end_ - begin));
+      GW_RETURN_IF_ERROR(file_->Read(begin, window));
+      for (size_t i = 0; i + kRecordHeaderBytes <= window.size(); i += kAlignment) {
+        const auto header = DecodeRecordHeader(std::span(window).subspan(i, kRecordHeaderBytes));
+        if (!header.ok() || header->sequence != sequence_ || header->synced <= offset) continue;
+        if (header->body_bytes <= end_ - begin - i - kRecordHeaderBytes && BodyAt(begin + i, *header).ok()) return true;
+      }
+      // Headers that straddle two windows are looked at in the second.
+      const uint64_t looked = window.size() - kRecordHeaderBytes + kAlignment;
+      begin += looked / kAlignment * kAlignment;
+    }
+    return false;
+  }
+
+ private:
+  ReadFile* const file_;
+  const uint64_t sequence_;
+  uint64_t end_;
+};
+
+class JournalScan {
+ public:
+  JournalScan(Disk& disk, const std::string& directory, const Identity& identity, bool repair,
+              const std::function<absl::Status(Record)>& visit)
+      : disk_(disk), directory_(directory), identity_(identity), repair_(repair), visit_(visit) {}
+
+  absl::StatusOr<ReadResult> Run() {
+    GW_ASSIGN_OR_RETURN(const std::vector<uint64_t> sequences, ListSegments(disk_, directory_));
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      if (i > 0 && sequences[i] != sequences[i - 1] + 1) {
+        return Damage(SegmentPath(directory_, sequences[i - 1] + 1), 0, "the file is missing");
+      }
+      GW_RETURN_IF_ERROR(ReadSegment(sequences[i], i + 1 == sequences.size()));
+    }
+    return std::move(result_);
+  }
+
+ private:
+  absl::Status ReadSegment(uint64_t sequence, bool last) {
+    const std::string path = SegmentPath(directory_, sequence);
+    GW_ASSIGN_OR_RETURN(const std::unique_ptr<ReadFile> file, disk_.Open(path));
+    SegmentReader reader(file.get(), sequence);
+    const absl::StatusOr<SegmentHeader> header = reader.Header();
+    if (!header.ok()) return EndAt(reader, path, sequence, 0, last, header.status());
+    GW_RETURN_IF_ERROR(CheckHeader(path, *header));
+    if (!last) GW_RETURN_IF_ERROR(FindEnd(reader, path, sequence));
+    result_.epoch = header->epoch;
+    result_.segments.push_back({sequence, reader.end(), std::nullopt});
+    result_.bytes += kSegmentHeaderBytes;
+    for (uint64_t offset = kSegmentHeaderBytes; offset < reader.end();) {
+      absl::StatusOr<RecordHeader> record_header = reader.HeaderAt(offset);
+      absl::StatusOr<Record> record =
+          record_header.ok() ? reader.BodyAt(offset, *record_header) : absl::StatusOr<Record>(record_header.status());
+      if (!record.ok()) return EndAt(reader, path, sequence, offset, last, record.status());
+      Segment& segment = result_.segments.back();
+      segment.newest_round = std::max(segment.newest_round.value_or(0), record->round);
+      GW_RETURN_IF_ERROR(visit_(*std::move(record)));
+      const uint64_t bytes = kRecordHeaderBytes + record_header->body_bytes;
+      offset += bytes;
+      result_.bytes += bytes;
+      ++result_.records;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckHeader(const std::string& path, const SegmentHeader& header) const {
+    if (header.identity != identity_) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "'%s' is the journal of job digest %016x, shard map %016x, shard %d; expected %016x, %016x, %d", path,
+          header.identity.job_digest, header.identity.layout_digest, header.identity.shard, identity_.job_digest,
+          identity_.layout_digest, identity_.shard));
+    }
+    if (header.epoch < result_.epoch) {
+      return Damage(path, 0, absl::StrFormat("server epoch %d follows %d", header.epoch, result_.epoch));
+    }
+    return absl::OkStatus();
+  }
+
+  // What the next segment says of this one's length.
+  absl::Status FindEnd(SegmentReader& reader, const std::string& path, uint64_t sequence) {
+    const std::string next_path = SegmentPath(directory_, sequence + 1);
+    const absl::StatusOr<std::unique_ptr<ReadFile>> next = disk_.Open(next_path);
+    if (absl::IsNotFound(next.status())) return Damage(next_path, 0, "the file is missing");
+    GW_RETURN_IF_ERROR(next.status());
+    const absl::StatusOr<SegmentHeader> header = SegmentReader(next->get(), sequence + 1).Header();
+    // Without a header nothing was ever written behind it; if that is damage, its own turn will tell.
+    if (!header.ok()) return IsContentError(header.status()) ? absl::OkStatus() : header.status();
+    if (header->previous_bytes > reader.end()) {
+      return Damage(path, reader.end(), absl::StrFormat("%d bytes are missing", header->previous_bytes - reader.end()));
+    }
+    reader.set_end(header->previous_bytes);
+    return absl::OkStatus();
+  }
+
+  // The bytes from `offset` on cannot be read.
+  absl::Status EndAt(SegmentReader& reader, const std::string& path, uint64_t sequence, uint64_t offset, bool last,
+                     const absl::Status& why) {
+    if (!IsContentError(why)) return why;
+    if (!last) return Damage(path, offset, std::string(why.message()));
+    GW_ASSIGN_OR_RETURN(const bool synced, reader.SyncedBeyond(offset));
+    if (synced) return Damage(path, offset, std::string(why.message()));
+    result_.torn_bytes = reader.end() - offset;
+    if (offset > 0) result_.segments.back().bytes = offset;
+    if (!repair_) return absl::OkStatus();
+    if (offset > 0) return disk_.Truncate(path, offset);
+    GW_RETURN_IF_ERROR(disk_.Remove(path));
+    return disk_.SyncDirectory(directory_);
+  }
+
+  Disk& disk_;
+  const std::string& directory_;
+  const Identity& identity_;
+  const bool repair_;
+  const std::function<absl::Status(Record)>& visit_;
+  ReadResult result_;
+};
+
+}  // namespace
+
+absl::StatusOr<ReadResult> ReadJournal(Disk& disk, const std::string& directory, const Identity& identity, bool repair,
+                                       const std::function<absl::Status(Record)>& visit) {
+  return JournalScan(disk, directory, identity, repair, visit).Run();
+}
+
+}  // namespace gradwire::journal

@@ -1,0 +1,84 @@
+// The journal on the real file system.
+#include "server/journal/posix_disk.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "tests/unit/server/journal/records.h"
+
+namespace gradwire::journal {
+namespace {
+
+class PosixDiskTest : public testing::Test {
+ protected:
+  PosixDiskTest() : directory_(absl::StrCat(testing::TempDir(), "/posix-disk-", getpid())) {
+    std::filesystem::create_directory(directory_);
+  }
+  ~PosixDiskTest() override { std::filesystem::remove_all(directory_); }
+  const std::string directory_;
+  PosixDisk disk_;
+};
+
+TEST_F(PosixDiskTest, WritesManyPiecesAndReadsThem) {
+  const std::string path = directory_ + "/file";
+  auto file = disk_.Create(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::vector<std::vector<uint8_t>> parts;
+  std::vector<std::span<const uint8_t>> pieces;
+  std::vector<uint8_t> expected;
+  for (size_t i = 0; i < 200; ++i) parts.emplace_back(i % 7, static_cast<uint8_t>(i));
+  for (const auto& part : parts) {
+    pieces.emplace_back(part);
+    expected.insert(expected.end(), part.begin(), part.end());
+  }
+  ASSERT_TRUE((*file)->Append(pieces).ok());
+  ASSERT_TRUE((*file)->Sync().ok());
+  auto read = disk_.Open(path);
+  ASSERT_TRUE(read.ok()) << read.status();
+  ASSERT_EQ((*read)->size(), expected.size());
+  std::vector<uint8_t> all(expected.size());
+  ASSERT_TRUE((*read)->Read(0, all).ok());
+  EXPECT_EQ(all, expected);
+  EXPECT_EQ((*read)->Read(1, all).code(), absl::StatusCode::kOutOfRange);
+  ASSERT_TRUE(disk_.Truncate(path, 5).ok());
+  EXPECT_EQ((*disk_.Open(path))->size(), 5u);
+}
+
+TEST_F(PosixDiskTest, ErrorsSayWhatAndWhere) {
+  const std::string path = directory_ + "/file";
+  EXPECT_EQ(disk_.Open(path).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_NE(std::string(disk_.Open(path).status().message()).find(path), std::string::npos);
+  ASSERT_TRUE(disk_.Create(path).ok());
+  EXPECT_EQ(disk_.Create(path).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_FALSE(disk_.CreateDirectory(path).ok()) << "there is a file of this name";
+  EXPECT_TRUE(disk_.CreateDirectory(directory_).ok());
+  EXPECT_EQ(disk_.Remove(directory_ + "/none").code(), absl::StatusCode::kNotFound);
+  // A device that is always full.
+  auto full = disk_.Create(directory_ + "/x");
+  ASSERT_TRUE(disk_.Rename(path, directory_ + "/y").ok());
+  EXPECT_EQ(*disk_.List(directory_), (std::vector<std::string>{"x", "y"}));
+}
+
+TEST_F(PosixDiskTest, CarriesAJournal) {
+  JournalWriter::Options options;
+  options.directory = directory_;
+  options.identity = kIdentity;
+  options.epoch = 1;
+  options.segment_bytes = 3000;
+  JournalWriter writer(&disk_, options, {});
+  for (uint64_t n = 0; n < 20; ++n) ASSERT_TRUE(writer.Append(MakeRecord(n)).ok());
+  ASSERT_TRUE(writer.Sync().ok());
+  uint64_t n = 0;
+  const auto read = ReadJournal(disk_, directory_, kIdentity, true, [&n](Record record) {
+    ExpectSame(MakeRecord(n++), record);
+    return absl::OkStatus();
+  });
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(n, 20u);
+  EXPECT_GT(read->segments.size(), 3u);
+}
+
+}  // namespace
+}  // namespace gradwire::journal

@@ -1,0 +1,89 @@
+// Every byte of segment headers and records.
+#include "server/journal/record.h"
+
+#include <gtest/gtest.h>
+
+#include "absl/strings/escaping.h"
+#include "tests/unit/server/journal/records.h"
+
+namespace gradwire::journal {
+namespace {
+
+std::vector<uint8_t> Joined(const EncodedRecord& encoded) {
+  std::vector<uint8_t> bytes;
+  for (const auto piece : encoded.Pieces()) bytes.insert(bytes.end(), piece.begin(), piece.end());
+  EXPECT_EQ(bytes.size(), encoded.bytes);
+  return bytes;
+}
+
+absl::StatusOr<Record> Decode(std::span<const uint8_t> bytes) {
+  auto header = DecodeRecordHeader(bytes.first(std::min(bytes.size(), kRecordHeaderBytes)));
+  if (!header.ok()) return header.status();
+  if (header->body_bytes != bytes.size() - kRecordHeaderBytes) return absl::OutOfRangeError("size");
+  return DecodeRecordBody(*header, Bytes::Copy(bytes.subspan(kRecordHeaderBytes)));
+}
+
+std::string Hex(std::span<const uint8_t> bytes) {
+  return absl::BytesToHexString({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
+
+// The worked example of proto/JOURNAL.md.
+TEST(JournalRecord, IsTheWorkedExampleOfTheSpec) {
+  SegmentHeader header;
+  header.sequence = 1;
+  header.epoch = 7;
+  header.identity = {0x1111111111111111u, 0x2222222222222222u, 3};
+  EXPECT_EQ(Hex(EncodeSegmentHeader(header)),
+            "47574a310100000001000000000000000700000000000000111111111111111122222222222222220300000000000000"
+            "0000000000000000000000000561b120");
+  Record record;
+  record.bucket = 5;
+  record.round = 9;
+  record.contributions = {{0x0A, "w", 0x0B, 0x0C, true}};
+  record.chunks = {Bytes::FromString("abc")};
+  EXPECT_EQ(Hex(Joined(EncodeRecord(record, 1, 64))),
+            "47575231020000000500000001000000090000000000000030000000000000004000000000000000"
+            "010000002d2ce5580100000000000000000000003d572ceb"
+            "0a000000000000000b000000000000000c000000010100007700000000000000"
+            "03000000000000006162630000000000");
+}
+
+TEST(JournalRecord, ComesBack) {
+  for (uint64_t n = 0; n < 50; ++n) {
+    const Record record = MakeRecord(n);
+    const std::vector<uint8_t> bytes = Joined(EncodeRecord(record, 7, 4711));
+    EXPECT_EQ(bytes.size() % kAlignment, 0u);
+    const auto header = DecodeRecordHeader(std::span(bytes).first(kRecordHeaderBytes));
+    ASSERT_TRUE(header.ok()) << header.status();
+    EXPECT_EQ(header->sequence, 7u);
+    EXPECT_EQ(header->synced, 4711u);
+    const auto decoded = Decode(bytes);
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    ExpectSame(record, *decoded);
+  }
+}
+
+TEST(JournalRecord, AnyFlippedBitIsFound) {
+  const std::vector<uint8_t> bytes = Joined(EncodeRecord(MakeRecord(5, 40), 1, 64));
+  for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+    std::vector<uint8_t> damaged = bytes;
+    damaged[bit / 8] ^= static_cast<uint8_t>(1u << (bit % 8));
+    EXPECT_FALSE(Decode(damaged).ok()) << bit;
+  }
+  SegmentHeader header{3, 1, kIdentity, 5};
+  const std::vector<uint8_t> good = EncodeSegmentHeader(header);
+  ASSERT_TRUE(DecodeSegmentHeader(good).ok());
+  for (size_t bit = 0; bit < good.size() * 8; ++bit) {
+    std::vector<uint8_t> damaged = good;
+    damaged[bit / 8] ^= static_cast<uint8_t>(1u << (bit % 8));
+    EXPECT_FALSE(DecodeSegmentHeader(damaged).ok()) << bit;
+  }
+}
+
+TEST(JournalRecord, AnyCutIsFound) {
+  const std::vector<uint8_t> bytes = Joined(EncodeRecord(MakeRecord(4, 40), 1, 64));
+  for (size_t n = 0; n < bytes.size(); ++n) EXPECT_FALSE(Decode(std::span(bytes).first(n)).ok()) << n;
+}
+
+}  // namespace
+}  // namespace gradwire::journal
