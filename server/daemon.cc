@@ -57,8 +57,14 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
   environment.frame_limit_bytes = config.frame_limit_bytes;
   environment.job_memory_limit_bytes = config.job_memory_limit_bytes;
   environment.server_epoch = RandomEpoch();
-  daemon->registry_ =
-      std::make_unique<JobRegistry>(environment, JobRegistry::Limits{config.memory_limit_bytes, config.max_jobs});
+  if (!config.data_dir.empty()) {
+    GW_ASSIGN_OR_RETURN(daemon->data_, DataDirectory::Open(&daemon->disk_, config.data_dir));
+    environment.server_epoch = daemon->data_->epoch();
+    spdlog::info("data directory {}, server epoch {}", config.data_dir, daemon->data_->epoch());
+  }
+  daemon->registry_ = std::make_unique<JobRegistry>(
+      environment, JobRegistry::Limits{config.memory_limit_bytes, config.max_jobs}, daemon->data_.get());
+  if (daemon->data_ != nullptr) GW_RETURN_IF_ERROR(daemon->registry_->Recover());
   daemon->worker_service_ = std::make_unique<WorkerService>(daemon->registry_.get());
   daemon->operator_service_ = std::make_unique<OperatorService>(daemon->registry_.get());
   daemon->dispatcher_ = std::make_unique<Dispatcher>(daemon->worker_service_.get(), daemon->operator_service_.get());

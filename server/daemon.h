@@ -18,14 +18,16 @@
 #include "kernels/cuda/device_share.h"
 #include "server/config/config.h"
 #include "server/job/job_registry.h"
+#include "server/journal/posix_disk.h"
 #include "server/services/dispatcher.h"
+#include "server/storage/data_directory.h"
 
 namespace gradwire {
 
 // Thread-safe after Start. Destroying it closes everything at once; call Drain before to end gracefully.
 class Daemon {
  public:
-  // `clock` outlives the daemon. Errors: those of the backend, of DeviceShare::Make and of Listen.
+  // `clock` outlives the daemon. Errors: those of the backend, of DeviceShare::Make, DataDirectory::Open and Listen.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const ServerConfig& config, Clock* clock);
   // The same with a backend that is not made from config.backend.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const ServerConfig& config, Clock* clock,
@@ -48,6 +50,8 @@ class Daemon {
   absl::Duration UntilNextTick();
 
   Clock* clock_ = nullptr;
+  PosixDisk disk_;
+  std::unique_ptr<DataDirectory> data_;  // null without --data-dir
   std::unique_ptr<kernels::Backend> backend_;
   std::unique_ptr<kernels::cuda::DeviceShare> device_;  // null: jobs are in host memory
   std::unique_ptr<JobRegistry> registry_;

@@ -58,6 +58,22 @@ absl::Status AskAll(const Options& options, const std::string& method, const Req
   return absl::OkStatus();
 }
 
+void PrintDurability(const v1::DurabilityStatus& status, std::ostream& out) {
+  if (status.level() == v1::DURABILITY_UNSPECIFIED || status.level() == v1::DURABILITY_NONE) {
+    out << "  durability none\n";
+    return;
+  }
+  out << absl::StrFormat("  durability %s, version %d is safe, journal %s, %d records in %d syncs\n",
+                         status.level() == v1::DURABILITY_FSYNC ? "fsync" : "interval", status.durable_version(),
+                         HumanBytes(static_cast<double>(status.journal_bytes())), status.records(), status.syncs());
+  if (status.degraded()) {
+    out << absl::StrFormat("  durability DEGRADED: %s; %s wait in memory\n", status.reason(),
+                           HumanBytes(static_cast<double>(status.backlog_bytes())));
+  }
+  if (status.hole())
+    out << "  durability DEGRADED: update frames were given up, a restart loses what came after them\n";
+}
+
 void PrintJob(const std::string& address, const v1::JobStatus& job, std::ostream& out) {
   out << absl::StrFormat("%s: job %s, shard %d of %d, version %d%s\n", address, job.job(), job.shard_index(),
                          job.shard_count(), job.version(), job.initialized() ? "" : ", waiting for initial parameters");
@@ -70,6 +86,7 @@ void PrintJob(const std::string& address, const v1::JobStatus& job, std::ostream
   out << absl::StrFormat("  decoded elements %d, deferred %d\n", job.update_elements(), job.deferred_elements());
   out << absl::StrFormat("  frames refused %d, not included %d; non-finite gradient elements taken as 0: %d\n",
                          job.refused_frames(), job.not_included_frames(), job.sanitized_elements());
+  PrintDurability(job.durability(), out);
   if (!job.parameters_sha256().empty()) out << "  parameters sha256 " << job.parameters_sha256() << "\n";
   if (job.workers_size() > 0) {
     out << absl::StrFormat("  %-24s %-16s %-7s %6s %12s %8s %12s\n", "worker", "incarnation", "state", "from",

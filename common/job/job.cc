@@ -61,6 +61,28 @@ absl::Status FillOptimizer(v1::JobSpec* spec) {
   return absl::OkStatus();
 }
 
+absl::Status FillDurability(v1::JobSpec* spec) {
+  v1::DurabilitySpec* durability = spec->mutable_durability();
+  if (!v1::DurabilityLevel_IsValid(durability->level()))
+    return absl::InvalidArgumentError("durability.level is unknown");
+  if (!v1::DiskFailurePolicy_IsValid(durability->on_failure())) {
+    return absl::InvalidArgumentError("durability.on_failure is unknown");
+  }
+  if (durability->level() == v1::DURABILITY_UNSPECIFIED || durability->level() == v1::DURABILITY_NONE) {
+    spec->clear_durability();
+    return absl::OkStatus();
+  }
+  if (durability->on_failure() == v1::DISK_FAILURE_UNSPECIFIED) durability->set_on_failure(v1::DISK_FAILURE_WAIT);
+  if (durability->level() != v1::DURABILITY_INTERVAL) durability->clear_interval_ms();
+  if (durability->level() == v1::DURABILITY_INTERVAL && durability->interval_ms() == 0)
+    durability->set_interval_ms(1000);
+  if (durability->interval_ms() > 600'000) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("durability.interval_ms = %d must lie in [1, 600000]", durability->interval_ms()));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status FillScalars(v1::JobSpec* spec) {
   if (!ValidJobName(spec->name())) {
     return absl::InvalidArgumentError(
@@ -144,6 +166,7 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
   job.spec_ = spec;
   GW_RETURN_IF_ERROR(FillOptimizer(&job.spec_));
   GW_RETURN_IF_ERROR(FillScalars(&job.spec_));
+  GW_RETURN_IF_ERROR(FillDurability(&job.spec_));
   if (spec.tensors_size() == 0 || static_cast<size_t>(spec.tensors_size()) > kMaxTensors) {
     return absl::InvalidArgumentError(
         absl::StrFormat("job '%s' has %d tensors; 1 to %d are allowed", spec.name(), spec.tensors_size(), kMaxTensors));

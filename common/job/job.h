@@ -34,6 +34,8 @@ class Job {
   uint64_t elements() const { return elements_; }
   uint64_t digest() const { return digest_; }  // of the canonical spec: equal specs, equal digest
   bool keeps_parameters() const { return spec_.optimizer().kind() != v1::OPTIMIZER_NONE; }
+  // Its versions are journaled: workers may go on after a server was restarted.
+  bool durable() const { return spec_.has_durability(); }
   // Moments that the optimizer keeps per element: 0, 1 (momentum) or 2 (AdamW).
   int moments() const { return moments_; }
 

@@ -70,6 +70,7 @@ absl::Status ApplyConfigFile(const std::string& path, ServerConfig* config) {
   if (file.has_log_level()) config->log_level = file.log_level();
   if (file.has_max_jobs()) config->max_jobs = file.max_jobs();
   if (file.has_spin_us()) config->spin_us = file.spin_us();
+  if (file.has_data_dir()) config->data_dir = file.data_dir();
   return absl::OkStatus();
 }
 

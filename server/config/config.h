@@ -21,6 +21,7 @@ struct ServerConfig {
   std::string log_level = "info";           // debug, info, warning, error
   uint32_t max_jobs = 64;                   // 1 to 4096
   uint32_t spin_us = 100;                   // 0 to 10000; transport::Limits.spin_us
+  std::string data_dir;                     // where durable jobs are kept; empty: there can be none
   std::string port_file;                    // where to write the bound addresses, one per line; empty: nowhere
 
   // Fills in what depends on the machine and checks every range. InvalidArgument names the knob, the value found and

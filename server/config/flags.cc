@@ -34,7 +34,7 @@ struct Given {
   std::vector<std::string> listen;
   std::optional<uint64_t> memory_limit_bytes, job_memory_limit_bytes, device_memory_limit_bytes, frame_limit_bytes;
   std::optional<uint32_t> drain_ms, max_jobs, spin_us;
-  std::optional<std::string> backend, log_level;
+  std::optional<std::string> backend, log_level, data_dir;
   std::string port_file;
   std::string config_path;
 };
@@ -68,6 +68,10 @@ void Define(CLI::App& app, Given& g) {
   app.add_option("--spin-us", g.spin_us,
                  "Microseconds to busy-wait for the next message before sleeping, while messages come that fast, 0\n"
                  "(never) to 10000. Default 100");
+  app.add_option(
+      "--data-dir", g.data_dir,
+      "Directory for the journals of durable jobs, of this server alone; made if it is missing. A restarted\n"
+      "server finds its jobs there. Default: none, durable jobs are refused");
   app.add_option("--backend", g.backend,
                  "Arithmetic on: auto (the best SIMD of this CPU), cpu, cpu:avx512, cpu:avx2, cpu:neon,\nreference, "
                  "cuda (parameters and sums in GPU memory). Default auto");
@@ -86,6 +90,7 @@ void Overlay(const Given& g, ServerConfig* config) {
   if (g.spin_us) config->spin_us = *g.spin_us;
   if (g.backend) config->backend = *g.backend;
   if (g.log_level) config->log_level = *g.log_level;
+  if (g.data_dir) config->data_dir = *g.data_dir;
   config->port_file = g.port_file;
 }
 

@@ -55,6 +55,8 @@ struct BucketState {
   std::unique_ptr<ParameterStore> store ABSL_GUARDED_BY(mu);
   bool ready ABSL_GUARDED_BY(mu) = false;    // the initial parameters are complete
   uint64_t version ABSL_GUARDED_BY(mu) = 0;  // of the parameters, and the round that is being merged
+  // Versions up to this one may be seen: their records meet the job's durability. Without a journal all may.
+  uint64_t durable ABSL_GUARDED_BY(mu) = UINT64_MAX;
   absl::Status failure ABSL_GUARDED_BY(mu);  // our own bug stopped this bucket
 
   std::unique_ptr<Accumulator> accumulator ABSL_GUARDED_BY(mu);

@@ -119,7 +119,7 @@ std::optional<Delivery> JobShard::Answer(BucketState& bucket, const Waiter& wait
   const uint32_t b = bucket.layout->bucket;
   const std::string& name = job_.spec().name();
   if (!bucket.failure.ok()) return Delivery{waiter, b, bucket.failure, nullptr};
-  if (waiter.version > bucket.version || !bucket.ready) return std::nullopt;
+  if (waiter.version > std::min(bucket.version, bucket.durable) || !bucket.ready) return std::nullopt;
   const uint64_t age = bucket.version - waiter.version;
   if (waiter.kind == v1::PULL_UPDATE) {
     if (age < bucket.updates.size()) {

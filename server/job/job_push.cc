@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/transport/sink_scope.h"
 #include "server/job/job_shard.h"
 
 namespace gradwire {
@@ -300,6 +301,7 @@ JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::FrameHead
   RoundActions actions;
   bool complete = false;
   bool repeat = false;
+  journal::Record record;
   {
     absl::MutexLock lock(&bucket.mu);
     {
@@ -336,7 +338,9 @@ JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::FrameHead
       }
       if (complete) {
         bucket.initializer = stream.member;
+        record = {journal::RecordType::kInitial, header.bucket, 0, {}, chunks};
         absl::MutexLock job_lock(&mu_);
+        ++unwritten_initials_;
         machine_.Initialized(stream.member, header.bucket, &actions);
       }
     }
@@ -344,16 +348,23 @@ JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::FrameHead
   if (repeat) return Acknowledge(stream, header, PushVerdict::kDuplicate);
   if (!status.ok()) return Refuse(stream, header, status);
   if (!complete) return std::nullopt;
-  MakeReady();
+  // Before any update of this bucket, which can only follow from `actions`.
+  if (sink_ != nullptr) {
+    sink_->Append(std::move(record), [this] { NoteInitialWritten(); });
+  } else {
+    NoteInitialWritten();
+  }
   Run(actions);
   return Acknowledge(stream, header, PushVerdict::kAccept);
 }
 
-void JobShard::MakeReady() {
+void JobShard::NoteInitialWritten() {
   {
     absl::MutexLock lock(&mu_);
-    if (!machine_.initialized()) return;
+    --unwritten_initials_;
+    if (!machine_.initialized() || unwritten_initials_ > 0) return;
   }
+  const transport::SinkScope never_block(this);
   std::vector<Delivery> ready;
   for (const auto& bucket : buckets_) {
     absl::MutexLock lock(&bucket->mu);

@@ -8,19 +8,29 @@
 #include "absl/strings/str_format.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
+#include "server/storage/job_journal.h"
 
 namespace gradwire {
+namespace {
+
+absl::Status NoSuchJob(std::string_view name) {
+  return absl::NotFoundError(absl::StrFormat(
+      "job '%s' does not exist on this server: join it, or create it with `gradwire job create`", std::string(name)));
+}
+
+}  // namespace
 
 absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::JobSpec& spec, uint32_t shard_index,
                                                                    uint32_t shard_count, uint64_t layout_digest) {
   absl::MutexLock create(&create_mu_);
-  uint64_t used = 0;
   std::shared_ptr<JobShard> known;
   {
     absl::MutexLock lock(&mu_);
     if (draining_) {
       return absl::UnavailableError("this server is shutting down and takes no new workers: try again when it is back");
     }
+    const auto lost = unrecovered_.find(spec.name());
+    if (lost != unrecovered_.end()) return lost->second;
     const auto it = jobs_.find(spec.name());
     if (it != jobs_.end()) known = it->second;
     if (known == nullptr && jobs_.size() >= limits_.max_jobs) {
@@ -28,13 +38,28 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::Job
           "job '%s': this server has %d jobs and --max-jobs is %d: delete one with `gradwire job delete`", spec.name(),
           jobs_.size(), limits_.max_jobs));
     }
-    for (const auto& [name, job] : jobs_) used += job->memory().total();
   }
   if (known != nullptr) {
     GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(spec));
     GW_RETURN_IF_ERROR(known->CheckSame(asked, shard_index, shard_count, layout_digest));
     return known;
   }
+  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made, Make(spec, shard_index, shard_count));
+  GW_RETURN_IF_ERROR(made->CheckSame(made->job(), shard_index, shard_count, layout_digest));
+  if (made->job().durable()) GW_RETURN_IF_ERROR(Store(*made));
+  {
+    absl::MutexLock lock(&mu_);
+    jobs_[spec.name()] = made;
+  }
+  spdlog::info("job {} created: shard {} of {}, {} buckets, {} elements, up to {}", spec.name(), shard_index,
+               shard_count, made->layout().bucket_count(), made->layout().shard_elements(shard_index),
+               made->memory().ToString());
+  return made;
+}
+
+absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::Make(const v1::JobSpec& spec, uint32_t shard_index,
+                                                            uint32_t shard_count) {
+  const uint64_t used = memory_bytes();
   JobEnvironment environment = environment_;
   const uint64_t left = limits_.memory_bytes > used ? limits_.memory_bytes - used : 0;
   const bool server_bound = left < environment.job_memory_limit_bytes;
@@ -45,24 +70,60 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::Job
                                                         std::string(made.status().message()), used,
                                                         limits_.memory_bytes));
   }
-  GW_RETURN_IF_ERROR(made.status());
-  GW_RETURN_IF_ERROR((*made)->CheckSame((*made)->job(), shard_index, shard_count, layout_digest));
-  {
-    absl::MutexLock lock(&mu_);
-    jobs_[spec.name()] = *made;
-  }
-  spdlog::info("job {} created: shard {} of {}, {} buckets, {} elements, up to {}", spec.name(), shard_index,
-               shard_count, (*made)->layout().bucket_count(), (*made)->layout().shard_elements(shard_index),
-               (*made)->memory().ToString());
   return made;
+}
+
+absl::Status JobRegistry::Store(JobShard& shard) {
+  const std::string& name = shard.job().spec().name();
+  if (data_ == nullptr) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "job '%s' asks for durability, but this server keeps nothing: start it with --data-dir, or leave the job's "
+        "durability unset",
+        name));
+  }
+  v1::StoredJob stored;
+  *stored.mutable_spec() = shard.job().spec();
+  stored.set_shard_index(shard.shard_index());
+  stored.set_shard_count(shard.layout().shard_count());
+  absl::Status status = data_->CreateJob(stored);
+  if (status.ok()) status = OpenJournal(*data_, shard, environment_.clock);
+  if (status.ok()) return status;
+  data_->RemoveJob(name).IgnoreError();  // what stays is found, and replaced or removed, later
+  return absl::Status(status.code(), absl::StrFormat("job '%s' cannot be stored on this server: %s", name,
+                                                     std::string(status.message())));
+}
+
+absl::Status JobRegistry::Recover() {
+  absl::MutexLock create(&create_mu_);
+  GW_ASSIGN_OR_RETURN(const std::vector<std::string> names, data_->Jobs());
+  for (const std::string& name : names) {
+    const absl::Status recovered = RecoverJob(name);
+    if (recovered.ok()) continue;
+    spdlog::error("job {} cannot be recovered: {}", name, recovered.ToString());
+    absl::MutexLock lock(&mu_);
+    unrecovered_[name] = absl::Status(recovered.code(), absl::StrFormat("job '%s' could not be recovered: %s", name,
+                                                                        std::string(recovered.message())));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JobRegistry::RecoverJob(const std::string& name) {
+  GW_ASSIGN_OR_RETURN(const v1::StoredJob stored, data_->LoadJob(name));
+  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
+                      Make(stored.spec(), stored.shard_index(), stored.shard_count()));
+  GW_RETURN_IF_ERROR(OpenJournal(*data_, *made, environment_.clock));
+  absl::MutexLock lock(&mu_);
+  jobs_[name] = made;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::Find(std::string_view name) const {
   absl::MutexLock lock(&mu_);
   const auto it = jobs_.find(name);
   if (it != jobs_.end()) return it->second;
-  return absl::NotFoundError(absl::StrFormat(
-      "job '%s' does not exist on this server: join it, or create it with `gradwire job create`", std::string(name)));
+  const auto lost = unrecovered_.find(name);
+  if (lost != unrecovered_.end()) return lost->second;
+  return NoSuchJob(name);
 }
 
 std::vector<std::shared_ptr<JobShard>> JobRegistry::All() const {
@@ -73,13 +134,26 @@ std::vector<std::shared_ptr<JobShard>> JobRegistry::All() const {
 }
 
 absl::Status JobRegistry::Delete(std::string_view name) {
-  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, Find(name));
+  absl::MutexLock create(&create_mu_);
+  std::shared_ptr<JobShard> job;
   {
     absl::MutexLock lock(&mu_);
     const auto it = jobs_.find(name);
-    if (it != jobs_.end() && it->second == job) jobs_.erase(it);
+    const auto lost = unrecovered_.find(name);
+    if (it != jobs_.end()) {
+      job = it->second;
+      jobs_.erase(it);
+    } else if (lost != unrecovered_.end()) {
+      unrecovered_.erase(lost);
+    } else {
+      return NoSuchJob(name);
+    }
   }
-  job->Shut(absl::AbortedError(absl::StrFormat("job '%s' was deleted", std::string(name))));
+  if (job != nullptr) {
+    job->Shut(absl::AbortedError(absl::StrFormat("job '%s' was deleted", std::string(name))));
+    job->StopSink();
+  }
+  if (data_ != nullptr) GW_RETURN_IF_ERROR(data_->RemoveJob(std::string(name)));
   spdlog::info("job {} deleted", name);
   return absl::OkStatus();
 }

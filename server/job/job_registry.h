@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/job/job_shard.h"
 #include "server/job/warning_limiter.h"
+#include "server/storage/data_directory.h"
 
 namespace gradwire {
 
@@ -26,11 +27,17 @@ class JobRegistry {
     uint32_t max_jobs = 0;
   };
 
-  JobRegistry(const JobEnvironment& environment, const Limits& limits) : environment_(environment), limits_(limits) {}
+  // `data` may be null: jobs that ask for durability are refused. It outlives the registry.
+  JobRegistry(const JobEnvironment& environment, const Limits& limits, DataDirectory* data = nullptr)
+      : environment_(environment), limits_(limits), data_(data) {}
+
+  // Makes the jobs of the data directory anew, before anybody joins. A job that cannot be recovered is told of in the
+  // log, and to everybody who asks for it, until it is deleted.
+  absl::Status Recover();
 
   // The job of this spec, made if there is none of its name. layout_digest 0: not compared. Errors: InvalidArgument
   // (spec), FailedPrecondition (another job of this name; says what differs), ResourceExhausted (memory, number of
-  // jobs), Unavailable (draining).
+  // jobs), Unavailable (draining), DataLoss (the job is here but could not be recovered), those of the disk.
   absl::StatusOr<std::shared_ptr<JobShard>> GetOrCreate(const v1::JobSpec& spec, uint32_t shard_index,
                                                         uint32_t shard_count, uint64_t layout_digest);
   // NotFound names the job and says how to make it.
@@ -53,15 +60,25 @@ class JobRegistry {
   uint64_t memory_bytes() const;
   const Limits& limits() const { return limits_; }
   const JobEnvironment& environment() const { return environment_; }
+  // Server epochs grow: a worker that knows a larger one speaks to a server that was replaced.
+  bool epochs_grow() const { return data_ != nullptr; }
 
  private:
+  absl::StatusOr<std::shared_ptr<JobShard>> Make(const v1::JobSpec& spec, uint32_t shard_index, uint32_t shard_count)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+  // The directory of a new job, and its journal.
+  absl::Status Store(JobShard& shard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+  absl::Status RecoverJob(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+
   const JobEnvironment environment_;
   const Limits limits_;
+  DataDirectory* const data_;
   WarningLimiter stream_warnings_;
 
-  absl::Mutex create_mu_ ABSL_ACQUIRED_BEFORE(mu_);  // jobs are made one at a time, others are served meanwhile
+  absl::Mutex create_mu_ ABSL_ACQUIRED_BEFORE(mu_);  // jobs are made and deleted one at a time, others are served
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<JobShard>, std::less<>> jobs_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, absl::Status, std::less<>> unrecovered_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -10,6 +10,7 @@
 #include "common/base/out_of_memory.h"
 #include "common/base/sha256.h"
 #include "common/base/status_macros.h"
+#include "common/transport/sink_scope.h"
 #include "server/job/spec_difference.h"
 
 namespace gradwire {
@@ -41,6 +42,20 @@ JobShard::JobShard(Job job, Layout layout, uint32_t shard_index, const JobEnviro
       shard_index_(shard_index),
       environment_(environment),
       machine_(RulesOf(job_, layout_)) {}
+
+JobShard::~JobShard() { StopSink(); }
+
+void JobShard::SetSink(std::unique_ptr<UpdateSink> sink) {
+  sink_ = std::move(sink);
+  for (const auto& bucket : buckets_) {
+    absl::MutexLock lock(&bucket->mu);
+    bucket->durable = bucket->version;
+  }
+}
+
+void JobShard::StopSink() {
+  if (sink_ != nullptr) sink_->Stop();
+}
 
 absl::StatusOr<std::shared_ptr<JobShard>> JobShard::Make(const v1::JobSpec& spec, uint32_t shard_index,
                                                          uint32_t shard_count, const JobEnvironment& environment) {
@@ -156,10 +171,33 @@ absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity,
   GW_RETURN_IF_ERROR(outcome.status());
   spdlog::info("job {} worker {} joined, incarnation {:016x}, starts at round {}{}", identity.job(), identity.worker(),
                identity.incarnation(), outcome->start_version, outcome->must_initialize ? ", initializes" : "");
+  return ReplyTo(*outcome);
+}
+
+absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identity, uint64_t round) {
+  RoundActions actions;
+  absl::StatusOr<RoundMachine::JoinOutcome> outcome;
+  {
+    absl::MutexLock lock(&mu_);
+    GW_RETURN_IF_ERROR(shut_);
+    outcome = machine_.Resume(identity.worker(), identity.incarnation(), round, environment_.clock->Now(), &actions);
+    if (outcome.ok()) totals_[outcome->id];
+  }
+  Run(actions);
+  if (!outcome.ok()) {
+    return absl::Status(outcome.status().code(),
+                        absl::StrFormat("job '%s': %s", job_.spec().name(), std::string(outcome.status().message())));
+  }
+  spdlog::info("job {} worker {} is back, incarnation {:016x}, in round {}", identity.job(), identity.worker(),
+               identity.incarnation(), round);
+  return ReplyTo(*outcome);
+}
+
+v1::JoinReply JobShard::ReplyTo(const RoundMachine::JoinOutcome& outcome) const {
   v1::JoinReply reply;
-  reply.set_start_version(outcome->start_version);
-  reply.set_must_initialize(outcome->must_initialize);
-  reply.set_waiting_for_workers(outcome->waiting_for_workers);
+  reply.set_start_version(outcome.start_version);
+  reply.set_must_initialize(outcome.must_initialize);
+  reply.set_waiting_for_workers(outcome.waiting_for_workers);
   reply.set_lease_ms(job_.spec().lease_ms());
   reply.set_server_epoch(environment_.server_epoch);
   return reply;
@@ -326,15 +364,8 @@ void JobShard::CloseBucket(const RoundActions::Close& close) {
   UpdateFrame update;
   // The round is closed whatever happens: where memory runs out, the bucket stops and its pullers are told.
   absl::Status status = CatchBadAlloc("merging", [&] { return FinishRound(bucket, close, &update); });
-  if (status.ok() && environment_.sink != nullptr) {
-    const absl::Status journaled = CatchBadAlloc("the journal", [&] {
-      return environment_.sink->Append(job_.spec().name(), close.bucket, close.round, update.chunks);
-    });
-    if (!journaled.ok()) {
-      spdlog::error("job {} round {} bucket {}: the update frame is not durable: {}", job_.spec().name(), close.round,
-                    close.bucket, journaled.ToString());
-    }
-  }
+  // The disk works on it while this thread applies it.
+  if (status.ok() && sink_ != nullptr) status = CatchBadAlloc("the journal", [&] { return Write(close, update); });
   std::vector<Delivery> ready;
   {
     absl::MutexLock lock(&bucket.mu);
@@ -351,6 +382,38 @@ void JobShard::CloseBucket(const RoundActions::Close& close) {
   }
   if (!status.ok())
     spdlog::error("job {} round {} bucket {}: {}", job_.spec().name(), close.round, close.bucket, status.ToString());
+  Deliver(ready);
+}
+
+absl::Status JobShard::Write(const RoundActions::Close& close, const UpdateFrame& update) {
+  journal::Record record;
+  record.bucket = close.bucket;
+  record.round = close.round;
+  record.chunks = update.chunks;
+  {
+    absl::MutexLock lock(&mu_);
+    for (const auto& [id, contribution] : machine_.ContributionsOf(close.bucket, close.round)) {
+      const Member* member = machine_.membership().Get(id);
+      record.contributions.push_back({id, member == nullptr ? "" : member->worker,
+                                      member == nullptr ? 0 : member->incarnation, contribution.digest,
+                                      contribution.included});
+    }
+  }
+  sink_->Append(std::move(record),
+                [this, bucket = close.bucket, version = close.round + 1] { NoteWritten(bucket, version); });
+  return absl::OkStatus();
+}
+
+void JobShard::NoteWritten(uint32_t index, uint64_t version) {
+  // On the journal's thread, which slow pullers must not hold up: inside a sink sends never block.
+  const transport::SinkScope never_block(this);
+  BucketState& bucket = *buckets_[index];
+  std::vector<Delivery> ready;
+  {
+    absl::MutexLock lock(&bucket.mu);
+    bucket.durable = std::max(bucket.durable, version);
+    ready = TakeReady(bucket);
+  }
   Deliver(ready);
 }
 
@@ -416,7 +479,7 @@ v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
   std::vector<float> parameters;
   for (const auto& bucket : buckets_) {
     absl::MutexLock lock(&bucket->mu);
-    version = std::min(version, bucket->version);
+    version = std::min({version, bucket->version, bucket->durable});
     if (!digest || !job_.keeps_parameters()) continue;
     parameters.resize(bucket->layout->elements);
     bucket->store->Read({.parameter = parameters.data()});
@@ -438,6 +501,7 @@ v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
   status.set_update_elements(update_elements_);
   status.set_refused_frames(refused_frames_);
   status.set_not_included_frames(not_included_frames_);
+  DescribeDurability(version, status.mutable_durability());
   if (with_details) *status.mutable_spec() = job_.spec();
   const TimeNs now = environment_.clock->Now();
   absl::MutexLock lock(&mu_);
@@ -458,6 +522,26 @@ v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
     worker.set_sanitized_elements(totals->second.sanitized_elements);
   }
   return status;
+}
+
+void JobShard::DescribeDurability(uint64_t version, v1::DurabilityStatus* status) const {
+  status->set_level(job_.durable() ? job_.spec().durability().level() : v1::DURABILITY_NONE);
+  if (sink_ == nullptr) return;
+  const journal::JournalStatus journal = sink_->status();
+  uint64_t durable = version;
+  for (uint32_t b = 0; b < buckets_.size(); ++b) {
+    const uint64_t written = b < journal.durable_versions.size() ? journal.durable_versions[b] : 0;
+    durable = std::min(durable, std::max(written, recovered_version_));
+  }
+  status->set_durable_version(durable);
+  status->set_degraded(journal.degraded);
+  status->set_hole(journal.hole);
+  status->set_reason(journal.reason);
+  status->set_journal_bytes(journal.bytes);
+  status->set_backlog_bytes(journal.backlog_bytes);
+  status->set_records(journal.records);
+  status->set_syncs(journal.syncs);
+  status->set_failures(journal.failures);
 }
 
 }  // namespace gradwire

@@ -3,11 +3,13 @@
 //   PushChunk -> FrameAssembler -> Accumulator ... last frame of a bucket -> RoundMachine says "close"
 //     -> Finish -> UpdateSink (journal) -> ParameterStore -> version + 1 -> waiting pullers
 //
-// All of it runs on the thread that brought the last chunk: nothing is handed to another thread on the way.
+// All of it runs on the thread that brought the last chunk: nothing is handed to another thread on the way. Where there
+// is a journal, pullers are answered by whoever comes last: this thread, or the journal's once the record is safe.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -42,7 +44,6 @@ struct JobEnvironment {
   kernels::Backend* backend = nullptr;
   kernels::cuda::DeviceShare* device = nullptr;  // where the backend's memory is not the host's: the jobs' share
   Clock* clock = nullptr;
-  UpdateSink* sink = nullptr;      // may be null: nothing is journaled
   uint64_t frame_limit_bytes = 0;  // one frame, all chunks
   uint64_t job_memory_limit_bytes = 0;
   uint64_t server_epoch = 0;
@@ -73,6 +74,16 @@ class JobShard {
   static absl::StatusOr<std::shared_ptr<JobShard>> Make(const v1::JobSpec& spec, uint32_t shard_index,
                                                         uint32_t shard_count, const JobEnvironment& environment);
 
+  ~JobShard();
+
+  // Both before anybody joins. Recover brings a new shard to where its journal ends: `read` hands the records to its
+  // argument, in order. Errors: those of `read`; DataLoss (records do not follow each other); those of decoding.
+  using RecordVisitor = std::function<absl::Status(journal::Record)>;
+  absl::Status Recover(const std::function<absl::Status(const RecordVisitor&)>& read);
+  void SetSink(std::unique_ptr<UpdateSink> sink);
+  // Nothing is journaled from here on. The job was shut.
+  void StopSink();
+
   const Job& job() const { return job_; }
   const Layout& layout() const { return layout_; }
   uint32_t shard_index() const { return shard_index_; }
@@ -83,6 +94,7 @@ class JobShard {
 
   // Membership; errors as in RoundMachine.
   absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before, bool may_initialize);
+  absl::StatusOr<v1::JoinReply> Resume(const v1::WorkerIdentity& identity, uint64_t round);
   absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::HeartbeatRequest& request);
   absl::Status Leave(const v1::LeaveRequest& request);
   // Ends leases that have run out; writes how many warnings were held back.
@@ -125,6 +137,7 @@ class JobShard {
   absl::Status Allocate(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   absl::StatusOr<MemberId> FindMember(const v1::WorkerIdentity& identity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  v1::JoinReply ReplyTo(const RoundMachine::JoinOutcome& outcome) const;
   // Totals that a worker told; they only grow.
   void NoteSanitized(MemberId member, uint64_t elements) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -132,6 +145,11 @@ class JobShard {
   void Run(const RoundActions& actions);
   void DropMember(const Member& member);
   void CloseBucket(const RoundActions::Close& close);
+  // Hands an update frame to the sink.
+  absl::Status Write(const RoundActions::Close& close, const UpdateFrame& update);
+  // The record that makes `version` of a bucket may be seen.
+  void NoteWritten(uint32_t bucket, uint64_t version);
+  void DescribeDurability(uint64_t version, v1::DurabilityStatus* status) const;
   absl::Status FinishRound(BucketState& bucket, const RoundActions::Close& close, UpdateFrame* update);
   absl::Status Publish(BucketState& bucket, const UpdateFrame& update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   // Writes the first refusal of each kind to the log; Tick counts the others.
@@ -154,7 +172,14 @@ class JobShard {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   Ack Refuse(PushStream& stream, const wire::FrameHeader& header, const absl::Status& why);
   Ack Acknowledge(PushStream& stream, const wire::FrameHeader& header, PushVerdict verdict);
-  void MakeReady();
+  // The record of a bucket's initial parameters may be seen; with the last one of them version 0 is there.
+  void NoteInitialWritten();
+
+  // job_recovery.cc
+  struct Replay;
+  absl::Status ReplayRecord(const journal::Record& record, Replay& replay);
+  absl::Status ReplayUpdate(const journal::Record& record, Replay& replay);
+  absl::Status EndReplay(Replay& replay);
 
   // job_pull.cc
   // Keeps the waiter if its version does not exist yet.
@@ -186,9 +211,13 @@ class JobShard {
   mutable absl::Mutex mu_;
   RoundMachine machine_ ABSL_GUARDED_BY(mu_);
   absl::Status shut_ ABSL_GUARDED_BY(mu_);
+  int unwritten_initials_ ABSL_GUARDED_BY(mu_) = 0;       // initial parameters whose records may not be seen yet
   uint64_t sanitized_elements_ ABSL_GUARDED_BY(mu_) = 0;  // of all workers so far
   std::multimap<MemberId, std::shared_ptr<Outbox>> streams_ ABSL_GUARDED_BY(mu_);
   std::map<MemberId, WorkerTotals> totals_ ABSL_GUARDED_BY(mu_);  // of members only
+
+  uint64_t recovered_version_ = 0;    // constant once anybody joins, as sink_
+  std::unique_ptr<UpdateSink> sink_;  // may be null: nothing is journaled
 };
 
 }  // namespace gradwire

@@ -16,6 +16,10 @@ constexpr uint64_t kFramesInFlight = 8;
 // A worker that joins is still being sent the version that it starts from when the others pull the next one.
 constexpr uint64_t kSerializedVersions = 2;
 
+// Update frames that wait for the disk: of this many rounds, as long as they take less than that.
+constexpr uint64_t kJournalRounds = 32;
+constexpr uint64_t kMaxJournalBytes = 256u << 20;
+
 uint64_t UpdateBound(const Codec& codec, uint64_t elements) {
   const uint64_t dense = elements * 5;  // float32, or an index and a packed value per element
   if (!codec.sparse()) return dense + kFrameOverheadBytes;
@@ -67,9 +71,9 @@ LayoutSize EstimateLayout(const Job& job, uint32_t shard_count) {
 
 std::string MemoryBound::ToString() const {
   return absl::StrFormat(
-      "%d bytes (parameters %d, moments %d, accumulators %d, retained updates %d, serialized parameters %d, frames in "
-      "flight %d)%s",
-      total(), parameters, moments, accumulators, updates, serialized, in_flight,
+      "%d bytes (parameters %d, moments %d, accumulators %d, retained updates %d, serialized parameters %d, journal "
+      "%d, frames in flight %d)%s",
+      total(), parameters, moments, accumulators, updates, serialized, journal, in_flight,
       device == 0 ? "" : absl::StrFormat(" and %d bytes of device memory", device));
 }
 
@@ -95,6 +99,10 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
       bound.updates += 2 * UpdateBound(*codec, elements);
     }
     largest_frame = std::max(largest_frame, elements * 5 + kFrameOverheadBytes);
+  }
+  const v1::DurabilitySpec& durability = job.spec().durability();
+  if (durability.level() == v1::DURABILITY_INTERVAL || durability.on_failure() == v1::DISK_FAILURE_CONTINUE) {
+    bound.journal = std::min(kMaxJournalBytes, Multiply(kJournalRounds / 2, bound.updates));
   }
   const uint64_t frames = std::min<uint64_t>(kFramesInFlight, std::max<uint32_t>(1, job.spec().max_workers()));
   bound.in_flight = frames * std::min(largest_frame, frame_limit_bytes);

@@ -2,22 +2,42 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <functional>
 #include <string>
+#include <vector>
 
-#include "absl/status/status.h"
-#include "common/base/bytes.h"
+#include "server/journal/record.h"
 
 namespace gradwire {
 
-// Thread-safe. Buckets of one round may be appended concurrently; the rounds of one bucket come in order.
+namespace journal {
+
+struct JournalStatus {
+  bool degraded = false;  // a write or sync failed and has not been made good
+  bool hole = false;      // records were given up: what is on disk ends before them
+  std::string reason;     // of the failure
+  uint64_t records = 0;   // appended since the start
+  uint64_t syncs = 0;
+  uint64_t failures = 0;                   // times that it became degraded
+  uint64_t bytes = 0;                      // of the segments on disk
+  uint64_t backlog_bytes = 0;              // in memory only
+  std::vector<uint64_t> durable_versions;  // per bucket, as in JournalWriter
+};
+
+}  // namespace journal
+
+// Thread-safe. The records of different buckets come concurrently, those of one bucket in the order of their rounds.
 class UpdateSink {
  public:
   virtual ~UpdateSink() = default;
-  // Returns when the record meets the job's durability. Called without locks held. An error is reported and the round
-  // goes on: what a job wants instead is decided by its durability policy.
-  virtual absl::Status Append(const std::string& job, uint32_t bucket, uint64_t round,
-                              std::span<const Bytes> chunks) = 0;
+  // Takes a record and returns at once. `visible` is called once, on a thread of the sink and without a lock held, when
+  // the record meets the job's durability, or when the job's policy lets it go on without. It is not called after Stop.
+  virtual void Append(journal::Record record, std::function<void()> visible) = 0;
+  // Writes what it has, as far as the disk lets it, and returns when no `visible` runs any more. Idempotent.
+  virtual void Stop() = 0;
+  virtual journal::JournalStatus status() const = 0;
+  // A snapshot of `version` is on disk: rounds before `keep_from` are not needed any more, and removed later.
+  virtual void SnapshotTaken(uint64_t version, uint64_t keep_from) = 0;
 };
 
 }  // namespace gradwire

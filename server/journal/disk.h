@@ -33,6 +33,12 @@ class ReadFile {
   virtual absl::Status Read(uint64_t offset, std::span<uint8_t> out) = 0;
 };
 
+// A file that this process alone has locked, as long as this lives.
+class FileLock {
+ public:
+  virtual ~FileLock() = default;
+};
+
 // Thread-safe. Names survive a loss of power once their directory was synced. Errors name the path: NotFound,
 // AlreadyExists, ResourceExhausted (the disk is full), PermissionDenied, Unknown (an I/O error).
 class Disk {
@@ -41,6 +47,8 @@ class Disk {
   // AlreadyExists where there is such a file.
   virtual absl::StatusOr<std::unique_ptr<AppendFile>> Create(const std::string& path) = 0;
   virtual absl::StatusOr<std::unique_ptr<ReadFile>> Open(const std::string& path) = 0;
+  // Creates the file where there is none. Unavailable where somebody else holds the lock.
+  virtual absl::StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path) = 0;
   // Cuts a file to `bytes` and syncs it.
   virtual absl::Status Truncate(const std::string& path, uint64_t bytes) = 0;
   virtual absl::Status Remove(const std::string& path) = 0;

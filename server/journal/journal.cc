@@ -76,7 +76,8 @@ TimeNs Journal::Pump() {
     if (!cut.ok()) spdlog::warn("job {}: old journal segments stay: {}", options_.job, cut.ToString());
   }
   PublishStatus(records);
-  if (!degraded() || options_.on_failure == OnFailure::kContinue) {
+  // A server that was replaced shows nothing any more.
+  if (!degraded() || (options_.on_failure == OnFailure::kContinue && !writer_->fenced())) {
     const std::vector<Visible> met = std::move(waiting_);
     waiting_.clear();
     for (const Visible& visible : met) visible();

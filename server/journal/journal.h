@@ -1,5 +1,5 @@
 // The journal of one job on one shard: a thread that writes records and syncs them in groups, and says when they may be
-// seen. Sits between JobShard and JournalWriter.
+// seen. Sits between JobShard (UpdateSink) and JournalWriter.
 //
 //   Append -> queue -> [journal thread: write all that waits, sync once, call their `visible`] -> versions
 #pragma once
@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "common/base/clock.h"
+#include "server/job/update_sink.h"
 #include "server/job/warning_limiter.h"
 #include "server/journal/journal_writer.h"
 
@@ -44,43 +45,25 @@ struct JournalOptions {
   TimeNs last_retry_ns = 2'000'000'000;
 };
 
-struct JournalStatus {
-  bool degraded = false;  // a write or sync failed and has not been made good
-  bool hole = false;      // records were given up: what is on disk ends before them
-  std::string reason;     // of the failure
-  uint64_t records = 0;   // appended since the start
-  uint64_t syncs = 0;
-  uint64_t failures = 0;                   // times that it became degraded
-  uint64_t bytes = 0;                      // of the segments on disk
-  uint64_t backlog_bytes = 0;              // in memory only
-  std::vector<uint64_t> durable_versions;  // as JournalWriter's
-};
-
 // Thread-safe. Owns its thread, from Start to Stop. Bounds: the queue holds at most one round of every bucket with
 // kWait (rounds wait for it); with kContinue the backlog is bounded by its limit.
-class Journal {
+class Journal final : public UpdateSink {
  public:
   // `clock` outlives the journal.
   Journal(JournalOptions options, std::unique_ptr<JournalWriter> writer, Clock* clock);
-  ~Journal();
+  ~Journal() override;
   Journal(const Journal&) = delete;
   Journal& operator=(const Journal&) = delete;
 
   void Start();
-  // Takes a record and returns at once. `visible` is called once, on the journal's thread and without a lock held, when
-  // the record meets the level, or when the policy lets it go on without. It is not called after Stop.
-  void Append(Record record, std::function<void()> visible);
-  // Writes what it has, as far as the disk lets it, and returns when no `visible` runs any more. Idempotent.
-  void Stop();
+  void Append(Record record, std::function<void()> visible) override;
+  void Stop() override;
+  JournalStatus status() const override;
+  void SnapshotTaken(uint64_t version, uint64_t keep_from) override;
 
   // One turn of the thread: takes what waits, writes, syncs if it is time, calls back. Returns when it wants to be
   // called again at the latest, if nothing is appended. By one thread at a time; for simulators, which call no Start.
   TimeNs Pump();
-
-  JournalStatus status() const;
-  // A snapshot of `version` is on disk: rounds before `keep_from` are not needed any more. The journal's thread removes
-  // their segments later.
-  void SnapshotTaken(uint64_t version, uint64_t keep_from);
 
  private:
   using Visible = std::function<void()>;

@@ -44,6 +44,7 @@ class JournalWriter {
   absl::Status Cut(uint64_t round);
 
   const absl::Status& status() const { return status_; }  // not ok: failed
+  bool fenced() const { return fenced_; }                 // another server has taken the journal over
   uint64_t unsynced_bytes() const { return unsynced_bytes_; }
   // The version behind the latest record that is not on disk; 0 where all are.
   uint64_t backlog_end() const;

@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -94,6 +95,11 @@ class PosixReadFile final : public ReadFile {
   const std::string path_;
 };
 
+struct PosixLock final : FileLock {
+  explicit PosixLock(int descriptor) : fd(descriptor) {}
+  const FileDescriptor fd;
+};
+
 absl::Status OpenAndSync(const std::string& path, int flags) {
   const FileDescriptor fd(open(path.c_str(), flags | O_CLOEXEC));
   if (!fd.ok()) return Failed("cannot open", path);
@@ -118,6 +124,14 @@ absl::StatusOr<std::unique_ptr<ReadFile>> PosixDisk::Open(const std::string& pat
     return failed;
   }
   return std::make_unique<PosixReadFile>(fd, static_cast<uint64_t>(info.st_size), path);
+}
+
+absl::StatusOr<std::unique_ptr<FileLock>> PosixDisk::Lock(const std::string& path) {
+  auto lock = std::make_unique<PosixLock>(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!lock->fd.ok()) return Failed("cannot open", path);
+  if (flock(lock->fd.get(), LOCK_EX | LOCK_NB) == 0) return lock;
+  if (errno != EWOULDBLOCK) return Failed("cannot lock", path);
+  return absl::UnavailableError(absl::StrCat("'", path, "' is locked by another process"));
 }
 
 absl::Status PosixDisk::Truncate(const std::string& path, uint64_t bytes) {

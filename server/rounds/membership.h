@@ -48,6 +48,8 @@ class Membership {
   absl::StatusOr<Joined> Join(std::string_view worker, uint64_t incarnation, uint64_t start_round, TimeNs now);
   // Postpones the first round of a member; earlier rounds do not wait for it.
   void Postpone(MemberId id, uint64_t start_round);
+  // The member contributes from `round` on, if not from an earlier one already.
+  void Advance(MemberId id, uint64_t round);
   // Errors: NotFound (never joined, left, or the lease ended), FailedPrecondition (superseded); both say to join again.
   absl::StatusOr<MemberId> Find(std::string_view worker, uint64_t incarnation) const;
   const Member* Get(MemberId id) const;

@@ -43,6 +43,51 @@ absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Join(std::string_view wo
   return outcome;
 }
 
+absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Resume(std::string_view worker, uint64_t incarnation,
+                                                               uint64_t round, TimeNs now, RoundActions* actions) {
+  if (round > round_) {
+    return absl::DataLossError(absl::StrFormat(
+        "worker '%s' has seen version %d, this shard was recovered at version %d: its disk lost what lies "
+        "between; join again to start from what is here",
+        std::string(worker), round, round_));
+  }
+  if (!initialized_ || round + 1 < round_) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("worker '%s' cannot go on with round %d, this shard %s: join again", std::string(worker), round,
+                        initialized_ ? absl::StrFormat("is at round %d", round_) : "has no parameters yet"));
+  }
+  GW_ASSIGN_OR_RETURN(JoinOutcome outcome, Join(worker, incarnation, 0, false, now, actions));
+  membership_.Advance(outcome.id, round_);
+  outcome.start_version = round;
+  return outcome;
+}
+
+void RoundMachine::Restore(const Recovered& recovered, TimeNs now) {
+  const auto included = [](const Contributions& contributions) {
+    return static_cast<uint32_t>(
+        std::count_if(contributions.begin(), contributions.end(), [](const auto& c) { return c.second.included; }));
+  };
+  round_ = recovered.round;
+  initialized_ = true;
+  previous_.assign(rules_.buckets, {});
+  for (uint32_t b = 0; b < rules_.buckets; ++b) {
+    const Recovered::Bucket& bucket = recovered.buckets[b];
+    current_[b] = {bucket.closed, included(bucket.current), bucket.current};
+    previous_[b] = {true, included(bucket.previous), bucket.previous};
+    closed_ += bucket.closed ? 1 : 0;
+  }
+  // Round 0 opens when min_workers have joined, again.
+  open_ = round_ > 0 || closed_ > 0;
+  for (const Recovered::Worker& worker : recovered.workers) {
+    membership_.Join(worker.name, worker.incarnation, round_, now).IgnoreError();
+  }
+}
+
+RoundMachine::Contributions RoundMachine::ContributionsOf(uint32_t bucket, uint64_t round) const {
+  const std::vector<BucketRound>* buckets = BucketsOf(round);
+  return buckets == nullptr || bucket >= buckets->size() ? Contributions() : (*buckets)[bucket].contributions;
+}
+
 uint64_t RoundMachine::StartRoundOfNewcomer() const {
   if (!open_) return round_;
   return MembersOfRound() == 0 && closed_ == 0 ? round_ : round_ + 1;
@@ -144,10 +189,13 @@ absl::Status RoundMachine::CheckRound(MemberId id, uint32_t bucket, uint64_t rou
   return absl::OkStatus();
 }
 
+const std::vector<RoundMachine::BucketRound>* RoundMachine::BucketsOf(uint64_t round) const {
+  if (round == round_) return &current_;
+  return round + 1 == round_ ? &previous_ : nullptr;
+}
+
 const RoundMachine::Contribution* RoundMachine::FindContribution(MemberId id, uint32_t bucket, uint64_t round) const {
-  const std::vector<BucketRound>* buckets = nullptr;
-  if (round == round_) buckets = &current_;
-  if (round + 1 == round_) buckets = &previous_;
+  const std::vector<BucketRound>* buckets = BucketsOf(round);
   if (buckets == nullptr || bucket >= buckets->size()) return nullptr;
   const auto it = (*buckets)[bucket].contributions.find(id);
   return it == (*buckets)[bucket].contributions.end() ? nullptr : &it->second;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -53,6 +54,27 @@ class RoundMachine {
     bool must_initialize = false;
     bool waiting_for_workers = false;
   };
+  // A member's part in a bucket of a round.
+  struct Contribution {
+    bool included = false;  // false: abstained
+    uint32_t digest = 0;
+  };
+  using Contributions = std::map<MemberId, Contribution>;
+  // Where the journal of a shard ends.
+  struct Recovered {
+    struct Bucket {
+      bool closed = false;     // in `round`
+      Contributions current;   // of `round`, where it is closed
+      Contributions previous;  // of the round before
+    };
+    struct Worker {
+      std::string name;
+      uint64_t incarnation = 0;
+    };
+    uint64_t round = 0;
+    std::vector<Bucket> buckets;
+    std::vector<Worker> workers;  // of the last closed bucket: the open round waits for them
+  };
   // How far ahead of the open round a worker may ask to start.
   static constexpr uint64_t kMaxRoundsAhead = 64;
 
@@ -65,6 +87,15 @@ class RoundMachine {
   // Errors: those of Membership::Join; InvalidArgument when `not_before` is too far ahead.
   absl::StatusOr<JoinOutcome> Join(std::string_view worker, uint64_t incarnation, uint64_t not_before,
                                    bool may_initialize, TimeNs now, RoundActions* actions);
+  // A worker that was a member goes on with `round` after its connection broke or this server restarted: it is in the
+  // open round at once. What it sent before is known by its digests. Errors: DataLoss (it has seen a later version than
+  // there is here), FailedPrecondition (its round is over for good, or there are no parameters yet), those of Join.
+  absl::StatusOr<JoinOutcome> Resume(std::string_view worker, uint64_t incarnation, uint64_t round, TimeNs now,
+                                     RoundActions* actions);
+  // Takes a fresh machine, with parameters, to where a journal ends. Workers get a fresh lease.
+  void Restore(const Recovered& recovered, TimeNs now);
+  // Of the open round or the one before; empty for others.
+  Contributions ContributionsOf(uint32_t bucket, uint64_t round) const;
   void Leave(MemberId id, RoundActions* actions);
   // Ends the leases that have run out.
   void Tick(TimeNs now, RoundActions* actions);
@@ -102,17 +133,14 @@ class RoundMachine {
   const Membership& membership() const { return membership_; }
 
  private:
-  struct Contribution {
-    bool included = false;  // false: abstained
-    uint32_t digest = 0;
-  };
   struct BucketRound {
     bool closed = false;
     uint32_t included = 0;
-    std::map<MemberId, Contribution> contributions;
+    Contributions contributions;
   };
 
   absl::Status CheckRound(MemberId id, uint32_t bucket, uint64_t round) const;
+  const std::vector<BucketRound>* BucketsOf(uint64_t round) const;  // null: forgotten, or not open yet
   const Contribution* FindContribution(MemberId id, uint32_t bucket, uint64_t round) const;
   uint64_t StartRoundOfNewcomer() const;
   void Lose(const std::vector<Member>& lost, RoundActions* actions);

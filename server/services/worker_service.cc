@@ -36,10 +36,25 @@ absl::StatusOr<v1::JoinReply> WorkerService::Join(const v1::JoinRequest& request
     return absl::InvalidArgumentError(
         absl::StrFormat("the worker joins job '%s' with the spec of job '%s'", identity.job(), request.spec().name()));
   }
+  if (request.resume()) return Resume(request);
   GW_ASSIGN_OR_RETURN(
       const std::shared_ptr<JobShard> job,
       registry_->GetOrCreate(request.spec(), request.shard_index(), request.shard_count(), request.layout_digest()));
   return job->Join(identity, request.start_version(), request.may_initialize());
+}
+
+absl::StatusOr<v1::JoinReply> WorkerService::Resume(const v1::JoinRequest& request) {
+  const uint64_t epoch = registry_->environment().server_epoch;
+  if (registry_->epochs_grow() && request.known_epoch() > epoch) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "this server has epoch %d and was replaced by one of epoch %d, which the worker knows: stop this "
+        "server, or point the worker at the other one",
+        epoch, request.known_epoch()));
+  }
+  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.spec().name()));
+  GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(request.spec()));
+  GW_RETURN_IF_ERROR(job->CheckSame(asked, request.shard_index(), request.shard_count(), request.layout_digest()));
+  return job->Resume(request.identity(), request.resume_round());
 }
 
 absl::StatusOr<v1::HeartbeatReply> WorkerService::Heartbeat(const v1::HeartbeatRequest& request) {

@@ -164,6 +164,8 @@ absl::StatusOr<std::unique_ptr<ReadFile>> FakeDisk::Open(const std::string& path
   return std::make_unique<Reader>(it->second);
 }
 
+absl::StatusOr<std::unique_ptr<FileLock>> FakeDisk::Lock(const std::string&) { return std::make_unique<FileLock>(); }
+
 absl::Status FakeDisk::Truncate(const std::string& path, uint64_t bytes) {
   GW_RETURN_IF_ERROR(Begin());
   const auto it = names_.find(path);

@@ -13,6 +13,8 @@ ROLES = ("embedding", "attention", "mlp", "norm", "bias", "head", "other")
 _OPTIMIZERS = ("none", "sgd", "adamw", "step")
 _PUSHES = ("gradient", "step", "delta")
 _POLICIES = ("refuse", "sanitize")
+_DURABILITIES = ("none", "interval", "fsync")
+_DISK_FAILURES = ("wait", "continue")
 
 
 def _choice(field: str, value: str, allowed: Sequence[str]) -> str:
@@ -116,6 +118,9 @@ class JobSpec:
     push: "gradient" (the shards run the optimizer), "step" (gradients preconditioned by each worker's second moment;
     use optimizer="step") or "delta". workers: how many must join before the first round, and the most there can be
     unless max_workers says otherwise. rules: None stands for default_rules(codec).
+    durability: "fsync" (no version is seen before it is on the shards' disks), "interval" (written at once, synced every
+    durability_interval_ms, 0: every second) or "none" (a shard that dies takes the job with it). on_disk_failure: rounds
+    "wait" until the disk is well, or "continue" without it.
     """
 
     name: str
@@ -135,6 +140,9 @@ class JobSpec:
     bucket_bytes: int = 0
     run_elements: int = 0
     seed: int = 0
+    durability: str = "none"
+    durability_interval_ms: int = 0
+    on_disk_failure: str = "wait"
 
     def to_json(self) -> str:
         """The job in protobuf's JSON form."""
@@ -164,4 +172,8 @@ class JobSpec:
             "bucket_bytes": _whole("bucket_bytes", self.bucket_bytes, 0, 64),
             "run_elements": _whole("run_elements", self.run_elements, 0, 32),
             "seed": _whole("seed", self.seed, 0, 64),
+            "durability": {
+                "level": "DURABILITY_" + _choice("durability", self.durability, _DURABILITIES),
+                "interval_ms": _whole("durability_interval_ms", self.durability_interval_ms, 0, 32),
+                "on_failure": "DISK_FAILURE_" + _choice("on_disk_failure", self.on_disk_failure, _DISK_FAILURES)},
         })

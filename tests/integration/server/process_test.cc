@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -156,6 +158,83 @@ TEST(ServerProcess, OperatorToolCreatesDescribesAndDeletes) {
   EXPECT_EQ(out.exit_code, 1);
   EXPECT_THAT(out.text, HasSubstr("does not exist"));
   std::remove(spec_path.c_str());
+}
+
+// A journal's disk of 1 MiB.
+class SmallDisk {
+ public:
+  SmallDisk() : path_(testing::TempDir() + "/gradwire-small-disk-" + std::to_string(getpid())) {
+    mkdir(path_.c_str(), 0755);
+    mounted_ = mount("tmpfs", path_.c_str(), "tmpfs", 0, "size=1m") == 0;
+  }
+  ~SmallDisk() {
+    if (mounted_) umount(path_.c_str());
+    rmdir(path_.c_str());
+  }
+  bool mounted() const { return mounted_; }
+  const std::string& path() const { return path_; }
+  // Leaves no room.
+  void Fill() {
+    std::FILE* file = std::fopen((path_ + "/ballast").c_str(), "w");
+    const std::string block(4096, 'x');
+    while (std::fwrite(block.data(), 1, block.size(), file) == block.size() && std::fflush(file) == 0) {
+    }
+    std::fclose(file);
+  }
+  void Free() { std::remove((path_ + "/ballast").c_str()); }
+
+ private:
+  const std::string path_;
+  bool mounted_ = false;
+};
+
+TEST(ServerProcess, FullDiskDoesWhatTheJobSaysAndHeals) {
+  for (const v1::DiskFailurePolicy policy : {v1::DISK_FAILURE_WAIT, v1::DISK_FAILURE_CONTINUE}) {
+    SCOPED_TRACE(policy);
+    SmallDisk disk;
+    if (!disk.mounted()) GTEST_SKIP() << "cannot mount a tmpfs here (needs root)";
+    {
+      ServerProcess server({"--backend=cpu", "--data-dir=" + disk.path()});
+      v1::JobSpec spec = SmallSpec("job", 1);
+      spec.mutable_durability()->set_level(v1::DURABILITY_FSYNC);
+      spec.mutable_durability()->set_on_failure(policy);
+      RawWorker a(server.Address(), spec, "a", 1);
+      ASSERT_EQ(a.Start(1.0f), absl::OkStatus());
+      ASSERT_EQ(a.PushAll(0, 1.0f), absl::OkStatus());
+      ASSERT_TRUE(a.FollowUpdate(1).ok());
+      disk.Fill();
+      ASSERT_EQ(a.PushAll(1, 1.0f), absl::OkStatus());
+      const auto describe = [&] { return *testing_support::DescribeJob(a.channel(), "job", false); };
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+      while (!describe().durability().degraded() && std::chrono::steady_clock::now() < deadline) usleep(1000);
+      EXPECT_TRUE(describe().durability().degraded());
+      EXPECT_EQ(describe().durability().durable_version(), 1u);
+      EXPECT_THAT(RunCli("job describe job --servers " + server.Address()).text,
+                  HasSubstr("durability DEGRADED: cannot write to"));
+      ASSERT_TRUE(a.RequestPull(v1::PULL_UPDATE, 2).ok());
+      if (policy == v1::DISK_FAILURE_CONTINUE) {
+        ASSERT_TRUE(a.FollowUpdate(2, true).ok());
+        EXPECT_EQ(describe().version(), 2u);
+      } else {
+        usleep(200'000);
+        EXPECT_EQ(describe().version(), 1u) << "the round waits";
+      }
+      disk.Free();
+      if (policy == v1::DISK_FAILURE_WAIT) {
+        ASSERT_TRUE(a.FollowUpdate(2, true).ok());
+      }
+      while (describe().durability().durable_version() < 2 && std::chrono::steady_clock::now() < deadline) usleep(1000);
+      const v1::JobStatus status = describe();
+      EXPECT_FALSE(status.durability().degraded());
+      EXPECT_EQ(status.durability().durable_version(), 2u);
+      EXPECT_EQ(status.durability().failures(), 1u);
+      server.Signal(SIGKILL);
+      server.WaitForExit();
+    }
+    ServerProcess again({"--backend=cpu", "--data-dir=" + disk.path()});
+    const auto channel = transport::Dial(again.Address());
+    EXPECT_EQ(testing_support::DescribeJob(**channel, "job", false)->version(), 2u);
+  }
 }
 
 TEST(OperatorTool, SaysWhatToDo) {

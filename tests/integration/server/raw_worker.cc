@@ -48,6 +48,12 @@ absl::Status Inbox::Closed() {
   return *closed_;
 }
 
+void Inbox::Clear() {
+  absl::MutexLock lock(&mu_);
+  messages_.clear();
+  closed_.reset();
+}
+
 RawWorker::RawWorker(const std::string& address, const v1::JobSpec& spec, const std::string& name, uint64_t incarnation)
     : spec_(spec), frames_(spec, 0, 1, incarnation), channel_(*transport::Dial(address)) {
   identity_.set_job(spec.name());
@@ -72,6 +78,21 @@ v1::JoinRequest RawWorker::JoinRequest() const {
 
 absl::StatusOr<v1::JoinReply> RawWorker::Join(const v1::JoinRequest& request) {
   return Call<v1::JoinReply>(*channel_, "gradwire.v1.Worker/Join", request);
+}
+
+absl::StatusOr<v1::JoinReply> RawWorker::Resume(const std::string& address, uint64_t round, uint64_t known_epoch) {
+  push_.reset();
+  pull_.reset();
+  push_inbox_.Clear();
+  pull_inbox_.Clear();
+  channel_ = *transport::Dial(address);
+  v1::JoinRequest request = JoinRequest();
+  request.set_resume(true);
+  request.set_resume_round(round);
+  request.set_known_epoch(known_epoch);
+  GW_ASSIGN_OR_RETURN(const v1::JoinReply reply, Join(request));
+  GW_RETURN_IF_ERROR(Open());
+  return reply;
 }
 
 absl::Status RawWorker::Heartbeat() {

@@ -27,6 +27,8 @@ class Inbox final : public transport::StreamSink {
   absl::StatusOr<transport::Message> Next();
   // How the stream ended; DeadlineExceeded after 10 s.
   absl::Status Closed();
+  // Forgets everything, for the next stream.
+  void Clear();
 
  private:
   absl::Mutex mu_;
@@ -48,6 +50,8 @@ class RawWorker {
   v1::JoinRequest JoinRequest() const;
   absl::StatusOr<v1::JoinReply> Join() { return Join(JoinRequest()); }
   absl::StatusOr<v1::JoinReply> Join(const v1::JoinRequest& request);
+  // Goes on with `round` over new connections to `address`.
+  absl::StatusOr<v1::JoinReply> Resume(const std::string& address, uint64_t round, uint64_t known_epoch = 0);
   absl::Status Heartbeat();
   absl::Status Leave();
   // Opens both streams as this worker.

@@ -26,13 +26,16 @@ class ExhaustedClock final : public Clock {
   bool exhausted = false;
 };
 
+// Takes initial parameters, then runs out of memory.
 class ExhaustedSink final : public UpdateSink {
  public:
-  absl::Status Append(const std::string&, uint32_t, uint64_t, std::span<const Bytes>) override {
-    ++appends;
-    throw std::bad_alloc();
+  void Append(journal::Record record, std::function<void()> visible) override {
+    if (record.type == journal::RecordType::kUpdate) throw std::bad_alloc();
+    visible();
   }
-  int appends = 0;
+  void Stop() override {}
+  journal::JournalStatus status() const override { return {}; }
+  void SnapshotTaken(uint64_t, uint64_t) override {}
 };
 
 // Keeps what was sent and how it ended.
@@ -66,7 +69,6 @@ class ServicesTest : public testing::Test {
     JobEnvironment environment;
     environment.backend = backend_.get();
     environment.clock = &clock_;
-    environment.sink = &sink_;
     environment.frame_limit_bytes = 1 << 20;
     environment.job_memory_limit_bytes = 1 << 28;
     return environment;
@@ -96,7 +98,6 @@ class ServicesTest : public testing::Test {
 
   const v1::JobSpec spec_;
   ExhaustedClock clock_;
-  ExhaustedSink sink_;
   std::unique_ptr<kernels::Backend> backend_;
   JobRegistry registry_;
   WorkerService worker_;
@@ -137,15 +138,28 @@ TEST_F(ServicesTest, AStreamWithoutMemoryEndsAndTheNextOneWorks) {
   sink->OnClosed(absl::OkStatus());
 }
 
-TEST_F(ServicesTest, ARoundClosesThoughTheJournalHasNoMemory) {
+TEST_F(ServicesTest, ABucketStopsWhenTheJournalHasNoMemory) {
   ASSERT_EQ(Join(), absl::OkStatus());
+  (*registry_.Find("job"))->SetSink(std::make_unique<ExhaustedSink>());
   auto stream = std::make_shared<RecordingStream>();
   auto sink = Open(stream);
   for (uint32_t b = 0; b < frames_.buckets(); ++b) sink->OnMessage({std::string(), {frames_.Initialize(b, 1.0f)[0]}});
   for (uint32_t b = 0; b < frames_.buckets(); ++b) sink->OnMessage({std::string(), {frames_.Push(b, 0, 1.0f)[0]}});
-  EXPECT_EQ(sink_.appends, static_cast<int>(frames_.buckets()));
   EXPECT_FALSE(stream->finished.has_value());
-  EXPECT_EQ((*registry_.Find("job"))->Describe(false, false).version(), 1u);
+  EXPECT_EQ((*registry_.Find("job"))->Describe(false, false).version(), 0u);
+  auto pulling = std::make_shared<RecordingStream>();
+  auto pull = dispatcher_.Accept("gradwire.v1.Worker/Pull", pulling);
+  v1::PullRequest request;
+  *request.mutable_open() = identity_;
+  request.set_kind(v1::PULL_UPDATE);
+  request.set_version(1);
+  request.set_bucket_end(1);
+  (*pull)->OnMessage({request.SerializeAsString(), {}});
+  v1::PullMessage answer;
+  ASSERT_EQ(pulling->sent.size(), 1u);
+  ASSERT_TRUE(answer.ParseFromString(pulling->sent[0].control));
+  EXPECT_EQ(answer.code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+  (*pull)->OnClosed(absl::OkStatus());
   sink->OnClosed(absl::OkStatus());
 }
 

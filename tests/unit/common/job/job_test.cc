@@ -115,6 +115,25 @@ TEST(Job, RefusesWithAMessageThatNamesTheProblem) {
   EXPECT_THAT(ErrorOf(spec), HasSubstr("unknown codec 'zip'"));
 }
 
+TEST(Job, DurabilityIsCanonical) {
+  v1::JobSpec spec = SmallSpec();
+  EXPECT_FALSE(Job::Make(spec)->durable());
+  const uint64_t digest = Job::Make(spec)->digest();
+  spec.mutable_durability()->set_level(v1::DURABILITY_NONE);
+  spec.mutable_durability()->set_interval_ms(5);
+  EXPECT_EQ(Job::Make(spec)->digest(), digest);
+  spec.mutable_durability()->set_level(v1::DURABILITY_INTERVAL);
+  EXPECT_TRUE(Job::Make(spec)->durable());
+  EXPECT_EQ(Job::Make(spec)->spec().durability().interval_ms(), 5u);
+  EXPECT_EQ(Job::Make(spec)->spec().durability().on_failure(), v1::DISK_FAILURE_WAIT);
+  spec.mutable_durability()->set_interval_ms(0);
+  EXPECT_EQ(Job::Make(spec)->spec().durability().interval_ms(), 1000u);
+  spec.mutable_durability()->set_interval_ms(600'001);
+  EXPECT_THAT(std::string(Job::Make(spec).status().message()), HasSubstr("durability.interval_ms = 600001"));
+  spec.mutable_durability()->set_level(v1::DURABILITY_FSYNC);
+  EXPECT_EQ(Job::Make(spec)->spec().durability().interval_ms(), 0u);
+}
+
 TEST(CodecSpec, ParsesAndPrintsCanonically) {
   const auto spec = ParseCodecSpec("tagc:density=0.01,cells=16");
   ASSERT_TRUE(spec.ok()) << spec.status();

@@ -1,0 +1,57 @@
+// The directory of --data-dir: whose it is, how often a server started in it, and the jobs in it.
+//
+//   LOCK                    locked by the server that runs
+//   EPOCH                   decimal; grows with every start
+//   jobs/NAME.job/job       the job (gradwire.v1.StoredJob behind a checksum)
+//   jobs/NAME.job/journal/  segments, proto/JOURNAL.md
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gradwire/v1/storage.pb.h"
+#include "server/journal/disk.h"
+
+namespace gradwire {
+
+// Thread-safe for different jobs.
+class DataDirectory {
+ public:
+  // Makes what is missing, takes the lock and a new epoch, removes what an interrupted creation or deletion left.
+  // `disk` outlives the result. Errors: Unavailable (another server runs in it), DataLoss (EPOCH cannot be read), those
+  // of the disk.
+  static absl::StatusOr<std::unique_ptr<DataDirectory>> Open(Disk* disk, const std::string& path);
+
+  Disk& disk() const { return *disk_; }
+  const std::string& path() const { return path_; }
+  // Larger than that of every server that ran here before.
+  uint64_t epoch() const { return epoch_; }
+
+  // Names of the jobs, sorted.
+  absl::StatusOr<std::vector<std::string>> Jobs() const;
+  // All of it is on disk when it returns ok; otherwise nothing of it counts.
+  absl::Status CreateJob(const v1::StoredJob& job);
+  // DataLoss where the file is damaged.
+  absl::StatusOr<v1::StoredJob> LoadJob(const std::string& name) const;
+  // Ok where there is none.
+  absl::Status RemoveJob(const std::string& name);
+  std::string JournalOf(const std::string& name) const { return JobPath(name) + "/journal"; }
+
+ private:
+  DataDirectory(Disk* disk, std::string path) : disk_(disk), path_(std::move(path)), jobs_(path_ + "/jobs") {}
+  std::string JobPath(const std::string& name) const { return jobs_ + "/" + name + ".job"; }
+  absl::Status NextEpoch();
+  absl::Status RemoveLeftovers();
+
+  Disk* const disk_;
+  const std::string path_;
+  const std::string jobs_;
+  std::unique_ptr<FileLock> lock_;
+  uint64_t epoch_ = 0;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,41 @@
+// See files.h.
+#include "server/storage/files.h"
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+
+namespace gradwire {
+
+absl::Status WriteFileAtomically(Disk& disk, const std::string& directory, const std::string& name,
+                                 std::span<const uint8_t> bytes) {
+  const std::string path = directory + "/" + name;
+  const std::string temporary = path + ".tmp";
+  if (absl::Status gone = disk.Remove(temporary); !gone.ok() && !absl::IsNotFound(gone)) return gone;
+  GW_ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file, disk.Create(temporary));
+  GW_RETURN_IF_ERROR(file->Append({&bytes, 1}));
+  GW_RETURN_IF_ERROR(file->Sync());
+  GW_RETURN_IF_ERROR(disk.Rename(temporary, path));
+  return disk.SyncDirectory(directory);
+}
+
+absl::StatusOr<std::vector<uint8_t>> ReadWholeFile(Disk& disk, const std::string& path, uint64_t limit_bytes) {
+  GW_ASSIGN_OR_RETURN(const std::unique_ptr<ReadFile> file, disk.Open(path));
+  if (file->size() > limit_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("'%s' has %d bytes; at most %d are expected", path, file->size(), limit_bytes));
+  }
+  std::vector<uint8_t> bytes(file->size());
+  GW_RETURN_IF_ERROR(file->Read(0, bytes));
+  return bytes;
+}
+
+absl::Status RemoveTree(Disk& disk, const std::string& path) {
+  const absl::Status removed = disk.Remove(path);
+  if (removed.ok() || absl::IsNotFound(removed)) return absl::OkStatus();
+  const absl::StatusOr<std::vector<std::string>> names = disk.List(path);
+  if (!names.ok()) return removed;
+  for (const std::string& name : *names) GW_RETURN_IF_ERROR(RemoveTree(disk, path + "/" + name));
+  return disk.RemoveDirectory(path);
+}
+
+}  // namespace gradwire

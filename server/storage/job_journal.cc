@@ -1,0 +1,58 @@
+// See job_journal.h.
+#include "server/storage/job_journal.h"
+
+#include <spdlog/spdlog.h>
+
+#include <memory>
+#include <utility>
+
+#include "common/base/status_macros.h"
+#include "server/journal/journal.h"
+#include "server/journal/journal_reader.h"
+
+namespace gradwire {
+namespace {
+
+constexpr TimeNs kNsPerMs = 1'000'000;
+constexpr double kNsPerSecond = 1e9;
+
+journal::JournalOptions OptionsOf(const JobShard& shard) {
+  const v1::DurabilitySpec& spec = shard.job().spec().durability();
+  journal::JournalOptions options;
+  options.job = shard.job().spec().name();
+  options.level = spec.level() == v1::DURABILITY_INTERVAL ? journal::Level::kInterval : journal::Level::kFsync;
+  options.on_failure =
+      spec.on_failure() == v1::DISK_FAILURE_CONTINUE ? journal::OnFailure::kContinue : journal::OnFailure::kWait;
+  options.sync_interval_ns = spec.interval_ms() * kNsPerMs;
+  options.unsynced_limit_bytes = std::min(options.unsynced_limit_bytes, shard.memory().journal / 2);
+  options.backlog_limit_bytes = shard.memory().journal;
+  return options;
+}
+
+}  // namespace
+
+absl::Status OpenJournal(DataDirectory& data, JobShard& shard, Clock* clock) {
+  const TimeNs begin = clock->Now();
+  const std::string& name = shard.job().spec().name();
+  journal::JournalWriter::Options options;
+  options.directory = data.JournalOf(name);
+  options.identity = {shard.job().digest(), shard.layout().digest(), shard.shard_index()};
+  options.epoch = data.epoch();
+  journal::ReadResult found;
+  GW_RETURN_IF_ERROR(shard.Recover([&](const JobShard::RecordVisitor& visit) -> absl::Status {
+    GW_ASSIGN_OR_RETURN(found, ReadJournal(data.disk(), options.directory, options.identity, /*repair=*/true, visit));
+    return absl::OkStatus();
+  }));
+  if (found.records > 0) {
+    spdlog::info("job {} recovered: {} records, {} bytes in {:.3f} s{}", name, found.records, found.bytes,
+                 static_cast<double>(clock->Now() - begin) / kNsPerSecond,
+                 found.torn_bytes > 0 ? "; an unfinished write at the end was cut off" : "");
+  }
+  auto writer = std::make_unique<journal::JournalWriter>(&data.disk(), std::move(options), std::move(found));
+  auto journal = std::make_unique<journal::Journal>(OptionsOf(shard), std::move(writer), clock);
+  journal->Start();
+  shard.SetSink(std::move(journal));
+  return absl::OkStatus();
+}
+
+}  // namespace gradwire
