@@ -34,7 +34,8 @@ absl::Status CheckTimeouts(const SessionOptions& options) {
   const std::pair<const char*, int64_t> timeouts[] = {{"connect_timeout_ms", options.connect_timeout_ms},
                                                       {"start_timeout_ms", options.start_timeout_ms},
                                                       {"rpc_timeout_ms", options.rpc_timeout_ms},
-                                                      {"round_timeout_ms", options.round_timeout_ms}};
+                                                      {"round_timeout_ms", options.round_timeout_ms},
+                                                      {"reconnect_timeout_ms", options.reconnect_timeout_ms}};
   for (const auto& [name, value] : timeouts) {
     if (value >= 1 && value <= kMaxTimeoutMs) continue;
     return absl::InvalidArgumentError(
@@ -194,6 +195,7 @@ class Session::Impl {
       link.identity = request.identity();
       link.connect_timeout_ms = options_.connect_timeout_ms;
       link.rpc_timeout_ms = options_.rpc_timeout_ms;
+      if (job_.durable()) link.reconnect_timeout_ms = options_.reconnect_timeout_ms;
       link.sanitized_elements = [this] { return gradients_->sanitized_elements(); };
       links_.push_back(std::make_unique<client::ShardLink>(std::move(link)));
       links.push_back(links_.back().get());

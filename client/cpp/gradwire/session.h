@@ -47,6 +47,8 @@ struct SessionOptions {
   // How long EndRound of a small job (see Session) busy-waits for updates before it blocks, if they usually come that
   // fast: 0 (never) to 10000 microseconds. A thread that is woken is some 40 us late.
   int64_t spin_us = 100;
+  // A shard of a durable job that cannot be reached is tried again for this long before it is lost.
+  int64_t reconnect_timeout_ms = 60'000;
   // A request to stop makes Join give up what it waits for (a call that is under way ends by rpc_timeout_ms), leave the
   // job and return Cancelled. Without effect once Join has returned.
   std::stop_token stop;
@@ -75,6 +77,10 @@ struct SessionStats {
 // Errors are absl statuses. When a shard is lost (Unavailable, naming its address) or refuses this worker for good,
 // the session has failed: every later call returns the same status at once. Join again to go on; the new session
 // starts from the parameters that the shards hold.
+//
+// A shard of a durable job (JobSpec.durability) may break off and be restarted: the session connects again, sends the
+// very bytes of the frames whose round is not over there, and goes on; EndRound takes longer. DataLoss: that shard's
+// disk lost versions that this worker has seen.
 class Session {
  public:
   // Blocks until the parameters of the start version are in `memory`. Errors: InvalidArgument (options or job; says

@@ -72,11 +72,11 @@ v1::PullKind Exchange::ParametersKind() const {
 // A worker that pulls parameters still reads the update frames of sparse codecs: they name what was deferred.
 bool Exchange::NeedsUpdate(uint32_t slice) const { return !NeedsParameters() || context_.codecs[slice]->sparse(); }
 
-std::vector<v1::PullKind> Exchange::PullsOf(uint32_t slice) const {
-  std::vector<v1::PullKind> pulls;
-  if (NeedsUpdate(slice)) pulls.push_back(v1::PULL_UPDATE);
-  if (NeedsParameters()) pulls.push_back(ParametersKind());
-  return pulls;
+std::vector<v1::PullKind> Exchange::Missing(const Slice& slice) const {
+  std::vector<v1::PullKind> kinds;
+  if (slice.update_missing) kinds.push_back(v1::PULL_UPDATE);
+  if (slice.parameters_missing) kinds.push_back(ParametersKind());
+  return kinds;
 }
 
 void Exchange::ResetRound(uint64_t round) {
@@ -355,6 +355,7 @@ void Exchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
 
 void Exchange::OnAnswer(uint32_t shard, PullAnswer answer) {
   absl::MutexLock lock(&mu_);
+  if (answer.version <= round_) return;  // asked for again after a break, and settled by the first answer
   if (!answer.status.ok()) return FailLocked(answer.status);
   if (!round_open_ || answer.bucket >= buckets_ || answer.version != round_ + 1)
     return FailLocked(absl::InternalError(absl::StrCat("shard ", shard, " at ", context_.links[shard]->address(),
@@ -370,6 +371,20 @@ void Exchange::OnAnswer(uint32_t shard, PullAnswer answer) {
     s.parameters_missing = false;
   }
   MaybeQueue(index);
+}
+
+std::optional<uint64_t> Exchange::ResumeRound(uint32_t shard) {
+  absl::MutexLock lock(&mu_);
+  if (!failed_.ok()) return std::nullopt;
+  return round_;
+}
+
+void Exchange::OnResumed(uint32_t shard) {
+  {
+    absl::MutexLock lock(&mu_);
+    tasks_.push_back({Task::Kind::kResend, shard, nullptr});
+  }
+  RunTasksInline();
 }
 
 void Exchange::OnLost(uint32_t shard, const absl::Status& status) { Fail(status); }

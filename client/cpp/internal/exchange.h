@@ -72,6 +72,8 @@ class Exchange final : public LinkEvents {
   void OnAck(uint32_t shard, const v1::PushAck& ack) override;
   void OnAnswer(uint32_t shard, PullAnswer answer) override;
   void OnMustInitialize(uint32_t shard) override {}
+  std::optional<uint64_t> ResumeRound(uint32_t shard) override;
+  void OnResumed(uint32_t shard) override;
   void OnLost(uint32_t shard, const absl::Status& status) override;
 
  private:
@@ -94,9 +96,9 @@ class Exchange final : public LinkEvents {
     bool parameters_missing = false;
   };
   struct Task {
-    enum class Kind { kIngest, kAgain, kAbstain };
+    enum class Kind { kIngest, kAgain, kAbstain, kResend };
     Kind kind = Kind::kIngest;
-    uint32_t index = 0;  // tensor; kAbstain: slice
+    uint32_t index = 0;  // tensor; kAbstain: slice; kResend: shard
     const float* gradient = nullptr;
   };
   struct Counters {
@@ -109,8 +111,8 @@ class Exchange final : public LinkEvents {
   bool NeedsUpdate(uint32_t slice) const;
   bool NeedsParameters() const;
   v1::PullKind ParametersKind() const;
-  // What is asked for with every frame of the slice.
-  std::vector<v1::PullKind> PullsOf(uint32_t slice) const;
+  // What is asked for with the slice's frame.
+  std::vector<v1::PullKind> Missing(const Slice& slice) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   void ResetRound(uint64_t round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Round 0 is over: the same gradients travel again, as round 1.
@@ -135,6 +137,9 @@ class Exchange final : public LinkEvents {
   // False once the exchange has failed: the caller's gradients must not be read any more.
   bool EncodeSlice(uint32_t slice, uint64_t round, std::span<const float> learning_rates);
   bool SendAbstain(uint32_t slice, uint64_t round);
+  // The same bytes again for every frame of `shard` whose acknowledgement or update is missing: the shard knows by
+  // digest what it had merged, and answers with what is missing here.
+  void Resend(uint32_t shard, uint64_t round);
   bool Send(uint32_t slice, const std::vector<Bytes>& chunks);
 
   void ApplyLoop();

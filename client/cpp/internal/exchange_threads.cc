@@ -33,6 +33,8 @@ void Exchange::RunTask() {
   mu_.Unlock();
   if (task.kind == Task::Kind::kAbstain) {
     SendAbstain(task.index, round);
+  } else if (task.kind == Task::Kind::kResend) {
+    Resend(task.index, round);
   } else {
     ProcessTensor(task, round);
   }
@@ -116,15 +118,31 @@ bool Exchange::SendAbstain(uint32_t slice, uint64_t round) {
   return Send(slice, wire::FrameWriter(header).Finish());
 }
 
+void Exchange::Resend(uint32_t shard, uint64_t round) {
+  for (uint32_t b = 0; b < buckets_; ++b) {
+    const uint32_t slice = IndexOf(b, shard);
+    Slice& s = slices_[slice];
+    {
+      absl::MutexLock lock(&mu_);
+      if (!round_open_ || !failed_.ok()) return;
+      if (s.queued || !s.sent) continue;  // settled, or encoded and sent in its turn
+      s.acked = s.included = false;       // a shard that forgot the frame may judge it anew
+    }
+    if (!(s.abstained || !s.frame ? SendAbstain(slice, round) : Send(slice, s.frame->chunks))) return;
+  }
+}
+
 bool Exchange::Send(uint32_t slice, const std::vector<Bytes>& chunks) {
+  std::vector<v1::PullKind> pulls;
   {
-    // Sending may block on a slow peer; the caller's gradients are not read meanwhile.
     absl::MutexLock lock(&mu_);
+    pulls = Missing(slices_[slice]);
+    // Sending may block on a slow peer; the caller's gradients are not read meanwhile.
     reading_gradients_ = false;
   }
-  const absl::Status sent = context_.links[slice % shards_]->SendFrame(chunks, PullsOf(slice));
+  const absl::Status sent = context_.links[slice % shards_]->SendFrame(chunks, pulls);
   absl::MutexLock lock(&mu_);
-  if (!sent.ok()) FailLocked(sent);
+  if (!sent.ok() && !context_.links[slice % shards_]->Mends(sent)) FailLocked(sent);
   reading_gradients_ = failed_.ok();
   slices_[slice].sent = true;
   MaybeQueue(slice);

@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kFirstBackoffMs = 50;
 constexpr int64_t kLastBackoffMs = 1000;
+constexpr int64_t kMendPauseMs = 10;
 
 bool Retryable(const absl::Status& status) { return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status); }
 
@@ -46,42 +47,70 @@ class Answers {
 // Acknowledgements, and answers to what was asked for with frames.
 class ShardLink::PushSink final : public transport::StreamSink {
  public:
-  explicit PushSink(ShardLink* link) : link_(link) {}
+  PushSink(ShardLink* link, Connection* connection) : link_(link), connection_(connection) {}
   void OnMessage(transport::Message message) override {
     v1::PushAck ack;
     if (!ack.ParseFromString(message.control))
-      return link_->Lost(absl::DataLossError("an acknowledgement on the push stream cannot be parsed"));
+      return link_->Broken(connection_, absl::DataLossError("an acknowledgement on the push stream cannot be parsed"));
     if (ack.outcome() != v1::PUSH_OUTCOME_UNSPECIFIED)
       link_->Deliver([&](LinkEvents* events) { events->OnAck(link_->options_.shard, ack); });
     if (ack.kind() != v1::PULL_UNSPECIFIED) link_->Answered(answers_.Add(ack, ack.round() + 1, message.frame), message);
   }
   void OnClosed(absl::Status status) override {
-    link_->Lost(status.ok() ? absl::UnavailableError("the server ended the push stream") : status);
+    link_->Broken(connection_, status.ok() ? absl::UnavailableError("the server ended the push stream") : status);
   }
 
  private:
   ShardLink* const link_;
+  Connection* const connection_;
   Answers answers_;
 };
 
 // Collects chunks of the pull stream into answers.
 class ShardLink::PullSink final : public transport::StreamSink {
  public:
-  explicit PullSink(ShardLink* link) : link_(link) {}
+  PullSink(ShardLink* link, Connection* connection) : link_(link), connection_(connection) {}
   void OnMessage(transport::Message message) override {
     v1::PullMessage pull;
     if (!pull.ParseFromString(message.control))
-      return link_->Lost(absl::DataLossError("a message on the pull stream cannot be parsed"));
+      return link_->Broken(connection_, absl::DataLossError("a message on the pull stream cannot be parsed"));
     link_->Answered(answers_.Add(pull, pull.version(), message.frame), message);
   }
   void OnClosed(absl::Status status) override {
-    link_->Lost(status.ok() ? absl::UnavailableError("the server ended the pull stream") : status);
+    link_->Broken(connection_, status.ok() ? absl::UnavailableError("the server ended the pull stream") : status);
   }
 
  private:
   ShardLink* const link_;
+  Connection* const connection_;
   Answers answers_;
 };
+
+// Destroyed in reverse: streams before their sinks.
+struct ShardLink::Connection {
+  explicit Connection(ShardLink* link) : pushes(link, this), pulls(link, this) {}
+  PushSink pushes;
+  PullSink pulls;
+  std::unique_ptr<transport::Stream> push;
+  std::unique_ptr<transport::Stream> pull;
+  // Guarded by the link's mu_.
+  bool broken = false;
+  absl::Status why;
+  int users = 0;
+};
+
+ShardLink::Use::Use(ShardLink* link, bool broken_too) : link_(link) {
+  absl::MutexLock lock(&link->mu_);
+  if (link->connection_ == nullptr || (link->connection_->broken && !broken_too)) return;
+  connection_ = link->connection_.get();
+  ++connection_->users;
+}
+
+ShardLink::Use::~Use() {
+  if (connection_ == nullptr) return;
+  absl::MutexLock lock(&link_->mu_);
+  --connection_->users;
+}
 
 ShardLink::ShardLink(LinkOptions options)
     : options_(std::move(options)), leave_timeout_ms_(options_.rpc_timeout_ms), may_initialize_(options_.shard == 0) {}
@@ -133,14 +162,18 @@ absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
     if (!channel.ok()) return Annotate(channel.status());
     channel_ = *std::move(channel);
   }
-  v1::JoinRequest mine = request;
+  join_ = request;
+  return JoinWithin(request, options_.connect_timeout_ms);
+}
+
+absl::StatusOr<v1::JoinReply> ShardLink::JoinWithin(v1::JoinRequest request, int64_t timeout_ms) {
   {
     absl::MutexLock lock(&mu_);
     if (closing_) return absl::CancelledError("the session is closing");
-    mine.set_may_initialize(may_initialize_);
+    request.set_may_initialize(may_initialize_);
   }
-  const std::string bytes = mine.SerializeAsString();
-  const absl::Time deadline = absl::Now() + absl::Milliseconds(options_.connect_timeout_ms);
+  const std::string bytes = request.SerializeAsString();
+  const absl::Time deadline = absl::Now() + absl::Milliseconds(timeout_ms);
   std::minstd_rand random(static_cast<uint32_t>(options_.identity.incarnation() ^ options_.shard));
   int64_t backoff_ms = kFirstBackoffMs;
   for (int attempt = 1;; ++attempt) {
@@ -152,15 +185,15 @@ absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
       if (!parsed.ParseFromString(*reply)) return Annotate(absl::DataLossError("the reply to Join cannot be parsed"));
       absl::MutexLock lock(&mu_);
       joined_ = true;
+      server_epoch_ = parsed.server_epoch();
       return parsed;
     }
     if (!Retryable(reply.status())) return Annotate(reply.status());
     const int64_t wait_ms = std::uniform_int_distribution<int64_t>(backoff_ms / 2, backoff_ms)(random);
     if (absl::Now() + absl::Milliseconds(wait_ms) >= deadline) {
-      return Annotate(absl::Status(
-          reply.status().code(),
-          absl::StrCat(std::string(reply.status().message()), " (", attempt, " attempts in ",
-                       options_.connect_timeout_ms, " ms; is the server running, and is the address right?)")));
+      return Annotate(absl::Status(reply.status().code(),
+                                   absl::StrCat(std::string(reply.status().message()), " (", attempt, " attempts in ",
+                                                timeout_ms, " ms; is the server running, and is the address right?)")));
     }
     absl::MutexLock lock(&mu_);
     if (!closing_) stop_.WaitWithTimeout(&mu_, absl::Milliseconds(wait_ms));
@@ -172,27 +205,44 @@ absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
 absl::Status ShardLink::Start(int64_t lease_ms, LinkEvents* events) {
   leave_timeout_ms_ = std::min(options_.rpc_timeout_ms, lease_ms);
   SetEvents(events);
-  push_sink_ = std::make_unique<PushSink>(this);
-  pull_sink_ = std::make_unique<PullSink>(this);
-  auto push = channel_->Open("gradwire.v1.Worker/Push", push_sink_.get());
+  GW_RETURN_IF_ERROR(OpenStreams());
+  heartbeat_ = std::thread([this, lease_ms] { HeartbeatLoop(lease_ms); });
+  return absl::OkStatus();
+}
+
+absl::Status ShardLink::OpenStreams() {
+  auto connection = std::make_unique<Connection>(this);
+  auto push = channel_->Open("gradwire.v1.Worker/Push", &connection->pushes);
   if (!push.ok()) return Annotate(push.status());
-  auto pull = channel_->Open("gradwire.v1.Worker/Pull", pull_sink_.get());
+  connection->push = *std::move(push);
+  auto pull = channel_->Open("gradwire.v1.Worker/Pull", &connection->pulls);
   if (!pull.ok()) return Annotate(pull.status());
-  {
-    absl::MutexLock lock(&mu_);
-    if (closing_) return absl::CancelledError("the session is closing");
-    push_ = *std::move(push);
-    pull_ = *std::move(pull);
-  }
+  connection->pull = *std::move(pull);
   v1::PushMessage push_open;
   *push_open.mutable_open() = options_.identity;
   v1::PullRequest pull_open;
   *pull_open.mutable_open() = options_.identity;
-  absl::Status sent = push_->Send({push_open.SerializeAsString(), {}});
-  if (sent.ok()) sent = pull_->Send({pull_open.SerializeAsString(), {}});
+  absl::Status sent = connection->push->Send({push_open.SerializeAsString(), {}});
+  if (sent.ok()) sent = connection->pull->Send({pull_open.SerializeAsString(), {}});
   if (!sent.ok()) return Annotate(sent);
-  heartbeat_ = std::thread([this, lease_ms] { HeartbeatLoop(lease_ms); });
+  absl::MutexLock lock(&mu_);
+  if (closing_) return absl::CancelledError("the session is closing");
+  connection_ = std::move(connection);
   return absl::OkStatus();
+}
+
+void ShardLink::CloseStreams() {
+  {
+    const Use use(this, /*broken_too=*/true);
+    if (!use) return;
+    use->push->Cancel();
+    use->pull->Cancel();
+  }
+  std::unique_ptr<Connection> old;  // destroyed without the lock: that waits for its sinks, which take it
+  absl::MutexLock lock(&mu_);
+  const auto unused = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return connection_->users == 0; };
+  mu_.Await(absl::Condition(&unused));
+  old = std::move(connection_);
 }
 
 void ShardLink::AllowInitialize() {
@@ -204,11 +254,13 @@ void ShardLink::AllowInitialize() {
 }
 
 absl::Status ShardLink::SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull) {
+  const Use use(this);
+  if (!use) return WhyBroken();
   v1::PushMessage last;
   for (v1::PullKind kind : pull) last.add_pull(kind);
   for (const Bytes& chunk : chunks) {
     const bool is_last = &chunk == &chunks.back();
-    absl::Status sent = push_->Send({is_last ? last.SerializeAsString() : std::string(), {chunk}});
+    absl::Status sent = use->push->Send({is_last ? last.SerializeAsString() : std::string(), {chunk}});
     if (!sent.ok()) return Annotate(sent);
     pushed_bytes_.fetch_add(chunk.size(), std::memory_order_relaxed);
   }
@@ -221,13 +273,83 @@ absl::Status ShardLink::RequestPull(v1::PullKind kind, uint64_t version, uint32_
   request.set_version(version);
   request.set_bucket_begin(bucket_begin);
   request.set_bucket_end(bucket_end);
-  return Annotate(pull_->Send({request.SerializeAsString(), {}}));
+  const Use use(this);
+  if (!use) return WhyBroken();
+  return Annotate(use->pull->Send({request.SerializeAsString(), {}}));
+}
+
+bool ShardLink::Mendable(const absl::Status& status) const {
+  // NotFound: a server that was restarted does not know this worker.
+  return options_.reconnect_timeout_ms > 0 && (Retryable(status) || absl::IsNotFound(status));
+}
+
+absl::Status ShardLink::WhyBroken() {
+  absl::MutexLock lock(&mu_);
+  if (lost_) return lost_status_;
+  return Annotate(connection_ != nullptr && connection_->broken ? connection_->why
+                                                                : absl::UnavailableError("there are no streams"));
+}
+
+void ShardLink::Broken(Connection* connection, const absl::Status& reason) {
+  // A stream that was cut off says "cancelled" on some transports; to the worker it is a lost shard.
+  const absl::Status status =
+      absl::IsCancelled(reason) ? absl::UnavailableError(std::string(reason.message())) : reason;
+  {
+    absl::MutexLock lock(&mu_);
+    if (connection->broken || closing_ || lost_) return;
+    connection->broken = true;
+    connection->why = status;
+    // A connection that is still being opened has no other thread yet that would see it.
+    if (Mendable(status)) return stop_.SignalAll();
+  }
+  Lost(status);
+}
+
+void ShardLink::BreakStreams(const absl::Status& status) {
+  const Use use(this);
+  if (use) Broken(use.get(), status);
+}
+
+bool ShardLink::Mend() {
+  absl::Status why;
+  v1::JoinRequest request = join_;
+  {
+    absl::MutexLock lock(&mu_);
+    why = connection_->why;
+    request.set_known_epoch(server_epoch_);
+  }
+  const absl::Time deadline = absl::Now() + absl::Milliseconds(options_.reconnect_timeout_ms);
+  CloseStreams();
+  for (;;) {
+    {
+      // A server that takes workers back and drops them at once is not asked in a tight loop.
+      absl::MutexLock lock(&mu_);
+      if (!closing_) stop_.WaitWithTimeout(&mu_, absl::Milliseconds(kMendPauseMs));
+      if (closing_) return false;
+    }
+    std::optional<uint64_t> round;
+    Deliver([&](LinkEvents* events) { round = events->ResumeRound(options_.shard); });
+    if (!round) {
+      Lost(why);
+      return false;
+    }
+    request.set_resume(true);
+    request.set_resume_round(*round);
+    const int64_t left_ms = std::max<int64_t>(absl::ToInt64Milliseconds(deadline - absl::Now()), 1);
+    absl::Status mended = JoinWithin(request, left_ms).status();
+    if (mended.ok()) mended = OpenStreams();
+    if (mended.ok()) break;
+    if (!Retryable(mended) || absl::Now() >= deadline) {
+      Lost(absl::IsCancelled(mended) ? why : mended);
+      return false;
+    }
+  }
+  Deliver([&](LinkEvents* events) { events->OnResumed(options_.shard); });
+  return true;
 }
 
 void ShardLink::Lost(const absl::Status& status) {
-  // A stream that was cut off says "cancelled" on some transports; to the worker it is a lost shard.
-  const absl::Status reason =
-      Annotate(absl::IsCancelled(status) ? absl::UnavailableError(std::string(status.message())) : status);
+  const absl::Status reason = Annotate(status);
   {
     absl::MutexLock lock(&mu_);
     if (closing_ || lost_) return;
@@ -239,17 +361,15 @@ void ShardLink::Lost(const absl::Status& status) {
 }
 
 void ShardLink::Cancel() {
-  transport::Stream* push = nullptr;
-  transport::Stream* pull = nullptr;
   {
     absl::MutexLock lock(&mu_);
     closing_ = true;
     stop_.SignalAll();
-    push = push_.get();
-    pull = pull_.get();
   }
-  if (push != nullptr) push->Cancel();
-  if (pull != nullptr) pull->Cancel();
+  const Use use(this, /*broken_too=*/true);
+  if (!use) return;
+  use->push->Cancel();
+  use->pull->Cancel();
 }
 
 void ShardLink::HeartbeatLoop(int64_t lease_ms) {
@@ -258,12 +378,20 @@ void ShardLink::HeartbeatLoop(int64_t lease_ms) {
   const int64_t period_ms = std::max<int64_t>(lease_ms / 3, 10);
   absl::Time last_success = absl::Now();
   for (;;) {
+    bool broken = false;
     {
       absl::MutexLock lock(&mu_);
-      if (!closing_ && !lost_ && !beat_now_) stop_.WaitWithTimeout(&mu_, absl::Milliseconds(period_ms));
+      if (!closing_ && !lost_ && !beat_now_ && !connection_->broken)
+        stop_.WaitWithTimeout(&mu_, absl::Milliseconds(period_ms));
       if (closing_ || lost_) return;
+      broken = connection_->broken;
       beat_now_ = false;
       request.set_may_initialize(may_initialize_);
+    }
+    if (broken) {
+      if (!Mend()) return;
+      last_success = absl::Now();
+      continue;
     }
     request.set_sanitized_elements(SanitizedElements());
     auto reply = channel_->Call("gradwire.v1.Worker/Heartbeat", request.SerializeAsString(),
@@ -274,10 +402,13 @@ void ShardLink::HeartbeatLoop(int64_t lease_ms) {
       if (parsed.ParseFromString(*reply) && parsed.must_initialize())
         Deliver([&](LinkEvents* events) { events->OnMustInitialize(options_.shard); });
     } else if (!Retryable(reply.status())) {
-      return Lost(reply.status());
+      if (!Mendable(reply.status())) return Lost(reply.status());
+      BreakStreams(reply.status());
     } else if (absl::Now() - last_success > absl::Milliseconds(lease_ms)) {
-      return Lost(absl::UnavailableError(absl::StrCat("no answer to heartbeats for a whole lease of ", lease_ms,
-                                                      " ms: ", std::string(reply.status().message()))));
+      const absl::Status silent = absl::UnavailableError(absl::StrCat(
+          "no answer to heartbeats for a whole lease of ", lease_ms, " ms: ", std::string(reply.status().message())));
+      if (!Mendable(silent)) return Lost(silent);
+      BreakStreams(silent);
     }
   }
 }
@@ -301,8 +432,7 @@ absl::Status ShardLink::Close(bool leave) {
     status =
         Annotate(channel_->Call("gradwire.v1.Worker/Leave", request.SerializeAsString(), leave_timeout_ms_).status());
   }
-  push_.reset();
-  pull_.reset();
+  CloseStreams();
   channel_.reset();
   SetEvents(nullptr);
   return status;

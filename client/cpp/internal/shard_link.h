@@ -1,11 +1,10 @@
-// The connection of one worker to one shard: the Join call with its retries, the push and pull streams, the heartbeat.
-// Turns what arrives into events; knows nothing of rounds.
+// The connection of one worker to one shard: the Join call with its retries, the push and pull streams, the heartbeat,
+// and new streams when the old ones broke. Turns what arrives into events; knows nothing of rounds.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -41,6 +40,11 @@ class LinkEvents {
   virtual void OnAnswer(uint32_t shard, PullAnswer answer) = 0;
   // The shard asks this worker for the initial parameters (their uploader was lost).
   virtual void OnMustInitialize(uint32_t shard) = 0;
+  // The streams broke, and the shard keeps what it has seen: the round that the worker wants to go on with. Nothing: it
+  // does not, the shard is lost.
+  virtual std::optional<uint64_t> ResumeRound(uint32_t shard) { return std::nullopt; }
+  // There are new streams. What was sent on the old ones and not answered may have arrived or not.
+  virtual void OnResumed(uint32_t shard) {}
   // The connection or the membership is lost; reported once.
   virtual void OnLost(uint32_t shard, const absl::Status& status) = 0;
 };
@@ -51,11 +55,12 @@ struct LinkOptions {
   v1::WorkerIdentity identity;
   int64_t connect_timeout_ms = 0;  // both at least 1
   int64_t rpc_timeout_ms = 0;
+  int64_t reconnect_timeout_ms = 0;  // after a break, until the shard has taken the worker back; 0: a break is a loss
   // What heartbeats and Leave tell about the worker's gradients; may be empty. Called from any thread until Close.
   std::function<uint64_t()> sanitized_elements;
 };
 
-// Thread-safe. Lives until Close; owns its streams and its heartbeat thread.
+// Thread-safe. Lives until Close; owns its streams and its heartbeat thread, which also mends broken streams.
 class ShardLink {
  public:
   explicit ShardLink(LinkOptions options);
@@ -76,7 +81,8 @@ class ShardLink {
   void AllowInitialize();
 
   // Sends the chunks of one frame, and asks for the kinds `pull` of the version that its round makes. Blocks while the
-  // transport's window is full.
+  // transport's window is full. Unavailable while there are no streams: where breaks are mended, OnResumed or OnLost
+  // follows.
   absl::Status SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull = {});
   absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end);
   // As Channel's; once Start has returned.
@@ -91,12 +97,42 @@ class ShardLink {
   uint64_t pushed_bytes() const { return pushed_bytes_.load(std::memory_order_relaxed); }
   uint64_t pulled_bytes() const { return pulled_bytes_.load(std::memory_order_relaxed); }
   const std::string& address() const { return options_.address; }
+  // `status` of a send is no loss: the streams are being replaced, and the receiver of events will be told.
+  bool Mends(const absl::Status& status) const {
+    return options_.reconnect_timeout_ms > 0 && (absl::IsUnavailable(status) || absl::IsCancelled(status));
+  }
   // Prefixes a message with who this is.
   absl::Status Annotate(const absl::Status& status) const;
 
  private:
   class PushSink;
   class PullSink;
+  struct Connection;
+  // Keeps the connection from being replaced.
+  class Use {
+   public:
+    // `broken_too`: also when its streams broke.
+    explicit Use(ShardLink* link, bool broken_too = false);
+    ~Use();
+    Connection* operator->() const { return connection_; }
+    Connection* get() const { return connection_; }
+    explicit operator bool() const { return connection_ != nullptr; }
+
+   private:
+    ShardLink* const link_;
+    Connection* connection_ = nullptr;
+  };
+
+  absl::StatusOr<v1::JoinReply> JoinWithin(v1::JoinRequest request, int64_t timeout_ms);
+  absl::Status OpenStreams();
+  void CloseStreams();
+  // The streams of `connection` broke. The heartbeat thread mends it, or the link is lost.
+  void Broken(Connection* connection, const absl::Status& reason);
+  absl::Status WhyBroken();
+  void BreakStreams(const absl::Status& status);  // of the current connection
+  bool Mendable(const absl::Status& status) const;
+  // On the heartbeat thread. False: the link is lost or closing.
+  bool Mend();
   void Lost(const absl::Status& status);
   void HeartbeatLoop(int64_t lease_ms);
   uint64_t SanitizedElements() const { return options_.sanitized_elements ? options_.sanitized_elements() : 0; }
@@ -108,11 +144,7 @@ class ShardLink {
 
   const LinkOptions options_;
   std::shared_ptr<transport::Channel> channel_;
-  std::unique_ptr<PushSink> push_sink_;
-  std::unique_ptr<PullSink> pull_sink_;
-  // Set once, by Start, under mu_; the thread that called it and those that came after it read them without.
-  std::unique_ptr<transport::Stream> push_;
-  std::unique_ptr<transport::Stream> pull_;
+  v1::JoinRequest join_;  // the last one that was asked for; of the thread that joins
   std::thread heartbeat_;
   int64_t leave_timeout_ms_;  // not longer than the lease, which ends the membership as well
   std::atomic<uint64_t> pushed_bytes_{0};
@@ -120,7 +152,9 @@ class ShardLink {
 
   absl::Mutex mu_;
   absl::CondVar delivered_;  // delivering_ fell
-  absl::CondVar stop_;       // closing_, lost_ or beat_now_ was set
+  absl::CondVar stop_;       // closing_, lost_ or beat_now_ was set, or the streams broke
+  // Replaced by the heartbeat thread, when nobody uses it.
+  std::unique_ptr<Connection> connection_ ABSL_GUARDED_BY(mu_);
   LinkEvents* events_ ABSL_GUARDED_BY(mu_) = nullptr;
   int delivering_ ABSL_GUARDED_BY(mu_) = 0;
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
@@ -129,6 +163,7 @@ class ShardLink {
   bool may_initialize_ ABSL_GUARDED_BY(mu_);
   bool beat_now_ ABSL_GUARDED_BY(mu_) = false;  // a heartbeat is wanted before its time
   bool joined_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t server_epoch_ ABSL_GUARDED_BY(mu_) = 0;  // of the last join
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 

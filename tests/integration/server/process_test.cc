@@ -3,10 +3,8 @@
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -15,14 +13,14 @@
 #include <thread>
 
 #include "tests/integration/server/raw_worker.h"
-
-extern char** environ;
+#include "tests/lib/server_process.h"
 
 namespace gradwire {
 namespace {
 
 using testing::HasSubstr;
 using testing_support::RawWorker;
+using testing_support::ServerProcess;
 using testing_support::SmallSpec;
 
 struct Output {
@@ -42,48 +40,6 @@ Output RunProgram(const std::string& command) {
 }
 
 Output RunCli(const std::string& arguments) { return RunProgram(std::string(GRADWIRE_CLI_BINARY) + " " + arguments); }
-
-class ServerProcess {
- public:
-  explicit ServerProcess(std::vector<std::string> flags) {
-    port_file_ = testing::TempDir() + "/gradwire-port-" + std::to_string(getpid());
-    std::remove(port_file_.c_str());
-    std::vector<std::string> arguments = {GRADWIRE_SERVER_BINARY, "--listen=grpc://127.0.0.1:0",
-                                          "--port-file=" + port_file_};
-    arguments.insert(arguments.end(), flags.begin(), flags.end());
-    std::vector<char*> argv;
-    for (std::string& argument : arguments) argv.push_back(argument.data());
-    argv.push_back(nullptr);
-    EXPECT_EQ(posix_spawn(&pid_, GRADWIRE_SERVER_BINARY, nullptr, nullptr, argv.data(), environ), 0);
-  }
-  ~ServerProcess() {
-    if (pid_ > 0) {
-      kill(pid_, SIGKILL);
-      waitpid(pid_, nullptr, 0);
-    }
-    std::remove(port_file_.c_str());
-  }
-  std::string Address() {
-    std::string address;
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (address.empty() && std::chrono::steady_clock::now() < deadline) {
-      std::ifstream(port_file_) >> address;
-      std::this_thread::yield();
-    }
-    return address;
-  }
-  void Signal(int number) { kill(pid_, number); }
-  int WaitForExit() {
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  }
-
- private:
-  std::string port_file_;
-  pid_t pid_ = -1;
-};
 
 TEST(ServerProcess, SigtermLetsTheOpenRoundFinishAndExitsWithZero) {
   ServerProcess server({"--drain-ms=10000", "--backend=cpu"});

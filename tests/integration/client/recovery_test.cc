@@ -1,0 +1,124 @@
+// Shard servers are killed with SIGKILL while workers train; the sessions go on, to the very digest of an undisturbed
+// run.
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <random>
+
+#include "tests/integration/client/cluster.h"
+#include "tests/lib/server_process.h"
+
+namespace gradwire::testing {
+namespace {
+
+using testing_support::ServerProcess;
+
+constexpr int kWorkers = 2;
+constexpr uint64_t kSteps = 60;
+constexpr int kMaxKills = 40;
+
+// Trains to version `steps` + 1 (round 0 calibrates); returns the digest that all workers agree on.
+std::string Train(const v1::JobSpec& spec, const std::vector<std::string>& servers, PullMode pull, uint64_t steps) {
+  std::vector<std::string> digests(kWorkers);
+  InParallel(kWorkers, [&](int w) {
+    Worker worker(spec, w);
+    const absl::Status joined = worker.Join(servers, pull);
+    ASSERT_TRUE(joined.ok()) << joined;
+    for (uint64_t step = 0; step < steps; ++step) {
+      worker.Fill(step);
+      const absl::Status stepped = worker.Step(0.01f);
+      ASSERT_TRUE(stepped.ok()) << "worker " << w << " step " << step << ": " << stepped;
+    }
+    EXPECT_EQ(worker.session().stats().not_included_frames, 0u);
+    digests[w] = worker.session().Digest();
+  });
+  for (const std::string& digest : digests) EXPECT_EQ(digest, digests[0]);
+  return digests[0];
+}
+
+struct Case {
+  const char* codec;
+  v1::OptimizerKind optimizer;
+  PullMode pull;
+  v1::DurabilityLevel level;
+  bool small;
+};
+
+class KilledServers : public ::testing::TestWithParam<Case> {};
+
+TEST_P(KilledServers, LeaveNoTraceInTheDigest) {
+  const Case& c = GetParam();
+  v1::JobSpec spec = MakeSpec("killed", c.codec, c.optimizer, kWorkers);
+  if (c.small) spec = Small(std::move(spec));
+  spec.set_lease_ms(10'000);
+  std::string expected;
+  {
+    Cluster undisturbed(2, "inproc");
+    expected = Train(spec, undisturbed.addresses(), c.pull, kSteps);
+  }
+  spec.mutable_durability()->set_level(c.level);
+  const std::string root = absl::StrCat(::testing::TempDir(), "/killed-servers-", getpid());
+  std::filesystem::remove_all(root);
+  std::filesystem::create_directory(root);
+  std::vector<std::unique_ptr<ServerProcess>> servers;
+  std::vector<std::string> addresses;
+  for (int s = 0; s < 2; ++s) {
+    servers.push_back(std::make_unique<ServerProcess>(
+        std::vector<std::string>{"--backend=cpu", "--log-level=error", absl::StrCat("--data-dir=", root, "/", s)}));
+    addresses.push_back(servers.back()->Address());
+  }
+  std::atomic<bool> done{false};
+  int kills = 0;
+  std::thread killer([&] {
+    std::mt19937 random(4711);
+    while (!done && kills < kMaxKills) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5 + random() % 60));  // wherever the rounds are by then
+      if (done) break;
+      servers[random() % 2]->KillAndRestart();
+      ++kills;
+      for (auto& server : servers) EXPECT_NE(server->Address(), "");
+    }
+  });
+  const std::string digest = Train(spec, addresses, c.pull, kSteps);
+  done = true;
+  killer.join();
+  EXPECT_EQ(digest, expected);
+  EXPECT_GE(kills, 3);
+  std::printf("%d servers killed\n", kills);
+  servers.clear();
+  std::filesystem::remove_all(root);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Jobs, KilledServers,
+    ::testing::Values(Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
+                      Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
+                      Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kParams, v1::DURABILITY_INTERVAL, true},
+                      Case{"dense:values=fixed16", v1::OPTIMIZER_NONE, PullMode::kMean, v1::DURABILITY_INTERVAL,
+                           true}));
+
+TEST(KilledServer, ThatStaysAwayIsLostInTheEnd) {
+  v1::JobSpec spec = MakeSpec("away", "dense:values=fp32", v1::OPTIMIZER_SGD, 1);
+  spec.mutable_durability()->set_level(v1::DURABILITY_FSYNC);
+  const std::string data = absl::StrCat(::testing::TempDir(), "/away-", getpid());
+  auto server = std::make_unique<ServerProcess>(
+      std::vector<std::string>{"--backend=cpu", "--log-level=error", "--data-dir=" + data});
+  const std::string address = server->Address();
+  Worker worker(spec, 0);
+  SessionOptions options = worker.Options({address});
+  options.reconnect_timeout_ms = 500;
+  auto session = Session::Join(std::move(options));
+  ASSERT_TRUE(session.ok()) << session.status();
+  server.reset();
+  const std::vector<float> rates = {0.01f};
+  std::vector<const float*> gradients;
+  for (const auto& gradient : worker.gradients()) gradients.push_back(gradient.data());
+  const absl::Status lost = (*session)->Exchange(gradients, rates);
+  EXPECT_TRUE(absl::IsUnavailable(lost)) << lost;
+  EXPECT_NE(std::string(lost.message()).find(address), std::string::npos) << lost;
+  std::filesystem::remove_all(data);
+}
+
+}  // namespace
+}  // namespace gradwire::testing
