@@ -63,7 +63,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
     spdlog::info("data directory {}, server epoch {}", config.data_dir, daemon->data_->epoch());
   }
   daemon->registry_ = std::make_unique<JobRegistry>(
-      environment, JobRegistry::Limits{config.memory_limit_bytes, config.max_jobs}, daemon->data_.get());
+      environment, JobRegistry::Limits{config.memory_limit_bytes, config.max_jobs, config.snapshot_journal_bytes},
+      daemon->data_.get());
   if (daemon->data_ != nullptr) GW_RETURN_IF_ERROR(daemon->registry_->Recover());
   daemon->worker_service_ = std::make_unique<WorkerService>(daemon->registry_.get());
   daemon->operator_service_ = std::make_unique<OperatorService>(daemon->registry_.get());

@@ -6,6 +6,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/cli/servers.h"
 #include "common/base/status_macros.h"
 #include "common/config/message_file.h"
@@ -14,6 +16,8 @@
 
 namespace gradwire::cli {
 namespace {
+
+constexpr absl::Duration kPollSnapshot = absl::Milliseconds(20);
 
 std::string ToJson(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
@@ -66,6 +70,8 @@ void PrintDurability(const v1::DurabilityStatus& status, std::ostream& out) {
   out << absl::StrFormat("  durability %s, version %d is safe, journal %s, %d records in %d syncs\n",
                          status.level() == v1::DURABILITY_FSYNC ? "fsync" : "interval", status.durable_version(),
                          HumanBytes(static_cast<double>(status.journal_bytes())), status.records(), status.syncs());
+  if (status.snapshot_version() > 0) out << absl::StrFormat("  snapshot of version %d\n", status.snapshot_version());
+  if (!status.snapshot_error().empty()) out << absl::StrFormat("  snapshot FAILED: %s\n", status.snapshot_error());
   if (status.degraded()) {
     out << absl::StrFormat("  durability DEGRADED: %s; %s wait in memory\n", status.reason(),
                            HumanBytes(static_cast<double>(status.backlog_bytes())));
@@ -116,6 +122,53 @@ absl::Status CreateJob(const Options& options, std::ostream& out) {
     } else {
       out << absl::StrFormat("%s: job %s, shard %d of %d, layout %016x\n", servers[i].address(), spec.name(), i,
                              servers.size(), reply.layout_digest());
+    }
+  }
+  if (options.json) out << "[" << json << "]\n";
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::DurabilityStatus> DurabilityOf(const Server& server, const std::string& job) {
+  v1::DescribeJobRequest request;
+  request.set_job(job);
+  GW_ASSIGN_OR_RETURN(const v1::JobStatus status, server.Call<v1::JobStatus>("DescribeJob", request));
+  return status.durability();
+}
+
+// Every shard takes its own, at its next round boundary.
+absl::Status TakeSnapshots(const Options& options, std::ostream& out) {
+  GW_ASSIGN_OR_RETURN(const std::vector<Server> servers, ConnectAll(options));
+  v1::TakeSnapshotRequest request;
+  request.set_job(options.job);
+  std::vector<uint64_t> before;
+  for (const Server& server : servers) {
+    GW_ASSIGN_OR_RETURN(const v1::DurabilityStatus status, DurabilityOf(server, options.job));
+    before.push_back(status.snapshots());
+    GW_RETURN_IF_ERROR(server.Call<v1::TakeSnapshotReply>("TakeSnapshot", request).status());
+  }
+  const absl::Time deadline = absl::Now() + absl::Milliseconds(options.timeout_ms);
+  std::string json;
+  for (size_t i = 0; i < servers.size(); ++i) {
+    v1::DurabilityStatus status;
+    do {
+      absl::SleepFor(kPollSnapshot);
+      GW_ASSIGN_OR_RETURN(status, DurabilityOf(servers[i], options.job));
+      if (absl::Now() > deadline) {
+        return absl::DeadlineExceededError(absl::StrFormat(
+            "%s: no snapshot of job '%s' within %d ms; it is taken when the open round ends: give --timeout-ms",
+            servers[i].address(), options.job, options.timeout_ms));
+      }
+    } while (status.snapshots() == before[i]);
+    if (!status.snapshot_error().empty()) {
+      return absl::UnavailableError(absl::StrFormat("%s: no snapshot of job '%s' was taken: %s", servers[i].address(),
+                                                    options.job, status.snapshot_error()));
+    }
+    if (options.json) {
+      json += absl::StrFormat("%s{\"server\":%s,\"version\":%d}", i == 0 ? "" : ",", Quoted(servers[i].address()),
+                              status.snapshot_version());
+    } else {
+      out << absl::StrFormat("%s: job %s, snapshot of version %d\n", servers[i].address(), options.job,
+                             status.snapshot_version());
     }
   }
   if (options.json) out << "[" << json << "]\n";
@@ -178,6 +231,8 @@ absl::Status RunCommand(const Options& options, std::ostream& out) {
                                           out << a << ": job " << options.job << " deleted\n";
                                         });
     }
+    case Command::kSnapshot:
+      return TakeSnapshots(options, out);
     case Command::kShardDescribe:
       return DescribeShards(options, out);
     case Command::kLayout: {

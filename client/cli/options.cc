@@ -16,6 +16,7 @@ constexpr char kFooter[] =
     "  gradwire layout --spec job.textproto --shards 4\n"
     "  gradwire job create --spec job.textproto --servers grpc://a:7070,grpc://b:7070\n"
     "  gradwire job describe my-job --digest\n"
+    "  gradwire snapshot my-job\n"
     "  gradwire codec explain tagc:density=0.01\n";
 
 constexpr char kSpecHelp[] =
@@ -63,6 +64,11 @@ void DefineOthers(CLI::App& app, Options& o) {
   CLI::App* describe = shard->add_subcommand("describe", "Version, backend, memory and jobs of every server");
   AddCommon(describe, o, true);
   Select(describe, o, Command::kShardDescribe);
+  CLI::App* snapshot =
+      app.add_subcommand("snapshot", "Take a snapshot of a durable job on every server, and wait for it");
+  snapshot->add_option("job", o.job, "The job's name")->required();
+  AddCommon(snapshot, o, true);
+  Select(snapshot, o, Command::kSnapshot);
   CLI::App* layout = app.add_subcommand("layout", "How a job would be sharded and compressed; asks no server");
   layout->add_option("--spec", o.spec_path, kSpecHelp)->required();
   layout->add_option("--shards", o.shards, "Number of shards, 1 to 4096")->check(CLI::Range(1u, 4096u));

@@ -9,7 +9,17 @@
 
 namespace gradwire::cli {
 
-enum class Command { kNone, kJobCreate, kJobDescribe, kJobList, kJobDelete, kShardDescribe, kLayout, kCodecExplain };
+enum class Command {
+  kNone,
+  kJobCreate,
+  kJobDescribe,
+  kJobList,
+  kJobDelete,
+  kSnapshot,
+  kShardDescribe,
+  kLayout,
+  kCodecExplain
+};
 
 struct Options {
   Command command = Command::kNone;

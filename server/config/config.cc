@@ -49,6 +49,7 @@ absl::Status ServerConfig::Validate() {
   GW_RETURN_IF_ERROR(CheckRange("job_memory_limit_bytes", job_memory_limit_bytes, kMinMemoryBytes, memory_limit_bytes));
   GW_RETURN_IF_ERROR(CheckRange("frame_limit_bytes", frame_limit_bytes, kMinFrameBytes, kMaxFrameBytes));
   GW_RETURN_IF_ERROR(CheckRange("drain_ms", drain_ms, 0, kMaxDrainMs));
+  GW_RETURN_IF_ERROR(CheckRange("snapshot_journal_bytes", snapshot_journal_bytes, 1u << 20, UINT64_MAX));
   GW_RETURN_IF_ERROR(CheckRange("max_jobs", max_jobs, 1, kMaxJobs));
   GW_RETURN_IF_ERROR(CheckRange("spin_us", spin_us, 0, kMaxSpinUs));
   if (!backend.starts_with("cpu:")) {  // which targets there are is known to MakeBackend
@@ -70,6 +71,7 @@ absl::Status ApplyConfigFile(const std::string& path, ServerConfig* config) {
   if (file.has_log_level()) config->log_level = file.log_level();
   if (file.has_max_jobs()) config->max_jobs = file.max_jobs();
   if (file.has_spin_us()) config->spin_us = file.spin_us();
+  if (file.has_snapshot_journal_bytes()) config->snapshot_journal_bytes = file.snapshot_journal_bytes();
   if (file.has_data_dir()) config->data_dir = file.data_dir();
   return absl::OkStatus();
 }

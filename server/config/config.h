@@ -12,17 +12,18 @@ namespace gradwire {
 
 struct ServerConfig {
   std::vector<std::string> listen = {"grpc://0.0.0.0:7070"};
-  uint64_t memory_limit_bytes = 0;          // of all jobs; 0: 70 % of this machine's memory
-  uint64_t job_memory_limit_bytes = 0;      // of one job; 0: memory_limit_bytes
-  uint64_t device_memory_limit_bytes = 0;   // of all jobs, with backend cuda; 0: 80 % of what the GPU has left
-  uint64_t frame_limit_bytes = 1ull << 30;  // 64 KiB to 4 GiB
-  uint32_t drain_ms = 5000;                 // 0 to 600000
-  std::string backend = "auto";             // auto, cpu, cuda
-  std::string log_level = "info";           // debug, info, warning, error
-  uint32_t max_jobs = 64;                   // 1 to 4096
-  uint32_t spin_us = 100;                   // 0 to 10000; transport::Limits.spin_us
-  std::string data_dir;                     // where durable jobs are kept; empty: there can be none
-  std::string port_file;                    // where to write the bound addresses, one per line; empty: nowhere
+  uint64_t memory_limit_bytes = 0;               // of all jobs; 0: 70 % of this machine's memory
+  uint64_t job_memory_limit_bytes = 0;           // of one job; 0: memory_limit_bytes
+  uint64_t device_memory_limit_bytes = 0;        // of all jobs, with backend cuda; 0: 80 % of what the GPU has left
+  uint64_t frame_limit_bytes = 1ull << 30;       // 64 KiB to 4 GiB
+  uint32_t drain_ms = 5000;                      // 0 to 600000
+  std::string backend = "auto";                  // auto, cpu, cuda
+  std::string log_level = "info";                // debug, info, warning, error
+  uint32_t max_jobs = 64;                        // 1 to 4096
+  uint32_t spin_us = 100;                        // 0 to 10000; transport::Limits.spin_us
+  uint64_t snapshot_journal_bytes = 1ull << 30;  // 1 MiB and more
+  std::string data_dir;                          // where durable jobs are kept; empty: there can be none
+  std::string port_file;                         // where to write the bound addresses, one per line; empty: nowhere
 
   // Fills in what depends on the machine and checks every range. InvalidArgument names the knob, the value found and
   // the values allowed.

@@ -32,7 +32,8 @@ constexpr char kFooter[] =
 // What the command line said; unset where it said nothing, so that the file's value stays.
 struct Given {
   std::vector<std::string> listen;
-  std::optional<uint64_t> memory_limit_bytes, job_memory_limit_bytes, device_memory_limit_bytes, frame_limit_bytes;
+  std::optional<uint64_t> memory_limit_bytes, job_memory_limit_bytes, device_memory_limit_bytes, frame_limit_bytes,
+      snapshot_journal_bytes;
   std::optional<uint32_t> drain_ms, max_jobs, spin_us;
   std::optional<std::string> backend, log_level, data_dir;
   std::string port_file;
@@ -72,6 +73,10 @@ void Define(CLI::App& app, Given& g) {
       "--data-dir", g.data_dir,
       "Directory for the journals of durable jobs, of this server alone; made if it is missing. A restarted\n"
       "server finds its jobs there. Default: none, durable jobs are refused");
+  app.add_option(
+      "--snapshot-journal-bytes", g.snapshot_journal_bytes,
+      "Bytes by which the journal of a job grows before a snapshot is taken and its old part removed, 1048576 "
+      "and\nmore. Default 1073741824");
   app.add_option("--backend", g.backend,
                  "Arithmetic on: auto (the best SIMD of this CPU), cpu, cpu:avx512, cpu:avx2, cpu:neon,\nreference, "
                  "cuda (parameters and sums in GPU memory). Default auto");
@@ -90,6 +95,7 @@ void Overlay(const Given& g, ServerConfig* config) {
   if (g.spin_us) config->spin_us = *g.spin_us;
   if (g.backend) config->backend = *g.backend;
   if (g.log_level) config->log_level = *g.log_level;
+  if (g.snapshot_journal_bytes) config->snapshot_journal_bytes = *g.snapshot_journal_bytes;
   if (g.data_dir) config->data_dir = *g.data_dir;
   config->port_file = g.port_file;
 }

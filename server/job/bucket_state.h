@@ -15,6 +15,7 @@
 #include "server/job/outbox.h"
 #include "server/job/parameter_store.h"
 #include "server/rounds/membership.h"
+#include "server/snapshot/shard_state.h"
 
 namespace gradwire {
 
@@ -57,7 +58,8 @@ struct BucketState {
   uint64_t version ABSL_GUARDED_BY(mu) = 0;  // of the parameters, and the round that is being merged
   // Versions up to this one may be seen: their records meet the job's durability. Without a journal all may.
   uint64_t durable ABSL_GUARDED_BY(mu) = UINT64_MAX;
-  absl::Status failure ABSL_GUARDED_BY(mu);  // our own bug stopped this bucket
+  std::shared_ptr<ShardCapture> capture ABSL_GUARDED_BY(mu);  // wants this bucket at its version; may be null
+  absl::Status failure ABSL_GUARDED_BY(mu);                   // our own bug stopped this bucket
 
   std::unique_ptr<Accumulator> accumulator ABSL_GUARDED_BY(mu);
   RoundPlan plan ABSL_GUARDED_BY(mu);                     // of round `version`

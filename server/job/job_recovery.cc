@@ -26,12 +26,19 @@ struct JobShard::Replay {
     }
   };
   std::vector<Bucket> buckets;
-  uint64_t records = 0;
+  uint64_t snapshot_version = 0;
 };
 
-absl::Status JobShard::Recover(const std::function<absl::Status(const RecordVisitor&)>& read) {
+absl::Status JobShard::Recover(const ShardState* snapshot,
+                               const std::function<absl::Status(const RecordVisitor&)>& read) {
   Replay replay;
   replay.buckets.resize(buckets_.size());
+  if (snapshot != nullptr) {
+    LoadSnapshot(*snapshot);
+    replay.snapshot_version = snapshot->version;
+    for (Replay::Bucket& bucket : replay.buckets) bucket.initial = true;
+    NoteSnapshot(snapshot->version, absl::OkStatus());
+  }
   GW_RETURN_IF_ERROR(read([&](const journal::Record& record) { return ReplayRecord(record, replay); }));
   return EndReplay(replay);
 }
@@ -41,8 +48,10 @@ absl::Status JobShard::ReplayRecord(const journal::Record& record, Replay& repla
     return absl::DataLossError(absl::StrFormat("job '%s': a record of bucket %d; the job has %d", job_.spec().name(),
                                                record.bucket, buckets_.size()));
   }
-  ++replay.records;
   if (record.type == journal::RecordType::kUpdate) return ReplayUpdate(record, replay);
+  if (replay.buckets[record.bucket].initial && replay.buckets[record.bucket].incarnation == 0) {
+    return absl::OkStatus();  // a snapshot is newer
+  }
   BucketState& bucket = *buckets_[record.bucket];
   absl::MutexLock lock(&bucket.mu);
   GW_RETURN_IF_ERROR(bucket.store->Initialize(record.chunks));
@@ -55,6 +64,14 @@ absl::Status JobShard::ReplayRecord(const journal::Record& record, Replay& repla
 absl::Status JobShard::ReplayUpdate(const journal::Record& record, Replay& replay) {
   BucketState& bucket = *buckets_[record.bucket];
   absl::MutexLock lock(&bucket.mu);
+  auto& contributions = replay.buckets[record.bucket].contributions;
+  contributions.emplace_back(record.round, record.contributions);
+  if (contributions.size() > kRetainedUpdates) contributions.pop_front();
+  if (record.round < replay.snapshot_version) {  // applied there; kept for workers that ask for it again
+    bucket.updates.push_back(std::make_shared<const std::vector<Bytes>>(record.chunks));
+    if (bucket.updates.size() > kRetainedUpdates) bucket.updates.pop_front();
+    return absl::OkStatus();
+  }
   if (record.round != bucket.version) {
     return absl::DataLossError(
         absl::StrFormat("job '%s' bucket %d: the journal goes on with round %d where round %d should follow: what lies "
@@ -65,11 +82,23 @@ absl::Status JobShard::ReplayUpdate(const journal::Record& record, Replay& repla
   UpdateFrame frame;
   frame.chunks = record.chunks;
   frame.next = update.next;
-  GW_RETURN_IF_ERROR(Publish(bucket, frame));
-  auto& contributions = replay.buckets[record.bucket].contributions;
-  contributions.emplace_back(record.round, record.contributions);
-  if (contributions.size() > kRetainedUpdates) contributions.pop_front();
-  return absl::OkStatus();
+  return Publish(bucket, frame);
+}
+
+void JobShard::LoadSnapshot(const ShardState& snapshot) {
+  for (uint32_t b = 0; b < buckets_.size(); ++b) {
+    const ShardState::Bucket& from = snapshot.buckets[b];
+    BucketState& bucket = *buckets_[b];
+    absl::MutexLock lock(&bucket.mu);
+    ParameterArrays arrays;
+    if (!from.parameter.empty()) arrays.parameter = from.parameter.data();
+    if (!from.first_moment.empty()) arrays.first_moment = from.first_moment.data();
+    if (!from.second_moment.empty()) arrays.second_moment = from.second_moment.data();
+    bucket.store->Load(arrays);
+    bucket.version = snapshot.version;
+    bucket.plan = from.plan;
+    bucket.accumulator->Open(bucket.version, bucket.plan);
+  }
 }
 
 absl::Status JobShard::EndReplay(Replay& replay) {
@@ -108,6 +137,9 @@ absl::Status JobShard::EndReplay(Replay& replay) {
     RoundMachine::Recovered::Bucket& bucket = recovered.buckets[b];
     absl::MutexLock lock(&buckets_[b]->mu);
     buckets_[b]->ready = true;
+    // The last update made this version, or there was none in the journal.
+    const auto& known = replay.buckets[b].contributions;
+    if (known.empty() || known.back().first + 1 != buckets_[b]->version) buckets_[b]->updates.clear();
     bucket.closed = buckets_[b]->version > round;
     // Whoever is in the open round contributed to every bucket of it that has closed.
     if (bucket.closed) gather(replay.buckets[b].Of(round), &bucket.current, true);

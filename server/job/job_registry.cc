@@ -47,10 +47,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::Job
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made, Make(spec, shard_index, shard_count));
   GW_RETURN_IF_ERROR(made->CheckSame(made->job(), shard_index, shard_count, layout_digest));
   if (made->job().durable()) GW_RETURN_IF_ERROR(Store(*made));
-  {
-    absl::MutexLock lock(&mu_);
-    jobs_[spec.name()] = made;
-  }
+  Insert(made);
   spdlog::info("job {} created: shard {} of {}, {} buckets, {} elements, up to {}", spec.name(), shard_index,
                shard_count, made->layout().bucket_count(), made->layout().shard_elements(shard_index),
                made->memory().ToString());
@@ -112,8 +109,31 @@ absl::Status JobRegistry::RecoverJob(const std::string& name) {
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
                       Make(stored.spec(), stored.shard_index(), stored.shard_count()));
   GW_RETURN_IF_ERROR(OpenJournal(*data_, *made, environment_.clock));
+  Insert(made);
+  return absl::OkStatus();
+}
+
+void JobRegistry::Insert(const std::shared_ptr<JobShard>& shard) {
+  const std::string& name = shard->job().spec().name();
+  std::unique_ptr<Snapshotter> snapshotter;
+  if (shard->job().durable()) {
+    snapshotter =
+        std::make_unique<Snapshotter>(shard, &data_->disk(), data_->SnapshotsOf(name), limits_.snapshot_journal_bytes);
+  }
   absl::MutexLock lock(&mu_);
-  jobs_[name] = made;
+  jobs_[name] = shard;
+  if (snapshotter != nullptr) snapshotters_[name] = std::move(snapshotter);
+}
+
+absl::Status JobRegistry::RequestSnapshot(std::string_view name) {
+  GW_RETURN_IF_ERROR(Find(name).status());
+  absl::MutexLock lock(&mu_);
+  const auto it = snapshotters_.find(name);
+  if (it == snapshotters_.end()) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("job '%s' is not durable: this server keeps no snapshots of it", std::string(name)));
+  }
+  it->second->Request();
   return absl::OkStatus();
 }
 
@@ -136,8 +156,14 @@ std::vector<std::shared_ptr<JobShard>> JobRegistry::All() const {
 absl::Status JobRegistry::Delete(std::string_view name) {
   absl::MutexLock create(&create_mu_);
   std::shared_ptr<JobShard> job;
+  std::unique_ptr<Snapshotter> snapshotter;
   {
     absl::MutexLock lock(&mu_);
+    const auto taker = snapshotters_.find(name);
+    if (taker != snapshotters_.end()) {
+      snapshotter = std::move(taker->second);
+      snapshotters_.erase(taker);
+    }
     const auto it = jobs_.find(name);
     const auto lost = unrecovered_.find(name);
     if (it != jobs_.end()) {
@@ -151,6 +177,7 @@ absl::Status JobRegistry::Delete(std::string_view name) {
   }
   if (job != nullptr) {
     job->Shut(absl::AbortedError(absl::StrFormat("job '%s' was deleted", std::string(name))));
+    snapshotter.reset();
     job->StopSink();
   }
   if (data_ != nullptr) GW_RETURN_IF_ERROR(data_->RemoveJob(std::string(name)));

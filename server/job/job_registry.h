@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/job/job_shard.h"
 #include "server/job/warning_limiter.h"
+#include "server/snapshot/snapshotter.h"
 #include "server/storage/data_directory.h"
 
 namespace gradwire {
@@ -25,6 +26,7 @@ class JobRegistry {
   struct Limits {
     uint64_t memory_bytes = 0;  // of all jobs together
     uint32_t max_jobs = 0;
+    uint64_t snapshot_journal_bytes = 1ull << 30;  // a snapshot is taken when a journal has grown by this
   };
 
   // `data` may be null: jobs that ask for durability are refused. It outlives the registry.
@@ -40,6 +42,8 @@ class JobRegistry {
   // jobs), Unavailable (draining), DataLoss (the job is here but could not be recovered), those of the disk.
   absl::StatusOr<std::shared_ptr<JobShard>> GetOrCreate(const v1::JobSpec& spec, uint32_t shard_index,
                                                         uint32_t shard_count, uint64_t layout_digest);
+  // Wants a snapshot soon. FailedPrecondition for a job that is not durable.
+  absl::Status RequestSnapshot(std::string_view name);
   // NotFound names the job and says how to make it.
   absl::StatusOr<std::shared_ptr<JobShard>> Find(std::string_view name) const;
   std::vector<std::shared_ptr<JobShard>> All() const;
@@ -68,6 +72,7 @@ class JobRegistry {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   // The directory of a new job, and its journal.
   absl::Status Store(JobShard& shard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+  void Insert(const std::shared_ptr<JobShard>& shard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   absl::Status RecoverJob(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
 
   const JobEnvironment environment_;
@@ -80,6 +85,8 @@ class JobRegistry {
   std::map<std::string, std::shared_ptr<JobShard>, std::less<>> jobs_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, absl::Status, std::less<>> unrecovered_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  // Of durable jobs. Destroyed before the jobs, and never under mu_: that waits for their threads.
+  std::map<std::string, std::unique_ptr<Snapshotter>, std::less<>> snapshotters_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace gradwire

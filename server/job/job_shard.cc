@@ -453,6 +453,7 @@ absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update) {
   bucket.updates.push_back(std::make_shared<const std::vector<Bytes>>(update.chunks));
   if (bucket.updates.size() > kRetainedUpdates) bucket.updates.pop_front();
   bucket.serialized = nullptr;
+  CaptureBucket(bucket);
   return absl::OkStatus();
 }
 
@@ -524,7 +525,7 @@ v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
   return status;
 }
 
-void JobShard::DescribeDurability(uint64_t version, v1::DurabilityStatus* status) const {
+void JobShard::DescribeDurability(uint64_t version, v1::DurabilityStatus* status) {
   status->set_level(job_.durable() ? job_.spec().durability().level() : v1::DURABILITY_NONE);
   if (sink_ == nullptr) return;
   const journal::JournalStatus journal = sink_->status();
@@ -542,6 +543,10 @@ void JobShard::DescribeDurability(uint64_t version, v1::DurabilityStatus* status
   status->set_records(journal.records);
   status->set_syncs(journal.syncs);
   status->set_failures(journal.failures);
+  absl::MutexLock lock(&snapshot_mu_);
+  status->set_snapshot_version(snapshot_version_);
+  status->set_snapshots(snapshots_);
+  status->set_snapshot_error(std::string(snapshot_status_.message()));
 }
 
 }  // namespace gradwire

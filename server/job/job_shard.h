@@ -22,6 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "common/base/bytes.h"
 #include "common/base/clock.h"
 #include "common/job/job.h"
@@ -36,6 +37,7 @@
 #include "server/job/update_sink.h"
 #include "server/job/warning_limiter.h"
 #include "server/rounds/round.h"
+#include "server/snapshot/shard_state.h"
 
 namespace gradwire {
 
@@ -79,10 +81,24 @@ class JobShard {
   // Both before anybody joins. Recover brings a new shard to where its journal ends: `read` hands the records to its
   // argument, in order. Errors: those of `read`; DataLoss (records do not follow each other); those of decoding.
   using RecordVisitor = std::function<absl::Status(journal::Record)>;
-  absl::Status Recover(const std::function<absl::Status(const RecordVisitor&)>& read);
+  // `snapshot`: what the journal goes on from, may be null; records of its rounds are looked at for what workers may
+  // ask for again.
+  absl::Status Recover(const ShardState* snapshot, const std::function<absl::Status(const RecordVisitor&)>& read);
   void SetSink(std::unique_ptr<UpdateSink> sink);
   // Nothing is journaled from here on. The job was shut.
   void StopSink();
+
+  // job_snapshot.cc: a copy of everything at the next version that all buckets pass, this one if no bucket of the open
+  // round has closed. Rounds go on; each bucket is copied by the thread that brings it there. One at a time. Errors:
+  // DeadlineExceeded (the round did not end in time), FailedPrecondition (no parameters yet), Cancelled, Aborted
+  // (buckets were already past it: try again), ResourceExhausted.
+  absl::StatusOr<std::shared_ptr<ShardCapture>> Capture(absl::Duration timeout);
+  void CancelCapture();  // this one and all later ones
+  // How the last snapshot went, for the status. `version`: when it is ok.
+  void NoteSnapshot(uint64_t version, const absl::Status& status);
+  // A snapshot of `version` is on disk, and `oldest` is the oldest one that stays.
+  void CutJournal(uint64_t version, uint64_t oldest);
+  uint64_t JournalBytes() const;  // 0 without a journal
 
   const Job& job() const { return job_; }
   const Layout& layout() const { return layout_; }
@@ -149,7 +165,7 @@ class JobShard {
   absl::Status Write(const RoundActions::Close& close, const UpdateFrame& update);
   // The record that makes `version` of a bucket may be seen.
   void NoteWritten(uint32_t bucket, uint64_t version);
-  void DescribeDurability(uint64_t version, v1::DurabilityStatus* status) const;
+  void DescribeDurability(uint64_t version, v1::DurabilityStatus* status);
   absl::Status FinishRound(BucketState& bucket, const RoundActions::Close& close, UpdateFrame* update);
   absl::Status Publish(BucketState& bucket, const UpdateFrame& update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   // Writes the first refusal of each kind to the log; Tick counts the others.
@@ -175,7 +191,11 @@ class JobShard {
   // The record of a bucket's initial parameters may be seen; with the last one of them version 0 is there.
   void NoteInitialWritten();
 
+  // job_snapshot.cc
+  void CaptureBucket(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+
   // job_recovery.cc
+  void LoadSnapshot(const ShardState& snapshot);
   struct Replay;
   absl::Status ReplayRecord(const journal::Record& record, Replay& replay);
   absl::Status ReplayUpdate(const journal::Record& record, Replay& replay);
@@ -215,6 +235,13 @@ class JobShard {
   uint64_t sanitized_elements_ ABSL_GUARDED_BY(mu_) = 0;  // of all workers so far
   std::multimap<MemberId, std::shared_ptr<Outbox>> streams_ ABSL_GUARDED_BY(mu_);
   std::map<MemberId, WorkerTotals> totals_ ABSL_GUARDED_BY(mu_);  // of members only
+
+  absl::Mutex snapshot_mu_;  // innermost
+  std::shared_ptr<ShardCapture> capture_ ABSL_GUARDED_BY(snapshot_mu_);
+  bool no_capture_ ABSL_GUARDED_BY(snapshot_mu_) = false;
+  uint64_t snapshots_ ABSL_GUARDED_BY(snapshot_mu_) = 0;  // tried
+  uint64_t snapshot_version_ ABSL_GUARDED_BY(snapshot_mu_) = 0;
+  absl::Status snapshot_status_ ABSL_GUARDED_BY(snapshot_mu_);
 
   uint64_t recovered_version_ = 0;    // constant once anybody joins, as sink_
   std::unique_ptr<UpdateSink> sink_;  // may be null: nothing is journaled

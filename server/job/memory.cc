@@ -71,9 +71,9 @@ LayoutSize EstimateLayout(const Job& job, uint32_t shard_count) {
 
 std::string MemoryBound::ToString() const {
   return absl::StrFormat(
-      "%d bytes (parameters %d, moments %d, accumulators %d, retained updates %d, serialized parameters %d, journal "
-      "%d, frames in flight %d)%s",
-      total(), parameters, moments, accumulators, updates, serialized, journal, in_flight,
+      "%d bytes (parameters %d, moments %d, accumulators %d, retained updates %d, serialized parameters %d, snapshot "
+      "%d, journal %d, frames in flight %d)%s",
+      total(), parameters, moments, accumulators, updates, serialized, snapshot, journal, in_flight,
       device == 0 ? "" : absl::StrFormat(" and %d bytes of device memory", device));
 }
 
@@ -90,7 +90,9 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
         bound.parameters += elements * sizeof(float);
         bound.moments += elements * sizeof(float) * static_cast<uint64_t>(job.moments());
       }
-      bound.serialized += kSerializedVersions * elements * sizeof(float) * static_cast<uint64_t>(1 + job.moments());
+      const uint64_t state = elements * sizeof(float) * static_cast<uint64_t>(1 + job.moments());
+      bound.serialized += kSerializedVersions * state;
+      if (job.durable()) bound.snapshot += state;
     }
     bound.serialized += kSerializedVersions * kFrameOverheadBytes;
     if (codec != nullptr) {

@@ -22,11 +22,14 @@ struct MemoryBound {
   uint64_t accumulators = 0;  // of two rounds: one merging, one being finished and decoded
   uint64_t updates = 0;       // retained update frames of two rounds
   uint64_t serialized = 0;    // parameters and moments encoded for pullers, of two versions, one kind each
+  uint64_t snapshot = 0;      // a copy of parameters and moments, of durable jobs
   uint64_t journal = 0;       // update frames that are not on disk yet, where rounds do not wait for that
   uint64_t in_flight = 0;     // partial frames: at least one of the largest bucket, times the workers of the spec
   uint64_t device = 0;        // memory of a device, where parameters, moments and sums lie there; not in the total
 
-  uint64_t total() const { return parameters + moments + accumulators + updates + serialized + journal + in_flight; }
+  uint64_t total() const {
+    return parameters + moments + accumulators + updates + serialized + snapshot + journal + in_flight;
+  }
   std::string ToString() const;
 };
 

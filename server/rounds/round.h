@@ -123,6 +123,8 @@ class RoundMachine {
   // that comes before the bucket closes replaces this.
   absl::StatusOr<PushVerdict> Abstain(MemberId id, uint32_t bucket, uint64_t round, RoundActions* actions);
 
+  // The next version that every bucket passes: that of the open round while none of its buckets has closed.
+  uint64_t NextBoundary() const { return closed_ == 0 ? round_ : round_ + 1; }
   uint64_t round() const { return round_; }  // the open one, or the one that will open next
   bool open() const { return open_; }
   bool initialized() const { return initialized_; }

@@ -26,6 +26,9 @@ absl::StatusOr<std::string> OperatorService::Call(std::string_view method, std::
   if (method == "DeleteJob") {
     return HandleUnary<v1::DeleteJobRequest>(request, [this](const auto& r) { return DeleteJob(r); });
   }
+  if (method == "TakeSnapshot") {
+    return HandleUnary<v1::TakeSnapshotRequest>(request, [this](const auto& r) { return TakeSnapshot(r); });
+  }
   if (method == "DescribeShard") {
     return HandleUnary<v1::DescribeShardRequest>(request, [this](const auto& r) { return DescribeShard(r); });
   }
@@ -54,6 +57,11 @@ absl::StatusOr<v1::ListJobsReply> OperatorService::ListJobs(const v1::ListJobsRe
 absl::StatusOr<v1::DeleteJobReply> OperatorService::DeleteJob(const v1::DeleteJobRequest& request) {
   GW_RETURN_IF_ERROR(registry_->Delete(request.job()));
   return v1::DeleteJobReply();
+}
+
+absl::StatusOr<v1::TakeSnapshotReply> OperatorService::TakeSnapshot(const v1::TakeSnapshotRequest& request) {
+  GW_RETURN_IF_ERROR(registry_->RequestSnapshot(request.job()));
+  return v1::TakeSnapshotReply();
 }
 
 absl::StatusOr<v1::ShardStatus> OperatorService::DescribeShard(const v1::DescribeShardRequest&) {

@@ -25,6 +25,7 @@ class OperatorService {
   absl::StatusOr<v1::JobStatus> DescribeJob(const v1::DescribeJobRequest& request);
   absl::StatusOr<v1::ListJobsReply> ListJobs(const v1::ListJobsRequest& request);
   absl::StatusOr<v1::DeleteJobReply> DeleteJob(const v1::DeleteJobRequest& request);
+  absl::StatusOr<v1::TakeSnapshotReply> TakeSnapshot(const v1::TakeSnapshotRequest& request);
   absl::StatusOr<v1::ShardStatus> DescribeShard(const v1::DescribeShardRequest& request);
 
   JobRegistry* const registry_;

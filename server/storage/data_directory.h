@@ -4,6 +4,7 @@
 //   EPOCH                   decimal; grows with every start
 //   jobs/NAME.job/job       the job (gradwire.v1.StoredJob behind a checksum)
 //   jobs/NAME.job/journal/  segments, proto/JOURNAL.md
+//   jobs/NAME.job/snapshots/VERSION/  proto/SNAPSHOT.md
 #pragma once
 
 #include <cstdint>
@@ -39,6 +40,7 @@ class DataDirectory {
   absl::StatusOr<v1::StoredJob> LoadJob(const std::string& name) const;
   // Ok where there is none.
   absl::Status RemoveJob(const std::string& name);
+  std::string SnapshotsOf(const std::string& name) const { return JobPath(name) + "/snapshots"; }
   std::string JournalOf(const std::string& name) const { return JobPath(name) + "/journal"; }
 
  private:

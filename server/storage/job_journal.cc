@@ -3,12 +3,15 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "common/base/status_macros.h"
 #include "server/journal/journal.h"
 #include "server/journal/journal_reader.h"
+#include "server/snapshot/snapshot_files.h"
 
 namespace gradwire {
 namespace {
@@ -29,6 +32,22 @@ journal::JournalOptions OptionsOf(const JobShard& shard) {
   return options;
 }
 
+// The newest one that can be read; the journal reaches back to every one that is kept.
+absl::StatusOr<std::optional<ShardState>> NewestSnapshot(const DataDirectory& data, const JobShard& shard) {
+  const SnapshotFiles files(&data.disk(), data.SnapshotsOf(shard.job().spec().name()), &shard.job(), &shard.layout(),
+                            shard.shard_index());
+  GW_ASSIGN_OR_RETURN(const std::vector<uint64_t> versions, files.Versions());
+  absl::Status damage;
+  for (auto version = versions.rbegin(); version != versions.rend(); ++version) {
+    absl::StatusOr<ShardState> state = files.Load(*version);
+    if (state.ok()) return std::optional<ShardState>(*std::move(state));
+    spdlog::error("job {}: {}", shard.job().spec().name(), state.status().ToString());
+    if (damage.ok()) damage = state.status();
+  }
+  if (!damage.ok()) return damage;
+  return std::optional<ShardState>();
+}
+
 }  // namespace
 
 absl::Status OpenJournal(DataDirectory& data, JobShard& shard, Clock* clock) {
@@ -38,11 +57,14 @@ absl::Status OpenJournal(DataDirectory& data, JobShard& shard, Clock* clock) {
   options.directory = data.JournalOf(name);
   options.identity = {shard.job().digest(), shard.layout().digest(), shard.shard_index()};
   options.epoch = data.epoch();
+  GW_ASSIGN_OR_RETURN(const std::optional<ShardState> snapshot, NewestSnapshot(data, shard));
   journal::ReadResult found;
-  GW_RETURN_IF_ERROR(shard.Recover([&](const JobShard::RecordVisitor& visit) -> absl::Status {
-    GW_ASSIGN_OR_RETURN(found, ReadJournal(data.disk(), options.directory, options.identity, /*repair=*/true, visit));
-    return absl::OkStatus();
-  }));
+  GW_RETURN_IF_ERROR(
+      shard.Recover(snapshot ? &*snapshot : nullptr, [&](const JobShard::RecordVisitor& visit) -> absl::Status {
+        GW_ASSIGN_OR_RETURN(found,
+                            ReadJournal(data.disk(), options.directory, options.identity, /*repair=*/true, visit));
+        return absl::OkStatus();
+      }));
   if (found.records > 0) {
     spdlog::info("job {} recovered: {} records, {} bytes in {:.3f} s{}", name, found.records, found.bytes,
                  static_cast<double>(clock->Now() - begin) / kNsPerSecond,

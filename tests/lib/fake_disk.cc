@@ -114,6 +114,11 @@ void FakeDisk::PowerCycle(std::mt19937& random) {
     if (!lost[change.directory]) Edit(change, &durable_);
   }
   unsynced_.clear();
+  // What lay in a directory that is not there cannot be reached. Parents come before their children.
+  for (auto it = durable_.begin(); it != durable_.end();) {
+    const std::string parent = DirectoryOf(it->first);
+    it = parent.empty() || durable_.contains(parent) ? std::next(it) : durable_.erase(it);
+  }
   names_ = durable_;
   for (auto& [path, content] : names_) {
     if (content == nullptr) continue;
@@ -177,12 +182,23 @@ absl::Status FakeDisk::Truncate(const std::string& path, uint64_t bytes) {
 
 absl::Status FakeDisk::Remove(const std::string& path) {
   GW_RETURN_IF_ERROR(Begin());
-  if (!names_.contains(path)) return NoSuch(path);
+  const auto it = names_.find(path);
+  if (it == names_.end()) return NoSuch(path);
+  if (it->second == nullptr) return absl::FailedPreconditionError(absl::StrCat("'", path, "' is a directory"));
   Apply({DirectoryOf(path), {{path, std::nullopt}}});
   return absl::OkStatus();
 }
 
-absl::Status FakeDisk::RemoveDirectory(const std::string& path) { return Remove(path); }
+absl::Status FakeDisk::RemoveDirectory(const std::string& path) {
+  GW_RETURN_IF_ERROR(Begin());
+  if (!names_.contains(path)) return NoSuch(path);
+  const auto inside = names_.lower_bound(path + "/");
+  if (inside != names_.end() && inside->first.starts_with(path + "/")) {
+    return absl::FailedPreconditionError(absl::StrCat("'", path, "' is not empty"));
+  }
+  Apply({DirectoryOf(path), {{path, std::nullopt}}});
+  return absl::OkStatus();
+}
 
 absl::Status FakeDisk::Rename(const std::string& from, const std::string& to) {
   GW_RETURN_IF_ERROR(Begin());

@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <thread>
 
@@ -191,6 +192,36 @@ TEST(ServerProcess, FullDiskDoesWhatTheJobSaysAndHeals) {
     const auto channel = transport::Dial(again.Address());
     EXPECT_EQ(testing_support::DescribeJob(**channel, "job", false)->version(), 2u);
   }
+}
+
+TEST(ServerProcess, OperatorToolTakesSnapshotsThatOutliveTheJournal) {
+  const std::string data = testing::TempDir() + "/gradwire-snapshots-" + std::to_string(getpid());
+  v1::JobSpec spec = SmallSpec("job", 1);
+  spec.mutable_durability()->set_level(v1::DURABILITY_FSYNC);
+  ServerProcess server({"--backend=cpu", "--data-dir=" + data});
+  {
+    RawWorker a(server.Address(), spec, "a", 1);
+    ASSERT_EQ(a.Start(1.0f), absl::OkStatus());
+    for (uint64_t round = 0; round < 3; ++round) {
+      ASSERT_EQ(a.PushAll(round, 1.0f), absl::OkStatus());
+      ASSERT_TRUE(a.FollowUpdate(round + 1).ok());
+    }
+    const Output out = RunCli("snapshot job --servers " + server.Address());
+    EXPECT_EQ(out.exit_code, 0) << out.text;
+    EXPECT_THAT(out.text, HasSubstr("snapshot of version 3"));
+    EXPECT_THAT(RunCli("job describe job --servers " + server.Address()).text, HasSubstr("snapshot of version 3"));
+  }
+  const Output digest = RunCli("job describe job --digest --servers " + server.Address());
+  server.Signal(SIGKILL);
+  server.WaitForExit();
+  std::filesystem::remove_all(data + "/jobs/job.job/journal");  // the snapshot alone
+  std::filesystem::create_directory(data + "/jobs/job.job/journal");
+  ServerProcess again({"--backend=cpu", "--data-dir=" + data});
+  const std::string sha = digest.text.substr(digest.text.find("sha256"), 71);
+  EXPECT_THAT(RunCli("job describe job --digest --servers " + again.Address()).text,
+              testing::AllOf(HasSubstr("version 3"), HasSubstr(sha)));
+  EXPECT_THAT(RunCli("snapshot nobody --servers " + again.Address()).text, HasSubstr("does not exist"));
+  std::filesystem::remove_all(data);
 }
 
 TEST(OperatorTool, SaysWhatToDo) {

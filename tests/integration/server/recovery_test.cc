@@ -82,6 +82,14 @@ class RecoveryTest : public testing::Test {
     ASSERT_EQ(a_->Resume(address(), round).status(), absl::OkStatus());
     ASSERT_EQ(b_->Resume(address(), round).status(), absl::OkStatus());
   }
+  // Takes one of the idle job.
+  void Snapshot(uint64_t version) {
+    const uint64_t before = Status().durability().snapshots();
+    ASSERT_EQ(daemon_->registry().RequestSnapshot("job"), absl::OkStatus());
+    while (Status().durability().snapshots() == before) usleep(1000);
+    EXPECT_EQ(Status().durability().snapshot_error(), "");
+    EXPECT_EQ(Status().durability().snapshot_version(), version);
+  }
   static float Value(uint64_t round) { return 0.25f * static_cast<float>(round + 1); }
   v1::JobStatus Status() {
     auto status = DescribeJob(a_->channel(), "job", true);
@@ -181,6 +189,57 @@ TEST_F(RecoveryTest, FramesThatWereMergedBeforeTheCrashAreDuplicates) {
   EXPECT_TRUE(a_->RequestPull(v1::PULL_UPDATE, 4).ok());
   EXPECT_EQ(a_->NextAnswer()->control.code(), 0);
   EXPECT_EQ(Status().parameters_sha256(), expected);
+}
+
+TEST_F(RecoveryTest, SnapshotAndJournalTogetherAreTheSame) {
+  for (const char* codec : {"dense:values=fp32", "tagc:density=0.05"}) {
+    SCOPED_TRACE(codec);
+    const v1::JobSpec spec = DurableSpec(codec);
+    const std::string expected = Undisturbed(spec, 12);
+    std::filesystem::remove_all(absl::StrCat(root_, "/data"));
+    directory_ = "data";
+    Start();
+    StartTwo(spec);
+    for (uint64_t round = 0; round < 12; ++round) {
+      if (round % 4 == 2) Snapshot(round);
+      if (round % 4 == 3 || round == 6) {
+        CrashAndRestart();
+        ResumeBoth(round);
+        EXPECT_EQ(Status().version(), round);
+        EXPECT_EQ(Status().durability().snapshot_version(), round / 4 * 4 + 2);
+        // A worker that has not heard of the last round gets its update.
+        ASSERT_TRUE(a_->RequestPull(v1::PULL_UPDATE, round).ok());
+        for (uint32_t k = 0; k < 2; ++k) EXPECT_EQ(a_->NextAnswer()->control.code(), 0);
+      }
+      Step(round);
+      if (HasFatalFailure()) return;
+    }
+    EXPECT_EQ(Status().parameters_sha256(), expected);
+    a_.reset();
+    b_.reset();
+    daemon_.reset();
+  }
+}
+
+TEST_F(RecoveryTest, DamagedSnapshotIsPassedOverForTheOneBefore) {
+  Start();
+  StartTwo(DurableSpec());
+  for (uint64_t round = 0; round < 6; ++round) {
+    Step(round);
+    if (round == 1 || round == 3) Snapshot(round + 1);
+  }
+  const std::string digest = Status().parameters_sha256();
+  daemon_.reset();
+  std::fstream file(absl::StrCat(root_, "/data/jobs/job.job/snapshots/00000000000000000004/parameters.safetensors"),
+                    std::ios::in | std::ios::out | std::ios::binary);
+  ASSERT_TRUE(file.good());
+  file.seekp(-5, std::ios::end);
+  file.put('!');
+  file.close();
+  Start();
+  ResumeBoth(6);
+  EXPECT_EQ(Status().durability().snapshot_version(), 2u);
+  EXPECT_EQ(Status().parameters_sha256(), digest);
 }
 
 TEST_F(RecoveryTest, WorkerThatDoesNotComeBackIsWaitedForUntilItsLeaseEnds) {

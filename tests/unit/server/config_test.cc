@@ -74,7 +74,8 @@ TEST(ServerConfig, YamlAndTextSetTheSame) {
 
 TEST(ServerConfig, FlagsOverrideTheFile) {
   const std::string path = testing::TempDir() + "/server.textproto";
-  std::ofstream(path) << "listen: \"grpc://127.0.0.1:1\" drain_ms: 7 max_jobs: 9 spin_us: 0 data_dir: \"/file\"\n";
+  std::ofstream(path) << "listen: \"grpc://127.0.0.1:1\" drain_ms: 7 max_jobs: 9 spin_us: 0 data_dir: \"/file\" "
+                         "snapshot_journal_bytes: 2097152\n";
   const std::string flag = "--config=" + path;
   const char* argv[] = {"gradwire-server", flag.c_str(), "--drain-ms", "8"};
   const auto parsed = ParseFlags(4, argv);
@@ -83,6 +84,7 @@ TEST(ServerConfig, FlagsOverrideTheFile) {
   EXPECT_EQ(parsed->config.max_jobs, 9u);
   EXPECT_EQ(parsed->config.spin_us, 0u);
   EXPECT_EQ(parsed->config.data_dir, "/file");
+  EXPECT_EQ(parsed->config.snapshot_journal_bytes, 2097152u);
   EXPECT_EQ(parsed->config.listen, std::vector<std::string>{"grpc://127.0.0.1:1"});
 }
 

@@ -553,6 +553,63 @@ TEST_F(JobShardTest, ShutEndsStreamsAndRefusesWhatFollows) {
   EXPECT_EQ(a.Join().status().code(), absl::StatusCode::kAborted);
 }
 
+// Keeps what it is given until the test lets it be seen.
+class HeldSink final : public UpdateSink {
+ public:
+  void Append(journal::Record record, std::function<void()> visible) override {
+    records.push_back(std::move(record));
+    held.push_back(std::move(visible));
+  }
+  void Stop() override {}
+  journal::JournalStatus status() const override { return {}; }
+  void SnapshotTaken(uint64_t, uint64_t) override {}
+  void Release() {
+    const std::vector<std::function<void()>> now = std::move(held);
+    held.clear();
+    for (const auto& visible : now) visible();
+  }
+  std::vector<journal::Record> records;
+  std::vector<std::function<void()>> held;
+};
+
+TEST_F(JobShardTest, NothingIsSeenBeforeItsRecordIsWritten) {
+  Start(SmallSpec("job", 2));
+  auto owned = std::make_unique<HeldSink>();
+  HeldSink& sink = *owned;
+  shard_->SetSink(std::move(owned));
+  TestWorker a = Worker("a"), b = Worker("b");
+  ASSERT_TRUE(a.Join().ok());
+  ASSERT_TRUE(b.Join().ok());
+  b.Pull(v1::PULL_PARAMS_F32, 0);
+  a.InitializeAll(1.0f);
+  EXPECT_TRUE(b.TakeAnswers().empty());
+  sink.Release();
+  EXPECT_EQ(b.TakeAnswers().size(), b.frames.buckets());
+  PushAll(&a, 0, 1.0f);
+  PushAll(&b, 0, 1.0f);
+  a.Pull(v1::PULL_UPDATE, 1);
+  b.Pull(v1::PULL_STATE, 1);
+  EXPECT_TRUE(a.TakeAnswers().empty());
+  EXPECT_TRUE(b.TakeAnswers().empty());
+  EXPECT_EQ(shard_->Describe(false, false).version(), 0u);
+  ASSERT_EQ(sink.held.size(), a.frames.buckets());
+  sink.held.back()();  // of one bucket
+  sink.held.pop_back();
+  EXPECT_EQ(a.TakeAnswers().size(), 1u);
+  EXPECT_EQ(shard_->Describe(false, false).version(), 0u);
+  sink.Release();
+  EXPECT_EQ(a.TakeAnswers().size(), a.frames.buckets() - 1);
+  EXPECT_EQ(shard_->Describe(false, false).version(), 1u);
+  // The record says whose frames it contains.
+  const journal::Record& last = sink.records.back();
+  ASSERT_EQ(last.contributions.size(), 2u);
+  for (const journal::Contribution& c : last.contributions) {
+    EXPECT_TRUE(c.included);
+    EXPECT_EQ(c.member, MakeMemberId(c.worker, c.incarnation));
+    EXPECT_NE(c.digest, 0u);
+  }
+}
+
 TEST_F(JobShardTest, RegistryTellsWhichFieldDiffers) {
   JobRegistry registry(environment_, {.memory_bytes = 1 << 28, .max_jobs = 1});
   v1::JobSpec spec = SmallSpec("job", 1);

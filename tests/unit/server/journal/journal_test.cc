@@ -146,6 +146,23 @@ TEST_F(JournalTest, BacklogOverItsLimitLeavesAHoleThatASnapshotCloses) {
   EXPECT_FALSE(journal_->status().hole);
 }
 
+TEST_F(JournalTest, SnapshotLetsOldSegmentsGo) {
+  Open(Level::kFsync, OnFailure::kWait);
+  for (int i = 0; i < 40; ++i) {
+    Append(1);
+    journal_->Pump();
+  }
+  const uint64_t before = journal_->status().bytes;
+  journal_->SnapshotTaken(14, 12);
+  journal_->Pump();
+  EXPECT_LT(journal_->status().bytes, before / 2 + 5000);
+  const Recovered recovered = Recover(disk_);
+  ASSERT_TRUE(recovered.status.ok()) << recovered.status;
+  EXPECT_LE(recovered.records.front().round, 12u);
+  EXPECT_GT(recovered.records.front().round, 8u);
+  EXPECT_EQ(recovered.records.back().round, 19u);
+}
+
 TEST_F(JournalTest, ThreadCommitsAndStopWritesTheRest) {
   Open(Level::kInterval, OnFailure::kWait);
   journal_->Start();

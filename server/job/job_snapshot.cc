@@ -1,0 +1,103 @@
+// Copying a shard at one version while its rounds go on; see job_shard.h.
+#include <utility>
+
+#include "common/base/out_of_memory.h"
+#include "common/base/status_macros.h"
+#include "server/job/job_shard.h"
+
+namespace gradwire {
+
+absl::StatusOr<std::shared_ptr<ShardCapture>> JobShard::Capture(absl::Duration timeout) {
+  auto capture = std::make_shared<ShardCapture>();
+  capture->state.buckets.resize(buckets_.size());
+  {
+    absl::MutexLock lock(&capture->mu);
+    capture->missing = static_cast<uint32_t>(buckets_.size());
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    GW_RETURN_IF_ERROR(shut_);
+    if (!machine_.initialized()) return absl::FailedPreconditionError("the job has no parameters yet");
+    capture->state.version = machine_.NextBoundary();
+  }
+  {
+    absl::MutexLock lock(&snapshot_mu_);
+    if (no_capture_) return absl::CancelledError("the job ends");
+    capture_ = capture;
+  }
+  for (const auto& bucket : buckets_) {
+    absl::MutexLock lock(&bucket->mu);
+    bucket->capture = capture;
+    CaptureBucket(*bucket);
+  }
+  const auto over = [&capture]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(capture->mu) {
+    return capture->missing == 0 || !capture->failed.ok();
+  };
+  absl::Status status;
+  {
+    absl::MutexLock lock(&capture->mu);
+    if (!capture->mu.AwaitWithTimeout(absl::Condition(&over), timeout)) {
+      capture->failed = absl::DeadlineExceededError("the round in which it was to be taken did not end in time");
+    }
+    status = capture->failed;
+  }
+  absl::MutexLock lock(&snapshot_mu_);
+  capture_ = nullptr;
+  if (status.ok()) return capture;
+  return status;
+}
+
+void JobShard::CaptureBucket(BucketState& bucket) {
+  if (bucket.capture == nullptr || bucket.version < bucket.capture->state.version) return;
+  const std::shared_ptr<ShardCapture> capture = std::move(bucket.capture);
+  bucket.capture = nullptr;
+  absl::Status status = bucket.failure;
+  if (status.ok() && bucket.version > capture->state.version) {
+    status = absl::AbortedError("the round went on before it was taken");
+  }
+  if (status.ok()) {
+    status = CatchBadAlloc("a snapshot", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
+      ShardState::Bucket& copy = capture->state.buckets[bucket.layout->bucket];
+      copy.plan = bucket.plan;
+      if (job_.keeps_parameters()) copy.parameter.resize(bucket.layout->elements);
+      if (job_.moments() > 0) copy.first_moment.resize(bucket.layout->elements);
+      if (job_.moments() > 1) copy.second_moment.resize(bucket.layout->elements);
+      ParameterTargets targets;
+      if (!copy.parameter.empty()) targets.parameter = copy.parameter.data();
+      if (!copy.first_moment.empty()) targets.first_moment = copy.first_moment.data();
+      if (!copy.second_moment.empty()) targets.second_moment = copy.second_moment.data();
+      bucket.store->Read(targets);
+      return absl::OkStatus();
+    });
+  }
+  absl::MutexLock lock(&capture->mu);
+  if (capture->failed.ok()) capture->failed = std::move(status);
+  --capture->missing;
+}
+
+void JobShard::CancelCapture() {
+  std::shared_ptr<ShardCapture> capture;
+  {
+    absl::MutexLock lock(&snapshot_mu_);
+    no_capture_ = true;
+    capture = capture_;
+  }
+  if (capture == nullptr) return;
+  absl::MutexLock lock(&capture->mu);
+  if (capture->failed.ok()) capture->failed = absl::CancelledError("the job ends");
+}
+
+void JobShard::NoteSnapshot(uint64_t version, const absl::Status& status) {
+  absl::MutexLock lock(&snapshot_mu_);
+  ++snapshots_;
+  snapshot_status_ = status;
+  if (status.ok()) snapshot_version_ = version;
+}
+
+void JobShard::CutJournal(uint64_t version, uint64_t oldest) {
+  if (sink_ != nullptr) sink_->SnapshotTaken(version, oldest - std::min<uint64_t>(oldest, kRetainedUpdates));
+}
+
+uint64_t JobShard::JournalBytes() const { return sink_ == nullptr ? 0 : sink_->status().bytes; }
+
+}  // namespace gradwire

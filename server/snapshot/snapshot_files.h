@@ -1,0 +1,45 @@
+// The snapshots of one job on one shard, as files: proto/SNAPSHOT.md.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/job/job.h"
+#include "common/job/layout.h"
+#include "server/journal/disk.h"
+#include "server/snapshot/shard_state.h"
+
+namespace gradwire {
+
+// Not thread-safe. Borrows everything.
+class SnapshotFiles {
+ public:
+  // `directory`: of this job's snapshots; made by the first Write.
+  SnapshotFiles(Disk* disk, std::string directory, const Job* job, const Layout* layout, uint32_t shard)
+      : disk_(disk), directory_(std::move(directory)), job_(job), layout_(layout), shard_(shard) {}
+
+  // There completely, and on disk, when it returns ok; not at all otherwise. Ok where the version was written before.
+  absl::Status Write(const ShardState& state);
+  // Versions of what was written completely, ascending. None where there is no directory.
+  absl::StatusOr<std::vector<uint64_t>> Versions() const;
+  // DataLoss where digests, sizes or shapes do not fit, FailedPrecondition where it is that of another job or sharding;
+  // both name the file.
+  absl::StatusOr<ShardState> Load(uint64_t version) const;
+  // Removes all but the newest `keep`, and what an interrupted Write left; the oldest version that stays.
+  absl::StatusOr<uint64_t> RemoveOld(size_t keep);
+
+ private:
+  std::string PathOf(uint64_t version) const;
+  absl::Status WriteTo(const std::string& path, const ShardState& state) const;
+
+  Disk* const disk_;
+  const std::string directory_;
+  const Job* const job_;
+  const Layout* const layout_;
+  const uint32_t shard_;
+};
+
+}  // namespace gradwire

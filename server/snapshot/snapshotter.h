@@ -1,0 +1,47 @@
+// Takes the snapshots of one job on one shard: when the journal has grown by so much, and when somebody asks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "server/job/job_shard.h"
+#include "server/snapshot/snapshot_files.h"
+
+namespace gradwire {
+
+// Thread-safe. Owns its thread, from construction to destruction. In memory: one copy of the shard's parameters and
+// moments, while a snapshot is taken (counted in MemoryBound).
+class Snapshotter {
+ public:
+  static constexpr size_t kKeep = 2;  // snapshots on disk
+
+  // `journal_bytes`: of growth, after which a snapshot is taken. The disk outlives this.
+  Snapshotter(std::shared_ptr<JobShard> shard, Disk* disk, const std::string& directory, uint64_t journal_bytes);
+  ~Snapshotter();
+  Snapshotter(const Snapshotter&) = delete;
+  Snapshotter& operator=(const Snapshotter&) = delete;
+
+  // Wants a snapshot soon. How it went is in the job's status.
+  void Request();
+
+ private:
+  void Run();
+  bool Due() const;
+  absl::Status Take();
+
+  const std::shared_ptr<JobShard> shard_;
+  SnapshotFiles files_;  // of the thread
+  const uint64_t journal_bytes_;
+
+  mutable absl::Mutex mu_;
+  absl::CondVar wake_;
+  bool requested_ ABSL_GUARDED_BY(mu_) = false;
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t journal_at_last_ = 0;  // bytes of the journal after the last snapshot; of the thread
+  std::thread thread_;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,153 @@
+// Snapshots are there whole or not at all, come back bit for bit, and damage is found.
+#include "server/snapshot/snapshot_files.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "tests/lib/fake_disk.h"
+
+namespace gradwire {
+namespace {
+
+using testing_support::FakeDisk;
+
+constexpr char kDirectory[] = "/data/snapshots";
+
+class SnapshotFilesTest : public testing::Test {
+ protected:
+  SnapshotFilesTest() : job_(*Job::Make(Spec())), layout_(*Layout::Make(job_, 2)) { MakeDirectory(disk_); }
+  static void MakeDirectory(FakeDisk& disk) {
+    ASSERT_TRUE(disk.CreateDirectory("/data").ok());
+    ASSERT_TRUE(disk.SyncDirectory("").ok());
+  }
+  static v1::JobSpec Spec() {
+    v1::JobSpec spec;
+    spec.set_name("job");
+    const std::pair<const char*, std::vector<uint64_t>> tensors[] = {
+        {"embed", {97, 31}}, {"bias", {65}}, {"scale", {}}, {"none", {0, 3}}, {"head", {31, 97}}};
+    for (const auto& [name, shape] : tensors) {
+      v1::TensorSpec* tensor = spec.add_tensors();
+      tensor->set_name(name);
+      for (uint64_t d : shape) tensor->add_shape(d);
+    }
+    spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_ADAMW);
+    spec.set_codec("tagc:density=0.05");
+    spec.set_bucket_bytes(8192);
+    spec.set_run_elements(256);
+    return spec;
+  }
+  ShardState State(uint64_t version, uint32_t shard = 0) const {
+    std::mt19937 random(static_cast<uint32_t>(version));
+    ShardState state;
+    state.version = version;
+    for (uint32_t b = 0; b < layout_.bucket_count(); ++b) {
+      const BucketLayout& slice = layout_.at(b, shard);
+      ShardState::Bucket bucket;
+      for (auto* array : {&bucket.parameter, &bucket.first_moment, &bucket.second_moment}) {
+        for (uint64_t i = 0; i < slice.elements; ++i) array->push_back(static_cast<float>(random()) * 1e-9f);
+      }
+      for (size_t r = 0; r < slice.runs.size(); ++r) bucket.plan.exponents.push_back(static_cast<int8_t>(-20 + r % 7));
+      state.buckets.push_back(std::move(bucket));
+    }
+    return state;
+  }
+  SnapshotFiles Files(FakeDisk& disk, uint32_t shard = 0) const {
+    return SnapshotFiles(&disk, kDirectory, &job_, &layout_, shard);
+  }
+  static void ExpectSame(const ShardState& a, const ShardState& b) {
+    EXPECT_EQ(a.version, b.version);
+    ASSERT_EQ(a.buckets.size(), b.buckets.size());
+    for (size_t i = 0; i < a.buckets.size(); ++i) {
+      EXPECT_EQ(a.buckets[i].parameter, b.buckets[i].parameter);
+      EXPECT_EQ(a.buckets[i].first_moment, b.buckets[i].first_moment);
+      EXPECT_EQ(a.buckets[i].second_moment, b.buckets[i].second_moment);
+      EXPECT_EQ(a.buckets[i].plan, b.buckets[i].plan);
+    }
+  }
+
+  const Job job_;
+  const Layout layout_;
+  FakeDisk disk_;
+};
+
+TEST_F(SnapshotFilesTest, ComesBack) {
+  for (uint32_t shard : {0u, 1u}) {
+    FakeDisk disk;
+    MakeDirectory(disk);
+    SnapshotFiles files = Files(disk, shard);
+    EXPECT_TRUE(files.Versions()->empty());
+    ASSERT_EQ(files.Write(State(7, shard)), absl::OkStatus());
+    EXPECT_EQ(*files.Versions(), (std::vector<uint64_t>{7}));
+    const auto loaded = files.Load(7);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    ExpectSame(State(7, shard), *loaded);
+    EXPECT_EQ(Files(disk, 1 - shard).Load(7).status().code(), absl::StatusCode::kFailedPrecondition);
+  }
+}
+
+TEST_F(SnapshotFilesTest, PowerLossAtAnyCallLeavesTheOldOneOrBoth) {
+  for (uint64_t call = 0;; ++call) {
+    SCOPED_TRACE(call);
+    FakeDisk disk;
+    MakeDirectory(disk);
+    SnapshotFiles files = Files(disk);
+    ASSERT_TRUE(files.Write(State(7)).ok());
+    disk.CrashAt(disk.calls() + call);
+    const bool written = files.Write(State(9)).ok();
+    const bool over = !disk.crashed();
+    std::mt19937 random(static_cast<uint32_t>(call));
+    disk.PowerCycle(random);
+    const std::vector<uint64_t> versions = *files.Versions();
+    EXPECT_EQ(versions[0], 7u);
+    EXPECT_TRUE(!written || versions.size() == 2);
+    for (uint64_t version : versions) {
+      const auto loaded = files.Load(version);
+      ASSERT_TRUE(loaded.ok()) << loaded.status();
+      ExpectSame(State(version), *loaded);
+    }
+    ASSERT_TRUE(files.Write(State(11)).ok()) << "what was left is in nobody's way";
+    EXPECT_EQ(*files.RemoveOld(1), 11u);
+    for (const std::string& file : disk.Files())
+      EXPECT_NE(file.find("00000000000000000011/"), std::string::npos) << file;
+    if (over) break;
+  }
+}
+
+TEST_F(SnapshotFilesTest, EveryDamagedByteOfTheTensorsIsFound) {
+  SnapshotFiles files = Files(disk_);
+  ASSERT_TRUE(files.Write(State(7)).ok());
+  std::mt19937 random(3);
+  for (const std::string& file : disk_.Files()) {
+    const bool manifest = file.ends_with("manifest.json");
+    for (int i = 0; i < 100; ++i) {
+      const uint64_t bit = random() % (disk_.SizeOf(file) * 8);
+      disk_.FlipBit(file, bit);
+      const auto loaded = files.Load(7);
+      // A manifest's other fields (the spec, for people) may change without harm.
+      if (!manifest) {
+        EXPECT_EQ(loaded.status().code(), absl::StatusCode::kDataLoss) << file << " bit " << bit;
+      }
+      if (loaded.ok()) ExpectSame(State(7), *loaded);
+      disk_.FlipBit(file, bit);
+    }
+  }
+  ASSERT_TRUE(disk_.Remove(absl::StrCat(kDirectory, "/00000000000000000007/state.safetensors")).ok());
+  EXPECT_EQ(files.Load(7).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(SnapshotFilesTest, FullDiskLeavesNothing) {
+  SnapshotFiles files = Files(disk_);
+  ASSERT_TRUE(files.Write(State(7)).ok());
+  const size_t before = disk_.Files().size();
+  uint64_t used = 0;
+  for (const std::string& file : disk_.Files()) used += disk_.SizeOf(file);
+  disk_.set_capacity(used + 30'000);
+  EXPECT_EQ(files.Write(State(9)).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(disk_.Files().size(), before);
+  EXPECT_EQ(*files.Versions(), (std::vector<uint64_t>{7}));
+}
+
+}  // namespace
+}  // namespace gradwire
