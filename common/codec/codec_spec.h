@@ -15,6 +15,7 @@ namespace gradwire {
 struct DenseSpec {
   enum class Values : uint8_t { kFp32, kBf16, kFixed32, kFixed16 };
   Values values = Values::kFp32;
+  bool fixed() const { return values == Values::kFixed32 || values == Values::kFixed16; }
   bool operator==(const DenseSpec&) const = default;
 };
 

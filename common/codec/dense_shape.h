@@ -17,9 +17,7 @@ inline constexpr uint32_t kSegmentElements = 65536;  // 256 KiB of float32: chec
 struct DenseShape {
   CodecContext context;
   DenseSpec spec;
-  bool fixed() const {
-    return spec.values == DenseSpec::Values::kFixed32 || spec.values == DenseSpec::Values::kFixed16;
-  }
+  bool fixed() const { return spec.fixed(); }
   int width() const {
     return spec.values == DenseSpec::Values::kFp32 || spec.values == DenseSpec::Values::kFixed32 ? 4 : 2;
   }

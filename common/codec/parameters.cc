@@ -184,7 +184,12 @@ absl::StatusOr<RoundPlan> DecodeParameters(std::span<const Bytes> chunks, const 
                           reader.covered(array), layout.elements, static_cast<int>(array)));
     }
   }
-  GW_RETURN_IF_ERROR(CheckPlan(job, layout, plan));
+  if (header.kind == wire::FrameKind::kParameters) {
+    GW_RETURN_IF_ERROR(CheckPlan(job, layout, plan));
+  } else if (plan != RoundPlan{}) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the initial parameters of bucket %d carry a plan", layout.bucket));
+  }
   return plan;
 }
 

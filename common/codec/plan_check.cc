@@ -10,9 +10,13 @@
 namespace gradwire {
 
 absl::Status CheckPlan(const Job& job, const BucketLayout& layout, const RoundPlan& plan) {
-  if (!plan.exponents.empty() && plan.exponents.size() != layout.runs.size()) {
-    return absl::InvalidArgumentError(absl::StrFormat("plan of bucket %d has exponents of %d runs; the bucket has %d",
-                                                      layout.bucket, plan.exponents.size(), layout.runs.size()));
+  const CodecSpec& codec = job.codecs()[layout.codec];
+  const auto* dense = std::get_if<DenseSpec>(&codec);
+  const size_t exponents = dense == nullptr || dense->fixed() ? layout.runs.size() : 0;
+  if (plan.exponents.size() != exponents) {
+    return absl::InvalidArgumentError(absl::StrFormat("plan of bucket %d has exponents of %d runs; %s needs %d",
+                                                      layout.bucket, plan.exponents.size(), ToString(codec),
+                                                      exponents));
   }
   for (size_t run = 0; run < plan.exponents.size(); ++run) {
     const int exponent = plan.exponents[run];
@@ -23,7 +27,7 @@ absl::Status CheckPlan(const Job& job, const BucketLayout& layout, const RoundPl
                                                       kernels::kMaxExponent));
   }
   if (plan.sketch_groups == 0 && plan.cells_per_group == 0) return absl::OkStatus();
-  const auto* spec = std::get_if<TagcSpec>(&job.codecs()[layout.codec]);
+  const auto* spec = std::get_if<TagcSpec>(&codec);
   absl::Status status = absl::InvalidArgumentError("its codec has no sketch");
   if (spec != nullptr) {
     const double density = spec->warmup_rounds != 0 ? std::max(spec->density, spec->warmup_density) : spec->density;

@@ -6,9 +6,9 @@
 
 namespace gradwire {
 
-// A plan of the bucket `layout`. Exponents are kUncalibrated or within [kMinExponent, kMaxExponent], none or one per
-// run; a sketch geometry is none, or one that the bucket's codec allows. InvalidArgument names bucket, found and
-// allowed.
+// A plan of the bucket `layout`. Exponents are kUncalibrated or within [kMinExponent, kMaxExponent], one per run where
+// the bucket's codec has exponents, else none; a sketch geometry is none, or one that the bucket's codec allows.
+// InvalidArgument names bucket, found and allowed.
 absl::Status CheckPlan(const Job& job, const BucketLayout& layout, const RoundPlan& plan);
 
 }  // namespace gradwire

@@ -229,6 +229,26 @@ TEST(Update, RefusesForeignAndMixedFrames) {
   EXPECT_FALSE(DecodeUpdate(f.Frame(1, {}, Ramp(f.at().elements)), *f.job, f.at(), {}).ok());
 }
 
+// An encoder reads an exponent per run.
+TEST(Update, RefusesAPlanWithoutTheExponentsOfItsCodec) {
+  for (const std::string codec : {"dense:fp32", "dense:bf16", "dense:fixed32", "dense:fixed16", "tagc"}) {
+    Fixture f(codec);
+    const size_t runs = f.at().runs.size();
+    RoundPlan plan;
+    plan.exponents.assign(f.codec->InitialPlan().exponents.empty() ? 0 : runs, 0);
+    const std::vector<float> values(f.at().elements, 0.5f);
+    const auto check = [&] {
+      std::vector<float> out(values.size());
+      const auto frame = EncodeParameters(f.at(), 1, plan, ParameterContent::kFloat32, {values.data()});
+      return DecodeParameters(frame, *f.job, f.at(), 1, {out.data()}).status();
+    };
+    EXPECT_TRUE(check().ok()) << codec << ": " << check();
+    plan.exponents.assign(runs - plan.exponents.size(), 0);
+    EXPECT_EQ(check().code(), absl::StatusCode::kInvalidArgument) << codec;
+    EXPECT_THAT(check().ToString(), HasSubstr("exponents of")) << codec;
+  }
+}
+
 // A faulty server's next plan would make the worker's own encoder fail a round later, or worse.
 TEST(Update, RefusesAPlanThatNoShardWouldPublish) {
   for (const std::string codec : {"dense:fixed16", "tagc:density=0.01"}) {
