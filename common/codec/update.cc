@@ -93,6 +93,11 @@ class UpdateReader {
     if (!update_->learning_rates.empty()) return absl::InvalidArgumentError("learning rates appear twice");
     update_->learning_rates.resize(s.count);
     if (s.bytes != 0) std::memcpy(update_->learning_rates.data(), s.data, s.bytes);
+    for (float rate : update_->learning_rates) {
+      if (!std::isfinite(rate)) {
+        return absl::InvalidArgumentError(absl::StrFormat("update frame: learning rate %g is not finite", rate));
+      }
+    }
     return absl::OkStatus();
   }
 

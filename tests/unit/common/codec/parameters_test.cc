@@ -229,6 +229,19 @@ TEST(Update, RefusesForeignAndMixedFrames) {
   EXPECT_FALSE(DecodeUpdate(f.Frame(1, {}, Ramp(f.at().elements)), *f.job, f.at(), {}).ok());
 }
 
+TEST(Update, RefusesLearningRatesThatAreNotFinite) {
+  Fixture f("dense:fp32");
+  for (const float rate : {NAN, INFINITY, -INFINITY}) {
+    auto accumulator = f.codec->NewAccumulator();
+    accumulator->Open(1, {});
+    const auto update = accumulator->Finish({1, 0, 1, 0, {&rate, 1}}, 2);
+    ASSERT_TRUE(update.ok());
+    const absl::Status status = DecodeUpdate(update->chunks, *f.job, f.at(), {}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.ToString(), HasSubstr("is not finite"));
+  }
+}
+
 // An encoder reads an exponent per run.
 TEST(Update, RefusesAPlanWithoutTheExponentsOfItsCodec) {
   for (const std::string codec : {"dense:fp32", "dense:bf16", "dense:fixed32", "dense:fixed16", "tagc"}) {
