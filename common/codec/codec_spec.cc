@@ -51,6 +51,13 @@ absl::Status TakeNumber(std::string_view codec, std::string_view key, T low, T h
   return absl::OkStatus();
 }
 
+// The shortest text that is parsed to the same number.
+std::string Shortest(double value) {
+  char text[32];
+  const auto [end, error] = std::to_chars(text, text + sizeof(text), value, std::chars_format::general);
+  return error == std::errc() ? std::string(text, end) : std::string();
+}
+
 absl::Status RefuseRest(std::string_view codec, const KeyValues& values, std::string_view allowed) {
   if (values.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat("codec '%s' has no setting '%s'; it has: %s", std::string(codec),
@@ -135,8 +142,8 @@ std::string ToString(const CodecSpec& spec) {
   }
   const auto& tagc = std::get<TagcSpec>(spec);
   const std::string cells = tagc.cell_bits == 0 ? "auto" : std::to_string(tagc.cell_bits);
-  return absl::StrFormat("tagc:density=%.9g,cells=%s,warmup_rounds=%d,warmup_density=%.9g,slack=%.9g", tagc.density,
-                         cells, tagc.warmup_rounds, tagc.warmup_density, tagc.slack);
+  return absl::StrFormat("tagc:density=%s,cells=%s,warmup_rounds=%d,warmup_density=%s,slack=%s", Shortest(tagc.density),
+                         cells, tagc.warmup_rounds, Shortest(tagc.warmup_density), Shortest(tagc.slack));
 }
 
 }  // namespace gradwire

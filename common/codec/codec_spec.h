@@ -36,6 +36,6 @@ using CodecSpec = std::variant<DenseSpec, TagcSpec>;
 
 // Errors: InvalidArgument naming the unknown codec or key, the value found and the values allowed.
 absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text);
-std::string ToString(const CodecSpec& spec);  // canonical: every key, fixed order
+std::string ToString(const CodecSpec& spec);  // canonical: every key, fixed order, every digit
 
 }  // namespace gradwire

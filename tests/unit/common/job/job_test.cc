@@ -143,6 +143,20 @@ TEST(CodecSpec, ParsesAndPrintsCanonically) {
   EXPECT_EQ(ToString(*ParseCodecSpec("dense")), "dense:values=fp32");
 }
 
+// Who makes a job from the canonical spec must get the codecs of who made it from the original.
+TEST(CodecSpec, PrintsEveryDigit) {
+  for (const char* text : {"tagc:density=0.12345678901234", "tagc:slack=1.0000000000000002", "tagc:density=0.0001",
+                           "tagc:density=1.5e-06,warmup_density=0.30000000000000004"}) {
+    const auto spec = ParseCodecSpec(text);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const auto again = ParseCodecSpec(ToString(*spec));
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_TRUE(*again == *spec) << text << " became " << ToString(*spec);
+  }
+  EXPECT_EQ(ToString(*ParseCodecSpec("tagc:density=0.0001,slack=1.25")),
+            "tagc:density=0.0001,cells=auto,warmup_rounds=0,warmup_density=0.1,slack=1.25");
+}
+
 TEST(CodecSpec, RefusesWithTheAllowedValues) {
   const auto error = [](std::string_view text) { return std::string(ParseCodecSpec(text).status().message()); };
   EXPECT_THAT(error("tagc:density=2"), HasSubstr("density=2 must be a number from 1e-06 to 1"));
