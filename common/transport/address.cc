@@ -1,6 +1,10 @@
 // Parsing of transport addresses; see address.h.
 #include "common/transport/address.h"
 
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
@@ -14,6 +18,9 @@ absl::Status Bad(std::string_view text, std::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("address \"", std::string(text), "\": ", std::string(why),
                                                  "; use grpc://host:port, unix:///path/of/socket or inproc://name"));
 }
+
+// Brackets and what separates the parts of an address would change how its text is read back.
+bool IsOfHost(char c) { return absl::ascii_isgraph(static_cast<unsigned char>(c)) && !absl::StrContains("/?#@[]", c); }
 
 // Splits host:port and [v6]:port.
 absl::StatusOr<Address> ParseHostPort(std::string_view text, std::string_view rest) {
@@ -34,7 +41,9 @@ absl::StatusOr<Address> ParseHostPort(std::string_view text, std::string_view re
     port = rest.substr(colon + 1);
   }
   if (address.host.empty()) return Bad(text, "the host is missing");
-  if (address.host.find_first_of("/?#@ ") != std::string::npos) return Bad(text, "the host has a character of no host");
+  if (!std::all_of(address.host.begin(), address.host.end(), IsOfHost)) {
+    return Bad(text, "the host has a character of no host");
+  }
   uint32_t number = 0;
   if (port.empty() || port.find_first_not_of("0123456789") != std::string_view::npos ||
       !absl::SimpleAtoi(std::string(port), &number) || number > 65535)

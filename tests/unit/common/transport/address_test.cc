@@ -44,6 +44,13 @@ TEST(Address, RefusesAndNamesTheSchemes) {
   EXPECT_TRUE(ParseAddress("unix:///" + std::string(106, 'x')).ok());
 }
 
+TEST(Address, RefusesWhatIsInNoHost) {
+  for (const char* text : {"grpc://[[::1]:1", "grpc://[[a]:1", "grpc://a]:1", "grpc://a\tb:1", "grpc://a\x7f:1"}) {
+    EXPECT_THAT(std::string(ParseAddress(text).status().message()), HasSubstr("a character of no host")) << text;
+  }
+  EXPECT_FALSE(ParseAddress(std::string_view("grpc://a\0:1", 11)).ok());
+}
+
 TEST(Address, PortZeroCannotBeDialled) {
   EXPECT_EQ(Dial("grpc://localhost:0").status().code(), absl::StatusCode::kInvalidArgument);
 }
