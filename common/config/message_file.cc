@@ -4,8 +4,10 @@
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/text_format.h>
 #include <sys/stat.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <limits>
@@ -33,6 +35,11 @@ using google::protobuf::Message;
 using google::protobuf::Reflection;
 
 constexpr size_t kShownBytes = 60;  // of a value in a message
+
+// YAML's aliases let a short text stand for a long one. What they stand for may have this many times the text's bytes,
+// and this many bytes whatever the text.
+constexpr size_t kMaxAliasGrowth = 4;
+constexpr size_t kAliasFreeBytes = 1u << 20;
 
 std::string Shown(std::string_view value) {
   if (value.size() <= kShownBytes) return absl::StrCat("'", std::string(value), "'");
@@ -88,9 +95,10 @@ absl::Status ParseText(const std::string& text, const std::string& origin, Messa
 
 class YamlReader {
  public:
-  explicit YamlReader(const std::string& origin) : origin_(origin) {}
+  YamlReader(const std::string& origin, size_t text_bytes)
+      : origin_(origin), left_bytes_(std::max(kAliasFreeBytes, kMaxAliasGrowth * text_bytes)) {}
 
-  absl::Status Read(const YAML::Node& node, const std::string& path, Message* message) const {
+  absl::Status Read(const YAML::Node& node, const std::string& path, Message* message) {
     const Descriptor* type = message->GetDescriptor();
     if (!node.IsMap()) return Wrong(node, path, "a map of the fields of " + type->full_name());
     std::set<const FieldDescriptor*> seen;
@@ -122,8 +130,19 @@ class YamlReader {
     return Error(node, path, absl::StrCat("expected ", expected, ", found ", found));
   }
 
+  // Counts a value each time it is read; without aliases that is once.
+  absl::Status Count(const YAML::Node& node, const std::string& path) {
+    const size_t bytes = 1 + (node.IsScalar() ? node.Scalar().size() : 0);
+    if (bytes > left_bytes_) {
+      return Error(node, path,
+                   absl::StrCat("aliases repeat too much: at most ", kMaxAliasGrowth, " times the bytes of the file"));
+    }
+    left_bytes_ -= bytes;
+    return absl::OkStatus();
+  }
+
   absl::Status ReadField(const YAML::Node& node, const std::string& path, const FieldDescriptor* field,
-                         Message* message) const {
+                         Message* message) {
     if (!field->is_repeated() || !node.IsSequence()) return ReadValue(node, path, field, message);
     int index = 0;
     for (const YAML::Node& item : node) {
@@ -134,7 +153,8 @@ class YamlReader {
 
   // Sets a singular field, or appends to a repeated one.
   absl::Status ReadValue(const YAML::Node& node, const std::string& path, const FieldDescriptor* field,
-                         Message* message) const {
+                         Message* message) {
+    GW_RETURN_IF_ERROR(Count(node, path));
     const Reflection* reflection = message->GetReflection();
     const bool list = field->is_repeated();
     if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE && !field->is_map()) {
@@ -238,15 +258,42 @@ class YamlReader {
   }
 
   const std::string& origin_;
+  size_t left_bytes_;  // of what may still be read
+};
+
+// Hears of the events of a text's documents; knows where the last of them begins.
+class DocumentFinder final : public YAML::EventHandler {
+ public:
+  int line() const { return line_; }
+
+  void OnDocumentStart(const YAML::Mark& mark) override { line_ = mark.line + 1; }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+
+ private:
+  int line_ = 0;
 };
 
 absl::Status ParseYaml(const std::string& text, const std::string& origin, Message* message) {
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-    const YamlReader reader(origin);
-    if (documents.empty() || (documents.size() == 1 && documents[0].IsNull())) return absl::OkStatus();
-    if (documents.size() > 1) return reader.Error(documents[1], "", "one document was expected, another one begins");
-    return reader.Read(documents[0], "", message);
+    // Not YAML::LoadAll: of a text like "," it makes empty documents without end.
+    std::istringstream stream(text);
+    YAML::Parser parser(stream);
+    DocumentFinder finder;
+    if (!parser.HandleNextDocument(finder)) return absl::OkStatus();
+    if (parser.HandleNextDocument(finder)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(origin, ": line ", finder.line(), ": one document was expected, another one begins"));
+    }
+    const YAML::Node document = YAML::Load(text);
+    if (document.IsNull()) return absl::OkStatus();
+    return YamlReader(origin, text.size()).Read(document, "", message);
   } catch (const YAML::Exception& error) {  // the edge of yaml-cpp, which reports by exceptions
     return absl::InvalidArgumentError(absl::StrCat(origin, ": line ", error.mark.line + 1, ", column ",
                                                    error.mark.column + 1, ": not YAML: ", error.msg));

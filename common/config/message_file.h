@@ -21,7 +21,8 @@ enum class MessageFormat {
 // Parses `text` into `message`, which is cleared before. InvalidArgument names `origin`, the line, the field, what was
 // found and what was expected; a field that does not exist is an error that names the nearest one. A text that sets
 // nothing is an error. YAML takes numbers, true and false, names of enum values, maps for messages, and lists, or a
-// single value where a list has one. Fields of type bytes and map are not supported there.
+// single value where a list has one. Fields of type bytes and map are not supported there. Aliases may make a YAML text
+// stand for 4 times its bytes (or 1 MiB), not more.
 absl::Status ParseMessageText(std::string_view text, const std::string& origin, MessageFormat format,
                               google::protobuf::Message* message);
 

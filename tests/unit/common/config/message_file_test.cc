@@ -28,6 +28,32 @@ std::string ErrorOf(const std::string& text) {
   return std::string(status.message());
 }
 
+// 9,000,000 numbers in 15 KB.
+TEST(MessageFile, RefusesAliasesThatGrowWithoutBound) {
+  constexpr int kRepeats = 3000;
+  std::string text = "tensors: [&a {name: w, shape: [1";
+  for (int i = 1; i < kRepeats; ++i) text += ",1";
+  text += "]}";
+  for (int i = 1; i < kRepeats; ++i) text += ",*a";
+  text += "]";
+  EXPECT_THAT(ErrorOf(text), HasSubstr("aliases repeat too much"));
+}
+
+// yaml-cpp finds empty documents in these without end.
+TEST(MessageFile, RefusesTextsOfEndlessDocuments) {
+  for (const char* text : {",", "a: 1\n]", "name: x\n}"})
+    EXPECT_THAT(ErrorOf(text), HasSubstr("f.yaml: line ")) << text;
+}
+
+TEST(MessageFile, TakesAliasesOfModestSize) {
+  std::string text = "optimizer: {kind: OPTIMIZER_SGD, groups: [&g {momentum: 0.9, nesterov: true}";
+  for (int i = 1; i < 64; ++i) text += ",*g";
+  v1::JobSpec spec;
+  ASSERT_EQ(Yaml(text + "]}", &spec), absl::OkStatus());
+  EXPECT_EQ(spec.optimizer().groups_size(), 64);
+  EXPECT_EQ(spec.optimizer().groups(63).momentum(), 0.9f);
+}
+
 TEST(MessageFile, YamlJsonAndTextGiveTheSameMessage) {
   v1::JobSpec yaml, json, text;
   ASSERT_EQ(Yaml(R"(
