@@ -191,6 +191,12 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
     if (!names.insert(job.spec_.tensors(i).name()).second) {
       return absl::InvalidArgumentError(absl::StrFormat("two tensors are named '%s'", tensor.name));
     }
+    if (job.durable() && tensor.name == "__metadata__") {
+      return absl::InvalidArgumentError(
+          "a tensor of a durable job cannot be named '__metadata__': safetensors files, which snapshots are, keep it "
+          "for "
+          "themselves");
+    }
     const auto rule = std::find_if(job.spec_.rules().begin(), job.spec_.rules().end(),
                                    [&](const v1::CodecRule& r) { return RuleMatches(r, tensor); });
     tensor.codec =

@@ -130,11 +130,20 @@ struct Loaded {
   }
 };
 
+// What the manifest says of a file; empty where it says nothing. It may hold any JSON.
+std::string DigestOf(const nlohmann::json& manifest, const char* name) {
+  const auto files = manifest.find("files");
+  if (files == manifest.end() || !files->is_object()) return "";
+  const auto file = files->find(name);
+  if (file == files->end() || !file->is_object()) return "";
+  const auto digest = file->find("sha256");
+  return digest != file->end() && digest->is_string() ? digest->get<std::string>() : "";
+}
+
 absl::StatusOr<Loaded> LoadFile(Disk& disk, const std::string& directory, const char* name,
                                 const nlohmann::json& manifest) {
   Loaded loaded;
   loaded.path = directory + "/" + name;
-  const nlohmann::json entry = manifest.value("files", nlohmann::json::object()).value(name, nlohmann::json::object());
   absl::StatusOr<std::vector<uint8_t>> bytes = ReadWholeFile(disk, loaded.path, kMaxFileBytes);
   if (absl::IsNotFound(bytes.status())) return Damaged(loaded.path, "the file is missing");
   GW_RETURN_IF_ERROR(bytes.status());
@@ -142,8 +151,7 @@ absl::StatusOr<Loaded> LoadFile(Disk& disk, const std::string& directory, const 
   Sha256 sha;
   sha.Update(std::span<const uint8_t>(loaded.bytes));
   const std::string digest = sha.Hex();
-  const auto expected = entry.find("sha256");
-  if (expected == entry.end() || *expected != digest) {
+  if (DigestOf(manifest, name) != digest) {
     return Damaged(loaded.path, absl::StrFormat("its SHA-256 is %s, the manifest says otherwise", digest));
   }
   absl::StatusOr<SafetensorsHeader> header = ParseSafetensorsHeader(loaded.bytes, loaded.bytes.size());

@@ -128,6 +128,9 @@ TEST(Job, DurabilityIsCanonical) {
   EXPECT_EQ(Job::Make(spec)->spec().durability().on_failure(), v1::DISK_FAILURE_WAIT);
   spec.mutable_durability()->set_interval_ms(0);
   EXPECT_EQ(Job::Make(spec)->spec().durability().interval_ms(), 1000u);
+  spec.mutable_tensors(0)->set_name("__metadata__");
+  EXPECT_THAT(std::string(Job::Make(spec).status().message()), HasSubstr("__metadata__"));
+  spec.mutable_tensors(0)->set_name("tensor");
   spec.mutable_durability()->set_interval_ms(600'001);
   EXPECT_THAT(std::string(Job::Make(spec).status().message()), HasSubstr("durability.interval_ms = 600001"));
   spec.mutable_durability()->set_level(v1::DURABILITY_FSYNC);

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "server/storage/files.h"
 #include "tests/lib/fake_disk.h"
 
 namespace gradwire {
@@ -135,6 +136,23 @@ TEST_F(SnapshotFilesTest, EveryDamagedByteOfTheTensorsIsFound) {
   }
   ASSERT_TRUE(disk_.Remove(absl::StrCat(kDirectory, "/00000000000000000007/state.safetensors")).ok());
   EXPECT_EQ(files.Load(7).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(SnapshotFilesTest, ManifestMayHoldAnyJson) {
+  SnapshotFiles files = Files(disk_);
+  ASSERT_TRUE(files.Write(State(7)).ok());
+  const std::string path = absl::StrCat(kDirectory, "/00000000000000000007");
+  const auto good = ReadWholeFile(disk_, path + "/manifest.json", 1 << 20);
+  ASSERT_TRUE(good.ok());
+  const std::string text(good->begin(), good->end());
+  const size_t begin = text.find("\"files\""), end = text.find("\"spec\"");
+  for (const char* value :
+       {"5", "[]", "{\"parameters.safetensors\": 5}", "{\"parameters.safetensors\": {\"sha256\": 5}}"}) {
+    const std::string bad = absl::StrCat(text.substr(0, begin), "\"files\": ", value, ",", text.substr(end));
+    const std::span<const uint8_t> bytes(reinterpret_cast<const uint8_t*>(bad.data()), bad.size());
+    ASSERT_TRUE(WriteFileAtomically(disk_, path, "manifest.json", bytes).ok());
+    EXPECT_EQ(files.Load(7).status().code(), absl::StatusCode::kDataLoss) << value;
+  }
 }
 
 TEST_F(SnapshotFilesTest, FullDiskLeavesNothing) {
