@@ -39,6 +39,9 @@ if(GRADWIRE_SANITIZE)
                          -fno-sanitize-recover=all)
   target_link_options(gradwire_options INTERFACE -fsanitize=${GRADWIRE_SANITIZE})
 endif()
+if(GRADWIRE_FUZZ)
+  target_compile_options(gradwire_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
 
 # Finds a CUDA compiler (GRADWIRE_CUDA: AUTO, ON or OFF). Sets GRADWIRE_HAVE_CUDA. Nothing needs it.
 macro(gradwire_find_cuda)

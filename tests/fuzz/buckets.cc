@@ -1,0 +1,76 @@
+// See buckets.h.
+#include "tests/fuzz/buckets.h"
+
+#include <cmath>
+
+namespace gradwire::fuzz {
+namespace {
+
+constexpr uint64_t kElements = 300;
+constexpr int kRounds = 3;
+
+Bucket MakeBucket(const char* codec, uint64_t elements) {
+  testing::ClusterOptions options;
+  options.codec = codec;
+  options.workers = kWorkers;
+  options.max_workers = kWorkers + 1;
+  options.elements = elements;
+  options.run_elements = 64;
+  options.seed = 42;
+  Bucket bucket;
+  bucket.cluster = std::make_unique<testing::Cluster>(options);
+  const testing::GradientFn gradient = testing::DyadicGradient(7, elements, 0.5, false);
+  for (int i = 0; i < kRounds; ++i) {
+    Round round;
+    round.round = bucket.cluster->round();
+    round.plan = bucket.cluster->plan();
+    testing::RoundResult result = bucket.cluster->Round(gradient);
+    round.frames = std::move(result.frames);
+    round.update = std::move(result.update_frame.chunks);
+    round.next = bucket.cluster->plan();
+    bucket.rounds.push_back(std::move(round));
+  }
+  return bucket;
+}
+
+std::vector<Bucket> MakeBuckets() {
+  std::vector<Bucket> buckets;
+  for (const char* codec : {"dense:fp32", "dense:bf16", "dense:fixed32", "dense:fixed16", "tagc:density=0.1,cells=8",
+                            "tagc:density=0.1,cells=16", "tagc:density=0.3,cells=32,slack=0.1"}) {
+    buckets.push_back(MakeBucket(codec, kElements));
+  }
+  buckets.push_back(MakeBucket("tagc", 0));
+  return buckets;
+}
+
+}  // namespace
+
+const std::vector<Bucket>& Buckets() {
+  static const std::vector<Bucket>* const buckets = new std::vector<Bucket>(MakeBuckets());
+  return *buckets;
+}
+
+const Bucket& BucketOf(uint8_t bucket) { return Buckets()[bucket % Buckets().size()]; }
+
+const Round& RoundOf(const Bucket& bucket, uint8_t round) { return bucket.rounds[round % bucket.rounds.size()]; }
+
+FrameIdentity IdentityOf(const Bucket& bucket, uint64_t round, uint64_t incarnation) {
+  const BucketLayout& layout = bucket.cluster->layout();
+  return {static_cast<uint16_t>(layout.shard), layout.bucket, round, incarnation, {&kLearningRate, 1}};
+}
+
+absl::StatusOr<EncodedFrame> EncodeBy(const Bucket& bucket, uint64_t round, const RoundPlan& plan) {
+  const BucketLayout& layout = bucket.cluster->layout();
+  std::vector<float> pending(layout.elements);
+  for (size_t i = 0; i < pending.size(); ++i) {
+    pending[i] = std::ldexp(i % 2 == 0 ? 1.0f : -1.5f, static_cast<int>(i % 80) - 64);
+  }
+  std::vector<RunInput> runs;
+  for (size_t i = 0; i < layout.runs.size(); ++i) {
+    float* at = pending.data() + layout.run_begin[i];
+    runs.push_back({at, at, {}});
+  }
+  return bucket.cluster->codec().NewEncoder()->Encode(IdentityOf(bucket, round, 1), plan, runs);
+}
+
+}  // namespace gradwire::fuzz

@@ -1,0 +1,145 @@
+// Index codes, packed integers and plans: the parts of frames that are decoded by themselves.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "common/codec/index_code.h"
+#include "common/codec/plan_check.h"
+#include "tests/fuzz/buckets.h"
+#include "tests/fuzz/targets.h"
+
+namespace gradwire::fuzz {
+namespace {
+
+constexpr uint32_t kMaxPositions = 1 << 16;  // of an index: its callers bound it by their bucket
+
+template <typename T>
+void Append(T value, std::vector<uint8_t>* out) {
+  for (size_t i = 0; i < sizeof(T); ++i) out->push_back(static_cast<uint8_t>(value >> (8 * i)));
+}
+
+void RequireRoundTrip(const std::vector<uint32_t>& positions, uint32_t begin, uint32_t count) {
+  const CodedIndex coded = EncodeIndex(positions, begin, count);
+  std::vector<uint32_t> again;
+  Require(DecodeIndex(coded.coding, coded.payload, begin, count, &again).ok() && again == positions,
+          "an index that is encoded and decoded keeps its positions");
+}
+
+}  // namespace
+
+// u8 coding, u32 begin, u32 count, payload. The payload also serves as gaps of an index to be encoded.
+void RunIndex(Input input) {
+  Reader reader(input);
+  const uint8_t coding = reader.Take<uint8_t>();
+  const uint32_t begin = reader.Take<uint32_t>();
+  const uint32_t count = reader.Take<uint32_t>() % (kMaxPositions + 1);
+  std::vector<uint32_t> positions = {7};  // what is there already stays
+  const absl::Status status = DecodeIndex(static_cast<IndexCoding>(coding), reader.rest(), begin, count, &positions);
+  Require(positions[0] == 7, "decoding appends");
+  positions.erase(positions.begin());
+  if (status.ok()) {
+    Require(std::ranges::adjacent_find(positions, std::greater_equal<>()) == positions.end(), "positions ascend");
+    Require(positions.empty() || (positions.front() >= begin && positions.back() - begin < count),
+            "positions lie within the segment");
+    RequireRoundTrip(positions, begin, count);
+  }
+  positions.clear();
+  uint64_t next = begin;
+  for (const uint64_t end = std::min(uint64_t{begin} + count, uint64_t{1} << 32); uint8_t gap : reader.rest()) {
+    next += gap < 128 ? gap : (gap - 127) * 257;
+    if (next >= end) break;
+    positions.push_back(static_cast<uint32_t>(next++));
+  }
+  if (uint64_t{begin} + count <= uint64_t{1} << 32) RequireRoundTrip(positions, begin, count);
+}
+
+Seeds IndexSeeds() {
+  Seeds seeds;
+  const auto add = [&seeds](IndexCoding coding, uint32_t begin, uint32_t count, std::span<const uint8_t> payload) {
+    std::vector<uint8_t> seed = {static_cast<uint8_t>(coding)};
+    Append(begin, &seed);
+    Append(count, &seed);
+    seed.insert(seed.end(), payload.begin(), payload.end());
+    seeds.push_back(std::move(seed));
+  };
+  add(IndexCoding::kEmpty, 5, 100, {});
+  add(IndexCoding::kFull, 5, 100, {});
+  for (uint32_t step : {2u, 10u, 300u, 9000u}) {
+    std::vector<uint32_t> positions;
+    for (uint32_t p = 1000; p < 1000 + kMaxPositions && positions.size() < 200; p += 1 + p % step) {
+      positions.push_back(p);
+    }
+    const uint32_t count = positions.back() - 1000 + 1;
+    const CodedIndex coded = EncodeIndex(positions, 1000, count);
+    add(coded.coding, 1000, count, coded.payload);
+  }
+  return seeds;
+}
+
+// u8 bits, u16 number of integers, payload.
+void RunIntegers(Input input) {
+  Reader reader(input);
+  const int bits = static_cast<int8_t>(reader.Take<uint8_t>());
+  std::vector<int32_t> values(reader.Take<uint16_t>());
+  if (!UnpackIntegers(reader.rest(), bits, values.size(), values.data()).ok()) return;
+  Require(std::ranges::equal(PackIntegers(values, bits), reader.rest()), "packed integers have one form");
+  const int least = BitsFor(values);
+  Require(least <= bits, "as many bits as needed");
+  std::vector<int32_t> again(values.size());
+  Require(UnpackIntegers(PackIntegers(values, least), least, again.size(), again.data()).ok() && again == values,
+          "integers that are packed and unpacked keep their values");
+}
+
+Seeds IntegerSeeds() {
+  Seeds seeds;
+  for (int bits : {1, 3, 8, 17, 32}) {
+    std::vector<int32_t> values;
+    const int32_t top = static_cast<int32_t>((uint32_t{1} << (bits - 1)) - 1);
+    for (int i = 0; i < 21; ++i) values.push_back(i % 3 == 0 ? top / 2 : i % 3 == 1 ? -top / 2 : 0);
+    seeds.push_back({static_cast<uint8_t>(bits)});
+    Append(static_cast<uint16_t>(values.size()), &seeds.back());
+    const std::vector<uint8_t> packed = PackIntegers(values, bits);
+    seeds.back().insert(seeds.back().end(), packed.begin(), packed.end());
+  }
+  return seeds;
+}
+
+// u8 bucket, u8 round, u32 sketch groups, u32 cells per group, exponents. A plan that the check accepts can be opened
+// and encoded by, and the accumulator then takes the frame.
+void RunPlan(Input input) {
+  Reader reader(input);
+  const Bucket& bucket = BucketOf(reader.Take<uint8_t>());
+  const testing::Cluster& cluster = *bucket.cluster;
+  const uint64_t round = reader.Take<uint8_t>();
+  RoundPlan plan;
+  plan.sketch_groups = reader.Take<uint32_t>();
+  plan.cells_per_group = reader.Take<uint32_t>();
+  plan.exponents.assign(reader.rest().begin(), reader.rest().end());
+  if (!CheckPlan(cluster.job(), cluster.layout(), plan).ok()) return;
+  const std::unique_ptr<Accumulator> accumulator = cluster.codec().NewAccumulator();
+  accumulator->Open(round, plan);
+  const absl::StatusOr<EncodedFrame> frame = EncodeBy(bucket, round, plan);
+  if (!frame.ok()) return;
+  const testing::ParsedFrame parsed = testing::ParseAll(*frame);
+  for (const wire::Segment& s : parsed.segments) {
+    if (s.type == wire::SegmentType::kLearningRates) continue;
+    Require(accumulator->Add(s).ok(), "a frame that was encoded by a plan is merged by it");
+  }
+  const absl::StatusOr<UpdateFrame> update = accumulator->Finish(IdentityOf(bucket, round, 0), 1);
+  Require(update.ok() && CheckPlan(cluster.job(), cluster.layout(), update->next).ok(), "a good plan follows");
+}
+
+Seeds PlanSeeds() {
+  Seeds seeds;
+  for (uint8_t b = 0; b < Buckets().size(); ++b) {
+    for (const Round& round : Buckets()[b].rounds) {
+      seeds.push_back({b, static_cast<uint8_t>(round.round)});
+      Append(round.plan.sketch_groups, &seeds.back());
+      Append(round.plan.cells_per_group, &seeds.back());
+      seeds.back().insert(seeds.back().end(), round.plan.exponents.begin(), round.plan.exponents.end());
+    }
+  }
+  return seeds;
+}
+
+}  // namespace gradwire::fuzz

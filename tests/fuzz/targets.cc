@@ -1,0 +1,33 @@
+// The list of all targets; see target.h.
+#include "tests/fuzz/targets.h"
+
+#include "tests/fuzz/target.h"
+
+namespace gradwire::fuzz {
+
+std::span<const Target> Targets() {
+  static constexpr Target kTargets[] = {
+      {"chunk", RunChunk, ChunkSeeds, true},
+      {"assembler", RunAssembler, AssemblerSeeds, true},
+      {"update", RunUpdate, UpdateSeeds, true},
+      {"parameters", RunParameters, ParameterSeeds, true},
+      {"index", RunIndex, IndexSeeds},
+      {"integers", RunIntegers, IntegerSeeds},
+      {"plan", RunPlan, PlanSeeds},
+      {"message", RunMessage, MessageSeeds},
+      {"job", RunJob, JobSeeds},
+      {"config", RunConfig, ConfigSeeds},
+      {"codec_spec", RunCodecSpec, CodecSpecSeeds},
+      {"address", RunAddress, AddressSeeds},
+  };
+  return kTargets;
+}
+
+const Target* FindTarget(std::string_view name) {
+  for (const Target& target : Targets()) {
+    if (name == target.name) return &target;
+  }
+  return nullptr;
+}
+
+}  // namespace gradwire::fuzz

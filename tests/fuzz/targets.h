@@ -1,0 +1,38 @@
+// What each target runs and begins with; the files are named after them. Said in README.md.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tests/fuzz/target.h"
+
+namespace gradwire::fuzz {
+
+using Seeds = std::vector<std::vector<uint8_t>>;
+
+void RunChunk(Input input);
+Seeds ChunkSeeds();
+void RunAssembler(Input input);
+Seeds AssemblerSeeds();
+void RunUpdate(Input input);
+Seeds UpdateSeeds();
+void RunParameters(Input input);
+Seeds ParameterSeeds();
+void RunIndex(Input input);
+Seeds IndexSeeds();
+void RunIntegers(Input input);
+Seeds IntegerSeeds();
+void RunPlan(Input input);
+Seeds PlanSeeds();
+void RunMessage(Input input);
+Seeds MessageSeeds();
+void RunJob(Input input);
+Seeds JobSeeds();
+void RunConfig(Input input);
+Seeds ConfigSeeds();
+void RunCodecSpec(Input input);
+Seeds CodecSpecSeeds();
+void RunAddress(Input input);
+Seeds AddressSeeds();
+
+}  // namespace gradwire::fuzz
