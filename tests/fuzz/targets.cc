@@ -19,6 +19,8 @@ std::span<const Target> Targets() {
       {"config", RunConfig, ConfigSeeds},
       {"codec_spec", RunCodecSpec, CodecSpecSeeds},
       {"address", RunAddress, AddressSeeds},
+      {"journal", RunJournal, JournalSeeds},
+      {"safetensors", RunSafetensors, SafetensorsSeeds},
   };
   return kTargets;
 }

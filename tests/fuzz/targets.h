@@ -34,5 +34,9 @@ void RunCodecSpec(Input input);
 Seeds CodecSpecSeeds();
 void RunAddress(Input input);
 Seeds AddressSeeds();
+void RunJournal(Input input);
+Seeds JournalSeeds();
+void RunSafetensors(Input input);
+Seeds SafetensorsSeeds();
 
 }  // namespace gradwire::fuzz
