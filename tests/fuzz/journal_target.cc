@@ -111,7 +111,8 @@ Seeds JournalSeeds() {
     }
     seeds.push_back(ToBytes(input));
     input.slicing = 0;
-    input.chunks[1].resize(input.chunks[1].size() - 20);
+    std::vector<uint8_t>& torn = input.chunks[1];
+    torn.erase(torn.end() - 20, torn.end());  // GCC takes resize() for one that may grow without end
     seeds.push_back(ToBytes(input));
   }
   return seeds;
