@@ -199,7 +199,7 @@ class SparseCases {
     const auto decode_target = density_ == 0.05 ? at(0.05, 0.3) : density_ == 0.03 ? at(0.03, 0.5) : at(0.01, 0.9);
     const Against copy = Against::kCopy;
     return {
-        {"threshold", [this] { Threshold(); }, {}, bytes, copy, {}, 0},
+        {"threshold", [this] { Threshold(); }, restore, bytes, copy, {}, 0},
         {"take selected", [this] { Take(); }, restore, bytes, copy, {}, 0},
         {"memory alone of threshold + residual", [this] { TouchMemory(); }, restore, bytes, copy, {}, 0},
         {"threshold + residual", [this] { Threshold(), Take(); }, restore, bytes, copy, 0.9, 0},
