@@ -5,6 +5,8 @@
 #include <array>
 #include <cstring>
 
+#include "common/base/little_endian.h"
+
 namespace gradwire {
 namespace {
 
@@ -64,12 +66,6 @@ uint32_t Shift(const std::array<ByteTable, 4>& t, uint32_t crc) {
   return t[0][crc & 0xFF] ^ t[1][(crc >> 8) & 0xFF] ^ t[2][(crc >> 16) & 0xFF] ^ t[3][crc >> 24];
 }
 
-uint64_t Load64(const uint8_t* p) {
-  uint64_t v;
-  std::memcpy(&v, p, sizeof(v));
-  return v;
-}
-
 // Where what was read is copied to, if anywhere.
 struct NoCopy {
   void Put(size_t, uint64_t) {}
@@ -90,7 +86,8 @@ __attribute__((target("sse4.2"))) uint32_t ThreeStreams(const uint8_t*& p, size_
   while (n >= 3 * stride) {
     uint64_t a = state, b = 0, c = 0;
     for (size_t i = 0; i < stride; i += 8) {
-      const uint64_t x = Load64(p + i), y = Load64(p + stride + i), z = Load64(p + 2 * stride + i);
+      const uint64_t x = Load<uint64_t>(p + i), y = Load<uint64_t>(p + stride + i),
+                     z = Load<uint64_t>(p + 2 * stride + i);
       a = __builtin_ia32_crc32di(a, x);
       b = __builtin_ia32_crc32di(b, y);
       c = __builtin_ia32_crc32di(c, z);
@@ -115,8 +112,8 @@ __attribute__((target("sse4.2"))) uint32_t Crc32cSse42(const uint8_t* p, size_t 
   state = ThreeStreams(p, n, copy, state, kShortStride, short_shift);
   uint64_t s = state;
   for (; n >= 8; p += 8, n -= 8) {
-    s = __builtin_ia32_crc32di(s, Load64(p));
-    copy.Put(0, Load64(p));
+    s = __builtin_ia32_crc32di(s, Load<uint64_t>(p));
+    copy.Put(0, Load<uint64_t>(p));
     copy.Advance(8);
   }
   state = static_cast<uint32_t>(s);
@@ -140,7 +137,7 @@ uint32_t Crc32cPortable(std::span<const uint8_t> data, uint32_t crc) {
   const uint8_t* p = data.data();
   size_t n = data.size();
   for (; n >= 8; p += 8, n -= 8) {
-    const uint64_t w = Load64(p) ^ state;
+    const uint64_t w = Load<uint64_t>(p) ^ state;
     state = 0;
     for (size_t k = 0; k < 8; ++k) state ^= kSlicing[7 - k][(w >> (8 * k)) & 0xFF];
   }

@@ -2,11 +2,11 @@
 #include "common/wire/frame.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "absl/strings/str_format.h"
 #include "common/base/crc32c.h"
+#include "common/base/little_endian.h"
 #include "common/base/status_macros.h"
 
 namespace gradwire::wire {
@@ -14,20 +14,6 @@ namespace {
 
 constexpr size_t kCrcOffsetInHeader = 60;
 constexpr size_t kCrcOffsetInSegment = 20;
-
-static_assert(std::endian::native == std::endian::little, "the wire format is little-endian; add byte swaps here");
-
-template <typename T>
-T Load(const uint8_t* p) {
-  T v;
-  std::memcpy(&v, p, sizeof(v));
-  return v;
-}
-
-template <typename T>
-void Store(uint8_t* p, T v) {
-  std::memcpy(p, &v, sizeof(v));
-}
 
 constexpr size_t Padded(size_t n) { return (n + 7) & ~size_t{7}; }
 

@@ -2,18 +2,16 @@
 #include "server/journal/record.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "absl/strings/str_format.h"
 #include "common/base/crc32c.h"
+#include "common/base/little_endian.h"
 #include "common/base/status_macros.h"
 #include "common/wire/frame.h"
 
 namespace gradwire::journal {
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "the journal is little-endian; add byte swaps here");
 
 constexpr uint32_t kSegmentMagic = 0x314A5747u;  // "GWJ1"
 constexpr uint32_t kRecordMagic = 0x31525747u;   // "GWR1"
@@ -25,18 +23,6 @@ constexpr uint32_t kMaxChunks = 1u << 20;
 constexpr uint8_t kZeros[kAlignment] = {};
 
 uint64_t Padded(uint64_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; }
-
-template <typename T>
-T Load(const uint8_t* p) {
-  T v;
-  std::memcpy(&v, p, sizeof(v));
-  return v;
-}
-
-template <typename T>
-void Store(uint8_t* p, T v) {
-  std::memcpy(p, &v, sizeof(v));
-}
 
 bool AllZero(std::span<const uint8_t> bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](uint8_t b) { return b == 0; });
