@@ -34,6 +34,11 @@ endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
   target_compile_options(gradwire_warnings INTERFACE -Wthread-safety)
 endif()
+if(CMAKE_UNITY_BUILD)
+  # Several source files are compiled as one (the sanitizer presets: half of the time). Names in anonymous namespaces are
+  # therefore unique within a target.
+  target_compile_options(gradwire_warnings INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+endif()
 if(GRADWIRE_SANITIZE)
   target_compile_options(gradwire_options INTERFACE -fsanitize=${GRADWIRE_SANITIZE} -fno-omit-frame-pointer
                          -fno-sanitize-recover=all)

@@ -8,8 +8,8 @@
 namespace gradwire {
 namespace {
 
-constexpr TimeNs kNsPerSecond = 1'000'000'000;
-constexpr char kVersion[] = GRADWIRE_VERSION;
+constexpr TimeNs kSecond = 1'000'000'000;
+constexpr char kServerVersion[] = GRADWIRE_VERSION;
 
 }  // namespace
 
@@ -67,9 +67,9 @@ absl::StatusOr<v1::TakeSnapshotReply> OperatorService::TakeSnapshot(const v1::Ta
 absl::StatusOr<v1::ShardStatus> OperatorService::DescribeShard(const v1::DescribeShardRequest&) {
   const JobEnvironment& environment = registry_->environment();
   v1::ShardStatus status;
-  status.set_version(kVersion);
+  status.set_version(kServerVersion);
   status.set_backend(std::string(environment.backend->name()));
-  status.set_uptime_s(static_cast<uint64_t>((environment.clock->Now() - started_) / kNsPerSecond));
+  status.set_uptime_s(static_cast<uint64_t>((environment.clock->Now() - started_) / kSecond));
   status.set_memory_bytes(registry_->memory_bytes());
   status.set_memory_limit_bytes(registry_->limits().memory_bytes);
   status.set_jobs(static_cast<uint32_t>(registry_->All().size()));

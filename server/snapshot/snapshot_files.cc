@@ -20,11 +20,11 @@ namespace gradwire {
 namespace {
 
 constexpr char kFormat[] = "gradwire.snapshot";
-constexpr int kVersion = 1;
+constexpr int kFormatVersion = 1;
 constexpr char kManifest[] = "manifest.json";
 constexpr char kParameters[] = "parameters.safetensors";
 constexpr char kState[] = "state.safetensors";
-constexpr char kNew[] = ".new";
+constexpr char kUnfinished[] = ".new";
 constexpr size_t kDigits = 20;
 constexpr uint64_t kMaxManifestBytes = 1u << 30;
 constexpr uint64_t kMaxFileBytes = 1ull << 42;
@@ -189,7 +189,7 @@ absl::Status SnapshotFiles::Write(const ShardState& state) {
   GW_ASSIGN_OR_RETURN(const std::vector<uint64_t> versions, Versions());
   if (std::find(versions.begin(), versions.end(), state.version) != versions.end()) return absl::OkStatus();
   const std::string path = PathOf(state.version);
-  const std::string made = path + kNew;
+  const std::string made = path + kUnfinished;
   GW_RETURN_IF_ERROR(RemoveTree(*disk_, made));
   GW_RETURN_IF_ERROR(disk_->CreateDirectory(made));
   absl::Status status = WriteTo(made, state);
@@ -227,7 +227,7 @@ absl::Status SnapshotFiles::WriteTo(const std::string& path, const ShardState& s
   }
   nlohmann::ordered_json manifest;
   manifest["format"] = kFormat;
-  manifest["format_version"] = kVersion;
+  manifest["format_version"] = kFormatVersion;
   manifest["job"] = job_->spec().name();
   manifest["version"] = state.version;
   manifest["shard"] = shard_;
@@ -264,7 +264,7 @@ absl::StatusOr<ShardState> SnapshotFiles::Load(uint64_t version) const {
   const auto is = [&](const char* key, const nlohmann::json& value) {
     return manifest.contains(key) && manifest[key] == value;
   };
-  if (!manifest.is_object() || !is("format", kFormat) || !is("format_version", kVersion) || !is("version", version)) {
+  if (!manifest.is_object() || !is("format", kFormat) || !is("format_version", kFormatVersion) || !is("version", version)) {
     return Damaged(manifest_path, "not the manifest of this version");
   }
   if (!is("job_digest", absl::StrFormat("%016x", job_->digest())) ||
@@ -310,13 +310,13 @@ absl::StatusOr<uint64_t> SnapshotFiles::RemoveOld(size_t keep) {
   if (versions.empty()) return 0;
   GW_ASSIGN_OR_RETURN(const std::vector<std::string> names, disk_->List(directory_));
   for (const std::string& name : names) {
-    if (name.ends_with(kNew)) GW_RETURN_IF_ERROR(RemoveTree(*disk_, directory_ + "/" + name));
+    if (name.ends_with(kUnfinished)) GW_RETURN_IF_ERROR(RemoveTree(*disk_, directory_ + "/" + name));
   }
   while (versions.size() > keep) {
     // Under another name first: half of a snapshot must not look like one.
     const std::string path = PathOf(versions.front());
-    GW_RETURN_IF_ERROR(disk_->Rename(path, path + kNew));
-    GW_RETURN_IF_ERROR(RemoveTree(*disk_, path + kNew));
+    GW_RETURN_IF_ERROR(disk_->Rename(path, path + kUnfinished));
+    GW_RETURN_IF_ERROR(RemoveTree(*disk_, path + kUnfinished));
     versions.erase(versions.begin());
   }
   GW_RETURN_IF_ERROR(disk_->SyncDirectory(directory_));

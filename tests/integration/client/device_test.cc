@@ -7,8 +7,6 @@
 namespace gradwire::testing {
 namespace {
 
-std::string NameOf(const ::testing::TestParamInfo<Case>& info) { return info.param.name; }
-
 class DeviceDigest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(DeviceDigest, IsThatOfTheCpu) {
@@ -39,7 +37,7 @@ INSTANTIATE_TEST_SUITE_P(Codecs, DeviceDigest,
                                            Case{"DecayedStepTagc", "tagc:density=0.05,slack=8", v1::OPTIMIZER_STEP},
                                            Case{"StepTagcOverloaded", "tagc:density=0.05,slack=0.7", v1::OPTIMIZER_STEP,
                                                 true}),
-                         NameOf);
+                         NameOfCase);
 
 // Without weight decay a device touches only what was sent.
 TEST(DeviceJob, SparseStepsAreThoseOfTheCpu) {

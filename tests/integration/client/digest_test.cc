@@ -10,8 +10,6 @@
 namespace gradwire::testing {
 namespace {
 
-std::string NameOf(const ::testing::TestParamInfo<Case>& info) { return info.param.name; }
-
 class DigestTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(DigestTest, AgreesAcrossShardsTransportsAndArrivalOrders) {
@@ -43,7 +41,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"StepTagcOverloaded", "tagc:density=0.05,slack=0.7", v1::OPTIMIZER_STEP, true},
                       Case{"SmallAdamWFp32", "dense:values=fp32", v1::OPTIMIZER_ADAMW, false, true},
                       Case{"SmallStepTagcOverloaded", "tagc:density=0.05,slack=0.7", v1::OPTIMIZER_STEP, true, true}),
-    NameOf);
+    NameOfCase);
 
 TEST(TwoJobs, DoNotDisturbEachOther) {
   const Case dense{"dense", "dense:values=fixed32", v1::OPTIMIZER_ADAMW};

@@ -18,6 +18,7 @@ struct Case {
   bool defers = false;  // the sketches are too small on purpose
   bool small = false;
 };
+inline std::string NameOfCase(const ::testing::TestParamInfo<Case>& info) { return info.param.name; }
 
 // Runs `rounds` steps of `workers` workers; returns the digests of all replicas, checked against the shards.
 inline std::set<std::string> Train(const Case& c, const std::string& job, Cluster& cluster, int workers, int rounds,

@@ -10,6 +10,7 @@
 #include "common/codec/parameters.h"
 #include "server/job/job_registry.h"
 #include "tests/unit/server/frame_maker.h"
+#include "tests/unit/server/recording_stream.h"
 #include "tests/unit/server/subject.h"
 
 namespace gradwire {
@@ -18,6 +19,7 @@ namespace {
 using testing::HasSubstr;
 using testing_support::FlipBit;
 using testing_support::FrameMaker;
+using testing_support::RecordingStream;
 using testing_support::SmallSpec;
 
 constexpr TimeNs kMs = 1'000'000;
@@ -26,19 +28,6 @@ class ManualClock final : public Clock {
  public:
   TimeNs Now() override { return now; }
   std::atomic<TimeNs> now{1};
-};
-
-// Keeps what was sent.
-class RecordingStream final : public transport::Stream {
- public:
-  absl::Status Send(transport::Message message) override {
-    sent.push_back(std::move(message));
-    return absl::OkStatus();
-  }
-  void Finish(absl::Status status) override { finished = std::move(status); }
-  void Cancel() override {}
-  std::vector<transport::Message> sent;
-  std::optional<absl::Status> finished;
 };
 
 struct Answered {

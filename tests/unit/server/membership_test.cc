@@ -6,9 +6,9 @@
 namespace gradwire {
 namespace {
 
-constexpr TimeNs kLease = 1000;
+constexpr TimeNs kLeaseNs = 1000;
 
-Membership TwoWorkers() { return Membership({.max_workers = 2, .lease_ns = kLease}); }
+Membership TwoWorkers() { return Membership({.max_workers = 2, .lease_ns = kLeaseNs}); }
 
 TEST(Membership, JoinAgainOfOneIncarnationIsIdempotentAndRenews) {
   Membership m = TwoWorkers();
@@ -54,9 +54,9 @@ TEST(Membership, RefusesNamesThatAreNotNames) {
 TEST(Membership, LeaseEndsExactlyThen) {
   Membership m = TwoWorkers();
   const MemberId id = m.Join("a", 1, 0, 0)->id;
-  EXPECT_EQ(m.NextExpiry(), kLease);
-  EXPECT_TRUE(m.Expire(kLease - 1).empty());
-  EXPECT_EQ(m.Expire(kLease), std::vector<MemberId>{id});
+  EXPECT_EQ(m.NextExpiry(), kLeaseNs);
+  EXPECT_TRUE(m.Expire(kLeaseNs - 1).empty());
+  EXPECT_EQ(m.Expire(kLeaseNs), std::vector<MemberId>{id});
   EXPECT_EQ(m.Find("a", 1).status().code(), absl::StatusCode::kNotFound);
   EXPECT_FALSE(m.NextExpiry().has_value());
 }

@@ -9,12 +9,14 @@
 #include "server/job/job_registry.h"
 #include "server/services/dispatcher.h"
 #include "tests/unit/server/frame_maker.h"
+#include "tests/unit/server/recording_stream.h"
 
 namespace gradwire {
 namespace {
 
 using testing::HasSubstr;
 using testing_support::FrameMaker;
+using testing_support::RecordingStream;
 using testing_support::SmallSpec;
 
 class ExhaustedClock final : public Clock {
@@ -36,19 +38,6 @@ class ExhaustedSink final : public UpdateSink {
   void Stop() override {}
   journal::JournalStatus status() const override { return {}; }
   void SnapshotTaken(uint64_t, uint64_t) override {}
-};
-
-// Keeps what was sent and how it ended.
-class RecordingStream final : public transport::Stream {
- public:
-  absl::Status Send(transport::Message message) override {
-    sent.push_back(std::move(message));
-    return absl::OkStatus();
-  }
-  void Finish(absl::Status status) override { finished = std::move(status); }
-  void Cancel() override {}
-  std::vector<transport::Message> sent;
-  std::optional<absl::Status> finished;
 };
 
 class ServicesTest : public testing::Test {
