@@ -13,14 +13,14 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "common/base/clock.h"
+#include "common/storage/data_directory.h"
+#include "common/storage/posix_disk.h"
 #include "common/transport/transport.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/device_share.h"
 #include "server/config/config.h"
 #include "server/job/job_registry.h"
-#include "server/journal/posix_disk.h"
 #include "server/services/dispatcher.h"
-#include "server/storage/data_directory.h"
 
 namespace gradwire {
 

@@ -15,7 +15,7 @@
 #include "server/job/outbox.h"
 #include "server/job/parameter_store.h"
 #include "server/rounds/membership.h"
-#include "server/snapshot/shard_state.h"
+#include "server/snapshot/shard_capture.h"
 
 namespace gradwire {
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
-#include "server/storage/job_journal.h"
+#include "server/journal/job_journal.h"
 
 namespace gradwire {
 namespace {

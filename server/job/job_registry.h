@@ -13,10 +13,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "common/storage/data_directory.h"
 #include "server/job/job_shard.h"
 #include "server/job/warning_limiter.h"
 #include "server/snapshot/snapshotter.h"
-#include "server/storage/data_directory.h"
 
 namespace gradwire {
 

@@ -27,6 +27,7 @@
 #include "common/base/clock.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
+#include "common/snapshot/shard_state.h"
 #include "common/wire/frame.h"
 #include "gradwire/v1/operator.pb.h"
 #include "gradwire/v1/worker.pb.h"
@@ -37,7 +38,7 @@
 #include "server/job/update_sink.h"
 #include "server/job/warning_limiter.h"
 #include "server/rounds/round.h"
-#include "server/snapshot/shard_state.h"
+#include "server/snapshot/shard_capture.h"
 
 namespace gradwire {
 

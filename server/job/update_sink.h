@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "server/journal/record.h"
+#include "common/journal/record.h"
 
 namespace gradwire {
 

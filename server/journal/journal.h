@@ -15,9 +15,9 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "common/base/clock.h"
+#include "common/journal/journal_writer.h"
 #include "server/job/update_sink.h"
 #include "server/job/warning_limiter.h"
-#include "server/journal/journal_writer.h"
 
 namespace gradwire::journal {
 

@@ -7,8 +7,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "common/snapshot/snapshot_files.h"
 #include "server/job/job_shard.h"
-#include "server/snapshot/snapshot_files.h"
 
 namespace gradwire {
 

@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "common/base/crc32c.h"
-#include "server/journal/journal_reader.h"
-#include "server/journal/record.h"
+#include "common/journal/journal_reader.h"
+#include "common/journal/record.h"
 #include "tests/fuzz/buckets.h"
 #include "tests/fuzz/chunk_input.h"
 #include "tests/fuzz/targets.h"

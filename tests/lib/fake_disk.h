@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/journal/disk.h"
+#include "common/storage/disk.h"
 
 namespace gradwire::testing_support {
 

@@ -5,7 +5,7 @@
 
 #include <atomic>
 
-#include "tests/unit/server/journal/records.h"
+#include "tests/unit/common/journal/records.h"
 
 namespace gradwire::journal {
 namespace {

@@ -14,8 +14,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/storage/disk.h"
 #include "gradwire/v1/storage.pb.h"
-#include "server/journal/disk.h"
 
 namespace gradwire {
 

@@ -8,9 +8,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/journal/disk.h"
-#include "server/journal/record.h"
-#include "server/journal/segments.h"
+#include "common/journal/record.h"
+#include "common/journal/segments.h"
+#include "common/storage/disk.h"
 
 namespace gradwire::journal {
 

@@ -1,5 +1,5 @@
 // See data_directory.h.
-#include "server/storage/data_directory.h"
+#include "common/storage/data_directory.h"
 
 #include <cstring>
 #include <utility>
@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/crc32c.h"
 #include "common/base/status_macros.h"
-#include "server/storage/files.h"
+#include "common/storage/files.h"
 
 namespace gradwire {
 namespace {

@@ -9,8 +9,8 @@
 #include "absl/status/statusor.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
-#include "server/journal/disk.h"
-#include "server/snapshot/shard_state.h"
+#include "common/snapshot/shard_state.h"
+#include "common/storage/disk.h"
 
 namespace gradwire {
 

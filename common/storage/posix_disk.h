@@ -1,7 +1,7 @@
 // The disk of the operating system.
 #pragma once
 
-#include "server/journal/disk.h"
+#include "common/storage/disk.h"
 
 namespace gradwire {
 

@@ -1,5 +1,5 @@
 // Tensors of a shard to safetensors files and back, and the manifest over them; see snapshot_files.h.
-#include "server/snapshot/snapshot_files.h"
+#include "common/snapshot/snapshot_files.h"
 
 #include <google/protobuf/util/json_util.h>
 
@@ -14,7 +14,7 @@
 #include "common/base/status_macros.h"
 #include "common/codec/plan_check.h"
 #include "common/snapshot/safetensors.h"
-#include "server/storage/files.h"
+#include "common/storage/files.h"
 
 namespace gradwire {
 namespace {

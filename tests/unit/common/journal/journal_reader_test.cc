@@ -1,10 +1,10 @@
 // Torn tails are cut off, damage is refused with file and offset, what a fenced server wrote is ignored.
-#include "server/journal/journal_reader.h"
+#include "common/journal/journal_reader.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/unit/server/journal/records.h"
+#include "tests/unit/common/journal/records.h"
 
 namespace gradwire::journal {
 namespace {

@@ -3,8 +3,8 @@
 
 #include "absl/status/status.h"
 #include "common/base/clock.h"
+#include "common/storage/data_directory.h"
 #include "server/job/job_shard.h"
-#include "server/storage/data_directory.h"
 
 namespace gradwire {
 

@@ -1,9 +1,9 @@
 // Rotation, failures and healing of the writer.
-#include "server/journal/journal_writer.h"
+#include "common/journal/journal_writer.h"
 
 #include <gtest/gtest.h>
 
-#include "tests/unit/server/journal/records.h"
+#include "tests/unit/common/journal/records.h"
 
 namespace gradwire::journal {
 namespace {

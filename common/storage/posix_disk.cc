@@ -1,5 +1,5 @@
 // System calls and their errors; see posix_disk.h.
-#include "server/journal/posix_disk.h"
+#include "common/storage/posix_disk.h"
 
 #include <dirent.h>
 #include <fcntl.h>

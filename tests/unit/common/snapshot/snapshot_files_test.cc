@@ -1,12 +1,12 @@
 // Snapshots are there whole or not at all, come back bit for bit, and damage is found.
-#include "server/snapshot/snapshot_files.h"
+#include "common/snapshot/snapshot_files.h"
 
 #include <gtest/gtest.h>
 
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "server/storage/files.h"
+#include "common/storage/files.h"
 #include "tests/lib/fake_disk.h"
 
 namespace gradwire {

@@ -1,7 +1,7 @@
 // The journal over a disk that loses power at every call: every acknowledged record is there, none is damaged.
 #include <gtest/gtest.h>
 
-#include "tests/unit/server/journal/records.h"
+#include "tests/unit/common/journal/records.h"
 
 namespace gradwire::journal {
 namespace {

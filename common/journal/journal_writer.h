@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "server/journal/disk.h"
-#include "server/journal/journal_reader.h"
-#include "server/journal/record.h"
-#include "server/journal/segments.h"
+#include "common/journal/journal_reader.h"
+#include "common/journal/record.h"
+#include "common/journal/segments.h"
+#include "common/storage/disk.h"
 
 namespace gradwire::journal {
 

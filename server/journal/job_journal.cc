@@ -1,5 +1,5 @@
 // See job_journal.h.
-#include "server/storage/job_journal.h"
+#include "server/journal/job_journal.h"
 
 #include <spdlog/spdlog.h>
 
@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "common/base/status_macros.h"
+#include "common/journal/journal_reader.h"
+#include "common/snapshot/snapshot_files.h"
 #include "server/journal/journal.h"
-#include "server/journal/journal_reader.h"
-#include "server/snapshot/snapshot_files.h"
 
 namespace gradwire {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/journal/disk.h"
+#include "common/storage/disk.h"
 
 namespace gradwire::journal {
 

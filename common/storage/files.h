@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/journal/disk.h"
+#include "common/storage/disk.h"
 
 namespace gradwire {
 

@@ -1,5 +1,5 @@
 // See files.h.
-#include "server/storage/files.h"
+#include "common/storage/files.h"
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"

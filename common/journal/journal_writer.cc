@@ -1,5 +1,5 @@
 // Segments, syncing and healing; see journal_writer.h.
-#include "server/journal/journal_writer.h"
+#include "common/journal/journal_writer.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,10 +1,10 @@
 // Every byte of segment headers and records.
-#include "server/journal/record.h"
+#include "common/journal/record.h"
 
 #include <gtest/gtest.h>
 
 #include "absl/strings/escaping.h"
-#include "tests/unit/server/journal/records.h"
+#include "tests/unit/common/journal/records.h"
 
 namespace gradwire::journal {
 namespace {

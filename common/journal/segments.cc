@@ -1,5 +1,5 @@
 // See segments.h.
-#include "server/journal/segments.h"
+#include "common/journal/segments.h"
 
 #include <algorithm>
 #include <string_view>

@@ -1,5 +1,5 @@
 // Encoding and checking of segment headers and records; see record.h.
-#include "server/journal/record.h"
+#include "common/journal/record.h"
 
 #include <algorithm>
 #include <cstring>

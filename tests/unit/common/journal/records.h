@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/journal/journal_reader.h"
-#include "server/journal/journal_writer.h"
+#include "common/journal/journal_reader.h"
+#include "common/journal/journal_writer.h"
 #include "tests/lib/fake_disk.h"
 
 namespace gradwire::journal {

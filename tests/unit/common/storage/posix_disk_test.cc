@@ -1,12 +1,12 @@
 // The journal on the real file system.
-#include "server/journal/posix_disk.h"
+#include "common/storage/posix_disk.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>
 
-#include "tests/unit/server/journal/records.h"
+#include "tests/unit/common/journal/records.h"
 
 namespace gradwire::journal {
 namespace {

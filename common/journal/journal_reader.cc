@@ -1,5 +1,5 @@
 // Walking segments and records, and telling a torn tail from damage; see journal_reader.h.
-#include "server/journal/journal_reader.h"
+#include "common/journal/journal_reader.h"
 
 #include <algorithm>
 #include <optional>

@@ -1,0 +1,23 @@
+// All of a shard's state at one version: what a snapshot holds.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/codec/codec.h"
+
+namespace gradwire {
+
+struct ShardState {
+  // Arrays in position order; empty where the job keeps none.
+  struct Bucket {
+    RoundPlan plan;  // of round `version`
+    std::vector<float> parameter;
+    std::vector<float> first_moment;
+    std::vector<float> second_moment;
+  };
+  uint64_t version = 0;
+  std::vector<Bucket> buckets;
+};
+
+}  // namespace gradwire
