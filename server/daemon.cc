@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
+#include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
 #include "common/transport/sink_scope.h"
 #include "kernels/cuda/cuda_backend.h"
@@ -66,6 +67,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
       environment, JobRegistry::Limits{config.memory_limit_bytes, config.max_jobs, config.snapshot_journal_bytes},
       daemon->data_.get());
   if (daemon->data_ != nullptr) GW_RETURN_IF_ERROR(daemon->registry_->Recover());
+  GW_FAILPOINT("recovery.before_serving");
   daemon->worker_service_ = std::make_unique<WorkerService>(daemon->registry_.get());
   daemon->operator_service_ = std::make_unique<OperatorService>(daemon->registry_.get());
   daemon->dispatcher_ = std::make_unique<Dispatcher>(daemon->worker_service_.get(), daemon->operator_service_.get());

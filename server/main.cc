@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "common/base/clock.h"
+#include "common/base/failpoint.h"
 #include "common/transport/malloc_tuning.h"
 #include "server/config/config.h"
 #include "server/daemon.h"
@@ -52,6 +53,10 @@ int Main(int argc, char** argv) {
   }
   if (flags->exit) return flags->exit_code;
   const ServerConfig& config = flags->config;
+  if (const absl::Status armed = failpoint::ArmFromEnvironment(); !armed.ok()) {
+    std::fprintf(stderr, "gradwire-server: %s\n", std::string(armed.message()).c_str());
+    return kExitUsage;
+  }
   spdlog::set_level(spdlog::level::from_str(config.log_level));
   spdlog::flush_on(spdlog::level::info);
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
 
 namespace gradwire::journal {
@@ -31,6 +32,7 @@ absl::Status JournalWriter::Append(Record record) {
 absl::Status JournalWriter::WriteBacklog() {
   while (written_ < unsynced_.size()) {
     if (file_ != nullptr && segments_.back().bytes >= options_.segment_bytes) {
+      GW_FAILPOINT("journal.segment.full");
       GW_RETURN_IF_ERROR(SyncSegment());
       file_.reset();
     }
@@ -44,7 +46,15 @@ absl::Status JournalWriter::WriteBacklog() {
 absl::Status JournalWriter::Write(const Record& record) {
   Segment& segment = segments_.back();
   const EncodedRecord encoded = EncodeRecord(record, segment.sequence, synced_bytes_);
+  GW_FAILPOINT("journal.record.before_write");
+  if (GW_FAILPOINT_DUE("journal.record.torn")) {
+    const std::span<const uint8_t> chunk = encoded.chunks[0].span();
+    const std::span<const uint8_t> half[] = {encoded.lead, chunk.first(chunk.size() / 2)};
+    file_->Append(half).IgnoreError();
+    failpoint::Die();
+  }
   if (absl::Status written = file_->Append(encoded.Pieces()); !written.ok()) return Fail(std::move(written));
+  GW_FAILPOINT("journal.record.after_write");
   segment.bytes += encoded.bytes;
   segment.newest_round = std::max(segment.newest_round.value_or(0), record.round);
   return absl::OkStatus();
@@ -69,12 +79,14 @@ absl::Status JournalWriter::OpenSegment() {
   }
   if (!file.ok()) return Fail(file.status());
   half_made_ = true;
+  GW_FAILPOINT("journal.segment.before_header");
   const std::vector<uint8_t> bytes = EncodeSegmentHeader(header);
   const std::span<const uint8_t> piece = bytes;
   absl::Status made = (*file)->Append({&piece, 1});
   if (made.ok()) made = (*file)->Sync();
   if (made.ok()) made = disk_->SyncDirectory(options_.directory);
   if (!made.ok()) return Fail(std::move(made));
+  GW_FAILPOINT("journal.segment.after_header");
   half_made_ = false;
   file_ = *std::move(file);
   segments_.push_back({header.sequence, bytes.size(), std::nullopt});
@@ -83,7 +95,9 @@ absl::Status JournalWriter::OpenSegment() {
 }
 
 absl::Status JournalWriter::SyncSegment() {
+  GW_FAILPOINT("journal.sync.before");
   if (absl::Status synced = file_->Sync(); !synced.ok()) return Fail(std::move(synced));
+  GW_FAILPOINT("journal.sync.after");
   synced_bytes_ = segments_.back().bytes;
   for (; written_ > 0; --written_) {
     const Record& record = unsynced_.front();
@@ -125,6 +139,7 @@ absl::Status JournalWriter::Cut(uint64_t round) {
     const absl::Status gone = disk_->Remove(SegmentPath(options_.directory, segments_.front().sequence));
     if (!gone.ok() && !absl::IsNotFound(gone)) return gone;
     segments_.pop_front();
+    GW_FAILPOINT("journal.cut.between");
     // One by one: after a loss of power there may be fewer segments, but never a hole.
     GW_RETURN_IF_ERROR(disk_->SyncDirectory(options_.directory));
   }

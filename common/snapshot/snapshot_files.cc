@@ -10,6 +10,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
+#include "common/base/failpoint.h"
 #include "common/base/sha256.h"
 #include "common/base/status_macros.h"
 #include "common/codec/plan_check.h"
@@ -193,7 +194,9 @@ absl::Status SnapshotFiles::Write(const ShardState& state) {
   GW_RETURN_IF_ERROR(RemoveTree(*disk_, made));
   GW_RETURN_IF_ERROR(disk_->CreateDirectory(made));
   absl::Status status = WriteTo(made, state);
+  GW_FAILPOINT("snapshot.before_rename");
   if (status.ok()) status = disk_->Rename(made, path);
+  GW_FAILPOINT("snapshot.after_rename");
   if (status.ok()) return disk_->SyncDirectory(directory_);
   RemoveTree(*disk_, made).IgnoreError();  // gives the room back; otherwise the next Write does
   return status;
@@ -218,6 +221,7 @@ absl::Status SnapshotFiles::WriteTo(const std::string& path, const ShardState& s
   }
   GW_ASSIGN_OR_RETURN(const Written parameters_file,
                       WriteFile(*disk_, path + "/" + kParameters, std::move(parameters)));
+  GW_FAILPOINT("snapshot.between_files");
   GW_ASSIGN_OR_RETURN(const Written state_file, WriteFile(*disk_, path + "/" + kState, std::move(rest)));
   std::string spec;
   google::protobuf::util::JsonPrintOptions options;
@@ -316,6 +320,7 @@ absl::StatusOr<uint64_t> SnapshotFiles::RemoveOld(size_t keep) {
     // Under another name first: half of a snapshot must not look like one.
     const std::string path = PathOf(versions.front());
     GW_RETURN_IF_ERROR(disk_->Rename(path, path + kUnfinished));
+    GW_FAILPOINT("snapshot.removing_old");
     GW_RETURN_IF_ERROR(RemoveTree(*disk_, path + kUnfinished));
     versions.erase(versions.begin());
   }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/crc32c.h"
+#include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
 #include "common/storage/files.h"
 
@@ -60,7 +61,10 @@ absl::Status DataDirectory::NextEpoch() {
     return bytes.status();
   }
   ++epoch_;
-  return WriteFileAtomically(*disk_, path_, kEpochFile, AsBytes(absl::StrCat(epoch_, "\n")));
+  GW_FAILPOINT("epoch.before_write");
+  GW_RETURN_IF_ERROR(WriteFileAtomically(*disk_, path_, kEpochFile, AsBytes(absl::StrCat(epoch_, "\n"))));
+  GW_FAILPOINT("epoch.after_write");
+  return absl::OkStatus();
 }
 
 absl::Status DataDirectory::RemoveLeftovers() {
@@ -94,7 +98,9 @@ absl::Status DataDirectory::CreateJob(const v1::StoredJob& job) {
   std::memcpy(bytes.data(), &kMagic, 4);
   std::memcpy(bytes.data() + 4, &crc, 4);
   GW_RETURN_IF_ERROR(WriteFileAtomically(*disk_, made, "job", AsBytes(bytes)));
+  GW_FAILPOINT("job.before_rename");
   GW_RETURN_IF_ERROR(disk_->Rename(made, path));
+  GW_FAILPOINT("job.after_rename");
   return disk_->SyncDirectory(jobs_);
 }
 

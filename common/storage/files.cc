@@ -2,6 +2,7 @@
 #include "common/storage/files.h"
 
 #include "absl/strings/str_format.h"
+#include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
 
 namespace gradwire {
@@ -14,6 +15,7 @@ absl::Status WriteFileAtomically(Disk& disk, const std::string& directory, const
   GW_ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file, disk.Create(temporary));
   GW_RETURN_IF_ERROR(file->Append({&bytes, 1}));
   GW_RETURN_IF_ERROR(file->Sync());
+  GW_FAILPOINT("file.before_rename");
   GW_RETURN_IF_ERROR(disk.Rename(temporary, path));
   return disk.SyncDirectory(directory);
 }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "common/base/failpoint.h"
 #include "common/base/out_of_memory.h"
 #include "server/job/job_shard.h"
 
@@ -179,6 +180,7 @@ void JobShard::Deliver(const std::vector<Delivery>& deliveries) {
     const size_t chunks = delivery.chunks == nullptr ? 0 : delivery.chunks->size();
     if (chunks == 0) delivery.to.out->Send({ControlOf(delivery, true, true), {}}).IgnoreError();
     for (size_t i = 0; i < chunks; ++i) {
+      GW_FAILPOINT("answer.before_chunk");
       const Bytes& chunk = (*delivery.chunks)[i];
       // A stream that has closed loses its answer; its worker pulls again on the next one.
       if (!delivery.to.out->Send({ControlOf(delivery, i == 0, i + 1 == chunks), {chunk}}).ok()) break;

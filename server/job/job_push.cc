@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
 #include "common/transport/sink_scope.h"
 #include "server/job/job_shard.h"
@@ -176,6 +177,7 @@ absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, PushStream& str
         in_flight_bytes_.load(), memory_.in_flight + environment_.frame_limit_bytes));
   }
   GW_RETURN_IF_ERROR(partial.assembler->Add(chunk, received));
+  GW_FAILPOINT("push.chunk_merged");
   partial.held_bytes += chunk_bytes;
   in_flight_bytes_ += chunk_bytes;
   if (!partial.assembler->complete()) {
@@ -348,12 +350,14 @@ JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::FrameHead
   if (repeat) return Acknowledge(stream, header, PushVerdict::kDuplicate);
   if (!status.ok()) return Refuse(stream, header, status);
   if (!complete) return std::nullopt;
+  GW_FAILPOINT("initialize.before_journal");
   // Before any update of this bucket, which can only follow from `actions`.
   if (sink_ != nullptr) {
     sink_->Append(std::move(record), [this] { NoteInitialWritten(); });
   } else {
     NoteInitialWritten();
   }
+  GW_FAILPOINT("initialize.between_buckets");
   Run(actions);
   return Acknowledge(stream, header, PushVerdict::kAccept);
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
 #include "common/codec/update.h"
 #include "server/job/job_shard.h"
@@ -39,7 +40,12 @@ absl::Status JobShard::Recover(const ShardState* snapshot,
     for (Replay::Bucket& bucket : replay.buckets) bucket.initial = true;
     NoteSnapshot(snapshot->version, absl::OkStatus());
   }
-  GW_RETURN_IF_ERROR(read([&](const journal::Record& record) { return ReplayRecord(record, replay); }));
+  GW_FAILPOINT("recovery.after_snapshot");
+  GW_RETURN_IF_ERROR(read([&](const journal::Record& record) -> absl::Status {
+    GW_RETURN_IF_ERROR(ReplayRecord(record, replay));
+    GW_FAILPOINT("recovery.after_record");
+    return absl::OkStatus();
+  }));
   return EndReplay(replay);
 }
 

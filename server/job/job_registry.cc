@@ -3,6 +3,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -12,6 +13,9 @@
 
 namespace gradwire {
 namespace {
+
+// Whole segments are removed after a snapshot: a longer one than the growth that leads to a snapshot would stay.
+constexpr uint64_t kMaxSegmentBytes = 64u << 20;
 
 absl::Status NoSuchJob(std::string_view name) {
   return absl::NotFoundError(absl::StrFormat(
@@ -83,12 +87,14 @@ absl::Status JobRegistry::Store(JobShard& shard) {
   stored.set_shard_index(shard.shard_index());
   stored.set_shard_count(shard.layout().shard_count());
   absl::Status status = data_->CreateJob(stored);
-  if (status.ok()) status = OpenJournal(*data_, shard, environment_.clock);
+  if (status.ok()) status = OpenJournal(*data_, shard, environment_.clock, SegmentBytes());
   if (status.ok()) return status;
   data_->RemoveJob(name).IgnoreError();  // what stays is found, and replaced or removed, later
   return absl::Status(status.code(), absl::StrFormat("job '%s' cannot be stored on this server: %s", name,
                                                      std::string(status.message())));
 }
+
+uint64_t JobRegistry::SegmentBytes() const { return std::min(kMaxSegmentBytes, limits_.snapshot_journal_bytes); }
 
 absl::Status JobRegistry::Recover() {
   absl::MutexLock create(&create_mu_);
@@ -108,7 +114,7 @@ absl::Status JobRegistry::RecoverJob(const std::string& name) {
   GW_ASSIGN_OR_RETURN(const v1::StoredJob stored, data_->LoadJob(name));
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
                       Make(stored.spec(), stored.shard_index(), stored.shard_count()));
-  GW_RETURN_IF_ERROR(OpenJournal(*data_, *made, environment_.clock));
+  GW_RETURN_IF_ERROR(OpenJournal(*data_, *made, environment_.clock, SegmentBytes()));
   Insert(made);
   return absl::OkStatus();
 }

@@ -73,6 +73,7 @@ class JobRegistry {
   // The directory of a new job, and its journal.
   absl::Status Store(JobShard& shard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   void Insert(const std::shared_ptr<JobShard>& shard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+  uint64_t SegmentBytes() const;
   absl::Status RecoverJob(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
 
   const JobEnvironment environment_;

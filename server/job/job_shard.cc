@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "common/base/failpoint.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/sha256.h"
 #include "common/base/status_macros.h"
@@ -362,8 +363,10 @@ void JobShard::DropMember(const Member& member) {
 void JobShard::CloseBucket(const RoundActions::Close& close) {
   BucketState& bucket = *buckets_[close.bucket];
   UpdateFrame update;
+  GW_FAILPOINT("round.before_close");
   // The round is closed whatever happens: where memory runs out, the bucket stops and its pullers are told.
   absl::Status status = CatchBadAlloc("merging", [&] { return FinishRound(bucket, close, &update); });
+  GW_FAILPOINT("round.before_journal");
   // The disk works on it while this thread applies it.
   if (status.ok() && sink_ != nullptr) status = CatchBadAlloc("the journal", [&] { return Write(close, update); });
   std::vector<Delivery> ready;
@@ -407,6 +410,7 @@ absl::Status JobShard::Write(const RoundActions::Close& close, const UpdateFrame
 void JobShard::NoteWritten(uint32_t index, uint64_t version) {
   // On the journal's thread, which slow pullers must not hold up: inside a sink sends never block.
   const transport::SinkScope never_block(this);
+  GW_FAILPOINT("version.before_visible");
   BucketState& bucket = *buckets_[index];
   std::vector<Delivery> ready;
   {
@@ -414,6 +418,7 @@ void JobShard::NoteWritten(uint32_t index, uint64_t version) {
     bucket.durable = std::max(bucket.durable, version);
     ready = TakeReady(bucket);
   }
+  GW_FAILPOINT("version.after_visible");
   Deliver(ready);
 }
 

@@ -50,13 +50,14 @@ absl::StatusOr<std::optional<ShardState>> NewestSnapshot(const DataDirectory& da
 
 }  // namespace
 
-absl::Status OpenJournal(DataDirectory& data, JobShard& shard, Clock* clock) {
+absl::Status OpenJournal(DataDirectory& data, JobShard& shard, Clock* clock, uint64_t segment_bytes) {
   const TimeNs begin = clock->Now();
   const std::string& name = shard.job().spec().name();
   journal::JournalWriter::Options options;
   options.directory = data.JournalOf(name);
   options.identity = {shard.job().digest(), shard.layout().digest(), shard.shard_index()};
   options.epoch = data.epoch();
+  options.segment_bytes = segment_bytes;
   GW_ASSIGN_OR_RETURN(const std::optional<ShardState> snapshot, NewestSnapshot(data, shard));
   journal::ReadResult found;
   GW_RETURN_IF_ERROR(

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
+#include "common/base/failpoint.h"
 
 namespace gradwire::journal {
 namespace {
@@ -72,7 +73,9 @@ TimeNs Journal::Pump() {
   Write(std::move(taken), now);
   if (retry || degraded() != was_degraded_) NoteHealth(now);
   if (keep_from != 0 && !degraded()) {
+    GW_FAILPOINT("journal.cut.before");
     const absl::Status cut = writer_->Cut(keep_from);
+    GW_FAILPOINT("journal.cut.after");
     if (!cut.ok()) spdlog::warn("job {}: old journal segments stay: {}", options_.job, cut.ToString());
   }
   PublishStatus(records);

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/failpoint.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
 #include "common/wire/frame.h"
@@ -26,6 +27,7 @@ absl::Status PushSink::Handle(transport::Message message) {
   if (message.frame.empty()) return absl::OkStatus();
   GW_ASSIGN_OR_RETURN(const std::optional<v1::PushAck> ack, job_->PushChunk(stream_, message.frame));
   if (!ack) return absl::OkStatus();
+  GW_FAILPOINT("push.before_ack");
   std::vector<v1::PullKind> pull;
   for (int kind : request.pull()) pull.push_back(static_cast<v1::PullKind>(kind));
   return job_->Acknowledge(stream_.member, *ack, pull, out_);

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
 
 namespace gradwire::client {
@@ -347,6 +348,7 @@ void Exchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
     tasks_.push_back({Task::Kind::kAbstain, index, nullptr});
     return;
   }
+  GW_FAILPOINT("worker.frame.acked");
   s.acked = true;
   s.included = !s.abstained && (ack.outcome() == v1::PUSH_INCLUDED || ack.outcome() == v1::PUSH_DUPLICATE);
   if (!s.abstained && !s.included) ++counters_.not_included;

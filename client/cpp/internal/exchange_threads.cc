@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/internal/exchange.h"
+#include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
 #include "common/wire/frame.h"
 
@@ -98,6 +99,7 @@ bool Exchange::EncodeSlice(uint32_t slice, uint64_t round, std::span<const float
   }
   if (!frame.ok()) return SendAbstain(slice, round);
   s.frame = *std::move(frame);
+  GW_FAILPOINT("worker.frame.encoded");
   return Send(slice, s.frame->chunks);
 }
 
@@ -141,6 +143,7 @@ bool Exchange::Send(uint32_t slice, const std::vector<Bytes>& chunks) {
     reading_gradients_ = false;
   }
   const absl::Status sent = context_.links[slice % shards_]->SendFrame(chunks, pulls);
+  GW_FAILPOINT("worker.frame.sent");
   absl::MutexLock lock(&mu_);
   if (!sent.ok() && !context_.links[slice % shards_]->Mends(sent)) FailLocked(sent);
   reading_gradients_ = failed_.ok();
@@ -210,6 +213,7 @@ absl::Status Exchange::Apply(uint32_t slice, uint64_t round) {
       break;
     }
   }
+  GW_FAILPOINT("worker.update.applied");
   GW_RETURN_IF_ERROR(Settle(slice, round));
   s.plan = std::move(next);
   s.frame.reset();

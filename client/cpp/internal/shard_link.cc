@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
 #include "common/wire/frame.h"
 
@@ -263,6 +264,7 @@ absl::Status ShardLink::SendFrame(const std::vector<Bytes>& chunks, std::span<co
     absl::Status sent = use->push->Send({is_last ? last.SerializeAsString() : std::string(), {chunk}});
     if (!sent.ok()) return Annotate(sent);
     pushed_bytes_.fetch_add(chunk.size(), std::memory_order_relaxed);
+    if (!is_last) GW_FAILPOINT("worker.frame.half_sent");
   }
   return absl::OkStatus();
 }
