@@ -206,8 +206,10 @@ class Session::Impl {
     GW_ASSIGN_OR_RETURN(client::StartState start, JoinAndStart(request, links));
     start_version_ = start.version;
     exchange_ = std::make_unique<client::Exchange>(
-        client::ExchangeContext{&job_, &layout_, options_.pull, incarnation_, codec_pointers_, links, replica_.get(),
-                                gradients_.get(), options_.spin_us},
+        client::ExchangeContext{
+            {&job_, &layout_, options_.pull, incarnation_, codec_pointers_, replica_.get(), gradients_.get()},
+            links,
+            options_.spin_us},
         start.version, std::move(start.plans));
     for (client::ShardLink* link : links) link->SetEvents(exchange_.get());
     // A link that was lost while nobody of the exchange listened is found by its next use.

@@ -18,29 +18,35 @@ absl::Time DeadlineOf(int64_t timeout_ms) {
   return timeout_ms < 0 ? absl::InfiniteFuture() : absl::Now() + absl::Milliseconds(timeout_ms);
 }
 
+RoundLedger::Rules RulesOf(const SliceWork& work, uint32_t buckets, uint32_t shards) {
+  RoundLedger::Rules rules;
+  rules.buckets = buckets;
+  rules.shards = shards;
+  for (uint32_t slice = 0; slice < work.slices(); ++slice) rules.updates.push_back(work.NeedsUpdate(slice));
+  rules.parameters = work.ParametersKind();
+  return rules;
+}
+
 }  // namespace
 
 Exchange::Exchange(const ExchangeContext& context, uint64_t version, std::vector<RoundPlan> plans)
     : context_(context),
-      shards_(context.layout->shard_count()),
-      buckets_(context.layout->bucket_count()),
-      threads_(context.job->elements() > kThreadsAbove),
-      buckets_of_tensor_(context.job->tensors().size()),
+      shards_(context.slices.layout->shard_count()),
+      buckets_(context.slices.layout->bucket_count()),
+      threads_(context.slices.job->elements() > kThreadsAbove),
+      buckets_of_tensor_(context.slices.job->tensors().size()),
+      work_(context.slices, std::move(plans)),
+      bytes_(work_.slices()),
       remaining_(buckets_),
-      bad_(context.job->tensors().size()),
-      round_(version),
-      slices_(buckets_ * shards_),
-      ready_(context.job->tensors().size()),
+      bad_(context.slices.job->tensors().size()),
+      ledger_(RulesOf(work_, buckets_, shards_), version),
+      ready_(context.slices.job->tensors().size()),
       spin_(threads_ ? 0 : context.spin_us * kNsPerUs) {
   for (uint32_t b = 0; b < buckets_; ++b)
-    for (const BucketPart& part : context_.layout->parts(b)) {
+    for (const BucketPart& part : context_.slices.layout->parts(b)) {
       std::vector<uint32_t>& list = buckets_of_tensor_[part.tensor];
       if (list.empty() || list.back() != b) list.push_back(b);
     }
-  for (uint32_t i = 0; i < slices_.size(); ++i) {
-    slices_[i].encoder = context_.codecs[i]->NewEncoder();
-    slices_[i].plan = std::move(plans[i]);
-  }
   if (!threads_) return;
   encoder_thread_ = std::thread([this] { EncodeLoop(); });
   apply_thread_ = std::thread([this] { ApplyLoop(); });
@@ -62,53 +68,25 @@ void Exchange::Stop(const absl::Status& reason) {
   if (apply_thread_.joinable()) apply_thread_.join();
 }
 
-bool Exchange::NeedsParameters() const {
-  return context_.pull == PullMode::kParams || context_.pull == PullMode::kParamsBf16;
-}
-
-v1::PullKind Exchange::ParametersKind() const {
-  return context_.pull == PullMode::kParams ? v1::PULL_PARAMS_F32 : v1::PULL_PARAMS_BF16;
-}
-
-// A worker that pulls parameters still reads the update frames of sparse codecs: they name what was deferred.
-bool Exchange::NeedsUpdate(uint32_t slice) const { return !NeedsParameters() || context_.codecs[slice]->sparse(); }
-
-std::vector<v1::PullKind> Exchange::Missing(const Slice& slice) const {
-  std::vector<v1::PullKind> kinds;
-  if (slice.update_missing) kinds.push_back(v1::PULL_UPDATE);
-  if (slice.parameters_missing) kinds.push_back(ParametersKind());
-  return kinds;
-}
-
-void Exchange::ResetRound(uint64_t round) {
-  round_ = round;
-  settled_ = 0;
+void Exchange::OpenRound() {
+  ledger_.Open();
   apply_allowed_ = false;
   undecoded_.clear();
   decoded_.clear();
   for (uint32_t b = 0; b < buckets_; ++b) {
     uint32_t tensors = 0;
     uint32_t last = UINT32_MAX;
-    for (const BucketPart& part : context_.layout->parts(b)) {
+    for (const BucketPart& part : context_.slices.layout->parts(b)) {
       if (part.tensor != last) ++tensors;
       last = part.tensor;
     }
     remaining_[b] = tensors;
   }
-  for (uint32_t i = 0; i < slices_.size(); ++i) {
-    Slice& s = slices_[i];
-    s.frame.reset();
-    s.update = Update();
-    s.update_chunks.clear();
-    s.parameter_chunks.clear();
-    s.abstained = s.sent = s.acked = s.included = s.queued = s.settled = false;
-    s.update_missing = NeedsUpdate(i);
-    s.parameters_missing = NeedsParameters();
-  }
+  for (SliceBytes& bytes : bytes_) bytes = SliceBytes();
 }
 
 absl::Status Exchange::Begin(std::span<const float> learning_rates) {
-  const size_t groups = static_cast<size_t>(context_.job->spec().optimizer().groups_size());
+  const size_t groups = static_cast<size_t>(context_.slices.job->spec().optimizer().groups_size());
   if (learning_rates.size() != groups && learning_rates.size() != 1)
     return absl::InvalidArgumentError(absl::StrCat(learning_rates.size(), " learning rates were given; the job has ",
                                                    groups, " parameter groups: give one for each, or one for all"));
@@ -117,7 +95,8 @@ absl::Status Exchange::Begin(std::span<const float> learning_rates) {
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
   if (round_open_)
-    return absl::FailedPreconditionError(absl::StrCat("round ", round_, " is still open: call EndRound first"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("round ", ledger_.round(), " is still open: call EndRound first"));
   learning_rates_.assign(learning_rates.begin(), learning_rates.end());
   learning_rates_.resize(groups, learning_rates[0]);
   round_open_ = true;
@@ -125,7 +104,7 @@ absl::Status Exchange::Begin(std::span<const float> learning_rates) {
   ready_.assign(ready_.size(), false);
   ready_order_.clear();
   bad_.assign(bad_.size(), false);
-  ResetRound(round_);
+  OpenRound();
   return absl::OkStatus();
 }
 
@@ -149,24 +128,24 @@ absl::Status Exchange::NoteReady(uint32_t tensor, const float* gradient) {
   if (tensor >= ready_.size())
     return absl::InvalidArgumentError(
         absl::StrCat("tensor index ", tensor, "; the job has ", ready_.size(), " tensors"));
-  const Tensor& info = context_.job->tensors()[tensor];
+  const Tensor& info = context_.slices.job->tensors()[tensor];
   if (gradient == nullptr && info.elements > 0)
     return absl::InvalidArgumentError(absl::StrCat("tensor '", info.name, "': the gradient is a null pointer"));
   if (ready_[tensor])
     return absl::FailedPreconditionError(
-        absl::StrCat("tensor '", info.name, "' was reported ready twice in round ", round_));
+        absl::StrCat("tensor '", info.name, "' was reported ready twice in round ", ledger_.round()));
   ready_[tensor] = true;
   ready_order_.push_back(tensor);
-  tasks_.push_back({Task::Kind::kIngest, tensor, gradient});
+  tasks_.push_back({Task::Kind::kIngest, tensor, gradient, {}});
   return absl::OkStatus();
 }
 
 absl::Status Exchange::CheckAllReady() const {
   for (size_t t = 0; t < ready_.size(); ++t) {
-    const Tensor& info = context_.job->tensors()[t];
+    const Tensor& info = context_.slices.job->tensors()[t];
     if (!ready_[t] && info.elements > 0)
-      return absl::FailedPreconditionError(absl::StrCat("round ", round_, " cannot end: the gradient of tensor '",
-                                                        info.name, "' was not reported ready"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "round ", ledger_.round(), " cannot end: the gradient of tensor '", info.name, "' was not reported ready"));
   }
   return absl::OkStatus();
 }
@@ -178,7 +157,7 @@ absl::Status Exchange::WaitUntil(const absl::Condition& done, absl::Time deadlin
   for (;;) {
     if (!WaitFor(absl::Condition(&awake), deadline))
       return absl::DeadlineExceededError(
-          absl::StrCat("round ", round_, ": ", settled_, " of ", slices_.size(),
+          absl::StrCat("round ", ledger_.round(), ": ", ledger_.settled(ledger_.round()), " of ", bytes_.size(),
                        " updates were applied in time; other workers may be slow or lost. The round stays open: call "
                        "again to go on waiting"));
     if (over()) break;
@@ -220,9 +199,10 @@ absl::Status Exchange::StartAgain() {
   {
     absl::MutexLock lock(&mu_);
     GW_RETURN_IF_ERROR(failed_);
-    ResetRound(round_ + 1);
+    ledger_.Close();
+    OpenRound();
     apply_allowed_ = true;
-    for (uint32_t tensor : ready_order_) tasks_.push_back({Task::Kind::kAgain, tensor, nullptr});
+    for (uint32_t tensor : ready_order_) tasks_.push_back({Task::Kind::kAgain, tensor, nullptr, {}});
   }
   RunTasksInline();
   return absl::OkStatus();
@@ -238,19 +218,19 @@ absl::Status Exchange::End(int64_t timeout_ms) {
       if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
       GW_RETURN_IF_ERROR(CheckAllReady());
       apply_allowed_ = true;
-      const auto all = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return settled_ == slices_.size(); };
+      const auto all = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return ledger_.AllSettled(ledger_.round()); };
       absl::Status waited = WaitUntil(absl::Condition(&all), deadline);
       if (!waited.ok()) {
         counters_.wait_ns += clock_.Now() - begin;
         return waited;
       }
-      if (round_ > 0) {
-        ++round_;
+      if (ledger_.round() > 0) {
+        ledger_.Close();
         round_open_ = false;
         ++counters_.steps;
         counters_.wait_ns += clock_.Now() - begin;
-        counters_.sanitized = context_.gradients->sanitized_elements();
-        context_.gradients->EndRound();
+        counters_.sanitized = context_.slices.gradients->sanitized_elements();
+        context_.slices.gradients->EndRound();
         return round_error_;
       }
     }
@@ -262,21 +242,17 @@ absl::Status Exchange::End(int64_t timeout_ms) {
   }
 }
 
-absl::Status Exchange::AwaitSlices(uint32_t bucket, bool Slice::*flag, int64_t timeout_ms) {
+absl::Status Exchange::AwaitBucket(uint32_t bucket, bool (RoundLedger::*done)(uint32_t) const, int64_t timeout_ms) {
   if (bucket >= buckets_)
     return absl::InvalidArgumentError(absl::StrCat("bucket ", bucket, "; the job has ", buckets_, " buckets"));
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
-  const auto done = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    for (uint32_t shard = 0; shard < shards_; ++shard)
-      if (!(slices_[IndexOf(bucket, shard)].*flag)) return false;
-    return true;
-  };
-  return WaitUntil(absl::Condition(&done), DeadlineOf(timeout_ms));
+  const auto is_done = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return (ledger_.*done)(bucket); };
+  return WaitUntil(absl::Condition(&is_done), DeadlineOf(timeout_ms));
 }
 
 absl::Status Exchange::WaitPushed(uint32_t bucket, int64_t timeout_ms) {
-  return AwaitSlices(bucket, &Slice::acked, timeout_ms);
+  return AwaitBucket(bucket, &RoundLedger::BucketAcked, timeout_ms);
 }
 
 absl::Status Exchange::WaitApplied(uint32_t bucket, int64_t timeout_ms) {
@@ -285,12 +261,12 @@ absl::Status Exchange::WaitApplied(uint32_t bucket, int64_t timeout_ms) {
     if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
     apply_allowed_ = true;
   }
-  return AwaitSlices(bucket, &Slice::settled, timeout_ms);
+  return AwaitBucket(bucket, &RoundLedger::BucketSettled, timeout_ms);
 }
 
 uint64_t Exchange::version() const {
   absl::MutexLock lock(&mu_);
-  return round_;
+  return ledger_.round();
 }
 
 void Exchange::AddStats(SessionStats* stats) const {
@@ -318,11 +294,9 @@ void Exchange::NoteError(const absl::Status& status) {
   if (round_error_.ok()) round_error_ = status;
 }
 
-void Exchange::MaybeQueue(uint32_t slice) {
-  Slice& s = slices_[slice];
-  if (s.queued || !s.sent || !s.acked || s.update_missing || s.parameters_missing) return;
-  s.queued = true;
-  undecoded_.push_back(slice);
+void Exchange::Run(const RoundLedger::Actions& actions) {
+  for (Entry entry : actions.abstain) tasks_.push_back({Task::Kind::kAbstain, 0, nullptr, entry});
+  undecoded_.insert(undecoded_.end(), actions.decode.begin(), actions.decode.end());
 }
 
 void Exchange::OnAck(uint32_t shard, const v1::PushAck& ack) {
@@ -334,57 +308,55 @@ void Exchange::OnAck(uint32_t shard, const v1::PushAck& ack) {
 }
 
 void Exchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
-  if (!round_open_ || ack.round() != round_ || ack.bucket() >= buckets_) return;  // of a frame that was settled before
-  const uint32_t index = IndexOf(ack.bucket(), shard);
-  Slice& s = slices_[index];
-  if (s.acked) return;
-  if (ack.outcome() == v1::PUSH_REFUSED) {
+  if (ack.bucket() >= buckets_) return;
+  RoundLedger::Actions actions;
+  const RoundLedger::AckEffect effect =
+      ledger_.Acked({ack.round(), ack.bucket() * shards_ + shard}, ack.outcome(), &actions);
+  if (effect == RoundLedger::AckEffect::kNotIncluded) ++counters_.not_included;
+  if (effect == RoundLedger::AckEffect::kRefused || effect == RoundLedger::AckEffect::kLost) {
     const absl::Status refused = context_.links[shard]->Annotate(
         absl::Status(static_cast<absl::StatusCode>(ack.code()), std::string(ack.message())));
     // A worker that may not even abstain has no place in this round, and nobody would end it.
-    if (s.abstained) return FailLocked(refused);
+    if (effect == RoundLedger::AckEffect::kLost) return FailLocked(refused);
     NoteError(refused);
-    s.abstained = true;
-    tasks_.push_back({Task::Kind::kAbstain, index, nullptr});
-    return;
+  } else if (effect != RoundLedger::AckEffect::kIgnored) {
+    GW_FAILPOINT("worker.frame.acked");
   }
-  GW_FAILPOINT("worker.frame.acked");
-  s.acked = true;
-  s.included = !s.abstained && (ack.outcome() == v1::PUSH_INCLUDED || ack.outcome() == v1::PUSH_DUPLICATE);
-  if (!s.abstained && !s.included) ++counters_.not_included;
-  MaybeQueue(index);
+  Run(actions);
 }
 
 void Exchange::OnAnswer(uint32_t shard, PullAnswer answer) {
   absl::MutexLock lock(&mu_);
-  if (answer.version <= round_) return;  // asked for again after a break, and settled by the first answer
+  if (answer.version <= ledger_.round()) return;  // asked for again after a break, and settled by the first answer
   if (!answer.status.ok()) return FailLocked(answer.status);
-  if (!round_open_ || answer.bucket >= buckets_ || answer.version != round_ + 1)
-    return FailLocked(absl::InternalError(absl::StrCat("shard ", shard, " at ", context_.links[shard]->address(),
-                                                       " answered with bucket ", answer.bucket, " version ",
-                                                       answer.version, "; version ", round_ + 1, " was asked for")));
-  const uint32_t index = IndexOf(answer.bucket, shard);
-  Slice& s = slices_[index];
-  if (answer.kind == v1::PULL_UPDATE && s.update_missing) {
-    s.update_chunks = std::move(answer.chunks);
-    s.update_missing = false;
-  } else if (NeedsParameters() && answer.kind == ParametersKind() && s.parameters_missing) {
-    s.parameter_chunks = std::move(answer.chunks);
-    s.parameters_missing = false;
+  RoundLedger::Actions actions;
+  const Entry entry{answer.version - 1, answer.bucket * shards_ + shard};
+  switch (answer.bucket < buckets_ ? ledger_.Answered(entry, answer.kind, &actions)
+                                   : RoundLedger::AnswerEffect::kUnexpected) {
+    case RoundLedger::AnswerEffect::kTaken: {
+      SliceBytes& bytes = bytes_[entry.slice];
+      (answer.kind == v1::PULL_UPDATE ? bytes.update_chunks : bytes.parameter_chunks) = std::move(answer.chunks);
+      return Run(actions);
+    }
+    case RoundLedger::AnswerEffect::kRepeated:
+      return;
+    case RoundLedger::AnswerEffect::kUnexpected:
+      return FailLocked(absl::InternalError(absl::StrCat(
+          "shard ", shard, " at ", context_.links[shard]->address(), " answered with bucket ", answer.bucket,
+          " version ", answer.version, "; version ", ledger_.round() + 1, " was asked for")));
   }
-  MaybeQueue(index);
 }
 
 std::optional<uint64_t> Exchange::ResumeRound(uint32_t shard) {
   absl::MutexLock lock(&mu_);
   if (!failed_.ok()) return std::nullopt;
-  return round_;
+  return ledger_.round();
 }
 
 void Exchange::OnResumed(uint32_t shard) {
   {
     absl::MutexLock lock(&mu_);
-    tasks_.push_back({Task::Kind::kResend, shard, nullptr});
+    tasks_.push_back({Task::Kind::kResend, shard, nullptr, {}});
   }
   RunTasksInline();
 }

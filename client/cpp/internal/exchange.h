@@ -20,28 +20,21 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/cpp/gradwire/session.h"
-#include "client/cpp/internal/gradients.h"
-#include "client/cpp/internal/replica.h"
+#include "client/cpp/internal/round_ledger.h"
 #include "client/cpp/internal/shard_link.h"
+#include "client/cpp/internal/slice_work.h"
 #include "common/base/clock.h"
 #include "common/base/spin_budget.h"
 #include "common/codec/codec.h"
-#include "common/codec/update.h"
 #include "common/job/layout.h"
 
 namespace gradwire::client {
 
 // Borrowed; outlives the exchange.
 struct ExchangeContext {
-  const Job* job = nullptr;
-  const Layout* layout = nullptr;
-  PullMode pull = PullMode::kUpdate;
-  uint64_t incarnation = 0;
-  std::vector<const Codec*> codecs;  // [bucket * shard_count + shard]
-  std::vector<ShardLink*> links;     // per shard
-  Replica* replica = nullptr;
-  GradientStore* gradients = nullptr;
-  int64_t spin_us = 0;  // SessionOptions.spin_us
+  SliceContext slices;
+  std::vector<ShardLink*> links;  // per shard
+  int64_t spin_us = 0;            // SessionOptions.spin_us
 };
 
 // Thread-safety as Session says. Owns two threads, from construction to Stop, or none (see kThreadsAbove). Memory in
@@ -77,44 +70,20 @@ class Exchange final : public LinkEvents {
   void OnLost(uint32_t shard, const absl::Status& status) override;
 
  private:
-  // One (bucket, shard). The first group is used by one thread at a time, handed over through the state below it.
-  struct Slice {
-    std::unique_ptr<Encoder> encoder;
-    RoundPlan plan;  // of the round that is open
-    std::optional<EncodedFrame> frame;
-    Update update;
-
-    bool abstained = false;  // an abstaining frame was sent, instead of or after a refused one
-    bool sent = false;
-    bool acked = false;
-    bool included = false;
-    bool queued = false;  // for decoding
-    bool settled = false;
-    std::vector<Bytes> update_chunks;
-    std::vector<Bytes> parameter_chunks;
-    bool update_missing = false;
-    bool parameters_missing = false;
-  };
+  using Entry = RoundLedger::Entry;
   struct Task {
     enum class Kind { kIngest, kAgain, kAbstain, kResend };
     Kind kind = Kind::kIngest;
-    uint32_t index = 0;  // tensor; kAbstain: slice; kResend: shard
+    uint32_t index = 0;  // tensor; kResend: shard
     const float* gradient = nullptr;
+    Entry entry;  // kAbstain
   };
   struct Counters {
     uint64_t steps = 0, selected = 0, deferred = 0, not_included = 0, sanitized = 0;
     TimeNs encode_ns = 0, apply_ns = 0, wait_ns = 0;
   };
 
-  uint32_t IndexOf(uint32_t bucket, uint32_t shard) const { return bucket * shards_ + shard; }
-  const BucketLayout& LayoutOf(uint32_t slice) const { return context_.layout->at(slice / shards_, slice % shards_); }
-  bool NeedsUpdate(uint32_t slice) const;
-  bool NeedsParameters() const;
-  v1::PullKind ParametersKind() const;
-  // What is asked for with the slice's frame.
-  std::vector<v1::PullKind> Missing(const Slice& slice) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-
-  void ResetRound(uint64_t round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void OpenRound() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Round 0 is over: the same gradients travel again, as round 1.
   absl::Status StartAgain();
   absl::Status NoteReady(uint32_t tensor, const float* gradient) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -125,7 +94,7 @@ class Exchange final : public LinkEvents {
   bool WaitFor(const absl::Condition& done, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Receives on this thread until `done` or for about budget_ns. Releases the lock meanwhile.
   void PollFor(TimeNs budget_ns, const absl::Condition& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status AwaitSlices(uint32_t bucket, bool Slice::*flag, int64_t timeout_ms);
+  absl::Status AwaitBucket(uint32_t bucket, bool (RoundLedger::*done)(uint32_t) const, int64_t timeout_ms);
 
   void EncodeLoop();
   // The next task. Releases the lock while it works.
@@ -135,12 +104,14 @@ class Exchange final : public LinkEvents {
   void ProcessTensor(const Task& task, uint64_t round);
   bool EncodeBucket(uint32_t bucket, uint64_t round);
   // False once the exchange has failed: the caller's gradients must not be read any more.
-  bool EncodeSlice(uint32_t slice, uint64_t round, std::span<const float> learning_rates);
-  bool SendAbstain(uint32_t slice, uint64_t round);
+  bool EncodeSlice(Entry entry, std::span<const float> learning_rates);
+  bool SendAbstain(Entry entry);
   // The same bytes again for every frame of `shard` whose acknowledgement or update is missing: the shard knows by
   // digest what it had merged, and answers with what is missing here.
-  void Resend(uint32_t shard, uint64_t round);
-  bool Send(uint32_t slice, const std::vector<Bytes>& chunks);
+  void Resend(uint32_t shard);
+  // The frame with values or, once it was refused, one that abstains; unless the slice has all it needs meanwhile.
+  bool SendAgain(Entry entry);
+  bool Send(Entry entry, const std::vector<Bytes>& chunks);
 
   void ApplyLoop();
   bool CanApply() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -148,12 +119,10 @@ class Exchange final : public LinkEvents {
   }
   // Decodes or applies the next slice. Releases the lock while it works.
   void ApplyNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status Decode(uint32_t slice, uint64_t round);
-  absl::Status Apply(uint32_t slice, uint64_t round);
-  absl::Status Settle(uint32_t slice, uint64_t round);
 
   void NoteAck(uint32_t shard, const v1::PushAck& ack) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void MaybeQueue(uint32_t slice) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Does what the ledger decided, or puts it into the queues.
+  void Run(const RoundLedger::Actions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
   void FailLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void NoteError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -164,6 +133,10 @@ class Exchange final : public LinkEvents {
   const bool threads_;
   std::vector<std::vector<uint32_t>> buckets_of_tensor_;
   SteadyClock clock_;
+
+  // One slice is used by one thread at a time, handed over through the ledger and the queues.
+  SliceWork work_;
+  std::vector<SliceBytes> bytes_;  // of the open round
 
   // Of whoever set encoding_, while a round is open.
   std::vector<uint32_t> remaining_;  // per bucket: tensors not ready yet
@@ -179,15 +152,13 @@ class Exchange final : public LinkEvents {
   int polling_ ABSL_GUARDED_BY(mu_) = 0;        // callers that use the links to receive
   bool reading_gradients_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_replica_ ABSL_GUARDED_BY(mu_) = false;
-  uint64_t round_ ABSL_GUARDED_BY(mu_);  // that is open, or opens next
+  RoundLedger ledger_ ABSL_GUARDED_BY(mu_);
   std::vector<float> learning_rates_ ABSL_GUARDED_BY(mu_);
-  std::vector<Slice> slices_;  // see Slice
   std::vector<bool> ready_ ABSL_GUARDED_BY(mu_);
   std::vector<uint32_t> ready_order_ ABSL_GUARDED_BY(mu_);
   std::deque<Task> tasks_ ABSL_GUARDED_BY(mu_);
-  std::deque<uint32_t> undecoded_ ABSL_GUARDED_BY(mu_);
-  std::deque<uint32_t> decoded_ ABSL_GUARDED_BY(mu_);
-  uint32_t settled_ ABSL_GUARDED_BY(mu_) = 0;
+  std::deque<Entry> undecoded_ ABSL_GUARDED_BY(mu_);
+  std::deque<Entry> decoded_ ABSL_GUARDED_BY(mu_);
   SpinBudget spin_ ABSL_GUARDED_BY(mu_);
   Counters counters_ ABSL_GUARDED_BY(mu_);
 

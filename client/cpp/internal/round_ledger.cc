@@ -1,0 +1,115 @@
+// See round_ledger.h.
+#include "client/cpp/internal/round_ledger.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace gradwire::client {
+
+RoundLedger::RoundLedger(Rules rules, uint64_t round)
+    : rules_(std::move(rules)), slices_(rules_.buckets * rules_.shards), round_(round) {}
+
+void RoundLedger::Open() {
+  Round round;
+  round.slices.resize(slices_);
+  for (uint32_t i = 0; i < slices_; ++i) {
+    round.slices[i].update_missing = rules_.updates[i];
+    round.slices[i].parameters_missing = rules_.parameters != v1::PULL_UNSPECIFIED;
+  }
+  rounds_.push_back(std::move(round));
+}
+
+void RoundLedger::Close() {
+  rounds_.pop_front();
+  ++round_;
+}
+
+void RoundLedger::Abstains(Entry entry) { At(entry).abstained = true; }
+
+std::vector<v1::PullKind> RoundLedger::Wanted(Entry entry) const {
+  const Slice& slice = At(entry);
+  std::vector<v1::PullKind> kinds;
+  if (slice.update_missing) kinds.push_back(v1::PULL_UPDATE);
+  if (slice.parameters_missing) kinds.push_back(rules_.parameters);
+  return kinds;
+}
+
+void RoundLedger::Sent(Entry entry, Actions* actions) {
+  if (!IsOpen(entry.round)) return;
+  At(entry).sent = true;
+  CompleteIfDone(entry, actions);
+}
+
+RoundLedger::AckEffect RoundLedger::Acked(Entry entry, v1::PushOutcome outcome, Actions* actions) {
+  if (!IsOpen(entry.round) || entry.slice >= slices_) return AckEffect::kIgnored;
+  Slice& slice = At(entry);
+  if (slice.acked) return AckEffect::kIgnored;
+  if (outcome == v1::PUSH_REFUSED) {
+    if (slice.abstained) return AckEffect::kLost;
+    slice.abstained = true;
+    actions->abstain.push_back(entry);
+    return AckEffect::kRefused;
+  }
+  slice.acked = true;
+  slice.included = !slice.abstained && (outcome == v1::PUSH_INCLUDED || outcome == v1::PUSH_DUPLICATE);
+  CompleteIfDone(entry, actions);
+  return slice.abstained || slice.included ? AckEffect::kIncluded : AckEffect::kNotIncluded;
+}
+
+RoundLedger::AnswerEffect RoundLedger::Answered(Entry entry, v1::PullKind kind, Actions* actions) {
+  if (!IsOpen(entry.round) || entry.slice >= slices_) return AnswerEffect::kUnexpected;
+  Slice& slice = At(entry);
+  bool* missing = nullptr;
+  if (kind == v1::PULL_UPDATE) missing = &slice.update_missing;
+  if (kind == rules_.parameters) missing = &slice.parameters_missing;
+  if (missing == nullptr || !*missing) return AnswerEffect::kRepeated;
+  *missing = false;
+  CompleteIfDone(entry, actions);
+  return AnswerEffect::kTaken;
+}
+
+void RoundLedger::CompleteIfDone(Entry entry, Actions* actions) {
+  Slice& slice = At(entry);
+  if (slice.complete || !slice.sent || !slice.acked || slice.update_missing || slice.parameters_missing) return;
+  slice.complete = true;
+  actions->decode.push_back(entry);
+}
+
+void RoundLedger::Settled(Entry entry) {
+  At(entry).settled = true;
+  ++rounds_[entry.round - round_].settled;
+}
+
+std::vector<RoundLedger::Entry> RoundLedger::Unanswered(uint32_t shard) const {
+  std::vector<Entry> entries;
+  for (uint64_t round = round_; IsOpen(round); ++round)
+    for (uint32_t slice = shard; slice < slices_; slice += rules_.shards) {
+      const Slice& s = At({round, slice});
+      if (s.sent && !s.complete) entries.push_back({round, slice});
+    }
+  return entries;
+}
+
+bool RoundLedger::SendAgain(Entry entry) {
+  if (!IsOpen(entry.round) || At(entry).complete) return false;
+  At(entry).sent = At(entry).acked = At(entry).included = false;
+  return true;
+}
+
+template <typename F>
+bool RoundLedger::EveryOf(uint32_t bucket, F is) const {
+  return std::all_of(rounds_.begin(), rounds_.end(), [&](const Round& round) {
+    const auto begin = round.slices.begin() + static_cast<ptrdiff_t>(bucket) * rules_.shards;
+    return std::all_of(begin, begin + rules_.shards, is);
+  });
+}
+
+bool RoundLedger::BucketAcked(uint32_t bucket) const {
+  return EveryOf(bucket, [](const Slice& s) { return s.acked; });
+}
+
+bool RoundLedger::BucketSettled(uint32_t bucket) const {
+  return EveryOf(bucket, [](const Slice& s) { return s.settled; });
+}
+
+}  // namespace gradwire::client

@@ -1,0 +1,115 @@
+// What a worker knows of its rounds: which frames were sent, how the shards judged them, what was answered, what
+// travels again after a break, what goes back to the residual. A pure state machine: (state, event) -> (state,
+// actions). No I/O, no clock, no threads, no locks: its owner (Exchange) serialises calls and moves the bytes, and a
+// simulator can drive it.
+//
+//   one (round, slice):  Sent, Acked, Answered, in any order -> decode -> Settled
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "gradwire/v1/worker.pb.h"
+
+namespace gradwire::client {
+
+class RoundLedger {
+ public:
+  struct Rules {
+    uint32_t buckets = 0;
+    uint32_t shards = 0;
+    std::vector<bool> updates;                       // of slices whose update frames are wanted
+    v1::PullKind parameters = v1::PULL_UNSPECIFIED;  // what is wanted of every slice beside them; unspecified: nothing
+  };
+  // `slice`: bucket * shards + shard.
+  struct Entry {
+    uint64_t round = 0;
+    uint32_t slice = 0;
+    bool operator==(const Entry&) const = default;
+  };
+  // What the owner has to do after an event. Appended to, never cleared, by the ledger.
+  struct Actions {
+    std::vector<Entry> abstain;  // send a frame that abstains: the shard refused the other one
+    std::vector<Entry> decode;   // all that the slice needs is here
+  };
+  enum class AckEffect {
+    kIgnored,      // not of an open round, or acknowledged before
+    kIncluded,     // merged by the shard, or abstained as this worker meant to
+    kNotIncluded,  // what it carried goes back to the residual
+    kRefused,      // it abstains now
+    kLost,         // it may not even abstain: the worker has no place in this round
+  };
+  enum class AnswerEffect {
+    kTaken,
+    kRepeated,    // it is here already, or was not wanted
+    kUnexpected,  // its round is not open
+  };
+
+  // The first round to open is `round`.
+  RoundLedger(Rules rules, uint64_t round);
+
+  // Rounds open and close in order; several may be open.
+  void Open();
+  void Close();  // the oldest one
+
+  // A frame that abstains takes the place of the one with values; before it is sent.
+  void Abstains(Entry entry);
+  // The kinds to ask for with the frame of an open round.
+  std::vector<v1::PullKind> Wanted(Entry entry) const;
+  // The frame was handed to the transport, and its bytes are not in use any more; whether it arrives is not known.
+  void Sent(Entry entry, Actions* actions);
+  AckEffect Acked(Entry entry, v1::PushOutcome outcome, Actions* actions);
+  AnswerEffect Answered(Entry entry, v1::PullKind kind, Actions* actions);
+  void Settled(Entry entry);
+
+  // After a break: the frames of `shard` to send again, oldest round first. What had arrived is not known here; the
+  // shard knows it by the digests.
+  std::vector<Entry> Unanswered(uint32_t shard) const;
+  // A frame is about to be sent again, after a break or to abstain. False: everything has come meanwhile. A shard that
+  // forgot the frame may judge it anew; nothing is decoded before Sent, for its bytes are in use.
+  bool SendAgain(Entry entry);
+
+  bool open() const { return !rounds_.empty(); }
+  // The oldest open one, or the one that opens next.
+  uint64_t round() const { return round_; }
+  bool IsOpen(uint64_t round) const { return round >= round_ && round - round_ < rounds_.size(); }
+  // Of the round.
+  bool abstained(Entry entry) const { return At(entry).abstained; }
+  bool included(Entry entry) const { return At(entry).included; }
+  bool AllSettled(uint64_t round) const { return Of(round).settled == slices_; }
+  uint32_t settled(uint64_t round) const { return Of(round).settled; }
+  // Every slice of the bucket, in every open round.
+  bool BucketAcked(uint32_t bucket) const;
+  bool BucketSettled(uint32_t bucket) const;
+
+ private:
+  struct Slice {
+    bool abstained = false;  // an abstaining frame is sent, instead of or after a refused one
+    bool sent = false;
+    bool acked = false;
+    bool included = false;
+    bool update_missing = false;
+    bool parameters_missing = false;
+    bool complete = false;  // handed over for decoding
+    bool settled = false;
+  };
+  struct Round {
+    std::vector<Slice> slices;
+    uint32_t settled = 0;
+  };
+
+  const Round& Of(uint64_t round) const { return rounds_[round - round_]; }
+  const Slice& At(Entry entry) const { return Of(entry.round).slices[entry.slice]; }
+  Slice& At(Entry entry) { return rounds_[entry.round - round_].slices[entry.slice]; }
+  template <typename F>
+  bool EveryOf(uint32_t bucket, F is) const;
+  void CompleteIfDone(Entry entry, Actions* actions);
+
+  const Rules rules_;
+  const uint32_t slices_;
+  uint64_t round_;
+  std::deque<Round> rounds_;  // from round_ on
+};
+
+}  // namespace gradwire::client

@@ -1,0 +1,101 @@
+// See slice_work.h.
+#include "client/cpp/internal/slice_work.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/failpoint.h"
+#include "common/base/status_macros.h"
+#include "common/wire/frame.h"
+
+namespace gradwire::client {
+
+SliceWork::SliceWork(const SliceContext& context, std::vector<RoundPlan> plans)
+    : context_(context), shards_(context.layout->shard_count()), states_(plans.size()) {
+  for (uint32_t i = 0; i < states_.size(); ++i) {
+    states_[i].encoder = context_.codecs[i]->NewEncoder();
+    states_[i].plan = std::move(plans[i]);
+  }
+}
+
+const BucketLayout& SliceWork::LayoutOf(uint32_t slice) const {
+  return context_.layout->at(slice / shards_, slice % shards_);
+}
+
+v1::PullKind SliceWork::ParametersKind() const {
+  if (context_.pull == PullMode::kParams) return v1::PULL_PARAMS_F32;
+  return context_.pull == PullMode::kParamsBf16 ? v1::PULL_PARAMS_BF16 : v1::PULL_UNSPECIFIED;
+}
+
+bool SliceWork::NeedsUpdate(uint32_t slice) const {
+  return ParametersKind() == v1::PULL_UNSPECIFIED || context_.codecs[slice]->sparse();
+}
+
+absl::Status SliceWork::Encode(uint32_t slice, uint64_t round, std::span<const float> learning_rates,
+                               SliceBytes* bytes) {
+  FrameIdentity id;
+  id.shard = static_cast<uint16_t>(slice % shards_);
+  id.bucket = slice / shards_;
+  id.round = round;
+  id.incarnation = context_.incarnation;
+  id.learning_rates = learning_rates;
+  const std::vector<RunInput> inputs = context_.gradients->InputsOf(LayoutOf(slice));
+  GW_ASSIGN_OR_RETURN(bytes->frame, states_[slice].encoder->Encode(id, states_[slice].plan, inputs));
+  return absl::OkStatus();
+}
+
+std::vector<Bytes> SliceWork::EncodeAbstain(uint32_t slice, uint64_t round) const {
+  wire::FrameHeader header;
+  header.kind = wire::FrameKind::kPush;
+  header.flags = wire::kAbstain;
+  header.bucket = slice / shards_;
+  header.shard = static_cast<uint16_t>(slice % shards_);
+  header.round = round;
+  header.shape_digest = LayoutOf(slice).shape_digest;
+  header.incarnation = context_.incarnation;
+  header.plan_digest = states_[slice].plan.Digest();
+  return wire::FrameWriter(header).Finish();
+}
+
+absl::Status SliceWork::Decode(uint32_t slice, uint64_t round, SliceBytes* bytes) const {
+  if (!NeedsUpdate(slice)) return absl::OkStatus();
+  GW_ASSIGN_OR_RETURN(bytes->update,
+                      DecodeUpdate(bytes->update_chunks, *context_.job, LayoutOf(slice), states_[slice].plan));
+  if (bytes->update.round != round)
+    return absl::InvalidArgumentError(absl::StrCat("bucket ", slice / shards_, ": an update frame of round ",
+                                                   bytes->update.round, " came where round ", round, " was expected"));
+  return absl::OkStatus();
+}
+
+absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, SliceBytes* bytes) {
+  const BucketLayout& layout = LayoutOf(slice);
+  RoundPlan next = std::move(bytes->update.next);
+  switch (context_.pull) {
+    case PullMode::kUpdate:
+      GW_RETURN_IF_ERROR(context_.replica->Apply(layout, bytes->update));
+      break;
+    case PullMode::kMean:
+      if (round > 0) context_.replica->WriteMean(layout, bytes->update);
+      break;
+    case PullMode::kParams:
+    case PullMode::kParamsBf16: {
+      GW_ASSIGN_OR_RETURN(next, context_.replica->Load(layout, bytes->parameter_chunks, round + 1));
+      break;
+    }
+  }
+  GW_FAILPOINT("worker.update.applied");
+  GW_RETURN_IF_ERROR(Settle(slice, round, included, *bytes));
+  states_[slice].plan = std::move(next);
+  return absl::OkStatus();
+}
+
+absl::Status SliceWork::Settle(uint32_t slice, uint64_t round, bool included, const SliceBytes& bytes) {
+  if (round == 0) return absl::OkStatus();  // carried no values
+  const BucketLayout& layout = LayoutOf(slice);
+  const Codec& codec = *context_.codecs[slice];
+  if (!included) return context_.gradients->Returned(layout, codec, bytes.frame.has_value() ? &*bytes.frame : nullptr);
+  context_.gradients->Included(layout);
+  return context_.gradients->Deferred(layout, codec, *bytes.frame, bytes.update.deferred);
+}
+
+}  // namespace gradwire::client

@@ -1,0 +1,77 @@
+// What a worker computes for one slice in one round: gradient -> frame; update frame -> replica, and what the frame did
+// not bring back to the residual. No threads, locks or I/O; who sends, and when, is the owner's (Exchange).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cpp/gradwire/session.h"
+#include "client/cpp/internal/gradients.h"
+#include "client/cpp/internal/replica.h"
+#include "common/base/bytes.h"
+#include "common/codec/codec.h"
+#include "common/codec/update.h"
+#include "common/job/layout.h"
+#include "gradwire/v1/worker.pb.h"
+
+namespace gradwire::client {
+
+// Borrowed; outlives the work.
+struct SliceContext {
+  const Job* job = nullptr;
+  const Layout* layout = nullptr;
+  PullMode pull = PullMode::kUpdate;
+  uint64_t incarnation = 0;
+  std::vector<const Codec*> codecs;  // [bucket * shard_count + shard]
+  Replica* replica = nullptr;
+  GradientStore* gradients = nullptr;
+};
+
+// The bytes of one (round, slice): frames are kept until they are settled, never encoded again.
+struct SliceBytes {
+  std::optional<EncodedFrame> frame;
+  std::vector<Bytes> update_chunks;
+  std::vector<Bytes> parameter_chunks;
+  Update update;  // once decoded
+};
+
+// Not thread-safe for one slice; different slices may be worked on at once. `slice`: bucket * shard_count + shard.
+class SliceWork {
+ public:
+  // `plans`: of the version in the replica, per slice.
+  SliceWork(const SliceContext& context, std::vector<RoundPlan> plans);
+
+  uint32_t slices() const { return static_cast<uint32_t>(states_.size()); }
+  const BucketLayout& LayoutOf(uint32_t slice) const;
+  // A worker that pulls parameters still reads the update frames of sparse codecs: they name what was deferred.
+  bool NeedsUpdate(uint32_t slice) const;
+  // Unspecified: it pulls none.
+  v1::PullKind ParametersKind() const;
+
+  // Errors: those of Encoder::Encode; the slice abstains then.
+  absl::Status Encode(uint32_t slice, uint64_t round, std::span<const float> learning_rates, SliceBytes* bytes);
+  // A frame that contributes nothing.
+  std::vector<Bytes> EncodeAbstain(uint32_t slice, uint64_t round) const;
+  absl::Status Decode(uint32_t slice, uint64_t round, SliceBytes* bytes) const;
+  // Steps the replica, and takes back what the frame did not bring. After Decode, and after the round before.
+  absl::Status Apply(uint32_t slice, uint64_t round, bool included, SliceBytes* bytes);
+
+ private:
+  struct State {
+    std::unique_ptr<Encoder> encoder;
+    RoundPlan plan;  // of the round that is open
+  };
+
+  absl::Status Settle(uint32_t slice, uint64_t round, bool included, const SliceBytes& bytes);
+
+  const SliceContext context_;
+  const uint32_t shards_;
+  std::vector<State> states_;
+};
+
+}  // namespace gradwire::client
