@@ -15,17 +15,18 @@ constexpr size_t kMaxUnixPath = 107;  // sun_path without its terminator
 constexpr size_t kMaxName = 255;
 
 absl::Status Bad(std::string_view text, std::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat("address \"", std::string(text), "\": ", std::string(why),
-                                                 "; use grpc://host:port, unix:///path/of/socket or inproc://name"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("address \"", std::string(text), "\": ", std::string(why),
+                   "; use grpc://host:port, tcp://host:port, unix:///path/of/socket or inproc://name"));
 }
 
 // Brackets and what separates the parts of an address would change how its text is read back.
 bool IsOfHost(char c) { return absl::ascii_isgraph(static_cast<unsigned char>(c)) && !absl::StrContains("/?#@[]", c); }
 
 // Splits host:port and [v6]:port.
-absl::StatusOr<Address> ParseHostPort(std::string_view text, std::string_view rest) {
+absl::StatusOr<Address> ParseHostPort(Scheme scheme, std::string_view text, std::string_view rest) {
   Address address;
-  address.scheme = Scheme::kGrpc;
+  address.scheme = scheme;
   std::string_view port;
   if (!rest.empty() && rest.front() == '[') {
     const size_t close = rest.find(']');
@@ -61,10 +62,11 @@ std::string Address::ToString() const {
     case Scheme::kUnix:
       return absl::StrCat("unix://", name);
     case Scheme::kGrpc:
+    case Scheme::kTcp:
       break;
   }
   const bool v6 = host.find(':') != std::string::npos;
-  return absl::StrCat("grpc://", v6 ? "[" : "", host, v6 ? "]:" : ":", port);
+  return absl::StrCat(scheme == Scheme::kTcp ? "tcp://" : "grpc://", v6 ? "[" : "", host, v6 ? "]:" : ":", port);
 }
 
 absl::StatusOr<Address> ParseAddress(std::string_view text) {
@@ -72,7 +74,8 @@ absl::StatusOr<Address> ParseAddress(std::string_view text) {
   if (end == std::string_view::npos) return Bad(text, "there is no scheme");
   const std::string_view scheme = text.substr(0, end);
   const std::string_view rest = text.substr(end + 3);
-  if (scheme == "grpc") return ParseHostPort(text, rest);
+  if (scheme == "grpc") return ParseHostPort(Scheme::kGrpc, text, rest);
+  if (scheme == "tcp") return ParseHostPort(Scheme::kTcp, text, rest);
   Address address;
   address.name = std::string(rest);
   if (rest.find('\0') != std::string_view::npos) return Bad(text, "there is a zero byte in it");

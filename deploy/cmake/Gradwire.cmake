@@ -81,6 +81,7 @@ macro(gradwire_find_dependencies)
   find_package(Protobuf REQUIRED MODULE)  # Debian's protobuf 3.21 has no usable CONFIG package
   find_package(absl REQUIRED CONFIG)
   find_package(gRPC REQUIRED CONFIG)
+  find_package(Boost 1.74 REQUIRED)  # headers: Asio
   find_package(spdlog REQUIRED CONFIG)
   find_package(hwy REQUIRED CONFIG)
   find_package(yaml-cpp REQUIRED CONFIG)

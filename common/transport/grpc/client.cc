@@ -14,11 +14,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/transport/grpc/grpc_options.h"
+#include "common/transport/grpc/grpc_queue.h"
 #include "common/transport/grpc/grpc_transport.h"
 #include "common/transport/grpc/message_codec.h"
-#include "common/transport/grpc/poller.h"
 #include "common/transport/grpc/status_codec.h"
 #include "common/transport/grpc/stream_core.h"
+#include "common/transport/poller.h"
 
 namespace gradwire::transport {
 namespace {
@@ -81,7 +82,7 @@ class ClientStream final : public StreamCore {
 class GrpcChannel final : public Channel, public StreamOwner {
  public:
   GrpcChannel(std::shared_ptr<::grpc::Channel> channel, const Limits& limits)
-      : limits_(limits), stub_(std::move(channel)), poller_(std::make_unique<Poller>(&queue_, 0)) {}
+      : limits_(limits), stub_(std::move(channel)), poller_(std::make_unique<Poller>(&poller_queue_, 0)) {}
 
   ~GrpcChannel() override {
     std::vector<std::shared_ptr<ClientStream>> streams;
@@ -144,6 +145,7 @@ class GrpcChannel final : public Channel, public StreamOwner {
   const Limits limits_;
   ::grpc::GenericStub stub_;
   ::grpc::CompletionQueue queue_;
+  GrpcQueue poller_queue_{&queue_};
   std::unique_ptr<Poller> poller_;
   absl::Mutex mu_;
   std::unordered_map<StreamCore*, std::shared_ptr<ClientStream>> streams_ ABSL_GUARDED_BY(mu_);

@@ -68,6 +68,7 @@ class GrpcListener final : public Listener, public CallOwner {
   BuiltinServices builtin_;
   std::string address_;
   std::unique_ptr<::grpc::ServerCompletionQueue> queue_;
+  std::unique_ptr<GrpcQueue> poller_queue_;
   std::unique_ptr<::grpc::Server> server_;
   std::unique_ptr<Poller> poller_;
   absl::Mutex mu_;
@@ -142,7 +143,8 @@ absl::Status GrpcListener::Start(const Address& address) {
   SetServing(true);
   for (RawService* service : services)
     for (int i = 0; i < service->method_count(); ++i) Request(service, i);
-  poller_ = std::make_unique<Poller>(queue_.get(), limits_.spin_us * kNsPerUs);
+  poller_queue_ = std::make_unique<GrpcQueue>(queue_.get());
+  poller_ = std::make_unique<Poller>(poller_queue_.get(), limits_.spin_us * kNsPerUs);
   return absl::OkStatus();
 }
 

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <memory>
 
-#include "common/transport/grpc/poller.h"
+#include "common/transport/grpc/grpc_queue.h"
 #include "common/transport/grpc/raw_service.h"
 #include "common/transport/grpc/stream_core.h"
 #include "common/transport/transport.h"

@@ -13,7 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "common/transport/grpc/poller.h"
+#include "common/transport/poller.h"
 #include "common/transport/transport.h"
 
 namespace gradwire::transport {

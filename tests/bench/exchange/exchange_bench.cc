@@ -1,13 +1,15 @@
 // bench_exchange: goodput, latency and CPU cost of frames, each as a ratio to raw TCP over the same loopback in the
-// same interleaved run: over the bare transport ("grpc"), through a gradwire-server process ("server"), and as workers
-// see it ("session").
+// same interleaved run: over bare transports ("grpc", "tcp"), through a gradwire-server process that listens on each
+// ("tcp server"), and as workers see it ("tcp session").
 //   --rounds=N  interleaved rounds (default 5)             --json=F   where the JSON goes
 //   --mib=N     MiB moved per measurement of the bare transport (default 256)
+//   --transport=grpc|tcp  only this one (default both)
 //   --only=push|pull|echo|legs|exchange|step
 //   --codec=fp32|fixed32|"TAGC 1 %", --kib=N  only these rows of legs and exchange
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -85,7 +87,7 @@ void Goodput(const Config& config, const std::string& direction, const std::vect
   }
 }
 
-void Latency(const Config& config, RawTcpClient& raw, StreamClient& stream, Report& report) {
+void Latency(const Config& config, RawTcpClient& raw, const std::string& name, StreamClient& stream, Report& report) {
   constexpr size_t kBytes = 1024;
   constexpr size_t kRoundTrips = 2000;
   const auto p50 = [&](const std::function<void()>& trip) {
@@ -98,29 +100,40 @@ void Latency(const Config& config, RawTcpClient& raw, StreamClient& stream, Repo
                       [&] { return p50([&] { stream.EchoPolling(kBytes); }); },
                       [&] { return 1e6 * Median(stream.EchoInSink(kRoundTrips, kBytes)); }});
   report.Add({"raw TCP 1 KiB round trip, p50", Median(runs[0]), "us", {}, "", {}});
-  report.Add({"grpc 1 KiB round trip, waiting thread, p50", Median(runs[1]), "us", MedianRatio(runs[1], runs[0]),
-              "raw TCP", kLatencyTarget, true});
-  report.Add({"grpc 1 KiB round trip, polling thread, p50", Median(runs[2]), "us", MedianRatio(runs[2], runs[0]),
-              "raw TCP", kLatencyTarget, true});
-  report.Add({"grpc 1 KiB round trip, within sinks, p50", Median(runs[3]), "us", MedianRatio(runs[3], runs[0]),
-              "raw TCP", kLatencyTarget, true});
+  const char* const ways[] = {"waiting thread", "polling thread", "within sinks"};
+  for (size_t i = 0; i < std::size(ways); ++i) {
+    report.Add({absl::StrCat(name, " 1 KiB round trip, ", ways[i], ", p50"), Median(runs[i + 1]), "us",
+                MedianRatio(runs[i + 1], runs[0]), "raw TCP", kLatencyTarget, true});
+  }
 }
+
+// One transport, and the peer of the same program that listens on it.
+struct Bare {
+  explicit Bare(const std::string& scheme)
+      : name(scheme), peer({absl::StrCat("--peer=", scheme)}), stream(peer.address()) {}
+  std::string name;
+  PeerProcess peer;
+  StreamClient stream;
+};
 
 int Main(int argc, char** argv) {
   transport::TuneMalloc();
   const std::string mode = Flag(argc, argv, "peer", "");
   if (const std::string core = Flag(argc, argv, "core", ""); !core.empty()) StayOn(std::stoi(core));
-  if (mode == "tcp") return RunRawTcpPeer(), 0;
-  if (mode == "grpc") return RunStreamPeer("grpc://127.0.0.1:0"), 0;
+  if (mode == "raw") return RunRawTcpPeer(), 0;
+  if (!mode.empty()) return RunStreamPeer(absl::StrCat(mode, "://127.0.0.1:0")), 0;
 
   const Config config{static_cast<size_t>(std::stoull(Flag(argc, argv, "mib", "256"))) * kMiB,
                       std::stoi(Flag(argc, argv, "rounds", "5"))};
   const std::string only = Flag(argc, argv, "only", "");
-  ServerProcess server(GRADWIRE_SERVER_BINARY);  // first: it inherits no pipe of the others
-  PeerProcess tcp_peer({"--peer=tcp"});
-  PeerProcess grpc_peer({"--peer=grpc"});
-  RawTcpClient raw(tcp_peer.address());
-  auto stream = std::make_unique<StreamClient>(grpc_peer.address());
+  const std::string transport = Flag(argc, argv, "transport", "");
+  std::vector<std::string> transports = {"grpc", "tcp"};
+  if (!transport.empty()) transports = {transport};
+  std::vector<std::unique_ptr<ServerProcess>> servers;  // first: they inherit no pipe of the others
+  for (const std::string& scheme : transports)
+    servers.push_back(std::make_unique<ServerProcess>(GRADWIRE_SERVER_BINARY, scheme));
+  PeerProcess raw_peer({"--peer=raw"});
+  RawTcpClient raw(raw_peer.address());
   const std::vector<uint8_t> buffer(64 * kMiB, 5);
 
   Report report("exchange");
@@ -128,28 +141,35 @@ int Main(int argc, char** argv) {
   report.Note("command",
               absl::StrCat("tests/bench/run exchange --mib=", config.total_bytes / kMiB, " --rounds=", config.rounds));
   const auto wanted = [&only](const char* part) { return only.empty() || only == part; };
-  if (wanted("push"))
-    Goodput(config, "push",
-            {{"raw TCP", [&](size_t n, size_t bytes) { raw.Push(n * bytes, buffer); }, &tcp_peer},
-             {"grpc", [&](size_t n, size_t bytes) { stream->Push(n, bytes, buffer); }, &grpc_peer}},
-            report);
-  if (wanted("pull"))
-    Goodput(config, "pull",
-            {{"raw TCP", [&](size_t n, size_t bytes) { raw.Pull(n * bytes); }, &tcp_peer},
-             {"grpc", [&](size_t n, size_t bytes) { stream->Pull(n, bytes); }, &grpc_peer}},
-            report);
-  if (wanted("echo")) Latency(config, raw, *stream, report);
-  stream.reset();  // gRPC polls all sockets of a process together: its thread would receive for the sessions as well
-  const ShardBench bench{config.rounds,
-                         Flag(argc, argv, "codec", ""),
-                         static_cast<size_t>(std::stoull(Flag(argc, argv, "kib", "0"))) * 1024,
-                         &server,
-                         &raw,
-                         &tcp_peer,
-                         &report};
-  if (wanted("legs")) BenchLegs(bench);
-  if (wanted("exchange")) BenchExchange(bench);
-  if (wanted("step")) BenchStep(bench);
+  if (wanted("push") || wanted("pull") || wanted("echo")) {
+    std::vector<std::unique_ptr<Bare>> bare;
+    for (const std::string& scheme : transports) bare.push_back(std::make_unique<Bare>(scheme));
+    std::vector<Contestant> pushers = {
+        {"raw TCP", [&](size_t n, size_t bytes) { raw.Push(n * bytes, buffer); }, &raw_peer}};
+    std::vector<Contestant> pullers = {{"raw TCP", [&](size_t n, size_t bytes) { raw.Pull(n * bytes); }, &raw_peer}};
+    for (const auto& b : bare) {
+      StreamClient* stream = &b->stream;
+      pushers.push_back({b->name, [&, stream](size_t n, size_t bytes) { stream->Push(n, bytes, buffer); }, &b->peer});
+      pullers.push_back({b->name, [stream](size_t n, size_t bytes) { stream->Pull(n, bytes); }, &b->peer});
+    }
+    if (wanted("push")) Goodput(config, "push", pushers, report);
+    if (wanted("pull")) Goodput(config, "pull", pullers, report);
+    for (const auto& b : bare)
+      if (wanted("echo")) Latency(config, raw, b->name, b->stream, report);
+  }  // gRPC polls all sockets of a process together: its thread would receive for the sessions as well
+  for (size_t i = 0; i < transports.size(); ++i) {
+    const ShardBench bench{config.rounds,
+                           Flag(argc, argv, "codec", ""),
+                           static_cast<size_t>(std::stoull(Flag(argc, argv, "kib", "0"))) * 1024,
+                           transports[i],
+                           servers[i].get(),
+                           &raw,
+                           &raw_peer,
+                           &report};
+    if (wanted("legs")) BenchLegs(bench);
+    if (wanted("exchange")) BenchExchange(bench);
+    if (wanted("step")) BenchStep(bench);
+  }
   report.Print();
   return report.WriteJson(Flag(argc, argv, "json", "")) ? 0 : 1;
 }

@@ -26,16 +26,17 @@ void Die(const char* what) {
 
 }  // namespace
 
-ServerProcess::ServerProcess(const std::string& binary) {
+ServerProcess::ServerProcess(const std::string& binary, const std::string& scheme) {
   const std::string port_file =
       std::filesystem::temp_directory_path() / ("gradwire-bench-" + std::to_string(getpid()) + ".addresses");
   std::remove(port_file.c_str());
   const std::string port_flag = "--port-file=" + port_file;
+  const std::string listen_flag = "--listen=" + scheme + "://127.0.0.1:0";
   pid_ = fork();
   if (pid_ < 0) Die("fork failed");
   if (pid_ == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // it must not outlive a benchmark that was killed
-    execl(binary.c_str(), binary.c_str(), "--listen=grpc://127.0.0.1:0", port_flag.c_str(), "--log-level=warning",
+    execl(binary.c_str(), binary.c_str(), listen_flag.c_str(), port_flag.c_str(), "--log-level=warning",
           static_cast<char*>(nullptr));
     _exit(127);
   }

@@ -9,8 +9,9 @@ namespace gradwire::bench {
 
 class ServerProcess {
  public:
-  // Starts `binary`; returns when it listens, exits the program when it does not within 20 s.
-  explicit ServerProcess(const std::string& binary);
+  // Starts `binary`, listening on a free port of the loopback with `scheme`; returns when it does, exits the program
+  // when it does not within 20 s.
+  ServerProcess(const std::string& binary, const std::string& scheme);
   ~ServerProcess();
   ServerProcess(const ServerProcess&) = delete;
   ServerProcess& operator=(const ServerProcess&) = delete;

@@ -136,7 +136,8 @@ class LegBench {
   }
 
   void Report(const Leg& leg) {
-    const std::string label = absl::StrCat("server ", codec_.name, " ", leg.name, " ", SizeName(bucket_bytes_));
+    const std::string label =
+        absl::StrCat(bench_.transport, " server ", codec_.name, " ", leg.name, " ", SizeName(bucket_bytes_));
     const std::string bytes =
         codec_.dense ? "" : absl::StrCat(" (", leg.bytes() / (job_.dense_bytes() / bucket_bytes_), " B a frame)");
     Row goodput{label + bytes, Median(leg.mine.goodput),
@@ -246,13 +247,14 @@ void BenchExchange(const ShardBench& bench) {
                                                              for (size_t i = 0; i < times; ++i) worker.Exchange();
                                                            });
                                                   }});
-      bench.report->Add({absl::StrCat("session ", codec.name, " exchange ", SizeName(bytes), ", dense-equivalent"),
-                         Median(runs[1]),
-                         "GB/s",
-                         MedianRatio(runs[1], runs[0]),
-                         "raw TCP there and back",
-                         {},
-                         false});
+      bench.report->Add(
+          {absl::StrCat(bench.transport, " session ", codec.name, " exchange ", SizeName(bytes), ", dense-equivalent"),
+           Median(runs[1]),
+           "GB/s",
+           MedianRatio(runs[1], runs[0]),
+           "raw TCP there and back",
+           {},
+           false});
     }
   }
 }
@@ -261,7 +263,7 @@ void BenchExchange(const ShardBench& bench) {
 class PinnedTrips {
  public:
   explicit PinnedTrips(int peer_core)
-      : peer_({"--peer=tcp", absl::StrCat("--core=", peer_core)}), client_(peer_.address()) {}
+      : peer_({"--peer=raw", absl::StrCat("--core=", peer_core)}), client_(peer_.address()) {}
   double P50() {
     double us = 0;
     std::thread trips([&] {
@@ -290,15 +292,10 @@ void BenchStep(const ShardBench& bench) {
   bench.report->Add({"raw TCP 1 KiB round trip, p50", Median(runs[0]), "us", {}, "", {}});
   bench.report->Add({"raw TCP 1 KiB round trip, both ends on one core, p50", Median(runs[2]), "us", {}, "", {}});
   bench.report->Add({"raw TCP 1 KiB round trip, ends on two cores, p50", Median(runs[3]), "us", {}, "", {}});
-  bench.report->Add({"session fp32 exchange 1 KiB, p50", Median(runs[1]), "us", MedianRatio(runs[1], runs[0]),
-                     "raw TCP round trip", kLatencyTarget, true});
-  bench.report->Add({"session fp32 exchange 1 KiB, p50",
-                     Median(runs[1]),
-                     "us",
-                     MedianRatio(runs[1], runs[3]),
-                     "raw TCP, two cores",
-                     {},
-                     true});
+  const std::string label = absl::StrCat(bench.transport, " session fp32 exchange 1 KiB, p50");
+  bench.report->Add(
+      {label, Median(runs[1]), "us", MedianRatio(runs[1], runs[0]), "raw TCP round trip", kLatencyTarget, true});
+  bench.report->Add({label, Median(runs[1]), "us", MedianRatio(runs[1], runs[3]), "raw TCP, two cores", {}, true});
 }
 
 }  // namespace gradwire::bench

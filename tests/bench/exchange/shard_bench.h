@@ -16,6 +16,7 @@ struct ShardBench {
   int rounds = 0;
   std::string codec;        // only this one, by its name in the table; all if empty
   size_t bucket_bytes = 0;  // only this size; all if 0
+  std::string transport;    // that the server listens on
   ServerProcess* server = nullptr;
   RawTcpClient* raw = nullptr;
   PeerProcess* raw_peer = nullptr;

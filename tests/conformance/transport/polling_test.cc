@@ -22,9 +22,9 @@ class PollingTest : public ::testing::TestWithParam<std::string> {
  protected:
   PollingTest() {
     static std::atomic<int> counter = 0;
-    listener_ = *Listen(
-        GetParam() == "inproc" ? absl::StrCat("inproc://poll-", getpid(), "-", counter++) : "grpc://127.0.0.1:0",
-        &service_);
+    listener_ = *Listen(GetParam() == "inproc" ? absl::StrCat("inproc://poll-", getpid(), "-", counter++)
+                                               : absl::StrCat(GetParam(), "://127.0.0.1:0"),
+                        &service_);
     channel_ = *Dial(listener_->address());
   }
   // The stream was opened on the other end: from here on an echo comes soon.
@@ -117,7 +117,7 @@ TEST_P(PollingTest, AStreamEndsWhileTheCallerReceives) {
   channel_.reset();
 }
 
-INSTANTIATE_TEST_SUITE_P(All, PollingTest, ::testing::Values("inproc", "grpc"),
+INSTANTIATE_TEST_SUITE_P(All, PollingTest, ::testing::Values("inproc", "grpc", "tcp"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The conformance suite of transports: the same tests over inproc, gRPC on TCP and gRPC on a unix socket.
+// The conformance suite of transports: the same tests over inproc, gRPC on TCP, gRPC on a unix socket, and plain TCP.
 // To add a transport, add the address it listens on to the instantiation at the end.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ class TransportTest : public ::testing::TestWithParam<std::string> {
     const std::string unique = absl::StrCat(getpid(), "-", counter++);
     if (GetParam() == "unix") return absl::StrCat("unix://", ::testing::TempDir(), "/gw-", unique, ".sock");
     if (GetParam() == "inproc") return absl::StrCat("inproc://test-", unique);
-    return "grpc://127.0.0.1:0";
+    return absl::StrCat(GetParam(), "://127.0.0.1:0");
   }
   void StartListener(const std::string& address) {
     auto listener = Listen(address, &service_, limits_);
@@ -589,7 +589,7 @@ TEST_P(TransportTest, AddressInUse) {
   EXPECT_THAT(std::string(second.status().message()), HasSubstr("address in use"));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TransportTest, ::testing::Values("inproc", "grpc", "unix"),
+INSTANTIATE_TEST_SUITE_P(All, TransportTest, ::testing::Values("inproc", "grpc", "unix", "tcp"),
                          [](const auto& info) { return info.param; });
 
 }  // namespace

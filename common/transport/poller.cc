@@ -1,5 +1,5 @@
 // See poller.h.
-#include "common/transport/grpc/poller.h"
+#include "common/transport/poller.h"
 
 #include <pthread.h>
 #include <time.h>
@@ -13,7 +13,7 @@
 
 namespace gradwire::transport {
 
-Poller::Poller(::grpc::CompletionQueue* queue, TimeNs spin_ns) : queue_(queue), spin_ns_(spin_ns) {
+Poller::Poller(CompletionQueue* queue, TimeNs spin_ns) : queue_(queue), spin_ns_(spin_ns) {
   absl::MutexLock lock(&mu_);
   Spawn();
   keeper_ = std::thread([this] { Keep(); });
@@ -51,12 +51,11 @@ void Poller::Spawn() {
 void Poller::Loop() {
   SinkScope::CountInto(&sink_ns_);
   SpinBudget spin(spin_ns_);
-  void* tag = nullptr;
-  bool ok = false;
-  while (Next(&spin, &tag, &ok)) {
+  CompletionQueue::Event event;
+  while (Next(&spin, &event)) {
     waiting_.fetch_sub(1);
     if (resting_.load()) WakeKeeper();
-    Run(tag, ok);
+    Run(event);
     if (callers_.load()) Rest();
     // A surplus thread ends only while another one waits.
     int surplus = surplus_.load();
@@ -71,37 +70,32 @@ void Poller::Loop() {
   }
 }
 
-bool Poller::Next(SpinBudget* spin, void** tag, bool* ok) {
-  using Queue = ::grpc::CompletionQueue;
-  if (spin_ns_ == 0) return queue_->Next(tag, ok);
+bool Poller::Next(SpinBudget* spin, CompletionQueue::Event* event) {
+  using Got = CompletionQueue::Got;
+  if (spin_ns_ == 0) return queue_->Next(event) == Got::kCompletion;
   const TimeNs begin = SteadyClock().Now();
-  auto next = Queue::TIMEOUT;
+  Got got = Got::kNothing;
   // Beside another thread in the queue this one would not see the sockets.
   const bool alone = waiting_.load() == 1;
   SpinBudget::Spin(alone ? spin->budget_ns() : 0, [&] {
-    next = queue_->AsyncNext(tag, ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
-    return next != Queue::TIMEOUT;
+    got = queue_->TryNext(event);
+    return got != Got::kNothing;
   });
-  const bool more = next == Queue::TIMEOUT ? queue_->Next(tag, ok) : next == Queue::GOT_EVENT;
+  if (got == Got::kNothing) got = queue_->Next(event);
   if (alone) spin->Note(SteadyClock().Now() - begin);
-  return more;
+  return got == Got::kCompletion;
 }
 
-void Poller::Run(void* tag, bool ok) {
+void Poller::Run(const CompletionQueue::Event& event) {
   events_.fetch_add(1);
-#ifdef __SANITIZE_THREAD__
-  __tsan_acquire(tag);
-#endif
-  static_cast<Completion*>(tag)->Run(ok);
+  event.completion->Run(event.ok);
 }
 
 void Poller::RunReady() {
   polls_.fetch_add(1);
   if (!callers_.load()) callers_.store(true);
-  void* tag = nullptr;
-  bool ok = false;
-  if (queue_->AsyncNext(&tag, &ok, gpr_inf_past(GPR_CLOCK_MONOTONIC)) == ::grpc::CompletionQueue::GOT_EVENT)
-    Run(tag, ok);
+  CompletionQueue::Event event;
+  if (queue_->TryNext(&event) == CompletionQueue::Got::kCompletion) Run(event);
 }
 
 void Poller::HandBack() {

@@ -1,5 +1,5 @@
-// Threads that run the completions of one gRPC completion queue. Sinks and services are called right on them, without
-// a hop to another thread.
+// Threads that run the completions of one queue: gRPC's, or that of an I/O context. Sinks and services are called right
+// on them, without a hop to another thread.
 //
 // One thread is the fastest: every further one that waits in the queue is woken in turn, which doubles the time of a
 // round trip and costs a third of the goodput. But a sink may block, and may have much to do. So a keeper looks at the
@@ -12,16 +12,10 @@
 // other's way: the pool's rest meanwhile, and the keeper calls them back when nobody has polled for two looks.
 #pragma once
 
-#include <grpcpp/completion_queue.h>
-
 #include <atomic>
 #include <cstdint>
 #include <thread>
 #include <vector>
-
-#ifdef __SANITIZE_THREAD__
-#include <sanitizer/tsan_interface.h>
-#endif
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
@@ -33,21 +27,29 @@ namespace gradwire::transport {
 // What a completion is delivered to. Owned by the object whose operation it ends.
 class Completion {
  public:
-  // `ok` as grpc::CompletionQueue::Next gives it.
+  // `ok`: whether the operation succeeded, as its queue means it.
   virtual void Run(bool ok) = 0;
 
  protected:
   ~Completion() = default;
 };
 
-// The tag to start an operation with. What the starting thread did so far happens before the completion runs; gRPC's
-// queue orders that, and ThreadSanitizer, which cannot see inside an uninstrumented gRPC, is told here.
-inline void* Tag(Completion* completion) {
-#ifdef __SANITIZE_THREAD__
-  __tsan_release(completion);
-#endif
-  return completion;
-}
+// Where the threads of a Poller get completions from. Thread-safe.
+class CompletionQueue {
+ public:
+  enum class Got { kCompletion, kNothing, kEnd };
+  struct Event {
+    Completion* completion = nullptr;
+    bool ok = false;
+  };
+  virtual ~CompletionQueue() = default;
+  // Waits for the next completion. kEnd once the queue was shut down and is empty.
+  virtual Got Next(Event* event) = 0;
+  // The same without waiting; kNothing when there is none, or another thread in Next will get it.
+  virtual Got TryNext(Event* event) = 0;
+  // No operation is started any more; those under way still complete.
+  virtual void Shutdown() = 0;
+};
 
 // Calls a member function of T.
 template <typename T>
@@ -65,7 +67,7 @@ class MemberCompletion final : public Completion {
 class Poller {
  public:
   // `spin_ns`: how long the pool's thread busy-waits for the next completion, while they come that fast; 0: never.
-  Poller(::grpc::CompletionQueue* queue, TimeNs spin_ns);
+  Poller(CompletionQueue* queue, TimeNs spin_ns);
   // Shuts the queue down, runs what is left in it and joins the threads. Nothing may start an operation on the queue
   // any more. Must not be called on one of its own threads.
   ~Poller();
@@ -88,9 +90,9 @@ class Poller {
   static constexpr double kInSinks = 0.3;
 
   void Loop();
-  // The next completion, as gRPC's Next gives it.
-  bool Next(SpinBudget* spin, void** tag, bool* ok);
-  void Run(void* tag, bool ok);
+  // False when there will be no more.
+  bool Next(SpinBudget* spin, CompletionQueue::Event* event);
+  void Run(const CompletionQueue::Event& event);
   // Returns when no caller of RunReady is expected any more.
   void Rest() ABSL_LOCKS_EXCLUDED(mu_);
   bool MayRun() const { return !callers_.load() || draining_.load(); }
@@ -105,7 +107,7 @@ class Poller {
   int64_t CpuNs() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool KeeperWanted() const { return !resting_.load() || draining_.load(); }
 
-  ::grpc::CompletionQueue* const queue_;
+  CompletionQueue* const queue_;
   const TimeNs spin_ns_;
   std::atomic<int> waiting_ = 0;  // threads in the queue's Next
   std::atomic<int> surplus_ = 0;  // threads that should end

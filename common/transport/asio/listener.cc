@@ -1,0 +1,197 @@
+// The server end of the plain TCP transport: accepts connections, within limits, and ends them when it goes.
+#include <fcntl.h>
+
+#include <algorithm>
+#include <boost/asio/ip/v6_only.hpp>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "common/base/clock.h"
+#include "common/base/status_macros.h"
+#include "common/transport/asio/resolve.h"
+#include "common/transport/asio/server.h"
+#include "common/transport/asio/tcp_transport.h"
+#include "common/transport/asio/ticker.h"
+#include "common/transport/poller.h"
+
+namespace gradwire::transport {
+namespace tcp {
+namespace {
+
+// Beyond these, connections wait in the kernel until others have gone. Those that have not said what they want go after
+// the keepalive time.
+constexpr int kMaxConnections = 16384;
+constexpr int kMaxUnopened = 1024;
+constexpr TimeNs kNsPerUs = 1000;
+// Peers have so long to take the last words of a listener that goes.
+constexpr absl::Duration kShutdownGrace = absl::Milliseconds(500);
+
+class TcpListener final : public Listener, public ServerOwner {
+ public:
+  TcpListener(Service* service, const Limits& limits)
+      : service_(service),
+        endpoint_{limits},
+        acceptor_(endpoint_.queue->context()),
+        accepted_(endpoint_.queue->context()),
+        accept_(this, &TcpListener::OnAccept) {}
+  ~TcpListener() override;
+
+  absl::Status Start(const Address& address);
+  std::string address() const override { return address_; }
+  void SetServing(bool) override {}
+
+ private:
+  void OnAccept(error_code error, size_t);
+  // Waits for the next connection, if there is room for it.
+  void AcceptNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Tick();
+  std::vector<std::shared_ptr<ServerConnection>> Connections() ABSL_LOCKS_EXCLUDED(mu_);
+  bool NoneOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return open_ == 0 && !accepting_; }
+  bool Empty() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return connections_.empty() && !accepting_; }
+
+  void Opened() override;
+  void Closed(bool opened) override;
+  void Ended(Connection* connection) override;
+
+  Service* const service_;
+  const Endpoint endpoint_;
+  std::string address_;
+  std::unique_ptr<Poller> poller_;
+  std::unique_ptr<Ticker> ticker_;
+
+  absl::Mutex mu_;
+  asio::ip::tcp::acceptor acceptor_ ABSL_GUARDED_BY(mu_);
+  asio::ip::tcp::socket accepted_;  // of the accept under way
+  Operation<TcpListener> accept_;
+  bool accepting_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  int unopened_ ABSL_GUARDED_BY(mu_) = 0;  // connections that have not said what they want
+  int open_ ABSL_GUARDED_BY(mu_) = 0;      // connections that may use the service
+  std::unordered_map<Connection*, std::shared_ptr<ServerConnection>> connections_ ABSL_GUARDED_BY(mu_);
+};
+
+absl::Status TcpListener::Start(const Address& address) {
+  const auto cannot = [&](const error_code& error) {
+    const std::string why = error == asio::error::address_in_use ? "address in use" : error.message();
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", address.ToString(), ": ", why,
+                                               "; choose another address or stop what holds it"));
+  };
+  GW_ASSIGN_OR_RETURN(const auto endpoints, Resolve(address, /*passive=*/true));
+  {
+    absl::MutexLock lock(&mu_);
+    error_code error;
+    acceptor_.open(endpoints[0].protocol(), error);
+    if (!error) acceptor_.set_option(asio::ip::tcp::acceptor::reuse_address(true), error);
+    if (!error && endpoints[0].address().is_v6()) acceptor_.set_option(asio::ip::v6_only(false), error);
+    if (!error) acceptor_.bind(endpoints[0], error);
+    if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
+    if (error) return cannot(error);
+    (void)fcntl(acceptor_.native_handle(), F_SETFD, FD_CLOEXEC);
+    Address bound = address;
+    bound.port = acceptor_.local_endpoint(error).port();
+    address_ = bound.ToString();
+  }
+  poller_ = std::make_unique<Poller>(endpoint_.queue.get(), endpoint_.limits.spin_us * kNsPerUs);
+  ticker_ = std::make_unique<Ticker>(endpoint_.queue.get(), std::max<int64_t>(endpoint_.limits.keepalive_ms / 2, 1),
+                                     [this] { Tick(); });
+  absl::MutexLock lock(&mu_);
+  AcceptNext();
+  return absl::OkStatus();
+}
+
+TcpListener::~TcpListener() {
+  if (poller_ == nullptr) return;
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+    error_code ignored;
+    acceptor_.close(ignored);
+  }
+  for (const auto& connection : Connections()) connection->Stop();
+  {
+    absl::MutexLock lock(&mu_);
+    mu_.AwaitWithTimeout(absl::Condition(this, &TcpListener::NoneOpen), kShutdownGrace);
+  }
+  for (const auto& connection : Connections()) connection->Kill();
+  {
+    absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(this, &TcpListener::Empty));
+  }
+  ticker_->Stop();
+  poller_.reset();
+}
+
+void TcpListener::AcceptNext() {
+  if (stopping_ || accepting_ || unopened_ >= kMaxUnopened || connections_.size() >= kMaxConnections) return;
+  accepting_ = true;
+  acceptor_.async_accept(accepted_, IoQueue::Handler(&accept_));
+}
+
+void TcpListener::OnAccept(error_code error, size_t) {
+  std::shared_ptr<ServerConnection> connection;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!error && !stopping_) {
+      Prepare(accepted_);
+      connection = std::make_shared<ServerConnection>(endpoint_, this, service_, std::move(accepted_));
+      connections_.emplace(connection.get(), connection);
+      ++open_;
+      ++unopened_;
+    }
+    accepting_ = false;
+    // After an error, most likely for want of descriptors, the next tick tries again.
+    if (!error) AcceptNext();
+  }
+  if (connection != nullptr) connection->Start();
+}
+
+void TcpListener::Tick() {
+  for (const auto& connection : Connections()) connection->Tick();
+  absl::MutexLock lock(&mu_);
+  AcceptNext();
+}
+
+std::vector<std::shared_ptr<ServerConnection>> TcpListener::Connections() {
+  absl::MutexLock lock(&mu_);
+  std::vector<std::shared_ptr<ServerConnection>> connections;
+  for (const auto& [key, connection] : connections_) connections.push_back(connection);
+  return connections;
+}
+
+void TcpListener::Opened() {
+  absl::MutexLock lock(&mu_);
+  --unopened_;
+  AcceptNext();
+}
+
+void TcpListener::Closed(bool opened) {
+  absl::MutexLock lock(&mu_);
+  --open_;
+  if (!opened) --unopened_;
+}
+
+void TcpListener::Ended(Connection* connection) {
+  std::shared_ptr<ServerConnection> last;  // freed without the lock
+  absl::MutexLock lock(&mu_);
+  const auto it = connections_.find(connection);
+  last = std::move(it->second);
+  connections_.erase(it);
+  AcceptNext();
+}
+
+}  // namespace
+}  // namespace tcp
+
+absl::StatusOr<std::unique_ptr<Listener>> ListenTcp(const Address& address, Service* service, const Limits& limits) {
+  auto listener = std::make_unique<tcp::TcpListener>(service, limits);
+  absl::Status started = listener->Start(address);
+  if (!started.ok()) return started;
+  return listener;
+}
+
+}  // namespace gradwire::transport
