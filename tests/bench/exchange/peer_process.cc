@@ -1,6 +1,7 @@
 // See peer_process.h. Parent and child talk in lines over two pipes.
 #include "tests/bench/exchange/peer_process.h"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -39,7 +40,8 @@ void StayOn(int core) {
 PeerProcess::PeerProcess(const std::vector<std::string>& arguments) {
   int down[2];
   int up[2];
-  if (pipe(down) != 0 || pipe(up) != 0) Die("pipe");
+  // Not inherited by the peers that are started later: a pipe ends when this process closes it.
+  if (pipe2(down, O_CLOEXEC) != 0 || pipe2(up, O_CLOEXEC) != 0) Die("pipe");
   std::vector<char*> argv;
   std::string self = "/proc/self/exe";
   argv.push_back(self.data());
@@ -51,7 +53,6 @@ PeerProcess::PeerProcess(const std::vector<std::string>& arguments) {
   if (pid_ == 0) {
     dup2(down[0], STDIN_FILENO);
     dup2(up[1], STDOUT_FILENO);
-    for (int fd : {down[0], down[1], up[0], up[1]}) close(fd);
     execv(argv[0], argv.data());
     _exit(127);
   }
