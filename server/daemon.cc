@@ -18,7 +18,7 @@ namespace {
 
 // The ticker looks at least this often, so that a lease that begins while it waits is noticed in time.
 constexpr absl::Duration kLongestTick = absl::Milliseconds(100);
-constexpr absl::Duration kShortestTick = absl::Milliseconds(5);
+constexpr absl::Duration kShortestTick = absl::Milliseconds(1);
 
 uint64_t RandomEpoch() {
   std::random_device device;
@@ -58,6 +58,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
   environment.frame_limit_bytes = config.frame_limit_bytes;
   environment.job_memory_limit_bytes = config.job_memory_limit_bytes;
   environment.server_epoch = RandomEpoch();
+  environment.tick_sooner = [d = daemon.get()] {
+    absl::MutexLock lock(&d->mu_);
+    d->tick_sooner_ = true;
+    d->wake_.SignalAll();
+  };
   if (!config.data_dir.empty()) {
     GW_ASSIGN_OR_RETURN(daemon->data_, DataDirectory::Open(&daemon->disk_, config.data_dir));
     environment.server_epoch = daemon->data_->epoch();
@@ -104,7 +109,7 @@ absl::Duration Daemon::UntilNextTick() {
   absl::Duration wait = kLongestTick;
   const TimeNs now = clock_->Now();
   for (const auto& job : registry_->All()) {
-    const std::optional<TimeNs> next = job->NextExpiry();
+    const std::optional<TimeNs> next = job->NextTick();
     if (next) wait = std::min(wait, absl::Nanoseconds(*next - now));
   }
   return std::max(wait, kShortestTick);
@@ -118,9 +123,9 @@ void Daemon::TickUntilStopped() {
     const absl::Duration wait = UntilNextTick();
     {
       absl::MutexLock lock(&mu_);
+      if (!stopped_ && !tick_sooner_) wake_.WaitWithTimeout(&mu_, wait);
       if (stopped_) return;
-      wake_.WaitWithTimeout(&mu_, wait);
-      if (stopped_) return;
+      tick_sooner_ = false;
     }
     registry_->Tick();
   }

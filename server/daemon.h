@@ -64,6 +64,7 @@ class Daemon {
   absl::Mutex mu_;
   absl::CondVar wake_;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  bool tick_sooner_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace gradwire

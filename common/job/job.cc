@@ -83,6 +83,29 @@ absl::Status FillDurability(v1::JobSpec* spec) {
   return absl::OkStatus();
 }
 
+absl::Status FillRounds(v1::JobSpec* spec) {
+  v1::RoundsSpec* rounds = spec->mutable_rounds();
+  if (!v1::RoundMode_IsValid(rounds->mode())) return absl::InvalidArgumentError("rounds.mode is unknown");
+  if (rounds->mode() == v1::ROUNDS_UNSPECIFIED) rounds->set_mode(v1::ROUNDS_SYNC);
+  if (rounds->mode() != v1::ROUNDS_SYNC) {
+    return absl::UnimplementedError("rounds.mode: this version has synchronous rounds only");
+  }
+  if (rounds->staleness() != 0) {
+    return absl::InvalidArgumentError("rounds.staleness is for rounds.mode bounded only");
+  }
+  if (rounds->quorum() > spec->max_workers()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("rounds.quorum = %d is above max_workers = %d", rounds->quorum(), spec->max_workers()));
+  }
+  if (rounds->quorum() != 0 && rounds->deviations() == 0) rounds->set_deviations(6);
+  if (rounds->quorum() == 0 && rounds->deviations() != 0) {
+    return absl::InvalidArgumentError("rounds.deviations is for rounds with a quorum only");
+  }
+  GW_RETURN_IF_ERROR(CheckHyper("rounds.deviations", 0, rounds->deviations(), 0, 1000));
+  if (rounds->quorum() == 0) spec->clear_rounds();
+  return absl::OkStatus();
+}
+
 absl::Status FillScalars(v1::JobSpec* spec) {
   if (!ValidJobName(spec->name())) {
     return absl::InvalidArgumentError(
@@ -167,6 +190,7 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
   GW_RETURN_IF_ERROR(FillOptimizer(&job.spec_));
   GW_RETURN_IF_ERROR(FillScalars(&job.spec_));
   GW_RETURN_IF_ERROR(FillDurability(&job.spec_));
+  GW_RETURN_IF_ERROR(FillRounds(&job.spec_));
   if (spec.tensors_size() == 0 || static_cast<size_t>(spec.tensors_size()) > kMaxTensors) {
     return absl::InvalidArgumentError(
         absl::StrFormat("job '%s' has %d tensors; 1 to %d are allowed", spec.name(), spec.tensors_size(), kMaxTensors));

@@ -40,6 +40,11 @@ struct Delivery {
   v1::PushOutcome outcome = v1::PUSH_OUTCOME_UNSPECIFIED;  // else acknowledges the frame that it was asked for with
 };
 
+struct RetainedUpdate {
+  SharedChunks chunks;
+  bool deferred = false;  // it names elements that its workers return to their residuals
+};
+
 // A frame whose last chunk has not come yet.
 struct PartialFrame {
   std::unique_ptr<FrameAssembler> assembler;
@@ -73,7 +78,8 @@ struct BucketState {
   std::vector<Bytes> initial_chunks ABSL_GUARDED_BY(mu);
 
   // The retained update frames, at most kRetainedUpdates; the last one made `version`.
-  std::deque<SharedChunks> updates ABSL_GUARDED_BY(mu);
+  std::deque<RetainedUpdate> updates ABSL_GUARDED_BY(mu);
+  std::map<uint64_t, SharedChunks> owed ABSL_GUARDED_BY(mu);  // by version, at most kOwedUpdates: see JobShard
   // Parameters serialized at `version` for the kind that was asked for last.
   v1::PullKind serialized_kind ABSL_GUARDED_BY(mu) = v1::PULL_UNSPECIFIED;
   SharedChunks serialized ABSL_GUARDED_BY(mu);

@@ -124,7 +124,10 @@ std::optional<Delivery> JobShard::Answer(BucketState& bucket, const Waiter& wait
   const uint64_t age = bucket.version - waiter.version;
   if (waiter.kind == v1::PULL_UPDATE) {
     if (age < bucket.updates.size()) {
-      return Delivery{waiter, b, absl::OkStatus(), bucket.updates[bucket.updates.size() - 1 - age]};
+      return Delivery{waiter, b, absl::OkStatus(), bucket.updates[bucket.updates.size() - 1 - age].chunks};
+    }
+    if (const auto owed = bucket.owed.find(waiter.version); owed != bucket.owed.end()) {
+      return Delivery{waiter, b, absl::OkStatus(), owed->second};
     }
     return Delivery{
         waiter, b,

@@ -189,8 +189,8 @@ absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, PushStream& str
   PushVerdict verdict;
   {
     absl::MutexLock lock(&mu_);
-    GW_ASSIGN_OR_RETURN(
-        verdict, machine_.Complete(stream.member, header.bucket, header.round, partial.assembler->digest(), actions));
+    GW_ASSIGN_OR_RETURN(verdict, machine_.Complete(stream.member, header.bucket, header.round,
+                                                   partial.assembler->digest(), environment_.clock->Now(), actions));
     machine_.Renew(stream.member, environment_.clock->Now());
     if (verdict == PushVerdict::kAccept) ++totals_[stream.member].frames;
   }
@@ -247,8 +247,9 @@ JobShard::Ack JobShard::PushAbstain(PushStream& stream, const wire::FrameHeader&
   absl::StatusOr<PushVerdict> verdict = PushVerdict::kAccept;
   {
     absl::MutexLock lock(&mu_);
-    verdict = machine_.Abstain(stream.member, header.bucket, header.round, &actions);
-    machine_.Renew(stream.member, environment_.clock->Now());
+    const TimeNs now = environment_.clock->Now();
+    verdict = machine_.Abstain(stream.member, header.bucket, header.round, now, &actions);
+    machine_.Renew(stream.member, now);
   }
   Run(actions);
   if (!verdict.ok()) return Refuse(stream, header, verdict.status());
@@ -271,7 +272,7 @@ JobShard::Ack JobShard::Refuse(PushStream& stream, const wire::FrameHeader& head
   if (header.kind == wire::FrameKind::kPush) {
     absl::MutexLock lock(&mu_);
     // The others do not wait for a contribution that was refused. Fails where nobody waits for it anyway.
-    machine_.Abstain(stream.member, header.bucket, header.round, &actions).IgnoreError();
+    machine_.Abstain(stream.member, header.bucket, header.round, environment_.clock->Now(), &actions).IgnoreError();
   }
   Run(actions);
   v1::PushAck ack;
@@ -286,9 +287,14 @@ JobShard::Ack JobShard::Refuse(PushStream& stream, const wire::FrameHeader& head
 }
 
 JobShard::Ack JobShard::Acknowledge(PushStream& stream, const wire::FrameHeader& header, PushVerdict verdict) {
-  if (verdict == PushVerdict::kNotIncluded) ++not_included_frames_;
-  if (!IsLast(header)) stream.skipped[header.bucket] = {header.round, true, 0};
   v1::PushAck ack;
+  if (verdict == PushVerdict::kNotIncluded) {
+    ++not_included_frames_;
+    absl::MutexLock lock(&mu_);
+    machine_.NoteLate(stream.member, header.round, environment_.clock->Now());
+    ack.set_open_round(machine_.round());
+  }
+  if (!IsLast(header)) stream.skipped[header.bucket] = {header.round, true, 0};
   ack.set_bucket(header.bucket);
   ack.set_round(header.round);
   ack.set_outcome(OutcomeOf(verdict));
@@ -343,7 +349,7 @@ JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::FrameHead
         record = {journal::RecordType::kInitial, header.bucket, 0, {}, chunks};
         absl::MutexLock job_lock(&mu_);
         ++unwritten_initials_;
-        machine_.Initialized(stream.member, header.bucket, &actions);
+        machine_.Initialized(stream.member, header.bucket, environment_.clock->Now(), &actions);
       }
     }
   }

@@ -1,5 +1,5 @@
 // Replaying a journal into a new shard; see job_shard.h.
-#include <deque>
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -14,17 +14,11 @@ namespace gradwire {
 // What is gathered beside the state of the buckets.
 struct JobShard::Replay {
   struct Bucket {
-    bool initial = false;      // its initial parameters were found
-    uint64_t incarnation = 0;  // of the worker that uploaded them
-    // Of the last rounds, as many as updates are retained; the newest is behind.
-    std::deque<std::pair<uint64_t, std::vector<journal::Contribution>>> contributions;
-
-    const std::vector<journal::Contribution>* Of(uint64_t round) const {
-      for (const auto& [r, list] : contributions) {
-        if (r == round) return &list;
-      }
-      return nullptr;
-    }
+    bool initial = false;                     // its initial parameters were found
+    uint64_t incarnation = 0;                 // of the worker that uploaded them
+    uint64_t first_round = UINT64_MAX;        // of its first record
+    uint64_t end_round = 0;                   // behind its last record
+    std::vector<journal::Contribution> last;  // of its last record
   };
   std::vector<Bucket> buckets;
   uint64_t snapshot_version = 0;
@@ -70,11 +64,18 @@ absl::Status JobShard::ReplayRecord(const journal::Record& record, Replay& repla
 absl::Status JobShard::ReplayUpdate(const journal::Record& record, Replay& replay) {
   BucketState& bucket = *buckets_[record.bucket];
   absl::MutexLock lock(&bucket.mu);
-  auto& contributions = replay.buckets[record.bucket].contributions;
-  contributions.emplace_back(record.round, record.contributions);
-  if (contributions.size() > kRetainedUpdates) contributions.pop_front();
+  Replay::Bucket& replayed = replay.buckets[record.bucket];
+  replayed.first_round = std::min(replayed.first_round, record.round);
+  replayed.end_round = record.round + 1;
+  replayed.last = record.contributions;
+  {
+    absl::MutexLock job_lock(&mu_);
+    for (const journal::Contribution& c : record.contributions) {
+      if (c.included) machine_.RestoreContribution(c.member, record.bucket, record.round, c.digest);
+    }
+  }
   if (record.round < replay.snapshot_version) {  // applied there; kept for workers that ask for it again
-    bucket.updates.push_back(std::make_shared<const std::vector<Bytes>>(record.chunks));
+    bucket.updates.push_back({std::make_shared<const std::vector<Bytes>>(record.chunks), false});
     if (bucket.updates.size() > kRetainedUpdates) bucket.updates.pop_front();
     return absl::OkStatus();
   }
@@ -88,6 +89,7 @@ absl::Status JobShard::ReplayUpdate(const journal::Record& record, Replay& repla
   UpdateFrame frame;
   frame.chunks = record.chunks;
   frame.next = update.next;
+  frame.stats.deferred = update.deferred.size();
   return Publish(bucket, frame);
 }
 
@@ -129,30 +131,26 @@ absl::Status JobShard::EndReplay(Replay& replay) {
   }
   RoundMachine::Recovered recovered;
   recovered.round = round;
-  recovered.buckets.resize(buckets_.size());
   std::set<std::pair<std::string, uint64_t>> workers;
-  const auto gather = [&](const std::vector<journal::Contribution>* list, RoundMachine::Contributions* out,
-                          bool members) {
-    if (list == nullptr) return;
-    for (const journal::Contribution& c : *list) {
-      (*out)[c.member] = {c.included, c.digest};
-      if (members && !c.worker.empty()) workers.emplace(c.worker, c.incarnation);
-    }
-  };
   for (uint32_t b = 0; b < buckets_.size(); ++b) {
-    RoundMachine::Recovered::Bucket& bucket = recovered.buckets[b];
+    const Replay::Bucket& known = replay.buckets[b];
     absl::MutexLock lock(&buckets_[b]->mu);
+    const uint64_t version = buckets_[b]->version;
     buckets_[b]->ready = true;
     // The last update made this version, or there was none in the journal.
-    const auto& known = replay.buckets[b].contributions;
-    if (known.empty() || known.back().first + 1 != buckets_[b]->version) buckets_[b]->updates.clear();
-    bucket.closed = buckets_[b]->version > round;
+    if (known.end_round != version) buckets_[b]->updates.clear();
+    recovered.versions.push_back(version);
+    const uint64_t first = std::min(known.first_round, version);
+    if (replay.snapshot_version > 0) recovered.known_from = std::max(recovered.known_from, first);
     // Whoever is in the open round contributed to every bucket of it that has closed.
-    if (bucket.closed) gather(replay.buckets[b].Of(round), &bucket.current, true);
-    if (round > 0) gather(replay.buckets[b].Of(round - 1), &bucket.previous, newest == round);
+    if (version != newest) continue;
+    for (const journal::Contribution& c : known.last) {
+      if (!c.worker.empty()) workers.emplace(c.worker, c.incarnation);
+    }
   }
   for (const auto& [name, incarnation] : workers) recovered.workers.push_back({name, incarnation});
   recovered_version_ = round;
+  deferred_elements_ = 0;  // of this server's rounds only
   absl::MutexLock lock(&mu_);
   machine_.Restore(recovered, environment_.clock->Now());
   return absl::OkStatus();

@@ -32,6 +32,8 @@ RoundMachine::Rules RulesOf(const Job& job, const Layout& layout) {
   rules.needs_initialization = job.keeps_parameters();
   rules.membership.max_workers = job.spec().max_workers();
   rules.membership.lease_ns = job.spec().lease_ms() * kNsPerMs;
+  rules.quorum = job.spec().rounds().quorum();
+  rules.deviations = job.spec().rounds().deviations();
   return rules;
 }
 
@@ -189,8 +191,29 @@ absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identit
     return absl::Status(outcome.status().code(),
                         absl::StrFormat("job '%s': %s", job_.spec().name(), std::string(outcome.status().message())));
   }
-  spdlog::info("job {} worker {} is back, incarnation {:016x}, in round {}", identity.job(), identity.worker(),
-               identity.incarnation(), round);
+  const bool behind = outcome->start_version != round;
+  spdlog::info("job {} worker {} is back, incarnation {:016x}, in round {}{}", identity.job(), identity.worker(),
+               identity.incarnation(), round, behind ? ", which is over: it has to catch up" : "");
+  return ReplyTo(*outcome);
+}
+
+absl::StatusOr<v1::JoinReply> JobShard::CatchUp(const v1::WorkerIdentity& identity, uint64_t not_before) {
+  RoundActions actions;
+  absl::StatusOr<RoundMachine::JoinOutcome> outcome;
+  {
+    absl::MutexLock lock(&mu_);
+    GW_RETURN_IF_ERROR(shut_);
+    outcome =
+        machine_.CatchUp(identity.worker(), identity.incarnation(), not_before, environment_.clock->Now(), &actions);
+    if (outcome.ok()) totals_[outcome->id];
+  }
+  Run(actions);
+  if (!outcome.ok()) {
+    return absl::Status(outcome.status().code(),
+                        absl::StrFormat("job '%s': %s", job_.spec().name(), std::string(outcome.status().message())));
+  }
+  spdlog::info("job {} worker {} catches up, incarnation {:016x}, goes on with round {}", identity.job(),
+               identity.worker(), identity.incarnation(), outcome->start_version);
   return ReplyTo(*outcome);
 }
 
@@ -241,7 +264,7 @@ absl::Status JobShard::Leave(const v1::LeaveRequest& request) {
     absl::MutexLock lock(&mu_);
     GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(request.identity()));
     NoteSanitized(member, request.sanitized_elements());
-    machine_.Leave(member, &actions);
+    machine_.Leave(member, environment_.clock->Now(), &actions);
     // The worker closes its streams itself: what it has sent is still answered.
     streams_.erase(member);
   }
@@ -271,9 +294,17 @@ void JobShard::WarnRefused(absl::StatusCode kind, const std::string& message) {
   if (refusals_.Admit(kind, environment_.clock->Now())) spdlog::warn("refused: {}", message);
 }
 
-std::optional<TimeNs> JobShard::NextExpiry() const {
+std::optional<TimeNs> JobShard::NextTick() {
   absl::MutexLock lock(&mu_);
-  return machine_.membership().NextExpiry();
+  next_tick_ = machine_.NextTick();
+  return next_tick_;
+}
+
+bool JobShard::TickIsSooner() {
+  const std::optional<TimeNs> next = machine_.NextTick();
+  if (!next || (next_tick_ && *next_tick_ <= *next)) return false;
+  next_tick_ = next;
+  return true;
 }
 
 absl::StatusOr<MemberId> JobShard::Attach(const v1::WorkerIdentity& identity, std::shared_ptr<Outbox> out) {
@@ -335,6 +366,13 @@ void JobShard::Run(const RoundActions& actions) {
     if (buckets_[close.bucket]->failure.ok()) buckets_[close.bucket]->failure = closed;
   }
   if (actions.opened && *actions.opened == 0) spdlog::info("job {}: round 0 opens", job_.spec().name());
+  if (job_.spec().rounds().quorum() == 0 || !environment_.tick_sooner) return;
+  bool sooner = false;
+  {
+    absl::MutexLock lock(&mu_);
+    sooner = TickIsSooner();
+  }
+  if (sooner) environment_.tick_sooner();
 }
 
 void JobShard::DropMember(const Member& member) {
@@ -343,21 +381,18 @@ void JobShard::DropMember(const Member& member) {
     AbandonPartial(*bucket, member.id);
   }
   std::vector<std::shared_ptr<Outbox>> streams;
+  absl::Status why;
   {
     absl::MutexLock lock(&mu_);
     if (machine_.membership().Get(member.id) != nullptr) return;  // it has joined again since
+    const absl::Status gone = machine_.membership().Find(member.worker, member.incarnation).status();
+    why = absl::Status(gone.code(), absl::StrFormat("job '%s': %s", job_.spec().name(), std::string(gone.message())));
     const auto [begin, end] = streams_.equal_range(member.id);
     for (auto it = begin; it != end; ++it) streams.push_back(it->second);
     streams_.erase(begin, end);
     totals_.erase(member.id);
   }
-  for (const auto& stream : streams) {
-    stream->Finish(
-        absl::FailedPreconditionError(absl::StrFormat("job '%s': worker '%s' incarnation %016x is no longer a member "
-                                                      "(its lease ended, or a newer incarnation joined): "
-                                                      "join again",
-                                                      job_.spec().name(), member.worker, member.incarnation)));
-  }
+  for (const auto& stream : streams) stream->Finish(why);
 }
 
 void JobShard::CloseBucket(const RoundActions::Close& close) {
@@ -395,7 +430,7 @@ absl::Status JobShard::Write(const RoundActions::Close& close, const UpdateFrame
   record.chunks = update.chunks;
   {
     absl::MutexLock lock(&mu_);
-    for (const auto& [id, contribution] : machine_.ContributionsOf(close.bucket, close.round)) {
+    for (const auto& [id, contribution] : close.contributions) {
       const Member* member = machine_.membership().Get(id);
       record.contributions.push_back({id, member == nullptr ? "" : member->worker,
                                       member == nullptr ? 0 : member->incarnation, contribution.digest,
@@ -455,11 +490,25 @@ absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update) {
   bucket.committed = 0;
   bucket.learning_rates.clear();
   bucket.accumulator->Open(bucket.version, bucket.plan);
-  bucket.updates.push_back(std::make_shared<const std::vector<Bytes>>(update.chunks));
-  if (bucket.updates.size() > kRetainedUpdates) bucket.updates.pop_front();
+  Retain(bucket, std::make_shared<const std::vector<Bytes>>(update.chunks), update.stats.deferred > 0);
   bucket.serialized = nullptr;
   CaptureBucket(bucket);
   return absl::OkStatus();
+}
+
+void JobShard::Retain(BucketState& bucket, SharedChunks update, bool deferred) {
+  bucket.updates.push_back({std::move(update), deferred});
+  if (bucket.updates.size() <= kRetainedUpdates) return;
+  const uint64_t version = bucket.version - kRetainedUpdates;
+  RetainedUpdate oldest = std::move(bucket.updates.front());
+  bucket.updates.pop_front();
+  if (!oldest.deferred && bucket.owed.empty()) return;
+  absl::MutexLock lock(&mu_);
+  if (oldest.deferred) bucket.owed[version] = std::move(oldest.chunks);
+  const uint32_t b = bucket.layout->bucket;
+  std::erase_if(bucket.owed, [&](const auto& owed)
+                                 ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !machine_.MayAskFor(b, owed.first - 1); });
+  if (bucket.owed.size() > kOwedUpdates) bucket.owed.erase(bucket.owed.begin());
 }
 
 bool JobShard::RoundInProgress() const {
@@ -513,13 +562,18 @@ v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
   absl::MutexLock lock(&mu_);
   status.set_initialized(machine_.initialized());
   status.set_sanitized_elements(sanitized_elements_);
+  v1::RoundStatus& rounds = *status.mutable_rounds();
+  rounds.set_open_round(machine_.round());
+  rounds.set_members(machine_.MembersOfRound());
+  rounds.set_deadline_ms(static_cast<double>(machine_.deadline().value_or(0)) / kNsPerMs);
+  rounds.set_short_rounds(machine_.short_rounds());
   if (!with_details) return status;
   for (const auto& [id, member] : machine_.membership().members()) {
     v1::WorkerStatus& worker = *status.add_workers();
     worker.set_worker(member.worker);
     worker.set_incarnation(member.incarnation);
     worker.set_member(machine_.InRound(member));
-    worker.set_joined_round(member.start_round);
+    if (member.start_round != Membership::kNever) worker.set_joined_round(member.start_round);
     worker.set_lease_left_ms((member.lease_end - now) / kNsPerMs);
     const auto totals = totals_.find(id);
     if (totals == totals_.end()) continue;

@@ -50,6 +50,7 @@ struct JobEnvironment {
   uint64_t frame_limit_bytes = 0;  // one frame, all chunks
   uint64_t job_memory_limit_bytes = 0;
   uint64_t server_epoch = 0;
+  std::function<void()> tick_sooner;  // may be empty; called without a lock held
 };
 
 // What one push stream remembers between its chunks. Used by one thread at a time (sinks are serial).
@@ -70,6 +71,8 @@ struct PushStream {
 class JobShard {
  public:
   static constexpr size_t kRetainedUpdates = 2;
+  // Older ones that defer elements, kept for workers which are in them and have not come back yet.
+  static constexpr size_t kOwedUpdates = 4;
   // Pulls of one bucket that wait at once: an update and parameters, of this round and of the next.
   static constexpr size_t kMaxWaitersPerMember = 4;
 
@@ -112,12 +115,14 @@ class JobShard {
   // Membership; errors as in RoundMachine.
   absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before, bool may_initialize);
   absl::StatusOr<v1::JoinReply> Resume(const v1::WorkerIdentity& identity, uint64_t round);
+  absl::StatusOr<v1::JoinReply> CatchUp(const v1::WorkerIdentity& identity, uint64_t not_before);
   absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::HeartbeatRequest& request);
   absl::Status Leave(const v1::LeaveRequest& request);
-  // Ends leases that have run out; writes how many warnings were held back.
+  // Ends leases that have run out, closes what has waited long enough; writes how many warnings were held back.
   void Tick();
-  // When the next lease ends, on the clock of the environment.
-  std::optional<TimeNs> NextExpiry() const;
+  // When Tick has something to do, on the clock of the environment. Where that becomes sooner than this told last,
+  // JobEnvironment::tick_sooner is called.
+  std::optional<TimeNs> NextTick();
 
   // A stream of a member was opened or has closed. The stream is ended when the member is lost or the job deleted.
   absl::StatusOr<MemberId> Attach(const v1::WorkerIdentity& identity, std::shared_ptr<Outbox> out);
@@ -169,6 +174,10 @@ class JobShard {
   void DescribeDurability(uint64_t version, v1::DurabilityStatus* status);
   absl::Status FinishRound(BucketState& bucket, const RoundActions::Close& close, UpdateFrame* update);
   absl::Status Publish(BucketState& bucket, const UpdateFrame& update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  // Keeps the update that made the bucket's version, and lets go of older ones. deferred: it names elements.
+  void Retain(BucketState& bucket, SharedChunks update, bool deferred) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  // True once where NextTick is sooner than it was told.
+  bool TickIsSooner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Writes the first refusal of each kind to the log; Tick counts the others.
   void WarnRefused(absl::StatusCode kind, const std::string& message);
   void AbandonPartial(BucketState& bucket, MemberId member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
@@ -231,6 +240,7 @@ class JobShard {
 
   mutable absl::Mutex mu_;
   RoundMachine machine_ ABSL_GUARDED_BY(mu_);
+  std::optional<TimeNs> next_tick_ ABSL_GUARDED_BY(mu_);  // as NextTick told
   absl::Status shut_ ABSL_GUARDED_BY(mu_);
   int unwritten_initials_ ABSL_GUARDED_BY(mu_) = 0;       // initial parameters whose records may not be seen yet
   uint64_t sanitized_elements_ ABSL_GUARDED_BY(mu_) = 0;  // of all workers so far

@@ -13,6 +13,9 @@ namespace {
 constexpr uint64_t kFrameOverheadBytes = 4096;  // headers, learning rates, exponents of small buckets
 // Partial frames of this many workers are held at once; more are refused and come again in the next round.
 constexpr uint64_t kFramesInFlight = 8;
+// JobShard::kRetainedUpdates and kOwedUpdates.
+constexpr uint64_t kRetainedUpdates = 2;
+constexpr uint64_t kOwedUpdates = 4;
 // A worker that joins is still being sent the version that it starts from when the others pull the next one.
 constexpr uint64_t kSerializedVersions = 2;
 
@@ -81,6 +84,7 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
                         const std::vector<std::unique_ptr<Codec>>& codecs, uint64_t frame_limit_bytes, bool on_device) {
   MemoryBound bound;
   uint64_t largest_frame = 0;
+  uint64_t round_updates = 0;
   for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
     const uint64_t elements = layout.at(b, shard).elements;
     const Codec* codec = b < codecs.size() ? codecs[b].get() : nullptr;
@@ -98,13 +102,15 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
     if (codec != nullptr) {
       const DeviceNeeds needs = codec->device_needs();
       bound.accumulators += on_device ? needs.host_bytes + needs.pinned_bytes : 2 * codec->accumulator_bytes();
-      bound.updates += 2 * UpdateBound(*codec, elements);
+      const uint64_t update = UpdateBound(*codec, elements);
+      bound.updates += (kRetainedUpdates + (codec->sparse() ? kOwedUpdates : 0)) * update;
+      round_updates += update;
     }
     largest_frame = std::max(largest_frame, elements * 5 + kFrameOverheadBytes);
   }
   const v1::DurabilitySpec& durability = job.spec().durability();
   if (durability.level() == v1::DURABILITY_INTERVAL || durability.on_failure() == v1::DISK_FAILURE_CONTINUE) {
-    bound.journal = std::min(kMaxJournalBytes, Multiply(kJournalRounds / 2, bound.updates));
+    bound.journal = std::min(kMaxJournalBytes, Multiply(kJournalRounds, round_updates));
   }
   const uint64_t frames = std::min<uint64_t>(kFramesInFlight, std::max<uint32_t>(1, job.spec().max_workers()));
   bound.in_flight = frames * std::min(largest_frame, frame_limit_bytes);

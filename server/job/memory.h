@@ -20,7 +20,7 @@ struct MemoryBound {
   uint64_t parameters = 0;
   uint64_t moments = 0;
   uint64_t accumulators = 0;  // of two rounds: one merging, one being finished and decoded
-  uint64_t updates = 0;       // retained update frames of two rounds
+  uint64_t updates = 0;       // retained update frames: of the last two rounds, of sparse codecs of four older ones
   uint64_t serialized = 0;    // parameters and moments encoded for pullers, of two versions, one kind each
   uint64_t snapshot = 0;      // a copy of parameters and moments, of durable jobs
   uint64_t journal = 0;       // update frames that are not on disk yet, where rounds do not wait for that

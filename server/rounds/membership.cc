@@ -64,6 +64,11 @@ void Membership::Advance(MemberId id, uint64_t round) {
   if (it != members_.end()) it->second.start_round = std::min(it->second.start_round, round);
 }
 
+void Membership::NoteFrame(MemberId id, uint64_t round) {
+  const auto it = members_.find(id);
+  if (it != members_.end()) it->second.heard_round = std::max(it->second.heard_round, round);
+}
+
 absl::StatusOr<MemberId> Membership::Find(std::string_view worker, uint64_t incarnation) const {
   const auto it = by_name_.find(worker);
   if (it == by_name_.end()) {

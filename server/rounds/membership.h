@@ -23,10 +23,11 @@ struct Member {
   MemberId id = 0;
   std::string worker;
   uint64_t incarnation = 0;
-  uint64_t start_round = 0;  // contributes from this round on
+  uint64_t start_round = 0;  // contributes from this round on; kNever: it is behind and was not told where to start
   uint64_t sequence = 0;     // order of joining
   TimeNs lease_end = 0;
   bool may_initialize = false;  // as its latest join or heartbeat said
+  uint64_t heard_round = 0;     // the latest round of which a frame came
 };
 
 class Membership {
@@ -46,10 +47,12 @@ class Membership {
   // A worker joins, to contribute from `start_round` on. Another incarnation of the same name is expelled at once.
   // Errors: InvalidArgument (name), ResourceExhausted (max_workers; names both numbers).
   absl::StatusOr<Joined> Join(std::string_view worker, uint64_t incarnation, uint64_t start_round, TimeNs now);
+  static constexpr uint64_t kNever = UINT64_MAX;
   // Postpones the first round of a member; earlier rounds do not wait for it.
   void Postpone(MemberId id, uint64_t start_round);
   // The member contributes from `round` on, if not from an earlier one already.
   void Advance(MemberId id, uint64_t round);
+  void NoteFrame(MemberId id, uint64_t round);
   // Errors: NotFound (never joined, left, or the lease ended), FailedPrecondition (superseded); both say to join again.
   absl::StatusOr<MemberId> Find(std::string_view worker, uint64_t incarnation) const;
   const Member* Get(MemberId id) const;

@@ -1,170 +1,63 @@
-// Who is waited for, what closes, what opens; see round.h.
+// What is merged, what closes, what opens; see round.h.
 #include "server/rounds/round.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 
 namespace gradwire {
+namespace {
+
+constexpr TimeNs kAtOnce = std::numeric_limits<TimeNs>::min();
+
+}  // namespace
 
 RoundMachine::RoundMachine(const Rules& rules)
     : rules_(rules),
       membership_(rules.membership),
+      // A worker has at most 1 + staleness frames of a bucket unanswered, and begins the next one meanwhile.
+      history_(rules.buckets, rules.staleness + 2),
+      lateness_(rules.deviations),
       initialized_(!rules.needs_initialization),
-      uploaded_(rules.buckets),
-      current_(rules.buckets) {}
-
-absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Join(std::string_view worker, uint64_t incarnation,
-                                                             uint64_t not_before, bool may_initialize, TimeNs now,
-                                                             RoundActions* actions) {
-  if (not_before > round_ + kMaxRoundsAhead) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "worker '%s' asks to start at round %d; round %d is open and at most %d rounds ahead are allowed",
-        std::string(worker), not_before, round_, kMaxRoundsAhead));
-  }
-  // The incarnation that this one replaces is gone before the newcomer's first round is decided.
-  std::vector<Member> lost;
-  for (const auto& [id, member] : membership_.members()) {
-    if (member.worker == worker && member.incarnation != incarnation) lost.push_back(member);
-  }
-  for (const Member& member : lost) membership_.Remove(member.id);
-  absl::StatusOr<Membership::Joined> joined = membership_.Join(worker, incarnation, StartRoundOfNewcomer(), now);
-  if (!joined.ok()) return joined.status();
-  membership_.Postpone(joined->id, not_before);
-  membership_.SetMayInitialize(joined->id, may_initialize);
-  Lose(lost, actions);
-  JoinOutcome outcome;
-  outcome.id = joined->id;
-  outcome.start_version = membership_.Get(joined->id)->start_round;
-  outcome.must_initialize = MustInitialize(joined->id);
-  outcome.waiting_for_workers = !open_ && membership_.members().size() < rules_.min_workers;
-  return outcome;
+      uploaded_(rules.buckets) {
+  for (uint32_t i = 0; i <= rules_.staleness; ++i) rounds_.push_back(NewRound(0));
 }
 
-absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Resume(std::string_view worker, uint64_t incarnation,
-                                                               uint64_t round, TimeNs now, RoundActions* actions) {
-  if (round > round_) {
-    return absl::DataLossError(absl::StrFormat(
-        "worker '%s' has seen version %d, this shard was recovered at version %d: its disk lost what lies "
-        "between; join again to start from what is here",
-        std::string(worker), round, round_));
-  }
-  if (!initialized_ || round + 1 < round_) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("worker '%s' cannot go on with round %d, this shard %s: join again", std::string(worker), round,
-                        initialized_ ? absl::StrFormat("is at round %d", round_) : "has no parameters yet"));
-  }
-  GW_ASSIGN_OR_RETURN(JoinOutcome outcome, Join(worker, incarnation, 0, false, now, actions));
-  membership_.Advance(outcome.id, round_);
-  outcome.start_version = round;
-  return outcome;
+RoundMachine::Round RoundMachine::NewRound(TimeNs now) const {
+  Round round;
+  round.opened = now;
+  round.buckets.resize(rules_.buckets);
+  return round;
+}
+
+RoundMachine::Round* RoundMachine::Find(uint64_t round) {
+  return round < round_ || round - round_ >= rounds_.size() ? nullptr : &rounds_[round - round_];
 }
 
 void RoundMachine::Restore(const Recovered& recovered, TimeNs now) {
-  const auto included = [](const Contributions& contributions) {
-    return static_cast<uint32_t>(
-        std::count_if(contributions.begin(), contributions.end(), [](const auto& c) { return c.second.included; }));
-  };
   round_ = recovered.round;
   initialized_ = true;
-  previous_.assign(rules_.buckets, {});
-  for (uint32_t b = 0; b < rules_.buckets; ++b) {
-    const Recovered::Bucket& bucket = recovered.buckets[b];
-    current_[b] = {bucket.closed, included(bucket.current), bucket.current};
-    previous_[b] = {true, included(bucket.previous), bucket.previous};
-    closed_ += bucket.closed ? 1 : 0;
+  for (uint64_t i = 0; i < rounds_.size(); ++i) {
+    rounds_[i].opened = now;
+    for (uint32_t b = 0; b < rules_.buckets; ++b) {
+      if (recovered.versions[b] <= round_ + i) continue;
+      rounds_[i].buckets[b].closed = true;
+      ++rounds_[i].closed;
+    }
   }
+  history_.Forget(recovered.known_from);
   // Round 0 opens when min_workers have joined, again.
-  open_ = round_ > 0 || closed_ > 0;
+  open_ = round_ > 0 || rounds_[0].closed > 0;
   for (const Recovered::Worker& worker : recovered.workers) {
     membership_.Join(worker.name, worker.incarnation, round_, now).IgnoreError();
   }
 }
 
-RoundMachine::Contributions RoundMachine::ContributionsOf(uint32_t bucket, uint64_t round) const {
-  const std::vector<BucketRound>* buckets = BucketsOf(round);
-  return buckets == nullptr || bucket >= buckets->size() ? Contributions() : (*buckets)[bucket].contributions;
-}
-
-uint64_t RoundMachine::StartRoundOfNewcomer() const {
-  if (!open_) return round_;
-  return MembersOfRound() == 0 && closed_ == 0 ? round_ : round_ + 1;
-}
-
-void RoundMachine::Leave(MemberId id, RoundActions* actions) {
-  const Member* member = membership_.Get(id);
-  if (member == nullptr) return;
-  const std::vector<Member> lost = {*member};
-  membership_.Remove(id);
-  Lose(lost, actions);
-}
-
-void RoundMachine::Tick(TimeNs now, RoundActions* actions) {
-  std::vector<Member> lost;
-  for (const auto& [id, member] : membership_.members()) {
-    if (member.lease_end <= now) lost.push_back(member);
-  }
-  if (lost.empty()) return;
-  membership_.Expire(now);
-  Lose(lost, actions);
-}
-
-void RoundMachine::SetMayInitialize(MemberId id, bool may_initialize, RoundActions* actions) {
-  membership_.SetMayInitialize(id, may_initialize);
-  ElectInitializer(actions);
-}
-
-void RoundMachine::Lose(const std::vector<Member>& lost, RoundActions* actions) {
-  actions->lost.insert(actions->lost.end(), lost.begin(), lost.end());
-  ElectInitializer(actions);
-  Advance(actions);
-}
-
-void RoundMachine::ElectInitializer(RoundActions* actions) {
-  if (initialized_) return;
-  const Member* chosen = initializer_ ? membership_.Get(*initializer_) : nullptr;
-  if (chosen != nullptr && chosen->may_initialize) return;
-  if (uploaded_count_ > 0) {
-    // A mixture of two workers' initial parameters would be nobody's: start over.
-    uploaded_.assign(rules_.buckets, false);
-    uploaded_count_ = 0;
-    actions->restart_initialization = true;
-  }
-  const Member* first = membership_.FirstInitializer();
-  initializer_ = first == nullptr ? std::nullopt : std::optional<MemberId>(first->id);
-}
-
-absl::Status RoundMachine::CheckInitializer(MemberId id, uint32_t bucket) const {
-  const Member* member = membership_.Get(id);
-  if (member == nullptr) return absl::NotFoundError("not a member of this job: join again");
-  if (!rules_.needs_initialization) {
-    return absl::FailedPreconditionError(
-        "this job keeps no parameters (OPTIMIZER_NONE): there is nothing to initialize");
-  }
-  if (initialized_) return absl::AlreadyExistsError("the parameters of this job are initialized: pull them");
-  if (initializer_ != id) {
-    const Member* chosen = initializer_ ? membership_.Get(*initializer_) : nullptr;
-    if (chosen == nullptr) {
-      return absl::FailedPreconditionError(
-          absl::StrFormat("no worker is chosen yet to send the initial parameters; '%s' did not say that it may "
-                          "(JoinRequest.may_initialize): pull them",
-                          member->worker));
-    }
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "worker '%s' was chosen to send the initial parameters, not '%s': pull them", chosen->worker, member->worker));
-  }
-  if (bucket >= rules_.buckets) return absl::InvalidArgumentError(absl::StrFormat("no bucket %d", bucket));
-  if (uploaded_[bucket]) return absl::AlreadyExistsError(absl::StrFormat("bucket %d is initialized", bucket));
-  return absl::OkStatus();
-}
-
-void RoundMachine::Initialized(MemberId id, uint32_t bucket, RoundActions* actions) {
-  if (!CheckInitializer(id, bucket).ok()) return;
-  uploaded_[bucket] = true;
-  if (++uploaded_count_ == rules_.buckets) initialized_ = true;
-  Advance(actions);
+void RoundMachine::RestoreContribution(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) {
+  history_.Note(id, bucket, round, digest);
 }
 
 absl::Status RoundMachine::CheckRound(MemberId id, uint32_t bucket, uint64_t round) const {
@@ -172,111 +65,165 @@ absl::Status RoundMachine::CheckRound(MemberId id, uint32_t bucket, uint64_t rou
     return absl::InvalidArgumentError(
         absl::StrFormat("bucket %d does not exist: this job has %d", bucket, rules_.buckets));
   }
-  const Member* member = membership_.Get(id);
-  if (member == nullptr) {
+  if (membership_.Get(id) == nullptr) {
     return absl::NotFoundError("the worker is not a member of this job (it left, or its lease ended): join again");
   }
-  if (round > round_) {
+  if (round >= round_ + rounds_.size()) {
     return absl::FailedPreconditionError(
         absl::StrFormat("bucket %d: a frame of round %d, but round %d is open: pull version %d of every bucket first",
-                        bucket, round, round_, round));
-  }
-  if (round == round_ && member->start_round > round) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("bucket %d: a frame of round %d, but worker '%s' joined to start at round %d", bucket, round,
-                        member->worker, member->start_round));
+                        bucket, round, round_, round - rules_.staleness));
   }
   return absl::OkStatus();
 }
 
-const std::vector<RoundMachine::BucketRound>* RoundMachine::BucketsOf(uint64_t round) const {
-  if (round == round_) return &current_;
-  return round + 1 == round_ ? &previous_ : nullptr;
-}
-
-const RoundMachine::Contribution* RoundMachine::FindContribution(MemberId id, uint32_t bucket, uint64_t round) const {
-  const std::vector<BucketRound>* buckets = BucketsOf(round);
-  if (buckets == nullptr || bucket >= buckets->size()) return nullptr;
-  const auto it = (*buckets)[bucket].contributions.find(id);
-  return it == (*buckets)[bucket].contributions.end() ? nullptr : &it->second;
-}
-
 absl::StatusOr<PushVerdict> RoundMachine::Classify(MemberId id, uint32_t bucket, uint64_t round) const {
   GW_RETURN_IF_ERROR(CheckRound(id, bucket, round));
-  const Contribution* seen = FindContribution(id, bucket, round);
-  if (seen != nullptr && seen->included) return PushVerdict::kDuplicate;
-  if (round < round_ || current_[bucket].closed) return PushVerdict::kNotIncluded;
-  return PushVerdict::kAccept;
+  if (history_.Find(id, bucket, round) != nullptr) return PushVerdict::kDuplicate;
+  const Round* open = Find(round);
+  const bool over = open == nullptr || open->buckets[bucket].closed;
+  if (over && !history_.Knows(id, round)) {
+    return absl::DataLossError(
+        absl::StrFormat("bucket %d: it is no longer known whether a frame of round %d of this worker was merged (round "
+                        "%d is open): join as a new worker",
+                        bucket, round, round_));
+  }
+  return over || membership_.Get(id)->start_round > round ? PushVerdict::kNotIncluded : PushVerdict::kAccept;
 }
 
 absl::Status RoundMachine::Repeat(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) const {
-  const Contribution* seen = FindContribution(id, bucket, round);
-  if (seen == nullptr || !seen->included || seen->digest == digest) return absl::OkStatus();
+  const uint32_t* seen = history_.Find(id, bucket, round);
+  if (seen == nullptr || *seen == digest) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrFormat("bucket %d round %d: a frame with digest 0x%08x of this worker was merged before, this one has "
                       "0x%08x: a repeat must be the same bytes",
-                      bucket, round, seen->digest, digest));
+                      bucket, round, *seen, digest));
 }
 
 absl::StatusOr<PushVerdict> RoundMachine::Complete(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest,
-                                                   RoundActions* actions) {
+                                                   TimeNs now, RoundActions* actions) {
   GW_ASSIGN_OR_RETURN(const PushVerdict verdict, Classify(id, bucket, round));
   if (verdict == PushVerdict::kDuplicate) GW_RETURN_IF_ERROR(Repeat(id, bucket, round, digest));
   if (verdict != PushVerdict::kAccept) return verdict;
-  current_[bucket].contributions[id] = {true, digest};
-  ++current_[bucket].included;
-  CloseIfComplete(bucket, actions);
+  BucketRound& open = Find(round)->buckets[bucket];
+  open.contributions[id] = {true, digest};
+  ++open.included;
+  history_.Note(id, bucket, round, digest);
+  NoteCame(id, bucket, round, now);
+  CloseIfDue(round, bucket, now, actions);
+  if (rounds_[0].closed == rules_.buckets) Advance(now, actions);
   return verdict;
 }
 
-absl::StatusOr<PushVerdict> RoundMachine::Abstain(MemberId id, uint32_t bucket, uint64_t round, RoundActions* actions) {
+absl::StatusOr<PushVerdict> RoundMachine::Abstain(MemberId id, uint32_t bucket, uint64_t round, TimeNs now,
+                                                  RoundActions* actions) {
   GW_ASSIGN_OR_RETURN(const PushVerdict verdict, Classify(id, bucket, round));
   if (verdict != PushVerdict::kAccept) return verdict;
-  current_[bucket].contributions[id] = {false, 0};
-  CloseIfComplete(bucket, actions);
+  Find(round)->buckets[bucket].contributions[id] = {false, 0};
+  NoteCame(id, bucket, round, now);
+  CloseIfDue(round, bucket, now, actions);
+  if (rounds_[0].closed == rules_.buckets) Advance(now, actions);
   return verdict;
 }
 
-void RoundMachine::CloseIfComplete(uint32_t bucket, RoundActions* actions) {
-  if (!open_ || !Closable(current_[bucket])) return;
-  current_[bucket].closed = true;
-  actions->close.push_back({bucket, round_, current_[bucket].included});
-  if (++closed_ == rules_.buckets) Advance(actions);
+void RoundMachine::NoteCame(MemberId id, uint32_t bucket, uint64_t round, TimeNs now) {
+  membership_.NoteFrame(id, round);
+  BucketRound& open = Find(round)->buckets[bucket];
+  if (rules_.quorum == 0 || open.contributions.size() < rules_.quorum) return;
+  if (open.quorum_at) return lateness_.NoteLate(round, now - *open.quorum_at);
+  open.quorum_at = now;
+  lateness_.NoteQuorum(round, Find(round)->opened, now);
 }
 
-bool RoundMachine::Closable(const BucketRound& bucket) const {
-  if (bucket.closed) return false;
+void RoundMachine::NoteLate(MemberId id, uint64_t round, TimeNs now) {
+  membership_.NoteFrame(id, round);
+  if (rules_.quorum > 0) lateness_.NoteAfterClose(round, now);
+}
+
+std::optional<TimeNs> RoundMachine::CloseTime(uint64_t round, uint32_t bucket, bool* missing) const {
+  const BucketRound& open = Find(round)->buckets[bucket];
+  if (!open_ || open.closed || (round > round_ && !Find(round - 1)->buckets[bucket].closed)) return std::nullopt;
   bool anyone = false;
+  bool later = false;
+  bool awaited = false;
+  *missing = false;
   for (const auto& [id, member] : membership_.members()) {
-    if (!InRound(member)) continue;
-    if (!bucket.contributions.contains(id)) return false;
-    anyone = true;
+    anyone = anyone || member.start_round <= round;
+    later = later || (member.start_round > round && member.start_round != Membership::kNever);
+    if (member.start_round > round || open.contributions.contains(id)) continue;
+    *missing = true;
+    // Who has not been heard of since an earlier round cannot have this one: it is not waited for.
+    awaited = awaited || member.start_round == round || member.heard_round + 1 >= round;
   }
-  // Nobody is left in this round. It stays open for the next joiner to enter, unless somebody waits for a later one.
-  return anyone || !membership_.members().empty();
+  if (!*missing) {
+    // Nobody is left in this round. It stays open for the next joiner to enter, unless somebody waits for a later one.
+    return anyone || (later && round == round_) ? std::optional<TimeNs>(kAtOnce) : std::nullopt;
+  }
+  if (!open.quorum_at) return std::nullopt;
+  if (!awaited) return kAtOnce;
+  const std::optional<TimeNs> deadline = lateness_.Deadline();
+  return deadline ? std::optional<TimeNs>(*open.quorum_at + *deadline) : std::nullopt;
 }
 
-void RoundMachine::Advance(RoundActions* actions) {
+std::optional<TimeNs> RoundMachine::NextClose() const {
+  std::optional<TimeNs> next;
+  if (rules_.quorum == 0) return next;
+  for (uint32_t b = 0; b < rules_.buckets; ++b) {
+    if (!rounds_[0].buckets[b].quorum_at || rounds_[0].buckets[b].closed) continue;
+    bool missing = false;
+    const std::optional<TimeNs> time = CloseTime(round_, b, &missing);
+    if (time && (!next || *time < *next)) next = time;
+  }
+  return next;
+}
+
+void RoundMachine::CloseIfDue(uint64_t round, uint32_t bucket, TimeNs now, RoundActions* actions) {
+  // The bucket of the round behind it may have been complete before.
+  for (; Find(round) != nullptr; ++round) {
+    bool missing = false;
+    const std::optional<TimeNs> time = CloseTime(round, bucket, &missing);
+    if (!time || *time > now) return;
+    Round& open = *Find(round);
+    BucketRound& closing = open.buckets[bucket];
+    closing.closed = true;
+    open.is_short = open.is_short || missing;
+    ++open.closed;
+    actions->close.push_back({bucket, round, closing.included, std::move(closing.contributions)});
+    closing.contributions.clear();
+  }
+}
+
+void RoundMachine::Advance(TimeNs now, RoundActions* actions) {
   ElectInitializer(actions);
   if (!open_) {
     if (!initialized_ || membership_.members().size() < rules_.min_workers || rules_.buckets == 0) return;
     open_ = true;
+    for (Round& round : rounds_) round.opened = now;
     actions->opened = round_;
   }
   for (;;) {
-    for (uint32_t b = 0; b < rules_.buckets; ++b) {
-      if (!Closable(current_[b])) continue;
-      current_[b].closed = true;
-      ++closed_;
-      actions->close.push_back({b, round_, current_[b].included});
+    for (uint64_t round = round_; Find(round) != nullptr; ++round) {
+      for (uint32_t b = 0; b < rules_.buckets; ++b) CloseIfDue(round, b, now, actions);
     }
-    if (closed_ < rules_.buckets) return;
-    ++round_;
-    previous_ = std::move(current_);
-    current_.assign(rules_.buckets, {});
-    closed_ = 0;
-    actions->opened = round_;
+    if (rounds_[0].closed < rules_.buckets) return;
+    while (rounds_[0].closed == rules_.buckets) OpenNext(now, actions);
   }
+}
+
+void RoundMachine::OpenNext(TimeNs now, RoundActions* actions) {
+  short_rounds_ += rounds_[0].is_short ? 1 : 0;
+  rounds_.pop_front();
+  rounds_.push_back(NewRound(now));
+  ++round_;
+  actions->opened = round_;
+}
+
+uint64_t RoundMachine::NextBoundary() const {
+  uint64_t next = round_;
+  for (const Round& round : rounds_) {
+    if (round.closed == 0) break;
+    ++next;
+  }
+  return next;
 }
 
 uint32_t RoundMachine::MembersOfRound() const {
@@ -286,8 +233,10 @@ uint32_t RoundMachine::MembersOfRound() const {
 }
 
 bool RoundMachine::RoundHasContributions() const {
-  return std::any_of(current_.begin(), current_.end(),
-                     [](const BucketRound& b) { return b.closed || !b.contributions.empty(); });
+  return std::any_of(rounds_.begin(), rounds_.end(), [](const Round& round) {
+    return std::any_of(round.buckets.begin(), round.buckets.end(),
+                       [](const BucketRound& b) { return b.closed || !b.contributions.empty(); });
+  });
 }
 
 }  // namespace gradwire

@@ -36,14 +36,14 @@ absl::StatusOr<v1::JoinReply> WorkerService::Join(const v1::JoinRequest& request
     return absl::InvalidArgumentError(
         absl::StrFormat("the worker joins job '%s' with the spec of job '%s'", identity.job(), request.spec().name()));
   }
-  if (request.resume()) return Resume(request);
+  if (request.resume() || request.catch_up()) return GoOn(request);
   GW_ASSIGN_OR_RETURN(
       const std::shared_ptr<JobShard> job,
       registry_->GetOrCreate(request.spec(), request.shard_index(), request.shard_count(), request.layout_digest()));
   return job->Join(identity, request.start_version(), request.may_initialize());
 }
 
-absl::StatusOr<v1::JoinReply> WorkerService::Resume(const v1::JoinRequest& request) {
+absl::StatusOr<v1::JoinReply> WorkerService::GoOn(const v1::JoinRequest& request) {
   const uint64_t epoch = registry_->environment().server_epoch;
   if (registry_->epochs_grow() && request.known_epoch() > epoch) {
     return absl::FailedPreconditionError(absl::StrFormat(
@@ -54,6 +54,7 @@ absl::StatusOr<v1::JoinReply> WorkerService::Resume(const v1::JoinRequest& reque
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.spec().name()));
   GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(request.spec()));
   GW_RETURN_IF_ERROR(job->CheckSame(asked, request.shard_index(), request.shard_count(), request.layout_digest()));
+  if (request.catch_up()) return job->CatchUp(request.identity(), request.start_version());
   return job->Resume(request.identity(), request.resume_round());
 }
 

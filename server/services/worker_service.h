@@ -25,7 +25,7 @@ class WorkerService {
 
  private:
   absl::StatusOr<v1::JoinReply> Join(const v1::JoinRequest& request);
-  absl::StatusOr<v1::JoinReply> Resume(const v1::JoinRequest& request);
+  absl::StatusOr<v1::JoinReply> GoOn(const v1::JoinRequest& request);
   absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::HeartbeatRequest& request);
   absl::StatusOr<v1::LeaveReply> Leave(const v1::LeaveRequest& request);
 

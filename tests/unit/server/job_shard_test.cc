@@ -228,6 +228,60 @@ TEST_F(JobShardTest, EveryCodecStepsAndTheOrderOfArrivalDoesNotMatter) {
   }
 }
 
+TEST_F(JobShardTest, QuorumClosesOverThePartialFrameOfTheLateWorker) {
+  v1::JobSpec spec = SmallSpec("job", 3);
+  spec.mutable_rounds()->set_quorum(2);
+  spec.mutable_tensors(0)->set_shape(0, 4096);  // 1 MiB: more than one chunk
+  spec.set_bucket_bytes(8 << 20);
+  environment_.frame_limit_bytes = 16 << 20;
+  int sooner = 0;
+  environment_.tick_sooner = [&sooner] { ++sooner; };
+  Start(spec);
+  TestWorker a = Worker("a"), b = Worker("b"), c = Worker("c");
+  for (TestWorker* worker : {&a, &b, &c}) ASSERT_TRUE(worker->Join().ok());
+  a.InitializeAll(1.0f);
+  for (TestWorker* worker : {&a, &b, &c}) PushAll(worker, 0, 1.0f);
+  // How late the last one is, is learned.
+  uint64_t round = 1;
+  for (; round <= Lateness::kFewest; ++round) {
+    for (TestWorker* worker : {&a, &b}) PushAll(worker, round, 1.0f);
+    clock_.now += 10 * kMs;
+    PushAll(&c, round, 1.0f);
+    clock_.now += 100 * kMs;
+  }
+  const std::string before = Digest();
+  PushAll(&a, round, 2.0f);
+  uint32_t large = 0;
+  for (uint32_t k = 0; k < c.frames.buckets(); ++k) {
+    const auto chunks = c.frames.Push(k, round, 100.0f);
+    if (chunks.size() == 1) continue;
+    large = k;
+    const auto ack = shard_->PushChunk(c.stream, {&chunks[0], 1});
+    ASSERT_TRUE(ack.ok() && !*ack);
+  }
+  const int told = sooner;
+  ASSERT_TRUE(shard_->NextTick().has_value());
+  PushAll(&b, round, 4.0f);
+  EXPECT_GT(sooner, told);
+  EXPECT_LE(*shard_->NextTick(), clock_.now + 10 * kMs);
+  EXPECT_EQ(shard_->Describe(false, false).version(), round);
+  clock_.now += 10 * kMs;
+  shard_->Tick();
+  const v1::JobStatus status = shard_->Describe(false, false);
+  EXPECT_EQ(status.version(), round + 1);
+  EXPECT_EQ(status.rounds().short_rounds(), 1u);
+  EXPECT_EQ(status.rounds().members(), 3u);
+  EXPECT_NEAR(status.rounds().deadline_ms(), 10, 0.1);
+  EXPECT_NE(Digest(), before);
+  a.FollowUpdate(round + 1);  // of two contributors
+  // What is left of the late frame is answered, not merged.
+  const auto chunks = c.frames.Push(large, round, 100.0f);
+  const auto ack = shard_->PushChunk(c.stream, {&chunks[1], 1});
+  ASSERT_TRUE(ack.ok() && *ack);
+  EXPECT_EQ((*ack)->outcome(), v1::PUSH_NOT_INCLUDED);
+  EXPECT_EQ((*ack)->open_round(), round + 1);
+}
+
 TEST_F(JobShardTest, LeaseEndAbandonsThePartialFrameAndTheOthersGoOn) {
   v1::JobSpec spec = SmallSpec("job", 2);
   spec.mutable_tensors(0)->set_shape(0, 4096);  // 1 MiB: more than one chunk
@@ -248,7 +302,7 @@ TEST_F(JobShardTest, LeaseEndAbandonsThePartialFrameAndTheOthersGoOn) {
   ASSERT_TRUE(shard_->Heartbeat(a.HeartbeatRequest()).ok());
   clock_.now += 6'000 * kMs;
   shard_->Tick();
-  EXPECT_EQ(b.pull->finished->code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(b.pull->finished->code(), absl::StatusCode::kNotFound);
   a.Pull(v1::PULL_PARAMS_F32, 2);
   const auto answers = a.TakeAnswers();
   ASSERT_EQ(answers.size(), a.frames.buckets());

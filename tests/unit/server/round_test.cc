@@ -25,9 +25,9 @@ class RoundMachineTest : public testing::Test {
     EXPECT_TRUE(outcome.ok()) << outcome.status();
     return *outcome;
   }
-  PushVerdict Complete(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest = 7) {
+  PushVerdict Complete(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest = 7, TimeNs now = 0) {
     actions_ = {};
-    auto verdict = machine_->Complete(id, bucket, round, digest, &actions_);
+    auto verdict = machine_->Complete(id, bucket, round, digest, now, &actions_);
     EXPECT_TRUE(verdict.ok()) << verdict.status();
     return verdict.value_or(PushVerdict::kNotIncluded);
   }
@@ -54,9 +54,9 @@ TEST_F(RoundMachineTest, OpensOnlyOnceEveryBucketIsInitialized) {
   EXPECT_TRUE(a.must_initialize);
   EXPECT_FALSE(machine_->open());
   actions_ = {};
-  machine_->Initialized(a.id, 0, &actions_);
+  machine_->Initialized(a.id, 0, 0, &actions_);
   EXPECT_FALSE(machine_->open());
-  machine_->Initialized(a.id, 1, &actions_);
+  machine_->Initialized(a.id, 1, 0, &actions_);
   EXPECT_TRUE(machine_->open());
   EXPECT_FALSE(machine_->MustInitialize(a.id));
   EXPECT_EQ(machine_->CheckInitializer(a.id, 0).code(), absl::StatusCode::kAlreadyExists);
@@ -68,7 +68,7 @@ TEST_F(RoundMachineTest, NextJoinerInitializesWhenTheFirstIsLost) {
   const auto b = Join("b", 1, 0, 10);
   EXPECT_FALSE(b.must_initialize);
   EXPECT_EQ(machine_->CheckInitializer(b.id, 0).code(), absl::StatusCode::kFailedPrecondition);
-  machine_->Initialized(a.id, 0, &actions_);
+  machine_->Initialized(a.id, 0, 0, &actions_);
   actions_ = {};
   machine_->Tick(kLease, &actions_);
   ASSERT_EQ(actions_.lost.size(), 1u);
@@ -127,11 +127,11 @@ TEST_F(RoundMachineTest, AbstentionIsNotWaitedForAndCanBeReplaced) {
   const auto a = Join("a");
   const auto b = Join("b");
   actions_ = {};
-  ASSERT_TRUE(machine_->Abstain(a.id, 0, 0, &actions_).ok());
+  ASSERT_TRUE(machine_->Abstain(a.id, 0, 0, 0, &actions_).ok());
   EXPECT_TRUE(actions_.close.empty());
   EXPECT_EQ(Complete(a.id, 0, 0), PushVerdict::kAccept);
   actions_ = {};
-  ASSERT_TRUE(machine_->Abstain(b.id, 0, 0, &actions_).ok());
+  ASSERT_TRUE(machine_->Abstain(b.id, 0, 0, 0, &actions_).ok());
   ASSERT_EQ(actions_.close.size(), 1u);
   EXPECT_EQ(actions_.close[0].contributors, 1u);
 }
@@ -140,7 +140,7 @@ TEST_F(RoundMachineTest, AllAbstainingClosesWithNobody) {
   Make(1, 1);
   const auto a = Join("a");
   actions_ = {};
-  ASSERT_TRUE(machine_->Abstain(a.id, 0, 0, &actions_).ok());
+  ASSERT_TRUE(machine_->Abstain(a.id, 0, 0, 0, &actions_).ok());
   ASSERT_EQ(actions_.close.size(), 1u);
   EXPECT_EQ(actions_.close[0].contributors, 0u);
   EXPECT_EQ(machine_->round(), 1u);
@@ -153,7 +153,7 @@ TEST_F(RoundMachineTest, JoinDuringARoundTakesEffectAtTheNext) {
   const auto b = Join("b");
   EXPECT_EQ(b.start_version, 2u);
   EXPECT_EQ(machine_->MembersOfRound(), 1u);
-  EXPECT_EQ(machine_->Classify(b.id, 0, 1).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(*machine_->Classify(b.id, 0, 1), PushVerdict::kNotIncluded);
   Complete(a.id, 0, 1);
   EXPECT_EQ(machine_->round(), 2u);
   EXPECT_EQ(machine_->MembersOfRound(), 2u);
@@ -188,7 +188,7 @@ TEST_F(RoundMachineTest, CompleteFramesOfALostWorkerStayIncluded) {
   const auto b = Join("b");
   Complete(b.id, 0, 0);
   actions_ = {};
-  machine_->Leave(b.id, &actions_);
+  machine_->Leave(b.id, 0, &actions_);
   EXPECT_TRUE(actions_.close.empty());
   Complete(a.id, 0, 0);
   ASSERT_EQ(actions_.close.size(), 1u);
@@ -248,7 +248,7 @@ TEST_F(RoundMachineTest, RoundWithoutMembersStaysOpenAndTheNextJoinerEntersIt) {
   Complete(a.id, 0, 0);
   Complete(a.id, 1, 0);
   actions_ = {};
-  machine_->Leave(a.id, &actions_);
+  machine_->Leave(a.id, 0, &actions_);
   EXPECT_TRUE(actions_.close.empty());
   EXPECT_EQ(machine_->round(), 1u);
   const auto b = Join("b");
@@ -261,7 +261,7 @@ TEST_F(RoundMachineTest, RoundAbandonedHalfClosedIsFinishedForTheNextJoiner) {
   const auto a = Join("a");
   Complete(a.id, 0, 0);  // bucket 0 is at version 1 now, its version 0 is gone
   actions_ = {};
-  machine_->Leave(a.id, &actions_);
+  machine_->Leave(a.id, 0, &actions_);
   EXPECT_TRUE(actions_.close.empty());
   const auto b = Join("b");
   EXPECT_EQ(b.start_version, 1u);
@@ -288,7 +288,7 @@ TEST_F(RoundMachineTest, LoneWorkerThatStartsLaterMovesTheRoundsForward) {
   Make(1, 1);
   Complete(Join("a").id, 0, 0);
   actions_ = {};
-  machine_->Leave(MakeMemberId("a", 1), &actions_);
+  machine_->Leave(MakeMemberId("a", 1), 0, &actions_);
   const auto b = Join("b", 1, 4);
   EXPECT_EQ(b.start_version, 4u);
   EXPECT_EQ(machine_->round(), 4u);

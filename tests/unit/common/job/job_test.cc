@@ -137,6 +137,24 @@ TEST(Job, DurabilityIsCanonical) {
   EXPECT_EQ(Job::Make(spec)->spec().durability().interval_ms(), 0u);
 }
 
+TEST(Job, RoundsAreCanonical) {
+  v1::JobSpec spec = SmallSpec();
+  const auto plain = Job::Make(spec);
+  spec.mutable_rounds()->set_mode(v1::ROUNDS_SYNC);
+  EXPECT_EQ(Job::Make(spec)->digest(), plain->digest());
+  spec.set_max_workers(4);
+  spec.mutable_rounds()->set_quorum(3);
+  const auto quorum = Job::Make(spec);
+  ASSERT_TRUE(quorum.ok()) << quorum.status();
+  EXPECT_FLOAT_EQ(quorum->spec().rounds().deviations(), 6);
+  EXPECT_EQ(Job::Make(quorum->spec())->digest(), quorum->digest());
+  spec.mutable_rounds()->set_quorum(5);
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("max_workers = 4"));
+  spec.mutable_rounds()->set_quorum(0);
+  spec.mutable_rounds()->set_deviations(3);
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("quorum"));
+}
+
 TEST(CodecSpec, ParsesAndPrintsCanonically) {
   const auto spec = ParseCodecSpec("tagc:density=0.01,cells=16");
   ASSERT_TRUE(spec.ok()) << spec.status();

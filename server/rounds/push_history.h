@@ -1,0 +1,55 @@
+// What every incarnation has contributed lately, also of those that are away: how a frame that is sent again is told
+// from one that was never merged. Pure, like the rounds it serves.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <vector>
+
+#include "server/rounds/membership.h"
+
+namespace gradwire {
+
+// A worker sends the frames of a bucket in the order of their rounds and keeps at most `depth` of them unanswered, so
+// the last `depth` that were merged are all it may ask for. Bounded: `depth` entries per bucket of every member and of
+// the last kDeparted incarnations that went away.
+class PushHistory {
+ public:
+  static constexpr size_t kDeparted = 64;
+
+  PushHistory(uint32_t buckets, uint32_t depth) : buckets_(buckets), depth_(depth) {}
+
+  // A frame was merged.
+  void Note(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest);
+  // Its digest; null: it is not known to be merged.
+  const uint32_t* Find(MemberId id, uint32_t bucket, uint64_t round) const;
+  // False: what this incarnation contributed to `round` may be forgotten.
+  bool Knows(MemberId id, uint64_t round) const { return round >= forgotten_ || entries_.contains(id); }
+  // Of some incarnation, `round` is the last one that has a frame of it in `bucket`: it may not have read the update.
+  bool IsLastOfAny(uint32_t bucket, uint64_t round) const;
+
+  void Depart(MemberId id);  // it may come back
+  void Return(MemberId id);
+  void Drop(MemberId id);  // it never comes back
+  // What was before `round` is not known of anybody who is not known.
+  void Forget(uint64_t round) { forgotten_ = std::max(forgotten_, round); }
+
+ private:
+  struct Entry {
+    uint64_t round = 0;
+    uint32_t digest = 0;
+    bool used = false;
+  };
+  using Entries = std::vector<Entry>;  // [bucket * depth + age], the latest first
+
+  const uint32_t buckets_;
+  const uint32_t depth_;
+  std::map<MemberId, Entries> entries_;
+  std::deque<MemberId> departed_;  // the longest away first
+  uint64_t forgotten_ = 0;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,186 @@
+// Who takes part, from when on, and who sends the initial parameters; see round.h.
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "server/rounds/round.h"
+
+namespace gradwire {
+
+absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Join(std::string_view worker, uint64_t incarnation,
+                                                             uint64_t not_before, bool may_initialize, TimeNs now,
+                                                             RoundActions* actions) {
+  if (not_before > round_ + kMaxRoundsAhead) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "worker '%s' asks to start at round %d; round %d is open and at most %d rounds ahead are allowed",
+        std::string(worker), not_before, round_, kMaxRoundsAhead));
+  }
+  // The incarnation that this one replaces is gone before the newcomer's first round is decided.
+  std::vector<Member> lost;
+  for (const auto& [id, member] : membership_.members()) {
+    if (member.worker == worker && member.incarnation != incarnation) lost.push_back(member);
+  }
+  for (const Member& member : lost) {
+    membership_.Remove(member.id);
+    history_.Drop(member.id);
+  }
+  const MemberId id = MakeMemberId(worker, incarnation);
+  const uint64_t start = StartRoundOfNewcomer(id);
+  GW_RETURN_IF_ERROR(membership_.Join(worker, incarnation, start, now).status());
+  if (membership_.Get(id)->start_round == Membership::kNever) membership_.Advance(id, start);
+  membership_.Postpone(id, not_before);
+  membership_.SetMayInitialize(id, may_initialize);
+  history_.Return(id);
+  Lose(lost, now, actions);
+  return OutcomeOf(id);
+}
+
+RoundMachine::JoinOutcome RoundMachine::OutcomeOf(MemberId id) const {
+  JoinOutcome outcome;
+  outcome.id = id;
+  outcome.start_version = membership_.Get(id)->start_round;
+  outcome.must_initialize = MustInitialize(id);
+  outcome.waiting_for_workers = !open_ && membership_.members().size() < rules_.min_workers;
+  return outcome;
+}
+
+absl::Status RoundMachine::CheckNotSuperseded(std::string_view worker, uint64_t incarnation) const {
+  const absl::Status found = membership_.Find(worker, incarnation).status();
+  return absl::IsNotFound(found) ? absl::OkStatus() : found;
+}
+
+absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Resume(std::string_view worker, uint64_t incarnation,
+                                                               uint64_t round, TimeNs now, RoundActions* actions) {
+  GW_RETURN_IF_ERROR(CheckNotSuperseded(worker, incarnation));
+  if (round > round_) {
+    return absl::DataLossError(absl::StrFormat(
+        "worker '%s' has seen version %d, this shard was recovered at version %d: its disk lost what lies "
+        "between; join again to start from what is here",
+        std::string(worker), round, round_));
+  }
+  if (!initialized_) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("worker '%s' cannot go on with round %d, this shard has no parameters yet: join again",
+                        std::string(worker), round));
+  }
+  const bool over = round + 1 + rules_.staleness < round_;
+  const MemberId id = MakeMemberId(worker, incarnation);
+  if (over) membership_.Postpone(id, Membership::kNever);
+  GW_ASSIGN_OR_RETURN(JoinOutcome outcome, Join(worker, incarnation, 0, false, now, actions));
+  if (over) {
+    membership_.Postpone(id, Membership::kNever);
+    Advance(now, actions);
+  } else {
+    membership_.Advance(id, round_);
+  }
+  outcome.start_version = over ? round_ : round;
+  return outcome;
+}
+
+absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::CatchUp(std::string_view worker, uint64_t incarnation,
+                                                                uint64_t not_before, TimeNs now,
+                                                                RoundActions* actions) {
+  GW_RETURN_IF_ERROR(CheckNotSuperseded(worker, incarnation));
+  if (!initialized_) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "worker '%s' cannot catch up, this shard has no parameters yet: join again", std::string(worker)));
+  }
+  membership_.Postpone(MakeMemberId(worker, incarnation), Membership::kNever);
+  return Join(worker, incarnation, not_before, false, now, actions);
+}
+
+uint64_t RoundMachine::StartRoundOfNewcomer(MemberId id) const {
+  if (!open_) return round_;
+  const auto began = [id](const Round& round) {
+    return round.closed > 0 || std::any_of(round.buckets.begin(), round.buckets.end(),
+                                           [id](const auto& bucket) { return bucket.contributions.contains(id); });
+  };
+  uint64_t start = MembersOfRound() == 0 ? round_ : round_ + 1;
+  while (Find(start) != nullptr && began(*Find(start))) ++start;
+  return start;
+}
+
+void RoundMachine::Leave(MemberId id, TimeNs now, RoundActions* actions) {
+  const Member* member = membership_.Get(id);
+  if (member == nullptr) return;
+  const std::vector<Member> lost = {*member};
+  membership_.Remove(id);
+  history_.Drop(id);
+  Lose(lost, now, actions);
+}
+
+void RoundMachine::Tick(TimeNs now, RoundActions* actions) {
+  std::vector<Member> lost;
+  for (const auto& [id, member] : membership_.members()) {
+    if (member.lease_end <= now) lost.push_back(member);
+  }
+  membership_.Expire(now);
+  for (const Member& member : lost) history_.Depart(member.id);
+  const std::optional<TimeNs> due = NextClose();
+  if (!lost.empty() || (due && *due <= now)) Lose(lost, now, actions);
+}
+
+std::optional<TimeNs> RoundMachine::NextTick() const {
+  const std::optional<TimeNs> expiry = membership_.NextExpiry();
+  const std::optional<TimeNs> close = NextClose();
+  return expiry && close ? std::min(*expiry, *close) : expiry ? expiry : close;
+}
+
+void RoundMachine::Lose(const std::vector<Member>& lost, TimeNs now, RoundActions* actions) {
+  actions->lost.insert(actions->lost.end(), lost.begin(), lost.end());
+  ElectInitializer(actions);
+  Advance(now, actions);
+}
+
+void RoundMachine::SetMayInitialize(MemberId id, bool may_initialize, RoundActions* actions) {
+  membership_.SetMayInitialize(id, may_initialize);
+  ElectInitializer(actions);
+}
+
+void RoundMachine::ElectInitializer(RoundActions* actions) {
+  if (initialized_) return;
+  const Member* chosen = initializer_ ? membership_.Get(*initializer_) : nullptr;
+  if (chosen != nullptr && chosen->may_initialize) return;
+  if (uploaded_count_ > 0) {
+    // A mixture of two workers' initial parameters would be nobody's: start over.
+    uploaded_.assign(rules_.buckets, false);
+    uploaded_count_ = 0;
+    actions->restart_initialization = true;
+  }
+  const Member* first = membership_.FirstInitializer();
+  initializer_ = first == nullptr ? std::nullopt : std::optional<MemberId>(first->id);
+}
+
+absl::Status RoundMachine::CheckInitializer(MemberId id, uint32_t bucket) const {
+  const Member* member = membership_.Get(id);
+  if (member == nullptr) return absl::NotFoundError("not a member of this job: join again");
+  if (!rules_.needs_initialization) {
+    return absl::FailedPreconditionError(
+        "this job keeps no parameters (OPTIMIZER_NONE): there is nothing to initialize");
+  }
+  if (initialized_) return absl::AlreadyExistsError("the parameters of this job are initialized: pull them");
+  if (initializer_ != id) {
+    const Member* chosen = initializer_ ? membership_.Get(*initializer_) : nullptr;
+    if (chosen == nullptr) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("no worker is chosen yet to send the initial parameters; '%s' did not say that it may "
+                          "(JoinRequest.may_initialize): pull them",
+                          member->worker));
+    }
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "worker '%s' was chosen to send the initial parameters, not '%s': pull them", chosen->worker, member->worker));
+  }
+  if (bucket >= rules_.buckets) return absl::InvalidArgumentError(absl::StrFormat("no bucket %d", bucket));
+  if (uploaded_[bucket]) return absl::AlreadyExistsError(absl::StrFormat("bucket %d is initialized", bucket));
+  return absl::OkStatus();
+}
+
+void RoundMachine::Initialized(MemberId id, uint32_t bucket, TimeNs now, RoundActions* actions) {
+  if (!CheckInitializer(id, bucket).ok()) return;
+  uploaded_[bucket] = true;
+  if (++uploaded_count_ == rules_.buckets) initialized_ = true;
+  Advance(now, actions);
+}
+
+}  // namespace gradwire

@@ -1,0 +1,389 @@
+// Rounds with a quorum: how long they wait for whom, what late workers are told, and how they come back.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/rounds/lateness.h"
+#include "server/rounds/push_history.h"
+#include "server/rounds/round.h"
+
+namespace gradwire {
+namespace {
+
+constexpr TimeNs kLease = 100'000;
+
+class QuorumTest : public testing::Test {
+ protected:
+  void Make(uint32_t buckets, uint32_t workers, uint32_t quorum, double deviations = 6) {
+    RoundMachine::Rules rules;
+    rules.buckets = buckets;
+    rules.min_workers = workers;
+    rules.needs_initialization = false;
+    rules.quorum = quorum;
+    rules.deviations = deviations;
+    rules.membership = {.max_workers = 8, .lease_ns = kLease};
+    machine_ = std::make_unique<RoundMachine>(rules);
+    for (uint32_t w = 0; w < workers; ++w) {
+      const auto joined = machine_->Join(std::string(1, static_cast<char>('a' + w)), 1, 0, false, now_, &actions_);
+      ids_.push_back(joined->id);
+    }
+  }
+  PushVerdict Push(uint32_t worker, uint64_t round, uint32_t bucket = 0) {
+    actions_ = {};
+    auto verdict = machine_->Complete(ids_[worker], bucket, round, 7, now_, &actions_);
+    EXPECT_TRUE(verdict.ok()) << verdict.status();
+    if (verdict.ok() && *verdict == PushVerdict::kNotIncluded) machine_->NoteLate(ids_[worker], round, now_);
+    machine_->Renew(ids_[worker], now_);
+    return verdict.value_or(PushVerdict::kNotIncluded);
+  }
+  bool TickCloses() {
+    actions_ = {};
+    machine_->Tick(now_, &actions_);
+    return !actions_.close.empty();
+  }
+  // Rounds in which the quorum takes 1000 and the last one comes `late` after it, until there is a deadline.
+  uint64_t Learn(TimeNs late, uint32_t workers) {
+    uint64_t round = machine_->round();
+    for (size_t i = 0; i < Lateness::kFewest; ++i, ++round) {
+      now_ += 1000;
+      for (uint32_t w = 0; w + 1 < workers; ++w) Push(w, round);
+      now_ += late;
+      EXPECT_EQ(Push(workers - 1, round), PushVerdict::kAccept);
+    }
+    EXPECT_EQ(machine_->round(), round);
+    return round;
+  }
+
+  std::unique_ptr<RoundMachine> machine_;
+  RoundActions actions_;
+  std::vector<MemberId> ids_;
+  TimeNs now_ = 0;
+};
+
+TEST_F(QuorumTest, WaitsForEverybodyUntilThereIsSomethingToLearnFrom) {
+  Make(1, 4, 3);
+  now_ = 1;
+  for (uint32_t w = 0; w < 3; ++w) Push(w, 0);
+  EXPECT_FALSE(machine_->deadline().has_value());
+  now_ = kLease - 1;
+  EXPECT_FALSE(TickCloses());
+  EXPECT_EQ(*machine_->NextTick(), kLease);  // a lease, not a deadline
+  now_ = kLease;
+  EXPECT_TRUE(TickCloses());
+}
+
+TEST_F(QuorumTest, ClosesOverTheLateOneAtTheDeadlineAndNotBefore) {
+  Make(1, 4, 3);
+  const uint64_t round = Learn(100, 4);
+  ASSERT_EQ(machine_->deadline(), 100);  // they were all as late
+  now_ += 1000;
+  for (uint32_t w = 0; w < 3; ++w) Push(w, round);
+  EXPECT_EQ(*machine_->NextTick(), now_ + 100);
+  now_ += 99;
+  EXPECT_FALSE(TickCloses());
+  now_ += 1;
+  ASSERT_TRUE(TickCloses());
+  EXPECT_EQ(actions_.close[0].contributors, 3u);
+  EXPECT_EQ(actions_.close[0].contributions.size(), 3u);
+  EXPECT_EQ(machine_->short_rounds(), 1u);
+  EXPECT_EQ(Push(3, round), PushVerdict::kNotIncluded);
+  EXPECT_EQ(machine_->round(), round + 1);
+}
+
+TEST_F(QuorumTest, ClosesAtOnceWhenTheLastOneCame) {
+  Make(1, 4, 3);
+  const uint64_t round = Learn(100, 4);
+  for (uint32_t w = 0; w < 3; ++w) Push(w, round);
+  EXPECT_TRUE(actions_.close.empty());
+  EXPECT_EQ(Push(3, round), PushVerdict::kAccept);
+  ASSERT_EQ(actions_.close.size(), 1u);
+  EXPECT_EQ(actions_.close[0].contributors, 4u);
+}
+
+TEST_F(QuorumTest, AbstainingCountsAsHavingCome) {
+  Make(1, 4, 3);
+  const uint64_t round = Learn(100, 4);
+  Push(0, round);
+  Push(1, round);
+  EXPECT_GT(*machine_->NextTick(), now_ + 100);
+  actions_ = {};
+  ASSERT_TRUE(machine_->Abstain(ids_[2], 0, round, now_, &actions_).ok());
+  EXPECT_EQ(*machine_->NextTick(), now_ + 100);
+  now_ += 100;
+  ASSERT_TRUE(TickCloses());
+  EXPECT_EQ(actions_.close[0].contributors, 2u);
+}
+
+TEST_F(QuorumTest, FewerMembersThanTheQuorumCloseWhenAllHaveCome) {
+  Make(1, 4, 3);
+  for (uint32_t w = 2; w < 4; ++w) machine_->Leave(ids_[w], now_, &actions_);
+  Push(0, 0);
+  EXPECT_TRUE(actions_.close.empty());
+  Push(1, 0);
+  EXPECT_EQ(actions_.close.size(), 1u);
+}
+
+TEST_F(QuorumTest, WhoHasNotSentAnEarlierRoundIsNotWaitedFor) {
+  Make(1, 4, 3);
+  uint64_t round = Learn(100, 4);
+  for (uint32_t w = 0; w < 3; ++w) Push(w, round);
+  now_ += 100;
+  ASSERT_TRUE(TickCloses());
+  ++round;
+  for (uint32_t w = 0; w < 3; ++w) Push(w, round);
+  EXPECT_EQ(actions_.close.size(), 1u);
+  // Heard of again, it is.
+  EXPECT_EQ(Push(3, round - 1), PushVerdict::kNotIncluded);
+  EXPECT_EQ(Push(3, round), PushVerdict::kNotIncluded);
+  ++round;
+  for (uint32_t w = 0; w < 3; ++w) Push(w, round);
+  EXPECT_TRUE(actions_.close.empty());
+}
+
+TEST_F(QuorumTest, LateFramesTeachUntilTheRoundWouldTakeTwiceAsLong) {
+  Make(1, 4, 3);
+  uint64_t round = Learn(100, 4);
+  EXPECT_EQ(machine_->deadline(), 100);
+  // The last one becomes slow for good. The others begin when a round opens, whenever it comes.
+  const auto go = [&](int rounds, TimeNs late) {
+    for (int i = 0; i < rounds; ++i, ++round) {
+      now_ += 1000;
+      for (uint32_t w = 0; w < 3; ++w) Push(w, round);
+      const TimeNs quorum_at = now_;
+      now_ = std::min(*machine_->NextTick(), quorum_at + late);
+      const TimeNs closed_at = now_;
+      if (now_ < quorum_at + late) {
+        ASSERT_TRUE(TickCloses());
+      }
+      now_ = quorum_at + late;
+      Push(3, round);
+      now_ = closed_at;
+    }
+  };
+  go(40, 400);
+  EXPECT_EQ(machine_->deadline(), 400);
+  // Slower still: what is waited for is bounded by what the quorum takes.
+  go(80, 5000);
+  EXPECT_EQ(machine_->deadline(), 1000);
+}
+
+TEST_F(QuorumTest, OneLongPauseIsAnOutlier) {
+  Make(1, 4, 3);
+  const uint64_t round = Learn(100, 4);
+  for (uint32_t w = 0; w < 3; ++w) Push(w, round);
+  now_ += 100;
+  ASSERT_TRUE(TickCloses());
+  now_ += 50'000;
+  EXPECT_EQ(Push(3, round), PushVerdict::kNotIncluded);
+  EXPECT_EQ(machine_->deadline(), 100);
+}
+
+TEST_F(QuorumTest, DeadlineIsMedianAndDeviations) {
+  Lateness lateness(2);
+  const TimeNs late[] = {10, 20, 30, 40, 50, 60, 70, 80, 1000};
+  for (uint64_t round = 0; round < 9; ++round) {
+    EXPECT_EQ(lateness.Deadline().has_value(), round >= Lateness::kFewest);
+    lateness.NoteQuorum(round, 0, 10'000);
+    lateness.NoteLate(round, late[round]);
+  }
+  EXPECT_EQ(lateness.Deadline(), 50 + 2 * 20);  // deviations 40 30 20 10 0 10 20 30 950
+}
+
+TEST_F(QuorumTest, WorkerThatFellBehindIsNotWaitedForUntilItCatchesUp) {
+  Make(1, 4, 0);
+  Push(3, 0);
+  for (uint32_t w = 0; w < 3; ++w) Push(w, 0);
+  now_ = kLease / 2;
+  for (uint32_t w = 0; w < 3; ++w) machine_->Renew(ids_[w], now_);
+  now_ = kLease;
+  TickCloses();
+  EXPECT_EQ(actions_.lost.size(), 1u);
+  for (uint64_t round = 1; round < 5; ++round) {
+    for (uint32_t w = 0; w < 3; ++w) Push(w, round);
+  }
+  ASSERT_EQ(machine_->round(), 5u);
+  actions_ = {};
+  auto back = machine_->Resume("d", 1, 1, now_, &actions_);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_NE(back->start_version, 1u);
+  // What it had sent is known, what was never merged is late.
+  EXPECT_EQ(*machine_->Classify(back->id, 0, 0), PushVerdict::kDuplicate);
+  EXPECT_TRUE(machine_->MayAskFor(0, 0));
+  EXPECT_EQ(*machine_->Classify(back->id, 0, 1), PushVerdict::kNotIncluded);
+  for (uint32_t w = 0; w < 3; ++w) Push(w, 5);
+  ASSERT_EQ(machine_->round(), 6u);  // nobody waited for it
+  auto start = machine_->CatchUp("d", 1, 0, now_, &actions_);
+  ASSERT_TRUE(start.ok()) << start.status();
+  EXPECT_EQ(start->start_version, 7u);
+  for (uint32_t w = 0; w < 3; ++w) Push(w, 6);
+  for (uint32_t w = 0; w < 3; ++w) Push(w, 7);
+  EXPECT_EQ(machine_->round(), 7u);
+  Push(3, 7);
+  EXPECT_EQ(machine_->round(), 8u);
+}
+
+TEST_F(QuorumTest, CatchingUpLetsTheOpenRoundGo) {
+  Make(1, 2, 0);
+  Push(0, 0);
+  auto start = machine_->CatchUp("b", 1, 0, now_, &actions_);
+  ASSERT_TRUE(start.ok());
+  EXPECT_EQ(start->start_version, 1u);
+  EXPECT_EQ(machine_->round(), 1u);
+  // Alone in its round, with a frame in it: it cannot start there again.
+  machine_->Leave(ids_[0], now_, &actions_);
+  EXPECT_EQ(machine_->CatchUp("b", 1, 0, now_, &actions_)->start_version, 1u);
+  Make(2, 1, 0);
+  Push(2, 0, 0);
+  EXPECT_EQ(machine_->CatchUp("a", 1, 0, now_, &actions_)->start_version, 1u);
+}
+
+TEST_F(QuorumTest, ReplacedIncarnationNeitherResumesNorCatchesUp) {
+  Make(1, 2, 0);
+  ASSERT_TRUE(machine_->Join("a", 2, 0, false, now_, &actions_).ok());
+  EXPECT_EQ(machine_->Resume("a", 1, 0, now_, &actions_).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(machine_->CatchUp("a", 1, 0, now_, &actions_).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(QuorumTest, ALoneWorkerThatIsBehindOpensNoRounds) {
+  Make(1, 1, 0);
+  for (uint64_t round = 0; round < 4; ++round) Push(0, round);
+  ASSERT_TRUE(machine_->Resume("a", 1, 0, now_, &actions_).ok());
+  EXPECT_EQ(machine_->round(), 4u);
+  EXPECT_EQ(machine_->CatchUp("a", 1, 0, now_, &actions_)->start_version, 4u);
+}
+
+TEST(PushHistory, ForgetsWhoIsLongestAwayAndSaysSo) {
+  PushHistory history(2, 2);
+  history.Note(1, 0, 5, 50);
+  history.Note(1, 0, 6, 60);
+  history.Note(1, 0, 7, 70);
+  EXPECT_EQ(history.Find(1, 0, 5), nullptr);
+  EXPECT_EQ(*history.Find(1, 0, 6), 60u);
+  EXPECT_EQ(history.Find(1, 1, 6), nullptr);
+  EXPECT_TRUE(history.IsLastOfAny(0, 7));
+  EXPECT_FALSE(history.IsLastOfAny(0, 6));
+  history.Depart(1);
+  history.Return(1);
+  for (MemberId id = 2; id < 3 + PushHistory::kDeparted; ++id) {
+    history.Note(id, 0, 8, 80);
+    history.Depart(id);
+  }
+  EXPECT_NE(history.Find(1, 0, 7), nullptr);
+  EXPECT_EQ(history.Find(2, 0, 8), nullptr);
+  EXPECT_FALSE(history.Knows(2, 8));
+  EXPECT_TRUE(history.Knows(2, 9));
+  EXPECT_TRUE(history.Knows(1, 0));
+}
+
+// Workers of random speed that are lost and come back: every frame is answered with what happened to it, and what
+// closed buckets hold is exactly what was accepted.
+TEST(RoundProperties, EveryFrameIsMergedOnceOrNotIncluded) {
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937 random(seed);
+    const auto below = [&random](uint32_t n) { return static_cast<uint32_t>(random() % n); };
+    RoundMachine::Rules rules;
+    rules.buckets = 1 + below(3);
+    const uint32_t workers = 2 + below(4);
+    rules.min_workers = 1 + below(workers);
+    rules.needs_initialization = false;
+    rules.quorum = below(workers + 1);
+    rules.deviations = 3;
+    rules.membership = {.max_workers = workers, .lease_ns = 400};
+    RoundMachine machine(rules);
+    TimeNs now = 0;
+    RoundActions actions;
+    struct Worker {
+      uint64_t round = 0;
+      uint32_t bucket = 0;
+      bool behind = false;
+      TimeNs asleep_until = 0;
+    };
+    std::vector<Worker> state(workers);
+    std::set<std::tuple<MemberId, uint32_t, uint64_t>> accepted;
+    std::set<std::tuple<MemberId, uint32_t, uint64_t>> closed;
+    std::vector<uint64_t> next_close(rules.buckets, 0);
+    const auto name = [](uint32_t w) { return std::string(1, static_cast<char>('a' + w)); };
+    const auto drain = [&] {
+      for (const auto& close : actions.close) {
+        EXPECT_EQ(close.round, next_close[close.bucket]++);
+        uint32_t included = 0;
+        for (const auto& [id, contribution] : close.contributions) {
+          included += contribution.included ? 1 : 0;
+          if (contribution.included) closed.insert({id, close.bucket, close.round});
+        }
+        EXPECT_EQ(included, close.contributors);
+      }
+      actions = {};
+    };
+    for (uint32_t w = 0; w < workers; ++w) {
+      const auto joined = machine.Join(name(w), 1, 0, false, now, &actions);
+      ASSERT_TRUE(joined.ok());
+      state[w].round = joined->start_version;
+      drain();
+    }
+    for (int step = 0; step < 600; ++step) {
+      now += below(20);
+      machine.Tick(now, &actions);
+      drain();
+      const uint32_t w = below(workers);
+      Worker& worker = state[w];
+      const MemberId id = MakeMemberId(name(w), 1);
+      if (now < worker.asleep_until) continue;
+      if (below(40) == 0) {
+        worker.asleep_until = now + below(1200);
+        continue;
+      }
+      if (machine.membership().Get(id) == nullptr) {
+        const auto back = machine.Resume(name(w), 1, worker.round, now, &actions);
+        ASSERT_TRUE(back.ok()) << back.status();
+        worker.behind = back->start_version != worker.round;
+        drain();
+      }
+      machine.Renew(id, now);
+      if (worker.behind || worker.round + 1 < machine.round()) {
+        if (worker.bucket > 0 && worker.bucket < rules.buckets) {
+          worker.bucket = rules.buckets;  // the rest of its frames would be answered as late
+        }
+        const auto start = machine.CatchUp(name(w), 1, 0, now, &actions);
+        ASSERT_TRUE(start.ok()) << start.status();
+        worker = {start->start_version, 0, false, 0};
+        drain();
+        continue;
+      }
+      if (worker.round > machine.round()) continue;  // waits for its version
+      if (worker.bucket == rules.buckets) {
+        if (worker.round < machine.round()) worker = {worker.round + 1, 0, false, 0};
+        continue;
+      }
+      const uint32_t bucket = worker.bucket++;
+      const auto verdict = machine.Complete(id, bucket, worker.round, w, now, &actions);
+      ASSERT_TRUE(verdict.ok()) << verdict.status();
+      EXPECT_NE(*verdict, PushVerdict::kDuplicate);
+      if (*verdict == PushVerdict::kAccept) {
+        EXPECT_TRUE(accepted.insert({id, bucket, worker.round}).second);
+      } else {
+        machine.NoteLate(id, worker.round, now);
+      }
+      drain();
+      // Sent again, it is known or still late.
+      const auto again = machine.Classify(id, bucket, worker.round);
+      if (again.ok()) {
+        EXPECT_EQ(*again, *verdict == PushVerdict::kAccept ? PushVerdict::kDuplicate : PushVerdict::kNotIncluded);
+      }
+    }
+    EXPECT_GT(machine.round(), 5u);
+    for (const auto& frame : closed) EXPECT_TRUE(accepted.contains(frame));
+    for (const auto& frame : accepted) {
+      EXPECT_TRUE(std::get<2>(frame) >= machine.round() || closed.contains(frame));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gradwire
