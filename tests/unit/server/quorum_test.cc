@@ -15,7 +15,7 @@
 namespace gradwire {
 namespace {
 
-constexpr TimeNs kLease = 100'000;
+constexpr TimeNs kQuorumLease = 100'000;
 
 class QuorumTest : public testing::Test {
  protected:
@@ -26,7 +26,7 @@ class QuorumTest : public testing::Test {
     rules.needs_initialization = false;
     rules.quorum = quorum;
     rules.deviations = deviations;
-    rules.membership = {.max_workers = 8, .lease_ns = kLease};
+    rules.membership = {.max_workers = 8, .lease_ns = kQuorumLease};
     machine_ = std::make_unique<RoundMachine>(rules);
     for (uint32_t w = 0; w < workers; ++w) {
       const auto joined = machine_->Join(std::string(1, static_cast<char>('a' + w)), 1, 0, false, now_, &actions_);
@@ -70,10 +70,10 @@ TEST_F(QuorumTest, WaitsForEverybodyUntilThereIsSomethingToLearnFrom) {
   now_ = 1;
   for (uint32_t w = 0; w < 3; ++w) Push(w, 0);
   EXPECT_FALSE(machine_->deadline().has_value());
-  now_ = kLease - 1;
+  now_ = kQuorumLease - 1;
   EXPECT_FALSE(TickCloses());
-  EXPECT_EQ(*machine_->NextTick(), kLease);  // a lease, not a deadline
-  now_ = kLease;
+  EXPECT_EQ(*machine_->NextTick(), kQuorumLease);  // a lease, not a deadline
+  now_ = kQuorumLease;
   EXPECT_TRUE(TickCloses());
 }
 
@@ -198,9 +198,9 @@ TEST_F(QuorumTest, WorkerThatFellBehindIsNotWaitedForUntilItCatchesUp) {
   Make(1, 4, 0);
   Push(3, 0);
   for (uint32_t w = 0; w < 3; ++w) Push(w, 0);
-  now_ = kLease / 2;
+  now_ = kQuorumLease / 2;
   for (uint32_t w = 0; w < 3; ++w) machine_->Renew(ids_[w], now_);
-  now_ = kLease;
+  now_ = kQuorumLease;
   TickCloses();
   EXPECT_EQ(actions_.lost.size(), 1u);
   for (uint64_t round = 1; round < 5; ++round) {
