@@ -2,11 +2,14 @@
 #include "server/daemon.h"
 
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <random>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
@@ -23,6 +26,13 @@ constexpr absl::Duration kShortestTick = absl::Milliseconds(1);
 uint64_t RandomEpoch() {
   std::random_device device;
   return (static_cast<uint64_t>(device()) << 32) | device();
+}
+
+// Of this server, to its standbys or its primary: this machine and where it listens.
+std::string NameOf(const std::vector<std::string>& addresses) {
+  char host[256] = "";
+  gethostname(host, sizeof(host) - 1);
+  return absl::StrCat(host, ",", absl::StrJoin(addresses, ","));
 }
 
 }  // namespace
@@ -57,7 +67,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
   environment.clock = clock;
   environment.frame_limit_bytes = config.frame_limit_bytes;
   environment.job_memory_limit_bytes = config.job_memory_limit_bytes;
-  environment.server_epoch = RandomEpoch();
+  *environment.server_epoch = RandomEpoch();
   environment.tick_sooner = [d = daemon.get()] {
     absl::MutexLock lock(&d->mu_);
     d->tick_sooner_ = true;
@@ -65,26 +75,35 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
   };
   if (!config.data_dir.empty()) {
     GW_ASSIGN_OR_RETURN(daemon->data_, DataDirectory::Open(&daemon->disk_, config.data_dir));
-    environment.server_epoch = daemon->data_->epoch();
+    *environment.server_epoch = daemon->data_->epoch();
     spdlog::info("data directory {}, server epoch {}", config.data_dir, daemon->data_->epoch());
   }
   daemon->registry_ = std::make_unique<JobRegistry>(
       environment, JobRegistry::Limits{config.memory_limit_bytes, config.max_jobs, config.snapshot_journal_bytes},
       daemon->data_.get());
-  if (daemon->data_ != nullptr) GW_RETURN_IF_ERROR(daemon->registry_->Recover());
+  daemon->replication_ = std::make_unique<Replication>(ReplicationOptions{config.follow, config.follower_timeout_ms},
+                                                       daemon->registry_.get(), daemon->data_.get(), clock);
+  Replication* const replication = daemon->replication_.get();
+  GW_RETURN_IF_ERROR(replication->Start());
   GW_FAILPOINT("recovery.before_serving");
-  daemon->worker_service_ = std::make_unique<WorkerService>(daemon->registry_.get());
-  daemon->operator_service_ = std::make_unique<OperatorService>(daemon->registry_.get());
-  daemon->dispatcher_ = std::make_unique<Dispatcher>(daemon->worker_service_.get(), daemon->operator_service_.get());
+  daemon->worker_service_ = std::make_unique<WorkerService>(daemon->registry_.get(), replication);
+  daemon->operator_service_ = std::make_unique<OperatorService>(daemon->registry_.get(), replication);
+  daemon->replication_service_ = std::make_unique<ReplicationService>(replication);
+  daemon->dispatcher_ = std::make_unique<Dispatcher>(daemon->worker_service_.get(), daemon->operator_service_.get(),
+                                                     daemon->replication_service_.get(), replication);
   transport::Limits limits;
   limits.spin_us = config.spin_us;
   for (const std::string& address : config.listen) {
     GW_ASSIGN_OR_RETURN(std::unique_ptr<transport::Listener> listener,
                         transport::Listen(address, daemon->dispatcher_.get(), limits));
     spdlog::info("listening on {}", listener->address());
-    listener->SetServing(true);
     daemon->listeners_.push_back(std::move(listener));
   }
+  GW_RETURN_IF_ERROR(replication->Run(config.name.empty() ? NameOf(daemon->addresses()) : config.name,
+                                      [d = daemon.get()](bool serving) {
+                                        for (const auto& listener : d->listeners_)
+                                          listener->SetServing(serving && !d->registry_->draining());
+                                      }));
   daemon->ticker_ = std::thread([d = daemon.get()] { d->TickUntilStopped(); });
   return daemon;
 }
@@ -96,6 +115,7 @@ Daemon::~Daemon() {
     wake_.SignalAll();
   }
   if (ticker_.joinable()) ticker_.join();
+  if (replication_ != nullptr) replication_->Stop();
   listeners_.clear();
 }
 
@@ -128,6 +148,7 @@ void Daemon::TickUntilStopped() {
       tick_sooner_ = false;
     }
     registry_->Tick();
+    replication_->Tick();
   }
 }
 

@@ -20,6 +20,7 @@
 #include "kernels/cuda/device_share.h"
 #include "server/config/config.h"
 #include "server/job/job_registry.h"
+#include "server/replication/replication.h"
 #include "server/services/dispatcher.h"
 
 namespace gradwire {
@@ -39,6 +40,7 @@ class Daemon {
   // What clients dial, one per configured address.
   std::vector<std::string> addresses() const;
   JobRegistry& registry() { return *registry_; }
+  Replication& replication() { return *replication_; }
 
   // Health says NOT_SERVING, nobody may join, and open rounds get `drain_ms` to finish; then all streams end with
   // Unavailable. Blocks.
@@ -55,8 +57,10 @@ class Daemon {
   std::unique_ptr<kernels::Backend> backend_;
   std::unique_ptr<kernels::cuda::DeviceShare> device_;  // null: jobs are in host memory
   std::unique_ptr<JobRegistry> registry_;
+  std::unique_ptr<Replication> replication_;
   std::unique_ptr<WorkerService> worker_service_;
   std::unique_ptr<OperatorService> operator_service_;
+  std::unique_ptr<ReplicationService> replication_service_;
   std::unique_ptr<Dispatcher> dispatcher_;
   std::vector<std::unique_ptr<transport::Listener>> listeners_;
   std::thread ticker_;

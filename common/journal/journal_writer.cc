@@ -15,7 +15,9 @@ namespace {
 uint64_t HeldBytes(const Record& record) { return kRecordHeaderBytes + TotalSize(record.chunks); }
 
 // That the record makes.
-uint64_t VersionOf(const Record& record) { return record.type == RecordType::kUpdate ? record.round + 1 : 0; }
+uint64_t VersionOf(const Record& record) {
+  return record.type == RecordType::kUpdate ? record.round + 1 : record.round;
+}
 
 }  // namespace
 

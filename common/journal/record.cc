@@ -15,8 +15,9 @@ namespace {
 
 constexpr uint32_t kSegmentMagic = 0x314A5747u;  // "GWJ1"
 constexpr uint32_t kRecordMagic = 0x31525747u;   // "GWR1"
-constexpr uint16_t kVersion = 1;
-constexpr size_t kCrcOffset = 60;  // in both headers
+constexpr uint16_t kVersion = 2;
+constexpr uint16_t kOldestVersion = 1;  // without kState
+constexpr size_t kCrcOffset = 60;       // in both headers
 constexpr size_t kContributionBytes = 24;
 constexpr uint32_t kMaxContributions = 65536;
 constexpr uint32_t kMaxChunks = 1u << 20;
@@ -97,9 +98,10 @@ absl::StatusOr<SegmentHeader> DecodeSegmentHeader(std::span<const uint8_t> bytes
   if (bytes.size() != kSegmentHeaderBytes) return absl::InvalidArgumentError("the segment header is cut off");
   GW_RETURN_IF_ERROR(CheckHeader(bytes, kSegmentMagic, "segment header"));
   const uint8_t* p = bytes.data();
-  if (Load<uint16_t>(p + 4) != kVersion) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("journal version %d is not supported (this server reads %d)", Load<uint16_t>(p + 4), kVersion));
+  const uint16_t version = Load<uint16_t>(p + 4);
+  if (version < kOldestVersion || version > kVersion) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "journal version %d is not supported (this server reads %d to %d)", version, kOldestVersion, kVersion));
   }
   if (Load<uint16_t>(p + 6) != 0 || Load<uint32_t>(p + 44) != 0 || Load<uint32_t>(p + 56) != 0) {
     return absl::InvalidArgumentError("reserved bytes of the segment header are not zero");
@@ -168,7 +170,7 @@ absl::StatusOr<RecordHeader> DecodeRecordHeader(std::span<const uint8_t> bytes) 
   if (bytes.size() != kRecordHeaderBytes) return absl::InvalidArgumentError("the record header is cut off");
   GW_RETURN_IF_ERROR(CheckHeader(bytes, kRecordMagic, "record header"));
   const uint8_t* p = bytes.data();
-  if (p[4] != static_cast<uint8_t>(RecordType::kInitial) && p[4] != static_cast<uint8_t>(RecordType::kUpdate)) {
+  if (p[4] < static_cast<uint8_t>(RecordType::kInitial) || p[4] > static_cast<uint8_t>(RecordType::kState)) {
     return absl::InvalidArgumentError(absl::StrFormat("unknown record type %d", p[4]));
   }
   RecordHeader h;

@@ -35,6 +35,7 @@ struct SegmentHeader {
 enum class RecordType : uint8_t {
   kInitial = 1,  // the initial parameters of a bucket
   kUpdate = 2,   // the update frame of a (bucket, round)
+  kState = 3,    // all of a bucket at version `round`: where the journal of a standby begins
 };
 
 // One worker's part in an update.

@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "common/base/crc32c.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
@@ -17,6 +18,8 @@ namespace gradwire {
 namespace {
 
 constexpr char kEpochFile[] = "EPOCH";
+constexpr char kRoleFile[] = "ROLE";
+constexpr uint64_t kMaxRoleBytes = 4096;
 constexpr char kSuffix[] = ".job";
 constexpr char kNew[] = ".new";           // behind the suffix: being created
 constexpr char kDeleted[] = ".deleted";   // being deleted
@@ -24,6 +27,10 @@ constexpr uint32_t kMagic = 0x31535747u;  // "GWS1"
 constexpr size_t kHeaderBytes = 8;        // magic, CRC-32C of the rest
 constexpr uint64_t kMaxEpochBytes = 64;
 constexpr uint64_t kMaxJobBytes = 1u << 30;
+
+constexpr std::pair<StoredRole::Kind, const char*> kRoleWords[] = {{StoredRole::Kind::kPrimary, "primary"},
+                                                                   {StoredRole::Kind::kStandby, "standby"},
+                                                                   {StoredRole::Kind::kFenced, "fenced"}};
 
 std::span<const uint8_t> AsBytes(const std::string& text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
@@ -42,6 +49,7 @@ absl::StatusOr<std::unique_ptr<DataDirectory>> DataDirectory::Open(Disk* disk, c
   GW_RETURN_IF_ERROR(lock.status());
   directory->lock_ = *std::move(lock);
   GW_RETURN_IF_ERROR(directory->NextEpoch());
+  GW_RETURN_IF_ERROR(directory->ReadRole());
   GW_RETURN_IF_ERROR(disk->CreateDirectory(directory->jobs_));
   GW_RETURN_IF_ERROR(disk->SyncDirectory(path));
   GW_RETURN_IF_ERROR(directory->RemoveLeftovers());
@@ -51,19 +59,51 @@ absl::StatusOr<std::unique_ptr<DataDirectory>> DataDirectory::Open(Disk* disk, c
 absl::Status DataDirectory::NextEpoch() {
   const std::string path = absl::StrCat(path_, "/", kEpochFile);
   const absl::StatusOr<std::vector<uint8_t>> bytes = ReadWholeFile(*disk_, path, kMaxEpochBytes);
+  uint64_t last = 0;
   if (bytes.ok()) {
     const std::string text(bytes->begin(), bytes->end());
-    if (!absl::SimpleAtoi(absl::StripAsciiWhitespace(text), &epoch_)) {
+    if (!absl::SimpleAtoi(absl::StripAsciiWhitespace(text), &last)) {
       return absl::DataLossError(
           absl::StrFormat("'%s' does not hold a number: write one there that is larger than every epoch so far", path));
     }
   } else if (!absl::IsNotFound(bytes.status())) {
     return bytes.status();
   }
-  ++epoch_;
+  return RaiseEpoch(last + 1);
+}
+
+absl::Status DataDirectory::RaiseEpoch(uint64_t epoch) {
   GW_FAILPOINT("epoch.before_write");
-  GW_RETURN_IF_ERROR(WriteFileAtomically(*disk_, path_, kEpochFile, AsBytes(absl::StrCat(epoch_, "\n"))));
+  GW_RETURN_IF_ERROR(WriteFileAtomically(*disk_, path_, kEpochFile, AsBytes(absl::StrCat(epoch, "\n"))));
   GW_FAILPOINT("epoch.after_write");
+  epoch_ = epoch;
+  return absl::OkStatus();
+}
+
+absl::Status DataDirectory::ReadRole() {
+  const std::string path = absl::StrCat(path_, "/", kRoleFile);
+  const absl::StatusOr<std::vector<uint8_t>> bytes = ReadWholeFile(*disk_, path, kMaxRoleBytes);
+  if (absl::IsNotFound(bytes.status())) return absl::OkStatus();
+  GW_RETURN_IF_ERROR(bytes.status());
+  const std::vector<std::string> words =
+      absl::StrSplit(std::string(bytes->begin(), bytes->end()), absl::ByAnyChar(" \n"), absl::SkipEmpty());
+  for (const auto& [kind, word] : kRoleWords) {
+    if (words.size() < 2 || words[0] != word || !absl::SimpleAtoi(words[1], &role_.epoch)) continue;
+    role_.kind = kind;
+    role_.name = words.size() > 2 ? words[2] : "";
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrFormat(
+      "'%s' does not say what this server was: write `primary 0`, `standby 0` or `fenced 0` there", path));
+}
+
+absl::Status DataDirectory::SetRole(StoredRole role) {
+  std::string text;
+  for (const auto& [kind, word] : kRoleWords) {
+    if (kind == role.kind) text = absl::StrCat(word, " ", role.epoch, " ", role.name, "\n");
+  }
+  GW_RETURN_IF_ERROR(WriteFileAtomically(*disk_, path_, kRoleFile, AsBytes(text)));
+  role_ = std::move(role);
   return absl::OkStatus();
 }
 

@@ -1,12 +1,14 @@
 // The directory of --data-dir: whose it is, how often a server started in it, and the jobs in it.
 //
 //   LOCK                    locked by the server that runs
-//   EPOCH                   decimal; grows with every start
+//   EPOCH                   decimal; grows with every start and promotion (proto/REPLICATION.md)
+//   ROLE                    what the server of this directory was (proto/REPLICATION.md); absent: a primary, or nothing
 //   jobs/NAME.job/job       the job (gradwire.v1.StoredJob behind a checksum)
 //   jobs/NAME.job/journal/  segments, proto/JOURNAL.md
 //   jobs/NAME.job/snapshots/VERSION/  proto/SNAPSHOT.md
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -18,6 +20,14 @@
 #include "gradwire/v1/storage.pb.h"
 
 namespace gradwire {
+
+// What the server of a data directory was.
+struct StoredRole {
+  enum class Kind { kNone, kPrimary, kStandby, kFenced };
+  Kind kind = Kind::kNone;
+  uint64_t epoch = 0;  // the largest epoch of another server that it knows of
+  std::string name;    // of that server
+};
 
 // Thread-safe for different jobs.
 class DataDirectory {
@@ -31,6 +41,10 @@ class DataDirectory {
   const std::string& path() const { return path_; }
   // Larger than that of every server that ran here before.
   uint64_t epoch() const { return epoch_; }
+  // On disk when it returns ok; the next server that starts here has a larger one.
+  absl::Status RaiseEpoch(uint64_t epoch);
+  const StoredRole& role() const { return role_; }
+  absl::Status SetRole(StoredRole role);
 
   // Names of the jobs, sorted.
   absl::StatusOr<std::vector<std::string>> Jobs() const;
@@ -47,13 +61,15 @@ class DataDirectory {
   DataDirectory(Disk* disk, std::string path) : disk_(disk), path_(std::move(path)), jobs_(path_ + "/jobs") {}
   std::string JobPath(const std::string& name) const { return jobs_ + "/" + name + ".job"; }
   absl::Status NextEpoch();
+  absl::Status ReadRole();
   absl::Status RemoveLeftovers();
 
   Disk* const disk_;
   const std::string path_;
   const std::string jobs_;
   std::unique_ptr<FileLock> lock_;
-  uint64_t epoch_ = 0;
+  std::atomic<uint64_t> epoch_{0};
+  StoredRole role_;  // of whoever changes it
 };
 
 }  // namespace gradwire

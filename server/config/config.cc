@@ -20,6 +20,8 @@ constexpr uint64_t kMinMemoryBytes = 1u << 20;
 constexpr uint32_t kMaxDrainMs = 600'000;
 constexpr uint32_t kMaxJobs = 4096;
 constexpr uint32_t kMaxSpinUs = 10'000;
+constexpr uint32_t kMinFollowerTimeoutMs = 100;
+constexpr uint32_t kMaxFollowerTimeoutMs = 600'000;
 
 uint64_t MachineMemoryBytes() {
   const long pages = sysconf(_SC_PHYS_PAGES);
@@ -52,6 +54,14 @@ absl::Status ServerConfig::Validate() {
   GW_RETURN_IF_ERROR(CheckRange("snapshot_journal_bytes", snapshot_journal_bytes, 1u << 20, UINT64_MAX));
   GW_RETURN_IF_ERROR(CheckRange("max_jobs", max_jobs, 1, kMaxJobs));
   GW_RETURN_IF_ERROR(CheckRange("spin_us", spin_us, 0, kMaxSpinUs));
+  GW_RETURN_IF_ERROR(
+      CheckRange("follower_timeout_ms", follower_timeout_ms, kMinFollowerTimeoutMs, kMaxFollowerTimeoutMs));
+  if (!follow.empty() && data_dir.empty()) {
+    return absl::InvalidArgumentError("follow needs data_dir: a standby keeps the durable jobs of its primary");
+  }
+  if (name.find_first_of(" \t\n") != std::string::npos) {
+    return absl::InvalidArgumentError(absl::StrFormat("name is '%s'; it must have no blanks", name));
+  }
   if (!backend.starts_with("cpu:")) {  // which targets there are is known to MakeBackend
     GW_RETURN_IF_ERROR(CheckOneOf("backend", backend, {"auto", "cpu", "cuda", "reference"}));
   }
@@ -73,6 +83,9 @@ absl::Status ApplyConfigFile(const std::string& path, ServerConfig* config) {
   if (file.has_spin_us()) config->spin_us = file.spin_us();
   if (file.has_snapshot_journal_bytes()) config->snapshot_journal_bytes = file.snapshot_journal_bytes();
   if (file.has_data_dir()) config->data_dir = file.data_dir();
+  if (file.has_follow()) config->follow = file.follow();
+  if (file.has_follower_timeout_ms()) config->follower_timeout_ms = file.follower_timeout_ms();
+  if (file.has_name()) config->name = file.name();
   return absl::OkStatus();
 }
 

@@ -23,6 +23,9 @@ struct ServerConfig {
   uint32_t spin_us = 100;                        // 0 to 10000; transport::Limits.spin_us
   uint64_t snapshot_journal_bytes = 1ull << 30;  // 1 MiB and more
   std::string data_dir;                          // where durable jobs are kept; empty: there can be none
+  std::string follow;                            // address of the primary; empty: this server is none's standby
+  uint32_t follower_timeout_ms = 5000;           // 100 to 600000
+  std::string name;                              // of this server, to standbys; empty: host and addresses
   std::string port_file;                         // where to write the bound addresses, one per line; empty: nowhere
 
   // Fills in what depends on the machine and checks every range. InvalidArgument names the knob, the value found and

@@ -34,8 +34,8 @@ struct Given {
   std::vector<std::string> listen;
   std::optional<uint64_t> memory_limit_bytes, job_memory_limit_bytes, device_memory_limit_bytes, frame_limit_bytes,
       snapshot_journal_bytes;
-  std::optional<uint32_t> drain_ms, max_jobs, spin_us;
-  std::optional<std::string> backend, log_level, data_dir;
+  std::optional<uint32_t> drain_ms, max_jobs, spin_us, follower_timeout_ms;
+  std::optional<std::string> backend, log_level, data_dir, follow, name;
   std::string port_file;
   std::string config_path;
 };
@@ -74,6 +74,13 @@ void Define(CLI::App& app, Given& g) {
       "Directory for the journals of durable jobs, of this server alone; made if it is missing. A restarted\n"
       "server finds its jobs there. Default: none, durable jobs are refused");
   app.add_option(
+      "--follow", g.follow,
+      "Address of a shard server whose standby this one is: it keeps a copy of its durable jobs, and serves\n"
+      "nobody until `gradwire promote`. Needs --data-dir");
+  app.add_option("--follower-timeout-ms", g.follower_timeout_ms,
+                 "Milliseconds after which rounds no longer wait for a silent standby, 100 to 600000. Default 5000");
+  app.add_option("--name", g.name, "Of this server, in the status of others. Default: host and addresses");
+  app.add_option(
       "--snapshot-journal-bytes", g.snapshot_journal_bytes,
       "Bytes by which the journal of a job grows before a snapshot is taken and its old part removed, 1048576 "
       "and\nmore. Default 1073741824");
@@ -97,6 +104,9 @@ void Overlay(const Given& g, ServerConfig* config) {
   if (g.log_level) config->log_level = *g.log_level;
   if (g.snapshot_journal_bytes) config->snapshot_journal_bytes = *g.snapshot_journal_bytes;
   if (g.data_dir) config->data_dir = *g.data_dir;
+  if (g.follow) config->follow = *g.follow;
+  if (g.follower_timeout_ms) config->follower_timeout_ms = *g.follower_timeout_ms;
+  if (g.name) config->name = *g.name;
   config->port_file = g.port_file;
 }
 

@@ -11,6 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/codec/codec.h"
 #include "common/codec/frame_assembler.h"
+#include "common/journal/record.h"
 #include "gradwire/v1/worker.pb.h"
 #include "server/job/outbox.h"
 #include "server/job/parameter_store.h"
@@ -42,7 +43,8 @@ struct Delivery {
 
 struct RetainedUpdate {
   SharedChunks chunks;
-  bool deferred = false;  // it names elements that its workers return to their residuals
+  bool deferred = false;                   // it names elements that its workers return to their residuals
+  std::vector<journal::Contribution> who;  // took part; of durable jobs
 };
 
 // A frame whose last chunk has not come yet.

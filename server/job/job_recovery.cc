@@ -6,91 +6,151 @@
 #include "absl/strings/str_format.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
+#include "common/codec/parameters.h"
 #include "common/codec/update.h"
 #include "server/job/job_shard.h"
 
 namespace gradwire {
 
-// What is gathered beside the state of the buckets.
-struct JobShard::Replay {
-  struct Bucket {
-    bool initial = false;                     // its initial parameters were found
-    uint64_t incarnation = 0;                 // of the worker that uploaded them
-    uint64_t first_round = UINT64_MAX;        // of its first record
-    uint64_t end_round = 0;                   // behind its last record
-    std::vector<journal::Contribution> last;  // of its last record
-  };
-  std::vector<Bucket> buckets;
-  uint64_t snapshot_version = 0;
-};
-
 absl::Status JobShard::Recover(const ShardState* snapshot,
                                const std::function<absl::Status(const RecordVisitor&)>& read) {
-  Replay replay;
-  replay.buckets.resize(buckets_.size());
+  GW_RETURN_IF_ERROR(Replay(snapshot, read));
+  return EndReplay();
+}
+
+absl::Status JobShard::Replay(const ShardState* snapshot,
+                              const std::function<absl::Status(const RecordVisitor&)>& read) {
+  replay_ = std::make_unique<ReplayState>();
+  replay_->buckets.resize(buckets_.size());
+  replaying_ = true;
   if (snapshot != nullptr) {
     LoadSnapshot(*snapshot);
-    replay.snapshot_version = snapshot->version;
-    for (Replay::Bucket& bucket : replay.buckets) bucket.initial = true;
+    for (ReplayState::Bucket& bucket : replay_->buckets) {
+      bucket.initial = true;
+      bucket.base = snapshot->version;
+    }
     NoteSnapshot(snapshot->version, absl::OkStatus());
   }
   GW_FAILPOINT("recovery.after_snapshot");
-  GW_RETURN_IF_ERROR(read([&](const journal::Record& record) -> absl::Status {
-    GW_RETURN_IF_ERROR(ReplayRecord(record, replay));
+  GW_RETURN_IF_ERROR(read([this](const journal::Record& record) -> absl::Status {
+    GW_RETURN_IF_ERROR(ReplayRecord(record));
     GW_FAILPOINT("recovery.after_record");
     return absl::OkStatus();
   }));
-  return EndReplay(replay);
+  recovered_version_ = UINT64_MAX;
+  for (const auto& bucket : buckets_) {
+    absl::MutexLock lock(&bucket->mu);
+    recovered_version_ = std::min(recovered_version_, bucket->version);
+  }
+  return absl::OkStatus();
 }
 
-absl::Status JobShard::ReplayRecord(const journal::Record& record, Replay& replay) {
+absl::Status JobShard::Follow(journal::Record record, std::function<void()> safe) {
+  const uint32_t bucket = record.bucket;
+  const uint64_t version = record.type == journal::RecordType::kUpdate ? record.round + 1 : record.round;
+  GW_RETURN_IF_ERROR(ReplayRecord(record));
+  sink_->Append(std::move(record), [this, bucket, version, safe = std::move(safe)] {
+    NoteWritten(bucket, version);
+    safe();
+  });
+  return absl::OkStatus();
+}
+
+absl::Status JobShard::ReplayRecord(const journal::Record& record) {
   if (record.bucket >= buckets_.size()) {
     return absl::DataLossError(absl::StrFormat("job '%s': a record of bucket %d; the job has %d", job_.spec().name(),
                                                record.bucket, buckets_.size()));
   }
-  if (record.type == journal::RecordType::kUpdate) return ReplayUpdate(record, replay);
-  if (replay.buckets[record.bucket].initial && replay.buckets[record.bucket].incarnation == 0) {
-    return absl::OkStatus();  // a snapshot is newer
+  switch (record.type) {
+    case journal::RecordType::kInitial:
+      return ReplayInitial(record);
+    case journal::RecordType::kState:
+      return ReplayWhole(record);
+    case journal::RecordType::kUpdate:
+      return ReplayUpdate(record);
   }
+  return absl::OkStatus();
+}
+
+absl::Status JobShard::ReplayInitial(const journal::Record& record) {
+  ReplayState::Bucket& known = replay_->buckets[record.bucket];
+  if (known.initial && known.incarnation == 0) return absl::OkStatus();  // a snapshot is newer
   BucketState& bucket = *buckets_[record.bucket];
   absl::MutexLock lock(&bucket.mu);
   GW_RETURN_IF_ERROR(bucket.store->Initialize(record.chunks));
   GW_ASSIGN_OR_RETURN(const wire::FrameHeader header, wire::ParseHeader(record.chunks[0].span()));
-  replay.buckets[record.bucket].initial = true;
-  replay.buckets[record.bucket].incarnation = header.incarnation;
+  known.initial = true;
+  known.incarnation = header.incarnation;
   return absl::OkStatus();
 }
 
-absl::Status JobShard::ReplayUpdate(const journal::Record& record, Replay& replay) {
+absl::Status JobShard::ReplayWhole(const journal::Record& record) {
+  ReplayState::Bucket& known = replay_->buckets[record.bucket];
   BucketState& bucket = *buckets_[record.bucket];
   absl::MutexLock lock(&bucket.mu);
-  Replay::Bucket& replayed = replay.buckets[record.bucket];
-  replayed.first_round = std::min(replayed.first_round, record.round);
-  replayed.end_round = record.round + 1;
-  replayed.last = record.contributions;
+  if (record.round < bucket.version || (known.initial && record.round <= known.base)) {
+    return absl::OkStatus();  // a snapshot is newer
+  }
+  const uint64_t elements = job_.keeps_parameters() ? bucket.layout->elements : 0;
+  std::vector<float> parameter(elements);
+  std::vector<float> first(job_.moments() > 0 ? elements : 0);
+  std::vector<float> second(job_.moments() > 1 ? elements : 0);
+  ParameterTargets targets;
+  ParameterArrays arrays;
+  if (!parameter.empty()) arrays.parameter = targets.parameter = parameter.data();
+  if (!first.empty()) arrays.first_moment = targets.first_moment = first.data();
+  if (!second.empty()) arrays.second_moment = targets.second_moment = second.data();
+  GW_ASSIGN_OR_RETURN(RoundPlan plan, DecodeParameters(record.chunks, job_, *bucket.layout, record.round, targets));
+  bucket.store->Load(arrays);
+  bucket.version = record.round;
+  bucket.plan = std::move(plan);
+  bucket.accumulator->Open(bucket.version, bucket.plan);
+  bucket.updates.clear();
+  known = {};
+  known.initial = true;
+  known.base = record.round;
+  return absl::OkStatus();
+}
+
+absl::Status JobShard::ReplayUpdate(const journal::Record& record) {
+  ReplayState::Bucket& known = replay_->buckets[record.bucket];
+  BucketState& bucket = *buckets_[record.bucket];
+  absl::MutexLock lock(&bucket.mu);
+  if (record.round >= known.base && record.round != bucket.version) {
+    return absl::DataLossError(
+        absl::StrFormat("job '%s' bucket %d: the journal goes on with round %d where round %d should follow: what lies "
+                        "between was given up when the disk failed; delete the job, or restore it from a snapshot",
+                        job_.spec().name(), record.bucket, record.round, bucket.version));
+  }
+  known.first_round = std::min(known.first_round, record.round);
+  known.end_round = record.round + 1;
+  known.last = record.contributions;
   {
     absl::MutexLock job_lock(&mu_);
     for (const journal::Contribution& c : record.contributions) {
       if (c.included) machine_.RestoreContribution(c.member, record.bucket, record.round, c.digest);
     }
   }
-  if (record.round < replay.snapshot_version) {  // applied there; kept for workers that ask for it again
-    bucket.updates.push_back({std::make_shared<const std::vector<Bytes>>(record.chunks), false});
+  if (record.round < known.base) {  // applied there; kept for workers that ask for it again
+    bucket.updates.push_back({std::make_shared<const std::vector<Bytes>>(record.chunks), false, record.contributions});
     if (bucket.updates.size() > kRetainedUpdates) bucket.updates.pop_front();
     return absl::OkStatus();
-  }
-  if (record.round != bucket.version) {
-    return absl::DataLossError(
-        absl::StrFormat("job '%s' bucket %d: the journal goes on with round %d where round %d should follow: what lies "
-                        "between was given up when the disk failed; delete the job, or restore it from a snapshot",
-                        job_.spec().name(), record.bucket, record.round, bucket.version));
   }
   GW_ASSIGN_OR_RETURN(const Update update, DecodeUpdate(record.chunks, job_, *bucket.layout, bucket.plan));
   UpdateFrame frame;
   frame.chunks = record.chunks;
   frame.next = update.next;
   frame.stats.deferred = update.deferred.size();
-  return Publish(bucket, frame);
+  return Publish(bucket, frame, record.contributions);
+}
+
+uint64_t JobShard::NewestVersion() {
+  uint64_t newest = 0;
+  for (const auto& bucket : buckets_) {
+    absl::MutexLock lock(&bucket->mu);
+    newest = std::max(newest, bucket->version);
+  }
+  return newest;
 }
 
 void JobShard::LoadSnapshot(const ShardState& snapshot) {
@@ -109,7 +169,8 @@ void JobShard::LoadSnapshot(const ShardState& snapshot) {
   }
 }
 
-absl::Status JobShard::EndReplay(Replay& replay) {
+absl::Status JobShard::EndReplay() {
+  const std::unique_ptr<ReplayState> replay = std::move(replay_);
   bool initialized = true;
   uint64_t round = UINT64_MAX;
   uint64_t newest = 0;
@@ -118,10 +179,13 @@ absl::Status JobShard::EndReplay(Replay& replay) {
     round = std::min(round, buckets_[b]->version);
     newest = std::max(newest, buckets_[b]->version);
     // A mixture of two workers' initial parameters was replaced before the end, or never was version 0.
-    const bool whole = replay.buckets[b].initial && replay.buckets[b].incarnation == replay.buckets[0].incarnation;
+    const bool whole = replay->buckets[b].initial && replay->buckets[b].incarnation == replay->buckets[0].incarnation;
     initialized = initialized && (whole || !job_.keeps_parameters());
   }
-  if (!initialized && newest == 0) return absl::OkStatus();  // it never began: workers upload again
+  if (!initialized && newest == 0) {  // it never began: workers upload again
+    replaying_ = false;
+    return absl::OkStatus();
+  }
   if (!initialized || newest > round + 1) {
     return absl::DataLossError(
         absl::StrFormat("job '%s': the journal's buckets end between versions %d and %d%s: records are missing; delete "
@@ -133,7 +197,7 @@ absl::Status JobShard::EndReplay(Replay& replay) {
   recovered.round = round;
   std::set<std::pair<std::string, uint64_t>> workers;
   for (uint32_t b = 0; b < buckets_.size(); ++b) {
-    const Replay::Bucket& known = replay.buckets[b];
+    const ReplayState::Bucket& known = replay->buckets[b];
     absl::MutexLock lock(&buckets_[b]->mu);
     const uint64_t version = buckets_[b]->version;
     buckets_[b]->ready = true;
@@ -141,7 +205,7 @@ absl::Status JobShard::EndReplay(Replay& replay) {
     if (known.end_round != version) buckets_[b]->updates.clear();
     recovered.versions.push_back(version);
     const uint64_t first = std::min(known.first_round, version);
-    if (replay.snapshot_version > 0) recovered.known_from = std::max(recovered.known_from, first);
+    if (known.base > 0) recovered.known_from = std::max(recovered.known_from, first);
     // Whoever is in the open round contributed to every bucket of it that has closed.
     if (version != newest) continue;
     for (const journal::Contribution& c : known.last) {
@@ -149,10 +213,10 @@ absl::Status JobShard::EndReplay(Replay& replay) {
     }
   }
   for (const auto& [name, incarnation] : workers) recovered.workers.push_back({name, incarnation});
-  recovered_version_ = round;
   deferred_elements_ = 0;  // of this server's rounds only
   absl::MutexLock lock(&mu_);
   machine_.Restore(recovered, environment_.clock->Now());
+  replaying_ = false;
   return absl::OkStatus();
 }
 

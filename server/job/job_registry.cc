@@ -50,8 +50,11 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::Job
   }
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made, Make(spec, shard_index, shard_count));
   GW_RETURN_IF_ERROR(made->CheckSame(made->job(), shard_index, shard_count, layout_digest));
-  if (made->job().durable()) GW_RETURN_IF_ERROR(Store(*made));
-  Insert(made);
+  ReplicatedSink* sink = nullptr;
+  if (made->job().durable()) {
+    GW_ASSIGN_OR_RETURN(sink, Store(*made, /*following=*/false));
+  }
+  Insert(made, sink);
   spdlog::info("job {} created: shard {} of {}, {} buckets, {} elements, up to {}", spec.name(), shard_index,
                shard_count, made->layout().bucket_count(), made->layout().shard_elements(shard_index),
                made->memory().ToString());
@@ -74,7 +77,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::Make(const v1::JobSpec& s
   return made;
 }
 
-absl::Status JobRegistry::Store(JobShard& shard) {
+absl::StatusOr<ReplicatedSink*> JobRegistry::Store(JobShard& shard, bool following) {
   const std::string& name = shard.job().spec().name();
   if (data_ == nullptr) {
     return absl::FailedPreconditionError(absl::StrFormat(
@@ -87,8 +90,12 @@ absl::Status JobRegistry::Store(JobShard& shard) {
   stored.set_shard_index(shard.shard_index());
   stored.set_shard_count(shard.layout().shard_count());
   absl::Status status = data_->CreateJob(stored);
-  if (status.ok()) status = OpenJournal(*data_, shard, environment_.clock, SegmentBytes());
-  if (status.ok()) return status;
+  if (status.ok()) {
+    absl::StatusOr<ReplicatedSink*> sink =
+        OpenJournal(*data_, shard, environment_.clock, {following, SegmentBytes(), on_change_});
+    if (sink.ok()) return sink;
+    status = sink.status();
+  }
   data_->RemoveJob(name).IgnoreError();  // what stays is found, and replaced or removed, later
   return absl::Status(status.code(), absl::StrFormat("job '%s' cannot be stored on this server: %s", name,
                                                      std::string(status.message())));
@@ -96,39 +103,93 @@ absl::Status JobRegistry::Store(JobShard& shard) {
 
 uint64_t JobRegistry::SegmentBytes() const { return std::min(kMaxSegmentBytes, limits_.snapshot_journal_bytes); }
 
-absl::Status JobRegistry::Recover() {
+absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::Adopt(const v1::StoredJob& stored, uint64_t layout_digest) {
+  absl::MutexLock create(&create_mu_);
+  const std::string& name = stored.spec().name();
+  const absl::Status removed = Remove(name);
+  if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
+  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
+                      Make(stored.spec(), stored.shard_index(), stored.shard_count()));
+  GW_RETURN_IF_ERROR(made->CheckSame(made->job(), stored.shard_index(), stored.shard_count(), layout_digest));
+  GW_ASSIGN_OR_RETURN(ReplicatedSink* const sink, Store(*made, /*following=*/true));
+  Insert(made, sink);
+  return made;
+}
+
+void JobRegistry::EndFollowing() {
+  absl::MutexLock create(&create_mu_);
+  for (const DurableJob& job : Durable()) {
+    const absl::Status ended = job.shard->EndReplay();
+    if (ended.ok()) continue;
+    const std::string name = job.shard->job().spec().name();
+    job.shard->Shut(ended);
+    std::unique_ptr<Snapshotter> snapshotter;
+    {
+      absl::MutexLock lock(&mu_);
+      snapshotter = std::move(snapshotters_[name]);
+      snapshotters_.erase(name);
+      durable_.erase(name);
+      jobs_.erase(name);
+    }
+    snapshotter.reset();
+    job.shard->StopSink();
+    NoteUnrecovered(name, ended);
+  }
+}
+
+void JobRegistry::FenceAll(const absl::Status& status) {
+  for (const DurableJob& job : Durable()) job.sink->Fence();
+  ShutAll(status);
+}
+
+std::vector<JobRegistry::DurableJob> JobRegistry::Durable() const {
+  absl::MutexLock lock(&mu_);
+  std::vector<DurableJob> all;
+  for (const auto& [name, job] : durable_) all.push_back(job);
+  return all;
+}
+
+absl::Status JobRegistry::Recover(bool following) {
   absl::MutexLock create(&create_mu_);
   GW_ASSIGN_OR_RETURN(const std::vector<std::string> names, data_->Jobs());
   for (const std::string& name : names) {
-    const absl::Status recovered = RecoverJob(name);
-    if (recovered.ok()) continue;
-    spdlog::error("job {} cannot be recovered: {}", name, recovered.ToString());
-    absl::MutexLock lock(&mu_);
-    unrecovered_[name] = absl::Status(recovered.code(), absl::StrFormat("job '%s' could not be recovered: %s", name,
-                                                                        std::string(recovered.message())));
+    const absl::Status recovered = RecoverJob(name, following);
+    if (!recovered.ok()) NoteUnrecovered(name, recovered);
   }
   return absl::OkStatus();
 }
 
-absl::Status JobRegistry::RecoverJob(const std::string& name) {
+void JobRegistry::NoteUnrecovered(const std::string& name, const absl::Status& why) {
+  spdlog::error("job {} cannot be recovered: {}", name, why.ToString());
+  absl::MutexLock lock(&mu_);
+  unrecovered_[name] = absl::Status(
+      why.code(), absl::StrFormat("job '%s' could not be recovered: %s", name, std::string(why.message())));
+}
+
+absl::Status JobRegistry::RecoverJob(const std::string& name, bool following) {
   GW_ASSIGN_OR_RETURN(const v1::StoredJob stored, data_->LoadJob(name));
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
                       Make(stored.spec(), stored.shard_index(), stored.shard_count()));
-  GW_RETURN_IF_ERROR(OpenJournal(*data_, *made, environment_.clock, SegmentBytes()));
-  Insert(made);
+  GW_ASSIGN_OR_RETURN(ReplicatedSink* const sink,
+                      OpenJournal(*data_, *made, environment_.clock, {following, SegmentBytes(), on_change_}));
+  Insert(made, sink);
   return absl::OkStatus();
 }
 
-void JobRegistry::Insert(const std::shared_ptr<JobShard>& shard) {
+void JobRegistry::Insert(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink) {
   const std::string& name = shard->job().spec().name();
   std::unique_ptr<Snapshotter> snapshotter;
-  if (shard->job().durable()) {
+  if (sink != nullptr) {
     snapshotter =
         std::make_unique<Snapshotter>(shard, &data_->disk(), data_->SnapshotsOf(name), limits_.snapshot_journal_bytes);
   }
-  absl::MutexLock lock(&mu_);
-  jobs_[name] = shard;
-  if (snapshotter != nullptr) snapshotters_[name] = std::move(snapshotter);
+  {
+    absl::MutexLock lock(&mu_);
+    jobs_[name] = shard;
+    if (snapshotter != nullptr) snapshotters_[name] = std::move(snapshotter);
+    if (sink != nullptr) durable_[name] = {shard, sink};
+  }
+  if (sink != nullptr) on_change_();
 }
 
 absl::Status JobRegistry::RequestSnapshot(std::string_view name) {
@@ -161,6 +222,13 @@ std::vector<std::shared_ptr<JobShard>> JobRegistry::All() const {
 
 absl::Status JobRegistry::Delete(std::string_view name) {
   absl::MutexLock create(&create_mu_);
+  GW_RETURN_IF_ERROR(Remove(name));
+  on_change_();
+  spdlog::info("job {} deleted", name);
+  return absl::OkStatus();
+}
+
+absl::Status JobRegistry::Remove(std::string_view name) {
   std::shared_ptr<JobShard> job;
   std::unique_ptr<Snapshotter> snapshotter;
   {
@@ -170,6 +238,8 @@ absl::Status JobRegistry::Delete(std::string_view name) {
       snapshotter = std::move(taker->second);
       snapshotters_.erase(taker);
     }
+    const auto durable = durable_.find(name);
+    if (durable != durable_.end()) durable_.erase(durable);
     const auto it = jobs_.find(name);
     const auto lost = unrecovered_.find(name);
     if (it != jobs_.end()) {
@@ -186,9 +256,7 @@ absl::Status JobRegistry::Delete(std::string_view name) {
     snapshotter.reset();
     job->StopSink();
   }
-  if (data_ != nullptr) GW_RETURN_IF_ERROR(data_->RemoveJob(std::string(name)));
-  spdlog::info("job {} deleted", name);
-  return absl::OkStatus();
+  return data_ != nullptr ? data_->RemoveJob(std::string(name)) : absl::OkStatus();
 }
 
 void JobRegistry::Drain() {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "common/storage/data_directory.h"
 #include "server/job/job_shard.h"
 #include "server/job/warning_limiter.h"
+#include "server/replication/replicated_sink.h"
 #include "server/snapshot/snapshotter.h"
 
 namespace gradwire {
@@ -29,13 +31,31 @@ class JobRegistry {
     uint64_t snapshot_journal_bytes = 1ull << 30;  // a snapshot is taken when a journal has grown by this
   };
 
+  // A job with a journal, and where its records pass.
+  struct DurableJob {
+    std::shared_ptr<JobShard> shard;
+    ReplicatedSink* sink = nullptr;  // the shard's
+  };
+
   // `data` may be null: jobs that ask for durability are refused. It outlives the registry.
   JobRegistry(const JobEnvironment& environment, const Limits& limits, DataDirectory* data = nullptr)
       : environment_(environment), limits_(limits), data_(data) {}
 
+  // Before any job is made: called when durable jobs come, get their parameters or go. Takes no lock of the registry.
+  void SetOnChange(std::function<void()> on_change) { on_change_ = std::move(on_change); }
+
   // Makes the jobs of the data directory anew, before anybody joins. A job that cannot be recovered is told of in the
-  // log, and to everybody who asks for it, until it is deleted.
-  absl::Status Recover();
+  // log, and to everybody who asks for it, until it is deleted. `following`: this is a standby, their ends stay open.
+  absl::Status Recover(bool following);
+
+  // On a standby: an empty shard of this job, stored, to be given records (JobShard::Follow). Replaces what is here of
+  // this name. layout_digest: of the primary's shard map. Errors as of GetOrCreate.
+  absl::StatusOr<std::shared_ptr<JobShard>> Adopt(const v1::StoredJob& stored, uint64_t layout_digest);
+  // The standby was promoted: opens every job to workers. One that cannot be is told of as in Recover.
+  void EndFollowing();
+  // Another server has taken over: ends every stream with `status`, and nothing becomes visible any more.
+  void FenceAll(const absl::Status& status);
+  std::vector<DurableJob> Durable() const;
 
   // The job of this spec, made if there is none of its name. layout_digest 0: not compared. Errors: InvalidArgument
   // (spec), FailedPrecondition (another job of this name; says what differs), ResourceExhausted (memory, number of
@@ -71,19 +91,25 @@ class JobRegistry {
   absl::StatusOr<std::shared_ptr<JobShard>> Make(const v1::JobSpec& spec, uint32_t shard_index, uint32_t shard_count)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   // The directory of a new job, and its journal.
-  absl::Status Store(JobShard& shard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
-  void Insert(const std::shared_ptr<JobShard>& shard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+  absl::StatusOr<ReplicatedSink*> Store(JobShard& shard, bool following) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+  // `sink`: null where the job is not durable.
+  void Insert(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+  absl::Status RecoverJob(const std::string& name, bool following) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+  // Takes the job out, ends it and removes what is stored of it.
+  absl::Status Remove(std::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+  void NoteUnrecovered(const std::string& name, const absl::Status& why);
   uint64_t SegmentBytes() const;
-  absl::Status RecoverJob(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
 
   const JobEnvironment environment_;
   const Limits limits_;
   DataDirectory* const data_;
+  std::function<void()> on_change_ = [] {};
   WarningLimiter stream_warnings_;
 
   absl::Mutex create_mu_ ABSL_ACQUIRED_BEFORE(mu_);  // jobs are made and deleted one at a time, others are served
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<JobShard>, std::less<>> jobs_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, DurableJob, std::less<>> durable_ ABSL_GUARDED_BY(mu_);  // of jobs_
   std::map<std::string, absl::Status, std::less<>> unrecovered_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   // Of durable jobs. Destroyed before the jobs, and never under mu_: that waits for their threads.

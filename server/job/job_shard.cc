@@ -223,7 +223,7 @@ v1::JoinReply JobShard::ReplyTo(const RoundMachine::JoinOutcome& outcome) const 
   reply.set_must_initialize(outcome.must_initialize);
   reply.set_waiting_for_workers(outcome.waiting_for_workers);
   reply.set_lease_ms(job_.spec().lease_ms());
-  reply.set_server_epoch(environment_.server_epoch);
+  reply.set_server_epoch(*environment_.server_epoch);
   return reply;
 }
 
@@ -403,13 +403,20 @@ void JobShard::CloseBucket(const RoundActions::Close& close) {
   absl::Status status = CatchBadAlloc("merging", [&] { return FinishRound(bucket, close, &update); });
   GW_FAILPOINT("round.before_journal");
   // The disk works on it while this thread applies it.
-  if (status.ok() && sink_ != nullptr) status = CatchBadAlloc("the journal", [&] { return Write(close, update); });
+  std::vector<journal::Contribution> who;
+  if (status.ok() && sink_ != nullptr) {
+    status = CatchBadAlloc("the journal", [&] {
+      who = WhoTookPart(close);
+      return Write(close, update, who);
+    });
+  }
   std::vector<Delivery> ready;
   {
     absl::MutexLock lock(&bucket.mu);
     if (status.ok()) {
-      status = CatchBadAlloc("the optimizer",
-                             [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) { return Publish(bucket, update); });
+      status = CatchBadAlloc("the optimizer", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
+        return Publish(bucket, update, std::move(who));
+      });
     }
     if (!status.ok() && bucket.failure.ok()) {
       bucket.failure =
@@ -423,21 +430,20 @@ void JobShard::CloseBucket(const RoundActions::Close& close) {
   Deliver(ready);
 }
 
-absl::Status JobShard::Write(const RoundActions::Close& close, const UpdateFrame& update) {
-  journal::Record record;
-  record.bucket = close.bucket;
-  record.round = close.round;
-  record.chunks = update.chunks;
-  {
-    absl::MutexLock lock(&mu_);
-    for (const auto& [id, contribution] : close.contributions) {
-      const Member* member = machine_.membership().Get(id);
-      record.contributions.push_back({id, member == nullptr ? "" : member->worker,
-                                      member == nullptr ? 0 : member->incarnation, contribution.digest,
-                                      contribution.included});
-    }
+std::vector<journal::Contribution> JobShard::WhoTookPart(const RoundActions::Close& close) const {
+  std::vector<journal::Contribution> who;
+  absl::MutexLock lock(&mu_);
+  for (const auto& [id, contribution] : close.contributions) {
+    const Member* member = machine_.membership().Get(id);
+    who.push_back({id, member == nullptr ? "" : member->worker, member == nullptr ? 0 : member->incarnation,
+                   contribution.digest, contribution.included});
   }
-  sink_->Append(std::move(record),
+  return who;
+}
+
+absl::Status JobShard::Write(const RoundActions::Close& close, const UpdateFrame& update,
+                             const std::vector<journal::Contribution>& who) {
+  sink_->Append({journal::RecordType::kUpdate, close.bucket, close.round, who, update.chunks},
                 [this, bucket = close.bucket, version = close.round + 1] { NoteWritten(bucket, version); });
   return absl::OkStatus();
 }
@@ -481,7 +487,7 @@ absl::Status JobShard::FinishRound(BucketState& bucket, const RoundActions::Clos
   return absl::OkStatus();
 }
 
-absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update) {
+absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update, std::vector<journal::Contribution> who) {
   GW_RETURN_IF_ERROR(bucket.store->Apply(update, bucket.plan));
   deferred_elements_ += update.stats.deferred;
   update_elements_ += update.stats.elements;
@@ -490,14 +496,15 @@ absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update) {
   bucket.committed = 0;
   bucket.learning_rates.clear();
   bucket.accumulator->Open(bucket.version, bucket.plan);
-  Retain(bucket, std::make_shared<const std::vector<Bytes>>(update.chunks), update.stats.deferred > 0);
+  Retain(bucket,
+         {std::make_shared<const std::vector<Bytes>>(update.chunks), update.stats.deferred > 0, std::move(who)});
   bucket.serialized = nullptr;
   CaptureBucket(bucket);
   return absl::OkStatus();
 }
 
-void JobShard::Retain(BucketState& bucket, SharedChunks update, bool deferred) {
-  bucket.updates.push_back({std::move(update), deferred});
+void JobShard::Retain(BucketState& bucket, RetainedUpdate update) {
+  bucket.updates.push_back(std::move(update));
   if (bucket.updates.size() <= kRetainedUpdates) return;
   const uint64_t version = bucket.version - kRetainedUpdates;
   RetainedUpdate oldest = std::move(bucket.updates.front());
@@ -509,6 +516,11 @@ void JobShard::Retain(BucketState& bucket, SharedChunks update, bool deferred) {
   std::erase_if(bucket.owed, [&](const auto& owed)
                                  ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !machine_.MayAskFor(b, owed.first - 1); });
   if (bucket.owed.size() > kOwedUpdates) bucket.owed.erase(bucket.owed.begin());
+}
+
+bool JobShard::HasParameters() const {
+  absl::MutexLock lock(&mu_);
+  return machine_.initialized();
 }
 
 bool JobShard::RoundInProgress() const {
@@ -556,11 +568,11 @@ v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
   status.set_update_elements(update_elements_);
   status.set_refused_frames(refused_frames_);
   status.set_not_included_frames(not_included_frames_);
-  DescribeDurability(version, status.mutable_durability());
+  DescribeDurability(version, &status);
   if (with_details) *status.mutable_spec() = job_.spec();
   const TimeNs now = environment_.clock->Now();
   absl::MutexLock lock(&mu_);
-  status.set_initialized(machine_.initialized());
+  status.set_initialized(machine_.initialized() || (replaying_ && version > 0));
   status.set_sanitized_elements(sanitized_elements_);
   v1::RoundStatus& rounds = *status.mutable_rounds();
   rounds.set_open_round(machine_.round());
@@ -584,7 +596,8 @@ v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
   return status;
 }
 
-void JobShard::DescribeDurability(uint64_t version, v1::DurabilityStatus* status) {
+void JobShard::DescribeDurability(uint64_t version, v1::JobStatus* job) {
+  v1::DurabilityStatus* status = job->mutable_durability();
   status->set_level(job_.durable() ? job_.spec().durability().level() : v1::DURABILITY_NONE);
   if (sink_ == nullptr) return;
   const journal::JournalStatus journal = sink_->status();
@@ -602,6 +615,12 @@ void JobShard::DescribeDurability(uint64_t version, v1::DurabilityStatus* status
   status->set_records(journal.records);
   status->set_syncs(journal.syncs);
   status->set_failures(journal.failures);
+  for (const journal::JournalStatus::Follower& follower : journal.followers) {
+    v1::FollowerStatus& out = *job->add_followers();
+    out.set_follower(follower.name);
+    out.set_version(follower.version);
+    out.set_in_sync(follower.in_sync);
+  }
   absl::MutexLock lock(&snapshot_mu_);
   status->set_snapshot_version(snapshot_version_);
   status->set_snapshots(snapshots_);

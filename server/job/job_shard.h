@@ -35,6 +35,7 @@
 #include "server/job/bucket_state.h"
 #include "server/job/job_arrays.h"
 #include "server/job/memory.h"
+#include "server/job/replay_state.h"
 #include "server/job/update_sink.h"
 #include "server/job/warning_limiter.h"
 #include "server/rounds/round.h"
@@ -49,7 +50,8 @@ struct JobEnvironment {
   Clock* clock = nullptr;
   uint64_t frame_limit_bytes = 0;  // one frame, all chunks
   uint64_t job_memory_limit_bytes = 0;
-  uint64_t server_epoch = 0;
+  // Of this server; a promotion raises it.
+  std::shared_ptr<std::atomic<uint64_t>> server_epoch = std::make_shared<std::atomic<uint64_t>>(0);
   std::function<void()> tick_sooner;  // may be empty; called without a lock held
 };
 
@@ -88,6 +90,17 @@ class JobShard {
   // `snapshot`: what the journal goes on from, may be null; records of its rounds are looked at for what workers may
   // ask for again.
   absl::Status Recover(const ShardState* snapshot, const std::function<absl::Status(const RecordVisitor&)>& read);
+  // The two parts of Recover. Between them the shard is a standby's: nobody joins, Follow brings it further.
+  absl::Status Replay(const ShardState* snapshot, const std::function<absl::Status(const RecordVisitor&)>& read);
+  absl::Status EndReplay();
+  // Applies the next record of the primary, then hands it to the sink, whose `visible` is `safe`. By one thread at a
+  // time, not together with EndReplay. Errors as of Recover: nothing more can follow then.
+  absl::Status Follow(journal::Record record, std::function<void()> safe);
+  // job_follow.cc: what a standby begins with: a record of the bucket's state and, behind it, the updates that made it,
+  // as many as workers may ask for again. Waits for a round that is being applied, never for workers. What the sink is
+  // given later goes on from it; of what it was given before, updates of rounds before the state are in it.
+  // FailedPrecondition: the job has no parameters yet.
+  absl::StatusOr<std::vector<journal::Record>> CopyBucket(uint32_t bucket);
   void SetSink(std::unique_ptr<UpdateSink> sink);
   // Nothing is journaled from here on. The job was shut.
   void StopSink();
@@ -142,6 +155,7 @@ class JobShard {
 
   // `digest`: also compute the SHA-256 of the parameters.
   v1::JobStatus Describe(bool with_details, bool digest);
+  bool HasParameters() const;
   // True while the open round has frames that other workers of it still have to match.
   bool RoundInProgress() const;
   // Ends all streams with `status`; later calls fail with it.
@@ -168,14 +182,17 @@ class JobShard {
   void DropMember(const Member& member);
   void CloseBucket(const RoundActions::Close& close);
   // Hands an update frame to the sink.
-  absl::Status Write(const RoundActions::Close& close, const UpdateFrame& update);
+  absl::Status Write(const RoundActions::Close& close, const UpdateFrame& update,
+                     const std::vector<journal::Contribution>& who);
+  std::vector<journal::Contribution> WhoTookPart(const RoundActions::Close& close) const;
   // The record that makes `version` of a bucket may be seen.
   void NoteWritten(uint32_t bucket, uint64_t version);
-  void DescribeDurability(uint64_t version, v1::DurabilityStatus* status);
+  void DescribeDurability(uint64_t version, v1::JobStatus* job);
   absl::Status FinishRound(BucketState& bucket, const RoundActions::Close& close, UpdateFrame* update);
-  absl::Status Publish(BucketState& bucket, const UpdateFrame& update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
-  // Keeps the update that made the bucket's version, and lets go of older ones. deferred: it names elements.
-  void Retain(BucketState& bucket, SharedChunks update, bool deferred) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  absl::Status Publish(BucketState& bucket, const UpdateFrame& update, std::vector<journal::Contribution> who)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  // Keeps the update that made the bucket's version, and lets go of older ones.
+  void Retain(BucketState& bucket, RetainedUpdate update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   // True once where NextTick is sooner than it was told.
   bool TickIsSooner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Writes the first refusal of each kind to the log; Tick counts the others.
@@ -206,10 +223,11 @@ class JobShard {
 
   // job_recovery.cc
   void LoadSnapshot(const ShardState& snapshot);
-  struct Replay;
-  absl::Status ReplayRecord(const journal::Record& record, Replay& replay);
-  absl::Status ReplayUpdate(const journal::Record& record, Replay& replay);
-  absl::Status EndReplay(Replay& replay);
+  absl::Status ReplayRecord(const journal::Record& record);
+  absl::Status ReplayInitial(const journal::Record& record);
+  absl::Status ReplayUpdate(const journal::Record& record);
+  absl::Status ReplayWhole(const journal::Record& record);
+  uint64_t NewestVersion();  // of any bucket
 
   // job_pull.cc
   // Keeps the waiter if its version does not exist yet.
@@ -254,8 +272,10 @@ class JobShard {
   uint64_t snapshot_version_ ABSL_GUARDED_BY(snapshot_mu_) = 0;
   absl::Status snapshot_status_ ABSL_GUARDED_BY(snapshot_mu_);
 
-  uint64_t recovered_version_ = 0;    // constant once anybody joins, as sink_
-  std::unique_ptr<UpdateSink> sink_;  // may be null: nothing is journaled
+  std::unique_ptr<ReplayState> replay_;  // of the thread that replays
+  std::atomic<bool> replaying_{false};   // since Replay, until EndReplay
+  uint64_t recovered_version_ = 0;       // constant once anybody joins, as sink_
+  std::unique_ptr<UpdateSink> sink_;     // may be null: nothing is journaled
 };
 
 }  // namespace gradwire

@@ -14,11 +14,15 @@ absl::StatusOr<std::shared_ptr<ShardCapture>> JobShard::Capture(absl::Duration t
     absl::MutexLock lock(&capture->mu);
     capture->missing = static_cast<uint32_t>(buckets_.size());
   }
+  const uint64_t newest = NewestVersion();
   {
     absl::MutexLock lock(&mu_);
     GW_RETURN_IF_ERROR(shut_);
-    if (!machine_.initialized()) return absl::FailedPreconditionError("the job has no parameters yet");
-    capture->state.version = machine_.NextBoundary();
+    const bool replaying = replaying_;  // a standby: its machine knows of no round
+    if (replaying ? newest == 0 : !machine_.initialized()) {
+      return absl::FailedPreconditionError("the job has no parameters yet");
+    }
+    capture->state.version = replaying ? newest : machine_.NextBoundary();
   }
   {
     absl::MutexLock lock(&snapshot_mu_);

@@ -42,4 +42,9 @@ void Outbox::Close() {
       +[](int* users) { return *users == 0; }, &users_));
 }
 
+void Outbox::Release() {
+  Close();
+  stream_.reset();
+}
+
 }  // namespace gradwire

@@ -23,12 +23,14 @@ class Outbox {
   void Finish(absl::Status status);
   // Called from OnClosed. Returns when no other thread uses the stream.
   void Close();
+  // The same, and lets go of the stream: for streams that do not outlive what they were opened with.
+  void Release();
 
  private:
   bool Enter();
   void Exit();
 
-  const std::shared_ptr<transport::Stream> stream_;
+  std::shared_ptr<transport::Stream> stream_;  // constant until nobody can use it
   absl::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;

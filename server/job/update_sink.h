@@ -13,6 +13,12 @@ namespace gradwire {
 namespace journal {
 
 struct JournalStatus {
+  // A standby that follows the job.
+  struct Follower {
+    std::string name;
+    uint64_t version = 0;  // of every bucket
+    bool in_sync = false;
+  };
   bool degraded = false;  // a write or sync failed and has not been made good
   bool hole = false;      // records were given up: what is on disk ends before them
   std::string reason;     // of the failure
@@ -22,6 +28,7 @@ struct JournalStatus {
   uint64_t bytes = 0;                      // of the segments on disk
   uint64_t backlog_bytes = 0;              // in memory only
   std::vector<uint64_t> durable_versions;  // per bucket, as in JournalWriter
+  std::vector<Follower> followers;
 };
 
 }  // namespace journal

@@ -50,22 +50,23 @@ absl::StatusOr<std::optional<ShardState>> NewestSnapshot(const DataDirectory& da
 
 }  // namespace
 
-absl::Status OpenJournal(DataDirectory& data, JobShard& shard, Clock* clock, uint64_t segment_bytes) {
+absl::StatusOr<ReplicatedSink*> OpenJournal(DataDirectory& data, JobShard& shard, Clock* clock, const JournalUse& use) {
   const TimeNs begin = clock->Now();
   const std::string& name = shard.job().spec().name();
   journal::JournalWriter::Options options;
   options.directory = data.JournalOf(name);
   options.identity = {shard.job().digest(), shard.layout().digest(), shard.shard_index()};
   options.epoch = data.epoch();
-  options.segment_bytes = segment_bytes;
+  options.segment_bytes = use.segment_bytes;
   GW_ASSIGN_OR_RETURN(const std::optional<ShardState> snapshot, NewestSnapshot(data, shard));
   journal::ReadResult found;
   GW_RETURN_IF_ERROR(
-      shard.Recover(snapshot ? &*snapshot : nullptr, [&](const JobShard::RecordVisitor& visit) -> absl::Status {
+      shard.Replay(snapshot ? &*snapshot : nullptr, [&](const JobShard::RecordVisitor& visit) -> absl::Status {
         GW_ASSIGN_OR_RETURN(found,
                             ReadJournal(data.disk(), options.directory, options.identity, /*repair=*/true, visit));
         return absl::OkStatus();
       }));
+  if (!use.following) GW_RETURN_IF_ERROR(shard.EndReplay());
   if (found.records > 0) {
     spdlog::info("job {} recovered: {} records, {} bytes in {:.3f} s{}", name, found.records, found.bytes,
                  static_cast<double>(clock->Now() - begin) / kNsPerSecond,
@@ -74,8 +75,10 @@ absl::Status OpenJournal(DataDirectory& data, JobShard& shard, Clock* clock, uin
   auto writer = std::make_unique<journal::JournalWriter>(&data.disk(), std::move(options), std::move(found));
   auto journal = std::make_unique<journal::Journal>(OptionsOf(shard), std::move(writer), clock);
   journal->Start();
-  shard.SetSink(std::move(journal));
-  return absl::OkStatus();
+  auto sink = std::make_unique<ReplicatedSink>(std::move(journal), clock, use.parameters);
+  ReplicatedSink* const made = sink.get();
+  shard.SetSink(std::move(sink));
+  return made;
 }
 
 }  // namespace gradwire

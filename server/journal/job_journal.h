@@ -1,16 +1,26 @@
 // The journal of a job in a data directory: what a shard is recovered from and writes to.
 #pragma once
 
-#include "absl/status/status.h"
+#include <functional>
+
+#include "absl/status/statusor.h"
 #include "common/base/clock.h"
 #include "common/storage/data_directory.h"
 #include "server/job/job_shard.h"
+#include "server/replication/replicated_sink.h"
 
 namespace gradwire {
 
+struct JournalUse {
+  bool following = false;            // the shard is a standby's: its end stays open (JobShard::EndReplay)
+  uint64_t segment_bytes = 0;        // about as long as this a segment gets
+  std::function<void()> parameters;  // called when the job got its initial parameters
+};
+
 // Replays what there is into `shard`, which is new and was made from a job of `data`, and gives it a running journal to
-// go on with, in segments of about `segment_bytes`. Returns when the shard may be joined. `data` and `clock` outlive
-// the shard. Errors: those of ReadJournal and JobShard::Recover; the shard is of no use then.
-absl::Status OpenJournal(DataDirectory& data, JobShard& shard, Clock* clock, uint64_t segment_bytes);
+// go on with, behind the sink that standbys hang on to; the shard owns it. Returns when the shard may be joined or may
+// follow. `data` and `clock` outlive the shard. Errors: those of ReadJournal and JobShard::Recover; the shard is of no
+// use then.
+absl::StatusOr<ReplicatedSink*> OpenJournal(DataDirectory& data, JobShard& shard, Clock* clock, const JournalUse& use);
 
 }  // namespace gradwire

@@ -217,6 +217,15 @@ void RoundMachine::OpenNext(TimeNs now, RoundActions* actions) {
   actions->opened = round_;
 }
 
+uint64_t RoundMachine::NextVersionOf(uint32_t bucket) const {
+  uint64_t next = round_;
+  for (const Round& round : rounds_) {
+    if (!round.buckets[bucket].closed) break;
+    ++next;
+  }
+  return next;
+}
+
 uint64_t RoundMachine::NextBoundary() const {
   uint64_t next = round_;
   for (const Round& round : rounds_) {

@@ -142,6 +142,8 @@ class RoundMachine {
 
   // The next version that every bucket passes.
   uint64_t NextBoundary() const;
+  // The version that `bucket` has once what has closed of it is applied.
+  uint64_t NextVersionOf(uint32_t bucket) const;
   uint64_t round() const { return round_; }  // the oldest open one, or the one that will open next
   bool open() const { return open_; }
   bool initialized() const { return initialized_; }

@@ -3,12 +3,14 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/out_of_memory.h"
+#include "common/base/status_macros.h"
 
 namespace gradwire {
 namespace {
 
 constexpr std::string_view kWorker = "gradwire.v1.Worker/";
 constexpr std::string_view kOperator = "gradwire.v1.Operator/";
+constexpr std::string_view kReplication = "gradwire.v1.Replication/";
 
 absl::Status Unknown(std::string_view method) {
   return absl::UnimplementedError(absl::StrFormat("this server has no method '%s'", std::string(method)));
@@ -18,16 +20,28 @@ absl::Status Unknown(std::string_view method) {
 
 absl::StatusOr<std::string> Dispatcher::Call(transport::Method method, std::string_view request) {
   return CatchBadAlloc(method, [&]() -> absl::StatusOr<std::string> {
-    if (method.starts_with(kWorker)) return worker_->Call(method.substr(kWorker.size()), request);
+    if (method.starts_with(kWorker)) {
+      GW_RETURN_IF_ERROR(replication_->CheckServing());
+      return worker_->Call(method.substr(kWorker.size()), request);
+    }
     if (method.starts_with(kOperator)) return operator_->Call(method.substr(kOperator.size()), request);
+    if (method.starts_with(kReplication)) return standbys_->Call(method.substr(kReplication.size()), request);
     return Unknown(method);
   });
 }
 
 absl::StatusOr<std::unique_ptr<transport::StreamSink>> Dispatcher::Accept(transport::Method method,
                                                                           std::shared_ptr<transport::Stream> stream) {
-  if (!method.starts_with(kWorker)) return Unknown(method);
-  return CatchBadAlloc(method, [&] { return worker_->Accept(method.substr(kWorker.size()), std::move(stream)); });
+  return CatchBadAlloc(method, [&]() -> absl::StatusOr<std::unique_ptr<transport::StreamSink>> {
+    if (method.starts_with(kWorker)) {
+      GW_RETURN_IF_ERROR(replication_->CheckServing());
+      return worker_->Accept(method.substr(kWorker.size()), std::move(stream));
+    }
+    if (method.starts_with(kReplication)) {
+      return standbys_->Accept(method.substr(kReplication.size()), std::move(stream));
+    }
+    return Unknown(method);
+  });
 }
 
 }  // namespace gradwire

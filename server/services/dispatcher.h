@@ -7,15 +7,18 @@
 
 #include "common/transport/transport.h"
 #include "server/services/operator_service.h"
+#include "server/services/replication_service.h"
 #include "server/services/worker_service.h"
 
 namespace gradwire {
 
-// Thread-safe; what a transport listens with. Both services outlive it. A call or stream for which there is no memory
+// Thread-safe; what a transport listens with. All services outlive it; workers are served while
+// `replication` says so. A call or stream for which there is no memory
 // gets ResourceExhausted; so does one that fails later, in its sink.
 class Dispatcher final : public transport::Service {
  public:
-  Dispatcher(WorkerService* worker, OperatorService* op) : worker_(worker), operator_(op) {}
+  Dispatcher(WorkerService* worker, OperatorService* op, ReplicationService* standbys, const Replication* replication)
+      : worker_(worker), operator_(op), standbys_(standbys), replication_(replication) {}
 
   // Unimplemented for a method that no service has.
   absl::StatusOr<std::string> Call(transport::Method method, std::string_view request) override;
@@ -25,6 +28,8 @@ class Dispatcher final : public transport::Service {
  private:
   WorkerService* const worker_;
   OperatorService* const operator_;
+  ReplicationService* const standbys_;
+  const Replication* const replication_;
 };
 
 }  // namespace gradwire

@@ -29,6 +29,9 @@ absl::StatusOr<std::string> OperatorService::Call(std::string_view method, std::
   if (method == "TakeSnapshot") {
     return HandleUnary<v1::TakeSnapshotRequest>(request, [this](const auto& r) { return TakeSnapshot(r); });
   }
+  if (method == "Promote") {
+    return HandleUnary<v1::PromoteRequest>(request, [this](const auto& r) { return Promote(r); });
+  }
   if (method == "DescribeShard") {
     return HandleUnary<v1::DescribeShardRequest>(request, [this](const auto& r) { return DescribeShard(r); });
   }
@@ -36,6 +39,7 @@ absl::StatusOr<std::string> OperatorService::Call(std::string_view method, std::
 }
 
 absl::StatusOr<v1::CreateJobReply> OperatorService::CreateJob(const v1::CreateJobRequest& request) {
+  GW_RETURN_IF_ERROR(replication_->CheckServing());
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job,
                       registry_->GetOrCreate(request.spec(), request.shard_index(), request.shard_count(), 0));
   v1::CreateJobReply reply;
@@ -55,6 +59,7 @@ absl::StatusOr<v1::ListJobsReply> OperatorService::ListJobs(const v1::ListJobsRe
 }
 
 absl::StatusOr<v1::DeleteJobReply> OperatorService::DeleteJob(const v1::DeleteJobRequest& request) {
+  GW_RETURN_IF_ERROR(replication_->CheckServing());
   GW_RETURN_IF_ERROR(registry_->Delete(request.job()));
   return v1::DeleteJobReply();
 }
@@ -62,6 +67,13 @@ absl::StatusOr<v1::DeleteJobReply> OperatorService::DeleteJob(const v1::DeleteJo
 absl::StatusOr<v1::TakeSnapshotReply> OperatorService::TakeSnapshot(const v1::TakeSnapshotRequest& request) {
   GW_RETURN_IF_ERROR(registry_->RequestSnapshot(request.job()));
   return v1::TakeSnapshotReply();
+}
+
+absl::StatusOr<v1::PromoteReply> OperatorService::Promote(const v1::PromoteRequest& request) {
+  v1::PromoteReply reply;
+  GW_ASSIGN_OR_RETURN(const uint64_t epoch, replication_->Promote(request.force()));
+  reply.set_server_epoch(epoch);
+  return reply;
 }
 
 absl::StatusOr<v1::ShardStatus> OperatorService::DescribeShard(const v1::DescribeShardRequest&) {
@@ -74,7 +86,7 @@ absl::StatusOr<v1::ShardStatus> OperatorService::DescribeShard(const v1::Describ
   status.set_memory_limit_bytes(registry_->limits().memory_bytes);
   status.set_jobs(static_cast<uint32_t>(registry_->All().size()));
   status.set_draining(registry_->draining());
-  status.set_server_epoch(environment.server_epoch);
+  replication_->Describe(&status);
   return status;
 }
 

@@ -8,14 +8,16 @@
 #include "absl/status/statusor.h"
 #include "gradwire/v1/operator.pb.h"
 #include "server/job/job_registry.h"
+#include "server/replication/replication.h"
 
 namespace gradwire {
 
-// Thread-safe. The registry outlives the service.
+// Thread-safe. Registry and replication outlive the service. What would change a job is refused where workers are not
+// served.
 class OperatorService {
  public:
-  explicit OperatorService(JobRegistry* registry)
-      : registry_(registry), started_(registry->environment().clock->Now()) {}
+  OperatorService(JobRegistry* registry, Replication* replication)
+      : registry_(registry), replication_(replication), started_(registry->environment().clock->Now()) {}
 
   // `method` without the service's name. Unimplemented for an unknown one.
   absl::StatusOr<std::string> Call(std::string_view method, std::string_view request);
@@ -26,9 +28,11 @@ class OperatorService {
   absl::StatusOr<v1::ListJobsReply> ListJobs(const v1::ListJobsRequest& request);
   absl::StatusOr<v1::DeleteJobReply> DeleteJob(const v1::DeleteJobRequest& request);
   absl::StatusOr<v1::TakeSnapshotReply> TakeSnapshot(const v1::TakeSnapshotRequest& request);
+  absl::StatusOr<v1::PromoteReply> Promote(const v1::PromoteRequest& request);
   absl::StatusOr<v1::ShardStatus> DescribeShard(const v1::DescribeShardRequest& request);
 
   JobRegistry* const registry_;
+  Replication* const replication_;
   const TimeNs started_;
 };
 

@@ -44,7 +44,9 @@ absl::StatusOr<v1::JoinReply> WorkerService::Join(const v1::JoinRequest& request
 }
 
 absl::StatusOr<v1::JoinReply> WorkerService::GoOn(const v1::JoinRequest& request) {
-  const uint64_t epoch = registry_->environment().server_epoch;
+  replication_->HearOf(request.known_epoch(), "");
+  GW_RETURN_IF_ERROR(replication_->CheckServing());
+  const uint64_t epoch = *registry_->environment().server_epoch;
   if (registry_->epochs_grow() && request.known_epoch() > epoch) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "this server has epoch %d and was replaced by one of epoch %d, which the worker knows: stop this "

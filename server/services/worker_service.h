@@ -10,13 +10,14 @@
 #include "common/transport/transport.h"
 #include "gradwire/v1/worker.pb.h"
 #include "server/job/job_registry.h"
+#include "server/replication/replication.h"
 
 namespace gradwire {
 
-// Thread-safe. The registry outlives the service and every stream of it.
+// Thread-safe. Registry and replication outlive the service and every stream of it.
 class WorkerService {
  public:
-  explicit WorkerService(JobRegistry* registry) : registry_(registry) {}
+  WorkerService(JobRegistry* registry, Replication* replication) : registry_(registry), replication_(replication) {}
 
   // `method` without the service's name. Unimplemented for an unknown one.
   absl::StatusOr<std::string> Call(std::string_view method, std::string_view request);
@@ -30,6 +31,7 @@ class WorkerService {
   absl::StatusOr<v1::LeaveReply> Leave(const v1::LeaveRequest& request);
 
   JobRegistry* const registry_;
+  Replication* const replication_;
 };
 
 }  // namespace gradwire

@@ -32,9 +32,11 @@ enum class PullMode {
 };
 
 struct SessionOptions {
-  std::vector<std::string> servers;  // address of shard i at index i; the same list, in order, on every worker
-  v1::JobSpec job;                   // the same on every worker
-  std::string worker;                // unique in the job
+  // Address of shard i at index i; the same list, in order, on every worker. A shard that has standbys is named by all
+  // of their addresses, "grpc://a:7070|grpc://b:7070": the one that serves is found, also when another is promoted.
+  std::vector<std::string> servers;
+  v1::JobSpec job;     // the same on every worker
+  std::string worker;  // unique in the job
   PullMode pull = PullMode::kUpdate;
   // One span per tensor of the job, of exactly its elements: the parameters (initial values on entry; pulled values
   // from then on), or for kMean where means are written. The caller keeps them alive until the session is destroyed.

@@ -5,11 +5,13 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
 #include "common/wire/frame.h"
+#include "gradwire/v1/operator.pb.h"
 
 namespace gradwire::client {
 namespace {
@@ -17,6 +19,7 @@ namespace {
 constexpr int64_t kFirstBackoffMs = 50;
 constexpr int64_t kLastBackoffMs = 1000;
 constexpr int64_t kMendPauseMs = 10;
+constexpr int64_t kAskTimeoutMs = 1000;  // of one server among several
 
 bool Retryable(const absl::Status& status) { return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status); }
 
@@ -158,13 +161,52 @@ void ShardLink::SetEvents(LinkEvents* events) {
 }
 
 absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
-  if (channel_ == nullptr) {  // joining again keeps the streams of the connection
-    auto channel = transport::Dial(options_.address);
-    if (!channel.ok()) return Annotate(channel.status());
-    channel_ = *std::move(channel);
-  }
+  GW_RETURN_IF_ERROR(DialAll());
   join_ = request;
   return JoinWithin(request, options_.connect_timeout_ms);
+}
+
+absl::Status ShardLink::DialAll() {
+  if (!servers_.empty()) return absl::OkStatus();  // joining again keeps the streams of the connection
+  std::vector<Server> servers;
+  const std::vector<std::string> addresses = absl::StrSplit(options_.address, '|');
+  for (const std::string& address : addresses) {
+    auto dialled = transport::Dial(address);
+    if (!dialled.ok()) return Annotate(dialled.status());
+    servers.push_back({address, *std::move(dialled)});
+  }
+  servers_ = std::move(servers);
+  channel_ = servers_[0].channel.get();
+  return absl::OkStatus();
+}
+
+absl::Status ShardLink::ChooseServer(absl::Time deadline) {
+  if (servers_.size() == 1) return absl::OkStatus();
+  std::optional<uint64_t> best;
+  std::string said;
+  for (const Server& server : servers_) {
+    const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
+    auto reply =
+        server.channel->Call("gradwire.v1.Operator/DescribeShard", "",
+                             std::clamp<int64_t>(left_ms, 1, std::min(kAskTimeoutMs, options_.rpc_timeout_ms)));
+    v1::ShardStatus status;
+    if (!reply.ok() || !status.ParseFromString(*reply)) {
+      absl::StrAppend(&said, said.empty() ? "" : "; ", server.address, ": ", std::string(reply.status().message()));
+    } else if (status.fenced() || !status.following().empty()) {
+      absl::StrAppend(&said, said.empty() ? "" : "; ", server.address,
+                      status.fenced() ? " is fenced" : " is a standby");
+    } else if (!best || *best < status.server_epoch()) {
+      best = status.server_epoch();
+      channel_ = server.channel.get();
+    }
+  }
+  return best ? absl::OkStatus() : absl::UnavailableError(absl::StrCat("no server serves this shard: ", said));
+}
+
+absl::StatusOr<std::string> ShardLink::AskToJoin(const std::string& request, absl::Time deadline) {
+  GW_RETURN_IF_ERROR(ChooseServer(deadline));
+  const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
+  return channel()->Call("gradwire.v1.Worker/Join", request, std::clamp<int64_t>(left_ms, 1, options_.rpc_timeout_ms));
 }
 
 absl::StatusOr<v1::JoinReply> ShardLink::JoinWithin(v1::JoinRequest request, int64_t timeout_ms) {
@@ -178,9 +220,7 @@ absl::StatusOr<v1::JoinReply> ShardLink::JoinWithin(v1::JoinRequest request, int
   std::minstd_rand random(static_cast<uint32_t>(options_.identity.incarnation() ^ options_.shard));
   int64_t backoff_ms = kFirstBackoffMs;
   for (int attempt = 1;; ++attempt) {
-    const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
-    auto reply =
-        channel_->Call("gradwire.v1.Worker/Join", bytes, std::clamp<int64_t>(left_ms, 1, options_.rpc_timeout_ms));
+    absl::StatusOr<std::string> reply = AskToJoin(bytes, deadline);
     if (reply.ok()) {
       v1::JoinReply parsed;
       if (!parsed.ParseFromString(*reply)) return Annotate(absl::DataLossError("the reply to Join cannot be parsed"));
@@ -213,10 +253,10 @@ absl::Status ShardLink::Start(int64_t lease_ms, LinkEvents* events) {
 
 absl::Status ShardLink::OpenStreams() {
   auto connection = std::make_unique<Connection>(this);
-  auto push = channel_->Open("gradwire.v1.Worker/Push", &connection->pushes);
+  auto push = channel()->Open("gradwire.v1.Worker/Push", &connection->pushes);
   if (!push.ok()) return Annotate(push.status());
   connection->push = *std::move(push);
-  auto pull = channel_->Open("gradwire.v1.Worker/Pull", &connection->pulls);
+  auto pull = channel()->Open("gradwire.v1.Worker/Pull", &connection->pulls);
   if (!pull.ok()) return Annotate(pull.status());
   connection->pull = *std::move(pull);
   v1::PushMessage push_open;
@@ -396,8 +436,8 @@ void ShardLink::HeartbeatLoop(int64_t lease_ms) {
       continue;
     }
     request.set_sanitized_elements(SanitizedElements());
-    auto reply = channel_->Call("gradwire.v1.Worker/Heartbeat", request.SerializeAsString(),
-                                std::min(options_.rpc_timeout_ms, period_ms));
+    auto reply = channel()->Call("gradwire.v1.Worker/Heartbeat", request.SerializeAsString(),
+                                 std::min(options_.rpc_timeout_ms, period_ms));
     if (reply.ok()) {
       last_success = absl::Now();
       v1::HeartbeatReply parsed;
@@ -432,10 +472,10 @@ absl::Status ShardLink::Close(bool leave) {
     *request.mutable_identity() = options_.identity;
     request.set_sanitized_elements(SanitizedElements());
     status =
-        Annotate(channel_->Call("gradwire.v1.Worker/Leave", request.SerializeAsString(), leave_timeout_ms_).status());
+        Annotate(channel()->Call("gradwire.v1.Worker/Leave", request.SerializeAsString(), leave_timeout_ms_).status());
   }
   CloseStreams();
-  channel_.reset();
+  servers_.clear();
   SetEvents(nullptr);
   return status;
 }

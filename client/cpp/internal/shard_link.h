@@ -1,5 +1,6 @@
 // The connection of one worker to one shard: the Join call with its retries, the push and pull streams, the heartbeat,
-// and new streams when the old ones broke. Turns what arrives into events; knows nothing of rounds.
+// and new streams when the old ones broke, on the server that serves the shard then. Turns what arrives into events;
+// knows nothing of rounds.
 #pragma once
 
 #include <atomic>
@@ -17,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "common/base/bytes.h"
 #include "common/transport/transport.h"
 #include "gradwire/v1/worker.pb.h"
@@ -50,7 +52,7 @@ class LinkEvents {
 };
 
 struct LinkOptions {
-  std::string address;
+  std::string address;  // or several, "grpc://a:7070|grpc://b:7070": a shard server and its standbys
   uint32_t shard = 0;
   v1::WorkerIdentity identity;
   int64_t connect_timeout_ms = 0;  // both at least 1
@@ -68,8 +70,9 @@ class ShardLink {
   ShardLink(const ShardLink&) = delete;
   ShardLink& operator=(const ShardLink&) = delete;
 
-  // Dials (the first time) and joins; Unavailable and DeadlineExceeded are tried again, with jittered back-off, until
-  // connect_timeout_ms is over. Any other error of the shard is final. Messages name shard and address.
+  // Joins, at the server that serves with the largest epoch where there are several addresses; Unavailable and
+  // DeadlineExceeded are tried again, with jittered back-off, until connect_timeout_ms is over. Any other error of the
+  // shard is final. Messages name shard and address.
   absl::StatusOr<v1::JoinReply> Join(const v1::JoinRequest& request);
   // Opens the streams and starts the heartbeat. `events` must live until Close has returned or SetEvents replaced it.
   absl::Status Start(int64_t lease_ms, LinkEvents* events);
@@ -86,8 +89,8 @@ class ShardLink {
   absl::Status SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull = {});
   absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end);
   // As Channel's; once Start has returned.
-  bool Poll() { return channel_->Poll(); }
-  void StopPolling() { channel_->StopPolling(); }
+  bool Poll() { return channel()->Poll(); }
+  void StopPolling() { channel()->StopPolling(); }
   // Ends the streams at once: a blocked SendFrame returns, no more events are delivered. Join and Start return
   // Cancelled. May be called while any of these runs; not together with Close.
   void Cancel();
@@ -123,6 +126,16 @@ class ShardLink {
     Connection* connection_ = nullptr;
   };
 
+  struct Server {
+    std::string address;
+    std::shared_ptr<transport::Channel> channel;  // null until it was dialled
+  };
+
+  transport::Channel* channel() const { return channel_.load(std::memory_order_acquire); }
+  absl::Status DialAll();
+  // Makes the server that is to be joined the channel. Unavailable: none serves, and what each of them said.
+  absl::Status ChooseServer(absl::Time deadline);
+  absl::StatusOr<std::string> AskToJoin(const std::string& request, absl::Time deadline);
   absl::StatusOr<v1::JoinReply> JoinWithin(v1::JoinRequest request, int64_t timeout_ms);
   absl::Status OpenStreams();
   void CloseStreams();
@@ -143,8 +156,9 @@ class ShardLink {
   void Deliver(F call);
 
   const LinkOptions options_;
-  std::shared_ptr<transport::Channel> channel_;
-  v1::JoinRequest join_;  // the last one that was asked for; of the thread that joins
+  std::vector<Server> servers_;                        // of the thread that joins
+  std::atomic<transport::Channel*> channel_{nullptr};  // of the server that was joined last
+  v1::JoinRequest join_;                               // the last one that was asked for; of the thread that joins
   std::thread heartbeat_;
   int64_t leave_timeout_ms_;  // not longer than the lease, which ends the membership as well
   std::atomic<uint64_t> pushed_bytes_{0};

@@ -22,6 +22,7 @@
 #include "common/transport/grpc/grpc_transport.h"
 #include "common/transport/grpc/server.h"
 #include "gradwire/v1/operator.pb.h"
+#include "gradwire/v1/replication.pb.h"
 #include "gradwire/v1/worker.pb.h"
 
 namespace gradwire::transport {
@@ -41,7 +42,8 @@ class GrpcListener final : public Listener, public CallOwner {
         health_(kHealthName, {{"Check", Kind::kUnary}, {"Watch", Kind::kServerStream}}),
         reflection_(kReflectionName, {{"ServerReflectionInfo", Kind::kStream}}),
         reflection_alpha_(kReflectionAlphaName, {{"ServerReflectionInfo", Kind::kStream}}),
-        builtin_({worker_.name(), operator_.name()}) {}
+        replication_(v1::FenceRequest::descriptor()->file()->service(0)),
+        builtin_({worker_.name(), operator_.name(), replication_.name()}) {}
   ~GrpcListener() override;
 
   absl::Status Start(const Address& address);
@@ -51,7 +53,9 @@ class GrpcListener final : public Listener, public CallOwner {
  private:
   using Kind = RawService::Kind;
 
-  Service* ServiceOf(RawService* raw) override { return raw == &worker_ || raw == &operator_ ? service_ : &builtin_; }
+  Service* ServiceOf(RawService* raw) override {
+    return raw == &worker_ || raw == &operator_ || raw == &replication_ ? service_ : &builtin_;
+  }
   bool Arrived(RawService* service, int index) override;
   void Started(std::shared_ptr<StreamCore> stream) override;
   void Ended(StreamCore* stream) override;
@@ -65,6 +69,7 @@ class GrpcListener final : public Listener, public CallOwner {
   RawService health_;
   RawService reflection_;
   RawService reflection_alpha_;
+  RawService replication_;
   BuiltinServices builtin_;
   std::string address_;
   std::unique_ptr<::grpc::ServerCompletionQueue> queue_;
@@ -132,7 +137,7 @@ absl::Status GrpcListener::Start(const Address& address) {
   const std::string target = address.scheme == Scheme::kUnix ? absl::StrCat("unix:", address.name)
                                                              : address.ToString().substr(sizeof("grpc://") - 1);
   builder.AddListeningPort(target, ::grpc::InsecureServerCredentials(), &port);
-  const auto services = {&worker_, &operator_, &health_, &reflection_, &reflection_alpha_};
+  const auto services = {&worker_, &operator_, &replication_, &health_, &reflection_, &reflection_alpha_};
   for (RawService* service : services) builder.RegisterService(service);
   queue_ = builder.AddCompletionQueue();
   server_ = builder.BuildAndStart();

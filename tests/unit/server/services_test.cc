@@ -46,9 +46,11 @@ class ServicesTest : public testing::Test {
       : spec_(SmallSpec("job", 1)),
         backend_(std::move(*kernels::MakeBackend("cpu"))),
         registry_(Environment(), {.memory_bytes = 1 << 28, .max_jobs = 4}),
-        worker_(&registry_),
-        operator_(&registry_),
-        dispatcher_(&worker_, &operator_),
+        replication_({}, &registry_, nullptr, &clock_),
+        worker_(&registry_, &replication_),
+        operator_(&registry_, &replication_),
+        standbys_(&replication_),
+        dispatcher_(&worker_, &operator_, &standbys_, &replication_),
         frames_(spec_, 0, 1, 7) {
     identity_.set_job("job");
     identity_.set_worker("a");
@@ -89,8 +91,10 @@ class ServicesTest : public testing::Test {
   ExhaustedClock clock_;
   std::unique_ptr<kernels::Backend> backend_;
   JobRegistry registry_;
+  Replication replication_;
   WorkerService worker_;
   OperatorService operator_;
+  ReplicationService standbys_;
   Dispatcher dispatcher_;
   FrameMaker frames_;
   v1::WorkerIdentity identity_;

@@ -1,0 +1,46 @@
+// What a standby of a job begins with; see job_shard.h.
+#include <utility>
+
+#include "common/base/out_of_memory.h"
+#include "common/base/status_macros.h"
+#include "server/job/job_shard.h"
+
+namespace gradwire {
+
+absl::StatusOr<std::vector<journal::Record>> JobShard::CopyBucket(uint32_t index) {
+  BucketState& bucket = *buckets_[index];
+  absl::MutexLock lock(&bucket.mu);
+  for (;;) {
+    uint64_t next = 0;
+    {
+      absl::MutexLock job_lock(&mu_);
+      GW_RETURN_IF_ERROR(shut_);
+      if (!machine_.initialized()) return absl::FailedPreconditionError("the job has no parameters yet");
+      next = machine_.NextVersionOf(index);
+    }
+    // A bucket that has closed is applied by another thread just now; its record may have passed the sink already.
+    const auto reached = [&bucket, next]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
+      return bucket.version >= next || !bucket.failure.ok();
+    };
+    const bool there = reached();
+    bucket.mu.Await(absl::Condition(&reached));
+    GW_RETURN_IF_ERROR(bucket.failure);
+    if (!there) continue;
+    std::vector<journal::Record> records;
+    GW_RETURN_IF_ERROR(CatchBadAlloc("a copy for a standby", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
+      records.push_back({journal::RecordType::kState,
+                         index,
+                         bucket.version,
+                         {},
+                         bucket.store->Serialize(bucket.version, bucket.plan, ParameterContent::kState)});
+      uint64_t round = bucket.version - bucket.updates.size();
+      for (const RetainedUpdate& update : bucket.updates) {
+        records.push_back({journal::RecordType::kUpdate, index, round++, update.who, *update.chunks});
+      }
+      return absl::OkStatus();
+    }));
+    return records;
+  }
+}
+
+}  // namespace gradwire

@@ -1,0 +1,16 @@
+// Server epochs: a term, which grows with every promotion, and a count of starts within it. The larger epoch is the
+// later server. Contract: proto/REPLICATION.md, "Epochs".
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace gradwire {
+
+inline constexpr int kStartBits = 32;
+
+inline uint64_t TermOf(uint64_t epoch) { return epoch >> kStartBits; }
+// The first epoch of the term behind that of `epoch`.
+inline uint64_t NextTerm(uint64_t epoch) { return (TermOf(epoch) + 1) << kStartBits | 1; }
+
+}  // namespace gradwire

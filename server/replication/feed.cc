@@ -1,0 +1,301 @@
+// See feed.h.
+#include "server/replication/feed.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "common/base/out_of_memory.h"
+#include "common/base/status_macros.h"
+#include "server/replication/record_pieces.h"
+
+namespace gradwire {
+namespace {
+
+constexpr TimeNs kNsPerMs = 1'000'000;
+// So many beats fit into the time after which silence is a loss.
+constexpr int64_t kBeatsPerTimeout = 10;
+constexpr uint64_t kNotCopied = std::numeric_limits<uint64_t>::max();
+constexpr uint64_t kRecordOverheadBytes = 128;
+
+uint64_t HeldBytes(const journal::Record& record) { return kRecordOverheadBytes + TotalSize(record.chunks); }
+
+}  // namespace
+
+// One job of this standby. Attached to the job's sink for as long as it is among the feed's taps.
+class Feed::Tap final : public RecordFollower {
+ public:
+  Tap(Feed* feed, uint32_t number, JobRegistry::DurableJob job)
+      : feed_(feed), number_(number), job_(std::move(job)), from_(job_.shard->layout().bucket_count(), kNotCopied) {}
+
+  const std::string& name() const override { return feed_->options_.name; }
+  void Enqueue(const journal::Record& record) override { feed_->Enqueue(number_, record); }
+
+  uint32_t number() const { return number_; }
+  JobShard& shard() const { return *job_.shard; }
+  ReplicatedSink& sink() const { return *job_.sink; }
+  // Of the feed's thread: the state of `bucket` that was sent goes on with this round. What comes before it is in
+  // there.
+  void GoesOnFrom(uint32_t bucket, uint64_t round) { from_[bucket] = round; }
+  bool Wants(const journal::Record& record) const { return record.round >= from_[record.bucket]; }
+
+ private:
+  Feed* const feed_;
+  const uint32_t number_;
+  const JobRegistry::DurableJob job_;
+  std::vector<uint64_t> from_;
+};
+
+Feed::Feed(FeedOptions options, JobRegistry* registry, Clock* clock, std::shared_ptr<Outbox> out)
+    : options_(std::move(options)), registry_(registry), clock_(clock), out_(std::move(out)), heard_(clock->Now()) {}
+
+Feed::~Feed() { Stop(); }
+
+void Feed::Start() {
+  spdlog::info("standby {} follows", options_.name);
+  thread_ = std::thread([this] { Run(); });
+}
+
+void Feed::Stop() {
+  {
+    absl::MutexLock lock(&mu_);
+    stop_ = true;
+    wake_.Signal();
+  }
+  if (thread_.joinable()) thread_.join();
+  DetachAll();
+}
+
+void Feed::Drop(const absl::Status& why) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (stop_) return;
+    stop_ = true;
+    wake_.Signal();
+  }
+  spdlog::warn("standby {} is dropped, rounds no longer wait for it: {}", options_.name, why.ToString());
+  DetachAll();
+  out_->Finish(why);
+}
+
+void Feed::DetachAll() {
+  std::map<uint32_t, std::shared_ptr<Tap>> taps;
+  {
+    absl::MutexLock lock(&mu_);
+    taps.swap(taps_);
+    queue_.clear();
+    queue_bytes_ = 0;
+  }
+  for (const auto& [number, tap] : taps) {
+    if (tap->sink().InSync(tap.get())) {
+      spdlog::warn("job {}: rounds go on without standby {}", tap->shard().job().spec().name(), options_.name);
+    }
+    tap->sink().Detach(tap.get());
+  }
+}
+
+std::vector<std::shared_ptr<Feed::Tap>> Feed::Taps() const {
+  absl::MutexLock lock(&mu_);
+  std::vector<std::shared_ptr<Tap>> taps;
+  for (const auto& [number, tap] : taps_) taps.push_back(tap);
+  return taps;
+}
+
+absl::Status Feed::OnRequest(const v1::FollowRequest& request) {
+  heard_ = clock_->Now();
+  for (const v1::Taken& taken : request.taken()) {
+    std::shared_ptr<Tap> tap;
+    {
+      absl::MutexLock lock(&mu_);
+      const auto it = taps_.find(taken.job());
+      if (it == taps_.end()) continue;  // the job has gone meanwhile
+      tap = it->second;
+    }
+    GW_ASSIGN_OR_RETURN(const bool came, tap->sink().Take(tap.get(), taken.bucket(), taken.version()));
+    if (!came) continue;
+    spdlog::info("job {}: standby {} is in sync", tap->shard().job().spec().name(), options_.name);
+    absl::MutexLock lock(&mu_);
+    beat_now_ = true;
+    wake_.Signal();
+  }
+  return absl::OkStatus();
+}
+
+void Feed::JobsChanged() {
+  absl::MutexLock lock(&mu_);
+  changed_ = true;
+  wake_.Signal();
+}
+
+void Feed::Tick() {
+  const TimeNs limit = clock_->Now() - options_.timeout_ms * kNsPerMs;
+  if (heard_ < limit) {
+    return Drop(absl::AbortedError(absl::StrFormat("nothing was heard of it for %d ms", options_.timeout_ms)));
+  }
+  for (const auto& tap : Taps()) {
+    if (!tap->sink().WaitedSince(tap.get(), limit)) continue;
+    return Drop(absl::AbortedError(absl::StrFormat("job '%s': it has not taken a record for %d ms",
+                                                   tap->shard().job().spec().name(), options_.timeout_ms)));
+  }
+}
+
+void Feed::Enqueue(uint32_t job, const journal::Record& record) {
+  absl::MutexLock lock(&mu_);
+  if (stop_) return;
+  queue_bytes_ += HeldBytes(record);
+  queue_.push_back({job, record});
+  wake_.Signal();
+}
+
+void Feed::Run() {
+  v1::FollowMessage hello;
+  hello.mutable_hello()->set_server_epoch(*registry_->environment().server_epoch);
+  absl::Status status = Send(hello);
+  while (status.ok()) {
+    status = CatchBadAlloc("a standby", [this] { return Turn(); });
+  }
+  // Cancelled: the stream has closed, or it was stopped.
+  if (!absl::IsCancelled(status)) Drop(status);
+}
+
+absl::Status Feed::Turn() {
+  bool changed = false;
+  {
+    absl::MutexLock lock(&mu_);
+    const TimeNs wait = next_beat_ - clock_->Now();
+    if (!stop_ && !changed_ && !beat_now_ && queue_.empty() && wait > 0) {
+      wake_.WaitWithTimeout(&mu_, absl::Nanoseconds(wait));
+    }
+    if (stop_) return absl::CancelledError("stopped");
+    if (queue_bytes_ > options_.queue_limit_bytes) {
+      return absl::ResourceExhaustedError(
+          absl::StrFormat("%d bytes of records wait to be sent: it cannot keep up", queue_bytes_));
+    }
+    std::swap(changed, changed_);
+  }
+  GW_RETURN_IF_ERROR(SendQueue());
+  if (changed) GW_RETURN_IF_ERROR(Reconcile());
+  bool beat = clock_->Now() >= next_beat_;
+  {
+    absl::MutexLock lock(&mu_);
+    beat = std::exchange(beat_now_, false) || beat;
+  }
+  return beat || changed ? SendBeat() : absl::OkStatus();
+}
+
+absl::Status Feed::SendQueue() {
+  for (;;) {
+    Entry entry;
+    std::shared_ptr<Tap> tap;
+    {
+      absl::MutexLock lock(&mu_);
+      if (stop_) return absl::CancelledError("stopped");
+      if (queue_.empty()) return absl::OkStatus();
+      entry = std::move(queue_.front());
+      queue_.pop_front();
+      queue_bytes_ -= HeldBytes(entry.record);
+      const auto it = taps_.find(entry.job);
+      if (it == taps_.end()) continue;
+      tap = it->second;
+    }
+    if (tap->Wants(entry.record)) GW_RETURN_IF_ERROR(SendRecord(tap->number(), entry.record));
+  }
+}
+
+absl::Status Feed::Reconcile() {
+  const std::vector<JobRegistry::DurableJob> jobs = registry_->Durable();
+  for (const auto& tap : Taps()) {
+    const bool there =
+        std::any_of(jobs.begin(), jobs.end(), [&](const auto& job) { return job.shard.get() == &tap->shard(); });
+    if (there) continue;
+    {
+      absl::MutexLock lock(&mu_);
+      taps_.erase(tap->number());
+    }
+    tap->sink().Detach(tap.get());
+    v1::FollowMessage message;
+    message.mutable_deleted()->set_job(tap->number());
+    GW_RETURN_IF_ERROR(Send(message));
+  }
+  const auto known = Taps();
+  for (const JobRegistry::DurableJob& job : jobs) {
+    const bool begun =
+        std::any_of(known.begin(), known.end(), [&](const auto& tap) { return &tap->shard() == job.shard.get(); });
+    if (begun || !job.shard->HasParameters()) continue;
+    uint32_t number = 0;
+    {
+      absl::MutexLock lock(&mu_);
+      number = next_number_++;
+    }
+    GW_RETURN_IF_ERROR(Begin(number, job));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Feed::Begin(uint32_t number, const JobRegistry::DurableJob& job) {
+  JobShard& shard = *job.shard;
+  auto tap = std::make_shared<Tap>(this, number, job);
+  {
+    absl::MutexLock lock(&mu_);
+    if (stop_) return absl::CancelledError("stopped");
+    taps_[number] = tap;
+  }
+  tap->sink().Attach(tap.get());
+  v1::FollowMessage message;
+  v1::FollowBegin& begin = *message.mutable_begin();
+  begin.set_job(number);
+  *begin.mutable_stored()->mutable_spec() = shard.job().spec();
+  begin.mutable_stored()->set_shard_index(shard.shard_index());
+  begin.mutable_stored()->set_shard_count(shard.layout().shard_count());
+  begin.set_layout_digest(shard.layout().digest());
+  GW_RETURN_IF_ERROR(Send(message));
+  for (uint32_t b = 0; b < shard.layout().bucket_count(); ++b) {
+    const absl::StatusOr<std::vector<journal::Record>> copy = shard.CopyBucket(b);
+    if (!copy.ok()) {  // a job that stopped, or was deleted just now; it stays behind, and the others go on
+      spdlog::warn("job {} cannot be followed by standby {}: {}", shard.job().spec().name(), options_.name,
+                   copy.status().ToString());
+      tap->sink().Detach(tap.get());
+      return absl::OkStatus();
+    }
+    tap->sink().GiveState(tap.get(), b, copy->front().round);
+    tap->GoesOnFrom(b, copy->front().round);
+    for (const journal::Record& record : *copy) GW_RETURN_IF_ERROR(SendRecord(number, record));
+    GW_RETURN_IF_ERROR(SendQueue());  // rounds of other jobs wait for theirs
+  }
+  tap->sink().StatesGiven(tap.get());
+  return absl::OkStatus();
+}
+
+absl::Status Feed::SendRecord(uint32_t job, const journal::Record& record) {
+  v1::FollowMessage message;
+  message.mutable_record()->set_job(job);
+  std::vector<std::vector<Bytes>> pieces = PiecesOf(record);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    message.mutable_record()->set_last(i + 1 == pieces.size());
+    GW_RETURN_IF_ERROR(Send(message, std::move(pieces[i])));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Feed::SendBeat() {
+  next_beat_ = clock_->Now() + options_.timeout_ms * kNsPerMs / kBeatsPerTimeout;
+  v1::FollowMessage message;
+  v1::FollowBeat& beat = *message.mutable_beat();
+  const std::vector<JobRegistry::DurableJob> jobs = registry_->Durable();
+  beat.set_jobs(static_cast<uint32_t>(
+      std::count_if(jobs.begin(), jobs.end(), [](const auto& job) { return job.shard->HasParameters(); })));
+  for (const auto& tap : Taps()) {
+    if (tap->sink().InSync(tap.get())) beat.add_in_sync(tap->number());
+  }
+  return Send(message);
+}
+
+absl::Status Feed::Send(const v1::FollowMessage& message, std::vector<Bytes> frame) {
+  return out_->Send({message.SerializeAsString(), std::move(frame)});
+}
+
+}  // namespace gradwire

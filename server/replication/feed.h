@@ -1,0 +1,96 @@
+// One standby of this server: what goes to it on its Follow stream, on a thread of its own. Contract:
+// proto/REPLICATION.md.
+//
+//   ReplicatedSink::Append -> queue -> [thread: begins jobs, sends records and beats] -> stream
+//   stream -> OnRequest -> ReplicatedSink::Take -> versions become visible
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "common/base/clock.h"
+#include "gradwire/v1/replication.pb.h"
+#include "server/job/job_registry.h"
+#include "server/job/outbox.h"
+#include "server/replication/replicated_sink.h"
+
+namespace gradwire {
+
+struct FeedOptions {
+  std::string name;  // of the standby
+  int64_t timeout_ms = 5000;
+  // Records that wait to be sent; more ends the stream.
+  uint64_t queue_limit_bytes = 256u << 20;
+};
+
+// Thread-safe. Owns its thread, from Start to Stop. Owned by its stream.
+class Feed {
+ public:
+  // `registry` and `clock` outlive the feed.
+  Feed(FeedOptions options, JobRegistry* registry, Clock* clock, std::shared_ptr<Outbox> out);
+  ~Feed();
+  Feed(const Feed&) = delete;
+  Feed& operator=(const Feed&) = delete;
+
+  void Start();
+  // What the standby says. An error ends the stream.
+  absl::Status OnRequest(const v1::FollowRequest& request);
+  // Jobs came, got their parameters or went.
+  void JobsChanged();
+  // Drops a standby that is silent, or that has not taken a record for too long.
+  void Tick();
+  // Ends the stream: nobody waits for this standby when it returns.
+  void Drop(const absl::Status& why);
+  // The stream has closed.
+  void Stop();
+  const std::string& name() const { return options_.name; }
+
+ private:
+  class Tap;
+  struct Entry {
+    uint32_t job = 0;
+    journal::Record record;
+  };
+
+  void Run();
+  absl::Status Turn();
+  absl::Status SendQueue();
+  // Begins jobs that are new, ends those that are gone.
+  absl::Status Reconcile();
+  absl::Status Begin(uint32_t number, const JobRegistry::DurableJob& job);
+  absl::Status SendRecord(uint32_t job, const journal::Record& record);
+  absl::Status SendBeat();
+  absl::Status Send(const v1::FollowMessage& message, std::vector<Bytes> frame = {});
+  void Enqueue(uint32_t job, const journal::Record& record);
+  void DetachAll();
+  std::vector<std::shared_ptr<Tap>> Taps() const;
+
+  const FeedOptions options_;
+  JobRegistry* const registry_;
+  Clock* const clock_;
+  const std::shared_ptr<Outbox> out_;
+  std::atomic<TimeNs> heard_;
+  std::thread thread_;
+
+  mutable absl::Mutex mu_;  // after ReplicatedSink's
+  absl::CondVar wake_;
+  std::map<uint32_t, std::shared_ptr<Tap>> taps_ ABSL_GUARDED_BY(mu_);  // by number
+  uint32_t next_number_ ABSL_GUARDED_BY(mu_) = 0;
+  std::deque<Entry> queue_ ABSL_GUARDED_BY(mu_);
+  uint64_t queue_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  bool changed_ ABSL_GUARDED_BY(mu_) = true;
+  bool beat_now_ ABSL_GUARDED_BY(mu_) = false;
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  TimeNs next_beat_ = 0;  // of the thread
+};
+
+}  // namespace gradwire

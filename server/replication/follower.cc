@@ -1,0 +1,253 @@
+// See follower.h.
+#include "server/replication/follower.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "common/base/out_of_memory.h"
+#include "common/base/status_macros.h"
+
+namespace gradwire {
+namespace {
+
+constexpr TimeNs kNsPerMs = 1'000'000;
+constexpr int64_t kBeatsPerTimeout = 10;
+constexpr int64_t kFirstPauseMs = 50;
+constexpr int64_t kLastPauseMs = 2000;
+// A state is as long as three frames of its bucket; contributions and headers come to it.
+constexpr uint64_t kFramesPerRecord = 4;
+constexpr uint64_t kRecordExtraBytes = 32u << 20;
+
+// The connection was lost: what the primary said last still holds, as far as anybody can know.
+bool IsLoss(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsCancelled(status) || absl::IsDeadlineExceeded(status);
+}
+
+}  // namespace
+
+// One stream and what belongs to it. OnMessage and OnClosed come from the transport, one at a time.
+class Follower::Line final : public transport::StreamSink {
+ public:
+  struct Followed {
+    std::shared_ptr<JobShard> shard;
+    RecordAssembler assembler;
+  };
+
+  Line(Follower* follower, Clock* clock) : follower_(follower), clock_(clock), heard_(clock->Now()) {}
+
+  void OnMessage(transport::Message message) override {
+    heard_ = clock_->Now();
+    if (over_) return;
+    const absl::Status handled = CatchBadAlloc("following", [&] { return follower_->Handle(*this, message); });
+    heard_ = clock_->Now();  // it may have taken long
+    if (handled.ok()) return;
+    over_ = true;
+    End(handled);
+  }
+  void OnClosed(absl::Status status) override {
+    End(status.ok() ? absl::UnavailableError("the primary ended the stream") : status);
+  }
+
+  void End(const absl::Status& why) {
+    absl::MutexLock lock(&mu_);
+    if (ended_.ok()) ended_ = why;
+  }
+  // Why it ended; ok while it has not, after `timeout`.
+  absl::Status AwaitEnd(absl::Duration timeout) {
+    absl::MutexLock lock(&mu_);
+    const auto ended = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !ended_.ok(); };
+    mu_.AwaitWithTimeout(absl::Condition(&ended), timeout);
+    return ended_;
+  }
+  TimeNs heard() const { return heard_; }
+
+  std::shared_ptr<Outbox> out;  // constant once the stream is open
+  bool greeted = false;
+  std::map<uint32_t, Followed> jobs;  // of the sink
+
+ private:
+  Follower* const follower_;
+  Clock* const clock_;
+  std::atomic<TimeNs> heard_;
+  bool over_ = false;
+  absl::Mutex mu_;
+  absl::Status ended_ ABSL_GUARDED_BY(mu_);
+};
+
+Follower::Follower(FollowerOptions options, JobRegistry* registry, Clock* clock)
+    : options_(std::move(options)), registry_(registry), clock_(clock) {
+  absl::MutexLock lock(&mu_);
+  state_.epoch = options_.known_epoch;
+  state_.why_not = "it has not reached its primary since it started";
+}
+
+Follower::~Follower() { Stop(); }
+
+absl::Status Follower::Start() {
+  GW_ASSIGN_OR_RETURN(channel_, transport::Dial(options_.primary));
+  thread_ = std::thread([this] { Run(); });
+  return absl::OkStatus();
+}
+
+void Follower::Stop() {
+  {
+    absl::MutexLock lock(&mu_);
+    stop_ = true;
+    wake_.SignalAll();
+    if (line_ != nullptr) line_->End(absl::CancelledError("stopped"));
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+FollowerState Follower::state() const {
+  absl::MutexLock lock(&mu_);
+  return state_;
+}
+
+void Follower::NotInSync(std::string_view why) {
+  absl::MutexLock lock(&mu_);
+  state_.in_sync = false;
+  state_.why_not = std::string(why);
+}
+
+void Follower::Run() {
+  int64_t pause_ms = kFirstPauseMs;
+  std::string said;
+  for (;;) {
+    const absl::Status ended = FollowOnce();
+    absl::MutexLock lock(&mu_);
+    if (state_.connected) pause_ms = kFirstPauseMs;
+    const std::string why = ended.ToString();
+    if (state_.connected || why != said) spdlog::warn("not following {}: {}", options_.primary, why);
+    said = why;
+    state_.connected = false;
+    if (!IsLoss(ended)) state_.in_sync = false;
+    if (!state_.in_sync) state_.why_not = why;
+    if (!stop_) wake_.WaitWithTimeout(&mu_, absl::Milliseconds(pause_ms));
+    if (stop_) return;
+    pause_ms = std::min(2 * pause_ms, kLastPauseMs);
+  }
+}
+
+absl::Status Follower::FollowOnce() {
+  Line line(this, clock_);
+  absl::StatusOr<std::unique_ptr<transport::Stream>> opened = channel_->Open("gradwire.v1.Replication/Follow", &line);
+  GW_RETURN_IF_ERROR(opened.status());
+  const std::shared_ptr<transport::Stream> stream = *std::move(opened);
+  // What the journals still have to say of this stream goes through it, also after it has ended.
+  line.out = std::make_shared<Outbox>(stream);
+  v1::FollowRequest open;
+  open.mutable_open()->set_name(options_.name);
+  open.mutable_open()->set_known_epoch(state().epoch);
+  absl::Status ended = line.out->Send({open.SerializeAsString(), {}});
+  {
+    absl::MutexLock lock(&mu_);
+    if (stop_) ended = absl::CancelledError("stopped");
+    line_ = &line;
+  }
+  while (ended.ok()) {
+    ended = line.AwaitEnd(absl::Milliseconds(options_.timeout_ms / kBeatsPerTimeout));
+    if (!ended.ok()) break;
+    if (clock_->Now() - line.heard() > options_.timeout_ms * kNsPerMs) {
+      ended = absl::UnavailableError(absl::StrFormat("nothing was heard of it for %d ms", options_.timeout_ms));
+    }
+    if (ended.ok()) ended = line.out->Send({v1::FollowRequest().SerializeAsString(), {}});
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    line_ = nullptr;
+  }
+  stream->Cancel();
+  line.out->Release();
+  return ended;  // destroying the stream waits for the line
+}
+
+absl::Status Follower::Handle(Line& line, const transport::Message& message) {
+  v1::FollowMessage said;
+  if (!said.ParseFromString(message.control)) return absl::InvalidArgumentError("not a gradwire.v1.FollowMessage");
+  if (!line.greeted && !said.has_hello()) return absl::InvalidArgumentError("the first message is not a hello");
+  switch (said.what_case()) {
+    case v1::FollowMessage::kHello:
+      GW_RETURN_IF_ERROR(Hello(said.hello()));
+      line.greeted = true;
+      return absl::OkStatus();
+    case v1::FollowMessage::kBegin:
+      return Begin(line, said.begin());
+    case v1::FollowMessage::kRecord:
+      return Record(line, said.record(), message);
+    case v1::FollowMessage::kDeleted:
+      return Deleted(line, said.deleted());
+    case v1::FollowMessage::kBeat:
+      Beat(line, said.beat());
+      return absl::OkStatus();
+    case v1::FollowMessage::WHAT_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError("a message of an unknown kind: the primary is of a later version of Gradwire");
+}
+
+absl::Status Follower::Hello(const v1::FollowHello& hello) {
+  absl::MutexLock lock(&mu_);
+  if (hello.server_epoch() < state_.epoch) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("its epoch is %d, one of epoch %d was followed before: it was replaced, or its data directory "
+                        "is another one; point --follow at the later server, or start with an empty --data-dir",
+                        hello.server_epoch(), state_.epoch));
+  }
+  state_.epoch = hello.server_epoch();
+  state_.connected = true;
+  state_.in_sync = false;
+  state_.why_not = "it is catching up";
+  spdlog::info("following {}, epoch {}", options_.primary, hello.server_epoch());
+  return absl::OkStatus();
+}
+
+absl::Status Follower::Begin(Line& line, const v1::FollowBegin& begin) {
+  NotInSync(absl::StrFormat("job '%s' is catching up", begin.stored().spec().name()));
+  GW_ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard, registry_->Adopt(begin.stored(), begin.layout_digest()));
+  const uint64_t limit = kFramesPerRecord * registry_->environment().frame_limit_bytes + kRecordExtraBytes;
+  const auto [it, inserted] =
+      line.jobs.try_emplace(begin.job(), Line::Followed{std::move(shard), RecordAssembler(limit)});
+  if (!inserted) return absl::InvalidArgumentError(absl::StrFormat("job number %d begins twice", begin.job()));
+  return absl::OkStatus();
+}
+
+absl::Status Follower::Record(Line& line, const v1::FollowRecord& said, const transport::Message& message) {
+  const auto it = line.jobs.find(said.job());
+  if (it == line.jobs.end()) return absl::InvalidArgumentError(absl::StrFormat("no job has number %d", said.job()));
+  GW_ASSIGN_OR_RETURN(std::optional<journal::Record> record, it->second.assembler.Add(message.frame, said.last()));
+  if (!record) return absl::OkStatus();
+  v1::FollowRequest request;
+  v1::Taken& taken = *request.add_taken();
+  taken.set_job(said.job());
+  taken.set_bucket(record->bucket);
+  taken.set_version(record->type == journal::RecordType::kUpdate ? record->round + 1 : record->round);
+  return it->second.shard->Follow(*std::move(record), [out = line.out, bytes = request.SerializeAsString()] {
+    out->Send({bytes, {}}).IgnoreError();  // the primary gives it again on the next stream
+  });
+}
+
+absl::Status Follower::Deleted(Line& line, const v1::FollowDeleted& deleted) {
+  const auto it = line.jobs.find(deleted.job());
+  if (it == line.jobs.end()) return absl::InvalidArgumentError(absl::StrFormat("no job has number %d", deleted.job()));
+  const std::string name = it->second.shard->job().spec().name();
+  line.jobs.erase(it);
+  return registry_->Delete(name);
+}
+
+void Follower::Beat(const Line& line, const v1::FollowBeat& beat) {
+  absl::MutexLock lock(&mu_);
+  const bool in_sync = beat.jobs() == static_cast<uint32_t>(beat.in_sync_size());
+  if (in_sync && !state_.in_sync) spdlog::info("in sync with {}", options_.primary);
+  state_.in_sync = in_sync;
+  state_.why_not = in_sync ? ""
+                           : absl::StrFormat("%d of %d jobs are in sync", beat.in_sync_size(),
+                                             std::max<size_t>(beat.jobs(), line.jobs.size()));
+}
+
+}  // namespace gradwire

@@ -1,0 +1,86 @@
+// The standby's end of replication: connects to the primary again and again, applies what comes, says what it has
+// taken. Contract: proto/REPLICATION.md.
+//
+//   stream -> records -> JobShard::Follow -> journal -> Taken -> stream
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "common/base/clock.h"
+#include "common/transport/transport.h"
+#include "gradwire/v1/replication.pb.h"
+#include "server/job/job_registry.h"
+#include "server/job/outbox.h"
+#include "server/replication/record_pieces.h"
+
+namespace gradwire {
+
+struct FollowerOptions {
+  std::string primary;       // address
+  std::string name;          // of this server, for the primary's status
+  uint64_t known_epoch = 0;  // a primary with a smaller one is refused
+  int64_t timeout_ms = 5000;
+};
+
+// What a standby knows of its primary.
+struct FollowerState {
+  uint64_t epoch = 0;  // the largest that it has followed, or knew at the start
+  bool connected = false;
+  bool in_sync = false;  // as it was told last
+  std::string why_not;   // not in sync, or not connected
+};
+
+// Thread-safe. Owns its thread, from Start to Stop.
+class Follower {
+ public:
+  // `registry` (which follows: JobRegistry::Recover, Adopt) and `clock` outlive the follower.
+  Follower(FollowerOptions options, JobRegistry* registry, Clock* clock);
+  ~Follower();
+  Follower(const Follower&) = delete;
+  Follower& operator=(const Follower&) = delete;
+
+  // Errors: InvalidArgument (the address).
+  absl::Status Start();
+  // Nothing is applied any more when this returns.
+  void Stop();
+  FollowerState state() const;
+  // The primary, for calls. Once started.
+  transport::Channel& channel() { return *channel_; }
+
+ private:
+  class Line;
+
+  void Run();
+  // One stream, from its opening to its end: why it ended.
+  absl::Status FollowOnce();
+  absl::Status Handle(Line& line, const transport::Message& message);
+  absl::Status Hello(const v1::FollowHello& hello);
+  absl::Status Begin(Line& line, const v1::FollowBegin& begin);
+  absl::Status Record(Line& line, const v1::FollowRecord& record, const transport::Message& message);
+  absl::Status Deleted(Line& line, const v1::FollowDeleted& deleted);
+  void Beat(const Line& line, const v1::FollowBeat& beat);
+  void NotInSync(std::string_view why);
+
+  const FollowerOptions options_;
+  JobRegistry* const registry_;
+  Clock* const clock_;
+  std::shared_ptr<transport::Channel> channel_;
+  std::thread thread_;
+
+  mutable absl::Mutex mu_;
+  absl::CondVar wake_;
+  FollowerState state_ ABSL_GUARDED_BY(mu_);
+  Line* line_ ABSL_GUARDED_BY(mu_) = nullptr;  // the stream that is open
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace gradwire

@@ -1,0 +1,210 @@
+// See replicated_sink.h.
+#include "server/replication/replicated_sink.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+
+namespace gradwire {
+namespace {
+
+// Rounds begin to wait for a standby once it is this close.
+constexpr uint64_t kRecordsPerBucketBehind = 2;
+
+template <typename T>
+T& At(std::vector<T>& list, size_t index) {
+  if (index >= list.size()) list.resize(index + 1);
+  return list[index];
+}
+
+}  // namespace
+
+ReplicatedSink::ReplicatedSink(std::unique_ptr<UpdateSink> journal, Clock* clock, std::function<void()> changed)
+    : journal_(std::move(journal)), clock_(clock), changed_(std::move(changed)) {}
+
+ReplicatedSink::~ReplicatedSink() { Stop(); }
+
+void ReplicatedSink::Append(journal::Record record, std::function<void()> visible) {
+  const uint32_t bucket = record.bucket;
+  if (record.type != journal::RecordType::kUpdate) {
+    const bool initial = record.type == journal::RecordType::kInitial;
+    return journal_->Append(std::move(record), [this, initial, visible = std::move(visible)] {
+      CallAll({visible});
+      if (initial) changed_();
+    });
+  }
+  const uint64_t version = record.round + 1;
+  {
+    absl::MutexLock lock(&mu_);
+    if (over_) return;
+    At(buckets_, bucket).pending.push_back({version, clock_->Now(), false, std::move(visible)});
+    for (Tap& tap : taps_) {
+      At(tap.given, bucket) = version + 1;
+      tap.follower->Enqueue(record);
+    }
+  }
+  journal_->Append(std::move(record), [this, bucket, version] { Journaled(bucket, version); });
+}
+
+void ReplicatedSink::Journaled(uint32_t bucket, uint64_t version) {
+  std::vector<Visible> ready;
+  {
+    absl::MutexLock lock(&mu_);
+    for (Pending& pending : buckets_[bucket].pending) {
+      if (pending.version != version || pending.journaled) continue;
+      pending.journaled = true;
+      break;
+    }
+    TakeReady(bucket, &ready);
+  }
+  CallAll(ready);
+}
+
+void ReplicatedSink::TakeReady(uint32_t index, std::vector<Visible>* ready) {
+  if (index >= buckets_.size()) return;
+  Bucket& bucket = buckets_[index];
+  const auto taken_by_all = [&](uint64_t version) ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return std::all_of(taps_.begin(), taps_.end(), [&](const Tap& tap) {
+      return !tap.waited_for || (index < tap.taken.size() && tap.taken[index] > version);
+    });
+  };
+  while (!bucket.pending.empty() && bucket.pending.front().journaled && taken_by_all(bucket.pending.front().version)) {
+    bucket.visible = std::max(bucket.visible, bucket.pending.front().version);
+    ready->push_back(std::move(bucket.pending.front().visible));
+    bucket.pending.pop_front();
+  }
+}
+
+void ReplicatedSink::CallAll(const std::vector<Visible>& ready) {
+  if (ready.empty()) return;
+  {
+    absl::MutexLock lock(&mu_);
+    if (over_) return;
+    ++calling_;
+  }
+  for (const Visible& visible : ready) visible();
+  absl::MutexLock lock(&mu_);
+  --calling_;
+}
+
+void ReplicatedSink::Stop() {
+  journal_->Stop();
+  Fence();
+}
+
+void ReplicatedSink::Fence() {
+  absl::MutexLock lock(&mu_);
+  over_ = true;
+  mu_.Await(absl::Condition(
+      +[](int* calling) { return *calling == 0; }, &calling_));
+}
+
+journal::JournalStatus ReplicatedSink::status() const {
+  journal::JournalStatus status = journal_->status();
+  absl::MutexLock lock(&mu_);
+  for (const Tap& tap : taps_) {
+    const auto least = std::min_element(tap.taken.begin(), tap.taken.end());
+    const uint64_t taken = least == tap.taken.end() || *least == 0 ? 0 : *least - 1;
+    status.followers.push_back({tap.follower->name(), taken, tap.in_sync});
+  }
+  return status;
+}
+
+ReplicatedSink::Tap* ReplicatedSink::TapOf(const RecordFollower* follower) {
+  const auto it =
+      std::find_if(taps_.begin(), taps_.end(), [follower](const Tap& tap) { return tap.follower == follower; });
+  return it == taps_.end() ? nullptr : &*it;
+}
+
+const ReplicatedSink::Tap* ReplicatedSink::TapOf(const RecordFollower* follower) const {
+  return const_cast<ReplicatedSink*>(this)->TapOf(follower);
+}
+
+void ReplicatedSink::Attach(RecordFollower* follower) {
+  absl::MutexLock lock(&mu_);
+  Tap tap;
+  tap.follower = follower;
+  taps_.push_back(std::move(tap));
+}
+
+void ReplicatedSink::GiveState(RecordFollower* follower, uint32_t bucket, uint64_t version) {
+  absl::MutexLock lock(&mu_);
+  Tap* tap = TapOf(follower);
+  if (tap == nullptr) return;
+  At(tap->given, bucket) = std::max(At(tap->given, bucket), version + 1);
+  At(tap->taken, bucket);
+}
+
+void ReplicatedSink::StatesGiven(RecordFollower* follower) {
+  absl::MutexLock lock(&mu_);
+  Tap* tap = TapOf(follower);
+  if (tap == nullptr) return;
+  tap->states_given = true;
+  Judge(*tap);
+}
+
+void ReplicatedSink::Detach(RecordFollower* follower) {
+  std::vector<Visible> ready;
+  {
+    absl::MutexLock lock(&mu_);
+    std::erase_if(taps_, [follower](const Tap& tap) { return tap.follower == follower; });
+    for (uint32_t b = 0; b < buckets_.size(); ++b) TakeReady(b, &ready);
+  }
+  CallAll(ready);
+}
+
+absl::StatusOr<bool> ReplicatedSink::Take(RecordFollower* follower, uint32_t bucket, uint64_t version) {
+  std::vector<Visible> ready;
+  bool came = false;
+  {
+    absl::MutexLock lock(&mu_);
+    Tap* tap = TapOf(follower);
+    if (tap == nullptr) return false;
+    if (bucket >= tap->given.size() || version >= tap->given[bucket]) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("version %d of bucket %d was taken, but never given", version, bucket));
+    }
+    At(tap->taken, bucket) = std::max(At(tap->taken, bucket), version + 1);
+    const bool was = tap->in_sync;
+    Judge(*tap);
+    came = tap->in_sync && !was;
+    TakeReady(bucket, &ready);
+  }
+  CallAll(ready);
+  return came;
+}
+
+void ReplicatedSink::Judge(Tap& tap) {
+  if (!tap.states_given || tap.in_sync) return;
+  uint64_t behind = 0;
+  bool has_all_seen = true;
+  for (uint32_t b = 0; b < tap.given.size(); ++b) {
+    behind += tap.given[b] - At(tap.taken, b);
+    const uint64_t seen = b < buckets_.size() ? buckets_[b].visible : 0;
+    has_all_seen = has_all_seen && tap.taken[b] > seen;
+  }
+  // From here on nothing becomes visible that it does not have, so it catches up with what is.
+  tap.waited_for = tap.waited_for || behind <= kRecordsPerBucketBehind * tap.given.size();
+  tap.in_sync = tap.waited_for && has_all_seen;
+}
+
+bool ReplicatedSink::InSync(const RecordFollower* follower) const {
+  absl::MutexLock lock(&mu_);
+  const Tap* tap = TapOf(follower);
+  return tap != nullptr && tap->in_sync;
+}
+
+bool ReplicatedSink::WaitedSince(const RecordFollower* follower, TimeNs since) const {
+  absl::MutexLock lock(&mu_);
+  const Tap* tap = TapOf(follower);
+  if (tap == nullptr || !tap->waited_for) return false;
+  for (uint32_t b = 0; b < buckets_.size(); ++b) {
+    for (const Pending& pending : buckets_[b].pending) {
+      if (pending.appended < since && (b >= tap->taken.size() || tap->taken[b] <= pending.version)) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace gradwire

@@ -1,0 +1,99 @@
+// Where the records of one job go: to its journal, and to the standbys that follow it. A version is visible when both
+// say so. Sits between JobShard and Journal. Contract: proto/REPLICATION.md, "In sync".
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "common/base/clock.h"
+#include "server/job/update_sink.h"
+
+namespace gradwire {
+
+// One standby of one job, as the sink sees it. Outlives its time between Attach and Detach.
+class RecordFollower {
+ public:
+  virtual ~RecordFollower() = default;
+  virtual const std::string& name() const = 0;
+  // Takes an update, in the order of the journal. Called under the sink's lock: returns at once, calls nobody.
+  virtual void Enqueue(const journal::Record& record) = 0;
+};
+
+// Thread-safe. Owned by its JobShard. Bounded by its rounds: what waits here is not visible, so no round follows it.
+class ReplicatedSink final : public UpdateSink {
+ public:
+  // `changed`: called, without a lock held, after initial parameters were journaled: the job may be followed from then
+  // on. `clock` outlives the sink.
+  ReplicatedSink(std::unique_ptr<UpdateSink> journal, Clock* clock, std::function<void()> changed);
+  ~ReplicatedSink() override;
+
+  void Append(journal::Record record, std::function<void()> visible) override;
+  void Stop() override;
+  journal::JournalStatus status() const override;
+  void SnapshotTaken(uint64_t version, uint64_t keep_from) override { journal_->SnapshotTaken(version, keep_from); }
+
+  // From now on `follower` is given every update. Nobody waits for it yet.
+  void Attach(RecordFollower* follower);
+  // It is given a state of `bucket` at `version`; once that was said of every bucket it may come into sync.
+  void GiveState(RecordFollower* follower, uint32_t bucket, uint64_t version);
+  void StatesGiven(RecordFollower* follower);
+  // Nothing is given to it, and nobody waits for it, when this returns.
+  void Detach(RecordFollower* follower);
+  // It has taken what makes `version` of a bucket. Calls what becomes visible. InvalidArgument where it was not given
+  // that; else whether it came into sync by it.
+  absl::StatusOr<bool> Take(RecordFollower* follower, uint32_t bucket, uint64_t version);
+  bool InSync(const RecordFollower* follower) const;
+  // Has anybody waited for it since before `since`?
+  bool WaitedSince(const RecordFollower* follower, TimeNs since) const;
+  // Nothing becomes visible any more.
+  void Fence();
+
+ private:
+  using Visible = std::function<void()>;
+  struct Pending {
+    uint64_t version = 0;
+    TimeNs appended = 0;
+    bool journaled = false;
+    Visible visible;
+  };
+  struct Bucket {
+    std::deque<Pending> pending;
+    uint64_t visible = 0;
+  };
+  struct Tap {
+    RecordFollower* follower = nullptr;
+    bool states_given = false;
+    bool waited_for = false;
+    bool in_sync = false;
+    // Per bucket: one more than the version; 0: none.
+    std::vector<uint64_t> given;
+    std::vector<uint64_t> taken;
+  };
+
+  Tap* TapOf(const RecordFollower* follower) ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  const Tap* TapOf(const RecordFollower* follower) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void Journaled(uint32_t bucket, uint64_t version);
+  // Takes what of a bucket has become visible.
+  void TakeReady(uint32_t bucket, std::vector<Visible>* ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Judge(Tap& tap) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CallAll(const std::vector<Visible>& ready) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const std::unique_ptr<UpdateSink> journal_;
+  Clock* const clock_;
+  const std::function<void()> changed_;
+
+  mutable absl::Mutex mu_;
+  std::vector<Bucket> buckets_ ABSL_GUARDED_BY(mu_);  // grows on demand
+  std::vector<Tap> taps_ ABSL_GUARDED_BY(mu_);
+  int calling_ ABSL_GUARDED_BY(mu_) = 0;
+  bool over_ ABSL_GUARDED_BY(mu_) = false;  // stopped or fenced
+};
+
+}  // namespace gradwire

@@ -1,0 +1,291 @@
+// See replication.h.
+#include "server/replication/replication.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "common/base/status_macros.h"
+#include "server/replication/epoch.h"
+
+namespace gradwire {
+namespace {
+
+constexpr int64_t kFenceTimeoutMs = 2000;
+constexpr absl::Duration kTellAgain = absl::Milliseconds(500);
+
+absl::Status NotServing(const std::string& why) { return absl::UnavailableError(why); }
+
+}  // namespace
+
+Replication::Replication(ReplicationOptions options, JobRegistry* registry, DataDirectory* data, Clock* clock)
+    : options_(std::move(options)), registry_(registry), data_(data), clock_(clock) {}
+
+Replication::~Replication() { Stop(); }
+
+absl::Status Replication::Start() {
+  if (data_ == nullptr) {
+    if (options_.follow.empty()) return absl::OkStatus();
+    return absl::FailedPreconditionError("--follow needs --data-dir: a standby keeps durable jobs");
+  }
+  registry_->SetOnChange([this] {
+    for (const auto& feed : Feeds()) feed->JobsChanged();
+  });
+  const StoredRole stored = data_->role();
+  GW_ASSIGN_OR_RETURN(const std::vector<std::string> jobs, data_->Jobs());
+  switch (stored.kind) {
+    case StoredRole::Kind::kPrimary:
+      if (!options_.follow.empty()) {
+        spdlog::info("promoted before, so {} is not followed; it is told", options_.follow);
+      }
+      break;
+    case StoredRole::Kind::kNone:
+      if (options_.follow.empty()) break;
+      if (!jobs.empty()) {
+        return absl::FailedPreconditionError(absl::StrFormat(
+            "--follow %s: the data directory '%s' has %d jobs that this server served itself, and following would "
+            "replace them: give an empty --data-dir, or leave --follow out",
+            options_.follow, data_->path(), jobs.size()));
+      }
+      return StartAsStandby(stored);
+    case StoredRole::Kind::kStandby:
+      if (!options_.follow.empty()) return StartAsStandby(stored);
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "the data directory '%s' is that of a standby: start with --follow and its primary's address, and promote it "
+          "with `gradwire promote` if that is gone",
+          data_->path()));
+    case StoredRole::Kind::kFenced:
+      if (!options_.follow.empty()) return StartAsStandby(stored);
+      GW_RETURN_IF_ERROR(registry_->Recover(/*following=*/true));
+      absl::MutexLock change(&change_mu_);
+      BecomeFenced(stored.epoch, stored.name);
+      return absl::OkStatus();
+  }
+  return registry_->Recover(/*following=*/false);
+}
+
+absl::Status Replication::StartAsStandby(const StoredRole& stored) {
+  StoredRole role = stored;
+  if (stored.kind == StoredRole::Kind::kNone) {
+    role.kind = StoredRole::Kind::kStandby;
+    GW_RETURN_IF_ERROR(data_->SetRole(role));
+  }
+  GW_RETURN_IF_ERROR(registry_->Recover(/*following=*/true));
+  absl::MutexLock lock(&mu_);
+  role_ = Role::kStandby;
+  return absl::OkStatus();
+}
+
+absl::Status Replication::Run(const std::string& name, std::function<void(bool)> on_serving) {
+  name_ = name;
+  const bool serving = CheckServing().ok();
+  {
+    absl::MutexLock change(&change_mu_);
+    on_serving_ = std::move(on_serving);
+    on_serving_(serving);
+  }
+  if (options_.follow.empty() || data_ == nullptr) return absl::OkStatus();
+  if (serving) {  // promoted before
+    teller_ = std::thread([this, epoch = epoch()] { TellUntilAnswered(epoch); });
+    return absl::OkStatus();
+  }
+  FollowerOptions follower;
+  follower.primary = options_.follow;
+  follower.name = name;
+  follower.known_epoch = data_->role().epoch;
+  follower.timeout_ms = options_.follower_timeout_ms;
+  auto made = std::make_shared<Follower>(std::move(follower), registry_, clock_);
+  GW_RETURN_IF_ERROR(made->Start());
+  absl::MutexLock lock(&mu_);
+  follower_ = std::move(made);
+  return absl::OkStatus();
+}
+
+void Replication::Stop() {
+  {
+    absl::MutexLock change(&change_mu_);
+    on_serving_ = [](bool) {};
+  }
+  std::shared_ptr<Follower> follower;
+  {
+    absl::MutexLock lock(&mu_);
+    stop_ = true;
+    wake_.SignalAll();
+    follower = follower_;
+  }
+  if (follower != nullptr) follower->Stop();
+  if (teller_.joinable()) teller_.join();
+}
+
+absl::Status Replication::CheckServing() const {
+  absl::MutexLock lock(&mu_);
+  switch (role_) {
+    case Role::kPrimary:
+      return absl::OkStatus();
+    case Role::kStandby:
+      return NotServing(
+          absl::StrFormat("this server is a standby of %s: ask there, or promote this one with "
+                          "`gradwire promote`",
+                          options_.follow));
+    case Role::kFenced:
+      return NotServing(fenced_why_);
+  }
+  return absl::OkStatus();
+}
+
+void Replication::HearOf(uint64_t epoch, std::string_view name) {
+  if (data_ == nullptr || TermOf(epoch) <= TermOf(this->epoch())) return;
+  absl::MutexLock change(&change_mu_);
+  if (CheckServing().ok() && TermOf(epoch) > TermOf(this->epoch())) BecomeFenced(epoch, name);
+}
+
+absl::Status Replication::Fence(const v1::FenceRequest& request) {
+  absl::MutexLock change(&change_mu_);
+  if (request.server_epoch() <= epoch() || data_ == nullptr) {
+    return absl::FailedPreconditionError(absl::StrFormat("this server has epoch %d, which %s of epoch %d cannot fence",
+                                                         epoch(), request.name(), request.server_epoch()));
+  }
+  switch (role()) {
+    case Role::kPrimary:
+      BecomeFenced(request.server_epoch(), request.name());
+      return absl::OkStatus();
+    case Role::kStandby:
+      return absl::OkStatus();
+    case Role::kFenced:
+      break;
+  }
+  if (data_->role().epoch < request.server_epoch() || data_->role().name == request.name()) return absl::OkStatus();
+  return absl::FailedPreconditionError(std::string(CheckServing().message()));
+}
+
+Replication::Role Replication::role() const {
+  absl::MutexLock lock(&mu_);
+  return role_;
+}
+
+void Replication::BecomeFenced(uint64_t epoch, std::string_view name) {
+  const std::string why = absl::StrFormat(
+      "this server is fenced: %s has taken over with epoch %d, this one has %d: ask there, or start "
+      "this one again with --follow to make it a standby",
+      name.empty() ? "another server" : std::string(name), epoch, this->epoch());
+  {
+    absl::MutexLock lock(&mu_);
+    role_ = Role::kFenced;
+    fenced_why_ = why;
+  }
+  spdlog::error("{}", why);
+  registry_->FenceAll(NotServing(why));
+  for (const auto& feed : Feeds()) feed->Drop(absl::FailedPreconditionError(why));
+  on_serving_(false);
+  const absl::Status stored = data_->SetRole({StoredRole::Kind::kFenced, epoch, std::string(name)});
+  if (!stored.ok()) {
+    spdlog::error("that this server is fenced could not be written down, do not start it again: {}", stored.ToString());
+  }
+}
+
+absl::Status Replication::CallFence(transport::Channel& channel, uint64_t epoch) const {
+  v1::FenceRequest request;
+  request.set_server_epoch(epoch);
+  request.set_name(name_);
+  return channel.Call("gradwire.v1.Replication/Fence", request.SerializeAsString(), kFenceTimeoutMs).status();
+}
+
+absl::StatusOr<uint64_t> Replication::Promote(bool force) {
+  absl::MutexLock change(&change_mu_);
+  std::shared_ptr<Follower> follower;
+  {
+    absl::MutexLock lock(&mu_);
+    if (role_ == Role::kPrimary) return epoch();
+    if (role_ == Role::kFenced) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "%s. To make it serve what it has in spite of that: stop it, remove the file ROLE from its data directory, "
+          "start it",
+          fenced_why_));
+    }
+    follower = follower_;
+  }
+  if (follower == nullptr) return absl::FailedPreconditionError("this server is still starting: try again");
+  const FollowerState known = follower->state();
+  if (!force && !known.in_sync) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "this server may lack versions that workers have seen: %s. Wait until `gradwire shard describe` says that it "
+        "is in sync, or promote it with --force",
+        known.why_not));
+  }
+  const uint64_t next = NextTerm(std::max(epoch(), known.epoch));
+  const absl::Status told = CallFence(follower->channel(), next);
+  if (absl::IsFailedPrecondition(told) && !force) return told;
+  if (!told.ok()) spdlog::warn("{} could not be told that it is replaced: {}", options_.follow, told.ToString());
+  follower->Stop();
+  GW_RETURN_IF_ERROR(data_->RaiseEpoch(next));
+  GW_RETURN_IF_ERROR(data_->SetRole({StoredRole::Kind::kPrimary, known.epoch, ""}));
+  *registry_->environment().server_epoch = next;
+  registry_->EndFollowing();
+  {
+    absl::MutexLock lock(&mu_);
+    role_ = Role::kPrimary;
+    follower_ = nullptr;
+  }
+  spdlog::info("promoted: epoch {}", next);
+  on_serving_(true);
+  if (!told.ok()) teller_ = std::thread([this, next] { TellUntilAnswered(next); });
+  return next;
+}
+
+void Replication::TellUntilAnswered(uint64_t epoch) {
+  const auto channel = transport::Dial(options_.follow);
+  if (!channel.ok()) return;
+  for (;;) {
+    const absl::Status answer = CallFence(**channel, epoch);
+    if (answer.ok()) spdlog::info("{} is fenced", options_.follow);
+    if (answer.ok() || absl::IsFailedPrecondition(answer)) return;
+    absl::MutexLock lock(&mu_);
+    if (!stop_) wake_.WaitWithTimeout(&mu_, kTellAgain);
+    if (stop_) return;
+  }
+}
+
+void Replication::Describe(v1::ShardStatus* status) const {
+  absl::MutexLock lock(&mu_);
+  status->set_server_epoch(epoch());
+  if (role_ == Role::kFenced) {
+    status->set_fenced(true);
+    status->set_fenced_why(fenced_why_);
+  }
+  if (role_ == Role::kStandby) status->set_following(options_.follow);
+}
+
+absl::StatusOr<std::shared_ptr<Feed>> Replication::Admit(const v1::FollowOpen& open, std::shared_ptr<Outbox> out) {
+  HearOf(open.known_epoch(), open.name());
+  GW_RETURN_IF_ERROR(CheckServing());
+  if (data_ == nullptr) {
+    return absl::FailedPreconditionError("this server has no --data-dir: it has no durable jobs to follow");
+  }
+  FeedOptions options;
+  options.name = open.name();
+  options.timeout_ms = options_.follower_timeout_ms;
+  auto feed = std::make_shared<Feed>(std::move(options), registry_, clock_, std::move(out));
+  absl::MutexLock lock(&mu_);
+  if (role_ != Role::kPrimary) return NotServing(fenced_why_);
+  std::erase_if(feeds_, [](const auto& f) { return f.expired(); });
+  feeds_.push_back(feed);
+  return feed;
+}
+
+std::vector<std::shared_ptr<Feed>> Replication::Feeds() {
+  absl::MutexLock lock(&mu_);
+  std::vector<std::shared_ptr<Feed>> feeds;
+  for (const auto& weak : feeds_) {
+    if (auto feed = weak.lock()) feeds.push_back(std::move(feed));
+  }
+  return feeds;
+}
+
+void Replication::Tick() {
+  for (const auto& feed : Feeds()) feed->Tick();
+}
+
+}  // namespace gradwire
