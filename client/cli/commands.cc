@@ -5,7 +5,9 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/cli/servers.h"
@@ -32,7 +34,7 @@ absl::StatusOr<std::vector<Server>> ConnectAll(const Options& options) {
   GW_RETURN_IF_ERROR(RequireServers(options));
   std::vector<Server> servers;
   for (const std::string& address : options.servers) {
-    GW_ASSIGN_OR_RETURN(Server server, Server::Connect(address, options.timeout_ms));
+    GW_ASSIGN_OR_RETURN(Server server, Server::ConnectServing(address, options.timeout_ms));
     servers.push_back(std::move(server));
   }
   return servers;
@@ -93,6 +95,10 @@ void PrintJob(const std::string& address, const v1::JobStatus& job, std::ostream
   out << absl::StrFormat("  frames refused %d, not included %d; non-finite gradient elements taken as 0: %d\n",
                          job.refused_frames(), job.not_included_frames(), job.sanitized_elements());
   PrintDurability(job.durability(), out);
+  for (const v1::FollowerStatus& follower : job.followers()) {
+    out << absl::StrFormat("  standby %s has version %d, %s\n", follower.follower(), follower.version(),
+                           follower.in_sync() ? "in sync" : "NOT in sync: rounds do not wait for it");
+  }
   if (!job.parameters_sha256().empty()) out << "  parameters sha256 " << job.parameters_sha256() << "\n";
   if (job.workers_size() > 0) {
     out << absl::StrFormat("  %-24s %-16s %-7s %6s %12s %8s %12s\n", "worker", "incarnation", "state", "from",
@@ -189,17 +195,63 @@ absl::Status ListJobs(const Options& options, std::ostream& out) {
                                    });
 }
 
+std::string StateOf(const v1::ShardStatus& status) {
+  if (status.fenced()) return "FENCED: " + status.fenced_why();
+  if (!status.following().empty()) return "standby of " + status.following();
+  return status.draining() ? "draining" : "serving";
+}
+
+// A shard and its standbys, each by itself. One that does not answer is shown; the command fails where none of a shard
+// does.
 absl::Status DescribeShards(const Options& options, std::ostream& out) {
-  const std::string title = absl::StrFormat("%-28s %-8s %-8s %9s %5s %12s %12s %s\n", "server", "version", "backend",
-                                            "uptime", "jobs", "memory", "limit", "state");
-  return AskAll<v1::ShardStatus>(options, "DescribeShard", v1::DescribeShardRequest(), out, title,
-                                 [&out](const std::string& address, const v1::ShardStatus& s) {
-                                   out << absl::StrFormat("%-28s %-8s %-8s %7d s %5d %12s %12s %s\n", address,
-                                                          s.version(), s.backend(), s.uptime_s(), s.jobs(),
-                                                          HumanBytes(static_cast<double>(s.memory_bytes())),
-                                                          HumanBytes(static_cast<double>(s.memory_limit_bytes())),
-                                                          s.draining() ? "draining" : "serving");
-                                 });
+  GW_RETURN_IF_ERROR(RequireServers(options));
+  if (!options.json) {
+    out << absl::StrFormat("%-28s %-8s %-14s %9s %5s %12s %12s %11s %s\n", "server", "version", "backend", "uptime",
+                           "jobs", "memory", "limit", "epoch", "state");
+  }
+  absl::Status failed;
+  std::string json;
+  for (const std::string& shard : options.servers) {
+    absl::Status silent;
+    bool answered = false;
+    const std::vector<std::string> addresses = absl::StrSplit(shard, '|');
+    for (const std::string& address : addresses) {
+      GW_ASSIGN_OR_RETURN(const Server server, Server::Connect(address, options.timeout_ms));
+      const auto s = server.Call<v1::ShardStatus>("DescribeShard", v1::DescribeShardRequest());
+      answered = answered || s.ok();
+      if (!s.ok()) silent = s.status();
+      const std::string error(s.status().message());
+      absl::StrAppend(&json, json.empty() ? "" : ",", "{\"server\":", Quoted(address),
+                      s.ok() ? ",\"status\":" + ToJson(*s) : ",\"error\":" + Quoted(error), "}");
+      if (options.json) continue;
+      if (!s.ok()) {
+        out << absl::StrFormat("%-28s NO ANSWER: %s\n", address, error);
+        continue;
+      }
+      out << absl::StrFormat("%-28s %-8s %-14s %7d s %5d %12s %12s %11s %s\n", address, s->version(), s->backend(),
+                             s->uptime_s(), s->jobs(), HumanBytes(static_cast<double>(s->memory_bytes())),
+                             HumanBytes(static_cast<double>(s->memory_limit_bytes())),
+                             absl::StrFormat("%d.%d", s->server_epoch() >> 32, s->server_epoch() & UINT32_MAX),
+                             StateOf(*s));
+    }
+    if (!answered && failed.ok()) failed = silent;
+  }
+  if (options.json) out << "[" << json << "]\n";
+  return failed;
+}
+
+absl::Status Promote(const Options& options, std::ostream& out) {
+  GW_ASSIGN_OR_RETURN(const Server server, Server::Connect(options.address, options.timeout_ms));
+  v1::PromoteRequest request;
+  request.set_force(options.force);
+  GW_ASSIGN_OR_RETURN(const v1::PromoteReply reply, server.Call<v1::PromoteReply>("Promote", request));
+  if (options.json) {
+    out << absl::StrFormat("{\"server\":%s,\"server_epoch\":\"%d\"}\n", Quoted(options.address), reply.server_epoch());
+  } else {
+    out << absl::StrFormat("%s serves, epoch %d.%d\n", options.address, reply.server_epoch() >> 32,
+                           reply.server_epoch() & UINT32_MAX);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -233,6 +285,8 @@ absl::Status RunCommand(const Options& options, std::ostream& out) {
     }
     case Command::kSnapshot:
       return TakeSnapshots(options, out);
+    case Command::kPromote:
+      return Promote(options, out);
     case Command::kShardDescribe:
       return DescribeShards(options, out);
     case Command::kLayout: {

@@ -11,12 +11,16 @@ namespace gradwire::cli {
 namespace {
 
 constexpr char kFooter[] =
-    "\nServers are given in shard order by --servers or by the environment variable GRADWIRE_SERVERS.\n"
+    "\nServers are given in shard order by --servers or by the environment variable GRADWIRE_SERVERS; a shard server "
+    "and\n"
+    "its standbys as grpc://a:7070|grpc://b:7070.\n"
     "\nExamples:\n"
     "  gradwire layout --spec job.textproto --shards 4\n"
     "  gradwire job create --spec job.textproto --servers grpc://a:7070,grpc://b:7070\n"
     "  gradwire job describe my-job --digest\n"
     "  gradwire snapshot my-job\n"
+    "  gradwire status --servers 'grpc://a:7070|grpc://b:7070'\n"
+    "  gradwire promote grpc://b:7070\n"
     "  gradwire codec explain tagc:density=0.01\n";
 
 constexpr char kSpecHelp[] =
@@ -61,9 +65,22 @@ void DefineJob(CLI::App& app, Options& o) {
 void DefineOthers(CLI::App& app, Options& o) {
   CLI::App* shard = app.add_subcommand("shard", "Look at shard servers");
   shard->require_subcommand(1);
-  CLI::App* describe = shard->add_subcommand("describe", "Version, backend, memory and jobs of every server");
+  CLI::App* describe = shard->add_subcommand("describe", "Version, backend, memory, jobs and role of every server");
   AddCommon(describe, o, true);
   Select(describe, o, Command::kShardDescribe);
+  CLI::App* status = app.add_subcommand("status", "The same as shard describe");
+  AddCommon(status, o, true);
+  Select(status, o, Command::kShardDescribe);
+  CLI::App* promote = app.add_subcommand(
+      "promote", "Make a standby (gradwire-server --follow) the primary; the server that it followed is fenced");
+  promote->add_option("address", o.address, "Of the standby, for example grpc://b:7070")->required();
+  promote->add_flag("--force", o.force,
+                    "Also when it may lack versions that workers have seen: those workers end with an error");
+  promote->add_option("--timeout-ms", o.timeout_ms, "Deadline in milliseconds, 1 to 600000")
+      ->check(CLI::Range(int64_t{1}, int64_t{600000}))
+      ->capture_default_str();
+  AddCommon(promote, o, false);
+  Select(promote, o, Command::kPromote);
   CLI::App* snapshot =
       app.add_subcommand("snapshot", "Take a snapshot of a durable job on every server, and wait for it");
   snapshot->add_option("job", o.job, "The job's name")->required();

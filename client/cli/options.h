@@ -16,6 +16,7 @@ enum class Command {
   kJobList,
   kJobDelete,
   kSnapshot,
+  kPromote,
   kShardDescribe,
   kLayout,
   kCodecExplain
@@ -26,12 +27,14 @@ struct Options {
   std::vector<std::string> servers;  // --servers or GRADWIRE_SERVERS, in shard order
   std::string spec_path;
   std::string job;
+  std::string address;  // promote: of the standby
   std::string codec;
   uint32_t shards = 1;
   uint64_t elements = 1'000'000;  // codec explain: of which size
   int64_t timeout_ms = 10'000;
   bool json = false;
   bool digest = false;
+  bool force = false;
   bool exit = false;  // help was printed, or the flags are wrong
   int exit_code = 0;
 };

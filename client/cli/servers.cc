@@ -1,9 +1,13 @@
 // See servers.h.
 #include "client/cli/servers.h"
 
+#include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "common/base/status_macros.h"
+#include "gradwire/v1/operator.pb.h"
 
 namespace gradwire::cli {
 
@@ -13,6 +17,28 @@ absl::StatusOr<Server> Server::Connect(const std::string& address, int64_t timeo
   server.timeout_ms_ = timeout_ms;
   GW_ASSIGN_OR_RETURN(server.channel_, transport::Dial(address));
   return server;
+}
+
+absl::StatusOr<Server> Server::ConnectServing(const std::string& addresses, int64_t timeout_ms) {
+  const std::vector<std::string> list = absl::StrSplit(addresses, '|');
+  if (list.size() == 1) return Connect(addresses, timeout_ms);
+  std::optional<Server> best;
+  uint64_t best_epoch = 0;
+  std::string said;
+  for (const std::string& address : list) {
+    GW_ASSIGN_OR_RETURN(Server server, Connect(address, timeout_ms));
+    const auto status = server.Call<v1::ShardStatus>("DescribeShard", v1::DescribeShardRequest());
+    if (!status.ok()) {
+      absl::StrAppend(&said, "\n  ", std::string(status.status().message()));
+    } else if (status->fenced() || !status->following().empty()) {
+      absl::StrAppend(&said, "\n  ", address, status->fenced() ? ": fenced" : ": a standby, see `gradwire promote`");
+    } else if (!best || status->server_epoch() > best_epoch) {
+      best_epoch = status->server_epoch();
+      best = std::move(server);
+    }
+  }
+  if (best) return *std::move(best);
+  return absl::UnavailableError(absl::StrCat("no server of ", addresses, " serves its shard:", said));
 }
 
 absl::StatusOr<std::string> Server::CallBytes(const std::string& method, std::string request) const {

@@ -16,6 +16,9 @@ namespace gradwire::cli {
 class Server {
  public:
   static absl::StatusOr<Server> Connect(const std::string& address, int64_t timeout_ms);
+  // `addresses`: one, or several with '|' between them, of a shard server and its standbys: then the one that serves,
+  // with the largest epoch. Unavailable where none does, with what each of them said.
+  static absl::StatusOr<Server> ConnectServing(const std::string& addresses, int64_t timeout_ms);
 
   // `method`: of gradwire.v1.Operator.
   template <typename Reply, typename Request>

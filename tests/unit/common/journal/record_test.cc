@@ -34,8 +34,8 @@ TEST(JournalRecord, IsTheWorkedExampleOfTheSpec) {
   header.epoch = 7;
   header.identity = {0x1111111111111111u, 0x2222222222222222u, 3};
   EXPECT_EQ(Hex(EncodeSegmentHeader(header)),
-            "47574a310100000001000000000000000700000000000000111111111111111122222222222222220300000000000000"
-            "0000000000000000000000000561b120");
+            "47574a310200000001000000000000000700000000000000111111111111111122222222222222220300000000000000"
+            "000000000000000000000000fc718287");
   Record record;
   record.bucket = 5;
   record.round = 9;
@@ -46,6 +46,28 @@ TEST(JournalRecord, IsTheWorkedExampleOfTheSpec) {
             "010000002d2ce5580100000000000000000000003d572ceb"
             "0a000000000000000b000000000000000c000000010100007700000000000000"
             "03000000000000006162630000000000");
+}
+
+TEST(JournalRecord, SegmentsOfVersion1AreRead) {
+  const std::string bytes = absl::HexStringToBytes(
+      "47574a310100000001000000000000000700000000000000111111111111111122222222222222220300000000000000"
+      "0000000000000000000000000561b120");
+  const auto header = DecodeSegmentHeader({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+  ASSERT_TRUE(header.ok()) << header.status();
+  EXPECT_EQ(header->epoch, 7u);
+}
+
+TEST(JournalRecord, OfEveryTypeComesBack) {
+  for (const RecordType type : {RecordType::kInitial, RecordType::kUpdate, RecordType::kState}) {
+    Record record = MakeRecord(3);
+    record.type = type;
+    const auto decoded = Decode(Joined(EncodeRecord(record, 1, 64)));
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    EXPECT_EQ(decoded->type, type);
+  }
+  std::vector<uint8_t> bytes = Joined(EncodeRecord(MakeRecord(3), 1, 64));
+  bytes[4] = 4;
+  EXPECT_FALSE(Decode(bytes).ok());
 }
 
 TEST(JournalRecord, ComesBack) {
