@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/internal/checkpoint.h"
 #include "client/cpp/internal/exchange.h"
 #include "client/cpp/internal/gradients.h"
 #include "client/cpp/internal/replica.h"
@@ -17,6 +18,7 @@
 #include "common/base/status_macros.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
+#include "common/storage/posix_disk.h"
 #include "kernels/backend.h"
 
 namespace gradwire {
@@ -80,11 +82,7 @@ absl::Status CheckOptions(const SessionOptions& options, const Job& job) {
 class Session::Impl {
  public:
   Impl(SessionOptions options, Job job, Layout layout, std::unique_ptr<kernels::Backend> backend)
-      : options_(std::move(options)),
-        job_(std::move(job)),
-        layout_(std::move(layout)),
-        backend_(std::move(backend)),
-        incarnation_(RandomIncarnation()) {}
+      : options_(std::move(options)), job_(std::move(job)), layout_(std::move(layout)), backend_(std::move(backend)) {}
   ~Impl() { Leave().IgnoreError(); }
 
   absl::Status Start() {
@@ -156,6 +154,18 @@ class Session::Impl {
   const Layout& layout() const { return layout_; }
   uint64_t incarnation() const { return incarnation_; }
   uint64_t start_version() const { return start_version_; }
+  bool resumed() const { return resumed_; }
+
+  absl::Status Save(const std::string& path) {
+    GW_ASSIGN_OR_RETURN(const std::vector<RoundPlan> plans, exchange_->Plans());
+    client::CheckpointIdentity identity;
+    identity.worker = options_.worker;
+    identity.incarnation = incarnation_;
+    identity.version = exchange_->version();
+    identity.pull = options_.pull;
+    for (const auto& link : links_) identity.server_epochs.push_back(link->server_epoch());
+    return client::WriteCheckpoint(disk_, path, job_, layout_, identity, *replica_, *gradients_, plans);
+  }
 
  private:
   absl::Status MakeParts() {
@@ -180,19 +190,41 @@ class Session::Impl {
   }
 
   absl::Status Connect() {
+    if (!options_.resume_from.empty()) return ConnectWithCheckpoint();
+    return ConnectAnew({});
+  }
+
+  absl::Status ConnectWithCheckpoint() {
+    GW_ASSIGN_OR_RETURN(
+        const client::CheckpointFile checkpoint,
+        client::CheckpointFile::Read(disk_, options_.resume_from, job_, layout_, options_.worker, options_.pull));
+    GW_RETURN_IF_ERROR(checkpoint.Restore(replica_.get(), gradients_.get()));
+    const absl::StatusOr<bool> resumed = Resume(checkpoint);
+    GW_RETURN_IF_ERROR(resumed.status());
+    resumed_ = *resumed;
+    return resumed_ ? absl::OkStatus() : ConnectAnew(checkpoint.identity());
+  }
+
+  v1::JoinRequest RequestOf(uint64_t incarnation) const {
     v1::JoinRequest request;
     request.mutable_identity()->set_job(job_.spec().name());
     request.mutable_identity()->set_worker(options_.worker);
-    request.mutable_identity()->set_incarnation(incarnation_);
+    request.mutable_identity()->set_incarnation(incarnation);
     *request.mutable_spec() = job_.spec();
     request.set_shard_count(layout_.shard_count());
     request.set_layout_digest(layout_.digest());
+    return request;
+  }
+
+  // Those of an incarnation before are closed.
+  std::vector<client::ShardLink*> MakeLinks(const v1::WorkerIdentity& identity) {
+    links_.clear();
     std::vector<client::ShardLink*> links;
     for (uint32_t s = 0; s < layout_.shard_count(); ++s) {
       client::LinkOptions link;
       link.address = options_.servers[s];
       link.shard = s;
-      link.identity = request.identity();
+      link.identity = identity;
       link.connect_timeout_ms = options_.connect_timeout_ms;
       link.rpc_timeout_ms = options_.rpc_timeout_ms;
       if (job_.durable()) link.reconnect_timeout_ms = options_.reconnect_timeout_ms;
@@ -200,17 +232,68 @@ class Session::Impl {
       links_.push_back(std::make_unique<client::ShardLink>(std::move(link)));
       links.push_back(links_.back().get());
     }
-    starter_ = std::make_unique<client::Starter>(client::StartContext{&job_, &layout_, options_.pull, incarnation_,
-                                                                      codec_pointers_, links, replica_.get(),
-                                                                      options_.start_timeout_ms});
-    GW_ASSIGN_OR_RETURN(client::StartState start, JoinAndStart(request, links));
-    start_version_ = start.version;
+    incarnation_ = identity.incarnation();
+    return links;
+  }
+
+  void MakeExchange(const std::vector<client::ShardLink*>& links, uint64_t version, std::vector<RoundPlan> plans) {
+    start_version_ = version;
     exchange_ = std::make_unique<client::Exchange>(
         client::ExchangeContext{
             {&job_, &layout_, options_.pull, incarnation_, codec_pointers_, replica_.get(), gradients_.get()},
             links,
             options_.spin_us},
-        start.version, std::move(start.plans));
+        version, std::move(plans));
+  }
+
+  // Goes on with the round that came next when the checkpoint was written, as the incarnation that wrote it. False: a
+  // shard is past that round. After an error this worker is still a member where it was one, for another attempt.
+  absl::StatusOr<bool> Resume(const client::CheckpointFile& checkpoint) {
+    const client::CheckpointIdentity& identity = checkpoint.identity();
+    v1::JoinRequest request = RequestOf(identity.incarnation);
+    request.set_resume(true);
+    request.set_resume_round(identity.version);
+    const std::vector<client::ShardLink*> links = MakeLinks(request.identity());
+    std::vector<int64_t> lease_ms;
+    {
+      const std::stop_callback on_stop(options_.stop, [&links] {
+        for (client::ShardLink* link : links) link->Cancel();
+      });
+      for (client::ShardLink* link : links) {
+        request.set_shard_index(static_cast<uint32_t>(lease_ms.size()));
+        request.set_known_epoch(identity.server_epochs[lease_ms.size()]);
+        const absl::StatusOr<v1::JoinReply> reply = link->Join(request);
+        if (absl::IsFailedPrecondition(reply.status())) return false;
+        if (!reply.ok()) return Abandoned(reply.status());
+        if (reply->start_version() != identity.version) return false;
+        lease_ms.push_back(reply->lease_ms() > 0 ? reply->lease_ms() : job_.spec().lease_ms());
+      }
+    }
+    MakeExchange(links, identity.version, checkpoint.plans());
+    for (size_t s = 0; s < links.size(); ++s)
+      if (absl::Status started = links[s]->Start(lease_ms[s], exchange_.get()); !started.ok())
+        return Abandoned(started);
+    return true;
+  }
+
+  // Closes the links without leaving the job.
+  absl::Status Abandoned(const absl::Status& why) {
+    for (const auto& link : links_) link->Cancel();
+    if (exchange_ != nullptr) exchange_->Stop(why);
+    links_.clear();
+    exchange_.reset();
+    return why;
+  }
+
+  // A newcomer. `before`: the checkpoint whose gradients it brings along; its version is 0 where there is none.
+  absl::Status ConnectAnew(const client::CheckpointIdentity& before) {
+    const v1::JoinRequest request = RequestOf(RandomIncarnation());
+    const std::vector<client::ShardLink*> links = MakeLinks(request.identity());
+    starter_ = std::make_unique<client::Starter>(client::StartContext{&job_, &layout_, options_.pull, incarnation_,
+                                                                      codec_pointers_, links, replica_.get(),
+                                                                      options_.start_timeout_ms});
+    GW_ASSIGN_OR_RETURN(client::StartState start, JoinAndStart(request, links, before));
+    MakeExchange(links, start.version, std::move(start.plans));
     for (client::ShardLink* link : links) link->SetEvents(exchange_.get());
     // A link that was lost while nobody of the exchange listened is found by its next use.
     return absl::OkStatus();
@@ -218,12 +301,24 @@ class Session::Impl {
 
   // What may take long; a request to stop ends it.
   absl::StatusOr<client::StartState> JoinAndStart(const v1::JoinRequest& request,
-                                                  const std::vector<client::ShardLink*>& links) {
+                                                  const std::vector<client::ShardLink*>& links,
+                                                  const client::CheckpointIdentity& before) {
     const std::stop_callback on_stop(options_.stop, [this, &links] {
       for (client::ShardLink* link : links) link->Cancel();
       starter_->Cancel();
     });
     GW_RETURN_IF_ERROR(starter_->JoinAll(request));
+    if (starter_->version() < before.version)
+      return absl::DataLossError(absl::StrCat(
+          "the shards hold version ", starter_->version(), ", the checkpoint '", options_.resume_from,
+          "' is of version ", before.version,
+          ": these are not the servers it was trained with, or their disks lost what lies between. Join without the "
+          "checkpoint to start from what they hold"));
+    for (size_t s = 0; job_.durable() && s < before.server_epochs.size(); ++s)
+      if (links[s]->server_epoch() < before.server_epochs[s])
+        return links[s]->Annotate(absl::FailedPreconditionError(absl::StrCat(
+            "this server has epoch ", links[s]->server_epoch(), " and was replaced by one of epoch ",
+            before.server_epochs[s], ", which the checkpoint knows: stop this server, or name the other one")));
     return starter_->Run();
   }
 
@@ -232,7 +327,8 @@ class Session::Impl {
   const Job job_;
   const Layout layout_;
   const std::unique_ptr<kernels::Backend> backend_;
-  const uint64_t incarnation_;
+  PosixDisk disk_;  // of checkpoints
+  uint64_t incarnation_ = 0;
   std::vector<std::unique_ptr<Codec>> codecs_;
   std::vector<const Codec*> codec_pointers_;
   std::unique_ptr<client::Replica> replica_;
@@ -242,6 +338,7 @@ class Session::Impl {
   std::vector<std::unique_ptr<client::ShardLink>> links_;
   uint64_t start_version_ = 0;
   uint64_t start_bytes_ = 0;
+  bool resumed_ = false;
   bool left_ = false;
 };
 
@@ -291,6 +388,8 @@ absl::Status Session::Leave() { return impl_->Leave(); }
 SessionStats Session::stats() const { return impl_->Stats(); }
 uint64_t Session::version() const { return impl_->exchange().version(); }
 uint64_t Session::start_version() const { return impl_->start_version(); }
+bool Session::resumed() const { return impl_->resumed(); }
+absl::Status Session::Save(const std::string& path) const { return impl_->Save(path); }
 uint64_t Session::incarnation() const { return impl_->incarnation(); }
 const Job& Session::job() const { return impl_->job(); }
 const Layout& Session::layout() const { return impl_->layout(); }

@@ -8,6 +8,7 @@
 #include <cinttypes>
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,9 +28,9 @@ constexpr auto kJoinAgainFor = std::chrono::seconds(60);
 
 struct Options {
   std::vector<std::string> servers;
-  std::string job = "chaos", log, durability = "fsync";
+  std::string job = "chaos", log, durability = "fsync", checkpoint;
   uint32_t index = 0, workers = 4, lease_ms = 10'000, pause_ms = 0;
-  uint64_t rounds = 0;
+  uint64_t rounds = 0, checkpoint_every = 1;
   bool large = false;
 };
 
@@ -96,7 +97,8 @@ class Training {
         parameters_.back()[i] = Noise(HashCombine(parameters_.size(), i), 0.2f);
     }
     if (absl::Status joined = Join(); !joined.ok()) return joined;
-    absl::FPrintF(log_, "{\"start_version\": %d, \"ns\": %d}\n", session_->start_version(), Now());
+    absl::FPrintF(log_, "{\"start_version\": %d, \"resumed\": %s, \"ns\": %d}\n", session_->start_version(),
+                  session_->resumed() ? "true" : "false", Now());
     fflush(log_);
     while (session_->version() <= options_.rounds) {
       if (absl::Status stepped = Step(); !stepped.ok()) return stepped;
@@ -124,6 +126,7 @@ class Training {
       options.job = spec_;
       options.worker = absl::StrFormat("worker-%d", options_.index);
       for (auto& parameter : parameters_) options.memory.emplace_back(parameter);
+      if (std::filesystem::exists(options_.checkpoint)) options.resume_from = options_.checkpoint;
       options.round_timeout_ms = 120'000;
       options.start_timeout_ms = 30'000;
       auto session = Session::Join(std::move(options));
@@ -147,6 +150,8 @@ class Training {
     if (!status.ok()) return status;
     absl::FPrintF(log_, "{\"version\": %d, \"ns\": %d}\n", session_->version(), Now());
     fflush(log_);
+    if (!options_.checkpoint.empty() && session_->version() % options_.checkpoint_every == 0)
+      if (absl::Status saved = session_->Save(options_.checkpoint); !saved.ok()) return saved;
     std::this_thread::sleep_for(std::chrono::milliseconds(options_.pause_ms));
     return absl::OkStatus();
   }
@@ -168,6 +173,8 @@ int Main(int argc, char** argv) {
   app.add_option("--job", options.job);
   app.add_option("--log", options.log);
   app.add_option("--durability", options.durability);
+  app.add_option("--checkpoint", options.checkpoint, "written between rounds, and gone on from where it exists");
+  app.add_option("--checkpoint-every", options.checkpoint_every, "rounds");
   app.add_option("--index", options.index);
   app.add_option("--workers", options.workers);
   app.add_option("--lease-ms", options.lease_ms);

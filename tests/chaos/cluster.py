@@ -145,6 +145,15 @@ class Worker:
     def version(self) -> int:
         return max((e["version"] for e in self.events() if "version" in e), default=0)
 
+    def wait_until_joined(self, times: int) -> dict:
+        """How its session of that number began."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while len(starts := [e for e in self.events() if "start_version" in e]) < times:
+            assert self.process.running, f"worker {self.index} ended: {self._log.read_text()[-2000:]}"
+            assert time.monotonic() < deadline, f"worker {self.index} does not join"
+            time.sleep(0.005)
+        return starts[times - 1]
+
     def finish(self) -> dict:
         code = self.process.wait()
         assert code == 0, f"worker {self.index} ended with {code}: {self._log.read_text()[-2000:]}"
@@ -154,11 +163,12 @@ class Worker:
 class Cluster:
     """Two shards and four workers of one job."""
 
-    def __init__(self, folder: pathlib.Path, setup: Setup, durability: str = "fsync", worker_flags: Iterable[object] = (),
-                 server_flags: Iterable[object] = ()):
+    def __init__(self, folder: pathlib.Path, setup: Setup, durability: str = "fsync", checkpoints: bool = False,
+                 worker_flags: Iterable[object] = (), server_flags: Iterable[object] = ()):
         self.setup = setup
         self.servers = [Server(folder, f"shard-{s}", server_flags) for s in range(SHARDS)]
         self._folder = folder
+        self._checkpoints = checkpoints
         self._worker_flags = ["--workers", WORKERS, "--rounds", setup.rounds, "--pause-ms", setup.pause_ms,
                               "--durability", durability, *worker_flags]
         if setup.large:
@@ -186,9 +196,12 @@ class Cluster:
 
     def start_workers(self, failpoints: dict[int, str] | None = None, servers: str | None = None) -> None:
         flags = ["--servers", servers or self.addresses, *self._worker_flags]
-        self.workers = [Worker(self._folder, w, flags) for w in range(WORKERS)]
+        self.workers = [Worker(self._folder, w, [*flags, *self._checkpoint_flags(w)]) for w in range(WORKERS)]
         for worker in self.workers:
             worker.start((failpoints or {}).get(worker.index))
+
+    def _checkpoint_flags(self, worker: int) -> list[object]:
+        return ["--checkpoint", self._folder / f"worker-{worker}.checkpoint"] if self._checkpoints else []
 
     def wait_for_version(self, version: int) -> None:
         """Until every worker has it."""
@@ -212,6 +225,11 @@ class Cluster:
         known = max((version for at, version in events if at <= ns), default=0)
         later = [at for at, version in events if at > ns and version >= known + 2]
         return (later[0] - ns) * 1e-9 if later else float("nan")
+
+    def rounds_per_s(self, begin_ns: int, end_ns: int) -> float:
+        """Of the first worker, between the two times."""
+        ends = [e["ns"] for e in self.workers[0].events() if "version" in e and begin_ns <= e["ns"] <= end_ns]
+        return len(ends) / ((end_ns - begin_ns) * 1e-9)
 
     def finish(self) -> str:
         """The digest that all workers and, per shard, the servers agree on."""

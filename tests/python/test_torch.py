@@ -166,7 +166,7 @@ def test_closure_and_state_dict(addresses):
             last = optimizer.step(closure).item()
         assert last < first
         state = optimizer.state_dict()
-        assert state["gradwire"] == {"job": "closure", "version": 22}
+        assert state["gradwire"]["job"] == "closure" and state["gradwire"]["version"] == 22
         optimizer.param_groups[0]["lr"] = 0.5
         optimizer.load_state_dict(state)
         assert optimizer.param_groups[0]["lr"] == 1e-3
@@ -330,3 +330,69 @@ def test_state_round_trip(addresses, tmp_path):
         with pytest.raises(ValueError, match="not a state_dict"):
             second.load_state_dict(torch.optim.AdamW(model.parameters()).state_dict())
         assert second.param_groups[0]["weight_decay"] == 0.01
+
+
+def train(optimizer, model, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    return optimizer.digest()
+
+
+@pytest.mark.parametrize("codec", ["tagc:density=0.1", "dense:fp32"])  # pushing steps, and gradients to AdamW
+@pytest.mark.parametrize("kept", ["state_dict", "file"])
+def test_resumed_training_is_that_which_never_stopped(addresses, tmp_path, codec, kept):
+    model = make_model()
+    with ShardedOptimizer(model, servers=addresses(2), job="resumed", codec=codec, lr=1e-2) as optimizer:
+        undisturbed = train(optimizer, model, range(8))
+    servers = addresses(2)
+    model = make_model()
+    with ShardedOptimizer(model, servers=servers, job="resumed", codec=codec, lr=1e-2) as optimizer:
+        train(optimizer, model, range(5))
+        if kept == "file":
+            optimizer.save(tmp_path / "worker.checkpoint")
+        else:
+            torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    source = tmp_path / "worker.checkpoint" if kept == "file" else torch.load(tmp_path / "optimizer.pt")
+    model = make_model(seed=1)  # whatever it holds is overwritten
+    with ShardedOptimizer(model, servers=servers, job="resumed", codec=codec, lr=1e-2, resume_from=source) as optimizer:
+        assert optimizer.session.resumed and optimizer.session.version == 6
+        assert train(optimizer, model, range(5, 8)) == undisturbed
+        train(optimizer, model, range(8, 11))
+    with ShardedOptimizer(model, servers=servers, job="resumed", codec=codec, lr=1e-2,
+                          resume_from=tmp_path / "worker.checkpoint" if kept == "file" else None) as optimizer:
+        assert not optimizer.session.resumed and optimizer.session.version == 12  # the shards' parameters
+        train(optimizer, model, range(11, 12))
+
+
+def test_what_cannot_be_resumed_from_is_said(addresses, tmp_path):
+    model = make_model()
+    path = tmp_path / "worker.checkpoint"
+    servers = addresses(1)
+    with ShardedOptimizer(model, servers=servers, job="resumed", lr=1e-2) as optimizer:
+        train(optimizer, model, range(1))
+        optimizer.save(path)
+        loss_of(model, 1).backward()
+        with pytest.raises(gradwire.FailedPrecondition, match="round 2 is open"):
+            optimizer.save(path)
+        with pytest.warns(UserWarning, match="no checkpoint to resume from"):
+            state = optimizer.state_dict()
+        optimizer.step()
+
+    def resume(source, job="resumed", servers=servers, **more):
+        ShardedOptimizer(model, servers=servers, job=job, lr=1e-2, resume_from=source, **more)
+
+    with pytest.raises(ValueError, match="without a checkpoint"):
+        resume(state)
+    with pytest.raises(gradwire.NotFound, match="nothing.checkpoint"):
+        resume(tmp_path / "nothing.checkpoint")
+    with pytest.raises(gradwire.FailedPrecondition, match="'resumed'.*'other'"):
+        resume(path, job="other")
+    with pytest.raises(gradwire.FailedPrecondition, match="worker 'someone'|of 'someone'"):
+        resume(path, worker="someone")
+    with pytest.raises(gradwire.NotFound, match="does not exist"):
+        resume(path, servers=addresses(1))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(gradwire.DataLoss, match="damaged"):
+        resume(path)

@@ -54,6 +54,12 @@ struct SessionOptions {
   // A request to stop makes Join give up what it waits for (a call that is under way ends by rpc_timeout_ms), leave the
   // job and return Cancelled. Without effect once Join has returned.
   std::stop_token stop;
+  // A file of Session::Save, of the same job and worker: the session goes on where that one stood. Where the shards
+  // wait for the very round that came next (this worker's process ended and was started again, in time), it is as if
+  // nothing had happened: with the same gradients the frames have the same bytes, and shards know those they have
+  // merged. Where they went on without it, parameters come from the shards; residuals and the preconditioner's state
+  // are those of the file. Session::resumed tells which. `memory` is overwritten. Empty: a newcomer.
+  std::string resume_from;
   std::string backend = "auto";  // kernels::MakeBackend
 };
 
@@ -87,7 +93,9 @@ class Session {
  public:
   // Blocks until the parameters of the start version are in `memory`. Errors: InvalidArgument (options or job; says
   // which field), Unavailable (a server cannot be reached within connect_timeout_ms), FailedPrecondition (another
-  // spec or shard map), DeadlineExceeded (nobody initialises the parameters), Cancelled (options.stop).
+  // spec or shard map), DeadlineExceeded (nobody initialises the parameters), Cancelled (options.stop). With
+  // resume_from also NotFound (no such file, or a shard does not have the job), DataLoss (the file is damaged, or the
+  // shards are behind it: their disks lost versions), FailedPrecondition (it is of another job, worker or pull mode).
   static absl::StatusOr<std::unique_ptr<Session>> Join(SessionOptions options);
   ~Session();  // leaves
   Session(const Session&) = delete;
@@ -114,6 +122,11 @@ class Session {
   absl::Status Push(uint32_t bucket, std::span<const float* const> gradients);
   absl::Status Pull(uint32_t bucket);
 
+  // Writes what resume_from needs to the file `path`: parameters, moments, residuals, the preconditioner's state and
+  // who this worker is. Between two rounds. Replaced at once or not at all, synced to disk; takes as long as writing 2
+  // to 5 times the parameters. CHECKPOINT.md has the bytes. FailedPrecondition during a round; errors of the disk.
+  absl::Status Save(const std::string& path) const;
+
   // Ends the membership and closes the connections; later calls return Cancelled. Errors are those of the shards; the
   // session is over in any case.
   absl::Status Leave();
@@ -121,6 +134,7 @@ class Session {
   SessionStats stats() const;
   uint64_t version() const;        // of the parameters in memory
   uint64_t start_version() const;  // at which this session joined
+  bool resumed() const;            // it goes on exactly where the checkpoint stood
   uint64_t incarnation() const;
   const Job& job() const;
   const Layout& layout() const;

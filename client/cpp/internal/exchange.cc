@@ -269,6 +269,16 @@ uint64_t Exchange::version() const {
   return ledger_.round();
 }
 
+absl::StatusOr<std::vector<RoundPlan>> Exchange::Plans() const {
+  absl::MutexLock lock(&mu_);
+  GW_RETURN_IF_ERROR(failed_);
+  if (round_open_)
+    return absl::FailedPreconditionError(absl::StrCat("round ", ledger_.round(), " is open: call EndRound first"));
+  std::vector<RoundPlan> plans;
+  for (uint32_t slice = 0; slice < work_.slices(); ++slice) plans.push_back(work_.plan(slice));
+  return plans;
+}
+
 void Exchange::AddStats(SessionStats* stats) const {
   absl::MutexLock lock(&mu_);
   stats->steps = counters_.steps;

@@ -60,6 +60,8 @@ class Exchange final : public LinkEvents {
   void Stop(const absl::Status& reason);
 
   uint64_t version() const;
+  // Of the round that opens next, [bucket * shard_count + shard]. FailedPrecondition while a round is open.
+  absl::StatusOr<std::vector<RoundPlan>> Plans() const;
   void AddStats(SessionStats* stats) const;
 
   void OnAck(uint32_t shard, const v1::PushAck& ack) override;

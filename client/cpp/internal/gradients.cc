@@ -124,6 +124,18 @@ absl::Status GradientStore::Deferred(const BucketLayout& layout, const Codec& co
   return codec.Return(frame, &positions, residual);
 }
 
+GradientStore::Kept GradientStore::KeptOf(uint32_t tensor) const {
+  const State& state = tensors_[tensor];
+  return {state.pending, state.second_moment, state.steps};
+}
+
+GradientStore::Memory GradientStore::MemoryOf(uint32_t tensor, bool has_pending, uint64_t steps) {
+  State& state = tensors_[tensor];
+  if (has_pending && state.pending.empty()) state.pending.assign(job_->tensors()[tensor].elements, 0.0f);
+  state.steps = steps;
+  return {state.pending, state.second_moment};
+}
+
 void GradientStore::EndRound() {
   for (State& state : tensors_) {
     state.source = nullptr;

@@ -37,6 +37,19 @@ class GradientStore {
   // Merged, but the elements at `positions` could not be decoded by anyone.
   absl::Status Deferred(const BucketLayout& layout, const Codec& codec, const EncodedFrame& frame,
                         const std::vector<uint32_t>& positions);
+  // What a checkpoint keeps of a tensor between two rounds; empty where there is none.
+  struct Kept {
+    std::span<const float> pending;
+    std::span<const float> second_moment;
+    uint64_t steps = 0;
+  };
+  Kept KeptOf(uint32_t tensor) const;
+  // The memory that takes it again. `has_pending`: the checkpoint has something that waits to be sent.
+  struct Memory {
+    std::span<float> pending;
+    std::span<float> second_moment;
+  };
+  Memory MemoryOf(uint32_t tensor, bool has_pending, uint64_t steps);
   // The round is over: the caller's gradient memory is not referred to any more.
   void EndRound();
 

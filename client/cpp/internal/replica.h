@@ -33,6 +33,13 @@ class Replica {
   // The parameters of a slice in position order.
   std::vector<float> Gather(const BucketLayout& slice) const;
 
+  // Of a tensor, all its elements; a moment that this replica does not have is empty.
+  std::span<float> parameter(uint32_t tensor) const { return memory_[tensor]; }
+  std::span<float> first_moment(uint32_t tensor) { return first_moment_[tensor]; }
+  std::span<float> second_moment(uint32_t tensor) { return second_moment_[tensor]; }
+  std::span<const float> first_moment(uint32_t tensor) const { return first_moment_[tensor]; }
+  std::span<const float> second_moment(uint32_t tensor) const { return second_moment_[tensor]; }
+
   std::string Digest() const;
   std::string ShardDigest(uint32_t shard) const;
 

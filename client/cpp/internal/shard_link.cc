@@ -163,6 +163,9 @@ void ShardLink::SetEvents(LinkEvents* events) {
 absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
   GW_RETURN_IF_ERROR(DialAll());
   join_ = request;
+  join_.clear_resume();
+  join_.clear_resume_round();
+  join_.clear_known_epoch();
   return JoinWithin(request, options_.connect_timeout_ms);
 }
 
@@ -207,6 +210,11 @@ absl::StatusOr<std::string> ShardLink::AskToJoin(const std::string& request, abs
   GW_RETURN_IF_ERROR(ChooseServer(deadline));
   const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
   return channel()->Call("gradwire.v1.Worker/Join", request, std::clamp<int64_t>(left_ms, 1, options_.rpc_timeout_ms));
+}
+
+uint64_t ShardLink::server_epoch() {
+  absl::MutexLock lock(&mu_);
+  return server_epoch_;
 }
 
 absl::StatusOr<v1::JoinReply> ShardLink::JoinWithin(v1::JoinRequest request, int64_t timeout_ms) {

@@ -99,6 +99,8 @@ class ShardLink {
 
   uint64_t pushed_bytes() const { return pushed_bytes_.load(std::memory_order_relaxed); }
   uint64_t pulled_bytes() const { return pulled_bytes_.load(std::memory_order_relaxed); }
+  // Of the server, as its last reply to a join says.
+  uint64_t server_epoch();
   const std::string& address() const { return options_.address; }
   // `status` of a send is no loss: the streams are being replaced, and the receiver of events will be told.
   bool Mends(const absl::Status& status) const {

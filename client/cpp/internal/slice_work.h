@@ -48,6 +48,7 @@ class SliceWork {
 
   uint32_t slices() const { return static_cast<uint32_t>(states_.size()); }
   const BucketLayout& LayoutOf(uint32_t slice) const;
+  const RoundPlan& plan(uint32_t slice) const { return states_[slice].plan; }  // of the round that comes next
   // A worker that pulls parameters still reads the update frames of sparse codecs: they name what was deferred.
   bool NeedsUpdate(uint32_t slice) const;
   // Unspecified: it pulls none.

@@ -44,6 +44,8 @@ class Starter final : public LinkEvents {
   // Uploads or pulls. The worker that shard 0 chose uploads every shard: shard 0 first, the others once it has all of
   // its parameters, so no shard ever holds those of a worker that shard 0 may still replace.
   absl::StatusOr<StartState> Run();
+  // That JoinAll agreed on.
+  uint64_t version() const { return version_; }
   // Makes Run return Cancelled, now or when it is called.
   void Cancel();
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import socket
 import threading
@@ -54,9 +55,9 @@ def default_worker_name() -> str:
         return next(name for name in names if name not in _names_in_use)
 
 
-def _take_name() -> str:
+def _take_name(wanted: str | None = None) -> str:
     with _names_lock:
-        name = default_worker_name()
+        name = wanted or default_worker_name()
         _names_in_use.add(name)
         return name
 
@@ -131,6 +132,18 @@ class Session:
         return self._core.start_version
 
     @property
+    def resumed(self) -> bool:
+        """Whether this session goes on exactly where the checkpoint of `resume_from` stood."""
+        return self._core.resumed
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a checkpoint for `resume_from` of `join`: parameters, moments, residuals, who this worker is.
+
+        Between two rounds. The file at `path` is replaced at once or not at all, and synced to disk.
+        """
+        self._core.save(os.fspath(path))
+
+    @property
     def buckets(self) -> int:
         return self._core.buckets
 
@@ -155,15 +168,30 @@ class Session:
         return [float(lr)] if isinstance(lr, (int, float)) else [float(x) for x in lr]
 
 
+def _worker_of(checkpoint: str) -> str | None:
+    """Who wrote it; None for what is no checkpoint, which joining will say more about."""
+    try:
+        with open(checkpoint, "rb") as file:
+            header = file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000))
+        return str(json.loads(header)["__metadata__"]["worker"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], worker: str | None = None, *,
          pull: str = "update", connect_timeout: float = 20.0, start_timeout: float = 600.0, rpc_timeout: float = 10.0,
-         round_timeout: float = 600.0, backend: str = "auto") -> Session:
+         round_timeout: float = 600.0, backend: str = "auto",
+         resume_from: str | os.PathLike[str] | None = None) -> Session:
     """Joins a job and brings `parameters` to its current version, in place.
 
     servers: address of each shard, the same list on every worker. parameters: one float32 C-contiguous NumPy array or
     CPU tensor per tensor of the job (where the means are written, for pull="mean"); the session updates them in place.
     The first worker's values start the job. worker: unique in the job; by default made of host and process. Timeouts are
     in seconds, from 0.001 to 1e9. Ctrl-C is heard while this waits: the job is left again.
+
+    resume_from: a file of Session.save. Where the shards wait for the round that came next, this worker goes on with it,
+    and nothing is lost or counted twice; where they went on without it, it starts from their parameters with the residuals
+    of the file (see Session.resumed). The worker is then by default the one that wrote the file.
     """
     milliseconds = {f"{name}_ms": _milliseconds(name, value)
                     for name, value in (("connect_timeout", connect_timeout), ("start_timeout", start_timeout),
@@ -172,10 +200,11 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
     names = [t.name for t in job.tensors]
     memory = [as_array(p, f"the parameter {names[i] if i < len(names) else i!r}") for i, p in enumerate(parameters)]
     job_json = job.to_json()
-    name = worker or _take_name()
+    checkpoint = "" if resume_from is None else os.fspath(resume_from)
+    name = worker or _take_name(_worker_of(checkpoint) if checkpoint else None)
     try:
         core = _core.Session(servers=servers, job_json=job_json, worker=name, pull=pull, memory=memory,
-                             backend=backend, **milliseconds)
+                             backend=backend, resume_from=checkpoint, **milliseconds)
     except BaseException:
         if not worker:
             _free_name(name)

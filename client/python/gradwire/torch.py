@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import pathlib
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from ._errors import FailedPrecondition
+from ._errors import Cancelled, FailedPrecondition
 from ._job import Group, JobSpec, Rule, TensorSpec, sparse
 from ._session import Session, join
 
@@ -76,6 +79,21 @@ def _check(name: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"parameter {name!r} must be contiguous")
 
 
+@contextlib.contextmanager
+def _checkpoint_file(source: str | os.PathLike[str] | Mapping[str, Any] | None) -> Iterator[str | None]:
+    """The path of a checkpoint that is a file, or lies in a state_dict()."""
+    if not isinstance(source, Mapping):
+        yield None if source is None else os.fspath(source)
+        return
+    checkpoint = source.get("gradwire", {}).get("checkpoint")
+    if checkpoint is None:
+        raise ValueError("resume_from: this is no state_dict() of a ShardedOptimizer, or one without a checkpoint")
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "checkpoint"
+        path.write_bytes(checkpoint.numpy().tobytes())
+        yield str(path)
+
+
 class ShardedOptimizer(torch.optim.Optimizer):
     """A drop-in torch.optim.Optimizer: gradients are compressed and pushed while backward runs, step() applies the
     update that the shards merged from all workers.
@@ -101,11 +119,17 @@ class ShardedOptimizer(torch.optim.Optimizer):
     Only learning rates may change during a job. Any other changed hyper-parameter of a group makes the next step() raise
     gradwire.FailedPrecondition; nothing is ignored.
 
-    state_dict() holds the parameter groups (for torch.save) and which version of which job it was taken at.
+    state_dict() holds the parameter groups and a checkpoint of this worker (for torch.save): parameters, moments, residuals,
+    the preconditioner, and which version of which job they are of. save() writes the checkpoint alone to a file. Both are
+    taken between two steps, and are gone on from by making the optimizer with resume_from=, a state_dict() or a path. While
+    the shards wait for this worker's next step (it was taken after the last step, and this worker is back within its lease),
+    that is as if nothing had happened; else parameters come from the shards, residuals from the checkpoint:
+    session.resumed tells which. The training loop restores what is its own: its place in the data, schedulers, random
+    numbers.
+
     load_state_dict() restores the learning rates, and whatever schedulers keep in the groups; it raises ValueError for
-    the state of another optimizer and for other hyper-parameters than the job's. Parameters, the optimizer's moments and
-    residuals are not in it: they live on the shards and in this session. Loading it at another version, or in another
-    job, therefore warns: to go on from a checkpoint, load the model before you make the optimizer; moments begin anew.
+    the state of another optimizer and for other hyper-parameters than the job's. Loading the state of another version or
+    job warns: parameters and moments live on the shards and stay as they are.
     """
 
     def __init__(self, params: Any, *, servers: str | Sequence[str], job: str, worker: str | None = None,
@@ -116,7 +140,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  roles: dict[str, str] | None = None, nonfinite: str = "refuse", pull: str = "update",
                  accumulate: int = 1, overlap: bool = True, lease_ms: int = 10_000, bucket_bytes: int = 0,
                  run_elements: int = 0, seed: int = 0, connect_timeout: float = 20.0, start_timeout: float = 600.0,
-                 rpc_timeout: float = 10.0, round_timeout: float = 600.0, backend: str = "auto"):
+                 rpc_timeout: float = 10.0, round_timeout: float = 600.0, backend: str = "auto",
+                 resume_from: str | os.PathLike[str] | Mapping[str, Any] | None = None):
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate} must be at least 1")
         push = push or ("step" if sparse(codec) else "gradient")
@@ -154,10 +179,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._warned = False
         self._zeros: np.ndarray | None = None
         self._forget_round()
-        self.session: Session = join(servers, self.job, [p.detach() for p in self._params],
-                                     worker, pull=pull, connect_timeout=connect_timeout,
-                                     start_timeout=start_timeout, rpc_timeout=rpc_timeout,
-                                     round_timeout=round_timeout, backend=backend)
+        with _checkpoint_file(resume_from) as checkpoint:
+            self.session: Session = join(servers, self.job, [p.detach() for p in self._params],
+                                         worker, pull=pull, connect_timeout=connect_timeout,
+                                         start_timeout=start_timeout, rpc_timeout=rpc_timeout,
+                                         round_timeout=round_timeout, backend=backend, resume_from=checkpoint)
+        if isinstance(resume_from, Mapping):
+            self.load_state_dict(resume_from)
         self._addresses = [p.data_ptr() for p in self._params]
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._params)]
 
@@ -280,7 +308,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         state["gradwire"] = {"job": self.job.name, "version": self.session.version}
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "checkpoint"
+            try:
+                self.session.save(path)
+                state["gradwire"]["checkpoint"] = torch.from_numpy(np.fromfile(path, np.uint8))
+            except (Cancelled, FailedPrecondition) as error:
+                warnings.warn(f"this state has no checkpoint to resume from: {error}", stacklevel=2)
         return state
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a checkpoint of this worker for resume_from. Between two steps; replaced at once or not at all."""
+        self.session.save(path)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         taken = state_dict.get("gradwire")
@@ -294,7 +333,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             raise ValueError(f"in the state, {difference}. Make the optimizer with the values of the state, for a new job")
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "gradwire"})
         here = {"job": self.job.name, "version": self.session.version}
-        if taken != here:
+        if {key: taken[key] for key in here} != here:
             warnings.warn(f"this state is of version {taken['version']} of job {taken['job']!r}; this is version "
                           f"{here['version']} of job {here['job']!r}: learning rates are restored, parameters and moments "
                           "stay as they are", stacklevel=2)

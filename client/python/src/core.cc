@@ -77,7 +77,7 @@ class PySession {
  public:
   PySession(std::vector<std::string> servers, const std::string& job_json, std::string worker, const std::string& pull,
             std::vector<py::array> memory, int64_t connect_timeout_ms, int64_t start_timeout_ms, int64_t rpc_timeout_ms,
-            int64_t round_timeout_ms, std::string backend) {
+            int64_t round_timeout_ms, std::string backend, std::string resume_from) {
     SessionOptions options;
     options.servers = std::move(servers);
     options.job = ParseJob(job_json);
@@ -98,6 +98,7 @@ class PySession {
     options.round_timeout_ms = round_timeout_ms;
     round_timeout_ms_ = round_timeout_ms;
     options.backend = std::move(backend);
+    options.resume_from = std::move(resume_from);
     memory_ = std::move(memory);
     session_ = Join(std::move(options));
     gradients_.resize(session_->job().tensors().size());
@@ -156,6 +157,11 @@ class PySession {
     EndRound(-1);
   }
 
+  void Save(const std::string& path) {
+    CheckProcess();
+    Call([&] { return session_->Save(path); });
+  }
+
   void Leave() {
     CheckProcess();
     Call([&] { return session_->Leave(); });
@@ -186,6 +192,7 @@ class PySession {
   }
   uint64_t version() const { return session_->version(); }
   uint64_t start_version() const { return session_->start_version(); }
+  bool resumed() const { return session_->resumed(); }
   uint32_t buckets() const { return session_->layout().bucket_count(); }
 
  private:
@@ -259,19 +266,21 @@ PYBIND11_MODULE(_core, m) {
   m.def("guess_role", &gradwire::RoleName, py::arg("name"), py::arg("shape"));
   py::class_<PySession>(m, "Session")
       .def(py::init<std::vector<std::string>, const std::string&, std::string, const std::string&,
-                    std::vector<py::array>, int64_t, int64_t, int64_t, int64_t, std::string>(),
+                    std::vector<py::array>, int64_t, int64_t, int64_t, int64_t, std::string, std::string>(),
            py::arg("servers"), py::arg("job_json"), py::arg("worker"), py::arg("pull"), py::arg("memory"),
            py::arg("connect_timeout_ms"), py::arg("start_timeout_ms"), py::arg("rpc_timeout_ms"),
-           py::arg("round_timeout_ms"), py::arg("backend"))
+           py::arg("round_timeout_ms"), py::arg("backend"), py::arg("resume_from"))
       .def("begin_round", &PySession::BeginRound)
       .def("tensor_ready", &PySession::TensorReady)
       .def("end_round", &PySession::EndRound, py::arg("timeout_ms") = -1)
       .def("exchange", &PySession::Exchange)
+      .def("save", &PySession::Save)
       .def("leave", &PySession::Leave)
       .def("stats", &PySession::Stats)
       .def("digest", &PySession::Digest)
       .def("shard_digests", &PySession::ShardDigests)
       .def_property_readonly("version", &PySession::version)
       .def_property_readonly("start_version", &PySession::start_version)
+      .def_property_readonly("resumed", &PySession::resumed)
       .def_property_readonly("buckets", &PySession::buckets);
 }

@@ -1,0 +1,276 @@
+// See checkpoint.h.
+#include "client/cpp/internal/checkpoint.h"
+
+#include <array>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "common/base/failpoint.h"
+#include "common/base/little_endian.h"
+#include "common/base/sha256.h"
+#include "common/base/status_macros.h"
+#include "common/codec/plan_check.h"
+#include "common/storage/files.h"
+
+namespace gradwire::client {
+namespace {
+
+constexpr char kFormat[] = "gradwire.checkpoint";
+constexpr char kFormatVersion[] = "1";
+constexpr char kDigestKey[] = "sha256";
+constexpr char kSteps[] = "steps";
+constexpr char kParameter[] = "parameter";
+constexpr char kFirstMoment[] = "first_moment";
+constexpr char kSecondMoment[] = "second_moment";
+constexpr char kResidual[] = "residual";
+constexpr char kPreconditioner[] = "preconditioner";
+constexpr uint64_t kMaxFileBytes = 1ull << 42;
+
+using Metadata = std::map<std::string, std::string>;
+
+constexpr std::pair<PullMode, const char*> kPullModes[] = {{PullMode::kUpdate, "update"},
+                                                           {PullMode::kParams, "params"},
+                                                           {PullMode::kParamsBf16, "params_bf16"},
+                                                           {PullMode::kMean, "mean"}};
+
+std::string NameOf(PullMode pull) {
+  for (const auto& [mode, name] : kPullModes)
+    if (mode == pull) return name;
+  return "";
+}
+
+std::string Hex(uint64_t value) { return absl::StrFormat("%016x", value); }
+bool ParseHex(const std::string& text, uint64_t* value) { return absl::SimpleHexAtoi(text, value); }
+
+std::string PlanName(const char* part, uint32_t bucket, uint32_t shard) {
+  return absl::StrFormat("%s/%d/%d", part, bucket, shard);
+}
+
+template <typename T>
+std::span<const uint8_t> AsBytes(std::span<const T> values) {
+  return {reinterpret_cast<const uint8_t*>(values.data()), values.size_bytes()};
+}
+
+// Over the metadata without the digest itself, then every tensor's name and bytes, all in the order of their names.
+class ContentDigest {
+ public:
+  explicit ContentDigest(const Metadata& metadata) {
+    for (const auto& [key, value] : metadata)
+      if (key != kDigestKey) Add(absl::StrFormat("%s=%s\n", key, value));
+  }
+  void AddTensor(const std::string& name, std::span<const uint8_t> data) {
+    Add(absl::StrFormat("%s:%d\n", name, data.size()));
+    sha_.Update(data);
+  }
+  std::string Hex() { return sha_.Hex(); }
+
+ private:
+  void Add(const std::string& text) { sha_.Update(AsBytes(std::span<const char>(text))); }
+  Sha256 sha_;
+};
+
+// The tensors of a file and the memory that fills them; float32 first, so that they lie aligned.
+struct TensorList {
+  std::vector<TensorEntry> entries;
+  std::vector<std::span<const uint8_t>> data;
+
+  template <typename T>
+  void Add(std::string name, TensorType type, std::vector<uint64_t> shape, std::span<const T> values) {
+    entries.push_back({std::move(name), type, std::move(shape)});
+    data.push_back(AsBytes(values));
+  }
+  void AddFloats(const char* kind, const Tensor& tensor, std::span<const float> values) {
+    if (!values.empty()) Add(absl::StrFormat("%s/%s", kind, tensor.name), TensorType::kF32, tensor.shape, values);
+  }
+};
+
+absl::Status WriteFile(Disk& disk, const std::string& path, TensorList& tensors, const Metadata& metadata) {
+  const std::string temporary = path + ".tmp";
+  if (absl::Status gone = disk.Remove(temporary); !gone.ok() && !absl::IsNotFound(gone)) return gone;
+  GW_ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file, disk.Create(temporary));
+  const std::vector<uint8_t> header = MakeSafetensorsHeader(&tensors.entries, metadata);
+  std::vector<std::span<const uint8_t>> pieces = {header};
+  pieces.insert(pieces.end(), tensors.data.begin(), tensors.data.end());
+  GW_RETURN_IF_ERROR(file->Append(pieces));
+  GW_RETURN_IF_ERROR(file->Sync());
+  GW_FAILPOINT("checkpoint.before_rename");
+  GW_RETURN_IF_ERROR(disk.Rename(temporary, path));
+  GW_FAILPOINT("checkpoint.after_rename");
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return disk.SyncDirectory(".");
+  return disk.SyncDirectory(slash == 0 ? "/" : path.substr(0, slash));
+}
+
+}  // namespace
+
+absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job, const Layout& layout,
+                             const CheckpointIdentity& identity, const Replica& replica, const GradientStore& gradients,
+                             std::span<const RoundPlan> plans) {
+  TensorList tensors;
+  std::vector<uint32_t> steps;
+  for (uint32_t t = 0; t < job.tensors().size(); ++t) {
+    const Tensor& tensor = job.tensors()[t];
+    const GradientStore::Kept kept = gradients.KeptOf(t);
+    if (identity.pull != PullMode::kMean) tensors.AddFloats(kParameter, tensor, replica.parameter(t));
+    tensors.AddFloats(kFirstMoment, tensor, replica.first_moment(t));
+    tensors.AddFloats(kSecondMoment, tensor, replica.second_moment(t));
+    tensors.AddFloats(kResidual, tensor, kept.pending);
+    tensors.AddFloats(kPreconditioner, tensor, kept.second_moment);
+    steps.push_back(static_cast<uint32_t>(kept.steps));
+    steps.push_back(static_cast<uint32_t>(kept.steps >> 32));
+  }
+  tensors.Add(kSteps, TensorType::kU32, {job.tensors().size(), 2}, std::span<const uint32_t>(steps));
+  std::vector<std::array<uint32_t, 2>> geometries;
+  geometries.reserve(plans.size());
+  for (const RoundPlan& plan : plans) geometries.push_back({plan.sketch_groups, plan.cells_per_group});
+  for (uint32_t i = 0; i < plans.size(); ++i)
+    tensors.Add(PlanName("geometry", i / layout.shard_count(), i % layout.shard_count()), TensorType::kU32, {2},
+                std::span<const uint32_t>(geometries[i]));
+  for (uint32_t i = 0; i < plans.size(); ++i)
+    tensors.Add(PlanName("exponents", i / layout.shard_count(), i % layout.shard_count()), TensorType::kI8,
+                {plans[i].exponents.size()}, std::span<const int8_t>(plans[i].exponents));
+  std::vector<std::string> epochs;
+  for (uint64_t epoch : identity.server_epochs) epochs.push_back(Hex(epoch));
+  Metadata metadata = {{"format", kFormat},
+                       {"format_version", kFormatVersion},
+                       {"job", job.spec().name()},
+                       {"job_digest", Hex(job.digest())},
+                       {"layout_digest", Hex(layout.digest())},
+                       {"worker", identity.worker},
+                       {"incarnation", Hex(identity.incarnation)},
+                       {"version", Hex(identity.version)},
+                       {"pull", NameOf(identity.pull)},
+                       {"server_epochs", absl::StrJoin(epochs, ",")}};
+  std::map<std::string, std::span<const uint8_t>> by_name;
+  for (size_t i = 0; i < tensors.entries.size(); ++i) by_name[tensors.entries[i].name] = tensors.data[i];
+  ContentDigest digest(metadata);
+  for (const auto& [name, data] : by_name) digest.AddTensor(name, data);
+  metadata[kDigestKey] = digest.Hex();
+  return WriteFile(disk, path, tensors, metadata);
+}
+
+absl::StatusOr<CheckpointFile> CheckpointFile::Read(Disk& disk, const std::string& path, const Job& job,
+                                                    const Layout& layout, const std::string& worker, PullMode pull) {
+  CheckpointFile file(path, &job);
+  GW_ASSIGN_OR_RETURN(file.bytes_, ReadWholeFile(disk, path, kMaxFileBytes));
+  absl::StatusOr<SafetensorsHeader> header = ParseSafetensorsHeader(file.bytes_, file.bytes_.size());
+  if (!header.ok()) return file.Damaged(std::string(header.status().message()));
+  file.header_ = *std::move(header);
+  if (file.Metadata("format") != kFormat || file.Metadata("format_version") != kFormatVersion)
+    return absl::InvalidArgumentError(
+        absl::StrFormat("'%s' is no checkpoint of format version %s: it says format '%s', version '%s'", path,
+                        kFormatVersion, file.Metadata("format"), file.Metadata("format_version")));
+  GW_RETURN_IF_ERROR(file.CheckDigest());
+  GW_RETURN_IF_ERROR(file.ParseIdentity());
+  GW_RETURN_IF_ERROR(file.CheckSame(layout, worker, pull));
+  GW_RETURN_IF_ERROR(file.ParsePlans(layout));
+  return file;
+}
+
+absl::Status CheckpointFile::Damaged(const std::string& what) const {
+  return absl::DataLossError(absl::StrFormat(
+      "checkpoint '%s' is damaged: %s; join without it to start from what the shards hold", path_, what));
+}
+
+std::string CheckpointFile::Metadata(const std::string& key) const {
+  const auto it = header_.metadata.find(key);
+  return it == header_.metadata.end() ? "" : it->second;
+}
+
+absl::Status CheckpointFile::CheckDigest() const {
+  ContentDigest digest(header_.metadata);
+  for (const auto& [name, entry] : header_.entries)
+    digest.AddTensor(name, std::span(bytes_).subspan(header_.data_begin + entry.begin, entry.bytes));
+  if (const std::string found = digest.Hex(); found != Metadata(kDigestKey))
+    return Damaged(absl::StrFormat("its SHA-256 is %s, it says '%s'", found, Metadata(kDigestKey)));
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointFile::ParseIdentity() {
+  identity_.worker = Metadata("worker");
+  bool good =
+      ParseHex(Metadata("incarnation"), &identity_.incarnation) && ParseHex(Metadata("version"), &identity_.version);
+  for (const auto& [mode, name] : kPullModes)
+    if (Metadata("pull") == name) identity_.pull = mode;
+  const std::vector<std::string> epochs = absl::StrSplit(Metadata("server_epochs"), ',');
+  for (const std::string& epoch : epochs) {
+    identity_.server_epochs.push_back(0);
+    good = good && ParseHex(epoch, &identity_.server_epochs.back());
+  }
+  return good ? absl::OkStatus() : Damaged("its metadata");
+}
+
+absl::Status CheckpointFile::CheckSame(const Layout& layout, const std::string& worker, PullMode pull) const {
+  const auto differs = [this](const std::string& what, const std::string& found, const std::string& wanted) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "checkpoint '%s' is of %s '%s', this session is of '%s': give it the same, or join without the checkpoint",
+        path_, what, found, wanted));
+  };
+  if (identity_.worker != worker) return differs("worker", identity_.worker, worker);
+  if (Metadata("job") != job_->spec().name()) return differs("job", Metadata("job"), job_->spec().name());
+  if (Metadata("job_digest") != Hex(job_->digest()))
+    return differs("a job with the spec", Metadata("job_digest"), Hex(job_->digest()));
+  if (Metadata("layout_digest") != Hex(layout.digest()) || identity_.server_epochs.size() != layout.shard_count())
+    return differs("shard map", Metadata("layout_digest"), Hex(layout.digest()));
+  if (identity_.pull != pull) return differs("pull mode", NameOf(identity_.pull), NameOf(pull));
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointFile::ParsePlans(const Layout& layout) {
+  for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
+    for (uint32_t s = 0; s < layout.shard_count(); ++s) {
+      const auto exponents = header_.entries.find(PlanName("exponents", b, s));
+      const uint64_t count = exponents == header_.entries.end() ? 0 : exponents->second.bytes;
+      GW_ASSIGN_OR_RETURN(const auto values, Find(PlanName("exponents", b, s), TensorType::kI8, count));
+      GW_ASSIGN_OR_RETURN(const auto geometry, Find(PlanName("geometry", b, s), TensorType::kU32, 8));
+      RoundPlan plan;
+      plan.exponents.assign(values.begin(), values.end());
+      plan.sketch_groups = Load<uint32_t>(geometry.data());
+      plan.cells_per_group = Load<uint32_t>(geometry.data() + 4);
+      GW_RETURN_IF_ERROR(CheckPlan(*job_, layout.at(b, s), plan));
+      plans_.push_back(std::move(plan));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::span<const uint8_t>> CheckpointFile::Find(const std::string& name, TensorType type,
+                                                              uint64_t bytes) const {
+  const auto it = header_.entries.find(name);
+  if (it == header_.entries.end() || it->second.type != type || it->second.bytes != bytes)
+    return Damaged(absl::StrFormat("no tensor '%s' of %d bytes", name, bytes));
+  return std::span(bytes_).subspan(header_.data_begin + it->second.begin, bytes);
+}
+
+bool CheckpointFile::Has(const std::string& kind, uint32_t tensor) const {
+  return header_.entries.contains(absl::StrFormat("%s/%s", kind, job_->tensors()[tensor].name));
+}
+
+absl::Status CheckpointFile::Fill(const std::string& kind, uint32_t tensor, std::span<float> values) const {
+  if (values.empty()) return absl::OkStatus();
+  GW_ASSIGN_OR_RETURN(const auto bytes, Find(absl::StrFormat("%s/%s", kind, job_->tensors()[tensor].name),
+                                             TensorType::kF32, values.size_bytes()));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointFile::Restore(Replica* replica, GradientStore* gradients) const {
+  GW_ASSIGN_OR_RETURN(const auto steps, Find(kSteps, TensorType::kU32, job_->tensors().size() * 8));
+  for (uint32_t t = 0; t < job_->tensors().size(); ++t) {
+    if (identity_.pull != PullMode::kMean) GW_RETURN_IF_ERROR(Fill(kParameter, t, replica->parameter(t)));
+    GW_RETURN_IF_ERROR(Fill(kFirstMoment, t, replica->first_moment(t)));
+    GW_RETURN_IF_ERROR(Fill(kSecondMoment, t, replica->second_moment(t)));
+    const GradientStore::Memory memory = gradients->MemoryOf(t, Has(kResidual, t), Load<uint64_t>(&steps[8 * t]));
+    GW_RETURN_IF_ERROR(Fill(kResidual, t, memory.pending));
+    GW_RETURN_IF_ERROR(Fill(kPreconditioner, t, memory.second_moment));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace gradwire::client

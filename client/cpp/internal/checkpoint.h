@@ -1,0 +1,74 @@
+// What one worker of a job keeps beside the job itself, as a file: written between two rounds, so that a process that
+// is started anew goes on as if it had never ended. The bytes: proto/CHECKPOINT.md.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/cpp/gradwire/session.h"
+#include "client/cpp/internal/gradients.h"
+#include "client/cpp/internal/replica.h"
+#include "common/codec/codec.h"
+#include "common/job/job.h"
+#include "common/job/layout.h"
+#include "common/snapshot/safetensors.h"
+#include "common/storage/disk.h"
+
+namespace gradwire::client {
+
+// Who wrote it, and where it stood.
+struct CheckpointIdentity {
+  std::string worker;
+  uint64_t incarnation = 0;
+  uint64_t version = 0;  // of the replica: the round that comes next
+  PullMode pull = PullMode::kUpdate;
+  std::vector<uint64_t> server_epochs;  // of the shards that the worker spoke to
+};
+
+// Writes beside, syncs, renames: at `path` there is always a whole checkpoint, this one or the one before. `plans`: of
+// the version, [bucket * shard_count + shard]. Errors are those of the disk.
+absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job, const Layout& layout,
+                             const CheckpointIdentity& identity, const Replica& replica, const GradientStore& gradients,
+                             std::span<const RoundPlan> plans);
+
+// A checkpoint in memory: checked as a whole, and against the job. Borrows the job.
+class CheckpointFile {
+ public:
+  // Errors: NotFound; InvalidArgument (no checkpoint, or of another format version); DataLoss (damaged);
+  // FailedPrecondition (of another job, shard map, worker or pull mode: says which).
+  static absl::StatusOr<CheckpointFile> Read(Disk& disk, const std::string& path, const Job& job, const Layout& layout,
+                                             const std::string& worker, PullMode pull);
+
+  const CheckpointIdentity& identity() const { return identity_; }
+  const std::vector<RoundPlan>& plans() const { return plans_; }
+  // Parameters and moments into the replica; residuals and the preconditioner's state into the gradients. DataLoss
+  // where something is missing.
+  absl::Status Restore(Replica* replica, GradientStore* gradients) const;
+
+ private:
+  CheckpointFile(std::string path, const Job* job) : path_(std::move(path)), job_(job) {}
+  absl::Status ParseIdentity();
+  absl::Status CheckDigest() const;
+  absl::Status CheckSame(const Layout& layout, const std::string& worker, PullMode pull) const;
+  absl::Status ParsePlans(const Layout& layout);
+  absl::Status Damaged(const std::string& what) const;
+  std::string Metadata(const std::string& key) const;
+  // The tensor `name`; InvalidArgument where there is none of this type and size.
+  absl::StatusOr<std::span<const uint8_t>> Find(const std::string& name, TensorType type, uint64_t bytes) const;
+  // Fills `values` from "KIND/NAME OF THE TENSOR".
+  absl::Status Fill(const std::string& kind, uint32_t tensor, std::span<float> values) const;
+  bool Has(const std::string& kind, uint32_t tensor) const;
+
+  std::string path_;
+  const Job* job_;
+  std::vector<uint8_t> bytes_;
+  SafetensorsHeader header_;
+  CheckpointIdentity identity_;
+  std::vector<RoundPlan> plans_;
+};
+
+}  // namespace gradwire::client
