@@ -2,6 +2,7 @@
 #include "client/cpp/internal/start.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -31,6 +32,8 @@ struct Starter::State {
   };
   absl::Mutex mu;
   std::vector<Shard> shards ABSL_GUARDED_BY(mu);
+  bool compared = false;  // this worker's values with those of shard 0
+  bool same_as_first = false;
   absl::Status failed ABSL_GUARDED_BY(mu);
 };
 
@@ -112,12 +115,31 @@ absl::Status Starter::Upload(uint32_t shard) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<bool> Starter::HasValuesOfFirst() {
+  std::vector<std::vector<Bytes>> answers;
+  {
+    absl::MutexLock lock(&state_->mu);
+    answers = state_->shards[0].answers;  // shares their memory
+  }
+  for (uint32_t b = 0; b < context_.layout->bucket_count(); ++b) {
+    const BucketLayout& slice = context_.layout->at(b, 0);
+    const std::vector<float> own = context_.replica->Gather(slice);
+    std::vector<float> theirs(slice.elements);
+    ParameterTargets targets;
+    targets.parameter = theirs.data();
+    GW_RETURN_IF_ERROR(DecodeParameters(answers[b], *context_.job, slice, version_, targets).status());
+    if (!own.empty() && std::memcmp(own.data(), theirs.data(), own.size() * sizeof(float)) != 0) return false;
+  }
+  return true;
+}
+
 absl::Status Starter::WaitForAll() {
   const absl::Time deadline = absl::Now() + absl::Milliseconds(context_.timeout_ms);
   const uint32_t buckets = context_.layout->bucket_count();
   for (;;) {
     std::vector<uint32_t> upload;
     std::vector<uint32_t> pull;
+    bool compare = false;
     {
       absl::MutexLock lock(&state_->mu);
       const auto complete = [&](const State::Shard& s) {
@@ -128,13 +150,19 @@ absl::Status Starter::WaitForAll() {
       };
       const auto may_upload = [&](const State::Shard& s) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) {
         const State::Shard& first = state_->shards[0];
-        return s.must_initialize && !s.uploading && (&s == &first || version_ > 0 || first.acked == buckets);
+        const bool first_is_ours = first.acked == buckets || state_->same_as_first;
+        return s.must_initialize && !s.uploading && (&s == &first || version_ > 0 || first_is_ours);
+      };
+      const auto may_compare = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) {
+        const State::Shard& first = state_->shards[0];
+        return !state_->compared && version_ == 0 && context_.job->keeps_parameters() && first.pulling &&
+               first.answered == buckets && !all();
       };
       const auto event = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) {
         if (!state_->failed.ok()) return true;
         for (const State::Shard& s : state_->shards)
           if (may_upload(s) || (s.refused && !s.pulling)) return true;
-        return all();
+        return all() || may_compare();
       };
       if (!state_->mu.AwaitWithDeadline(absl::Condition(&event), deadline))
         return absl::DeadlineExceededError(
@@ -154,6 +182,14 @@ absl::Status Starter::WaitForAll() {
         }
       }
       if (upload.empty() && pull.empty() && all()) return absl::OkStatus();
+      compare = may_compare();
+      state_->compared = state_->compared || compare;
+    }
+    if (compare) {
+      GW_ASSIGN_OR_RETURN(const bool same, HasValuesOfFirst());
+      if (same) AllowInitialize();
+      absl::MutexLock lock(&state_->mu);
+      state_->same_as_first = same;
     }
     for (uint32_t s : upload) GW_RETURN_IF_ERROR(Upload(s));
     for (uint32_t s : pull) GW_RETURN_IF_ERROR(RequestPull(s));

@@ -42,7 +42,8 @@ class Starter final : public LinkEvents {
   // from the latest start version on (JoinRequest.start_version), so one round number holds everywhere.
   absl::Status JoinAll(const v1::JoinRequest& request);
   // Uploads or pulls. The worker that shard 0 chose uploads every shard: shard 0 first, the others once it has all of
-  // its parameters, so no shard ever holds those of a worker that shard 0 may still replace.
+  // its parameters, so no shard ever holds those of a worker that shard 0 may still replace. Where that worker or a
+  // shard is lost in between, a worker whose own values are those of shard 0 uploads what is missing.
   absl::StatusOr<StartState> Run();
   // That JoinAll agreed on.
   uint64_t version() const { return version_; }
@@ -60,6 +61,8 @@ class Starter final : public LinkEvents {
   absl::Status Upload(uint32_t shard);
   absl::Status RequestPull(uint32_t shard);
   absl::Status WaitForAll();
+  // Shard 0 was pulled: are its parameters those that this worker came with?
+  absl::StatusOr<bool> HasValuesOfFirst();
   absl::StatusOr<StartState> Finish();
 
   const StartContext context_;

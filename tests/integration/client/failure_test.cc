@@ -100,6 +100,36 @@ TEST(Start, InitialParametersAreThoseOfOneWorkerOnEveryShard) {
   EXPECT_EQ(a.session().ShardDigests(), b.session().ShardDigests());
 }
 
+// A shard that was lost before round 0 has no parameters when it is back; shard 0 has those of the worker it chose.
+TEST(LostShard, GetsItsInitialParametersFromAWorkerWithTheValuesOfShard0) {
+  Cluster cluster(2, "grpc");
+  v1::JobSpec spec = MakeSpec("again", "dense:values=fp32", v1::OPTIMIZER_ADAMW, 2);
+  {
+    Worker chosen(spec, 0);
+    ASSERT_TRUE(chosen.Join(cluster.addresses()).ok());
+    cluster.Kill(1);
+  }
+  cluster.Restart(1);
+  Worker other(spec, 1);
+  for (auto& tensor : other.parameters()) tensor[0] += 1.0f;
+  SessionOptions options = other.Options(cluster.addresses());
+  options.start_timeout_ms = 1000;
+  const auto refused = Session::Join(std::move(options));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(refused.status())) << refused.status();
+  std::vector<std::string> digests(2);
+  InParallel(2, [&](int w) {
+    Worker worker(spec, w);
+    if (w == 1) worker.parameters() = other.parameters();
+    const absl::Status joined = worker.Join(cluster.addresses());
+    ASSERT_TRUE(joined.ok()) << joined;
+    worker.Fill(0);
+    const absl::Status stepped = worker.Step(0.01f);
+    ASSERT_TRUE(stepped.ok()) << stepped;
+    digests[w] = worker.session().Digest();
+  });
+  EXPECT_EQ(digests[0], digests[1]);
+}
+
 TEST(LostShard, IsNamedAndTheSessionStaysFailed) {
   for (const auto& [scheme, small] : {std::pair("inproc", false), {"grpc", false}, {"grpc", true}}) {
     Cluster cluster(2, scheme);
