@@ -30,6 +30,7 @@ struct Options {
   std::vector<std::string> servers;
   std::string job = "chaos", log, durability = "fsync", checkpoint;
   uint32_t index = 0, workers = 4, lease_ms = 10'000, pause_ms = 0;
+  uint32_t quorum = 0;
   uint64_t rounds = 0, checkpoint_every = 1;
   bool large = false;
 };
@@ -65,6 +66,7 @@ v1::JobSpec SpecOf(const Options& options) {
   spec.set_bucket_bytes(options.large ? 4 << 20 : 16 << 10);
   spec.set_run_elements(256);
   spec.set_lease_ms(options.lease_ms);
+  spec.mutable_rounds()->set_quorum(options.quorum);
   v1::DurabilitySpec& durability = *spec.mutable_durability();
   durability.set_interval_ms(20);
   durability.set_level(options.durability == "fsync"      ? v1::DURABILITY_FSYNC
@@ -179,6 +181,7 @@ int Main(int argc, char** argv) {
   app.add_option("--workers", options.workers);
   app.add_option("--lease-ms", options.lease_ms);
   app.add_option("--pause-ms", options.pause_ms);
+  app.add_option("--quorum", options.quorum);
   app.add_option("--rounds", options.rounds, "train to version rounds + 1 (round 0 calibrates)");
   app.add_flag("--large", options.large);
   CLI11_PARSE(app, argc, argv);

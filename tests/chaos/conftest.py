@@ -55,10 +55,11 @@ def pytest_configure(config) -> None:
 def pytest_terminal_summary(terminalreporter) -> None:
     if not _rows:
         return
-    lines = [[name for name, _ in _COLUMNS]]
+    columns = [(name, form) for name, form in _COLUMNS if any(name in row for row in _rows)]
+    lines = [[name for name, _ in columns]]
     for row in _rows:
-        lines.append([form.format(row[name]) if name in row else "-" for name, form in _COLUMNS])
-    widths = [max(len(line[c]) for line in lines) for c in range(len(_COLUMNS))]
+        lines.append([form.format(row[name]) if name in row else "-" for name, form in columns])
+    widths = [max(len(line[c]) for line in lines) for c in range(len(columns))]
     text = "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
     results = cluster.ROOT / "build/tests"
     results.mkdir(parents=True, exist_ok=True)
