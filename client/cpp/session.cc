@@ -24,6 +24,8 @@
 namespace gradwire {
 namespace {
 
+// A shard of a job in memory is gone if it does not answer at once; a connection that was cut is made again.
+constexpr int64_t kBriefReconnectMs = 1000;
 constexpr int64_t kMaxSpinUs = 10'000;
 constexpr int64_t kMaxTimeoutMs = 1'000'000'000'000;  // 31 years; a time that far ahead is still a time
 
@@ -227,7 +229,8 @@ class Session::Impl {
       link.identity = identity;
       link.connect_timeout_ms = options_.connect_timeout_ms;
       link.rpc_timeout_ms = options_.rpc_timeout_ms;
-      if (job_.durable()) link.reconnect_timeout_ms = options_.reconnect_timeout_ms;
+      link.durable = job_.durable();
+      link.reconnect_timeout_ms = link.durable ? options_.reconnect_timeout_ms : kBriefReconnectMs;
       link.sanitized_elements = [this] { return gradients_->sanitized_elements(); };
       links_.push_back(std::make_unique<client::ShardLink>(std::move(link)));
       links.push_back(links_.back().get());

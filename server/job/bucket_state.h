@@ -38,7 +38,9 @@ struct Delivery {
   uint32_t bucket = 0;
   absl::Status status;  // not OK: sent instead of chunks
   SharedChunks chunks;
-  v1::PushOutcome outcome = v1::PUSH_OUTCOME_UNSPECIFIED;  // else acknowledges the frame that it was asked for with
+  // Else acknowledges the frame that it was asked for with.
+  v1::PushOutcome outcome = v1::PUSH_OUTCOME_UNSPECIFIED;
+  uint64_t open_round = 0;  // as in PushAck
 };
 
 struct RetainedUpdate {

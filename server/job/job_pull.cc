@@ -38,7 +38,10 @@ std::string ControlOf(const Delivery& delivery, bool first, bool last) {
     v1::PushAck ack;
     fill(ack);
     ack.set_round(delivery.to.version - 1);
-    if (first) ack.set_outcome(delivery.outcome);
+    if (first) {
+      ack.set_outcome(delivery.outcome);
+      ack.set_open_round(delivery.open_round);
+    }
     return ack.SerializeAsString();
   }
   v1::PullMessage message;
@@ -94,6 +97,7 @@ absl::Status JobShard::Acknowledge(MemberId member, const v1::PushAck& ack, std:
     return absl::OkStatus();
   }
   ready.front().outcome = ack.outcome();
+  ready.front().open_round = ack.open_round();
   Deliver(ready);
   return absl::OkStatus();
 }

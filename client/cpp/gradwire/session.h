@@ -66,6 +66,7 @@ struct SessionOptions {
 // Totals since Join.
 struct SessionStats {
   uint64_t steps = 0;                // rounds that ended, the calibration round not counted
+  uint64_t skipped_rounds = 0;       // that went on without this worker, while it was late or away
   uint64_t pushed_bytes = 0;         // chunks handed to the transport, headers counted
   uint64_t pulled_bytes = 0;         // chunks received from the transport, headers counted
   uint64_t start_bytes = 0;          // of these, before the first round: initial parameters
@@ -85,6 +86,10 @@ struct SessionStats {
 // Errors are absl statuses. When a shard is lost (Unavailable, naming its address) or refuses this worker for good,
 // the session has failed: every later call returns the same status at once. Join again to go on; the new session
 // starts from the parameters that the shards hold.
+//
+// A worker that was late (a job with a quorum does not wait) or away (stopped beyond its lease, or cut off) catches up:
+// EndRound loads the parameters of the round that the others are at, version() jumps, residuals stay. What was not
+// merged travels later. proto/ROUNDS.md is the contract.
 //
 // A shard of a durable job (JobSpec.durability) may break off and be restarted: the session connects again, sends the
 // very bytes of the frames whose round is not over there, and goes on; EndRound takes longer. DataLoss: that shard's

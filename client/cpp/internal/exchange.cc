@@ -212,6 +212,7 @@ absl::Status Exchange::End(int64_t timeout_ms) {
   const absl::Time deadline = DeadlineOf(timeout_ms);
   const TimeNs begin = clock_.Now();
   for (;;) {
+    bool behind = false;
     {
       absl::MutexLock lock(&mu_);
       GW_RETURN_IF_ERROR(failed_);
@@ -224,15 +225,27 @@ absl::Status Exchange::End(int64_t timeout_ms) {
         counters_.wait_ns += clock_.Now() - begin;
         return waited;
       }
-      if (ledger_.round() > 0) {
-        ledger_.Close();
-        round_open_ = false;
-        ++counters_.steps;
-        counters_.wait_ns += clock_.Now() - begin;
-        counters_.sanitized = context_.slices.gradients->sanitized_elements();
-        context_.slices.gradients->EndRound();
-        return round_error_;
+      const bool means = context_.slices.pull == PullMode::kMean;
+      behind = means ? ledger_.AnyGone() : ledger_.Behind();
+      if (behind && means) {
+        FailLocked(absl::FailedPreconditionError(absl::StrCat(
+            "this worker was away for so long that means which the others have are no longer kept (round ",
+            ledger_.round(), "); a job whose optimizer is none has no parameters to go on from: join again")));
+        return failed_;
       }
+      if (!behind && ledger_.round() > 0) {
+        ledger_.Close();
+        return FinishStep(begin);
+      }
+    }
+    if (behind) {
+      const absl::Status caught = CatchUp(deadline);
+      absl::MutexLock lock(&mu_);
+      if (!caught.ok()) {
+        counters_.wait_ns += clock_.Now() - begin;
+        return caught;
+      }
+      return FinishStep(begin);
     }
     absl::Status again = StartAgain();
     if (!again.ok()) {
@@ -240,6 +253,15 @@ absl::Status Exchange::End(int64_t timeout_ms) {
       return again;
     }
   }
+}
+
+absl::Status Exchange::FinishStep(TimeNs begin) {
+  round_open_ = false;
+  ++counters_.steps;
+  counters_.wait_ns += clock_.Now() - begin;
+  counters_.sanitized = context_.slices.gradients->sanitized_elements();
+  context_.slices.gradients->EndRound();
+  return round_error_;
 }
 
 absl::Status Exchange::AwaitBucket(uint32_t bucket, bool (RoundLedger::*done)(uint32_t) const, int64_t timeout_ms) {
@@ -282,6 +304,7 @@ absl::StatusOr<std::vector<RoundPlan>> Exchange::Plans() const {
 void Exchange::AddStats(SessionStats* stats) const {
   absl::MutexLock lock(&mu_);
   stats->steps = counters_.steps;
+  stats->skipped_rounds = counters_.skipped;
   stats->selected_elements = counters_.selected;
   stats->deferred_elements = counters_.deferred;
   stats->sanitized_elements = counters_.sanitized;
@@ -323,6 +346,7 @@ void Exchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
   const RoundLedger::AckEffect effect =
       ledger_.Acked({ack.round(), ack.bucket() * shards_ + shard}, ack.outcome(), &actions);
   if (effect == RoundLedger::AckEffect::kNotIncluded) ++counters_.not_included;
+  ledger_.Heard(ack.open_round());
   if (effect == RoundLedger::AckEffect::kRefused || effect == RoundLedger::AckEffect::kLost) {
     const absl::Status refused = context_.links[shard]->Annotate(
         absl::Status(static_cast<absl::StatusCode>(ack.code()), std::string(ack.message())));
@@ -338,9 +362,17 @@ void Exchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
 void Exchange::OnAnswer(uint32_t shard, PullAnswer answer) {
   absl::MutexLock lock(&mu_);
   if (answer.version <= ledger_.round()) return;  // asked for again after a break, and settled by the first answer
-  if (!answer.status.ok()) return FailLocked(answer.status);
+  if (catching_) return NoteCaught(shard, std::move(answer));
+  const bool gone = absl::IsOutOfRange(answer.status);
+  if (!answer.status.ok() && !gone) return FailLocked(answer.status);
   RoundLedger::Actions actions;
   const Entry entry{answer.version - 1, answer.bucket * shards_ + shard};
+  if (gone && answer.bucket < buckets_) {
+    if (ledger_.Gone(entry, answer.kind, &actions) != RoundLedger::AnswerEffect::kTaken) return;
+    SliceBytes& bytes = bytes_[entry.slice];
+    (answer.kind == v1::PULL_UPDATE ? bytes.update_gone : bytes.parameters_gone) = true;
+    return Run(actions);
+  }
   switch (answer.bucket < buckets_ ? ledger_.Answered(entry, answer.kind, &actions)
                                    : RoundLedger::AnswerEffect::kUnexpected) {
     case RoundLedger::AnswerEffect::kTaken: {
@@ -363,9 +395,11 @@ std::optional<uint64_t> Exchange::ResumeRound(uint32_t shard) {
   return ledger_.round();
 }
 
-void Exchange::OnResumed(uint32_t shard) {
+void Exchange::OnResumed(uint32_t shard, bool behind) {
   {
     absl::MutexLock lock(&mu_);
+    ++resumed_;
+    if (behind) ledger_.Dropped();
     tasks_.push_back({Task::Kind::kResend, shard, nullptr, {}});
   }
   RunTasksInline();

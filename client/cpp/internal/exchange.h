@@ -68,7 +68,7 @@ class Exchange final : public LinkEvents {
   void OnAnswer(uint32_t shard, PullAnswer answer) override;
   void OnMustInitialize(uint32_t shard) override {}
   std::optional<uint64_t> ResumeRound(uint32_t shard) override;
-  void OnResumed(uint32_t shard) override;
+  void OnResumed(uint32_t shard, bool behind) override;
   void OnLost(uint32_t shard, const absl::Status& status) override;
 
  private:
@@ -80,14 +80,31 @@ class Exchange final : public LinkEvents {
     const float* gradient = nullptr;
     Entry entry;  // kAbstain
   };
+  // What is pulled to catch up: of every slice the versions from `first` to `last`.
+  struct Catching {
+    v1::PullKind kind = v1::PULL_UNSPECIFIED;
+    uint64_t first = 0;
+    uint64_t last = 0;
+    std::vector<std::vector<Bytes>> chunks;  // [(version - first) * slices + slice]
+    size_t missing = 0;
+    bool gone = false;
+  };
   struct Counters {
-    uint64_t steps = 0, selected = 0, deferred = 0, not_included = 0, sanitized = 0;
+    uint64_t steps = 0, skipped = 0, selected = 0, deferred = 0, not_included = 0, sanitized = 0;
     TimeNs encode_ns = 0, apply_ns = 0, wait_ns = 0;
   };
 
   void OpenRound() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Round 0 is over: the same gradients travel again, as round 1.
   absl::Status StartAgain();
+  // The open round is settled, the shards are ahead: goes on with their next one. A round that cannot be caught up by
+  // update frames is by parameters. DeadlineExceeded: call again.
+  absl::Status CatchUp(absl::Time deadline);
+  // One attempt to be at `version`. False: try again, `by_updates` says how.
+  absl::StatusOr<bool> CatchUpTo(uint64_t version, uint64_t resumed, bool* by_updates, absl::Time deadline);
+  absl::Status TakeCaught();
+  void NoteCaught(uint32_t shard, PullAnswer answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status FinishStep(TimeNs begin) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status NoteReady(uint32_t tensor, const float* gradient) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckAllReady() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits for `done` or failure; on failure until no thread of ours uses the caller's memory.
@@ -161,6 +178,8 @@ class Exchange final : public LinkEvents {
   std::deque<Task> tasks_ ABSL_GUARDED_BY(mu_);
   std::deque<Entry> undecoded_ ABSL_GUARDED_BY(mu_);
   std::deque<Entry> decoded_ ABSL_GUARDED_BY(mu_);
+  std::optional<Catching> catching_ ABSL_GUARDED_BY(mu_);
+  uint64_t resumed_ ABSL_GUARDED_BY(mu_) = 0;  // times that a shard has got new streams
   SpinBudget spin_ ABSL_GUARDED_BY(mu_);
   Counters counters_ ABSL_GUARDED_BY(mu_);
 

@@ -24,6 +24,19 @@ void RoundLedger::Close() {
   ++round_;
 }
 
+void RoundLedger::MoveTo(uint64_t round) {
+  rounds_.clear();
+  round_ = round;
+  dropped_ = false;
+}
+
+bool RoundLedger::AnyGone() const {
+  return std::any_of(rounds_.begin(), rounds_.end(), [](const Round& round) {
+    return std::any_of(round.slices.begin(), round.slices.end(),
+                       [](const Slice& slice) { return slice.update_gone || slice.parameters_gone; });
+  });
+}
+
 void RoundLedger::Abstains(Entry entry) { At(entry).abstained = true; }
 
 std::vector<v1::PullKind> RoundLedger::Wanted(Entry entry) const {
@@ -56,16 +69,26 @@ RoundLedger::AckEffect RoundLedger::Acked(Entry entry, v1::PushOutcome outcome, 
   return slice.abstained || slice.included ? AckEffect::kIncluded : AckEffect::kNotIncluded;
 }
 
+bool* RoundLedger::Missing(Entry entry, v1::PullKind kind) {
+  Slice& slice = At(entry);
+  if (kind == v1::PULL_UPDATE && slice.update_missing) return &slice.update_missing;
+  return kind == rules_.parameters && slice.parameters_missing ? &slice.parameters_missing : nullptr;
+}
+
 RoundLedger::AnswerEffect RoundLedger::Answered(Entry entry, v1::PullKind kind, Actions* actions) {
   if (!IsOpen(entry.round) || entry.slice >= slices_) return AnswerEffect::kUnexpected;
-  Slice& slice = At(entry);
-  bool* missing = nullptr;
-  if (kind == v1::PULL_UPDATE) missing = &slice.update_missing;
-  if (kind == rules_.parameters) missing = &slice.parameters_missing;
-  if (missing == nullptr || !*missing) return AnswerEffect::kRepeated;
+  bool* const missing = Missing(entry, kind);
+  if (missing == nullptr) return AnswerEffect::kRepeated;
   *missing = false;
   CompleteIfDone(entry, actions);
   return AnswerEffect::kTaken;
+}
+
+RoundLedger::AnswerEffect RoundLedger::Gone(Entry entry, v1::PullKind kind, Actions* actions) {
+  if (!IsOpen(entry.round) || entry.slice >= slices_) return AnswerEffect::kUnexpected;
+  if (Missing(entry, kind) == nullptr) return AnswerEffect::kRepeated;
+  (kind == v1::PULL_UPDATE ? At(entry).update_gone : At(entry).parameters_gone) = true;
+  return Answered(entry, kind, actions);
 }
 
 void RoundLedger::CompleteIfDone(Entry entry, Actions* actions) {

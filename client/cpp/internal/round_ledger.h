@@ -6,6 +6,7 @@
 //   one (round, slice):  Sent, Acked, Answered, in any order -> decode -> Settled
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <vector>
@@ -52,6 +53,8 @@ class RoundLedger {
   // Rounds open and close in order; several may be open.
   void Open();
   void Close();  // the oldest one
+  // All open rounds are settled; the next one to open is `round`.
+  void MoveTo(uint64_t round);
 
   // A frame that abstains takes the place of the one with values; before it is sent.
   void Abstains(Entry entry);
@@ -61,6 +64,12 @@ class RoundLedger {
   void Sent(Entry entry, Actions* actions);
   AckEffect Acked(Entry entry, v1::PushOutcome outcome, Actions* actions);
   AnswerEffect Answered(Entry entry, v1::PullKind kind, Actions* actions);
+  // The shard has this no longer: it is rounds ahead. The slice is settled without it, then the worker catches up.
+  AnswerEffect Gone(Entry entry, v1::PullKind kind, Actions* actions);
+  // `round` is open on a shard.
+  void Heard(uint64_t round) { latest_ = std::max(latest_, round); }
+  // A shard waits for this worker no longer.
+  void Dropped() { dropped_ = true; }
   void Settled(Entry entry);
 
   // After a break: the frames of `shard` to send again, oldest round first. What had arrived is not known here; the
@@ -77,6 +86,11 @@ class RoundLedger {
   // Of the round.
   bool abstained(Entry entry) const { return At(entry).abstained; }
   bool included(Entry entry) const { return At(entry).included; }
+  bool update_gone(Entry entry) const { return At(entry).update_gone; }
+  bool parameters_gone(Entry entry) const { return At(entry).parameters_gone; }
+  // Going on with the round behind the oldest open one is in vain: what it needs is gone, or the shards are past it.
+  bool Behind() const { return dropped_ || latest_ > round_ + 1 || AnyGone(); }
+  bool AnyGone() const;
   bool AllSettled(uint64_t round) const { return Of(round).settled == slices_; }
   uint32_t settled(uint64_t round) const { return Of(round).settled; }
   // Every slice of the bucket, in every open round.
@@ -91,6 +105,8 @@ class RoundLedger {
     bool included = false;
     bool update_missing = false;
     bool parameters_missing = false;
+    bool update_gone = false;
+    bool parameters_gone = false;
     bool complete = false;  // handed over for decoding
     bool settled = false;
   };
@@ -102,6 +118,8 @@ class RoundLedger {
   const Round& Of(uint64_t round) const { return rounds_[round - round_]; }
   const Slice& At(Entry entry) const { return Of(entry.round).slices[entry.slice]; }
   Slice& At(Entry entry) { return rounds_[entry.round - round_].slices[entry.slice]; }
+  // What an answer of this kind ends; null: it is not missed.
+  bool* Missing(Entry entry, v1::PullKind kind);
   template <typename F>
   bool EveryOf(uint32_t bucket, F is) const;
   void CompleteIfDone(Entry entry, Actions* actions);
@@ -110,6 +128,8 @@ class RoundLedger {
   const uint32_t slices_;
   uint64_t round_;
   std::deque<Round> rounds_;  // from round_ on
+  uint64_t latest_ = 0;       // round that was heard of
+  bool dropped_ = false;
 };
 
 }  // namespace gradwire::client

@@ -23,6 +23,9 @@ constexpr int64_t kAskTimeoutMs = 1000;  // of one server among several
 
 bool Retryable(const absl::Status& status) { return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status); }
 
+// NotFound: a lease ended, or a server that was restarted does not know this worker.
+bool Mendable(const absl::Status& status) { return Retryable(status) || absl::IsNotFound(status); }
+
 // Collects the chunks of one stream into answers. Touched by its sink only.
 class Answers {
  public:
@@ -217,6 +220,19 @@ uint64_t ShardLink::server_epoch() {
   return server_epoch_;
 }
 
+absl::StatusOr<uint64_t> ShardLink::CatchUp(uint64_t start_version) {
+  v1::JoinRequest request = join_;
+  request.set_catch_up(true);
+  request.set_start_version(start_version);
+  {
+    absl::MutexLock lock(&mu_);
+    if (lost_) return lost_status_;
+    request.set_known_epoch(server_epoch_);
+  }
+  GW_ASSIGN_OR_RETURN(const v1::JoinReply reply, JoinWithin(request, options_.connect_timeout_ms));
+  return reply.start_version();
+}
+
 absl::StatusOr<v1::JoinReply> ShardLink::JoinWithin(v1::JoinRequest request, int64_t timeout_ms) {
   {
     absl::MutexLock lock(&mu_);
@@ -328,10 +344,7 @@ absl::Status ShardLink::RequestPull(v1::PullKind kind, uint64_t version, uint32_
   return Annotate(use->pull->Send({request.SerializeAsString(), {}}));
 }
 
-bool ShardLink::Mendable(const absl::Status& status) const {
-  // NotFound: a server that was restarted does not know this worker.
-  return options_.reconnect_timeout_ms > 0 && (Retryable(status) || absl::IsNotFound(status));
-}
+bool ShardLink::Mends(const absl::Status& status) { return Mendable(status) || absl::IsCancelled(status); }
 
 absl::Status ShardLink::WhyBroken() {
   absl::MutexLock lock(&mu_);
@@ -386,16 +399,20 @@ bool ShardLink::Mend() {
     request.set_resume(true);
     request.set_resume_round(*round);
     const int64_t left_ms = std::max<int64_t>(absl::ToInt64Milliseconds(deadline - absl::Now()), 1);
-    absl::Status mended = JoinWithin(request, left_ms).status();
-    if (mended.ok()) mended = OpenStreams();
-    if (mended.ok()) break;
+    const absl::StatusOr<v1::JoinReply> joined = JoinWithin(request, left_ms);
+    const absl::Status mended = joined.ok() ? OpenStreams() : joined.status();
+    if (mended.ok()) {
+      const bool behind = joined->start_version() != *round;
+      Deliver([&](LinkEvents* events) { events->OnResumed(options_.shard, behind); });
+      return true;
+    }
     if (!Retryable(mended) || absl::Now() >= deadline) {
-      Lost(absl::IsCancelled(mended) ? why : mended);
+      // A server that was started anew does not know a job that was in its memory only: that it broke off says more.
+      const bool forgotten = !options_.durable && (absl::IsNotFound(mended) || Retryable(mended));
+      Lost(absl::IsCancelled(mended) || forgotten ? why : mended);
       return false;
     }
   }
-  Deliver([&](LinkEvents* events) { events->OnResumed(options_.shard); });
-  return true;
 }
 
 void ShardLink::Lost(const absl::Status& status) {
@@ -457,7 +474,6 @@ void ShardLink::HeartbeatLoop(int64_t lease_ms) {
     } else if (absl::Now() - last_success > absl::Milliseconds(lease_ms)) {
       const absl::Status silent = absl::UnavailableError(absl::StrCat(
           "no answer to heartbeats for a whole lease of ", lease_ms, " ms: ", std::string(reply.status().message())));
-      if (!Mendable(silent)) return Lost(silent);
       BreakStreams(silent);
     }
   }

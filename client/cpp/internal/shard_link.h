@@ -42,11 +42,12 @@ class LinkEvents {
   virtual void OnAnswer(uint32_t shard, PullAnswer answer) = 0;
   // The shard asks this worker for the initial parameters (their uploader was lost).
   virtual void OnMustInitialize(uint32_t shard) = 0;
-  // The streams broke, and the shard keeps what it has seen: the round that the worker wants to go on with. Nothing: it
-  // does not, the shard is lost.
+  // The streams broke, or the membership ended: the round that the worker wants to go on with. Nothing: it does not,
+  // the shard is lost.
   virtual std::optional<uint64_t> ResumeRound(uint32_t shard) { return std::nullopt; }
-  // There are new streams. What was sent on the old ones and not answered may have arrived or not.
-  virtual void OnResumed(uint32_t shard) {}
+  // There are new streams. What was sent on the old ones and not answered may have arrived or not. `behind`: the round
+  // is over there, and nobody waits for this worker until it has caught up.
+  virtual void OnResumed(uint32_t shard, bool behind) {}
   // The connection or the membership is lost; reported once.
   virtual void OnLost(uint32_t shard, const absl::Status& status) = 0;
 };
@@ -57,7 +58,8 @@ struct LinkOptions {
   v1::WorkerIdentity identity;
   int64_t connect_timeout_ms = 0;  // both at least 1
   int64_t rpc_timeout_ms = 0;
-  int64_t reconnect_timeout_ms = 0;  // after a break, until the shard has taken the worker back; 0: a break is a loss
+  int64_t reconnect_timeout_ms = 0;  // after a break, until the shard has taken the worker back
+  bool durable = false;              // a shard that was restarted knows the job
   // What heartbeats and Leave tell about the worker's gradients; may be empty. Called from any thread until Close.
   std::function<uint64_t()> sanitized_elements;
 };
@@ -74,6 +76,9 @@ class ShardLink {
   // DeadlineExceeded are tried again, with jittered back-off, until connect_timeout_ms is over. Any other error of the
   // shard is final. Messages name shard and address.
   absl::StatusOr<v1::JoinReply> Join(const v1::JoinRequest& request);
+  // The worker fell behind: joins to start anew, not before `start_version`, as Join does. The start version that the
+  // shard names. Once Start has returned.
+  absl::StatusOr<uint64_t> CatchUp(uint64_t start_version);
   // Opens the streams and starts the heartbeat. `events` must live until Close has returned or SetEvents replaced it.
   absl::Status Start(int64_t lease_ms, LinkEvents* events);
   // Returns when the old receiver will not be called again. The new one is told if the link was lost before.
@@ -102,10 +107,8 @@ class ShardLink {
   // Of the server, as its last reply to a join says.
   uint64_t server_epoch();
   const std::string& address() const { return options_.address; }
-  // `status` of a send is no loss: the streams are being replaced, and the receiver of events will be told.
-  bool Mends(const absl::Status& status) const {
-    return options_.reconnect_timeout_ms > 0 && (absl::IsUnavailable(status) || absl::IsCancelled(status));
-  }
+  // `status` of a send is no loss yet: the streams are being replaced, and the receiver of events will be told.
+  static bool Mends(const absl::Status& status);
   // Prefixes a message with who this is.
   absl::Status Annotate(const absl::Status& status) const;
 
@@ -145,7 +148,6 @@ class ShardLink {
   void Broken(Connection* connection, const absl::Status& reason);
   absl::Status WhyBroken();
   void BreakStreams(const absl::Status& status);  // of the current connection
-  bool Mendable(const absl::Status& status) const;
   // On the heartbeat thread. False: the link is lost or closing.
   bool Mend();
   void Lost(const absl::Status& status);

@@ -58,7 +58,7 @@ std::vector<Bytes> SliceWork::EncodeAbstain(uint32_t slice, uint64_t round) cons
 }
 
 absl::Status SliceWork::Decode(uint32_t slice, uint64_t round, SliceBytes* bytes) const {
-  if (!NeedsUpdate(slice)) return absl::OkStatus();
+  if (!NeedsUpdate(slice) || bytes->update_gone) return absl::OkStatus();
   GW_ASSIGN_OR_RETURN(bytes->update,
                       DecodeUpdate(bytes->update_chunks, *context_.job, LayoutOf(slice), states_[slice].plan));
   if (bytes->update.round != round)
@@ -69,6 +69,8 @@ absl::Status SliceWork::Decode(uint32_t slice, uint64_t round, SliceBytes* bytes
 
 absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, SliceBytes* bytes) {
   const BucketLayout& layout = LayoutOf(slice);
+  if ((ParametersKind() == v1::PULL_UNSPECIFIED && bytes->update_gone) || bytes->parameters_gone)
+    return Settle(slice, round, included, *bytes);
   RoundPlan next = std::move(bytes->update.next);
   switch (context_.pull) {
     case PullMode::kUpdate:
@@ -89,11 +91,35 @@ absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, Sli
   return absl::OkStatus();
 }
 
+absl::Status SliceWork::Follow(uint32_t slice, uint64_t round, std::span<const Bytes> chunks) {
+  GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(chunks, *context_.job, LayoutOf(slice), states_[slice].plan));
+  if (update.round != round)
+    return absl::InvalidArgumentError(absl::StrCat("bucket ", slice / shards_, ": an update frame of round ",
+                                                   update.round, " came where round ", round, " was expected"));
+  GW_RETURN_IF_ERROR(context_.replica->Apply(LayoutOf(slice), update));
+  states_[slice].plan = std::move(update.next);
+  return absl::OkStatus();
+}
+
+absl::Status SliceWork::Load(uint32_t slice, uint64_t version, std::span<const Bytes> chunks) {
+  GW_ASSIGN_OR_RETURN(states_[slice].plan, context_.replica->Load(LayoutOf(slice), chunks, version));
+  return absl::OkStatus();
+}
+
+absl::Status SliceWork::Keep(uint32_t slice) {
+  return context_.gradients->Returned(LayoutOf(slice), *context_.codecs[slice], nullptr);
+}
+
 absl::Status SliceWork::Settle(uint32_t slice, uint64_t round, bool included, const SliceBytes& bytes) {
   if (round == 0) return absl::OkStatus();  // carried no values
   const BucketLayout& layout = LayoutOf(slice);
   const Codec& codec = *context_.codecs[slice];
   if (!included) return context_.gradients->Returned(layout, codec, bytes.frame.has_value() ? &*bytes.frame : nullptr);
+  if (bytes.update_gone && codec.sparse())
+    return absl::DataLossError(absl::StrCat(
+        "bucket ", slice / shards_, ": the frame of round ", round,
+        " was merged, but which of its elements were deferred is no longer known: this worker was away for "
+        "too long"));
   context_.gradients->Included(layout);
   return context_.gradients->Deferred(layout, codec, *bytes.frame, bytes.update.deferred);
 }

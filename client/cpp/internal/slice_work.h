@@ -38,6 +38,9 @@ struct SliceBytes {
   std::vector<Bytes> update_chunks;
   std::vector<Bytes> parameter_chunks;
   Update update;  // once decoded
+  // What the shard has no longer.
+  bool update_gone = false;
+  bool parameters_gone = false;
 };
 
 // Not thread-safe for one slice; different slices may be worked on at once. `slice`: bucket * shard_count + shard.
@@ -59,8 +62,16 @@ class SliceWork {
   // A frame that contributes nothing.
   std::vector<Bytes> EncodeAbstain(uint32_t slice, uint64_t round) const;
   absl::Status Decode(uint32_t slice, uint64_t round, SliceBytes* bytes) const;
-  // Steps the replica, and takes back what the frame did not bring. After Decode, and after the round before.
+  // Steps the replica, and takes back what the frame did not bring. After Decode, and after the round before. Where the
+  // update is gone the replica stays, and nobody knows what a frame that is in it has deferred: DataLoss if its codec
+  // may defer.
   absl::Status Apply(uint32_t slice, uint64_t round, bool included, SliceBytes* bytes);
+  // The update frame of a round in which this worker has no part.
+  absl::Status Follow(uint32_t slice, uint64_t round, std::span<const Bytes> chunks);
+  // What a shard has at `version`: parameters, moments where the replica has them, and the plan.
+  absl::Status Load(uint32_t slice, uint64_t version, std::span<const Bytes> chunks);
+  // What the tensors of the slice hold that was not sent waits in the residual.
+  absl::Status Keep(uint32_t slice);
 
  private:
   struct State {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -19,6 +20,26 @@ namespace {
 constexpr int kMaxJoinPasses = 8;
 
 }  // namespace
+
+v1::PullKind StartKind(const Job& job, PullMode pull) {
+  if (pull == PullMode::kParamsBf16) return v1::PULL_PARAMS_BF16;
+  return pull == PullMode::kUpdate && job.keeps_parameters() ? v1::PULL_STATE : v1::PULL_PARAMS_F32;
+}
+
+absl::StatusOr<uint64_t> AgreeToCatchUp(const std::vector<ShardLink*>& links, uint64_t version) {
+  std::vector<std::optional<uint64_t>> start(links.size());
+  for (int pass = 0; pass < kMaxJoinPasses; ++pass) {
+    for (size_t s = 0; s < links.size(); ++s) {
+      if (start[s] == version) continue;
+      GW_ASSIGN_OR_RETURN(start[s], links[s]->CatchUp(version));
+      version = std::max(version, *start[s]);
+    }
+    if (std::all_of(start.begin(), start.end(), [version](const auto& v) { return v == version; })) return version;
+  }
+  return absl::AbortedError(absl::StrCat("the ", links.size(),
+                                         " shards could not agree on a version to go on with after ", kMaxJoinPasses,
+                                         " attempts (latest ", version, "): join again"));
+}
 
 struct Starter::State {
   struct Shard {
@@ -86,8 +107,27 @@ absl::StatusOr<StartState> Starter::Run() {
     }
     if (!upload) GW_RETURN_IF_ERROR(RequestPull(s));
   }
-  GW_RETURN_IF_ERROR(WaitForAll());
-  return Finish();
+  for (;;) {
+    const absl::Status pulled = WaitForAll();
+    if (pulled.ok()) return Finish();
+    if (!absl::IsOutOfRange(pulled)) return pulled;
+    GW_RETURN_IF_ERROR(Again());
+  }
+}
+
+absl::Status Starter::Again() {
+  GW_ASSIGN_OR_RETURN(version_, AgreeToCatchUp(context_.links, 0));
+  {
+    absl::MutexLock lock(&state_->mu);
+    if (absl::IsOutOfRange(state_->failed)) state_->failed = absl::OkStatus();
+    for (State::Shard& shard : state_->shards) {
+      shard.pulling = true;
+      shard.answered = 0;
+      for (std::vector<Bytes>& answer : shard.answers) answer.clear();
+    }
+  }
+  for (uint32_t s = 0; s < context_.links.size(); ++s) GW_RETURN_IF_ERROR(RequestPull(s));
+  return absl::OkStatus();
 }
 
 void Starter::Cancel() {
@@ -100,10 +140,8 @@ void Starter::AllowInitialize() {
 }
 
 absl::Status Starter::RequestPull(uint32_t shard) {
-  v1::PullKind kind = v1::PULL_PARAMS_F32;
-  if (context_.pull == PullMode::kUpdate && context_.job->keeps_parameters()) kind = v1::PULL_STATE;
-  if (context_.pull == PullMode::kParamsBf16) kind = v1::PULL_PARAMS_BF16;
-  return context_.links[shard]->RequestPull(kind, version_, 0, context_.layout->bucket_count());
+  return context_.links[shard]->RequestPull(StartKind(*context_.job, context_.pull), version_, 0,
+                                            context_.layout->bucket_count());
 }
 
 absl::Status Starter::Upload(uint32_t shard) {
@@ -238,6 +276,7 @@ void Starter::OnAnswer(uint32_t shard, PullAnswer answer) {
   absl::MutexLock lock(&state_->mu);
   State::Shard& s = state_->shards[shard];
   if (!answer.status.ok()) {
+    if (absl::IsOutOfRange(answer.status) && answer.version != version_) return;  // of an earlier attempt
     if (state_->failed.ok()) state_->failed = answer.status;
     return;
   }

@@ -32,6 +32,11 @@ struct StartState {
   std::vector<RoundPlan> plans;  // of that version, [bucket * shard_count + shard]
 };
 
+// Joins every shard to start anew, not before `version`, until all name the same start; that version.
+absl::StatusOr<uint64_t> AgreeToCatchUp(const std::vector<ShardLink*>& links, uint64_t version);
+// What a worker pulls of the version that it starts from.
+v1::PullKind StartKind(const Job& job, PullMode pull);
+
 // Receives events until the exchange takes over. Thread-safe.
 class Starter final : public LinkEvents {
  public:
@@ -63,6 +68,8 @@ class Starter final : public LinkEvents {
   absl::Status WaitForAll();
   // Shard 0 was pulled: are its parameters those that this worker came with?
   absl::StatusOr<bool> HasValuesOfFirst();
+  // The version was replaced before it was pulled: a later one.
+  absl::Status Again();
   absl::StatusOr<StartState> Finish();
 
   const StartContext context_;

@@ -60,6 +60,12 @@ class Cluster {
   // Members of the job, and those that wait to be.
   int Workers(uint32_t shard, const std::string& job) { return Describe(shard, job).workers_size(); }
   absl::Status Delete(uint32_t shard, const std::string& job) { return daemons_[shard]->registry().Delete(job); }
+  // The job before anybody joins it.
+  std::shared_ptr<JobShard> Create(const v1::JobSpec& spec, uint32_t shard, uint32_t shards) {
+    auto job = daemons_[shard]->registry().GetOrCreate(spec, shard, shards, 0);
+    EXPECT_TRUE(job.ok()) << job.status();
+    return *job;
+  }
   // Empty where the job does not exist (yet).
   v1::JobStatus Describe(uint32_t shard, const std::string& job) {
     auto found = daemons_[shard]->registry().Find(job);

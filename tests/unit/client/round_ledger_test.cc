@@ -158,5 +158,37 @@ TEST_F(RoundLedgerTest, WhatBelongsToNoOpenRoundChangesNothing) {
   EXPECT_FALSE(ledger_->BucketAcked(1));
 }
 
+TEST_F(RoundLedgerTest, WhatIsGoneIsSettledWithoutItAndSaysThatTheWorkerIsBehind) {
+  ledger_->Open();
+  const Entry entry{5, 1};
+  Sent(entry);
+  EXPECT_EQ(Ack(entry, v1::PUSH_NOT_INCLUDED), AckEffect::kNotIncluded);
+  EXPECT_FALSE(ledger_->Behind());
+  EXPECT_EQ(ledger_->Gone(entry, v1::PULL_UPDATE, &actions_), AnswerEffect::kTaken);
+  EXPECT_EQ(actions_.decode, std::vector<Entry>{entry});
+  EXPECT_TRUE(ledger_->update_gone(entry));
+  EXPECT_TRUE(ledger_->Behind());
+  EXPECT_EQ(ledger_->Gone(entry, v1::PULL_UPDATE, &actions_), AnswerEffect::kRepeated);
+  ledger_->MoveTo(9);
+  EXPECT_FALSE(ledger_->open());
+  EXPECT_EQ(ledger_->round(), 9u);
+  ledger_->Open();
+  EXPECT_FALSE(ledger_->Behind());
+}
+
+TEST_F(RoundLedgerTest, AWorkerIsBehindWhereTheNextRoundIsOverToo) {
+  ledger_->Open();
+  ledger_->Heard(6);
+  EXPECT_FALSE(ledger_->Behind());
+  ledger_->Heard(7);
+  ledger_->Heard(6);
+  EXPECT_TRUE(ledger_->Behind());
+  ledger_->MoveTo(7);
+  ledger_->Open();
+  EXPECT_FALSE(ledger_->Behind());
+  ledger_->Dropped();
+  EXPECT_TRUE(ledger_->Behind());
+}
+
 }  // namespace
 }  // namespace gradwire::client

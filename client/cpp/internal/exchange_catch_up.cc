@@ -1,0 +1,140 @@
+// How an exchange goes on when the shards are rounds ahead: because others did not wait for this worker, or because it
+// was away. proto/ROUNDS.md, "Late, and coming back".
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "client/cpp/internal/exchange.h"
+#include "client/cpp/internal/start.h"
+#include "common/base/status_macros.h"
+
+namespace gradwire::client {
+namespace {
+
+// A lag of this many versions may be made good by update frames: shards keep the last two, the next one comes.
+constexpr uint64_t kFollowedVersions = 3;
+constexpr absl::Duration kPause = absl::Milliseconds(100);
+
+}  // namespace
+
+absl::Status Exchange::CatchUp(absl::Time deadline) {
+  bool by_updates = work_.ParametersKind() == v1::PULL_UNSPECIFIED;
+  for (;;) {
+    uint64_t resumed = 0;
+    {
+      absl::MutexLock lock(&mu_);
+      GW_RETURN_IF_ERROR(failed_);
+      by_updates = by_updates && !ledger_.AnyGone() && ledger_.round() > 0;
+      resumed = resumed_;
+    }
+    const absl::StatusOr<uint64_t> version = AgreeToCatchUp(context_.links, 0);
+    if (version.ok()) {
+      GW_ASSIGN_OR_RETURN(const bool done, CatchUpTo(*version, resumed, &by_updates, deadline));
+      if (done) return absl::OkStatus();
+      continue;
+    }
+    if (!ShardLink::Mends(version.status())) {
+      Fail(version.status());
+      return version.status();
+    }
+    // The link of a shard that cannot be reached is being mended, or will be lost.
+    absl::MutexLock lock(&mu_);
+    const auto changed = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !failed_.ok() || resumed_ != resumed; };
+    mu_.AwaitWithDeadline(absl::Condition(&changed), std::min(deadline, absl::Now() + kPause));
+    if (absl::Now() >= deadline) return version.status();
+  }
+}
+
+absl::StatusOr<bool> Exchange::CatchUpTo(uint64_t version, uint64_t resumed, bool* by_updates, absl::Time deadline) {
+  Catching wanted;
+  {
+    absl::MutexLock lock(&mu_);
+    wanted.last = version;
+    wanted.first = version;
+    wanted.kind = StartKind(*context_.slices.job, context_.slices.pull);
+    *by_updates = *by_updates && version <= ledger_.round() + 1 + kFollowedVersions;
+    if (*by_updates) {
+      wanted.first = ledger_.round() + 2;
+      wanted.kind = v1::PULL_UPDATE;
+    }
+    wanted.missing = (version + 1 - std::min(wanted.first, version + 1)) * work_.slices();
+    wanted.chunks.resize(wanted.missing);
+    catching_ = wanted;
+  }
+  for (ShardLink* link : context_.links) {
+    for (uint64_t v = wanted.first; v <= wanted.last; ++v) {
+      const absl::Status asked = link->RequestPull(wanted.kind, v, 0, buckets_);
+      if (!asked.ok() && !ShardLink::Mends(asked)) Fail(asked);
+    }
+  }
+  absl::MutexLock lock(&mu_);
+  const auto over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return !failed_.ok() || resumed_ != resumed || catching_->gone || catching_->missing == 0;
+  };
+  const bool in_time = mu_.AwaitWithDeadline(absl::Condition(&over), deadline);
+  const bool complete = failed_.ok() && resumed_ == resumed && catching_->missing == 0;
+  absl::Status status = failed_;
+  if (!in_time) {
+    status = absl::DeadlineExceededError(absl::StrCat(
+        "round ", ledger_.round(), ": the shards are ahead, and what this worker needs to go on with version ", version,
+        " did not come in time. The round stays open: call again to go on waiting"));
+  } else if (complete) {
+    writing_replica_ = true;
+    mu_.Unlock();
+    status = TakeCaught();
+    mu_.Lock();
+    writing_replica_ = false;
+    if (status.ok()) {
+      counters_.skipped += version - ledger_.round() - 1;
+      ledger_.MoveTo(version);
+    } else {
+      FailLocked(status);
+    }
+  } else if (catching_->gone) {
+    *by_updates = false;
+  }
+  catching_.reset();
+  if (!status.ok()) return status;
+  return complete;
+}
+
+absl::Status Exchange::TakeCaught() {
+  Catching* caught = nullptr;
+  uint64_t round = 0;
+  {
+    absl::MutexLock lock(&mu_);
+    caught = &*catching_;  // complete: only this thread touches it
+    round = ledger_.round();
+  }
+  for (uint32_t slice = 0; slice < work_.slices(); ++slice) {
+    for (uint64_t v = caught->first; v <= caught->last; ++v) {
+      const std::vector<Bytes>& chunks = caught->chunks[(v - caught->first) * work_.slices() + slice];
+      absl::Status taken =
+          caught->kind == v1::PULL_UPDATE ? work_.Follow(slice, v - 1, chunks) : work_.Load(slice, v, chunks);
+      // The gradients of the calibration round were not sent.
+      if (taken.ok() && round == 0) taken = work_.Keep(slice);
+      if (!taken.ok()) return context_.links[slice % shards_]->Annotate(taken);
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Exchange::NoteCaught(uint32_t shard, PullAnswer answer) {
+  Catching& catching = *catching_;
+  if (answer.bucket >= buckets_ || answer.kind != catching.kind || answer.version < catching.first ||
+      answer.version > catching.last)
+    return;  // of an earlier attempt
+  if (absl::IsOutOfRange(answer.status)) {
+    catching.gone = true;
+    return;
+  }
+  if (!answer.status.ok()) return FailLocked(answer.status);
+  const size_t index = (answer.version - catching.first) * work_.slices() + answer.bucket * shards_ + shard;
+  if (!catching.chunks[index].empty()) return;
+  catching.chunks[index] = std::move(answer.chunks);
+  --catching.missing;
+}
+
+}  // namespace gradwire::client

@@ -1,0 +1,226 @@
+// Workers that are late or away while the others go on: what they pushed is merged once or waits in their residuals,
+// and they come back by themselves.
+#include <cmath>
+#include <map>
+
+#include "common/codec/update.h"
+#include "tests/integration/client/cluster.h"
+#include "tests/lib/tcp_proxy.h"
+
+namespace gradwire::testing {
+namespace {
+
+using testing_support::TcpProxy;
+
+// Keeps every update frame of a shard; durable at once.
+class RecordingSink final : public UpdateSink {
+ public:
+  explicit RecordingSink(std::vector<journal::Record>* records) : records_(records) {}
+  void Append(journal::Record record, std::function<void()> visible) override {
+    {
+      absl::MutexLock lock(&mu_);
+      if (record.type == journal::RecordType::kUpdate) records_->push_back(std::move(record));
+    }
+    visible();
+  }
+  void Stop() override {}
+  journal::JournalStatus status() const override { return {}; }
+  void SnapshotTaken(uint64_t, uint64_t) override {}
+
+ private:
+  absl::Mutex mu_;
+  std::vector<journal::Record>* const records_;
+};
+
+// What the update frames of a job hold together, per tensor: sums over workers, not means.
+class Applied {
+ public:
+  Applied(const v1::JobSpec& spec, uint32_t shards)
+      : job_(*Job::Make(spec)), layout_(*Layout::Make(job_, shards)), backend_(*kernels::MakeBackend("auto")) {
+    records_.resize(shards);
+    for (const Tensor& tensor : job_.tensors()) sums_.emplace_back(tensor.elements);
+  }
+  std::vector<journal::Record>* records(uint32_t shard) { return &records_[shard]; }
+
+  const std::vector<std::vector<double>>& Sum() {
+    for (uint32_t s = 0; s < records_.size(); ++s) {
+      std::vector<RoundPlan> plans;
+      for (uint32_t b = 0; b < layout_.bucket_count(); ++b) {
+        plans.push_back((*MakeCodec({&job_, &layout_.at(b, s), backend_.get()}))->InitialPlan());
+      }
+      for (const journal::Record& record : records_[s])
+        Add(record, layout_.at(record.bucket, s), &plans[record.bucket]);
+    }
+    return sums_;
+  }
+  int short_updates() const { return short_updates_; }
+
+ private:
+  void Add(const journal::Record& record, const BucketLayout& layout, RoundPlan* plan) {
+    const auto update = DecodeUpdate(record.chunks, job_, layout, *plan);
+    ASSERT_TRUE(update.ok()) << update.status();
+    *plan = update->next;
+    if (update->contributors < job_.spec().max_workers()) ++short_updates_;
+    if (update->body == Update::Body::kEmpty) return;
+    std::vector<int32_t> integers(layout.elements);
+    if (update->body == Update::Body::kSparse) {
+      for (size_t i = 0; i < update->positions.size(); ++i) integers[update->positions[i]] = update->integers[i];
+    } else {
+      ASSERT_EQ(update->body, Update::Body::kDenseInt);
+      update->CopyDense(0, layout.elements, integers.data());
+    }
+    for (size_t r = 0; r < layout.runs.size(); ++r) {
+      const Run& run = layout.runs[r];
+      for (uint64_t i = 0; i < run.length; ++i) {
+        const int32_t integer = integers[layout.run_begin[r] + i];
+        if (integer != 0) sums_[run.tensor][run.offset + i] += std::ldexp(integer, update->exponents[r]);
+      }
+    }
+  }
+
+  const Job job_;
+  const Layout layout_;
+  const std::unique_ptr<kernels::Backend> backend_;
+  std::vector<std::vector<journal::Record>> records_;
+  std::vector<std::vector<double>> sums_;
+  int short_updates_ = 0;
+};
+
+class Stragglers : public ::testing::TestWithParam<const char*> {};
+
+// Gradients on a coarse grid are exact at every step; once rounds of zeros have emptied the residuals, all that was
+// pushed is applied.
+TEST_P(Stragglers, WhatWasPushedIsAppliedThreeOfFour) {
+  constexpr int kWorkers = 4;
+  constexpr int kSteps = 40;
+  Cluster cluster(2, "inproc");
+  v1::JobSpec spec = Small(MakeSpec("three-of-four", GetParam(), v1::OPTIMIZER_SGD, kWorkers));
+  spec.mutable_rounds()->set_quorum(3);
+  Applied applied(spec, 2);
+  for (uint32_t s = 0; s < 2; ++s)
+    cluster.Create(spec, s, 2)->SetSink(std::make_unique<RecordingSink>(applied.records(s)));
+  std::vector<std::vector<std::vector<double>>> pushed(kWorkers);
+  std::vector<SessionStats> stats(kWorkers);
+  InParallel(kWorkers, [&](int w) {
+    Worker worker(spec, w);
+    ASSERT_TRUE(worker.Join(cluster.addresses()).ok());
+    std::mt19937 random(static_cast<uint32_t>(w));
+    for (const auto& gradient : worker.gradients()) pushed[w].emplace_back(gradient.size());
+    const auto step = [&](bool zeros) {
+      for (size_t t = 0; t < worker.gradients().size(); ++t) {
+        for (size_t i = 0; i < worker.gradients()[t].size(); ++i) {
+          const float value = zeros ? 0.0f : static_cast<float>(static_cast<int>(random() % 129) - 64) / 64;
+          worker.gradients()[t][i] = value;
+          pushed[w][t][i] += value;
+        }
+      }
+      const absl::Status status = worker.Step(1e-4f);
+      ASSERT_TRUE(status.ok()) << status;
+    };
+    for (int i = 0; i < kSteps; ++i) {
+      if (w == 3 && i > 15 && i % 4 != 0) absl::SleepFor(absl::Milliseconds(30));
+      step(false);
+      if (HasFatalFailure()) return;
+    }
+    // Until everything that waits has left, in whole rounds.
+    for (int whole = 0; whole < 24;) {
+      const SessionStats before = worker.session().stats();
+      step(true);
+      if (HasFatalFailure()) return;
+      const SessionStats after = worker.session().stats();
+      if (after.not_included_frames == before.not_included_frames && after.skipped_rounds == before.skipped_rounds)
+        ++whole;
+    }
+    stats[w] = worker.session().stats();
+  });
+  EXPECT_GT(stats[3].not_included_frames, 0u);
+  const auto& sums = applied.Sum();
+  EXPECT_GT(applied.short_updates(), 0);
+  for (size_t t = 0; t < sums.size(); ++t) {
+    for (size_t i = 0; i < sums[t].size(); ++i) {
+      double expected = 0;
+      for (int w = 0; w < kWorkers; ++w) expected += pushed[w][t][i];
+      ASSERT_EQ(sums[t][i], expected) << "tensor " << t << " element " << i;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, Stragglers, ::testing::Values("dense:values=fixed32", "tagc:density=0.3"),
+                         [](const auto& info) { return info.param[0] == 'd' ? "Dense" : "Tagc"; });
+
+class Away : public ::testing::TestWithParam<PullMode> {};
+
+// With and without a quorum a worker that was away beyond its lease is back where the others are.
+TEST_P(Away, WorkerThatWasCutOffBeyondItsLeaseReturns) {
+  for (const uint32_t quorum : {0u, 1u}) {
+    SCOPED_TRACE(quorum);
+    Cluster cluster(2, "grpc");
+    TcpProxy proxies[] = {TcpProxy(cluster.addresses()[0]), TcpProxy(cluster.addresses()[1])};
+    const std::string name = absl::StrCat("away-", quorum);
+    v1::JobSpec spec = MakeSpec(name, "tagc:density=0.2", v1::OPTIMIZER_ADAMW, 2);
+    spec.set_lease_ms(900);
+    spec.mutable_rounds()->set_quorum(quorum);
+    Worker near(spec, 0);
+    Worker far(spec, 1);
+    ASSERT_TRUE(near.Join(cluster.addresses(), GetParam()).ok());
+    ASSERT_TRUE(far.Join({proxies[0].address(), proxies[1].address()}, GetParam()).ok());
+    const auto run = [](Worker& worker) {
+      worker.Fill(worker.session().version());
+      const absl::Status status = worker.Step(0.01f);
+      EXPECT_TRUE(status.ok()) << status;
+      return status.ok();
+    };
+    InParallel(2, [&](int w) { EXPECT_TRUE(run(w == 0 ? near : far)); });
+    const uint64_t version = far.session().version();
+    for (TcpProxy& proxy : proxies) proxy.Cut();
+    std::atomic<uint64_t> target{UINT64_MAX};  // both stop at this version, some rounds after the return
+    std::thread waiting([&] {
+      if (!run(far)) target = 0;
+      if (target != 0) target = far.session().version() + 5;
+      while (far.session().version() < target && run(far)) {
+      }
+    });
+    for (int i = 0; i < 6; ++i) ASSERT_TRUE(run(near));  // the first ends with the other's lease
+    for (uint32_t s = 0; s < 2; ++s) EXPECT_EQ(cluster.Workers(s, name), 1);
+    for (TcpProxy& proxy : proxies) proxy.Heal();
+    while (near.session().version() < target && run(near)) {
+    }
+    waiting.join();
+    EXPECT_GT(target, version + 6);
+    EXPECT_GE(far.session().stats().skipped_rounds, 4u);
+    if (quorum == 0) {
+      EXPECT_EQ(far.session().version(), near.session().version());
+      EXPECT_EQ(far.session().Digest(), near.session().Digest());
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Pulls, Away, ::testing::Values(PullMode::kUpdate, PullMode::kParams),
+                         [](const auto& info) { return info.param == PullMode::kUpdate ? "Update" : "Params"; });
+
+// A newcomer gets its start version although rounds do not wait for it.
+TEST(Stragglers, NewcomerJoinsWhileAQuorumTrains) {
+  Cluster cluster(2, "inproc");
+  v1::JobSpec spec = Small(MakeSpec("newcomer", "dense:values=fp32", v1::OPTIMIZER_ADAMW, 3));
+  spec.set_min_workers(2);
+  spec.mutable_rounds()->set_quorum(1);
+  std::atomic<bool> done{false};
+  InParallel(3, [&](int w) {
+    Worker worker(spec, w);
+    while (w == 2 && cluster.Describe(0, "newcomer").version() < 30) absl::SleepFor(absl::Milliseconds(5));
+    const absl::Status joined = worker.Join(cluster.addresses());
+    ASSERT_TRUE(joined.ok()) << joined;
+    for (int i = 0; w == 2 ? i < 20 : !done; ++i) {
+      worker.Fill(static_cast<uint64_t>(i));
+      const absl::Status status = worker.Step(0.01f);
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    if (w == 2) {
+      EXPECT_GE(worker.session().start_version(), 30u);
+      done = true;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace gradwire::testing
