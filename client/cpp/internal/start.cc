@@ -53,8 +53,8 @@ struct Starter::State {
   };
   absl::Mutex mu;
   std::vector<Shard> shards ABSL_GUARDED_BY(mu);
-  bool compared = false;  // this worker's values with those of shard 0
-  bool same_as_first = false;
+  bool compared ABSL_GUARDED_BY(mu) = false;  // this worker's values with those of shard 0
+  bool same_as_first ABSL_GUARDED_BY(mu) = false;
   absl::Status failed ABSL_GUARDED_BY(mu);
 };
 

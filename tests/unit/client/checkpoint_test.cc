@@ -14,7 +14,7 @@
 namespace gradwire::client {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 constexpr char kPath[] = "/run/worker.checkpoint";
 constexpr uint32_t kShards = 2;
