@@ -22,11 +22,25 @@ struct ReadResult {
   uint64_t torn_bytes = 0;  // behind the last whole record
 };
 
+// Bytes that should be records and are not.
+struct Damage {
+  std::string path;
+  uint64_t offset = 0;
+  std::string what;
+};
+
 // Calls `visit` for every record in order. With `repair` a torn tail is cut off and synced, and a last segment without
 // a header is removed. Nobody else writes meanwhile. Errors: DataLoss naming file and offset (JOURNAL.md, "What is
 // torn, what is damaged"); FailedPrecondition (the journal of another job, shard map or shard); those of the disk and
 // of `visit`.
 absl::StatusOr<ReadResult> ReadJournal(Disk& disk, const std::string& directory, const Identity& identity, bool repair,
                                        const std::function<absl::Status(Record)>& visit);
+
+// The same for a journal that may be damaged: changes nothing, tells `damaged` of every place and goes on with the next
+// intact record. A segment of another job, shard map or shard is damage. Somebody may append meanwhile; where segments
+// are removed meanwhile, they are missing. Errors: those of the disk and of `visit`.
+absl::StatusOr<ReadResult> InspectJournal(Disk& disk, const std::string& directory, const Identity& identity,
+                                          const std::function<void(const Damage&)>& damaged,
+                                          const std::function<absl::Status(Record)>& visit);
 
 }  // namespace gradwire::journal

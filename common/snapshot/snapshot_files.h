@@ -10,6 +10,7 @@
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "common/snapshot/shard_state.h"
+#include "common/snapshot/snapshot_reader.h"
 #include "common/storage/disk.h"
 
 namespace gradwire {
@@ -24,15 +25,13 @@ class SnapshotFiles {
   // There completely, and on disk, when it returns ok; not at all otherwise. Ok where the version was written before.
   absl::Status Write(const ShardState& state);
   // Versions of what was written completely, ascending. None where there is no directory.
-  absl::StatusOr<std::vector<uint64_t>> Versions() const;
-  // DataLoss where digests, sizes or shapes do not fit, FailedPrecondition where it is that of another job or sharding;
-  // both name the file.
+  absl::StatusOr<std::vector<uint64_t>> Versions() const { return ListSnapshots(*disk_, directory_); }
+  // Errors: those of LoadSnapshot; DataLoss where it is that of another version.
   absl::StatusOr<ShardState> Load(uint64_t version) const;
   // Removes all but the newest `keep`, and what an interrupted Write left; the oldest version that stays.
   absl::StatusOr<uint64_t> RemoveOld(size_t keep);
 
  private:
-  std::string PathOf(uint64_t version) const;
   absl::Status WriteTo(const std::string& path, const ShardState& state) const;
 
   Disk* const disk_;

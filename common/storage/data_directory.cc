@@ -1,6 +1,7 @@
 // See data_directory.h.
 #include "common/storage/data_directory.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -17,10 +18,8 @@
 namespace gradwire {
 namespace {
 
-constexpr char kEpochFile[] = "EPOCH";
 constexpr char kRoleFile[] = "ROLE";
 constexpr uint64_t kMaxRoleBytes = 4096;
-constexpr char kSuffix[] = ".job";
 constexpr char kNew[] = ".new";           // behind the suffix: being created
 constexpr char kDeleted[] = ".deleted";   // being deleted
 constexpr uint32_t kMagic = 0x31535747u;  // "GWS1"
@@ -38,10 +37,39 @@ std::span<const uint8_t> AsBytes(const std::string& text) {
 
 }  // namespace
 
+absl::StatusOr<uint64_t> ReadEpoch(Disk& disk, const std::string& data_directory) {
+  const std::string path = absl::StrCat(data_directory, "/", kEpochFile);
+  const absl::StatusOr<std::vector<uint8_t>> bytes = ReadWholeFile(disk, path, kMaxEpochBytes);
+  if (absl::IsNotFound(bytes.status())) return 0;
+  GW_RETURN_IF_ERROR(bytes.status());
+  uint64_t epoch = 0;
+  if (absl::SimpleAtoi(absl::StripAsciiWhitespace(std::string(bytes->begin(), bytes->end())), &epoch)) return epoch;
+  return absl::DataLossError(
+      absl::StrFormat("'%s' does not hold a number: write one there that is larger than every epoch so far", path));
+}
+
+absl::StatusOr<v1::StoredJob> ReadStoredJob(Disk& disk, const std::string& directory, const std::string& name) {
+  const std::string path = directory + "/" + kJobFile;
+  GW_ASSIGN_OR_RETURN(const std::vector<uint8_t> bytes, ReadWholeFile(disk, path, kMaxJobBytes));
+  uint32_t magic = 0;
+  uint32_t crc = 0;
+  if (bytes.size() >= kHeaderBytes) {
+    std::memcpy(&magic, bytes.data(), 4);
+    std::memcpy(&crc, bytes.data() + 4, 4);
+  }
+  v1::StoredJob job;
+  if (magic != kMagic || crc != Crc32c(std::span(bytes).subspan(kHeaderBytes)) ||
+      !job.ParseFromArray(bytes.data() + kHeaderBytes, static_cast<int>(bytes.size() - kHeaderBytes)) ||
+      job.spec().name() != name) {
+    return absl::DataLossError(absl::StrFormat("'%s' is damaged: restore it from a copy, or delete the job", path));
+  }
+  return job;
+}
+
 absl::StatusOr<std::unique_ptr<DataDirectory>> DataDirectory::Open(Disk* disk, const std::string& path) {
   std::unique_ptr<DataDirectory> directory(new DataDirectory(disk, path));
   GW_RETURN_IF_ERROR(disk->CreateDirectory(path));
-  absl::StatusOr<std::unique_ptr<FileLock>> lock = disk->Lock(path + "/LOCK");
+  absl::StatusOr<std::unique_ptr<FileLock>> lock = disk->Lock(path + "/" + kLockFile);
   if (absl::IsUnavailable(lock.status())) {
     return absl::UnavailableError(absl::StrFormat(
         "data directory '%s' is in use by another gradwire-server: stop it, or give each server its own", path));
@@ -57,18 +85,7 @@ absl::StatusOr<std::unique_ptr<DataDirectory>> DataDirectory::Open(Disk* disk, c
 }
 
 absl::Status DataDirectory::NextEpoch() {
-  const std::string path = absl::StrCat(path_, "/", kEpochFile);
-  const absl::StatusOr<std::vector<uint8_t>> bytes = ReadWholeFile(*disk_, path, kMaxEpochBytes);
-  uint64_t last = 0;
-  if (bytes.ok()) {
-    const std::string text(bytes->begin(), bytes->end());
-    if (!absl::SimpleAtoi(absl::StripAsciiWhitespace(text), &last)) {
-      return absl::DataLossError(
-          absl::StrFormat("'%s' does not hold a number: write one there that is larger than every epoch so far", path));
-    }
-  } else if (!absl::IsNotFound(bytes.status())) {
-    return bytes.status();
-  }
+  GW_ASSIGN_OR_RETURN(const uint64_t last, ReadEpoch(*disk_, path_));
   return RaiseEpoch(last + 1);
 }
 
@@ -110,7 +127,8 @@ absl::Status DataDirectory::SetRole(StoredRole role) {
 absl::Status DataDirectory::RemoveLeftovers() {
   GW_ASSIGN_OR_RETURN(const std::vector<std::string> names, disk_->List(jobs_));
   for (const std::string& name : names) {
-    if (!name.ends_with(absl::StrCat(kSuffix, kNew)) && !name.ends_with(absl::StrCat(kSuffix, kDeleted))) continue;
+    if (!name.ends_with(absl::StrCat(kJobSuffix, kNew)) && !name.ends_with(absl::StrCat(kJobSuffix, kDeleted)))
+      continue;
     GW_RETURN_IF_ERROR(RemoveTree(*disk_, jobs_ + "/" + name));
   }
   return absl::OkStatus();
@@ -120,46 +138,35 @@ absl::StatusOr<std::vector<std::string>> DataDirectory::Jobs() const {
   GW_ASSIGN_OR_RETURN(const std::vector<std::string> names, disk_->List(jobs_));
   std::vector<std::string> jobs;
   for (const std::string& name : names) {
-    if (name.ends_with(kSuffix)) jobs.push_back(name.substr(0, name.size() - std::strlen(kSuffix)));
+    if (name.ends_with(kJobSuffix)) jobs.push_back(name.substr(0, name.size() - std::strlen(kJobSuffix)));
   }
   return jobs;
 }
 
-absl::Status DataDirectory::CreateJob(const v1::StoredJob& job) {
+absl::Status DataDirectory::CreateJob(const v1::StoredJob& job, const Fill& fill) {
   const std::string& name = job.spec().name();
   const std::string path = JobPath(name);
+  GW_ASSIGN_OR_RETURN(const std::vector<std::string> names, disk_->List(jobs_));
+  if (std::find(names.begin(), names.end(), name + kJobSuffix) != names.end()) {
+    return absl::AlreadyExistsError(absl::StrFormat("'%s' exists", path));
+  }
   const std::string made = path + kNew;
   GW_RETURN_IF_ERROR(RemoveTree(*disk_, made));  // of an attempt that failed
-  GW_RETURN_IF_ERROR(disk_->CreateDirectory(made));
-  GW_RETURN_IF_ERROR(disk_->CreateDirectory(made + "/journal"));
   std::string bytes(kHeaderBytes, '\0');
   bytes += job.SerializeAsString();
   const uint32_t crc = Crc32c(AsBytes(bytes).subspan(kHeaderBytes));
   std::memcpy(bytes.data(), &kMagic, 4);
   std::memcpy(bytes.data() + 4, &crc, 4);
-  GW_RETURN_IF_ERROR(WriteFileAtomically(*disk_, made, "job", AsBytes(bytes)));
+  absl::Status status = disk_->CreateDirectory(made);
+  if (status.ok()) status = disk_->CreateDirectory(made + "/" + kJournal);
+  if (status.ok()) status = WriteFileAtomically(*disk_, made, kJobFile, AsBytes(bytes));
+  if (status.ok() && fill != nullptr) status = fill(made);
   GW_FAILPOINT("job.before_rename");
-  GW_RETURN_IF_ERROR(disk_->Rename(made, path));
+  if (status.ok()) status = disk_->Rename(made, path);
   GW_FAILPOINT("job.after_rename");
-  return disk_->SyncDirectory(jobs_);
-}
-
-absl::StatusOr<v1::StoredJob> DataDirectory::LoadJob(const std::string& name) const {
-  const std::string path = JobPath(name) + "/job";
-  GW_ASSIGN_OR_RETURN(const std::vector<uint8_t> bytes, ReadWholeFile(*disk_, path, kMaxJobBytes));
-  uint32_t magic = 0;
-  uint32_t crc = 0;
-  if (bytes.size() >= kHeaderBytes) {
-    std::memcpy(&magic, bytes.data(), 4);
-    std::memcpy(&crc, bytes.data() + 4, 4);
-  }
-  v1::StoredJob job;
-  if (magic != kMagic || crc != Crc32c(std::span(bytes).subspan(kHeaderBytes)) ||
-      !job.ParseFromArray(bytes.data() + kHeaderBytes, static_cast<int>(bytes.size() - kHeaderBytes)) ||
-      job.spec().name() != name) {
-    return absl::DataLossError(absl::StrFormat("'%s' is damaged: restore it from a copy, or delete the job", path));
-  }
-  return job;
+  if (status.ok()) return disk_->SyncDirectory(jobs_);
+  RemoveTree(*disk_, made).IgnoreError();  // gives the room back; otherwise the next start does
+  return status;
 }
 
 absl::Status DataDirectory::RemoveJob(const std::string& name) {

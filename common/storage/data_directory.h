@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +21,19 @@
 #include "gradwire/v1/storage.pb.h"
 
 namespace gradwire {
+
+// The parts of a data directory, for those who look at one without running in it.
+inline constexpr char kLockFile[] = "LOCK";
+inline constexpr char kEpochFile[] = "EPOCH";
+inline constexpr char kJobs[] = "jobs";
+inline constexpr char kJobSuffix[] = ".job";
+inline constexpr char kJobFile[] = "job";
+inline constexpr char kJournal[] = "journal";
+inline constexpr char kSnapshots[] = "snapshots";
+// Of the last server that started there; 0: none did. DataLoss where the file holds no number.
+absl::StatusOr<uint64_t> ReadEpoch(Disk& disk, const std::string& data_directory);
+// `directory`: of the job. DataLoss where the file is damaged.
+absl::StatusOr<v1::StoredJob> ReadStoredJob(Disk& disk, const std::string& directory, const std::string& name);
 
 // What the server of a data directory was.
 struct StoredRole {
@@ -48,18 +62,22 @@ class DataDirectory {
 
   // Names of the jobs, sorted.
   absl::StatusOr<std::vector<std::string>> Jobs() const;
-  // All of it is on disk when it returns ok; otherwise nothing of it counts.
-  absl::Status CreateJob(const v1::StoredJob& job);
+  // All of it is on disk when it returns ok; otherwise nothing of it counts. `fill` may write more into the job's
+  // directory, whose path it gets, before it counts. AlreadyExists where the job is there.
+  using Fill = std::function<absl::Status(const std::string&)>;
+  absl::Status CreateJob(const v1::StoredJob& job, const Fill& fill = nullptr);
   // DataLoss where the file is damaged.
-  absl::StatusOr<v1::StoredJob> LoadJob(const std::string& name) const;
+  absl::StatusOr<v1::StoredJob> LoadJob(const std::string& name) const {
+    return ReadStoredJob(*disk_, JobPath(name), name);
+  }
   // Ok where there is none.
   absl::Status RemoveJob(const std::string& name);
-  std::string SnapshotsOf(const std::string& name) const { return JobPath(name) + "/snapshots"; }
-  std::string JournalOf(const std::string& name) const { return JobPath(name) + "/journal"; }
+  std::string SnapshotsOf(const std::string& name) const { return JobPath(name) + "/" + kSnapshots; }
+  std::string JournalOf(const std::string& name) const { return JobPath(name) + "/" + kJournal; }
 
  private:
-  DataDirectory(Disk* disk, std::string path) : disk_(disk), path_(std::move(path)), jobs_(path_ + "/jobs") {}
-  std::string JobPath(const std::string& name) const { return jobs_ + "/" + name + ".job"; }
+  DataDirectory(Disk* disk, std::string path) : disk_(disk), path_(std::move(path)), jobs_(path_ + "/" + kJobs) {}
+  std::string JobPath(const std::string& name) const { return jobs_ + "/" + name + kJobSuffix; }
   absl::Status NextEpoch();
   absl::Status ReadRole();
   absl::Status RemoveLeftovers();

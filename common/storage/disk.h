@@ -49,6 +49,9 @@ class Disk {
   virtual absl::StatusOr<std::unique_ptr<ReadFile>> Open(const std::string& path) = 0;
   // Creates the file where there is none. Unavailable where somebody else holds the lock.
   virtual absl::StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path) = 0;
+  // Whether somebody holds the lock; changes nothing. False where there is no such file. Nobody can take the lock in
+  // the instant of the call.
+  virtual absl::StatusOr<bool> IsLocked(const std::string& path) = 0;
   // Cuts a file to `bytes` and syncs it.
   virtual absl::Status Truncate(const std::string& path, uint64_t bytes) = 0;
   virtual absl::Status Remove(const std::string& path) = 0;

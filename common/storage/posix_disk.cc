@@ -134,6 +134,15 @@ absl::StatusOr<std::unique_ptr<FileLock>> PosixDisk::Lock(const std::string& pat
   return absl::UnavailableError(absl::StrCat("'", path, "' is locked by another process"));
 }
 
+absl::StatusOr<bool> PosixDisk::IsLocked(const std::string& path) {
+  const PosixLock lock(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!lock.fd.ok() && errno == ENOENT) return false;
+  if (!lock.fd.ok()) return Failed("cannot open", path);
+  if (flock(lock.fd.get(), LOCK_SH | LOCK_NB) == 0) return false;
+  if (errno == EWOULDBLOCK) return true;
+  return Failed("cannot lock", path);
+}
+
 absl::Status PosixDisk::Truncate(const std::string& path, uint64_t bytes) {
   if (truncate(path.c_str(), static_cast<off_t>(bytes)) != 0) return Failed("cannot truncate", path);
   return OpenAndSync(path, O_WRONLY);

@@ -171,6 +171,8 @@ absl::StatusOr<std::unique_ptr<ReadFile>> FakeDisk::Open(const std::string& path
 
 absl::StatusOr<std::unique_ptr<FileLock>> FakeDisk::Lock(const std::string&) { return std::make_unique<FileLock>(); }
 
+absl::StatusOr<bool> FakeDisk::IsLocked(const std::string&) { return false; }
+
 absl::Status FakeDisk::Truncate(const std::string& path, uint64_t bytes) {
   GW_RETURN_IF_ERROR(Begin());
   const auto it = names_.find(path);
@@ -230,6 +232,8 @@ absl::Status FakeDisk::SyncDirectory(const std::string& path) {
 
 absl::StatusOr<std::vector<std::string>> FakeDisk::List(const std::string& path) {
   if (crashed_) return absl::UnavailableError("the power is gone");
+  const auto directory = names_.find(path);
+  if (!path.empty() && (directory == names_.end() || directory->second != nullptr)) return NoSuch(path);
   std::vector<std::string> names;
   for (const auto& [name, content] : names_) {
     if (DirectoryOf(name) == path && name != path) names.push_back(name.substr(path.size() + 1));

@@ -43,6 +43,7 @@ class FakeDisk final : public Disk {
   absl::StatusOr<std::unique_ptr<AppendFile>> Create(const std::string& path) override;
   absl::StatusOr<std::unique_ptr<ReadFile>> Open(const std::string& path) override;
   absl::StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path) override;  // everybody gets it
+  absl::StatusOr<bool> IsLocked(const std::string& path) override;
   absl::Status Truncate(const std::string& path, uint64_t bytes) override;
   absl::Status Remove(const std::string& path) override;
   absl::Status RemoveDirectory(const std::string& path) override;

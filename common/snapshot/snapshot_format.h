@@ -1,0 +1,57 @@
+// What writing and reading a snapshot share: names, and where the parts of each tensor lie. Spec: proto/SNAPSHOT.md.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/job/job.h"
+#include "common/job/layout.h"
+#include "common/snapshot/shard_state.h"
+
+namespace gradwire::snapshot {
+
+inline constexpr char kFormat[] = "gradwire.snapshot";
+inline constexpr int kFormatVersion = 1;
+inline constexpr char kManifest[] = "manifest.json";
+inline constexpr char kParameters[] = "parameters.safetensors";
+inline constexpr char kState[] = "state.safetensors";
+inline constexpr char kFirstMoment[] = "first_moment/";  // before the names of tensors
+inline constexpr char kSecondMoment[] = "second_moment/";
+inline std::string ExponentsName(uint32_t bucket) { return absl::StrCat("exponents/", bucket); }
+inline std::string GeometryName(uint32_t bucket) { return absl::StrCat("geometry/", bucket); }
+
+using Array = std::vector<float> ShardState::Bucket::*;
+
+// Where the elements of one tensor lie on this shard, in the order of their offsets.
+struct Piece {
+  uint32_t bucket = 0;
+  uint64_t position = 0;
+  uint64_t offset = 0;
+  uint32_t length = 0;
+};
+
+inline std::vector<std::vector<Piece>> PiecesOf(const Job& job, const Layout& layout, uint32_t shard) {
+  std::vector<std::vector<Piece>> pieces(job.tensors().size());
+  for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
+    const BucketLayout& slice = layout.at(b, shard);
+    for (size_t r = 0; r < slice.runs.size(); ++r) {
+      const Run& run = slice.runs[r];
+      pieces[run.tensor].push_back({b, slice.run_begin[r], run.offset, run.length});
+    }
+  }
+  for (auto& list : pieces) {
+    std::sort(list.begin(), list.end(), [](const Piece& a, const Piece& b) { return a.offset < b.offset; });
+  }
+  return pieces;
+}
+
+inline uint64_t ElementsOf(const std::vector<Piece>& pieces) {
+  uint64_t elements = 0;
+  for (const Piece& piece : pieces) elements += piece.length;
+  return elements;
+}
+
+}  // namespace gradwire::snapshot

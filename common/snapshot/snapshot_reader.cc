@@ -1,0 +1,220 @@
+// Manifest and tensors to a ShardState; see snapshot_reader.h.
+#include "common/snapshot/snapshot_reader.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "common/base/sha256.h"
+#include "common/base/status_macros.h"
+#include "common/codec/plan_check.h"
+#include "common/snapshot/safetensors.h"
+#include "common/snapshot/snapshot_format.h"
+#include "common/storage/files.h"
+
+namespace gradwire {
+namespace {
+
+using namespace snapshot;
+
+constexpr size_t kDigits = 20;
+constexpr uint64_t kMaxManifestBytes = 1u << 30;
+constexpr uint64_t kMaxFileBytes = 1ull << 42;
+constexpr uint64_t kReadBytes = 1u << 20;  // hashed while they are in the cache
+
+absl::Status Damaged(const std::string& path, const std::string& what) {
+  return absl::DataLossError(absl::StrFormat("snapshot damaged at '%s': %s", path, what));
+}
+
+// The JSON may be any; what is not of the type counts as missing.
+std::string TextAt(const nlohmann::json& object, const char* key) {
+  const auto it = object.find(key);
+  return it != object.end() && it->is_string() ? it->get<std::string>() : "";
+}
+
+bool NumberAt(const nlohmann::json& object, const char* key, uint64_t most, uint64_t* number) {
+  const auto it = object.find(key);
+  if (it == object.end() || !it->is_number_unsigned() || it->get<uint64_t>() > most) return false;
+  *number = it->get<uint64_t>();
+  return true;
+}
+
+// A file of a snapshot, checked against the manifest.
+struct Loaded {
+  std::unique_ptr<uint8_t[]> memory;
+  std::span<const uint8_t> bytes;
+  SafetensorsHeader header;
+  std::string path;
+
+  absl::StatusOr<std::span<const uint8_t>> Find(const std::string& name, TensorType type,
+                                                uint64_t bytes_expected) const {
+    const auto it = header.entries.find(name);
+    if (it == header.entries.end() || it->second.type != type || it->second.bytes != bytes_expected) {
+      return Damaged(path, absl::StrFormat("no tensor '%s' of %d bytes", name, bytes_expected));
+    }
+    return bytes.subspan(header.data_begin + it->second.begin, it->second.bytes);
+  }
+};
+
+absl::StatusOr<Loaded> LoadFile(Disk& disk, const std::string& directory, const char* name,
+                                const SnapshotManifest& manifest) {
+  Loaded loaded;
+  loaded.path = directory + "/" + name;
+  const absl::StatusOr<std::unique_ptr<ReadFile>> file = disk.Open(loaded.path);
+  if (absl::IsNotFound(file.status())) return Damaged(loaded.path, "the file is missing");
+  GW_RETURN_IF_ERROR(file.status());
+  const uint64_t size = (*file)->size();
+  if (size > kMaxFileBytes) return Damaged(loaded.path, absl::StrFormat("it has %d bytes", size));
+  loaded.memory = std::make_unique_for_overwrite<uint8_t[]>(size);
+  loaded.bytes = {loaded.memory.get(), size};
+  Sha256 sha;
+  for (uint64_t begin = 0; begin < size; begin += kReadBytes) {
+    const std::span<uint8_t> part(loaded.memory.get() + begin, std::min(kReadBytes, size - begin));
+    GW_RETURN_IF_ERROR((*file)->Read(begin, part));
+    sha.Update(std::span<const uint8_t>(part));
+  }
+  const std::string digest = sha.Hex();
+  const auto expected = manifest.sha256.find(name);
+  if (expected == manifest.sha256.end() || expected->second != digest) {
+    return Damaged(loaded.path, absl::StrFormat("its SHA-256 is %s, the manifest says otherwise", digest));
+  }
+  absl::StatusOr<SafetensorsHeader> header = ParseSafetensorsHeader(loaded.bytes, size);
+  if (!header.ok()) return Damaged(loaded.path, std::string(header.status().message()));
+  loaded.header = *std::move(header);
+  return loaded;
+}
+
+absl::Status FillArray(const Loaded& file, const std::string& prefix, const Job& job,
+                       const std::vector<std::vector<Piece>>& pieces, Array array, ShardState* state) {
+  for (size_t t = 0; t < pieces.size(); ++t) {
+    const uint64_t elements = ElementsOf(pieces[t]);
+    if (elements == 0) continue;
+    GW_ASSIGN_OR_RETURN(std::span<const uint8_t> data,
+                        file.Find(prefix + job.tensors()[t].name, TensorType::kF32, elements * sizeof(float)));
+    for (const Piece& piece : pieces[t]) {
+      std::memcpy((state->buckets[piece.bucket].*array).data() + piece.position, data.data(),
+                  piece.length * sizeof(float));
+      data = data.subspan(piece.length * sizeof(float));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FillPlan(const Loaded& file, const Job& job, const BucketLayout& slice, RoundPlan* plan) {
+  const auto exponents = file.header.entries.find(ExponentsName(slice.bucket));
+  const uint64_t count = exponents == file.header.entries.end() ? 0 : exponents->second.bytes;
+  GW_ASSIGN_OR_RETURN(const auto exponent_bytes, file.Find(ExponentsName(slice.bucket), TensorType::kI8, count));
+  GW_ASSIGN_OR_RETURN(const auto geometry, file.Find(GeometryName(slice.bucket), TensorType::kU32, 8));
+  plan->exponents.assign(exponent_bytes.begin(), exponent_bytes.end());
+  std::memcpy(&plan->sketch_groups, geometry.data(), 4);
+  std::memcpy(&plan->cells_per_group, geometry.data() + 4, 4);
+  const absl::Status checked = CheckPlan(job, slice, *plan);
+  return checked.ok() ? checked : Damaged(file.path, std::string(checked.message()));
+}
+
+}  // namespace
+
+std::string SnapshotPath(const std::string& directory, uint64_t version) {
+  return absl::StrFormat("%s/%020d", directory, version);
+}
+
+absl::StatusOr<std::vector<uint64_t>> ListSnapshots(Disk& disk, const std::string& directory) {
+  const absl::StatusOr<std::vector<std::string>> names = disk.List(directory);
+  if (absl::IsNotFound(names.status())) return std::vector<uint64_t>();
+  GW_RETURN_IF_ERROR(names.status());
+  std::vector<uint64_t> versions;
+  for (const std::string& name : *names) {
+    uint64_t version = 0;
+    if (name.size() == kDigits && absl::SimpleAtoi(name, &version)) versions.push_back(version);
+  }
+  std::sort(versions.begin(), versions.end());
+  return versions;
+}
+
+absl::StatusOr<SnapshotManifest> ReadManifest(Disk& disk, const std::string& directory) {
+  const std::string path = directory + "/" + kManifest;
+  const absl::StatusOr<std::vector<uint8_t>> text = ReadWholeFile(disk, path, kMaxManifestBytes);
+  if (absl::IsNotFound(text.status())) return Damaged(path, "the file is missing");
+  GW_RETURN_IF_ERROR(text.status());
+  const nlohmann::json json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  SnapshotManifest manifest;
+  uint64_t format_version = 0, shard = 0, shards = 0;
+  if (!json.is_object() || TextAt(json, "format") != kFormat ||
+      !NumberAt(json, "format_version", UINT32_MAX, &format_version) ||
+      !NumberAt(json, "version", UINT64_MAX, &manifest.version) || !NumberAt(json, "shard", UINT32_MAX, &shard) ||
+      !NumberAt(json, "shards", UINT32_MAX, &shards)) {
+    return Damaged(path, "not the manifest of a snapshot");
+  }
+  if (format_version != kFormatVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("'%s' is of format version %d; this program reads %d", path, format_version, kFormatVersion));
+  }
+  manifest.shard = static_cast<uint32_t>(shard);
+  manifest.shards = static_cast<uint32_t>(shards);
+  manifest.job = TextAt(json, "job");
+  manifest.job_digest = TextAt(json, "job_digest");
+  manifest.layout_digest = TextAt(json, "layout_digest");
+  const auto files = json.find("files");
+  if (files != json.end() && files->is_object()) {
+    for (const auto& [name, file] : files->items()) {
+      if (file.is_object()) manifest.sha256[name] = TextAt(file, "sha256");
+    }
+  }
+  const auto spec = json.find("spec");
+  if (spec != json.end()) {
+    manifest.spec_json = spec->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  }
+  return manifest;
+}
+
+absl::StatusOr<Job> JobOf(const SnapshotManifest& manifest) {
+  v1::JobSpec spec;
+  const absl::Status damaged = absl::DataLossError(
+      absl::StrFormat("the spec in the manifest of job '%s' is not the one of its digest", manifest.job));
+  if (!google::protobuf::util::JsonStringToMessage(manifest.spec_json, &spec).ok()) return damaged;
+  absl::StatusOr<Job> job = Job::Make(spec);
+  if (!job.ok() || absl::StrFormat("%016x", job->digest()) != manifest.job_digest) return damaged;
+  return job;
+}
+
+absl::StatusOr<ShardState> LoadSnapshot(Disk& disk, const std::string& directory, const Job& job, const Layout& layout,
+                                        uint32_t shard) {
+  GW_ASSIGN_OR_RETURN(const SnapshotManifest manifest, ReadManifest(disk, directory));
+  if (manifest.job_digest != absl::StrFormat("%016x", job.digest()) ||
+      manifest.layout_digest != absl::StrFormat("%016x", layout.digest()) || manifest.shard != shard) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("'%s/%s' is that of another job, shard map or shard", directory, kManifest));
+  }
+  GW_ASSIGN_OR_RETURN(const Loaded parameters, LoadFile(disk, directory, kParameters, manifest));
+  GW_ASSIGN_OR_RETURN(const Loaded rest, LoadFile(disk, directory, kState, manifest));
+  ShardState state;
+  state.version = manifest.version;
+  state.buckets.resize(layout.bucket_count());
+  for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
+    const BucketLayout& slice = layout.at(b, shard);
+    ShardState::Bucket& bucket = state.buckets[b];
+    if (job.keeps_parameters()) bucket.parameter.resize(slice.elements);
+    if (job.moments() > 0) bucket.first_moment.resize(slice.elements);
+    if (job.moments() > 1) bucket.second_moment.resize(slice.elements);
+    GW_RETURN_IF_ERROR(FillPlan(rest, job, slice, &bucket.plan));
+  }
+  const auto pieces = PiecesOf(job, layout, shard);
+  if (job.keeps_parameters()) {
+    GW_RETURN_IF_ERROR(FillArray(parameters, "", job, pieces, &ShardState::Bucket::parameter, &state));
+  }
+  if (job.moments() > 0) {
+    GW_RETURN_IF_ERROR(FillArray(rest, kFirstMoment, job, pieces, &ShardState::Bucket::first_moment, &state));
+  }
+  if (job.moments() > 1) {
+    GW_RETURN_IF_ERROR(FillArray(rest, kSecondMoment, job, pieces, &ShardState::Bucket::second_moment, &state));
+  }
+  return state;
+}
+
+}  // namespace gradwire
