@@ -287,6 +287,10 @@ absl::Status RunCommand(const Options& options, std::ostream& out) {
       return TakeSnapshots(options, out);
     case Command::kPromote:
       return Promote(options, out);
+    case Command::kVerify:
+      return Verify(options, out);
+    case Command::kRestore:
+      return Restore(options, out);
     case Command::kShardDescribe:
       return DescribeShards(options, out);
     case Command::kLayout: {

@@ -22,6 +22,10 @@ absl::Status ReportLayout(const v1::JobSpec& spec, uint32_t shards, bool json, s
 // explain.cc: what a codec spec means, key by key.
 absl::Status ExplainCodec(const std::string& text, uint64_t elements, bool json, std::ostream& out);
 
+// offline.cc: what is done with data directories. DataLoss where one is damaged.
+absl::Status Verify(const Options& options, std::ostream& out);
+absl::Status Restore(const Options& options, std::ostream& out);
+
 // "1.5 MiB".
 std::string HumanBytes(double bytes);
 // A JSON string literal.

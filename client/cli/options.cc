@@ -21,6 +21,8 @@ constexpr char kFooter[] =
     "  gradwire snapshot my-job\n"
     "  gradwire status --servers 'grpc://a:7070|grpc://b:7070'\n"
     "  gradwire promote grpc://b:7070\n"
+    "  gradwire verify /var/lib/gradwire\n"
+    "  gradwire restore --job=my-job --from=old/0,old/1,old/2,old/3 --to=new/0,new/1,new/2\n"
     "  gradwire codec explain tagc:density=0.01\n";
 
 constexpr char kSpecHelp[] =
@@ -62,6 +64,30 @@ void DefineJob(CLI::App& app, Options& o) {
   Select(remove, o, Command::kJobDelete);
 }
 
+void DefineRestore(CLI::App& app, Options& o) {
+  CLI::App* restore = app.add_subcommand(
+      "restore", "Write data directories for any number of servers from the snapshots and journals of all shards");
+  restore->add_option("--job", o.job, "The job's name; not needed where the sources hold one job");
+  restore
+      ->add_option("--from", o.from,
+                   "Comma-separated, any order, all shards: data directories, or copies of a job's directory, of its "
+                   "snapshots or of one snapshot")
+      ->delimiter(',')
+      ->required();
+  restore->add_option("--to", o.to, "Comma-separated, in shard order: data directories to write, without this job")
+      ->delimiter(',')
+      ->required();
+  restore->add_option("--version", o.version, "Which version; default: the newest that all shards have");
+  restore
+      ->add_option("--shard", o.shard,
+                   "Write only this shard of --shards, counted from 0, to the one directory of --to: for pods that "
+                   "each restore their own")
+      ->needs(restore->add_option("--shards", o.shards, "Number of servers; default: the directories of --to")
+                  ->check(CLI::Range(1u, 4096u)));
+  AddCommon(restore, o, false);
+  Select(restore, o, Command::kRestore);
+}
+
 void DefineOthers(CLI::App& app, Options& o) {
   CLI::App* shard = app.add_subcommand("shard", "Look at shard servers");
   shard->require_subcommand(1);
@@ -86,6 +112,12 @@ void DefineOthers(CLI::App& app, Options& o) {
   snapshot->add_option("job", o.job, "The job's name")->required();
   AddCommon(snapshot, o, true);
   Select(snapshot, o, Command::kSnapshot);
+  CLI::App* verify = app.add_subcommand(
+      "verify", "Check every file of data directories as a starting server would; changes nothing, asks no server");
+  verify->add_option("directories", o.directories, "What servers are given as --data-dir")->required();
+  AddCommon(verify, o, false);
+  Select(verify, o, Command::kVerify);
+  DefineRestore(app, o);
   CLI::App* layout = app.add_subcommand("layout", "How a job would be sharded and compressed; asks no server");
   layout->add_option("--spec", o.spec_path, kSpecHelp)->required();
   layout->add_option("--shards", o.shards, "Number of shards, 1 to 4096")->check(CLI::Range(1u, 4096u));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,8 @@ enum class Command {
   kJobDelete,
   kSnapshot,
   kPromote,
+  kVerify,
+  kRestore,
   kShardDescribe,
   kLayout,
   kCodecExplain
@@ -29,6 +32,11 @@ struct Options {
   std::string job;
   std::string address;  // promote: of the standby
   std::string codec;
+  std::vector<std::string> directories;  // verify
+  std::vector<std::string> from;         // restore
+  std::vector<std::string> to;
+  std::optional<uint64_t> version;
+  std::optional<uint32_t> shard;  // restore: only this one is written
   uint32_t shards = 1;
   uint64_t elements = 1'000'000;  // codec explain: of which size
   int64_t timeout_ms = 10'000;

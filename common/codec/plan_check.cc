@@ -1,8 +1,6 @@
 // See plan_check.h.
 #include "common/codec/plan_check.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_format.h"
 #include "common/codec/tagc/geometry.h"
 #include "kernels/math/fixed_point.h"
@@ -30,9 +28,8 @@ absl::Status CheckPlan(const Job& job, const BucketLayout& layout, const RoundPl
   const auto* spec = std::get_if<TagcSpec>(&codec);
   absl::Status status = absl::InvalidArgumentError("its codec has no sketch");
   if (spec != nullptr) {
-    const double density = spec->warmup_rounds != 0 ? std::max(spec->density, spec->warmup_density) : spec->density;
     status = tagc::CheckGeometry({plan.sketch_groups, plan.cells_per_group},
-                                 tagc::LimitsFor(layout.elements, density, job.spec().max_workers(), spec->slack));
+                                 tagc::LimitsFor(*spec, layout.elements, job.spec().max_workers()));
   }
   if (status.ok()) return status;
   return absl::InvalidArgumentError(absl::StrFormat("plan of bucket %d with %d groups of %d cells: %s", layout.bucket,

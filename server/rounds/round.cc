@@ -49,8 +49,8 @@ void RoundMachine::Restore(const Recovered& recovered, TimeNs now) {
     }
   }
   history_.Forget(recovered.known_from);
-  // Round 0 opens when min_workers have joined, again.
-  open_ = round_ > 0 || rounds_[0].closed > 0;
+  // Without workers of before, the round opens when min_workers have joined, as round 0 does.
+  open_ = !recovered.workers.empty() || rounds_[0].closed > 0;
   for (const Recovered::Worker& worker : recovered.workers) {
     membership_.Join(worker.name, worker.incarnation, round_, now).IgnoreError();
   }

@@ -24,6 +24,11 @@ constexpr double kDensityMargin = 1.1;  // a worker may exceed its density by th
 constexpr double kSmallBucket = 1024;   // elements
 constexpr double kMaxThird = 1 << 20;
 
+// The most that NextGeometry expects.
+double Ceiling(const GeometryLimits& limits) {
+  return kLoadMargin * limits.max_union + kLoadSpread * std::sqrt(limits.max_union);
+}
+
 }  // namespace
 
 double CellsFor(double elements) {
@@ -61,16 +66,25 @@ GeometryLimits LimitsFor(uint64_t elements, double max_density, uint32_t max_wor
   return limits;
 }
 
+GeometryLimits LimitsFor(const TagcSpec& spec, uint64_t elements, uint32_t max_workers) {
+  const double density = spec.warmup_rounds != 0 ? std::max(spec.density, spec.warmup_density) : spec.density;
+  return LimitsFor(elements, density, max_workers, spec.slack);
+}
+
 Geometry NextGeometry(uint64_t union_elements, double growth, const Geometry& current, bool settled, double slack,
                       const GeometryLimits& limits) {
   const double seen = std::max(static_cast<double>(union_elements), std::min(kMinElements, limits.max_union));
   double expected = std::min(seen * growth, limits.max_union);
   expected = kLoadMargin * expected + kLoadSpread * std::sqrt(expected);
   if (settled) {
-    const double ceiling = kLoadMargin * limits.max_union + kLoadSpread * std::sqrt(limits.max_union);
-    expected = std::max(expected, std::min(kSlowestFall * CapacityOf(current, slack) * growth, ceiling));
+    expected = std::max(expected, std::min(kSlowestFall * CapacityOf(current, slack) * growth, Ceiling(limits)));
   }
   return GeometryFor(expected, slack);
+}
+
+Geometry ShareOfGeometry(double capacity, double share, double slack, const GeometryLimits& limits) {
+  const double expected = capacity * share;
+  return GeometryFor(std::min(expected + kLoadSpread * std::sqrt(expected), Ceiling(limits)), slack);
 }
 
 absl::Status CheckGeometry(const Geometry& geometry, const GeometryLimits& limits) {

@@ -37,12 +37,17 @@ struct GeometryLimits {
   uint64_t max_cells = 0;  // over all groups
 };
 GeometryLimits LimitsFor(uint64_t elements, double max_density, uint32_t max_workers, double slack);
+GeometryLimits LimitsFor(const TagcSpec& spec, uint64_t elements, uint32_t max_workers);
 
 // The geometry of the next round from the union of this one. `growth`: density of the next round over that of this
 // one. `current`: this round's geometry; it shrinks by at most a few percent per round, so that a worker that misses
 // one round does not overload the next. Deterministic.
 Geometry NextGeometry(uint64_t union_elements, double growth, const Geometry& current, bool settled, double slack,
                       const GeometryLimits& limits);
+
+// The geometry of a shard that owns `share` of the elements of others, whose sketches together were good for `capacity`
+// elements: as many cells per element, and the spread of a smaller sample.
+Geometry ShareOfGeometry(double capacity, double share, double slack, const GeometryLimits& limits);
 
 // Errors: InvalidArgument for a geometry that no shard of this codec would publish.
 absl::Status CheckGeometry(const Geometry& geometry, const GeometryLimits& limits);

@@ -60,8 +60,7 @@ absl::StatusOr<TagcShape> TagcShape::Make(const CodecContext& context, const Tag
   }
   shape.headroom = Headroom(shape.cell_bytes, shape.limit);
   shape.index_block = IndexBlock(spec.density);
-  const double max_density = spec.warmup_rounds != 0 ? std::max(spec.density, spec.warmup_density) : spec.density;
-  shape.limits = LimitsFor(shape.elements(), max_density, shape.max_workers(), spec.slack);
+  shape.limits = LimitsFor(spec, shape.elements(), shape.max_workers());
   return shape;
 }
 

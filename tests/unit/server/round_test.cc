@@ -295,6 +295,26 @@ TEST_F(RoundMachineTest, LoneWorkerThatStartsLaterMovesTheRoundsForward) {
   EXPECT_EQ(actions_.close.size(), 3u);
 }
 
+// What `gradwire restore` leaves: a version without the contributions before it, and without workers.
+TEST_F(RoundMachineTest, RestoredRoundGathersWorkers) {
+  Make(1, 2);
+  RoundMachine::Recovered recovered;
+  recovered.round = 5;
+  recovered.versions = {5};
+  recovered.known_from = 5;
+  machine_->Restore(recovered, 0);
+  const auto a = Join("a");
+  EXPECT_EQ(a.start_version, 5u);
+  EXPECT_TRUE(a.waiting_for_workers);
+  Complete(a.id, 0, 5);
+  EXPECT_EQ(machine_->round(), 5u);
+  const auto b = Join("b");
+  EXPECT_EQ(b.start_version, 5u);
+  EXPECT_TRUE(machine_->open());
+  Complete(b.id, 0, 5);
+  EXPECT_EQ(machine_->round(), 6u);
+}
+
 TEST_F(RoundMachineTest, StartTooFarAheadIsRefused) {
   Make(1, 1);
   RoundActions actions;
