@@ -20,6 +20,7 @@ namespace gradwire::cli {
 namespace {
 
 constexpr absl::Duration kPollSnapshot = absl::Milliseconds(20);
+constexpr int kSnapshotTries = 5;
 
 std::string ToJson(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
@@ -141,19 +142,20 @@ absl::StatusOr<v1::DurabilityStatus> DurabilityOf(const Server& server, const st
   return status.durability();
 }
 
-// Every shard takes its own, at its next round boundary.
-absl::Status TakeSnapshots(const Options& options, std::ostream& out) {
-  GW_ASSIGN_OR_RETURN(const std::vector<Server> servers, ConnectAll(options));
+// Asks every shard for a snapshot and waits for all; their versions, in order.
+absl::StatusOr<std::vector<uint64_t>> TakeSnapshotsOnce(const Options& options, const std::vector<Server>& servers) {
   v1::TakeSnapshotRequest request;
   request.set_job(options.job);
   std::vector<uint64_t> before;
   for (const Server& server : servers) {
     GW_ASSIGN_OR_RETURN(const v1::DurabilityStatus status, DurabilityOf(server, options.job));
     before.push_back(status.snapshots());
+  }
+  for (const Server& server : servers) {
     GW_RETURN_IF_ERROR(server.Call<v1::TakeSnapshotReply>("TakeSnapshot", request).status());
   }
   const absl::Time deadline = absl::Now() + absl::Milliseconds(options.timeout_ms);
-  std::string json;
+  std::vector<uint64_t> versions;
   for (size_t i = 0; i < servers.size(); ++i) {
     v1::DurabilityStatus status;
     do {
@@ -169,15 +171,34 @@ absl::Status TakeSnapshots(const Options& options, std::ostream& out) {
       return absl::UnavailableError(absl::StrFormat("%s: no snapshot of job '%s' was taken: %s", servers[i].address(),
                                                     options.job, status.snapshot_error()));
     }
+    versions.push_back(status.snapshot_version());
+  }
+  return versions;
+}
+
+// Every shard takes its own, at its next round boundary. Where rounds go on between two of these, versions differ: then
+// all are asked again, so that copies of the snapshots can be restored together.
+absl::Status TakeSnapshots(const Options& options, std::ostream& out) {
+  GW_ASSIGN_OR_RETURN(const std::vector<Server> servers, ConnectAll(options));
+  std::vector<uint64_t> versions;
+  bool same = false;
+  for (int tries = 0; tries < kSnapshotTries && !same; ++tries) {
+    GW_ASSIGN_OR_RETURN(versions, TakeSnapshotsOnce(options, servers));
+    same = std::equal(versions.begin() + 1, versions.end(), versions.begin());
+  }
+  std::string json;
+  for (size_t i = 0; i < servers.size(); ++i) {
     if (options.json) {
       json += absl::StrFormat("%s{\"server\":%s,\"version\":%d}", i == 0 ? "" : ",", Quoted(servers[i].address()),
-                              status.snapshot_version());
+                              versions[i]);
     } else {
-      out << absl::StrFormat("%s: job %s, snapshot of version %d\n", servers[i].address(), options.job,
-                             status.snapshot_version());
+      out << absl::StrFormat("%s: job %s, snapshot of version %d\n", servers[i].address(), options.job, versions[i]);
     }
   }
   if (options.json) out << "[" << json << "]\n";
+  if (!same && !options.json) {
+    out << "The versions differ, since rounds went on: `gradwire restore` needs the journals beside these snapshots.\n";
+  }
   return absl::OkStatus();
 }
 

@@ -116,6 +116,8 @@ class JobShard {
   // A snapshot of `version` is on disk, and `oldest` is the oldest one that stays.
   void CutJournal(uint64_t version, uint64_t oldest);
   uint64_t JournalBytes() const;  // 0 without a journal
+  // The journal has given records up and could be written again: only a snapshot makes the job durable.
+  bool WantsSnapshot() const;
 
   const Job& job() const { return job_; }
   const Layout& layout() const { return layout_; }

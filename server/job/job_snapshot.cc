@@ -102,6 +102,12 @@ void JobShard::CutJournal(uint64_t version, uint64_t oldest) {
   if (sink_ != nullptr) sink_->SnapshotTaken(version, oldest - std::min<uint64_t>(oldest, kRetainedUpdates));
 }
 
+bool JobShard::WantsSnapshot() const {
+  if (sink_ == nullptr) return false;
+  const journal::JournalStatus status = sink_->status();
+  return status.hole && !status.degraded;
+}
+
 uint64_t JobShard::JournalBytes() const { return sink_ == nullptr ? 0 : sink_->status().bytes; }
 
 }  // namespace gradwire

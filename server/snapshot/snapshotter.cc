@@ -41,7 +41,9 @@ void Snapshotter::Request() {
   wake_.Signal();
 }
 
-bool Snapshotter::Due() const { return shard_->JournalBytes() >= journal_at_last_ + journal_bytes_; }
+bool Snapshotter::Due() const {
+  return shard_->WantsSnapshot() || shard_->JournalBytes() >= journal_at_last_ + journal_bytes_;
+}
 
 void Snapshotter::Run() {
   absl::Duration pause = kLook;

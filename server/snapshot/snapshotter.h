@@ -1,4 +1,5 @@
-// Takes the snapshots of one job on one shard: when the journal has grown by so much, and when somebody asks.
+// Takes the snapshots of one job on one shard: when the journal has grown by so much, when it has given records up and
+// the disk is well again, and when somebody asks.
 #pragma once
 
 #include <cstdint>
