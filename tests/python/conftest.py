@@ -18,18 +18,30 @@ def server_binary() -> pathlib.Path:
 class Server:
     """One gradwire-server process."""
 
-    def __init__(self, folder: pathlib.Path, name: str):
-        port_file = folder / f"{name}.addresses"
-        self._log = open(folder / f"{name}.log", "wb")
+    def __init__(self, folder: pathlib.Path, name: str, *flags: str):
+        self._port_file = folder / f"{name}.addresses"
+        self._log_path = folder / f"{name}.log"
+        self._flags = flags
+        self._log = open(self._log_path, "wb")
+        self._start("grpc://127.0.0.1:0")
+
+    def _start(self, listen: str) -> None:
+        self._port_file.unlink(missing_ok=True)
         self.process = subprocess.Popen(
-            [server_binary(), "--listen", "grpc://127.0.0.1:0", "--port-file", port_file, "--log-level", "warning"],
-            stdout=self._log, stderr=subprocess.STDOUT)
+            [server_binary(), "--listen", listen, "--port-file", self._port_file, "--log-level", "warning",
+             *self._flags], stdout=self._log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + 30
-        while not port_file.exists():
-            assert self.process.poll() is None, (folder / f"{name}.log").read_text()
+        while not self._port_file.exists():
+            assert self.process.poll() is None, self._log_path.read_text()
             assert time.monotonic() < deadline, "the server did not come up"
             time.sleep(0.02)
-        self.address = port_file.read_text().split()[0]
+        self.address = self._port_file.read_text().split()[0]
+
+    def kill_and_restart(self) -> None:
+        """SIGKILL, then another process at the same address."""
+        self.process.kill()
+        self.process.wait()
+        self._start(self.address)
 
     def stop(self) -> None:
         self.process.kill()
@@ -39,13 +51,17 @@ class Server:
 
 @pytest.fixture
 def servers(tmp_path):
-    """Starts shard servers: servers(2) returns two of them."""
+    """Starts shard servers: servers(2) returns two of them; with durable=True they have data directories, server.data."""
     if not server_binary().exists():
         pytest.skip(f"{server_binary()} is not built")
     running = []
 
-    def start(count: int = 1) -> list[Server]:
-        new = [Server(tmp_path, f"server-{len(running) + i}") for i in range(count)]
+    def start(count: int = 1, durable: bool = False) -> list[Server]:
+        new = []
+        for name in (f"server-{len(running) + i}" for i in range(count)):
+            data = tmp_path / f"{name}-data"
+            new.append(Server(tmp_path, name, *(["--data-dir", data] if durable else [])))
+            new[-1].data = data
         running.extend(new)
         return new
 

@@ -44,6 +44,16 @@ def _not_zero(field: str, value: float) -> None:
         raise ValueError(f"{field}=0 is not supported; use a small number, such as 1e-30")
 
 
+def _durability(durability: str, on_disk_failure: str) -> dict[str, Any]:
+    level, colon, interval_ms = durability.partition(":")
+    if colon and (level != "interval" or not interval_ms.isdecimal() or not 1 <= int(interval_ms) <= 600_000):
+        raise ValueError(f"durability={durability!r}: only 'interval' takes a number, of milliseconds from 1 to 600000: "
+                         "'interval:500'")
+    return {"level": "DURABILITY_" + _choice("durability", level, _DURABILITIES),
+            "interval_ms": int(interval_ms or 0),
+            "on_failure": "DISK_FAILURE_" + _choice("on_disk_failure", on_disk_failure, _DISK_FAILURES)}
+
+
 @dataclasses.dataclass
 class TensorSpec:
     """A named parameter. `role`: one of ROLES, or None to derive it from name and shape."""
@@ -119,8 +129,9 @@ class JobSpec:
     use optimizer="step") or "delta". workers: how many must join before the first round, and the most there can be
     unless max_workers says otherwise. rules: None stands for default_rules(codec).
     durability: "fsync" (no version is seen before it is on the shards' disks), "interval" (written at once, synced every
-    durability_interval_ms, 0: every second) or "none" (a shard that dies takes the job with it). on_disk_failure: rounds
-    "wait" until the disk is well, or "continue" without it.
+    second) or "interval:500" (every 500 ms; up to so much is lost with the power, nothing with the process), or "none" (a
+    shard that dies takes the job with it). Other than with "none", every shard server needs --data-dir. on_disk_failure:
+    rounds "wait" until the disk is well, or "continue" without it, which the job's status tells.
     """
 
     name: str
@@ -141,7 +152,6 @@ class JobSpec:
     run_elements: int = 0
     seed: int = 0
     durability: str = "none"
-    durability_interval_ms: int = 0
     on_disk_failure: str = "wait"
 
     def to_json(self) -> str:
@@ -172,8 +182,5 @@ class JobSpec:
             "bucket_bytes": _whole("bucket_bytes", self.bucket_bytes, 0, 64),
             "run_elements": _whole("run_elements", self.run_elements, 0, 32),
             "seed": _whole("seed", self.seed, 0, 64),
-            "durability": {
-                "level": "DURABILITY_" + _choice("durability", self.durability, _DURABILITIES),
-                "interval_ms": _whole("durability_interval_ms", self.durability_interval_ms, 0, 32),
-                "on_failure": "DISK_FAILURE_" + _choice("on_disk_failure", self.on_disk_failure, _DISK_FAILURES)},
+            "durability": _durability(self.durability, self.on_disk_failure),
         })

@@ -116,6 +116,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
     gradwire.Unavailable when a shard is lost, gradwire.DeadlineExceeded when other workers are slow: then call step()
     again, without another backward pass.
 
+    durability: "none", or "fsync", "interval" or "interval:500" (milliseconds) on servers with --data-dir: then a shard
+    server that is killed comes back with every version that anyone saw, and step() goes on when it is there.
+    on_disk_failure: "wait" or "continue", see JobSpec.
+
     Only learning rates may change during a job. Any other changed hyper-parameter of a group makes the next step() raise
     gradwire.FailedPrecondition; nothing is ignored.
 
@@ -139,7 +143,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  residual_decay: float = 0.98, codec: str = DEFAULT_CODEC, rules: Sequence[Rule] | None = None,
                  roles: dict[str, str] | None = None, nonfinite: str = "refuse", pull: str = "update",
                  accumulate: int = 1, overlap: bool = True, lease_ms: int = 10_000, bucket_bytes: int = 0,
-                 run_elements: int = 0, seed: int = 0, connect_timeout: float = 20.0, start_timeout: float = 600.0,
+                 run_elements: int = 0, seed: int = 0, durability: str = "none", on_disk_failure: str = "wait",
+                 connect_timeout: float = 20.0, start_timeout: float = 600.0,
                  rpc_timeout: float = 10.0, round_timeout: float = 600.0, backend: str = "auto",
                  resume_from: str | os.PathLike[str] | Mapping[str, Any] | None = None):
         if accumulate < 1:
@@ -171,7 +176,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                     for g in self.param_groups],
             step_beta2=betas[1], step_eps=eps, residual_decay=residual_decay, workers=workers,
             max_workers=max_workers or workers, lease_ms=lease_ms,
-            bucket_bytes=bucket_bytes, run_elements=run_elements, seed=seed)
+            bucket_bytes=bucket_bytes, run_elements=run_elements, seed=seed, durability=durability,
+            on_disk_failure=on_disk_failure)
         self._fixed = [_fixed_of(g) for g in self.param_groups]
         self._accumulate = accumulate
         self._overlap = overlap
