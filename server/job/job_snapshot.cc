@@ -9,7 +9,14 @@ namespace gradwire {
 
 absl::StatusOr<std::shared_ptr<ShardCapture>> JobShard::Capture(absl::Duration timeout) {
   auto capture = std::make_shared<ShardCapture>();
-  capture->state.buckets.resize(buckets_.size());
+  // All memory is there, and written to once, before a round waits for a copy.
+  for (const auto& bucket : buckets_) {
+    const uint64_t elements = bucket->layout->elements;
+    ShardState::Bucket& copy = capture->state.buckets.emplace_back();
+    if (job_.keeps_parameters()) copy.parameter.resize(elements);
+    if (job_.moments() > 0) copy.first_moment.resize(elements);
+    if (job_.moments() > 1) copy.second_moment.resize(elements);
+  }
   {
     absl::MutexLock lock(&capture->mu);
     capture->missing = static_cast<uint32_t>(buckets_.size());
@@ -63,9 +70,6 @@ void JobShard::CaptureBucket(BucketState& bucket) {
     status = CatchBadAlloc("a snapshot", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
       ShardState::Bucket& copy = capture->state.buckets[bucket.layout->bucket];
       copy.plan = bucket.plan;
-      if (job_.keeps_parameters()) copy.parameter.resize(bucket.layout->elements);
-      if (job_.moments() > 0) copy.first_moment.resize(bucket.layout->elements);
-      if (job_.moments() > 1) copy.second_moment.resize(bucket.layout->elements);
       ParameterTargets targets;
       if (!copy.parameter.empty()) targets.parameter = copy.parameter.data();
       if (!copy.first_moment.empty()) targets.first_moment = copy.first_moment.data();
