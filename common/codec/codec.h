@@ -105,16 +105,20 @@ struct UpdateFrame {
   std::shared_ptr<const Update> decoded;
 };
 
-// One frame on its way into an accumulator that checks values later than it takes them: on a device. Used like the
-// accumulator itself, and gone before it.
-class DeferredMerge {
+// One frame on its way into an accumulator, where that knows more about it than its segments say. Used like the
+// accumulator itself, and gone before it; destroying it leaves what was merged where it is.
+class FrameMerge {
  public:
-  virtual ~DeferredMerge() = default;
-  // As Accumulator::Add, but what is wrong with the values is known only to Settle.
+  virtual ~FrameMerge() = default;
+  // As Accumulator::Add, but what is wrong with the values may be known only to Settle.
   virtual absl::Status Add(const wire::Segment& segment) = 0;
   // Waits for what was added. InvalidArgument names the first bad value, in order of position; all the segments are
   // merged none the less, and can be removed.
   virtual absl::Status Settle() = 0;
+  // Whether it can take out what it has added without seeing it again (Revoke, once). Where not, Accumulator::Remove
+  // does, segment by segment.
+  virtual bool revocable() const { return false; }
+  virtual void Revoke() {}
 };
 
 // Merges the frames of one (bucket, shard, round). Not thread-safe; one per bucket and open round, reused by Open.
@@ -126,10 +130,10 @@ class Accumulator {
   // Validates a segment against layout and plan, then merges it; an error leaves the accumulator unchanged. Errors:
   // InvalidArgument (type not of this codec, range outside the bucket, non-finite value: names tensor and element).
   virtual absl::Status Add(const wire::Segment& segment) = 0;
-  // Exactly undoes an Add (also a DeferredMerge's) that succeeded since Open.
+  // Exactly undoes an Add (also a FrameMerge's) that succeeded since Open.
   virtual void Remove(const wire::Segment& segment) = 0;
-  // For the segments of one frame, where Add would have to wait for each. Null: use Add.
-  virtual std::unique_ptr<DeferredMerge> NewDeferredMerge() { return nullptr; }
+  // For the segments of one frame, where merging them as such is better than one by one. Null: use Add.
+  virtual std::unique_ptr<FrameMerge> NewFrameMerge() { return nullptr; }
   // Closes the round over `contributors` complete frames and encodes the update frame. Deterministic: the same
   // multiset of segments gives the same bytes. The learning rates are written into the update frame.
   virtual absl::StatusOr<UpdateFrame> Finish(const FrameIdentity& id, uint32_t contributors) = 0;

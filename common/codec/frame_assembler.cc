@@ -24,7 +24,7 @@ FrameAssembler::FrameAssembler(const Codec* codec, const BucketLayout* layout, A
     : codec_(codec),
       layout_(layout),
       accumulator_(accumulator),
-      deferred_(accumulator->NewDeferredMerge()),
+      merge_(accumulator->NewFrameMerge()),
       plan_(plan),
       round_(round),
       frame_limit_bytes_(frame_limit_bytes) {}
@@ -73,7 +73,7 @@ absl::Status FrameAssembler::Merge(const wire::Chunk& chunk) {
           return absl::InvalidArgumentError(absl::StrFormat("learning rate %g is not finite", rate));
       }
     } else {
-      GW_RETURN_IF_ERROR(deferred_ != nullptr ? deferred_->Add(s) : accumulator_->Add(s));
+      GW_RETURN_IF_ERROR(merge_ != nullptr ? merge_->Add(s) : accumulator_->Add(s));
     }
     ++chunks_.back().merged;
     segments_.push_back(s);
@@ -93,7 +93,8 @@ absl::Status FrameAssembler::Add(const wire::Chunk& chunk, std::span<const Bytes
   if (status.ok()) {
     bytes_ += chunk.bytes.size();
     digest_ = ExtendDigest(chunk, digest_);
-    chunks_.push_back({std::vector<Bytes>(received.begin(), received.end())});
+    const bool hold = merge_ == nullptr || !merge_->revocable();
+    chunks_.push_back({hold ? std::vector<Bytes>(received.begin(), received.end()) : std::vector<Bytes>()});
     status = Merge(chunk);
   }
   if (status.ok() && (chunk.header.flags & wire::kLastChunk) != 0) {
@@ -101,7 +102,7 @@ absl::Status FrameAssembler::Add(const wire::Chunk& chunk, std::span<const Bytes
     status = abstained_ ? (segments_.empty() ? absl::OkStatus()
                                              : absl::InvalidArgumentError("an abstaining frame carries segments"))
                         : codec_->CheckComplete(round_, *plan_, segments_);
-    if (status.ok() && deferred_ != nullptr) status = deferred_->Settle();
+    if (status.ok() && merge_ != nullptr) status = merge_->Settle();
     complete_ = status.ok();
   }
   if (!status.ok()) {
@@ -112,6 +113,7 @@ absl::Status FrameAssembler::Add(const wire::Chunk& chunk, std::span<const Bytes
 }
 
 void FrameAssembler::Commit() {
+  merge_.reset();
   chunks_.clear();
   segments_.clear();
 }
@@ -127,6 +129,7 @@ void FrameAssembler::Abandon() {
 
 // Parses once more: this is rare, and what a segment points to is not kept.
 void FrameAssembler::TakeOut() {
+  if (merge_ != nullptr && merge_->revocable()) return merge_->Revoke();
   std::vector<uint8_t> scratch;
   for (const Held& held : chunks_) {
     if (held.merged == 0) continue;

@@ -15,7 +15,7 @@ namespace gradwire {
 uint32_t ExtendDigest(const wire::Chunk& chunk, uint32_t digest);
 
 // Not thread-safe: the owner of the accumulator serialises calls. Holds what was received (shared, not copied) until
-// Commit or Abandon: at most `frame_limit_bytes`.
+// Commit or Abandon, at most `frame_limit_bytes`; nothing where the accumulator can take the frame out by itself.
 class FrameAssembler {
  public:
   // All pointers must outlive the assembler. `plan` is that of `round`.
@@ -51,13 +51,13 @@ class FrameAssembler {
   const Codec* codec_;
   const BucketLayout* layout_;
   Accumulator* accumulator_;
-  const std::unique_ptr<DeferredMerge> deferred_;  // null where the accumulator checks at once
+  std::unique_ptr<FrameMerge> merge_;  // null: segments go to the accumulator one by one
   const RoundPlan* plan_;
   uint64_t round_;
   uint64_t frame_limit_bytes_;
   struct Held {
-    std::vector<Bytes> received;
-    size_t merged = 0;  // segments, from the first on
+    std::vector<Bytes> received;  // none if merge_ is revocable
+    size_t merged = 0;            // segments, from the first on
   };
   std::vector<Held> chunks_;                   // merged so far
   std::vector<wire::SegmentHeader> segments_;  // of chunks_ that were merged, in order

@@ -17,7 +17,7 @@ inline constexpr uint32_t kMagic = 0x31465747u;  // "GWF1"
 inline constexpr uint8_t kVersion = 1;
 inline constexpr size_t kHeaderBytes = 64;
 inline constexpr size_t kSegmentHeaderBytes = 24;
-inline constexpr size_t kDefaultChunkBytes = 1u << 20;
+inline constexpr size_t kDefaultChunkBytes = 260u << 10;  // so that a receiver has it in its cache while it merges
 inline constexpr size_t kMaxChunkBytes = 4u << 20;  // header and segments
 inline constexpr uint32_t kMaxSegmentsPerChunk = 4096;
 

@@ -61,7 +61,8 @@ struct TcpProxy::Connection {
 };
 
 TcpProxy::TcpProxy(const std::string& address)
-    : target_port_(static_cast<uint16_t>(std::atoi(address.substr(address.rfind(':') + 1).c_str()))),
+    : scheme_(address.substr(0, address.find(':'))),
+      target_port_(static_cast<uint16_t>(std::atoi(address.substr(address.rfind(':') + 1).c_str()))),
       listener_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   const sockaddr_in name = Loopback(0);
@@ -87,7 +88,7 @@ std::string TcpProxy::address() const {
   sockaddr_in name{};
   socklen_t length = sizeof(name);
   getsockname(listener_, reinterpret_cast<sockaddr*>(&name), &length);
-  return absl::StrCat("grpc://127.0.0.1:", ntohs(name.sin_port));
+  return absl::StrCat(scheme_, "://127.0.0.1:", ntohs(name.sin_port));
 }
 
 void TcpProxy::Cut() {

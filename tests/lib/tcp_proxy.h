@@ -18,7 +18,7 @@ class TcpProxy {
  public:
   static constexpr size_t kBufferBytes = 1 << 20;
 
-  // Forwards to `address`, grpc://127.0.0.1:PORT.
+  // Forwards to `address`, SCHEME://127.0.0.1:PORT.
   explicit TcpProxy(const std::string& address);
   ~TcpProxy();
   TcpProxy(const TcpProxy&) = delete;
@@ -38,6 +38,7 @@ class TcpProxy {
   bool Step();  // false: stop
   void Accept();
 
+  const std::string scheme_;
   const uint16_t target_port_;
   int listener_ = -1;
   int wake_ = -1;

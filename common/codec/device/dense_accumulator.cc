@@ -73,7 +73,7 @@ class DeviceAccumulator final : public Accumulator {
     }
   }
 
-  std::unique_ptr<DeferredMerge> NewDeferredMerge() override;
+  std::unique_ptr<FrameMerge> NewFrameMerge() override;
 
   absl::StatusOr<UpdateFrame> Finish(const FrameIdentity& id, uint32_t contributors) override {
     wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kUpdate, shape_.layout().shape_digest);
@@ -100,12 +100,12 @@ class DeviceAccumulator final : public Accumulator {
 
  private:
   // One frame on its way; what its check found is in the word `check_`.
-  class FrameMerge final : public DeferredMerge {
+  class CheckedMerge final : public FrameMerge {
    public:
-    FrameMerge(DeviceAccumulator* accumulator, size_t check) : accumulator_(*accumulator), check_(check) {
+    CheckedMerge(DeviceAccumulator* accumulator, size_t check) : accumulator_(*accumulator), check_(check) {
       accumulator_.Start(check_);
     }
-    ~FrameMerge() override { accumulator_.free_checks_.push_back(check_); }
+    ~CheckedMerge() override { accumulator_.free_checks_.push_back(check_); }
     absl::Status Add(const Segment& s) override { return accumulator_.Merge(s, check_); }
     absl::Status Settle() override { return accumulator_.Settle(check_); }
 
@@ -197,11 +197,11 @@ class DeviceAccumulator final : public Accumulator {
   uint64_t* first_bad_ = nullptr;  // kChecks
 };
 
-std::unique_ptr<DeferredMerge> DeviceAccumulator::NewDeferredMerge() {
+std::unique_ptr<FrameMerge> DeviceAccumulator::NewFrameMerge() {
   if (free_checks_.empty()) return nullptr;
   const size_t check = free_checks_.back();
   free_checks_.pop_back();
-  return std::make_unique<FrameMerge>(this, check);
+  return std::make_unique<CheckedMerge>(this, check);
 }
 
 }  // namespace

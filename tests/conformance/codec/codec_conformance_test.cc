@@ -155,6 +155,68 @@ TEST_P(CodecConformance, RemoveRestoresTheAccumulator) {
   }
 }
 
+// Frames arrive chunk by chunk, mixed with each other, as on a server; one of them, the round's first or a later one,
+// is abandoned on the way, or begins twice.
+TEST_P(CodecConformance, AnAbandonedFrameLeavesNoTrace) {
+  constexpr uint32_t kWorkers = 3;
+  constexpr uint64_t kElements = 150'001;
+  Cluster cluster(Options(kWorkers, kElements));
+  const GradientFn gradient = GaussianGradient(5, kElements);
+  for (int r = 0; r < 2; ++r) {  // the calibration round too
+    const std::vector<EncodedFrame> frames = cluster.EncodeAll(gradient);
+    for (int attempt = 0; attempt < 12; ++attempt) {
+      const uint32_t victim = static_cast<uint32_t>(attempt) % kWorkers;
+      SCOPED_TRACE(::testing::Message() << "round " << r << ", attempt " << attempt << ", victim " << victim);
+      std::vector<EncodedFrame> kept;
+      for (uint32_t w = 0; w < kWorkers; ++w)
+        if (w != victim) kept.push_back(frames[w]);
+      auto clean = cluster.OpenAccumulator();
+      MergeShuffled(kept, cluster.random(), clean.get());
+
+      auto accumulator = cluster.OpenAccumulator();
+      const auto assembler = [&] {
+        return std::make_unique<FrameAssembler>(&cluster.codec(), &cluster.layout(), accumulator.get(), &cluster.plan(),
+                                                cluster.round(), uint64_t{1} << 30);
+      };
+      std::vector<std::unique_ptr<FrameAssembler>> assemblers;
+      for (uint32_t w = 0; w < kWorkers; ++w) assemblers.push_back(assembler());
+      std::vector<size_t> next(kWorkers, 0);
+      const auto add = [&](uint32_t w) {
+        const Bytes& bytes = frames[w].chunks[next[w]++];
+        const auto chunk = wire::ParseChunk(bytes);
+        ASSERT_TRUE(chunk.ok());
+        ASSERT_TRUE(assemblers[w]->Add(*chunk, {&bytes, 1}).ok());
+        if (!assemblers[w]->complete()) return;
+        if (w != victim) assemblers[w]->Commit();
+      };
+      // The victim's frame goes after so many of its chunks; all of them, once it was complete.
+      const size_t last = 1 + cluster.random()() % frames[victim].chunks.size();
+      for (bool more = true, again = attempt >= 6; more;) {
+        const uint32_t w = static_cast<uint32_t>(cluster.random()() % kWorkers);
+        if (assemblers[w] != nullptr && next[w] < frames[w].chunks.size()) add(w);
+        if (HasFatalFailure()) return;
+        if (w == victim && assemblers[w] != nullptr && next[w] == last) {
+          assemblers[w] = again ? assembler() : nullptr;  // what was there is destroyed after the new one began
+          EXPECT_FALSE(again && assemblers[w]->spoiled());
+          next[w] = 0;
+          again = false;
+        }
+        more = assemblers[victim] != nullptr;
+        for (uint32_t v = 0; v < kWorkers; ++v) more = more || (v != victim && next[v] < frames[v].chunks.size());
+      }
+      const auto expected = clean->Finish(cluster.Identity(0), kWorkers - 1);
+      const auto actual = accumulator->Finish(cluster.Identity(0), kWorkers - 1);
+      ASSERT_TRUE(expected.ok() && actual.ok());
+      EXPECT_TRUE(Joined(actual->chunks) == Joined(expected->chunks));
+    }
+    auto whole = cluster.OpenAccumulator();
+    MergeShuffled(frames, cluster.random(), whole.get());
+    auto update = whole->Finish(cluster.Identity(0), kWorkers);
+    ASSERT_TRUE(update.ok());
+    cluster.Close(frames, *std::move(update));
+  }
+}
+
 TEST_P(CodecConformance, ReturnGivesBackEveryBit) {
   Cluster cluster(Options(2, 9000));
   if (!cluster.codec().uses_residual()) GTEST_SKIP() << "a codec without residual has nothing to return";

@@ -32,7 +32,7 @@ struct DeviceSums {
 // A frame on its way: its segments but for learning rates, merged in a random order between those of others.
 struct FrameOnItsWay {
   FrameOnItsWay(const EncodedFrame& frame, Accumulator* accumulator)
-      : parsed(ParseAll(frame)), accumulator(*accumulator), deferred(accumulator->NewDeferredMerge()) {
+      : parsed(ParseAll(frame)), accumulator(*accumulator), deferred(accumulator->NewFrameMerge()) {
     std::erase_if(parsed.segments, [](const auto& s) { return s.type == wire::SegmentType::kLearningRates; });
   }
   bool done() const { return next == parsed.segments.size(); }
@@ -46,7 +46,7 @@ struct FrameOnItsWay {
 
   ParsedFrame parsed;
   Accumulator& accumulator;
-  std::unique_ptr<DeferredMerge> deferred;
+  std::unique_ptr<FrameMerge> deferred;
   size_t next = 0;
 };
 
@@ -147,8 +147,8 @@ TEST_P(DeviceAccumulator, RefusesWhatTheHostRefusesAndTakesItBack) {
       ASSERT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
       EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("element 17"));
       EXPECT_EQ(accumulator.Add(segment), refused);
-      const auto deferred = accumulator.NewDeferredMerge();
-      const auto good = accumulator.NewDeferredMerge();
+      const auto deferred = accumulator.NewFrameMerge();
+      const auto good = accumulator.NewFrameMerge();
       EXPECT_TRUE(deferred->Add(segment).ok());
       EXPECT_TRUE(good->Add(dense).ok());
       EXPECT_TRUE(good->Settle().ok()) << "another frame's values were bad, not this one's";
@@ -159,15 +159,15 @@ TEST_P(DeviceAccumulator, RefusesWhatTheHostRefusesAndTakesItBack) {
     wire::Segment outside = dense;
     outside.begin = 1;
     EXPECT_EQ(accumulator.Add(outside), cluster.OpenAccumulator()->Add(outside));
-    EXPECT_FALSE(accumulator.NewDeferredMerge()->Add(outside).ok());
+    EXPECT_FALSE(accumulator.NewFrameMerge()->Add(outside).ok());
     // More frames at once than there are words for their checks.
-    std::vector<std::unique_ptr<DeferredMerge>> many;
-    for (int i = 0; i < 100; ++i) many.push_back(accumulator.NewDeferredMerge());
+    std::vector<std::unique_ptr<FrameMerge>> many;
+    for (int i = 0; i < 100; ++i) many.push_back(accumulator.NewFrameMerge());
     EXPECT_NE(many.front(), nullptr);
     EXPECT_EQ(many.back(), nullptr) << "then Add is used";
     MergeShuffled(frames, cluster.random(), &accumulator);
     many.clear();
-    EXPECT_NE(accumulator.NewDeferredMerge(), nullptr);
+    EXPECT_NE(accumulator.NewFrameMerge(), nullptr);
     const auto update = accumulator.Finish(cluster.Identity(0), 2);
     ASSERT_TRUE(update.ok());
     EXPECT_EQ(Joined(update->chunks), Joined(expected.chunks)) << "something of a refused frame is left";

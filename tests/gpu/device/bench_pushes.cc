@@ -123,7 +123,7 @@ class PushBench {
     thread_local std::vector<uint8_t> scratch;
     Accumulator& accumulator = *accumulators_[bucket];
     accumulator.Open(1, {});
-    const std::unique_ptr<DeferredMerge> frame = accumulator.NewDeferredMerge();
+    const std::unique_ptr<FrameMerge> frame = accumulator.NewFrameMerge();
     for (const Bytes& bytes : frames_[bucket].chunks) {
       const wire::Chunk chunk = OrDie(wire::ParseReceived({&bytes, 1}, &scratch));
       for (const wire::Segment& s : chunk.segments) {

@@ -10,7 +10,9 @@ namespace {
 using namespace testing;  // NOLINT: tests/conformance/transport/testing.h
 using testing_support::TcpProxy;
 
-TEST(GrpcPartition, KeepaliveEndsSilentStreamsAtBothEndsAndTheChannelComesBack) {
+class PartitionTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(PartitionTest, KeepaliveEndsSilentStreamsAtBothEndsAndTheChannelComesBack) {
   Limits limits;
   limits.keepalive_ms = 250;
   TestService service;
@@ -26,7 +28,7 @@ TEST(GrpcPartition, KeepaliveEndsSilentStreamsAtBothEndsAndTheChannelComesBack) 
                                              server_ended = true;
                                            });
   };
-  auto listener = Listen("grpc://127.0.0.1:0", &service, limits);
+  auto listener = Listen(GetParam() + "://127.0.0.1:0", &service, limits);
   ASSERT_TRUE(listener.ok()) << listener.status();
   TcpProxy proxy((*listener)->address());
   auto channel = Dial(proxy.address(), limits);
@@ -64,6 +66,9 @@ TEST(GrpcPartition, KeepaliveEndsSilentStreamsAtBothEndsAndTheChannelComesBack) 
   channel->reset();
   listener->reset();
 }
+
+INSTANTIATE_TEST_SUITE_P(All, PartitionTest, ::testing::Values("grpc", "tcp"),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace gradwire::transport
