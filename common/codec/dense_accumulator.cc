@@ -232,7 +232,7 @@ class DenseAccumulator final : public Accumulator {
   }
 
   void WriteMeans(uint32_t contributors, FrameWriter* writer) {
-    std::vector<int64_t> sums(kBlockElements);
+    std::vector<int64_t> sums(std::min<uint64_t>(kBlockElements, grid_.size()));
     for (uint64_t first = 0; first < grid_.size(); first += kSegmentElements) {
       const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(kSegmentElements, grid_.size() - first));
       // Payloads are 8-byte aligned (WIRE.md), so they may be written as float32.
@@ -241,7 +241,7 @@ class DenseAccumulator final : public Accumulator {
         const uint64_t n = end - begin;
         const int64_t* from = grid_.data() + begin;
         if (blocks_[block] == Block::kFirst) {
-          std::fill(sums.begin(), sums.end(), 0);
+          std::fill_n(sums.begin(), n, 0);
           shape_.backend().AddFloats(sums.data(), FirstOf(block), shape_.width(), n, Sign::kAdd, nullptr);
           from = sums.data();
         }

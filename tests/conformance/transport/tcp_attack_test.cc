@@ -343,7 +343,7 @@ TEST_F(TcpAttackTest, HalfOpenStreamsAreNoticed) {
 }
 
 TEST_F(TcpAttackTest, QuietAndBusyStreamsLive) {
-  limits_.keepalive_ms = 50;
+  limits_.keepalive_ms = 250;
   Gate gate;
   service_.on_accept = [&](Method, std::shared_ptr<Stream> stream) -> absl::StatusOr<std::unique_ptr<StreamSink>> {
     return std::make_unique<RecordingSink>([&gate, stream](Message m) {
@@ -357,10 +357,10 @@ TEST_F(TcpAttackTest, QuietAndBusyStreamsLive) {
   auto stream = *channel->Open(kStream, &sink);
   // The server's sink is busy, and nobody says anything, for many keepalive times.
   ASSERT_TRUE(stream->Send(TextMessage("x")).ok());
-  absl::SleepFor(absl::Milliseconds(600));
+  absl::SleepFor(absl::Milliseconds(1500));
   gate.Open();
   EXPECT_TRUE(sink.WaitForCount(1));
-  absl::SleepFor(absl::Milliseconds(600));
+  absl::SleepFor(absl::Milliseconds(1500));
   ASSERT_TRUE(stream->Send(TextMessage("y")).ok());
   EXPECT_TRUE(sink.WaitForCount(2));
 }

@@ -26,15 +26,15 @@ class Cluster {
  public:
   using MakeBackendFn = std::function<std::unique_ptr<kernels::Backend>()>;
 
-  // `scheme`: "inproc" or "grpc". `backend`: of each shard server; empty: the default one.
+  // `scheme`: "inproc", "grpc" or "tcp". `backend`: of each shard server; empty: the default one.
   Cluster(uint32_t shards, const std::string& scheme, const MakeBackendFn& backend = {},
           uint64_t device_memory_limit_bytes = 0) {
     static std::atomic<int> counter{0};
     spdlog::set_level(spdlog::level::err);
     for (uint32_t s = 0; s < shards; ++s) {
       ServerConfig config;
-      config.listen = {scheme == "grpc" ? std::string("grpc://127.0.0.1:0")
-                                        : absl::StrCat("inproc://client-test-", counter.fetch_add(1))};
+      config.listen = {scheme == "inproc" ? absl::StrCat("inproc://client-test-", counter.fetch_add(1))
+                                          : absl::StrCat(scheme, "://127.0.0.1:0")};
       config.device_memory_limit_bytes = device_memory_limit_bytes;
       EXPECT_TRUE(config.Validate().ok());
       auto daemon = backend ? Daemon::Start(config, &clock_, backend()) : Daemon::Start(config, &clock_);

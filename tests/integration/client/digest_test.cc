@@ -17,7 +17,7 @@ TEST_P(DigestTest, AgreesAcrossShardsTransportsAndArrivalOrders) {
   uint64_t deferred = 0;
   for (uint32_t shards : {1u, 2u, 4u}) {
     std::set<std::string> digests;
-    for (const std::string scheme : {"inproc", "grpc"}) {
+    for (const std::string scheme : {"inproc", "grpc", "tcp"}) {
       Cluster cluster(shards, scheme);
       digests.merge(Train(GetParam(), absl::StrCat("digest-", shards), cluster, 2, 100, &deferred));
     }

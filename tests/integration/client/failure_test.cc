@@ -131,7 +131,7 @@ TEST(LostShard, GetsItsInitialParametersFromAWorkerWithTheValuesOfShard0) {
 }
 
 TEST(LostShard, IsNamedAndTheSessionStaysFailed) {
-  for (const auto& [scheme, small] : {std::pair("inproc", false), {"grpc", false}, {"grpc", true}}) {
+  for (const auto& [scheme, small] : {std::pair("inproc", false), {"grpc", false}, {"grpc", true}, {"tcp", false}}) {
     Cluster cluster(2, scheme);
     const v1::JobSpec large = MakeSpec("gone", "dense:values=fp32", v1::OPTIMIZER_SGD, 1);
     Worker worker(small ? Small(large) : large, 0);
@@ -150,7 +150,8 @@ TEST(LostShard, IsNamedAndTheSessionStaysFailed) {
 
 TEST(Join, GivesUpOnAServerThatIsNotThere) {
   Worker worker(MakeSpec("nobody", "dense:values=fp32", v1::OPTIMIZER_SGD, 1), 0);
-  for (const std::string address : {"grpc://127.0.0.1:1", "grpc://no-such-host.invalid:7070", "inproc://nobody"}) {
+  for (const std::string address : {"grpc://127.0.0.1:1", "grpc://no-such-host.invalid:7070", "inproc://nobody",
+                                    "tcp://127.0.0.1:1", "tcp://no-such-host.invalid:7070"}) {
     SessionOptions options = worker.Options({address});
     options.connect_timeout_ms = 400;
     const auto session = Session::Join(std::move(options));
@@ -163,7 +164,7 @@ TEST(Join, GivesUpOnAServerThatIsNotThere) {
 
 TEST(Join, StopsWaitingForAServer) {
   Worker worker(MakeSpec("nobody", "dense:values=fp32", v1::OPTIMIZER_SGD, 1), 0);
-  for (const std::string address : {"grpc://127.0.0.1:1", "inproc://nobody"}) {
+  for (const std::string address : {"grpc://127.0.0.1:1", "inproc://nobody", "tcp://127.0.0.1:1"}) {
     std::stop_source stop;
     SessionOptions options = worker.Options({address});
     options.connect_timeout_ms = 600'000;
@@ -178,7 +179,7 @@ TEST(Join, StopsWaitingForAServer) {
 }
 
 TEST(Join, StopsWaitingForInitialParametersAndLeaves) {
-  for (const std::string scheme : {"inproc", "grpc"}) {
+  for (const std::string scheme : {"inproc", "grpc", "tcp"}) {
     Cluster cluster(1, scheme);
     const v1::JobSpec spec = MakeSpec("silent", "dense:values=fp32", v1::OPTIMIZER_SGD, 2);
     auto job = Job::Make(spec);

@@ -27,7 +27,7 @@ class DaemonTest : public testing::TestWithParam<std::string> {
     config.listen = {
         GetParam() == "inproc"
             ? absl::StrCat("inproc://daemon-test-", testing::UnitTest::GetInstance()->current_test_info()->name())
-            : std::string("grpc://127.0.0.1:0")};
+            : absl::StrCat(GetParam(), "://127.0.0.1:0")};
     config.backend = "cpu";
     config.frame_limit_bytes = frame_limit_bytes;
     ASSERT_TRUE(config.Validate().ok());
@@ -82,7 +82,7 @@ class DaemonTest : public testing::TestWithParam<std::string> {
   std::unique_ptr<RawWorker> a_, b_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Transports, DaemonTest, testing::Values("inproc", "grpc"),
+INSTANTIATE_TEST_SUITE_P(Transports, DaemonTest, testing::Values("inproc", "grpc", "tcp"),
                          [](const auto& info) { return info.param; });
 
 TEST_P(DaemonTest, TwoWorkersTrain) {
