@@ -83,6 +83,20 @@ void PrintDurability(const v1::DurabilityStatus& status, std::ostream& out) {
     out << "  durability DEGRADED: update frames were given up, a restart loses what came after them\n";
 }
 
+void PrintRounds(const v1::JobStatus& job, std::ostream& out) {
+  out << absl::StrFormat("  round %d is open, members %d", job.rounds().open_round(), job.rounds().members());
+  if (const uint32_t quorum = job.spec().rounds().quorum(); quorum > 0) {
+    out << absl::StrFormat(", quorum %d, then waits for the others ", quorum);
+    if (job.rounds().deadline_ms() > 0) {
+      out << absl::StrFormat("%.1f ms", job.rounds().deadline_ms());
+    } else {
+      out << "until their leases end: nothing learned yet";
+    }
+    out << absl::StrFormat("; %d rounds closed without a member", job.rounds().short_rounds());
+  }
+  out << "\n";
+}
+
 void PrintJob(const std::string& address, const v1::JobStatus& job, std::ostream& out) {
   out << absl::StrFormat("%s: job %s, shard %d of %d, version %d%s\n", address, job.job(), job.shard_index(),
                          job.shard_count(), job.version(), job.initialized() ? "" : ", waiting for initial parameters");
@@ -95,6 +109,7 @@ void PrintJob(const std::string& address, const v1::JobStatus& job, std::ostream
   out << absl::StrFormat("  decoded elements %d, deferred %d\n", job.update_elements(), job.deferred_elements());
   out << absl::StrFormat("  frames refused %d, not included %d; non-finite gradient elements taken as 0: %d\n",
                          job.refused_frames(), job.not_included_frames(), job.sanitized_elements());
+  PrintRounds(job, out);
   PrintDurability(job.durability(), out);
   for (const v1::FollowerStatus& follower : job.followers()) {
     out << absl::StrFormat("  standby %s has version %d, %s\n", follower.follower(), follower.version(),

@@ -1,6 +1,7 @@
 """gradwire.torch.ShardedOptimizer against torch.optim, and everything a training loop does to an optimizer."""
 
 import concurrent.futures
+import time
 
 import pytest
 
@@ -396,3 +397,38 @@ def test_what_cannot_be_resumed_from_is_said(addresses, tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(gradwire.DataLoss, match="damaged"):
         resume(path)
+
+
+def test_quorum_goes_on_without_a_late_worker_which_comes_back(addresses):
+    servers = addresses(2)
+    slow = 2
+
+    def train(worker):
+        model = make_model()
+        with ShardedOptimizer(model.named_parameters(), servers=servers, job="quorum", worker=f"w{worker}", workers=3,
+                              quorum=2, lr=1e-3, codec="tagc:density=0.2") as optimizer:
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+            skipped = 0
+            for step in range(40):
+                optimizer.zero_grad()
+                loss_of(model, step, worker).backward()
+                if worker == slow and step in (20, 30):
+                    time.sleep(1.0)
+                optimizer.step()
+                skipped += optimizer.skipped_rounds
+                for _ in range(1 + optimizer.skipped_rounds):
+                    schedule.step()
+            stats = optimizer.stats()
+            assert stats["skipped_rounds"] == skipped
+            return stats
+
+    stats = in_parallel(3, train)
+    assert stats[slow]["not_included_frames"] > 0
+    assert all(s["steps"] == 40 for s in stats)
+
+
+def test_quorum_above_the_workers_is_refused(addresses):
+    with pytest.raises(gradwire.InvalidArgument, match="quorum = 3 is above max_workers = 2"):
+        ShardedOptimizer(make_model(), servers=addresses(1), job="quorum", workers=2, quorum=3)
+    with pytest.raises(ValueError, match="quorum"):
+        ShardedOptimizer(make_model(), servers=addresses(1), job="quorum", quorum=-1)

@@ -132,6 +132,10 @@ class JobSpec:
     second) or "interval:500" (every 500 ms; up to so much is lost with the power, nothing with the process), or "none" (a
     shard that dies takes the job with it). Other than with "none", every shard server needs --data-dir. on_disk_failure:
     rounds "wait" until the disk is well, or "continue" without it, which the job's status tells.
+    quorum: a round may close with this many workers when the others are late (0: it waits for all). How long it waits is
+    learned from how late they usually are: median + quorum_deviations (0: 6) times the median deviation, and at most as
+    long as the quorum itself took. What comes too late is sent again with the next round; a worker that is rounds behind
+    catches up in end_round() and counts them in stats()["skipped_rounds"].
     """
 
     name: str
@@ -153,6 +157,8 @@ class JobSpec:
     seed: int = 0
     durability: str = "none"
     on_disk_failure: str = "wait"
+    quorum: int = 0
+    quorum_deviations: float = 0.0
 
     def to_json(self) -> str:
         """The job in protobuf's JSON form."""
@@ -183,4 +189,6 @@ class JobSpec:
             "run_elements": _whole("run_elements", self.run_elements, 0, 32),
             "seed": _whole("seed", self.seed, 0, 64),
             "durability": _durability(self.durability, self.on_disk_failure),
+            "rounds": {"quorum": _whole("quorum", self.quorum, 0, 32),
+                       "deviations": _real("quorum_deviations", self.quorum_deviations)},
         })

@@ -112,6 +112,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
     Whatever changes gradients between backward() and step() (clipping, unscaling) needs overlap=False: then
     everything is sent in step(). A parameter without a gradient sends zeros.
 
+    quorum=k lets a round close over workers that are late, see JobSpec. A worker that was late or away for rounds catches
+    up in step(): parameters jump to where the others are, and skipped_rounds says how many rounds step() passed over.
+    Advance a learning-rate scheduler by as many, so that it stays in step with the other workers'.
+
     step() raises gradwire.InvalidArgument for a non-finite gradient (nonfinite="sanitize" counts it as 0 instead),
     gradwire.Unavailable when a shard is lost, gradwire.DeadlineExceeded when other workers are slow: then call step()
     again, without another backward pass.
@@ -142,7 +146,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  betas: tuple[float, float] | None = None, eps: float = 1e-8, weight_decay: float = 0.0,
                  residual_decay: float = 0.98, codec: str = DEFAULT_CODEC, rules: Sequence[Rule] | None = None,
                  roles: dict[str, str] | None = None, nonfinite: str = "refuse", pull: str = "update",
-                 accumulate: int = 1, overlap: bool = True, lease_ms: int = 10_000, bucket_bytes: int = 0,
+                 accumulate: int = 1, overlap: bool = True, lease_ms: int = 10_000, quorum: int = 0,
+                 quorum_deviations: float = 0.0, bucket_bytes: int = 0,
                  run_elements: int = 0, seed: int = 0, durability: str = "none", on_disk_failure: str = "wait",
                  connect_timeout: float = 20.0, start_timeout: float = 600.0,
                  rpc_timeout: float = 10.0, round_timeout: float = 600.0, backend: str = "auto",
@@ -175,7 +180,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             groups=[Group(g["weight_decay"], g["momentum"], g["nesterov"], tuple(g["betas"]), g["eps"])
                     for g in self.param_groups],
             step_beta2=betas[1], step_eps=eps, residual_decay=residual_decay, workers=workers,
-            max_workers=max_workers or workers, lease_ms=lease_ms,
+            max_workers=max_workers or workers, lease_ms=lease_ms, quorum=quorum, quorum_deviations=quorum_deviations,
             bucket_bytes=bucket_bytes, run_elements=run_elements, seed=seed, durability=durability,
             on_disk_failure=on_disk_failure)
         self._fixed = [_fixed_of(g) for g in self.param_groups]
@@ -183,6 +188,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._overlap = overlap
         self._sync = True
         self._warned = False
+        self._skipped = 0
+        self.skipped_rounds = 0
         self._zeros: np.ndarray | None = None
         self._forget_round()
         with _checkpoint_file(resume_from) as checkpoint:
@@ -298,6 +305,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._forget_round()
             raise
         self._forget_round()
+        before, self._skipped = self._skipped, int(self.session.stats()["skipped_rounds"])
+        self.skipped_rounds = self._skipped - before
         return loss
 
     @contextlib.contextmanager
