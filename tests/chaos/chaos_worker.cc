@@ -107,9 +107,11 @@ class Training {
     }
     std::vector<std::string> digests = session_->ShardDigests();
     absl::FPrintF(
-        log_, "{\"digest\": \"%s\", \"shard_digests\": [\"%s\"], \"version\": %d, \"ns\": %d, \"not_included\": %d}\n",
+        log_,
+        "{\"digest\": \"%s\", \"shard_digests\": [\"%s\"], \"version\": %d, \"ns\": %d, \"not_included\": %d, "
+        "\"skipped_rounds\": %d}\n",
         session_->Digest(), absl::StrJoin(digests, "\", \""), session_->version(), Now(),
-        session_->stats().not_included_frames);
+        session_->stats().not_included_frames, session_->stats().skipped_rounds);
     return session_->Leave();
   }
 
