@@ -71,6 +71,18 @@ absl::Status ShardReplay::ApplyTo(Bucket& bucket, const journal::Record& record,
     bucket.incarnation = header.incarnation;
     return absl::OkStatus();
   }
+  if (record.type == journal::RecordType::kState) {
+    const bool older = bucket.incarnation == uint64_t{0} && record.round <= bucket.version;
+    if (older || record.round < bucket.version || record.round > until) return absl::OkStatus();
+    ParameterTargets targets;
+    if (!arrays.parameter.empty()) targets.parameter = arrays.parameter.data();
+    if (!arrays.first_moment.empty()) targets.first_moment = arrays.first_moment.data();
+    if (!arrays.second_moment.empty()) targets.second_moment = arrays.second_moment.data();
+    GW_ASSIGN_OR_RETURN(arrays.plan, DecodeParameters(record.chunks, job_, slice, record.round, targets));
+    bucket.version = record.round;
+    bucket.incarnation = 0;
+    return absl::OkStatus();
+  }
   if (record.round < bucket.version || record.round >= until) return absl::OkStatus();
   if (record.round > bucket.version) {
     return absl::DataLossError(

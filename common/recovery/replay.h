@@ -21,7 +21,8 @@ namespace gradwire {
 // Not thread-safe. Borrows everything but the state.
 class ShardReplay {
  public:
-  // `from`: what the journal goes on from; null: from the initial parameters in it. Errors: those of MakeCodec.
+  // `from`: what the journal goes on from; null: from the initial parameters, or the states of
+  // buckets, in it. Errors: those of MakeCodec.
   static absl::StatusOr<std::unique_ptr<ShardReplay>> Make(const Job* job, const Layout* layout, uint32_t shard,
                                                            kernels::Backend* backend, std::optional<ShardState> from);
 
@@ -44,7 +45,7 @@ class ShardReplay {
   struct Bucket {
     uint64_t version = 0;
     bool stuck = false;
-    std::optional<uint64_t> incarnation;  // of the worker whose initial parameters it has; 0: those of a snapshot
+    std::optional<uint64_t> incarnation;  // of the worker whose initial parameters it has; 0: it has a later state
     std::vector<RunState> runs;
   };
 

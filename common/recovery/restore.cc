@@ -27,7 +27,7 @@ namespace {
 struct Source {
   ShardFiles files;
   bool in_use = false;
-  std::map<uint64_t, uint64_t> reach;  // by version of a snapshot, or 0: the version that its journal goes to
+  std::map<uint64_t, uint64_t> reach;  // by version of a snapshot, or of the journal's begin: what the journal goes to
   uint64_t newest() const {
     uint64_t newest = 0;
     for (const auto& [from, to] : reach) newest = std::max(newest, to);
@@ -162,8 +162,11 @@ class Restorer {
           journal::InspectJournal(disk_, source.files.journal, source.files.identity(), damaged, note).status());
     }
     for (const auto& [version, path] : source.files.snapshots) source.reach[version] = reach.From(version);
-    if (reach.initial() || (!job().keeps_parameters() && reach.newest() > 0))
+    if (const auto alone = reach.Alone()) {
+      source.reach.try_emplace(alone->first, alone->last);
+    } else if (!job().keeps_parameters() && reach.newest() > 0) {
       source.reach.try_emplace(0, reach.From(0));
+    }
     return absl::OkStatus();
   }
 

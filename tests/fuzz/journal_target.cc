@@ -83,6 +83,11 @@ void RunJournal(Input bytes) {
     });
   };
   const absl::StatusOr<journal::ReadResult> looked = read(false);
+  bool damaged = false;
+  const absl::StatusOr<journal::ReadResult> inspected = journal::InspectJournal(
+      disk, kDirectory, kIdentity, [&damaged](const journal::Damage&) { damaged = true; },
+      [](const journal::Record&) { return absl::OkStatus(); });
+  Require(inspected.ok() && damaged == !looked.ok(), "damage is told where the journal is refused, and only there");
   const absl::StatusOr<journal::ReadResult> found = read(true);
   Require(looked.ok() == found.ok(), "repair does not change the verdict");
   if (!found.ok()) return;

@@ -21,6 +21,7 @@ std::span<const Target> Targets() {
       {"address", RunAddress, AddressSeeds},
       {"journal", RunJournal, JournalSeeds},
       {"safetensors", RunSafetensors, SafetensorsSeeds},
+      {"snapshot", RunSnapshot, SnapshotSeeds},
   };
   return kTargets;
 }

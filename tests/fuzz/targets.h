@@ -38,5 +38,7 @@ void RunJournal(Input input);
 Seeds JournalSeeds();
 void RunSafetensors(Input input);
 Seeds SafetensorsSeeds();
+void RunSnapshot(Input input);
+Seeds SnapshotSeeds();
 
 }  // namespace gradwire::fuzz

@@ -120,6 +120,25 @@ TEST_F(RestoreErrors, AnyVersionOfTheJournalCanBeChosen) {
   EXPECT_THAT(std::string(missing.message()), HasSubstr("shard 3 in '/old/3/jobs/job.job': 0 to 5"));
 }
 
+TEST_F(RestoreErrors, JournalsOfStandbysBeginWithTheirState) {
+  job_.JournalState(&disk_, 1);
+  job_.Rounds(2);
+  const auto verified = VerifyDirectory(disk_, "/old/1", job_.backend());
+  ASSERT_TRUE(verified.ok());
+  EXPECT_FALSE(verified->damaged());
+  EXPECT_EQ(verified->shards[0].version, 7u);
+  const auto restored = Restore(Onto(3));
+  ASSERT_TRUE(restored.ok()) << restored.status();
+  EXPECT_EQ(restored->version, 7u);
+  const auto expected = job_.Gathered(&ShardState::Bucket::second_moment);
+  job_.GoOn(&disk_, Paths("/new", 3), 7);
+  EXPECT_TRUE(expected == job_.Gathered(&ShardState::Bucket::second_moment));
+  RestoreOptions options = Onto(3);
+  options.to = Paths("/other", 3);
+  options.version = 4;
+  EXPECT_EQ(Restore(options).status().code(), absl::StatusCode::kNotFound);
+}
+
 TEST_F(RestoreErrors, EachShardCanBeWrittenByItself) {
   ASSERT_TRUE(Restore(Onto(3)).ok());
   RestoreOptions options = Onto(3);

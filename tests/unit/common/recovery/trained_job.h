@@ -17,6 +17,7 @@
 #include "common/recovery/replay.h"
 #include "common/snapshot/snapshot_files.h"
 #include "common/storage/data_directory.h"
+#include "common/storage/files.h"
 #include "tests/lib/fake_disk.h"
 
 namespace gradwire::testing_support {
@@ -126,6 +127,26 @@ class TrainedJob {
     SnapshotFiles files = Snapshots(shard);
     ASSERT_EQ(files.Write(state), absl::OkStatus());
   }
+  // The journal begins anew with the state of every bucket, as that of a standby does.
+  void JournalState(FakeDisk* disk, uint32_t s) {
+    Shard& shard = shards_[s];
+    ASSERT_TRUE(RemoveTree(*disk, shard.directory->JournalOf("job")).ok());
+    ASSERT_TRUE(disk->CreateDirectory(shard.directory->JournalOf("job")).ok());
+    shard.writer = NewWriter(disk, s);
+    for (uint32_t b = 0; b < layout_->bucket_count(); ++b) {
+      const ShardState::Bucket& bucket = shard.replay->state().buckets[b];
+      journal::Record record;
+      record.type = journal::RecordType::kState;
+      record.bucket = b;
+      record.round = round_;
+      record.chunks =
+          EncodeParameters(layout_->at(b, s), round_, bucket.plan, ParameterContent::kState,
+                           {bucket.parameter.data(), job_->moments() > 0 ? bucket.first_moment.data() : nullptr,
+                            job_->moments() > 1 ? bucket.second_moment.data() : nullptr});
+      ASSERT_EQ(shard.writer->Append(std::move(record)), absl::OkStatus());
+    }
+    ASSERT_EQ(shard.writer->Sync(), absl::OkStatus());
+  }
   SnapshotFiles Snapshots(uint32_t shard) {
     DataDirectory& directory = *shards_[shard].directory;
     return SnapshotFiles(&directory.disk(), directory.SnapshotsOf("job"), job_.get(), layout_, shard);
@@ -194,13 +215,17 @@ class TrainedJob {
 
   Shard& Open(FakeDisk* disk, const std::string& path, uint32_t s) {
     shards_[s].directory = std::move(*DataDirectory::Open(disk, path));
+    shards_[s].writer = NewWriter(disk, s);
+    return shards_[s];
+  }
+
+  std::unique_ptr<journal::JournalWriter> NewWriter(FakeDisk* disk, uint32_t s) const {
     journal::JournalWriter::Options options;
     options.directory = shards_[s].directory->JournalOf("job");
     options.identity = {job_->digest(), layout_->digest(), s};
     options.epoch = shards_[s].directory->epoch();
     options.segment_bytes = 8'000;
-    shards_[s].writer = std::make_unique<journal::JournalWriter>(disk, options, journal::ReadResult());
-    return shards_[s];
+    return std::make_unique<journal::JournalWriter>(disk, options, journal::ReadResult());
   }
 
   void Append(Shard& shard, journal::Record record) {
