@@ -15,6 +15,7 @@ std::span<const Target> Targets() {
       {"integers", RunIntegers, IntegerSeeds},
       {"plan", RunPlan, PlanSeeds},
       {"message", RunMessage, MessageSeeds},
+      {"tcp", RunTcp, TcpSeeds},
       {"job", RunJob, JobSeeds},
       {"config", RunConfig, ConfigSeeds},
       {"codec_spec", RunCodecSpec, CodecSpecSeeds},

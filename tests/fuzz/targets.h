@@ -26,6 +26,8 @@ void RunPlan(Input input);
 Seeds PlanSeeds();
 void RunMessage(Input input);
 Seeds MessageSeeds();
+void RunTcp(Input input);
+Seeds TcpSeeds();
 void RunJob(Input input);
 Seeds JobSeeds();
 void RunConfig(Input input);
