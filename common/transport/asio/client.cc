@@ -147,10 +147,11 @@ class TcpChannel final : public Channel, public ConnectionOwner {
   const Address address_;
   const Endpoint endpoint_;
   Caller caller_;
-  std::unique_ptr<Poller> poller_;
-  Ticker ticker_;
   absl::Mutex mu_;
   std::unordered_map<Connection*, std::shared_ptr<Connection>> streams_ ABSL_GUARDED_BY(mu_);
+  // Last: their threads use the others.
+  std::unique_ptr<Poller> poller_;
+  Ticker ticker_;
 };
 
 }  // namespace
