@@ -43,7 +43,7 @@ std::array<uint8_t, kPrefaceBytes> StorePreface();
 absl::Status CheckPreface(std::span<const uint8_t> bytes);
 // Those bytes begin as an HTTP/2 client does.
 bool LooksLikeHttp2(std::span<const uint8_t> bytes);
-// What tells a gRPC client that it dialled the wrong scheme: empty SETTINGS, and GOAWAY with the reason.
+// What tells a gRPC client that it dialled the wrong scheme: empty SETTINGS, then GOAWAY with the reason.
 std::string Http2GoAway();
 
 std::array<uint8_t, kHeaderBytes> StoreHeader(const Header& header);
