@@ -4,7 +4,7 @@
 //
 //   client: Dial(address) -> Channel -> Call / Open        server: Listen(address, Service*) -> Listener
 //
-// Chosen by the scheme of an address: inproc://name, grpc://host:port, unix:///path. Later: grpcs://, wan://.
+// Chosen by the scheme of an address: inproc://, grpc://, unix://, tcp:// (address.h). Later: grpcs://, wan://.
 #pragma once
 
 #include <cstdint>

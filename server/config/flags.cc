@@ -49,7 +49,8 @@ void Define(CLI::App& app, Given& g) {
       "File of defaults, YAML (.yaml, .yml, .json) or protobuf text format (.textproto, .txtpb, .pbtxt) with the "
       "fields of proto/gradwire/v1/server_config.proto; flags override it");
   app.add_option("--listen", g.listen,
-                 "Addresses to listen on: grpc://HOST:PORT, unix:///PATH; port 0 takes a free one; repeatable. "
+                 "Addresses to listen on: grpc://HOST:PORT, tcp://HOST:PORT, unix:///PATH; port 0 takes a free one; "
+                 "repeatable. "
                  "Default grpc://0.0.0.0:7070")
       ->delimiter(',');
   app.add_option(
