@@ -51,7 +51,8 @@ double Replay(const std::string& data) {
   environment.frame_limit_bytes = 1ull << 30;
   environment.job_memory_limit_bytes = 1ull << 40;
   const auto shard = Take(JobShard::Make(stored.spec(), 0, 1, environment));
-  const double seconds = Seconds([&] { Check(OpenJournal(*directory, *shard, &clock)); });
+  const JournalUse use{false, 64 * kMiB, {}};
+  const double seconds = Seconds([&] { Check(OpenJournal(*directory, *shard, &clock, use).status()); });
   shard->StopSink();
   return seconds;
 }
