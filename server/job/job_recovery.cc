@@ -104,7 +104,6 @@ absl::Status JobShard::ReplayWhole(const journal::Record& record) {
   bucket.store->Load(arrays);
   bucket.version = record.round;
   bucket.plan = std::move(plan);
-  bucket.accumulator->Open(bucket.version, bucket.plan);
   bucket.updates.clear();
   known = {};
   known.initial = true;
@@ -136,11 +135,12 @@ absl::Status JobShard::ReplayUpdate(const journal::Record& record) {
     if (bucket.updates.size() > kRetainedUpdates) bucket.updates.pop_front();
     return absl::OkStatus();
   }
-  GW_ASSIGN_OR_RETURN(const Update update, DecodeUpdate(record.chunks, job_, *bucket.layout, bucket.plan));
+  GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(record.chunks, job_, *bucket.layout, bucket.plan));
   UpdateFrame frame;
   frame.chunks = record.chunks;
   frame.next = update.next;
   frame.stats.deferred = update.deferred.size();
+  frame.decoded = std::make_shared<const Update>(std::move(update));
   return Publish(bucket, frame, record.contributions);
 }
 
@@ -165,7 +165,6 @@ void JobShard::LoadSnapshot(const ShardState& snapshot) {
     bucket.store->Load(arrays);
     bucket.version = snapshot.version;
     bucket.plan = from.plan;
-    bucket.accumulator->Open(bucket.version, bucket.plan);
   }
 }
 
@@ -201,6 +200,7 @@ absl::Status JobShard::EndReplay() {
     absl::MutexLock lock(&buckets_[b]->mu);
     const uint64_t version = buckets_[b]->version;
     buckets_[b]->ready = true;
+    buckets_[b]->accumulator->Open(version, buckets_[b]->plan);
     // The last update made this version, or there was none in the journal.
     if (known.end_round != version) buckets_[b]->updates.clear();
     recovered.versions.push_back(version);

@@ -495,7 +495,7 @@ absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update, s
   bucket.plan = update.next;
   bucket.committed = 0;
   bucket.learning_rates.clear();
-  bucket.accumulator->Open(bucket.version, bucket.plan);
+  if (!replaying_) bucket.accumulator->Open(bucket.version, bucket.plan);  // else EndReplay does, once
   Retain(bucket,
          {std::make_shared<const std::vector<Bytes>>(update.chunks), update.stats.deferred > 0, std::move(who)});
   bucket.serialized = nullptr;

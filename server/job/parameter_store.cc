@@ -34,6 +34,7 @@ class HostStore final : public ParameterStore {
   }
 
   absl::Status Apply(const UpdateFrame& update, const RoundPlan& plan) override {
+    if (update.decoded != nullptr) return ApplyUpdate(job_, layout_, *update.decoded, runs_, backend_);
     GW_ASSIGN_OR_RETURN(const Update decoded, DecodeUpdate(update.chunks, job_, layout_, plan));
     return ApplyUpdate(job_, layout_, decoded, runs_, backend_);
   }
