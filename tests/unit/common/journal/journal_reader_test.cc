@@ -102,6 +102,44 @@ TEST_F(JournalReaderTest, DamageInAClosedSegmentIsRefused) {
   EXPECT_THAT(std::string(recovered.status.message()), HasSubstr(second));
 }
 
+TEST_F(JournalReaderTest, InspectionTellsOfEveryDamageAndGoesOnBehindIt) {
+  Write(30, 1, 3000);
+  ASSERT_GT(disk_.Files().size(), 4u);
+  const std::string second = SegmentPath(kDirectory, 2), third = SegmentPath(kDirectory, 3);
+  disk_.FlipBit(first_, (OffsetOf(1) + 70) * 8);
+  disk_.FlipBit(second, 3 * 8);  // its header
+  const uint64_t records = Recover(disk_, false).records.size();
+  ASSERT_EQ(records, 1u);
+  std::vector<Damage> damage;
+  std::vector<uint64_t> rounds;
+  const auto inspect = [&] {
+    damage.clear();
+    rounds.clear();
+    return InspectJournal(
+        disk_, kDirectory, kIdentity, [&](const Damage& d) { damage.push_back(d); },
+        [&](const Record& record) {
+          rounds.push_back(2 * record.round + record.bucket);
+          return absl::OkStatus();
+        });
+  };
+  ASSERT_TRUE(inspect().ok());
+  ASSERT_EQ(damage.size(), 2u);
+  EXPECT_EQ(damage[0].path, first_);
+  EXPECT_EQ(damage[0].offset, OffsetOf(1));
+  EXPECT_EQ(damage[1].path, second);
+  EXPECT_EQ(damage[1].offset, 0u);
+  std::vector<uint64_t> expected;
+  for (uint64_t n = 0; n < 30; ++n) {
+    if (n != 1) expected.push_back(n);
+  }
+  EXPECT_EQ(rounds, expected) << "all but the damaged one";
+  ASSERT_TRUE(disk_.Remove(third).ok());
+  ASSERT_TRUE(inspect().ok());
+  ASSERT_EQ(damage.size(), 3u);
+  EXPECT_EQ(damage[2].path, third);
+  EXPECT_LT(rounds.size(), expected.size());
+}
+
 TEST_F(JournalReaderTest, MissingOrShortSegmentIsRefused) {
   Write(30, 1, 3000);
   FakeDisk& disk = disk_;

@@ -80,5 +80,17 @@ TEST_F(PosixDiskTest, CarriesAJournal) {
   EXPECT_GT(read->segments.size(), 3u);
 }
 
+TEST_F(PosixDiskTest, WhetherAFileIsLockedIsSeenWithoutLockingIt) {
+  const std::string path = directory_ + "/LOCK";
+  EXPECT_FALSE(*disk_.IsLocked(path));
+  EXPECT_FALSE(std::filesystem::exists(path));
+  auto lock = disk_.Lock(path);
+  ASSERT_TRUE(lock.ok()) << lock.status();
+  EXPECT_TRUE(*disk_.IsLocked(path));
+  lock->reset();
+  EXPECT_FALSE(*disk_.IsLocked(path));
+  EXPECT_TRUE(disk_.Lock(path).ok());
+}
+
 }  // namespace
 }  // namespace gradwire::journal
