@@ -46,7 +46,7 @@ AT_WORK = [
     Place("initialize.between_buckets", 2),
     Place("initialize.between_buckets", 2, shard=1, same=False),
     Place("push.chunk_merged", 300),
-    Place("push.chunk_merged", 41, LARGE),
+    Place("push.chunk_merged", 200, LARGE),
     Place("round.before_close", 100),
     Place("round.before_journal", 101),
     Place("journal.segment.before_header", 1),
@@ -61,7 +61,7 @@ AT_WORK = [
     Place("version.before_visible", 100),
     Place("version.after_visible", 102, shard=1),
     Place("answer.before_chunk", 401),
-    Place("answer.before_chunk", 42, LARGE),
+    Place("answer.before_chunk", 300, LARGE),
     Place("push.before_ack", 402),
     Place("file.before_rename", 3, SNAPSHOTS),  # the manifest
     Place("snapshot.between_files", 1, SNAPSHOTS),

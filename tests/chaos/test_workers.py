@@ -10,7 +10,7 @@ from test_servers import LARGE, OF_WORKERS, SHORT, Place, all_failpoints
 
 AT_WORK = [
     Place("worker.frame.encoded", 201),
-    Place("worker.frame.half_sent", 11, LARGE),
+    Place("worker.frame.half_sent", 37, LARGE),
     Place("worker.frame.sent", 202),
     Place("worker.frame.acked", 201),
     Place("worker.update.applied", 203),
