@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <random>
 
+#include "absl/synchronization/blocking_counter.h"
 #include "tests/integration/client/cluster.h"
 #include "tests/lib/server_process.h"
 
@@ -19,11 +20,14 @@ constexpr uint64_t kSteps = 60;
 constexpr int kMaxKills = 40;
 
 // Trains to version `steps` + 1 (round 0 calibrates); returns the digest that all workers agree on.
-std::string Train(const v1::JobSpec& spec, const std::vector<std::string>& servers, PullMode pull, uint64_t steps) {
+// `joined_workers` counts down those that have their start.
+std::string Train(const v1::JobSpec& spec, const std::vector<std::string>& servers, PullMode pull, uint64_t steps,
+                  absl::BlockingCounter* joined_workers = nullptr) {
   std::vector<std::string> digests(kWorkers);
   InParallel(kWorkers, [&](int w) {
     Worker worker(spec, w);
     const absl::Status joined = worker.Join(servers, pull);
+    if (joined_workers != nullptr) joined_workers->DecrementCount();
     ASSERT_TRUE(joined.ok()) << joined;
     for (uint64_t step = 0; step < steps; ++step) {
       worker.Fill(step);
@@ -70,8 +74,10 @@ TEST_P(KilledServers, LeaveNoTraceInTheDigest) {
   }
   std::atomic<bool> done{false};
   int kills = 0;
+  absl::BlockingCounter joined_workers(kWorkers);
   std::thread killer([&] {
     std::mt19937 random(4711);
+    joined_workers.Wait();  // a start that is cut off has to be tried again: tests/chaos
     while (!done && kills < kMaxKills) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5 + random() % 60));  // wherever the rounds are by then
       if (done) break;
@@ -80,7 +86,7 @@ TEST_P(KilledServers, LeaveNoTraceInTheDigest) {
       for (auto& server : servers) EXPECT_NE(server->Address(), "");
     }
   });
-  const std::string digest = Train(spec, addresses, c.pull, kSteps);
+  const std::string digest = Train(spec, addresses, c.pull, kSteps, &joined_workers);
   done = true;
   killer.join();
   EXPECT_EQ(digest, expected);

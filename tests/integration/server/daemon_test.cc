@@ -9,6 +9,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "tests/integration/server/raw_worker.h"
 
 namespace gradwire {
@@ -288,7 +290,11 @@ TEST_P(DaemonTest, DrainLetsTheOpenRoundFinishAndTakesNobody) {
   std::thread drain([this] { daemon_->Drain(8000); });
   RawWorker late(address_, SmallSpec("job", 2), "late", 5);
   absl::Status joined = absl::OkStatus();
-  for (int i = 0; i < 200 && joined.ok(); ++i) joined = late.Join(late.JoinRequest()).status();
+  // Until the thread above has begun.
+  for (int i = 0; i < 10'000 && joined.ok(); ++i) {
+    joined = late.Join(late.JoinRequest()).status();
+    absl::SleepFor(absl::Milliseconds(1));
+  }
   EXPECT_EQ(joined.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(b_->PushAll(1, 1.0f), absl::OkStatus());
   EXPECT_TRUE(b_->FollowUpdate(2, true).ok());
