@@ -81,8 +81,17 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
   daemon->registry_ = std::make_unique<JobRegistry>(
       environment, JobRegistry::Limits{config.memory_limit_bytes, config.max_jobs, config.snapshot_journal_bytes},
       daemon->data_.get());
-  daemon->replication_ = std::make_unique<Replication>(ReplicationOptions{config.follow, config.follower_timeout_ms},
-                                                       daemon->registry_.get(), daemon->data_.get(), clock);
+  ReplicationOptions standby{.follow = config.follow,
+                             .follower_timeout_ms = config.follower_timeout_ms,
+                             .lease_ttl_ms = config.lease_ttl_ms,
+                             .make_lease = {}};
+  if (!config.lease.empty()) {
+    standby.make_lease = [lease = config.lease, ttl_ms = config.lease_ttl_ms, clock](const std::string& name) {
+      return MakeLease(lease, {name, ttl_ms}, clock);
+    };
+  }
+  daemon->replication_ =
+      std::make_unique<Replication>(std::move(standby), daemon->registry_.get(), daemon->data_.get(), clock);
   Replication* const replication = daemon->replication_.get();
   GW_RETURN_IF_ERROR(replication->Start());
   GW_FAILPOINT("recovery.before_serving");

@@ -10,6 +10,7 @@
 #include "common/base/status_macros.h"
 #include "common/config/message_file.h"
 #include "gradwire/v1/server_config.pb.h"
+#include "server/lease/lease.h"
 
 namespace gradwire {
 namespace {
@@ -22,6 +23,7 @@ constexpr uint32_t kMaxJobs = 4096;
 constexpr uint32_t kMaxSpinUs = 10'000;
 constexpr uint32_t kMinFollowerTimeoutMs = 100;
 constexpr uint32_t kMaxFollowerTimeoutMs = 600'000;
+constexpr uint32_t kMinLeaseTtlMs = 1000;
 
 uint64_t MachineMemoryBytes() {
   const long pages = sysconf(_SC_PHYS_PAGES);
@@ -59,6 +61,12 @@ absl::Status ServerConfig::Validate() {
   if (!follow.empty() && data_dir.empty()) {
     return absl::InvalidArgumentError("follow needs data_dir: a standby keeps the durable jobs of its primary");
   }
+  GW_RETURN_IF_ERROR(CheckRange("lease_ttl_ms", lease_ttl_ms, kMinLeaseTtlMs, kMaxFollowerTimeoutMs));
+  if (!lease.empty()) GW_RETURN_IF_ERROR(CheckLeaseAddress(lease));
+  if (!lease.empty() && follow.empty()) {
+    return absl::InvalidArgumentError(
+        "lease needs follow: the address of the other server that may hold it, whose standby this one is meanwhile");
+  }
   if (name.find_first_of(" \t\n") != std::string::npos) {
     return absl::InvalidArgumentError(absl::StrFormat("name is '%s'; it must have no blanks", name));
   }
@@ -85,6 +93,8 @@ absl::Status ApplyConfigFile(const std::string& path, ServerConfig* config) {
   if (file.has_data_dir()) config->data_dir = file.data_dir();
   if (file.has_follow()) config->follow = file.follow();
   if (file.has_follower_timeout_ms()) config->follower_timeout_ms = file.follower_timeout_ms();
+  if (file.has_lease()) config->lease = file.lease();
+  if (file.has_lease_ttl_ms()) config->lease_ttl_ms = file.lease_ttl_ms();
   if (file.has_name()) config->name = file.name();
   return absl::OkStatus();
 }

@@ -34,8 +34,8 @@ struct Given {
   std::vector<std::string> listen;
   std::optional<uint64_t> memory_limit_bytes, job_memory_limit_bytes, device_memory_limit_bytes, frame_limit_bytes,
       snapshot_journal_bytes;
-  std::optional<uint32_t> drain_ms, max_jobs, spin_us, follower_timeout_ms;
-  std::optional<std::string> backend, log_level, data_dir, follow, name;
+  std::optional<uint32_t> drain_ms, max_jobs, spin_us, follower_timeout_ms, lease_ttl_ms;
+  std::optional<std::string> backend, log_level, data_dir, follow, lease, name;
   std::string port_file;
   std::string config_path;
 };
@@ -80,6 +80,14 @@ void Define(CLI::App& app, Given& g) {
       "nobody until `gradwire promote`. Needs --data-dir");
   app.add_option("--follower-timeout-ms", g.follower_timeout_ms,
                  "Milliseconds after which rounds no longer wait for a silent standby, 100 to 600000. Default 5000");
+  app.add_option(
+      "--lease", g.lease,
+      "Whoever holds it is primary, the other server (--follow) its standby: etcd://HOST:PORT/KEY, the same for\n"
+      "both. Default: none, `gradwire promote` decides");
+  app.add_option(
+      "--lease-ttl-ms", g.lease_ttl_ms,
+      "Milliseconds without a renewal after which the lease is free, 1000 to 600000; etcd counts in seconds.\n"
+      "Default 10000");
   app.add_option("--name", g.name, "Of this server, in the status of others. Default: host and addresses");
   app.add_option(
       "--snapshot-journal-bytes", g.snapshot_journal_bytes,
@@ -107,6 +115,8 @@ void Overlay(const Given& g, ServerConfig* config) {
   if (g.data_dir) config->data_dir = *g.data_dir;
   if (g.follow) config->follow = *g.follow;
   if (g.follower_timeout_ms) config->follower_timeout_ms = *g.follower_timeout_ms;
+  if (g.lease) config->lease = *g.lease;
+  if (g.lease_ttl_ms) config->lease_ttl_ms = *g.lease_ttl_ms;
   if (g.name) config->name = *g.name;
   config->port_file = g.port_file;
 }

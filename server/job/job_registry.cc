@@ -91,8 +91,8 @@ absl::StatusOr<ReplicatedSink*> JobRegistry::Store(JobShard& shard, bool followi
   stored.set_shard_count(shard.layout().shard_count());
   absl::Status status = data_->CreateJob(stored);
   if (status.ok()) {
-    absl::StatusOr<ReplicatedSink*> sink =
-        OpenJournal(*data_, shard, environment_.clock, {following, SegmentBytes(), on_change_});
+    absl::StatusOr<ReplicatedSink*> sink = OpenJournal(
+        *data_, shard, environment_.clock, {following, SegmentBytes(), {&serve_until_, on_change_, on_lost_sync_}});
     if (sink.ok()) return sink;
     status = sink.status();
   }
@@ -142,6 +142,27 @@ void JobRegistry::FenceAll(const absl::Status& status) {
   ShutAll(status);
 }
 
+absl::Status JobRegistry::BeginFollowing() {
+  std::map<std::string, std::unique_ptr<Snapshotter>, std::less<>> snapshotters;
+  std::map<std::string, std::shared_ptr<JobShard>, std::less<>> jobs;
+  {
+    absl::MutexLock create(&create_mu_);
+    absl::MutexLock lock(&mu_);
+    snapshotters.swap(snapshotters_);
+    jobs.swap(jobs_);
+    durable_.clear();
+    unrecovered_.clear();
+  }
+  snapshotters.clear();
+  for (const auto& [name, job] : jobs) job->StopSink();
+  return Recover(/*following=*/true);
+}
+
+void JobRegistry::ServeUntil(TimeNs until) {
+  serve_until_ = until;
+  for (const DurableJob& job : Durable()) job.sink->Resume();
+}
+
 std::vector<JobRegistry::DurableJob> JobRegistry::Durable() const {
   absl::MutexLock lock(&mu_);
   std::vector<DurableJob> all;
@@ -171,7 +192,8 @@ absl::Status JobRegistry::RecoverJob(const std::string& name, bool following) {
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
                       Make(stored.spec(), stored.shard_index(), stored.shard_count()));
   GW_ASSIGN_OR_RETURN(ReplicatedSink* const sink,
-                      OpenJournal(*data_, *made, environment_.clock, {following, SegmentBytes(), on_change_}));
+                      OpenJournal(*data_, *made, environment_.clock,
+                                  {following, SegmentBytes(), {&serve_until_, on_change_, on_lost_sync_}}));
   Insert(made, sink);
   return absl::OkStatus();
 }

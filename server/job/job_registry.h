@@ -1,8 +1,10 @@
 // The jobs of this server: found by name, created on first use, bounded in number and memory.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -44,6 +46,9 @@ class JobRegistry {
   // Before any job is made: called when durable jobs come, get their parameters or go. Takes no lock of the registry.
   void SetOnChange(std::function<void()> on_change) { on_change_ = std::move(on_change); }
 
+  // The same: called when a standby that rounds waited for is gone. Rounds then wait for ReplicatedSink::Forgive.
+  void SetOnLostSync(std::function<void()> on_lost_sync) { on_lost_sync_ = std::move(on_lost_sync); }
+
   // Makes the jobs of the data directory anew, before anybody joins. A job that cannot be recovered is told of in the
   // log, and to everybody who asks for it, until it is deleted. `following`: this is a standby, their ends stay open.
   absl::Status Recover(bool following);
@@ -53,6 +58,12 @@ class JobRegistry {
   absl::StatusOr<std::shared_ptr<JobShard>> Adopt(const v1::StoredJob& stored, uint64_t layout_digest);
   // The standby was promoted: opens every job to workers. One that cannot be is told of as in Recover.
   void EndFollowing();
+  // After FenceAll: this server becomes a standby. Durable jobs are opened again from what is stored, as in Recover;
+  // the others are gone.
+  absl::Status BeginFollowing();
+  // From then on nothing becomes visible, until it is called again. At first: for ever.
+  void ServeUntil(TimeNs until);
+  TimeNs serve_until() const { return serve_until_; }
   // Another server has taken over: ends every stream with `status`, and nothing becomes visible any more.
   void FenceAll(const absl::Status& status);
   std::vector<DurableJob> Durable() const;
@@ -104,6 +115,8 @@ class JobRegistry {
   const Limits limits_;
   DataDirectory* const data_;
   std::function<void()> on_change_ = [] {};
+  std::function<void()> on_lost_sync_;
+  std::atomic<TimeNs> serve_until_{std::numeric_limits<TimeNs>::max()};
   WarningLimiter stream_warnings_;
 
   absl::Mutex create_mu_ ABSL_ACQUIRED_BEFORE(mu_);  // jobs are made and deleted one at a time, others are served

@@ -1,8 +1,6 @@
 // The journal of a job in a data directory: what a shard is recovered from and writes to.
 #pragma once
 
-#include <functional>
-
 #include "absl/status/statusor.h"
 #include "common/base/clock.h"
 #include "common/storage/data_directory.h"
@@ -12,9 +10,9 @@
 namespace gradwire {
 
 struct JournalUse {
-  bool following = false;            // the shard is a standby's: its end stays open (JobShard::EndReplay)
-  uint64_t segment_bytes = 0;        // about as long as this a segment gets
-  std::function<void()> parameters;  // called when the job got its initial parameters
+  bool following = false;      // the shard is a standby's: its end stays open (JobShard::EndReplay)
+  uint64_t segment_bytes = 0;  // about as long as this a segment gets
+  ReplicationHooks replication;
 };
 
 // Replays what there is into `shard`, which is new and was made from a job of `data`, and gives it a running journal to

@@ -2,8 +2,10 @@
 // later server. Contract: proto/REPLICATION.md, "Epochs".
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
+#include <string>
+
+#include "absl/strings/str_cat.h"
 
 namespace gradwire {
 
@@ -12,5 +14,10 @@ inline constexpr int kStartBits = 32;
 inline uint64_t TermOf(uint64_t epoch) { return epoch >> kStartBits; }
 // The first epoch of the term behind that of `epoch`.
 inline uint64_t NextTerm(uint64_t epoch) { return (TermOf(epoch) + 1) << kStartBits | 1; }
+
+// "TERM.STARTS", for people.
+inline std::string EpochText(uint64_t epoch) {
+  return absl::StrCat(TermOf(epoch), ".", epoch & ((uint64_t{1} << kStartBits) - 1));
+}
 
 }  // namespace gradwire

@@ -11,14 +11,12 @@
 #include "absl/time/time.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
+#include "server/replication/beat.h"
 #include "server/replication/record_pieces.h"
 
 namespace gradwire {
 namespace {
 
-constexpr TimeNs kNsPerMs = 1'000'000;
-// So many beats fit into the time after which silence is a loss.
-constexpr int64_t kBeatsPerTimeout = 10;
 constexpr uint64_t kNotCopied = std::numeric_limits<uint64_t>::max();
 constexpr uint64_t kRecordOverheadBytes = 128;
 
@@ -132,7 +130,7 @@ void Feed::JobsChanged() {
 }
 
 void Feed::Tick() {
-  const TimeNs limit = clock_->Now() - options_.timeout_ms * kNsPerMs;
+  const TimeNs limit = clock_->Now() - NsOfMs(options_.timeout_ms);
   if (heard_ < limit) {
     return Drop(absl::AbortedError(absl::StrFormat("nothing was heard of it for %d ms", options_.timeout_ms)));
   }
@@ -282,7 +280,7 @@ absl::Status Feed::SendRecord(uint32_t job, const journal::Record& record) {
 }
 
 absl::Status Feed::SendBeat() {
-  next_beat_ = clock_->Now() + options_.timeout_ms * kNsPerMs / kBeatsPerTimeout;
+  next_beat_ = clock_->Now() + NsOfMs(options_.timeout_ms) / kBeatsPerTimeout;
   v1::FollowMessage message;
   v1::FollowBeat& beat = *message.mutable_beat();
   const std::vector<JobRegistry::DurableJob> jobs = registry_->Durable();

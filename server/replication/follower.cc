@@ -11,12 +11,11 @@
 #include "absl/time/time.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
+#include "server/replication/beat.h"
 
 namespace gradwire {
 namespace {
 
-constexpr TimeNs kNsPerMs = 1'000'000;
-constexpr int64_t kBeatsPerTimeout = 10;
 constexpr int64_t kFirstPauseMs = 50;
 constexpr int64_t kLastPauseMs = 2000;
 // A state is as long as three frames of its bucket; contributions and headers come to it.
@@ -153,7 +152,7 @@ absl::Status Follower::FollowOnce() {
   while (ended.ok()) {
     ended = line.AwaitEnd(absl::Milliseconds(options_.timeout_ms / kBeatsPerTimeout));
     if (!ended.ok()) break;
-    if (clock_->Now() - line.heard() > options_.timeout_ms * kNsPerMs) {
+    if (clock_->Now() - line.heard() > NsOfMs(options_.timeout_ms)) {
       ended = absl::UnavailableError(absl::StrFormat("nothing was heard of it for %d ms", options_.timeout_ms));
     }
     if (ended.ok()) ended = line.out->Send({v1::FollowRequest().SerializeAsString(), {}});

@@ -20,8 +20,8 @@ T& At(std::vector<T>& list, size_t index) {
 
 }  // namespace
 
-ReplicatedSink::ReplicatedSink(std::unique_ptr<UpdateSink> journal, Clock* clock, std::function<void()> changed)
-    : journal_(std::move(journal)), clock_(clock), changed_(std::move(changed)) {}
+ReplicatedSink::ReplicatedSink(std::unique_ptr<UpdateSink> journal, Clock* clock, ReplicationHooks hooks)
+    : journal_(std::move(journal)), clock_(clock), hooks_(std::move(hooks)) {}
 
 ReplicatedSink::~ReplicatedSink() { Stop(); }
 
@@ -31,7 +31,7 @@ void ReplicatedSink::Append(journal::Record record, std::function<void()> visibl
     const bool initial = record.type == journal::RecordType::kInitial;
     return journal_->Append(std::move(record), [this, initial, visible = std::move(visible)] {
       CallAll({visible});
-      if (initial) changed_();
+      if (initial) hooks_.changed();
     });
   }
   const uint64_t version = record.round + 1;
@@ -62,7 +62,7 @@ void ReplicatedSink::Journaled(uint32_t bucket, uint64_t version) {
 }
 
 void ReplicatedSink::TakeReady(uint32_t index, std::vector<Visible>* ready) {
-  if (index >= buckets_.size()) return;
+  if (index >= buckets_.size() || missed_ || clock_->Now() >= *hooks_.serve_until) return;
   Bucket& bucket = buckets_[index];
   const auto taken_by_all = [&](uint64_t version) ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return std::all_of(taps_.begin(), taps_.end(), [&](const Tap& tap) {
@@ -98,6 +98,15 @@ void ReplicatedSink::Fence() {
   over_ = true;
   mu_.Await(absl::Condition(
       +[](int* calling) { return *calling == 0; }, &calling_));
+}
+
+void ReplicatedSink::Resume() {
+  std::vector<Visible> ready;
+  {
+    absl::MutexLock lock(&mu_);
+    for (uint32_t b = 0; b < buckets_.size(); ++b) TakeReady(b, &ready);
+  }
+  CallAll(ready);
 }
 
 journal::JournalStatus ReplicatedSink::status() const {
@@ -146,12 +155,25 @@ void ReplicatedSink::StatesGiven(RecordFollower* follower) {
 
 void ReplicatedSink::Detach(RecordFollower* follower) {
   std::vector<Visible> ready;
+  bool lost = false;
   {
     absl::MutexLock lock(&mu_);
+    const Tap* tap = TapOf(follower);
+    lost = tap != nullptr && tap->in_sync && hooks_.lost_sync && !over_;
+    missed_ = missed_ || lost;
     std::erase_if(taps_, [follower](const Tap& tap) { return tap.follower == follower; });
     for (uint32_t b = 0; b < buckets_.size(); ++b) TakeReady(b, &ready);
   }
   CallAll(ready);
+  if (lost) hooks_.lost_sync();
+}
+
+void ReplicatedSink::Forgive() {
+  {
+    absl::MutexLock lock(&mu_);
+    missed_ = false;
+  }
+  Resume();
 }
 
 absl::StatusOr<bool> ReplicatedSink::Take(RecordFollower* follower, uint32_t bucket, uint64_t version) {

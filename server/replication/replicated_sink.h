@@ -2,6 +2,7 @@
 // say so. Sits between JobShard and Journal. Contract: proto/REPLICATION.md, "In sync".
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -26,12 +27,21 @@ class RecordFollower {
   virtual void Enqueue(const journal::Record& record) = 0;
 };
 
+// What the sinks of a server share. Called without a lock held.
+struct ReplicationHooks {
+  // Nothing becomes visible from then on, as long as it is not set to later. Outlives the sinks.
+  const std::atomic<TimeNs>* serve_until = nullptr;
+  // Initial parameters were journaled: the job may be followed from now on.
+  std::function<void()> changed;
+  // May be empty. A standby in sync is gone: nothing becomes visible until Forgive.
+  std::function<void()> lost_sync;
+};
+
 // Thread-safe. Owned by its JobShard. Bounded by its rounds: what waits here is not visible, so no round follows it.
 class ReplicatedSink final : public UpdateSink {
  public:
-  // `changed`: called, without a lock held, after initial parameters were journaled: the job may be followed from then
-  // on. `clock` outlives the sink.
-  ReplicatedSink(std::unique_ptr<UpdateSink> journal, Clock* clock, std::function<void()> changed);
+  // `clock` outlives the sink.
+  ReplicatedSink(std::unique_ptr<UpdateSink> journal, Clock* clock, ReplicationHooks hooks);
   ~ReplicatedSink() override;
 
   void Append(journal::Record record, std::function<void()> visible) override;
@@ -54,6 +64,10 @@ class ReplicatedSink final : public UpdateSink {
   bool WaitedSince(const RecordFollower* follower, TimeNs since) const;
   // Nothing becomes visible any more.
   void Fence();
+  // Goes on without the standbys that are gone.
+  void Forgive();
+  // serve_until is later now: calls what had to wait for that.
+  void Resume();
 
  private:
   using Visible = std::function<void()>;
@@ -87,13 +101,14 @@ class ReplicatedSink final : public UpdateSink {
 
   const std::unique_ptr<UpdateSink> journal_;
   Clock* const clock_;
-  const std::function<void()> changed_;
+  const ReplicationHooks hooks_;
 
   mutable absl::Mutex mu_;
   std::vector<Bucket> buckets_ ABSL_GUARDED_BY(mu_);  // grows on demand
   std::vector<Tap> taps_ ABSL_GUARDED_BY(mu_);
   int calling_ ABSL_GUARDED_BY(mu_) = 0;
-  bool over_ ABSL_GUARDED_BY(mu_) = false;  // stopped or fenced
+  bool missed_ ABSL_GUARDED_BY(mu_) = false;  // a standby in sync is gone and was not forgiven
+  bool over_ ABSL_GUARDED_BY(mu_) = false;    // stopped or fenced
 };
 
 }  // namespace gradwire

@@ -35,6 +35,18 @@ absl::Status Replication::Start() {
     for (const auto& feed : Feeds()) feed->JobsChanged();
   });
   const StoredRole stored = data_->role();
+  if (options_.make_lease) {
+    registry_->SetOnLostSync([this] {
+      absl::MutexLock lock(&mu_);
+      lost_sync_ = true;
+      wake_.SignalAll();
+    });
+    // who serves is not for the directory to say
+    GW_RETURN_IF_ERROR(registry_->Recover(/*following=*/true));
+    absl::MutexLock lock(&mu_);
+    role_ = Role::kStandby;
+    return absl::OkStatus();
+  }
   GW_ASSIGN_OR_RETURN(const std::vector<std::string> jobs, data_->Jobs());
   switch (stored.kind) {
     case StoredRole::Kind::kPrimary:
@@ -61,7 +73,7 @@ absl::Status Replication::Start() {
       if (!options_.follow.empty()) return StartAsStandby(stored);
       GW_RETURN_IF_ERROR(registry_->Recover(/*following=*/true));
       absl::MutexLock change(&change_mu_);
-      BecomeFenced(stored.epoch, stored.name);
+      FenceBy(stored.epoch, stored.name);
       return absl::OkStatus();
   }
   return registry_->Recover(/*following=*/false);
@@ -87,20 +99,29 @@ absl::Status Replication::Run(const std::string& name, std::function<void(bool)>
     on_serving_ = std::move(on_serving);
     on_serving_(serving);
   }
-  if (options_.follow.empty() || data_ == nullptr) return absl::OkStatus();
+  if (options_.follow.empty() || data_ == nullptr || role() == Role::kFenced) return absl::OkStatus();
   if (serving) {  // promoted before
-    teller_ = std::thread([this, epoch = epoch()] { TellUntilAnswered(epoch); });
+    absl::MutexLock change(&change_mu_);
+    TellLater(epoch());
     return absl::OkStatus();
   }
-  FollowerOptions follower;
-  follower.primary = options_.follow;
-  follower.name = name;
-  follower.known_epoch = data_->role().epoch;
-  follower.timeout_ms = options_.follower_timeout_ms;
-  auto made = std::make_shared<Follower>(std::move(follower), registry_, clock_);
-  GW_RETURN_IF_ERROR(made->Start());
+  GW_RETURN_IF_ERROR(StartFollower(data_->role().epoch));
+  if (!options_.make_lease) return absl::OkStatus();
+  GW_ASSIGN_OR_RETURN(lease_, options_.make_lease(name));
+  lease_thread_ = std::thread([this] { HoldLease(); });
+  return absl::OkStatus();
+}
+
+absl::Status Replication::StartFollower(uint64_t known_epoch) {
+  FollowerOptions options;
+  options.primary = options_.follow;
+  options.name = name_;
+  options.known_epoch = known_epoch;
+  options.timeout_ms = options_.follower_timeout_ms;
+  auto follower = std::make_shared<Follower>(std::move(options), registry_, clock_);
+  GW_RETURN_IF_ERROR(follower->Start());
   absl::MutexLock lock(&mu_);
-  follower_ = std::move(made);
+  follower_ = std::move(follower);
   return absl::OkStatus();
 }
 
@@ -109,11 +130,15 @@ void Replication::Stop() {
     absl::MutexLock change(&change_mu_);
     on_serving_ = [](bool) {};
   }
-  std::shared_ptr<Follower> follower;
   {
     absl::MutexLock lock(&mu_);
     stop_ = true;
     wake_.SignalAll();
+  }
+  if (lease_thread_.joinable()) lease_thread_.join();
+  std::shared_ptr<Follower> follower;
+  {
+    absl::MutexLock lock(&mu_);
     follower = follower_;
   }
   if (follower != nullptr) follower->Stop();
@@ -139,18 +164,19 @@ absl::Status Replication::CheckServing() const {
 void Replication::HearOf(uint64_t epoch, std::string_view name) {
   if (data_ == nullptr || TermOf(epoch) <= TermOf(this->epoch())) return;
   absl::MutexLock change(&change_mu_);
-  if (CheckServing().ok() && TermOf(epoch) > TermOf(this->epoch())) BecomeFenced(epoch, name);
+  if (CheckServing().ok() && TermOf(epoch) > TermOf(this->epoch())) FenceBy(epoch, name);
 }
 
 absl::Status Replication::Fence(const v1::FenceRequest& request) {
   absl::MutexLock change(&change_mu_);
   if (request.server_epoch() <= epoch() || data_ == nullptr) {
-    return absl::FailedPreconditionError(absl::StrFormat("this server has epoch %d, which %s of epoch %d cannot fence",
-                                                         epoch(), request.name(), request.server_epoch()));
+    return absl::FailedPreconditionError(absl::StrFormat("this server has epoch %s, which %s of epoch %s cannot fence",
+                                                         EpochText(epoch()), request.name(),
+                                                         EpochText(request.server_epoch())));
   }
   switch (role()) {
     case Role::kPrimary:
-      BecomeFenced(request.server_epoch(), request.name());
+      FenceBy(request.server_epoch(), request.name());
       return absl::OkStatus();
     case Role::kStandby:
       return absl::OkStatus();
@@ -166,21 +192,28 @@ Replication::Role Replication::role() const {
   return role_;
 }
 
-void Replication::BecomeFenced(uint64_t epoch, std::string_view name) {
-  const std::string why = absl::StrFormat(
-      "this server is fenced: %s has taken over with epoch %d, this one has %d: ask there, or start "
-      "this one again with --follow to make it a standby",
-      name.empty() ? "another server" : std::string(name), epoch, this->epoch());
+void Replication::FenceBy(uint64_t epoch, std::string_view name) {
+  BecomeFenced(
+      {StoredRole::Kind::kFenced, epoch, std::string(name)},
+      absl::StrFormat("%s has taken over with epoch %s, this one has %s: ask there, or start this one again "
+                      "with --follow to make it a standby",
+                      name.empty() ? "another server" : std::string(name), EpochText(epoch), EpochText(this->epoch())));
+}
+
+void Replication::BecomeFenced(const StoredRole& by, const std::string& why) {
+  const std::string said = "this server is fenced: " + why;
   {
     absl::MutexLock lock(&mu_);
     role_ = Role::kFenced;
-    fenced_why_ = why;
+    fenced_why_ = said;
+    wake_.SignalAll();
   }
-  spdlog::error("{}", why);
-  registry_->FenceAll(NotServing(why));
-  for (const auto& feed : Feeds()) feed->Drop(absl::FailedPreconditionError(why));
+  spdlog::error("{}", said);
+  registry_->FenceAll(NotServing(said));
+  // To a standby this is the end of its primary, not of its being in sync: nothing was shown that it does not have.
+  for (const auto& feed : Feeds()) feed->Drop(NotServing(said));
   on_serving_(false);
-  const absl::Status stored = data_->SetRole({StoredRole::Kind::kFenced, epoch, std::string(name)});
+  const absl::Status stored = data_->SetRole(by);
   if (!stored.ok()) {
     spdlog::error("that this server is fenced could not be written down, do not start it again: {}", stored.ToString());
   }
@@ -194,6 +227,7 @@ absl::Status Replication::CallFence(transport::Channel& channel, uint64_t epoch)
 }
 
 absl::StatusOr<uint64_t> Replication::Promote(bool force) {
+  if (options_.make_lease) return PromoteByLease(force);
   absl::MutexLock change(&change_mu_);
   std::shared_ptr<Follower> follower;
   {
@@ -220,19 +254,30 @@ absl::StatusOr<uint64_t> Replication::Promote(bool force) {
   if (absl::IsFailedPrecondition(told) && !force) return told;
   if (!told.ok()) spdlog::warn("{} could not be told that it is replaced: {}", options_.follow, told.ToString());
   follower->Stop();
-  GW_RETURN_IF_ERROR(data_->RaiseEpoch(next));
-  GW_RETURN_IF_ERROR(data_->SetRole({StoredRole::Kind::kPrimary, known.epoch, ""}));
-  *registry_->environment().server_epoch = next;
+  GW_RETURN_IF_ERROR(Serve(next, known.epoch));
+  if (!told.ok()) TellLater(next);
+  return next;
+}
+
+absl::Status Replication::Serve(uint64_t epoch, uint64_t known_epoch) {
+  GW_RETURN_IF_ERROR(data_->RaiseEpoch(epoch));
+  GW_RETURN_IF_ERROR(data_->SetRole({StoredRole::Kind::kPrimary, known_epoch, ""}));
+  *registry_->environment().server_epoch = epoch;
   registry_->EndFollowing();
   {
     absl::MutexLock lock(&mu_);
     role_ = Role::kPrimary;
     follower_ = nullptr;
+    wake_.SignalAll();
   }
-  spdlog::info("promoted: epoch {}", next);
+  spdlog::info("promoted: epoch {}", EpochText(epoch));
   on_serving_(true);
-  if (!told.ok()) teller_ = std::thread([this, next] { TellUntilAnswered(next); });
-  return next;
+  return absl::OkStatus();
+}
+
+void Replication::TellLater(uint64_t epoch) {
+  if (teller_.joinable()) teller_.join();
+  teller_ = std::thread([this, epoch] { TellUntilAnswered(epoch); });
 }
 
 void Replication::TellUntilAnswered(uint64_t epoch) {
@@ -244,7 +289,7 @@ void Replication::TellUntilAnswered(uint64_t epoch) {
     if (answer.ok() || absl::IsFailedPrecondition(answer)) return;
     absl::MutexLock lock(&mu_);
     if (!stop_) wake_.WaitWithTimeout(&mu_, kTellAgain);
-    if (stop_) return;
+    if (stop_ || role_ != Role::kPrimary) return;
   }
 }
 
@@ -285,6 +330,12 @@ std::vector<std::shared_ptr<Feed>> Replication::Feeds() {
 }
 
 void Replication::Tick() {
+  if (clock_->Now() >= registry_->serve_until()) {
+    absl::MutexLock change(&change_mu_);
+    if (role() == Role::kPrimary && clock_->Now() >= registry_->serve_until()) {
+      BecomeFenced({StoredRole::Kind::kFenced, epoch(), ""}, "its lease has ended and could not be renewed");
+    }
+  }
   for (const auto& feed : Feeds()) feed->Tick();
 }
 

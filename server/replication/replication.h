@@ -15,11 +15,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "common/base/clock.h"
 #include "common/storage/data_directory.h"
 #include "gradwire/v1/operator.pb.h"
 #include "gradwire/v1/replication.pb.h"
 #include "server/job/job_registry.h"
+#include "server/lease/lease.h"
 #include "server/replication/feed.h"
 #include "server/replication/follower.h"
 
@@ -28,9 +30,13 @@ namespace gradwire {
 struct ReplicationOptions {
   std::string follow;  // address of the primary; empty: none
   int64_t follower_timeout_ms = 5000;
+  int64_t lease_ttl_ms = 10'000;
+  // Whoever holds it is primary; `follow` is then the other server that may. The name is this server's. May be empty.
+  std::function<absl::StatusOr<std::unique_ptr<Lease>>(const std::string& name)> make_lease;
 };
 
-// Thread-safe after Start. Owns a thread where this server was promoted: it tells the former primary.
+// Thread-safe after Start. Owns up to two threads: one that tells the former primary that this server was promoted, one
+// that holds the lease.
 class Replication {
  public:
   // `data` may be null: nothing is durable, so nothing is followed. All of them outlive this.
@@ -68,7 +74,24 @@ class Replication {
   enum class Role { kPrimary, kStandby, kFenced };
 
   absl::Status StartAsStandby(const StoredRole& stored);
-  void BecomeFenced(uint64_t epoch, std::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mu_);
+  // `by`: the role to be stored; `why`: for those who ask.
+  void BecomeFenced(const StoredRole& by, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mu_);
+  void FenceBy(uint64_t epoch, std::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mu_);
+  absl::Status StartFollower(uint64_t known_epoch);
+  // Opens the jobs with `epoch`, once that and the role are stored.
+  absl::Status Serve(uint64_t epoch, uint64_t known_epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mu_);
+  void TellLater(uint64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mu_);
+  // replication_lease.cc
+  void HoldLease();
+  // One look at the lease; how long to wait for the next.
+  absl::Duration LookAtLease();
+  TimeNs UntilOf(const Lease::State& state) const;
+  void TakeOver(const Lease::State& state);
+  // Lets rounds go on without a standby that fell out of sync, once it cannot take over any more. False: not yet.
+  bool GoOnAlone() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mu_);
+  std::string WhyNotEligible(const Lease::State& state) const;
+  void StandBy();
+  absl::StatusOr<uint64_t> PromoteByLease(bool force);
   Role role() const;
   absl::Status CallFence(transport::Channel& channel, uint64_t epoch) const;
   void TellUntilAnswered(uint64_t epoch);
@@ -85,9 +108,15 @@ class Replication {
   absl::Mutex change_mu_ ABSL_ACQUIRED_BEFORE(mu_);
   std::function<void(bool)> on_serving_ ABSL_GUARDED_BY(change_mu_) = [](bool) {};
   std::thread teller_;
+  // Of the lease's thread.
+  std::unique_ptr<Lease> lease_;
+  std::string lease_said_;
+  std::thread lease_thread_;
 
   mutable absl::Mutex mu_;
   absl::CondVar wake_;
+  bool lost_sync_ ABSL_GUARDED_BY(mu_) = false;  // with a lease: see GoOnAlone
+  bool forced_ ABSL_GUARDED_BY(mu_) = false;     // an operator wants it whatever it lacks
   Role role_ ABSL_GUARDED_BY(mu_) = Role::kPrimary;
   std::string fenced_why_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<Follower> follower_ ABSL_GUARDED_BY(mu_);

@@ -297,7 +297,7 @@ TEST_F(ReplicationTest, StandbyRefusesAPrimaryOfALowerEpoch) {
   primary_.daemon.reset();
   standby_.daemon.reset();
   // The former primary as a standby knows the later epoch, and what it follows now has an earlier one.
-  standby_ = {.address = "", .directory = "", .follow = "", .daemon = nullptr};
+  standby_ = {.address = "", .directory = "", .follow = ""};
   std::filesystem::remove_all(root_ + "/standby");
   std::filesystem::rename(root_ + "/primary", root_ + "/standby");
   ExpectRefused({HelloOf(3)}, "its epoch is 3");

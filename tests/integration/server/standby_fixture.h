@@ -22,7 +22,8 @@ class StandbyFixture : public testing::Test {
     std::string address;
     std::string directory;
     std::string follow;
-    std::unique_ptr<Daemon> daemon;
+    std::string lease = {};
+    std::unique_ptr<Daemon> daemon = nullptr;
   };
 
   StandbyFixture() : root_(absl::StrCat(testing::TempDir(), "/standby-", getpid())) {
@@ -54,6 +55,9 @@ class StandbyFixture : public testing::Test {
     config.data_dir = node.directory.empty() ? "" : absl::StrCat(root_, "/", node.directory);
     config.follow = node.follow;
     config.follower_timeout_ms = timeout_ms_;
+    config.lease = node.lease;
+    config.lease_ttl_ms = 2000;
+    if (!node.lease.empty()) config.name = node.directory;
     EXPECT_TRUE(config.Validate().ok());
     node.daemon.reset();
     auto daemon = Daemon::Start(config, &clock_);

@@ -249,10 +249,10 @@ TEST_F(StandbyTest, DataDirectoriesAreNotTakenForWhatTheyAreNot) {
   StartWorkers(Spec());
   ASSERT_TRUE(Eventually([&] { return InSync(); }));
   standby_.daemon.reset();
-  Node as_primary = {.address = "", .directory = "standby", .follow = "", .daemon = nullptr};
+  Node as_primary = {.address = "", .directory = "standby", .follow = ""};
   EXPECT_THAT(std::string(TryStart(as_primary).message()), HasSubstr("that of a standby"));
   primary_.daemon.reset();
-  Node as_standby = {.address = "", .directory = "primary", .follow = "inproc://somewhere", .daemon = nullptr};
+  Node as_standby = {.address = "", .directory = "primary", .follow = "inproc://somewhere"};
   EXPECT_THAT(std::string(TryStart(as_standby).message()), HasSubstr("has 1 jobs"));
 }
 

@@ -1,0 +1,167 @@
+// What this server does while a lease says who is primary; see replication.h. All of it on the lease's thread, except
+// for PromoteByLease.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_format.h"
+#include "server/replication/beat.h"
+#include "server/replication/epoch.h"
+#include "server/replication/replication.h"
+
+namespace gradwire {
+namespace {
+
+constexpr int64_t kLooksPerTtl = 3;
+// A primary stops this part of the time to live before the lease ends.
+constexpr int64_t kMarginPerTtl = 10;
+
+}  // namespace
+
+void Replication::HoldLease() {
+  for (;;) {
+    const absl::Duration wait = LookAtLease();
+    absl::MutexLock lock(&mu_);
+    if (!stop_ && !lost_sync_) wake_.WaitWithTimeout(&mu_, wait);
+    if (stop_) break;
+  }
+  registry_->ServeUntil(0);  // before somebody else may
+  lease_->Release();
+}
+
+absl::Duration Replication::LookAtLease() {
+  const absl::Duration wait = absl::Milliseconds(options_.lease_ttl_ms / kLooksPerTtl);
+  const absl::StatusOr<Lease::State> state = lease_->Hold();
+  const std::string said = state.ok() ? "" : std::string(state.status().message());
+  if (!said.empty() && said != lease_said_) spdlog::warn("the lease cannot be looked at: {}", said);
+  lease_said_ = said;
+  if (role() == Role::kFenced) {
+    StandBy();
+    return wait;
+  }
+  if (!state.ok()) return wait / 2;
+  if (role() == Role::kPrimary) {
+    absl::MutexLock change(&change_mu_);
+    if (role() != Role::kPrimary) return absl::ZeroDuration();
+    if (!state->held) {
+      BecomeFenced({StoredRole::Kind::kFenced, epoch(), state->holder},
+                   absl::StrFormat("%s holds the lease now", state->holder.empty() ? "nobody" : state->holder));
+      return absl::ZeroDuration();
+    }
+    // Once it was too late, Tick fences.
+    if (clock_->Now() < registry_->serve_until()) registry_->ServeUntil(UntilOf(*state));
+    return GoOnAlone() ? wait : wait / 2;
+  }
+  if (!state->held) return wait;
+  const std::string why = WhyNotEligible(*state);
+  if (why.empty()) {
+    TakeOver(*state);
+    return wait;
+  }
+  if (why != lease_said_) spdlog::warn("the lease is free, but this server does not take it: {}", why);
+  lease_said_ = why;
+  lease_->Release();
+  return wait;
+}
+
+TimeNs Replication::UntilOf(const Lease::State& state) const {
+  return state.until - NsOfMs(options_.lease_ttl_ms) / kMarginPerTtl;
+}
+
+bool Replication::GoOnAlone() {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!lost_sync_) return true;
+    lost_sync_ = false;
+  }
+  // Who was in sync knows the epoch of before, so it does not take over any more.
+  const uint64_t next = epoch() + 1;
+  absl::Status status = data_->RaiseEpoch(next);
+  if (status.ok()) status = lease_->Announce(next);
+  if (status.ok()) {
+    *registry_->environment().server_epoch = next;
+    for (const JobRegistry::DurableJob& job : registry_->Durable()) job.sink->Forgive();
+    return true;
+  }
+  spdlog::warn("rounds wait: a standby fell out of sync, and that cannot be announced: {}", status.ToString());
+  absl::MutexLock lock(&mu_);
+  lost_sync_ = true;
+  return false;
+}
+
+std::string Replication::WhyNotEligible(const Lease::State& state) const {
+  FollowerState known;
+  {
+    absl::MutexLock lock(&mu_);
+    if (forced_) return "";
+    if (follower_ != nullptr) known = follower_->state();
+  }
+  const StoredRole stored = data_->role();
+  if (state.last_epoch == 0 && (stored.kind == StoredRole::Kind::kNone || stored.kind == StoredRole::Kind::kPrimary)) {
+    return "";
+  }
+  if (state.last_primary == name_ && TermOf(epoch()) == TermOf(state.last_epoch)) return "";
+  if (known.in_sync && (state.last_epoch == 0 || known.epoch == state.last_epoch)) return "";
+  return absl::StrFormat("the last primary was %s with epoch %s, and this server may lack versions of it (%s)",
+                         state.last_primary, EpochText(state.last_epoch),
+                         known.why_not.empty() ? "it fell out of sync" : known.why_not);
+}
+
+void Replication::TakeOver(const Lease::State& state) {
+  absl::MutexLock change(&change_mu_);
+  std::shared_ptr<Follower> follower;
+  {
+    absl::MutexLock lock(&mu_);
+    follower = follower_;
+  }
+  const uint64_t known = std::max({follower->state().epoch, state.last_epoch, data_->role().epoch});
+  const uint64_t next = NextTerm(std::max(epoch(), known));
+  follower->Stop();
+  absl::Status status = data_->RaiseEpoch(next);
+  if (status.ok()) status = lease_->Announce(next);
+  if (status.ok()) {
+    registry_->ServeUntil(UntilOf(state));
+    status = Serve(next, known);
+  }
+  absl::MutexLock lock(&mu_);
+  forced_ = false;
+  if (status.ok()) {
+    lost_sync_ = false;
+    wake_.SignalAll();
+    return;
+  }
+  spdlog::error("the lease is held, but this server cannot serve: {}", status.ToString());
+  lease_->Release();
+}
+
+void Replication::StandBy() {
+  absl::MutexLock change(&change_mu_);
+  const StoredRole stored = data_->role();
+  registry_->ServeUntil(std::numeric_limits<TimeNs>::max());  // a standby shows nothing to workers, whoever holds it
+  absl::Status status = registry_->BeginFollowing();
+  {
+    absl::MutexLock lock(&mu_);
+    role_ = Role::kStandby;
+    lost_sync_ = false;
+  }
+  if (status.ok()) status = StartFollower(stored.epoch);
+  if (!status.ok()) spdlog::error("this server cannot become a standby: {}", status.ToString());
+}
+
+absl::StatusOr<uint64_t> Replication::PromoteByLease(bool force) {
+  absl::MutexLock lock(&mu_);
+  if (role_ == Role::kPrimary) return epoch();
+  if (!force) {
+    return absl::FailedPreconditionError(
+        "the lease decides who is primary: stop the server that holds it, or give --force to let this one take it when "
+        "it is free, whatever it lacks");
+  }
+  forced_ = true;
+  wake_.SignalAll();
+  const auto serves = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return role_ == Role::kPrimary || stop_; };
+  if (mu_.AwaitWithTimeout(absl::Condition(&serves), absl::Milliseconds(2 * options_.lease_ttl_ms))) return epoch();
+  return absl::DeadlineExceededError("the lease was not free; this server takes it once it is");
+}
+
+}  // namespace gradwire
