@@ -146,7 +146,10 @@ class JournalScan {
       result_.bytes += bytes;
       ++result_.records;
     }
-    return absl::OkStatus();
+    // A writer that was killed may have left records that only the system's memory holds. They are gone on from: from
+    // now on they have to survive a loss of power. A torn tail was cut off and synced just now.
+    if (!last || !repair_ || !header.ok() || result_.torn_bytes > 0) return absl::OkStatus();
+    return disk_.Truncate(path, reader.end());
   }
 
   // False: damage, and it was told.

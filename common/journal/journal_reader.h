@@ -29,8 +29,9 @@ struct Damage {
   std::string what;
 };
 
-// Calls `visit` for every record in order. With `repair` a torn tail is cut off and synced, and a last segment without
-// a header is removed. Nobody else writes meanwhile. Errors: DataLoss naming file and offset (JOURNAL.md, "What is
+// Calls `visit` for every record in order. With `repair` a torn tail is cut off, a last segment without a header is
+// removed, and what was read is synced when it returns. Nobody else writes meanwhile. Errors: DataLoss naming file and
+// offset (JOURNAL.md, "What is
 // torn, what is damaged"); FailedPrecondition (the journal of another job, shard map or shard); those of the disk and
 // of `visit`.
 absl::StatusOr<ReadResult> ReadJournal(Disk& disk, const std::string& directory, const Identity& identity, bool repair,

@@ -98,8 +98,16 @@ absl::Status JournalWriter::OpenSegment() {
 
 absl::Status JournalWriter::SyncSegment() {
   GW_FAILPOINT("journal.sync.before");
-  if (absl::Status synced = file_->Sync(); !synced.ok()) return Fail(std::move(synced));
+  if (absl::Status synced = file_->Sync(); !synced.ok()) {
+    sync_failed_ = true;
+    return Fail(std::move(synced));
+  }
   GW_FAILPOINT("journal.sync.after");
+  NoteSynced();
+  return absl::OkStatus();
+}
+
+void JournalWriter::NoteSynced() {
   synced_bytes_ = segments_.back().bytes;
   for (; written_ > 0; --written_) {
     const Record& record = unsynced_.front();
@@ -108,7 +116,6 @@ absl::Status JournalWriter::SyncSegment() {
     unsynced_bytes_ -= HeldBytes(record);
     unsynced_.pop_front();
   }
-  return absl::OkStatus();
 }
 
 absl::Status JournalWriter::Sync() {
@@ -119,12 +126,23 @@ absl::Status JournalWriter::Sync() {
 absl::Status JournalWriter::Heal() {
   if (status_.ok() || fenced_) return status_;
   if (file_ != nullptr) {
-    // What was not synced may be there or not, whatever the disk says from now on: it is cut off and written anew.
-    GW_RETURN_IF_ERROR(disk_->Truncate(SegmentPath(options_.directory, segments_.back().sequence), synced_bytes_));
-    segments_.back().bytes = synced_bytes_;
+    // What a failed sync left may be there or not, whatever the disk says from now on: it is cut off and written anew.
+    // Before a write that failed there are whole records, which may have been seen: they stay, and are synced by this.
+    const uint64_t kept = sync_failed_ ? synced_bytes_ : segments_.back().bytes;
+    if (absl::Status cut = disk_->Truncate(SegmentPath(options_.directory, segments_.back().sequence), kept);
+        !cut.ok()) {
+      sync_failed_ = true;
+      return cut;
+    }
+    segments_.back().bytes = kept;
+    if (sync_failed_) {
+      written_ = 0;
+    } else {
+      NoteSynced();
+    }
+    sync_failed_ = false;
     file_.reset();
   }
-  written_ = 0;
   status_ = absl::OkStatus();
   GW_RETURN_IF_ERROR(WriteBacklog());
   return Sync();

@@ -35,8 +35,9 @@ class JournalWriter {
   absl::Status Append(Record record);
   // Everything appended so far is on disk when it returns ok.
   absl::Status Sync();
-  // Tries to get well: cuts the failed segment to what was synced, writes the backlog to a new one, syncs. Ok without
-  // work where nothing failed. A journal that another server has taken over does not heal.
+  // Tries to get well: cuts the failed segment to its last whole record (after a failed sync: to what was synced before
+  // it), writes the rest of the backlog to a new one, syncs. Ok without work where nothing failed. A journal that
+  // another server has taken over does not heal.
   absl::Status Heal();
   // Forgets the records that are not on disk: the journal has a hole that only a snapshot behind them can close.
   void DropBacklog();
@@ -60,6 +61,7 @@ class JournalWriter {
   absl::Status OpenSegment();
   // Of the open segment; what was written is no longer in the backlog then.
   absl::Status SyncSegment();
+  void NoteSynced();
   // Remembers the first failure; returns it.
   absl::Status Fail(absl::Status status);
 
@@ -68,6 +70,7 @@ class JournalWriter {
   std::deque<Segment> segments_;  // the last one is open while file_ is set
   std::unique_ptr<AppendFile> file_;
   uint64_t synced_bytes_ = 0;  // of the open segment
+  bool sync_failed_ = false;   // of the open segment, since it was opened
   bool half_made_ = false;     // the next segment's file may exist, made by this writer
   bool fenced_ = false;
   absl::Status status_;

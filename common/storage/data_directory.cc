@@ -31,6 +31,13 @@ constexpr std::pair<StoredRole::Kind, const char*> kRoleWords[] = {{StoredRole::
                                                                    {StoredRole::Kind::kStandby, "standby"},
                                                                    {StoredRole::Kind::kFenced, "fenced"}};
 
+std::string ParentOf(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
 std::span<const uint8_t> AsBytes(const std::string& text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
@@ -68,7 +75,9 @@ absl::StatusOr<v1::StoredJob> ReadStoredJob(Disk& disk, const std::string& direc
 
 absl::StatusOr<std::unique_ptr<DataDirectory>> DataDirectory::Open(Disk* disk, const std::string& path) {
   std::unique_ptr<DataDirectory> directory(new DataDirectory(disk, path));
+  const bool is_new = absl::IsNotFound(disk->List(path).status());
   GW_RETURN_IF_ERROR(disk->CreateDirectory(path));
+  if (is_new) GW_RETURN_IF_ERROR(disk->SyncDirectory(ParentOf(path)));
   absl::StatusOr<std::unique_ptr<FileLock>> lock = disk->Lock(path + "/" + kLockFile);
   if (absl::IsUnavailable(lock.status())) {
     return absl::UnavailableError(absl::StrFormat(
@@ -81,6 +90,8 @@ absl::StatusOr<std::unique_ptr<DataDirectory>> DataDirectory::Open(Disk* disk, c
   GW_RETURN_IF_ERROR(disk->CreateDirectory(directory->jobs_));
   GW_RETURN_IF_ERROR(disk->SyncDirectory(path));
   GW_RETURN_IF_ERROR(directory->RemoveLeftovers());
+  // A server that was killed may have left names that only the system's memory holds.
+  GW_RETURN_IF_ERROR(disk->SyncDirectory(directory->jobs_));
   return directory;
 }
 

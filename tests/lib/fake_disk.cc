@@ -132,6 +132,10 @@ void FakeDisk::PowerCycle(std::mt19937& random) {
     }
     content->synced = bytes;
   }
+  ProcessDied();
+}
+
+void FakeDisk::ProcessDied() {
   crashed_ = false;
   crash_at_.reset();
   calls_ = 0;

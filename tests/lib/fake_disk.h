@@ -30,6 +30,8 @@ class FakeDisk final : public Disk {
   uint64_t calls() const { return calls_; }
   // Power is back: what survived is what `random` and the syncs left. Open files are gone.
   void PowerCycle(std::mt19937& random);
+  // Only the process died, by CrashAt or without: the system still has all that was written. Open files are gone.
+  void ProcessDied();
 
   // Bytes of all files together; more gives ResourceExhausted, after as much was written as there was room for.
   void set_capacity(uint64_t bytes) { capacity_ = bytes; }

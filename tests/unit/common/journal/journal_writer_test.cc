@@ -51,6 +51,36 @@ TEST_F(JournalWriterTest, FullDiskHealsWhenThereIsRoom) {
   ExpectRecords(n);
 }
 
+// A process that is killed leaves what it wrote in the memory of the system. Who goes on from there shows it to workers.
+TEST_F(JournalWriterTest, WhatAJournalIsGoneOnFromSurvivesALossOfPower) {
+  JournalWriter killed = MakeWriter(&disk_, {});
+  for (uint64_t n = 0; n < 3; ++n) ASSERT_TRUE(killed.Append(MakeRecord(n)).ok());
+  disk_.ProcessDied();
+  ASSERT_EQ(Recover(disk_, /*repair=*/true).records.size(), 3u);
+  std::mt19937 random(1);
+  disk_.PowerCycle(random);
+  ExpectRecords(3);
+}
+
+// Records that were written may have been seen (durability interval): a process that dies while it heals keeps them.
+TEST_F(JournalWriterTest, AFailedWriteLeavesTheRecordsBeforeIt) {
+  for (uint64_t call = 0; call < 6; ++call) {
+    FakeDisk disk;
+    MakeDirectories(disk);
+    JournalWriter writer = MakeWriter(&disk, {});
+    for (uint64_t n = 0; n < 3; ++n) ASSERT_TRUE(writer.Append(MakeRecord(n)).ok());
+    disk.set_write_error(absl::UnknownError("an I/O error"));
+    EXPECT_FALSE(writer.Append(MakeRecord(3)).ok());
+    disk.set_write_error(absl::OkStatus());
+    disk.CrashAt(disk.calls() + call);
+    writer.Heal().IgnoreError();
+    disk.ProcessDied();
+    const Recovered recovered = Recover(disk, /*repair=*/true);
+    ASSERT_TRUE(recovered.status.ok()) << recovered.status;
+    EXPECT_GE(recovered.records.size(), 3u) << "died at call " << call;
+  }
+}
+
 // After a failed sync the system may have dropped the pages and report success from then on.
 TEST_F(JournalWriterTest, FailedSyncWritesEverythingAgainToAnotherSegment) {
   JournalWriter writer = MakeWriter(&disk_, {});
