@@ -92,7 +92,8 @@ absl::StatusOr<ReplicatedSink*> JobRegistry::Store(JobShard& shard, bool followi
   absl::Status status = data_->CreateJob(stored);
   if (status.ok()) {
     absl::StatusOr<ReplicatedSink*> sink = OpenJournal(
-        *data_, shard, environment_.clock, {following, SegmentBytes(), {&serve_until_, on_change_, on_lost_sync_}});
+        *data_, shard, environment_.clock,
+        {following, SegmentBytes(), {&serve_until_, on_change_, on_lost_sync_}, environment_.adopt_journal});
     if (sink.ok()) return sink;
     status = sink.status();
   }
@@ -191,9 +192,10 @@ absl::Status JobRegistry::RecoverJob(const std::string& name, bool following) {
   GW_ASSIGN_OR_RETURN(const v1::StoredJob stored, data_->LoadJob(name));
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
                       Make(stored.spec(), stored.shard_index(), stored.shard_count()));
-  GW_ASSIGN_OR_RETURN(ReplicatedSink* const sink,
-                      OpenJournal(*data_, *made, environment_.clock,
-                                  {following, SegmentBytes(), {&serve_until_, on_change_, on_lost_sync_}}));
+  GW_ASSIGN_OR_RETURN(
+      ReplicatedSink* const sink,
+      OpenJournal(*data_, *made, environment_.clock,
+                  {following, SegmentBytes(), {&serve_until_, on_change_, on_lost_sync_}, environment_.adopt_journal}));
   Insert(made, sink);
   return absl::OkStatus();
 }
@@ -201,7 +203,7 @@ absl::Status JobRegistry::RecoverJob(const std::string& name, bool following) {
 void JobRegistry::Insert(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink) {
   const std::string& name = shard->job().spec().name();
   std::unique_ptr<Snapshotter> snapshotter;
-  if (sink != nullptr) {
+  if (sink != nullptr && !environment_.adopt_journal) {
     snapshotter =
         std::make_unique<Snapshotter>(shard, &data_->disk(), data_->SnapshotsOf(name), limits_.snapshot_journal_bytes);
   }

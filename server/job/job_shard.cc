@@ -25,11 +25,12 @@ ArraysLimit LimitOfArrays(const JobEnvironment& environment) {
   return {environment.job_memory_limit_bytes, "--job-memory-limit-bytes"};
 }
 
-RoundMachine::Rules RulesOf(const Job& job, const Layout& layout) {
+RoundMachine::Rules RulesOf(const Job& job, const Layout& layout, const JobEnvironment& environment) {
   RoundMachine::Rules rules;
   rules.buckets = layout.bucket_count();
   rules.min_workers = job.spec().min_workers();
   rules.needs_initialization = job.keeps_parameters();
+  rules.recognize_repeats = environment.recognize_repeats;
   rules.membership.max_workers = job.spec().max_workers();
   rules.membership.lease_ns = job.spec().lease_ms() * kNsPerMs;
   rules.quorum = job.spec().rounds().quorum();
@@ -44,7 +45,7 @@ JobShard::JobShard(Job job, Layout layout, uint32_t shard_index, const JobEnviro
       layout_(std::move(layout)),
       shard_index_(shard_index),
       environment_(environment),
-      machine_(RulesOf(job_, layout_)) {}
+      machine_(RulesOf(job_, layout_, environment)) {}
 
 JobShard::~JobShard() { StopSink(); }
 

@@ -43,6 +43,10 @@
 
 namespace gradwire {
 
+namespace journal {
+class Journal;
+}
+
 // What a job gets from the server around it. Everything pointed to outlives the job.
 struct JobEnvironment {
   kernels::Backend* backend = nullptr;
@@ -53,6 +57,11 @@ struct JobEnvironment {
   // Of this server; a promotion raises it.
   std::shared_ptr<std::atomic<uint64_t>> server_epoch = std::make_shared<std::atomic<uint64_t>>(0);
   std::function<void()> tick_sooner;  // may be empty; called without a lock held
+  // Empty: journals and snapshots get threads of their own. A simulator, which takes their turns itself, is given every
+  // journal before it starts, and returns what the job is to write to.
+  std::function<std::unique_ptr<UpdateSink>(std::unique_ptr<journal::Journal>)> adopt_journal;
+  // False only where a simulator proves that it notices (RoundMachine::Rules).
+  bool recognize_repeats = true;
 };
 
 // What one push stream remembers between its chunks. Used by one thread at a time (sinks are serial).

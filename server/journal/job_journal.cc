@@ -74,8 +74,14 @@ absl::StatusOr<ReplicatedSink*> OpenJournal(DataDirectory& data, JobShard& shard
   }
   auto writer = std::make_unique<journal::JournalWriter>(&data.disk(), std::move(options), std::move(found));
   auto journal = std::make_unique<journal::Journal>(OptionsOf(shard), std::move(writer), clock);
-  journal->Start();
-  auto sink = std::make_unique<ReplicatedSink>(std::move(journal), clock, use.replication);
+  std::unique_ptr<UpdateSink> log;
+  if (use.adopt) {
+    log = use.adopt(std::move(journal));
+  } else {
+    journal->Start();
+    log = std::move(journal);
+  }
+  auto sink = std::make_unique<ReplicatedSink>(std::move(log), clock, use.replication);
   ReplicatedSink* const made = sink.get();
   shard.SetSink(std::move(sink));
   return made;

@@ -13,6 +13,7 @@ struct JournalUse {
   bool following = false;      // the shard is a standby's: its end stays open (JobShard::EndReplay)
   uint64_t segment_bytes = 0;  // about as long as this a segment gets
   ReplicationHooks replication;
+  decltype(JobEnvironment::adopt_journal) adopt{};
 };
 
 // Replays what there is into `shard`, which is new and was made from a job of `data`, and gives it a running journal to

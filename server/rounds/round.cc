@@ -78,7 +78,7 @@ absl::Status RoundMachine::CheckRound(MemberId id, uint32_t bucket, uint64_t rou
 
 absl::StatusOr<PushVerdict> RoundMachine::Classify(MemberId id, uint32_t bucket, uint64_t round) const {
   GW_RETURN_IF_ERROR(CheckRound(id, bucket, round));
-  if (history_.Find(id, bucket, round) != nullptr) return PushVerdict::kDuplicate;
+  if (rules_.recognize_repeats && history_.Find(id, bucket, round) != nullptr) return PushVerdict::kDuplicate;
   const Round* open = Find(round);
   const bool over = open == nullptr || open->buckets[bucket].closed;
   if (over && !history_.Knows(id, round)) {

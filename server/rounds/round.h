@@ -61,6 +61,7 @@ class RoundMachine {
     uint32_t quorum = 0;               // contributions with which a bucket may close over the others; 0: all
     double deviations = 0;             // see Lateness
     uint32_t staleness = 0;            // rounds that are open beside the oldest one
+    bool recognize_repeats = true;     // false: a frame that comes twice is merged twice, which simulators must notice
     Membership::Rules membership;
   };
   struct JoinOutcome {

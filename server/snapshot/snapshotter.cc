@@ -18,6 +18,17 @@ constexpr absl::Duration kRetry = absl::Seconds(10);
 
 }  // namespace
 
+absl::Status TakeSnapshot(JobShard& shard, SnapshotFiles& files, absl::Duration patience) {
+  GW_ASSIGN_OR_RETURN(const std::shared_ptr<ShardCapture> capture, shard.Capture(patience));
+  GW_RETURN_IF_ERROR(files.Write(capture->state));
+  GW_ASSIGN_OR_RETURN(const uint64_t oldest, files.RemoveOld(kSnapshotsKept));
+  // Every snapshot that stays can be gone on from: its records stay, and those of the rounds that workers may ask for.
+  shard.NoteSnapshot(capture->state.version, absl::OkStatus());
+  shard.CutJournal(capture->state.version, oldest);
+  spdlog::info("job {}: snapshot of version {} taken", shard.job().spec().name(), capture->state.version);
+  return absl::OkStatus();
+}
+
 Snapshotter::Snapshotter(std::shared_ptr<JobShard> shard, Disk* disk, const std::string& directory,
                          uint64_t journal_bytes)
     : shard_(std::move(shard)),
@@ -57,24 +68,15 @@ void Snapshotter::Run() {
     }
     pause = kLook;
     if (!asked && !Due()) continue;
-    const absl::Status taken = CatchBadAlloc("a snapshot", [this] { return Take(); });
-    if (taken.ok()) continue;
+    const absl::Status taken = CatchBadAlloc("a snapshot", [this] { return TakeSnapshot(*shard_, files_, kPatience); });
+    if (taken.ok()) {
+      journal_at_last_ = shard_->JournalBytes();
+      continue;
+    }
     shard_->NoteSnapshot(0, taken);
     spdlog::warn("job {}: no snapshot was taken: {}", shard_->job().spec().name(), taken.ToString());
     pause = kRetry;
   }
-}
-
-absl::Status Snapshotter::Take() {
-  GW_ASSIGN_OR_RETURN(const std::shared_ptr<ShardCapture> capture, shard_->Capture(kPatience));
-  GW_RETURN_IF_ERROR(files_.Write(capture->state));
-  GW_ASSIGN_OR_RETURN(const uint64_t oldest, files_.RemoveOld(kKeep));
-  // Every snapshot that stays can be gone on from: its records stay, and those of the rounds that workers may ask for.
-  shard_->NoteSnapshot(capture->state.version, absl::OkStatus());
-  shard_->CutJournal(capture->state.version, oldest);
-  journal_at_last_ = shard_->JournalBytes();
-  spdlog::info("job {}: snapshot of version {} taken", shard_->job().spec().name(), capture->state.version);
-  return absl::OkStatus();
 }
 
 }  // namespace gradwire

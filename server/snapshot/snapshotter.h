@@ -8,17 +8,23 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "common/snapshot/snapshot_files.h"
 #include "server/job/job_shard.h"
 
 namespace gradwire {
 
+inline constexpr size_t kSnapshotsKept = 2;  // of one job
+
+// Writes a snapshot of `shard` at the version that its round in progress makes, waits for that round for at most
+// `patience`, and lets go of the snapshots and of the journal that are not needed any more. Errors: those of
+// JobShard::Capture and of `files`.
+absl::Status TakeSnapshot(JobShard& shard, SnapshotFiles& files, absl::Duration patience);
+
 // Thread-safe. Owns its thread, from construction to destruction. In memory: one copy of the shard's parameters and
 // moments, while a snapshot is taken (counted in MemoryBound).
 class Snapshotter {
  public:
-  static constexpr size_t kKeep = 2;  // snapshots on disk
-
   // `journal_bytes`: of growth, after which a snapshot is taken. The disk outlives this.
   Snapshotter(std::shared_ptr<JobShard> shard, Disk* disk, const std::string& directory, uint64_t journal_bytes);
   ~Snapshotter();
@@ -31,7 +37,6 @@ class Snapshotter {
  private:
   void Run();
   bool Due() const;
-  absl::Status Take();
 
   const std::shared_ptr<JobShard> shard_;
   SnapshotFiles files_;  // of the thread

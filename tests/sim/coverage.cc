@@ -1,0 +1,63 @@
+// See coverage.h.
+#include "tests/sim/coverage.h"
+
+#include <iterator>
+
+namespace gradwire::sim {
+namespace {
+
+// In the order of Event.
+constexpr const char* kNames[] = {
+    "connection breaks",
+    "half-open: the server is not told",
+    "half-open: the worker is not told",
+    "partition",
+    "server killed",
+    "server killed at a write",
+    "power lost",
+    "power lost at a write",
+    "server replaced, the old one lives",
+    "disk full",
+    "syncs fail",
+    "writes fail",
+    "worker crashes",
+    "worker paused",
+    "worker slow",
+    "worker leaves",
+    "snapshot asked for",
+    "gradient not finite",
+    "bit of a frame flipped",
+    "frame sent twice",
+    "request lost",
+    "reply lost",
+    "request repeated",
+    "repeat recognized",
+    "frame not included",
+    "frame refused",
+    "worker abstains",
+    "resumed, same server",
+    "resumed after a restart",
+    "frames sent again",
+    "round was over at a resume",
+    "epoch fence: old server refuses",
+    "data loss told to a worker",
+    "joined again as a new incarnation",
+    "lease expired",
+    "torn tail cut",
+    "recovered from a snapshot",
+    "snapshot taken",
+    "journal cut",
+    "rounds wait for a full disk",
+    "rounds go on without the disk",
+    "journal healed",
+    "start interrupted",
+    "elements deferred",
+    "versions lost within the contract",
+};
+static_assert(std::size(kNames) == kEvents);
+
+}  // namespace
+
+const char* NameOf(Event event) { return kNames[static_cast<size_t>(event)]; }
+
+}  // namespace gradwire::sim

@@ -1,0 +1,214 @@
+// See oracle.h.
+#include "tests/sim/oracle.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "common/codec/frame_assembler.h"
+#include "common/wire/frame.h"
+
+namespace gradwire::sim {
+namespace {
+
+constexpr TimeNs kWriteSlack = 100 * kMs;  // that a record may wait for its write beside the interval of syncs
+
+bool Same(const std::vector<Bytes>& a, const std::vector<Bytes>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Bytes& x, const Bytes& y) {
+    return std::equal(x.span().begin(), x.span().end(), y.span().begin(), y.span().end());
+  });
+}
+
+}  // namespace
+
+Oracle::Oracle(World* world, const Setup* setup)
+    : world_(world), setup_(setup), made_(setup->slices()), replays_(setup->shards) {
+  for (const auto& codec : setup->codecs) accumulators_.push_back(codec->NewAccumulator());
+  for (uint32_t shard = 0; shard < setup->shards; ++shard) StartReplay(shard);
+}
+
+void Oracle::StartReplay(uint32_t shard) {
+  Replay& replay = replays_[shard];
+  replay.memory = setup_->InitialParameters();
+  replay.replica = std::make_unique<client::Replica>(
+      setup_->job.get(), setup_->layout.get(), setup_->backend.get(),
+      std::vector<std::span<float>>(replay.memory.begin(), replay.memory.end()), /*with_moments=*/true);
+  replay.digests = {replay.replica->ShardDigest(shard)};
+}
+
+void Oracle::Encoded(uint64_t member, Entry entry, const EncodedFrame& frame) {
+  Frame& kept = frames_[{member, {entry.round, entry.slice}}];
+  if (!kept.chunks.empty())
+    world_->Violate(absl::StrCat("round ", entry.round, " slice ", entry.slice, " was encoded twice by one worker"));
+  kept = {frame.chunks, frame.positions, frame.integers};
+}
+
+RoundPlan Oracle::PlanOf(Entry entry) const {
+  return entry.round == 0 ? setup_->codecs[entry.slice]->InitialPlan()
+                          : made_[entry.slice][entry.round - 1].update.next;
+}
+
+void Oracle::Appended(uint32_t shard, const journal::Record& record) {
+  if (record.type != journal::RecordType::kUpdate) return;
+  const Entry entry{record.round, record.bucket * setup_->shards + shard};
+  std::vector<Made>& made = made_[entry.slice];
+  const std::string where = absl::StrCat("shard ", shard, " bucket ", record.bucket, " round ", record.round);
+  if (record.round > made.size()) return world_->Violate(absl::StrCat(where, " was made before round ", made.size()));
+  if (record.round < made.size() && made[record.round].seen)
+    return world_->Violate(
+        absl::StrCat(where, " is made again: the version that it made was seen by a worker and is lost"));
+  made.resize(record.round);
+  const RoundPlan plan = PlanOf(entry);
+  auto merged = Merge(entry, record, plan);
+  if (!merged.ok()) return world_->Violate(absl::StrCat(where, ": ", merged.status().ToString()));
+  if (!Same(*merged, record.chunks))
+    return world_->Violate(absl::StrCat(where, ": the update is not the sum of the frames that its record names"));
+  auto update = DecodeUpdate(record.chunks, *setup_->job, setup_->LayoutOf(entry.slice), plan);
+  if (!update.ok()) return world_->Violate(absl::StrCat(where, ": ", update.status().ToString()));
+  CheckSums(entry, record, *update);
+  if (!update->deferred.empty()) world_->Count(Event::kDeferredElements);
+  Made& now = made.emplace_back();
+  now.chunks = record.chunks;
+  now.update = *std::move(update);
+  for (const journal::Contribution& c : record.contributions) now.contributions[c.member] = c.included;
+}
+
+absl::StatusOr<std::vector<Bytes>> Oracle::Merge(Entry entry, const journal::Record& record, const RoundPlan& plan) {
+  Accumulator& accumulator = *accumulators_[entry.slice];
+  accumulator.Open(entry.round, plan);
+  uint32_t included = 0;
+  std::vector<float> rates(1);  // of a round without frames
+  for (const journal::Contribution& c : record.contributions) {
+    if (!c.included) continue;
+    const auto frame = frames_.find({c.member, {entry.round, entry.slice}});
+    if (frame == frames_.end()) return absl::InternalError("a contribution was merged that no worker made");
+    FrameAssembler assembler(setup_->codecs[entry.slice].get(), &setup_->LayoutOf(entry.slice), &accumulator, &plan,
+                             entry.round, UINT64_MAX);
+    std::vector<uint8_t> scratch;
+    for (const Bytes& chunk : frame->second.chunks) {
+      GW_ASSIGN_OR_RETURN(const wire::Chunk parsed, wire::ParseReceived({&chunk, 1}, &scratch));
+      GW_RETURN_IF_ERROR(assembler.Add(parsed, {&chunk, 1}));
+    }
+    if (assembler.digest() != c.digest) return absl::InternalError("another frame was merged than the worker made");
+    assembler.Commit();
+    rates = {kLearningRate};
+    ++included;
+  }
+  FrameIdentity id;
+  id.shard = static_cast<uint16_t>(ShardOf(entry.slice));
+  id.bucket = record.bucket;
+  id.round = entry.round;
+  id.learning_rates = rates;
+  GW_ASSIGN_OR_RETURN(UpdateFrame update, accumulator.Finish(id, included));
+  return std::move(update.chunks);
+}
+
+// Of sparse codecs, whose frames say which integers they carry: no accumulator takes part in this.
+void Oracle::CheckSums(Entry entry, const journal::Record& record, const Update& update) {
+  if (!setup_->codecs[entry.slice]->sparse() || entry.round == 0) return;
+  std::map<uint32_t, int64_t> sums;
+  for (const journal::Contribution& c : record.contributions) {
+    if (!c.included) continue;
+    const Frame& frame = frames_.at({c.member, {entry.round, entry.slice}});
+    for (size_t i = 0; i < frame.positions.size(); ++i) sums[frame.positions[i]] += frame.integers[i];
+  }
+  for (uint32_t position : update.deferred) sums.erase(position);
+  for (size_t i = 0; i < update.positions.size(); ++i) {
+    if (update.integers[i] == 0) continue;
+    const auto sum = sums.find(update.positions[i]);
+    if (sum == sums.end() || sum->second != update.integers[i])
+      return world_->Violate(absl::StrCat("round ", entry.round, " slice ", entry.slice, " position ",
+                                          update.positions[i], ": the update has ", update.integers[i],
+                                          ", the workers sent ", sum == sums.end() ? 0 : sum->second));
+    sums.erase(sum);
+  }
+  for (const auto& [position, sum] : sums)
+    if (sum != 0)
+      return world_->Violate(absl::StrCat("round ", entry.round, " slice ", entry.slice, " position ", position,
+                                          ": the workers sent ", sum, ", the update neither has nor defers it"));
+}
+
+void Oracle::Seen(Entry entry, const std::vector<Bytes>& chunks) {
+  std::vector<Made>& made = made_[entry.slice];
+  const std::string where = absl::StrCat("round ", entry.round, " of slice ", entry.slice);
+  if (entry.round >= made.size())
+    return world_->Violate(absl::StrCat(where, " was seen by a worker, and no shard has made it"));
+  if (!chunks.empty() && !Same(chunks, made[entry.round].chunks))
+    return world_->Violate(absl::StrCat(where, ": a worker was given other bytes than the shard has journaled"));
+  for (Made* m = &made[entry.round]; !m->seen; --m) {
+    m->seen = world_->Now();  // and so were those before it
+    if (m == made.data()) break;
+  }
+}
+
+void Oracle::Settled(uint64_t member, Entry entry, bool included) {
+  if (entry.round == 0) return;
+  const std::vector<Made>& made = made_[entry.slice];
+  if (entry.round >= made.size()) return world_->Violate("a worker settled a round that no shard has made");
+  const auto contribution = made[entry.round].contributions.find(member);
+  const bool applied = contribution != made[entry.round].contributions.end() && contribution->second;
+  if (applied == included) return;
+  world_->Violate(absl::StrCat("round ", entry.round, " of slice ", entry.slice,
+                               applied ? ": a contribution was applied, and returned to the worker's residual: twice"
+                                       : ": a contribution was neither applied nor returned: lost"));
+}
+
+bool Oracle::Advance(uint32_t shard, uint64_t version) {
+  Replay& replay = replays_[shard];
+  while (replay.digests.size() <= version) {
+    const uint64_t round = replay.digests.size() - 1;
+    for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards) {
+      if (round >= made_[slice].size()) return false;
+      const absl::Status applied = replay.replica->Apply(setup_->LayoutOf(slice), made_[slice][round].update);
+      if (!applied.ok()) world_->Violate(absl::StrCat("the replay of the updates failed: ", applied.ToString()));
+    }
+    replay.digests.push_back(replay.replica->ShardDigest(shard));
+  }
+  return true;
+}
+
+void Oracle::CheckDigest(uint32_t shard, uint64_t version, const std::string& digest, const std::string& who) {
+  if (!Advance(shard, version))
+    return world_->Violate(absl::StrCat(who, " has version ", version, " of shard ", shard, ", which was never made"));
+  if (replays_[shard].digests[version] == digest) return;
+  world_->Violate(absl::StrCat(who, " has parameters of shard ", shard, " at version ", version,
+                               " that differ from the replay of the update frames"));
+}
+
+uint64_t Oracle::SeenVersion(uint32_t slice) const {
+  const std::vector<Made>& made = made_[slice];
+  const auto last = std::find_if(made.rbegin(), made.rend(), [](const Made& m) { return m.seen.has_value(); });
+  return static_cast<uint64_t>(made.rend() - last);
+}
+
+void Oracle::Recovered(uint32_t shard, uint64_t version, bool may_lose, std::optional<TimeNs> synced_until) {
+  bool lost = false;
+  uint64_t all_seen = UINT64_MAX;
+  for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards) {
+    const uint64_t seen = SeenVersion(slice);
+    all_seen = std::min(all_seen, seen);
+    // Only some buckets of the round behind `version` may be there, and which is not known here.
+    lost = lost || seen > version + 1;
+  }
+  lost = lost || all_seen > version;
+  if (lost && !may_lose)
+    return world_->Violate(
+        absl::StrCat("shard ", shard, " came back with version ", version, "; workers have seen ", all_seen));
+  if (!may_lose) return;
+  if (lost) world_->Count(Event::kRolledBack);
+  for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards) {
+    std::vector<Made>& made = made_[slice];
+    for (uint64_t round = version + 1; round < made.size() && synced_until; ++round) {
+      const TimeNs promised = *synced_until - setup_->job->spec().durability().interval_ms() * kMs - kWriteSlack;
+      if (made[round].seen && *made[round].seen < promised && made[round - 1].seen)
+        return world_->Violate(absl::StrCat("shard ", shard, " came back with version ", version, "; version ",
+                                            round + 1, " was seen longer ago than the interval of syncs"));
+    }
+    if (made.size() > version + 1) made.resize(version + 1);
+    if (made.size() > version) made[version].seen.reset();
+  }
+  if (replays_[shard].digests.size() > version + 1) StartReplay(shard);
+}
+
+}  // namespace gradwire::sim

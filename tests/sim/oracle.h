@@ -1,0 +1,79 @@
+// What must have happened: hears of every frame that workers encode, of every record that shards write, of every
+// version that workers see, and checks them against each other. Knows nothing of rounds, acknowledgements or retries.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/cpp/internal/replica.h"
+#include "client/cpp/internal/round_ledger.h"
+#include "common/codec/codec.h"
+#include "common/codec/update.h"
+#include "common/journal/record.h"
+#include "tests/sim/setup.h"
+#include "tests/sim/world.h"
+
+namespace gradwire::sim {
+
+// Not thread-safe.
+class Oracle {
+ public:
+  using Entry = client::RoundLedger::Entry;
+
+  Oracle(World* world, const Setup* setup);
+
+  // A worker made this frame. Members never make two frames for one entry.
+  void Encoded(uint64_t member, Entry entry, const EncodedFrame& frame);
+  // A shard hands a record to its journal. An update must be what the frames of the contributions that it names give.
+  void Appended(uint32_t shard, const journal::Record& record);
+  // A worker was given the update frame of `entry`, or (empty chunks) the parameters that it makes.
+  void Seen(Entry entry, const std::vector<Bytes>& chunks);
+  // A worker has settled `entry`: `included` is what it thinks of its own frame.
+  void Settled(uint64_t member, Entry entry, bool included);
+  // The parameters of one shard at `version`, as `who` has them.
+  void CheckDigest(uint32_t shard, uint64_t version, const std::string& digest, const std::string& who);
+  // A shard came back with `version`. `may_lose`: versions that were seen. `synced_until`: those that were seen more
+  // than an interval of syncs before it must be there none the less; nothing: no such promise.
+  void Recovered(uint32_t shard, uint64_t version, bool may_lose, std::optional<TimeNs> synced_until);
+
+ private:
+  struct Made {
+    std::vector<Bytes> chunks;
+    std::map<uint64_t, bool> contributions;  // by member: included
+    Update update;
+    std::optional<TimeNs> seen;
+  };
+  struct Frame {
+    std::vector<Bytes> chunks;
+    std::vector<uint32_t> positions;
+    std::vector<int32_t> integers;
+  };
+  // The parameters of one shard, from the update frames alone.
+  struct Replay {
+    std::vector<std::vector<float>> memory;
+    std::unique_ptr<client::Replica> replica;
+    std::vector<std::string> digests;  // by version
+  };
+
+  uint32_t ShardOf(uint32_t slice) const { return slice % setup_->shards; }
+  RoundPlan PlanOf(Entry entry) const;
+  // Merges the frames that the record names. Nothing: a violation was found.
+  absl::StatusOr<std::vector<Bytes>> Merge(Entry entry, const journal::Record& record, const RoundPlan& plan);
+  void CheckSums(Entry entry, const journal::Record& record, const Update& update);
+  void StartReplay(uint32_t shard);
+  bool Advance(uint32_t shard, uint64_t version);
+  uint64_t SeenVersion(uint32_t slice) const;
+
+  World* const world_;
+  const Setup* const setup_;
+  std::vector<std::vector<Made>> made_;                                         // by slice and round
+  std::map<std::pair<uint64_t, std::pair<uint64_t, uint32_t>>, Frame> frames_;  // by member, round, slice
+  std::vector<Replay> replays_;                                                 // by shard
+  std::vector<std::unique_ptr<Accumulator>> accumulators_;
+};
+
+}  // namespace gradwire::sim

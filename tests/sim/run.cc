@@ -1,0 +1,115 @@
+// See run.h.
+#include "tests/sim/run.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "tests/sim/faults.h"
+
+namespace gradwire::sim {
+namespace {
+
+constexpr TimeNs kStartTime = 60 * kSecond;      // within which everybody trains
+constexpr TimeNs kProgressTime = 120 * kSecond;  // within which rounds follow the last fault
+constexpr uint64_t kRoundsAfter = 3;
+constexpr uint64_t kMaxFaults = 6;
+
+}  // namespace
+
+Run::Run(uint64_t seed, Broken broken, bool trace)
+    : world_(seed, trace), setup_(MakeSetup(world_)), oracle_(std::make_unique<Oracle>(&world_, setup_.get())) {
+  for (uint32_t shard = 0; shard < setup_->shards; ++shard)
+    servers_.push_back(std::make_unique<ServerNode>(&world_, setup_.get(), oracle_.get(), shard, broken));
+  for (uint32_t w = 0; w < setup_->workers; ++w)
+    workers_.push_back(std::make_unique<WorkerNode>(&world_, setup_.get(), oracle_.get(), &servers_, w));
+}
+
+bool Run::Step() {
+  if (!world_.Step()) {
+    world_.Violate("nothing happens any more");
+    return false;
+  }
+  for (const auto& server : servers_) server->Settle();
+  return !world_.violated();
+}
+
+bool Run::AllTrain(uint64_t version) const {
+  return std::all_of(workers_.begin(), workers_.end(), [&](const auto& worker) {
+    return worker->session() != nullptr && worker->session()->training() && worker->session()->version() >= version;
+  });
+}
+
+uint64_t Run::NewestVersion() const {
+  uint64_t newest = 0;
+  for (const auto& worker : workers_)
+    if (worker->session() != nullptr) newest = std::max(newest, worker->session()->version());
+  return newest;
+}
+
+void Run::PlanFaults() {
+  uint32_t weights = 0;
+  for (const Fault& fault : Faults()) weights += fault.weight;
+  const uint64_t count = 1 + world_.Below(kMaxFaults);
+  const TimeNs span = world_.Between(100 * kMs, kSecond);
+  faults_end_ = world_.Now() + span;
+  for (uint64_t i = 0; i < count; ++i) {
+    uint64_t choice = world_.Below(weights);
+    const Fault* fault = Faults().data();
+    while (choice >= fault->weight) choice -= (fault++)->weight;
+    world_.After(world_.Between(0, span), [this, fault] {
+      if (!fault->apply(*this)) return;
+      world_.Count(fault->event);
+      world_.Trace([&] { return absl::StrCat("fault: ", NameOf(fault->event)); });
+    });
+  }
+  for (const auto& worker : workers_) {
+    if (world_.Chance(0.2)) worker->flip = 0.02;
+    if (world_.Chance(0.4)) worker->repeat = 0.1;
+    if (world_.Chance(0.2)) worker->bad_gradient = 0.1;
+    for (uint32_t shard = 0; shard < setup_->shards; ++shard) {
+      Path& path = worker->path(shard);
+      if (world_.Chance(0.3)) path.loss = 0.05;
+      if (world_.Chance(0.3)) path.repeats = 0.2;
+      if (world_.Chance(0.3)) path.slowest = 30 * kMs;
+    }
+  }
+}
+
+void Run::StopFaults() {
+  for (const auto& worker : workers_) {
+    worker->flip = worker->repeat = worker->bad_gradient = 0;
+    for (uint32_t shard = 0; shard < setup_->shards; ++shard) {
+      Path& path = worker->path(shard);
+      path.loss = path.repeats = 0;
+    }
+  }
+  for (const auto& server : servers_) {
+    server->HealDisk();
+    server->EndReplaced();
+  }
+}
+
+void Run::Go() {
+  world_.Trace([&] { return setup_->ToString(); });
+  for (const auto& server : servers_) server->Start();
+  for (const auto& worker : workers_) world_.After(world_.Between(0, 50 * kMs), [&worker] { worker->Start(); });
+  while (!AllTrain(2)) {
+    if (!Step()) return;
+    if (world_.Now() > kStartTime) return world_.Violate("the workers do not start");
+  }
+  PlanFaults();
+  while (world_.Now() < faults_end_)
+    if (!Step()) return;
+  StopFaults();
+  world_.Trace([] { return std::string("faults stop"); });
+  const uint64_t target = NewestVersion() + kRoundsAfter;
+  const TimeNs limit = world_.Now() + kProgressTime;
+  while (!AllTrain(target)) {
+    if (!Step()) return;
+    if (world_.Now() > limit)
+      return world_.Violate(absl::StrCat("no progress: version ", target, " was not reached within ",
+                                         kProgressTime / kSecond, " s after the last fault"));
+  }
+}
+
+}  // namespace gradwire::sim

@@ -1,0 +1,250 @@
+// See server_node.h.
+#include "tests/sim/server_node.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/snapshot/snapshot_files.h"
+#include "server/snapshot/snapshotter.h"
+
+namespace gradwire::sim {
+namespace {
+
+constexpr TimeNs kTick = 200 * kMs;
+
+}  // namespace
+
+// Between the job and its journal: tells the oracle, and has the journal's turn taken soon.
+class ServerProcess::Tap final : public UpdateSink {
+ public:
+  Tap(ServerProcess* process, std::unique_ptr<journal::Journal> journal)
+      : process_(process), journal_(std::move(journal)) {}
+
+  void Append(journal::Record record, std::function<void()> visible) override {
+    if (process_->oracle_ != nullptr) process_->oracle_->Appended(process_->shard_, record);
+    World& world = *process_->world_;
+    if (process_->broken_ == Broken::kEarlyAck) {
+      journal_->Append(std::move(record), [] {});
+      visible();
+    } else {
+      journal_->Append(std::move(record), std::move(visible));
+    }
+    process_->SchedulePump(world.Now() + world.Between(10 * kUs, 3 * kMs));
+  }
+  void Stop() override { journal_->Stop(); }
+  journal::JournalStatus status() const override { return journal_->status(); }
+  void SnapshotTaken(uint64_t version, uint64_t keep_from) override {
+    journal_->SnapshotTaken(version, keep_from);
+    process_->SchedulePump(process_->world_->Now() + kMs);
+  }
+
+ private:
+  ServerProcess* const process_;
+  const std::unique_ptr<journal::Journal> journal_;
+};
+
+ServerProcess::ServerProcess(World* world, const Setup* setup, Oracle* oracle, ServerNode* node, uint32_t shard,
+                             uint64_t id, Broken broken)
+    : world_(world),
+      setup_(setup),
+      oracle_(oracle),
+      node_(node),
+      shard_(shard),
+      id_(id),
+      broken_(broken),
+      disk_(&node->disk()) {}
+
+ServerProcess::~ServerProcess() {
+  *here_ = false;
+  for (const auto& weak : streams_)
+    if (const auto stream = weak.lock()) stream->ServerGone(kKeepalive);
+}
+
+absl::Status ServerProcess::Start() {
+  auto data = DataDirectory::Open(&disk_, "/machine/data");
+  if (!data.ok()) return data.status();
+  data_ = *std::move(data);
+  JobEnvironment environment;
+  environment.backend = setup_->backend.get();
+  environment.clock = world_;
+  environment.frame_limit_bytes = 1u << 20;
+  environment.job_memory_limit_bytes = 1u << 30;
+  *environment.server_epoch = data_->epoch();
+  environment.adopt_journal = [this](std::unique_ptr<journal::Journal> journal) {
+    return AdoptJournal(std::move(journal));
+  };
+  environment.tick_sooner = [this] { ScheduleTick(world_->Now() + kMs); };
+  environment.recognize_repeats = broken_ != Broken::kDedup;
+  JobRegistry::Limits limits;
+  limits.memory_bytes = 1u << 30;
+  limits.max_jobs = 1;
+  limits.snapshot_journal_bytes = setup_->segment_bytes;
+  registry_ = std::make_unique<JobRegistry>(environment, limits, data_.get());
+  replication_ = std::make_unique<Replication>(ReplicationOptions(), registry_.get(), data_.get(), world_);
+  worker_ = std::make_unique<WorkerService>(registry_.get(), replication_.get());
+  operator_ = std::make_unique<OperatorService>(registry_.get(), replication_.get());
+  standbys_ = std::make_unique<ReplicationService>(replication_.get());
+  dispatcher_ = std::make_unique<Dispatcher>(worker_.get(), operator_.get(), standbys_.get(), replication_.get());
+  const absl::Status recovered = replication_->Start();
+  if (!recovered.ok()) return recovered;
+  const absl::Status found = registry_->Find("sim").status();
+  if (!found.ok() && !absl::IsNotFound(found)) {
+    if (alive() && absl::IsDataLoss(found))
+      world_->Violate(absl::StrCat("shard ", shard_, " cannot be recovered: ", found.ToString()));
+    return found;
+  }
+  Tick();
+  return absl::OkStatus();
+}
+
+std::shared_ptr<JobShard> ServerProcess::job() {
+  auto job = registry_->Find("sim");
+  return job.ok() ? *job : nullptr;
+}
+
+std::unique_ptr<UpdateSink> ServerProcess::AdoptJournal(std::unique_ptr<journal::Journal> journal) {
+  journal_ = journal.get();
+  return std::make_unique<Tap>(this, std::move(journal));
+}
+
+void ServerProcess::SchedulePump(TimeNs when) {
+  if (pump_at_ >= 0 && pump_at_ <= when) return;
+  pump_at_ = when;
+  world_->At(when, [this, here = here_, when] {
+    if (*here && alive() && pump_at_ == when) Pump();
+  });
+}
+
+void ServerProcess::Pump() {
+  pump_at_ = -1;
+  const uint64_t removed = disk_.removed_segments();
+  const TimeNs next = journal_->Pump();
+  if (!alive()) return;
+  if (disk_.removed_segments() > removed) world_->Count(Event::kJournalCut);
+  const journal::JournalStatus status = journal_->status();
+  if (status.degraded && !was_degraded_) {
+    world_->Trace([&] { return absl::StrCat("shard ", shard_, ": the journal is degraded: ", status.reason); });
+    world_->Count(setup_->waits_for_disk() ? Event::kDiskFullWaits : Event::kDegradedGoesOn);
+  }
+  if (!status.degraded && was_degraded_) world_->Count(Event::kJournalHealed);
+  was_degraded_ = status.degraded;
+  // Rounds that wait are the bound of the backlog; with the policy to go on it is the job's limit.
+  if (setup_->waits_for_disk() && status.backlog_bytes > 64 * setup_->slices() * 1024)
+    world_->Violate(absl::StrCat("shard ", shard_, ": ", status.backlog_bytes,
+                                 " bytes wait for the disk, more than two rounds have"));
+  if (next < INT64_MAX) SchedulePump(std::max(next, world_->Now() + kMs));
+}
+
+void ServerProcess::ScheduleTick(TimeNs when) {
+  if (tick_at_ > world_->Now() && tick_at_ <= when) return;
+  tick_at_ = when;
+  world_->At(when, [this, here = here_, when] {
+    if (*here && alive() && tick_at_ == when) Tick();
+  });
+}
+
+void ServerProcess::Tick() {
+  TimeNs next = world_->Now() + kTick;
+  if (const auto shard = job()) {
+    const int before = shard->Describe(true, false).workers_size();
+    registry_->Tick();
+    if (shard->Describe(true, false).workers_size() < before) {
+      world_->Count(Event::kLeaseExpired);
+      world_->Trace([&] { return absl::StrCat("shard ", shard_, ": a lease expired"); });
+    }
+    if (shard->JournalBytes() > 4 * setup_->segment_bytes && world_->Chance(0.3)) TakeSnapshot();
+    if (const std::optional<TimeNs> due = shard->NextTick()) next = std::clamp(*due, world_->Now() + kMs, next);
+  }
+  ScheduleTick(next);
+}
+
+void ServerProcess::TakeSnapshot() {
+  const auto shard = job();
+  if (shard == nullptr) return;
+  SnapshotFiles files(&disk_, data_->SnapshotsOf("sim"), &shard->job(), &shard->layout(), shard_);
+  // It cannot wait for a round that has begun to close: nothing happens meanwhile here.
+  const absl::Status taken = gradwire::TakeSnapshot(*shard, files, absl::ZeroDuration());
+  if (!alive()) return;
+  world_->Trace([&] { return absl::StrCat("shard ", shard_, ": snapshot: ", taken.ToString()); });
+  if (taken.ok()) world_->Count(Event::kSnapshotTaken);
+}
+
+void ServerProcess::DropStreams(bool silently) {
+  for (const auto& weak : streams_) {
+    const auto stream = weak.lock();
+    if (stream == nullptr) continue;
+    stream->ServerGone(silently ? world_->Between(kSecond, kKeepalive) : world_->Between(kUs, 5 * kMs));
+  }
+  streams_.clear();
+}
+
+void ServerProcess::Replaced() {
+  DropStreams(/*silently=*/false);
+  disk_.Die();
+  oracle_ = nullptr;
+}
+
+ServerNode::ServerNode(World* world, const Setup* setup, Oracle* oracle, uint32_t shard, Broken broken)
+    : world_(world), setup_(setup), oracle_(oracle), shard_(shard), broken_(broken) {
+  disk_.CreateDirectory("/machine").IgnoreError();
+  disk_.SyncDirectory("").IgnoreError();
+}
+
+void ServerNode::Start() {
+  if (process_ != nullptr) return;
+  ++starts_;
+  process_ = std::make_unique<ServerProcess>(world_, setup_, oracle_, this, shard_, starts_, broken_);
+  const uint64_t truncated = process_->disk().truncated();
+  const absl::Status started = process_->Start();
+  if (!started.ok() || !process_->alive()) {
+    world_->Trace([&] { return absl::StrCat("shard ", shard_, ": the server does not start: ", started.ToString()); });
+    if (!process_->alive()) return;  // Settle
+    process_ = nullptr;
+    return world_->After(200 * kMs, [this] { Start(); });
+  }
+  if (process_->disk().truncated() > truncated) world_->Count(Event::kTornTailCut);
+  uint64_t version = 0;
+  if (const auto job = process_->job()) {
+    const v1::JobStatus status = job->Describe(false, true);
+    version = status.version();
+    if (status.durability().snapshot_version() > 0) world_->Count(Event::kRecoveredFromSnapshot);
+  }
+  world_->Trace([&] { return absl::StrCat("shard ", shard_, ": server ", starts_, " is up at version ", version); });
+  const bool may_lose = may_lose_versions_ || (power_lost_at_.has_value() && setup_->may_lose_versions());
+  oracle_->Recovered(shard_, version, may_lose, disk_was_well_ ? power_lost_at_ : std::nullopt);
+  power_lost_at_.reset();
+}
+
+void ServerNode::Kill(bool power, TimeNs away, bool leave_old) {
+  world_->Trace([&] {
+    return absl::StrCat("shard ", shard_, ": ", power ? "power lost" : "server killed", ", back in ", away / kMs,
+                        " ms");
+  });
+  if (power) {
+    std::mt19937 random(static_cast<uint32_t>(world_->Below(UINT32_MAX)));
+    disk_.PowerCycle(random);
+    if (!power_lost_at_) power_lost_at_ = world_->Now();
+  }
+  if (process_ != nullptr && leave_old) {
+    process_->Replaced();
+    replaced_ = std::move(process_);
+  } else if (process_ != nullptr) {
+    process_->DropStreams(world_->Chance(0.2));
+    process_ = nullptr;
+  }
+  world_->After(away, [this] { Start(); });
+}
+
+void ServerNode::Settle() {
+  if (process_ == nullptr || process_->alive()) return;
+  Kill(disk_.crashed(), world_->Between(kMs, kSecond));
+}
+
+void ServerNode::HealDisk() {
+  disk_.set_capacity(UINT64_MAX);
+  disk_.set_sync_error(absl::OkStatus());
+  disk_.set_write_error(absl::OkStatus());
+}
+
+}  // namespace gradwire::sim

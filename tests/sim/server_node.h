@@ -1,0 +1,121 @@
+// One server machine: its disk, and the process that runs on it: the real services, registry, shard and journal, whose
+// turns the simulator takes. A process that was replaced may live on for a while, cut off from the disk.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "common/storage/data_directory.h"
+#include "server/job/job_registry.h"
+#include "server/journal/journal.h"
+#include "server/replication/replication.h"
+#include "server/services/dispatcher.h"
+#include "tests/lib/fake_disk.h"
+#include "tests/sim/network.h"
+#include "tests/sim/oracle.h"
+#include "tests/sim/server_disk.h"
+#include "tests/sim/setup.h"
+#include "tests/sim/world.h"
+
+namespace gradwire::sim {
+
+// What is broken on purpose, to see that the invariants notice.
+enum class Broken { kNothing, kDedup, kEarlyAck };
+
+class ServerNode;
+
+// From the start of a process to its end. Not thread-safe.
+class ServerProcess {
+ public:
+  ServerProcess(World* world, const Setup* setup, Oracle* oracle, ServerNode* node, uint32_t shard, uint64_t id,
+                Broken broken);
+  ~ServerProcess();
+
+  // Recovers the job. An error: the process ends at once.
+  absl::Status Start();
+  Target target() { return {&*dispatcher_, id_}; }
+  uint64_t id() const { return id_; }
+  ServerDisk& disk() { return disk_; }
+  bool alive() const { return !disk_.dead(); }
+  // Cut off from disk, streams and oracle, but it still answers calls.
+  void Replaced();
+  std::shared_ptr<JobShard> job();
+  void Adopt(const std::shared_ptr<SimStream>& stream) { streams_.push_back(stream); }
+  // All streams: their clients hear of it after about `delay`, or never.
+  void DropStreams(bool silently);
+  void TakeSnapshot();
+  journal::Journal* journal() { return journal_; }
+
+ private:
+  class Tap;
+  std::unique_ptr<UpdateSink> AdoptJournal(std::unique_ptr<journal::Journal> journal);
+  void SchedulePump(TimeNs when);
+  void Pump();
+  void ScheduleTick(TimeNs when);
+  void Tick();
+
+  World* const world_;
+  const Setup* const setup_;
+  Oracle* oracle_;
+  ServerNode* const node_;
+  const uint32_t shard_;
+  const uint64_t id_;
+  const Broken broken_;
+  ServerDisk disk_;
+  std::unique_ptr<DataDirectory> data_;
+  std::unique_ptr<JobRegistry> registry_;
+  std::unique_ptr<Replication> replication_;
+  std::unique_ptr<WorkerService> worker_;
+  std::unique_ptr<OperatorService> operator_;
+  std::unique_ptr<ReplicationService> standbys_;
+  std::unique_ptr<Dispatcher> dispatcher_;
+  journal::Journal* journal_ = nullptr;  // of the job
+  TimeNs pump_at_ = -1;
+  TimeNs tick_at_ = -1;
+  bool was_degraded_ = false;
+  std::vector<std::weak_ptr<SimStream>> streams_;
+  std::shared_ptr<bool> here_ = std::make_shared<bool>(true);  // for events that outlive this
+};
+
+class ServerNode {
+ public:
+  ServerNode(World* world, const Setup* setup, Oracle* oracle, uint32_t shard, Broken broken);
+
+  testing_support::FakeDisk& disk() { return disk_; }
+  // Null while it is down.
+  ServerProcess* process() { return process_ == nullptr || !process_->alive() ? nullptr : process_.get(); }
+  // An older process that still answers, if there is one.
+  ServerProcess* replaced() { return replaced_.get(); }
+  void EndReplaced() { replaced_ = nullptr; }
+
+  void Start();
+  // The process is killed; with `power`, the machine loses it, too. It starts again after `away`; `leave_old`: the old
+  // process lives on until the next one has been replaced, too.
+  void Kill(bool power, TimeNs away, bool leave_old = false);
+  // After every event: a process that died in it is cleared away.
+  void Settle();
+  // What faults did to the disk ends.
+  void HealDisk();
+  void NoteDiskFault() { disk_was_well_ = false; }
+  // What a fault does to the disk may take versions along that were seen.
+  void MayLoseVersions() { may_lose_versions_ = true; }
+
+ private:
+  World* const world_;
+  const Setup* const setup_;
+  Oracle* const oracle_;
+  const uint32_t shard_;
+  const Broken broken_;
+  testing_support::FakeDisk disk_;
+  std::unique_ptr<ServerProcess> process_;
+  std::unique_ptr<ServerProcess> replaced_;
+  uint64_t starts_ = 0;
+  std::optional<TimeNs> power_lost_at_;
+  bool disk_was_well_ = true;
+  bool may_lose_versions_ = false;
+};
+
+}  // namespace gradwire::sim

@@ -1,0 +1,96 @@
+// See setup.h.
+#include "tests/sim/setup.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace gradwire::sim {
+namespace {
+
+// Of what a chosen spec gives: an error is the simulator's own.
+template <typename T>
+T Must(absl::StatusOr<T> made) {
+  if (made.ok()) return *std::move(made);
+  std::fprintf(stderr, "%s\n", made.status().ToString().c_str());
+  std::abort();
+}
+
+}  // namespace
+
+std::vector<const Codec*> Setup::CodecPointers() const {
+  std::vector<const Codec*> pointers;
+  for (const auto& codec : codecs) pointers.push_back(codec.get());
+  return pointers;
+}
+
+std::vector<std::vector<float>> Setup::InitialParameters() const {
+  std::vector<std::vector<float>> tensors;
+  for (const Tensor& tensor : job->tensors()) {
+    std::vector<float>& values = tensors.emplace_back(tensor.elements);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 17) / 16.0f - 0.5f;
+  }
+  return tensors;
+}
+
+bool Setup::waits_for_disk() const { return job->spec().durability().on_failure() != v1::DISK_FAILURE_CONTINUE; }
+
+bool Setup::may_lose_versions() const {
+  return job->spec().durability().level() != v1::DURABILITY_FSYNC || !waits_for_disk();
+}
+
+std::string Setup::ToString() const {
+  const v1::JobSpec& spec = job->spec();
+  return absl::StrCat(workers, " workers, ", shards, " shards, ", spec.codec(), ", ",
+                      v1::OptimizerKind_Name(spec.optimizer().kind()), ", ",
+                      v1::DurabilityLevel_Name(spec.durability().level()), waits_for_disk() ? ", waits" : ", goes on",
+                      spec.rounds().quorum() > 0 ? absl::StrCat(", quorum ", spec.rounds().quorum()) : "",
+                      pull == PullMode::kUpdate ? ", pulls updates" : ", pulls parameters");
+}
+
+std::unique_ptr<Setup> MakeSetup(World& world) {
+  auto setup = std::make_unique<Setup>();
+  setup->workers = 1 + static_cast<uint32_t>(world.Below(3));
+  setup->shards = 1 + static_cast<uint32_t>(world.Below(2));
+  setup->segment_bytes = 2048 << world.Below(4);
+  setup->pull = world.Chance(0.8) ? PullMode::kUpdate : PullMode::kParams;
+  v1::JobSpec spec;
+  spec.set_name("sim");
+  const uint64_t tensors = 1 + world.Below(3);
+  for (uint64_t t = 0; t < tensors; ++t) {
+    v1::TensorSpec& tensor = *spec.add_tensors();
+    tensor.set_name(absl::StrCat("t", t));
+    tensor.add_shape(1 + world.Below(200));
+  }
+  static constexpr const char* kCodecs[] = {"dense:values=fixed16", "dense:values=fixed32", "dense:values=fp32",
+                                            "tagc:density=0.1", "tagc:density=0.3"};
+  spec.set_codec(kCodecs[world.Below(5)]);
+  const bool sparse = spec.codec().starts_with("tagc");
+  spec.mutable_optimizer()->set_kind(sparse              ? v1::OPTIMIZER_STEP
+                                     : world.Chance(0.5) ? v1::OPTIMIZER_SGD
+                                                         : v1::OPTIMIZER_ADAMW);
+  spec.mutable_optimizer()->add_groups();
+  spec.set_push(sparse ? v1::PUSH_STEP : v1::PUSH_GRADIENT);
+  spec.set_nonfinite(v1::NONFINITE_REFUSE);
+  spec.set_min_workers(setup->workers);
+  spec.set_max_workers(8);
+  spec.set_lease_ms(2000);
+  spec.set_bucket_bytes(512);
+  spec.set_run_elements(64);
+  spec.set_seed(world.Below(1000));
+  if (setup->workers > 1 && world.Chance(0.4)) spec.mutable_rounds()->set_quorum(setup->workers - 1);
+  v1::DurabilitySpec& durability = *spec.mutable_durability();
+  durability.set_level(world.Chance(0.7) ? v1::DURABILITY_FSYNC : v1::DURABILITY_INTERVAL);
+  durability.set_interval_ms(100);
+  durability.set_on_failure(world.Chance(0.7) ? v1::DISK_FAILURE_WAIT : v1::DISK_FAILURE_CONTINUE);
+  setup->job = std::make_unique<Job>(Must(Job::Make(spec)));
+  setup->layout = std::make_unique<Layout>(Must(Layout::Make(*setup->job, setup->shards)));
+  setup->backend = Must(kernels::MakeBackend("reference"));
+  for (uint32_t slice = 0; slice < setup->layout->bucket_count() * setup->shards; ++slice)
+    setup->codecs.push_back(Must(MakeCodec({setup->job.get(), &setup->LayoutOf(slice), setup->backend.get()})));
+  return setup;
+}
+
+}  // namespace gradwire::sim

@@ -1,0 +1,356 @@
+// Joining, starting, heartbeats and mending, as Starter and ShardLink have them; see worker_node.h.
+#include "tests/sim/worker_link.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/codec/parameters.h"
+
+namespace gradwire::sim {
+namespace {
+
+constexpr TimeNs kCallTimeout = kSecond;
+constexpr TimeNs kReconnectTimeout = 60 * kSecond;
+constexpr TimeNs kFirstBackoff = 50 * kMs;
+constexpr TimeNs kLastBackoff = kSecond;
+constexpr int kMaxJoinPasses = 8;
+
+bool Retryable(const absl::Status& status) { return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status); }
+
+}  // namespace
+
+void LinkEnd::OnMessage(const transport::Message& message) {
+  const auto session = session_.lock();
+  if (session == nullptr) return;
+  session->Guarded([this, session, message] {
+    if (session->links_[shard_]->connection != connection_) return;
+    if (push_) {
+      v1::PushAck ack;
+      if (!ack.ParseFromString(message.control)) return session->world_->Violate("an acknowledgement cannot be parsed");
+      if (ack.outcome() != v1::PUSH_OUTCOME_UNSPECIFIED) session->OnAck(shard_, ack);
+      if (!session->over_ && ack.kind() != v1::PULL_UNSPECIFIED) Take(*session, ack, ack.round() + 1, message);
+    } else {
+      v1::PullMessage pull;
+      if (!pull.ParseFromString(message.control)) return session->world_->Violate("an answer cannot be parsed");
+      Take(*session, pull, pull.version(), message);
+    }
+  });
+}
+
+template <typename Control>
+void LinkEnd::Take(WorkerSession& session, const Control& control, uint64_t version,
+                   const transport::Message& message) {
+  std::vector<Bytes>& open = open_[{control.bucket(), control.kind()}];
+  if (!message.frame.empty()) open.push_back(wire::Flatten(message.frame));
+  if (!control.last() && control.code() == 0) return;
+  std::vector<Bytes> chunks = std::move(open);
+  open_.erase({control.bucket(), control.kind()});
+  const absl::Status status(static_cast<absl::StatusCode>(control.code()), std::string(control.message()));
+  session.OnAnswer(shard_, control.kind(), control.bucket(), version, status, std::move(chunks));
+}
+
+void LinkEnd::OnClosed(const absl::Status& status) {
+  const auto session = session_.lock();
+  if (session == nullptr) return;
+  const absl::Status why =
+      status.ok() || absl::IsCancelled(status) ? absl::UnavailableError("the server ended the stream") : status;
+  session->Guarded([this, session, why] { session->OnBroken(shard_, connection_, why); });
+}
+
+void WorkerSession::Start() {
+  world_->Trace([&] { return absl::StrCat(node_->name(), ": incarnation ", incarnation_, " starts"); });
+  for (uint32_t shard = 0; shard < setup_->shards; ++shard) {
+    links_.push_back(std::make_unique<Link>());
+    links_.back()->answers.resize(setup_->layout->bucket_count());
+  }
+  JoinNext(0, 0, kFirstBackoff);
+}
+
+v1::JoinRequest WorkerSession::RequestTo(uint32_t shard) const {
+  v1::JoinRequest request;
+  request.mutable_identity()->set_job("sim");
+  request.mutable_identity()->set_worker(node_->name());
+  request.mutable_identity()->set_incarnation(incarnation_);
+  *request.mutable_spec() = setup_->job->spec();
+  request.set_shard_index(shard);
+  request.set_shard_count(setup_->shards);
+  request.set_layout_digest(setup_->layout->digest());
+  request.set_may_initialize(may_initialize_ || shard == 0);
+  return request;
+}
+
+void WorkerSession::JoinNext(uint32_t shard, int pass, TimeNs backoff) {
+  if (over_) return;
+  for (; pass > 0 && shard < setup_->shards && links_[shard]->start == version_; ++shard) {
+  }
+  if (shard == setup_->shards) {
+    const bool agreed = std::all_of(links_.begin(), links_.end(), [&](const auto& l) { return l->start == version_; });
+    if (!agreed && pass + 1 == kMaxJoinPasses) return Fail(absl::AbortedError("the shards do not agree on a start"));
+    if (!agreed) return JoinNext(0, pass + 1, kFirstBackoff);
+    started_ = true;
+    return StartStep();
+  }
+  v1::JoinRequest request = RequestTo(shard);
+  request.set_start_version(version_);
+  ServerNode* const server = &node_->server(shard);
+  Call(
+      world_, &node_->path(shard), [server] { return TargetOf(server->process()); }, "gradwire.v1.Worker/Join",
+      request.SerializeAsString(), kCallTimeout,
+      [self = shared_from_this(), shard, pass, backoff](const absl::StatusOr<std::string>& reply) {
+        self->Guarded([self, shard, pass, backoff, reply] {
+          v1::JoinReply parsed;
+          if (reply.ok() && parsed.ParseFromString(*reply)) return self->Joined(shard, pass, parsed);
+          if (!Retryable(reply.status())) return self->Fail(reply.status());
+          self->Later(backoff, [raw = self.get(), shard, pass, backoff] {
+            raw->JoinNext(shard, pass, std::min(2 * backoff, kLastBackoff));
+          });
+        });
+      });
+}
+
+void WorkerSession::Joined(uint32_t shard, int pass, const v1::JoinReply& reply) {
+  Link& link = *links_[shard];
+  link.joined = true;
+  link.start = reply.start_version();
+  link.epoch = reply.server_epoch();
+  link.must_initialize = reply.must_initialize();
+  version_ = std::max(version_, link.start);
+  if (shard == 0 && reply.must_initialize()) may_initialize_ = true;
+  if (pass == 0) {
+    OpenStreams(shard);
+    if (over_) return;
+    link.last_beat = world_->Now();
+    Heartbeat(shard);
+  }
+  JoinNext(shard + 1, pass, kFirstBackoff);
+}
+
+void WorkerSession::StartStep() {
+  if (over_ || !started_ || training()) return;
+  const uint32_t buckets = setup_->layout->bucket_count();
+  bool complete = true;
+  for (uint32_t shard = 0; shard < setup_->shards; ++shard) {
+    Link& link = *links_[shard];
+    const bool upload = version_ == 0 && link.must_initialize;
+    if (upload && !link.uploading && (shard == 0 || links_[0]->uploaded == buckets)) {
+      link.uploading = true;
+      Upload(shard);
+    }
+    if (!link.pulling && (link.refused || !(upload || link.uploading))) {
+      link.pulling = true;
+      RequestPull(shard);
+    }
+    complete = complete && (link.pulling ? link.answered == buckets : link.uploaded == buckets);
+  }
+  if (complete) FinishStart();
+}
+
+void WorkerSession::Upload(uint32_t shard) {
+  for (uint32_t b = 0; b < setup_->layout->bucket_count(); ++b) {
+    const BucketLayout& slice = setup_->layout->at(b, shard);
+    const std::vector<float> values = replica_->Gather(slice);
+    SendTo(shard, EncodeInitialize(slice, incarnation_, values.data()), {});
+  }
+}
+
+void WorkerSession::RequestPull(uint32_t shard) {
+  v1::PullRequest request;
+  request.set_kind(setup_->pull == PullMode::kUpdate ? v1::PULL_STATE : v1::PULL_PARAMS_F32);
+  request.set_version(version_);
+  request.set_bucket_begin(0);
+  request.set_bucket_end(setup_->layout->bucket_count());
+  if (links_[shard]->pull != nullptr) links_[shard]->pull->Send({request.SerializeAsString(), {}}).IgnoreError();
+}
+
+void WorkerSession::FinishStart() {
+  std::vector<RoundPlan> plans;
+  for (uint32_t slice = 0; slice < setup_->slices(); ++slice) {
+    Link& link = *links_[slice % setup_->shards];
+    if (!link.pulling) {
+      plans.push_back(setup_->codecs[slice]->InitialPlan());
+      continue;
+    }
+    auto plan = replica_->Load(setup_->LayoutOf(slice), link.answers[slice / setup_->shards], version_);
+    if (!plan.ok()) return world_->Violate(absl::StrCat("the parameters of a start: ", plan.status().ToString()));
+    plans.push_back(*std::move(plan));
+  }
+  world_->Trace([&] { return absl::StrCat(node_->name(), ": starts at version ", version_); });
+  for (uint32_t shard = 0; shard < setup_->shards; ++shard) {
+    if (links_[shard]->pulling && version_ > 0)
+      for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards)
+        node_->oracle()->Seen({version_ - 1, slice}, {});
+    node_->oracle()->CheckDigest(shard, version_, replica_->ShardDigest(shard), node_->name() + " at its start");
+  }
+  work_ = std::make_unique<client::SliceWork>(
+      client::SliceContext{setup_->job.get(), setup_->layout.get(), setup_->pull, incarnation_, setup_->CodecPointers(),
+                           replica_.get(), gradients_.get()},
+      std::move(plans));
+  client::RoundLedger::Rules rules;
+  rules.buckets = setup_->layout->bucket_count();
+  rules.shards = setup_->shards;
+  for (uint32_t slice = 0; slice < setup_->slices(); ++slice) rules.updates.push_back(work_->NeedsUpdate(slice));
+  rules.parameters = work_->ParametersKind();
+  ledger_ = std::make_unique<client::RoundLedger>(std::move(rules), version_);
+  BeginRound(/*again=*/false);
+}
+
+void WorkerSession::OpenStreams(uint32_t shard) {
+  Link& link = *links_[shard];
+  ServerProcess* const server = node_->server(shard).process();
+  ++link.connection;
+  if (server == nullptr) {
+    link.connected = true;
+    return OnBroken(shard, link.connection, absl::UnavailableError("connection refused"));
+  }
+  const std::weak_ptr<WorkerSession> self = weak_from_this();
+  ServerNode* const node = &node_->server(shard);
+  const auto open = [&](bool push) {
+    auto stream = std::make_shared<SimStream>(world_, &node_->path(shard));
+    link.ends.push_back(std::make_shared<LinkEnd>(self, shard, link.connection, push));
+    server->Adopt(stream);
+    stream->Open(server->target().service, push ? "gradwire.v1.Worker/Push" : "gradwire.v1.Worker/Pull",
+                 link.ends.back(),
+                 [node, id = server->id()] { return node->process() != nullptr && node->process()->id() == id; });
+    return stream;
+  };
+  link.push = open(true);
+  link.pull = open(false);
+  link.connected = true;
+  v1::PushMessage push_open;
+  *push_open.mutable_open() = RequestTo(shard).identity();
+  link.push->Send({push_open.SerializeAsString(), {}}).IgnoreError();
+  v1::PullRequest pull_open;
+  *pull_open.mutable_open() = RequestTo(shard).identity();
+  link.pull->Send({pull_open.SerializeAsString(), {}}).IgnoreError();
+}
+
+bool WorkerSession::SendTo(uint32_t shard, const std::vector<Bytes>& chunks, const std::vector<v1::PullKind>& pull) {
+  Link& link = *links_[shard];
+  if (!link.connected) return false;
+  v1::PushMessage last;
+  for (v1::PullKind kind : pull) last.add_pull(kind);
+  int copies = 1;
+  if (training() && world_->Chance(node_->repeat)) {
+    world_->Count(Event::kFrameRepeated);
+    copies = 2;
+  }
+  for (int copy = 0; copy < copies; ++copy)
+    for (const Bytes& chunk : chunks) {
+      Bytes sent = chunk;
+      if (training() && copies == 1 && world_->Chance(node_->flip)) {
+        world_->Count(Event::kFrameFlipped);
+        std::vector<uint8_t> bytes(chunk.span().begin(), chunk.span().end());
+        bytes[world_->Below(bytes.size())] ^= static_cast<uint8_t>(1u << world_->Below(8));
+        sent = Bytes::FromVector(std::move(bytes));
+      }
+      link.push->Send({&chunk == &chunks.back() ? last.SerializeAsString() : std::string(), {sent}}).IgnoreError();
+    }
+  return true;
+}
+
+void WorkerSession::Heartbeat(uint32_t shard) {
+  if (over_) return;
+  const TimeNs period = setup_->job->spec().lease_ms() * kMs / 3;
+  Link& link = *links_[shard];
+  if (!link.connected) return Later(period, [this, shard] { Heartbeat(shard); });
+  v1::HeartbeatRequest request;
+  *request.mutable_identity() = RequestTo(shard).identity();
+  request.set_may_initialize(may_initialize_ || shard == 0);
+  ServerNode* const server = &node_->server(shard);
+  Call(
+      world_, &node_->path(shard), [server] { return TargetOf(server->process()); }, "gradwire.v1.Worker/Heartbeat",
+      request.SerializeAsString(), std::min(kCallTimeout, period),
+      [self = shared_from_this(), shard, connection = link.connection](const absl::StatusOr<std::string>& reply) {
+        self->Guarded([self, shard, connection, reply] {
+          Link& link = *self->links_[shard];
+          if (link.connection != connection || !link.connected) return;
+          v1::HeartbeatReply parsed;
+          if (reply.ok()) {
+            link.last_beat = self->world_->Now();
+            if (parsed.ParseFromString(*reply) && parsed.must_initialize()) {
+              if (shard == 0) self->may_initialize_ = true;
+              link.must_initialize = true;
+              self->StartStep();
+            }
+          } else if (!Retryable(reply.status())) {
+            self->OnBroken(shard, connection, reply.status());
+          } else if (self->world_->Now() - link.last_beat > self->setup_->job->spec().lease_ms() * kMs) {
+            self->OnBroken(shard, connection, absl::UnavailableError("no answer to heartbeats for a whole lease"));
+          }
+        });
+      });
+  Later(period, [this, shard] { Heartbeat(shard); });
+}
+
+void WorkerSession::Break(uint32_t shard, TimeNs client_delay, TimeNs server_delay) {
+  if (shard < links_.size()) links_[shard]->Drop(client_delay, server_delay);
+}
+
+void WorkerSession::OnBroken(uint32_t shard, uint64_t connection, const absl::Status& status) {
+  Link& link = *links_[shard];
+  if (link.connection != connection || !link.connected) return;
+  link.connected = false;
+  link.Drop(0, world_->Between(kUs, 20 * kMs));
+  // As ShardLink::Mendable, and ResumeRound of a Starter and of an Exchange.
+  if (!(Retryable(status) || absl::IsNotFound(status)) || !training()) return Fail(status);
+  world_->Trace([&] { return absl::StrCat(node_->name(), ": lost shard ", shard, ": ", status.ToString()); });
+  Later(10 * kMs, [this, shard] { Mend(shard, world_->Now() + kReconnectTimeout, kFirstBackoff); });
+}
+
+void WorkerSession::Mend(uint32_t shard, TimeNs deadline, TimeNs backoff) {
+  v1::JoinRequest request = RequestTo(shard);
+  Link& link = *links_[shard];
+  request.set_resume(true);
+  request.set_resume_round(ledger_->round());
+  request.set_known_epoch(link.epoch);
+  ServerNode* const server = &node_->server(shard);
+  // An old server that lives on may be the one that is reached.
+  const bool old = server->replaced() != nullptr && world_->Chance(0.5);
+  Call(
+      world_, &node_->path(shard), [server, old] { return TargetOf(old ? server->replaced() : server->process()); },
+      "gradwire.v1.Worker/Join", request.SerializeAsString(), kCallTimeout,
+      [self = shared_from_this(), shard, deadline, backoff, round = ledger_->round(),
+       old](const absl::StatusOr<std::string>& reply) {
+        self->Guarded([self, shard, deadline, backoff, round, old, reply] {
+          Link& link = *self->links_[shard];
+          World& world = *self->world_;
+          v1::JoinReply parsed;
+          if (reply.ok() && parsed.ParseFromString(*reply)) {
+            world.Count(parsed.server_epoch() == link.epoch ? Event::kResumed : Event::kResumedAfterRestart);
+            if (parsed.server_epoch() < link.epoch)
+              return world.Violate("a server that was replaced took a worker back");
+            link.epoch = parsed.server_epoch();
+            if (parsed.start_version() != round) {
+              world.Count(Event::kRoundOverAtResume);
+              return self->Fail(absl::FailedPreconditionError("the round is over"));
+            }
+            link.last_beat = world.Now();
+            if (old) {  // it ends before the streams are open
+              link.connected = true;
+              return self->OnBroken(shard, ++link.connection, absl::UnavailableError("the old server ended"));
+            }
+            self->OpenStreams(shard);
+            if (self->over_) return;
+            for (Entry entry : self->ledger_->Unanswered(shard)) {
+              world.Count(Event::kResentFrames);
+              self->SendAgain(entry);
+            }
+            return;
+          }
+          if (Retryable(reply.status()) && world.Now() < deadline)
+            return self->Later(backoff, [raw = self.get(), shard, deadline, backoff] {
+              raw->Mend(shard, deadline, std::min(2 * backoff, kLastBackoff));
+            });
+          if (absl::IsDataLoss(reply.status())) {
+            world.Count(Event::kDataLossTold);
+            if (!self->setup_->may_lose_versions())
+              world.Violate(absl::StrCat("a worker is told of lost versions: ", reply.status().ToString()));
+          }
+          if (absl::IsFailedPrecondition(reply.status()))
+            world.Count(old ? Event::kEpochFenced : Event::kRoundOverAtResume);
+          self->Fail(reply.status());
+        });
+      });
+}
+
+}  // namespace gradwire::sim

@@ -1,0 +1,63 @@
+// A worker's connection to one shard: two streams and what of an answer has come. Of WorkerSession.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "common/wire/frame.h"
+#include "tests/sim/worker_node.h"
+
+namespace gradwire::sim {
+
+inline Target TargetOf(ServerProcess* process) { return process == nullptr ? Target() : process->target(); }
+
+// The worker's end of one stream.
+class LinkEnd final : public ClientEnd {
+ public:
+  LinkEnd(std::weak_ptr<WorkerSession> session, uint32_t shard, uint64_t connection, bool push)
+      : session_(std::move(session)), shard_(shard), connection_(connection), push_(push) {}
+  void OnMessage(const transport::Message& message) override;
+  void OnClosed(const absl::Status& status) override;
+
+ private:
+  template <typename Control>
+  void Take(WorkerSession& session, const Control& control, uint64_t version, const transport::Message& message);
+
+  const std::weak_ptr<WorkerSession> session_;
+  const uint32_t shard_;
+  const uint64_t connection_;
+  const bool push_;
+  std::map<std::pair<uint32_t, int>, std::vector<Bytes>> open_;  // by bucket and kind
+};
+
+struct WorkerSession::Link {
+  bool joined = false;
+  bool connected = false;
+  bool mending = false;
+  bool silent_heartbeat = false;
+  uint64_t connection = 0;  // grows with each pair of streams
+  uint64_t epoch = 0;
+  TimeNs last_beat = 0;
+  std::vector<std::shared_ptr<LinkEnd>> ends;  // also of old streams: what is on its way points to them
+  std::shared_ptr<SimStream> push;
+  std::shared_ptr<SimStream> pull;
+  // Starting.
+  uint64_t start = 0;
+  bool must_initialize = false;
+  bool uploading = false;
+  bool pulling = false;
+  bool refused = false;
+  uint32_t uploaded = 0;
+  uint32_t answered = 0;
+  std::vector<std::vector<Bytes>> answers;
+
+  // Both streams break; who hears of it, and when.
+  void Drop(TimeNs client_delay, TimeNs server_delay) {
+    for (const auto& stream : {push, pull})
+      if (stream != nullptr) stream->Break(client_delay, server_delay);
+  }
+};
+
+}  // namespace gradwire::sim

@@ -1,0 +1,288 @@
+// The process of a worker and its training rounds, as Exchange has them; see worker_node.h.
+#include "tests/sim/worker_node.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "tests/sim/worker_link.h"
+
+namespace gradwire::sim {
+
+WorkerNode::WorkerNode(World* world, const Setup* setup, Oracle* oracle,
+                       std::vector<std::unique_ptr<ServerNode>>* servers, uint32_t index)
+    : world_(world),
+      setup_(setup),
+      oracle_(oracle),
+      servers_(servers),
+      name_(absl::StrCat("w", index)),
+      paths_(setup->shards) {}
+
+void WorkerNode::Start() {
+  if (session_ != nullptr) return;
+  session_ = std::make_shared<WorkerSession>(this, ++incarnations_);
+  if (incarnations_ > 1) world_->Count(Event::kJoinedAnew);
+  session_->Start();
+}
+
+void WorkerNode::Crash(TimeNs away) {
+  if (session_ == nullptr) return;
+  world_->Trace([&] { return absl::StrCat(name_, ": crashes, back in ", away / kMs, " ms"); });
+  session_->End(/*leave=*/false);
+  session_ = nullptr;
+  world_->After(away, [this] { Start(); });
+}
+
+void WorkerNode::Leave(TimeNs away) {
+  if (session_ == nullptr) return;
+  world_->Trace([&] { return absl::StrCat(name_, ": leaves, back in ", away / kMs, " ms"); });
+  session_->End(/*leave=*/true);
+  session_ = nullptr;
+  world_->After(away, [this] { Start(); });
+}
+
+void WorkerNode::Pause(TimeNs how_long) {
+  world_->Trace([&] { return absl::StrCat(name_, ": paused for ", how_long / kMs, " ms"); });
+  paused_until_ = std::max(paused_until_, world_->Now() + how_long);
+}
+
+void WorkerNode::SessionFailed() {
+  session_ = nullptr;
+  world_->After(world_->Between(10 * kMs, 300 * kMs), [this] { Start(); });
+}
+
+TimeNs WorkerNode::TakeThink() {
+  if (next_think_) return *std::exchange(next_think_, std::nullopt);
+  return world_->Between(2 * kMs, 60 * kMs);
+}
+
+WorkerSession::WorkerSession(WorkerNode* node, uint64_t incarnation)
+    : node_(node),
+      world_(node->world()),
+      setup_(node->setup()),
+      incarnation_(incarnation),
+      memory_(setup_->InitialParameters()),
+      gradient_(memory_),
+      bytes_(setup_->slices()),
+      bad_(memory_.size()),
+      before_(setup_->slices()),
+      after_(setup_->slices()) {
+  std::vector<const Codec*> of_tensor(memory_.size());
+  for (uint32_t b = 0; b < setup_->layout->bucket_count(); ++b)
+    for (const BucketPart& part : setup_->layout->parts(b))
+      of_tensor[part.tensor] = setup_->codecs[b * setup_->shards].get();
+  gradients_ = std::make_unique<client::GradientStore>(setup_->job.get(), of_tensor, setup_->backend.get());
+  replica_ = std::make_unique<client::Replica>(setup_->job.get(), setup_->layout.get(), setup_->backend.get(),
+                                               std::vector<std::span<float>>(memory_.begin(), memory_.end()),
+                                               setup_->pull == PullMode::kUpdate);
+}
+
+uint64_t WorkerSession::member() const { return MakeMemberId(node_->name(), incarnation_); }
+
+void WorkerSession::Guarded(std::function<void()> call) {
+  if (over_) return;
+  if (node_->paused_until() <= world_->Now()) return call();
+  world_->At(node_->paused_until(), [self = shared_from_this(), call = std::move(call)] { self->Guarded(call); });
+}
+
+void WorkerSession::Later(TimeNs delay, std::function<void()> call) {
+  world_->After(delay, [self = shared_from_this(), call = std::move(call)] { self->Guarded(call); });
+}
+
+void WorkerSession::End(bool leave) {
+  over_ = true;
+  for (uint32_t shard = 0; shard < links_.size(); ++shard) {
+    Link& link = *links_[shard];
+    if (leave && link.joined) {
+      v1::LeaveRequest request;
+      *request.mutable_identity() = RequestTo(shard).identity();
+      ServerNode* const server = &node_->server(shard);
+      Call(
+          world_, &node_->path(shard), [server] { return TargetOf(server->process()); }, "gradwire.v1.Worker/Leave",
+          request.SerializeAsString(), kSecond, [](const absl::StatusOr<std::string>&) {});
+    }
+    link.Drop(0, world_->Between(kUs, 20 * kMs));
+  }
+}
+
+void WorkerSession::Fail(const absl::Status& status) {
+  if (over_) return;
+  world_->Trace([&] { return absl::StrCat(node_->name(), ": the session fails: ", status.ToString()); });
+  if (!training()) world_->Count(Event::kStartInterrupted);
+  End(/*leave=*/false);
+  node_->SessionFailed();
+}
+
+void WorkerSession::BeginRound(bool again) {
+  ledger_->Open();
+  for (client::SliceBytes& bytes : bytes_) bytes = client::SliceBytes();
+  const uint64_t round = ledger_->round();
+  world_->Trace([&] { return absl::StrCat(node_->name(), ": round ", round, " begins"); });
+  for (uint32_t t = 0; t < memory_.size(); ++t) {
+    if (!again) {
+      for (float& x : gradient_[t]) x = static_cast<float>(world_->Below(2001)) / 1000.0f - 1.0f;
+      bad_[t] = world_->Chance(node_->bad_gradient);
+      if (bad_[t]) {
+        world_->Count(Event::kBadGradient);
+        gradient_[t][world_->Below(gradient_[t].size())] = std::numeric_limits<float>::quiet_NaN();
+      }
+      const absl::Status taken = gradients_->Ingest(t, gradient_[t].data(), round);
+      if (taken.ok() == bad_[t]) world_->Violate("a gradient with NaN was taken in, or one without was refused");
+    }
+    if (!bad_[t] && round > 0) gradients_->Select(t, round);
+  }
+  for (uint32_t slice = 0; slice < setup_->slices(); ++slice) SendSlice(slice);
+}
+
+std::vector<float> WorkerSession::ResidualOf(uint32_t slice) {
+  std::vector<float> values;
+  if (!setup_->codecs[slice]->uses_residual()) return values;
+  const BucketLayout& layout = setup_->LayoutOf(slice);
+  const std::vector<RunInput> inputs = gradients_->InputsOf(layout);
+  for (size_t i = 0; i < inputs.size(); ++i)
+    values.insert(values.end(), inputs[i].pending, inputs[i].pending + layout.runs[i].length);
+  return values;
+}
+
+void WorkerSession::SendSlice(uint32_t slice) {
+  const uint64_t round = ledger_->round();
+  bool abstain = false;
+  for (const BucketPart& part : setup_->layout->parts(slice / setup_->shards))
+    abstain = abstain || (round > 0 && bad_[part.tensor]);
+  before_[slice] = ResidualOf(slice);
+  if (!abstain) {
+    const absl::Status encoded = work_->Encode(slice, round, {&kLearningRate, 1}, &bytes_[slice]);
+    if (!encoded.ok()) return world_->Violate(absl::StrCat("encoding failed: ", encoded.ToString()));
+    node_->oracle()->Encoded(member(), {round, slice}, *bytes_[slice].frame);
+  }
+  after_[slice] = ResidualOf(slice);
+  // One after the other, so that a crash or a break may come between any two.
+  Later(world_->Between(0, 500 * kUs), [this, round, slice, abstain] {
+    if (ledger_->IsOpen(round)) SendFrame({round, slice}, abstain);
+  });
+}
+
+void WorkerSession::SendFrame(Entry entry, bool abstain) {
+  if (abstain) {
+    world_->Count(Event::kAbstained);
+    ledger_->Abstains(entry);
+  }
+  const std::vector<Bytes> chunks =
+      abstain ? work_->EncodeAbstain(entry.slice, entry.round) : bytes_[entry.slice].frame->chunks;
+  SendTo(entry.slice % setup_->shards, chunks, ledger_->Wanted(entry));
+  client::RoundLedger::Actions actions;
+  ledger_->Sent(entry, &actions);
+  Run(actions);
+}
+
+void WorkerSession::SendAgain(Entry entry) {
+  if (ledger_->SendAgain(entry)) SendFrame(entry, ledger_->abstained(entry));
+}
+
+void WorkerSession::OnAck(uint32_t shard, const v1::PushAck& ack) {
+  if (!training()) {
+    Link& link = *links_[shard];
+    if (ack.outcome() != v1::PUSH_REFUSED) {
+      ++link.uploaded;
+    } else if (ack.code() == static_cast<int>(absl::StatusCode::kAlreadyExists) ||
+               ack.code() == static_cast<int>(absl::StatusCode::kFailedPrecondition)) {
+      link.refused = true;
+    } else {
+      return Fail(absl::InternalError(ack.message()));
+    }
+    return StartStep();
+  }
+  if (ack.outcome() == v1::PUSH_DUPLICATE) world_->Count(Event::kDuplicateRecognized);
+  if (ack.bucket() >= setup_->layout->bucket_count()) return world_->Violate("an acknowledgement of no bucket");
+  client::RoundLedger::Actions actions;
+  switch (ledger_->Acked({ack.round(), ack.bucket() * setup_->shards + shard}, ack.outcome(), &actions)) {
+    case client::RoundLedger::AckEffect::kNotIncluded:
+      world_->Count(Event::kNotIncluded);
+      break;
+    case client::RoundLedger::AckEffect::kRefused:
+      world_->Trace([&] { return absl::StrCat(node_->name(), ": refused: ", ack.message()); });
+      world_->Count(Event::kRefused);
+      break;
+    case client::RoundLedger::AckEffect::kLost:
+      return Fail(absl::FailedPreconditionError(ack.message()));
+    case client::RoundLedger::AckEffect::kIgnored:
+    case client::RoundLedger::AckEffect::kIncluded:
+      break;
+  }
+  Run(actions);
+}
+
+void WorkerSession::OnAnswer(uint32_t shard, v1::PullKind kind, uint32_t bucket, uint64_t version,
+                             const absl::Status& status, std::vector<Bytes> chunks) {
+  if (!training()) {
+    Link& link = *links_[shard];
+    if (!status.ok()) return Fail(status);
+    if (version != version_ || bucket >= link.answers.size() || !link.answers[bucket].empty()) return;
+    link.answers[bucket] = std::move(chunks);
+    ++link.answered;
+    return StartStep();
+  }
+  if (version <= ledger_->round()) return;
+  if (!status.ok()) return Fail(status);
+  const Entry entry{version - 1, bucket * setup_->shards + shard};
+  client::RoundLedger::Actions actions;
+  switch (ledger_->Answered(entry, kind, &actions)) {
+    case client::RoundLedger::AnswerEffect::kTaken:
+      node_->oracle()->Seen(entry, kind == v1::PULL_UPDATE ? chunks : std::vector<Bytes>());
+      (kind == v1::PULL_UPDATE ? bytes_[entry.slice].update_chunks : bytes_[entry.slice].parameter_chunks) =
+          std::move(chunks);
+      return Run(actions);
+    case client::RoundLedger::AnswerEffect::kRepeated:
+      return;
+    case client::RoundLedger::AnswerEffect::kUnexpected:
+      return world_->Violate(
+          absl::StrCat(node_->name(), " was given version ", version, " in round ", ledger_->round()));
+  }
+}
+
+void WorkerSession::Run(const client::RoundLedger::Actions& actions) {
+  for (Entry entry : actions.abstain)
+    Later(0, [this, entry] {
+      if (!ledger_->SendAgain(entry)) return;
+      SendFrame(entry, /*abstain=*/true);
+    });
+  for (Entry entry : actions.decode) Settle(entry);
+}
+
+void WorkerSession::Settle(Entry entry) {
+  client::SliceBytes& bytes = bytes_[entry.slice];
+  const bool included = ledger_->included(entry);
+  absl::Status status = work_->Decode(entry.slice, entry.round, &bytes);
+  if (status.ok()) status = work_->Apply(entry.slice, entry.round, included, &bytes);
+  if (!status.ok()) return world_->Violate(absl::StrCat(node_->name(), ": ", status.ToString()));
+  node_->oracle()->Settled(member(), entry, included);
+  CheckResidual(entry, included);
+  bytes = client::SliceBytes();
+  ledger_->Settled(entry);
+  if (ledger_->AllSettled(entry.round)) EndRound();
+}
+
+// To the last bit: what was not sent, or not merged, is where it was before; what nobody could decode, too.
+void WorkerSession::CheckResidual(Entry entry, bool included) {
+  if (entry.round == 0 || before_[entry.slice].empty()) return;
+  std::vector<float> expected = included ? after_[entry.slice] : before_[entry.slice];
+  if (included)
+    for (uint32_t position : bytes_[entry.slice].update.deferred) expected[position] = before_[entry.slice][position];
+  const std::vector<float> residual = ResidualOf(entry.slice);
+  if (std::memcmp(residual.data(), expected.data(), residual.size() * sizeof(float)) == 0) return;
+  world_->Violate(absl::StrCat(node_->name(), ": after round ", entry.round, " the residual of slice ", entry.slice,
+                               " is not what was left of the gradient"));
+}
+
+void WorkerSession::EndRound() {
+  const uint64_t version = ledger_->round() + 1;
+  for (uint32_t shard = 0; shard < setup_->shards; ++shard)
+    node_->oracle()->CheckDigest(shard, version, replica_->ShardDigest(shard), node_->name());
+  ledger_->Close();
+  if (version == 1) return BeginRound(/*again=*/true);
+  gradients_->EndRound();
+  Later(node_->TakeThink(), [this] { BeginRound(/*again=*/false); });
+}
+
+}  // namespace gradwire::sim

@@ -1,0 +1,147 @@
+// One worker: a training loop whose process may crash and come back. What a process knows of its rounds, encodes and
+// applies is the client library's (RoundLedger, SliceWork, GradientStore, Replica); how it joins, starts, notices
+// breaks and mends them is written here as ShardLink, Starter and Exchange do it, without their threads.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/cpp/internal/gradients.h"
+#include "client/cpp/internal/replica.h"
+#include "client/cpp/internal/round_ledger.h"
+#include "client/cpp/internal/slice_work.h"
+#include "gradwire/v1/worker.pb.h"
+#include "tests/sim/network.h"
+#include "tests/sim/oracle.h"
+#include "tests/sim/server_node.h"
+#include "tests/sim/setup.h"
+#include "tests/sim/world.h"
+
+namespace gradwire::sim {
+
+class WorkerNode;
+
+// One incarnation, from its start to its end. Owned by its node; events of one that has ended do nothing.
+class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
+ public:
+  WorkerSession(WorkerNode* node, uint64_t incarnation);
+  void Start();
+  void End(bool leave);
+  // A break of the connection to one shard. Each end hears of it or not.
+  void Break(uint32_t shard, TimeNs client_delay, TimeNs server_delay);
+  bool training() const { return work_ != nullptr; }
+  uint64_t version() const { return ledger_ ? ledger_->round() : 0; }
+
+ private:
+  using Entry = client::RoundLedger::Entry;
+  struct Link;
+  friend class LinkEnd;
+
+  // Joining and starting, as Starter.
+  void JoinNext(uint32_t shard, int pass, TimeNs backoff);
+  void Joined(uint32_t shard, int pass, const v1::JoinReply& reply);
+  void StartStep();
+  void Upload(uint32_t shard);
+  void RequestPull(uint32_t shard);
+  void FinishStart();
+
+  // As ShardLink.
+  v1::JoinRequest RequestTo(uint32_t shard) const;
+  void OpenStreams(uint32_t shard);
+  void Heartbeat(uint32_t shard);
+  void OnBroken(uint32_t shard, uint64_t connection, const absl::Status& status);
+  void Mend(uint32_t shard, TimeNs deadline, TimeNs backoff);
+  void Fail(const absl::Status& status);
+  bool SendTo(uint32_t shard, const std::vector<Bytes>& chunks, const std::vector<v1::PullKind>& pull);
+
+  // As Exchange.
+  // `again`: round 0 is over, the same gradients travel as round 1.
+  void BeginRound(bool again);
+  void SendSlice(uint32_t slice);
+  void SendFrame(Entry entry, bool abstain);
+  void SendAgain(Entry entry);
+  void OnAck(uint32_t shard, const v1::PushAck& ack);
+  void OnAnswer(uint32_t shard, v1::PullKind kind, uint32_t bucket, uint64_t version, const absl::Status& status,
+                std::vector<Bytes> chunks);
+  void Run(const client::RoundLedger::Actions& actions);
+  void Settle(Entry entry);
+  void EndRound();
+  void CheckResidual(Entry entry, bool included);
+
+  // Runs `call` later, unless the session has ended or its process is paused, which puts it off.
+  void Later(TimeNs delay, std::function<void()> call);
+  void Guarded(std::function<void()> call);
+  uint64_t member() const;
+  std::vector<float> ResidualOf(uint32_t slice);
+
+  WorkerNode* const node_;
+  World* const world_;
+  const Setup* const setup_;
+  const uint64_t incarnation_;
+  bool over_ = false;
+  std::vector<std::unique_ptr<Link>> links_;
+  // Starting.
+  uint64_t version_ = 0;
+  bool may_initialize_ = false;
+  bool started_ = false;
+  // Training.
+  std::vector<std::vector<float>> memory_;
+  std::vector<std::vector<float>> gradient_;
+  std::unique_ptr<client::Replica> replica_;
+  std::unique_ptr<client::GradientStore> gradients_;
+  std::unique_ptr<client::SliceWork> work_;
+  std::unique_ptr<client::RoundLedger> ledger_;
+  std::vector<client::SliceBytes> bytes_;
+  std::vector<bool> bad_;                   // by tensor: its gradient was refused
+  std::vector<std::vector<float>> before_;  // by slice: the residual before the frame was encoded
+  std::vector<std::vector<float>> after_;   // and behind it
+};
+
+class WorkerNode {
+ public:
+  WorkerNode(World* world, const Setup* setup, Oracle* oracle, std::vector<std::unique_ptr<ServerNode>>* servers,
+             uint32_t index);
+
+  void Start();
+  void Crash(TimeNs away);
+  void Leave(TimeNs away);
+  void Pause(TimeNs how_long);
+  void SlowDown(TimeNs how_long) { next_think_ = how_long; }
+  // A session that cannot go on: a new process is started, as an operator would.
+  void SessionFailed();
+
+  WorkerSession* session() { return session_.get(); }
+  Path& path(uint32_t shard) { return paths_[shard]; }
+  std::string name() const { return name_; }
+
+  // Used by the session.
+  World* world() const { return world_; }
+  const Setup* setup() const { return setup_; }
+  Oracle* oracle() const { return oracle_; }
+  ServerNode& server(uint32_t shard) { return *(*servers_)[shard]; }
+  TimeNs paused_until() const { return paused_until_; }
+  TimeNs TakeThink();
+  double flip = 0;          // of a sent frame
+  double repeat = 0;        // of a sent frame
+  double bad_gradient = 0;  // of a tensor
+
+ private:
+  World* const world_;
+  const Setup* const setup_;
+  Oracle* const oracle_;
+  std::vector<std::unique_ptr<ServerNode>>* const servers_;
+  const std::string name_;
+  std::vector<Path> paths_;
+  std::shared_ptr<WorkerSession> session_;
+  uint64_t incarnations_ = 0;
+  uint64_t starts_wanted_ = 0;
+  TimeNs paused_until_ = 0;
+  std::optional<TimeNs> next_think_;
+};
+
+}  // namespace gradwire::sim
