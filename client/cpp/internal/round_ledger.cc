@@ -64,7 +64,8 @@ RoundLedger::AckEffect RoundLedger::Acked(Entry entry, v1::PushOutcome outcome, 
     return AckEffect::kRefused;
   }
   slice.acked = true;
-  slice.included = !slice.abstained && (outcome == v1::PUSH_INCLUDED || outcome == v1::PUSH_DUPLICATE);
+  // A shard that has merged the frame before, and refused a damaged repeat of it, calls the abstention a duplicate.
+  slice.included = outcome == v1::PUSH_DUPLICATE || (outcome == v1::PUSH_INCLUDED && !slice.abstained);
   CompleteIfDone(entry, actions);
   return slice.abstained || slice.included ? AckEffect::kIncluded : AckEffect::kNotIncluded;
 }

@@ -96,6 +96,17 @@ TEST_F(RoundLedgerTest, ARefusedFrameIsReplacedByOneThatAbstains) {
   EXPECT_FALSE(ledger_->SendAgain(entry)) << "it has all it needs";
 }
 
+TEST_F(RoundLedgerTest, ADamagedRepeatOfAMergedFrameLeavesItMerged) {
+  const Entry entry{5, 2};
+  ledger_->Open();
+  Sent(entry);  // merged, but the acknowledgement was lost; sent again, and damaged on the way
+  EXPECT_EQ(Ack(entry, v1::PUSH_REFUSED), AckEffect::kRefused);
+  ledger_->Abstains(entry);
+  EXPECT_EQ(Ack(entry, v1::PUSH_DUPLICATE), AckEffect::kIncluded);
+  Answer(entry);
+  EXPECT_TRUE(ledger_->included(entry));
+}
+
 TEST_F(RoundLedgerTest, ARefusedAbstentionLosesTheRound) {
   ledger_->Open();
   ledger_->Abstains({5, 2});
