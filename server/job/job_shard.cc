@@ -178,13 +178,14 @@ absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity,
   return ReplyTo(*outcome);
 }
 
-absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identity, uint64_t round) {
+absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identity, uint64_t round, bool from_before) {
   RoundActions actions;
   absl::StatusOr<RoundMachine::JoinOutcome> outcome;
   {
     absl::MutexLock lock(&mu_);
     GW_RETURN_IF_ERROR(shut_);
-    outcome = machine_.Resume(identity.worker(), identity.incarnation(), round, environment_.clock->Now(), &actions);
+    outcome = machine_.Resume(identity.worker(), identity.incarnation(), round, from_before, environment_.clock->Now(),
+                              &actions);
     if (outcome.ok()) totals_[outcome->id];
   }
   Run(actions);

@@ -39,6 +39,7 @@ RoundMachine::Round* RoundMachine::Find(uint64_t round) {
 
 void RoundMachine::Restore(const Recovered& recovered, TimeNs now) {
   round_ = recovered.round;
+  recovered_round_ = round_;
   initialized_ = true;
   for (uint64_t i = 0; i < rounds_.size(); ++i) {
     rounds_[i].opened = now;

@@ -98,8 +98,9 @@ class RoundMachine {
   // for good, start_version is another one: the worker is a member again, but nobody waits for it until CatchUp.
   // Errors: DataLoss (it has seen a later version than there is here), FailedPrecondition (another incarnation took its
   // place, or there are no parameters yet), those of Join.
-  absl::StatusOr<JoinOutcome> Resume(std::string_view worker, uint64_t incarnation, uint64_t round, TimeNs now,
-                                     RoundActions* actions);
+  // `from_before`: its round is of a server before this one, whose versions are this one's up to where it was recovered.
+  absl::StatusOr<JoinOutcome> Resume(std::string_view worker, uint64_t incarnation, uint64_t round, bool from_before,
+                                     TimeNs now, RoundActions* actions);
   // A worker that fell behind starts anew, as a newcomer does, not before `not_before`. What it contributed stays.
   // Errors: FailedPrecondition as Resume, those of Join.
   absl::StatusOr<JoinOutcome> CatchUp(std::string_view worker, uint64_t incarnation, uint64_t not_before, TimeNs now,
@@ -193,6 +194,7 @@ class RoundMachine {
   PushHistory history_;
   Lateness lateness_;
   uint64_t round_ = 0;
+  uint64_t recovered_round_ = 0;  // the open one when the journal had been replayed
   bool open_ = false;
   bool initialized_ = false;
   std::optional<MemberId> initializer_;

@@ -51,13 +51,15 @@ absl::Status RoundMachine::CheckNotSuperseded(std::string_view worker, uint64_t 
 }
 
 absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Resume(std::string_view worker, uint64_t incarnation,
-                                                               uint64_t round, TimeNs now, RoundActions* actions) {
+                                                               uint64_t round, bool from_before, TimeNs now,
+                                                               RoundActions* actions) {
   GW_RETURN_IF_ERROR(CheckNotSuperseded(worker, incarnation));
-  if (round > round_) {
+  const uint64_t shared = from_before ? recovered_round_ : round_;
+  if (round > shared) {
     return absl::DataLossError(absl::StrFormat(
         "worker '%s' has seen version %d, this shard was recovered at version %d: its disk lost what lies "
         "between; join again to start from what is here",
-        std::string(worker), round, round_));
+        std::string(worker), round, shared));
   }
   if (!initialized_) {
     return absl::FailedPreconditionError(
