@@ -56,6 +56,7 @@ enum class Event : uint32_t {
   kStartInterrupted,
   kDeferredElements,
   kRolledBack,
+  kReadsLostVersion,
   kCount
 };
 

@@ -23,7 +23,7 @@ bool Same(const std::vector<Bytes>& a, const std::vector<Bytes>& b) {
 }  // namespace
 
 Oracle::Oracle(World* world, const Setup* setup)
-    : world_(world), setup_(setup), made_(setup->slices()), replays_(setup->shards) {
+    : world_(world), setup_(setup), made_(setup->slices()), replays_(setup->shards), lost_before_(setup->shards) {
   for (const auto& codec : setup->codecs) accumulators_.push_back(codec->NewAccumulator());
   for (uint32_t shard = 0; shard < setup->shards; ++shard) StartReplay(shard);
 }
@@ -182,7 +182,8 @@ uint64_t Oracle::SeenVersion(uint32_t slice) const {
   return static_cast<uint64_t>(made.rend() - last);
 }
 
-void Oracle::Recovered(uint32_t shard, uint64_t version, bool may_lose, std::optional<TimeNs> synced_until) {
+void Oracle::Recovered(uint32_t shard, uint64_t version, uint64_t epoch, bool may_lose,
+                       std::optional<TimeNs> synced_until) {
   bool lost = false;
   uint64_t all_seen = UINT64_MAX;
   for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards) {
@@ -196,7 +197,10 @@ void Oracle::Recovered(uint32_t shard, uint64_t version, bool may_lose, std::opt
     return world_->Violate(
         absl::StrCat("shard ", shard, " came back with version ", version, "; workers have seen ", all_seen));
   if (!may_lose) return;
-  if (lost) world_->Count(Event::kRolledBack);
+  if (lost) {
+    world_->Count(Event::kRolledBack);
+    lost_before_[shard] = epoch;
+  }
   for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards) {
     std::vector<Made>& made = made_[slice];
     for (uint64_t round = version + 1; round < made.size() && synced_until; ++round) {

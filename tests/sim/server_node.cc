@@ -212,7 +212,7 @@ void ServerNode::Start() {
   }
   world_->Trace([&] { return absl::StrCat("shard ", shard_, ": server ", starts_, " is up at version ", version); });
   const bool may_lose = may_lose_versions_ || (power_lost_at_.has_value() && setup_->may_lose_versions());
-  oracle_->Recovered(shard_, version, may_lose, disk_was_well_ ? power_lost_at_ : std::nullopt);
+  oracle_->Recovered(shard_, version, process_->epoch(), may_lose, disk_was_well_ ? power_lost_at_ : std::nullopt);
   power_lost_at_.reset();
 }
 

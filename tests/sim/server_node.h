@@ -38,6 +38,7 @@ class ServerProcess {
   absl::Status Start();
   Target target() { return {&*dispatcher_, id_}; }
   uint64_t id() const { return id_; }
+  uint64_t epoch() const { return data_ == nullptr ? 0 : data_->epoch(); }
   ServerDisk& disk() { return disk_; }
   bool alive() const { return !disk_.dead(); }
   // Cut off from disk, streams and oracle, but it still answers calls.

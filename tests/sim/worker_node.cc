@@ -229,7 +229,7 @@ void WorkerSession::OnAnswer(uint32_t shard, v1::PullKind kind, uint32_t bucket,
   client::RoundLedger::Actions actions;
   switch (ledger_->Answered(entry, kind, &actions)) {
     case client::RoundLedger::AnswerEffect::kTaken:
-      node_->oracle()->Seen(entry, kind == v1::PULL_UPDATE ? chunks : std::vector<Bytes>());
+      if (!Outlived(shard)) node_->oracle()->Seen(entry, kind == v1::PULL_UPDATE ? chunks : std::vector<Bytes>());
       (kind == v1::PULL_UPDATE ? bytes_[entry.slice].update_chunks : bytes_[entry.slice].parameter_chunks) =
           std::move(chunks);
       return Run(actions);
@@ -256,7 +256,7 @@ void WorkerSession::Settle(Entry entry) {
   absl::Status status = work_->Decode(entry.slice, entry.round, &bytes);
   if (status.ok()) status = work_->Apply(entry.slice, entry.round, included, &bytes);
   if (!status.ok()) return world_->Violate(absl::StrCat(node_->name(), ": ", status.ToString()));
-  node_->oracle()->Settled(member(), entry, included);
+  if (!Outlived(entry.slice % setup_->shards)) node_->oracle()->Settled(member(), entry, included);
   CheckResidual(entry, included);
   bytes = client::SliceBytes();
   ledger_->Settled(entry);
@@ -275,10 +275,17 @@ void WorkerSession::CheckResidual(Entry entry, bool included) {
                                " is not what was left of the gradient"));
 }
 
+bool WorkerSession::Outlived(uint32_t shard) const {
+  if (!node_->oracle()->Outlived(shard, links_[shard]->epoch)) return false;
+  world_->Count(Event::kReadsLostVersion);
+  return true;
+}
+
 void WorkerSession::EndRound() {
   const uint64_t version = ledger_->round() + 1;
   for (uint32_t shard = 0; shard < setup_->shards; ++shard)
-    node_->oracle()->CheckDigest(shard, version, replica_->ShardDigest(shard), node_->name());
+    if (!Outlived(shard))
+      node_->oracle()->CheckDigest(shard, version, replica_->ShardDigest(shard), node_->name());
   ledger_->Close();
   if (version == 1) return BeginRound(/*again=*/true);
   gradients_->EndRound();

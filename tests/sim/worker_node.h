@@ -72,6 +72,8 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void Settle(Entry entry);
   void EndRound();
   void CheckResidual(Entry entry, bool included);
+  // What this session knows of the shard is of a server whose versions were lost since. It will be told.
+  bool Outlived(uint32_t shard) const;
 
   // Runs `call` later, unless the session has ended or its process is paused, which puts it off.
   void Later(TimeNs delay, std::function<void()> call);
