@@ -158,8 +158,9 @@ bool Oracle::Advance(uint32_t shard, uint64_t version) {
   Replay& replay = replays_[shard];
   while (replay.digests.size() <= version) {
     const uint64_t round = replay.digests.size() - 1;
-    for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards) {
+    for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards)
       if (round >= made_[slice].size()) return false;
+    for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards) {
       const absl::Status applied = replay.replica->Apply(setup_->LayoutOf(slice), made_[slice][round].update);
       if (!applied.ok()) world_->Violate(absl::StrCat("the replay of the updates failed: ", applied.ToString()));
     }
@@ -197,10 +198,7 @@ void Oracle::Recovered(uint32_t shard, uint64_t version, uint64_t epoch, bool ma
     return world_->Violate(
         absl::StrCat("shard ", shard, " came back with version ", version, "; workers have seen ", all_seen));
   if (!may_lose) return;
-  if (lost) {
-    world_->Count(Event::kRolledBack);
-    lost_before_[shard] = epoch;
-  }
+  if (lost) world_->Count(Event::kRolledBack);
   for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards) {
     std::vector<Made>& made = made_[slice];
     for (uint64_t round = version + 1; round < made.size() && synced_until; ++round) {
@@ -209,6 +207,7 @@ void Oracle::Recovered(uint32_t shard, uint64_t version, uint64_t epoch, bool ma
         return world_->Violate(absl::StrCat("shard ", shard, " came back with version ", version, "; version ",
                                             round + 1, " was seen longer ago than the interval of syncs"));
     }
+    if (made.size() > version) lost_before_[shard] = epoch;  // answers with them may be on their way
     if (made.size() > version + 1) made.resize(version + 1);
     if (made.size() > version) made[version].seen.reset();
   }
