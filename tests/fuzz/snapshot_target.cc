@@ -15,7 +15,7 @@ namespace {
 
 using Files = std::map<std::string, std::vector<uint8_t>>;
 
-constexpr char kDirectory[] = "/snapshots";
+constexpr char kSnapshots[] = "/snapshots";
 constexpr uint64_t kVersion = 7;
 constexpr const char* kNames[] = {"manifest.json", "parameters.safetensors", "state.safetensors"};
 
@@ -47,10 +47,10 @@ struct Subject {
       state.buckets.push_back({{std::vector<int8_t>(slice.runs.size(), -9), 1, 30}, values, values, values});
     }
     testing_support::FakeDisk disk;
-    SnapshotFiles snapshots(&disk, kDirectory, &job, &layout, 1);
+    SnapshotFiles snapshots(&disk, kSnapshots, &job, &layout, 1);
     Require(snapshots.Write(state).ok(), "a snapshot can be written");
     for (const char* name : kNames) {
-      files[name] = *ReadWholeFile(disk, SnapshotPath(kDirectory, kVersion) + "/" + name, 1 << 20);
+      files[name] = *ReadWholeFile(disk, SnapshotPath(kSnapshots, kVersion) + "/" + name, 1 << 20);
     }
   }
 };
@@ -87,16 +87,16 @@ void RunSnapshot(Input input) {
   Files files = subject.files;
   Replace(kNames[reader.Take<uint8_t>() % std::size(kNames)], reader.rest(), &files);
   testing_support::FakeDisk disk;
-  Require(disk.CreateDirectory(kDirectory).ok(), "the fake disk takes directories");
+  Require(disk.CreateDirectory(kSnapshots).ok(), "the fake disk takes directories");
   for (const auto& [name, bytes] : files) {
-    Require(WriteFileAtomically(disk, kDirectory, name, bytes).ok(), "the fake disk takes files");
+    Require(WriteFileAtomically(disk, kSnapshots, name, bytes).ok(), "the fake disk takes files");
   }
-  const absl::StatusOr<SnapshotManifest> manifest = ReadManifest(disk, kDirectory);
+  const absl::StatusOr<SnapshotManifest> manifest = ReadManifest(disk, kSnapshots);
   if (manifest.ok()) {
     const absl::StatusOr<Job> job = JobOf(*manifest);
     Require(!job.ok() || absl::StrFormat("%016x", job->digest()) == manifest->job_digest, "the job is the one it says");
   }
-  const absl::StatusOr<ShardState> state = LoadSnapshot(disk, kDirectory, subject.job, subject.layout, 1);
+  const absl::StatusOr<ShardState> state = LoadSnapshot(disk, kSnapshots, subject.job, subject.layout, 1);
   if (!state.ok()) return;
   Require(manifest.ok() && state->version == manifest->version, "the version is the manifest's");
   Require(state->buckets.size() == subject.layout.bucket_count(), "all buckets are there");

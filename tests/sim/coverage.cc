@@ -53,7 +53,6 @@ constexpr const char* kNames[] = {
     "start interrupted",
     "elements deferred",
     "versions lost within the contract",
-    "a worker still reads lost versions",
 };
 static_assert(std::size(kNames) == kEvents);
 

@@ -56,7 +56,6 @@ enum class Event : uint32_t {
   kStartInterrupted,
   kDeferredElements,
   kRolledBack,
-  kReadsLostVersion,
   kCount
 };
 

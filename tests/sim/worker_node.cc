@@ -276,9 +276,7 @@ void WorkerSession::CheckResidual(Entry entry, bool included) {
 }
 
 bool WorkerSession::Outlived(uint32_t shard) const {
-  if (!node_->oracle()->Outlived(shard, links_[shard]->epoch)) return false;
-  world_->Count(Event::kReadsLostVersion);
-  return true;
+  return node_->oracle()->Outlived(shard, links_[shard]->epoch);
 }
 
 void WorkerSession::EndRound() {
