@@ -211,9 +211,12 @@ void ServerNode::Start() {
     if (status.durability().snapshot_version() > 0) world_->Count(Event::kRecoveredFromSnapshot);
   }
   world_->Trace([&] { return absl::StrCat("shard ", shard_, ": server ", starts_, " is up at version ", version); });
+  const std::optional<TimeNs> synced_until =
+      power_lost_at_ ? std::min(*power_lost_at_, stopped_at_.value_or(*power_lost_at_)) : power_lost_at_;
   const bool may_lose = may_lose_versions_ || (power_lost_at_.has_value() && setup_->may_lose_versions());
-  oracle_->Recovered(shard_, version, process_->epoch(), may_lose, disk_was_well_ ? power_lost_at_ : std::nullopt);
+  oracle_->Recovered(shard_, version, process_->epoch(), may_lose, disk_was_well_ ? synced_until : std::nullopt);
   power_lost_at_.reset();
+  stopped_at_.reset();
 }
 
 void ServerNode::Kill(bool power, TimeNs away, bool leave_old) {
@@ -221,6 +224,7 @@ void ServerNode::Kill(bool power, TimeNs away, bool leave_old) {
     return absl::StrCat("shard ", shard_, ": ", power ? "power lost" : "server killed", ", back in ", away / kMs,
                         " ms");
   });
+  if (!stopped_at_) stopped_at_ = world_->Now();
   if (power) {
     std::mt19937 random(static_cast<uint32_t>(world_->Below(UINT32_MAX)));
     disk_.PowerCycle(random);

@@ -115,6 +115,7 @@ class ServerNode {
   std::unique_ptr<ServerProcess> replaced_;
   uint64_t starts_ = 0;
   std::optional<TimeNs> power_lost_at_;
+  std::optional<TimeNs> stopped_at_;  // since then no server was up, and nothing was synced
   bool disk_was_well_ = true;
   bool may_lose_versions_ = false;
 };
