@@ -178,14 +178,14 @@ absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity,
   return ReplyTo(*outcome);
 }
 
-absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identity, uint64_t round, bool from_before) {
+absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identity,
+                                               const RoundMachine::ResumePoint& point) {
   RoundActions actions;
   absl::StatusOr<RoundMachine::JoinOutcome> outcome;
   {
     absl::MutexLock lock(&mu_);
     GW_RETURN_IF_ERROR(shut_);
-    outcome = machine_.Resume(identity.worker(), identity.incarnation(), round, from_before, environment_.clock->Now(),
-                              &actions);
+    outcome = machine_.Resume(identity.worker(), identity.incarnation(), point, environment_.clock->Now(), &actions);
     if (outcome.ok()) totals_[outcome->id];
   }
   Run(actions);
@@ -193,9 +193,9 @@ absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identit
     return absl::Status(outcome.status().code(),
                         absl::StrFormat("job '%s': %s", job_.spec().name(), std::string(outcome.status().message())));
   }
-  const bool behind = outcome->start_version != round;
+  const bool behind = outcome->start_version != point.round;
   spdlog::info("job {} worker {} is back, incarnation {:016x}, in round {}{}", identity.job(), identity.worker(),
-               identity.incarnation(), round, behind ? ", which is over: it has to catch up" : "");
+               identity.incarnation(), point.round, behind ? ", which is over: it has to catch up" : "");
   return ReplyTo(*outcome);
 }
 

@@ -138,7 +138,7 @@ class JobShard {
 
   // Membership; errors as in RoundMachine.
   absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before, bool may_initialize);
-  absl::StatusOr<v1::JoinReply> Resume(const v1::WorkerIdentity& identity, uint64_t round, bool from_before);
+  absl::StatusOr<v1::JoinReply> Resume(const v1::WorkerIdentity& identity, const RoundMachine::ResumePoint& point);
   absl::StatusOr<v1::JoinReply> CatchUp(const v1::WorkerIdentity& identity, uint64_t not_before);
   absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::HeartbeatRequest& request);
   absl::Status Leave(const v1::LeaveRequest& request);

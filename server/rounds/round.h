@@ -70,6 +70,13 @@ class RoundMachine {
     bool must_initialize = false;
     bool waiting_for_workers = false;
   };
+  // Where a worker that comes back stands.
+  struct ResumePoint {
+    uint64_t round = 0;
+    // It comes from a server before this one, whose versions are this one's up to where it was recovered.
+    bool from_before = false;
+    std::vector<uint32_t> seen = {};  // buckets of which it has seen the version that `round` makes
+  };
   // Where the journal of a shard ends.
   struct Recovered {
     struct Worker {
@@ -98,8 +105,7 @@ class RoundMachine {
   // for good, start_version is another one: the worker is a member again, but nobody waits for it until CatchUp.
   // Errors: DataLoss (it has seen a later version than there is here), FailedPrecondition (another incarnation took its
   // place, or there are no parameters yet), those of Join.
-  // `from_before`: its round is of a server before this one, whose versions are this one's up to where it was recovered.
-  absl::StatusOr<JoinOutcome> Resume(std::string_view worker, uint64_t incarnation, uint64_t round, bool from_before,
+  absl::StatusOr<JoinOutcome> Resume(std::string_view worker, uint64_t incarnation, const ResumePoint& point,
                                      TimeNs now, RoundActions* actions);
   // A worker that fell behind starts anew, as a newcomer does, not before `not_before`. What it contributed stays.
   // Errors: FailedPrecondition as Resume, those of Join.
@@ -175,6 +181,7 @@ class RoundMachine {
   Round* Find(uint64_t round);  // null: not open
   const Round* Find(uint64_t round) const { return const_cast<RoundMachine*>(this)->Find(round); }
   absl::Status CheckRound(MemberId id, uint32_t bucket, uint64_t round) const;
+  absl::Status CheckNothingLost(std::string_view worker, const ResumePoint& point) const;
   absl::Status CheckNotSuperseded(std::string_view worker, uint64_t incarnation) const;
   uint64_t StartRoundOfNewcomer(MemberId id) const;
   JoinOutcome OutcomeOf(MemberId id) const;
@@ -194,7 +201,9 @@ class RoundMachine {
   PushHistory history_;
   Lateness lateness_;
   uint64_t round_ = 0;
-  uint64_t recovered_round_ = 0;  // the open one when the journal had been replayed
+  // When the journal had been replayed: the open round, and the buckets of it that were closed.
+  uint64_t recovered_round_ = 0;
+  std::vector<bool> recovered_closed_;
   bool open_ = false;
   bool initialized_ = false;
   std::optional<MemberId> initializer_;

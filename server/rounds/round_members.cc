@@ -50,17 +50,27 @@ absl::Status RoundMachine::CheckNotSuperseded(std::string_view worker, uint64_t 
   return absl::IsNotFound(found) ? absl::OkStatus() : found;
 }
 
+absl::Status RoundMachine::CheckNothingLost(std::string_view worker, const ResumePoint& point) const {
+  uint64_t seen = point.round;
+  if (point.from_before && point.round == recovered_round_) {
+    for (uint32_t bucket : point.seen) {
+      if (bucket >= recovered_closed_.size() || !recovered_closed_[bucket]) seen = point.round + 1;
+    }
+  }
+  const uint64_t shared = point.from_before ? recovered_round_ : round_;
+  if (seen <= shared) return absl::OkStatus();
+  return absl::DataLossError(absl::StrFormat(
+      "worker '%s' has seen version %d%s, this shard was recovered at version %d: its disk lost what lies "
+      "between; join again to start from what is here",
+      std::string(worker), seen, seen > point.round ? " of some buckets" : "", shared));
+}
+
 absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Resume(std::string_view worker, uint64_t incarnation,
-                                                               uint64_t round, bool from_before, TimeNs now,
+                                                               const ResumePoint& point, TimeNs now,
                                                                RoundActions* actions) {
   GW_RETURN_IF_ERROR(CheckNotSuperseded(worker, incarnation));
-  const uint64_t shared = from_before ? recovered_round_ : round_;
-  if (round > shared) {
-    return absl::DataLossError(absl::StrFormat(
-        "worker '%s' has seen version %d, this shard was recovered at version %d: its disk lost what lies "
-        "between; join again to start from what is here",
-        std::string(worker), round, shared));
-  }
+  GW_RETURN_IF_ERROR(CheckNothingLost(worker, point));
+  const uint64_t round = point.round;
   if (!initialized_) {
     return absl::FailedPreconditionError(
         absl::StrFormat("worker '%s' cannot go on with round %d, this shard has no parameters yet: join again",

@@ -57,8 +57,11 @@ absl::StatusOr<v1::JoinReply> WorkerService::GoOn(const v1::JoinRequest& request
   GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(request.spec()));
   GW_RETURN_IF_ERROR(job->CheckSame(asked, request.shard_index(), request.shard_count(), request.layout_digest()));
   if (request.catch_up()) return job->CatchUp(request.identity(), request.start_version());
-  const bool from_before = request.known_epoch() != 0 && request.known_epoch() != epoch;
-  return job->Resume(request.identity(), request.resume_round(), from_before);
+  RoundMachine::ResumePoint point;
+  point.round = request.resume_round();
+  point.from_before = request.known_epoch() != 0 && request.known_epoch() != epoch;
+  point.seen.assign(request.resume_seen().begin(), request.resume_seen().end());
+  return job->Resume(request.identity(), point);
 }
 
 absl::StatusOr<v1::HeartbeatReply> WorkerService::Heartbeat(const v1::HeartbeatRequest& request) {

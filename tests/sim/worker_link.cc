@@ -291,7 +291,7 @@ void WorkerSession::OnBroken(uint32_t shard, uint64_t connection, const absl::St
   if (link.connection != connection || !link.connected) return;
   link.connected = false;
   link.Drop(0, world_->Between(kUs, 20 * kMs));
-  // As ShardLink::Mendable, and ResumeRound of a Starter and of an Exchange.
+  // As ShardLink::Mendable, and ResumeAt of a Starter and of an Exchange.
   if (!(Retryable(status) || absl::IsNotFound(status)) || !training()) return Fail(status);
   world_->Trace([&] { return absl::StrCat(node_->name(), ": lost shard ", shard, ": ", status.ToString()); });
   Later(10 * kMs, [this, shard] { Mend(shard, world_->Now() + kReconnectTimeout, kFirstBackoff); });
@@ -302,6 +302,8 @@ void WorkerSession::Mend(uint32_t shard, TimeNs deadline, TimeNs backoff) {
   Link& link = *links_[shard];
   request.set_resume(true);
   request.set_resume_round(ledger_->round());
+  const std::vector<uint32_t> seen = ledger_->SeenBuckets(shard);
+  request.mutable_resume_seen()->Assign(seen.begin(), seen.end());
   request.set_known_epoch(link.epoch);
   ServerNode* const server = &node_->server(shard);
   // An old server that lives on may be the one that is reached.

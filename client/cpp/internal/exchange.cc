@@ -389,10 +389,10 @@ void Exchange::OnAnswer(uint32_t shard, PullAnswer answer) {
   }
 }
 
-std::optional<uint64_t> Exchange::ResumeRound(uint32_t shard) {
+std::optional<ResumePoint> Exchange::ResumeAt(uint32_t shard) {
   absl::MutexLock lock(&mu_);
   if (!failed_.ok()) return std::nullopt;
-  return ledger_.round();
+  return ResumePoint{ledger_.round(), ledger_.SeenBuckets(shard)};
 }
 
 void Exchange::OnResumed(uint32_t shard, bool behind) {

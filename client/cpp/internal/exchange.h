@@ -67,7 +67,7 @@ class Exchange final : public LinkEvents {
   void OnAck(uint32_t shard, const v1::PushAck& ack) override;
   void OnAnswer(uint32_t shard, PullAnswer answer) override;
   void OnMustInitialize(uint32_t shard) override {}
-  std::optional<uint64_t> ResumeRound(uint32_t shard) override;
+  std::optional<ResumePoint> ResumeAt(uint32_t shard) override;
   void OnResumed(uint32_t shard, bool behind) override;
   void OnLost(uint32_t shard, const absl::Status& status) override;
 

@@ -114,6 +114,19 @@ std::vector<RoundLedger::Entry> RoundLedger::Unanswered(uint32_t shard) const {
   return entries;
 }
 
+std::vector<uint32_t> RoundLedger::SeenBuckets(uint32_t shard) const {
+  std::vector<uint32_t> seen;
+  if (!IsOpen(round_)) return seen;
+  const bool parameters = rules_.parameters != v1::PULL_UNSPECIFIED;
+  for (uint32_t slice = shard; slice < slices_; slice += rules_.shards) {
+    const Slice& s = At({round_, slice});
+    const bool has_update = rules_.updates[slice] && !s.update_missing && !s.update_gone;
+    const bool has_parameters = parameters && !s.parameters_missing && !s.parameters_gone;
+    if (has_update || has_parameters) seen.push_back(slice / rules_.shards);
+  }
+  return seen;
+}
+
 bool RoundLedger::SendAgain(Entry entry) {
   if (!IsOpen(entry.round) || At(entry).complete) return false;
   At(entry).sent = At(entry).acked = At(entry).included = false;

@@ -75,6 +75,8 @@ class RoundLedger {
   // After a break: the frames of `shard` to send again, oldest round first. What had arrived is not known here; the
   // shard knows it by the digests.
   std::vector<Entry> Unanswered(uint32_t shard) const;
+  // Buckets of the oldest open round of which this shard has answered something; ascending.
+  std::vector<uint32_t> SeenBuckets(uint32_t shard) const;
   // A frame is about to be sent again, after a break or to abstain. False: everything has come meanwhile. A shard that
   // forgot the frame may judge it anew; nothing is decoded before Sent, for its bytes are in use.
   bool SendAgain(Entry entry);

@@ -390,19 +390,20 @@ bool ShardLink::Mend() {
       if (!closing_) stop_.WaitWithTimeout(&mu_, absl::Milliseconds(kMendPauseMs));
       if (closing_) return false;
     }
-    std::optional<uint64_t> round;
-    Deliver([&](LinkEvents* events) { round = events->ResumeRound(options_.shard); });
-    if (!round) {
+    std::optional<ResumePoint> point;
+    Deliver([&](LinkEvents* events) { point = events->ResumeAt(options_.shard); });
+    if (!point) {
       Lost(why);
       return false;
     }
     request.set_resume(true);
-    request.set_resume_round(*round);
+    request.set_resume_round(point->round);
+    request.mutable_resume_seen()->Assign(point->seen.begin(), point->seen.end());
     const int64_t left_ms = std::max<int64_t>(absl::ToInt64Milliseconds(deadline - absl::Now()), 1);
     const absl::StatusOr<v1::JoinReply> joined = JoinWithin(request, left_ms);
     const absl::Status mended = joined.ok() ? OpenStreams() : joined.status();
     if (mended.ok()) {
-      const bool behind = joined->start_version() != *round;
+      const bool behind = joined->start_version() != point->round;
       Deliver([&](LinkEvents* events) { events->OnResumed(options_.shard, behind); });
       return true;
     }

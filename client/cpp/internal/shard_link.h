@@ -34,6 +34,12 @@ struct PullAnswer {
   absl::Status status;
 };
 
+// Where a worker stands when it comes back to a shard: JoinRequest.resume_round and resume_seen.
+struct ResumePoint {
+  uint64_t round = 0;
+  std::vector<uint32_t> seen;
+};
+
 // Called from threads of the transport and of the heartbeat, never under a lock of the link. Must return quickly.
 class LinkEvents {
  public:
@@ -42,9 +48,9 @@ class LinkEvents {
   virtual void OnAnswer(uint32_t shard, PullAnswer answer) = 0;
   // The shard asks this worker for the initial parameters (their uploader was lost).
   virtual void OnMustInitialize(uint32_t shard) = 0;
-  // The streams broke, or the membership ended: the round that the worker wants to go on with. Nothing: it does not,
-  // the shard is lost.
-  virtual std::optional<uint64_t> ResumeRound(uint32_t shard) { return std::nullopt; }
+  // The streams broke, or the membership ended: where the worker wants to go on. Nothing: it does not, the shard is
+  // lost.
+  virtual std::optional<ResumePoint> ResumeAt(uint32_t shard) { return std::nullopt; }
   // There are new streams. What was sent on the old ones and not answered may have arrived or not. `behind`: the round
   // is over there, and nobody waits for this worker until it has caught up.
   virtual void OnResumed(uint32_t shard, bool behind) {}

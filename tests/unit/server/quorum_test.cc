@@ -208,7 +208,7 @@ TEST_F(QuorumTest, WorkerThatFellBehindIsNotWaitedForUntilItCatchesUp) {
   }
   ASSERT_EQ(machine_->round(), 5u);
   actions_ = {};
-  auto back = machine_->Resume("d", 1, 1, false, now_, &actions_);
+  auto back = machine_->Resume("d", 1, {.round = 1}, now_, &actions_);
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_NE(back->start_version, 1u);
   // What it had sent is known, what was never merged is late.
@@ -245,14 +245,15 @@ TEST_F(QuorumTest, CatchingUpLetsTheOpenRoundGo) {
 TEST_F(QuorumTest, ReplacedIncarnationNeitherResumesNorCatchesUp) {
   Make(1, 2, 0);
   ASSERT_TRUE(machine_->Join("a", 2, 0, false, now_, &actions_).ok());
-  EXPECT_EQ(machine_->Resume("a", 1, 0, false, now_, &actions_).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(machine_->Resume("a", 1, {.round = 0}, now_, &actions_).status().code(),
+            absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(machine_->CatchUp("a", 1, 0, now_, &actions_).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(QuorumTest, ALoneWorkerThatIsBehindOpensNoRounds) {
   Make(1, 1, 0);
   for (uint64_t round = 0; round < 4; ++round) Push(0, round);
-  ASSERT_TRUE(machine_->Resume("a", 1, 0, false, now_, &actions_).ok());
+  ASSERT_TRUE(machine_->Resume("a", 1, {.round = 0}, now_, &actions_).ok());
   EXPECT_EQ(machine_->round(), 4u);
   EXPECT_EQ(machine_->CatchUp("a", 1, 0, now_, &actions_)->start_version, 4u);
 }
@@ -340,7 +341,7 @@ TEST(RoundProperties, EveryFrameIsMergedOnceOrNotIncluded) {
         continue;
       }
       if (machine.membership().Get(id) == nullptr) {
-        const auto back = machine.Resume(name(w), 1, worker.round, false, now, &actions);
+        const auto back = machine.Resume(name(w), 1, {.round = worker.round}, now, &actions);
         ASSERT_TRUE(back.ok()) << back.status();
         worker.behind = back->start_version != worker.round;
         drain();

@@ -324,14 +324,17 @@ TEST_F(RoundMachineTest, WhatWasLostIsNotTakenForWhatCameInItsPlace) {
   recovered.workers = {{"a", 1}, {"b", 1}};
   machine_->Restore(recovered, 0);
   RoundActions actions;
-  ASSERT_TRUE(machine_->Resume("a", 1, 5, true, 0, &actions).ok());
+  ASSERT_TRUE(machine_->Resume("a", 1, {.round = 5, .from_before = true}, 0, &actions).ok());
   machine_->Leave(MakeMemberId("b", 1), 0, &actions);
   for (uint64_t round = 5; round < 8; ++round) Complete(MakeMemberId("a", 1), 0, round);
   EXPECT_EQ(machine_->round(), 8u);
-  EXPECT_EQ(machine_->Resume("b", 1, 7, true, 0, &actions).status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_TRUE(machine_->Resume("b", 1, 5, true, 0, &actions).ok());
+  EXPECT_EQ(machine_->Resume("b", 1, {.round = 7, .from_before = true}, 0, &actions).status().code(),
+            absl::StatusCode::kDataLoss);
+  EXPECT_EQ(machine_->Resume("b", 1, {.round = 5, .from_before = true, .seen = {0}}, 0, &actions).status().code(),
+            absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(machine_->Resume("b", 1, {.round = 5, .from_before = true}, 0, &actions).ok());
   // Of this server's own versions there is nothing to doubt.
-  EXPECT_TRUE(machine_->Resume("a", 1, 8, false, 0, &actions).ok());
+  EXPECT_TRUE(machine_->Resume("a", 1, {.round = 8, .seen = {0}}, 0, &actions).ok());
 }
 
 TEST_F(RoundMachineTest, StartTooFarAheadIsRefused) {
