@@ -126,6 +126,12 @@ Daemon::~Daemon() {
   if (ticker_.joinable()) ticker_.join();
   if (replication_ != nullptr) replication_->Stop();
   listeners_.clear();
+  if (registry_ == nullptr) return;
+  // Journals tell the replication, which goes first.
+  for (const auto& job : registry_->All()) {
+    job->Shut(absl::UnavailableError("the server has ended"));
+    job->StopSink();
+  }
 }
 
 std::vector<std::string> Daemon::addresses() const {
