@@ -49,7 +49,7 @@ AT_WORK = [
     Place("push.chunk_merged", 200, LARGE),
     Place("round.before_close", 100),
     Place("round.before_journal", 101),
-    Place("journal.segment.before_header", 1),
+    Place("journal.segment.before_header", 2),
     Place("journal.segment.after_header", 2),
     Place("journal.segment.full", 1),
     Place("journal.record.before_write", 100),
