@@ -188,7 +188,7 @@ class JobShard {
   // Totals that a worker told; they only grow.
   void NoteSanitized(MemberId member, uint64_t elements) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // job_shard.cc: carrying out what the state machine decided. No locks held.
+  // job_close.cc: carrying out what the state machine decided. No locks held.
   void Run(const RoundActions& actions);
   void DropMember(const Member& member);
   void CloseBucket(const RoundActions::Close& close);

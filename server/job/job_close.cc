@@ -1,0 +1,161 @@
+// Carrying out what the round machine decided: a round becomes an update frame, a record, a version; see job_shard.h.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "common/base/failpoint.h"
+#include "common/base/out_of_memory.h"
+#include "common/base/status_macros.h"
+#include "common/transport/sink_scope.h"
+#include "server/job/job_shard.h"
+
+namespace gradwire {
+
+void JobShard::Run(const RoundActions& actions) {
+  for (const Member& member : actions.lost) DropMember(member);
+  for (const RoundActions::Close& close : actions.close) {
+    // Every bucket of the round is closed, whatever happens to the others.
+    const absl::Status closed = CatchBadAlloc("closing a bucket", [&] {
+      CloseBucket(close);
+      return absl::OkStatus();
+    });
+    if (closed.ok()) continue;
+    absl::MutexLock lock(&buckets_[close.bucket]->mu);
+    if (buckets_[close.bucket]->failure.ok()) buckets_[close.bucket]->failure = closed;
+  }
+  if (actions.opened && *actions.opened == 0) spdlog::info("job {}: round 0 opens", job_.spec().name());
+  if (job_.spec().rounds().quorum() == 0 || !environment_.tick_sooner) return;
+  bool sooner = false;
+  {
+    absl::MutexLock lock(&mu_);
+    sooner = TickIsSooner();
+  }
+  if (sooner) environment_.tick_sooner();
+}
+
+void JobShard::CloseBucket(const RoundActions::Close& close) {
+  BucketState& bucket = *buckets_[close.bucket];
+  UpdateFrame update;
+  GW_FAILPOINT("round.before_close");
+  // The round is closed whatever happens: where memory runs out, the bucket stops and its pullers are told.
+  absl::Status status = CatchBadAlloc("merging", [&] { return FinishRound(bucket, close, &update); });
+  GW_FAILPOINT("round.before_journal");
+  // The disk works on it while this thread applies it.
+  std::vector<journal::Contribution> who;
+  if (status.ok() && sink_ != nullptr) {
+    status = CatchBadAlloc("the journal", [&] {
+      who = WhoTookPart(close);
+      return Write(close, update, who);
+    });
+  }
+  std::vector<Delivery> ready;
+  {
+    absl::MutexLock lock(&bucket.mu);
+    if (status.ok()) {
+      status = CatchBadAlloc("the optimizer", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
+        return Publish(bucket, update, std::move(who));
+      });
+    }
+    if (!status.ok() && bucket.failure.ok()) {
+      bucket.failure =
+          absl::Status(status.code(), absl::StrFormat("job '%s' round %d bucket %d stopped: %s", job_.spec().name(),
+                                                      close.round, close.bucket, std::string(status.message())));
+    }
+    ready = TakeReady(bucket);
+  }
+  if (!status.ok())
+    spdlog::error("job {} round {} bucket {}: {}", job_.spec().name(), close.round, close.bucket, status.ToString());
+  Deliver(ready);
+}
+
+std::vector<journal::Contribution> JobShard::WhoTookPart(const RoundActions::Close& close) const {
+  std::vector<journal::Contribution> who;
+  absl::MutexLock lock(&mu_);
+  for (const auto& [id, contribution] : close.contributions) {
+    const Member* member = machine_.membership().Get(id);
+    who.push_back({id, member == nullptr ? "" : member->worker, member == nullptr ? 0 : member->incarnation,
+                   contribution.digest, contribution.included});
+  }
+  return who;
+}
+
+absl::Status JobShard::Write(const RoundActions::Close& close, const UpdateFrame& update,
+                             const std::vector<journal::Contribution>& who) {
+  sink_->Append({journal::RecordType::kUpdate, close.bucket, close.round, who, update.chunks},
+                [this, bucket = close.bucket, version = close.round + 1] { NoteWritten(bucket, version); });
+  return absl::OkStatus();
+}
+
+void JobShard::NoteWritten(uint32_t index, uint64_t version) {
+  // On the journal's thread, which slow pullers must not hold up: inside a sink sends never block.
+  const transport::SinkScope never_block(this);
+  GW_FAILPOINT("version.before_visible");
+  BucketState& bucket = *buckets_[index];
+  std::vector<Delivery> ready;
+  {
+    absl::MutexLock lock(&bucket.mu);
+    bucket.durable = std::max(bucket.durable, version);
+    ready = TakeReady(bucket);
+  }
+  GW_FAILPOINT("version.after_visible");
+  Deliver(ready);
+}
+
+absl::Status JobShard::FinishRound(BucketState& bucket, const RoundActions::Close& close, UpdateFrame* update) {
+  absl::MutexLock lock(&bucket.mu);
+  // Another thread may still be finishing the round before (only where a round closed without frames).
+  auto reached = [&bucket, &close]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
+    return bucket.version >= close.round || !bucket.failure.ok();
+  };
+  bucket.mu.Await(absl::Condition(&reached));
+  GW_RETURN_IF_ERROR(bucket.failure);
+  while (!bucket.partial.empty()) AbandonPartial(bucket, bucket.partial.begin()->first);
+  GW_RETURN_IF_ERROR(bucket.failure);  // one of them may have spoiled the accumulator
+  if (bucket.committed != close.contributors || bucket.version != close.round) {
+    return absl::InternalError(absl::StrFormat("round %d closes with %d frames, but %d are merged into round %d",
+                                               close.round, close.contributors, bucket.committed, bucket.version));
+  }
+  if (bucket.learning_rates.empty()) bucket.learning_rates.resize(job_.spec().optimizer().groups_size());
+  FrameIdentity id;
+  id.shard = static_cast<uint16_t>(shard_index_);
+  id.bucket = close.bucket;
+  id.round = close.round;
+  id.learning_rates = bucket.learning_rates;
+  GW_ASSIGN_OR_RETURN(*update, bucket.accumulator->Finish(id, close.contributors));
+  return absl::OkStatus();
+}
+
+absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update, std::vector<journal::Contribution> who) {
+  GW_RETURN_IF_ERROR(bucket.store->Apply(update, bucket.plan));
+  deferred_elements_ += update.stats.deferred;
+  update_elements_ += update.stats.elements;
+  ++bucket.version;
+  bucket.plan = update.next;
+  bucket.committed = 0;
+  bucket.learning_rates.clear();
+  if (!replaying_) bucket.accumulator->Open(bucket.version, bucket.plan);  // else EndReplay does, once
+  Retain(bucket,
+         {std::make_shared<const std::vector<Bytes>>(update.chunks), update.stats.deferred > 0, std::move(who)});
+  bucket.serialized = nullptr;
+  CaptureBucket(bucket);
+  return absl::OkStatus();
+}
+
+void JobShard::Retain(BucketState& bucket, RetainedUpdate update) {
+  bucket.updates.push_back(std::move(update));
+  if (bucket.updates.size() <= kRetainedUpdates) return;
+  const uint64_t version = bucket.version - kRetainedUpdates;
+  RetainedUpdate oldest = std::move(bucket.updates.front());
+  bucket.updates.pop_front();
+  if (!oldest.deferred && bucket.owed.empty()) return;
+  absl::MutexLock lock(&mu_);
+  if (oldest.deferred) bucket.owed[version] = std::move(oldest.chunks);
+  const uint32_t b = bucket.layout->bucket;
+  std::erase_if(bucket.owed, [&](const auto& owed)
+                                 ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !machine_.MayAskFor(b, owed.first - 1); });
+  if (bucket.owed.size() > kOwedUpdates) bucket.owed.erase(bucket.owed.begin());
+}
+
+}  // namespace gradwire

@@ -1,0 +1,203 @@
+// Who takes part in a job, its streams, and its time; see job_shard.h.
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "server/job/job_shard.h"
+
+namespace gradwire {
+
+absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity, uint64_t not_before,
+                                             bool may_initialize) {
+  RoundActions actions;
+  absl::StatusOr<RoundMachine::JoinOutcome> outcome;
+  {
+    absl::MutexLock lock(&mu_);
+    GW_RETURN_IF_ERROR(shut_);
+    outcome = machine_.Join(identity.worker(), identity.incarnation(), not_before, may_initialize,
+                            environment_.clock->Now(), &actions);
+    if (outcome.ok()) totals_[outcome->id];
+  }
+  Run(actions);
+  GW_RETURN_IF_ERROR(outcome.status());
+  spdlog::info("job {} worker {} joined, incarnation {:016x}, starts at round {}{}", identity.job(), identity.worker(),
+               identity.incarnation(), outcome->start_version, outcome->must_initialize ? ", initializes" : "");
+  return ReplyTo(*outcome);
+}
+
+absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identity,
+                                               const RoundMachine::ResumePoint& point) {
+  RoundActions actions;
+  absl::StatusOr<RoundMachine::JoinOutcome> outcome;
+  {
+    absl::MutexLock lock(&mu_);
+    GW_RETURN_IF_ERROR(shut_);
+    outcome = machine_.Resume(identity.worker(), identity.incarnation(), point, environment_.clock->Now(), &actions);
+    if (outcome.ok()) totals_[outcome->id];
+  }
+  Run(actions);
+  if (!outcome.ok()) {
+    return absl::Status(outcome.status().code(),
+                        absl::StrFormat("job '%s': %s", job_.spec().name(), std::string(outcome.status().message())));
+  }
+  const bool behind = outcome->start_version != point.round;
+  spdlog::info("job {} worker {} is back, incarnation {:016x}, in round {}{}", identity.job(), identity.worker(),
+               identity.incarnation(), point.round, behind ? ", which is over: it has to catch up" : "");
+  return ReplyTo(*outcome);
+}
+
+absl::StatusOr<v1::JoinReply> JobShard::CatchUp(const v1::WorkerIdentity& identity, uint64_t not_before) {
+  RoundActions actions;
+  absl::StatusOr<RoundMachine::JoinOutcome> outcome;
+  {
+    absl::MutexLock lock(&mu_);
+    GW_RETURN_IF_ERROR(shut_);
+    outcome =
+        machine_.CatchUp(identity.worker(), identity.incarnation(), not_before, environment_.clock->Now(), &actions);
+    if (outcome.ok()) totals_[outcome->id];
+  }
+  Run(actions);
+  if (!outcome.ok()) {
+    return absl::Status(outcome.status().code(),
+                        absl::StrFormat("job '%s': %s", job_.spec().name(), std::string(outcome.status().message())));
+  }
+  spdlog::info("job {} worker {} catches up, incarnation {:016x}, goes on with round {}", identity.job(),
+               identity.worker(), identity.incarnation(), outcome->start_version);
+  return ReplyTo(*outcome);
+}
+
+v1::JoinReply JobShard::ReplyTo(const RoundMachine::JoinOutcome& outcome) const {
+  v1::JoinReply reply;
+  reply.set_start_version(outcome.start_version);
+  reply.set_must_initialize(outcome.must_initialize);
+  reply.set_waiting_for_workers(outcome.waiting_for_workers);
+  reply.set_lease_ms(job_.spec().lease_ms());
+  reply.set_server_epoch(*environment_.server_epoch);
+  return reply;
+}
+
+absl::StatusOr<MemberId> JobShard::FindMember(const v1::WorkerIdentity& identity) {
+  GW_RETURN_IF_ERROR(shut_);
+  absl::StatusOr<MemberId> member = machine_.membership().Find(identity.worker(), identity.incarnation());
+  if (!member.ok()) {
+    return absl::Status(member.status().code(),
+                        absl::StrFormat("job '%s': %s", job_.spec().name(), std::string(member.status().message())));
+  }
+  return member;
+}
+
+void JobShard::NoteSanitized(MemberId member, uint64_t elements) {
+  const auto totals = totals_.find(member);
+  if (totals == totals_.end() || elements <= totals->second.sanitized_elements) return;
+  sanitized_elements_ += elements - totals->second.sanitized_elements;
+  totals->second.sanitized_elements = elements;
+}
+
+absl::StatusOr<v1::HeartbeatReply> JobShard::Heartbeat(const v1::HeartbeatRequest& request) {
+  RoundActions actions;  // an election closes and opens nothing
+  absl::MutexLock lock(&mu_);
+  GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(request.identity()));
+  machine_.Renew(member, environment_.clock->Now());
+  machine_.SetMayInitialize(member, request.may_initialize(), &actions);
+  NoteSanitized(member, request.sanitized_elements());
+  v1::HeartbeatReply reply;
+  reply.set_round(machine_.round());
+  reply.set_members(static_cast<uint32_t>(machine_.membership().members().size()));
+  reply.set_must_initialize(machine_.MustInitialize(member));
+  return reply;
+}
+
+absl::Status JobShard::Leave(const v1::LeaveRequest& request) {
+  RoundActions actions;
+  {
+    absl::MutexLock lock(&mu_);
+    GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(request.identity()));
+    NoteSanitized(member, request.sanitized_elements());
+    machine_.Leave(member, environment_.clock->Now(), &actions);
+    // The worker closes its streams itself: what it has sent is still answered.
+    streams_.erase(member);
+  }
+  Run(actions);
+  return absl::OkStatus();
+}
+
+void JobShard::Tick() {
+  RoundActions actions;
+  const TimeNs now = environment_.clock->Now();
+  {
+    absl::MutexLock lock(&mu_);
+    machine_.Tick(now, &actions);
+  }
+  for (const WarningLimiter::Count& more : refusals_.TakeEnded(now)) {
+    spdlog::warn("job {}: {} more frames refused with {} within 10 s", job_.spec().name(), more.warnings,
+                 absl::StatusCodeToString(more.kind));
+  }
+  for (const Member& member : actions.lost) {
+    spdlog::warn("job {} worker {}: no sign of life for {} ms, no longer waited for", job_.spec().name(), member.worker,
+                 job_.spec().lease_ms());
+  }
+  Run(actions);
+}
+
+void JobShard::WarnRefused(absl::StatusCode kind, const std::string& message) {
+  if (refusals_.Admit(kind, environment_.clock->Now())) spdlog::warn("refused: {}", message);
+}
+
+std::optional<TimeNs> JobShard::NextTick() {
+  absl::MutexLock lock(&mu_);
+  next_tick_ = machine_.NextTick();
+  return next_tick_;
+}
+
+bool JobShard::TickIsSooner() {
+  const std::optional<TimeNs> next = machine_.NextTick();
+  if (!next || (next_tick_ && *next_tick_ <= *next)) return false;
+  next_tick_ = next;
+  return true;
+}
+
+absl::StatusOr<MemberId> JobShard::Attach(const v1::WorkerIdentity& identity, std::shared_ptr<Outbox> out) {
+  absl::MutexLock lock(&mu_);
+  GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(identity));
+  machine_.Renew(member, environment_.clock->Now());
+  streams_.emplace(member, std::move(out));
+  return member;
+}
+
+void JobShard::Detach(MemberId member, const std::shared_ptr<Outbox>& out) {
+  for (const auto& bucket : buckets_) {
+    absl::MutexLock lock(&bucket->mu);
+    std::erase_if(bucket->waiting, [&](const Waiter& w) { return w.out == out; });
+  }
+  absl::MutexLock lock(&mu_);
+  const auto [begin, end] = streams_.equal_range(member);
+  for (auto it = begin; it != end; ++it) {
+    if (it->second != out) continue;
+    streams_.erase(it);
+    return;
+  }
+}
+
+void JobShard::DropMember(const Member& member) {
+  for (const auto& bucket : buckets_) {
+    absl::MutexLock lock(&bucket->mu);
+    AbandonPartial(*bucket, member.id);
+  }
+  std::vector<std::shared_ptr<Outbox>> streams;
+  absl::Status why;
+  {
+    absl::MutexLock lock(&mu_);
+    if (machine_.membership().Get(member.id) != nullptr) return;  // it has joined again since
+    const absl::Status gone = machine_.membership().Find(member.worker, member.incarnation).status();
+    why = absl::Status(gone.code(), absl::StrFormat("job '%s': %s", job_.spec().name(), std::string(gone.message())));
+    const auto [begin, end] = streams_.equal_range(member.id);
+    for (auto it = begin; it != end; ++it) streams.push_back(it->second);
+    streams_.erase(begin, end);
+    totals_.erase(member.id);
+  }
+  for (const auto& stream : streams) stream->Finish(why);
+}
+
+}  // namespace gradwire
