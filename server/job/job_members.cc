@@ -12,7 +12,7 @@ namespace gradwire {
 absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity, uint64_t not_before,
                                              bool may_initialize) {
   RoundActions actions;
-  absl::StatusOr<RoundMachine::JoinOutcome> outcome;
+  absl::StatusOr<Rounds::JoinOutcome> outcome;
   {
     absl::MutexLock lock(&mu_);
     GW_RETURN_IF_ERROR(shut_);
@@ -27,10 +27,9 @@ absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity,
   return ReplyTo(*outcome);
 }
 
-absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identity,
-                                               const RoundMachine::ResumePoint& point) {
+absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identity, const Rounds::ResumePoint& point) {
   RoundActions actions;
-  absl::StatusOr<RoundMachine::JoinOutcome> outcome;
+  absl::StatusOr<Rounds::JoinOutcome> outcome;
   {
     absl::MutexLock lock(&mu_);
     GW_RETURN_IF_ERROR(shut_);
@@ -50,7 +49,7 @@ absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identit
 
 absl::StatusOr<v1::JoinReply> JobShard::CatchUp(const v1::WorkerIdentity& identity, uint64_t not_before) {
   RoundActions actions;
-  absl::StatusOr<RoundMachine::JoinOutcome> outcome;
+  absl::StatusOr<Rounds::JoinOutcome> outcome;
   {
     absl::MutexLock lock(&mu_);
     GW_RETURN_IF_ERROR(shut_);
@@ -68,7 +67,7 @@ absl::StatusOr<v1::JoinReply> JobShard::CatchUp(const v1::WorkerIdentity& identi
   return ReplyTo(*outcome);
 }
 
-v1::JoinReply JobShard::ReplyTo(const RoundMachine::JoinOutcome& outcome) const {
+v1::JoinReply JobShard::ReplyTo(const Rounds::JoinOutcome& outcome) const {
   v1::JoinReply reply;
   reply.set_start_version(outcome.start_version);
   reply.set_must_initialize(outcome.must_initialize);

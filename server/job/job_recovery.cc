@@ -192,7 +192,7 @@ absl::Status JobShard::EndReplay() {
                         "it from a snapshot",
                         job_.spec().name(), round, newest, initialized ? "" : ", without their initial parameters"));
   }
-  RoundMachine::Recovered recovered;
+  Rounds::Recovered recovered;
   recovered.round = round;
   std::set<std::pair<std::string, uint64_t>> workers;
   for (uint32_t b = 0; b < buckets_.size(); ++b) {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "server/job/spec_difference.h"
+#include "server/rounds/round.h"
 
 namespace gradwire {
 namespace {
@@ -20,7 +21,7 @@ ArraysLimit LimitOfArrays(const JobEnvironment& environment) {
   return {environment.job_memory_limit_bytes, "--job-memory-limit-bytes"};
 }
 
-RoundMachine::Rules RulesOf(const Job& job, const Layout& layout, const JobEnvironment& environment) {
+std::unique_ptr<Rounds> MakeRounds(const Job& job, const Layout& layout, const JobEnvironment& environment) {
   RoundMachine::Rules rules;
   rules.buckets = layout.bucket_count();
   rules.min_workers = job.spec().min_workers();
@@ -30,7 +31,7 @@ RoundMachine::Rules RulesOf(const Job& job, const Layout& layout, const JobEnvir
   rules.membership.lease_ns = job.spec().lease_ms() * kNsPerMs;
   rules.quorum = job.spec().rounds().quorum();
   rules.deviations = job.spec().rounds().deviations();
-  return rules;
+  return std::make_unique<RoundMachine>(rules);
 }
 
 }  // namespace
@@ -40,7 +41,8 @@ JobShard::JobShard(Job job, Layout layout, uint32_t shard_index, const JobEnviro
       layout_(std::move(layout)),
       shard_index_(shard_index),
       environment_(environment),
-      machine_(RulesOf(job_, layout_, environment)) {}
+      rounds_(MakeRounds(job_, layout_, environment)),
+      machine_(*rounds_) {}
 
 JobShard::~JobShard() { StopSink(); }
 

@@ -1,6 +1,6 @@
 // One job on this server: its slice of the model, the round that is being merged, and who waits for what.
 //
-//   PushChunk -> FrameAssembler -> Accumulator ... last frame of a bucket -> RoundMachine says "close"
+//   PushChunk -> FrameAssembler -> Accumulator ... last frame of a bucket -> Rounds says "close"
 //     -> Finish -> UpdateSink (journal) -> ParameterStore -> version + 1 -> waiting pullers
 //
 // All of it runs on the thread that brought the last chunk: nothing is handed to another thread on the way. Where there
@@ -38,7 +38,7 @@
 #include "server/job/replay_state.h"
 #include "server/job/update_sink.h"
 #include "server/job/warning_limiter.h"
-#include "server/rounds/round.h"
+#include "server/rounds/rounds.h"
 #include "server/snapshot/shard_capture.h"
 
 namespace gradwire {
@@ -136,9 +136,9 @@ class JobShard {
   // compared.
   absl::Status CheckSame(const Job& job, uint32_t shard_index, uint32_t shard_count, uint64_t layout_digest) const;
 
-  // Membership; errors as in RoundMachine.
+  // Membership; errors as in Rounds.
   absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before, bool may_initialize);
-  absl::StatusOr<v1::JoinReply> Resume(const v1::WorkerIdentity& identity, const RoundMachine::ResumePoint& point);
+  absl::StatusOr<v1::JoinReply> Resume(const v1::WorkerIdentity& identity, const Rounds::ResumePoint& point);
   absl::StatusOr<v1::JoinReply> CatchUp(const v1::WorkerIdentity& identity, uint64_t not_before);
   absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::HeartbeatRequest& request);
   absl::Status Leave(const v1::LeaveRequest& request);
@@ -184,7 +184,7 @@ class JobShard {
   absl::Status Allocate(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   absl::StatusOr<MemberId> FindMember(const v1::WorkerIdentity& identity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  v1::JoinReply ReplyTo(const RoundMachine::JoinOutcome& outcome) const;
+  v1::JoinReply ReplyTo(const Rounds::JoinOutcome& outcome) const;
   // Totals that a worker told; they only grow.
   void NoteSanitized(MemberId member, uint64_t elements) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -268,7 +268,8 @@ class JobShard {
   std::atomic<uint64_t> not_included_frames_{0};
 
   mutable absl::Mutex mu_;
-  RoundMachine machine_ ABSL_GUARDED_BY(mu_);
+  const std::unique_ptr<Rounds> rounds_;
+  Rounds& machine_ ABSL_GUARDED_BY(mu_);                  // *rounds_
   std::optional<TimeNs> next_tick_ ABSL_GUARDED_BY(mu_);  // as NextTick told
   absl::Status shut_ ABSL_GUARDED_BY(mu_);
   int unwritten_initials_ ABSL_GUARDED_BY(mu_) = 0;       // initial parameters whose records may not be seen yet

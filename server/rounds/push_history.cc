@@ -3,11 +3,18 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_format.h"
+
 namespace gradwire {
 
-void PushHistory::Note(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) {
+void PushHistory::Begin(MemberId id) {
   Entries& entries = entries_[id];
   if (entries.empty()) entries.resize(size_t{buckets_} * depth_);
+}
+
+void PushHistory::Note(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) {
+  Begin(id);
+  Entries& entries = entries_[id];
   const auto latest = entries.begin() + static_cast<std::ptrdiff_t>(size_t{bucket} * depth_);
   std::copy_backward(latest, latest + depth_ - 1, latest + depth_);
   *latest = {round, digest, true};
@@ -21,6 +28,26 @@ const uint32_t* PushHistory::Find(MemberId id, uint32_t bucket, uint64_t round) 
     if (entry.used && entry.round == round) return &entry.digest;
   }
   return nullptr;
+}
+
+absl::Status PushHistory::CheckSame(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) const {
+  const uint32_t* seen = Find(id, bucket, round);
+  if (seen == nullptr || *seen == digest) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrFormat("bucket %d round %d: a frame with digest 0x%08x of this worker was merged before, this one has "
+                      "0x%08x: a repeat must be the same bytes",
+                      bucket, round, *seen, digest));
+}
+
+std::vector<PushHistory::Merged> PushHistory::Of(uint32_t bucket) const {
+  std::vector<Merged> merged;
+  for (const auto& [id, entries] : entries_) {
+    for (uint32_t age = depth_; age-- > 0;) {
+      const Entry& entry = entries[size_t{bucket} * depth_ + age];
+      if (entry.used) merged.push_back({id, entry.round, entry.digest});
+    }
+  }
+  return merged;
 }
 
 bool PushHistory::IsLastOfAny(uint32_t bucket, uint64_t round) const {
@@ -40,6 +67,14 @@ void PushHistory::Depart(MemberId id) {
   }
   entries_.erase(oldest);
   departed_.pop_front();
+}
+
+void PushHistory::DepartAllBut(const Membership& membership) {
+  std::vector<MemberId> away;
+  for (const auto& [id, entries] : entries_) {
+    if (membership.Get(id) == nullptr) away.push_back(id);
+  }
+  for (MemberId id : away) Depart(id);
 }
 
 void PushHistory::Return(MemberId id) { std::erase(departed_, id); }

@@ -9,6 +9,7 @@
 #include <map>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "server/rounds/membership.h"
 
 namespace gradwire {
@@ -20,18 +21,30 @@ class PushHistory {
  public:
   static constexpr size_t kDeparted = 64;
 
+  struct Merged {
+    MemberId id = 0;
+    uint64_t round = 0;
+    uint32_t digest = 0;
+  };
+
   PushHistory(uint32_t buckets, uint32_t depth) : buckets_(buckets), depth_(depth) {}
 
   // A frame was merged.
   void Note(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest);
   // Its digest; null: it is not known to be merged.
   const uint32_t* Find(MemberId id, uint32_t bucket, uint64_t round) const;
+  // FailedPrecondition: it was merged with another digest.
+  absl::Status CheckSame(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) const;
+  // All that is known of a bucket, in an order in which it can be noted again.
+  std::vector<Merged> Of(uint32_t bucket) const;
   // False: what this incarnation contributed to `round` may be forgotten.
   bool Knows(MemberId id, uint64_t round) const { return round >= forgotten_ || entries_.contains(id); }
   // Of some incarnation, `round` is the last one that has a frame of it in `bucket`: it may not have read the update.
   bool IsLastOfAny(uint32_t bucket, uint64_t round) const;
 
+  void Begin(MemberId id);   // it has contributed nothing so far, if it is not known
   void Depart(MemberId id);  // it may come back
+  void DepartAllBut(const Membership& membership);
   void Return(MemberId id);
   void Drop(MemberId id);  // it never comes back
   // What was before `round` is not known of anybody who is not known.

@@ -21,8 +21,7 @@ RoundMachine::RoundMachine(const Rules& rules)
       // A worker has at most 1 + staleness frames of a bucket unanswered, and begins the next one meanwhile.
       history_(rules.buckets, rules.staleness + 2),
       lateness_(rules.deviations),
-      initialized_(!rules.needs_initialization),
-      uploaded_(rules.buckets) {
+      initialization_(rules.buckets, rules.needs_initialization) {
   for (uint32_t i = 0; i <= rules_.staleness; ++i) rounds_.push_back(NewRound(0));
 }
 
@@ -40,7 +39,7 @@ RoundMachine::Round* RoundMachine::Find(uint64_t round) {
 void RoundMachine::Restore(const Recovered& recovered, TimeNs now) {
   round_ = recovered.round;
   recovered_round_ = round_;
-  initialized_ = true;
+  initialization_.Finish();
   for (uint64_t i = 0; i < rounds_.size(); ++i) {
     rounds_[i].opened = now;
     for (uint32_t b = 0; b < rules_.buckets; ++b) {
@@ -94,12 +93,7 @@ absl::StatusOr<PushVerdict> RoundMachine::Classify(MemberId id, uint32_t bucket,
 }
 
 absl::Status RoundMachine::Repeat(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) const {
-  const uint32_t* seen = history_.Find(id, bucket, round);
-  if (seen == nullptr || *seen == digest) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrFormat("bucket %d round %d: a frame with digest 0x%08x of this worker was merged before, this one has "
-                      "0x%08x: a repeat must be the same bytes",
-                      bucket, round, *seen, digest));
+  return history_.CheckSame(id, bucket, round, digest);
 }
 
 absl::StatusOr<PushVerdict> RoundMachine::Complete(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest,
@@ -108,7 +102,7 @@ absl::StatusOr<PushVerdict> RoundMachine::Complete(MemberId id, uint32_t bucket,
   if (verdict == PushVerdict::kDuplicate) GW_RETURN_IF_ERROR(Repeat(id, bucket, round, digest));
   if (verdict != PushVerdict::kAccept) return verdict;
   BucketRound& open = Find(round)->buckets[bucket];
-  open.contributions[id] = {true, digest};
+  open.contributions[id] = {true, digest, round};
   ++open.included;
   history_.Note(id, bucket, round, digest);
   NoteCame(id, bucket, round, now);
@@ -121,7 +115,7 @@ absl::StatusOr<PushVerdict> RoundMachine::Abstain(MemberId id, uint32_t bucket, 
                                                   RoundActions* actions) {
   GW_ASSIGN_OR_RETURN(const PushVerdict verdict, Classify(id, bucket, round));
   if (verdict != PushVerdict::kAccept) return verdict;
-  Find(round)->buckets[bucket].contributions[id] = {false, 0};
+  Find(round)->buckets[bucket].contributions[id] = {false, 0, round};
   NoteCame(id, bucket, round, now);
   CloseIfDue(round, bucket, now, actions);
   if (rounds_[0].closed == rules_.buckets) Advance(now, actions);
@@ -198,7 +192,7 @@ void RoundMachine::CloseIfDue(uint64_t round, uint32_t bucket, TimeNs now, Round
 void RoundMachine::Advance(TimeNs now, RoundActions* actions) {
   ElectInitializer(actions);
   if (!open_) {
-    if (!initialized_ || membership_.members().size() < rules_.min_workers || rules_.buckets == 0) return;
+    if (!initialized() || membership_.members().size() < rules_.min_workers || rules_.buckets == 0) return;
     open_ = true;
     for (Round& round : rounds_) round.opened = now;
     actions->opened = round_;

@@ -71,7 +71,7 @@ absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Resume(std::string_view 
   GW_RETURN_IF_ERROR(CheckNotSuperseded(worker, incarnation));
   GW_RETURN_IF_ERROR(CheckNothingLost(worker, point));
   const uint64_t round = point.round;
-  if (!initialized_) {
+  if (!initialized()) {
     return absl::FailedPreconditionError(
         absl::StrFormat("worker '%s' cannot go on with round %d, this shard has no parameters yet: join again",
                         std::string(worker), round));
@@ -94,7 +94,7 @@ absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::CatchUp(std::string_view
                                                                 uint64_t not_before, TimeNs now,
                                                                 RoundActions* actions) {
   GW_RETURN_IF_ERROR(CheckNotSuperseded(worker, incarnation));
-  if (!initialized_) {
+  if (!initialized()) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "worker '%s' cannot catch up, this shard has no parameters yet: join again", std::string(worker)));
   }
@@ -151,47 +151,16 @@ void RoundMachine::SetMayInitialize(MemberId id, bool may_initialize, RoundActio
 }
 
 void RoundMachine::ElectInitializer(RoundActions* actions) {
-  if (initialized_) return;
-  const Member* chosen = initializer_ ? membership_.Get(*initializer_) : nullptr;
-  if (chosen != nullptr && chosen->may_initialize) return;
-  if (uploaded_count_ > 0) {
-    // A mixture of two workers' initial parameters would be nobody's: start over.
-    uploaded_.assign(rules_.buckets, false);
-    uploaded_count_ = 0;
-    actions->restart_initialization = true;
-  }
-  const Member* first = membership_.FirstInitializer();
-  initializer_ = first == nullptr ? std::nullopt : std::optional<MemberId>(first->id);
+  if (initialization_.Elect(membership_)) actions->restart_initialization = true;
 }
 
 absl::Status RoundMachine::CheckInitializer(MemberId id, uint32_t bucket) const {
-  const Member* member = membership_.Get(id);
-  if (member == nullptr) return absl::NotFoundError("not a member of this job: join again");
-  if (!rules_.needs_initialization) {
-    return absl::FailedPreconditionError(
-        "this job keeps no parameters (OPTIMIZER_NONE): there is nothing to initialize");
-  }
-  if (initialized_) return absl::AlreadyExistsError("the parameters of this job are initialized: pull them");
-  if (initializer_ != id) {
-    const Member* chosen = initializer_ ? membership_.Get(*initializer_) : nullptr;
-    if (chosen == nullptr) {
-      return absl::FailedPreconditionError(
-          absl::StrFormat("no worker is chosen yet to send the initial parameters; '%s' did not say that it may "
-                          "(JoinRequest.may_initialize): pull them",
-                          member->worker));
-    }
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "worker '%s' was chosen to send the initial parameters, not '%s': pull them", chosen->worker, member->worker));
-  }
-  if (bucket >= rules_.buckets) return absl::InvalidArgumentError(absl::StrFormat("no bucket %d", bucket));
-  if (uploaded_[bucket]) return absl::AlreadyExistsError(absl::StrFormat("bucket %d is initialized", bucket));
-  return absl::OkStatus();
+  return initialization_.Check(membership_, id, bucket);
 }
 
 void RoundMachine::Initialized(MemberId id, uint32_t bucket, TimeNs now, RoundActions* actions) {
   if (!CheckInitializer(id, bucket).ok()) return;
-  uploaded_[bucket] = true;
-  if (++uploaded_count_ == rules_.buckets) initialized_ = true;
+  initialization_.Uploaded(bucket);
   Advance(now, actions);
 }
 
