@@ -24,10 +24,12 @@ TEST(Crc32c, MatchesPublishedValues) {
 TEST(Crc32c, HardwareEqualsPortable) {
   std::vector<uint8_t> data(40000);
   for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<uint8_t>(Mix64(i));
-  for (size_t length : {0, 1, 7, 8, 9, 255, 256, 767, 768, 769, 4096, 12287, 12288, 12289, 13057, 39000}) {
+  for (size_t length : {0,    1,    7,    8,    9,    255,  256,  767,   768,   769,   1023,  1024,
+                        1025, 1087, 1088, 1279, 1280, 1343, 4096, 12287, 12288, 12289, 13057, 39000}) {
     for (size_t offset : {0, 1, 3, 7}) {
       const std::span<const uint8_t> s(data.data() + offset, length);
       EXPECT_EQ(Crc32c(s), Crc32cPortable(s)) << "length " << length << " offset " << offset;
+      EXPECT_EQ(Crc32cUnfolded(s, 7), Crc32cPortable(s, 7)) << "length " << length << " offset " << offset;
       std::vector<uint8_t> copy(static_cast<size_t>(length) + 1, 0x5A);
       EXPECT_EQ(CopyCrc32c(s, copy.data(), 7), Crc32c(s, 7)) << "length " << length << " offset " << offset;
       EXPECT_TRUE(std::equal(s.begin(), s.end(), copy.begin())) << "length " << length << " offset " << offset;
