@@ -110,7 +110,7 @@ struct UpdateFrame {
 class FrameMerge {
  public:
   virtual ~FrameMerge() = default;
-  // As Accumulator::Add, but what is wrong with the values may be known only to Settle.
+  // As Accumulator::Add, but bad values may be known only to Settle, and an error may leave some merged until Revoke.
   virtual absl::Status Add(const wire::Segment& segment) = 0;
   // Waits for what was added. InvalidArgument names the first bad value, in order of position; all the segments are
   // merged none the less, and can be removed.

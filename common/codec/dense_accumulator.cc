@@ -6,8 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/large_array.h"
 #include "common/base/status_macros.h"
 #include "common/codec/frame_header.h"
+#include "kernels/cpu/reference/clones.h"
 #include "kernels/math/fixed_point.h"
 
 namespace gradwire::dense {
@@ -18,7 +20,10 @@ using wire::FrameWriter;
 using wire::Segment;
 using wire::SegmentType;
 
-constexpr uint64_t kBlockElements = 4096;  // of an accumulator that are first stored, or cleared, at once
+// Of an accumulator, checked and then merged, first stored, or cleared at once. Few enough to stay in the cache from
+// the one to the other; enough that the fence behind stores that pass the caches costs nothing.
+constexpr uint64_t kBlockElements = 16384;
+constexpr uint64_t kMeanElements = 4096;  // whose sums are in the first-level cache until their means are written
 
 // What a block of an accumulator holds.
 enum class Block : uint8_t {
@@ -35,13 +40,18 @@ int32_t LoadInteger(const uint8_t* p) {
 }
 
 template <typename T>
-bool AllWithin(const uint8_t* values, size_t n, int32_t limit) {
+inline __attribute__((always_inline)) bool AllWithinAs(const uint8_t* values, size_t n, int32_t limit) {
   int32_t over = 0;
   for (size_t i = 0; i < n; ++i) {
     const int32_t v = LoadInteger<T>(values + sizeof(T) * i);
     over |= static_cast<int32_t>(v > limit) | static_cast<int32_t>(v < -limit);
   }
   return over == 0;
+}
+
+// Without an early exit, so that the compiler vectorises it.
+GW_CLONES bool AllWithin(const uint8_t* values, int width, size_t n, int32_t limit) {
+  return width == 4 ? AllWithinAs<int32_t>(values, n, limit) : AllWithinAs<int16_t>(values, n, limit);
 }
 
 class FirstMerge;
@@ -70,13 +80,22 @@ class DenseAccumulator final : public Accumulator {
   }
 
   absl::Status Add(const Segment& s) override {
-    GW_RETURN_IF_ERROR(Check(s));
+    GW_RETURN_IF_ERROR(CheckShape(s));
     if (s.type == SegmentType::kRanges) {
       ranges_.Merge(s, Sign::kAdd);
-    } else {
-      Merge<Sign::kAdd>(s.data, shape_.width(), s.begin, s.count);
+      return absl::OkStatus();
     }
-    return absl::OkStatus();
+    UnpackAll(s.begin, s.count);
+    absl::Status status;
+    uint64_t merged = 0;
+    ForEachBlock(s.begin, s.begin + s.count, [&](size_t block, uint64_t begin, uint64_t end, bool whole) {
+      if (status.ok()) status = CheckValues(s, begin, end);
+      if (!status.ok()) return;
+      MergeBlock<Sign::kAdd>(block, begin, end, whole, ValuesAt(s, begin), shape_.width());
+      merged = end - s.begin;
+    });
+    if (!status.ok()) Merge<Sign::kSubtract>(s.data, shape_.width(), s.begin, merged);
+    return status;
   }
 
   void Remove(const Segment& s) override {
@@ -117,28 +136,34 @@ class DenseAccumulator final : public Accumulator {
  private:
   friend class FirstMerge;
 
-  absl::Status Check(const Segment& s) const {
+  // All of a segment but its dense values.
+  absl::Status CheckShape(const Segment& s) const {
     if (s.type == SegmentType::kRanges && shape_.fixed()) return ranges_.Check(s);
-    GW_RETURN_IF_ERROR(shape_.CheckSegment(round_, s));
-    if (shape_.fixed()) return CheckLimit(s);
-    const int64_t bad = shape_.backend().FindOutOfGrid(s.data, shape_.width(), s.count, nullptr);
+    return shape_.CheckSegment(round_, s);
+  }
+  const uint8_t* ValuesAt(const Segment& s, uint64_t position) const {
+    return s.data + (position - s.begin) * static_cast<uint64_t>(shape_.width());
+  }
+
+  // The values at [begin, end) of a segment that CheckShape has passed.
+  absl::Status CheckValues(const Segment& s, uint64_t begin, uint64_t end) const {
+    const uint8_t* values = ValuesAt(s, begin);
+    if (shape_.fixed()) return CheckLimit(values, begin, end - begin);
+    const int64_t bad = shape_.backend().FindOutOfGrid(values, shape_.width(), end - begin, nullptr);
     if (bad < 0) return absl::OkStatus();
-    return OutOfGridError(s, static_cast<uint64_t>(bad));
+    return OutOfGridError(s, begin - s.begin + static_cast<uint64_t>(bad));
   }
 
   // Sums stay in range only if every contribution keeps to its share (IntegerLimit).
-  absl::Status CheckLimit(const Segment& s) const {
+  absl::Status CheckLimit(const uint8_t* values, uint64_t begin, uint64_t n) const {
     const int32_t limit = shape_.limit();
-    const auto integer = [&s, width = shape_.width()](size_t i) {
-      return width == 4 ? LoadInteger<int32_t>(s.data + 4 * i) : LoadInteger<int16_t>(s.data + 2 * i);
+    if (AllWithin(values, shape_.width(), n, limit)) return absl::OkStatus();
+    const auto integer = [values, width = shape_.width()](size_t i) {
+      return width == 4 ? LoadInteger<int32_t>(values + 4 * i) : LoadInteger<int16_t>(values + 2 * i);
     };
-    // Without an early exit the compiler vectorises this; the culprit is looked for only if there is one.
-    const bool within =
-        shape_.width() == 4 ? AllWithin<int32_t>(s.data, s.count, limit) : AllWithin<int16_t>(s.data, s.count, limit);
-    if (within) return absl::OkStatus();
-    uint32_t i = 0;
+    uint64_t i = 0;
     while (integer(i) <= limit && integer(i) >= -limit) ++i;
-    return shape_.OverLimit(s.begin + i, integer(i));
+    return shape_.OverLimit(begin + i, integer(i));
   }
 
   absl::Status OutOfGridError(const Segment& s, uint64_t index) const {
@@ -167,25 +192,33 @@ class DenseAccumulator final : public Accumulator {
     return std::min<uint64_t>(kBlockElements, shape_.layout().elements - block * kBlockElements);
   }
 
-  // Block by block: what comes first to an old one is stored there, without clearing and reading it. Nothing is merged
-  // when memory runs out.
+  void UnpackAll(uint64_t first, uint64_t count) {
+    ForEachBlock(first, first + count, [&](size_t block, uint64_t, uint64_t, bool) { Unpack(block); });
+  }
+
+  // Nothing is merged when memory runs out.
   template <Sign sign>
   void Merge(const uint8_t* values, int width, uint64_t first, uint64_t count) {
-    ForEachBlock(first, first + count, [&](size_t block, uint64_t, uint64_t, bool) { Unpack(block); });
+    UnpackAll(first, count);
     ForEachBlock(first, first + count, [&](size_t block, uint64_t begin, uint64_t end, bool whole) {
-      const uint8_t* from = values + (begin - first) * static_cast<uint64_t>(width);
-      if (sign == Sign::kAdd && whole && blocks_[block] == Block::kOld) {
-        blocks_[block] = Block::kSum;
-        Assign(begin, from, width, end - begin);
-        return;
-      }
-      ClearOld(block);
-      if (shape_.fixed()) {
-        shape_.backend().AddIntegers(integers_.data() + begin, from, width, end - begin, sign, nullptr);
-      } else {
-        shape_.backend().AddFloats(grid_.data() + begin, from, width, end - begin, sign, nullptr);
-      }
+      MergeBlock<sign>(block, begin, end, whole, values + (begin - first) * static_cast<uint64_t>(width), width);
     });
+  }
+
+  // What comes first to an old block is stored there, without clearing and reading it. `block` is not kFirst.
+  template <Sign sign>
+  void MergeBlock(size_t block, uint64_t begin, uint64_t end, bool whole, const uint8_t* values, int width) {
+    if (sign == Sign::kAdd && whole && blocks_[block] == Block::kOld) {
+      blocks_[block] = Block::kSum;
+      Assign(begin, values, width, end - begin);
+      return;
+    }
+    ClearOld(block);
+    if (shape_.fixed()) {
+      shape_.backend().AddIntegers(integers_.data() + begin, values, width, end - begin, sign, nullptr);
+    } else {
+      shape_.backend().AddFloats(grid_.data() + begin, values, width, end - begin, sign, nullptr);
+    }
   }
 
   void Assign(uint64_t begin, const uint8_t* values, int width, uint64_t n) {
@@ -232,21 +265,23 @@ class DenseAccumulator final : public Accumulator {
   }
 
   void WriteMeans(uint32_t contributors, FrameWriter* writer) {
-    std::vector<int64_t> sums(std::min<uint64_t>(kBlockElements, grid_.size()));
+    std::vector<int64_t> sums(std::min<uint64_t>(kMeanElements, grid_.size()));
     for (uint64_t first = 0; first < grid_.size(); first += kSegmentElements) {
       const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(kSegmentElements, grid_.size() - first));
       // Payloads are 8-byte aligned (WIRE.md), so they may be written as float32.
       auto* out = reinterpret_cast<float*>(writer->Begin({SegmentType::kDenseF32, 0, first, count, count * 4}));
-      ForEachBlock(first, first + count, [&](size_t block, uint64_t begin, uint64_t end, bool) {
-        const uint64_t n = end - begin;
+      for (uint64_t begin = first; begin < first + count; begin += kMeanElements) {
+        const uint64_t n = std::min(kMeanElements, first + count - begin);
         const int64_t* from = grid_.data() + begin;
+        const size_t block = begin / kBlockElements;
         if (blocks_[block] == Block::kFirst) {
+          const uint8_t* values = FirstOf(block) + begin % kBlockElements * static_cast<uint64_t>(shape_.width());
           std::fill_n(sums.begin(), n, 0);
-          shape_.backend().AddFloats(sums.data(), FirstOf(block), shape_.width(), n, Sign::kAdd, nullptr);
+          shape_.backend().AddFloats(sums.data(), values, shape_.width(), n, Sign::kAdd, nullptr);
           from = sums.data();
         }
         shape_.backend().GridToMean(from, n, contributors, out + (begin - first), nullptr);
-      });
+      }
       writer->End();
     }
   }
@@ -254,15 +289,15 @@ class DenseAccumulator final : public Accumulator {
   DenseShape shape_;
   uint64_t round_ = 0;
   RoundPlan plan_;
-  std::vector<int64_t> grid_;      // fp32, bf16: sums in units of 2^-kGridBits
-  std::vector<int32_t> integers_;  // fixed: sums
+  LargeArray<int64_t> grid_;      // fp32, bf16: sums in units of 2^-kGridBits
+  LargeArray<int32_t> integers_;  // fixed: sums
   std::vector<Block> blocks_;
   RangeHistogram ranges_;
   bool first_taken_ = false;     // since Open, a frame was the first
   FirstMerge* first_ = nullptr;  // while it may be taken out; all kFirst blocks are its
 };
 
-static_assert(kSegmentElements % kBlockElements == 0);
+static_assert(kSegmentElements % kBlockElements == 0 && kBlockElements % kMeanElements == 0);
 
 // The first frame of a round.
 class FirstMerge final : public FrameMerge {
@@ -271,20 +306,23 @@ class FirstMerge final : public FrameMerge {
   ~FirstMerge() override { accumulator_.first_ = nullptr; }
 
   absl::Status Add(const Segment& s) override {
-    GW_RETURN_IF_ERROR(accumulator_.Check(s));
-    const int width = s.type == SegmentType::kRanges ? 1 : accumulator_.shape_.width();
+    GW_RETURN_IF_ERROR(accumulator_.CheckShape(s));
     if (s.type == SegmentType::kRanges) {
-      Save(ranges_, s.data, width, s.begin, s.count);
+      Save(ranges_, s.data, 1, s.begin, s.count);
       accumulator_.ranges_.Merge(s, Sign::kAdd);
       return absl::OkStatus();
     }
+    absl::Status status;
     accumulator_.ForEachBlock(s.begin, s.begin + s.count, [&](size_t block, uint64_t begin, uint64_t end, bool whole) {
-      const uint8_t* values = s.data + (begin - s.begin) * static_cast<uint64_t>(width);
+      if (status.ok()) status = accumulator_.CheckValues(s, begin, end);
+      if (!status.ok()) return;
+      const uint8_t* values = accumulator_.ValuesAt(s, begin);
       if (whole && accumulator_.blocks_[block] == Block::kOld) return accumulator_.StoreFirst(block, values);
+      const int width = accumulator_.shape_.width();
       Save(values_, values, width, begin, end - begin);
       accumulator_.Merge<Sign::kAdd>(values, width, begin, end - begin);
     });
-    return absl::OkStatus();
+    return status;
   }
   absl::Status Settle() override { return absl::OkStatus(); }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "common/base/large_array.h"
 #include "common/base/status_macros.h"
 #include "common/codec/update.h"
 #include "common/optimizer/optimizer.h"
@@ -66,9 +67,9 @@ class HostStore final : public ParameterStore {
   const BucketLayout& layout_;
   kernels::Backend& backend_;
   // In position order; empty where the job keeps none.
-  std::vector<float> parameters_;
-  std::vector<float> first_moment_;
-  std::vector<float> second_moment_;
+  LargeArray<float> parameters_;
+  LargeArray<float> first_moment_;
+  LargeArray<float> second_moment_;
   std::vector<RunState> runs_;
 };
 

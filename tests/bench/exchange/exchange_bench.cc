@@ -4,6 +4,7 @@
 //   --rounds=N  interleaved rounds (default 5)             --json=F   where the JSON goes
 //   --mib=N     MiB moved per measurement of the bare transport (default 256)
 //   --transport=grpc|tcp  only this one (default both)
+//   --server=F  the gradwire-server that is measured (default: this build's)
 //   --only=push|pull|echo|legs|exchange|step
 //   --codec=fp32|fixed32|"TAGC 1 %", --kib=N  only these rows of legs and exchange
 #include <algorithm>
@@ -131,7 +132,7 @@ int Main(int argc, char** argv) {
   if (!transport.empty()) transports = {transport};
   std::vector<std::unique_ptr<ServerProcess>> servers;  // first: they inherit no pipe of the others
   for (const std::string& scheme : transports)
-    servers.push_back(std::make_unique<ServerProcess>(GRADWIRE_SERVER_BINARY, scheme));
+    servers.push_back(std::make_unique<ServerProcess>(Flag(argc, argv, "server", GRADWIRE_SERVER_BINARY), scheme));
   PeerProcess raw_peer({"--peer=raw"});
   RawTcpClient raw(raw_peer.address());
   const std::vector<uint8_t> buffer(64 * kMiB, 5);
