@@ -159,7 +159,7 @@ class Session::Impl {
   bool resumed() const { return resumed_; }
 
   absl::Status Save(const std::string& path) {
-    GW_ASSIGN_OR_RETURN(const std::vector<RoundPlan> plans, exchange_->Plans());
+    GW_ASSIGN_OR_RETURN(const std::vector<PlanWindow> plans, exchange_->Plans());
     client::CheckpointIdentity identity;
     identity.worker = options_.worker;
     identity.incarnation = incarnation_;
@@ -239,7 +239,7 @@ class Session::Impl {
     return links;
   }
 
-  void MakeExchange(const std::vector<client::ShardLink*>& links, uint64_t version, std::vector<RoundPlan> plans) {
+  void MakeExchange(const std::vector<client::ShardLink*>& links, uint64_t version, std::vector<PlanWindow> plans) {
     start_version_ = version;
     exchange_ = std::make_unique<client::Exchange>(
         client::ExchangeContext{

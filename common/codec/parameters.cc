@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <deque>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
@@ -54,19 +56,20 @@ class ParameterReader {
   ParameterReader(const Job& job, const BucketLayout& layout, const ParameterTargets& targets)
       : job_(job), layout_(layout), targets_(targets) {}
 
-  absl::Status Read(const Segment& s, RoundPlan* plan) {
+  absl::Status Read(const Segment& s) {
     switch (s.type) {
       case SegmentType::kDenseF32:
       case SegmentType::kDenseBf16:
         return ReadDense(s);
       case SegmentType::kExponents:
         if (s.begin != 0 || s.bytes != s.count || s.count != layout_.runs.size()) break;
-        plan->exponents.assign(s.data, s.data + s.bytes);
+        unfinished_.exponents.assign(s.data, s.data + s.bytes);
         return absl::OkStatus();
       case SegmentType::kGeometry:
-        if (s.bytes != 8) break;
-        std::memcpy(&plan->sketch_groups, s.data, 4);
-        std::memcpy(&plan->cells_per_group, s.data + 4, 4);
+        if (s.bytes != 8 || plans_.size() == PlansKept(job_)) break;
+        std::memcpy(&unfinished_.sketch_groups, s.data, 4);
+        std::memcpy(&unfinished_.cells_per_group, s.data + 4, 4);
+        plans_.push_back(std::exchange(unfinished_, {}));
         return absl::OkStatus();
       default:
         break;
@@ -77,6 +80,19 @@ class ParameterReader {
   }
 
   uint64_t covered(wire::Array array) const { return covered_[static_cast<size_t>(array)]; }
+
+  // Those of `version` and before, all that are kept then.
+  absl::StatusOr<PlanWindow> TakePlans(uint64_t version) {
+    const uint64_t kept = std::min<uint64_t>(PlansKept(job_) - 1, version) + 1;
+    if (plans_.size() != kept || unfinished_ != RoundPlan{}) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("the parameters of bucket %d at version %d carry %d plans, expected %d", layout_.bucket,
+                          version, plans_.size(), kept));
+    }
+    for (const RoundPlan& plan : plans_) GW_RETURN_IF_ERROR(CheckPlan(job_, layout_, plan));
+    return PlanWindow(PlansKept(job_), version, std::move(plans_));
+  }
+  bool has_plans() const { return !plans_.empty() || unfinished_ != RoundPlan{}; }
 
  private:
   absl::Status ReadDense(const Segment& s) {
@@ -121,6 +137,8 @@ class ParameterReader {
   const Job& job_;
   const BucketLayout& layout_;
   ParameterTargets targets_;
+  std::deque<RoundPlan> plans_;  // the newest first
+  RoundPlan unfinished_;         // its geometry comes
   uint64_t covered_[3] = {0, 0, 0};
 };
 
@@ -134,15 +152,17 @@ std::vector<Bytes> EncodeInitialize(const BucketLayout& layout, uint64_t incarna
   return writer.Finish();
 }
 
-std::vector<Bytes> EncodeParameters(const BucketLayout& layout, uint64_t version, const RoundPlan& plan,
-                                    ParameterContent content, const ParameterArrays& arrays) {
-  FrameWriter writer(HeaderFor(layout, wire::FrameKind::kParameters, version));
-  if (!plan.exponents.empty()) {
-    const uint32_t n = static_cast<uint32_t>(plan.exponents.size());
-    writer.Add({SegmentType::kExponents, 0, 0, n, n}, plan.exponents.data());
+std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow& plans, ParameterContent content,
+                                    const ParameterArrays& arrays) {
+  FrameWriter writer(HeaderFor(layout, wire::FrameKind::kParameters, plans.version()));
+  for (const RoundPlan& plan : plans.newest_first()) {
+    if (!plan.exponents.empty()) {
+      const uint32_t n = static_cast<uint32_t>(plan.exponents.size());
+      writer.Add({SegmentType::kExponents, 0, 0, n, n}, plan.exponents.data());
+    }
+    const uint32_t geometry[2] = {plan.sketch_groups, plan.cells_per_group};
+    writer.Add({SegmentType::kGeometry, 0, 0, 1, 8}, geometry);
   }
-  const uint32_t geometry[2] = {plan.sketch_groups, plan.cells_per_group};
-  writer.Add({SegmentType::kGeometry, 0, 0, 1, 8}, geometry);
   if (arrays.parameter == nullptr) return writer.Finish();
   if (content == ParameterContent::kBf16) {
     AddBf16(arrays.parameter, layout.elements, &writer);
@@ -156,8 +176,8 @@ std::vector<Bytes> EncodeParameters(const BucketLayout& layout, uint64_t version
   return writer.Finish();
 }
 
-absl::StatusOr<RoundPlan> DecodeParameters(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
-                                           uint64_t version, const ParameterTargets& targets) {
+absl::StatusOr<PlanWindow> DecodeParameters(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
+                                            uint64_t version, const ParameterTargets& targets) {
   GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> parsed, wire::ParseFrame(chunks));
   const wire::FrameHeader& header = parsed[0].header;
   const bool kind = header.kind == wire::FrameKind::kInitialize || header.kind == wire::FrameKind::kParameters;
@@ -169,10 +189,9 @@ absl::StatusOr<RoundPlan> DecodeParameters(std::span<const Bytes> chunks, const 
         layout.bucket, layout.shard, version, static_cast<int>(header.kind), header.bucket, header.shard, header.round,
         header.shape_digest, layout.shape_digest));
   }
-  RoundPlan plan;
   ParameterReader reader(job, layout, targets);
   for (const wire::Chunk& chunk : parsed) {
-    for (const Segment& s : chunk.segments) GW_RETURN_IF_ERROR(reader.Read(s, &plan));
+    for (const Segment& s : chunk.segments) GW_RETURN_IF_ERROR(reader.Read(s));
   }
   const std::pair<wire::Array, const float*> wanted[] = {{wire::Array::kParameter, targets.parameter},
                                                          {wire::Array::kFirstMoment, targets.first_moment},
@@ -184,13 +203,12 @@ absl::StatusOr<RoundPlan> DecodeParameters(std::span<const Bytes> chunks, const 
                           reader.covered(array), layout.elements, static_cast<int>(array)));
     }
   }
-  if (header.kind == wire::FrameKind::kParameters) {
-    GW_RETURN_IF_ERROR(CheckPlan(job, layout, plan));
-  } else if (plan != RoundPlan{}) {
+  if (header.kind == wire::FrameKind::kParameters) return reader.TakePlans(version);
+  if (reader.has_plans()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("the initial parameters of bucket %d carry a plan", layout.bucket));
   }
-  return plan;
+  return PlanWindow();
 }
 
 }  // namespace gradwire

@@ -1,5 +1,6 @@
 // Frames that carry parameters instead of gradients: the initial upload (kInitialize) and pulls of a version
-// (kParameters), which also carry the plan of that version, so that a late joiner can encode its first frame.
+// (kParameters), which also carry the plans that are kept at that version, so that a late joiner can encode its first
+// frames and follow the rounds that are open.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +9,11 @@
 
 #include "absl/status/statusor.h"
 #include "common/codec/codec.h"
+#include "common/codec/plan_window.h"
 
 namespace gradwire {
 
-// What a kParameters frame carries beside the plan.
+// What a kParameters frame carries beside the plans.
 enum class ParameterContent {
   kFloat32,  // parameters
   kBf16,     // parameters, rounded to nearest even
@@ -33,13 +35,15 @@ struct ParameterTargets {
 };
 
 std::vector<Bytes> EncodeInitialize(const BucketLayout& layout, uint64_t incarnation, const float* parameters);
-std::vector<Bytes> EncodeParameters(const BucketLayout& layout, uint64_t version, const RoundPlan& plan,
-                                    ParameterContent content, const ParameterArrays& arrays);
+// Of the version of `plans`.
+std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow& plans, ParameterContent content,
+                                    const ParameterArrays& arrays);
 
-// Decodes chunks of kInitialize or kParameters into contiguous arrays in position order, and the plan (empty for
-// kInitialize). Moments without a target are skipped. Errors: InvalidArgument (a different shape digest, version or
-// range; elements missing; a plan that does not fit; a non-finite initial parameter, named by tensor and index).
-absl::StatusOr<RoundPlan> DecodeParameters(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
-                                           uint64_t version, const ParameterTargets& targets);
+// Decodes chunks of kInitialize or kParameters into contiguous arrays in position order, and the plans (none for
+// kInitialize; else all that PlansKept says). Moments without a target are skipped. Errors: InvalidArgument (a
+// different shape digest, version or range; elements or plans missing; a plan that does not fit; a non-finite initial
+// parameter, named by tensor and index).
+absl::StatusOr<PlanWindow> DecodeParameters(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
+                                            uint64_t version, const ParameterTargets& targets);
 
 }  // namespace gradwire

@@ -32,7 +32,7 @@ absl::Status ShardReplay::Prepare(std::optional<ShardState> from) {
       bucket.incarnation = 0;
     } else {
       GW_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> codec, MakeCodec({&job_, &slice, &backend_}));
-      arrays.plan = codec->InitialPlan();
+      arrays.plans = PlanWindow(PlansKept(job_), codec->InitialPlan());
       if (job_.keeps_parameters()) arrays.parameter.resize(slice.elements);
       if (job_.moments() > 0) arrays.first_moment.resize(slice.elements);
       if (job_.moments() > 1) arrays.second_moment.resize(slice.elements);
@@ -78,7 +78,7 @@ absl::Status ShardReplay::ApplyTo(Bucket& bucket, const journal::Record& record,
     if (!arrays.parameter.empty()) targets.parameter = arrays.parameter.data();
     if (!arrays.first_moment.empty()) targets.first_moment = arrays.first_moment.data();
     if (!arrays.second_moment.empty()) targets.second_moment = arrays.second_moment.data();
-    GW_ASSIGN_OR_RETURN(arrays.plan, DecodeParameters(record.chunks, job_, slice, record.round, targets));
+    GW_ASSIGN_OR_RETURN(arrays.plans, DecodeParameters(record.chunks, job_, slice, record.round, targets));
     bucket.version = record.round;
     bucket.incarnation = 0;
     return absl::OkStatus();
@@ -89,9 +89,10 @@ absl::Status ShardReplay::ApplyTo(Bucket& bucket, const journal::Record& record,
         absl::StrFormat("bucket %d: the journal goes on with round %d where round %d should follow", record.bucket,
                         record.round, bucket.version));
   }
-  GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(record.chunks, job_, slice, arrays.plan));
+  GW_ASSIGN_OR_RETURN(Update update,
+                      DecodeUpdate(record.chunks, job_, slice, *arrays.plans.OfRound(job_, record.round)));
   GW_RETURN_IF_ERROR(ApplyUpdate(job_, slice, update, bucket.runs, backend_));
-  arrays.plan = std::move(update.next);
+  arrays.plans.Push(std::move(update.next));
   ++bucket.version;
   return absl::OkStatus();
 }

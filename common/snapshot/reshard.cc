@@ -12,7 +12,7 @@ namespace gradwire {
 namespace {
 
 constexpr snapshot::Array kArrays[] = {&ShardState::Bucket::parameter, &ShardState::Bucket::first_moment,
-                             &ShardState::Bucket::second_moment};
+                                       &ShardState::Bucket::second_moment};
 
 }  // namespace
 
@@ -23,9 +23,9 @@ Resharder::Resharder(const Job* job, const Layout* from, const Layout* to, std::
       shards_(std::move(shards)),
       places_(to->bucket_count()),
       plans_(to->bucket_count()),
+      made_(shards_.size(), std::vector<std::deque<RoundPlan>>(to->bucket_count())),
       states_(shards_.size()) {
   for (uint32_t b = 0; b < to_.bucket_count(); ++b) {
-    plans_[b].resize(from_.shard_count());
     for (size_t s = 0; s < shards_.size(); ++s) {
       const BucketLayout& slice = to_.at(b, shards_[s]);
       for (size_t r = 0; r < slice.runs.size(); ++r) places_[b][{slice.runs[r].tensor, slice.runs[r].offset}] = {s, r};
@@ -42,7 +42,11 @@ void Resharder::Add(uint32_t shard, const ShardState& state) {
   for (uint32_t b = 0; b < from_.bucket_count(); ++b) {
     const BucketLayout& slice = from_.at(b, shard);
     const ShardState::Bucket& bucket = state.buckets[b];
-    plans_[b][shard] = {&slice, {{}, bucket.plan.sketch_groups, bucket.plan.cells_per_group}};
+    const std::deque<RoundPlan>& plans = bucket.plans.newest_first();
+    plans_[b].resize(plans.size(), std::vector<PlanPart>(from_.shard_count()));
+    for (size_t age = 0; age < plans.size(); ++age) {
+      plans_[b][age][shard] = {&slice, {{}, plans[age].sketch_groups, plans[age].cells_per_group}};
+    }
     for (size_t r = 0; r < slice.runs.size(); ++r) {
       const auto found = places_[b].find({slice.runs[r].tensor, slice.runs[r].offset});
       if (found == places_[b].end()) continue;  // of a shard that is not made here
@@ -54,9 +58,13 @@ void Resharder::Add(uint32_t shard, const ShardState& state) {
         std::copy_n((bucket.*array).data() + slice.run_begin[r], slice.runs[r].length,
                     (target.*array).data() + target_slice.run_begin[place.run]);
       }
-      if (bucket.plan.exponents.empty()) continue;
-      target.plan.exponents.resize(target_slice.runs.size());
-      target.plan.exponents[place.run] = bucket.plan.exponents[r];
+      std::deque<RoundPlan>& made = made_[place.state][b];
+      made.resize(plans.size());
+      for (size_t age = 0; age < plans.size(); ++age) {
+        if (plans[age].exponents.empty()) continue;
+        made[age].exponents.resize(target_slice.runs.size());
+        made[age].exponents[place.run] = plans[age].exponents[r];
+      }
     }
   }
 }
@@ -65,14 +73,19 @@ absl::StatusOr<std::vector<ShardState>> Resharder::Finish() {
   for (size_t s = 0; s < states_.size(); ++s) {
     for (uint32_t b = 0; b < to_.bucket_count(); ++b) {
       const BucketLayout& slice = to_.at(b, shards_[s]);
-      RoundPlan& plan = states_[s].buckets[b].plan;
-      if (from_.digest() == to_.digest()) {
-        plan.sketch_groups = plans_[b][shards_[s]].plan.sketch_groups;
-        plan.cells_per_group = plans_[b][shards_[s]].plan.cells_per_group;
-      } else {
-        plan = ReshardPlan(job_, slice, std::move(plan.exponents), plans_[b]);
+      std::deque<RoundPlan>& made = made_[s][b];
+      made.resize(plans_[b].size());  // an empty slice has got none
+      for (size_t age = 0; age < made.size(); ++age) {
+        RoundPlan& plan = made[age];
+        if (from_.digest() == to_.digest()) {
+          plan.sketch_groups = plans_[b][age][shards_[s]].plan.sketch_groups;
+          plan.cells_per_group = plans_[b][age][shards_[s]].plan.cells_per_group;
+        } else {
+          plan = ReshardPlan(job_, slice, std::move(plan.exponents), plans_[b][age]);
+        }
+        GW_RETURN_IF_ERROR(CheckPlan(job_, slice, plan));
       }
-      GW_RETURN_IF_ERROR(CheckPlan(job_, slice, plan));
+      states_[s].buckets[b].plans = PlanWindow(PlansKept(job_), states_[s].version, std::move(made));
     }
   }
   return std::move(states_);

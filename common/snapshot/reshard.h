@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <vector>
 
@@ -38,7 +39,9 @@ class Resharder {
   const Layout& to_;
   const std::vector<uint32_t> shards_;
   std::vector<std::map<RunKey, Place>> places_;  // by bucket
-  std::vector<std::vector<PlanPart>> plans_;     // by bucket and shard of `from`
+  // By bucket, age and shard of `from`; age 0: the newest plan.
+  std::vector<std::vector<std::vector<PlanPart>>> plans_;
+  std::vector<std::vector<std::deque<RoundPlan>>> made_;  // by state and bucket, the newest first
   std::vector<ShardState> states_;
 };
 

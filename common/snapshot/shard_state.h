@@ -4,14 +4,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/codec/codec.h"
+#include "common/codec/plan_window.h"
 
 namespace gradwire {
 
 struct ShardState {
   // Arrays in position order; empty where the job keeps none.
   struct Bucket {
-    RoundPlan plan;  // of round `version`
+    PlanWindow plans;  // up to that of `version`
     std::vector<float> parameter;
     std::vector<float> first_moment;
     std::vector<float> second_moment;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -98,18 +99,19 @@ absl::Status SnapshotFiles::WriteTo(const std::string& path, const ShardState& s
   const auto pieces = PiecesOf(*job_, *layout_, shard_);
   Contents parameters;
   Contents rest;
-  std::vector<std::array<uint32_t, 2>> geometries;
-  geometries.reserve(state.buckets.size());
+  std::deque<std::array<uint32_t, 2>> geometries;
   if (job_->keeps_parameters()) parameters.AddArray("", *job_, pieces, state, &ShardState::Bucket::parameter);
   if (job_->moments() > 0) rest.AddArray(kFirstMoment, *job_, pieces, state, &ShardState::Bucket::first_moment);
   if (job_->moments() > 1) rest.AddArray(kSecondMoment, *job_, pieces, state, &ShardState::Bucket::second_moment);
   for (uint32_t b = 0; b < state.buckets.size(); ++b) {
-    const RoundPlan& plan = state.buckets[b].plan;
-    rest.entries.push_back({ExponentsName(b), TensorType::kI8, {plan.exponents.size()}});
-    rest.data.push_back(BytesOf(plan.exponents.data(), plan.exponents.size()));
-    geometries.push_back({plan.sketch_groups, plan.cells_per_group});
-    rest.entries.push_back({GeometryName(b), TensorType::kU32, {2}});
-    rest.data.push_back(BytesOf(geometries.back().data(), 2));
+    uint64_t age = 0;
+    for (const RoundPlan& plan : state.buckets[b].plans.newest_first()) {
+      rest.entries.push_back({ExponentsName(b, age), TensorType::kI8, {plan.exponents.size()}});
+      rest.data.push_back(BytesOf(plan.exponents.data(), plan.exponents.size()));
+      geometries.push_back({plan.sketch_groups, plan.cells_per_group});
+      rest.entries.push_back({GeometryName(b, age++), TensorType::kU32, {2}});
+      rest.data.push_back(BytesOf(geometries.back().data(), 2));
+    }
   }
   GW_ASSIGN_OR_RETURN(const Written parameters_file,
                       WriteFile(*disk_, path + "/" + kParameters, std::move(parameters)));

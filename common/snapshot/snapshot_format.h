@@ -20,8 +20,12 @@ inline constexpr char kParameters[] = "parameters.safetensors";
 inline constexpr char kState[] = "state.safetensors";
 inline constexpr char kFirstMoment[] = "first_moment/";  // before the names of tensors
 inline constexpr char kSecondMoment[] = "second_moment/";
-inline std::string ExponentsName(uint32_t bucket) { return absl::StrCat("exponents/", bucket); }
-inline std::string GeometryName(uint32_t bucket) { return absl::StrCat("geometry/", bucket); }
+// `age`: versions before that of the snapshot.
+inline std::string PlanName(const char* part, uint32_t bucket, uint64_t age) {
+  return age == 0 ? absl::StrCat(part, "/", bucket) : absl::StrCat(part, "/", bucket, "/", age);
+}
+inline std::string ExponentsName(uint32_t bucket, uint64_t age) { return PlanName("exponents", bucket, age); }
+inline std::string GeometryName(uint32_t bucket, uint64_t age) { return PlanName("geometry", bucket, age); }
 
 using Array = std::vector<float> ShardState::Bucket::*;
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -106,16 +107,22 @@ absl::Status FillArray(const Loaded& file, const std::string& prefix, const Job&
   return absl::OkStatus();
 }
 
-absl::Status FillPlan(const Loaded& file, const Job& job, const BucketLayout& slice, RoundPlan* plan) {
-  const auto exponents = file.header.entries.find(ExponentsName(slice.bucket));
-  const uint64_t count = exponents == file.header.entries.end() ? 0 : exponents->second.bytes;
-  GW_ASSIGN_OR_RETURN(const auto exponent_bytes, file.Find(ExponentsName(slice.bucket), TensorType::kI8, count));
-  GW_ASSIGN_OR_RETURN(const auto geometry, file.Find(GeometryName(slice.bucket), TensorType::kU32, 8));
-  plan->exponents.assign(exponent_bytes.begin(), exponent_bytes.end());
-  std::memcpy(&plan->sketch_groups, geometry.data(), 4);
-  std::memcpy(&plan->cells_per_group, geometry.data() + 4, 4);
-  const absl::Status checked = CheckPlan(job, slice, *plan);
-  return checked.ok() ? checked : Damaged(file.path, std::string(checked.message()));
+absl::StatusOr<PlanWindow> LoadPlans(const Loaded& file, const Job& job, const BucketLayout& slice, uint64_t version) {
+  std::deque<RoundPlan> plans;
+  for (uint64_t age = 0; age < PlansKept(job) && age <= version; ++age) {
+    const std::string name = ExponentsName(slice.bucket, age);
+    const auto exponents = file.header.entries.find(name);
+    const uint64_t count = exponents == file.header.entries.end() ? 0 : exponents->second.bytes;
+    GW_ASSIGN_OR_RETURN(const auto exponent_bytes, file.Find(name, TensorType::kI8, count));
+    GW_ASSIGN_OR_RETURN(const auto geometry, file.Find(GeometryName(slice.bucket, age), TensorType::kU32, 8));
+    RoundPlan& plan = plans.emplace_back();
+    plan.exponents.assign(exponent_bytes.begin(), exponent_bytes.end());
+    std::memcpy(&plan.sketch_groups, geometry.data(), 4);
+    std::memcpy(&plan.cells_per_group, geometry.data() + 4, 4);
+    const absl::Status checked = CheckPlan(job, slice, plan);
+    if (!checked.ok()) return Damaged(file.path, std::string(checked.message()));
+  }
+  return PlanWindow(PlansKept(job), version, std::move(plans));
 }
 
 }  // namespace
@@ -202,7 +209,7 @@ absl::StatusOr<ShardState> LoadSnapshot(Disk& disk, const std::string& directory
     if (job.keeps_parameters()) bucket.parameter.resize(slice.elements);
     if (job.moments() > 0) bucket.first_moment.resize(slice.elements);
     if (job.moments() > 1) bucket.second_moment.resize(slice.elements);
-    GW_RETURN_IF_ERROR(FillPlan(rest, job, slice, &bucket.plan));
+    GW_ASSIGN_OR_RETURN(bucket.plans, LoadPlans(rest, job, slice, state.version));
   }
   const auto pieces = PiecesOf(job, layout, shard);
   if (job.keeps_parameters()) {

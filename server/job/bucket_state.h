@@ -11,6 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/codec/codec.h"
 #include "common/codec/frame_assembler.h"
+#include "common/codec/plan_window.h"
 #include "common/journal/record.h"
 #include "gradwire/v1/worker.pb.h"
 #include "server/job/outbox.h"
@@ -71,7 +72,7 @@ struct BucketState {
   absl::Status failure ABSL_GUARDED_BY(mu);                   // our own bug stopped this bucket
 
   std::unique_ptr<Accumulator> accumulator ABSL_GUARDED_BY(mu);
-  RoundPlan plan ABSL_GUARDED_BY(mu);                     // of round `version`
+  PlanWindow plans ABSL_GUARDED_BY(mu);                   // up to that of `version`
   uint32_t committed ABSL_GUARDED_BY(mu) = 0;             // complete frames in the accumulator
   std::vector<float> learning_rates ABSL_GUARDED_BY(mu);  // fixed by the first complete frame of the round
   std::map<MemberId, PartialFrame> partial ABSL_GUARDED_BY(mu);

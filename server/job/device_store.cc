@@ -67,7 +67,7 @@ class DeviceStore final : public ParameterStore {
     return absl::OkStatus();
   }
 
-  std::vector<Bytes> Serialize(uint64_t version, const RoundPlan& plan, ParameterContent content) override {
+  std::vector<Bytes> Serialize(const PlanWindow& plans, ParameterContent content) override {
     std::vector<float> copies[3];
     ParameterArrays arrays;
     const auto copy = [&](const float* array, std::vector<float>* to) -> const float* {
@@ -81,7 +81,7 @@ class DeviceStore final : public ParameterStore {
       arrays.first_moment = copy(arrays_.first_moment, &copies[1]);
       arrays.second_moment = copy(arrays_.second_moment, &copies[2]);
     }
-    return EncodeParameters(layout_, version, plan, content, arrays);
+    return EncodeParameters(layout_, plans, content, arrays);
   }
 
   void Read(const ParameterTargets& targets) override {

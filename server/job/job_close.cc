@@ -128,14 +128,15 @@ absl::Status JobShard::FinishRound(BucketState& bucket, const RoundActions::Clos
 }
 
 absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update, std::vector<journal::Contribution> who) {
-  GW_RETURN_IF_ERROR(bucket.store->Apply(update, bucket.plan));
+  GW_RETURN_IF_ERROR(bucket.store->Apply(update, *bucket.plans.OfRound(job_, bucket.version)));
   deferred_elements_ += update.stats.deferred;
   update_elements_ += update.stats.elements;
   ++bucket.version;
-  bucket.plan = update.next;
+  bucket.plans.Push(update.next);
   bucket.committed = 0;
   bucket.learning_rates.clear();
-  if (!replaying_) bucket.accumulator->Open(bucket.version, bucket.plan);  // else EndReplay does, once
+  if (!replaying_)
+    bucket.accumulator->Open(bucket.version, *bucket.plans.OfRound(job_, bucket.version));  // else EndReplay does, once
   Retain(bucket,
          {std::make_shared<const std::vector<Bytes>>(update.chunks), update.stats.deferred > 0, std::move(who)});
   bucket.serialized = nullptr;

@@ -32,7 +32,7 @@ absl::StatusOr<std::vector<journal::Record>> JobShard::CopyBucket(uint32_t index
                          index,
                          bucket.version,
                          {},
-                         bucket.store->Serialize(bucket.version, bucket.plan, ParameterContent::kState)});
+                         bucket.store->Serialize(bucket.plans, ParameterContent::kState)});
       uint64_t round = bucket.version - bucket.updates.size();
       for (const RetainedUpdate& update : bucket.updates) {
         records.push_back({journal::RecordType::kUpdate, index, round++, update.who, *update.chunks});

@@ -161,7 +161,7 @@ std::optional<Delivery> JobShard::Answer(BucketState& bucket, const Waiter& wait
 SharedChunks JobShard::Serialize(BucketState& bucket, v1::PullKind kind) {
   if (bucket.serialized != nullptr && bucket.serialized_kind == kind) return bucket.serialized;
   bucket.serialized =
-      std::make_shared<const std::vector<Bytes>>(bucket.store->Serialize(bucket.version, bucket.plan, ContentOf(kind)));
+      std::make_shared<const std::vector<Bytes>>(bucket.store->Serialize(bucket.plans, ContentOf(kind)));
   bucket.serialized_kind = kind;
   return bucket.serialized;
 }

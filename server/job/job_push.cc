@@ -161,7 +161,8 @@ absl::StatusOr<PushVerdict> JobShard::Begin(BucketState& bucket, PushStream& str
   PartialFrame& partial = bucket.partial[stream.member];
   partial.stream = &stream;
   partial.assembler = std::make_unique<FrameAssembler>(bucket.codec.get(), bucket.layout, bucket.accumulator.get(),
-                                                       &bucket.plan, header.round, environment_.frame_limit_bytes);
+                                                       bucket.plans.OfRound(job_, header.round), header.round,
+                                                       environment_.frame_limit_bytes);
   return verdict;
 }
 

@@ -100,10 +100,10 @@ absl::Status JobShard::ReplayWhole(const journal::Record& record) {
   if (!parameter.empty()) arrays.parameter = targets.parameter = parameter.data();
   if (!first.empty()) arrays.first_moment = targets.first_moment = first.data();
   if (!second.empty()) arrays.second_moment = targets.second_moment = second.data();
-  GW_ASSIGN_OR_RETURN(RoundPlan plan, DecodeParameters(record.chunks, job_, *bucket.layout, record.round, targets));
+  GW_ASSIGN_OR_RETURN(PlanWindow plans, DecodeParameters(record.chunks, job_, *bucket.layout, record.round, targets));
   bucket.store->Load(arrays);
   bucket.version = record.round;
-  bucket.plan = std::move(plan);
+  bucket.plans = std::move(plans);
   bucket.updates.clear();
   known = {};
   known.initial = true;
@@ -135,7 +135,8 @@ absl::Status JobShard::ReplayUpdate(const journal::Record& record) {
     if (bucket.updates.size() > kRetainedUpdates) bucket.updates.pop_front();
     return absl::OkStatus();
   }
-  GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(record.chunks, job_, *bucket.layout, bucket.plan));
+  GW_ASSIGN_OR_RETURN(Update update,
+                      DecodeUpdate(record.chunks, job_, *bucket.layout, *bucket.plans.OfRound(job_, record.round)));
   UpdateFrame frame;
   frame.chunks = record.chunks;
   frame.next = update.next;
@@ -164,7 +165,7 @@ void JobShard::LoadSnapshot(const ShardState& snapshot) {
     if (!from.second_moment.empty()) arrays.second_moment = from.second_moment.data();
     bucket.store->Load(arrays);
     bucket.version = snapshot.version;
-    bucket.plan = from.plan;
+    bucket.plans = from.plans;
   }
 }
 
@@ -200,7 +201,7 @@ absl::Status JobShard::EndReplay() {
     absl::MutexLock lock(&buckets_[b]->mu);
     const uint64_t version = buckets_[b]->version;
     buckets_[b]->ready = true;
-    buckets_[b]->accumulator->Open(version, buckets_[b]->plan);
+    buckets_[b]->accumulator->Open(version, *buckets_[b]->plans.OfRound(job_, version));
     // The last update made this version, or there was none in the journal.
     if (known.end_round != version) buckets_[b]->updates.clear();
     recovered.versions.push_back(version);

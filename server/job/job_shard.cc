@@ -129,8 +129,8 @@ absl::Status JobShard::Allocate(BucketState& bucket) {
   GW_ASSIGN_OR_RETURN(bucket.store, arrays_->NewStore(b));
   GW_ASSIGN_OR_RETURN(bucket.accumulator, arrays_->NewAccumulator(b, *bucket.codec));
   bucket.ready = !job_.keeps_parameters();
-  bucket.plan = bucket.codec->InitialPlan();
-  bucket.accumulator->Open(0, bucket.plan);
+  bucket.plans = PlanWindow(PlansKept(job_), bucket.codec->InitialPlan());
+  bucket.accumulator->Open(0, bucket.plans.newest());
   return absl::OkStatus();
 }
 

@@ -69,7 +69,7 @@ void JobShard::CaptureBucket(BucketState& bucket) {
   if (status.ok()) {
     status = CatchBadAlloc("a snapshot", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
       ShardState::Bucket& copy = capture->state.buckets[bucket.layout->bucket];
-      copy.plan = bucket.plan;
+      copy.plans = bucket.plans;
       ParameterTargets targets;
       if (!copy.parameter.empty()) targets.parameter = copy.parameter.data();
       if (!copy.first_moment.empty()) targets.first_moment = copy.first_moment.data();

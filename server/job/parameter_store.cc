@@ -40,12 +40,12 @@ class HostStore final : public ParameterStore {
     return ApplyUpdate(job_, layout_, decoded, runs_, backend_);
   }
 
-  std::vector<Bytes> Serialize(uint64_t version, const RoundPlan& plan, ParameterContent content) override {
+  std::vector<Bytes> Serialize(const PlanWindow& plans, ParameterContent content) override {
     ParameterArrays arrays;
     if (!parameters_.empty()) arrays.parameter = parameters_.data();
     if (!first_moment_.empty()) arrays.first_moment = first_moment_.data();
     if (!second_moment_.empty()) arrays.second_moment = second_moment_.data();
-    return EncodeParameters(layout_, version, plan, content, arrays);
+    return EncodeParameters(layout_, plans, content, arrays);
   }
 
   void Read(const ParameterTargets& targets) override {

@@ -25,8 +25,8 @@ class ParameterStore {
   // Decodes and applies the update frame of a round that was encoded by `plan`. Errors: those of DecodeUpdate and
   // ApplyUpdate.
   virtual absl::Status Apply(const UpdateFrame& update, const RoundPlan& plan) = 0;
-  // The frame of this version for pullers.
-  virtual std::vector<Bytes> Serialize(uint64_t version, const RoundPlan& plan, ParameterContent content) = 0;
+  // The frame of this version, that of `plans`, for pullers.
+  virtual std::vector<Bytes> Serialize(const PlanWindow& plans, ParameterContent content) = 0;
   // Copies the arrays that have a target; arrays that the job does not keep leave theirs alone.
   virtual void Read(const ParameterTargets& targets) = 0;
   // Replaces the arrays that are given.

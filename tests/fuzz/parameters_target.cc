@@ -39,20 +39,20 @@ void RunParameters(Input bytes) {
   for (const std::vector<uint8_t>& chunk : input.chunks) chunks.push_back(Slices(chunk, 0)[0]);
   Arrays arrays(layout.elements);
   const ParameterTargets targets = arrays.Targets(input.slicing % 8);
-  const absl::StatusOr<RoundPlan> plan = DecodeParameters(chunks, cluster.job(), layout, version, targets);
-  if (!plan.ok()) return;
+  const absl::StatusOr<PlanWindow> plans = DecodeParameters(chunks, cluster.job(), layout, version, targets);
+  if (!plans.ok()) return;
   for (const float* array : {targets.parameter, targets.first_moment, targets.second_moment}) {
     Require(Finite(array, layout.elements), "all elements of the arrays asked for are there, and finite");
   }
-  if (!CheckPlan(cluster.job(), layout, *plan).ok()) return;  // kInitialize: none
-  (void)EncodeBy(bucket, version + 1, *plan);
+  if (plans->newest_first().empty()) return;  // kInitialize
+  (void)EncodeBy(bucket, version + 1, plans->newest());
   if (targets.parameter == nullptr) return;
-  const std::vector<Bytes> again = EncodeParameters(layout, version, *plan, ParameterContent::kState,
+  const std::vector<Bytes> again = EncodeParameters(layout, *plans, ParameterContent::kState,
                                                     {targets.parameter, targets.first_moment, targets.second_moment});
   Arrays copy(layout.elements);
-  const absl::StatusOr<RoundPlan> same =
+  const absl::StatusOr<PlanWindow> same =
       DecodeParameters(again, cluster.job(), layout, version, copy.Targets(input.slicing % 8));
-  Require(same.ok() && *same == *plan && copy.parameter == arrays.parameter, "decode(encode(x)) == x");
+  Require(same.ok() && *same == *plans && copy.parameter == arrays.parameter, "decode(encode(x)) == x");
 }
 
 Seeds ParameterSeeds() {
@@ -65,7 +65,7 @@ Seeds ParameterSeeds() {
     const ParameterArrays arrays{values.data(), values.data(), values.data()};
     for (const auto content : {ParameterContent::kFloat32, ParameterContent::kBf16, ParameterContent::kState}) {
       const uint8_t wanted = content == ParameterContent::kState ? 7 : 1;
-      seeds.push_back(MakeInput(b, 1, wanted, EncodeParameters(layout, 1, plan, content, arrays)));
+      seeds.push_back(MakeInput(b, 1, wanted, EncodeParameters(layout, PlanWindow(1, 1, {plan}), content, arrays)));
     }
   }
   return seeds;

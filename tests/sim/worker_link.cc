@@ -163,16 +163,16 @@ void WorkerSession::RequestPull(uint32_t shard) {
 }
 
 void WorkerSession::FinishStart() {
-  std::vector<RoundPlan> plans;
+  std::vector<PlanWindow> plans;
   for (uint32_t slice = 0; slice < setup_->slices(); ++slice) {
     Link& link = *links_[slice % setup_->shards];
     if (!link.pulling) {
-      plans.push_back(setup_->codecs[slice]->InitialPlan());
+      plans.emplace_back(PlansKept(*setup_->job), setup_->codecs[slice]->InitialPlan());
       continue;
     }
-    auto plan = replica_->Load(setup_->LayoutOf(slice), link.answers[slice / setup_->shards], version_);
-    if (!plan.ok()) return world_->Violate(absl::StrCat("the parameters of a start: ", plan.status().ToString()));
-    plans.push_back(*std::move(plan));
+    auto loaded = replica_->Load(setup_->LayoutOf(slice), link.answers[slice / setup_->shards], version_);
+    if (!loaded.ok()) return world_->Violate(absl::StrCat("the parameters of a start: ", loaded.status().ToString()));
+    plans.push_back(*std::move(loaded));
   }
   world_->Trace([&] { return absl::StrCat(node_->name(), ": starts at version ", version_); });
   for (uint32_t shard = 0; shard < setup_->shards; ++shard) {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <utility>
@@ -48,8 +49,10 @@ std::string NameOf(PullMode pull) {
 std::string Hex(uint64_t value) { return absl::StrFormat("%016x", value); }
 bool ParseHex(const std::string& text, uint64_t* value) { return absl::SimpleHexAtoi(text, value); }
 
-std::string PlanName(const char* part, uint32_t bucket, uint32_t shard) {
-  return absl::StrFormat("%s/%d/%d", part, bucket, shard);
+// `age`: versions before that of the checkpoint.
+std::string PlanName(const char* part, uint32_t bucket, uint32_t shard, uint64_t age) {
+  const std::string newest = absl::StrFormat("%s/%d/%d", part, bucket, shard);
+  return age == 0 ? newest : absl::StrFormat("%s/%d", newest, age);
 }
 
 template <typename T>
@@ -111,7 +114,7 @@ absl::Status WriteFile(Disk& disk, const std::string& path, TensorList& tensors,
 
 absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job, const Layout& layout,
                              const CheckpointIdentity& identity, const Replica& replica, const GradientStore& gradients,
-                             std::span<const RoundPlan> plans) {
+                             std::span<const PlanWindow> plans) {
   TensorList tensors;
   std::vector<uint32_t> steps;
   for (uint32_t t = 0; t < job.tensors().size(); ++t) {
@@ -126,15 +129,17 @@ absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job
     steps.push_back(static_cast<uint32_t>(kept.steps >> 32));
   }
   tensors.Add(kSteps, TensorType::kU32, {job.tensors().size(), 2}, std::span<const uint32_t>(steps));
-  std::vector<std::array<uint32_t, 2>> geometries;
-  geometries.reserve(plans.size());
-  for (const RoundPlan& plan : plans) geometries.push_back({plan.sketch_groups, plan.cells_per_group});
+  std::deque<std::array<uint32_t, 2>> geometries;
   for (uint32_t i = 0; i < plans.size(); ++i)
-    tensors.Add(PlanName("geometry", i / layout.shard_count(), i % layout.shard_count()), TensorType::kU32, {2},
-                std::span<const uint32_t>(geometries[i]));
+    for (uint64_t age = 0; const RoundPlan& plan : plans[i].newest_first())
+      tensors.Add(PlanName("geometry", i / layout.shard_count(), i % layout.shard_count(), age++), TensorType::kU32,
+                  {2},
+                  std::span<const uint32_t>(
+                      geometries.emplace_back(std::array<uint32_t, 2>{plan.sketch_groups, plan.cells_per_group})));
   for (uint32_t i = 0; i < plans.size(); ++i)
-    tensors.Add(PlanName("exponents", i / layout.shard_count(), i % layout.shard_count()), TensorType::kI8,
-                {plans[i].exponents.size()}, std::span<const int8_t>(plans[i].exponents));
+    for (uint64_t age = 0; const RoundPlan& plan : plans[i].newest_first())
+      tensors.Add(PlanName("exponents", i / layout.shard_count(), i % layout.shard_count(), age++), TensorType::kI8,
+                  {plan.exponents.size()}, std::span<const int8_t>(plan.exponents));
   std::vector<std::string> epochs;
   for (uint64_t epoch : identity.server_epochs) epochs.push_back(Hex(epoch));
   Metadata metadata = {{"format", kFormat},
@@ -225,16 +230,20 @@ absl::Status CheckpointFile::CheckSame(const Layout& layout, const std::string& 
 absl::Status CheckpointFile::ParsePlans(const Layout& layout) {
   for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
     for (uint32_t s = 0; s < layout.shard_count(); ++s) {
-      const auto exponents = header_.entries.find(PlanName("exponents", b, s));
-      const uint64_t count = exponents == header_.entries.end() ? 0 : exponents->second.bytes;
-      GW_ASSIGN_OR_RETURN(const auto values, Find(PlanName("exponents", b, s), TensorType::kI8, count));
-      GW_ASSIGN_OR_RETURN(const auto geometry, Find(PlanName("geometry", b, s), TensorType::kU32, 8));
-      RoundPlan plan;
-      plan.exponents.assign(values.begin(), values.end());
-      plan.sketch_groups = Load<uint32_t>(geometry.data());
-      plan.cells_per_group = Load<uint32_t>(geometry.data() + 4);
-      GW_RETURN_IF_ERROR(CheckPlan(*job_, layout.at(b, s), plan));
-      plans_.push_back(std::move(plan));
+      std::deque<RoundPlan> plans;
+      for (uint64_t age = 0; age < PlansKept(*job_) && age <= identity_.version; ++age) {
+        const std::string name = PlanName("exponents", b, s, age);
+        const auto exponents = header_.entries.find(name);
+        const uint64_t count = exponents == header_.entries.end() ? 0 : exponents->second.bytes;
+        GW_ASSIGN_OR_RETURN(const auto values, Find(name, TensorType::kI8, count));
+        GW_ASSIGN_OR_RETURN(const auto geometry, Find(PlanName("geometry", b, s, age), TensorType::kU32, 8));
+        RoundPlan& plan = plans.emplace_back();
+        plan.exponents.assign(values.begin(), values.end());
+        plan.sketch_groups = Load<uint32_t>(geometry.data());
+        plan.cells_per_group = Load<uint32_t>(geometry.data() + 4);
+        GW_RETURN_IF_ERROR(CheckPlan(*job_, layout.at(b, s), plan));
+      }
+      plans_.emplace_back(PlansKept(*job_), identity_.version, std::move(plans));
     }
   }
   return absl::OkStatus();

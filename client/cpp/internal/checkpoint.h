@@ -12,7 +12,7 @@
 #include "client/cpp/gradwire/session.h"
 #include "client/cpp/internal/gradients.h"
 #include "client/cpp/internal/replica.h"
-#include "common/codec/codec.h"
+#include "common/codec/plan_window.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "common/snapshot/safetensors.h"
@@ -29,11 +29,11 @@ struct CheckpointIdentity {
   std::vector<uint64_t> server_epochs;  // of the shards that the worker spoke to
 };
 
-// Writes beside, syncs, renames: at `path` there is always a whole checkpoint, this one or the one before. `plans`: of
-// the version, [bucket * shard_count + shard]. Errors are those of the disk.
+// Writes beside, syncs, renames: at `path` there is always a whole checkpoint, this one or the one before. `plans`: up
+// to the version, [bucket * shard_count + shard]. Errors are those of the disk.
 absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job, const Layout& layout,
                              const CheckpointIdentity& identity, const Replica& replica, const GradientStore& gradients,
-                             std::span<const RoundPlan> plans);
+                             std::span<const PlanWindow> plans);
 
 // A checkpoint in memory: checked as a whole, and against the job. Borrows the job.
 class CheckpointFile {
@@ -44,7 +44,7 @@ class CheckpointFile {
                                              const std::string& worker, PullMode pull);
 
   const CheckpointIdentity& identity() const { return identity_; }
-  const std::vector<RoundPlan>& plans() const { return plans_; }
+  const std::vector<PlanWindow>& plans() const { return plans_; }
   // Parameters and moments into the replica; residuals and the preconditioner's state into the gradients. DataLoss
   // where something is missing.
   absl::Status Restore(Replica* replica, GradientStore* gradients) const;
@@ -68,7 +68,7 @@ class CheckpointFile {
   std::vector<uint8_t> bytes_;
   SafetensorsHeader header_;
   CheckpointIdentity identity_;
-  std::vector<RoundPlan> plans_;
+  std::vector<PlanWindow> plans_;
 };
 
 }  // namespace gradwire::client

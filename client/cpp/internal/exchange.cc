@@ -29,7 +29,7 @@ RoundLedger::Rules RulesOf(const SliceWork& work, uint32_t buckets, uint32_t sha
 
 }  // namespace
 
-Exchange::Exchange(const ExchangeContext& context, uint64_t version, std::vector<RoundPlan> plans)
+Exchange::Exchange(const ExchangeContext& context, uint64_t version, std::vector<PlanWindow> plans)
     : context_(context),
       shards_(context.slices.layout->shard_count()),
       buckets_(context.slices.layout->bucket_count()),
@@ -291,13 +291,13 @@ uint64_t Exchange::version() const {
   return ledger_.round();
 }
 
-absl::StatusOr<std::vector<RoundPlan>> Exchange::Plans() const {
+absl::StatusOr<std::vector<PlanWindow>> Exchange::Plans() const {
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
   if (round_open_)
     return absl::FailedPreconditionError(absl::StrCat("round ", ledger_.round(), " is open: call EndRound first"));
-  std::vector<RoundPlan> plans;
-  for (uint32_t slice = 0; slice < work_.slices(); ++slice) plans.push_back(work_.plan(slice));
+  std::vector<PlanWindow> plans;
+  for (uint32_t slice = 0; slice < work_.slices(); ++slice) plans.push_back(work_.plans(slice));
   return plans;
 }
 

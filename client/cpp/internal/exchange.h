@@ -45,8 +45,8 @@ class Exchange final : public LinkEvents {
   // Jobs with more elements than this have threads: 64 KiB of float32 are encoded about as fast as a thread wakes up.
   static constexpr uint64_t kThreadsAbove = 16384;
 
-  // `version`: of the parameters in the replica; `plans`: of that version, per slice.
-  Exchange(const ExchangeContext& context, uint64_t version, std::vector<RoundPlan> plans);
+  // `version`: of the parameters in the replica; `plans`: up to that version, per slice.
+  Exchange(const ExchangeContext& context, uint64_t version, std::vector<PlanWindow> plans);
   ~Exchange() override;
 
   absl::Status Begin(std::span<const float> learning_rates);
@@ -60,8 +60,8 @@ class Exchange final : public LinkEvents {
   void Stop(const absl::Status& reason);
 
   uint64_t version() const;
-  // Of the round that opens next, [bucket * shard_count + shard]. FailedPrecondition while a round is open.
-  absl::StatusOr<std::vector<RoundPlan>> Plans() const;
+  // Up to the version of the replica, [bucket * shard_count + shard]. FailedPrecondition while a round is open.
+  absl::StatusOr<std::vector<PlanWindow>> Plans() const;
   void AddStats(SessionStats* stats) const;
 
   void OnAck(uint32_t shard, const v1::PushAck& ack) override;

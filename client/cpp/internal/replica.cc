@@ -53,7 +53,7 @@ void Replica::WriteMean(const BucketLayout& slice, const Update& update) {
   }
 }
 
-absl::StatusOr<RoundPlan> Replica::Load(const BucketLayout& slice, std::span<const Bytes> chunks, uint64_t version) {
+absl::StatusOr<PlanWindow> Replica::Load(const BucketLayout& slice, std::span<const Bytes> chunks, uint64_t version) {
   std::vector<float> parameter(slice.elements);
   std::vector<float> first;
   std::vector<float> second;
@@ -68,7 +68,7 @@ absl::StatusOr<RoundPlan> Replica::Load(const BucketLayout& slice, std::span<con
     second.assign(slice.elements, 0.0f);
     targets.second_moment = second.data();
   }
-  GW_ASSIGN_OR_RETURN(RoundPlan plan, DecodeParameters(chunks, *job_, slice, version, targets));
+  GW_ASSIGN_OR_RETURN(PlanWindow plans, DecodeParameters(chunks, *job_, slice, version, targets));
   for (size_t i = 0; i < runs.size(); ++i) {
     const uint64_t begin = slice.run_begin[i];
     const size_t bytes = slice.runs[i].length * sizeof(float);
@@ -76,7 +76,7 @@ absl::StatusOr<RoundPlan> Replica::Load(const BucketLayout& slice, std::span<con
     if (!first.empty()) std::memcpy(runs[i].first_moment, first.data() + begin, bytes);
     if (!second.empty()) std::memcpy(runs[i].second_moment, second.data() + begin, bytes);
   }
-  return plan;
+  return plans;
 }
 
 std::vector<float> Replica::Gather(const BucketLayout& slice) const {

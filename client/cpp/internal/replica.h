@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/codec/codec.h"
+#include "common/codec/plan_window.h"
 #include "common/codec/update.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
@@ -28,8 +29,8 @@ class Replica {
   absl::Status Apply(const BucketLayout& slice, const Update& update);
   // The mean of a slice into the caller's tensors.
   void WriteMean(const BucketLayout& slice, const Update& update);
-  // Decodes a kParameters frame into a slice (and its moments, if this replica has them); returns the frame's plan.
-  absl::StatusOr<RoundPlan> Load(const BucketLayout& slice, std::span<const Bytes> chunks, uint64_t version);
+  // Decodes a kParameters frame into a slice (and its moments, if this replica has them); returns the frame's plans.
+  absl::StatusOr<PlanWindow> Load(const BucketLayout& slice, std::span<const Bytes> chunks, uint64_t version);
   // The parameters of a slice in position order.
   std::vector<float> Gather(const BucketLayout& slice) const;
 

@@ -10,11 +10,11 @@
 
 namespace gradwire::client {
 
-SliceWork::SliceWork(const SliceContext& context, std::vector<RoundPlan> plans)
+SliceWork::SliceWork(const SliceContext& context, std::vector<PlanWindow> plans)
     : context_(context), shards_(context.layout->shard_count()), states_(plans.size()) {
   for (uint32_t i = 0; i < states_.size(); ++i) {
     states_[i].encoder = context_.codecs[i]->NewEncoder();
-    states_[i].plan = std::move(plans[i]);
+    states_[i].plans = std::move(plans[i]);
   }
 }
 
@@ -40,7 +40,7 @@ absl::Status SliceWork::Encode(uint32_t slice, uint64_t round, std::span<const f
   id.incarnation = context_.incarnation;
   id.learning_rates = learning_rates;
   const std::vector<RunInput> inputs = context_.gradients->InputsOf(LayoutOf(slice));
-  GW_ASSIGN_OR_RETURN(bytes->frame, states_[slice].encoder->Encode(id, states_[slice].plan, inputs));
+  GW_ASSIGN_OR_RETURN(bytes->frame, states_[slice].encoder->Encode(id, PlanOf(slice, round), inputs));
   return absl::OkStatus();
 }
 
@@ -53,14 +53,14 @@ std::vector<Bytes> SliceWork::EncodeAbstain(uint32_t slice, uint64_t round) cons
   header.round = round;
   header.shape_digest = LayoutOf(slice).shape_digest;
   header.incarnation = context_.incarnation;
-  header.plan_digest = states_[slice].plan.Digest();
+  header.plan_digest = PlanOf(slice, round).Digest();
   return wire::FrameWriter(header).Finish();
 }
 
 absl::Status SliceWork::Decode(uint32_t slice, uint64_t round, SliceBytes* bytes) const {
   if (!NeedsUpdate(slice) || bytes->update_gone) return absl::OkStatus();
   GW_ASSIGN_OR_RETURN(bytes->update,
-                      DecodeUpdate(bytes->update_chunks, *context_.job, LayoutOf(slice), states_[slice].plan));
+                      DecodeUpdate(bytes->update_chunks, *context_.job, LayoutOf(slice), PlanOf(slice, round)));
   if (bytes->update.round != round)
     return absl::InvalidArgumentError(absl::StrCat("bucket ", slice / shards_, ": an update frame of round ",
                                                    bytes->update.round, " came where round ", round, " was expected"));
@@ -71,7 +71,7 @@ absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, Sli
   const BucketLayout& layout = LayoutOf(slice);
   if ((ParametersKind() == v1::PULL_UNSPECIFIED && bytes->update_gone) || bytes->parameters_gone)
     return Settle(slice, round, included, *bytes);
-  RoundPlan next = std::move(bytes->update.next);
+  std::optional<PlanWindow> loaded;
   switch (context_.pull) {
     case PullMode::kUpdate:
       GW_RETURN_IF_ERROR(context_.replica->Apply(layout, bytes->update));
@@ -81,28 +81,32 @@ absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, Sli
       break;
     case PullMode::kParams:
     case PullMode::kParamsBf16: {
-      GW_ASSIGN_OR_RETURN(next, context_.replica->Load(layout, bytes->parameter_chunks, round + 1));
+      GW_ASSIGN_OR_RETURN(loaded, context_.replica->Load(layout, bytes->parameter_chunks, round + 1));
       break;
     }
   }
   GW_FAILPOINT("worker.update.applied");
   GW_RETURN_IF_ERROR(Settle(slice, round, included, *bytes));
-  states_[slice].plan = std::move(next);
+  if (loaded) {
+    states_[slice].plans = *std::move(loaded);
+  } else {
+    states_[slice].plans.Push(std::move(bytes->update.next));
+  }
   return absl::OkStatus();
 }
 
 absl::Status SliceWork::Follow(uint32_t slice, uint64_t round, std::span<const Bytes> chunks) {
-  GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(chunks, *context_.job, LayoutOf(slice), states_[slice].plan));
+  GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(chunks, *context_.job, LayoutOf(slice), PlanOf(slice, round)));
   if (update.round != round)
     return absl::InvalidArgumentError(absl::StrCat("bucket ", slice / shards_, ": an update frame of round ",
                                                    update.round, " came where round ", round, " was expected"));
   GW_RETURN_IF_ERROR(context_.replica->Apply(LayoutOf(slice), update));
-  states_[slice].plan = std::move(update.next);
+  states_[slice].plans.Push(std::move(update.next));
   return absl::OkStatus();
 }
 
 absl::Status SliceWork::Load(uint32_t slice, uint64_t version, std::span<const Bytes> chunks) {
-  GW_ASSIGN_OR_RETURN(states_[slice].plan, context_.replica->Load(LayoutOf(slice), chunks, version));
+  GW_ASSIGN_OR_RETURN(states_[slice].plans, context_.replica->Load(LayoutOf(slice), chunks, version));
   return absl::OkStatus();
 }
 

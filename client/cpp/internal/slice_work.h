@@ -15,6 +15,7 @@
 #include "client/cpp/internal/replica.h"
 #include "common/base/bytes.h"
 #include "common/codec/codec.h"
+#include "common/codec/plan_window.h"
 #include "common/codec/update.h"
 #include "common/job/layout.h"
 #include "gradwire/v1/worker.pb.h"
@@ -46,12 +47,12 @@ struct SliceBytes {
 // Not thread-safe for one slice; different slices may be worked on at once. `slice`: bucket * shard_count + shard.
 class SliceWork {
  public:
-  // `plans`: of the version in the replica, per slice.
-  SliceWork(const SliceContext& context, std::vector<RoundPlan> plans);
+  // `plans`: up to the version in the replica, per slice.
+  SliceWork(const SliceContext& context, std::vector<PlanWindow> plans);
 
   uint32_t slices() const { return static_cast<uint32_t>(states_.size()); }
   const BucketLayout& LayoutOf(uint32_t slice) const;
-  const RoundPlan& plan(uint32_t slice) const { return states_[slice].plan; }  // of the round that comes next
+  const PlanWindow& plans(uint32_t slice) const { return states_[slice].plans; }  // up to the slice's version
   // A worker that pulls parameters still reads the update frames of sparse codecs: they name what was deferred.
   bool NeedsUpdate(uint32_t slice) const;
   // Unspecified: it pulls none.
@@ -68,7 +69,7 @@ class SliceWork {
   absl::Status Apply(uint32_t slice, uint64_t round, bool included, SliceBytes* bytes);
   // The update frame of a round in which this worker has no part.
   absl::Status Follow(uint32_t slice, uint64_t round, std::span<const Bytes> chunks);
-  // What a shard has at `version`: parameters, moments where the replica has them, and the plan.
+  // What a shard has at `version`: parameters, moments where the replica has them, and the plans.
   absl::Status Load(uint32_t slice, uint64_t version, std::span<const Bytes> chunks);
   // What the tensors of the slice hold that was not sent waits in the residual.
   absl::Status Keep(uint32_t slice);
@@ -76,9 +77,12 @@ class SliceWork {
  private:
   struct State {
     std::unique_ptr<Encoder> encoder;
-    RoundPlan plan;  // of the round that is open
+    PlanWindow plans;
   };
 
+  const RoundPlan& PlanOf(uint32_t slice, uint64_t round) const {
+    return *states_[slice].plans.OfRound(*context_.job, round);
+  }
   absl::Status Settle(uint32_t slice, uint64_t round, bool included, const SliceBytes& bytes);
 
   const SliceContext context_;

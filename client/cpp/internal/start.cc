@@ -243,12 +243,12 @@ absl::StatusOr<StartState> Starter::Finish() {
   for (uint32_t b = 0; b < context_.layout->bucket_count(); ++b) {
     for (uint32_t s = 0; s < shards; ++s) {
       if (!state_->shards[s].pulling) {
-        start.plans.push_back(context_.codecs[b * shards + s]->InitialPlan());
+        start.plans.emplace_back(PlansKept(*context_.job), context_.codecs[b * shards + s]->InitialPlan());
         continue;
       }
-      auto plan = context_.replica->Load(context_.layout->at(b, s), state_->shards[s].answers[b], version_);
-      if (!plan.ok()) return context_.links[s]->Annotate(plan.status());
-      start.plans.push_back(*std::move(plan));
+      auto plans = context_.replica->Load(context_.layout->at(b, s), state_->shards[s].answers[b], version_);
+      if (!plans.ok()) return context_.links[s]->Annotate(plans.status());
+      start.plans.push_back(*std::move(plans));
       state_->shards[s].answers[b].clear();
     }
   }

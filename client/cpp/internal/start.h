@@ -29,7 +29,7 @@ struct StartContext {
 
 struct StartState {
   uint64_t version = 0;
-  std::vector<RoundPlan> plans;  // of that version, [bucket * shard_count + shard]
+  std::vector<PlanWindow> plans;  // up to that version, [bucket * shard_count + shard]
 };
 
 // Joins every shard to start anew, not before `version`, until all name the same start; that version.

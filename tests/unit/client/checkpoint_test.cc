@@ -49,7 +49,7 @@ struct State {
       for (uint32_t s = 0; s < shards; ++s) codecs.push_back(*MakeCodec({&job, &layout.at(b, s), backend.get()}));
       for (const BucketPart& part : layout.parts(b)) of_tensor[part.tensor] = codecs.back().get();
     }
-    for (const auto& codec : codecs) plans.push_back(codec->InitialPlan());
+    for (const auto& codec : codecs) plans.emplace_back(1, 42, std::deque<RoundPlan>{codec->InitialPlan()});
     replica = std::make_unique<Replica>(&job, &layout, backend.get(), spans, true);
     gradients = std::make_unique<GradientStore>(&job, of_tensor, backend.get());
   }
@@ -67,8 +67,11 @@ struct State {
       fill(kept.pending);
       fill(kept.second_moment);
     }
-    for (RoundPlan& plan : plans) {
-      for (int8_t& e : plan.exponents) e = static_cast<int8_t>(-20 + static_cast<int>(random() % 10));
+    for (PlanWindow& window : plans) {
+      std::deque<RoundPlan> changed = window.newest_first();
+      for (RoundPlan& plan : changed)
+        for (int8_t& e : plan.exponents) e = static_cast<int8_t>(-20 + static_cast<int>(random() % 10));
+      window = PlanWindow(1, 42, changed);
     }
   }
 
@@ -88,7 +91,7 @@ struct State {
   std::unique_ptr<kernels::Backend> backend;
   std::vector<std::vector<float>> memory;
   std::vector<std::unique_ptr<Codec>> codecs;
-  std::vector<RoundPlan> plans;
+  std::vector<PlanWindow> plans;
   std::unique_ptr<Replica> replica;
   std::unique_ptr<GradientStore> gradients;
 };

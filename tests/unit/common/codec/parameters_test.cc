@@ -64,11 +64,12 @@ TEST(Parameters, StateRoundTrips) {
   plan.exponents[3] = -7;
   plan.sketch_groups = 1;
   plan.cells_per_group = 1200;
-  const auto chunks = EncodeParameters(f.at(), 9, plan, ParameterContent::kState, {p.data(), m.data(), v.data()});
+  const auto chunks =
+      EncodeParameters(f.at(), PlanWindow(1, 9, {plan}), ParameterContent::kState, {p.data(), m.data(), v.data()});
   std::vector<float> p2(p.size()), m2(p.size()), v2(p.size());
   const auto got = DecodeParameters(chunks, *f.job, f.at(), 9, {p2.data(), m2.data(), v2.data()});
   ASSERT_TRUE(got.ok()) << got.status();
-  EXPECT_EQ(*got, plan);
+  EXPECT_EQ(*got, PlanWindow(1, 9, {plan}));
   EXPECT_EQ(p, p2);
   EXPECT_EQ(m, m2);
   EXPECT_EQ(v, v2);
@@ -79,7 +80,8 @@ TEST(Parameters, Bf16RoundsToNearestEven) {
   std::vector<float> p(f.at().elements, 1.00390625f);  // exactly between two bfloat16 values: ties to even, 1.0
   p[1] = 1.01171875f;                                  // ties to even, 1.015625
   p[2] = -3.0f;
-  const auto chunks = EncodeParameters(f.at(), 1, {}, ParameterContent::kBf16, {p.data(), nullptr, nullptr});
+  const auto chunks =
+      EncodeParameters(f.at(), PlanWindow(1, 1, {RoundPlan()}), ParameterContent::kBf16, {p.data(), nullptr, nullptr});
   std::vector<float> q(p.size());
   ASSERT_TRUE(DecodeParameters(chunks, *f.job, f.at(), 1, {q.data(), nullptr, nullptr}).ok());
   EXPECT_EQ(q[0], 1.0f);
@@ -252,7 +254,8 @@ TEST(Update, RefusesAPlanWithoutTheExponentsOfItsCodec) {
     const std::vector<float> values(f.at().elements, 0.5f);
     const auto check = [&] {
       std::vector<float> out(values.size());
-      const auto frame = EncodeParameters(f.at(), 1, plan, ParameterContent::kFloat32, {values.data()});
+      const auto frame =
+          EncodeParameters(f.at(), PlanWindow(1, 1, {plan}), ParameterContent::kFloat32, {values.data()});
       return DecodeParameters(frame, *f.job, f.at(), 1, {out.data()}).status();
     };
     EXPECT_TRUE(check().ok()) << codec << ": " << check();
@@ -303,7 +306,8 @@ TEST(Update, RefusesAPlanThatNoShardWouldPublish) {
     RoundPlan plan = f.codec->InitialPlan();
     plan.exponents[0] = 100;
     const auto p = Ramp(f.at().elements);
-    const auto frame = EncodeParameters(f.at(), 3, plan, ParameterContent::kFloat32, {p.data(), nullptr, nullptr});
+    const auto frame =
+        EncodeParameters(f.at(), PlanWindow(1, 3, {plan}), ParameterContent::kFloat32, {p.data(), nullptr, nullptr});
     std::vector<float> out(f.at().elements);
     EXPECT_THAT(DecodeParameters(frame, *f.job, f.at(), 3, {out.data(), nullptr, nullptr}).status().ToString(),
                 HasSubstr("exponent 100 of run 0"));

@@ -140,7 +140,7 @@ class TrainedJob {
       record.bucket = b;
       record.round = round_;
       record.chunks =
-          EncodeParameters(layout_->at(b, s), round_, bucket.plan, ParameterContent::kState,
+          EncodeParameters(layout_->at(b, s), bucket.plans, ParameterContent::kState,
                            {bucket.parameter.data(), job_->moments() > 0 ? bucket.first_moment.data() : nullptr,
                             job_->moments() > 1 ? bucket.second_moment.data() : nullptr});
       ASSERT_EQ(shard.writer->Append(std::move(record)), absl::OkStatus());
@@ -237,7 +237,7 @@ class TrainedJob {
   void CloseBucket(uint32_t s, uint32_t b) {
     const BucketLayout& slice = layout_->at(b, s);
     const Codec& codec = *shards_[s].codecs[b];
-    const RoundPlan plan = shards_[s].replay->state().buckets[b].plan;
+    const RoundPlan plan = shards_[s].replay->state().buckets[b].plans.newest();
     const std::vector<float> rates(static_cast<size_t>(job_->spec().optimizer().groups_size()), 0.01f);
     FrameIdentity id;
     id.shard = static_cast<uint16_t>(s);

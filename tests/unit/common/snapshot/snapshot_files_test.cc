@@ -49,7 +49,12 @@ class SnapshotFilesTest : public testing::Test {
       for (auto* array : {&bucket.parameter, &bucket.first_moment, &bucket.second_moment}) {
         for (uint64_t i = 0; i < slice.elements; ++i) array->push_back(static_cast<float>(random()) * 1e-9f);
       }
-      for (size_t r = 0; r < slice.runs.size(); ++r) bucket.plan.exponents.push_back(static_cast<int8_t>(-20 + r % 7));
+      std::deque<RoundPlan> plans(std::min<uint64_t>(PlansKept(job_), version + 1));
+      for (RoundPlan& plan : plans) {
+        for (size_t r = 0; r < slice.runs.size(); ++r)
+          plan.exponents.push_back(static_cast<int8_t>(-20 + random() % 7));
+      }
+      bucket.plans = PlanWindow(PlansKept(job_), version, plans);
       state.buckets.push_back(std::move(bucket));
     }
     return state;
@@ -64,7 +69,7 @@ class SnapshotFilesTest : public testing::Test {
       EXPECT_EQ(a.buckets[i].parameter, b.buckets[i].parameter);
       EXPECT_EQ(a.buckets[i].first_moment, b.buckets[i].first_moment);
       EXPECT_EQ(a.buckets[i].second_moment, b.buckets[i].second_moment);
-      EXPECT_EQ(a.buckets[i].plan, b.buckets[i].plan);
+      EXPECT_EQ(a.buckets[i].plans, b.buckets[i].plans);
     }
   }
 
