@@ -83,7 +83,7 @@ absl::Status Connection::Send(Message message) {
   Outgoing outgoing = Pack(PacketType::kMessage, absl::StatusCode::kOk, std::move(message));
   {
     absl::MutexLock lock(&mu_);
-    if (!Sendable() && !SinkScope::Any()) mu_.Await(absl::Condition(this, &Connection::Sendable));
+    if (!Sendable() && !SinkScope::Any()) mu_.Await(absl::Condition(this, &Connection::HalfEmpty));
     if (broken_ || finish_requested_) {
       if (!abort_status_.ok()) return abort_status_;
       if (over() && !final_->ok()) return *final_;

@@ -128,6 +128,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool Sendable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return queued_bytes_ <= endpoint_.limits.send_window_bytes || broken_ || finish_requested_;
   }
+  // What a sender that found the window full waits for: it is woken once for half a window, not for each message.
+  bool HalfEmpty() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return queued_bytes_ <= endpoint_.limits.send_window_bytes / 2 || broken_ || finish_requested_;
+  }
   // Fills `pieces` from the front of the queue; how many.
   size_t Gather(iovec* pieces) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `bytes` were written; what is done with goes to `done`.
