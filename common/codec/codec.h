@@ -100,7 +100,7 @@ struct UpdateFrame {
   std::vector<Bytes> chunks;
   RoundPlan next;
   FinishStats stats;
-  // Where the accumulator has it: the same, decoded, its values still in device memory. Valid until the accumulator is
+  // Where the accumulator has it: the same, decoded, its values still in its own memory. Valid until the accumulator is
   // opened again or gone.
   std::shared_ptr<const Update> decoded;
 };

@@ -9,6 +9,7 @@
 #include "common/base/large_array.h"
 #include "common/base/status_macros.h"
 #include "common/codec/frame_header.h"
+#include "common/codec/update.h"
 #include "kernels/cpu/reference/clones.h"
 #include "kernels/math/fixed_point.h"
 
@@ -118,6 +119,7 @@ class DenseAccumulator final : public Accumulator {
       for (size_t block = 0; block < blocks_.size(); ++block) ClearOld(block);
       update.stats.elements = shape_.layout().elements;
       if (shape_.fixed()) {
+        update.decoded = Decoded(id, contributors);
         WriteSums(integers_, &writer);
       } else {
         WriteMeans(contributors, &writer);
@@ -262,6 +264,19 @@ class DenseAccumulator final : public Accumulator {
     } else {
       std::fill_n(grid_.begin() + begin, SizeOf(block), 0);
     }
+  }
+
+  // What DecodeUpdate makes of the update frame, its sums where they are.
+  std::shared_ptr<const Update> Decoded(const FrameIdentity& id, uint32_t contributors) const {
+    auto update = std::make_shared<Update>();
+    update->round = round_;
+    update->contributors = contributors;
+    update->learning_rates.assign(id.learning_rates.begin(), id.learning_rates.end());
+    update->exponents = plan_.exponents;
+    update->body = Update::Body::kDenseInt;
+    const auto* sums = reinterpret_cast<const uint8_t*>(integers_.data());
+    update->dense.push_back({0, static_cast<uint32_t>(integers_.size()), Bytes::Borrow({sums, integers_.size() * 4})});
+    return update;
   }
 
   void WriteMeans(uint32_t contributors, FrameWriter* writer) {

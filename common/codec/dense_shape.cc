@@ -76,10 +76,10 @@ void WriteSums(std::span<const int32_t> sums, FrameWriter* writer) {
     const std::span<const int32_t> part = sums.subspan(begin, count);
     const int bits = BitsFor(part);
     if (bits < kPackBelowBits) {
-      const std::vector<uint8_t> packed = PackIntegers(part, bits);
-      writer->Add(
-          {SegmentType::kDensePacked, static_cast<uint8_t>(bits), begin, count, static_cast<uint32_t>(packed.size())},
-          packed.data());
+      const uint32_t bytes = static_cast<uint32_t>(PackedBytes(count, bits));
+      PackIntegers(part, bits,
+                   writer->Begin({SegmentType::kDensePacked, static_cast<uint8_t>(bits), begin, count, bytes}));
+      writer->End();
     } else {
       writer->Add({SegmentType::kDenseInt, 4, begin, count, count * 4}, part.data());
     }

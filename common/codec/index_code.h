@@ -32,6 +32,8 @@ absl::Status DecodeIndex(IndexCoding coding, std::span<const uint8_t> payload, u
 
 // Bit-packing of zigzag integers, `bits` (1 to 32) each, little-endian bit order, padded to a byte.
 int BitsFor(std::span<const int32_t> values);  // smallest `bits` that holds all of them, at least 1
+size_t PackedBytes(size_t n, int bits);        // ceil(n * bits / 8)
+void PackIntegers(std::span<const int32_t> values, int bits, uint8_t* out);  // fills PackedBytes
 std::vector<uint8_t> PackIntegers(std::span<const int32_t> values, int bits);
 // Errors: InvalidArgument for a size other than ceil(n * bits / 8) or bits outside 1..32.
 absl::Status UnpackIntegers(std::span<const uint8_t> payload, int bits, size_t n, int32_t* out);

@@ -9,12 +9,18 @@
 #include "common/codec/index_code.h"
 #include "common/codec/plan_check.h"
 #include "common/codec/ranges.h"
+#include "kernels/cpu/reference/clones.h"
+#include "kernels/math/fixed_point.h"
 
 namespace gradwire {
 namespace {
 
 using wire::Segment;
 using wire::SegmentType;
+
+GW_CLONES void MeansOfIntegers(const int32_t* sums, size_t n, float unit, float contributors, float* out) {
+  for (size_t i = 0; i < n; ++i) out[i] = kernels::MeanOfInteger(sums[i], unit, contributors);
+}
 
 // Folds the segments of one update frame, in order, into an Update.
 class UpdateReader {
@@ -131,9 +137,9 @@ class UpdateReader {
     GW_RETURN_IF_ERROR(SetBody(Update::Body::kDenseInt));
     GW_RETURN_IF_ERROR(Advance(s));
     if (s.type == SegmentType::kDensePacked) {
-      auto unpacked = std::make_shared<std::vector<int32_t>>(s.count);
-      GW_RETURN_IF_ERROR(UnpackIntegers(s.payload(), s.param, s.count, unpacked->data()));
-      const uint8_t* values = reinterpret_cast<const uint8_t*>(unpacked->data());
+      std::shared_ptr<int32_t[]> unpacked = std::make_shared_for_overwrite<int32_t[]>(s.count);
+      GW_RETURN_IF_ERROR(UnpackIntegers(s.payload(), s.param, s.count, unpacked.get()));
+      const uint8_t* values = reinterpret_cast<const uint8_t*>(unpacked.get());
       AddPart(s, Bytes(std::move(unpacked), values, size_t{4} * s.count));
       return absl::OkStatus();
     }
@@ -237,7 +243,7 @@ void Update::MeanOfRun(const BucketLayout& layout, uint32_t run, float* out) con
     for (uint32_t first = 0; first < length; first += kPiece) {
       const uint32_t n = std::min(kPiece, length - first);
       CopyDense(begin + first, n, sums);
-      for (uint32_t i = 0; i < n; ++i) out[first + i] = static_cast<float>(sums[i]) * scale / count;
+      MeansOfIntegers(sums, n, scale, count, out + first);
     }
     return;
   }

@@ -152,12 +152,17 @@ TEST(IndexCode, RandomPayloadsNeverCrash) {
 TEST(PackIntegers, RoundTripsEveryWidth) {
   std::mt19937_64 random(5);
   for (int bits = 1; bits <= 32; ++bits) {
-    for (size_t n : {0u, 1u, 7u, 8u, 9u, 1000u}) {
+    for (size_t n : {0u, 1u, 7u, 8u, 9u, 255u, 256u, 257u, 300u, 512u, 1000u, 1024u}) {
       std::vector<int32_t> values(n);
       for (int32_t& v : values) v = static_cast<int32_t>(random()) >> (32 - bits);
       EXPECT_LE(BitsFor(values), bits);
       const std::vector<uint8_t> packed = PackIntegers(values, bits);
       ASSERT_EQ(packed.size(), (n * static_cast<size_t>(bits) + 7) / 8);
+      for (size_t i = 0; i < n * static_cast<size_t>(bits); ++i) {
+        const int32_t v = values[i / static_cast<size_t>(bits)];
+        const uint32_t zigzag = static_cast<uint32_t>(v) * 2 ^ (v < 0 ? 0xFFFFFFFFu : 0u);
+        ASSERT_EQ(packed[i / 8] >> (i % 8) & 1, zigzag >> (i % static_cast<size_t>(bits)) & 1) << bits << ", bit " << i;
+      }
       std::vector<int32_t> back(n);
       const absl::Status status = UnpackIntegers(packed, bits, n, back.data());
       ASSERT_TRUE(status.ok()) << status;
