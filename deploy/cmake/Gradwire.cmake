@@ -77,11 +77,11 @@ endmacro()
 
 macro(gradwire_find_dependencies)
   find_package(Threads REQUIRED)
-  find_package(OpenSSL REQUIRED COMPONENTS Crypto)
+  find_package(OpenSSL REQUIRED COMPONENTS Crypto SSL)
   find_package(Protobuf REQUIRED MODULE)  # Debian's protobuf 3.21 has no usable CONFIG package
   find_package(absl REQUIRED CONFIG)
   find_package(gRPC REQUIRED CONFIG)
-  find_package(Boost 1.74 REQUIRED)  # headers: Asio
+  find_package(Boost 1.74 REQUIRED)  # headers: Asio, Beast
   find_package(spdlog REQUIRED CONFIG)
   find_package(hwy REQUIRED CONFIG)
   find_package(yaml-cpp REQUIRED CONFIG)

@@ -25,7 +25,7 @@ struct ServerConfig {
   std::string data_dir;                          // where durable jobs are kept; empty: there can be none
   std::string follow;                            // address of the primary; empty: this server is none's standby
   uint32_t follower_timeout_ms = 5000;           // 100 to 600000
-  std::string lease;                             // etcd://HOST:PORT/KEY; empty: `follow` and operators decide
+  std::string lease;                             // proto/REPLICATION.md, "Leases"; empty: `follow` and operators decide
   uint32_t lease_ttl_ms = 10'000;                // 1000 to 600000
   std::string name;                              // of this server, to standbys; empty: host and addresses
   std::string port_file;                         // where to write the bound addresses, one per line; empty: nowhere

@@ -80,13 +80,14 @@ void Define(CLI::App& app, Given& g) {
       "nobody until `gradwire promote`. Needs --data-dir");
   app.add_option("--follower-timeout-ms", g.follower_timeout_ms,
                  "Milliseconds after which rounds no longer wait for a silent standby, 100 to 600000. Default 5000");
-  app.add_option(
-      "--lease", g.lease,
-      "Whoever holds it is primary, the other server (--follow) its standby: etcd://HOST:PORT/KEY, the same for\n"
-      "both. Default: none, `gradwire promote` decides");
+  app.add_option("--lease", g.lease,
+                 "Whoever holds it is primary, the other server (--follow) its standby: etcd://HOST:PORT/KEY or\n"
+                 "kubernetes://NAMESPACE/NAME (outside of a pod with "
+                 "?server=https://HOST:PORT&token-file=PATH&ca-file=PATH), the\n"
+                 "same for both. Default: none, `gradwire promote` decides");
   app.add_option(
       "--lease-ttl-ms", g.lease_ttl_ms,
-      "Milliseconds without a renewal after which the lease is free, 1000 to 600000; etcd counts in seconds.\n"
+      "Milliseconds without a renewal after which the lease is free, 1000 to 600000; kept in whole seconds.\n"
       "Default 10000");
   app.add_option("--name", g.name, "Of this server, in the status of others. Default: host and addresses");
   app.add_option(

@@ -38,7 +38,8 @@ struct LeaseOptions {
   int64_t ttl_ms = 10'000;
 };
 
-// `text`: etcd://HOST:PORT/KEY. `clock` outlives the lease. InvalidArgument for anything else.
+// `text`: etcd://HOST:PORT/KEY, or kubernetes://NAMESPACE/NAME (kubernetes_address.h). `clock` outlives the lease.
+// InvalidArgument for anything else.
 absl::StatusOr<std::unique_ptr<Lease>> MakeLease(std::string_view text, const LeaseOptions& options, Clock* clock);
 // The same check, without a lease.
 absl::Status CheckLeaseAddress(std::string_view text);

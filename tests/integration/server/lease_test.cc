@@ -1,95 +1,42 @@
-// Two servers that follow each other, and an etcd that says which of them is primary. Against the real etcd (Debian
-// package etcd-server); without it all of this is skipped.
-#include <arpa/inet.h>
-#include <gmock/gmock.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-
+// Two servers that follow each other, and a lease that says which of them is primary: in a real etcd (without it that
+// is skipped), and in an API server that behaves like that of Kubernetes.
 #include "server/lease/lease.h"
+
+#include <gmock/gmock.h>
+
 #include "server/replication/epoch.h"
 #include "tests/integration/server/standby_fixture.h"
+#include "tests/lib/lease_services.h"
 #include "tests/lib/tcp_proxy.h"
-
-extern char** environ;
 
 namespace gradwire {
 namespace {
 
 using testing::HasSubstr;
+using testing_support::LeaseService;
+using testing_support::LeaseServices;
 using testing_support::StandbyFixture;
+using testing_support::StartLeaseService;
 using testing_support::TcpProxy;
 
-int FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), length), 0);
-  EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length), 0);
-  close(fd);
-  return ntohs(address.sin_port);
-}
-
-// An etcd of its own, for as long as it lives.
-class EtcdProcess {
- public:
-  explicit EtcdProcess(const std::string& directory) : port_(FreePort()) {
-    const std::string client = absl::StrCat("http://127.0.0.1:", port_);
-    const std::string peer = absl::StrCat("http://127.0.0.1:", FreePort());
-    std::vector<std::string> arguments = {"etcd",
-                                          "--data-dir",
-                                          directory,
-                                          "--listen-client-urls",
-                                          client,
-                                          "--advertise-client-urls",
-                                          client,
-                                          "--listen-peer-urls",
-                                          peer,
-                                          "--initial-advertise-peer-urls",
-                                          peer,
-                                          "--initial-cluster",
-                                          "default=" + peer,
-                                          "--log-level",
-                                          "fatal"};
-    std::vector<char*> argv;
-    for (std::string& argument : arguments) argv.push_back(argument.data());
-    argv.push_back(nullptr);
-    if (posix_spawnp(&pid_, "etcd", nullptr, nullptr, argv.data(), environ) != 0) pid_ = -1;
-  }
-  ~EtcdProcess() {
-    if (pid_ <= 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-  bool spawned() const { return pid_ > 0; }
-  std::string address() const { return absl::StrCat("grpc://127.0.0.1:", port_); }
-
- private:
-  const int port_;
-  pid_t pid_ = -1;
-};
-
-class EtcdTest : public StandbyFixture {
+class LeasePairTest : public StandbyFixture, public testing::WithParamInterface<std::string> {
  protected:
   void SetUp() override {
-    etcd_ = std::make_unique<EtcdProcess>(root_ + "/etcd");
-    if (!etcd_->spawned()) GTEST_SKIP() << "there is no etcd: deploy/bootstrap --chaos installs it";
-    // Each server has its own way to etcd, which can be cut.
+    service_ = StartLeaseService(GetParam(), root_ + "/leases");
+    if (!service_->why_not().empty()) GTEST_SKIP() << service_->why_not();
+    // Each server has its own way to the lease, which can be cut.
     for (auto [node, proxy, name] : {std::tuple{&primary_, &primary_way_, "one"}, {&standby_, &standby_way_, "two"}}) {
-      *proxy = std::make_unique<TcpProxy>(etcd_->address());
+      *proxy = std::make_unique<TcpProxy>(absl::StrCat("grpc://127.0.0.1:", service_->port()));
+      const std::string address = (*proxy)->address();
       node->directory = name;
-      node->lease = absl::StrCat("etcd://", (*proxy)->address().substr(sizeof("grpc://") - 1), "/gradwire/shard-0");
-      node->address = absl::StrCat("inproc://etcd-test-", getpid(), "-", name, "-", Counter());
+      node->lease = service_->AddressOf("shard-0", std::stoi(address.substr(address.rfind(':') + 1)));
+      node->address = absl::StrCat("inproc://lease-test-", getpid(), "-", name, "-", Counter());
     }
     primary_.follow = standby_.address;
     standby_.follow = primary_.address;
-    auto probe = MakeLease(absl::StrCat("etcd://", etcd_->address().substr(sizeof("grpc://") - 1), "/probe"),
-                           {"probe", 5000}, &clock_);
+    auto probe = MakeLease(service_->AddressOf("probe", service_->port()), {"probe", 5000}, &clock_);
     ASSERT_EQ(probe.status(), absl::OkStatus());
-    ASSERT_TRUE(Eventually([&] { return (*probe)->Hold().ok(); })) << "etcd does not answer";
+    ASSERT_TRUE(Eventually([&] { return (*probe)->Hold().ok(); })) << "it does not answer";
   }
   void TearDown() override {
     standby_.daemon.reset();
@@ -109,11 +56,11 @@ class EtcdTest : public StandbyFixture {
     ASSERT_TRUE(Eventually([&] { return InSync(); }));
   }
 
-  std::unique_ptr<EtcdProcess> etcd_;
+  std::unique_ptr<LeaseService> service_;
   std::unique_ptr<TcpProxy> primary_way_, standby_way_;
 };
 
-TEST_F(EtcdTest, WhoeverHoldsTheLeaseServes) {
+TEST_P(LeasePairTest, WhoeverHoldsTheLeaseServes) {
   const v1::JobSpec spec = Spec("tagc:density=0.05");
   const std::string expected = Undisturbed(spec, 9);
   StartAll(spec);
@@ -143,7 +90,7 @@ TEST_F(EtcdTest, WhoeverHoldsTheLeaseServes) {
   EXPECT_EQ(Status(standby_).parameters_sha256(), expected);
 }
 
-TEST_F(EtcdTest, PrimaryThatCannotRenewIsFencedBeforeAnotherServes) {
+TEST_P(LeasePairTest, PrimaryThatCannotRenewIsFencedBeforeAnotherServes) {
   StartAll(Spec());
   if (HasFatalFailure()) return;
   Step(0);
@@ -163,7 +110,7 @@ TEST_F(EtcdTest, PrimaryThatCannotRenewIsFencedBeforeAnotherServes) {
   EXPECT_EQ(Status(standby_).version(), 3u);
 }
 
-TEST_F(EtcdTest, NobodyServesWithoutEtcdAndTheSameServerGoesOnAfterwards) {
+TEST_P(LeasePairTest, NobodyServesWithoutTheLeaseAndTheSameServerGoesOnAfterwards) {
   StartAll(Spec());
   if (HasFatalFailure()) return;
   Step(0);
@@ -178,7 +125,7 @@ TEST_F(EtcdTest, NobodyServesWithoutEtcdAndTheSameServerGoesOnAfterwards) {
   EXPECT_EQ(Status(primary_).version(), 2u);
 }
 
-TEST_F(EtcdTest, StandbyThatFellOutOfSyncDoesNotTakeOver) {
+TEST_P(LeasePairTest, StandbyThatFellOutOfSyncDoesNotTakeOver) {
   StartAll(Spec());
   if (HasFatalFailure()) return;
   Step(0);
@@ -197,6 +144,9 @@ TEST_F(EtcdTest, StandbyThatFellOutOfSyncDoesNotTakeOver) {
   ResumeBoth(primary_, 2);
   Step(2);
 }
+
+INSTANTIATE_TEST_SUITE_P(Every, LeasePairTest, testing::ValuesIn(LeaseServices()),
+                         [](const auto& info) { return info.param == "kube-apiserver" ? "apiserver" : info.param; });
 
 TEST(LeaseAddress, IsChecked) {
   EXPECT_TRUE(CheckLeaseAddress("etcd://etcd:2379/gradwire/shard-0").ok());
