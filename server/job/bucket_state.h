@@ -81,6 +81,9 @@ struct BucketState {
   MemberId initializer ABSL_GUARDED_BY(mu) = 0;
   const void* initializing_stream ABSL_GUARDED_BY(mu) = nullptr;
   std::vector<Bytes> initial_chunks ABSL_GUARDED_BY(mu);
+  uint32_t initial_digest ABSL_GUARDED_BY(mu) = 0;      // ExtendDigest over its chunks so far
+  uint32_t unwritten_initials ABSL_GUARDED_BY(mu) = 0;  // whole ones whose records may not be seen yet
+  std::shared_ptr<Outbox> uploader ABSL_GUARDED_BY(mu);  // is told when they may; null: nobody waits
 
   // The retained update frames, at most kRetainedUpdates; the last one made `version`.
   std::deque<RetainedUpdate> updates ABSL_GUARDED_BY(mu);

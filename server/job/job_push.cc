@@ -77,7 +77,7 @@ absl::StatusOr<std::optional<v1::PushAck>> JobShard::PushChunk(PushStream& strea
     stream.skipped.erase(skipped);
   }
   if (absl::Status status = CheckHeader(stream, header); !status.ok()) return Refuse(stream, header, status);
-  if (header.kind == wire::FrameKind::kInitialize) return PushInitialize(stream, header, received);
+  if (header.kind == wire::FrameKind::kInitialize) return PushInitialize(stream, *chunk, received);
   if ((header.flags & wire::kAbstain) != 0) return PushAbstain(stream, header);
   return PushFrame(stream, *chunk, received);
 }
@@ -236,6 +236,7 @@ JobShard::Ack JobShard::PushSkipped(PushStream& stream, const wire::Chunk& chunk
   if (!IsLast(chunk.header)) return std::nullopt;
   stream.skipped.erase(chunk.header.bucket);
   if (skipped.answered) return std::nullopt;
+  if (chunk.header.kind == wire::FrameKind::kInitialize) return RepeatInitialize(stream, chunk.header, skipped.digest);
   absl::Status same;
   {
     absl::MutexLock lock(&mu_);
@@ -304,8 +305,8 @@ JobShard::Ack JobShard::Acknowledge(PushStream& stream, const wire::FrameHeader&
   return ack;
 }
 
-JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::FrameHeader& header,
-                                       std::span<const Bytes> received) {
+JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::Chunk& chunk, std::span<const Bytes> received) {
+  const wire::FrameHeader& header = chunk.header;
   const uint64_t size = TotalSize(received);
   BucketState& bucket = *buckets_[header.bucket];
   absl::Status status;
@@ -326,6 +327,7 @@ JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::FrameHead
       in_flight_bytes_ -= TotalSize(bucket.initial_chunks);
       bucket.initial_chunks.clear();
       bucket.initializing_stream = &stream;
+      if (status.ok()) bucket.initial_digest = 0;
     }
     const uint64_t held = TotalSize(bucket.initial_chunks) + size;
     if (status.ok() && held > environment_.frame_limit_bytes) {
@@ -336,6 +338,7 @@ JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::FrameHead
     }
     if (status.ok()) {
       bucket.initial_chunks.push_back(wire::Flatten(received));
+      bucket.initial_digest = ExtendDigest(chunk, bucket.initial_digest);
       in_flight_bytes_ += size;
     }
     if (!status.ok() || IsLast(header)) {
@@ -349,6 +352,8 @@ JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::FrameHead
       }
       if (complete) {
         bucket.initializer = stream.member;
+        ++bucket.unwritten_initials;
+        bucket.uploader = sink_ == nullptr ? nullptr : stream.out;
         record = {journal::RecordType::kInitial, header.bucket, 0, {}, chunks};
         absl::MutexLock job_lock(&mu_);
         ++unwritten_initials_;
@@ -356,33 +361,72 @@ JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::FrameHead
       }
     }
   }
-  if (repeat) return Acknowledge(stream, header, PushVerdict::kDuplicate);
+  if (repeat) {
+    const uint32_t digest = ExtendDigest(chunk, 0);
+    if (IsLast(header)) return RepeatInitialize(stream, header, digest);
+    stream.skipped[header.bucket] = {header.round, false, digest};
+    return std::nullopt;
+  }
   if (!status.ok()) return Refuse(stream, header, status);
   if (!complete) return std::nullopt;
   GW_FAILPOINT("initialize.before_journal");
   // Before any update of this bucket, which can only follow from `actions`.
   if (sink_ != nullptr) {
-    sink_->Append(std::move(record), [this] { NoteInitialWritten(); });
+    sink_->Append(std::move(record), [this, b = header.bucket] { NoteInitialWritten(b); });
   } else {
-    NoteInitialWritten();
+    NoteInitialWritten(header.bucket);
   }
   GW_FAILPOINT("initialize.between_buckets");
   Run(actions);
+  if (sink_ != nullptr) return std::nullopt;
   return Acknowledge(stream, header, PushVerdict::kAccept);
 }
 
-void JobShard::NoteInitialWritten() {
+JobShard::Ack JobShard::RepeatInitialize(PushStream& stream, const wire::FrameHeader& header, uint32_t digest) {
+  BucketState& bucket = *buckets_[header.bucket];
+  absl::Status same;
+  {
+    absl::MutexLock lock(&bucket.mu);
+    if (digest != bucket.initial_digest) {
+      same = absl::FailedPreconditionError(
+          absl::StrFormat("initial parameters with digest 0x%08x are here, these have 0x%08x: a repeat must be the same "
+                          "bytes; pull them",
+                          bucket.initial_digest, digest));
+    } else if (bucket.unwritten_initials > 0) {
+      bucket.uploader = stream.out;
+      return std::nullopt;
+    }
+  }
+  if (!same.ok()) return Refuse(stream, header, same);
+  return Acknowledge(stream, header, PushVerdict::kDuplicate);
+}
+
+void JobShard::NoteInitialWritten(uint32_t index) {
+  // On the journal's thread, as NoteWritten.
+  const transport::SinkScope never_block(this);
+  std::shared_ptr<Outbox> uploader;
+  {
+    BucketState& bucket = *buckets_[index];
+    absl::MutexLock lock(&bucket.mu);
+    if (--bucket.unwritten_initials == 0) uploader = std::move(bucket.uploader);
+  }
+  bool complete = false;
   {
     absl::MutexLock lock(&mu_);
-    --unwritten_initials_;
-    if (!machine_.initialized() || unwritten_initials_ > 0) return;
+    complete = --unwritten_initials_ == 0 && machine_.initialized();
   }
-  const transport::SinkScope never_block(this);
   std::vector<Delivery> ready;
   for (const auto& bucket : buckets_) {
+    if (!complete) break;
     absl::MutexLock lock(&bucket->mu);
     bucket->ready = true;
     for (Delivery& delivery : TakeReady(*bucket)) ready.push_back(std::move(delivery));
+  }
+  if (uploader != nullptr) {
+    v1::PushAck ack;
+    ack.set_bucket(index);
+    ack.set_outcome(v1::PUSH_INCLUDED);
+    uploader->Send({ack.SerializeAsString(), {}}).IgnoreError();  // it fails only when the stream is closing
   }
   Deliver(ready);
 }

@@ -167,6 +167,7 @@ void JobShard::AbandonStream(const PushStream& stream) {
       bucket->initial_chunks.clear();
       bucket->initializing_stream = nullptr;
     }
+    if (bucket->uploader == stream.out) bucket->uploader = nullptr;
   }
 }
 

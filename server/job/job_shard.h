@@ -69,6 +69,7 @@ struct PushStream {
   MemberId member = 0;
   uint64_t incarnation = 0;
   std::string worker;
+  std::shared_ptr<Outbox> out;  // for acknowledgements that wait for the journal
   // Frames whose remaining chunks are not merged. At most one per bucket.
   struct Skipped {
     uint64_t round = 0;
@@ -155,7 +156,8 @@ class JobShard {
   void AbandonStream(const PushStream& stream);
 
   // Merges one chunk, which may have arrived in several slices. The acknowledgement comes with the last chunk of a
-  // frame, or with the one that decided it. An error (bytes that cannot be attributed to any frame) ends the stream.
+  // frame, or with the one that decided it; that of journaled initial parameters through `stream.out`, once they are as
+  // durable as the job asks. An error (bytes that cannot be attributed to any frame) ends the stream.
   absl::StatusOr<std::optional<v1::PushAck>> PushChunk(PushStream& stream, std::span<const Bytes> received);
   // Sends the acknowledgement of a frame through `out`, and answers `pull` for the version that its round makes, now or
   // when that exists; in one message where both are due at once. An error ends the stream.
@@ -216,7 +218,9 @@ class JobShard {
   Ack PushFrame(PushStream& stream, const wire::Chunk& chunk, std::span<const Bytes> received);
   Ack PushSkipped(PushStream& stream, const wire::Chunk& chunk, PushStream::Skipped skipped);
   Ack PushAbstain(PushStream& stream, const wire::FrameHeader& header);
-  Ack PushInitialize(PushStream& stream, const wire::FrameHeader& header, std::span<const Bytes> received);
+  Ack PushInitialize(PushStream& stream, const wire::Chunk& chunk, std::span<const Bytes> received);
+  // The worker sent initial parameters again that are here.
+  Ack RepeatInitialize(PushStream& stream, const wire::FrameHeader& header, uint32_t digest);
   absl::StatusOr<PushVerdict> Begin(BucketState& bucket, PushStream& stream, const wire::FrameHeader& header)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   absl::StatusOr<PushVerdict> Merge(BucketState& bucket, PushStream& stream, const wire::Chunk& chunk,
@@ -226,8 +230,8 @@ class JobShard {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   Ack Refuse(PushStream& stream, const wire::FrameHeader& header, const absl::Status& why);
   Ack Acknowledge(PushStream& stream, const wire::FrameHeader& header, PushVerdict verdict);
-  // The record of a bucket's initial parameters may be seen; with the last one of them version 0 is there.
-  void NoteInitialWritten();
+  // A record of a bucket's initial parameters may be seen: they are acknowledged; with the last one version 0 is there.
+  void NoteInitialWritten(uint32_t bucket);
 
   // job_snapshot.cc
   void CaptureBucket(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);

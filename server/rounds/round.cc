@@ -189,11 +189,19 @@ void RoundMachine::CloseIfDue(uint64_t round, uint32_t bucket, TimeNs now, Round
   }
 }
 
+void RoundMachine::Regather() {
+  if (!gathered_ || membership_.members().size() >= rules_.min_workers || RoundHasContributions()) return;
+  gathered_ = false;
+  open_ = false;
+}
+
 void RoundMachine::Advance(TimeNs now, RoundActions* actions) {
   ElectInitializer(actions);
+  Regather();
   if (!open_) {
     if (!initialized() || membership_.members().size() < rules_.min_workers || rules_.buckets == 0) return;
     open_ = true;
+    gathered_ = true;
     for (Round& round : rounds_) round.opened = now;
     actions->opened = round_;
   }
@@ -211,6 +219,7 @@ void RoundMachine::OpenNext(TimeNs now, RoundActions* actions) {
   rounds_.pop_front();
   rounds_.push_back(NewRound(now));
   ++round_;
+  gathered_ = false;
   actions->opened = round_;
 }
 

@@ -115,6 +115,9 @@ class RoundMachine final : public Rounds {
   std::optional<TimeNs> CloseTime(uint64_t round, uint32_t bucket, bool* missing) const;
   std::optional<TimeNs> NextClose() const;
   void CloseIfDue(uint64_t round, uint32_t bucket, TimeNs now, RoundActions* actions);
+  // The round that opened when min_workers had joined waits for that many again where some were lost and nothing of it
+  // has come.
+  void Regather();
   // Opens round 0, closes what can be closed, opens later rounds, until nothing changes.
   void Advance(TimeNs now, RoundActions* actions);
   void OpenNext(TimeNs now, RoundActions* actions);
@@ -129,6 +132,7 @@ class RoundMachine final : public Rounds {
   uint64_t recovered_round_ = 0;
   std::vector<bool> recovered_closed_;
   bool open_ = false;
+  bool gathered_ = false;  // the open round is the one that min_workers opened
   std::deque<Round> rounds_;  // from round_ on: 1 + staleness
   uint64_t short_rounds_ = 0;
 };

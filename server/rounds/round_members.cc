@@ -25,6 +25,7 @@ absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Join(std::string_view wo
     membership_.Remove(member.id);
     history_.Drop(member.id);
   }
+  Regather();
   const MemberId id = MakeMemberId(worker, incarnation);
   const uint64_t start = StartRoundOfNewcomer(id);
   GW_RETURN_IF_ERROR(membership_.Join(worker, incarnation, start, now).status());

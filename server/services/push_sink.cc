@@ -42,6 +42,7 @@ absl::Status PushSink::Open(const v1::PushMessage& request) {
   GW_ASSIGN_OR_RETURN(stream_.member, job->Attach(request.open(), out_));
   stream_.incarnation = request.open().incarnation();
   stream_.worker = request.open().worker();
+  stream_.out = out_;
   job_ = std::move(job);
   return absl::OkStatus();
 }

@@ -24,7 +24,6 @@ namespace gradwire {
 namespace {
 
 constexpr float kLearningRate = 0.01f;
-constexpr auto kJoinAgainFor = std::chrono::seconds(60);
 
 struct Options {
   std::vector<std::string> servers;
@@ -121,23 +120,18 @@ class Training {
         .count();
   }
 
-  // A shard that is lost before the session has begun ends the attempt, not the training.
   absl::Status Join() {
-    const auto deadline = std::chrono::steady_clock::now() + kJoinAgainFor;
-    for (;;) {
-      SessionOptions options;
-      options.servers = options_.servers;
-      options.job = spec_;
-      options.worker = absl::StrFormat("worker-%d", options_.index);
-      for (auto& parameter : parameters_) options.memory.emplace_back(parameter);
-      if (std::filesystem::exists(options_.checkpoint)) options.resume_from = options_.checkpoint;
-      options.round_timeout_ms = 120'000;
-      options.start_timeout_ms = 30'000;
-      auto session = Session::Join(std::move(options));
-      if (session.ok()) session_ = *std::move(session);
-      if (!absl::IsUnavailable(session.status()) || std::chrono::steady_clock::now() > deadline)
-        return session.status();
-    }
+    SessionOptions options;
+    options.servers = options_.servers;
+    options.job = spec_;
+    options.worker = absl::StrFormat("worker-%d", options_.index);
+    for (auto& parameter : parameters_) options.memory.emplace_back(parameter);
+    if (std::filesystem::exists(options_.checkpoint)) options.resume_from = options_.checkpoint;
+    options.round_timeout_ms = 120'000;
+    options.start_timeout_ms = 30'000;
+    auto session = Session::Join(std::move(options));
+    if (session.ok()) session_ = *std::move(session);
+    return session.status();
   }
 
   absl::Status Step() {

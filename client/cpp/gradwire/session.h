@@ -92,7 +92,7 @@ struct SessionStats {
 // merged travels later. proto/ROUNDS.md is the contract.
 //
 // A shard of a durable job (JobSpec.durability) may break off and be restarted: the session connects again, sends the
-// very bytes of the frames whose round is not over there, and goes on; EndRound takes longer. DataLoss: that shard's
+// very bytes of the frames whose round is not over there, and goes on; Join or EndRound takes longer. DataLoss: that shard's
 // disk lost versions that this worker has seen.
 class Session {
  public:

@@ -100,6 +100,11 @@ struct ShardLink::Connection {
   PullSink pulls;
   std::unique_ptr<transport::Stream> push;
   std::unique_ptr<transport::Stream> pull;
+  // Both streams are there, unless it was broken from the start.
+  void Cancel() {
+    if (push != nullptr) push->Cancel();
+    if (pull != nullptr) pull->Cancel();
+  }
   // Guarded by the link's mu_.
   bool broken = false;
   absl::Status why;
@@ -165,10 +170,13 @@ void ShardLink::SetEvents(LinkEvents* events) {
 
 absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
   GW_RETURN_IF_ERROR(DialAll());
-  join_ = request;
-  join_.clear_resume();
-  join_.clear_resume_round();
-  join_.clear_known_epoch();
+  {
+    absl::MutexLock lock(&mu_);
+    join_ = request;
+    join_.clear_resume();
+    join_.clear_resume_round();
+    join_.clear_known_epoch();
+  }
   return JoinWithin(request, options_.connect_timeout_ms);
 }
 
@@ -221,14 +229,15 @@ uint64_t ShardLink::server_epoch() {
 }
 
 absl::StatusOr<uint64_t> ShardLink::CatchUp(uint64_t start_version) {
-  v1::JoinRequest request = join_;
-  request.set_catch_up(true);
-  request.set_start_version(start_version);
+  v1::JoinRequest request;
   {
     absl::MutexLock lock(&mu_);
     if (lost_) return lost_status_;
+    request = join_;
     request.set_known_epoch(server_epoch_);
   }
+  request.set_catch_up(true);
+  request.set_start_version(start_version);
   GW_ASSIGN_OR_RETURN(const v1::JoinReply reply, JoinWithin(request, options_.connect_timeout_ms));
   return reply.start_version();
 }
@@ -270,7 +279,14 @@ absl::StatusOr<v1::JoinReply> ShardLink::JoinWithin(v1::JoinRequest request, int
 absl::Status ShardLink::Start(int64_t lease_ms, LinkEvents* events) {
   leave_timeout_ms_ = std::min(options_.rpc_timeout_ms, lease_ms);
   SetEvents(events);
-  GW_RETURN_IF_ERROR(OpenStreams());
+  const absl::Status opened = OpenStreams();
+  if (!opened.ok()) {
+    if (!Mendable(opened)) return opened;
+    absl::MutexLock lock(&mu_);
+    connection_ = std::make_unique<Connection>(this);
+    connection_->broken = true;
+    connection_->why = opened;
+  }
   heartbeat_ = std::thread([this, lease_ms] { HeartbeatLoop(lease_ms); });
   return absl::OkStatus();
 }
@@ -300,8 +316,7 @@ void ShardLink::CloseStreams() {
   {
     const Use use(this, /*broken_too=*/true);
     if (!use) return;
-    use->push->Cancel();
-    use->pull->Cancel();
+    use->Cancel();
   }
   std::unique_ptr<Connection> old;  // destroyed without the lock: that waits for its sinks, which take it
   absl::MutexLock lock(&mu_);
@@ -310,10 +325,10 @@ void ShardLink::CloseStreams() {
   old = std::move(connection_);
 }
 
-void ShardLink::AllowInitialize() {
+void ShardLink::AllowInitialize(bool may) {
   absl::MutexLock lock(&mu_);
-  if (may_initialize_) return;
-  may_initialize_ = true;
+  if (options_.shard == 0 || may_initialize_ == may) return;
+  may_initialize_ = may;
   beat_now_ = true;
   stop_.SignalAll();
 }
@@ -373,13 +388,30 @@ void ShardLink::BreakStreams(const absl::Status& status) {
   if (use) Broken(use.get(), status);
 }
 
+v1::JoinRequest ShardLink::RequestToMend(const ResumePoint& point) {
+  v1::JoinRequest request;
+  {
+    absl::MutexLock lock(&mu_);
+    request = join_;
+    request.set_known_epoch(server_epoch_);
+  }
+  if (!point.anew) {
+    request.set_resume(true);
+    request.set_resume_round(point.round);
+    request.mutable_resume_seen()->Assign(point.seen.begin(), point.seen.end());
+    return request;
+  }
+  // Version 0 is there when this worker has helped to make it: a server that knows nothing of the job is taken as well.
+  request.set_catch_up(point.round > 0);
+  request.set_start_version(point.round);
+  return request;
+}
+
 bool ShardLink::Mend() {
   absl::Status why;
-  v1::JoinRequest request = join_;
   {
     absl::MutexLock lock(&mu_);
     why = connection_->why;
-    request.set_known_epoch(server_epoch_);
   }
   const absl::Time deadline = absl::Now() + absl::Milliseconds(options_.reconnect_timeout_ms);
   CloseStreams();
@@ -396,15 +428,15 @@ bool ShardLink::Mend() {
       Lost(why);
       return false;
     }
-    request.set_resume(true);
-    request.set_resume_round(point->round);
-    request.mutable_resume_seen()->Assign(point->seen.begin(), point->seen.end());
     const int64_t left_ms = std::max<int64_t>(absl::ToInt64Milliseconds(deadline - absl::Now()), 1);
-    const absl::StatusOr<v1::JoinReply> joined = JoinWithin(request, left_ms);
+    const absl::StatusOr<v1::JoinReply> joined = JoinWithin(RequestToMend(*point), left_ms);
     const absl::Status mended = joined.ok() ? OpenStreams() : joined.status();
     if (mended.ok()) {
       const bool behind = joined->start_version() != point->round;
-      Deliver([&](LinkEvents* events) { events->OnResumed(options_.shard, behind); });
+      Deliver([&](LinkEvents* events) {
+        if (point->anew) return events->OnJoinedAnew(options_.shard, *joined, behind);
+        events->OnResumed(options_.shard, behind);
+      });
       return true;
     }
     if (!Retryable(mended) || absl::Now() >= deadline) {
@@ -435,9 +467,7 @@ void ShardLink::Cancel() {
     stop_.SignalAll();
   }
   const Use use(this, /*broken_too=*/true);
-  if (!use) return;
-  use->push->Cancel();
-  use->pull->Cancel();
+  if (use) use->Cancel();
 }
 
 void ShardLink::HeartbeatLoop(int64_t lease_ms) {

@@ -38,6 +38,8 @@ struct PullAnswer {
 struct ResumePoint {
   uint64_t round = 0;
   std::vector<uint32_t> seen;
+  // It has not begun: it joins as at first, to start with version `round` or a later one.
+  bool anew = false;
 };
 
 // Called from threads of the transport and of the heartbeat, never under a lock of the link. Must return quickly.
@@ -54,6 +56,8 @@ class LinkEvents {
   // There are new streams. What was sent on the old ones and not answered may have arrived or not. `behind`: the round
   // is over there, and nobody waits for this worker until it has caught up.
   virtual void OnResumed(uint32_t shard, bool behind) {}
+  // The same where ResumeAt said `anew`; what the shard replied. `behind`: with another version than asked for.
+  virtual void OnJoinedAnew(uint32_t shard, const v1::JoinReply& reply, bool behind) { OnResumed(shard, behind); }
   // The connection or the membership is lost; reported once.
   virtual void OnLost(uint32_t shard, const absl::Status& status) = 0;
 };
@@ -85,14 +89,14 @@ class ShardLink {
   // The worker fell behind: joins to start anew, not before `start_version`, as Join does. The start version that the
   // shard names. Once Start has returned.
   absl::StatusOr<uint64_t> CatchUp(uint64_t start_version);
-  // Opens the streams and starts the heartbeat. `events` must live until Close has returned or SetEvents replaced it.
+  // Opens the streams and starts the heartbeat; streams that cannot be opened are mended as those that break. `events` must live until Close has returned or SetEvents replaced it.
   absl::Status Start(int64_t lease_ms, LinkEvents* events);
   // Returns when the old receiver will not be called again. The new one is told if the link was lost before.
   void SetEvents(LinkEvents* events);
 
   // Shard 0 chose this worker to send the initial parameters: from now on every join and heartbeat says that it may
-  // (JoinRequest.may_initialize; shard 0 is told so always), and the shard is told at once.
-  void AllowInitialize();
+  // (JoinRequest.may_initialize), and the shard is told at once. False: it no longer may. Shard 0 is told so always.
+  void AllowInitialize(bool may);
 
   // Sends the chunks of one frame, and asks for the kinds `pull` of the version that its round makes. Blocks while the
   // transport's window is full. Unavailable while there are no streams: where breaks are mended, OnResumed or OnLost
@@ -148,6 +152,7 @@ class ShardLink {
   absl::Status ChooseServer(absl::Time deadline);
   absl::StatusOr<std::string> AskToJoin(const std::string& request, absl::Time deadline);
   absl::StatusOr<v1::JoinReply> JoinWithin(v1::JoinRequest request, int64_t timeout_ms);
+  v1::JoinRequest RequestToMend(const ResumePoint& point);
   absl::Status OpenStreams();
   void CloseStreams();
   // The streams of `connection` broke. The heartbeat thread mends it, or the link is lost.
@@ -166,9 +171,8 @@ class ShardLink {
   void Deliver(F call);
 
   const LinkOptions options_;
-  std::vector<Server> servers_;                        // of the thread that joins
+  std::vector<Server> servers_;                        // constant once Join was called, until Close
   std::atomic<transport::Channel*> channel_{nullptr};  // of the server that was joined last
-  v1::JoinRequest join_;                               // the last one that was asked for; of the thread that joins
   std::thread heartbeat_;
   int64_t leave_timeout_ms_;  // not longer than the lease, which ends the membership as well
   std::atomic<uint64_t> pushed_bytes_{0};
@@ -187,6 +191,7 @@ class ShardLink {
   bool may_initialize_ ABSL_GUARDED_BY(mu_);
   bool beat_now_ ABSL_GUARDED_BY(mu_) = false;  // a heartbeat is wanted before its time
   bool joined_ ABSL_GUARDED_BY(mu_) = false;
+  v1::JoinRequest join_ ABSL_GUARDED_BY(mu_);       // the last one that Join was asked for
   uint64_t server_epoch_ ABSL_GUARDED_BY(mu_) = 0;  // of the last join
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };

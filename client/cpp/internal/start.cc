@@ -43,70 +43,97 @@ absl::StatusOr<uint64_t> AgreeToCatchUp(const std::vector<ShardLink*>& links, ui
 
 struct Starter::State {
   struct Shard {
+    uint64_t start = 0;            // that it named last
+    uint64_t connection = 0;       // counted up when the link was mended
     bool must_initialize = false;  // an upload is wanted and was not begun
     bool uploading = false;
     bool pulling = false;
-    uint32_t acked = 0;    // initial frames that were taken
-    bool refused = false;  // another worker's parameters are used: pull them
+    bool must_pull = false;   // asking for its parameters is wanted and was not done, on this connection
+    std::vector<bool> taken;  // per bucket: its initial frame
+    uint32_t acked = 0;       // of these
     uint32_t answered = 0;
     std::vector<std::vector<Bytes>> answers;  // per bucket
+
+    bool complete() const { return pulling ? answered == answers.size() : uploading && acked == taken.size(); }
+    void ForgetTransfers() {
+      uploading = pulling = must_pull = false;
+      taken.assign(taken.size(), false);
+      answers.assign(answers.size(), {});
+      acked = answered = 0;
+    }
   };
   absl::Mutex mu;
   std::vector<Shard> shards ABSL_GUARDED_BY(mu);
+  bool running ABSL_GUARDED_BY(mu) = false;   // since Run was called
+  bool finished ABSL_GUARDED_BY(mu) = false;  // everything is there
+  uint64_t mended ABSL_GUARDED_BY(mu) = 0;    // links, so far
   bool compared ABSL_GUARDED_BY(mu) = false;  // this worker's values with those of shard 0
   bool same_as_first ABSL_GUARDED_BY(mu) = false;
   absl::Status failed ABSL_GUARDED_BY(mu);
+
+  // OutOfRange is no failure: a later version has to be agreed on.
+  absl::Status Failure() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    return absl::IsOutOfRange(failed) ? absl::OkStatus() : failed;
+  }
 };
 
 Starter::Starter(const StartContext& context) : context_(context), state_(std::make_unique<State>()) {
   absl::MutexLock lock(&state_->mu);
   state_->shards.resize(context_.links.size());
-  for (State::Shard& shard : state_->shards) shard.answers.resize(context_.layout->bucket_count());
+  for (State::Shard& shard : state_->shards) {
+    shard.taken.resize(context_.layout->bucket_count());
+    shard.answers.resize(context_.layout->bucket_count());
+  }
 }
 
 Starter::~Starter() = default;
 
 absl::Status Starter::JoinAll(const v1::JoinRequest& request) {
   const size_t shards = context_.links.size();
-  std::vector<uint64_t> start(shards, 0);
   for (int pass = 0; pass < kMaxJoinPasses; ++pass) {
     for (uint32_t s = 0; s < shards; ++s) {
-      if (pass > 0 && start[s] == version_) continue;
+      if (pass > 0) {
+        absl::MutexLock lock(&state_->mu);
+        if (state_->shards[s].start == version_) continue;
+      }
       v1::JoinRequest mine = request;
       mine.set_shard_index(s);
       mine.set_start_version(version_);
       GW_ASSIGN_OR_RETURN(const v1::JoinReply reply, context_.links[s]->Join(mine));
-      start[s] = reply.start_version();
-      version_ = std::max(version_, start[s]);
-      if (s == 0 && reply.must_initialize()) AllowInitialize();
-      {
-        absl::MutexLock lock(&state_->mu);
-        state_->shards[s].must_initialize = reply.must_initialize();
-      }
+      NoteJoined(s, reply);
       if (pass == 0) {
         const int64_t lease_ms = reply.lease_ms() > 0 ? reply.lease_ms() : context_.job->spec().lease_ms();
         GW_RETURN_IF_ERROR(context_.links[s]->Start(lease_ms, this));
       }
     }
-    if (std::all_of(start.begin(), start.end(), [this](uint64_t v) { return v == version_; })) return absl::OkStatus();
+    absl::MutexLock lock(&state_->mu);
+    GW_RETURN_IF_ERROR(state_->failed);
+    if (std::all_of(state_->shards.begin(), state_->shards.end(),
+                    [this](const State::Shard& shard) { return shard.start == version_; }))
+      return absl::OkStatus();
   }
   return absl::AbortedError(absl::StrCat("the ", shards, " shards could not agree on a start version after ",
-                                         kMaxJoinPasses, " attempts (latest ", version_, "): join again"));
+                                         kMaxJoinPasses, " attempts (latest ", version_.load(), "): join again"));
+}
+
+void Starter::NoteJoined(uint32_t shard, const v1::JoinReply& reply) {
+  {
+    absl::MutexLock lock(&state_->mu);
+    state_->shards[shard].start = reply.start_version();
+    state_->shards[shard].must_initialize = reply.must_initialize();
+    if (!state_->running && version_ < reply.start_version()) version_ = reply.start_version();
+  }
+  if (shard == 0 && reply.must_initialize()) AllowInitialize(true);
 }
 
 absl::StatusOr<StartState> Starter::Run() {
   const bool keeps = context_.job->keeps_parameters();
-  if (!keeps && version_ == 0) return Finish();  // nothing to pull: every plan is the codec's first
-  for (uint32_t s = 0; s < context_.links.size(); ++s) {
-    bool upload = false;
-    {
-      absl::MutexLock lock(&state_->mu);
-      State::Shard& shard = state_->shards[s];
-      upload = keeps && version_ == 0 && shard.must_initialize;
-      if (!upload) shard.pulling = true;
-    }
-    if (!upload) GW_RETURN_IF_ERROR(RequestPull(s));
+  {
+    absl::MutexLock lock(&state_->mu);
+    state_->running = true;
+    for (State::Shard& shard : state_->shards) shard.must_pull = !(keeps && version_ == 0 && shard.must_initialize);
   }
+  if (!keeps && version_ == 0) return Finish();  // nothing to pull: every plan is the codec's first
   for (;;) {
     const absl::Status pulled = WaitForAll();
     if (pulled.ok()) return Finish();
@@ -116,49 +143,61 @@ absl::StatusOr<StartState> Starter::Run() {
 }
 
 absl::Status Starter::Again() {
-  GW_ASSIGN_OR_RETURN(version_, AgreeToCatchUp(context_.links, 0));
-  {
-    absl::MutexLock lock(&state_->mu);
-    if (absl::IsOutOfRange(state_->failed)) state_->failed = absl::OkStatus();
-    for (State::Shard& shard : state_->shards) {
-      shard.pulling = true;
-      shard.answered = 0;
-      for (std::vector<Bytes>& answer : shard.answers) answer.clear();
+  for (;;) {
+    uint64_t mended = 0;
+    {
+      absl::MutexLock lock(&state_->mu);
+      GW_RETURN_IF_ERROR(state_->Failure());
+      mended = state_->mended;
     }
+    const absl::StatusOr<uint64_t> version = AgreeToCatchUp(context_.links, 0);
+    // A link that cannot be mended fails the start.
+    if (absl::IsUnavailable(version.status()) || absl::IsDeadlineExceeded(version.status())) continue;
+    GW_RETURN_IF_ERROR(version.status());
+    absl::MutexLock lock(&state_->mu);
+    if (state_->mended != mended) continue;
+    version_ = *version;
+    state_->failed = state_->Failure();
+    for (State::Shard& shard : state_->shards) {
+      shard.ForgetTransfers();
+      shard.start = version_;
+      shard.must_pull = true;
+    }
+    return absl::OkStatus();
   }
-  for (uint32_t s = 0; s < context_.links.size(); ++s) GW_RETURN_IF_ERROR(RequestPull(s));
-  return absl::OkStatus();
 }
 
 void Starter::Cancel() {
   absl::MutexLock lock(&state_->mu);
-  if (state_->failed.ok()) state_->failed = absl::CancelledError("the start was cancelled");
+  if (state_->Failure().ok()) state_->failed = absl::CancelledError("the start was cancelled");
 }
 
-void Starter::AllowInitialize() {
-  for (ShardLink* link : context_.links) link->AllowInitialize();
+void Starter::AllowInitialize(bool may) {
+  for (ShardLink* link : context_.links) link->AllowInitialize(may);
 }
 
 absl::Status Starter::RequestPull(uint32_t shard) {
-  return context_.links[shard]->RequestPull(StartKind(*context_.job, context_.pull), version_, 0,
-                                            context_.layout->bucket_count());
+  const absl::Status asked = context_.links[shard]->RequestPull(StartKind(*context_.job, context_.pull), version_, 0,
+                                                                context_.layout->bucket_count());
+  return ShardLink::Mends(asked) ? absl::OkStatus() : asked;  // OnJoinedAnew or OnLost follows
 }
 
-absl::Status Starter::Upload(uint32_t shard) {
+absl::Status Starter::Upload(uint32_t shard, uint64_t connection) {
   for (uint32_t b = 0; b < context_.layout->bucket_count(); ++b) {
     const BucketLayout& slice = context_.layout->at(b, shard);
     const std::vector<float> values = context_.replica->Gather(slice);
-    GW_RETURN_IF_ERROR(context_.links[shard]->SendFrame(EncodeInitialize(slice, context_.incarnation, values.data())));
+    const std::vector<Bytes> frame = EncodeInitialize(slice, context_.incarnation, values.data());
+    {
+      absl::MutexLock lock(&state_->mu);
+      if (state_->shards[shard].connection != connection) return absl::OkStatus();
+    }
+    const absl::Status sent = context_.links[shard]->SendFrame(frame);
+    if (!sent.ok()) return ShardLink::Mends(sent) ? absl::OkStatus() : sent;
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> Starter::HasValuesOfFirst() {
-  std::vector<std::vector<Bytes>> answers;
-  {
-    absl::MutexLock lock(&state_->mu);
-    answers = state_->shards[0].answers;  // shares their memory
-  }
+absl::StatusOr<bool> Starter::HasValuesOfFirst(const std::vector<std::vector<Bytes>>& answers) {
   for (uint32_t b = 0; b < context_.layout->bucket_count(); ++b) {
     const BucketLayout& slice = context_.layout->at(b, 0);
     const std::vector<float> own = context_.replica->Gather(slice);
@@ -173,63 +212,70 @@ absl::StatusOr<bool> Starter::HasValuesOfFirst() {
 
 absl::Status Starter::WaitForAll() {
   const absl::Time deadline = absl::Now() + absl::Milliseconds(context_.timeout_ms);
-  const uint32_t buckets = context_.layout->bucket_count();
   for (;;) {
-    std::vector<uint32_t> upload;
+    std::vector<std::pair<uint32_t, uint64_t>> upload;  // shard, connection
     std::vector<uint32_t> pull;
-    bool compare = false;
+    std::optional<std::vector<std::vector<Bytes>>> compare;
     {
       absl::MutexLock lock(&state_->mu);
-      const auto complete = [&](const State::Shard& s) {
-        return s.pulling ? s.answered == buckets : s.uploading && s.acked == buckets;
-      };
       const auto all = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) {
-        return std::all_of(state_->shards.begin(), state_->shards.end(), complete);
+        return std::all_of(state_->shards.begin(), state_->shards.end(), [](const auto& s) { return s.complete(); });
       };
       const auto may_upload = [&](const State::Shard& s) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) {
         const State::Shard& first = state_->shards[0];
-        const bool first_is_ours = first.acked == buckets || state_->same_as_first;
+        const bool first_is_ours = first.acked == first.taken.size() || state_->same_as_first;
         return s.must_initialize && !s.uploading && (&s == &first || version_ > 0 || first_is_ours);
       };
       const auto may_compare = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) {
         const State::Shard& first = state_->shards[0];
         return !state_->compared && version_ == 0 && context_.job->keeps_parameters() && first.pulling &&
-               first.answered == buckets && !all();
+               first.complete() && !all();
+      };
+      const auto moved = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) {
+        return std::any_of(state_->shards.begin(), state_->shards.end(),
+                           [this](const auto& s) { return s.start != version_; });
       };
       const auto event = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) {
-        if (!state_->failed.ok()) return true;
+        if (!state_->failed.ok() || moved()) return true;
         for (const State::Shard& s : state_->shards)
-          if (may_upload(s) || (s.refused && !s.pulling)) return true;
+          if (may_upload(s) || s.must_pull) return true;
         return all() || may_compare();
       };
       if (!state_->mu.AwaitWithDeadline(absl::Condition(&event), deadline))
         return absl::DeadlineExceededError(
-            absl::StrCat("the parameters of version ", version_, " of job '", context_.job->spec().name(),
+            absl::StrCat("the parameters of version ", version_.load(), " of job '", context_.job->spec().name(),
                          "' did not arrive within ", context_.timeout_ms,
                          " ms; the worker that initialises them, or the members of an open round, may be lost"));
       GW_RETURN_IF_ERROR(state_->failed);
+      if (moved()) return absl::OutOfRangeError("a shard that was joined again starts with another version");
       for (uint32_t i = 0; i < state_->shards.size(); ++i) {
         State::Shard& s = state_->shards[i];
         if (may_upload(s)) {
-          if (version_ == 0) upload.push_back(i);
+          if (version_ == 0) upload.push_back({i, s.connection});
           s.uploading = true;
         }
-        if (s.refused && !s.pulling) {
+        if (s.must_pull) {
           pull.push_back(i);
           s.pulling = true;
+          s.must_pull = false;
         }
       }
-      if (upload.empty() && pull.empty() && all()) return absl::OkStatus();
-      compare = may_compare();
-      state_->compared = state_->compared || compare;
+      if (upload.empty() && pull.empty() && all()) {
+        state_->finished = true;
+        return absl::OkStatus();
+      }
+      if (may_compare()) {
+        compare = state_->shards[0].answers;  // shares their memory
+        state_->compared = true;
+      }
     }
     if (compare) {
-      GW_ASSIGN_OR_RETURN(const bool same, HasValuesOfFirst());
-      if (same) AllowInitialize();
+      GW_ASSIGN_OR_RETURN(const bool same, HasValuesOfFirst(*compare));
+      AllowInitialize(same);
       absl::MutexLock lock(&state_->mu);
-      state_->same_as_first = same;
+      state_->same_as_first = same && state_->compared;
     }
-    for (uint32_t s : upload) GW_RETURN_IF_ERROR(Upload(s));
+    for (const auto& [s, connection] : upload) GW_RETURN_IF_ERROR(Upload(s, connection));
     for (uint32_t s : pull) GW_RETURN_IF_ERROR(RequestPull(s));
   }
 }
@@ -258,16 +304,18 @@ absl::StatusOr<StartState> Starter::Finish() {
 void Starter::OnAck(uint32_t shard, const v1::PushAck& ack) {
   absl::MutexLock lock(&state_->mu);
   State::Shard& s = state_->shards[shard];
+  if (ack.bucket() >= s.taken.size()) return;
   if (ack.outcome() != v1::PUSH_REFUSED) {
-    ++s.acked;
+    if (!s.taken[ack.bucket()]) ++s.acked;
+    s.taken[ack.bucket()] = true;
     return;
   }
   const absl::Status refused = context_.links[shard]->Annotate(
       absl::Status(static_cast<absl::StatusCode>(ack.code()), std::string(ack.message())));
   // Somebody else's parameters are there, or are on their way.
   if (absl::IsAlreadyExists(refused) || absl::IsFailedPrecondition(refused)) {
-    s.refused = true;
-  } else if (state_->failed.ok()) {
+    s.must_pull = !s.pulling;
+  } else if (state_->Failure().ok()) {
     state_->failed = refused;
   }
 }
@@ -286,14 +334,37 @@ void Starter::OnAnswer(uint32_t shard, PullAnswer answer) {
 }
 
 void Starter::OnMustInitialize(uint32_t shard) {
-  if (shard == 0) AllowInitialize();
+  if (shard == 0) AllowInitialize(true);
   absl::MutexLock lock(&state_->mu);
   state_->shards[shard].must_initialize = true;
 }
 
+std::optional<ResumePoint> Starter::ResumeAt(uint32_t shard) {
+  absl::MutexLock lock(&state_->mu);
+  // A job in memory went with its server.
+  if (!context_.job->durable() || !state_->Failure().ok()) return std::nullopt;
+  ResumePoint point;
+  point.round = version_;
+  point.anew = true;
+  return point;
+}
+
+void Starter::OnJoinedAnew(uint32_t shard, const v1::JoinReply& reply, bool behind) {
+  NoteJoined(shard, reply);
+  absl::MutexLock lock(&state_->mu);
+  State::Shard& s = state_->shards[shard];
+  ++s.connection;
+  ++state_->mended;
+  if (!state_->running || state_->finished || (s.complete() && !s.must_initialize)) return;
+  // What was sent may have come or not: the shard says whether it still wants it.
+  s.ForgetTransfers();
+  s.must_pull = !s.must_initialize;
+  if (shard == 0) state_->compared = state_->same_as_first = false;
+}
+
 void Starter::OnLost(uint32_t shard, const absl::Status& status) {
   absl::MutexLock lock(&state_->mu);
-  if (state_->failed.ok()) state_->failed = status;
+  if (state_->Failure().ok()) state_->failed = status;
 }
 
 }  // namespace gradwire::client

@@ -2,8 +2,10 @@
 // whoever is asked to uploads the initial parameters, everybody else pulls.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -37,7 +39,8 @@ absl::StatusOr<uint64_t> AgreeToCatchUp(const std::vector<ShardLink*>& links, ui
 // What a worker pulls of the version that it starts from.
 v1::PullKind StartKind(const Job& job, PullMode pull);
 
-// Receives events until the exchange takes over. Thread-safe.
+// Receives events until the exchange takes over. Where a shard of a durable job breaks off meanwhile, its link joins
+// again, and what was under way there is sent and asked for again. Thread-safe.
 class Starter final : public LinkEvents {
  public:
   explicit Starter(const StartContext& context);
@@ -58,22 +61,27 @@ class Starter final : public LinkEvents {
   void OnAck(uint32_t shard, const v1::PushAck& ack) override;
   void OnAnswer(uint32_t shard, PullAnswer answer) override;
   void OnMustInitialize(uint32_t shard) override;
+  std::optional<ResumePoint> ResumeAt(uint32_t shard) override;
+  void OnJoinedAnew(uint32_t shard, const v1::JoinReply& reply, bool behind) override;
   void OnLost(uint32_t shard, const absl::Status& status) override;
 
  private:
   struct State;
-  void AllowInitialize();
-  absl::Status Upload(uint32_t shard);
+  void NoteJoined(uint32_t shard, const v1::JoinReply& reply);
+  void AllowInitialize(bool may);
+  // Sends the initial parameters, on the connection that is the `connection`-th one of the link, or not at all.
+  absl::Status Upload(uint32_t shard, uint64_t connection);
   absl::Status RequestPull(uint32_t shard);
+  // OutOfRange: another version has to be agreed on.
   absl::Status WaitForAll();
-  // Shard 0 was pulled: are its parameters those that this worker came with?
-  absl::StatusOr<bool> HasValuesOfFirst();
-  // The version was replaced before it was pulled: a later one.
+  // Are the parameters that were pulled from shard 0 those that this worker came with?
+  absl::StatusOr<bool> HasValuesOfFirst(const std::vector<std::vector<Bytes>>& answers);
+  // The version was replaced before it was pulled, or a shard that was joined again names another one: a later one.
   absl::Status Again();
   absl::StatusOr<StartState> Finish();
 
   const StartContext context_;
-  uint64_t version_ = 0;
+  std::atomic<uint64_t> version_{0};
   std::unique_ptr<State> state_;
 };
 

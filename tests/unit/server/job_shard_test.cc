@@ -51,6 +51,7 @@ struct TestWorker {
     stream.member = *shard->Attach(identity, out);
     stream.incarnation = identity.incarnation();
     stream.worker = identity.worker();
+    stream.out = out;
     return reply;
   }
   v1::HeartbeatRequest HeartbeatRequest(uint64_t sanitized_elements = 0) const {
@@ -91,6 +92,14 @@ struct TestWorker {
     }
     pull->sent.clear();
     return acks;
+  }
+  // A frame that is not acknowledged yet.
+  void PushUnanswered(const std::vector<Bytes>& chunks) {
+    for (const Bytes& chunk : chunks) {
+      const auto ack = shard->PushChunk(stream, {&chunk, 1});
+      ASSERT_TRUE(ack.ok()) << ack.status();
+      ASSERT_FALSE(ack->has_value()) << (*ack)->DebugString();
+    }
   }
   void InitializeAll(float value) {
     for (uint32_t b = 0; b < frames.buckets(); ++b) {
@@ -624,10 +633,12 @@ TEST_F(JobShardTest, NothingIsSeenBeforeItsRecordIsWritten) {
   ASSERT_TRUE(a.Join().ok());
   ASSERT_TRUE(b.Join().ok());
   b.Pull(v1::PULL_PARAMS_F32, 0);
-  a.InitializeAll(1.0f);
+  for (uint32_t bucket = 0; bucket < a.frames.buckets(); ++bucket) a.PushUnanswered(a.frames.Initialize(bucket, 1.0f));
   EXPECT_TRUE(b.TakeAnswers().empty());
+  EXPECT_TRUE(a.TakeAcks().empty());
   sink.Release();
   EXPECT_EQ(b.TakeAnswers().size(), b.frames.buckets());
+  EXPECT_EQ(a.TakeAcks().size(), a.frames.buckets());
   PushAll(&a, 0, 1.0f);
   PushAll(&b, 0, 1.0f);
   a.Pull(v1::PULL_UPDATE, 1);
@@ -651,6 +662,56 @@ TEST_F(JobShardTest, NothingIsSeenBeforeItsRecordIsWritten) {
     EXPECT_EQ(c.member, MakeMemberId(c.worker, c.incarnation));
     EXPECT_NE(c.digest, 0u);
   }
+}
+
+TEST_F(JobShardTest, InitialParametersThatComeAgainAreAcknowledgedOnceTheyAreWritten) {
+  Start(SmallSpec("job", 1));
+  auto owned = std::make_unique<HeldSink>();
+  HeldSink& sink = *owned;
+  shard_->SetSink(std::move(owned));
+  TestWorker a = Worker("a");
+  ASSERT_TRUE(a.Join().ok());
+  a.PushUnanswered(a.frames.Initialize(0, 1.0f));
+  const std::shared_ptr<RecordingStream> first = a.pull;
+  a.out->Close();
+  shard_->AbandonStream(a.stream);
+  ASSERT_TRUE(a.Join().ok());  // on a new stream
+  a.PushUnanswered(a.frames.Initialize(0, 1.0f));
+  EXPECT_EQ(a.Push(a.frames.Initialize(0, 2.0f)).outcome(), v1::PUSH_REFUSED);
+  sink.Release();
+  EXPECT_TRUE(first->sent.empty());
+  const std::vector<v1::PushAck> acks = a.TakeAcks();
+  ASSERT_EQ(acks.size(), 1u);
+  EXPECT_EQ(acks[0].bucket(), 0u);
+  EXPECT_EQ(acks[0].outcome(), v1::PUSH_INCLUDED);
+  EXPECT_EQ(a.Push(a.frames.Initialize(0, 1.0f)).outcome(), v1::PUSH_DUPLICATE);
+  EXPECT_EQ(a.Push(a.frames.Initialize(0, 2.0f)).outcome(), v1::PUSH_REFUSED);
+  a.PushUnanswered(a.frames.Initialize(1, 1.0f));
+  sink.Release();
+  EXPECT_EQ(a.TakeAcks().size(), 1u);
+  EXPECT_EQ(sink.records.size(), 2u);
+  EXPECT_EQ(a.Push(a.frames.Initialize(1, 1.0f)).outcome(), v1::PUSH_DUPLICATE);
+}
+
+TEST_F(JobShardTest, AnInitializerThatIsLostBeforeItsRecordIsWrittenLeavesItsSuccessorToBeAcknowledged) {
+  Start(SmallSpec("job", 1));
+  auto owned = std::make_unique<HeldSink>();
+  HeldSink& sink = *owned;
+  shard_->SetSink(std::move(owned));
+  TestWorker a = Worker("a"), b = Worker("b");
+  ASSERT_TRUE(a.Join().ok());
+  ASSERT_TRUE(b.Join().ok());
+  a.PushUnanswered(a.frames.Initialize(0, 1.0f));
+  ASSERT_TRUE(shard_->Leave(a.LeaveRequest()).ok());
+  b.PushUnanswered(b.frames.Initialize(0, 2.0f));
+  ASSERT_EQ(sink.held.size(), 2u);
+  const std::function<void()> of_b = std::move(sink.held.back());
+  sink.held.pop_back();
+  sink.Release();
+  EXPECT_TRUE(b.TakeAcks().empty());  // that was the record of a
+  of_b();
+  EXPECT_TRUE(a.TakeAcks().empty());
+  EXPECT_EQ(b.TakeAcks().size(), 1u);
 }
 
 TEST_F(JobShardTest, RegistryTellsWhichFieldDiffers) {

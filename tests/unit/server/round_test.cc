@@ -110,6 +110,51 @@ TEST_F(RoundMachineTest, BucketClosesWhenEveryMemberHasContributedAndRoundWhenEv
   EXPECT_EQ(actions_.opened, 1u);
 }
 
+TEST_F(RoundMachineTest, RoundZeroWaitsForMinWorkersAgainWhereTheyAreLostBeforeAnythingCame) {
+  Make(1, 2);
+  const auto a = Join("a");
+  const auto b = Join("b");
+  ASSERT_TRUE(machine_->open());
+  machine_->Leave(a.id, 0, &actions_);
+  EXPECT_FALSE(machine_->open());
+  machine_->Leave(b.id, 0, &actions_);
+  const auto again = Join("a", 2);  // the first one that is back does not run round 0 alone
+  EXPECT_TRUE(again.waiting_for_workers);
+  EXPECT_EQ(again.start_version, 0u);
+  EXPECT_EQ(Complete(again.id, 0, 0), PushVerdict::kAccept);
+  EXPECT_TRUE(actions_.close.empty());
+  const auto other = Join("b", 2);
+  EXPECT_EQ(other.start_version, 0u);
+  EXPECT_EQ(actions_.opened, 0u);
+  Complete(other.id, 0, 0);
+  ASSERT_EQ(actions_.close.size(), 1u);
+  EXPECT_EQ(actions_.close[0].contributors, 2u);
+}
+
+TEST_F(RoundMachineTest, AWorkerThatIsStartedAnewBeforeAnythingCameIsInRoundZero) {
+  Make(1, 2);
+  const auto a = Join("a");
+  Join("b", 1);
+  const auto again = Join("b", 2);
+  EXPECT_EQ(again.start_version, 0u);
+  EXPECT_TRUE(machine_->open());
+  Complete(a.id, 0, 0);
+  EXPECT_TRUE(actions_.close.empty());
+  Complete(again.id, 0, 0);
+  EXPECT_EQ(actions_.close.size(), 1u);
+}
+
+TEST_F(RoundMachineTest, RoundZeroGoesOnWithoutALostWorkerOnceAFrameOfItHasCome) {
+  Make(1, 2);
+  const auto a = Join("a");
+  const auto b = Join("b");
+  Complete(a.id, 0, 0);
+  machine_->Leave(b.id, 0, &actions_);
+  EXPECT_EQ(machine_->round(), 1u);
+  machine_->Leave(a.id, 0, &actions_);
+  EXPECT_TRUE(machine_->open());  // later rounds never wait for min_workers
+}
+
 TEST_F(RoundMachineTest, FramesBeforeRoundZeroOpensAreKept) {
   Make(1, 2);
   const auto a = Join("a");
