@@ -14,6 +14,7 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/simd/compress_table.h"
 #include "kernels/math/fixed_point.h"
+#include "kernels/math/grid.h"
 #include "kernels/math/math.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -118,6 +119,46 @@ struct Quantizer {
 
   float inverse, unit, bound;
 };
+
+#if HWY_TARGET != HWY_SCALAR && HWY_HAVE_FLOAT64
+using F64 = hn::ScalableTag<double>;
+using I64 = hn::RebindToSigned<F64>;
+using VecI64 = hn::Vec<I64>;
+
+// Lanes(F64()) values of `width` bytes, at any address, as float32: themselves (4) or bfloat16 (2).
+template <int width>
+HWY_INLINE hn::Vec<hn::Rebind<float, F64>> LoadFloats(const uint8_t* values) {
+  const hn::Rebind<float, F64> d;
+  if constexpr (width == 4) {
+    const hn::Repartition<uint8_t, decltype(d)> bytes;
+    return hn::BitCast(d, hn::LoadU(bytes, values));
+  } else {
+    const hn::Rebind<uint32_t, F64> d32;
+    const hn::Rebind<uint16_t, F64> d16;
+    const hn::Repartition<uint8_t, decltype(d16)> bytes;
+    return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::BitCast(d16, hn::LoadU(bytes, values)))));
+  }
+}
+
+// grid.h's ToGrid, lane by lane; see there why the additions round as they do.
+struct GridConverter {
+  HWY_INLINE GridConverter()
+      : scale(hn::Set(F64(), kGridScale)), high_magic(hn::Set(F64(), kGridHigh)), low_magic(hn::Set(F64(), kGridLow)) {}
+
+  HWY_INLINE VecI64 operator()(hn::Vec<hn::Rebind<float, F64>> x) const {
+    const auto scaled = hn::Mul(hn::PromoteTo(F64(), x), scale);
+    const auto high = hn::Add(scaled, high_magic);
+    const auto low = hn::Add(hn::Sub(scaled, hn::Sub(high, high_magic)), low_magic);
+    const auto upper = hn::Sub(hn::BitCast(I64(), high), hn::BitCast(I64(), high_magic));
+    const auto lower = hn::Sub(hn::BitCast(I64(), low), hn::BitCast(I64(), low_magic));
+    return hn::Add(hn::ShiftLeft<kGridHighBits>(upper), lower);
+  }
+
+  hn::Vec<F64> scale;
+  hn::Vec<F64> high_magic;
+  hn::Vec<F64> low_magic;
+};
+#endif
 
 }  // namespace HWY_NAMESPACE
 }  // namespace gradwire::kernels

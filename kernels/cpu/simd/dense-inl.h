@@ -98,6 +98,29 @@ void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out)
 #endif
 }
 
+#if HWY_TARGET != HWY_SCALAR && HWY_HAVE_FLOAT64
+template <int width>
+HWY_INLINE void AddFloatsAs(int64_t* acc, const uint8_t* values, size_t n, Sign sign) {
+  const GridConverter to_grid;
+  const VecI64 flip = hn::Set(I64(), sign == Sign::kSubtract ? -1 : 0);  // (v ^ flip) - flip is v or -v
+  const size_t lanes = hn::Lanes(I64());
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const VecI64 v = hn::Sub(hn::Xor(to_grid(LoadFloats<width>(values + width * i)), flip), flip);
+    hn::StoreU(hn::Add(hn::LoadU(I64(), acc + i), v), I64(), acc + i);
+  }
+  reference::AddFloats(acc + i, values + width * i, width, n - i, sign);
+}
+#endif
+
+void AddFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign) {
+#if HWY_TARGET == HWY_SCALAR || !HWY_HAVE_FLOAT64
+  reference::AddFloats(acc, values, width, n, sign);
+#else
+  return width == 4 ? AddFloatsAs<4>(acc, values, n, sign) : AddFloatsAs<2>(acc, values, n, sign);
+#endif
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace gradwire::kernels
 HWY_AFTER_NAMESPACE();

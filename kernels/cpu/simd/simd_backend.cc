@@ -28,6 +28,9 @@ class SimdBackend final : public ReferenceBackend {
   explicit SimdBackend(std::string_view name) : name_(name) {}
   std::string_view name() const override { return name_; }
 
+  void AddFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign, Stream*) override {
+    HWY_NAMESPACE::AddFloats(acc, values, width, n, sign);
+  }
   void AssignIntegers(int32_t* acc, const uint8_t* values, int width, size_t n, Stream*) override {
     HWY_NAMESPACE::AssignIntegers(acc, values, width, n);
   }

@@ -12,7 +12,6 @@
 #include "hwy/cache_control.h"
 #include "kernels/cpu/reference/loops.h"
 #include "kernels/cpu/simd/common-inl.h"
-#include "kernels/math/grid.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace gradwire::kernels {
@@ -42,33 +41,24 @@ void AssignIntegers(int32_t* acc, const uint8_t* values, int width, size_t n) {
 #endif
 }
 
-// grid.h's ToGrid, lane by lane; see there why the additions round as they do.
+#if HWY_TARGET != HWY_SCALAR && HWY_HAVE_FLOAT64
+template <int width>
+HWY_INLINE void AssignFloatsAs(int64_t* acc, const uint8_t* values, size_t n) {
+  const GridConverter to_grid;
+  const size_t lanes = hn::Lanes(I64());
+  size_t i = UnalignedHead(I64(), acc, n);
+  reference::AssignFloats(acc, values, width, i);
+  for (; i + lanes <= n; i += lanes) hn::Stream(to_grid(LoadFloats<width>(values + width * i)), I64(), acc + i);
+  hwy::FlushStream();
+  reference::AssignFloats(acc + i, values + width * i, width, n - i);
+}
+#endif
+
 void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n) {
 #if HWY_TARGET == HWY_SCALAR || !HWY_HAVE_FLOAT64
   reference::AssignFloats(acc, values, width, n);
 #else
-  if (width != 4) return reference::AssignFloats(acc, values, width, n);
-  const hn::ScalableTag<double> d;
-  const hn::RebindToSigned<decltype(d)> d64;
-  const hn::Rebind<float, decltype(d)> narrow;
-  const hn::Repartition<uint8_t, decltype(narrow)> bytes;
-  const auto scale = hn::Set(d, kGridScale);
-  const auto high_magic = hn::Set(d, kGridHigh);
-  const auto low_magic = hn::Set(d, kGridLow);
-  const size_t lanes = hn::Lanes(d);
-  size_t i = UnalignedHead(d64, acc, n);
-  reference::AssignFloats(acc, values, width, i);
-  for (; i + lanes <= n; i += lanes) {
-    const auto x = hn::BitCast(narrow, hn::LoadU(bytes, values + 4 * i));
-    const auto scaled = hn::Mul(hn::PromoteTo(d, x), scale);
-    const auto high = hn::Add(scaled, high_magic);
-    const auto low = hn::Add(hn::Sub(scaled, hn::Sub(high, high_magic)), low_magic);
-    const auto upper = hn::Sub(hn::BitCast(d64, high), hn::BitCast(d64, high_magic));
-    const auto lower = hn::Sub(hn::BitCast(d64, low), hn::BitCast(d64, low_magic));
-    hn::Stream(hn::Add(hn::ShiftLeft<kGridHighBits>(upper), lower), d64, acc + i);
-  }
-  hwy::FlushStream();
-  reference::AssignFloats(acc + i, values + 4 * i, width, n - i);
+  return width == 4 ? AssignFloatsAs<4>(acc, values, n) : AssignFloatsAs<2>(acc, values, n);
 #endif
 }
 
