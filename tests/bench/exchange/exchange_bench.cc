@@ -1,7 +1,7 @@
 // bench_exchange: goodput, latency and CPU cost of frames, each as a ratio to raw TCP over the same loopback in the
 // same interleaved run: over bare transports ("grpc", "tcp"), through a gradwire-server process that listens on each
 // ("tcp server"), and as workers see it ("tcp session").
-//   --rounds=N  interleaved rounds (default 5)             --json=F   where the JSON goes
+//   --rounds=N  interleaved rounds (default 9)             --json=F   where the JSON goes
 //   --mib=N     MiB moved per measurement of the bare transport (default 256)
 //   --transport=grpc|tcp  only this one (default both)
 //   --server=F  the gradwire-server that is measured (default: this build's)
@@ -125,7 +125,7 @@ int Main(int argc, char** argv) {
   if (!mode.empty()) return RunStreamPeer(absl::StrCat(mode, "://127.0.0.1:0")), 0;
 
   const Config config{static_cast<size_t>(std::stoull(Flag(argc, argv, "mib", "256"))) * kMiB,
-                      std::stoi(Flag(argc, argv, "rounds", "5"))};
+                      std::stoi(Flag(argc, argv, "rounds", "9"))};
   const std::string only = Flag(argc, argv, "only", "");
   const std::string transport = Flag(argc, argv, "transport", "");
   std::vector<std::string> transports = {"grpc", "tcp"};

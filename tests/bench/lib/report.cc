@@ -10,7 +10,9 @@
 namespace gradwire::bench {
 namespace {
 
-bool Met(const Row& row) { return row.smaller_is_better ? *row.ratio <= *row.target : *row.ratio >= *row.target; }
+bool Met(const Row& row) {
+  return row.smaller_is_better ? row.ratio->median <= *row.target : row.ratio->median >= *row.target;
+}
 
 // Model name, cores and memory of this machine.
 std::string Machine() {
@@ -46,22 +48,25 @@ std::vector<std::vector<double>> Interleave(int rounds, const std::vector<std::f
   return results;
 }
 
-double MedianRatio(const std::vector<double>& numerator, const std::vector<double>& denominator) {
+Ratio MedianRatio(const std::vector<double>& numerator, const std::vector<double>& denominator) {
   std::vector<double> ratios;
   for (size_t i = 0; i < numerator.size(); ++i) ratios.push_back(numerator[i] / denominator[i]);
-  return Median(std::move(ratios));
+  return {Median(ratios), Quantile(ratios, 0.25), Quantile(ratios, 0.75)};
 }
 
 void Report::Print() const {
   std::printf("%s on %s\n", name_.c_str(), Machine().c_str());
   for (const auto& [key, value] : notes_) std::printf("  %s: %s\n", key.c_str(), value.c_str());
-  std::printf("%-44s %12s %-10s %8s  %-22s %8s\n", "case", "value", "unit", "ratio", "to", "target");
+  if (const std::string load = load_.Describe(); !load.empty()) std::printf("  meanwhile: %s\n", load.c_str());
+  std::printf("%-44s %12s %-10s %8s %-15s %-22s %8s\n", "case", "value", "unit", "ratio", " (quartiles)", "to",
+              "target");
   for (const Row& row : rows_) {
     std::printf("%-44s %12.4g %-10s ", row.name.c_str(), row.value, row.unit.c_str());
     if (row.ratio) {
-      std::printf("%8.3f  %-22s", *row.ratio, row.ratio_to.c_str());
+      std::printf("%8.3f (%5.3f-%5.3f)  %-22s", row.ratio->median, row.ratio->low, row.ratio->high,
+                  row.ratio_to.c_str());
     } else {
-      std::printf("%8s  %-22s", "", "");
+      std::printf("%8s %-15s %-22s", "", "", "");
     }
     if (row.ratio && row.target)
       std::printf(" %s %5.2f  %s", row.smaller_is_better ? "<=" : ">=", *row.target, Met(row) ? "met" : "missed");
@@ -75,13 +80,15 @@ bool Report::WriteJson(const std::string& path) const {
   json["name"] = name_;
   json["machine"] = Machine();
   for (const auto& [key, value] : notes_) json["notes"][key] = value;
+  if (const std::string load = load_.Describe(); !load.empty()) json["notes"]["meanwhile"] = load;
   json["rows"] = nlohmann::ordered_json::array();
   for (const Row& row : rows_) {
     nlohmann::ordered_json out;
     out["case"] = row.name;
     out["value"] = row.value;
     out["unit"] = row.unit;
-    out["ratio"] = row.ratio ? nlohmann::ordered_json(*row.ratio) : nlohmann::ordered_json(nullptr);
+    out["ratio"] = row.ratio ? nlohmann::ordered_json(row.ratio->median) : nlohmann::ordered_json(nullptr);
+    if (row.ratio) out["ratio_quartiles"] = {row.ratio->low, row.ratio->high};
     out["ratio_to"] = row.ratio ? nlohmann::ordered_json(row.ratio_to) : nlohmann::ordered_json(nullptr);
     out["target"] = row.target ? nlohmann::ordered_json(*row.target) : nlohmann::ordered_json(nullptr);
     out["met"] = row.ratio && row.target ? nlohmann::ordered_json(Met(row)) : nlohmann::ordered_json(nullptr);

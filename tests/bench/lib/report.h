@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/bench/lib/machine_load.h"
+
 namespace gradwire::bench {
 
 // The middle of `values` (the lower one of two); 0 for none.
@@ -17,20 +19,25 @@ double Quantile(std::vector<double> values, double fraction);
 // machine hits all of them alike. Result: [contestant][round].
 std::vector<std::vector<double>> Interleave(int rounds, const std::vector<std::function<double()>>& contestants);
 
-// The median over rounds of numerator / denominator, each pair from one round.
-double MedianRatio(const std::vector<double>& numerator, const std::vector<double>& denominator);
+// Of numerator / denominator over rounds, each pair from one round: the median, and the quartiles around it.
+struct Ratio {
+  double median = 0;
+  double low = 0;
+  double high = 0;
+};
+Ratio MedianRatio(const std::vector<double>& numerator, const std::vector<double>& denominator);
 
 struct Row {
   std::string name;  // "case" in the JSON
   double value = 0;
   std::string unit;
-  std::optional<double> ratio;
+  std::optional<Ratio> ratio;
   std::string ratio_to;  // of what
   std::optional<double> target;
   bool smaller_is_better = false;  // the ratio meets its target from below
 };
 
-// A table on stdout and a file. Not thread-safe.
+// A table on stdout and a file, with a note of what else the machine did since construction. Not thread-safe.
 class Report {
  public:
   explicit Report(std::string name) : name_(std::move(name)) {}
@@ -43,6 +50,7 @@ class Report {
 
  private:
   std::string name_;
+  MachineLoad load_;
   std::vector<std::pair<std::string, std::string>> notes_;
   std::vector<Row> rows_;
 };
