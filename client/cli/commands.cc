@@ -94,6 +94,8 @@ void PrintRounds(const v1::JobStatus& job, std::ostream& out) {
     }
     out << absl::StrFormat("; %d rounds closed without a member", job.rounds().short_rounds());
   }
+  if (const uint32_t staleness = job.spec().rounds().staleness(); staleness > 0)
+    out << absl::StrFormat(", staleness %d: so many more may be open behind it", staleness);
   out << "\n";
 }
 

@@ -85,7 +85,7 @@ class Session::Impl {
  public:
   Impl(SessionOptions options, Job job, Layout layout, std::unique_ptr<kernels::Backend> backend)
       : options_(std::move(options)), job_(std::move(job)), layout_(std::move(layout)), backend_(std::move(backend)) {}
-  ~Impl() { Leave().IgnoreError(); }
+  ~Impl() { Leave(/*drain=*/false).IgnoreError(); }
 
   absl::Status Start() {
     GW_RETURN_IF_ERROR(MakeParts());
@@ -96,9 +96,13 @@ class Session::Impl {
     return absl::OkStatus();
   }
 
-  absl::Status Leave() {
+  absl::Status Leave(bool drain) {
     if (left_) return absl::OkStatus();
     left_ = true;
+    absl::Status drained;
+    if (drain && exchange_ != nullptr) drained = exchange_->Drain(options_.round_timeout_ms);
+    // In the middle of a round, or when the session has failed, there is nothing to drain.
+    if (!absl::IsDeadlineExceeded(drained) && !absl::IsInvalidArgument(drained)) drained = absl::OkStatus();
     for (auto& link : links_) link->Cancel();  // nothing blocks on a slow shard any more
     if (exchange_ != nullptr) exchange_->Stop(absl::CancelledError("the session was left"));
     std::vector<absl::Status> closed(links_.size());
@@ -109,7 +113,7 @@ class Session::Impl {
       }
     }
     const auto failed = std::find_if(closed.begin(), closed.end(), [](const auto& status) { return !status.ok(); });
-    return failed == closed.end() ? absl::OkStatus() : *failed;
+    return failed == closed.end() ? drained : *failed;
   }
 
   uint64_t WireBytes() const {
@@ -159,6 +163,7 @@ class Session::Impl {
   bool resumed() const { return resumed_; }
 
   absl::Status Save(const std::string& path) {
+    GW_RETURN_IF_ERROR(exchange_->Drain(options_.round_timeout_ms));
     GW_ASSIGN_OR_RETURN(const std::vector<PlanWindow> plans, exchange_->Plans());
     client::CheckpointIdentity identity;
     identity.worker = options_.worker;
@@ -201,9 +206,10 @@ class Session::Impl {
         const client::CheckpointFile checkpoint,
         client::CheckpointFile::Read(disk_, options_.resume_from, job_, layout_, options_.worker, options_.pull));
     GW_RETURN_IF_ERROR(checkpoint.Restore(replica_.get(), gradients_.get()));
-    const absl::StatusOr<bool> resumed = Resume(checkpoint);
-    GW_RETURN_IF_ERROR(resumed.status());
-    resumed_ = *resumed;
+    // The frames of later rounds that it sent may be merged, and could not be made again.
+    if (job_.spec().rounds().staleness() == 0) {
+      GW_ASSIGN_OR_RETURN(resumed_, Resume(checkpoint));
+    }
     return resumed_ ? absl::OkStatus() : ConnectAnew(checkpoint.identity());
   }
 
@@ -387,12 +393,17 @@ absl::Status Session::Pull(uint32_t bucket) {
   return impl_->exchange().WaitApplied(bucket, impl_->options().round_timeout_ms);
 }
 
-absl::Status Session::Leave() { return impl_->Leave(); }
+absl::Status Session::Leave(bool drain) { return impl_->Leave(drain); }
+
+absl::Status Session::Drain(int64_t timeout_ms) {
+  return impl_->exchange().Drain(timeout_ms < 0 ? impl_->options().round_timeout_ms : timeout_ms);
+}
+
 SessionStats Session::stats() const { return impl_->Stats(); }
 uint64_t Session::version() const { return impl_->exchange().version(); }
 uint64_t Session::start_version() const { return impl_->start_version(); }
 bool Session::resumed() const { return impl_->resumed(); }
-absl::Status Session::Save(const std::string& path) const { return impl_->Save(path); }
+absl::Status Session::Save(const std::string& path) { return impl_->Save(path); }
 uint64_t Session::incarnation() const { return impl_->incarnation(); }
 const Job& Session::job() const { return impl_->job(); }
 const Layout& Session::layout() const { return impl_->layout(); }

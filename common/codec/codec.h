@@ -173,7 +173,9 @@ class Codec {
   virtual absl::Status CheckComplete(uint64_t round, const RoundPlan& plan,
                                      std::span<const wire::SegmentHeader> segments) const = 0;
   // Adds what `frame` sent back to the residual: all of it, or only at `positions` (ascending) where given.
-  // residual[i] is the memory of run i. Exact: pending values come back to the last bit.
+  // residual[i] is the memory of run i; codecs without residual are given the memory where a gradient waits. Exact:
+  // pending values come back to the last bit. What was added to the residual meanwhile stays: this is one addition
+  // more.
   virtual absl::Status Return(const EncodedFrame& frame, const std::vector<uint32_t>* positions,
                               std::span<float* const> residual) const = 0;
 };

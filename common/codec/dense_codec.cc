@@ -135,7 +135,7 @@ class DenseCodec final : public Codec {
 
   absl::Status Return(const EncodedFrame& frame, const std::vector<uint32_t>* positions,
                       std::span<float* const> residual) const override {
-    if (!uses_residual() || positions != nullptr) return absl::OkStatus();  // nothing to give back, nothing deferred
+    if (positions != nullptr) return absl::OkStatus();  // dense frames defer nothing
     GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> chunks, wire::ParseFrame(frame.chunks));
     for (const wire::Chunk& chunk : chunks) {
       for (const Segment& s : chunk.segments) {
@@ -147,8 +147,10 @@ class DenseCodec final : public Codec {
             return;  // only zeros were sent
           } else if (shape_.fixed()) {
             shape_.backend().Dequantize(values, shape_.width(), n, frame.plan.exponents[run], out, nullptr);
-          } else {
+          } else if (shape_.width() == 2) {
             shape_.backend().AddBf16(values, n, out, nullptr);
+          } else {
+            AddFloats(values, n, out);
           }
         });
       }
@@ -157,6 +159,15 @@ class DenseCodec final : public Codec {
   }
 
  private:
+  // `values`: float32 at any address.
+  static void AddFloats(const uint8_t* values, uint64_t n, float* out) {
+    for (uint64_t i = 0; i < n; ++i) {
+      float value;
+      std::memcpy(&value, values + 4 * i, 4);
+      out[i] += value;
+    }
+  }
+
   absl::Status Incomplete(std::string_view what) const {
     return absl::InvalidArgumentError(absl::StrFormat("frame of bucket %d on shard %d %s", shape_.layout().bucket,
                                                       shape_.layout().shard, std::string(what)));

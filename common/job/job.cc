@@ -18,6 +18,7 @@ constexpr uint64_t kMaxElements = uint64_t{1} << 40;
 constexpr int kMaxGroups = 64;
 constexpr size_t kMaxNameBytes = 255;
 constexpr uint32_t kMaxWorkers = 1u << 14;
+constexpr uint32_t kMaxStaleness = 16;
 
 bool ValidJobName(std::string_view name) {
   return !name.empty() && name.size() <= 128 && std::all_of(name.begin(), name.end(), [](unsigned char c) {
@@ -87,11 +88,25 @@ absl::Status FillRounds(v1::JobSpec* spec) {
   v1::RoundsSpec* rounds = spec->mutable_rounds();
   if (!v1::RoundMode_IsValid(rounds->mode())) return absl::InvalidArgumentError("rounds.mode is unknown");
   if (rounds->mode() == v1::ROUNDS_UNSPECIFIED) rounds->set_mode(v1::ROUNDS_SYNC);
-  if (rounds->mode() != v1::ROUNDS_SYNC) {
-    return absl::UnimplementedError("rounds.mode: this version has synchronous rounds only");
+  if (rounds->mode() == v1::ROUNDS_ASYNC) {
+    return absl::UnimplementedError("rounds.mode: this version has no asynchronous rounds, only sync and bounded ones");
   }
-  if (rounds->staleness() != 0) {
+  const bool bounded = rounds->mode() == v1::ROUNDS_BOUNDED;
+  if (bounded && (rounds->staleness() < 1 || rounds->staleness() > kMaxStaleness)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("rounds.staleness = %d must lie in [1, %d]", rounds->staleness(), kMaxStaleness));
+  }
+  if (!bounded && rounds->staleness() != 0) {
     return absl::InvalidArgumentError("rounds.staleness is for rounds.mode bounded only");
+  }
+  if (bounded && rounds->quorum() != 0) {
+    return absl::InvalidArgumentError(
+        "rounds.quorum is for rounds.mode sync only: bounded rounds wait for every member; leave one of the two out");
+  }
+  if (bounded && spec->optimizer().kind() == v1::OPTIMIZER_NONE) {
+    return absl::InvalidArgumentError(
+        "rounds.mode bounded needs an optimizer on the shards: a worker that pulls means (OPTIMIZER_NONE) would miss "
+        "those of rounds that are applied together; use rounds.mode sync");
   }
   if (rounds->quorum() > spec->max_workers()) {
     return absl::InvalidArgumentError(
@@ -102,7 +117,7 @@ absl::Status FillRounds(v1::JobSpec* spec) {
     return absl::InvalidArgumentError("rounds.deviations is for rounds with a quorum only");
   }
   GW_RETURN_IF_ERROR(CheckHyper("rounds.deviations", 0, rounds->deviations(), 0, 1000));
-  if (rounds->quorum() == 0) spec->clear_rounds();
+  if (!bounded && rounds->quorum() == 0) spec->clear_rounds();
   return absl::OkStatus();
 }
 

@@ -1,4 +1,4 @@
-// What a shard keeps per bucket: the round that is being merged, the parameters, and the answers for pullers.
+// What a shard keeps per bucket: the rounds that are being merged, the parameters, and the answers for pullers.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +31,8 @@ struct Waiter {
   v1::PullKind kind = v1::PULL_UNSPECIFIED;
   uint64_t version = 0;
   bool on_push = false;  // asked for with a frame: answered as PushAck, else as PullMessage
+  // Parameters of a version that is there and may not be seen yet: the bucket may go on before it may.
+  SharedChunks prepared = nullptr;
 };
 
 // An answer that is ready to be sent, once no lock is held.
@@ -57,6 +59,17 @@ struct PartialFrame {
   uint64_t held_bytes = 0;       // counted into the job's bytes in flight
 };
 
+// A round that frames are merged into.
+struct OpenRound {
+  static constexpr uint64_t kNone = UINT64_MAX;
+
+  uint64_t round = kNone;  // none: its plan is not known yet
+  std::unique_ptr<Accumulator> accumulator;
+  uint32_t committed = 0;             // complete frames in the accumulator
+  std::vector<float> learning_rates;  // fixed by the first complete frame of the round
+  std::map<MemberId, PartialFrame> partial;
+};
+
 // Lock order: BucketState::mu before JobShard::mu_. Nothing is sent and no I/O is done while mu is held.
 struct BucketState {
   const BucketLayout* layout = nullptr;
@@ -65,17 +78,20 @@ struct BucketState {
   absl::Mutex mu;
   std::unique_ptr<ParameterStore> store ABSL_GUARDED_BY(mu);
   bool ready ABSL_GUARDED_BY(mu) = false;    // the initial parameters are complete
-  uint64_t version ABSL_GUARDED_BY(mu) = 0;  // of the parameters, and the round that is being merged
+  uint64_t version ABSL_GUARDED_BY(mu) = 0;  // of the parameters, and the oldest round that is being merged
   // Versions up to this one may be seen: their records meet the job's durability. Without a journal all may.
   uint64_t durable ABSL_GUARDED_BY(mu) = UINT64_MAX;
   std::shared_ptr<ShardCapture> capture ABSL_GUARDED_BY(mu);  // wants this bucket at its version; may be null
   absl::Status failure ABSL_GUARDED_BY(mu);                   // our own bug stopped this bucket
 
-  std::unique_ptr<Accumulator> accumulator ABSL_GUARDED_BY(mu);
-  PlanWindow plans ABSL_GUARDED_BY(mu);                   // up to that of `version`
-  uint32_t committed ABSL_GUARDED_BY(mu) = 0;             // complete frames in the accumulator
-  std::vector<float> learning_rates ABSL_GUARDED_BY(mu);  // fixed by the first complete frame of the round
-  std::map<MemberId, PartialFrame> partial ABSL_GUARDED_BY(mu);
+  PlanWindow plans ABSL_GUARDED_BY(mu);  // up to that of `version`
+  // Round r is at r modulo the number of rounds that may be open (OpenRounds).
+  std::vector<OpenRound> open ABSL_GUARDED_BY(mu);
+  // Null: it is over, or not open yet.
+  OpenRound* Find(uint64_t round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    OpenRound& at = open[round % open.size()];
+    return at.round == round ? &at : nullptr;
+  }
 
   // The upload of initial parameters.
   MemberId initializer ABSL_GUARDED_BY(mu) = 0;
@@ -85,13 +101,13 @@ struct BucketState {
   uint32_t unwritten_initials ABSL_GUARDED_BY(mu) = 0;  // whole ones whose records may not be seen yet
   std::shared_ptr<Outbox> uploader ABSL_GUARDED_BY(mu);  // is told when they may; null: nobody waits
 
-  // The retained update frames, at most kRetainedUpdates; the last one made `version`.
+  // The retained update frames, at most RetainedUpdates; the last one made `version`.
   std::deque<RetainedUpdate> updates ABSL_GUARDED_BY(mu);
-  std::map<uint64_t, SharedChunks> owed ABSL_GUARDED_BY(mu);  // by version, at most kOwedUpdates: see JobShard
+  std::map<uint64_t, SharedChunks> owed ABSL_GUARDED_BY(mu);  // by version, at most OwedUpdates
   // Parameters serialized at `version` for the kind that was asked for last.
   v1::PullKind serialized_kind ABSL_GUARDED_BY(mu) = v1::PULL_UNSPECIFIED;
   SharedChunks serialized ABSL_GUARDED_BY(mu);
-  std::vector<Waiter> waiting ABSL_GUARDED_BY(mu);  // at most kMaxWaitersPerMember each
+  std::vector<Waiter> waiting ABSL_GUARDED_BY(mu);  // at most MaxWaitersPerMember each
 };
 
 }  // namespace gradwire

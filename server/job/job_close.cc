@@ -105,25 +105,29 @@ void JobShard::NoteWritten(uint32_t index, uint64_t version) {
 
 absl::Status JobShard::FinishRound(BucketState& bucket, const RoundActions::Close& close, UpdateFrame* update) {
   absl::MutexLock lock(&bucket.mu);
-  // Another thread may still be finishing the round before (only where a round closed without frames).
+  // Another thread may still be finishing the round before: where several are open, or one closed without frames.
   auto reached = [&bucket, &close]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
     return bucket.version >= close.round || !bucket.failure.ok();
   };
   bucket.mu.Await(absl::Condition(&reached));
   GW_RETURN_IF_ERROR(bucket.failure);
-  while (!bucket.partial.empty()) AbandonPartial(bucket, bucket.partial.begin()->first);
-  GW_RETURN_IF_ERROR(bucket.failure);  // one of them may have spoiled the accumulator
-  if (bucket.committed != close.contributors || bucket.version != close.round) {
-    return absl::InternalError(absl::StrFormat("round %d closes with %d frames, but %d are merged into round %d",
-                                               close.round, close.contributors, bucket.committed, bucket.version));
+  OpenRound* const open = bucket.Find(close.round);
+  if (open == nullptr || bucket.version != close.round) {
+    return absl::InternalError(absl::StrFormat("round %d closes at version %d", close.round, bucket.version));
   }
-  if (bucket.learning_rates.empty()) bucket.learning_rates.resize(job_.spec().optimizer().groups_size());
+  while (!open->partial.empty()) AbandonPartial(bucket, *open, open->partial.begin()->first);
+  GW_RETURN_IF_ERROR(bucket.failure);  // one of them may have spoiled the accumulator
+  if (open->committed != close.contributors) {
+    return absl::InternalError(absl::StrFormat("round %d closes with %d frames, but %d are merged into it", close.round,
+                                               close.contributors, open->committed));
+  }
+  if (open->learning_rates.empty()) open->learning_rates.resize(job_.spec().optimizer().groups_size());
   FrameIdentity id;
   id.shard = static_cast<uint16_t>(shard_index_);
   id.bucket = close.bucket;
   id.round = close.round;
-  id.learning_rates = bucket.learning_rates;
-  GW_ASSIGN_OR_RETURN(*update, bucket.accumulator->Finish(id, close.contributors));
+  id.learning_rates = open->learning_rates;
+  GW_ASSIGN_OR_RETURN(*update, open->accumulator->Finish(id, close.contributors));
   return absl::OkStatus();
 }
 
@@ -133,10 +137,7 @@ absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update, s
   update_elements_ += update.stats.elements;
   ++bucket.version;
   bucket.plans.Push(update.next);
-  bucket.committed = 0;
-  bucket.learning_rates.clear();
-  if (!replaying_)
-    bucket.accumulator->Open(bucket.version, *bucket.plans.OfRound(job_, bucket.version));  // else EndReplay does, once
+  if (!replaying_) OpenNextRounds(bucket);  // else EndReplay does, once
   Retain(bucket,
          {std::make_shared<const std::vector<Bytes>>(update.chunks), update.stats.deferred > 0, std::move(who)});
   bucket.serialized = nullptr;
@@ -146,8 +147,8 @@ absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update, s
 
 void JobShard::Retain(BucketState& bucket, RetainedUpdate update) {
   bucket.updates.push_back(std::move(update));
-  if (bucket.updates.size() <= kRetainedUpdates) return;
-  const uint64_t version = bucket.version - kRetainedUpdates;
+  if (bucket.updates.size() <= RetainedUpdates(job_)) return;
+  const uint64_t version = bucket.version - RetainedUpdates(job_);
   RetainedUpdate oldest = std::move(bucket.updates.front());
   bucket.updates.pop_front();
   if (!oldest.deferred && bucket.owed.empty()) return;
@@ -156,7 +157,7 @@ void JobShard::Retain(BucketState& bucket, RetainedUpdate update) {
   const uint32_t b = bucket.layout->bucket;
   std::erase_if(bucket.owed, [&](const auto& owed)
                                  ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !machine_.MayAskFor(b, owed.first - 1); });
-  if (bucket.owed.size() > kOwedUpdates) bucket.owed.erase(bucket.owed.begin());
+  if (bucket.owed.size() > OwedUpdates(job_)) bucket.owed.erase(bucket.owed.begin());
 }
 
 }  // namespace gradwire

@@ -182,7 +182,7 @@ void JobShard::Detach(MemberId member, const std::shared_ptr<Outbox>& out) {
 void JobShard::DropMember(const Member& member) {
   for (const auto& bucket : buckets_) {
     absl::MutexLock lock(&bucket->mu);
-    AbandonPartial(*bucket, member.id);
+    for (OpenRound& open : bucket->open) AbandonPartial(*bucket, open, member.id);
   }
   std::vector<std::shared_ptr<Outbox>> streams;
   absl::Status why;

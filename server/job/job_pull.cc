@@ -109,15 +109,25 @@ std::optional<Delivery> JobShard::AnswerOrWait(uint32_t b, Waiter waiter) {
   if (answer) return answer;
   const auto waits = std::count_if(bucket.waiting.begin(), bucket.waiting.end(),
                                    [&waiter](const Waiter& w) { return w.member == waiter.member; });
-  if (static_cast<size_t>(waits) >= kMaxWaitersPerMember) {
+  if (static_cast<size_t>(waits) >= MaxWaitersPerMember(job_)) {
     return Delivery{std::move(waiter), b,
                     absl::ResourceExhaustedError(
                         absl::StrFormat("job '%s' bucket %d: %d pulls of this worker wait already, at most %d may",
-                                        job_.spec().name(), b, waits, kMaxWaitersPerMember)),
+                                        job_.spec().name(), b, waits, MaxWaitersPerMember(job_))),
                     nullptr};
   }
+  PrepareAnswer(bucket, &waiter);
   bucket.waiting.push_back(std::move(waiter));
   return std::nullopt;
+}
+
+void JobShard::PrepareAnswer(BucketState& bucket, Waiter* waiter) {
+  if (waiter->kind == v1::PULL_UPDATE || waiter->version != bucket.version || !bucket.ready) return;
+  // Where memory runs out, the answer is tried for once more when it is due.
+  CatchBadAlloc("parameters for pullers", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
+    waiter->prepared = Serialize(bucket, waiter->kind);
+    return absl::OkStatus();
+  }).IgnoreError();
 }
 
 std::optional<Delivery> JobShard::Answer(BucketState& bucket, const Waiter& waiter) {
@@ -141,6 +151,7 @@ std::optional<Delivery> JobShard::Answer(BucketState& bucket, const Waiter& wait
             name, b, waiter.version, bucket.version - bucket.updates.size() + 1, bucket.version, bucket.version)),
         nullptr};
   }
+  if (waiter.prepared != nullptr) return Delivery{waiter, b, absl::OkStatus(), waiter.prepared};
   if (age != 0) {
     return Delivery{
         waiter, b,
@@ -175,6 +186,7 @@ std::vector<Delivery> JobShard::TakeReady(BucketState& bucket) {
     if (std::optional<Delivery> answer = Answer(bucket, waiter)) {
       ready.push_back(*std::move(answer));
     } else {
+      PrepareAnswer(bucket, &waiter);
       waiting.push_back(std::move(waiter));
     }
   }

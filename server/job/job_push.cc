@@ -114,11 +114,13 @@ JobShard::Ack JobShard::PushFrame(PushStream& stream, const wire::Chunk& chunk, 
   uint32_t digest = 0;
   {
     absl::MutexLock lock(&bucket.mu);
-    if (header.chunk == 0 || !bucket.partial.contains(stream.member)) verdict = Begin(bucket, stream, header);
+    OpenRound* const open = bucket.Find(header.round);
+    const bool begun = open != nullptr && open->partial.contains(stream.member);
+    if (header.chunk == 0 || !begun) verdict = Begin(bucket, open, stream, header);
     if (verdict.ok() && *verdict == PushVerdict::kDuplicate) digest = ExtendDigest(chunk, 0);
     if (verdict.ok() && *verdict == PushVerdict::kAccept) {
-      verdict = Merge(bucket, stream, chunk, received, &actions, &complete);
-      if (!verdict.ok()) AbandonPartial(bucket, stream.member);
+      verdict = Merge(bucket, *open, stream, chunk, received, &actions, &complete);
+      if (!verdict.ok()) AbandonPartial(bucket, *open, stream.member);
     }
   }
   // The update goes out before the acknowledgement: pullers wait for it, nobody waits for the latter alone.
@@ -139,8 +141,10 @@ JobShard::Ack JobShard::PushFrame(PushStream& stream, const wire::Chunk& chunk, 
   return Acknowledge(stream, header, *verdict);
 }
 
-absl::StatusOr<PushVerdict> JobShard::Begin(BucketState& bucket, PushStream& stream, const wire::FrameHeader& header) {
-  AbandonPartial(bucket, stream.member);  // a frame that starts anew replaces its unfinished beginning
+absl::StatusOr<PushVerdict> JobShard::Begin(BucketState& bucket, OpenRound* open, PushStream& stream,
+                                            const wire::FrameHeader& header) {
+  // A frame that starts anew replaces its unfinished beginning.
+  if (open != nullptr) AbandonPartial(bucket, *open, stream.member);
   PushVerdict verdict;
   {
     absl::MutexLock lock(&mu_);
@@ -153,23 +157,24 @@ absl::StatusOr<PushVerdict> JobShard::Begin(BucketState& bucket, PushStream& str
         absl::StrFormat("chunk %d of a frame whose beginning is not here: send the frame from chunk 0", header.chunk));
   }
   GW_RETURN_IF_ERROR(bucket.failure);
-  if (bucket.version != header.round) {
+  if (open == nullptr) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "a frame of round %d, but this bucket is still finishing round %d: pull version %d of every bucket first",
-        header.round, bucket.version, header.round));
+        header.round, bucket.version, PlanVersion(job_, header.round)));
   }
-  PartialFrame& partial = bucket.partial[stream.member];
+  PartialFrame& partial = open->partial[stream.member];
   partial.stream = &stream;
-  partial.assembler = std::make_unique<FrameAssembler>(bucket.codec.get(), bucket.layout, bucket.accumulator.get(),
+  partial.assembler = std::make_unique<FrameAssembler>(bucket.codec.get(), bucket.layout, open->accumulator.get(),
                                                        bucket.plans.OfRound(job_, header.round), header.round,
                                                        environment_.frame_limit_bytes);
   return verdict;
 }
 
-absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, PushStream& stream, const wire::Chunk& chunk,
-                                            std::span<const Bytes> received, RoundActions* actions, bool* complete) {
+absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, OpenRound& open, PushStream& stream,
+                                            const wire::Chunk& chunk, std::span<const Bytes> received,
+                                            RoundActions* actions, bool* complete) {
   const wire::FrameHeader& header = chunk.header;
-  PartialFrame& partial = bucket.partial.at(stream.member);
+  PartialFrame& partial = open.partial.at(stream.member);
   const uint64_t chunk_bytes = chunk.bytes.size();
   // Sound without a lock: the bound may be passed by one chunk per transport thread.
   if (in_flight_bytes_ + chunk_bytes > memory_.in_flight + environment_.frame_limit_bytes) {
@@ -185,8 +190,8 @@ absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, PushStream& str
     if (!IsLast(header)) return PushVerdict::kAccept;
     return absl::InvalidArgumentError("the last chunk came, but the frame does not cover its bucket");
   }
-  GW_RETURN_IF_ERROR(FixLearningRates(bucket, *partial.assembler));
-  bucket.learning_rates.reserve(partial.assembler->learning_rates().size());  // from here on nothing may fail
+  GW_RETURN_IF_ERROR(FixLearningRates(open, *partial.assembler));
+  open.learning_rates.reserve(partial.assembler->learning_rates().size());  // from here on nothing may fail
   PushVerdict verdict;
   {
     absl::MutexLock lock(&mu_);
@@ -197,21 +202,21 @@ absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, PushStream& str
   }
   *complete = true;
   if (verdict == PushVerdict::kAccept) {
-    if (bucket.learning_rates.empty()) {
-      bucket.learning_rates.assign(partial.assembler->learning_rates().begin(),
-                                   partial.assembler->learning_rates().end());
+    if (open.learning_rates.empty()) {
+      open.learning_rates.assign(partial.assembler->learning_rates().begin(),
+                                 partial.assembler->learning_rates().end());
     }
     partial.assembler->Commit();
-    ++bucket.committed;
+    ++open.committed;
     in_flight_bytes_ -= partial.held_bytes;
-    bucket.partial.erase(stream.member);
+    open.partial.erase(stream.member);
   } else {
-    AbandonPartial(bucket, stream.member);
+    AbandonPartial(bucket, open, stream.member);
   }
   return verdict;
 }
 
-absl::Status JobShard::FixLearningRates(BucketState& bucket, const FrameAssembler& frame) {
+absl::Status JobShard::FixLearningRates(const OpenRound& open, const FrameAssembler& frame) {
   const std::span<const float> rates = frame.learning_rates();
   const size_t groups = static_cast<size_t>(job_.spec().optimizer().groups_size());
   if (rates.size() != groups) {
@@ -220,12 +225,12 @@ absl::Status JobShard::FixLearningRates(BucketState& bucket, const FrameAssemble
   }
   // A worker that skipped rounds may be behind in its schedule: with a quorum the first frame decides for all.
   if (job_.spec().rounds().quorum() > 0) return absl::OkStatus();
-  for (size_t g = 0; g < bucket.learning_rates.size(); ++g) {
-    if (bucket.learning_rates[g] == rates[g]) continue;
+  for (size_t g = 0; g < open.learning_rates.size(); ++g) {
+    if (open.learning_rates[g] == rates[g]) continue;
     return absl::InvalidArgumentError(
         absl::StrFormat("learning rate %.9g of group %d differs from %.9g, which the first frame of this round fixed: "
                         "every worker must follow the same schedule",
-                        rates[g], g, bucket.learning_rates[g]));
+                        rates[g], g, open.learning_rates[g]));
   }
   return absl::OkStatus();
 }
@@ -268,9 +273,11 @@ JobShard::Ack JobShard::Refuse(PushStream& stream, const wire::FrameHeader& head
   RoundActions actions;
   {
     absl::MutexLock lock(&bucket.mu);
-    const auto partial = bucket.partial.find(stream.member);
-    if (partial != bucket.partial.end() && partial->second.stream == &stream && bucket.version == header.round) {
-      AbandonPartial(bucket, stream.member);
+    if (OpenRound* const open = bucket.Find(header.round); open != nullptr) {
+      const auto partial = open->partial.find(stream.member);
+      if (partial != open->partial.end() && partial->second.stream == &stream) {
+        AbandonPartial(bucket, *open, stream.member);
+      }
     }
   }
   if (header.kind == wire::FrameKind::kPush) {

@@ -132,7 +132,7 @@ absl::Status JobShard::ReplayUpdate(const journal::Record& record) {
   }
   if (record.round < known.base) {  // applied there; kept for workers that ask for it again
     bucket.updates.push_back({std::make_shared<const std::vector<Bytes>>(record.chunks), false, record.contributions});
-    if (bucket.updates.size() > kRetainedUpdates) bucket.updates.pop_front();
+    if (bucket.updates.size() > RetainedUpdates(job_)) bucket.updates.pop_front();
     return absl::OkStatus();
   }
   GW_ASSIGN_OR_RETURN(Update update,
@@ -186,7 +186,7 @@ absl::Status JobShard::EndReplay() {
     replaying_ = false;
     return absl::OkStatus();
   }
-  if (!initialized || newest > round + 1) {
+  if (!initialized || newest > round + OpenRounds(job_)) {
     return absl::DataLossError(
         absl::StrFormat("job '%s': the journal's buckets end between versions %d and %d%s: records are missing; delete "
                         "the job, or restore "
@@ -201,7 +201,7 @@ absl::Status JobShard::EndReplay() {
     absl::MutexLock lock(&buckets_[b]->mu);
     const uint64_t version = buckets_[b]->version;
     buckets_[b]->ready = true;
-    buckets_[b]->accumulator->Open(version, *buckets_[b]->plans.OfRound(job_, version));
+    OpenNextRounds(*buckets_[b]);
     // The last update made this version, or there was none in the journal.
     if (known.end_round != version) buckets_[b]->updates.clear();
     recovered.versions.push_back(version);

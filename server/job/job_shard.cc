@@ -31,6 +31,7 @@ std::unique_ptr<Rounds> MakeRounds(const Job& job, const Layout& layout, const J
   rules.membership.lease_ns = job.spec().lease_ms() * kNsPerMs;
   rules.quorum = job.spec().rounds().quorum();
   rules.deviations = job.spec().rounds().deviations();
+  rules.staleness = job.spec().rounds().staleness();
   return std::make_unique<RoundMachine>(rules);
 }
 
@@ -101,6 +102,10 @@ absl::Status JobShard::Prepare() {
   }
   if (device == nullptr) {
     arrays_ = MakeHostArrays(&job_, &layout_, shard_index_, environment_.backend);
+  } else if (OpenRounds(job_) > 1) {
+    return absl::UnimplementedError(absl::StrFormat(
+        "job '%s': rounds.mode bounded is not there on a device yet: start its servers with --backend=cpu",
+        job_.spec().name()));
   } else {
     auto made = MakeDeviceArrays(&job_, &layout_, shard_index_, codecs, device, memory_.device);
     if (!made.ok()) {
@@ -127,11 +132,25 @@ absl::Status JobShard::Prepare() {
 absl::Status JobShard::Allocate(BucketState& bucket) {
   const uint32_t b = bucket.layout->bucket;
   GW_ASSIGN_OR_RETURN(bucket.store, arrays_->NewStore(b));
-  GW_ASSIGN_OR_RETURN(bucket.accumulator, arrays_->NewAccumulator(b, *bucket.codec));
+  for (uint32_t i = 0; i < OpenRounds(job_); ++i) {
+    GW_ASSIGN_OR_RETURN(bucket.open.emplace_back().accumulator, arrays_->NewAccumulator(b, *bucket.codec));
+  }
   bucket.ready = !job_.keeps_parameters();
   bucket.plans = PlanWindow(PlansKept(job_), bucket.codec->InitialPlan());
-  bucket.accumulator->Open(0, bucket.plans.newest());
+  OpenNextRounds(bucket);
   return absl::OkStatus();
+}
+
+void JobShard::OpenNextRounds(BucketState& bucket) {
+  for (uint64_t round = bucket.version; round < bucket.version + bucket.open.size(); ++round) {
+    const RoundPlan* plan = bucket.plans.OfRound(job_, round);
+    if (plan == nullptr || bucket.Find(round) != nullptr) continue;
+    OpenRound& open = bucket.open[round % bucket.open.size()];
+    open.round = round;
+    open.committed = 0;
+    open.learning_rates.clear();
+    open.accumulator->Open(round, *plan);
+  }
 }
 
 absl::Status JobShard::CheckSame(const Job& job, uint32_t shard_index, uint32_t shard_count,
@@ -160,8 +179,10 @@ absl::Status JobShard::CheckSame(const Job& job, uint32_t shard_index, uint32_t 
 void JobShard::AbandonStream(const PushStream& stream) {
   for (const auto& bucket : buckets_) {
     absl::MutexLock lock(&bucket->mu);
-    const auto it = bucket->partial.find(stream.member);
-    if (it != bucket->partial.end() && it->second.stream == &stream) AbandonPartial(*bucket, stream.member);
+    for (OpenRound& open : bucket->open) {
+      const auto it = open.partial.find(stream.member);
+      if (it != open.partial.end() && it->second.stream == &stream) AbandonPartial(*bucket, open, stream.member);
+    }
     if (bucket->initializing_stream == &stream) {
       in_flight_bytes_ -= TotalSize(bucket->initial_chunks);
       bucket->initial_chunks.clear();
@@ -171,15 +192,15 @@ void JobShard::AbandonStream(const PushStream& stream) {
   }
 }
 
-void JobShard::AbandonPartial(BucketState& bucket, MemberId member) {
-  const auto it = bucket.partial.find(member);
-  if (it == bucket.partial.end()) return;
+void JobShard::AbandonPartial(BucketState& bucket, OpenRound& open, MemberId member) {
+  const auto it = open.partial.find(member);
+  if (it == open.partial.end()) return;
   in_flight_bytes_ -= it->second.held_bytes;
   it->second.assembler->Abandon();
   if (it->second.assembler->spoiled() && bucket.failure.ok()) {
     bucket.failure = absl::Status(absl::StatusCode::kResourceExhausted, "out of memory while taking back a frame");
   }
-  bucket.partial.erase(it);
+  open.partial.erase(it);
 }
 
 bool JobShard::HasParameters() const {

@@ -1,4 +1,4 @@
-// One job on this server: its slice of the model, the round that is being merged, and who waits for what.
+// One job on this server: its slice of the model, the rounds that are being merged, and who waits for what.
 //
 //   PushChunk -> FrameAssembler -> Accumulator ... last frame of a bucket -> Rounds says "close"
 //     -> Finish -> UpdateSink (journal) -> ParameterStore -> version + 1 -> waiting pullers
@@ -82,12 +82,6 @@ struct PushStream {
 // Thread-safe. Owned by the registry and by the streams that are open on it.
 class JobShard {
  public:
-  static constexpr size_t kRetainedUpdates = 2;
-  // Older ones that defer elements, kept for workers which are in them and have not come back yet.
-  static constexpr size_t kOwedUpdates = 4;
-  // Pulls of one bucket that wait at once: an update and parameters, of this round and of the next.
-  static constexpr size_t kMaxWaitersPerMember = 4;
-
   // Errors: InvalidArgument (spec, shard index); ResourceExhausted with the numbers.
   static absl::StatusOr<std::shared_ptr<JobShard>> Make(const v1::JobSpec& spec, uint32_t shard_index,
                                                         uint32_t shard_count, const JobEnvironment& environment);
@@ -210,7 +204,9 @@ class JobShard {
   bool TickIsSooner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Writes the first refusal of each kind to the log; Tick counts the others.
   void WarnRefused(absl::StatusCode kind, const std::string& message);
-  void AbandonPartial(BucketState& bucket, MemberId member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  // Opens the rounds whose plan came with the bucket's version.
+  void OpenNextRounds(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  void AbandonPartial(BucketState& bucket, OpenRound& open, MemberId member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 
   // job_push.cc
   using Ack = std::optional<v1::PushAck>;
@@ -221,13 +217,13 @@ class JobShard {
   Ack PushInitialize(PushStream& stream, const wire::Chunk& chunk, std::span<const Bytes> received);
   // The worker sent initial parameters again that are here.
   Ack RepeatInitialize(PushStream& stream, const wire::FrameHeader& header, uint32_t digest);
-  absl::StatusOr<PushVerdict> Begin(BucketState& bucket, PushStream& stream, const wire::FrameHeader& header)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
-  absl::StatusOr<PushVerdict> Merge(BucketState& bucket, PushStream& stream, const wire::Chunk& chunk,
+  // `open`: the round of the frame; null: it is not open here.
+  absl::StatusOr<PushVerdict> Begin(BucketState& bucket, OpenRound* open, PushStream& stream,
+                                    const wire::FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  absl::StatusOr<PushVerdict> Merge(BucketState& bucket, OpenRound& open, PushStream& stream, const wire::Chunk& chunk,
                                     std::span<const Bytes> received, RoundActions* actions, bool* complete)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
-  absl::Status FixLearningRates(BucketState& bucket, const FrameAssembler& frame)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  absl::Status FixLearningRates(const OpenRound& open, const FrameAssembler& frame);
   Ack Refuse(PushStream& stream, const wire::FrameHeader& header, const absl::Status& why);
   Ack Acknowledge(PushStream& stream, const wire::FrameHeader& header, PushVerdict verdict);
   // A record of a bucket's initial parameters may be seen: they are acknowledged; with the last one version 0 is there.
@@ -248,6 +244,8 @@ class JobShard {
   // Keeps the waiter if its version does not exist yet.
   std::optional<Delivery> AnswerOrWait(uint32_t bucket, Waiter waiter);
   std::optional<Delivery> Answer(BucketState& bucket, const Waiter& waiter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  // Of a waiter whose version is there and may not be seen yet.
+  void PrepareAnswer(BucketState& bucket, Waiter* waiter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   SharedChunks Serialize(BucketState& bucket, v1::PullKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   std::vector<Delivery> TakeReady(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   void Deliver(const std::vector<Delivery>& deliveries);

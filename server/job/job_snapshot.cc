@@ -103,7 +103,7 @@ void JobShard::NoteSnapshot(uint64_t version, const absl::Status& status) {
 }
 
 void JobShard::CutJournal(uint64_t version, uint64_t oldest) {
-  if (sink_ != nullptr) sink_->SnapshotTaken(version, oldest - std::min<uint64_t>(oldest, kRetainedUpdates));
+  if (sink_ != nullptr) sink_->SnapshotTaken(version, oldest - std::min<uint64_t>(oldest, RetainedUpdates(job_)));
 }
 
 bool JobShard::WantsSnapshot() const {

@@ -13,9 +13,6 @@ namespace {
 constexpr uint64_t kFrameOverheadBytes = 4096;  // headers, learning rates, exponents of small buckets
 // Partial frames of this many workers are held at once; more are refused and come again in the next round.
 constexpr uint64_t kFramesInFlight = 8;
-// JobShard::kRetainedUpdates and kOwedUpdates.
-constexpr uint64_t kRetainedUpdates = 2;
-constexpr uint64_t kOwedUpdates = 4;
 // A worker that joins is still being sent the version that it starts from when the others pull the next one.
 constexpr uint64_t kSerializedVersions = 2;
 
@@ -72,6 +69,11 @@ LayoutSize EstimateLayout(const Job& job, uint32_t shard_count) {
 
 }  // namespace
 
+uint32_t OpenRounds(const Job& job) { return 1 + job.spec().rounds().staleness(); }
+uint32_t RetainedUpdates(const Job& job) { return 1 + OpenRounds(job); }
+uint32_t OwedUpdates(const Job& job) { return 3 + OpenRounds(job); }
+uint32_t MaxWaitersPerMember(const Job& job) { return 2 * (1 + OpenRounds(job)); }
+
 std::string MemoryBound::ToString() const {
   return absl::StrFormat(
       "%d bytes (parameters %d, moments %d, accumulators %d, retained updates %d, serialized parameters %d, snapshot "
@@ -85,6 +87,8 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
   MemoryBound bound;
   uint64_t largest_frame = 0;
   uint64_t round_updates = 0;
+  // While a version waits for the disk, as many more may follow.
+  const uint64_t serialized_versions = kSerializedVersions + OpenRounds(job) - 1;
   for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
     const uint64_t elements = layout.at(b, shard).elements;
     const Codec* codec = b < codecs.size() ? codecs[b].get() : nullptr;
@@ -95,15 +99,16 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
         bound.moments += elements * sizeof(float) * static_cast<uint64_t>(job.moments());
       }
       const uint64_t state = elements * sizeof(float) * static_cast<uint64_t>(1 + job.moments());
-      bound.serialized += kSerializedVersions * state;
+      bound.serialized += serialized_versions * state;
       if (job.durable()) bound.snapshot += state;
     }
-    bound.serialized += kSerializedVersions * kFrameOverheadBytes;
+    bound.serialized += serialized_versions * kFrameOverheadBytes;
     if (codec != nullptr) {
       const DeviceNeeds needs = codec->device_needs();
-      bound.accumulators += on_device ? needs.host_bytes + needs.pinned_bytes : 2 * codec->accumulator_bytes();
+      bound.accumulators +=
+          on_device ? needs.host_bytes + needs.pinned_bytes : (1 + OpenRounds(job)) * codec->accumulator_bytes();
       const uint64_t update = UpdateBound(*codec, elements);
-      bound.updates += (kRetainedUpdates + (codec->sparse() ? kOwedUpdates : 0)) * update;
+      bound.updates += (RetainedUpdates(job) + (codec->sparse() ? OwedUpdates(job) : 0)) * update;
       round_updates += update;
     }
     largest_frame = std::max(largest_frame, elements * 5 + kFrameOverheadBytes);

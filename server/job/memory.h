@@ -19,9 +19,9 @@ namespace gradwire {
 struct MemoryBound {
   uint64_t parameters = 0;
   uint64_t moments = 0;
-  uint64_t accumulators = 0;  // of two rounds: one merging, one being finished and decoded
-  uint64_t updates = 0;       // retained update frames: of the last two rounds, of sparse codecs of four older ones
-  uint64_t serialized = 0;    // parameters and moments encoded for pullers, of two versions, one kind each
+  uint64_t accumulators = 0;  // of the rounds that may be open, and one being finished and decoded
+  uint64_t updates = 0;       // retained update frames: see RetainedUpdates, and of sparse codecs OwedUpdates
+  uint64_t serialized = 0;    // parameters and moments encoded for pullers, of each version that may be asked for
   uint64_t snapshot = 0;      // a copy of parameters and moments, of durable jobs
   uint64_t journal = 0;       // update frames that are not on disk yet, where rounds do not wait for that
   uint64_t in_flight = 0;     // partial frames: at least one of the largest bucket, times the workers of the spec
@@ -32,6 +32,16 @@ struct MemoryBound {
   }
   std::string ToString() const;
 };
+
+// Rounds of a bucket that are merged at once.
+uint32_t OpenRounds(const Job& job);
+// Update frames of a bucket that are kept for whoever asks: those that the slowest worker has not seen, and one more.
+uint32_t RetainedUpdates(const Job& job);
+// Older ones that defer elements, kept for workers which are in them and have not come back yet.
+uint32_t OwedUpdates(const Job& job);
+// Pulls of one worker of one bucket that wait at once: an update and parameters, of every round that it has not seen
+// and of the next.
+uint32_t MaxWaitersPerMember(const Job& job);
 
 // `codecs` may be empty: then the part that needs none, what every job of this size takes. on_device: parameters,
 // moments and sums lie there.

@@ -50,10 +50,10 @@ std::vector<PushHistory::Merged> PushHistory::Of(uint32_t bucket) const {
   return merged;
 }
 
-bool PushHistory::IsLastOfAny(uint32_t bucket, uint64_t round) const {
+bool PushHistory::MayMissUpdate(uint32_t bucket, uint64_t round) const {
   return std::any_of(entries_.begin(), entries_.end(), [&](const auto& known) {
-    const Entry& latest = known.second[size_t{bucket} * depth_];
-    return latest.used && latest.round == round;
+    const auto latest = known.second.begin() + static_cast<std::ptrdiff_t>(size_t{bucket} * depth_);
+    return std::any_of(latest, latest + depth_ - 1, [&](const Entry& e) { return e.used && e.round == round; });
   });
 }
 

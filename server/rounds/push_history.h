@@ -14,7 +14,7 @@
 
 namespace gradwire {
 
-// A worker sends the frames of a bucket in the order of their rounds and keeps at most `depth` of them unanswered, so
+// A worker sends the frames of a bucket in the order of their rounds and keeps at most depth - 1 of them unanswered, so
 // the last `depth` that were merged are all it may ask for. Bounded: `depth` entries per bucket of every member and of
 // the last kDeparted incarnations that went away.
 class PushHistory {
@@ -39,8 +39,9 @@ class PushHistory {
   std::vector<Merged> Of(uint32_t bucket) const;
   // False: what this incarnation contributed to `round` may be forgotten.
   bool Knows(MemberId id, uint64_t round) const { return round >= forgotten_ || entries_.contains(id); }
-  // Of some incarnation, `round` is the last one that has a frame of it in `bucket`: it may not have read the update.
-  bool IsLastOfAny(uint32_t bucket, uint64_t round) const;
+  // Of some incarnation, one of the last frames in `bucket`, as many as may be unanswered, is of `round`: it may not
+  // have read the update.
+  bool MayMissUpdate(uint32_t bucket, uint64_t round) const;
 
   void Begin(MemberId id);   // it has contributed nothing so far, if it is not known
   void Depart(MemberId id);  // it may come back

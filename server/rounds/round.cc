@@ -38,7 +38,7 @@ RoundMachine::Round* RoundMachine::Find(uint64_t round) {
 
 void RoundMachine::Restore(const Recovered& recovered, TimeNs now) {
   round_ = recovered.round;
-  recovered_round_ = round_;
+  recovered_versions_ = recovered.versions;
   initialization_.Finish();
   for (uint64_t i = 0; i < rounds_.size(); ++i) {
     rounds_[i].opened = now;
@@ -48,8 +48,6 @@ void RoundMachine::Restore(const Recovered& recovered, TimeNs now) {
       ++rounds_[i].closed;
     }
   }
-  recovered_closed_.assign(rules_.buckets, false);
-  for (uint32_t b = 0; b < rules_.buckets; ++b) recovered_closed_[b] = recovered.versions[b] > round_;
   history_.Forget(recovered.known_from);
   // Without workers of before, the round opens when min_workers have joined, as round 0 does.
   open_ = !recovered.workers.empty() || rounds_[0].closed > 0;

@@ -70,7 +70,7 @@ class RoundMachine final : public Rounds {
   absl::StatusOr<PushVerdict> Abstain(MemberId id, uint32_t bucket, uint64_t round, TimeNs now,
                                       RoundActions* actions) override;
   void NoteLate(MemberId id, uint64_t round, TimeNs now) override;
-  bool MayAskFor(uint32_t bucket, uint64_t round) const override { return history_.IsLastOfAny(bucket, round); }
+  bool MayAskFor(uint32_t bucket, uint64_t round) const override { return history_.MayMissUpdate(bucket, round); }
   std::vector<PushHistory::Merged> MergedOf(uint32_t bucket) const override { return history_.Of(bucket); }
 
   uint64_t NextBoundary() const override;
@@ -128,9 +128,7 @@ class RoundMachine final : public Rounds {
   Lateness lateness_;
   Initialization initialization_;
   uint64_t round_ = 0;
-  // When the journal had been replayed: the open round, and the buckets of it that were closed.
-  uint64_t recovered_round_ = 0;
-  std::vector<bool> recovered_closed_;
+  std::vector<uint64_t> recovered_versions_;  // per bucket, when the journal had been replayed
   bool open_ = false;
   bool gathered_ = false;  // the open round is the one that min_workers opened
   std::deque<Round> rounds_;  // from round_ on: 1 + staleness

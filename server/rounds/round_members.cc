@@ -52,18 +52,20 @@ absl::Status RoundMachine::CheckNotSuperseded(std::string_view worker, uint64_t 
 }
 
 absl::Status RoundMachine::CheckNothingLost(std::string_view worker, const ResumePoint& point) const {
-  uint64_t seen = point.round;
-  if (point.from_before && point.round == recovered_round_) {
-    for (uint32_t bucket : point.seen) {
-      if (bucket >= recovered_closed_.size() || !recovered_closed_[bucket]) seen = point.round + 1;
-    }
+  std::vector<uint64_t> seen(rules_.buckets, point.round);
+  for (uint32_t bucket : point.seen) {
+    if (point.from_before && bucket < seen.size()) ++seen[bucket];
   }
-  const uint64_t shared = point.from_before ? recovered_round_ : round_;
-  if (seen <= shared) return absl::OkStatus();
-  return absl::DataLossError(absl::StrFormat(
-      "worker '%s' has seen version %d%s, this shard was recovered at version %d: its disk lost what lies "
-      "between; join again to start from what is here",
-      std::string(worker), seen, seen > point.round ? " of some buckets" : "", shared));
+  for (uint32_t b = 0; b < rules_.buckets; ++b) {
+    const uint64_t recovered = recovered_versions_.empty() ? 0 : recovered_versions_[b];
+    const uint64_t here = point.from_before ? recovered : round_;
+    if (seen[b] <= here) continue;
+    return absl::DataLossError(absl::StrFormat(
+        "worker '%s' has seen version %d%s, this shard was recovered at version %d: its disk lost what lies "
+        "between; join again to start from what is here",
+        std::string(worker), seen[b], seen[b] > point.round ? " of some buckets" : "", here));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Resume(std::string_view worker, uint64_t incarnation,

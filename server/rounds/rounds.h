@@ -62,7 +62,7 @@ class Rounds {
     uint64_t round = 0;
     // It comes from a server before this one, whose versions are this one's up to where it was recovered.
     bool from_before = false;
-    std::vector<uint32_t> seen = {};      // buckets of which it has seen the version that `round` makes
+    std::vector<uint32_t> seen = {};      // of each bucket as many times as versions behind `round` that it has seen
     std::vector<uint64_t> versions = {};  // asynchronous rounds: per bucket, the newest version that it has seen
   };
   // Where the journal of a shard ends.
@@ -128,7 +128,7 @@ class Rounds {
                                               RoundActions* actions) = 0;
   // A frame was not included: how late it came may be learned from.
   virtual void NoteLate(MemberId id, uint64_t round, TimeNs now) = 0;
-  // A worker whose last frame in `bucket` is of `round` may still ask for the update.
+  // A worker of whose last frames in `bucket` one is of `round` may still ask for the update.
   virtual bool MayAskFor(uint32_t bucket, uint64_t round) const = 0;
   // What workers may send again of a bucket, the oldest first.
   virtual std::vector<PushHistory::Merged> MergedOf(uint32_t bucket) const = 0;

@@ -54,6 +54,47 @@ def test_two_workers_agree(addresses, codec):
         assert not np.array_equal(x, start)
 
 
+def test_bounded_staleness_lets_a_worker_run_ahead(addresses):
+    servers = addresses(2)
+    job = make_job("bounded", codec="tagc:density=0.2", workers=2, rounds="bounded:3", lease_ms=60_000)
+
+    def step(session, rng):
+        session.exchange([rng.standard_normal(p.shape, dtype=np.float32) for p in make_parameters()], lr=0.01)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        a, b = [f.result() for f in [pool.submit(gradwire.join, servers, job, make_parameters(), f"w{i}")
+                                     for i in range(2)]]
+        rngs = [np.random.default_rng(i) for i in range(2)]
+        for f in [pool.submit(step, session, rng) for session, rng in zip((a, b), rngs, strict=True)]:
+            f.result()  # rounds 0 and 1
+        a.drain()
+        for _ in range(3):
+            step(a, rngs[0])
+        assert a.version == 2, "the other one has pushed nothing more"
+        with pytest.raises(gradwire.DeadlineExceeded):
+            a.drain(0.05)
+        for _ in range(3):
+            step(b, rngs[1])
+        a.drain()
+        b.drain()
+        assert a.version == b.version == 5
+        assert a.digest() == b.digest()
+        step(a, rngs[0])
+        a.leave(drain=False)
+        b.leave()
+
+
+@pytest.mark.parametrize("rounds", ["bounded", "bounded:0", "bounded:17", "bounded:two", "sync:1", "fast", ""])
+def test_unknown_rounds_are_refused(rounds):
+    with pytest.raises(ValueError, match="rounds="):
+        make_job("rounds", rounds=rounds).to_json()
+
+
+def test_bounded_staleness_has_no_quorum(addresses):
+    with pytest.raises(gradwire.InvalidArgument, match="rounds.quorum"):
+        gradwire.join(addresses(1), make_job("both", rounds="bounded:2", quorum=1, workers=2), make_parameters(), "w0")
+
+
 def test_gradients_by_name_and_overlapping_calls(addresses):
     job = make_job("named", optimizer="sgd", codec="dense:values=fp32")
     parameters = make_parameters()

@@ -427,6 +427,25 @@ def test_quorum_goes_on_without_a_late_worker_which_comes_back(addresses):
     assert all(s["steps"] == 40 for s in stats)
 
 
+def test_bounded_staleness_agrees_when_it_is_over(addresses):
+    servers = addresses(2)
+
+    def work(worker):
+        model = make_model()
+        with ShardedOptimizer(model.named_parameters(), servers=servers, job="bounded", worker=f"w{worker}", workers=2,
+                              rounds="bounded:2", lr=1e-3, codec="tagc:density=0.2") as optimizer:
+            for step in range(20):
+                optimizer.zero_grad()
+                loss_of(model, step, worker).backward()
+                optimizer.step()
+            optimizer.drain()
+            assert optimizer.session.version == 21
+            assert optimizer.state_dict()["gradwire"]["checkpoint"].numel() > 0
+            return optimizer.digest()
+
+    assert len(set(in_parallel(2, work))) == 1
+
+
 def test_quorum_above_the_workers_is_refused(addresses):
     with pytest.raises(gradwire.InvalidArgument, match="quorum = 3 is above max_workers = 2"):
         ShardedOptimizer(make_model(), servers=addresses(1), job="quorum", workers=2, quorum=3)

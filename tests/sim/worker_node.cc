@@ -155,6 +155,8 @@ void WorkerSession::SendSlice(uint32_t slice) {
     const absl::Status encoded = work_->Encode(slice, round, {&kLearningRate, 1}, &bytes_[slice]);
     if (!encoded.ok()) return world_->Violate(absl::StrCat("encoding failed: ", encoded.ToString()));
     node_->oracle()->Encoded(member(), {round, slice}, *bytes_[slice].frame);
+  } else {
+    work_->Keep(slice);
   }
   after_[slice] = ResidualOf(slice);
   // One after the other, so that a crash or a break may come between any two.
@@ -275,15 +277,12 @@ void WorkerSession::CheckResidual(Entry entry, bool included) {
                                " is not what was left of the gradient"));
 }
 
-bool WorkerSession::Outlived(uint32_t shard) const {
-  return node_->oracle()->Outlived(shard, links_[shard]->epoch);
-}
+bool WorkerSession::Outlived(uint32_t shard) const { return node_->oracle()->Outlived(shard, links_[shard]->epoch); }
 
 void WorkerSession::EndRound() {
   const uint64_t version = ledger_->round() + 1;
   for (uint32_t shard = 0; shard < setup_->shards; ++shard)
-    if (!Outlived(shard))
-      node_->oracle()->CheckDigest(shard, version, replica_->ShardDigest(shard), node_->name());
+    if (!Outlived(shard)) node_->oracle()->CheckDigest(shard, version, replica_->ShardDigest(shard), node_->name());
   ledger_->Close();
   if (version == 1) return BeginRound(/*again=*/true);
   gradients_->EndRound();

@@ -58,14 +58,15 @@ struct SessionOptions {
   // wait for the very round that came next (this worker's process ended and was started again, in time), it is as if
   // nothing had happened: with the same gradients the frames have the same bytes, and shards know those they have
   // merged. Where they went on without it, parameters come from the shards; residuals and the preconditioner's state
-  // are those of the file. Session::resumed tells which. `memory` is overwritten. Empty: a newcomer.
+  // are those of the file. Session::resumed tells which; with bounded staleness it is always the latter, for gradients
+  // depend on which versions had come when. `memory` is overwritten. Empty: a newcomer.
   std::string resume_from;
   std::string backend = "auto";  // kernels::MakeBackend
 };
 
 // Totals since Join.
 struct SessionStats {
-  uint64_t steps = 0;                // rounds that ended, the calibration round not counted
+  uint64_t steps = 0;                // times that EndRound ended one, the calibration round not counted
   uint64_t skipped_rounds = 0;       // that went on without this worker, while it was late or away
   uint64_t pushed_bytes = 0;         // chunks handed to the transport, headers counted
   uint64_t pulled_bytes = 0;         // chunks received from the transport, headers counted
@@ -91,6 +92,10 @@ struct SessionStats {
 // EndRound loads the parameters of the round that the others are at, version() jumps, residuals stay. What was not
 // merged travels later. proto/ROUNDS.md is the contract.
 //
+// A job with bounded staleness s (JobSpec.rounds, ROUNDS_BOUNDED): EndRound of round r returns once version r + 1 - s
+// is applied, and applies whatever else is there. So up to s rounds that this worker has pushed are on their way when
+// it returns; what is refused of them is told by a later EndRound. Drain, Save and Leave wait for them.
+//
 // A shard of a durable job (JobSpec.durability) may break off and be restarted: the session connects again, sends the
 // very bytes of the frames whose round is not over there, and goes on; Join or EndRound takes longer. DataLoss: that shard's
 // disk lost versions that this worker has seen.
@@ -112,12 +117,17 @@ class Session {
   // encoded and sent right here). `gradient`: as many elements as the tensor has; must stay unchanged until EndRound
   // has returned.
   absl::Status TensorReady(uint32_t tensor, const float* gradient);
-  // From here on the parameters may change. Waits until every bucket is applied. Errors: FailedPrecondition (a tensor
+  // From here on the parameters may change, until it returns. Waits until the round is applied in every bucket (with
+  // bounded staleness: see above). Errors: FailedPrecondition (a tensor
   // was not reported ready; nothing is waited for), DeadlineExceeded (the round stays open: call again),
   // InvalidArgument (a non-finite gradient under NONFINITE_REFUSE: names tensor, index, value and round; this worker
   // contributed nothing to the buckets of that tensor, its finite neighbours wait in the residual), or what a shard
   // refused. All but the first two leave the round closed and the parameters at the new version.
   absl::Status EndRound(int64_t timeout_ms = -1);
+
+  // Between two rounds: waits until every round that this worker pushed is applied in every bucket, as EndRound does
+  // without staleness. What was refused since the last EndRound is told here. -1: SessionOptions.round_timeout_ms.
+  absl::Status Drain(int64_t timeout_ms = -1);
 
   // A whole round. `gradients`: one per tensor.
   absl::Status Exchange(std::span<const float* const> gradients, std::span<const float> learning_rates);
@@ -128,16 +138,20 @@ class Session {
   absl::Status Pull(uint32_t bucket);
 
   // Writes what resume_from needs to the file `path`: parameters, moments, residuals, the preconditioner's state and
-  // who this worker is. Between two rounds. Replaced at once or not at all, synced to disk; takes as long as writing 2
-  // to 5 times the parameters. CHECKPOINT.md has the bytes. FailedPrecondition during a round; errors of the disk.
-  absl::Status Save(const std::string& path) const;
+  // who this worker is. Between two rounds; drains first. Replaced at once or not at all, synced to disk; takes as long
+  // as writing 2 to 5 times the parameters. CHECKPOINT.md has the bytes. FailedPrecondition during a round; errors of
+  // the disk.
+  absl::Status Save(const std::string& path);
 
-  // Ends the membership and closes the connections; later calls return Cancelled. Errors are those of the shards; the
-  // session is over in any case.
-  absl::Status Leave();
+  // Ends the membership and closes the connections; later calls return Cancelled. Errors are those of Drain and of the
+  // shards; the session is over in any case. `drain`: drains first, if no round is open. Without, as the destructor
+  // does it, what was pushed is merged none the less, but memory stays where it is.
+  absl::Status Leave(bool drain = true);
 
   SessionStats stats() const;
-  uint64_t version() const;        // of the parameters in memory
+  // Of the parameters in memory: the version that every bucket has come to at least. With bounded staleness buckets may
+  // be up to `staleness` versions beyond it until Drain.
+  uint64_t version() const;
   uint64_t start_version() const;  // at which this session joined
   bool resumed() const;            // it goes on exactly where the checkpoint stood
   uint64_t incarnation() const;

@@ -31,12 +31,13 @@ RoundLedger::Rules RulesOf(const SliceWork& work, uint32_t buckets, uint32_t sha
 
 Exchange::Exchange(const ExchangeContext& context, uint64_t version, std::vector<PlanWindow> plans)
     : context_(context),
+      staleness_(context.slices.job->spec().rounds().staleness()),
       shards_(context.slices.layout->shard_count()),
       buckets_(context.slices.layout->bucket_count()),
       threads_(context.slices.job->elements() > kThreadsAbove),
       buckets_of_tensor_(context.slices.job->tensors().size()),
       work_(context.slices, std::move(plans)),
-      bytes_(work_.slices()),
+      bytes_((staleness_ + 1) * work_.slices()),
       remaining_(buckets_),
       bad_(context.slices.job->tensors().size()),
       ledger_(RulesOf(work_, buckets_, shards_), version),
@@ -69,10 +70,9 @@ void Exchange::Stop(const absl::Status& reason) {
 }
 
 void Exchange::OpenRound() {
+  const uint64_t round = ledger_.next();
   ledger_.Open();
   apply_allowed_ = false;
-  undecoded_.clear();
-  decoded_.clear();
   for (uint32_t b = 0; b < buckets_; ++b) {
     uint32_t tensors = 0;
     uint32_t last = UINT32_MAX;
@@ -82,7 +82,7 @@ void Exchange::OpenRound() {
     }
     remaining_[b] = tensors;
   }
-  for (SliceBytes& bytes : bytes_) bytes = SliceBytes();
+  for (uint32_t slice = 0; slice < work_.slices(); ++slice) BytesOf({round, slice}) = SliceBytes();
 }
 
 absl::Status Exchange::Begin(std::span<const float> learning_rates) {
@@ -96,11 +96,10 @@ absl::Status Exchange::Begin(std::span<const float> learning_rates) {
   GW_RETURN_IF_ERROR(failed_);
   if (round_open_)
     return absl::FailedPreconditionError(
-        absl::StrCat("round ", ledger_.round(), " is still open: call EndRound first"));
+        absl::StrCat("round ", ledger_.next() - 1, " is still open: call EndRound first"));
   learning_rates_.assign(learning_rates.begin(), learning_rates.end());
   learning_rates_.resize(groups, learning_rates[0]);
   round_open_ = true;
-  round_error_ = absl::OkStatus();
   ready_.assign(ready_.size(), false);
   ready_order_.clear();
   bad_.assign(bad_.size(), false);
@@ -133,7 +132,7 @@ absl::Status Exchange::NoteReady(uint32_t tensor, const float* gradient) {
     return absl::InvalidArgumentError(absl::StrCat("tensor '", info.name, "': the gradient is a null pointer"));
   if (ready_[tensor])
     return absl::FailedPreconditionError(
-        absl::StrCat("tensor '", info.name, "' was reported ready twice in round ", ledger_.round()));
+        absl::StrCat("tensor '", info.name, "' was reported ready twice in round ", ledger_.next() - 1));
   ready_[tensor] = true;
   ready_order_.push_back(tensor);
   tasks_.push_back({Task::Kind::kIngest, tensor, gradient, {}});
@@ -144,8 +143,9 @@ absl::Status Exchange::CheckAllReady() const {
   for (size_t t = 0; t < ready_.size(); ++t) {
     const Tensor& info = context_.slices.job->tensors()[t];
     if (!ready_[t] && info.elements > 0)
-      return absl::FailedPreconditionError(absl::StrCat(
-          "round ", ledger_.round(), " cannot end: the gradient of tensor '", info.name, "' was not reported ready"));
+      return absl::FailedPreconditionError(absl::StrCat("round ", ledger_.next() - 1,
+                                                        " cannot end: the gradient of tensor '", info.name,
+                                                        "' was not reported ready"));
   }
   return absl::OkStatus();
 }
@@ -157,7 +157,7 @@ absl::Status Exchange::WaitUntil(const absl::Condition& done, absl::Time deadlin
   for (;;) {
     if (!WaitFor(absl::Condition(&awake), deadline))
       return absl::DeadlineExceededError(
-          absl::StrCat("round ", ledger_.round(), ": ", ledger_.settled(ledger_.round()), " of ", bytes_.size(),
+          absl::StrCat("round ", ledger_.version(), ": ", ledger_.settled(ledger_.version()), " of ", work_.slices(),
                        " updates were applied in time; other workers may be slow or lost. The round stays open: call "
                        "again to go on waiting"));
     if (over()) break;
@@ -199,12 +199,27 @@ absl::Status Exchange::StartAgain() {
   {
     absl::MutexLock lock(&mu_);
     GW_RETURN_IF_ERROR(failed_);
-    ledger_.Close();
     OpenRound();
     apply_allowed_ = true;
     for (uint32_t tensor : ready_order_) tasks_.push_back({Task::Kind::kAgain, tensor, nullptr, {}});
   }
   RunTasksInline();
+  return absl::OkStatus();
+}
+
+bool Exchange::MayGoOn() const {
+  if (ledger_.Behind() || ledger_.next() == 1) return AllApplied();  // all that is open; round 0 calibrates the others
+  return ledger_.AllSent(ledger_.next() - 1) && ledger_.version() + staleness_ >= ledger_.next() && !CanApply() &&
+         !writing_replica_;
+}
+
+bool Exchange::AllApplied() const { return ledger_.AllSettled() && !writing_replica_; }
+
+absl::Status Exchange::ApplyUntil(const absl::Condition& done, absl::Time deadline) {
+  apply_allowed_ = true;
+  GW_RETURN_IF_ERROR(WaitUntil(done, deadline));
+  apply_allowed_ = false;
+  while (ledger_.version() > ledger_.round()) ledger_.Close();
   return absl::OkStatus();
 }
 
@@ -218,9 +233,7 @@ absl::Status Exchange::End(int64_t timeout_ms) {
       GW_RETURN_IF_ERROR(failed_);
       if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
       GW_RETURN_IF_ERROR(CheckAllReady());
-      apply_allowed_ = true;
-      const auto all = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return ledger_.AllSettled(ledger_.round()); };
-      absl::Status waited = WaitUntil(absl::Condition(&all), deadline);
+      absl::Status waited = ApplyUntil(absl::Condition(this, &Exchange::MayGoOn), deadline);
       if (!waited.ok()) {
         counters_.wait_ns += clock_.Now() - begin;
         return waited;
@@ -230,13 +243,10 @@ absl::Status Exchange::End(int64_t timeout_ms) {
       if (behind && means) {
         FailLocked(absl::FailedPreconditionError(absl::StrCat(
             "this worker was away for so long that means which the others have are no longer kept (round ",
-            ledger_.round(), "); a job whose optimizer is none has no parameters to go on from: join again")));
+            ledger_.round() - 1, "); a job whose optimizer is none has no parameters to go on from: join again")));
         return failed_;
       }
-      if (!behind && ledger_.round() > 0) {
-        ledger_.Close();
-        return FinishStep(begin);
-      }
+      if (!behind && ledger_.next() > 1) return FinishStep(begin);
     }
     if (behind) {
       const absl::Status caught = CatchUp(deadline);
@@ -255,13 +265,35 @@ absl::Status Exchange::End(int64_t timeout_ms) {
   }
 }
 
+absl::Status Exchange::Drain(int64_t timeout_ms) {
+  const absl::Time deadline = DeadlineOf(timeout_ms);
+  bool behind = false;
+  {
+    absl::MutexLock lock(&mu_);
+    GW_RETURN_IF_ERROR(failed_);
+    if (round_open_)
+      return absl::FailedPreconditionError(absl::StrCat("round ", ledger_.next() - 1, " is open: call EndRound first"));
+    const absl::Status applied = ApplyUntil(absl::Condition(this, &Exchange::AllApplied), deadline);
+    if (!applied.ok()) {
+      apply_allowed_ = false;
+      const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !writing_replica_; };
+      mu_.Await(absl::Condition(&idle));
+      return applied;
+    }
+    behind = ledger_.Behind();
+  }
+  if (behind) GW_RETURN_IF_ERROR(CatchUp(deadline));
+  absl::MutexLock lock(&mu_);
+  return std::exchange(round_error_, absl::OkStatus());
+}
+
 absl::Status Exchange::FinishStep(TimeNs begin) {
   round_open_ = false;
   ++counters_.steps;
   counters_.wait_ns += clock_.Now() - begin;
   counters_.sanitized = context_.slices.gradients->sanitized_elements();
   context_.slices.gradients->EndRound();
-  return round_error_;
+  return std::exchange(round_error_, absl::OkStatus());
 }
 
 absl::Status Exchange::AwaitBucket(uint32_t bucket, bool (RoundLedger::*done)(uint32_t) const, int64_t timeout_ms) {
@@ -288,14 +320,14 @@ absl::Status Exchange::WaitApplied(uint32_t bucket, int64_t timeout_ms) {
 
 uint64_t Exchange::version() const {
   absl::MutexLock lock(&mu_);
-  return ledger_.round();
+  return ledger_.version();
 }
 
 absl::StatusOr<std::vector<PlanWindow>> Exchange::Plans() const {
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
-  if (round_open_)
-    return absl::FailedPreconditionError(absl::StrCat("round ", ledger_.round(), " is open: call EndRound first"));
+  if (round_open_ || ledger_.open())
+    return absl::FailedPreconditionError(absl::StrCat("round ", ledger_.round(), " is open: call EndRound, and Drain"));
   std::vector<PlanWindow> plans;
   for (uint32_t slice = 0; slice < work_.slices(); ++slice) plans.push_back(work_.plans(slice));
   return plans;
@@ -369,14 +401,14 @@ void Exchange::OnAnswer(uint32_t shard, PullAnswer answer) {
   const Entry entry{answer.version - 1, answer.bucket * shards_ + shard};
   if (gone && answer.bucket < buckets_) {
     if (ledger_.Gone(entry, answer.kind, &actions) != RoundLedger::AnswerEffect::kTaken) return;
-    SliceBytes& bytes = bytes_[entry.slice];
+    SliceBytes& bytes = BytesOf(entry);
     (answer.kind == v1::PULL_UPDATE ? bytes.update_gone : bytes.parameters_gone) = true;
     return Run(actions);
   }
   switch (answer.bucket < buckets_ ? ledger_.Answered(entry, answer.kind, &actions)
                                    : RoundLedger::AnswerEffect::kUnexpected) {
     case RoundLedger::AnswerEffect::kTaken: {
-      SliceBytes& bytes = bytes_[entry.slice];
+      SliceBytes& bytes = BytesOf(entry);
       (answer.kind == v1::PULL_UPDATE ? bytes.update_chunks : bytes.parameter_chunks) = std::move(answer.chunks);
       return Run(actions);
     }
@@ -385,7 +417,7 @@ void Exchange::OnAnswer(uint32_t shard, PullAnswer answer) {
     case RoundLedger::AnswerEffect::kUnexpected:
       return FailLocked(absl::InternalError(absl::StrCat(
           "shard ", shard, " at ", context_.links[shard]->address(), " answered with bucket ", answer.bucket,
-          " version ", answer.version, "; version ", ledger_.round() + 1, " was asked for")));
+          " version ", answer.version, "; version ", ledger_.version() + 1, " was asked for")));
   }
 }
 

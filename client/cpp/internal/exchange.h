@@ -38,7 +38,7 @@ struct ExchangeContext {
 };
 
 // Thread-safety as Session says. Owns two threads, from construction to Stop, or none (see kThreadsAbove). Memory in
-// flight: the frames of one round (chunks are kept until they are acknowledged, never encoded again) and its update
+// flight: the frames of the open rounds (chunks are kept until they are settled, never encoded again) and their update
 // frames.
 class Exchange final : public LinkEvents {
  public:
@@ -52,6 +52,8 @@ class Exchange final : public LinkEvents {
   absl::Status Begin(std::span<const float> learning_rates);
   absl::Status Ready(uint32_t tensor, const float* gradient);
   absl::Status End(int64_t timeout_ms);
+  // Between two rounds: waits until all that was pushed is settled, and what was applied is that of version().
+  absl::Status Drain(int64_t timeout_ms);
   absl::Status WaitPushed(uint32_t bucket, int64_t timeout_ms);
   absl::Status WaitApplied(uint32_t bucket, int64_t timeout_ms);
   bool IsReady(uint32_t tensor) const;
@@ -60,7 +62,7 @@ class Exchange final : public LinkEvents {
   void Stop(const absl::Status& reason);
 
   uint64_t version() const;
-  // Up to the version of the replica, [bucket * shard_count + shard]. FailedPrecondition while a round is open.
+  // Up to the version of the replica, [bucket * shard_count + shard]. FailedPrecondition before Drain.
   absl::StatusOr<std::vector<PlanWindow>> Plans() const;
   void AddStats(SessionStats* stats) const;
 
@@ -97,13 +99,18 @@ class Exchange final : public LinkEvents {
   void OpenRound() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Round 0 is over: the same gradients travel again, as round 1.
   absl::Status StartAgain();
-  // The open round is settled, the shards are ahead: goes on with their next one. A round that cannot be caught up by
-  // update frames is by parameters. DeadlineExceeded: call again.
+  // The open rounds are settled, the shards are ahead: goes on with their next one. What cannot be caught up by update
+  // frames is by parameters. DeadlineExceeded: call again.
   absl::Status CatchUp(absl::Time deadline);
   // One attempt to be at `version`. False: try again, `by_updates` says how.
   absl::StatusOr<bool> CatchUpTo(uint64_t version, uint64_t resumed, bool* by_updates, absl::Time deadline);
   absl::Status TakeCaught();
   void NoteCaught(uint32_t shard, PullAnswer answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The worker may go on with the next round; what is here of later versions is applied.
+  bool MayGoOn() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool AllApplied() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Waits for `done` while updates are applied, then for none to be, and closes the rounds that are settled.
+  absl::Status ApplyUntil(const absl::Condition& done, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status FinishStep(TimeNs begin) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status NoteReady(uint32_t tensor, const float* gradient) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckAllReady() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -133,8 +140,10 @@ class Exchange final : public LinkEvents {
   bool Send(Entry entry, const std::vector<Bytes>& chunks);
 
   void ApplyLoop();
+  // The next entry that may be applied, decoded_.end() if none.
+  std::deque<Entry>::const_iterator Applicable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool CanApply() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return !undecoded_.empty() || (apply_allowed_ && !decoded_.empty());
+    return !undecoded_.empty() || (apply_allowed_ && Applicable() != decoded_.end());
   }
   // Decodes or applies the next slice. Releases the lock while it works.
   void ApplyNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -146,7 +155,10 @@ class Exchange final : public LinkEvents {
   void FailLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void NoteError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  SliceBytes& BytesOf(Entry entry) { return bytes_[entry.round % (staleness_ + 1) * work_.slices() + entry.slice]; }
+
   const ExchangeContext context_;
+  const uint64_t staleness_;
   const uint32_t shards_;
   const uint32_t buckets_;
   const bool threads_;
@@ -155,9 +167,9 @@ class Exchange final : public LinkEvents {
 
   // One slice is used by one thread at a time, handed over through the ledger and the queues.
   SliceWork work_;
-  std::vector<SliceBytes> bytes_;  // of the open round
+  std::vector<SliceBytes> bytes_;  // of the open rounds, see BytesOf
 
-  // Of whoever set encoding_, while a round is open.
+  // Of the newest round, and of whoever set encoding_ while that is open.
   std::vector<uint32_t> remaining_;  // per bucket: tensors not ready yet
   std::vector<bool> bad_;            // per tensor: its gradient was refused
 

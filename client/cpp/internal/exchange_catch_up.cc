@@ -13,7 +13,8 @@
 namespace gradwire::client {
 namespace {
 
-// A lag of this many versions may be made good by update frames: shards keep the last two, the next one comes.
+// A lag of this many versions, and of one more per round of staleness, may be made good by update frames: shards keep
+// the last two, the next one comes.
 constexpr uint64_t kFollowedVersions = 3;
 constexpr absl::Duration kPause = absl::Milliseconds(100);
 
@@ -26,7 +27,7 @@ absl::Status Exchange::CatchUp(absl::Time deadline) {
     {
       absl::MutexLock lock(&mu_);
       GW_RETURN_IF_ERROR(failed_);
-      by_updates = by_updates && !ledger_.AnyGone() && ledger_.round() > 0;
+      by_updates = by_updates && !ledger_.AnyGone() && ledger_.next() > 1;
       resumed = resumed_;
     }
     const absl::StatusOr<uint64_t> version = AgreeToCatchUp(context_.links, 0);
@@ -54,9 +55,9 @@ absl::StatusOr<bool> Exchange::CatchUpTo(uint64_t version, uint64_t resumed, boo
     wanted.last = version;
     wanted.first = version;
     wanted.kind = StartKind(*context_.slices.job, context_.slices.pull);
-    *by_updates = *by_updates && version <= ledger_.round() + 1 + kFollowedVersions;
+    *by_updates = *by_updates && version <= ledger_.round() + kFollowedVersions + staleness_;
     if (*by_updates) {
-      wanted.first = ledger_.round() + 2;
+      wanted.first = ledger_.round() + 1;
       wanted.kind = v1::PULL_UPDATE;
     }
     wanted.missing = (version + 1 - std::min(wanted.first, version + 1)) * work_.slices();
@@ -78,8 +79,8 @@ absl::StatusOr<bool> Exchange::CatchUpTo(uint64_t version, uint64_t resumed, boo
   absl::Status status = failed_;
   if (!in_time) {
     status = absl::DeadlineExceededError(absl::StrCat(
-        "round ", ledger_.round(), ": the shards are ahead, and what this worker needs to go on with version ", version,
-        " did not come in time. The round stays open: call again to go on waiting"));
+        "round ", ledger_.next() - 1, ": the shards are ahead, and what this worker needs to go on with version ",
+        version, " did not come in time. The round stays open: call again to go on waiting"));
   } else if (complete) {
     writing_replica_ = true;
     mu_.Unlock();
@@ -87,7 +88,7 @@ absl::StatusOr<bool> Exchange::CatchUpTo(uint64_t version, uint64_t resumed, boo
     mu_.Lock();
     writing_replica_ = false;
     if (status.ok()) {
-      counters_.skipped += version - ledger_.round() - 1;
+      counters_.skipped += version - ledger_.round();
       ledger_.MoveTo(version);
     } else {
       FailLocked(status);
@@ -102,21 +103,20 @@ absl::StatusOr<bool> Exchange::CatchUpTo(uint64_t version, uint64_t resumed, boo
 
 absl::Status Exchange::TakeCaught() {
   Catching* caught = nullptr;
-  uint64_t round = 0;
+  bool calibrating = false;
   {
     absl::MutexLock lock(&mu_);
     caught = &*catching_;  // complete: only this thread touches it
-    round = ledger_.round();
+    calibrating = ledger_.next() == 1;
   }
   for (uint32_t slice = 0; slice < work_.slices(); ++slice) {
     for (uint64_t v = caught->first; v <= caught->last; ++v) {
       const std::vector<Bytes>& chunks = caught->chunks[(v - caught->first) * work_.slices() + slice];
       absl::Status taken =
           caught->kind == v1::PULL_UPDATE ? work_.Follow(slice, v - 1, chunks) : work_.Load(slice, v, chunks);
-      // The gradients of the calibration round were not sent.
-      if (taken.ok() && round == 0) taken = work_.Keep(slice);
       if (!taken.ok()) return context_.links[slice % shards_]->Annotate(taken);
     }
+    if (calibrating) work_.Keep(slice);  // round 0 carried no values
   }
   return absl::OkStatus();
 }

@@ -1,5 +1,6 @@
 // The work of an exchange: encoding in order of readiness, applying in order of arrival; on two threads or, without
 // them, on those of the callers.
+#include <algorithm>
 #include <utility>
 
 #include "client/cpp/internal/exchange.h"
@@ -26,7 +27,7 @@ void Exchange::RunTasksInline() {
 void Exchange::RunTask() {
   const Task task = tasks_.front();
   tasks_.pop_front();
-  const uint64_t round = ledger_.round();
+  const uint64_t round = ledger_.next() - 1;  // that tensors are ready for
   encoding_ = reading_gradients_ = true;
   mu_.Unlock();
   if (task.kind == Task::Kind::kAbstain) {
@@ -72,13 +73,14 @@ bool Exchange::EncodeBucket(uint32_t bucket, uint64_t round) {
   }
   for (uint32_t shard = 0; shard < shards_; ++shard) {
     const Entry entry{round, bucket * shards_ + shard};
+    if (abstain) work_.Keep(entry.slice);
     if (!(abstain ? SendAbstain(entry) : EncodeSlice(entry, rates))) return false;
   }
   return true;
 }
 
 bool Exchange::EncodeSlice(Entry entry, std::span<const float> learning_rates) {
-  SliceBytes& bytes = bytes_[entry.slice];
+  SliceBytes& bytes = BytesOf(entry);
   const TimeNs begin = clock_.Now();
   const absl::Status encoded = work_.Encode(entry.slice, entry.round, learning_rates, &bytes);
   const TimeNs spent = clock_.Now() - begin;
@@ -88,7 +90,10 @@ bool Exchange::EncodeSlice(Entry entry, std::span<const float> learning_rates) {
     if (encoded.ok()) counters_.selected += bytes.frame->positions.size();
     if (!encoded.ok()) NoteError(encoded);
   }
-  if (!encoded.ok()) return SendAbstain(entry);
+  if (!encoded.ok()) {
+    if (entry.round > 0) work_.Keep(entry.slice);
+    return SendAbstain(entry);
+  }
   GW_FAILPOINT("worker.frame.encoded");
   return Send(entry, bytes.frame->chunks);
 }
@@ -119,7 +124,7 @@ bool Exchange::SendAgain(Entry entry) {
     if (!ledger_.SendAgain(entry)) return true;
     abstained = ledger_.abstained(entry);
   }
-  return abstained ? SendAbstain(entry) : Send(entry, bytes_[entry.slice].frame->chunks);
+  return abstained ? SendAbstain(entry) : Send(entry, BytesOf(entry).frame->chunks);
 }
 
 bool Exchange::Send(Entry entry, const std::vector<Bytes>& chunks) {
@@ -152,15 +157,21 @@ void Exchange::ApplyLoop() {
   }
 }
 
+std::deque<RoundLedger::Entry>::const_iterator Exchange::Applicable() const {
+  return std::find_if(decoded_.begin(), decoded_.end(),
+                      [this](Entry entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return ledger_.MayApply(entry); });
+}
+
 void Exchange::ApplyNext() {
   const bool decode = !undecoded_.empty();
   std::deque<Entry>& queue = decode ? undecoded_ : decoded_;
-  const Entry entry = queue.front();
-  queue.pop_front();
+  const auto next = decode ? queue.cbegin() : Applicable();
+  const Entry entry = *next;
+  queue.erase(next);
   const bool included = ledger_.included(entry);
   writing_replica_ = true;
   mu_.Unlock();
-  SliceBytes& bytes = bytes_[entry.slice];
+  SliceBytes& bytes = BytesOf(entry);
   const TimeNs begin = clock_.Now();
   const absl::Status status =
       decode ? work_.Decode(entry.slice, entry.round, &bytes) : work_.Apply(entry.slice, entry.round, included, &bytes);

@@ -56,13 +56,11 @@ absl::Status GradientStore::Ingest(uint32_t tensor, const float* gradient, uint6
     }
     AddStepToPending(values, state.second_moment, state.pending, job_->spec().step().beta2(),
                      job_->spec().step().epsilon(), ++state.steps, *backend_);
-    state.source = state.pending.data();
   } else if (!state.pending.empty()) {
     AddToPending(values, state.pending, *backend_);
-    state.source = state.pending.data();
-  } else {
-    state.source = values.data();
   }
+  state.from_pending = !state.pending.empty();
+  state.source = state.from_pending ? state.pending.data() : values.data();
   return absl::OkStatus();
 }
 
@@ -89,32 +87,35 @@ std::vector<RunInput> GradientStore::InputsOf(const BucketLayout& layout) {
 
 std::vector<float*> GradientStore::ResidualOf(const BucketLayout& layout) {
   std::vector<float*> residual(layout.runs.size());
-  for (size_t i = 0; i < residual.size(); ++i)
-    residual[i] = tensors_[layout.runs[i].tensor].pending.data() + layout.runs[i].offset;
+  for (size_t i = 0; i < residual.size(); ++i) residual[i] = ResidualOf(layout.runs[i]);
   return residual;
 }
 
-void GradientStore::Included(const BucketLayout& layout) {
+float* GradientStore::ResidualOf(const Run& run) {
+  std::vector<float>& pending = tensors_[run.tensor].pending;
+  absl::MutexLock lock(&allocation_mu_);
+  if (pending.empty()) pending.assign(job_->tensors()[run.tensor].elements, 0.0f);
+  return pending.data() + run.offset;
+}
+
+void GradientStore::Encoded(const BucketLayout& layout) {
   for (const Run& run : layout.runs) {
     State& state = tensors_[run.tensor];
-    if (state.codec->uses_residual() || state.pending.empty()) continue;
+    if (state.codec->uses_residual() || !state.from_pending) continue;
     std::memset(state.pending.data() + run.offset, 0, run.length * sizeof(float));
   }
 }
 
-absl::Status GradientStore::Returned(const BucketLayout& layout, const Codec& codec, const EncodedFrame* frame) {
-  if (codec.uses_residual()) {
-    if (frame == nullptr) return absl::OkStatus();  // never encoded: still in the residual
-    const std::vector<float*> residual = ResidualOf(layout);
-    return codec.Return(*frame, nullptr, residual);
-  }
+void GradientStore::Keep(const BucketLayout& layout) {
   for (const Run& run : layout.runs) {
-    State& state = tensors_[run.tensor];
-    if (state.source == nullptr || state.source == state.pending.data()) continue;
-    if (state.pending.empty()) state.pending.assign(job_->tensors()[run.tensor].elements, 0.0f);
-    std::memcpy(state.pending.data() + run.offset, state.source + run.offset, run.length * sizeof(float));
+    const State& state = tensors_[run.tensor];
+    if (state.from_pending || state.source == nullptr) continue;  // it is there, or there is nothing
+    backend_->Add(ResidualOf(run), state.source + run.offset, run.length, nullptr);
   }
-  return absl::OkStatus();
+}
+
+absl::Status GradientStore::Returned(const BucketLayout& layout, const Codec& codec, const EncodedFrame& frame) {
+  return codec.Return(frame, nullptr, ResidualOf(layout));
 }
 
 absl::Status GradientStore::Deferred(const BucketLayout& layout, const Codec& codec, const EncodedFrame& frame,
@@ -139,6 +140,7 @@ GradientStore::Memory GradientStore::MemoryOf(uint32_t tensor, bool has_pending,
 void GradientStore::EndRound() {
   for (State& state : tensors_) {
     state.source = nullptr;
+    state.from_pending = false;
     std::vector<float>().swap(state.sanitized);
   }
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "common/codec/codec.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
@@ -16,8 +17,10 @@
 
 namespace gradwire::client {
 
-// Not thread-safe as a whole: Ingest, Select and InputsOf run on the encoding thread; Included, Returned and Deferred
-// on the applying thread, for slices whose frames were encoded and not yet settled. Slices share no elements.
+// Not thread-safe as a whole: Ingest, Select, InputsOf, Encoded and Keep run on the encoding thread; Returned and
+// Deferred on the applying thread, for slices that the encoding thread is done with in its round. Frames of several
+// rounds may be on their way: what they carry is in them alone, and comes back by addition, in any order. Slices share
+// no elements.
 class GradientStore {
  public:
   // `codecs`: for each tensor one codec it travels by (null for a tensor without elements). Everything outlives this.
@@ -30,10 +33,12 @@ class GradientStore {
   void Select(uint32_t tensor, uint64_t round);
   std::vector<RunInput> InputsOf(const BucketLayout& layout);
 
-  // How a frame ended. `round` > 0. Included: merged by the shard. Returned: it was not (too late, refused, or never
-  // encoded: `frame` null); what it carried waits for the next round.
-  void Included(const BucketLayout& layout);
-  absl::Status Returned(const BucketLayout& layout, const Codec& codec, const EncodedFrame* frame);
+  // What became of this round's values, in rounds behind round 0. Encoded: they are in a frame now. Keep: in none, they
+  // wait for the next round.
+  void Encoded(const BucketLayout& layout);
+  void Keep(const BucketLayout& layout);
+  // The frame was not merged (too late, or refused): what it carried waits for the next round.
+  absl::Status Returned(const BucketLayout& layout, const Codec& codec, const EncodedFrame& frame);
   // Merged, but the elements at `positions` could not be decoded by anyone.
   absl::Status Deferred(const BucketLayout& layout, const Codec& codec, const EncodedFrame& frame,
                         const std::vector<uint32_t>& positions);
@@ -66,14 +71,18 @@ class GradientStore {
     uint64_t steps = 0;                // PUSH_STEP
     std::vector<float> sanitized;      // this round's gradient without its non-finite elements
     const float* source = nullptr;     // what codecs without residual read this round; null: nothing was taken in
+    bool from_pending = false;         // that is `pending`
     Selection selection;
   };
 
+  // The memory of the runs of `layout`; zeros where there was none.
   std::vector<float*> ResidualOf(const BucketLayout& layout);
+  float* ResidualOf(const Run& run);
 
   const Job* const job_;
   kernels::Backend* const backend_;
   std::vector<State> tensors_;
+  absl::Mutex allocation_mu_;  // of State::pending, which both threads may be the first to need
   std::atomic<uint64_t> sanitized_elements_{0};
 };
 

@@ -20,6 +20,7 @@ void RoundLedger::Open() {
 }
 
 void RoundLedger::Close() {
+  gone_ = AnyGone();
   rounds_.pop_front();
   ++round_;
 }
@@ -28,13 +29,14 @@ void RoundLedger::MoveTo(uint64_t round) {
   rounds_.clear();
   round_ = round;
   dropped_ = false;
+  gone_ = false;
 }
 
 bool RoundLedger::AnyGone() const {
-  return std::any_of(rounds_.begin(), rounds_.end(), [](const Round& round) {
-    return std::any_of(round.slices.begin(), round.slices.end(),
-                       [](const Slice& slice) { return slice.update_gone || slice.parameters_gone; });
-  });
+  return gone_ || std::any_of(rounds_.begin(), rounds_.end(), [](const Round& round) {
+           return std::any_of(round.slices.begin(), round.slices.end(),
+                              [](const Slice& slice) { return slice.update_gone || slice.parameters_gone; });
+         });
 }
 
 void RoundLedger::Abstains(Entry entry) { At(entry).abstained = true; }
@@ -104,6 +106,28 @@ void RoundLedger::Settled(Entry entry) {
   ++rounds_[entry.round - round_].settled;
 }
 
+bool RoundLedger::MayApply(Entry entry) const {
+  for (uint64_t round = round_; round < entry.round; ++round) {
+    if (!At({round, entry.slice}).settled) return false;
+  }
+  return rounds_.back().slices[entry.slice].sent;
+}
+
+uint64_t RoundLedger::version() const {
+  uint64_t version = round_;
+  for (const Round& round : rounds_) {
+    if (round.settled < slices_) break;
+    ++version;
+  }
+  return version;
+}
+
+bool RoundLedger::AllSent(uint64_t round) const {
+  if (!IsOpen(round)) return true;
+  const std::vector<Slice>& slices = Of(round).slices;
+  return std::all_of(slices.begin(), slices.end(), [](const Slice& s) { return s.sent; });
+}
+
 std::vector<RoundLedger::Entry> RoundLedger::Unanswered(uint32_t shard) const {
   std::vector<Entry> entries;
   for (uint64_t round = round_; IsOpen(round); ++round)
@@ -116,13 +140,16 @@ std::vector<RoundLedger::Entry> RoundLedger::Unanswered(uint32_t shard) const {
 
 std::vector<uint32_t> RoundLedger::SeenBuckets(uint32_t shard) const {
   std::vector<uint32_t> seen;
-  if (!IsOpen(round_)) return seen;
   const bool parameters = rules_.parameters != v1::PULL_UNSPECIFIED;
   for (uint32_t slice = shard; slice < slices_; slice += rules_.shards) {
-    const Slice& s = At({round_, slice});
-    const bool has_update = rules_.updates[slice] && !s.update_missing && !s.update_gone;
-    const bool has_parameters = parameters && !s.parameters_missing && !s.parameters_gone;
-    if (has_update || has_parameters) seen.push_back(slice / rules_.shards);
+    size_t versions = 0;
+    for (size_t i = 0; i < rounds_.size(); ++i) {
+      const Slice& s = rounds_[i].slices[slice];
+      const bool has_update = rules_.updates[slice] && !s.update_missing && !s.update_gone;
+      const bool has_parameters = parameters && !s.parameters_missing && !s.parameters_gone;
+      if (has_update || has_parameters) versions = i + 1;
+    }
+    seen.insert(seen.end(), versions, slice / rules_.shards);
   }
   return seen;
 }

@@ -71,11 +71,15 @@ class RoundLedger {
   // A shard waits for this worker no longer.
   void Dropped() { dropped_ = true; }
   void Settled(Entry entry);
+  // Its update may be applied: those of the rounds before are, and the newest round's values of the slice are in a
+  // frame (what goes back to the residual must not meet an encoder there).
+  bool MayApply(Entry entry) const;
 
   // After a break: the frames of `shard` to send again, oldest round first. What had arrived is not known here; the
   // shard knows it by the digests.
   std::vector<Entry> Unanswered(uint32_t shard) const;
-  // Buckets of the oldest open round of which this shard has answered something; ascending.
+  // Of each bucket as many times as rounds, from the oldest open one to the last of which this shard has answered
+  // something; ascending.
   std::vector<uint32_t> SeenBuckets(uint32_t shard) const;
   // A frame is about to be sent again, after a break or to abstain. False: everything has come meanwhile. A shard that
   // forgot the frame may judge it anew; nothing is decoded before Sent, for its bytes are in use.
@@ -84,17 +88,23 @@ class RoundLedger {
   bool open() const { return !rounds_.empty(); }
   // The oldest open one, or the one that opens next.
   uint64_t round() const { return round_; }
+  uint64_t next() const { return round_ + rounds_.size(); }  // the round that opens next
+  // The version that every slice has: the oldest open round that is not settled.
+  uint64_t version() const;
   bool IsOpen(uint64_t round) const { return round >= round_ && round - round_ < rounds_.size(); }
   // Of the round.
   bool abstained(Entry entry) const { return At(entry).abstained; }
   bool included(Entry entry) const { return At(entry).included; }
   bool update_gone(Entry entry) const { return At(entry).update_gone; }
   bool parameters_gone(Entry entry) const { return At(entry).parameters_gone; }
-  // Going on with the round behind the oldest open one is in vain: what it needs is gone, or the shards are past it.
-  bool Behind() const { return dropped_ || latest_ > round_ + 1 || AnyGone(); }
+  // Going on with the next round is in vain: what it needs is gone, or the shards are past it.
+  bool Behind() const { return dropped_ || latest_ > next() || AnyGone(); }
+  // Of the rounds that were open since MoveTo.
   bool AnyGone() const;
+  bool AllSettled() const { return version() == next(); }  // every open one
   bool AllSettled(uint64_t round) const { return Of(round).settled == slices_; }
-  uint32_t settled(uint64_t round) const { return Of(round).settled; }
+  bool AllSent(uint64_t round) const;  // also when it is over
+  uint32_t settled(uint64_t round) const { return IsOpen(round) ? Of(round).settled : slices_; }
   // Every slice of the bucket, in every open round.
   bool BucketAcked(uint32_t bucket) const;
   bool BucketSettled(uint32_t bucket) const;
@@ -132,6 +142,7 @@ class RoundLedger {
   std::deque<Round> rounds_;  // from round_ on
   uint64_t latest_ = 0;       // round that was heard of
   bool dropped_ = false;
+  bool gone_ = false;  // something of a round that is closed
 };
 
 }  // namespace gradwire::client

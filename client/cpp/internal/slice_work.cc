@@ -41,6 +41,7 @@ absl::Status SliceWork::Encode(uint32_t slice, uint64_t round, std::span<const f
   id.learning_rates = learning_rates;
   const std::vector<RunInput> inputs = context_.gradients->InputsOf(LayoutOf(slice));
   GW_ASSIGN_OR_RETURN(bytes->frame, states_[slice].encoder->Encode(id, PlanOf(slice, round), inputs));
+  if (round > 0) context_.gradients->Encoded(LayoutOf(slice));  // round 0 carries no values
   return absl::OkStatus();
 }
 
@@ -53,7 +54,6 @@ std::vector<Bytes> SliceWork::EncodeAbstain(uint32_t slice, uint64_t round) cons
   header.round = round;
   header.shape_digest = LayoutOf(slice).shape_digest;
   header.incarnation = context_.incarnation;
-  header.plan_digest = PlanOf(slice, round).Digest();
   return wire::FrameWriter(header).Finish();
 }
 
@@ -69,8 +69,8 @@ absl::Status SliceWork::Decode(uint32_t slice, uint64_t round, SliceBytes* bytes
 
 absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, SliceBytes* bytes) {
   const BucketLayout& layout = LayoutOf(slice);
-  if ((ParametersKind() == v1::PULL_UNSPECIFIED && bytes->update_gone) || bytes->parameters_gone)
-    return Settle(slice, round, included, *bytes);
+  const bool gone = ParametersKind() == v1::PULL_UNSPECIFIED ? bytes->update_gone : bytes->parameters_gone;
+  if (gone || states_[slice].plans.version() != round) return Settle(slice, round, included, *bytes);
   std::optional<PlanWindow> loaded;
   switch (context_.pull) {
     case PullMode::kUpdate:
@@ -110,21 +110,16 @@ absl::Status SliceWork::Load(uint32_t slice, uint64_t version, std::span<const B
   return absl::OkStatus();
 }
 
-absl::Status SliceWork::Keep(uint32_t slice) {
-  return context_.gradients->Returned(LayoutOf(slice), *context_.codecs[slice], nullptr);
-}
-
 absl::Status SliceWork::Settle(uint32_t slice, uint64_t round, bool included, const SliceBytes& bytes) {
-  if (round == 0) return absl::OkStatus();  // carried no values
+  if (round == 0 || !bytes.frame) return absl::OkStatus();  // carried no values
   const BucketLayout& layout = LayoutOf(slice);
   const Codec& codec = *context_.codecs[slice];
-  if (!included) return context_.gradients->Returned(layout, codec, bytes.frame.has_value() ? &*bytes.frame : nullptr);
+  if (!included) return context_.gradients->Returned(layout, codec, *bytes.frame);
   if (bytes.update_gone && codec.sparse())
     return absl::DataLossError(absl::StrCat(
         "bucket ", slice / shards_, ": the frame of round ", round,
         " was merged, but which of its elements were deferred is no longer known: this worker was away for "
         "too long"));
-  context_.gradients->Included(layout);
   return context_.gradients->Deferred(layout, codec, *bytes.frame, bytes.update.deferred);
 }
 

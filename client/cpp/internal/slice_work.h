@@ -58,21 +58,21 @@ class SliceWork {
   // Unspecified: it pulls none.
   v1::PullKind ParametersKind() const;
 
-  // Errors: those of Encoder::Encode; the slice abstains then.
+  // Errors: those of Encoder::Encode; the slice abstains then, and its values are kept.
   absl::Status Encode(uint32_t slice, uint64_t round, std::span<const float> learning_rates, SliceBytes* bytes);
   // A frame that contributes nothing.
-  std::vector<Bytes> EncodeAbstain(uint32_t slice, uint64_t round) const;
+  std::vector<Bytes> EncodeAbstain(uint32_t slice, uint64_t round) const;  // may run beside Apply
   absl::Status Decode(uint32_t slice, uint64_t round, SliceBytes* bytes) const;
   // Steps the replica, and takes back what the frame did not bring. After Decode, and after the round before. Where the
-  // update is gone the replica stays, and nobody knows what a frame that is in it has deferred: DataLoss if its codec
-  // may defer.
+  // update, or one before it, is gone the replica stays, and nobody knows what a frame that is in it has deferred:
+  // DataLoss if its codec may defer.
   absl::Status Apply(uint32_t slice, uint64_t round, bool included, SliceBytes* bytes);
   // The update frame of a round in which this worker has no part.
   absl::Status Follow(uint32_t slice, uint64_t round, std::span<const Bytes> chunks);
   // What a shard has at `version`: parameters, moments where the replica has them, and the plans.
   absl::Status Load(uint32_t slice, uint64_t version, std::span<const Bytes> chunks);
-  // What the tensors of the slice hold that was not sent waits in the residual.
-  absl::Status Keep(uint32_t slice);
+  // What the tensors of the slice hold of the open round waits in the residual: no frame carries it.
+  void Keep(uint32_t slice) { context_.gradients->Keep(LayoutOf(slice)); }
 
  private:
   struct State {

@@ -15,6 +15,7 @@ _PUSHES = ("gradient", "step", "delta")
 _POLICIES = ("refuse", "sanitize")
 _DURABILITIES = ("none", "interval", "fsync")
 _DISK_FAILURES = ("wait", "continue")
+_ROUNDS = ("sync", "bounded", "async")
 
 
 def _choice(field: str, value: str, allowed: Sequence[str]) -> str:
@@ -52,6 +53,14 @@ def _durability(durability: str, on_disk_failure: str) -> dict[str, Any]:
     return {"level": "DURABILITY_" + _choice("durability", level, _DURABILITIES),
             "interval_ms": int(interval_ms or 0),
             "on_failure": "DISK_FAILURE_" + _choice("on_disk_failure", on_disk_failure, _DISK_FAILURES)}
+
+
+def _rounds(rounds: str) -> dict[str, Any]:
+    mode, colon, staleness = rounds.partition(":")
+    if (mode == "bounded") != bool(colon) or (colon and not (staleness.isdecimal() and 1 <= int(staleness) <= 16)):
+        raise ValueError(f"rounds={rounds!r}: 'bounded' takes the number of rounds that a worker may be ahead, from 1 to 16: "
+                         "'bounded:2'; other modes take none")
+    return {"mode": "ROUNDS_" + _choice("rounds", mode, _ROUNDS), "staleness": int(staleness or 0)}
 
 
 @dataclasses.dataclass
@@ -136,6 +145,9 @@ class JobSpec:
     learned from how late they usually are: median + quorum_deviations (0: 6) times the median deviation, and at most as
     long as the quorum itself took. What comes too late is sent again with the next round; a worker that is rounds behind
     catches up in end_round() and counts them in stats()["skipped_rounds"].
+    rounds: "sync", or "bounded:S" (1 to 16): end_round() waits for all rounds but the last S, so that a worker may be up
+    to S rounds ahead of the slowest; gradients are then computed on parameters that lack at most S updates, and every
+    round still merges all workers. Not together with a quorum or optimizer="none".
     """
 
     name: str
@@ -159,6 +171,7 @@ class JobSpec:
     on_disk_failure: str = "wait"
     quorum: int = 0
     quorum_deviations: float = 0.0
+    rounds: str = "sync"
 
     def to_json(self) -> str:
         """The job in protobuf's JSON form."""
@@ -189,6 +202,6 @@ class JobSpec:
             "run_elements": _whole("run_elements", self.run_elements, 0, 32),
             "seed": _whole("seed", self.seed, 0, 64),
             "durability": _durability(self.durability, self.on_disk_failure),
-            "rounds": {"quorum": _whole("quorum", self.quorum, 0, 32),
+            "rounds": {**_rounds(self.rounds), "quorum": _whole("quorum", self.quorum, 0, 32),
                        "deviations": _real("quorum_deviations", self.quorum_deviations)},
         })

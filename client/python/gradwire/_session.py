@@ -107,8 +107,15 @@ class Session:
         self._core.tensor_ready(index, as_array(gradient, f"the gradient of {tensor!r}"))
 
     def end_round(self, timeout: float | None = None) -> None:
-        """Waits until every update is applied; from here on parameters change. After DeadlineExceeded call it again."""
+        """Waits until every update is applied; from here on parameters change. After DeadlineExceeded call it again.
+
+        With bounded staleness s (JobSpec.rounds) it returns once all but the last s rounds are applied.
+        """
         self._core.end_round(-1 if timeout is None else _milliseconds("timeout", timeout, 0))
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Between two rounds: waits until all rounds that this worker pushed are applied (see end_round)."""
+        self._core.drain(-1 if timeout is None else _milliseconds("timeout", timeout, 0))
 
     def stats(self) -> dict[str, float]:
         """Totals since the join: bytes on the wire, deferred elements, seconds spent."""
@@ -124,7 +131,7 @@ class Session:
 
     @property
     def version(self) -> int:
-        """Of the parameters in memory: the number of the next round."""
+        """Of the parameters in memory: every update before this round is in them."""
         return self._core.version
 
     @property
@@ -139,7 +146,7 @@ class Session:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a checkpoint for `resume_from` of `join`: parameters, moments, residuals, who this worker is.
 
-        Between two rounds. The file at `path` is replaced at once or not at all, and synced to disk.
+        Between two rounds; drains first. The file at `path` is replaced at once or not at all, and synced to disk.
         """
         self._core.save(os.fspath(path))
 
@@ -147,18 +154,18 @@ class Session:
     def buckets(self) -> int:
         return self._core.buckets
 
-    def leave(self) -> None:
-        """Ends the membership; the other workers go on without this one."""
+    def leave(self, drain: bool = True) -> None:
+        """Ends the membership; the other workers go on without this one. drain: see drain, which comes first."""
         try:
-            self._core.leave()
+            self._core.leave(drain)
         finally:
             self._release_name()
 
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.leave()
+    def __exit__(self, kind: object, *exc: object) -> None:
+        self.leave(drain=kind is None)
 
     def _release_name(self) -> None:
         """Replaced where the name was chosen by `join`."""

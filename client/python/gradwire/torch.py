@@ -116,6 +116,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
     up in step(): parameters jump to where the others are, and skipped_rounds says how many rounds step() passed over.
     Advance a learning-rate scheduler by as many, so that it stays in step with the other workers'.
 
+    rounds="bounded:S" lets a worker run up to S rounds ahead of the slowest one: step() returns without the last S updates,
+    which come with later steps. drain() waits for them; close(), save() and state_dict() do so by themselves.
+
     step() raises gradwire.InvalidArgument for a non-finite gradient (nonfinite="sanitize" counts it as 0 instead),
     gradwire.Unavailable when a shard is lost, gradwire.DeadlineExceeded when other workers are slow: then call step()
     again, without another backward pass.
@@ -147,7 +150,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  residual_decay: float = 0.98, codec: str = DEFAULT_CODEC, rules: Sequence[Rule] | None = None,
                  roles: dict[str, str] | None = None, nonfinite: str = "refuse", pull: str = "update",
                  accumulate: int = 1, overlap: bool = True, lease_ms: int = 10_000, quorum: int = 0,
-                 quorum_deviations: float = 0.0, bucket_bytes: int = 0,
+                 quorum_deviations: float = 0.0, rounds: str = "sync", bucket_bytes: int = 0,
                  run_elements: int = 0, seed: int = 0, durability: str = "none", on_disk_failure: str = "wait",
                  connect_timeout: float = 20.0, start_timeout: float = 600.0,
                  rpc_timeout: float = 10.0, round_timeout: float = 600.0, backend: str = "auto",
@@ -181,7 +184,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                     for g in self.param_groups],
             step_beta2=betas[1], step_eps=eps, residual_decay=residual_decay, workers=workers,
             max_workers=max_workers or workers, lease_ms=lease_ms, quorum=quorum, quorum_deviations=quorum_deviations,
-            bucket_bytes=bucket_bytes, run_elements=run_elements, seed=seed, durability=durability,
+            rounds=rounds, bucket_bytes=bucket_bytes, run_elements=run_elements, seed=seed, durability=durability,
             on_disk_failure=on_disk_failure)
         self._fixed = [_fixed_of(g) for g in self.param_groups]
         self._accumulate = accumulate
@@ -363,18 +366,22 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self.session.stats()
 
     def digest(self) -> str:
-        """SHA-256 of the parameters; equal on all workers after the same step."""
+        """SHA-256 of the parameters; equal on all workers after the same step (with rounds="bounded:S", and drain())."""
         return self.session.digest()
 
-    def close(self) -> None:
-        """Leaves the job. The parameters stay as they are."""
+    def drain(self) -> None:
+        """Between two steps: waits until all that this worker pushed is in the parameters. At once with rounds="sync"."""
+        self.session.drain()
+
+    def close(self, drain: bool = True) -> None:
+        """Leaves the job, after drain(). The parameters stay as they are then."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self.session.leave()
+        self.session.leave(drain)
 
     def __enter__(self) -> ShardedOptimizer:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *exc: object) -> None:
+        self.close(drain=kind is None)

@@ -125,20 +125,10 @@ class PySession {
     gradients_[tensor] = std::move(gradient);
   }
 
-  // Waits in slices, so that Ctrl-C is heard; after it the round is still open.
+  // After Ctrl-C the round is still open.
   void EndRound(int64_t timeout_ms) {
     CheckProcess();
-    const auto begin = std::chrono::steady_clock::now();
-    const int64_t limit_ms = timeout_ms < 0 ? round_timeout_ms_ : timeout_ms;
-    absl::Status status;
-    do {
-      const int64_t spent_ms =
-          std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin).count();
-      const int64_t slice_ms = std::min(kSignalSliceMs, limit_ms - spent_ms);
-      if (slice_ms < 0) break;
-      status = Released([&] { return session_->EndRound(slice_ms); });
-      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    } while (absl::IsDeadlineExceeded(status));
+    const absl::Status status = InSlices(timeout_ms, [&](int64_t slice_ms) { return session_->EndRound(slice_ms); });
     // These two leave the round open, and its gradients borrowed.
     if (!absl::IsDeadlineExceeded(status) && !absl::IsFailedPrecondition(status)) {
       for (auto& gradient : gradients_) gradient.reset();
@@ -162,9 +152,18 @@ class PySession {
     Call([&] { return session_->Save(path); });
   }
 
-  void Leave() {
+  void Drain(int64_t timeout_ms) {
     CheckProcess();
-    Call([&] { return session_->Leave(); });
+    Check(InSlices(timeout_ms, [&](int64_t slice_ms) { return session_->Drain(slice_ms); }));
+  }
+
+  void Leave(bool drain) {
+    CheckProcess();
+    absl::Status drained;
+    if (drain) drained = InSlices(-1, [&](int64_t slice_ms) { return session_->Drain(slice_ms); });
+    Call([&] { return session_->Leave(/*drain=*/false); });
+    // In the middle of a round, or when the session has failed, there is nothing to drain.
+    if (absl::IsDeadlineExceeded(drained) || absl::IsInvalidArgument(drained)) Check(drained);
   }
 
   py::dict Stats() const {
@@ -197,6 +196,23 @@ class PySession {
   uint32_t buckets() const { return session_->layout().bucket_count(); }
 
  private:
+  // Waits in slices, so that Ctrl-C is heard.
+  template <typename F>
+  absl::Status InSlices(int64_t timeout_ms, F wait) {
+    const auto begin = std::chrono::steady_clock::now();
+    const int64_t limit_ms = timeout_ms < 0 ? round_timeout_ms_ : timeout_ms;
+    absl::Status status;
+    do {
+      const int64_t spent_ms =
+          std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin).count();
+      const int64_t slice_ms = std::min(kSignalSliceMs, limit_ms - spent_ms);
+      if (slice_ms < 0) break;
+      status = Released([&] { return wait(slice_ms); });
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    } while (absl::IsDeadlineExceeded(status));
+    return status;
+  }
+
   // On a thread of its own, so that this one hears Ctrl-C meanwhile; then the job is left again.
   static std::unique_ptr<Session> Join(SessionOptions options) {
     std::stop_source stop;
@@ -276,7 +292,8 @@ PYBIND11_MODULE(_core, m) {
       .def("end_round", &PySession::EndRound, py::arg("timeout_ms") = -1)
       .def("exchange", &PySession::Exchange)
       .def("save", &PySession::Save)
-      .def("leave", &PySession::Leave)
+      .def("drain", &PySession::Drain, py::arg("timeout_ms") = -1)
+      .def("leave", &PySession::Leave, py::arg("drain") = true)
       .def("stats", &PySession::Stats)
       .def("digest", &PySession::Digest)
       .def("shard_digests", &PySession::ShardDigests)

@@ -205,7 +205,7 @@ void ShardJob::FinishRound() {
     const uint32_t b = answer.bucket;
     Update update = Take(DecodeUpdate(answer.chunks, *job_, LayoutOf(b), plans_[b]));
     if (round_ > 0) {
-      store_->Included(LayoutOf(b));
+      store_->Encoded(LayoutOf(b));
       Check(store_->Deferred(LayoutOf(b), *codecs_[b], frames_[b], update.deferred));
     }
     plans_[b] = std::move(update.next);

@@ -156,6 +156,13 @@ class Worker {
         gradients_[t][i] = 0.3f * parameters_[t][i] + std::normal_distribution<float>(0, 0.05f)(random);
   }
 
+  // The same without the parameters.
+  void FillApart(uint64_t step) {
+    std::mt19937 random(static_cast<uint32_t>(step * 37 + static_cast<uint64_t>(index_)));
+    for (auto& gradient : gradients_)
+      for (float& x : gradient) x = std::normal_distribution<float>(0, 0.05f)(random);
+  }
+
   // One round; tensors get ready in a random order.
   absl::Status Step(float lr) {
     const std::vector<float> rates = {lr};

@@ -25,11 +25,14 @@ std::string Train(const v1::JobSpec& spec, const std::vector<std::string>& serve
     Worker worker(spec, w);
     const absl::Status joined = worker.Join(servers, pull);
     ASSERT_TRUE(joined.ok()) << joined;
+    // With bounded staleness parameters are those of a time: only gradients that do not depend on them come again.
+    const bool bounded = spec.rounds().mode() == v1::ROUNDS_BOUNDED;
     for (uint64_t step = 0; step < steps; ++step) {
-      worker.Fill(step);
+      bounded ? worker.FillApart(step) : worker.Fill(step);
       const absl::Status stepped = worker.Step(0.01f);
       ASSERT_TRUE(stepped.ok()) << "worker " << w << " step " << step << ": " << stepped;
     }
+    ASSERT_TRUE(worker.session().Drain().ok());
     EXPECT_EQ(worker.session().stats().not_included_frames, 0u);
     digests[w] = worker.session().Digest();
   });
@@ -43,6 +46,7 @@ struct Case {
   PullMode pull;
   v1::DurabilityLevel level;
   bool small;
+  uint32_t staleness = 0;
 };
 
 class KilledServers : public ::testing::TestWithParam<Case> {};
@@ -52,6 +56,10 @@ TEST_P(KilledServers, LeaveNoTraceInTheDigest) {
   v1::JobSpec spec = MakeSpec("killed", c.codec, c.optimizer, kWorkers);
   if (c.small) spec = Small(std::move(spec));
   spec.set_lease_ms(10'000);
+  if (c.staleness > 0) {
+    spec.mutable_rounds()->set_mode(v1::ROUNDS_BOUNDED);
+    spec.mutable_rounds()->set_staleness(c.staleness);
+  }
   std::string expected;
   {
     Cluster undisturbed(2, "inproc");
@@ -96,8 +104,10 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
                       Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
                       Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kParams, v1::DURABILITY_INTERVAL, true},
-                      Case{"dense:values=fixed16", v1::OPTIMIZER_NONE, PullMode::kMean, v1::DURABILITY_INTERVAL,
-                           true}));
+                      Case{"dense:values=fixed16", v1::OPTIMIZER_NONE, PullMode::kMean, v1::DURABILITY_INTERVAL, true},
+                      Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 3},
+                      Case{"dense:values=fp32", v1::OPTIMIZER_SGD, PullMode::kUpdate, v1::DURABILITY_INTERVAL, true,
+                           2}));
 
 TEST(KilledServer, WhileAJobStartsDelaysTheStart) {
   constexpr int kStarts = 8;

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <map>
 
-#include "common/codec/update.h"
+#include "tests/integration/client/applied.h"
 #include "tests/integration/client/cluster.h"
 #include "tests/lib/tcp_proxy.h"
 
@@ -11,80 +11,6 @@ namespace gradwire::testing {
 namespace {
 
 using testing_support::TcpProxy;
-
-// Keeps every update frame of a shard; durable at once.
-class RecordingSink final : public UpdateSink {
- public:
-  explicit RecordingSink(std::vector<journal::Record>* records) : records_(records) {}
-  void Append(journal::Record record, std::function<void()> visible) override {
-    {
-      absl::MutexLock lock(&mu_);
-      if (record.type == journal::RecordType::kUpdate) records_->push_back(std::move(record));
-    }
-    visible();
-  }
-  void Stop() override {}
-  journal::JournalStatus status() const override { return {}; }
-  void SnapshotTaken(uint64_t, uint64_t) override {}
-
- private:
-  absl::Mutex mu_;
-  std::vector<journal::Record>* const records_;
-};
-
-// What the update frames of a job hold together, per tensor: sums over workers, not means.
-class Applied {
- public:
-  Applied(const v1::JobSpec& spec, uint32_t shards)
-      : job_(*Job::Make(spec)), layout_(*Layout::Make(job_, shards)), backend_(*kernels::MakeBackend("auto")) {
-    records_.resize(shards);
-    for (const Tensor& tensor : job_.tensors()) sums_.emplace_back(tensor.elements);
-  }
-  std::vector<journal::Record>* records(uint32_t shard) { return &records_[shard]; }
-
-  const std::vector<std::vector<double>>& Sum() {
-    for (uint32_t s = 0; s < records_.size(); ++s) {
-      std::vector<RoundPlan> plans;
-      for (uint32_t b = 0; b < layout_.bucket_count(); ++b) {
-        plans.push_back((*MakeCodec({&job_, &layout_.at(b, s), backend_.get()}))->InitialPlan());
-      }
-      for (const journal::Record& record : records_[s])
-        Add(record, layout_.at(record.bucket, s), &plans[record.bucket]);
-    }
-    return sums_;
-  }
-  int short_updates() const { return short_updates_; }
-
- private:
-  void Add(const journal::Record& record, const BucketLayout& layout, RoundPlan* plan) {
-    const auto update = DecodeUpdate(record.chunks, job_, layout, *plan);
-    ASSERT_TRUE(update.ok()) << update.status();
-    *plan = update->next;
-    if (update->contributors < job_.spec().max_workers()) ++short_updates_;
-    if (update->body == Update::Body::kEmpty) return;
-    std::vector<int32_t> integers(layout.elements);
-    if (update->body == Update::Body::kSparse) {
-      for (size_t i = 0; i < update->positions.size(); ++i) integers[update->positions[i]] = update->integers[i];
-    } else {
-      ASSERT_EQ(update->body, Update::Body::kDenseInt);
-      update->CopyDense(0, layout.elements, integers.data());
-    }
-    for (size_t r = 0; r < layout.runs.size(); ++r) {
-      const Run& run = layout.runs[r];
-      for (uint64_t i = 0; i < run.length; ++i) {
-        const int32_t integer = integers[layout.run_begin[r] + i];
-        if (integer != 0) sums_[run.tensor][run.offset + i] += std::ldexp(integer, update->exponents[r]);
-      }
-    }
-  }
-
-  const Job job_;
-  const Layout layout_;
-  const std::unique_ptr<kernels::Backend> backend_;
-  std::vector<std::vector<journal::Record>> records_;
-  std::vector<std::vector<double>> sums_;
-  int short_updates_ = 0;
-};
 
 class Stragglers : public ::testing::TestWithParam<const char*> {};
 

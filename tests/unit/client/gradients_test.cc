@@ -90,13 +90,14 @@ TEST_F(GradientStoreTest, FrameThatWasNotIncludedTravelsWithTheNextOne) {
     Prepare(codec);
     ASSERT_TRUE(store_->Ingest(0, gradient_.data(), 1).ok());
     const EncodedFrame late = Encode(1);
-    ASSERT_TRUE(store_->Returned(slice(), *codec_, &late).ok());
+    store_->Encoded(slice());
+    ASSERT_TRUE(store_->Returned(slice(), *codec_, late).ok());
     store_->EndRound();
     ASSERT_TRUE(store_->Ingest(0, gradient_.data(), 2).ok());
     const std::vector<float> values = Values();
     for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], 2 * gradient_[i]) << codec << " " << i;
     const EncodedFrame merged = Encode(2);
-    store_->Included(slice());
+    store_->Encoded(slice());
     store_->EndRound();
     ASSERT_TRUE(store_->Ingest(0, gradient_.data(), 3).ok());
     EXPECT_EQ(Values(), gradient_) << codec;
@@ -132,7 +133,7 @@ TEST_F(GradientStoreTest, FirstStepIsTheSignOfTheGradient) {
   ASSERT_TRUE(store_->Ingest(0, gradient_.data(), 1).ok());
   for (float x : Values()) EXPECT_NEAR(x, 1.0f, 1e-5);
   const EncodedFrame merged = Encode(1);
-  store_->Included(slice());
+  store_->Encoded(slice());
   for (float x : Values()) EXPECT_EQ(x, 0.0f) << "sent steps do not travel twice";
 }
 

@@ -154,6 +154,71 @@ TEST_F(RoundLedgerTest, SeveralRoundsMayBeOpenAndCloseInOrder) {
   EXPECT_EQ(ledger_->settled(6), 0u);
 }
 
+TEST_F(RoundLedgerTest, UpdatesOfASliceAreAppliedInOrderAndNotBesideItsEncoder) {
+  ledger_->Open();
+  ledger_->Open();
+  Complete({6, 0});
+  EXPECT_FALSE(ledger_->MayApply({6, 0})) << "round 5 is not settled";
+  Sent({5, 0});
+  EXPECT_TRUE(ledger_->MayApply({5, 0}));
+  ledger_->Settled({5, 0});
+  EXPECT_TRUE(ledger_->MayApply({6, 0}));
+  Sent({5, 1});
+  EXPECT_FALSE(ledger_->MayApply({5, 1})) << "the values of round 6 are being encoded";
+  Sent({6, 1});
+  EXPECT_TRUE(ledger_->MayApply({5, 1}));
+  EXPECT_FALSE(ledger_->AllSent(6));
+  Sent({6, 2});
+  Sent({6, 3});
+  EXPECT_TRUE(ledger_->AllSent(6));
+  EXPECT_TRUE(ledger_->AllSent(4)) << "it is over";
+}
+
+TEST_F(RoundLedgerTest, TheVersionIsThatOfTheSettledRounds) {
+  for (int i = 0; i < 3; ++i) ledger_->Open();
+  EXPECT_EQ(ledger_->next(), 8u);
+  for (const uint64_t round : {5u, 7u}) {
+    for (uint32_t slice = 0; slice < 4; ++slice) {
+      Complete({round, slice});
+      ledger_->Settled({round, slice});
+    }
+  }
+  EXPECT_EQ(ledger_->version(), 6u);
+  EXPECT_FALSE(ledger_->AllSettled());
+  for (uint32_t slice = 0; slice < 4; ++slice) {
+    Complete({6, slice});
+    ledger_->Settled({6, slice});
+  }
+  EXPECT_EQ(ledger_->version(), 8u);
+  EXPECT_TRUE(ledger_->AllSettled());
+}
+
+TEST_F(RoundLedgerTest, ABucketIsNamedForEveryVersionThatWasSeen) {
+  for (int i = 0; i < 3; ++i) ledger_->Open();
+  Answer({5, 0});
+  Answer({6, 0});
+  Answer({7, 2});  // there can be no such version without those before it
+  Answer({6, 1});
+  EXPECT_EQ(ledger_->SeenBuckets(0), (std::vector<uint32_t>{0, 0, 1, 1, 1}));
+  EXPECT_EQ(ledger_->SeenBuckets(1), (std::vector<uint32_t>{0, 0}));
+}
+
+TEST_F(RoundLedgerTest, WhatIsGoneIsRememberedUntilTheWorkerHasCaughtUp) {
+  ledger_->Open();
+  ledger_->Open();
+  for (uint32_t slice = 0; slice < 4; ++slice) {
+    Sent({5, slice});
+    Ack({5, slice}, v1::PUSH_NOT_INCLUDED);
+    ledger_->Gone({5, slice}, v1::PULL_UPDATE, &actions_);
+    ledger_->Settled({5, slice});
+  }
+  ledger_->Close();
+  EXPECT_TRUE(ledger_->AnyGone());
+  EXPECT_TRUE(ledger_->Behind());
+  ledger_->MoveTo(9);
+  EXPECT_FALSE(ledger_->Behind());
+}
+
 TEST_F(RoundLedgerTest, WhatBelongsToNoOpenRoundChangesNothing) {
   EXPECT_EQ(Ack({5, 0}, v1::PUSH_INCLUDED), AckEffect::kIgnored);
   EXPECT_EQ(Answer({5, 0}), AnswerEffect::kUnexpected);

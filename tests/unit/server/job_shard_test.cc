@@ -9,6 +9,7 @@
 
 #include "common/codec/parameters.h"
 #include "server/job/job_registry.h"
+#include "server/rounds/lateness.h"
 #include "tests/unit/server/frame_maker.h"
 #include "tests/unit/server/recording_stream.h"
 #include "tests/unit/server/subject.h"
@@ -549,7 +550,7 @@ TEST_F(JobShardTest, SerializedPullsAreBoundedPerWorker) {
   Start(SmallSpec("job", 1));
   TestWorker a = Worker("a");
   ASSERT_TRUE(a.Join().ok());
-  for (size_t i = 0; i <= JobShard::kMaxWaitersPerMember; ++i) a.Pull(v1::PULL_UPDATE, 5);
+  for (size_t i = 0; i <= MaxWaitersPerMember(a.frames.job()); ++i) a.Pull(v1::PULL_UPDATE, 5);
   const auto answers = a.TakeAnswers();
   ASSERT_EQ(answers.size(), a.frames.buckets());
   EXPECT_EQ(answers[0].control.code(), static_cast<int>(absl::StatusCode::kResourceExhausted));

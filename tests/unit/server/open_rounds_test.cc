@@ -5,6 +5,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/rounds/round.h"
@@ -100,6 +101,31 @@ TEST_F(OpenRoundsTest, RestoredBucketsMayBeRoundsApart) {
   EXPECT_EQ(*machine.Classify(ids_[0], 0, 4), PushVerdict::kNotIncluded);
   EXPECT_EQ(*machine.Classify(ids_[0], 1, 4), PushVerdict::kAccept);
   EXPECT_EQ(*machine.Classify(ids_[0], 0, 6), PushVerdict::kAccept);
+}
+
+TEST_F(OpenRoundsTest, EveryVersionThatAWorkerHasSeenMustBeThere) {
+  Make(2, 1, 2);
+  machine_->Leave(ids_[0], 0, &actions_);
+  machine_->Restore({.round = 4, .versions = {6, 4}, .workers = {{"a", 1}}, .known_from = 0}, 0);
+  const auto resume = [this](uint64_t round, std::vector<uint32_t> seen) {
+    return machine_->Resume("a", 1, {.round = round, .from_before = true, .seen = std::move(seen)}, 0, &actions_)
+        .status();
+  };
+  EXPECT_TRUE(resume(4, {}).ok());
+  EXPECT_TRUE(resume(4, {0, 0}).ok());
+  EXPECT_TRUE(resume(3, {0, 0, 0, 1}).ok());
+  EXPECT_EQ(resume(4, {0, 0, 0}).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(resume(4, {0, 0, 1}).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(resume(3, {1, 1}).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(resume(5, {}).code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(OpenRoundsTest, WorkersMayAskForTheUpdatesOfAllThatTheyHadUnanswered) {
+  Make(1, 1, 2);
+  for (uint64_t round = 0; round < 6; ++round) Push(0, 0, round);
+  for (uint64_t round = 0; round < 7; ++round) {
+    EXPECT_EQ(machine_->MayAskFor(0, round), round >= 3 && round < 6) << round;
+  }
 }
 
 // Any schedule closes every bucket in order, with every frame of every member.

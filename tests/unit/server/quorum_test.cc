@@ -267,8 +267,8 @@ TEST(PushHistory, ForgetsWhoIsLongestAwayAndSaysSo) {
   EXPECT_EQ(history.Find(1, 0, 5), nullptr);
   EXPECT_EQ(*history.Find(1, 0, 6), 60u);
   EXPECT_EQ(history.Find(1, 1, 6), nullptr);
-  EXPECT_TRUE(history.IsLastOfAny(0, 7));
-  EXPECT_FALSE(history.IsLastOfAny(0, 6));
+  EXPECT_TRUE(history.MayMissUpdate(0, 7));
+  EXPECT_FALSE(history.MayMissUpdate(0, 6));
   history.Depart(1);
   history.Return(1);
   for (MemberId id = 2; id < 3 + PushHistory::kDeparted; ++id) {

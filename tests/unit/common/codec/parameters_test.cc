@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <random>
 #include <utility>
 
@@ -20,12 +21,14 @@ namespace {
 using ::testing::HasSubstr;
 
 struct Fixture {
-  explicit Fixture(std::string codec, uint32_t workers = 2, uint64_t elements = 200'000) {
+  explicit Fixture(std::string codec, uint32_t workers = 2, uint64_t elements = 200'000, uint32_t staleness = 0) {
     v1::JobSpec spec;
     spec.set_name("job");
     spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_SGD);
     spec.set_codec(codec);
     spec.set_max_workers(workers);
+    if (staleness > 0) spec.mutable_rounds()->set_mode(v1::ROUNDS_BOUNDED);
+    spec.mutable_rounds()->set_staleness(staleness);
     auto* t = spec.add_tensors();
     t->set_name("w");
     t->add_shape(elements);
@@ -73,6 +76,34 @@ TEST(Parameters, StateRoundTrips) {
   EXPECT_EQ(p, p2);
   EXPECT_EQ(m, m2);
   EXPECT_EQ(v, v2);
+}
+
+TEST(Parameters, CarryThePlansOfAllVersionsThatAreKept) {
+  for (const char* codec : {"tagc:density=0.01", "dense:values=fixed16", "dense:fp32"}) {
+    Fixture f(codec, 2, 200'000, 2);
+    const auto p = Ramp(f.at().elements);
+    std::vector<float> q(p.size());
+    std::deque<RoundPlan> plans;
+    for (uint64_t version = 0; version < 5; ++version) {
+      RoundPlan& plan = plans.emplace_front(f.codec->InitialPlan());
+      if (!plan.exponents.empty()) plan.exponents[0] = static_cast<int8_t>(version);
+      const PlanWindow window(3, version, plans);
+      const auto decode = [&](const PlanWindow& sent) {
+        const auto chunks = EncodeParameters(f.at(), sent, ParameterContent::kFloat32, {p.data()});
+        return DecodeParameters(chunks, *f.job, f.at(), version, {q.data()});
+      };
+      const auto got = decode(window);
+      ASSERT_TRUE(got.ok()) << got.status();
+      EXPECT_EQ(*got, window) << codec << " at version " << version;
+      EXPECT_EQ(p, q);
+      if (version == 0) continue;
+      const std::deque<RoundPlan> fewer(window.newest_first().begin(), window.newest_first().end() - 1);
+      EXPECT_THAT(decode(PlanWindow(3, version, fewer)).status().ToString(), HasSubstr("plans, expected"));
+      std::deque<RoundPlan> more = window.newest_first();
+      more.push_back(plans.back());
+      EXPECT_EQ(decode(PlanWindow(4, version, more)).status().code(), absl::StatusCode::kInvalidArgument);
+    }
+  }
 }
 
 TEST(Parameters, Bf16RoundsToNearestEven) {

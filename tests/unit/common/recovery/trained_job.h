@@ -266,7 +266,7 @@ class TrainedJob {
     const auto decoded = DecodeUpdate(update->chunks, *job_, slice, plan);
     ASSERT_TRUE(decoded.ok()) << decoded.status();
     for (size_t w = 0; w < workers_.size() && round_ > 0; ++w) {
-      workers_[w].store->Included(slice);
+      workers_[w].store->Encoded(slice);
       if (!decoded->deferred.empty()) {
         ASSERT_TRUE(workers_[w].store->Deferred(slice, codec, frames[w], decoded->deferred).ok());
       }
