@@ -32,6 +32,7 @@ RestoreOptions Onto(uint32_t shards, uint32_t from = 4) {
 struct Case {
   const char* codec;
   v1::OptimizerKind optimizer;
+  uint32_t staleness = 0;  // the plans of so many more versions go with the buckets
 };
 
 class RestoreTest : public testing::TestWithParam<Case> {
@@ -45,7 +46,9 @@ class RestoreTest : public testing::TestWithParam<Case> {
 };
 
 TEST_P(RestoreTest, GoesOnWithTheSameBitsOnAnyNumberOfShards) {
-  const v1::JobSpec spec = TrainedSpec(GetParam().codec, GetParam().optimizer);
+  v1::JobSpec spec = TrainedSpec(GetParam().codec, GetParam().optimizer);
+  if (GetParam().staleness > 0) spec.mutable_rounds()->set_mode(v1::ROUNDS_BOUNDED);
+  spec.mutable_rounds()->set_staleness(GetParam().staleness);
   FakeDisk undisturbed_disk;
   TrainedJob undisturbed(spec);
   undisturbed.Begin(&undisturbed_disk, "/old", 4);
@@ -76,6 +79,8 @@ TEST_P(RestoreTest, GoesOnWithTheSameBitsOnAnyNumberOfShards) {
 
 INSTANTIATE_TEST_SUITE_P(Jobs, RestoreTest,
                          testing::Values(Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW},
+                                         Case{"dense:values=fixed16", v1::OPTIMIZER_SGD, 3},
+                                         Case{"tagc:density=0.05,slack=4", v1::OPTIMIZER_ADAMW, 2},
                                          Case{"dense:values=fixed16", v1::OPTIMIZER_SGD},
                                          Case{"tagc:density=0.05,slack=2", v1::OPTIMIZER_STEP},
                                          Case{"tagc:density=0.02,warmup_rounds=15,slack=2", v1::OPTIMIZER_ADAMW},

@@ -237,7 +237,7 @@ class TrainedJob {
   void CloseBucket(uint32_t s, uint32_t b) {
     const BucketLayout& slice = layout_->at(b, s);
     const Codec& codec = *shards_[s].codecs[b];
-    const RoundPlan plan = shards_[s].replay->state().buckets[b].plans.newest();
+    const RoundPlan plan = *shards_[s].replay->state().buckets[b].plans.OfRound(*job_, round_);
     const std::vector<float> rates(static_cast<size_t>(job_->spec().optimizer().groups_size()), 0.01f);
     FrameIdentity id;
     id.shard = static_cast<uint16_t>(s);

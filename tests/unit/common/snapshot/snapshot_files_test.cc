@@ -37,6 +37,8 @@ class SnapshotFilesTest : public testing::Test {
     spec.set_codec("tagc:density=0.05");
     spec.set_bucket_bytes(8192);
     spec.set_run_elements(256);
+    spec.mutable_rounds()->set_mode(v1::ROUNDS_BOUNDED);
+    spec.mutable_rounds()->set_staleness(2);  // three plans of every bucket
     return spec;
   }
   ShardState State(uint64_t version, uint32_t shard = 0) const {
