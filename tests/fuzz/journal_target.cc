@@ -7,19 +7,19 @@
 #include "common/journal/record.h"
 #include "tests/fuzz/buckets.h"
 #include "tests/fuzz/chunk_input.h"
+#include "tests/fuzz/record_input.h"
 #include "tests/fuzz/targets.h"
 #include "tests/lib/fake_disk.h"
 
 namespace gradwire::fuzz {
 namespace {
 
-using journal::kAlignment;
 using journal::kRecordHeaderBytes;
 using journal::kSegmentHeaderBytes;
 
 constexpr char kDirectory[] = "/journal";
 constexpr journal::Identity kIdentity = {0x1111, 0x2222, 3};
-constexpr size_t kCrcOffset = 60;  // of both headers
+constexpr size_t kCrcOffset = 60;
 constexpr size_t kMaxSegments = 3;
 
 template <typename T>
@@ -34,34 +34,13 @@ void RepairSegment(uint64_t sequence, std::vector<uint8_t>* segment) {
   Store(p + 8, sequence);
   Store(p + kCrcOffset, Crc32c({p, kCrcOffset}));
   for (size_t at = kSegmentHeaderBytes; at + kRecordHeaderBytes <= segment->size();) {
-    p = segment->data() + at;
-    const uint64_t left = (segment->size() - at - kRecordHeaderBytes) / kAlignment * kAlignment;
-    uint64_t bytes;
-    std::memcpy(&bytes, p + 24, sizeof(bytes));
-    bytes = std::min(bytes / kAlignment * kAlignment, left);
-    Store(p + 24, bytes);
-    Store(p + 44, Crc32c({p + kRecordHeaderBytes, bytes}));
-    Store(p + 48, sequence);
-    Store(p + kCrcOffset, Crc32c({p, kCrcOffset}));
-    at += kRecordHeaderBytes + bytes;
+    at += RepairRecord(std::span(*segment).subspan(at), sequence);
   }
 }
 
 void WriteFile(Disk& disk, uint64_t sequence, std::span<const uint8_t> bytes) {
   const auto file = disk.Create(journal::SegmentPath(kDirectory, sequence));
   Require(file.ok() && (*file)->Append({&bytes, 1}).ok() && (*file)->Sync().ok(), "the fake disk takes files");
-}
-
-void RequireRoundTrip(const journal::Record& record) {
-  const journal::EncodedRecord encoded = journal::EncodeRecord(record, 1, 0);
-  std::vector<uint8_t> bytes;
-  for (const std::span<const uint8_t> piece : encoded.Pieces()) bytes.insert(bytes.end(), piece.begin(), piece.end());
-  const auto header = journal::DecodeRecordHeader(std::span(bytes).first(kRecordHeaderBytes));
-  Require(header.ok(), "a record that was read can be written");
-  const auto again = journal::DecodeRecordBody(*header, Bytes::Copy(std::span(bytes).subspan(kRecordHeaderBytes)));
-  Require(again.ok() && again->contributions == record.contributions &&
-              testing::Joined(again->chunks) == testing::Joined(record.chunks),
-          "and read again, the same");
 }
 
 }  // namespace
@@ -107,10 +86,8 @@ Seeds JournalSeeds() {
         record.round = round.round;
         record.contributions = {{7, "worker-0", 1, 2, true}, {8, "", 3, 4, false}};
         record.chunks = round.update;
-        const journal::EncodedRecord encoded = journal::EncodeRecord(record, sequence, segment.size());
-        for (const std::span<const uint8_t> piece : encoded.Pieces()) {
-          segment.insert(segment.end(), piece.begin(), piece.end());
-        }
+        const std::vector<uint8_t> bytes = BytesOf(journal::EncodeRecord(record, sequence, segment.size()));
+        segment.insert(segment.end(), bytes.begin(), bytes.end());
       }
       input.chunks.push_back(std::move(segment));
     }

@@ -23,6 +23,8 @@ std::span<const Target> Targets() {
       {"journal", RunJournal, JournalSeeds},
       {"safetensors", RunSafetensors, SafetensorsSeeds},
       {"snapshot", RunSnapshot, SnapshotSeeds},
+      {"checkpoint", RunCheckpoint, CheckpointSeeds},
+      {"replication", RunReplication, ReplicationSeeds},
   };
   return kTargets;
 }

@@ -42,5 +42,9 @@ void RunSafetensors(Input input);
 Seeds SafetensorsSeeds();
 void RunSnapshot(Input input);
 Seeds SnapshotSeeds();
+void RunCheckpoint(Input input);
+Seeds CheckpointSeeds();
+void RunReplication(Input input);
+Seeds ReplicationSeeds();
 
 }  // namespace gradwire::fuzz
