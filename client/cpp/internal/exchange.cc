@@ -209,7 +209,7 @@ absl::Status Exchange::StartAgain() {
 
 bool Exchange::MayGoOn() const {
   if (ledger_.Behind() || ledger_.next() == 1) return AllApplied();  // all that is open; round 0 calibrates the others
-  return ledger_.AllSent(ledger_.next() - 1) && ledger_.version() + staleness_ >= ledger_.next() && !CanApply() &&
+  return ledger_.version() + staleness_ >= ledger_.next() && ledger_.AllSent(ledger_.next() - 1) && !CanApply() &&
          !writing_replica_;
 }
 

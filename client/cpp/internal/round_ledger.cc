@@ -20,7 +20,6 @@ void RoundLedger::Open() {
 }
 
 void RoundLedger::Close() {
-  gone_ = AnyGone();
   rounds_.pop_front();
   ++round_;
 }
@@ -30,13 +29,6 @@ void RoundLedger::MoveTo(uint64_t round) {
   round_ = round;
   dropped_ = false;
   gone_ = false;
-}
-
-bool RoundLedger::AnyGone() const {
-  return gone_ || std::any_of(rounds_.begin(), rounds_.end(), [](const Round& round) {
-           return std::any_of(round.slices.begin(), round.slices.end(),
-                              [](const Slice& slice) { return slice.update_gone || slice.parameters_gone; });
-         });
 }
 
 void RoundLedger::Abstains(Entry entry) { At(entry).abstained = true; }
@@ -51,7 +43,7 @@ std::vector<v1::PullKind> RoundLedger::Wanted(Entry entry) const {
 
 void RoundLedger::Sent(Entry entry, Actions* actions) {
   if (!IsOpen(entry.round)) return;
-  At(entry).sent = true;
+  SetSent(entry, true);
   CompleteIfDone(entry, actions);
 }
 
@@ -90,6 +82,7 @@ RoundLedger::AnswerEffect RoundLedger::Answered(Entry entry, v1::PullKind kind, 
 RoundLedger::AnswerEffect RoundLedger::Gone(Entry entry, v1::PullKind kind, Actions* actions) {
   if (!IsOpen(entry.round) || entry.slice >= slices_) return AnswerEffect::kUnexpected;
   if (Missing(entry, kind) == nullptr) return AnswerEffect::kRepeated;
+  gone_ = true;
   (kind == v1::PULL_UPDATE ? At(entry).update_gone : At(entry).parameters_gone) = true;
   return Answered(entry, kind, actions);
 }
@@ -122,10 +115,11 @@ uint64_t RoundLedger::version() const {
   return version;
 }
 
-bool RoundLedger::AllSent(uint64_t round) const {
-  if (!IsOpen(round)) return true;
-  const std::vector<Slice>& slices = Of(round).slices;
-  return std::all_of(slices.begin(), slices.end(), [](const Slice& s) { return s.sent; });
+void RoundLedger::SetSent(Entry entry, bool sent) {
+  Slice& slice = At(entry);
+  uint32_t& count = rounds_[entry.round - round_].sent;
+  if (slice.sent != sent) sent ? ++count : --count;
+  slice.sent = sent;
 }
 
 std::vector<RoundLedger::Entry> RoundLedger::Unanswered(uint32_t shard) const {
@@ -156,7 +150,8 @@ std::vector<uint32_t> RoundLedger::SeenBuckets(uint32_t shard) const {
 
 bool RoundLedger::SendAgain(Entry entry) {
   if (!IsOpen(entry.round) || At(entry).complete) return false;
-  At(entry).sent = At(entry).acked = At(entry).included = false;
+  SetSent(entry, false);
+  At(entry).acked = At(entry).included = false;
   return true;
 }
 

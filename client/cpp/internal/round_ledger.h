@@ -100,10 +100,10 @@ class RoundLedger {
   // Going on with the next round is in vain: what it needs is gone, or the shards are past it.
   bool Behind() const { return dropped_ || latest_ > next() || AnyGone(); }
   // Of the rounds that were open since MoveTo.
-  bool AnyGone() const;
+  bool AnyGone() const { return gone_; }
   bool AllSettled() const { return version() == next(); }  // every open one
   bool AllSettled(uint64_t round) const { return Of(round).settled == slices_; }
-  bool AllSent(uint64_t round) const;  // also when it is over
+  bool AllSent(uint64_t round) const { return !IsOpen(round) || Of(round).sent == slices_; }  // also when it is over
   uint32_t settled(uint64_t round) const { return IsOpen(round) ? Of(round).settled : slices_; }
   // Every slice of the bucket, in every open round.
   bool BucketAcked(uint32_t bucket) const;
@@ -124,6 +124,7 @@ class RoundLedger {
   };
   struct Round {
     std::vector<Slice> slices;
+    uint32_t sent = 0;
     uint32_t settled = 0;
   };
 
@@ -134,6 +135,7 @@ class RoundLedger {
   bool* Missing(Entry entry, v1::PullKind kind);
   template <typename F>
   bool EveryOf(uint32_t bucket, F is) const;
+  void SetSent(Entry entry, bool sent);
   void CompleteIfDone(Entry entry, Actions* actions);
 
   const Rules rules_;
@@ -142,7 +144,7 @@ class RoundLedger {
   std::deque<Round> rounds_;  // from round_ on
   uint64_t latest_ = 0;       // round that was heard of
   bool dropped_ = false;
-  bool gone_ = false;  // something of a round that is closed
+  bool gone_ = false;  // something, since MoveTo
 };
 
 }  // namespace gradwire::client
