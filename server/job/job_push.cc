@@ -132,12 +132,16 @@ JobShard::Ack JobShard::PushFrame(PushStream& stream, const wire::Chunk& chunk, 
       absl::MutexLock lock(&mu_);
       same = machine_.Repeat(stream.member, header.bucket, header.round, digest);
     } else {
-      stream.skipped[header.bucket] = {header.round, false, digest};
+      stream.skipped[header.bucket] = {.round = header.round, .digest = digest};
       return std::nullopt;
     }
     if (!same.ok()) return Refuse(stream, header, same);
   }
   if (*verdict == PushVerdict::kAccept && !complete) return std::nullopt;
+  if (*verdict == PushVerdict::kNotIncluded && !IsLast(header)) {
+    stream.skipped[header.bucket] = {.round = header.round, .not_included = true};
+    return std::nullopt;
+  }
   return Acknowledge(stream, header, *verdict);
 }
 
@@ -242,6 +246,7 @@ JobShard::Ack JobShard::PushSkipped(PushStream& stream, const wire::Chunk& chunk
   stream.skipped.erase(chunk.header.bucket);
   if (skipped.answered) return std::nullopt;
   if (chunk.header.kind == wire::FrameKind::kInitialize) return RepeatInitialize(stream, chunk.header, skipped.digest);
+  if (skipped.not_included) return Acknowledge(stream, chunk.header, PushVerdict::kNotIncluded);
   absl::Status same;
   {
     absl::MutexLock lock(&mu_);
@@ -268,7 +273,7 @@ JobShard::Ack JobShard::PushAbstain(PushStream& stream, const wire::FrameHeader&
 JobShard::Ack JobShard::Refuse(PushStream& stream, const wire::FrameHeader& header, const absl::Status& why) {
   ++refused_frames_;
   // What follows of this frame is dropped without another answer.
-  if (!IsLast(header)) stream.skipped[header.bucket] = {header.round, true, 0};
+  if (!IsLast(header)) stream.skipped[header.bucket] = {.round = header.round, .answered = true};
   BucketState& bucket = *buckets_[header.bucket];
   RoundActions actions;
   {
@@ -305,7 +310,7 @@ JobShard::Ack JobShard::Acknowledge(PushStream& stream, const wire::FrameHeader&
     machine_.NoteLate(stream.member, header.round, environment_.clock->Now());
     ack.set_open_round(machine_.round());
   }
-  if (!IsLast(header)) stream.skipped[header.bucket] = {header.round, true, 0};
+  if (!IsLast(header)) stream.skipped[header.bucket] = {.round = header.round, .answered = true};
   ack.set_bucket(header.bucket);
   ack.set_round(header.round);
   ack.set_outcome(OutcomeOf(verdict));
@@ -371,7 +376,7 @@ JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::Chunk& ch
   if (repeat) {
     const uint32_t digest = ExtendDigest(chunk, 0);
     if (IsLast(header)) return RepeatInitialize(stream, header, digest);
-    stream.skipped[header.bucket] = {header.round, false, digest};
+    stream.skipped[header.bucket] = {.round = header.round, .digest = digest};
     return std::nullopt;
   }
   if (!status.ok()) return Refuse(stream, header, status);

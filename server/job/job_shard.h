@@ -73,8 +73,9 @@ struct PushStream {
   // Frames whose remaining chunks are not merged. At most one per bucket.
   struct Skipped {
     uint64_t round = 0;
-    bool answered = false;  // false: a repeat that is judged by the digest of all of its chunks
-    uint32_t digest = 0;
+    bool answered = false;      // false: its last chunk, which may ask for more, is waited for
+    uint32_t digest = 0;        // of the chunks so far: judges a repeat
+    bool not_included = false;  // it came too late: no repeat
   };
   std::map<uint32_t, Skipped> skipped;
 };
@@ -150,7 +151,7 @@ class JobShard {
   void AbandonStream(const PushStream& stream);
 
   // Merges one chunk, which may have arrived in several slices. The acknowledgement comes with the last chunk of a
-  // frame, or with the one that decided it; that of journaled initial parameters through `stream.out`, once they are as
+  // frame, a refusal with the one that is at fault; that of journaled initial parameters through `stream.out`, once they are as
   // durable as the job asks. An error (bytes that cannot be attributed to any frame) ends the stream.
   absl::StatusOr<std::optional<v1::PushAck>> PushChunk(PushStream& stream, std::span<const Bytes> received);
   // Sends the acknowledgement of a frame through `out`, and answers `pull` for the version that its round makes, now or
