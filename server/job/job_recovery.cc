@@ -207,6 +207,8 @@ absl::Status JobShard::EndReplay() {
     recovered.versions.push_back(version);
     const uint64_t first = std::min(known.first_round, version);
     if (known.base > 0) recovered.known_from = std::max(recovered.known_from, first);
+    // The snapshot got to disk, the records that made its version did not: whose frames are in it is not known.
+    if (known.end_round < known.base) recovered.nothing_known_before = newest;
     // Whoever is in the open round contributed to every bucket of it that has closed.
     if (version != newest) continue;
     for (const journal::Contribution& c : known.last) {

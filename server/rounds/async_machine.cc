@@ -18,7 +18,7 @@ constexpr uint32_t kFramesKnown = 2;
 AsyncMachine::AsyncMachine(const Rules& rules)
     : rules_(rules),
       membership_(rules.membership),
-      history_(rules.buckets, kFramesKnown),
+      history_(rules.buckets, kFramesKnown, rules.membership.max_workers),
       initialization_(rules.buckets, rules.needs_initialization),
       versions_(rules.buckets),
       recovered_(rules.buckets) {}
@@ -92,14 +92,15 @@ void AsyncMachine::Restore(const Recovered& recovered, TimeNs now) {
   recovered_ = recovered.versions;
   initialization_.Finish();
   history_.Forget(recovered.known_from);
+  if (recovered.nothing_known_before > 0) history_.ForgetAll(recovered.nothing_known_before);
   for (const Recovered::Worker& worker : recovered.workers) {
     membership_.Join(worker.name, worker.incarnation, 0, now).IgnoreError();
+    history_.Return(MakeMemberId(worker.name, worker.incarnation));
   }
-  history_.DepartAllBut(membership_);
 }
 
 void AsyncMachine::RestoreContribution(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) {
-  history_.Note(id, bucket, round, digest);
+  history_.Restore(id, bucket, round, digest);
 }
 
 void AsyncMachine::Leave(MemberId id, TimeNs, RoundActions* actions) {

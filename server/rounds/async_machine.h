@@ -73,6 +73,7 @@ class AsyncMachine final : public Rounds {
   uint64_t short_rounds() const override { return 0; }
   std::optional<TimeNs> deadline() const override { return std::nullopt; }
   const Membership& membership() const override { return membership_; }
+  size_t histories() const override { return history_.incarnations(); }
 
  private:
   absl::StatusOr<JoinOutcome> Enter(std::string_view worker, uint64_t incarnation, bool may_initialize, TimeNs now,

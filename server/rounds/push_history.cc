@@ -59,8 +59,9 @@ bool PushHistory::MayMissUpdate(uint32_t bucket, uint64_t round) const {
 
 void PushHistory::Depart(MemberId id) {
   if (!entries_.contains(id)) return;
+  Return(id);
   departed_.push_back(id);
-  if (departed_.size() <= kDeparted) return;
+  if (departed_.size() <= departed_limit_) return;
   const auto oldest = entries_.find(departed_.front());
   for (const Entry& entry : oldest->second) {
     if (entry.used) Forget(entry.round + 1);
@@ -69,12 +70,10 @@ void PushHistory::Depart(MemberId id) {
   departed_.pop_front();
 }
 
-void PushHistory::DepartAllBut(const Membership& membership) {
-  std::vector<MemberId> away;
-  for (const auto& [id, entries] : entries_) {
-    if (membership.Get(id) == nullptr) away.push_back(id);
-  }
-  for (MemberId id : away) Depart(id);
+void PushHistory::ForgetAll(uint64_t round) {
+  Forget(round);
+  entries_.clear();
+  departed_.clear();
 }
 
 void PushHistory::Return(MemberId id) { std::erase(departed_, id); }

@@ -16,7 +16,7 @@ namespace gradwire {
 
 // A worker sends the frames of a bucket in the order of their rounds and keeps at most depth - 1 of them unanswered, so
 // the last `depth` that were merged are all it may ask for. Bounded: `depth` entries per bucket of every member and of
-// the last kDeparted incarnations that went away.
+// the last kDeparted incarnations (or more, see the constructor) that went away.
 class PushHistory {
  public:
   static constexpr size_t kDeparted = 64;
@@ -27,10 +27,18 @@ class PushHistory {
     uint32_t digest = 0;
   };
 
-  PushHistory(uint32_t buckets, uint32_t depth) : buckets_(buckets), depth_(depth) {}
+  // `departed`: how many of those that went away are kept, if more than kDeparted.
+  PushHistory(uint32_t buckets, uint32_t depth, size_t departed = 0)
+      : buckets_(buckets), depth_(depth), departed_limit_(std::max(departed, kDeparted)) {}
 
   // A frame was merged.
   void Note(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest);
+  // The same, read from a record: nobody is a member yet, and a journal, and more so what a standby is sent, names ever
+  // more incarnations.
+  void Restore(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) {
+    Note(id, bucket, round, digest);
+    Depart(id);
+  }
   // Its digest; null: it is not known to be merged.
   const uint32_t* Find(MemberId id, uint32_t bucket, uint64_t round) const;
   // FailedPrecondition: it was merged with another digest.
@@ -43,13 +51,16 @@ class PushHistory {
   // have read the update.
   bool MayMissUpdate(uint32_t bucket, uint64_t round) const;
 
+  size_t incarnations() const { return entries_.size(); }  // of which anything is known
+
   void Begin(MemberId id);   // it has contributed nothing so far, if it is not known
-  void Depart(MemberId id);  // it may come back
-  void DepartAllBut(const Membership& membership);
+  void Depart(MemberId id);  // it may come back; the latest one, also where it was away before
   void Return(MemberId id);
   void Drop(MemberId id);  // it never comes back
   // What was before `round` is not known of anybody who is not known.
   void Forget(uint64_t round) { forgotten_ = std::max(forgotten_, round); }
+  // What was before `round` is not known of anybody.
+  void ForgetAll(uint64_t round);
 
  private:
   struct Entry {
@@ -61,6 +72,7 @@ class PushHistory {
 
   const uint32_t buckets_;
   const uint32_t depth_;
+  const size_t departed_limit_;
   std::map<MemberId, Entries> entries_;
   std::deque<MemberId> departed_;  // the longest away first
   uint64_t forgotten_ = 0;

@@ -19,7 +19,7 @@ RoundMachine::RoundMachine(const Rules& rules)
     : rules_(rules),
       membership_(rules.membership),
       // A worker has at most 1 + staleness frames of a bucket unanswered, and begins the next one meanwhile.
-      history_(rules.buckets, rules.staleness + 2),
+      history_(rules.buckets, rules.staleness + 2, rules.membership.max_workers),
       lateness_(rules.deviations),
       initialization_(rules.buckets, rules.needs_initialization) {
   for (uint32_t i = 0; i <= rules_.staleness; ++i) rounds_.push_back(NewRound(0));
@@ -49,15 +49,17 @@ void RoundMachine::Restore(const Recovered& recovered, TimeNs now) {
     }
   }
   history_.Forget(recovered.known_from);
+  if (recovered.nothing_known_before > 0) history_.ForgetAll(recovered.nothing_known_before);
   // Without workers of before, the round opens when min_workers have joined, as round 0 does.
   open_ = !recovered.workers.empty() || rounds_[0].closed > 0;
   for (const Recovered::Worker& worker : recovered.workers) {
     membership_.Join(worker.name, worker.incarnation, round_, now).IgnoreError();
+    history_.Return(MakeMemberId(worker.name, worker.incarnation));
   }
 }
 
 void RoundMachine::RestoreContribution(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) {
-  history_.Note(id, bucket, round, digest);
+  history_.Restore(id, bucket, round, digest);
 }
 
 absl::Status RoundMachine::CheckRound(MemberId id, uint32_t bucket, uint64_t round) const {

@@ -85,6 +85,7 @@ class RoundMachine final : public Rounds {
   uint64_t short_rounds() const override { return short_rounds_; }
   std::optional<TimeNs> deadline() const override { return rules_.quorum == 0 ? std::nullopt : lateness_.Deadline(); }
   const Membership& membership() const override { return membership_; }
+  size_t histories() const override { return history_.incarnations(); }
 
  private:
   struct BucketRound {

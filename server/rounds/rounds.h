@@ -71,10 +71,11 @@ class Rounds {
       std::string name;
       uint64_t incarnation = 0;
     };
-    uint64_t round = 0;              // the oldest that is not closed
-    std::vector<uint64_t> versions;  // per bucket, at least `round`: the rounds before it are closed
-    std::vector<Worker> workers;     // of the last closed bucket: the open round waits for them
-    uint64_t known_from = 0;         // contributions to earlier rounds are not all known
+    uint64_t round = 0;                 // the oldest that is not closed
+    std::vector<uint64_t> versions;     // per bucket, at least `round`: the rounds before it are closed
+    std::vector<Worker> workers;        // of the last closed bucket: the open round waits for them
+    uint64_t known_from = 0;            // contributions to earlier rounds are not all known
+    uint64_t nothing_known_before = 0;  // the same, of anybody: records are missing
   };
 
   virtual ~Rounds() = default;
@@ -148,6 +149,7 @@ class Rounds {
   virtual uint64_t short_rounds() const = 0;  // that closed without a member, since the start
   virtual std::optional<TimeNs> deadline() const = 0;
   virtual const Membership& membership() const = 0;
+  virtual size_t histories() const = 0;  // incarnations of which is known what was merged; bounded: see PushHistory
 };
 
 }  // namespace gradwire

@@ -282,6 +282,55 @@ TEST(PushHistory, ForgetsWhoIsLongestAwayAndSaysSo) {
   EXPECT_TRUE(history.Knows(1, 0));
 }
 
+// A snapshot is on disk, and the records that made its version are not: nobody is told that its frame was not merged.
+TEST(PushHistory, WhatMissingRecordsWouldSayIsNotGuessed) {
+  RoundMachine::Rules rules;
+  rules.buckets = 1;
+  rules.needs_initialization = false;
+  rules.membership = {.max_workers = 2, .lease_ns = 1000};
+  RoundMachine machine(rules);
+  const MemberId a = MakeMemberId("a", 1);
+  machine.RestoreContribution(a, 0, 4, 7);  // rounds 5 and 6 are in the snapshot alone
+  RoundMachine::Recovered recovered;
+  recovered.round = 7;
+  recovered.versions = {7};
+  recovered.workers = {{"a", 1}};
+  recovered.nothing_known_before = 7;
+  machine.Restore(recovered, 0);
+  RoundActions actions;
+  ASSERT_TRUE(machine.Resume("a", 1, {.round = 6, .from_before = true}, 0, &actions).ok());
+  EXPECT_EQ(machine.Classify(a, 0, 6).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(*machine.Classify(a, 0, 7), PushVerdict::kAccept);
+}
+
+// What a standby is sent names every incarnation that ever was: of those before the last ones nothing is kept.
+TEST(PushHistory, StaysBoundedWhileRecordsAreReplayed) {
+  constexpr uint64_t kRounds = 500;
+  RoundMachine::Rules rules;
+  rules.buckets = 2;
+  rules.needs_initialization = false;
+  rules.membership = {.max_workers = 100, .lease_ns = 1000};
+  RoundMachine machine(rules);
+  const auto name = [](uint64_t worker) { return "w" + std::to_string(worker); };
+  // 100 workers in every round, one of which is another one than in the round before.
+  for (uint64_t round = 0; round < kRounds; ++round)
+    for (uint32_t bucket = 0; bucket < rules.buckets; ++bucket)
+      for (uint64_t worker = round; worker < round + 100; ++worker)
+        machine.RestoreContribution(MakeMemberId(name(worker), 1), bucket, round, 7);
+  EXPECT_LE(machine.histories(), 100u);
+  RoundMachine::Recovered recovered;
+  recovered.round = kRounds;
+  recovered.versions = {kRounds, kRounds};
+  for (uint64_t worker = kRounds - 1; worker < kRounds + 99; ++worker) recovered.workers.push_back({name(worker), 1});
+  machine.Restore(recovered, 0);
+  for (uint64_t worker = kRounds - 1; worker < kRounds + 99; ++worker)
+    EXPECT_EQ(*machine.Classify(MakeMemberId(name(worker), 1), 1, kRounds - 1), PushVerdict::kDuplicate);
+  RoundActions actions;
+  machine.Tick(1000, &actions);
+  EXPECT_EQ(actions.lost.size(), 100u);
+  EXPECT_LE(machine.histories(), 100u);
+}
+
 // Workers of random speed that are lost and come back: every frame is answered with what happened to it, and what
 // closed buckets hold is exactly what was accepted.
 TEST(RoundProperties, EveryFrameIsMergedOnceOrNotIncluded) {
