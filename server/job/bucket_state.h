@@ -48,7 +48,7 @@ struct Delivery {
 
 struct RetainedUpdate {
   SharedChunks chunks;
-  bool deferred = false;                   // it names elements that its workers return to their residuals
+  bool may_defer = false;                  // it says which elements its workers return to their residuals, if any
   std::vector<journal::Contribution> who;  // took part; of durable jobs
 };
 

@@ -138,8 +138,7 @@ absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update, s
   ++bucket.version;
   bucket.plans.Push(update.next);
   if (!replaying_) OpenNextRounds(bucket);  // else EndReplay does, once
-  Retain(bucket,
-         {std::make_shared<const std::vector<Bytes>>(update.chunks), update.stats.deferred > 0, std::move(who)});
+  Retain(bucket, {std::make_shared<const std::vector<Bytes>>(update.chunks), bucket.codec->sparse(), std::move(who)});
   bucket.serialized = nullptr;
   CaptureBucket(bucket);
   return absl::OkStatus();
@@ -151,9 +150,9 @@ void JobShard::Retain(BucketState& bucket, RetainedUpdate update) {
   const uint64_t version = bucket.version - RetainedUpdates(job_);
   RetainedUpdate oldest = std::move(bucket.updates.front());
   bucket.updates.pop_front();
-  if (!oldest.deferred && bucket.owed.empty()) return;
+  if (!oldest.may_defer && bucket.owed.empty()) return;
   absl::MutexLock lock(&mu_);
-  if (oldest.deferred) bucket.owed[version] = std::move(oldest.chunks);
+  if (oldest.may_defer) bucket.owed[version] = std::move(oldest.chunks);
   const uint32_t b = bucket.layout->bucket;
   std::erase_if(bucket.owed, [&](const auto& owed)
                                  ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !machine_.MayAskFor(b, owed.first - 1); });

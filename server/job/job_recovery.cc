@@ -131,7 +131,7 @@ absl::Status JobShard::ReplayUpdate(const journal::Record& record) {
     }
   }
   if (record.round < known.base) {  // applied there; kept for workers that ask for it again
-    bucket.updates.push_back({std::make_shared<const std::vector<Bytes>>(record.chunks), false, record.contributions});
+    bucket.updates.push_back({std::make_shared<const std::vector<Bytes>>(record.chunks), bucket.codec->sparse(), record.contributions});
     if (bucket.updates.size() > RetainedUpdates(job_)) bucket.updates.pop_front();
     return absl::OkStatus();
   }

@@ -37,7 +37,7 @@ struct MemoryBound {
 uint32_t OpenRounds(const Job& job);
 // Update frames of a bucket that are kept for whoever asks: those that the slowest worker has not seen, and one more.
 uint32_t RetainedUpdates(const Job& job);
-// Older ones that defer elements, kept for workers which are in them and have not come back yet.
+// Older ones of codecs that may defer elements, kept for workers which are in them and have not come back yet.
 uint32_t OwedUpdates(const Job& job);
 // Pulls of one worker of one bucket that wait at once: an update and parameters, of every round that it has not seen
 // and of the next.

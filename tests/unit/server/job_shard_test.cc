@@ -297,6 +297,36 @@ TEST_F(JobShardTest, QuorumClosesOverThePartialFrameOfTheLateWorker) {
   EXPECT_EQ((*ack)->open_round(), round + 1);
 }
 
+// Only that update says which elements come back, be it none: without it the worker could not go on.
+TEST_F(JobShardTest, AWorkerThatWasAwayFindsTheSparseUpdateThatItIsIn) {
+  Start(SmallSpec("job", 2, "tagc:density=0.05"));
+  TestWorker a = Worker("a"), b = Worker("b");
+  StartTwo(&a, &b);
+  PushAll(&a, 1, 1.0f);
+  PushAll(&b, 1, 1.0f);
+  a.FollowUpdate(2);
+  clock_.now += 5'000 * kMs;
+  ASSERT_TRUE(shard_->Heartbeat(a.HeartbeatRequest()).ok());
+  clock_.now += 6'000 * kMs;
+  shard_->Tick();
+  for (uint64_t round = 2; round < 5; ++round) {
+    PushAll(&a, round, 1.0f);
+    a.FollowUpdate(round + 1);
+  }
+  const auto back = shard_->Resume(b.identity, {.round = 1});
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_NE(back->start_version(), 1u);
+  b.pull = std::make_shared<RecordingStream>();
+  b.out = std::make_shared<Outbox>(b.pull);
+  ASSERT_TRUE(shard_->Attach(b.identity, b.out).ok());
+  for (const uint64_t version : {2u, 3u}) {
+    b.Pull(v1::PULL_UPDATE, version);
+    const auto answers = b.TakeAnswers();
+    ASSERT_EQ(answers.size(), b.frames.buckets());
+    for (const Answered& answer : answers) EXPECT_EQ(answer.control.code() == 0, version == 2) << version;
+  }
+}
+
 TEST_F(JobShardTest, LeaseEndAbandonsThePartialFrameAndTheOthersGoOn) {
   v1::JobSpec spec = SmallSpec("job", 2);
   spec.mutable_tensors(0)->set_shape(0, 4096);  // 1 MiB: more than one chunk
