@@ -415,6 +415,7 @@ void Exchange::OnAnswer(uint32_t shard, PullAnswer answer) {
     case RoundLedger::AnswerEffect::kRepeated:
       return;
     case RoundLedger::AnswerEffect::kUnexpected:
+      if (ledger_.Behind()) return;  // of an attempt to catch up that was given up
       return FailLocked(absl::InternalError(absl::StrCat(
           "shard ", shard, " at ", context_.links[shard]->address(), " answered with bucket ", answer.bucket,
           " version ", answer.version, "; version ", ledger_.version() + 1, " was asked for")));
