@@ -128,6 +128,8 @@ class JobShard {
   const Layout& layout() const { return layout_; }
   uint32_t shard_index() const { return shard_index_; }
   const MemoryBound& memory() const { return memory_; }
+  // Bucket by bucket; adds up where nothing else runs.
+  MemoryUse MeasureMemory();
   // FailedPrecondition naming the first difference, unless it is this very job and sharding. layout_digest 0: not
   // compared.
   absl::Status CheckSame(const Job& job, uint32_t shard_index, uint32_t shard_count, uint64_t layout_digest) const;

@@ -1,5 +1,6 @@
 // What a shard says of itself; see job_shard.h.
 #include <algorithm>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,31 @@ v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
     worker.set_sanitized_elements(totals->second.sanitized_elements);
   }
   return status;
+}
+
+MemoryUse JobShard::MeasureMemory() {
+  MemoryUse use;
+  for (const auto& bucket : buckets_) {
+    absl::MutexLock lock(&bucket->mu);
+    use.unfinished += TotalSize(bucket->initial_chunks);
+    for (const OpenRound& open : bucket->open) {
+      use.accumulators += open.accumulator->memory_bytes();
+      use.partial_frames += open.partial.size();
+      for (const auto& [member, partial] : open.partial) use.unfinished += partial.held_bytes;
+    }
+    for (const RetainedUpdate& update : bucket->updates) use.updates += TotalSize(*update.chunks);
+    for (const auto& [version, chunks] : bucket->owed) use.updates += TotalSize(*chunks);
+    if (bucket->serialized != nullptr) use.serialized += TotalSize(*bucket->serialized);
+    use.retained_updates = std::max<uint64_t>(use.retained_updates, bucket->updates.size());
+    use.owed_updates = std::max<uint64_t>(use.owed_updates, bucket->owed.size());
+    std::map<MemberId, uint64_t> waiters;
+    for (const Waiter& waiter : bucket->waiting) use.waiters = std::max(use.waiters, ++waiters[waiter.member]);
+  }
+  use.in_flight = in_flight_bytes_;
+  absl::MutexLock lock(&mu_);
+  use.histories = machine_.histories();
+  use.totals = totals_.size();
+  return use;
 }
 
 void JobShard::DescribeDurability(uint64_t version, v1::JobStatus* job) {

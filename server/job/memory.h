@@ -43,6 +43,22 @@ uint32_t OwedUpdates(const Job& job);
 // and of the next.
 uint32_t MaxWaitersPerMember(const Job& job);
 
+// What a job holds at one moment, of what MemoryBound bounds and changes while it runs. In bytes where not said
+// otherwise.
+struct MemoryUse {
+  uint64_t in_flight = 0;   // as is counted against the bound
+  uint64_t unfinished = 0;  // of partial frames and uploads, one by one: the same, unless the count is wrong
+  uint64_t accumulators = 0;
+  uint64_t updates = 0;
+  uint64_t serialized = 0;
+  uint64_t partial_frames = 0;    // how many
+  uint64_t retained_updates = 0;  // how many of one bucket, at most
+  uint64_t owed_updates = 0;
+  uint64_t waiters = 0;    // pulls of one member that wait in one bucket, at most
+  uint64_t histories = 0;  // incarnations of which is known what they contributed
+  uint64_t totals = 0;     // workers that are counted for the status
+};
+
 // `codecs` may be empty: then the part that needs none, what every job of this size takes. on_device: parameters,
 // moments and sums lie there.
 MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
