@@ -42,6 +42,10 @@ void Oracle::Encoded(uint64_t member, Entry entry, const EncodedFrame& frame) {
   if (!kept.chunks.empty())
     world_->Violate(absl::StrCat("round ", entry.round, " slice ", entry.slice, " was encoded twice by one worker"));
   kept = {frame.chunks, frame.positions, frame.integers};
+  const auto [unsettled, first] = unsettled_.emplace(std::pair(member, entry.slice), entry.round);
+  if (!first)
+    world_->Violate(absl::StrCat("round ", unsettled->second, " of slice ", entry.slice,
+                                 ": a worker goes on, and its frame was neither settled nor returned: lost"));
 }
 
 RoundPlan Oracle::PlanOf(Entry entry) const {
@@ -142,8 +146,9 @@ void Oracle::Seen(Entry entry, const std::vector<Bytes>& chunks) {
   }
 }
 
-void Oracle::Settled(uint64_t member, Entry entry, bool included) {
-  if (entry.round == 0) return;
+void Oracle::Settled(uint64_t member, Entry entry, bool included, bool outlived) {
+  unsettled_.erase({member, entry.slice});
+  if (entry.round == 0 || outlived) return;
   const std::vector<Made>& made = made_[entry.slice];
   if (entry.round >= made.size()) return world_->Violate("a worker settled a round that no shard has made");
   const auto contribution = made[entry.round].contributions.find(member);

@@ -32,12 +32,13 @@ class Oracle {
   void Appended(uint32_t shard, const journal::Record& record);
   // A worker was given the update frame of `entry`, or (empty chunks) the parameters that it makes.
   void Seen(Entry entry, const std::vector<Bytes>& chunks);
-  // A worker has settled `entry`: `included` is what it thinks of its own frame.
-  void Settled(uint64_t member, Entry entry, bool included);
+  // A worker has settled `entry`: `included` is what it thinks of its own frame. `outlived`: see Outlived.
+  void Settled(uint64_t member, Entry entry, bool included, bool outlived);
   // The parameters of one shard at `version`, as `who` has them.
   void CheckDigest(uint32_t shard, uint64_t version, const std::string& digest, const std::string& who);
-  // A shard came back with `version`, its server with `epoch`. `may_lose`: versions that were seen. `synced_until`: those
-  // that were seen more than an interval of syncs before it must be there none the less; nothing: no such promise.
+  // A shard came back with `version`, its server with `epoch`. `may_lose`: versions that were seen. `synced_until`:
+  // those that were seen more than an interval of syncs before it must be there none the less; nothing: no such
+  // promise.
   void Recovered(uint32_t shard, uint64_t version, uint64_t epoch, bool may_lose, std::optional<TimeNs> synced_until);
   // Versions of a server with `epoch` were lost since: who still reads its answers reads what is not checked any more.
   bool Outlived(uint32_t shard, uint64_t epoch) const { return epoch < lost_before_[shard]; }
@@ -74,7 +75,8 @@ class Oracle {
   const Setup* const setup_;
   std::vector<std::vector<Made>> made_;                                         // by slice and round
   std::map<std::pair<uint64_t, std::pair<uint64_t, uint32_t>>, Frame> frames_;  // by member, round, slice
-  std::vector<Replay> replays_;                                                 // by shard
+  std::map<std::pair<uint64_t, uint32_t>, uint64_t> unsettled_;  // by member and slice: the round of its frame
+  std::vector<Replay> replays_;                                  // by shard
   std::vector<uint64_t> lost_before_;  // by shard: the epoch of the last server that came back without all versions
   std::vector<std::unique_ptr<Accumulator>> accumulators_;
 };

@@ -30,6 +30,8 @@ bool Run::Step() {
     return false;
   }
   for (const auto& server : servers_) server->Settle();
+  for (const auto& worker : workers_)
+    if (worker->session() != nullptr) worker->session()->Check();
   return !world_.violated();
 }
 
@@ -66,6 +68,7 @@ void Run::PlanFaults() {
     if (world_.Chance(0.2)) worker->flip = 0.02;
     if (world_.Chance(0.4)) worker->repeat = 0.1;
     if (world_.Chance(0.2)) worker->bad_gradient = 0.1;
+    if (world_.Chance(0.3)) worker->chunk_fault = 0.05;
     for (uint32_t shard = 0; shard < setup_->shards; ++shard) {
       Path& path = worker->path(shard);
       if (world_.Chance(0.3)) path.loss = 0.05;
@@ -77,7 +80,7 @@ void Run::PlanFaults() {
 
 void Run::StopFaults() {
   for (const auto& worker : workers_) {
-    worker->flip = worker->repeat = worker->bad_gradient = 0;
+    worker->flip = worker->repeat = worker->bad_gradient = worker->chunk_fault = 0;
     for (uint32_t shard = 0; shard < setup_->shards; ++shard) {
       Path& path = worker->path(shard);
       path.loss = path.repeats = 0;
@@ -93,7 +96,7 @@ void Run::Go() {
   world_.Trace([&] { return setup_->ToString(); });
   for (const auto& server : servers_) server->Start();
   for (const auto& worker : workers_) world_.After(world_.Between(0, 50 * kMs), [&worker] { worker->Start(); });
-  while (!AllTrain(2)) {
+  while (!AllTrain(setup_->rounds_before_faults())) {
     if (!Step()) return;
     if (world_.Now() > kStartTime) return world_.Violate("the workers do not start");
   }

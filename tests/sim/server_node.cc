@@ -7,11 +7,13 @@
 #include "absl/strings/str_cat.h"
 #include "common/snapshot/snapshot_files.h"
 #include "server/snapshot/snapshotter.h"
+#include "tests/sim/memory_check.h"
 
 namespace gradwire::sim {
 namespace {
 
 constexpr TimeNs kTick = 200 * kMs;
+constexpr uint64_t kFrameLimitBytes = 8u << 10;  // a few times the largest frame of these jobs
 
 }  // namespace
 
@@ -68,7 +70,7 @@ absl::Status ServerProcess::Start() {
   JobEnvironment environment;
   environment.backend = setup_->backend.get();
   environment.clock = world_;
-  environment.frame_limit_bytes = 1u << 20;
+  environment.frame_limit_bytes = kFrameLimitBytes;
   environment.job_memory_limit_bytes = 1u << 30;
   *environment.server_epoch = data_->epoch();
   environment.adopt_journal = [this](std::unique_ptr<journal::Journal> journal) {
@@ -130,9 +132,10 @@ void ServerProcess::Pump() {
   if (!status.degraded && was_degraded_) world_->Count(Event::kJournalHealed);
   was_degraded_ = status.degraded;
   // Rounds that wait are the bound of the backlog; with the policy to go on it is the job's limit.
-  if (setup_->waits_for_disk() && status.backlog_bytes > 64 * setup_->slices() * 1024)
-    world_->Violate(absl::StrCat("shard ", shard_, ": ", status.backlog_bytes,
-                                 " bytes wait for the disk, more than two rounds have"));
+  const uint64_t limit = setup_->waits_for_disk() ? 64 * setup_->slices() * 1024 : job()->memory().journal;
+  if (status.backlog_bytes > limit)
+    world_->Violate(
+        absl::StrCat("shard ", shard_, ": ", status.backlog_bytes, " bytes wait for the disk, the bound is ", limit));
   if (next < INT64_MAX) SchedulePump(std::max(next, world_->Now() + kMs));
 }
 
@@ -153,6 +156,8 @@ void ServerProcess::Tick() {
       world_->Count(Event::kLeaseExpired);
       world_->Trace([&] { return absl::StrCat("shard ", shard_, ": a lease expired"); });
     }
+    const uint64_t short_rounds = shard->Describe(false, false).rounds().short_rounds();
+    for (; short_rounds_ < short_rounds; ++short_rounds_) world_->Count(Event::kShortRound);
     if (shard->JournalBytes() > 4 * setup_->segment_bytes && world_->Chance(0.3)) TakeSnapshot();
     if (const std::optional<TimeNs> due = shard->NextTick()) next = std::clamp(*due, world_->Now() + kMs, next);
   }
@@ -168,6 +173,10 @@ void ServerProcess::TakeSnapshot() {
   if (!alive()) return;
   world_->Trace([&] { return absl::StrCat("shard ", shard_, ": snapshot: ", taken.ToString()); });
   if (taken.ok()) world_->Count(Event::kSnapshotTaken);
+}
+
+void ServerProcess::Check() {
+  if (const auto shard = job()) CheckMemory(world_, *shard, kFrameLimitBytes, absl::StrCat("shard ", shard_));
 }
 
 void ServerProcess::DropStreams(bool silently) {
@@ -241,7 +250,8 @@ void ServerNode::Kill(bool power, TimeNs away, bool leave_old) {
 }
 
 void ServerNode::Settle() {
-  if (process_ == nullptr || process_->alive()) return;
+  if (process_ == nullptr) return;
+  if (process_->alive()) return process_->Check();
   Kill(disk_.crashed(), world_->Between(kMs, kSecond));
 }
 

@@ -48,6 +48,8 @@ class ServerProcess {
   // All streams: their clients hear of it after about `delay`, or never.
   void DropStreams(bool silently);
   void TakeSnapshot();
+  // What must hold between any two events.
+  void Check();
   journal::Journal* journal() { return journal_; }
 
  private:
@@ -76,6 +78,7 @@ class ServerProcess {
   journal::Journal* journal_ = nullptr;  // of the job
   TimeNs pump_at_ = -1;
   TimeNs tick_at_ = -1;
+  uint64_t short_rounds_ = 0;
   bool was_degraded_ = false;
   std::vector<std::weak_ptr<SimStream>> streams_;
   std::shared_ptr<bool> here_ = std::make_shared<bool>(true);  // for events that outlive this
@@ -96,7 +99,7 @@ class ServerNode {
   // The process is killed; with `power`, the machine loses it, too. It starts again after `away`; `leave_old`: the old
   // process lives on until the next one has been replaced, too.
   void Kill(bool power, TimeNs away, bool leave_old = false);
-  // After every event: a process that died in it is cleared away.
+  // After every event: a process that died in it is cleared away, another one checked.
   void Settle();
   // What faults did to the disk ends.
   void HealDisk();

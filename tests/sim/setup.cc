@@ -55,6 +55,7 @@ std::unique_ptr<Setup> MakeSetup(World& world) {
   setup->workers = 1 + static_cast<uint32_t>(world.Below(3));
   setup->shards = 1 + static_cast<uint32_t>(world.Below(2));
   setup->segment_bytes = 2048 << world.Below(4);
+  if (world.Chance(0.6)) setup->chunk_bytes = 160 + 8 * world.Below(30);
   setup->pull = world.Chance(0.8) ? PullMode::kUpdate : PullMode::kParams;
   v1::JobSpec spec;
   spec.set_name("sim");
@@ -80,7 +81,8 @@ std::unique_ptr<Setup> MakeSetup(World& world) {
   spec.set_bucket_bytes(512);
   spec.set_run_elements(64);
   spec.set_seed(world.Below(1000));
-  if (setup->workers > 1 && world.Chance(0.4)) spec.mutable_rounds()->set_quorum(setup->workers - 1);
+  if (setup->workers > 1 && world.Chance(0.4))
+    spec.mutable_rounds()->set_quorum(1 + static_cast<uint32_t>(world.Below(setup->workers - 1)));
   v1::DurabilitySpec& durability = *spec.mutable_durability();
   durability.set_level(world.Chance(0.7) ? v1::DURABILITY_FSYNC : v1::DURABILITY_INTERVAL);
   durability.set_interval_ms(100);

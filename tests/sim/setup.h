@@ -22,6 +22,7 @@ struct Setup {
   uint32_t workers = 1;
   uint32_t shards = 1;
   uint64_t segment_bytes = 0;  // of journals; a snapshot is wanted after about as many
+  size_t chunk_bytes = 0;      // of pushed frames; 0: as encoders cut them
   PullMode pull = PullMode::kUpdate;
   std::unique_ptr<Job> job;
   std::unique_ptr<Layout> layout;
@@ -33,6 +34,8 @@ struct Setup {
   std::vector<const Codec*> CodecPointers() const;
   // The parameters of version 0, per tensor: the same for every worker.
   std::vector<std::vector<float>> InitialParameters() const;
+  // With a quorum the deadline is learned first.
+  uint64_t rounds_before_faults() const { return job->spec().rounds().quorum() > 0 ? 11 : 2; }
   bool waits_for_disk() const;     // fsync, or interval with the policy to wait
   bool may_lose_versions() const;  // by a loss of power
   std::string ToString() const;

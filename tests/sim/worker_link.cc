@@ -4,18 +4,17 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/internal/start.h"
 #include "common/codec/parameters.h"
+#include "tests/sim/chunks.h"
 
 namespace gradwire::sim {
 namespace {
 
-constexpr TimeNs kCallTimeout = kSecond;
 constexpr TimeNs kReconnectTimeout = 60 * kSecond;
 constexpr TimeNs kFirstBackoff = 50 * kMs;
 constexpr TimeNs kLastBackoff = kSecond;
 constexpr int kMaxJoinPasses = 8;
-
-bool Retryable(const absl::Status& status) { return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status); }
 
 }  // namespace
 
@@ -138,7 +137,7 @@ void WorkerSession::StartStep() {
     }
     if (!link.pulling && (link.refused || !(upload || link.uploading))) {
       link.pulling = true;
-      RequestPull(shard);
+      RequestPull(shard, client::StartKind(*setup_->job, setup_->pull), version_);
     }
     complete = complete && (link.pulling ? link.answered == buckets : link.uploaded == buckets);
   }
@@ -149,14 +148,14 @@ void WorkerSession::Upload(uint32_t shard) {
   for (uint32_t b = 0; b < setup_->layout->bucket_count(); ++b) {
     const BucketLayout& slice = setup_->layout->at(b, shard);
     const std::vector<float> values = replica_->Gather(slice);
-    SendTo(shard, EncodeInitialize(slice, incarnation_, values.data()), {});
+    SendTo(shard, Rechunk(EncodeInitialize(slice, incarnation_, values.data()), setup_->chunk_bytes), {});
   }
 }
 
-void WorkerSession::RequestPull(uint32_t shard) {
+void WorkerSession::RequestPull(uint32_t shard, v1::PullKind kind, uint64_t version) {
   v1::PullRequest request;
-  request.set_kind(setup_->pull == PullMode::kUpdate ? v1::PULL_STATE : v1::PULL_PARAMS_F32);
-  request.set_version(version_);
+  request.set_kind(kind);
+  request.set_version(version);
   request.set_bucket_begin(0);
   request.set_bucket_end(setup_->layout->bucket_count());
   if (links_[shard]->pull != nullptr) links_[shard]->pull->Send({request.SerializeAsString(), {}}).IgnoreError();
@@ -229,22 +228,54 @@ bool WorkerSession::SendTo(uint32_t shard, const std::vector<Bytes>& chunks, con
   if (!link.connected) return false;
   v1::PushMessage last;
   for (v1::PullKind kind : pull) last.add_pull(kind);
-  int copies = 1;
+  const auto send = [&](const Bytes& chunk) {
+    link.push->Send({&chunk == &chunks.back() ? last.SerializeAsString() : std::string(), {chunk}}).IgnoreError();
+  };
   if (training() && world_->Chance(node_->repeat)) {
     world_->Count(Event::kFrameRepeated);
-    copies = 2;
+    for (const Bytes& chunk : chunks) send(chunk);
+  } else if (training() && world_->Chance(node_->flip)) {
+    world_->Count(Event::kFrameFlipped);
+    const Bytes& chunk = chunks[world_->Below(chunks.size())];
+    std::vector<uint8_t> bytes(chunk.span().begin(), chunk.span().end());
+    bytes[world_->Below(bytes.size())] ^= static_cast<uint8_t>(1u << world_->Below(8));
+    std::vector<Bytes> damaged = chunks;
+    damaged[static_cast<size_t>(&chunk - chunks.data())] = Bytes::FromVector(std::move(bytes));
+    for (const Bytes& c : damaged)
+      link.push->Send({&c == &damaged.back() ? last.SerializeAsString() : std::string(), {c}}).IgnoreError();
+    return true;
+  } else if (training() && chunks.size() > 1 && world_->Chance(node_->chunk_fault)) {
+    return SendBadly(shard, chunks.size(), [&](size_t i) { send(chunks[i]); });
   }
-  for (int copy = 0; copy < copies; ++copy)
-    for (const Bytes& chunk : chunks) {
-      Bytes sent = chunk;
-      if (training() && copies == 1 && world_->Chance(node_->flip)) {
-        world_->Count(Event::kFrameFlipped);
-        std::vector<uint8_t> bytes(chunk.span().begin(), chunk.span().end());
-        bytes[world_->Below(bytes.size())] ^= static_cast<uint8_t>(1u << world_->Below(8));
-        sent = Bytes::FromVector(std::move(bytes));
-      }
-      link.push->Send({&chunk == &chunks.back() ? last.SerializeAsString() : std::string(), {sent}}).IgnoreError();
-    }
+  for (const Bytes& chunk : chunks) send(chunk);
+  return true;
+}
+
+// The last chunk always comes, as the last one, unless the connection breaks: transports lose nothing without that.
+bool WorkerSession::SendBadly(uint32_t shard, size_t chunks, const std::function<void(size_t)>& send) {
+  const size_t at = world_->Below(chunks - 1);
+  static constexpr Event kKinds[] = {Event::kChunkLost, Event::kChunkRepeated, Event::kChunksSwapped,
+                                     Event::kFrameBegunAnew, Event::kCutInFrame};
+  const Event kind = kKinds[world_->Below(std::size(kKinds))];
+  if (kind == Event::kChunksSwapped && at + 2 >= chunks) return SendBadly(shard, chunks, send);
+  world_->Count(kind);
+  if (kind == Event::kFrameBegunAnew || kind == Event::kCutInFrame)
+    for (size_t i = 0; i <= at; ++i) send(i);
+  if (kind == Event::kCutInFrame) {
+    // The server has a part of it by then, or not.
+    world_->After(world_->Between(20 * kUs, 3 * kMs),
+                  [world = world_, push = links_[shard]->push, pull = links_[shard]->pull] {
+                    for (const auto& stream : {push, pull})
+                      stream->Break(world->Between(kUs, 20 * kMs), world->Between(kUs, 20 * kMs));
+                  });
+    return true;
+  }
+  for (size_t i = 0; i < chunks; ++i) {
+    if (kind == Event::kChunkLost && i == at) continue;
+    const bool swapped = kind == Event::kChunksSwapped && (i == at || i == at + 1);
+    send(swapped ? 2 * at + 1 - i : i);
+    if (kind == Event::kChunkRepeated && i == at) send(i);
+  }
   return true;
 }
 
@@ -291,20 +322,23 @@ void WorkerSession::OnBroken(uint32_t shard, uint64_t connection, const absl::St
   if (link.connection != connection || !link.connected) return;
   link.connected = false;
   link.Drop(0, world_->Between(kUs, 20 * kMs));
-  // As ShardLink::Mendable, and ResumeAt of a Starter and of an Exchange.
-  if (!(Retryable(status) || absl::IsNotFound(status)) || !training()) return Fail(status);
+  // As ShardLink, and ResumeAt of a Starter and of an Exchange.
+  if (!Mendable(status) || !training()) return Fail(status);
   world_->Trace([&] { return absl::StrCat(node_->name(), ": lost shard ", shard, ": ", status.ToString()); });
   Later(10 * kMs, [this, shard] { Mend(shard, world_->Now() + kReconnectTimeout, kFirstBackoff); });
 }
 
+void WorkerSession::SetResumePoint(uint32_t shard, v1::JoinRequest* request) const {
+  request->set_resume_round(ledger_->round());
+  const std::vector<uint32_t> seen = ledger_->SeenBuckets(shard);
+  request->mutable_resume_seen()->Assign(seen.begin(), seen.end());
+  request->set_known_epoch(links_[shard]->epoch);
+}
+
 void WorkerSession::Mend(uint32_t shard, TimeNs deadline, TimeNs backoff) {
   v1::JoinRequest request = RequestTo(shard);
-  Link& link = *links_[shard];
   request.set_resume(true);
-  request.set_resume_round(ledger_->round());
-  const std::vector<uint32_t> seen = ledger_->SeenBuckets(shard);
-  request.mutable_resume_seen()->Assign(seen.begin(), seen.end());
-  request.set_known_epoch(link.epoch);
+  SetResumePoint(shard, &request);
   ServerNode* const server = &node_->server(shard);
   // An old server that lives on may be the one that is reached.
   const bool old = server->replaced() != nullptr && world_->Chance(0.5);
@@ -314,45 +348,49 @@ void WorkerSession::Mend(uint32_t shard, TimeNs deadline, TimeNs backoff) {
       [self = shared_from_this(), shard, deadline, backoff, round = ledger_->round(),
        old](const absl::StatusOr<std::string>& reply) {
         self->Guarded([self, shard, deadline, backoff, round, old, reply] {
-          Link& link = *self->links_[shard];
-          World& world = *self->world_;
           v1::JoinReply parsed;
-          if (reply.ok() && parsed.ParseFromString(*reply)) {
-            world.Count(parsed.server_epoch() == link.epoch ? Event::kResumed : Event::kResumedAfterRestart);
-            if (parsed.server_epoch() < link.epoch)
-              return world.Violate("a server that was replaced took a worker back");
-            link.epoch = parsed.server_epoch();
-            if (parsed.start_version() != round) {
-              world.Count(Event::kRoundOverAtResume);
-              return self->Fail(absl::FailedPreconditionError("the round is over"));
-            }
-            link.last_beat = world.Now();
-            if (old) {  // it ends before the streams are open
-              link.connected = true;
-              return self->OnBroken(shard, ++link.connection, absl::UnavailableError("the old server ended"));
-            }
-            self->OpenStreams(shard);
-            if (self->over_) return;
-            for (Entry entry : self->ledger_->Unanswered(shard)) {
-              world.Count(Event::kResentFrames);
-              self->SendAgain(entry);
-            }
-            return;
-          }
-          if (Retryable(reply.status()) && world.Now() < deadline)
-            return self->Later(backoff, [raw = self.get(), shard, deadline, backoff] {
-              raw->Mend(shard, deadline, std::min(2 * backoff, kLastBackoff));
-            });
-          if (absl::IsDataLoss(reply.status())) {
-            world.Count(Event::kDataLossTold);
-            if (!self->setup_->may_lose_versions())
-              world.Violate(absl::StrCat("a worker is told of lost versions: ", reply.status().ToString()));
-          }
-          if (absl::IsFailedPrecondition(reply.status()))
-            world.Count(old ? Event::kEpochFenced : Event::kRoundOverAtResume);
-          self->Fail(reply.status());
+          if (reply.ok() && parsed.ParseFromString(*reply)) return self->Mended(shard, round, old, parsed);
+          if (!Retryable(reply.status()) || self->world_->Now() >= deadline)
+            return self->JoinRefused(reply.status(), old);
+          self->Later(backoff, [raw = self.get(), shard, deadline, backoff] {
+            raw->Mend(shard, deadline, std::min(2 * backoff, kLastBackoff));
+          });
         });
       });
+}
+
+void WorkerSession::Mended(uint32_t shard, uint64_t round, bool old, const v1::JoinReply& reply) {
+  Link& link = *links_[shard];
+  world_->Count(reply.server_epoch() == link.epoch ? Event::kResumed : Event::kResumedAfterRestart);
+  if (reply.server_epoch() < link.epoch) return world_->Violate("a server that was replaced took a worker back");
+  link.epoch = reply.server_epoch();
+  link.last_beat = world_->Now();
+  if (old) {  // it ends before the streams are open
+    link.connected = true;
+    return OnBroken(shard, ++link.connection, absl::UnavailableError("the old server ended"));
+  }
+  OpenStreams(shard);
+  if (over_) return;
+  ++resumed_;
+  if (reply.start_version() != round) {
+    world_->Count(Event::kRoundOverAtResume);
+    ledger_->Dropped();
+  }
+  for (Entry entry : ledger_->Unanswered(shard)) {
+    world_->Count(Event::kResentFrames);
+    SendAgain(entry);
+  }
+  if (catching_) AgreeToCatchUp();
+}
+
+void WorkerSession::JoinRefused(const absl::Status& status, bool old) {
+  if (absl::IsDataLoss(status)) {
+    world_->Count(Event::kDataLossTold);
+    if (!setup_->may_lose_versions())
+      world_->Violate(absl::StrCat("a worker is told of lost versions: ", status.ToString()));
+  }
+  if (absl::IsFailedPrecondition(status) && old) world_->Count(Event::kEpochFenced);
+  Fail(status);
 }
 
 }  // namespace gradwire::sim

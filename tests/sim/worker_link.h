@@ -11,6 +11,14 @@
 
 namespace gradwire::sim {
 
+inline constexpr TimeNs kCallTimeout = kSecond;
+
+// As ShardLink.
+inline bool Retryable(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+}
+inline bool Mendable(const absl::Status& status) { return Retryable(status) || absl::IsNotFound(status); }
+
 inline Target TargetOf(ServerProcess* process) { return process == nullptr ? Target() : process->target(); }
 
 // The worker's end of one stream.

@@ -6,9 +6,15 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "tests/sim/chunks.h"
 #include "tests/sim/worker_link.h"
 
 namespace gradwire::sim {
+namespace {
+
+constexpr uint64_t kFrameOverheadBytes = 4096;  // of any frame, as of MemoryBound
+
+}  // namespace
 
 WorkerNode::WorkerNode(World* world, const Setup* setup, Oracle* oracle,
                        std::vector<std::unique_ptr<ServerNode>>* servers, uint32_t index)
@@ -154,6 +160,7 @@ void WorkerSession::SendSlice(uint32_t slice) {
   if (!abstain) {
     const absl::Status encoded = work_->Encode(slice, round, {&kLearningRate, 1}, &bytes_[slice]);
     if (!encoded.ok()) return world_->Violate(absl::StrCat("encoding failed: ", encoded.ToString()));
+    bytes_[slice].frame->chunks = Rechunk(bytes_[slice].frame->chunks, setup_->chunk_bytes);
     node_->oracle()->Encoded(member(), {round, slice}, *bytes_[slice].frame);
   } else {
     work_->Keep(slice);
@@ -195,6 +202,10 @@ void WorkerSession::OnAck(uint32_t shard, const v1::PushAck& ack) {
     }
     return StartStep();
   }
+  world_->Trace([&] {
+    return absl::StrCat(node_->name(), ": round ", ack.round(), " shard ", shard, " bucket ", ack.bucket(), ": ",
+                        v1::PushOutcome_Name(ack.outcome()), " ", ack.message());
+  });
   if (ack.outcome() == v1::PUSH_DUPLICATE) world_->Count(Event::kDuplicateRecognized);
   if (ack.bucket() >= setup_->layout->bucket_count()) return world_->Violate("an acknowledgement of no bucket");
   client::RoundLedger::Actions actions;
@@ -212,6 +223,7 @@ void WorkerSession::OnAck(uint32_t shard, const v1::PushAck& ack) {
     case client::RoundLedger::AckEffect::kIncluded:
       break;
   }
+  ledger_->Heard(ack.open_round());
   Run(actions);
 }
 
@@ -225,10 +237,21 @@ void WorkerSession::OnAnswer(uint32_t shard, v1::PullKind kind, uint32_t bucket,
     ++link.answered;
     return StartStep();
   }
+  world_->Trace([&] {
+    return absl::StrCat(node_->name(), ": version ", version, " shard ", shard, " bucket ", bucket, ": ",
+                        v1::PullKind_Name(kind), " ", status.ToString());
+  });
   if (version <= ledger_->round()) return;
-  if (!status.ok()) return Fail(status);
+  if (catching_) return OnCaught(shard, kind, bucket, version, status, std::move(chunks));
   const Entry entry{version - 1, bucket * setup_->shards + shard};
   client::RoundLedger::Actions actions;
+  if (absl::IsOutOfRange(status)) {
+    if (ledger_->Gone(entry, kind, &actions) != client::RoundLedger::AnswerEffect::kTaken) return;
+    world_->Count(Event::kAnswerGone);
+    (kind == v1::PULL_UPDATE ? bytes_[entry.slice].update_gone : bytes_[entry.slice].parameters_gone) = true;
+    return Run(actions);
+  }
+  if (!status.ok()) return Fail(status);
   switch (ledger_->Answered(entry, kind, &actions)) {
     case client::RoundLedger::AnswerEffect::kTaken:
       if (!Outlived(shard)) node_->oracle()->Seen(entry, kind == v1::PULL_UPDATE ? chunks : std::vector<Bytes>());
@@ -238,6 +261,7 @@ void WorkerSession::OnAnswer(uint32_t shard, v1::PullKind kind, uint32_t bucket,
     case client::RoundLedger::AnswerEffect::kRepeated:
       return;
     case client::RoundLedger::AnswerEffect::kUnexpected:
+      if (ledger_->Behind()) return;  // of an attempt to catch up that was given up
       return world_->Violate(
           absl::StrCat(node_->name(), " was given version ", version, " in round ", ledger_->round()));
   }
@@ -258,7 +282,7 @@ void WorkerSession::Settle(Entry entry) {
   absl::Status status = work_->Decode(entry.slice, entry.round, &bytes);
   if (status.ok()) status = work_->Apply(entry.slice, entry.round, included, &bytes);
   if (!status.ok()) return world_->Violate(absl::StrCat(node_->name(), ": ", status.ToString()));
-  if (!Outlived(entry.slice % setup_->shards)) node_->oracle()->Settled(member(), entry, included);
+  node_->oracle()->Settled(member(), entry, included, Outlived(entry.slice % setup_->shards));
   CheckResidual(entry, included);
   bytes = client::SliceBytes();
   ledger_->Settled(entry);
@@ -266,6 +290,21 @@ void WorkerSession::Settle(Entry entry) {
 }
 
 // To the last bit: what was not sent, or not merged, is where it was before; what nobody could decode, too.
+void WorkerSession::Check() const {
+  uint64_t held = 0;
+  uint64_t limit = 0;
+  for (uint32_t slice = 0; slice < setup_->slices(); ++slice) {
+    const client::SliceBytes& bytes = bytes_[slice];
+    if (bytes.frame) held += TotalSize(bytes.frame->chunks);
+    held += TotalSize(bytes.update_chunks) + TotalSize(bytes.parameter_chunks);
+    limit += 3 * (setup_->LayoutOf(slice).elements * 3 * sizeof(float) + kFrameOverheadBytes);
+  }
+  if (catching_)
+    for (const std::vector<Bytes>& chunks : catching_->chunks) held += TotalSize(chunks);
+  if (held > limit)
+    world_->Violate(absl::StrCat(node_->name(), " holds ", held, " bytes of frames and answers, the bound is ", limit));
+}
+
 void WorkerSession::CheckResidual(Entry entry, bool included) {
   if (entry.round == 0 || before_[entry.slice].empty()) return;
   std::vector<float> expected = included ? after_[entry.slice] : before_[entry.slice];
@@ -280,11 +319,17 @@ void WorkerSession::CheckResidual(Entry entry, bool included) {
 bool WorkerSession::Outlived(uint32_t shard) const { return node_->oracle()->Outlived(shard, links_[shard]->epoch); }
 
 void WorkerSession::EndRound() {
+  const bool behind = ledger_->Behind();
   const uint64_t version = ledger_->round() + 1;
-  for (uint32_t shard = 0; shard < setup_->shards; ++shard)
+  for (uint32_t shard = 0; shard < setup_->shards && !behind; ++shard)
     if (!Outlived(shard)) node_->oracle()->CheckDigest(shard, version, replica_->ShardDigest(shard), node_->name());
   ledger_->Close();
+  if (behind) return CatchUp();
   if (version == 1) return BeginRound(/*again=*/true);
+  FinishStep();
+}
+
+void WorkerSession::FinishStep() {
   gradients_->EndRound();
   Later(node_->TakeThink(), [this] { BeginRound(/*again=*/false); });
 }

@@ -34,6 +34,8 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void End(bool leave);
   // A break of the connection to one shard. Each end hears of it or not.
   void Break(uint32_t shard, TimeNs client_delay, TimeNs server_delay);
+  // What must hold between any two events.
+  void Check() const;
   bool training() const { return work_ != nullptr; }
   uint64_t version() const { return ledger_ ? ledger_->round() : 0; }
 
@@ -41,13 +43,22 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   using Entry = client::RoundLedger::Entry;
   struct Link;
   friend class LinkEnd;
+  // What is pulled to catch up: of every slice the versions from `first` to `last`.
+  struct Catching {
+    v1::PullKind kind = v1::PULL_UNSPECIFIED;
+    uint64_t first = 0;
+    uint64_t last = 0;
+    std::vector<std::vector<Bytes>> chunks;  // [(version - first) * slices + slice]
+    size_t missing = 0;
+    uint64_t resumed = 0;
+  };
 
   // Joining and starting, as Starter.
   void JoinNext(uint32_t shard, int pass, TimeNs backoff);
   void Joined(uint32_t shard, int pass, const v1::JoinReply& reply);
   void StartStep();
   void Upload(uint32_t shard);
-  void RequestPull(uint32_t shard);
+  void RequestPull(uint32_t shard, v1::PullKind kind, uint64_t version);
   void FinishStart();
 
   // As ShardLink.
@@ -56,8 +67,13 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void Heartbeat(uint32_t shard);
   void OnBroken(uint32_t shard, uint64_t connection, const absl::Status& status);
   void Mend(uint32_t shard, TimeNs deadline, TimeNs backoff);
+  void Mended(uint32_t shard, uint64_t round, bool old, const v1::JoinReply& reply);
+  void SetResumePoint(uint32_t shard, v1::JoinRequest* request) const;
+  // A shard does not take this worker back. `old`: its server was replaced.
+  void JoinRefused(const absl::Status& status, bool old);
   void Fail(const absl::Status& status);
   bool SendTo(uint32_t shard, const std::vector<Bytes>& chunks, const std::vector<v1::PullKind>& pull);
+  bool SendBadly(uint32_t shard, size_t chunks, const std::function<void(size_t)>& send);
 
   // As Exchange.
   // `again`: round 0 is over, the same gradients travel as round 1.
@@ -71,6 +87,17 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void Run(const client::RoundLedger::Actions& actions);
   void Settle(Entry entry);
   void EndRound();
+  // The caller's next step.
+  void FinishStep();
+
+  // As Exchange, when the shards are rounds ahead.
+  void CatchUp();
+  void AgreeToCatchUp();
+  void AgreeNext(uint32_t shard, int pass, uint64_t version);
+  void CatchUpTo(uint64_t version);
+  void OnCaught(uint32_t shard, v1::PullKind kind, uint32_t bucket, uint64_t version, const absl::Status& status,
+                std::vector<Bytes> chunks);
+  void TakeCaught();
   void CheckResidual(Entry entry, bool included);
   // What this session knows of the shard is of a server whose versions were lost since. It will be told.
   bool Outlived(uint32_t shard) const;
@@ -102,6 +129,12 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   std::vector<bool> bad_;                   // by tensor: its gradient was refused
   std::vector<std::vector<float>> before_;  // by slice: the residual before the frame was encoded
   std::vector<std::vector<float>> after_;   // and behind it
+  // Catching up.
+  std::optional<Catching> catching_;
+  std::vector<std::optional<uint64_t>> agreed_;  // by shard: the version that it named
+  bool by_updates_ = false;
+  uint64_t catch_up_ = 0;  // attempts so far
+  uint64_t resumed_ = 0;   // times that a shard has got new streams
 };
 
 class WorkerNode {
@@ -130,6 +163,7 @@ class WorkerNode {
   TimeNs TakeThink();
   double flip = 0;          // of a sent frame
   double repeat = 0;        // of a sent frame
+  double chunk_fault = 0;   // of a sent frame: something happens between its chunks
   double bad_gradient = 0;  // of a tensor
 
  private:
