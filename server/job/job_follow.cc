@@ -43,4 +43,30 @@ absl::StatusOr<std::vector<journal::Record>> JobShard::CopyBucket(uint32_t index
   }
 }
 
+std::vector<CopyPosition> JobShard::Positions() {
+  std::vector<CopyPosition> positions;
+  for (uint32_t b = 0; b < buckets_.size(); ++b) {
+    journal::Record last{journal::RecordType::kUpdate, b, 0, {}, {}};
+    {
+      absl::MutexLock lock(&buckets_[b]->mu);
+      const BucketState& bucket = *buckets_[b];
+      if (bucket.updates.empty() || replay_->buckets[b].end_round != bucket.version) return {};
+      last.round = bucket.version - 1;
+      last.contributions = bucket.updates.back().who;
+      last.chunks = *bucket.updates.back().chunks;
+    }
+    positions.push_back({last.round + 1, DigestOf(last)});
+  }
+  return positions;
+}
+
+std::vector<uint64_t> JobShard::SafeVersions() const {
+  std::vector<uint64_t> versions;
+  for (const auto& bucket : buckets_) {
+    absl::MutexLock lock(&bucket->mu);
+    versions.push_back(bucket->durable);
+  }
+  return versions;
+}
+
 }  // namespace gradwire

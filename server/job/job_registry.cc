@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -20,6 +21,12 @@ constexpr uint64_t kMaxSegmentBytes = 64u << 20;
 absl::Status NoSuchJob(std::string_view name) {
   return absl::NotFoundError(absl::StrFormat(
       "job '%s' does not exist on this server: join it, or create it with `gradwire job create`", std::string(name)));
+}
+
+// Only ever compared for equality: no run depends on it.
+uint64_t NewHistory() {
+  std::random_device device;
+  return static_cast<uint64_t>(device()) << 32 | device() | 1;
 }
 
 }  // namespace
@@ -52,7 +59,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::Job
   GW_RETURN_IF_ERROR(made->CheckSame(made->job(), shard_index, shard_count, layout_digest));
   ReplicatedSink* sink = nullptr;
   if (made->job().durable()) {
-    GW_ASSIGN_OR_RETURN(sink, Store(*made, /*following=*/false));
+    GW_ASSIGN_OR_RETURN(sink, Store(*made, /*followed_history=*/0));
   }
   Insert(made, sink);
   spdlog::info("job {} created: shard {} of {}, {} buckets, {} elements, up to {}", spec.name(), shard_index,
@@ -77,7 +84,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::Make(const v1::JobSpec& s
   return made;
 }
 
-absl::StatusOr<ReplicatedSink*> JobRegistry::Store(JobShard& shard, bool following) {
+absl::StatusOr<ReplicatedSink*> JobRegistry::Store(JobShard& shard, uint64_t followed_history) {
   const std::string& name = shard.job().spec().name();
   if (data_ == nullptr) {
     return absl::FailedPreconditionError(absl::StrFormat(
@@ -89,11 +96,13 @@ absl::StatusOr<ReplicatedSink*> JobRegistry::Store(JobShard& shard, bool followi
   *stored.mutable_spec() = shard.job().spec();
   stored.set_shard_index(shard.shard_index());
   stored.set_shard_count(shard.layout().shard_count());
+  if (followed_history != 0) {
+    stored.set_followed_history(followed_history);
+    stored.set_followed_term(Term());
+  }
   absl::Status status = data_->CreateJob(stored);
   if (status.ok()) {
-    absl::StatusOr<ReplicatedSink*> sink = OpenJournal(
-        *data_, shard, environment_.clock,
-        {following, SegmentBytes(), {&serve_until_, on_change_, on_lost_sync_}, environment_.adopt_journal});
+    absl::StatusOr<ReplicatedSink*> sink = OpenSink(shard, followed_history != 0);
     if (sink.ok()) return sink;
     status = sink.status();
   }
@@ -102,9 +111,15 @@ absl::StatusOr<ReplicatedSink*> JobRegistry::Store(JobShard& shard, bool followi
                                                      std::string(status.message())));
 }
 
+absl::StatusOr<ReplicatedSink*> JobRegistry::OpenSink(JobShard& shard, bool following) {
+  const ReplicationHooks hooks{&serve_until_, on_change_, on_lost_sync_, NewHistory()};
+  return OpenJournal(*data_, shard, environment_.clock, {following, SegmentBytes(), hooks, environment_.adopt_journal});
+}
+
 uint64_t JobRegistry::SegmentBytes() const { return std::min(kMaxSegmentBytes, limits_.snapshot_journal_bytes); }
 
-absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::Adopt(const v1::StoredJob& stored, uint64_t layout_digest) {
+absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::Adopt(const v1::StoredJob& stored, uint64_t layout_digest,
+                                                             uint64_t history) {
   absl::MutexLock create(&create_mu_);
   const std::string& name = stored.spec().name();
   const absl::Status removed = Remove(name);
@@ -112,9 +127,29 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::Adopt(const v1::StoredJob
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
                       Make(stored.spec(), stored.shard_index(), stored.shard_count()));
   GW_RETURN_IF_ERROR(made->CheckSame(made->job(), stored.shard_index(), stored.shard_count(), layout_digest));
-  GW_ASSIGN_OR_RETURN(ReplicatedSink* const sink, Store(*made, /*following=*/true));
-  Insert(made, sink);
+  // A primary that says nothing of its history is not gone on from: one that nobody has.
+  const uint64_t followed = history != 0 ? history : NewHistory();
+  GW_ASSIGN_OR_RETURN(ReplicatedSink* const sink, Store(*made, followed));
+  Insert(made, sink, followed);
   return made;
+}
+
+absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GoOn(const v1::StoredJob& stored, uint64_t layout_digest,
+                                                            uint64_t history) {
+  absl::MutexLock create(&create_mu_);
+  std::shared_ptr<JobShard> known;
+  {
+    absl::MutexLock lock(&mu_);
+    const auto it = durable_.find(stored.spec().name());
+    if (it != durable_.end() && history != 0 && it->second.followed_history == history) known = it->second.shard;
+  }
+  if (known == nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("job '%s': there is no copy of this history to go on from", stored.spec().name()));
+  }
+  GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(stored.spec()));
+  GW_RETURN_IF_ERROR(known->CheckSame(asked, stored.shard_index(), stored.shard_count(), layout_digest));
+  return known;
 }
 
 void JobRegistry::EndFollowing() {
@@ -192,15 +227,13 @@ absl::Status JobRegistry::RecoverJob(const std::string& name, bool following) {
   GW_ASSIGN_OR_RETURN(const v1::StoredJob stored, data_->LoadJob(name));
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
                       Make(stored.spec(), stored.shard_index(), stored.shard_count()));
-  GW_ASSIGN_OR_RETURN(
-      ReplicatedSink* const sink,
-      OpenJournal(*data_, *made, environment_.clock,
-                  {following, SegmentBytes(), {&serve_until_, on_change_, on_lost_sync_}, environment_.adopt_journal}));
-  Insert(made, sink);
+  GW_ASSIGN_OR_RETURN(ReplicatedSink* const sink, OpenSink(*made, following));
+  // A later term: this server was primary since, and what it has is its own.
+  Insert(made, sink, following && stored.followed_term() == Term() ? stored.followed_history() : 0);
   return absl::OkStatus();
 }
 
-void JobRegistry::Insert(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink) {
+void JobRegistry::Insert(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink, uint64_t followed_history) {
   const std::string& name = shard->job().spec().name();
   std::unique_ptr<Snapshotter> snapshotter;
   if (sink != nullptr && !environment_.adopt_journal) {
@@ -211,7 +244,7 @@ void JobRegistry::Insert(const std::shared_ptr<JobShard>& shard, ReplicatedSink*
     absl::MutexLock lock(&mu_);
     jobs_[name] = shard;
     if (snapshotter != nullptr) snapshotters_[name] = std::move(snapshotter);
-    if (sink != nullptr) durable_[name] = {shard, sink};
+    if (sink != nullptr) durable_[name] = {shard, sink, followed_history};
   }
   if (sink != nullptr) on_change_();
 }

@@ -19,6 +19,7 @@
 #include "common/storage/data_directory.h"
 #include "server/job/job_shard.h"
 #include "server/job/warning_limiter.h"
+#include "server/replication/epoch.h"
 #include "server/replication/replicated_sink.h"
 #include "server/snapshot/snapshotter.h"
 
@@ -37,6 +38,7 @@ class JobRegistry {
   struct DurableJob {
     std::shared_ptr<JobShard> shard;
     ReplicatedSink* sink = nullptr;  // the shard's
+    uint64_t followed_history = 0;   // of a standby: whose records these are; 0: nobody's
   };
 
   // `data` may be null: jobs that ask for durability are refused. It outlives the registry.
@@ -54,8 +56,12 @@ class JobRegistry {
   absl::Status Recover(bool following);
 
   // On a standby: an empty shard of this job, stored, to be given records (JobShard::Follow). Replaces what is here of
-  // this name. layout_digest: of the primary's shard map. Errors as of GetOrCreate.
-  absl::StatusOr<std::shared_ptr<JobShard>> Adopt(const v1::StoredJob& stored, uint64_t layout_digest);
+  // this name. layout_digest: of the primary's shard map; history: of the records that will follow. Errors as of
+  // GetOrCreate.
+  absl::StatusOr<std::shared_ptr<JobShard>> Adopt(const v1::StoredJob& stored, uint64_t layout_digest,
+                                                  uint64_t history);
+  // The same, but what is here of this history stays, and is gone on from. FailedPrecondition where there is no such.
+  absl::StatusOr<std::shared_ptr<JobShard>> GoOn(const v1::StoredJob& stored, uint64_t layout_digest, uint64_t history);
   // The standby was promoted: opens every job to workers. One that cannot be is told of as in Recover.
   void EndFollowing();
   // After FenceAll: this server becomes a standby. Durable jobs are opened again from what is stored, as in Recover;
@@ -102,9 +108,15 @@ class JobRegistry {
   absl::StatusOr<std::shared_ptr<JobShard>> Make(const v1::JobSpec& spec, uint32_t shard_index, uint32_t shard_count)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   // The directory of a new job, and its journal.
-  absl::StatusOr<ReplicatedSink*> Store(JobShard& shard, bool following) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+  // followed_history 0: this server's own.
+  absl::StatusOr<ReplicatedSink*> Store(JobShard& shard, uint64_t followed_history)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+  // What is stored of it is replayed, and its sink set.
+  absl::StatusOr<ReplicatedSink*> OpenSink(JobShard& shard, bool following) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   // `sink`: null where the job is not durable.
-  void Insert(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+  void Insert(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink, uint64_t followed_history = 0)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+  uint64_t Term() const { return TermOf(*environment_.server_epoch); }
   absl::Status RecoverJob(const std::string& name, bool following) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   // Takes the job out, ends it and removes what is stored of it.
   absl::Status Remove(std::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);

@@ -33,6 +33,7 @@
 #include "gradwire/v1/worker.pb.h"
 #include "kernels/backend.h"
 #include "server/job/bucket_state.h"
+#include "server/job/copy_position.h"
 #include "server/job/job_arrays.h"
 #include "server/job/memory.h"
 #include "server/job/replay_state.h"
@@ -106,6 +107,11 @@ class JobShard {
   // given later goes on from it; of what it was given before, updates of rounds before the state are in it.
   // FailedPrecondition: the job has no parameters yet.
   absl::StatusOr<std::vector<journal::Record>> CopyBucket(uint32_t bucket);
+  // Of a standby's shard, by the thread that calls Follow: how far each bucket is. Empty where that cannot be told: a
+  // bucket has no update yet.
+  std::vector<CopyPosition> Positions();
+  // Per bucket the version that meets the job's durability here.
+  std::vector<uint64_t> SafeVersions() const;
   void SetSink(std::unique_ptr<UpdateSink> sink);
   // Nothing is journaled from here on. The job was shut.
   void StopSink();

@@ -242,7 +242,8 @@ absl::Status Feed::Begin(uint32_t number, const JobRegistry::DurableJob& job) {
     if (stop_) return absl::CancelledError("stopped");
     taps_[number] = tap;
   }
-  tap->sink().Attach(tap.get());
+  const bool goes_on = GoOn(*tap, job);
+  if (!goes_on) tap->sink().Attach(tap.get());
   v1::FollowMessage message;
   v1::FollowBegin& begin = *message.mutable_begin();
   begin.set_job(number);
@@ -250,7 +251,10 @@ absl::Status Feed::Begin(uint32_t number, const JobRegistry::DurableJob& job) {
   begin.mutable_stored()->set_shard_index(shard.shard_index());
   begin.mutable_stored()->set_shard_count(shard.layout().shard_count());
   begin.set_layout_digest(shard.layout().digest());
+  begin.set_history(tap->sink().history());
+  begin.set_goes_on(goes_on);
   GW_RETURN_IF_ERROR(Send(message));
+  if (goes_on) return absl::OkStatus();  // its records are queued
   for (uint32_t b = 0; b < shard.layout().bucket_count(); ++b) {
     const absl::StatusOr<std::vector<journal::Record>> copy = shard.CopyBucket(b);
     if (!copy.ok()) {  // a job that stopped, or was deleted just now; it stays behind, and the others go on
@@ -266,6 +270,22 @@ absl::Status Feed::Begin(uint32_t number, const JobRegistry::DurableJob& job) {
   }
   tap->sink().StatesGiven(tap.get());
   return absl::OkStatus();
+}
+
+bool Feed::GoOn(Tap& tap, const JobRegistry::DurableJob& job) {
+  const std::string& name = job.shard->job().spec().name();
+  const auto copy = std::find_if(options_.copies.begin(), options_.copies.end(),
+                                 [&](const v1::FollowCopy& c) { return c.job() == name; });
+  if (copy == options_.copies.end()) return false;
+  const int buckets = static_cast<int>(job.shard->layout().bucket_count());
+  if (copy->versions_size() != buckets || copy->digests_size() != buckets) return false;
+  std::vector<CopyPosition> positions;
+  for (int b = 0; b < buckets; ++b) positions.push_back({copy->versions(b), copy->digests(b)});
+  const bool goes_on = tap.sink().GoOn(&tap, copy->history(), positions);
+  for (int b = 0; goes_on && b < buckets; ++b) tap.GoesOnFrom(b, copy->versions(b));
+  spdlog::info("job {}: standby {} {}", name, options_.name,
+               goes_on ? "goes on from the records it has" : "takes all of the state");
+  return goes_on;
 }
 
 absl::Status Feed::SendRecord(uint32_t job, const journal::Record& record) {

@@ -30,6 +30,8 @@ struct FeedOptions {
   int64_t timeout_ms = 5000;
   // Records that wait to be sent; more ends the stream.
   uint64_t queue_limit_bytes = 256u << 20;
+  // What it has of jobs.
+  std::vector<v1::FollowCopy> copies;
 };
 
 // Thread-safe. Owns its thread, from Start to Stop. Owned by its stream.
@@ -67,6 +69,8 @@ class Feed {
   // Begins jobs that are new, ends those that are gone.
   absl::Status Reconcile();
   absl::Status Begin(uint32_t number, const JobRegistry::DurableJob& job);
+  // Where its copy of the job is one to go on from.
+  bool GoOn(Tap& tap, const JobRegistry::DurableJob& job);
   absl::Status SendRecord(uint32_t job, const journal::Record& record);
   absl::Status SendBeat();
   absl::Status Send(const v1::FollowMessage& message, std::vector<Bytes> frame = {});

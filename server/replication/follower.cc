@@ -21,6 +21,8 @@ constexpr int64_t kLastPauseMs = 2000;
 // A state is as long as three frames of its bucket; contributions and headers come to it.
 constexpr uint64_t kFramesPerRecord = 4;
 constexpr uint64_t kRecordExtraBytes = 32u << 20;
+// A job of more buckets is not offered to go on from: the first message of a stream stays small.
+constexpr uint32_t kMaxCopyBuckets = 1u << 16;
 
 // The connection was lost: what the primary said last still holds, as far as anybody can know.
 bool IsLoss(const absl::Status& status) {
@@ -29,11 +31,42 @@ bool IsLoss(const absl::Status& status) {
 
 }  // namespace
 
+// What was taken of one job, told to the primary on the stream that is open now. Thread-safe. Kept alive by the records
+// that are on their way to the journal.
+class Follower::Reports {
+ public:
+  // From now on it is told on this stream, where the job has that number.
+  void SendTo(std::shared_ptr<Outbox> out, uint32_t number) {
+    absl::MutexLock lock(&mu_);
+    out_ = std::move(out);
+    number_ = number;
+  }
+  void Taken(uint32_t bucket, uint64_t version) {
+    v1::FollowRequest request;
+    v1::Taken& taken = *request.add_taken();
+    taken.set_bucket(bucket);
+    taken.set_version(version);
+    std::shared_ptr<Outbox> out;
+    {
+      absl::MutexLock lock(&mu_);
+      taken.set_job(number_);
+      out = out_;
+    }
+    out->Send({request.SerializeAsString(), {}}).IgnoreError();  // the next stream begins with what was taken
+  }
+
+ private:
+  absl::Mutex mu_;
+  std::shared_ptr<Outbox> out_ ABSL_GUARDED_BY(mu_);
+  uint32_t number_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
 // One stream and what belongs to it. OnMessage and OnClosed come from the transport, one at a time.
 class Follower::Line final : public transport::StreamSink {
  public:
   struct Followed {
     std::shared_ptr<JobShard> shard;
+    std::shared_ptr<Reports> reports;
     RecordAssembler assembler;
   };
 
@@ -46,6 +79,7 @@ class Follower::Line final : public transport::StreamSink {
     heard_ = clock_->Now();  // it may have taken long
     if (handled.ok()) return;
     over_ = true;
+    follower_->take_whole_ = true;
     End(handled);
   }
   void OnClosed(absl::Status status) override {
@@ -143,19 +177,27 @@ absl::Status Follower::FollowOnce() {
   v1::FollowRequest open;
   open.mutable_open()->set_name(options_.name);
   open.mutable_open()->set_known_epoch(state().epoch);
-  absl::Status ended = line.out->Send({open.SerializeAsString(), {}});
+  if (!std::exchange(take_whole_, false)) AddCopies(open.mutable_open());
+  const absl::Duration beat = absl::Milliseconds(options_.timeout_ms / kBeatsPerTimeout);
+  const auto send = [&](const v1::FollowRequest& request) -> absl::Status {
+    const absl::Status sent = line.out->Send({request.SerializeAsString(), {}});
+    if (sent.ok()) return sent;
+    const absl::Status why = line.AwaitEnd(beat);  // sending says only that the stream has ended
+    return why.ok() ? absl::UnavailableError(sent.message()) : why;
+  };
+  absl::Status ended = send(open);
   {
     absl::MutexLock lock(&mu_);
     if (stop_) ended = absl::CancelledError("stopped");
     line_ = &line;
   }
   while (ended.ok()) {
-    ended = line.AwaitEnd(absl::Milliseconds(options_.timeout_ms / kBeatsPerTimeout));
+    ended = line.AwaitEnd(beat);
     if (!ended.ok()) break;
     if (clock_->Now() - line.heard() > NsOfMs(options_.timeout_ms)) {
       ended = absl::UnavailableError(absl::StrFormat("nothing was heard of it for %d ms", options_.timeout_ms));
     }
-    if (ended.ok()) ended = line.out->Send({v1::FollowRequest().SerializeAsString(), {}});
+    if (ended.ok()) ended = send(v1::FollowRequest());
   }
   {
     absl::MutexLock lock(&mu_);
@@ -164,6 +206,21 @@ absl::Status Follower::FollowOnce() {
   stream->Cancel();
   line.out->Release();
   return ended;  // destroying the stream waits for the line
+}
+
+void Follower::AddCopies(v1::FollowOpen* open) const {
+  for (const JobRegistry::DurableJob& job : registry_->Durable()) {
+    if (job.followed_history == 0 || job.shard->layout().bucket_count() > kMaxCopyBuckets) continue;
+    const std::vector<CopyPosition> positions = job.shard->Positions();
+    if (positions.empty()) continue;
+    v1::FollowCopy& copy = *open->add_copies();
+    copy.set_job(job.shard->job().spec().name());
+    copy.set_history(job.followed_history);
+    for (const CopyPosition& position : positions) {
+      copy.add_versions(position.version);
+      copy.add_digests(position.digest);
+    }
+  }
 }
 
 absl::Status Follower::Handle(Line& line, const transport::Message& message) {
@@ -208,11 +265,20 @@ absl::Status Follower::Hello(const v1::FollowHello& hello) {
 
 absl::Status Follower::Begin(Line& line, const v1::FollowBegin& begin) {
   NotInSync(absl::StrFormat("job '%s' is catching up", begin.stored().spec().name()));
-  GW_ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard, registry_->Adopt(begin.stored(), begin.layout_digest()));
+  const bool goes_on = begin.goes_on();
+  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard,
+                      goes_on ? registry_->GoOn(begin.stored(), begin.layout_digest(), begin.history())
+                              : registry_->Adopt(begin.stored(), begin.layout_digest(), begin.history()));
+  std::shared_ptr<Reports>& reports = reports_[begin.stored().spec().name()];
+  if (reports == nullptr || !goes_on) reports = std::make_shared<Reports>();
+  reports->SendTo(line.out, begin.job());
   const uint64_t limit = kFramesPerRecord * registry_->environment().frame_limit_bytes + kRecordExtraBytes;
   const auto [it, inserted] =
-      line.jobs.try_emplace(begin.job(), Line::Followed{std::move(shard), RecordAssembler(limit)});
+      line.jobs.try_emplace(begin.job(), Line::Followed{shard, reports, RecordAssembler(limit)});
   if (!inserted) return absl::InvalidArgumentError(absl::StrFormat("job number %d begins twice", begin.job()));
+  if (!goes_on) return absl::OkStatus();
+  const std::vector<uint64_t> safe = shard->SafeVersions();
+  for (uint32_t b = 0; b < safe.size(); ++b) reports->Taken(b, safe[b]);
   return absl::OkStatus();
 }
 
@@ -221,14 +287,10 @@ absl::Status Follower::Record(Line& line, const v1::FollowRecord& said, const tr
   if (it == line.jobs.end()) return absl::InvalidArgumentError(absl::StrFormat("no job has number %d", said.job()));
   GW_ASSIGN_OR_RETURN(std::optional<journal::Record> record, it->second.assembler.Add(message.frame, said.last()));
   if (!record) return absl::OkStatus();
-  v1::FollowRequest request;
-  v1::Taken& taken = *request.add_taken();
-  taken.set_job(said.job());
-  taken.set_bucket(record->bucket);
-  taken.set_version(record->type == journal::RecordType::kUpdate ? record->round + 1 : record->round);
-  return it->second.shard->Follow(*std::move(record), [out = line.out, bytes = request.SerializeAsString()] {
-    out->Send({bytes, {}}).IgnoreError();  // the primary gives it again on the next stream
-  });
+  const uint32_t bucket = record->bucket;
+  const uint64_t version = record->type == journal::RecordType::kUpdate ? record->round + 1 : record->round;
+  return it->second.shard->Follow(*std::move(record),
+                                  [reports = it->second.reports, bucket, version] { reports->Taken(bucket, version); });
 }
 
 absl::Status Follower::Deleted(Line& line, const v1::FollowDeleted& deleted) {
@@ -236,6 +298,7 @@ absl::Status Follower::Deleted(Line& line, const v1::FollowDeleted& deleted) {
   if (it == line.jobs.end()) return absl::InvalidArgumentError(absl::StrFormat("no job has number %d", deleted.job()));
   const std::string name = it->second.shard->job().spec().name();
   line.jobs.erase(it);
+  reports_.erase(name);
   return registry_->Delete(name);
 }
 

@@ -58,10 +58,13 @@ class Follower {
 
  private:
   class Line;
+  class Reports;
 
   void Run();
   // One stream, from its opening to its end: why it ended.
   absl::Status FollowOnce();
+  // What this server has of jobs, for the primary to go on from.
+  void AddCopies(v1::FollowOpen* open) const;
   absl::Status Handle(Line& line, const transport::Message& message);
   absl::Status Hello(const v1::FollowHello& hello);
   absl::Status Begin(Line& line, const v1::FollowBegin& begin);
@@ -75,6 +78,9 @@ class Follower {
   Clock* const clock_;
   std::shared_ptr<transport::Channel> channel_;
   std::thread thread_;
+  // Of the stream that is open, and of the thread between two.
+  std::map<std::string, std::shared_ptr<Reports>> reports_;  // by job
+  bool take_whole_ = false;                                  // records of the last stream did not fit
 
   mutable absl::Mutex mu_;
   absl::CondVar wake_;

@@ -11,6 +11,9 @@ namespace {
 
 // Rounds begin to wait for a standby once it is this close.
 constexpr uint64_t kRecordsPerBucketBehind = 2;
+constexpr uint64_t kRecordOverheadBytes = 128;
+
+uint64_t HeldBytes(const journal::Record& record) { return kRecordOverheadBytes + TotalSize(record.chunks); }
 
 template <typename T>
 T& At(std::vector<T>& list, size_t index) {
@@ -43,8 +46,53 @@ void ReplicatedSink::Append(journal::Record record, std::function<void()> visibl
       At(tap.given, bucket) = version + 1;
       tap.follower->Enqueue(record);
     }
+    if (keeps_recent_) KeepRecent(record);
   }
   journal_->Append(std::move(record), [this, bucket, version] { Journaled(bucket, version); });
+}
+
+void ReplicatedSink::KeepRecent(const journal::Record& record) {
+  recent_.push_back(record);
+  recent_bytes_ += HeldBytes(record);
+  while (recent_bytes_ > kRecentBytes) {
+    recent_bytes_ -= HeldBytes(recent_.front());
+    recent_.pop_front();
+  }
+}
+
+std::vector<journal::Record> ReplicatedSink::Made(uint64_t history, const std::vector<CopyPosition>& copy) const {
+  std::vector<journal::Record> made;
+  if (over_ || history != hooks_.history || copy.size() < buckets_.size()) return made;
+  for (const journal::Record& record : recent_) {
+    if (record.round + 1 == copy[record.bucket].version) made.push_back(record);
+  }
+  return made;
+}
+
+bool ReplicatedSink::GoOn(RecordFollower* follower, uint64_t history, const std::vector<CopyPosition>& copy) {
+  std::vector<journal::Record> made;
+  {
+    absl::MutexLock lock(&mu_);
+    made = Made(history, copy);
+  }
+  const bool same = !made.empty() && made.size() == copy.size() &&
+                    std::all_of(made.begin(), made.end(),
+                                [&](const auto& record) { return DigestOf(record) == copy[record.bucket].digest; });
+  absl::MutexLock lock(&mu_);
+  // Where those are still here, so is what came later.
+  if (!same || Made(history, copy).size() < copy.size()) return false;
+  Tap tap;
+  tap.follower = follower;
+  tap.states_given = true;
+  tap.taken.resize(copy.size());  // it says itself what it has taken
+  for (const CopyPosition& position : copy) tap.given.push_back(position.version + 1);
+  for (const journal::Record& record : recent_) {
+    if (record.round < copy[record.bucket].version) continue;
+    tap.given[record.bucket] = record.round + 2;
+    follower->Enqueue(record);
+  }
+  taps_.push_back(std::move(tap));
+  return true;
 }
 
 void ReplicatedSink::Journaled(uint32_t bucket, uint64_t version) {
@@ -96,6 +144,7 @@ void ReplicatedSink::Stop() {
 void ReplicatedSink::Fence() {
   absl::MutexLock lock(&mu_);
   over_ = true;
+  recent_.clear();
   mu_.Await(absl::Condition(
       +[](int* calling) { return *calling == 0; }, &calling_));
 }
@@ -135,6 +184,7 @@ void ReplicatedSink::Attach(RecordFollower* follower) {
   Tap tap;
   tap.follower = follower;
   taps_.push_back(std::move(tap));
+  keeps_recent_ = true;
 }
 
 void ReplicatedSink::GiveState(RecordFollower* follower, uint32_t bucket, uint64_t version) {

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "common/base/clock.h"
+#include "server/job/copy_position.h"
 #include "server/job/update_sink.h"
 
 namespace gradwire {
@@ -35,11 +36,16 @@ struct ReplicationHooks {
   std::function<void()> changed;
   // May be empty. A standby in sync is gone: nothing becomes visible until Forgive.
   std::function<void()> lost_sync;
+  // Of the records that pass: nobody else's. Whoever has followed this history up to some record has all before it.
+  uint64_t history = 0;
 };
 
 // Thread-safe. Owned by its JobShard. Bounded by its rounds: what waits here is not visible, so no round follows it.
+// Once a standby has come, the newest kRecentBytes of updates are kept as well, for one that comes back.
 class ReplicatedSink final : public UpdateSink {
  public:
+  static constexpr uint64_t kRecentBytes = 64u << 20;
+
   // `clock` outlives the sink.
   ReplicatedSink(std::unique_ptr<UpdateSink> journal, Clock* clock, ReplicationHooks hooks);
   ~ReplicatedSink() override;
@@ -54,6 +60,11 @@ class ReplicatedSink final : public UpdateSink {
   // It is given a state of `bucket` at `version`; once that was said of every bucket it may come into sync.
   void GiveState(RecordFollower* follower, uint32_t bucket, uint64_t version);
   void StatesGiven(RecordFollower* follower);
+  // Instead of the three: it has a copy of this history, and is given all that followed. False where it is not this
+  // history, where an update that made one of the positions is another one here, or no longer known: then nothing has
+  // happened. `copy`: per bucket.
+  bool GoOn(RecordFollower* follower, uint64_t history, const std::vector<CopyPosition>& copy);
+  uint64_t history() const { return hooks_.history; }
   // Nothing is given to it, and nobody waits for it, when this returns.
   void Detach(RecordFollower* follower);
   // It has taken what makes `version` of a bucket. Calls what becomes visible. InvalidArgument where it was not given
@@ -98,6 +109,10 @@ class ReplicatedSink final : public UpdateSink {
   void TakeReady(uint32_t bucket, std::vector<Visible>* ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Judge(Tap& tap) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CallAll(const std::vector<Visible>& ready) ABSL_LOCKS_EXCLUDED(mu_);
+  void KeepRecent(const journal::Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The updates that made the positions. Fewer than positions: some are not known any more, or it is another history.
+  std::vector<journal::Record> Made(uint64_t history, const std::vector<CopyPosition>& copy) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   const std::unique_ptr<UpdateSink> journal_;
   Clock* const clock_;
@@ -106,6 +121,9 @@ class ReplicatedSink final : public UpdateSink {
   mutable absl::Mutex mu_;
   std::vector<Bucket> buckets_ ABSL_GUARDED_BY(mu_);  // grows on demand
   std::vector<Tap> taps_ ABSL_GUARDED_BY(mu_);
+  bool keeps_recent_ ABSL_GUARDED_BY(mu_) = false;
+  std::deque<journal::Record> recent_ ABSL_GUARDED_BY(mu_);
+  uint64_t recent_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   int calling_ ABSL_GUARDED_BY(mu_) = 0;
   bool missed_ ABSL_GUARDED_BY(mu_) = false;  // a standby in sync is gone and was not forgiven
   bool over_ ABSL_GUARDED_BY(mu_) = false;    // stopped or fenced

@@ -312,6 +312,7 @@ absl::StatusOr<std::shared_ptr<Feed>> Replication::Admit(const v1::FollowOpen& o
   FeedOptions options;
   options.name = open.name();
   options.timeout_ms = options_.follower_timeout_ms;
+  options.copies.assign(open.copies().begin(), open.copies().end());
   auto feed = std::make_shared<Feed>(std::move(options), registry_, clock_, std::move(out));
   absl::MutexLock lock(&mu_);
   if (role_ != Role::kPrimary) return NotServing(fenced_why_);

@@ -34,8 +34,8 @@ absl::Duration Replication::LookAtLease() {
   const absl::Duration wait = absl::Milliseconds(options_.lease_ttl_ms / kLooksPerTtl);
   const absl::StatusOr<Lease::State> state = lease_->Hold();
   const std::string said = state.ok() ? "" : std::string(state.status().message());
-  if (!said.empty() && said != lease_said_) spdlog::warn("the lease cannot be looked at: {}", said);
-  lease_said_ = said;
+  if (!state.ok() && said != lease_said_) spdlog::warn("the lease cannot be looked at: {}", said);
+  if (!state.ok() || !state->held || role() == Role::kPrimary) lease_said_ = said;
   if (role() == Role::kFenced) {
     StandBy();
     return wait;

@@ -269,6 +269,13 @@ TEST_F(ReplicationTest, StandbyRefusesWhatNoPrimarySends) {
   script[1].control = begin.SerializeAsString();
   ExpectRefused(script, "shard map");
 
+  script = good;  // of a history that nobody has
+  ASSERT_TRUE(begin.ParseFromString(good[1].control));
+  begin.mutable_begin()->set_goes_on(true);
+  begin.mutable_begin()->set_history(begin.begin().history() + 1);
+  script[1].control = begin.SerializeAsString();
+  ExpectRefused(script, "no copy of this history");
+
   script = good;  // a bit of a frame
   std::vector<uint8_t> bytes;
   for (const Bytes& part : good[2].frame) bytes.insert(bytes.end(), part.data(), part.data() + part.size());
@@ -285,6 +292,7 @@ TEST_F(ReplicationTest, StandbyRefusesWhatNoPrimarySends) {
   ExpectRefused(script, "should follow");
 
   script = good;  // records of another job: their frames do not fit
+  begin.mutable_begin()->set_goes_on(false);
   begin.mutable_begin()->set_layout_digest(0);
   begin.mutable_begin()->mutable_stored()->mutable_spec()->mutable_tensors(0)->set_shape(0, 7);
   script[1].control = begin.SerializeAsString();
