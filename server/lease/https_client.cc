@@ -147,12 +147,14 @@ HttpsClient::HttpsClient(std::string host, uint16_t port, std::string ca_file)
 
 absl::StatusOr<HttpsReply> HttpsClient::Call(const HttpsRequest& request, int64_t timeout_ms) const {
   http::request<http::string_body> message;
-  const std::string where = absl::StrCat("https://", host_, ":", port_);
+  const bool six = host_.find(':') != std::string::npos;
+  const std::string authority = absl::StrCat(six ? "[" : "", host_, six ? "]:" : ":", port_);
+  const std::string where = "https://" + authority;
   try {  // the edge of Boost, which reports some of its errors by exceptions
     message.version(kHttp11);
     message.method_string(request.method);
     message.target(request.target);
-    message.set(http::field::host, absl::StrCat(host_, ":", port_));
+    message.set(http::field::host, authority);
     message.set(http::field::user_agent, "gradwire-server");
     message.set(http::field::accept, "application/json");
     message.set(http::field::connection, "close");

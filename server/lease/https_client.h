@@ -28,7 +28,8 @@ class HttpsClient {
   static constexpr uint64_t kMaxBodyBytes = 256u << 10;
   static constexpr uint32_t kMaxHeaderBytes = 16u << 10;
 
-  // `host`: a name or an address, IPv6 without its brackets.
+  // `host`: a name or an address, IPv6 without its brackets. A name is looked up by the system's resolver for every
+  // request; where that is slow to give up, so is the call.
   HttpsClient(std::string host, uint16_t port, std::string ca_file);
 
   // Whatever the server answers. Errors: Unavailable (no connection, no trust in the server; says why),
