@@ -115,10 +115,13 @@ class Server:
         self.address = self._ports.read_text().split()[0]
         return time.monotonic() - begin
 
-
     def start_again(self) -> float:
         self.start()
         return self.wait_until_serving()
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
 
 
 class Worker:
