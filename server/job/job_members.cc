@@ -47,14 +47,17 @@ absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identit
   return ReplyTo(*outcome);
 }
 
-absl::StatusOr<v1::JoinReply> JobShard::CatchUp(const v1::WorkerIdentity& identity, uint64_t not_before) {
+absl::StatusOr<v1::JoinReply> JobShard::CatchUp(const v1::WorkerIdentity& identity, const Rounds::ResumePoint& point,
+                                                uint64_t not_before) {
   RoundActions actions;
   absl::StatusOr<Rounds::JoinOutcome> outcome;
   {
     absl::MutexLock lock(&mu_);
     GW_RETURN_IF_ERROR(shut_);
-    outcome =
-        machine_.CatchUp(identity.worker(), identity.incarnation(), not_before, environment_.clock->Now(), &actions);
+    const absl::Status nothing_lost = machine_.CheckNothingLost(identity.worker(), point);
+    outcome = nothing_lost.ok() ? machine_.CatchUp(identity.worker(), identity.incarnation(), not_before,
+                                                   environment_.clock->Now(), &actions)
+                                : nothing_lost;
     if (outcome.ok()) totals_[outcome->id];
   }
   Run(actions);

@@ -143,7 +143,8 @@ class JobShard {
   // Membership; errors as in Rounds.
   absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before, bool may_initialize);
   absl::StatusOr<v1::JoinReply> Resume(const v1::WorkerIdentity& identity, const Rounds::ResumePoint& point);
-  absl::StatusOr<v1::JoinReply> CatchUp(const v1::WorkerIdentity& identity, uint64_t not_before);
+  absl::StatusOr<v1::JoinReply> CatchUp(const v1::WorkerIdentity& identity, const Rounds::ResumePoint& point,
+                                        uint64_t not_before);
   absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::HeartbeatRequest& request);
   absl::Status Leave(const v1::LeaveRequest& request);
   // Ends leases that have run out, closes what has waited long enough; writes how many warnings were held back.
@@ -159,8 +160,8 @@ class JobShard {
   void AbandonStream(const PushStream& stream);
 
   // Merges one chunk, which may have arrived in several slices. The acknowledgement comes with the last chunk of a
-  // frame, a refusal with the one that is at fault; that of journaled initial parameters through `stream.out`, once they are as
-  // durable as the job asks. An error (bytes that cannot be attributed to any frame) ends the stream.
+  // frame, a refusal with the one that is at fault; that of journaled initial parameters through `stream.out`, once
+  // they are as durable as the job asks. An error (bytes that cannot be attributed to any frame) ends the stream.
   absl::StatusOr<std::optional<v1::PushAck>> PushChunk(PushStream& stream, std::span<const Bytes> received);
   // Sends the acknowledgement of a frame through `out`, and answers `pull` for the version that its round makes, now or
   // when that exists; in one message where both are due at once. An error ends the stream.

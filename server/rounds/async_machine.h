@@ -37,6 +37,7 @@ class AsyncMachine final : public Rounds {
   // FailedPrecondition: a worker of this mode never has to.
   absl::StatusOr<JoinOutcome> CatchUp(std::string_view worker, uint64_t incarnation, uint64_t not_before, TimeNs now,
                                       RoundActions* actions) override;
+  absl::Status CheckNothingLost(std::string_view worker, const ResumePoint& point) const override;
   void Restore(const Recovered& recovered, TimeNs now) override;
   void RestoreContribution(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) override;
   void Leave(MemberId id, TimeNs now, RoundActions* actions) override;
@@ -78,7 +79,6 @@ class AsyncMachine final : public Rounds {
  private:
   absl::StatusOr<JoinOutcome> Enter(std::string_view worker, uint64_t incarnation, bool may_initialize, TimeNs now,
                                     RoundActions* actions);
-  absl::Status CheckNothingLost(std::string_view worker, const ResumePoint& point) const;
   void Lose(const std::vector<Member>& lost, RoundActions* actions);
 
   const Rules rules_;

@@ -51,6 +51,7 @@ class RoundMachine final : public Rounds {
                                      TimeNs now, RoundActions* actions) override;
   absl::StatusOr<JoinOutcome> CatchUp(std::string_view worker, uint64_t incarnation, uint64_t not_before, TimeNs now,
                                       RoundActions* actions) override;
+  absl::Status CheckNothingLost(std::string_view worker, const ResumePoint& point) const override;
   void Restore(const Recovered& recovered, TimeNs now) override;
   void RestoreContribution(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) override;
   void Leave(MemberId id, TimeNs now, RoundActions* actions) override;
@@ -105,7 +106,6 @@ class RoundMachine final : public Rounds {
   Round* Find(uint64_t round);  // null: not open
   const Round* Find(uint64_t round) const { return const_cast<RoundMachine*>(this)->Find(round); }
   absl::Status CheckRound(MemberId id, uint32_t bucket, uint64_t round) const;
-  absl::Status CheckNothingLost(std::string_view worker, const ResumePoint& point) const;
   absl::Status CheckNotSuperseded(std::string_view worker, uint64_t incarnation) const;
   uint64_t StartRoundOfNewcomer(MemberId id) const;
   JoinOutcome OutcomeOf(MemberId id) const;

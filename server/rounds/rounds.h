@@ -91,6 +91,8 @@ class Rounds {
   // place, or there are no parameters yet), those of Join.
   virtual absl::StatusOr<JoinOutcome> Resume(std::string_view worker, uint64_t incarnation, const ResumePoint& point,
                                              TimeNs now, RoundActions* actions) = 0;
+  // DataLoss: the worker has seen a later version than there is here.
+  virtual absl::Status CheckNothingLost(std::string_view worker, const ResumePoint& point) const = 0;
   // A worker that fell behind starts anew, as a newcomer does, not before `not_before`. What it contributed stays.
   // Errors: FailedPrecondition as Resume, those of Join.
   virtual absl::StatusOr<JoinOutcome> CatchUp(std::string_view worker, uint64_t incarnation, uint64_t not_before,

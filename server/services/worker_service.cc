@@ -56,11 +56,11 @@ absl::StatusOr<v1::JoinReply> WorkerService::GoOn(const v1::JoinRequest& request
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.spec().name()));
   GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(request.spec()));
   GW_RETURN_IF_ERROR(job->CheckSame(asked, request.shard_index(), request.shard_count(), request.layout_digest()));
-  if (request.catch_up()) return job->CatchUp(request.identity(), request.start_version());
   Rounds::ResumePoint point;
   point.round = request.resume_round();
   point.from_before = request.known_epoch() != 0 && request.known_epoch() != epoch;
   point.seen.assign(request.resume_seen().begin(), request.resume_seen().end());
+  if (request.catch_up()) return job->CatchUp(request.identity(), point, request.start_version());
   return job->Resume(request.identity(), point);
 }
 

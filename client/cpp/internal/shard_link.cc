@@ -229,6 +229,9 @@ uint64_t ShardLink::server_epoch() {
 }
 
 absl::StatusOr<uint64_t> ShardLink::CatchUp(uint64_t start_version) {
+  // What it has seen, in case that the shard was recovered without it: this may come before the streams are mended.
+  std::optional<ResumePoint> point;
+  Deliver([&](LinkEvents* events) { point = events->ResumeAt(options_.shard); });
   v1::JoinRequest request;
   {
     absl::MutexLock lock(&mu_);
@@ -238,6 +241,10 @@ absl::StatusOr<uint64_t> ShardLink::CatchUp(uint64_t start_version) {
   }
   request.set_catch_up(true);
   request.set_start_version(start_version);
+  if (point) {
+    request.set_resume_round(point->round);
+    request.mutable_resume_seen()->Assign(point->seen.begin(), point->seen.end());
+  }
   GW_ASSIGN_OR_RETURN(const v1::JoinReply reply, JoinWithin(request, options_.connect_timeout_ms));
   return reply.start_version();
 }

@@ -325,6 +325,11 @@ TEST_F(JobShardTest, AWorkerThatWasAwayFindsTheSparseUpdateThatItIsIn) {
     ASSERT_EQ(answers.size(), b.frames.buckets());
     for (const Answered& answer : answers) EXPECT_EQ(answer.control.code() == 0, version == 2) << version;
   }
+  const auto lost = shard_->CatchUp(b.identity, {.round = 6}, 0);  // the worker has seen what is not here
+  EXPECT_EQ(lost.status().code(), absl::StatusCode::kDataLoss) << lost.status();
+  const auto caught = shard_->CatchUp(b.identity, {.round = 2}, 0);
+  ASSERT_TRUE(caught.ok()) << caught.status();
+  EXPECT_EQ(caught->start_version(), 6u);
 }
 
 TEST_F(JobShardTest, LeaseEndAbandonsThePartialFrameAndTheOthersGoOn) {
