@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/internal/async_exchange.h"
 #include "client/cpp/internal/checkpoint.h"
 #include "client/cpp/internal/exchange.h"
 #include "client/cpp/internal/gradients.h"
@@ -18,6 +19,7 @@
 #include "common/base/status_macros.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
+#include "common/job/round_mode.h"
 #include "common/storage/posix_disk.h"
 #include "kernels/backend.h"
 
@@ -60,6 +62,10 @@ absl::Status CheckOptions(const SessionOptions& options, const Job& job) {
     return absl::InvalidArgumentError(
         mean ? "pull mode 'mean' needs a job whose optimizer is none: with another one the shards step the parameters"
              : "a job whose optimizer is none keeps no parameters: use pull mode 'mean'");
+  if (IsAsync(job) && options.pull == PullMode::kUpdate)
+    return absl::InvalidArgumentError(
+        "the job has asynchronous rounds: a worker does not see the updates of the others in order, use pull mode "
+        "'params' or 'params_bf16'");
   if (job.elements() == 0) return absl::InvalidArgumentError("the tensors of the job have no elements");
   if (options.memory.size() != job.tensors().size())
     return absl::InvalidArgumentError(
@@ -152,8 +158,8 @@ class Session::Impl {
         absl::StrCat(gradients.size(), " gradients were given; the job has ", job_.tensors().size(), " tensors"));
   }
 
-  client::Exchange& exchange() { return *exchange_; }
-  const client::Exchange& exchange() const { return *exchange_; }
+  client::Exchanger& exchange() { return *exchange_; }
+  const client::Exchanger& exchange() const { return *exchange_; }
   const client::Replica& replica() const { return *replica_; }
   const SessionOptions& options() const { return options_; }
   const Job& job() const { return job_; }
@@ -206,7 +212,8 @@ class Session::Impl {
         const client::CheckpointFile checkpoint,
         client::CheckpointFile::Read(disk_, options_.resume_from, job_, layout_, options_.worker, options_.pull));
     GW_RETURN_IF_ERROR(checkpoint.Restore(replica_.get(), gradients_.get()));
-    // The frames of later rounds that it sent may be merged, and could not be made again.
+    // The frames of later rounds that it sent may be merged, and could not be made again; with asynchronous rounds no
+    // round waits for them.
     if (job_.spec().rounds().staleness() == 0) {
       GW_ASSIGN_OR_RETURN(resumed_, Resume(checkpoint));
     }
@@ -245,14 +252,16 @@ class Session::Impl {
     return links;
   }
 
-  void MakeExchange(const std::vector<client::ShardLink*>& links, uint64_t version, std::vector<PlanWindow> plans) {
-    start_version_ = version;
-    exchange_ = std::make_unique<client::Exchange>(
-        client::ExchangeContext{
-            {&job_, &layout_, options_.pull, incarnation_, codec_pointers_, replica_.get(), gradients_.get()},
-            links,
-            options_.spin_us},
-        version, std::move(plans));
+  void MakeExchange(const std::vector<client::ShardLink*>& links, client::StartState start) {
+    start_version_ = start.version;
+    const client::SliceContext context{&job_,           &layout_,       options_.pull,   incarnation_,
+                                       codec_pointers_, replica_.get(), gradients_.get()};
+    if (IsAsync(job_)) {
+      exchange_ = std::make_unique<client::AsyncExchange>(context, links, start.versions, std::move(start.plans));
+      return;
+    }
+    exchange_ = std::make_unique<client::Exchange>(client::ExchangeContext{context, links, options_.spin_us},
+                                                   start.version, std::move(start.plans));
   }
 
   // Goes on with the round that came next when the checkpoint was written, as the incarnation that wrote it. False: a
@@ -278,7 +287,7 @@ class Session::Impl {
         lease_ms.push_back(reply->lease_ms() > 0 ? reply->lease_ms() : job_.spec().lease_ms());
       }
     }
-    MakeExchange(links, identity.version, checkpoint.plans());
+    MakeExchange(links, {identity.version, {}, checkpoint.plans()});
     for (size_t s = 0; s < links.size(); ++s)
       if (absl::Status started = links[s]->Start(lease_ms[s], exchange_.get()); !started.ok())
         return Abandoned(started);
@@ -302,7 +311,7 @@ class Session::Impl {
                                                                       codec_pointers_, links, replica_.get(),
                                                                       options_.start_timeout_ms});
     GW_ASSIGN_OR_RETURN(client::StartState start, JoinAndStart(request, links, before));
-    MakeExchange(links, start.version, std::move(start.plans));
+    MakeExchange(links, std::move(start));
     for (client::ShardLink* link : links) link->SetEvents(exchange_.get());
     // A link that was lost while nobody of the exchange listened is found by its next use.
     return absl::OkStatus();
@@ -317,18 +326,26 @@ class Session::Impl {
       starter_->Cancel();
     });
     GW_RETURN_IF_ERROR(starter_->JoinAll(request));
-    if (starter_->version() < before.version)
-      return absl::DataLossError(absl::StrCat(
-          "the shards hold version ", starter_->version(), ", the checkpoint '", options_.resume_from,
-          "' is of version ", before.version,
-          ": these are not the servers it was trained with, or their disks lost what lies between. Join without the "
-          "checkpoint to start from what they hold"));
+    if (IsAsync(job_) ? starter_->asked_to_initialize() : starter_->version() < before.version) {
+      GW_RETURN_IF_ERROR(CheckNotBehind(starter_->version(), before));
+    }
     for (size_t s = 0; job_.durable() && s < before.server_epochs.size(); ++s)
       if (links[s]->server_epoch() < before.server_epochs[s])
         return links[s]->Annotate(absl::FailedPreconditionError(absl::StrCat(
             "this server has epoch ", links[s]->server_epoch(), " and was replaced by one of epoch ",
             before.server_epochs[s], ", which the checkpoint knows: stop this server, or name the other one")));
-    return starter_->Run();
+    GW_ASSIGN_OR_RETURN(client::StartState start, starter_->Run());
+    GW_RETURN_IF_ERROR(CheckNotBehind(start.version, before));
+    return start;
+  }
+
+  absl::Status CheckNotBehind(uint64_t version, const client::CheckpointIdentity& before) const {
+    if (version >= before.version) return absl::OkStatus();
+    return absl::DataLossError(absl::StrCat(
+        "the shards hold version ", version, ", the checkpoint '", options_.resume_from, "' is of version ",
+        before.version,
+        ": these are not the servers it was trained with, or their disks lost what lies between. Join without the "
+        "checkpoint to start from what they hold"));
   }
 
   // Destroyed in reverse: links before what they report to.
@@ -343,7 +360,7 @@ class Session::Impl {
   std::unique_ptr<client::Replica> replica_;
   std::unique_ptr<client::GradientStore> gradients_;
   std::unique_ptr<client::Starter> starter_;
-  std::unique_ptr<client::Exchange> exchange_;
+  std::unique_ptr<client::Exchanger> exchange_;
   std::vector<std::unique_ptr<client::ShardLink>> links_;
   uint64_t start_version_ = 0;
   uint64_t start_bytes_ = 0;

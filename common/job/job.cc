@@ -19,6 +19,10 @@ constexpr int kMaxGroups = 64;
 constexpr size_t kMaxNameBytes = 255;
 constexpr uint32_t kMaxWorkers = 1u << 14;
 constexpr uint32_t kMaxStaleness = 16;
+// Versions that a frame may be behind with asynchronous rounds; the default grows with max_workers.
+constexpr uint32_t kAsyncStalenessPerWorker = 8;
+constexpr uint32_t kLeastAsyncStaleness = 32;
+constexpr uint32_t kMaxAsyncStaleness = 256;
 
 bool ValidJobName(std::string_view name) {
   return !name.empty() && name.size() <= 128 && std::all_of(name.begin(), name.end(), [](unsigned char c) {
@@ -84,13 +88,34 @@ absl::Status FillDurability(v1::JobSpec* spec) {
   return absl::OkStatus();
 }
 
+// What of a spec is for rounds that are closed over several workers, or for workers that apply updates themselves.
+absl::Status FillAsync(v1::JobSpec* spec) {
+  v1::RoundsSpec* rounds = spec->mutable_rounds();
+  if (rounds->quorum() != 0 || rounds->deviations() != 0) {
+    return absl::InvalidArgumentError(
+        "rounds.quorum and rounds.deviations are for rounds.mode sync: asynchronous rounds wait for nobody");
+  }
+  if (spec->optimizer().kind() == v1::OPTIMIZER_NONE) {
+    return absl::InvalidArgumentError(
+        "rounds.mode async needs an optimizer on the shards (SGD, ADAMW or STEP): its workers pull parameters, and a "
+        "job whose optimizer is none has none");
+  }
+  if (rounds->staleness() == 0) {
+    rounds->set_staleness(
+        std::clamp(kAsyncStalenessPerWorker * spec->max_workers(), kLeastAsyncStaleness, kMaxAsyncStaleness));
+  }
+  if (rounds->staleness() > kMaxAsyncStaleness) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "rounds.staleness = %d must lie in [1, %d] with rounds.mode async", rounds->staleness(), kMaxAsyncStaleness));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status FillRounds(v1::JobSpec* spec) {
   v1::RoundsSpec* rounds = spec->mutable_rounds();
   if (!v1::RoundMode_IsValid(rounds->mode())) return absl::InvalidArgumentError("rounds.mode is unknown");
   if (rounds->mode() == v1::ROUNDS_UNSPECIFIED) rounds->set_mode(v1::ROUNDS_SYNC);
-  if (rounds->mode() == v1::ROUNDS_ASYNC) {
-    return absl::UnimplementedError("rounds.mode: this version has no asynchronous rounds, only sync and bounded ones");
-  }
+  if (rounds->mode() == v1::ROUNDS_ASYNC) return FillAsync(spec);
   const bool bounded = rounds->mode() == v1::ROUNDS_BOUNDED;
   if (bounded && (rounds->staleness() < 1 || rounds->staleness() > kMaxStaleness)) {
     return absl::InvalidArgumentError(

@@ -15,8 +15,8 @@ namespace {
 
 constexpr uint32_t kSegmentMagic = 0x314A5747u;  // "GWJ1"
 constexpr uint32_t kRecordMagic = 0x31525747u;   // "GWR1"
-constexpr uint16_t kVersion = 2;
-constexpr uint16_t kOldestVersion = 1;  // without kState
+constexpr uint16_t kVersion = 3;
+constexpr uint16_t kOldestVersion = 1;  // without kState; without the age of contributions, as version 2
 constexpr size_t kCrcOffset = 60;       // in both headers
 constexpr size_t kContributionBytes = 24;
 constexpr uint32_t kMaxContributions = 65536;
@@ -60,7 +60,7 @@ absl::Status Misfit(const char* what) {
   return absl::InvalidArgumentError(absl::StrFormat("the body of the record does not fit its header: %s", what));
 }
 
-absl::StatusOr<Contribution> TakeContribution(BodyReader& body) {
+absl::StatusOr<Contribution> TakeContribution(BodyReader& body, uint64_t round) {
   const std::span<const uint8_t> fixed = body.Take(kContributionBytes);
   if (!body.ok) return Misfit("contributions");
   Contribution c;
@@ -70,9 +70,9 @@ absl::StatusOr<Contribution> TakeContribution(BodyReader& body) {
   c.included = fixed[20] == 1;
   const uint8_t name_bytes = fixed[21];
   const std::span<const uint8_t> name = body.Take(Padded(name_bytes));
-  if (!body.ok || fixed[20] > 1 || !AllZero(fixed.subspan(22)) || !AllZero(name.subspan(name_bytes))) {
-    return Misfit("contributions");
-  }
+  const uint16_t age = Load<uint16_t>(fixed.data() + 22);
+  if (!body.ok || fixed[20] > 1 || age > round || !AllZero(name.subspan(name_bytes))) return Misfit("contributions");
+  c.round = round - age;
   c.worker.assign(name.begin(), name.begin() + name_bytes);
   return c;
 }
@@ -135,6 +135,7 @@ EncodedRecord EncodeRecord(const Record& record, uint64_t sequence, uint64_t syn
     Store<uint32_t>(p + 16, c.digest);
     p[20] = c.included ? 1 : 0;
     p[21] = static_cast<uint8_t>(c.worker.size());
+    Store<uint16_t>(p + 22, static_cast<uint16_t>(record.round - c.round));
     p = std::copy(c.worker.begin(), c.worker.end(), p + kContributionBytes);
     p += Padded(c.worker.size()) - c.worker.size();
   }
@@ -207,7 +208,7 @@ absl::StatusOr<Record> DecodeRecordBody(const RecordHeader& header, const Bytes&
   record.round = header.round;
   BodyReader reader{body.span()};
   for (uint32_t i = 0; i < header.contributions; ++i) {
-    GW_ASSIGN_OR_RETURN(Contribution contribution, TakeContribution(reader));
+    GW_ASSIGN_OR_RETURN(Contribution contribution, TakeContribution(reader, header.round));
     record.contributions.push_back(std::move(contribution));
   }
   const std::span<const uint8_t> sizes = reader.Take(Padded(uint64_t{4} * header.chunks));

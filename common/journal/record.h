@@ -35,8 +35,13 @@ struct SegmentHeader {
 enum class RecordType : uint8_t {
   kInitial = 1,  // the initial parameters of a bucket
   kUpdate = 2,   // the update frame of a (bucket, round)
-  kState = 3,    // all of a bucket at version `round`: where the journal of a standby begins
+  // All of a bucket at version `round`: where the journal of a standby begins. Its contributions are those that workers
+  // may send again, the oldest of each first.
+  kState = 3,
 };
+
+// How much older than its record the round of a contribution may be.
+inline constexpr uint64_t kMaxContributionAge = 65535;
 
 // One worker's part in an update.
 struct Contribution {
@@ -45,6 +50,7 @@ struct Contribution {
   uint64_t incarnation = 0;
   uint32_t digest = 0;    // of its frame (ExtendDigest)
   bool included = false;  // false: it abstained
+  uint64_t round = 0;     // that its frame says; asynchronous rounds: the version that it was computed on
   bool operator==(const Contribution&) const = default;
 };
 

@@ -8,6 +8,8 @@
 #include "common/base/status_macros.h"
 #include "common/codec/parameters.h"
 #include "common/codec/update.h"
+#include "common/job/round_mode.h"
+#include "common/journal/record_plan.h"
 
 namespace gradwire {
 
@@ -28,7 +30,7 @@ absl::Status ShardReplay::Prepare(std::optional<ShardState> from) {
     ShardState::Bucket& arrays = state_.buckets[b];
     Bucket& bucket = buckets_[b];
     if (snapshot) {
-      bucket.version = state_.version;
+      bucket.version = state_.version + arrays.ahead;
       bucket.incarnation = 0;
     } else {
       GW_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> codec, MakeCodec({&job_, &slice, &backend_}));
@@ -89,8 +91,8 @@ absl::Status ShardReplay::ApplyTo(Bucket& bucket, const journal::Record& record,
         absl::StrFormat("bucket %d: the journal goes on with round %d where round %d should follow", record.bucket,
                         record.round, bucket.version));
   }
-  GW_ASSIGN_OR_RETURN(Update update,
-                      DecodeUpdate(record.chunks, job_, slice, *arrays.plans.OfRound(job_, record.round)));
+  GW_ASSIGN_OR_RETURN(const RoundPlan* const plan, PlanOfRecord(record, job_, arrays.plans));
+  GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(record.chunks, job_, slice, *plan));
   GW_RETURN_IF_ERROR(ApplyUpdate(job_, slice, update, bucket.runs, backend_));
   arrays.plans.Push(std::move(update.next));
   ++bucket.version;
@@ -107,7 +109,7 @@ bool ShardReplay::whole() const {
   const uint64_t most = version() + 1 + job_.spec().rounds().staleness();  // as far as a round may be open
   return std::all_of(buckets_.begin(), buckets_.end(), [&](const Bucket& bucket) {
     const bool initialized = bucket.incarnation.has_value() && bucket.incarnation == buckets_[0].incarnation;
-    return (initialized || !job_.keeps_parameters()) && bucket.version <= most;
+    return (initialized || !job_.keeps_parameters()) && (bucket.version <= most || IsAsync(job_));
   });
 }
 
@@ -118,6 +120,7 @@ bool ShardReplay::empty() const {
 
 ShardState ShardReplay::Take() {
   state_.version = version();
+  for (size_t b = 0; b < buckets_.size(); ++b) state_.buckets[b].ahead = buckets_[b].version - state_.version;
   return std::move(state_);
 }
 

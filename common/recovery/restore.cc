@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/base/status_macros.h"
+#include "common/job/round_mode.h"
 #include "common/journal/journal_reader.h"
 #include "common/recovery/reach.h"
 #include "common/recovery/replay.h"
@@ -106,6 +107,13 @@ class Restorer {
     }
     if (found.empty()) {
       return absl::NotFoundError(absl::StrFormat("job '%s' is in none of the sources", options_.job));
+    }
+    if (IsAsync(*found[0].files.job)) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("job '%s' has asynchronous rounds: its shards and buckets have no version in common that "
+                          "could be restored. A "
+                          "server goes on from a copy of its own data directory",
+                          *names.begin()));
     }
     if (names.size() > 1) {
       return absl::InvalidArgumentError(

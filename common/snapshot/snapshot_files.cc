@@ -125,9 +125,13 @@ absl::Status SnapshotFiles::WriteTo(const std::string& path, const ShardState& s
   }
   nlohmann::ordered_json manifest;
   manifest["format"] = kFormat;
-  manifest["format_version"] = kFormatVersion;
+  std::vector<uint64_t> ahead;
+  for (const ShardState::Bucket& bucket : state.buckets) ahead.push_back(bucket.ahead);
+  const bool same = std::all_of(ahead.begin(), ahead.end(), [](uint64_t versions) { return versions == 0; });
+  manifest["format_version"] = same ? kFormatVersion : kAheadFormatVersion;
   manifest["job"] = job_->spec().name();
   manifest["version"] = state.version;
+  if (!same) manifest["ahead"] = ahead;
   manifest["shard"] = shard_;
   manifest["shards"] = layout_->shard_count();
   manifest["job_digest"] = absl::StrFormat("%016x", job_->digest());

@@ -46,6 +46,16 @@ bool NumberAt(const nlohmann::json& object, const char* key, uint64_t most, uint
   return true;
 }
 
+bool AheadAt(const nlohmann::json& object, SnapshotManifest* manifest) {
+  const auto it = object.find("ahead");
+  if (it == object.end() || !it->is_array()) return false;
+  for (const nlohmann::json& versions : *it) {
+    if (!versions.is_number_unsigned() || versions.get<uint64_t>() > UINT64_MAX - manifest->version) return false;
+    manifest->ahead.push_back(versions.get<uint64_t>());
+  }
+  return true;
+}
+
 // A file of a snapshot, checked against the manifest.
 struct Loaded {
   std::unique_ptr<uint8_t[]> memory;
@@ -158,9 +168,12 @@ absl::StatusOr<SnapshotManifest> ReadManifest(Disk& disk, const std::string& dir
       !NumberAt(json, "shards", UINT32_MAX, &shards)) {
     return Damaged(path, "not the manifest of a snapshot");
   }
-  if (format_version != kFormatVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrFormat("'%s' is of format version %d; this program reads %d", path, format_version, kFormatVersion));
+  if (format_version != kFormatVersion && format_version != kAheadFormatVersion) {
+    return absl::FailedPreconditionError(absl::StrFormat("'%s' is of format version %d; this program reads %d and %d",
+                                                         path, format_version, kFormatVersion, kAheadFormatVersion));
+  }
+  if (format_version == kAheadFormatVersion && !AheadAt(json, &manifest)) {
+    return Damaged(path, "it does not say how far its buckets are ahead");
   }
   manifest.shard = static_cast<uint32_t>(shard);
   manifest.shards = static_cast<uint32_t>(shards);
@@ -202,14 +215,19 @@ absl::StatusOr<ShardState> LoadSnapshot(Disk& disk, const std::string& directory
   GW_ASSIGN_OR_RETURN(const Loaded rest, LoadFile(disk, directory, kState, manifest));
   ShardState state;
   state.version = manifest.version;
+  if (!manifest.ahead.empty() && manifest.ahead.size() != layout.bucket_count()) {
+    return Damaged(directory + "/" + kManifest, absl::StrFormat("it has versions of %d buckets; the job has %d",
+                                                                manifest.ahead.size(), layout.bucket_count()));
+  }
   state.buckets.resize(layout.bucket_count());
   for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
     const BucketLayout& slice = layout.at(b, shard);
     ShardState::Bucket& bucket = state.buckets[b];
+    if (!manifest.ahead.empty()) bucket.ahead = manifest.ahead[b];
     if (job.keeps_parameters()) bucket.parameter.resize(slice.elements);
     if (job.moments() > 0) bucket.first_moment.resize(slice.elements);
     if (job.moments() > 1) bucket.second_moment.resize(slice.elements);
-    GW_ASSIGN_OR_RETURN(bucket.plans, LoadPlans(rest, job, slice, state.version));
+    GW_ASSIGN_OR_RETURN(bucket.plans, LoadPlans(rest, job, slice, state.version + bucket.ahead));
   }
   const auto pieces = PiecesOf(job, layout, shard);
   if (job.keeps_parameters()) {

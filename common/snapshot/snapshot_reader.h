@@ -25,6 +25,7 @@ struct SnapshotManifest {
   uint64_t version = 0;
   uint32_t shard = 0;
   uint32_t shards = 0;
+  std::vector<uint64_t> ahead;                // per bucket, of `version`; empty: none is
   std::string job_digest;                     // hex
   std::string layout_digest;                  // hex
   std::map<std::string, std::string> sha256;  // by file name; hex

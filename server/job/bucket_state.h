@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -29,10 +30,12 @@ struct Waiter {
   MemberId member = 0;
   std::shared_ptr<Outbox> out;
   v1::PullKind kind = v1::PULL_UNSPECIFIED;
-  uint64_t version = 0;
-  bool on_push = false;  // asked for with a frame: answered as PushAck, else as PullMessage
+  uint64_t version = 0;  // asynchronous rounds: or any later one
+  // The round of the frame that it was asked for with: answered as PushAck, else as PullMessage.
+  std::optional<uint64_t> pushed = {};
   // Parameters of a version that is there and may not be seen yet: the bucket may go on before it may.
   SharedChunks prepared = nullptr;
+  uint64_t prepared_version = 0;
 };
 
 // An answer that is ready to be sent, once no lock is held.
@@ -44,6 +47,7 @@ struct Delivery {
   // Else acknowledges the frame that it was asked for with.
   v1::PushOutcome outcome = v1::PUSH_OUTCOME_UNSPECIFIED;
   uint64_t open_round = 0;  // as in PushAck
+  uint64_t made = 0;        // the same
 };
 
 struct RetainedUpdate {
@@ -54,9 +58,10 @@ struct RetainedUpdate {
 
 // A frame whose last chunk has not come yet.
 struct PartialFrame {
-  std::unique_ptr<FrameAssembler> assembler;
-  const void* stream = nullptr;  // the stream that it comes from
-  uint64_t held_bytes = 0;       // counted into the job's bytes in flight
+  std::unique_ptr<FrameAssembler> assembler;  // of a frame that is merged as it comes
+  std::vector<std::vector<Bytes>> held;       // asynchronous rounds: its chunks so far, as they were received
+  const void* stream = nullptr;               // the stream that it comes from
+  uint64_t held_bytes = 0;                    // counted into the job's bytes in flight
 };
 
 // A round that frames are merged into.
@@ -85,7 +90,8 @@ struct BucketState {
   absl::Status failure ABSL_GUARDED_BY(mu);                   // our own bug stopped this bucket
 
   PlanWindow plans ABSL_GUARDED_BY(mu);  // up to that of `version`
-  // Round r is at r modulo the number of rounds that may be open (OpenRounds).
+  // Round r is at r modulo the number of rounds that may be open (OpenRounds). Asynchronous rounds have one place:
+  // none, or the round of a frame that was merged, until the version that it makes is there.
   std::vector<OpenRound> open ABSL_GUARDED_BY(mu);
   // Null: it is over, or not open yet.
   OpenRound* Find(uint64_t round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
@@ -97,8 +103,8 @@ struct BucketState {
   MemberId initializer ABSL_GUARDED_BY(mu) = 0;
   const void* initializing_stream ABSL_GUARDED_BY(mu) = nullptr;
   std::vector<Bytes> initial_chunks ABSL_GUARDED_BY(mu);
-  uint32_t initial_digest ABSL_GUARDED_BY(mu) = 0;      // ExtendDigest over its chunks so far
-  uint32_t unwritten_initials ABSL_GUARDED_BY(mu) = 0;  // whole ones whose records may not be seen yet
+  uint32_t initial_digest ABSL_GUARDED_BY(mu) = 0;       // ExtendDigest over its chunks so far
+  uint32_t unwritten_initials ABSL_GUARDED_BY(mu) = 0;   // whole ones whose records may not be seen yet
   std::shared_ptr<Outbox> uploader ABSL_GUARDED_BY(mu);  // is told when they may; null: nobody waits
 
   // The retained update frames, at most RetainedUpdates; the last one made `version`.

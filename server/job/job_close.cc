@@ -8,6 +8,7 @@
 #include "common/base/failpoint.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
+#include "common/job/round_mode.h"
 #include "common/transport/sink_scope.h"
 #include "server/job/job_shard.h"
 
@@ -55,7 +56,7 @@ void JobShard::CloseBucket(const RoundActions::Close& close) {
     absl::MutexLock lock(&bucket.mu);
     if (status.ok()) {
       status = CatchBadAlloc("the optimizer", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
-        return Publish(bucket, update, std::move(who));
+        return Publish(bucket, update, *bucket.plans.Find(PlanVersionOf(close)), std::move(who));
       });
     }
     if (!status.ok() && bucket.failure.ok()) {
@@ -76,7 +77,7 @@ std::vector<journal::Contribution> JobShard::WhoTookPart(const RoundActions::Clo
   for (const auto& [id, contribution] : close.contributions) {
     const Member* member = machine_.membership().Get(id);
     who.push_back({id, member == nullptr ? "" : member->worker, member == nullptr ? 0 : member->incarnation,
-                   contribution.digest, contribution.included});
+                   contribution.digest, contribution.included, contribution.round});
   }
   return who;
 }
@@ -97,6 +98,7 @@ void JobShard::NoteWritten(uint32_t index, uint64_t version) {
   {
     absl::MutexLock lock(&bucket.mu);
     bucket.durable = std::max(bucket.durable, version);
+    CaptureBucket(bucket);
     ready = TakeReady(bucket);
   }
   GW_FAILPOINT("version.after_visible");
@@ -115,7 +117,8 @@ absl::Status JobShard::FinishRound(BucketState& bucket, const RoundActions::Clos
   if (open == nullptr || bucket.version != close.round) {
     return absl::InternalError(absl::StrFormat("round %d closes at version %d", close.round, bucket.version));
   }
-  while (!open->partial.empty()) AbandonPartial(bucket, *open, open->partial.begin()->first);
+  // Those of asynchronous rounds hold nothing of the accumulator.
+  while (!IsAsync(job_) && !open->partial.empty()) AbandonPartial(bucket, *open, open->partial.begin()->first);
   GW_RETURN_IF_ERROR(bucket.failure);  // one of them may have spoiled the accumulator
   if (open->committed != close.contributors) {
     return absl::InternalError(absl::StrFormat("round %d closes with %d frames, but %d are merged into it", close.round,
@@ -131,15 +134,22 @@ absl::Status JobShard::FinishRound(BucketState& bucket, const RoundActions::Clos
   return absl::OkStatus();
 }
 
-absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update, std::vector<journal::Contribution> who) {
-  GW_RETURN_IF_ERROR(bucket.store->Apply(update, *bucket.plans.OfRound(job_, bucket.version)));
+uint64_t JobShard::PlanVersionOf(const RoundActions::Close& close) const {
+  return IsAsync(job_) ? close.contributions.begin()->second.round : PlanVersion(job_, close.round);
+}
+
+absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update, const RoundPlan& plan,
+                               std::vector<journal::Contribution> who) {
+  GW_RETURN_IF_ERROR(bucket.store->Apply(update, plan));
   deferred_elements_ += update.stats.deferred;
   update_elements_ += update.stats.elements;
   ++bucket.version;
   bucket.plans.Push(update.next);
   if (!replaying_) OpenNextRounds(bucket);  // else EndReplay does, once
-  Retain(bucket, {std::make_shared<const std::vector<Bytes>>(update.chunks), bucket.codec->sparse(), std::move(who)});
   bucket.serialized = nullptr;
+  if (!IsAsync(job_)) {  // else nobody pulls updates
+    Retain(bucket, {std::make_shared<const std::vector<Bytes>>(update.chunks), bucket.codec->sparse(), std::move(who)});
+  }
   CaptureBucket(bucket);
   return absl::OkStatus();
 }

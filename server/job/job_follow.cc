@@ -3,6 +3,7 @@
 
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
+#include "common/job/round_mode.h"
 #include "server/job/job_shard.h"
 
 namespace gradwire {
@@ -27,11 +28,16 @@ absl::StatusOr<std::vector<journal::Record>> JobShard::CopyBucket(uint32_t index
     GW_RETURN_IF_ERROR(bucket.failure);
     if (!there) continue;
     std::vector<journal::Record> records;
+    std::vector<journal::Contribution> merged;
+    if (IsAsync(job_)) {
+      absl::MutexLock job_lock(&mu_);
+      for (const PushHistory::Merged& frame : machine_.MergedOf(index)) {
+        if (bucket.version - frame.round > journal::kMaxContributionAge) continue;
+        merged.push_back({frame.id, "", 0, frame.digest, true, frame.round});
+      }
+    }
     GW_RETURN_IF_ERROR(CatchBadAlloc("a copy for a standby", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
-      records.push_back({journal::RecordType::kState,
-                         index,
-                         bucket.version,
-                         {},
+      records.push_back({journal::RecordType::kState, index, bucket.version, merged,
                          bucket.store->Serialize(bucket.plans, ParameterContent::kState)});
       uint64_t round = bucket.version - bucket.updates.size();
       for (const RetainedUpdate& update : bucket.updates) {

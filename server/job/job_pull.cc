@@ -5,23 +5,28 @@
 #include "absl/strings/str_format.h"
 #include "common/base/failpoint.h"
 #include "common/base/out_of_memory.h"
+#include "common/base/status_macros.h"
+#include "common/job/round_mode.h"
 #include "server/job/job_shard.h"
 
 namespace gradwire {
 namespace {
 
-bool KnownKind(v1::PullKind kind) {
-  return kind == v1::PULL_UPDATE || kind == v1::PULL_PARAMS_F32 || kind == v1::PULL_PARAMS_BF16 ||
-         kind == v1::PULL_STATE;
+absl::Status CheckKind(const Job& job, v1::PullKind kind) {
+  const bool parameters = kind == v1::PULL_PARAMS_F32 || kind == v1::PULL_PARAMS_BF16;
+  if (parameters || (!IsAsync(job) && (kind == v1::PULL_UPDATE || kind == v1::PULL_STATE))) return absl::OkStatus();
+  const std::string& name = job.spec().name();
+  if (!v1::PullKind_IsValid(kind) || kind == v1::PULL_UNSPECIFIED) {
+    return absl::InvalidArgumentError(absl::StrFormat("job '%s': unknown pull kind %d", name, kind));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrFormat("job '%s' has asynchronous rounds: its workers pull parameters (params or params_bf16), not %s",
+                      name, kind == v1::PULL_UPDATE ? "updates" : "the optimizer's state"));
 }
 
 ParameterContent ContentOf(v1::PullKind kind) {
   if (kind == v1::PULL_PARAMS_BF16) return ParameterContent::kBf16;
   return kind == v1::PULL_STATE ? ParameterContent::kState : ParameterContent::kFloat32;
-}
-
-absl::Status UnknownKind(const std::string& job, v1::PullKind kind) {
-  return absl::InvalidArgumentError(absl::StrFormat("job '%s': unknown pull kind %d", job, kind));
 }
 
 // The control message of one chunk of an answer, or of why there is none.
@@ -34,13 +39,14 @@ std::string ControlOf(const Delivery& delivery, bool first, bool last) {
     control.set_code(static_cast<int>(delivery.status.code()));
     control.set_message(std::string(delivery.status.message()));
   };
-  if (delivery.to.on_push) {
+  if (delivery.to.pushed) {
     v1::PushAck ack;
     fill(ack);
-    ack.set_round(delivery.to.version - 1);
+    ack.set_round(*delivery.to.pushed);
     if (first) {
       ack.set_outcome(delivery.outcome);
       ack.set_open_round(delivery.open_round);
+      ack.set_made(delivery.made);
     }
     return ack.SerializeAsString();
   }
@@ -62,7 +68,7 @@ absl::Status JobShard::Pull(MemberId member, const v1::PullRequest& request, con
           "job '%s': the worker is no longer a member (it left, or its lease ended): join again", name));
     }
   }
-  if (!KnownKind(request.kind())) return UnknownKind(name, request.kind());
+  GW_RETURN_IF_ERROR(CheckKind(job_, request.kind()));
   if (request.bucket_begin() >= request.bucket_end() || request.bucket_end() > buckets_.size()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("job '%s': bucket range [%d, %d) is not within the %d buckets of this job", name,
@@ -74,7 +80,7 @@ absl::Status JobShard::Pull(MemberId member, const v1::PullRequest& request, con
   }
   std::vector<Delivery> ready;
   for (uint32_t b = request.bucket_begin(); b < request.bucket_end(); ++b) {
-    std::optional<Delivery> answer = AnswerOrWait(b, {member, out, request.kind(), request.version()});
+    std::optional<Delivery> answer = AnswerOrWait(b, {member, out, request.kind(), request.version(), std::nullopt});
     if (answer) ready.push_back(*std::move(answer));
   }
   Deliver(ready);
@@ -83,12 +89,12 @@ absl::Status JobShard::Pull(MemberId member, const v1::PullRequest& request, con
 
 absl::Status JobShard::Acknowledge(MemberId member, const v1::PushAck& ack, std::span<const v1::PullKind> pull,
                                    const std::shared_ptr<Outbox>& out) {
-  for (v1::PullKind kind : pull)
-    if (!KnownKind(kind)) return UnknownKind(job_.spec().name(), kind);
+  for (v1::PullKind kind : pull) GW_RETURN_IF_ERROR(CheckKind(job_, kind));
+  const uint64_t version = IsAsync(job_) ? ack.made() : ack.round() + 1;
   std::vector<Delivery> ready;
   for (v1::PullKind kind : pull) {
     if (ack.outcome() == v1::PUSH_REFUSED) break;
-    std::optional<Delivery> answer = AnswerOrWait(ack.bucket(), {member, out, kind, ack.round() + 1, /*on_push=*/true});
+    std::optional<Delivery> answer = AnswerOrWait(ack.bucket(), {member, out, kind, version, ack.round()});
     if (answer) ready.push_back(*std::move(answer));
   }
   if (ready.empty()) {
@@ -98,6 +104,7 @@ absl::Status JobShard::Acknowledge(MemberId member, const v1::PushAck& ack, std:
   }
   ready.front().outcome = ack.outcome();
   ready.front().open_round = ack.open_round();
+  ready.front().made = ack.made();
   Deliver(ready);
   return absl::OkStatus();
 }
@@ -122,10 +129,12 @@ std::optional<Delivery> JobShard::AnswerOrWait(uint32_t b, Waiter waiter) {
 }
 
 void JobShard::PrepareAnswer(BucketState& bucket, Waiter* waiter) {
-  if (waiter->kind == v1::PULL_UPDATE || waiter->version != bucket.version || !bucket.ready) return;
+  if (waiter->kind == v1::PULL_UPDATE || !bucket.ready) return;
+  if (IsAsync(job_) ? waiter->version > bucket.version : waiter->version != bucket.version) return;
   // Where memory runs out, the answer is tried for once more when it is due.
   CatchBadAlloc("parameters for pullers", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
     waiter->prepared = Serialize(bucket, waiter->kind);
+    waiter->prepared_version = bucket.version;
     return absl::OkStatus();
   }).IgnoreError();
 }
@@ -135,7 +144,10 @@ std::optional<Delivery> JobShard::Answer(BucketState& bucket, const Waiter& wait
   const std::string& name = job_.spec().name();
   if (!bucket.failure.ok()) return Delivery{waiter, b, bucket.failure, nullptr};
   if (waiter.version > std::min(bucket.version, bucket.durable) || !bucket.ready) return std::nullopt;
-  const uint64_t age = bucket.version - waiter.version;
+  // With asynchronous rounds any later version will do, as soon as all that is in it may be seen.
+  const uint64_t offered = waiter.prepared != nullptr ? waiter.prepared_version : bucket.version;
+  if (IsAsync(job_) && bucket.durable < offered) return std::nullopt;
+  const uint64_t age = IsAsync(job_) ? 0 : bucket.version - waiter.version;
   if (waiter.kind == v1::PULL_UPDATE) {
     if (age < bucket.updates.size()) {
       return Delivery{waiter, b, absl::OkStatus(), bucket.updates[bucket.updates.size() - 1 - age].chunks};

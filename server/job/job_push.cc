@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
+#include "common/job/round_mode.h"
 #include "common/transport/sink_scope.h"
 #include "server/job/job_shard.h"
 
@@ -105,6 +106,10 @@ absl::Status JobShard::CheckHeader(const PushStream& stream, const wire::FrameHe
   return absl::OkStatus();
 }
 
+OpenRound* JobShard::PlaceOf(BucketState& bucket, uint64_t round) const {
+  return IsAsync(job_) ? bucket.open.data() : bucket.Find(round);
+}
+
 JobShard::Ack JobShard::PushFrame(PushStream& stream, const wire::Chunk& chunk, std::span<const Bytes> received) {
   const wire::FrameHeader& header = chunk.header;
   BucketState& bucket = *buckets_[header.bucket];
@@ -114,12 +119,13 @@ JobShard::Ack JobShard::PushFrame(PushStream& stream, const wire::Chunk& chunk, 
   uint32_t digest = 0;
   {
     absl::MutexLock lock(&bucket.mu);
-    OpenRound* const open = bucket.Find(header.round);
+    OpenRound* const open = PlaceOf(bucket, header.round);
     const bool begun = open != nullptr && open->partial.contains(stream.member);
     if (header.chunk == 0 || !begun) verdict = Begin(bucket, open, stream, header);
     if (verdict.ok() && *verdict == PushVerdict::kDuplicate) digest = ExtendDigest(chunk, 0);
     if (verdict.ok() && *verdict == PushVerdict::kAccept) {
-      verdict = Merge(bucket, *open, stream, chunk, received, &actions, &complete);
+      verdict = IsAsync(job_) ? Hold(bucket, stream, chunk, received, &actions, &complete)
+                              : Merge(bucket, *open, stream, chunk, received, &actions, &complete);
       if (!verdict.ok()) AbandonPartial(bucket, *open, stream.member);
     }
   }
@@ -142,7 +148,8 @@ JobShard::Ack JobShard::PushFrame(PushStream& stream, const wire::Chunk& chunk, 
     stream.skipped[header.bucket] = {.round = header.round, .not_included = true};
     return std::nullopt;
   }
-  return Acknowledge(stream, header, *verdict);
+  const bool made = IsAsync(job_) && *verdict == PushVerdict::kAccept;
+  return Acknowledge(stream, header, *verdict, made ? actions.close.back().round + 1 : 0);
 }
 
 absl::StatusOr<PushVerdict> JobShard::Begin(BucketState& bucket, OpenRound* open, PushStream& stream,
@@ -161,6 +168,10 @@ absl::StatusOr<PushVerdict> JobShard::Begin(BucketState& bucket, OpenRound* open
         absl::StrFormat("chunk %d of a frame whose beginning is not here: send the frame from chunk 0", header.chunk));
   }
   GW_RETURN_IF_ERROR(bucket.failure);
+  if (IsAsync(job_)) {
+    open->partial[stream.member].stream = &stream;
+    return verdict;
+  }
   if (open == nullptr) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "a frame of round %d, but this bucket is still finishing round %d: pull version %d of every bucket first",
@@ -174,18 +185,22 @@ absl::StatusOr<PushVerdict> JobShard::Begin(BucketState& bucket, OpenRound* open
   return verdict;
 }
 
+absl::Status JobShard::CheckInFlight(uint64_t chunk_bytes) const {
+  // Sound without a lock: the bound may be passed by one chunk per transport thread.
+  const uint64_t limit = memory_.in_flight + environment_.frame_limit_bytes;
+  if (in_flight_bytes_ + chunk_bytes <= limit) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "%d bytes of unfinished frames are held for this job, its limit is %d: push fewer buckets at once",
+      in_flight_bytes_.load(), limit));
+}
+
 absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, OpenRound& open, PushStream& stream,
                                             const wire::Chunk& chunk, std::span<const Bytes> received,
                                             RoundActions* actions, bool* complete) {
   const wire::FrameHeader& header = chunk.header;
   PartialFrame& partial = open.partial.at(stream.member);
   const uint64_t chunk_bytes = chunk.bytes.size();
-  // Sound without a lock: the bound may be passed by one chunk per transport thread.
-  if (in_flight_bytes_ + chunk_bytes > memory_.in_flight + environment_.frame_limit_bytes) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "%d bytes of unfinished frames are held for this job, its limit is %d: push fewer buckets at once",
-        in_flight_bytes_.load(), memory_.in_flight + environment_.frame_limit_bytes));
-  }
+  GW_RETURN_IF_ERROR(CheckInFlight(chunk_bytes));
   GW_RETURN_IF_ERROR(partial.assembler->Add(chunk, received));
   GW_FAILPOINT("push.chunk_merged");
   partial.held_bytes += chunk_bytes;
@@ -278,7 +293,7 @@ JobShard::Ack JobShard::Refuse(PushStream& stream, const wire::FrameHeader& head
   RoundActions actions;
   {
     absl::MutexLock lock(&bucket.mu);
-    if (OpenRound* const open = bucket.Find(header.round); open != nullptr) {
+    if (OpenRound* const open = PlaceOf(bucket, header.round); open != nullptr) {
       const auto partial = open->partial.find(stream.member);
       if (partial != open->partial.end() && partial->second.stream == &stream) {
         AbandonPartial(bucket, *open, stream.member);
@@ -302,8 +317,14 @@ JobShard::Ack JobShard::Refuse(PushStream& stream, const wire::FrameHeader& head
   return ack;
 }
 
-JobShard::Ack JobShard::Acknowledge(PushStream& stream, const wire::FrameHeader& header, PushVerdict verdict) {
+JobShard::Ack JobShard::Acknowledge(PushStream& stream, const wire::FrameHeader& header, PushVerdict verdict,
+                                    uint64_t made) {
   v1::PushAck ack;
+  if (IsAsync(job_) && header.kind == wire::FrameKind::kPush && verdict == PushVerdict::kDuplicate) {
+    absl::MutexLock lock(&mu_);
+    made = machine_.NextVersionOf(header.bucket);
+  }
+  ack.set_made(made);
   if (verdict == PushVerdict::kNotIncluded) {
     ++not_included_frames_;
     absl::MutexLock lock(&mu_);
@@ -400,10 +421,10 @@ JobShard::Ack JobShard::RepeatInitialize(PushStream& stream, const wire::FrameHe
   {
     absl::MutexLock lock(&bucket.mu);
     if (digest != bucket.initial_digest) {
-      same = absl::FailedPreconditionError(
-          absl::StrFormat("initial parameters with digest 0x%08x are here, these have 0x%08x: a repeat must be the same "
-                          "bytes; pull them",
-                          bucket.initial_digest, digest));
+      same = absl::FailedPreconditionError(absl::StrFormat(
+          "initial parameters with digest 0x%08x are here, these have 0x%08x: a repeat must be the same "
+          "bytes; pull them",
+          bucket.initial_digest, digest));
     } else if (bucket.unwritten_initials > 0) {
       bucket.uploader = stream.out;
       return std::nullopt;

@@ -8,6 +8,8 @@
 #include "common/base/status_macros.h"
 #include "common/codec/parameters.h"
 #include "common/codec/update.h"
+#include "common/job/round_mode.h"
+#include "common/journal/record_plan.h"
 #include "server/job/job_shard.h"
 
 namespace gradwire {
@@ -25,9 +27,9 @@ absl::Status JobShard::Replay(const ShardState* snapshot,
   replaying_ = true;
   if (snapshot != nullptr) {
     LoadSnapshot(*snapshot);
-    for (ReplayState::Bucket& bucket : replay_->buckets) {
-      bucket.initial = true;
-      bucket.base = snapshot->version;
+    for (uint32_t b = 0; b < buckets_.size(); ++b) {
+      replay_->buckets[b].initial = true;
+      replay_->buckets[b].base = snapshot->version + snapshot->buckets[b].ahead;
     }
     NoteSnapshot(snapshot->version, absl::OkStatus());
   }
@@ -108,6 +110,10 @@ absl::Status JobShard::ReplayWhole(const journal::Record& record) {
   known = {};
   known.initial = true;
   known.base = record.round;
+  absl::MutexLock job_lock(&mu_);
+  for (const journal::Contribution& c : record.contributions) {
+    machine_.RestoreContribution(c.member, record.bucket, c.round, c.digest);
+  }
   return absl::OkStatus();
 }
 
@@ -127,22 +133,24 @@ absl::Status JobShard::ReplayUpdate(const journal::Record& record) {
   {
     absl::MutexLock job_lock(&mu_);
     for (const journal::Contribution& c : record.contributions) {
-      if (c.included) machine_.RestoreContribution(c.member, record.bucket, record.round, c.digest);
+      if (c.included) machine_.RestoreContribution(c.member, record.bucket, c.round, c.digest);
     }
   }
-  if (record.round < known.base) {  // applied there; kept for workers that ask for it again
-    bucket.updates.push_back({std::make_shared<const std::vector<Bytes>>(record.chunks), bucket.codec->sparse(), record.contributions});
+  if (record.round < known.base) {               // applied there; kept for workers that ask for it again
+    if (IsAsync(job_)) return absl::OkStatus();  // which nobody does
+    bucket.updates.push_back(
+        {std::make_shared<const std::vector<Bytes>>(record.chunks), bucket.codec->sparse(), record.contributions});
     if (bucket.updates.size() > RetainedUpdates(job_)) bucket.updates.pop_front();
     return absl::OkStatus();
   }
-  GW_ASSIGN_OR_RETURN(Update update,
-                      DecodeUpdate(record.chunks, job_, *bucket.layout, *bucket.plans.OfRound(job_, record.round)));
+  GW_ASSIGN_OR_RETURN(const RoundPlan* const plan, PlanOfRecord(record, job_, bucket.plans));
+  GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(record.chunks, job_, *bucket.layout, *plan));
   UpdateFrame frame;
   frame.chunks = record.chunks;
   frame.next = update.next;
   frame.stats.deferred = update.deferred.size();
   frame.decoded = std::make_shared<const Update>(std::move(update));
-  return Publish(bucket, frame, record.contributions);
+  return Publish(bucket, frame, *plan, record.contributions);
 }
 
 uint64_t JobShard::NewestVersion() {
@@ -164,7 +172,7 @@ void JobShard::LoadSnapshot(const ShardState& snapshot) {
     if (!from.first_moment.empty()) arrays.first_moment = from.first_moment.data();
     if (!from.second_moment.empty()) arrays.second_moment = from.second_moment.data();
     bucket.store->Load(arrays);
-    bucket.version = snapshot.version;
+    bucket.version = snapshot.version + from.ahead;
     bucket.plans = from.plans;
   }
 }
@@ -186,7 +194,7 @@ absl::Status JobShard::EndReplay() {
     replaying_ = false;
     return absl::OkStatus();
   }
-  if (!initialized || newest > round + OpenRounds(job_)) {
+  if (!initialized || (!IsAsync(job_) && newest > round + OpenRounds(job_))) {
     return absl::DataLossError(
         absl::StrFormat("job '%s': the journal's buckets end between versions %d and %d%s: records are missing; delete "
                         "the job, or restore "

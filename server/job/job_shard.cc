@@ -7,7 +7,9 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/job/round_mode.h"
 #include "server/job/spec_difference.h"
+#include "server/rounds/async_machine.h"
 #include "server/rounds/round.h"
 
 namespace gradwire {
@@ -22,6 +24,16 @@ ArraysLimit LimitOfArrays(const JobEnvironment& environment) {
 }
 
 std::unique_ptr<Rounds> MakeRounds(const Job& job, const Layout& layout, const JobEnvironment& environment) {
+  if (IsAsync(job)) {
+    AsyncMachine::Rules rules;
+    rules.buckets = layout.bucket_count();
+    rules.window = PlansKept(job);
+    rules.needs_initialization = job.keeps_parameters();
+    rules.recognize_repeats = environment.recognize_repeats;
+    rules.membership.max_workers = job.spec().max_workers();
+    rules.membership.lease_ns = job.spec().lease_ms() * kNsPerMs;
+    return std::make_unique<AsyncMachine>(rules);
+  }
   RoundMachine::Rules rules;
   rules.buckets = layout.bucket_count();
   rules.min_workers = job.spec().min_workers();
@@ -142,6 +154,10 @@ absl::Status JobShard::Allocate(BucketState& bucket) {
 }
 
 void JobShard::OpenNextRounds(BucketState& bucket) {
+  if (IsAsync(job_)) {  // the next frame opens it for itself
+    bucket.open[0].round = OpenRound::kNone;
+    return;
+  }
   for (uint64_t round = bucket.version; round < bucket.version + bucket.open.size(); ++round) {
     const RoundPlan* plan = bucket.plans.OfRound(job_, round);
     if (plan == nullptr || bucket.Find(round) != nullptr) continue;
@@ -196,9 +212,11 @@ void JobShard::AbandonPartial(BucketState& bucket, OpenRound& open, MemberId mem
   const auto it = open.partial.find(member);
   if (it == open.partial.end()) return;
   in_flight_bytes_ -= it->second.held_bytes;
-  it->second.assembler->Abandon();
-  if (it->second.assembler->spoiled() && bucket.failure.ok()) {
-    bucket.failure = absl::Status(absl::StatusCode::kResourceExhausted, "out of memory while taking back a frame");
+  if (FrameAssembler* const assembler = it->second.assembler.get()) {
+    assembler->Abandon();
+    if (assembler->spoiled() && bucket.failure.ok()) {
+      bucket.failure = absl::Status(absl::StatusCode::kResourceExhausted, "out of memory while taking back a frame");
+    }
   }
   open.partial.erase(it);
 }

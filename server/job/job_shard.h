@@ -117,9 +117,10 @@ class JobShard {
   void StopSink();
 
   // job_snapshot.cc: a copy of everything at the next version that all buckets pass, this one if no bucket of the open
-  // round has closed. Rounds go on; each bucket is copied by the thread that brings it there. One at a time. Errors:
-  // DeadlineExceeded (the round did not end in time), FailedPrecondition (no parameters yet), Cancelled, Aborted
-  // (buckets were already past it: try again), ResourceExhausted.
+  // round has closed; with asynchronous rounds of every bucket at a version of its own, which may be seen. Rounds go
+  // on; each bucket is copied by the thread that brings it there. One at a time. Errors: DeadlineExceeded (the round
+  // did not end in time), FailedPrecondition (no parameters yet), Cancelled, Aborted (buckets were already past it: try
+  // again), ResourceExhausted.
   absl::StatusOr<std::shared_ptr<ShardCapture>> Capture(absl::Duration timeout);
   void CancelCapture();  // this one and all later ones
   // How the last snapshot went, for the status. `version`: when it is ok.
@@ -206,8 +207,10 @@ class JobShard {
   void NoteWritten(uint32_t bucket, uint64_t version);
   void DescribeDurability(uint64_t version, v1::JobStatus* job);
   absl::Status FinishRound(BucketState& bucket, const RoundActions::Close& close, UpdateFrame* update);
-  absl::Status Publish(BucketState& bucket, const UpdateFrame& update, std::vector<journal::Contribution> who)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  // `plan`: by which the update is encoded, one of the bucket's.
+  absl::Status Publish(BucketState& bucket, const UpdateFrame& update, const RoundPlan& plan,
+                       std::vector<journal::Contribution> who) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  uint64_t PlanVersionOf(const RoundActions::Close& close) const;
   // Keeps the update that made the bucket's version, and lets go of older ones.
   void Retain(BucketState& bucket, RetainedUpdate update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   // True once where NextTick is sooner than it was told.
@@ -233,9 +236,21 @@ class JobShard {
   absl::StatusOr<PushVerdict> Merge(BucketState& bucket, OpenRound& open, PushStream& stream, const wire::Chunk& chunk,
                                     std::span<const Bytes> received, RoundActions* actions, bool* complete)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  absl::Status CheckInFlight(uint64_t chunk_bytes) const;
   absl::Status FixLearningRates(const OpenRound& open, const FrameAssembler& frame);
   Ack Refuse(PushStream& stream, const wire::FrameHeader& header, const absl::Status& why);
-  Ack Acknowledge(PushStream& stream, const wire::FrameHeader& header, PushVerdict verdict);
+  // `made`: as in PushAck.
+  Ack Acknowledge(PushStream& stream, const wire::FrameHeader& header, PushVerdict verdict, uint64_t made = 0);
+  // Where unfinished frames of `round` are kept; null: nowhere.
+  OpenRound* PlaceOf(BucketState& bucket, uint64_t round) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  // job_async.cc: takes the place of Merge. Keeps the chunk; with the last one the frame is merged, once the frame
+  // before it has made its version. *complete: it is decided on.
+  absl::StatusOr<PushVerdict> Hold(BucketState& bucket, PushStream& stream, const wire::Chunk& chunk,
+                                   std::span<const Bytes> received, RoundActions* actions, bool* complete)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  absl::StatusOr<PushVerdict> MergeHeld(BucketState& bucket, const PushStream& stream,
+                                        const std::vector<std::vector<Bytes>>& held, const wire::Chunk& last,
+                                        RoundActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   // A record of a bucket's initial parameters may be seen: they are acknowledged; with the last one version 0 is there.
   void NoteInitialWritten(uint32_t bucket);
 

@@ -1,8 +1,10 @@
 // Copying a shard at one version while its rounds go on; see job_shard.h.
+#include <algorithm>
 #include <utility>
 
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
+#include "common/job/round_mode.h"
 #include "server/job/job_shard.h"
 
 namespace gradwire {
@@ -29,7 +31,7 @@ absl::StatusOr<std::shared_ptr<ShardCapture>> JobShard::Capture(absl::Duration t
     if (replaying ? newest == 0 : !machine_.initialized()) {
       return absl::FailedPreconditionError("the job has no parameters yet");
     }
-    capture->state.version = replaying ? newest : machine_.NextBoundary();
+    if (!IsAsync(job_)) capture->state.version = replaying ? newest : machine_.NextBoundary();
   }
   {
     absl::MutexLock lock(&snapshot_mu_);
@@ -54,16 +56,23 @@ absl::StatusOr<std::shared_ptr<ShardCapture>> JobShard::Capture(absl::Duration t
   }
   absl::MutexLock lock(&snapshot_mu_);
   capture_ = nullptr;
-  if (status.ok()) return capture;
-  return status;
+  GW_RETURN_IF_ERROR(status);
+  if (!IsAsync(job_)) return capture;
+  std::vector<ShardState::Bucket>& copies = capture->state.buckets;
+  capture->state.version = UINT64_MAX;
+  for (const auto& copy : copies) capture->state.version = std::min(capture->state.version, copy.plans.version());
+  for (auto& copy : copies) copy.ahead = copy.plans.version() - capture->state.version;
+  return capture;
 }
 
 void JobShard::CaptureBucket(BucketState& bucket) {
   if (bucket.capture == nullptr || bucket.version < bucket.capture->state.version) return;
+  // A version whose record may still be lost would come back without the frame that it is known by.
+  if (IsAsync(job_) && bucket.durable < bucket.version) return;
   const std::shared_ptr<ShardCapture> capture = std::move(bucket.capture);
   bucket.capture = nullptr;
   absl::Status status = bucket.failure;
-  if (status.ok() && bucket.version > capture->state.version) {
+  if (status.ok() && !IsAsync(job_) && bucket.version > capture->state.version) {
     status = absl::AbortedError("the round went on before it was taken");
   }
   if (status.ok()) {
@@ -103,7 +112,9 @@ void JobShard::NoteSnapshot(uint64_t version, const absl::Status& status) {
 }
 
 void JobShard::CutJournal(uint64_t version, uint64_t oldest) {
-  if (sink_ != nullptr) sink_->SnapshotTaken(version, oldest - std::min<uint64_t>(oldest, RetainedUpdates(job_)));
+  // Of these rounds workers may ask again: for updates, or what became of their frames.
+  const uint64_t kept = IsAsync(job_) ? PlansKept(job_) : RetainedUpdates(job_);
+  if (sink_ != nullptr) sink_->SnapshotTaken(version, oldest - std::min<uint64_t>(oldest, kept));
 }
 
 bool JobShard::WantsSnapshot() const {

@@ -5,6 +5,8 @@
 #include <limits>
 
 #include "absl/strings/str_format.h"
+#include "common/codec/plan_window.h"
+#include "common/job/round_mode.h"
 #include "server/job/job_arrays.h"
 
 namespace gradwire {
@@ -69,7 +71,7 @@ LayoutSize EstimateLayout(const Job& job, uint32_t shard_count) {
 
 }  // namespace
 
-uint32_t OpenRounds(const Job& job) { return 1 + job.spec().rounds().staleness(); }
+uint32_t OpenRounds(const Job& job) { return IsAsync(job) ? 1 : 1 + job.spec().rounds().staleness(); }
 uint32_t RetainedUpdates(const Job& job) { return 1 + OpenRounds(job); }
 uint32_t OwedUpdates(const Job& job) { return 3 + OpenRounds(job); }
 uint32_t MaxWaitersPerMember(const Job& job) { return 2 * (1 + OpenRounds(job)); }
@@ -87,8 +89,10 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
   MemoryBound bound;
   uint64_t largest_frame = 0;
   uint64_t round_updates = 0;
-  // While a version waits for the disk, as many more may follow.
-  const uint64_t serialized_versions = kSerializedVersions + OpenRounds(job) - 1;
+  const bool async = IsAsync(job);
+  // While a version waits for the disk, as many more may follow. With asynchronous rounds every worker may be sent a
+  // version of its own.
+  const uint64_t serialized_versions = kSerializedVersions + (async ? job.spec().max_workers() : OpenRounds(job) - 1);
   for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
     const uint64_t elements = layout.at(b, shard).elements;
     const Codec* codec = b < codecs.size() ? codecs[b].get() : nullptr;
@@ -99,16 +103,17 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
         bound.moments += elements * sizeof(float) * static_cast<uint64_t>(job.moments());
       }
       const uint64_t state = elements * sizeof(float) * static_cast<uint64_t>(1 + job.moments());
-      bound.serialized += serialized_versions * state;
+      bound.serialized += serialized_versions * (async ? elements * sizeof(float) : state);
       if (job.durable()) bound.snapshot += state;
     }
     bound.serialized += serialized_versions * kFrameOverheadBytes;
+    if (async) bound.accumulators += PlansKept(job) * (layout.at(b, shard).runs.size() + sizeof(RoundPlan));
     if (codec != nullptr) {
       const DeviceNeeds needs = codec->device_needs();
       bound.accumulators +=
           on_device ? needs.host_bytes + needs.pinned_bytes : (1 + OpenRounds(job)) * codec->accumulator_bytes();
       const uint64_t update = UpdateBound(*codec, elements);
-      bound.updates += (RetainedUpdates(job) + (codec->sparse() ? OwedUpdates(job) : 0)) * update;
+      if (!async) bound.updates += (RetainedUpdates(job) + (codec->sparse() ? OwedUpdates(job) : 0)) * update;
       round_updates += update;
     }
     largest_frame = std::max(largest_frame, elements * 5 + kFrameOverheadBytes);
@@ -117,7 +122,8 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
   if (durability.level() == v1::DURABILITY_INTERVAL || durability.on_failure() == v1::DISK_FAILURE_CONTINUE) {
     bound.journal = std::min(kMaxJournalBytes, Multiply(kJournalRounds, round_updates));
   }
-  const uint64_t frames = std::min<uint64_t>(kFramesInFlight, std::max<uint32_t>(1, job.spec().max_workers()));
+  const uint64_t workers = std::max<uint32_t>(1, job.spec().max_workers());
+  const uint64_t frames = async ? workers : std::min<uint64_t>(kFramesInFlight, workers);
   bound.in_flight = frames * std::min(largest_frame, frame_limit_bytes);
   return bound;
 }

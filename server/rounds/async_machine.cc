@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
@@ -179,9 +180,12 @@ absl::StatusOr<PushVerdict> AsyncMachine::Complete(MemberId id, uint32_t bucket,
   GW_ASSIGN_OR_RETURN(const PushVerdict verdict, Classify(id, bucket, round));
   if (verdict == PushVerdict::kDuplicate) GW_RETURN_IF_ERROR(Repeat(id, bucket, round, digest));
   if (verdict != PushVerdict::kAccept) return verdict;
+  RoundActions::Close close{bucket, versions_[bucket], 1, {{id, {true, digest, round}}}};
+  actions->close.reserve(actions->close.size() + 1);
   history_.Note(id, bucket, round, digest);
   membership_.NoteFrame(id, round);
-  actions->close.push_back({bucket, versions_[bucket]++, 1, {{id, {true, digest, round}}}});
+  actions->close.push_back(std::move(close));
+  ++versions_[bucket];
   return verdict;
 }
 

@@ -60,6 +60,7 @@ absl::StatusOr<v1::JoinReply> WorkerService::GoOn(const v1::JoinRequest& request
   point.round = request.resume_round();
   point.from_before = request.known_epoch() != 0 && request.known_epoch() != epoch;
   point.seen.assign(request.resume_seen().begin(), request.resume_seen().end());
+  point.versions.assign(request.resume_versions().begin(), request.resume_versions().end());
   if (request.catch_up()) return job->CatchUp(request.identity(), point, request.start_version());
   return job->Resume(request.identity(), point);
 }

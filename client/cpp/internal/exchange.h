@@ -20,6 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/cpp/gradwire/session.h"
+#include "client/cpp/internal/exchanger.h"
 #include "client/cpp/internal/round_ledger.h"
 #include "client/cpp/internal/shard_link.h"
 #include "client/cpp/internal/slice_work.h"
@@ -40,7 +41,7 @@ struct ExchangeContext {
 // Thread-safety as Session says. Owns two threads, from construction to Stop, or none (see kThreadsAbove). Memory in
 // flight: the frames of the open rounds (chunks are kept until they are settled, never encoded again) and their update
 // frames.
-class Exchange final : public LinkEvents {
+class Exchange final : public Exchanger {
  public:
   // Jobs with more elements than this have threads: 64 KiB of float32 are encoded about as fast as a thread wakes up.
   static constexpr uint64_t kThreadsAbove = 16384;
@@ -49,22 +50,20 @@ class Exchange final : public LinkEvents {
   Exchange(const ExchangeContext& context, uint64_t version, std::vector<PlanWindow> plans);
   ~Exchange() override;
 
-  absl::Status Begin(std::span<const float> learning_rates);
-  absl::Status Ready(uint32_t tensor, const float* gradient);
-  absl::Status End(int64_t timeout_ms);
-  // Between two rounds: waits until all that was pushed is settled, and what was applied is that of version().
-  absl::Status Drain(int64_t timeout_ms);
-  absl::Status WaitPushed(uint32_t bucket, int64_t timeout_ms);
-  absl::Status WaitApplied(uint32_t bucket, int64_t timeout_ms);
-  bool IsReady(uint32_t tensor) const;
+  absl::Status Begin(std::span<const float> learning_rates) override;
+  absl::Status Ready(uint32_t tensor, const float* gradient) override;
+  absl::Status End(int64_t timeout_ms) override;
+  absl::Status Drain(int64_t timeout_ms) override;
+  absl::Status WaitPushed(uint32_t bucket, int64_t timeout_ms) override;
+  absl::Status WaitApplied(uint32_t bucket, int64_t timeout_ms) override;
+  bool IsReady(uint32_t tensor) const override;
 
   // Ends the exchange for good: later calls return `reason`. No memory of the caller is touched after it returned.
-  void Stop(const absl::Status& reason);
+  void Stop(const absl::Status& reason) override;
 
-  uint64_t version() const;
-  // Up to the version of the replica, [bucket * shard_count + shard]. FailedPrecondition before Drain.
-  absl::StatusOr<std::vector<PlanWindow>> Plans() const;
-  void AddStats(SessionStats* stats) const;
+  uint64_t version() const override;
+  absl::StatusOr<std::vector<PlanWindow>> Plans() const override;
+  void AddStats(SessionStats* stats) const override;
 
   void OnAck(uint32_t shard, const v1::PushAck& ack) override;
   void OnAnswer(uint32_t shard, PullAnswer answer) override;

@@ -406,6 +406,7 @@ v1::JoinRequest ShardLink::RequestToMend(const ResumePoint& point) {
     request.set_resume(true);
     request.set_resume_round(point.round);
     request.mutable_resume_seen()->Assign(point.seen.begin(), point.seen.end());
+    request.mutable_resume_versions()->Assign(point.versions.begin(), point.versions.end());
     return request;
   }
   // Version 0 is there when this worker has helped to make it: a server that knows nothing of the job is taken as well.

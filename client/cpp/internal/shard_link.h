@@ -34,10 +34,11 @@ struct PullAnswer {
   absl::Status status;
 };
 
-// Where a worker stands when it comes back to a shard: JoinRequest.resume_round and resume_seen.
+// Where a worker stands when it comes back to a shard: JoinRequest.resume_round, resume_seen and resume_versions.
 struct ResumePoint {
   uint64_t round = 0;
-  std::vector<uint32_t> seen;
+  std::vector<uint32_t> seen = {};
+  std::vector<uint64_t> versions = {};
   // It has not begun: it joins as at first, to start with version `round` or a later one.
   bool anew = false;
 };
@@ -89,7 +90,8 @@ class ShardLink {
   // The worker fell behind: joins to start anew, not before `start_version`, as Join does. The start version that the
   // shard names. Once Start has returned.
   absl::StatusOr<uint64_t> CatchUp(uint64_t start_version);
-  // Opens the streams and starts the heartbeat; streams that cannot be opened are mended as those that break. `events` must live until Close has returned or SetEvents replaced it.
+  // Opens the streams and starts the heartbeat; streams that cannot be opened are mended as those that break. `events`
+  // must live until Close has returned or SetEvents replaced it.
   absl::Status Start(int64_t lease_ms, LinkEvents* events);
   // Returns when the old receiver will not be called again. The new one is told if the link was lost before.
   void SetEvents(LinkEvents* events);

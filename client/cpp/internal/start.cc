@@ -13,6 +13,8 @@
 #include "absl/time/time.h"
 #include "common/base/status_macros.h"
 #include "common/codec/parameters.h"
+#include "common/job/round_mode.h"
+#include "common/wire/frame.h"
 
 namespace gradwire::client {
 namespace {
@@ -204,7 +206,9 @@ absl::StatusOr<bool> Starter::HasValuesOfFirst(const std::vector<std::vector<Byt
     std::vector<float> theirs(slice.elements);
     ParameterTargets targets;
     targets.parameter = theirs.data();
-    GW_RETURN_IF_ERROR(DecodeParameters(answers[b], *context_.job, slice, version_, targets).status());
+    GW_ASSIGN_OR_RETURN(const uint64_t version, VersionOf(answers[b]));
+    if (version != 0) return false;  // they were trained since
+    GW_RETURN_IF_ERROR(DecodeParameters(answers[b], *context_.job, slice, version, targets).status());
     if (!own.empty() && std::memcmp(own.data(), theirs.data(), own.size() * sizeof(float)) != 0) return false;
   }
   return true;
@@ -288,17 +292,34 @@ absl::StatusOr<StartState> Starter::Finish() {
   GW_RETURN_IF_ERROR(state_->failed);
   for (uint32_t b = 0; b < context_.layout->bucket_count(); ++b) {
     for (uint32_t s = 0; s < shards; ++s) {
+      start.versions.push_back(version_);
       if (!state_->shards[s].pulling) {
         start.plans.emplace_back(PlansKept(*context_.job), context_.codecs[b * shards + s]->InitialPlan());
         continue;
       }
-      auto plans = context_.replica->Load(context_.layout->at(b, s), state_->shards[s].answers[b], version_);
+      const std::vector<Bytes>& answer = state_->shards[s].answers[b];
+      const absl::StatusOr<uint64_t> version = VersionOf(answer);
+      if (!version.ok()) return context_.links[s]->Annotate(version.status());
+      auto plans = context_.replica->Load(context_.layout->at(b, s), answer, *version);
       if (!plans.ok()) return context_.links[s]->Annotate(plans.status());
+      start.versions.back() = *version;
       start.plans.push_back(*std::move(plans));
       state_->shards[s].answers[b].clear();
     }
   }
+  if (IsAsync(*context_.job)) start.version = *std::min_element(start.versions.begin(), start.versions.end());
   return start;
+}
+
+bool Starter::asked_to_initialize() const {
+  absl::MutexLock lock(&state_->mu);
+  return std::any_of(state_->shards.begin(), state_->shards.end(), [](const auto& s) { return s.must_initialize; });
+}
+
+absl::StatusOr<uint64_t> Starter::VersionOf(std::span<const Bytes> answer) const {
+  if (!IsAsync(*context_.job)) return version_;
+  GW_ASSIGN_OR_RETURN(const wire::FrameHeader header, wire::ParseHeader(answer.front().span()));
+  return header.round;
 }
 
 void Starter::OnAck(uint32_t shard, const v1::PushAck& ack) {

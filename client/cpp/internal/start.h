@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -30,8 +31,9 @@ struct StartContext {
 };
 
 struct StartState {
-  uint64_t version = 0;
-  std::vector<PlanWindow> plans;  // up to that version, [bucket * shard_count + shard]
+  uint64_t version = 0;            // asynchronous rounds: that every slice has passed
+  std::vector<uint64_t> versions;  // per slice: `version`, or with asynchronous rounds later ones
+  std::vector<PlanWindow> plans;   // up to that version, [bucket * shard_count + shard]
 };
 
 // Joins every shard to start anew, not before `version`, until all name the same start; that version.
@@ -55,6 +57,8 @@ class Starter final : public LinkEvents {
   absl::StatusOr<StartState> Run();
   // That JoinAll agreed on.
   uint64_t version() const { return version_; }
+  // A shard has no parameters and wants this worker's.
+  bool asked_to_initialize() const;
   // Makes Run return Cancelled, now or when it is called.
   void Cancel();
 
@@ -79,6 +83,8 @@ class Starter final : public LinkEvents {
   // The version was replaced before it was pulled, or a shard that was joined again names another one: a later one.
   absl::Status Again();
   absl::StatusOr<StartState> Finish();
+  // Of pulled parameters.
+  absl::StatusOr<uint64_t> VersionOf(std::span<const Bytes> answer) const;
 
   const StartContext context_;
   std::atomic<uint64_t> version_{0};

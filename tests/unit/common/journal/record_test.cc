@@ -34,12 +34,12 @@ TEST(JournalRecord, IsTheWorkedExampleOfTheSpec) {
   header.epoch = 7;
   header.identity = {0x1111111111111111u, 0x2222222222222222u, 3};
   EXPECT_EQ(Hex(EncodeSegmentHeader(header)),
-            "47574a310200000001000000000000000700000000000000111111111111111122222222222222220300000000000000"
-            "000000000000000000000000fc718287");
+            "47574a310300000001000000000000000700000000000000111111111111111122222222222222220300000000000000"
+            "00000000000000000000000004acc819");
   Record record;
   record.bucket = 5;
   record.round = 9;
-  record.contributions = {{0x0A, "w", 0x0B, 0x0C, true}};
+  record.contributions = {{0x0A, "w", 0x0B, 0x0C, true, 9}};
   record.chunks = {Bytes::FromString("abc")};
   EXPECT_EQ(Hex(Joined(EncodeRecord(record, 1, 64))),
             "47575231020000000500000001000000090000000000000030000000000000004000000000000000"
@@ -48,13 +48,26 @@ TEST(JournalRecord, IsTheWorkedExampleOfTheSpec) {
             "03000000000000006162630000000000");
 }
 
-TEST(JournalRecord, SegmentsOfVersion1AreRead) {
-  const std::string bytes = absl::HexStringToBytes(
-      "47574a310100000001000000000000000700000000000000111111111111111122222222222222220300000000000000"
-      "0000000000000000000000000561b120");
-  const auto header = DecodeSegmentHeader({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
-  ASSERT_TRUE(header.ok()) << header.status();
-  EXPECT_EQ(header->epoch, 7u);
+TEST(JournalRecord, SegmentsOfVersions1And2AreRead) {
+  for (const char* hex :
+       {"47574a310100000001000000000000000700000000000000111111111111111122222222222222220300000000000000"
+        "0000000000000000000000000561b120",
+        "47574a310200000001000000000000000700000000000000111111111111111122222222222222220300000000000000"
+        "000000000000000000000000fc718287"}) {
+    const std::string bytes = absl::HexStringToBytes(hex);
+    const auto header = DecodeSegmentHeader({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+    ASSERT_TRUE(header.ok()) << header.status();
+    EXPECT_EQ(header->epoch, 7u);
+  }
+}
+
+TEST(JournalRecord, KeepsTheAgeOfContributions) {
+  Record record = MakeRecord(3);
+  record.round = 70'000;
+  record.contributions = {{1, "w", 2, 3, true, 70'000}, {4, "", 5, 6, false, 70'000 - kMaxContributionAge}};
+  const auto decoded = Decode(Joined(EncodeRecord(record, 1, 64)));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->contributions, record.contributions);
 }
 
 TEST(JournalRecord, OfEveryTypeComesBack) {

@@ -1,0 +1,545 @@
+// See async_exchange.h.
+#include "client/cpp/internal/async_exchange.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/base/failpoint.h"
+#include "common/base/status_macros.h"
+#include "common/codec/update.h"
+#include "common/wire/frame.h"
+
+namespace gradwire::client {
+namespace {
+
+absl::Time DeadlineOf(int64_t timeout_ms) {
+  return timeout_ms < 0 ? absl::InfiniteFuture() : absl::Now() + absl::Milliseconds(timeout_ms);
+}
+
+}  // namespace
+
+AsyncExchange::AsyncExchange(const SliceContext& context, std::vector<ShardLink*> links,
+                             const std::vector<uint64_t>& versions, std::vector<PlanWindow> plans)
+    : context_(context),
+      links_(std::move(links)),
+      shards_(context.layout->shard_count()),
+      buckets_(context.layout->bucket_count()),
+      thread_(context.job->elements() > kThreadAbove),
+      buckets_of_tensor_(context.job->tensors().size()),
+      remaining_(buckets_),
+      bad_(context.job->tensors().size()),
+      ready_(context.job->tensors().size()),
+      slices_(plans.size()) {
+  for (uint32_t b = 0; b < buckets_; ++b)
+    for (const BucketPart& part : context_.layout->parts(b)) {
+      std::vector<uint32_t>& list = buckets_of_tensor_[part.tensor];
+      if (list.empty() || list.back() != b) list.push_back(b);
+    }
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    slices_[i].plans = std::move(plans[i]);
+    slices_[i].version = versions[i];
+    slices_[i].encoder = context_.codecs[i]->NewEncoder();
+  }
+  if (thread_) encoder_thread_ = std::thread([this] { EncodeLoop(); });
+}
+
+AsyncExchange::~AsyncExchange() { Stop(absl::CancelledError("the session was closed")); }
+
+void AsyncExchange::Stop(const absl::Status& reason) {
+  {
+    absl::MutexLock lock(&mu_);
+    FailLocked(reason);
+    stop_ = true;
+    const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !encoding_ && !settling_; };
+    mu_.Await(absl::Condition(&idle));
+  }
+  if (encoder_thread_.joinable()) encoder_thread_.join();
+}
+
+const BucketLayout& AsyncExchange::LayoutOf(uint32_t slice) const {
+  return context_.layout->at(slice / shards_, slice % shards_);
+}
+
+v1::PullKind AsyncExchange::Kind() const {
+  return context_.pull == PullMode::kParamsBf16 ? v1::PULL_PARAMS_BF16 : v1::PULL_PARAMS_F32;
+}
+
+absl::Status AsyncExchange::Begin(std::span<const float> learning_rates) {
+  const size_t groups = static_cast<size_t>(context_.job->spec().optimizer().groups_size());
+  if (learning_rates.size() != groups && learning_rates.size() != 1)
+    return absl::InvalidArgumentError(absl::StrCat(learning_rates.size(), " learning rates were given; the job has ",
+                                                   groups, " parameter groups: give one for each, or one for all"));
+  for (float rate : learning_rates)
+    if (!std::isfinite(rate)) return absl::InvalidArgumentError(absl::StrCat("learning rate ", rate, " is not finite"));
+  absl::MutexLock lock(&mu_);
+  GW_RETURN_IF_ERROR(failed_);
+  if (round_open_) return absl::FailedPreconditionError("a round is still open: call EndRound first");
+  learning_rates_.assign(learning_rates.begin(), learning_rates.end());
+  learning_rates_.resize(groups, learning_rates[0]);
+  round_open_ = true;
+  round_error_ = absl::OkStatus();
+  ready_.assign(ready_.size(), false);
+  bad_.assign(bad_.size(), false);
+  for (uint32_t b = 0; b < buckets_; ++b) {
+    remaining_[b] = 0;
+    uint32_t last = UINT32_MAX;
+    for (const BucketPart& part : context_.layout->parts(b)) {
+      if (part.tensor != last) ++remaining_[b];
+      last = part.tensor;
+    }
+  }
+  for (Slice& slice : slices_) {
+    slice.settled = false;
+    slice.fate = Fate::kNotSent;
+  }
+  return absl::OkStatus();
+}
+
+bool AsyncExchange::IsReady(uint32_t tensor) const {
+  absl::MutexLock lock(&mu_);
+  return tensor < ready_.size() && ready_[tensor];
+}
+
+absl::Status AsyncExchange::Ready(uint32_t tensor, const float* gradient) {
+  {
+    absl::MutexLock lock(&mu_);
+    GW_RETURN_IF_ERROR(NoteReady(tensor, gradient));
+  }
+  RunTasksInline();
+  return absl::OkStatus();
+}
+
+absl::Status AsyncExchange::NoteReady(uint32_t tensor, const float* gradient) {
+  GW_RETURN_IF_ERROR(failed_);
+  if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
+  if (tensor >= ready_.size())
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor index ", tensor, "; the job has ", ready_.size(), " tensors"));
+  const Tensor& info = context_.job->tensors()[tensor];
+  if (gradient == nullptr && info.elements > 0)
+    return absl::InvalidArgumentError(absl::StrCat("tensor '", info.name, "': the gradient is a null pointer"));
+  if (ready_[tensor])
+    return absl::FailedPreconditionError(
+        absl::StrCat("tensor '", info.name, "' was reported ready twice in one round"));
+  ready_[tensor] = true;
+  tasks_.push_back({Task::Kind::kTensor, tensor, gradient});
+  return absl::OkStatus();
+}
+
+absl::Status AsyncExchange::CheckAllReady() const {
+  for (size_t t = 0; t < ready_.size(); ++t) {
+    const Tensor& info = context_.job->tensors()[t];
+    if (!ready_[t] && info.elements > 0)
+      return absl::FailedPreconditionError(
+          absl::StrCat("the round cannot end: the gradient of tensor '", info.name, "' was not reported ready"));
+  }
+  return absl::OkStatus();
+}
+
+template <typename Is>
+bool AsyncExchange::Every(uint32_t bucket, Is is) const {
+  const auto begin = slices_.begin() + static_cast<ptrdiff_t>(bucket) * shards_;
+  return std::all_of(begin, begin + shards_, is);
+}
+
+template <typename Done>
+absl::Status AsyncExchange::SettleUntil(Done done, absl::Time deadline) {
+  const TimeNs begin = clock_.Now();
+  const auto complete = [](const Slice& slice) { return slice.Complete(); };
+  const auto event = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return !failed_.ok() || done() || std::any_of(slices_.begin(), slices_.end(), complete);
+  };
+  while (failed_.ok() && !done()) {
+    if (!mu_.AwaitWithDeadline(absl::Condition(&event), deadline)) {
+      counters_.wait_ns += clock_.Now() - begin;
+      return absl::DeadlineExceededError(
+          "not every shard has answered in time. The round stays open: call again to go on waiting");
+    }
+    const auto it = std::find_if(slices_.begin(), slices_.end(), complete);
+    if (!failed_.ok() || it == slices_.end()) continue;
+    const uint32_t index = static_cast<uint32_t>(it - slices_.begin());
+    settling_ = true;
+    mu_.Unlock();
+    const TimeNs from = clock_.Now();
+    const absl::Status settled = Settle(index);
+    const TimeNs spent = clock_.Now() - from;
+    RunTasksInline();  // what only calibrated is encoded again
+    mu_.Lock();
+    settling_ = false;
+    counters_.apply_ns += spent;
+    if (!settled.ok()) FailLocked(links_[index % shards_]->Annotate(settled));
+  }
+  counters_.wait_ns += clock_.Now() - begin;
+  if (failed_.ok()) return absl::OkStatus();
+  // The caller's memory is not used any more when it is told.
+  const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !reading_gradients_ && !settling_; };
+  mu_.Await(absl::Condition(&idle));
+  return failed_;
+}
+
+absl::Status AsyncExchange::End(int64_t timeout_ms) {
+  absl::MutexLock lock(&mu_);
+  GW_RETURN_IF_ERROR(failed_);
+  if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
+  GW_RETURN_IF_ERROR(CheckAllReady());
+  const auto all = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return std::all_of(slices_.begin(), slices_.end(), [](const Slice& slice) { return slice.settled; });
+  };
+  GW_RETURN_IF_ERROR(SettleUntil(all, DeadlineOf(timeout_ms)));
+  round_open_ = false;
+  ++counters_.steps;
+  counters_.sanitized = context_.gradients->sanitized_elements();
+  context_.gradients->EndRound();
+  return round_error_;
+}
+
+absl::Status AsyncExchange::Drain(int64_t /*timeout_ms*/) {
+  absl::MutexLock lock(&mu_);
+  GW_RETURN_IF_ERROR(failed_);
+  return round_open_ ? absl::FailedPreconditionError("a round is open: call EndRound first") : absl::OkStatus();
+}
+
+absl::Status AsyncExchange::WaitPushed(uint32_t bucket, int64_t timeout_ms) {
+  if (bucket >= buckets_)
+    return absl::InvalidArgumentError(absl::StrCat("bucket ", bucket, "; the job has ", buckets_, " buckets"));
+  absl::MutexLock lock(&mu_);
+  GW_RETURN_IF_ERROR(failed_);
+  const auto pushed = [this, bucket]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return !failed_.ok() || Every(bucket, [](const Slice& s) { return s.settled || s.fate != Fate::kNotSent; });
+  };
+  if (!mu_.AwaitWithDeadline(absl::Condition(&pushed), DeadlineOf(timeout_ms)))
+    return absl::DeadlineExceededError(absl::StrCat("bucket ", bucket, " was not acknowledged in time"));
+  return failed_;
+}
+
+absl::Status AsyncExchange::WaitApplied(uint32_t bucket, int64_t timeout_ms) {
+  if (bucket >= buckets_)
+    return absl::InvalidArgumentError(absl::StrCat("bucket ", bucket, "; the job has ", buckets_, " buckets"));
+  absl::MutexLock lock(&mu_);
+  GW_RETURN_IF_ERROR(failed_);
+  if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
+  const auto applied = [this, bucket]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return Every(bucket, [](const Slice& s) { return s.settled; });
+  };
+  return SettleUntil(applied, DeadlineOf(timeout_ms));
+}
+
+absl::StatusOr<std::vector<uint32_t>> AsyncExchange::DeferredOf(uint32_t index) {
+  Slice& slice = slices_[index];
+  const Codec& codec = *context_.codecs[index];
+  if (!codec.sparse()) return std::vector<uint32_t>();
+  if (slice.decoder == nullptr) slice.decoder = codec.NewAccumulator();
+  GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> chunks, wire::ParseFrame(slice.frame->chunks));
+  slice.decoder->Open(slice.version, slice.frame->plan);
+  for (const wire::Chunk& chunk : chunks)
+    for (const wire::Segment& segment : chunk.segments) GW_RETURN_IF_ERROR(slice.decoder->Add(segment));
+  FrameIdentity id;
+  id.shard = static_cast<uint16_t>(index % shards_);
+  id.bucket = index / shards_;
+  id.round = slice.version;
+  const std::vector<float> rates(static_cast<size_t>(context_.job->spec().optimizer().groups_size()));
+  id.learning_rates = rates;
+  GW_ASSIGN_OR_RETURN(const UpdateFrame alone, slice.decoder->Finish(id, 1));
+  if (alone.stats.deferred == 0) return std::vector<uint32_t>();
+  GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(alone.chunks, *context_.job, LayoutOf(index), slice.frame->plan));
+  return std::move(update.deferred);
+}
+
+absl::Status AsyncExchange::Settle(uint32_t index) {
+  Slice& slice = slices_[index];
+  const BucketLayout& layout = LayoutOf(index);
+  const Codec& codec = *context_.codecs[index];
+  const bool calibrated = slice.frame.has_value() && slice.version == 0;  // it carried no values
+  uint64_t deferred = 0;
+  if (slice.fate == Fate::kIncluded && !calibrated) {
+    GW_ASSIGN_OR_RETURN(const std::vector<uint32_t> positions, DeferredOf(index));
+    deferred = positions.size();
+    GW_RETURN_IF_ERROR(context_.gradients->Deferred(layout, codec, *slice.frame, positions));
+  } else if (slice.frame.has_value() && !calibrated) {
+    GW_RETURN_IF_ERROR(context_.gradients->Returned(layout, codec, *slice.frame));
+  }
+  GW_ASSIGN_OR_RETURN(PlanWindow plans, context_.replica->Load(layout, slice.chunks, slice.arrived));
+  GW_FAILPOINT("worker.update.applied");
+  absl::MutexLock lock(&mu_);
+  slice.plans = std::move(plans);
+  slice.version = slice.arrived;
+  slice.frame.reset();
+  slice.chunks.clear();
+  counters_.deferred += deferred;
+  if (calibrated && slice.fate != Fate::kRefused) {
+    slice.fate = Fate::kNotSent;
+    tasks_.push_back({Task::Kind::kEncode, index, nullptr});
+  } else {
+    slice.settled = true;
+  }
+  return absl::OkStatus();
+}
+
+uint64_t AsyncExchange::version() const {
+  absl::MutexLock lock(&mu_);
+  uint64_t version = UINT64_MAX;
+  for (const Slice& slice : slices_) version = std::min(version, slice.version);
+  return version;
+}
+
+absl::StatusOr<std::vector<PlanWindow>> AsyncExchange::Plans() const {
+  absl::MutexLock lock(&mu_);
+  GW_RETURN_IF_ERROR(failed_);
+  if (round_open_) return absl::FailedPreconditionError("a round is open: call EndRound first");
+  std::vector<PlanWindow> plans;
+  for (const Slice& slice : slices_) plans.push_back(slice.plans);
+  return plans;
+}
+
+void AsyncExchange::AddStats(SessionStats* stats) const {
+  absl::MutexLock lock(&mu_);
+  stats->steps = counters_.steps;
+  stats->selected_elements = counters_.selected;
+  stats->deferred_elements = counters_.deferred;
+  stats->sanitized_elements = counters_.sanitized;
+  stats->not_included_frames = counters_.not_included;
+  stats->encode_seconds = static_cast<double>(counters_.encode_ns) * 1e-9;
+  stats->apply_seconds = static_cast<double>(counters_.apply_ns) * 1e-9;
+  stats->wait_seconds = static_cast<double>(counters_.wait_ns) * 1e-9;
+}
+
+void AsyncExchange::FailLocked(const absl::Status& status) {
+  if (failed_.ok()) failed_ = status;
+}
+
+void AsyncExchange::NoteError(const absl::Status& status) {
+  if (round_error_.ok()) round_error_ = status;
+}
+
+void AsyncExchange::OnAck(uint32_t shard, const v1::PushAck& ack) {
+  {
+    absl::MutexLock lock(&mu_);
+    NoteAck(shard, ack);
+  }
+  RunTasksInline();  // the pull instead of a refused push
+}
+
+void AsyncExchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
+  if (ack.bucket() >= buckets_) return;
+  const uint32_t index = ack.bucket() * shards_ + shard;
+  Slice& slice = slices_[index];
+  if (!slice.unanswered || ack.round() != slice.version) return;  // answered before
+  slice.unanswered = false;
+  switch (ack.outcome()) {
+    case v1::PUSH_INCLUDED:
+    case v1::PUSH_DUPLICATE:
+      slice.fate = Fate::kIncluded;
+      slice.least = std::max(ack.made(), slice.version + 1);
+      GW_FAILPOINT("worker.frame.acked");
+      return;
+    case v1::PUSH_NOT_INCLUDED:
+      slice.fate = Fate::kNotIncluded;
+      slice.least = slice.version + 1;
+      ++counters_.not_included;
+      return;
+    default:
+      break;
+  }
+  const absl::Status refused =
+      links_[shard]->Annotate(absl::Status(static_cast<absl::StatusCode>(ack.code()), std::string(ack.message())));
+  // Whether it was merged is not known: it can neither be taken back nor forgotten.
+  if (absl::IsDataLoss(refused)) return FailLocked(refused);
+  NoteError(refused);
+  slice.fate = Fate::kRefused;
+  slice.least = slice.version;
+  tasks_.push_back({Task::Kind::kPull, index, nullptr});  // what was asked for with the frame is not answered
+}
+
+void AsyncExchange::OnAnswer(uint32_t shard, PullAnswer answer) {
+  absl::MutexLock lock(&mu_);
+  if (!answer.status.ok()) return FailLocked(answer.status);
+  if (answer.bucket >= buckets_ || answer.kind != Kind() || answer.chunks.empty()) return;
+  Slice& slice = slices_[answer.bucket * shards_ + shard];
+  if (!slice.waiting || slice.unanswered) return;  // asked for again after a break
+  const absl::StatusOr<wire::FrameHeader> header = wire::ParseHeader(answer.chunks[0].span());
+  if (!header.ok()) return FailLocked(links_[shard]->Annotate(header.status()));
+  if (header->round < slice.least) return;  // the same
+  slice.arrived = header->round;
+  slice.chunks = std::move(answer.chunks);
+  slice.waiting = false;
+}
+
+std::optional<ResumePoint> AsyncExchange::ResumeAt(uint32_t shard) {
+  absl::MutexLock lock(&mu_);
+  if (!failed_.ok()) return std::nullopt;
+  ResumePoint point;
+  for (uint32_t index = shard; index < slices_.size(); index += shards_) {
+    const Slice& slice = slices_[index];
+    point.versions.push_back(slice.Complete() ? slice.arrived : slice.version);
+  }
+  return point;
+}
+
+void AsyncExchange::OnResumed(uint32_t shard, bool /*behind*/) {
+  {
+    absl::MutexLock lock(&mu_);
+    tasks_.push_back({Task::Kind::kResend, shard, nullptr});
+  }
+  RunTasksInline();
+}
+
+void AsyncExchange::OnLost(uint32_t /*shard*/, const absl::Status& status) {
+  absl::MutexLock lock(&mu_);
+  FailLocked(status);
+}
+
+void AsyncExchange::EncodeLoop() {
+  const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_ || !tasks_.empty(); };
+  absl::MutexLock lock(&mu_);
+  for (;;) {
+    mu_.Await(absl::Condition(&work));
+    if (stop_) return;
+    RunTask();
+  }
+}
+
+void AsyncExchange::RunTasksInline() {
+  absl::MutexLock lock(&mu_);
+  if (thread_ || encoding_) return;
+  while (!stop_ && !tasks_.empty()) RunTask();
+}
+
+void AsyncExchange::RunTask() {
+  const Task task = tasks_.front();
+  tasks_.pop_front();
+  if (!failed_.ok()) return;  // the caller's gradients must not be read any more
+  encoding_ = reading_gradients_ = true;
+  mu_.Unlock();
+  switch (task.kind) {
+    case Task::Kind::kTensor:
+      ProcessTensor(task);
+      break;
+    case Task::Kind::kEncode:
+      Encode(task.index);
+      break;
+    case Task::Kind::kPull:
+      if (slices_[task.index].version == 0) context_.gradients->Keep(LayoutOf(task.index));  // the frame had no values
+      Pull(task.index);
+      break;
+    case Task::Kind::kResend:
+      Resend(task.index);
+      break;
+  }
+  mu_.Lock();
+  encoding_ = reading_gradients_ = false;
+}
+
+void AsyncExchange::ProcessTensor(const Task& task) {
+  const TimeNs begin = clock_.Now();
+  // Schedules that count rounds count versions; version 0 only calibrates.
+  const uint64_t round = std::max<uint64_t>(version(), 1);
+  const absl::Status taken = context_.gradients->Ingest(task.index, task.gradient, round);
+  bad_[task.index] = !taken.ok();
+  if (taken.ok()) context_.gradients->Select(task.index, round);
+  const TimeNs spent = clock_.Now() - begin;
+  {
+    absl::MutexLock lock(&mu_);
+    counters_.encode_ns += spent;
+    if (!taken.ok()) NoteError(taken);
+  }
+  for (uint32_t bucket : buckets_of_tensor_[task.index]) {
+    if (--remaining_[bucket] != 0) continue;
+    for (uint32_t shard = 0; shard < shards_; ++shard) Encode(bucket * shards_ + shard);
+  }
+}
+
+void AsyncExchange::Encode(uint32_t index) {
+  Slice& slice = slices_[index];
+  const TimeNs begin = clock_.Now();
+  const auto& parts = context_.layout->parts(index / shards_);
+  const bool bad = std::any_of(parts.begin(), parts.end(), [this](const auto& part) { return bad_[part.tensor]; });
+  FrameIdentity id;
+  id.shard = static_cast<uint16_t>(index % shards_);
+  id.bucket = index / shards_;
+  id.round = slice.version;
+  id.incarnation = context_.incarnation;
+  std::vector<float> rates;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!failed_.ok()) return;
+    rates = learning_rates_;
+  }
+  id.learning_rates = rates;
+  absl::StatusOr<EncodedFrame> frame = absl::CancelledError();
+  if (!bad) frame = slice.encoder->Encode(id, slice.plans.newest(), context_.gradients->InputsOf(LayoutOf(index)));
+  if (!frame.ok()) {
+    context_.gradients->Keep(LayoutOf(index));
+  } else if (slice.version > 0) {
+    context_.gradients->Encoded(LayoutOf(index));
+  }
+  const TimeNs spent = clock_.Now() - begin;
+  {
+    absl::MutexLock lock(&mu_);
+    counters_.encode_ns += spent;
+    slice.waiting = true;
+    slice.least = slice.version;
+    if (frame.ok()) {
+      counters_.selected += frame->positions.size();
+      slice.frame = *std::move(frame);
+      slice.unanswered = true;
+    } else if (!bad) {
+      NoteError(frame.status());
+    }
+  }
+  if (!slice.frame) return Pull(index);  // nobody waits for what it does not contribute
+  GW_FAILPOINT("worker.frame.encoded");
+  SendFrame(index);
+}
+
+void AsyncExchange::SendFrame(uint32_t index) {
+  {
+    // Sending may block on a slow peer; the caller's gradients are not read meanwhile.
+    absl::MutexLock lock(&mu_);
+    reading_gradients_ = false;
+    slices_[index].sending = true;
+  }
+  const v1::PullKind kind = Kind();
+  const absl::Status sent = links_[index % shards_]->SendFrame(slices_[index].frame->chunks, std::span(&kind, 1));
+  GW_FAILPOINT("worker.frame.sent");
+  Sent(index, sent);
+}
+
+void AsyncExchange::Pull(uint32_t index) {
+  uint64_t least = 0;
+  {
+    absl::MutexLock lock(&mu_);
+    reading_gradients_ = false;
+    least = slices_[index].least;
+  }
+  Sent(index, links_[index % shards_]->RequestPull(Kind(), least, index / shards_, index / shards_ + 1));
+}
+
+void AsyncExchange::Resend(uint32_t shard) {
+  for (uint32_t index = shard; index < slices_.size(); index += shards_) {
+    bool unanswered = false;
+    bool waiting = false;
+    {
+      absl::MutexLock lock(&mu_);
+      unanswered = slices_[index].unanswered;
+      waiting = slices_[index].waiting;
+    }
+    // The same bytes: the shard knows by digest what it had merged.
+    if (unanswered) {
+      SendFrame(index);
+    } else if (waiting) {
+      Pull(index);
+    }
+  }
+}
+
+void AsyncExchange::Sent(uint32_t index, const absl::Status& status) {
+  absl::MutexLock lock(&mu_);
+  slices_[index].sending = false;
+  if (!status.ok() && !ShardLink::Mends(status)) FailLocked(status);
+  reading_gradients_ = failed_.ok();
+}
+
+}  // namespace gradwire::client

@@ -1,0 +1,150 @@
+// The steps of one worker with asynchronous rounds: each bucket on each shard (a slice) is pushed on the version that
+// the worker has of it, and pulled at whichever version is the newest then.
+//
+//   TensorReady -> [encoding thread: ingest, select, encode, send, ask for parameters] -> shard
+//   shard -> ack, parameters -> [EndRound: settle the frame, load the parameters]
+//
+// A frame that is alone in its version is decoded by its worker as the shard decodes it: what it defers is known here,
+// no update is pulled.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "client/cpp/internal/exchanger.h"
+#include "client/cpp/internal/slice_work.h"
+#include "common/base/clock.h"
+
+namespace gradwire::client {
+
+// Thread-safety as Session says. Owns one thread, from construction to Stop, or none for a small job. Memory in flight:
+// one frame and the parameters of every slice; for sparse codecs an accumulator of each.
+class AsyncExchange final : public Exchanger {
+ public:
+  // Jobs with more elements than this have a thread (Exchange::kThreadsAbove).
+  static constexpr uint64_t kThreadAbove = 16384;
+
+  // `versions` and `plans`: of the parameters in the replica, per slice. `links` outlive this.
+  AsyncExchange(const SliceContext& context, std::vector<ShardLink*> links, const std::vector<uint64_t>& versions,
+                std::vector<PlanWindow> plans);
+  ~AsyncExchange() override;
+
+  absl::Status Begin(std::span<const float> learning_rates) override;
+  absl::Status Ready(uint32_t tensor, const float* gradient) override;
+  absl::Status End(int64_t timeout_ms) override;
+  absl::Status Drain(int64_t timeout_ms) override;  // at once: End leaves nothing
+  absl::Status WaitPushed(uint32_t bucket, int64_t timeout_ms) override;
+  absl::Status WaitApplied(uint32_t bucket, int64_t timeout_ms) override;
+  bool IsReady(uint32_t tensor) const override;
+  void Stop(const absl::Status& reason) override;
+  uint64_t version() const override;  // that every slice has passed
+  absl::StatusOr<std::vector<PlanWindow>> Plans() const override;
+  void AddStats(SessionStats* stats) const override;
+
+  void OnAck(uint32_t shard, const v1::PushAck& ack) override;
+  void OnAnswer(uint32_t shard, PullAnswer answer) override;
+  void OnMustInitialize(uint32_t /*shard*/) override {}
+  std::optional<ResumePoint> ResumeAt(uint32_t shard) override;
+  void OnResumed(uint32_t shard, bool behind) override;
+  void OnLost(uint32_t shard, const absl::Status& status) override;
+
+ private:
+  // What became of a slice's gradient in this step.
+  enum class Fate { kNotSent, kIncluded, kNotIncluded, kRefused };
+  struct Slice {
+    PlanWindow plans;
+    uint64_t version = 0;  // of the parameters in the replica
+    std::unique_ptr<Encoder> encoder;
+    std::unique_ptr<Accumulator> decoder;  // of sparse codecs: for its own frames; made when first needed
+    // Of the step. The frame is kept until it is settled, never encoded again.
+    std::optional<EncodedFrame> frame;
+    Fate fate = Fate::kNotSent;
+    bool sending = false;     // the bytes of the frame are in use
+    bool unanswered = false;  // what became of the frame is not known
+    bool waiting = false;     // for parameters, of version `least` or later
+    bool settled = false;
+    uint64_t least = 0;
+    uint64_t arrived = 0;  // version of the parameters in `chunks`
+    std::vector<Bytes> chunks;
+    bool Complete() const { return !settled && !sending && !unanswered && !waiting && !chunks.empty(); }
+  };
+  struct Task {
+    enum class Kind { kTensor, kEncode, kPull, kResend };
+    Kind kind = Kind::kTensor;
+    uint32_t index = 0;  // tensor; slice; slice; shard
+    const float* gradient = nullptr;
+  };
+  struct Counters {
+    uint64_t steps = 0, selected = 0, deferred = 0, not_included = 0, sanitized = 0;
+    TimeNs encode_ns = 0, apply_ns = 0, wait_ns = 0;
+  };
+
+  const BucketLayout& LayoutOf(uint32_t slice) const;
+  v1::PullKind Kind() const;
+  absl::Status NoteReady(uint32_t tensor, const float* gradient) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckAllReady() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Settles slices as they come until `done`.
+  template <typename Done>
+  absl::Status SettleUntil(Done done, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Takes back what the frame of a complete slice did not bring, and loads its parameters. Without the lock.
+  absl::Status Settle(uint32_t index);
+  absl::StatusOr<std::vector<uint32_t>> DeferredOf(uint32_t index);
+  template <typename Is>
+  bool Every(uint32_t bucket, Is is) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  void EncodeLoop();
+  // The next task. Releases the lock while it works.
+  void RunTask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Without a thread: all tasks, unless another caller is at them and will see the new ones.
+  void RunTasksInline() ABSL_LOCKS_EXCLUDED(mu_);
+  void ProcessTensor(const Task& task);
+  void Encode(uint32_t index);
+  void SendFrame(uint32_t index);
+  void Pull(uint32_t index);
+  void Resend(uint32_t shard);
+  void Sent(uint32_t index, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
+
+  void NoteAck(uint32_t shard, const v1::PushAck& ack) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FailLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NoteError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const SliceContext context_;
+  const std::vector<ShardLink*> links_;
+  const uint32_t shards_;
+  const uint32_t buckets_;
+  const bool thread_;
+  std::vector<std::vector<uint32_t>> buckets_of_tensor_;
+  SteadyClock clock_;
+
+  // Of whoever set encoding_, while a round is open.
+  std::vector<uint32_t> remaining_;  // per bucket: tensors not ready yet
+  std::vector<bool> bad_;            // per tensor: its gradient was refused
+
+  mutable absl::Mutex mu_;
+  absl::Status failed_ ABSL_GUARDED_BY(mu_);
+  absl::Status round_error_ ABSL_GUARDED_BY(mu_);
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  bool round_open_ ABSL_GUARDED_BY(mu_) = false;
+  bool encoding_ ABSL_GUARDED_BY(mu_) = false;  // someone is at the tasks
+  bool settling_ ABSL_GUARDED_BY(mu_) = false;
+  bool reading_gradients_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<float> learning_rates_ ABSL_GUARDED_BY(mu_);
+  std::vector<bool> ready_ ABSL_GUARDED_BY(mu_);
+  std::deque<Task> tasks_ ABSL_GUARDED_BY(mu_);
+  Counters counters_ ABSL_GUARDED_BY(mu_);
+  // What tells of messages is guarded by mu_. Frame and encoder belong to the task at work until the frame is sent,
+  // and once a slice is complete all of it to who settles it.
+  std::vector<Slice> slices_;
+
+  std::thread encoder_thread_;
+};
+
+}  // namespace gradwire::client
