@@ -84,6 +84,13 @@ void PrintDurability(const v1::DurabilityStatus& status, std::ostream& out) {
 }
 
 void PrintRounds(const v1::JobStatus& job, std::ostream& out) {
+  const uint32_t staleness = job.spec().rounds().staleness();
+  if (job.spec().rounds().mode() == v1::ROUNDS_ASYNC) {
+    out << absl::StrFormat(
+        "  asynchronous, every bucket is at version %d or later, members %d, frames up to %d versions old\n",
+        job.rounds().open_round(), job.rounds().members(), staleness);
+    return;
+  }
   out << absl::StrFormat("  round %d is open, members %d", job.rounds().open_round(), job.rounds().members());
   if (const uint32_t quorum = job.spec().rounds().quorum(); quorum > 0) {
     out << absl::StrFormat(", quorum %d, then waits for the others ", quorum);
@@ -94,8 +101,7 @@ void PrintRounds(const v1::JobStatus& job, std::ostream& out) {
     }
     out << absl::StrFormat("; %d rounds closed without a member", job.rounds().short_rounds());
   }
-  if (const uint32_t staleness = job.spec().rounds().staleness(); staleness > 0)
-    out << absl::StrFormat(", staleness %d: so many more may be open behind it", staleness);
+  if (staleness > 0) out << absl::StrFormat(", staleness %d: so many more may be open behind it", staleness);
   out << "\n";
 }
 

@@ -84,10 +84,27 @@ def test_bounded_staleness_lets_a_worker_run_ahead(addresses):
         b.leave()
 
 
-@pytest.mark.parametrize("rounds", ["bounded", "bounded:0", "bounded:17", "bounded:two", "sync:1", "fast", ""])
+@pytest.mark.parametrize("rounds", ["bounded", "bounded:0", "bounded:17", "bounded:two", "async:0", "async:257", "sync:1",
+                                    "fast", ""])
 def test_unknown_rounds_are_refused(rounds):
     with pytest.raises(ValueError, match="rounds="):
         make_job("rounds", rounds=rounds).to_json()
+
+
+def test_asynchronous_workers_wait_for_nobody(addresses):
+    servers = addresses(2)
+    job = make_job("async", codec="tagc:density=0.2", workers=2, rounds="async:4", lease_ms=60_000)
+    with pytest.raises(gradwire.InvalidArgument, match="'params'"):
+        gradwire.join(servers, job, make_parameters(), "w0")
+    with gradwire.join(servers, job, make_parameters(), "w0", pull="params") as a:
+        with gradwire.join(servers, job, make_parameters(), "w1", pull="params_bf16") as b:
+            rng = np.random.default_rng(1)
+            for _ in range(10):
+                a.exchange([rng.standard_normal(p.shape, dtype=np.float32) for p in make_parameters()], lr=0.01)
+            assert a.version == 11
+            assert b.version == 0, "it has pushed and pulled nothing"
+            b.exchange([rng.standard_normal(p.shape, dtype=np.float32) for p in make_parameters()], lr=0.01)
+            assert b.version >= 11
 
 
 def test_bounded_staleness_has_no_quorum(addresses):

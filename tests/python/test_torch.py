@@ -446,6 +446,26 @@ def test_bounded_staleness_agrees_when_it_is_over(addresses):
     assert len(set(in_parallel(2, work))) == 1
 
 
+def test_asynchronous_training_learns(addresses):
+    servers = addresses(2)
+
+    def work(worker):
+        model = make_model()
+        with ShardedOptimizer(model.named_parameters(), servers=servers, job="async", worker=f"w{worker}", workers=2,
+                              rounds="async", lr=5e-3, codec="tagc:density=0.2") as optimizer:
+            losses = []
+            for step in range(60):
+                optimizer.zero_grad()
+                loss = loss_of(model, step, worker)
+                loss.backward()
+                losses.append(float(loss))
+                optimizer.step()
+            assert optimizer.session.version > 60
+            return sum(losses[-5:]) / sum(losses[:5])
+
+    assert all(ratio < 0.9 for ratio in in_parallel(2, work))
+
+
 def test_quorum_above_the_workers_is_refused(addresses):
     with pytest.raises(gradwire.InvalidArgument, match="quorum = 3 is above max_workers = 2"):
         ShardedOptimizer(make_model(), servers=addresses(1), job="quorum", workers=2, quorum=3)

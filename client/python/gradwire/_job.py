@@ -57,9 +57,11 @@ def _durability(durability: str, on_disk_failure: str) -> dict[str, Any]:
 
 def _rounds(rounds: str) -> dict[str, Any]:
     mode, colon, staleness = rounds.partition(":")
-    if (mode == "bounded") != bool(colon) or (colon and not (staleness.isdecimal() and 1 <= int(staleness) <= 16)):
+    most = {"bounded": 16, "async": 256}.get(mode, 0)
+    if (mode == "bounded" and not colon) or (colon and not (staleness.isdecimal() and 1 <= int(staleness) <= most)):
         raise ValueError(f"rounds={rounds!r}: 'bounded' takes the number of rounds that a worker may be ahead, from 1 to 16: "
-                         "'bounded:2'; other modes take none")
+                         "'bounded:2'; 'async' may take how many versions old a contribution may be, from 1 to 256: "
+                         "'async:64'; 'sync' takes none")
     return {"mode": "ROUNDS_" + _choice("rounds", mode, _ROUNDS), "staleness": int(staleness or 0)}
 
 
@@ -147,7 +149,11 @@ class JobSpec:
     catches up in end_round() and counts them in stats()["skipped_rounds"].
     rounds: "sync", or "bounded:S" (1 to 16): end_round() waits for all rounds but the last S, so that a worker may be up
     to S rounds ahead of the slowest; gradients are then computed on parameters that lack at most S updates, and every
-    round still merges all workers. Not together with a quorum or optimizer="none".
+    round still merges all workers. Not together with a quorum or optimizer="none". "async": nobody waits for anybody.
+    Every contribution is a step of its own, on whatever the parameters are by then, so a job makes as many steps as all
+    workers together; two runs differ. One that was computed on parameters more than S versions old ("async:S", 1 to 256;
+    without it 8 per worker, at least 32) comes with the next round instead. Workers pull parameters: join with
+    pull="params" or "params_bf16".
     """
 
     name: str

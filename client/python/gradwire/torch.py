@@ -119,6 +119,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
     rounds="bounded:S" lets a worker run up to S rounds ahead of the slowest one: step() returns without the last S updates,
     which come with later steps. drain() waits for them; close(), save() and state_dict() do so by themselves.
 
+    rounds="async" makes every worker's step a step of the job, and none waits for another: see JobSpec. Learning rates are
+    those of a batch of one worker. pull is then "params" (the default) or "params_bf16", else "update" (the default).
+
     step() raises gradwire.InvalidArgument for a non-finite gradient (nonfinite="sanitize" counts it as 0 instead),
     gradwire.Unavailable when a shard is lost, gradwire.DeadlineExceeded when other workers are slow: then call step()
     again, without another backward pass.
@@ -148,7 +151,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  optimizer: str | None = None, lr: float = 1e-3, momentum: float = 0.0, nesterov: bool = False,
                  betas: tuple[float, float] | None = None, eps: float = 1e-8, weight_decay: float = 0.0,
                  residual_decay: float = 0.98, codec: str = DEFAULT_CODEC, rules: Sequence[Rule] | None = None,
-                 roles: dict[str, str] | None = None, nonfinite: str = "refuse", pull: str = "update",
+                 roles: dict[str, str] | None = None, nonfinite: str = "refuse", pull: str | None = None,
                  accumulate: int = 1, overlap: bool = True, lease_ms: int = 10_000, quorum: int = 0,
                  quorum_deviations: float = 0.0, rounds: str = "sync", bucket_bytes: int = 0,
                  run_elements: int = 0, seed: int = 0, durability: str = "none", on_disk_failure: str = "wait",
@@ -158,6 +161,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate} must be at least 1")
         push = push or ("step" if sparse(codec) else "gradient")
+        pull = pull or ("params" if rounds.startswith("async") else "update")
         optimizer = optimizer or ("adamw" if push == "gradient" else "step")
         betas = betas or ((0.9, 0.95) if push == "step" else (0.9, 0.999))
         groups = _named_groups(params)

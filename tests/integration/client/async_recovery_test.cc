@@ -1,0 +1,88 @@
+// Shard servers of an asynchronous job are killed with SIGKILL while workers push: what comes back has every frame that
+// was acknowledged as merged once, and nothing twice.
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <random>
+
+#include "absl/synchronization/blocking_counter.h"
+#include "tests/integration/client/async_jobs.h"
+#include "tests/lib/server_process.h"
+
+namespace gradwire::testing {
+namespace {
+
+using testing_support::ServerProcess;
+
+constexpr int kWorkers = 3;
+constexpr int kMaxKills = 25;
+
+struct Case {
+  const char* codec;
+  v1::DurabilityLevel level;
+  bool small;
+};
+
+class KilledAsyncServers : public ::testing::TestWithParam<Case> {};
+
+TEST_P(KilledAsyncServers, ApplyExactlyWhatWasPushed) {
+  const Case& c = GetParam();
+  v1::JobSpec spec = AsyncSpec("killed", c.codec, kWorkers);
+  if (c.small) spec = Small(std::move(spec));
+  spec.set_lease_ms(10'000);
+  spec.mutable_durability()->set_level(c.level);
+  const std::string root = absl::StrCat(::testing::TempDir(), "/killed-async-", getpid());
+  std::filesystem::remove_all(root);
+  std::filesystem::create_directory(root);
+  std::vector<std::unique_ptr<ServerProcess>> servers;
+  std::vector<std::string> addresses;
+  for (int s = 0; s < 2; ++s) {
+    servers.push_back(std::make_unique<ServerProcess>(
+        std::vector<std::string>{"--backend=cpu", "--log-level=error", absl::StrCat("--data-dir=", root, "/", s),
+                                 "--snapshot-journal-bytes=2000000"}));
+    addresses.push_back(servers.back()->Address());
+  }
+  std::atomic<bool> done{false};
+  int kills = 0;
+  absl::BlockingCounter joined_workers(kWorkers);
+  std::thread killer([&] {
+    std::mt19937 random(4711);
+    joined_workers.Wait();
+    while (!done && kills < kMaxKills) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5 + random() % 60));
+      if (done) break;
+      servers[random() % 2]->KillAndRestart();
+      ++kills;
+      for (auto& server : servers) EXPECT_NE(server->Address(), "");
+    }
+  });
+  std::vector<std::unique_ptr<ExactWorker>> workers;
+  for (int w = 0; w < kWorkers; ++w) workers.push_back(std::make_unique<ExactWorker>(spec, w));
+  InParallel(kWorkers, [&](int w) {
+    const absl::Status joined = workers[w]->worker().Join(addresses, PullMode::kParams);
+    joined_workers.DecrementCount();
+    ASSERT_TRUE(joined.ok()) << joined;
+    for (int step = 0; step < 40; ++step) {
+      const absl::Status stepped = workers[w]->Step();
+      ASSERT_TRUE(stepped.ok()) << "worker " << w << " step " << step << ": " << stepped;
+    }
+    const absl::Status drained = workers[w]->Drain();
+    ASSERT_TRUE(drained.ok()) << drained;
+  });
+  done = true;
+  killer.join();
+  for (auto& worker : workers) worker->worker().Drop();
+  ExpectApplied(spec, addresses, workers);
+  EXPECT_GE(kills, 3);
+  std::printf("%d servers killed\n", kills);
+  servers.clear();
+  std::filesystem::remove_all(root);
+}
+
+INSTANTIATE_TEST_SUITE_P(Jobs, KilledAsyncServers,
+                         ::testing::Values(Case{"dense:values=fp32", v1::DURABILITY_FSYNC, false},
+                                           Case{"tagc:density=0.3", v1::DURABILITY_INTERVAL, true}));
+
+}  // namespace
+}  // namespace gradwire::testing
