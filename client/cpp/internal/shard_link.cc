@@ -241,7 +241,7 @@ absl::StatusOr<uint64_t> ShardLink::CatchUp(uint64_t start_version) {
   }
   request.set_catch_up(true);
   request.set_start_version(start_version);
-  if (point) {
+  if (point && !point->anew) {  // else it has seen nothing yet
     request.set_resume_round(point->round);
     request.mutable_resume_seen()->Assign(point->seen.begin(), point->seen.end());
   }
