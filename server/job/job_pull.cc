@@ -129,7 +129,7 @@ std::optional<Delivery> JobShard::AnswerOrWait(uint32_t b, Waiter waiter) {
 }
 
 void JobShard::PrepareAnswer(BucketState& bucket, Waiter* waiter) {
-  if (waiter->kind == v1::PULL_UPDATE || !bucket.ready) return;
+  if (waiter->prepared != nullptr || waiter->kind == v1::PULL_UPDATE || !bucket.ready) return;
   if (IsAsync(job_) ? waiter->version > bucket.version : waiter->version != bucket.version) return;
   // Where memory runs out, the answer is tried for once more when it is due.
   CatchBadAlloc("parameters for pullers", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
