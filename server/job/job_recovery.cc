@@ -110,6 +110,8 @@ absl::Status JobShard::ReplayWhole(const journal::Record& record) {
   known = {};
   known.initial = true;
   known.base = record.round;
+  // With asynchronous rounds no updates follow that made it: its contributions tell as much.
+  if (IsAsync(job_)) known.end_round = record.round;
   absl::MutexLock job_lock(&mu_);
   for (const journal::Contribution& c : record.contributions) {
     machine_.RestoreContribution(c.member, record.bucket, c.round, c.digest);
