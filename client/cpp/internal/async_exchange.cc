@@ -519,15 +519,21 @@ void AsyncExchange::Pull(uint32_t index) {
 
 void AsyncExchange::Resend(uint32_t shard) {
   for (uint32_t index = shard; index < slices_.size(); index += shards_) {
-    bool unanswered = false;
+    Slice& slice = slices_[index];
+    bool again = false;
     bool waiting = false;
     {
+      // What was acknowledged may be lost as long as no parameters have come that it is in. The same bytes once more:
+      // the shard knows by digest what it has merged.
       absl::MutexLock lock(&mu_);
-      unanswered = slices_[index].unanswered;
-      waiting = slices_[index].waiting;
+      waiting = slice.waiting;
+      again = waiting && slice.frame.has_value() && slice.fate != Fate::kRefused;
+      if (again) {
+        slice.unanswered = true;
+        slice.fate = Fate::kNotSent;
+      }
     }
-    // The same bytes: the shard knows by digest what it had merged.
-    if (unanswered) {
+    if (again) {
       SendFrame(index);
     } else if (waiting) {
       Pull(index);
