@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "absl/time/clock.h"
 #include "tests/integration/client/applied.h"
 #include "tests/integration/client/cluster.h"
+#include "tests/lib/tcp_proxy.h"
 
 namespace gradwire::testing {
 namespace {
@@ -232,6 +234,54 @@ TEST(BoundedStaleness, ANewcomerJoinsInTheMiddle) {
     });
     EXPECT_EQ(digests[0], digests[1]);
     EXPECT_EQ(digests[0], digests[2]);
+  }
+}
+
+// It comes back with several rounds unanswered: none of them is merged, all of them return to its residual.
+TEST(BoundedStaleness, AWorkerThatWasAwayBeyondItsLeaseReturns) {
+  for (const PullMode pull : {PullMode::kUpdate, PullMode::kParams}) {
+    SCOPED_TRACE(pull == PullMode::kUpdate ? "update" : "params");
+    Cluster cluster(2, "grpc");
+    testing_support::TcpProxy proxies[] = {testing_support::TcpProxy(cluster.addresses()[0]),
+                                           testing_support::TcpProxy(cluster.addresses()[1])};
+    v1::JobSpec spec = Bounded(MakeSpec("away", "tagc:density=0.2", v1::OPTIMIZER_ADAMW, 2), 2);
+    spec.set_lease_ms(900);
+    Worker near(spec, 0), far(spec, 1);
+    ASSERT_TRUE(near.Join(cluster.addresses(), pull).ok());
+    ASSERT_TRUE(far.Join({proxies[0].address(), proxies[1].address()}, pull).ok());
+    const auto run = [](Worker& worker, uint64_t round) {
+      worker.Fill(round);
+      const absl::Status status = worker.Step(0.01f);
+      EXPECT_TRUE(status.ok()) << status;
+      return status.ok();
+    };
+    InParallel(2, [&](int w) {
+      Worker& worker = w == 0 ? near : far;
+      EXPECT_TRUE(run(worker, 1));
+      EXPECT_TRUE(worker.session().Drain().ok());
+    });
+    for (auto& proxy : proxies) proxy.Cut();
+    std::atomic<uint64_t> target{UINT64_MAX};  // the round before which both stop
+    std::thread waiting([&] {
+      uint64_t rounds = 0;
+      while (far.session().stats().skipped_rounds == 0 && run(far, 100 + rounds)) ++rounds;
+      EXPECT_GE(rounds, 3u) << "two went out before it noticed";
+      target = far.session().version() + 8;
+      for (int i = 0; i < 8; ++i) EXPECT_TRUE(run(far, 200 + static_cast<uint64_t>(i)));
+      EXPECT_TRUE(far.session().Drain().ok());
+    });
+    uint64_t next = 2;
+    for (int i = 0; i < 8; ++i) ASSERT_TRUE(run(near, next++));  // the third waits until the other's lease has ended
+    for (auto& proxy : proxies) proxy.Heal();
+    while (next < target && run(near, next)) ++next;
+    EXPECT_TRUE(near.session().Drain().ok());
+    waiting.join();
+    EXPECT_EQ(near.session().version(), target);
+    EXPECT_EQ(far.session().version(), target);
+    EXPECT_GT(far.session().stats().not_included_frames, 0u);
+    EXPECT_EQ(far.session().Digest(), near.session().Digest());
+    for (uint32_t s = 0; s < 2; ++s)
+      EXPECT_EQ(far.session().ShardDigests()[s], cluster.ParametersSha256(s, "away")) << "shard " << s;
   }
 }
 
