@@ -15,7 +15,7 @@ namespace gradwire {
 namespace {
 
 constexpr TimeNs kNsPerMs = 1'000'000;
-constexpr int64_t kMsPerSecond = 1000;
+constexpr int64_t kMsPerRetrySecond = 1000;
 constexpr int64_t kCallsPerTtl = 6;  // each of them may take that part of the time to live, all of one call twice that
 constexpr int kTries = 3;
 constexpr size_t kMaxTokenBytes = 16u << 10;
@@ -189,7 +189,7 @@ absl::StatusOr<HttpsReply> KubernetesLease::Call(const char* method, const std::
   GW_ASSIGN_OR_RETURN(HttpsReply reply, client_.Call({method, target, std::move(token), std::move(body)}, timeout_ms));
   if (reply.status == kTooManyRequests && reply.retry_after_s > 0) {
     // Never so long that a lease could not be renewed any more because of one answer.
-    const int64_t wait_ms = std::min(reply.retry_after_s, options_.ttl_ms) * kMsPerSecond;
+    const int64_t wait_ms = std::min(reply.retry_after_s, options_.ttl_ms) * kMsPerRetrySecond;
     not_before_ = clock_->Now() + std::min(wait_ms, options_.ttl_ms / kCallsPerTtl) * kNsPerMs;
   }
   return reply;

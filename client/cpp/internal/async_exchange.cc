@@ -7,20 +7,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/cpp/internal/deadline.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
 #include "common/codec/update.h"
 #include "common/wire/frame.h"
 
 namespace gradwire::client {
-namespace {
-
-absl::Time DeadlineOf(int64_t timeout_ms) {
-  return timeout_ms < 0 ? absl::InfiniteFuture() : absl::Now() + absl::Milliseconds(timeout_ms);
-}
-
-}  // namespace
-
 AsyncExchange::AsyncExchange(const SliceContext& context, std::vector<ShardLink*> links,
                              const std::vector<uint64_t>& versions, std::vector<PlanWindow> plans)
     : context_(context),

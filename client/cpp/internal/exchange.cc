@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/cpp/internal/deadline.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
 
@@ -13,10 +14,6 @@ namespace gradwire::client {
 namespace {
 
 constexpr TimeNs kNsPerUs = 1000;
-
-absl::Time DeadlineOf(int64_t timeout_ms) {
-  return timeout_ms < 0 ? absl::InfiniteFuture() : absl::Now() + absl::Milliseconds(timeout_ms);
-}
 
 RoundLedger::Rules RulesOf(const SliceWork& work, uint32_t buckets, uint32_t shards) {
   RoundLedger::Rules rules;

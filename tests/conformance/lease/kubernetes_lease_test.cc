@@ -20,8 +20,8 @@ using testing::HasSubstr;
 using testing_support::KubeServer;
 using testing_support::TestCertificate;
 
-constexpr int64_t kTtlMs = 3000;
-constexpr TimeNs kTtl = kTtlMs * 1'000'000;
+constexpr int64_t kKubernetesTtlMs = 3000;
+constexpr TimeNs kTtl = kKubernetesTtlMs * 1'000'000;
 
 class FakeClock final : public Clock {
  public:
@@ -53,7 +53,7 @@ class KubernetesLeaseTest : public testing::Test {
                         "&token-file=", folder_, "/token&ca-file=", ca.empty() ? certificate_.certificate_file() : ca);
   }
   std::unique_ptr<Lease> Make(const std::string& holder, const std::string& address) {
-    auto lease = MakeLease(address, {holder, kTtlMs}, &clock_);
+    auto lease = MakeLease(address, {holder, kKubernetesTtlMs}, &clock_);
     EXPECT_EQ(lease.status(), absl::OkStatus());
     return *std::move(lease);
   }

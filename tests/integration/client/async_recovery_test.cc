@@ -15,20 +15,20 @@ namespace {
 
 using testing_support::ServerProcess;
 
-constexpr int kWorkers = 3;
-constexpr int kMaxKills = 25;
+constexpr int kAsyncWorkers = 3;
+constexpr int kMaxAsyncKills = 25;
 
-struct Case {
+struct AsyncCase {
   const char* codec;
   v1::DurabilityLevel level;
   bool small;
 };
 
-class KilledAsyncServers : public ::testing::TestWithParam<Case> {};
+class KilledAsyncServers : public ::testing::TestWithParam<AsyncCase> {};
 
 TEST_P(KilledAsyncServers, ApplyExactlyWhatWasPushed) {
-  const Case& c = GetParam();
-  v1::JobSpec spec = AsyncSpec("killed", c.codec, kWorkers);
+  const AsyncCase& c = GetParam();
+  v1::JobSpec spec = AsyncSpec("killed", c.codec, kAsyncWorkers);
   if (c.small) spec = Small(std::move(spec));
   spec.set_lease_ms(10'000);
   spec.mutable_durability()->set_level(c.level);
@@ -45,11 +45,11 @@ TEST_P(KilledAsyncServers, ApplyExactlyWhatWasPushed) {
   }
   std::atomic<bool> done{false};
   int kills = 0;
-  absl::BlockingCounter joined_workers(kWorkers);
+  absl::BlockingCounter joined_workers(kAsyncWorkers);
   std::thread killer([&] {
     std::mt19937 random(4711);
     joined_workers.Wait();
-    while (!done && kills < kMaxKills) {
+    while (!done && kills < kMaxAsyncKills) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5 + random() % 60));
       if (done) break;
       servers[random() % 2]->KillAndRestart();
@@ -58,8 +58,8 @@ TEST_P(KilledAsyncServers, ApplyExactlyWhatWasPushed) {
     }
   });
   std::vector<std::unique_ptr<ExactWorker>> workers;
-  for (int w = 0; w < kWorkers; ++w) workers.push_back(std::make_unique<ExactWorker>(spec, w));
-  InParallel(kWorkers, [&](int w) {
+  for (int w = 0; w < kAsyncWorkers; ++w) workers.push_back(std::make_unique<ExactWorker>(spec, w));
+  InParallel(kAsyncWorkers, [&](int w) {
     const absl::Status joined = workers[w]->worker().Join(addresses, PullMode::kParams);
     joined_workers.DecrementCount();
     ASSERT_TRUE(joined.ok()) << joined;
@@ -81,8 +81,8 @@ TEST_P(KilledAsyncServers, ApplyExactlyWhatWasPushed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Jobs, KilledAsyncServers,
-                         ::testing::Values(Case{"dense:values=fp32", v1::DURABILITY_FSYNC, false},
-                                           Case{"tagc:density=0.3", v1::DURABILITY_INTERVAL, true}));
+                         ::testing::Values(AsyncCase{"dense:values=fp32", v1::DURABILITY_FSYNC, false},
+                                           AsyncCase{"tagc:density=0.3", v1::DURABILITY_INTERVAL, true}));
 
 }  // namespace
 }  // namespace gradwire::testing

@@ -32,7 +32,7 @@ void FillOnGrid(Worker& worker, int index, uint64_t step) {
   }
 }
 
-struct Case {
+struct BoundedCase {
   std::string name;
   std::string codec;
   v1::OptimizerKind optimizer;
@@ -41,8 +41,8 @@ struct Case {
 };
 
 // The digests of all replicas, checked against the shards. Workers sleep at random, so frames arrive in any order.
-std::set<std::string> Train(const Case& c, uint32_t staleness, uint32_t shards, const std::string& scheme, int workers,
-                            uint64_t steps) {
+std::set<std::string> TrainBounded(const BoundedCase& c, uint32_t staleness, uint32_t shards, const std::string& scheme,
+                                   int workers, uint64_t steps) {
   Cluster cluster(shards, scheme);
   v1::JobSpec spec = Bounded(MakeSpec("bounded", c.codec, c.optimizer, static_cast<uint32_t>(workers)), staleness);
   if (c.small) spec = Small(std::move(spec));
@@ -74,15 +74,15 @@ std::set<std::string> Train(const Case& c, uint32_t staleness, uint32_t shards, 
   return {digests.begin(), digests.end()};
 }
 
-class SameAsSync : public ::testing::TestWithParam<Case> {};
+class SameAsSync : public ::testing::TestWithParam<BoundedCase> {};
 
 TEST_P(SameAsSync, WhereFramesAreTheSame) {
-  const std::set<std::string> sync = Train(GetParam(), 0, 2, "inproc", 3, 40);
+  const std::set<std::string> sync = TrainBounded(GetParam(), 0, 2, "inproc", 3, 40);
   ASSERT_EQ(sync.size(), 1u);
   for (const uint32_t staleness : {1u, 2u, 4u}) {
     for (const uint32_t shards : {1u, 2u, 4u}) {
       const std::string scheme = shards == 2 ? "grpc" : "inproc";
-      EXPECT_EQ(Train(GetParam(), staleness, shards, scheme, 3, 40), sync)
+      EXPECT_EQ(TrainBounded(GetParam(), staleness, shards, scheme, 3, 40), sync)
           << "staleness " << staleness << ", " << shards << " shards";
     }
   }
@@ -90,19 +90,19 @@ TEST_P(SameAsSync, WhereFramesAreTheSame) {
 
 INSTANTIATE_TEST_SUITE_P(
     Codecs, SameAsSync,
-    ::testing::Values(Case{"AdamWFp32", "dense:values=fp32", v1::OPTIMIZER_ADAMW},
-                      Case{"SgdFixed16", "dense:values=fixed16", v1::OPTIMIZER_SGD},
-                      Case{"SmallStepFp32", "dense:values=fp32", v1::OPTIMIZER_STEP, PullMode::kUpdate, true},
-                      Case{"AdamWFp32Params", "dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kParams}),
+    ::testing::Values(BoundedCase{"AdamWFp32", "dense:values=fp32", v1::OPTIMIZER_ADAMW},
+                      BoundedCase{"SgdFixed16", "dense:values=fixed16", v1::OPTIMIZER_SGD},
+                      BoundedCase{"SmallStepFp32", "dense:values=fp32", v1::OPTIMIZER_STEP, PullMode::kUpdate, true},
+                      BoundedCase{"AdamWFp32Params", "dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kParams}),
     [](const auto& info) { return info.param.name; });
 
-class ReplicasAgree : public ::testing::TestWithParam<Case> {};
+class ReplicasAgree : public ::testing::TestWithParam<BoundedCase> {};
 
 // Sparse codecs choose by the residual, which what is deferred comes back to when it comes.
 TEST_P(ReplicasAgree, WhateverTheOrder) {
   for (const uint32_t staleness : {1u, 2u, 4u}) {
     for (const uint32_t shards : {1u, 2u, 4u}) {
-      EXPECT_EQ(Train(GetParam(), staleness, shards, "inproc", 3, 40).size(), 1u)
+      EXPECT_EQ(TrainBounded(GetParam(), staleness, shards, "inproc", 3, 40).size(), 1u)
           << "staleness " << staleness << ", " << shards << " shards";
     }
   }
@@ -110,9 +110,9 @@ TEST_P(ReplicasAgree, WhateverTheOrder) {
 
 INSTANTIATE_TEST_SUITE_P(
     Codecs, ReplicasAgree,
-    ::testing::Values(Case{"AdamWTagc", "tagc:density=0.05,slack=4", v1::OPTIMIZER_ADAMW},
-                      Case{"StepTagcOverloaded", "tagc:density=0.05,slack=0.7", v1::OPTIMIZER_STEP},
-                      Case{"SmallTagcParams", "tagc:density=0.05", v1::OPTIMIZER_SGD, PullMode::kParams, true}),
+    ::testing::Values(BoundedCase{"AdamWTagc", "tagc:density=0.05,slack=4", v1::OPTIMIZER_ADAMW},
+                      BoundedCase{"StepTagcOverloaded", "tagc:density=0.05,slack=0.7", v1::OPTIMIZER_STEP},
+                      BoundedCase{"SmallTagcParams", "tagc:density=0.05", v1::OPTIMIZER_SGD, PullMode::kParams, true}),
     [](const auto& info) { return info.param.name; });
 
 // A worker that does nothing holds up nobody within the window, and everybody behind it.

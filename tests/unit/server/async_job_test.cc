@@ -28,9 +28,9 @@ class FixedClock final : public Clock {
 };
 
 // Keeps records, and what makes them seen until it is told to.
-class HeldSink final : public UpdateSink {
+class KeepingSink final : public UpdateSink {
  public:
-  explicit HeldSink(std::vector<journal::Record>* records) : records_(*records) {}
+  explicit KeepingSink(std::vector<journal::Record>* records) : records_(*records) {}
   void Append(journal::Record record, std::function<void()> visible) override {
     records_.push_back(std::move(record));
     held.push_back(std::move(visible));
@@ -129,7 +129,7 @@ class AsyncJobTest : public testing::Test {
   // Two workers of a job whose bucket 0 is at version 1.
   void Start() {
     shard_ = Make();
-    auto sink = std::make_unique<HeldSink>(&records_);
+    auto sink = std::make_unique<KeepingSink>(&records_);
     sink_ = sink.get();
     shard_->SetSink(std::move(sink));
     for (const char* name : {"a", "b"}) {
@@ -161,7 +161,7 @@ class AsyncJobTest : public testing::Test {
   v1::JobSpec spec_;
   std::vector<journal::Record> records_;
   std::shared_ptr<JobShard> shard_;
-  HeldSink* sink_ = nullptr;
+  KeepingSink* sink_ = nullptr;
   std::vector<std::unique_ptr<RawWorker>> workers_;
 };
 
@@ -334,7 +334,7 @@ TEST_F(AsyncJobTest, AStandbyFollowsToTheSameBitsAndKnowsTheFrames) {
   const std::vector<journal::Record> nothing;
   ASSERT_TRUE(standby->Replay(nullptr, Read(nothing)).ok());
   std::vector<journal::Record> taken;
-  standby->SetSink(std::make_unique<HeldSink>(&taken));
+  standby->SetSink(std::make_unique<KeepingSink>(&taken));
   for (const journal::Record& record : first) ASSERT_TRUE(standby->Follow(record, [] {}).ok());
   const size_t before = records_.size();
   const auto calibrated = std::find_if(records_.begin(), records_.end(), [](const journal::Record& record) {

@@ -12,7 +12,7 @@
 namespace gradwire {
 namespace {
 
-constexpr TimeNs kLease = 1000;
+constexpr TimeNs kAsyncLease = 1000;
 
 class AsyncMachineTest : public testing::Test {
  protected:
@@ -21,7 +21,7 @@ class AsyncMachineTest : public testing::Test {
     rules.buckets = buckets;
     rules.window = window;
     rules.needs_initialization = needs_initialization;
-    rules.membership = {.max_workers = 8, .lease_ns = kLease};
+    rules.membership = {.max_workers = 8, .lease_ns = kAsyncLease};
     machine_ = std::make_unique<AsyncMachine>(rules);
   }
   MemberId Join(const std::string& worker, uint64_t incarnation = 1) {
@@ -101,10 +101,10 @@ TEST_F(AsyncMachineTest, KnowsTheFramesOfAWorkerThatWasAway) {
   const MemberId a = Join("a");
   Complete(a, 0, 0, 10);
   actions_ = {};
-  machine_->Tick(kLease, &actions_);
+  machine_->Tick(kAsyncLease, &actions_);
   ASSERT_EQ(actions_.lost.size(), 1u);
   EXPECT_EQ(machine_->Classify(a, 0, 0).status().code(), absl::StatusCode::kNotFound);
-  const auto back = machine_->Resume("a", 1, {.round = 0, .versions = {1}}, kLease, &actions_);
+  const auto back = machine_->Resume("a", 1, {.round = 0, .versions = {1}}, kAsyncLease, &actions_);
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(*machine_->Classify(a, 0, 0), PushVerdict::kDuplicate);
   EXPECT_EQ(*machine_->Classify(a, 0, 1), PushVerdict::kAccept);
@@ -164,7 +164,7 @@ TEST(AsyncProperties, EveryFrameIsMergedOnceOrNotIncluded) {
     rules.buckets = 1 + below(3);
     rules.window = 1 + below(6);
     rules.needs_initialization = false;
-    rules.membership = {.max_workers = 4, .lease_ns = kLease};
+    rules.membership = {.max_workers = 4, .lease_ns = kAsyncLease};
     AsyncMachine machine(rules);
     struct Worker {
       std::vector<uint64_t> on;  // per bucket: the version computed on
@@ -183,7 +183,7 @@ TEST(AsyncProperties, EveryFrameIsMergedOnceOrNotIncluded) {
       const uint32_t b = below(rules.buckets);
       const MemberId id = MakeMemberId(std::to_string(w), 1);
       if (below(20) == 0) {  // away, and back
-        machine.Tick(kLease, &actions);
+        machine.Tick(kAsyncLease, &actions);
         for (size_t other = 0; other < workers.size(); ++other) {
           const Rounds::ResumePoint point{.round = 0, .versions = workers[other].on};
           ASSERT_TRUE(machine.Resume(std::to_string(other), 1, point, 0, &actions).ok());
