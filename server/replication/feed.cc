@@ -244,6 +244,15 @@ absl::Status Feed::Begin(uint32_t number, const JobRegistry::DurableJob& job) {
   }
   const bool goes_on = GoOn(*tap, job);
   if (!goes_on) tap->sink().Attach(tap.get());
+  bool stopped = false;
+  {
+    absl::MutexLock lock(&mu_);
+    stopped = stop_;
+  }
+  if (stopped) {  // dropped meanwhile, before there was anything to detach
+    tap->sink().Detach(tap.get());
+    return absl::CancelledError("stopped");
+  }
   v1::FollowMessage message;
   v1::FollowBegin& begin = *message.mutable_begin();
   begin.set_job(number);
