@@ -14,7 +14,7 @@
 namespace gradwire {
 namespace {
 
-constexpr TimeNs kNsPerMs = 1'000'000;
+constexpr TimeNs kNsPerTtlMs = 1'000'000;
 constexpr int64_t kMsPerRetrySecond = 1000;
 constexpr int64_t kCallsPerTtl = 6;  // each of them may take that part of the time to live, all of one call twice that
 constexpr int kTries = 3;
@@ -30,7 +30,7 @@ constexpr unsigned kConflict = 409;
 constexpr unsigned kTooManyRequests = 429;
 
 // An identity is NAME_INCARNATION.
-std::string NameOf(const std::string& identity) { return identity.substr(0, identity.rfind('_')); }
+std::string HolderOf(const std::string& identity) { return identity.substr(0, identity.rfind('_')); }
 
 absl::StatusOr<std::string> ReadToken(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -68,7 +68,7 @@ KubernetesLease::KubernetesLease(KubernetesAddress where, LeaseOptions options, 
 
 KubernetesLease::~KubernetesLease() { Release(); }
 
-TimeNs KubernetesLease::GiveUp() const { return clock_->Now() + 2 * options_.ttl_ms * kNsPerMs / kCallsPerTtl; }
+TimeNs KubernetesLease::GiveUp() const { return clock_->Now() + 2 * options_.ttl_ms * kNsPerTtlMs / kCallsPerTtl; }
 
 absl::StatusOr<Lease::State> KubernetesLease::Hold() {
   const TimeNs give_up = GiveUp();
@@ -89,7 +89,7 @@ absl::StatusOr<Lease::State> KubernetesLease::HoldOnce(TimeNs give_up) {
   if (found && !ours) may_hold_ = false;
   if (!ours && !given_back && !never_seen &&
       !SeenToEnd(found ? found->version() : "", found ? found->lives_ms() : foreign_->lives_ms)) {
-    if (found) state.holder = NameOf(found->holder());
+    if (found) state.holder = HolderOf(found->holder());
     state.last_primary = last_primary_;
     state.last_epoch = last_epoch_;
     return state;
@@ -106,7 +106,7 @@ absl::StatusOr<Lease::State> KubernetesLease::HoldOnce(TimeNs give_up) {
     return absl::DataLossError("Kubernetes answers with another lease than was written");
   foreign_.reset();
   state.held = true;
-  state.until = begin + options_.ttl_ms * kNsPerMs;
+  state.until = begin + options_.ttl_ms * kNsPerTtlMs;
   state.holder = options_.holder;
   state.last_primary = last_primary_;
   state.last_epoch = last_epoch_;
@@ -118,7 +118,7 @@ bool KubernetesLease::SeenToEnd(const std::string& version, int64_t lives_ms) {
   if (!foreign_ || foreign_->version != version) {
     foreign_ = Foreign{version, std::max(lives_ms, options_.ttl_ms), now};
   }
-  return now - foreign_->since > foreign_->lives_ms * kNsPerMs;
+  return now - foreign_->since > foreign_->lives_ms * kNsPerTtlMs;
 }
 
 absl::Status KubernetesLease::Announce(uint64_t epoch) {
@@ -183,14 +183,14 @@ absl::StatusOr<HttpsReply> KubernetesLease::Call(const char* method, const std::
                                                  TimeNs give_up) {
   const TimeNs now = clock_->Now();
   if (now < not_before_) return absl::UnavailableError("Kubernetes is overloaded and wants no requests for now");
-  const int64_t timeout_ms = std::min(options_.ttl_ms / kCallsPerTtl, (give_up - now) / kNsPerMs);
+  const int64_t timeout_ms = std::min(options_.ttl_ms / kCallsPerTtl, (give_up - now) / kNsPerTtlMs);
   if (timeout_ms <= 0) return absl::DeadlineExceededError("Kubernetes answers too slowly");
   GW_ASSIGN_OR_RETURN(std::string token, ReadToken(where_.token_file));
   GW_ASSIGN_OR_RETURN(HttpsReply reply, client_.Call({method, target, std::move(token), std::move(body)}, timeout_ms));
   if (reply.status == kTooManyRequests && reply.retry_after_s > 0) {
     // Never so long that a lease could not be renewed any more because of one answer.
     const int64_t wait_ms = std::min(reply.retry_after_s, options_.ttl_ms) * kMsPerRetrySecond;
-    not_before_ = clock_->Now() + std::min(wait_ms, options_.ttl_ms / kCallsPerTtl) * kNsPerMs;
+    not_before_ = clock_->Now() + std::min(wait_ms, options_.ttl_ms / kCallsPerTtl) * kNsPerTtlMs;
   }
   return reply;
 }

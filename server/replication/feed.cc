@@ -18,9 +18,6 @@ namespace gradwire {
 namespace {
 
 constexpr uint64_t kNotCopied = std::numeric_limits<uint64_t>::max();
-constexpr uint64_t kRecordOverheadBytes = 128;
-
-uint64_t HeldBytes(const journal::Record& record) { return kRecordOverheadBytes + TotalSize(record.chunks); }
 
 }  // namespace
 

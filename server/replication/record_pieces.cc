@@ -9,6 +9,11 @@
 
 namespace gradwire {
 
+uint64_t HeldBytes(const journal::Record& record) {
+  constexpr uint64_t kOverheadBytes = 128;
+  return kOverheadBytes + TotalSize(record.chunks);
+}
+
 std::vector<std::vector<Bytes>> PiecesOf(const journal::Record& record) {
   journal::EncodedRecord encoded = journal::EncodeRecord(record, 0, 0);
   std::vector<Bytes> parts = {Bytes::FromVector(std::move(encoded.lead))};

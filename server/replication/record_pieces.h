@@ -14,6 +14,9 @@ namespace gradwire {
 
 inline constexpr size_t kMaxPieceBytes = 4u << 20;
 
+// What a record takes in memory while it waits.
+uint64_t HeldBytes(const journal::Record& record);
+
 // The bytes of the record as they would stand in a segment, in pieces of at most kMaxPieceBytes. Shares its chunks.
 std::vector<std::vector<Bytes>> PiecesOf(const journal::Record& record);
 

@@ -5,15 +5,13 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "server/replication/record_pieces.h"
 
 namespace gradwire {
 namespace {
 
 // Rounds begin to wait for a standby once it is this close.
 constexpr uint64_t kRecordsPerBucketBehind = 2;
-constexpr uint64_t kRecordOverheadBytes = 128;
-
-uint64_t HeldBytes(const journal::Record& record) { return kRecordOverheadBytes + TotalSize(record.chunks); }
 
 template <typename T>
 T& At(std::vector<T>& list, size_t index) {
