@@ -31,6 +31,7 @@ constexpr const char* kNames[] = {
     "chunks of a frame swapped",
     "frame abandoned, begun anew",
     "connection breaks within a frame",
+    "fault before everybody trains",
     "bit of a frame flipped",
     "frame sent twice",
     "request lost",

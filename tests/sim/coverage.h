@@ -33,6 +33,7 @@ enum class Event : uint32_t {
   kChunksSwapped,
   kFrameBegunAnew,
   kCutInFrame,
+  kFaultAtStart,
   kFrameFlipped,
   kFrameRepeated,
   kRequestLost,

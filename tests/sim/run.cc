@@ -61,6 +61,7 @@ void Run::PlanFaults() {
     world_.After(world_.Between(0, span), [this, fault] {
       if (!fault->apply(*this)) return;
       world_.Count(fault->event);
+      if (!AllTrain(1)) world_.Count(Event::kFaultAtStart);
       world_.Trace([&] { return absl::StrCat("fault: ", NameOf(fault->event)); });
     });
   }
@@ -96,9 +97,12 @@ void Run::Go() {
   world_.Trace([&] { return setup_->ToString(); });
   for (const auto& server : servers_) server->Start();
   for (const auto& worker : workers_) world_.After(world_.Between(0, 50 * kMs), [&worker] { worker->Start(); });
-  while (!AllTrain(setup_->rounds_before_faults())) {
-    if (!Step()) return;
-    if (world_.Now() > kStartTime) return world_.Violate("the workers do not start");
+  // Faults may also begin with the job itself.
+  if (!world_.Chance(0.25)) {
+    while (!AllTrain(setup_->rounds_before_faults())) {
+      if (!Step()) return;
+      if (world_.Now() > kStartTime) return world_.Violate("the workers do not start");
+    }
   }
   PlanFaults();
   while (world_.Now() < faults_end_)

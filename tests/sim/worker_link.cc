@@ -128,10 +128,13 @@ void WorkerSession::StartStep() {
   if (over_ || !started_ || training()) return;
   const uint32_t buckets = setup_->layout->bucket_count();
   bool complete = true;
+  // All workers begin with the same values, so whoever pulled those of shard 0 may upload what others have none of.
+  const bool same_as_first = version_ == 0 && links_[0]->pulling && links_[0]->answered == buckets;
+  may_initialize_ = may_initialize_ || same_as_first;
   for (uint32_t shard = 0; shard < setup_->shards; ++shard) {
     Link& link = *links_[shard];
     const bool upload = version_ == 0 && link.must_initialize;
-    if (upload && !link.uploading && (shard == 0 || links_[0]->uploaded == buckets)) {
+    if (upload && !link.uploading && (shard == 0 || links_[0]->uploaded == buckets || same_as_first)) {
       link.uploading = true;
       Upload(shard);
     }
@@ -175,6 +178,7 @@ void WorkerSession::FinishStart() {
   }
   world_->Trace([&] { return absl::StrCat(node_->name(), ": starts at version ", version_); });
   for (uint32_t shard = 0; shard < setup_->shards; ++shard) {
+    if (Outlived(shard)) continue;
     if (links_[shard]->pulling && version_ > 0)
       for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards)
         node_->oracle()->Seen({version_ - 1, slice}, {});
@@ -390,6 +394,9 @@ void WorkerSession::JoinRefused(const absl::Status& status, bool old) {
       world_->Violate(absl::StrCat("a worker is told of lost versions: ", status.ToString()));
   }
   if (absl::IsFailedPrecondition(status) && old) world_->Count(Event::kEpochFenced);
+  // Once it trains, the parameters that it began with are as safe as any version.
+  if (absl::IsFailedPrecondition(status) && !old && !setup_->may_lose_versions())
+    world_->Violate(absl::StrCat(node_->name(), " cannot go on: ", status.ToString()));
   Fail(status);
 }
 
