@@ -10,7 +10,7 @@
 namespace gradwire {
 namespace {
 
-constexpr TimeNs kNsPerMs = 1'000'000;
+constexpr TimeNs kNsPerStatusMs = 1'000'000;
 
 }  // namespace
 
@@ -52,7 +52,7 @@ v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
   v1::RoundStatus& rounds = *status.mutable_rounds();
   rounds.set_open_round(machine_.round());
   rounds.set_members(machine_.MembersOfRound());
-  rounds.set_deadline_ms(static_cast<double>(machine_.deadline().value_or(0)) / kNsPerMs);
+  rounds.set_deadline_ms(static_cast<double>(machine_.deadline().value_or(0)) / kNsPerStatusMs);
   rounds.set_short_rounds(machine_.short_rounds());
   if (!with_details) return status;
   for (const auto& [id, member] : machine_.membership().members()) {
@@ -61,7 +61,7 @@ v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
     worker.set_incarnation(member.incarnation);
     worker.set_member(machine_.InRound(member));
     if (member.start_round != Membership::kNever) worker.set_joined_round(member.start_round);
-    worker.set_lease_left_ms((member.lease_end - now) / kNsPerMs);
+    worker.set_lease_left_ms((member.lease_end - now) / kNsPerStatusMs);
     const auto totals = totals_.find(id);
     if (totals == totals_.end()) continue;
     worker.set_frames(totals->second.frames);

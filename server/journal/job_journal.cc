@@ -16,7 +16,7 @@
 namespace gradwire {
 namespace {
 
-constexpr TimeNs kNsPerMs = 1'000'000;
+constexpr TimeNs kNsPerSpecMs = 1'000'000;
 constexpr double kNsPerSecond = 1e9;
 
 journal::JournalOptions OptionsOf(const JobShard& shard) {
@@ -26,7 +26,7 @@ journal::JournalOptions OptionsOf(const JobShard& shard) {
   options.level = spec.level() == v1::DURABILITY_INTERVAL ? journal::Level::kInterval : journal::Level::kFsync;
   options.on_failure =
       spec.on_failure() == v1::DISK_FAILURE_CONTINUE ? journal::OnFailure::kContinue : journal::OnFailure::kWait;
-  options.sync_interval_ns = spec.interval_ms() * kNsPerMs;
+  options.sync_interval_ns = spec.interval_ms() * kNsPerSpecMs;
   options.unsynced_limit_bytes = std::min(options.unsynced_limit_bytes, shard.memory().journal / 2);
   options.backlog_limit_bytes = shard.memory().journal;
   return options;
