@@ -97,6 +97,7 @@ void WorkerSession::OnCaught(uint32_t shard, v1::PullKind kind, uint32_t bucket,
 void WorkerSession::TakeCaught() {
   const Catching caught = std::move(*catching_);
   catching_.reset();
+  agreed_.clear();
   const bool updates = caught.kind == v1::PULL_UPDATE;
   world_->Count(updates ? Event::kCaughtUpByUpdates : Event::kCaughtUpByParameters);
   for (uint32_t slice = 0; slice < setup_->slices(); ++slice) {

@@ -384,7 +384,7 @@ void WorkerSession::Mended(uint32_t shard, uint64_t round, bool old, const v1::J
     world_->Count(Event::kResentFrames);
     SendAgain(entry);
   }
-  if (catching_) AgreeToCatchUp();
+  if (!agreed_.empty()) AgreeToCatchUp();  // the shard waits for it again
 }
 
 void WorkerSession::JoinRefused(const absl::Status& status, bool old) {
