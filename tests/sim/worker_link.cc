@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/internal/start.h"
 #include "common/codec/parameters.h"
@@ -395,7 +396,7 @@ void WorkerSession::JoinRefused(const absl::Status& status, bool old) {
   }
   if (absl::IsFailedPrecondition(status) && old) world_->Count(Event::kEpochFenced);
   // Once it trains, the parameters that it began with are as safe as any version.
-  if (absl::IsFailedPrecondition(status) && !old && !setup_->may_lose_versions())
+  if (absl::StrContains(status.message(), "no parameters yet") && !setup_->may_lose_versions())
     world_->Violate(absl::StrCat(node_->name(), " cannot go on: ", status.ToString()));
   Fail(status);
 }
