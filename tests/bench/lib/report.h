@@ -21,9 +21,11 @@ std::vector<std::vector<double>> Interleave(int rounds, const std::vector<std::f
 
 // Of numerator / denominator over rounds, each pair from one round: the median, and the quartiles around it.
 struct Ratio {
-  double median = 0;
-  double low = 0;
-  double high = 0;
+  Ratio(double single) : Ratio(single, single, single) {}  // NOLINT: of one measurement
+  Ratio(double median, double low, double high) : median(median), low(low), high(high) {}
+  double median;
+  double low;
+  double high;
 };
 Ratio MedianRatio(const std::vector<double>& numerator, const std::vector<double>& denominator);
 
