@@ -325,12 +325,12 @@ void AsyncExchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
     case v1::PUSH_INCLUDED:
     case v1::PUSH_DUPLICATE:
       slice.fate = Fate::kIncluded;
-      slice.least = std::max(ack.made(), slice.version + 1);
+      NoteLeast(&slice, std::max(ack.made(), slice.version + 1));
       GW_FAILPOINT("worker.frame.acked");
       return;
     case v1::PUSH_NOT_INCLUDED:
       slice.fate = Fate::kNotIncluded;
-      slice.least = slice.version + 1;
+      NoteLeast(&slice, slice.version + 1);
       ++counters_.not_included;
       return;
     default:
@@ -343,7 +343,18 @@ void AsyncExchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
   NoteError(refused);
   slice.fate = Fate::kRefused;
   slice.least = slice.version;
+  slice.chunks.clear();
   tasks_.push_back({Task::Kind::kPull, index, nullptr});  // what was asked for with the frame is not answered
+}
+
+void AsyncExchange::NoteLeast(Slice* slice, uint64_t least) {
+  slice->least = least;
+  if (slice->chunks.empty()) return;
+  if (slice->arrived >= least) {
+    slice->waiting = false;
+  } else {
+    slice->chunks.clear();  // an answer to what was asked before; another one follows
+  }
 }
 
 void AsyncExchange::OnAnswer(uint32_t shard, PullAnswer answer) {
@@ -351,13 +362,14 @@ void AsyncExchange::OnAnswer(uint32_t shard, PullAnswer answer) {
   if (!answer.status.ok()) return FailLocked(answer.status);
   if (answer.bucket >= buckets_ || answer.kind != Kind() || answer.chunks.empty()) return;
   Slice& slice = slices_[answer.bucket * shards_ + shard];
-  if (!slice.waiting || slice.unanswered) return;  // asked for again after a break
+  if (!slice.waiting) return;  // asked for again after a break
   const absl::StatusOr<wire::FrameHeader> header = wire::ParseHeader(answer.chunks[0].span());
   if (!header.ok()) return FailLocked(links_[shard]->Annotate(header.status()));
   if (header->round < slice.least) return;  // the same
   slice.arrived = header->round;
   slice.chunks = std::move(answer.chunks);
-  slice.waiting = false;
+  // The acknowledgement may come later, and says how new they have to be.
+  if (!slice.unanswered) slice.waiting = false;
 }
 
 std::optional<ResumePoint> AsyncExchange::ResumeAt(uint32_t shard) {
@@ -520,6 +532,7 @@ void AsyncExchange::Resend(uint32_t shard) {
       // the shard knows by digest what it has merged.
       absl::MutexLock lock(&mu_);
       waiting = slice.waiting;
+      if (waiting) slice.chunks.clear();  // of a server that may have lost them
       again = waiting && slice.frame.has_value() && slice.fate != Fate::kRefused;
       if (again) {
         slice.unanswered = true;

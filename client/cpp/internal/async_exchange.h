@@ -72,8 +72,8 @@ class AsyncExchange final : public Exchanger {
     bool waiting = false;     // for parameters, of version `least` or later
     bool settled = false;
     uint64_t least = 0;
-    uint64_t arrived = 0;  // version of the parameters in `chunks`
-    std::vector<Bytes> chunks;
+    uint64_t arrived = 0;       // version of the parameters in `chunks`
+    std::vector<Bytes> chunks;  // while `unanswered`, they may turn out to be too old
     bool Complete() const { return !settled && !sending && !unanswered && !waiting && !chunks.empty(); }
   };
   struct Task {
@@ -113,6 +113,8 @@ class AsyncExchange final : public Exchanger {
   void Sent(uint32_t index, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
 
   void NoteAck(uint32_t shard, const v1::PushAck& ack) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What became of the frame is known now, and with it which parameters the slice waits for.
+  void NoteLeast(Slice* slice, uint64_t least) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FailLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void NoteError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

@@ -82,7 +82,9 @@ TEST_P(KilledAsyncServers, ApplyExactlyWhatWasPushed) {
 
 INSTANTIATE_TEST_SUITE_P(Jobs, KilledAsyncServers,
                          ::testing::Values(AsyncCase{"dense:values=fp32", v1::DURABILITY_FSYNC, false},
-                                           AsyncCase{"dense:values=fp32", v1::DURABILITY_INTERVAL, true}));
+                                           AsyncCase{"dense:values=fp32", v1::DURABILITY_INTERVAL, true},
+                                           AsyncCase{"tagc:density=0.3", v1::DURABILITY_FSYNC, false},
+                                           AsyncCase{"tagc:density=0.3", v1::DURABILITY_INTERVAL, true}));
 
 }  // namespace
 }  // namespace gradwire::testing
