@@ -23,6 +23,12 @@ constexpr int64_t kAskTimeoutMs = 1000;  // of one server among several
 
 bool Retryable(const absl::Status& status) { return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status); }
 
+// Why a stream has ended is told by its OnClosed, which follows and decides what becomes of the link; a send that comes
+// before it may know no more than that it has.
+absl::Status OfEndedStream(const absl::Status& sent) {
+  return absl::IsFailedPrecondition(sent) ? absl::UnavailableError(std::string(sent.message())) : sent;
+}
+
 // NotFound: a lease ended, or a server that was restarted does not know this worker.
 bool Mendable(const absl::Status& status) { return Retryable(status) || absl::IsNotFound(status); }
 
@@ -348,7 +354,7 @@ absl::Status ShardLink::SendFrame(const std::vector<Bytes>& chunks, std::span<co
   for (const Bytes& chunk : chunks) {
     const bool is_last = &chunk == &chunks.back();
     absl::Status sent = use->push->Send({is_last ? last.SerializeAsString() : std::string(), {chunk}});
-    if (!sent.ok()) return Annotate(sent);
+    if (!sent.ok()) return Annotate(OfEndedStream(sent));
     pushed_bytes_.fetch_add(chunk.size(), std::memory_order_relaxed);
     if (!is_last) GW_FAILPOINT("worker.frame.half_sent");
   }
@@ -363,7 +369,7 @@ absl::Status ShardLink::RequestPull(v1::PullKind kind, uint64_t version, uint32_
   request.set_bucket_end(bucket_end);
   const Use use(this);
   if (!use) return WhyBroken();
-  return Annotate(use->pull->Send({request.SerializeAsString(), {}}));
+  return Annotate(OfEndedStream(use->pull->Send({request.SerializeAsString(), {}})));
 }
 
 bool ShardLink::Mends(const absl::Status& status) { return Mendable(status) || absl::IsCancelled(status); }
