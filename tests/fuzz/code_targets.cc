@@ -18,7 +18,7 @@ void Append(T value, std::vector<uint8_t>* out) {
   for (size_t i = 0; i < sizeof(T); ++i) out->push_back(static_cast<uint8_t>(value >> (8 * i)));
 }
 
-void RequireRoundTrip(const std::vector<uint32_t>& positions, uint32_t begin, uint32_t count) {
+void RequireIndexRoundTrip(const std::vector<uint32_t>& positions, uint32_t begin, uint32_t count) {
   const CodedIndex coded = EncodeIndex(positions, begin, count);
   std::vector<uint32_t> again;
   Require(DecodeIndex(coded.coding, coded.payload, begin, count, &again).ok() && again == positions,
@@ -41,7 +41,7 @@ void RunIndex(Input input) {
     Require(std::ranges::adjacent_find(positions, std::greater_equal<>()) == positions.end(), "positions ascend");
     Require(positions.empty() || (positions.front() >= begin && positions.back() - begin < count),
             "positions lie within the segment");
-    RequireRoundTrip(positions, begin, count);
+    RequireIndexRoundTrip(positions, begin, count);
   }
   positions.clear();
   uint64_t next = begin;
@@ -50,7 +50,7 @@ void RunIndex(Input input) {
     if (next >= end) break;
     positions.push_back(static_cast<uint32_t>(next++));
   }
-  if (uint64_t{begin} + count <= uint64_t{1} << 32) RequireRoundTrip(positions, begin, count);
+  if (uint64_t{begin} + count <= uint64_t{1} << 32) RequireIndexRoundTrip(positions, begin, count);
 }
 
 Seeds IndexSeeds() {

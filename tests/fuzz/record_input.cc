@@ -14,10 +14,10 @@ namespace {
 using journal::kAlignment;
 using journal::kRecordHeaderBytes;
 
-constexpr size_t kCrcOffset = 60;
+constexpr size_t kRecordCrcOffset = 60;
 
 template <typename T>
-void Store(uint8_t* p, T value) {
+void StoreAt(uint8_t* p, T value) {
   std::memcpy(p, &value, sizeof(value));
 }
 
@@ -29,10 +29,10 @@ size_t RepairRecord(std::span<uint8_t> bytes, uint64_t sequence) {
   uint64_t body;
   std::memcpy(&body, p + 24, sizeof(body));
   body = std::min(body / kAlignment * kAlignment, left);
-  Store(p + 24, body);
-  Store(p + 44, Crc32c({p + kRecordHeaderBytes, body}));
-  Store(p + 48, sequence);
-  Store(p + kCrcOffset, Crc32c({p, kCrcOffset}));
+  StoreAt(p + 24, body);
+  StoreAt(p + 44, Crc32c({p + kRecordHeaderBytes, body}));
+  StoreAt(p + 48, sequence);
+  StoreAt(p + kRecordCrcOffset, Crc32c({p, kRecordCrcOffset}));
   return kRecordHeaderBytes + body;
 }
 
