@@ -104,6 +104,15 @@ class Exchange {
     parser.body_limit(HttpsClient::kMaxBodyBytes);
     parser.header_limit(HttpsClient::kMaxHeaderBytes);
     GW_RETURN_IF_ERROR(Await("answer", [&](auto done) {
+      http::async_read_header(*stream_, buffer, parser, [done](const error_code& error, size_t) { done(error); });
+    }));
+    // Before the body begins: memory for all that it promises would be taken at once, whatever its limit.
+    const auto promised = parser.content_length();
+    if (promised && *promised > HttpsClient::kMaxBodyBytes) {
+      return absl::DataLossError(absl::StrCat(where_, ": an answer of ", *promised, " bytes; at most ",
+                                              HttpsClient::kMaxBodyBytes, " are read"));
+    }
+    GW_RETURN_IF_ERROR(Await("answer", [&](auto done) {
       http::async_read(*stream_, buffer, parser, [done](const error_code& error, size_t) { done(error); });
     }));
     HttpsReply reply;
