@@ -97,8 +97,8 @@ struct SessionStats {
 // it returns; what is refused of them is told by a later EndRound. Drain, Save and Leave wait for them.
 //
 // A shard of a durable job (JobSpec.durability) may break off and be restarted: the session connects again, sends the
-// very bytes of the frames whose round is not over there, and goes on; Join or EndRound takes longer. DataLoss: that shard's
-// disk lost versions that this worker has seen.
+// very bytes of the frames whose round is not over there, and goes on; Join or EndRound takes longer. DataLoss: that
+// shard's disk lost versions that this worker has seen.
 class Session {
  public:
   // Blocks until the parameters of the start version are in `memory`. Errors: InvalidArgument (options or job; says

@@ -51,7 +51,8 @@ TEST_F(JournalWriterTest, FullDiskHealsWhenThereIsRoom) {
   ExpectRecords(n);
 }
 
-// A process that is killed leaves what it wrote in the memory of the system. Who goes on from there shows it to workers.
+// A process that is killed leaves what it wrote in the memory of the system. Who goes on from there shows it to
+// workers.
 TEST_F(JournalWriterTest, WhatAJournalIsGoneOnFromSurvivesALossOfPower) {
   JournalWriter killed = MakeWriter(&disk_, {});
   for (uint64_t n = 0; n < 3; ++n) ASSERT_TRUE(killed.Append(MakeRecord(n)).ok());
