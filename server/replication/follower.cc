@@ -177,7 +177,7 @@ absl::Status Follower::FollowOnce() {
   v1::FollowRequest open;
   open.mutable_open()->set_name(options_.name);
   open.mutable_open()->set_known_epoch(state().epoch);
-  if (!std::exchange(take_whole_, false)) AddCopies(open.mutable_open());
+  if (!take_whole_.exchange(false)) AddCopies(open.mutable_open());
   const absl::Duration beat = absl::Milliseconds(options_.timeout_ms / kBeatsPerTimeout);
   const auto send = [&](const v1::FollowRequest& request) -> absl::Status {
     const absl::Status sent = line.out->Send({request.SerializeAsString(), {}});

@@ -4,6 +4,7 @@
 //   stream -> records -> JobShard::Follow -> journal -> Taken -> stream
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -80,7 +81,7 @@ class Follower {
   std::thread thread_;
   // Of the stream that is open, and of the thread between two.
   std::map<std::string, std::shared_ptr<Reports>> reports_;  // by job
-  bool take_whole_ = false;                                  // records of the last stream did not fit
+  std::atomic<bool> take_whole_{false};                      // records of the last stream did not fit
 
   mutable absl::Mutex mu_;
   absl::CondVar wake_;
