@@ -75,6 +75,7 @@ class Follower::Line final : public transport::StreamSink {
   void OnMessage(transport::Message message) override {
     heard_ = clock_->Now();
     if (over_) return;
+    AwaitOut();
     const absl::Status handled = CatchBadAlloc("following", [&] { return follower_->Handle(*this, message); });
     heard_ = clock_->Now();  // it may have taken long
     if (handled.ok()) return;
@@ -99,16 +100,33 @@ class Follower::Line final : public transport::StreamSink {
   }
   TimeNs heard() const { return heard_; }
 
-  std::shared_ptr<Outbox> out;  // constant once the stream is open
+  // The stream is open.
+  void SetOut(std::shared_ptr<Outbox> out) {
+    absl::MutexLock lock(&mu_);
+    out_ = std::move(out);
+  }
+  std::shared_ptr<Outbox> out() {
+    absl::MutexLock lock(&mu_);
+    return out_;
+  }
+
   bool greeted = false;
   std::map<uint32_t, Followed> jobs;  // of the sink
 
  private:
   Follower* const follower_;
+  // A primary may speak before this side has been told that the stream is open.
+  void AwaitOut() {
+    absl::MutexLock lock(&mu_);
+    const auto open = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return out_ != nullptr; };
+    mu_.Await(absl::Condition(&open));
+  }
+
   Clock* const clock_;
   std::atomic<TimeNs> heard_;
   bool over_ = false;
   absl::Mutex mu_;
+  std::shared_ptr<Outbox> out_ ABSL_GUARDED_BY(mu_);
   absl::Status ended_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -173,14 +191,15 @@ absl::Status Follower::FollowOnce() {
   GW_RETURN_IF_ERROR(opened.status());
   const std::shared_ptr<transport::Stream> stream = *std::move(opened);
   // What the journals still have to say of this stream goes through it, also after it has ended.
-  line.out = std::make_shared<Outbox>(stream);
+  const auto out = std::make_shared<Outbox>(stream);
+  line.SetOut(out);
   v1::FollowRequest open;
   open.mutable_open()->set_name(options_.name);
   open.mutable_open()->set_known_epoch(state().epoch);
   if (!take_whole_.exchange(false)) AddCopies(open.mutable_open());
   const absl::Duration beat = absl::Milliseconds(options_.timeout_ms / kBeatsPerTimeout);
   const auto send = [&](const v1::FollowRequest& request) -> absl::Status {
-    const absl::Status sent = line.out->Send({request.SerializeAsString(), {}});
+    const absl::Status sent = out->Send({request.SerializeAsString(), {}});
     if (sent.ok()) return sent;
     const absl::Status why = line.AwaitEnd(beat);  // sending says only that the stream has ended
     return why.ok() ? absl::UnavailableError(sent.message()) : why;
@@ -204,7 +223,7 @@ absl::Status Follower::FollowOnce() {
     line_ = nullptr;
   }
   stream->Cancel();
-  line.out->Release();
+  out->Release();
   return ended;  // destroying the stream waits for the line
 }
 
@@ -271,7 +290,7 @@ absl::Status Follower::Begin(Line& line, const v1::FollowBegin& begin) {
                               : registry_->Adopt(begin.stored(), begin.layout_digest(), begin.history()));
   std::shared_ptr<Reports>& reports = reports_[begin.stored().spec().name()];
   if (reports == nullptr || !goes_on) reports = std::make_shared<Reports>();
-  reports->SendTo(line.out, begin.job());
+  reports->SendTo(line.out(), begin.job());
   const uint64_t limit = kFramesPerRecord * registry_->environment().frame_limit_bytes + kRecordExtraBytes;
   const auto [it, inserted] =
       line.jobs.try_emplace(begin.job(), Line::Followed{shard, reports, RecordAssembler(limit)});
