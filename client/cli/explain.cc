@@ -58,6 +58,87 @@ Explanation Explain(const TagcSpec& spec, uint64_t elements) {
   return e;
 }
 
+Explanation Explain(const QuantizedSpec& spec, uint64_t elements) {
+  using Scheme = QuantizedSpec::Scheme;
+  constexpr double kRun = 4096;  // elements that share a scale, unless the job says otherwise
+  const double n = static_cast<double>(elements);
+  const double scales = std::ceil(n / kRun) * 4;
+  const std::string norm = spec.norm == QuantizedSpec::Norm::kMax ? "largest magnitude" : "Euclidean norm";
+  switch (spec.scheme) {
+    case Scheme::kFp16:
+      return {"  every element rounded to binary16; the rest goes to the residual\n", 2 * n};
+    case Scheme::kOneBit:
+      return {"  the sign of each element, and per run the mean of either sign; the rest goes to the residual\n",
+              n / 8 + 2 * scales};
+    case Scheme::kSignSgd:
+      return {"  the sign of each element, and nothing else: the magnitude of a step is the learning rate\n", n / 8};
+    case Scheme::kSigNum:
+      return {absl::StrFormat("  momentum=%g  the sign of the momentum that each worker keeps of its gradients\n",
+                              spec.momentum),
+              n / 8};
+    case Scheme::kEfSignSgd:
+      return {"  the sign of each element times the mean magnitude of its run; the rest goes to the residual\n",
+              n / 8 + scales};
+    case Scheme::kTernGrad:
+      return {spec.clip == 0
+                  ? "  clip=0  each element becomes 0 or the largest magnitude of its run, by chance; unbiased\n"
+                  : absl::StrFormat("  clip=%g  each element becomes 0 or the largest magnitude of its run, by "
+                                    "chance, after clipping at so many standard deviations\n",
+                                    spec.clip),
+              n / 5 + scales};
+    case Scheme::kQsgd:
+    case Scheme::kLinear:
+      return {absl::StrFormat(
+                  "  bits=%d  each element becomes one of %d even levels of its run's %s, by chance; unbiased\n",
+                  spec.bits, (1 << (spec.bits - 1)) - 1, norm),
+              n * spec.bits / 8 + scales};
+    case Scheme::kNatural:
+      return {absl::StrFormat("  bits=%d  each element becomes one of %d powers of two below its run's %s, by chance; "
+                              "unbiased\n",
+                              spec.bits, (1 << (spec.bits - 1)) - 1, norm),
+              n * spec.bits / 8 + scales};
+  }
+  return {};
+}
+
+Explanation Explain(const SparseSpec& spec, uint64_t elements) {
+  Explanation e;
+  const double n = static_cast<double>(elements);
+  const double p = spec.density;
+  double index_bits = p >= 1 ? 0 : n * -(p * std::log2(p) + (1 - p) * std::log2(1 - p));
+  switch (spec.choice) {
+    case SparseSpec::Choice::kTopK:
+      e.text = absl::StrFormat(
+          "  density=%g  of each tensor, the largest %g %% of the elements; the others wait in the "
+          "residual\n",
+          p, 100 * p);
+      if (spec.warmup_rounds != 0) {
+        e.text += absl::StrFormat("  warmup_rounds=%d  the density falls from %g to %g over so many rounds\n",
+                                  spec.warmup_rounds, spec.warmup_density, p);
+      }
+      break;
+    case SparseSpec::Choice::kThreshold:
+      e.text = absl::StrFormat(
+          "  value=%g  elements of this magnitude and above; the others wait in the residual. How "
+          "many that are depends on the gradients: bytes below are for 1 %% of them\n",
+          spec.threshold);
+      break;
+    case SparseSpec::Choice::kRandomK:
+      e.text = absl::StrFormat(
+          "  density=%g  the same random %g %% of the elements from every worker: positions need no "
+          "bytes; the others wait in the residual\n",
+          p, 100 * p);
+      index_bits = 0;
+      break;
+  }
+  constexpr double kBits[] = {32, 16, 16, 8, 4};
+  const double bits = kBits[static_cast<int>(spec.values)];
+  e.text += absl::StrFormat("  values in %d bits each; what rounding takes away waits in the residual\n",
+                            static_cast<int>(bits));
+  e.push_bytes = (index_bits + n * p * bits) / 8;
+  return e;
+}
+
 }  // namespace
 
 absl::Status ExplainCodec(const std::string& text, uint64_t elements, bool json, std::ostream& out) {

@@ -16,6 +16,7 @@
 #include "client/cpp/internal/replica.h"
 #include "client/cpp/internal/shard_link.h"
 #include "client/cpp/internal/start.h"
+#include "common/base/hash.h"
 #include "common/base/status_macros.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
@@ -254,8 +255,8 @@ class Session::Impl {
 
   void MakeExchange(const std::vector<client::ShardLink*>& links, client::StartState start) {
     start_version_ = start.version;
-    const client::SliceContext context{&job_,           &layout_,       options_.pull,   incarnation_,
-                                       codec_pointers_, replica_.get(), gradients_.get()};
+    const client::SliceContext context{&job_,           &layout_,       options_.pull,    incarnation_,
+                                       codec_pointers_, replica_.get(), gradients_.get(), HashString(options_.worker)};
     if (IsAsync(job_)) {
       exchange_ = std::make_unique<client::AsyncExchange>(context, links, start.versions, std::move(start.plans));
       return;

@@ -78,6 +78,8 @@ struct FrameIdentity {
   uint64_t round = 0;
   uint64_t incarnation = 0;
   std::span<const float> learning_rates;  // one per parameter group
+  uint64_t draws =
+      0;  // of the worker: what stochastic encoders draw from, with the job's seed; the same after a restart
 };
 
 // Not thread-safe; one per (bucket, shard) on a worker.
@@ -153,29 +155,31 @@ class Codec {
  public:
   virtual ~Codec() = default;
   virtual bool uses_residual() const = 0;
-  virtual bool sparse() const = 0;                   // needs a Selection per tensor
+  virtual bool sparse() const = 0;                   // sends a part of the elements
+  virtual bool selects() const { return false; }     // needs a Selection per tensor
+  virtual bool defers() const { return false; }      // update frames may name elements that workers take back
   virtual double Density(uint64_t round) const = 0;  // 1 for dense codecs
   virtual RoundPlan InitialPlan() const = 0;
   virtual std::unique_ptr<Encoder> NewEncoder() const = 0;
   virtual std::unique_ptr<Accumulator> NewAccumulator() const = 0;
   virtual size_t accumulator_bytes() const = 0;  // an upper bound of Accumulator::memory_bytes
-  // The same with sums in the memory of a device. `bucket` meets device_needs() and outlives the accumulator. Errors:
-  // InvalidArgument for a bucket that a device does not take, ResourceExhausted.
-  virtual DeviceNeeds device_needs() const = 0;
-  virtual absl::StatusOr<std::unique_ptr<Accumulator>> NewDeviceAccumulator(
-      kernels::cuda::DeviceBucket* bucket) const = 0;
+  // The same for a job whose parameters lie in the memory of a device: with sums there, where the codec has that, else
+  // in the host's. `bucket` meets device_needs() and outlives the accumulator. Errors: InvalidArgument for a bucket
+  // that a device does not take, ResourceExhausted.
+  virtual DeviceNeeds device_needs() const;
+  virtual absl::StatusOr<std::unique_ptr<Accumulator>> NewDeviceAccumulator(kernels::cuda::DeviceBucket* bucket) const;
   // An encoder whose RunInputs point to the memory of a device; its frames and what it leaves in `pending` have the
   // bits of NewEncoder's. Takes device_encoder_bytes() of the job's memory there, once. `bucket` outlives it. Errors:
-  // ResourceExhausted.
-  virtual absl::StatusOr<std::unique_ptr<Encoder>> NewDeviceEncoder(kernels::cuda::DeviceBucket* bucket) const = 0;
-  virtual uint64_t device_encoder_bytes() const = 0;
+  // Unimplemented, where the codec has none; ResourceExhausted.
+  virtual absl::StatusOr<std::unique_ptr<Encoder>> NewDeviceEncoder(kernels::cuda::DeviceBucket* bucket) const;
+  virtual uint64_t device_encoder_bytes() const { return 0; }
   // Checks that the segments of a whole frame, in order, cover the bucket exactly once.
   virtual absl::Status CheckComplete(uint64_t round, const RoundPlan& plan,
                                      std::span<const wire::SegmentHeader> segments) const = 0;
   // Adds what `frame` sent back to the residual: all of it, or only at `positions` (ascending) where given.
   // residual[i] is the memory of run i; codecs without residual are given the memory where a gradient waits. Exact:
-  // pending values come back to the last bit. What was added to the residual meanwhile stays: this is one addition
-  // more.
+  // pending values come back to the last bit, for lossy quantisers to within one rounding of float32. What was added to
+  // the residual meanwhile stays: this is one addition more.
   virtual absl::Status Return(const EncodedFrame& frame, const std::vector<uint32_t>* positions,
                               std::span<float* const> residual) const = 0;
 };

@@ -5,9 +5,11 @@
 #include <charconv>
 #include <cmath>
 #include <map>
+#include <span>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "common/base/status_macros.h"
 
 namespace gradwire {
@@ -52,7 +54,8 @@ absl::Status TakeNumber(std::string_view codec, std::string_view key, T low, T h
 }
 
 // The shortest text that is parsed to the same number.
-std::string Shortest(double value) {
+template <typename T>
+std::string Shortest(T value) {
   char text[32];
   const auto [end, error] = std::to_chars(text, text + sizeof(text), value, std::chars_format::general);
   return error == std::errc() ? std::string(text, end) : std::string();
@@ -64,6 +67,36 @@ absl::Status RefuseRest(std::string_view codec, const KeyValues& values, std::st
                                                     values.begin()->first, std::string(allowed)));
 }
 
+template <typename T>
+using Choices = std::span<const std::pair<std::string_view, T>>;
+
+template <typename T>
+std::string NamesOf(Choices<T> choices) {
+  return absl::StrJoin(choices, ", ", [](std::string* out, const auto& choice) { out->append(choice.first); });
+}
+
+template <typename T>
+std::string NameOf(Choices<T> choices, T value) {
+  return std::string(
+      std::find_if(choices.begin(), choices.end(), [value](const auto& c) { return c.second == value; })->first);
+}
+
+// Takes `key` out of `values`; leaves `*out` if it is not there.
+template <typename T>
+absl::Status TakeChoice(std::string_view codec, std::string_view key, Choices<T> choices, KeyValues* values, T* out) {
+  const auto it = values->find(key);
+  if (it == values->end()) return absl::OkStatus();
+  const auto found =
+      std::find_if(choices.begin(), choices.end(), [&](const auto& choice) { return choice.first == it->second; });
+  if (found == choices.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("codec '", std::string(codec), "': ", std::string(key), "=",
+                                                   it->second, " is unknown; use one of ", NamesOf(choices)));
+  }
+  *out = found->second;
+  values->erase(it);
+  return absl::OkStatus();
+}
+
 constexpr std::pair<std::string_view, DenseSpec::Values> kDenseValues[] = {
     {"fp32", DenseSpec::Values::kFp32},
     {"bf16", DenseSpec::Values::kBf16},
@@ -73,16 +106,7 @@ constexpr std::pair<std::string_view, DenseSpec::Values> kDenseValues[] = {
 
 absl::StatusOr<CodecSpec> ParseDense(KeyValues values) {
   DenseSpec spec;
-  if (const auto it = values.find("values"); it != values.end()) {
-    const auto* found = std::find_if(std::begin(kDenseValues), std::end(kDenseValues),
-                                     [&](const auto& v) { return v.first == it->second; });
-    if (found == std::end(kDenseValues)) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("codec 'dense': values=%s is unknown; use fp32, bf16, fixed32 or fixed16", it->second));
-    }
-    spec.values = found->second;
-    values.erase(it);
-  }
+  GW_RETURN_IF_ERROR(TakeChoice<DenseSpec::Values>("dense", "values", kDenseValues, &values, &spec.values));
   GW_RETURN_IF_ERROR(RefuseRest("dense", values, "values"));
   return spec;
 }
@@ -108,13 +132,135 @@ absl::StatusOr<CodecSpec> ParseTagc(KeyValues values) {
   return spec;
 }
 
+using Scheme = QuantizedSpec::Scheme;
+
+constexpr std::pair<std::string_view, Scheme> kSchemes[] = {
+    {"fp16", Scheme::kFp16},     {"onebit", Scheme::kOneBit},       {"signsgd", Scheme::kSignSgd},
+    {"signum", Scheme::kSigNum}, {"efsignsgd", Scheme::kEfSignSgd}, {"terngrad", Scheme::kTernGrad},
+    {"qsgd", Scheme::kQsgd},     {"linear", Scheme::kLinear},       {"natural", Scheme::kNatural},
+};
+constexpr std::pair<std::string_view, QuantizedSpec::Norm> kNorms[] = {
+    {"max", QuantizedSpec::Norm::kMax},
+    {"l2", QuantizedSpec::Norm::kL2},
+};
+constexpr std::pair<std::string_view, SparseSpec::Choice> kSparseChoices[] = {
+    {"topk", SparseSpec::Choice::kTopK},
+    {"threshold", SparseSpec::Choice::kThreshold},
+    {"randomk", SparseSpec::Choice::kRandomK},
+};
+constexpr std::pair<std::string_view, SparseSpec::Values> kSparseValues[] = {
+    {"fp32", SparseSpec::Values::kFp32}, {"fp16", SparseSpec::Values::kFp16}, {"bf16", SparseSpec::Values::kBf16},
+    {"int8", SparseSpec::Values::kInt8}, {"int4", SparseSpec::Values::kInt4},
+};
+
+absl::StatusOr<CodecSpec> ParseQuantized(std::string_view name, Scheme scheme, KeyValues values) {
+  QuantizedSpec spec;
+  spec.scheme = scheme;
+  std::string_view settings = "none";
+  switch (scheme) {
+    case Scheme::kSigNum:
+      settings = "momentum";
+      GW_RETURN_IF_ERROR(TakeNumber(name, "momentum", 0.0f, 0.9999f, &values, &spec.momentum));
+      break;
+    case Scheme::kTernGrad:
+      settings = "clip";
+      GW_RETURN_IF_ERROR(TakeNumber(name, "clip", 0.0f, 100.0f, &values, &spec.clip));
+      break;
+    case Scheme::kQsgd:
+      settings = "bits";
+      spec.norm = QuantizedSpec::Norm::kL2;
+      GW_RETURN_IF_ERROR(TakeNumber(name, "bits", 2u, 8u, &values, &spec.bits));
+      break;
+    case Scheme::kLinear:
+    case Scheme::kNatural:
+      settings = "bits, norm";
+      GW_RETURN_IF_ERROR(TakeNumber(name, "bits", 2u, 8u, &values, &spec.bits));
+      GW_RETURN_IF_ERROR(TakeChoice<QuantizedSpec::Norm>(name, "norm", kNorms, &values, &spec.norm));
+      break;
+    default:
+      break;
+  }
+  GW_RETURN_IF_ERROR(RefuseRest(name, values, settings));
+  return spec;
+}
+
+absl::StatusOr<CodecSpec> ParseSparse(std::string_view name, SparseSpec::Choice choice, KeyValues values) {
+  SparseSpec spec;
+  spec.choice = choice;
+  std::string_view settings = "density, values";
+  GW_RETURN_IF_ERROR(TakeChoice<SparseSpec::Values>(name, "values", kSparseValues, &values, &spec.values));
+  if (choice == SparseSpec::Choice::kThreshold) {
+    settings = "value, values";
+    GW_RETURN_IF_ERROR(TakeNumber(name, "value", 1e-30, 1e5, &values, &spec.threshold));
+  } else {
+    GW_RETURN_IF_ERROR(TakeNumber(name, "density", 1e-6, 1.0, &values, &spec.density));
+  }
+  if (choice == SparseSpec::Choice::kTopK) {
+    settings = "density, values, warmup_rounds, warmup_density";
+    GW_RETURN_IF_ERROR(TakeNumber(name, "warmup_rounds", 0u, 100'000'000u, &values, &spec.warmup_rounds));
+    GW_RETURN_IF_ERROR(TakeNumber(name, "warmup_density", 1e-6, 1.0, &values, &spec.warmup_density));
+  }
+  GW_RETURN_IF_ERROR(RefuseRest(name, values, settings));
+  return spec;
+}
+
+// Falls geometrically from `warmup` to `density` over `rounds`; 0 in the calibration round.
+double WarmedDensity(uint64_t round, double density, double warmup, uint32_t rounds) {
+  if (round == 0) return 0;
+  if (warmup <= density || round > rounds) return density;
+  return warmup * std::pow(density / warmup, static_cast<double>(round - 1) / static_cast<double>(rounds));
+}
+
+std::string Print(const DenseSpec& spec) {
+  return absl::StrCat("dense:values=", NameOf<DenseSpec::Values>(kDenseValues, spec.values));
+}
+
+std::string Print(const TagcSpec& spec) {
+  const std::string cells = spec.cell_bits == 0 ? "auto" : std::to_string(spec.cell_bits);
+  return absl::StrFormat("tagc:density=%s,cells=%s,warmup_rounds=%d,warmup_density=%s,slack=%s", Shortest(spec.density),
+                         cells, spec.warmup_rounds, Shortest(spec.warmup_density), Shortest(spec.slack));
+}
+
+std::string Print(const QuantizedSpec& spec) {
+  const std::string name = NameOf<Scheme>(kSchemes, spec.scheme);
+  switch (spec.scheme) {
+    case Scheme::kSigNum:
+      return absl::StrCat(name, ":momentum=", Shortest(spec.momentum));
+    case Scheme::kTernGrad:
+      return absl::StrCat(name, ":clip=", Shortest(spec.clip));
+    case Scheme::kQsgd:
+      return absl::StrCat(name, ":bits=", spec.bits);
+    case Scheme::kLinear:
+    case Scheme::kNatural:
+      return absl::StrCat(name, ":bits=", spec.bits, ",norm=", NameOf<QuantizedSpec::Norm>(kNorms, spec.norm));
+    default:
+      return name;
+  }
+}
+
+std::string Print(const SparseSpec& spec) {
+  const std::string name = NameOf<SparseSpec::Choice>(kSparseChoices, spec.choice);
+  const std::string values = NameOf<SparseSpec::Values>(kSparseValues, spec.values);
+  switch (spec.choice) {
+    case SparseSpec::Choice::kThreshold:
+      return absl::StrCat(name, ":value=", Shortest(spec.threshold), ",values=", values);
+    case SparseSpec::Choice::kRandomK:
+      return absl::StrCat(name, ":density=", Shortest(spec.density), ",values=", values);
+    case SparseSpec::Choice::kTopK:
+      break;
+  }
+  return absl::StrCat(name, ":density=", Shortest(spec.density), ",values=", values,
+                      ",warmup_rounds=", spec.warmup_rounds, ",warmup_density=", Shortest(spec.warmup_density));
+}
+
 }  // namespace
 
 double TagcSpec::DensityAt(uint64_t round) const {
-  if (round == 0) return 0;
-  if (warmup_density <= density || round > warmup_rounds) return density;
-  const double progress = static_cast<double>(round - 1) / static_cast<double>(warmup_rounds);
-  return warmup_density * std::pow(density / warmup_density, progress);
+  return WarmedDensity(round, density, warmup_density, warmup_rounds);
+}
+
+double SparseSpec::DensityAt(uint64_t round) const {
+  return WarmedDensity(round, density, warmup_density, choice == Choice::kTopK ? warmup_rounds : 0);
 }
 
 absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text) {
@@ -128,22 +274,19 @@ absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text) {
   GW_ASSIGN_OR_RETURN(KeyValues values, SplitKeyValues(name, rest));
   if (name == "dense") return ParseDense(std::move(values));
   if (name == "tagc") return ParseTagc(std::move(values));
-  return absl::InvalidArgumentError(
-      absl::StrFormat("unknown codec '%s'; known: dense (dense:fp32, dense:bf16, dense:fixed32, dense:fixed16), tagc "
-                      "(tagc:density=0.01)",
-                      std::string(name)));
+  for (const auto& [known, scheme] : kSchemes) {
+    if (name == known) return ParseQuantized(name, scheme, std::move(values));
+  }
+  for (const auto& [known, choice] : kSparseChoices) {
+    if (name == known) return ParseSparse(name, choice, std::move(values));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "unknown codec '", std::string(name), "'; known: dense (dense:", NamesOf<DenseSpec::Values>(kDenseValues),
+      "), tagc (tagc:density=0.01), ", NamesOf<SparseSpec::Choice>(kSparseChoices), ", ", NamesOf<Scheme>(kSchemes)));
 }
 
 std::string ToString(const CodecSpec& spec) {
-  if (const auto* dense = std::get_if<DenseSpec>(&spec)) {
-    for (const auto& [name, values] : kDenseValues) {
-      if (values == dense->values) return absl::StrFormat("dense:values=%s", std::string(name));
-    }
-  }
-  const auto& tagc = std::get<TagcSpec>(spec);
-  const std::string cells = tagc.cell_bits == 0 ? "auto" : std::to_string(tagc.cell_bits);
-  return absl::StrFormat("tagc:density=%s,cells=%s,warmup_rounds=%d,warmup_density=%s,slack=%s", Shortest(tagc.density),
-                         cells, tagc.warmup_rounds, Shortest(tagc.warmup_density), Shortest(tagc.slack));
+  return std::visit([](const auto& s) { return Print(s); }, spec);
 }
 
 }  // namespace gradwire

@@ -32,7 +32,38 @@ struct TagcSpec {
   bool operator==(const TagcSpec&) const = default;
 };
 
-using CodecSpec = std::variant<DenseSpec, TagcSpec>;
+// Every element in a few bits, with scales per run; frames decode to float32 and are summed on the grid. Definitions,
+// sources and what we deviate in: README.md.
+//   "fp16"  "onebit"  "signsgd"  "signum:momentum=0.9"  "efsignsgd"  "terngrad:clip=0"
+//   "qsgd:bits=4"  "linear:bits=4,norm=max"  "natural:bits=4,norm=max"
+struct QuantizedSpec {
+  enum class Scheme : uint8_t { kFp16, kOneBit, kSignSgd, kSigNum, kEfSignSgd, kTernGrad, kQsgd, kLinear, kNatural };
+  enum class Norm : uint8_t { kMax, kL2 };  // linear, natural: what a run is divided by; qsgd has kL2
+  Scheme scheme = Scheme::kFp16;
+  uint32_t bits = 4;       // qsgd, linear, natural: per element, sign counted; 2 to 8
+  Norm norm = Norm::kMax;  // linear, natural
+  float momentum = 0.9f;   // signum: [0, 1)
+  float clip = 0;          // terngrad: standard deviations beyond which a run is clipped; 0: it is not
+  bool operator==(const QuantizedSpec&) const = default;
+};
+
+// A part of the elements, values in float32 or less. Frames carry positions and values; sums on the grid.
+//   "topk:density=0.01,values=fp32|fp16|bf16|int8|int4,warmup_rounds=0,warmup_density=0.1"
+//   "threshold:value=0.001,values=fp32"  "randomk:density=0.01,values=fp32"
+struct SparseSpec {
+  enum class Choice : uint8_t { kTopK, kThreshold, kRandomK };
+  enum class Values : uint8_t { kFp32, kFp16, kBf16, kInt8, kInt4 };
+  Choice choice = Choice::kTopK;
+  double density = 0.01;     // topk, randomk: fraction of the elements that a worker sends per round, (0, 1]
+  double threshold = 0.001;  // threshold: magnitudes from here on are sent
+  Values values = Values::kFp32;
+  uint32_t warmup_rounds = 0;  // topk: as TagcSpec
+  double warmup_density = 0.1;
+  double DensityAt(uint64_t round) const;  // topk, randomk; as TagcSpec
+  bool operator==(const SparseSpec&) const = default;
+};
+
+using CodecSpec = std::variant<DenseSpec, TagcSpec, QuantizedSpec, SparseSpec>;
 
 // Errors: InvalidArgument naming the unknown codec or key, the value found and the values allowed.
 absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text);

@@ -1,20 +1,18 @@
 // From a spec to a codec prepared for one bucket: the one place that knows every codec.
-#include "common/base/hash.h"
 #include "common/codec/codec.h"
 #include "common/codec/dense_codec.h"
+#include "common/codec/quantized/quantized_codec.h"
+#include "common/codec/sparse/sparse_codec.h"
 #include "common/codec/tagc/tagc_codec.h"
 
 namespace gradwire {
 
-uint32_t RoundPlan::Digest() const {
-  uint64_t h = HashCombine(sketch_groups, cells_per_group);
-  h = HashString({reinterpret_cast<const char*>(exponents.data()), exponents.size()}, h);
-  return static_cast<uint32_t>(h);
-}
-
 absl::StatusOr<std::unique_ptr<Codec>> MakeCodec(const CodecContext& context) {
   const CodecSpec& spec = context.job->codecs()[context.layout->codec];
   if (const auto* dense = std::get_if<DenseSpec>(&spec)) return MakeDenseCodec(context, *dense);
+  if (const auto* quantized = std::get_if<QuantizedSpec>(&spec))
+    return quantized::MakeQuantizedCodec(context, *quantized);
+  if (const auto* sparse = std::get_if<SparseSpec>(&spec)) return sparse::MakeSparseCodec(context, *sparse);
   return MakeTagcCodec(context, std::get<TagcSpec>(spec));
 }
 

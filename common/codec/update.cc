@@ -9,6 +9,7 @@
 #include "common/codec/index_code.h"
 #include "common/codec/plan_check.h"
 #include "common/codec/ranges.h"
+#include "common/codec/sparse/sparse_segment.h"
 #include "kernels/cpu/reference/clones.h"
 #include "kernels/math/fixed_point.h"
 
@@ -26,7 +27,12 @@ GW_CLONES void MeansOfIntegers(const int32_t* sums, size_t n, float unit, float 
 class UpdateReader {
  public:
   UpdateReader(const Job& job, const BucketLayout& layout, Update* update)
-      : job_(job), layout_(layout), update_(update) {}
+      : job_(job), layout_(layout), update_(update) {
+    const auto* spec = std::get_if<SparseSpec>(&job.codecs()[layout.codec]);
+    if (spec != nullptr && spec->choice == SparseSpec::Choice::kRandomK) {
+      agreement_ = {&job, &layout, update->round, spec->density};
+    }
+  }
 
   // `s` lies in `chunk`.
   absl::Status Read(const Segment& s, const Bytes& chunk) {
@@ -42,7 +48,9 @@ class UpdateReader {
         GW_RETURN_IF_ERROR(SetBody(Update::Body::kSparse));
         return ReadPositions(s, &update_->positions);
       case SegmentType::kValues:
-        return ReadValues(s);
+        return ReadIntegers(s);
+      case SegmentType::kSparse:
+        return ReadPairs(s);
       case SegmentType::kDeferred:
         return ReadPositions(s, &update_->deferred);
       case SegmentType::kExponents:
@@ -57,7 +65,7 @@ class UpdateReader {
 
   absl::Status Finish() const {
     const Update::Body body = update_->body;
-    if ((body == Update::Body::kDenseFloat || body == Update::Body::kDenseInt) && covered_ != layout_.elements) {
+    if (body != Update::Body::kEmpty && body != Update::Body::kSparse && covered_ != layout_.elements) {
       return absl::InvalidArgumentError(
           absl::StrFormat("update frame covers %d of %d elements", covered_, layout_.elements));
     }
@@ -107,11 +115,11 @@ class UpdateReader {
     return absl::OkStatus();
   }
 
-  // Dense segments cover the bucket once, in order.
+  // These segments cover the bucket once, in order.
   absl::Status Advance(const Segment& s) {
     GW_RETURN_IF_ERROR(CheckRange(s, layout_.elements));
     if (s.begin != covered_) {
-      return absl::InvalidArgumentError(absl::StrFormat("dense segment begins at %d, expected %d", s.begin, covered_));
+      return absl::InvalidArgumentError(absl::StrFormat("segment begins at %d, expected %d", s.begin, covered_));
     }
     covered_ += s.count;
     return absl::OkStatus();
@@ -156,7 +164,7 @@ class UpdateReader {
     return DecodeIndex(static_cast<IndexCoding>(s.param), s.payload(), static_cast<uint32_t>(s.begin), s.count, out);
   }
 
-  absl::Status ReadValues(const Segment& s) {
+  absl::Status ReadIntegers(const Segment& s) {
     GW_RETURN_IF_ERROR(SetBody(Update::Body::kSparse));
     const size_t before = update_->integers.size();
     if (before + s.count != update_->positions.size()) {
@@ -165,6 +173,16 @@ class UpdateReader {
     }
     update_->integers.resize(before + s.count);
     return UnpackIntegers(s.payload(), s.param, s.count, update_->integers.data() + before);
+  }
+
+  absl::Status ReadPairs(const Segment& s) {
+    GW_RETURN_IF_ERROR(SetBody(Update::Body::kSparseFloat));
+    GW_RETURN_IF_ERROR(Advance(s));
+    sparse::Pairs pairs;
+    GW_RETURN_IF_ERROR(sparse::ReadPairs(s, agreement_, &pairs));
+    update_->positions.insert(update_->positions.end(), pairs.positions.begin(), pairs.positions.end());
+    update_->values.insert(update_->values.end(), pairs.values.begin(), pairs.values.end());
+    return absl::OkStatus();
   }
 
   absl::Status ReadExponents(const Segment& s) {
@@ -187,6 +205,7 @@ class UpdateReader {
   const Job& job_;
   const BucketLayout& layout_;
   Update* update_;
+  sparse::Agreement agreement_;
   uint64_t covered_ = 0;
 };
 
@@ -213,8 +232,7 @@ absl::StatusOr<Update> DecodeUpdate(std::span<const Bytes> chunks, const Job& jo
   }
   GW_RETURN_IF_ERROR(reader.Finish());
   GW_RETURN_IF_ERROR(CheckPlan(job, layout, update.next));
-  const bool integers = update.body == Update::Body::kSparse || update.body == Update::Body::kDenseInt;
-  if (integers && update.exponents.size() != layout.runs.size()) {
+  if (update.integers_of_exponents() && update.exponents.size() != layout.runs.size()) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "update frame of round %d needs the exponents of its round; they are not known here", update.round));
   }
@@ -233,6 +251,14 @@ void Update::MeanOfRun(const BucketLayout& layout, uint32_t run, float* out) con
   }
   if (body == Body::kEmpty) {
     std::fill(out, out + length, 0.0f);
+    return;
+  }
+  if (body == Body::kSparseFloat) {
+    std::fill(out, out + length, 0.0f);
+    auto at = std::lower_bound(positions.begin(), positions.end(), begin);
+    for (; at != positions.end() && *at < begin + length; ++at) {
+      out[*at - begin] = values[static_cast<size_t>(at - positions.begin())];
+    }
     return;
   }
   const float scale = std::ldexp(1.0f, exponents[run]);

@@ -21,15 +21,17 @@ struct Update {
     uint32_t count = 0;
     Bytes values;  // float32 or int32
   };
-  enum class Body { kEmpty, kSparse, kDenseFloat, kDenseInt };
+  enum class Body { kEmpty, kSparse, kSparseFloat, kDenseFloat, kDenseInt };
   uint64_t round = 0;
   uint32_t contributors = 0;          // 0: nobody contributed, nothing is applied
   std::vector<float> learning_rates;  // per parameter group
   RoundPlan next;                     // of round + 1
   std::vector<int8_t> exponents;      // of this round, from the plan
+  bool integers_of_exponents() const { return body == Body::kSparse || body == Body::kDenseInt; }
   Body body = Body::kEmpty;
-  std::vector<uint32_t> positions;  // kSparse: ascending
+  std::vector<uint32_t> positions;  // kSparse, kSparseFloat: ascending
   std::vector<int32_t> integers;    // kSparse: sums at positions
+  std::vector<float> values;        // kSparseFloat: means at positions
   std::vector<DensePart> dense;     // kDenseFloat: means; kDenseInt: sums; of all elements, ascending
   // Where they still lie on a device: the same values in its memory.
   const void* device_values = nullptr;

@@ -47,6 +47,13 @@ void ApplySparseSteps(const Job& job, const BucketLayout& layout, const Update& 
         std::lower_bound(begin + static_cast<ptrdiff_t>(first), update.positions.end(), layout.run_begin[run + 1]) -
         begin);
     const GroupStep& step = steps[job.tensors()[layout.runs[run].tensor].group];
+    if (update.body == Update::Body::kSparseFloat) {
+      for (; first < last; ++first) {
+        float& p = runs[run].parameter[update.positions[first] - layout.run_begin[run]];
+        p = kernels::PlainStep(p, update.values[first], step.learning_rate);
+      }
+      continue;
+    }
     backend.SparsePlainStep(runs[run].parameter, &update.positions[first], &update.integers[first], last - first,
                             static_cast<uint32_t>(layout.run_begin[run]), update.exponents[run], update.contributors,
                             step.learning_rate, nullptr);
@@ -85,7 +92,7 @@ absl::Status CheckUpdate(const Job& job, const BucketLayout& layout, const Updat
         absl::StrFormat("update of round %d, bucket %d: %d learning rates for %d groups, memory for %d runs of %d",
                         update.round, layout.bucket, update.learning_rates.size(), groups, runs, layout.runs.size()));
   }
-  if (update.body == Update::Body::kDenseFloat) return absl::OkStatus();
+  if (!update.integers_of_exponents()) return absl::OkStatus();
   if (update.exponents.size() != layout.runs.size()) {
     return absl::InvalidArgumentError(absl::StrFormat("update of round %d, bucket %d: %d exponents for %d runs",
                                                       update.round, layout.bucket, update.exponents.size(),
@@ -130,7 +137,8 @@ absl::Status ApplyUpdate(const Job& job, const BucketLayout& layout, const Updat
   GW_RETURN_IF_ERROR(CheckUpdate(job, layout, update, runs.size()));
   for (size_t i = 0; i < runs.size(); ++i) GW_RETURN_IF_ERROR(CheckMemory(job, layout, runs[i], i));
   const std::vector<GroupStep> steps = DeriveSteps(optimizer, update);
-  if (update.body == Update::Body::kSparse && HasSparseSteps(optimizer)) {
+  const bool sparse = update.body == Update::Body::kSparse || update.body == Update::Body::kSparseFloat;
+  if (sparse && HasSparseSteps(optimizer)) {
     ApplySparseSteps(job, layout, update, steps, runs, backend);
     return absl::OkStatus();
   }

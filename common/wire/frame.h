@@ -61,6 +61,8 @@ enum class SegmentType : uint8_t {
   kValues = 10,        // integers for the positions of the kIndex before it, bit-packed; param: bits each
   kDeferred = 11,      // set of element positions that could not be decoded; param: IndexCoding
   kDensePacked = 12,   // zigzag integers of consecutive elements, bit-packed; param: bits each
+  kQuantized = 13,     // whole runs, as the codec quantises them
+  kSparse = 14,        // positions and values; param: SparseParam
 };
 
 enum class Array : uint8_t { kParameter = 0, kFirstMoment = 1, kSecondMoment = 2 };

@@ -51,7 +51,7 @@ class DeviceStore final : public ParameterStore {
     if (!Applies(job_, *update)) return absl::OkStatus();
     GW_RETURN_IF_ERROR(CheckUpdate(job_, layout_, *update, layout_.runs.size()));
     const std::vector<GroupStep> steps = DeriveSteps(job_.spec().optimizer(), *update);
-    if (update->body != Update::Body::kDenseFloat) runs_.SetExponents(update->exponents);
+    if (update->integers_of_exponents()) runs_.SetExponents(update->exponents);
     if (update->body == Update::Body::kSparse && HasSparseSteps(job_.spec().optimizer())) {
       return ApplySparse(*update, steps);
     }
@@ -149,6 +149,12 @@ class DeviceStore final : public ParameterStore {
       GW_ASSIGN_OR_RETURN(const Sparse sparse, UploadSparse(update));
       bucket_.backend().ScatterMeans(sparse.positions(), sparse.integers(), sparse.count, runs_.scales(),
                                      update.contributors, means, bucket_.stream());
+      return means;
+    }
+    if (update.body == Update::Body::kSparseFloat) {
+      std::vector<float> dense(layout_.elements);
+      for (size_t i = 0; i < update.positions.size(); ++i) dense[update.positions[i]] = update.values[i];
+      bucket_.Upload(means, dense.data(), dense.size() * sizeof(float));
       return means;
     }
     const void* values = update.device_values;

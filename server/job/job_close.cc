@@ -148,7 +148,7 @@ absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update, c
   if (!replaying_) OpenNextRounds(bucket);  // else EndReplay does, once
   bucket.serialized = nullptr;
   if (!IsAsync(job_)) {  // else nobody pulls updates
-    Retain(bucket, {std::make_shared<const std::vector<Bytes>>(update.chunks), bucket.codec->sparse(), std::move(who)});
+    Retain(bucket, {std::make_shared<const std::vector<Bytes>>(update.chunks), bucket.codec->defers(), std::move(who)});
   }
   CaptureBucket(bucket);
   return absl::OkStatus();

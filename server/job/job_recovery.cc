@@ -141,7 +141,7 @@ absl::Status JobShard::ReplayUpdate(const journal::Record& record) {
   if (record.round < known.base) {               // applied there; kept for workers that ask for it again
     if (IsAsync(job_)) return absl::OkStatus();  // which nobody does
     bucket.updates.push_back(
-        {std::make_shared<const std::vector<Bytes>>(record.chunks), bucket.codec->sparse(), record.contributions});
+        {std::make_shared<const std::vector<Bytes>>(record.chunks), bucket.codec->defers(), record.contributions});
     if (bucket.updates.size() > RetainedUpdates(job_)) bucket.updates.pop_front();
     return absl::OkStatus();
   }

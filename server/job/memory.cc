@@ -113,7 +113,7 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
       bound.accumulators +=
           on_device ? needs.host_bytes + needs.pinned_bytes : (1 + OpenRounds(job)) * codec->accumulator_bytes();
       const uint64_t update = UpdateBound(*codec, elements);
-      if (!async) bound.updates += (RetainedUpdates(job) + (codec->sparse() ? OwedUpdates(job) : 0)) * update;
+      if (!async) bound.updates += (RetainedUpdates(job) + (codec->defers() ? OwedUpdates(job) : 0)) * update;
       round_updates += update;
     }
     largest_frame = std::max(largest_frame, elements * 5 + kFrameOverheadBytes);

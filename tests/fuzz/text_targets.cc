@@ -71,16 +71,20 @@ void RunCodecSpec(Input input) {
   const absl::StatusOr<CodecSpec> again = ParseCodecSpec(ToString(*spec));
   Require(again.ok() && *again == *spec, "a codec spec that is printed and parsed stays what it is");
   const auto* tagc = std::get_if<TagcSpec>(&*spec);
+  const auto* sparse = std::get_if<SparseSpec>(&*spec);
   for (uint64_t round : {uint64_t{0}, uint64_t{1}, uint64_t{2}, uint64_t{1000}, UINT64_MAX}) {
-    const double density = tagc == nullptr ? 1 : tagc->DensityAt(round);
+    const double density = tagc != nullptr ? tagc->DensityAt(round) : sparse != nullptr ? sparse->DensityAt(round) : 1;
     Require(density >= 0 && density <= 1, "a density lies in [0, 1]");
   }
 }
 
 Seeds CodecSpecSeeds() {
   Seeds seeds;
-  for (std::string_view text : {"dense", "dense:fp32", "dense:values=fixed16", "tagc", "tagc:density=0.05,cells=16",
-                                "tagc:density=1e-06,cells=auto,warmup_rounds=100,warmup_density=0.25,slack=1.125"}) {
+  for (std::string_view text :
+       {"dense", "dense:fp32", "dense:values=fixed16", "tagc", "tagc:density=0.05,cells=16",
+        "tagc:density=1e-06,cells=auto,warmup_rounds=100,warmup_density=0.25,slack=1.125", "signum:momentum=0.5",
+        "terngrad:clip=2.5", "natural:bits=3,norm=l2", "topk:density=0.001,values=int4,warmup_rounds=9",
+        "threshold:value=0.5", "randomk:values=bf16"}) {
     seeds.push_back(SeedOf(text));
   }
   return seeds;

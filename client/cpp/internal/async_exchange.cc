@@ -223,7 +223,7 @@ absl::Status AsyncExchange::WaitApplied(uint32_t bucket, int64_t timeout_ms) {
 absl::StatusOr<std::vector<uint32_t>> AsyncExchange::DeferredOf(uint32_t index) {
   Slice& slice = slices_[index];
   const Codec& codec = *context_.codecs[index];
-  if (!codec.sparse()) return std::vector<uint32_t>();
+  if (!codec.defers()) return std::vector<uint32_t>();
   if (slice.decoder == nullptr) slice.decoder = codec.NewAccumulator();
   GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> chunks, wire::ParseFrame(slice.frame->chunks));
   slice.decoder->Open(slice.version, slice.frame->plan);
@@ -466,6 +466,7 @@ void AsyncExchange::Encode(uint32_t index) {
   id.bucket = index / shards_;
   id.round = slice.version;
   id.incarnation = context_.incarnation;
+  id.draws = context_.draws;
   std::vector<float> rates;
   {
     absl::MutexLock lock(&mu_);

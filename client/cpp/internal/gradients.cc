@@ -66,7 +66,7 @@ absl::Status GradientStore::Ingest(uint32_t tensor, const float* gradient, uint6
 
 void GradientStore::Select(uint32_t tensor, uint64_t round) {
   State& state = tensors_[tensor];
-  if (state.codec == nullptr || !state.codec->sparse()) return;
+  if (state.codec == nullptr || !state.codec->selects()) return;
   const double density = state.codec->Density(round);
   state.selection = SelectThreshold(state.pending, density, *backend_);
 }

@@ -28,7 +28,7 @@ v1::PullKind SliceWork::ParametersKind() const {
 }
 
 bool SliceWork::NeedsUpdate(uint32_t slice) const {
-  return ParametersKind() == v1::PULL_UNSPECIFIED || context_.codecs[slice]->sparse();
+  return ParametersKind() == v1::PULL_UNSPECIFIED || context_.codecs[slice]->defers();
 }
 
 absl::Status SliceWork::Encode(uint32_t slice, uint64_t round, std::span<const float> learning_rates,
@@ -39,6 +39,7 @@ absl::Status SliceWork::Encode(uint32_t slice, uint64_t round, std::span<const f
   id.round = round;
   id.incarnation = context_.incarnation;
   id.learning_rates = learning_rates;
+  id.draws = context_.draws;
   const std::vector<RunInput> inputs = context_.gradients->InputsOf(LayoutOf(slice));
   GW_ASSIGN_OR_RETURN(bytes->frame, states_[slice].encoder->Encode(id, PlanOf(slice, round), inputs));
   if (round > 0) context_.gradients->Encoded(LayoutOf(slice));  // round 0 carries no values
@@ -115,7 +116,7 @@ absl::Status SliceWork::Settle(uint32_t slice, uint64_t round, bool included, co
   const BucketLayout& layout = LayoutOf(slice);
   const Codec& codec = *context_.codecs[slice];
   if (!included) return context_.gradients->Returned(layout, codec, *bytes.frame);
-  if (bytes.update_gone && codec.sparse())
+  if (bytes.update_gone && codec.defers())
     return absl::DataLossError(absl::StrCat(
         "bucket ", slice / shards_, ": the frame of round ", round,
         " was merged, but which of its elements were deferred is no longer known: this worker was away for "

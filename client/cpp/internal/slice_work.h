@@ -31,6 +31,7 @@ struct SliceContext {
   std::vector<const Codec*> codecs;  // [bucket * shard_count + shard]
   Replica* replica = nullptr;
   GradientStore* gradients = nullptr;
+  uint64_t draws = 0;  // FrameIdentity::draws
 };
 
 // The bytes of one (round, slice): frames are kept until they are settled, never encoded again.
@@ -53,7 +54,7 @@ class SliceWork {
   uint32_t slices() const { return static_cast<uint32_t>(states_.size()); }
   const BucketLayout& LayoutOf(uint32_t slice) const;
   const PlanWindow& plans(uint32_t slice) const { return states_[slice].plans; }  // up to the slice's version
-  // A worker that pulls parameters still reads the update frames of sparse codecs: they name what was deferred.
+  // A worker that pulls parameters still reads the update frames of codecs that defer: they name the elements.
   bool NeedsUpdate(uint32_t slice) const;
   // Unspecified: it pulls none.
   v1::PullKind ParametersKind() const;

@@ -24,6 +24,8 @@ class TagcCodec final : public Codec {
 
   bool uses_residual() const override { return true; }
   bool sparse() const override { return true; }
+  bool selects() const override { return true; }
+  bool defers() const override { return true; }
   double Density(uint64_t round) const override { return shape_.spec.DensityAt(round); }
 
   RoundPlan InitialPlan() const override {

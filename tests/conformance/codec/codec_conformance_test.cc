@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
+#include <optional>
 #include <string>
 
 #include "common/codec/frame_assembler.h"
@@ -30,11 +32,26 @@ class CodecConformance : public TestWithParam<std::tuple<std::string, std::strin
     return options;
   }
   // Means divide by the number of workers; by a power of two they are exact, and then so is the sum they stand for.
-  static bool ExactMeans(uint32_t workers) { return (workers & (workers - 1)) == 0; }
+  bool ExactMeans(uint32_t workers) const { return TraitsOf(codec()).exact_means || (workers & (workers - 1)) == 0; }
+  CodecTraits traits() const { return TraitsOf(codec()); }
 };
 
+// What one frame stands for: its update frame, were it alone.
+std::vector<double> ValuesOf(const Cluster& cluster, const EncodedFrame& frame) {
+  auto accumulator = cluster.OpenAccumulator();
+  for (const wire::Segment& s : ParseAll(frame).segments) {
+    if (s.type == wire::SegmentType::kLearningRates) continue;
+    EXPECT_TRUE(accumulator->Add(s).ok());
+  }
+  const auto alone = accumulator->Finish(cluster.Identity(0), 1);
+  EXPECT_TRUE(alone.ok()) << alone.status();
+  const auto update = DecodeUpdate(alone->chunks, cluster.job(), cluster.layout(), cluster.plan());
+  EXPECT_TRUE(update.ok()) << update.status();
+  return SumsOf(*update, cluster.layout());
+}
+
 // The sum over the workers of what each frame took out of its residual, compared with what the update stands for.
-void ExpectRoundIsExact(Cluster& cluster, const GradientFn& gradient) {
+void ExpectRoundIsExact(Cluster& cluster, const GradientFn& gradient, double rounding) {
   std::vector<std::vector<float>> before;
   for (uint32_t w = 0; w < cluster.workers(); ++w) before.push_back(cluster.pending(w));
   const uint64_t round = cluster.round();
@@ -49,23 +66,56 @@ void ExpectRoundIsExact(Cluster& cluster, const GradientFn& gradient) {
       taken[i] += static_cast<double>(formed) - static_cast<double>(cluster.pending(w)[i]);
     }
   }
-  for (size_t i = 0; i < n; ++i) ASSERT_EQ(result.applied[i], taken[i]) << "element " << i << ", round " << round;
+  for (size_t i = 0; i < n; ++i) {
+    ASSERT_NEAR(result.applied[i], taken[i], rounding) << "element " << i << ", round " << round;
+  }
+}
+
+// Merging is adding: the update frame of a round stands for the sum of what its frames stand for.
+TEST_P(CodecConformance, TheUpdateFrameIsTheSumOfTheFrames) {
+  for (uint64_t n : {0, 1, 65, 9001}) {
+    SCOPED_TRACE(::testing::Message() << n << " elements");
+    Cluster cluster(Options(4, n));
+    const GradientFn gradient = GaussianGradient(14, n);
+    cluster.Calibrate(gradient);
+    for (int r = 0; r < 2; ++r) {
+      std::vector<EncodedFrame> frames = cluster.EncodeAll(gradient);
+      std::vector<double> expected(n);
+      for (const EncodedFrame& frame : frames) {
+        const std::vector<double> values = ValuesOf(cluster, frame);
+        for (size_t i = 0; i < n; ++i) expected[i] += values[i];
+      }
+      auto accumulator = cluster.OpenAccumulator();
+      MergeShuffled(frames, cluster.random(), accumulator.get());
+      auto update = accumulator->Finish(cluster.Identity(0), 4);
+      ASSERT_TRUE(update.ok()) << update.status();
+      const RoundResult result = cluster.Close(std::move(frames), *std::move(update));
+      const bool deferred = !result.update.deferred.empty();
+      for (size_t i = 0; i < n && !deferred; ++i) {
+        // Means of floats are rounded once.
+        const double sum = traits().exact_means ? expected[i] : static_cast<double>(static_cast<float>(expected[i]));
+        ASSERT_NEAR(result.applied[i], sum, std::abs(sum) * 0x1p-23) << "element " << i;
+      }
+    }
+  }
 }
 
 TEST_P(CodecConformance, SumsAreExactForEveryLength) {
+  if (!traits().keeps_rest) GTEST_SKIP() << "it drops what it does not send";
   for (uint64_t n : {0, 1, 2, 63, 64, 65, 1023, 1024, 1025, 4095, 4097, 70'001}) {
     for (bool clustered : {false, true}) {
       SCOPED_TRACE(::testing::Message() << n << " elements, clustered " << clustered);
       Cluster cluster(Options(4, n, n + 1));
       const GradientFn gradient = DyadicGradient(7, n, 0.05, clustered);
       cluster.Calibrate(gradient);
-      for (int r = 0; r < 3; ++r) ExpectRoundIsExact(cluster, gradient);
-      EXPECT_EQ(cluster.LargestLoss(), 0);
+      for (int r = 0; r < 3; ++r) ExpectRoundIsExact(cluster, gradient, traits().rounding);
+      EXPECT_LE(cluster.LargestLoss(), 3 * traits().rounding);
     }
   }
 }
 
 TEST_P(CodecConformance, SumsAreExactForEveryNumberOfWorkers) {
+  if (!traits().keeps_rest) GTEST_SKIP() << "it drops what it does not send";
   for (uint32_t workers : {1, 2, 3, 5, 8, 16, 33, 64}) {
     SCOPED_TRACE(::testing::Message() << workers << " workers");
     const uint64_t n = 6000;
@@ -73,33 +123,36 @@ TEST_P(CodecConformance, SumsAreExactForEveryNumberOfWorkers) {
     const GradientFn gradient = DyadicGradient(11, n, 0.1, false);
     cluster.Calibrate(gradient);
     for (int r = 0; r < 2; ++r) {
-      if (ExactMeans(cluster.workers()) || cluster.codec().sparse()) {
-        ExpectRoundIsExact(cluster, gradient);
+      if (ExactMeans(cluster.workers())) {
+        ExpectRoundIsExact(cluster, gradient, traits().rounding);
       } else {
         cluster.Round(gradient);
       }
     }
-    EXPECT_LE(cluster.LargestLoss(), ExactMeans(cluster.workers()) ? 0 : 1e-5);
+    const double rounding = workers * traits().rounding;
+    EXPECT_LE(cluster.LargestLoss(), ExactMeans(cluster.workers()) ? rounding : rounding + 1e-5);
   }
 }
 
 TEST_P(CodecConformance, SumsAreExactForAMillionElements) {
+  if (!traits().keeps_rest) GTEST_SKIP() << "it drops what it does not send";
   const uint64_t n = 1'000'007;
   Cluster cluster(Options(2, n));
   const GradientFn gradient = DyadicGradient(3, n, 0.02, false);
   cluster.Calibrate(gradient);
-  for (int r = 0; r < 2; ++r) ExpectRoundIsExact(cluster, gradient);
-  EXPECT_EQ(cluster.LargestLoss(), 0);
+  for (int r = 0; r < 2; ++r) ExpectRoundIsExact(cluster, gradient, traits().rounding);
+  EXPECT_LE(cluster.LargestLoss(), 3 * traits().rounding);
 }
 
 TEST_P(CodecConformance, NothingIsLostOverManyRounds) {
+  if (!traits().keeps_rest) GTEST_SKIP() << "it drops what it does not send";
   const uint64_t n = 20'000;
   Cluster cluster(Options(4, n));
   const GradientFn gradient = DyadicGradient(5, n, 0.3, false);
   cluster.Calibrate(gradient);
   for (int r = 0; r < 12; ++r) {
     cluster.Round(gradient);
-    ASSERT_EQ(cluster.LargestLoss(), 0) << "after round " << r;
+    ASSERT_LE(cluster.LargestLoss(), (r + 1) * 4 * traits().rounding) << "after round " << r;
   }
 }
 
@@ -219,7 +272,9 @@ TEST_P(CodecConformance, AnAbandonedFrameLeavesNoTrace) {
 
 TEST_P(CodecConformance, ReturnGivesBackEveryBit) {
   Cluster cluster(Options(2, 9000));
-  if (!cluster.codec().uses_residual()) GTEST_SKIP() << "a codec without residual has nothing to return";
+  if (!cluster.codec().uses_residual() || !traits().keeps_rest) {
+    GTEST_SKIP() << "a codec without residual has nothing to return";
+  }
   const GradientFn gradient = GaussianGradient(6, 9000);
   cluster.Calibrate(gradient);
   cluster.Round(gradient);
@@ -233,7 +288,9 @@ TEST_P(CodecConformance, ReturnGivesBackEveryBit) {
     runs.push_back(cluster.pending(0).data() + cluster.layout().run_begin[i]);
   }
   ASSERT_TRUE(cluster.codec().Return(frames[0], nullptr, runs).ok());
-  for (size_t i = 0; i < g.size(); ++i) ASSERT_EQ(cluster.pending(0)[i], before[i] + g[i]) << "element " << i;
+  for (size_t i = 0; i < g.size(); ++i) {
+    ASSERT_NEAR(cluster.pending(0)[i], before[i] + g[i], traits().rounding / 100) << "element " << i;
+  }
 }
 
 TEST_P(CodecConformance, CheckCompleteRefusesWhatIsNotAWholeFrame) {
@@ -290,7 +347,7 @@ TEST_P(CodecConformance, BadSegmentsAreRefusedAndLeaveNoTrace) {
       wire::Segment bad = s;
       switch (cluster.random()() % 6) {
         case 0:
-          bad.type = static_cast<wire::SegmentType>(1 + cluster.random()() % 12);
+          bad.type = static_cast<wire::SegmentType>(1 + cluster.random()() % 14);
           break;
         case 1:
           bad.param = static_cast<uint8_t>(cluster.random()());
@@ -370,19 +427,106 @@ TEST_P(CodecConformance, MemoryStaysWithinItsBound) {
   }
 }
 
+// Rounding by chance: the mean of many rounds is the gradient, within four standard errors.
+TEST_P(CodecConformance, UnbiasedCodecsAreUnbiased) {
+  if (!traits().unbiased || codec().find("clip") != std::string::npos) GTEST_SKIP() << "it is biased";
+  constexpr uint64_t kElements = 600;
+  constexpr int kRounds = 800;
+  ClusterOptions options = Options(1, kElements);
+  options.run_elements = 256;
+  Cluster cluster(options);
+  const GradientFn once = GaussianGradient(15, kElements);
+  const GradientFn gradient = [&once](uint32_t worker, uint64_t, std::vector<float>* out) { once(worker, 0, out); };
+  cluster.Calibrate(gradient);
+  std::vector<float> x(kElements);
+  gradient(0, 0, &x);
+  std::vector<double> sum(kElements), squares(kElements);
+  for (int r = 0; r < kRounds; ++r) {
+    const RoundResult result = cluster.Round(gradient);
+    for (size_t i = 0; i < kElements; ++i) {
+      sum[i] += result.applied[i];
+      squares[i] += result.applied[i] * result.applied[i];
+    }
+  }
+  // Groups of elements, since one that is far from its next level rarely reaches it. With and without signs: magnitudes
+  // that are too small cancel in a plain sum.
+  constexpr size_t kGroup = 50;
+  for (size_t first = 0; first < kElements; first += kGroup) {
+    double plain = 0, outward = 0, variance = 0;
+    for (size_t i = first; i < first + kGroup; ++i) {
+      const double mean = sum[i] / kRounds;
+      const double error = mean - static_cast<double>(x[i]);
+      plain += error;
+      outward += x[i] < 0 ? -error : error;
+      variance += (squares[i] / kRounds - mean * mean) / kRounds;
+    }
+    EXPECT_LT(std::abs(plain), 4 * std::sqrt(variance)) << "elements from " << first;
+    EXPECT_LT(std::abs(outward), 4 * std::sqrt(variance)) << "elements from " << first;
+  }
+}
+
+// The bytes of a frame are those of its definition: chunk header, learning rate, segment headers, packed values.
+TEST_P(CodecConformance, FramesAreAsLargeAsTheirDefinitionSays) {
+  const auto bits_of = [this](uint64_t n) -> std::optional<uint64_t> {  // of one run with n values
+    const auto is = [this](std::string_view name) { return codec().starts_with(name); };
+    if (is("fp16")) return 16 * n;
+    if (is("onebit")) return 64 + n;
+    if (is("signsgd") || is("signum")) return n;
+    if (is("efsignsgd")) return 32 + n;
+    if (is("terngrad")) return 32 + (n + 4) / 5 * 8;
+    if (is("qsgd:bits=4") || is("natural:bits=4")) return 32 + 4 * n;
+    if (is("linear:bits=3") || is("natural:bits=3")) return 32 + 3 * n;
+    if (is("linear:bits=8")) return 32 + 8 * n;
+    return std::nullopt;
+  };
+  if (!bits_of(1)) GTEST_SKIP() << "its size depends on the gradient";
+  for (uint64_t n : {1, 5, 63, 64, 65, 4096, 4097, 65'536, 70'001}) {
+    Cluster cluster(Options(1, n));
+    const GradientFn gradient = GaussianGradient(16, n);
+    cluster.Calibrate(gradient);
+    uint64_t expected = 64 + 24 + 8;
+    for (uint64_t first = 0; first < n; first += 65'536) {
+      uint64_t payload = 0;
+      for (uint64_t at = first; at < std::min<uint64_t>(n, first + 65'536); at += 4096) {
+        payload += (*bits_of(std::min<uint64_t>({4096, n - at, first + 65'536 - at})) + 7) / 8;
+      }
+      expected += 24 + (payload + 7) / 8 * 8;
+    }
+    EXPECT_EQ(cluster.EncodeAll(gradient)[0].bytes, expected) << n << " elements";
+  }
+}
+
+// All zero, all negative, ties, subnormals: encoded, merged and applied like anything else.
+TEST_P(CodecConformance, UnusualGradientsTravel) {
+  const uint64_t n = 5000;
+  const std::vector<std::function<float(size_t)>> patterns = {
+      [](size_t) { return 0.0f; },
+      [](size_t i) { return -1e-3f * static_cast<float>(i % 7 + 1); },
+      [](size_t) { return 0.125f; },
+      [](size_t) { return -0.0f; },
+      [](size_t i) { return i % 2 == 0 ? 1e-41f : -1e-42f; },
+      [](size_t i) { return i == 77 ? 2000.0f : 0.0f; },
+  };
+  for (size_t p = 0; p < patterns.size(); ++p) {
+    SCOPED_TRACE(::testing::Message() << "pattern " << p);
+    Cluster cluster(Options(2, n));
+    const GradientFn gradient = [&](uint32_t, uint64_t, std::vector<float>* out) {
+      for (size_t i = 0; i < out->size(); ++i) (*out)[i] = patterns[p](i);
+    };
+    cluster.Calibrate(gradient);
+    for (int r = 0; r < 3; ++r) {
+      const RoundResult result = cluster.Round(gradient);
+      for (const double x : result.applied) ASSERT_TRUE(std::isfinite(x));
+    }
+    for (uint32_t w = 0; w < 2; ++w) {
+      for (const float x : cluster.pending(w)) ASSERT_TRUE(std::isfinite(x));
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Codecs, CodecConformance,
-                         ::testing::Combine(::testing::Values("dense:fp32", "dense:bf16", "dense:fixed32",
-                                                              "dense:fixed16", "tagc:density=0.02,cells=8",
-                                                              "tagc:density=0.02,cells=16",
-                                                              "tagc:density=0.02,cells=32"),
-                                            ::testing::ValuesIn(Backends())),
-                         [](const auto& info) {
-                           std::string name = std::get<0>(info.param) + "_" + std::get<1>(info.param);
-                           for (char& c : name) {
-                             if (!isalnum(static_cast<unsigned char>(c))) c = '_';
-                           }
-                           return name;
-                         });
+                         ::testing::Combine(::testing::ValuesIn(AllCodecs()), ::testing::ValuesIn(Backends())),
+                         [](const auto& info) { return NameOf(std::get<0>(info.param), std::get<1>(info.param)); });
 
 }  // namespace
 }  // namespace gradwire::testing

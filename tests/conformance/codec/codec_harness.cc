@@ -11,6 +11,55 @@
 #include "kernels/cpu/simd/simd_backend.h"
 
 namespace gradwire::testing {
+
+CodecTraits TraitsOf(const std::string& codec) {
+  const auto is = [&codec](std::string_view name) { return codec.starts_with(name); };
+  CodecTraits traits;
+  traits.keeps_rest = !(is("signsgd") || is("signum") || is("terngrad") || is("qsgd") || is("linear") || is("natural"));
+  traits.unbiased = is("terngrad") || is("qsgd") || is("linear") || is("natural");
+  const bool scaled = is("onebit") || is("efsignsgd") || codec.find("=int") != std::string::npos;
+  traits.rounding = scaled ? 1e-5 : 0;
+  traits.exact_means = is("dense:fixed") || is("tagc");
+  return traits;
+}
+
+std::vector<std::string> AllCodecs() {
+  return {"dense:fp32",
+          "dense:bf16",
+          "dense:fixed32",
+          "dense:fixed16",
+          "tagc:density=0.02,cells=8",
+          "tagc:density=0.02,cells=16",
+          "tagc:density=0.02,cells=32",
+          "fp16",
+          "onebit",
+          "signsgd",
+          "signum:momentum=0.9",
+          "efsignsgd",
+          "terngrad",
+          "terngrad:clip=2.5",
+          "qsgd:bits=4",
+          "linear:bits=3,norm=l2",
+          "linear:bits=8",
+          "natural:bits=4",
+          "natural:bits=3,norm=l2",
+          "topk:density=0.02",
+          "topk:density=0.02,values=fp16",
+          "topk:density=0.02,values=bf16",
+          "topk:density=0.02,values=int8",
+          "topk:density=0.02,values=int4",
+          "threshold:value=0.01",
+          "randomk:density=0.02,values=bf16"};
+}
+
+std::string NameOf(const std::string& codec, const std::string& backend) {
+  std::string name = codec + "_" + backend;
+  for (char& c : name) {
+    if (!isalnum(static_cast<unsigned char>(c))) c = '_';
+  }
+  return name;
+}
+
 namespace {
 
 constexpr float kLearningRate = 0.25f;
@@ -69,7 +118,12 @@ Cluster::Cluster(const ClusterOptions& options) : options_(options), random_(opt
 }
 
 FrameIdentity Cluster::Identity(uint64_t incarnation) const {
-  return {static_cast<uint16_t>(layout_slice_->shard), layout_slice_->bucket, round_, incarnation, {&kLearningRate, 1}};
+  return {static_cast<uint16_t>(layout_slice_->shard),
+          layout_slice_->bucket,
+          round_,
+          incarnation,
+          {&kLearningRate, 1},
+          incarnation};
 }
 
 std::unique_ptr<Accumulator> Cluster::OpenAccumulator() const {
@@ -98,7 +152,7 @@ std::vector<EncodedFrame> Cluster::EncodeAll(const GradientFn& gradient) {
     if (round_ == 0) gradient(w, 1, &shown);
     std::vector<float>& memory = round_ == 0 ? shown : pending;
     Selection selection;
-    if (codec_->sparse()) selection = SelectThreshold(memory, codec_->Density(round_), *backend_);
+    if (codec_->selects()) selection = SelectThreshold(memory, codec_->Density(round_), *backend_);
     std::vector<RunInput> runs;
     for (size_t i = 0; i < layout().runs.size(); ++i) {
       float* at = memory.data() + layout().run_begin[i];
@@ -128,27 +182,8 @@ RoundResult Cluster::Close(std::vector<EncodedFrame> frames, UpdateFrame update_
   result.frames = std::move(frames);
   result.update_frame = std::move(update_frame);
   result.update = OrDie(DecodeUpdate(result.update_frame.chunks, *job_, layout(), plan_));
-  result.applied.assign(options_.elements, 0);
   const Update& u = result.update;
-  if (u.body == Update::Body::kDenseInt) {
-    std::vector<int32_t> sums(layout().elements);
-    u.CopyDense(0, sums.size(), sums.data());
-    for (size_t r = 0; r < layout().runs.size(); ++r) {
-      for (uint64_t i = layout().run_begin[r]; i < layout().run_begin[r + 1]; ++i) {
-        result.applied[i] = std::ldexp(static_cast<double>(sums[i]), u.exponents[r]);
-      }
-    }
-  }
-  size_t run = 0;
-  for (size_t k = 0; k < u.positions.size(); ++k) {
-    while (u.positions[k] >= layout().run_begin[run + 1]) ++run;
-    result.applied[u.positions[k]] = std::ldexp(static_cast<double>(u.integers[k]), u.exponents[run]);
-  }
-  std::vector<float> means(u.body == Update::Body::kDenseFloat ? layout().elements : 0);
-  if (!means.empty()) u.CopyDense(0, means.size(), means.data());
-  for (size_t i = 0; i < means.size(); ++i) {
-    result.applied[i] = static_cast<double>(means[i]) * static_cast<double>(u.contributors);
-  }
+  result.applied = SumsOf(u, layout());
   for (size_t i = 0; i < applied_.size(); ++i) applied_[i] += result.applied[i];
   if (!u.deferred.empty()) {
     for (uint32_t w = 0; w < options_.workers; ++w) {
@@ -172,6 +207,29 @@ double Cluster::LargestLoss() const {
     largest = std::max(largest, std::abs(kept - pushed_[i]));
   }
   return largest;
+}
+
+std::vector<double> SumsOf(const Update& u, const BucketLayout& layout) {
+  std::vector<double> sums(layout.elements, 0);
+  const double contributors = static_cast<double>(u.contributors);
+  if (u.body == Update::Body::kDenseInt) {
+    std::vector<int32_t> integers(layout.elements);
+    u.CopyDense(0, integers.size(), integers.data());
+    for (size_t r = 0; r < layout.runs.size(); ++r) {
+      for (uint64_t i = layout.run_begin[r]; i < layout.run_begin[r + 1]; ++i) {
+        sums[i] = std::ldexp(static_cast<double>(integers[i]), u.exponents[r]);
+      }
+    }
+  }
+  for (size_t k = 0, run = 0; k < u.integers.size(); ++k) {
+    while (u.positions[k] >= layout.run_begin[run + 1]) ++run;
+    sums[u.positions[k]] = std::ldexp(static_cast<double>(u.integers[k]), u.exponents[run]);
+  }
+  for (size_t k = 0; k < u.values.size(); ++k) sums[u.positions[k]] = static_cast<double>(u.values[k]) * contributors;
+  std::vector<float> means(u.body == Update::Body::kDenseFloat ? layout.elements : 0);
+  if (!means.empty()) u.CopyDense(0, means.size(), means.data());
+  for (size_t i = 0; i < means.size(); ++i) sums[i] = static_cast<double>(means[i]) * contributors;
+  return sums;
 }
 
 ParsedFrame ParseAll(const EncodedFrame& frame) {

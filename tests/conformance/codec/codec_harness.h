@@ -17,6 +17,18 @@
 
 namespace gradwire::testing {
 
+// What the suite may expect of a codec beyond what all of them promise.
+struct CodecTraits {
+  bool keeps_rest = true;    // what was not sent is in the residual, but for `rounding`
+  double rounding = 0;       // of gradients below 4
+  bool unbiased = false;     // the expectation of what a frame stands for is the gradient
+  bool exact_means = false;  // the sum can be had back from the update frame for any number of workers
+};
+CodecTraits TraitsOf(const std::string& codec);
+// A spec of every codec in every form, and a name for a test of one.
+std::vector<std::string> AllCodecs();
+std::string NameOf(const std::string& codec, const std::string& backend);
+
 struct ClusterOptions {
   std::string codec = "tagc:density=0.01";
   uint32_t workers = 1;
@@ -91,6 +103,9 @@ class Cluster {
   std::vector<double> applied_;
   std::mt19937_64 random_;
 };
+
+// The sum over workers that an update frame stands for, per element.
+std::vector<double> SumsOf(const Update& update, const BucketLayout& layout);
 
 // Segments of whole frames, parsed; `chunks` keeps the bytes alive.
 struct ParsedFrame {

@@ -80,7 +80,7 @@ class Tensors {
   }
   // Selections stay on the device, where the codec selects.
   std::vector<RunInput> OnDevice(uint64_t round) {
-    for (size_t t = 0; t < host_.size() && bucket_.codec->sparse(); ++t) {
+    for (size_t t = 0; t < host_.size() && bucket_.codec->selects(); ++t) {
       const double wanted = bucket_.codec->Density(round) * static_cast<double>(host_[t].size());
       device_.bucket()->backend().FindThresholdAsync(on_device_[t], host_[t].size(), wanted, selections_[t],
                                                      device_.bucket()->stream());
@@ -88,7 +88,7 @@ class Tensors {
     std::vector<RunInput> runs;
     for (const Run& run : bucket_.slice().runs) {
       float* x = on_device_[run.tensor] + run.offset;
-      runs.push_back({x, x, {}, bucket_.codec->sparse() ? selections_[run.tensor] : nullptr});
+      runs.push_back({x, x, {}, bucket_.codec->selects() ? selections_[run.tensor] : nullptr});
     }
     return runs;
   }
@@ -102,7 +102,7 @@ class Tensors {
 
  private:
   Selection Select(uint32_t tensor, uint64_t round) {
-    if (!bucket_.codec->sparse()) return {};
+    if (!bucket_.codec->selects()) return {};
     return SelectThreshold(host_[tensor], bucket_.codec->Density(round), *bucket_.backend);
   }
 

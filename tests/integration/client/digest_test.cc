@@ -39,6 +39,12 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"AdamWTagc", "tagc:density=0.05,slack=4", v1::OPTIMIZER_ADAMW},
                       Case{"StepTagc", "tagc:density=0.05,slack=8", v1::OPTIMIZER_STEP},
                       Case{"StepTagcOverloaded", "tagc:density=0.05,slack=0.7", v1::OPTIMIZER_STEP, true},
+                      Case{"SgdTopK", "topk:density=0.05,values=fp16", v1::OPTIMIZER_SGD},
+                      Case{"StepTopK", "topk:density=0.05", v1::OPTIMIZER_STEP},
+                      Case{"AdamWRandomK", "randomk:density=0.1,values=bf16", v1::OPTIMIZER_ADAMW},
+                      Case{"AdamWOneBit", "onebit", v1::OPTIMIZER_ADAMW},
+                      Case{"SgdSigNum", "signum", v1::OPTIMIZER_SGD},
+                      Case{"AdamWQsgd", "qsgd:bits=4", v1::OPTIMIZER_ADAMW},
                       Case{"SmallAdamWFp32", "dense:values=fp32", v1::OPTIMIZER_ADAMW, false, true},
                       Case{"SmallStepTagcOverloaded", "tagc:density=0.05,slack=0.7", v1::OPTIMIZER_STEP, true, true}),
     NameOfCase);

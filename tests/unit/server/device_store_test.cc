@@ -98,7 +98,7 @@ class DeviceStoreTest : public ::testing::Test {
     for (float& x : pending) x = normal(random_);
     const std::vector<float> gradient = pending;
     Selection selection;
-    if (codecs_[0]->sparse()) selection = SelectThreshold(pending, codecs_[0]->Density(round), *host_);
+    if (codecs_[0]->selects()) selection = SelectThreshold(pending, codecs_[0]->Density(round), *host_);
     std::vector<RunInput> runs;
     for (size_t r = 0; r < slice().runs.size(); ++r) {
       runs.push_back({gradient.data() + slice().run_begin[r], pending.data() + slice().run_begin[r], selection});

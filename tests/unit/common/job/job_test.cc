@@ -162,12 +162,21 @@ TEST(CodecSpec, ParsesAndPrintsCanonically) {
   EXPECT_EQ(ToString(*ParseCodecSpec(ToString(*spec))), ToString(*spec));
   EXPECT_EQ(ToString(*ParseCodecSpec("dense:bf16")), "dense:values=bf16");
   EXPECT_EQ(ToString(*ParseCodecSpec("dense")), "dense:values=fp32");
+  EXPECT_EQ(ToString(*ParseCodecSpec("fp16")), "fp16");
+  EXPECT_EQ(ToString(*ParseCodecSpec("signum")), "signum:momentum=0.9");
+  EXPECT_EQ(ToString(*ParseCodecSpec("natural:norm=l2")), "natural:bits=4,norm=l2");
+  EXPECT_EQ(ToString(*ParseCodecSpec("topk:values=int4")),
+            "topk:density=0.01,values=int4,warmup_rounds=0,warmup_density=0.1");
+  EXPECT_EQ(ToString(*ParseCodecSpec("threshold:value=0.5")), "threshold:value=0.5,values=fp32");
+  EXPECT_EQ(ToString(*ParseCodecSpec("randomk:density=0.1")), "randomk:density=0.1,values=fp32");
 }
 
 // Who makes a job from the canonical spec must get the codecs of who made it from the original.
 TEST(CodecSpec, PrintsEveryDigit) {
-  for (const char* text : {"tagc:density=0.12345678901234", "tagc:slack=1.0000000000000002", "tagc:density=0.0001",
-                           "tagc:density=1.5e-06,warmup_density=0.30000000000000004"}) {
+  for (const char* text :
+       {"tagc:density=0.12345678901234", "tagc:slack=1.0000000000000002", "tagc:density=0.0001",
+        "tagc:density=1.5e-06,warmup_density=0.30000000000000004", "signum:momentum=0.30000001",
+        "terngrad:clip=2.5000002", "threshold:value=0.12345678901234", "topk:density=0.12345678901234"}) {
     const auto spec = ParseCodecSpec(text);
     ASSERT_TRUE(spec.ok()) << spec.status();
     const auto again = ParseCodecSpec(ToString(*spec));
@@ -185,7 +194,13 @@ TEST(CodecSpec, RefusesWithTheAllowedValues) {
   EXPECT_THAT(error("tagc:density=nan"), HasSubstr("density=nan"));
   EXPECT_THAT(error("tagc:bits=3"), HasSubstr("has no setting 'bits'"));
   EXPECT_THAT(error("tagc:cells=12"), HasSubstr("use auto, 8, 16 or 32"));
-  EXPECT_THAT(error("dense:int3"), HasSubstr("use fp32, bf16, fixed32 or fixed16"));
+  EXPECT_THAT(error("dense:int3"), HasSubstr("use one of fp32, bf16, fixed32, fixed16"));
+  EXPECT_THAT(error("qsgd:bits=9"), HasSubstr("bits=9 must be a number from 2 to 8"));
+  EXPECT_THAT(error("qsgd:norm=max"), HasSubstr("has no setting 'norm'; it has: bits"));
+  EXPECT_THAT(error("linear:norm=l1"), HasSubstr("use one of max, l2"));
+  EXPECT_THAT(error("topk:value=1"), HasSubstr("has no setting 'value'"));
+  EXPECT_THAT(error("fp16:bits=3"), HasSubstr("has no setting"));
+  EXPECT_THAT(error("topq"), HasSubstr("topk, threshold, randomk, fp16, onebit"));
   EXPECT_THAT(error("tagc:density"), HasSubstr("key=value"));
   EXPECT_THAT(error("tagc:density=0.1,density=0.2"), HasSubstr("set twice"));
 }

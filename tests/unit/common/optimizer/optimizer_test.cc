@@ -74,12 +74,17 @@ Update UpdateFor(const BucketLayout& layout, uint64_t round, Update::Body body) 
         floats.push_back(kernels::MeanOfInteger(sum, kernels::PowerOfTwo(u.exponents[r]), 3));
       } else if (sum != 0) {
         u.positions.push_back(static_cast<uint32_t>(layout.run_begin[r] + i));
-        u.integers.push_back(sum);
+        if (body == Update::Body::kSparse) {
+          u.integers.push_back(sum);
+        } else {
+          u.values.push_back(kernels::MeanOfInteger(sum, kernels::PowerOfTwo(u.exponents[r]), 3));
+        }
       }
     }
   }
   // In parts that do not end where runs do.
-  for (uint64_t begin = 0; body != Update::Body::kSparse && begin < layout.elements; begin += 77) {
+  const bool dense = body == Update::Body::kDenseInt || body == Update::Body::kDenseFloat;
+  for (uint64_t begin = 0; dense && begin < layout.elements; begin += 77) {
     const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(77, layout.elements - begin));
     const uint8_t* values = body == Update::Body::kDenseInt ? reinterpret_cast<const uint8_t*>(integers.data() + begin)
                                                             : reinterpret_cast<const uint8_t*>(floats.data() + begin);
@@ -127,6 +132,7 @@ TEST_P(OptimizerKinds, SparseAndDenseBodiesGiveTheSameBits) {
   const Model sparse = Train(spec(), 2, Update::Body::kSparse);
   EXPECT_EQ(Train(spec(), 2, Update::Body::kDenseInt), sparse);
   EXPECT_EQ(Train(spec(), 2, Update::Body::kDenseFloat), sparse);
+  EXPECT_EQ(Train(spec(), 2, Update::Body::kSparseFloat), sparse);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, OptimizerKinds,

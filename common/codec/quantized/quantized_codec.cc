@@ -1,0 +1,283 @@
+// See quantized_codec.h. A frame is the quantized runs, in order, several to a segment; the shard decodes them and adds
+// them on the grid.
+#include "common/codec/quantized/quantized_codec.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "common/base/hash.h"
+#include "common/base/status_macros.h"
+#include "common/codec/dense_shape.h"
+#include "common/codec/frame_header.h"
+#include "common/codec/grid_sums.h"
+#include "common/codec/quantized/quantizer.h"
+#include "common/codec/run_pieces.h"
+
+namespace gradwire::quantized {
+namespace {
+
+using dense::kSegmentElements;
+using wire::FrameWriter;
+using wire::Segment;
+using wire::SegmentHeader;
+using wire::SegmentType;
+
+constexpr size_t kSegmentBytes = 128u << 10;  // of payload, that a writer closes a segment before
+
+// What encoder, accumulators and codec share. Immutable.
+struct Shape {
+  CodecContext context;
+  QuantizedSpec spec;
+  std::shared_ptr<const Quantizer> quantizer;
+
+  const BucketLayout& layout() const { return *context.layout; }
+  size_t BytesOfRun(size_t run) const { return quantizer->BytesOf(layout().runs[run].length); }
+
+  // Calls fn(first, last, header) for the segments that a frame is written in: runs [first, last).
+  template <typename Fn>
+  void ForEachSegment(Fn fn) const {
+    for (size_t first = 0, last = 0; first < layout().runs.size(); first = last) {
+      size_t bytes = 0;
+      uint32_t count = 0;
+      do {
+        bytes += BytesOfRun(last);
+        count += layout().runs[last].length;
+        ++last;
+      } while (last < layout().runs.size() && bytes + BytesOfRun(last) <= kSegmentBytes &&
+               count + layout().runs[last].length <= kSegmentElements);
+      fn(first, last,
+         SegmentHeader{SegmentType::kQuantized, 0, layout().run_begin[first], count, static_cast<uint32_t>(bytes)});
+    }
+  }
+
+  // What the runs that [begin, begin + count) consists of take; nothing where these are not whole runs.
+  std::optional<uint64_t> BytesOfRuns(uint64_t begin, uint64_t count) const {
+    if (begin > layout().elements || count > layout().elements - begin || count == 0 || count > kSegmentElements) {
+      return std::nullopt;
+    }
+    size_t run = RunOf(layout(), begin);
+    if (layout().run_begin[run] != begin) return std::nullopt;
+    uint64_t bytes = 0;
+    for (; layout().run_begin[run] < begin + count; ++run) bytes += BytesOfRun(run);
+    return layout().run_begin[run] == begin + count ? std::optional(bytes) : std::nullopt;
+  }
+
+  // Calls fn(run, its bytes) for every run of a segment that passed CheckSegment. Stops at the first error.
+  template <typename Fn>
+  absl::Status ForEachRun(const Segment& s, Fn fn) const {
+    const uint8_t* at = s.data;
+    for (size_t run = RunOf(layout(), s.begin); layout().run_begin[run] < s.begin + s.count; ++run) {
+      GW_RETURN_IF_ERROR(fn(run, at));
+      at += BytesOfRun(run);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckSegment(uint64_t round, const Segment& s) const {
+    if (round == 0 || s.type != SegmentType::kQuantized || s.param != 0) {
+      return absl::InvalidArgumentError(absl::StrFormat("segment type %d (param %d) does not belong in round %d of %s",
+                                                        static_cast<int>(s.type), s.param, round, ToString(spec)));
+    }
+    const std::optional<uint64_t> bytes = BytesOfRuns(s.begin, s.count);
+    if (bytes.has_value() && *bytes == s.bytes) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "segment of elements [%d, %d + %d) in %d bytes: not whole runs of a bucket with %d elements, at most %d in %s",
+        s.begin, s.begin, s.count, s.bytes, layout().elements, kSegmentElements, ToString(spec)));
+  }
+};
+
+class QuantizedEncoder final : public Encoder {
+ public:
+  explicit QuantizedEncoder(const Shape& shape) : shape_(shape) {}
+
+  absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
+                                      std::span<const RunInput> runs) override {
+    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kPush, shape_.layout().shape_digest);
+    header.plan_digest = plan.Digest();
+    FrameWriter writer(header);
+    dense::AddLearningRates(id.learning_rates, &writer);
+    if (id.round != 0) {
+      shape_.ForEachSegment([&](size_t first, size_t last, const SegmentHeader& segment) {
+        uint8_t* out = writer.Begin(segment);
+        for (size_t run = first; run < last; ++run) {
+          EncodeRun(id, run, runs[run], out);
+          out += shape_.BytesOfRun(run);
+        }
+        writer.End();
+      });
+    }
+    EncodedFrame frame;
+    frame.chunks = writer.Finish();
+    frame.bytes = TotalSize(frame.chunks);
+    frame.plan = plan;
+    return frame;
+  }
+
+ private:
+  void EncodeRun(const FrameIdentity& id, size_t index, const RunInput& input, uint8_t* out) {
+    const Run& run = shape_.layout().runs[index];
+    const Quantizer& quantizer = *shape_.quantizer;
+    const Rest rest = quantizer.rest();
+    const float* const x = rest == Rest::kDropped ? input.gradient : input.pending;
+    quantizer.Encode(x, run.length, quantizer.stochastic() ? SaltOf(id, run) : 0, out);
+    if (rest == Rest::kMomentum) {
+      for (uint32_t i = 0; i < run.length; ++i) input.pending[i] *= shape_.spec.momentum;
+    }
+    if (rest != Rest::kResidual) return;
+    sent_.resize(std::max<size_t>(sent_.size(), run.length));
+    quantizer.Decode(out, run.length, sent_.data()).IgnoreError();  // what it wrote itself
+    for (uint32_t i = 0; i < run.length; ++i) input.pending[i] -= sent_[i];
+  }
+
+  // What a run draws from: different for every worker, round and run; the same for every sharding and order of tensors.
+  uint64_t SaltOf(const FrameIdentity& id, const Run& run) const {
+    const uint64_t tensor = HashString(shape_.context.job->tensors()[run.tensor].name, run.offset);
+    return HashCombine(HashCombine(shape_.context.job->spec().seed(), id.draws), HashCombine(tensor, id.round));
+  }
+
+  const Shape shape_;
+  std::vector<float> sent_;
+};
+
+class QuantizedAccumulator final : public Accumulator {
+ public:
+  explicit QuantizedAccumulator(const Shape& shape) : shape_(shape), sums_(shape.context) {
+    values_.resize(std::min<uint64_t>(kSegmentElements, shape.layout().elements));
+  }
+  static size_t Bytes(const Shape& shape) {
+    return GridSums::Bytes(shape.layout()) +
+           std::min<uint64_t>(kSegmentElements, shape.layout().elements) * sizeof(float);
+  }
+
+  void Open(uint64_t round, const RoundPlan& plan) override {
+    round_ = round;
+    plan_ = plan;
+    sums_.Clear();
+  }
+
+  absl::Status Add(const Segment& s) override {
+    GW_RETURN_IF_ERROR(shape_.CheckSegment(round_, s));
+    GW_RETURN_IF_ERROR(Decode(s));
+    GW_RETURN_IF_ERROR(sums_.Check(values_.data(), s.count, [&](size_t i) { return s.begin + i; }));
+    sums_.Add(s.begin, values_.data(), s.count, kernels::Sign::kAdd);
+    return absl::OkStatus();
+  }
+
+  void Remove(const Segment& s) override {
+    Decode(s).IgnoreError();  // was added
+    sums_.Add(s.begin, values_.data(), s.count, kernels::Sign::kSubtract);
+  }
+
+  absl::StatusOr<UpdateFrame> Finish(const FrameIdentity& id, uint32_t contributors) override {
+    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kUpdate, shape_.layout().shape_digest);
+    header.contributors = contributors;
+    FrameWriter writer(header);
+    dense::AddLearningRates(id.learning_rates, &writer);
+    UpdateFrame update;
+    if (contributors != 0 && round_ != 0) {
+      const uint64_t elements = shape_.layout().elements;
+      update.stats.elements = elements;
+      for (uint64_t begin = 0; begin < elements; begin += kSegmentElements) {
+        const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(kSegmentElements, elements - begin));
+        // Payloads are 8-byte aligned (WIRE.md), so they may be written as float32.
+        uint8_t* out = writer.Begin({SegmentType::kDenseF32, 0, begin, count, count * 4});
+        sums_.Means(begin, count, contributors, reinterpret_cast<float*>(out));
+        writer.End();
+      }
+    }
+    update.next = plan_;
+    update.chunks = writer.Finish();
+    return update;
+  }
+
+  size_t memory_bytes() const override { return Bytes(shape_); }
+
+ private:
+  // The values of a segment that passed CheckSegment.
+  absl::Status Decode(const Segment& s) {
+    float* out = values_.data();
+    return shape_.ForEachRun(s, [&](size_t run, const uint8_t* in) {
+      const uint32_t n = shape_.layout().runs[run].length;
+      absl::Status status = shape_.quantizer->Decode(in, n, out);
+      out += n;
+      return status;
+    });
+  }
+
+  const Shape shape_;
+  GridSums sums_;
+  std::vector<float> values_;  // of one segment
+  uint64_t round_ = 0;
+  RoundPlan plan_;
+};
+
+class QuantizedCodec final : public Codec {
+ public:
+  explicit QuantizedCodec(const Shape& shape) : shape_(shape) {}
+
+  bool uses_residual() const override { return shape_.quantizer->rest() != Rest::kDropped; }
+  bool sparse() const override { return false; }
+  double Density(uint64_t) const override { return 1; }
+  RoundPlan InitialPlan() const override { return {}; }
+  std::unique_ptr<Encoder> NewEncoder() const override { return std::make_unique<QuantizedEncoder>(shape_); }
+  std::unique_ptr<Accumulator> NewAccumulator() const override {
+    return std::make_unique<QuantizedAccumulator>(shape_);
+  }
+  size_t accumulator_bytes() const override { return QuantizedAccumulator::Bytes(shape_); }
+
+  absl::Status CheckComplete(uint64_t round, const RoundPlan&, std::span<const SegmentHeader> segments) const override {
+    if (segments.empty() || segments[0].type != SegmentType::kLearningRates || segments[0].begin != 0) {
+      return Incomplete("does not begin with learning rates");
+    }
+    uint64_t covered = 0;
+    for (const SegmentHeader& s : segments.subspan(1)) {
+      if (round == 0 || s.type != SegmentType::kQuantized || s.begin != covered || s.count == 0) {
+        return Incomplete(absl::StrFormat("has a segment of type %d at element %d, expected element %d",
+                                          static_cast<int>(s.type), s.begin, covered));
+      }
+      covered += s.count;
+    }
+    if (round == 0 || covered == shape_.layout().elements) return absl::OkStatus();
+    return Incomplete(absl::StrFormat("covers %d of %d elements", covered, shape_.layout().elements));
+  }
+
+  absl::Status Return(const EncodedFrame& frame, const std::vector<uint32_t>* positions,
+                      std::span<float* const> residual) const override {
+    // Nothing is deferred; signs alone, and momentum, are no gradient that could be sent again.
+    const bool values = shape_.quantizer->rest() == Rest::kResidual || shape_.quantizer->stochastic();
+    if (positions != nullptr || !values) return absl::OkStatus();
+    GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> chunks, wire::ParseFrame(frame.chunks));
+    std::vector<float> sent;
+    for (const wire::Chunk& chunk : chunks) {
+      for (const Segment& s : chunk.segments) {
+        if (s.type != SegmentType::kQuantized) continue;
+        GW_RETURN_IF_ERROR(shape_.ForEachRun(s, [&](size_t run, const uint8_t* in) {
+          const uint32_t n = shape_.layout().runs[run].length;
+          sent.resize(std::max<size_t>(sent.size(), n));
+          GW_RETURN_IF_ERROR(shape_.quantizer->Decode(in, n, sent.data()));
+          for (uint32_t i = 0; i < n; ++i) residual[run][i] += sent[i];
+          return absl::OkStatus();
+        }));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Incomplete(std::string_view what) const {
+    return absl::InvalidArgumentError(absl::StrFormat("frame of bucket %d on shard %d %s", shape_.layout().bucket,
+                                                      shape_.layout().shard, std::string(what)));
+  }
+
+  const Shape shape_;
+};
+
+}  // namespace
+
+std::unique_ptr<Codec> MakeQuantizedCodec(const CodecContext& context, const QuantizedSpec& spec) {
+  return std::make_unique<QuantizedCodec>(Shape{context, spec, MakeQuantizer(spec)});
+}
+
+}  // namespace gradwire::quantized

@@ -1,0 +1,38 @@
+// Quantizers: one run of float32 values as a few bits each, and back. Definitions and sources: common/codec/README.md;
+// bytes: proto/WIRE.md, "Quantized runs".
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "common/codec/codec_spec.h"
+
+namespace gradwire::quantized {
+
+// What becomes of the difference between a value and what was sent for it.
+enum class Rest {
+  kDropped,   // unbiased schemes, and SignSGD
+  kResidual,  // added to the next gradient
+  kMomentum,  // nothing is subtracted: what was pending decays and stays
+};
+
+// Immutable, thread-safe.
+class Quantizer {
+ public:
+  virtual ~Quantizer() = default;
+  virtual Rest rest() const = 0;
+  virtual bool stochastic() const { return false; }
+  // Of a run with n values, n > 0. The same for all runs of this length.
+  virtual size_t BytesOf(size_t n) const = 0;
+  // Precondition: values are finite. `salt`: of the run; stochastic schemes draw from (salt, index) alone.
+  virtual void Encode(const float* x, size_t n, uint64_t salt, uint8_t* out) const = 0;
+  // `in`: BytesOf(n) bytes, from anywhere. Errors: InvalidArgument (a code, a scale or padding that Encode never
+  // writes).
+  virtual absl::Status Decode(const uint8_t* in, size_t n, float* out) const = 0;
+};
+
+std::unique_ptr<Quantizer> MakeQuantizer(const QuantizedSpec& spec);
+
+}  // namespace gradwire::quantized

@@ -1,0 +1,274 @@
+// See sparse_codec.h. What is chosen leaves the residual as values of the wire's format; the shard adds them on the
+// grid and counts who sent each position, so the update frame holds the union.
+#include "common/codec/sparse/sparse_codec.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "common/codec/dense_shape.h"
+#include "common/codec/frame_header.h"
+#include "common/codec/grid_sums.h"
+#include "common/codec/run_pieces.h"
+#include "common/codec/sparse/agreed.h"
+#include "common/codec/sparse/sparse_segment.h"
+#include "common/codec/tagc/position_counters.h"
+#include "kernels/math/select.h"
+
+namespace gradwire::sparse {
+namespace {
+
+using Choice = SparseSpec::Choice;
+using wire::FrameWriter;
+using wire::Segment;
+using wire::SegmentHeader;
+using wire::SegmentType;
+
+// Elements of a writer's segment: enough that headers hardly count, few enough that a receiver has it in its cache.
+constexpr uint32_t kLeastSegmentElements = 65536;
+constexpr double kPairsPerSegment = 4096;
+
+// What encoder, accumulator and codec share. Immutable.
+struct Shape {
+  CodecContext context;
+  SparseSpec spec;
+
+  const BucketLayout& layout() const { return *context.layout; }
+  Agreement AgreementOf(uint64_t round) const {
+    return {context.job, context.layout, round, spec.choice == Choice::kRandomK ? spec.density : 0};
+  }
+
+  // Pairs of the whole bucket, in segments. `density`: about how many there are.
+  void Write(const Pairs& pairs, std::span<float> values, ValueFormat format, uint64_t round, double density,
+             FrameWriter* writer) const {
+    uint32_t step = kLeastSegmentElements;
+    while (step < kMaxSegmentElements && density * step < kPairsPerSegment) step *= 2;
+    const uint64_t elements = layout().elements;
+    size_t first = 0;
+    for (uint64_t begin = 0; begin < elements; begin += step) {
+      const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(step, elements - begin));
+      const size_t last = static_cast<size_t>(std::lower_bound(pairs.positions.begin() + static_cast<ptrdiff_t>(first),
+                                                               pairs.positions.end(), begin + count) -
+                                              pairs.positions.begin());
+      WritePairs(std::span(pairs.positions).subspan(first, last - first), values.subspan(first, last - first), begin,
+                 count, format, AgreementOf(round), writer);
+      first = last;
+    }
+  }
+};
+
+class SparseEncoder final : public Encoder {
+ public:
+  explicit SparseEncoder(const Shape& shape) : shape_(shape) {}
+
+  absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
+                                      std::span<const RunInput> runs) override {
+    const BucketLayout& layout = shape_.layout();
+    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kPush, layout.shape_digest);
+    header.plan_digest = plan.Digest();
+    FrameWriter writer(header);
+    dense::AddLearningRates(id.learning_rates, &writer);
+    if (id.round != 0) {
+      Choose(id.round, runs);
+      const double density = layout.elements == 0
+                                 ? 0
+                                 : static_cast<double>(pairs_.positions.size()) / static_cast<double>(layout.elements);
+      shape_.Write(pairs_, pairs_.values, shape_.spec.values, id.round, density, &writer);
+      for (size_t k = 0, run = 0; k < pairs_.positions.size(); ++k) {
+        while (pairs_.positions[k] >= layout.run_begin[run + 1]) ++run;
+        runs[run].pending[pairs_.positions[k] - layout.run_begin[run]] -= pairs_.values[k];
+      }
+    }
+    EncodedFrame frame;
+    frame.chunks = writer.Finish();
+    frame.bytes = TotalSize(frame.chunks);
+    frame.plan = plan;
+    return frame;
+  }
+
+ private:
+  void Choose(uint64_t round, std::span<const RunInput> runs) {
+    const BucketLayout& layout = shape_.layout();
+    pairs_.positions.clear();
+    pairs_.values.clear();
+    if (shape_.spec.choice == Choice::kRandomK) {
+      AgreedPositions(*shape_.context.job, layout, round, shape_.spec.density, 0, layout.elements, &pairs_.positions);
+    }
+    for (size_t r = 0; r < runs.size() && shape_.spec.choice != Choice::kRandomK; ++r) {
+      const Run& run = layout.runs[r];
+      const uint32_t phase = kernels::TiePhase(shape_.context.job->spec().seed(), run.tensor, round);
+      const Selection& selection = runs[r].selection;
+      const float threshold = static_cast<float>(shape_.spec.threshold);
+      for (uint32_t i = 0; i < run.length; ++i) {
+        const float x = runs[r].pending[i];
+        const bool chosen = shape_.spec.choice == Choice::kThreshold
+                                ? std::fabs(x) >= threshold
+                                : kernels::IsSelected(x, selection.key, selection.keep_below, run.offset + i, phase);
+        if (chosen) pairs_.positions.push_back(static_cast<uint32_t>(layout.run_begin[r] + i));
+      }
+    }
+    for (size_t k = 0, run = 0; k < pairs_.positions.size(); ++k) {
+      while (pairs_.positions[k] >= layout.run_begin[run + 1]) ++run;
+      pairs_.values.push_back(runs[run].pending[pairs_.positions[k] - layout.run_begin[run]]);
+    }
+  }
+
+  const Shape shape_;
+  Pairs pairs_;
+};
+
+class SparseAccumulator final : public Accumulator {
+ public:
+  explicit SparseAccumulator(const Shape& shape)
+      : shape_(shape),
+        sums_(shape.context),
+        counts_(shape.layout().elements, shape.context.job->spec().max_workers()) {}
+  static size_t Bytes(const Shape& shape) {
+    const uint64_t elements = shape.layout().elements;
+    const tagc::PositionCounters counts(elements, shape.context.job->spec().max_workers());
+    const uint64_t segment = std::min<uint64_t>(kMaxSegmentElements, elements);
+    return GridSums::Bytes(shape.layout()) + counts.memory_bytes() + segment * (sizeof(uint32_t) + sizeof(float));
+  }
+
+  void Open(uint64_t round, const RoundPlan& plan) override {
+    sums_.Clear(counts_.Union());
+    counts_.Clear();
+    round_ = round;
+    plan_ = plan;
+  }
+
+  absl::Status Add(const Segment& s) override {
+    GW_RETURN_IF_ERROR(CheckRange(s));
+    GW_RETURN_IF_ERROR(Read(s));
+    GW_RETURN_IF_ERROR(
+        sums_.Check(pairs_.values.data(), pairs_.values.size(), [&](size_t i) { return pairs_.positions[i]; }));
+    if (const int64_t full = counts_.FindFull(pairs_.positions); full >= 0) {
+      return absl::InvalidArgumentError(absl::StrFormat("element %d was sent by more workers than the job has", full));
+    }
+    sums_.Add(pairs_.positions, pairs_.values.data(), kernels::Sign::kAdd);
+    counts_.Increment(pairs_.positions);
+    return absl::OkStatus();
+  }
+
+  void Remove(const Segment& s) override {
+    Read(s).IgnoreError();  // was added
+    sums_.Add(pairs_.positions, pairs_.values.data(), kernels::Sign::kSubtract);
+    counts_.Decrement(pairs_.positions);
+  }
+
+  absl::StatusOr<UpdateFrame> Finish(const FrameIdentity& id, uint32_t contributors) override {
+    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kUpdate, shape_.layout().shape_digest);
+    header.contributors = contributors;
+    FrameWriter writer(header);
+    dense::AddLearningRates(id.learning_rates, &writer);
+    UpdateFrame update;
+    if (contributors != 0 && round_ != 0) {
+      Pairs pairs;
+      pairs.positions = counts_.Union();
+      pairs.values.resize(pairs.positions.size());
+      sums_.Means(pairs.positions, contributors, pairs.values.data());
+      update.stats.elements = pairs.positions.size();
+      const double density = static_cast<double>(pairs.positions.size()) /
+                             static_cast<double>(std::max<uint64_t>(1, shape_.layout().elements));
+      shape_.Write(pairs, pairs.values, ValueFormat::kFp32, round_, density, &writer);
+    }
+    update.next = plan_;
+    update.chunks = writer.Finish();
+    return update;
+  }
+
+  size_t memory_bytes() const override { return Bytes(shape_); }
+
+ private:
+  absl::Status CheckRange(const Segment& s) const {
+    const uint64_t elements = shape_.layout().elements;
+    if (round_ != 0 && s.type == SegmentType::kSparse && s.param >> 4 == static_cast<int>(shape_.spec.values) &&
+        s.begin <= elements && s.count <= elements - s.begin) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "segment type %d (param %d) of elements [%d, %d + %d) does not belong in round %d of %s with %d "
+        "elements",
+        static_cast<int>(s.type), s.param, s.begin, s.begin, s.count, round_, ToString(shape_.spec), elements));
+  }
+
+  absl::Status Read(const Segment& s) {
+    pairs_.positions.clear();
+    pairs_.values.clear();
+    return ReadPairs(s, shape_.AgreementOf(round_), &pairs_);
+  }
+
+  const Shape shape_;
+  GridSums sums_;
+  tagc::PositionCounters counts_;
+  Pairs pairs_;  // of one segment
+  uint64_t round_ = 0;
+  RoundPlan plan_;
+};
+
+class SparseCodec final : public Codec {
+ public:
+  explicit SparseCodec(const Shape& shape) : shape_(shape) {}
+
+  bool uses_residual() const override { return true; }
+  bool sparse() const override { return true; }
+  bool selects() const override { return shape_.spec.choice == Choice::kTopK; }
+  double Density(uint64_t round) const override { return shape_.spec.DensityAt(round); }
+  RoundPlan InitialPlan() const override { return {}; }
+  std::unique_ptr<Encoder> NewEncoder() const override { return std::make_unique<SparseEncoder>(shape_); }
+  std::unique_ptr<Accumulator> NewAccumulator() const override { return std::make_unique<SparseAccumulator>(shape_); }
+  size_t accumulator_bytes() const override { return SparseAccumulator::Bytes(shape_); }
+
+  absl::Status CheckComplete(uint64_t round, const RoundPlan&, std::span<const SegmentHeader> segments) const override {
+    if (segments.empty() || segments[0].type != SegmentType::kLearningRates || segments[0].begin != 0) {
+      return Incomplete("does not begin with learning rates");
+    }
+    uint64_t covered = 0;
+    for (const SegmentHeader& s : segments.subspan(1)) {
+      if (round == 0 || s.type != SegmentType::kSparse || s.begin != covered || s.count == 0) {
+        return Incomplete(absl::StrFormat("has a segment of type %d at element %d, expected element %d",
+                                          static_cast<int>(s.type), s.begin, covered));
+      }
+      covered += s.count;
+    }
+    if (round == 0 || covered == shape_.layout().elements) return absl::OkStatus();
+    return Incomplete(absl::StrFormat("covers %d of %d elements", covered, shape_.layout().elements));
+  }
+
+  absl::Status Return(const EncodedFrame& frame, const std::vector<uint32_t>* positions,
+                      std::span<float* const> residual) const override {
+    if (positions != nullptr) return absl::OkStatus();  // nothing is deferred
+    GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> chunks, wire::ParseFrame(frame.chunks));
+    Pairs pairs;
+    for (const wire::Chunk& chunk : chunks) {
+      for (const Segment& s : chunk.segments) {
+        if (s.type == SegmentType::kSparse)
+          GW_RETURN_IF_ERROR(ReadPairs(s, shape_.AgreementOf(chunk.header.round), &pairs));
+      }
+    }
+    const BucketLayout& layout = shape_.layout();
+    for (size_t k = 0, run = 0; k < pairs.positions.size(); ++k) {
+      while (pairs.positions[k] >= layout.run_begin[run + 1]) ++run;
+      residual[run][pairs.positions[k] - layout.run_begin[run]] += pairs.values[k];
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Incomplete(std::string_view what) const {
+    return absl::InvalidArgumentError(absl::StrFormat("frame of bucket %d on shard %d %s", shape_.layout().bucket,
+                                                      shape_.layout().shard, std::string(what)));
+  }
+
+  const Shape shape_;
+};
+
+}  // namespace
+
+std::unique_ptr<Codec> MakeSparseCodec(const CodecContext& context, const SparseSpec& spec) {
+  return std::make_unique<SparseCodec>(Shape{context, spec});
+}
+
+}  // namespace gradwire::sparse

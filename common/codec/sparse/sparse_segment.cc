@@ -1,0 +1,95 @@
+// See sparse_segment.h.
+#include "common/codec/sparse/sparse_segment.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "common/codec/index_code.h"
+#include "common/codec/sparse/agreed.h"
+
+namespace gradwire::sparse {
+namespace {
+
+using wire::Segment;
+using wire::SegmentHeader;
+using wire::SegmentType;
+
+// The param of a segment: index coding in the lower half, value format in the upper one.
+constexpr uint8_t kAgreedCoding = 15;  // no index: the positions of the agreement
+constexpr int kFormats = 5;
+
+uint8_t ParamOf(uint8_t coding, ValueFormat format) {
+  return static_cast<uint8_t>(coding | static_cast<uint8_t>(format) << 4);
+}
+
+}  // namespace
+
+void WritePairs(std::span<const uint32_t> positions, std::span<float> values, uint64_t begin, uint32_t count,
+                ValueFormat format, const Agreement& agreement, wire::FrameWriter* writer) {
+  const size_t value_bytes = BytesOf(format, positions.size());
+  // A bitmap is no larger than this.
+  if (count > 64 && value_bytes + count / 8 + 16 > writer->max_payload()) {
+    const uint32_t half = count / 2;
+    const size_t cut =
+        static_cast<size_t>(std::lower_bound(positions.begin(), positions.end(), begin + half) - positions.begin());
+    WritePairs(positions.first(cut), values.first(cut), begin, half, format, agreement, writer);
+    WritePairs(positions.subspan(cut), values.subspan(cut), begin + half, count - half, format, agreement, writer);
+    return;
+  }
+  CodedIndex index;
+  uint8_t coding = kAgreedCoding;
+  if (agreement.density == 0) {
+    index = EncodeIndex(positions, static_cast<uint32_t>(begin), count);
+    coding = static_cast<uint8_t>(index.coding);
+  }
+  const uint32_t index_bytes = static_cast<uint32_t>(index.payload.size());
+  uint8_t* out = writer->Begin({SegmentType::kSparse, ParamOf(coding, format), begin, count,
+                                4 + index_bytes + static_cast<uint32_t>(value_bytes)});
+  std::memcpy(out, &index_bytes, 4);
+  if (index_bytes != 0) std::memcpy(out + 4, index.payload.data(), index_bytes);
+  WriteValues(format, values.data(), values.size(), out + 4 + index_bytes);
+  ReadValues(format, {out + 4 + index_bytes, value_bytes}, values.size(), values.data()).IgnoreError();
+  writer->End();
+}
+
+absl::Status ReadPairs(const Segment& s, const Agreement& agreement, Pairs* out) {
+  const uint8_t coding = s.param & 15;
+  const int format = s.param >> 4;
+  if (format >= kFormats || s.count > kMaxSegmentElements || s.bytes < 4) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("sparse segment of %d elements in %d bytes, value format %d", s.count, s.bytes, format));
+  }
+  uint32_t index_bytes = 0;
+  std::memcpy(&index_bytes, s.data, 4);
+  const std::span<const uint8_t> payload = s.payload().subspan(4);
+  if (index_bytes > payload.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("sparse segment: an index of %d bytes in %d", index_bytes, payload.size()));
+  }
+  const size_t before = out->positions.size();
+  absl::Status status;
+  if (coding == kAgreedCoding) {
+    if (agreement.density == 0 || index_bytes != 0) {
+      status = absl::InvalidArgumentError("sparse segment without positions, which were not agreed on");
+    } else {
+      AgreedPositions(*agreement.job, *agreement.layout, agreement.round, agreement.density, s.begin, s.count,
+                      &out->positions);
+    }
+  } else {
+    status = DecodeIndex(static_cast<IndexCoding>(coding), payload.first(index_bytes), static_cast<uint32_t>(s.begin),
+                         s.count, &out->positions);
+  }
+  const size_t n = out->positions.size() - before;
+  if (status.ok()) {
+    out->values.resize(before + n);
+    status = ReadValues(static_cast<ValueFormat>(format), payload.subspan(index_bytes), n, out->values.data() + before);
+  }
+  if (status.ok()) return status;
+  out->positions.resize(before);
+  out->values.resize(before);
+  return status;
+}
+
+}  // namespace gradwire::sparse

@@ -1,0 +1,43 @@
+// Segments of positions and values (wire::SegmentType::kSparse): what sparse codecs push, and update frames of them
+// hold. Spec: proto/WIRE.md, "Sparse segments".
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/codec/value_format.h"
+#include "common/job/job.h"
+#include "common/job/layout.h"
+#include "common/wire/frame.h"
+
+namespace gradwire::sparse {
+
+// A reader refuses longer segments.
+inline constexpr uint32_t kMaxSegmentElements = 1u << 20;
+
+// Positions and values of one segment.
+struct Pairs {
+  std::vector<uint32_t> positions;  // ascending, of the bucket
+  std::vector<float> values;
+};
+
+// Where positions may go without saying: random-k's, in one round. density 0: nowhere.
+struct Agreement {
+  const Job* job = nullptr;
+  const BucketLayout* layout = nullptr;
+  uint64_t round = 0;
+  double density = 0;
+};
+
+// Writes pairs that cover [begin, begin + count) in one segment or, where that gets long, in several. `values` are
+// replaced by what a reader will see.
+void WritePairs(std::span<const uint32_t> positions, std::span<float> values, uint64_t begin, uint32_t count,
+                ValueFormat format, const Agreement& agreement, wire::FrameWriter* writer);
+
+// Appends the pairs of a segment. Its range must have been checked against the bucket. Errors: InvalidArgument; `out`
+// is as it was then.
+absl::Status ReadPairs(const wire::Segment& segment, const Agreement& agreement, Pairs* out);
+
+}  // namespace gradwire::sparse
