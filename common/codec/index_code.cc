@@ -222,6 +222,38 @@ absl::Status DecodeBitmap(std::span<const uint8_t> payload, uint32_t begin, uint
   return absl::OkStatus();
 }
 
+size_t CoordinateBytes(uint32_t count) { return count <= 65536 ? 2 : 4; }
+
+std::vector<uint8_t> EncodeCoordinates(std::span<const uint32_t> positions, uint32_t begin, uint32_t count) {
+  const size_t width = CoordinateBytes(count);
+  std::vector<uint8_t> out(positions.size() * width);
+  for (size_t i = 0; i < positions.size(); ++i) {
+    const uint32_t coordinate = positions[i] - begin;  // little-endian: the lower bytes come first
+    std::memcpy(out.data() + i * width, &coordinate, width);
+  }
+  return out;
+}
+
+absl::Status DecodeCoordinates(std::span<const uint8_t> payload, uint32_t begin, uint32_t count,
+                               std::vector<uint32_t>* out) {
+  const size_t width = CoordinateBytes(count);
+  const size_t before = out->size();
+  if (payload.empty() || payload.size() % width != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat("coordinates of %d bytes each in %d", width, payload.size()));
+  }
+  for (size_t at = 0; at < payload.size(); at += width) {
+    uint32_t coordinate = 0;
+    std::memcpy(&coordinate, payload.data() + at, width);
+    if (coordinate >= count || (out->size() > before && begin + coordinate <= out->back())) {
+      out->resize(before);
+      return absl::InvalidArgumentError(
+          absl::StrFormat("coordinate %d of %d elements is outside or not ascending", coordinate, count));
+    }
+    out->push_back(begin + coordinate);
+  }
+  return absl::OkStatus();
+}
+
 uint32_t ZigZag(int32_t v) { return (static_cast<uint32_t>(v) << 1) ^ static_cast<uint32_t>(v >> 31); }
 int32_t UnZigZag(uint32_t v) { return static_cast<int32_t>((v >> 1) ^ (0u - (v & 1u))); }
 
@@ -284,9 +316,12 @@ CodedIndex EncodeIndex(std::span<const uint32_t> positions, uint32_t begin, uint
   if (positions.size() == count) return {IndexCoding::kFull, {}};
   uint64_t bits = 0;
   const int k = BestRiceParameter(positions, begin, &bits);
-  if (kRiceHeaderBytes + (bits + 7) / 8 < (uint64_t{count} + 7) / 8) {
-    return {IndexCoding::kRice, EncodeRice(positions, begin, k, bits)};
-  }
+  const uint64_t rice = kRiceHeaderBytes + (bits + 7) / 8;
+  const uint64_t bitmap = (uint64_t{count} + 7) / 8;
+  const uint64_t coordinates = positions.size() * CoordinateBytes(count);
+  if (coordinates < std::min(rice, bitmap))
+    return {IndexCoding::kCoordinates, EncodeCoordinates(positions, begin, count)};
+  if (rice < bitmap) return {IndexCoding::kRice, EncodeRice(positions, begin, k, bits)};
   return {IndexCoding::kBitmap, EncodeBitmap(positions, begin, count)};
 }
 
@@ -307,6 +342,8 @@ absl::Status DecodeIndex(IndexCoding coding, std::span<const uint8_t> payload, u
       return DecodeBitmap(payload, begin, count, out);
     case IndexCoding::kRice:
       return DecodeRice(payload, begin, count, out);
+    case IndexCoding::kCoordinates:
+      return DecodeCoordinates(payload, begin, count, out);
   }
   return absl::InvalidArgumentError(absl::StrFormat("unknown index coding %d", static_cast<int>(coding)));
 }

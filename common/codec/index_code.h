@@ -1,4 +1,4 @@
-// Coding of sets of element positions: bitmap, Golomb-Rice gaps or nothing at all, whichever is smallest.
+// Coding of sets of element positions: bitmap, Golomb-Rice gaps, coordinates or nothing at all, whichever is smallest.
 // Spec: proto/WIRE.md, "Index codes".
 #pragma once
 
@@ -15,6 +15,7 @@ enum class IndexCoding : uint8_t {
   kFull = 1,    // every position; no payload
   kBitmap = 2,  // ceil(count / 8) bytes, bit i of byte i/8 = position begin + i
   kRice = 3,    // u32 n, u8 k, then n gaps (difference to the previous position minus 1), unary quotient, k-bit rest
+  kCoordinates = 4,  // position - begin each: u16 where count is at most 65536, else u32
 };
 
 struct CodedIndex {

@@ -72,13 +72,20 @@ TEST(IndexCode, ChoosesTheSmallestForm) {
   EXPECT_EQ(EncodeIndex(RandomPositions(0, 100, 1, 1), 0, 100).coding, IndexCoding::kFull);
   EXPECT_EQ(EncodeIndex(RandomPositions(0, 65536, 0.5, 1), 0, 65536).coding, IndexCoding::kBitmap);
   EXPECT_EQ(EncodeIndex(RandomPositions(0, 65536, 0.01, 1), 0, 65536).coding, IndexCoding::kRice);
+  EXPECT_EQ(EncodeIndex(std::vector<uint32_t>{3, 60'000}, 0, 65536).payload, (std::vector<uint8_t>{3, 0, 0x60, 0xEA}));
+  EXPECT_EQ(EncodeIndex(std::vector<uint32_t>{9, 100'000}, 9, 1u << 20).coding, IndexCoding::kCoordinates);
 }
 
 // The worked example of proto/WIRE.md, which was computed apart from this code.
 TEST(IndexCode, AgreesWithTheWorkedExample) {
-  const CodedIndex coded = EncodeIndex(std::vector<uint32_t>{3, 10, 64}, 0, 100);
-  EXPECT_EQ(coded.coding, IndexCoding::kRice);
-  EXPECT_EQ(coded.payload, (std::vector<uint8_t>{3, 0, 0, 0, 3, 0xD7, 0xC0, 0x02}));
+  const std::vector<uint32_t> positions = {3, 10, 64};
+  const CodedIndex coded = EncodeIndex(positions, 0, 100);
+  EXPECT_EQ(coded.coding, IndexCoding::kCoordinates);
+  EXPECT_EQ(coded.payload, (std::vector<uint8_t>{3, 0, 10, 0, 64, 0}));
+  const std::vector<uint8_t> rice = {3, 0, 0, 0, 3, 0xD7, 0xC0, 0x02};
+  std::vector<uint32_t> decoded;
+  EXPECT_TRUE(DecodeIndex(IndexCoding::kRice, rice, 0, 100, &decoded).ok());
+  EXPECT_EQ(decoded, positions);
 }
 
 TEST(IndexCode, IsNearTheEntropy) {
@@ -97,14 +104,22 @@ TEST(IndexCode, RefusesMalformedPayloads) {
     const absl::Status status = DecodeIndex(coding, payload, begin, count, &out);
     return status.code() == absl::StatusCode::kInvalidArgument && out.size() == 2;
   };
-  EXPECT_TRUE(refuses(static_cast<IndexCoding>(4), {}, 0, 8));
+  EXPECT_TRUE(refuses(static_cast<IndexCoding>(5), {}, 0, 8));
   EXPECT_TRUE(refuses(IndexCoding::kEmpty, {0}, 0, 8));
   EXPECT_TRUE(refuses(IndexCoding::kFull, {0}, 0, 8));
   EXPECT_TRUE(refuses(IndexCoding::kFull, {}, 4'294'967'295u, 2));
   EXPECT_TRUE(refuses(IndexCoding::kBitmap, {}, 0, 8));
   EXPECT_TRUE(refuses(IndexCoding::kBitmap, {1, 0}, 0, 8));
   EXPECT_TRUE(refuses(IndexCoding::kBitmap, {0x80}, 0, 7)) << "a bit behind the end";
-  const CodedIndex good = EncodeIndex(std::vector<uint32_t>{3, 200, 900}, 0, 1000);
+  EXPECT_TRUE(refuses(IndexCoding::kCoordinates, {}, 0, 8));
+  EXPECT_TRUE(refuses(IndexCoding::kCoordinates, {1}, 0, 8));
+  EXPECT_TRUE(refuses(IndexCoding::kCoordinates, {8, 0}, 0, 8)) << "outside";
+  EXPECT_TRUE(refuses(IndexCoding::kCoordinates, {3, 0, 3, 0}, 0, 8)) << "twice the same";
+  EXPECT_TRUE(refuses(IndexCoding::kCoordinates, {3, 0, 2, 0}, 9, 8)) << "descending";
+  EXPECT_TRUE(refuses(IndexCoding::kCoordinates, {3, 0}, 0, 65'537)) << "half of one";
+  std::vector<uint32_t> spread;
+  for (uint32_t i = 0; i < 16; ++i) spread.push_back(i * 61 + i % 3);
+  const CodedIndex good = EncodeIndex(spread, 0, 1000);
   ASSERT_EQ(good.coding, IndexCoding::kRice);
   EXPECT_TRUE(refuses(IndexCoding::kRice, {}, 0, 1000));
   auto bad = good.payload;
@@ -114,7 +129,7 @@ TEST(IndexCode, RefusesMalformedPayloads) {
   bad.push_back(0);
   EXPECT_TRUE(refuses(IndexCoding::kRice, bad, 0, 1000)) << "a byte too many";
   bad = good.payload;
-  bad[0] = 2;
+  bad[0] = 15;
   EXPECT_TRUE(refuses(IndexCoding::kRice, bad, 0, 1000)) << "one position fewer than coded";
   bad[0] = 0;
   EXPECT_TRUE(refuses(IndexCoding::kRice, bad, 0, 1000)) << "no position at all";
