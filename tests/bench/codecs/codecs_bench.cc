@@ -223,18 +223,19 @@ int Main(int argc, char** argv) {
     std::printf("%-32s %12.4f %7.1fx %12.4f |", specs[i].c_str(), static_cast<double>(bench.bytes()) / elements,
                 4 * elements / static_cast<double>(bench.bytes()),
                 static_cast<double>(bench.update_bytes()) / elements);
-    report.Add({specs[i] + " push", static_cast<double>(bench.bytes()) / elements, "bytes per element"});
-    report.Add({specs[i] + " update", static_cast<double>(bench.update_bytes()) / elements, "bytes per element"});
-    report.Add({specs[i] + " error", bench.error(), "of the gradient's norm"});
+    report.Add({specs[i] + " push", static_cast<double>(bench.bytes()) / elements, "bytes per element", {}, "", {}});
+    report.Add(
+        {specs[i] + " update", static_cast<double>(bench.update_bytes()) / elements, "bytes per element", {}, "", {}});
+    report.Add({specs[i] + " error", bench.error(), "of the gradient's norm", {}, "", {}});
     for (const auto& [what, member] :
          {std::pair("encode", &Bench::Times::encode), std::pair("merge", &Bench::Times::merge),
           std::pair("finish", &Bench::Times::finish), std::pair("decode", &Bench::Times::decode)}) {
       std::vector<double> taken;
       for (const Bench::Times& t : times[i]) taken.push_back(t.*member);
       const double rate = gigabytes / Median(taken);
-      const double ratio = MedianRatio(seconds[0], taken);
-      std::printf(" %7.2f (%4.2f)", rate, ratio);
-      report.Add({absl::StrCat(specs[i], " ", what), rate, "GB/s", ratio, "copy"});
+      const Ratio ratio = MedianRatio(seconds[0], taken);
+      std::printf(" %7.2f (%4.2f)", rate, ratio.median);
+      report.Add({absl::StrCat(specs[i], " ", what), rate, "GB/s", ratio, "copy", {}});
     }
     std::printf(" | %9.2e\n", bench.error());
   }
