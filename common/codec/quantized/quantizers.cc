@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/codec/draw.h"
 #include "common/codec/index_code.h"
 #include "common/codec/quantized/quantizer.h"
 #include "common/codec/value_format.h"
@@ -43,14 +44,8 @@ double SumOfSquares(const float* x, size_t n) {
   return sum;
 }
 
-// Uniform in [0, 1), 24 bits: drawn from (salt, index) by a 32-bit finalizer with good avalanche.
-float Draw(uint64_t salt, size_t index) {
-  uint32_t h = static_cast<uint32_t>(index) * 0x9E3779B9u ^ static_cast<uint32_t>(salt);
-  h = (h ^ (h >> 16)) * 0x7FEB352Du;
-  h = (h ^ (h >> 15) ^ static_cast<uint32_t>(salt >> 32)) * 0x846CA68Bu;
-  h ^= h >> 16;
-  return static_cast<float>(h >> 8) * 0x1p-24f;
-}
+// Uniform in [0, 1), 24 bits.
+float Draw(uint64_t salt, size_t index) { return static_cast<float>(DrawBits(salt, index) >> 8) * 0x1p-24f; }
 
 // Signs, one bit each: 1 where x >= 0 (so is -0).
 size_t SignBytes(size_t n) { return (n + 7) / 8; }

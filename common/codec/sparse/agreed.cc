@@ -2,6 +2,7 @@
 #include "common/codec/sparse/agreed.h"
 
 #include "common/base/hash.h"
+#include "common/codec/draw.h"
 #include "common/codec/run_pieces.h"
 
 namespace gradwire::sparse {
@@ -14,11 +15,7 @@ void AgreedPositions(const Job& job, const BucketLayout& layout, uint64_t round,
     const uint64_t salt =
         HashCombine(HashCombine(job.spec().seed(), round), HashString(job.tensors()[r.tensor].name, r.offset));
     for (uint64_t i = 0; i < n; ++i) {
-      uint32_t h = static_cast<uint32_t>(offset + i) * 0x9E3779B9u ^ static_cast<uint32_t>(salt);
-      h = (h ^ (h >> 16)) * 0x7FEB352Du;
-      h = (h ^ (h >> 15) ^ static_cast<uint32_t>(salt >> 32)) * 0x846CA68Bu;
-      h ^= h >> 16;
-      if (h < keep_below) out->push_back(static_cast<uint32_t>(position + i));
+      if (DrawBits(salt, offset + i) < keep_below) out->push_back(static_cast<uint32_t>(position + i));
     }
   });
 }

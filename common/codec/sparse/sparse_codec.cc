@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/codec/coverage.h"
 #include "common/codec/dense_shape.h"
 #include "common/codec/frame_header.h"
 #include "common/codec/grid_sums.h"
@@ -222,19 +223,7 @@ class SparseCodec final : public Codec {
   size_t accumulator_bytes() const override { return SparseAccumulator::Bytes(shape_); }
 
   absl::Status CheckComplete(uint64_t round, const RoundPlan&, std::span<const SegmentHeader> segments) const override {
-    if (segments.empty() || segments[0].type != SegmentType::kLearningRates || segments[0].begin != 0) {
-      return Incomplete("does not begin with learning rates");
-    }
-    uint64_t covered = 0;
-    for (const SegmentHeader& s : segments.subspan(1)) {
-      if (round == 0 || s.type != SegmentType::kSparse || s.begin != covered || s.count == 0) {
-        return Incomplete(absl::StrFormat("has a segment of type %d at element %d, expected element %d",
-                                          static_cast<int>(s.type), s.begin, covered));
-      }
-      covered += s.count;
-    }
-    if (round == 0 || covered == shape_.layout().elements) return absl::OkStatus();
-    return Incomplete(absl::StrFormat("covers %d of %d elements", covered, shape_.layout().elements));
+    return CheckCoverage(shape_.layout(), round, SegmentType::kSparse, segments);
   }
 
   absl::Status Return(const EncodedFrame& frame, const std::vector<uint32_t>* positions,
@@ -257,11 +246,6 @@ class SparseCodec final : public Codec {
   }
 
  private:
-  absl::Status Incomplete(std::string_view what) const {
-    return absl::InvalidArgumentError(absl::StrFormat("frame of bucket %d on shard %d %s", shape_.layout().bucket,
-                                                      shape_.layout().shard, std::string(what)));
-  }
-
   const Shape shape_;
 };
 
