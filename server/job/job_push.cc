@@ -327,6 +327,8 @@ JobShard::Ack JobShard::Acknowledge(PushStream& stream, const wire::FrameHeader&
   ack.set_made(made);
   if (verdict == PushVerdict::kNotIncluded) {
     ++not_included_frames_;
+    // It lost against a version that may not be there yet.
+    if (IsAsync(job_)) ack.set_made(header.round + 1);
     absl::MutexLock lock(&mu_);
     machine_.NoteLate(stream.member, header.round, environment_.clock->Now());
     ack.set_open_round(machine_.round());

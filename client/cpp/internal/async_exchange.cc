@@ -330,7 +330,7 @@ void AsyncExchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
       return;
     case v1::PUSH_NOT_INCLUDED:
       slice.fate = Fate::kNotIncluded;
-      NoteLeast(&slice, slice.version + 1);
+      NoteLeast(&slice, std::max(ack.made(), slice.version + 1));
       ++counters_.not_included;
       return;
     default:

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/codec/parameters.h"
@@ -33,6 +34,7 @@ class KeepingSink final : public UpdateSink {
   explicit KeepingSink(std::vector<journal::Record>* records) : records_(*records) {}
   void Append(journal::Record record, std::function<void()> visible) override {
     records_.push_back(std::move(record));
+    if (appended) std::exchange(appended, nullptr)();
     held.push_back(std::move(visible));
     if (!hold) Release();
   }
@@ -46,6 +48,7 @@ class KeepingSink final : public UpdateSink {
   }
   bool hold = false;
   uint64_t keep_from = 0;
+  std::function<void()> appended;  // called once
   std::vector<std::function<void()>> held;
 
  private:
@@ -189,6 +192,21 @@ TEST_F(AsyncJobTest, ParametersWaitUntilAllThatIsInThemMayBeSeen) {
   EXPECT_TRUE(a().TakeVersions().empty());
   sink_->Release();
   EXPECT_EQ(a().TakeVersions(), (std::map<uint32_t, uint64_t>{{0, 3}}));
+}
+
+// The frame that beat it is merged, its version is still being made: an answer of the version before would be dropped by
+// the worker, which would wait for another one for ever.
+TEST_F(AsyncJobTest, WhatWasNotIncludedIsAnsweredWithTheVersionThatBeatIt) {
+  Start();
+  sink_->appended = [this] {
+    const v1::PushAck late = b().Push(1, 0, 1.0f);
+    EXPECT_EQ(late.outcome(), v1::PUSH_NOT_INCLUDED);
+    EXPECT_EQ(late.made(), 1u);
+    b().Ask(late);
+    EXPECT_TRUE(b().TakeVersions().empty());
+  };
+  EXPECT_EQ(a().Push(1, 0, 1.0f).made(), 1u);
+  EXPECT_EQ(b().TakeVersions(), (std::map<uint32_t, uint64_t>{{1, 1}}));
 }
 
 TEST_F(AsyncJobTest, ChunksOfSeveralWorkersDoNotMix) {
