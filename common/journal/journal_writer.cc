@@ -14,11 +14,6 @@ namespace {
 // What a record holds on to until it is synced.
 uint64_t HeldBytes(const Record& record) { return kRecordHeaderBytes + TotalSize(record.chunks); }
 
-// That the record makes.
-uint64_t VersionOf(const Record& record) {
-  return record.type == RecordType::kUpdate ? record.round + 1 : record.round;
-}
-
 }  // namespace
 
 JournalWriter::JournalWriter(Disk* disk, Options options, ReadResult found)
@@ -50,9 +45,10 @@ absl::Status JournalWriter::Write(const Record& record) {
   const EncodedRecord encoded = EncodeRecord(record, segment.sequence, synced_bytes_);
   GW_FAILPOINT("journal.record.before_write");
   if (GW_FAILPOINT_DUE("journal.record.torn")) {
-    const std::span<const uint8_t> chunk = encoded.chunks[0].span();
+    const std::vector<std::span<const uint8_t>> pieces = encoded.Pieces();
+    const std::span<const uint8_t> chunk = pieces[std::min<size_t>(1, encoded.chunks.size())];
     const std::span<const uint8_t> half[] = {encoded.lead, chunk.first(chunk.size() / 2)};
-    file_->Append(half).IgnoreError();
+    file_->Append(std::span(half).last(encoded.chunks.empty() ? 1 : 2)).IgnoreError();
     failpoint::Die();
   }
   if (absl::Status written = file_->Append(encoded.Pieces()); !written.ok()) return Fail(std::move(written));

@@ -15,8 +15,8 @@ namespace {
 
 constexpr uint32_t kSegmentMagic = 0x314A5747u;  // "GWJ1"
 constexpr uint32_t kRecordMagic = 0x31525747u;   // "GWR1"
-constexpr uint16_t kVersion = 3;
-constexpr uint16_t kOldestVersion = 1;  // without kState; without the age of contributions, as version 2
+constexpr uint16_t kVersion = 4;
+constexpr uint16_t kOldestVersion = 1;  // without kState; without the age of contributions, as 2; without kKept, as 3
 constexpr size_t kCrcOffset = 60;       // in both headers
 constexpr size_t kContributionBytes = 24;
 constexpr uint32_t kMaxContributions = 65536;
@@ -171,7 +171,7 @@ absl::StatusOr<RecordHeader> DecodeRecordHeader(std::span<const uint8_t> bytes) 
   if (bytes.size() != kRecordHeaderBytes) return absl::InvalidArgumentError("the record header is cut off");
   GW_RETURN_IF_ERROR(CheckHeader(bytes, kRecordMagic, "record header"));
   const uint8_t* p = bytes.data();
-  if (p[4] < static_cast<uint8_t>(RecordType::kInitial) || p[4] > static_cast<uint8_t>(RecordType::kState)) {
+  if (p[4] < static_cast<uint8_t>(RecordType::kInitial) || p[4] > static_cast<uint8_t>(RecordType::kKept)) {
     return absl::InvalidArgumentError(absl::StrFormat("unknown record type %d", p[4]));
   }
   RecordHeader h;
@@ -187,7 +187,8 @@ absl::StatusOr<RecordHeader> DecodeRecordHeader(std::span<const uint8_t> bytes) 
   if (!AllZero(bytes.subspan(5, 3)) || Load<uint32_t>(p + 56) != 0) {
     return absl::InvalidArgumentError("reserved bytes of the record header are not zero");
   }
-  if (h.body_bytes % kAlignment != 0 || h.contributions > kMaxContributions || h.chunks == 0 || h.chunks > kMaxChunks) {
+  const bool empty = h.chunks == 0 && h.type != RecordType::kKept;
+  if (h.body_bytes % kAlignment != 0 || h.contributions > kMaxContributions || empty || h.chunks > kMaxChunks) {
     return absl::InvalidArgumentError(
         absl::StrFormat("the record header asks for %d bytes, %d contributions, %d chunks: over the limits",
                         h.body_bytes, h.contributions, h.chunks));

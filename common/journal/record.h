@@ -38,6 +38,9 @@ enum class RecordType : uint8_t {
   // All of a bucket at version `round`: where the journal of a standby begins. Its contributions are those that workers
   // may send again, the oldest of each first.
   kState = 3,
+  // Of an update whose own record is gone, or goes with the next cut: what workers that are away may still ask about. Its
+  // contributions, and its frame where that defers elements that they have to take back (else no chunks).
+  kKept = 4,
 };
 
 // How much older than its record the round of a contribution may be.
@@ -61,6 +64,12 @@ struct Record {
   std::vector<Contribution> contributions;
   std::vector<Bytes> chunks;
 };
+
+// The version of its bucket that there is with the record; 0: it makes none.
+inline uint64_t VersionOf(const Record& record) {
+  if (record.type == RecordType::kKept) return 0;
+  return record.type == RecordType::kUpdate ? record.round + 1 : record.round;
+}
 
 std::vector<uint8_t> EncodeSegmentHeader(const SegmentHeader& header);
 // Errors: InvalidArgument (not a segment, a version or reserved bytes that are not known), DataLoss (CRC).

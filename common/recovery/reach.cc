@@ -8,7 +8,7 @@
 namespace gradwire {
 
 void JournalReach::Note(const journal::Record& record) {
-  if (record.bucket >= updates_.size()) return;
+  if (record.bucket >= updates_.size() || record.type == journal::RecordType::kKept) return;
   if (record.type == journal::RecordType::kInitial) {
     const auto header = wire::ParseHeader(record.chunks[0].span());
     if (header.ok()) incarnations_[record.bucket] = header->incarnation;

@@ -85,6 +85,7 @@ absl::Status ShardReplay::ApplyTo(Bucket& bucket, const journal::Record& record,
     bucket.incarnation = 0;
     return absl::OkStatus();
   }
+  if (record.type == journal::RecordType::kKept) return absl::OkStatus();
   if (record.round < bucket.version || record.round >= until) return absl::OkStatus();
   if (record.round > bucket.version) {
     return absl::DataLossError(

@@ -148,25 +148,29 @@ absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update, c
   if (!replaying_) OpenNextRounds(bucket);  // else EndReplay does, once
   bucket.serialized = nullptr;
   if (!IsAsync(job_)) {  // else nobody pulls updates
-    Retain(bucket, {std::make_shared<const std::vector<Bytes>>(update.chunks), bucket.codec->defers(), std::move(who)});
+    Retain(bucket, bucket.version,
+           {std::make_shared<const std::vector<Bytes>>(update.chunks), bucket.codec->defers(), std::move(who)});
   }
   CaptureBucket(bucket);
   return absl::OkStatus();
 }
 
-void JobShard::Retain(BucketState& bucket, RetainedUpdate update) {
+void JobShard::Retain(BucketState& bucket, uint64_t version, RetainedUpdate update) {
   bucket.updates.push_back(std::move(update));
   if (bucket.updates.size() <= RetainedUpdates(job_)) return;
-  const uint64_t version = bucket.version - RetainedUpdates(job_);
   RetainedUpdate oldest = std::move(bucket.updates.front());
   bucket.updates.pop_front();
-  if (!oldest.may_defer && bucket.owed.empty()) return;
+  if (oldest.may_defer) bucket.owed[version - RetainedUpdates(job_)] = std::move(oldest.chunks);
+  LimitOwed(bucket);
+}
+
+void JobShard::LimitOwed(BucketState& bucket) {
+  if (bucket.owed.empty()) return;
   absl::MutexLock lock(&mu_);
-  if (oldest.may_defer) bucket.owed[version] = std::move(oldest.chunks);
   const uint32_t b = bucket.layout->bucket;
   std::erase_if(bucket.owed, [&](const auto& owed)
                                  ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !machine_.MayAskFor(b, owed.first - 1); });
-  if (bucket.owed.size() > OwedUpdates(job_)) bucket.owed.erase(bucket.owed.begin());
+  while (bucket.owed.size() > OwedUpdates(job_)) bucket.owed.erase(bucket.owed.begin());
 }
 
 }  // namespace gradwire

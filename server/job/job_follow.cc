@@ -40,6 +40,9 @@ absl::StatusOr<std::vector<journal::Record>> JobShard::CopyBucket(uint32_t index
       records.push_back({journal::RecordType::kState, index, bucket.version, merged,
                          bucket.store->Serialize(bucket.plans, ParameterContent::kState)});
       uint64_t round = bucket.version - bucket.updates.size();
+      if (!IsAsync(job_)) {  // else they are in the state
+        for (journal::Record& record : KeptBefore(bucket, round)) records.push_back(std::move(record));
+      }
       for (const RetainedUpdate& update : bucket.updates) {
         records.push_back({journal::RecordType::kUpdate, index, round++, update.who, *update.chunks});
       }

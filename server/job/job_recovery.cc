@@ -1,5 +1,6 @@
 // Replaying a journal into a new shard; see job_shard.h.
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -49,7 +50,7 @@ absl::Status JobShard::Replay(const ShardState* snapshot,
 
 absl::Status JobShard::Follow(journal::Record record, std::function<void()> safe) {
   const uint32_t bucket = record.bucket;
-  const uint64_t version = record.type == journal::RecordType::kUpdate ? record.round + 1 : record.round;
+  const uint64_t version = journal::VersionOf(record);
   GW_RETURN_IF_ERROR(ReplayRecord(record));
   sink_->Append(std::move(record), [this, bucket, version, safe = std::move(safe)] {
     NoteWritten(bucket, version);
@@ -70,6 +71,8 @@ absl::Status JobShard::ReplayRecord(const journal::Record& record) {
       return ReplayWhole(record);
     case journal::RecordType::kUpdate:
       return ReplayUpdate(record);
+    case journal::RecordType::kKept:
+      return ReplayKept(record);
   }
   return absl::OkStatus();
 }
@@ -140,9 +143,8 @@ absl::Status JobShard::ReplayUpdate(const journal::Record& record) {
   }
   if (record.round < known.base) {               // applied there; kept for workers that ask for it again
     if (IsAsync(job_)) return absl::OkStatus();  // which nobody does
-    bucket.updates.push_back(
-        {std::make_shared<const std::vector<Bytes>>(record.chunks), bucket.codec->defers(), record.contributions});
-    if (bucket.updates.size() > RetainedUpdates(job_)) bucket.updates.pop_front();
+    Retain(bucket, record.round + 1,
+           {std::make_shared<const std::vector<Bytes>>(record.chunks), bucket.codec->defers(), record.contributions});
     return absl::OkStatus();
   }
   GW_ASSIGN_OR_RETURN(const RoundPlan* const plan, PlanOfRecord(record, job_, bucket.plans));
@@ -153,6 +155,39 @@ absl::Status JobShard::ReplayUpdate(const journal::Record& record) {
   frame.stats.deferred = update.deferred.size();
   frame.decoded = std::make_shared<const Update>(std::move(update));
   return Publish(bucket, frame, *plan, record.contributions);
+}
+
+absl::Status JobShard::ReplayKept(const journal::Record& record) {
+  BucketState& bucket = *buckets_[record.bucket];
+  absl::MutexLock lock(&bucket.mu);
+  {
+    absl::MutexLock job_lock(&mu_);
+    for (const journal::Contribution& c : record.contributions) {
+      machine_.RestoreContribution(c.member, record.bucket, c.round, c.digest);
+    }
+  }
+  if (record.chunks.empty()) return absl::OkStatus();
+  bucket.owed[record.round + 1] = std::make_shared<const std::vector<Bytes>>(record.chunks);
+  LimitOwed(bucket);
+  return absl::OkStatus();
+}
+
+std::vector<journal::Record> JobShard::KeptBefore(BucketState& bucket, uint64_t round) {
+  LimitOwed(bucket);
+  const uint32_t index = bucket.layout->bucket;
+  std::map<uint64_t, journal::Record> kept;
+  absl::MutexLock lock(&mu_);
+  for (const PushHistory::Merged& frame : machine_.MergedOf(index)) {
+    if (frame.round >= round) continue;
+    const auto [it, added] =
+        kept.try_emplace(frame.round, journal::Record{journal::RecordType::kKept, index, frame.round, {}, {}});
+    it->second.contributions.push_back({frame.id, "", 0, frame.digest, true, frame.round});
+    const auto owed = bucket.owed.find(frame.round + 1);
+    if (added && owed != bucket.owed.end()) it->second.chunks = *owed->second;
+  }
+  std::vector<journal::Record> records;
+  for (auto& [of, record] : kept) records.push_back(std::move(record));
+  return records;
 }
 
 uint64_t JobShard::NewestVersion() {

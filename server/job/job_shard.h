@@ -212,7 +212,12 @@ class JobShard {
                        std::vector<journal::Contribution> who) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   uint64_t PlanVersionOf(const RoundActions::Close& close) const;
   // Keeps the update that made the bucket's version, and lets go of older ones.
-  void Retain(BucketState& bucket, RetainedUpdate update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  // Keeps the update that made `version`, the newest one.
+  void Retain(BucketState& bucket, uint64_t version, RetainedUpdate update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  void LimitOwed(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  // What workers that are away may ask about rounds before `round`, as records (kKept), the oldest first.
+  std::vector<journal::Record> KeptBefore(BucketState& bucket, uint64_t round)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   // True once where NextTick is sooner than it was told.
   bool TickIsSooner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Writes the first refusal of each kind to the log; Tick counts the others.
@@ -262,6 +267,7 @@ class JobShard {
   absl::Status ReplayRecord(const journal::Record& record);
   absl::Status ReplayInitial(const journal::Record& record);
   absl::Status ReplayUpdate(const journal::Record& record);
+  absl::Status ReplayKept(const journal::Record& record);
   absl::Status ReplayWhole(const journal::Record& record);
   uint64_t NewestVersion();  // of any bucket
 

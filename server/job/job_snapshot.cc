@@ -113,8 +113,19 @@ void JobShard::NoteSnapshot(uint64_t version, const absl::Status& status) {
 
 void JobShard::CutJournal(uint64_t version, uint64_t oldest) {
   // Of these rounds workers may ask again: for updates, or what became of their frames.
+  if (sink_ == nullptr) return;
   const uint64_t kept = IsAsync(job_) ? PlansKept(job_) : RetainedUpdates(job_);
-  if (sink_ != nullptr) sink_->SnapshotTaken(version, oldest - std::min<uint64_t>(oldest, kept));
+  const uint64_t from = oldest - std::min<uint64_t>(oldest, kept);
+  // What workers that are away may ask of earlier ones is written once more.
+  for (const auto& bucket : buckets_) {
+    std::vector<journal::Record> records;
+    {
+      absl::MutexLock lock(&bucket->mu);
+      records = KeptBefore(*bucket, from);
+    }
+    for (journal::Record& record : records) sink_->Append(std::move(record), [] {});
+  }
+  sink_->SnapshotTaken(version, from);
 }
 
 bool JobShard::WantsSnapshot() const {

@@ -74,7 +74,8 @@ TimeNs Journal::Pump() {
   if (retry || degraded() != was_degraded_) NoteHealth(now);
   if (keep_from != 0 && !degraded()) {
     GW_FAILPOINT("journal.cut.before");
-    const absl::Status cut = writer_->Cut(keep_from);
+    absl::Status cut = writer_->Sync();  // what was kept of the records that go
+    if (cut.ok()) cut = writer_->Cut(keep_from);
     GW_FAILPOINT("journal.cut.after");
     if (!cut.ok()) spdlog::warn("job {}: old journal segments stay: {}", options_.job, cut.ToString());
   }

@@ -307,7 +307,7 @@ absl::Status Follower::Record(Line& line, const v1::FollowRecord& said, const tr
   GW_ASSIGN_OR_RETURN(std::optional<journal::Record> record, it->second.assembler.Add(message.frame, said.last()));
   if (!record) return absl::OkStatus();
   const uint32_t bucket = record->bucket;
-  const uint64_t version = record->type == journal::RecordType::kUpdate ? record->round + 1 : record->round;
+  const uint64_t version = journal::VersionOf(*record);
   return it->second.shard->Follow(*std::move(record),
                                   [reports = it->second.reports, bucket, version] { reports->Taken(bucket, version); });
 }

@@ -20,6 +20,18 @@ void PushHistory::Note(MemberId id, uint32_t bucket, uint64_t round, uint32_t di
   *latest = {round, digest, true};
 }
 
+void PushHistory::Restore(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) {
+  Begin(id);
+  const auto latest = entries_[id].begin() + static_cast<std::ptrdiff_t>(size_t{bucket} * depth_);
+  const auto at =
+      std::find_if(latest, latest + depth_, [round](const Entry& e) { return !e.used || e.round <= round; });
+  if (at != latest + depth_ && !(at->used && at->round == round)) {
+    std::copy_backward(at, latest + depth_ - 1, latest + depth_);
+    *at = {round, digest, true};
+  }
+  Depart(id);
+}
+
 const uint32_t* PushHistory::Find(MemberId id, uint32_t bucket, uint64_t round) const {
   const auto it = entries_.find(id);
   if (it == entries_.end()) return nullptr;

@@ -34,11 +34,8 @@ class PushHistory {
   // A frame was merged.
   void Note(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest);
   // The same, read from a record: nobody is a member yet, and a journal, and more so what a standby is sent, names ever
-  // more incarnations.
-  void Restore(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) {
-    Note(id, bucket, round, digest);
-    Depart(id);
-  }
+  // more incarnations. In any order, and more than once.
+  void Restore(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest);
   // Its digest; null: it is not known to be merged.
   const uint32_t* Find(MemberId id, uint32_t bucket, uint64_t round) const;
   // FailedPrecondition: it was merged with another digest.

@@ -89,6 +89,7 @@ class Exchange final : public Exchanger {
     std::vector<std::vector<Bytes>> chunks;  // [(version - first) * slices + slice]
     size_t missing = 0;
     bool gone = false;
+    uint64_t resumed = 0;  // links that had been mended when it was asked for: it is lost with a later break
   };
   struct Counters {
     uint64_t steps = 0, skipped = 0, selected = 0, deferred = 0, not_included = 0, sanitized = 0;
@@ -101,8 +102,11 @@ class Exchange final : public Exchanger {
   // The open rounds are settled, the shards are ahead: goes on with their next one. What cannot be caught up by update
   // frames is by parameters. DeadlineExceeded: call again.
   absl::Status CatchUp(absl::Time deadline);
-  // One attempt to be at `version`. False: try again, `by_updates` says how.
-  absl::StatusOr<bool> CatchUpTo(uint64_t version, uint64_t resumed, bool* by_updates, absl::Time deadline);
+  // Sets out to be at `version`: asks the shards for what that takes.
+  void AskFor(uint64_t version, uint64_t resumed, bool* by_updates);
+  // Waits for what was asked for, and takes it. False: ask again, `by_updates` says how. DeadlineExceeded: it stays asked
+  // for.
+  absl::StatusOr<bool> WaitForCaught(bool* by_updates, absl::Time deadline);
   absl::Status TakeCaught();
   void NoteCaught(uint32_t shard, PullAnswer answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The worker may go on with the next round; what is here of later versions is applied.

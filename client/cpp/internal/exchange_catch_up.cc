@@ -24,15 +24,18 @@ absl::Status Exchange::CatchUp(absl::Time deadline) {
   bool by_updates = work_.ParametersKind() == v1::PULL_UNSPECIFIED;
   for (;;) {
     uint64_t resumed = 0;
+    bool asked = false;
     {
       absl::MutexLock lock(&mu_);
       GW_RETURN_IF_ERROR(failed_);
       by_updates = by_updates && !ledger_.AnyGone() && ledger_.next() > 1;
       resumed = resumed_;
+      asked = catching_.has_value();  // by a call that could not wait for the answers
     }
-    const absl::StatusOr<uint64_t> version = AgreeToCatchUp(context_.links, 0);
+    const absl::StatusOr<uint64_t> version = asked ? 0 : AgreeToCatchUp(context_.links, 0);
     if (version.ok()) {
-      GW_ASSIGN_OR_RETURN(const bool done, CatchUpTo(*version, resumed, &by_updates, deadline));
+      if (!asked) AskFor(*version, resumed, &by_updates);
+      GW_ASSIGN_OR_RETURN(const bool done, WaitForCaught(&by_updates, deadline));
       if (done) return absl::OkStatus();
       continue;
     }
@@ -48,10 +51,11 @@ absl::Status Exchange::CatchUp(absl::Time deadline) {
   }
 }
 
-absl::StatusOr<bool> Exchange::CatchUpTo(uint64_t version, uint64_t resumed, bool* by_updates, absl::Time deadline) {
+void Exchange::AskFor(uint64_t version, uint64_t resumed, bool* by_updates) {
   Catching wanted;
   {
     absl::MutexLock lock(&mu_);
+    wanted.resumed = resumed;
     wanted.last = version;
     wanted.first = version;
     wanted.kind = StartKind(*context_.slices.job, context_.slices.pull);
@@ -70,18 +74,24 @@ absl::StatusOr<bool> Exchange::CatchUpTo(uint64_t version, uint64_t resumed, boo
       if (!asked.ok() && !ShardLink::Mends(asked)) Fail(asked);
     }
   }
+}
+
+absl::StatusOr<bool> Exchange::WaitForCaught(bool* by_updates, absl::Time deadline) {
   absl::MutexLock lock(&mu_);
+  const auto mended = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return resumed_ != catching_->resumed; };
   const auto over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return !failed_.ok() || resumed_ != resumed || catching_->gone || catching_->missing == 0;
+    return !failed_.ok() || mended() || catching_->gone || catching_->missing == 0;
   };
-  const bool in_time = mu_.AwaitWithDeadline(absl::Condition(&over), deadline);
-  const bool complete = failed_.ok() && resumed_ == resumed && catching_->missing == 0;
-  absl::Status status = failed_;
-  if (!in_time) {
-    status = absl::DeadlineExceededError(absl::StrCat(
+  const uint64_t version = catching_->last;
+  if (!mu_.AwaitWithDeadline(absl::Condition(&over), deadline)) {
+    // What was asked for is not asked for again: the next call waits for it.
+    return absl::DeadlineExceededError(absl::StrCat(
         "round ", ledger_.next() - 1, ": the shards are ahead, and what this worker needs to go on with version ",
         version, " did not come in time. The round stays open: call again to go on waiting"));
-  } else if (complete) {
+  }
+  const bool complete = failed_.ok() && !mended() && catching_->missing == 0;
+  absl::Status status = failed_;
+  if (complete) {
     writing_replica_ = true;
     mu_.Unlock();
     status = TakeCaught();

@@ -124,6 +124,53 @@ TEST_P(Away, WorkerThatWasCutOffBeyondItsLeaseReturns) {
 INSTANTIATE_TEST_SUITE_P(Pulls, Away, ::testing::Values(PullMode::kUpdate, PullMode::kParams),
                          [](const auto& info) { return info.param == PullMode::kUpdate ? "Update" : "Params"; });
 
+// Callers that wait in short slices, as Python does between looks at signals, wait for the others like everybody else.
+TEST(Stragglers, CatchesUpInShortWaitsWhileTheOthersRest) {
+  Cluster cluster(2, "inproc");
+  v1::JobSpec spec = Small(MakeSpec("rest", "tagc:density=0.3", v1::OPTIMIZER_ADAMW, 2));
+  spec.mutable_rounds()->set_quorum(1);
+  Worker near(spec, 0);
+  Worker far(spec, 1);
+  ASSERT_TRUE(near.Join(cluster.addresses()).ok());
+  ASSERT_TRUE(far.Join(cluster.addresses()).ok());
+  const auto step = [](Worker& worker, int i) {
+    worker.Fill(static_cast<uint64_t>(i));
+    const absl::Status stepped = worker.Step(0.01f);
+    EXPECT_TRUE(stepped.ok()) << stepped;
+  };
+  // How late members usually are is learned first.
+  InParallel(2, [&](int w) {
+    for (int i = 0; i < 20; ++i) step(w == 0 ? near : far, i);
+  });
+  const uint64_t version = far.session().version();
+  for (int i = 0; i < 10; ++i) step(near, i);
+  far.Fill(0);
+  const std::vector<float> rates = {0.01f};
+  ASSERT_TRUE(far.session().BeginRound(rates).ok());
+  for (uint32_t t = 0; t < far.gradients().size(); ++t) {
+    ASSERT_TRUE(far.session().TensorReady(t, far.gradients()[t].data()).ok());
+  }
+  for (int i = 0; i < 20; ++i) {
+    const absl::Status waited = far.session().EndRound(/*timeout_ms=*/50);
+    ASSERT_TRUE(absl::IsDeadlineExceeded(waited)) << waited;
+  }
+  std::atomic<bool> done{false}, stopped{false};
+  std::thread goes_on([&] {
+    while (!done) {
+      step(near, 0);
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+    stopped = true;
+  });
+  const absl::Status ended = far.session().EndRound();
+  done = true;
+  while (!stopped && far.Step(0.01f).ok()) {  // the other one may be the late one now
+  }
+  goes_on.join();
+  ASSERT_TRUE(ended.ok()) << ended;
+  EXPECT_GT(far.session().version(), version + 9);
+}
+
 // A newcomer gets its start version although rounds do not wait for it.
 TEST(Stragglers, NewcomerJoinsWhileAQuorumTrains) {
   Cluster cluster(2, "inproc");

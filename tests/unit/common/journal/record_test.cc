@@ -71,7 +71,7 @@ TEST(JournalRecord, KeepsTheAgeOfContributions) {
 }
 
 TEST(JournalRecord, OfEveryTypeComesBack) {
-  for (const RecordType type : {RecordType::kInitial, RecordType::kUpdate, RecordType::kState}) {
+  for (const RecordType type : {RecordType::kInitial, RecordType::kUpdate, RecordType::kState, RecordType::kKept}) {
     Record record = MakeRecord(3);
     record.type = type;
     const auto decoded = Decode(Joined(EncodeRecord(record, 1, 64)));
@@ -79,8 +79,19 @@ TEST(JournalRecord, OfEveryTypeComesBack) {
     EXPECT_EQ(decoded->type, type);
   }
   std::vector<uint8_t> bytes = Joined(EncodeRecord(MakeRecord(3), 1, 64));
-  bytes[4] = 4;
+  bytes[4] = 5;
   EXPECT_FALSE(Decode(bytes).ok());
+}
+
+TEST(JournalRecord, OnlyWhatWasKeptMayHaveNoFrame) {
+  Record record = MakeRecord(3);
+  record.chunks.clear();
+  EXPECT_FALSE(Decode(Joined(EncodeRecord(record, 1, 64))).ok());
+  record.type = RecordType::kKept;
+  const auto decoded = Decode(Joined(EncodeRecord(record, 1, 64)));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->contributions, record.contributions);
+  EXPECT_EQ(VersionOf(*decoded), 0u);
 }
 
 TEST(JournalRecord, ComesBack) {
