@@ -88,7 +88,9 @@ void Print(const ShardReport& shard, std::ostream& out) {
   }
   PrintDamage(shard.damage, out);
   if (shard.newest > shard.version) {
-    out << absl::StrFormat("    lost       versions %d to %d\n", shard.version + 1, shard.newest);
+    const bool unfinished = shard.most_apart && shard.newest - shard.version <= *shard.most_apart && !shard.refused;
+    out << absl::StrFormat("    %s versions %d to %d\n", unfinished ? "unfinished" : "lost      ", shard.version + 1,
+                           shard.newest);
   }
   if (shard.refused) {
     out << absl::StrFormat(
@@ -138,10 +140,14 @@ absl::Status Verify(const Options& options, std::ostream& out) {
   Json json = Json::array();
   size_t jobs = 0;
   std::vector<std::string> damaged;
+  std::vector<DirectoryReport> reports;
   for (const std::string& path : options.directories) {
-    GW_ASSIGN_OR_RETURN(const DirectoryReport report, VerifyDirectory(disk, path, backend.get()));
+    GW_ASSIGN_OR_RETURN(reports.emplace_back(), VerifyDirectory(disk, path, backend.get()));
+  }
+  CompareShards(&reports);
+  for (const DirectoryReport& report : reports) {
     jobs += report.shards.size();
-    if (report.damaged()) damaged.push_back(path);
+    if (report.damaged()) damaged.push_back(report.path);
     if (options.json) {
       json.push_back(ToJson(report));
     } else {

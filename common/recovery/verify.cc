@@ -2,12 +2,14 @@
 #include "common/recovery/verify.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "common/base/sha256.h"
 #include "common/base/status_macros.h"
+#include "common/job/round_mode.h"
 #include "common/recovery/reach.h"
 #include "common/recovery/replay.h"
 #include "common/recovery/shard_files.h"
@@ -110,6 +112,7 @@ absl::Status CheckShard(Disk& disk, const ShardFiles& files, kernels::Backend* b
   report->path = files.path;
   report->shard = files.shard;
   report->shards = files.layout->shard_count();
+  if (!IsAsync(*files.job)) report->most_apart = MostApart(*files.job);
   if (!files.damage.ok()) {
     report->damage.push_back({files.path + "/" + kJobFile, 0, std::string(files.damage.message())});
     report->refused = true;
@@ -182,6 +185,29 @@ absl::StatusOr<DirectoryReport> VerifyDirectory(Disk& disk, const std::string& p
     report.shards.push_back(std::move(shard));
   }
   return report;
+}
+
+void CompareShards(std::vector<DirectoryReport>* reports) {
+  std::map<std::string, const ShardReport*> furthest;  // by job
+  for (const DirectoryReport& report : *reports) {
+    if (report.in_use) continue;  // looked at some time later
+    for (const ShardReport& shard : report.shards) {
+      const ShardReport*& most = furthest[shard.job];
+      if (most == nullptr || most->version < shard.version) most = &shard;
+    }
+  }
+  for (DirectoryReport& report : *reports) {
+    if (report.in_use) continue;
+    for (ShardReport& shard : report.shards) {
+      const ShardReport& most = *furthest[shard.job];
+      if (!shard.most_apart || shard.refused || most.version <= shard.version + *shard.most_apart) continue;
+      shard.damage.push_back(
+          {shard.path, 0,
+           absl::StrFormat("shard %d comes to version %d only, shard %d in '%s' to version %d: workers "
+                           "cannot join; `gradwire restore` brings all shards to one version",
+                           shard.shard, shard.version, most.shard, most.path, most.version)});
+    }
+  }
 }
 
 }  // namespace gradwire

@@ -41,7 +41,9 @@ struct ShardReport {
   uint64_t version = 0;                 // what can be recovered
   uint64_t newest = 0;                  // the newest version of which anything is there
   bool refused = false;                 // a server would not recover the job
-  std::string parameters_sha256;        // of `version`, as `gradwire job describe --digest`; empty where it is refused
+  // How many versions shards of this job may be apart while nothing is lost; nothing: any number (asynchronous rounds).
+  std::optional<uint64_t> most_apart;
+  std::string parameters_sha256;  // of `version`, as `gradwire job describe --digest`; empty where it is refused
 };
 
 struct DirectoryReport {
@@ -59,5 +61,9 @@ struct DirectoryReport {
 // checked. Where a server runs, what it removes meanwhile may be missed: such a job is looked at again, up to three
 // times. Errors: NotFound (no data directory), those of the disk on directories. Anything wrong with a file is damage.
 absl::StatusOr<DirectoryReport> VerifyDirectory(Disk& disk, const std::string& path, kernels::Backend* backend);
+
+// Adds as damage what is wrong between the shards of one job that lie in these directories: versions further apart than
+// rounds make them. Directories that a server uses are not compared: each was read at another time.
+void CompareShards(std::vector<DirectoryReport>* reports);
 
 }  // namespace gradwire

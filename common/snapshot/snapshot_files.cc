@@ -24,6 +24,7 @@ namespace {
 using namespace snapshot;
 
 constexpr char kUnfinished[] = ".new";
+constexpr char kDamaged[] = ".damaged";
 
 // A tensor that lies here whole keeps its shape; of another one the parts that lie here follow each other.
 std::vector<uint64_t> ShapeOf(const Tensor& tensor, uint64_t elements_here) {
@@ -154,9 +155,11 @@ absl::StatusOr<ShardState> SnapshotFiles::Load(uint64_t version) const {
 absl::StatusOr<uint64_t> SnapshotFiles::RemoveOld(size_t keep) {
   GW_ASSIGN_OR_RETURN(std::vector<uint64_t> versions, Versions());
   if (versions.empty()) return 0;
+  const bool enough = versions.size() >= keep;
   GW_ASSIGN_OR_RETURN(const std::vector<std::string> names, disk_->List(directory_));
   for (const std::string& name : names) {
-    if (name.ends_with(kUnfinished)) GW_RETURN_IF_ERROR(RemoveTree(*disk_, directory_ + "/" + name));
+    const bool useless = name.ends_with(kUnfinished) || (enough && name.ends_with(kDamaged));
+    if (useless) GW_RETURN_IF_ERROR(RemoveTree(*disk_, directory_ + "/" + name));
   }
   while (versions.size() > keep) {
     // Under another name first: half of a snapshot must not look like one.
@@ -167,7 +170,14 @@ absl::StatusOr<uint64_t> SnapshotFiles::RemoveOld(size_t keep) {
     versions.erase(versions.begin());
   }
   GW_RETURN_IF_ERROR(disk_->SyncDirectory(directory_));
-  return versions.front();
+  return enough ? versions.front() : 0;
+}
+
+absl::Status SnapshotFiles::SetAside(uint64_t version) {
+  const std::string path = SnapshotPath(directory_, version);
+  GW_RETURN_IF_ERROR(RemoveTree(*disk_, path + kDamaged));
+  GW_RETURN_IF_ERROR(disk_->Rename(path, path + kDamaged));
+  return disk_->SyncDirectory(directory_);
 }
 
 }  // namespace gradwire

@@ -28,8 +28,11 @@ class SnapshotFiles {
   absl::StatusOr<std::vector<uint64_t>> Versions() const { return ListSnapshots(*disk_, directory_); }
   // Errors: those of LoadSnapshot; DataLoss where it is that of another version.
   absl::StatusOr<ShardState> Load(uint64_t version) const;
-  // Removes all but the newest `keep`, and what an interrupted Write left; the oldest version that stays.
+  // Removes all but the newest `keep`, what an interrupted Write left and, once there are `keep`, what was set aside.
+  // The oldest version that stays; 0 while there are fewer: one that turns out to be damaged must not be the only one.
   absl::StatusOr<uint64_t> RemoveOld(size_t keep);
+  // Renames one that is damaged, so that it does not count any more.
+  absl::Status SetAside(uint64_t version);
 
  private:
   absl::Status WriteTo(const std::string& path, const ShardState& state) const;

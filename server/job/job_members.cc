@@ -5,17 +5,21 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/job/round_mode.h"
 #include "server/job/job_shard.h"
 
 namespace gradwire {
 
 absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity, uint64_t not_before,
-                                             bool may_initialize) {
+                                             bool may_initialize, uint64_t other_version) {
   RoundActions actions;
   absl::StatusOr<Rounds::JoinOutcome> outcome;
+  uint64_t version = 0;
   {
     absl::MutexLock lock(&mu_);
     GW_RETURN_IF_ERROR(shut_);
+    version = machine_.round();
+    GW_RETURN_IF_ERROR(CheckNotBehind(other_version));
     outcome = machine_.Join(identity.worker(), identity.incarnation(), not_before, may_initialize,
                             environment_.clock->Now(), &actions);
     if (outcome.ok()) totals_[outcome->id];
@@ -24,7 +28,20 @@ absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity,
   GW_RETURN_IF_ERROR(outcome.status());
   spdlog::info("job {} worker {} joined, incarnation {:016x}, starts at round {}{}", identity.job(), identity.worker(),
                identity.incarnation(), outcome->start_version, outcome->must_initialize ? ", initializes" : "");
-  return ReplyTo(*outcome);
+  v1::JoinReply reply = ReplyTo(*outcome);
+  reply.set_version(version);
+  return reply;
+}
+
+absl::Status JobShard::CheckNotBehind(uint64_t other_version) const {
+  if (IsAsync(job_) || other_version <= machine_.round() + MostApart(job_)) return absl::OkStatus();
+  return absl::DataLossError(absl::StrFormat(
+      "job '%s': shard %d is at version %d%s, another shard is at version %d: this server lost what lies between, or "
+      "has "
+      "a copy of another time. Stop the servers and bring all shards to one version with `gradwire restore`, or delete "
+      "the job",
+      job_.spec().name(), shard_index_, machine_.round(), machine_.initialized() ? "" : " and has no parameters",
+      other_version));
 }
 
 absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identity, const Rounds::ResumePoint& point) {

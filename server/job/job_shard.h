@@ -142,7 +142,9 @@ class JobShard {
   absl::Status CheckSame(const Job& job, uint32_t shard_index, uint32_t shard_count, uint64_t layout_digest) const;
 
   // Membership; errors as in Rounds.
-  absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before, bool may_initialize);
+  // `other_version`: as in JoinRequest.
+  absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before, bool may_initialize,
+                                     uint64_t other_version = 0);
   absl::StatusOr<v1::JoinReply> Resume(const v1::WorkerIdentity& identity, const Rounds::ResumePoint& point);
   absl::StatusOr<v1::JoinReply> CatchUp(const v1::WorkerIdentity& identity, const Rounds::ResumePoint& point,
                                         uint64_t not_before);
@@ -179,6 +181,8 @@ class JobShard {
   // Ends all streams with `status`; later calls fail with it.
   void Shut(absl::Status status);
 
+  uint64_t NewestVersion();  // of any bucket
+
  private:
   struct WorkerTotals {
     uint64_t frames = 0;
@@ -189,6 +193,7 @@ class JobShard {
   JobShard(Job job, Layout layout, uint32_t shard_index, const JobEnvironment& environment);
   absl::Status Prepare();
   absl::Status Allocate(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  absl::Status CheckNotBehind(uint64_t other_version) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<MemberId> FindMember(const v1::WorkerIdentity& identity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   v1::JoinReply ReplyTo(const Rounds::JoinOutcome& outcome) const;
@@ -216,8 +221,7 @@ class JobShard {
   void Retain(BucketState& bucket, uint64_t version, RetainedUpdate update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   void LimitOwed(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   // What workers that are away may ask about rounds before `round`, as records (kKept), the oldest first.
-  std::vector<journal::Record> KeptBefore(BucketState& bucket, uint64_t round)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  std::vector<journal::Record> KeptBefore(BucketState& bucket, uint64_t round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   // True once where NextTick is sooner than it was told.
   bool TickIsSooner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Writes the first refusal of each kind to the log; Tick counts the others.
@@ -269,7 +273,6 @@ class JobShard {
   absl::Status ReplayUpdate(const journal::Record& record);
   absl::Status ReplayKept(const journal::Record& record);
   absl::Status ReplayWhole(const journal::Record& record);
-  uint64_t NewestVersion();  // of any bucket
 
   // job_pull.cc
   // Keeps the waiter if its version does not exist yet.

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/journal/journal_reader.h"
 #include "common/snapshot/snapshot_files.h"
@@ -32,20 +33,32 @@ journal::JournalOptions OptionsOf(const JobShard& shard) {
   return options;
 }
 
-// The newest one that can be read; the journal reaches back to every one that is kept.
-absl::StatusOr<std::optional<ShardState>> NewestSnapshot(const DataDirectory& data, const JobShard& shard) {
-  const SnapshotFiles files(&data.disk(), data.SnapshotsOf(shard.job().spec().name()), &shard.job(), &shard.layout(),
-                            shard.shard_index());
+// The newest one that can be read; the journal reaches back to every one that is kept, and to the start where there is
+// only one. Nothing: there is none, or `damage` says why.
+absl::StatusOr<std::optional<ShardState>> NewestSnapshot(const DataDirectory& data, const JobShard& shard,
+                                                         absl::Status* damage) {
+  SnapshotFiles files(&data.disk(), data.SnapshotsOf(shard.job().spec().name()), &shard.job(), &shard.layout(),
+                      shard.shard_index());
   GW_ASSIGN_OR_RETURN(const std::vector<uint64_t> versions, files.Versions());
-  absl::Status damage;
+  std::vector<uint64_t> damaged;
   for (auto version = versions.rbegin(); version != versions.rend(); ++version) {
     absl::StatusOr<ShardState> state = files.Load(*version);
-    if (state.ok()) return std::optional<ShardState>(*std::move(state));
+    if (state.ok()) {
+      for (uint64_t useless : damaged) files.SetAside(useless).IgnoreError();  // else it counts on
+      return std::optional<ShardState>(*std::move(state));
+    }
     spdlog::error("job {}: {}", shard.job().spec().name(), state.status().ToString());
-    if (damage.ok()) damage = state.status();
+    if (absl::IsDataLoss(state.status())) damaged.push_back(*version);
+    if (damage->ok()) *damage = state.status();
   }
-  if (!damage.ok()) return damage;
   return std::optional<ShardState>();
+}
+
+absl::Status Unrecoverable(const absl::Status& damage) {
+  return absl::Status(damage.code(),
+                      absl::StrCat(std::string(damage.message()),
+                                   ", and the journal alone does not bring the job back: put back a copy, restore it "
+                                   "from the other shards' snapshots with `gradwire restore`, or delete the job"));
 }
 
 }  // namespace
@@ -58,15 +71,18 @@ absl::StatusOr<ReplicatedSink*> OpenJournal(DataDirectory& data, JobShard& shard
   options.identity = {shard.job().digest(), shard.layout().digest(), shard.shard_index()};
   options.epoch = data.epoch();
   options.segment_bytes = use.segment_bytes;
-  GW_ASSIGN_OR_RETURN(const std::optional<ShardState> snapshot, NewestSnapshot(data, shard));
+  absl::Status damage;
+  GW_ASSIGN_OR_RETURN(const std::optional<ShardState> snapshot, NewestSnapshot(data, shard, &damage));
   journal::ReadResult found;
-  GW_RETURN_IF_ERROR(
+  absl::Status replayed =
       shard.Replay(snapshot ? &*snapshot : nullptr, [&](const JobShard::RecordVisitor& visit) -> absl::Status {
         GW_ASSIGN_OR_RETURN(found,
                             ReadJournal(data.disk(), options.directory, options.identity, /*repair=*/true, visit));
         return absl::OkStatus();
-      }));
-  if (!use.following) GW_RETURN_IF_ERROR(shard.EndReplay());
+      });
+  if (replayed.ok() && !use.following) replayed = shard.EndReplay();
+  if (!damage.ok() && !snapshot && (!replayed.ok() || shard.NewestVersion() == 0)) return Unrecoverable(damage);
+  GW_RETURN_IF_ERROR(replayed);
   if (found.records > 0) {
     spdlog::info("job {} recovered: {} records, {} bytes in {:.3f} s{}", name, found.records, found.bytes,
                  static_cast<double>(clock->Now() - begin) / kNsPerSecond,

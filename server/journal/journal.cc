@@ -120,7 +120,10 @@ void Journal::LimitBacklog() {
 
 void Journal::NoteHealth(TimeNs now) {
   if (!degraded()) {
-    if (was_degraded_) spdlog::info("job {}: the journal is well again", options_.job);
+    if (was_degraded_) {
+      spdlog::info("job {}: the journal can be written again{}", options_.job,
+                   hole_end_ == 0 ? "" : "; what was given up is made good by the snapshot that follows");
+    }
     was_degraded_ = false;
     retry_ns_ = options_.first_retry_ns;
     return;
@@ -149,7 +152,8 @@ void Journal::PublishStatus(uint64_t taken) {
   status_.records += taken;
   status_.bytes = writer_->bytes();
   status_.backlog_bytes = degraded() ? writer_->unsynced_bytes() : 0;
-  status_.durable_versions = writer_->durable_versions();
+  // What follows a hole is on disk, and no use before a snapshot is.
+  if (hole_end_ == 0) status_.durable_versions = writer_->durable_versions();
 }
 
 TimeNs Journal::NextTurn() const {

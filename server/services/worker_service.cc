@@ -40,7 +40,7 @@ absl::StatusOr<v1::JoinReply> WorkerService::Join(const v1::JoinRequest& request
   GW_ASSIGN_OR_RETURN(
       const std::shared_ptr<JobShard> job,
       registry_->GetOrCreate(request.spec(), request.shard_index(), request.shard_count(), request.layout_digest()));
-  return job->Join(identity, request.start_version(), request.may_initialize());
+  return job->Join(identity, request.start_version(), request.may_initialize(), request.other_version());
 }
 
 absl::StatusOr<v1::JoinReply> WorkerService::GoOn(const v1::JoinRequest& request) {

@@ -46,6 +46,7 @@ absl::StatusOr<uint64_t> AgreeToCatchUp(const std::vector<ShardLink*>& links, ui
 struct Starter::State {
   struct Shard {
     uint64_t start = 0;            // that it named last
+    uint64_t version = 0;          // that it was at then
     uint64_t connection = 0;       // counted up when the link was mended
     bool must_initialize = false;  // an upload is wanted and was not begun
     bool uploading = false;
@@ -73,6 +74,17 @@ struct Starter::State {
   bool same_as_first ABSL_GUARDED_BY(mu) = false;
   absl::Status failed ABSL_GUARDED_BY(mu);
 
+  uint64_t NewestVersion() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    uint64_t newest = 0;
+    for (const Shard& shard : shards) newest = std::max(newest, shard.version);
+    return newest;
+  }
+  // A shard that was asked before the others may have gone on since, or may have lost versions: it says which.
+  bool Agrees(uint32_t shard, uint64_t start, const Job& job) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    const bool near = IsAsync(job) || NewestVersion() <= shards[shard].version + MostApart(job);
+    return shards[shard].start == start && near;
+  }
+
   // OutOfRange is no failure: a later version has to be agreed on.
   absl::Status Failure() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     return absl::IsOutOfRange(failed) ? absl::OkStatus() : failed;
@@ -96,11 +108,15 @@ absl::Status Starter::JoinAll(const v1::JoinRequest& request) {
     for (uint32_t s = 0; s < shards; ++s) {
       if (pass > 0) {
         absl::MutexLock lock(&state_->mu);
-        if (state_->shards[s].start == version_) continue;
+        if (state_->Agrees(s, version_, *context_.job)) continue;
       }
       v1::JoinRequest mine = request;
       mine.set_shard_index(s);
       mine.set_start_version(version_);
+      {
+        absl::MutexLock lock(&state_->mu);
+        mine.set_other_version(state_->NewestVersion());
+      }
       GW_ASSIGN_OR_RETURN(const v1::JoinReply reply, context_.links[s]->Join(mine));
       NoteJoined(s, reply);
       if (pass == 0) {
@@ -110,9 +126,9 @@ absl::Status Starter::JoinAll(const v1::JoinRequest& request) {
     }
     absl::MutexLock lock(&state_->mu);
     GW_RETURN_IF_ERROR(state_->failed);
-    if (std::all_of(state_->shards.begin(), state_->shards.end(),
-                    [this](const State::Shard& shard) { return shard.start == version_; }))
-      return absl::OkStatus();
+    uint32_t agree = 0;
+    while (agree < shards && state_->Agrees(agree, version_, *context_.job)) ++agree;
+    if (agree == shards) return absl::OkStatus();
   }
   return absl::AbortedError(absl::StrCat("the ", shards, " shards could not agree on a start version after ",
                                          kMaxJoinPasses, " attempts (latest ", version_.load(), "): join again"));
@@ -122,6 +138,7 @@ void Starter::NoteJoined(uint32_t shard, const v1::JoinReply& reply) {
   {
     absl::MutexLock lock(&state_->mu);
     state_->shards[shard].start = reply.start_version();
+    state_->shards[shard].version = reply.version();
     state_->shards[shard].must_initialize = reply.must_initialize();
     if (!state_->running && version_ < reply.start_version()) version_ = reply.start_version();
   }
