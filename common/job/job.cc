@@ -222,9 +222,22 @@ bool RuleMatches(const v1::CodecRule& rule, const Tensor& tensor) {
   return std::any_of(rule.roles().begin(), rule.roles().end(), [&](int role) { return role == tensor.role; });
 }
 
+absl::Status CheckServed(const v1::JobSpec& spec) {
+  const bool two_way = !spec.update_codec().empty() ||
+                       std::any_of(spec.rules().begin(), spec.rules().end(),
+                                   [](const v1::CodecRule& rule) { return !rule.update_codec().empty(); });
+  if (two_way) return absl::UnimplementedError("update_codec is not supported yet");
+  if (spec.clip_norm() != 0) return absl::UnimplementedError("clip_norm is not supported yet");
+  if (spec.nonfinite() == v1::NONFINITE_SKIP) return absl::UnimplementedError("nonfinite skip is not supported yet");
+  if (spec.optimizer().kind() > v1::OPTIMIZER_STEP)
+    return absl::UnimplementedError("this optimizer is not supported yet");
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
+  GW_RETURN_IF_ERROR(CheckServed(spec));
   Job job;
   job.spec_ = spec;
   GW_RETURN_IF_ERROR(FillOptimizer(&job.spec_));
