@@ -14,4 +14,9 @@ inline uint32_t DrawBits(uint64_t salt, uint64_t index) {
   return h ^ (h >> 16);
 }
 
+// Uniform in [0, 1), 24 bits.
+inline float UnitDraw(uint64_t salt, uint64_t index) {
+  return static_cast<float>(static_cast<int32_t>(DrawBits(salt, index) >> 8)) * 0x1p-24f;
+}
+
 }  // namespace gradwire

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
+#include "kernels/cpu/reference/clones.h"
 #include "kernels/math/fixed_point.h"
 #include "kernels/math/grid.h"
 #include "kernels/math/half.h"
@@ -43,6 +44,21 @@ absl::Status ReadScale(std::span<const uint8_t> payload, float* scale) {
   return absl::InvalidArgumentError(absl::StrFormat("values: scale %g is not a finite, non-negative number", *scale));
 }
 
+GW_CLONES void WriteHalves(const float* values, size_t n, uint8_t* out) {
+  for (size_t i = 0; i < n; ++i) {
+    const uint16_t bits = kernels::FloatToHalf(values[i]);
+    std::memcpy(out + 2 * i, &bits, 2);
+  }
+}
+
+GW_CLONES void ReadHalves(const uint8_t* in, size_t n, float* values) {
+  for (size_t i = 0; i < n; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, in + 2 * i, 2);
+    values[i] = kernels::HalfToFloat(bits);
+  }
+}
+
 }  // namespace
 
 size_t BytesOf(ValueFormat format, size_t n) {
@@ -67,11 +83,7 @@ void WriteValues(ValueFormat format, const float* values, size_t n, uint8_t* out
       std::memcpy(out, values, 4 * n);
       return;
     case ValueFormat::kFp16:
-      for (size_t i = 0; i < n; ++i) {
-        const uint16_t bits = kernels::FloatToHalf(values[i]);
-        std::memcpy(out + 2 * i, &bits, 2);
-      }
-      return;
+      return WriteHalves(values, n, out);
     case ValueFormat::kBf16:
       for (size_t i = 0; i < n; ++i) {
         float rest;
@@ -108,11 +120,13 @@ absl::Status ReadValues(ValueFormat format, std::span<const uint8_t> payload, si
       std::memcpy(values, payload.data(), 4 * n);
       break;
     case ValueFormat::kFp16:
+      ReadHalves(payload.data(), n, values);
+      break;
     case ValueFormat::kBf16:
       for (size_t i = 0; i < n; ++i) {
         uint16_t bits;
         std::memcpy(&bits, payload.data() + 2 * i, 2);
-        values[i] = format == ValueFormat::kFp16 ? kernels::HalfToFloat(bits) : kernels::Bf16ToFloat(bits);
+        values[i] = kernels::Bf16ToFloat(bits);
       }
       break;
     case ValueFormat::kInt8:

@@ -21,8 +21,8 @@ GW_HD uint32_t TieOrder(uint64_t element, uint32_t phase) {
   return static_cast<uint32_t>(element * 0x9E3779B9ull) + phase;
 }
 
-// The phase of one tensor in one round.
-GW_HD uint32_t TiePhase(uint64_t seed, uint32_t tensor, uint64_t round) {
+// The phase of one tensor in one round. `tensor`: a hash of its name, so that it does not depend on the others.
+GW_HD uint32_t TiePhase(uint64_t seed, uint64_t tensor, uint64_t round) {
   return static_cast<uint32_t>(Mix(Mix(seed ^ Mix(tensor)) ^ Mix(round)) >> 32);
 }
 

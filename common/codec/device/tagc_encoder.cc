@@ -6,6 +6,7 @@
 #include "common/base/status_macros.h"
 #include "common/codec/device/device_runs.h"
 #include "common/codec/device/encoders.h"
+#include "common/codec/salts.h"
 #include "kernels/cuda/device_bucket.h"
 #include "kernels/math/select.h"
 
@@ -78,7 +79,7 @@ class DeviceEncoder final : public Encoder {
       const kernels::SelectArgs args = {
           .key = runs[first].selection.key,
           .keep_below = runs[first].selection.keep_below,
-          .phase = kernels::TiePhase(shape_.context.job->spec().seed(), run.tensor, id.round),
+          .phase = TiePhaseOf(*shape_.context.job, run, id.round),
           .first_element = run.offset,
           .limit = shape_.limit,
       };

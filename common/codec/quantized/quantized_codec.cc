@@ -7,14 +7,14 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "common/base/hash.h"
 #include "common/base/status_macros.h"
 #include "common/codec/coverage.h"
 #include "common/codec/dense_shape.h"
 #include "common/codec/frame_header.h"
 #include "common/codec/grid_sums.h"
 #include "common/codec/quantized/quantizer.h"
-#include "common/codec/run_pieces.h"
+#include "common/codec/run_segments.h"
+#include "common/codec/salts.h"
 
 namespace gradwire::quantized {
 namespace {
@@ -25,8 +25,6 @@ using wire::Segment;
 using wire::SegmentHeader;
 using wire::SegmentType;
 
-constexpr size_t kSegmentBytes = 128u << 10;  // of payload, that a writer closes a segment before
-
 // What encoder, accumulators and codec share. Immutable.
 struct Shape {
   CodecContext context;
@@ -34,46 +32,8 @@ struct Shape {
   std::shared_ptr<const Quantizer> quantizer;
 
   const BucketLayout& layout() const { return *context.layout; }
-  size_t BytesOfRun(size_t run) const { return quantizer->BytesOf(layout().runs[run].length); }
-
-  // Calls fn(first, last, header) for the segments that a frame is written in: runs [first, last).
-  template <typename Fn>
-  void ForEachSegment(Fn fn) const {
-    for (size_t first = 0, last = 0; first < layout().runs.size(); first = last) {
-      size_t bytes = 0;
-      uint32_t count = 0;
-      do {
-        bytes += BytesOfRun(last);
-        count += layout().runs[last].length;
-        ++last;
-      } while (last < layout().runs.size() && bytes + BytesOfRun(last) <= kSegmentBytes &&
-               count + layout().runs[last].length <= kSegmentElements);
-      fn(first, last,
-         SegmentHeader{SegmentType::kQuantized, 0, layout().run_begin[first], count, static_cast<uint32_t>(bytes)});
-    }
-  }
-
-  // What the runs that [begin, begin + count) consists of take; nothing where these are not whole runs.
-  std::optional<uint64_t> BytesOfRuns(uint64_t begin, uint64_t count) const {
-    if (begin > layout().elements || count > layout().elements - begin || count == 0 || count > kSegmentElements) {
-      return std::nullopt;
-    }
-    size_t run = RunOf(layout(), begin);
-    if (layout().run_begin[run] != begin) return std::nullopt;
-    uint64_t bytes = 0;
-    for (; layout().run_begin[run] < begin + count; ++run) bytes += BytesOfRun(run);
-    return layout().run_begin[run] == begin + count ? std::optional(bytes) : std::nullopt;
-  }
-
-  // Calls fn(run, its bytes) for every run of a segment that passed CheckSegment. Stops at the first error.
-  template <typename Fn>
-  absl::Status ForEachRun(const Segment& s, Fn fn) const {
-    const uint8_t* at = s.data;
-    for (size_t run = RunOf(layout(), s.begin); layout().run_begin[run] < s.begin + s.count; ++run) {
-      GW_RETURN_IF_ERROR(fn(run, at));
-      at += BytesOfRun(run);
-    }
-    return absl::OkStatus();
+  auto segments() const {
+    return RunSegments(context.layout, [q = quantizer.get()](size_t n) { return q->BytesOf(n); });
   }
 
   absl::Status CheckSegment(uint64_t round, const Segment& s) const {
@@ -81,7 +41,7 @@ struct Shape {
       return absl::InvalidArgumentError(absl::StrFormat("segment type %d (param %d) does not belong in round %d of %s",
                                                         static_cast<int>(s.type), s.param, round, ToString(spec)));
     }
-    const std::optional<uint64_t> bytes = BytesOfRuns(s.begin, s.count);
+    const std::optional<uint64_t> bytes = segments().BytesOfRuns(s.begin, s.count);
     if (bytes.has_value() && *bytes == s.bytes) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrFormat(
         "segment of elements [%d, %d + %d) in %d bytes: not whole runs of a bucket with %d elements, at most %d in %s",
@@ -100,11 +60,12 @@ class QuantizedEncoder final : public Encoder {
     FrameWriter writer(header);
     dense::AddLearningRates(id.learning_rates, &writer);
     if (id.round != 0) {
-      shape_.ForEachSegment([&](size_t first, size_t last, const SegmentHeader& segment) {
+      const auto segments = shape_.segments();
+      segments.ForEachSegment(SegmentType::kQuantized, 0, [&](size_t first, size_t last, const SegmentHeader& segment) {
         uint8_t* out = writer.Begin(segment);
         for (size_t run = first; run < last; ++run) {
           EncodeRun(id, run, runs[run], out);
-          out += shape_.BytesOfRun(run);
+          out += segments.BytesOfRun(run);
         }
         writer.End();
       });
@@ -122,7 +83,8 @@ class QuantizedEncoder final : public Encoder {
     const Quantizer& quantizer = *shape_.quantizer;
     const Rest rest = quantizer.rest();
     const float* const x = rest == Rest::kDropped ? input.gradient : input.pending;
-    quantizer.Encode(x, run.length, quantizer.stochastic() ? SaltOf(id, run) : 0, out);
+    const uint64_t salt = quantizer.stochastic() ? WorkerSalt(*shape_.context.job, run, id.round, id.draws) : 0;
+    quantizer.Encode(x, run.length, salt, out);
     if (rest == Rest::kMomentum) {
       for (uint32_t i = 0; i < run.length; ++i) input.pending[i] *= shape_.spec.momentum;
     }
@@ -130,12 +92,6 @@ class QuantizedEncoder final : public Encoder {
     sent_.resize(std::max<size_t>(sent_.size(), run.length));
     quantizer.Decode(out, run.length, sent_.data()).IgnoreError();  // what it wrote itself
     for (uint32_t i = 0; i < run.length; ++i) input.pending[i] -= sent_[i];
-  }
-
-  // What a run draws from: different for every worker, round and run; the same for every sharding and order of tensors.
-  uint64_t SaltOf(const FrameIdentity& id, const Run& run) const {
-    const uint64_t tensor = HashString(shape_.context.job->tensors()[run.tensor].name, run.offset);
-    return HashCombine(HashCombine(shape_.context.job->spec().seed(), id.draws), HashCombine(tensor, id.round));
   }
 
   const Shape shape_;
@@ -199,7 +155,7 @@ class QuantizedAccumulator final : public Accumulator {
   // The values of a segment that passed CheckSegment.
   absl::Status Decode(const Segment& s) {
     float* out = values_.data();
-    return shape_.ForEachRun(s, [&](size_t run, const uint8_t* in) {
+    return shape_.segments().ForEachRun(s, [&](size_t run, const uint8_t* in) {
       const uint32_t n = shape_.layout().runs[run].length;
       absl::Status status = shape_.quantizer->Decode(in, n, out);
       out += n;
@@ -242,7 +198,7 @@ class QuantizedCodec final : public Codec {
     for (const wire::Chunk& chunk : chunks) {
       for (const Segment& s : chunk.segments) {
         if (s.type != SegmentType::kQuantized) continue;
-        GW_RETURN_IF_ERROR(shape_.ForEachRun(s, [&](size_t run, const uint8_t* in) {
+        GW_RETURN_IF_ERROR(shape_.segments().ForEachRun(s, [&](size_t run, const uint8_t* in) {
           const uint32_t n = shape_.layout().runs[run].length;
           sent.resize(std::max<size_t>(sent.size(), n));
           GW_RETURN_IF_ERROR(shape_.quantizer->Decode(in, n, sent.data()));

@@ -1,15 +1,15 @@
 // See quantizer.h.
 #include <algorithm>
-#include <bit>
+#include <array>
 #include <cmath>
 #include <cstring>
-#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/codec/draw.h"
-#include "common/codec/index_code.h"
+#include "common/codec/level_bits.h"
+#include "common/codec/quantized/loops.h"
 #include "common/codec/quantized/quantizer.h"
+#include "common/codec/reductions.h"
 #include "common/codec/value_format.h"
 #include "kernels/math/math.h"
 
@@ -31,37 +31,16 @@ absl::Status CheckScale(float scale) {
       absl::StrFormat("quantized run: scale %g is not a finite, non-negative number", scale));
 }
 
-float LargestMagnitude(const float* x, size_t n) {
-  float largest = 0;
-  for (size_t i = 0; i < n; ++i) largest = std::max(largest, std::fabs(x[i]));
-  return largest;
-}
-
-// Sums in float64, in order: a run is short.
-double SumOfSquares(const float* x, size_t n) {
-  double sum = 0;
-  for (size_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  return sum;
-}
-
-// Uniform in [0, 1), 24 bits.
-float Draw(uint64_t salt, size_t index) { return static_cast<float>(DrawBits(salt, index) >> 8) * 0x1p-24f; }
-
-// Signs, one bit each: 1 where x >= 0 (so is -0).
 size_t SignBytes(size_t n) { return (n + 7) / 8; }
-void WriteSigns(const float* x, size_t n, uint8_t* out) {
-  for (size_t byte = 0; byte < SignBytes(n); ++byte) {
-    uint32_t bits = 0;
-    const size_t count = std::min<size_t>(8, n - 8 * byte);
-    for (size_t i = 0; i < count; ++i) bits |= static_cast<uint32_t>(x[8 * byte + i] >= 0) << i;
-    out[byte] = static_cast<uint8_t>(bits);
-  }
-}
-absl::Status ReadSigns(const uint8_t* in, size_t n, float positive, float negative, float* out) {
+
+absl::Status DecodeSigns(const uint8_t* in, size_t n, float positive, float negative, float* out) {
   if (n % 8 != 0 && in[n / 8] >> (n % 8) != 0) return absl::InvalidArgumentError("quantized run: padding is not 0");
-  for (size_t i = 0; i < n; ++i) out[i] = (in[i / 8] >> (i % 8) & 1) != 0 ? positive : negative;
+  ReadSigns(in, n, positive, negative, out);
   return absl::OkStatus();
 }
+
+// Elements whose codes are made before they are packed: whole bytes, however many bits each has.
+constexpr size_t kPiece = 1000;
 
 // binary16, nearest.
 class Fp16 final : public Quantizer {
@@ -82,23 +61,21 @@ class OneBit final : public Quantizer {
   Rest rest() const override { return Rest::kResidual; }
   size_t BytesOf(size_t n) const override { return 8 + SignBytes(n); }
   void Encode(const float* x, size_t n, uint64_t, uint8_t* out) const override {
-    double sums[2] = {0, 0};
-    size_t counts[2] = {0, 0};
-    for (size_t i = 0; i < n; ++i) {
-      const bool positive = x[i] >= 0;
-      sums[positive] += static_cast<double>(x[i]);
-      ++counts[positive];
-    }
-    for (const int positive : {1, 0}) {
-      const double mean = counts[positive] == 0 ? 0 : sums[positive] / static_cast<double>(counts[positive]);
-      Store(out + (positive == 1 ? 0 : 4), static_cast<float>(std::fabs(mean)));
-    }
+    const SignedSums sums = SumsBySign(x, n);
+    const size_t negatives = n - sums.positives;
+    Store(out, MeanOf(sums.positive, sums.positives));
+    Store(out + 4, MeanOf(-sums.negative, negatives));
     WriteSigns(x, n, out + 8);
   }
   absl::Status Decode(const uint8_t* in, size_t n, float* out) const override {
     GW_RETURN_IF_ERROR(CheckScale(Load(in)));
     GW_RETURN_IF_ERROR(CheckScale(Load(in + 4)));
-    return ReadSigns(in + 8, n, Load(in), -Load(in + 4), out);
+    return DecodeSigns(in + 8, n, Load(in), -Load(in + 4), out);
+  }
+
+ private:
+  static float MeanOf(double sum, size_t count) {
+    return count == 0 ? 0.0f : static_cast<float>(sum / static_cast<double>(count));
   }
 };
 
@@ -109,7 +86,7 @@ class Sign final : public Quantizer {
   Rest rest() const override { return rest_; }
   size_t BytesOf(size_t n) const override { return SignBytes(n); }
   void Encode(const float* x, size_t n, uint64_t, uint8_t* out) const override { WriteSigns(x, n, out); }
-  absl::Status Decode(const uint8_t* in, size_t n, float* out) const override { return ReadSigns(in, n, 1, -1, out); }
+  absl::Status Decode(const uint8_t* in, size_t n, float* out) const override { return DecodeSigns(in, n, 1, -1, out); }
 
  private:
   const Rest rest_;
@@ -121,14 +98,12 @@ class ScaledSign final : public Quantizer {
   Rest rest() const override { return Rest::kResidual; }
   size_t BytesOf(size_t n) const override { return 4 + SignBytes(n); }
   void Encode(const float* x, size_t n, uint64_t, uint8_t* out) const override {
-    double sum = 0;
-    for (size_t i = 0; i < n; ++i) sum += static_cast<double>(std::fabs(x[i]));
-    Store(out, static_cast<float>(sum / static_cast<double>(n)));
+    Store(out, static_cast<float>(SumOfMagnitudes(x, n) / static_cast<double>(n)));
     WriteSigns(x, n, out + 4);
   }
   absl::Status Decode(const uint8_t* in, size_t n, float* out) const override {
     GW_RETURN_IF_ERROR(CheckScale(Load(in)));
-    return ReadSigns(in + 4, n, Load(in), -Load(in), out);
+    return DecodeSigns(in + 4, n, Load(in), -Load(in), out);
   }
 };
 
@@ -143,45 +118,52 @@ class TernGrad final : public Quantizer {
   void Encode(const float* x, size_t n, uint64_t salt, uint8_t* out) const override {
     float scale = LargestMagnitude(x, n);
     if (clip_ > 0) {
-      double sum = 0;
-      for (size_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]);
-      const double mean = sum / static_cast<double>(n);
+      const double mean = Sum(x, n) / static_cast<double>(n);
       const double variance = std::max(0.0, SumOfSquares(x, n) / static_cast<double>(n) - mean * mean);
       scale = std::min(scale, clip_ * static_cast<float>(std::sqrt(variance)));
     }
     Store(out, scale);
-    for (size_t byte = 0; byte < (n + 4) / 5; ++byte) {
-      uint32_t packed = 0;
-      uint32_t power = 1;
-      for (size_t i = 5 * byte; i < 5 * byte + 5; ++i, power *= 3)
-        packed += power * (i < n ? Digit(x[i], scale, salt, i) : 1);
-      out[4 + byte] = static_cast<uint8_t>(packed);
+    uint8_t* byte = out + 4;
+    for (size_t first = 0; first < n; first += kPiece) {
+      uint8_t digits[kPiece];
+      const size_t count = std::min(kPiece, n - first);
+      TernaryDigits(x + first, count, scale, salt, first, digits);
+      std::fill(digits + count, digits + (count + 4) / 5 * 5, uint8_t{1});
+      for (const uint8_t* d = digits; d < digits + count; d += 5)
+        *byte++ = static_cast<uint8_t>(d[0] + 3 * d[1] + 9 * d[2] + 27 * d[3] + 81 * d[4]);
     }
   }
   absl::Status Decode(const uint8_t* in, size_t n, float* out) const override {
     const float scale = Load(in);
     GW_RETURN_IF_ERROR(CheckScale(scale));
     const float values[3] = {-scale, 0.0f, scale};
-    for (size_t byte = 0; byte < (n + 4) / 5; ++byte) {
-      uint32_t packed = in[4 + byte];
-      if (packed >= 243) return absl::InvalidArgumentError("quantized run: a byte that is not five ternary digits");
-      for (size_t i = 5 * byte; i < 5 * byte + 5; ++i, packed /= 3) {
-        if (i < n) {
-          out[i] = values[packed % 3];
-        } else if (packed % 3 != 1) {
-          return absl::InvalidArgumentError("quantized run: padding is not 0");
-        }
+    in += 4;
+    if (LargestCode(in, (n + 4) / 5) >= kBytes)
+      return absl::InvalidArgumentError("quantized run: a byte that is not five ternary digits");
+    const size_t whole = n / 5;
+    for (size_t byte = 0; byte < whole; ++byte) {
+      const uint8_t* const digits = kDigits[in[byte]].data();
+      for (size_t i = 0; i < 5; ++i) out[5 * byte + i] = values[digits[i]];
+    }
+    for (size_t i = 5 * whole; i < (n + 4) / 5 * 5; ++i) {
+      const uint8_t digit = kDigits[in[whole]][i % 5];
+      if (i < n) {
+        out[i] = values[digit];
+      } else if (digit != 1) {
+        return absl::InvalidArgumentError("quantized run: padding is not 0");
       }
     }
     return absl::OkStatus();
   }
 
  private:
-  static uint32_t Digit(float x, float scale, uint64_t salt, size_t index) {
-    // scale * Draw < |x|: never true where x is 0, always where |x| is the scale or was clipped to it.
-    if (!(scale * Draw(salt, index) < std::fabs(x))) return 1;
-    return x > 0 ? 2 : 0;
-  }
+  static constexpr uint8_t kBytes = 243;  // 3^5
+  static constexpr std::array<std::array<uint8_t, 5>, kBytes> kDigits = [] {
+    std::array<std::array<uint8_t, 5>, kBytes> all{};
+    for (size_t byte = 0; byte < kBytes; ++byte)
+      for (size_t i = 0, rest = byte; i < 5; ++i, rest /= 3) all[byte][i] = static_cast<uint8_t>(rest % 3);
+    return all;
+  }();
 
   const float clip_;
 };
@@ -194,36 +176,41 @@ class Dithering : public Quantizer {
       : bits_(static_cast<int>(bits)), levels_((1 << (bits - 1)) - 1), norm_(norm) {}
   Rest rest() const override { return Rest::kDropped; }
   bool stochastic() const override { return true; }
-  size_t BytesOf(size_t n) const override { return 4 + (n * static_cast<size_t>(bits_) + 7) / 8; }
+  size_t BytesOf(size_t n) const override { return 4 + LevelBytes(n, bits_); }
   void Encode(const float* x, size_t n, uint64_t salt, uint8_t* out) const override {
     const float norm =
         norm_ == QuantizedSpec::Norm::kMax ? LargestMagnitude(x, n) : static_cast<float>(std::sqrt(SumOfSquares(x, n)));
     Store(out, norm);
-    std::vector<int32_t> codes(n);
-    for (size_t i = 0; i < n && norm > 0; ++i) {
-      const int32_t level = LevelOf(std::min(1.0f, std::fabs(x[i]) / norm), Draw(salt, i));
-      codes[i] = x[i] < 0 ? -level : level;
+    uint8_t codes[kPiece] = {};
+    for (size_t first = 0; first < n; first += kPiece) {
+      const size_t count = std::min(kPiece, n - first);
+      if (norm > 0) CodesOf(x + first, count, norm, salt, first, codes);
+      PackLevels(codes, count, bits_, out + 4 + LevelBytes(first, bits_));
     }
-    const std::vector<uint8_t> packed = PackIntegers(codes, bits_);
-    std::memcpy(out + 4, packed.data(), packed.size());
   }
   absl::Status Decode(const uint8_t* in, size_t n, float* out) const override {
     const float norm = Load(in);
     GW_RETURN_IF_ERROR(CheckScale(norm));
-    std::vector<int32_t> codes(n);
-    GW_RETURN_IF_ERROR(UnpackIntegers({in + 4, BytesOf(n) - 4}, bits_, n, codes.data()));
-    for (size_t i = 0; i < n; ++i) {
-      const int32_t level = std::abs(codes[i]);
-      if (level > levels_) return absl::InvalidArgumentError("quantized run: a level that does not exist");
-      const float magnitude = norm * FractionOf(level);
-      out[i] = codes[i] < 0 ? -magnitude : magnitude;
+    float values[256] = {};
+    for (int32_t level = 1; level <= levels_; ++level) {
+      values[2 * level] = norm * FractionOf(level);
+      values[2 * level - 1] = -values[2 * level];
+    }
+    for (size_t first = 0; first < n; first += kPiece) {
+      uint8_t codes[kPiece];
+      const size_t count = std::min(kPiece, n - first);
+      if (!UnpackLevels(in + 4 + LevelBytes(first, bits_), count, bits_, codes))
+        return absl::InvalidArgumentError("quantized run: padding is not 0");
+      if (LargestCode(codes, count) > 2 * levels_)
+        return absl::InvalidArgumentError("quantized run: a level that does not exist");
+      LookUp(codes, count, values, out + first);
     }
     return absl::OkStatus();
   }
 
  protected:
-  // The level of a fraction y in [0, 1], drawn by u in [0, 1).
-  virtual int32_t LevelOf(float y, float u) const = 0;
+  // Zigzag codes of the levels of elements first .. first + n.
+  virtual void CodesOf(const float* x, size_t n, float norm, uint64_t salt, size_t first, uint8_t* codes) const = 0;
   virtual float FractionOf(int32_t level) const = 0;
   int32_t levels() const { return levels_; }
 
@@ -239,10 +226,8 @@ class Linear final : public Dithering {
   using Dithering::Dithering;
 
  private:
-  int32_t LevelOf(float y, float u) const override {
-    const float scaled = y * static_cast<float>(levels());
-    const int32_t low = static_cast<int32_t>(scaled);
-    return low + static_cast<int32_t>(u < scaled - static_cast<float>(low));
+  void CodesOf(const float* x, size_t n, float norm, uint64_t salt, size_t first, uint8_t* codes) const override {
+    LinearCodes(x, n, norm, levels(), salt, first, codes);
   }
   float FractionOf(int32_t level) const override { return static_cast<float>(level) / static_cast<float>(levels()); }
 };
@@ -253,12 +238,8 @@ class Natural final : public Dithering {
   using Dithering::Dithering;
 
  private:
-  int32_t LevelOf(float y, float u) const override {
-    const float lowest = FractionOf(1);
-    if (y < lowest) return static_cast<int32_t>(u * lowest < y);
-    const int exponent = static_cast<int>(kernels::FloatBits(y) >> 23) - 127;  // y is normal: lowest is
-    const float low = kernels::PowerOfTwo(exponent);
-    return exponent + levels() + static_cast<int32_t>(low + u * low < y);
+  void CodesOf(const float* x, size_t n, float norm, uint64_t salt, size_t first, uint8_t* codes) const override {
+    NaturalCodes(x, n, norm, levels(), salt, first, codes);
   }
   float FractionOf(int32_t level) const override { return level == 0 ? 0.0f : kernels::PowerOfTwo(level - levels()); }
 };

@@ -1,9 +1,9 @@
 // See agreed.h.
 #include "common/codec/sparse/agreed.h"
 
-#include "common/base/hash.h"
 #include "common/codec/draw.h"
 #include "common/codec/run_pieces.h"
+#include "common/codec/salts.h"
 
 namespace gradwire::sparse {
 
@@ -12,8 +12,7 @@ void AgreedPositions(const Job& job, const BucketLayout& layout, uint64_t round,
   const uint64_t keep_below = static_cast<uint64_t>(density * 4294967296.0);
   ForEachRunPiece(layout, begin, count, [&](size_t run, uint64_t offset, uint64_t n, uint64_t position) {
     const Run& r = layout.runs[run];
-    const uint64_t salt =
-        HashCombine(HashCombine(job.spec().seed(), round), HashString(job.tensors()[r.tensor].name, r.offset));
+    const uint64_t salt = SharedSalt(job, r, round);
     for (uint64_t i = 0; i < n; ++i) {
       if (DrawBits(salt, offset + i) < keep_below) out->push_back(static_cast<uint32_t>(position + i));
     }

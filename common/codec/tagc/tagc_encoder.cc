@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/codec/salts.h"
 #include "kernels/math/select.h"
 
 namespace gradwire::tagc {
@@ -44,7 +45,7 @@ void TagcEncoder::TakeSelected(uint64_t round, const RoundPlan& plan, std::span<
     const kernels::SelectArgs args = {
         .key = runs[i].selection.key,
         .keep_below = runs[i].selection.keep_below,
-        .phase = kernels::TiePhase(shape_.context.job->spec().seed(), run.tensor, round),
+        .phase = TiePhaseOf(*shape_.context.job, run, round),
         .first_element = run.offset,
         .exponent = plan.exponents[i],
         .limit = shape_.limit,
