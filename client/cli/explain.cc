@@ -108,6 +108,7 @@ Explanation Explain(const SparseSpec& spec, uint64_t elements) {
   double index_bits = p >= 1 ? 0 : n * -(p * std::log2(p) + (1 - p) * std::log2(1 - p));
   switch (spec.choice) {
     case SparseSpec::Choice::kTopK:
+    case SparseSpec::Choice::kDgc:
       e.text = absl::StrFormat(
           "  density=%g  of each tensor, the largest %g %% of the elements; the others wait in the "
           "residual\n",
@@ -116,6 +117,16 @@ Explanation Explain(const SparseSpec& spec, uint64_t elements) {
         e.text += absl::StrFormat("  warmup_rounds=%d  the density falls from %g to %g over so many rounds\n",
                                   spec.warmup_rounds, spec.warmup_density, p);
       }
+      if (spec.choice != SparseSpec::Choice::kDgc) break;
+      e.text += absl::StrFormat(
+          "  momentum=%g  of a velocity that each worker adds to its residual, and forgets where it was sent; the "
+          "optimizer has none then\n",
+          spec.momentum);
+      e.text += spec.clip == 0 ? "  clip=0  gradients are taken in as they are\n"
+                               : absl::StrFormat(
+                                     "  clip=%g  a tensor's gradient is scaled where its norm is above so "
+                                     "much divided by the square root of max_workers\n",
+                                     spec.clip);
       break;
     case SparseSpec::Choice::kThreshold:
       e.text = absl::StrFormat(
@@ -139,6 +150,24 @@ Explanation Explain(const SparseSpec& spec, uint64_t elements) {
   return e;
 }
 
+Explanation Explain(const HomomorphicSpec& spec, uint64_t elements) {
+  const double n = static_cast<double>(elements);
+  const double bytes = n * spec.bits / 8 + std::ceil(n / 4096);  // and a range per run
+  if (spec.scheme == HomomorphicSpec::Scheme::kThc) {
+    return {absl::StrFormat("  bits=%d  each run is rotated at random, and each number becomes one of %d table values "
+                            "from 0 to %d, by chance; the range leaves out %g %% of normal numbers; the rest goes to "
+                            "the residual\n",
+                            spec.bits, 1 << spec.bits, spec.granularity, 100 * spec.p),
+            bytes};
+  }
+  const bool nearest = spec.rounding == HomomorphicSpec::Rounding::kNearest;
+  return {absl::StrFormat("  bits=%d  each element becomes one of %d even levels of its run's range, %s\n", spec.bits,
+                          (1 << spec.bits) - 1,
+                          nearest ? "the nearest; the rest goes to the residual"
+                                  : "by chance; unbiased, and what lies beyond the range goes to the residual"),
+          bytes};
+}
+
 }  // namespace
 
 absl::Status ExplainCodec(const std::string& text, uint64_t elements, bool json, std::ostream& out) {
@@ -153,6 +182,9 @@ absl::Status ExplainCodec(const std::string& text, uint64_t elements, bool json,
   out << ToString(spec) << "\n" << e.text;
   if (std::holds_alternative<TagcSpec>(spec)) {
     out << "  Workers' frames are merged without decoding them; what cannot be decoded is deferred, never estimated.\n";
+  }
+  if (std::holds_alternative<HomomorphicSpec>(spec)) {
+    out << "  Workers agree on the range of each run a round ahead, so that frames are merged as integers.\n";
   }
   out << absl::StrFormat("  About %s per worker and step for %d elements (float32: %s, %.1f times as much).\n",
                          HumanBytes(e.push_bytes), elements, HumanBytes(dense_bytes),

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -60,6 +61,15 @@ struct RunInput {
   Selection selection;
   // For encoders on a device, whose pointers are in its memory: if not null, what takes the place of `selection`.
   const kernels::cuda::DeviceSelection* device_selection = nullptr;
+  // Where the codec has a velocity(): that of the run. Set to 0 where something was sent.
+  float* velocity = nullptr;
+};
+
+// Momentum that a worker keeps beside its residual: DGC (Lin et al. 2017, arXiv 1712.01887, sections 3.2 and 3.3).
+struct VelocityRule {
+  float momentum = 0;
+  bool nesterov = false;
+  float largest_norm = 0;  // of a tensor's gradient on one worker, beyond which it is scaled to this; 0: it is not
 };
 
 // An encoded frame and what is needed to take parts of it back.
@@ -155,8 +165,10 @@ class Codec {
  public:
   virtual ~Codec() = default;
   virtual bool uses_residual() const = 0;
-  virtual bool sparse() const = 0;                   // sends a part of the elements
-  virtual bool selects() const { return false; }     // needs a Selection per tensor
+  virtual bool sparse() const = 0;                // sends a part of the elements
+  virtual bool selects() const { return false; }  // needs a Selection per tensor
+  // What gradients go through on their way into the residual; nothing for codecs without a velocity.
+  virtual std::optional<VelocityRule> velocity() const { return std::nullopt; }
   virtual bool defers() const { return false; }      // update frames may name elements that workers take back
   virtual double Density(uint64_t round) const = 0;  // 1 for dense codecs
   virtual RoundPlan InitialPlan() const = 0;

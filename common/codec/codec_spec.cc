@@ -147,11 +147,46 @@ constexpr std::pair<std::string_view, SparseSpec::Choice> kSparseChoices[] = {
     {"topk", SparseSpec::Choice::kTopK},
     {"threshold", SparseSpec::Choice::kThreshold},
     {"randomk", SparseSpec::Choice::kRandomK},
+    {"dgc", SparseSpec::Choice::kDgc},
 };
 constexpr std::pair<std::string_view, SparseSpec::Values> kSparseValues[] = {
     {"fp32", SparseSpec::Values::kFp32}, {"fp16", SparseSpec::Values::kFp16}, {"bf16", SparseSpec::Values::kBf16},
     {"int8", SparseSpec::Values::kInt8}, {"int4", SparseSpec::Values::kInt4},
 };
+
+constexpr std::pair<std::string_view, bool> kSwitch[] = {{"false", false}, {"true", true}};
+
+using Homomorphic = HomomorphicSpec::Scheme;
+
+constexpr std::pair<std::string_view, Homomorphic> kHomomorphicSchemes[] = {
+    {"uniform", Homomorphic::kUniform},
+    {"thc", Homomorphic::kThc},
+};
+constexpr std::pair<std::string_view, HomomorphicSpec::Rounding> kRoundings[] = {
+    {"nearest", HomomorphicSpec::Rounding::kNearest},
+    {"stochastic", HomomorphicSpec::Rounding::kStochastic},
+};
+
+absl::StatusOr<CodecSpec> ParseHomomorphic(std::string_view name, Homomorphic scheme, KeyValues values) {
+  HomomorphicSpec spec;
+  spec.scheme = scheme;
+  if (scheme == Homomorphic::kUniform) {
+    GW_RETURN_IF_ERROR(TakeNumber(name, "bits", 2u, 8u, &values, &spec.bits));
+    GW_RETURN_IF_ERROR(TakeChoice<HomomorphicSpec::Rounding>(name, "rounding", kRoundings, &values, &spec.rounding));
+    GW_RETURN_IF_ERROR(RefuseRest(name, values, "bits, rounding"));
+    return spec;
+  }
+  GW_RETURN_IF_ERROR(TakeNumber(name, "bits", 1u, 6u, &values, &spec.bits));
+  spec.granularity = std::max(spec.granularity, 1u << spec.bits);
+  GW_RETURN_IF_ERROR(TakeNumber(name, "granularity", 1u << spec.bits, 254u, &values, &spec.granularity));
+  GW_RETURN_IF_ERROR(TakeNumber(name, "p", 1e-6, 0.5, &values, &spec.p));
+  GW_RETURN_IF_ERROR(RefuseRest(name, values, "bits, granularity, p"));
+  if (spec.granularity % 2 != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("codec 'thc': granularity=%d must be even, so that zero is in the middle", spec.granularity));
+  }
+  return spec;
+}
 
 absl::StatusOr<CodecSpec> ParseQuantized(std::string_view name, Scheme scheme, KeyValues values) {
   QuantizedSpec spec;
@@ -195,10 +230,16 @@ absl::StatusOr<CodecSpec> ParseSparse(std::string_view name, SparseSpec::Choice 
   } else {
     GW_RETURN_IF_ERROR(TakeNumber(name, "density", 1e-6, 1.0, &values, &spec.density));
   }
-  if (choice == SparseSpec::Choice::kTopK) {
+  if (choice == SparseSpec::Choice::kTopK || choice == SparseSpec::Choice::kDgc) {
     settings = "density, values, warmup_rounds, warmup_density";
     GW_RETURN_IF_ERROR(TakeNumber(name, "warmup_rounds", 0u, 100'000'000u, &values, &spec.warmup_rounds));
     GW_RETURN_IF_ERROR(TakeNumber(name, "warmup_density", 1e-6, 1.0, &values, &spec.warmup_density));
+  }
+  if (choice == SparseSpec::Choice::kDgc) {
+    settings = "density, values, momentum, nesterov, clip, warmup_rounds, warmup_density";
+    GW_RETURN_IF_ERROR(TakeNumber(name, "momentum", 0.0f, 0.9999f, &values, &spec.momentum));
+    GW_RETURN_IF_ERROR(TakeChoice<bool>(name, "nesterov", kSwitch, &values, &spec.nesterov));
+    GW_RETURN_IF_ERROR(TakeNumber(name, "clip", 0.0f, 1e9f, &values, &spec.clip));
   }
   GW_RETURN_IF_ERROR(RefuseRest(name, values, settings));
   return spec;
@@ -247,10 +288,25 @@ std::string Print(const SparseSpec& spec) {
     case SparseSpec::Choice::kRandomK:
       return absl::StrCat(name, ":density=", Shortest(spec.density), ",values=", values);
     case SparseSpec::Choice::kTopK:
+    case SparseSpec::Choice::kDgc:
       break;
   }
-  return absl::StrCat(name, ":density=", Shortest(spec.density), ",values=", values,
+  std::string velocity;
+  if (spec.choice == SparseSpec::Choice::kDgc) {
+    velocity = absl::StrCat(",momentum=", Shortest(spec.momentum), ",nesterov=", NameOf<bool>(kSwitch, spec.nesterov),
+                            ",clip=", Shortest(spec.clip));
+  }
+  return absl::StrCat(name, ":density=", Shortest(spec.density), ",values=", values, velocity,
                       ",warmup_rounds=", spec.warmup_rounds, ",warmup_density=", Shortest(spec.warmup_density));
+}
+
+std::string Print(const HomomorphicSpec& spec) {
+  const std::string name = NameOf<Homomorphic>(kHomomorphicSchemes, spec.scheme);
+  if (spec.scheme == Homomorphic::kUniform) {
+    return absl::StrCat(name, ":bits=", spec.bits,
+                        ",rounding=", NameOf<HomomorphicSpec::Rounding>(kRoundings, spec.rounding));
+  }
+  return absl::StrCat(name, ":bits=", spec.bits, ",granularity=", spec.granularity, ",p=", Shortest(spec.p));
 }
 
 }  // namespace
@@ -260,7 +316,8 @@ double TagcSpec::DensityAt(uint64_t round) const {
 }
 
 double SparseSpec::DensityAt(uint64_t round) const {
-  return WarmedDensity(round, density, warmup_density, choice == Choice::kTopK ? warmup_rounds : 0);
+  return WarmedDensity(round, density, warmup_density,
+                       choice == Choice::kTopK || choice == Choice::kDgc ? warmup_rounds : 0);
 }
 
 absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text) {
@@ -280,9 +337,13 @@ absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text) {
   for (const auto& [known, choice] : kSparseChoices) {
     if (name == known) return ParseSparse(name, choice, std::move(values));
   }
+  for (const auto& [known, scheme] : kHomomorphicSchemes) {
+    if (name == known) return ParseHomomorphic(name, scheme, std::move(values));
+  }
   return absl::InvalidArgumentError(absl::StrCat(
       "unknown codec '", std::string(name), "'; known: dense (dense:", NamesOf<DenseSpec::Values>(kDenseValues),
-      "), tagc (tagc:density=0.01), ", NamesOf<SparseSpec::Choice>(kSparseChoices), ", ", NamesOf<Scheme>(kSchemes)));
+      "), tagc (tagc:density=0.01), ", NamesOf<SparseSpec::Choice>(kSparseChoices), ", ", NamesOf<Scheme>(kSchemes),
+      ", ", NamesOf<Homomorphic>(kHomomorphicSchemes)));
 }
 
 std::string ToString(const CodecSpec& spec) {

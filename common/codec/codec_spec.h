@@ -50,20 +50,38 @@ struct QuantizedSpec {
 // A part of the elements, values in float32 or less. Frames carry positions and values; sums on the grid.
 //   "topk:density=0.01,values=fp32|fp16|bf16|int8|int4,warmup_rounds=0,warmup_density=0.1"
 //   "threshold:value=0.001,values=fp32"  "randomk:density=0.01,values=fp32"
+//   "dgc:density=0.01,values=fp32,momentum=0.9,nesterov=false,clip=0,warmup_rounds=0,warmup_density=0.1"
 struct SparseSpec {
-  enum class Choice : uint8_t { kTopK, kThreshold, kRandomK };
+  enum class Choice : uint8_t { kTopK, kThreshold, kRandomK, kDgc };
   enum class Values : uint8_t { kFp32, kFp16, kBf16, kInt8, kInt4 };
   Choice choice = Choice::kTopK;
-  double density = 0.01;     // topk, randomk: fraction of the elements that a worker sends per round, (0, 1]
+  double density = 0.01;     // topk, dgc, randomk: fraction of the elements that a worker sends per round, (0, 1]
   double threshold = 0.001;  // threshold: magnitudes from here on are sent
   Values values = Values::kFp32;
-  uint32_t warmup_rounds = 0;  // topk: as TagcSpec
+  uint32_t warmup_rounds = 0;  // topk, dgc: as TagcSpec
   double warmup_density = 0.1;
-  double DensityAt(uint64_t round) const;  // topk, randomk; as TagcSpec
+  float momentum = 0.9f;  // dgc: of the worker's velocity, [0, 1)
+  bool nesterov = false;  // dgc
+  float clip = 0;         // dgc: norm of a tensor's gradient, over all workers, beyond which it is scaled; 0: it is not
+  double DensityAt(uint64_t round) const;  // topk, dgc, randomk; as TagcSpec
   bool operator==(const SparseSpec&) const = default;
 };
 
-using CodecSpec = std::variant<DenseSpec, TagcSpec, QuantizedSpec, SparseSpec>;
+// Every element in a few bits on a range that all workers have agreed on, so that frames are merged as integers.
+// Definitions, sources and what we deviate in: README.md.
+//   "uniform:bits=4,rounding=nearest|stochastic"  "thc:bits=4,granularity=30,p=0.03125"
+struct HomomorphicSpec {
+  enum class Scheme : uint8_t { kUniform, kThc };
+  enum class Rounding : uint8_t { kNearest, kStochastic };
+  Scheme scheme = Scheme::kUniform;
+  uint32_t bits = 4;                       // per element on the wire; uniform: 2 to 8, thc: 1 to 6
+  Rounding rounding = Rounding::kNearest;  // uniform
+  uint32_t granularity = 30;               // thc: largest integer of its table, even, 2^bits to 254
+  double p = 1.0 / 32;                     // thc: of normal numbers, the part that its range leaves out
+  bool operator==(const HomomorphicSpec&) const = default;
+};
+
+using CodecSpec = std::variant<DenseSpec, TagcSpec, QuantizedSpec, SparseSpec, HomomorphicSpec>;
 
 // Errors: InvalidArgument naming the unknown codec or key, the value found and the values allowed.
 absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text);

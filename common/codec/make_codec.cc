@@ -1,6 +1,7 @@
 // From a spec to a codec prepared for one bucket: the one place that knows every codec.
 #include "common/codec/codec.h"
 #include "common/codec/dense_codec.h"
+#include "common/codec/homomorphic/homomorphic_codec.h"
 #include "common/codec/quantized/quantized_codec.h"
 #include "common/codec/sparse/sparse_codec.h"
 #include "common/codec/tagc/tagc_codec.h"
@@ -13,6 +14,8 @@ absl::StatusOr<std::unique_ptr<Codec>> MakeCodec(const CodecContext& context) {
   if (const auto* quantized = std::get_if<QuantizedSpec>(&spec))
     return quantized::MakeQuantizedCodec(context, *quantized);
   if (const auto* sparse = std::get_if<SparseSpec>(&spec)) return sparse::MakeSparseCodec(context, *sparse);
+  if (const auto* homomorphic = std::get_if<HomomorphicSpec>(&spec))
+    return homomorphic::MakeHomomorphicCodec(context, *homomorphic);
   return MakeTagcCodec(context, std::get<TagcSpec>(spec));
 }
 

@@ -10,7 +10,8 @@ namespace gradwire {
 absl::Status CheckPlan(const Job& job, const BucketLayout& layout, const RoundPlan& plan) {
   const CodecSpec& codec = job.codecs()[layout.codec];
   const auto* dense = std::get_if<DenseSpec>(&codec);
-  const bool scaled = std::holds_alternative<TagcSpec>(codec) || (dense != nullptr && dense->fixed());
+  const bool scaled = std::holds_alternative<TagcSpec>(codec) || std::holds_alternative<HomomorphicSpec>(codec) ||
+                      (dense != nullptr && dense->fixed());
   const size_t exponents = scaled ? layout.runs.size() : 0;
   if (plan.exponents.size() != exponents) {
     return absl::InvalidArgumentError(absl::StrFormat("plan of bucket %d has exponents of %d runs; %s needs %d",

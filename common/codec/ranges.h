@@ -32,23 +32,24 @@ inline int8_t NextExponent(int8_t current, int range, int32_t limit, int headroo
 // are exact inverses.
 class RangeHistogram {
  public:
-  explicit RangeHistogram(size_t runs) : bins_(runs * kBins, 0) {}
+  explicit RangeHistogram(size_t runs, int least = kernels::kMinRange, int largest = kernels::kMaxRange)
+      : least_(least), largest_(largest), bins_(runs * Bins(), 0) {}
 
   void Clear() { std::fill(bins_.begin(), bins_.end(), uint16_t{0}); }
 
   // `segment`: kRanges. Errors: InvalidArgument; nothing is changed then.
   absl::Status Check(const wire::Segment& segment) const {
-    const uint64_t runs = bins_.size() / kBins;
+    const uint64_t runs = bins_.size() / Bins();
     if (segment.bytes != segment.count || segment.begin > runs || segment.count > runs - segment.begin) {
       return absl::InvalidArgumentError(
           absl::StrFormat("ranges of runs [%d, %d + %d) in %d bytes; the bucket has %d runs", segment.begin,
-                          segment.begin, segment.count, segment.bytes, bins_.size() / kBins));
+                          segment.begin, segment.count, segment.bytes, runs));
     }
     for (uint32_t i = 0; i < segment.count; ++i) {
       const int range = static_cast<int8_t>(segment.data[i]);
-      if (range < kernels::kMinRange || range > kernels::kMaxRange) {
-        return absl::InvalidArgumentError(absl::StrFormat("run %d: range %d is outside [%d, %d]", segment.begin + i,
-                                                          range, kernels::kMinRange, kernels::kMaxRange));
+      if (range < least_ || range > largest_) {
+        return absl::InvalidArgumentError(
+            absl::StrFormat("run %d: range %d is outside [%d, %d]", segment.begin + i, range, least_, largest_));
       }
       if (Bin(segment.begin + i, range) == UINT16_MAX) return absl::InvalidArgumentError("too many contributions");
     }
@@ -63,21 +64,23 @@ class RangeHistogram {
     }
   }
 
-  // Largest range seen for a run; kMinRange - 1 if none was.
+  // Largest range seen for a run; the least one - 1 if none was.
   int Max(size_t run) const {
-    for (int range = kernels::kMaxRange; range >= kernels::kMinRange; --range) {
+    for (int range = largest_; range >= least_; --range) {
       if (Bin(run, range) != 0) return range;
     }
-    return kernels::kMinRange - 1;
+    return least_ - 1;
   }
 
   size_t memory_bytes() const { return bins_.size() * sizeof(uint16_t); }
 
  private:
-  static constexpr size_t kBins = kernels::kMaxRange - kernels::kMinRange + 1;
-  static size_t Index(size_t run, int range) { return run * kBins + static_cast<size_t>(range - kernels::kMinRange); }
+  size_t Bins() const { return static_cast<size_t>(largest_ - least_ + 1); }
+  size_t Index(size_t run, int range) const { return run * Bins() + static_cast<size_t>(range - least_); }
   uint16_t Bin(size_t run, int range) const { return bins_[Index(run, range)]; }
 
+  int least_;
+  int largest_;
   std::vector<uint16_t> bins_;
 };
 

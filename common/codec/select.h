@@ -20,6 +20,12 @@ void AddToPending(std::span<const float> gradient, std::span<float> pending, ker
 void AddStepToPending(std::span<const float> gradient, std::span<float> second_moment, std::span<float> pending,
                       float beta2, float epsilon, uint64_t t, kernels::Backend& backend);
 
+// The gradient, scaled to `rule.largest_norm` where its norm is larger (sums of squares in float64, in a fixed order),
+// goes into the velocity u and that into what is pending: u = m u + g; pending += u, or m u + g for Nesterov's (Lin et
+// al. 2017, section 3.2 and appendix B).
+void AddVelocityToPending(std::span<const float> gradient, const VelocityRule& rule, std::span<float> velocity,
+                          std::span<float> pending);
+
 // Chooses the elements of largest magnitude: about density * pending.size() of them, within 5 % relative however
 // many are tied. All zero or density 0: selects nothing. Deterministic.
 Selection SelectThreshold(std::span<const float> pending, double density, kernels::Backend& backend);

@@ -3,9 +3,11 @@
 
 #include <cmath>
 #include <cstring>
+#include <memory>
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/codec/homomorphic/homomorphic_codec.h"
 #include "common/codec/index_code.h"
 #include "common/codec/plan_check.h"
 #include "common/codec/ranges.h"
@@ -21,6 +23,11 @@ using wire::SegmentType;
 
 GW_CLONES void MeansOfIntegers(const int32_t* sums, size_t n, float unit, float contributors, float* out) {
   for (size_t i = 0; i < n; ++i) out[i] = kernels::MeanOfInteger(sums[i], unit, contributors);
+}
+
+absl::Status MissingExponents(const Update& update) {
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "update frame of round %d needs the exponents of its round; they are not known here", update.round));
 }
 
 // Folds the segments of one update frame, in order, into an Update.
@@ -44,6 +51,8 @@ class UpdateReader {
       case SegmentType::kDenseInt:
       case SegmentType::kDensePacked:
         return ReadDenseIntegers(s, chunk);
+      case SegmentType::kLevelSums:
+        return ReadLevelSums(s);
       case SegmentType::kIndex:
         GW_RETURN_IF_ERROR(SetBody(Update::Body::kSparse));
         return ReadPositions(s, &update_->positions);
@@ -141,6 +150,20 @@ class UpdateReader {
     return absl::OkStatus();
   }
 
+  absl::Status ReadLevelSums(const Segment& s) {
+    const auto* spec = std::get_if<HomomorphicSpec>(&job_.codecs()[layout_.codec]);
+    if (spec == nullptr) return absl::InvalidArgumentError("the bucket's codec has no sums of levels");
+    if (update_->exponents.size() != layout_.runs.size()) return MissingExponents(*update_);
+    if (means_reader_ == nullptr) means_reader_ = std::make_unique<homomorphic::MeansReader>(&job_, &layout_, *spec);
+    GW_RETURN_IF_ERROR(SetBody(Update::Body::kDenseFloat));
+    GW_RETURN_IF_ERROR(Advance(s));
+    std::shared_ptr<float[]> means = std::make_shared_for_overwrite<float[]>(s.count);
+    GW_RETURN_IF_ERROR(means_reader_->Read(s, update_->round, update_->exponents, update_->contributors, means.get()));
+    const uint8_t* values = reinterpret_cast<const uint8_t*>(means.get());
+    AddPart(s, Bytes(std::move(means), values, size_t{4} * s.count));
+    return absl::OkStatus();
+  }
+
   absl::Status ReadDenseIntegers(const Segment& s, const Bytes& chunk) {
     GW_RETURN_IF_ERROR(SetBody(Update::Body::kDenseInt));
     GW_RETURN_IF_ERROR(Advance(s));
@@ -206,6 +229,7 @@ class UpdateReader {
   const BucketLayout& layout_;
   Update* update_;
   sparse::Agreement agreement_;
+  std::unique_ptr<homomorphic::MeansReader> means_reader_;  // once there is something to read
   uint64_t covered_ = 0;
 };
 
@@ -233,8 +257,7 @@ absl::StatusOr<Update> DecodeUpdate(std::span<const Bytes> chunks, const Job& jo
   GW_RETURN_IF_ERROR(reader.Finish());
   GW_RETURN_IF_ERROR(CheckPlan(job, layout, update.next));
   if (update.integers_of_exponents() && update.exponents.size() != layout.runs.size()) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "update frame of round %d needs the exponents of its round; they are not known here", update.round));
+    return MissingExponents(update);
   }
   if (update.body != Update::Body::kEmpty && update.contributors == 0) {
     return absl::InvalidArgumentError("update frame has a body but no contributors");

@@ -234,6 +234,25 @@ absl::Status CheckServed(const v1::JobSpec& spec) {
   return absl::OkStatus();
 }
 
+// DGC has its momentum on the workers (Lin et al. 2017, section 3.2), of gradients.
+absl::Status CheckVelocity(const v1::JobSpec& spec, const Tensor& tensor, const CodecSpec& codec) {
+  const auto* sparse = std::get_if<SparseSpec>(&codec);
+  if (sparse == nullptr || sparse->choice != SparseSpec::Choice::kDgc) return absl::OkStatus();
+  if (spec.push() != v1::PUSH_GRADIENT) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("tensor '%s': codec dgc corrects the momentum of gradients, and this job pushes steps or "
+                        "deltas; push gradients, or take topk",
+                        tensor.name));
+  }
+  if (const float momentum = spec.optimizer().groups(static_cast<int>(tensor.group)).momentum(); momentum != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("tensor '%s': codec dgc has the momentum on the workers, and the optimizer of group %d has "
+                        "another one of %g; set that to 0, and momentum=%g in the codec",
+                        tensor.name, tensor.group, momentum, momentum));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
@@ -278,6 +297,7 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
                                    [&](const v1::CodecRule& r) { return RuleMatches(r, tensor); });
     tensor.codec =
         codec_index(rule == job.spec_.rules().end() ? fallback : rule_codecs[rule - job.spec_.rules().begin()]);
+    GW_RETURN_IF_ERROR(CheckVelocity(job.spec_, tensor, job.codecs_[tensor.codec]));
     v1::TensorSpec* canonical = job.spec_.mutable_tensors(i);
     canonical->set_role(tensor.role);
     canonical->set_dtype(v1::DTYPE_FLOAT32);

@@ -18,7 +18,7 @@ inline constexpr uint8_t kVersion = 1;
 inline constexpr size_t kHeaderBytes = 64;
 inline constexpr size_t kSegmentHeaderBytes = 24;
 inline constexpr size_t kDefaultChunkBytes = 260u << 10;  // so that a receiver has it in its cache while it merges
-inline constexpr size_t kMaxChunkBytes = 4u << 20;  // header and segments
+inline constexpr size_t kMaxChunkBytes = 4u << 20;        // header and segments
 inline constexpr uint32_t kMaxSegmentsPerChunk = 4096;
 
 enum class FrameKind : uint8_t {
@@ -63,6 +63,8 @@ enum class SegmentType : uint8_t {
   kDensePacked = 12,   // zigzag integers of consecutive elements, bit-packed; param: bits each
   kQuantized = 13,     // whole runs, as the codec quantises them
   kSparse = 14,        // positions and values; param: SparseParam
+  kLevels = 15,        // whole runs: a level per element, bit-packed; param: bits each
+  kLevelSums = 16,     // whole runs: sums of levels, zigzag and bit-packed; param: bits each
 };
 
 enum class Array : uint8_t { kParameter = 0, kFirstMoment = 1, kSecondMoment = 2 };

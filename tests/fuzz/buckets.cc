@@ -37,7 +37,8 @@ std::vector<Bucket> MakeBuckets() {
   std::vector<Bucket> buckets;
   for (const char* codec : {"dense:fp32", "dense:bf16", "dense:fixed32", "dense:fixed16", "tagc:density=0.1,cells=8",
                             "tagc:density=0.1,cells=16", "tagc:density=0.3,cells=32,slack=0.1", "onebit", "terngrad",
-                            "natural:bits=3", "topk:density=0.1,values=int4", "randomk:density=0.1,values=fp16"}) {
+                            "natural:bits=3", "topk:density=0.1,values=int4", "randomk:density=0.1,values=fp16",
+                            "dgc:density=0.1", "uniform:bits=3", "thc:bits=4"}) {
     buckets.push_back(MakeBucket(codec, kElements));
   }
   buckets.push_back(MakeBucket("tagc", 0));

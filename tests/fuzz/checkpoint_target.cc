@@ -31,7 +31,7 @@ v1::JobSpec SpecOf(uint8_t choice) {
   spec.set_name("job");
   spec.mutable_optimizer()->set_kind(step ? v1::OPTIMIZER_STEP : v1::OPTIMIZER_ADAMW);
   if (step) spec.set_push(v1::PUSH_STEP);
-  spec.set_codec("tagc:density=0.2");
+  spec.set_codec(!step && (choice & 4) != 0 ? "dgc:density=0.2" : "tagc:density=0.2");
   for (const auto& [name, elements] : {std::pair("a.weight", 40), std::pair("b", 7), std::pair("empty", 0)}) {
     spec.add_tensors()->set_name(name);
     spec.mutable_tensors(spec.tensors_size() - 1)->add_shape(static_cast<uint64_t>(elements));
@@ -119,7 +119,7 @@ void RepairDigest(Input tensors, std::vector<uint8_t>* text) {
 
 }  // namespace
 
-// u8: bit 0 the digest is made right first, bits 1 and 2 which job; u16 bytes of tensors; header without its length,
+// u8: bit 0 the digest is made right first, bits 1 to 3 which job; u16 bytes of tensors; header without its length,
 // tensors.
 void RunCheckpoint(Input input) {
   Reader reader(input);
@@ -158,7 +158,7 @@ void RunCheckpoint(Input input) {
 
 Seeds CheckpointSeeds() {
   Seeds seeds;
-  for (uint8_t choice = 0; choice < 8; ++choice) {
+  for (uint8_t choice = 0; choice < 16; ++choice) {
     testing_support::FakeDisk disk;
     MakeFolder(disk);
     const State state(static_cast<uint8_t>(choice >> 1));

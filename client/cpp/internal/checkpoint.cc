@@ -31,6 +31,7 @@ constexpr char kFirstMoment[] = "first_moment";
 constexpr char kSecondMoment[] = "second_moment";
 constexpr char kResidual[] = "residual";
 constexpr char kPreconditioner[] = "preconditioner";
+constexpr char kVelocity[] = "velocity";
 constexpr uint64_t kMaxFileBytes = 1ull << 42;
 
 using Metadata = std::map<std::string, std::string>;
@@ -125,6 +126,7 @@ absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job
     tensors.AddFloats(kSecondMoment, tensor, replica.second_moment(t));
     tensors.AddFloats(kResidual, tensor, kept.pending);
     tensors.AddFloats(kPreconditioner, tensor, kept.second_moment);
+    tensors.AddFloats(kVelocity, tensor, kept.velocity);
     steps.push_back(static_cast<uint32_t>(kept.steps));
     steps.push_back(static_cast<uint32_t>(kept.steps >> 32));
   }
@@ -278,6 +280,7 @@ absl::Status CheckpointFile::Restore(Replica* replica, GradientStore* gradients)
     const GradientStore::Memory memory = gradients->MemoryOf(t, Has(kResidual, t), Load<uint64_t>(&steps[8 * t]));
     GW_RETURN_IF_ERROR(Fill(kResidual, t, memory.pending));
     GW_RETURN_IF_ERROR(Fill(kPreconditioner, t, memory.second_moment));
+    GW_RETURN_IF_ERROR(Fill(kVelocity, t, memory.velocity));
   }
   return absl::OkStatus();
 }

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,6 +21,7 @@ GradientStore::GradientStore(const Job* job, std::vector<const Codec*> codecs, k
     if (state.codec == nullptr) continue;
     if (state.codec->uses_residual() || step) state.pending.assign(elements, 0.0f);
     if (step) state.second_moment.assign(elements, 0.0f);
+    if (state.codec->velocity()) state.velocity.assign(elements, 0.0f);
   }
 }
 
@@ -56,6 +58,8 @@ absl::Status GradientStore::Ingest(uint32_t tensor, const float* gradient, uint6
     }
     AddStepToPending(values, state.second_moment, state.pending, job_->spec().step().beta2(),
                      job_->spec().step().epsilon(), ++state.steps, *backend_);
+  } else if (const std::optional<VelocityRule> rule = state.codec->velocity()) {
+    AddVelocityToPending(values, *rule, state.velocity, state.pending);
   } else if (!state.pending.empty()) {
     AddToPending(values, state.pending, *backend_);
   }
@@ -81,6 +85,7 @@ std::vector<RunInput> GradientStore::InputsOf(const BucketLayout& layout) {
     else if (state.source != nullptr)
       inputs[i].gradient = state.source + run.offset;
     inputs[i].selection = state.selection;
+    if (!state.velocity.empty()) inputs[i].velocity = state.velocity.data() + run.offset;
   }
   return inputs;
 }
@@ -127,14 +132,14 @@ absl::Status GradientStore::Deferred(const BucketLayout& layout, const Codec& co
 
 GradientStore::Kept GradientStore::KeptOf(uint32_t tensor) const {
   const State& state = tensors_[tensor];
-  return {state.pending, state.second_moment, state.steps};
+  return {state.pending, state.second_moment, state.velocity, state.steps};
 }
 
 GradientStore::Memory GradientStore::MemoryOf(uint32_t tensor, bool has_pending, uint64_t steps) {
   State& state = tensors_[tensor];
   if (has_pending && state.pending.empty()) state.pending.assign(job_->tensors()[tensor].elements, 0.0f);
   state.steps = steps;
-  return {state.pending, state.second_moment};
+  return {state.pending, state.second_moment, state.velocity};
 }
 
 void GradientStore::EndRound() {

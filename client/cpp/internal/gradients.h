@@ -37,7 +37,8 @@ class GradientStore {
   // wait for the next round.
   void Encoded(const BucketLayout& layout);
   void Keep(const BucketLayout& layout);
-  // The frame was not merged (too late, or refused): what it carried waits for the next round.
+  // The frame was not merged (too late, or refused): what it carried waits for the next round. A velocity stays 0
+  // where it was sent: its momentum has been spent.
   absl::Status Returned(const BucketLayout& layout, const Codec& codec, const EncodedFrame& frame);
   // Merged, but the elements at `positions` could not be decoded by anyone.
   absl::Status Deferred(const BucketLayout& layout, const Codec& codec, const EncodedFrame& frame,
@@ -46,6 +47,7 @@ class GradientStore {
   struct Kept {
     std::span<const float> pending;
     std::span<const float> second_moment;
+    std::span<const float> velocity;
     uint64_t steps = 0;
   };
   Kept KeptOf(uint32_t tensor) const;
@@ -53,6 +55,7 @@ class GradientStore {
   struct Memory {
     std::span<float> pending;
     std::span<float> second_moment;
+    std::span<float> velocity;
   };
   Memory MemoryOf(uint32_t tensor, bool has_pending, uint64_t steps);
   // The round is over: the caller's gradient memory is not referred to any more.
@@ -69,6 +72,7 @@ class GradientStore {
     std::vector<float> pending;
     std::vector<float> second_moment;  // PUSH_STEP
     uint64_t steps = 0;                // PUSH_STEP
+    std::vector<float> velocity;       // codecs with a velocity()
     std::vector<float> sanitized;      // this round's gradient without its non-finite elements
     const float* source = nullptr;     // what codecs without residual read this round; null: nothing was taken in
     bool from_pending = false;         // that is `pending`

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -13,6 +14,7 @@
 #include "common/codec/frame_header.h"
 #include "common/codec/grid_sums.h"
 #include "common/codec/run_pieces.h"
+#include "common/codec/salts.h"
 #include "common/codec/sparse/agreed.h"
 #include "common/codec/sparse/sparse_segment.h"
 #include "common/codec/tagc/position_counters.h"
@@ -79,7 +81,10 @@ class SparseEncoder final : public Encoder {
       shape_.Write(pairs_, pairs_.values, shape_.spec.values, id.round, density, &writer);
       for (size_t k = 0, run = 0; k < pairs_.positions.size(); ++k) {
         while (pairs_.positions[k] >= layout.run_begin[run + 1]) ++run;
-        runs[run].pending[pairs_.positions[k] - layout.run_begin[run]] -= pairs_.values[k];
+        const uint64_t at = pairs_.positions[k] - layout.run_begin[run];
+        runs[run].pending[at] -= pairs_.values[k];
+        // Momentum factor masking (Lin et al. 2017, section 3.3).
+        if (runs[run].velocity != nullptr) runs[run].velocity[at] = 0;
       }
     }
     EncodedFrame frame;
@@ -99,7 +104,7 @@ class SparseEncoder final : public Encoder {
     }
     for (size_t r = 0; r < runs.size() && shape_.spec.choice != Choice::kRandomK; ++r) {
       const Run& run = layout.runs[r];
-      const uint32_t phase = kernels::TiePhase(shape_.context.job->spec().seed(), run.tensor, round);
+      const uint32_t phase = TiePhaseOf(*shape_.context.job, run, round);
       const Selection& selection = runs[r].selection;
       const float threshold = static_cast<float>(shape_.spec.threshold);
       for (uint32_t i = 0; i < run.length; ++i) {
@@ -215,7 +220,14 @@ class SparseCodec final : public Codec {
 
   bool uses_residual() const override { return true; }
   bool sparse() const override { return true; }
-  bool selects() const override { return shape_.spec.choice == Choice::kTopK; }
+  bool selects() const override { return shape_.spec.choice == Choice::kTopK || shape_.spec.choice == Choice::kDgc; }
+  std::optional<VelocityRule> velocity() const override {
+    if (shape_.spec.choice != Choice::kDgc) return std::nullopt;
+    // Section 3.2: each of N workers clips at N^-1/2 of what the sum is meant to have.
+    const double workers = shape_.context.job->spec().max_workers();
+    return VelocityRule{shape_.spec.momentum, shape_.spec.nesterov,
+                        static_cast<float>(static_cast<double>(shape_.spec.clip) / std::sqrt(workers))};
+  }
   double Density(uint64_t round) const override { return shape_.spec.DensityAt(round); }
   RoundPlan InitialPlan() const override { return {}; }
   std::unique_ptr<Encoder> NewEncoder() const override { return std::make_unique<SparseEncoder>(shape_); }

@@ -2,6 +2,7 @@
 #include "tests/conformance/codec/codec_harness.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -15,10 +16,24 @@ namespace gradwire::testing {
 CodecTraits TraitsOf(const std::string& codec) {
   const auto is = [&codec](std::string_view name) { return codec.starts_with(name); };
   CodecTraits traits;
-  traits.keeps_rest = !(is("signsgd") || is("signum") || is("terngrad") || is("qsgd") || is("linear") || is("natural"));
-  traits.unbiased = is("terngrad") || is("qsgd") || is("linear") || is("natural");
-  const bool scaled = is("onebit") || is("efsignsgd") || codec.find("=int") != std::string::npos;
-  traits.rounding = scaled ? 1e-5 : 0;
+  const bool stochastic = is("qsgd") || is("linear") || is("natural") || codec.ends_with("=stochastic");
+  traits.keeps_rest = !(is("signsgd") || is("signum") || is("terngrad") || stochastic);
+  traits.unbiased = stochastic || codec == "terngrad";
+  const bool scaled = is("onebit") || is("efsignsgd") || is("dgc") || codec.find("=int") != std::string::npos;
+  const bool homomorphic = is("uniform") || is("thc");
+  traits.rounding = homomorphic ? 5e-5 : scaled ? 1e-5 : 0;
+  if (is("fp16")) traits.run_bits = [](uint64_t n) { return 16 * n; };
+  if (is("onebit")) traits.run_bits = [](uint64_t n) { return 64 + n; };
+  if (is("signsgd") || is("signum")) traits.run_bits = [](uint64_t n) { return n; };
+  if (is("efsignsgd")) traits.run_bits = [](uint64_t n) { return 32 + n; };
+  if (is("terngrad")) traits.run_bits = [](uint64_t n) { return 32 + (n + 4) / 5 * 8; };
+  if (const size_t at = codec.find(":bits="); at != std::string::npos) {
+    const uint64_t bits = static_cast<uint64_t>(codec[at + 6] - '0');
+    traits.run_bits = [bits, transformed = is("thc"), scale = homomorphic ? 0u : 32u](uint64_t n) {
+      return scale + bits * (transformed ? std::bit_ceil(n) : n);
+    };
+  }
+  traits.sends_ranges = is("dense:fixed") || is("tagc") || homomorphic;
   traits.exact_means = is("dense:fixed") || is("tagc");
   return traits;
 }
@@ -49,7 +64,20 @@ std::vector<std::string> AllCodecs() {
           "topk:density=0.02,values=int8",
           "topk:density=0.02,values=int4",
           "threshold:value=0.01",
-          "randomk:density=0.02,values=bf16"};
+          "randomk:density=0.02,values=bf16",
+          "dgc:density=0.02,momentum=0.5",
+          "dgc:density=0.02,values=fp16,momentum=0.5,nesterov=true,clip=100",
+          "uniform:bits=4",
+          "uniform:bits=8",
+          "uniform:bits=3,rounding=stochastic",
+          "thc:bits=4",
+          "thc:bits=2,granularity=20,p=0.1"};
+}
+
+std::vector<std::string> CodecsWith(const std::function<bool(const CodecTraits&)>& promise) {
+  std::vector<std::string> codecs = AllCodecs();
+  std::erase_if(codecs, [&](const std::string& codec) { return !promise(TraitsOf(codec)); });
+  return codecs;
 }
 
 std::string NameOf(const std::string& codec, const std::string& backend) {
@@ -112,6 +140,8 @@ Cluster::Cluster(const ClusterOptions& options) : options_(options), random_(opt
   codec_ = OrDie(MakeCodec({job_.get(), layout_slice_, backend_.get()}));
   for (uint32_t w = 0; w < options.workers; ++w) encoders_.push_back(codec_->NewEncoder());
   pending_.assign(options.workers, std::vector<float>(options.elements));
+  formed_ = pending_;
+  if (codec_->velocity()) velocity_ = pending_;
   pushed_.assign(options.elements, 0);
   applied_.assign(options.elements, 0);
   plan_ = codec_->InitialPlan();
@@ -145,8 +175,16 @@ std::vector<EncodedFrame> Cluster::EncodeAll(const GradientFn& gradient) {
     if (round_ != 0) {  // round 0 calibrates: the client pushes the same gradient again as round 1
       std::vector<float> g(options_.elements);
       gradient(w, round_, &g);
-      for (size_t i = 0; i < g.size(); ++i) pushed_[i] += static_cast<double>(g[i]);
-      AddToPending(g, pending, *backend_);
+      if (const std::optional<VelocityRule> rule = codec_->velocity()) {
+        formed_[w] = pending;
+        AddVelocityToPending(g, *rule, velocity_[w], pending);
+        for (size_t i = 0; i < g.size(); ++i)
+          pushed_[i] += static_cast<double>(pending[i]) - static_cast<double>(formed_[w][i]);
+      } else {
+        for (size_t i = 0; i < g.size(); ++i) pushed_[i] += static_cast<double>(g[i]);
+        AddToPending(g, pending, *backend_);
+      }
+      formed_[w] = pending;
     }
     std::vector<float> shown = pending;
     if (round_ == 0) gradient(w, 1, &shown);
@@ -157,6 +195,7 @@ std::vector<EncodedFrame> Cluster::EncodeAll(const GradientFn& gradient) {
     for (size_t i = 0; i < layout().runs.size(); ++i) {
       float* at = memory.data() + layout().run_begin[i];
       runs.push_back({at, at, selection});
+      if (!velocity_.empty()) runs.back().velocity = velocity_[w].data() + layout().run_begin[i];
     }
     frames.push_back(OrDie(encoders_[w]->Encode(Identity(1000 + w), plan_, runs)));
     if (round_ != 0 && !codec_->uses_residual()) std::fill(pending.begin(), pending.end(), 0.0f);

@@ -23,10 +23,14 @@ struct CodecTraits {
   double rounding = 0;       // of gradients below 4
   bool unbiased = false;     // the expectation of what a frame stands for is the gradient
   bool exact_means = false;  // the sum can be had back from the update frame for any number of workers
+  // Where the bytes of a frame depend on the number of elements alone: bits of a run with n of them.
+  std::function<uint64_t(uint64_t n)> run_bits;
+  bool sends_ranges = false;  // and a range per run before that
 };
 CodecTraits TraitsOf(const std::string& codec);
 // A spec of every codec in every form, and a name for a test of one.
 std::vector<std::string> AllCodecs();
+std::vector<std::string> CodecsWith(const std::function<bool(const CodecTraits&)>& promise);
 std::string NameOf(const std::string& codec, const std::string& backend);
 
 struct ClusterOptions {
@@ -77,6 +81,8 @@ class Cluster {
   uint32_t workers() const { return options_.workers; }
   std::mt19937_64& random() { return random_; }
   std::vector<float>& pending(uint32_t worker) { return pending_[worker]; }
+  // What was pending when the last round was encoded, this round's gradient included.
+  const std::vector<float>& formed(uint32_t worker) const { return formed_[worker]; }
   std::unique_ptr<Accumulator> OpenAccumulator() const;
   FrameIdentity Identity(uint64_t incarnation) const;
 
@@ -97,6 +103,8 @@ class Cluster {
   std::unique_ptr<Codec> codec_;
   std::vector<std::unique_ptr<Encoder>> encoders_;
   std::vector<std::vector<float>> pending_;
+  std::vector<std::vector<float>> formed_;
+  std::vector<std::vector<float>> velocity_;  // of codecs that have one
   RoundPlan plan_;
   uint64_t round_ = 0;
   std::vector<double> pushed_;

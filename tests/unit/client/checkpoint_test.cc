@@ -29,7 +29,7 @@ v1::JobSpec SpecFor(v1::PushKind push) {
   }
   spec.mutable_optimizer()->set_kind(push == v1::PUSH_STEP ? v1::OPTIMIZER_STEP : v1::OPTIMIZER_ADAMW);
   spec.set_push(push);
-  spec.set_codec("tagc:density=0.1");
+  spec.set_codec(push == v1::PUSH_STEP ? "tagc:density=0.1" : "dgc:density=0.1");
   v1::CodecRule* rule = spec.add_rules();
   rule->set_pattern("a.*");
   rule->set_codec("dense:values=fp32");
@@ -66,6 +66,7 @@ struct State {
       const GradientStore::Memory kept = gradients->MemoryOf(t, true, 0x1'0000'0007);
       fill(kept.pending);
       fill(kept.second_moment);
+      fill(kept.velocity);
     }
     for (PlanWindow& window : plans) {
       std::deque<RoundPlan> changed = window.newest_first();
@@ -125,6 +126,9 @@ TEST_P(CheckpointTest, ComesBackWhole) {
     const GradientStore::Kept found = to.gradients->KeptOf(t), wanted = from.gradients->KeptOf(t);
     EXPECT_EQ(Copy(found.pending), Copy(wanted.pending)) << t;
     EXPECT_EQ(Copy(found.second_moment), Copy(wanted.second_moment));
+    EXPECT_EQ(Copy(found.velocity), Copy(wanted.velocity));
+    EXPECT_EQ(wanted.velocity.size(),
+              GetParam() == v1::PUSH_GRADIENT && (t == 1 || t == 2) ? from.memory[t].size() : 0);
     EXPECT_EQ(found.steps, wanted.steps);
   }
 }

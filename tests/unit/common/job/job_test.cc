@@ -169,6 +169,10 @@ TEST(CodecSpec, ParsesAndPrintsCanonically) {
             "topk:density=0.01,values=int4,warmup_rounds=0,warmup_density=0.1");
   EXPECT_EQ(ToString(*ParseCodecSpec("threshold:value=0.5")), "threshold:value=0.5,values=fp32");
   EXPECT_EQ(ToString(*ParseCodecSpec("randomk:density=0.1")), "randomk:density=0.1,values=fp32");
+  EXPECT_EQ(ToString(*ParseCodecSpec("dgc:density=0.1,nesterov=true")),
+            "dgc:density=0.1,values=fp32,momentum=0.9,nesterov=true,clip=0,warmup_rounds=0,warmup_density=0.1");
+  EXPECT_EQ(ToString(*ParseCodecSpec("uniform")), "uniform:bits=4,rounding=nearest");
+  EXPECT_EQ(ToString(*ParseCodecSpec("thc:bits=6")), "thc:bits=6,granularity=64,p=0.03125");
 }
 
 // Who makes a job from the canonical spec must get the codecs of who made it from the original.
@@ -200,7 +204,12 @@ TEST(CodecSpec, RefusesWithTheAllowedValues) {
   EXPECT_THAT(error("linear:norm=l1"), HasSubstr("use one of max, l2"));
   EXPECT_THAT(error("topk:value=1"), HasSubstr("has no setting 'value'"));
   EXPECT_THAT(error("fp16:bits=3"), HasSubstr("has no setting"));
-  EXPECT_THAT(error("topq"), HasSubstr("topk, threshold, randomk, fp16, onebit"));
+  EXPECT_THAT(error("topq"), HasSubstr("topk, threshold, randomk, dgc, fp16, onebit"));
+  EXPECT_THAT(error("dgc:momentum=1"), HasSubstr("momentum=1 must be a number from 0 to 0.9999"));
+  EXPECT_THAT(error("dgc:nesterov=yes"), HasSubstr("use one of false, true"));
+  EXPECT_THAT(error("uniform:bits=9"), HasSubstr("bits=9 must be a number from 2 to 8"));
+  EXPECT_THAT(error("thc:granularity=15"), HasSubstr("must be a number from 16 to 254"));
+  EXPECT_THAT(error("thc:granularity=31"), HasSubstr("granularity=31 must be even"));
   EXPECT_THAT(error("tagc:density"), HasSubstr("key=value"));
   EXPECT_THAT(error("tagc:density=0.1,density=0.2"), HasSubstr("set twice"));
 }
