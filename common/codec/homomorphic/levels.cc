@@ -20,9 +20,14 @@ float* Room(std::vector<float>* memory, size_t n) {
   return memory->data();
 }
 
+// Within +-limit, whatever x is.
+inline __attribute__((always_inline)) float Clamped(float x, float limit) {
+  return std::min(limit, std::max(-limit, x));  // in this order NaN becomes a limit
+}
+
 GW_CLONES void EncodeNearest(const float* x, size_t n, float inverse, float limit, uint8_t* levels) {
   for (size_t i = 0; i < n; ++i) {
-    const float scaled = std::min(std::max(x[i] * inverse, -limit), limit);
+    const float scaled = Clamped(x[i] * inverse, limit);
     levels[i] = static_cast<uint8_t>(static_cast<int32_t>(kernels::RoundToEven(scaled) + limit));
   }
 }
@@ -30,7 +35,7 @@ GW_CLONES void EncodeNearest(const float* x, size_t n, float inverse, float limi
 // Up from the level below by a chance that is the distance from it.
 GW_CLONES void EncodeByChance(const float* x, size_t n, float inverse, float limit, uint64_t salt, uint8_t* levels) {
   for (size_t i = 0; i < n; ++i) {
-    const float scaled = std::min(std::max(x[i] * inverse, -limit), limit) + limit;
+    const float scaled = Clamped(x[i] * inverse, limit) + limit;
     const int32_t low = static_cast<int32_t>(scaled);
     levels[i] = static_cast<uint8_t>(low + static_cast<int32_t>(UnitDraw(salt, i) < scaled - static_cast<float>(low)));
   }
@@ -100,7 +105,7 @@ GW_CLONES void Turn(const float* x, size_t n, uint64_t salt, float* out) {
 GW_CLONES void ScaleRotated(const float* y, size_t n, float inverse, float half, uint64_t salt, float* scaled,
                             float* draws) {
   for (size_t i = 0; i < n; ++i) {
-    scaled[i] = std::min(std::max(y[i] * inverse, -half), half) + half;
+    scaled[i] = Clamped(y[i] * inverse, half) + half;
     draws[i] = UnitDraw(salt, i);
   }
 }
@@ -144,16 +149,16 @@ class Thc final : public Levels {
               uint8_t* levels) const override {
     const size_t d = PositionsOf(n);
     float* const y = Room(&scratch->a, d);
-    float* const other = Room(&scratch->b, 2 * d);
+    float* const scaled = Room(&scratch->b, 2 * d);
+    float* const draws = scaled + d;
     Turn(x, n, shared, y);
     std::fill(y + n, y + d, 0.0f);
-    Hadamard(y, other, d);
-    float* const scaled = other;
-    float* const draws = other + d;
+    Hadamard(y, d);
     ScaleRotated(y, d, static_cast<float>(1 / (UnitOf(range, d) * static_cast<double>(d))), static_cast<float>(half_),
                  own, scaled, draws);
+    const Below* const table = below_.data();
     for (size_t i = 0; i < d; ++i) {
-      const Below& below = below_[static_cast<size_t>(scaled[i])];
+      const Below& below = table[static_cast<int32_t>(scaled[i])];
       levels[i] = static_cast<uint8_t>(below.level + (draws[i] * below.gap < scaled[i] - below.start));
     }
   }
@@ -166,7 +171,7 @@ class Thc final : public Levels {
     const size_t d = PositionsOf(n);
     float* const y = Room(&scratch->a, d);
     ToFloats(sums, d, y);
-    Hadamard(y, Room(&scratch->b, d), d);
+    Hadamard(y, d);
     MeansOfTurned(y, n, static_cast<float>(UnitOf(range, d)), static_cast<float>(contributors), out);
     Turn(out, n, shared, out);
   }

@@ -18,6 +18,9 @@ inline __attribute__((always_inline)) uint8_t ZigZagOf(float x, int32_t level) {
   return static_cast<uint8_t>(2 * level - static_cast<int32_t>((x < 0) & (level > 0)));
 }
 
+inline __attribute__((always_inline)) int32_t LevelOf(uint8_t code) { return (code + 1) >> 1; }
+inline __attribute__((always_inline)) uint32_t SignOf(uint8_t code) { return static_cast<uint32_t>(code & 1) << 31; }
+
 }  // namespace
 
 GW_CLONES void WriteSigns(const float* x, size_t n, uint8_t* out) {
@@ -88,8 +91,21 @@ GW_CLONES uint8_t LargestCode(const uint8_t* codes, size_t n) {
   return largest;
 }
 
-GW_CLONES void LookUp(const uint8_t* codes, size_t n, const float* values, float* out) {
-  for (size_t i = 0; i < n; ++i) out[i] = values[codes[i]];
+GW_CLONES void LinearValues(const uint8_t* codes, size_t n, float norm, int32_t levels, float* out) {
+  const float scale = static_cast<float>(levels);
+  for (size_t i = 0; i < n; ++i) {
+    const float magnitude = norm * (static_cast<float>(LevelOf(codes[i])) / scale);
+    out[i] = kernels::FloatFromBits(kernels::FloatBits(magnitude) ^ SignOf(codes[i]));
+  }
+}
+
+GW_CLONES void NaturalValues(const uint8_t* codes, size_t n, float norm, int32_t levels, float* out) {
+  for (size_t i = 0; i < n; ++i) {
+    const int32_t level = LevelOf(codes[i]);
+    const uint32_t power = static_cast<uint32_t>(level - levels + 127) << 23;
+    const float fraction = kernels::FloatFromBits(power & (0u - static_cast<uint32_t>(level > 0)));
+    out[i] = kernels::FloatFromBits(kernels::FloatBits(norm * fraction) ^ SignOf(codes[i]));
+  }
 }
 
 }  // namespace gradwire::quantized

@@ -18,7 +18,8 @@ void TernaryDigits(const float* x, size_t n, float scale, uint64_t salt, size_t 
 void LinearCodes(const float* x, size_t n, float norm, int32_t levels, uint64_t salt, size_t first, uint8_t* codes);
 void NaturalCodes(const float* x, size_t n, float norm, int32_t levels, uint64_t salt, size_t first, uint8_t* codes);
 uint8_t LargestCode(const uint8_t* codes, size_t n);
-// out[i] = values[codes[i]].
-void LookUp(const uint8_t* codes, size_t n, const float* values, float* out);
+// What they stand for.
+void LinearValues(const uint8_t* codes, size_t n, float norm, int32_t levels, float* out);
+void NaturalValues(const uint8_t* codes, size_t n, float norm, int32_t levels, float* out);
 
 }  // namespace gradwire::quantized

@@ -11,7 +11,6 @@
 #include "common/codec/quantized/quantizer.h"
 #include "common/codec/reductions.h"
 #include "common/codec/value_format.h"
-#include "kernels/math/math.h"
 
 namespace gradwire::quantized {
 namespace {
@@ -191,11 +190,6 @@ class Dithering : public Quantizer {
   absl::Status Decode(const uint8_t* in, size_t n, float* out) const override {
     const float norm = Load(in);
     GW_RETURN_IF_ERROR(CheckScale(norm));
-    float values[256] = {};
-    for (int32_t level = 1; level <= levels_; ++level) {
-      values[2 * level] = norm * FractionOf(level);
-      values[2 * level - 1] = -values[2 * level];
-    }
     for (size_t first = 0; first < n; first += kPiece) {
       uint8_t codes[kPiece];
       const size_t count = std::min(kPiece, n - first);
@@ -203,7 +197,7 @@ class Dithering : public Quantizer {
         return absl::InvalidArgumentError("quantized run: padding is not 0");
       if (LargestCode(codes, count) > 2 * levels_)
         return absl::InvalidArgumentError("quantized run: a level that does not exist");
-      LookUp(codes, count, values, out + first);
+      ValuesOf(codes, count, norm, out + first);
     }
     return absl::OkStatus();
   }
@@ -211,7 +205,7 @@ class Dithering : public Quantizer {
  protected:
   // Zigzag codes of the levels of elements first .. first + n.
   virtual void CodesOf(const float* x, size_t n, float norm, uint64_t salt, size_t first, uint8_t* codes) const = 0;
-  virtual float FractionOf(int32_t level) const = 0;
+  virtual void ValuesOf(const uint8_t* codes, size_t n, float norm, float* out) const = 0;
   int32_t levels() const { return levels_; }
 
  private:
@@ -229,7 +223,9 @@ class Linear final : public Dithering {
   void CodesOf(const float* x, size_t n, float norm, uint64_t salt, size_t first, uint8_t* codes) const override {
     LinearCodes(x, n, norm, levels(), salt, first, codes);
   }
-  float FractionOf(int32_t level) const override { return static_cast<float>(level) / static_cast<float>(levels()); }
+  void ValuesOf(const uint8_t* codes, size_t n, float norm, float* out) const override {
+    LinearValues(codes, n, norm, levels(), out);
+  }
 };
 
 // Natural dithering (Horvath et al. 2019, definition 2): levels 0 and 2^(1 - s), ..., 1/2, 1.
@@ -241,7 +237,9 @@ class Natural final : public Dithering {
   void CodesOf(const float* x, size_t n, float norm, uint64_t salt, size_t first, uint8_t* codes) const override {
     NaturalCodes(x, n, norm, levels(), salt, first, codes);
   }
-  float FractionOf(int32_t level) const override { return level == 0 ? 0.0f : kernels::PowerOfTwo(level - levels()); }
+  void ValuesOf(const uint8_t* codes, size_t n, float norm, float* out) const override {
+    NaturalValues(codes, n, norm, levels(), out);
+  }
 };
 
 }  // namespace

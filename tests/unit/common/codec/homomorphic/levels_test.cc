@@ -20,17 +20,17 @@ namespace {
 
 TEST(Hadamard, IsItsMatrix) {
   std::mt19937 random(1);
-  for (size_t d : {1, 2, 4, 8, 64, 512}) {
-    std::vector<float> x(d), scratch(d);
+  for (size_t d : {1, 2, 4, 8, 16, 32, 64, 128, 512}) {
+    std::vector<float> x(d);
     for (float& v : x) v = static_cast<float>(static_cast<int>(random() % 2001) - 1000);
     const std::vector<float> before = x;
-    Hadamard(x.data(), scratch.data(), d);
+    Hadamard(x.data(), d);
     for (size_t i = 0; i < d; ++i) {
       float sum = 0;  // integers: exact
       for (size_t j = 0; j < d; ++j) sum += std::popcount(i & j) % 2 == 0 ? before[j] : -before[j];
       ASSERT_EQ(x[i], sum) << d << " numbers, " << i;
     }
-    Hadamard(x.data(), scratch.data(), d);
+    Hadamard(x.data(), d);
     for (size_t i = 0; i < d; ++i) ASSERT_EQ(x[i], static_cast<float>(d) * before[i]);
   }
 }
