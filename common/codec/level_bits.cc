@@ -1,6 +1,7 @@
 // See level_bits.h. Eight levels of b bits are b bytes, so eight are taken at a time.
 #include "common/codec/level_bits.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/cpu/reference/clones.h"
@@ -80,7 +81,7 @@ GW_CLONES void PackLevels(const uint8_t* levels, size_t n, int bits, uint8_t* ou
     case 7:
       return Pack<7>(levels, n, out);
     default:
-      std::memcpy(out, levels, n);
+      std::copy(levels, levels + n, out);
   }
 }
 
@@ -101,7 +102,7 @@ GW_CLONES bool UnpackLevels(const uint8_t* in, size_t n, int bits, uint8_t* leve
     case 7:
       return Unpack<7>(in, n, levels);
     default:
-      std::memcpy(levels, in, n);
+      std::copy(in, in + n, levels);
       return true;
   }
 }
