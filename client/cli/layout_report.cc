@@ -1,5 +1,6 @@
 // `gradwire layout`: the shard map of a spec as people and scripts read it. See commands.h.
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -19,6 +20,12 @@ bool RuleMatches(const v1::CodecRule& rule, const Tensor& tensor) {
     return false;
   }
   return rule.max_elements() == 0 || tensor.elements <= rule.max_elements();
+}
+
+// How tensors travel, and how they come back.
+std::string CodecsOf(const Job& job, uint32_t codec) {
+  const std::optional<CodecSpec>& back = job.update_codecs()[codec];
+  return ToString(job.codecs()[codec]) + (back ? ", back " + ToString(*back) : "");
 }
 
 std::string Reason(const Job& job, const Tensor& tensor) {
@@ -47,14 +54,14 @@ void PrintTables(const Job& job, const Layout& layout, std::ostream& out) {
   out << absl::StrFormat("%-40s %12s %-10s %-44s %s\n", "tensor", "elements", "role", "codec", "why");
   for (const Tensor& tensor : job.tensors()) {
     out << absl::StrFormat("%-40s %12d %-10s %-44s %s\n", tensor.name, tensor.elements, RoleName(tensor.role),
-                           ToString(job.codecs()[tensor.codec]), Reason(job, tensor));
+                           CodecsOf(job, tensor.codec), Reason(job, tensor));
   }
   out << absl::StrFormat("\n%6s %12s %-44s %s\n", "bucket", "elements", "codec", "tensors");
   for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
     uint64_t elements = 0;
     for (const BucketPart& part : layout.parts(b)) elements += part.end - part.begin;
     const auto parts = layout.parts(b);
-    out << absl::StrFormat("%6d %12d %-44s %s\n", b, elements, ToString(job.codecs()[layout.at(b, 0).codec]),
+    out << absl::StrFormat("%6d %12d %-44s %s\n", b, elements, CodecsOf(job, layout.at(b, 0).codec),
                            absl::StrJoin(parts, ", ", [&job](std::string* s, const BucketPart& part) {
                              s->append(job.tensors()[part.tensor].name);
                            }));

@@ -110,6 +110,8 @@ struct FinishStats {
 
 struct UpdateFrame {
   std::vector<Bytes> chunks;
+  // The frame of the mean that the update was compressed from (UpdateCompressor); empty where it was not.
+  std::vector<Bytes> mean;
   RoundPlan next;
   FinishStats stats;
   // Where the accumulator has it: the same, decoded, its values still in its own memory. Valid until the accumulator is
@@ -204,5 +206,7 @@ struct CodecContext {
 };
 
 absl::StatusOr<std::unique_ptr<Codec>> MakeCodec(const CodecContext& context);
+// The same of another codec than the bucket's. `spec` may go.
+absl::StatusOr<std::unique_ptr<Codec>> MakeCodec(const CodecContext& context, const CodecSpec& spec);
 
 }  // namespace gradwire

@@ -9,7 +9,10 @@
 namespace gradwire {
 
 absl::StatusOr<std::unique_ptr<Codec>> MakeCodec(const CodecContext& context) {
-  const CodecSpec& spec = context.job->codecs()[context.layout->codec];
+  return MakeCodec(context, context.job->codecs()[context.layout->codec]);
+}
+
+absl::StatusOr<std::unique_ptr<Codec>> MakeCodec(const CodecContext& context, const CodecSpec& spec) {
   if (const auto* dense = std::get_if<DenseSpec>(&spec)) return MakeDenseCodec(context, *dense);
   if (const auto* quantized = std::get_if<QuantizedSpec>(&spec))
     return quantized::MakeQuantizedCodec(context, *quantized);

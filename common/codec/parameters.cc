@@ -97,7 +97,7 @@ class ParameterReader {
  private:
   absl::Status ReadDense(const Segment& s) {
     const uint64_t width = s.type == SegmentType::kDenseF32 ? 4 : 2;
-    if (s.param > 2 || (width == 2 && s.param != 0)) {
+    if (s.param > 3 || (width == 2 && s.param != 0)) {
       return absl::InvalidArgumentError(absl::StrFormat("parameter segment names unknown array %d", s.param));
     }
     uint64_t& covered = covered_[s.param];
@@ -107,7 +107,8 @@ class ParameterReader {
                           s.begin, s.count, s.bytes, covered, layout_.elements));
     }
     covered += s.count;
-    float* const arrays[3] = {targets_.parameter, targets_.first_moment, targets_.second_moment};
+    float* const arrays[4] = {targets_.parameter, targets_.first_moment, targets_.second_moment,
+                              targets_.update_residual};
     float* target = arrays[s.param];
     if (target == nullptr) return absl::OkStatus();
     target += s.begin;
@@ -139,7 +140,7 @@ class ParameterReader {
   ParameterTargets targets_;
   std::deque<RoundPlan> plans_;  // the newest first
   RoundPlan unfinished_;         // its geometry comes
-  uint64_t covered_[3] = {0, 0, 0};
+  uint64_t covered_[4] = {0, 0, 0, 0};
 };
 
 }  // namespace
@@ -163,13 +164,16 @@ std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow
     const uint32_t geometry[2] = {plan.sketch_groups, plan.cells_per_group};
     writer.Add({SegmentType::kGeometry, 0, 0, 1, 8}, geometry);
   }
+  if (content == ParameterContent::kShard && arrays.update_residual != nullptr) {
+    AddFloats(arrays.update_residual, layout.elements, wire::Array::kUpdateResidual, &writer);
+  }
   if (arrays.parameter == nullptr) return writer.Finish();
   if (content == ParameterContent::kBf16) {
     AddBf16(arrays.parameter, layout.elements, &writer);
     return writer.Finish();
   }
   AddFloats(arrays.parameter, layout.elements, wire::Array::kParameter, &writer);
-  if (content == ParameterContent::kState) {
+  if (content == ParameterContent::kState || content == ParameterContent::kShard) {
     if (arrays.first_moment) AddFloats(arrays.first_moment, layout.elements, wire::Array::kFirstMoment, &writer);
     if (arrays.second_moment) AddFloats(arrays.second_moment, layout.elements, wire::Array::kSecondMoment, &writer);
   }
@@ -195,7 +199,8 @@ absl::StatusOr<PlanWindow> DecodeParameters(std::span<const Bytes> chunks, const
   }
   const std::pair<wire::Array, const float*> wanted[] = {{wire::Array::kParameter, targets.parameter},
                                                          {wire::Array::kFirstMoment, targets.first_moment},
-                                                         {wire::Array::kSecondMoment, targets.second_moment}};
+                                                         {wire::Array::kSecondMoment, targets.second_moment},
+                                                         {wire::Array::kUpdateResidual, targets.update_residual}};
   for (const auto& [array, target] : wanted) {
     if (target != nullptr && reader.covered(array) != layout.elements) {
       return absl::InvalidArgumentError(

@@ -18,6 +18,7 @@ enum class ParameterContent {
   kFloat32,  // parameters
   kBf16,     // parameters, rounded to nearest even
   kState,    // parameters and the optimizer's moments: what a replica that applies updates itself needs
+  kShard,    // all of the shard's arrays: what another shard that goes on needs
 };
 
 // Source of one frame: arrays of layout.elements values in position order; null where there is none.
@@ -25,6 +26,7 @@ struct ParameterArrays {
   const float* parameter = nullptr;
   const float* first_moment = nullptr;
   const float* second_moment = nullptr;
+  const float* update_residual = nullptr;
 };
 
 // The same, to be filled.
@@ -32,6 +34,7 @@ struct ParameterTargets {
   float* parameter = nullptr;
   float* first_moment = nullptr;
   float* second_moment = nullptr;
+  float* update_residual = nullptr;  // of the update codec
 };
 
 std::vector<Bytes> EncodeInitialize(const BucketLayout& layout, uint64_t incarnation, const float* parameters);

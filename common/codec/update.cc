@@ -4,14 +4,18 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/codec/homomorphic/homomorphic_codec.h"
 #include "common/codec/index_code.h"
 #include "common/codec/plan_check.h"
+#include "common/codec/quantized/quantized_shape.h"
 #include "common/codec/ranges.h"
 #include "common/codec/sparse/sparse_segment.h"
+#include "common/codec/update_codec.h"
 #include "kernels/cpu/reference/clones.h"
 #include "kernels/math/fixed_point.h"
 
@@ -33,9 +37,10 @@ absl::Status MissingExponents(const Update& update) {
 // Folds the segments of one update frame, in order, into an Update.
 class UpdateReader {
  public:
-  UpdateReader(const Job& job, const BucketLayout& layout, Update* update)
-      : job_(job), layout_(layout), update_(update) {
-    const auto* spec = std::get_if<SparseSpec>(&job.codecs()[layout.codec]);
+  // `compressed`: what the body is encoded by; null: it is as the bucket's accumulator wrote it.
+  UpdateReader(const Job& job, const BucketLayout& layout, const CodecSpec* compressed, Update* update)
+      : job_(job), layout_(layout), compressed_(compressed), update_(update) {
+    const auto* spec = std::get_if<SparseSpec>(compressed != nullptr ? compressed : &job.codecs()[layout.codec]);
     if (spec != nullptr && spec->choice == SparseSpec::Choice::kRandomK) {
       agreement_ = {&job, &layout, update->round, spec->density};
     }
@@ -43,11 +48,19 @@ class UpdateReader {
 
   // `s` lies in `chunk`.
   absl::Status Read(const Segment& s, const Bytes& chunk) {
+    if (compressed_ != nullptr && IsUpdateBody(s.type) && s.type != UpdateBodyOf(*compressed_)) {
+      return absl::InvalidArgumentError(absl::StrFormat("segment type %d does not belong in an update frame of %s",
+                                                        static_cast<int>(s.type), ToString(*compressed_)));
+    }
     switch (s.type) {
       case SegmentType::kLearningRates:
         return ReadLearningRates(s);
       case SegmentType::kDenseF32:
         return ReadFloats(s, chunk);
+      case SegmentType::kDenseBf16:
+        return ReadBf16(s);
+      case SegmentType::kQuantized:
+        return ReadQuantized(s);
       case SegmentType::kDenseInt:
       case SegmentType::kDensePacked:
         return ReadDenseIntegers(s, chunk);
@@ -164,6 +177,37 @@ class UpdateReader {
     return absl::OkStatus();
   }
 
+  // Memory for the values of a part that travels in another form.
+  float* NewPart(const Segment& s) {
+    std::shared_ptr<float[]> values = std::make_shared_for_overwrite<float[]>(s.count);
+    float* const out = values.get();
+    AddPart(s, Bytes(std::move(values), reinterpret_cast<const uint8_t*>(out), size_t{4} * s.count));
+    return out;
+  }
+
+  absl::Status ReadBf16(const Segment& s) {
+    GW_RETURN_IF_ERROR(SetBody(Update::Body::kDenseFloat));
+    GW_RETURN_IF_ERROR(CheckBytes(s, uint64_t{s.count} * 2));
+    GW_RETURN_IF_ERROR(Advance(s));
+    float* const out = NewPart(s);
+    for (uint32_t i = 0; i < s.count; ++i) {
+      uint16_t bits;
+      std::memcpy(&bits, s.data + 2 * size_t{i}, sizeof(bits));
+      out[i] = kernels::Bf16ToFloat(bits);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadQuantized(const Segment& s) {
+    const auto* spec = compressed_ == nullptr ? nullptr : std::get_if<QuantizedSpec>(compressed_);
+    if (spec == nullptr) return absl::InvalidArgumentError("a quantized update of a bucket whose update codec is none");
+    if (!quantized_) quantized_ = {{&job_, &layout_, nullptr}, *spec, quantized::MakeQuantizer(*spec)};
+    GW_RETURN_IF_ERROR(SetBody(Update::Body::kDenseFloat));
+    GW_RETURN_IF_ERROR(quantized_->CheckSegment(update_->round, s));
+    GW_RETURN_IF_ERROR(Advance(s));
+    return quantized_->Decode(s, NewPart(s));
+  }
+
   absl::Status ReadDenseIntegers(const Segment& s, const Bytes& chunk) {
     GW_RETURN_IF_ERROR(SetBody(Update::Body::kDenseInt));
     GW_RETURN_IF_ERROR(Advance(s));
@@ -227,16 +271,16 @@ class UpdateReader {
 
   const Job& job_;
   const BucketLayout& layout_;
+  const CodecSpec* const compressed_;
   Update* update_;
   sparse::Agreement agreement_;
   std::unique_ptr<homomorphic::MeansReader> means_reader_;  // once there is something to read
+  std::optional<quantized::Shape> quantized_;
   uint64_t covered_ = 0;
 };
 
-}  // namespace
-
-absl::StatusOr<Update> DecodeUpdate(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
-                                    const RoundPlan& plan) {
+absl::StatusOr<Update> Decode(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
+                              const RoundPlan& plan, const CodecSpec* compressed) {
   GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> parsed, wire::ParseFrame(chunks));
   const wire::FrameHeader& header = parsed[0].header;
   if (header.kind != wire::FrameKind::kUpdate || header.bucket != layout.bucket || header.shard != layout.shard ||
@@ -250,7 +294,7 @@ absl::StatusOr<Update> DecodeUpdate(std::span<const Bytes> chunks, const Job& jo
   update.round = header.round;
   update.contributors = header.contributors;
   update.exponents = plan.exponents;
-  UpdateReader reader(job, layout, &update);
+  UpdateReader reader(job, layout, compressed, &update);
   for (const wire::Chunk& chunk : parsed) {
     for (const Segment& s : chunk.segments) GW_RETURN_IF_ERROR(reader.Read(s, chunk.bytes));
   }
@@ -263,6 +307,19 @@ absl::StatusOr<Update> DecodeUpdate(std::span<const Bytes> chunks, const Job& jo
     return absl::InvalidArgumentError("update frame has a body but no contributors");
   }
   return update;
+}
+
+}  // namespace
+
+absl::StatusOr<Update> DecodeUpdate(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
+                                    const RoundPlan& plan) {
+  const std::optional<CodecSpec>& compressed = job.update_codecs()[layout.codec];
+  return Decode(chunks, job, layout, plan, compressed ? &*compressed : nullptr);
+}
+
+absl::StatusOr<Update> DecodeMean(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
+                                  const RoundPlan& plan) {
+  return Decode(chunks, job, layout, plan, nullptr);
 }
 
 void Update::MeanOfRun(const BucketLayout& layout, uint32_t run, float* out) const {

@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "common/base/hash.h"
 #include "common/base/status_macros.h"
+#include "common/codec/update_codec.h"
 
 namespace gradwire {
 namespace {
@@ -223,10 +226,6 @@ bool RuleMatches(const v1::CodecRule& rule, const Tensor& tensor) {
 }
 
 absl::Status CheckServed(const v1::JobSpec& spec) {
-  const bool two_way = !spec.update_codec().empty() ||
-                       std::any_of(spec.rules().begin(), spec.rules().end(),
-                                   [](const v1::CodecRule& rule) { return !rule.update_codec().empty(); });
-  if (two_way) return absl::UnimplementedError("update_codec is not supported yet");
   if (spec.clip_norm() != 0) return absl::UnimplementedError("clip_norm is not supported yet");
   if (spec.nonfinite() == v1::NONFINITE_SKIP) return absl::UnimplementedError("nonfinite skip is not supported yet");
   if (spec.optimizer().kind() > v1::OPTIMIZER_STEP)
@@ -253,6 +252,22 @@ absl::Status CheckVelocity(const v1::JobSpec& spec, const Tensor& tensor, const 
   return absl::OkStatus();
 }
 
+// How tensors travel: to the shards, and back.
+using Codecs = std::pair<CodecSpec, std::optional<CodecSpec>>;
+
+// Also makes the specs canonical. `from`: a JobSpec or one of its rules.
+template <typename Spec>
+absl::StatusOr<Codecs> ParseCodecs(Spec* from) {
+  Codecs codecs;
+  GW_ASSIGN_OR_RETURN(codecs.first, ParseCodecSpec(from->codec()));
+  from->set_codec(ToString(codecs.first));
+  if (from->update_codec().empty()) return codecs;
+  GW_ASSIGN_OR_RETURN(codecs.second, ParseCodecSpec(from->update_codec()));
+  GW_RETURN_IF_ERROR(CheckUpdateCodec(*codecs.second));
+  from->set_update_codec(ToString(*codecs.second));
+  return codecs;
+}
+
 }  // namespace
 
 absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
@@ -267,19 +282,29 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
     return absl::InvalidArgumentError(
         absl::StrFormat("job '%s' has %d tensors; 1 to %d are allowed", spec.name(), spec.tensors_size(), kMaxTensors));
   }
-  const auto codec_index = [&job](const CodecSpec& codec) {
-    const auto it = std::find(job.codecs_.begin(), job.codecs_.end(), codec);
-    if (it != job.codecs_.end()) return static_cast<uint32_t>(it - job.codecs_.begin());
-    job.codecs_.push_back(codec);
-    return static_cast<uint32_t>(job.codecs_.size() - 1);
+  const auto codec_index = [&job](const Codecs& codecs) {
+    uint32_t index = 0;
+    while (index < job.codecs_.size() &&
+           (job.codecs_[index] != codecs.first || job.update_codecs_[index] != codecs.second)) {
+      ++index;
+    }
+    if (index < job.codecs_.size()) return index;
+    job.codecs_.push_back(codecs.first);
+    job.update_codecs_.push_back(codecs.second);
+    return index;
   };
-  GW_ASSIGN_OR_RETURN(const CodecSpec fallback, ParseCodecSpec(job.spec_.codec()));
-  job.spec_.set_codec(ToString(fallback));
-  std::vector<CodecSpec> rule_codecs;
+  GW_ASSIGN_OR_RETURN(const Codecs fallback, ParseCodecs(&job.spec_));
+  std::vector<Codecs> rule_codecs;
   for (v1::CodecRule& rule : *job.spec_.mutable_rules()) {
-    GW_ASSIGN_OR_RETURN(CodecSpec codec, ParseCodecSpec(rule.codec()));
-    rule.set_codec(ToString(codec));
-    rule_codecs.push_back(codec);
+    GW_ASSIGN_OR_RETURN(Codecs codecs, ParseCodecs(&rule));
+    rule_codecs.push_back(std::move(codecs));
+  }
+  const bool two_way = fallback.second.has_value() || std::any_of(rule_codecs.begin(), rule_codecs.end(),
+                                                                  [](const Codecs& c) { return c.second.has_value(); });
+  if (two_way && job.spec_.rounds().mode() == v1::ROUNDS_ASYNC) {
+    return absl::InvalidArgumentError(
+        "update_codec is for rounds.mode sync and bounded: with asynchronous rounds no update travels, workers pull "
+        "parameters; leave it out");
   }
   std::set<std::string_view> names;
   for (int i = 0; i < job.spec_.tensors_size(); ++i) {

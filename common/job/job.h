@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,8 @@ class Job {
   const v1::JobSpec& spec() const { return spec_; }  // with defaults filled in
   const std::vector<Tensor>& tensors() const { return tensors_; }
   const std::vector<CodecSpec>& codecs() const { return codecs_; }
+  // What the shard compresses the mean with, as many as codecs(); none: the update carries it as it is.
+  const std::vector<std::optional<CodecSpec>>& update_codecs() const { return update_codecs_; }
   uint64_t elements() const { return elements_; }
   uint64_t digest() const { return digest_; }  // of the canonical spec: equal specs, equal digest
   bool keeps_parameters() const { return spec_.optimizer().kind() != v1::OPTIMIZER_NONE; }
@@ -43,6 +46,7 @@ class Job {
   v1::JobSpec spec_;
   std::vector<Tensor> tensors_;
   std::vector<CodecSpec> codecs_;
+  std::vector<std::optional<CodecSpec>> update_codecs_;
   uint64_t elements_ = 0;
   uint64_t digest_ = 0;
   int moments_ = 0;

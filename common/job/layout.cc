@@ -72,6 +72,7 @@ class Dealer {
 
 uint32_t ShapeDigest(const Job& job, const BucketLayout& layout, uint32_t shard_count) {
   uint64_t h = HashString(ToString(job.codecs()[layout.codec]), job.spec().seed());
+  if (const auto& update = job.update_codecs()[layout.codec]) h = HashString(ToString(*update), h);
   h = HashCombine(h, (uint64_t{job.spec().max_workers()} << 32) | shard_count);
   h = HashCombine(h, (uint64_t{layout.bucket} << 32) | layout.shard);
   for (const Run& r : layout.runs) h = HashCombine(HashCombine(h, (uint64_t{r.tensor} << 32) | r.length), r.offset);

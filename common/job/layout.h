@@ -26,7 +26,7 @@ struct Run {
 struct BucketLayout {
   uint32_t bucket = 0;
   uint32_t shard = 0;
-  uint32_t codec = 0;               // index into Job::codecs; one codec per bucket
+  uint32_t codec = 0;               // index into Job::codecs and Job::update_codecs; one per bucket
   std::vector<Run> runs;            // in order of (position of tensor in the bucket, offset); may be empty
   std::vector<uint64_t> run_begin;  // runs.size() + 1 positions
   uint64_t elements = 0;

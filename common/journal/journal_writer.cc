@@ -12,7 +12,9 @@ namespace gradwire::journal {
 namespace {
 
 // What a record holds on to until it is synced.
-uint64_t HeldBytes(const Record& record) { return kRecordHeaderBytes + TotalSize(record.chunks); }
+uint64_t HeldBytes(const Record& record) {
+  return kRecordHeaderBytes + TotalSize(record.chunks) + TotalSize(record.mean_chunks);
+}
 
 }  // namespace
 

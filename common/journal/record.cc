@@ -125,7 +125,9 @@ std::vector<std::span<const uint8_t>> EncodedRecord::Pieces() const {
 
 EncodedRecord EncodeRecord(const Record& record, uint64_t sequence, uint64_t synced) {
   EncodedRecord out;
-  size_t lead_bytes = kRecordHeaderBytes + Padded(4 * record.chunks.size());
+  out.chunks = record.chunks;
+  out.chunks.insert(out.chunks.end(), record.mean_chunks.begin(), record.mean_chunks.end());
+  size_t lead_bytes = kRecordHeaderBytes + Padded(4 * out.chunks.size());
   for (const Contribution& c : record.contributions) lead_bytes += kContributionBytes + Padded(c.worker.size());
   out.lead.resize(lead_bytes);
   uint8_t* p = out.lead.data() + kRecordHeaderBytes;
@@ -139,11 +141,10 @@ EncodedRecord EncodeRecord(const Record& record, uint64_t sequence, uint64_t syn
     p = std::copy(c.worker.begin(), c.worker.end(), p + kContributionBytes);
     p += Padded(c.worker.size()) - c.worker.size();
   }
-  for (const Bytes& chunk : record.chunks) {
+  for (const Bytes& chunk : out.chunks) {
     Store<uint32_t>(p, static_cast<uint32_t>(chunk.size()));
     p += 4;
   }
-  out.chunks = record.chunks;
   const uint64_t frame_bytes = TotalSize(out.chunks);
   out.padding_bytes = Padded(frame_bytes) - frame_bytes;
   out.bytes = lead_bytes + Padded(frame_bytes);
@@ -160,9 +161,10 @@ EncodedRecord EncodeRecord(const Record& record, uint64_t sequence, uint64_t syn
   Store<uint64_t>(p + 16, record.round);
   Store<uint64_t>(p + 24, out.bytes - kRecordHeaderBytes);
   Store<uint64_t>(p + 32, synced);
-  Store<uint32_t>(p + 40, static_cast<uint32_t>(record.chunks.size()));
+  Store<uint32_t>(p + 40, static_cast<uint32_t>(out.chunks.size()));
   Store<uint32_t>(p + 44, crc);
   Store<uint64_t>(p + 48, sequence);
+  Store<uint32_t>(p + 56, static_cast<uint32_t>(record.mean_chunks.size()));
   Store<uint32_t>(p + kCrcOffset, Crc32c({p, kCrcOffset}));
   return out;
 }
@@ -184,10 +186,15 @@ absl::StatusOr<RecordHeader> DecodeRecordHeader(std::span<const uint8_t> bytes) 
   h.chunks = Load<uint32_t>(p + 40);
   h.body_crc = Load<uint32_t>(p + 44);
   h.sequence = Load<uint64_t>(p + 48);
-  if (!AllZero(bytes.subspan(5, 3)) || Load<uint32_t>(p + 56) != 0) {
+  h.mean_chunks = Load<uint32_t>(p + 56);
+  if (!AllZero(bytes.subspan(5, 3))) {
     return absl::InvalidArgumentError("reserved bytes of the record header are not zero");
   }
   const bool empty = h.chunks == 0 && h.type != RecordType::kKept;
+  if (h.mean_chunks != 0 && (h.type != RecordType::kUpdate || h.mean_chunks >= h.chunks)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "the record header of type %d says that %d of %d chunks are those of a mean", p[4], h.mean_chunks, h.chunks));
+  }
   if (h.body_bytes % kAlignment != 0 || h.contributions > kMaxContributions || empty || h.chunks > kMaxChunks) {
     return absl::InvalidArgumentError(
         absl::StrFormat("the record header asks for %d bytes, %d contributions, %d chunks: over the limits",
@@ -219,7 +226,8 @@ absl::StatusOr<Record> DecodeRecordBody(const RecordHeader& header, const Bytes&
     const size_t begin = body.size() - reader.left.size();
     reader.Take(size);
     if (!reader.ok || size == 0 || size > wire::kMaxChunkBytes) return Misfit("chunks");
-    record.chunks.push_back(body.Slice(begin, size));
+    std::vector<Bytes>& frame = i < header.chunks - header.mean_chunks ? record.chunks : record.mean_chunks;
+    frame.push_back(body.Slice(begin, size));
   }
   if (reader.left.size() >= kAlignment || !AllZero(reader.left)) return Misfit("bytes are left over");
   return record;

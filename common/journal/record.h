@@ -63,6 +63,9 @@ struct Record {
   uint64_t round = 0;
   std::vector<Contribution> contributions;
   std::vector<Bytes> chunks;
+  // An update that was compressed on the shard: the frame of the mean that it was made from. Empty in others, and in
+  // updates of rounds before a state.
+  std::vector<Bytes> mean_chunks = {};
 };
 
 // The version of its bucket that there is with the record; 0: it makes none.
@@ -94,7 +97,8 @@ struct RecordHeader {
   uint64_t round = 0;
   uint64_t body_bytes = 0;
   uint64_t synced = 0;
-  uint32_t chunks = 0;
+  uint32_t chunks = 0;       // both frames
+  uint32_t mean_chunks = 0;  // the last ones
   uint32_t body_crc = 0;
   uint64_t sequence = 0;
 };

@@ -8,6 +8,7 @@
 #include "common/base/status_macros.h"
 #include "common/codec/parameters.h"
 #include "common/codec/update.h"
+#include "common/codec/update_compressor.h"
 #include "common/job/round_mode.h"
 #include "common/journal/record_plan.h"
 
@@ -35,9 +36,7 @@ absl::Status ShardReplay::Prepare(std::optional<ShardState> from) {
     } else {
       GW_ASSIGN_OR_RETURN(const std::unique_ptr<Codec> codec, MakeCodec({&job_, &slice, &backend_}));
       arrays.plans = PlanWindow(PlansKept(job_), codec->InitialPlan());
-      if (job_.keeps_parameters()) arrays.parameter.resize(slice.elements);
-      if (job_.moments() > 0) arrays.first_moment.resize(slice.elements);
-      if (job_.moments() > 1) arrays.second_moment.resize(slice.elements);
+      arrays.Allocate(job_, slice);
     }
     for (size_t r = 0; r < slice.runs.size(); ++r) {
       RunState run;
@@ -76,11 +75,7 @@ absl::Status ShardReplay::ApplyTo(Bucket& bucket, const journal::Record& record,
   if (record.type == journal::RecordType::kState) {
     const bool older = bucket.incarnation == uint64_t{0} && record.round <= bucket.version;
     if (older || record.round < bucket.version || record.round > until) return absl::OkStatus();
-    ParameterTargets targets;
-    if (!arrays.parameter.empty()) targets.parameter = arrays.parameter.data();
-    if (!arrays.first_moment.empty()) targets.first_moment = arrays.first_moment.data();
-    if (!arrays.second_moment.empty()) targets.second_moment = arrays.second_moment.data();
-    GW_ASSIGN_OR_RETURN(arrays.plans, DecodeParameters(record.chunks, job_, slice, record.round, targets));
+    GW_ASSIGN_OR_RETURN(arrays.plans, DecodeParameters(record.chunks, job_, slice, record.round, arrays.Targets()));
     bucket.version = record.round;
     bucket.incarnation = 0;
     return absl::OkStatus();
@@ -94,6 +89,10 @@ absl::Status ShardReplay::ApplyTo(Bucket& bucket, const journal::Record& record,
   }
   GW_ASSIGN_OR_RETURN(const RoundPlan* const plan, PlanOfRecord(record, job_, arrays.plans));
   GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(record.chunks, job_, slice, *plan));
+  if (!arrays.update_residual.empty()) {
+    float* const residual = arrays.update_residual.data();
+    GW_RETURN_IF_ERROR(ReplayResidual(job_, slice, *plan, record.mean_chunks, update, backend_, residual, residual));
+  }
   GW_RETURN_IF_ERROR(ApplyUpdate(job_, slice, update, bucket.runs, backend_));
   arrays.plans.Push(std::move(update.next));
   ++bucket.version;

@@ -12,7 +12,7 @@ namespace gradwire {
 namespace {
 
 constexpr snapshot::Array kArrays[] = {&ShardState::Bucket::parameter, &ShardState::Bucket::first_moment,
-                                       &ShardState::Bucket::second_moment};
+                                       &ShardState::Bucket::second_moment, &ShardState::Bucket::update_residual};
 
 }  // namespace
 
@@ -29,10 +29,7 @@ Resharder::Resharder(const Job* job, const Layout* from, const Layout* to, std::
     for (size_t s = 0; s < shards_.size(); ++s) {
       const BucketLayout& slice = to_.at(b, shards_[s]);
       for (size_t r = 0; r < slice.runs.size(); ++r) places_[b][{slice.runs[r].tensor, slice.runs[r].offset}] = {s, r};
-      ShardState::Bucket& bucket = states_[s].buckets.emplace_back();
-      if (job_.keeps_parameters()) bucket.parameter.resize(slice.elements);
-      if (job_.moments() > 0) bucket.first_moment.resize(slice.elements);
-      if (job_.moments() > 1) bucket.second_moment.resize(slice.elements);
+      states_[s].buckets.emplace_back().Allocate(job_, slice);
     }
   }
 }

@@ -1,4 +1,5 @@
-// The state of a job moved from one number of shards to another: every run keeps its parameters, moments and exponent.
+// The state of a job moved from one number of shards to another: every run keeps its parameters, moments, residual and
+// exponent.
 #pragma once
 
 #include <cstdint>

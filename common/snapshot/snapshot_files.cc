@@ -45,6 +45,7 @@ struct Contents {
                 const ShardState& state, Array array) {
     for (size_t t = 0; t < pieces.size(); ++t) {
       const uint64_t elements = ElementsOf(pieces[t]);
+      if (!Keeps(job, job.tensors()[t], array)) continue;
       if (elements == 0 && job.tensors()[t].elements > 0) continue;
       entries.push_back({prefix + job.tensors()[t].name, TensorType::kF32, ShapeOf(job.tensors()[t], elements)});
       for (const Piece& piece : pieces[t]) {
@@ -101,9 +102,8 @@ absl::Status SnapshotFiles::WriteTo(const std::string& path, const ShardState& s
   Contents parameters;
   Contents rest;
   std::deque<std::array<uint32_t, 2>> geometries;
-  if (job_->keeps_parameters()) parameters.AddArray("", *job_, pieces, state, &ShardState::Bucket::parameter);
-  if (job_->moments() > 0) rest.AddArray(kFirstMoment, *job_, pieces, state, &ShardState::Bucket::first_moment);
-  if (job_->moments() > 1) rest.AddArray(kSecondMoment, *job_, pieces, state, &ShardState::Bucket::second_moment);
+  parameters.AddArray("", *job_, pieces, state, &ShardState::Bucket::parameter);
+  for (const auto& [prefix, array] : kStateArrays) rest.AddArray(prefix, *job_, pieces, state, array);
   for (uint32_t b = 0; b < state.buckets.size(); ++b) {
     uint64_t age = 0;
     for (const RoundPlan& plan : state.buckets[b].plans.newest_first()) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -21,6 +22,7 @@ inline constexpr char kParameters[] = "parameters.safetensors";
 inline constexpr char kState[] = "state.safetensors";
 inline constexpr char kFirstMoment[] = "first_moment/";  // before the names of tensors
 inline constexpr char kSecondMoment[] = "second_moment/";
+inline constexpr char kUpdateResidual[] = "update_residual/";  // of tensors that keep one
 // `age`: versions before that of the snapshot.
 inline std::string PlanName(const char* part, uint32_t bucket, uint64_t age) {
   return age == 0 ? absl::StrCat(part, "/", bucket) : absl::StrCat(part, "/", bucket, "/", age);
@@ -29,6 +31,20 @@ inline std::string ExponentsName(uint32_t bucket, uint64_t age) { return PlanNam
 inline std::string GeometryName(uint32_t bucket, uint64_t age) { return PlanName("geometry", bucket, age); }
 
 using Array = std::vector<float> ShardState::Bucket::*;
+
+// The arrays of kState.
+inline constexpr std::pair<const char*, Array> kStateArrays[] = {
+    {kFirstMoment, &ShardState::Bucket::first_moment},
+    {kSecondMoment, &ShardState::Bucket::second_moment},
+    {kUpdateResidual, &ShardState::Bucket::update_residual}};
+
+// Whether a shard keeps this array of a tensor: as ShardState::Bucket::Allocate.
+inline bool Keeps(const Job& job, const Tensor& tensor, Array array) {
+  if (array == &ShardState::Bucket::parameter) return job.keeps_parameters();
+  if (array == &ShardState::Bucket::first_moment) return job.moments() > 0;
+  if (array == &ShardState::Bucket::second_moment) return job.moments() > 1;
+  return KeepsUpdateResidual(job, tensor.codec);
+}
 
 // Where the elements of one tensor lie on this shard, in the order of their offsets.
 struct Piece {

@@ -105,7 +105,7 @@ absl::Status FillArray(const Loaded& file, const std::string& prefix, const Job&
                        const std::vector<std::vector<Piece>>& pieces, Array array, ShardState* state) {
   for (size_t t = 0; t < pieces.size(); ++t) {
     const uint64_t elements = ElementsOf(pieces[t]);
-    if (elements == 0) continue;
+    if (elements == 0 || !Keeps(job, job.tensors()[t], array)) continue;
     GW_ASSIGN_OR_RETURN(std::span<const uint8_t> data,
                         file.Find(prefix + job.tensors()[t].name, TensorType::kF32, elements * sizeof(float)));
     for (const Piece& piece : pieces[t]) {
@@ -224,20 +224,13 @@ absl::StatusOr<ShardState> LoadSnapshot(Disk& disk, const std::string& directory
     const BucketLayout& slice = layout.at(b, shard);
     ShardState::Bucket& bucket = state.buckets[b];
     if (!manifest.ahead.empty()) bucket.ahead = manifest.ahead[b];
-    if (job.keeps_parameters()) bucket.parameter.resize(slice.elements);
-    if (job.moments() > 0) bucket.first_moment.resize(slice.elements);
-    if (job.moments() > 1) bucket.second_moment.resize(slice.elements);
+    bucket.Allocate(job, slice);
     GW_ASSIGN_OR_RETURN(bucket.plans, LoadPlans(rest, job, slice, state.version + bucket.ahead));
   }
   const auto pieces = PiecesOf(job, layout, shard);
-  if (job.keeps_parameters()) {
-    GW_RETURN_IF_ERROR(FillArray(parameters, "", job, pieces, &ShardState::Bucket::parameter, &state));
-  }
-  if (job.moments() > 0) {
-    GW_RETURN_IF_ERROR(FillArray(rest, kFirstMoment, job, pieces, &ShardState::Bucket::first_moment, &state));
-  }
-  if (job.moments() > 1) {
-    GW_RETURN_IF_ERROR(FillArray(rest, kSecondMoment, job, pieces, &ShardState::Bucket::second_moment, &state));
+  GW_RETURN_IF_ERROR(FillArray(parameters, "", job, pieces, &ShardState::Bucket::parameter, &state));
+  for (const auto& [prefix, array] : kStateArrays) {
+    GW_RETURN_IF_ERROR(FillArray(rest, prefix, job, pieces, array, &state));
   }
   return state;
 }

@@ -67,7 +67,7 @@ enum class SegmentType : uint8_t {
   kLevelSums = 16,     // whole runs: sums of levels, zigzag and bit-packed; param: bits each
 };
 
-enum class Array : uint8_t { kParameter = 0, kFirstMoment = 1, kSecondMoment = 2 };
+enum class Array : uint8_t { kParameter = 0, kFirstMoment = 1, kSecondMoment = 2, kUpdateResidual = 3 };
 
 struct SegmentHeader {
   SegmentType type{};

@@ -8,7 +8,9 @@ namespace gradwire {
 
 uint64_t DigestOf(const journal::Record& record) {
   constexpr size_t kHexDigits = 16;
-  const journal::EncodedRecord encoded = journal::EncodeRecord(record, 0, 0);
+  journal::Record update = record;
+  update.mean_chunks.clear();
+  const journal::EncodedRecord encoded = journal::EncodeRecord(update, 0, 0);
   Sha256 sha;
   for (const std::span<const uint8_t> piece : encoded.Pieces()) sha.Update(piece);
   uint64_t digest = 0;

@@ -13,8 +13,9 @@ struct CopyPosition {
   uint64_t digest = 0;  // DigestOf the update that made it
 };
 
-// The first 64 bits of the SHA-256 of the record as it stands in a journal with sequence and synced bytes 0. Reads all
-// of it. (Not a CRC-32C: records and frames end with theirs, and then it says nothing about what is before.)
+// The first 64 bits of the SHA-256 of the record as it stands in a journal with sequence and synced bytes 0, without
+// its mean. Reads all of it. (Not a CRC-32C: records and frames end with theirs, and then it says nothing about what is
+// before.)
 uint64_t DigestOf(const journal::Record& record);
 
 }  // namespace gradwire

@@ -41,6 +41,10 @@ class DeviceStore final : public ParameterStore {
     return absl::OkStatus();
   }
 
+  // A bucket on a device has no update codec (JobShard::Prepare).
+  absl::Status Compress(const RoundPlan&, UpdateFrame*) override { return absl::OkStatus(); }
+  absl::Status ReplayCompression(const RoundPlan&, const UpdateFrame&) override { return absl::OkStatus(); }
+
   // Returns when everything is launched.
   absl::Status Apply(const UpdateFrame& frame, const RoundPlan& plan) override {
     std::shared_ptr<const Update> update = frame.decoded;
@@ -77,7 +81,7 @@ class DeviceStore final : public ParameterStore {
       return to->data();
     };
     arrays.parameter = copy(arrays_.parameter, &copies[0]);
-    if (content == ParameterContent::kState) {
+    if (content == ParameterContent::kState || content == ParameterContent::kShard) {
       arrays.first_moment = copy(arrays_.first_moment, &copies[1]);
       arrays.second_moment = copy(arrays_.second_moment, &copies[2]);
     }

@@ -84,7 +84,7 @@ std::vector<journal::Contribution> JobShard::WhoTookPart(const RoundActions::Clo
 
 absl::Status JobShard::Write(const RoundActions::Close& close, const UpdateFrame& update,
                              const std::vector<journal::Contribution>& who) {
-  sink_->Append({journal::RecordType::kUpdate, close.bucket, close.round, who, update.chunks},
+  sink_->Append({journal::RecordType::kUpdate, close.bucket, close.round, who, update.chunks, update.mean},
                 [this, bucket = close.bucket, version = close.round + 1] { NoteWritten(bucket, version); });
   return absl::OkStatus();
 }
@@ -131,7 +131,7 @@ absl::Status JobShard::FinishRound(BucketState& bucket, const RoundActions::Clos
   id.round = close.round;
   id.learning_rates = open->learning_rates;
   GW_ASSIGN_OR_RETURN(*update, open->accumulator->Finish(id, close.contributors));
-  return absl::OkStatus();
+  return bucket.store->Compress(*bucket.plans.Find(PlanVersionOf(close)), update);
 }
 
 uint64_t JobShard::PlanVersionOf(const RoundActions::Close& close) const {

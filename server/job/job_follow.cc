@@ -38,7 +38,7 @@ absl::StatusOr<std::vector<journal::Record>> JobShard::CopyBucket(uint32_t index
     }
     GW_RETURN_IF_ERROR(CatchBadAlloc("a copy for a standby", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
       records.push_back({journal::RecordType::kState, index, bucket.version, merged,
-                         bucket.store->Serialize(bucket.plans, ParameterContent::kState)});
+                         bucket.store->Serialize(bucket.plans, ParameterContent::kShard)});
       uint64_t round = bucket.version - bucket.updates.size();
       if (!IsAsync(job_)) {  // else they are in the state
         for (journal::Record& record : KeptBefore(bucket, round)) records.push_back(std::move(record));

@@ -96,17 +96,11 @@ absl::Status JobShard::ReplayWhole(const journal::Record& record) {
   if (record.round < bucket.version || (known.initial && record.round <= known.base)) {
     return absl::OkStatus();  // a snapshot is newer
   }
-  const uint64_t elements = job_.keeps_parameters() ? bucket.layout->elements : 0;
-  std::vector<float> parameter(elements);
-  std::vector<float> first(job_.moments() > 0 ? elements : 0);
-  std::vector<float> second(job_.moments() > 1 ? elements : 0);
-  ParameterTargets targets;
-  ParameterArrays arrays;
-  if (!parameter.empty()) arrays.parameter = targets.parameter = parameter.data();
-  if (!first.empty()) arrays.first_moment = targets.first_moment = first.data();
-  if (!second.empty()) arrays.second_moment = targets.second_moment = second.data();
-  GW_ASSIGN_OR_RETURN(PlanWindow plans, DecodeParameters(record.chunks, job_, *bucket.layout, record.round, targets));
-  bucket.store->Load(arrays);
+  ShardState::Bucket state;
+  state.Allocate(job_, *bucket.layout);
+  GW_ASSIGN_OR_RETURN(PlanWindow plans,
+                      DecodeParameters(record.chunks, job_, *bucket.layout, record.round, state.Targets()));
+  bucket.store->Load(state.Arrays());
   bucket.version = record.round;
   bucket.plans = std::move(plans);
   bucket.updates.clear();
@@ -151,9 +145,11 @@ absl::Status JobShard::ReplayUpdate(const journal::Record& record) {
   GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(record.chunks, job_, *bucket.layout, *plan));
   UpdateFrame frame;
   frame.chunks = record.chunks;
+  frame.mean = record.mean_chunks;
   frame.next = update.next;
   frame.stats.deferred = update.deferred.size();
   frame.decoded = std::make_shared<const Update>(std::move(update));
+  GW_RETURN_IF_ERROR(bucket.store->ReplayCompression(*plan, frame));
   return Publish(bucket, frame, *plan, record.contributions);
 }
 
@@ -204,11 +200,7 @@ void JobShard::LoadSnapshot(const ShardState& snapshot) {
     const ShardState::Bucket& from = snapshot.buckets[b];
     BucketState& bucket = *buckets_[b];
     absl::MutexLock lock(&bucket.mu);
-    ParameterArrays arrays;
-    if (!from.parameter.empty()) arrays.parameter = from.parameter.data();
-    if (!from.first_moment.empty()) arrays.first_moment = from.first_moment.data();
-    if (!from.second_moment.empty()) arrays.second_moment = from.second_moment.data();
-    bucket.store->Load(arrays);
+    bucket.store->Load(from.Arrays());
     bucket.version = snapshot.version + from.ahead;
     bucket.plans = from.plans;
   }

@@ -3,6 +3,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -117,6 +118,11 @@ absl::Status JobShard::Prepare() {
   } else if (OpenRounds(job_) > 1) {
     return absl::UnimplementedError(absl::StrFormat(
         "job '%s': rounds.mode bounded is not there on a device yet: start its servers with --backend=cpu",
+        job_.spec().name()));
+  } else if (std::any_of(job_.update_codecs().begin(), job_.update_codecs().end(),
+                         [](const auto& codec) { return codec.has_value(); })) {
+    return absl::UnimplementedError(absl::StrFormat(
+        "job '%s': update_codec is not there on a device yet: start its servers with --backend=cpu, or leave it out",
         job_.spec().name()));
   } else {
     auto made = MakeDeviceArrays(&job_, &layout_, shard_index_, codecs, device, memory_.device);

@@ -13,11 +13,7 @@ absl::StatusOr<std::shared_ptr<ShardCapture>> JobShard::Capture(absl::Duration t
   auto capture = std::make_shared<ShardCapture>();
   // All memory is there, and written to once, before a round waits for a copy.
   for (const auto& bucket : buckets_) {
-    const uint64_t elements = bucket->layout->elements;
-    ShardState::Bucket& copy = capture->state.buckets.emplace_back();
-    if (job_.keeps_parameters()) copy.parameter.resize(elements);
-    if (job_.moments() > 0) copy.first_moment.resize(elements);
-    if (job_.moments() > 1) copy.second_moment.resize(elements);
+    capture->state.buckets.emplace_back().Allocate(job_, *bucket->layout);
   }
   {
     absl::MutexLock lock(&capture->mu);
@@ -79,11 +75,7 @@ void JobShard::CaptureBucket(BucketState& bucket) {
     status = CatchBadAlloc("a snapshot", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
       ShardState::Bucket& copy = capture->state.buckets[bucket.layout->bucket];
       copy.plans = bucket.plans;
-      ParameterTargets targets;
-      if (!copy.parameter.empty()) targets.parameter = copy.parameter.data();
-      if (!copy.first_moment.empty()) targets.first_moment = copy.first_moment.data();
-      if (!copy.second_moment.empty()) targets.second_moment = copy.second_moment.data();
-      bucket.store->Read(targets);
+      bucket.store->Read(copy.Targets());
       return absl::OkStatus();
     });
   }

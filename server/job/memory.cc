@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/codec/plan_window.h"
+#include "common/codec/update_codec.h"
 #include "common/job/round_mode.h"
 #include "server/job/job_arrays.h"
 
@@ -22,8 +23,10 @@ constexpr uint64_t kSerializedVersions = 2;
 constexpr uint64_t kJournalRounds = 32;
 constexpr uint64_t kMaxJournalBytes = 256u << 20;
 
+uint64_t DenseBound(uint64_t elements) { return elements * 5; }  // float32, or an index and a packed value per element
+
 uint64_t UpdateBound(const Codec& codec, uint64_t elements) {
-  const uint64_t dense = elements * 5;  // float32, or an index and a packed value per element
+  const uint64_t dense = DenseBound(elements);
   if (!codec.sparse()) return dense + kFrameOverheadBytes;
   return std::min<uint64_t>(dense, codec.accumulator_bytes()) + kFrameOverheadBytes;
 }
@@ -78,9 +81,10 @@ uint32_t MaxWaitersPerMember(const Job& job) { return 2 * (1 + OpenRounds(job));
 
 std::string MemoryBound::ToString() const {
   return absl::StrFormat(
-      "%d bytes (parameters %d, moments %d, accumulators %d, retained updates %d, serialized parameters %d, snapshot "
+      "%d bytes (parameters %d, moments %d, residuals %d, accumulators %d, retained updates %d, serialized parameters "
+      "%d, snapshot "
       "%d, journal %d, frames in flight %d)%s",
-      total(), parameters, moments, accumulators, updates, serialized, snapshot, journal, in_flight,
+      total(), parameters, moments, residuals, accumulators, updates, serialized, snapshot, journal, in_flight,
       device == 0 ? "" : absl::StrFormat(" and %d bytes of device memory", device));
 }
 
@@ -96,6 +100,9 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
   for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
     const uint64_t elements = layout.at(b, shard).elements;
     const Codec* codec = b < codecs.size() ? codecs[b].get() : nullptr;
+    const bool two_way = job.update_codecs()[layout.at(b, shard).codec].has_value();
+    const uint64_t residual = KeepsUpdateResidual(job, layout.at(b, shard).codec) ? elements * sizeof(float) : 0;
+    if (two_way) bound.residuals += elements * sizeof(float) + residual;
     if (on_device) bound.device += DeviceBytes(job, layout.at(b, shard), codec);
     if (job.keeps_parameters()) {
       if (!on_device) {
@@ -106,15 +113,19 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
       bound.serialized += serialized_versions * (async ? elements * sizeof(float) : state);
       if (job.durable()) bound.snapshot += state;
     }
+    if (job.durable()) bound.snapshot += residual;
     bound.serialized += serialized_versions * kFrameOverheadBytes;
     if (async) bound.accumulators += PlansKept(job) * (layout.at(b, shard).runs.size() + sizeof(RoundPlan));
     if (codec != nullptr) {
       const DeviceNeeds needs = codec->device_needs();
       bound.accumulators +=
           on_device ? needs.host_bytes + needs.pinned_bytes : (1 + OpenRounds(job)) * codec->accumulator_bytes();
-      const uint64_t update = UpdateBound(*codec, elements);
+      const uint64_t mean = UpdateBound(*codec, elements);
+      const uint64_t update = two_way ? DenseBound(elements) + kFrameOverheadBytes : mean;
+      // Decoded, encoded and written anew, one after the other.
+      if (two_way) bound.accumulators += 3 * DenseBound(elements);
       if (!async) bound.updates += (RetainedUpdates(job) + (codec->defers() ? OwedUpdates(job) : 0)) * update;
-      round_updates += update;
+      round_updates += two_way ? update + mean : update;
     }
     largest_frame = std::max(largest_frame, elements * 5 + kFrameOverheadBytes);
   }

@@ -19,16 +19,17 @@ namespace gradwire {
 struct MemoryBound {
   uint64_t parameters = 0;
   uint64_t moments = 0;
+  uint64_t residuals = 0;     // of update codecs: before and after the round that is being compressed
   uint64_t accumulators = 0;  // of the rounds that may be open, and one being finished and decoded
   uint64_t updates = 0;       // retained update frames: see RetainedUpdates, and of sparse codecs OwedUpdates
   uint64_t serialized = 0;    // parameters and moments encoded for pullers, of each version that may be asked for
-  uint64_t snapshot = 0;      // a copy of parameters and moments, of durable jobs
+  uint64_t snapshot = 0;      // a copy of parameters, moments and residuals, of durable jobs
   uint64_t journal = 0;       // update frames that are not on disk yet, where rounds do not wait for that
   uint64_t in_flight = 0;     // partial frames: at least one of the largest bucket, times the workers of the spec
   uint64_t device = 0;        // memory of a device, where parameters, moments and sums lie there; not in the total
 
   uint64_t total() const {
-    return parameters + moments + accumulators + updates + serialized + snapshot + journal + in_flight;
+    return parameters + moments + residuals + accumulators + updates + serialized + snapshot + journal + in_flight;
   }
   std::string ToString() const;
 };

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/codec/codec.h"
 #include "common/codec/parameters.h"
 #include "kernels/backend.h"
@@ -22,6 +23,11 @@ class ParameterStore {
   // The parameters from the chunks of a worker's upload; moments are 0. Errors: those of DecodeParameters; the
   // parameters are unspecified then.
   virtual absl::Status Initialize(std::span<const Bytes> chunks) = 0;
+  // Where the bucket has an update codec: makes the update frame of a round that was encoded by `plan` from its mean
+  // (UpdateCompressor). The residual moves on with Apply, which comes next. Errors: those of UpdateCompressor.
+  virtual absl::Status Compress(const RoundPlan& plan, UpdateFrame* update) = 0;
+  // The same, after a record says what was made of the mean. Errors: those of ReplayResidual.
+  virtual absl::Status ReplayCompression(const RoundPlan& plan, const UpdateFrame& update) = 0;
   // Decodes and applies the update frame of a round that was encoded by `plan`. Errors: those of DecodeUpdate and
   // ApplyUpdate.
   virtual absl::Status Apply(const UpdateFrame& update, const RoundPlan& plan) = 0;
@@ -33,7 +39,8 @@ class ParameterStore {
   virtual void Load(const ParameterArrays& arrays) = 0;
 };
 
-// In host memory. All pointers outlive the store.
-std::unique_ptr<ParameterStore> MakeHostStore(const Job* job, const BucketLayout* layout, kernels::Backend* backend);
+// In host memory. All pointers outlive the store. Errors: those of UpdateCompressor::Make.
+absl::StatusOr<std::unique_ptr<ParameterStore>> MakeHostStore(const Job* job, const BucketLayout* layout,
+                                                              kernels::Backend* backend);
 
 }  // namespace gradwire

@@ -11,7 +11,7 @@ namespace gradwire {
 
 uint64_t HeldBytes(const journal::Record& record) {
   constexpr uint64_t kOverheadBytes = 128;
-  return kOverheadBytes + TotalSize(record.chunks);
+  return kOverheadBytes + TotalSize(record.chunks) + TotalSize(record.mean_chunks);
 }
 
 std::vector<std::vector<Bytes>> PiecesOf(const journal::Record& record) {

@@ -9,9 +9,10 @@ namespace {
 constexpr uint64_t kElements = 300;
 constexpr int kRounds = 3;
 
-Bucket MakeBucket(const char* codec, uint64_t elements) {
+Bucket MakeBucket(const char* codec, uint64_t elements, const char* update_codec = "") {
   testing::ClusterOptions options;
   options.codec = codec;
+  options.update_codec = update_codec;
   options.workers = kWorkers;
   options.max_workers = kWorkers + 1;
   options.elements = elements;
@@ -42,6 +43,9 @@ std::vector<Bucket> MakeBuckets() {
     buckets.push_back(MakeBucket(codec, kElements));
   }
   buckets.push_back(MakeBucket("tagc", 0));
+  for (const char* update_codec : {"dense:bf16", "efsignsgd", "qsgd:bits=3", "topk:density=0.1,values=int4"}) {
+    buckets.push_back(MakeBucket("tagc:density=0.1,cells=8", kElements, update_codec));
+  }
   return buckets;
 }
 

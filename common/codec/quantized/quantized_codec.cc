@@ -3,7 +3,6 @@
 #include "common/codec/quantized/quantized_codec.h"
 
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -12,8 +11,7 @@
 #include "common/codec/dense_shape.h"
 #include "common/codec/frame_header.h"
 #include "common/codec/grid_sums.h"
-#include "common/codec/quantized/quantizer.h"
-#include "common/codec/run_segments.h"
+#include "common/codec/quantized/quantized_shape.h"
 #include "common/codec/salts.h"
 
 namespace gradwire::quantized {
@@ -24,30 +22,6 @@ using wire::FrameWriter;
 using wire::Segment;
 using wire::SegmentHeader;
 using wire::SegmentType;
-
-// What encoder, accumulators and codec share. Immutable.
-struct Shape {
-  CodecContext context;
-  QuantizedSpec spec;
-  std::shared_ptr<const Quantizer> quantizer;
-
-  const BucketLayout& layout() const { return *context.layout; }
-  auto segments() const {
-    return RunSegments(context.layout, [q = quantizer.get()](size_t n) { return q->BytesOf(n); });
-  }
-
-  absl::Status CheckSegment(uint64_t round, const Segment& s) const {
-    if (round == 0 || s.type != SegmentType::kQuantized || s.param != 0) {
-      return absl::InvalidArgumentError(absl::StrFormat("segment type %d (param %d) does not belong in round %d of %s",
-                                                        static_cast<int>(s.type), s.param, round, ToString(spec)));
-    }
-    const std::optional<uint64_t> bytes = segments().BytesOfRuns(s.begin, s.count);
-    if (bytes.has_value() && *bytes == s.bytes) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "segment of elements [%d, %d + %d) in %d bytes: not whole runs of a bucket with %d elements, at most %d in %s",
-        s.begin, s.begin, s.count, s.bytes, layout().elements, kSegmentElements, ToString(spec)));
-  }
-};
 
 class QuantizedEncoder final : public Encoder {
  public:
@@ -153,15 +127,7 @@ class QuantizedAccumulator final : public Accumulator {
 
  private:
   // The values of a segment that passed CheckSegment.
-  absl::Status Decode(const Segment& s) {
-    float* out = values_.data();
-    return shape_.segments().ForEachRun(s, [&](size_t run, const uint8_t* in) {
-      const uint32_t n = shape_.layout().runs[run].length;
-      absl::Status status = shape_.quantizer->Decode(in, n, out);
-      out += n;
-      return status;
-    });
-  }
+  absl::Status Decode(const Segment& s) { return shape_.Decode(s, values_.data()); }
 
   const Shape shape_;
   GridSums sums_;

@@ -9,6 +9,7 @@
 
 #include "common/base/hash.h"
 #include "common/codec/select.h"
+#include "common/codec/update_codec.h"
 #include "kernels/cpu/simd/simd_backend.h"
 
 namespace gradwire::testing {
@@ -112,6 +113,7 @@ v1::JobSpec SpecOf(const ClusterOptions& options) {
   spec.set_name("conformance");
   spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_SGD);
   spec.set_codec(options.codec);
+  spec.set_update_codec(options.update_codec);
   spec.set_max_workers(std::max(options.max_workers, options.workers));
   spec.set_bucket_bytes(1u << 30);
   spec.set_run_elements(options.run_elements);
@@ -142,6 +144,8 @@ Cluster::Cluster(const ClusterOptions& options) : options_(options), random_(opt
   pending_.assign(options.workers, std::vector<float>(options.elements));
   formed_ = pending_;
   if (codec_->velocity()) velocity_ = pending_;
+  compressor_ = OrDie(UpdateCompressor::Make({job_.get(), layout_slice_, backend_.get()}));
+  update_residual_.assign(options.elements, 0.0f);
   pushed_.assign(options.elements, 0);
   applied_.assign(options.elements, 0);
   plan_ = codec_->InitialPlan();
@@ -213,6 +217,12 @@ RoundResult Cluster::Round(const GradientFn& gradient) {
   }
   MergeShuffled(frames, random_, accumulator.get());
   UpdateFrame update = OrDie(accumulator->Finish(Identity(0), options_.workers));
+  if (compressor_ != nullptr) {
+    const bool keeps = KeepsUpdateResidual(*job_, layout().codec);
+    std::vector<float> next(update_residual_.size());
+    OrDie(compressor_->Compress(plan_, keeps ? update_residual_.data() : nullptr, next.data(), &update));
+    if (keeps) update_residual_ = std::move(next);
+  }
   return Close(std::move(frames), std::move(update));
 }
 
@@ -243,6 +253,7 @@ double Cluster::LargestLoss() const {
   for (size_t i = 0; i < pushed_.size(); ++i) {
     double kept = applied_[i];
     for (const auto& pending : pending_) kept += static_cast<double>(pending[i]);
+    kept += static_cast<double>(update_residual_[i]) * options_.workers;
     largest = std::max(largest, std::abs(kept - pushed_[i]));
   }
   return largest;

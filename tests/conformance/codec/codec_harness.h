@@ -11,6 +11,7 @@
 
 #include "common/codec/codec.h"
 #include "common/codec/update.h"
+#include "common/codec/update_compressor.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "kernels/backend.h"
@@ -35,6 +36,7 @@ std::string NameOf(const std::string& codec, const std::string& backend);
 
 struct ClusterOptions {
   std::string codec = "tagc:density=0.01";
+  std::string update_codec;  // empty: none
   uint32_t workers = 1;
   uint32_t max_workers = 0;  // 0: workers
   uint64_t elements = 1;     // of the bucket; 0: an empty share of a bucket
@@ -83,13 +85,16 @@ class Cluster {
   std::vector<float>& pending(uint32_t worker) { return pending_[worker]; }
   // What was pending when the last round was encoded, this round's gradient included.
   const std::vector<float>& formed(uint32_t worker) const { return formed_[worker]; }
+  // Of the update codec, on the shard; zeros where it keeps none.
+  const std::vector<float>& update_residual() const { return update_residual_; }
   std::unique_ptr<Accumulator> OpenAccumulator() const;
   FrameIdentity Identity(uint64_t incarnation) const;
 
   // Sums over all workers and rounds, per element, in float64.
   const std::vector<double>& pushed() const { return pushed_; }
   const std::vector<double>& applied() const { return applied_; }
-  // Largest |pushed - (applied + residuals)| over all elements; 0 where nothing is lost and sums are exact.
+  // Largest |pushed - (applied + residuals)| over all elements, that of the update codec counted for every worker; 0
+  // where nothing is lost and sums are exact.
   double LargestLoss() const;
 
  private:
@@ -105,6 +110,8 @@ class Cluster {
   std::vector<std::vector<float>> pending_;
   std::vector<std::vector<float>> formed_;
   std::vector<std::vector<float>> velocity_;  // of codecs that have one
+  std::unique_ptr<UpdateCompressor> compressor_;
+  std::vector<float> update_residual_;
   RoundPlan plan_;
   uint64_t round_ = 0;
   std::vector<double> pushed_;

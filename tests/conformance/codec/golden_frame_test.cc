@@ -37,15 +37,21 @@ void CompareWithGolden(const std::string& name, const std::vector<uint8_t>& byte
   EXPECT_EQ(Hex(bytes), text.str()) << "the bytes of " << name << " have changed";
 }
 
-using Named = std::pair<const char*, const char*>;  // a codec and the stem of its files
+// A codec, the stem of its files, and maybe an update codec.
+struct Named {
+  const char* name;
+  const char* codec;
+  const char* update_codec = "";
+};
 
 class GoldenFrame : public ::testing::TestWithParam<std::tuple<Named, std::string>> {};
 
 TEST_P(GoldenFrame, BytesHaveNotChanged) {
   const auto& [named, backend] = GetParam();
-  const auto& [name, codec] = named;
+  const auto& [name, codec, update_codec] = named;
   ClusterOptions options;
   options.codec = codec;
+  options.update_codec = update_codec;
   options.backend = backend;
   options.workers = 2;
   options.elements = 100;
@@ -81,10 +87,13 @@ INSTANTIATE_TEST_SUITE_P(
             Named{"topk_int8", "topk:density=0.1,values=int8"}, Named{"topk_int4", "topk:density=0.1,values=int4"},
             Named{"threshold", "threshold:value=0.15"}, Named{"randomk", "randomk:density=0.1"},
             Named{"dgc", "dgc:density=0.1,momentum=0.5,nesterov=true"}, Named{"uniform", "uniform:bits=3"},
-            Named{"uniform_stochastic", "uniform:bits=4,rounding=stochastic"}, Named{"thc", "thc:bits=4"}),
+            Named{"uniform_stochastic", "uniform:bits=4,rounding=stochastic"}, Named{"thc", "thc:bits=4"},
+            Named{"two_way_topk_fp16", "topk:density=0.1,values=fp16", "topk:density=0.1,values=fp16"},
+            Named{"two_way_tagc_onebit", "tagc:density=0.1,cells=16", "onebit"},
+            Named{"two_way_vote", "signsgd", "signsgd"}, Named{"two_way_bf16", "dense:fp32", "dense:bf16"}),
         ::testing::ValuesIn(Backends())),
     [](const auto& info) {
-      std::string name = std::string(std::get<0>(info.param).first) + "_" + std::get<1>(info.param);
+      std::string name = std::string(std::get<0>(info.param).name) + "_" + std::get<1>(info.param);
       std::replace(name.begin(), name.end(), ':', '_');
       return name;
     });

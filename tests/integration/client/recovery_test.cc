@@ -47,6 +47,7 @@ struct Case {
   v1::DurabilityLevel level;
   bool small;
   uint32_t staleness = 0;
+  const char* update_codec = "";
 };
 
 class KilledServers : public ::testing::TestWithParam<Case> {};
@@ -55,6 +56,7 @@ TEST_P(KilledServers, LeaveNoTraceInTheDigest) {
   const Case& c = GetParam();
   v1::JobSpec spec = MakeSpec("killed", c.codec, c.optimizer, kWorkers);
   if (c.small) spec = Small(std::move(spec));
+  spec.set_update_codec(c.update_codec);
   spec.set_lease_ms(10'000);
   if (c.staleness > 0) {
     spec.mutable_rounds()->set_mode(v1::ROUNDS_BOUNDED);
@@ -106,8 +108,12 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kParams, v1::DURABILITY_INTERVAL, true},
                       Case{"dense:values=fixed16", v1::OPTIMIZER_NONE, PullMode::kMean, v1::DURABILITY_INTERVAL, true},
                       Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 3},
-                      Case{"dense:values=fp32", v1::OPTIMIZER_SGD, PullMode::kUpdate, v1::DURABILITY_INTERVAL, true,
-                           2}));
+                      Case{"dense:values=fp32", v1::OPTIMIZER_SGD, PullMode::kUpdate, v1::DURABILITY_INTERVAL, true, 2},
+                      Case{"topk:density=0.05,values=fp16", v1::OPTIMIZER_ADAMW, PullMode::kUpdate,
+                           v1::DURABILITY_FSYNC, false, 0, "topk:density=0.02,values=fp16"},
+                      Case{"onebit", v1::OPTIMIZER_NONE, PullMode::kMean, v1::DURABILITY_INTERVAL, true, 0, "onebit"},
+                      Case{"dense:values=fp32", v1::OPTIMIZER_SGD, PullMode::kUpdate, v1::DURABILITY_INTERVAL, true, 2,
+                           "qsgd:bits=4"}));
 
 TEST(KilledServer, WhileAJobStartsDelaysTheStart) {
   constexpr int kStarts = 8;

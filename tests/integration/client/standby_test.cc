@@ -21,6 +21,7 @@ struct Case {
   v1::OptimizerKind optimizer;
   PullMode pull;
   v1::DurabilityLevel level;
+  const char* update_codec = "";
 };
 
 class PromotedStandbys : public ::testing::TestWithParam<Case> {
@@ -107,6 +108,7 @@ class PromotedStandbys : public ::testing::TestWithParam<Case> {
 TEST_P(PromotedStandbys, LeaveNoTraceInTheDigest) {
   const Case& c = GetParam();
   v1::JobSpec spec = MakeSpec("promoted", c.codec, c.optimizer, kWorkers);
+  spec.set_update_codec(c.update_codec);
   spec.set_lease_ms(10'000);
   std::string expected;
   {
@@ -144,7 +146,9 @@ INSTANTIATE_TEST_SUITE_P(
     Jobs, PromotedStandbys,
     ::testing::Values(Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC},
                       Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kUpdate, v1::DURABILITY_INTERVAL},
-                      Case{"tagc:density=0.05", v1::OPTIMIZER_ADAMW, PullMode::kParams, v1::DURABILITY_FSYNC}));
+                      Case{"tagc:density=0.05", v1::OPTIMIZER_ADAMW, PullMode::kParams, v1::DURABILITY_FSYNC},
+                      Case{"topk:density=0.05", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC,
+                           "topk:density=0.02,values=fp16"}));
 
 }  // namespace
 }  // namespace gradwire::testing

@@ -137,7 +137,7 @@ TEST_F(DeviceStoreTest, AppliesUpdatesAsTheHostDoes) {
     for (const auto& [optimizer, decay] : optimizers) {
       SCOPED_TRACE(std::string(codec) + ", optimizer " + std::to_string(optimizer));
       Make(SpecOf(codec, optimizer, decay), 2);
-      const std::unique_ptr<ParameterStore> host = MakeHostStore(job_.get(), &slice(), host_.get());
+      const std::unique_ptr<ParameterStore> host = *MakeHostStore(job_.get(), &slice(), host_.get());
       const std::unique_ptr<Accumulator> sums = codecs_[0]->NewAccumulator();
       if (job_->keeps_parameters()) {
         for (ParameterStore* store : {host.get(), stores_[0].get(), stores_[1].get()}) {

@@ -94,6 +94,25 @@ TEST(JournalRecord, OnlyWhatWasKeptMayHaveNoFrame) {
   EXPECT_EQ(VersionOf(*decoded), 0u);
 }
 
+TEST(JournalRecord, OfACompressedUpdateHasItsMeanBehindIt) {
+  Record record = MakeRecord(3);
+  const size_t chunks = record.chunks.size();
+  record.mean_chunks = {Bytes::FromString("mean"), Bytes::FromString("of the round")};
+  std::vector<uint8_t> bytes = Joined(EncodeRecord(record, 1, 64));
+  const auto decoded = Decode(bytes);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  ExpectSame(record, *decoded);
+  EXPECT_EQ(decoded->chunks.size(), chunks);
+  ASSERT_EQ(decoded->mean_chunks.size(), 2u);
+  EXPECT_EQ(Hex(decoded->mean_chunks[1].span()), Hex(record.mean_chunks[1].span()));
+  // All of its chunks cannot be those of the mean, and only updates have one.
+  record.chunks.clear();
+  EXPECT_FALSE(Decode(Joined(EncodeRecord(record, 1, 64))).ok());
+  record = *decoded;
+  record.type = RecordType::kState;
+  EXPECT_FALSE(Decode(Joined(EncodeRecord(record, 1, 64))).ok());
+}
+
 TEST(JournalRecord, ComesBack) {
   for (uint64_t n = 0; n < 50; ++n) {
     const Record record = MakeRecord(n);

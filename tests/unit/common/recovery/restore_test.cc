@@ -33,13 +33,14 @@ struct Case {
   const char* codec;
   v1::OptimizerKind optimizer;
   uint32_t staleness = 0;  // the plans of so many more versions go with the buckets
+  const char* update_codec = "";
 };
 
 class RestoreTest : public testing::TestWithParam<Case> {
  protected:
   void ExpectSame(const TrainedJob& a, const TrainedJob& b) {
-    for (const auto array :
-         {&ShardState::Bucket::parameter, &ShardState::Bucket::first_moment, &ShardState::Bucket::second_moment}) {
+    for (const auto array : {&ShardState::Bucket::parameter, &ShardState::Bucket::first_moment,
+                             &ShardState::Bucket::second_moment, &ShardState::Bucket::update_residual}) {
       EXPECT_TRUE(a.Gathered(array) == b.Gathered(array));
     }
   }
@@ -47,6 +48,7 @@ class RestoreTest : public testing::TestWithParam<Case> {
 
 TEST_P(RestoreTest, GoesOnWithTheSameBitsOnAnyNumberOfShards) {
   v1::JobSpec spec = TrainedSpec(GetParam().codec, GetParam().optimizer);
+  spec.set_update_codec(GetParam().update_codec);
   if (GetParam().staleness > 0) spec.mutable_rounds()->set_mode(v1::ROUNDS_BOUNDED);
   spec.mutable_rounds()->set_staleness(GetParam().staleness);
   FakeDisk undisturbed_disk;
@@ -84,7 +86,44 @@ INSTANTIATE_TEST_SUITE_P(Jobs, RestoreTest,
                                          Case{"dense:values=fixed16", v1::OPTIMIZER_SGD},
                                          Case{"tagc:density=0.05,slack=2", v1::OPTIMIZER_STEP},
                                          Case{"tagc:density=0.02,warmup_rounds=15,slack=2", v1::OPTIMIZER_ADAMW},
-                                         Case{"dense:values=fp32", v1::OPTIMIZER_NONE}));
+                                         Case{"dense:values=fp32", v1::OPTIMIZER_NONE},
+                                         // Update codecs that look at one run alone, or at no value.
+                                         Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, 0, "onebit"},
+                                         Case{"onebit", v1::OPTIMIZER_NONE, 0, "fp16"},
+                                         Case{"dense:fixed16", v1::OPTIMIZER_SGD, 2, "threshold:value=0.5"},
+                                         Case{"randomk:density=0.1", v1::OPTIMIZER_STEP, 0, "randomk:density=0.02"},
+                                         Case{"dense:values=fp32", v1::OPTIMIZER_SGD, 0, "qsgd:bits=2"}));
+
+// Which elements top-k sends depends on the shards: on as many of them the bits stay, on others nothing is lost.
+TEST(TwoWayRestore, TopKGoesOnWithTheSameBitsOnTheSameNumberOfShards) {
+  v1::JobSpec spec = TrainedSpec("topk:density=0.05,values=fp16", v1::OPTIMIZER_ADAMW);
+  spec.set_update_codec("topk:density=0.02,values=fp16");
+  FakeDisk undisturbed_disk;
+  TrainedJob undisturbed(spec);
+  undisturbed.Begin(&undisturbed_disk, "/old", 4);
+  undisturbed.Rounds(20);
+  for (const uint32_t shards : {1u, 4u}) {
+    SCOPED_TRACE(shards);
+    FakeDisk disk;
+    TrainedJob job(spec);
+    job.Begin(&disk, "/old", 4);
+    job.Rounds(6);
+    for (uint32_t s : {0u, 2u}) job.Snapshot(s);
+    job.JournalState(&disk, 1);
+    job.Rounds(4);
+    const auto before = job.Gathered(&ShardState::Bucket::update_residual);
+    ASSERT_TRUE(disk.CreateDirectory("/new").ok());
+    const auto restored = RestoreJob(disk, Onto(shards), job.backend());
+    ASSERT_TRUE(restored.ok()) << restored.status();
+    EXPECT_EQ(restored->version, 10u);
+    job.GoOn(&disk, Paths("/new", shards), 10);
+    EXPECT_TRUE(before == job.Gathered(&ShardState::Bucket::update_residual));
+    job.Rounds(10);
+    for (const auto array : {&ShardState::Bucket::parameter, &ShardState::Bucket::update_residual}) {
+      EXPECT_EQ(undisturbed.Gathered(array) == job.Gathered(array), shards == 4);
+    }
+  }
+}
 
 class RestoreErrors : public testing::Test {
  protected:

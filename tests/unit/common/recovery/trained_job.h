@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/internal/gradients.h"
 #include "common/codec/parameters.h"
+#include "common/codec/update_compressor.h"
 #include "common/journal/journal_writer.h"
 #include "common/recovery/replay.h"
 #include "common/snapshot/snapshot_files.h"
@@ -139,10 +140,7 @@ class TrainedJob {
       record.type = journal::RecordType::kState;
       record.bucket = b;
       record.round = round_;
-      record.chunks =
-          EncodeParameters(layout_->at(b, s), bucket.plans, ParameterContent::kState,
-                           {bucket.parameter.data(), job_->moments() > 0 ? bucket.first_moment.data() : nullptr,
-                            job_->moments() > 1 ? bucket.second_moment.data() : nullptr});
+      record.chunks = EncodeParameters(layout_->at(b, s), bucket.plans, ParameterContent::kShard, bucket.Arrays());
       ASSERT_EQ(shard.writer->Append(std::move(record)), absl::OkStatus());
     }
     ASSERT_EQ(shard.writer->Sync(), absl::OkStatus());
@@ -263,6 +261,13 @@ class TrainedJob {
     auto update = accumulator->Finish(id, static_cast<uint32_t>(workers_.size()));
     ASSERT_TRUE(update.ok()) << update.status();
     deferred_ += update->stats.deferred;
+    const auto compressor = *UpdateCompressor::Make({job_.get(), &slice, backend_.get()});
+    const std::vector<float>& residual = shards_[s].replay->state().buckets[b].update_residual;
+    std::vector<float> next(slice.elements);
+    if (compressor != nullptr) {
+      ASSERT_EQ(compressor->Compress(plan, residual.empty() ? nullptr : residual.data(), next.data(), &*update),
+                absl::OkStatus());
+    }
     const auto decoded = DecodeUpdate(update->chunks, *job_, slice, plan);
     ASSERT_TRUE(decoded.ok()) << decoded.status();
     for (size_t w = 0; w < workers_.size() && round_ > 0; ++w) {
@@ -276,7 +281,11 @@ class TrainedJob {
     record.round = round_;
     record.contributions = {{1, "a", 1, 2, true}, {2, "b", 2, 3, true}};
     record.chunks = update->chunks;
+    record.mean_chunks = update->mean;
     Append(shards_[s], std::move(record));
+    if (!residual.empty()) {
+      ASSERT_TRUE(residual == next) << "replay leaves another residual than the round";
+    }
   }
 
   std::unique_ptr<kernels::Backend> backend_;

@@ -35,6 +35,10 @@ class SnapshotFilesTest : public testing::Test {
     }
     spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_ADAMW);
     spec.set_codec("tagc:density=0.05");
+    spec.set_update_codec("fp16");  // the shards keep what it drops, of all tensors but one
+    v1::CodecRule& rule = *spec.add_rules();
+    rule.set_pattern("embed");
+    rule.set_codec("tagc:density=0.05");
     spec.set_bucket_bytes(8192);
     spec.set_run_elements(256);
     spec.mutable_rounds()->set_mode(v1::ROUNDS_BOUNDED);
@@ -48,8 +52,9 @@ class SnapshotFilesTest : public testing::Test {
     for (uint32_t b = 0; b < layout_.bucket_count(); ++b) {
       const BucketLayout& slice = layout_.at(b, shard);
       ShardState::Bucket bucket;
-      for (auto* array : {&bucket.parameter, &bucket.first_moment, &bucket.second_moment}) {
-        for (uint64_t i = 0; i < slice.elements; ++i) array->push_back(static_cast<float>(random()) * 1e-9f);
+      bucket.Allocate(job_, slice);
+      for (auto* array : {&bucket.parameter, &bucket.first_moment, &bucket.second_moment, &bucket.update_residual}) {
+        for (float& x : *array) x = static_cast<float>(random()) * 1e-9f;
       }
       std::deque<RoundPlan> plans(std::min<uint64_t>(PlansKept(job_), version + 1));
       for (RoundPlan& plan : plans) {
@@ -71,6 +76,7 @@ class SnapshotFilesTest : public testing::Test {
       EXPECT_EQ(a.buckets[i].parameter, b.buckets[i].parameter);
       EXPECT_EQ(a.buckets[i].first_moment, b.buckets[i].first_moment);
       EXPECT_EQ(a.buckets[i].second_moment, b.buckets[i].second_moment);
+      EXPECT_EQ(a.buckets[i].update_residual, b.buckets[i].update_residual);
       EXPECT_EQ(a.buckets[i].plans, b.buckets[i].plans);
     }
   }

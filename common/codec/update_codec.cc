@@ -1,0 +1,76 @@
+// See update_codec.h.
+#include "common/codec/update_codec.h"
+
+#include <optional>
+
+#include "absl/strings/str_format.h"
+
+namespace gradwire {
+namespace {
+
+using Scheme = QuantizedSpec::Scheme;
+
+absl::Status Refused(const CodecSpec& spec, const char* why) {
+  return absl::InvalidArgumentError(absl::StrFormat("update_codec '%s': %s", ToString(spec), why));
+}
+
+}  // namespace
+
+absl::Status CheckUpdateCodec(const CodecSpec& spec) {
+  if (const auto* dense = std::get_if<DenseSpec>(&spec)) {
+    if (!dense->fixed()) return absl::OkStatus();
+    return Refused(spec,
+                   "fixed point needs exponents that all workers have agreed on, a mean has none; use dense:bf16, fp16 "
+                   "or qsgd");
+  }
+  if (const auto* quantized = std::get_if<QuantizedSpec>(&spec)) {
+    if (quantized->scheme != Scheme::kSigNum) return absl::OkStatus();
+    return Refused(spec, "the momentum is the workers'; use signsgd, which makes the vote of their signs");
+  }
+  if (const auto* sparse = std::get_if<SparseSpec>(&spec)) {
+    if (sparse->choice != SparseSpec::Choice::kDgc) return absl::OkStatus();
+    return Refused(spec, "the momentum is the workers'; use topk");
+  }
+  return Refused(
+      spec,
+      "its frames are there to be merged, and an update is merged already; use topk, threshold or randomk to "
+      "send a part of it, or a quantizer");
+}
+
+bool KeepsUpdateResidual(const Job& job, uint32_t codec) {
+  const std::optional<CodecSpec>& spec = job.update_codecs()[codec];
+  if (!spec) return false;
+  if (const auto* dense = std::get_if<DenseSpec>(&*spec)) return dense->values == DenseSpec::Values::kBf16;
+  if (const auto* quantized = std::get_if<QuantizedSpec>(&*spec)) {
+    return quantized->scheme == Scheme::kFp16 || quantized->scheme == Scheme::kOneBit ||
+           quantized->scheme == Scheme::kEfSignSgd;
+  }
+  return std::holds_alternative<SparseSpec>(*spec);
+}
+
+bool IsUpdateBody(wire::SegmentType type) {
+  switch (type) {
+    case wire::SegmentType::kDenseF32:
+    case wire::SegmentType::kDenseBf16:
+    case wire::SegmentType::kDenseInt:
+    case wire::SegmentType::kDensePacked:
+    case wire::SegmentType::kIndex:
+    case wire::SegmentType::kValues:
+    case wire::SegmentType::kQuantized:
+    case wire::SegmentType::kSparse:
+    case wire::SegmentType::kLevelSums:
+      return true;
+    default:
+      return false;
+  }
+}
+
+wire::SegmentType UpdateBodyOf(const CodecSpec& update_codec) {
+  if (std::holds_alternative<QuantizedSpec>(update_codec)) return wire::SegmentType::kQuantized;
+  if (std::holds_alternative<SparseSpec>(update_codec)) return wire::SegmentType::kSparse;
+  const auto* dense = std::get_if<DenseSpec>(&update_codec);
+  const bool bf16 = dense != nullptr && dense->values == DenseSpec::Values::kBf16;
+  return bf16 ? wire::SegmentType::kDenseBf16 : wire::SegmentType::kDenseF32;
+}
+
+}  // namespace gradwire
