@@ -28,7 +28,9 @@ absl::Status CheckUpdateCodec(const CodecSpec& spec) {
     return Refused(spec, "the momentum is the workers'; use signsgd, which makes the vote of their signs");
   }
   if (const auto* sparse = std::get_if<SparseSpec>(&spec)) {
-    if (sparse->choice != SparseSpec::Choice::kDgc) return absl::OkStatus();
+    using Choice = SparseSpec::Choice;
+    const bool chosen_by_value = sparse->choice == Choice::kTopK || sparse->choice == Choice::kThreshold;
+    if (chosen_by_value || sparse->choice == Choice::kRandomK) return absl::OkStatus();
     return Refused(spec, "the momentum is the workers'; use topk");
   }
   return Refused(

@@ -36,8 +36,9 @@ void AddMean(const BucketLayout& layout, const Update& mean, kernels::Backend& b
   }
 }
 
-// The segments of `mean` with the body of `encoded` in the place of its own.
-std::vector<Bytes> ReplaceBody(std::span<const wire::Chunk> mean, std::span<const wire::Chunk> encoded) {
+// The segments of `mean` with the body of `encoded` in the place of its own. Internal: `mean` has no body.
+absl::StatusOr<std::vector<Bytes>> ReplaceBody(std::span<const wire::Chunk> mean,
+                                               std::span<const wire::Chunk> encoded) {
   wire::FrameWriter writer(mean[0].header);
   const auto add_body = [&] {
     for (const wire::Chunk& chunk : encoded) {
@@ -56,6 +57,7 @@ std::vector<Bytes> ReplaceBody(std::span<const wire::Chunk> mean, std::span<cons
       }
     }
   }
+  if (!added) return absl::InternalError("a mean without a segment that IsUpdateBody knows");
   return writer.Finish();
 }
 
@@ -81,7 +83,8 @@ absl::Status UpdateCompressor::Compress(const RoundPlan& plan, const float* resi
   GW_ASSIGN_OR_RETURN(const EncodedFrame encoded, Encode(mean, next));
   GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> encoded_chunks, wire::ParseFrame(encoded.chunks));
   GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> mean_chunks, wire::ParseFrame(update->chunks));
-  update->mean = std::exchange(update->chunks, ReplaceBody(mean_chunks, encoded_chunks));
+  GW_ASSIGN_OR_RETURN(std::vector<Bytes> replaced, ReplaceBody(mean_chunks, encoded_chunks));
+  update->mean = std::exchange(update->chunks, std::move(replaced));
   GW_ASSIGN_OR_RETURN(Update decoded, DecodeUpdate(update->chunks, *context_.job, *context_.layout, plan));
   update->decoded = std::make_shared<const Update>(std::move(decoded));
   return absl::OkStatus();
