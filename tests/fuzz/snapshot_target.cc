@@ -45,7 +45,7 @@ struct Subject {
       const BucketLayout& slice = layout.at(b, 1);
       const std::vector<float> values(slice.elements, 0.5f);
       const RoundPlan plan{std::vector<int8_t>(slice.runs.size(), -9), 1, 30};
-      state.buckets.push_back({PlanWindow(1, kVersion, {plan}), 0, values, values, values});
+      state.buckets.push_back({PlanWindow(1, kVersion, {plan}), 0, values, values, values, {}});
     }
     testing_support::FakeDisk disk;
     SnapshotFiles snapshots(&disk, kSnapshots, &job, &layout, 1);
