@@ -31,10 +31,12 @@ def in_parallel(count, body):
         return [f.result() for f in [pool.submit(body, i) for i in range(count)]]
 
 
-@pytest.mark.parametrize("codec", ["dense:values=fp32", "dense:values=fixed16", "tagc:density=0.05"])
-def test_two_workers_agree(addresses, codec):
+@pytest.mark.parametrize(("codec", "update_codec"), [
+    ("dense:values=fp32", ""), ("dense:values=fixed16", ""), ("tagc:density=0.05", ""),
+    ("topk:density=0.05,values=fp16", "topk:density=0.05,values=fp16"), ("dense:values=fp32", "onebit")])
+def test_two_workers_agree(addresses, codec, update_codec):
     servers = addresses(2)
-    job = make_job("agree", codec=codec, workers=2)
+    job = make_job("agree", codec=codec, update_codec=update_codec, workers=2)
 
     def work(index):
         parameters = make_parameters()
@@ -45,6 +47,8 @@ def test_two_workers_agree(addresses, codec):
             assert session.version == 21
             stats = session.stats()
             assert stats["steps"] == 20 and stats["pushed_bytes"] > 0 and stats["pulled_bytes"] > 0
+            if update_codec:  # 4040 parameters of 4 bytes, 20 times
+                assert stats["pulled_bytes"] < 4040 * 4 * 20 / 4
             return session.digest(), parameters
 
     (first, a), (second, b) = in_parallel(2, work)
@@ -165,6 +169,8 @@ def test_arrays_that_do_not_fit_are_refused_by_name(addresses):
         gradwire.join(server, job, [parameters[0], np.ones(3, np.float32), parameters[2]])
     with pytest.raises(gradwire.InvalidArgument, match="codec"):
         gradwire.join(server, make_job("fit", codec="zip"), parameters)
+    with pytest.raises(gradwire.InvalidArgument, match="update_codec.*use topk"):
+        gradwire.join(server, make_job("fit", update_codec="tagc"), parameters)
     with pytest.raises(ValueError, match="optimizer"):
         gradwire.join(server, make_job("fit", optimizer="magic"), parameters)
     with gradwire.join(server, job, parameters) as session:

@@ -45,6 +45,8 @@ class Run:
     warmup_fraction: float = 0.05  # of the steps: learning-rate warm-up
     clip_norm: float = 1.0
     backend: str = "auto"  # of servers and workers
+    update_codec: str = ""  # of the way back
+    residual_decay: float = 0.98
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,11 @@ class Outcome:
 DENSE = Run("dense", "dense AdamW", "dense:fp32", "gradient", "adamw", 2e-3, (0.9, 0.95), 0.1)
 TAGC = Run("tagc", "TAGC, pushing steps", DEFAULT_CODEC, "step", "step", 3e-3, (0.9, 0.95), 0.1)
 TAGC_GRADIENT = replace(DENSE, name="tagc_gradient", title="TAGC, pushing gradients", codec=DEFAULT_CODEC)
+# BytePS-Compress's setting: 0.1 % of the elements each way, values in two bytes.
+TOP_K = "topk:density=0.001,values=fp16"
+TWO_WAY = replace(TAGC, name="two_way", title="top-k 0.1 % both ways", codec=TOP_K, update_codec=TOP_K, lr=6e-3,
+                  residual_decay=1.0)  # an element waits for hundreds of steps: nothing of it may be forgotten
+ALL = (DENSE, TAGC, TAGC_GRADIENT, TWO_WAY)
 
 
 def binary(name: str) -> str:
@@ -164,6 +171,8 @@ def execute(run: Run, seed: int, plan: Plan) -> Outcome:
                 push=run.push,
                 optimizer=run.optimizer,
                 codec=run.codec,
+                update_codec=run.update_codec,
+                residual_decay=run.residual_decay,
                 betas=run.betas,
                 weight_decay=run.weight_decay,
                 evaluations=plan.evaluations,
@@ -230,6 +239,7 @@ def summarize(run: Run, outcomes: list[Outcome], plan: Plan) -> dict:
         "workers": WORKERS,
         "shards": SHARDS,
         "codec": run.codec,
+        "update_codec": run.update_codec,
         "push": run.push,
         "backend": run.backend,
         "optimizer": run.optimizer,
@@ -325,12 +335,12 @@ def main() -> None:
     parser.add_argument("--sweep", type=float, nargs="+", metavar="LR", help="instead: find each run's best one")
     parser.add_argument("--backends", nargs="+", default=["auto"], metavar="NAME",
                         help="arithmetic of servers and workers: auto, cpu:avx2, reference, ...; several are compared")
-    parser.add_argument("--runs", nargs="+", choices=["dense", "tagc", "tagc_gradient"], help="only these runs")
+    parser.add_argument("--runs", nargs="+", choices=[run.name for run in ALL], help="only these runs")
     args = parser.parse_args()
     steps = args.steps or (120 if args.fast else 400)
     runs = (DENSE, TAGC) if args.fast else (DENSE, TAGC, TAGC_GRADIENT)
     if args.runs:
-        runs = tuple(run for run in (DENSE, TAGC, TAGC_GRADIENT) if run.name in args.runs)
+        runs = tuple(run for run in ALL if run.name in args.runs)
     runs = tuple(replace(run, lr=best_learning_rate(run, steps)) for run in runs)
     runs = on_each(runs, args.backends)
     plan = Plan(steps=steps, seeds=tuple(range(1, (args.seeds or (1 if args.fast else 3)) + 1)), runs=runs)

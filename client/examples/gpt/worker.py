@@ -38,6 +38,8 @@ class WorkerSettings:
     push: str  # "gradient" or "step"
     optimizer: str  # "adamw" or "step"
     codec: str
+    update_codec: str  # of the way back; empty: none
+    residual_decay: float
     betas: tuple[float, float]
     weight_decay: float
     evaluations: int  # of the validation loss, evenly spread over the run
@@ -87,6 +89,8 @@ def train(settings: WorkerSettings) -> None:
         push=settings.push,
         optimizer=settings.optimizer,
         codec=settings.codec,
+        update_codec=settings.update_codec,
+        residual_decay=settings.residual_decay,
         backend=settings.backend,
         lr=settings.lr,
         betas=settings.betas,

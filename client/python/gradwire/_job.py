@@ -85,15 +85,16 @@ class TensorSpec:
 
 @dataclasses.dataclass
 class Rule:
-    """Tensors that match every condition travel by `codec`; the first matching rule counts."""
+    """Tensors that match every condition travel by `codec`, and back by `update_codec`; the first matching rule counts."""
 
     codec: str
     pattern: str = ""  # glob over the name
     roles: Sequence[str] = ()
     max_elements: int = 0
+    update_codec: str = ""
 
     def _dict(self) -> dict[str, Any]:
-        return {"codec": self.codec, "pattern": self.pattern,
+        return {"codec": self.codec, "update_codec": self.update_codec, "pattern": self.pattern,
                 "max_elements": _whole("max_elements of a rule", self.max_elements, 0, 64),
                 "roles": ["ROLE_" + _choice("role of a rule", r, ROLES) for r in self.roles]}
 
@@ -139,6 +140,8 @@ class JobSpec:
     push: "gradient" (the shards run the optimizer), "step" (gradients preconditioned by each worker's second moment;
     use optimizer="step") or "delta". workers: how many must join before the first round, and the most there can be
     unless max_workers says otherwise. rules: None stands for default_rules(codec).
+    update_codec: the shards compress what they send back with it, for example "topk:density=0.001,values=fp16", and keep
+    what that drops for the next round; "" sends the mean as it is. Rules have their own.
     durability: "fsync" (no version is seen before it is on the shards' disks), "interval" (written at once, synced every
     second) or "interval:500" (every 500 ms; up to so much is lost with the power, nothing with the process), or "none" (a
     shard that dies takes the job with it). Other than with "none", every shard server needs --data-dir. on_disk_failure:
@@ -178,6 +181,7 @@ class JobSpec:
     quorum: int = 0
     quorum_deviations: float = 0.0
     rounds: str = "sync"
+    update_codec: str = ""
 
     def to_json(self) -> str:
         """The job in protobuf's JSON form."""
@@ -200,6 +204,7 @@ class JobSpec:
                      "residual_decay": _real("residual_decay", self.residual_decay)},
             "rules": [r._dict() for r in rules],
             "codec": self.codec,
+            "update_codec": self.update_codec,
             "nonfinite": "NONFINITE_" + _choice("nonfinite", self.nonfinite, _POLICIES),
             "min_workers": workers,
             "max_workers": max_workers,

@@ -105,7 +105,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     eps); what is not sent waits, times residual_decay, for the next step: the residual is the momentum. "gradient" (the
     default otherwise) sends the gradient to an optimizer on the shards, "adamw" or "sgd". betas: (0.9, 0.95) for
     "step", else (0.9, 0.999). roles: name -> role where the guess is wrong; rules: which tensor travels by which codec.
-    weight_decay is decoupled with "step" and "adamw". Learning rates come from param_groups and travel with each
+    update_codec: what the shards compress the update with on its way back, such as "topk:density=0.001,values=fp16"; they
+    keep what it drops for the next step. weight_decay is decoupled with "step" and "adamw". Learning rates come from param_groups and travel with each
     round, so LR schedulers work; all workers must follow the same schedule.
 
     Gradient accumulation: pass accumulate=N for N backward passes per step, or wrap all but the last in no_sync().
@@ -150,8 +151,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  workers: int = 1, max_workers: int | None = None, push: str | None = None,
                  optimizer: str | None = None, lr: float = 1e-3, momentum: float = 0.0, nesterov: bool = False,
                  betas: tuple[float, float] | None = None, eps: float = 1e-8, weight_decay: float = 0.0,
-                 residual_decay: float = 0.98, codec: str = DEFAULT_CODEC, rules: Sequence[Rule] | None = None,
-                 roles: dict[str, str] | None = None, nonfinite: str = "refuse", pull: str | None = None,
+                 residual_decay: float = 0.98, codec: str = DEFAULT_CODEC, update_codec: str = "",
+                 rules: Sequence[Rule] | None = None, roles: dict[str, str] | None = None, nonfinite: str = "refuse", pull: str | None = None,
                  accumulate: int = 1, overlap: bool = True, lease_ms: int = 10_000, quorum: int = 0,
                  quorum_deviations: float = 0.0, rounds: str = "sync", bucket_bytes: int = 0,
                  run_elements: int = 0, seed: int = 0, durability: str = "none", on_disk_failure: str = "wait",
@@ -183,7 +184,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 self._params.append(p)
                 self._names.append(name)
         self.job = JobSpec(
-            name=job, tensors=specs, optimizer=optimizer, push=push, codec=codec, rules=rules, nonfinite=nonfinite,
+            name=job, tensors=specs, optimizer=optimizer, push=push, codec=codec, update_codec=update_codec,
+            rules=rules, nonfinite=nonfinite,
             groups=[Group(g["weight_decay"], g["momentum"], g["nesterov"], tuple(g["betas"]), g["eps"])
                     for g in self.param_groups],
             step_beta2=betas[1], step_eps=eps, residual_decay=residual_decay, workers=workers,
