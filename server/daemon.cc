@@ -98,8 +98,10 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
   daemon->worker_service_ = std::make_unique<WorkerService>(daemon->registry_.get(), replication);
   daemon->operator_service_ = std::make_unique<OperatorService>(daemon->registry_.get(), replication);
   daemon->replication_service_ = std::make_unique<ReplicationService>(replication);
-  daemon->dispatcher_ = std::make_unique<Dispatcher>(daemon->worker_service_.get(), daemon->operator_service_.get(),
-                                                     daemon->replication_service_.get(), replication);
+  daemon->peer_service_ = std::make_unique<PeerService>(daemon->registry_.get());
+  daemon->dispatcher_ =
+      std::make_unique<Dispatcher>(daemon->worker_service_.get(), daemon->operator_service_.get(),
+                                   daemon->replication_service_.get(), daemon->peer_service_.get(), replication);
   transport::Limits limits;
   limits.spin_us = config.spin_us;
   for (const std::string& address : config.listen) {

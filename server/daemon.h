@@ -61,6 +61,7 @@ class Daemon {
   std::unique_ptr<WorkerService> worker_service_;
   std::unique_ptr<OperatorService> operator_service_;
   std::unique_ptr<ReplicationService> replication_service_;
+  std::unique_ptr<PeerService> peer_service_;
   std::unique_ptr<Dispatcher> dispatcher_;
   std::vector<std::unique_ptr<transport::Listener>> listeners_;
   std::thread ticker_;

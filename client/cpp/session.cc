@@ -229,6 +229,7 @@ class Session::Impl {
     *request.mutable_spec() = job_.spec();
     request.set_shard_count(layout_.shard_count());
     request.set_layout_digest(layout_.digest());
+    request.mutable_shards()->Assign(options_.servers.begin(), options_.servers.end());
     return request;
   }
 

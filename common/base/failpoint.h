@@ -25,7 +25,10 @@ inline constexpr std::string_view kNames[] = {
     "initialize.between_buckets",
     // A round
     "push.chunk_merged",
-    "round.before_close",    // the last frame of a bucket is merged
+    "round.before_close",  // the last frame of a bucket is merged
+    "norms.before_exchange",
+    "norms.after_exchange",
+    "norms.before_write",    // of a bucket: its norms are in the update frame
     "round.before_journal",  // the update frame is made
     "journal.segment.before_header",
     "journal.segment.after_header",

@@ -15,6 +15,7 @@
 #include "common/codec/quantized/quantized_shape.h"
 #include "common/codec/ranges.h"
 #include "common/codec/sparse/sparse_segment.h"
+#include "common/job/norms.h"
 #include "common/codec/update_codec.h"
 #include "kernels/cpu/reference/clones.h"
 #include "kernels/math/fixed_point.h"
@@ -34,12 +35,46 @@ absl::Status MissingExponents(const Update& update) {
       "update frame of round %d needs the exponents of its round; they are not known here", update.round));
 }
 
+// The norms in an update frame.
+class NormReader {
+ public:
+  NormReader(const Job& job, const BucketLayout& layout, Update* update)
+      : per_tensor_(NormsOf(job).size()),
+        tensors_(per_tensor_ == 0 ? 0 : TensorsOf(layout).size()),
+        clips_(ClipsNorm(job)),
+        update_(update) {}
+
+  absl::Status Read(const Segment& s) {
+    const bool of_all = s.param == 0;
+    const uint64_t values = of_all ? 1 : uint64_t{s.count} * per_tensor_;
+    const bool fits = of_all ? clips_ && !update_->mean_square && s.begin == 0 && s.count == 1
+                             : s.param == per_tensor_ && s.begin == update_->norms.size() / per_tensor_ &&
+                                   s.count <= tensors_ - s.begin;
+    if (!fits || s.bytes != 8 * values) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("norms of %d tensors from %d on, %d of each, in %d bytes; the slice has %d tensors with %d",
+                          s.count, s.begin, s.param, s.bytes, tensors_, per_tensor_));
+    }
+    if (!of_all) update_->norms.resize(update_->norms.size() + values);
+    double* const out =
+        of_all ? &update_->mean_square.emplace() : update_->norms.data() + update_->norms.size() - values;
+    if (s.bytes != 0) std::memcpy(out, s.data, s.bytes);
+    return absl::OkStatus();
+  }
+
+ private:
+  const size_t per_tensor_;
+  const size_t tensors_;
+  const bool clips_;
+  Update* const update_;
+};
+
 // Folds the segments of one update frame, in order, into an Update.
 class UpdateReader {
  public:
   // `compressed`: what the body is encoded by; null: it is as the bucket's accumulator wrote it.
   UpdateReader(const Job& job, const BucketLayout& layout, const CodecSpec* compressed, Update* update)
-      : job_(job), layout_(layout), compressed_(compressed), update_(update) {
+      : job_(job), layout_(layout), compressed_(compressed), update_(update), norms_(job, layout, update) {
     const auto* spec = std::get_if<SparseSpec>(compressed != nullptr ? compressed : &job.codecs()[layout.codec]);
     if (spec != nullptr && spec->choice == SparseSpec::Choice::kRandomK) {
       agreement_ = {&job, &layout, update->round, spec->density};
@@ -79,6 +114,8 @@ class UpdateReader {
         return ReadExponents(s);
       case SegmentType::kGeometry:
         return ReadGeometry(s);
+      case SegmentType::kNorms:
+        return norms_.Read(s);
       default:
         return absl::InvalidArgumentError(
             absl::StrFormat("segment type %d does not belong in an update frame", static_cast<int>(s.type)));
@@ -273,6 +310,7 @@ class UpdateReader {
   const BucketLayout& layout_;
   const CodecSpec* const compressed_;
   Update* update_;
+  NormReader norms_;
   sparse::Agreement agreement_;
   std::unique_ptr<homomorphic::MeansReader> means_reader_;  // once there is something to read
   std::optional<quantized::Shape> quantized_;
@@ -320,6 +358,43 @@ absl::StatusOr<Update> DecodeUpdate(std::span<const Bytes> chunks, const Job& jo
 absl::StatusOr<Update> DecodeMean(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
                                   const RoundPlan& plan) {
   return Decode(chunks, job, layout, plan, nullptr);
+}
+
+absl::Status DecodeNorms(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout, Update* update) {
+  NormReader reader(job, layout, update);
+  for (const Bytes& bytes : chunks) {
+    GW_ASSIGN_OR_RETURN(const wire::Chunk chunk, wire::ParseChunk(bytes));
+    for (const Segment& s : chunk.segments) {
+      if (s.type == SegmentType::kNorms) GW_RETURN_IF_ERROR(reader.Read(s));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void AppendNorms(const Job& job, const Update& update, std::vector<Bytes>* chunks) {
+  // Finished by us: it is whole.
+  wire::FrameWriter writer(wire::ParseHeader(chunks->back().span()).value());
+  const size_t per_tensor = NormsOf(job).size();
+  const size_t tensors = update.norms.size() / per_tensor;
+  const size_t most = writer.max_payload() / (8 * per_tensor);
+  for (size_t begin = 0; begin < tensors; begin += most) {
+    const size_t count = std::min(most, tensors - begin);
+    wire::SegmentHeader header;
+    header.type = SegmentType::kNorms;
+    header.param = static_cast<uint8_t>(per_tensor);
+    header.begin = begin;
+    header.count = static_cast<uint32_t>(count);
+    header.bytes = static_cast<uint32_t>(8 * per_tensor * count);
+    writer.Add(header, update.norms.data() + per_tensor * begin);
+  }
+  if (update.mean_square) {
+    wire::SegmentHeader header;
+    header.type = SegmentType::kNorms;
+    header.count = 1;
+    header.bytes = 8;
+    writer.Add(header, &*update.mean_square);
+  }
+  wire::AppendFrame(chunks, writer.Finish());
 }
 
 void Update::MeanOfRun(const BucketLayout& layout, uint32_t run, float* out) const {

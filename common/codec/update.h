@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -36,6 +37,10 @@ struct Update {
   // Where they still lie on a device: the same values in its memory.
   const void* device_values = nullptr;
   std::vector<uint32_t> deferred;  // positions every worker returns to its residual
+  // Of a job with norms: squares over all shards. Per tensor of the slice (TensorsOf), those of NormsOf; and of the
+  // mean of all tensors, where the job clips it.
+  std::vector<double> norms;
+  std::optional<double> mean_square;
 
   // Writes the mean over contributors of run `run` to out[0 .. length): integer * 2^exponent / contributors, in
   // float32, each operation rounded once. Elements that are not part of a sparse body are 0.
@@ -44,6 +49,11 @@ struct Update {
   template <typename T>
   void CopyDense(uint64_t begin, uint64_t n, T* out) const;
 };
+
+// What an update frame says of its norms, without anything else of it. Errors as of DecodeUpdate.
+absl::Status DecodeNorms(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout, Update* update);
+// The frame with what `update` says of its norms, of which it said nothing.
+void AppendNorms(const Job& job, const Update& update, std::vector<Bytes>* chunks);
 
 // Decodes and checks an update frame against layout and the plan of its round; the plan of the next round is one that
 // CheckPlan accepts. Errors: InvalidArgument, DataLoss, FailedPrecondition (the plan of its round is not known here).

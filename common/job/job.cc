@@ -39,10 +39,12 @@ absl::Status CheckHyper(const char* field, int group, float value, double low, d
       absl::StrFormat("optimizer group %d: %s = %g must lie in [%g, %g]", group, field, value, low, high));
 }
 
+bool IsLayerwise(v1::OptimizerKind kind) { return kind == v1::OPTIMIZER_LAMB || kind == v1::OPTIMIZER_LANS; }
+
 absl::Status FillOptimizer(v1::JobSpec* spec) {
   auto* optimizer = spec->mutable_optimizer();
   if (optimizer->kind() == v1::OPTIMIZER_UNSPECIFIED) {
-    return absl::InvalidArgumentError("optimizer.kind is not set; use NONE, SGD, ADAMW or STEP");
+    return absl::InvalidArgumentError("optimizer.kind is not set; use NONE, SGD, ADAMW, LAMB, LANS, LION or STEP");
   }
   if (!v1::OptimizerKind_IsValid(optimizer->kind())) return absl::InvalidArgumentError("optimizer.kind is unknown");
   if (optimizer->groups_size() == 0) optimizer->add_groups();
@@ -52,16 +54,18 @@ absl::Status FillOptimizer(v1::JobSpec* spec) {
   }
   for (int i = 0; i < optimizer->groups_size(); ++i) {
     auto* g = optimizer->mutable_groups(i);
-    if (optimizer->kind() == v1::OPTIMIZER_ADAMW) {
+    const bool layerwise = IsLayerwise(optimizer->kind());
+    const bool lion = optimizer->kind() == v1::OPTIMIZER_LION;
+    if (optimizer->kind() == v1::OPTIMIZER_ADAMW || layerwise || lion) {
       if (g->beta1() == 0) g->set_beta1(0.9f);
-      if (g->beta2() == 0) g->set_beta2(0.999f);
-      if (g->epsilon() == 0) g->set_epsilon(1e-8f);
+      if (g->beta2() == 0) g->set_beta2(lion ? 0.99f : 0.999f);
+      if (g->epsilon() == 0 && !lion) g->set_epsilon(layerwise ? 1e-6f : 1e-8f);
     }
     GW_RETURN_IF_ERROR(CheckHyper("weight_decay", i, g->weight_decay(), 0, 1e3));
     GW_RETURN_IF_ERROR(CheckHyper("momentum", i, g->momentum(), 0, 0.99999));
     GW_RETURN_IF_ERROR(CheckHyper("beta1", i, g->beta1(), 0, 0.99999));
     GW_RETURN_IF_ERROR(CheckHyper("beta2", i, g->beta2(), 0, 0.999999));
-    GW_RETURN_IF_ERROR(CheckHyper("epsilon", i, g->epsilon(), 0, 1));
+    GW_RETURN_IF_ERROR(CheckHyper("epsilon", i, g->epsilon(), layerwise ? 1e-12 : 0, 1));
     if (g->nesterov() && g->momentum() == 0) {
       return absl::InvalidArgumentError(absl::StrFormat("optimizer group %d: Nesterov needs a momentum above 0", i));
     }
@@ -102,6 +106,11 @@ absl::Status FillAsync(v1::JobSpec* spec) {
     return absl::InvalidArgumentError(
         "rounds.mode async needs an optimizer on the shards (SGD, ADAMW or STEP): its workers pull parameters, and a "
         "job whose optimizer is none has none");
+  }
+  if (IsLayerwise(spec->optimizer().kind()) || spec->clip_norm() != 0) {
+    return absl::InvalidArgumentError(
+        "rounds.mode async has no LAMB, LANS or clip_norm: their norms are of all tensors at one version, and "
+        "asynchronous buckets are at versions of their own; use rounds.mode sync or bounded, or another optimizer");
   }
   if (rounds->staleness() == 0) {
     rounds->set_staleness(
@@ -189,6 +198,30 @@ absl::Status FillScalars(v1::JobSpec* spec) {
   return absl::OkStatus();
 }
 
+// What steps by the gradient's sign or by norms is for gradients; what is clipped is what the shard applies.
+absl::Status CheckPushed(const v1::JobSpec& spec) {
+  const v1::OptimizerKind kind = spec.optimizer().kind();
+  const bool by_gradient = IsLayerwise(kind) || kind == v1::OPTIMIZER_LION;
+  if (spec.push() == v1::PUSH_STEP && by_gradient) {
+    return absl::InvalidArgumentError(
+        "LAMB, LANS and LION take gradients (or deltas), not steps that the worker preconditioned: use push gradient, "
+        "or "
+        "the optimizer STEP");
+  }
+  GW_RETURN_IF_ERROR(CheckHyper("clip_norm", 0, spec.clip_norm(), 0, 1e30));
+  if (spec.clip_norm() == 0) return absl::OkStatus();
+  if (kind == v1::OPTIMIZER_NONE) {
+    return absl::InvalidArgumentError(
+        "clip_norm needs an optimizer on the shards: a worker that pulls the mean clips it itself");
+  }
+  if (spec.push() == v1::PUSH_STEP) {
+    return absl::InvalidArgumentError(
+        "clip_norm is for gradients and deltas: a step is preconditioned before it is pushed; clip its gradient in the "
+        "training loop, or use push gradient");
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Tensor> MakeTensor(const v1::JobSpec& spec, int index) {
   const v1::TensorSpec& in = spec.tensors(index);
   Tensor out;
@@ -226,10 +259,7 @@ bool RuleMatches(const v1::CodecRule& rule, const Tensor& tensor) {
 }
 
 absl::Status CheckServed(const v1::JobSpec& spec) {
-  if (spec.clip_norm() != 0) return absl::UnimplementedError("clip_norm is not supported yet");
   if (spec.nonfinite() == v1::NONFINITE_SKIP) return absl::UnimplementedError("nonfinite skip is not supported yet");
-  if (spec.optimizer().kind() > v1::OPTIMIZER_STEP)
-    return absl::UnimplementedError("this optimizer is not supported yet");
   return absl::OkStatus();
 }
 
@@ -276,6 +306,7 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
   job.spec_ = spec;
   GW_RETURN_IF_ERROR(FillOptimizer(&job.spec_));
   GW_RETURN_IF_ERROR(FillScalars(&job.spec_));
+  GW_RETURN_IF_ERROR(CheckPushed(job.spec_));
   GW_RETURN_IF_ERROR(FillDurability(&job.spec_));
   GW_RETURN_IF_ERROR(FillRounds(&job.spec_));
   if (spec.tensors_size() == 0 || static_cast<size_t>(spec.tensors_size()) > kMaxTensors) {
@@ -333,9 +364,9 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
   const auto& optimizer = job.spec_.optimizer();
   const bool momentum = std::any_of(optimizer.groups().begin(), optimizer.groups().end(),
                                     [](const auto& g) { return g.momentum() != 0; });
-  job.moments_ = optimizer.kind() == v1::OPTIMIZER_ADAMW             ? 2
-                 : optimizer.kind() == v1::OPTIMIZER_SGD && momentum ? 1
-                                                                     : 0;
+  const v1::OptimizerKind kind = optimizer.kind();
+  const bool one = kind == v1::OPTIMIZER_LION || (kind == v1::OPTIMIZER_SGD && momentum);
+  job.moments_ = kind == v1::OPTIMIZER_ADAMW || IsLayerwise(kind) ? 2 : one ? 1 : 0;
   // No maps in JobSpec, so serialization is deterministic for one protobuf version; unknown fields are dropped.
   job.spec_.DiscardUnknownFields();
   job.digest_ = HashString(job.spec_.SerializeAsString());

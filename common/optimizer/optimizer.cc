@@ -7,7 +7,10 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/codec/run_pieces.h"
+#include "common/job/norms.h"
+#include "common/optimizer/layerwise.h"
 #include "common/optimizer/steps.h"
+#include "kernels/cpu/layerwise.h"
 #include "kernels/math/fixed_point.h"
 
 namespace gradwire {
@@ -61,6 +64,15 @@ void ApplySparseSteps(const Job& job, const BucketLayout& layout, const Update& 
   }
 }
 
+absl::Status CheckNorms(const Job& job, const BucketLayout& layout, const Update& update) {
+  const size_t per_tensor = NormsOf(job).size();
+  const size_t expected = per_tensor == 0 ? 0 : per_tensor * TensorsOf(layout).size();
+  if (update.norms.size() == expected && update.mean_square.has_value() == ClipsNorm(job)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "update of round %d, bucket %d: %d norms of tensors, expected %d, and %s of the mean of all", update.round,
+      layout.bucket, update.norms.size(), expected, update.mean_square.has_value() ? "that" : "none"));
+}
+
 }  // namespace
 
 bool Applies(const Job& job, const Update& update) {
@@ -79,6 +91,11 @@ std::vector<GroupStep> DeriveSteps(const v1::OptimizerSpec& optimizer, const Upd
     if (optimizer.kind() == v1::OPTIMIZER_ADAMW) {
       step.adamw = kernels::MakeAdamW(step.learning_rate, group.weight_decay(), group.beta1(), group.beta2(),
                                       group.epsilon(), update.round);
+    }
+    step.lion = kernels::MakeLion(step.learning_rate, group.weight_decay(), group.beta1(), group.beta2());
+    if (optimizer.kind() == v1::OPTIMIZER_LAMB || optimizer.kind() == v1::OPTIMIZER_LANS) {
+      step.layer =
+          kernels::MakeLayer(group.weight_decay(), group.beta1(), group.beta2(), group.epsilon(), update.round);
     }
     steps.push_back(step);
   }
@@ -124,6 +141,15 @@ void ApplyStep(v1::OptimizerKind kind, const GroupStep& step, const RunState& el
     case v1::OPTIMIZER_ADAMW:
       backend.AdamW(elements.parameter, mean, elements.first_moment, elements.second_moment, n, step.adamw, stream);
       return;
+    case v1::OPTIMIZER_LAMB:
+      kernels::Lamb(elements.parameter, mean, elements.first_moment, elements.second_moment, n, step.layer);
+      return;
+    case v1::OPTIMIZER_LANS:
+      kernels::Lans(elements.parameter, mean, elements.first_moment, elements.second_moment, n, step.layer);
+      return;
+    case v1::OPTIMIZER_LION:
+      kernels::Lion(elements.parameter, mean, elements.first_moment, n, step.lion);
+      return;
     default:
       backend.PlainStep(elements.parameter, mean, n, step.learning_rate, step.weight_decay, stream);
       return;
@@ -135,20 +161,29 @@ absl::Status ApplyUpdate(const Job& job, const BucketLayout& layout, const Updat
   const v1::OptimizerSpec& optimizer = job.spec().optimizer();
   if (!Applies(job, update)) return absl::OkStatus();
   GW_RETURN_IF_ERROR(CheckUpdate(job, layout, update, runs.size()));
+  GW_RETURN_IF_ERROR(CheckNorms(job, layout, update));
   for (size_t i = 0; i < runs.size(); ++i) GW_RETURN_IF_ERROR(CheckMemory(job, layout, runs[i], i));
-  const std::vector<GroupStep> steps = DeriveSteps(optimizer, update);
+  std::vector<GroupStep> steps = DeriveSteps(optimizer, update);
   const bool sparse = update.body == Update::Body::kSparse || update.body == Update::Body::kSparseFloat;
-  if (sparse && HasSparseSteps(optimizer)) {
+  if (sparse && HasSparseSteps(optimizer) && !ClipsNorm(job)) {
     ApplySparseSteps(job, layout, update, steps, runs, backend);
     return absl::OkStatus();
   }
+  const bool layerwise = optimizer.kind() == v1::OPTIMIZER_LAMB || optimizer.kind() == v1::OPTIMIZER_LANS;
+  const float scale = optimizer.kind() == v1::OPTIMIZER_LANS ? 1.0f : static_cast<float>(ClipScale(job, update));
   std::vector<float> mean;
+  size_t tensor = 0;  // of the slice
   for (size_t i = 0; i < runs.size(); ++i) {
+    const uint32_t index = layout.runs[i].tensor;
+    const bool another = i > 0 && index != layout.runs[i - 1].tensor;
+    if (another) ++tensor;
+    GroupStep& step = steps[job.tensors()[index].group];
+    if (layerwise && (i == 0 || another)) step.layer = LayerOf(job, update, step, tensor);
     const size_t n = layout.runs[i].length;
     if (mean.size() < n) mean.resize(n);
     update.MeanOfRun(layout, static_cast<uint32_t>(i), mean.data());
-    ApplyStep(optimizer.kind(), steps[job.tensors()[layout.runs[i].tensor].group], runs[i], mean.data(), n, backend,
-              nullptr);
+    if (scale != 1.0f) kernels::Scale(mean.data(), n, scale);
+    ApplyStep(optimizer.kind(), step, runs[i], mean.data(), n, backend, nullptr);
   }
   return absl::OkStatus();
 }

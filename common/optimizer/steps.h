@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/optimizer/optimizer.h"
+#include "kernels/math/layerwise.h"
 
 namespace gradwire {
 
@@ -15,6 +16,8 @@ struct GroupStep {
   float weight_decay = 0;
   kernels::SgdCoefficients sgd;
   kernels::AdamWCoefficients adamw;
+  kernels::LionCoefficients lion;
+  kernels::LayerCoefficients layer;  // without what belongs to a tensor
 };
 
 // False where ApplyUpdate does nothing.
@@ -24,7 +27,8 @@ absl::Status CheckUpdate(const Job& job, const BucketLayout& layout, const Updat
 std::vector<GroupStep> DeriveSteps(const v1::OptimizerSpec& optimizer, const Update& update);
 // Whether a sparse update changes only the elements that were sent: plain steps without decay.
 bool HasSparseSteps(const v1::OptimizerSpec& optimizer);
-// One step of n elements of one group. Pointers are in the memory of the backend.
+// One step of n elements of one group; step.layer is that of their tensor. Pointers are in the memory of the backend;
+// in the host's for LAMB, LANS and Lion.
 void ApplyStep(v1::OptimizerKind kind, const GroupStep& step, const RunState& elements, const float* mean, size_t n,
                kernels::Backend& backend, kernels::Stream* stream);
 

@@ -128,7 +128,7 @@ absl::StatusOr<Segment> LoadSegment(const uint8_t* p, size_t left, uint32_t numb
   }
   source.Fetch(p, kSegmentHeaderBytes);
   Segment s;
-  if (p[0] < 1 || p[0] > 16)
+  if ((p[0] < 1 || p[0] > 16) && p[0] != static_cast<uint8_t>(SegmentType::kNorms))
     return absl::InvalidArgumentError(absl::StrFormat("segment %d: unknown type %d", number, p[0]));
   s.type = static_cast<SegmentType>(p[0]);
   s.param = p[1];
@@ -223,6 +223,22 @@ absl::StatusOr<std::vector<Chunk>> ParseFrame(std::span<const Bytes> chunks) {
     parsed.push_back(std::move(chunk));
   }
   return parsed;
+}
+
+void AppendFrame(std::vector<Bytes>* frame, std::span<const Bytes> more) {
+  const auto renumber = [](const Bytes& chunk, size_t number, bool last) {
+    std::vector<uint8_t> bytes(chunk.data(), chunk.data() + chunk.size());
+    uint8_t* p = bytes.data();
+    const uint16_t flags = Load<uint16_t>(p + 6);
+    Store<uint16_t>(p + 6, static_cast<uint16_t>(last ? flags | kLastChunk : flags & ~kLastChunk));
+    Store<uint32_t>(p + 24, static_cast<uint32_t>(number));
+    Store<uint32_t>(p + kCrcOffsetInHeader, Crc32c({p, kCrcOffsetInHeader}));
+    return Bytes::FromVector(std::move(bytes));
+  };
+  frame->back() = renumber(frame->back(), frame->size() - 1, false);
+  for (size_t i = 0; i < more.size(); ++i) {
+    frame->push_back(renumber(more[i], frame->size(), i + 1 == more.size()));
+  }
 }
 
 Bytes Flatten(std::span<const Bytes> slices) {

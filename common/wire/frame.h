@@ -65,6 +65,7 @@ enum class SegmentType : uint8_t {
   kSparse = 14,        // positions and values; param: SparseParam
   kLevels = 15,        // whole runs: a level per element, bit-packed; param: bits each
   kLevelSums = 16,     // whole runs: sums of levels, zigzag and bit-packed; param: bits each
+  kNorms = 22,         // float64: squared norms of whole tensors; param: how many of each, 0: that of the mean of all
 };
 
 enum class Array : uint8_t { kParameter = 0, kFirstMoment = 1, kSecondMoment = 2, kUpdateResidual = 3 };
@@ -102,6 +103,9 @@ absl::StatusOr<FrameHeader> ParseHeader(std::span<const uint8_t> bytes);
 // Parses every chunk of a frame and checks their order: chunk numbers from 0, same identity, exactly the last one
 // flagged kLastChunk.
 absl::StatusOr<std::vector<Chunk>> ParseFrame(std::span<const Bytes> chunks);
+
+// Appends the segments of the frame `more`, whose header says the same, to those of `frame`.
+void AppendFrame(std::vector<Bytes>* frame, std::span<const Bytes> more);
 
 // One contiguous Bytes of a message that arrived in slices; copies only if there is more than one.
 Bytes Flatten(std::span<const Bytes> slices);

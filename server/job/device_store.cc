@@ -71,6 +71,10 @@ class DeviceStore final : public ParameterStore {
     return absl::OkStatus();
   }
 
+  absl::StatusOr<std::vector<double>> Squares(const Update&, size_t) override {
+    return absl::UnimplementedError("norms are not there on a device");
+  }
+
   std::vector<Bytes> Serialize(const PlanWindow& plans, ParameterContent content) override {
     std::vector<float> copies[3];
     ParameterArrays arrays;

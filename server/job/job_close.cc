@@ -37,19 +37,31 @@ void JobShard::Run(const RoundActions& actions) {
 }
 
 void JobShard::CloseBucket(const RoundActions::Close& close) {
+  if (norms_ != nullptr && close.round > 0) return HoldClosed(close);
   BucketState& bucket = *buckets_[close.bucket];
   UpdateFrame update;
+  std::vector<journal::Contribution> who;
   GW_FAILPOINT("round.before_close");
   // The round is closed whatever happens: where memory runs out, the bucket stops and its pullers are told.
-  absl::Status status = CatchBadAlloc("merging", [&] { return FinishRound(bucket, close, &update); });
+  const absl::Status finished = CatchBadAlloc("merging", [&]() -> absl::Status {
+    GW_RETURN_IF_ERROR(FinishRound(bucket, close, &update));
+    if (sink_ != nullptr) who = WhoTookPart(close);
+    return absl::OkStatus();
+  });
+  PublishClosed(close, update, std::move(who), finished);
+}
+
+void JobShard::PublishClosed(const RoundActions::Close& close, const UpdateFrame& update,
+                             std::vector<journal::Contribution> who, absl::Status status) {
+  BucketState& bucket = *buckets_[close.bucket];
   GW_FAILPOINT("round.before_journal");
   // The disk works on it while this thread applies it.
-  std::vector<journal::Contribution> who;
   if (status.ok() && sink_ != nullptr) {
-    status = CatchBadAlloc("the journal", [&] {
-      who = WhoTookPart(close);
-      return Write(close, update, who);
-    });
+    {
+      absl::MutexLock lock(&bucket.mu);
+      bucket.handed = close.round + 1;
+    }
+    status = CatchBadAlloc("the journal", [&] { return Write(close, update, who); });
   }
   std::vector<Delivery> ready;
   {

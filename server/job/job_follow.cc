@@ -17,7 +17,8 @@ absl::StatusOr<std::vector<journal::Record>> JobShard::CopyBucket(uint32_t index
       absl::MutexLock job_lock(&mu_);
       GW_RETURN_IF_ERROR(shut_);
       if (!machine_.initialized()) return absl::FailedPreconditionError("the job has no parameters yet");
-      next = machine_.NextVersionOf(index);
+      // What is held until its norms are known waits for workers and other shards; its record has not passed the sink.
+      next = norms_ != nullptr ? bucket.handed : machine_.NextVersionOf(index);
     }
     // A bucket that has closed is applied by another thread just now; its record may have passed the sink already.
     const auto reached = [&bucket, next]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {

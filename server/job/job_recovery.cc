@@ -254,6 +254,7 @@ absl::Status JobShard::EndReplay() {
   }
   for (const auto& [name, incarnation] : workers) recovered.workers.push_back({name, incarnation});
   deferred_elements_ = 0;  // of this server's rounds only
+  RestoreNorms(round);
   absl::MutexLock lock(&mu_);
   machine_.Restore(recovered, environment_.clock->Now());
   replaying_ = false;

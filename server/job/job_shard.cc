@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/job/round_mode.h"
+#include "server/job/norm_state.h"
 #include "server/job/spec_difference.h"
 #include "server/rounds/async_machine.h"
 #include "server/rounds/round.h"
@@ -58,7 +59,10 @@ JobShard::JobShard(Job job, Layout layout, uint32_t shard_index, const JobEnviro
       rounds_(MakeRounds(job_, layout_, environment)),
       machine_(*rounds_) {}
 
-JobShard::~JobShard() { StopSink(); }
+JobShard::~JobShard() {
+  StopNorms();
+  StopSink();
+}
 
 void JobShard::SetSink(std::unique_ptr<UpdateSink> sink) {
   sink_ = std::move(sink);
@@ -144,7 +148,7 @@ absl::Status JobShard::Prepare() {
     }
     buckets_.push_back(std::move(bucket));
   }
-  return absl::OkStatus();
+  return PrepareNorms();
 }
 
 absl::Status JobShard::Allocate(BucketState& bucket) {
@@ -246,6 +250,7 @@ void JobShard::Shut(absl::Status status) {
     streams.swap(streams_);
   }
   for (const auto& [member, stream] : streams) stream->Finish(status);
+  StopNorms();
 }
 
 }  // namespace gradwire

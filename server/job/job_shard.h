@@ -27,9 +27,11 @@
 #include "common/base/clock.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
+#include "common/optimizer/norm_sums.h"
 #include "common/snapshot/shard_state.h"
 #include "common/wire/frame.h"
 #include "gradwire/v1/operator.pb.h"
+#include "gradwire/v1/peer.pb.h"
 #include "gradwire/v1/worker.pb.h"
 #include "kernels/backend.h"
 #include "server/job/bucket_state.h"
@@ -47,6 +49,8 @@ namespace gradwire {
 namespace journal {
 class Journal;
 }
+struct HeldBucket;
+struct NormState;
 
 // What a job gets from the server around it. Everything pointed to outlives the job.
 struct JobEnvironment {
@@ -150,6 +154,11 @@ class JobShard {
                                         uint64_t not_before);
   absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::HeartbeatRequest& request);
   absl::Status Leave(const v1::LeaveRequest& request);
+  // job_norms.cc, of jobs whose updates need the norms of whole tensors; others ignore the first. Where the shards are,
+  // as a worker reaches them. Errors: InvalidArgument.
+  absl::Status SetAddresses(const std::vector<std::string>& addresses);
+  // Another shard tells its squares. Errors: those of NormExchange::Take.
+  absl::StatusOr<v1::ExchangeReply> ExchangeNorms(const v1::ExchangeRequest& request);
   // Ends leases that have run out, closes what has waited long enough; writes how many warnings were held back.
   void Tick();
   // When Tick has something to do, on the clock of the environment. Where that becomes sooner than this told last,
@@ -204,6 +213,9 @@ class JobShard {
   void Run(const RoundActions& actions);
   void DropMember(const Member& member);
   void CloseBucket(const RoundActions::Close& close);
+  // A finished update, or why there is none, to the sink, the optimizer and the pullers.
+  void PublishClosed(const RoundActions::Close& close, const UpdateFrame& update,
+                     std::vector<journal::Contribution> who, absl::Status status = absl::OkStatus());
   // Hands an update frame to the sink.
   absl::Status Write(const RoundActions::Close& close, const UpdateFrame& update,
                      const std::vector<journal::Contribution>& who);
@@ -263,6 +275,23 @@ class JobShard {
   // A record of a bucket's initial parameters may be seen: they are acknowledged; with the last one version 0 is there.
   void NoteInitialWritten(uint32_t bucket);
 
+  // job_norms.cc
+  absl::Status PrepareNorms();
+  void StopNorms();
+  // The journal was replayed; `round`: the oldest that is not closed.
+  void RestoreNorms(uint64_t round);
+  // A bucket has closed; its update waits for the others of the round.
+  void HoldClosed(const RoundActions::Close& close);
+  void Hold(const RoundActions::Close& close);
+  // The thread that exchanges norms, and writes what was held for them.
+  void NormLoop();
+  absl::Status CloseHeld(uint64_t round, std::vector<HeldBucket>* held);
+  void FailBuckets(uint64_t round, const absl::Status& why);
+  // The squares of tensors over all shards that retained updates of `round` tell.
+  std::map<uint32_t, std::vector<double>> TotalsOf(uint64_t round, size_t phase);
+  // All that this shard has of a round that it wrote. Nothing: it is not retained any more.
+  std::optional<ShardSquares> WrittenSquares(uint64_t round, size_t phase);
+
   // job_snapshot.cc
   void CaptureBucket(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 
@@ -312,6 +341,8 @@ class JobShard {
   uint64_t sanitized_elements_ ABSL_GUARDED_BY(mu_) = 0;  // of all workers so far
   std::multimap<MemberId, std::shared_ptr<Outbox>> streams_ ABSL_GUARDED_BY(mu_);
   std::map<MemberId, WorkerTotals> totals_ ABSL_GUARDED_BY(mu_);  // of members only
+
+  std::unique_ptr<NormState> norms_;  // constant after Make; null: no update needs norms
 
   absl::Mutex snapshot_mu_;  // innermost
   std::shared_ptr<ShardCapture> capture_ ABSL_GUARDED_BY(snapshot_mu_);

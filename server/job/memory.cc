@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "common/codec/plan_window.h"
 #include "common/codec/update_codec.h"
+#include "common/job/norms.h"
 #include "common/job/round_mode.h"
 #include "server/job/job_arrays.h"
 
@@ -128,6 +129,15 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
       round_updates += two_way ? update + mean : update;
     }
     largest_frame = std::max(largest_frame, elements * 5 + kFrameOverheadBytes);
+  }
+  if (const size_t norms = NormsOf(job).size(); norms > 0) {
+    bound.updates += 2 * round_updates;  // the round that is held, and what is decoded of it
+    // Where all runs lie; the squares of those here, and of all as others tell them, in the rounds that are kept.
+    uint64_t runs = 0;
+    for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
+      for (uint32_t s = 0; s < layout.shard_count(); ++s) runs += layout.at(b, s).runs.size();
+    }
+    bound.updates += 2 * runs * sizeof(uint64_t) + runs * norms * sizeof(double) * (3 + OpenRounds(job));
   }
   const v1::DurabilitySpec& durability = job.spec().durability();
   if (durability.level() == v1::DURABILITY_INTERVAL || durability.on_failure() == v1::DISK_FAILURE_CONTINUE) {

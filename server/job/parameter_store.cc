@@ -9,6 +9,7 @@
 #include "common/codec/update.h"
 #include "common/codec/update_codec.h"
 #include "common/codec/update_compressor.h"
+#include "common/optimizer/layerwise.h"
 #include "common/optimizer/optimizer.h"
 
 namespace gradwire {
@@ -57,6 +58,10 @@ class HostStore final : public ParameterStore {
     if (update.decoded != nullptr) return ApplyUpdate(job_, layout_, *update.decoded, runs_, backend_);
     GW_ASSIGN_OR_RETURN(const Update decoded, DecodeUpdate(update.chunks, job_, layout_, plan));
     return ApplyUpdate(job_, layout_, decoded, runs_, backend_);
+  }
+
+  absl::StatusOr<std::vector<double>> Squares(const Update& update, size_t phase) override {
+    return SquaresOfPhase(job_, layout_, update, runs_, phase);
   }
 
   std::vector<Bytes> Serialize(const PlanWindow& plans, ParameterContent content) override {

@@ -31,6 +31,8 @@ class ParameterStore {
   // Decodes and applies the update frame of a round that was encoded by `plan`. Errors: those of DecodeUpdate and
   // ApplyUpdate.
   virtual absl::Status Apply(const UpdateFrame& update, const RoundPlan& plan) = 0;
+  // Before Apply: what this bucket has of the norms of `phase`, as SquaresOfPhase. Unimplemented on a device.
+  virtual absl::StatusOr<std::vector<double>> Squares(const Update& update, size_t phase) = 0;
   // The frame of this version, that of `plans`, for pullers.
   virtual std::vector<Bytes> Serialize(const PlanWindow& plans, ParameterContent content) = 0;
   // Copies the arrays that have a target; arrays that the job does not keep leave theirs alone.

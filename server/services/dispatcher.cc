@@ -11,6 +11,7 @@ namespace {
 constexpr std::string_view kWorker = "gradwire.v1.Worker/";
 constexpr std::string_view kOperator = "gradwire.v1.Operator/";
 constexpr std::string_view kReplication = "gradwire.v1.Replication/";
+constexpr std::string_view kPeer = "gradwire.v1.Peer/";
 
 absl::Status Unknown(std::string_view method) {
   return absl::UnimplementedError(absl::StrFormat("this server has no method '%s'", std::string(method)));
@@ -23,6 +24,10 @@ absl::StatusOr<std::string> Dispatcher::Call(transport::Method method, std::stri
     if (method.starts_with(kWorker)) {
       GW_RETURN_IF_ERROR(replication_->CheckServing());
       return worker_->Call(method.substr(kWorker.size()), request);
+    }
+    if (method.starts_with(kPeer)) {
+      GW_RETURN_IF_ERROR(replication_->CheckServing());
+      return peers_->Call(method.substr(kPeer.size()), request);
     }
     if (method.starts_with(kOperator)) return operator_->Call(method.substr(kOperator.size()), request);
     if (method.starts_with(kReplication)) return standbys_->Call(method.substr(kReplication.size()), request);

@@ -7,18 +7,20 @@
 
 #include "common/transport/transport.h"
 #include "server/services/operator_service.h"
+#include "server/services/peer_service.h"
 #include "server/services/replication_service.h"
 #include "server/services/worker_service.h"
 
 namespace gradwire {
 
-// Thread-safe; what a transport listens with. All services outlive it; workers are served while
+// Thread-safe; what a transport listens with. All services outlive it; workers and other shards are served while
 // `replication` says so. A call or stream for which there is no memory
 // gets ResourceExhausted; so does one that fails later, in its sink.
 class Dispatcher final : public transport::Service {
  public:
-  Dispatcher(WorkerService* worker, OperatorService* op, ReplicationService* standbys, const Replication* replication)
-      : worker_(worker), operator_(op), standbys_(standbys), replication_(replication) {}
+  Dispatcher(WorkerService* worker, OperatorService* op, ReplicationService* standbys, PeerService* peers,
+             const Replication* replication)
+      : worker_(worker), operator_(op), standbys_(standbys), peers_(peers), replication_(replication) {}
 
   // Unimplemented for a method that no service has.
   absl::StatusOr<std::string> Call(transport::Method method, std::string_view request) override;
@@ -29,6 +31,7 @@ class Dispatcher final : public transport::Service {
   WorkerService* const worker_;
   OperatorService* const operator_;
   ReplicationService* const standbys_;
+  PeerService* const peers_;
   const Replication* const replication_;
 };
 

@@ -9,6 +9,14 @@
 
 namespace gradwire {
 
+namespace {
+
+absl::Status SetAddresses(JobShard& job, const v1::JoinRequest& request) {
+  return job.SetAddresses({request.shards().begin(), request.shards().end()});
+}
+
+}  // namespace
+
 absl::StatusOr<std::string> WorkerService::Call(std::string_view method, std::string_view request) {
   if (method == "Heartbeat") {
     return HandleUnary<v1::HeartbeatRequest>(request, [this](const auto& r) { return Heartbeat(r); });
@@ -40,6 +48,7 @@ absl::StatusOr<v1::JoinReply> WorkerService::Join(const v1::JoinRequest& request
   GW_ASSIGN_OR_RETURN(
       const std::shared_ptr<JobShard> job,
       registry_->GetOrCreate(request.spec(), request.shard_index(), request.shard_count(), request.layout_digest()));
+  GW_RETURN_IF_ERROR(SetAddresses(*job, request));
   return job->Join(identity, request.start_version(), request.may_initialize(), request.other_version());
 }
 
@@ -56,6 +65,7 @@ absl::StatusOr<v1::JoinReply> WorkerService::GoOn(const v1::JoinRequest& request
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.spec().name()));
   GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(request.spec()));
   GW_RETURN_IF_ERROR(job->CheckSame(asked, request.shard_index(), request.shard_count(), request.layout_digest()));
+  GW_RETURN_IF_ERROR(SetAddresses(*job, request));
   Rounds::ResumePoint point;
   point.round = request.resume_round();
   point.from_before = request.known_epoch() != 0 && request.known_epoch() != epoch;

@@ -32,6 +32,7 @@ struct Options {
   uint32_t quorum = 0;
   uint64_t rounds = 0, checkpoint_every = 1;
   bool large = false;
+  std::string optimizer = "adamw";  // or "lans": with its gradients clipped by the norm of all tensors
 };
 
 void AddTensor(v1::JobSpec* spec, const std::string& name, const std::vector<uint64_t>& shape) {
@@ -51,7 +52,9 @@ v1::JobSpec SpecOf(const Options& options) {
   AddTensor(&spec, "h.0.mlp.bias", {129});
   AddTensor(&spec, "head.weight", {31, 97});
   if (options.large) AddTensor(&spec, "head.table", {800, 800});  // its frames have several chunks
-  spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_ADAMW);
+  const bool lans = options.optimizer == "lans";
+  spec.mutable_optimizer()->set_kind(lans ? v1::OPTIMIZER_LANS : v1::OPTIMIZER_ADAMW);
+  if (lans) spec.set_clip_norm(1);
   spec.mutable_optimizer()->add_groups()->set_weight_decay(0.01f);
   v1::CodecRule* dense = spec.add_rules();
   dense->set_pattern("*head*");
@@ -180,6 +183,7 @@ int Main(int argc, char** argv) {
   app.add_option("--quorum", options.quorum);
   app.add_option("--rounds", options.rounds, "train to version rounds + 1 (round 0 calibrates)");
   app.add_flag("--large", options.large);
+  app.add_option("--optimizer", options.optimizer)->check(CLI::IsMember({"adamw", "lans"}));
   CLI11_PARSE(app, argc, argv);
   if (failpoints) {
     for (std::string_view name : failpoint::kNames) std::printf("%s\n", std::string(name).c_str());

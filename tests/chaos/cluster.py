@@ -28,6 +28,8 @@ class Setup:
     rounds: int
     large: bool = False  # frames of several chunks
     pause_ms: int = 0  # of every worker between two rounds
+    optimizer: str = "adamw"
+    shards: int = SHARDS
 
 
 class Process:
@@ -164,16 +166,16 @@ class Worker:
 
 
 class Cluster:
-    """Two shards and four workers of one job."""
+    """The shards and four workers of one job."""
 
     def __init__(self, folder: pathlib.Path, setup: Setup, durability: str = "fsync", checkpoints: bool = False,
                  worker_flags: Iterable[object] = (), server_flags: Iterable[object] = ()):
         self.setup = setup
-        self.servers = [Server(folder, f"shard-{s}", server_flags) for s in range(SHARDS)]
+        self.servers = [Server(folder, f"shard-{s}", server_flags) for s in range(setup.shards)]
         self._folder = folder
         self._checkpoints = checkpoints
         self._worker_flags = ["--workers", WORKERS, "--rounds", setup.rounds, "--pause-ms", setup.pause_ms,
-                              "--durability", durability, *worker_flags]
+                              "--durability", durability, "--optimizer", setup.optimizer, *worker_flags]
         if setup.large:
             self._worker_flags.append("--large")
         self.workers: list[Worker] = []

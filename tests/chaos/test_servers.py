@@ -12,6 +12,8 @@ from cluster import WORKER, Cluster, Setup
 
 SHORT = Setup(rounds=100)
 LARGE = Setup(rounds=12, large=True)
+NORMS = Setup(rounds=60, optimizer="lans")  # shards exchange norms, twice in a round
+NORMS_OF_FOUR = Setup(rounds=60, optimizer="lans", shards=4)
 SNAPSHOTS = Setup(rounds=40, large=True, pause_ms=60)  # long enough for three of them
 
 # The worker's: test_workers.py.
@@ -26,7 +28,8 @@ class Place:
     shard: int = 0
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.hit}" + ("-large" if self.setup.large else "") + (f"-shard{self.shard}" if self.shard else "")
+        text = f"{self.name}:{self.hit}" + ("-large" if self.setup.large else "")
+        return text + (f"-{self.setup.shards}shards" if self.setup.shards > 2 else "") + (f"-shard{self.shard}" if self.shard else "")
 
 
 # A process that has just been started dies before anybody needs it.
@@ -46,6 +49,13 @@ AT_WORK = [
     Place("push.chunk_merged", 300),
     Place("push.chunk_merged", 200, LARGE),
     Place("round.before_close", 100),
+    Place("norms.before_exchange", 40, NORMS),
+    Place("norms.before_exchange", 41, NORMS_OF_FOUR, shard=3),
+    Place("norms.after_exchange", 40, NORMS),
+    Place("norms.after_exchange", 41, NORMS, shard=1),
+    Place("norms.after_exchange", 40, NORMS_OF_FOUR, shard=2),
+    Place("norms.before_write", 81, NORMS),  # some buckets of the round are written
+    Place("norms.before_write", 82, NORMS_OF_FOUR, shard=1),
     Place("round.before_journal", 101),
     Place("journal.segment.before_header", 1),  # the initial parameters are not in it
     Place("journal.segment.before_header", 1, shard=1),
@@ -100,8 +110,8 @@ def test_killed_at_its_start(place, tmp_path, undisturbed, report):
 _IN_CI = ("initialize.between_buckets", "round.before_journal", "journal.record.torn", "journal.sync.after",
           "version.after_visible", "snapshot.before_rename", "journal.cut.between")
 CASES = [pytest.param(place, durability, id=f"{place}-{durability}",
-                      marks=[pytest.mark.ci] if place.name in _IN_CI and durability == "fsync" else [])
-         for place in AT_WORK for durability in ("fsync", "interval") if durability == "fsync" or place.setup == SHORT]
+                      marks=[pytest.mark.ci] if (place.name in _IN_CI or place.setup == NORMS_OF_FOUR) and durability == "fsync" else [])
+         for place in AT_WORK for durability in ("fsync", "interval") if durability == "fsync" or place.setup in (SHORT, NORMS)]
 
 
 @pytest.mark.parametrize(("place", "durability"), CASES)

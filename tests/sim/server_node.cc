@@ -87,7 +87,9 @@ absl::Status ServerProcess::Start() {
   worker_ = std::make_unique<WorkerService>(registry_.get(), replication_.get());
   operator_ = std::make_unique<OperatorService>(registry_.get(), replication_.get());
   standbys_ = std::make_unique<ReplicationService>(replication_.get());
-  dispatcher_ = std::make_unique<Dispatcher>(worker_.get(), operator_.get(), standbys_.get(), replication_.get());
+  peers_ = std::make_unique<PeerService>(registry_.get());
+  dispatcher_ =
+      std::make_unique<Dispatcher>(worker_.get(), operator_.get(), standbys_.get(), peers_.get(), replication_.get());
   const absl::Status recovered = replication_->Start();
   if (!recovered.ok()) return recovered;
   const absl::Status found = registry_->Find("sim").status();

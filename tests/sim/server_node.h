@@ -74,6 +74,7 @@ class ServerProcess {
   std::unique_ptr<WorkerService> worker_;
   std::unique_ptr<OperatorService> operator_;
   std::unique_ptr<ReplicationService> standbys_;
+  std::unique_ptr<PeerService> peers_;
   std::unique_ptr<Dispatcher> dispatcher_;
   journal::Journal* journal_ = nullptr;  // of the job
   TimeNs pump_at_ = -1;

@@ -22,6 +22,7 @@
 #include "common/transport/grpc/grpc_transport.h"
 #include "common/transport/grpc/server.h"
 #include "gradwire/v1/operator.pb.h"
+#include "gradwire/v1/peer.pb.h"
 #include "gradwire/v1/replication.pb.h"
 #include "gradwire/v1/worker.pb.h"
 
@@ -43,7 +44,8 @@ class GrpcListener final : public Listener, public CallOwner {
         reflection_(kReflectionName, {{"ServerReflectionInfo", Kind::kStream}}),
         reflection_alpha_(kReflectionAlphaName, {{"ServerReflectionInfo", Kind::kStream}}),
         replication_(v1::FenceRequest::descriptor()->file()->service(0)),
-        builtin_({worker_.name(), operator_.name(), replication_.name()}) {}
+        peer_(v1::ExchangeRequest::descriptor()->file()->service(0)),
+        builtin_({worker_.name(), operator_.name(), replication_.name(), peer_.name()}) {}
   ~GrpcListener() override;
 
   absl::Status Start(const Address& address);
@@ -54,7 +56,8 @@ class GrpcListener final : public Listener, public CallOwner {
   using Kind = RawService::Kind;
 
   Service* ServiceOf(RawService* raw) override {
-    return raw == &worker_ || raw == &operator_ || raw == &replication_ ? service_ : &builtin_;
+    const bool ours = raw == &worker_ || raw == &operator_ || raw == &replication_ || raw == &peer_;
+    return ours ? service_ : &builtin_;
   }
   bool Arrived(RawService* service, int index) override;
   void Started(std::shared_ptr<StreamCore> stream) override;
@@ -70,6 +73,7 @@ class GrpcListener final : public Listener, public CallOwner {
   RawService reflection_;
   RawService reflection_alpha_;
   RawService replication_;
+  RawService peer_;
   BuiltinServices builtin_;
   std::string address_;
   std::unique_ptr<::grpc::ServerCompletionQueue> queue_;
@@ -137,7 +141,7 @@ absl::Status GrpcListener::Start(const Address& address) {
   const std::string target = address.scheme == Scheme::kUnix ? absl::StrCat("unix:", address.name)
                                                              : address.ToString().substr(sizeof("grpc://") - 1);
   builder.AddListeningPort(target, ::grpc::InsecureServerCredentials(), &port);
-  const auto services = {&worker_, &operator_, &replication_, &health_, &reflection_, &reflection_alpha_};
+  const auto services = {&worker_, &operator_, &replication_, &peer_, &health_, &reflection_, &reflection_alpha_};
   for (RawService* service : services) builder.RegisterService(service);
   queue_ = builder.AddCompletionQueue();
   server_ = builder.BuildAndStart();

@@ -48,6 +48,11 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"AdamWOneBit", "onebit", v1::OPTIMIZER_ADAMW},
                       Case{"SgdSigNum", "signum", v1::OPTIMIZER_SGD},
                       Case{"AdamWQsgd", "qsgd:bits=4", v1::OPTIMIZER_ADAMW},
+                      Case{"LionTopK", "topk:density=0.05", v1::OPTIMIZER_LION},
+                      Case{"LambFp32", "dense:values=fp32", v1::OPTIMIZER_LAMB},
+                      Case{"LambTagc", "tagc:density=0.05,slack=4", v1::OPTIMIZER_LAMB},
+                      Case{"LansFp32", "dense:values=fp32", v1::OPTIMIZER_LANS},
+                      Case{"SmallLansTopK", "topk:density=0.05,values=fp16", v1::OPTIMIZER_LANS, false, true},
                       Case{"SmallAdamWFp32", "dense:values=fp32", v1::OPTIMIZER_ADAMW, false, true},
                       Case{"SmallStepTagcOverloaded", "tagc:density=0.05,slack=0.7", v1::OPTIMIZER_STEP, true, true}),
     NameOfCase);

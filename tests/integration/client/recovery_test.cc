@@ -113,7 +113,11 @@ INSTANTIATE_TEST_SUITE_P(
                            v1::DURABILITY_FSYNC, false, 0, "topk:density=0.02,values=fp16"},
                       Case{"onebit", v1::OPTIMIZER_NONE, PullMode::kMean, v1::DURABILITY_INTERVAL, true, 0, "onebit"},
                       Case{"dense:values=fp32", v1::OPTIMIZER_SGD, PullMode::kUpdate, v1::DURABILITY_INTERVAL, true, 2,
-                           "qsgd:bits=4"}));
+                           "qsgd:bits=4"},
+                      // Shards exchange norms, with updates that may be written on one of them only.
+                      Case{"dense:values=fp32", v1::OPTIMIZER_LAMB, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
+                      Case{"tagc:density=0.05", v1::OPTIMIZER_LANS, PullMode::kParams, v1::DURABILITY_INTERVAL, true},
+                      Case{"dense:values=fp32", v1::OPTIMIZER_LANS, PullMode::kUpdate, v1::DURABILITY_FSYNC, true, 2}));
 
 TEST(KilledServer, WhileAJobStartsDelaysTheStart) {
   constexpr int kStarts = 8;

@@ -148,7 +148,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kUpdate, v1::DURABILITY_INTERVAL},
                       Case{"tagc:density=0.05", v1::OPTIMIZER_ADAMW, PullMode::kParams, v1::DURABILITY_FSYNC},
                       Case{"topk:density=0.05", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC,
-                           "topk:density=0.02,values=fp16"}));
+                           "topk:density=0.02,values=fp16"},
+                      Case{"dense:values=fp32", v1::OPTIMIZER_LANS, PullMode::kUpdate, v1::DURABILITY_FSYNC}));
 
 }  // namespace
 }  // namespace gradwire::testing

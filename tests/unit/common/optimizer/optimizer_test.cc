@@ -135,12 +135,11 @@ TEST_P(OptimizerKinds, SparseAndDenseBodiesGiveTheSameBits) {
   EXPECT_EQ(Train(spec(), 2, Update::Body::kSparseFloat), sparse);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, OptimizerKinds,
-                         ::testing::Values(std::tuple{v1::OPTIMIZER_SGD, 0.0f, 0.0f},
-                                           std::tuple{v1::OPTIMIZER_SGD, 0.01f, 0.9f},
-                                           std::tuple{v1::OPTIMIZER_ADAMW, 0.1f, 0.0f},
-                                           std::tuple{v1::OPTIMIZER_STEP, 0.0f, 0.0f},
-                                           std::tuple{v1::OPTIMIZER_STEP, 0.1f, 0.0f}));
+INSTANTIATE_TEST_SUITE_P(
+    All, OptimizerKinds,
+    ::testing::Values(std::tuple{v1::OPTIMIZER_SGD, 0.0f, 0.0f}, std::tuple{v1::OPTIMIZER_SGD, 0.01f, 0.9f},
+                      std::tuple{v1::OPTIMIZER_ADAMW, 0.1f, 0.0f}, std::tuple{v1::OPTIMIZER_LION, 0.1f, 0.0f},
+                      std::tuple{v1::OPTIMIZER_STEP, 0.0f, 0.0f}, std::tuple{v1::OPTIMIZER_STEP, 0.1f, 0.0f}));
 
 TEST(ApplyUpdate, UsesTheLearningRateAndDecayOfEachGroup) {
   const v1::JobSpec spec = Spec(v1::OPTIMIZER_STEP, 0.5f);

@@ -1,0 +1,271 @@
+// Rounds of jobs that need the norms of whole tensors: what has closed is held until the squares of all shards are
+// known, then written; see job_shard.h and proto/NORMS.md.
+//
+//   bucket closes -> finished, its squares (the thread that closes it) ... all buckets of the round
+//     -> exchange, phase by phase -> norms into the update frames -> journal, optimizer, version + 1 (the norm thread)
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "common/base/failpoint.h"
+#include "common/base/out_of_memory.h"
+#include "common/base/status_macros.h"
+#include "common/job/norms.h"
+#include "common/transport/sink_scope.h"
+#include "server/job/job_shard.h"
+#include "server/job/norm_state.h"
+
+namespace gradwire {
+namespace {
+
+// The largest message between shards; transports take 8 MiB.
+constexpr uint64_t kMaxExchangeBytes = 7u << 20;
+
+size_t MostNormsOfPhase(const Job& job) {
+  size_t most = 0;
+  for (const std::vector<Norm>& phase : NormPhases(job)) most = std::max(most, phase.size());
+  return most;
+}
+
+}  // namespace
+
+absl::Status JobShard::PrepareNorms() {
+  const std::string& name = job_.spec().name();
+  const bool lion = job_.spec().optimizer().kind() == v1::OPTIMIZER_LION;
+  const bool norms = !NormPhases(job_).empty();
+  if (environment_.device != nullptr && (lion || norms)) {
+    return absl::UnimplementedError(absl::StrFormat(
+        "job '%s': LAMB, LANS, LION and clip_norm are not there on a device yet: start its servers with "
+        "--backend=cpu",
+        name));
+  }
+  if (!norms) return absl::OkStatus();
+  norms_ = std::make_unique<NormState>(&job_, &layout_, shard_index_,
+                                       [this](uint64_t round, size_t phase) { return WrittenSquares(round, phase); });
+  const uint64_t message = norms_->sums.MaxMessageBytes(MostNormsOfPhase(job_));
+  if (layout_.shard_count() > 1 && message > kMaxExchangeBytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("job '%s': norms of %d bytes would pass between shards at once, at most %d may: raise "
+                        "run_elements or use more shards",
+                        name, message, kMaxExchangeBytes));
+  }
+  norms_->thread = std::thread([this] { NormLoop(); });
+  return absl::OkStatus();
+}
+
+absl::Status JobShard::SetAddresses(const std::vector<std::string>& addresses) {
+  if (norms_ == nullptr || layout_.shard_count() == 1) return absl::OkStatus();
+  return norms_->exchange.SetAddresses(addresses);
+}
+
+absl::StatusOr<v1::ExchangeReply> JobShard::ExchangeNorms(const v1::ExchangeRequest& request) {
+  if (norms_ != nullptr) return norms_->exchange.Take(request);
+  return absl::FailedPreconditionError(absl::StrFormat("job '%s' needs no norms", job_.spec().name()));
+}
+
+void JobShard::StopNorms() {
+  if (norms_ == nullptr) return;
+  {
+    absl::MutexLock lock(&norms_->mu);
+    if (norms_->stopped) return;
+    norms_->stopped = true;
+  }
+  norms_->exchange.Stop();
+  norms_->thread.join();
+}
+
+void JobShard::RestoreNorms(uint64_t round) {
+  if (norms_ == nullptr) return;
+  round = std::max<uint64_t>(round, 1);
+  norms_->exchange.SetRound(round);
+  std::vector<uint64_t> versions;
+  for (const auto& bucket : buckets_) {
+    absl::MutexLock lock(&bucket->mu);
+    versions.push_back(bucket->version);
+  }
+  absl::MutexLock lock(&norms_->mu);
+  norms_->round = round;
+  norms_->versions = std::move(versions);
+}
+
+void JobShard::HoldClosed(const RoundActions::Close& close) {
+  {
+    absl::MutexLock lock(&norms_->mu);
+    if (close.round != norms_->round) {  // the norm thread comes to it
+      norms_->later[close.round].push_back(close);
+      return;
+    }
+  }
+  Hold(close);
+}
+
+void JobShard::Hold(const RoundActions::Close& close) {
+  BucketState& bucket = *buckets_[close.bucket];
+  HeldBucket held;
+  GW_FAILPOINT("round.before_close");
+  absl::Status status = CatchBadAlloc("merging", [&]() -> absl::Status {
+    held.close = close;
+    GW_RETURN_IF_ERROR(FinishRound(bucket, close, &held.frame));
+    if (sink_ != nullptr) held.who = WhoTookPart(close);
+    absl::MutexLock lock(&bucket.mu);
+    if (held.frame.decoded != nullptr) {
+      held.update = std::make_shared<Update>(*held.frame.decoded);
+    } else {
+      const RoundPlan& plan = *bucket.plans.Find(PlanVersionOf(close));
+      GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(held.frame.chunks, job_, *bucket.layout, plan));
+      held.update = std::make_shared<Update>(std::move(update));
+    }
+    held.frame.decoded = held.update;
+    GW_ASSIGN_OR_RETURN(held.squares, bucket.store->Squares(*held.update, 0));
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return FailBuckets(close.round, status);
+  absl::MutexLock lock(&norms_->mu);
+  norms_->held[close.bucket] = std::move(held);
+}
+
+void JobShard::FailBuckets(uint64_t round, const absl::Status& why) {
+  spdlog::error("job {} round {}: {}", job_.spec().name(), round, why.ToString());
+  for (const auto& bucket : buckets_) {
+    std::vector<Delivery> ready;
+    {
+      absl::MutexLock lock(&bucket->mu);
+      if (bucket->failure.ok()) {
+        bucket->failure = absl::Status(
+            why.code(),
+            absl::StrFormat("job '%s' stopped in round %d: %s", job_.spec().name(), round, std::string(why.message())));
+      }
+      ready = TakeReady(*bucket);
+    }
+    Deliver(ready);
+  }
+}
+
+void JobShard::NormLoop() {
+  // It answers pullers; a slow one must not hold up the others, and inside a sink sends never block.
+  const transport::SinkScope never_block(this);
+  NormState& norms = *norms_;
+  const auto ready = [&norms]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(norms.mu) {
+    for (size_t b = 0; !norms.stopped && b < norms.held.size(); ++b) {
+      if (!norms.held[b] && norms.versions[b] <= norms.round) return false;
+    }
+    return true;
+  };
+  for (;;) {
+    std::vector<HeldBucket> held;
+    uint64_t round = 0;
+    {
+      absl::MutexLock lock(&norms.mu);
+      norms.mu.Await(absl::Condition(&ready));
+      if (norms.stopped) return;
+      round = norms.round;
+      for (std::optional<HeldBucket>& bucket : norms.held) {
+        if (bucket) held.push_back(*std::move(bucket));
+        bucket.reset();
+      }
+    }
+    const absl::Status status = CatchBadAlloc("the norms of a round", [&] { return CloseHeld(round, &held); });
+    if (absl::IsCancelled(status)) return;
+    if (!status.ok()) FailBuckets(round, status);
+    held.clear();
+    norms.exchange.SetRound(round + 1);
+    std::vector<RoundActions::Close> next;
+    {
+      absl::MutexLock lock(&norms.mu);
+      norms.round = round + 1;
+      if (auto node = norms.later.extract(round + 1)) next = std::move(node.mapped());
+    }
+    for (const RoundActions::Close& close : next) Hold(close);
+  }
+}
+
+absl::Status JobShard::CloseHeld(uint64_t round, std::vector<HeldBucket>* held) {
+  const std::vector<std::vector<Norm>> phases = NormPhases(job_);
+  const size_t per_tensor = NormsOf(job_).size();
+  for (HeldBucket& bucket : *held) {
+    bucket.update->norms.resize(per_tensor * TensorsOf(*buckets_[bucket.close.bucket]->layout).size());
+  }
+  size_t done = 0;  // norms of earlier phases
+  for (size_t phase = 0; phase < phases.size(); ++phase) {
+    const size_t count = phases[phase].size();
+    ShardSquares own;
+    const size_t runs = norms_->sums.runs(shard_index_);
+    own.runs.resize(count * runs);
+    own.totals = TotalsOf(round, phase);
+    for (HeldBucket& bucket : *held) {
+      BucketState& state = *buckets_[bucket.close.bucket];
+      if (phase > 0) {
+        absl::MutexLock lock(&state.mu);
+        GW_ASSIGN_OR_RETURN(bucket.squares, state.store->Squares(*bucket.update, phase));
+      }
+      const size_t here = state.layout->runs.size();
+      for (size_t k = 0; k < count; ++k) {
+        std::copy_n(bucket.squares.data() + k * here, here,
+                    own.runs.data() + k * runs + norms_->sums.first_run(bucket.close.bucket, shard_index_));
+      }
+    }
+    GW_FAILPOINT("norms.before_exchange");
+    GW_ASSIGN_OR_RETURN(const std::vector<double> sums, norms_->exchange.Exchange(round, phase, std::move(own)));
+    GW_FAILPOINT("norms.after_exchange");
+    std::optional<double> mean_square;
+    if (phase == 0 && ClipsNorm(job_)) {
+      mean_square = 0;
+      for (const double sum : sums) *mean_square += sum;
+    }
+    for (HeldBucket& bucket : *held) {
+      if (mean_square) bucket.update->mean_square = mean_square;
+      const std::vector<uint32_t> tensors = TensorsOf(*buckets_[bucket.close.bucket]->layout);
+      for (size_t t = 0; t < tensors.size(); ++t) {
+        std::copy_n(sums.data() + tensors[t] * count, count, bucket.update->norms.data() + t * per_tensor + done);
+      }
+    }
+    done += count;
+  }
+  for (HeldBucket& bucket : *held) {
+    GW_FAILPOINT("norms.before_write");
+    AppendNorms(job_, *bucket.update, &bucket.frame.chunks);
+    PublishClosed(bucket.close, bucket.frame, std::move(bucket.who));
+  }
+  return absl::OkStatus();
+}
+
+std::map<uint32_t, std::vector<double>> JobShard::TotalsOf(uint64_t round, size_t phase) {
+  const std::vector<std::vector<Norm>> phases = NormPhases(job_);
+  const size_t per_tensor = NormsOf(job_).size();
+  size_t first = 0;
+  for (size_t p = 0; p < phase; ++p) first += phases[p].size();
+  std::map<uint32_t, std::vector<double>> totals;
+  for (const auto& bucket : buckets_) {
+    SharedChunks chunks;
+    {
+      absl::MutexLock lock(&bucket->mu);
+      const uint64_t age = bucket->version - 1 - round;
+      if (bucket->version <= round || age >= bucket->updates.size()) continue;
+      chunks = bucket->updates[bucket->updates.size() - 1 - age].chunks;
+    }
+    Update update;
+    if (!DecodeNorms(*chunks, job_, *bucket->layout, &update).ok()) continue;
+    const std::vector<uint32_t> tensors = TensorsOf(*bucket->layout);
+    for (size_t t = 0; update.norms.size() == per_tensor * tensors.size() && t < tensors.size(); ++t) {
+      const double* const begin = update.norms.data() + t * per_tensor + first;
+      totals[tensors[t]].assign(begin, begin + phases[phase].size());
+    }
+  }
+  return totals;
+}
+
+std::optional<ShardSquares> JobShard::WrittenSquares(uint64_t round, size_t phase) {
+  ShardSquares squares;
+  squares.totals = TotalsOf(round, phase);
+  squares.runs.resize(NormPhases(job_)[phase].size() * norms_->sums.runs(shard_index_));
+  for (const auto& bucket : buckets_) {
+    for (const uint32_t tensor : TensorsOf(*bucket->layout)) {
+      if (!squares.totals.contains(tensor)) return std::nullopt;
+    }
+  }
+  return squares;
+}
+
+}  // namespace gradwire

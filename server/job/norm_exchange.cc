@@ -1,0 +1,223 @@
+// See norm_exchange.h.
+#include "server/job/norm_exchange.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "common/base/status_macros.h"
+#include "common/job/norms.h"
+
+namespace gradwire {
+namespace {
+
+constexpr int64_t kCallTimeoutMs = 2000;
+constexpr absl::Duration kFirstPause = absl::Milliseconds(5);
+constexpr absl::Duration kLongestPause = absl::Milliseconds(500);
+constexpr absl::Duration kBetweenWarnings = absl::Seconds(10);
+constexpr size_t kMaxAddressBytes = 4096;
+
+std::vector<size_t> CountsOf(const Job& job) {
+  std::vector<size_t> counts;
+  for (const std::vector<Norm>& phase : NormPhases(job)) counts.push_back(phase.size());
+  return counts;
+}
+
+}  // namespace
+
+NormExchange::NormExchange(const Job* job, const Layout* layout, uint32_t shard, Written written)
+    : job_(*job),
+      layout_(*layout),
+      shard_(shard),
+      norms_(CountsOf(*job)),
+      sums_(layout, job->tensors().size()),
+      written_(std::move(written)) {}
+
+NormExchange::~NormExchange() { Stop(); }
+
+void NormExchange::Stop() {
+  std::vector<std::thread> threads;
+  {
+    absl::MutexLock lock(&mu_);
+    stopped_ = true;
+    threads.swap(threads_);
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+absl::Status NormExchange::SetAddresses(const std::vector<std::string>& addresses) {
+  const bool long_one = std::any_of(addresses.begin(), addresses.end(),
+                                    [](const std::string& address) { return address.size() > kMaxAddressBytes; });
+  if (addresses.size() != layout_.shard_count() || long_one) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "job '%s': its shards exchange norms and reach each other where its workers do; this worker named %d addresses "
+        "of %d shards%s: use a client of this server's version",
+        job_.spec().name(), addresses.size(), layout_.shard_count(), long_one ? ", one of them too long" : ""));
+  }
+  absl::MutexLock lock(&mu_);
+  addresses_ = addresses;
+  return absl::OkStatus();
+}
+
+void NormExchange::SetRound(uint64_t round) {
+  absl::MutexLock lock(&mu_);
+  round_ = round;
+  std::erase_if(theirs_, [round](const auto& entry) { return entry.first.first < round; });
+  // A server that was started again may have lost what of the open rounds had not been seen by anybody.
+  const uint64_t kept = 2 + job_.spec().rounds().staleness();
+  std::erase_if(own_, [&](const auto& entry) { return entry.first.first + kept < round; });
+}
+
+absl::StatusOr<std::vector<double>> NormExchange::Exchange(uint64_t round, size_t phase, ShardSquares own) {
+  const Key key{round, phase};
+  const uint32_t shards = layout_.shard_count();
+  absl::MutexLock lock(&mu_);
+  if (stopped_) return absl::CancelledError("the job ends");
+  if (shards > 1) {
+    Own& mine = own_[key];
+    mine.sums = sums_.Encode(shard_, own, norms_[phase]);
+    mine.told.assign(shards, false);
+    if (threads_.empty()) {
+      for (uint32_t s = 0; s < shards; ++s) {
+        if (s != shard_) threads_.emplace_back([this, s] { TellLoop(s); });
+      }
+    }
+  }
+  Note(key, shard_, std::move(own));
+  const auto done = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopped_ || theirs_[key].missing == 0; };
+  mu_.Await(absl::Condition(&done));
+  if (stopped_) return absl::CancelledError("the job ends");
+  std::vector<ShardSquares> all;
+  for (std::optional<ShardSquares>& of : theirs_[key].of) all.push_back(*std::move(of));
+  theirs_.erase(key);
+  return sums_.Add(all, norms_[phase]);
+}
+
+void NormExchange::Note(const Key& key, uint32_t shard, ShardSquares squares) {
+  Theirs& theirs = theirs_[key];
+  if (theirs.of.empty()) {
+    theirs.of.resize(layout_.shard_count());
+    theirs.missing = layout_.shard_count();
+  }
+  if (!theirs.of[shard]) --theirs.missing;
+  theirs.of[shard] = std::move(squares);
+}
+
+absl::StatusOr<v1::ExchangeReply> NormExchange::Take(const v1::ExchangeRequest& request) {
+  if (request.layout_digest() != layout_.digest()) {
+    return absl::FailedPreconditionError(
+        absl::StrFormat("job '%s': shard %d has shard map %016x, this one %016x: not the same job", job_.spec().name(),
+                        request.shard(), request.layout_digest(), layout_.digest()));
+  }
+  if (request.shard() >= layout_.shard_count() || request.shard() == shard_ || request.phase() >= norms_.size()) {
+    return absl::InvalidArgumentError(absl::StrFormat("job '%s': shard %d tells norms of phase %d to shard %d of %d",
+                                                      job_.spec().name(), request.shard(), request.phase(), shard_,
+                                                      layout_.shard_count()));
+  }
+  const Key key{request.round(), request.phase()};
+  GW_ASSIGN_OR_RETURN(ShardSquares squares, sums_.Decode(request.shard(), request.sums(), norms_[request.phase()]));
+  v1::ExchangeReply reply;
+  bool before = false;
+  {
+    absl::MutexLock lock(&mu_);
+    if (stopped_) return absl::UnavailableError("the job ends");
+    if (key.first > round_ + 1 + job_.spec().rounds().staleness()) {
+      return absl::FailedPreconditionError(absl::StrFormat("job '%s': norms of round %d, but shard %d is in round %d",
+                                                           job_.spec().name(), key.first, shard_, round_));
+    }
+    before = key.first < round_;
+    const auto own = own_.find(key);
+    if (own != own_.end()) *reply.mutable_sums() = own->second.sums;
+    // What is in use already was taken out.
+    if (!before && !(own != own_.end() && !theirs_.contains(key))) Note(key, request.shard(), std::move(squares));
+  }
+  if (before && !reply.has_sums()) {
+    const std::optional<ShardSquares> written = written_(key.first, key.second);
+    if (written) *reply.mutable_sums() = sums_.Encode(shard_, *written, norms_[key.second]);
+  }
+  return reply;
+}
+
+const NormExchange::Key* NormExchange::Untold(uint32_t shard) const {
+  for (const auto& [key, own] : own_) {
+    if (!own.told[shard]) return &key;
+  }
+  return nullptr;
+}
+
+void NormExchange::TellLoop(uint32_t shard) {
+  std::shared_ptr<transport::Channel> channel;
+  std::string dialled;
+  size_t alternative = 0;
+  absl::Duration pause = kFirstPause;
+  absl::Time warned = absl::InfinitePast();
+  const auto wanted = [this, shard]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return stopped_ || (Untold(shard) != nullptr && !addresses_.empty());
+  };
+  for (;;) {
+    Key key;
+    v1::NormSums sums;
+    std::string address;
+    {
+      absl::MutexLock lock(&mu_);
+      mu_.Await(absl::Condition(&wanted));
+      if (stopped_) return;
+      key = *Untold(shard);
+      sums = own_.at(key).sums;
+      const std::vector<std::string> alternatives = absl::StrSplit(addresses_[shard], '|');
+      address = alternatives[alternative % alternatives.size()];
+    }
+    absl::Status told;
+    if (channel == nullptr || dialled != address) {
+      absl::StatusOr<std::shared_ptr<transport::Channel>> made = transport::Dial(address);
+      told = made.status();
+      channel = made.ok() ? *std::move(made) : nullptr;
+      dialled = address;
+    }
+    if (told.ok()) told = Tell(shard, key, sums, *channel);
+    if (told.ok()) {
+      pause = kFirstPause;
+      continue;
+    }
+    if (absl::Now() - warned > kBetweenWarnings) {
+      warned = absl::Now();
+      spdlog::warn("job {} round {}: shard {} at {} cannot be told of norms, and the round waits for it: {}",
+                   job_.spec().name(), key.first, shard, address, told.ToString());
+    }
+    ++alternative;
+    absl::MutexLock lock(&mu_);
+    mu_.AwaitWithTimeout(absl::Condition(&stopped_), pause);
+    pause = std::min(2 * pause, kLongestPause);
+  }
+}
+
+absl::Status NormExchange::Tell(uint32_t shard, const Key& key, const v1::NormSums& sums, transport::Channel& channel) {
+  v1::ExchangeRequest request;
+  request.set_job(job_.spec().name());
+  request.set_layout_digest(layout_.digest());
+  request.set_shard(shard_);
+  request.set_round(key.first);
+  request.set_phase(static_cast<uint32_t>(key.second));
+  *request.mutable_sums() = sums;
+  GW_ASSIGN_OR_RETURN(const std::string bytes,
+                      channel.Call("gradwire.v1.Peer/Exchange", request.SerializeAsString(), kCallTimeoutMs));
+  v1::ExchangeReply reply;
+  if (!reply.ParseFromString(bytes)) return absl::InvalidArgumentError("not a gradwire.v1.ExchangeReply");
+  std::optional<ShardSquares> theirs;
+  if (reply.has_sums()) {
+    GW_ASSIGN_OR_RETURN(theirs, sums_.Decode(shard, reply.sums(), norms_[key.second]));
+  }
+  absl::MutexLock lock(&mu_);
+  const auto own = own_.find(key);
+  if (own == own_.end()) return absl::OkStatus();
+  own->second.told[shard] = true;
+  // Not where the exchange is over.
+  const auto waiting = theirs_.find(key);
+  if (theirs && waiting != theirs_.end()) Note(key, shard, *std::move(theirs));
+  return absl::OkStatus();
+}
+
+}  // namespace gradwire

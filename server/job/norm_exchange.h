@@ -1,0 +1,86 @@
+// What the shards of a job tell each other before they write: every shard tells its squares to every other one, and has
+// the sums when it has heard of all. proto/NORMS.md.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "common/job/job.h"
+#include "common/job/layout.h"
+#include "common/optimizer/norm_sums.h"
+#include "common/transport/transport.h"
+#include "gradwire/v1/peer.pb.h"
+
+namespace gradwire {
+
+// Thread-safe. Borrows job and layout. Owns a thread for every other shard, from the first exchange to Stop: a shard
+// that is down is tried again and again, and keeps none of the others waiting. Keeps the squares of rounds that other
+// shards may still ask for: of as many as their servers, started again, may be behind.
+class NormExchange {
+ public:
+  // What this shard knows of rounds that it wrote before it was started; may take locks of the job.
+  using Written = std::function<std::optional<ShardSquares>(uint64_t round, size_t phase)>;
+
+  NormExchange(const Job* job, const Layout* layout, uint32_t shard, Written written);
+  ~NormExchange();
+
+  // Where the shards are, in order; alternatives are separated by '|'. InvalidArgument: not as many as there are
+  // shards.
+  absl::Status SetAddresses(const std::vector<std::string>& addresses);
+  // The rounds before this one are written.
+  void SetRound(uint64_t round);
+  // Blocks until every shard has told its squares: the sums, [tensor][norm of the phase]. Cancelled: Stop was called.
+  // By one thread, rounds and phases in order.
+  absl::StatusOr<std::vector<double>> Exchange(uint64_t round, size_t phase, ShardSquares own);
+  // Another shard tells. Errors: InvalidArgument, FailedPrecondition (another shard map; a round that is too far
+  // ahead).
+  absl::StatusOr<v1::ExchangeReply> Take(const v1::ExchangeRequest& request);
+  // Ends the threads, within the time that a call may take. Idempotent.
+  void Stop();
+
+ private:
+  using Key = std::pair<uint64_t, size_t>;  // round, phase
+  struct Own {
+    v1::NormSums sums;
+    std::vector<bool> told;  // by shard
+  };
+  struct Theirs {
+    std::vector<std::optional<ShardSquares>> of;  // by shard
+    size_t missing = 0;
+  };
+
+  void Note(const Key& key, uint32_t shard, ShardSquares squares) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The oldest that `shard` has not been told; null: none.
+  const Key* Untold(uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellLoop(uint32_t shard);
+  absl::Status Tell(uint32_t shard, const Key& key, const v1::NormSums& sums, transport::Channel& channel);
+
+  const Job& job_;
+  const Layout& layout_;
+  const uint32_t shard_;
+  const std::vector<size_t> norms_;  // by phase: how many
+  const NormSums sums_;
+  const Written written_;
+
+  mutable absl::Mutex mu_;
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t round_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<std::string> addresses_ ABSL_GUARDED_BY(mu_);
+  std::map<Key, Own> own_ ABSL_GUARDED_BY(mu_);
+  std::map<Key, Theirs> theirs_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::thread> threads_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace gradwire

@@ -1,0 +1,49 @@
+// Of a job whose updates need the norms of whole tensors: the round that is held until they are known. job_norms.cc.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "common/codec/update.h"
+#include "common/journal/record.h"
+#include "common/optimizer/norm_sums.h"
+#include "server/job/norm_exchange.h"
+#include "server/rounds/rounds.h"
+
+namespace gradwire {
+
+// A bucket that has closed: its update is finished, and nothing of it was written or applied.
+struct HeldBucket {
+  RoundActions::Close close;
+  UpdateFrame frame;
+  std::shared_ptr<Update> update;  // frame.decoded
+  std::vector<journal::Contribution> who;
+  std::vector<double> squares;  // of the phase that comes next: [norm][run of the slice]
+};
+
+struct NormState {
+  NormState(const Job* job, const Layout* layout, uint32_t shard, NormExchange::Written written)
+      : sums(layout, job->tensors().size()),
+        exchange(job, layout, shard, std::move(written)),
+        held(layout->bucket_count()),
+        versions(layout->bucket_count()) {}
+
+  const NormSums sums;
+  NormExchange exchange;
+
+  absl::Mutex mu;                          // innermost
+  uint64_t round ABSL_GUARDED_BY(mu) = 1;  // that is held; round 0 needs no norms
+  std::vector<std::optional<HeldBucket>> held ABSL_GUARDED_BY(mu);
+  std::vector<uint64_t> versions ABSL_GUARDED_BY(mu);  // of buckets that were recovered ahead of the others
+  std::map<uint64_t, std::vector<RoundActions::Close>> later ABSL_GUARDED_BY(mu);  // of rounds behind it, by round
+  bool stopped ABSL_GUARDED_BY(mu) = false;
+  std::thread thread;
+};
+
+}  // namespace gradwire
