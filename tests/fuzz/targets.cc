@@ -25,6 +25,7 @@ std::span<const Target> Targets() {
       {"snapshot", RunSnapshot, SnapshotSeeds},
       {"checkpoint", RunCheckpoint, CheckpointSeeds},
       {"replication", RunReplication, ReplicationSeeds},
+      {"norms", RunNorms, NormSeeds},
   };
   return kTargets;
 }

@@ -46,5 +46,7 @@ void RunCheckpoint(Input input);
 Seeds CheckpointSeeds();
 void RunReplication(Input input);
 Seeds ReplicationSeeds();
+void RunNorms(Input input);
+Seeds NormSeeds();
 
 }  // namespace gradwire::fuzz

@@ -96,6 +96,43 @@ def test_two_workers_follow_adamw_on_the_mean(addresses):
     assert_close(models[0], reference, 1e-5)
 
 
+def test_clipped_by_the_norm_of_all_tensors(addresses):
+    model, reference = make_model(), make_model()
+    theirs = torch.optim.SGD(reference.parameters(), lr=0.1)
+    with ShardedOptimizer(model.named_parameters(), servers=addresses(2), job="clip", optimizer="sgd", lr=0.1,
+                          codec="dense:values=fp32", clip_norm=0.05) as ours:
+        for step in range(20):
+            ours.zero_grad()
+            loss_of(model, step).backward()
+            ours.step()
+            theirs.zero_grad()
+            loss_of(reference, step).backward()
+            torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.05)
+            theirs.step()
+    assert_close(model, reference, 2e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["lamb", "lans", "lion"])
+def test_layerwise_optimizers_learn_the_same_on_two_shards_as_on_one(addresses, optimizer):
+    models = []
+    for shards in (1, 2):
+        models.append(make_model())
+        with ShardedOptimizer(models[-1].named_parameters(), servers=addresses(shards), job=f"{optimizer}-{shards}",
+                              optimizer=optimizer, lr=3e-3, codec="topk:density=0.2", weight_decay=0.01) as ours:
+            before = loss_of(models[-1], 0).item()
+            for step in range(60):
+                ours.zero_grad()
+                loss_of(models[-1], step).backward()
+                ours.step()
+            assert loss_of(models[-1], 0).item() < 0.9 * before
+    assert_close(*models, tolerance=0)
+
+
+def test_clipping_is_not_for_preconditioned_steps(addresses):
+    with pytest.raises(gradwire.InvalidArgument, match="clip_norm"):
+        ShardedOptimizer(make_model().named_parameters(), servers=addresses(1), job="steps", push="step", clip_norm=1.0)
+
+
 def test_groups_keep_their_own_rates_and_decay(addresses):
     def groups(model):
         decay = [p for p in model.parameters() if p.dim() > 1]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 ROLES = ("embedding", "attention", "mlp", "norm", "bias", "head", "other")
-_OPTIMIZERS = ("none", "sgd", "adamw", "step")
+_OPTIMIZERS = ("none", "sgd", "adamw", "lamb", "lans", "lion", "step")
 _PUSHES = ("gradient", "step", "delta")
 _POLICIES = ("refuse", "sanitize")
 _DURABILITIES = ("none", "interval", "fsync")
@@ -112,9 +112,10 @@ class Group:
     def _dict(self, optimizer: str) -> dict[str, Any]:
         if len(self.betas) != 2:
             raise ValueError(f"betas={self.betas!r} must be two numbers")
-        if optimizer == "adamw":
+        if optimizer in ("adamw", "lamb", "lans", "lion"):
             _not_zero("betas[0]", self.betas[0])
             _not_zero("betas[1]", self.betas[1])
+        if optimizer in ("adamw", "lamb", "lans"):
             _not_zero("eps", self.eps)
         return {"weight_decay": _real("weight_decay", self.weight_decay), "momentum": _real("momentum", self.momentum),
                 "nesterov": bool(self.nesterov), "beta1": _real("betas[0]", self.betas[0]),
@@ -138,7 +139,10 @@ class JobSpec:
     """A training run. `tensors` in forward order.
 
     push: "gradient" (the shards run the optimizer), "step" (gradients preconditioned by each worker's second moment;
-    use optimizer="step") or "delta". workers: how many must join before the first round, and the most there can be
+    use optimizer="step") or "delta". optimizer: one of "none", "sgd", "adamw", "lamb", "lans", "lion", "step"; "lamb" and
+    "lans" step by layer, with the norms of whole tensors, on however many shards these lie. clip_norm: the mean of all
+    tensors is scaled down to this norm before it is applied (0: it is not). For these, shard servers must reach each other
+    at the addresses that workers use. workers: how many must join before the first round, and the most there can be
     unless max_workers says otherwise. rules: None stands for default_rules(codec).
     update_codec: the shards compress what they send back with it, for example "topk:density=0.001,values=fp16", and keep
     what that drops for the next round; "" sends the mean as it is. Rules have their own.
@@ -182,6 +186,7 @@ class JobSpec:
     quorum_deviations: float = 0.0
     rounds: str = "sync"
     update_codec: str = ""
+    clip_norm: float = 0.0
 
     def to_json(self) -> str:
         """The job in protobuf's JSON form."""
@@ -199,6 +204,7 @@ class JobSpec:
             "tensors": [t._dict() for t in self.tensors],
             "optimizer": {"kind": "OPTIMIZER_" + _choice("optimizer", self.optimizer, _OPTIMIZERS),
                           "groups": [g._dict(self.optimizer) for g in self.groups]},
+            "clip_norm": _real("clip_norm", self.clip_norm),
             "push": "PUSH_" + _choice("push", self.push, _PUSHES),
             "step": {"beta2": _real("step_beta2", self.step_beta2), "epsilon": _real("step_eps", self.step_eps),
                      "residual_decay": _real("residual_decay", self.residual_decay)},

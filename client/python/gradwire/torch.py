@@ -54,6 +54,8 @@ def _named_groups(params: Any) -> list[dict[str, Any]]:
     return groups
 
 
+# Optimizers that take no steps that a worker preconditioned.
+_FOR_GRADIENTS = ("lamb", "lans", "lion")
 # What a job fixes when it is created. Learning rates are not among them: they travel with every round.
 _FIXED = ("momentum", "nesterov", "betas", "eps", "weight_decay")
 
@@ -103,10 +105,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     push: "step" (the default for sparse codecs) sends g/sqrt(v), made with each worker's own second moment (betas[1],
     eps); what is not sent waits, times residual_decay, for the next step: the residual is the momentum. "gradient" (the
-    default otherwise) sends the gradient to an optimizer on the shards, "adamw" or "sgd". betas: (0.9, 0.95) for
-    "step", else (0.9, 0.999). roles: name -> role where the guess is wrong; rules: which tensor travels by which codec.
+    default otherwise, and with "lamb", "lans" and "lion") sends the gradient to an optimizer on the shards: "adamw", "sgd",
+    "lamb", "lans" or "lion". betas: (0.9, 0.95) for "step", (0.9, 0.99) for "lion", else (0.9, 0.999). eps: 1e-6 for
+    "lamb" and "lans", else 1e-8. clip_norm: the mean gradient of all workers is scaled down to this norm on the shards
+    (not with push="step"). roles: name -> role where the guess is wrong; rules: which tensor travels by which codec.
     update_codec: what the shards compress the update with on its way back, such as "topk:density=0.001,values=fp16"; they
-    keep what it drops for the next step. weight_decay is decoupled with "step" and "adamw". Learning rates come from param_groups and travel with each
+    keep what it drops for the next step. weight_decay is decoupled but with "sgd". Learning rates come from param_groups and travel with each
     round, so LR schedulers work; all workers must follow the same schedule.
 
     Gradient accumulation: pass accumulate=N for N backward passes per step, or wrap all but the last in no_sync().
@@ -150,9 +154,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Any, *, servers: str | Sequence[str], job: str, worker: str | None = None,
                  workers: int = 1, max_workers: int | None = None, push: str | None = None,
                  optimizer: str | None = None, lr: float = 1e-3, momentum: float = 0.0, nesterov: bool = False,
-                 betas: tuple[float, float] | None = None, eps: float = 1e-8, weight_decay: float = 0.0,
-                 residual_decay: float = 0.98, codec: str = DEFAULT_CODEC, update_codec: str = "",
-                 rules: Sequence[Rule] | None = None, roles: dict[str, str] | None = None, nonfinite: str = "refuse", pull: str | None = None,
+                 betas: tuple[float, float] | None = None, eps: float | None = None, weight_decay: float = 0.0,
+                 clip_norm: float = 0.0, residual_decay: float = 0.98, codec: str = DEFAULT_CODEC,
+                 update_codec: str = "", rules: Sequence[Rule] | None = None,
+                 roles: dict[str, str] | None = None, nonfinite: str = "refuse", pull: str | None = None,
                  accumulate: int = 1, overlap: bool = True, lease_ms: int = 10_000, quorum: int = 0,
                  quorum_deviations: float = 0.0, rounds: str = "sync", bucket_bytes: int = 0,
                  run_elements: int = 0, seed: int = 0, durability: str = "none", on_disk_failure: str = "wait",
@@ -161,10 +166,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  resume_from: str | os.PathLike[str] | Mapping[str, Any] | None = None):
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate} must be at least 1")
-        push = push or ("step" if sparse(codec) else "gradient")
+        push = push or ("step" if sparse(codec) and optimizer not in _FOR_GRADIENTS else "gradient")
         pull = pull or ("params" if rounds.startswith("async") else "update")
         optimizer = optimizer or ("adamw" if push == "gradient" else "step")
-        betas = betas or ((0.9, 0.95) if push == "step" else (0.9, 0.999))
+        betas = betas or ((0.9, 0.95) if push == "step" else (0.9, 0.99) if optimizer == "lion" else (0.9, 0.999))
+        if eps is None:
+            eps = 1e-6 if optimizer in ("lamb", "lans") else 1e-8
         groups = _named_groups(params)
         names = [group.pop("_names") for group in groups]
         for i, group in enumerate(groups):
@@ -184,8 +191,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 self._params.append(p)
                 self._names.append(name)
         self.job = JobSpec(
-            name=job, tensors=specs, optimizer=optimizer, push=push, codec=codec, update_codec=update_codec,
-            rules=rules, nonfinite=nonfinite,
+            name=job, tensors=specs, optimizer=optimizer, clip_norm=clip_norm, push=push, codec=codec,
+            update_codec=update_codec, rules=rules, nonfinite=nonfinite,
             groups=[Group(g["weight_decay"], g["momentum"], g["nesterov"], tuple(g["betas"]), g["eps"])
                     for g in self.param_groups],
             step_beta2=betas[1], step_eps=eps, residual_decay=residual_decay, workers=workers,

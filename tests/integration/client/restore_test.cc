@@ -123,8 +123,11 @@ class Restored : public ::testing::Test {
   const std::string root_;
 };
 
-TEST_F(Restored, AdamwOnThreeServersGoesOnAsOnFour) {
-  v1::JobSpec spec = MakeSpec("adamw", "dense:values=fp32", v1::OPTIMIZER_ADAMW, kWorkers);
+class RestoredJob : public Restored, public ::testing::WithParamInterface<std::pair<std::string, v1::OptimizerKind>> {};
+
+TEST_P(RestoredJob, OnThreeServersGoesOnAsOnFour) {
+  v1::JobSpec spec = MakeSpec(GetParam().first, "dense:values=fp32", GetParam().second, kWorkers);
+  if (GetParam().second == v1::OPTIMIZER_LANS) spec.set_clip_norm(1);
   std::string stayed;
   {
     Cluster cluster(4, "inproc");
@@ -136,6 +139,11 @@ TEST_F(Restored, AdamwOnThreeServersGoesOnAsOnFour) {
   EXPECT_EQ(moved, std::vector<std::string>(2, stayed));
   EXPECT_NE(first, stayed);
 }
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, RestoredJob,
+                         ::testing::Values(std::pair{"adamw", v1::OPTIMIZER_ADAMW},
+                                           std::pair{"lans", v1::OPTIMIZER_LANS}),
+                         [](const auto& info) { return info.param.first; });
 
 // Residuals live in the worker processes, which are new here: the run to compare with has new ones, too.
 TEST_F(Restored, CompressedStepsOnThreeServersGoOnAsOnFour) {
