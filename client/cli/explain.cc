@@ -104,7 +104,9 @@ Explanation Explain(const QuantizedSpec& spec, uint64_t elements) {
 Explanation Explain(const SparseSpec& spec, uint64_t elements) {
   Explanation e;
   const double n = static_cast<double>(elements);
-  const double p = spec.density;
+  const bool all =
+      spec.choice == SparseSpec::Choice::kNonZero || spec.choice == SparseSpec::Choice::kAdaptive;  // that are not 0
+  const double p = all ? 0.01 : spec.density;
   double index_bits = p >= 1 ? 0 : n * -(p * std::log2(p) + (1 - p) * std::log2(1 - p));
   switch (spec.choice) {
     case SparseSpec::Choice::kTopK:
@@ -141,11 +143,40 @@ Explanation Explain(const SparseSpec& spec, uint64_t elements) {
           p, 100 * p);
       index_bits = 0;
       break;
+    case SparseSpec::Choice::kNonZero: {
+      using Index = SparseSpec::Index;
+      const char* const index = spec.index == Index::kSmallest      ? "index=smallest  coordinates, gaps or a bitmap"
+                                : spec.index == Index::kAuto        ? "index=auto  32-bit coordinates or a bitmap"
+                                : spec.index == Index::kCoordinates ? "index=coo   32-bit coordinates"
+                                                                    : "index=bitmap  one bit per element";
+      e.text = absl::StrFormat(
+          "  every element that is not 0, for gradients that are sparse by nature (embeddings); no residual. How many "
+          "that are depends on the gradients: bytes below are for 1 %% of them\n"
+          "  %s, for pushes and updates\n"
+          "  run=%d      elements that are dealt to a shard as one: fewer balance the shards better, and take more "
+          "memory for the shard map\n",
+          index, spec.run_elements);
+      if (spec.index == Index::kAuto || spec.index == Index::kCoordinates) index_bits = 32 * n * p;
+      if (spec.index == Index::kBitmap) index_bits = n;
+      break;
+    }
+    case SparseSpec::Choice::kAdaptive:
+      e.text = absl::StrFormat(
+          "  every element that is not 0, without loss: as positions and values where that takes fewer bytes, else "
+          "all elements as they are; the worker decides for its push and the shard for the update, in each round and "
+          "bucket. Bytes below are for 1 %% of them; at most they are those of float32\n"
+          "  run=%d      elements that are dealt to a shard as one: fewer balance the shards better, and take more "
+          "memory for the shard map\n",
+          spec.run_elements);
+      break;
   }
   constexpr double kBits[] = {32, 16, 16, 8, 4};
   const double bits = kBits[static_cast<int>(spec.values)];
-  e.text += absl::StrFormat("  values in %d bits each; what rounding takes away waits in the residual\n",
-                            static_cast<int>(bits));
+  e.text += absl::StrFormat("  values in %d bits each%s\n", static_cast<int>(bits),
+                            bits == 32 ? ""
+                            : spec.choice == SparseSpec::Choice::kNonZero
+                                ? ", rounded to nearest"
+                                : "; what rounding takes away waits in the residual");
   e.push_bytes = (index_bits + n * p * bits) / 8;
   return e;
 }

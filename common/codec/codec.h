@@ -21,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/bytes.h"
 #include "common/codec/codec_spec.h"
+#include "common/codec/traffic.h"
 #include "common/job/layout.h"
 #include "common/wire/frame.h"
 #include "kernels/backend.h"
@@ -106,6 +107,7 @@ class Encoder {
 struct FinishStats {
   uint64_t elements = 0;  // decoded
   uint64_t deferred = 0;  // named in the update frame, returned by every worker to its residual
+  Traffic traffic{};      // of sparse codecs that are decoded where they arrive
 };
 
 struct UpdateFrame {

@@ -2,6 +2,7 @@
 #include "common/codec/codec_spec.h"
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
 #include <cmath>
 #include <map>
@@ -144,15 +145,26 @@ constexpr std::pair<std::string_view, QuantizedSpec::Norm> kNorms[] = {
     {"l2", QuantizedSpec::Norm::kL2},
 };
 constexpr std::pair<std::string_view, SparseSpec::Choice> kSparseChoices[] = {
-    {"topk", SparseSpec::Choice::kTopK},
-    {"threshold", SparseSpec::Choice::kThreshold},
-    {"randomk", SparseSpec::Choice::kRandomK},
-    {"dgc", SparseSpec::Choice::kDgc},
+    {"topk", SparseSpec::Choice::kTopK},       {"threshold", SparseSpec::Choice::kThreshold},
+    {"randomk", SparseSpec::Choice::kRandomK}, {"dgc", SparseSpec::Choice::kDgc},
+    {"zen", SparseSpec::Choice::kNonZero},     {"adaptive", SparseSpec::Choice::kAdaptive},
 };
 constexpr std::pair<std::string_view, SparseSpec::Values> kSparseValues[] = {
     {"fp32", SparseSpec::Values::kFp32}, {"fp16", SparseSpec::Values::kFp16}, {"bf16", SparseSpec::Values::kBf16},
     {"int8", SparseSpec::Values::kInt8}, {"int4", SparseSpec::Values::kInt4},
 };
+// Of zen, which has no residual that could keep what coarser ones drop.
+constexpr std::span<const std::pair<std::string_view, SparseSpec::Values>> kZenValues(kSparseValues, 3);
+constexpr std::pair<std::string_view, SparseSpec::Index> kIndexForms[] = {
+    {"smallest", SparseSpec::Index::kSmallest},
+    {"auto", SparseSpec::Index::kAuto},
+    {"coo", SparseSpec::Index::kCoordinates},
+    {"bitmap", SparseSpec::Index::kBitmap},
+};
+constexpr uint32_t kZenRunElements = 16;
+constexpr uint32_t kAdaptiveRunElements = 64;
+constexpr uint32_t kLeastRunElements = 4;
+constexpr uint32_t kMostRunElements = 65536;
 
 constexpr std::pair<std::string_view, bool> kSwitch[] = {{"false", false}, {"true", true}};
 
@@ -219,7 +231,32 @@ absl::StatusOr<CodecSpec> ParseQuantized(std::string_view name, Scheme scheme, K
   return spec;
 }
 
+// zen, adaptive.
+absl::StatusOr<CodecSpec> ParseNonZero(std::string_view name, SparseSpec::Choice choice, KeyValues values) {
+  SparseSpec spec;
+  spec.choice = choice;
+  spec.density = 1;  // at most
+  spec.run_elements = kAdaptiveRunElements;
+  std::string_view settings = "run";
+  if (choice == SparseSpec::Choice::kNonZero) {
+    settings = "index, values, run";
+    spec.run_elements = kZenRunElements;
+    GW_RETURN_IF_ERROR(TakeChoice<SparseSpec::Index>(name, "index", kIndexForms, &values, &spec.index));
+    GW_RETURN_IF_ERROR(TakeChoice<SparseSpec::Values>(name, "values", kZenValues, &values, &spec.values));
+  }
+  GW_RETURN_IF_ERROR(TakeNumber(name, "run", kLeastRunElements, kMostRunElements, &values, &spec.run_elements));
+  if (!std::has_single_bit(spec.run_elements)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("codec '%s': run=%d must be a power of two", std::string(name), spec.run_elements));
+  }
+  GW_RETURN_IF_ERROR(RefuseRest(name, values, settings));
+  return spec;
+}
+
 absl::StatusOr<CodecSpec> ParseSparse(std::string_view name, SparseSpec::Choice choice, KeyValues values) {
+  if (choice == SparseSpec::Choice::kNonZero || choice == SparseSpec::Choice::kAdaptive) {
+    return ParseNonZero(name, choice, std::move(values));
+  }
   SparseSpec spec;
   spec.choice = choice;
   std::string_view settings = "density, values";
@@ -287,6 +324,11 @@ std::string Print(const SparseSpec& spec) {
       return absl::StrCat(name, ":value=", Shortest(spec.threshold), ",values=", values);
     case SparseSpec::Choice::kRandomK:
       return absl::StrCat(name, ":density=", Shortest(spec.density), ",values=", values);
+    case SparseSpec::Choice::kNonZero:
+      return absl::StrCat(name, ":index=", NameOf<SparseSpec::Index>(kIndexForms, spec.index), ",values=", values,
+                          ",run=", spec.run_elements);
+    case SparseSpec::Choice::kAdaptive:
+      return absl::StrCat(name, ":run=", spec.run_elements);
     case SparseSpec::Choice::kTopK:
     case SparseSpec::Choice::kDgc:
       break;

@@ -51,11 +51,14 @@ struct QuantizedSpec {
 //   "topk:density=0.01,values=fp32|fp16|bf16|int8|int4,warmup_rounds=0,warmup_density=0.1"
 //   "threshold:value=0.001,values=fp32"  "randomk:density=0.01,values=fp32"
 //   "dgc:density=0.01,values=fp32,momentum=0.9,nesterov=false,clip=0,warmup_rounds=0,warmup_density=0.1"
+//   "zen:index=smallest|auto|coo|bitmap,values=fp32|fp16|bf16,run=16"  "adaptive:run=64"
 struct SparseSpec {
-  enum class Choice : uint8_t { kTopK, kThreshold, kRandomK, kDgc };
+  enum class Choice : uint8_t { kTopK, kThreshold, kRandomK, kDgc, kNonZero, kAdaptive };
   enum class Values : uint8_t { kFp32, kFp16, kBf16, kInt8, kInt4 };
+  enum class Index : uint8_t { kSmallest, kAuto, kCoordinates, kBitmap };
   Choice choice = Choice::kTopK;
-  double density = 0.01;     // topk, dgc, randomk: fraction of the elements that a worker sends per round, (0, 1]
+  // topk, dgc, randomk: fraction of the elements that a worker sends per round, (0, 1]; zen, adaptive: 1.
+  double density = 0.01;
   double threshold = 0.001;  // threshold: magnitudes from here on are sent
   Values values = Values::kFp32;
   uint32_t warmup_rounds = 0;  // topk, dgc: as TagcSpec
@@ -63,6 +66,8 @@ struct SparseSpec {
   float momentum = 0.9f;  // dgc: of the worker's velocity, [0, 1)
   bool nesterov = false;  // dgc
   float clip = 0;         // dgc: norm of a tensor's gradient, over all workers, beyond which it is scaled; 0: it is not
+  Index index = Index::kSmallest;  // zen: how positions travel; auto is the smaller of coo and bitmap
+  uint32_t run_elements = 0;       // zen, adaptive: dealt to a shard as one, if fewer than the job's; 0: the job's
   double DensityAt(uint64_t round) const;  // topk, dgc, randomk; as TagcSpec
   bool operator==(const SparseSpec&) const = default;
 };

@@ -222,10 +222,10 @@ absl::Status DecodeBitmap(std::span<const uint8_t> payload, uint32_t begin, uint
   return absl::OkStatus();
 }
 
-size_t CoordinateBytes(uint32_t count) { return count <= 65536 ? 2 : 4; }
+constexpr size_t kWideCoordinateBytes = 4;
+size_t CoordinateBytes(uint32_t count) { return count <= 65536 ? 2 : kWideCoordinateBytes; }
 
-std::vector<uint8_t> EncodeCoordinates(std::span<const uint32_t> positions, uint32_t begin, uint32_t count) {
-  const size_t width = CoordinateBytes(count);
+std::vector<uint8_t> EncodeCoordinates(std::span<const uint32_t> positions, uint32_t begin, size_t width) {
   std::vector<uint8_t> out(positions.size() * width);
   for (size_t i = 0; i < positions.size(); ++i) {
     const uint32_t coordinate = positions[i] - begin;  // little-endian: the lower bytes come first
@@ -234,9 +234,8 @@ std::vector<uint8_t> EncodeCoordinates(std::span<const uint32_t> positions, uint
   return out;
 }
 
-absl::Status DecodeCoordinates(std::span<const uint8_t> payload, uint32_t begin, uint32_t count,
+absl::Status DecodeCoordinates(std::span<const uint8_t> payload, uint32_t begin, uint32_t count, size_t width,
                                std::vector<uint32_t>* out) {
-  const size_t width = CoordinateBytes(count);
   const size_t before = out->size();
   if (payload.empty() || payload.size() % width != 0) {
     return absl::InvalidArgumentError(absl::StrFormat("coordinates of %d bytes each in %d", width, payload.size()));
@@ -311,8 +310,15 @@ GW_CLONES size_t UnpackPairs(std::span<const uint8_t> payload, int bits, size_t 
 
 }  // namespace
 
-CodedIndex EncodeIndex(std::span<const uint32_t> positions, uint32_t begin, uint32_t count) {
+CodedIndex EncodeIndex(std::span<const uint32_t> positions, uint32_t begin, uint32_t count, IndexForm form) {
   if (positions.empty()) return {IndexCoding::kEmpty, {}};
+  if (form != IndexForm::kSmallest) {
+    // ZEN (arXiv 2309.13254): 32 bits per non-zero against one per element.
+    const bool sparse = uint64_t{32} * positions.size() <= count;
+    if (form == IndexForm::kBitmap || (form == IndexForm::kAuto && !sparse))
+      return {IndexCoding::kBitmap, EncodeBitmap(positions, begin, count)};
+    return {IndexCoding::kWideCoordinates, EncodeCoordinates(positions, begin, kWideCoordinateBytes)};
+  }
   if (positions.size() == count) return {IndexCoding::kFull, {}};
   uint64_t bits = 0;
   const int k = BestRiceParameter(positions, begin, &bits);
@@ -320,7 +326,7 @@ CodedIndex EncodeIndex(std::span<const uint32_t> positions, uint32_t begin, uint
   const uint64_t bitmap = (uint64_t{count} + 7) / 8;
   const uint64_t coordinates = positions.size() * CoordinateBytes(count);
   if (coordinates < std::min(rice, bitmap))
-    return {IndexCoding::kCoordinates, EncodeCoordinates(positions, begin, count)};
+    return {IndexCoding::kCoordinates, EncodeCoordinates(positions, begin, CoordinateBytes(count))};
   if (rice < bitmap) return {IndexCoding::kRice, EncodeRice(positions, begin, k, bits)};
   return {IndexCoding::kBitmap, EncodeBitmap(positions, begin, count)};
 }
@@ -343,7 +349,9 @@ absl::Status DecodeIndex(IndexCoding coding, std::span<const uint8_t> payload, u
     case IndexCoding::kRice:
       return DecodeRice(payload, begin, count, out);
     case IndexCoding::kCoordinates:
-      return DecodeCoordinates(payload, begin, count, out);
+      return DecodeCoordinates(payload, begin, count, CoordinateBytes(count), out);
+    case IndexCoding::kWideCoordinates:
+      return DecodeCoordinates(payload, begin, count, kWideCoordinateBytes, out);
   }
   return absl::InvalidArgumentError(absl::StrFormat("unknown index coding %d", static_cast<int>(coding)));
 }

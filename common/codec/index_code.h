@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/codec/codec_spec.h"
 
 namespace gradwire {
 
@@ -15,16 +16,22 @@ enum class IndexCoding : uint8_t {
   kFull = 1,    // every position; no payload
   kBitmap = 2,  // ceil(count / 8) bytes, bit i of byte i/8 = position begin + i
   kRice = 3,    // u32 n, u8 k, then n gaps (difference to the previous position minus 1), unary quotient, k-bit rest
-  kCoordinates = 4,  // position - begin each: u16 where count is at most 65536, else u32
+  kCoordinates = 4,      // position - begin each: u16 where count is at most 65536, else u32
+  kWideCoordinates = 5,  // position - begin each: u32; ZEN's COO
 };
+
+// Which of them a writer takes. kSmallest: whatever is smallest. kCoordinates: 32-bit coordinates. kBitmap: a bitmap.
+// kAuto: the smaller of these two. No position is always kEmpty.
+using IndexForm = SparseSpec::Index;
 
 struct CodedIndex {
   IndexCoding coding = IndexCoding::kEmpty;
   std::vector<uint8_t> payload;
 };
 
-// Codes `positions` (ascending, unique, all in [begin, begin + count)) in the smallest form.
-CodedIndex EncodeIndex(std::span<const uint32_t> positions, uint32_t begin, uint32_t count);
+// Codes `positions` (ascending, unique, all in [begin, begin + count)).
+CodedIndex EncodeIndex(std::span<const uint32_t> positions, uint32_t begin, uint32_t count,
+                       IndexForm form = IndexForm::kSmallest);
 
 // Appends the positions to `out`. Never trusts the payload: errors are InvalidArgument (unknown coding, wrong size,
 // position outside, not ascending, bits left over).

@@ -300,6 +300,12 @@ absl::StatusOr<Codecs> ParseCodecs(Spec* from) {
 
 }  // namespace
 
+uint32_t Job::run_elements(uint32_t codec) const {
+  const auto* sparse = std::get_if<SparseSpec>(&codecs_[codec]);
+  const bool shorter = sparse != nullptr && sparse->run_elements != 0;
+  return shorter ? std::min(sparse->run_elements, spec_.run_elements()) : spec_.run_elements();
+}
+
 absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
   GW_RETURN_IF_ERROR(CheckServed(spec));
   Job job;

@@ -35,6 +35,8 @@ class Job {
   // What the shard compresses the mean with, as many as codecs(); none: the update carries it as it is.
   const std::vector<std::optional<CodecSpec>>& update_codecs() const { return update_codecs_; }
   uint64_t elements() const { return elements_; }
+  // Elements of a run of the tensors that have this codec: the spec's, or fewer where the codec wants that.
+  uint32_t run_elements(uint32_t codec) const;
   uint64_t digest() const { return digest_; }  // of the canonical spec: equal specs, equal digest
   bool keeps_parameters() const { return spec_.optimizer().kind() != v1::OPTIMIZER_NONE; }
   // Its versions are journaled: workers may go on after a server was restarted.

@@ -2,6 +2,7 @@
 #include "common/job/layout.h"
 
 #include <algorithm>
+#include <map>
 
 #include "absl/strings/str_format.h"
 #include "common/base/hash.h"
@@ -91,8 +92,9 @@ absl::StatusOr<Layout> Layout::Make(const Job& job, uint32_t shard_count) {
   layout.buckets_ = MakeBuckets(job);
   layout.shard_elements_.assign(shard_count, 0);
   layout.slices_.resize(layout.buckets_.size() * shard_count);
-  Dealer dealer(shard_count, job.spec().seed());
-  const uint64_t run_elements = job.spec().run_elements();
+  // Short runs are not dealt to even out the loads that long ones left: they would go to few shards, one after the
+  // other.
+  std::map<uint64_t, Dealer> dealers;  // by the length of runs
   uint64_t digest = HashCombine(job.digest(), shard_count);
   for (uint32_t b = 0; b < layout.buckets_.size(); ++b) {
     for (uint32_t s = 0; s < shard_count; ++s) {
@@ -102,6 +104,8 @@ absl::StatusOr<Layout> Layout::Make(const Job& job, uint32_t shard_count) {
       at.codec = job.tensors()[layout.buckets_[b][0].tensor].codec;
       at.run_begin.push_back(0);
     }
+    const uint64_t run_elements = job.run_elements(layout.slices_[b * shard_count].codec);
+    Dealer& dealer = dealers.try_emplace(run_elements, shard_count, job.spec().seed()).first->second;
     for (const BucketPart& part : layout.buckets_[b]) {
       for (uint64_t offset = part.begin; offset < part.end; offset += run_elements) {
         const uint32_t length = static_cast<uint32_t>(std::min(run_elements, part.end - offset));

@@ -1,9 +1,10 @@
 // The shard map: which elements of which tensors lie on which shard, and how they travel (buckets).
 // A pure function of (job spec, shard count); every party computes it and compares digest().
 //
-// Tensors are cut into runs of `run_elements`. A run lies on exactly one shard, and an exponent belongs to a run, so
-// nothing that is computed from a run depends on how many shards there are. Runs are dealt to shards in a hashed
-// order, always to the emptiest shard of those still open in this turn, so hot regions spread evenly.
+// Tensors are cut into runs of `run_elements` (Job::run_elements: fewer where a codec wants finer balance). A run lies
+// on exactly one shard, and an exponent belongs to a run, so nothing that is computed from a run depends on how many
+// shards there are. Runs are dealt to shards in a hashed order, always to the emptiest shard of those still open in
+// this turn, so hot regions spread evenly.
 #pragma once
 
 #include <cstdint>

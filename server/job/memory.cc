@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
+#include <set>
 
 #include "absl/strings/str_format.h"
 #include "common/codec/plan_window.h"
@@ -57,7 +59,8 @@ LayoutSize EstimateLayout(const Job& job, uint32_t shard_count) {
   std::vector<uint64_t> open(job.codecs().size());  // elements in the open bucket of each codec
   for (size_t t = job.tensors().size(); t-- > 0;) {
     const Tensor& tensor = job.tensors()[t];
-    size.runs = Add(size.runs, tensor.elements / run + (tensor.elements % run != 0));
+    const uint64_t cut = job.run_elements(tensor.codec);
+    size.runs = Add(size.runs, tensor.elements / cut + (tensor.elements % cut != 0));
     uint64_t& bucket = open[tensor.codec];
     if (bucket != 0 && Add(bucket, tensor.elements) > capacity) {
       ++size.buckets;
@@ -152,9 +155,11 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
 absl::Status CheckMemoryBeforeLayout(const Job& job, uint32_t shard, uint32_t shard_count, const ArraysLimit& arrays,
                                      uint64_t limit_bytes) {
   if (shard_count == 0) return absl::OkStatus();  // Layout::Make refuses it
-  // The loads of shards differ by at most one run.
+  // The loads of shards differ by at most one run of each length.
+  std::set<uint64_t> runs;
+  for (const Tensor& tensor : job.tensors()) runs.insert(job.run_elements(tensor.codec));
   const uint64_t mean = job.elements() / shard_count;
-  const uint64_t least = mean - std::min<uint64_t>(mean, job.spec().run_elements());
+  const uint64_t least = mean - std::min(mean, std::accumulate(runs.begin(), runs.end(), uint64_t{0}));
   const uint64_t bytes = Multiply(least, sizeof(float) * static_cast<uint64_t>(1 + job.moments()));
   if (job.keeps_parameters() && bytes > arrays.bytes) {
     return absl::ResourceExhaustedError(

@@ -19,10 +19,12 @@ void Append(T value, std::vector<uint8_t>* out) {
 }
 
 void RequireIndexRoundTrip(const std::vector<uint32_t>& positions, uint32_t begin, uint32_t count) {
-  const CodedIndex coded = EncodeIndex(positions, begin, count);
-  std::vector<uint32_t> again;
-  Require(DecodeIndex(coded.coding, coded.payload, begin, count, &again).ok() && again == positions,
-          "an index that is encoded and decoded keeps its positions");
+  for (IndexForm form : {IndexForm::kSmallest, IndexForm::kAuto, IndexForm::kCoordinates, IndexForm::kBitmap}) {
+    const CodedIndex coded = EncodeIndex(positions, begin, count, form);
+    std::vector<uint32_t> again;
+    Require(DecodeIndex(coded.coding, coded.payload, begin, count, &again).ok() && again == positions,
+            "an index that is encoded and decoded keeps its positions");
+  }
 }
 
 }  // namespace
@@ -72,6 +74,8 @@ Seeds IndexSeeds() {
     const uint32_t count = positions.back() - 1000 + 1;
     const CodedIndex coded = EncodeIndex(positions, 1000, count);
     add(coded.coding, 1000, count, coded.payload);
+    const CodedIndex wide = EncodeIndex(positions, 1000, count, IndexForm::kCoordinates);
+    add(wide.coding, 1000, count, wide.payload);
   }
   return seeds;
 }

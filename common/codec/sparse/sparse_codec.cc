@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <optional>
 #include <vector>
 
@@ -43,12 +44,30 @@ struct Shape {
     return {context.job, context.layout, round, spec.choice == Choice::kRandomK ? spec.density : 0};
   }
 
+  bool adapts() const { return spec.choice == Choice::kAdaptive; }
+  // What is not sent waits in the residual; zen and adaptive send all there is.
+  bool keeps_rest() const { return spec.choice != Choice::kNonZero && !adapts(); }
+  // Whether `n` non-zeros of the bucket are sent with all the zeros between them: where that takes fewer bytes than
+  // their values and a bitmap, which is the smallest index of so many.
+  bool WritesAll(uint64_t n) const {
+    const uint64_t elements = layout().elements;
+    return adapts() && sizeof(float) * n + elements / 8 >= sizeof(float) * elements;
+  }
+
+  // Of a message with `n` pairs: frames must stay near the size of all elements, which coordinates of most of them do
+  // not.
+  IndexForm IndexOf(uint64_t n) const {
+    const bool long_coordinates = spec.index == IndexForm::kCoordinates && 16 * n > 9 * layout().elements;
+    return long_coordinates ? IndexForm::kBitmap : spec.index;
+  }
+
   // Pairs of the whole bucket, in segments. `density`: about how many there are.
   void Write(const Pairs& pairs, std::span<float> values, ValueFormat format, uint64_t round, double density,
              FrameWriter* writer) const {
     uint32_t step = kLeastSegmentElements;
     while (step < kMaxSegmentElements && density * step < kPairsPerSegment) step *= 2;
     const uint64_t elements = layout().elements;
+    const PairForm form = {format, IndexOf(pairs.positions.size())};
     size_t first = 0;
     for (uint64_t begin = 0; begin < elements; begin += step) {
       const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(step, elements - begin));
@@ -56,11 +75,40 @@ struct Shape {
                                                                pairs.positions.end(), begin + count) -
                                               pairs.positions.begin());
       WritePairs(std::span(pairs.positions).subspan(first, last - first), values.subspan(first, last - first), begin,
-                 count, format, AgreementOf(round), writer);
+                 count, form, AgreementOf(round), writer);
       first = last;
     }
   }
 };
+
+// All elements as blocks of float32; fill(begin, count, out) says which.
+template <typename Fill>
+void WriteBlocks(uint64_t elements, FrameWriter* writer, Fill fill) {
+  std::vector<float> block(std::min<uint64_t>(elements, dense::kSegmentElements));
+  for (uint64_t begin = 0; begin < elements; begin += dense::kSegmentElements) {
+    const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(dense::kSegmentElements, elements - begin));
+    fill(begin, count, block.data());
+    const uint32_t bytes = count * static_cast<uint32_t>(sizeof(float));
+    writer->Add({SegmentType::kDenseF32, 0, begin, count, bytes}, block.data());
+  }
+}
+
+// Appends the pairs of a segment of a frame, whichever form it has. Its range must have been checked. Errors:
+// InvalidArgument.
+absl::Status ReadSegment(const Segment& s, const Agreement& agreement, Pairs* out) {
+  if (s.type == SegmentType::kSparse) return ReadPairs(s, agreement, out);
+  if (s.param != 0 || s.bytes != uint64_t{s.count} * sizeof(float)) {
+    return absl::InvalidArgumentError(absl::StrFormat("%d float32 values in %d bytes", s.count, s.bytes));
+  }
+  for (uint32_t i = 0; i < s.count; ++i) {
+    float value;
+    std::memcpy(&value, s.data + sizeof(float) * i, sizeof(float));
+    if (value == 0) continue;
+    out->positions.push_back(static_cast<uint32_t>(s.begin + i));
+    out->values.push_back(value);
+  }
+  return absl::OkStatus();
+}
 
 class SparseEncoder final : public Encoder {
  public:
@@ -78,8 +126,12 @@ class SparseEncoder final : public Encoder {
       const double density = layout.elements == 0
                                  ? 0
                                  : static_cast<double>(pairs_.positions.size()) / static_cast<double>(layout.elements);
-      shape_.Write(pairs_, pairs_.values, shape_.spec.values, id.round, density, &writer);
-      for (size_t k = 0, run = 0; k < pairs_.positions.size(); ++k) {
+      if (shape_.WritesAll(pairs_.positions.size())) {
+        WriteAll(runs, &writer);
+      } else {
+        shape_.Write(pairs_, pairs_.values, shape_.spec.values, id.round, density, &writer);
+      }
+      for (size_t k = 0, run = 0; shape_.keeps_rest() && k < pairs_.positions.size(); ++k) {
         while (pairs_.positions[k] >= layout.run_begin[run + 1]) ++run;
         const uint64_t at = pairs_.positions[k] - layout.run_begin[run];
         runs[run].pending[at] -= pairs_.values[k];
@@ -95,29 +147,57 @@ class SparseEncoder final : public Encoder {
   }
 
  private:
+  void WriteAll(std::span<const RunInput> runs, FrameWriter* writer) const {
+    WriteBlocks(shape_.layout().elements, writer, [&](uint64_t begin, uint32_t count, float* out) {
+      ForEachRunPiece(shape_.layout(), begin, count, [&](size_t run, uint64_t offset, uint64_t n, uint64_t position) {
+        std::memcpy(out + (position - begin), runs[run].gradient + offset, n * sizeof(float));
+      });
+    });
+  }
+
   void Choose(uint64_t round, std::span<const RunInput> runs) {
     const BucketLayout& layout = shape_.layout();
     pairs_.positions.clear();
     pairs_.values.clear();
     if (shape_.spec.choice == Choice::kRandomK) {
       AgreedPositions(*shape_.context.job, layout, round, shape_.spec.density, 0, layout.elements, &pairs_.positions);
+      for (size_t k = 0, run = 0; k < pairs_.positions.size(); ++k) {
+        while (pairs_.positions[k] >= layout.run_begin[run + 1]) ++run;
+        pairs_.values.push_back(runs[run].pending[pairs_.positions[k] - layout.run_begin[run]]);
+      }
+      return;
     }
-    for (size_t r = 0; r < runs.size() && shape_.spec.choice != Choice::kRandomK; ++r) {
+    const float threshold = static_cast<float>(shape_.spec.threshold);
+    for (size_t r = 0; r < runs.size(); ++r) {
       const Run& run = layout.runs[r];
-      const uint32_t phase = TiePhaseOf(*shape_.context.job, run, round);
-      const Selection& selection = runs[r].selection;
-      const float threshold = static_cast<float>(shape_.spec.threshold);
-      for (uint32_t i = 0; i < run.length; ++i) {
-        const float x = runs[r].pending[i];
-        const bool chosen = shape_.spec.choice == Choice::kThreshold
-                                ? std::fabs(x) >= threshold
-                                : kernels::IsSelected(x, selection.key, selection.keep_below, run.offset + i, phase);
-        if (chosen) pairs_.positions.push_back(static_cast<uint32_t>(layout.run_begin[r] + i));
+      const float* const x = shape_.keeps_rest() ? runs[r].pending : runs[r].gradient;
+      const uint32_t first = static_cast<uint32_t>(layout.run_begin[r]);
+      switch (shape_.spec.choice) {
+        case Choice::kNonZero:
+        case Choice::kAdaptive:
+          Take(x, run.length, first, [](float value, uint32_t) { return value != 0; });
+          break;
+        case Choice::kThreshold:
+          Take(x, run.length, first, [threshold](float value, uint32_t) { return std::fabs(value) >= threshold; });
+          break;
+        default: {
+          const uint32_t phase = TiePhaseOf(*shape_.context.job, run, round);
+          const Selection& selection = runs[r].selection;
+          Take(x, run.length, first, [&](float value, uint32_t i) {
+            return kernels::IsSelected(value, selection.key, selection.keep_below, run.offset + i, phase);
+          });
+        }
       }
     }
-    for (size_t k = 0, run = 0; k < pairs_.positions.size(); ++k) {
-      while (pairs_.positions[k] >= layout.run_begin[run + 1]) ++run;
-      pairs_.values.push_back(runs[run].pending[pairs_.positions[k] - layout.run_begin[run]]);
+  }
+
+  // Those of x[0 .. n), at the positions from `first` on, that `chosen(value, index)` says.
+  template <typename Chosen>
+  void Take(const float* x, uint32_t n, uint32_t first, Chosen chosen) {
+    for (uint32_t i = 0; i < n; ++i) {
+      if (!chosen(x[i], i)) continue;
+      pairs_.positions.push_back(first + i);
+      pairs_.values.push_back(x[i]);
     }
   }
 
@@ -141,6 +221,7 @@ class SparseAccumulator final : public Accumulator {
   void Open(uint64_t round, const RoundPlan& plan) override {
     sums_.Clear(counts_.Union());
     counts_.Clear();
+    all_written_ = 0;
     round_ = round;
     plan_ = plan;
   }
@@ -155,6 +236,7 @@ class SparseAccumulator final : public Accumulator {
     }
     sums_.Add(pairs_.positions, pairs_.values.data(), kernels::Sign::kAdd);
     counts_.Increment(pairs_.positions);
+    if (s.type == SegmentType::kDenseF32) all_written_ += s.count;
     return absl::OkStatus();
   }
 
@@ -162,6 +244,7 @@ class SparseAccumulator final : public Accumulator {
     Read(s).IgnoreError();  // was added
     sums_.Add(pairs_.positions, pairs_.values.data(), kernels::Sign::kSubtract);
     counts_.Decrement(pairs_.positions);
+    if (s.type == SegmentType::kDenseF32) all_written_ -= s.count;
   }
 
   absl::StatusOr<UpdateFrame> Finish(const FrameIdentity& id, uint32_t contributors) override {
@@ -176,9 +259,15 @@ class SparseAccumulator final : public Accumulator {
       pairs.values.resize(pairs.positions.size());
       sums_.Means(pairs.positions, contributors, pairs.values.data());
       update.stats.elements = pairs.positions.size();
+      update.stats.traffic = TrafficOf(pairs.positions.size(), contributors);
       const double density = static_cast<double>(pairs.positions.size()) /
                              static_cast<double>(std::max<uint64_t>(1, shape_.layout().elements));
-      shape_.Write(pairs, pairs.values, ValueFormat::kFp32, round_, density, &writer);
+      if (update.stats.traffic.dense_update) {
+        WriteBlocks(shape_.layout().elements, &writer,
+                    [&](uint64_t begin, uint32_t count, float* out) { sums_.Means(begin, count, contributors, out); });
+      } else {
+        shape_.Write(pairs, pairs.values, ValueFormat::kFp32, round_, density, &writer);
+      }
     }
     update.next = plan_;
     update.chunks = writer.Finish();
@@ -190,8 +279,9 @@ class SparseAccumulator final : public Accumulator {
  private:
   absl::Status CheckRange(const Segment& s) const {
     const uint64_t elements = shape_.layout().elements;
-    if (round_ != 0 && s.type == SegmentType::kSparse && s.param >> 4 == static_cast<int>(shape_.spec.values) &&
-        s.begin <= elements && s.count <= elements - s.begin) {
+    const bool pairs = s.type == SegmentType::kSparse && s.param >> 4 == static_cast<int>(shape_.spec.values);
+    const bool all = s.type == SegmentType::kDenseF32 && shape_.adapts();
+    if (round_ != 0 && (pairs || all) && s.begin <= elements && s.count <= elements - s.begin) {
       return absl::OkStatus();
     }
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -203,13 +293,26 @@ class SparseAccumulator final : public Accumulator {
   absl::Status Read(const Segment& s) {
     pairs_.positions.clear();
     pairs_.values.clear();
-    return ReadPairs(s, shape_.AgreementOf(round_), &pairs_);
+    return ReadSegment(s, shape_.AgreementOf(round_), &pairs_);
+  }
+
+  Traffic TrafficOf(uint64_t in_union, uint32_t contributors) const {
+    const uint64_t elements = shape_.layout().elements;
+    Traffic traffic;
+    traffic.elements = elements;
+    traffic.contributors = contributors;
+    traffic.sent = counts_.Total();
+    traffic.in_union = in_union;
+    traffic.dense_pushes = elements == 0 ? 0 : static_cast<uint32_t>(all_written_ / elements);
+    traffic.dense_update = shape_.WritesAll(in_union);
+    return traffic;
   }
 
   const Shape shape_;
   GridSums sums_;
   tagc::PositionCounters counts_;
-  Pairs pairs_;  // of one segment
+  Pairs pairs_;               // of one segment
+  uint64_t all_written_ = 0;  // elements in segments of the dense form
   uint64_t round_ = 0;
   RoundPlan plan_;
 };
@@ -218,7 +321,7 @@ class SparseCodec final : public Codec {
  public:
   explicit SparseCodec(const Shape& shape) : shape_(shape) {}
 
-  bool uses_residual() const override { return true; }
+  bool uses_residual() const override { return shape_.keeps_rest(); }
   bool sparse() const override { return true; }
   bool selects() const override { return shape_.spec.choice == Choice::kTopK || shape_.spec.choice == Choice::kDgc; }
   std::optional<VelocityRule> velocity() const override {
@@ -235,7 +338,8 @@ class SparseCodec final : public Codec {
   size_t accumulator_bytes() const override { return SparseAccumulator::Bytes(shape_); }
 
   absl::Status CheckComplete(uint64_t round, const RoundPlan&, std::span<const SegmentHeader> segments) const override {
-    return CheckCoverage(shape_.layout(), round, SegmentType::kSparse, segments);
+    const bool all = shape_.adapts() && segments.size() > 1 && segments[1].type == SegmentType::kDenseF32;
+    return CheckCoverage(shape_.layout(), round, all ? SegmentType::kDenseF32 : SegmentType::kSparse, segments);
   }
 
   absl::Status Return(const EncodedFrame& frame, const std::vector<uint32_t>* positions,
@@ -245,8 +349,8 @@ class SparseCodec final : public Codec {
     Pairs pairs;
     for (const wire::Chunk& chunk : chunks) {
       for (const Segment& s : chunk.segments) {
-        if (s.type == SegmentType::kSparse)
-          GW_RETURN_IF_ERROR(ReadPairs(s, shape_.AgreementOf(chunk.header.round), &pairs));
+        if (s.type != SegmentType::kLearningRates)
+          GW_RETURN_IF_ERROR(ReadSegment(s, shape_.AgreementOf(chunk.header.round), &pairs));
       }
     }
     const BucketLayout& layout = shape_.layout();

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/codec/index_code.h"
 #include "common/codec/sparse/agreed.h"
 
 namespace gradwire::sparse {
@@ -27,30 +26,32 @@ uint8_t ParamOf(uint8_t coding, ValueFormat format) {
 }  // namespace
 
 void WritePairs(std::span<const uint32_t> positions, std::span<float> values, uint64_t begin, uint32_t count,
-                ValueFormat format, const Agreement& agreement, wire::FrameWriter* writer) {
-  const size_t value_bytes = BytesOf(format, positions.size());
-  // A bitmap is no larger than this.
-  if (count > 64 && value_bytes + count / 8 + 16 > writer->max_payload()) {
+                const PairForm& form, const Agreement& agreement, wire::FrameWriter* writer) {
+  const size_t value_bytes = BytesOf(form.values, positions.size());
+  // An index is no larger than a bitmap, or than the coordinates that were asked for.
+  const size_t index_bound =
+      std::max(size_t{count / 8}, form.index == IndexForm::kCoordinates ? 4 * positions.size() : 0);
+  if (count > 64 && value_bytes + index_bound + 16 > writer->max_payload()) {
     const uint32_t half = count / 2;
     const size_t cut =
         static_cast<size_t>(std::lower_bound(positions.begin(), positions.end(), begin + half) - positions.begin());
-    WritePairs(positions.first(cut), values.first(cut), begin, half, format, agreement, writer);
-    WritePairs(positions.subspan(cut), values.subspan(cut), begin + half, count - half, format, agreement, writer);
+    WritePairs(positions.first(cut), values.first(cut), begin, half, form, agreement, writer);
+    WritePairs(positions.subspan(cut), values.subspan(cut), begin + half, count - half, form, agreement, writer);
     return;
   }
   CodedIndex index;
   uint8_t coding = kAgreedCoding;
   if (agreement.density == 0) {
-    index = EncodeIndex(positions, static_cast<uint32_t>(begin), count);
+    index = EncodeIndex(positions, static_cast<uint32_t>(begin), count, form.index);
     coding = static_cast<uint8_t>(index.coding);
   }
   const uint32_t index_bytes = static_cast<uint32_t>(index.payload.size());
-  uint8_t* out = writer->Begin({SegmentType::kSparse, ParamOf(coding, format), begin, count,
+  uint8_t* out = writer->Begin({SegmentType::kSparse, ParamOf(coding, form.values), begin, count,
                                 4 + index_bytes + static_cast<uint32_t>(value_bytes)});
   std::memcpy(out, &index_bytes, 4);
   if (index_bytes != 0) std::memcpy(out + 4, index.payload.data(), index_bytes);
-  WriteValues(format, values.data(), values.size(), out + 4 + index_bytes);
-  ReadValues(format, {out + 4 + index_bytes, value_bytes}, values.size(), values.data()).IgnoreError();
+  WriteValues(form.values, values.data(), values.size(), out + 4 + index_bytes);
+  ReadValues(form.values, {out + 4 + index_bytes, value_bytes}, values.size(), values.data()).IgnoreError();
   writer->End();
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/codec/index_code.h"
 #include "common/codec/value_format.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
@@ -31,10 +32,16 @@ struct Agreement {
   double density = 0;
 };
 
+// How pairs are written.
+struct PairForm {
+  ValueFormat values = ValueFormat::kFp32;
+  IndexForm index = IndexForm::kSmallest;
+};
+
 // Writes pairs that cover [begin, begin + count) in one segment or, where that gets long, in several. `values` are
 // replaced by what a reader will see.
 void WritePairs(std::span<const uint32_t> positions, std::span<float> values, uint64_t begin, uint32_t count,
-                ValueFormat format, const Agreement& agreement, wire::FrameWriter* writer);
+                const PairForm& form, const Agreement& agreement, wire::FrameWriter* writer);
 
 // Appends the pairs of a segment. Its range must have been checked against the bucket. Errors: InvalidArgument; `out`
 // is as it was then.

@@ -18,7 +18,8 @@ CodecTraits TraitsOf(const std::string& codec) {
   const auto is = [&codec](std::string_view name) { return codec.starts_with(name); };
   CodecTraits traits;
   const bool stochastic = is("qsgd") || is("linear") || is("natural") || codec.ends_with("=stochastic");
-  traits.keeps_rest = !(is("signsgd") || is("signum") || is("terngrad") || stochastic);
+  const bool rounds = is("zen") && codec.find("values=") != std::string::npos;
+  traits.keeps_rest = !(is("signsgd") || is("signum") || is("terngrad") || stochastic || rounds);
   traits.unbiased = stochastic || codec == "terngrad";
   const bool scaled = is("onebit") || is("efsignsgd") || is("dgc") || codec.find("=int") != std::string::npos;
   const bool homomorphic = is("uniform") || is("thc");
@@ -72,7 +73,12 @@ std::vector<std::string> AllCodecs() {
           "uniform:bits=8",
           "uniform:bits=3,rounding=stochastic",
           "thc:bits=4",
-          "thc:bits=2,granularity=20,p=0.1"};
+          "thc:bits=2,granularity=20,p=0.1",
+          "zen",
+          "zen:index=auto",
+          "zen:index=coo,values=fp16",
+          "zen:index=bitmap,values=bf16",
+          "adaptive"};
 }
 
 std::vector<std::string> CodecsWith(const std::function<bool(const CodecTraits&)>& promise) {

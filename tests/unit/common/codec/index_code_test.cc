@@ -76,12 +76,37 @@ TEST(IndexCode, ChoosesTheSmallestForm) {
   EXPECT_EQ(EncodeIndex(std::vector<uint32_t>{9, 100'000}, 9, 1u << 20).coding, IndexCoding::kCoordinates);
 }
 
+// ZEN's two forms: 32 bits per position and one per element are as much at a density of 1/32.
+TEST(IndexCode, TakesTheFormThatIsAskedFor) {
+  constexpr uint32_t kCount = 1000;
+  for (uint32_t begin : {0u, 4'000'000'000u}) {
+    for (uint32_t n : {0u, 1u, 31u, 32u, 500u, 999u, 1000u}) {
+      SCOPED_TRACE(n);
+      std::vector<uint32_t> positions;
+      for (uint32_t i = 0; i < n; ++i) positions.push_back(begin + i * (n == 1000 ? 1 : kCount / std::max(n, 1u)));
+      for (IndexForm form : {IndexForm::kAuto, IndexForm::kCoordinates, IndexForm::kBitmap}) {
+        const CodedIndex coded = EncodeIndex(positions, begin, kCount, form);
+        const uint32_t most = form == IndexForm::kBitmap ? 0 : form == IndexForm::kAuto ? 31 : 1000;
+        EXPECT_EQ(coded.coding, n == 0      ? IndexCoding::kEmpty
+                                : n <= most ? IndexCoding::kWideCoordinates
+                                            : IndexCoding::kBitmap);
+        EXPECT_EQ(coded.payload.size(), n == 0 ? 0 : n <= most ? 4 * n : kCount / 8);
+        std::vector<uint32_t> decoded;
+        ASSERT_TRUE(DecodeIndex(coded.coding, coded.payload, begin, kCount, &decoded).ok());
+        EXPECT_EQ(decoded, positions);
+      }
+    }
+  }
+}
+
 // The worked example of proto/WIRE.md, which was computed apart from this code.
 TEST(IndexCode, AgreesWithTheWorkedExample) {
   const std::vector<uint32_t> positions = {3, 10, 64};
   const CodedIndex coded = EncodeIndex(positions, 0, 100);
   EXPECT_EQ(coded.coding, IndexCoding::kCoordinates);
   EXPECT_EQ(coded.payload, (std::vector<uint8_t>{3, 0, 10, 0, 64, 0}));
+  EXPECT_EQ(EncodeIndex(positions, 0, 100, IndexForm::kAuto).payload,
+            (std::vector<uint8_t>{3, 0, 0, 0, 10, 0, 0, 0, 64, 0, 0, 0}));
   const std::vector<uint8_t> rice = {3, 0, 0, 0, 3, 0xD7, 0xC0, 0x02};
   std::vector<uint32_t> decoded;
   EXPECT_TRUE(DecodeIndex(IndexCoding::kRice, rice, 0, 100, &decoded).ok());
@@ -104,7 +129,7 @@ TEST(IndexCode, RefusesMalformedPayloads) {
     const absl::Status status = DecodeIndex(coding, payload, begin, count, &out);
     return status.code() == absl::StatusCode::kInvalidArgument && out.size() == 2;
   };
-  EXPECT_TRUE(refuses(static_cast<IndexCoding>(5), {}, 0, 8));
+  EXPECT_TRUE(refuses(static_cast<IndexCoding>(6), {}, 0, 8));
   EXPECT_TRUE(refuses(IndexCoding::kEmpty, {0}, 0, 8));
   EXPECT_TRUE(refuses(IndexCoding::kFull, {0}, 0, 8));
   EXPECT_TRUE(refuses(IndexCoding::kFull, {}, 4'294'967'295u, 2));
@@ -117,6 +142,9 @@ TEST(IndexCode, RefusesMalformedPayloads) {
   EXPECT_TRUE(refuses(IndexCoding::kCoordinates, {3, 0, 3, 0}, 0, 8)) << "twice the same";
   EXPECT_TRUE(refuses(IndexCoding::kCoordinates, {3, 0, 2, 0}, 9, 8)) << "descending";
   EXPECT_TRUE(refuses(IndexCoding::kCoordinates, {3, 0}, 0, 65'537)) << "half of one";
+  EXPECT_TRUE(refuses(IndexCoding::kWideCoordinates, {3, 0}, 0, 8)) << "half of one";
+  EXPECT_TRUE(refuses(IndexCoding::kWideCoordinates, {8, 0, 0, 0}, 0, 8)) << "outside";
+  EXPECT_TRUE(refuses(IndexCoding::kWideCoordinates, {}, 0, 8));
   std::vector<uint32_t> spread;
   for (uint32_t i = 0; i < 16; ++i) spread.push_back(i * 61 + i % 3);
   const CodedIndex good = EncodeIndex(spread, 0, 1000);
@@ -153,7 +181,7 @@ TEST(IndexCode, RandomPayloadsNeverCrash) {
     const uint32_t begin = static_cast<uint32_t>(random() >> (random() % 64));
     const uint32_t count = static_cast<uint32_t>(random() % 300);
     std::vector<uint32_t> out;
-    if (!DecodeIndex(static_cast<IndexCoding>(random() % 5), payload, begin, count, &out).ok()) continue;
+    if (!DecodeIndex(static_cast<IndexCoding>(random() % 6), payload, begin, count, &out).ok()) continue;
     ++decoded;
     for (size_t k = 0; k < out.size(); ++k) {
       ASSERT_GE(out[k], begin);

@@ -173,6 +173,9 @@ TEST(CodecSpec, ParsesAndPrintsCanonically) {
             "dgc:density=0.1,values=fp32,momentum=0.9,nesterov=true,clip=0,warmup_rounds=0,warmup_density=0.1");
   EXPECT_EQ(ToString(*ParseCodecSpec("uniform")), "uniform:bits=4,rounding=nearest");
   EXPECT_EQ(ToString(*ParseCodecSpec("thc:bits=6")), "thc:bits=6,granularity=64,p=0.03125");
+  EXPECT_EQ(ToString(*ParseCodecSpec("zen")), "zen:index=smallest,values=fp32,run=16");
+  EXPECT_EQ(ToString(*ParseCodecSpec("zen:run=4,index=coo")), "zen:index=coo,values=fp32,run=4");
+  EXPECT_EQ(ToString(*ParseCodecSpec("adaptive")), "adaptive:run=64");
 }
 
 // Who makes a job from the canonical spec must get the codecs of who made it from the original.
@@ -204,12 +207,16 @@ TEST(CodecSpec, RefusesWithTheAllowedValues) {
   EXPECT_THAT(error("linear:norm=l1"), HasSubstr("use one of max, l2"));
   EXPECT_THAT(error("topk:value=1"), HasSubstr("has no setting 'value'"));
   EXPECT_THAT(error("fp16:bits=3"), HasSubstr("has no setting"));
-  EXPECT_THAT(error("topq"), HasSubstr("topk, threshold, randomk, dgc, fp16, onebit"));
+  EXPECT_THAT(error("topq"), HasSubstr("topk, threshold, randomk, dgc, zen, adaptive, fp16, onebit"));
   EXPECT_THAT(error("dgc:momentum=1"), HasSubstr("momentum=1 must be a number from 0 to 0.9999"));
   EXPECT_THAT(error("dgc:nesterov=yes"), HasSubstr("use one of false, true"));
   EXPECT_THAT(error("uniform:bits=9"), HasSubstr("bits=9 must be a number from 2 to 8"));
   EXPECT_THAT(error("thc:granularity=15"), HasSubstr("must be a number from 16 to 254"));
   EXPECT_THAT(error("thc:granularity=31"), HasSubstr("granularity=31 must be even"));
+  EXPECT_THAT(error("zen:values=int8"), HasSubstr("use one of fp32, fp16, bf16"));
+  EXPECT_THAT(error("zen:index=gaps"), HasSubstr("use one of smallest, auto, coo, bitmap"));
+  EXPECT_THAT(error("zen:run=12"), HasSubstr("power of two"));
+  EXPECT_THAT(error("zen:density=0.1"), HasSubstr("it has: index, values, run"));
   EXPECT_THAT(error("tagc:density"), HasSubstr("key=value"));
   EXPECT_THAT(error("tagc:density=0.1,density=0.2"), HasSubstr("set twice"));
 }
