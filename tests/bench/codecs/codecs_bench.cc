@@ -57,6 +57,8 @@ const std::vector<std::string> kSpecs = {
     "topk:density=0.001,values=fp16",
     "threshold:value=0.05",
     "dgc:density=0.01",
+    "zen",
+    "adaptive",
     "tagc:density=0.1",
     "tagc:density=0.01",
     "tagc:density=0.001",
