@@ -123,6 +123,18 @@ void PrintJob(const std::string& address, const v1::JobStatus& job, std::ostream
     out << absl::StrFormat("  standby %s has version %d, %s\n", follower.follower(), follower.version(),
                            follower.in_sync() ? "in sync" : "NOT in sync: rounds do not wait for it");
   }
+  for (const v1::BucketTraffic& t : job.traffic()) {
+    const std::string pushes = t.dense_pushes() == 0                  ? "sparse"
+                               : t.dense_pushes() == t.contributors() ? "dense"
+                                                                      : absl::StrFormat("%d dense", t.dense_pushes());
+    out << absl::StrFormat(
+        "  bucket %d, %s, round %d: pushes of %d workers %s, update %s; density %.4g %%, gamma %.2f; push and update "
+        "would take dense %s, coordinates %s, bitmap %s, gaps %s, sketch %s\n",
+        t.bucket(), t.codec(), t.round(), t.contributors(), pushes, t.dense_update() ? "dense" : "sparse",
+        100 * t.density(), t.gamma(), HumanBytes(static_cast<double>(t.dense_bytes())),
+        HumanBytes(static_cast<double>(t.coordinates_bytes())), HumanBytes(static_cast<double>(t.bitmap_bytes())),
+        HumanBytes(static_cast<double>(t.gaps_bytes())), HumanBytes(static_cast<double>(t.sketch_bytes())));
+  }
   if (!job.parameters_sha256().empty()) out << "  parameters sha256 " << job.parameters_sha256() << "\n";
   if (job.workers_size() > 0) {
     out << absl::StrFormat("  %-24s %-16s %-7s %6s %12s %8s %12s\n", "worker", "incarnation", "state", "from",

@@ -155,6 +155,7 @@ absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update, c
   GW_RETURN_IF_ERROR(bucket.store->Apply(update, plan));
   deferred_elements_ += update.stats.deferred;
   update_elements_ += update.stats.elements;
+  bucket.traffic = update.stats.traffic;
   ++bucket.version;
   bucket.plans.Push(update.next);
   if (!replaying_) OpenNextRounds(bucket);  // else EndReplay does, once

@@ -223,6 +223,8 @@ class JobShard {
   // The record that makes `version` of a bucket may be seen.
   void NoteWritten(uint32_t bucket, uint64_t version);
   void DescribeDurability(uint64_t version, v1::JobStatus* job);
+  void DescribeTraffic(const BucketState& bucket, v1::BucketTraffic* out) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   absl::Status FinishRound(BucketState& bucket, const RoundActions::Close& close, UpdateFrame* update);
   // `plan`: by which the update is encoded, one of the bucket's.
   absl::Status Publish(BucketState& bucket, const UpdateFrame& update, const RoundPlan& plan,

@@ -14,6 +14,24 @@ constexpr TimeNs kNsPerStatusMs = 1'000'000;
 
 }  // namespace
 
+void JobShard::DescribeTraffic(const BucketState& bucket, v1::BucketTraffic* out) const {
+  const Traffic& traffic = bucket.traffic;
+  out->set_bucket(bucket.layout->bucket);
+  out->set_codec(ToString(job_.codecs()[bucket.layout->codec]));
+  out->set_round(bucket.version - 1);
+  out->set_contributors(traffic.contributors);
+  out->set_dense_pushes(traffic.dense_pushes);
+  out->set_dense_update(traffic.dense_update);
+  out->set_density(traffic.density());
+  out->set_gamma(traffic.gamma());
+  const FormBytes bytes = BytesOfForms(traffic);
+  out->set_dense_bytes(static_cast<uint64_t>(bytes.dense));
+  out->set_coordinates_bytes(static_cast<uint64_t>(bytes.coordinates));
+  out->set_bitmap_bytes(static_cast<uint64_t>(bytes.bitmap));
+  out->set_gaps_bytes(static_cast<uint64_t>(bytes.gaps));
+  out->set_sketch_bytes(static_cast<uint64_t>(bytes.sketch));
+}
+
 v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
   v1::JobStatus status;
   uint64_t version = UINT64_MAX;
@@ -22,6 +40,7 @@ v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
   for (const auto& bucket : buckets_) {
     absl::MutexLock lock(&bucket->mu);
     version = std::min({version, bucket->version, bucket->durable});
+    if (with_details && bucket->traffic.contributors != 0) DescribeTraffic(*bucket, status.add_traffic());
     if (!digest || !job_.keeps_parameters()) continue;
     parameters.resize(bucket->layout->elements);
     bucket->store->Read({.parameter = parameters.data()});

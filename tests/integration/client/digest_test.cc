@@ -45,6 +45,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"AdamWUniform", "uniform:bits=4", v1::OPTIMIZER_ADAMW},
                       Case{"AdamWThc", "thc:bits=4", v1::OPTIMIZER_ADAMW},
                       Case{"AdamWRandomK", "randomk:density=0.1,values=bf16", v1::OPTIMIZER_ADAMW},
+                      Case{"StepZen", "zen:index=coo,values=bf16,run=64", v1::OPTIMIZER_STEP},
                       Case{"AdamWOneBit", "onebit", v1::OPTIMIZER_ADAMW},
                       Case{"SgdSigNum", "signum", v1::OPTIMIZER_SGD},
                       Case{"AdamWQsgd", "qsgd:bits=4", v1::OPTIMIZER_ADAMW},
@@ -56,6 +57,31 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"SmallAdamWFp32", "dense:values=fp32", v1::OPTIMIZER_ADAMW, false, true},
                       Case{"SmallStepTagcOverloaded", "tagc:density=0.05,slack=0.7", v1::OPTIMIZER_STEP, true, true}),
     NameOfCase);
+
+// All there is, summed on the same grid: eight workers at once, and the replicas have the bits of dense float32.
+TEST(LosslessCodecs, TrainAsDenseFloatsDo) {
+  const auto train = [](const std::string& codec, Cluster& cluster) {
+    return Train({"lossless", codec, v1::OPTIMIZER_ADAMW}, "lossless", cluster, 8, 10);
+  };
+  Cluster dense(2, "grpc"), zen(3, "grpc"), adaptive(2, "inproc");
+  const std::set<std::string> expected = train("dense:fp32", dense);
+  EXPECT_EQ(expected.size(), 1u);
+  EXPECT_EQ(train("zen", zen), expected);
+  EXPECT_EQ(train("adaptive", adaptive), expected);
+  EXPECT_EQ(dense.Describe(0, "lossless").traffic_size(), 0);
+  const v1::JobStatus status = adaptive.Describe(0, "lossless");
+  ASSERT_GT(status.traffic_size(), 0);
+  for (const v1::BucketTraffic& traffic : status.traffic()) {
+    EXPECT_EQ(traffic.codec(), "adaptive:run=64");
+    EXPECT_EQ(traffic.round(), 10u);
+    EXPECT_EQ(traffic.contributors(), 8u);
+    EXPECT_EQ(traffic.dense_pushes(), 8u);
+    EXPECT_TRUE(traffic.dense_update());
+    EXPECT_GT(traffic.density(), 0.97);
+    EXPECT_LT(traffic.dense_bytes(), traffic.bitmap_bytes());
+    EXPECT_LT(traffic.gaps_bytes(), traffic.sketch_bytes());
+  }
+}
 
 TEST(TwoJobs, DoNotDisturbEachOther) {
   const Case dense{"dense", "dense:values=fixed32", v1::OPTIMIZER_ADAMW};
