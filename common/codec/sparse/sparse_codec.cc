@@ -122,21 +122,10 @@ class SparseEncoder final : public Encoder {
     FrameWriter writer(header);
     dense::AddLearningRates(id.learning_rates, &writer);
     if (id.round != 0) {
-      Choose(id.round, runs);
-      const double density = layout.elements == 0
-                                 ? 0
-                                 : static_cast<double>(pairs_.positions.size()) / static_cast<double>(layout.elements);
-      if (shape_.WritesAll(pairs_.positions.size())) {
+      if (shape_.adapts() && shape_.WritesAll(NonZerosOf(runs))) {
         WriteAll(runs, &writer);
       } else {
-        shape_.Write(pairs_, pairs_.values, shape_.spec.values, id.round, density, &writer);
-      }
-      for (size_t k = 0, run = 0; shape_.keeps_rest() && k < pairs_.positions.size(); ++k) {
-        while (pairs_.positions[k] >= layout.run_begin[run + 1]) ++run;
-        const uint64_t at = pairs_.positions[k] - layout.run_begin[run];
-        runs[run].pending[at] -= pairs_.values[k];
-        // Momentum factor masking (Lin et al. 2017, section 3.3).
-        if (runs[run].velocity != nullptr) runs[run].velocity[at] = 0;
+        WriteChosen(id.round, runs, &writer);
       }
     }
     EncodedFrame frame;
@@ -147,6 +136,31 @@ class SparseEncoder final : public Encoder {
   }
 
  private:
+  uint64_t NonZerosOf(std::span<const RunInput> runs) const {
+    uint64_t n = 0;
+    for (size_t r = 0; r < runs.size(); ++r) {
+      const float* const x = runs[r].gradient;
+      n += static_cast<uint64_t>(
+          std::count_if(x, x + shape_.layout().runs[r].length, [](float value) { return value != 0; }));
+    }
+    return n;
+  }
+
+  void WriteChosen(uint64_t round, std::span<const RunInput> runs, FrameWriter* writer) {
+    const BucketLayout& layout = shape_.layout();
+    Choose(round, runs);
+    const double density =
+        layout.elements == 0 ? 0 : static_cast<double>(pairs_.positions.size()) / static_cast<double>(layout.elements);
+    shape_.Write(pairs_, pairs_.values, shape_.spec.values, round, density, writer);
+    for (size_t k = 0, run = 0; shape_.keeps_rest() && k < pairs_.positions.size(); ++k) {
+      while (pairs_.positions[k] >= layout.run_begin[run + 1]) ++run;
+      const uint64_t at = pairs_.positions[k] - layout.run_begin[run];
+      runs[run].pending[at] -= pairs_.values[k];
+      // Momentum factor masking (Lin et al. 2017, section 3.3).
+      if (runs[run].velocity != nullptr) runs[run].velocity[at] = 0;
+    }
+  }
+
   void WriteAll(std::span<const RunInput> runs, FrameWriter* writer) const {
     WriteBlocks(shape_.layout().elements, writer, [&](uint64_t begin, uint32_t count, float* out) {
       ForEachRunPiece(shape_.layout(), begin, count, [&](size_t run, uint64_t offset, uint64_t n, uint64_t position) {
