@@ -50,7 +50,8 @@ class ServicesTest : public testing::Test {
         worker_(&registry_, &replication_),
         operator_(&registry_, &replication_),
         standbys_(&replication_),
-        dispatcher_(&worker_, &operator_, &standbys_, &replication_),
+        peers_(&registry_),
+        dispatcher_(&worker_, &operator_, &standbys_, &peers_, &replication_),
         frames_(spec_, 0, 1, 7) {
     identity_.set_job("job");
     identity_.set_worker("a");
@@ -95,6 +96,7 @@ class ServicesTest : public testing::Test {
   WorkerService worker_;
   OperatorService operator_;
   ReplicationService standbys_;
+  PeerService peers_;
   Dispatcher dispatcher_;
   FrameMaker frames_;
   v1::WorkerIdentity identity_;
