@@ -10,6 +10,7 @@
 #include <random>
 #include <span>
 
+#include "common/codec/codec.h"
 #include "common/codec/homomorphic/hadamard.h"
 #include "common/codec/homomorphic/thc_table.h"
 #include "common/codec/index_code.h"
@@ -92,6 +93,28 @@ TEST(Levels, RangesAreTheLeastThatHold) {
   }
   EXPECT_EQ(RangeOf(0), kLeastRange);
   EXPECT_EQ(RangeOf(1e30), kLargestRange);
+}
+
+TEST(HomomorphicCodec, RefusesMoreWorkersThanItsSumsHaveRoomFor) {
+  const auto made = [](const std::string& codec, uint32_t workers) {
+    v1::JobSpec spec;
+    spec.set_name("job");
+    spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_SGD);
+    spec.set_codec(codec);
+    spec.set_max_workers(workers);
+    spec.add_tensors()->set_name("w");
+    spec.mutable_tensors(0)->add_shape(10);
+    const Job job = *Job::Make(spec);
+    const Layout layout = *Layout::Make(job, 1);
+    const auto backend = *kernels::MakeBackend("reference");
+    return MakeCodec({&job, &layout.at(0, 0), backend.get()}).status();
+  };
+  EXPECT_EQ(made("uniform:bits=8", 4000), absl::OkStatus());
+  EXPECT_EQ(made("thc", 16000), absl::OkStatus());
+  const absl::Status refused = made("uniform:bits=8", 5000);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(std::string(refused.message()).find("lower max_workers, bits"), std::string::npos) << refused;
+  EXPECT_FALSE(made("thc:granularity=254", 5000).ok());
 }
 
 TEST(LevelBits, AreTheBitStreamOfWire) {
