@@ -31,7 +31,7 @@ absl::Status CheckUpdateCodec(const CodecSpec& spec) {
     using Choice = SparseSpec::Choice;
     const bool chosen_by_value = sparse->choice == Choice::kTopK || sparse->choice == Choice::kThreshold;
     if (chosen_by_value || sparse->choice == Choice::kRandomK) return absl::OkStatus();
-    return Refused(spec, "the momentum is the workers'; use topk");
+    return Refused(spec, "it is a codec of what one worker pushes; use topk, threshold or randomk");
   }
   return Refused(
       spec,

@@ -1,7 +1,7 @@
 """Top-k 0.1 % both ways with fp16 values against the same run uncompressed: bytes as the shard servers count them, headers
 and all, and validation loss after the same steps. The model, data, servers and workers are the quickstart's.
 
-  tests/bench/run two_way [--steps=400] [--seeds=1] [--lr=3e-3] [--decay=0.98]
+  tests/bench/run two_way [--steps=400] [--seeds=1] [--lr=6e-3] [--decay=1]
 """
 
 from __future__ import annotations

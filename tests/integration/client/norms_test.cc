@@ -38,6 +38,7 @@ struct NormCase {
   float clip = 0;
   PullMode pull = PullMode::kUpdate;
   uint32_t staleness = 0;
+  const char* update_codec = "";  // one that looks at single runs, so that the number of shards does not show
 };
 
 class Norms : public ::testing::TestWithParam<NormCase> {};
@@ -50,6 +51,7 @@ TEST_P(Norms, GiveTheSameBitsOnAnyNumberOfShards) {
     v1::JobSpec spec = MakeSpec("norms", "dense:values=fp32", c.optimizer, kWorkers);
     if (c.optimizer == v1::OPTIMIZER_STEP) spec.set_push(v1::PUSH_DELTA);
     spec.set_clip_norm(c.clip);
+    spec.set_update_codec(c.update_codec);
     if (c.staleness > 0) {
       spec.mutable_rounds()->set_mode(v1::ROUNDS_BOUNDED);
       spec.mutable_rounds()->set_staleness(c.staleness);
@@ -65,6 +67,7 @@ INSTANTIATE_TEST_SUITE_P(Jobs, Norms,
                                            NormCase{"LansBounded", v1::OPTIMIZER_LANS, 0, PullMode::kUpdate, 3},
                                            NormCase{"AdamWClippedBounded", v1::OPTIMIZER_ADAMW, 1.0f, PullMode::kUpdate,
                                                     2},
+                                           NormCase{"Clan", v1::OPTIMIZER_LANS, 0, PullMode::kUpdate, 0, "onebit"},
                                            NormCase{"SgdClipped", v1::OPTIMIZER_SGD, 0.5f},
                                            NormCase{"DeltasClipped", v1::OPTIMIZER_STEP, 0.5f}),
                          [](const auto& info) { return info.param.name; });

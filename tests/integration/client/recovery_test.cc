@@ -114,6 +114,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"onebit", v1::OPTIMIZER_NONE, PullMode::kMean, v1::DURABILITY_INTERVAL, true, 0, "onebit"},
                       Case{"dense:values=fp32", v1::OPTIMIZER_SGD, PullMode::kUpdate, v1::DURABILITY_INTERVAL, true, 2,
                            "qsgd:bits=4"},
+                      // CLAN: norms of what is left after two-way compression.
+                      Case{"topk:density=0.05", v1::OPTIMIZER_LANS, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 0,
+                           "topk:density=0.02,values=fp16"},
                       // Shards exchange norms, with updates that may be written on one of them only.
                       Case{"dense:values=fp32", v1::OPTIMIZER_LAMB, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
                       Case{"tagc:density=0.05", v1::OPTIMIZER_LANS, PullMode::kParams, v1::DURABILITY_INTERVAL, true},
