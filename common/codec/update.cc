@@ -15,8 +15,8 @@
 #include "common/codec/quantized/quantized_shape.h"
 #include "common/codec/ranges.h"
 #include "common/codec/sparse/sparse_segment.h"
-#include "common/job/norms.h"
 #include "common/codec/update_codec.h"
+#include "common/job/norms.h"
 #include "kernels/cpu/reference/clones.h"
 #include "kernels/math/fixed_point.h"
 

@@ -38,8 +38,8 @@ enum class RecordType : uint8_t {
   // All of a bucket at version `round`: where the journal of a standby begins. Its contributions are those that workers
   // may send again, the oldest of each first.
   kState = 3,
-  // Of an update whose own record is gone, or goes with the next cut: what workers that are away may still ask about. Its
-  // contributions, and its frame where that defers elements that they have to take back (else no chunks).
+  // Of an update whose own record is gone, or goes with the next cut: what workers that are away may still ask about.
+  // Its contributions, and its frame where that defers elements that they have to take back (else no chunks).
   kKept = 4,
 };
 

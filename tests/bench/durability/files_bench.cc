@@ -96,7 +96,7 @@ void MeasureLoad(const DurabilityConfig& config, Report* report) {
   state.version = 7;
   for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
     const std::vector<float> values(layout.at(b, 0).elements, 0.5f);
-    state.buckets.push_back({PlanWindow(1, state.version, {RoundPlan()}), 0, values, values, values});
+    state.buckets.push_back({PlanWindow(1, state.version, {RoundPlan()}), 0, values, values, values, {}});
   }
   PosixDisk disk;
   const std::string directory = config.directory + "/snapshots";

@@ -36,7 +36,7 @@ std::string NameOf(const std::string& codec, const std::string& backend);
 
 struct ClusterOptions {
   std::string codec = "tagc:density=0.01";
-  std::string update_codec;  // empty: none
+  std::string update_codec = {};  // empty: none
   uint32_t workers = 1;
   uint32_t max_workers = 0;  // 0: workers
   uint64_t elements = 1;     // of the bucket; 0: an empty share of a bucket

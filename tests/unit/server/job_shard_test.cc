@@ -472,6 +472,25 @@ TEST_F(JobShardTest, AnAnswerThatCannotBeGivenStillAcknowledges) {
             absl::StatusCode::kInvalidArgument);
 }
 
+TEST_F(JobShardTest, WhoWouldMixVersionsCannotJoin) {
+  Start(SmallSpec("job", 1));
+  TestWorker a = Worker("a");
+  ASSERT_TRUE(a.Join().ok());
+  a.InitializeAll(1.0f);
+  for (uint64_t round = 0; round < 2; ++round) {
+    PushAll(&a, round, 1.0f);
+    a.FollowUpdate(round + 1);
+  }
+  // Another shard may have closed round 2 already, no later one.
+  const auto joined = a.shard->Join(a.identity, 0, true, /*other_version=*/3);
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  EXPECT_EQ(joined->version(), 2u);
+  const absl::Status refused = a.shard->Join(a.identity, 0, true, /*other_version=*/4).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("is at version 2, another shard is at version 4"), HasSubstr("gradwire restore")));
+}
+
 TEST_F(JobShardTest, OldVersionsAreOutOfRangeAndSayWhereToStart) {
   Start(SmallSpec("job", 1));
   TestWorker a = Worker("a");

@@ -62,6 +62,22 @@ TEST_F(VerifyTest, TellsWhatIsThere) {
   EXPECT_EQ(VerifyDirectory(disk_, "/data", job_.backend()).status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST_F(VerifyTest, ShardsOfOneJobAreCompared) {
+  const std::vector<DirectoryReport> good = {Verify("/data/0"), Verify("/data/1")};
+  const auto damaged = [&good](uint64_t version, bool in_use) {
+    std::vector<DirectoryReport> reports = good;
+    reports[1].shards[0].version = version;
+    reports[1].in_use = in_use;
+    CompareShards(&reports);
+    EXPECT_FALSE(reports[0].damaged());
+    return reports[1].damaged();
+  };
+  EXPECT_FALSE(damaged(9, false));
+  EXPECT_FALSE(damaged(8, false)) << "in the middle of a round";
+  EXPECT_TRUE(damaged(7, false));
+  EXPECT_FALSE(damaged(7, true));
+}
+
 TEST_F(VerifyTest, EveryFlippedBitIsFoundAndItsFileNamed) {
   std::mt19937 random(1);
   uint64_t flips = 0;

@@ -129,6 +129,21 @@ TEST_F(SnapshotFilesTest, PowerLossAtAnyCallLeavesTheOldOneOrBoth) {
   }
 }
 
+TEST_F(SnapshotFilesTest, ADamagedOneDoesNotCount) {
+  FakeDisk disk;
+  MakeDirectory(disk);
+  SnapshotFiles files = Files(disk);
+  ASSERT_TRUE(files.Write(State(7)).ok());
+  EXPECT_EQ(*files.RemoveOld(2), 0u) << "the journal has to reach back to its beginning";
+  ASSERT_TRUE(files.Write(State(9)).ok());
+  EXPECT_EQ(*files.RemoveOld(2), 7u);
+  ASSERT_TRUE(files.SetAside(9).ok());
+  ASSERT_TRUE(files.Write(State(11)).ok());
+  EXPECT_EQ(*files.RemoveOld(2), 7u);
+  EXPECT_EQ(*files.Versions(), (std::vector<uint64_t>{7, 11}));
+  ASSERT_TRUE(files.Write(State(9)).ok()) << "it may be taken once more";
+}
+
 TEST_F(SnapshotFilesTest, EveryDamagedByteOfTheTensorsIsFound) {
   SnapshotFiles files = Files(disk_);
   ASSERT_TRUE(files.Write(State(7)).ok());
