@@ -68,7 +68,8 @@ void RunAssembler(Input bytes) {
   if (keep) {
     assembler.Commit();
     const std::vector<Bytes> update = FinishOver(bucket, round, 2, open.accumulator.get());
-    Require(DecodeUpdate(update, cluster.job(), cluster.layout(), round.plan).ok(), "an update frame can be decoded");
+    Require(DecodeMean(update, cluster.job(), cluster.layout(), round.plan).ok(),
+            "what a round ends with can be decoded");
     return;
   }
   assembler.Abandon();
