@@ -16,7 +16,7 @@
 namespace gradwire::testing {
 namespace {
 
-constexpr float kLearningRate = 0.25f;
+constexpr float kShardedRate = 0.25f;
 constexpr uint64_t kRound = 1;
 
 void Must(const absl::Status& status) {
@@ -72,7 +72,7 @@ ShardedResult ShardedRound::Exchange(const std::vector<std::vector<float>>& grad
     shards[s].accumulator->Open(kRound, plan);
   }
   const auto identity = [](uint32_t shard, uint64_t incarnation) {
-    return FrameIdentity{static_cast<uint16_t>(shard), 0, kRound, incarnation, {&kLearningRate, 1}, incarnation};
+    return FrameIdentity{static_cast<uint16_t>(shard), 0, kRound, incarnation, {&kShardedRate, 1}, incarnation};
   };
   ShardedResult result;
   result.push_bytes.assign(gradients.size(), std::vector<uint64_t>(options_.shards));

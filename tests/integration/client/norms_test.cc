@@ -8,13 +8,13 @@
 namespace gradwire::testing {
 namespace {
 
-constexpr int kWorkers = 2;
+constexpr int kNormWorkers = 2;
 constexpr uint64_t kSteps = 40;
 
 // The digests of all replicas, checked against the shards.
 std::set<std::string> TrainSpec(const v1::JobSpec& spec, Cluster& cluster, PullMode pull, uint64_t steps = kSteps) {
-  std::vector<std::string> digests(kWorkers);
-  InParallel(kWorkers, [&](int w) {
+  std::vector<std::string> digests(kNormWorkers);
+  InParallel(kNormWorkers, [&](int w) {
     Worker worker(spec, w);
     const absl::Status joined = worker.Join(cluster.addresses(), pull);
     ASSERT_TRUE(joined.ok()) << joined;
@@ -48,7 +48,7 @@ TEST_P(Norms, GiveTheSameBitsOnAnyNumberOfShards) {
   std::set<std::string> all;
   for (const uint32_t shards : {1u, 2u, 4u}) {
     Cluster cluster(shards, shards == 2 ? "grpc" : shards == 4 ? "tcp" : "inproc");
-    v1::JobSpec spec = MakeSpec("norms", "dense:values=fp32", c.optimizer, kWorkers);
+    v1::JobSpec spec = MakeSpec("norms", "dense:values=fp32", c.optimizer, kNormWorkers);
     if (c.optimizer == v1::OPTIMIZER_STEP) spec.set_push(v1::PUSH_DELTA);
     spec.set_clip_norm(c.clip);
     spec.set_update_codec(c.update_codec);
@@ -73,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(Jobs, Norms,
                          [](const auto& info) { return info.param.name; });
 
 TEST(ClipNorm, ChangesNothingWhereItIsNotReached) {
-  v1::JobSpec spec = MakeSpec("free", "dense:values=fp32", v1::OPTIMIZER_ADAMW, kWorkers);
+  v1::JobSpec spec = MakeSpec("free", "dense:values=fp32", v1::OPTIMIZER_ADAMW, kNormWorkers);
   Cluster cluster(2, "inproc");
   const std::set<std::string> free = TrainSpec(spec, cluster, PullMode::kUpdate);
   spec.set_name("high");

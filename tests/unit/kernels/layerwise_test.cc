@@ -11,7 +11,7 @@
 namespace gradwire::kernels {
 namespace {
 
-std::vector<float> Random(uint64_t seed, size_t n, float scale) {
+std::vector<float> RandomValues(uint64_t seed, size_t n, float scale) {
   std::mt19937_64 random(seed);
   std::normal_distribution<float> normal(0, scale);
   std::vector<float> out(n);
@@ -21,7 +21,7 @@ std::vector<float> Random(uint64_t seed, size_t n, float scale) {
 
 TEST(SumOfSquares, IsThatOfEightSumsInTheirOrder) {
   for (const size_t n : {0u, 1u, 7u, 8u, 9u, 64u, 4095u, 4096u}) {
-    const std::vector<float> x = Random(n, n, 3);
+    const std::vector<float> x = RandomValues(n, n, 3);
     double sums[8] = {};
     double plain = 0;
     for (size_t i = 0; i < n; ++i) {
@@ -52,12 +52,12 @@ TEST(TrustRatio, IsOneWhereANormIsZeroOrNotANumber) {
 
 TEST(Lion, FollowsItsDefinition) {
   constexpr size_t kElements = 1001;
-  std::vector<float> p = Random(1, kElements, 1), m(kElements, 0);
+  std::vector<float> p = RandomValues(1, kElements, 1), m(kElements, 0);
   p[5] = 0.25f;
   std::vector<double> op(p.begin(), p.end()), om(kElements, 0);
   const double lr = 0.0078125, wd = 0.125, b1 = 0.875, b2 = 0.984375;  // exact in float32
   for (uint64_t t = 1; t <= 50; ++t) {
-    std::vector<float> g = Random(100 + t, kElements, 0.01f);
+    std::vector<float> g = RandomValues(100 + t, kElements, 0.01f);
     g[5] = 0;  // never a gradient: only decay
     const LionCoefficients c =
         MakeLion(static_cast<float>(lr), static_cast<float>(wd), static_cast<float>(b1), static_cast<float>(b2));
@@ -79,8 +79,8 @@ TEST(Layerwise, TakesTheSameBitsHoweverATensorIsCut) {
   c.direction_rate = 0.1f;
   c.gradient_rate = 0.01f;
   for (const auto step : {&Lamb, &Lans}) {
-    const std::vector<float> g = Random(2, kElements, 1);
-    std::vector<float> p = Random(3, kElements, 1), m = Random(4, kElements, 1), v(kElements, 0.5f);
+    const std::vector<float> g = RandomValues(2, kElements, 1);
+    std::vector<float> p = RandomValues(3, kElements, 1), m = RandomValues(4, kElements, 1), v(kElements, 0.5f);
     std::vector<float> cut_p = p, cut_m = m, cut_v = v;
     step(p.data(), g.data(), m.data(), v.data(), kElements, c);
     for (size_t begin = 0; begin < kElements; begin += 100) {

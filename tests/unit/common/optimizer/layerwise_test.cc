@@ -16,7 +16,7 @@ constexpr uint64_t kRounds = 200;
 constexpr double kRate = 0.01;
 using Tensors = std::vector<std::vector<float>>;
 
-v1::JobSpec Spec(v1::OptimizerKind kind, float clip = 0) {
+v1::JobSpec LayeredSpec(v1::OptimizerKind kind, float clip = 0) {
   v1::JobSpec spec;
   spec.set_name("job");
   spec.mutable_optimizer()->set_kind(kind);
@@ -38,9 +38,9 @@ v1::JobSpec Spec(v1::OptimizerKind kind, float clip = 0) {
   return spec;
 }
 
-struct Model {
+struct LayeredModel {
   Tensors p, m, v;
-  explicit Model(const Job& job) {
+  explicit LayeredModel(const Job& job) {
     std::mt19937_64 random(9);
     std::normal_distribution<float> normal;
     for (const Tensor& t : job.tensors()) {
@@ -80,7 +80,7 @@ Update UpdateOf(const BucketLayout& layout, const Tensors& gradients, uint64_t r
   return u;
 }
 
-std::vector<RunState> RunsOf(const BucketLayout& layout, const Job& job, Model* model) {
+std::vector<RunState> RunsOf(const BucketLayout& layout, const Job& job, LayeredModel* model) {
   std::vector<RunState> runs;
   for (const Run& run : layout.runs) {
     RunState state = {&model->p[run.tensor][run.offset], nullptr, nullptr};
@@ -92,12 +92,12 @@ std::vector<RunState> RunsOf(const BucketLayout& layout, const Job& job, Model* 
 }
 
 // What shards and their exchange do. `fragments`: every shard takes the norms of what it has for those of the tensor.
-Tensors Train(const v1::JobSpec& spec, uint32_t shards, bool fragments = false) {
+Tensors TrainLayers(const v1::JobSpec& spec, uint32_t shards, bool fragments = false) {
   const Job job = *Job::Make(spec);
   const Layout layout = *Layout::Make(job, shards);
   const NormSums table(&layout, job.tensors().size());
   const auto backend = *kernels::MakeBackend("cpu");
-  Model model(job);
+  LayeredModel model(job);
   const size_t per_tensor = NormsOf(job).size();
   for (uint64_t round = 1; round <= kRounds; ++round) {
     const Tensors gradients = Gradients(model.p, round);
@@ -160,7 +160,7 @@ Tensors Train(const v1::JobSpec& spec, uint32_t shards, bool fragments = false) 
 // The definitions, in float64, over whole tensors.
 std::vector<std::vector<double>> Reference(const v1::JobSpec& spec) {
   const Job job = *Job::Make(spec);
-  const Model start(job);
+  const LayeredModel start(job);
   const auto& group = job.spec().optimizer().groups(0);
   const double b1 = group.beta1(), b2 = group.beta2(), eps = group.epsilon(), wd = group.weight_decay();
   const double lr = static_cast<float>(kRate);
@@ -230,25 +230,25 @@ double Distance(const Tensors& a, const std::vector<std::vector<T>>& b) {
 
 class Layerwise : public ::testing::TestWithParam<std::pair<v1::OptimizerKind, float>> {
  protected:
-  v1::JobSpec spec() const { return Spec(GetParam().first, GetParam().second); }
+  v1::JobSpec spec() const { return LayeredSpec(GetParam().first, GetParam().second); }
 };
 
 TEST_P(Layerwise, GivesTheSameBitsOnAnyNumberOfShards) {
-  const Tensors one = Train(spec(), 1);
-  EXPECT_NE(one, Model(*Job::Make(spec())).p);
-  for (const uint32_t shards : {2u, 4u}) EXPECT_EQ(Train(spec(), shards), one) << shards;
+  const Tensors one = TrainLayers(spec(), 1);
+  EXPECT_NE(one, LayeredModel(*Job::Make(spec())).p);
+  for (const uint32_t shards : {2u, 4u}) EXPECT_EQ(TrainLayers(spec(), shards), one) << shards;
 }
 
 TEST_P(Layerwise, FollowsItsDefinition) {
-  const double distance = Distance(Train(spec(), 2), Reference(spec()));
+  const double distance = Distance(TrainLayers(spec(), 2), Reference(spec()));
   std::printf("relative distance to the reference in float64 after %d rounds: %.2g\n", static_cast<int>(kRounds),
               distance);
   EXPECT_LT(distance, 1e-6);
 }
 
 TEST_P(Layerwise, NormsOfFragmentsAreAnotherAlgorithm) {
-  const Tensors right = Train(spec(), 1);
-  const double distance = Distance(Train(spec(), 4, /*fragments=*/true), right);
+  const Tensors right = TrainLayers(spec(), 1);
+  const double distance = Distance(TrainLayers(spec(), 4, /*fragments=*/true), right);
   std::printf("relative distance with the norms of fragments: %.2g\n", distance);
   EXPECT_GT(distance, 1e-3);
 }
@@ -258,21 +258,21 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Layerwise,
                                            std::pair{v1::OPTIMIZER_LANS, 0.0f}, std::pair{v1::OPTIMIZER_LANS, 4.0f}));
 
 TEST(ClipNorm, ScalesTheMeanOfAllTensorsDown) {
-  v1::JobSpec spec = Spec(v1::OPTIMIZER_SGD);
-  const Tensors free = Train(spec, 1);
+  v1::JobSpec spec = LayeredSpec(v1::OPTIMIZER_SGD);
+  const Tensors free = TrainLayers(spec, 1);
   spec.set_clip_norm(1e6f);
-  EXPECT_EQ(Train(spec, 3), free) << "a norm that is never reached changes nothing";
+  EXPECT_EQ(TrainLayers(spec, 3), free) << "a norm that is never reached changes nothing";
   spec.set_clip_norm(0.5f);
-  const Tensors clipped = Train(spec, 1);
+  const Tensors clipped = TrainLayers(spec, 1);
   EXPECT_NE(clipped, free);
-  EXPECT_EQ(Train(spec, 3), clipped);
+  EXPECT_EQ(TrainLayers(spec, 3), clipped);
 }
 
 TEST(ApplyUpdate, RefusesAnUpdateWithoutTheNormsThatItNeeds) {
-  const Job job = *Job::Make(Spec(v1::OPTIMIZER_LAMB));
+  const Job job = *Job::Make(LayeredSpec(v1::OPTIMIZER_LAMB));
   const Layout layout = *Layout::Make(job, 1);
   const auto backend = *kernels::MakeBackend("cpu");
-  Model model(job);
+  LayeredModel model(job);
   const Tensors before = model.p;
   const Update update = UpdateOf(layout.at(0, 0), Gradients(model.p, 1), 1);
   EXPECT_EQ(ApplyUpdate(job, layout.at(0, 0), update, RunsOf(layout.at(0, 0), job, &model), *backend).code(),
@@ -281,7 +281,7 @@ TEST(ApplyUpdate, RefusesAnUpdateWithoutTheNormsThatItNeeds) {
 }
 
 TEST(NormSums, RefusesWhatAShardWouldNotTell) {
-  const Job job = *Job::Make(Spec(v1::OPTIMIZER_LAMB));
+  const Job job = *Job::Make(LayeredSpec(v1::OPTIMIZER_LAMB));
   const Layout layout = *Layout::Make(job, 2);
   const NormSums table(&layout, job.tensors().size());
   ShardSquares squares;
@@ -303,7 +303,7 @@ TEST(NormSums, RefusesWhatAShardWouldNotTell) {
 }
 
 TEST(NormSums, TakesTheTotalOfATensorThatIsKnown) {
-  const Job job = *Job::Make(Spec(v1::OPTIMIZER_LAMB));
+  const Job job = *Job::Make(LayeredSpec(v1::OPTIMIZER_LAMB));
   const Layout layout = *Layout::Make(job, 2);
   const NormSums table(&layout, job.tensors().size());
   std::vector<ShardSquares> of(2);
