@@ -48,11 +48,7 @@ class DenseEncoder final : public Encoder {
         writer.End();
       }
     }
-    EncodedFrame frame;
-    frame.chunks = writer.Finish();
-    frame.bytes = TotalSize(frame.chunks);
-    frame.plan = plan;
-    return frame;
+    return FinishEncoded(&writer, plan);
   }
 
  private:

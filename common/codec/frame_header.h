@@ -1,4 +1,4 @@
-// The header that every codec's frames begin with.
+// What the frames of every codec begin with, and what encoders return.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,15 @@ inline wire::FrameHeader HeaderFor(const FrameIdentity& id, wire::FrameKind kind
   h.shape_digest = shape_digest;
   h.incarnation = id.incarnation;
   return h;
+}
+
+// The frame that was written, encoded by `plan`.
+inline EncodedFrame FinishEncoded(wire::FrameWriter* writer, const RoundPlan& plan) {
+  EncodedFrame frame;
+  frame.chunks = writer->Finish();
+  frame.bytes = TotalSize(frame.chunks);
+  frame.plan = plan;
+  return frame;
 }
 
 }  // namespace gradwire

@@ -44,11 +44,7 @@ class QuantizedEncoder final : public Encoder {
         writer.End();
       });
     }
-    EncodedFrame frame;
-    frame.chunks = writer.Finish();
-    frame.bytes = TotalSize(frame.chunks);
-    frame.plan = plan;
-    return frame;
+    return FinishEncoded(&writer, plan);
   }
 
  private:

@@ -128,11 +128,7 @@ class SparseEncoder final : public Encoder {
         WriteChosen(id.round, runs, &writer);
       }
     }
-    EncodedFrame frame;
-    frame.chunks = writer.Finish();
-    frame.bytes = TotalSize(frame.chunks);
-    frame.plan = plan;
-    return frame;
+    return FinishEncoded(&writer, plan);
   }
 
  private:
