@@ -110,6 +110,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
     spdlog::info("listening on {}", listener->address());
     daemon->listeners_.push_back(std::move(listener));
   }
+  if (!config.metrics_listen.empty()) {
+    GW_ASSIGN_OR_RETURN(daemon->exporter_, metrics::Exporter::Start(config.metrics_listen, [d = daemon.get()] {
+                          return d->operator_service_->Read();
+                        }));
+  }
   GW_RETURN_IF_ERROR(replication->Run(config.name.empty() ? NameOf(daemon->addresses()) : config.name,
                                       [d = daemon.get()](bool serving) {
                                         for (const auto& listener : d->listeners_)

@@ -20,6 +20,7 @@
 #include "kernels/cuda/device_share.h"
 #include "server/config/config.h"
 #include "server/job/job_registry.h"
+#include "server/metrics/exporter.h"
 #include "server/replication/replication.h"
 #include "server/services/dispatcher.h"
 
@@ -39,6 +40,7 @@ class Daemon {
 
   // What clients dial, one per configured address.
   std::vector<std::string> addresses() const;
+  std::string metrics_url() const { return exporter_ != nullptr ? exporter_->url() : ""; }  // empty: there are none
   JobRegistry& registry() { return *registry_; }
   Replication& replication() { return *replication_; }
 
@@ -64,6 +66,7 @@ class Daemon {
   std::unique_ptr<PeerService> peer_service_;
   std::unique_ptr<Dispatcher> dispatcher_;
   std::vector<std::unique_ptr<transport::Listener>> listeners_;
+  std::unique_ptr<metrics::Exporter> exporter_;  // null without --metrics-listen; the first to go, it reads the others
   std::thread ticker_;
 
   absl::Mutex mu_;

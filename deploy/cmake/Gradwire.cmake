@@ -82,6 +82,7 @@ macro(gradwire_find_dependencies)
   find_package(absl REQUIRED CONFIG)
   find_package(gRPC REQUIRED CONFIG)
   find_package(Boost 1.74 REQUIRED)  # headers: Asio, Beast
+  find_package(prometheus-cpp REQUIRED CONFIG)
   find_package(spdlog REQUIRED CONFIG)
   find_package(hwy REQUIRED CONFIG)
   find_package(yaml-cpp REQUIRED CONFIG)

@@ -11,6 +11,7 @@
 #include "common/config/message_file.h"
 #include "gradwire/v1/server_config.pb.h"
 #include "server/lease/lease.h"
+#include "server/metrics/exporter.h"
 
 namespace gradwire {
 namespace {
@@ -70,6 +71,7 @@ absl::Status ServerConfig::Validate() {
   if (name.find_first_of(" \t\n") != std::string::npos) {
     return absl::InvalidArgumentError(absl::StrFormat("name is '%s'; it must have no blanks", name));
   }
+  if (!metrics_listen.empty()) GW_RETURN_IF_ERROR(metrics::CheckListenAddress(metrics_listen));
   if (!backend.starts_with("cpu:")) {  // which targets there are is known to MakeBackend
     GW_RETURN_IF_ERROR(CheckOneOf("backend", backend, {"auto", "cpu", "cuda", "reference"}));
   }
@@ -96,6 +98,7 @@ absl::Status ApplyConfigFile(const std::string& path, ServerConfig* config) {
   if (file.has_lease()) config->lease = file.lease();
   if (file.has_lease_ttl_ms()) config->lease_ttl_ms = file.lease_ttl_ms();
   if (file.has_name()) config->name = file.name();
+  if (file.has_metrics_listen()) config->metrics_listen = file.metrics_listen();
   return absl::OkStatus();
 }
 

@@ -35,7 +35,7 @@ struct Given {
   std::optional<uint64_t> memory_limit_bytes, job_memory_limit_bytes, device_memory_limit_bytes, frame_limit_bytes,
       snapshot_journal_bytes;
   std::optional<uint32_t> drain_ms, max_jobs, spin_us, follower_timeout_ms, lease_ttl_ms;
-  std::optional<std::string> backend, log_level, data_dir, follow, lease, name;
+  std::optional<std::string> backend, log_level, data_dir, follow, lease, name, metrics_listen;
   std::string port_file;
   std::string config_path;
 };
@@ -97,6 +97,10 @@ void Define(CLI::App& app, Given& g) {
   app.add_option("--backend", g.backend,
                  "Arithmetic on: auto (the best SIMD of this CPU), cpu, cpu:avx512, cpu:avx2, cpu:neon,\nreference, "
                  "cuda (parameters and sums in GPU memory). Default auto");
+  app.add_option(
+      "--metrics-listen", g.metrics_listen,
+      "HOST:PORT on which Prometheus finds the metrics of this server and its jobs (http://HOST:PORT/metrics), for\n"
+      "everybody who reaches it. Default: none");
   app.add_option("--log-level", g.log_level, "debug, info, warning, error. Default info");
   app.add_option("--port-file", g.port_file, "File to write the bound addresses to, one per line, once listening");
 }
@@ -119,6 +123,7 @@ void Overlay(const Given& g, ServerConfig* config) {
   if (g.lease) config->lease = *g.lease;
   if (g.lease_ttl_ms) config->lease_ttl_ms = *g.lease_ttl_ms;
   if (g.name) config->name = *g.name;
+  if (g.metrics_listen) config->metrics_listen = *g.metrics_listen;
   config->port_file = g.port_file;
 }
 

@@ -277,6 +277,11 @@ std::vector<std::shared_ptr<JobShard>> JobRegistry::All() const {
   return all;
 }
 
+uint64_t JobRegistry::unrecovered() const {
+  absl::MutexLock lock(&mu_);
+  return unrecovered_.size();
+}
+
 absl::Status JobRegistry::Delete(std::string_view name) {
   absl::MutexLock create(&create_mu_);
   GW_RETURN_IF_ERROR(Remove(name));

@@ -84,6 +84,7 @@ class JobRegistry {
   // NotFound names the job and says how to make it.
   absl::StatusOr<std::shared_ptr<JobShard>> Find(std::string_view name) const;
   std::vector<std::shared_ptr<JobShard>> All() const;
+  uint64_t unrecovered() const;  // jobs that are stored here and could not be recovered
   // Ends the job's streams and forgets it.
   absl::Status Delete(std::string_view name);
 

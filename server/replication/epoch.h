@@ -12,12 +12,13 @@ namespace gradwire {
 inline constexpr int kStartBits = 32;
 
 inline uint64_t TermOf(uint64_t epoch) { return epoch >> kStartBits; }
+inline uint64_t StartsOf(uint64_t epoch) { return epoch & ((uint64_t{1} << kStartBits) - 1); }
 // The first epoch of the term behind that of `epoch`.
 inline uint64_t NextTerm(uint64_t epoch) { return (TermOf(epoch) + 1) << kStartBits | 1; }
 
 // "TERM.STARTS", for people.
 inline std::string EpochText(uint64_t epoch) {
-  return absl::StrCat(TermOf(epoch), ".", epoch & ((uint64_t{1} << kStartBits) - 1));
+  return absl::StrCat(TermOf(epoch), ".", StartsOf(epoch));
 }
 
 }  // namespace gradwire

@@ -33,7 +33,8 @@ absl::StatusOr<std::string> OperatorService::Call(std::string_view method, std::
     return HandleUnary<v1::PromoteRequest>(request, [this](const auto& r) { return Promote(r); });
   }
   if (method == "DescribeShard") {
-    return HandleUnary<v1::DescribeShardRequest>(request, [this](const auto& r) { return DescribeShard(r); });
+    return HandleUnary<v1::DescribeShardRequest>(
+        request, [this](const auto&) -> absl::StatusOr<v1::ShardStatus> { return DescribeShard(); });
   }
   return absl::UnimplementedError(absl::StrFormat("gradwire.v1.Operator has no method '%s'", std::string(method)));
 }
@@ -76,7 +77,15 @@ absl::StatusOr<v1::PromoteReply> OperatorService::Promote(const v1::PromoteReque
   return reply;
 }
 
-absl::StatusOr<v1::ShardStatus> OperatorService::DescribeShard(const v1::DescribeShardRequest&) {
+metrics::Reading OperatorService::Read() {
+  metrics::Reading reading;
+  reading.shard = DescribeShard();
+  reading.unrecovered_jobs = registry_->unrecovered();
+  for (const auto& job : registry_->All()) reading.jobs.push_back(job->Describe(true, false));
+  return reading;
+}
+
+v1::ShardStatus OperatorService::DescribeShard() const {
   const JobEnvironment& environment = registry_->environment();
   v1::ShardStatus status;
   status.set_version(kServerVersion);

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "gradwire/v1/operator.pb.h"
 #include "server/job/job_registry.h"
+#include "server/metrics/reading.h"
 #include "server/replication/replication.h"
 
 namespace gradwire {
@@ -22,6 +23,9 @@ class OperatorService {
   // `method` without the service's name. Unimplemented for an unknown one.
   absl::StatusOr<std::string> Call(std::string_view method, std::string_view request);
 
+  // What DescribeShard, and DescribeJob of every job, answer now.
+  metrics::Reading Read();
+
  private:
   absl::StatusOr<v1::CreateJobReply> CreateJob(const v1::CreateJobRequest& request);
   absl::StatusOr<v1::JobStatus> DescribeJob(const v1::DescribeJobRequest& request);
@@ -29,7 +33,7 @@ class OperatorService {
   absl::StatusOr<v1::DeleteJobReply> DeleteJob(const v1::DeleteJobRequest& request);
   absl::StatusOr<v1::TakeSnapshotReply> TakeSnapshot(const v1::TakeSnapshotRequest& request);
   absl::StatusOr<v1::PromoteReply> Promote(const v1::PromoteRequest& request);
-  absl::StatusOr<v1::ShardStatus> DescribeShard(const v1::DescribeShardRequest& request);
+  v1::ShardStatus DescribeShard() const;
 
   JobRegistry* const registry_;
   Replication* const replication_;

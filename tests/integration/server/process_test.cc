@@ -3,8 +3,6 @@
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/mount.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -15,6 +13,7 @@
 
 #include "tests/integration/server/raw_worker.h"
 #include "tests/lib/server_process.h"
+#include "tests/lib/small_disk.h"
 
 namespace gradwire {
 namespace {
@@ -22,6 +21,7 @@ namespace {
 using testing::HasSubstr;
 using testing_support::RawWorker;
 using testing_support::ServerProcess;
+using testing_support::SmallDisk;
 using testing_support::SmallSpec;
 
 struct Output {
@@ -116,34 +116,6 @@ TEST(ServerProcess, OperatorToolCreatesDescribesAndDeletes) {
   EXPECT_THAT(out.text, HasSubstr("does not exist"));
   std::remove(spec_path.c_str());
 }
-
-// A journal's disk of 1 MiB.
-class SmallDisk {
- public:
-  SmallDisk() : path_(testing::TempDir() + "/gradwire-small-disk-" + std::to_string(getpid())) {
-    mkdir(path_.c_str(), 0755);
-    mounted_ = mount("tmpfs", path_.c_str(), "tmpfs", 0, "size=1m") == 0;
-  }
-  ~SmallDisk() {
-    if (mounted_) umount(path_.c_str());
-    rmdir(path_.c_str());
-  }
-  bool mounted() const { return mounted_; }
-  const std::string& path() const { return path_; }
-  // Leaves no room.
-  void Fill() {
-    std::FILE* file = std::fopen((path_ + "/ballast").c_str(), "w");
-    const std::string block(4096, 'x');
-    while (std::fwrite(block.data(), 1, block.size(), file) == block.size() && std::fflush(file) == 0) {
-    }
-    std::fclose(file);
-  }
-  void Free() { std::remove((path_ + "/ballast").c_str()); }
-
- private:
-  const std::string path_;
-  bool mounted_ = false;
-};
 
 TEST(ServerProcess, FullDiskDoesWhatTheJobSaysAndHeals) {
   for (const v1::DiskFailurePolicy policy : {v1::DISK_FAILURE_WAIT, v1::DISK_FAILURE_CONTINUE}) {
