@@ -19,8 +19,26 @@ namespace {
 
 constexpr size_t kPiecesPerWrite = 64;  // below IOV_MAX everywhere
 
+// What people can do about it on this machine.
+const char* AdviceFor(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+      return "; make room on that disk";
+    case EACCES:
+    case EPERM:
+      return "; the user that runs this program has to be allowed to";
+    case EROFS:
+      return "; mount that disk writable";
+    default:
+      return "";
+  }
+}
+
 absl::Status Failed(const char* what, const std::string& path) {
-  return absl::ErrnoToStatus(errno, absl::StrCat(what, " '", path, "'"));
+  const int error = errno;
+  const absl::Status status = absl::ErrnoToStatus(error, absl::StrCat(what, " '", path, "'"));
+  return absl::Status(status.code(), absl::StrCat(std::string(status.message()), AdviceFor(error)));
 }
 
 class FileDescriptor {

@@ -19,9 +19,16 @@ absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity,
     absl::MutexLock lock(&mu_);
     GW_RETURN_IF_ERROR(shut_);
     version = machine_.round();
-    GW_RETURN_IF_ERROR(CheckNotBehind(other_version));
-    outcome = machine_.Join(identity.worker(), identity.incarnation(), not_before, may_initialize,
-                            environment_.clock->Now(), &actions);
+    const absl::Status not_behind = CheckNotBehind(other_version);
+    if (not_behind.ok()) {
+      outcome = machine_.Join(identity.worker(), identity.incarnation(), not_before, may_initialize,
+                              environment_.clock->Now(), &actions);
+    } else {
+      outcome = not_behind;
+      // It joined before it knew of the others.
+      const absl::StatusOr<MemberId> member = FindMember(identity);
+      if (member.ok()) machine_.Leave(*member, environment_.clock->Now(), &actions);
+    }
     if (outcome.ok()) totals_[outcome->id];
   }
   Run(actions);

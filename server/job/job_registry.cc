@@ -7,6 +7,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
@@ -275,6 +276,17 @@ std::vector<std::shared_ptr<JobShard>> JobRegistry::All() const {
   std::vector<std::shared_ptr<JobShard>> all;
   for (const auto& [name, job] : jobs_) all.push_back(job);
   return all;
+}
+
+void JobRegistry::ForgetUnused(const std::shared_ptr<JobShard>& job) {
+  absl::MutexLock create(&create_mu_);
+  const std::string& name = job->job().spec().name();
+  const absl::StatusOr<std::shared_ptr<JobShard>> here = Find(name);
+  if (!here.ok() || *here != job || !job->Unused()) return;
+  const absl::Status removed = Remove(name);
+  on_change_();
+  spdlog::warn("job {}: other shards have it and this one has nothing: forgotten here{}", name,
+               removed.ok() ? "" : absl::StrCat("; ", removed.ToString()));
 }
 
 uint64_t JobRegistry::unrecovered() const {

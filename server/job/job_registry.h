@@ -85,6 +85,9 @@ class JobRegistry {
   absl::StatusOr<std::shared_ptr<JobShard>> Find(std::string_view name) const;
   std::vector<std::shared_ptr<JobShard>> All() const;
   uint64_t unrecovered() const;  // jobs that are stored here and could not be recovered
+  // A worker learned that this job has nothing here of what the other shards have: unless somebody uses it, it is
+  // forgotten, so that what is put in its place finds nothing in the way.
+  void ForgetUnused(const std::shared_ptr<JobShard>& job);
   // Ends the job's streams and forgets it.
   absl::Status Delete(std::string_view name);
 

@@ -236,6 +236,11 @@ bool JobShard::HasParameters() const {
   return machine_.initialized();
 }
 
+bool JobShard::Unused() const {
+  absl::MutexLock lock(&mu_);
+  return !replaying_ && recovered_version_ == 0 && !machine_.initialized() && machine_.membership().members().empty();
+}
+
 bool JobShard::RoundInProgress() const {
   absl::MutexLock lock(&mu_);
   return shut_.ok() && machine_.open() && machine_.MembersOfRound() > 0 && machine_.RoundHasContributions();

@@ -146,7 +146,7 @@ class JobShard {
   absl::Status CheckSame(const Job& job, uint32_t shard_index, uint32_t shard_count, uint64_t layout_digest) const;
 
   // Membership; errors as in Rounds.
-  // `other_version`: as in JoinRequest.
+  // `other_version`: as in JoinRequest. DataLoss, and the worker is no member any more: this shard is behind the others.
   absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before, bool may_initialize,
                                      uint64_t other_version = 0);
   absl::StatusOr<v1::JoinReply> Resume(const v1::WorkerIdentity& identity, const Rounds::ResumePoint& point);
@@ -185,6 +185,8 @@ class JobShard {
   // `digest`: also compute the SHA-256 of the parameters.
   v1::JobStatus Describe(bool with_details, bool digest);
   bool HasParameters() const;
+  // Nothing is here that anybody would miss: no parameters, and no member that may bring them.
+  bool Unused() const;
   // True while the open round has frames that other workers of it still have to match.
   bool RoundInProgress() const;
   // Ends all streams with `status`; later calls fail with it.

@@ -61,6 +61,13 @@ absl::Status Unrecoverable(const absl::Status& damage) {
                                    "from the other shards' snapshots with `gradwire restore`, or delete the job"));
 }
 
+absl::Status JournalMissing(const std::string& directory) {
+  return absl::DataLossError(
+      absl::StrCat("the journal '", directory,
+                   "' is missing: put it back from a copy, restore the job from the other shards' snapshots with "
+                   "`gradwire restore`, or delete the job"));
+}
+
 }  // namespace
 
 absl::StatusOr<ReplicatedSink*> OpenJournal(DataDirectory& data, JobShard& shard, Clock* clock, const JournalUse& use) {
@@ -80,6 +87,7 @@ absl::StatusOr<ReplicatedSink*> OpenJournal(DataDirectory& data, JobShard& shard
                             ReadJournal(data.disk(), options.directory, options.identity, /*repair=*/true, visit));
         return absl::OkStatus();
       });
+  if (absl::IsNotFound(replayed)) replayed = JournalMissing(options.directory);
   if (replayed.ok() && !use.following) replayed = shard.EndReplay();
   if (!damage.ok() && !snapshot && (!replayed.ok() || shard.NewestVersion() == 0)) return Unrecoverable(damage);
   GW_RETURN_IF_ERROR(replayed);

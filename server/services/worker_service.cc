@@ -49,7 +49,10 @@ absl::StatusOr<v1::JoinReply> WorkerService::Join(const v1::JoinRequest& request
       const std::shared_ptr<JobShard> job,
       registry_->GetOrCreate(request.spec(), request.shard_index(), request.shard_count(), request.layout_digest()));
   GW_RETURN_IF_ERROR(SetAddresses(*job, request));
-  return job->Join(identity, request.start_version(), request.may_initialize(), request.other_version());
+  const absl::StatusOr<v1::JoinReply> joined =
+      job->Join(identity, request.start_version(), request.may_initialize(), request.other_version());
+  if (absl::IsDataLoss(joined.status())) registry_->ForgetUnused(job);
+  return joined;
 }
 
 absl::StatusOr<v1::JoinReply> WorkerService::GoOn(const v1::JoinRequest& request) {

@@ -113,7 +113,7 @@ struct ShardLink::Connection {
   }
   // Guarded by the link's mu_.
   bool broken = false;
-  absl::Status why;
+  absl::Status why;  // annotated
   int users = 0;
 };
 
@@ -377,14 +377,14 @@ bool ShardLink::Mends(const absl::Status& status) { return Mendable(status) || a
 absl::Status ShardLink::WhyBroken() {
   absl::MutexLock lock(&mu_);
   if (lost_) return lost_status_;
-  return Annotate(connection_ != nullptr && connection_->broken ? connection_->why
-                                                                : absl::UnavailableError("there are no streams"));
+  if (connection_ != nullptr && connection_->broken) return connection_->why;
+  return Annotate(absl::UnavailableError("there are no streams"));
 }
 
 void ShardLink::Broken(Connection* connection, const absl::Status& reason) {
   // A stream that was cut off says "cancelled" on some transports; to the worker it is a lost shard.
   const absl::Status status =
-      absl::IsCancelled(reason) ? absl::UnavailableError(std::string(reason.message())) : reason;
+      Annotate(absl::IsCancelled(reason) ? absl::UnavailableError(std::string(reason.message())) : reason);
   {
     absl::MutexLock lock(&mu_);
     if (connection->broken || closing_ || lost_) return;
@@ -462,8 +462,7 @@ bool ShardLink::Mend() {
   }
 }
 
-void ShardLink::Lost(const absl::Status& status) {
-  const absl::Status reason = Annotate(status);
+void ShardLink::Lost(const absl::Status& reason) {
   {
     absl::MutexLock lock(&mu_);
     if (closing_ || lost_) return;
@@ -514,7 +513,7 @@ void ShardLink::HeartbeatLoop(int64_t lease_ms) {
       if (parsed.ParseFromString(*reply) && parsed.must_initialize())
         Deliver([&](LinkEvents* events) { events->OnMustInitialize(options_.shard); });
     } else if (!Retryable(reply.status())) {
-      if (!Mendable(reply.status())) return Lost(reply.status());
+      if (!Mendable(reply.status())) return Lost(Annotate(reply.status()));
       BreakStreams(reply.status());
     } else if (absl::Now() - last_success > absl::Milliseconds(lease_ms)) {
       const absl::Status silent = absl::UnavailableError(absl::StrCat(

@@ -163,7 +163,7 @@ class ShardLink {
   void BreakStreams(const absl::Status& status);  // of the current connection
   // On the heartbeat thread. False: the link is lost or closing.
   bool Mend();
-  void Lost(const absl::Status& status);
+  void Lost(const absl::Status& reason);  // annotated
   void HeartbeatLoop(int64_t lease_ms);
   uint64_t SanitizedElements() const { return options_.sanitized_elements ? options_.sanitized_elements() : 0; }
   // `message` has arrived, the last chunk of `answer` if there is one.

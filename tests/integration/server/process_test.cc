@@ -166,6 +166,17 @@ TEST(ServerProcess, FullDiskDoesWhatTheJobSaysAndHeals) {
   }
 }
 
+TEST(ServerProcess, DoesNotStartOnAFullDiskAndSaysWhatToDo) {
+  SmallDisk disk;
+  if (!disk.mounted()) GTEST_SKIP() << "cannot mount a tmpfs here (needs root)";
+  disk.Fill();
+  const Output out = RunProgram(std::string(GRADWIRE_SERVER_BINARY) +
+                                " --backend=cpu --listen tcp://127.0.0.1:0 --data-dir=" + disk.path());
+  EXPECT_EQ(out.exit_code, 1);
+  EXPECT_THAT(out.text, testing::AllOf(HasSubstr("cannot start: "), HasSubstr("No space left on device"),
+                                       HasSubstr("make room on that disk")));
+}
+
 TEST(ServerProcess, OperatorToolTakesSnapshotsThatOutliveTheJournal) {
   const std::string data = testing::TempDir() + "/gradwire-snapshots-" + std::to_string(getpid());
   v1::JobSpec spec = SmallSpec("job", 1);

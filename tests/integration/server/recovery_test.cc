@@ -312,6 +312,20 @@ TEST_F(RecoveryTest, DamagedJournalIsRefusedUntilTheJobIsDeleted) {
   EXPECT_TRUE(other.Join().ok());
 }
 
+TEST_F(RecoveryTest, MissingJournalIsToldWithWhatToDo) {
+  Start();
+  StartTwo(DurableSpec());
+  Step(0);
+  daemon_.reset();
+  std::filesystem::remove_all(root_ + "/data/jobs/job.job/journal");
+  Start();
+  const absl::Status refused = RawWorker(address(), DurableSpec(), "c", 13).Join().status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(refused.message()),
+              testing::AllOf(HasSubstr("data/jobs/job.job/journal' is missing"), HasSubstr("gradwire restore")));
+  EXPECT_EQ(daemon_->registry().unrecovered(), 1u);
+}
+
 TEST_F(RecoveryTest, DeletedJobIsGoneForGood) {
   Start();
   StartTwo(DurableSpec());

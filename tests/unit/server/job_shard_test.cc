@@ -489,6 +489,8 @@ TEST_F(JobShardTest, WhoWouldMixVersionsCannotJoin) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(refused.message()),
               AllOf(HasSubstr("is at version 2, another shard is at version 4"), HasSubstr("gradwire restore")));
+  EXPECT_EQ(a.shard->Describe(true, false).workers_size(), 0) << "who was refused is waited for by nobody";
+  EXPECT_FALSE(a.shard->Unused()) << "it has parameters";
 }
 
 TEST_F(JobShardTest, OldVersionsAreOutOfRangeAndSayWhereToStart) {

@@ -61,6 +61,17 @@ TEST_F(PosixDiskTest, ErrorsSayWhatAndWhere) {
   EXPECT_EQ(*disk_.List(directory_), (std::vector<std::string>{"x", "y"}));
 }
 
+TEST_F(PosixDiskTest, WhatPeopleCanCureIsToldWithTheCure) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to become somebody who may not write";
+  ASSERT_EQ(seteuid(65534), 0);
+  const absl::Status refused = disk_.Lock(directory_ + "/LOCK").status();
+  ASSERT_EQ(seteuid(0), 0);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_NE(std::string(refused.message()).find("; the user that runs this program has to be allowed to"),
+            std::string::npos)
+      << refused;
+}
+
 TEST_F(PosixDiskTest, CarriesAJournal) {
   JournalWriter::Options options;
   options.directory = directory_;
