@@ -45,16 +45,16 @@ void WorkerSession::AgreeNext(uint32_t shard, int pass, uint64_t version) {
   Call(
       world_, &node_->path(shard), [server] { return TargetOf(server->process()); }, "gradwire.v1.Worker/Join",
       request.SerializeAsString(), kCallTimeout,
-      [self = shared_from_this(), shard, pass, version, attempt = catch_up_](const absl::StatusOr<std::string>& reply) {
-        self->Guarded([self, shard, pass, version, attempt, reply] {
+      [self = shared_from_this(), shard, pass, version, known = request.known_epoch(),
+       attempt = catch_up_](const absl::StatusOr<std::string>& reply) {
+        self->Guarded([self, shard, pass, version, known, attempt, reply] {
           if (attempt != self->catch_up_) return;
           v1::JoinReply parsed;
-          if (reply.ok() && parsed.ParseFromString(*reply)) {
-            self->links_[shard]->epoch = parsed.server_epoch();
+          if (reply.ok() && parsed.ParseFromString(*reply) && self->Joined(shard, known, parsed)) {
             self->agreed_[shard] = parsed.start_version();
             return self->AgreeNext(shard + 1, pass, std::max(version, parsed.start_version()));
           }
-          if (!Mendable(reply.status())) return self->JoinRefused(reply.status(), /*old=*/false);
+          if (!reply.ok() && !Mendable(reply.status())) return self->JoinRefused(reply.status(), /*old=*/false);
           // Its link is being mended, or will be lost.
           self->Later(kPause, [raw = self.get(), attempt] {
             if (attempt == raw->catch_up_) raw->AgreeToCatchUp();

@@ -350,12 +350,13 @@ void WorkerSession::Mend(uint32_t shard, TimeNs deadline, TimeNs backoff) {
   Call(
       world_, &node_->path(shard), [server, old] { return TargetOf(old ? server->replaced() : server->process()); },
       "gradwire.v1.Worker/Join", request.SerializeAsString(), kCallTimeout,
-      [self = shared_from_this(), shard, deadline, backoff, round = ledger_->round(),
+      [self = shared_from_this(), shard, deadline, backoff, round = ledger_->round(), known = request.known_epoch(),
        old](const absl::StatusOr<std::string>& reply) {
-        self->Guarded([self, shard, deadline, backoff, round, old, reply] {
+        self->Guarded([self, shard, deadline, backoff, round, known, old, reply] {
           v1::JoinReply parsed;
-          if (reply.ok() && parsed.ParseFromString(*reply)) return self->Mended(shard, round, old, parsed);
-          if (!Retryable(reply.status()) || self->world_->Now() >= deadline)
+          if (reply.ok() && parsed.ParseFromString(*reply) && self->Joined(shard, known, parsed))
+            return self->Mended(shard, round, known, old, parsed);
+          if (!reply.ok() && (!Retryable(reply.status()) || self->world_->Now() >= deadline))
             return self->JoinRefused(reply.status(), old);
           self->Later(backoff, [raw = self.get(), shard, deadline, backoff] {
             raw->Mend(shard, deadline, std::min(2 * backoff, kLastBackoff));
@@ -364,11 +365,17 @@ void WorkerSession::Mend(uint32_t shard, TimeNs deadline, TimeNs backoff) {
       });
 }
 
-void WorkerSession::Mended(uint32_t shard, uint64_t round, bool old, const v1::JoinReply& reply) {
+bool WorkerSession::Joined(uint32_t shard, uint64_t known, const v1::JoinReply& reply) {
   Link& link = *links_[shard];
-  world_->Count(reply.server_epoch() == link.epoch ? Event::kResumed : Event::kResumedAfterRestart);
-  if (reply.server_epoch() < link.epoch) return world_->Violate("a server that was replaced took a worker back");
+  if (reply.server_epoch() < known) world_->Violate("a server that was replaced took a worker back");
+  if (reply.server_epoch() < link.epoch) return false;  // catching up and mending overtook each other
   link.epoch = reply.server_epoch();
+  return true;
+}
+
+void WorkerSession::Mended(uint32_t shard, uint64_t round, uint64_t known, bool old, const v1::JoinReply& reply) {
+  Link& link = *links_[shard];
+  world_->Count(reply.server_epoch() == known ? Event::kResumed : Event::kResumedAfterRestart);
   link.last_beat = world_->Now();
   if (old) {  // it ends before the streams are open
     link.connected = true;

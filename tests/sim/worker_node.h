@@ -67,7 +67,9 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void Heartbeat(uint32_t shard);
   void OnBroken(uint32_t shard, uint64_t connection, const absl::Status& status);
   void Mend(uint32_t shard, TimeNs deadline, TimeNs backoff);
-  void Mended(uint32_t shard, uint64_t round, bool old, const v1::JoinReply& reply);
+  // The shard took the worker (back), which knew of epoch `known` when it asked. False: by now it knows of a later one.
+  bool Joined(uint32_t shard, uint64_t known, const v1::JoinReply& reply);
+  void Mended(uint32_t shard, uint64_t round, uint64_t known, bool old, const v1::JoinReply& reply);
   void SetResumePoint(uint32_t shard, v1::JoinRequest* request) const;
   // A shard does not take this worker back. `old`: its server was replaced.
   void JoinRefused(const absl::Status& status, bool old);

@@ -261,20 +261,13 @@ absl::StatusOr<v1::JoinReply> ShardLink::JoinWithin(v1::JoinRequest request, int
     if (closing_) return absl::CancelledError("the session is closing");
     request.set_may_initialize(may_initialize_);
   }
-  const std::string bytes = request.SerializeAsString();
   const absl::Time deadline = absl::Now() + absl::Milliseconds(timeout_ms);
   std::minstd_rand random(static_cast<uint32_t>(options_.identity.incarnation() ^ options_.shard));
   int64_t backoff_ms = kFirstBackoffMs;
   for (int attempt = 1;; ++attempt) {
-    absl::StatusOr<std::string> reply = AskToJoin(bytes, deadline);
-    if (reply.ok()) {
-      v1::JoinReply parsed;
-      if (!parsed.ParseFromString(*reply)) return Annotate(absl::DataLossError("the reply to Join cannot be parsed"));
-      absl::MutexLock lock(&mu_);
-      joined_ = true;
-      server_epoch_ = parsed.server_epoch();
-      return parsed;
-    }
+    absl::StatusOr<std::string> answer = AskToJoin(request.SerializeAsString(), deadline);
+    absl::StatusOr<v1::JoinReply> reply = answer.ok() ? TakeJoined(*answer, &request) : answer.status();
+    if (reply.ok()) return reply;
     if (!Retryable(reply.status())) return Annotate(reply.status());
     const int64_t wait_ms = std::uniform_int_distribution<int64_t>(backoff_ms / 2, backoff_ms)(random);
     if (absl::Now() + absl::Milliseconds(wait_ms) >= deadline) {
@@ -287,6 +280,21 @@ absl::StatusOr<v1::JoinReply> ShardLink::JoinWithin(v1::JoinRequest request, int
     if (closing_) return absl::CancelledError("the session is closing");
     backoff_ms = std::min(backoff_ms * 2, kLastBackoffMs);
   }
+}
+
+absl::StatusOr<v1::JoinReply> ShardLink::TakeJoined(const std::string& answer, v1::JoinRequest* request) {
+  v1::JoinReply reply;
+  if (!reply.ParseFromString(answer)) return absl::DataLossError("the reply to Join cannot be parsed");
+  absl::MutexLock lock(&mu_);
+  // Epochs of servers that keep jobs grow. Another call may have joined the next server while this one was answered.
+  if (options_.durable && reply.server_epoch() < server_epoch_) {
+    if (request->known_epoch() != 0) request->set_known_epoch(server_epoch_);
+    return absl::UnavailableError(absl::StrCat("a server of epoch ", reply.server_epoch(),
+                                               " answered, which one of epoch ", server_epoch_, " has replaced"));
+  }
+  joined_ = true;
+  server_epoch_ = reply.server_epoch();
+  return reply;
 }
 
 absl::Status ShardLink::Start(int64_t lease_ms, LinkEvents* events) {

@@ -154,6 +154,8 @@ class ShardLink {
   absl::Status ChooseServer(absl::Time deadline);
   absl::StatusOr<std::string> AskToJoin(const std::string& request, absl::Time deadline);
   absl::StatusOr<v1::JoinReply> JoinWithin(v1::JoinRequest request, int64_t timeout_ms);
+  // Unavailable: it is of a server that was replaced meanwhile; `request` now says by which.
+  absl::StatusOr<v1::JoinReply> TakeJoined(const std::string& answer, v1::JoinRequest* request);
   v1::JoinRequest RequestToMend(const ResumePoint& point);
   absl::Status OpenStreams();
   void CloseStreams();
