@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cinttypes>
 #include <cmath>
@@ -31,6 +32,8 @@ struct Options {
   uint32_t index = 0, workers = 4, lease_ms = 10'000, pause_ms = 0;
   uint32_t quorum = 0;
   uint64_t rounds = 0, checkpoint_every = 1;
+  std::vector<uint64_t> hold_at;
+  std::string hold;
   bool large = false;
   std::string optimizer = "adamw";  // or "lans": with its gradients clipped by the norm of all tensors
 };
@@ -137,8 +140,16 @@ class Training {
     return session.status();
   }
 
+  // Until the test lets the worker begin the round that follows this version.
+  void WaitWhereHeld(uint64_t version) const {
+    if (std::find(options_.hold_at.begin(), options_.hold_at.end(), version) == options_.hold_at.end()) return;
+    const std::string released = absl::StrFormat("%s-%d-%d", options_.hold, options_.index, version);
+    while (!std::filesystem::exists(released)) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+
   absl::Status Step() {
     const uint64_t round = session_->version();
+    WaitWhereHeld(round);
     std::vector<const float*> pointers;
     for (size_t t = 0; t < gradients_.size(); ++t) {
       const uint64_t key = HashCombine(HashCombine(round, options_.index), t);
@@ -182,6 +193,10 @@ int Main(int argc, char** argv) {
   app.add_option("--pause-ms", options.pause_ms);
   app.add_option("--quorum", options.quorum);
   app.add_option("--rounds", options.rounds, "train to version rounds + 1 (round 0 calibrates)");
+  app.add_option("--hold-at", options.hold_at,
+                 "versions at which it waits for the file HOLD-INDEX-VERSION before it goes on")
+      ->delimiter(',');
+  app.add_option("--hold", options.hold);
   app.add_flag("--large", options.large);
   app.add_option("--optimizer", options.optimizer)->check(CLI::IsMember({"adamw", "lans"}));
   CLI11_PARSE(app, argc, argv);

@@ -199,9 +199,12 @@ class Cluster:
         for server in self.servers:
             server.wait_until_serving()
 
-    def start_workers(self, failpoints: dict[int, str] | None = None, servers: str | None = None) -> None:
-        flags = ["--servers", servers or self.addresses, *self._worker_flags]
-        self.workers = [Worker(self._folder, w, [*flags, *self._checkpoint_flags(w)]) for w in range(WORKERS)]
+    def start_workers(self, failpoints: dict[int, str] | None = None, servers: str | None = None,
+                      own_servers: dict[int, str] | None = None) -> None:
+        """`own_servers`: addresses that single workers know, instead of `servers`."""
+        known = [(own_servers or {}).get(w, servers or self.addresses) for w in range(WORKERS)]
+        self.workers = [Worker(self._folder, w, ["--servers", known[w], *self._worker_flags, *self._checkpoint_flags(w)])
+                        for w in range(WORKERS)]
         for worker in self.workers:
             worker.start((failpoints or {}).get(worker.index))
 
