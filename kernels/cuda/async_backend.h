@@ -78,6 +78,12 @@ class AsyncBackend : public Backend {
   virtual void AddIntegersChecked(int32_t* acc, const uint8_t* values, int width, size_t n, Sign sign, int32_t limit,
                                   uint64_t first_position, uint64_t* first_bad, Stream* stream) = 0;
 
+  // A gradient on its way into what is pending: x[i] = decay * x[i] + gradient[i], or where there is a second moment
+  // decay * x[i] + Precondition(gradient[i], &second_moment[i]). Does nothing where `bad` is given and *bad is an
+  // index: what FindOutOfGridAsync of the gradient found.
+  virtual void TakeIn(float* x, const float* gradient, float* second_moment, size_t n, float decay,
+                      const PreconditionCoefficients& c, const uint64_t* bad, Stream* stream) = 0;
+
   // The threshold of FindThreshold. It is used where it is, by TakeSelectedAsync.
   virtual void FindThresholdAsync(const float* x, size_t n, double wanted, DeviceSelection* selection,
                                   Stream* stream) = 0;
@@ -112,8 +118,9 @@ class AsyncBackend : public Backend {
                                float* out, Stream* stream) = 0;
   virtual void ScatterMeans(const uint32_t* positions, const int32_t* integers, size_t n, const RunScales& scales,
                             uint32_t contributors, float* out, Stream* stream) = 0;
-  // SparsePlainStep over all runs of a bucket; learning_rates[r] is that of run r, in device memory.
-  virtual void SparsePlainSteps(float* p, const uint32_t* positions, const int32_t* integers, size_t n,
+  // SparsePlainStep over all runs of a bucket: run r lies at p[r], learning_rates[r] is its rate, both in device
+  // memory.
+  virtual void SparsePlainSteps(float* const* p, const uint32_t* positions, const int32_t* integers, size_t n,
                                 const RunScales& scales, const float* learning_rates, uint32_t contributors,
                                 Stream* stream) = 0;
 };

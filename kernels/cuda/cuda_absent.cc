@@ -9,7 +9,7 @@ std::string WhyAutoIsNotCuda() { return "this build has no CUDA backend"; }
 
 namespace gradwire::kernels::cuda {
 
-absl::StatusOr<std::unique_ptr<AsyncBackend>> MakeAsyncCudaBackend() {
+absl::StatusOr<std::unique_ptr<AsyncBackend>> MakeAsyncCudaBackend(int) {
   return absl::FailedPreconditionError(
       "backend 'cuda' is not part of this build, which had no CUDA compiler; use 'cpu', or 'auto' to take the best one "
       "there is (--backend)");

@@ -20,8 +20,9 @@ std::string WhyAutoIsNotCuda();
 
 namespace cuda {
 
-// The backend over device memory. Errors: as MakeCudaBackend.
-absl::StatusOr<std::unique_ptr<AsyncBackend>> MakeAsyncCudaBackend();
+// The backend over the memory of a GPU, by its number in this process. Errors: as MakeCudaBackend. The calling thread's
+// current device stays what it is.
+absl::StatusOr<std::unique_ptr<AsyncBackend>> MakeAsyncCudaBackend(int device = 0);
 
 }  // namespace cuda
 }  // namespace gradwire::kernels

@@ -19,12 +19,13 @@ __global__ void __launch_bounds__(Body::kTuning.threads, Body::kTuning.min_block
   body(block);
 }
 
-// The first GPU that is visible to the process. Thread-safe.
+// One GPU, whichever is current for the calling thread. Thread-safe.
 class CudaDevice final : public DeviceRuntime {
  public:
   using Tiles = DeviceTiles;
 
-  CudaDevice(uint32_t units, size_t shared_limit) : units_(units), shared_limit_(shared_limit) {}
+  CudaDevice(int device, uint32_t units, size_t shared_limit)
+      : device_(device), units_(units), shared_limit_(shared_limit) {}
 
   // A device that fails leaves nothing to go on with: what it computed is unknown.
   static void Check(cudaError_t error, const char* what) {
@@ -36,6 +37,7 @@ class CudaDevice final : public DeviceRuntime {
   template <class Body>
   void Launch(const Body& body, uint64_t blocks, size_t shared_bytes, Stream* stream) {
     if (blocks == 0) return;
+    const Current current(device_);
     if (shared_bytes > kDefaultShared) {
       Check(
           cudaFuncSetAttribute(Run<Body>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
@@ -46,12 +48,15 @@ class CudaDevice final : public DeviceRuntime {
   }
 
   void Fill(void* p, int byte, size_t bytes, Stream* stream) override {
-    if (bytes > 0) Check(cudaMemsetAsync(p, byte, bytes, Handle(stream)), "filling device memory");
+    if (bytes == 0) return;
+    const Current current(device_);
+    Check(cudaMemsetAsync(p, byte, bytes, Handle(stream)), "filling device memory");
   }
   uint32_t units() const { return units_; }
   size_t shared_limit() const { return shared_limit_; }
 
   size_t TileBytes(uint32_t count) const {
+    const Current current(device_);
     size_t bytes = 0;
     Check(Tiles::AllocationSize(static_cast<int>(count), bytes), "sizing the state of tiles");
     return bytes;
@@ -63,6 +68,7 @@ class CudaDevice final : public DeviceRuntime {
   }
 
   void* Allocate(size_t bytes, Stream* stream) override {
+    const Current current(device_);
     void* p = nullptr;
     const cudaError_t error = cudaMallocAsync(&p, bytes, Handle(stream));
     if (error == cudaErrorMemoryAllocation) {
@@ -72,9 +78,13 @@ class CudaDevice final : public DeviceRuntime {
     Check(error, "allocating device memory");
     return p;
   }
-  void Free(void* p, Stream* stream) override { Check(cudaFreeAsync(p, Handle(stream)), "freeing device memory"); }
+  void Free(void* p, Stream* stream) override {
+    const Current current(device_);
+    Check(cudaFreeAsync(p, Handle(stream)), "freeing device memory");
+  }
 
   void* AllocatePinned(size_t bytes) override {
+    const Current current(device_);
     void* p = nullptr;
     if (cudaHostAlloc(&p, bytes, cudaHostAllocPortable) == cudaSuccess) return p;
     cudaGetLastError();
@@ -82,12 +92,14 @@ class CudaDevice final : public DeviceRuntime {
   }
   void FreePinned(void* p) override { Check(cudaFreeHost(p), "freeing pinned memory"); }
   size_t FreeBytes() override {
+    const Current current(device_);
     size_t free = 0, total = 0;
     Check(cudaMemGetInfo(&free, &total), "asking for free device memory");
     return free;
   }
 
   Stream* NewStream() override {
+    const Current current(device_);
     cudaStream_t stream = nullptr;
     Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
     return reinterpret_cast<Stream*>(stream);
@@ -96,10 +108,12 @@ class CudaDevice final : public DeviceRuntime {
 
   void ToDevice(void* to, const void* from, size_t bytes, Stream* stream) override {
     if (bytes == 0) return;
+    const Current current(device_);
     Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, Handle(stream)), "copying to the device");
   }
   void ToHost(void* to, const void* from, size_t bytes, Stream* stream) override {
     if (bytes == 0) return;
+    const Current current(device_);
     Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, Handle(stream)), "copying to the host");
     cudaPointerAttributes attributes = {};
     Check(cudaPointerGetAttributes(&attributes, to), "looking at host memory");
@@ -107,20 +121,27 @@ class CudaDevice final : public DeviceRuntime {
   }
   void Copy(void* to, const void* from, size_t bytes, Stream* stream) override {
     if (bytes == 0) return;
+    const Current current(device_);
     Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, Handle(stream)), "copying on the device");
   }
-  void Synchronize(Stream* stream) override { Check(cudaStreamSynchronize(Handle(stream)), "waiting for a stream"); }
+  void Synchronize(Stream* stream) override {
+    const Current current(device_);
+    Check(cudaStreamSynchronize(Handle(stream)), "waiting for a stream");
+  }
 
   Event* NewEvent() override {
+    const Current current(device_);
     cudaEvent_t event = nullptr;
     Check(cudaEventCreate(&event), "making an event");
     return reinterpret_cast<Event*>(event);
   }
   void DeleteEvent(Event* event) override { Check(cudaEventDestroy(Handle(event)), "deleting an event"); }
   void Record(Event* event, Stream* stream) override {
+    const Current current(device_);
     Check(cudaEventRecord(Handle(event), Handle(stream)), "recording an event");
   }
   void Wait(Stream* stream, Event* event) override {
+    const Current current(device_);
     Check(cudaStreamWaitEvent(Handle(stream), Handle(event)), "waiting for an event");
   }
   bool Done(Event* event) override {
@@ -138,13 +159,31 @@ class CudaDevice final : public DeviceRuntime {
 
   std::string Describe() override {
     cudaDeviceProp properties = {};
-    Check(cudaGetDeviceProperties(&properties, 0), "describing the GPU");
+    Check(cudaGetDeviceProperties(&properties, device_), "describing the GPU");
     return std::string(properties.name) + ", compute capability " + std::to_string(properties.major) + "." +
            std::to_string(properties.minor) + ", " + std::to_string(units_) + " multiprocessors, " +
            std::to_string(properties.totalGlobalMem >> 20) + " MiB";
   }
 
  private:
+  // The device is the calling thread's for as long as this lives: a null stream, kernels and allocations are its own.
+  class Current {
+   public:
+    explicit Current(int device) : device_(device) {
+      Check(cudaGetDevice(&before_), "asking for the current device");
+      if (before_ != device_) Check(cudaSetDevice(device_), "changing the current device");
+    }
+    ~Current() {
+      if (before_ != device_) Check(cudaSetDevice(before_), "changing the current device");
+    }
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+
+   private:
+    const int device_;
+    int before_ = 0;
+  };
+
   static cudaEvent_t Handle(Event* event) { return reinterpret_cast<cudaEvent_t>(event); }
 
   static constexpr size_t kDefaultShared = 48 << 10;  // above, a kernel must ask
@@ -153,6 +192,7 @@ class CudaDevice final : public DeviceRuntime {
     return stream == nullptr ? cudaStreamPerThread : reinterpret_cast<cudaStream_t>(stream);
   }
 
+  const int device_;
   const uint32_t units_;
   const size_t shared_limit_;
 };

@@ -132,6 +132,10 @@ class DeviceBackend : public AsyncBackend {
                           uint64_t first_position, uint64_t* first_bad, Stream* stream) override {
     operations_.AddIntegersChecked(acc, values, width, n, sign, limit, first_position, first_bad, stream);
   }
+  void TakeIn(float* x, const float* gradient, float* second_moment, size_t n, float decay,
+              const PreconditionCoefficients& c, const uint64_t* bad, Stream* stream) override {
+    operations_.TakeIn(x, gradient, second_moment, n, decay, c, bad, stream);
+  }
   void FindThresholdAsync(const float* x, size_t n, double wanted, DeviceSelection* selection,
                           Stream* stream) override {
     operations_.FindThreshold(x, n, wanted, selection, stream);
@@ -177,8 +181,9 @@ class DeviceBackend : public AsyncBackend {
                     uint32_t contributors, float* out, Stream* stream) override {
     operations_.ScatterMeans(positions, integers, n, scales, contributors, out, stream);
   }
-  void SparsePlainSteps(float* p, const uint32_t* positions, const int32_t* integers, size_t n, const RunScales& scales,
-                        const float* learning_rates, uint32_t contributors, Stream* stream) override {
+  void SparsePlainSteps(float* const* p, const uint32_t* positions, const int32_t* integers, size_t n,
+                        const RunScales& scales, const float* learning_rates, uint32_t contributors,
+                        Stream* stream) override {
     operations_.SparsePlainSteps(p, positions, integers, n, scales, learning_rates, contributors, stream);
   }
 

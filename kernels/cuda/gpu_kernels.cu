@@ -9,8 +9,8 @@ cudaError_t FindKernels() {
   return cudaFuncGetAttributes(&attributes, Run<Elementwise<AddOp>>);
 }
 
-std::unique_ptr<AsyncBackend> MakeGpuBackend(uint32_t units, size_t shared_limit) {
-  return std::make_unique<OwningDeviceBackend<CudaDevice>>("cuda", units, shared_limit);
+std::unique_ptr<AsyncBackend> MakeGpuBackend(int device, uint32_t units, size_t shared_limit) {
+  return std::make_unique<OwningDeviceBackend<CudaDevice>>("cuda", device, units, shared_limit);
 }
 
 }  // namespace gradwire::kernels::cuda

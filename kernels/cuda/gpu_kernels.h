@@ -12,7 +12,7 @@ namespace gradwire::kernels::cuda {
 // Whether the current device can run the kernels of this build.
 cudaError_t FindKernels();
 
-// On the current device, of that many multiprocessors and bytes of shared memory that a block may ask for.
-std::unique_ptr<AsyncBackend> MakeGpuBackend(uint32_t units, size_t shared_limit);
+// On a device of that many multiprocessors and bytes of shared memory that a block may ask for.
+std::unique_ptr<AsyncBackend> MakeGpuBackend(int device, uint32_t units, size_t shared_limit);
 
 }  // namespace gradwire::kernels::cuda

@@ -201,6 +201,11 @@ class Operations {
     ForEach(AddPreconditionedOp{x, gradient, second_moment, c}, n, stream);
   }
 
+  void TakeIn(float* x, const float* gradient, float* second_moment, size_t n, float decay,
+              const PreconditionCoefficients& c, const uint64_t* bad, Stream* stream) {
+    ForEach(TakeInOp{x, gradient, second_moment, decay, c, bad}, n, stream);
+  }
+
   void UpperHistogram(const float* x, size_t n, uint64_t* bins, Stream* stream) {
     Count(Histogram<false>{x, n, IsAligned<float, 4>(x), 0, nullptr, bins}, stream);
   }
@@ -311,8 +316,8 @@ class Operations {
                     uint32_t contributors, float* out, Stream* stream) {
     Scatter(ScatterMeansOp{positions, integers, scales, out, static_cast<float>(contributors)}, {n, nullptr}, stream);
   }
-  void SparsePlainSteps(float* p, const uint32_t* positions, const int32_t* integers, size_t n, const RunScales& scales,
-                        const float* learning_rates, uint32_t contributors, Stream* stream) {
+  void SparsePlainSteps(float* const* p, const uint32_t* positions, const int32_t* integers, size_t n,
+                        const RunScales& scales, const float* learning_rates, uint32_t contributors, Stream* stream) {
     Scatter(SparsePlainStepsOp{p, positions, integers, scales, learning_rates, static_cast<float>(contributors)},
             {n, nullptr}, stream);
   }

@@ -167,7 +167,8 @@ TEST_P(OptimizerAgreement, MeansOfRuns) {
 TEST_P(OptimizerAgreement, SparsePlainStepsOfRuns) {
   for (size_t n : kLengths) {
     const Runs runs = MakeRuns(n, random_);
-    std::vector<float> p = MakeValues(Pattern::kNormal, n, random_);
+    const std::vector<float> p = MakeValues(Pattern::kNormal, n, random_);
+    std::vector<float> expected = p;
     std::vector<uint32_t> positions;
     std::vector<int32_t> integers;
     auto dp = OnDevice(p);
@@ -178,19 +179,66 @@ TEST_P(OptimizerAgreement, SparsePlainStepsOfRuns) {
         positions.push_back(static_cast<uint32_t>(i));
         integers.push_back(static_cast<int32_t>(random_()));
       }
-      reference_->SparsePlainStep(p.data() + runs.begin[run], positions.data() + first, integers.data() + first,
+      reference_->SparsePlainStep(expected.data() + runs.begin[run], positions.data() + first, integers.data() + first,
                                   positions.size() - first, static_cast<uint32_t>(runs.begin[run]), runs.exponents[run],
                                   5, runs.rates[run], nullptr);
     }
     auto begin = OnDevice(runs.begin);
     auto units = OnDevice(runs.units);
     auto rates = OnDevice(runs.rates);
+    // Runs lie wherever they lie: here in two arrays.
+    auto other = OnDevice(p);
+    std::vector<float*> pointers;
+    for (size_t run = 0; run < runs.units.size(); ++run)
+      pointers.push_back((run % 3 == 1 ? other : dp).get() + runs.begin[run]);
+    auto where = OnDevice(pointers);
     auto dpos = OnDevice(positions);
     auto dint = OnDevice(integers);
-    backend().SparsePlainSteps(dp.get(), dpos.get(), dint.get(), positions.size(),
+    backend().SparsePlainSteps(where.get(), dpos.get(), dint.get(), positions.size(),
                                {begin.get(), units.get(), static_cast<uint32_t>(runs.units.size())}, rates.get(), 5,
                                nullptr);
-    ASSERT_TRUE(SameBits(dp.Read(), p)) << n;
+    std::vector<float> found = dp.Read();
+    const std::vector<float> in_other = other.Read();
+    for (size_t run = 1; run < runs.units.size(); run += 3)
+      std::copy(in_other.begin() + static_cast<ptrdiff_t>(runs.begin[run]),
+                in_other.begin() + static_cast<ptrdiff_t>(runs.begin[run + 1]),
+                found.begin() + static_cast<ptrdiff_t>(runs.begin[run]));
+    ASSERT_TRUE(SameBits(found, expected)) << n;
+  }
+}
+
+// What a worker does with a gradient: decay and addition in one pass, with or without its own second moment.
+TEST_P(OptimizerAgreement, TakesInGradients) {
+  for (Pattern pattern : kPatterns) {
+    for (size_t n : kFewLengths) {
+      for (size_t words : {0u, 1u}) {
+        for (const float decay : {1.0f, 0.98f}) {
+          std::vector<float> x = MakeValues(pattern, n, random_), step = x, v(n, 0.0f);
+          const std::vector<float> g = MakeValues(pattern, n, random_);
+          auto dx = OnDevice(x, words * 4);
+          auto dstep = OnDevice(step, words * 4);
+          auto dg = OnDevice(g, words * 4);
+          auto dv = OnDevice(v);
+          auto good = OnDevice(std::vector<uint64_t>{~uint64_t{0}});
+          auto bad = OnDevice(std::vector<uint64_t>{n / 2});
+          const PreconditionCoefficients c = MakePrecondition(0.95f, 1e-8f, 2);
+          backend().TakeIn(dx.get(), dg.get(), nullptr, n, decay, c, nullptr, nullptr);
+          backend().TakeIn(dstep.get(), dg.get(), dv.get(), n, decay, c, good.get(), nullptr);
+          for (float& e : x) e *= decay;
+          for (float& e : step) e *= decay;
+          reference_->Add(x.data(), g.data(), n, nullptr);
+          reference_->AddPreconditioned(step.data(), g.data(), v.data(), n, c, nullptr);
+          ASSERT_TRUE(SameBits(dx.Read(), x)) << n;
+          ASSERT_TRUE(SameBits(dstep.Read(), step)) << n;
+          ASSERT_TRUE(SameBits(dv.Read(), v)) << n;
+          backend().TakeIn(dx.get(), dg.get(), nullptr, n, decay, c, bad.get(), nullptr);
+          backend().TakeIn(dstep.get(), dg.get(), dv.get(), n, decay, c, bad.get(), nullptr);
+          ASSERT_TRUE(SameBits(dx.Read(), x)) << n << ", bad";
+          ASSERT_TRUE(SameBits(dstep.Read(), step)) << n << ", bad";
+          ASSERT_TRUE(SameBits(dv.Read(), v)) << n << ", bad";
+        }
+      }
+    }
   }
 }
 

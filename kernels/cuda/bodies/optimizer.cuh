@@ -46,6 +46,36 @@ struct AddPreconditionedOp {
   }
 };
 
+// x[i] = decay * x[i] + gradient[i], preconditioned where there is a second moment; nothing where *bad names an element.
+struct TakeInOp {
+  static constexpr int kLanes = 4;
+  float* x;
+  const float* gradient;
+  float* second_moment;  // may be null
+  float decay;
+  PreconditionCoefficients c;
+  const uint64_t* bad;  // may be null
+
+  bool aligned() const {
+    return IsAligned<float, kLanes>(x) && IsAligned<float, kLanes>(gradient) && IsAligned<float, kLanes>(second_moment);
+  }
+  template <int N>
+  GW_DEVICE void Run(uint64_t i) const {
+    if (bad != nullptr && *bad != ~uint64_t{0}) return;
+    Vector<float, N> a = LoadTyped<N>(x, i);
+    Vector<float, N> g = LoadTyped<N>(gradient, i);
+    if (second_moment != nullptr) {
+      Vector<float, N> v = LoadTyped<N>(second_moment, i);
+      GW_UNROLL
+      for (int k = 0; k < N; ++k) g.v[k] = Precondition(g.v[k], &v.v[k], c);
+      StoreTyped<N>(second_moment, i, v);
+    }
+    GW_UNROLL
+    for (int k = 0; k < N; ++k) a.v[k] = decay * a.v[k] + g.v[k];
+    StoreTyped<N>(x, i, a);
+  }
+};
+
 struct SgdOp {
   static constexpr int kLanes = 4;
   float* p;
@@ -168,9 +198,9 @@ struct ScatterMeansOp {
   }
 };
 
-// `learning_rates`: per run.
+// `p` and `learning_rates`: per run.
 struct SparsePlainStepsOp {
-  float* p;
+  float* const* p;
   const uint32_t* positions;
   const int32_t* integers;
   RunScales scales;
@@ -180,7 +210,7 @@ struct SparsePlainStepsOp {
   GW_DEVICE void Run(uint64_t i) const {
     const uint32_t position = positions[i];
     const uint32_t run = RunOf(scales, position);
-    float& parameter = p[position];
+    float& parameter = p[run][position - scales.begin[run]];
     parameter = PlainStep(parameter, MeanOfInteger(integers[i], scales.unit[run], count), learning_rates[run]);
   }
 };
