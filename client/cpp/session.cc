@@ -2,12 +2,12 @@
 #include "client/cpp/gradwire/session.h"
 
 #include <algorithm>
-#include <cmath>
 #include <random>
 #include <stop_token>
 #include <thread>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/internal/async_exchange.h"
 #include "client/cpp/internal/checkpoint.h"
@@ -16,6 +16,7 @@
 #include "client/cpp/internal/replica.h"
 #include "client/cpp/internal/shard_link.h"
 #include "client/cpp/internal/start.h"
+#include "client/cpp/internal/tensor_memory.h"
 #include "common/base/hash.h"
 #include "common/base/status_macros.h"
 #include "common/job/job.h"
@@ -23,6 +24,7 @@
 #include "common/job/round_mode.h"
 #include "common/storage/posix_disk.h"
 #include "kernels/backend.h"
+#include "kernels/cuda/cuda_backend.h"
 
 namespace gradwire {
 namespace {
@@ -77,12 +79,6 @@ absl::Status CheckOptions(const SessionOptions& options, const Job& job) {
                                                    job.tensors()[t].elements, " elements in the job; its memory has ",
                                                    options.memory[t].size()));
   }
-  if (mean) return absl::OkStatus();
-  for (size_t t = 0; t < options.memory.size(); ++t)
-    for (size_t i = 0; i < options.memory[t].size(); ++i)
-      if (!std::isfinite(options.memory[t][i]))
-        return absl::InvalidArgumentError(absl::StrCat("the initial parameter ", i, " of tensor '",
-                                                       job.tensors()[t].name, "' is ", options.memory[t][i]));
   return absl::OkStatus();
 }
 
@@ -96,7 +92,10 @@ class Session::Impl {
 
   absl::Status Start() {
     GW_RETURN_IF_ERROR(MakeParts());
+    memory_->After(options_.stream);
+    GW_RETURN_IF_ERROR(CheckFinite());
     const absl::Status connected = Connect();
+    memory_->Wait();
     if (options_.stop.stop_requested()) return absl::CancelledError("joining was stopped");
     GW_RETURN_IF_ERROR(connected);
     start_bytes_ = WireBytes();
@@ -112,6 +111,7 @@ class Session::Impl {
     if (!absl::IsDeadlineExceeded(drained) && !absl::IsInvalidArgument(drained)) drained = absl::OkStatus();
     for (auto& link : links_) link->Cancel();  // nothing blocks on a slow shard any more
     if (exchange_ != nullptr) exchange_->Stop(absl::CancelledError("the session was left"));
+    if (memory_ != nullptr) memory_->Wait();
     std::vector<absl::Status> closed(links_.size());
     {
       std::vector<std::jthread> closing;  // side by side: a shard that does not answer holds up itself alone
@@ -148,7 +148,7 @@ class Session::Impl {
     GW_RETURN_IF_ERROR(CheckCount(gradients));
     for (const BucketPart& part : layout_.parts(bucket)) {
       if (exchange_->IsReady(part.tensor)) continue;
-      GW_RETURN_IF_ERROR(exchange_->Ready(part.tensor, gradients[part.tensor]));
+      GW_RETURN_IF_ERROR(Ready(part.tensor, gradients[part.tensor], nullptr));
     }
     return absl::OkStatus();
   }
@@ -157,6 +157,18 @@ class Session::Impl {
     if (gradients.size() == job_.tensors().size()) return absl::OkStatus();
     return absl::InvalidArgumentError(
         absl::StrCat(gradients.size(), " gradients were given; the job has ", job_.tensors().size(), " tensors"));
+  }
+
+  absl::Status Ready(uint32_t tensor, const float* gradient, Stream* stream) {
+    memory_->Announce(tensor, stream);
+    return exchange_->Ready(tensor, gradient);
+  }
+  // A wait of the exchange in which it may write to the caller's tensors.
+  absl::Status Applying(Stream* stream, absl::FunctionRef<absl::Status(client::Exchanger&)> wait) {
+    memory_->After(stream);
+    absl::Status status = wait(*exchange_);
+    memory_->Wait();
+    return status;
   }
 
   client::Exchanger& exchange() { return *exchange_; }
@@ -170,7 +182,7 @@ class Session::Impl {
   bool resumed() const { return resumed_; }
 
   absl::Status Save(const std::string& path) {
-    GW_RETURN_IF_ERROR(exchange_->Drain(options_.round_timeout_ms));
+    GW_RETURN_IF_ERROR(Applying(nullptr, [this](client::Exchanger& e) { return e.Drain(options_.round_timeout_ms); }));
     GW_ASSIGN_OR_RETURN(const std::vector<PlanWindow> plans, exchange_->Plans());
     client::CheckpointIdentity identity;
     identity.worker = options_.worker;
@@ -197,9 +209,30 @@ class Session::Impl {
       }
       for (const BucketPart& part : layout_.parts(b)) of_tensor[part.tensor] = codec_pointers_[b * shards];
     }
-    gradients_ = std::make_unique<client::GradientStore>(&job_, std::move(of_tensor), backend_.get());
-    replica_ = std::make_unique<client::Replica>(&job_, &layout_, backend_.get(), options_.memory,
-                                                 options_.pull == PullMode::kUpdate);
+    const bool applies_updates = options_.pull == PullMode::kUpdate;
+    if (options_.device == nullptr) {
+      memory_ = client::MakeHostMemory(backend_.get());
+    } else {
+      GW_ASSIGN_OR_RETURN(memory_, client::MakeDeviceMemory({.device = options_.device.get(),
+                                                             .job = &job_,
+                                                             .layout = &layout_,
+                                                             .codecs = codec_pointers_,
+                                                             .applies_updates = applies_updates}));
+    }
+    gradients_ = std::make_unique<client::GradientStore>(&job_, std::move(of_tensor), memory_);
+    replica_ = std::make_unique<client::Replica>(&job_, &layout_, memory_, options_.memory, applies_updates);
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckFinite() const {
+    if (options_.pull == PullMode::kMean) return absl::OkStatus();
+    for (size_t t = 0; t < options_.memory.size(); ++t) {
+      const int64_t bad = memory_->FindNonFinite(options_.memory[t]);
+      if (bad < 0) continue;
+      const client::HostView value = memory_->View(options_.memory[t].subspan(static_cast<size_t>(bad), 1));
+      return absl::InvalidArgumentError(absl::StrCat("the initial parameter ", bad, " of tensor '",
+                                                     job_.tensors()[t].name, "' is ", value.values[0]));
+    }
     return absl::OkStatus();
   }
 
@@ -359,6 +392,7 @@ class Session::Impl {
   uint64_t incarnation_ = 0;
   std::vector<std::unique_ptr<Codec>> codecs_;
   std::vector<const Codec*> codec_pointers_;
+  std::shared_ptr<client::TensorMemory> memory_;
   std::unique_ptr<client::Replica> replica_;
   std::unique_ptr<client::GradientStore> gradients_;
   std::unique_ptr<client::Starter> starter_;
@@ -369,6 +403,8 @@ class Session::Impl {
   bool resumed_ = false;
   bool left_ = false;
 };
+
+absl::StatusOr<std::shared_ptr<Device>> OpenCudaDevice(int index) { return kernels::cuda::MakeAsyncCudaBackend(index); }
 
 Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Session::~Session() = default;
@@ -387,20 +423,23 @@ absl::Status Session::BeginRound(std::span<const float> learning_rates) {
   return impl_->exchange().Begin(learning_rates);
 }
 
-absl::Status Session::TensorReady(uint32_t tensor, const float* gradient) {
-  return impl_->exchange().Ready(tensor, gradient);
+absl::Status Session::TensorReady(uint32_t tensor, const float* gradient, Stream* stream) {
+  return impl_->Ready(tensor, gradient, stream);
 }
 
-absl::Status Session::EndRound(int64_t timeout_ms) {
-  return impl_->exchange().End(timeout_ms < 0 ? impl_->options().round_timeout_ms : timeout_ms);
+absl::Status Session::EndRound(int64_t timeout_ms, Stream* stream) {
+  const int64_t limit_ms = timeout_ms < 0 ? impl_->options().round_timeout_ms : timeout_ms;
+  return impl_->Applying(stream, [&](client::Exchanger& exchange) { return exchange.End(limit_ms); });
 }
 
-absl::Status Session::Exchange(std::span<const float* const> gradients, std::span<const float> learning_rates) {
+absl::Status Session::Exchange(std::span<const float* const> gradients, std::span<const float> learning_rates,
+                               Stream* stream) {
   GW_RETURN_IF_ERROR(impl_->CheckCount(gradients));
   GW_RETURN_IF_ERROR(BeginRound(learning_rates));
   // Backward order, in which buckets are filled.
-  for (size_t t = gradients.size(); t-- > 0;) GW_RETURN_IF_ERROR(TensorReady(static_cast<uint32_t>(t), gradients[t]));
-  return EndRound();
+  for (size_t t = gradients.size(); t-- > 0;)
+    GW_RETURN_IF_ERROR(TensorReady(static_cast<uint32_t>(t), gradients[t], stream));
+  return EndRound(-1, stream);
 }
 
 absl::Status Session::Push(uint32_t bucket, std::span<const float* const> gradients) {
@@ -409,13 +448,16 @@ absl::Status Session::Push(uint32_t bucket, std::span<const float* const> gradie
 }
 
 absl::Status Session::Pull(uint32_t bucket) {
-  return impl_->exchange().WaitApplied(bucket, impl_->options().round_timeout_ms);
+  return impl_->Applying(nullptr, [&](client::Exchanger& exchange) {
+    return exchange.WaitApplied(bucket, impl_->options().round_timeout_ms);
+  });
 }
 
 absl::Status Session::Leave(bool drain) { return impl_->Leave(drain); }
 
-absl::Status Session::Drain(int64_t timeout_ms) {
-  return impl_->exchange().Drain(timeout_ms < 0 ? impl_->options().round_timeout_ms : timeout_ms);
+absl::Status Session::Drain(int64_t timeout_ms, Stream* stream) {
+  const int64_t limit_ms = timeout_ms < 0 ? impl_->options().round_timeout_ms : timeout_ms;
+  return impl_->Applying(stream, [&](client::Exchanger& exchange) { return exchange.Drain(limit_ms); });
 }
 
 SessionStats Session::stats() const { return impl_->Stats(); }

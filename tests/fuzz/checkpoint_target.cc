@@ -64,8 +64,8 @@ struct State {
     for (const auto& codec : codecs) {
       plans.emplace_back(PlansKept(job), kVersion, std::deque<RoundPlan>(PlansKept(job), codec->InitialPlan()));
     }
-    replica = std::make_unique<client::Replica>(&job, &layout, backend.get(), spans, true);
-    gradients = std::make_unique<client::GradientStore>(&job, of_tensor, backend.get());
+    replica = std::make_unique<client::Replica>(&job, &layout, client::MakeHostMemory(backend.get()), spans, true);
+    gradients = std::make_unique<client::GradientStore>(&job, of_tensor, client::MakeHostMemory(backend.get()));
   }
   absl::Status Write(Disk& disk, const client::CheckpointIdentity& identity) const {
     return client::WriteCheckpoint(disk, kPath, job, layout, identity, *replica, *gradients, plans);

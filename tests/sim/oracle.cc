@@ -32,7 +32,7 @@ void Oracle::StartReplay(uint32_t shard) {
   Replay& replay = replays_[shard];
   replay.memory = setup_->InitialParameters();
   replay.replica = std::make_unique<client::Replica>(
-      setup_->job.get(), setup_->layout.get(), setup_->backend.get(),
+      setup_->job.get(), setup_->layout.get(), client::MakeHostMemory(setup_->backend.get()),
       std::vector<std::span<float>>(replay.memory.begin(), replay.memory.end()), /*with_moments=*/true);
   replay.digests = {replay.replica->ShardDigest(shard)};
 }

@@ -78,10 +78,11 @@ WorkerSession::WorkerSession(WorkerNode* node, uint64_t incarnation)
   for (uint32_t b = 0; b < setup_->layout->bucket_count(); ++b)
     for (const BucketPart& part : setup_->layout->parts(b))
       of_tensor[part.tensor] = setup_->codecs[b * setup_->shards].get();
-  gradients_ = std::make_unique<client::GradientStore>(setup_->job.get(), of_tensor, setup_->backend.get());
-  replica_ = std::make_unique<client::Replica>(setup_->job.get(), setup_->layout.get(), setup_->backend.get(),
-                                               std::vector<std::span<float>>(memory_.begin(), memory_.end()),
-                                               setup_->pull == PullMode::kUpdate);
+  gradients_ = std::make_unique<client::GradientStore>(setup_->job.get(), of_tensor,
+                                                       client::MakeHostMemory(setup_->backend.get()));
+  replica_ = std::make_unique<client::Replica>(
+      setup_->job.get(), setup_->layout.get(), client::MakeHostMemory(setup_->backend.get()),
+      std::vector<std::span<float>>(memory_.begin(), memory_.end()), setup_->pull == PullMode::kUpdate);
 }
 
 uint64_t WorkerSession::member() const { return MakeMemberId(node_->name(), incarnation_); }

@@ -22,6 +22,20 @@ namespace gradwire {
 
 class Job;
 class Layout;
+namespace kernels {
+struct Stream;
+namespace cuda {
+class AsyncBackend;
+}
+}  // namespace kernels
+
+// A device in whose memory a session's tensors lie. Thread-safe.
+using Device = kernels::cuda::AsyncBackend;
+// A cudaStream_t, cast; null is the calling thread's own (cudaStreamPerThread).
+using Stream = kernels::Stream;
+
+// An NVIDIA GPU, by its number in this process. Errors: FailedPrecondition where it cannot be used, saying why.
+absl::StatusOr<std::shared_ptr<Device>> OpenCudaDevice(int index);
 
 // What a worker pulls after each round.
 enum class PullMode {
@@ -41,6 +55,12 @@ struct SessionOptions {
   // One span per tensor of the job, of exactly its elements: the parameters (initial values on entry; pulled values
   // from then on), or for kMean where means are written. The caller keeps them alive until the session is destroyed.
   std::vector<std::span<float>> memory;
+  // Where `memory` and the gradients lie: null, in host memory; else on this device, and so do residuals and moments:
+  // only frames, update frames and checkpoints pass the host. Such a session needs tensors that travel by tagc or dense
+  // codecs and, with kUpdate, an optimizer other than lamb, lans and lion and no clip_norm; else Join returns
+  // Unimplemented.
+  std::shared_ptr<Device> device;
+  Stream* stream = nullptr;  // with a device: what was launched on it until Join makes the values in `memory`
   // Each 1 ms to 10^12 ms.
   int64_t connect_timeout_ms = 20'000;  // all attempts to reach and join a shard together
   int64_t start_timeout_ms = 600'000;   // until the initial parameters are there (another worker may upload them)
@@ -81,8 +101,8 @@ struct SessionStats {
 };
 
 // Thread-safe, except that one round is driven by one thread at a time: BeginRound and EndRound must not overlap each
-// other; TensorReady may be called from any thread between them. Owns two threads (none for a small job, of at most
-// 16384 elements) and, per shard, one for heartbeats and those of its connection.
+// other; TensorReady may be called from any thread between them. Owns two threads (none for a small job in host memory,
+// of at most 16384 elements) and, per shard, one for heartbeats and those of its connection.
 //
 // Errors are absl statuses. When a shard is lost (Unavailable, naming its address) or refuses this worker for good,
 // the session has failed: every later call returns the same status at once. Join again to go on; the new session
@@ -115,22 +135,26 @@ class Session {
   absl::Status BeginRound(std::span<const float> learning_rates);
   // The gradient of a tensor is complete. Returns at once; the work happens on the encoding thread (a small job is
   // encoded and sent right here). `gradient`: as many elements as the tensor has; must stay unchanged until EndRound
-  // has returned.
-  absl::Status TensorReady(uint32_t tensor, const float* gradient);
+  // has returned. With a device: in its memory, and made by what was launched on `stream` until now, which nobody waits
+  // for on the host here.
+  absl::Status TensorReady(uint32_t tensor, const float* gradient, Stream* stream = nullptr);
   // From here on the parameters may change, until it returns. Waits until the round is applied in every bucket (with
   // bounded staleness: see above). Errors: FailedPrecondition (a tensor
   // was not reported ready; nothing is waited for), DeadlineExceeded (the round stays open: call again),
   // InvalidArgument (a non-finite gradient under NONFINITE_REFUSE: names tensor, index, value and round; this worker
   // contributed nothing to the buckets of that tensor, its finite neighbours wait in the residual), or what a shard
-  // refused. All but the first two leave the round closed and the parameters at the new version.
-  absl::Status EndRound(int64_t timeout_ms = -1);
+  // refused. All but the first two leave the round closed and the parameters at the new version. With a device they
+  // change after what was launched on `stream` until now, and have changed on return, for every stream.
+  absl::Status EndRound(int64_t timeout_ms = -1, Stream* stream = nullptr);
 
   // Between two rounds: waits until every round that this worker pushed is applied in every bucket, as EndRound does
   // without staleness. What was refused since the last EndRound is told here. -1: SessionOptions.round_timeout_ms.
-  absl::Status Drain(int64_t timeout_ms = -1);
+  // `stream`: as for EndRound.
+  absl::Status Drain(int64_t timeout_ms = -1, Stream* stream = nullptr);
 
-  // A whole round. `gradients`: one per tensor.
-  absl::Status Exchange(std::span<const float* const> gradients, std::span<const float> learning_rates);
+  // A whole round. `gradients`: one per tensor. `stream`: as for TensorReady and EndRound.
+  absl::Status Exchange(std::span<const float* const> gradients, std::span<const float> learning_rates,
+                        Stream* stream = nullptr);
 
   // For tests and benchmarks, between BeginRound and EndRound. Push reports the tensors of `bucket` ready (those that
   // were not) and waits until every shard has acknowledged it; Pull waits until its update is applied.

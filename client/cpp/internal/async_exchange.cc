@@ -20,10 +20,9 @@ AsyncExchange::AsyncExchange(const SliceContext& context, std::vector<ShardLink*
       links_(std::move(links)),
       shards_(context.layout->shard_count()),
       buckets_(context.layout->bucket_count()),
-      thread_(context.job->elements() > kThreadAbove),
+      thread_(context.job->elements() > kThreadAbove || !context.gradients->memory().on_host()),
       buckets_of_tensor_(context.job->tensors().size()),
       remaining_(buckets_),
-      bad_(context.job->tensors().size()),
       ready_(context.job->tensors().size()),
       slices_(plans.size()) {
   for (uint32_t b = 0; b < buckets_; ++b)
@@ -34,7 +33,7 @@ AsyncExchange::AsyncExchange(const SliceContext& context, std::vector<ShardLink*
   for (size_t i = 0; i < slices_.size(); ++i) {
     slices_[i].plans = std::move(plans[i]);
     slices_[i].version = versions[i];
-    slices_[i].encoder = context_.codecs[i]->NewEncoder();
+    slices_[i].encoder = context_.gradients->EncoderOf(*context_.codecs[i]);
   }
   if (thread_) encoder_thread_ = std::thread([this] { EncodeLoop(); });
 }
@@ -75,7 +74,6 @@ absl::Status AsyncExchange::Begin(std::span<const float> learning_rates) {
   round_open_ = true;
   round_error_ = absl::OkStatus();
   ready_.assign(ready_.size(), false);
-  bad_.assign(bad_.size(), false);
   for (uint32_t b = 0; b < buckets_; ++b) {
     remaining_[b] = 0;
     uint32_t last = UINT32_MAX;
@@ -441,14 +439,12 @@ void AsyncExchange::ProcessTensor(const Task& task) {
   const TimeNs begin = clock_.Now();
   // Schedules that count rounds count versions; version 0 only calibrates.
   const uint64_t round = std::max<uint64_t>(version(), 1);
-  const absl::Status taken = context_.gradients->Ingest(task.index, task.gradient, round);
-  bad_[task.index] = !taken.ok();
-  if (taken.ok()) context_.gradients->Select(task.index, round);
+  context_.gradients->TakeIn(task.index, task.gradient, round);
+  context_.gradients->Select(task.index, round);
   const TimeNs spent = clock_.Now() - begin;
   {
     absl::MutexLock lock(&mu_);
     counters_.encode_ns += spent;
-    if (!taken.ok()) NoteError(taken);
   }
   for (uint32_t bucket : buckets_of_tensor_[task.index]) {
     if (--remaining_[bucket] != 0) continue;
@@ -459,8 +455,10 @@ void AsyncExchange::ProcessTensor(const Task& task) {
 void AsyncExchange::Encode(uint32_t index) {
   Slice& slice = slices_[index];
   const TimeNs begin = clock_.Now();
-  const auto& parts = context_.layout->parts(index / shards_);
-  const bool bad = std::any_of(parts.begin(), parts.end(), [this](const auto& part) { return bad_[part.tensor]; });
+  absl::Status taken;
+  for (const BucketPart& part : context_.layout->parts(index / shards_))
+    if (taken.ok()) taken = context_.gradients->Taken(part.tensor);
+  const bool bad = !taken.ok();
   FrameIdentity id;
   id.shard = static_cast<uint16_t>(index % shards_);
   id.bucket = index / shards_;
@@ -491,8 +489,8 @@ void AsyncExchange::Encode(uint32_t index) {
       counters_.selected += frame->positions.size();
       slice.frame = *std::move(frame);
       slice.unanswered = true;
-    } else if (!bad) {
-      NoteError(frame.status());
+    } else {
+      NoteError(bad ? taken : frame.status());
     }
   }
   if (!slice.frame) return Pull(index);  // nobody waits for what it does not contribute

@@ -62,7 +62,7 @@ class AsyncExchange final : public Exchanger {
   struct Slice {
     PlanWindow plans;
     uint64_t version = 0;  // of the parameters in the replica
-    std::unique_ptr<Encoder> encoder;
+    Encoder* encoder = nullptr;
     std::unique_ptr<Accumulator> decoder;  // of sparse codecs: for its own frames; made when first needed
     // Of the step. The frame is kept until it is settled, never encoded again.
     std::optional<EncodedFrame> frame;
@@ -128,7 +128,6 @@ class AsyncExchange final : public Exchanger {
 
   // Of whoever set encoding_, while a round is open.
   std::vector<uint32_t> remaining_;  // per bucket: tensors not ready yet
-  std::vector<bool> bad_;            // per tensor: its gradient was refused
 
   mutable absl::Mutex mu_;
   absl::Status failed_ ABSL_GUARDED_BY(mu_);

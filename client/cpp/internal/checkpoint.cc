@@ -83,14 +83,17 @@ class ContentDigest {
 struct TensorList {
   std::vector<TensorEntry> entries;
   std::vector<std::span<const uint8_t>> data;
+  std::deque<HostView> views;  // that `data` refers to
 
   template <typename T>
   void Add(std::string name, TensorType type, std::vector<uint64_t> shape, std::span<const T> values) {
     entries.push_back({std::move(name), type, std::move(shape)});
     data.push_back(AsBytes(values));
   }
-  void AddFloats(const char* kind, const Tensor& tensor, std::span<const float> values) {
-    if (!values.empty()) Add(absl::StrFormat("%s/%s", kind, tensor.name), TensorType::kF32, tensor.shape, values);
+  void AddFloats(const char* kind, const Tensor& tensor, HostView view) {
+    if (view.values.empty()) return;
+    views.push_back(std::move(view));
+    Add(absl::StrFormat("%s/%s", kind, tensor.name), TensorType::kF32, tensor.shape, views.back().values);
   }
 };
 
@@ -120,13 +123,14 @@ absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job
   std::vector<uint32_t> steps;
   for (uint32_t t = 0; t < job.tensors().size(); ++t) {
     const Tensor& tensor = job.tensors()[t];
-    const GradientStore::Kept kept = gradients.KeptOf(t);
-    if (identity.pull != PullMode::kMean) tensors.AddFloats(kParameter, tensor, replica.parameter(t));
-    tensors.AddFloats(kFirstMoment, tensor, replica.first_moment(t));
-    tensors.AddFloats(kSecondMoment, tensor, replica.second_moment(t));
-    tensors.AddFloats(kResidual, tensor, kept.pending);
-    tensors.AddFloats(kPreconditioner, tensor, kept.second_moment);
-    tensors.AddFloats(kVelocity, tensor, kept.velocity);
+    GradientStore::Kept kept = gradients.KeptOf(t);
+    TensorMemory& memory = replica.memory();
+    if (identity.pull != PullMode::kMean) tensors.AddFloats(kParameter, tensor, memory.View(replica.parameter(t)));
+    tensors.AddFloats(kFirstMoment, tensor, memory.View(replica.first_moment(t)));
+    tensors.AddFloats(kSecondMoment, tensor, memory.View(replica.second_moment(t)));
+    tensors.AddFloats(kResidual, tensor, std::move(kept.pending));
+    tensors.AddFloats(kPreconditioner, tensor, std::move(kept.second_moment));
+    tensors.AddFloats(kVelocity, tensor, std::move(kept.velocity));
     steps.push_back(static_cast<uint32_t>(kept.steps));
     steps.push_back(static_cast<uint32_t>(kept.steps >> 32));
   }
@@ -263,25 +267,30 @@ bool CheckpointFile::Has(const std::string& kind, uint32_t tensor) const {
   return header_.entries.contains(absl::StrFormat("%s/%s", kind, job_->tensors()[tensor].name));
 }
 
-absl::Status CheckpointFile::Fill(const std::string& kind, uint32_t tensor, std::span<float> values) const {
+absl::Status CheckpointFile::Fill(const std::string& kind, uint32_t tensor, TensorMemory* memory,
+                                  std::span<float> values) const {
   if (values.empty()) return absl::OkStatus();
   GW_ASSIGN_OR_RETURN(const auto bytes, Find(absl::StrFormat("%s/%s", kind, job_->tensors()[tensor].name),
                                              TensorType::kF32, values.size_bytes()));
-  std::memcpy(values.data(), bytes.data(), bytes.size());
+  std::vector<float> stored(values.size());  // aligned
+  std::memcpy(stored.data(), bytes.data(), bytes.size());
+  memory->FromHost(stored.data(), values);
   return absl::OkStatus();
 }
 
 absl::Status CheckpointFile::Restore(Replica* replica, GradientStore* gradients) const {
   GW_ASSIGN_OR_RETURN(const auto steps, Find(kSteps, TensorType::kU32, job_->tensors().size() * 8));
+  TensorMemory* const memory = &replica->memory();
   for (uint32_t t = 0; t < job_->tensors().size(); ++t) {
-    if (identity_.pull != PullMode::kMean) GW_RETURN_IF_ERROR(Fill(kParameter, t, replica->parameter(t)));
-    GW_RETURN_IF_ERROR(Fill(kFirstMoment, t, replica->first_moment(t)));
-    GW_RETURN_IF_ERROR(Fill(kSecondMoment, t, replica->second_moment(t)));
-    const GradientStore::Memory memory = gradients->MemoryOf(t, Has(kResidual, t), Load<uint64_t>(&steps[8 * t]));
-    GW_RETURN_IF_ERROR(Fill(kResidual, t, memory.pending));
-    GW_RETURN_IF_ERROR(Fill(kPreconditioner, t, memory.second_moment));
-    GW_RETURN_IF_ERROR(Fill(kVelocity, t, memory.velocity));
+    if (identity_.pull != PullMode::kMean) GW_RETURN_IF_ERROR(Fill(kParameter, t, memory, replica->parameter(t)));
+    GW_RETURN_IF_ERROR(Fill(kFirstMoment, t, memory, replica->first_moment(t)));
+    GW_RETURN_IF_ERROR(Fill(kSecondMoment, t, memory, replica->second_moment(t)));
+    const GradientStore::Memory kept = gradients->MemoryOf(t, Has(kResidual, t), Load<uint64_t>(&steps[8 * t]));
+    GW_RETURN_IF_ERROR(Fill(kResidual, t, memory, kept.pending));
+    GW_RETURN_IF_ERROR(Fill(kPreconditioner, t, memory, kept.second_moment));
+    GW_RETURN_IF_ERROR(Fill(kVelocity, t, memory, kept.velocity));
   }
+  memory->Wait();
   return absl::OkStatus();
 }
 

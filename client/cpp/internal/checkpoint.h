@@ -59,8 +59,8 @@ class CheckpointFile {
   std::string Metadata(const std::string& key) const;
   // The tensor `name`; InvalidArgument where there is none of this type and size.
   absl::StatusOr<std::span<const uint8_t>> Find(const std::string& name, TensorType type, uint64_t bytes) const;
-  // Fills `values` from "KIND/NAME OF THE TENSOR".
-  absl::Status Fill(const std::string& kind, uint32_t tensor, std::span<float> values) const;
+  // Fills `values`, in `memory`, from "KIND/NAME OF THE TENSOR".
+  absl::Status Fill(const std::string& kind, uint32_t tensor, TensorMemory* memory, std::span<float> values) const;
   bool Has(const std::string& kind, uint32_t tensor) const;
 
   std::string path_;

@@ -31,12 +31,11 @@ Exchange::Exchange(const ExchangeContext& context, uint64_t version, std::vector
       staleness_(context.slices.job->spec().rounds().staleness()),
       shards_(context.slices.layout->shard_count()),
       buckets_(context.slices.layout->bucket_count()),
-      threads_(context.slices.job->elements() > kThreadsAbove),
+      threads_(context.slices.job->elements() > kThreadsAbove || !context.slices.gradients->memory().on_host()),
       buckets_of_tensor_(context.slices.job->tensors().size()),
       work_(context.slices, std::move(plans)),
       bytes_((staleness_ + 1) * work_.slices()),
       remaining_(buckets_),
-      bad_(context.slices.job->tensors().size()),
       ledger_(RulesOf(work_, buckets_, shards_), version),
       ready_(context.slices.job->tensors().size()),
       spin_(threads_ ? 0 : context.spin_us * kNsPerUs) {
@@ -99,7 +98,6 @@ absl::Status Exchange::Begin(std::span<const float> learning_rates) {
   round_open_ = true;
   ready_.assign(ready_.size(), false);
   ready_order_.clear();
-  bad_.assign(bad_.size(), false);
   OpenRound();
   return absl::OkStatus();
 }

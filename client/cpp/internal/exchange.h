@@ -3,7 +3,8 @@
 //   TensorReady -> [encoding thread: ingest, select, encode, send, ask for the update] -> shard
 //   shard -> ack, update frame -> [applying thread: decode; apply after EndRound; settle]
 //
-// A small job has neither thread: waking one costs more than its work. TensorReady encodes, EndRound applies.
+// A small job in host memory has neither thread: waking one costs more than its work. TensorReady encodes, EndRound
+// applies.
 #pragma once
 
 #include <cstdint>
@@ -104,8 +105,8 @@ class Exchange final : public Exchanger {
   absl::Status CatchUp(absl::Time deadline);
   // Sets out to be at `version`: asks the shards for what that takes.
   void AskFor(uint64_t version, uint64_t resumed, bool* by_updates);
-  // Waits for what was asked for, and takes it. False: ask again, `by_updates` says how. DeadlineExceeded: it stays asked
-  // for.
+  // Waits for what was asked for, and takes it. False: ask again, `by_updates` says how. DeadlineExceeded: it stays
+  // asked for.
   absl::StatusOr<bool> WaitForCaught(bool* by_updates, absl::Time deadline);
   absl::Status TakeCaught();
   void NoteCaught(uint32_t shard, PullAnswer answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -174,7 +175,6 @@ class Exchange final : public Exchanger {
 
   // Of the newest round, and of whoever set encoding_ while that is open.
   std::vector<uint32_t> remaining_;  // per bucket: tensors not ready yet
-  std::vector<bool> bad_;            // per tensor: its gradient was refused
 
   mutable absl::Mutex mu_;
   absl::Status failed_ ABSL_GUARDED_BY(mu_);

@@ -43,15 +43,8 @@ void Exchange::RunTask() {
 
 void Exchange::ProcessTensor(const Task& task, uint64_t round) {
   const TimeNs begin = clock_.Now();
-  if (task.kind == Task::Kind::kIngest) {
-    absl::Status taken = context_.slices.gradients->Ingest(task.index, task.gradient, round);
-    if (!taken.ok()) {
-      bad_[task.index] = true;
-      absl::MutexLock lock(&mu_);
-      NoteError(taken);
-    }
-  }
-  if (!bad_[task.index] && round > 0) context_.slices.gradients->Select(task.index, round);
+  if (task.kind == Task::Kind::kIngest) context_.slices.gradients->TakeIn(task.index, task.gradient, round);
+  if (round > 0) context_.slices.gradients->Select(task.index, round);
   const TimeNs spent = clock_.Now() - begin;
   {
     absl::MutexLock lock(&mu_);
@@ -63,12 +56,18 @@ void Exchange::ProcessTensor(const Task& task, uint64_t round) {
 
 bool Exchange::EncodeBucket(uint32_t bucket, uint64_t round) {
   // Round 0 carries no values, only the ranges of what is pending: nobody abstains, so every run gets calibrated.
-  bool abstain = false;
-  for (const BucketPart& part : context_.slices.layout->parts(bucket))
-    abstain = abstain || (round > 0 && bad_[part.tensor]);
+  const TimeNs begin = clock_.Now();
+  absl::Status taken;
+  for (const BucketPart& part : context_.slices.layout->parts(bucket)) {
+    const absl::Status of_tensor = context_.slices.gradients->Taken(part.tensor);
+    if (taken.ok()) taken = of_tensor;
+  }
+  const bool abstain = round > 0 && !taken.ok();
   std::vector<float> rates;
   {
     absl::MutexLock lock(&mu_);
+    counters_.encode_ns += clock_.Now() - begin;
+    if (!taken.ok()) NoteError(taken);
     rates = learning_rates_;
   }
   for (uint32_t shard = 0; shard < shards_; ++shard) {

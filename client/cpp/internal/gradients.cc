@@ -2,77 +2,116 @@
 #include "client/cpp/internal/gradients.h"
 
 #include <cmath>
-#include <cstring>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/codec/select.h"
+#include "common/base/status_macros.h"
+#include "common/codec/run_pieces.h"
+#include "kernels/math/grid.h"
 
 namespace gradwire::client {
 
-GradientStore::GradientStore(const Job* job, std::vector<const Codec*> codecs, kernels::Backend* backend)
-    : job_(job), backend_(backend), tensors_(job->tensors().size()) {
+GradientStore::GradientStore(const Job* job, std::vector<const Codec*> codecs, std::shared_ptr<TensorMemory> memory)
+    : job_(job), memory_(std::move(memory)), tensors_(job->tensors().size()) {
   const bool step = job->spec().push() == v1::PUSH_STEP;
   for (size_t t = 0; t < tensors_.size(); ++t) {
     State& state = tensors_[t];
     const uint64_t elements = job->tensors()[t].elements;
     state.codec = codecs[t];
     if (state.codec == nullptr) continue;
-    if (state.codec->uses_residual() || step) state.pending.assign(elements, 0.0f);
-    if (step) state.second_moment.assign(elements, 0.0f);
-    if (state.codec->velocity()) state.velocity.assign(elements, 0.0f);
+    if (state.codec->uses_residual() || step) state.pending = memory_->Allocate(elements);
+    if (step) state.second_moment = memory_->Allocate(elements);
+    if (state.codec->velocity()) state.velocity = memory_->Allocate(elements);
   }
 }
 
-absl::Status GradientStore::Ingest(uint32_t tensor, const float* gradient, uint64_t round) {
+void GradientStore::TakeIn(uint32_t tensor, const float* gradient, uint64_t round) {
+  State& state = tensors_[tensor];
+  state.gradient = gradient;
+  state.round = round;
+  state.taken.reset();
+  state.selected.reset();
+  if (state.codec == nullptr) return;
+  // Non-finite, or so large that it would never leave the residual again (2^18 and more).
+  memory_->FindOutOfGrid(tensor, {gradient, job_->tensors()[tensor].elements});
+  if (job_->spec().push() == v1::PUSH_STEP) ++state.steps;
+  Pass(tensor, gradient, /*checked=*/true);
+}
+
+void GradientStore::Pass(uint32_t tensor, const float* values, bool checked) {
+  State& state = tensors_[tensor];
+  state.from_pending = !state.pending.empty();
+  state.source = state.from_pending ? state.pending.data() : values;
+  if (!state.from_pending) return;
+  Intake intake;
+  intake.gradient = {values, state.pending.size()};
+  intake.pending = state.pending;
+  if (job_->spec().push() == v1::PUSH_STEP) {
+    const auto& step = job_->spec().step();
+    if (state.codec->sparse()) intake.decay = step.residual_decay();
+    intake.second_moment = state.second_moment;
+    intake.precondition = kernels::MakePrecondition(step.beta2(), step.epsilon(), state.steps);
+  } else if (const std::optional<VelocityRule> rule = state.codec->velocity()) {
+    intake.velocity = state.velocity;
+    intake.velocity_rule = *rule;
+  }
+  memory_->TakeIn(intake, checked ? std::optional<uint32_t>(tensor) : std::nullopt);
+}
+
+absl::Status GradientStore::Taken(uint32_t tensor) {
   State& state = tensors_[tensor];
   if (state.codec == nullptr) return absl::OkStatus();
-  const Tensor& info = job_->tensors()[tensor];
-  std::span<const float> values(gradient, info.elements);
-  // Non-finite, or so large that it would never leave the residual again (2^18 and more).
-  const auto* bytes = reinterpret_cast<const uint8_t*>(gradient);
-  if (const int64_t bad = backend_->FindOutOfGrid(bytes, sizeof(float), values.size(), nullptr); bad >= 0) {
-    const bool finite = std::isfinite(values[static_cast<size_t>(bad)]);
-    if (job_->spec().nonfinite() != v1::NONFINITE_SANITIZE) {
+  if (!state.taken) {
+    const int64_t bad = memory_->FirstOutOfGrid(tensor);
+    if (bad < 0) {
+      state.taken = absl::OkStatus();
+    } else if (job_->spec().nonfinite() == v1::NONFINITE_SANITIZE) {
+      state.taken = Sanitize(tensor);
+    } else {
+      state.taken = Refuse(tensor, static_cast<uint64_t>(bad));
+    }
+    if (!state.taken->ok()) {
       state.source = nullptr;
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the gradient of tensor '", info.name, "' has a ", finite ? "huge" : "non-finite", " element in round ",
-          round, ": index ", bad, " is ", values[static_cast<size_t>(bad)],
-          finite ? " (magnitudes must be below 262144)" : "",
-          "; this worker contributes nothing to the buckets of this tensor. Look at the loss and the learning rate, or "
-          "set the job's policy for non-finite values to sanitize"));
+      state.from_pending = false;
+      if (job_->spec().push() == v1::PUSH_STEP) --state.steps;
     }
-    state.sanitized.assign(values.begin(), values.end());
-    for (float& x : state.sanitized) {
-      if (std::fabs(x) < static_cast<float>(1 << kernels::kGridRangeBits)) continue;  // false for NaN
-      x = 0.0f;
-      sanitized_elements_.fetch_add(1, std::memory_order_relaxed);
-    }
-    values = state.sanitized;
   }
-  if (job_->spec().push() == v1::PUSH_STEP) {
-    const float decay = job_->spec().step().residual_decay();
-    if (decay != 1.0f && state.codec->sparse()) {
-      for (float& x : state.pending) x *= decay;
-    }
-    AddStepToPending(values, state.second_moment, state.pending, job_->spec().step().beta2(),
-                     job_->spec().step().epsilon(), ++state.steps, *backend_);
-  } else if (const std::optional<VelocityRule> rule = state.codec->velocity()) {
-    AddVelocityToPending(values, *rule, state.velocity, state.pending);
-  } else if (!state.pending.empty()) {
-    AddToPending(values, state.pending, *backend_);
+  return *state.taken;
+}
+
+absl::Status GradientStore::Refuse(uint32_t tensor, uint64_t bad) {
+  const State& state = tensors_[tensor];
+  float value = 0;
+  memory_->ToHost({state.gradient + bad, 1}, &value);
+  const bool finite = std::isfinite(value);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the gradient of tensor '", job_->tensors()[tensor].name, "' has a ", finite ? "huge" : "non-finite",
+      " element in round ", state.round, ": index ", bad, " is ", value,
+      finite ? " (magnitudes must be below 262144)" : "",
+      "; this worker contributes nothing to the buckets of this tensor. Look at the loss and the learning rate, or "
+      "set the job's policy for non-finite values to sanitize"));
+}
+
+absl::Status GradientStore::Sanitize(uint32_t tensor) {
+  State& state = tensors_[tensor];
+  std::vector<float> values(job_->tensors()[tensor].elements);
+  memory_->ToHost({state.gradient, values.size()}, values.data());
+  for (float& x : values) {
+    if (std::fabs(x) < static_cast<float>(1 << kernels::kGridRangeBits)) continue;  // false for NaN
+    x = 0.0f;
+    sanitized_elements_.fetch_add(1, std::memory_order_relaxed);
   }
-  state.from_pending = !state.pending.empty();
-  state.source = state.from_pending ? state.pending.data() : values.data();
+  GW_ASSIGN_OR_RETURN(const float* held, memory_->Hold(std::move(values)));
+  Pass(tensor, held, /*checked=*/false);
+  if (state.selected) Select(tensor, *state.selected);
   return absl::OkStatus();
 }
 
 void GradientStore::Select(uint32_t tensor, uint64_t round) {
   State& state = tensors_[tensor];
   if (state.codec == nullptr || !state.codec->selects()) return;
-  const double density = state.codec->Density(round);
-  state.selection = SelectThreshold(state.pending, density, *backend_);
+  state.selected = round;
+  state.choice = memory_->Select(tensor, state.pending, state.codec->Density(round));
 }
 
 std::vector<RunInput> GradientStore::InputsOf(const BucketLayout& layout) {
@@ -84,7 +123,8 @@ std::vector<RunInput> GradientStore::InputsOf(const BucketLayout& layout) {
       inputs[i].pending = state.pending.data() + run.offset;
     else if (state.source != nullptr)
       inputs[i].gradient = state.source + run.offset;
-    inputs[i].selection = state.selection;
+    inputs[i].selection = state.choice.selection;
+    inputs[i].device_selection = state.choice.on_device;
     if (!state.velocity.empty()) inputs[i].velocity = state.velocity.data() + run.offset;
   }
   return inputs;
@@ -97,57 +137,58 @@ std::vector<float*> GradientStore::ResidualOf(const BucketLayout& layout) {
 }
 
 float* GradientStore::ResidualOf(const Run& run) {
-  std::vector<float>& pending = tensors_[run.tensor].pending;
+  std::span<float>& pending = tensors_[run.tensor].pending;
   absl::MutexLock lock(&allocation_mu_);
-  if (pending.empty()) pending.assign(job_->tensors()[run.tensor].elements, 0.0f);
+  if (pending.empty()) pending = memory_->Allocate(job_->tensors()[run.tensor].elements);
   return pending.data() + run.offset;
 }
 
 void GradientStore::Encoded(const BucketLayout& layout) {
-  for (const Run& run : layout.runs) {
-    State& state = tensors_[run.tensor];
-    if (state.codec->uses_residual() || !state.from_pending) continue;
-    std::memset(state.pending.data() + run.offset, 0, run.length * sizeof(float));
-  }
+  ForEachTensorPiece(layout, [this](const Run& first, uint64_t elements, uint64_t) {
+    State& state = tensors_[first.tensor];
+    if (state.codec->uses_residual() || !state.from_pending) return;
+    memory_->Zero(state.pending.subspan(first.offset, elements));
+  });
 }
 
 void GradientStore::Keep(const BucketLayout& layout) {
-  for (const Run& run : layout.runs) {
-    const State& state = tensors_[run.tensor];
-    if (state.from_pending || state.source == nullptr) continue;  // it is there, or there is nothing
-    backend_->Add(ResidualOf(run), state.source + run.offset, run.length, nullptr);
-  }
+  ForEachTensorPiece(layout, [this](const Run& first, uint64_t elements, uint64_t) {
+    const State& state = tensors_[first.tensor];
+    if (state.from_pending || state.source == nullptr) return;  // it is there, or there is nothing
+    memory_->Add({state.source + first.offset, elements}, ResidualOf(first));
+  });
 }
 
 absl::Status GradientStore::Returned(const BucketLayout& layout, const Codec& codec, const EncodedFrame& frame) {
-  return codec.Return(frame, nullptr, ResidualOf(layout));
+  return memory_->Return(layout, codec, frame, nullptr, ResidualOf(layout));
 }
 
 absl::Status GradientStore::Deferred(const BucketLayout& layout, const Codec& codec, const EncodedFrame& frame,
                                      const std::vector<uint32_t>& positions) {
   if (!codec.uses_residual() || positions.empty()) return absl::OkStatus();
   const std::vector<float*> residual = ResidualOf(layout);
-  return codec.Return(frame, &positions, residual);
+  return memory_->Return(layout, codec, frame, &positions, residual);
 }
 
 GradientStore::Kept GradientStore::KeptOf(uint32_t tensor) const {
   const State& state = tensors_[tensor];
-  return {state.pending, state.second_moment, state.velocity, state.steps};
+  return {memory_->View(state.pending), memory_->View(state.second_moment), memory_->View(state.velocity), state.steps};
 }
 
 GradientStore::Memory GradientStore::MemoryOf(uint32_t tensor, bool has_pending, uint64_t steps) {
   State& state = tensors_[tensor];
-  if (has_pending && state.pending.empty()) state.pending.assign(job_->tensors()[tensor].elements, 0.0f);
+  if (has_pending && state.pending.empty()) state.pending = memory_->Allocate(job_->tensors()[tensor].elements);
   state.steps = steps;
   return {state.pending, state.second_moment, state.velocity};
 }
 
 void GradientStore::EndRound() {
   for (State& state : tensors_) {
+    state.gradient = nullptr;
     state.source = nullptr;
     state.from_pending = false;
-    std::vector<float>().swap(state.sanitized);
   }
+  memory_->ReleaseHeld();
 }
 
 }  // namespace gradwire::client

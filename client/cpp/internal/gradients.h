@@ -4,34 +4,44 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "client/cpp/internal/tensor_memory.h"
 #include "common/codec/codec.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
-#include "kernels/backend.h"
 
 namespace gradwire::client {
 
-// Not thread-safe as a whole: Ingest, Select, InputsOf, Encoded and Keep run on the encoding thread; Returned and
-// Deferred on the applying thread, for slices that the encoding thread is done with in its round. Frames of several
+// Not thread-safe as a whole: TakeIn, Taken, Select, InputsOf, Encoded and Keep run on the encoding thread; Returned
+// and Deferred on the applying thread, for slices that the encoding thread is done with in its round. Frames of several
 // rounds may be on their way: what they carry is in them alone, and comes back by addition, in any order. Slices share
 // no elements.
 class GradientStore {
  public:
-  // `codecs`: for each tensor one codec it travels by (null for a tensor without elements). Everything outlives this.
-  GradientStore(const Job* job, std::vector<const Codec*> codecs, kernels::Backend* backend);
+  // `codecs`: for each tensor one codec it travels by (null for a tensor without elements). Job and codecs outlive
+  // this.
+  GradientStore(const Job* job, std::vector<const Codec*> codecs, std::shared_ptr<TensorMemory> memory);
 
-  // Takes in the gradient of a tensor for `round`, once per step. InvalidArgument for a non-finite element under
-  // NONFINITE_REFUSE: nothing was taken in.
-  absl::Status Ingest(uint32_t tensor, const float* gradient, uint64_t round);
+  // Takes in the gradient of a tensor for `round`, once per step. Taken, before an encoder sees the tensor, waits for
+  // the verdict. InvalidArgument for a non-finite element under NONFINITE_REFUSE: nothing was taken in.
+  void TakeIn(uint32_t tensor, const float* gradient, uint64_t round);
+  absl::Status Taken(uint32_t tensor);
+  absl::Status Ingest(uint32_t tensor, const float* gradient, uint64_t round) {
+    TakeIn(tensor, gradient, round);
+    return Taken(tensor);
+  }
   // Chooses what a sparse codec sends in `round`; before every encoding of the tensor.
   void Select(uint32_t tensor, uint64_t round);
   std::vector<RunInput> InputsOf(const BucketLayout& layout);
+  // The encoder that takes these inputs; borrowed, the same one in every call.
+  Encoder* EncoderOf(const Codec& codec) { return memory_->EncoderOf(codec); }
+  const TensorMemory& memory() const { return *memory_; }
 
   // What became of this round's values, in rounds behind round 0. Encoded: they are in a frame now. Keep: in none, they
   // wait for the next round.
@@ -45,13 +55,14 @@ class GradientStore {
                         const std::vector<uint32_t>& positions);
   // What a checkpoint keeps of a tensor between two rounds; empty where there is none.
   struct Kept {
-    std::span<const float> pending;
-    std::span<const float> second_moment;
-    std::span<const float> velocity;
+    HostView pending;
+    HostView second_moment;
+    HostView velocity;
     uint64_t steps = 0;
   };
   Kept KeptOf(uint32_t tensor) const;
-  // The memory that takes it again. `has_pending`: the checkpoint has something that waits to be sent.
+  // The memory that takes it again (TensorMemory::FromHost). `has_pending`: the checkpoint has something that waits to
+  // be sent.
   struct Memory {
     std::span<float> pending;
     std::span<float> second_moment;
@@ -67,24 +78,33 @@ class GradientStore {
  private:
   struct State {
     const Codec* codec = nullptr;
-    // Residual codecs: residual, plus this round's gradient until it is sent. Others: empty, or what is waiting to be
-    // sent (a returned gradient, or steps of PUSH_STEP).
-    std::vector<float> pending;
-    std::vector<float> second_moment;  // PUSH_STEP
-    uint64_t steps = 0;                // PUSH_STEP
-    std::vector<float> velocity;       // codecs with a velocity()
-    std::vector<float> sanitized;      // this round's gradient without its non-finite elements
-    const float* source = nullptr;     // what codecs without residual read this round; null: nothing was taken in
-    bool from_pending = false;         // that is `pending`
-    Selection selection;
+    // Arrays of the memory. Residual codecs: residual, plus this round's gradient until it is sent. Others: empty, or
+    // what is waiting to be sent (a returned gradient, or steps of PUSH_STEP).
+    std::span<float> pending;
+    std::span<float> second_moment;  // PUSH_STEP
+    uint64_t steps = 0;              // PUSH_STEP
+    std::span<float> velocity;       // codecs with a velocity()
+
+    // Of this round.
+    const float* gradient = nullptr;
+    uint64_t round = 0;
+    std::optional<absl::Status> taken;  // none: not known yet
+    const float* source = nullptr;      // what codecs without residual read; null: nothing was taken in
+    bool from_pending = false;          // that is `pending`
+    std::optional<uint64_t> selected;   // the round that `choice` was made for
+    Choice choice;
   };
 
+  // Brings `values` to where encoders read this round. `checked`: unless FindOutOfGrid found something in the tensor.
+  void Pass(uint32_t tensor, const float* values, bool checked);
+  absl::Status Refuse(uint32_t tensor, uint64_t bad);
+  absl::Status Sanitize(uint32_t tensor);
   // The memory of the runs of `layout`; zeros where there was none.
   std::vector<float*> ResidualOf(const BucketLayout& layout);
   float* ResidualOf(const Run& run);
 
   const Job* const job_;
-  kernels::Backend* const backend_;
+  const std::shared_ptr<TensorMemory> memory_;
   std::vector<State> tensors_;
   absl::Mutex allocation_mu_;  // of State::pending, which both threads may be the first to need
   std::atomic<uint64_t> sanitized_elements_{0};

@@ -1,56 +1,51 @@
 // See replica.h.
 #include "client/cpp/internal/replica.h"
 
-#include <cstring>
 #include <utility>
 
 #include "common/base/sha256.h"
 #include "common/base/status_macros.h"
 #include "common/codec/parameters.h"
-#include "common/optimizer/optimizer.h"
+#include "common/codec/run_pieces.h"
 
 namespace gradwire::client {
 
-Replica::Replica(const Job* job, const Layout* layout, kernels::Backend* backend, std::vector<std::span<float>> memory,
-                 bool with_moments)
+Replica::Replica(const Job* job, const Layout* layout, std::shared_ptr<TensorMemory> memory,
+                 std::vector<std::span<float>> tensors, bool with_moments)
     : job_(job),
       layout_(layout),
-      backend_(backend),
       memory_(std::move(memory)),
-      first_moment_(memory_.size()),
-      second_moment_(memory_.size()) {
-  if (!with_moments) return;
-  for (size_t t = 0; t < memory_.size(); ++t) {
-    if (job->moments() >= 1) first_moment_[t].assign(memory_[t].size(), 0.0f);
-    if (job->moments() >= 2) second_moment_[t].assign(memory_[t].size(), 0.0f);
+      tensors_(std::move(tensors)),
+      first_moment_(tensors_.size()),
+      second_moment_(tensors_.size()) {
+  for (size_t t = 0; with_moments && t < tensors_.size(); ++t) {
+    if (job->moments() >= 1) first_moment_[t] = memory_->Allocate(tensors_[t].size());
+    if (job->moments() >= 2) second_moment_[t] = memory_->Allocate(tensors_[t].size());
+  }
+  for (uint32_t b = 0; b < layout->bucket_count(); ++b) {
+    for (uint32_t s = 0; s < layout->shard_count(); ++s) {
+      const BucketLayout& slice = layout->at(b, s);
+      steps_.push_back(memory_->NewSteps(job, &slice, RunsOf(slice)));
+    }
   }
 }
 
 std::vector<RunState> Replica::RunsOf(const BucketLayout& slice) {
   std::vector<RunState> runs(slice.runs.size());
+  const auto at = [](std::span<float> tensor, const Run& run) {
+    return tensor.empty() ? nullptr : tensor.data() + run.offset;
+  };
   for (size_t i = 0; i < runs.size(); ++i) {
     const Run& run = slice.runs[i];
-    runs[i].parameter = memory_[run.tensor].data() + run.offset;
-    if (!first_moment_[run.tensor].empty()) runs[i].first_moment = first_moment_[run.tensor].data() + run.offset;
-    if (!second_moment_[run.tensor].empty()) runs[i].second_moment = second_moment_[run.tensor].data() + run.offset;
+    runs[i] = {at(tensors_[run.tensor], run), at(first_moment_[run.tensor], run), at(second_moment_[run.tensor], run)};
   }
   return runs;
 }
 
-absl::Status Replica::Apply(const BucketLayout& slice, const Update& update) {
-  const std::vector<RunState> runs = RunsOf(slice);
-  return ApplyUpdate(*job_, slice, update, runs, *backend_);
-}
+absl::Status Replica::Apply(const BucketLayout& slice, const Update& update) { return StepsOf(slice).Apply(update); }
 
-void Replica::WriteMean(const BucketLayout& slice, const Update& update) {
-  for (uint32_t i = 0; i < slice.runs.size(); ++i) {
-    const Run& run = slice.runs[i];
-    float* out = memory_[run.tensor].data() + run.offset;
-    if (update.contributors == 0 || update.body == Update::Body::kEmpty)
-      std::memset(out, 0, run.length * sizeof(float));
-    else
-      update.MeanOfRun(slice, i, out);
-  }
+absl::Status Replica::WriteMean(const BucketLayout& slice, const Update& update) {
+  return StepsOf(slice).WriteMean(update);
 }
 
 absl::StatusOr<PlanWindow> Replica::Load(const BucketLayout& slice, std::span<const Bytes> chunks, uint64_t version) {
@@ -59,47 +54,45 @@ absl::StatusOr<PlanWindow> Replica::Load(const BucketLayout& slice, std::span<co
   std::vector<float> second;
   ParameterTargets targets;
   targets.parameter = parameter.data();
-  const std::vector<RunState> runs = RunsOf(slice);
-  if (!runs.empty() && runs[0].first_moment != nullptr) {
+  if (!slice.runs.empty() && !first_moment_[slice.runs[0].tensor].empty()) {
     first.assign(slice.elements, 0.0f);
     targets.first_moment = first.data();
   }
-  if (!runs.empty() && runs[0].second_moment != nullptr) {
+  if (!slice.runs.empty() && !second_moment_[slice.runs[0].tensor].empty()) {
     second.assign(slice.elements, 0.0f);
     targets.second_moment = second.data();
   }
   GW_ASSIGN_OR_RETURN(PlanWindow plans, DecodeParameters(chunks, *job_, slice, version, targets));
-  for (size_t i = 0; i < runs.size(); ++i) {
-    const uint64_t begin = slice.run_begin[i];
-    const size_t bytes = slice.runs[i].length * sizeof(float);
-    std::memcpy(runs[i].parameter, parameter.data() + begin, bytes);
-    if (!first.empty()) std::memcpy(runs[i].first_moment, first.data() + begin, bytes);
-    if (!second.empty()) std::memcpy(runs[i].second_moment, second.data() + begin, bytes);
-  }
+  ForEachTensorPiece(slice, [&](const Run& run, uint64_t elements, uint64_t position) {
+    const auto store = [&](const std::vector<float>& values, std::span<float> tensor) {
+      if (!values.empty()) memory_->FromHost(values.data() + position, tensor.subspan(run.offset, elements));
+    };
+    store(parameter, tensors_[run.tensor]);
+    store(first, first_moment_[run.tensor]);
+    store(second, second_moment_[run.tensor]);
+  });
   return plans;
 }
 
 std::vector<float> Replica::Gather(const BucketLayout& slice) const {
   std::vector<float> values(slice.elements);
-  for (size_t i = 0; i < slice.runs.size(); ++i) {
-    const Run& run = slice.runs[i];
-    std::memcpy(values.data() + slice.run_begin[i], memory_[run.tensor].data() + run.offset,
-                run.length * sizeof(float));
-  }
+  ForEachTensorPiece(slice, [&](const Run& run, uint64_t elements, uint64_t position) {
+    memory_->ToHost(tensors_[run.tensor].subspan(run.offset, elements), values.data() + position);
+  });
   return values;
 }
 
 std::string Replica::Digest() const {
   Sha256 sha;
-  for (std::span<float> tensor : memory_) sha.Update(std::span<const float>(tensor));
+  for (std::span<float> tensor : tensors_) sha.Update(memory_->View(tensor).values);
   return sha.Hex();
 }
 
 std::string Replica::ShardDigest(uint32_t shard) const {
   Sha256 sha;
   for (uint32_t bucket = 0; bucket < layout_->bucket_count(); ++bucket) {
-    for (const Run& run : layout_->at(bucket, shard).runs)
-      sha.Update(std::span<const float>(memory_[run.tensor].subspan(run.offset, run.length)));
+    const std::vector<float> values = Gather(layout_->at(bucket, shard));
+    sha.Update(std::span<const float>(values));
   }
   return sha.Hex();
 }

@@ -13,7 +13,7 @@ namespace gradwire::client {
 SliceWork::SliceWork(const SliceContext& context, std::vector<PlanWindow> plans)
     : context_(context), shards_(context.layout->shard_count()), states_(plans.size()) {
   for (uint32_t i = 0; i < states_.size(); ++i) {
-    states_[i].encoder = context_.codecs[i]->NewEncoder();
+    states_[i].encoder = context_.gradients->EncoderOf(*context_.codecs[i]);
     states_[i].plans = std::move(plans[i]);
   }
 }
@@ -78,7 +78,7 @@ absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, Sli
       GW_RETURN_IF_ERROR(context_.replica->Apply(layout, bytes->update));
       break;
     case PullMode::kMean:
-      if (round > 0) context_.replica->WriteMean(layout, bytes->update);
+      if (round > 0) GW_RETURN_IF_ERROR(context_.replica->WriteMean(layout, bytes->update));
       break;
     case PullMode::kParams:
     case PullMode::kParamsBf16: {

@@ -77,7 +77,7 @@ class SliceWork {
 
  private:
   struct State {
-    std::unique_ptr<Encoder> encoder;
+    Encoder* encoder = nullptr;
     PlanWindow plans;
   };
 

@@ -143,7 +143,10 @@ class Worker {
   }
 
   absl::Status Join(const std::vector<std::string>& servers, PullMode pull = PullMode::kUpdate) {
-    auto session = Session::Join(Options(servers, pull));
+    return JoinWith(Options(servers, pull));
+  }
+  absl::Status JoinWith(SessionOptions options) {
+    auto session = Session::Join(std::move(options));
     if (session.ok()) session_ = *std::move(session);
     return session.status();
   }

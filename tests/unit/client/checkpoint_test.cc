@@ -50,8 +50,8 @@ struct State {
       for (const BucketPart& part : layout.parts(b)) of_tensor[part.tensor] = codecs.back().get();
     }
     for (const auto& codec : codecs) plans.emplace_back(1, 42, std::deque<RoundPlan>{codec->InitialPlan()});
-    replica = std::make_unique<Replica>(&job, &layout, backend.get(), spans, true);
-    gradients = std::make_unique<GradientStore>(&job, of_tensor, backend.get());
+    replica = std::make_unique<Replica>(&job, &layout, MakeHostMemory(backend.get()), spans, true);
+    gradients = std::make_unique<GradientStore>(&job, of_tensor, MakeHostMemory(backend.get()));
   }
 
   void Randomise() {
@@ -124,10 +124,10 @@ TEST_P(CheckpointTest, ComesBackWhole) {
     EXPECT_EQ(Copy(to.replica->first_moment(t)), Copy(from.replica->first_moment(t)));
     EXPECT_EQ(Copy(to.replica->second_moment(t)), Copy(from.replica->second_moment(t)));
     const GradientStore::Kept found = to.gradients->KeptOf(t), wanted = from.gradients->KeptOf(t);
-    EXPECT_EQ(Copy(found.pending), Copy(wanted.pending)) << t;
-    EXPECT_EQ(Copy(found.second_moment), Copy(wanted.second_moment));
-    EXPECT_EQ(Copy(found.velocity), Copy(wanted.velocity));
-    EXPECT_EQ(wanted.velocity.size(),
+    EXPECT_EQ(Copy(found.pending.values), Copy(wanted.pending.values)) << t;
+    EXPECT_EQ(Copy(found.second_moment.values), Copy(wanted.second_moment.values));
+    EXPECT_EQ(Copy(found.velocity.values), Copy(wanted.velocity.values));
+    EXPECT_EQ(wanted.velocity.values.size(),
               GetParam() == v1::PUSH_GRADIENT && (t == 1 || t == 2) ? from.memory[t].size() : 0);
     EXPECT_EQ(found.steps, wanted.steps);
   }

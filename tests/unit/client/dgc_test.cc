@@ -35,7 +35,8 @@ class DgcTest : public ::testing::Test {
     backend_ = *kernels::MakeBackend("cpu");
     codec_ = *MakeCodec({job_.get(), &slice(), backend_.get()});
     encoder_ = codec_->NewEncoder();
-    store_ = std::make_unique<GradientStore>(job_.get(), std::vector<const Codec*>{codec_.get()}, backend_.get());
+    store_ = std::make_unique<GradientStore>(job_.get(), std::vector<const Codec*>{codec_.get()},
+                                             MakeHostMemory(backend_.get()));
   }
   const BucketLayout& slice() const { return layout_->at(0, 0); }
 
@@ -64,9 +65,9 @@ class DgcTest : public ::testing::Test {
     for (size_t i = 0; i < kElements; ++i) (*sent)[i] = Pending()[i] != formed[i];
     return *std::move(frame);
   }
-  std::span<const float> PendingSpan() const { return store_->KeptOf(0).pending; }
+  std::span<const float> PendingSpan() const { return store_->KeptOf(0).pending.values; }
   std::vector<float> Pending() const { return {PendingSpan().begin(), PendingSpan().end()}; }
-  std::span<const float> Velocity() const { return store_->KeptOf(0).velocity; }
+  std::span<const float> Velocity() const { return store_->KeptOf(0).velocity.values; }
 
   std::unique_ptr<Job> job_;
   std::unique_ptr<Layout> layout_;

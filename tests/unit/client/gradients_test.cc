@@ -39,7 +39,8 @@ class GradientStoreTest : public ::testing::Test {
     ASSERT_TRUE(codec_made.ok()) << codec_made.status();
     codec_ = *std::move(codec_made);
     encoder_ = codec_->NewEncoder();
-    store_ = std::make_unique<GradientStore>(job_.get(), std::vector<const Codec*>{codec_.get()}, backend_.get());
+    store_ = std::make_unique<GradientStore>(job_.get(), std::vector<const Codec*>{codec_.get()},
+                                             MakeHostMemory(backend_.get()));
     gradient_.resize(300);
     for (size_t i = 0; i < gradient_.size(); ++i) gradient_[i] = static_cast<float>(i % 100 + 1);  // exact in bfloat16
   }

@@ -45,8 +45,8 @@ TEST(Replica, SlicesCarryEveryElementOnce) {
     source_memory.push_back(source[t]);
     target_memory.push_back(target[t]);
   }
-  const Replica from(&*job, &*layout, backend->get(), source_memory, false);
-  Replica to(&*job, &*layout, backend->get(), target_memory, false);
+  const Replica from(&*job, &*layout, MakeHostMemory(backend->get()), source_memory, false);
+  Replica to(&*job, &*layout, MakeHostMemory(backend->get()), target_memory, false);
   EXPECT_NE(from.Digest(), to.Digest());
   Sha256 shard_one;
   for (uint32_t b = 0; b < layout->bucket_count(); ++b) {

@@ -206,7 +206,7 @@ class TrainedJob {
     }
     workers_.clear();
     for (uint32_t w = 0; w < job_->spec().max_workers(); ++w) {
-      workers_.push_back({std::make_unique<client::GradientStore>(job_.get(), by_tensor, backend_.get()), {}});
+      workers_.push_back({std::make_unique<client::GradientStore>(job_.get(), by_tensor, client::MakeHostMemory(backend_.get())), {}});
       workers_.back().memory.resize(gradients_.size());
     }
   }
