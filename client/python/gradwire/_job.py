@@ -122,14 +122,31 @@ class Group:
                 "beta2": _real("betas[1]", self.betas[1]), "epsilon": _real("eps", self.eps)}
 
 
-def sparse(codec: str) -> bool:
-    """Does this codec send a few elements per step and keep the rest?"""
-    return codec.split(":", 1)[0] == "tagc"
+def _name(codec: str) -> str:
+    return codec.split(":", 1)[0]
+
+
+# From the convergence study (tests/bench/README.md). Codecs that keep what they do not send train better by steps, whose
+# residual is the momentum; those with a momentum of their own, or nothing but signs, by plain SGD.
+_TRAIN_BY_STEPS = frozenset({"tagc", "topk", "threshold", "randomk", "onebit", "efsignsgd"})
+_TRAIN_BY_SGD = frozenset({"dgc", "signum", "signsgd"})
+
+
+def default_push(codec: str, optimizer: str | None) -> str:
+    """What workers push by this codec; an optimizer that was asked for, other than "step", gets gradients."""
+    return "step" if _name(codec) in _TRAIN_BY_STEPS and optimizer in (None, "step") else "gradient"
+
+
+def default_optimizer(codec: str, push: str) -> str:
+    """What the shards do with it."""
+    if push != "gradient":
+        return "step"
+    return "sgd" if _name(codec) in _TRAIN_BY_SGD else "adamw"
 
 
 def default_rules(codec: str) -> list[Rule]:
-    """With a sparse codec, norms, biases and tensors below 1024 elements travel dense, as 16-bit fixed point."""
-    if not sparse(codec):
+    """With TAGC, norms, biases and tensors below 1024 elements travel dense, as 16-bit fixed point."""
+    if _name(codec) != "tagc":
         return []
     return [Rule("dense:values=fixed16", roles=("norm", "bias")), Rule("dense:values=fixed16", max_elements=1023)]
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ._errors import Cancelled, FailedPrecondition
-from ._job import Group, JobSpec, Rule, TensorSpec, sparse
+from ._job import Group, JobSpec, Rule, TensorSpec, default_optimizer, default_push
 from ._session import Session, join
 
 __all__ = ["DEFAULT_CODEC", "ShardedOptimizer"]
@@ -54,8 +54,6 @@ def _named_groups(params: Any) -> list[dict[str, Any]]:
     return groups
 
 
-# Optimizers that take no steps that a worker preconditioned.
-_FOR_GRADIENTS = ("lamb", "lans", "lion")
 # What a job fixes when it is created. Learning rates are not among them: they travel with every round.
 _FIXED = ("momentum", "nesterov", "betas", "eps", "weight_decay")
 
@@ -103,10 +101,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
     params: as for any optimizer; named_parameters() (or the module itself) lets roles and rules see names. Every
     worker builds the same model in the same order with the same arguments; the first worker's values start the job.
 
-    push: "step" (the default for sparse codecs) sends g/sqrt(v), made with each worker's own second moment (betas[1],
-    eps); what is not sent waits, times residual_decay, for the next step: the residual is the momentum. "gradient" (the
-    default otherwise, and with "lamb", "lans" and "lion") sends the gradient to an optimizer on the shards: "adamw", "sgd",
-    "lamb", "lans" or "lion". betas: (0.9, 0.95) for "step", (0.9, 0.99) for "lion", else (0.9, 0.999). eps: 1e-6 for
+    push: "step" (the default for tagc, topk, threshold, randomk, onebit and efsignsgd, if no optimizer is named) sends
+    g/sqrt(v), made with each worker's own second moment (betas[1], eps); what is not sent waits, times residual_decay with
+    sparse codecs, for the next step: the residual is the momentum. "gradient" (the default otherwise) sends the gradient to
+    an optimizer on the shards: "adamw" (the default), "sgd" (the default for dgc, signum and signsgd), "lamb", "lans" or
+    "lion". betas: (0.9, 0.95) for "step", (0.9, 0.99) for "lion", else (0.9, 0.999). eps: 1e-6 for
     "lamb" and "lans", else 1e-8. clip_norm: the mean gradient of all workers is scaled down to this norm on the shards
     (not with push="step"). roles: name -> role where the guess is wrong; rules: which tensor travels by which codec.
     update_codec: what the shards compress the update with on its way back, such as "topk:density=0.001,values=fp16"; they
@@ -166,9 +165,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  resume_from: str | os.PathLike[str] | Mapping[str, Any] | None = None):
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate} must be at least 1")
-        push = push or ("step" if sparse(codec) and optimizer not in _FOR_GRADIENTS else "gradient")
+        push = push or default_push(codec, optimizer)
         pull = pull or ("params" if rounds.startswith("async") else "update")
-        optimizer = optimizer or ("adamw" if push == "gradient" else "step")
+        optimizer = optimizer or default_optimizer(codec, push)
         betas = betas or ((0.9, 0.95) if push == "step" else (0.9, 0.99) if optimizer == "lion" else (0.9, 0.999))
         if eps is None:
             eps = 1e-6 if optimizer in ("lamb", "lans") else 1e-8

@@ -120,10 +120,10 @@ def variant_table(results: Results, name: str, variants: list[tuple[str, Run]], 
 def collect(results: Results) -> dict:
     """All figures of the study."""
     grid = grid_table(results)
-    settled = {name: variant_table(results, name, study.variants(name), lambda run: study.tuned(results, run))
+    settled = {name: variant_table(results, name, study.variants(name), lambda run: study.variant_at_its_best(results, run))
                for name in ("logistic", "digits", "gpt")}
     two_way = {}
-    for name in ("wide", "gpt"):
+    for name in ("wide", "digits_large", "gpt"):
         dense, compressed = study.two_way_runs(name)
         two_way[name] = {which: variant_table(results, name, runs, lambda run: study.two_way_tuned(results, run))
                          for which, runs in (("uncompressed", dense), ("compressed", compressed))}
@@ -211,5 +211,5 @@ def plot(report: dict, path: Path) -> None:
             axis.grid(alpha=0.3)
     axes[0][1].legend(frameon=False, fontsize=7)
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)

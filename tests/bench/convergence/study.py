@@ -84,13 +84,13 @@ class Arm:
 
 
 ARMS = {arm.name: arm for arm in (
-    Arm("gradient, AdamW", {"push": "gradient", "optimizer": "adamw"}, {"logistic": 0.032, "wide": 0.064, "digits": 0.008, "gpt": 0.004}),
+    Arm("gradient, AdamW", {"push": "gradient", "optimizer": "adamw"}, {"logistic": 0.032, "wide": 0.064, "digits": 0.008, "digits_large": 0.002, "gpt": 0.004}),
     Arm("gradient, SGD", {"push": "gradient", "optimizer": "sgd", "momentum": 0.9},
-        {"logistic": 1.024, "wide": 1.024, "digits": 0.032, "gpt": 0.128}),
+        {"logistic": 1.024, "wide": 1.024, "digits": 0.032, "digits_large": 0.032, "gpt": 0.128}),
     Arm("step", {"push": "step", "optimizer": "step", "residual_decay": RESIDUAL_DECAY},
-        {"logistic": 0.016, "wide": 0.032, "digits": 0.004, "gpt": 0.004}),
+        {"logistic": 0.016, "wide": 0.032, "digits": 0.004, "digits_large": 0.001, "gpt": 0.004}),
     Arm("delta", {"push": "delta", "optimizer": "step", "local_steps": LOCAL_STEPS},
-        {"logistic": 0.032, "wide": 0.064, "digits": 0.008, "gpt": 0.004}),
+        {"logistic": 0.032, "wide": 0.064, "digits": 0.008, "digits_large": 0.002, "gpt": 0.004}),
 )}
 WITHOUT_MOMENTUM = Arm("gradient, SGD", {"push": "gradient", "optimizer": "sgd"}, ARMS["gradient, SGD"].centers)
 
@@ -195,19 +195,19 @@ def repeat(results: Results, case: Case, task: str, workers: int, seeds: tuple[i
     return [results(case.run(task, lr, workers, seed)) for seed in seeds]
 
 
-def grid(results: Results, workers: int, seeds: tuple[int, ...], tasks: tuple[str, ...] = ("logistic", "digits")) -> None:
-    """Every codec in every arm."""
-    for name in tasks:
-        for case in cases():
+def grid(results: Results, workers: int, seeds: tuple[int, ...], among: list[Case] | None = None) -> None:
+    """The two small tasks; without `among` every codec in every arm."""
+    for name in ("logistic", "digits"):
+        for case in cases() if among is None else among:
             repeat(results, case, name, workers, seeds)
 
 
-# The GPT: the default of every codec, in the arms that can win, with a shorter search for the learning rate.
-GPT_SEARCH = 3
+GPT_SEARCH = 3  # runs of the GPT in a search for a learning rate
 GPT_DELTA = ("onebit", "efsignsgd", "qsgd:bits=4", "thc:bits=4", "tagc:density=0.01", "topk:density=0.01")
 
 
-def gpt_cases() -> list[Case]:
+def core_cases() -> list[Case]:
+    """Every codec at its default, in the arms that can win."""
     found = []
     for case in cases():
         default = case.codec.split(",")[0].rsplit("=", 1)[-1] in ("0.01", "0.001") if "density" in case.codec else True
@@ -227,7 +227,8 @@ def gpt_cases() -> list[Case]:
 
 
 def gpt(results: Results) -> None:
-    for case in gpt_cases():
+    """With a shorter search for the learning rate."""
+    for case in core_cases():
         repeat(results, case, "gpt", 2, SEEDS[:1], 9 if case.codec == DENSE else GPT_SEARCH)
 
 
@@ -255,7 +256,8 @@ def variants(task: str) -> list[tuple[str, Run]]:
         return Run(task, codec, update_codec=TINY if both_ways else "", **{**base, **changes})
 
     found: list[tuple[str, Run]] = []
-    for name, codec, both in (("top-k 1 %", TOPK, False), ("TAGC 1 %", TAGC, False), ("top-k 0.1 % both ways", TINY, True)):
+    sparse = [("top-k 1 %", TOPK, False), ("TAGC 1 %", TAGC, False), ("top-k 0.1 % both ways", TINY, True)]
+    for name, codec, both in sparse[: 1 if task == "gpt" else 3]:
         found += [(f"{name}, residual decay {d:g}", step(codec, both, residual_decay=d)) for d in (0.9, 0.98, 1.0)]
         found += [(f"{name}, beta2 {b:g}", step(codec, both, beta2=b)) for b in (0.99, 0.999)]
         found += [(f"{name}, small tensors as the rest", step(codec, both, small=""))]
@@ -264,12 +266,16 @@ def variants(task: str) -> list[tuple[str, Run]]:
             found += [(f"{name}, head dense", step(codec, both, dense_roles="head"))]
         if task == "gpt":
             found += [(f"{name}, embedding dense", step(codec, both, dense_roles="embedding"))]
-    for name, codec in (("dense", DENSE), ("top-k 1 %", TOPK)):
+    for name, codec in (("dense", DENSE), ("top-k 1 %", TOPK))[: 0 if task == "gpt" else 2]:
         small = "" if codec == DENSE else SMALL
         for steps in (1, 4, 8):
             found.append((f"{name}, delta of {steps} steps", Run(task, codec, "delta", "step", local_steps=steps, small=small)))
         found.append((f"{name}, delta of 4 steps, outer Nesterov 0.9 at 0.7",
                       Run(task, codec, "delta", "sgd", local_steps=4, momentum=0.9, outer_lr=0.7, small=small)))
+    if task == "gpt":
+        return found + [(f"{name}, LION", Run(task, codec, optimizer="lion", small=SMALL if codec == TOPK else ""))
+                        for name, codec in (("dense", DENSE), ("top-k 1 %", TOPK), ("1-bit", "onebit"), ("THC 4 bits", "thc:bits=4"))]
+    found.append(("dense, AdamW with beta2 0.999", Run(task, DENSE, beta2=0.999)))
     for name, codec in (("dense", DENSE), ("top-k 1 %", TOPK), ("1-bit", "onebit"), ("EF-SignSGD", "efsignsgd"),
                         ("SignSGD", "signsgd"), ("QSGD 4 bits", "qsgd:bits=4"), ("THC 4 bits", "thc:bits=4"),
                         ("DGC 1 %", "dgc:density=0.01")):
@@ -298,10 +304,14 @@ def tuned(results: Results, run: Run, most: int = 9, factor: float = 2.0, begin:
     return replace(run, lr=climb(results, run, begin, most, factor))
 
 
-def settle(results: Results, task: str) -> None:
-    for seed in SEEDS:
+def variant_at_its_best(results: Results, run: Run) -> Run:
+    return tuned(results, run, GPT_SEARCH if run.task == "gpt" else 9)
+
+
+def settle(results: Results, task: str, seeds: tuple[int, ...]) -> None:
+    for seed in seeds:
         for _, run in variants(task):
-            results(replace(tuned(results, run), seed=seed))
+            results(replace(variant_at_its_best(results, run), seed=seed))
 
 
 # Top-k 0.1 % both ways with fp16 values against no compression: ways to come within 0.5 % of its loss.
@@ -312,31 +322,30 @@ def two_way_runs(task: str) -> tuple[list[tuple[str, Run]], list[tuple[str, Run]
     def both(push: str, optimizer: str, codec: str = TINY, back: str = TINY, **changes: object) -> Run:
         return Run(task, codec, push, optimizer, update_codec=back, **changes)
 
-    compressed = [
-        ("gradients, AdamW", both("gradient", "adamw")),
-        ("steps, residual decay 1, beta2 0.999", both("step", "step", beta2=0.999)),
-    ]
-    if task == "wide":
-        return dense, compressed
-    return dense, compressed + [
-        ("steps, residual decay 1", both("step", "step")),
-        ("steps, residual decay 0.98", both("step", "step", residual_decay=0.98)),
-        ("steps, density falls from 5 %", both("step", "step", TINY + WARM)),
-        ("gradients, SGD with momentum 0.9", both("gradient", "sgd", momentum=0.9)),
-        ("gradients, SGD", both("gradient", "sgd")),
-        ("gradients, LANS (CLAN)", both("gradient", "lans")),
-        ("DGC, SGD", both("gradient", "sgd", "dgc:density=0.001,values=fp16")),
-        ("deltas of 4 steps", both("delta", "step", local_steps=4)),
-    ]
+    compressed = {
+        "gradients, AdamW": both("gradient", "adamw"),
+        "steps, residual decay 1": both("step", "step"),
+        "steps, residual decay 1, beta2 0.999": both("step", "step", beta2=0.999),
+        "steps, residual decay 0.98": both("step", "step", residual_decay=0.98),
+        "steps, small tensors dense": both("step", "step", small=SMALL),
+        "steps, density falls from 5 %": both("step", "step", TINY + WARM),
+        "gradients, SGD with momentum 0.9": both("gradient", "sgd", momentum=0.9),
+        "gradients, SGD": both("gradient", "sgd"),
+        "gradients, LANS (CLAN)": both("gradient", "lans"),
+        "DGC, SGD": both("gradient", "sgd", "dgc:density=0.001,values=fp16"),
+        "deltas of 4 steps": both("delta", "step", local_steps=4),
+    }
+    kept = {"wide": (0, 2), "digits_large": (0, 1, 3)}.get(task, range(len(compressed)))
+    return dense, [list(compressed.items())[i] for i in kept]
 
 
 def two_way_tuned(results: Results, run: Run) -> Run:
     """The best learning rate to a factor of sqrt(2)."""
     rough = tuned(results, run, most=6)
-    return tuned(results, rough, most=5, factor=2**0.5, begin=rough.lr)
+    return tuned(results, rough, most=3, factor=2**0.5, begin=rough.lr)
 
 
-def two_way(results: Results, task: str = "wide") -> None:
+def two_way(results: Results, task: str) -> None:
     for runs in two_way_runs(task):
         best = sorted((two_way_tuned(results, run) for _, run in runs), key=lambda r: results(r).loss)[:2]
         for seed in SEEDS[1:]:
@@ -345,18 +354,24 @@ def two_way(results: Results, task: str = "wide") -> None:
 
 
 # In the order of what matters most, should time run out.
+# In the order of what matters most, should time run out.
 STAGES: dict[str, Callable[[Results], None]] = {
     "grid": lambda results: grid(results, 2, SEEDS[:1]),
-    "settle_logistic": lambda results: settle(results, "logistic"),
+    "settle_logistic": lambda results: settle(results, "logistic", SEEDS[:1]),
     "gpt": gpt,
-    "two_way": two_way,
+    "settle_gpt": lambda results: settle(results, "gpt", SEEDS[:1]),
+    "settle_digits": lambda results: settle(results, "digits", SEEDS[:1]),
+    "core_workers": lambda results: grid(results, 8, SEEDS[:1], core_cases()),
+    "core_seeds": lambda results: grid(results, 2, SEEDS, core_cases()),
+    "two_way_digits": lambda results: two_way(results, "digits_large"),
+    "two_way_wide": lambda results: two_way(results, "wide"),
     "gpt_finalists": gpt_finalists,
-    "workers_logistic": lambda results: grid(results, 8, SEEDS[:1], ("logistic",)),
-    "settle_digits": lambda results: settle(results, "digits"),
+    "core_workers_seeds": lambda results: grid(results, 8, SEEDS, core_cases()),
+    "settle_seeds": lambda results: [settle(results, task, SEEDS) for task in ("logistic", "digits")],
     "two_way_gpt": lambda results: two_way(results, "gpt"),
-    "seeds": lambda results: [grid(results, 2, (seed,)) for seed in SEEDS[1:]],
-    "workers_digits": lambda results: grid(results, 8, SEEDS[:1], ("digits",)),
-    "workers_seeds": lambda results: [grid(results, 8, (seed,)) for seed in SEEDS[1:]],
+    "seeds": lambda results: grid(results, 2, SEEDS),
+    "workers": lambda results: grid(results, 8, SEEDS[:1]),
+    "workers_seeds": lambda results: grid(results, 8, SEEDS),
 }
 
 

@@ -267,6 +267,13 @@ class Digits(Task):
         return F.cross_entropy(self._logits(self.validation, p)[0], self.validation_labels).item()
 
 
+class LargeDigits(Digits):
+    """The same with 541,000 parameters."""
+
+    name, title, batch, steps = "digits_large", "convolutional net of half a million parameters, digits", 32, 300
+    CHANNELS, HIDDEN = (16, 32), 1024
+
+
 # Bytes -----------------------------------------------------------------------------------------------------------------
 
 
@@ -308,7 +315,7 @@ class PythonText(Task):
         return self.model.loss(*self.validation).item()
 
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (SourceLines, Digits, PythonText, AllSourceLines)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (SourceLines, Digits, PythonText, AllSourceLines, LargeDigits)}
 
 
 @functools.cache
