@@ -30,6 +30,7 @@ Poller::~Poller() {
   {
     absl::MutexLock lock(&mu_);
     threads.swap(threads_);
+    if (!inside_) turn_.Signal();
   }
   for (std::thread& thread : threads) thread.join();
 }
@@ -52,10 +53,16 @@ void Poller::Loop() {
   SinkScope::CountInto(&sink_ns_);
   SpinBudget spin(spin_ns_);
   CompletionQueue::Event event;
-  while (Next(&spin, &event)) {
+  bool answering = false;  // a message so small that the time it takes is that of waking threads
+  while (Enter()) {
+    const bool got = Next(answering ? &spin : nullptr, &event);
+    Leave(got);
+    if (!got) return;
     waiting_.fetch_sub(1);
     if (resting_.load()) WakeKeeper();
+    const TimeNs begin = spin_ns_ != 0 ? SteadyClock().Now() : 0;
     Run(event);
+    answering = spin_ns_ != 0 && SteadyClock().Now() - begin < spin_ns_ / 2;
     if (callers_.load()) Rest();
     // A surplus thread ends only while another one waits.
     int surplus = surplus_.load();
@@ -64,25 +71,44 @@ void Poller::Loop() {
       absl::MutexLock lock(&mu_);
       --running_;
       ended_.push_back(std::this_thread::get_id());
+      if (!inside_) turn_.Signal();
       return;
     }
     waiting_.fetch_add(1);
   }
 }
 
+bool Poller::Enter() {
+  absl::MutexLock lock(&mu_);
+  ++reserve_;
+  while (inside_ && !over_) turn_.Wait(&mu_);
+  --reserve_;
+  inside_ = true;
+  return !over_;
+}
+
+void Poller::Leave(bool got) {
+  absl::MutexLock lock(&mu_);
+  inside_ = false;
+  if (!got) {
+    over_ = true;
+    turn_.SignalAll();
+  } else if (draining_.load() && reserve_ > 0) {
+    turn_.Signal();  // nobody looks any more
+  }
+}
+
 bool Poller::Next(SpinBudget* spin, CompletionQueue::Event* event) {
   using Got = CompletionQueue::Got;
-  if (spin_ns_ == 0) return queue_->Next(event) == Got::kCompletion;
+  if (spin == nullptr) return queue_->Next(event) == Got::kCompletion;
   const TimeNs begin = SteadyClock().Now();
   Got got = Got::kNothing;
-  // Beside another thread in the queue this one would not see the sockets.
-  const bool alone = waiting_.load() == 1;
-  SpinBudget::Spin(alone ? spin->budget_ns() : 0, [&] {
+  SpinBudget::Spin(spin->budget_ns(), [&] {
     got = queue_->TryNext(event);
     return got != Got::kNothing;
   });
   if (got == Got::kNothing) got = queue_->Next(event);
-  if (alone) spin->Note(SteadyClock().Now() - begin);
+  spin->Note(SteadyClock().Now() - begin);
   return got == Got::kCompletion;
 }
 
@@ -139,6 +165,10 @@ bool Poller::Look() {
     seen_polls_ = polls;
     stuck_looks_ = idle_looks_ = 0;
     return true;
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    if (!inside_ && reserve_ > 0) turn_.Signal();
   }
   const uint64_t events = events_.load();
   const int waiting = waiting_.load();

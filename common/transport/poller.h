@@ -1,11 +1,12 @@
 // Threads that run the completions of one queue: gRPC's, or that of an I/O context. Sinks and services are called right
 // on them, without a hop to another thread.
 //
-// One thread is the fastest: every further one that waits in the queue is woken in turn, which doubles the time of a
-// round trip and costs a third of the goodput. But a sink may block, and may have much to do. So a keeper looks at the
-// pool every few milliseconds while it is in use. It adds a thread when all of them stay inside their sinks, or when
-// they use up their CPU time and sinks take a good part of it, or all of their time goes into sinks; it takes one away
-// when the others have time to spare.
+// One thread is the fastest: two that wait in the queue are woken in turn, which doubles the time of a round trip and
+// costs a third of the goodput. So one waits there at a time; a thread that comes back while nobody is there goes on at
+// once, the others are the reserve. But a sink may block, and may have much to do. So a keeper looks at the pool every
+// few milliseconds while it is in use. It sends one of the reserve in when nobody waits in the queue. It adds a thread
+// when all of them stay inside their sinks, or when they use up their CPU time and sinks take a good part of it, or all
+// of their time goes into sinks; it takes one away when the others have time to spare.
 //
 // A thread outside the pool that is about to wait for a message can run the completions itself (RunReady), which saves
 // waking one thread for the message and another for what the message says. Two threads in the queue would be in each
@@ -90,7 +91,11 @@ class Poller {
   static constexpr double kInSinks = 0.3;
 
   void Loop();
-  // False when there will be no more.
+  // Returns when it is this thread's turn to wait in the queue. False: it is over.
+  bool Enter() ABSL_LOCKS_EXCLUDED(mu_);
+  // This thread has got a completion, or the queue's end.
+  void Leave(bool got) ABSL_LOCKS_EXCLUDED(mu_);
+  // Busy-waits as `spin` says; null: not at all. False when there will be no more.
   bool Next(SpinBudget* spin, CompletionQueue::Event* event);
   void Run(const CompletionQueue::Event& event);
   // Returns when no caller of RunReady is expected any more.
@@ -109,7 +114,7 @@ class Poller {
 
   CompletionQueue* const queue_;
   const TimeNs spin_ns_;
-  std::atomic<int> waiting_ = 0;  // threads in the queue's Next
+  std::atomic<int> waiting_ = 0;  // threads in the queue's Next, and the reserve
   std::atomic<int> surplus_ = 0;  // threads that should end
   std::atomic<uint64_t> events_ = 0;
   std::atomic<uint64_t> polls_ = 0;    // calls of RunReady
@@ -119,6 +124,10 @@ class Poller {
   std::atomic<bool> draining_ = false;
 
   absl::Mutex mu_;
+  absl::CondVar turn_;
+  bool inside_ ABSL_GUARDED_BY(mu_) = false;  // one waits in the queue
+  bool over_ ABSL_GUARDED_BY(mu_) = false;    // there is nothing more to come
+  int reserve_ ABSL_GUARDED_BY(mu_) = 0;
   int running_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<std::thread> threads_ ABSL_GUARDED_BY(mu_);
   std::vector<std::thread::id> ended_ ABSL_GUARDED_BY(mu_);  // of threads_, ready to be joined

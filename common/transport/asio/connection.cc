@@ -37,7 +37,7 @@ Connection::Connection(Side side, const Endpoint& endpoint, ConnectionOwner* own
       socket_(std::move(socket)),
       owner_(owner),
       peer_(std::move(peer)),
-      read_done_(this, &Connection::OnRead),
+      readable_(this, &Connection::OnReadable),
       writable_(this, &Connection::OnWritable),
       resume_(this, &Connection::OnResume),
       close_(this, &Connection::OnClose),
@@ -223,28 +223,50 @@ void Connection::DropQueue() {
 // ---- Receiving ----
 
 void Connection::ReadMore() {
-  const auto space = reader_.Space();
   waiting_.store(true);
-  const std::array<asio::mutable_buffer, 2> buffers = {asio::buffer(space[0].data(), space[0].size()),
-                                                       asio::buffer(space[1].data(), space[1].size())};
-  socket_.async_read_some(buffers, IoQueue::Handler(&read_done_));
+  socket_.async_wait(asio::ip::tcp::socket::wait_read, IoQueue::Handler(&readable_));
 }
 
-void Connection::OnRead(error_code error, size_t bytes) {
+void Connection::OnReadable(error_code error, size_t) {
   const std::shared_ptr<Connection> self = shared_from_this();
   waiting_.store(false);
-  if (established_.load()) silent_ticks_.store(0);
   if (error) return ReadEnded(error.message());
-  reader_.Filled(bytes);
-  Process();
+  Read();
 }
 
 void Connection::OnResume(error_code, size_t) {
   const std::shared_ptr<Connection> self = shared_from_this();
-  Process();
+  if (Process()) Read();
 }
 
-void Connection::Process() {
+void Connection::Read() {
+  for (size_t burst = 0; burst < kBurstBytes;) {
+    std::array<iovec, 2> pieces;
+    size_t space = 0;
+    const auto spans = reader_.Space();
+    for (size_t i = 0; i < spans.size(); ++i) {
+      pieces[i] = {spans[i].data(), spans[i].size()};
+      space += spans[i].size();
+    }
+    msghdr message{};
+    message.msg_iov = pieces.data();
+    message.msg_iovlen = pieces.size();
+    const ssize_t n = recvmsg(socket_.native_handle(), &message, MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return ReadMore();
+    if (n < 0) return ReadEnded(error_code(errno, asio::error::get_system_category()).message());
+    if (n == 0) return ReadEnded(error_code(asio::error::eof).message());
+    if (established_.load()) silent_ticks_.store(0);
+    const auto bytes = static_cast<size_t>(n);
+    burst += bytes;
+    reader_.Filled(bytes);
+    if (!Process()) return;
+    if (bytes < space) return ReadMore();  // that was all
+  }
+  endpoint_.queue->Post(&resume_);
+}
+
+bool Connection::Process() {
   for (bool more = true; more;) {
     bool had_preface = reader_.has_preface();
     {
@@ -256,7 +278,7 @@ void Connection::Process() {
       }
       if (queued_bytes_ > PauseReadsAbove() && !broken_) {
         paused_ = true;
-        return;
+        return false;
       }
       delivering_ = true;
     }
@@ -273,7 +295,7 @@ void Connection::Process() {
     delivering_ = false;
     CloseIfOver();
   }
-  ReadMore();
+  return true;
 }
 
 void Connection::Deliver(Message message) {

@@ -118,13 +118,18 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  private:
   static constexpr size_t kMaxPieces = 64;  // per call of the kernel
+  // After so many bytes other connections have their turn.
+  static constexpr size_t kBurstBytes = 4u << 20;
 
-  void OnRead(error_code error, size_t bytes);
+  void OnReadable(error_code error, size_t);
   void OnWritable(error_code error, size_t);
   void OnResume(error_code, size_t);
   void OnClose(error_code, size_t);
-  // Handles what was received, then reads on.
-  void Process() ABSL_LOCKS_EXCLUDED(mu_);
+  // Reads and handles what the socket has, then waits for more. One thread goes on while there is something: what it has
+  // received is in its core's cache, and no other one is woken.
+  void Read() ABSL_LOCKS_EXCLUDED(mu_);
+  // Handles what was received. False: reading is paused.
+  bool Process() ABSL_LOCKS_EXCLUDED(mu_);
   bool Sendable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return queued_bytes_ <= endpoint_.limits.send_window_bytes || broken_ || finish_requested_;
   }
@@ -154,7 +159,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   ConnectionOwner* const owner_;
   const std::string peer_;  // for messages
-  Operation<Connection> read_done_;
+  Operation<Connection> readable_;
   Operation<Connection> writable_;
   Operation<Connection> resume_;
   Operation<Connection> close_;
