@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "kernels/cpu/reference/loops.h"
 #include "kernels/cpu/reference/reference_backend.h"
 #include "kernels/cpu/simd/simd_backend.h"
 #include "kernels/cuda/cuda_backend.h"
@@ -28,6 +29,10 @@ uint32_t BinThatReaches(std::span<const uint64_t> bins, double* wanted) {
 }
 
 }  // namespace
+
+bool Backend::AssignWords(int32_t* acc, const uint8_t* values, size_t n, const WordRange& range) {
+  return reference::AssignWords(acc, values, n, range);
+}
 
 // A histogram of the upper bits of the keys finds the bin of the threshold, one of the lower bits within that bin the
 // key.

@@ -51,6 +51,20 @@ struct SketchArgs {
   int cell_bytes = 1;            // 1, 2, 4
 };
 
+// Words w with (w << shift) + offset <= last, in Z/2^32.
+struct WordRange {
+  int shift;
+  uint32_t offset;
+  uint32_t last;
+  // Integers of magnitude up to `limit` (less than 2^31).
+  static constexpr WordRange Integers(int32_t limit) {
+    return {0, static_cast<uint32_t>(limit), 2 * static_cast<uint32_t>(limit)};
+  }
+  // float32 whose magnitude has bits below `limit_bits` (1 to 2^31 - 1): the sign is shifted out.
+  static constexpr WordRange Floats(uint32_t limit_bits) { return {1, 0, 2 * limit_bits - 1}; }
+  constexpr bool Holds(uint32_t word) const { return (word << shift) + offset <= last; }
+};
+
 // Thread-safe: concurrent calls must not write the same memory.
 class Backend {
  public:
@@ -66,6 +80,9 @@ class Backend {
   virtual void AddIntegers(int32_t* acc, const uint8_t* values, int width, size_t n, Sign sign, Stream* stream) = 0;
   // acc[i] = value[i]: the first of several additions, without reading what was there.
   virtual void AssignIntegers(int32_t* acc, const uint8_t* values, int width, size_t n, Stream* stream) = 0;
+  // acc[i] = the 4-byte word values[i], whatever it means, in host memory; true: every word is in the range. So what is
+  // received for the first time is checked and stored in one pass; where it is false, all words are stored, too.
+  virtual bool AssignWords(int32_t* acc, const uint8_t* values, size_t n, const WordRange& range);
   // acc[i] += sign * round_to_even(value[i] * 2^kGridBits) in Z/2^64. `values`: float32 (width 4) or bfloat16 (width
   // 2), any alignment. Precondition: FindOutOfGrid returned -1.
   virtual void AddFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign, Stream* stream) = 0;

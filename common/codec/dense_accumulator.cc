@@ -239,17 +239,26 @@ class DenseAccumulator final : public Accumulator {
   }
   int first_width() const { return shape_.fixed() ? 4 : shape_.width(); }
 
-  // Stores a whole block of the first frame.
-  void StoreFirst(size_t block, const uint8_t* values) {
+  // Stores a whole block of the first frame, unless there are values that CheckValues refuses.
+  absl::Status StoreFirst(const Segment& s, size_t block, uint64_t begin) {
     const uint64_t n = SizeOf(block);
-    blocks_[block] = Block::kFirst;
-    if (shape_.fixed() || shape_.width() == 4) {
-      // Four bytes each, whatever they mean: past the cache, which the next values need.
-      auto* out = reinterpret_cast<int32_t*>(FirstOf(block));
-      shape_.backend().AssignIntegers(out, values, shape_.width(), n, nullptr);
+    const uint8_t* values = ValuesAt(s, begin);
+    auto* words = reinterpret_cast<int32_t*>(FirstOf(block));
+    if (shape_.width() == 4) {
+      // Past the cache, which the next values need. A block of which this is not kept is still an old one.
+      const kernels::WordRange range = shape_.fixed() ? kernels::WordRange::Integers(shape_.limit())
+                                                      : kernels::WordRange::Floats(kernels::kGridLimitBits);
+      if (!shape_.backend().AssignWords(words, values, n, range)) return CheckValues(s, begin, begin + n);
     } else {
-      std::memcpy(FirstOf(block), values, n * 2);
+      GW_RETURN_IF_ERROR(CheckValues(s, begin, begin + n));
+      if (shape_.fixed()) {
+        shape_.backend().AssignIntegers(words, values, shape_.width(), n, nullptr);
+      } else {
+        std::memcpy(FirstOf(block), values, n * 2);
+      }
     }
+    blocks_[block] = Block::kFirst;
+    return absl::OkStatus();
   }
 
   // Makes a kFirst block one of sums. What the first frame put there is kept while it may be taken out again.
@@ -329,10 +338,11 @@ class FirstMerge final : public FrameMerge {
     }
     absl::Status status;
     accumulator_.ForEachBlock(s.begin, s.begin + s.count, [&](size_t block, uint64_t begin, uint64_t end, bool whole) {
-      if (status.ok()) status = accumulator_.CheckValues(s, begin, end);
       if (!status.ok()) return;
+      const bool first = whole && accumulator_.blocks_[block] == Block::kOld;
+      status = first ? accumulator_.StoreFirst(s, block, begin) : accumulator_.CheckValues(s, begin, end);
+      if (first || !status.ok()) return;
       const uint8_t* values = accumulator_.ValuesAt(s, begin);
-      if (whole && accumulator_.blocks_[block] == Block::kOld) return accumulator_.StoreFirst(block, values);
       const int width = accumulator_.shape_.width();
       Save(values_, values, width, begin, end - begin);
       accumulator_.Merge<Sign::kAdd>(values, width, begin, end - begin);

@@ -97,6 +97,16 @@ GW_CLONES void AssignIntegers(int32_t* acc, const uint8_t* values, int width, si
   }
 }
 
+GW_CLONES bool AssignWords(int32_t* acc, const uint8_t* values, size_t n, const WordRange& range) {
+  uint32_t outside = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const auto word = Load<uint32_t>(values, i);
+    outside |= static_cast<uint32_t>(!range.Holds(word));
+    acc[i] = static_cast<int32_t>(word);
+  }
+  return outside == 0;
+}
+
 GW_CLONES void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n) {
   if (width == 4) {
     for (size_t i = 0; i < n; ++i) acc[i] = static_cast<int64_t>(ToGrid(FloatFromBits(FloatBitsAt(values, 4, i))));

@@ -10,6 +10,7 @@ inline constexpr uint32_t kInfinityBits = 0x7F800000u;
 void AddIntegers(int32_t* acc, const uint8_t* values, int width, size_t n, uint32_t sign);
 void AddFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign);
 void AssignIntegers(int32_t* acc, const uint8_t* values, int width, size_t n);
+bool AssignWords(int32_t* acc, const uint8_t* values, size_t n, const WordRange& range);
 void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n);
 // Index of the first float32 (width 4) or bfloat16 (width 2) whose magnitude has bits >= limit_bits, or -1.
 int64_t FindMagnitude(const uint8_t* values, int width, size_t n, uint32_t limit_bits);

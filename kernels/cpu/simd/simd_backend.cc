@@ -34,6 +34,9 @@ class SimdBackend final : public ReferenceBackend {
   void AssignIntegers(int32_t* acc, const uint8_t* values, int width, size_t n, Stream*) override {
     HWY_NAMESPACE::AssignIntegers(acc, values, width, n);
   }
+  bool AssignWords(int32_t* acc, const uint8_t* values, size_t n, const WordRange& range) override {
+    return HWY_NAMESPACE::AssignWords(acc, values, n, range);
+  }
   void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Stream*) override {
     HWY_NAMESPACE::AssignFloats(acc, values, width, n);
   }

@@ -41,6 +41,28 @@ void AssignIntegers(int32_t* acc, const uint8_t* values, int width, size_t n) {
 #endif
 }
 
+bool AssignWords(int32_t* acc, const uint8_t* values, size_t n, const WordRange& range) {
+#if HWY_TARGET == HWY_SCALAR
+  return reference::AssignWords(acc, values, n, range);
+#else
+  const U32 d;
+  const hn::Repartition<uint8_t, U32> bytes;
+  const size_t lanes = hn::Lanes(d);
+  size_t i = UnalignedHead(I32(), acc, n);
+  bool inside = reference::AssignWords(acc, values, i, range);
+  const VecU32 offset = hn::Set(d, range.offset);
+  VecU32 largest = hn::Zero(d);
+  for (; i + lanes <= n; i += lanes) {
+    const VecU32 word = hn::BitCast(d, hn::LoadU(bytes, values + 4 * i));
+    largest = hn::Max(largest, hn::Add(hn::ShiftLeftSame(word, range.shift), offset));
+    hn::Stream(hn::BitCast(I32(), word), I32(), acc + i);
+  }
+  hwy::FlushStream();
+  inside = hn::GetLane(hn::MaxOfLanes(d, largest)) <= range.last && inside;
+  return reference::AssignWords(acc + i, values + 4 * i, n - i, range) && inside;
+#endif
+}
+
 #if HWY_TARGET != HWY_SCALAR && HWY_HAVE_FLOAT64
 template <int width>
 HWY_INLINE void AssignFloatsAs(int64_t* acc, const uint8_t* values, size_t n) {

@@ -298,6 +298,29 @@ TEST_P(SimdBackend, ConvertsTheSame) {
       reference_->AssignIntegers(a.data() + skip, bytes.data() + 1, width, n - skip, nullptr);
       simd_->AssignIntegers(b.data() + skip, bytes.data() + 1, width, n - skip, nullptr);
       ASSERT_EQ(a, b) << what;
+      if (width == 4) {
+        std::vector<int32_t> c(n, 77);
+        for (const WordRange& range : {WordRange::Integers(0x7FFFFFFF), WordRange::Integers(0), WordRange::Floats(1),
+                                       WordRange::Floats(0x7F800000), WordRange::Floats(0x7FFFFFFF)}) {
+          std::vector<uint8_t> words = bytes;
+          for (int bad = 0; bad < 2; ++bad) {
+            const bool want = reference_->AssignWords(a.data() + skip, words.data() + 1, n - skip, range);
+            ASSERT_EQ(simd_->AssignWords(c.data() + skip, words.data() + 1, n - skip, range), want) << what;
+            ASSERT_EQ(a, c) << what;
+            for (size_t i = 0; i < n; ++i) {  // all inside, then one of them not
+              const bool integer = range.shift == 0;
+              const uint32_t inside = integer ? -(static_cast<uint32_t>(i) % (range.offset + 1)) : range.last >> 1;
+              std::memcpy(words.data() + 1 + 4 * i, &inside, 4);
+            }
+            ASSERT_TRUE(simd_->AssignWords(c.data() + skip, words.data() + 1, n - skip, range)) << what;
+            if (n == skip) continue;
+            const uint32_t outside = range.shift == 0 ? range.offset + 1 : (range.last >> 1) + 1;
+            std::memcpy(words.data() + 1 + 4 * (random_() % (n - skip)), &outside, 4);
+            ASSERT_FALSE(simd_->AssignWords(c.data() + skip, words.data() + 1, n - skip, range)) << what << range.shift;
+          }
+          reference_->AssignIntegers(a.data() + skip, bytes.data() + 1, width, n - skip, nullptr);
+        }
+      }
       std::fill(a.begin(), a.end(), 0), std::fill_n(b.begin(), skip, 0);
       reference_->AddIntegers(a.data() + skip, bytes.data() + 1, width, n - skip, Sign::kAdd, nullptr);
       ASSERT_EQ(a, b) << what;
