@@ -72,41 +72,35 @@ class DeviceSteps final : public SliceSteps {
   absl::Status prepared_;
 };
 
-// What follows from the options.
-class Needs {
- public:
-  explicit Needs(const DeviceMemoryOptions& options) : job_(*options.job) {
-    const uint32_t shards = options.layout->shard_count();
-    const bool step = job_.spec().push() == v1::PUSH_STEP;
-    const int moments = options.applies_updates ? job_.moments() : 0;
-    for (const Tensor& tensor : job_.tensors()) {
-      const uint64_t arrays = static_cast<uint64_t>(1 + (step ? 1 : 0) + moments);
-      bytes_ += arrays * JobMemory::Rounded(tensor.elements, sizeof(float));
-    }
-    uint64_t most_runs = 0;
-    for (size_t slice = 0; slice < options.codecs.size(); ++slice) {
-      const BucketLayout& layout = options.layout->at(static_cast<uint32_t>(slice) / shards, slice % shards);
-      bytes_ += options.codecs[slice]->device_encoder_bytes() + DeviceOptimizer::Bytes(layout);
-      means_ = std::max(means_, layout.elements);
-      most_runs = std::max<uint64_t>(most_runs, layout.runs.size());
-    }
-    const uint64_t tensors = job_.tensors().size();
-    bytes_ += JobMemory::Rounded(means_, sizeof(float)) + JobMemory::Rounded(0, sizeof(float)) +
-              JobMemory::Rounded(tensors, sizeof(uint64_t)) + JobMemory::Rounded(tensors, sizeof(DeviceSelection));
-    const uint64_t results =
-        std::max(means_ * sizeof(float) + most_runs * sizeof(uint64_t), tensors * sizeof(uint64_t));
-    pinned_bytes_ = std::min(results, kMostPinnedBytes);
-  }
-  uint64_t bytes() const { return bytes_; }
-  uint64_t pinned_bytes() const { return pinned_bytes_; }
-  uint64_t means() const { return means_; }
-
- private:
-  const Job& job_;
-  uint64_t bytes_ = 0;
-  uint64_t pinned_bytes_ = 0;
-  uint64_t means_ = 0;
+// What a session takes; follows from the options.
+struct Needs {
+  uint64_t device_bytes = 0;
+  uint64_t pinned_bytes = 0;
+  uint64_t means = 0;  // of the largest slice
 };
+
+Needs NeedsOf(const DeviceMemoryOptions& options) {
+  const Job& job = *options.job;
+  const uint64_t tensors = job.tensors().size();
+  const int moments = options.applies_updates ? job.moments() : 0;
+  const int arrays = 1 + (job.spec().push() == v1::PUSH_STEP ? 1 : 0) + moments;
+  Needs needs;
+  for (const Tensor& tensor : job.tensors())
+    needs.device_bytes += static_cast<uint64_t>(arrays) * JobMemory::Rounded(tensor.elements, sizeof(float));
+  uint64_t most_runs = 0;
+  const uint32_t shards = options.layout->shard_count();
+  for (uint32_t slice = 0; slice < options.codecs.size(); ++slice) {
+    const BucketLayout& layout = options.layout->at(slice / shards, slice % shards);
+    needs.device_bytes += options.codecs[slice]->device_encoder_bytes() + DeviceOptimizer::Bytes(layout);
+    needs.means = std::max(needs.means, layout.elements);
+    most_runs = std::max<uint64_t>(most_runs, layout.runs.size());
+  }
+  needs.device_bytes += JobMemory::Rounded(needs.means, sizeof(float)) + JobMemory::Rounded(tensors, sizeof(uint64_t)) +
+                        JobMemory::Rounded(tensors, sizeof(DeviceSelection));
+  const uint64_t results = needs.means * sizeof(float) + most_runs * sizeof(uint64_t);
+  needs.pinned_bytes = std::min(std::max(results, tensors * sizeof(uint64_t)), kMostPinnedBytes);
+  return needs;
+}
 
 class DeviceMemory final : public TensorMemory {
  public:
@@ -123,11 +117,11 @@ class DeviceMemory final : public TensorMemory {
   }
 
   absl::Status Prepare(const DeviceMemoryOptions& options) {
-    const Needs needs(options);
+    const Needs needs = NeedsOf(options);
     GW_ASSIGN_OR_RETURN(share_, DeviceShare::Make(&backend_, kShare));
-    GW_ASSIGN_OR_RETURN(memory_, share_->budget().Admit(needs.bytes()));
-    GW_ASSIGN_OR_RETURN(gradients_, DeviceBucket::Make(share_.get(), memory_.get(), 0, needs.pinned_bytes()));
-    GW_ASSIGN_OR_RETURN(replica_, DeviceBucket::Make(share_.get(), memory_.get(), needs.means(), 0));
+    GW_ASSIGN_OR_RETURN(memory_, share_->budget().Admit(needs.device_bytes));
+    GW_ASSIGN_OR_RETURN(gradients_, DeviceBucket::Make(share_.get(), memory_.get(), 0, needs.pinned_bytes));
+    GW_ASSIGN_OR_RETURN(replica_, DeviceBucket::Make(share_.get(), memory_.get(), needs.means, 0));
     const size_t tensors = options.job->tensors().size();
     GW_ASSIGN_OR_RETURN(first_bad_, memory_->Take<uint64_t>(tensors));
     GW_ASSIGN_OR_RETURN(selections_, memory_->Take<DeviceSelection>(tensors));
@@ -143,7 +137,7 @@ class DeviceMemory final : public TensorMemory {
   bool on_host() const override { return false; }
 
   std::span<float> Allocate(uint64_t elements) override {
-    float* const array = memory_->Take<float>(elements).value();  // Needs counts it
+    float* const array = memory_->Take<float>(elements).value();  // NeedsOf counts it
     runtime_.Fill(array, 0, elements * sizeof(float), replica_->stream());
     runtime_.Synchronize(replica_->stream());  // either side may be the first to use it
     return {array, elements};
@@ -252,9 +246,9 @@ class DeviceMemory final : public TensorMemory {
 
 absl::Status CheckCodecs(const DeviceMemoryOptions& options) {
   const uint32_t shards = options.layout->shard_count();
-  for (size_t slice = 0; slice < options.codecs.size(); ++slice) {
+  for (uint32_t slice = 0; slice < options.codecs.size(); ++slice) {
     if (options.codecs[slice]->device_encoder_bytes() > 0) continue;
-    const BucketLayout& layout = options.layout->at(static_cast<uint32_t>(slice) / shards, slice % shards);
+    const BucketLayout& layout = options.layout->at(slice / shards, slice % shards);
     const std::string tensor = options.job->tensors()[options.layout->parts(layout.bucket)[0].tensor].name;
     return absl::UnimplementedError(
         absl::StrCat("tensor '", tensor, "' travels by codec '", ToString(options.job->codecs()[layout.codec]),

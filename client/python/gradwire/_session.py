@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import socket
+import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -20,23 +21,40 @@ from ._job import JobSpec
 _DLPACK_HOST = (1, 3)  # kDLCPU, and kDLCUDAHost: pinned memory of the host
 
 
+def device_of(value: Any) -> tuple[int, int] | None:
+    """Type and number, as DLPack names them, of the device that an array lies on; None: in host memory."""
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
+        return None
+    kind, index = value.__dlpack_device__()
+    return None if int(kind) in _DLPACK_HOST else (int(kind), int(index))
+
+
 def as_array(value: Any, what: str) -> np.ndarray:
     """A NumPy view of an array, a CPU tensor or anything else that DLPack describes on the host; shares its memory."""
     if isinstance(value, np.ndarray):
         return value
-    if hasattr(value, "detach") and hasattr(value, "numpy"):
-        if value.device.type != "cpu":
-            raise TypeError(f"{what} lies on {value.device}; Gradwire takes CPU tensors: move it with .cpu()")
+    if hasattr(value, "detach") and hasattr(value, "numpy") and value.device.type == "cpu":
         if not value.is_contiguous():
             raise ValueError(f"{what} must be contiguous")
         return value.detach().numpy()
+    device = device_of(value)
+    if device is not None:
+        raise TypeError(f"{what} lies on a device (DLPack type {device[0]}, number {device[1]}), the parameters of this "
+                        "session in host memory: move one of them")
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
-        device, index = value.__dlpack_device__()
-        if int(device) not in _DLPACK_HOST:
-            raise TypeError(f"{what} lies on a device (DLPack type {int(device)}, number {index}); "
-                            "Gradwire takes arrays in host memory")
         return np.from_dlpack(value)
-    raise TypeError(f"{what} must be a NumPy array, a CPU torch tensor or a DLPack array, not {type(value).__name__}")
+    raise TypeError(f"{what} must be a NumPy array, a torch tensor or a DLPack array, not {type(value).__name__}")
+
+
+def _export(value: Any, stream: int) -> object:
+    """The DLPack capsule of an array on a device; `stream` waits there for what makes its values, nothing waits here."""
+    if hasattr(value, "detach"):
+        value = value.detach()
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor) and value.is_cuda:
+        with torch.cuda.device(value.device):  # torch exports tensors of its current device
+            return value.__dlpack__(stream=stream)
+    return value.__dlpack__(stream=stream)
 
 
 _MAX_SECONDS = 1e9
@@ -79,10 +97,13 @@ def _milliseconds(name: str, seconds: float, least: float = 0.001) -> int:
 class Session:
     """Made by `join`. Use it from one thread at a time; `tensor_ready` may be called from any."""
 
-    def __init__(self, core: _core.Session, job: JobSpec, worker: str):
+    def __init__(self, core: _core.Session, job: JobSpec, worker: str, parameters: Sequence[Any] = (),
+                 device: _core.Device | None = None):
         self._core = core
         self.worker = worker
         self.job = job
+        self._device = device
+        self._parameters = parameters if device is not None else ()
         self._index = {t.name: i for i, t in enumerate(job.tensors)}
 
     def exchange(self, gradients: Sequence[Any] | Mapping[str, Any], lr: float | Sequence[float]) -> None:
@@ -93,8 +114,9 @@ class Session:
                 raise ValueError(f"no gradient was given for tensor {missing[0]!r}")
             gradients = [gradients[t.name] for t in self.job.tensors]
         names = [t.name for t in self.job.tensors]
-        arrays = [as_array(g, f"the gradient of {names[i] if i < len(names) else i!r}")
+        arrays = [self._borrow(g, f"the gradient of {names[i] if i < len(names) else i!r}")
                   for i, g in enumerate(gradients)]
+        self._await_caller()
         self._core.exchange(arrays, self._rates(lr))
 
     def begin_round(self, lr: float | Sequence[float]) -> None:
@@ -102,19 +124,25 @@ class Session:
         self._core.begin_round(self._rates(lr))
 
     def tensor_ready(self, tensor: int | str, gradient: Any) -> None:
-        """The gradient of one tensor is complete; returns at once. It must not change until `end_round` returns."""
+        """The gradient of one tensor is complete; returns at once. It must not change until `end_round` returns.
+
+        On a device it is complete once the work that the current stream has now is done, which only the device waits for.
+        """
         index = self._index[tensor] if isinstance(tensor, str) else tensor
-        self._core.tensor_ready(index, as_array(gradient, f"the gradient of {tensor!r}"))
+        self._core.tensor_ready(index, self._borrow(gradient, f"the gradient of {tensor!r}"))
 
     def end_round(self, timeout: float | None = None) -> None:
         """Waits until every update is applied; from here on parameters change. After DeadlineExceeded call it again.
 
-        With bounded staleness s (JobSpec.rounds) it returns once all but the last s rounds are applied.
+        With bounded staleness s (JobSpec.rounds) it returns once all but the last s rounds are applied. On a device they
+        change after the work that the current stream has now, and have changed when this returns.
         """
+        self._await_caller()
         self._core.end_round(-1 if timeout is None else _milliseconds("timeout", timeout, 0))
 
     def drain(self, timeout: float | None = None) -> None:
         """Between two rounds: waits until all rounds that this worker pushed are applied (see end_round)."""
+        self._await_caller()
         self._core.drain(-1 if timeout is None else _milliseconds("timeout", timeout, 0))
 
     def stats(self) -> dict[str, float]:
@@ -148,6 +176,7 @@ class Session:
 
         Between two rounds; drains first. The file at `path` is replaced at once or not at all, and synced to disk.
         """
+        self.drain()
         self._core.save(os.fspath(path))
 
     @property
@@ -157,6 +186,8 @@ class Session:
     def leave(self, drain: bool = True) -> None:
         """Ends the membership; the other workers go on without this one. drain: see drain, which comes first."""
         try:
+            if drain:
+                self._await_caller()
             self._core.leave(drain)
         finally:
             self._release_name()
@@ -169,6 +200,18 @@ class Session:
 
     def _release_name(self) -> None:
         """Replaced where the name was chosen by `join`."""
+
+    def _borrow(self, gradient: Any, what: str) -> object:
+        if self._device is None:
+            return as_array(gradient, what)
+        if device_of(gradient) is None:
+            raise TypeError(f"{what} lies in host memory, the parameters of this session on a device: move one of them")
+        return _export(gradient, self._device.stream)
+
+    def _await_caller(self) -> None:
+        """Parameters on a device change after what the caller's stream does with them until now."""
+        if self._device is not None and self._parameters:
+            _export(self._parameters[0], self._device.stream)
 
     @staticmethod
     def _rates(lr: float | Sequence[float]) -> list[float]:
@@ -191,8 +234,10 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
          resume_from: str | os.PathLike[str] | None = None) -> Session:
     """Joins a job and brings `parameters` to its current version, in place.
 
-    servers: address of each shard, the same list on every worker. parameters: one float32 C-contiguous NumPy array or
-    CPU tensor per tensor of the job (where the means are written, for pull="mean"); the session updates them in place.
+    servers: address of each shard, the same list on every worker. parameters: one float32 C-contiguous array per tensor of
+    the job (where the means are written, for pull="mean"), which the session updates in place: NumPy arrays, torch
+    tensors or anything else with DLPack, all in host memory or all on one CUDA device. On a device the gradients lie there
+    as well, residuals and moments too, and tensors travel by tagc or dense codecs.
     The first worker's values start the job. worker: unique in the job; by default made of host and process. Timeouts are
     in seconds, from 0.001 to 1e9. Ctrl-C is heard while this waits: the job is left again.
 
@@ -205,18 +250,27 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
                                         ("rpc_timeout", rpc_timeout), ("round_timeout", round_timeout))}
     servers = [servers] if isinstance(servers, str) else list(servers)
     names = [t.name for t in job.tensors]
-    memory = [as_array(p, f"the parameter {names[i] if i < len(names) else i!r}") for i, p in enumerate(parameters)]
+    places = {device_of(p) for p in parameters}
+    if len(places) > 1:
+        raise ValueError("the parameters lie in several places; a session takes them in host memory or on one device: "
+                         "use a job and a session for each")
+    place = next(iter(places), None)
+    device = None if place is None else _core.Device(*place)
+    if device is None:
+        memory = [as_array(p, f"the parameter {names[i] if i < len(names) else i!r}") for i, p in enumerate(parameters)]
+    else:
+        memory = [_export(p, device.stream) for p in parameters]
     job_json = job.to_json()
     checkpoint = "" if resume_from is None else os.fspath(resume_from)
     name = worker or _take_name(_worker_of(checkpoint) if checkpoint else None)
     try:
         core = _core.Session(servers=servers, job_json=job_json, worker=name, pull=pull, memory=memory,
-                             backend=backend, resume_from=checkpoint, **milliseconds)
+                             backend=backend, resume_from=checkpoint, device=device, **milliseconds)
     except BaseException:
         if not worker:
             _free_name(name)
         raise
-    session = Session(core, job, name)
+    session = Session(core, job, name, parameters, device)
     if not worker:
         session._release_name = weakref.finalize(session, _free_name, name)
     return session

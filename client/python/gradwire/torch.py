@@ -71,8 +71,8 @@ def _differences(groups: Sequence[dict[str, Any]], fixed: Sequence[dict[str, Any
 
 
 def _check(name: str, tensor: torch.Tensor) -> None:
-    if tensor.device.type != "cpu":
-        raise TypeError(f"parameter {name!r} lies on {tensor.device}; Gradwire takes CPU tensors")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"parameter {name!r} lies on {tensor.device}; Gradwire takes CPU and CUDA tensors")
     if tensor.dtype != torch.float32:
         raise TypeError(f"parameter {name!r} is {tensor.dtype}; Gradwire takes float32 parameters")
     if not tensor.is_contiguous():
@@ -111,6 +111,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
     update_codec: what the shards compress the update with on its way back, such as "topk:density=0.001,values=fp16"; they
     keep what it drops for the next step. weight_decay is decoupled but with "sgd". Learning rates come from param_groups and travel with each
     round, so LR schedulers work; all workers must follow the same schedule.
+
+    Parameters lie in host memory or all on one CUDA device: move the model there before the optimizer is made. On a device
+    gradients are encoded where they are, updates applied where the parameters are, and codecs are tagc or dense.
 
     Gradient accumulation: pass accumulate=N for N backward passes per step, or wrap all but the last in no_sync().
     Whatever changes gradients between backward() and step() (clipping, unscaling) needs overlap=False: then
@@ -205,7 +208,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._warned = False
         self._skipped = 0
         self.skipped_rounds = 0
-        self._zeros: np.ndarray | None = None
+        self._zeros: torch.Tensor | None = None
         self._forget_round()
         with _checkpoint_file(resume_from) as checkpoint:
             self.session: Session = join(servers, self.job, [p.detach() for p in self._params],
@@ -246,18 +249,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._rates = rates
         grad = self._params[index].grad
         if grad is None:
-            self.session.tensor_ready(index, self._zero_gradient(self._params[index].numel()))
+            self.session.tensor_ready(index, self._zero_gradient(self._params[index]))
             self._ready[index] = (None, 0)
             return
         if grad.is_sparse or grad.dtype != torch.float32:
             raise TypeError(f"the gradient of {self._names[index]!r} must be dense float32")
-        sent = grad.contiguous()
-        self.session.tensor_ready(index, sent.detach().numpy())
+        self.session.tensor_ready(index, grad.contiguous())
         self._ready[index] = (grad, grad._version)
 
-    def _zero_gradient(self, elements: int) -> np.ndarray:
-        if self._zeros is None or self._zeros.size < elements:
-            self._zeros = np.zeros(elements, np.float32)
+    def _zero_gradient(self, parameter: torch.Tensor) -> torch.Tensor:
+        elements = parameter.numel()
+        if self._zeros is None or self._zeros.numel() < elements:
+            self._zeros = torch.zeros(elements, device=parameter.device)
         return self._zeros[:elements]
 
     def _current_rates(self) -> list[float]:
@@ -281,7 +284,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                           "were not sent count as 0 in it", stacklevel=2)
             for index in reversed(range(len(self._params))):
                 if index not in self._ready:
-                    self.session.tensor_ready(index, self._zero_gradient(self._params[index].numel()))
+                    self.session.tensor_ready(index, self._zero_gradient(self._params[index]))
             self.session.end_round()
         self._forget_round()
         super().zero_grad(set_to_none)

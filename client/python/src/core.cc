@@ -1,5 +1,5 @@
-// gradwire._core: the C++ session for Python. Memory is shared with NumPy arrays, never copied; the GIL is released
-// while the session works; statuses become exceptions of gradwire._errors.
+// gradwire._core: the C++ session for Python. Memory is shared with NumPy arrays and DLPack capsules, never copied; the
+// GIL is released while the session works; statuses become exceptions of gradwire._errors.
 #include <google/protobuf/util/json_util.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -18,9 +18,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/python/src/device.h"
+#include "client/python/src/tensor.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "gradwire/session.h"
+#include "kernels/cuda/async_backend.h"
 
 namespace py = pybind11;
 
@@ -43,16 +46,6 @@ v1::JobSpec ParseJob(const std::string& json) {
   return spec;
 }
 
-// The memory of a float32, C-contiguous array; TypeError or ValueError naming `what` otherwise.
-std::span<float> SpanOf(const py::array& array, const std::string& what, bool writable) {
-  if (!py::isinstance<py::array_t<float>>(array))
-    throw py::type_error(absl::StrCat(what, " must be float32, not ", std::string(py::str(array.dtype()))));
-  if (!(array.flags() & py::array::c_style)) throw py::value_error(what + " must be C-contiguous");
-  if (writable && !array.writeable())
-    throw py::value_error(what + " must be writable: the session updates it in place");
-  return {const_cast<float*>(static_cast<const float*>(array.data())), static_cast<size_t>(array.size())};
-}
-
 PullMode ParsePull(const std::string& pull) {
   if (pull == "update") return PullMode::kUpdate;
   if (pull == "params") return PullMode::kParams;
@@ -60,6 +53,32 @@ PullMode ParsePull(const std::string& pull) {
   if (pull == "mean") return PullMode::kMean;
   throw py::value_error(absl::StrCat("pull='", pull, "' must be 'update', 'params', 'params_bf16' or 'mean'"));
 }
+
+// A device, and the stream that arrays on their way to a session are made ready for: DLPack's producers let it wait.
+class PyDevice {
+ public:
+  PyDevice(int type, int index) : name_{type, index} {
+    auto opened = OpenDevice(type, index);
+    Check(opened.status());
+    device_ = *std::move(opened);
+    stream_ = device_->runtime().NewStream();
+  }
+  ~PyDevice() {
+    if (getpid() == process_) device_->runtime().DeleteStream(stream_);  // a device does not survive fork()
+  }
+  PyDevice(const PyDevice&) = delete;
+  PyDevice& operator=(const PyDevice&) = delete;
+
+  const DlDevice& name() const { return name_; }
+  const std::shared_ptr<Device>& device() const { return device_; }
+  Stream* stream() const { return stream_; }
+
+ private:
+  const pid_t process_ = getpid();
+  const DlDevice name_;
+  std::shared_ptr<Device> device_;
+  Stream* stream_ = nullptr;
+};
 
 // Keeps the arrays alive that the session borrows.
 class PySession {
@@ -76,8 +95,10 @@ class PySession {
 
  public:
   PySession(std::vector<std::string> servers, const std::string& job_json, std::string worker, const std::string& pull,
-            std::vector<py::array> memory, int64_t connect_timeout_ms, int64_t start_timeout_ms, int64_t rpc_timeout_ms,
-            int64_t round_timeout_ms, std::string backend, std::string resume_from) {
+            const std::vector<py::object>& memory, int64_t connect_timeout_ms, int64_t start_timeout_ms,
+            int64_t rpc_timeout_ms, int64_t round_timeout_ms, std::string backend, std::string resume_from,
+            std::shared_ptr<PyDevice> device)
+      : device_(std::move(device)) {
     SessionOptions options;
     options.servers = std::move(servers);
     options.job = ParseJob(job_json);
@@ -88,9 +109,14 @@ class PySession {
                                    ? options.job.tensors(static_cast<int>(t)).name()
                                    : std::to_string(t);
       const std::string what = absl::StrCat("the parameter '", name, "'");
-      options.memory.push_back(SpanOf(memory[t], what, true));
+      const BorrowedTensor& tensor = memory_.emplace_back(memory[t], DeviceName(), what, true);
+      options.memory.push_back(tensor.values());
       if (static_cast<int>(t) < options.job.tensors_size())
-        CheckShape(memory[t], what, options.job.tensors(static_cast<int>(t)).shape());
+        CheckShape(tensor, what, options.job.tensors(static_cast<int>(t)).shape());
+    }
+    if (device_ != nullptr) {
+      options.device = device_->device();
+      options.stream = device_->stream();
     }
     options.connect_timeout_ms = connect_timeout_ms;
     options.start_timeout_ms = start_timeout_ms;
@@ -99,7 +125,6 @@ class PySession {
     round_timeout_ms_ = round_timeout_ms;
     options.backend = std::move(backend);
     options.resume_from = std::move(resume_from);
-    memory_ = std::move(memory);
     session_ = Join(std::move(options));
     gradients_.resize(session_->job().tensors().size());
   }
@@ -118,17 +143,16 @@ class PySession {
     Call([&] { return session_->BeginRound(learning_rates); });
   }
 
-  void TensorReady(uint32_t tensor, py::array gradient) {
+  void TensorReady(uint32_t tensor, const py::object& gradient) {
     CheckProcess();
-    const float* data = GradientOf(tensor, gradient);
-    Check(session_->TensorReady(tensor, data));
-    gradients_[tensor] = std::move(gradient);
+    Ready(tensor, GradientOf(tensor, gradient));
   }
 
   // After Ctrl-C the round is still open.
   void EndRound(int64_t timeout_ms) {
     CheckProcess();
-    const absl::Status status = InSlices(timeout_ms, [&](int64_t slice_ms) { return session_->EndRound(slice_ms); });
+    const absl::Status status =
+        InSlices(timeout_ms, [&](int64_t slice_ms) { return session_->EndRound(slice_ms, stream()); });
     // These two leave the round open, and its gradients borrowed.
     if (!absl::IsDeadlineExceeded(status) && !absl::IsFailedPrecondition(status)) {
       for (auto& gradient : gradients_) gradient.reset();
@@ -136,14 +160,16 @@ class PySession {
     Check(status);
   }
 
-  void Exchange(const std::vector<py::array>& gradients, const std::vector<float>& learning_rates) {
+  void Exchange(const std::vector<py::object>& gradients, const std::vector<float>& learning_rates) {
     const auto& tensors = session_->job().tensors();
     if (gradients.size() != tensors.size()) {
       throw py::value_error(absl::StrCat(gradients.size(), " gradients for ", tensors.size(), " tensors"));
     }
-    for (size_t t = 0; t < gradients.size(); ++t) GradientOf(static_cast<uint32_t>(t), gradients[t]);
+    std::vector<BorrowedTensor> borrowed;
+    for (size_t t = 0; t < gradients.size(); ++t)
+      borrowed.push_back(GradientOf(static_cast<uint32_t>(t), gradients[t]));
     BeginRound(learning_rates);
-    for (size_t t = gradients.size(); t-- > 0;) TensorReady(static_cast<uint32_t>(t), gradients[t]);
+    for (size_t t = gradients.size(); t-- > 0;) Ready(static_cast<uint32_t>(t), std::move(borrowed[t]));
     EndRound(-1);
   }
 
@@ -154,13 +180,13 @@ class PySession {
 
   void Drain(int64_t timeout_ms) {
     CheckProcess();
-    Check(InSlices(timeout_ms, [&](int64_t slice_ms) { return session_->Drain(slice_ms); }));
+    Check(InSlices(timeout_ms, [&](int64_t slice_ms) { return session_->Drain(slice_ms, stream()); }));
   }
 
   void Leave(bool drain) {
     CheckProcess();
     absl::Status drained;
-    if (drain) drained = InSlices(-1, [&](int64_t slice_ms) { return session_->Drain(slice_ms); });
+    if (drain) drained = InSlices(-1, [&](int64_t slice_ms) { return session_->Drain(slice_ms, stream()); });
     Call([&] { return session_->Leave(/*drain=*/false); });
     // In the middle of a round, or when the session has failed, there is nothing to drain.
     if (absl::IsDeadlineExceeded(drained) || absl::IsInvalidArgument(drained)) Check(drained);
@@ -235,19 +261,27 @@ class PySession {
     return *std::move(session);
   }
 
-  const float* GradientOf(uint32_t tensor, const py::array& gradient) const {
+  const DlDevice* DeviceName() const { return device_ == nullptr ? nullptr : &device_->name(); }
+  Stream* stream() const { return device_ == nullptr ? nullptr : device_->stream(); }
+
+  void Ready(uint32_t tensor, BorrowedTensor gradient) {
+    Check(session_->TensorReady(tensor, gradient.values().data(), stream()));
+    gradients_[tensor] = std::move(gradient);
+  }
+
+  BorrowedTensor GradientOf(uint32_t tensor, const py::object& gradient) const {
     const auto& tensors = session_->job().tensors();
     if (tensor >= tensors.size()) throw py::index_error(absl::StrCat("tensor index ", tensor, " of ", tensors.size()));
     const std::string what = absl::StrCat("the gradient of '", tensors[tensor].name, "'");
-    const std::span<float> span = SpanOf(gradient, what, false);
-    CheckShape(gradient, what, tensors[tensor].shape);
-    return span.data();
+    BorrowedTensor borrowed(gradient, DeviceName(), what, false);
+    CheckShape(borrowed, what, tensors[tensor].shape);
+    return borrowed;
   }
 
   // The tensor's own shape, or flat.
   template <typename Shape>
-  static void CheckShape(const py::array& array, const std::string& what, const Shape& shape) {
-    const std::vector<uint64_t> found(array.shape(), array.shape() + array.ndim());
+  static void CheckShape(const BorrowedTensor& array, const std::string& what, const Shape& shape) {
+    const std::vector<uint64_t>& found = array.shape();
     const std::vector<uint64_t> wanted(shape.begin(), shape.end());
     uint64_t elements = 1;
     for (uint64_t d : wanted) elements *= d;
@@ -265,9 +299,10 @@ class PySession {
   const pid_t process_ = getpid();
   int64_t round_timeout_ms_ = 0;
 
+  const std::shared_ptr<PyDevice> device_;  // null: in host memory
   std::unique_ptr<Session> session_;
-  std::vector<py::array> memory_;
-  std::vector<std::optional<py::array>> gradients_;
+  std::vector<BorrowedTensor> memory_;
+  std::vector<std::optional<BorrowedTensor>> gradients_;
 };
 
 std::string RoleName(const std::string& name, const std::vector<uint64_t>& shape) {
@@ -278,15 +313,21 @@ std::string RoleName(const std::string& name, const std::vector<uint64_t>& shape
 }  // namespace gradwire
 
 PYBIND11_MODULE(_core, m) {
+  using gradwire::PyDevice;
   using gradwire::PySession;
   m.doc() = "The C++ session of Gradwire; use the names of the package gradwire instead.";
   m.def("guess_role", &gradwire::RoleName, py::arg("name"), py::arg("shape"));
+  py::class_<PyDevice, std::shared_ptr<PyDevice>>(m, "Device")
+      .def(py::init<int, int>(), py::arg("type"), py::arg("index"))
+      .def_property_readonly("stream",
+                             [](const PyDevice& device) { return reinterpret_cast<uintptr_t>(device.stream()); });
   py::class_<PySession>(m, "Session")
       .def(py::init<std::vector<std::string>, const std::string&, std::string, const std::string&,
-                    std::vector<py::array>, int64_t, int64_t, int64_t, int64_t, std::string, std::string>(),
+                    const std::vector<py::object>&, int64_t, int64_t, int64_t, int64_t, std::string, std::string,
+                    std::shared_ptr<PyDevice>>(),
            py::arg("servers"), py::arg("job_json"), py::arg("worker"), py::arg("pull"), py::arg("memory"),
            py::arg("connect_timeout_ms"), py::arg("start_timeout_ms"), py::arg("rpc_timeout_ms"),
-           py::arg("round_timeout_ms"), py::arg("backend"), py::arg("resume_from"))
+           py::arg("round_timeout_ms"), py::arg("backend"), py::arg("resume_from"), py::arg("device") = py::none())
       .def("begin_round", &PySession::BeginRound)
       .def("tensor_ready", &PySession::TensorReady)
       .def("end_round", &PySession::EndRound, py::arg("timeout_ms") = -1)
