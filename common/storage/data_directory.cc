@@ -25,6 +25,7 @@ constexpr char kDeleted[] = ".deleted";   // being deleted
 constexpr uint32_t kMagic = 0x31535747u;  // "GWS1"
 constexpr size_t kHeaderBytes = 8;        // magic, CRC-32C of the rest
 constexpr uint64_t kMaxEpochBytes = 64;
+constexpr uint64_t kEpochsEnd = uint64_t{1} << 63;  // so that there is always a next one
 constexpr uint64_t kMaxJobBytes = 1u << 30;
 
 constexpr std::pair<StoredRole::Kind, const char*> kRoleWords[] = {{StoredRole::Kind::kPrimary, "primary"},
@@ -50,9 +51,12 @@ absl::StatusOr<uint64_t> ReadEpoch(Disk& disk, const std::string& data_directory
   if (absl::IsNotFound(bytes.status())) return 0;
   GW_RETURN_IF_ERROR(bytes.status());
   uint64_t epoch = 0;
-  if (absl::SimpleAtoi(absl::StripAsciiWhitespace(std::string(bytes->begin(), bytes->end())), &epoch)) return epoch;
-  return absl::DataLossError(
-      absl::StrFormat("'%s' does not hold a number: write one there that is larger than every epoch so far", path));
+  if (absl::SimpleAtoi(absl::StripAsciiWhitespace(std::string(bytes->begin(), bytes->end())), &epoch) &&
+      epoch < kEpochsEnd) {
+    return epoch;
+  }
+  return absl::DataLossError(absl::StrFormat(
+      "'%s' does not hold a number below 2^63: write one there that is larger than every epoch so far", path));
 }
 
 absl::StatusOr<v1::StoredJob> ReadStoredJob(Disk& disk, const std::string& directory, const std::string& name) {

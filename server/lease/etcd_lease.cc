@@ -51,11 +51,19 @@ void SetRange(const std::string& key, etcdserverpb::TxnRequest* txn, bool succes
   (success ? txn->add_success() : txn->add_failure())->mutable_request_range()->set_key(key);
 }
 
+// Of a time to live that etcd tells; at most the longest that it grants.
+int64_t LivesMs(int64_t seconds) {
+  constexpr int64_t kMaxLeaseSeconds = 9'000'000'000;
+  return std::clamp<int64_t>(seconds, 0, kMaxLeaseSeconds) * kMsPerLeaseSecond;
+}
+
 // KEY/last: "EPOCH NAME".
 void ReadLast(const etcdserverpb::RangeResponse& range, Lease::State* state) {
   if (range.kvs_size() == 0) return;
   const std::vector<std::string> words = absl::StrSplit(range.kvs(0).value(), absl::MaxSplits(' ', 1));
-  if (words.size() != 2 || !absl::SimpleAtoi(words[0], &state->last_epoch)) return;
+  uint64_t epoch = 0;
+  if (words.size() != 2 || words[1].empty() || !absl::SimpleAtoi(words[0], &epoch)) return;
+  state->last_epoch = epoch;
   state->last_primary = words[1];
 }
 
@@ -87,8 +95,9 @@ absl::StatusOr<int64_t> EtcdLease::Grant() {
   GW_ASSIGN_OR_RETURN(const auto reply,
                       Call<etcdserverpb::LeaseGrantResponse>("etcdserverpb.Lease/LeaseGrant", request));
   if (!reply.error().empty()) return absl::UnavailableError(absl::StrCat("etcd: ", reply.error()));
+  if (reply.id() == 0 || reply.ttl() <= 0) return absl::DataLossError("etcd grants a lease that does not live");
   id_ = reply.id();
-  return reply.ttl() * kMsPerLeaseSecond;
+  return LivesMs(reply.ttl());
 }
 
 absl::StatusOr<int64_t> EtcdLease::KeepAlive() {
@@ -102,7 +111,7 @@ absl::StatusOr<int64_t> EtcdLease::KeepAlive() {
   GW_RETURN_IF_ERROR(bytes.status());
   etcdserverpb::LeaseKeepAliveResponse kept;
   if (!kept.ParseFromString(*bytes)) return absl::DataLossError("etcd: no answer to LeaseKeepAlive");
-  return kept.ttl() * kMsPerLeaseSecond;
+  return LivesMs(kept.ttl());
 }
 
 absl::StatusOr<Lease::State> EtcdLease::Hold() {

@@ -15,6 +15,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kMsPerSecond = 1000;
+constexpr int kMaxDepth = 64;
 // leaseDurationSeconds is an int32.
 constexpr int64_t kMaxSeconds = std::numeric_limits<int32_t>::max();
 
@@ -66,7 +67,13 @@ LeaseObject::LeaseObject(const std::string& space, const std::string& name)
 
 absl::StatusOr<LeaseObject> LeaseObject::Parse(std::string_view text) {
   LeaseObject object;
-  object.json_ = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  bool too_deep = false;  // to be written back, which recurses
+  const json::parser_callback_t within = [&too_deep](int depth, json::parse_event_t, json&) {
+    too_deep = too_deep || depth > kMaxDepth;
+    return depth <= kMaxDepth;
+  };
+  object.json_ = json::parse(text, within, /*allow_exceptions=*/false);
+  if (too_deep) return Unreadable(absl::StrCat("its parts are nested deeper than ", kMaxDepth));
   if (!object.json_.is_object()) return Unreadable("it is not a JSON object");
   GW_RETURN_IF_ERROR(object.Read());
   return object;

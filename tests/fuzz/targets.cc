@@ -26,6 +26,9 @@ std::span<const Target> Targets() {
       {"checkpoint", RunCheckpoint, CheckpointSeeds},
       {"replication", RunReplication, ReplicationSeeds},
       {"norms", RunNorms, NormSeeds},
+      {"stored", RunStored, StoredSeeds},
+      {"lease_object", RunLeaseObject, LeaseObjectSeeds},
+      {"etcd", RunEtcd, EtcdSeeds},
   };
   return kTargets;
 }

@@ -48,5 +48,11 @@ void RunReplication(Input input);
 Seeds ReplicationSeeds();
 void RunNorms(Input input);
 Seeds NormSeeds();
+void RunStored(Input input);
+Seeds StoredSeeds();
+void RunLeaseObject(Input input);
+Seeds LeaseObjectSeeds();
+void RunEtcd(Input input);
+Seeds EtcdSeeds();
 
 }  // namespace gradwire::fuzz
