@@ -128,7 +128,8 @@ def _name(codec: str) -> str:
 
 # From the convergence study (tests/bench/README.md). Codecs that keep what they do not send train better by steps, whose
 # residual is the momentum; those with a momentum of their own, or nothing but signs, by plain SGD.
-_TRAIN_BY_STEPS = frozenset({"tagc", "topk", "threshold", "randomk", "onebit", "efsignsgd"})
+_SPARSE = frozenset({"tagc", "topk", "threshold", "randomk", "dgc"})
+_TRAIN_BY_STEPS = _SPARSE - {"dgc"} | {"onebit", "efsignsgd"}
 _TRAIN_BY_SGD = frozenset({"dgc", "signum", "signsgd"})
 
 
@@ -145,8 +146,8 @@ def default_optimizer(codec: str, push: str) -> str:
 
 
 def default_rules(codec: str) -> list[Rule]:
-    """With TAGC, norms, biases and tensors below 1024 elements travel dense, as 16-bit fixed point."""
-    if _name(codec) != "tagc":
+    """With a sparse codec, norms, biases and tensors below 1024 elements travel dense, as 16-bit fixed point."""
+    if _name(codec) not in _SPARSE:
         return []
     return [Rule("dense:values=fixed16", roles=("norm", "bias")), Rule("dense:values=fixed16", max_elements=1023)]
 

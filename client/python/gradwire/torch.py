@@ -105,9 +105,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     g/sqrt(v), made with each worker's own second moment (betas[1], eps); what is not sent waits, times residual_decay with
     sparse codecs, for the next step: the residual is the momentum. "gradient" (the default otherwise) sends the gradient to
     an optimizer on the shards: "adamw" (the default), "sgd" (the default for dgc, signum and signsgd), "lamb", "lans" or
-    "lion". betas: (0.9, 0.95) for "step", (0.9, 0.99) for "lion", else (0.9, 0.999). eps: 1e-6 for
-    "lamb" and "lans", else 1e-8. clip_norm: the mean gradient of all workers is scaled down to this norm on the shards
-    (not with push="step"). roles: name -> role where the guess is wrong; rules: which tensor travels by which codec.
+    "lion". betas: (0.9, 0.99) for "step" and "lion", else (0.9, 0.999). eps: 1e-6 for "lamb" and "lans", else 1e-8.
+    clip_norm: the mean gradient of all workers is scaled down to this norm on the shards (not with push="step"). roles: name -> role where the guess is wrong; rules: which tensor travels by which codec.
     update_codec: what the shards compress the update with on its way back, such as "topk:density=0.001,values=fp16"; they
     keep what it drops for the next step. weight_decay is decoupled but with "sgd". Learning rates come from param_groups and travel with each
     round, so LR schedulers work; all workers must follow the same schedule.
@@ -171,7 +170,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         push = push or default_push(codec, optimizer)
         pull = pull or ("params" if rounds.startswith("async") else "update")
         optimizer = optimizer or default_optimizer(codec, push)
-        betas = betas or ((0.9, 0.95) if push == "step" else (0.9, 0.99) if optimizer == "lion" else (0.9, 0.999))
+        betas = betas or ((0.9, 0.99) if push == "step" or optimizer == "lion" else (0.9, 0.999))
         if eps is None:
             eps = 1e-6 if optimizer in ("lamb", "lans") else 1e-8
         groups = _named_groups(params)

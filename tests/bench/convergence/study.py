@@ -210,26 +210,23 @@ def core_cases() -> list[Case]:
     """Every codec at its default, in the arms that can win."""
     found = []
     for case in cases():
-        default = case.codec.split(",")[0].rsplit("=", 1)[-1] in ("0.01", "0.001") if "density" in case.codec else True
-        if case.codec.startswith("threshold"):
-            default = case.codec.endswith(("=0.001", "=4"))
-        elif case.codec.startswith(("randomk", "dgc", "tagc")) or (case.codec.startswith("topk") and not case.update_codec):
-            default = "density=0.01" in case.codec.split(",")[0].split(":")
-        if case.codec == DENSE:
-            found.append(case)
-        elif default and (case.arm.name == "gradient, AdamW" or case.tuned and case.arm.name == "step"):
-            found.append(case)
-        elif default and case.arm.name == "gradient, SGD" and case.codec.startswith(("dgc", "signum", "signsgd")):
-            found.append(case)
-        elif case.arm.name == "delta" and case.codec in GPT_DELTA and not case.update_codec:
+        dense, name = case.codec == DENSE, case.codec.split(":")[0]
+        if "density" in case.codec and case.codec != TINY and "density=0.01" not in case.codec.split(":")[1].split(","):
+            continue
+        if name == "threshold" and case.codec not in ("threshold:value=0.001", "threshold:value=4"):
+            continue
+        wanted = {"gradient, AdamW": True, "gradient, SGD": dense or name in ("dgc", "signum", "signsgd"),
+                  "step": dense or case.tuned, "delta": dense or case.codec in GPT_DELTA and not case.update_codec}
+        if wanted[case.arm.name]:
             found.append(case)
     return found
 
 
 def gpt(results: Results) -> None:
-    """With a shorter search for the learning rate."""
+    """With a shorter search for the learning rate, and one seed of all but the baselines."""
     for case in core_cases():
-        repeat(results, case, "gpt", 2, SEEDS[:1], 9 if case.codec == DENSE else GPT_SEARCH)
+        dense = case.codec == DENSE
+        repeat(results, case, "gpt", 2, SEEDS if dense else SEEDS[:1], 9 if dense else GPT_SEARCH)
 
 
 def gpt_finalists(results: Results) -> None:
@@ -308,9 +305,12 @@ def variant_at_its_best(results: Results, run: Run) -> Run:
     return tuned(results, run, GPT_SEARCH if run.task == "gpt" else 9)
 
 
-def settle(results: Results, task: str, seeds: tuple[int, ...]) -> None:
+def settle(results: Results, task: str, seeds: tuple[int, ...], push: str = "") -> None:
+    """With `push` only the variants that push this."""
     for seed in seeds:
         for _, run in variants(task):
+            if push and run.push != push:
+                continue
             results(replace(variant_at_its_best(results, run), seed=seed))
 
 
@@ -318,6 +318,9 @@ def settle(results: Results, task: str, seeds: tuple[int, ...]) -> None:
 def two_way_runs(task: str) -> tuple[list[tuple[str, Run]], list[tuple[str, Run]]]:
     """Uncompressed ones, and compressed ones."""
     dense = [("AdamW", Run(task, DENSE)), ("SGD with momentum 0.9", Run(task, DENSE, optimizer="sgd", momentum=0.9))]
+
+    if task == "wide":
+        dense.append(("steps, beta2 0.999", Run(task, DENSE, "step", "step", beta2=0.999)))
 
     def both(push: str, optimizer: str, codec: str = TINY, back: str = TINY, **changes: object) -> Run:
         return Run(task, codec, push, optimizer, update_codec=back, **changes)
@@ -335,7 +338,12 @@ def two_way_runs(task: str) -> tuple[list[tuple[str, Run]], list[tuple[str, Run]
         "DGC, SGD": both("gradient", "sgd", "dgc:density=0.001,values=fp16"),
         "deltas of 4 steps": both("delta", "step", local_steps=4),
     }
-    kept = {"wide": (0, 2), "digits_large": (0, 1, 3)}.get(task, range(len(compressed)))
+    # As many bytes per step, in fewer rounds.
+    for rounds_of, density in {"digits_large": ((10, 0.018),), "gpt": ((8, 0.0125),)}.get(task, ()):
+        codec = f"topk:density={density:g},values=fp16"
+        compressed[f"deltas of {rounds_of} steps, top-k {density:.4g} per round"] = both(
+            "delta", "step", codec, codec, local_steps=rounds_of)
+    kept = {"wide": (0, 2), "digits_large": (0, 1, 3, 11)}.get(task, range(len(compressed)))
     return dense, [list(compressed.items())[i] for i in kept]
 
 
@@ -361,13 +369,16 @@ STAGES: dict[str, Callable[[Results], None]] = {
     "gpt": gpt,
     "settle_gpt": lambda results: settle(results, "gpt", SEEDS[:1]),
     "settle_digits": lambda results: settle(results, "digits", SEEDS[:1]),
+    "settle_steps": lambda results: [settle(results, task, SEEDS, "step") for task in ("logistic", "digits", "gpt")],
     "core_workers": lambda results: grid(results, 8, SEEDS[:1], core_cases()),
     "core_seeds": lambda results: grid(results, 2, SEEDS, core_cases()),
     "two_way_digits": lambda results: two_way(results, "digits_large"),
+    "two_way_local": lambda results: [two_way_tuned(results, run) for task in ("digits_large", "gpt")
+                                      for what, run in two_way_runs(task)[1] if "per round" in what],
     "two_way_wide": lambda results: two_way(results, "wide"),
     "gpt_finalists": gpt_finalists,
     "core_workers_seeds": lambda results: grid(results, 8, SEEDS, core_cases()),
-    "settle_seeds": lambda results: [settle(results, task, SEEDS) for task in ("logistic", "digits")],
+    "settle_seeds": lambda results: [settle(results, task, SEEDS) for task in ("logistic", "digits", "gpt")],
     "two_way_gpt": lambda results: two_way(results, "gpt"),
     "seeds": lambda results: grid(results, 2, SEEDS),
     "workers": lambda results: grid(results, 8, SEEDS[:1]),
