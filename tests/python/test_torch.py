@@ -267,7 +267,7 @@ def test_pushed_steps_train_with_few_bytes(addresses):
     ("dense:fp32", None, "gradient", "adamw"), ("thc", None, "gradient", "adamw"), ("tagc", None, "step", "step"),
     ("topk:density=0.1", None, "step", "step"), ("onebit", None, "step", "step"), ("efsignsgd", "step", "step", "step"),
     ("topk:density=0.1", "adamw", "gradient", "adamw"), ("tagc", "lion", "gradient", "lion"),
-    ("dgc:density=0.1", None, "gradient", "sgd"), ("signum", None, "gradient", "sgd"), ("signsgd", None, "gradient", "sgd"),
+    ("dgc:density=0.1", None, "gradient", "sgd"), ("signum", None, "step", "step"), ("signsgd", None, "gradient", "sgd"),
     ("dgc:density=0.1", "adamw", "gradient", "adamw"),
 ])
 def test_what_a_codec_is_trained_by_unless_told(addresses, codec, named, push, optimizer):

@@ -126,10 +126,10 @@ def _name(codec: str) -> str:
     return codec.split(":", 1)[0]
 
 
-# From the convergence study (tests/bench/README.md). Codecs that keep what they do not send train better by steps, whose
-# residual is the momentum; those with a momentum of their own, or nothing but signs, by plain SGD.
+# From the convergence study (tests/bench/README.md). Codecs that keep something on the worker train better by steps: the
+# residual is the momentum. Gradients of those with a momentum of their own, or with nothing but signs, go to plain SGD.
 _SPARSE = frozenset({"tagc", "topk", "threshold", "randomk", "dgc"})
-_TRAIN_BY_STEPS = _SPARSE - {"dgc"} | {"onebit", "efsignsgd"}
+_TRAIN_BY_STEPS = _SPARSE - {"dgc"} | {"onebit", "efsignsgd", "signum"}
 _TRAIN_BY_SGD = frozenset({"dgc", "signum", "signsgd"})
 
 

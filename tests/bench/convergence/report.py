@@ -195,6 +195,7 @@ def plot(report: dict, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "gradwire", "path.simplify": True})
     import matplotlib.pyplot as plt
 
     names = [name for name in ("logistic", "digits", "gpt") if 2 in report["grid"].get(name, {})]
@@ -218,7 +219,8 @@ def plot(report: dict, path: Path) -> None:
         row[1].set_xscale("log")
         for axis in row:
             axis.grid(alpha=0.3)
-    axes[0][1].legend(frameon=False, fontsize=7)
-    figure.tight_layout()
+    handles, titles = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, titles, loc="lower center", ncols=4, frameon=False, fontsize=8)
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)

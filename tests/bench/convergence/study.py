@@ -320,7 +320,8 @@ def two_way_runs(task: str) -> tuple[list[tuple[str, Run]], list[tuple[str, Run]
     dense = [("AdamW", Run(task, DENSE)), ("SGD with momentum 0.9", Run(task, DENSE, optimizer="sgd", momentum=0.9))]
 
     if task == "wide":
-        dense.append(("steps, beta2 0.999", Run(task, DENSE, "step", "step", beta2=0.999)))
+        dense += [("AdamW, beta2 0.999", Run(task, DENSE, beta2=0.999)),
+                  ("steps, beta2 0.999", Run(task, DENSE, "step", "step", beta2=0.999))]
 
     def both(push: str, optimizer: str, codec: str = TINY, back: str = TINY, **changes: object) -> Run:
         return Run(task, codec, push, optimizer, update_codec=back, **changes)
@@ -355,7 +356,7 @@ def two_way_tuned(results: Results, run: Run) -> Run:
 
 def two_way(results: Results, task: str) -> None:
     for runs in two_way_runs(task):
-        best = sorted((two_way_tuned(results, run) for _, run in runs), key=lambda r: results(r).loss)[:2]
+        best = sorted((two_way_tuned(results, run) for _, run in runs), key=lambda r: results(r).loss)[:3]
         for seed in SEEDS[1:]:
             for run in best:
                 results(replace(run, seed=seed))
