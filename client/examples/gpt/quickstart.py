@@ -76,7 +76,7 @@ class Outcome:
 
 
 DENSE = Run("dense", "dense AdamW", "dense:fp32", "gradient", "adamw", 2e-3, (0.9, 0.95), 0.1)
-TAGC = Run("tagc", "TAGC, pushing steps", DEFAULT_CODEC, "step", "step", 3e-3, (0.9, 0.95), 0.1)
+TAGC = Run("tagc", "TAGC, pushing steps", DEFAULT_CODEC, "step", "step", 3e-3, (0.9, 0.99), 0.1)
 TAGC_GRADIENT = replace(DENSE, name="tagc_gradient", title="TAGC, pushing gradients", codec=DEFAULT_CODEC)
 # BytePS-Compress's setting: 0.1 % of the elements each way, values in two bytes.
 TOP_K = "topk:density=0.001,values=fp16"
