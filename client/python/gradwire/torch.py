@@ -101,14 +101,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
     params: as for any optimizer; named_parameters() (or the module itself) lets roles and rules see names. Every
     worker builds the same model in the same order with the same arguments; the first worker's values start the job.
 
-    push: "step" (the default for tagc, topk, threshold, randomk, onebit, efsignsgd and signum, if no optimizer is named)
-    sends g/sqrt(v), made with each worker's own second moment (betas[1], eps); what is not sent waits, times
-    residual_decay with sparse codecs, for the next step: the residual is the momentum. "gradient" (the default otherwise)
-    sends the gradient to an optimizer on the shards: "adamw" (the default), "sgd" (the default for dgc, signum and
-    signsgd), "lamb", "lans" or "lion". betas: (0.9, 0.99) for "step" and "lion", else (0.9, 0.999). eps: 1e-6 for "lamb"
-    and "lans", else 1e-8. clip_norm: the mean gradient of all workers is scaled down to this norm on the shards (not with
-    push="step"). roles: name -> role where the guess is wrong; rules: which tensor travels by which codec; unless given,
-    norms, biases and tensors below 1024 elements travel dense beside a sparse codec.
+    push: "step" (the default for tagc, topk, threshold, randomk, onebit, efsignsgd and signum, if no optimizer is
+    named) sends g/sqrt(v), made with each worker's own second moment (betas[1], eps); what is not sent waits, times
+    residual_decay with sparse codecs, for the next step: the residual is the momentum. "gradient" (the default
+    otherwise) sends the gradient to an optimizer on the shards: "adamw" (the default), "sgd" (the default for dgc,
+    signum and signsgd), "lamb", "lans" or "lion". betas: (0.9, 0.99) for "step" and "lion", else (0.9, 0.999). eps:
+    1e-6 for "lamb" and "lans", else 1e-8. clip_norm: the mean gradient of all workers is scaled down to this norm on
+    the shards (not with push="step"). roles: name -> role where the guess is wrong; rules: which tensor travels by
+    which codec; unless given, norms, biases and tensors below 1024 elements travel dense beside a sparse codec.
     update_codec: what the shards compress the update with on its way back, such as "topk:density=0.001,values=fp16"; they
     keep what it drops for the next step. weight_decay is decoupled but with "sgd". Learning rates come from param_groups and travel with each
     round, so LR schedulers work; all workers must follow the same schedule.
