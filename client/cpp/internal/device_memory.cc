@@ -10,6 +10,7 @@
 #include "common/base/status_macros.h"
 #include "common/codec/codec_spec.h"
 #include "common/codec/device/return.h"
+#include "common/codec/run_pieces.h"
 #include "common/optimizer/device_optimizer.h"
 #include "kernels/cuda/device_bucket.h"
 
@@ -47,24 +48,18 @@ class DeviceSteps final : public SliceSteps {
     if (update.contributors != 0 && update.body != Update::Body::kEmpty) {
       GW_ASSIGN_OR_RETURN(means, optimizer_.MeansOf(update));
     }
-    for (size_t first = 0, last = 0; first < runs_.size(); first = last) {
-      for (++last; last < runs_.size() && Follows(last);) ++last;
-      const uint64_t begin = slice_.run_begin[first];
-      const size_t bytes = (slice_.run_begin[last] - begin) * sizeof(float);
+    ForEachTensorPiece(slice_, [&](const Run&, uint64_t elements, uint64_t position) {
+      float* const out = runs_[RunOf(slice_, position)].parameter;
       if (means == nullptr) {
-        bucket_.runtime().Fill(runs_[first].parameter, 0, bytes, bucket_.stream());
+        bucket_.runtime().Fill(out, 0, elements * sizeof(float), bucket_.stream());
       } else {
-        bucket_.runtime().Copy(runs_[first].parameter, means + begin, bytes, bucket_.stream());
+        bucket_.runtime().Copy(out, means + position, elements * sizeof(float), bucket_.stream());
       }
-    }
+    });
     return absl::OkStatus();
   }
 
  private:
-  bool Follows(size_t run) const {
-    return runs_[run].parameter == runs_[run - 1].parameter + slice_.runs[run - 1].length;
-  }
-
   const BucketLayout& slice_;
   DeviceBucket& bucket_;
   const std::vector<RunState> runs_;
