@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "common/base/background_work.h"
 #include "common/base/failpoint.h"
 #include "common/base/sha256.h"
 #include "common/base/status_macros.h"
@@ -60,21 +61,63 @@ struct Written {
   std::string sha256;
 };
 
+// Digests and writes what it is given by the block while it is in the cache, and syncs often: the journal on the same
+// disk never waits for much of it, and it does not push other things out of memory.
+class DigestingFile {
+ public:
+  explicit DigestingFile(std::unique_ptr<AppendFile> file) : file_(std::move(file)) {}
+
+  absl::Status Append(std::span<const uint8_t> data) {
+    while (!data.empty()) {
+      const std::span<const uint8_t> part = data.first(std::min(data.size(), kBlockBytes - block_bytes_));
+      block_.push_back(part);
+      block_bytes_ += part.size();
+      data = data.subspan(part.size());
+      if (block_bytes_ == kBlockBytes) GW_RETURN_IF_ERROR(WriteBlock());
+    }
+    return absl::OkStatus();
+  }
+  absl::StatusOr<Written> Finish() {
+    GW_RETURN_IF_ERROR(WriteBlock());
+    GW_RETURN_IF_ERROR(Sync());
+    return Written{bytes_, sha_.Hex()};
+  }
+
+ private:
+  static constexpr size_t kBlockBytes = 256 << 10;
+  static constexpr uint64_t kSyncBytes = 8 << 20;
+
+  absl::Status WriteBlock() {
+    for (const auto part : block_) sha_.Update(part);
+    GW_RETURN_IF_ERROR(file_->Append(block_));
+    bytes_ += block_bytes_;
+    block_.clear();
+    block_bytes_ = 0;
+    BackgroundWork::Rest();
+    return bytes_ >= synced_ + kSyncBytes ? Sync() : absl::OkStatus();
+  }
+  absl::Status Sync() {
+    GW_RETURN_IF_ERROR(file_->Sync());
+    file_->Forget();
+    synced_ = bytes_;
+    return absl::OkStatus();
+  }
+
+  const std::unique_ptr<AppendFile> file_;
+  Sha256 sha_;
+  std::vector<std::span<const uint8_t>> block_;  // not written yet
+  size_t block_bytes_ = 0;
+  uint64_t bytes_ = 0;
+  uint64_t synced_ = 0;
+};
+
 absl::StatusOr<Written> WriteFile(Disk& disk, const std::string& path, Contents contents) {
   const std::vector<uint8_t> header = MakeSafetensorsHeader(&contents.entries, {{"format", "pt"}});
-  GW_ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file, disk.Create(path));
-  std::vector<std::span<const uint8_t>> pieces = {header};
-  pieces.insert(pieces.end(), contents.data.begin(), contents.data.end());
-  GW_RETURN_IF_ERROR(file->Append(pieces));
-  GW_RETURN_IF_ERROR(file->Sync());
-  Written written;
-  Sha256 sha;
-  for (const auto piece : pieces) {
-    sha.Update(piece);
-    written.bytes += piece.size();
-  }
-  written.sha256 = sha.Hex();
-  return written;
+  GW_ASSIGN_OR_RETURN(std::unique_ptr<AppendFile> created, disk.Create(path));
+  DigestingFile file(std::move(created));
+  GW_RETURN_IF_ERROR(file.Append(header));
+  for (const auto piece : contents.data) GW_RETURN_IF_ERROR(file.Append(piece));
+  return file.Finish();
 }
 
 }  // namespace

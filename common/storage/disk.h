@@ -22,6 +22,8 @@ class AppendFile {
   // Returns once everything appended so far survives a loss of power. After an error none of what was appended since
   // the last success may be relied on, also if a later call succeeds.
   virtual absl::Status Sync() = 0;
+  // Nobody reads soon what was synced: memory need not keep it. A hint.
+  virtual void Forget() {}
 };
 
 // A file to read. Not thread-safe.

@@ -84,6 +84,7 @@ class PosixAppendFile final : public AppendFile {
   }
 
   absl::Status Sync() override { return fdatasync(fd_.get()) == 0 ? absl::OkStatus() : Failed("cannot sync", path_); }
+  void Forget() override { posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_DONTNEED); }
 
  private:
   const FileDescriptor fd_;

@@ -110,7 +110,7 @@ void JobShard::NoteWritten(uint32_t index, uint64_t version) {
   {
     absl::MutexLock lock(&bucket.mu);
     bucket.durable = std::max(bucket.durable, version);
-    CaptureBucket(bucket);
+    NoteForCapture(bucket);
     ready = TakeReady(bucket);
   }
   GW_FAILPOINT("version.after_visible");
@@ -152,6 +152,7 @@ uint64_t JobShard::PlanVersionOf(const RoundActions::Close& close) const {
 
 absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update, const RoundPlan& plan,
                                std::vector<journal::Contribution> who) {
+  CaptureBucket(bucket);
   GW_RETURN_IF_ERROR(bucket.store->Apply(update, plan));
   deferred_elements_ += update.stats.deferred;
   update_elements_ += update.stats.elements;
@@ -164,7 +165,7 @@ absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update, c
     Retain(bucket, bucket.version,
            {std::make_shared<const std::vector<Bytes>>(update.chunks), bucket.codec->defers(), std::move(who)});
   }
-  CaptureBucket(bucket);
+  NoteForCapture(bucket);
   return absl::OkStatus();
 }
 

@@ -122,10 +122,12 @@ class JobShard {
 
   // job_snapshot.cc: a copy of everything at the next version that all buckets pass, this one if no bucket of the open
   // round has closed; with asynchronous rounds of every bucket at a version of its own, which may be seen. Rounds go
-  // on; each bucket is copied by the thread that brings it there. One at a time. Errors: DeadlineExceeded (the round
-  // did not end in time), FailedPrecondition (no parameters yet), Cancelled, Aborted (buckets were already past it: try
-  // again), ResourceExhausted.
-  absl::StatusOr<std::shared_ptr<ShardCapture>> Capture(absl::Duration timeout);
+  // on; each bucket is copied by this thread once it is there, or by the one that takes it further, who is first. One
+  // at a time. Errors: DeadlineExceeded (the round did not end in time), FailedPrecondition (no parameters yet),
+  // Cancelled, Aborted (buckets were already past it: try again), ResourceExhausted.
+  absl::Status Capture(const std::shared_ptr<ShardCapture>& capture, absl::Duration timeout);
+  // The memory for one: for Capture to fill. Takes no lock.
+  std::shared_ptr<ShardCapture> NewCapture() const;
   void CancelCapture();  // this one and all later ones
   // How the last snapshot went, for the status. `version`: when it is ok.
   void NoteSnapshot(uint64_t version, const absl::Status& status);
@@ -146,7 +148,8 @@ class JobShard {
   absl::Status CheckSame(const Job& job, uint32_t shard_index, uint32_t shard_count, uint64_t layout_digest) const;
 
   // Membership; errors as in Rounds.
-  // `other_version`: as in JoinRequest. DataLoss, and the worker is no member any more: this shard is behind the others.
+  // `other_version`: as in JoinRequest. DataLoss, and the worker is no member any more: this shard is behind the
+  // others.
   absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before, bool may_initialize,
                                      uint64_t other_version = 0);
   absl::StatusOr<v1::JoinReply> Resume(const v1::WorkerIdentity& identity, const Rounds::ResumePoint& point);
@@ -297,6 +300,8 @@ class JobShard {
   std::optional<ShardSquares> WrittenSquares(uint64_t round, size_t phase);
 
   // job_snapshot.cc
+  bool CanBeCaptured(const BucketState& bucket) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  void NoteForCapture(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   void CaptureBucket(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 
   // job_recovery.cc

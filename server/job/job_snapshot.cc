@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/background_work.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
 #include "common/job/round_mode.h"
@@ -9,12 +10,17 @@
 
 namespace gradwire {
 
-absl::StatusOr<std::shared_ptr<ShardCapture>> JobShard::Capture(absl::Duration timeout) {
+std::shared_ptr<ShardCapture> JobShard::NewCapture() const {
   auto capture = std::make_shared<ShardCapture>();
   // All memory is there, and written to once, before a round waits for a copy.
   for (const auto& bucket : buckets_) {
     capture->state.buckets.emplace_back().Allocate(job_, *bucket->layout);
+    BackgroundWork::Rest();
   }
+  return capture;
+}
+
+absl::Status JobShard::Capture(const std::shared_ptr<ShardCapture>& capture, absl::Duration timeout) {
   {
     absl::MutexLock lock(&capture->mu);
     capture->missing = static_cast<uint32_t>(buckets_.size());
@@ -39,32 +45,55 @@ absl::StatusOr<std::shared_ptr<ShardCapture>> JobShard::Capture(absl::Duration t
     bucket->capture = capture;
     CaptureBucket(*bucket);
   }
+  const absl::Time deadline = absl::Now() + timeout;
   const auto over = [&capture]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(capture->mu) {
     return capture->missing == 0 || !capture->failed.ok();
   };
+  const auto something = [&]()
+                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(capture->mu) { return over() || !capture->reached.empty(); };
   absl::Status status;
-  {
-    absl::MutexLock lock(&capture->mu);
-    if (!capture->mu.AwaitWithTimeout(absl::Condition(&over), timeout)) {
-      capture->failed = absl::DeadlineExceededError("the round in which it was to be taken did not end in time");
+  for (bool done = false; !done;) {
+    std::vector<uint32_t> reached;
+    {
+      absl::MutexLock lock(&capture->mu);
+      if (!capture->mu.AwaitWithDeadline(absl::Condition(&something), deadline)) {
+        capture->failed = absl::DeadlineExceededError("the round in which it was to be taken did not end in time");
+      }
+      done = over();
+      status = capture->failed;
+      reached.swap(capture->reached);
     }
-    status = capture->failed;
+    if (done) break;
+    for (const uint32_t index : reached) {
+      absl::MutexLock lock(&buckets_[index]->mu);
+      CaptureBucket(*buckets_[index]);
+    }
   }
   absl::MutexLock lock(&snapshot_mu_);
   capture_ = nullptr;
   GW_RETURN_IF_ERROR(status);
-  if (!IsAsync(job_)) return capture;
+  if (!IsAsync(job_)) return absl::OkStatus();
   std::vector<ShardState::Bucket>& copies = capture->state.buckets;
   capture->state.version = UINT64_MAX;
   for (const auto& copy : copies) capture->state.version = std::min(capture->state.version, copy.plans.version());
   for (auto& copy : copies) copy.ahead = copy.plans.version() - capture->state.version;
-  return capture;
+  return absl::OkStatus();
+}
+
+bool JobShard::CanBeCaptured(const BucketState& bucket) const {
+  if (bucket.capture == nullptr || bucket.version < bucket.capture->state.version) return false;
+  // A version whose record may still be lost would come back without the frame that it is known by.
+  return !IsAsync(job_) || bucket.durable >= bucket.version;
+}
+
+void JobShard::NoteForCapture(BucketState& bucket) {
+  if (!CanBeCaptured(bucket)) return;
+  absl::MutexLock lock(&bucket.capture->mu);
+  bucket.capture->reached.push_back(bucket.layout->bucket);
 }
 
 void JobShard::CaptureBucket(BucketState& bucket) {
-  if (bucket.capture == nullptr || bucket.version < bucket.capture->state.version) return;
-  // A version whose record may still be lost would come back without the frame that it is known by.
-  if (IsAsync(job_) && bucket.durable < bucket.version) return;
+  if (!CanBeCaptured(bucket)) return;
   const std::shared_ptr<ShardCapture> capture = std::move(bucket.capture);
   bucket.capture = nullptr;
   absl::Status status = bucket.failure;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -10,12 +11,13 @@
 
 namespace gradwire {
 
-// A ShardState that is being gathered: each bucket is copied, under its own lock, when it is at the version. Buckets
-// write their own part of `state`; whoever waits reads it once `missing` is 0.
+// A ShardState that is being gathered: each bucket is copied, under its own lock, while it is at the version, into
+// its own part of `state`; whoever waits reads it once `missing` is 0.
 struct ShardCapture {
   ShardState state;
   absl::Mutex mu;
   uint32_t missing ABSL_GUARDED_BY(mu) = 0;
+  std::vector<uint32_t> reached ABSL_GUARDED_BY(mu);  // buckets that can be copied, which may have been done meanwhile
   absl::Status failed ABSL_GUARDED_BY(mu);
 };
 

@@ -15,17 +15,34 @@ namespace {
 constexpr absl::Duration kLook = absl::Seconds(1);
 constexpr absl::Duration kPatience = absl::Seconds(60);  // for the round to end
 constexpr absl::Duration kRetry = absl::Seconds(10);
+constexpr int kAttempts = 10;  // to begin before a round of a few microseconds has gone on
 
 }  // namespace
 
-absl::Status TakeSnapshot(JobShard& shard, SnapshotFiles& files, absl::Duration patience) {
-  GW_ASSIGN_OR_RETURN(const std::shared_ptr<ShardCapture> capture, shard.Capture(patience));
-  GW_RETURN_IF_ERROR(files.Write(capture->state));
-  GW_ASSIGN_OR_RETURN(const uint64_t oldest, files.RemoveOld(kSnapshotsKept));
+absl::Status TakeSnapshot(JobShard& shard, SnapshotFiles& files, absl::Duration patience, const Aside& aside) {
+  std::shared_ptr<ShardCapture> capture;
+  absl::Status captured;
+  int attempt = 0;
+  do {
+    GW_RETURN_IF_ERROR(aside([&] {
+      capture = shard.NewCapture();
+      return absl::OkStatus();
+    }));
+    captured = shard.Capture(capture, patience);
+  } while (absl::IsAborted(captured) && ++attempt < kAttempts);
+  GW_RETURN_IF_ERROR(captured);
+  const uint64_t version = capture->state.version;
+  uint64_t oldest = 0;
+  GW_RETURN_IF_ERROR(aside([&]() -> absl::Status {
+    GW_RETURN_IF_ERROR(files.Write(capture->state));
+    capture = nullptr;
+    GW_ASSIGN_OR_RETURN(oldest, files.RemoveOld(kSnapshotsKept));
+    return absl::OkStatus();
+  }));
   // Every snapshot that stays can be gone on from: its records stay, and those of the rounds that workers may ask for.
-  shard.NoteSnapshot(capture->state.version, absl::OkStatus());
-  shard.CutJournal(capture->state.version, oldest);
-  spdlog::info("job {}: snapshot of version {} taken", shard.job().spec().name(), capture->state.version);
+  shard.NoteSnapshot(version, absl::OkStatus());
+  shard.CutJournal(version, oldest);
+  spdlog::info("job {}: snapshot of version {} taken", shard.job().spec().name(), version);
   return absl::OkStatus();
 }
 
@@ -43,6 +60,7 @@ Snapshotter::~Snapshotter() {
     wake_.Signal();
   }
   shard_->CancelCapture();
+  background_.Hurry();
   thread_.join();
 }
 
@@ -68,7 +86,12 @@ void Snapshotter::Run() {
     }
     pause = kLook;
     if (!asked && !Due()) continue;
-    const absl::Status taken = CatchBadAlloc("a snapshot", [this] { return TakeSnapshot(*shard_, files_, kPatience); });
+    // What holds no lock yields to rounds.
+    const auto aside = [this](const std::function<absl::Status()>& body) {
+      return background_.Run("a snapshot", body);
+    };
+    const absl::Status taken =
+        CatchBadAlloc("a snapshot", [&] { return TakeSnapshot(*shard_, files_, kPatience, aside); });
     if (taken.ok()) {
       journal_at_last_ = shard_->JournalBytes();
       continue;

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/base/background_work.h"
 #include "common/snapshot/snapshot_files.h"
 #include "server/job/job_shard.h"
 
@@ -16,10 +18,13 @@ namespace gradwire {
 
 inline constexpr size_t kSnapshotsKept = 2;  // of one job
 
+// Returns work(), done wherever it delays nobody.
+using Aside = std::function<absl::Status(const std::function<absl::Status()>& work)>;
+
 // Writes a snapshot of `shard` at the version that its round in progress makes, waits for that round for at most
-// `patience`, and lets go of the snapshots and of the journal that are not needed any more. Errors: those of
-// JobShard::Capture and of `files`.
-absl::Status TakeSnapshot(JobShard& shard, SnapshotFiles& files, absl::Duration patience);
+// `patience`, and lets go of the snapshots and of the journal that are not needed any more. What takes long and no lock
+// is done by `aside`. Errors: those of JobShard::Capture, of `files` and of `aside`.
+absl::Status TakeSnapshot(JobShard& shard, SnapshotFiles& files, absl::Duration patience, const Aside& aside);
 
 // Thread-safe. Owns its thread, from construction to destruction. In memory: one copy of the shard's parameters and
 // moments, while a snapshot is taken (counted in MemoryBound).
@@ -47,6 +52,7 @@ class Snapshotter {
   bool requested_ ABSL_GUARDED_BY(mu_) = false;
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t journal_at_last_ = 0;  // bytes of the journal after the last snapshot; of the thread
+  BackgroundWork background_;
   std::thread thread_;
 };
 

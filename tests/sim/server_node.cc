@@ -171,7 +171,7 @@ void ServerProcess::TakeSnapshot() {
   if (shard == nullptr) return;
   SnapshotFiles files(&disk_, data_->SnapshotsOf("sim"), &shard->job(), &shard->layout(), shard_);
   // It cannot wait for a round that has begun to close: nothing happens meanwhile here.
-  const absl::Status taken = gradwire::TakeSnapshot(*shard, files, absl::ZeroDuration());
+  const absl::Status taken = gradwire::TakeSnapshot(*shard, files, absl::ZeroDuration(), [](const auto& work) { return work(); });
   if (!alive()) return;
   world_->Trace([&] { return absl::StrCat("shard ", shard_, ": snapshot: ", taken.ToString()); });
   if (taken.ok()) world_->Count(Event::kSnapshotTaken);

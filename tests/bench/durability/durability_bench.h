@@ -55,7 +55,7 @@ class BenchTraining {
                 v1::DurabilityLevel level);
   // Seconds of each round.
   std::vector<double> Rounds(int count);
-  JobShard& shard();
+  uint64_t Snapshots();  // that were taken so far, or failed
   void RequestSnapshot();
 
   static constexpr char kJob[] = "bench";

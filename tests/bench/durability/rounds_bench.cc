@@ -1,10 +1,9 @@
 // Training while journals and snapshots are written; see durability_bench.h.
-#include <atomic>
+#include <numeric>
 #include <random>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "absl/strings/str_format.h"
 #include "tests/bench/durability/durability_bench.h"
 
 namespace gradwire::bench {
@@ -19,6 +18,8 @@ struct Level {
 };
 constexpr Level kLevels[] = {
     {"none", v1::DURABILITY_NONE}, {"interval", v1::DURABILITY_INTERVAL}, {"fsync", v1::DURABILITY_FSYNC}};
+
+double Sum(const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
 
 }  // namespace
 
@@ -63,7 +64,9 @@ std::vector<double> BenchTraining::Rounds(int count) {
   return seconds;
 }
 
-JobShard& BenchTraining::shard() { return *Take(daemon_->registry().Find(kJob)); }
+uint64_t BenchTraining::Snapshots() {
+  return Take(daemon_->registry().Find(kJob))->Describe(false, false).durability().snapshots();
+}
 
 void BenchTraining::RequestSnapshot() { Check(daemon_->registry().RequestSnapshot(kJob)); }
 
@@ -86,11 +89,8 @@ void MeasureRounds(const DurabilityConfig& config, Report* report) {
           std::make_unique<BenchTraining>(absl::StrCat(config.directory, "/rounds-", size.name, "-", level.name),
                                           size.codec, v1::OPTIMIZER_STEP, size.bytes, level.level));
       trainings.back()->Rounds(2);
-      runs.push_back([training = trainings.back().get(), &size] {
-        double sum = 0;
-        for (const double s : training->Rounds(size.rounds)) sum += s;
-        return size.rounds / sum;
-      });
+      runs.push_back(
+          [training = trainings.back().get(), &size] { return size.rounds / Sum(training->Rounds(size.rounds)); });
     }
     const auto measured = Interleave(config.rounds, runs);
     for (size_t i = 0; i < measured.size(); ++i) {
@@ -105,42 +105,45 @@ void MeasureRounds(const DurabilityConfig& config, Report* report) {
 }
 
 void MeasurePause(const DurabilityConfig& config, Report* report) {
-  constexpr int kRounds = 12;  // of a block
+  constexpr int kRounds = 12;  // of a block without, and at least of one with
   BenchTraining training(config.directory + "/pause", "tagc:density=0.01", v1::OPTIMIZER_ADAMW, config.bytes,
                          v1::DURABILITY_INTERVAL);
   training.Rounds(3);
   std::vector<double> all[2];
   std::vector<double> medians[2];
-  uint64_t snapshots = 0;
-  for (int block = 0; block < 2 * config.rounds; ++block) {
-    const bool with = block % 2 == 1;
-    std::atomic<bool> done{!with};
-    // One snapshot after the other, for as long as the block lasts.
-    std::thread taker([&] {
-      while (!done) {
-        const uint64_t before = training.shard().Describe(false, false).durability().snapshots();
-        training.RequestSnapshot();
-        while (!done && training.shard().Describe(false, false).durability().snapshots() == before) {
-          absl::SleepFor(absl::Milliseconds(2));
-        }
-        ++snapshots;
-      }
-    });
-    std::vector<double> seconds = training.Rounds(kRounds);
-    done = true;
-    taker.join();
-    medians[with].push_back(Median(seconds));
+  std::vector<double> means[2];
+  std::vector<double> taken;
+  const auto add = [&](bool with, const std::vector<double>& seconds) {
     all[with].insert(all[with].end(), seconds.begin(), seconds.end());
-    // What is still being written belongs to no block.
-    if (with) absl::SleepFor(absl::Seconds(1));
+    medians[with].push_back(Median(seconds));
+    means[with].push_back(Sum(seconds) / static_cast<double>(seconds.size()));
+  };
+  for (int block = 0; block < config.rounds; ++block) {
+    add(false, training.Rounds(kRounds));
+    // For as long as one snapshot takes, or several: the next one begins when one has ended.
+    std::vector<double> seconds;
+    while (seconds.size() < kRounds) {
+      const uint64_t before = training.Snapshots();
+      double took = 0;
+      training.RequestSnapshot();
+      while (training.Snapshots() == before) {
+        seconds.push_back(training.Rounds(1)[0]);
+        took += seconds.back();
+      }
+      taken.push_back(took);
+    }
+    add(true, seconds);
   }
-  report->Note("snapshots", absl::StrCat(snapshots, " during ", all[1].size(), " rounds, one after the other"));
-  report->Add({"round without snapshots, p50", 1e3 * Quantile(all[0], 0.5), "ms", {}, "", {}});
-  report->Add({"round while snapshots are taken, p50", 1e3 * Quantile(all[1], 0.5), "ms",
-               MedianRatio(medians[1], medians[0]), "without", kPauseTarget, true});
-  report->Add({"round without snapshots, p99", 1e3 * Quantile(all[0], 0.99), "ms", {}, "", {}});
-  report->Add({"round while snapshots are taken, p99", 1e3 * Quantile(all[1], 0.99), "ms",
-               Quantile(all[1], 0.99) / Quantile(all[0], 0.99), "without", kPauseTarget, true});
+  report->Note("snapshots", absl::StrFormat("%d of %d MiB during %d rounds, each in %.2f s (median)", taken.size(),
+                                            3 * config.bytes / kMiB, all[1].size(), Median(taken)));
+  const auto compare = [report](const std::string& what, double without, double with, const Ratio& ratio) {
+    report->Add({"round without snapshots, " + what, 1e3 * without, "ms", {}, "", {}});
+    report->Add({"round while snapshots are taken, " + what, 1e3 * with, "ms", ratio, "without", kPauseTarget, true});
+  };
+  compare("p50", Quantile(all[0], 0.5), Quantile(all[1], 0.5), MedianRatio(medians[1], medians[0]));
+  compare("mean", Sum(all[0]) / static_cast<double>(all[0].size()), Sum(all[1]) / static_cast<double>(all[1].size()),
+          MedianRatio(means[1], means[0]));
+  compare("p99", Quantile(all[0], 0.99), Quantile(all[1], 0.99), Quantile(all[1], 0.99) / Quantile(all[0], 0.99));
 }
 
 }  // namespace gradwire::bench

@@ -318,11 +318,11 @@ TEST_F(AsyncJobTest, ASnapshotHasEveryBucketAtItsOwnVersion) {
   a().Push(0, 1, 0.3f);
   sink_->hold = true;
   a().Push(0, 2, 0.3f);
-  EXPECT_EQ(shard_->Capture(absl::ZeroDuration()).status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(shard_->Capture(shard_->NewCapture(), absl::ZeroDuration()).code(), absl::StatusCode::kDeadlineExceeded);
   sink_->Release();
-  const auto capture = shard_->Capture(absl::Seconds(10));
-  ASSERT_TRUE(capture.ok()) << capture.status();
-  const ShardState& state = (*capture)->state;
+  const auto capture = shard_->NewCapture();
+  ASSERT_EQ(shard_->Capture(capture, absl::Seconds(10)), absl::OkStatus());
+  const ShardState& state = capture->state;
   EXPECT_EQ(state.version, 0u);
   EXPECT_EQ(state.buckets[0].ahead, 3u);
   EXPECT_EQ(state.buckets[1].ahead, 0u);

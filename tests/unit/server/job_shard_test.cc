@@ -804,9 +804,9 @@ TEST_F(JobShardTest, TheResidualOfTheUpdateCodecIsInRecordsSnapshotsAndCopies) {
     b.FollowUpdate(r + 1);
   };
   for (uint64_t r = 0; r < 4; ++r) round(r);
-  const auto capture = shard_->Capture(absl::Seconds(1));
-  ASSERT_TRUE(capture.ok()) << capture.status();
-  const ShardState snapshot = (*capture)->state;
+  const auto capture = shard_->NewCapture();
+  ASSERT_EQ(shard_->Capture(capture, absl::Seconds(1)), absl::OkStatus());
+  const ShardState snapshot = capture->state;
   EXPECT_EQ(snapshot.version, 4u);
   for (const ShardState::Bucket& bucket : snapshot.buckets) {
     EXPECT_THAT(bucket.update_residual, testing::Contains(testing::Ne(0.0f)));

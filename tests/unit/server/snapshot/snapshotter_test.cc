@@ -1,7 +1,11 @@
 // When snapshots are taken without anybody asking.
 #include "server/snapshot/snapshotter.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
 
 #include "absl/time/clock.h"
 #include "server/journal/journal.h"
@@ -131,6 +135,28 @@ TEST_F(SnapshotterTest, RecordsThatWereGivenUpAreMadeGoodByASnapshot) {
   ASSERT_EQ(recovered, absl::OkStatus());
   EXPECT_EQ(again->Describe(false, true).parameters_sha256(), digest);
   EXPECT_EQ(again->Describe(false, false).version(), round_);
+}
+
+TEST_F(SnapshotterTest, EveryCopyIsOfOneVersionWhileRoundsGoOn) {
+  Join();
+  Round();
+  std::atomic<bool> done = false;
+  std::thread taker([&] {
+    SnapshotFiles files(&disk_, kSnapshots, &shard_->job(), &shard_->layout(), 0);
+    for (int i = 0; i < 50; ++i) {
+      const auto aside = [](const auto& work) { return work(); };
+      ASSERT_EQ(TakeSnapshot(*shard_, files, absl::Seconds(60), aside), absl::OkStatus());
+      const absl::StatusOr<ShardState> state = files.Load(Durability().snapshot_version());
+      ASSERT_TRUE(state.ok()) << state.status();
+      // SGD of learning rate 1/2 and gradients of 1; round 0 only calibrates.
+      const float expected = 1.0f - 0.5f * static_cast<float>(state->version - 1);
+      for (const ShardState::Bucket& bucket : state->buckets) EXPECT_THAT(bucket.parameter, testing::Each(expected));
+    }
+    done = true;
+  });
+  while (!done && !HasFailure()) Round();
+  taker.join();
+  EXPECT_GT(round_, 1u);
 }
 
 }  // namespace
