@@ -26,6 +26,7 @@ FrameAssembler::FrameAssembler(const Codec* codec, const BucketLayout* layout, A
       accumulator_(accumulator),
       merge_(accumulator->NewFrameMerge()),
       plan_(plan),
+      plan_digest_(plan->Digest()),
       round_(round),
       frame_limit_bytes_(frame_limit_bytes) {}
 
@@ -45,11 +46,11 @@ absl::Status FrameAssembler::CheckIdentity(const wire::FrameHeader& h) const {
         h.bucket, h.shape_digest, layout_->shape_digest));
   }
   const bool abstain = (h.flags & wire::kAbstain) != 0;
-  if (!abstain && h.plan_digest != plan_->Digest()) {
+  if (!abstain && h.plan_digest != plan_digest_) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "bucket %d, round %d: the frame was encoded by plan 0x%08x, the round's plan is 0x%08x; pull the "
         "update of round %d first",
-        h.bucket, h.round, h.plan_digest, plan_->Digest(), h.round == 0 ? 0 : h.round - 1));
+        h.bucket, h.round, h.plan_digest, plan_digest_, h.round == 0 ? 0 : h.round - 1));
   }
   if (h.chunk != chunks_.size()) {
     return absl::InvalidArgumentError(absl::StrFormat("bucket %d, round %d: chunk %d came where chunk %d was expected",

@@ -53,6 +53,7 @@ class FrameAssembler {
   Accumulator* accumulator_;
   std::unique_ptr<FrameMerge> merge_;  // null: segments go to the accumulator one by one
   const RoundPlan* plan_;
+  const uint32_t plan_digest_;  // every chunk names it
   uint64_t round_;
   uint64_t frame_limit_bytes_;
   struct Held {

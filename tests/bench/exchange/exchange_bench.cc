@@ -1,7 +1,8 @@
 // bench_exchange: goodput, latency and CPU cost of frames, each as a ratio to raw TCP over the same loopback in the
 // same interleaved run: over bare transports ("grpc", "tcp"), through a gradwire-server process that listens on each
 // ("tcp server"), and as workers see it ("tcp session").
-//   --rounds=N  interleaved rounds (default 9)             --json=F   where the JSON goes
+//   --rounds=N  interleaved rounds (default 9), of legs four times as many: a leg takes 20 ms
+//   --json=F   where the JSON goes
 //   --mib=N     MiB moved per measurement of the bare transport (default 256)
 //   --transport=grpc|tcp  only this one (default both)
 //   --server=F  the gradwire-server that is measured (default: this build's)
