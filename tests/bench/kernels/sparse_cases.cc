@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <span>
 
 #include "absl/strings/str_format.h"
 #include "common/codec/index_code.h"
@@ -15,9 +16,9 @@
 namespace gradwire::bench {
 namespace {
 
-constexpr uint32_t kIndexBlock = 1u << 20;
-constexpr int32_t kLimit = 127;   // one worker, cells of one byte
-constexpr int kExponentBits = 6;  // the threshold is some tens of units
+constexpr size_t kBucket = 1u << 20;  // elements: 4 MiB
+constexpr int32_t kLimit = 127;       // one worker, cells of one byte
+constexpr int kExponentBits = 6;      // the threshold is some tens of units
 constexpr size_t kSegmentBytes = 24;
 constexpr size_t kLine = 16;           // elements of a cache line
 constexpr size_t kStretch = 1u << 17;  // elements that stay in the L2 cache between reading and writing them
@@ -42,23 +43,28 @@ std::vector<float> Gradient(size_t n, bool clustered) {
   return out;
 }
 
-// One worker's round.
-struct Frame {
-  kernels::SelectArgs select;
-  kernels::SketchArgs sketch;
-  std::vector<float> pending;
-  std::vector<uint32_t> positions;
-  std::vector<int32_t> integers;
-  size_t taken = 0;
-  std::vector<CodedIndex> index;
+// One worker's frame of one bucket, and what becomes of it.
+struct Bucket {
+  Bucket(size_t first, size_t elements) : begin(first), length(elements) {}
+
+  const size_t begin;  // in the gradient
+  const size_t length;
+  kernels::SketchArgs sketch{};
+  std::span<uint32_t> positions;  // within the bucket
+  std::span<int32_t> integers;
+  CodedIndex index;
   std::vector<uint8_t> cells;
   std::vector<uint32_t> decoded;  // of the index
   std::vector<uint32_t> merged;   // union
   std::vector<int32_t> sums;
   std::vector<uint8_t> resolved;
-  std::vector<float> parameters;
+  tagc::PositionCounters counters{length, 4};
+  tagc::PositionCounters scratch_counters{length, 4};
+  std::vector<uint8_t> wide_add;
 };
 
+// A tensor of the gradient's size in the buckets that a job has which says nothing about them: the threshold is that of
+// the tensor, all else is done bucket by bucket.
 class SparseCases {
  public:
   SparseCases(const Config& config, double density, bool clustered)
@@ -66,126 +72,54 @@ class SparseCases {
         b_(*config.backend),
         density_(density),
         gradient_(Gradient(config.elements, clustered)),
-        counters_(config.elements, 4) {
-    const size_t n = config.elements;
-    f_.pending = gradient_;
-    f_.positions.resize(n);
-    f_.integers.resize(n);
-    f_.parameters.resize(n);
-    f_.sketch = {.salt = 0x1234567890ABCDEF, .groups = 1, .cells_per_group = 3, .cell_bytes = 1};
+        pending_(gradient_),
+        positions_(config.elements),
+        integers_(config.elements),
+        parameters_(config.elements) {
+    for (size_t begin = 0; begin < config.elements; begin += kBucket) {
+      buckets_.emplace_back(begin, std::min(kBucket, config.elements - begin));
+    }
     Threshold();
     int e = 0;
-    std::frexp(kernels::FloatFromBits(f_.select.key << kernels::kKeyShift), &e);
-    f_.select.exponent = e - kExponentBits;
-    f_.select.limit = kLimit;
+    std::frexp(kernels::FloatFromBits(select_.key << kernels::kKeyShift), &e);
+    select_.exponent = e - kExponentBits;
+    select_.limit = kLimit;
     Take();
-    for (size_t i = 0; i < f_.taken; ++i) {
-      const uint32_t line = f_.positions[i] / kLine * kLine;
-      if (dirtied_.empty() || dirtied_.back() != line) dirtied_.push_back(line);
+    for (Bucket& b : buckets_) {
+      taken_ += b.positions.size();
+      for (const uint32_t position : b.positions) {
+        const size_t line = (b.begin + position) / kLine * kLine;
+        if (dirtied_.empty() || dirtied_.back() != line) dirtied_.push_back(line);
+      }
+      const tagc::Geometry geometry = tagc::GeometryFor(kUnion * static_cast<double>(b.positions.size()), 1.0);
+      b.sketch = {.salt = 0x1234567890ABCDEF + b.begin,
+                  .groups = geometry.groups,
+                  .cells_per_group = geometry.cells_per_group,
+                  .cell_bytes = 1};
     }
-    written_.resize(2 * f_.taken);
-    const tagc::Geometry geometry = tagc::GeometryFor(kUnion * static_cast<double>(f_.taken), 1.0);
-    f_.sketch.groups = geometry.groups;
-    f_.sketch.cells_per_group = geometry.cells_per_group;
-    EncodeIndexBlocks();
+    written_.resize(2 * taken_);
+    EncodeIndex();
     Sketch();
-    counters_.Increment({f_.positions.data(), f_.taken});
-    wide_add_.assign(f_.cells.size(), 0);
+    for (Bucket& b : buckets_) {
+      b.counters.Increment(b.positions);
+      b.wide_add.assign(b.cells.size(), 0);
+    }
     Decode();
     Verify();
   }
 
-  double taken() const { return static_cast<double>(f_.taken); }
+  double taken() const { return static_cast<double>(taken_); }
   double deferred() const { return deferred_; }
-
-  void Restore() { std::memcpy(f_.pending.data(), gradient_.data(), gradient_.size() * sizeof(float)); }
-  void Threshold() {
-    const kernels::Threshold t = b_.FindThreshold(f_.pending.data(), f_.pending.size(),
-                                                  density_ * static_cast<double>(f_.pending.size()), nullptr);
-    f_.select.key = t.key;
-    f_.select.keep_below = t.keep_below;
-  }
-  void Take() {
-    f_.taken = b_.TakeSelected(f_.pending.data(), f_.pending.size(), f_.select, 0, f_.positions.data(),
-                               f_.integers.data(), nullptr);
-  }
-  // What threshold and residual ask of memory, without their arithmetic: everything is read twice (what is taken is not
-  // known before the threshold is), the cache lines that hold something taken are written, and so is what is taken.
-  void TouchMemory() {
-    float* const x = f_.pending.data();
-    b_.RangeOf(x, f_.pending.size(), nullptr);
-    size_t next = 0;
-    for (size_t begin = 0; begin < f_.pending.size(); begin += kStretch) {
-      b_.RangeOf(x + begin, std::min(kStretch, f_.pending.size() - begin), nullptr);
-      for (; next < dirtied_.size() && dirtied_[next] < begin + kStretch; ++next) {
-        volatile float& first = x[dirtied_[next]];
-        first = first;
-      }
-    }
-    std::fill(written_.begin(), written_.end(), static_cast<uint32_t>(next));
-  }
-  void EncodeIndexBlocks() {
-    f_.index.clear();
-    size_t first = 0;
-    for (size_t begin = 0; begin < config_.elements; begin += kIndexBlock) {
-      size_t last = first;
-      const size_t count = std::min<size_t>(kIndexBlock, config_.elements - begin);
-      while (last < f_.taken && f_.positions[last] < begin + count) ++last;
-      f_.index.push_back(EncodeIndex({f_.positions.data() + first, last - first}, static_cast<uint32_t>(begin),
-                                     static_cast<uint32_t>(count)));
-      first = last;
-    }
-  }
-  void DecodeIndexBlocks() {
-    f_.decoded.clear();
-    for (size_t i = 0; i < f_.index.size(); ++i) {
-      const size_t begin = i * kIndexBlock;
-      const size_t count = std::min<size_t>(kIndexBlock, config_.elements - begin);
-      if (!DecodeIndex(f_.index[i].coding, f_.index[i].payload, static_cast<uint32_t>(begin),
-                       static_cast<uint32_t>(count), &f_.decoded)
-               .ok()) {
-        std::abort();
-      }
-    }
-  }
-  void Sketch() {
-    f_.cells.assign(size_t{f_.sketch.groups} * f_.sketch.cells_per_group * static_cast<size_t>(f_.sketch.cell_bytes),
-                    0);
-    b_.SketchAdd(f_.positions.data(), f_.integers.data(), f_.taken, f_.sketch, f_.cells.data(), nullptr);
-  }
-  void Union() { f_.merged = counters_.Union(); }
-  void Peel() {
-    f_.sums.resize(f_.merged.size());
-    f_.resolved.resize(f_.merged.size());
-    b_.SketchPeel(f_.cells.data(), f_.sketch, f_.merged.data(), f_.merged.size(), f_.sums.data(), f_.resolved.data(),
-                  nullptr);
-  }
-  void Decode() {
-    Union();
-    Peel();
-  }
-  void Step() {
-    b_.SparsePlainStep(f_.parameters.data(), f_.merged.data(), f_.sums.data(), f_.merged.size(), 0, -8, 1, 1e-9f,
-                       nullptr);
-  }
-  void MergeCells() {
-    b_.AddCells(wide_add_.data(), f_.cells.data(), f_.sketch.cell_bytes,
-                f_.cells.size() / static_cast<size_t>(f_.sketch.cell_bytes), kernels::Sign::kAdd, nullptr);
-  }
-  void MergeIndex() {
-    DecodeIndexBlocks();
-    scratch_counters_.Clear();
-    scratch_counters_.Increment(f_.decoded);
-  }
 
   // Bytes of index and cells over the information in them: the entropy of the index and the bits of the values.
   double WireRatio() const {
-    double bytes = static_cast<double>(f_.cells.size());
-    for (const CodedIndex& coded : f_.index) bytes += static_cast<double>(coded.payload.size() + kSegmentBytes);
+    double bytes = 0;
+    for (const Bucket& b : buckets_) {
+      bytes += static_cast<double>(b.cells.size() + b.index.payload.size() + kSegmentBytes);
+    }
     const double n = static_cast<double>(config_.elements);
     const double d = taken() / n;
-    const double bits =
-        n * (-d * std::log2(d) - (1 - d) * std::log2(1 - d)) + taken() * 8 * static_cast<double>(f_.sketch.cell_bytes);
+    const double bits = n * (-d * std::log2(d) - (1 - d) * std::log2(1 - d)) + taken() * 8;  // cells of one byte
     return 8 * bytes / bits;
   }
 
@@ -204,10 +138,10 @@ class SparseCases {
         {"memory alone of threshold + residual", [this] { TouchMemory(); }, restore, bytes, copy, {}, 0},
         {"threshold + residual", [this] { Threshold(), Take(); }, restore, bytes, copy, 0.9, 0},
         {"exact top-k", [this] { Threshold(), Take(); }, restore, bytes, copy, at(0.01, 0.85), 0},
-        {"encode: threshold, residual, index, sketch", [this] { Threshold(), Take(), EncodeIndexBlocks(), Sketch(); },
-         restore, bytes, copy, encode_target, 0},
-        {"index encode", [this] { EncodeIndexBlocks(); }, {}, bytes, copy, {}, taken()},
-        {"index decode", [this] { DecodeIndexBlocks(); }, {}, bytes, copy, {}, taken()},
+        {"encode: threshold, residual, index, sketch", [this] { Threshold(), Encode(); }, restore, bytes, copy,
+         encode_target, 0},
+        {"index encode", [this] { EncodeIndex(); }, {}, bytes, copy, {}, taken()},
+        {"index decode", [this] { DecodeIndex(); }, {}, bytes, copy, {}, taken()},
         {"sketch add", [this] { Sketch(); }, {}, bytes, copy, {}, taken()},
         {"union", [this] { Union(); }, {}, bytes, copy, {}, taken()},
         {"peel", [this] { Peel(); }, {}, bytes, copy, {}, taken()},
@@ -219,20 +153,126 @@ class SparseCases {
   }
 
  private:
+  void Restore() { std::memcpy(pending_.data(), gradient_.data(), gradient_.size() * sizeof(float)); }
+
+  void Threshold() {
+    const kernels::Threshold t =
+        b_.FindThreshold(pending_.data(), pending_.size(), density_ * static_cast<double>(pending_.size()), nullptr);
+    select_.key = t.key;
+    select_.keep_below = t.keep_below;
+  }
+  // Behind what the buckets before took. Returns where the next bucket's begins.
+  size_t Take(Bucket& b, size_t first) {
+    select_.first_element = b.begin;
+    const size_t taken = b_.TakeSelected(pending_.data() + b.begin, b.length, select_, 0, positions_.data() + first,
+                                         integers_.data() + first, nullptr);
+    b.positions = {positions_.data() + first, taken};
+    b.integers = {integers_.data() + first, taken};
+    return first + taken;
+  }
+  void EncodeIndex(Bucket& b) { b.index = gradwire::EncodeIndex(b.positions, 0, static_cast<uint32_t>(b.length)); }
+  void DecodeIndex(Bucket& b) {
+    b.decoded.clear();
+    const absl::Status decoded =
+        gradwire::DecodeIndex(b.index.coding, b.index.payload, 0, static_cast<uint32_t>(b.length), &b.decoded);
+    if (!decoded.ok()) std::abort();
+  }
+  void Sketch(Bucket& b) {
+    b.cells.assign(size_t{b.sketch.groups} * b.sketch.cells_per_group * static_cast<size_t>(b.sketch.cell_bytes), 0);
+    b_.SketchAdd(b.positions.data(), b.integers.data(), b.positions.size(), b.sketch, b.cells.data(), nullptr);
+  }
+  void Union(Bucket& b) { b.merged = b.counters.Union(); }
+  void Peel(Bucket& b) {
+    b.sums.resize(b.merged.size());
+    b.resolved.resize(b.merged.size());
+    b_.SketchPeel(b.cells.data(), b.sketch, b.merged.data(), b.merged.size(), b.sums.data(), b.resolved.data(),
+                  nullptr);
+  }
+
+  void Take() {
+    size_t first = 0;
+    for (Bucket& b : buckets_) first = Take(b, first);
+  }
+  void Encode() {
+    size_t first = 0;
+    for (Bucket& b : buckets_) {
+      first = Take(b, first);
+      EncodeIndex(b);
+      Sketch(b);
+    }
+  }
+  void EncodeIndex() {
+    for (Bucket& b : buckets_) EncodeIndex(b);
+  }
+  void DecodeIndex() {
+    for (Bucket& b : buckets_) DecodeIndex(b);
+  }
+  void Sketch() {
+    for (Bucket& b : buckets_) Sketch(b);
+  }
+  void Union() {
+    for (Bucket& b : buckets_) Union(b);
+  }
+  void Peel() {
+    for (Bucket& b : buckets_) Peel(b);
+  }
+  void Decode() {
+    for (Bucket& b : buckets_) {
+      Union(b);
+      Peel(b);
+    }
+  }
+  void Step() {
+    for (Bucket& b : buckets_) {
+      b_.SparsePlainStep(parameters_.data() + b.begin, b.merged.data(), b.sums.data(), b.merged.size(), 0, -8, 1, 1e-9f,
+                         nullptr);
+    }
+  }
+  void MergeCells() {
+    for (Bucket& b : buckets_) {
+      b_.AddCells(b.wide_add.data(), b.cells.data(), b.sketch.cell_bytes,
+                  b.cells.size() / static_cast<size_t>(b.sketch.cell_bytes), kernels::Sign::kAdd, nullptr);
+    }
+  }
+  void MergeIndex() {
+    for (Bucket& b : buckets_) {
+      DecodeIndex(b);
+      b.scratch_counters.Clear();
+      b.scratch_counters.Increment(b.decoded);
+    }
+  }
+  // What threshold and residual ask of memory, without their arithmetic: everything is read twice (what is taken is not
+  // known before the threshold is), the cache lines that hold something taken are written, and so is what is taken.
+  void TouchMemory() {
+    float* const x = pending_.data();
+    b_.RangeOf(x, pending_.size(), nullptr);
+    size_t next = 0;
+    for (size_t begin = 0; begin < pending_.size(); begin += kStretch) {
+      b_.RangeOf(x + begin, std::min(kStretch, pending_.size() - begin), nullptr);
+      for (; next < dirtied_.size() && dirtied_[next] < begin + kStretch; ++next) {
+        volatile float& first = x[dirtied_[next]];
+        first = first;
+      }
+    }
+    std::fill(written_.begin(), written_.end(), static_cast<uint32_t>(next));
+  }
+
   // A benchmark of wrong results would be worth nothing.
   void Verify() {
-    DecodeIndexBlocks();
-    if (f_.merged.size() != f_.taken || !std::equal(f_.merged.begin(), f_.merged.end(), f_.positions.begin()) ||
-        f_.decoded != f_.merged) {
-      std::fprintf(stderr, "bench_kernels: positions do not survive coding and merging\n");
-      std::abort();
-    }
-    for (size_t i = 0; i < f_.taken; ++i) {
-      if (f_.resolved[i] == 0) {
-        deferred_ += 1 / taken();
-      } else if (f_.sums[i] != f_.integers[i]) {
-        std::fprintf(stderr, "bench_kernels: peeling gave a wrong sum\n");
+    DecodeIndex();
+    for (const Bucket& b : buckets_) {
+      if (!std::equal(b.merged.begin(), b.merged.end(), b.positions.begin(), b.positions.end()) ||
+          b.decoded != b.merged) {
+        std::fprintf(stderr, "bench_kernels: positions do not survive coding and merging\n");
         std::abort();
+      }
+      for (size_t i = 0; i < b.merged.size(); ++i) {
+        if (b.resolved[i] == 0) {
+          deferred_ += 1 / taken();
+        } else if (b.sums[i] != b.integers[i]) {
+          std::fprintf(stderr, "bench_kernels: peeling gave a wrong sum\n");
+          std::abort();
+        }
       }
     }
   }
@@ -241,13 +281,16 @@ class SparseCases {
   kernels::Backend& b_;
   const double density_;
   const std::vector<float> gradient_;
-  tagc::PositionCounters counters_;
-  tagc::PositionCounters scratch_counters_{config_.elements, 4};
-  std::vector<uint8_t> wide_add_;
-  std::vector<uint32_t> dirtied_;  // first element of each cache line that holds something taken
-  std::vector<uint32_t> written_;  // as long as the positions and integers
-  Frame f_;
+  std::vector<float> pending_;
+  std::vector<uint32_t> positions_;  // of all buckets, one behind the other; room for everything
+  std::vector<int32_t> integers_;
+  std::vector<float> parameters_;
+  kernels::SelectArgs select_{};
+  std::vector<Bucket> buckets_;
+  size_t taken_ = 0;
   double deferred_ = 0;
+  std::vector<size_t> dirtied_;    // first element of each cache line that holds something taken
+  std::vector<uint32_t> written_;  // as long as the positions and integers
 };
 
 }  // namespace
