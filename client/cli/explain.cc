@@ -1,4 +1,5 @@
 // `gradwire codec explain`: a codec spec in words. See commands.h.
+#include <algorithm>
 #include <cmath>
 #include <variant>
 
@@ -197,6 +198,17 @@ Explanation Explain(const HomomorphicSpec& spec, uint64_t elements) {
                           nearest ? "the nearest; the rest goes to the residual"
                                   : "by chance; unbiased, and what lies beyond the range goes to the residual"),
           bytes};
+}
+
+Explanation Explain(const PowerSgdSpec& spec, uint64_t elements) {
+  const double side = std::sqrt(static_cast<double>(elements));
+  return {
+      absl::StrFormat("  rank=%d  a matrix travels as two factors of so many columns, summed over the workers in two "
+                      "rounds, the second of which starts from the mean of the first; the rest goes to the residual. "
+                      "Vectors, and matrices that it would not make smaller, travel as they are. A tensor lies on one "
+                      "shard as a whole. Bytes below are for a square matrix\n",
+                      spec.rank),
+      4 * std::min(2 * side * spec.rank, static_cast<double>(elements))};
 }
 
 }  // namespace

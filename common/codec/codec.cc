@@ -8,6 +8,7 @@ namespace gradwire {
 uint32_t RoundPlan::Digest() const {
   uint64_t h = HashCombine(sketch_groups, cells_per_group);
   h = HashString({reinterpret_cast<const char*>(exponents.data()), exponents.size()}, h);
+  if (!factors.empty()) h = HashString({reinterpret_cast<const char*>(factors.data()), 4 * factors.size()}, h);
   return static_cast<uint32_t>(h);
 }
 

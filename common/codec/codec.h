@@ -8,7 +8,7 @@
 //
 // Round 0 of every job calibrates: frames carry only ranges (and learning rates), its update frame only the plan of
 // round 1, and parameters do not change. The client library does this by itself and then pushes the same gradient as
-// round 1.
+// round 1. In a job with two phases so does every round of even number: CarriesValues (common/job/round_mode.h).
 #pragma once
 
 #include <cstdint>
@@ -43,6 +43,7 @@ struct RoundPlan {
   std::vector<int8_t> exponents;  // per run, or empty if the codec has none: a value is an integer times 2^exponent
   uint32_t sketch_groups = 0;
   uint32_t cells_per_group = 0;
+  std::vector<float> factors;  // of PowerSGD: powersgd/matrices.h
   uint32_t Digest() const;
   bool operator==(const RoundPlan&) const = default;
 };

@@ -282,6 +282,16 @@ absl::StatusOr<CodecSpec> ParseSparse(std::string_view name, SparseSpec::Choice 
   return spec;
 }
 
+constexpr char kPowerSgd[] = "powersgd";
+constexpr uint32_t kMostRank = 32;
+
+absl::StatusOr<CodecSpec> ParsePowerSgd(KeyValues values) {
+  PowerSgdSpec spec;
+  GW_RETURN_IF_ERROR(TakeNumber(kPowerSgd, "rank", 1u, kMostRank, &values, &spec.rank));
+  GW_RETURN_IF_ERROR(RefuseRest(kPowerSgd, values, "rank"));
+  return spec;
+}
+
 // Falls geometrically from `warmup` to `density` over `rounds`; 0 in the calibration round.
 double WarmedDensity(uint64_t round, double density, double warmup, uint32_t rounds) {
   if (round == 0) return 0;
@@ -351,6 +361,8 @@ std::string Print(const HomomorphicSpec& spec) {
   return absl::StrCat(name, ":bits=", spec.bits, ",granularity=", spec.granularity, ",p=", Shortest(spec.p));
 }
 
+std::string Print(const PowerSgdSpec& spec) { return absl::StrCat(kPowerSgd, ":rank=", spec.rank); }
+
 }  // namespace
 
 double TagcSpec::DensityAt(uint64_t round) const {
@@ -382,10 +394,11 @@ absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text) {
   for (const auto& [known, scheme] : kHomomorphicSchemes) {
     if (name == known) return ParseHomomorphic(name, scheme, std::move(values));
   }
+  if (name == kPowerSgd) return ParsePowerSgd(std::move(values));
   return absl::InvalidArgumentError(absl::StrCat(
       "unknown codec '", std::string(name), "'; known: dense (dense:", NamesOf<DenseSpec::Values>(kDenseValues),
       "), tagc (tagc:density=0.01), ", NamesOf<SparseSpec::Choice>(kSparseChoices), ", ", NamesOf<Scheme>(kSchemes),
-      ", ", NamesOf<Homomorphic>(kHomomorphicSchemes)));
+      ", ", NamesOf<Homomorphic>(kHomomorphicSchemes), ", ", kPowerSgd));
 }
 
 std::string ToString(const CodecSpec& spec) {

@@ -86,7 +86,14 @@ struct HomomorphicSpec {
   bool operator==(const HomomorphicSpec&) const = default;
 };
 
-using CodecSpec = std::variant<DenseSpec, TagcSpec, QuantizedSpec, SparseSpec, HomomorphicSpec>;
+// Each matrix by two thin factors, summed over the workers in two rounds. Definition, source and what we deviate in:
+// README.md.  "powersgd:rank=2"
+struct PowerSgdSpec {
+  uint32_t rank = 2;  // columns of a factor, 1 to 32
+  bool operator==(const PowerSgdSpec&) const = default;
+};
+
+using CodecSpec = std::variant<DenseSpec, TagcSpec, QuantizedSpec, SparseSpec, HomomorphicSpec, PowerSgdSpec>;
 
 // Errors: InvalidArgument naming the unknown codec or key, the value found and the values allowed.
 absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text);

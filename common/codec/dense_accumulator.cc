@@ -115,7 +115,7 @@ class DenseAccumulator final : public Accumulator {
     FrameWriter writer(header);
     AddLearningRates(id.learning_rates, &writer);
     UpdateFrame update;
-    if (contributors != 0 && round_ != 0) {
+    if (contributors != 0 && shape_.CarriesValues(round_)) {
       for (size_t block = 0; block < blocks_.size(); ++block) ClearOld(block);
       update.stats.elements = shape_.layout().elements;
       if (shape_.fixed()) {

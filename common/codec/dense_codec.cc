@@ -37,7 +37,7 @@ class DenseEncoder final : public Encoder {
     FrameWriter writer(header);
     dense::AddLearningRates(id.learning_rates, &writer);
     if (shape_.fixed()) AddRanges(runs, &writer);
-    if (id.round != 0) {
+    if (shape_.CarriesValues(id.round)) {
       for (uint64_t begin = 0; begin < layout.elements; begin += kSegmentElements) {
         const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(kSegmentElements, layout.elements - begin));
         const uint32_t bytes = count * static_cast<uint32_t>(shape_.width());
@@ -118,7 +118,7 @@ class DenseCodec final : public Codec {
       const SegmentHeader* ranges = take(SegmentType::kRanges, 0);
       if (ranges == nullptr || ranges->count != shape_.layout().runs.size()) return Incomplete("lacks ranges");
     }
-    for (uint64_t covered = 0; round != 0 && covered < shape_.layout().elements;) {
+    for (uint64_t covered = 0; shape_.CarriesValues(round) && covered < shape_.layout().elements;) {
       const SegmentHeader* s = take(shape_.type(), covered);
       if (s == nullptr || s->count == 0) {
         return Incomplete(absl::StrFormat("covers %d of %d elements", covered, shape_.layout().elements));

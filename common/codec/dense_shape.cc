@@ -23,7 +23,7 @@ constexpr int kPackBelowBits = 25;  // wider sums travel as whole int32
 }  // namespace
 
 absl::Status DenseShape::CheckSegment(uint64_t round, const Segment& s) const {
-  if (round == 0 || s.type != type() || s.param != param()) {
+  if (!CarriesValues(round) || s.type != type() || s.param != param()) {
     return absl::InvalidArgumentError(absl::StrFormat("segment type %d (param %d) does not belong in round %d of %s",
                                                       static_cast<int>(s.type), s.param, round, ToString(spec)));
   }

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "common/codec/codec.h"
 #include "common/codec/ranges.h"
+#include "common/job/round_mode.h"
 #include "kernels/backend.h"
 
 namespace gradwire::dense {
@@ -27,6 +28,7 @@ struct DenseShape {
   }
   uint8_t param() const { return fixed() ? static_cast<uint8_t>(width()) : 0; }
   int32_t limit() const { return IntegerLimit(8 * width(), context.job->spec().max_workers()); }
+  bool CarriesValues(uint64_t round) const { return gradwire::CarriesValues(*context.job, round); }
   const BucketLayout& layout() const { return *context.layout; }
   kernels::Backend& backend() const { return *context.backend; }
 

@@ -2,6 +2,7 @@
 #include "common/codec/codec.h"
 #include "common/codec/dense_codec.h"
 #include "common/codec/homomorphic/homomorphic_codec.h"
+#include "common/codec/powersgd/powersgd_codec.h"
 #include "common/codec/quantized/quantized_codec.h"
 #include "common/codec/sparse/sparse_codec.h"
 #include "common/codec/tagc/tagc_codec.h"
@@ -19,6 +20,7 @@ absl::StatusOr<std::unique_ptr<Codec>> MakeCodec(const CodecContext& context, co
   if (const auto* sparse = std::get_if<SparseSpec>(&spec)) return sparse::MakeSparseCodec(context, *sparse);
   if (const auto* homomorphic = std::get_if<HomomorphicSpec>(&spec))
     return homomorphic::MakeHomomorphicCodec(context, *homomorphic);
+  if (std::holds_alternative<PowerSgdSpec>(spec)) return powersgd::MakePowerSgdCodec(context);
   return MakeTagcCodec(context, std::get<TagcSpec>(spec));
 }
 

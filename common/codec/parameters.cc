@@ -1,6 +1,7 @@
 // Parameter frames: the initial upload and pulls of a version.
 #include "common/codec/parameters.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -9,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/codec/plan_check.h"
+#include "common/codec/powersgd/factor_frames.h"
 #include "common/codec/run_pieces.h"
 #include "kernels/math/fixed_point.h"
 
@@ -54,7 +56,10 @@ wire::FrameHeader HeaderFor(const BucketLayout& layout, wire::FrameKind kind, ui
 class ParameterReader {
  public:
   ParameterReader(const Job& job, const BucketLayout& layout, const ParameterTargets& targets)
-      : job_(job), layout_(layout), targets_(targets) {}
+      : job_(job), layout_(layout), targets_(targets) {
+    const std::vector<powersgd::Matrix> matrices = powersgd::MatricesOf(job, layout);
+    most_factors_ = std::max(SizeOf(matrices, powersgd::Factor::kP), SizeOf(matrices, powersgd::Factor::kQ));
+  }
 
   absl::Status Read(const Segment& s) {
     switch (s.type) {
@@ -65,6 +70,9 @@ class ParameterReader {
         if (s.begin != 0 || s.bytes != s.count || s.count != layout_.runs.size()) break;
         unfinished_.exponents.assign(s.data, s.data + s.bytes);
         return absl::OkStatus();
+      case SegmentType::kFactors:
+        if (plans_.size() == PlansKept(job_)) break;
+        return powersgd::ReadFactors(s, most_factors_, &unfinished_.factors);
       case SegmentType::kGeometry:
         if (s.bytes != 8 || plans_.size() == PlansKept(job_)) break;
         std::memcpy(&unfinished_.sketch_groups, s.data, 4);
@@ -89,7 +97,8 @@ class ParameterReader {
           absl::StrFormat("the parameters of bucket %d at version %d carry %d plans, expected %d", layout_.bucket,
                           version, plans_.size(), kept));
     }
-    for (const RoundPlan& plan : plans_) GW_RETURN_IF_ERROR(CheckPlan(job_, layout_, plan));
+    for (uint64_t age = 0; const RoundPlan& plan : plans_)
+      GW_RETURN_IF_ERROR(CheckPlan(job_, layout_, version - age++, plan));
     return PlanWindow(PlansKept(job_), version, std::move(plans_));
   }
   bool has_plans() const { return !plans_.empty() || unfinished_ != RoundPlan{}; }
@@ -138,6 +147,7 @@ class ParameterReader {
   const Job& job_;
   const BucketLayout& layout_;
   ParameterTargets targets_;
+  uint64_t most_factors_ = 0;    // of a plan
   std::deque<RoundPlan> plans_;  // the newest first
   RoundPlan unfinished_;         // its geometry comes
   uint64_t covered_[4] = {0, 0, 0, 0};
@@ -161,6 +171,7 @@ std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow
       const uint32_t n = static_cast<uint32_t>(plan.exponents.size());
       writer.Add({SegmentType::kExponents, 0, 0, n, n}, plan.exponents.data());
     }
+    powersgd::AddFactors(plan.factors, &writer);
     const uint32_t geometry[2] = {plan.sketch_groups, plan.cells_per_group};
     writer.Add({SegmentType::kGeometry, 0, 0, 1, 8}, geometry);
   }

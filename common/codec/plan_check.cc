@@ -1,13 +1,37 @@
 // See plan_check.h.
 #include "common/codec/plan_check.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "absl/strings/str_format.h"
+#include "common/codec/powersgd/matrices.h"
 #include "common/codec/tagc/geometry.h"
-#include "kernels/math/fixed_point.h"
+#include "kernels/math/grid.h"
 
 namespace gradwire {
+namespace {
 
-absl::Status CheckPlan(const Job& job, const BucketLayout& layout, const RoundPlan& plan) {
+absl::Status CheckFactors(const Job& job, const BucketLayout& layout, uint64_t version, const RoundPlan& plan) {
+  const uint64_t expected = powersgd::SizeOf(powersgd::MatricesOf(job, layout), powersgd::FactorPlannedAt(version));
+  if (plan.factors.size() != expected) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("plan of bucket %d at version %d has %d factor values, expected %d", layout.bucket, version,
+                        plan.factors.size(), expected));
+  }
+  const auto bad = std::find_if(plan.factors.begin(), plan.factors.end(), [](float x) {
+    return !(std::fabs(x) < static_cast<float>(1 << kernels::kGridRangeBits));  // NaN is bad, too
+  });
+  if (bad == plan.factors.end()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("plan of bucket %d: factor value %d is %g; its magnitude must be below "
+                      "%d",
+                      layout.bucket, bad - plan.factors.begin(), *bad, 1 << kernels::kGridRangeBits));
+}
+
+}  // namespace
+
+absl::Status CheckPlan(const Job& job, const BucketLayout& layout, uint64_t version, const RoundPlan& plan) {
   const CodecSpec& codec = job.codecs()[layout.codec];
   const auto* dense = std::get_if<DenseSpec>(&codec);
   const bool scaled = std::holds_alternative<TagcSpec>(codec) || std::holds_alternative<HomomorphicSpec>(codec) ||
@@ -26,6 +50,7 @@ absl::Status CheckPlan(const Job& job, const BucketLayout& layout, const RoundPl
                                                       layout.bucket, exponent, run, kernels::kMinExponent,
                                                       kernels::kMaxExponent));
   }
+  if (absl::Status status = CheckFactors(job, layout, version, plan); !status.ok()) return status;
   if (plan.sketch_groups == 0 && plan.cells_per_group == 0) return absl::OkStatus();
   const auto* spec = std::get_if<TagcSpec>(&codec);
   absl::Status status = absl::InvalidArgumentError("its codec has no sketch");

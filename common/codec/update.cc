@@ -12,6 +12,7 @@
 #include "common/codec/homomorphic/homomorphic_codec.h"
 #include "common/codec/index_code.h"
 #include "common/codec/plan_check.h"
+#include "common/codec/powersgd/factor_frames.h"
 #include "common/codec/quantized/quantized_shape.h"
 #include "common/codec/ranges.h"
 #include "common/codec/sparse/sparse_segment.h"
@@ -74,7 +75,12 @@ class UpdateReader {
  public:
   // `compressed`: what the body is encoded by; null: it is as the bucket's accumulator wrote it.
   UpdateReader(const Job& job, const BucketLayout& layout, const CodecSpec* compressed, Update* update)
-      : job_(job), layout_(layout), compressed_(compressed), update_(update), norms_(job, layout, update) {
+      : job_(job),
+        layout_(layout),
+        compressed_(compressed),
+        update_(update),
+        norms_(job, layout, update),
+        matrices_(powersgd::MatricesOf(job, layout)) {
     const auto* spec = std::get_if<SparseSpec>(compressed != nullptr ? compressed : &job.codecs()[layout.codec]);
     if (spec != nullptr && spec->choice == SparseSpec::Choice::kRandomK) {
       agreement_ = {&job, &layout, update->round, spec->density};
@@ -114,6 +120,9 @@ class UpdateReader {
         return ReadExponents(s);
       case SegmentType::kGeometry:
         return ReadGeometry(s);
+      case SegmentType::kFactors:
+        return powersgd::ReadFactors(s, powersgd::SizeOf(matrices_, powersgd::FactorSentIn(update_->round)),
+                                     &update_->next.factors);
       case SegmentType::kNorms:
         return norms_.Read(s);
       default:
@@ -122,7 +131,14 @@ class UpdateReader {
     }
   }
 
-  absl::Status Finish() const {
+  // `plan`: of the round.
+  absl::Status Finish(const RoundPlan& plan) {
+    GW_RETURN_IF_ERROR(CheckWhole());
+    return powersgd::FinishUpdate(matrices_, plan.factors, layout_, update_);
+  }
+
+ private:
+  absl::Status CheckWhole() const {
     const Update::Body body = update_->body;
     if (body != Update::Body::kEmpty && body != Update::Body::kSparse && covered_ != layout_.elements) {
       return absl::InvalidArgumentError(
@@ -140,7 +156,6 @@ class UpdateReader {
     return absl::OkStatus();
   }
 
- private:
   absl::Status CheckRange(const Segment& s, uint64_t limit) const {
     if (s.begin <= limit && s.count <= limit - s.begin) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrFormat("segment type %d covers [%d, %d + %d) of %d",
@@ -311,6 +326,7 @@ class UpdateReader {
   const CodecSpec* const compressed_;
   Update* update_;
   NormReader norms_;
+  const std::vector<powersgd::Matrix> matrices_;
   sparse::Agreement agreement_;
   std::unique_ptr<homomorphic::MeansReader> means_reader_;  // once there is something to read
   std::optional<quantized::Shape> quantized_;
@@ -336,8 +352,8 @@ absl::StatusOr<Update> Decode(std::span<const Bytes> chunks, const Job& job, con
   for (const wire::Chunk& chunk : parsed) {
     for (const Segment& s : chunk.segments) GW_RETURN_IF_ERROR(reader.Read(s, chunk.bytes));
   }
-  GW_RETURN_IF_ERROR(reader.Finish());
-  GW_RETURN_IF_ERROR(CheckPlan(job, layout, update.next));
+  GW_RETURN_IF_ERROR(reader.Finish(plan));
+  GW_RETURN_IF_ERROR(CheckPlan(job, layout, update.round + 1, update.next));
   if (update.integers_of_exponents() && update.exponents.size() != layout.runs.size()) {
     return MissingExponents(update);
   }

@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/hash.h"
 #include "common/base/status_macros.h"
+#include "common/codec/powersgd/matrix_shape.h"
 #include "common/codec/update_codec.h"
 
 namespace gradwire {
@@ -22,6 +23,7 @@ constexpr int kMaxGroups = 64;
 constexpr size_t kMaxNameBytes = 255;
 constexpr uint32_t kMaxWorkers = 1u << 14;
 constexpr uint32_t kMaxStaleness = 16;
+constexpr uint64_t kMaxBucketBytes = uint64_t{1} << 30;
 // Versions that a frame may be behind with asynchronous rounds; the default grows with max_workers.
 constexpr uint32_t kAsyncStalenessPerWorker = 8;
 constexpr uint32_t kLeastAsyncStaleness = 32;
@@ -190,10 +192,9 @@ absl::Status FillScalars(v1::JobSpec* spec) {
     return absl::InvalidArgumentError(
         absl::StrFormat("run_elements = %d must be a power of two from 64 to 65536", spec->run_elements()));
   }
-  const uint64_t max_bucket = uint64_t{1} << 30;
-  if (spec->bucket_bytes() < spec->run_elements() * 4 || spec->bucket_bytes() > max_bucket) {
+  if (spec->bucket_bytes() < spec->run_elements() * 4 || spec->bucket_bytes() > kMaxBucketBytes) {
     return absl::InvalidArgumentError(absl::StrFormat("bucket_bytes = %d must lie in [%d (one run), %d]",
-                                                      spec->bucket_bytes(), spec->run_elements() * 4, max_bucket));
+                                                      spec->bucket_bytes(), spec->run_elements() * 4, kMaxBucketBytes));
   }
   return absl::OkStatus();
 }
@@ -282,6 +283,41 @@ absl::Status CheckVelocity(const v1::JobSpec& spec, const Tensor& tensor, const 
   return absl::OkStatus();
 }
 
+// What PowerSGD makes nothing smaller of travels as it is.
+absl::Status FillPowerSgd(const Tensor& tensor, CodecSpec* codec) {
+  const auto* spec = std::get_if<PowerSgdSpec>(codec);
+  if (spec == nullptr) return absl::OkStatus();
+  if (!powersgd::MatrixShapeOf(tensor.shape, spec->rank)) {
+    *codec = DenseSpec{};
+    return absl::OkStatus();
+  }
+  if (tensor.elements <= kMaxBucketBytes / 4) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "tensor '%s': codec powersgd keeps a tensor of %d elements on one shard as a whole, and takes at most "
+      "%d; give it another codec by a rule",
+      tensor.name, tensor.elements, kMaxBucketBytes / 4));
+}
+
+// Rounds in pairs are understood by few.
+absl::Status CheckTwoPhase(const v1::JobSpec& spec, const std::vector<CodecSpec>& codecs, bool two_way) {
+  if (spec.rounds().staleness() != 0) {
+    return absl::InvalidArgumentError(
+        "codec powersgd needs two rounds one after the other for a step: use rounds.mode sync");
+  }
+  if (two_way) {
+    return absl::InvalidArgumentError(
+        "codec powersgd sends its factors both ways, so update_codec has nothing to compress: leave it out");
+  }
+  for (const CodecSpec& codec : codecs) {
+    if (std::holds_alternative<PowerSgdSpec>(codec) || std::holds_alternative<DenseSpec>(codec)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrFormat("codec powersgd takes two rounds for a step, which '%s' beside it does not know: use dense for "
+                        "the other tensors",
+                        ToString(codec)));
+  }
+  return absl::OkStatus();
+}
+
 // How tensors travel: to the shards, and back.
 using Codecs = std::pair<CodecSpec, std::optional<CodecSpec>>;
 
@@ -357,8 +393,9 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
     }
     const auto rule = std::find_if(job.spec_.rules().begin(), job.spec_.rules().end(),
                                    [&](const v1::CodecRule& r) { return RuleMatches(r, tensor); });
-    tensor.codec =
-        codec_index(rule == job.spec_.rules().end() ? fallback : rule_codecs[rule - job.spec_.rules().begin()]);
+    Codecs codecs = rule == job.spec_.rules().end() ? fallback : rule_codecs[rule - job.spec_.rules().begin()];
+    GW_RETURN_IF_ERROR(FillPowerSgd(tensor, &codecs.first));
+    tensor.codec = codec_index(codecs);
     GW_RETURN_IF_ERROR(CheckVelocity(job.spec_, tensor, job.codecs_[tensor.codec]));
     v1::TensorSpec* canonical = job.spec_.mutable_tensors(i);
     canonical->set_role(tensor.role);
@@ -367,6 +404,9 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
     if (job.elements_ > kMaxElements) return absl::InvalidArgumentError("the job has more than 2^40 elements");
     job.tensors_.push_back(std::move(tensor));
   }
+  job.two_phase_ = std::any_of(job.codecs_.begin(), job.codecs_.end(),
+                               [](const CodecSpec& codec) { return std::holds_alternative<PowerSgdSpec>(codec); });
+  if (job.two_phase_) GW_RETURN_IF_ERROR(CheckTwoPhase(job.spec_, job.codecs_, two_way));
   const auto& optimizer = job.spec_.optimizer();
   const bool momentum = std::any_of(optimizer.groups().begin(), optimizer.groups().end(),
                                     [](const auto& g) { return g.momentum() != 0; });

@@ -35,6 +35,10 @@ class Job {
   // What the shard compresses the mean with, as many as codecs(); none: the update carries it as it is.
   const std::vector<std::optional<CodecSpec>>& update_codecs() const { return update_codecs_; }
   uint64_t elements() const { return elements_; }
+  // A tensor has a codec whose rounds come in pairs: round_mode.h.
+  bool two_phase() const { return two_phase_; }
+  // Tensors that have this codec travel in one bucket and lie on one shard, each as a whole.
+  bool keeps_whole(uint32_t codec) const { return std::holds_alternative<PowerSgdSpec>(codecs_[codec]); }
   // Elements of a run of the tensors that have this codec: the spec's, or fewer where the codec wants that.
   uint32_t run_elements(uint32_t codec) const;
   uint64_t digest() const { return digest_; }  // of the canonical spec: equal specs, equal digest
@@ -52,6 +56,7 @@ class Job {
   uint64_t elements_ = 0;
   uint64_t digest_ = 0;
   int moments_ = 0;
+  bool two_phase_ = false;
 };
 
 // The role that a tensor's name and shape suggest (GPT, BERT, ResNet and torch.nn naming).

@@ -14,7 +14,7 @@ constexpr uint32_t kMaxShards = 4096;
 
 // Buckets in backward order. A bucket has one codec; tensors of another codec between them go to that codec's open
 // bucket, so a small norm does not break the bucket of the large layers around it. Buckets are numbered in the order
-// in which backward completes them.
+// in which backward completes them. A tensor that is kept whole may overfill one.
 std::vector<std::vector<BucketPart>> MakeBuckets(const Job& job) {
   const uint64_t run = job.spec().run_elements();
   const uint64_t capacity = std::max<uint64_t>(run, job.spec().bucket_bytes() / 4 / run * run);
@@ -33,8 +33,10 @@ std::vector<std::vector<BucketPart>> MakeBuckets(const Job& job) {
     Open& bucket = open[tensor.codec];
     // A tensor that would overfill a bucket starts its own, so that small ones stay whole.
     if (bucket.elements != 0 && bucket.elements + tensor.elements > capacity) close(bucket);
+    const bool whole = job.keeps_whole(tensor.codec);
     for (uint64_t begin = 0; begin < tensor.elements;) {
-      const uint64_t end = std::min(tensor.elements, begin + capacity - std::min(capacity, bucket.elements));
+      const uint64_t room = whole ? tensor.elements : capacity - std::min(capacity, bucket.elements);
+      const uint64_t end = std::min(tensor.elements, begin + room);
       bucket.parts.push_back({t, begin, end});
       bucket.elements += end - begin;
       begin = end;
@@ -48,7 +50,8 @@ std::vector<std::vector<BucketPart>> MakeBuckets(const Job& job) {
 }
 
 // Deals runs to shards: in each turn the emptiest shard takes the run, ties are broken by a hash of the run, so the
-// loads differ by at most one run and neighbours are spread pseudo-randomly.
+// loads differ by at most one run and neighbours are spread pseudo-randomly. A tensor that is kept whole is dealt as
+// one.
 class Dealer {
  public:
   Dealer(uint32_t shards, uint64_t seed) : seed_(seed), loads_(shards, 0) {}
@@ -94,7 +97,7 @@ absl::StatusOr<Layout> Layout::Make(const Job& job, uint32_t shard_count) {
   layout.slices_.resize(layout.buckets_.size() * shard_count);
   // Short runs are not dealt to even out the loads that long ones left: they would go to few shards, one after the
   // other.
-  std::map<uint64_t, Dealer> dealers;  // by the length of runs
+  std::map<uint64_t, Dealer> dealers;  // by the length of runs; 0: of whole tensors
   uint64_t digest = HashCombine(job.digest(), shard_count);
   for (uint32_t b = 0; b < layout.buckets_.size(); ++b) {
     for (uint32_t s = 0; s < shard_count; ++s) {
@@ -105,11 +108,16 @@ absl::StatusOr<Layout> Layout::Make(const Job& job, uint32_t shard_count) {
       at.run_begin.push_back(0);
     }
     const uint64_t run_elements = job.run_elements(layout.slices_[b * shard_count].codec);
-    Dealer& dealer = dealers.try_emplace(run_elements, shard_count, job.spec().seed()).first->second;
+    const bool whole = job.keeps_whole(layout.slices_[b * shard_count].codec);
+    Dealer& dealer = dealers.try_emplace(whole ? 0 : run_elements, shard_count, job.spec().seed()).first->second;
     for (const BucketPart& part : layout.buckets_[b]) {
+      const uint64_t dealt = whole ? part.end - part.begin : run_elements;
+      uint32_t shard = 0;
       for (uint64_t offset = part.begin; offset < part.end; offset += run_elements) {
         const uint32_t length = static_cast<uint32_t>(std::min(run_elements, part.end - offset));
-        const uint32_t shard = dealer.Deal(part.tensor, offset, length);
+        if ((offset - part.begin) % dealt == 0) {
+          shard = dealer.Deal(part.tensor, offset, static_cast<uint32_t>(std::min(dealt, part.end - offset)));
+        }
         BucketLayout& at = layout.slices_[b * shard_count + shard];
         at.runs.push_back({part.tensor, length, offset});
         at.elements += length;

@@ -12,4 +12,13 @@ inline bool IsAsync(const Job& job) { return job.spec().rounds().mode() == v1::R
 // begin a round when every shard has made the versions that it is computed on.
 inline uint64_t MostApart(const Job& job) { return 1 + job.spec().rounds().staleness(); }
 
+inline uint32_t RoundsPerStep(const Job& job) { return job.two_phase() ? 2 : 1; }
+
+// Whether frames of a round carry gradients. Round 0 calibrates; in a job with two phases (PowerSGD) every even round
+// prepares the one behind it, which carries the values of the same step.
+inline bool CarriesValues(const Job& job, uint64_t round) { return job.two_phase() ? round % 2 == 1 : round != 0; }
+
+// Which step of the optimizer, from 1 on, a round that carries values makes.
+inline uint64_t StepOf(const Job& job, uint64_t round) { return job.two_phase() ? (round + 1) / 2 : round; }
+
 }  // namespace gradwire

@@ -42,7 +42,7 @@ absl::Status DeviceOptimizer::Apply(const Update& update) {
   const v1::OptimizerSpec& optimizer = job_.spec().optimizer();
   if (!Applies(job_, update)) return absl::OkStatus();
   GW_RETURN_IF_ERROR(CheckUpdate(job_, layout_, update, runs_.size()));
-  const std::vector<GroupStep> steps = DeriveSteps(optimizer, update);
+  const std::vector<GroupStep> steps = DeriveSteps(job_, update);
   if (update.body == Update::Body::kSparse && HasSparseSteps(optimizer)) {
     scales_.SetExponents(update.exponents);
     std::vector<float> rates;

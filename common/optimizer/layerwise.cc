@@ -63,7 +63,7 @@ absl::StatusOr<std::vector<double>> SquaresOfPhase(const Job& job, const BucketL
   std::vector<double> squares(norms.size() * layout.runs.size());
   if (!Applies(job, update)) return squares;
   GW_RETURN_IF_ERROR(CheckUpdate(job, layout, update, runs.size()));
-  const std::vector<GroupStep> steps = DeriveSteps(job.spec().optimizer(), update);
+  const std::vector<GroupStep> steps = DeriveSteps(job, update);
   const float scale = static_cast<float>(ClipScale(job, update));
   const bool prescaled = job.spec().optimizer().kind() != v1::OPTIMIZER_LANS;
   std::vector<float> mean;

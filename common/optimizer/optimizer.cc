@@ -8,6 +8,7 @@
 #include "common/base/status_macros.h"
 #include "common/codec/run_pieces.h"
 #include "common/job/norms.h"
+#include "common/job/round_mode.h"
 #include "common/optimizer/layerwise.h"
 #include "common/optimizer/steps.h"
 #include "kernels/cpu/layerwise.h"
@@ -76,11 +77,13 @@ absl::Status CheckNorms(const Job& job, const BucketLayout& layout, const Update
 }  // namespace
 
 bool Applies(const Job& job, const Update& update) {
-  return update.round != 0 && update.contributors != 0 && update.body != Update::Body::kEmpty &&
+  return CarriesValues(job, update.round) && update.contributors != 0 && update.body != Update::Body::kEmpty &&
          job.spec().optimizer().kind() != v1::OPTIMIZER_NONE;
 }
 
-std::vector<GroupStep> DeriveSteps(const v1::OptimizerSpec& optimizer, const Update& update) {
+std::vector<GroupStep> DeriveSteps(const Job& job, const Update& update) {
+  const v1::OptimizerSpec& optimizer = job.spec().optimizer();
+  const uint64_t t = StepOf(job, update.round);
   std::vector<GroupStep> steps;
   for (int i = 0; i < optimizer.groups_size(); ++i) {
     const v1::OptimizerGroup& group = optimizer.groups(i);
@@ -90,12 +93,11 @@ std::vector<GroupStep> DeriveSteps(const v1::OptimizerSpec& optimizer, const Upd
     step.sgd = {step.learning_rate, group.weight_decay(), group.momentum(), group.nesterov()};
     if (optimizer.kind() == v1::OPTIMIZER_ADAMW) {
       step.adamw = kernels::MakeAdamW(step.learning_rate, group.weight_decay(), group.beta1(), group.beta2(),
-                                      group.epsilon(), update.round);
+                                      group.epsilon(), t);
     }
     step.lion = kernels::MakeLion(step.learning_rate, group.weight_decay(), group.beta1(), group.beta2());
     if (optimizer.kind() == v1::OPTIMIZER_LAMB || optimizer.kind() == v1::OPTIMIZER_LANS) {
-      step.layer =
-          kernels::MakeLayer(group.weight_decay(), group.beta1(), group.beta2(), group.epsilon(), update.round);
+      step.layer = kernels::MakeLayer(group.weight_decay(), group.beta1(), group.beta2(), group.epsilon(), t);
     }
     steps.push_back(step);
   }
@@ -163,7 +165,7 @@ absl::Status ApplyUpdate(const Job& job, const BucketLayout& layout, const Updat
   GW_RETURN_IF_ERROR(CheckUpdate(job, layout, update, runs.size()));
   GW_RETURN_IF_ERROR(CheckNorms(job, layout, update));
   for (size_t i = 0; i < runs.size(); ++i) GW_RETURN_IF_ERROR(CheckMemory(job, layout, runs[i], i));
-  std::vector<GroupStep> steps = DeriveSteps(optimizer, update);
+  std::vector<GroupStep> steps = DeriveSteps(job, update);
   const bool sparse = update.body == Update::Body::kSparse || update.body == Update::Body::kSparseFloat;
   if (sparse && HasSparseSteps(optimizer) && !ClipsNorm(job)) {
     ApplySparseSteps(job, layout, update, steps, runs, backend);

@@ -24,7 +24,7 @@ struct GroupStep {
 bool Applies(const Job& job, const Update& update);
 // Errors: InvalidArgument for an update that does not fit job and layout, or memory for another number of runs.
 absl::Status CheckUpdate(const Job& job, const BucketLayout& layout, const Update& update, size_t runs);
-std::vector<GroupStep> DeriveSteps(const v1::OptimizerSpec& optimizer, const Update& update);
+std::vector<GroupStep> DeriveSteps(const Job& job, const Update& update);
 // Whether a sparse update changes only the elements that were sent: plain steps without decay.
 bool HasSparseSteps(const v1::OptimizerSpec& optimizer);
 // One step of n elements of one group; step.layer is that of their tensor. Pointers are in the memory of the backend;

@@ -6,6 +6,7 @@
 
 #include "common/base/status_macros.h"
 #include "common/codec/plan_check.h"
+#include "common/codec/powersgd/matrices.h"
 #include "common/snapshot/snapshot_format.h"
 
 namespace gradwire {
@@ -42,8 +43,9 @@ void Resharder::Add(uint32_t shard, const ShardState& state) {
     const std::deque<RoundPlan>& plans = bucket.plans.newest_first();
     plans_[b].resize(plans.size(), std::vector<PlanPart>(from_.shard_count()));
     for (size_t age = 0; age < plans.size(); ++age) {
-      plans_[b][age][shard] = {&slice, {{}, plans[age].sketch_groups, plans[age].cells_per_group}};
+      plans_[b][age][shard] = {&slice, {{}, plans[age].sketch_groups, plans[age].cells_per_group, {}}};
     }
+    if (job_.keeps_whole(slice.codec)) MoveFactors(b, slice, plans, state.version);
     for (size_t r = 0; r < slice.runs.size(); ++r) {
       const auto found = places_[b].find({slice.runs[r].tensor, slice.runs[r].offset});
       if (found == places_[b].end()) continue;  // of a shard that is not made here
@@ -66,6 +68,21 @@ void Resharder::Add(uint32_t shard, const ShardState& state) {
   }
 }
 
+void Resharder::MoveFactors(uint32_t bucket, const BucketLayout& from, const std::deque<RoundPlan>& plans,
+                            uint64_t version) {
+  const std::vector<powersgd::Matrix> matrices = powersgd::MatricesOf(job_, from);
+  for (size_t s = 0; s < states_.size(); ++s) {
+    const std::vector<powersgd::Matrix> targets = powersgd::MatricesOf(job_, to_.at(bucket, shards_[s]));
+    std::deque<RoundPlan>& made = made_[s][bucket];
+    made.resize(plans.size());
+    for (size_t age = 0; age < plans.size(); ++age) {
+      const powersgd::Factor factor = powersgd::FactorPlannedAt(version - age);
+      made[age].factors.resize(SizeOf(targets, factor));
+      CopyFactors(matrices, plans[age].factors, targets, factor, made[age].factors);
+    }
+  }
+}
+
 absl::StatusOr<std::vector<ShardState>> Resharder::Finish() {
   for (size_t s = 0; s < states_.size(); ++s) {
     for (uint32_t b = 0; b < to_.bucket_count(); ++b) {
@@ -78,9 +95,11 @@ absl::StatusOr<std::vector<ShardState>> Resharder::Finish() {
           plan.sketch_groups = plans_[b][age][shards_[s]].plan.sketch_groups;
           plan.cells_per_group = plans_[b][age][shards_[s]].plan.cells_per_group;
         } else {
-          plan = ReshardPlan(job_, slice, std::move(plan.exponents), plans_[b][age]);
+          RoundPlan moved = ReshardPlan(job_, slice, std::move(plan.exponents), plans_[b][age]);
+          moved.factors = std::move(plan.factors);
+          plan = std::move(moved);
         }
-        GW_RETURN_IF_ERROR(CheckPlan(job_, slice, plan));
+        GW_RETURN_IF_ERROR(CheckPlan(job_, slice, states_[s].version - age, plan));
       }
       states_[s].buckets[b].plans = PlanWindow(PlansKept(job_), states_[s].version, std::move(made));
     }

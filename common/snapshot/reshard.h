@@ -35,6 +35,9 @@ class Resharder {
   };
   using RunKey = std::pair<uint32_t, uint64_t>;  // tensor, offset
 
+  // Those of `plans`, of `version` and before, to the plans that are made.
+  void MoveFactors(uint32_t bucket, const BucketLayout& from, const std::deque<RoundPlan>& plans, uint64_t version);
+
   const Job& job_;
   const Layout& from_;
   const Layout& to_;

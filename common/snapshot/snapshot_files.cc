@@ -152,6 +152,10 @@ absl::Status SnapshotFiles::WriteTo(const std::string& path, const ShardState& s
     for (const RoundPlan& plan : state.buckets[b].plans.newest_first()) {
       rest.entries.push_back({ExponentsName(b, age), TensorType::kI8, {plan.exponents.size()}});
       rest.data.push_back(BytesOf(plan.exponents.data(), plan.exponents.size()));
+      if (!plan.factors.empty()) {
+        rest.entries.push_back({FactorsName(b, age), TensorType::kF32, {plan.factors.size()}});
+        rest.data.push_back(BytesOf(plan.factors.data(), plan.factors.size()));
+      }
       geometries.push_back({plan.sketch_groups, plan.cells_per_group});
       rest.entries.push_back({GeometryName(b, age++), TensorType::kU32, {2}});
       rest.data.push_back(BytesOf(geometries.back().data(), 2));

@@ -29,6 +29,7 @@ inline std::string PlanName(const char* part, uint32_t bucket, uint64_t age) {
 }
 inline std::string ExponentsName(uint32_t bucket, uint64_t age) { return PlanName("exponents", bucket, age); }
 inline std::string GeometryName(uint32_t bucket, uint64_t age) { return PlanName("geometry", bucket, age); }
+inline std::string FactorsName(uint32_t bucket, uint64_t age) { return PlanName("factors", bucket, age); }
 
 using Array = std::vector<float> ShardState::Bucket::*;
 

@@ -129,7 +129,13 @@ absl::StatusOr<PlanWindow> LoadPlans(const Loaded& file, const Job& job, const B
     plan.exponents.assign(exponent_bytes.begin(), exponent_bytes.end());
     std::memcpy(&plan.sketch_groups, geometry.data(), 4);
     std::memcpy(&plan.cells_per_group, geometry.data() + 4, 4);
-    const absl::Status checked = CheckPlan(job, slice, plan);
+    const std::string factors_name = FactorsName(slice.bucket, age);
+    if (const auto factors = file.header.entries.find(factors_name); factors != file.header.entries.end()) {
+      GW_ASSIGN_OR_RETURN(const auto values, file.Find(factors_name, TensorType::kF32, factors->second.bytes));
+      plan.factors.resize(values.size() / sizeof(float));
+      std::memcpy(plan.factors.data(), values.data(), values.size());
+    }
+    const absl::Status checked = CheckPlan(job, slice, version - age, plan);
     if (!checked.ok()) return Damaged(file.path, std::string(checked.message()));
   }
   return PlanWindow(PlansKept(job), version, std::move(plans));

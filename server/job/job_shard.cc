@@ -46,6 +46,7 @@ std::unique_ptr<Rounds> MakeRounds(const Job& job, const Layout& layout, const J
   rules.quorum = job.spec().rounds().quorum();
   rules.deviations = job.spec().rounds().deviations();
   rules.staleness = job.spec().rounds().staleness();
+  rules.rounds_per_step = RoundsPerStep(job);
   return std::make_unique<RoundMachine>(rules);
 }
 
@@ -123,6 +124,10 @@ absl::Status JobShard::Prepare() {
     return absl::UnimplementedError(absl::StrFormat(
         "job '%s': rounds.mode bounded is not there on a device yet: start its servers with --backend=cpu",
         job_.spec().name()));
+  } else if (job_.two_phase()) {
+    return absl::UnimplementedError(
+        absl::StrFormat("job '%s': codec powersgd is not there on a device yet: start its servers with --backend=cpu",
+                        job_.spec().name()));
   } else if (std::any_of(job_.update_codecs().begin(), job_.update_codecs().end(),
                          [](const auto& codec) { return codec.has_value(); })) {
     return absl::UnimplementedError(absl::StrFormat(

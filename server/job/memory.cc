@@ -155,9 +155,11 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
 absl::Status CheckMemoryBeforeLayout(const Job& job, uint32_t shard, uint32_t shard_count, const ArraysLimit& arrays,
                                      uint64_t limit_bytes) {
   if (shard_count == 0) return absl::OkStatus();  // Layout::Make refuses it
-  // The loads of shards differ by at most one run of each length.
+  // The loads of shards differ by at most one run of each length, and by the largest tensor that is kept whole.
   std::set<uint64_t> runs;
-  for (const Tensor& tensor : job.tensors()) runs.insert(job.run_elements(tensor.codec));
+  for (const Tensor& tensor : job.tensors()) {
+    runs.insert(job.keeps_whole(tensor.codec) ? tensor.elements : job.run_elements(tensor.codec));
+  }
   const uint64_t mean = job.elements() / shard_count;
   const uint64_t least = mean - std::min(mean, std::accumulate(runs.begin(), runs.end(), uint64_t{0}));
   const uint64_t bytes = Multiply(least, sizeof(float) * static_cast<uint64_t>(1 + job.moments()));

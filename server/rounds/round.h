@@ -32,6 +32,7 @@ class RoundMachine final : public Rounds {
     uint32_t quorum = 0;               // contributions with which a bucket may close over the others; 0: all
     double deviations = 0;             // see Lateness
     uint32_t staleness = 0;            // rounds that are open beside the oldest one
+    uint32_t rounds_per_step = 1;      // a worker that goes on with any of its last step is in time
     bool recognize_repeats = true;     // false: a frame that comes twice is merged twice, which simulators must notice
     Membership::Rules membership;
   };

@@ -79,7 +79,7 @@ absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Resume(std::string_view 
         absl::StrFormat("worker '%s' cannot go on with round %d, this shard has no parameters yet: join again",
                         std::string(worker), round));
   }
-  const bool over = round + 1 + rules_.staleness < round_;
+  const bool over = round + rules_.rounds_per_step + rules_.staleness < round_;
   const MemberId id = MakeMemberId(worker, incarnation);
   if (over) membership_.Postpone(id, Membership::kNever);
   GW_ASSIGN_OR_RETURN(JoinOutcome outcome, Join(worker, incarnation, 0, false, now, actions));

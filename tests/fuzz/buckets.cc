@@ -28,7 +28,7 @@ Bucket MakeBucket(const char* codec, uint64_t elements, const char* update_codec
     testing::RoundResult result = bucket.cluster->Round(gradient);
     round.frames = std::move(result.frames);
     round.update = std::move(result.update_frame.chunks);
-    round.next = bucket.cluster->plan();
+    round.next = result.update.next;
     bucket.rounds.push_back(std::move(round));
   }
   return bucket;
@@ -47,6 +47,7 @@ std::vector<Bucket> MakeBuckets() {
   for (const char* update_codec : {"dense:bf16", "efsignsgd", "qsgd:bits=3", "topk:density=0.1,values=int4"}) {
     buckets.push_back(MakeBucket("tagc:density=0.1,cells=8", kElements, update_codec));
   }
+  buckets.push_back(MakeBucket("powersgd:rank=2", kElements));
   return buckets;
 }
 

@@ -26,7 +26,7 @@ struct Bucket {
 inline constexpr uint32_t kWorkers = 2;
 inline constexpr float kLearningRate = 0.5f;
 
-// Made once and never changed. 300 elements in runs of 64 each; the last bucket is an empty share.
+// Made once and never changed. 300 elements in runs of 64 each; one bucket is an empty share.
 const std::vector<Bucket>& Buckets();
 // Those that an input names.
 const Bucket& BucketOf(uint8_t bucket);

@@ -142,8 +142,8 @@ void RunCheckpoint(Input input) {
   for (size_t i = 0; i < file->plans().size(); ++i) {
     const BucketLayout& slice = state.layout.at(static_cast<uint32_t>(i / kShards), static_cast<uint32_t>(i % kShards));
     Require(file->plans()[i].version() == file->identity().version, "plans are of the version");
-    for (const RoundPlan& plan : file->plans()[i].newest_first()) {
-      Require(CheckPlan(state.job, slice, plan).ok(), "plans fit");
+    for (uint64_t age = 0; const RoundPlan& plan : file->plans()[i].newest_first()) {
+      Require(CheckPlan(state.job, slice, file->plans()[i].version() - age++, plan).ok(), "plans fit");
     }
   }
   if (!file->Restore(state.replica.get(), state.gradients.get()).ok()) return;

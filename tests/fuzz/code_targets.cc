@@ -108,8 +108,8 @@ Seeds IntegerSeeds() {
   return seeds;
 }
 
-// u8 bucket, u8 round, u32 sketch groups, u32 cells per group, exponents. A plan that the check accepts can be opened
-// and encoded by, and the accumulator then takes the frame.
+// u8 bucket, u8 round, u32 sketch groups, u32 cells per group, exponents or factors. A plan that the check accepts can
+// be opened and encoded by, and the accumulator then takes the frame.
 void RunPlan(Input input) {
   Reader reader(input);
   const Bucket& bucket = BucketOf(reader.Take<uint8_t>());
@@ -118,8 +118,13 @@ void RunPlan(Input input) {
   RoundPlan plan;
   plan.sketch_groups = reader.Take<uint32_t>();
   plan.cells_per_group = reader.Take<uint32_t>();
-  plan.exponents.assign(reader.rest().begin(), reader.rest().end());
-  if (!CheckPlan(cluster.job(), cluster.layout(), plan).ok()) return;
+  if (cluster.job().two_phase()) {
+    plan.factors.resize(reader.rest().size() / sizeof(float));
+    if (!plan.factors.empty()) std::memcpy(plan.factors.data(), reader.rest().data(), 4 * plan.factors.size());
+  } else {
+    plan.exponents.assign(reader.rest().begin(), reader.rest().end());
+  }
+  if (!CheckPlan(cluster.job(), cluster.layout(), round, plan).ok()) return;
   const std::unique_ptr<Accumulator> accumulator = cluster.codec().NewAccumulator();
   accumulator->Open(round, plan);
   const absl::StatusOr<EncodedFrame> frame = EncodeBy(bucket, round, plan);
@@ -130,7 +135,8 @@ void RunPlan(Input input) {
     Require(accumulator->Add(s).ok(), "a frame that was encoded by a plan is merged by it");
   }
   const absl::StatusOr<UpdateFrame> update = accumulator->Finish(IdentityOf(bucket, round, 0), 1);
-  Require(update.ok() && CheckPlan(cluster.job(), cluster.layout(), update->next).ok(), "a good plan follows");
+  Require(update.ok() && CheckPlan(cluster.job(), cluster.layout(), round + 1, update->next).ok(),
+          "a good plan follows");
 }
 
 Seeds PlanSeeds() {
@@ -141,6 +147,7 @@ Seeds PlanSeeds() {
       Append(round.plan.sketch_groups, &seeds.back());
       Append(round.plan.cells_per_group, &seeds.back());
       seeds.back().insert(seeds.back().end(), round.plan.exponents.begin(), round.plan.exponents.end());
+      for (const float factor : round.plan.factors) Append(std::bit_cast<uint32_t>(factor), &seeds.back());
     }
   }
   return seeds;

@@ -33,7 +33,7 @@ void TryCodec(const Job& job, const BucketLayout& layout) {
   const absl::StatusOr<std::unique_ptr<Codec>> codec = MakeCodec({&job, &layout, &Cpu()});
   if (!codec.ok()) return;
   const RoundPlan plan = (*codec)->InitialPlan();
-  Require(CheckPlan(job, layout, plan).ok(), "a codec's first plan is a good one");
+  Require(CheckPlan(job, layout, 0, plan).ok(), "a codec's first plan is a good one");
   const std::unique_ptr<Accumulator> accumulator = (*codec)->NewAccumulator();
   Require(accumulator->memory_bytes() <= (*codec)->accumulator_bytes(), "an accumulator keeps to what was announced");
   accumulator->Open(0, plan);

@@ -44,7 +44,7 @@ struct Subject {
     for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
       const BucketLayout& slice = layout.at(b, 1);
       const std::vector<float> values(slice.elements, 0.5f);
-      const RoundPlan plan{std::vector<int8_t>(slice.runs.size(), -9), 1, 30};
+      const RoundPlan plan{std::vector<int8_t>(slice.runs.size(), -9), 1, 30, {}};
       state.buckets.push_back({PlanWindow(1, kVersion, {plan}), 0, values, values, values, {}});
     }
     testing_support::FakeDisk disk;
@@ -106,8 +106,8 @@ void RunSnapshot(Input input) {
     const ShardState::Bucket& bucket = state->buckets[b];
     Require(bucket.parameter.size() == slice.elements && bucket.second_moment.size() == slice.elements,
             "arrays are as long as the slice");
-    for (const RoundPlan& plan : bucket.plans.newest_first())
-      Require(CheckPlan(subject.job, slice, plan).ok(), "the plan fits");
+    for (uint64_t age = 0; const RoundPlan& plan : bucket.plans.newest_first())
+      Require(CheckPlan(subject.job, slice, bucket.plans.version() - age++, plan).ok(), "the plan fits");
   }
 }
 

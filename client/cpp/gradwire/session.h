@@ -116,6 +116,10 @@ struct SessionStats {
 // is applied, and applies whatever else is there. So up to s rounds that this worker has pushed are on their way when
 // it returns; what is refused of them is told by a later EndRound. Drain, Save and Leave wait for them.
 //
+// A job with codec powersgd takes two rounds for a step: TensorReady's frames carry the first factor, EndRound
+// exchanges the second one and applies the update. version() goes up by two with each step; so do skipped_rounds where
+// others go on.
+//
 // A shard of a durable job (JobSpec.durability) may break off and be restarted: the session connects again, sends the
 // very bytes of the frames whose round is not over there, and goes on; Join or EndRound takes longer. DataLoss: that
 // shard's disk lost versions that this worker has seen.

@@ -135,6 +135,11 @@ absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job
     steps.push_back(static_cast<uint32_t>(kept.steps >> 32));
   }
   tensors.Add(kSteps, TensorType::kU32, {job.tensors().size(), 2}, std::span<const uint32_t>(steps));
+  for (uint32_t i = 0; i < plans.size(); ++i)
+    for (uint64_t age = 0; const RoundPlan& plan : plans[i].newest_first())
+      if (const std::string name = PlanName("factors", i / layout.shard_count(), i % layout.shard_count(), age++);
+          !plan.factors.empty())
+        tensors.Add(name, TensorType::kF32, {plan.factors.size()}, std::span<const float>(plan.factors));
   std::deque<std::array<uint32_t, 2>> geometries;
   for (uint32_t i = 0; i < plans.size(); ++i)
     for (uint64_t age = 0; const RoundPlan& plan : plans[i].newest_first())
@@ -247,7 +252,13 @@ absl::Status CheckpointFile::ParsePlans(const Layout& layout) {
         plan.exponents.assign(values.begin(), values.end());
         plan.sketch_groups = Load<uint32_t>(geometry.data());
         plan.cells_per_group = Load<uint32_t>(geometry.data() + 4);
-        GW_RETURN_IF_ERROR(CheckPlan(*job_, layout.at(b, s), plan));
+        const std::string factors_name = PlanName("factors", b, s, age);
+        if (const auto factors = header_.entries.find(factors_name); factors != header_.entries.end()) {
+          GW_ASSIGN_OR_RETURN(const auto bytes, Find(factors_name, TensorType::kF32, factors->second.bytes));
+          plan.factors.resize(bytes.size() / sizeof(float));
+          std::memcpy(plan.factors.data(), bytes.data(), bytes.size());
+        }
+        GW_RETURN_IF_ERROR(CheckPlan(*job_, layout.at(b, s), identity_.version - age, plan));
       }
       plans_.emplace_back(PlansKept(*job_), identity_.version, std::move(plans));
     }

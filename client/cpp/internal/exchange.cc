@@ -9,6 +9,7 @@
 #include "client/cpp/internal/deadline.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
+#include "common/job/round_mode.h"
 
 namespace gradwire::client {
 namespace {
@@ -203,10 +204,12 @@ absl::Status Exchange::StartAgain() {
 }
 
 bool Exchange::MayGoOn() const {
-  if (ledger_.Behind() || ledger_.next() == 1) return AllApplied();  // all that is open; round 0 calibrates the others
+  if (ledger_.Behind() || !Carried()) return AllApplied();  // all that is open; the round prepares the others
   return ledger_.version() + staleness_ >= ledger_.next() && ledger_.AllSent(ledger_.next() - 1) && !CanApply() &&
          !writing_replica_;
 }
+
+bool Exchange::Carried() const { return CarriesValues(*context_.slices.job, ledger_.next() - 1); }
 
 bool Exchange::AllApplied() const { return ledger_.AllSettled() && !writing_replica_; }
 
@@ -241,7 +244,7 @@ absl::Status Exchange::End(int64_t timeout_ms) {
             ledger_.round() - 1, "); a job whose optimizer is none has no parameters to go on from: join again")));
         return failed_;
       }
-      if (!behind && ledger_.next() > 1) return FinishStep(begin);
+      if (!behind && Carried()) return FinishStep(begin);
     }
     if (behind) {
       const absl::Status caught = CatchUp(deadline);

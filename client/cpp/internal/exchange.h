@@ -98,7 +98,7 @@ class Exchange final : public Exchanger {
   };
 
   void OpenRound() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Round 0 is over: the same gradients travel again, as round 1.
+  // A round without values is over: the same gradients travel again, in the next one.
   absl::Status StartAgain();
   // The open rounds are settled, the shards are ahead: goes on with their next one. What cannot be caught up by update
   // frames is by parameters. DeadlineExceeded: call again.
@@ -112,6 +112,7 @@ class Exchange final : public Exchanger {
   void NoteCaught(uint32_t shard, PullAnswer answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The worker may go on with the next round; what is here of later versions is applied.
   bool MayGoOn() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Carried() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // the newest round did carry values
   bool AllApplied() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits for `done` while updates are applied, then for none to be, and closes the rounds that are settled.
   absl::Status ApplyUntil(const absl::Condition& done, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -9,6 +9,7 @@
 #include "client/cpp/internal/exchange.h"
 #include "client/cpp/internal/start.h"
 #include "common/base/status_macros.h"
+#include "common/job/round_mode.h"
 
 namespace gradwire::client {
 namespace {
@@ -113,11 +114,11 @@ absl::StatusOr<bool> Exchange::WaitForCaught(bool* by_updates, absl::Time deadli
 
 absl::Status Exchange::TakeCaught() {
   Catching* caught = nullptr;
-  bool calibrating = false;
+  bool carried = true;
   {
     absl::MutexLock lock(&mu_);
     caught = &*catching_;  // complete: only this thread touches it
-    calibrating = ledger_.next() == 1;
+    carried = CarriesValues(*context_.slices.job, ledger_.next() - 1);
   }
   for (uint32_t slice = 0; slice < work_.slices(); ++slice) {
     for (uint64_t v = caught->first; v <= caught->last; ++v) {
@@ -126,7 +127,7 @@ absl::Status Exchange::TakeCaught() {
           caught->kind == v1::PULL_UPDATE ? work_.Follow(slice, v - 1, chunks) : work_.Load(slice, v, chunks);
       if (!taken.ok()) return context_.links[slice % shards_]->Annotate(taken);
     }
-    if (calibrating) work_.Keep(slice);  // round 0 carried no values
+    if (!carried) work_.Keep(slice);
   }
   return absl::OkStatus();
 }

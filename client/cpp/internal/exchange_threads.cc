@@ -5,6 +5,7 @@
 
 #include "client/cpp/internal/exchange.h"
 #include "common/base/failpoint.h"
+#include "common/job/round_mode.h"
 
 namespace gradwire::client {
 
@@ -44,7 +45,7 @@ void Exchange::RunTask() {
 void Exchange::ProcessTensor(const Task& task, uint64_t round) {
   const TimeNs begin = clock_.Now();
   if (task.kind == Task::Kind::kIngest) context_.slices.gradients->TakeIn(task.index, task.gradient, round);
-  if (round > 0) context_.slices.gradients->Select(task.index, round);
+  if (CarriesValues(*context_.slices.job, round)) context_.slices.gradients->Select(task.index, round);
   const TimeNs spent = clock_.Now() - begin;
   {
     absl::MutexLock lock(&mu_);
@@ -55,14 +56,14 @@ void Exchange::ProcessTensor(const Task& task, uint64_t round) {
 }
 
 bool Exchange::EncodeBucket(uint32_t bucket, uint64_t round) {
-  // Round 0 carries no values, only the ranges of what is pending: nobody abstains, so every run gets calibrated.
+  // What carries no values says something of what is pending: nobody abstains, so every run gets calibrated.
   const TimeNs begin = clock_.Now();
   absl::Status taken;
   for (const BucketPart& part : context_.slices.layout->parts(bucket)) {
     const absl::Status of_tensor = context_.slices.gradients->Taken(part.tensor);
     if (taken.ok()) taken = of_tensor;
   }
-  const bool abstain = round > 0 && !taken.ok();
+  const bool abstain = CarriesValues(*context_.slices.job, round) && !taken.ok();
   std::vector<float> rates;
   {
     absl::MutexLock lock(&mu_);
@@ -90,7 +91,7 @@ bool Exchange::EncodeSlice(Entry entry, std::span<const float> learning_rates) {
     if (!encoded.ok()) NoteError(encoded);
   }
   if (!encoded.ok()) {
-    if (entry.round > 0) work_.Keep(entry.slice);
+    if (CarriesValues(*context_.slices.job, entry.round)) work_.Keep(entry.slice);
     return SendAbstain(entry);
   }
   GW_FAILPOINT("worker.frame.encoded");

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
+#include "common/job/round_mode.h"
 #include "common/wire/frame.h"
 
 namespace gradwire::client {
@@ -42,7 +43,7 @@ absl::Status SliceWork::Encode(uint32_t slice, uint64_t round, std::span<const f
   id.draws = context_.draws;
   const std::vector<RunInput> inputs = context_.gradients->InputsOf(LayoutOf(slice));
   GW_ASSIGN_OR_RETURN(bytes->frame, states_[slice].encoder->Encode(id, PlanOf(slice, round), inputs));
-  if (round > 0) context_.gradients->Encoded(LayoutOf(slice));  // round 0 carries no values
+  if (CarriesValues(*context_.job, round)) context_.gradients->Encoded(LayoutOf(slice));
   return absl::OkStatus();
 }
 
@@ -78,7 +79,7 @@ absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, Sli
       GW_RETURN_IF_ERROR(context_.replica->Apply(layout, bytes->update));
       break;
     case PullMode::kMean:
-      if (round > 0) GW_RETURN_IF_ERROR(context_.replica->WriteMean(layout, bytes->update));
+      if (CarriesValues(*context_.job, round)) GW_RETURN_IF_ERROR(context_.replica->WriteMean(layout, bytes->update));
       break;
     case PullMode::kParams:
     case PullMode::kParamsBf16: {
@@ -112,7 +113,7 @@ absl::Status SliceWork::Load(uint32_t slice, uint64_t version, std::span<const B
 }
 
 absl::Status SliceWork::Settle(uint32_t slice, uint64_t round, bool included, const SliceBytes& bytes) {
-  if (round == 0 || !bytes.frame) return absl::OkStatus();  // carried no values
+  if (!CarriesValues(*context_.job, round) || !bytes.frame) return absl::OkStatus();
   const BucketLayout& layout = LayoutOf(slice);
   const Codec& codec = *context_.codecs[slice];
   if (!included) return context_.gradients->Returned(layout, codec, *bytes.frame);

@@ -10,6 +10,7 @@
 #include "common/base/hash.h"
 #include "common/codec/select.h"
 #include "common/codec/update_codec.h"
+#include "common/job/round_mode.h"
 #include "kernels/cpu/simd/simd_backend.h"
 
 namespace gradwire::testing {
@@ -23,7 +24,7 @@ CodecTraits TraitsOf(const std::string& codec) {
   traits.unbiased = stochastic || codec == "terngrad";
   const bool scaled = is("onebit") || is("efsignsgd") || is("dgc") || codec.find("=int") != std::string::npos;
   const bool homomorphic = is("uniform") || is("thc");
-  traits.rounding = homomorphic ? 5e-5 : scaled ? 1e-5 : 0;
+  traits.rounding = is("powersgd") ? 1e-4 : homomorphic ? 5e-5 : scaled ? 1e-5 : 0;
   if (is("fp16")) traits.run_bits = [](uint64_t n) { return 16 * n; };
   if (is("onebit")) traits.run_bits = [](uint64_t n) { return 64 + n; };
   if (is("signsgd") || is("signum")) traits.run_bits = [](uint64_t n) { return n; };
@@ -78,7 +79,9 @@ std::vector<std::string> AllCodecs() {
           "zen:index=auto",
           "zen:index=coo,values=fp16",
           "zen:index=bitmap,values=bf16",
-          "adaptive"};
+          "adaptive",
+          "powersgd:rank=1",
+          "powersgd:rank=4"};
 }
 
 std::vector<std::string> CodecsWith(const std::function<bool(const CodecTraits&)>& promise) {
@@ -126,11 +129,17 @@ v1::JobSpec SpecOf(const ClusterOptions& options) {
   spec.set_seed(options.seed);
   auto* tensor = spec.add_tensors();
   tensor->set_name("w");
-  tensor->add_shape(std::max<uint64_t>(1, options.elements));
+  for (const uint64_t n : SquarestShape(std::max<uint64_t>(1, options.elements))) tensor->add_shape(n);
   return spec;
 }
 
 }  // namespace
+
+std::vector<uint64_t> SquarestShape(uint64_t elements) {
+  uint64_t rows = static_cast<uint64_t>(std::sqrt(static_cast<double>(elements)));
+  while (elements % rows != 0) --rows;
+  return rows == 1 ? std::vector<uint64_t>{elements} : std::vector<uint64_t>{rows, elements / rows};
+}
 
 std::vector<std::string> Backends() {
   std::vector<std::string> names = {"reference"};
@@ -182,7 +191,8 @@ std::vector<EncodedFrame> Cluster::EncodeAll(const GradientFn& gradient) {
   std::vector<EncodedFrame> frames;
   for (uint32_t w = 0; w < options_.workers; ++w) {
     std::vector<float>& pending = pending_[w];
-    if (round_ != 0) {  // round 0 calibrates: the client pushes the same gradient again as round 1
+    const bool carries = CarriesValues(*job_, round_);
+    if (carries) {  // else the client pushes the same gradient again in the next round
       std::vector<float> g(options_.elements);
       gradient(w, round_, &g);
       if (const std::optional<VelocityRule> rule = codec_->velocity()) {
@@ -197,8 +207,12 @@ std::vector<EncodedFrame> Cluster::EncodeAll(const GradientFn& gradient) {
       formed_[w] = pending;
     }
     std::vector<float> shown = pending;
-    if (round_ == 0) gradient(w, 1, &shown);
-    std::vector<float>& memory = round_ == 0 ? shown : pending;
+    if (!carries) {
+      std::vector<float> g(options_.elements);
+      gradient(w, round_ + 1, &g);
+      AddToPending(g, shown, *backend_);
+    }
+    std::vector<float>& memory = carries ? pending : shown;
     Selection selection;
     if (codec_->selects()) selection = SelectThreshold(memory, codec_->Density(round_), *backend_);
     std::vector<RunInput> runs;
@@ -208,12 +222,18 @@ std::vector<EncodedFrame> Cluster::EncodeAll(const GradientFn& gradient) {
       if (!velocity_.empty()) runs.back().velocity = velocity_[w].data() + layout().run_begin[i];
     }
     frames.push_back(OrDie(encoders_[w]->Encode(Identity(1000 + w), plan_, runs)));
-    if (round_ != 0 && !codec_->uses_residual()) std::fill(pending.begin(), pending.end(), 0.0f);
+    if (carries && !codec_->uses_residual()) std::fill(pending.begin(), pending.end(), 0.0f);
   }
   return frames;
 }
 
 RoundResult Cluster::Round(const GradientFn& gradient) {
+  RoundResult result = OneRound(gradient);
+  if (round_ > 1) Calibrate(gradient);
+  return result;
+}
+
+RoundResult Cluster::OneRound(const GradientFn& gradient) {
   std::vector<EncodedFrame> frames = EncodeAll(gradient);
   std::unique_ptr<Accumulator> accumulator = OpenAccumulator();
   for (const EncodedFrame& frame : frames) {
@@ -251,7 +271,7 @@ RoundResult Cluster::Close(std::vector<EncodedFrame> frames, UpdateFrame update_
 }
 
 void Cluster::Calibrate(const GradientFn& gradient) {
-  while (round_ == 0) Round(gradient);
+  while (!CarriesValues(*job_, round_)) OneRound(gradient);
 }
 
 double Cluster::LargestLoss() const {

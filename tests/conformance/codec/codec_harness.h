@@ -45,6 +45,9 @@ struct ClusterOptions {
   std::string backend = "cpu";
 };
 
+// A tensor of so many elements, at least 1, as square as it gets: a matrix, unless their number is prime.
+std::vector<uint64_t> SquarestShape(uint64_t elements);
+
 // The reference and every SIMD target that this machine runs, as MakeBackend knows them.
 std::vector<std::string> Backends();
 
@@ -65,13 +68,14 @@ class Cluster {
   explicit Cluster(const ClusterOptions& options);
 
   // Adds the gradients to the residuals, encodes, merges in a random interleaving through an accumulator, finishes,
-  // decodes, and returns what was deferred. Also adds to pushed() and applied().
+  // decodes, and returns what was deferred. Also adds to pushed() and applied(). From round 1 on the next one carries
+  // values again: rounds that prepare it are done, too.
   RoundResult Round(const GradientFn& gradient);
   // The steps of Round, for tests that interfere.
   std::vector<EncodedFrame> EncodeAll(const GradientFn& gradient);
   RoundResult Close(std::vector<EncodedFrame> frames, UpdateFrame update);
 
-  // Rounds with the same gradient function until values are sent: round 0.
+  // Rounds with the same gradient function until values are sent: round 0, or one that prepares.
   void Calibrate(const GradientFn& gradient);
 
   const Codec& codec() const { return *codec_; }
@@ -98,6 +102,7 @@ class Cluster {
   double LargestLoss() const;
 
  private:
+  RoundResult OneRound(const GradientFn& gradient);
   std::vector<float*> RunPointers(uint32_t worker);
 
   ClusterOptions options_;

@@ -89,6 +89,7 @@ INSTANTIATE_TEST_SUITE_P(
             Named{"dgc", "dgc:density=0.1,momentum=0.5,nesterov=true"}, Named{"uniform", "uniform:bits=3"},
             Named{"uniform_stochastic", "uniform:bits=4,rounding=stochastic"}, Named{"thc", "thc:bits=4"},
             Named{"zen", "zen"}, Named{"zen_bitmap", "zen:index=bitmap,values=fp16"}, Named{"adaptive", "adaptive"},
+            Named{"powersgd", "powersgd:rank=2"},
             Named{"two_way_topk_fp16", "topk:density=0.1,values=fp16", "topk:density=0.1,values=fp16"},
             Named{"two_way_tagc_onebit", "tagc:density=0.1,cells=16", "onebit"},
             Named{"two_way_vote", "signsgd", "signsgd"}, Named{"two_way_bf16", "dense:fp32", "dense:bf16"}),

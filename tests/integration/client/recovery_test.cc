@@ -107,6 +107,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
                       Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kParams, v1::DURABILITY_INTERVAL, true},
                       Case{"dense:values=fixed16", v1::OPTIMIZER_NONE, PullMode::kMean, v1::DURABILITY_INTERVAL, true},
+                      // Two rounds a step.
+                      Case{"powersgd:rank=2", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
+                      Case{"powersgd:rank=2", v1::OPTIMIZER_LANS, PullMode::kParams, v1::DURABILITY_INTERVAL, true},
+                      Case{"powersgd:rank=2", v1::OPTIMIZER_NONE, PullMode::kMean, v1::DURABILITY_INTERVAL, true},
                       Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 3},
                       Case{"dense:values=fp32", v1::OPTIMIZER_SGD, PullMode::kUpdate, v1::DURABILITY_INTERVAL, true, 2},
                       Case{"topk:density=0.05,values=fp16", v1::OPTIMIZER_ADAMW, PullMode::kUpdate,

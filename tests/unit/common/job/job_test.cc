@@ -176,6 +176,7 @@ TEST(CodecSpec, ParsesAndPrintsCanonically) {
   EXPECT_EQ(ToString(*ParseCodecSpec("zen")), "zen:index=smallest,values=fp32,run=16");
   EXPECT_EQ(ToString(*ParseCodecSpec("zen:run=4,index=coo")), "zen:index=coo,values=fp32,run=4");
   EXPECT_EQ(ToString(*ParseCodecSpec("adaptive")), "adaptive:run=64");
+  EXPECT_EQ(ToString(*ParseCodecSpec("powersgd")), "powersgd:rank=2");
 }
 
 // Who makes a job from the canonical spec must get the codecs of who made it from the original.
@@ -217,6 +218,8 @@ TEST(CodecSpec, RefusesWithTheAllowedValues) {
   EXPECT_THAT(error("zen:index=gaps"), HasSubstr("use one of smallest, auto, coo, bitmap"));
   EXPECT_THAT(error("zen:run=12"), HasSubstr("power of two"));
   EXPECT_THAT(error("zen:density=0.1"), HasSubstr("it has: index, values, run"));
+  EXPECT_THAT(error("powersgd:rank=33"), HasSubstr("rank=33 must be a number from 1 to 32"));
+  EXPECT_THAT(error("powersgd:density=0.1"), HasSubstr("it has: rank"));
   EXPECT_THAT(error("tagc:density"), HasSubstr("key=value"));
   EXPECT_THAT(error("tagc:density=0.1,density=0.2"), HasSubstr("set twice"));
 }

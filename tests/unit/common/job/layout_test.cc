@@ -137,6 +137,40 @@ TEST(Layout, HotRegionsSpreadOverShards) {
   EXPECT_LE(static_cast<double>(*std::max_element(hot.begin(), hot.end())) * 8 / static_cast<double>(total), 1.1);
 }
 
+// PowerSGD's matrices are not cut, however small buckets are and however many shards there are.
+TEST(Layout, TensorsThatAreKeptWholeLieOnOneShardEach) {
+  v1::JobSpec spec = Gpt2Spec(4, 96, 1000);
+  spec.clear_rules();
+  spec.set_codec("powersgd:rank=2");
+  spec.set_bucket_bytes(64 << 10);
+  const auto job = Job::Make(spec);
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_TRUE(job->two_phase());
+  for (uint32_t shards : {1, 3, 4}) {
+    const auto layout = Layout::Make(*job, shards);
+    ASSERT_TRUE(layout.ok());
+    ExpectEveryElementOnce(*job, *layout);
+    std::vector<std::set<std::pair<uint32_t, uint32_t>>> places(job->tensors().size());
+    std::vector<uint64_t> loads(shards);
+    uint64_t largest = 0;
+    for (uint32_t b = 0; b < layout->bucket_count(); ++b) {
+      for (uint32_t s = 0; s < shards; ++s) {
+        const BucketLayout& at = layout->at(b, s);
+        if (!job->keeps_whole(at.codec)) continue;
+        loads[s] += at.elements;
+        for (const gradwire::Run& r : at.runs) places[r.tensor].insert({b, s});
+      }
+    }
+    for (size_t t = 0; t < places.size(); ++t) {
+      const Tensor& tensor = job->tensors()[t];
+      EXPECT_EQ(places[t].size(), tensor.shape.size() > 1 ? 1u : 0u) << tensor.name;
+      if (tensor.shape.size() > 1) largest = std::max(largest, tensor.elements);
+    }
+    const auto [least, most] = std::minmax_element(loads.begin(), loads.end());
+    EXPECT_LE(*most - *least, largest);
+  }
+}
+
 TEST(Layout, BucketsAreInBackwardOrderAndBounded) {
   const auto job = Job::Make(Gpt2Spec(4, 256, 5000));
   const auto layout = Layout::Make(*job, 2);

@@ -34,6 +34,7 @@ struct Case {
   v1::OptimizerKind optimizer;
   uint32_t staleness = 0;  // the plans of so many more versions go with the buckets
   const char* update_codec = "";
+  int version = 10;
 };
 
 class RestoreTest : public testing::TestWithParam<Case> {
@@ -66,14 +67,14 @@ TEST_P(RestoreTest, GoesOnWithTheSameBitsOnAnyNumberOfShards) {
     for (uint32_t s : {0u, 2u}) job.Snapshot(s);  // others are behind, or have none: their journals bring them there
     job.Rounds(1);
     job.Snapshot(3);
-    job.Rounds(3);
+    job.Rounds(GetParam().version - 7);
     ASSERT_TRUE(disk.CreateDirectory("/new").ok());
     const auto restored = RestoreJob(disk, Onto(shards), job.backend());
     ASSERT_TRUE(restored.ok()) << restored.status();
-    EXPECT_EQ(restored->version, 10u);
+    EXPECT_EQ(restored->version, static_cast<uint64_t>(GetParam().version));
     EXPECT_TRUE(restored->warnings.empty());
-    job.GoOn(&disk, Paths("/new", shards), 10);
-    job.Rounds(10);
+    job.GoOn(&disk, Paths("/new", shards), restored->version);
+    job.Rounds(20 - GetParam().version);
     EXPECT_EQ(job.deferred(), 0u);
     ExpectSame(undisturbed, job);
   }
@@ -87,6 +88,9 @@ INSTANTIATE_TEST_SUITE_P(Jobs, RestoreTest,
                                          Case{"tagc:density=0.05,slack=4", v1::OPTIMIZER_STEP},
                                          Case{"tagc:density=0.02,warmup_rounds=15,slack=2", v1::OPTIMIZER_ADAMW},
                                          Case{"dense:values=fp32", v1::OPTIMIZER_NONE},
+                                         // Behind a step, and in the middle of one.
+                                         Case{"powersgd:rank=2", v1::OPTIMIZER_ADAMW},
+                                         Case{"powersgd:rank=3", v1::OPTIMIZER_STEP, 0, "", 11},
                                          // Update codecs that look at one run alone, or at no value.
                                          Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, 0, "onebit"},
                                          Case{"onebit", v1::OPTIMIZER_NONE, 0, "fp16"},

@@ -14,6 +14,7 @@
 #include "client/cpp/internal/gradients.h"
 #include "common/codec/parameters.h"
 #include "common/codec/update_compressor.h"
+#include "common/job/round_mode.h"
 #include "common/journal/journal_writer.h"
 #include "common/recovery/replay.h"
 #include "common/snapshot/snapshot_files.h"
@@ -98,8 +99,8 @@ class TrainedJob {
   void Round() {
     for (size_t w = 0; w < workers_.size(); ++w) {
       for (uint32_t t = 0; t < gradients_.size(); ++t) {
-        // Round 1 sends what round 0 calibrated for.
-        if (round_ != 1) {
+        // Round 1 sends what round 0 calibrated for; so does any round behind one without values.
+        if (round_ == 0 || CarriesValues(*job_, round_ - 1)) {
           std::mt19937 random(static_cast<uint32_t>(1 + w + 100 * t + 10'000 * round_));
           std::normal_distribution<float> normal;
           auto& memory = workers_[w].memory[t];
@@ -113,7 +114,7 @@ class TrainedJob {
     for (uint32_t s = 0; s < shards_.size(); ++s) {
       for (uint32_t b = 0; b < layout_->bucket_count(); ++b) CloseBucket(s, b);
     }
-    if (round_ > 0) {
+    if (CarriesValues(*job_, round_)) {
       for (Worker& worker : workers_) worker.store->EndRound();
     }
     ++round_;
@@ -206,7 +207,8 @@ class TrainedJob {
     }
     workers_.clear();
     for (uint32_t w = 0; w < job_->spec().max_workers(); ++w) {
-      workers_.push_back({std::make_unique<client::GradientStore>(job_.get(), by_tensor, client::MakeHostMemory(backend_.get())), {}});
+      workers_.push_back(
+          {std::make_unique<client::GradientStore>(job_.get(), by_tensor, client::MakeHostMemory(backend_.get())), {}});
       workers_.back().memory.resize(gradients_.size());
     }
   }
@@ -270,7 +272,7 @@ class TrainedJob {
     }
     const auto decoded = DecodeUpdate(update->chunks, *job_, slice, plan);
     ASSERT_TRUE(decoded.ok()) << decoded.status();
-    for (size_t w = 0; w < workers_.size() && round_ > 0; ++w) {
+    for (size_t w = 0; w < workers_.size() && CarriesValues(*job_, round_); ++w) {
       workers_[w].store->Encoded(slice);
       if (!decoded->deferred.empty()) {
         ASSERT_TRUE(workers_[w].store->Deferred(slice, codec, frames[w], decoded->deferred).ok());
