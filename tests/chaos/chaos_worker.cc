@@ -35,6 +35,7 @@ struct Options {
   std::vector<uint64_t> hold_at;
   std::string hold;
   bool large = false;
+  std::string codec = "tagc:density=0.05";
   std::string optimizer = "adamw";  // or "lans": with its gradients clipped by the norm of all tensors
 };
 
@@ -65,7 +66,7 @@ v1::JobSpec SpecOf(const Options& options) {
   v1::CodecRule* small = spec.add_rules();
   small->set_max_elements(1024);
   small->set_codec("dense:values=fp32");
-  spec.set_codec("tagc:density=0.05");
+  spec.set_codec(options.codec);
   spec.set_min_workers(options.workers);
   spec.set_max_workers(options.workers);
   spec.set_bucket_bytes(options.large ? 4 << 20 : 16 << 10);
@@ -198,6 +199,7 @@ int Main(int argc, char** argv) {
       ->delimiter(',');
   app.add_option("--hold", options.hold);
   app.add_flag("--large", options.large);
+  app.add_option("--codec", options.codec, "of all but small tensors and the head");
   app.add_option("--optimizer", options.optimizer)->check(CLI::IsMember({"adamw", "lans"}));
   CLI11_PARSE(app, argc, argv);
   if (failpoints) {

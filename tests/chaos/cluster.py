@@ -30,6 +30,7 @@ class Setup:
     pause_ms: int = 0  # of every worker between two rounds
     optimizer: str = "adamw"
     shards: int = SHARDS
+    codec: str = "tagc:density=0.05"
 
 
 class Process:
@@ -175,7 +176,7 @@ class Cluster:
         self._folder = folder
         self._checkpoints = checkpoints
         self._worker_flags = ["--workers", WORKERS, "--rounds", setup.rounds, "--pause-ms", setup.pause_ms,
-                              "--durability", durability, "--optimizer", setup.optimizer, *worker_flags]
+                              "--durability", durability, "--optimizer", setup.optimizer, "--codec", setup.codec, *worker_flags]
         if setup.large:
             self._worker_flags.append("--large")
         self.workers: list[Worker] = []

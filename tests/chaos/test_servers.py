@@ -14,6 +14,7 @@ SHORT = Setup(rounds=100)
 LARGE = Setup(rounds=12, large=True)
 NORMS = Setup(rounds=60, optimizer="lans")  # shards exchange norms, twice in a round
 NORMS_OF_FOUR = Setup(rounds=60, optimizer="lans", shards=4)
+TWO_PHASES = Setup(rounds=101, codec="powersgd:rank=2")  # even rounds sum P, odd ones Q and make the step
 SNAPSHOTS = Setup(rounds=40, large=True, pause_ms=60)  # long enough for three of them
 
 # The worker's: test_workers.py.
@@ -29,6 +30,7 @@ class Place:
 
     def __str__(self) -> str:
         text = f"{self.name}:{self.hit}" + ("-large" if self.setup.large else "")
+        text += "-two_phases" if self.setup.codec.startswith("powersgd") else ""
         return text + (f"-{self.setup.shards}shards" if self.setup.shards > 2 else "") + (f"-shard{self.shard}" if self.shard else "")
 
 
@@ -57,6 +59,13 @@ AT_WORK = [
     Place("norms.before_write", 81, NORMS),  # some buckets of the round are written
     Place("norms.before_write", 82, NORMS_OF_FOUR, shard=1),
     Place("round.before_journal", 101),
+    # Between the phases of a step, and behind it, in some bucket: four of them on a shard.
+    Place("push.chunk_merged", 610, TWO_PHASES),
+    Place("round.before_close", 150, TWO_PHASES),
+    Place("round.before_journal", 153, TWO_PHASES, shard=1),
+    Place("journal.record.torn", 155, TWO_PHASES),
+    Place("version.after_visible", 157, TWO_PHASES, shard=1),
+    Place("version.after_visible", 159, TWO_PHASES),
     Place("journal.segment.before_header", 1),  # the initial parameters are not in it
     Place("journal.segment.before_header", 1, shard=1),
     Place("journal.segment.before_header", 2),

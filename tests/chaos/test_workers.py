@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from cluster import Cluster, Setup
-from test_servers import LARGE, OF_WORKERS, SHORT, Place, all_failpoints
+from test_servers import LARGE, OF_WORKERS, SHORT, TWO_PHASES, Place, all_failpoints
 
 AT_WORK = [
     Place("worker.frame.encoded", 201),
@@ -14,6 +14,8 @@ AT_WORK = [
     Place("worker.frame.sent", 202),
     Place("worker.frame.acked", 201),
     Place("worker.update.applied", 203),
+    *(Place(name, hit, TWO_PHASES) for name in ("worker.frame.sent", "worker.frame.acked", "worker.update.applied")
+      for hit in (202, 205, 208, 211)),  # in either phase
     Place("checkpoint.before_rename", 40),
     Place("checkpoint.after_rename", 40),
 ]

@@ -19,6 +19,7 @@
 #include "common/codec/codec.h"
 #include "common/codec/select.h"
 #include "common/codec/update.h"
+#include "common/job/round_mode.h"
 #include "common/transport/malloc_tuning.h"
 #include "tests/bench/lib/report.h"
 
@@ -26,6 +27,7 @@ namespace gradwire::bench {
 namespace {
 
 constexpr float kLearningRate = 0.1f;
+constexpr uint64_t kColumns = 1024;
 
 const std::vector<std::string> kSpecs = {
     "dense:fp32",
@@ -59,6 +61,8 @@ const std::vector<std::string> kSpecs = {
     "dgc:density=0.01",
     "zen",
     "adaptive",
+    "powersgd:rank=1",
+    "powersgd:rank=4",
     "tagc:density=0.1",
     "tagc:density=0.01",
     "tagc:density=0.001",
@@ -95,7 +99,8 @@ class Bench {
     job.set_bucket_bytes(1u << 30);
     auto* tensor = job.add_tensors();
     tensor->set_name("w");
-    tensor->add_shape(gradient.size());
+    tensor->add_shape(kColumns);
+    tensor->add_shape(gradient.size() / kColumns);
     job_ = std::make_unique<Job>(Must(Job::Make(job)));
     layout_ = std::make_unique<Layout>(Must(Layout::Make(*job_, 1)));
     codec_ = Must(MakeCodec({job_.get(), &at(), backend_}));
@@ -103,8 +108,7 @@ class Bench {
     accumulator_ = codec_->NewAccumulator();
     plan_ = codec_->InitialPlan();
     means_.resize(gradient.size());
-    Round();  // calibrates
-    Round();
+    Step();
     double error = 0, norm = 0;
     for (size_t i = 0; i < gradient.size(); ++i) {
       const double difference = static_cast<double>(means_[i]) - static_cast<double>(gradient[i]);
@@ -117,42 +121,13 @@ class Bench {
   struct Times {
     double encode = 0, merge = 0, finish = 0, decode = 0;
   };
-  // A round of one worker, which starts without a residual.
-  Times Round() {
+  // A step of one worker, which starts without a residual: a round, and those that prepare it.
+  Times Step() {
     Times times;
-    pending_ = gradient_;
-    EncodedFrame frame;
-    const FrameIdentity id = {0, 0, round_, 1, {&kLearningRate, 1}, 1};
-    times.encode = SecondsOf([&] {
-      Selection selection;
-      if (codec_->selects()) selection = SelectThreshold(pending_, codec_->Density(round_), *backend_);
-      std::vector<RunInput> runs(at().runs.size());
-      for (size_t i = 0; i < runs.size(); ++i) {
-        float* const memory = pending_.data() + at().run_begin[i];
-        runs[i] = {memory, memory, selection};
-      }
-      frame = Must(encoder_->Encode(id, plan_, runs));
-    });
-    bytes_ = frame.bytes;
-    accumulator_->Open(round_, plan_);
-    times.merge = SecondsOf([&] {
-      for (const wire::Chunk& chunk : Must(wire::ParseFrame(frame.chunks))) {
-        for (const wire::Segment& s : chunk.segments) {
-          if (s.type != wire::SegmentType::kLearningRates) Must(accumulator_->Add(s));
-        }
-      }
-    });
-    UpdateFrame update;
-    times.finish = SecondsOf([&] { update = Must(accumulator_->Finish(id, 1)); });
-    update_bytes_ = TotalSize(update.chunks);
-    times.decode = SecondsOf([&] {
-      const Update decoded = Must(DecodeUpdate(update.chunks, *job_, at(), plan_));
-      for (uint32_t run = 0; run < at().runs.size() && decoded.body != Update::Body::kEmpty; ++run) {
-        decoded.MeanOfRun(at(), run, means_.data() + at().run_begin[run]);
-      }
-    });
-    plan_ = update.next;
-    ++round_;
+    bytes_ = update_bytes_ = 0;
+    do {
+      Round(&times);
+    } while (!CarriesValues(*job_, round_ - 1));
     return times;
   }
 
@@ -162,6 +137,43 @@ class Bench {
 
  private:
   const BucketLayout& at() const { return layout_->at(0, 0); }
+
+  // Adds to the times.
+  void Round(Times* times) {
+    pending_ = gradient_;
+    EncodedFrame frame;
+    const FrameIdentity id = {0, 0, round_, 1, {&kLearningRate, 1}, 1};
+    times->encode += SecondsOf([&] {
+      Selection selection;
+      if (codec_->selects()) selection = SelectThreshold(pending_, codec_->Density(round_), *backend_);
+      std::vector<RunInput> runs(at().runs.size());
+      for (size_t i = 0; i < runs.size(); ++i) {
+        float* const memory = pending_.data() + at().run_begin[i];
+        runs[i] = {memory, memory, selection};
+      }
+      frame = Must(encoder_->Encode(id, plan_, runs));
+    });
+    bytes_ += frame.bytes;
+    accumulator_->Open(round_, plan_);
+    times->merge += SecondsOf([&] {
+      for (const wire::Chunk& chunk : Must(wire::ParseFrame(frame.chunks))) {
+        for (const wire::Segment& s : chunk.segments) {
+          if (s.type != wire::SegmentType::kLearningRates) Must(accumulator_->Add(s));
+        }
+      }
+    });
+    UpdateFrame update;
+    times->finish += SecondsOf([&] { update = Must(accumulator_->Finish(id, 1)); });
+    update_bytes_ += TotalSize(update.chunks);
+    times->decode += SecondsOf([&] {
+      const Update decoded = Must(DecodeUpdate(update.chunks, *job_, at(), plan_));
+      for (uint32_t run = 0; run < at().runs.size() && decoded.body != Update::Body::kEmpty; ++run) {
+        decoded.MeanOfRun(at(), run, means_.data() + at().run_begin[run]);
+      }
+    });
+    plan_ = update.next;
+    ++round_;
+  }
 
   const std::vector<float>& gradient_;
   kernels::Backend* const backend_;
@@ -211,7 +223,7 @@ int Main(int argc, char** argv) {
     specs.push_back(spec);
     benches.push_back(std::make_unique<Bench>(spec, gradient, workers, backend.get()));
     contestants.push_back([&, at = specs.size() - 1] {
-      times[at].push_back(benches[at]->Round());
+      times[at].push_back(benches[at]->Step());
       return times[at].back().encode;
     });
   }

@@ -99,6 +99,7 @@ DENSE = "dense:values=fp32"
 FINE = ("dense:values=bf16", "dense:values=fixed32", "dense:values=fixed16", "fp16", "adaptive", "zen")
 QUANTIZED = ("onebit", "signsgd", "signum:momentum=0.9", "efsignsgd", "terngrad", "qsgd:bits=4", "linear:bits=4",
              "natural:bits=4", "uniform:bits=4,rounding=nearest", "uniform:bits=4,rounding=stochastic", "thc:bits=4")
+LOW_RANK = ("powersgd:rank=1", "powersgd:rank=4")
 SPARSE = ("tagc", "topk", "randomk")
 FINE_BOTH_WAYS = ("fp16", "dense:values=bf16")
 BOTH_WAYS = ("onebit", "signsgd", "efsignsgd", "terngrad", "qsgd:bits=4", "linear:bits=4", "natural:bits=4")
@@ -133,6 +134,7 @@ def cases() -> list[Case]:
         for codec in QUANTIZED:
             own_momentum = codec.startswith("signum") and arm.name == "gradient, SGD"
             found.append(Case(codec, WITHOUT_MOMENTUM if own_momentum else arm))
+        found += [Case(codec, arm) for codec in LOW_RANK]
         found += [Case(codec, arm, codec) for codec in BOTH_WAYS]
         found += [Case(f"{codec}:density={d:g}", arm, small=SMALL) for codec in SPARSE for d in DENSITIES]
         found += [Case(f"{codec}:density={d:g},values=fp16", arm, f"{codec}:density={d:g},values=fp16", small=SMALL)

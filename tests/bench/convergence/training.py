@@ -182,6 +182,7 @@ class Workers:
         self._stack = contextlib.ExitStack()
         self.sessions: list[gradwire.Session] = []
         self._first = True
+        self._rounds_in_pairs = run.codec.startswith("powersgd")
         # Joining waits until all have come.
         from concurrent.futures import ThreadPoolExecutor
 
@@ -197,9 +198,10 @@ class Workers:
             session.begin_round(lr)
             for i in reversed(range(len(pushed))):
                 session.tensor_ready(i, pushed[i][w])
-        # The first round is preceded by one that calibrates: all sessions have to go on before any can end.
+        # The first round is preceded by one that calibrates, with PowerSGD each by one for the other factor: all sessions
+        # have to go on before any can end.
         waiting = list(self.sessions)
-        for timeout in itertools.repeat(0.002 if self._first else None):
+        for timeout in itertools.repeat(0.002 if self._first or self._rounds_in_pairs else None):
             waiting = [s for s in waiting if not self._ended(s, timeout)]
             if not waiting:
                 break
