@@ -101,6 +101,9 @@ void PrintRounds(const v1::JobStatus& job, std::ostream& out) {
     }
     out << absl::StrFormat("; %d rounds closed without a member", job.rounds().short_rounds());
   }
+  if (job.spec().nonfinite() == v1::NONFINITE_SKIP) {
+    out << absl::StrFormat(", skipped for a gradient that was not finite: %d", job.rounds().nonfinite_rounds());
+  }
   if (staleness > 0) out << absl::StrFormat(", staleness %d: so many more may be open behind it", staleness);
   out << "\n";
 }

@@ -92,6 +92,7 @@ struct FrameIdentity {
   std::span<const float> learning_rates;  // one per parameter group
   uint64_t draws =
       0;  // of the worker: what stochastic encoders draw from, with the job's seed; the same after a restart
+  uint32_t nonfinite_rounds = 0;  // of an update: as in wire::FrameHeader
 };
 
 // Not thread-safe; one per (bucket, shard) on a worker.
@@ -117,6 +118,7 @@ struct UpdateFrame {
   std::vector<Bytes> mean;
   RoundPlan next;
   FinishStats stats;
+  bool skipped = false;  // SkippedUpdate
   // Where the accumulator has it: the same, decoded, its values still in its own memory. Valid until the accumulator is
   // opened again or gone.
   std::shared_ptr<const Update> decoded;

@@ -16,6 +16,7 @@ inline wire::FrameHeader HeaderFor(const FrameIdentity& id, wire::FrameKind kind
   h.round = id.round;
   h.shape_digest = shape_digest;
   h.incarnation = id.incarnation;
+  h.nonfinite_rounds = id.nonfinite_rounds;
   return h;
 }
 

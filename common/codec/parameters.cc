@@ -12,6 +12,7 @@
 #include "common/codec/plan_check.h"
 #include "common/codec/powersgd/factor_frames.h"
 #include "common/codec/run_pieces.h"
+#include "common/job/norms.h"
 #include "kernels/math/fixed_point.h"
 
 namespace gradwire {
@@ -90,7 +91,7 @@ class ParameterReader {
   uint64_t covered(wire::Array array) const { return covered_[static_cast<size_t>(array)]; }
 
   // Those of `version` and before, all that are kept then.
-  absl::StatusOr<PlanWindow> TakePlans(uint64_t version) {
+  absl::StatusOr<PlanWindow> TakePlans(uint64_t version, uint32_t nonfinite_rounds) {
     const uint64_t kept = std::min<uint64_t>(PlansKept(job_) - 1, version) + 1;
     if (plans_.size() != kept || unfinished_ != RoundPlan{}) {
       return absl::InvalidArgumentError(
@@ -99,7 +100,7 @@ class ParameterReader {
     }
     for (uint64_t age = 0; const RoundPlan& plan : plans_)
       GW_RETURN_IF_ERROR(CheckPlan(job_, layout_, version - age++, plan));
-    return PlanWindow(PlansKept(job_), version, std::move(plans_));
+    return PlanWindow(PlansKept(job_), version, std::move(plans_), nonfinite_rounds);
   }
   bool has_plans() const { return !plans_.empty() || unfinished_ != RoundPlan{}; }
 
@@ -165,7 +166,9 @@ std::vector<Bytes> EncodeInitialize(const BucketLayout& layout, uint64_t incarna
 
 std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow& plans, ParameterContent content,
                                     const ParameterArrays& arrays) {
-  FrameWriter writer(HeaderFor(layout, wire::FrameKind::kParameters, plans.version()));
+  wire::FrameHeader header = HeaderFor(layout, wire::FrameKind::kParameters, plans.version());
+  header.nonfinite_rounds = plans.nonfinite_rounds();
+  FrameWriter writer(header);
   for (const RoundPlan& plan : plans.newest_first()) {
     if (!plan.exponents.empty()) {
       const uint32_t n = static_cast<uint32_t>(plan.exponents.size());
@@ -204,6 +207,11 @@ absl::StatusOr<PlanWindow> DecodeParameters(std::span<const Bytes> chunks, const
         layout.bucket, layout.shard, version, static_cast<int>(header.kind), header.bucket, header.shard, header.round,
         header.shape_digest, layout.shape_digest));
   }
+  if (header.nonfinite_rounds > (SkipsNonFinite(job) ? version : 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the parameters of bucket %d at version %d say that %d rounds were skipped", layout.bucket,
+                        version, header.nonfinite_rounds));
+  }
   ParameterReader reader(job, layout, targets);
   for (const wire::Chunk& chunk : parsed) {
     for (const Segment& s : chunk.segments) GW_RETURN_IF_ERROR(reader.Read(s));
@@ -219,7 +227,7 @@ absl::StatusOr<PlanWindow> DecodeParameters(std::span<const Bytes> chunks, const
                           reader.covered(array), layout.elements, static_cast<int>(array)));
     }
   }
-  if (header.kind == wire::FrameKind::kParameters) return reader.TakePlans(version);
+  if (header.kind == wire::FrameKind::kParameters) return reader.TakePlans(version, header.nonfinite_rounds);
   if (reader.has_plans()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("the initial parameters of bucket %d carry a plan", layout.bucket));

@@ -15,15 +15,16 @@ uint64_t PlanVersion(const Job& job, uint64_t round) {
 
 PlanWindow::PlanWindow(uint32_t depth, RoundPlan initial) : depth_(depth) { plans_.push_back(std::move(initial)); }
 
-PlanWindow::PlanWindow(uint32_t depth, uint64_t version, std::deque<RoundPlan> plans)
-    : depth_(depth), version_(version), plans_(std::move(plans)) {
+PlanWindow::PlanWindow(uint32_t depth, uint64_t version, std::deque<RoundPlan> plans, uint32_t nonfinite_rounds)
+    : depth_(depth), version_(version), nonfinite_rounds_(nonfinite_rounds), plans_(std::move(plans)) {
   if (plans_.size() > depth_) plans_.resize(depth_);
 }
 
-void PlanWindow::Push(RoundPlan plan) {
+void PlanWindow::Push(RoundPlan plan, bool skipped) {
   plans_.push_front(std::move(plan));
   if (plans_.size() > depth_) plans_.pop_back();
   ++version_;
+  if (skipped) ++nonfinite_rounds_;
 }
 
 const RoundPlan* PlanWindow::Find(uint64_t version) const {

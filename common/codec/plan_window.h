@@ -21,13 +21,16 @@ class PlanWindow {
   PlanWindow() = default;  // of no version
   // Keeps the plans of `depth` versions, at least one. `initial`: of version 0.
   PlanWindow(uint32_t depth, RoundPlan initial);
-  // `plans`: of `version` and of those before it, the newest first; not empty.
-  PlanWindow(uint32_t depth, uint64_t version, std::deque<RoundPlan> plans);
+  // `plans`: of `version` and of those before it, the newest first; not empty. `nonfinite_rounds`: up to `version`.
+  PlanWindow(uint32_t depth, uint64_t version, std::deque<RoundPlan> plans, uint32_t nonfinite_rounds = 0);
 
-  // The plan of version() + 1. The oldest one is dropped where `depth` are kept.
-  void Push(RoundPlan plan);
+  // The plan of version() + 1, and whether the round that makes that was skipped. The oldest one is dropped where
+  // `depth` are kept.
+  void Push(RoundPlan plan, bool skipped = false);
 
   uint64_t version() const { return version_; }  // of the newest plan
+  // Rounds up to this version that were skipped because a gradient was not finite; optimizers do not count them.
+  uint32_t nonfinite_rounds() const { return nonfinite_rounds_; }
   const RoundPlan& newest() const { return plans_.front(); }
   const std::deque<RoundPlan>& newest_first() const { return plans_; }
   // Null: it is not kept any more, or not there yet.
@@ -40,6 +43,7 @@ class PlanWindow {
  private:
   uint32_t depth_ = 1;
   uint64_t version_ = 0;
+  uint32_t nonfinite_rounds_ = 0;
   std::deque<RoundPlan> plans_;  // the newest first
 };
 

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/codec/frame_header.h"
 #include "common/codec/homomorphic/homomorphic_codec.h"
 #include "common/codec/index_code.h"
 #include "common/codec/plan_check.h"
@@ -347,6 +348,14 @@ absl::StatusOr<Update> Decode(std::span<const Bytes> chunks, const Job& job, con
   Update update;
   update.round = header.round;
   update.contributors = header.contributors;
+  update.skipped = (header.flags & wire::kNonFinite) != 0;
+  update.nonfinite_rounds = header.nonfinite_rounds;
+  if ((update.nonfinite_rounds != 0 || update.skipped) &&
+      (!SkipsNonFinite(job) || update.nonfinite_rounds > update.round || update.nonfinite_rounds == 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("update frame of round %d says that %d rounds were skipped, %s this one", update.round,
+                        update.nonfinite_rounds, update.skipped ? "with" : "without"));
+  }
   update.exponents = plan.exponents;
   UpdateReader reader(job, layout, compressed, &update);
   for (const wire::Chunk& chunk : parsed) {
@@ -356,6 +365,9 @@ absl::StatusOr<Update> Decode(std::span<const Bytes> chunks, const Job& job, con
   GW_RETURN_IF_ERROR(CheckPlan(job, layout, update.round + 1, update.next));
   if (update.integers_of_exponents() && update.exponents.size() != layout.runs.size()) {
     return MissingExponents(update);
+  }
+  if (update.skipped && update.contributors != 0) {
+    return absl::InvalidArgumentError("update frame of a skipped round has contributors");
   }
   if (update.body != Update::Body::kEmpty && update.contributors == 0) {
     return absl::InvalidArgumentError("update frame has a body but no contributors");
@@ -376,6 +388,27 @@ absl::StatusOr<Update> DecodeMean(std::span<const Bytes> chunks, const Job& job,
   return Decode(chunks, job, layout, plan, nullptr);
 }
 
+UpdateFrame SkippedUpdate(const FrameIdentity& id, const BucketLayout& layout, const RoundPlan& plan) {
+  wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kUpdate, layout.shape_digest);
+  header.flags = wire::kNonFinite;
+  wire::FrameWriter writer(header);
+  const uint32_t groups = static_cast<uint32_t>(id.learning_rates.size());
+  writer.Add({SegmentType::kLearningRates, 0, 0, groups, groups * 4}, id.learning_rates.data());
+  if (!plan.exponents.empty()) {
+    const uint32_t runs = static_cast<uint32_t>(plan.exponents.size());
+    writer.Add({SegmentType::kExponents, 0, 0, runs, runs}, plan.exponents.data());
+  }
+  if (plan.sketch_groups != 0) {
+    const uint32_t geometry[2] = {plan.sketch_groups, plan.cells_per_group};
+    writer.Add({SegmentType::kGeometry, 0, 0, 2, sizeof(geometry)}, geometry);
+  }
+  UpdateFrame update;
+  update.chunks = writer.Finish();
+  update.next = plan;
+  update.skipped = true;
+  return update;
+}
+
 absl::Status DecodeNorms(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout, Update* update) {
   NormReader reader(job, layout, update);
   for (const Bytes& bytes : chunks) {
@@ -391,6 +424,7 @@ void AppendNorms(const Job& job, const Update& update, std::vector<Bytes>* chunk
   // Finished by us: it is whole.
   wire::FrameWriter writer(wire::ParseHeader(chunks->back().span()).value());
   const size_t per_tensor = NormsOf(job).size();
+  if (per_tensor == 0) return;
   const size_t tensors = update.norms.size() / per_tensor;
   const size_t most = writer.max_payload() / (8 * per_tensor);
   for (size_t begin = 0; begin < tensors; begin += most) {

@@ -25,6 +25,8 @@ struct Update {
   enum class Body { kEmpty, kSparse, kSparseFloat, kDenseFloat, kDenseInt };
   uint64_t round = 0;
   uint32_t contributors = 0;          // 0: nobody contributed, nothing is applied
+  bool skipped = false;               // the round: a gradient in it was not finite, nothing is applied
+  uint32_t nonfinite_rounds = 0;      // up to this one that were skipped
   std::vector<float> learning_rates;  // per parameter group
   RoundPlan next;                     // of round + 1
   std::vector<int8_t> exponents;      // of this round, from the plan
@@ -50,9 +52,12 @@ struct Update {
   void CopyDense(uint64_t begin, uint64_t n, T* out) const;
 };
 
+// The update frame of a round that is skipped: nothing is applied, and the next round has the plan of this one.
+UpdateFrame SkippedUpdate(const FrameIdentity& id, const BucketLayout& layout, const RoundPlan& plan);
+
 // What an update frame says of its norms, without anything else of it. Errors as of DecodeUpdate.
 absl::Status DecodeNorms(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout, Update* update);
-// The frame with what `update` says of its norms, of which it said nothing.
+// The frame with what `update` says of its norms, of which it said nothing; as it is where the job has none.
 void AppendNorms(const Job& job, const Update& update, std::vector<Bytes>* chunks);
 
 // Decodes and checks an update frame against layout and the plan of its round; the plan of the next round is one that

@@ -259,8 +259,20 @@ bool RuleMatches(const v1::CodecRule& rule, const Tensor& tensor) {
   return std::any_of(rule.roles().begin(), rule.roles().end(), [&](int role) { return role == tensor.role; });
 }
 
-absl::Status CheckServed(const v1::JobSpec& spec) {
-  if (spec.nonfinite() == v1::NONFINITE_SKIP) return absl::UnimplementedError("nonfinite skip is not supported yet");
+// A skipped round is one that nobody has gone on from.
+absl::Status CheckSkips(const v1::JobSpec& spec) {
+  if (!v1::NonFinitePolicy_IsValid(spec.nonfinite())) return absl::InvalidArgumentError("nonfinite is unknown");
+  if (spec.nonfinite() != v1::NONFINITE_SKIP) return absl::OkStatus();
+  if (spec.rounds().mode() == v1::ROUNDS_BOUNDED || spec.rounds().mode() == v1::ROUNDS_ASYNC) {
+    return absl::InvalidArgumentError(
+        "nonfinite skip is for rounds.mode sync: with others, workers have gone on from a round before all shards know "
+        "whether it is skipped; use sync, or nonfinite refuse or sanitize");
+  }
+  if (spec.optimizer().kind() == v1::OPTIMIZER_NONE) {
+    return absl::InvalidArgumentError(
+        "nonfinite skip needs an optimizer on the shards: a worker that pulls the mean takes the step itself; skip it "
+        "there, or use nonfinite refuse or sanitize");
+  }
   return absl::OkStatus();
 }
 
@@ -308,6 +320,11 @@ absl::Status CheckTwoPhase(const v1::JobSpec& spec, const std::vector<CodecSpec>
     return absl::InvalidArgumentError(
         "codec powersgd sends its factors both ways, so update_codec has nothing to compress: leave it out");
   }
+  if (spec.nonfinite() == v1::NONFINITE_SKIP) {
+    return absl::InvalidArgumentError(
+        "codec powersgd takes two rounds for a step, and nonfinite skip skips single ones: use nonfinite refuse or "
+        "sanitize, or another codec");
+  }
   for (const CodecSpec& codec : codecs) {
     if (std::holds_alternative<PowerSgdSpec>(codec) || std::holds_alternative<DenseSpec>(codec)) continue;
     return absl::InvalidArgumentError(
@@ -343,7 +360,6 @@ uint32_t Job::run_elements(uint32_t codec) const {
 }
 
 absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
-  GW_RETURN_IF_ERROR(CheckServed(spec));
   Job job;
   job.spec_ = spec;
   GW_RETURN_IF_ERROR(FillOptimizer(&job.spec_));
@@ -351,6 +367,7 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
   GW_RETURN_IF_ERROR(CheckPushed(job.spec_));
   GW_RETURN_IF_ERROR(FillDurability(&job.spec_));
   GW_RETURN_IF_ERROR(FillRounds(&job.spec_));
+  GW_RETURN_IF_ERROR(CheckSkips(job.spec_));
   if (spec.tensors_size() == 0 || static_cast<size_t>(spec.tensors_size()) > kMaxTensors) {
     return absl::InvalidArgumentError(
         absl::StrFormat("job '%s' has %d tensors; 1 to %d are allowed", spec.name(), spec.tensors_size(), kMaxTensors));

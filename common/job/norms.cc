@@ -9,6 +9,7 @@ std::vector<std::vector<Norm>> NormPhases(const Job& job) {
   if (ClipsNorm(job) || kind == v1::OPTIMIZER_LANS) phases.push_back({Norm::kGradient});
   if (kind == v1::OPTIMIZER_LAMB) phases.push_back({Norm::kParameter, Norm::kMoment});
   if (kind == v1::OPTIMIZER_LANS) phases.push_back({Norm::kParameter, Norm::kMoment, Norm::kCandidate});
+  if (phases.empty() && SkipsNonFinite(job)) phases.emplace_back();
   return phases;
 }
 

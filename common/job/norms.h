@@ -1,5 +1,5 @@
-// Which norms of whole tensors a job needs before an update can be applied, and in which order a shard has its tensors
-// and runs. What is done with them: proto/NORMS.md.
+// What the shards of a job have to agree on before an update can be applied: norms of whole tensors, and whether the
+// round is skipped; and in which order a shard has its tensors and runs. What is done with them: proto/NORMS.md.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,14 @@ enum class Norm : uint8_t {
 };
 
 // The norms that have to be known at the same time, phase by phase: those of a later phase depend on those of an
-// earlier one. Empty: the job needs none.
+// earlier one. A phase may have none: the shards agree on whether they skip the round, which they do in the first one.
+// Empty: no bucket waits for another.
 std::vector<std::vector<Norm>> NormPhases(const Job& job);
 // All of them, in that order: what an update frame says of each of its tensors.
 std::vector<Norm> NormsOf(const Job& job);
 inline bool ClipsNorm(const Job& job) { return job.spec().clip_norm() != 0; }
+// A round with a gradient that is not finite is skipped, on all shards alike.
+inline bool SkipsNonFinite(const Job& job) { return job.spec().nonfinite() == v1::NONFINITE_SKIP; }
 
 // The tensors of a slice, each once, in the order of its runs; those of one are together.
 std::vector<uint32_t> TensorsOf(const BucketLayout& slice);

@@ -61,7 +61,7 @@ absl::StatusOr<std::vector<double>> SquaresOfPhase(const Job& job, const BucketL
                                                    std::span<const RunState> runs, size_t phase) {
   const std::vector<Norm> norms = NormPhases(job)[phase];
   std::vector<double> squares(norms.size() * layout.runs.size());
-  if (!Applies(job, update)) return squares;
+  if (norms.empty() || !Applies(job, update)) return squares;
   GW_RETURN_IF_ERROR(CheckUpdate(job, layout, update, runs.size()));
   const std::vector<GroupStep> steps = DeriveSteps(job, update);
   const float scale = static_cast<float>(ClipScale(job, update));

@@ -25,6 +25,15 @@ void ForEachRunOf(const Layout& layout, uint32_t shard, Fn fn) {
 
 }  // namespace
 
+bool SkipsRound(std::span<const ShardSquares> of) {
+  bool skips = false;
+  for (const ShardSquares& shard : of) {
+    if (shard.fate == v1::FATE_APPLIED) return false;
+    skips = skips || shard.fate != v1::FATE_UNSPECIFIED;
+  }
+  return skips;
+}
+
 NormSums::NormSums(const Layout* layout, size_t tensors) : layout_(*layout) {
   struct Found {
     uint32_t tensor;
@@ -74,6 +83,7 @@ v1::NormSums NormSums::Encode(uint32_t shard, const ShardSquares& squares, size_
     for (const auto& [tensor, totals] : squares.totals) message.add_totals(totals[k]);
   }
   for (const auto& [tensor, totals] : squares.totals) message.add_totalled(tensor);
+  message.set_fate(squares.fate);
   return message;
 }
 
@@ -108,6 +118,11 @@ absl::StatusOr<ShardSquares> NormSums::Decode(uint32_t shard, const v1::NormSums
       std::any_of(message.totals().begin(), message.totals().end(), is_negative)) {
     return absl::InvalidArgumentError(absl::StrFormat("shard %d tells a sum of squares below 0", shard));
   }
+  if (!v1::RoundFate_IsValid(message.fate())) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("shard %d tells a fate %d of the round, which is none", shard, message.fate()));
+  }
+  squares.fate = message.fate();
   squares.runs.resize(norms * runs(shard));
   auto next = message.runs().begin();
   auto total = message.totals().begin();

@@ -18,7 +18,11 @@ struct ShardSquares {
   std::vector<double> runs;  // [norm][run of the shard]; of no meaning for tensors in `totals`
   // Tensors of the shard whose squares over all shards are known, per norm: from an update that was written before.
   std::map<uint32_t, std::vector<double>> totals;
+  v1::RoundFate fate = v1::FATE_UNSPECIFIED;
 };
+
+// Whether the round is skipped, by what all shards know of it. What one has agreed on before stays.
+bool SkipsRound(std::span<const ShardSquares> of);
 
 // Immutable; thread-safe. Borrows the layout. Takes 8 bytes for each run of the job.
 class NormSums {

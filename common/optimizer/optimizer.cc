@@ -83,7 +83,7 @@ bool Applies(const Job& job, const Update& update) {
 
 std::vector<GroupStep> DeriveSteps(const Job& job, const Update& update) {
   const v1::OptimizerSpec& optimizer = job.spec().optimizer();
-  const uint64_t t = StepOf(job, update.round);
+  const uint64_t t = StepOf(job, update.round) - update.nonfinite_rounds;
   std::vector<GroupStep> steps;
   for (int i = 0; i < optimizer.groups_size(); ++i) {
     const v1::OptimizerGroup& group = optimizer.groups(i);

@@ -19,7 +19,8 @@ struct RunState {
 };
 
 // Applies `update` to the runs of `layout`. Does nothing in rounds without values (round_mode.h), with 0 contributors,
-// or for OPTIMIZER_NONE. t of AdamW's bias correction is StepOf(update.round). Not thread-safe for overlapping runs.
+// or for OPTIMIZER_NONE. t of AdamW's bias correction is StepOf(update.round), less the rounds that were
+// skipped. Not thread-safe for overlapping runs.
 absl::Status ApplyUpdate(const Job& job, const BucketLayout& layout, const Update& update,
                          std::span<const RunState> runs, kernels::Backend& backend);
 

@@ -41,6 +41,7 @@ void Resharder::Add(uint32_t shard, const ShardState& state) {
     const BucketLayout& slice = from_.at(b, shard);
     const ShardState::Bucket& bucket = state.buckets[b];
     const std::deque<RoundPlan>& plans = bucket.plans.newest_first();
+    nonfinite_rounds_ = bucket.plans.nonfinite_rounds();
     plans_[b].resize(plans.size(), std::vector<PlanPart>(from_.shard_count()));
     for (size_t age = 0; age < plans.size(); ++age) {
       plans_[b][age][shard] = {&slice, {{}, plans[age].sketch_groups, plans[age].cells_per_group, {}}};
@@ -101,7 +102,7 @@ absl::StatusOr<std::vector<ShardState>> Resharder::Finish() {
         }
         GW_RETURN_IF_ERROR(CheckPlan(job_, slice, states_[s].version - age, plan));
       }
-      states_[s].buckets[b].plans = PlanWindow(PlansKept(job_), states_[s].version, std::move(made));
+      states_[s].buckets[b].plans = PlanWindow(PlansKept(job_), states_[s].version, std::move(made), nonfinite_rounds_);
     }
   }
   return std::move(states_);

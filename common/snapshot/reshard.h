@@ -47,6 +47,7 @@ class Resharder {
   std::vector<std::vector<std::vector<PlanPart>>> plans_;
   std::vector<std::vector<std::deque<RoundPlan>>> made_;  // by state and bucket, the newest first
   std::vector<ShardState> states_;
+  uint32_t nonfinite_rounds_ = 0;
 };
 
 }  // namespace gradwire

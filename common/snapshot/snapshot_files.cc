@@ -176,10 +176,13 @@ absl::Status SnapshotFiles::WriteTo(const std::string& path, const ShardState& s
   std::vector<uint64_t> ahead;
   for (const ShardState::Bucket& bucket : state.buckets) ahead.push_back(bucket.ahead);
   const bool same = std::all_of(ahead.begin(), ahead.end(), [](uint64_t versions) { return versions == 0; });
-  manifest["format_version"] = same ? kFormatVersion : kAheadFormatVersion;
+  // The same in every bucket: those of asynchronous rounds skip none.
+  const uint32_t skipped = state.buckets.empty() ? 0 : state.buckets[0].plans.nonfinite_rounds();
+  manifest["format_version"] = skipped != 0 ? kSkipsFormatVersion : same ? kFormatVersion : kAheadFormatVersion;
   manifest["job"] = job_->spec().name();
   manifest["version"] = state.version;
   if (!same) manifest["ahead"] = ahead;
+  if (skipped != 0) manifest[kNonFiniteRounds] = skipped;
   manifest["shard"] = shard_;
   manifest["shards"] = layout_->shard_count();
   manifest["job_digest"] = absl::StrFormat("%016x", job_->digest());

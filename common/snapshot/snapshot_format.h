@@ -17,6 +17,8 @@ namespace gradwire::snapshot {
 inline constexpr char kFormat[] = "gradwire.snapshot";
 inline constexpr int kFormatVersion = 1;       // all buckets are of the snapshot's version
 inline constexpr int kAheadFormatVersion = 2;  // some are later ones: "ahead" says how much
+inline constexpr int kSkipsFormatVersion = 3;  // rounds before it were skipped: "nonfinite_rounds" says how many
+inline constexpr char kNonFiniteRounds[] = "nonfinite_rounds";
 inline constexpr char kManifest[] = "manifest.json";
 inline constexpr char kParameters[] = "parameters.safetensors";
 inline constexpr char kState[] = "state.safetensors";

@@ -117,7 +117,8 @@ absl::Status FillArray(const Loaded& file, const std::string& prefix, const Job&
   return absl::OkStatus();
 }
 
-absl::StatusOr<PlanWindow> LoadPlans(const Loaded& file, const Job& job, const BucketLayout& slice, uint64_t version) {
+absl::StatusOr<PlanWindow> LoadPlans(const Loaded& file, const Job& job, const BucketLayout& slice, uint64_t version,
+                                     uint32_t nonfinite_rounds) {
   std::deque<RoundPlan> plans;
   for (uint64_t age = 0; age < PlansKept(job) && age <= version; ++age) {
     const std::string name = ExponentsName(slice.bucket, age);
@@ -138,7 +139,7 @@ absl::StatusOr<PlanWindow> LoadPlans(const Loaded& file, const Job& job, const B
     const absl::Status checked = CheckPlan(job, slice, version - age, plan);
     if (!checked.ok()) return Damaged(file.path, std::string(checked.message()));
   }
-  return PlanWindow(PlansKept(job), version, std::move(plans));
+  return PlanWindow(PlansKept(job), version, std::move(plans), nonfinite_rounds);
 }
 
 }  // namespace
@@ -174,10 +175,16 @@ absl::StatusOr<SnapshotManifest> ReadManifest(Disk& disk, const std::string& dir
       !NumberAt(json, "shards", UINT32_MAX, &shards)) {
     return Damaged(path, "not the manifest of a snapshot");
   }
-  if (format_version != kFormatVersion && format_version != kAheadFormatVersion) {
-    return absl::FailedPreconditionError(absl::StrFormat("'%s' is of format version %d; this program reads %d and %d",
-                                                         path, format_version, kFormatVersion, kAheadFormatVersion));
+  if (format_version < kFormatVersion || format_version > kSkipsFormatVersion) {
+    return absl::FailedPreconditionError(absl::StrFormat("'%s' is of format version %d; this program reads %d to %d",
+                                                         path, format_version, kFormatVersion, kSkipsFormatVersion));
   }
+  uint64_t skipped = 0;
+  if (format_version == kSkipsFormatVersion &&
+      !NumberAt(json, kNonFiniteRounds, std::min<uint64_t>(manifest.version, UINT32_MAX), &skipped)) {
+    return Damaged(path, "it does not say how many rounds were skipped");
+  }
+  manifest.nonfinite_rounds = static_cast<uint32_t>(skipped);
   if (format_version == kAheadFormatVersion && !AheadAt(json, &manifest)) {
     return Damaged(path, "it does not say how far its buckets are ahead");
   }
@@ -231,7 +238,8 @@ absl::StatusOr<ShardState> LoadSnapshot(Disk& disk, const std::string& directory
     ShardState::Bucket& bucket = state.buckets[b];
     if (!manifest.ahead.empty()) bucket.ahead = manifest.ahead[b];
     bucket.Allocate(job, slice);
-    GW_ASSIGN_OR_RETURN(bucket.plans, LoadPlans(rest, job, slice, state.version + bucket.ahead));
+    GW_ASSIGN_OR_RETURN(bucket.plans,
+                        LoadPlans(rest, job, slice, state.version + bucket.ahead, manifest.nonfinite_rounds));
   }
   const auto pieces = PiecesOf(job, layout, shard);
   GW_RETURN_IF_ERROR(FillArray(parameters, "", job, pieces, &ShardState::Bucket::parameter, &state));

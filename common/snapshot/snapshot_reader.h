@@ -26,6 +26,7 @@ struct SnapshotManifest {
   uint32_t shard = 0;
   uint32_t shards = 0;
   std::vector<uint64_t> ahead;                // per bucket, of `version`; empty: none is
+  uint32_t nonfinite_rounds = 0;              // before `version`, that were skipped
   std::string job_digest;                     // hex
   std::string layout_digest;                  // hex
   std::map<std::string, std::string> sha256;  // by file name; hex

@@ -33,6 +33,7 @@ void StoreHeader(const FrameHeader& h, uint8_t* p) {
   Store<uint32_t>(p + 36, h.contributors);
   Store<uint64_t>(p + 40, h.incarnation);
   Store<uint32_t>(p + 48, h.plan_digest);
+  Store<uint32_t>(p + 52, h.nonfinite_rounds);
   Store<uint32_t>(p + kCrcOffsetInHeader, Crc32c({p, kCrcOffsetInHeader}));
 }
 
@@ -59,7 +60,7 @@ absl::StatusOr<FrameHeader> LoadHeader(std::span<const uint8_t> bytes) {
   if (p[5] < 1 || p[5] > 4) return absl::InvalidArgumentError(absl::StrFormat("unknown frame kind %d", p[5]));
   h.kind = static_cast<FrameKind>(p[5]);
   h.flags = Load<uint16_t>(p + 6);
-  if (h.flags & ~(kLastChunk | kAbstain)) {
+  if (h.flags & ~(kLastChunk | kAbstain | kNonFinite)) {
     return absl::InvalidArgumentError(absl::StrFormat("unknown frame flags 0x%04x", h.flags));
   }
   h.bucket = Load<uint32_t>(p + 8);
@@ -72,7 +73,8 @@ absl::StatusOr<FrameHeader> LoadHeader(std::span<const uint8_t> bytes) {
   h.contributors = Load<uint32_t>(p + 36);
   h.incarnation = Load<uint64_t>(p + 40);
   h.plan_digest = Load<uint32_t>(p + 48);
-  if (Load<uint64_t>(p + 52) != 0) return absl::InvalidArgumentError("reserved bytes of the frame header are not zero");
+  h.nonfinite_rounds = Load<uint32_t>(p + 52);
+  if (Load<uint32_t>(p + 56) != 0) return absl::InvalidArgumentError("reserved bytes of the frame header are not zero");
   return h;
 }
 
@@ -213,7 +215,7 @@ absl::StatusOr<std::vector<Chunk>> ParseFrame(std::span<const Bytes> chunks) {
     const bool same = h.kind == first.kind && h.bucket == first.bucket && h.shard == first.shard &&
                       h.round == first.round && h.shape_digest == first.shape_digest &&
                       h.contributors == first.contributors && h.incarnation == first.incarnation &&
-                      h.plan_digest == first.plan_digest;
+                      h.plan_digest == first.plan_digest && h.nonfinite_rounds == first.nonfinite_rounds;
     const bool last = (h.flags & kLastChunk) != 0;
     if (h.chunk != i || !same || last != (i + 1 == chunks.size())) {
       return absl::InvalidArgumentError(
@@ -304,7 +306,8 @@ std::vector<Bytes> FrameWriter::Finish() {
   for (size_t i = 0; i < chunks_.size(); ++i) {
     OpenChunk& chunk = chunks_[i];
     FrameHeader h = header_;
-    h.flags = static_cast<uint16_t>((header_.flags & kAbstain) | (i + 1 == chunks_.size() ? kLastChunk : 0));
+    h.flags =
+        static_cast<uint16_t>((header_.flags & (kAbstain | kNonFinite)) | (i + 1 == chunks_.size() ? kLastChunk : 0));
     h.chunk = static_cast<uint32_t>(i);
     h.segments = chunk.segments;
     h.body_bytes = static_cast<uint32_t>(chunk.size - kHeaderBytes);

@@ -53,6 +53,7 @@ struct Delivery {
 struct RetainedUpdate {
   SharedChunks chunks;
   bool may_defer = false;                  // it says which elements its workers return to their residuals, if any
+  bool skipped = false;                    // the round was
   std::vector<journal::Contribution> who;  // took part; of durable jobs
 };
 
@@ -72,6 +73,7 @@ struct OpenRound {
   std::unique_ptr<Accumulator> accumulator;
   uint32_t committed = 0;             // complete frames in the accumulator
   std::vector<float> learning_rates;  // fixed by the first complete frame of the round
+  bool nonfinite = false;             // a worker abstains because its gradient is not finite
   std::map<MemberId, PartialFrame> partial;
 };
 

@@ -137,13 +137,18 @@ absl::Status JobShard::FinishRound(BucketState& bucket, const RoundActions::Clos
                                                close.contributors, open->committed));
   }
   if (open->learning_rates.empty()) open->learning_rates.resize(job_.spec().optimizer().groups_size());
+  GW_ASSIGN_OR_RETURN(*update, open->accumulator->Finish(IdentityOf(bucket, *open), close.contributors));
+  return bucket.store->Compress(*bucket.plans.Find(PlanVersionOf(close)), update);
+}
+
+FrameIdentity JobShard::IdentityOf(const BucketState& bucket, const OpenRound& open) const {
   FrameIdentity id;
   id.shard = static_cast<uint16_t>(shard_index_);
-  id.bucket = close.bucket;
-  id.round = close.round;
-  id.learning_rates = open->learning_rates;
-  GW_ASSIGN_OR_RETURN(*update, open->accumulator->Finish(id, close.contributors));
-  return bucket.store->Compress(*bucket.plans.Find(PlanVersionOf(close)), update);
+  id.bucket = bucket.layout->bucket;
+  id.round = bucket.version;
+  id.learning_rates = open.learning_rates;
+  id.nonfinite_rounds = bucket.plans.nonfinite_rounds();
+  return id;
 }
 
 uint64_t JobShard::PlanVersionOf(const RoundActions::Close& close) const {
@@ -158,12 +163,13 @@ absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update, c
   update_elements_ += update.stats.elements;
   bucket.traffic = update.stats.traffic;
   ++bucket.version;
-  bucket.plans.Push(update.next);
+  bucket.plans.Push(update.next, update.skipped);
   if (!replaying_) OpenNextRounds(bucket);  // else EndReplay does, once
   bucket.serialized = nullptr;
   if (!IsAsync(job_)) {  // else nobody pulls updates
     Retain(bucket, bucket.version,
-           {std::make_shared<const std::vector<Bytes>>(update.chunks), bucket.codec->defers(), std::move(who)});
+           {std::make_shared<const std::vector<Bytes>>(update.chunks), bucket.codec->defers(), update.skipped,
+            std::move(who)});
   }
   NoteForCapture(bucket);
   return absl::OkStatus();

@@ -1,5 +1,5 @@
-// Rounds of jobs that need the norms of whole tensors: what has closed is held until the squares of all shards are
-// known, then written; see job_shard.h and proto/NORMS.md.
+// Rounds of jobs whose shards agree before they write, on the norms of whole tensors or whether a gradient was not
+// finite: what has closed is held until all shards have told what they have; see job_shard.h and proto/NORMS.md.
 //
 //   bucket closes -> finished, its squares (the thread that closes it) ... all buckets of the round
 //     -> exchange, phase by phase -> norms into the update frames -> journal, optimizer, version + 1 (the norm thread)
@@ -37,8 +37,8 @@ absl::Status JobShard::PrepareNorms() {
   const bool norms = !NormPhases(job_).empty();
   if (environment_.device != nullptr && (lion || norms)) {
     return absl::UnimplementedError(absl::StrFormat(
-        "job '%s': LAMB, LANS, LION and clip_norm are not there on a device yet: start its servers with "
-        "--backend=cpu",
+        "job '%s': LAMB, LANS, LION, clip_norm and nonfinite skip are not there on a device yet: start its servers "
+        "with --backend=cpu",
         name));
   }
   if (!norms) return absl::OkStatus();
@@ -62,7 +62,8 @@ absl::Status JobShard::SetAddresses(const std::vector<std::string>& addresses) {
 
 absl::StatusOr<v1::ExchangeReply> JobShard::ExchangeNorms(const v1::ExchangeRequest& request) {
   if (norms_ != nullptr) return norms_->exchange.Take(request);
-  return absl::FailedPreconditionError(absl::StrFormat("job '%s' needs no norms", job_.spec().name()));
+  return absl::FailedPreconditionError(
+      absl::StrFormat("job '%s' has nothing that its shards agree on", job_.spec().name()));
 }
 
 void JobShard::StopNorms() {
@@ -110,6 +111,7 @@ void JobShard::Hold(const RoundActions::Close& close) {
     GW_RETURN_IF_ERROR(FinishRound(bucket, close, &held.frame));
     if (sink_ != nullptr) held.who = WhoTookPart(close);
     absl::MutexLock lock(&bucket.mu);
+    held.nonfinite = bucket.Find(close.round)->nonfinite;
     if (held.frame.decoded != nullptr) {
       held.update = std::make_shared<Update>(*held.frame.decoded);
     } else {
@@ -182,53 +184,91 @@ void JobShard::NormLoop() {
 }
 
 absl::Status JobShard::CloseHeld(uint64_t round, std::vector<HeldBucket>* held) {
-  const std::vector<std::vector<Norm>> phases = NormPhases(job_);
-  const size_t per_tensor = NormsOf(job_).size();
-  for (HeldBucket& bucket : *held) {
-    bucket.update->norms.resize(per_tensor * TensorsOf(*buckets_[bucket.close.bucket]->layout).size());
+  bool skipped = false;
+  for (size_t phase = 0; !skipped && phase < NormPhases(job_).size(); ++phase) {
+    GW_ASSIGN_OR_RETURN(skipped, AgreeOn(round, phase, held));
   }
-  size_t done = 0;  // norms of earlier phases
-  for (size_t phase = 0; phase < phases.size(); ++phase) {
-    const size_t count = phases[phase].size();
-    ShardSquares own;
-    const size_t runs = norms_->sums.runs(shard_index_);
-    own.runs.resize(count * runs);
-    own.totals = TotalsOf(round, phase);
-    for (HeldBucket& bucket : *held) {
-      BucketState& state = *buckets_[bucket.close.bucket];
-      if (phase > 0) {
-        absl::MutexLock lock(&state.mu);
-        GW_ASSIGN_OR_RETURN(bucket.squares, state.store->Squares(*bucket.update, phase));
-      }
-      const size_t here = state.layout->runs.size();
-      for (size_t k = 0; k < count; ++k) {
-        std::copy_n(bucket.squares.data() + k * here, here,
-                    own.runs.data() + k * runs + norms_->sums.first_run(bucket.close.bucket, shard_index_));
-      }
-    }
-    GW_FAILPOINT("norms.before_exchange");
-    GW_ASSIGN_OR_RETURN(const std::vector<double> sums, norms_->exchange.Exchange(round, phase, std::move(own)));
-    GW_FAILPOINT("norms.after_exchange");
-    std::optional<double> mean_square;
-    if (phase == 0 && ClipsNorm(job_)) {
-      mean_square = 0;
-      for (const double sum : sums) *mean_square += sum;
-    }
-    for (HeldBucket& bucket : *held) {
-      if (mean_square) bucket.update->mean_square = mean_square;
-      const std::vector<uint32_t> tensors = TensorsOf(*buckets_[bucket.close.bucket]->layout);
-      for (size_t t = 0; t < tensors.size(); ++t) {
-        std::copy_n(sums.data() + tensors[t] * count, count, bucket.update->norms.data() + t * per_tensor + done);
-      }
-    }
-    done += count;
+  if (skipped) {
+    spdlog::info("job {} round {}: skipped, because a gradient in it is not finite", job_.spec().name(), round);
+    for (HeldBucket& bucket : *held) GW_RETURN_IF_ERROR(Skip(&bucket));
   }
   for (HeldBucket& bucket : *held) {
     GW_FAILPOINT("norms.before_write");
-    AppendNorms(job_, *bucket.update, &bucket.frame.chunks);
+    if (!skipped) AppendNorms(job_, *bucket.update, &bucket.frame.chunks);
     PublishClosed(bucket.close, bucket.frame, std::move(bucket.who));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<bool> JobShard::AgreeOn(uint64_t round, size_t phase, std::vector<HeldBucket>* held) {
+  const std::vector<std::vector<Norm>> phases = NormPhases(job_);
+  const size_t per_tensor = NormsOf(job_).size();
+  size_t done = 0;  // norms of earlier phases
+  for (size_t p = 0; p < phase; ++p) done += phases[p].size();
+  const size_t count = phases[phase].size();
+  ShardSquares own;
+  const size_t runs = norms_->sums.runs(shard_index_);
+  own.runs.resize(count * runs);
+  own.totals = TotalsOf(round, phase);
+  if (phase == 0) own.fate = FateOf(round, *held);
+  for (HeldBucket& bucket : *held) {
+    BucketState& state = *buckets_[bucket.close.bucket];
+    if (phase > 0) {
+      absl::MutexLock lock(&state.mu);
+      GW_ASSIGN_OR_RETURN(bucket.squares, state.store->Squares(*bucket.update, phase));
+    }
+    const size_t here = state.layout->runs.size();
+    for (size_t k = 0; k < count; ++k) {
+      std::copy_n(bucket.squares.data() + k * here, here,
+                  own.runs.data() + k * runs + norms_->sums.first_run(bucket.close.bucket, shard_index_));
+    }
+  }
+  GW_FAILPOINT("norms.before_exchange");
+  GW_ASSIGN_OR_RETURN(const NormExchange::Agreed agreed, norms_->exchange.Exchange(round, phase, std::move(own)));
+  GW_FAILPOINT("norms.after_exchange");
+  if (agreed.skipped) return true;
+  std::optional<double> mean_square;
+  if (phase == 0 && ClipsNorm(job_)) {
+    mean_square = 0;
+    for (const double sum : agreed.sums) *mean_square += sum;
+  }
+  for (HeldBucket& bucket : *held) {
+    if (mean_square) bucket.update->mean_square = mean_square;
+    const std::vector<uint32_t> tensors = TensorsOf(*buckets_[bucket.close.bucket]->layout);
+    bucket.update->norms.resize(per_tensor * tensors.size());
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      std::copy_n(agreed.sums.data() + tensors[t] * count, count, bucket.update->norms.data() + t * per_tensor + done);
+    }
+  }
+  return false;
+}
+
+absl::Status JobShard::Skip(HeldBucket* held) {
+  BucketState& bucket = *buckets_[held->close.bucket];
+  absl::MutexLock lock(&bucket.mu);
+  const RoundPlan& plan = *bucket.plans.Find(PlanVersionOf(held->close));
+  FrameIdentity id = IdentityOf(bucket, *bucket.Find(held->close.round));
+  ++id.nonfinite_rounds;
+  held->frame = SkippedUpdate(id, *bucket.layout, plan);
+  // What the update codec had dropped stays as it was.
+  return bucket.store->Compress(plan, &held->frame);
+}
+
+const RetainedUpdate* JobShard::UpdateOf(const BucketState& bucket, uint64_t round) const {
+  const uint64_t age = bucket.version - 1 - round;
+  if (bucket.version <= round || age >= bucket.updates.size()) return nullptr;
+  return &bucket.updates[bucket.updates.size() - 1 - age];
+}
+
+v1::RoundFate JobShard::FateOf(uint64_t round, const std::vector<HeldBucket>& held) {
+  if (!SkipsNonFinite(job_)) return v1::FATE_UNSPECIFIED;
+  for (const auto& bucket : buckets_) {
+    absl::MutexLock lock(&bucket->mu);
+    const RetainedUpdate* const update = UpdateOf(*bucket, round);
+    if (update != nullptr) return update->skipped ? v1::FATE_SKIPPED : v1::FATE_APPLIED;
+  }
+  const bool nonfinite = std::any_of(held.begin(), held.end(), [](const HeldBucket& h) { return h.nonfinite; });
+  return nonfinite ? v1::FATE_NONFINITE : v1::FATE_UNSPECIFIED;
 }
 
 std::map<uint32_t, std::vector<double>> JobShard::TotalsOf(uint64_t round, size_t phase) {
@@ -241,9 +281,9 @@ std::map<uint32_t, std::vector<double>> JobShard::TotalsOf(uint64_t round, size_
     SharedChunks chunks;
     {
       absl::MutexLock lock(&bucket->mu);
-      const uint64_t age = bucket->version - 1 - round;
-      if (bucket->version <= round || age >= bucket->updates.size()) continue;
-      chunks = bucket->updates[bucket->updates.size() - 1 - age].chunks;
+      const RetainedUpdate* const update = UpdateOf(*bucket, round);
+      if (update == nullptr) continue;
+      chunks = update->chunks;
     }
     Update update;
     if (!DecodeNorms(*chunks, job_, *bucket->layout, &update).ok()) continue;
@@ -259,7 +299,9 @@ std::map<uint32_t, std::vector<double>> JobShard::TotalsOf(uint64_t round, size_
 std::optional<ShardSquares> JobShard::WrittenSquares(uint64_t round, size_t phase) {
   ShardSquares squares;
   squares.totals = TotalsOf(round, phase);
+  squares.fate = FateOf(round, {});
   squares.runs.resize(NormPhases(job_)[phase].size() * norms_->sums.runs(shard_index_));
+  if (squares.fate == v1::FATE_SKIPPED) return squares;  // without norms
   for (const auto& bucket : buckets_) {
     for (const uint32_t tensor : TensorsOf(*bucket->layout)) {
       if (!squares.totals.contains(tensor)) return std::nullopt;

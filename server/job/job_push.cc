@@ -6,6 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
+#include "common/job/norms.h"
 #include "common/job/round_mode.h"
 #include "common/transport/sink_scope.h"
 #include "server/job/job_shard.h"
@@ -96,6 +97,10 @@ absl::Status JobShard::CheckHeader(const PushStream& stream, const wire::FrameHe
     return absl::InvalidArgumentError(absl::StrFormat("a frame of incarnation %016x on a stream of incarnation %016x",
                                                       header.incarnation, stream.incarnation));
   }
+  if ((header.flags & wire::kNonFinite) != 0 && ((header.flags & wire::kAbstain) == 0 || !SkipsNonFinite(job_))) {
+    return absl::InvalidArgumentError(
+        "a frame says that its gradient is not finite, which those do that abstain, in jobs that skip such rounds");
+  }
   const uint32_t expected = buckets_[header.bucket]->layout->shape_digest;
   if (header.shape_digest != expected) {
     return absl::FailedPreconditionError(absl::StrFormat(
@@ -152,6 +157,12 @@ JobShard::Ack JobShard::PushFrame(PushStream& stream, const wire::Chunk& chunk, 
   return Acknowledge(stream, header, *verdict, made ? actions.close.back().round + 1 : 0);
 }
 
+absl::Status JobShard::StillFinishing(const BucketState& bucket, uint64_t round) const {
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "a frame of round %d, but this bucket is still finishing round %d: pull version %d of every bucket first", round,
+      bucket.version, PlanVersion(job_, round)));
+}
+
 absl::StatusOr<PushVerdict> JobShard::Begin(BucketState& bucket, OpenRound* open, PushStream& stream,
                                             const wire::FrameHeader& header) {
   // A frame that starts anew replaces its unfinished beginning.
@@ -173,9 +184,7 @@ absl::StatusOr<PushVerdict> JobShard::Begin(BucketState& bucket, OpenRound* open
     return verdict;
   }
   if (open == nullptr) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "a frame of round %d, but this bucket is still finishing round %d: pull version %d of every bucket first",
-        header.round, bucket.version, PlanVersion(job_, header.round)));
+    return StillFinishing(bucket, header.round);
   }
   PartialFrame& partial = open->partial[stream.member];
   partial.stream = &stream;
@@ -272,12 +281,23 @@ JobShard::Ack JobShard::PushSkipped(PushStream& stream, const wire::Chunk& chunk
 }
 
 JobShard::Ack JobShard::PushAbstain(PushStream& stream, const wire::FrameHeader& header) {
+  const bool nonfinite = (header.flags & wire::kNonFinite) != 0;
   RoundActions actions;
   absl::StatusOr<PushVerdict> verdict = PushVerdict::kAccept;
   {
-    absl::MutexLock lock(&mu_);
+    BucketState& bucket = *buckets_[header.bucket];
+    absl::MutexLock lock(&bucket.mu);
+    OpenRound* const open = bucket.Find(header.round);
+    absl::MutexLock job_lock(&mu_);
     const TimeNs now = environment_.clock->Now();
-    verdict = machine_.Abstain(stream.member, header.bucket, header.round, now, &actions);
+    if (nonfinite && open == nullptr) {
+      verdict = machine_.Classify(stream.member, header.bucket, header.round);
+      if (verdict.ok() && *verdict == PushVerdict::kAccept) verdict = StillFinishing(bucket, header.round);
+    } else {
+      verdict = machine_.Abstain(stream.member, header.bucket, header.round, now, &actions);
+      // Its bucket closes with `actions`, if not later.
+      if (nonfinite && verdict.ok() && *verdict == PushVerdict::kAccept) open->nonfinite = true;
+    }
     machine_.Renew(stream.member, now);
   }
   Run(actions);

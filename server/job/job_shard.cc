@@ -180,6 +180,7 @@ void JobShard::OpenNextRounds(BucketState& bucket) {
     open.round = round;
     open.committed = 0;
     open.learning_rates.clear();
+    open.nonfinite = false;
     open.accumulator->Open(round, *plan);
   }
 }

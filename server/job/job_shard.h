@@ -231,6 +231,9 @@ class JobShard {
   void DescribeTraffic(const BucketState& bucket, v1::BucketTraffic* out) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   absl::Status FinishRound(BucketState& bucket, const RoundActions::Close& close, UpdateFrame* update);
+  // Of the update that the bucket's next version is made by.
+  FrameIdentity IdentityOf(const BucketState& bucket, const OpenRound& open) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   // `plan`: by which the update is encoded, one of the bucket's.
   absl::Status Publish(BucketState& bucket, const UpdateFrame& update, const RoundPlan& plan,
                        std::vector<journal::Contribution> who) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
@@ -258,6 +261,7 @@ class JobShard {
   Ack PushInitialize(PushStream& stream, const wire::Chunk& chunk, std::span<const Bytes> received);
   // The worker sent initial parameters again that are here.
   Ack RepeatInitialize(PushStream& stream, const wire::FrameHeader& header, uint32_t digest);
+  absl::Status StillFinishing(const BucketState& bucket, uint64_t round) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   // `open`: the round of the frame; null: it is not open here.
   absl::StatusOr<PushVerdict> Begin(BucketState& bucket, OpenRound* open, PushStream& stream,
                                     const wire::FrameHeader& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
@@ -293,7 +297,16 @@ class JobShard {
   // The thread that exchanges norms, and writes what was held for them.
   void NormLoop();
   absl::Status CloseHeld(uint64_t round, std::vector<HeldBucket>* held);
+  // Takes what the other shards said in `phase` into the held updates. True: the round is skipped.
+  absl::StatusOr<bool> AgreeOn(uint64_t round, size_t phase, std::vector<HeldBucket>* held);
+  // Another update takes the place of the held one.
+  absl::Status Skip(HeldBucket* held);
   void FailBuckets(uint64_t round, const absl::Status& why);
+  // The retained update that `round` made; null: it is not there.
+  const RetainedUpdate* UpdateOf(const BucketState& bucket, uint64_t round) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  // Whether the round is skipped, by what was written of it or else by what is held.
+  v1::RoundFate FateOf(uint64_t round, const std::vector<HeldBucket>& held);
   // The squares of tensors over all shards that retained updates of `round` tell.
   std::map<uint32_t, std::vector<double>> TotalsOf(uint64_t round, size_t phase);
   // All that this shard has of a round that it wrote. Nothing: it is not retained any more.

@@ -35,11 +35,13 @@ void JobShard::DescribeTraffic(const BucketState& bucket, v1::BucketTraffic* out
 v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
   v1::JobStatus status;
   uint64_t version = UINT64_MAX;
+  uint64_t nonfinite_rounds = UINT64_MAX;
   Sha256 sha;
   std::vector<float> parameters;
   for (const auto& bucket : buckets_) {
     absl::MutexLock lock(&bucket->mu);
     version = std::min({version, bucket->version, bucket->durable});
+    nonfinite_rounds = std::min<uint64_t>(nonfinite_rounds, bucket->plans.nonfinite_rounds());
     if (with_details && bucket->traffic.contributors != 0) DescribeTraffic(*bucket, status.add_traffic());
     if (!digest || !job_.keeps_parameters()) continue;
     parameters.resize(bucket->layout->elements);
@@ -73,6 +75,7 @@ v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
   rounds.set_members(machine_.MembersOfRound());
   rounds.set_deadline_ms(static_cast<double>(machine_.deadline().value_or(0)) / kNsPerStatusMs);
   rounds.set_short_rounds(machine_.short_rounds());
+  rounds.set_nonfinite_rounds(nonfinite_rounds);
   if (!with_details) return status;
   for (const auto& [id, member] : machine_.membership().members()) {
     v1::WorkerStatus& worker = *status.add_workers();

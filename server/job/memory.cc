@@ -133,7 +133,8 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
     }
     largest_frame = std::max(largest_frame, elements * 5 + kFrameOverheadBytes);
   }
-  if (const size_t norms = NormsOf(job).size(); norms > 0) {
+  if (!NormPhases(job).empty()) {
+    const size_t norms = NormsOf(job).size();
     bound.updates += 2 * round_updates;  // the round that is held, and what is decoded of it
     // Where all runs lie; the squares of those here, and of all as others tell them, in the rounds that are kept.
     uint64_t runs = 0;

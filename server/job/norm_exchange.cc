@@ -71,7 +71,7 @@ void NormExchange::SetRound(uint64_t round) {
   std::erase_if(own_, [&](const auto& entry) { return entry.first.first + kept < round; });
 }
 
-absl::StatusOr<std::vector<double>> NormExchange::Exchange(uint64_t round, size_t phase, ShardSquares own) {
+absl::StatusOr<NormExchange::Agreed> NormExchange::Exchange(uint64_t round, size_t phase, ShardSquares own) {
   const Key key{round, phase};
   const uint32_t shards = layout_.shard_count();
   absl::MutexLock lock(&mu_);
@@ -93,7 +93,15 @@ absl::StatusOr<std::vector<double>> NormExchange::Exchange(uint64_t round, size_
   std::vector<ShardSquares> all;
   for (std::optional<ShardSquares>& of : theirs_[key].of) all.push_back(*std::move(of));
   theirs_.erase(key);
-  return sums_.Add(all, norms_[phase]);
+  Agreed agreed;
+  agreed.sums = sums_.Add(all, norms_[phase]);
+  agreed.skipped = SkipsRound(all);
+  // A shard that was started again may have other frames in the round: what was agreed on holds.
+  const auto mine = own_.find(key);
+  if (SkipsNonFinite(job_) && mine != own_.end()) {
+    mine->second.sums.set_fate(agreed.skipped ? v1::FATE_SKIPPED : v1::FATE_APPLIED);
+  }
+  return agreed;
 }
 
 void NormExchange::Note(const Key& key, uint32_t shard, ShardSquares squares) {

@@ -1,5 +1,6 @@
-// What the shards of a job tell each other before they write: every shard tells its squares to every other one, and has
-// the sums when it has heard of all. proto/NORMS.md.
+// What the shards of a job tell each other before they write: every shard tells its squares to every other one, and
+// whether it has heard of a gradient that is not finite; when it has heard of all, it has the sums, and knows whether
+// the round is skipped. proto/NORMS.md.
 #pragma once
 
 #include <cstdint>
@@ -41,9 +42,14 @@ class NormExchange {
   absl::Status SetAddresses(const std::vector<std::string>& addresses);
   // The rounds before this one are written.
   void SetRound(uint64_t round);
-  // Blocks until every shard has told its squares: the sums, [tensor][norm of the phase]. Cancelled: Stop was called.
-  // By one thread, rounds and phases in order.
-  absl::StatusOr<std::vector<double>> Exchange(uint64_t round, size_t phase, ShardSquares own);
+  // What the shards agree on.
+  struct Agreed {
+    std::vector<double> sums;  // [tensor][norm of the phase]
+    bool skipped = false;      // the round; its later phases are not exchanged then
+  };
+  // Blocks until every shard has told its squares. Cancelled: Stop was called. By one thread, rounds and phases in
+  // order.
+  absl::StatusOr<Agreed> Exchange(uint64_t round, size_t phase, ShardSquares own);
   // Another shard tells. Errors: InvalidArgument, FailedPrecondition (another shard map; a round that is too far
   // ahead).
   absl::StatusOr<v1::ExchangeReply> Take(const v1::ExchangeRequest& request);

@@ -1,4 +1,5 @@
-// Of a job whose updates need the norms of whole tensors: the round that is held until they are known. job_norms.cc.
+// Of a job whose shards agree before they write, on norms of whole tensors or whether a round is skipped: the round
+// that is held until then. job_norms.cc.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,7 @@ struct HeldBucket {
   std::shared_ptr<Update> update;  // frame.decoded
   std::vector<journal::Contribution> who;
   std::vector<double> squares;  // of the phase that comes next: [norm][run of the slice]
+  bool nonfinite = false;       // a gradient of it is not finite
 };
 
 struct NormState {

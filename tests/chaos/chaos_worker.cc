@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -36,6 +37,7 @@ struct Options {
   std::string hold;
   bool large = false;
   std::string codec = "tagc:density=0.05";
+  bool skips = false;
   std::string optimizer = "adamw";  // or "lans": with its gradients clipped by the norm of all tensors
 };
 
@@ -59,6 +61,7 @@ v1::JobSpec SpecOf(const Options& options) {
   const bool lans = options.optimizer == "lans";
   spec.mutable_optimizer()->set_kind(lans ? v1::OPTIMIZER_LANS : v1::OPTIMIZER_ADAMW);
   if (lans) spec.set_clip_norm(1);
+  if (options.skips) spec.set_nonfinite(v1::NONFINITE_SKIP);
   spec.mutable_optimizer()->add_groups()->set_weight_decay(0.01f);
   v1::CodecRule* dense = spec.add_rules();
   dense->set_pattern("*head*");
@@ -158,6 +161,9 @@ class Training {
         gradients_[t][i] = 0.3f * parameters_[t][i] + Noise(HashCombine(key, i), 0.1f);
       pointers.push_back(gradients_[t].data());
     }
+    // In a tensor of one run, which lies on one shard.
+    if (options_.skips && round % 2 == 0 && round / 2 % options_.workers == options_.index)
+      gradients_[2][0] = std::numeric_limits<float>::infinity();
     const std::vector<float> rates = {kLearningRate};
     const absl::Status status = session_->Exchange(pointers, rates);
     if (!status.ok()) return status;
@@ -200,6 +206,7 @@ int Main(int argc, char** argv) {
   app.add_option("--hold", options.hold);
   app.add_flag("--large", options.large);
   app.add_option("--codec", options.codec, "of all but small tensors and the head");
+  app.add_flag("--skips", options.skips, "skip every other round: a gradient of some worker is not finite");
   app.add_option("--optimizer", options.optimizer)->check(CLI::IsMember({"adamw", "lans"}));
   CLI11_PARSE(app, argc, argv);
   if (failpoints) {

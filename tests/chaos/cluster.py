@@ -31,6 +31,7 @@ class Setup:
     optimizer: str = "adamw"
     shards: int = SHARDS
     codec: str = "tagc:density=0.05"
+    skips: bool = False  # every other round, in which one worker's gradient is not finite
 
 
 class Process:
@@ -177,6 +178,8 @@ class Cluster:
         self._checkpoints = checkpoints
         self._worker_flags = ["--workers", WORKERS, "--rounds", setup.rounds, "--pause-ms", setup.pause_ms,
                               "--durability", durability, "--optimizer", setup.optimizer, "--codec", setup.codec, *worker_flags]
+        if setup.skips:
+            self._worker_flags.append("--skips")
         if setup.large:
             self._worker_flags.append("--large")
         self.workers: list[Worker] = []

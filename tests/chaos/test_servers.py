@@ -14,6 +14,7 @@ SHORT = Setup(rounds=100)
 LARGE = Setup(rounds=12, large=True)
 NORMS = Setup(rounds=60, optimizer="lans")  # shards exchange norms, twice in a round
 NORMS_OF_FOUR = Setup(rounds=60, optimizer="lans", shards=4)
+SKIPS = Setup(rounds=60, skips=True)  # shards agree on which rounds they skip
 TWO_PHASES = Setup(rounds=101, codec="powersgd:rank=2")  # even rounds sum P, odd ones Q and make the step
 SNAPSHOTS = Setup(rounds=40, large=True, pause_ms=60)  # long enough for three of them
 
@@ -31,6 +32,7 @@ class Place:
     def __str__(self) -> str:
         text = f"{self.name}:{self.hit}" + ("-large" if self.setup.large else "")
         text += "-two_phases" if self.setup.codec.startswith("powersgd") else ""
+        text += "-skips" if self.setup.skips else ""
         return text + (f"-{self.setup.shards}shards" if self.setup.shards > 2 else "") + (f"-shard{self.shard}" if self.shard else "")
 
 
@@ -58,6 +60,12 @@ AT_WORK = [
     Place("norms.after_exchange", 40, NORMS_OF_FOUR, shard=2),
     Place("norms.before_write", 81, NORMS),  # some buckets of the round are written
     Place("norms.before_write", 82, NORMS_OF_FOUR, shard=1),
+    Place("norms.before_exchange", 40, SKIPS),  # in a round that is skipped, as all of even numbers
+    Place("norms.after_exchange", 40, SKIPS),
+    Place("norms.after_exchange", 42, SKIPS, shard=1),
+    Place("norms.after_exchange", 41, SKIPS),
+    Place("norms.before_write", 82, SKIPS),
+    Place("norms.before_write", 85, SKIPS, shard=1),
     Place("round.before_journal", 101),
     # Between the phases of a step, and behind it, in some bucket: four of them on a shard.
     Place("push.chunk_merged", 610, TWO_PHASES),

@@ -179,7 +179,7 @@ void WorkerSession::SendFrame(Entry entry, bool abstain) {
     ledger_->Abstains(entry);
   }
   const std::vector<Bytes> chunks =
-      abstain ? work_->EncodeAbstain(entry.slice, entry.round) : bytes_[entry.slice].frame->chunks;
+      abstain ? work_->EncodeAbstain(entry.slice, entry.round, /*nonfinite=*/false) : bytes_[entry.slice].frame->chunks;
   SendTo(entry.slice % setup_->shards, chunks, ledger_->Wanted(entry));
   client::RoundLedger::Actions actions;
   ledger_->Sent(entry, &actions);

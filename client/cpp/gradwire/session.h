@@ -88,6 +88,7 @@ struct SessionOptions {
 struct SessionStats {
   uint64_t steps = 0;                // times that EndRound ended one, the calibration round not counted
   uint64_t skipped_rounds = 0;       // that went on without this worker, while it was late or away
+  uint64_t nonfinite_rounds = 0;     // of `steps`: skipped on all shards, a gradient of some worker was not finite
   uint64_t pushed_bytes = 0;         // chunks handed to the transport, headers counted
   uint64_t pulled_bytes = 0;         // chunks received from the transport, headers counted
   uint64_t start_bytes = 0;          // of these, before the first round: initial parameters
@@ -147,8 +148,10 @@ class Session {
   // was not reported ready; nothing is waited for), DeadlineExceeded (the round stays open: call again),
   // InvalidArgument (a non-finite gradient under NONFINITE_REFUSE: names tensor, index, value and round; this worker
   // contributed nothing to the buckets of that tensor, its finite neighbours wait in the residual), or what a shard
-  // refused. All but the first two leave the round closed and the parameters at the new version. With a device they
-  // change after what was launched on `stream` until now, and have changed on return, for every stream.
+  // refused. Under NONFINITE_SKIP such a round is no error: parameters, moments and this worker's residuals are as they
+  // were before it, and stats().nonfinite_rounds has grown, on every worker. All but the first two leave the round
+  // closed and the parameters at the new version. With a device they change after what was launched on `stream` until
+  // now, and have changed on return, for every stream.
   absl::Status EndRound(int64_t timeout_ms = -1, Stream* stream = nullptr);
 
   // Between two rounds: waits until every round that this worker pushed is applied in every bucket, as EndRound does

@@ -17,6 +17,7 @@
 #include "common/base/sha256.h"
 #include "common/base/status_macros.h"
 #include "common/codec/plan_check.h"
+#include "common/job/norms.h"
 #include "common/storage/files.h"
 
 namespace gradwire::client {
@@ -26,6 +27,7 @@ constexpr char kFormat[] = "gradwire.checkpoint";
 constexpr char kFormatVersion[] = "1";
 constexpr char kDigestKey[] = "sha256";
 constexpr char kSteps[] = "steps";
+constexpr char kNonFiniteRounds[] = "nonfinite_rounds";
 constexpr char kParameter[] = "parameter";
 constexpr char kFirstMoment[] = "first_moment";
 constexpr char kSecondMoment[] = "second_moment";
@@ -163,6 +165,7 @@ absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job
                        {"version", Hex(identity.version)},
                        {"pull", NameOf(identity.pull)},
                        {"server_epochs", absl::StrJoin(epochs, ",")}};
+  if (SkipsNonFinite(job)) metadata[kNonFiniteRounds] = Hex(plans[0].nonfinite_rounds());
   std::map<std::string, std::span<const uint8_t>> by_name;
   for (size_t i = 0; i < tensors.entries.size(); ++i) by_name[tensors.entries[i].name] = tensors.data[i];
   ContentDigest digest(metadata);
@@ -239,6 +242,10 @@ absl::Status CheckpointFile::CheckSame(const Layout& layout, const std::string& 
 }
 
 absl::Status CheckpointFile::ParsePlans(const Layout& layout) {
+  uint64_t nonfinite_rounds = 0;
+  if (SkipsNonFinite(*job_) &&
+      (!ParseHex(Metadata(kNonFiniteRounds), &nonfinite_rounds) || nonfinite_rounds > identity_.version))
+    return Damaged("its metadata");
   for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
     for (uint32_t s = 0; s < layout.shard_count(); ++s) {
       std::deque<RoundPlan> plans;
@@ -260,7 +267,8 @@ absl::Status CheckpointFile::ParsePlans(const Layout& layout) {
         }
         GW_RETURN_IF_ERROR(CheckPlan(*job_, layout.at(b, s), identity_.version - age, plan));
       }
-      plans_.emplace_back(PlansKept(*job_), identity_.version, std::move(plans));
+      plans_.emplace_back(PlansKept(*job_), identity_.version, std::move(plans),
+                          static_cast<uint32_t>(nonfinite_rounds));
     }
   }
   return absl::OkStatus();

@@ -11,6 +11,7 @@
 #include "common/codec/codec_spec.h"
 #include "common/codec/device/return.h"
 #include "common/codec/run_pieces.h"
+#include "common/job/norms.h"
 #include "common/optimizer/device_optimizer.h"
 #include "kernels/cuda/device_bucket.h"
 
@@ -78,7 +79,8 @@ Needs NeedsOf(const DeviceMemoryOptions& options) {
   const Job& job = *options.job;
   const uint64_t tensors = job.tensors().size();
   const int moments = options.applies_updates ? job.moments() : 0;
-  const int arrays = 1 + (job.spec().push() == v1::PUSH_STEP ? 1 : 0) + moments;
+  const int of_gradients = 1 + (job.spec().push() == v1::PUSH_STEP ? 1 : 0);
+  const int arrays = of_gradients * (SkipsNonFinite(job) ? 2 : 1) + moments;  // of the round before as well
   Needs needs;
   for (const Tensor& tensor : job.tensors())
     needs.device_bytes += static_cast<uint64_t>(arrays) * JobMemory::Rounded(tensor.elements, sizeof(float));
@@ -191,6 +193,9 @@ class DeviceMemory final : public TensorMemory {
   }
   void Add(std::span<const float> from, float* to) override {
     backend_.Add(to, from.data(), from.size(), gradients_->stream());
+  }
+  void Copy(std::span<const float> from, std::span<float> to) override {
+    runtime_.Copy(to.data(), from.data(), from.size_bytes(), gradients_->stream());
   }
   absl::StatusOr<const float*> Hold(std::vector<float> values) override {
     const size_t bytes = values.size() * sizeof(float);

@@ -335,6 +335,7 @@ void Exchange::AddStats(SessionStats* stats) const {
   absl::MutexLock lock(&mu_);
   stats->steps = counters_.steps;
   stats->skipped_rounds = counters_.skipped;
+  stats->nonfinite_rounds = counters_.nonfinite;
   stats->selected_elements = counters_.selected;
   stats->deferred_elements = counters_.deferred;
   stats->sanitized_elements = counters_.sanitized;

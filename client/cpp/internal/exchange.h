@@ -93,7 +93,7 @@ class Exchange final : public Exchanger {
     uint64_t resumed = 0;  // links that had been mended when it was asked for: it is lost with a later break
   };
   struct Counters {
-    uint64_t steps = 0, skipped = 0, selected = 0, deferred = 0, not_included = 0, sanitized = 0;
+    uint64_t steps = 0, skipped = 0, nonfinite = 0, selected = 0, deferred = 0, not_included = 0, sanitized = 0;
     TimeNs encode_ns = 0, apply_ns = 0, wait_ns = 0;
   };
 

@@ -5,6 +5,7 @@
 
 #include "client/cpp/internal/exchange.h"
 #include "common/base/failpoint.h"
+#include "common/job/norms.h"
 #include "common/job/round_mode.h"
 
 namespace gradwire::client {
@@ -64,16 +65,18 @@ bool Exchange::EncodeBucket(uint32_t bucket, uint64_t round) {
     if (taken.ok()) taken = of_tensor;
   }
   const bool abstain = CarriesValues(*context_.slices.job, round) && !taken.ok();
+  const bool skips = SkipsNonFinite(*context_.slices.job);
   std::vector<float> rates;
   {
     absl::MutexLock lock(&mu_);
     counters_.encode_ns += clock_.Now() - begin;
-    if (!taken.ok()) NoteError(taken);
+    if (!taken.ok() && !skips) NoteError(taken);
     rates = learning_rates_;
   }
   for (uint32_t shard = 0; shard < shards_; ++shard) {
     const Entry entry{round, bucket * shards_ + shard};
-    if (abstain) work_.Keep(entry.slice);
+    if (abstain && !skips) work_.Keep(entry.slice);
+    BytesOf(entry).nonfinite = abstain && skips;
     if (!(abstain ? SendAbstain(entry) : EncodeSlice(entry, rates))) return false;
   }
   return true;
@@ -103,7 +106,7 @@ bool Exchange::SendAbstain(Entry entry) {
     absl::MutexLock lock(&mu_);
     ledger_.Abstains(entry);
   }
-  return Send(entry, work_.EncodeAbstain(entry.slice, entry.round));
+  return Send(entry, work_.EncodeAbstain(entry.slice, entry.round, BytesOf(entry).nonfinite));
 }
 
 void Exchange::Resend(uint32_t shard) {
@@ -176,6 +179,7 @@ void Exchange::ApplyNext() {
   const absl::Status status =
       decode ? work_.Decode(entry.slice, entry.round, &bytes) : work_.Apply(entry.slice, entry.round, included, &bytes);
   const uint64_t deferred = entry.round > 0 ? bytes.update.deferred.size() : 0;
+  const bool skipped = bytes.skipped;
   if (!decode) bytes = SliceBytes();
   const TimeNs spent = clock_.Now() - begin;
   mu_.Lock();
@@ -184,6 +188,7 @@ void Exchange::ApplyNext() {
   if (!status.ok()) return FailLocked(context_.links[entry.slice % shards_]->Annotate(status));
   if (decode) return decoded_.push_back(entry);
   counters_.deferred += deferred;
+  if (skipped && entry.slice == 0) ++counters_.nonfinite;  // alike in all of them
   ledger_.Settled(entry);
 }
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/codec/run_pieces.h"
+#include "common/job/norms.h"
 #include "kernels/math/grid.h"
 
 namespace gradwire::client {
@@ -32,10 +33,42 @@ void GradientStore::TakeIn(uint32_t tensor, const float* gradient, uint64_t roun
   state.taken.reset();
   state.selected.reset();
   if (state.codec == nullptr) return;
+  if (SkipsNonFinite(*job_)) Save(&state);
   // Non-finite, or so large that it would never leave the residual again (2^18 and more).
   memory_->FindOutOfGrid(tensor, {gradient, job_->tensors()[tensor].elements});
   if (job_->spec().push() == v1::PUSH_STEP) ++state.steps;
   Pass(tensor, gradient, /*checked=*/true);
+}
+
+void GradientStore::Save(State* state) {
+  const auto save = [this](std::span<const float> now, std::span<float>* before) {
+    if (now.empty()) return;
+    if (before->empty()) {
+      absl::MutexLock lock(&allocation_mu_);
+      *before = memory_->Allocate(now.size());
+    }
+    memory_->Copy(now, *before);
+  };
+  save(state->pending, &state->before.pending);
+  save(state->second_moment, &state->before.second_moment);
+  save(state->velocity, &state->before.velocity);
+  state->before.steps = state->steps;
+}
+
+void GradientStore::Undo(const BucketLayout& layout) {
+  ForEachTensorPiece(layout, [this](const Run& first, uint64_t elements, uint64_t) {
+    State& state = tensors_[first.tensor];
+    const auto restore = [&](std::span<const float> before, std::span<float> now) {
+      if (now.empty()) return;
+      const std::span<float> here = now.subspan(first.offset, elements);
+      if (before.empty()) return memory_->Zero(here);  // it was made in this round
+      memory_->Copy(before.subspan(first.offset, elements), here);
+    };
+    restore(state.before.pending, state.pending);
+    restore(state.before.second_moment, state.second_moment);
+    restore(state.before.velocity, state.velocity);
+    state.steps = state.before.steps;
+  });
 }
 
 void GradientStore::Pass(uint32_t tensor, const float* values, bool checked) {

@@ -18,8 +18,9 @@
 
 namespace gradwire::client {
 
-// Not thread-safe as a whole: TakeIn, Taken, Select, InputsOf, Encoded and Keep run on the encoding thread; Returned
-// and Deferred on the applying thread, for slices that the encoding thread is done with in its round. Frames of several
+// Not thread-safe as a whole: TakeIn, Taken, Select, InputsOf, Encoded and Keep run on the encoding thread; Returned,
+// Undo and Deferred, and Keep as well, on the applying thread, for slices that the encoding thread is done with in its
+// round. Frames of several
 // rounds may be on their way: what they carry is in them alone, and comes back by addition, in any order. Slices share
 // no elements.
 class GradientStore {
@@ -29,7 +30,8 @@ class GradientStore {
   GradientStore(const Job* job, std::vector<const Codec*> codecs, std::shared_ptr<TensorMemory> memory);
 
   // Takes in the gradient of a tensor for `round`, once per step. Taken, before an encoder sees the tensor, waits for
-  // the verdict. InvalidArgument for a non-finite element under NONFINITE_REFUSE: nothing was taken in.
+  // the verdict. InvalidArgument for a non-finite element unless NONFINITE_SANITIZE says what to do: nothing was taken
+  // in.
   void TakeIn(uint32_t tensor, const float* gradient, uint64_t round);
   absl::Status Taken(uint32_t tensor);
   absl::Status Ingest(uint32_t tensor, const float* gradient, uint64_t round) {
@@ -50,6 +52,8 @@ class GradientStore {
   // The frame was not merged (too late, or refused): what it carried waits for the next round. A velocity stays 0
   // where it was sent: its momentum has been spent.
   absl::Status Returned(const BucketLayout& layout, const Codec& codec, const EncodedFrame& frame);
+  // Jobs that skip rounds with gradients that are not finite: everything of the slice is as it was before TakeIn.
+  void Undo(const BucketLayout& layout);
   // Merged, but the elements at `positions` could not be decoded by anyone.
   absl::Status Deferred(const BucketLayout& layout, const Codec& codec, const EncodedFrame& frame,
                         const std::vector<uint32_t>& positions);
@@ -85,6 +89,14 @@ class GradientStore {
     uint64_t steps = 0;              // PUSH_STEP
     std::span<float> velocity;       // codecs with a velocity()
 
+    // What these were before this round, in jobs that may skip it; empty where they were.
+    struct Before {
+      std::span<float> pending;
+      std::span<float> second_moment;
+      std::span<float> velocity;
+      uint64_t steps = 0;
+    } before;
+
     // Of this round.
     const float* gradient = nullptr;
     uint64_t round = 0;
@@ -98,6 +110,7 @@ class GradientStore {
   // Brings `values` to where encoders read this round. `checked`: unless FindOutOfGrid found something in the tensor.
   void Pass(uint32_t tensor, const float* values, bool checked);
   absl::Status Refuse(uint32_t tensor, uint64_t bad);
+  void Save(State* state);
   absl::Status Sanitize(uint32_t tensor);
   // The memory of the runs of `layout`; zeros where there was none.
   std::vector<float*> ResidualOf(const BucketLayout& layout);

@@ -78,6 +78,9 @@ class HostMemory final : public TensorMemory {
   }
   void Zero(std::span<float> values) override { std::memset(values.data(), 0, values.size_bytes()); }
   void Add(std::span<const float> from, float* to) override { backend_.Add(to, from.data(), from.size(), nullptr); }
+  void Copy(std::span<const float> from, std::span<float> to) override {
+    std::copy(from.begin(), from.end(), to.begin());
+  }
   absl::StatusOr<const float*> Hold(std::vector<float> values) override {
     return held_.emplace_back(std::move(values)).data();
   }

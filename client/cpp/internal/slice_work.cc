@@ -47,10 +47,10 @@ absl::Status SliceWork::Encode(uint32_t slice, uint64_t round, std::span<const f
   return absl::OkStatus();
 }
 
-std::vector<Bytes> SliceWork::EncodeAbstain(uint32_t slice, uint64_t round) const {
+std::vector<Bytes> SliceWork::EncodeAbstain(uint32_t slice, uint64_t round, bool nonfinite) const {
   wire::FrameHeader header;
   header.kind = wire::FrameKind::kPush;
-  header.flags = wire::kAbstain;
+  header.flags = static_cast<uint16_t>(wire::kAbstain | (nonfinite ? wire::kNonFinite : 0));
   header.bucket = slice / shards_;
   header.shard = static_cast<uint16_t>(slice % shards_);
   header.round = round;
@@ -71,6 +71,7 @@ absl::Status SliceWork::Decode(uint32_t slice, uint64_t round, SliceBytes* bytes
 
 absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, SliceBytes* bytes) {
   const BucketLayout& layout = LayoutOf(slice);
+  bytes->skipped = bytes->update.skipped;
   const bool gone = ParametersKind() == v1::PULL_UNSPECIFIED ? bytes->update_gone : bytes->parameters_gone;
   if (gone || states_[slice].plans.version() != round) return Settle(slice, round, included, *bytes);
   std::optional<PlanWindow> loaded;
@@ -84,6 +85,7 @@ absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, Sli
     case PullMode::kParams:
     case PullMode::kParamsBf16: {
       GW_ASSIGN_OR_RETURN(loaded, context_.replica->Load(layout, bytes->parameter_chunks, round + 1));
+      bytes->skipped = loaded->nonfinite_rounds() > states_[slice].plans.nonfinite_rounds();
       break;
     }
   }
@@ -92,7 +94,7 @@ absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, Sli
   if (loaded) {
     states_[slice].plans = *std::move(loaded);
   } else {
-    states_[slice].plans.Push(std::move(bytes->update.next));
+    states_[slice].plans.Push(std::move(bytes->update.next), bytes->skipped);
   }
   return absl::OkStatus();
 }
@@ -103,7 +105,7 @@ absl::Status SliceWork::Follow(uint32_t slice, uint64_t round, std::span<const B
     return absl::InvalidArgumentError(absl::StrCat("bucket ", slice / shards_, ": an update frame of round ",
                                                    update.round, " came where round ", round, " was expected"));
   GW_RETURN_IF_ERROR(context_.replica->Apply(LayoutOf(slice), update));
-  states_[slice].plans.Push(std::move(update.next));
+  states_[slice].plans.Push(std::move(update.next), update.skipped);
   return absl::OkStatus();
 }
 
@@ -113,8 +115,13 @@ absl::Status SliceWork::Load(uint32_t slice, uint64_t version, std::span<const B
 }
 
 absl::Status SliceWork::Settle(uint32_t slice, uint64_t round, bool included, const SliceBytes& bytes) {
-  if (!CarriesValues(*context_.job, round) || !bytes.frame) return absl::OkStatus();
   const BucketLayout& layout = LayoutOf(slice);
+  if (bytes.skipped) {
+    context_.gradients->Undo(layout);
+    return absl::OkStatus();
+  }
+  if (bytes.nonfinite) Keep(slice);  // of its finite tensors: this came too late to skip the round
+  if (!CarriesValues(*context_.job, round) || !bytes.frame) return absl::OkStatus();
   const Codec& codec = *context_.codecs[slice];
   if (!included) return context_.gradients->Returned(layout, codec, *bytes.frame);
   if (bytes.update_gone && codec.defers())

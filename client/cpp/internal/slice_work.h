@@ -39,7 +39,9 @@ struct SliceBytes {
   std::optional<EncodedFrame> frame;
   std::vector<Bytes> update_chunks;
   std::vector<Bytes> parameter_chunks;
-  Update update;  // once decoded
+  Update update;           // once decoded
+  bool nonfinite = false;  // no frame: the gradient is not finite, and the job skips such rounds
+  bool skipped = false;    // once applied: the round was
   // What the shard has no longer.
   bool update_gone = false;
   bool parameters_gone = false;
@@ -61,12 +63,12 @@ class SliceWork {
 
   // Errors: those of Encoder::Encode; the slice abstains then, and its values are kept.
   absl::Status Encode(uint32_t slice, uint64_t round, std::span<const float> learning_rates, SliceBytes* bytes);
-  // A frame that contributes nothing.
-  std::vector<Bytes> EncodeAbstain(uint32_t slice, uint64_t round) const;  // may run beside Apply
+  // A frame that contributes nothing; `nonfinite`: and asks for the round to be skipped. May run beside Apply.
+  std::vector<Bytes> EncodeAbstain(uint32_t slice, uint64_t round, bool nonfinite) const;
   absl::Status Decode(uint32_t slice, uint64_t round, SliceBytes* bytes) const;
   // Steps the replica, and takes back what the frame did not bring. After Decode, and after the round before. Where the
   // update, or one before it, is gone the replica stays, and nobody knows what a frame that is in it has deferred:
-  // DataLoss if its codec may defer.
+  // DataLoss if its codec may defer. Where the round was skipped, the residual is what it was before.
   absl::Status Apply(uint32_t slice, uint64_t round, bool included, SliceBytes* bytes);
   // The update frame of a round in which this worker has no part.
   absl::Status Follow(uint32_t slice, uint64_t round, std::span<const Bytes> chunks);

@@ -87,6 +87,7 @@ class TensorMemory {
   virtual Encoder* EncoderOf(const Codec& codec) = 0;
   virtual void Zero(std::span<float> values) = 0;
   virtual void Add(std::span<const float> from, float* to) = 0;
+  virtual void Copy(std::span<const float> from, std::span<float> to) = 0;
   // Values of the host in this memory, until ReleaseHeld. ResourceExhausted.
   virtual absl::StatusOr<const float*> Hold(std::vector<float> values) = 0;
   virtual void ReleaseHeld() = 0;

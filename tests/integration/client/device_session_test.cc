@@ -195,15 +195,16 @@ TEST(DeviceSessions, ResumeFromCheckpointsOfEither) {
   std::remove(path.c_str());
 }
 
-TEST(DeviceSessions, NonFiniteGradientsAreRefusedOrSanitized) {
-  for (const bool sanitize : {false, true}) {
+TEST(DeviceSessions, NonFiniteGradientsAreRefusedOrSanitizedOrSkipTheRound) {
+  for (const v1::NonFinitePolicy policy : {v1::NONFINITE_REFUSE, v1::NONFINITE_SANITIZE, v1::NONFINITE_SKIP}) {
+    const bool refuses = policy == v1::NONFINITE_REFUSE;
     for (const std::string codec : {"dense:values=fp32", "dense:values=fixed32", "tagc:density=0.05,slack=8"}) {
       SCOPED_TRACE(codec);
       std::set<std::string> digests;
       std::set<std::string> messages;
       for (const bool on_device : {false, true}) {
         v1::JobSpec spec = MakeSpec("bad", codec, v1::OPTIMIZER_STEP, 1);
-        if (sanitize) spec.set_nonfinite(v1::NONFINITE_SANITIZE);
+        spec.set_nonfinite(policy);
         Cluster cluster(1, "inproc");
         const auto train = [&](auto& worker, Worker& gradients) {
           for (int round = 0; round < 6; ++round) {
@@ -215,10 +216,11 @@ TEST(DeviceSessions, NonFiniteGradientsAreRefusedOrSanitized) {
             }
             const absl::Status status = worker.Step(0.01f);
             EXPECT_EQ(status.code(),
-                      !sanitize && round % 2 == 1 ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kOk);
+                      refuses && round % 2 == 1 ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kOk);
             messages.insert(status.ToString());
           }
-          EXPECT_EQ(worker.session().stats().sanitized_elements, sanitize ? 9u : 0u);
+          EXPECT_EQ(worker.session().stats().sanitized_elements, policy == v1::NONFINITE_SANITIZE ? 9u : 0u);
+          EXPECT_EQ(worker.session().stats().nonfinite_rounds, policy == v1::NONFINITE_SKIP ? 3u : 0u);
           digests.insert(worker.session().Digest());
         };
         if (on_device) {
@@ -232,7 +234,7 @@ TEST(DeviceSessions, NonFiniteGradientsAreRefusedOrSanitized) {
         }
       }
       EXPECT_EQ(digests.size(), 1u);
-      EXPECT_EQ(messages.size(), sanitize ? 1u : 4u) << ::testing::PrintToString(messages);
+      EXPECT_EQ(messages.size(), refuses ? 4u : 1u) << ::testing::PrintToString(messages);
     }
   }
 }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <limits>
 #include <random>
 
 #include "tests/integration/client/cluster.h"
@@ -29,11 +30,15 @@ std::string Train(const v1::JobSpec& spec, const std::vector<std::string>& serve
     const bool bounded = spec.rounds().mode() == v1::ROUNDS_BOUNDED;
     for (uint64_t step = 0; step < steps; ++step) {
       bounded ? worker.FillApart(step) : worker.Fill(step);
+      const bool bad = spec.nonfinite() == v1::NONFINITE_SKIP && step % 5 == 3 && w == static_cast<int>(step % 2);
+      if (bad) worker.gradients()[5][0] = std::numeric_limits<float>::infinity();  // a scalar: on one shard
       const absl::Status stepped = worker.Step(0.01f);
       ASSERT_TRUE(stepped.ok()) << "worker " << w << " step " << step << ": " << stepped;
     }
     ASSERT_TRUE(worker.session().Drain().ok());
     EXPECT_EQ(worker.session().stats().not_included_frames, 0u);
+    const uint64_t skipped = spec.nonfinite() == v1::NONFINITE_SKIP ? steps / 5 : 0;
+    EXPECT_EQ(worker.session().stats().nonfinite_rounds, skipped);
     digests[w] = worker.session().Digest();
   });
   for (const std::string& digest : digests) EXPECT_EQ(digest, digests[0]);
@@ -48,6 +53,7 @@ struct Case {
   bool small;
   uint32_t staleness = 0;
   const char* update_codec = "";
+  bool skips = false;
 };
 
 class KilledServers : public ::testing::TestWithParam<Case> {};
@@ -58,6 +64,7 @@ TEST_P(KilledServers, LeaveNoTraceInTheDigest) {
   if (c.small) spec = Small(std::move(spec));
   spec.set_update_codec(c.update_codec);
   spec.set_lease_ms(10'000);
+  if (c.skips) spec.set_nonfinite(v1::NONFINITE_SKIP);
   if (c.staleness > 0) {
     spec.mutable_rounds()->set_mode(v1::ROUNDS_BOUNDED);
     spec.mutable_rounds()->set_staleness(c.staleness);
@@ -124,7 +131,14 @@ INSTANTIATE_TEST_SUITE_P(
                       // Shards exchange norms, with updates that may be written on one of them only.
                       Case{"dense:values=fp32", v1::OPTIMIZER_LAMB, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
                       Case{"tagc:density=0.05", v1::OPTIMIZER_LANS, PullMode::kParams, v1::DURABILITY_INTERVAL, true},
-                      Case{"dense:values=fp32", v1::OPTIMIZER_LANS, PullMode::kUpdate, v1::DURABILITY_FSYNC, true, 2}));
+                      Case{"dense:values=fp32", v1::OPTIMIZER_LANS, PullMode::kUpdate, v1::DURABILITY_FSYNC, true, 2},
+                      // Every fifth round is skipped, as one shard or both find out.
+                      Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 0,
+                           "", true},
+                      Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kParams, v1::DURABILITY_INTERVAL, true, 0,
+                           "", true},
+                      Case{"topk:density=0.05", v1::OPTIMIZER_LANS, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 0,
+                           "topk:density=0.02,values=fp16", true}));
 
 TEST(KilledServer, WhileAJobStartsDelaysTheStart) {
   constexpr int kStarts = 8;

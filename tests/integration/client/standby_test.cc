@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <limits>
 
 #include "gradwire/v1/operator.pb.h"
 #include "tests/integration/client/cluster.h"
@@ -22,6 +23,7 @@ struct Case {
   PullMode pull;
   v1::DurabilityLevel level;
   const char* update_codec = "";
+  bool skips = false;  // every fifth round
 };
 
 class PromotedStandbys : public ::testing::TestWithParam<Case> {
@@ -90,6 +92,8 @@ class PromotedStandbys : public ::testing::TestWithParam<Case> {
       ASSERT_TRUE(joined.ok()) << joined;
       for (uint64_t step = 0; step < kSteps; ++step) {
         worker.Fill(step);
+        const bool bad = spec.nonfinite() == v1::NONFINITE_SKIP && step % 5 == 3 && w == static_cast<int>(step % 2);
+        if (bad) worker.gradients()[5][0] = std::numeric_limits<float>::quiet_NaN();
         if (w == 0) disturb(step);
         const absl::Status stepped = worker.Step(0.01f);
         ASSERT_TRUE(stepped.ok()) << "worker " << w << " step " << step << ": " << stepped;
@@ -110,6 +114,7 @@ TEST_P(PromotedStandbys, LeaveNoTraceInTheDigest) {
   v1::JobSpec spec = MakeSpec("promoted", c.codec, c.optimizer, kWorkers);
   spec.set_update_codec(c.update_codec);
   spec.set_lease_ms(10'000);
+  if (c.skips) spec.set_nonfinite(v1::NONFINITE_SKIP);
   std::string expected;
   {
     Cluster undisturbed(kShards, "inproc");
@@ -149,7 +154,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"tagc:density=0.05", v1::OPTIMIZER_ADAMW, PullMode::kParams, v1::DURABILITY_FSYNC},
                       Case{"topk:density=0.05", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC,
                            "topk:density=0.02,values=fp16"},
-                      Case{"dense:values=fp32", v1::OPTIMIZER_LANS, PullMode::kUpdate, v1::DURABILITY_FSYNC}));
+                      Case{"dense:values=fp32", v1::OPTIMIZER_LANS, PullMode::kUpdate, v1::DURABILITY_FSYNC},
+                      Case{"tagc:density=0.05", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, "",
+                           true}));
 
 }  // namespace
 }  // namespace gradwire::testing

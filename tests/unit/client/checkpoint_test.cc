@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 
+#include "common/job/norms.h"
 #include "common/storage/files.h"
 #include "kernels/backend.h"
 #include "tests/lib/fake_disk.h"
@@ -34,6 +35,7 @@ v1::JobSpec SpecFor(v1::PushKind push) {
   rule->set_pattern("a.*");
   rule->set_codec("dense:values=fp32");
   spec.set_run_elements(64);
+  if (push == v1::PUSH_STEP) spec.set_nonfinite(v1::NONFINITE_SKIP);
   return spec;
 }
 
@@ -72,7 +74,7 @@ struct State {
       std::deque<RoundPlan> changed = window.newest_first();
       for (RoundPlan& plan : changed)
         for (int8_t& e : plan.exponents) e = static_cast<int8_t>(-20 + static_cast<int>(random() % 10));
-      window = PlanWindow(1, 42, changed);
+      window = PlanWindow(1, 42, changed, SkipsNonFinite(job) ? 3 : 0);
     }
   }
 

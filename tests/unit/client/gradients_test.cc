@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <tuple>
+#include <utility>
 
 #include "common/job/job.h"
 #include "common/job/layout.h"
@@ -127,6 +129,50 @@ TEST_F(GradientStoreTest, NonFiniteGradientIsSanitized) {
   EXPECT_EQ(Values(), expected);
   EXPECT_EQ(store_->sanitized_elements(), 1u);
   EXPECT_TRUE(std::isnan(bad[0])) << "the caller's memory is not touched";
+}
+
+TEST_F(GradientStoreTest, ASkippedRoundLeavesNoTrace) {
+  for (const auto& [codec, push] : {std::pair("dense:values=fixed32", v1::PUSH_GRADIENT),
+                                    {"dense:values=fp32", v1::PUSH_STEP},
+                                    {"topk:density=0.1", v1::PUSH_STEP},
+                                    {"dgc:density=0.1", v1::PUSH_GRADIENT}}) {
+    SCOPED_TRACE(codec);
+    Prepare(codec, push, v1::NONFINITE_SKIP);
+    for (float& x : gradient_) x /= 3;  // leaves a residual
+    const auto step = [&](uint64_t round) {
+      EXPECT_TRUE(store_->Ingest(0, gradient_.data(), round).ok());
+      store_->Select(0, round);
+      Encode(round);
+      store_->Encoded(slice());
+    };
+    const auto kept = [&] {
+      const GradientStore::Kept k = store_->KeptOf(0);
+      const auto copy = [](const HostView& view) { return std::vector<float>(view.values.begin(), view.values.end()); };
+      return std::tuple(copy(k.pending), copy(k.second_moment), copy(k.velocity), k.steps);
+    };
+    step(1);
+    store_->EndRound();
+    const auto before = kept();
+    step(2);
+    EXPECT_NE(kept(), before);
+    store_->Undo(slice());
+    EXPECT_EQ(kept(), before);
+    std::vector<float> bad = gradient_;
+    bad[7] = std::numeric_limits<float>::infinity();
+    EXPECT_FALSE(store_->Ingest(0, bad.data(), 3).ok());
+    store_->Undo(slice());
+    EXPECT_EQ(kept(), before);
+  }
+}
+
+TEST_F(GradientStoreTest, WhatWasMadeInASkippedRoundIsZero) {
+  Prepare("dense:values=bf16", v1::PUSH_GRADIENT, v1::NONFINITE_SKIP);
+  ASSERT_TRUE(store_->Ingest(0, gradient_.data(), 1).ok());
+  store_->Keep(slice());
+  store_->Undo(slice());
+  store_->EndRound();
+  ASSERT_TRUE(store_->Ingest(0, gradient_.data(), 2).ok());
+  EXPECT_EQ(Values(), gradient_);
 }
 
 TEST_F(GradientStoreTest, FirstStepIsTheSignOfTheGradient) {

@@ -65,9 +65,9 @@ std::vector<Bytes> FrameMaker::Push(uint32_t bucket, uint64_t round, float value
   return encoders_[bucket]->Encode(id, plans_[bucket], runs)->chunks;
 }
 
-std::vector<Bytes> FrameMaker::Abstain(uint32_t bucket, uint64_t round) const {
+std::vector<Bytes> FrameMaker::Abstain(uint32_t bucket, uint64_t round, bool nonfinite) const {
   wire::FrameHeader header;
-  header.flags = wire::kAbstain;
+  header.flags = static_cast<uint16_t>(wire::kAbstain | (nonfinite ? wire::kNonFinite : 0));
   header.bucket = bucket;
   header.shard = static_cast<uint16_t>(shard_);
   header.round = round;

@@ -35,7 +35,7 @@ class FrameMaker {
   std::vector<Bytes> Initialize(uint32_t bucket, float value) const;
   // This worker's frame: every gradient element is `value`.
   std::vector<Bytes> Push(uint32_t bucket, uint64_t round, float value, float learning_rate = 0.5f);
-  std::vector<Bytes> Abstain(uint32_t bucket, uint64_t round) const;
+  std::vector<Bytes> Abstain(uint32_t bucket, uint64_t round, bool nonfinite = false) const;
   // Follows an update frame: the plan of the next round. Returns it decoded.
   absl::StatusOr<Update> Follow(uint32_t bucket, const std::vector<Bytes>& chunks);
 

@@ -42,6 +42,15 @@ TEST(PlanWindow, APlanStaysWhereItIsUntilItIsDropped) {
   EXPECT_EQ(*first, PlanOf(0));
 }
 
+TEST(PlanWindow, CountsTheRoundsThatWereSkipped) {
+  PlanWindow window(2, 5, {PlanOf(5), PlanOf(4)}, 3);
+  window.Push(PlanOf(6));
+  EXPECT_EQ(window.nonfinite_rounds(), 3u);
+  window.Push(PlanOf(7), /*skipped=*/true);
+  EXPECT_EQ(window.nonfinite_rounds(), 4u);
+  EXPECT_EQ(window.version(), 7u);
+}
+
 TEST(PlanWindow, IsMadeOfWhatAnotherOneKeeps) {
   PlanWindow window(3, PlanOf(0));
   for (uint64_t version = 1; version < 8; ++version) window.Push(PlanOf(version));

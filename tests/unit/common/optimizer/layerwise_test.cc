@@ -302,6 +302,18 @@ TEST(NormSums, RefusesWhatAShardWouldNotTell) {
   EXPECT_FALSE(table.Decode(1, bad, 2).ok());
 }
 
+TEST(NormSums, SayWhetherARoundIsSkipped) {
+  const auto skips = [](std::vector<v1::RoundFate> fates) {
+    std::vector<ShardSquares> of(fates.size());
+    for (size_t i = 0; i < fates.size(); ++i) of[i].fate = fates[i];
+    return SkipsRound(of);
+  };
+  EXPECT_FALSE(skips({v1::FATE_UNSPECIFIED, v1::FATE_UNSPECIFIED}));
+  EXPECT_TRUE(skips({v1::FATE_UNSPECIFIED, v1::FATE_NONFINITE}));
+  EXPECT_TRUE(skips({v1::FATE_SKIPPED, v1::FATE_UNSPECIFIED}));
+  EXPECT_FALSE(skips({v1::FATE_NONFINITE, v1::FATE_APPLIED})) << "what was agreed on stays";
+}
+
 TEST(NormSums, TakesTheTotalOfATensorThatIsKnown) {
   const Job job = *Job::Make(LayeredSpec(v1::OPTIMIZER_LAMB));
   const Layout layout = *Layout::Make(job, 2);

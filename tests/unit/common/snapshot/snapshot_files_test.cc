@@ -101,6 +101,20 @@ TEST_F(SnapshotFilesTest, ComesBack) {
   }
 }
 
+TEST_F(SnapshotFilesTest, SaysHowManyRoundsWereSkipped) {
+  MakeDirectory(disk_);
+  SnapshotFiles files = Files(disk_);
+  ShardState state = State(7);
+  for (ShardState::Bucket& bucket : state.buckets) {
+    bucket.plans = PlanWindow(PlansKept(job_), 7, bucket.plans.newest_first(), 2);
+  }
+  ASSERT_EQ(files.Write(state), absl::OkStatus());
+  const auto loaded = files.Load(7);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ExpectSame(state, *loaded);
+  EXPECT_EQ(loaded->buckets[0].plans.nonfinite_rounds(), 2u);
+}
+
 TEST_F(SnapshotFilesTest, PowerLossAtAnyCallLeavesTheOldOneOrBoth) {
   for (uint64_t call = 0;; ++call) {
     SCOPED_TRACE(call);

@@ -89,6 +89,19 @@ TEST(Frame, EmptyFrameIsOneChunk) {
   EXPECT_EQ((*parsed)[0].header.flags, kAbstain | kLastChunk);
 }
 
+TEST(Frame, SaysWhichRoundsWereSkipped) {
+  FrameHeader h = SomeHeader();
+  h.kind = FrameKind::kUpdate;
+  h.flags = kNonFinite;
+  h.nonfinite_rounds = 0x01020304;
+  const auto chunks = FrameWriter(h).Finish();
+  const auto parsed = ParseFrame(chunks);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ((*parsed)[0].header.flags, kNonFinite | kLastChunk);
+  EXPECT_EQ((*parsed)[0].header.nonfinite_rounds, 0x01020304u);
+  EXPECT_EQ(ToVector(chunks[0])[52], 0x04);
+}
+
 TEST(Frame, EveryFlippedBitIsRefused) {
   const std::vector<uint8_t> good = ToVector(SomeFrame()[0]);
   for (size_t bit = 0; bit < good.size() * 8; ++bit) {
