@@ -234,6 +234,67 @@ def test_nonfinite_loss(addresses):
         assert any(not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
+@pytest.mark.parametrize("codec", ["dense:values=fp32", "tagc:density=0.2"])
+def test_scaled_losses_skip_the_steps_that_overflow(addresses, codec):
+    servers = addresses(2)
+    largest = 3000.0  # of a scaled gradient; what is larger overflows, as it would in float16
+
+    def train(worker):
+        model = make_model()
+
+        def overflow(grad):
+            return torch.where(grad.abs() > largest, torch.full_like(grad, float("inf")), grad)
+
+        for p in model.parameters():
+            p.register_hook(overflow)
+        scale, good, scales, losses, last = 2.0 ** 17, 0, [], [], None
+        with ShardedOptimizer(model.named_parameters(), servers=servers, job="amp", worker=f"w{worker}", workers=2,
+                              codec=codec, lr=3e-3, nonfinite="skip") as optimizer:
+            for step in range(80):
+                optimizer.loss_scale = scale
+                optimizer.zero_grad()
+                loss = loss_of(model, step, worker)
+                (loss * scale * (2.0 if worker == step % 2 else 1.0)).backward()  # they do not overflow alike
+                before = [p.detach().clone() for p in model.parameters()]
+                optimizer.step()
+                changed = any(not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+                assert not (optimizer.skipped and changed)
+                if optimizer.skipped:
+                    scale, good = scale / 2, 0
+                elif (good := good + 1) == 10:
+                    scale, good = scale * 2, 0
+                scales.append(scale)
+                losses.append(loss.item())
+            assert all(torch.isfinite(p).all() for p in model.parameters())
+            assert optimizer.stats()["nonfinite_rounds"] > 1
+            last = optimizer.digest()
+        return scales, sum(losses[:5]), sum(losses[-5:]), last
+
+    (scales, first, end, digest), other = in_parallel(2, train)
+    assert scales == other[0] and digest == other[3]
+    assert min(scales) < 2.0 ** 17 and any(b > a for a, b in zip(scales, scales[1:]))
+    assert end < 0.8 * first
+
+
+def test_the_loss_scale_is_checked(addresses):
+    model = make_model()
+    with ShardedOptimizer(model, servers=addresses(1), job="scale", lr=1e-3, nonfinite="skip") as optimizer:
+        for bad in (0.0, -1.0, float("inf"), float("nan")):
+            with pytest.raises(ValueError, match="loss_scale"):
+                optimizer.loss_scale = bad
+        optimizer.loss_scale = 4.0
+        (loss_of(model, 0) * 4.0).backward()
+        with pytest.raises(gradwire.FailedPrecondition, match="before backward"):
+            optimizer.loss_scale = 2.0
+        optimizer.step()
+        assert not optimizer.skipped
+        reference = make_model()
+        loss_of(reference, 0).backward()
+        for p, r in zip(model.parameters(), reference.parameters(), strict=True):
+            if r.grad is not None:
+                torch.testing.assert_close(p.grad, r.grad)
+
+
 def test_pushed_steps_train_with_few_bytes(addresses):
     servers = addresses(2)
     torch.manual_seed(1)

@@ -12,7 +12,7 @@ from typing import Any
 ROLES = ("embedding", "attention", "mlp", "norm", "bias", "head", "other")
 _OPTIMIZERS = ("none", "sgd", "adamw", "lamb", "lans", "lion", "step")
 _PUSHES = ("gradient", "step", "delta")
-_POLICIES = ("refuse", "sanitize")
+_POLICIES = ("refuse", "sanitize", "skip")
 _DURABILITIES = ("none", "interval", "fsync")
 _DISK_FAILURES = ("wait", "continue")
 _ROUNDS = ("sync", "bounded", "async")
@@ -164,6 +164,10 @@ class JobSpec:
     unless max_workers says otherwise. rules: None stands for default_rules(codec).
     update_codec: the shards compress what they send back with it, for example "topk:density=0.001,values=fp16", and keep
     what that drops for the next round; "" sends the mean as it is. Rules have their own.
+    nonfinite: what becomes of a gradient with infinities or NaN: "refuse" (an error names the element, and this worker leaves
+    the buckets of that tensor to the others), "sanitize" (such elements count as 0) or "skip" (the step is skipped by all
+    workers and on all shards, as with a GradScaler; stats()["nonfinite_rounds"] counts). "skip" needs rounds="sync" and an
+    optimizer.
     durability: "fsync" (no version is seen before it is on the shards' disks), "interval" (written at once, synced every
     second) or "interval:500" (every 500 ms; up to so much is lost with the power, nothing with the process), or "none" (a
     shard that dies takes the job with it). Other than with "none", every shard server needs --data-dir. on_disk_failure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pathlib
 import tempfile
@@ -130,9 +131,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
     rounds="async" makes every worker's step a step of the job, and none waits for another: see JobSpec. Learning rates are
     those of a batch of one worker. pull is then "params" (the default) or "params_bf16", else "update" (the default).
 
-    step() raises gradwire.InvalidArgument for a non-finite gradient (nonfinite="sanitize" counts it as 0 instead),
+    step() raises gradwire.InvalidArgument for a non-finite gradient (nonfinite="sanitize" counts it as 0 instead, "skip"
+    skips the step),
     gradwire.Unavailable when a shard is lost, gradwire.DeadlineExceeded when other workers are slow: then call step()
     again, without another backward pass.
+
+    nonfinite="skip" is for loops that scale their loss (fp16 autocast): where a gradient of any worker is not finite, all
+    workers and shards skip the step; parameters, moments and residuals stay as they were. After step(), `skipped` says
+    whether it was, the same on every worker, so that all lower their scale together, and stats()["nonfinite_rounds"] how
+    often. Set loss_scale before backward(): gradients are divided by it as they are sent.
 
     durability: "none", or "fsync", "interval" or "interval:500" (milliseconds) on servers with --data-dir: then a shard
     server that is killed comes back with every version that anyone saw, and step() goes on when it is there.
@@ -209,6 +216,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._warned = False
         self._skipped = 0
         self.skipped_rounds = 0
+        self._nonfinite = 0
+        self.skipped = False
+        self._loss_scale = 1.0
         self._zeros: torch.Tensor | None = None
         self._forget_round()
         with _checkpoint_file(resume_from) as checkpoint:
@@ -255,6 +265,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             return
         if grad.is_sparse or grad.dtype != torch.float32:
             raise TypeError(f"the gradient of {self._names[index]!r} must be dense float32")
+        if self._loss_scale != 1.0:
+            grad.mul_(1.0 / self._loss_scale)
         self.session.tensor_ready(index, grad.contiguous())
         self._ready[index] = (grad, grad._version)
 
@@ -324,9 +336,27 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._forget_round()
             raise
         self._forget_round()
-        before, self._skipped = self._skipped, int(self.session.stats()["skipped_rounds"])
+        stats = self.session.stats()
+        before, self._skipped = self._skipped, int(stats["skipped_rounds"])
         self.skipped_rounds = self._skipped - before
+        before, self._nonfinite = self._nonfinite, int(stats["nonfinite_rounds"])
+        self.skipped = self._nonfinite > before
         return loss
+
+    @property
+    def loss_scale(self) -> float:
+        """By what the loss of the coming backward passes is multiplied: each .grad is divided by it when it is sent."""
+        return self._loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float) -> None:
+        scale = float(scale)
+        if not 0.0 < scale < math.inf:
+            raise ValueError(f"loss_scale={scale!r} must be a finite number above 0")
+        if self._rates is not None and scale != self._loss_scale:
+            raise FailedPrecondition("loss_scale was changed between backward() and step(), after gradients were sent: set "
+                                     "it before backward()")
+        self._loss_scale = scale
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -204,6 +204,7 @@ class PySession {
     d["sanitized_elements"] = s.sanitized_elements;
     d["not_included_frames"] = s.not_included_frames;
     d["skipped_rounds"] = s.skipped_rounds;
+    d["nonfinite_rounds"] = s.nonfinite_rounds;
     d["encode_seconds"] = s.encode_seconds;
     d["apply_seconds"] = s.apply_seconds;
     d["wait_seconds"] = s.wait_seconds;
