@@ -174,13 +174,15 @@ void Daemon::TickUntilStopped() {
   }
 }
 
-void Daemon::Drain(uint32_t drain_ms) {
+absl::Status Daemon::Drain(uint32_t drain_ms) {
   for (const auto& listener : listeners_) listener->SetServing(false);
   registry_->Drain();
   const TimeNs deadline = clock_->Now() + int64_t{drain_ms} * 1'000'000;
+  registry_->HurrySnapshots();
   const auto busy = [this] {
     const auto jobs = registry_->All();
-    return std::any_of(jobs.begin(), jobs.end(), [](const auto& job) { return job->RoundInProgress(); });
+    return std::any_of(jobs.begin(), jobs.end(),
+                       [](const auto& job) { return job->RoundInProgress() || !job->Unsafe().ok(); });
   };
   // Quiet for two looks in a row: workers that have just been answered may still ask for the round's update.
   for (int quiet = 0; clock_->Now() < deadline;) {
@@ -191,7 +193,18 @@ void Daemon::Drain(uint32_t drain_ms) {
     wake_.WaitWithTimeout(&mu_,
                           std::min(kLongestTick, absl::Nanoseconds(std::max<TimeNs>(1, deadline - clock_->Now()))));
   }
+  absl::Status lost;
+  for (const auto& job : registry_->All()) {
+    const absl::Status unsafe = job->Unsafe();
+    if (unsafe.ok()) continue;
+    lost = unsafe;
+    spdlog::error(
+        "this server ends with rounds that will not come back: {}; make room and give it more time "
+        "(--drain-ms)",
+        unsafe.ToString());
+  }
   registry_->ShutAll(absl::UnavailableError("this server is shutting down: join again when it is back"));
+  return lost;
 }
 
 }  // namespace gradwire

@@ -45,8 +45,9 @@ class Daemon {
   Replication& replication() { return *replication_; }
 
   // Health says NOT_SERVING, nobody may join, and open rounds get `drain_ms` to finish; then all streams end with
-  // Unavailable. Blocks.
-  void Drain(uint32_t drain_ms);
+  // Unavailable. What rounds went on without is written first, if the disk is well again within that time. Blocks.
+  // DataLoss: it was not; one of the jobs that lose rounds, all are logged.
+  absl::Status Drain(uint32_t drain_ms);
 
  private:
   Daemon() = default;

@@ -82,13 +82,13 @@ int Main(int argc, char** argv) {
     spdlog::warn("second signal: exiting at once");
     _exit(kExitFailed);
   });
-  (*daemon)->Drain(config.drain_ms);
+  const absl::Status drained = (*daemon)->Drain(config.drain_ms);
   daemon->reset();
   impatient.request_stop();
   pthread_kill(impatient.native_handle(), SIGTERM);
   impatient.join();
   spdlog::info("stopped");
-  return 0;
+  return drained.ok() ? 0 : kExitFailed;
 }
 
 }  // namespace

@@ -201,7 +201,8 @@ absl::StatusOr<std::vector<uint64_t>> TakeSnapshotsOnce(const Options& options, 
       GW_ASSIGN_OR_RETURN(status, DurabilityOf(servers[i], options.job));
       if (absl::Now() > deadline) {
         return absl::DeadlineExceededError(absl::StrFormat(
-            "%s: no snapshot of job '%s' within %d ms; it is taken when the open round ends: give --timeout-ms",
+            "%s: no snapshot of job '%s' within %d ms; it is taken when the open round ends, then written in the "
+            "background, and comes even so: give --timeout-ms, or look at `gradwire job describe`",
             servers[i].address(), options.job, options.timeout_ms));
       }
     } while (status.snapshots() == before[i]);

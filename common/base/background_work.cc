@@ -53,16 +53,21 @@ void BackgroundWork::Hurry() {
   hurry_ = true;
 }
 
-void BackgroundWork::Rest() {
-  if (work_here != nullptr) work_here->Sleep();
+void BackgroundWork::Cancel() {
+  absl::MutexLock lock(&mu_);
+  cancelled_ = true;
 }
 
-void BackgroundWork::Sleep() {
+absl::Status BackgroundWork::Rest() { return work_here == nullptr ? absl::OkStatus() : work_here->Sleep(); }
+
+absl::Status BackgroundWork::Sleep() {
   const absl::Duration pause = kPauses * (CpuTime() - rested_at);
-  if (pause < kShortestSleep) return;
   absl::MutexLock lock(&mu_);
-  mu_.AwaitWithTimeout(absl::Condition(&hurry_), pause);
-  rested_at = CpuTime();
+  if (pause >= kShortestSleep) {
+    mu_.AwaitWithTimeout(absl::Condition(this, &BackgroundWork::MayGoOn), pause);
+    rested_at = CpuTime();
+  }
+  return cancelled_ ? absl::CancelledError("it is not wanted any more") : absl::OkStatus();
 }
 
 }  // namespace gradwire

@@ -18,18 +18,22 @@ class BackgroundWork {
   // priority may want: it would hold it for as long as it is kept from running. Errors: those of `body`;
   // ResourceExhausted where it runs out of memory (the message begins with `what`) or no thread can be had.
   absl::Status Run(const char* what, const std::function<absl::Status()>& body);
-  // Somebody waits after all: from here on Rest returns at once.
+  // Somebody waits after all: from here on Rest does not sleep.
   void Hurry();
+  // Nobody wants the result any more: from here on Rest returns Cancelled.
+  void Cancel();
 
-  // To be called by bodies between pieces of work of about a millisecond: sleeps as long as the share demands. Returns
-  // at once on any other thread.
-  static void Rest();
+  // To be called by bodies between pieces of work of about a millisecond: sleeps as long as the share demands.
+  // Cancelled: the body should end. Returns ok at once on any other thread.
+  static absl::Status Rest();
 
  private:
-  void Sleep();
+  absl::Status Sleep();
+  bool MayGoOn() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return hurry_ || cancelled_; }
 
   absl::Mutex mu_;
   bool hurry_ ABSL_GUARDED_BY(mu_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace gradwire

@@ -93,7 +93,7 @@ class DigestingFile {
     bytes_ += block_bytes_;
     block_.clear();
     block_bytes_ = 0;
-    BackgroundWork::Rest();
+    GW_RETURN_IF_ERROR(BackgroundWork::Rest());
     return bytes_ >= synced_ + kSyncBytes ? Sync() : absl::OkStatus();
   }
   absl::Status Sync() {
@@ -129,7 +129,7 @@ absl::Status SnapshotFiles::Write(const ShardState& state) {
   if (std::find(versions.begin(), versions.end(), state.version) != versions.end()) return absl::OkStatus();
   const std::string path = SnapshotPath(directory_, state.version);
   const std::string made = path + kUnfinished;
-  GW_RETURN_IF_ERROR(RemoveTree(*disk_, made));
+  GW_RETURN_IF_ERROR(RemoveUnfinished());
   GW_RETURN_IF_ERROR(disk_->CreateDirectory(made));
   absl::Status status = WriteTo(made, state);
   GW_FAILPOINT("snapshot.before_rename");
@@ -202,15 +202,24 @@ absl::StatusOr<ShardState> SnapshotFiles::Load(uint64_t version) const {
                                              SnapshotPath(directory_, version), state.version));
 }
 
+absl::Status SnapshotFiles::RemoveNamed(std::string_view ending) {
+  const absl::StatusOr<std::vector<std::string>> names = disk_->List(directory_);
+  if (absl::IsNotFound(names.status())) return absl::OkStatus();
+  GW_RETURN_IF_ERROR(names.status());
+  for (const std::string& name : *names) {
+    if (name.ends_with(ending)) GW_RETURN_IF_ERROR(RemoveTree(*disk_, directory_ + "/" + name));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SnapshotFiles::RemoveUnfinished() { return RemoveNamed(kUnfinished); }
+
 absl::StatusOr<uint64_t> SnapshotFiles::RemoveOld(size_t keep) {
   GW_ASSIGN_OR_RETURN(std::vector<uint64_t> versions, Versions());
   if (versions.empty()) return 0;
   const bool enough = versions.size() >= keep;
-  GW_ASSIGN_OR_RETURN(const std::vector<std::string> names, disk_->List(directory_));
-  for (const std::string& name : names) {
-    const bool useless = name.ends_with(kUnfinished) || (enough && name.ends_with(kDamaged));
-    if (useless) GW_RETURN_IF_ERROR(RemoveTree(*disk_, directory_ + "/" + name));
-  }
+  GW_RETURN_IF_ERROR(RemoveUnfinished());
+  if (enough) GW_RETURN_IF_ERROR(RemoveNamed(kDamaged));
   while (versions.size() > keep) {
     // Under another name first: half of a snapshot must not look like one.
     const std::string path = SnapshotPath(directory_, versions.front());

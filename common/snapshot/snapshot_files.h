@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,6 +29,8 @@ class SnapshotFiles {
   absl::StatusOr<std::vector<uint64_t>> Versions() const { return ListSnapshots(*disk_, directory_); }
   // Errors: those of LoadSnapshot; DataLoss where it is that of another version.
   absl::StatusOr<ShardState> Load(uint64_t version) const;
+  // Gives back the room of what interrupted Writes left; Write begins with it. Not while another one writes.
+  absl::Status RemoveUnfinished();
   // Removes all but the newest `keep`, what an interrupted Write left and, once there are `keep`, what was set aside.
   // The oldest version that stays; 0 while there are fewer: one that turns out to be damaged must not be the only one.
   absl::StatusOr<uint64_t> RemoveOld(size_t keep);
@@ -35,6 +38,7 @@ class SnapshotFiles {
   absl::Status SetAside(uint64_t version);
 
  private:
+  absl::Status RemoveNamed(std::string_view ending);
   absl::Status WriteTo(const std::string& path, const ShardState& state) const;
 
   Disk* const disk_;

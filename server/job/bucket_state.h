@@ -88,6 +88,8 @@ struct BucketState {
   uint64_t version ABSL_GUARDED_BY(mu) = 0;  // of the parameters, and the oldest round that is being merged
   // Versions up to this one may be seen: their records meet the job's durability. Without a journal all may.
   uint64_t durable ABSL_GUARDED_BY(mu) = UINT64_MAX;
+  // That has the copy of a version which is not durable yet.
+  std::shared_ptr<ShardCapture> copied ABSL_GUARDED_BY(mu);
   uint64_t handed ABSL_GUARDED_BY(mu) =
       0;  // the newest version whose record the sink has been given, or is about to be
   std::shared_ptr<ShardCapture> capture ABSL_GUARDED_BY(mu);  // wants this bucket at its version; may be null

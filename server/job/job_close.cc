@@ -110,7 +110,7 @@ void JobShard::NoteWritten(uint32_t index, uint64_t version) {
   {
     absl::MutexLock lock(&bucket.mu);
     bucket.durable = std::max(bucket.durable, version);
-    NoteForCapture(bucket);
+    NoteWrittenForCapture(bucket);
     ready = TakeReady(bucket);
   }
   GW_FAILPOINT("version.after_visible");

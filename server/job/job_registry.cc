@@ -343,6 +343,11 @@ bool JobRegistry::draining() const {
   return draining_;
 }
 
+void JobRegistry::HurrySnapshots() {
+  absl::MutexLock lock(&mu_);
+  for (const auto& [name, snapshotter] : snapshotters_) snapshotter->Hurry();
+}
+
 void JobRegistry::ShutAll(const absl::Status& status) {
   for (const auto& job : All()) job->Shut(status);
 }

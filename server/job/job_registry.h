@@ -94,6 +94,8 @@ class JobRegistry {
   // From now on nobody joins and nothing is created.
   void Drain();
   bool draining() const;
+  // Snapshots are taken as fast as they can be: the server is about to end.
+  void HurrySnapshots();
   // Ends every stream with `status`.
   void ShutAll(const absl::Status& status);
 

@@ -126,8 +126,8 @@ class JobShard {
   // at a time. Errors: DeadlineExceeded (the round did not end in time), FailedPrecondition (no parameters yet),
   // Cancelled, Aborted (buckets were already past it: try again), ResourceExhausted.
   absl::Status Capture(const std::shared_ptr<ShardCapture>& capture, absl::Duration timeout);
-  // The memory for one: for Capture to fill. Takes no lock.
-  std::shared_ptr<ShardCapture> NewCapture() const;
+  // The memory for one: for Capture to fill. Takes no lock. Cancelled by BackgroundWork.
+  absl::StatusOr<std::shared_ptr<ShardCapture>> NewCapture() const;
   void CancelCapture();  // this one and all later ones
   // How the last snapshot went, for the status. `version`: when it is ok.
   void NoteSnapshot(uint64_t version, const absl::Status& status);
@@ -136,6 +136,8 @@ class JobShard {
   uint64_t JournalBytes() const;  // 0 without a journal
   // The journal has given records up and could be written again: only a snapshot makes the job durable.
   bool WantsSnapshot() const;
+  // Why workers have seen more than would come back if the server ended now; ok where that cannot be.
+  absl::Status Unsafe() const;
 
   const Job& job() const { return job_; }
   const Layout& layout() const { return layout_; }
@@ -313,8 +315,9 @@ class JobShard {
   std::optional<ShardSquares> WrittenSquares(uint64_t round, size_t phase);
 
   // job_snapshot.cc
-  bool CanBeCaptured(const BucketState& bucket) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
-  void NoteForCapture(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  static bool CanBeCaptured(const BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  static void NoteForCapture(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  static void NoteWrittenForCapture(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   void CaptureBucket(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 
   // job_recovery.cc

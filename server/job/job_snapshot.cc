@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/base/background_work.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
@@ -10,12 +12,12 @@
 
 namespace gradwire {
 
-std::shared_ptr<ShardCapture> JobShard::NewCapture() const {
+absl::StatusOr<std::shared_ptr<ShardCapture>> JobShard::NewCapture() const {
   auto capture = std::make_shared<ShardCapture>();
   // All memory is there, and written to once, before a round waits for a copy.
   for (const auto& bucket : buckets_) {
     capture->state.buckets.emplace_back().Allocate(job_, *bucket->layout);
-    BackgroundWork::Rest();
+    GW_RETURN_IF_ERROR(BackgroundWork::Rest());
   }
   return capture;
 }
@@ -57,7 +59,8 @@ absl::Status JobShard::Capture(const std::shared_ptr<ShardCapture>& capture, abs
     {
       absl::MutexLock lock(&capture->mu);
       if (!capture->mu.AwaitWithDeadline(absl::Condition(&something), deadline)) {
-        capture->failed = absl::DeadlineExceededError("the round in which it was to be taken did not end in time");
+        capture->failed = absl::DeadlineExceededError(
+            "the round in which it was to be taken did not end, or was not written to the journal, in time");
       }
       done = over();
       status = capture->failed;
@@ -69,8 +72,15 @@ absl::Status JobShard::Capture(const std::shared_ptr<ShardCapture>& capture, abs
       CaptureBucket(*buckets_[index]);
     }
   }
-  absl::MutexLock lock(&snapshot_mu_);
-  capture_ = nullptr;
+  {
+    absl::MutexLock lock(&snapshot_mu_);
+    capture_ = nullptr;
+  }
+  for (const auto& bucket : buckets_) {
+    if (status.ok()) break;
+    absl::MutexLock lock(&bucket->mu);  // the memory is given back
+    bucket->capture = bucket->copied = nullptr;
+  }
   GW_RETURN_IF_ERROR(status);
   if (!IsAsync(job_)) return absl::OkStatus();
   std::vector<ShardState::Bucket>& copies = capture->state.buckets;
@@ -80,10 +90,8 @@ absl::Status JobShard::Capture(const std::shared_ptr<ShardCapture>& capture, abs
   return absl::OkStatus();
 }
 
-bool JobShard::CanBeCaptured(const BucketState& bucket) const {
-  if (bucket.capture == nullptr || bucket.version < bucket.capture->state.version) return false;
-  // A version whose record may still be lost would come back without the frame that it is known by.
-  return !IsAsync(job_) || bucket.durable >= bucket.version;
+bool JobShard::CanBeCaptured(const BucketState& bucket) {
+  return bucket.capture != nullptr && bucket.version >= bucket.capture->state.version;
 }
 
 void JobShard::NoteForCapture(BucketState& bucket) {
@@ -108,8 +116,22 @@ void JobShard::CaptureBucket(BucketState& bucket) {
       return absl::OkStatus();
     });
   }
+  if (status.ok() && bucket.durable < bucket.version) {
+    // A version whose record may still be lost would come back without the frame that it is known by.
+    bucket.copied = capture;
+    return;
+  }
   absl::MutexLock lock(&capture->mu);
   if (capture->failed.ok()) capture->failed = std::move(status);
+  --capture->missing;
+}
+
+void JobShard::NoteWrittenForCapture(BucketState& bucket) {
+  if (bucket.copied == nullptr) return;
+  const std::shared_ptr<ShardCapture> capture = bucket.copied;
+  if (bucket.durable < capture->state.buckets[bucket.layout->bucket].plans.version()) return;
+  bucket.copied = nullptr;
+  absl::MutexLock lock(&capture->mu);
   --capture->missing;
 }
 
@@ -153,6 +175,16 @@ bool JobShard::WantsSnapshot() const {
   if (sink_ == nullptr) return false;
   const journal::JournalStatus status = sink_->status();
   return status.hole && !status.degraded;
+}
+
+absl::Status JobShard::Unsafe() const {
+  if (sink_ == nullptr || job_.spec().durability().on_failure() != v1::DISK_FAILURE_CONTINUE) return absl::OkStatus();
+  const journal::JournalStatus status = sink_->status();
+  if (!status.degraded && !status.hole) return absl::OkStatus();
+  return absl::DataLossError(absl::StrFormat("job '%s' went on without its journal, and %s", job_.spec().name(),
+                                             status.degraded
+                                                 ? absl::StrCat("that cannot be written yet: ", status.reason)
+                                                 : std::string("the snapshot that makes up for it is not there yet")));
 }
 
 uint64_t JobShard::JournalBytes() const { return sink_ == nullptr ? 0 : sink_->status().bytes; }

@@ -39,6 +39,8 @@ absl::StatusOr<std::optional<ShardState>> NewestSnapshot(const DataDirectory& da
                                                          absl::Status* damage) {
   SnapshotFiles files(&data.disk(), data.SnapshotsOf(shard.job().spec().name()), &shard.job(), &shard.layout(),
                       shard.shard_index());
+  const absl::Status tidied = files.RemoveUnfinished();
+  if (!tidied.ok()) spdlog::warn("job {}: {}", shard.job().spec().name(), tidied.ToString());
   GW_ASSIGN_OR_RETURN(const std::vector<uint64_t> versions, files.Versions());
   std::vector<uint64_t> damaged;
   for (auto version = versions.rbegin(); version != versions.rend(); ++version) {

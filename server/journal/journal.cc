@@ -54,6 +54,7 @@ void Journal::Run() {
     }
     if (stop_ && queue_.empty()) break;
   }
+  if (degraded()) writer_->Heal().IgnoreError();
   if (!degraded()) writer_->Sync().IgnoreError();
 }
 

@@ -59,7 +59,9 @@ absl::Status Replication::Start() {
       if (!jobs.empty()) {
         return absl::FailedPreconditionError(absl::StrFormat(
             "--follow %s: the data directory '%s' has %d jobs that this server served itself, and following would "
-            "replace them: give an empty --data-dir, or leave --follow out",
+            "replace them: give an empty --data-dir, or leave --follow out; a primary that was replaced runs without "
+            "it "
+            "until it is fenced, then it may follow",
             options_.follow, data_->path(), jobs.size()));
       }
       return StartAsStandby(stored);

@@ -16,7 +16,7 @@ namespace gradwire {
 struct ShardCapture {
   ShardState state;
   absl::Mutex mu;
-  uint32_t missing ABSL_GUARDED_BY(mu) = 0;
+  uint32_t missing ABSL_GUARDED_BY(mu) = 0;           // buckets that are not copied, or whose copy is not durable yet
   std::vector<uint32_t> reached ABSL_GUARDED_BY(mu);  // buckets that can be copied, which may have been done meanwhile
   absl::Status failed ABSL_GUARDED_BY(mu);
 };

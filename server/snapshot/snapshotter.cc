@@ -3,6 +3,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/time/time.h"
@@ -24,8 +25,8 @@ absl::Status TakeSnapshot(JobShard& shard, SnapshotFiles& files, absl::Duration 
   absl::Status captured;
   int attempt = 0;
   do {
-    GW_RETURN_IF_ERROR(aside([&] {
-      capture = shard.NewCapture();
+    GW_RETURN_IF_ERROR(aside([&]() -> absl::Status {
+      GW_ASSIGN_OR_RETURN(capture, shard.NewCapture());
       return absl::OkStatus();
     }));
     captured = shard.Capture(capture, patience);
@@ -60,7 +61,7 @@ Snapshotter::~Snapshotter() {
     wake_.Signal();
   }
   shard_->CancelCapture();
-  background_.Hurry();
+  background_.Cancel();
   thread_.join();
 }
 
@@ -70,8 +71,11 @@ void Snapshotter::Request() {
   wake_.Signal();
 }
 
-bool Snapshotter::Due() const {
-  return shard_->WantsSnapshot() || shard_->JournalBytes() >= journal_at_last_ + journal_bytes_;
+bool Snapshotter::Due() {
+  // The journal is cut behind a snapshot, a while after it.
+  const uint64_t bytes = shard_->JournalBytes();
+  journal_at_last_ = std::min(journal_at_last_, bytes);
+  return shard_->WantsSnapshot() || bytes >= journal_at_last_ + journal_bytes_;
 }
 
 void Snapshotter::Run() {

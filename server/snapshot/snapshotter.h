@@ -38,10 +38,12 @@ class Snapshotter {
 
   // Wants a snapshot soon. How it went is in the job's status.
   void Request();
+  // The server ends: what is being taken, or is still to come, takes all the time that it can get.
+  void Hurry() { background_.Hurry(); }
 
  private:
   void Run();
-  bool Due() const;
+  bool Due();
 
   const std::shared_ptr<JobShard> shard_;
   SnapshotFiles files_;  // of the thread
@@ -51,7 +53,7 @@ class Snapshotter {
   absl::CondVar wake_;
   bool requested_ ABSL_GUARDED_BY(mu_) = false;
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
-  uint64_t journal_at_last_ = 0;  // bytes of the journal after the last snapshot; of the thread
+  uint64_t journal_at_last_ = 0;  // bytes of the journal at its shortest since the last snapshot; of the thread
   BackgroundWork background_;
   std::thread thread_;
 };

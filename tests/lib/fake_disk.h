@@ -40,6 +40,7 @@ class FakeDisk final : public Disk {
   void set_write_error(absl::Status status) { write_error_ = std::move(status); }
   void FlipBit(const std::string& path, uint64_t bit);
   uint64_t SizeOf(const std::string& path) const;
+  uint64_t TotalBytes() const;
   std::vector<std::string> Files() const;
 
   absl::StatusOr<std::unique_ptr<AppendFile>> Create(const std::string& path) override;
@@ -72,7 +73,6 @@ class FakeDisk final : public Disk {
   absl::Status Begin();
   void Apply(Change change);
   static void Edit(const Change& change, Names* names);
-  uint64_t TotalBytes() const;
 
   Names names_;
   Names durable_;

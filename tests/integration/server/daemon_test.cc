@@ -287,7 +287,7 @@ TEST_P(DaemonTest, DrainLetsTheOpenRoundFinishAndTakesNobody) {
   StartTwo(SmallSpec("job", 2));
   ASSERT_EQ(a_->PushAll(1, 1.0f), absl::OkStatus());
   ASSERT_EQ(b_->RequestPull(v1::PULL_UPDATE, 2), absl::OkStatus());
-  std::thread drain([this] { daemon_->Drain(8000); });
+  std::thread drain([this] { EXPECT_EQ(daemon_->Drain(8000), absl::OkStatus()); });
   RawWorker late(address_, SmallSpec("job", 2), "late", 5);
   absl::Status joined = absl::OkStatus();
   // Until the thread above has begun.

@@ -89,7 +89,7 @@ TEST(ServerMetrics, FollowRoundsWhileTheyGoOn) {
                     HasSubstr(absl::StrCat("gradwire_job_push_bytes_total{job=\"job\",shard=\"0\"} ",
                                            status.push_bytes(), "\n")),
                     HasSubstr("durability=\"none\"")));
-  (*daemon)->Drain(0);
+  (*daemon)->Drain(0).IgnoreError();
   EXPECT_THAT(Get(url), HasSubstr("gradwire_draining 1\n"));
   daemon->reset();
   EXPECT_EQ(Get(url), "");
@@ -120,6 +120,42 @@ TEST(ServerMetrics, DurabilityIsDegradedWhileTheDiskIsFull) {
   ASSERT_TRUE(a.FollowUpdate(2).ok());
   EXPECT_THAT(WaitFor(url, durable + "2\n"),
               AllOf(HasSubstr(degraded + "0\n"), HasSubstr(failures + "1\n"), HasSubstr(durable + "2\n")));
+}
+
+TEST(ServerMetrics, AServerThatEndsWritesFirstWhatRoundsWentOnWithout) {
+  for (const bool freed : {true, false}) {
+    SCOPED_TRACE(freed);
+    SmallDisk disk;
+    if (!disk.mounted()) GTEST_SKIP() << "cannot mount a tmpfs here (needs root)";
+    SteadyClock clock;
+    auto daemon = Daemon::Start(Config(absl::StrCat(disk.path(), "/data")), &clock);
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    v1::JobSpec spec = SmallSpec("job", 1);
+    spec.mutable_durability()->set_level(v1::DURABILITY_FSYNC);
+    spec.mutable_durability()->set_on_failure(v1::DISK_FAILURE_CONTINUE);
+    uint64_t version = 0;
+    {
+      RawWorker a((*daemon)->addresses()[0], spec, "a", 1);
+      ASSERT_EQ(a.Start(1.0f), absl::OkStatus());
+      const auto round = [&] {
+        ASSERT_EQ(a.PushAll(version, 1.0f), absl::OkStatus());
+        ASSERT_TRUE(a.FollowUpdate(++version).ok());
+      };
+      round();
+      disk.Fill();
+      for (int i = 0; i < 5; ++i) round();
+    }
+    if (freed) disk.Free();
+    const absl::Status drained = (*daemon)->Drain(freed ? 60'000 : 100);
+    EXPECT_EQ(drained.code(), freed ? absl::StatusCode::kOk : absl::StatusCode::kDataLoss) << drained;
+    daemon->reset();
+    disk.Free();
+    daemon = Daemon::Start(Config(absl::StrCat(disk.path(), "/data")), &clock);
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    const auto job = (*daemon)->registry().Find("job");
+    ASSERT_TRUE(job.ok()) << job.status();
+    EXPECT_EQ((*job)->NewestVersion(), freed ? version : 1);
+  }
 }
 
 TEST(ServerMetrics, APortThatIsTakenStopsTheStart) {

@@ -318,9 +318,9 @@ TEST_F(AsyncJobTest, ASnapshotHasEveryBucketAtItsOwnVersion) {
   a().Push(0, 1, 0.3f);
   sink_->hold = true;
   a().Push(0, 2, 0.3f);
-  EXPECT_EQ(shard_->Capture(shard_->NewCapture(), absl::ZeroDuration()).code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(shard_->Capture(*shard_->NewCapture(), absl::ZeroDuration()).code(), absl::StatusCode::kDeadlineExceeded);
   sink_->Release();
-  const auto capture = shard_->NewCapture();
+  const auto capture = *shard_->NewCapture();
   ASSERT_EQ(shard_->Capture(capture, absl::Seconds(10)), absl::OkStatus());
   const ShardState& state = capture->state;
   EXPECT_EQ(state.version, 0u);

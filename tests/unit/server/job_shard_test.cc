@@ -804,7 +804,7 @@ TEST_F(JobShardTest, TheResidualOfTheUpdateCodecIsInRecordsSnapshotsAndCopies) {
     b.FollowUpdate(r + 1);
   };
   for (uint64_t r = 0; r < 4; ++r) round(r);
-  const auto capture = shard_->NewCapture();
+  const auto capture = *shard_->NewCapture();
   ASSERT_EQ(shard_->Capture(capture, absl::Seconds(1)), absl::OkStatus());
   const ShardState snapshot = capture->state;
   EXPECT_EQ(snapshot.version, 4u);

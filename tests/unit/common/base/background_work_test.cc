@@ -31,7 +31,7 @@ Spent Work(double seconds) {
   const double from = CpuSeconds();
   for (double rested = from; CpuSeconds() < from + seconds;) {
     if (CpuSeconds() < rested + 0.001) continue;
-    BackgroundWork::Rest();
+    EXPECT_EQ(BackgroundWork::Rest(), absl::OkStatus());
     rested = CpuSeconds();
   }
   return {CpuSeconds() - from, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()};
@@ -80,7 +80,7 @@ long Sleeps(double seconds) {
   rusage before{};
   rusage after{};
   getrusage(RUSAGE_THREAD, &before);
-  BackgroundWork::Rest();
+  EXPECT_EQ(BackgroundWork::Rest(), absl::OkStatus());
   getrusage(RUSAGE_THREAD, &after);
   return after.ru_nvcsw - before.ru_nvcsw;
 }
@@ -99,6 +99,13 @@ TEST(BackgroundWorkTest, SleepsNoMoreOnceSomebodyWaits) {
                   .ok());
   EXPECT_GT(before, 0);
   EXPECT_EQ(after, 0);
+}
+
+TEST(BackgroundWorkTest, EndsWhenTheResultIsNotWanted) {
+  BackgroundWork work;
+  work.Cancel();
+  EXPECT_EQ(work.Run("it", [] { return BackgroundWork::Rest(); }).code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(BackgroundWork::Rest(), absl::OkStatus()) << "it is about that work alone";
 }
 
 TEST(BackgroundWorkTest, RestsNobodyElse) { EXPECT_EQ(Sleeps(0.005), 0); }

@@ -115,6 +115,22 @@ TEST_F(SnapshotFilesTest, SaysHowManyRoundsWereSkipped) {
   EXPECT_EQ(loaded->buckets[0].plans.nonfinite_rounds(), 2u);
 }
 
+TEST_F(SnapshotFilesTest, TheNextOneBeginsWithTheRoomOfUnfinishedOnes) {
+  FakeDisk disk;
+  MakeDirectory(disk);
+  SnapshotFiles files = Files(disk);
+  ASSERT_TRUE(files.Write(State(7)).ok());
+  const uint64_t one = disk.TotalBytes();
+  disk.CrashAt(disk.calls() + 8);  // in the middle of the files
+  ASSERT_FALSE(files.Write(State(9)).ok());
+  std::mt19937 random(1);
+  disk.PowerCycle(random);
+  ASSERT_GT(disk.TotalBytes(), one) << "something was left";
+  disk.set_capacity(2 * one);
+  EXPECT_EQ(files.Write(State(11)), absl::OkStatus());
+  EXPECT_EQ(*files.Versions(), (std::vector<uint64_t>{7, 11}));
+}
+
 TEST_F(SnapshotFilesTest, PowerLossAtAnyCallLeavesTheOldOneOrBoth) {
   for (uint64_t call = 0;; ++call) {
     SCOPED_TRACE(call);

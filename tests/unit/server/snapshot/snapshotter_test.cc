@@ -32,7 +32,8 @@ class ManualClock final : public Clock {
 // A job of one worker, which pushes without a transport. The journal is pumped by the test, on a disk of its own.
 class SnapshotterTest : public testing::Test {
  protected:
-  SnapshotterTest() : spec_(Spec()), frames_(spec_, 0, 1, 1) {
+  explicit SnapshotterTest(v1::DiskFailurePolicy policy = v1::DISK_FAILURE_CONTINUE)
+      : spec_(Spec(policy)), frames_(spec_, 0, 1, 1) {
     environment_.backend = backend_.get();
     environment_.clock = &clock_;
     environment_.frame_limit_bytes = 1 << 20;
@@ -42,7 +43,8 @@ class SnapshotterTest : public testing::Test {
     shard_ = *JobShard::Make(spec_, 0, 1, environment_);
     journal::JournalOptions options;
     options.job = "job";
-    options.on_failure = journal::OnFailure::kContinue;
+    const bool wait = policy == v1::DISK_FAILURE_WAIT;
+    options.on_failure = wait ? journal::OnFailure::kWait : journal::OnFailure::kContinue;
     options.backlog_limit_bytes = 20'000;  // two rounds
     auto writer = std::make_unique<journal::JournalWriter>(&journal_disk_, WriterOptions(), journal::ReadResult());
     auto journal = std::make_unique<journal::Journal>(options, std::move(writer), &clock_);
@@ -51,10 +53,10 @@ class SnapshotterTest : public testing::Test {
   }
   ~SnapshotterTest() override { shard_->StopSink(); }
 
-  static v1::JobSpec Spec() {
+  static v1::JobSpec Spec(v1::DiskFailurePolicy policy) {
     v1::JobSpec spec = SmallSpec("job", 1);
     spec.mutable_durability()->set_level(v1::DURABILITY_FSYNC);
-    spec.mutable_durability()->set_on_failure(v1::DISK_FAILURE_CONTINUE);
+    spec.mutable_durability()->set_on_failure(policy);
     return spec;
   }
   journal::JournalWriter::Options WriterOptions() const {
@@ -100,6 +102,10 @@ class SnapshotterTest : public testing::Test {
   uint64_t round_ = 0;
 };
 
+struct WaitingTest : SnapshotterTest {
+  WaitingTest() : SnapshotterTest(v1::DISK_FAILURE_WAIT) {}
+};
+
 TEST_F(SnapshotterTest, RecordsThatWereGivenUpAreMadeGoodByASnapshot) {
   Join();
   Round();
@@ -135,6 +141,23 @@ TEST_F(SnapshotterTest, RecordsThatWereGivenUpAreMadeGoodByASnapshot) {
   ASSERT_EQ(recovered, absl::OkStatus());
   EXPECT_EQ(again->Describe(false, true).parameters_sha256(), digest);
   EXPECT_EQ(again->Describe(false, false).version(), round_);
+}
+
+TEST_F(WaitingTest, AVersionThatIsNotDurableYetIsNotTaken) {
+  Join();
+  Round();
+  Push(frames_.Push(0, round_, 1.0f));
+  journal_disk_.set_sync_error(absl::ResourceExhaustedError("no space left on device"));
+  for (uint32_t b = 1; b < frames_.buckets(); ++b) Push(frames_.Push(b, round_, 1.0f));
+  ++round_;
+  SnapshotFiles files(&disk_, kSnapshots, &shard_->job(), &shard_->layout(), 0);
+  const auto aside = [](const auto& work) { return work(); };
+  EXPECT_EQ(TakeSnapshot(*shard_, files, absl::ZeroDuration(), aside).code(), absl::StatusCode::kDeadlineExceeded);
+  journal_disk_.set_sync_error(absl::OkStatus());
+  clock_.now += 3000 * kMs;
+  journal_->Pump();
+  EXPECT_EQ(TakeSnapshot(*shard_, files, absl::ZeroDuration(), aside), absl::OkStatus());
+  EXPECT_EQ(Durability().snapshot_version(), round_);
 }
 
 TEST_F(SnapshotterTest, EveryCopyIsOfOneVersionWhileRoundsGoOn) {
