@@ -27,9 +27,9 @@ v1::JobSpec SkippingSpec() {
 }
 
 // Keeps what it is given; all of it may be seen at once.
-class KeepingSink final : public UpdateSink {
+class SeenAtOnceSink final : public UpdateSink {
  public:
-  explicit KeepingSink(std::vector<journal::Record>* records) : records_(records) {}
+  explicit SeenAtOnceSink(std::vector<journal::Record>* records) : records_(records) {}
   void Append(journal::Record record, std::function<void()> visible) override {
     {
       absl::MutexLock lock(&mu_);
@@ -119,7 +119,7 @@ class SkipTest : public testing::Test {
     auto made = JobShard::Make(spec, 0, shards, environment_);
     ASSERT_TRUE(made.ok()) << made.status();
     shard_ = *made;
-    shard_->SetSink(std::make_unique<KeepingSink>(&records_));
+    shard_->SetSink(std::make_unique<SeenAtOnceSink>(&records_));
     a_ = std::make_unique<Pusher>(shard_.get(), spec, "a");
     b_ = std::make_unique<Pusher>(shard_.get(), spec, "b");
     for (uint32_t k = 0; k < a_->frames.buckets(); ++k) a_->Push(a_->frames.Initialize(k, 1.0f));
