@@ -173,21 +173,25 @@ absl::Status CreateJob(const Options& options, std::ostream& out) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<v1::DurabilityStatus> DurabilityOf(const Server& server, const std::string& job) {
+absl::StatusOr<v1::JobStatus> StatusOf(const Server& server, const std::string& job) {
   v1::DescribeJobRequest request;
   request.set_job(job);
-  GW_ASSIGN_OR_RETURN(const v1::JobStatus status, server.Call<v1::JobStatus>("DescribeJob", request));
-  return status.durability();
+  return server.Call<v1::JobStatus>("DescribeJob", request);
+}
+
+// Whether what has ended since `before` was asked for then: one that was being taken already holds an earlier version.
+bool AnswersSnapshot(const v1::JobStatus& before, const v1::DurabilityStatus& status) {
+  if (status.snapshots() == before.durability().snapshots()) return false;
+  return !status.snapshot_error().empty() || status.snapshot_version() >= before.version();
 }
 
 // Asks every shard for a snapshot and waits for all; their versions, in order.
 absl::StatusOr<std::vector<uint64_t>> TakeSnapshotsOnce(const Options& options, const std::vector<Server>& servers) {
   v1::TakeSnapshotRequest request;
   request.set_job(options.job);
-  std::vector<uint64_t> before;
+  std::vector<v1::JobStatus> before;
   for (const Server& server : servers) {
-    GW_ASSIGN_OR_RETURN(const v1::DurabilityStatus status, DurabilityOf(server, options.job));
-    before.push_back(status.snapshots());
+    GW_ASSIGN_OR_RETURN(before.emplace_back(), StatusOf(server, options.job));
   }
   for (const Server& server : servers) {
     GW_RETURN_IF_ERROR(server.Call<v1::TakeSnapshotReply>("TakeSnapshot", request).status());
@@ -198,14 +202,15 @@ absl::StatusOr<std::vector<uint64_t>> TakeSnapshotsOnce(const Options& options, 
     v1::DurabilityStatus status;
     do {
       absl::SleepFor(kPollSnapshot);
-      GW_ASSIGN_OR_RETURN(status, DurabilityOf(servers[i], options.job));
+      GW_ASSIGN_OR_RETURN(const v1::JobStatus now, StatusOf(servers[i], options.job));
+      status = now.durability();
       if (absl::Now() > deadline) {
         return absl::DeadlineExceededError(absl::StrFormat(
             "%s: no snapshot of job '%s' within %d ms; it is taken when the open round ends, then written in the "
             "background, and comes even so: give --timeout-ms, or look at `gradwire job describe`",
             servers[i].address(), options.job, options.timeout_ms));
       }
-    } while (status.snapshots() == before[i]);
+    } while (!AnswersSnapshot(before[i], status));
     if (!status.snapshot_error().empty()) {
       return absl::UnavailableError(absl::StrFormat("%s: no snapshot of job '%s' was taken: %s", servers[i].address(),
                                                     options.job, status.snapshot_error()));

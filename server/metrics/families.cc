@@ -120,9 +120,9 @@ constexpr Metric<v1::DurabilityStatus> kJournalMetrics[] = {
      [](const v1::DurabilityStatus& s) -> double { return s.failures(); }},
     {"gradwire_job_snapshot_version", kGauge, "Version of the newest snapshot on disk; 0: there is none.",
      [](const v1::DurabilityStatus& s) -> double { return s.snapshot_version(); }},
-    {"gradwire_job_snapshots_total", kCounter, "Snapshots that were begun.",
+    {"gradwire_job_snapshots_total", kCounter, "Snapshots that were tried.",
      [](const v1::DurabilityStatus& s) -> double { return s.snapshots(); }},
-    {"gradwire_job_snapshot_failed", kGauge, "1 while the last snapshot that was begun could not be taken.",
+    {"gradwire_job_snapshot_failed", kGauge, "1 while the last snapshot that was tried could not be taken.",
      [](const v1::DurabilityStatus& s) -> double { return !s.snapshot_error().empty(); }},
 };
 
