@@ -69,7 +69,8 @@ std::vector<double> NormSums::Add(std::span<const ShardSquares> of, size_t norms
     }
   }
   for (const ShardSquares& shard : of) {
-    for (const auto& [tensor, totals] : shard.totals) std::copy_n(totals.begin(), norms, &sums[tensor * norms]);
+    for (const auto& [tensor, totals] : shard.totals)
+      std::copy_n(totals.begin(), norms, sums.begin() + static_cast<ptrdiff_t>(tensor * norms));
   }
   return sums;
 }
