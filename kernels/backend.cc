@@ -36,13 +36,24 @@ bool Backend::AssignWords(int32_t* acc, const uint8_t* values, size_t n, const W
 
 // A histogram of the upper bits of the keys finds the bin of the threshold, one of the lower bits within that bin the
 // key.
-Threshold Backend::FindThreshold(const float* x, size_t n, double wanted, Stream* stream) {
+Threshold Backend::FindThreshold(const float* x, size_t n, double wanted, Accuracy accuracy, Stream* stream) {
   if (!(wanted > 0)) return kNothing;
+  const LineSample sample = SampleOf(n, wanted, accuracy);
+  std::vector<float> gathered;
+  if (sample.stride > 1) {
+    gathered.reserve(sample.size);
+    for (uint64_t line = 0; line < sample.size / kSampleLine; ++line) {
+      const float* const begin = x + sample.LineAt(line) * kSampleLine;
+      gathered.insert(gathered.end(), begin, begin + kSampleLine);
+    }
+    x = gathered.data();
+    n = gathered.size();
+    wanted = sample.wanted;
+  }
   std::vector<uint64_t> upper(size_t{1} << kUpperBits);
   UpperHistogram(x, n, upper.data(), stream);
   uint64_t present = 0;
   for (uint64_t count : upper) present += count;
-  if (present == 0) return kNothing;
   if (static_cast<double>(present) <= wanted) return kEverything;
   const uint32_t upper_bin = BinThatReaches(upper, &wanted);
   std::vector<uint64_t> lower(size_t{1} << kLowerBits);

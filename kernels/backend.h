@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/math/grid.h"
 #include "kernels/math/optimizer.h"
+#include "kernels/math/select.h"
 
 namespace gradwire::kernels {
 
@@ -119,9 +120,10 @@ class Backend {
   virtual void LowerHistogram(const float* x, size_t n, uint32_t upper, uint64_t* bins, Stream* stream) = 0;
   // The threshold above which `wanted` of the elements lie: `key` is the largest with at least `wanted` non-zero
   // elements whose key is not below it, keep_below the share of those equal to it that is still missing. Everything
-  // that is not zero is taken where there are no more than `wanted` of them; nothing where there is none or `wanted` is
-  // not above 0. Exact: independent of how a backend finds it. The default makes it of the two histograms.
-  virtual Threshold FindThreshold(const float* x, size_t n, double wanted, Stream* stream);
+  // that is not zero is taken where there are no more than `wanted` of them; nothing where `wanted` is not above 0.
+  // Of all elements, or of those that SampleOf says (math/select.h), whose threshold is exact either way: independent
+  // of how a backend finds it. The default makes it of the two histograms.
+  virtual Threshold FindThreshold(const float* x, size_t n, double wanted, Accuracy accuracy, Stream* stream);
   // Takes the selected elements (IsSelected) out of x as integers (QuantizeOne): where the integer is not 0, appends
   // first_position + i and the integer to `positions` and `integers` (room for n each) and leaves the rest in x[i].
   // Returns how many. Ascending.

@@ -172,8 +172,9 @@ class Codec {
  public:
   virtual ~Codec() = default;
   virtual bool uses_residual() const = 0;
-  virtual bool sparse() const = 0;                // sends a part of the elements
-  virtual bool selects() const { return false; }  // needs a Selection per tensor
+  virtual bool sparse() const = 0;  // sends a part of the elements
+  // Whether it needs a Selection per tensor, and of which accuracy.
+  virtual std::optional<kernels::Accuracy> selects() const { return std::nullopt; }
   // What gradients go through on their way into the residual; nothing for codecs without a velocity.
   virtual std::optional<VelocityRule> velocity() const { return std::nullopt; }
   virtual bool defers() const { return false; }      // update frames may name elements that workers take back

@@ -2,6 +2,7 @@
 #include "common/codec/select.h"
 
 #include <cmath>
+#include <optional>
 
 #include "common/codec/reductions.h"
 #include "kernels/cpu/reference/clones.h"
@@ -53,10 +54,17 @@ void AddVelocityToPending(std::span<const float> gradient, const VelocityRule& r
   add(gradient.data(), gradient.size(), scale, rule.momentum, velocity.data(), pending.data());
 }
 
-Selection SelectThreshold(std::span<const float> pending, double density, kernels::Backend& backend) {
-  const kernels::Threshold threshold =
-      backend.FindThreshold(pending.data(), pending.size(), density * static_cast<double>(pending.size()), nullptr);
+Selection SelectThreshold(std::span<const float> pending, double density, kernels::Accuracy accuracy,
+                          kernels::Backend& backend) {
+  const double wanted = density * static_cast<double>(pending.size());
+  const kernels::Threshold threshold = backend.FindThreshold(pending.data(), pending.size(), wanted, accuracy, nullptr);
   return {.key = threshold.key, .keep_below = threshold.keep_below};
+}
+
+Selection SelectThreshold(const Codec& codec, uint64_t round, std::span<const float> pending,
+                          kernels::Backend& backend) {
+  const std::optional<kernels::Accuracy> accuracy = codec.selects();
+  return accuracy ? SelectThreshold(pending, codec.Density(round), *accuracy, backend) : Selection();
 }
 
 }  // namespace gradwire

@@ -27,7 +27,11 @@ void AddVelocityToPending(std::span<const float> gradient, const VelocityRule& r
                           std::span<float> pending);
 
 // Chooses the elements of largest magnitude: about density * pending.size() of them, within 5 % relative however
-// many are tied. All zero or density 0: selects nothing. Deterministic.
-Selection SelectThreshold(std::span<const float> pending, double density, kernels::Backend& backend);
+// many are tied; kExact: within that of ties alone. All zero or density 0: selects nothing. Deterministic.
+Selection SelectThreshold(std::span<const float> pending, double density, kernels::Accuracy accuracy,
+                          kernels::Backend& backend);
+// What `codec` asks for in `round`; of no meaning where it selects nothing.
+Selection SelectThreshold(const Codec& codec, uint64_t round, std::span<const float> pending,
+                          kernels::Backend& backend);
 
 }  // namespace gradwire

@@ -101,12 +101,9 @@ absl::StatusOr<EncodedFrame> UpdateCompressor::Encode(const Update& mean, float*
   std::vector<RunInput> runs(layout.runs.size());
   for (size_t first = 0, last = 0; first < runs.size(); first = last) {
     while (last < runs.size() && layout.runs[last].tensor == layout.runs[first].tensor) ++last;
-    Selection selection;
-    if (codec_->selects()) {
-      const uint64_t begin = layout.run_begin[first];
-      selection = SelectThreshold({sum + begin, layout.run_begin[last] - begin}, codec_->Density(mean.round),
-                                  *context_.backend);
-    }
+    const uint64_t begin = layout.run_begin[first];
+    const Selection selection =
+        SelectThreshold(*codec_, mean.round, {sum + begin, layout.run_begin[last] - begin}, *context_.backend);
     for (size_t r = first; r < last; ++r) {
       float* const at = sum + layout.run_begin[r];
       runs[r] = {.gradient = at, .pending = at, .selection = selection};

@@ -50,7 +50,7 @@ void Poller::Spawn() {
 }
 
 void Poller::Loop() {
-  SinkScope::CountInto(&sink_ns_);
+  SinkScope::CountInto(&load_);
   SpinBudget spin(spin_ns_);
   CompletionQueue::Event event;
   bool answering = false;  // a message so small that the time it takes is that of waking threads
@@ -84,6 +84,7 @@ bool Poller::Enter() {
   while (inside_ && !over_) turn_.Wait(&mu_);
   --reserve_;
   inside_ = true;
+  ++entries_;
   return !over_;
 }
 
@@ -168,7 +169,8 @@ bool Poller::Look() {
   }
   {
     absl::MutexLock lock(&mu_);
-    if (!inside_ && reserve_ > 0) turn_.Signal();
+    if (!inside_ && reserve_ > 0 && (parallel_ || entries_ == seen_entries_)) turn_.Signal();
+    seen_entries_ = entries_;
   }
   const uint64_t events = events_.load();
   const int waiting = waiting_.load();
@@ -188,15 +190,20 @@ bool Poller::Look() {
 void Poller::Measure() {
   absl::MutexLock lock(&mu_);
   looks_ = 0;
-  const Load last = std::exchange(measured_, {running_, SteadyClock().Now(), CpuNs(), sink_ns_.load()});
+  const Load last = std::exchange(measured_, {running_, SteadyClock().Now(), CpuNs()});
+  const SinkLoad::Spent spent = load_.Take();
   if (last.threads != running_) {
     spare_looks_ = 0;
     return;
   }
   const double time = static_cast<double>(measured_.at_ns - last.at_ns);
   const double cpu = static_cast<double>(measured_.cpu_ns - last.cpu_ns) / time;
-  const double in_sinks = static_cast<double>(measured_.sink_ns - last.sink_ns) / time;
-  const bool full = cpu > kFull * running_ && in_sinks > kInSinks * running_;
+  const double in_sinks = static_cast<double>(spent.all_ns) / time;
+  // How many threads could be inside sinks all the time.
+  const double streams =
+      static_cast<double>(spent.all_ns) / static_cast<double>(std::max<int64_t>(spent.busiest_ns, 1));
+  parallel_ = streams > 1 + kOther;
+  const bool full = cpu > kFull * running_ && in_sinks > kInSinks * running_ && streams > running_ + kOther;
   const bool blocked = in_sinks > kFull * running_;
   if (full || blocked) {
     surplus_.store(0);

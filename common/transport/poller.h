@@ -4,9 +4,11 @@
 // One thread is the fastest: two that wait in the queue are woken in turn, which doubles the time of a round trip and
 // costs a third of the goodput. So one waits there at a time; a thread that comes back while nobody is there goes on at
 // once, the others are the reserve. But a sink may block, and may have much to do. So a keeper looks at the pool every
-// few milliseconds while it is in use. It sends one of the reserve in when nobody waits in the queue. It adds a thread
-// when all of them stay inside their sinks, or when they use up their CPU time and sinks take a good part of it, or all
-// of their time goes into sinks; it takes one away when the others have time to spare.
+// few milliseconds while it is in use. It sends one of the reserve in when nobody waits in the queue; with a single
+// busy stream only when nobody has since the last look: two threads that take turns at its messages are slower than
+// one. It adds a thread when all of them stay inside their sinks, or when they use up their CPU time, sinks take a good
+// part of it and there are more busy streams than threads, or all of their time goes into sinks; it takes one away when
+// the others have time to spare.
 //
 // A thread outside the pool that is about to wait for a message can run the completions itself (RunReady), which saves
 // waking one thread for the message and another for what the message says. Two threads in the queue would be in each
@@ -22,6 +24,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/base/clock.h"
 #include "common/base/spin_budget.h"
+#include "common/transport/sink_scope.h"
 
 namespace gradwire::transport {
 
@@ -89,6 +92,9 @@ class Poller {
   // would only be in its way.
   static constexpr double kFull = 0.9;
   static constexpr double kInSinks = 0.3;
+  // So must it where the messages come on fewer streams than there would be threads: one stream's sink is called by one
+  // thread at a time. This much of a stream counts as another one.
+  static constexpr double kOther = 0.2;
 
   void Loop();
   // Returns when it is this thread's turn to wait in the queue. False: it is over.
@@ -119,7 +125,7 @@ class Poller {
   std::atomic<uint64_t> events_ = 0;
   std::atomic<uint64_t> polls_ = 0;    // calls of RunReady
   std::atomic<bool> callers_ = false;  // they run the completions, not the pool
-  std::atomic<int64_t> sink_ns_ = 0;   // spent inside sinks
+  SinkLoad load_;
   std::atomic<bool> resting_ = false;  // the keeper waits to be woken
   std::atomic<bool> draining_ = false;
 
@@ -128,6 +134,7 @@ class Poller {
   bool inside_ ABSL_GUARDED_BY(mu_) = false;  // one waits in the queue
   bool over_ ABSL_GUARDED_BY(mu_) = false;    // there is nothing more to come
   int reserve_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t entries_ ABSL_GUARDED_BY(mu_) = 0;  // how often one began to wait there
   int running_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<std::thread> threads_ ABSL_GUARDED_BY(mu_);
   std::vector<std::thread::id> ended_ ABSL_GUARDED_BY(mu_);  // of threads_, ready to be joined
@@ -135,6 +142,8 @@ class Poller {
   // The keeper's own.
   uint64_t seen_events_ = 0;
   uint64_t seen_polls_ = 0;
+  uint64_t seen_entries_ = 0;
+  bool parallel_ = false;  // messages come on several busy streams
   int stuck_looks_ = 0;
   int idle_looks_ = 0;
   int looks_ = 0;  // since the last measurement
@@ -143,7 +152,6 @@ class Poller {
     int threads = 0;
     int64_t at_ns = 0;
     int64_t cpu_ns = 0;
-    int64_t sink_ns = 0;
   } measured_;
   std::thread keeper_;
 };

@@ -2,13 +2,47 @@
 // inside its own sink does not wait for that sink. Also measures the time that threads spend there.
 #pragma once
 
-#include <atomic>
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
 #include "common/base/clock.h"
 
 namespace gradwire::transport {
+
+// The time that a pool's threads spend inside sinks. Thread-safe.
+class SinkLoad {
+ public:
+  struct Spent {
+    int64_t all_ns = 0;
+    int64_t busiest_ns = 0;  // of the stream whose sink took most
+  };
+  void Add(const void* stream, int64_t ns) {
+    absl::MutexLock lock(&mu_);
+    spent_ns_[stream] += ns;
+  }
+  // Since the last call.
+  Spent Take() {
+    absl::flat_hash_map<const void*, int64_t> spent_ns;
+    {
+      absl::MutexLock lock(&mu_);
+      spent_ns.swap(spent_ns_);
+    }
+    Spent spent;
+    for (const auto& [stream, ns] : spent_ns) {
+      spent.all_ns += ns;
+      spent.busiest_ns = std::max(spent.busiest_ns, ns);
+    }
+    return spent;
+  }
+
+ private:
+  absl::Mutex mu_;
+  absl::flat_hash_map<const void*, int64_t> spent_ns_ ABSL_GUARDED_BY(mu_);
+};
 
 class SinkScope {
  public:
@@ -18,7 +52,7 @@ class SinkScope {
   }
   ~SinkScope() {
     current_ = outer_;
-    if (outer_ == nullptr && total_ns_ != nullptr) *total_ns_ += SteadyClock().Now() - begin_ns_;
+    if (outer_ == nullptr && load_ != nullptr) load_->Add(stream_, SteadyClock().Now() - begin_ns_);
   }
   SinkScope(const SinkScope&) = delete;
   SinkScope& operator=(const SinkScope&) = delete;
@@ -31,15 +65,15 @@ class SinkScope {
       if (s->stream_ == stream) return true;
     return false;
   }
-  // From now on adds what this thread spends inside sinks to `total_ns`, which must outlive it.
-  static void CountInto(std::atomic<int64_t>* total_ns) { total_ns_ = total_ns; }
+  // From now on adds what this thread spends inside sinks to `load`, which must outlive it.
+  static void CountInto(SinkLoad* load) { load_ = load; }
 
  private:
   const void* const stream_;
   SinkScope* const outer_;
   const int64_t begin_ns_;
   static inline thread_local SinkScope* current_ = nullptr;
-  static inline thread_local std::atomic<int64_t>* total_ns_ = nullptr;
+  static inline thread_local SinkLoad* load_ = nullptr;
 };
 
 }  // namespace gradwire::transport

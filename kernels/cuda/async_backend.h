@@ -85,8 +85,8 @@ class AsyncBackend : public Backend {
                       const PreconditionCoefficients& c, const uint64_t* bad, Stream* stream) = 0;
 
   // The threshold of FindThreshold. It is used where it is, by TakeSelectedAsync.
-  virtual void FindThresholdAsync(const float* x, size_t n, double wanted, DeviceSelection* selection,
-                                  Stream* stream) = 0;
+  virtual void FindThresholdAsync(const float* x, size_t n, double wanted, Accuracy accuracy,
+                                  DeviceSelection* selection, Stream* stream) = 0;
   // `selection`: null, or what replaces args.key and args.keep_below. *taken: how many.
   virtual void TakeSelectedAsync(float* x, size_t n, const SelectArgs& args, const DeviceSelection* selection,
                                  uint32_t first_position, uint32_t* positions, int32_t* integers, uint64_t* taken,

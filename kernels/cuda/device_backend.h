@@ -72,9 +72,10 @@ class DeviceBackend : public AsyncBackend {
   void LowerHistogram(const float* x, size_t n, uint32_t upper, uint64_t* bins, Stream* stream) override {
     operations_.LowerHistogram(x, n, upper, bins, stream);
   }
-  Threshold FindThreshold(const float* x, size_t n, double wanted, Stream* stream) override {
-    const DeviceSelection found = Result<DeviceSelection>(
-        stream, [&](DeviceSelection* selection) { operations_.FindThreshold(x, n, wanted, selection, stream); });
+  Threshold FindThreshold(const float* x, size_t n, double wanted, Accuracy accuracy, Stream* stream) override {
+    const DeviceSelection found = Result<DeviceSelection>(stream, [&](DeviceSelection* selection) {
+      operations_.FindThreshold(x, n, wanted, accuracy, selection, stream);
+    });
     return {found.key, found.keep_below};
   }
   size_t TakeSelected(float* x, size_t n, const SelectArgs& args, uint32_t first_position, uint32_t* positions,
@@ -136,9 +137,9 @@ class DeviceBackend : public AsyncBackend {
               const PreconditionCoefficients& c, const uint64_t* bad, Stream* stream) override {
     operations_.TakeIn(x, gradient, second_moment, n, decay, c, bad, stream);
   }
-  void FindThresholdAsync(const float* x, size_t n, double wanted, DeviceSelection* selection,
+  void FindThresholdAsync(const float* x, size_t n, double wanted, Accuracy accuracy, DeviceSelection* selection,
                           Stream* stream) override {
-    operations_.FindThreshold(x, n, wanted, selection, stream);
+    operations_.FindThreshold(x, n, wanted, accuracy, selection, stream);
   }
   void TakeSelectedAsync(float* x, size_t n, const SelectArgs& args, const DeviceSelection* selection,
                          uint32_t first_position, uint32_t* positions, int32_t* integers, uint64_t* taken,

@@ -207,20 +207,22 @@ class Operations {
   }
 
   void UpperHistogram(const float* x, size_t n, uint64_t* bins, Stream* stream) {
-    Count(Histogram<false>{x, n, IsAligned<float, 4>(x), 0, nullptr, bins}, stream);
+    UpperHistogram(x, SampleOf(n, 0, Accuracy::kExact), bins, stream);
   }
   void LowerHistogram(const float* x, size_t n, uint32_t upper, uint64_t* bins, Stream* stream) {
-    Count(Histogram<true>{x, n, IsAligned<float, 4>(x), upper, nullptr, bins}, stream);
+    LowerHistogram(x, SampleOf(n, 0, Accuracy::kExact), upper, nullptr, bins, stream);
   }
 
   // Two histograms and the choice of a bin in each, without a wait. TakeSelected takes the threshold from where it is.
-  void FindThreshold(const float* x, size_t n, double wanted, DeviceSelection* selection, Stream* stream) {
+  void FindThreshold(const float* x, size_t n, double wanted, Accuracy accuracy, DeviceSelection* selection,
+                     Stream* stream) {
+    const LineSample sample = SampleOf(n, wanted, accuracy);
     const Scratch<Device> bins(device_, (Histogram<false>::kBins + Histogram<true>::kBins) * sizeof(uint64_t), stream);
     uint64_t* const upper = bins.template as<uint64_t>();
     uint64_t* const lower = upper + Histogram<false>::kBins;
-    UpperHistogram(x, n, upper, stream);
-    device_.Launch(PickBin<false>{upper, wanted, selection}, 1, 0, stream);
-    Count(Histogram<true>{x, n, IsAligned<float, 4>(x), 0, selection, lower}, stream);
+    UpperHistogram(x, sample, upper, stream);
+    device_.Launch(PickBin<false>{upper, sample.wanted, selection}, 1, 0, stream);
+    LowerHistogram(x, sample, 0, selection, lower, stream);
     device_.Launch(PickBin<true>{lower, 0, selection}, 1, 0, stream);
   }
 
@@ -350,10 +352,18 @@ class Operations {
     device_.Launch(body, blocks, shared_bytes, stream);
   }
 
+  void UpperHistogram(const float* x, const LineSample& sample, uint64_t* bins, Stream* stream) {
+    Count(Histogram<false>{x, sample, IsAligned<float, 4>(x), 0, nullptr, bins}, stream);
+  }
+  // `selection`: null, or what `upper` is taken from.
+  void LowerHistogram(const float* x, const LineSample& sample, uint32_t upper, const DeviceSelection* selection,
+                      uint64_t* bins, Stream* stream) {
+    Count(Histogram<true>{x, sample, IsAligned<float, 4>(x), upper, selection, bins}, stream);
+  }
   template <bool kLower>
   void Count(const Histogram<kLower>& body, Stream* stream) {
     device_.Fill(body.bins, 0, Histogram<kLower>::kBins * sizeof(uint64_t), stream);
-    Strided(body, body.n, Histogram<kLower>::kCounters * sizeof(uint32_t), stream);
+    Strided(body, body.sample.size, Histogram<kLower>::kCounters * sizeof(uint32_t), stream);
   }
 
   static size_t GroupBytes(ElementCount count, const SketchArgs& args) {

@@ -137,9 +137,9 @@ class StagedBackend final : public Backend {
     const Out<uint64_t> b(runtime_, bins, size_t{1} << kLowerBits);
     device_->LowerHistogram(dx.get(), n, upper, b.get(), nullptr);
   }
-  Threshold FindThreshold(const float* x, size_t n, double wanted, Stream*) override {
+  Threshold FindThreshold(const float* x, size_t n, double wanted, Accuracy accuracy, Stream*) override {
     const In<float> dx(runtime_, x, n);
-    return device_->FindThreshold(dx.get(), n, wanted, nullptr);
+    return device_->FindThreshold(dx.get(), n, wanted, accuracy, nullptr);
   }
   size_t TakeSelected(float* x, size_t n, const SelectArgs& args, uint32_t first_position, uint32_t* positions,
                       int32_t* integers, Stream*) override {

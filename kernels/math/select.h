@@ -1,4 +1,5 @@
-// Which elements are sent: a magnitude key per element, a threshold, and a rule for those that tie with it.
+// Which elements are sent: a magnitude key per element, a threshold, what it is found from, and a rule for those that
+// tie with it.
 #pragma once
 
 #include "kernels/math/math.h"
@@ -12,6 +13,46 @@ inline constexpr int kUpperBits = 12;  // of the key: the first pass; the rest i
 inline constexpr int kLowerBits = kKeyBits - kUpperBits;
 
 GW_HD uint32_t KeyOf(float x) { return (FloatBits(x) & 0x7FFFFFFFu) >> kKeyShift; }
+
+// How closely a threshold is wanted.
+enum class Accuracy {
+  kExact,     // that of all elements
+  kEstimate,  // that of a sample, where there are enough of them: within 5 % of what is wanted
+};
+
+inline constexpr uint64_t kSampleLine = 16;         // elements that are looked at together: 64 bytes
+inline constexpr uint64_t kLeastSampled = 1 << 15;  // wanted elements that a sample must hold
+inline constexpr uint64_t kLeastStride = 8;         // with less, reading everything in order is as fast
+inline constexpr uint64_t kMostStride = 64;
+
+// The elements from which a threshold is found: of each stretch of `stride` lines one, at a place that hashing picks,
+// so that no period of the data meets it and no cluster of two stretches or more is missed. What fills no stretch is
+// left out. Elements that come and go by whole lines are met to within sqrt(kSampleLine / kLeastSampled) = 2.2 % (one
+// standard deviation), independent ones to within 0.6 %.
+struct LineSample {
+  uint64_t stride = 1;  // 1: all elements
+  uint64_t size = 0;    // elements; a multiple of kSampleLine unless these are all
+  double wanted = 0;    // of them
+
+  // The line that is the sample's `line`-th.
+  GW_HD uint64_t LineAt(uint64_t line) const { return line * stride + ((Mix(line) >> 32) * stride >> 32); }
+  // The element that is the sample's i-th.
+  GW_HD uint64_t At(uint64_t i) const {
+    return stride == 1 ? i : LineAt(i / kSampleLine) * kSampleLine + i % kSampleLine;
+  }
+};
+
+// Of n elements, of which `wanted` are wanted.
+inline LineSample SampleOf(uint64_t n, double wanted, Accuracy accuracy) {
+  const double elements = static_cast<double>(n);
+  const double sampled = (elements < wanted ? elements : wanted) / static_cast<double>(kLeastSampled);
+  if (accuracy == Accuracy::kExact || !(sampled >= static_cast<double>(kLeastStride))) {
+    return {.stride = 1, .size = n, .wanted = wanted};
+  }
+  const uint64_t stride = sampled < static_cast<double>(kMostStride) ? static_cast<uint64_t>(sampled) : kMostStride;
+  const uint64_t size = n / (stride * kSampleLine) * kSampleLine;
+  return {.stride = stride, .size = size, .wanted = wanted * (static_cast<double>(size) / elements)};
+}
 
 // Position of an element in the order in which ties are taken, in units of 2^-32: a Weyl sequence (multiples of the
 // golden ratio) shifted by a phase that depends on (seed, tensor, round). Unlike independent coin flips it takes the

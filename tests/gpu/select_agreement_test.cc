@@ -69,14 +69,14 @@ TEST_P(SelectAgreement, ThresholdFoundOnTheDeviceIsTheOneFoundOnTheHost) {
         std::vector<uint32_t> positions(n, 7);
         std::vector<int32_t> integers(n, 7);
         const double wanted = density * static_cast<double>(n);
-        const Threshold expected = reference_->FindThreshold(x.data(), n, wanted, nullptr);
+        const Threshold expected = reference_->FindThreshold(x.data(), n, wanted, Accuracy::kExact, nullptr);
         auto dx = OnDevice(x);
         auto dp = OnDevice(positions);
         auto di = OnDevice(integers);
         auto dcount = OnDevice(std::vector<uint64_t>{99});
         auto dselection = OnDevice(std::vector<DeviceSelection>(1));
         SelectArgs args = {1, 2, 777, 0, -10, 32767};
-        backend().FindThresholdAsync(dx.get(), n, wanted, dselection.get(), nullptr);
+        backend().FindThresholdAsync(dx.get(), n, wanted, Accuracy::kExact, dselection.get(), nullptr);
         backend().TakeSelectedAsync(dx.get(), n, args, dselection.get(), 0, dp.get(), di.get(), dcount.get(), nullptr);
         const DeviceSelection found = dselection.Read()[0];
         ASSERT_EQ(found.key, expected.key) << n << ", density " << density;
@@ -93,6 +93,26 @@ TEST_P(SelectAgreement, ThresholdFoundOnTheDeviceIsTheOneFoundOnTheHost) {
   }
 }
 
+// Estimates from samples of ragged arrays, with vectors and without.
+TEST_P(SelectAgreement, ThresholdEstimatedOnTheDeviceIsTheOneEstimatedOnTheHost) {
+  for (Pattern pattern : kPatterns) {
+    for (size_t words : {0u, 1u}) {
+      std::vector<float> x = MakeValues(pattern, 2'700'017, random_);
+      x[x.size() / 3] = std::numeric_limits<float>::quiet_NaN();
+      auto dx = OnDevice(x, words * 4);
+      for (double density : {0.01, 0.1, 0.2, 0.7, 1.0}) {
+        const double wanted = density * static_cast<double>(x.size());
+        const Threshold expected = reference_->FindThreshold(x.data(), x.size(), wanted, Accuracy::kEstimate, nullptr);
+        auto dselection = OnDevice(std::vector<DeviceSelection>(1));
+        backend().FindThresholdAsync(dx.get(), x.size(), wanted, Accuracy::kEstimate, dselection.get(), nullptr);
+        const DeviceSelection found = dselection.Read()[0];
+        ASSERT_EQ(found.key, expected.key) << "density " << density;
+        ASSERT_EQ(found.keep_below, expected.keep_below) << "density " << density;
+      }
+    }
+  }
+}
+
 // What is wanted ends exactly where a bin ends, one element before, and one after; in the upper and in the lower bins.
 TEST_P(SelectAgreement, ThresholdAtTheEdgesOfBins) {
   for (const auto& [high, low] : {std::pair{4.0f, 1.0f}, std::pair{1.0f, 0x1.FFF0p-1f}, std::pair{0x1.001p0f, 1.0f}}) {
@@ -100,8 +120,8 @@ TEST_P(SelectAgreement, ThresholdAtTheEdgesOfBins) {
     for (size_t i = 0; i < 1000; ++i) x[4 * i] = i < 300 ? high : -low;
     auto dx = OnDevice(x);
     for (double wanted : {0.0, 0.5, 1.0, 299.0, 299.5, 300.0, 300.5, 301.0, 999.0, 1000.0, 1001.0, 4096.0}) {
-      const Threshold expected = reference_->FindThreshold(x.data(), x.size(), wanted, nullptr);
-      const Threshold found = backend().FindThreshold(dx.get(), x.size(), wanted, nullptr);
+      const Threshold expected = reference_->FindThreshold(x.data(), x.size(), wanted, Accuracy::kExact, nullptr);
+      const Threshold found = backend().FindThreshold(dx.get(), x.size(), wanted, Accuracy::kExact, nullptr);
       EXPECT_EQ(found.key, expected.key) << wanted;
       EXPECT_EQ(found.keep_below, expected.keep_below) << wanted;
     }

@@ -182,8 +182,8 @@ class DeviceMemory final : public TensorMemory {
                     in.pending.size(), in.decay, in.precondition, checked ? first_bad_ + *checked : nullptr,
                     gradients_->stream());
   }
-  Choice Select(uint32_t tensor, std::span<const float> pending, double density) override {
-    backend_.FindThresholdAsync(pending.data(), pending.size(), density * static_cast<double>(pending.size()),
+  Choice Select(uint32_t tensor, std::span<const float> pending, double density, kernels::Accuracy accuracy) override {
+    backend_.FindThresholdAsync(pending.data(), pending.size(), density * static_cast<double>(pending.size()), accuracy,
                                 selections_ + tensor, gradients_->stream());
     return {{}, selections_ + tensor};
   }

@@ -144,7 +144,7 @@ void GradientStore::Select(uint32_t tensor, uint64_t round) {
   State& state = tensors_[tensor];
   if (state.codec == nullptr || !state.codec->selects()) return;
   state.selected = round;
-  state.choice = memory_->Select(tensor, state.pending, state.codec->Density(round));
+  state.choice = memory_->Select(tensor, state.pending, state.codec->Density(round), *state.codec->selects());
 }
 
 std::vector<RunInput> GradientStore::InputsOf(const BucketLayout& layout) {

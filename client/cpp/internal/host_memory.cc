@@ -68,8 +68,8 @@ class HostMemory final : public TensorMemory {
       AddToPending(in.gradient, in.pending, backend_);
     }
   }
-  Choice Select(uint32_t, std::span<const float> pending, double density) override {
-    return {SelectThreshold(pending, density, backend_)};
+  Choice Select(uint32_t, std::span<const float> pending, double density, kernels::Accuracy accuracy) override {
+    return {SelectThreshold(pending, density, accuracy, backend_)};
   }
   Encoder* EncoderOf(const Codec& codec) override {
     std::unique_ptr<Encoder>& encoder = encoders_[&codec];

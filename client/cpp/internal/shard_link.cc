@@ -461,7 +461,9 @@ bool ShardLink::Mend() {
       });
       return true;
     }
-    if (!Retryable(mended) || absl::Now() >= deadline) {
+    // Taken back, and dropped again before the streams were open: this process stood still for a lease.
+    const bool dropped = joined.ok() && absl::IsNotFound(mended);
+    if (!(Retryable(mended) || dropped) || absl::Now() >= deadline) {
       // A server that was started anew does not know a job that was in its memory only: that it broke off says more.
       const bool forgotten = !options_.durable && (absl::IsNotFound(mended) || Retryable(mended));
       Lost(absl::IsCancelled(mended) || forgotten ? why : mended);

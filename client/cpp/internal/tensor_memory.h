@@ -82,7 +82,8 @@ class TensorMemory {
   // `checked`: does nothing where FindOutOfGrid found something in that tensor.
   virtual void TakeIn(const Intake& intake, std::optional<uint32_t> checked) = 0;
   // SelectThreshold.
-  virtual Choice Select(uint32_t tensor, std::span<const float> pending, double density) = 0;
+  virtual Choice Select(uint32_t tensor, std::span<const float> pending, double density,
+                        kernels::Accuracy accuracy) = 0;
   // The encoder of a slice, for inputs in this memory; the same one in every call. `codec` outlives this.
   virtual Encoder* EncoderOf(const Codec& codec) = 0;
   virtual void Zero(std::span<float> values) = 0;

@@ -129,7 +129,7 @@ def _name(codec: str) -> str:
 # From the convergence study (tests/bench/README.md). Codecs that keep something on the worker train better by steps: the
 # residual is the momentum. Gradients of those with a momentum of their own, or with nothing but signs, go to plain SGD.
 _SPARSE = frozenset({"tagc", "topk", "threshold", "randomk", "dgc"})
-_TRAIN_BY_STEPS = _SPARSE - {"dgc"} | {"onebit", "efsignsgd", "signum"}
+_TRAIN_BY_STEPS = _SPARSE - {"dgc"} | {"onebit", "efsignsgd", "signum", "powersgd"}
 _TRAIN_BY_SGD = frozenset({"dgc", "signum", "signsgd"})
 
 

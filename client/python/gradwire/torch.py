@@ -102,8 +102,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     params: as for any optimizer; named_parameters() (or the module itself) lets roles and rules see names. Every
     worker builds the same model in the same order with the same arguments; the first worker's values start the job.
 
-    push: "step" (the default for tagc, topk, threshold, randomk, onebit, efsignsgd and signum, if no optimizer is
-    named) sends g/sqrt(v), made with each worker's own second moment (betas[1], eps); what is not sent waits, times
+    push: "step" (the default for tagc, topk, threshold, randomk, onebit, efsignsgd, signum and powersgd, if no optimizer
+    is named) sends g/sqrt(v), made with each worker's own second moment (betas[1], eps); what is not sent waits, times
     residual_decay with sparse codecs, for the next step: the residual is the momentum. "gradient" (the default
     otherwise) sends the gradient to an optimizer on the shards: "adamw" (the default), "sgd" (the default for dgc,
     signum and signsgd), "lamb", "lans" or "lion". betas: (0.9, 0.99) for "step" and "lion", else (0.9, 0.999). eps:

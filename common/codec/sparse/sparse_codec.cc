@@ -333,7 +333,12 @@ class SparseCodec final : public Codec {
 
   bool uses_residual() const override { return shape_.keeps_rest(); }
   bool sparse() const override { return true; }
-  bool selects() const override { return shape_.spec.choice == Choice::kTopK || shape_.spec.choice == Choice::kDgc; }
+  std::optional<kernels::Accuracy> selects() const override {
+    if (shape_.spec.choice == Choice::kTopK) return kernels::Accuracy::kExact;
+    // Lin et al. 2017, section 3.3 and appendix: thresholds come from a sample of the gradient.
+    if (shape_.spec.choice == Choice::kDgc) return kernels::Accuracy::kEstimate;
+    return std::nullopt;
+  }
   std::optional<VelocityRule> velocity() const override {
     if (shape_.spec.choice != Choice::kDgc) return std::nullopt;
     // Section 3.2: each of N workers clips at N^-1/2 of what the sum is meant to have.

@@ -24,7 +24,8 @@ class TagcCodec final : public Codec {
 
   bool uses_residual() const override { return true; }
   bool sparse() const override { return true; }
-  bool selects() const override { return true; }
+  // The paper's threshold is one that follows the gradients, not the k-th largest magnitude.
+  std::optional<kernels::Accuracy> selects() const override { return kernels::Accuracy::kEstimate; }
   bool defers() const override { return true; }
   double Density(uint64_t round) const override { return shape_.spec.DensityAt(round); }
 

@@ -79,10 +79,33 @@ class ClientStream final : public StreamCore {
   MemberCompletion<ClientStream> finished_;
 };
 
+// The queue of all channels of this process, and its poller. gRPC polls all sockets of a process together: with a queue
+// for each channel their threads would receive and send for one another, and hand on what they find by a third.
+class ClientQueue {
+ public:
+  // Lives as long as somebody holds it. Thread-safe.
+  static std::shared_ptr<ClientQueue> OfProcess() {
+    static absl::Mutex mu;
+    static std::weak_ptr<ClientQueue> current;
+    absl::MutexLock lock(&mu);
+    std::shared_ptr<ClientQueue> queue = current.lock();
+    if (queue == nullptr) current = queue = std::make_shared<ClientQueue>();
+    return queue;
+  }
+
+  ::grpc::CompletionQueue* queue() { return &queue_; }
+  Poller& poller() { return poller_; }
+
+ private:
+  ::grpc::CompletionQueue queue_;
+  GrpcQueue poller_queue_{&queue_};
+  Poller poller_{&poller_queue_, 0};
+};
+
 class GrpcChannel final : public Channel, public StreamOwner {
  public:
   GrpcChannel(std::shared_ptr<::grpc::Channel> channel, const Limits& limits)
-      : limits_(limits), stub_(std::move(channel)), poller_(std::make_unique<Poller>(&poller_queue_, 0)) {}
+      : limits_(limits), stub_(std::move(channel)), queue_(ClientQueue::OfProcess()) {}
 
   ~GrpcChannel() override {
     std::vector<std::shared_ptr<ClientStream>> streams;
@@ -92,11 +115,8 @@ class GrpcChannel final : public Channel, public StreamOwner {
     }
     for (auto& stream : streams) stream->Cancel();
     streams.clear();
-    {
-      absl::MutexLock lock(&mu_);
-      mu_.Await(absl::Condition(this, &GrpcChannel::Empty));
-    }
-    poller_.reset();
+    absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(this, &GrpcChannel::Empty));
   }
 
   absl::StatusOr<std::string> Call(Method method, std::string request, int64_t timeout_ms) override {
@@ -124,15 +144,15 @@ class GrpcChannel final : public Channel, public StreamOwner {
       absl::MutexLock lock(&mu_);
       streams_.emplace(stream.get(), stream);
     }
-    stream->Start(&stub_, Path(method), &queue_);
+    stream->Start(&stub_, Path(method), queue_->queue());
     return std::make_unique<StreamHandle>(std::move(stream), /*abandon=*/true);
   }
 
   bool Poll() override {
-    poller_->RunReady();
+    queue_->poller().RunReady();
     return true;
   }
-  void StopPolling() override { poller_->HandBack(); }
+  void StopPolling() override { queue_->poller().HandBack(); }
 
  private:
   static std::string Path(Method method) { return absl::StrCat("/", std::string(method)); }
@@ -144,9 +164,7 @@ class GrpcChannel final : public Channel, public StreamOwner {
 
   const Limits limits_;
   ::grpc::GenericStub stub_;
-  ::grpc::CompletionQueue queue_;
-  GrpcQueue poller_queue_{&queue_};
-  std::unique_ptr<Poller> poller_;
+  const std::shared_ptr<ClientQueue> queue_;
   absl::Mutex mu_;
   std::unordered_map<StreamCore*, std::shared_ptr<ClientStream>> streams_ ABSL_GUARDED_BY(mu_);
 };

@@ -24,7 +24,7 @@ absl::Status StreamCore::Send(Message message) {
   const size_t bytes = buffer.Length();
   {
     absl::MutexLock lock(&mu_);
-    if (!CanSend() && !SinkScope::Any()) mu_.Await(absl::Condition(this, &StreamCore::CanSend));
+    if (!CanSend() && !SinkScope::Any()) mu_.Await(absl::Condition(this, &StreamCore::HalfEmpty));
     if (broken_ || finish_requested_) {
       if (!abort_status_.ok()) return abort_status_;
       if (!final_status_.ok()) return final_status_;
@@ -175,38 +175,20 @@ void StreamCore::NextRead() {
   StartRead(&read_buffer_, &read_done_);
 }
 
+// A message has left its memory when the next one is read: that memory is in this core's cache.
 void StreamCore::OnReadDone(bool ok) {
   std::shared_ptr<StreamCore> self = shared_from_this();
-  Arrival arrival;
   if (ok) {
-    arrival = DecodeMessage(read_buffer_);
+    absl::StatusOr<Message> message = DecodeMessage(read_buffer_);
     read_buffer_.Clear();
-  }
-  {
-    absl::MutexLock lock(&mu_);
-    if (!ok) reading_ = false;
-    if (delivering_) {
-      arrived_ = std::move(arrival);
-      return;
-    }
-    delivering_ = true;
-  }
-  // The next message is received, by another thread, while the sink has this one.
-  while (arrival) {
+    Deliver(std::move(message));
     NextRead();
-    Deliver(*std::move(arrival));
-    absl::MutexLock lock(&mu_);
-    if (!arrived_) {
-      delivering_ = false;
-      return;
-    }
-    arrival = *std::move(arrived_);
-    arrived_.reset();
+    return;
   }
   OnReadEnded();
   {
     absl::MutexLock lock(&mu_);
-    delivering_ = false;
+    reading_ = false;
   }
   MaybeClose();
 }
@@ -242,7 +224,7 @@ void StreamCore::MaybeClose() {
   absl::Status status;
   {
     absl::MutexLock lock(&mu_);
-    if (!ended_ || writing_ || reading_ || delivering_ || closing_) return;
+    if (!ended_ || writing_ || reading_ || closing_) return;
     closing_ = true;
     sink = sink_;
     status = final_status_;

@@ -1,6 +1,5 @@
 // The state machine of one gRPC stream, shared by both ends: a bounded send queue with one write in flight, one read
-// in flight while the sink has the message before it, and one end. ClientStream and ServerStream
-// supply the gRPC calls.
+// in flight unless the sink has a message, and one end. ClientStream and ServerStream supply the gRPC calls.
 #pragma once
 
 #include <grpcpp/impl/codegen/call_op_set.h>
@@ -8,7 +7,6 @@
 
 #include <deque>
 #include <memory>
-#include <optional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -69,8 +67,6 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   void Break() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // What a read ended with: a message, or (nullopt) that nothing more will come.
-  using Arrival = std::optional<absl::StatusOr<Message>>;
   void OnReadDone(bool ok) ABSL_LOCKS_EXCLUDED(mu_);
   void Deliver(absl::StatusOr<Message> message) ABSL_LOCKS_EXCLUDED(mu_);
   void NextRead() ABSL_LOCKS_EXCLUDED(mu_);
@@ -83,6 +79,10 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   bool CanSend() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return queued_bytes_ <= window_bytes_ || broken_ || finish_requested_;
   }
+  // What a sender that had to wait waits for: woken for every message, it would take turns with the poller's thread.
+  bool HalfEmpty() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return queued_bytes_ <= window_bytes_ / 2 || broken_ || finish_requested_;
+  }
 
   const size_t window_bytes_;
   MemberCompletion<StreamCore> read_done_;
@@ -94,11 +94,9 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   std::deque<::grpc::ByteBuffer> queue_ ABSL_GUARDED_BY(mu_);
   size_t queued_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // queue_ and the write in flight
   size_t in_flight_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  bool writing_ ABSL_GUARDED_BY(mu_) = true;             // a write is in flight, or writing has not begun
-  bool reading_ ABSL_GUARDED_BY(mu_) = false;            // a read is in flight, or put off
-  bool delivering_ ABSL_GUARDED_BY(mu_) = false;         // a thread gives messages to the sink
-  std::optional<Arrival> arrived_ ABSL_GUARDED_BY(mu_);  // while it does so: what comes next; no read is in flight then
-  bool paused_ ABSL_GUARDED_BY(mu_) = false;             // a server's read waits until the peer takes what sinks sent
+  bool writing_ ABSL_GUARDED_BY(mu_) = true;   // a write is in flight, or writing has not begun
+  bool reading_ ABSL_GUARDED_BY(mu_) = false;  // a read is in flight, or its message with the sink, or it is put off
+  bool paused_ ABSL_GUARDED_BY(mu_) = false;   // a server's read waits until the peer takes what sinks sent
   bool finish_requested_ ABSL_GUARDED_BY(mu_) = false;
   bool end_started_ ABSL_GUARDED_BY(mu_) = false;
   bool broken_ ABSL_GUARDED_BY(mu_) = false;  // nothing can be sent any more

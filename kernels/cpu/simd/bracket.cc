@@ -11,7 +11,6 @@ namespace gradwire::kernels {
 namespace {
 
 constexpr size_t kLeastElements = 1 << 14;  // below, two histograms are as fast
-constexpr size_t kLine = 16;                // elements that are sampled together: a cache line
 constexpr size_t kLeastLines = 1024;        // in the sample
 constexpr size_t kStrideLines = 64;         // of which one is sampled, unless that gives fewer than kLeastLines
 constexpr int kBinShift = 16;               // of a magnitude: 8 exponent and 7 mantissa bits
@@ -22,7 +21,7 @@ constexpr double kDeviations = 4;
 constexpr double kDrift = 0.005;
 constexpr int kAttempts = 3;
 
-size_t StrideLines(size_t n) { return std::clamp<size_t>(n / kLine / kLeastLines, 1, kStrideLines); }
+size_t StrideLines(size_t n) { return std::clamp<size_t>(n / kSampleLine / kLeastLines, 1, kStrideLines); }
 
 double Margin(double sampled) { return kDeviations * std::sqrt(sampled) + kDrift * sampled + 8; }
 
@@ -35,40 +34,40 @@ size_t Capacity(size_t n, double wanted) {
 
 }  // namespace
 
-BracketSearch::BracketSearch(const float* x, size_t n, double wanted)
-    : wanted_(wanted),
+BracketSearch::BracketSearch(const float* x, const LineSample& among)
+    : among_(among),
       bins_(kBins * sizeof(uint32_t)),
       blocks_(kBins / kBlock * sizeof(uint32_t)),
-      collected_(Capacity(n, std::clamp(wanted, 0.0, static_cast<double>(n))) * sizeof(uint32_t)) {
-  if (n < kLeastElements || !(wanted > 0) || wanted > 0.5 * static_cast<double>(n)) return;
+      collected_(Capacity(among.size, std::clamp(among.wanted, 0.0, static_cast<double>(among.size))) *
+                 sizeof(uint32_t)) {
+  if (among.size < kLeastElements || !(among.wanted > 0) || among.wanted > 0.5 * static_cast<double>(among.size)) {
+    return;
+  }
   bracket_.collected = collected_.u32();
-  bracket_.capacity = Capacity(n, wanted);
-  Sample(x, n);
+  bracket_.capacity = Capacity(among.size, among.wanted);
+  Look(x);
 }
 
-// One line out of each stretch, at a place that hashing picks, so that no period of the data meets it.
-void BracketSearch::Sample(const float* x, size_t n) {
+void BracketSearch::Look(const float* x) {
   uint32_t* const bins = bins_.u32();
   std::fill(bins, bins + kBins, 0u);
-  const size_t stride = StrideLines(n);
-  const size_t stretches = n / (stride * kLine);
-  const auto line_of = [&](size_t s) {
-    const uint64_t within = (Mix(s) >> 32) * stride >> 32;
-    return x + (s * stride + within) * kLine;
-  };
+  LineSample few = {.stride = StrideLines(among_.size)};
+  const size_t lines = among_.size / (few.stride * kSampleLine);
+  few.size = lines * kSampleLine;
+  const auto line_at = [&](size_t line) { return x + among_.At(few.LineAt(line) * kSampleLine); };
   constexpr size_t kAhead = 8;
-  for (size_t s = 0; s < stretches; ++s) {
-    if (s + kAhead < stretches) __builtin_prefetch(line_of(s + kAhead));
-    const float* line = line_of(s);
-    for (size_t i = 0; i < kLine; ++i) ++bins[(FloatBits(line[i]) & 0x7FFFFFFFu) >> kBinShift];
+  for (size_t line = 0; line < lines; ++line) {
+    if (line + kAhead < lines) __builtin_prefetch(line_at(line + kAhead));
+    const float* const values = line_at(line);
+    for (size_t i = 0; i < kSampleLine; ++i) ++bins[(FloatBits(values[i]) & 0x7FFFFFFFu) >> kBinShift];
   }
   for (size_t block = 0; block < kBins / kBlock; ++block) {
     uint32_t count = 0;
     for (size_t i = 0; i < kBlock; ++i) count += bins[block * kBlock + i];
     blocks_.u32()[block] = count;
   }
-  per_sample_ = static_cast<double>(n) / static_cast<double>(stretches * kLine);
-  sampled_ = wanted_ / per_sample_;
+  per_sample_ = static_cast<double>(among_.size) / static_cast<double>(few.size);
+  sampled_ = among_.wanted / per_sample_;
   margin_ = Margin(sampled_);
 }
 
@@ -101,17 +100,17 @@ Bracket* BracketSearch::Next() {
 bool BracketSearch::Finish(Threshold* found) {
   const double above = static_cast<double>(bracket_.above);
   const double reached = above + static_cast<double>(bracket_.inside);
-  // Were all non-zero elements wanted, `reached` could equal `wanted_`; that case is the histograms'.
-  if (above < wanted_ && wanted_ < reached) {
+  // Were all non-zero elements wanted, `reached` could equal what is wanted; that case is the histograms'.
+  if (above < among_.wanted && among_.wanted < reached) {
     *found = Exact();
     return true;
   }
-  shift_ += above >= wanted_ ? -2 * margin_ : 2 * margin_;
+  shift_ += above >= among_.wanted ? -2 * margin_ : 2 * margin_;
   return false;
 }
 
 Threshold BracketSearch::Exact() const {
-  double wanted = wanted_ - static_cast<double>(bracket_.above);
+  double wanted = among_.wanted - static_cast<double>(bracket_.above);
   const uint32_t first = bracket_.low >> kKeyShift;
   const uint32_t keys = (bracket_.high >> kKeyShift) - first;
   int shift = 0;

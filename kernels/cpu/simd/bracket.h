@@ -7,6 +7,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cpu/simd/buffer.h"
+#include "kernels/math/select.h"
 
 namespace gradwire::kernels {
 
@@ -20,10 +21,10 @@ struct Bracket {
   size_t inside = 0;   // collected
 };
 
-// One search. `x` must not change meanwhile.
+// One search among the elements of a sample, or all. `x` must not change meanwhile.
 class BracketSearch {
  public:
-  BracketSearch(const float* x, size_t n, double wanted);
+  BracketSearch(const float* x, const LineSample& among);
 
   // The next range to count; null when brackets are of no use here: too few elements, too many ties, or none of the
   // guesses held the threshold.
@@ -32,12 +33,13 @@ class BracketSearch {
   bool Finish(Threshold* found);
 
  private:
-  void Sample(const float* x, size_t n);
+  // Counts the magnitudes of a few of the lines.
+  void Look(const float* x);
   // The lower edge of the bin at which `count` sampled elements lie above; 0 if there are not as many.
   uint32_t EdgeAbove(double count);
   Threshold Exact() const;
 
-  const double wanted_;
+  const LineSample among_;
   double per_sample_ = 0;  // elements per sampled element; 0: no sample
   double sampled_ = 0;     // wanted elements within the sample
   int attempt_ = 0;

@@ -26,13 +26,24 @@ struct BracketLanes {
 
 HWY_INLINE VecI32 SignedMagnitudes(const float* x) { return hn::BitCast(I32(), LoadMagnitudes(x)); }
 
+// Where the elements of a visit lie: at(i) is the address of the i-th and those behind it in its line.
+struct Contiguous {
+  const float* x;
+  HWY_INLINE const float* at(size_t i) const { return x + i; }
+};
+struct OfLines {
+  const float* lines[kVisit / kSampleLine];
+  HWY_INLINE const float* at(size_t i) const { return lines[i / kSampleLine] + i % kSampleLine; }
+};
+
 // Adds to `above` (per lane) how many elements of a visit lie above the bracket; true if some lie within.
-HWY_INLINE bool CountVisit(const float* x, BracketLanes bracket, VecI32* above) {
+template <class Visit>
+HWY_INLINE bool CountVisit(const Visit& visit, BracketLanes bracket, VecI32* above) {
   const I32 d;
   VecI32 count = *above;
   auto any = hn::FirstN(d, 0);
   for (size_t i = 0; i < kVisit; i += hn::Lanes(d)) {
-    const VecI32 magnitude = SignedMagnitudes(x + i);
+    const VecI32 magnitude = SignedMagnitudes(visit.at(i));
     const auto is_above = hn::Gt(magnitude, bracket.below_high);
     count = hn::Sub(count, hn::VecFromMask(d, is_above));
     any = hn::Or(any, hn::AndNot(is_above, hn::Gt(magnitude, bracket.below_low)));
@@ -42,10 +53,11 @@ HWY_INLINE bool CountVisit(const float* x, BracketLanes bracket, VecI32* above) 
 }
 
 // Appends the magnitudes of a visit that lie within.
-HWY_INLINE uint32_t* CollectVisit(const float* x, BracketLanes bracket, uint32_t* out) {
+template <class Visit>
+HWY_INLINE uint32_t* CollectVisit(const Visit& visit, BracketLanes bracket, uint32_t* out) {
   const I32 d;
   for (size_t i = 0; i < kVisit; i += hn::Lanes(d)) {
-    const VecI32 magnitude = SignedMagnitudes(x + i);
+    const VecI32 magnitude = SignedMagnitudes(visit.at(i));
     const auto within = hn::AndNot(hn::Gt(magnitude, bracket.below_high), hn::Gt(magnitude, bracket.below_low));
     hn::StoreU(hn::BitCast(U32(), CompressLanes(d, magnitude, within)), U32(), out);
     out += hn::CountTrue(d, within);
@@ -61,40 +73,88 @@ HWY_INLINE uint64_t SumOfLanes(VecI32 counts) {
   return total;
 }
 
-// One pass over x. Returns false when what lies within the bracket does not fit.
-HWY_INLINE bool CountAndCollect(const float* x, size_t n, Bracket* bracket) {
-  const size_t part = n / kStreams / kVisit * kVisit;
-  uint32_t* const full = bracket->collected + bracket->capacity - kStreams * kVisit;
-  const BracketLanes bounds = {hn::Set(I32(), static_cast<int32_t>(bracket->low - 1)),
-                               hn::Set(I32(), static_cast<int32_t>(bracket->high - 1))};
-  VecI32 counts = hn::Zero(I32());
-  uint32_t* out = bracket->collected;
-  for (size_t i = 0; i < part; i += kVisit) {
-    if (HWY_UNLIKELY(out > full)) return false;
-    for (size_t s = 0; s < kStreams; ++s) {
-      const float* const visit = x + s * part + i;
-      if (HWY_UNLIKELY(CountVisit(visit, bounds, &counts))) out = CollectVisit(visit, bounds, out);
-    }
-  }
-  uint64_t above = SumOfLanes(counts);
-  if (out > full) return false;
-  for (size_t i = kStreams * part; i < n; ++i) {  // less than kStreams * kVisit
-    const uint32_t magnitude = FloatBits(x[i]) & 0x7FFFFFFFu;
-    above += magnitude >= bracket->high;
-    *out = magnitude;
-    out += magnitude - bracket->low < bracket->high - bracket->low;
-  }
-  bracket->above = above;
-  bracket->inside = static_cast<size_t>(out - bracket->collected);
-  return true;
-}
+// One pass, over all elements or those of a sample.
+class BracketPass {
+ public:
+  BracketPass(const float* x, const LineSample& among, Bracket* bracket)
+      : x_(x),
+        among_(among),
+        bracket_(*bracket),
+        bounds_{hn::Set(I32(), static_cast<int32_t>(bracket->low - 1)),
+                hn::Set(I32(), static_cast<int32_t>(bracket->high - 1))},
+        counts_(hn::Zero(I32())),
+        out_(bracket->collected),
+        full_(bracket->collected + bracket->capacity - kStreams * kVisit) {}
 
-// A sample brackets the threshold; one pass over all elements counts what lies above and collects what lies within, and
-// the key is found among these. A bracket that was missed moves. Returns false if that did not work out.
-bool FindThresholdByBracket(const float* x, size_t n, double wanted, Threshold* found) {
-  BracketSearch search(x, n, wanted);
+  // Returns false when what lies within the bracket does not fit.
+  HWY_INLINE bool Run() {
+    const size_t visited = among_.stride == 1 ? VisitAll() : VisitLines();
+    if (out_ > full_) return false;
+    uint64_t above = SumOfLanes(counts_);
+    for (size_t i = visited; i < among_.size; ++i) {  // less than kStreams * kVisit
+      const uint32_t magnitude = FloatBits(x_[among_.At(i)]) & 0x7FFFFFFFu;
+      above += magnitude >= bracket_.high;
+      *out_ = magnitude;
+      out_ += magnitude - bracket_.low < bracket_.high - bracket_.low;
+    }
+    bracket_.above = above;
+    bracket_.inside = static_cast<size_t>(out_ - bracket_.collected);
+    return true;
+  }
+
+ private:
+  template <class Visit>
+  HWY_INLINE void Add(const Visit& visit) {
+    if (HWY_UNLIKELY(CountVisit(visit, bounds_, &counts_))) out_ = CollectVisit(visit, bounds_, out_);
+  }
+
+  // Both return how many elements they have visited, and stop where the room ends.
+  HWY_INLINE size_t VisitAll() {
+    const size_t part = among_.size / kStreams / kVisit * kVisit;
+    for (size_t i = 0; i < part && out_ <= full_; i += kVisit) {
+      for (size_t s = 0; s < kStreams; ++s) Add(Contiguous{x_ + s * part + i});
+    }
+    return kStreams * part;
+  }
+  // No two lines are neighbours, so what is visited next must be asked for by hand.
+  HWY_INLINE size_t VisitLines() {
+    constexpr size_t kLines = kVisit / kSampleLine;
+    constexpr size_t kAhead = 4;  // visits; a power of two
+    const size_t visits = among_.size / kVisit;
+    OfLines ring[kAhead];
+    const auto ask = [&](size_t v) HWY_ATTR {
+      for (size_t k = 0; k < kLines; ++k) {
+        const float* const line = x_ + among_.LineAt(v * kLines + k) * kSampleLine;
+        ring[v % kAhead].lines[k] = line;
+        __builtin_prefetch(line);
+        __builtin_prefetch(line + kSampleLine - 1);
+      }
+    };
+    for (size_t v = 0; v < std::min(kAhead, visits); ++v) ask(v);
+    for (size_t v = 0; v < visits && out_ <= full_; ++v) {
+      const OfLines visit = ring[v % kAhead];
+      if (v + kAhead < visits) ask(v + kAhead);
+      Add(visit);
+    }
+    return visits * kVisit;
+  }
+
+  const float* const x_;
+  const LineSample& among_;
+  Bracket& bracket_;
+  const BracketLanes bounds_;
+  VecI32 counts_;
+  uint32_t* out_;
+  uint32_t* const full_;
+};
+
+// A sample brackets the threshold; one pass over all elements (or a larger sample) counts what lies above and collects
+// what lies within, and the key is found among these. A bracket that was missed moves. Returns false if that did not
+// work out.
+bool FindThresholdByBracket(const float* x, const LineSample& among, Threshold* found) {
+  BracketSearch search(x, among);
   while (Bracket* bracket = search.Next()) {
-    if (!CountAndCollect(x, n, bracket)) return false;
+    if (!BracketPass(x, among, bracket).Run()) return false;
     if (search.Finish(found)) return true;
   }
   return false;
@@ -196,7 +256,8 @@ size_t TakeSelected(float* x, size_t n, const SelectArgs& args, uint32_t first_p
                     int32_t* integers) {
   constexpr size_t kStretchWords = 2048;
   constexpr size_t kPartWords = kStretchWords / kStreams;
-  const VecI32 least = hn::Set(I32(), static_cast<int32_t>((args.key << kKeyShift) - 1));  // -1 for key 0: all
+  // Zero is never selected, so key 0 has no fewer candidates than what is not 0.
+  const VecI32 least = hn::Set(I32(), args.key == 0 ? 0 : static_cast<int32_t>((args.key << kKeyShift) - 1));
   const SelectLanes lanes(args);
   const uint32_t first_order = static_cast<uint32_t>(args.first_element * 0x9E3779B9ull) + args.phase;
   Taken taken = {positions, integers, n};

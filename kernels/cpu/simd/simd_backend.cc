@@ -58,9 +58,10 @@ class SimdBackend final : public ReferenceBackend {
                          const PreconditionCoefficients& c, Stream*) override {
     HWY_NAMESPACE::AddPreconditioned(x, gradient, second_moment, n, c);
   }
-  Threshold FindThreshold(const float* x, size_t n, double wanted, Stream* stream) override {
+  Threshold FindThreshold(const float* x, size_t n, double wanted, Accuracy accuracy, Stream* stream) override {
     Threshold found;
-    return FindThresholdByBracket(x, n, wanted, &found) ? found : Backend::FindThreshold(x, n, wanted, stream);
+    if (FindThresholdByBracket(x, SampleOf(n, wanted, accuracy), &found)) return found;
+    return Backend::FindThreshold(x, n, wanted, accuracy, stream);
   }
   size_t TakeSelected(float* x, size_t n, const SelectArgs& args, uint32_t first_position, uint32_t* positions,
                       int32_t* integers, Stream*) override {

@@ -10,19 +10,22 @@
 
 namespace gradwire::kernels::cuda {
 
-// f(x) for every element: blocks stride over the array, each thread takes vectors of four.
+// f(x) for every element of a sample, or all: blocks stride over them, each thread takes vectors of four, which stay
+// within a line.
 template <int kThreads, class Block, class F>
-GW_DEVICE void ForEachStrided(const Block& block, uint32_t thread, const float* x, uint64_t n, bool vectors, F f) {
+GW_DEVICE void ForEachStrided(const Block& block, uint32_t thread, const float* x, const LineSample& sample,
+                              bool vectors, F f) {
   constexpr int kLanes = 4;
+  static_assert(kSampleLine % kLanes == 0);
   const uint64_t stride = block.count() * kThreads;
   const uint64_t first = block.index() * kThreads + thread;
-  const uint64_t whole = vectors ? n / kLanes : 0;
+  const uint64_t whole = vectors ? sample.size / kLanes : 0;
   for (uint64_t i = first; i < whole; i += stride) {
-    const Vector<float, kLanes> v = Load<float, kLanes>(x, i * kLanes);
+    const Vector<float, kLanes> v = Load<float, kLanes>(x, sample.At(i * kLanes));
     GW_UNROLL
     for (int k = 0; k < kLanes; ++k) f(v.v[k]);
   }
-  for (uint64_t i = whole * kLanes + first; i < n; i += stride) f(x[i]);
+  for (uint64_t i = whole * kLanes + first; i < sample.size; i += stride) f(x[sample.At(i)]);
 }
 
 // *largest = max(*largest, bits of each |x|).
@@ -38,7 +41,7 @@ struct LargestMagnitude {
     typename Block::template PerThread<uint32_t> most(block);
     block.Phase([&](uint32_t thread) {
       uint32_t bits = 0;
-      ForEachStrided<kTuning.threads>(block, thread, x, n, vectors, [&](float v) {
+      ForEachStrided<kTuning.threads>(block, thread, x, {.stride = 1, .size = n}, vectors, [&](float v) {
         const uint32_t magnitude = FloatBits(v) & 0x7FFFFFFFu;
         bits = magnitude > bits ? magnitude : bits;
       });
@@ -79,15 +82,16 @@ struct LargestOfRuns {
   }
 };
 
-// Counts non-zero elements by the upper bits of their key, or (kLower) by the lower bits those whose upper bits are
-// `upper`. A block counts in shared memory, in 32 bits: the launcher gives it fewer than 2^32 elements.
+// Counts non-zero elements of a sample, or all, by the upper bits of their key, or (kLower) by the lower bits those
+// whose upper bits are `upper`. A block counts in shared memory, in 32 bits: the launcher gives it fewer than 2^32
+// elements.
 template <bool kLower>
 struct Histogram {
   static constexpr Tuning kTuning = tuning::kHistogram;
   static constexpr uint32_t kBins = 1u << (kLower ? kLowerBits : kUpperBits);
   static constexpr uint32_t kCounters = kBins * tuning::kHistogramCopies;
   const float* x;
-  uint64_t n;
+  LineSample sample;
   bool vectors;
   uint32_t upper;
   const DeviceSelection* selection;  // if not null: `upper` is taken from it
@@ -102,7 +106,7 @@ struct Histogram {
     block.Phase([&](uint32_t thread) {
       const uint32_t wanted_upper = kLower && selection != nullptr ? selection->upper : upper;
       uint32_t* mine = counters + (thread % tuning::kHistogramCopies) * kBins;
-      ForEachStrided<kTuning.threads>(block, thread, x, n, vectors, [&](float v) {
+      ForEachStrided<kTuning.threads>(block, thread, x, sample, vectors, [&](float v) {
         const uint32_t key = KeyOf(v);
         if constexpr (kLower) {
           if ((key >> kLowerBits) != wanted_upper || v == 0.0f) return;
@@ -131,7 +135,7 @@ struct PickBin {
   static constexpr uint32_t kPerThread = kBins / kTuning.threads;
   static_assert(kPerThread * kTuning.threads == kBins);
   const uint64_t* bins;
-  double wanted;  // upper: density * n. Not used for lower.
+  double wanted;  // upper: of the elements that were counted. Not used for lower.
   DeviceSelection* selection;
 
   struct Candidate {
@@ -150,8 +154,8 @@ struct PickBin {
     const uint64_t present = block.ExclusiveSum(above);
     const double want = kLower ? selection->wanted : wanted;
     if (kLower && !(want > 0)) return;
-    if (!kLower && (!(want > 0) || present == 0 || static_cast<double>(present) <= want)) {
-      const bool all = want > 0 && present > 0;
+    if (!kLower && (!(want > 0) || static_cast<double>(present) <= want)) {
+      const bool all = want > 0;
       block.Final([&](uint32_t thread) {
         if (thread == 0) *selection = {all ? 0u : (1u << kKeyBits) - 1, 0, all ? uint64_t{1} << 32 : 0, 0.0};
       });

@@ -144,8 +144,7 @@ class Bench {
     EncodedFrame frame;
     const FrameIdentity id = {0, 0, round_, 1, {&kLearningRate, 1}, 1};
     times->encode += SecondsOf([&] {
-      Selection selection;
-      if (codec_->selects()) selection = SelectThreshold(pending_, codec_->Density(round_), *backend_);
+      const Selection selection = SelectThreshold(*codec_, round_, pending_, *backend_);
       std::vector<RunInput> runs(at().runs.size());
       for (size_t i = 0; i < runs.size(); ++i) {
         float* const memory = pending_.data() + at().run_begin[i];

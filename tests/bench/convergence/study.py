@@ -231,6 +231,11 @@ def gpt(results: Results) -> None:
         repeat(results, case, "gpt", 2, SEEDS if dense else SEEDS[:1], 9 if dense else GPT_SEARCH)
 
 
+def gpt_grid(results: Results, workers: int, seeds: tuple[int, ...], among: list[Case]) -> None:
+    for case in among:
+        repeat(results, case, "gpt", workers, seeds, 9 if case.codec == DENSE else GPT_SEARCH)
+
+
 def gpt_finalists(results: Results) -> None:
     """Densities and seeds of what is in question for the defaults, and 8 workers."""
     names = [DENSE] + [f"{codec}:density={d:g}" for codec in ("tagc", "topk") for d in DENSITIES]
@@ -365,7 +370,6 @@ def two_way(results: Results, task: str) -> None:
 
 
 # In the order of what matters most, should time run out.
-# In the order of what matters most, should time run out.
 STAGES: dict[str, Callable[[Results], None]] = {
     "grid": lambda results: grid(results, 2, SEEDS[:1]),
     "settle_logistic": lambda results: settle(results, "logistic", SEEDS[:1]),
@@ -386,6 +390,9 @@ STAGES: dict[str, Callable[[Results], None]] = {
     "seeds": lambda results: grid(results, 2, SEEDS),
     "workers": lambda results: grid(results, 8, SEEDS[:1]),
     "workers_seeds": lambda results: grid(results, 8, SEEDS),
+    "gpt_grid": lambda results: gpt_grid(results, 2, SEEDS[:1], cases()),
+    "gpt_workers": lambda results: gpt_grid(results, 8, SEEDS[:1], core_cases()),
+    "gpt_seeds": lambda results: gpt_grid(results, 2, SEEDS, cases()),
 }
 
 

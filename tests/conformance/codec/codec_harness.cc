@@ -213,8 +213,7 @@ std::vector<EncodedFrame> Cluster::EncodeAll(const GradientFn& gradient) {
       AddToPending(g, shown, *backend_);
     }
     std::vector<float>& memory = carries ? pending : shown;
-    Selection selection;
-    if (codec_->selects()) selection = SelectThreshold(memory, codec_->Density(round_), *backend_);
+    const Selection selection = SelectThreshold(*codec_, round_, memory, *backend_);
     std::vector<RunInput> runs;
     for (size_t i = 0; i < layout().runs.size(); ++i) {
       float* at = memory.data() + layout().run_begin[i];

@@ -74,7 +74,7 @@ class Tensors {
     std::vector<RunInput> runs;
     for (const Run& run : bucket_.slice().runs) {
       float* x = host_[run.tensor].data() + run.offset;
-      runs.push_back({x, x, Select(run.tensor, round)});
+      runs.push_back({x, x, SelectThreshold(*bucket_.codec, round, host_[run.tensor], *bucket_.backend)});
     }
     return runs;
   }
@@ -82,8 +82,8 @@ class Tensors {
   std::vector<RunInput> OnDevice(uint64_t round) {
     for (size_t t = 0; t < host_.size() && bucket_.codec->selects(); ++t) {
       const double wanted = bucket_.codec->Density(round) * static_cast<double>(host_[t].size());
-      device_.bucket()->backend().FindThresholdAsync(on_device_[t], host_[t].size(), wanted, selections_[t],
-                                                     device_.bucket()->stream());
+      device_.bucket()->backend().FindThresholdAsync(on_device_[t], host_[t].size(), wanted, *bucket_.codec->selects(),
+                                                     selections_[t], device_.bucket()->stream());
     }
     std::vector<RunInput> runs;
     for (const Run& run : bucket_.slice().runs) {
@@ -101,11 +101,6 @@ class Tensors {
   }
 
  private:
-  Selection Select(uint32_t tensor, uint64_t round) {
-    if (!bucket_.codec->selects()) return {};
-    return SelectThreshold(host_[tensor], bucket_.codec->Density(round), *bucket_.backend);
-  }
-
   const Bucket& bucket_;
   DeviceSide& device_;
   std::vector<std::vector<float>> host_;

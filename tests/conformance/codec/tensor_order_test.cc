@@ -64,7 +64,7 @@ Arrays Train(const std::string& codec_spec, const Sizes& tensors) {
         } else {
           AddToPending(g, shown[name], *backend);
         }
-        if (codec->selects()) selections[name] = SelectThreshold(shown[name], codec->Density(round), *backend);
+        selections[name] = SelectThreshold(*codec, round, shown[name], *backend);
       }
       std::vector<RunInput> runs;
       for (const Run& run : bucket.runs) {

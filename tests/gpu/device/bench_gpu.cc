@@ -1,6 +1,6 @@
 // Kernels on a GPU next to a device-to-device copy, in one interleaved run: bytes that the operation must move (each
-// input read once, each output written once; the passes of the threshold counted as made) per second. Then what a shard
-// server does with the chunks that it receives, next to the bus alone.
+// input read once, each output written once; the passes of the threshold over its sample counted as made) per second.
+// Then what a shard server does with the chunks that it receives, next to the bus alone.
 //   bench_gpu [--json FILE] [--elements N] [--rounds N]
 // Exits with 77 where there is no GPU.
 #include <algorithm>
@@ -165,7 +165,7 @@ class Bench {
     const ElementCount count = {std::min<uint64_t>(most, n_ / 4), taken};
     const auto restore = [=, this] { runtime_.Copy(a, c, n_ * 4, stream_); };
     const auto encode = [=, this] {
-      backend_.FindThresholdAsync(a, n_, wanted, selection, stream_);
+      backend_.FindThresholdAsync(a, n_, wanted, Accuracy::kEstimate, selection, stream_);
       backend_.TakeSelectedAsync(a, n_, select, selection, 0, positions, integers, taken, stream_);
       backend_.SketchAddAsync(positions, integers, count, sketch, sketch_cells, stream_);
     };
@@ -174,10 +174,11 @@ class Bench {
                                stream_);
     };
     const double n = static_cast<double>(n_);
-    cases_.push_back({what + ": threshold", 8 * n, {}, restore, [=, this] {
-                        backend_.FindThresholdAsync(a, n_, wanted, selection, stream_);
+    const double sampled = static_cast<double>(SampleOf(n_, wanted, Accuracy::kEstimate).size);
+    cases_.push_back({what + ": threshold", 8 * sampled, {}, restore, [=, this] {
+                        backend_.FindThresholdAsync(a, n_, wanted, Accuracy::kEstimate, selection, stream_);
                       }});
-    cases_.push_back({what + ": encode", 12 * n + wanted * 12 + 2 * cells, 0.7, restore, encode});
+    cases_.push_back({what + ": encode", 8 * sampled + 4 * n + wanted * 12 + 2 * cells, 0.7, restore, encode});
     cases_.push_back({what + ": peel", cells + wanted * 9, {}, {}, peel});
     const auto prepare = [=] {
       restore();

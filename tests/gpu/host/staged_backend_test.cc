@@ -101,7 +101,7 @@ TEST_P(StagedBackend, Selection) {
     std::vector<uint64_t> upper(size_t{1} << kUpperBits), lower(size_t{1} << kLowerBits);
     b.UpperHistogram(x.data(), n_, upper.data(), nullptr);
     b.LowerHistogram(x.data(), n_, KeyOf(1.0f) >> kLowerBits, lower.data(), nullptr);
-    const Threshold t = b.FindThreshold(x.data(), n_, 0.1 * static_cast<double>(n_), nullptr);
+    const Threshold t = b.FindThreshold(x.data(), n_, 0.1 * static_cast<double>(n_), Accuracy::kExact, nullptr);
     return std::tuple(upper, lower, t.key, t.keep_below);
   });
   Compare("TakeSelected", [&](Backend& b, std::mt19937_64& random) {

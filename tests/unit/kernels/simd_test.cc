@@ -120,8 +120,8 @@ TEST_P(SimdBackend, FindsTheSameThreshold) {
   ForAll([&](const std::vector<float>& x, const std::string& what) {
     const double n = static_cast<double>(x.size());
     for (double wanted : {0.0, 0.3, 1.0, 0.001 * n, 0.01 * n, std::floor(0.1 * n), 0.45 * n, 0.9 * n, n, 2 * n}) {
-      const Threshold expected = reference_->FindThreshold(x.data(), x.size(), wanted, nullptr);
-      const Threshold got = simd_->FindThreshold(x.data(), x.size(), wanted, nullptr);
+      const Threshold expected = reference_->FindThreshold(x.data(), x.size(), wanted, Accuracy::kExact, nullptr);
+      const Threshold got = simd_->FindThreshold(x.data(), x.size(), wanted, Accuracy::kExact, nullptr);
       ASSERT_EQ(got.key, expected.key) << what << ", wanted " << wanted;
       ASSERT_EQ(got.keep_below, expected.keep_below) << what << ", wanted " << wanted;
     }
@@ -138,10 +138,32 @@ TEST_P(SimdBackend, FindsTheSameThresholdWhereASampleMisleads) {
         x[i] = (i % period < width ? 100.0f : 1.0f) * (1.0f + static_cast<float>(random_() % 1000) * 1e-3f);
       }
       for (double wanted : {10.0, 300.0, 3000.0, 20'000.0}) {
-        const Threshold expected = reference_->FindThreshold(x.data(), n, wanted, nullptr);
-        const Threshold got = simd_->FindThreshold(x.data(), n, wanted, nullptr);
+        const Threshold expected = reference_->FindThreshold(x.data(), n, wanted, Accuracy::kExact, nullptr);
+        const Threshold got = simd_->FindThreshold(x.data(), n, wanted, Accuracy::kExact, nullptr);
         ASSERT_EQ(got.key, expected.key) << period << ", " << width << ", " << wanted;
         ASSERT_EQ(got.keep_below, expected.keep_below) << period << ", " << width << ", " << wanted;
+      }
+    }
+  }
+}
+
+// Samples of every stride from the least on, of ragged lengths and any address.
+TEST_P(SimdBackend, EstimatesTheSameThreshold) {
+  for (const Pattern& pattern : Patterns()) {
+    std::vector<float> x(2'700'017);
+    pattern.fill(random_, &x);
+    x[x.size() / 2] = std::numeric_limits<float>::quiet_NaN();
+    x[x.size() / 3] = -std::numeric_limits<float>::infinity();
+    for (size_t skipped : {0u, 1u, 15u}) {
+      const float* const begin = x.data() + skipped;
+      const size_t n = x.size() - 2 * skipped;
+      for (double density : {0.09, 0.1, 0.2, 0.45, 0.9, 1.0, 2.0}) {
+        const double wanted = density * static_cast<double>(n);
+        EXPECT_EQ(SampleOf(n, wanted, Accuracy::kEstimate).stride > 1, density > 0.09);
+        const Threshold expected = reference_->FindThreshold(begin, n, wanted, Accuracy::kEstimate, nullptr);
+        const Threshold got = simd_->FindThreshold(begin, n, wanted, Accuracy::kEstimate, nullptr);
+        ASSERT_EQ(got.key, expected.key) << pattern.name << ", density " << density;
+        ASSERT_EQ(got.keep_below, expected.keep_below) << pattern.name << ", density " << density;
       }
     }
   }
@@ -150,8 +172,8 @@ TEST_P(SimdBackend, FindsTheSameThresholdWhereASampleMisleads) {
 TEST_P(SimdBackend, TakesTheSame) {
   ForAll([&](const std::vector<float>& x, const std::string& what) {
     for (double density : {0.001, 0.02, 0.3, 1.0}) {
-      const Threshold t =
-          reference_->FindThreshold(x.data(), x.size(), density * static_cast<double>(x.size()), nullptr);
+      const Threshold t = reference_->FindThreshold(x.data(), x.size(), density * static_cast<double>(x.size()),
+                                                    Accuracy::kExact, nullptr);
       for (int exponent : {kMinExponent, -8, 30}) {
         const SelectArgs args = {t.key,    t.keep_below,
                                  12345,    (uint64_t{1} << 32) - 1000,  // element numbers cross 2^32

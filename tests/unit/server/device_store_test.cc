@@ -97,8 +97,7 @@ class DeviceStoreTest : public ::testing::Test {
     std::normal_distribution<float> normal;
     for (float& x : pending) x = normal(random_);
     const std::vector<float> gradient = pending;
-    Selection selection;
-    if (codecs_[0]->selects()) selection = SelectThreshold(pending, codecs_[0]->Density(round), *host_);
+    const Selection selection = SelectThreshold(*codecs_[0], round, pending, *host_);
     std::vector<RunInput> runs;
     for (size_t r = 0; r < slice().runs.size(); ++r) {
       runs.push_back({gradient.data() + slice().run_begin[r], pending.data() + slice().run_begin[r], selection});

@@ -49,8 +49,7 @@ std::vector<Bytes> FrameMaker::Push(uint32_t bucket, uint64_t round, float value
   const BucketLayout& layout = at(bucket);
   std::vector<float> gradient(layout.elements, value);
   std::vector<float> pending = gradient;
-  Selection selection;
-  if (codecs_[bucket]->selects()) selection = SelectThreshold(pending, codecs_[bucket]->Density(round), *backend_);
+  const Selection selection = SelectThreshold(*codecs_[bucket], round, pending, *backend_);
   std::vector<RunInput> runs;
   for (size_t r = 0; r < layout.runs.size(); ++r) {
     runs.push_back({gradient.data() + layout.run_begin[r], pending.data() + layout.run_begin[r], selection});

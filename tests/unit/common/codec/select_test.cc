@@ -70,7 +70,7 @@ TEST_F(SelectTest, HitsTheWantedDensityWithinFivePercent) {
         if (wanted < 100) continue;
         // Ties that lie anywhere are taken like coin flips: within 5 % once there are enough of them.
         if (std::string(name) == "quantised" && wanted < 2000) continue;
-        const Selection s = SelectThreshold(x, density, *backend_);
+        const Selection s = SelectThreshold(x, density, kernels::Accuracy::kExact, *backend_);
         EXPECT_NEAR(static_cast<double>(Count(x, s)), wanted, 0.05 * wanted) << name << ", " << n << ", " << density;
       }
     }
@@ -80,21 +80,21 @@ TEST_F(SelectTest, HitsTheWantedDensityWithinFivePercent) {
 TEST_F(SelectTest, SelectsNothingWhereThereIsNothing) {
   std::vector<float> zeros(1000, 0.0f);
   zeros[5] = -0.0f;
-  EXPECT_EQ(Count(zeros, SelectThreshold(zeros, 1.0, *backend_)), 0u);
-  EXPECT_EQ(Count(zeros, SelectThreshold(zeros, 0.01, *backend_)), 0u);
+  EXPECT_EQ(Count(zeros, SelectThreshold(zeros, 1.0, kernels::Accuracy::kExact, *backend_)), 0u);
+  EXPECT_EQ(Count(zeros, SelectThreshold(zeros, 0.01, kernels::Accuracy::kExact, *backend_)), 0u);
   const std::vector<float> ones(1000, 1.0f);
-  EXPECT_EQ(Count(ones, SelectThreshold(ones, 0.0, *backend_)), 0u);
-  SelectThreshold({}, 0.5, *backend_);
+  EXPECT_EQ(Count(ones, SelectThreshold(ones, 0.0, kernels::Accuracy::kExact, *backend_)), 0u);
+  SelectThreshold({}, 0.5, kernels::Accuracy::kExact, *backend_);
 }
 
 TEST_F(SelectTest, SelectsAllThatIsNotZeroWhenThereIsLittle) {
   std::vector<float> x(1000, 0.0f);
   x[3] = 1e-45f;
   x[500] = -3e38f;
-  EXPECT_EQ(Count(x, SelectThreshold(x, 0.01, *backend_)), 2u);
-  EXPECT_EQ(Count(x, SelectThreshold(x, 1.0, *backend_)), 2u);
+  EXPECT_EQ(Count(x, SelectThreshold(x, 0.01, kernels::Accuracy::kExact, *backend_)), 2u);
+  EXPECT_EQ(Count(x, SelectThreshold(x, 1.0, kernels::Accuracy::kExact, *backend_)), 2u);
   const std::vector<float> ones(7, 1.0f);
-  EXPECT_EQ(Count(ones, SelectThreshold(ones, 1.0, *backend_)), 7u);
+  EXPECT_EQ(Count(ones, SelectThreshold(ones, 1.0, kernels::Accuracy::kExact, *backend_)), 7u);
 }
 
 TEST_F(SelectTest, IsDeterministic) {
@@ -102,8 +102,8 @@ TEST_F(SelectTest, IsDeterministic) {
   std::normal_distribution<float> normal;
   std::vector<float> x(50'000);
   for (float& v : x) v = normal(random);
-  const Selection a = SelectThreshold(x, 0.01, *backend_);
-  const Selection b = SelectThreshold(x, 0.01, *backend_);
+  const Selection a = SelectThreshold(x, 0.01, kernels::Accuracy::kExact, *backend_);
+  const Selection b = SelectThreshold(x, 0.01, kernels::Accuracy::kExact, *backend_);
   EXPECT_EQ(a.key, b.key);
   EXPECT_EQ(a.keep_below, b.keep_below);
 }
