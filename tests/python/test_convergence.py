@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from conftest import ROOT, server_binary
@@ -20,7 +21,7 @@ import report  # noqa: E402
 import study  # noqa: E402
 import training  # noqa: E402
 from study import ARMS, DENSE, Case, Results  # noqa: E402
-from tasks import task  # noqa: E402
+from tasks import Gpt, task, training_batch  # noqa: E402
 from training import Result, Run  # noqa: E402
 
 STEPS = 20
@@ -38,6 +39,22 @@ def servers(monkeypatch):
 def fake(run):
     """A parabola over the logarithm of the learning rate, with its minimum at 0.01."""
     return Result(run, ((1, 1 + math.log(run.lr / 0.01) ** 2, 100, 200),), 0.0)
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+def test_each_worker_of_the_gpt_has_gradients_of_its_own_parameters(workers):
+    gpt = task("gpt")
+    scale = np.linspace(1, 1.1, workers, dtype=np.float32)
+    parameters = [scale.reshape(-1, *[1] * p.ndim) * p for p in gpt.initial(3)]
+    found = gpt.gradients(parameters, 3, 5)
+    for w in range(workers):
+        inputs, targets = training_batch(gpt.corpus.train, 3, w, 5, gpt.batch // workers, gpt.CONFIG.context_tokens)
+        model = Gpt(gpt.CONFIG, 0)
+        for p, values in zip(model.parameters(), parameters, strict=True):
+            p.data = torch.from_numpy(values[w])
+        model.loss(inputs, targets).backward()
+        for p, g in zip(model.parameters(), found, strict=True):
+            np.testing.assert_allclose(g[w], p.grad.numpy(), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("workers", [2, 8])

@@ -13,12 +13,14 @@ import math
 import sys
 import sysconfig
 import tokenize
+import warnings
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "client/examples/gpt"))
@@ -299,15 +301,18 @@ class PythonText(Task):
 
     def gradients(self, parameters: list[np.ndarray], seed: int, step: int) -> list[np.ndarray]:
         workers = len(parameters[0])
-        found = [np.empty_like(p) for p in parameters]
-        for w in range(workers):
-            self._use([p[w] for p in parameters])
-            inputs, targets = training_batch(self.corpus.train, seed, w, step, self.batch // workers,
-                                             self.CONFIG.context_tokens)
-            loss = self.model.loss(inputs, targets)
-            for out, g in zip(found, torch.autograd.grad(loss, list(self.model.parameters())), strict=True):
-                out[w] = g.numpy()
-        return found
+        batches = [training_batch(self.corpus.train, seed, w, step, self.batch // workers, self.CONFIG.context_tokens)
+                   for w in range(workers)]
+        inputs, targets = (torch.stack(part) for part in zip(*batches, strict=True))
+
+        def loss(own: tuple[torch.Tensor, ...], inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            logits = functional_call(self.model, {t.name: p for t, p in zip(self.tensors, own, strict=True)}, (inputs,))
+            return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+        with warnings.catch_warnings():  # attention is done worker by worker: still the fastest way
+            warnings.filterwarnings("ignore", message=".*batching rule")
+            found = vmap(grad(loss))(tuple(map(torch.from_numpy, parameters)), inputs, targets)
+        return [g.contiguous().numpy() for g in found]
 
     @torch.no_grad()
     def held_out(self, parameters: list[np.ndarray]) -> float:
