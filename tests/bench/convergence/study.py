@@ -393,6 +393,7 @@ STAGES: dict[str, Callable[[Results], None]] = {
     "gpt_grid": lambda results: gpt_grid(results, 2, SEEDS[:1], cases()),
     "gpt_workers": lambda results: gpt_grid(results, 8, SEEDS[:1], core_cases()),
     "gpt_seeds": lambda results: gpt_grid(results, 2, SEEDS, cases()),
+    "gpt_workers_seeds": lambda results: gpt_grid(results, 8, SEEDS, cases()),
 }
 
 
