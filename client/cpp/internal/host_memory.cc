@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "client/cpp/internal/tensor_memory.h"
+#include "common/base/large_array.h"
 #include "common/codec/select.h"
 
 namespace gradwire::client {
@@ -97,7 +98,7 @@ class HostMemory final : public TensorMemory {
 
  private:
   kernels::Backend& backend_;
-  std::deque<std::vector<float>> arrays_;
+  std::deque<LargeArray<float>> arrays_;
   std::vector<int64_t> first_bad_;  // per tensor
   std::unordered_map<const Codec*, std::unique_ptr<Encoder>> encoders_;
   std::vector<std::vector<float>> held_;

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <random>
 
+#include "common/base/large_array.h"
 #include "kernels/math/optimizer.h"
 #include "tests/bench/kernels/timing.h"
 
@@ -12,10 +13,10 @@ using kernels::Sign;
 
 constexpr double kAdamWTarget = 0.9;
 
-std::vector<float> Normal(size_t n, uint64_t seed, float scale) {
+LargeArray<float> Normal(size_t n, uint64_t seed, float scale) {
   std::mt19937_64 random(seed);
   std::normal_distribution<float> normal(0, scale);
-  std::vector<float> out(n);
+  LargeArray<float> out(n);
   for (size_t i = 0; i < n; ++i) out[i] = i < 65536 ? normal(random) : out[i - 65536];
   return out;
 }
@@ -25,10 +26,10 @@ std::vector<float> Normal(size_t n, uint64_t seed, float scale) {
 void MeasureDense(const Config& config, Report* report) {
   const size_t n = config.elements;
   kernels::Backend& b = *config.backend;
-  std::vector<float> p = Normal(n, 1, 1), g = Normal(n, 2, 0.01f), m(n, 0.0f), v(n, 1e-4f);
-  std::vector<int32_t> sums(n, 0);
-  std::vector<int64_t> grid(n, 0);
-  std::vector<uint8_t> bytes(4 * n);
+  LargeArray<float> p = Normal(n, 1, 1), g = Normal(n, 2, 0.01f), m(n, 0.0f), v(n, 1e-4f);
+  LargeArray<int32_t> sums(n, 0);
+  LargeArray<int64_t> grid(n, 0);
+  LargeArray<uint8_t> bytes(4 * n);
   const double size = static_cast<double>(n);
   const kernels::AdamWCoefficients adamw = kernels::MakeAdamW(1e-4f, 0.01f, 0.9f, 0.999f, 1e-8f, 10);
   const kernels::SgdCoefficients sgd = {1e-4f, 0.0f, 0.9f, false};

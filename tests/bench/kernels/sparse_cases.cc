@@ -7,6 +7,7 @@
 #include <span>
 
 #include "absl/strings/str_format.h"
+#include "common/base/large_array.h"
 #include "common/codec/index_code.h"
 #include "common/codec/tagc/geometry.h"
 #include "common/codec/tagc/position_counters.h"
@@ -26,12 +27,12 @@ constexpr double kUnion = 1.03;        // what the geometry is prepared for, of 
 
 // Gaussian; clustered: in stretches of 4096 whose scale varies by e^+-1.5 (one standard deviation), so that most of
 // what is selected lies in a tenth of the tensor.
-std::vector<float> Gradient(size_t n, bool clustered) {
+LargeArray<float> Gradient(size_t n, bool clustered) {
   std::mt19937_64 random(42);
   std::normal_distribution<float> normal(0, 1);
   std::vector<float> table(1 << 20);
   for (float& v : table) v = normal(random);
-  std::vector<float> out(n);
+  LargeArray<float> out(n);
   for (size_t begin = 0; begin < n; begin += 4096) {
     const float scale = clustered ? std::exp(1.5f * normal(random)) : 1.0f;
     const size_t from = random();
@@ -293,17 +294,17 @@ class SparseCases {
   const Config& config_;
   kernels::Backend& b_;
   const double density_;
-  const std::vector<float> gradient_;
-  std::vector<float> pending_;
-  std::vector<uint32_t> positions_;  // of all buckets, one behind the other; room for everything
-  std::vector<int32_t> integers_;
-  std::vector<float> parameters_;
+  const LargeArray<float> gradient_;
+  LargeArray<float> pending_;
+  LargeArray<uint32_t> positions_;  // of all buckets, one behind the other; room for everything
+  LargeArray<int32_t> integers_;
+  LargeArray<float> parameters_;
   kernels::SelectArgs select_{};
   std::vector<Bucket> buckets_;
   size_t taken_ = 0;
   double deferred_ = 0;
-  std::vector<size_t> dirtied_;    // first element of each cache line that holds something taken
-  std::vector<uint32_t> written_;  // as long as the positions and integers
+  std::vector<size_t> dirtied_;   // first element of each cache line that holds something taken
+  LargeArray<uint32_t> written_;  // as long as the positions and integers
 };
 
 }  // namespace

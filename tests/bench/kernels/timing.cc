@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/large_array.h"
 
 namespace gradwire::bench {
 namespace {
@@ -36,7 +37,7 @@ struct Yardsticks {
   }
   double Rate(double seconds) const { return 1e-9 * static_cast<double>(a.size()) / seconds; }
 
-  std::vector<float> a, b, c;
+  LargeArray<float> a, b, c;
 };
 
 const char* NameOf(Against against) {
