@@ -67,7 +67,7 @@ class PositionCounters {
     std::vector<uint64_t> any(words_);
     const size_t n = kernels::UnionOf(planes_.data(), planes_.size() / words_, words_, any.data());
     std::vector<uint32_t> out(n + kernels::kIndexRoom);
-    kernels::PositionsOf(any.data(), words_, out.data());
+    kernels::IndicesOf(any.data(), words_, 0, out.data());
     out.resize(n);
     return out;
   }

@@ -224,17 +224,36 @@ HWY_INLINE void Append(VecU32 position, VecI32 integer, size_t count, Taken* tak
 
 inline constexpr size_t kBlockWords = 64;  // candidates are worked on by blocks of this many words of the bitmap
 
+// Lines that are read next, asked for beside the work on candidates: as many for each of its steps as a tenth taken
+// needs for the work to find them in the cache.
+class ReadAhead {
+ public:
+  HWY_INLINE ReadAhead(const float* begin, size_t n) : next_(begin), end_(begin + n) {}
+  HWY_INLINE void Step() {
+    constexpr size_t kLines = HWY_MAX_BYTES >= 64 ? 10 : 5;
+    if (next_ >= end_) return;
+    for (size_t i = 0; i < kLines; ++i) __builtin_prefetch(next_ + i * kSampleLine, 0, 2);
+    next_ += kLines * kSampleLine;
+  }
+
+ private:
+  const float* next_;
+  const float* end_;
+};
+
 // Takes the selected of one block's candidates: `indices` (count of them, room for a vector behind), within `block`.
 // `position` and `order`: of block[0].
 HWY_INLINE void TakeCandidates(float* block, uint32_t* indices, size_t count, uint32_t position, uint32_t order,
-                               const SelectLanes& lanes, Taken* taken) {
+                               const SelectLanes& lanes, ReadAhead* ahead, Taken* taken) {
   const I32 di;
   const U32 du;
   const size_t step = hn::Lanes(du);
   HWY_ALIGN float rests[kBlockWords * 64 + HWY_MAX_BYTES / sizeof(float)];
   hn::StoreU(hn::Zero(du), du, indices + count);
   Taken local = *taken;
+  ReadAhead asked = *ahead;
   for (size_t i = 0; i < count; i += step) {
+    asked.Step();
     const VecU32 index = hn::LoadU(du, indices + i);
     const VecF32 value = hn::GatherIndex(F32(), block, hn::BitCast(di, index));
     VecF32 rest;
@@ -248,47 +267,57 @@ HWY_INLINE void TakeCandidates(float* block, uint32_t* indices, size_t count, ui
     hn::Store(hn::IfThenElse(hn::RebindMask(F32(), mask), rest, value), F32(), rests + i);
   }
   *taken = local;
+  *ahead = asked;
   for (size_t i = 0; i < count; ++i) block[indices[i]] = rests[i];
 }
 
-// In stretches that stay in the L2 cache: first a bitmap of what may be selected, then the work on that alone.
+// A bitmap of which of n elements have at least this magnitude.
+HWY_INLINE void MarkCandidates(const float* x, size_t n, VecI32 least_minus_one, uint64_t* words) {
+  const size_t whole = n / 64;
+  const size_t part = whole / kStreams;
+  for (size_t w = 0; w < part; ++w) {
+    for (size_t s = 0; s < kStreams; ++s) words[s * part + w] = AtLeast64(x + (s * part + w) * 64, least_minus_one);
+  }
+  for (size_t w = kStreams * part; w < whole; ++w) words[w] = AtLeast64(x + w * 64, least_minus_one);
+  if (n % 64 == 0) return;
+  float last[64] = {};
+  std::memcpy(last, x + whole * 64, n % 64 * sizeof(float));
+  words[whole] = AtLeast64(last, least_minus_one) & ((uint64_t{1} << (n % 64)) - 1);
+}
+
+// In stretches that stay in the L2 cache: first a bitmap of what may be selected, then the work on that alone. Where
+// there is little of it, stretches are long, since many places at once are read fastest; where there is much, they are
+// short, and the next one is read beside the work.
 size_t TakeSelected(float* x, size_t n, const SelectArgs& args, uint32_t first_position, uint32_t* positions,
                     int32_t* integers) {
-  constexpr size_t kStretchWords = 2048;
-  constexpr size_t kPartWords = kStretchWords / kStreams;
+  constexpr size_t kLong = 2048 * 64;  // elements
+  constexpr size_t kShort = 256 * 64;
+  constexpr size_t kMuch = 25;  // one candidate of so many elements
   // Zero is never selected, so key 0 has no fewer candidates than what is not 0.
   const VecI32 least = hn::Set(I32(), args.key == 0 ? 0 : static_cast<int32_t>((args.key << kKeyShift) - 1));
   const SelectLanes lanes(args);
   const uint32_t first_order = static_cast<uint32_t>(args.first_element * 0x9E3779B9ull) + args.phase;
   Taken taken = {positions, integers, n};
-  uint64_t words[kStretchWords];
+  uint64_t words[kLong / 64];
   uint32_t indices[kBlockWords * 64 + kIndexRoom + HWY_MAX_BYTES / sizeof(uint32_t)];
-  for (size_t stretch = 0; stretch < n; stretch += kStretchWords * 64) {
-    const size_t length = std::min(kStretchWords * 64, n - stretch);
-    const size_t whole = length / 64;
-    if (whole == kStretchWords) {
-      for (size_t w = 0; w < kPartWords; ++w) {
-        for (size_t s = 0; s < kStreams; ++s) {
-          const size_t word = s * kPartWords + w;
-          words[word] = AtLeast64(x + stretch + word * 64, least);
-        }
-      }
-    } else {
-      for (size_t w = 0; w < whole; ++w) words[w] = AtLeast64(x + stretch + w * 64, least);
-      if (length % 64 != 0) {
-        float last[64] = {};
-        std::memcpy(last, x + stretch + whole * 64, length % 64 * sizeof(float));
-        words[whole] = AtLeast64(last, least) & ((uint64_t{1} << (length % 64)) - 1);
-      }
-    }
-    const size_t used = (length + 63) / 64;
-    for (size_t w = 0; w < used; w += kBlockWords) {
-      const size_t count = IndicesOf(words + w, std::min(kBlockWords, used - w), 0, indices);
+  size_t length = 0;
+  bool much = true;
+  for (size_t stretch = 0; stretch < n; stretch += length) {
+    length = std::min(much ? kShort : kLong, n - stretch);
+    MarkCandidates(x + stretch, length, least, words);
+    const size_t next = stretch + length;
+    ReadAhead ahead(x + next, much ? std::min(kShort, n - next) : 0);
+    size_t candidates = 0;
+    for (size_t begin = 0; begin < length; begin += kBlockWords * 64) {
+      const size_t block_words = (std::min(kBlockWords * 64, length - begin) + 63) / 64;
+      const size_t count = IndicesOf(words + begin / 64, block_words, 0, indices);
       if (count == 0) continue;
-      const uint32_t begin = static_cast<uint32_t>(stretch + w * 64);
-      TakeCandidates(x + stretch + w * 64, indices, count, first_position + begin, first_order + begin * 0x9E3779B9u,
-                     lanes, &taken);
+      candidates += count;
+      const uint32_t at = static_cast<uint32_t>(stretch + begin);
+      TakeCandidates(x + at, indices, count, first_position + at, first_order + at * 0x9E3779B9u, lanes, &ahead,
+                     &taken);
     }
+    much = candidates * kMuch >= length;
   }
   return taken.count;
 }

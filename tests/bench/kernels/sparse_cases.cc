@@ -21,9 +21,7 @@ constexpr size_t kBucket = 1u << 20;  // elements: 4 MiB
 constexpr int32_t kLimit = 127;       // one worker, cells of one byte
 constexpr int kExponentBits = 6;      // the threshold is some tens of units
 constexpr size_t kSegmentBytes = 24;
-constexpr size_t kLine = 16;           // elements of a cache line
-constexpr size_t kStretch = 1u << 17;  // elements that stay in the L2 cache between reading and writing them
-constexpr double kUnion = 1.03;        // what the geometry is prepared for, of what comes
+constexpr double kUnion = 1.03;  // what the geometry is prepared for, of what comes
 
 // Gaussian; clustered: in stretches of 4096 whose scale varies by e^+-1.5 (one standard deviation), so that most of
 // what is selected lies in a tenth of the tensor.
@@ -88,17 +86,12 @@ class SparseCases {
     Take();
     for (Bucket& b : buckets_) {
       taken_ += b.positions.size();
-      for (const uint32_t position : b.positions) {
-        const size_t line = (b.begin + position) / kLine * kLine;
-        if (dirtied_.empty() || dirtied_.back() != line) dirtied_.push_back(line);
-      }
       const tagc::Geometry geometry = tagc::GeometryFor(kUnion * static_cast<double>(b.positions.size()), 1.0);
       b.sketch = {.salt = 0x1234567890ABCDEF + b.begin,
                   .groups = geometry.groups,
                   .cells_per_group = geometry.cells_per_group,
                   .cell_bytes = 1};
     }
-    written_.resize(2 * taken_);
     EncodeIndex();
     Sketch();
     for (Bucket& b : buckets_) {
@@ -140,7 +133,6 @@ class SparseCases {
         {"exact top-k", [=, this] { exact(), Take(); }, restore, bytes, copy, at(0.01, 0.85), 0},
         {"threshold", estimate, restore, bytes, copy, {}, 0},
         {"take selected", [this] { Take(); }, restore, bytes, copy, {}, 0},
-        {"memory alone of threshold + residual", [this] { TouchMemory(); }, restore, bytes, copy, {}, 0},
         {"threshold + residual", [=, this] { estimate(), Take(); }, restore, bytes, copy, 0.9, 0},
         {"encode: threshold, residual, index, sketch", [=, this] { estimate(), Encode(); }, restore, bytes, copy,
          encode_target, 0},
@@ -247,30 +239,6 @@ class SparseCases {
       b.scratch_counters.Increment(b.decoded);
     }
   }
-  // What threshold and residual ask of memory, without their arithmetic: the lines of the sample are read, then
-  // everything (what is taken is not known before the threshold is), the cache lines that hold something taken are
-  // written, and so is what is taken.
-  void TouchMemory() {
-    float* const x = pending_.data();
-    const kernels::LineSample sample = kernels::SampleOf(pending_.size(), Wanted(), kernels::Accuracy::kEstimate);
-    if (sample.stride == 1) b_.RangeOf(x, pending_.size(), nullptr);
-    float ends = 0;  // a line may lie in two cache lines
-    for (uint64_t i = 0; sample.stride > 1 && i < sample.size; i += kernels::kSampleLine) {
-      const float* const line = x + sample.At(i);
-      ends += line[0] + line[kernels::kSampleLine - 1];
-    }
-    written_[0] = static_cast<uint32_t>(ends != 0);
-    size_t next = 0;
-    for (size_t begin = 0; begin < pending_.size(); begin += kStretch) {
-      b_.RangeOf(x + begin, std::min(kStretch, pending_.size() - begin), nullptr);
-      for (; next < dirtied_.size() && dirtied_[next] < begin + kStretch; ++next) {
-        volatile float& first = x[dirtied_[next]];
-        first = first;
-      }
-    }
-    std::fill(written_.begin(), written_.end(), static_cast<uint32_t>(next));
-  }
-
   // A benchmark of wrong results would be worth nothing.
   void Verify() {
     DecodeIndex();
@@ -303,8 +271,6 @@ class SparseCases {
   std::vector<Bucket> buckets_;
   size_t taken_ = 0;
   double deferred_ = 0;
-  std::vector<size_t> dirtied_;   // first element of each cache line that holds something taken
-  LargeArray<uint32_t> written_;  // as long as the positions and integers
 };
 
 }  // namespace
