@@ -1,7 +1,4 @@
 // bench_codecs: every codec on one gradient: bytes on the wire, time to encode, merge and decode, error. No network.
-//   --mib=N       of the dense gradient (default 16)        --rounds=N  interleaved rounds (default 7)
-//   --only=TEXT   codecs whose spec contains TEXT           --json=F    where the JSON goes
-//   --backend=B   as for MakeBackend (default cpu)          --workers=N whose frames a shard merges (default 2)
 // GB/s count the dense float32 gradient; "of copy" is against memcpy of the same gradient, one thread, the median over
 // interleaved rounds. Merge is one worker's frame into the shard's sums, bytes received to bytes merged; finish makes
 // the update frame of the round; decode makes means of it. Error: |decoded - gradient| / |gradient| of one worker's
@@ -21,6 +18,7 @@
 #include "common/codec/update.h"
 #include "common/job/round_mode.h"
 #include "common/transport/malloc_tuning.h"
+#include "tests/bench/lib/flags.h"
 #include "tests/bench/lib/report.h"
 
 namespace gradwire::bench {
@@ -200,13 +198,18 @@ std::vector<float> MakeGradient(size_t elements) {
 }
 
 int Main(int argc, char** argv) {
+  std::string name = "cpu", only;
+  int mib = 16, rounds = 7, workers = 2;
+  Flags flags("codecs",
+              "Every codec on one gradient: bytes on the wire, time to encode, merge and decode, error. No network.");
+  flags.Add("--backend", &name, "The arithmetic: reference, cpu, cpu:avx2, ...");
+  flags.Add("--mib", &mib, "MiB of the dense gradient")->check(CLI::Range(1, 1 << 12));
+  flags.Add("--rounds", &rounds, "Interleaved rounds; figures are their medians")->check(CLI::Range(1, 1 << 20));
+  flags.Add("--workers", &workers, "Workers whose frames a shard merges")->check(CLI::Range(1, 64));
+  flags.Add("--only", &only, "Codecs whose spec contains this");
+  flags.Parse(argc, argv);
   transport::TuneMalloc();
-  const std::string name = Flag(argc, argv, "backend", "cpu");
   const auto backend = Must(kernels::MakeBackend(name));
-  const int mib = std::stoi(Flag(argc, argv, "mib", "16"));
-  const int rounds = std::stoi(Flag(argc, argv, "rounds", "7"));
-  const int workers = std::stoi(Flag(argc, argv, "workers", "2"));
-  const std::string only = Flag(argc, argv, "only", "");
   const std::vector<float> gradient = MakeGradient(static_cast<size_t>(mib) << 18);
   const double gigabytes = static_cast<double>(gradient.size()) * 4e-9;
   const double elements = static_cast<double>(gradient.size());
@@ -259,7 +262,7 @@ int Main(int argc, char** argv) {
     std::printf(" | %9.2e\n", bench.error());
   }
   std::printf("In brackets: of memcpy. Merge, finish and decode of sparse codecs count the dense gradient too.\n");
-  return report.WriteJson(Flag(argc, argv, "json", "")) ? 0 : 1;
+  return report.WriteJson(flags.json()) ? 0 : 1;
 }
 
 }  // namespace

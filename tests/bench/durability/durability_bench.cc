@@ -1,9 +1,5 @@
 // bench_durability: rounds per second at each level of durability, how long rounds take while a snapshot is written,
 // how fast journals are replayed and snapshots loaded.
-//   --dir=D     where files are written (default: build/bench/durability; it must be a disk, not a tmpfs)
-//   --rounds=N  interleaved rounds (default 5)     --json=F  where the JSON goes
-//   --mib=N     parameters of the large job (default 64)
-//   --only=rounds|pause|replay|load
 #include "tests/bench/durability/durability_bench.h"
 
 #include <spdlog/spdlog.h>
@@ -13,20 +9,29 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/transport/malloc_tuning.h"
+#include "tests/bench/lib/flags.h"
 
 namespace gradwire::bench {
 namespace {
 
 int Main(int argc, char** argv) {
+  std::string parent = "build/bench/durability", only;
+  DurabilityConfig config;
+  size_t mib = 64;
+  config.rounds = 5;
+  Flags flags(
+      "durability",
+      "Rounds per second at each level of durability, how long rounds take while a snapshot is written, how fast "
+      "journals are replayed and snapshots loaded.");
+  flags.Add("--dir", &parent, "Where files are written; it must be a disk, not a tmpfs");
+  flags.Add("--rounds", &config.rounds, "Interleaved rounds; figures are their medians")->check(CLI::Range(1, 1 << 20));
+  flags.Add("--mib", &mib, "MiB of the parameters of the large job")->check(CLI::Range(1, 1 << 12));
+  flags.Add("--only", &only, "Only this part")->check(CLI::IsMember({"rounds", "pause", "replay", "load"}));
+  flags.Parse(argc, argv);
   transport::TuneMalloc();
   spdlog::set_level(spdlog::level::warn);
-  const std::string parent = Flag(argc, argv, "dir", "build/bench/durability");
-  const std::string only = Flag(argc, argv, "only", "");
-  const std::string json = Flag(argc, argv, "json", "");
-  DurabilityConfig config;
   config.directory = absl::StrCat(parent, "/", getpid());
-  config.rounds = std::stoi(Flag(argc, argv, "rounds", "5"));
-  config.bytes = static_cast<size_t>(std::stoull(Flag(argc, argv, "mib", "64"))) * kMiB;
+  config.bytes = mib * kMiB;
   std::filesystem::create_directories(config.directory);
   Report report("durability");
   report.Note("command",
@@ -38,7 +43,7 @@ int Main(int argc, char** argv) {
   }
   std::filesystem::remove_all(config.directory);
   report.Print();
-  return report.WriteJson(json) ? 0 : 1;
+  return report.WriteJson(flags.json()) ? 0 : 1;
 }
 
 }  // namespace

@@ -1,13 +1,6 @@
 // bench_exchange: goodput, latency and CPU cost of frames, each as a ratio to raw TCP over the same loopback in the
 // same interleaved run: over bare transports ("grpc", "tcp"), through a gradwire-server process that listens on each
 // ("tcp server"), and as workers see it ("tcp session").
-//   --rounds=N  interleaved rounds (default 9), of legs four times as many: a leg takes 20 ms
-//   --json=F   where the JSON goes
-//   --mib=N     MiB moved per measurement of the bare transport (default 256)
-//   --transport=grpc|tcp  only this one (default both)
-//   --server=F  the gradwire-server that is measured (default: this build's)
-//   --only=push|pull|echo|legs|exchange|step
-//   --codec=fp32|fixed32|"TAGC 1 %", --kib=N  only these rows of legs and exchange
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -24,6 +17,7 @@
 #include "tests/bench/exchange/server_process.h"
 #include "tests/bench/exchange/shard_bench.h"
 #include "tests/bench/exchange/stream_exchange.h"
+#include "tests/bench/lib/flags.h"
 #include "tests/bench/lib/report.h"
 
 namespace gradwire::bench {
@@ -119,21 +113,37 @@ struct Bare {
 };
 
 int Main(int argc, char** argv) {
+  std::string mode, only, transport, codec, server = GRADWIRE_SERVER_BINARY;
+  int core = -1, rounds = 9;
+  size_t mib = 256, kib = 0;
+  Flags flags(
+      "exchange",
+      "Goodput, latency and CPU cost of frames over loopback, each as a ratio to raw TCP in the same interleaved "
+      "run: over bare transports (\"grpc\", \"tcp\"), through a gradwire-server that listens on each (\"tcp "
+      "server\"), and as workers see it (\"tcp session\").");
+  flags.Add("--rounds", &rounds, "Interleaved rounds, of legs four times as many: a leg takes 20 ms")
+      ->check(CLI::Range(1, 1 << 20));
+  flags.Add("--mib", &mib, "MiB moved per measurement of the bare transport")->check(CLI::Range(1, 1 << 14));
+  flags.Add("--transport", &transport, "Only this one: grpc, tcp")->check(CLI::IsMember({"grpc", "tcp"}));
+  flags.Add("--only", &only, "Only this part")
+      ->check(CLI::IsMember({"push", "pull", "echo", "legs", "exchange", "step"}));
+  flags.Add("--codec", &codec, "Only these rows of legs and exchange")
+      ->check(CLI::IsMember({"fp32", "fixed32", "TAGC 1 %"}));
+  flags.Add("--kib", &kib, "Only rows of legs and exchange with frames of so many KiB; 0: all");
+  flags.Add("--server", &server, "The gradwire-server that is measured")->check(CLI::ExistingFile);
+  flags.AddHidden("--peer", &mode);
+  flags.AddHidden("--core", &core);
+  flags.Parse(argc, argv);
   transport::TuneMalloc();
-  const std::string mode = Flag(argc, argv, "peer", "");
-  if (const std::string core = Flag(argc, argv, "core", ""); !core.empty()) StayOn(std::stoi(core));
+  if (core >= 0) StayOn(core);
   if (mode == "raw") return RunRawTcpPeer(), 0;
   if (!mode.empty()) return RunStreamPeer(absl::StrCat(mode, "://127.0.0.1:0")), 0;
 
-  const Config config{static_cast<size_t>(std::stoull(Flag(argc, argv, "mib", "256"))) * kMiB,
-                      std::stoi(Flag(argc, argv, "rounds", "9"))};
-  const std::string only = Flag(argc, argv, "only", "");
-  const std::string transport = Flag(argc, argv, "transport", "");
+  const Config config{mib * kMiB, rounds};
   std::vector<std::string> transports = {"grpc", "tcp"};
   if (!transport.empty()) transports = {transport};
   std::vector<std::unique_ptr<ServerProcess>> servers;  // first: they inherit no pipe of the others
-  for (const std::string& scheme : transports)
-    servers.push_back(std::make_unique<ServerProcess>(Flag(argc, argv, "server", GRADWIRE_SERVER_BINARY), scheme));
+  for (const std::string& scheme : transports) servers.push_back(std::make_unique<ServerProcess>(server, scheme));
   PeerProcess raw_peer({"--peer=raw"});
   RawTcpClient raw(raw_peer.address());
   const std::vector<uint8_t> buffer(64 * kMiB, 5);
@@ -160,20 +170,13 @@ int Main(int argc, char** argv) {
       if (wanted("echo")) Latency(config, raw, b->name, b->stream, report);
   }  // gRPC polls all sockets of a process together: its thread would receive for the sessions as well
   for (size_t i = 0; i < transports.size(); ++i) {
-    const ShardBench bench{config.rounds,
-                           Flag(argc, argv, "codec", ""),
-                           static_cast<size_t>(std::stoull(Flag(argc, argv, "kib", "0"))) * 1024,
-                           transports[i],
-                           servers[i].get(),
-                           &raw,
-                           &raw_peer,
-                           &report};
+    const ShardBench bench{config.rounds, codec, kib * 1024, transports[i], servers[i].get(), &raw, &raw_peer, &report};
     if (wanted("legs")) BenchLegs(bench);
     if (wanted("exchange")) BenchExchange(bench);
     if (wanted("step")) BenchStep(bench);
   }
   report.Print();
-  return report.WriteJson(Flag(argc, argv, "json", "")) ? 0 : 1;
+  return report.WriteJson(flags.json()) ? 0 : 1;
 }
 
 }  // namespace

@@ -1,31 +1,35 @@
-// bench_kernels: GB/s of each kernel next to memcpy and STREAM triad of the same arrays, one thread, interleaved.
-//   --backend=NAME  as for MakeBackend (default cpu)       --json=F  where the JSON goes
-//   --mib=N         of the dense gradient (default 64)     --rounds=N  interleaved rounds (default 7)
-//   --only=TEXT     sections whose name contains TEXT: dense, 0.1%, 1%, 3%, 5%, 10%, uniform, clustered
-// GB/s count the dense gradient's bytes, except in the dense section, where all bytes read and written count.
+// bench_kernels: GB/s of each kernel next to memcpy and STREAM triad of the same arrays.
 #include <cstdio>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "common/transport/malloc_tuning.h"
 #include "tests/bench/kernels/timing.h"
+#include "tests/bench/lib/flags.h"
 
 namespace gradwire::bench {
 namespace {
 
 int Main(int argc, char** argv) {
+  std::string name = "cpu", only;
+  int mib = 64, rounds = 7;
+  Flags flags(
+      "kernels",
+      "GB/s of each kernel next to memcpy and STREAM triad of the same arrays, one thread, interleaved. GB/s count "
+      "the dense gradient's bytes, except in the dense section, where all bytes read and written count.");
+  flags.Add("--backend", &name, "The arithmetic: reference, cpu, cpu:avx2, ...");
+  flags.Add("--mib", &mib, "MiB of the dense gradient")->check(CLI::Range(1, 1 << 12));
+  flags.Add("--rounds", &rounds, "Interleaved rounds; figures are their medians")->check(CLI::Range(1, 1 << 20));
+  flags.Add("--only", &only, "Sections whose name contains this: dense, 0.1%, 1%, 3%, 5%, 10%, uniform, clustered");
+  flags.Parse(argc, argv);
   transport::TuneMalloc();
-  const std::string name = Flag(argc, argv, "backend", "cpu");
   auto backend = kernels::MakeBackend(name);
   if (!backend.ok()) {
     std::fprintf(stderr, "bench_kernels: %s\n", std::string(backend.status().message()).c_str());
     return 2;
   }
-  const int mib = std::stoi(Flag(argc, argv, "mib", "64"));
-  const Config config = {.elements = static_cast<size_t>(mib) << 18,
-                         .rounds = std::stoi(Flag(argc, argv, "rounds", "7")),
-                         .only = Flag(argc, argv, "only", ""),
-                         .backend = backend->get()};
+  const Config config = {
+      .elements = static_cast<size_t>(mib) << 18, .rounds = rounds, .only = only, .backend = backend->get()};
   Report report("kernels");
   report.Note("backend", std::string((*backend)->name()));
   report.Note("command",
@@ -40,7 +44,7 @@ int Main(int argc, char** argv) {
     }
   }
   report.Print();
-  return report.WriteJson(Flag(argc, argv, "json", "")) ? 0 : 1;
+  return report.WriteJson(flags.json()) ? 0 : 1;
 }
 
 }  // namespace

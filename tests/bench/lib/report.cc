@@ -99,14 +99,4 @@ bool Report::WriteJson(const std::string& path) const {
   return static_cast<bool>(file.flush());
 }
 
-std::string Flag(int argc, char** argv, const std::string& name, const std::string& fallback) {
-  const std::string flag = "--" + name;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    if (argument.rfind(flag + "=", 0) == 0) return argument.substr(flag.size() + 1);
-    if (argument == flag) return i + 1 < argc ? argv[i + 1] : "";
-  }
-  return fallback;
-}
-
 }  // namespace gradwire::bench

@@ -56,8 +56,4 @@ class Report {
   std::vector<std::pair<std::string, std::string>> notes_;
   std::vector<Row> rows_;
 };
-
-// "--name=value" or "--name value" among the arguments; `fallback` when absent.
-std::string Flag(int argc, char** argv, const std::string& name, const std::string& fallback);
-
 }  // namespace gradwire::bench

@@ -1,11 +1,6 @@
 // bench_zen: ZEN's codec on the gradient of a word embedding over real text (the Python library's): how even the shares
 // of shards are, what bitmaps take, and whether frames are as long as the paper's cost equations say (arXiv
 // 2309.13254).
-//   --text=DIR   *.py files below it are the text (default: the Python library of this machine)
-//   --dim=N      elements of a row (default 64; shares are also measured with rows four times as long)
-//   --tokens=N   words in the batch of a worker (default 16384)
-//   --json=F     where the JSON goes; the plots lie beside it, F without .json and -sizes.svg, -imbalance.svg,
-//   -imbalance-long-rows.svg
 // All bytes are those of frames that the codec's own writer made, chunk and segment headers counted. No network: a
 // frame has the same bytes on every transport.
 #include <algorithm>
@@ -19,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "tests/bench/lib/flags.h"
 #include "tests/bench/lib/plot.h"
 #include "tests/bench/lib/report.h"
 #include "tests/bench/zen/embedding.h"
@@ -237,15 +233,22 @@ void MeasureSizes(const std::string& plot_path, Report* report) {
 }
 
 int Main(int argc, char** argv) {
-  const std::string folder = Flag(argc, argv, "text", PythonLibrary());
-  const uint64_t dim = std::stoull(Flag(argc, argv, "dim", "64"));
-  const uint64_t tokens = std::stoull(Flag(argc, argv, "tokens", "16384"));
-  const std::string json = Flag(argc, argv, "json", "");
+  std::string folder = PythonLibrary();
+  uint64_t dim = 64, tokens = 16384;
+  Flags flags(
+      "zen",
+      "ZEN's codec on the gradient of a word embedding over real text: how even the shares of shards are, what "
+      "bitmaps take, and whether frames are as long as the paper's cost equations say (arXiv 2309.13254). Plots lie "
+      "beside the JSON.");
+  flags.Add("--text", &folder, "The *.py files below this folder are the text");
+  flags.Add("--dim", &dim, "Elements of a row; shares are also measured with rows four times as long")
+      ->check(CLI::Range(1, 1 << 20));
+  flags.Add("--tokens", &tokens, "Words in the batch of a worker")->check(CLI::Range(1, 1 << 20));
+  flags.Parse(argc, argv);
+  const std::string& json = flags.json();
   const Text text = ReadText(folder);
-  if (text.words.empty() || dim == 0 || tokens == 0) {
-    std::fprintf(stderr,
-                 "bench_zen: no words: '%s' has no *.py files (--text=DIR names a folder that has), or --dim or "
-                 "--tokens is 0\n",
+  if (text.words.empty()) {
+    std::fprintf(stderr, "bench_zen: no words: '%s' has no *.py files (--text=DIR names a folder that has)\n",
                  folder.c_str());
     return 1;
   }

@@ -1,7 +1,6 @@
 // Kernels on a GPU next to a device-to-device copy, in one interleaved run: bytes that the operation must move (each
 // input read once, each output written once; the passes of the threshold over its sample counted as made) per second.
 // Then what a shard server does with the chunks that it receives, next to the bus alone.
-//   bench_gpu [--json FILE] [--elements N] [--rounds N]
 // Exits with 77 where there is no GPU.
 #include <algorithm>
 #include <cstdio>
@@ -11,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "tests/bench/lib/flags.h"
 #include "tests/bench/lib/report.h"
 #include "tests/gpu/device/bench_pushes.h"
 
@@ -207,17 +206,19 @@ class Bench {
 };
 
 int Main(int argc, char** argv) {
+  size_t elements = size_t{1} << 26;
+  int rounds = 15;
+  bench::Flags flags(
+      "gpu",
+      "Kernels on a GPU next to a device-to-device copy, and what a shard server does with the chunks that it "
+      "receives next to the bus alone. Exits with 77 where there is no GPU.");
+  flags.Add("--elements", &elements, "Of the gradient")->check(CLI::Range(size_t{4096}, size_t{1} << 40));
+  flags.Add("--rounds", &rounds, "Interleaved rounds; figures are their medians")->check(CLI::Range(1, 1 << 20));
+  flags.Parse(argc, argv);
   auto backend = MakeAsyncCudaBackend();
   if (!backend.ok()) {
     std::printf("nothing was measured: %s\n", std::string(backend.status().message()).c_str());
     return 77;
-  }
-  size_t elements = 0;
-  int rounds = 0;
-  if (!absl::SimpleAtoi(bench::Flag(argc, argv, "elements", "67108864"), &elements) || elements < 4096 ||
-      !absl::SimpleAtoi(bench::Flag(argc, argv, "rounds", "15"), &rounds) || rounds < 1) {
-    std::fprintf(stderr, "usage: bench_gpu [--json FILE] [--elements N] [--rounds N]\n");
-    return 2;
   }
   Report report("gpu");
   report.Note("device", (*backend)->runtime().Describe());
@@ -225,7 +226,7 @@ int Main(int argc, char** argv) {
   Bench(**backend, elements, rounds).Run(report);
   bench::MeasurePushes(**backend, {.rounds = rounds}, report);
   report.Print();
-  return report.WriteJson(bench::Flag(argc, argv, "json", "")) ? 0 : 1;
+  return report.WriteJson(flags.json()) ? 0 : 1;
 }
 
 }  // namespace
