@@ -224,13 +224,13 @@ HWY_INLINE void Append(VecU32 position, VecI32 integer, size_t count, Taken* tak
 
 inline constexpr size_t kBlockWords = 64;  // candidates are worked on by blocks of this many words of the bitmap
 
-// Lines that are read next, asked for beside the work on candidates: as many for each of its steps as a tenth taken
-// needs for the work to find them in the cache.
+// Lines that are read next, asked for beside the work on candidates: with each vector of them as many as lie between so
+// many where a tenth is taken.
 class ReadAhead {
  public:
   HWY_INLINE ReadAhead(const float* begin, size_t n) : next_(begin), end_(begin + n) {}
-  HWY_INLINE void Step() {
-    constexpr size_t kLines = HWY_MAX_BYTES >= 64 ? 10 : 5;
+  HWY_INLINE void Ask() {
+    constexpr size_t kLines = 10 * HWY_MAX_BYTES / sizeof(float) / kSampleLine;
     if (next_ >= end_) return;
     for (size_t i = 0; i < kLines; ++i) __builtin_prefetch(next_ + i * kSampleLine, 0, 2);
     next_ += kLines * kSampleLine;
@@ -253,7 +253,7 @@ HWY_INLINE void TakeCandidates(float* block, uint32_t* indices, size_t count, ui
   Taken local = *taken;
   ReadAhead asked = *ahead;
   for (size_t i = 0; i < count; i += step) {
-    asked.Step();
+    asked.Ask();
     const VecU32 index = hn::LoadU(du, indices + i);
     const VecF32 value = hn::GatherIndex(F32(), block, hn::BitCast(di, index));
     VecF32 rest;
