@@ -138,16 +138,13 @@ Options ParseOptions(int argc, const char* const* argv) {
   Options options;
   CLI::App app("Operates the shard servers of Gradwire.", "gradwire");
   app.footer(kFooter);
-  app.failure_message(UsageError);
   app.set_version_flag("--version", std::string(GRADWIRE_VERSION));
   app.require_subcommand(1);
   DefineJob(app, options);
   DefineOthers(app, options);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {  // the edge of CLI11, which reports by exceptions
+  if (const std::optional<int> status = ParseArguments(app, argc, argv)) {
     options.exit = true;
-    options.exit_code = app.exit(error) == 0 ? 0 : 2;
+    options.exit_code = *status;
     return options;
   }
   const char* environment = std::getenv("GRADWIRE_SERVERS");

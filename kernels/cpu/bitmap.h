@@ -13,7 +13,7 @@ inline constexpr size_t kIndexRoom = 48;
 // instructions of the machine it runs on.
 size_t IndicesOf(const uint64_t* words, size_t count, uint32_t first, uint32_t* out);
 
-// The same by instructions that every machine has: IndicesOf where there is nothing better.
+// The same bit by bit: IndicesOf where there is nothing better.
 size_t IndicesByBit(const uint64_t* words, size_t count, uint32_t first, uint32_t* out);
 
 // The bits that are one in any of `planes` bitmaps, each `words` long, one behind the other. Writes the bitmap of the

@@ -42,7 +42,6 @@ struct Given {
 
 void Define(CLI::App& app, Given& g) {
   app.footer(kFooter);
-  app.failure_message(UsageError);
   app.set_version_flag("--version", std::string(GRADWIRE_VERSION));
   app.add_option(
       "--config", g.config_path,
@@ -134,11 +133,9 @@ absl::StatusOr<ParsedFlags> ParseFlags(int argc, const char* const* argv) {
   Given given;
   Define(app, given);
   ParsedFlags parsed;
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {  // the edge of CLI11, which reports by exceptions
+  if (const std::optional<int> status = ParseArguments(app, argc, argv)) {
     parsed.exit = true;
-    parsed.exit_code = app.exit(error) == 0 ? 0 : 2;
+    parsed.exit_code = *status;
     return parsed;
   }
   if (!given.config_path.empty()) {

@@ -19,6 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "common/base/failpoint.h"
 #include "common/base/hash.h"
+#include "common/config/usage.h"
 #include "common/job/job.h"
 #include "gradwire/session.h"
 
@@ -208,7 +209,7 @@ int Main(int argc, char** argv) {
   app.add_option("--codec", options.codec, "of all but small tensors and the head");
   app.add_flag("--skips", options.skips, "skip every other round: a gradient of some worker is not finite");
   app.add_option("--optimizer", options.optimizer)->check(CLI::IsMember({"adamw", "lans"}));
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> status = ParseArguments(app, argc, argv)) return *status;
   if (failpoints) {
     for (std::string_view name : failpoint::kNames) std::printf("%s\n", std::string(name).c_str());
     return 0;

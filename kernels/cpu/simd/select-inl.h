@@ -224,22 +224,25 @@ HWY_INLINE void Append(VecU32 position, VecI32 integer, size_t count, Taken* tak
 
 inline constexpr size_t kBlockWords = 64;  // candidates are worked on by blocks of this many words of the bitmap
 
-// Lines that are read next, asked for beside the work on candidates: with each vector of them as many as lie between so
-// many where a tenth is taken.
+// What is read next: its lines are asked for beside the work on candidates, with each vector of these as many lines as
+// a tenth taken has it read.
 class ReadAhead {
  public:
-  HWY_INLINE ReadAhead(const float* begin, size_t n) : next_(begin), end_(begin + n) {}
+  HWY_INLINE ReadAhead(const float* begin, size_t n) : begin_(begin), size_(n) {}
   HWY_INLINE void Ask() {
-    constexpr size_t kLines = 10 * HWY_MAX_BYTES / sizeof(float) / kSampleLine;
-    if (next_ >= end_) return;
-    for (size_t i = 0; i < kLines; ++i) __builtin_prefetch(next_ + i * kSampleLine, 0, 2);
-    next_ += kLines * kSampleLine;
+    constexpr size_t kElements = 10 * HWY_MAX_BYTES / sizeof(float);
+    if (size_ - asked_ < kElements) return;
+    for (size_t i = 0; i < kElements; i += kSampleLine) __builtin_prefetch(begin_ + asked_ + i, 0, 2);
+    asked_ += kElements;
   }
 
  private:
-  const float* next_;
-  const float* end_;
+  const float* begin_;
+  size_t size_, asked_ = 0;
 };
+
+// An index for each bit of a bitmap. cpu:avx2 is to be what machines without AVX-512 have.
+inline constexpr auto kIndicesOf = HWY_TARGET == HWY_AVX3 ? &IndicesOf : &IndicesByBit;
 
 // Takes the selected of one block's candidates: `indices` (count of them, room for a vector behind), within `block`.
 // `position` and `order`: of block[0].
@@ -271,7 +274,8 @@ HWY_INLINE void TakeCandidates(float* block, uint32_t* indices, size_t count, ui
   for (size_t i = 0; i < count; ++i) block[indices[i]] = rests[i];
 }
 
-// A bitmap of which of n elements have at least this magnitude.
+// A bitmap of which of n elements have at least this magnitude. Many places at once; near ones, where n is small, lie
+// in the cache already or are read once.
 HWY_INLINE void MarkCandidates(const float* x, size_t n, VecI32 least_minus_one, uint64_t* words) {
   const size_t whole = n / 64;
   const size_t part = whole / kStreams;
@@ -310,7 +314,7 @@ size_t TakeSelected(float* x, size_t n, const SelectArgs& args, uint32_t first_p
     size_t candidates = 0;
     for (size_t begin = 0; begin < length; begin += kBlockWords * 64) {
       const size_t block_words = (std::min(kBlockWords * 64, length - begin) + 63) / 64;
-      const size_t count = IndicesOf(words + begin / 64, block_words, 0, indices);
+      const size_t count = kIndicesOf(words + begin / 64, block_words, 0, indices);
       if (count == 0) continue;
       candidates += count;
       const uint32_t at = static_cast<uint32_t>(stretch + begin);

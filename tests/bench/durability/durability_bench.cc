@@ -32,7 +32,13 @@ int Main(int argc, char** argv) {
   spdlog::set_level(spdlog::level::warn);
   config.directory = absl::StrCat(parent, "/", getpid());
   config.bytes = mib * kMiB;
-  std::filesystem::create_directories(config.directory);
+  std::error_code failed;
+  std::filesystem::create_directories(config.directory, failed);
+  if (failed) {
+    std::fprintf(stderr, "bench_durability: cannot make '%s': %s; --dir names another place\n",
+                 config.directory.c_str(), failed.message().c_str());
+    return 1;
+  }
   Report report("durability");
   report.Note("command",
               absl::StrCat("tests/bench/run durability --mib=", config.bytes / kMiB, " --rounds=", config.rounds));
@@ -43,7 +49,7 @@ int Main(int argc, char** argv) {
   }
   std::filesystem::remove_all(config.directory);
   report.Print();
-  return report.WriteJson(flags.json()) ? 0 : 1;
+  return report.WriteJson(flags.json());
 }
 
 }  // namespace

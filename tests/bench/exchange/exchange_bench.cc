@@ -129,7 +129,8 @@ int Main(int argc, char** argv) {
       ->check(CLI::IsMember({"push", "pull", "echo", "legs", "exchange", "step"}));
   flags.Add("--codec", &codec, "Only these rows of legs and exchange")
       ->check(CLI::IsMember({"fp32", "fixed32", "TAGC 1 %"}));
-  flags.Add("--kib", &kib, "Only rows of legs and exchange with frames of so many KiB; 0: all");
+  flags.Add("--kib", &kib, "Only rows of legs and exchange with frames of so many KiB; 0: all")
+      ->check(CLI::Range(0, 1 << 20));
   flags.Add("--server", &server, "The gradwire-server that is measured")->check(CLI::ExistingFile);
   flags.AddHidden("--peer", &mode);
   flags.AddHidden("--core", &core);
@@ -176,7 +177,7 @@ int Main(int argc, char** argv) {
     if (wanted("step")) BenchStep(bench);
   }
   report.Print();
-  return report.WriteJson(flags.json()) ? 0 : 1;
+  return report.WriteJson(flags.json());
 }
 
 }  // namespace

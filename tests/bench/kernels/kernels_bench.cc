@@ -44,7 +44,7 @@ int Main(int argc, char** argv) {
     }
   }
   report.Print();
-  return report.WriteJson(flags.json()) ? 0 : 1;
+  return report.WriteJson(flags.json());
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "common/config/usage.h"
@@ -12,7 +14,7 @@ class Flags {
  public:
   // `name`: as in tests/bench/run NAME.
   Flags(const std::string& name, const std::string& what) : app_(what, "tests/bench/run " + name) {
-    Add("--json", &json_, "Where the JSON goes; tests/bench/run says build/bench/" + name + ".json");
+    Add("--json", &json_, "Where the JSON goes; tests/bench/run says build/bench/" + name + ".json")->take_last();
   }
 
   // What *value holds is the default.
@@ -28,12 +30,7 @@ class Flags {
 
   // Ends the program after --help, and with status 2 where a flag is wrong.
   void Parse(int argc, const char* const* argv) {
-    app_.failure_message(UsageError);
-    try {
-      app_.parse(argc, argv);
-    } catch (const CLI::ParseError& error) {  // the edge of CLI11, which reports by exceptions
-      std::exit(app_.exit(error) == 0 ? 0 : 2);
-    }
+    if (const std::optional<int> status = ParseArguments(app_, argc, argv)) std::exit(*status);
   }
 
   const std::string& json() const { return json_; }

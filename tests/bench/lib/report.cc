@@ -2,7 +2,9 @@
 #include "tests/bench/lib/report.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -74,8 +76,12 @@ void Report::Print() const {
   }
 }
 
-bool Report::WriteJson(const std::string& path) const {
-  if (path.empty()) return true;
+int Report::WriteJson(const std::string& path) const {
+  if (rows_.empty()) {
+    std::fprintf(stderr, "bench_%s: nothing was measured: its flags leave nothing over (--help)\n", name_.c_str());
+    return 2;
+  }
+  if (path.empty()) return 0;
   nlohmann::ordered_json json;
   json["name"] = name_;
   json["machine"] = Machine();
@@ -96,7 +102,9 @@ bool Report::WriteJson(const std::string& path) const {
   }
   std::ofstream file(path);
   file << json.dump(2) << "\n";
-  return static_cast<bool>(file.flush());
+  if (file.flush()) return 0;
+  std::fprintf(stderr, "bench_%s: cannot write '%s': %s\n", name_.c_str(), path.c_str(), std::strerror(errno));
+  return 1;
 }
 
 }  // namespace gradwire::bench

@@ -47,8 +47,9 @@ class Report {
   void Note(std::string key, std::string value) { notes_.emplace_back(std::move(key), std::move(value)); }
   void Add(Row row) { rows_.push_back(std::move(row)); }
   void Print() const;
-  // False when the file cannot be written; an empty path writes nothing.
-  bool WriteJson(const std::string& path) const;
+  // Writes the JSON (an empty path: none) and returns the program's exit status, with a message where it is not 0: 1
+  // when the file cannot be written, 2 when nothing was measured; then the file stays as it is.
+  int WriteJson(const std::string& path) const;
 
  private:
   std::string name_;
@@ -56,4 +57,5 @@ class Report {
   std::vector<std::pair<std::string, std::string>> notes_;
   std::vector<Row> rows_;
 };
+
 }  // namespace gradwire::bench

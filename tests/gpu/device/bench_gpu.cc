@@ -226,7 +226,7 @@ int Main(int argc, char** argv) {
   Bench(**backend, elements, rounds).Run(report);
   bench::MeasurePushes(**backend, {.rounds = rounds}, report);
   report.Print();
-  return report.WriteJson(flags.json()) ? 0 : 1;
+  return report.WriteJson(flags.json());
 }
 
 }  // namespace

@@ -105,6 +105,25 @@ TEST(ServerConfig, WrongFlagIsToldWithTheProgramAndItsHelp) {
   EXPECT_THAT(said, testing::AllOf(testing::HasSubstr("--no-such-flag"), testing::HasSubstr("gradwire-server --help")));
 }
 
+// A variable that is not set: the next flag is not its value.
+TEST(ServerConfig, AFlagWithoutItsValueIsWrong) {
+  const char* argv[] = {"gradwire-server", "--data-dir=", "--listen=grpc://127.0.0.1:0"};
+  testing::internal::CaptureStderr();
+  const auto parsed = ParseFlags(3, argv);
+  const std::string said = testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ(parsed->exit_code, 2);
+  EXPECT_THAT(said, testing::AllOf(testing::HasSubstr("--data-dir= has no value"), testing::HasSubstr("--help")));
+}
+
+TEST(ServerConfig, ValuesMayEndWithAnEqualsSign) {
+  const char* argv[] = {"gradwire-server", "--data-dir=/key=", "--drain-ms=7"};
+  const auto parsed = ParseFlags(3, argv);
+  ASSERT_TRUE(parsed.ok());
+  EXPECT_EQ(parsed->config.data_dir, "/key=");
+  EXPECT_EQ(parsed->config.drain_ms, 7u);
+}
+
 TEST(ServerConfig, MissingFileIsNamed) {
   const char* argv[] = {"gradwire-server", "--config=/no/such/file.yaml"};
   EXPECT_EQ(ParseFlags(2, argv).status().code(), absl::StatusCode::kNotFound);

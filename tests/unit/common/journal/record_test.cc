@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <charconv>
+#include <string_view>
+
 #include "absl/strings/escaping.h"
 #include "tests/unit/common/journal/records.h"
 
@@ -25,6 +28,12 @@ absl::StatusOr<Record> Decode(std::span<const uint8_t> bytes) {
 
 std::string Hex(std::span<const uint8_t> bytes) {
   return absl::BytesToHexString({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
+
+std::vector<uint8_t> BytesOf(std::string_view hex) {
+  std::vector<uint8_t> bytes(hex.size() / 2);
+  for (size_t i = 0; i < bytes.size(); ++i) std::from_chars(&hex[2 * i], &hex[2 * i] + 2, bytes[i], 16);
+  return bytes;
 }
 
 // The worked example of proto/JOURNAL.md.
@@ -54,8 +63,8 @@ TEST(JournalRecord, SegmentsOfVersions1And2AreRead) {
         "0000000000000000000000000561b120",
         "47574a310200000001000000000000000700000000000000111111111111111122222222222222220300000000000000"
         "000000000000000000000000fc718287"}) {
-    const std::string bytes = absl::HexStringToBytes(hex);
-    const auto header = DecodeSegmentHeader({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
+    const std::vector<uint8_t> bytes = BytesOf(hex);
+    const auto header = DecodeSegmentHeader(bytes);
     ASSERT_TRUE(header.ok()) << header.status();
     EXPECT_EQ(header->epoch, 7u);
   }
