@@ -93,10 +93,11 @@ def wait_for_any(processes: Iterable[Process], timeout: float = _PATIENCE_S) -> 
 class Server:
     """A shard server that keeps its address and data directory when it is started again."""
 
-    def __init__(self, folder: pathlib.Path, name: str, flags: Iterable[object] = ()):
+    def __init__(self, folder: pathlib.Path, name: str, flags: Iterable[object] = (), transport: str = "grpc"):
         self.name = name
         self.data = folder / name
         self.address = ""
+        self._anywhere = f"{transport}://127.0.0.1:0"
         self.process: Process | None = None
         self._flags = list(flags)
         self._ports = folder / f"{name}.addresses"
@@ -105,7 +106,7 @@ class Server:
     def start(self, failpoint: str | None = None) -> None:
         self._ports.unlink(missing_ok=True)
         self.process = Process(
-            self._log, [BIN / "gradwire-server", "--listen", self.address or "grpc://127.0.0.1:0", "--port-file",
+            self._log, [BIN / "gradwire-server", "--listen", self.address or self._anywhere, "--port-file",
                         self._ports, "--data-dir", self.data, "--backend", "cpu", "--log-level", "warning",
                         "--snapshot-journal-bytes", 1 << 20, *self._flags], failpoint)
 
@@ -171,9 +172,9 @@ class Cluster:
     """The shards and four workers of one job."""
 
     def __init__(self, folder: pathlib.Path, setup: Setup, durability: str = "fsync", checkpoints: bool = False,
-                 worker_flags: Iterable[object] = (), server_flags: Iterable[object] = ()):
+                 worker_flags: Iterable[object] = (), server_flags: Iterable[object] = (), transport: str = "grpc"):
         self.setup = setup
-        self.servers = [Server(folder, f"shard-{s}", server_flags) for s in range(setup.shards)]
+        self.servers = [Server(folder, f"shard-{s}", server_flags, transport) for s in range(setup.shards)]
         self._folder = folder
         self._checkpoints = checkpoints
         self._worker_flags = ["--workers", WORKERS, "--rounds", setup.rounds, "--pause-ms", setup.pause_ms,
