@@ -225,6 +225,7 @@ def run(schedule: Schedule, digest: str, disks_wanted: bool, folder: pathlib.Pat
         network = [Proxy(server.address) for server in job.servers]
         job.start_workers(servers=",".join(proxy.address for proxy in network))
         try:
+            job.wait_for_version(2)  # each worker has a checkpoint: from here on a killed one loses nothing
             Run(job, network, disks, schedule).go()
             row["ended"] = "same" if job.finish() == digest else "DIFFERS"
         except AssertionError as error:
