@@ -10,7 +10,7 @@ model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.
 inputs = torch.randn(512, 64)
 targets = inputs[:, :1] * inputs[:, 1:2]
 with gradwire.torch.ShardedOptimizer(model, servers=sys.argv[1:], job="quick", codec="tagc:density=0.05",
-                                     lr=3e-3) as optimizer:
+                                     lr=3e-3, overlap=True) as optimizer:
     for step in range(100):
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(inputs), targets)

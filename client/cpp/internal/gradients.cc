@@ -121,8 +121,8 @@ absl::Status GradientStore::Refuse(uint32_t tensor, uint64_t bad) {
       "the gradient of tensor '", job_->tensors()[tensor].name, "' has a ", finite ? "huge" : "non-finite",
       " element in round ", state.round, ": index ", bad, " is ", value,
       finite ? " (magnitudes must be below 262144)" : "",
-      "; this worker contributes nothing to the buckets of this tensor. Look at the loss and the learning rate, or "
-      "set the job's policy for non-finite values to sanitize"));
+      "; this worker contributes nothing to the buckets of this tensor. Look at the loss and the learning rate; with a "
+      "scaled loss make the job with nonfinite=\"skip\" (NONFINITE_SKIP), and all workers skip such a step"));
 }
 
 absl::Status GradientStore::Sanitize(uint32_t tensor) {

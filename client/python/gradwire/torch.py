@@ -14,70 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from . import _amp
 from ._errors import Cancelled, FailedPrecondition
 from ._job import Group, JobSpec, Rule, TensorSpec, default_optimizer, default_push
+from ._presence import Presence
 from ._session import Session, join
+from ._torch_groups import check_fixed, check_parameter, differences, fixed_of, named_groups
+from ._watch import Watch
 
 __all__ = ["DEFAULT_CODEC", "ShardedOptimizer"]
 
 # 1 % of the elements, after 40 rounds in which the density falls from 5 %.
 DEFAULT_CODEC = "tagc:density=0.01,warmup_rounds=40,warmup_density=0.05"
-
-
-def _named_groups(params: Any) -> list[dict[str, Any]]:
-    """Parameter groups with tensors and names, from any of the forms that torch.optim takes, or a module."""
-    if isinstance(params, torch.nn.Module):
-        params = params.named_parameters()
-    if isinstance(params, torch.Tensor):
-        raise TypeError("params must be an iterable of tensors, named tensors or groups, not one tensor")
-    entries = list(params)
-    if not entries:
-        raise ValueError("the optimizer got an empty list of parameters")
-    groups = [dict(g) for g in entries] if isinstance(entries[0], dict) else [{"params": entries}]
-    count = 0
-    seen: set[int] = set()
-    for group in groups:
-        members = group["params"]
-        members = [members] if isinstance(members, torch.Tensor) else list(members)
-        names, tensors = [], []
-        for member in members:
-            name, tensor = member if isinstance(member, tuple) else (f"param.{count}", member)
-            count += 1
-            if id(tensor) in seen or not tensor.requires_grad:  # tied parameters are sent once, frozen ones not at all
-                continue
-            seen.add(id(tensor))
-            names.append(name)
-            tensors.append(tensor)
-        group["params"] = tensors
-        group["_names"] = names
-    if not seen:
-        raise ValueError(f"all {count} parameters are frozen (requires_grad=False): there is nothing to train")
-    return groups
-
-
-# What a job fixes when it is created. Learning rates are not among them: they travel with every round.
-_FIXED = ("momentum", "nesterov", "betas", "eps", "weight_decay")
-
-
-def _fixed_of(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(group[key]) if key == "betas" else group[key] for key in _FIXED}
-
-
-def _differences(groups: Sequence[dict[str, Any]], fixed: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What in `groups` is not what the job was created with."""
-    for i, (group, wanted) in enumerate(zip(groups, fixed, strict=True)):
-        for key, value in _fixed_of(group).items():
-            if value != wanted[key]:
-                yield f"{key} of parameter group {i} is {value!r}; the job was created with {wanted[key]!r}"
-
-
-def _check(name: str, tensor: torch.Tensor) -> None:
-    if tensor.device.type not in ("cpu", "cuda"):
-        raise TypeError(f"parameter {name!r} lies on {tensor.device}; Gradwire takes CPU and CUDA tensors")
-    if tensor.dtype != torch.float32:
-        raise TypeError(f"parameter {name!r} is {tensor.dtype}; Gradwire takes float32 parameters")
-    if not tensor.is_contiguous():
-        raise ValueError(f"parameter {name!r} must be contiguous")
 
 
 @contextlib.contextmanager
@@ -96,8 +44,8 @@ def _checkpoint_file(source: str | os.PathLike[str] | Mapping[str, Any] | None) 
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """A drop-in torch.optim.Optimizer: gradients are compressed and pushed while backward runs, step() applies the
-    update that the shards merged from all workers.
+    """A drop-in torch.optim.Optimizer: step() compresses and pushes the gradients, and applies the update that the shards
+    merged from all workers. client/python/README.md says what is different for a loop that was written for torch.optim.
 
     params: as for any optimizer; named_parameters() (or the module itself) lets roles and rules see names. Every
     worker builds the same model in the same order with the same arguments; the first worker's values start the job.
@@ -117,9 +65,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
     Parameters lie in host memory or all on one CUDA device: move the model there before the optimizer is made. On a device
     gradients are encoded where they are, updates applied where the parameters are, and codecs are tagc or dense.
 
-    Gradient accumulation: pass accumulate=N for N backward passes per step, or wrap all but the last in no_sync().
-    Whatever changes gradients between backward() and step() (clipping, unscaling) needs overlap=False: then
-    everything is sent in step(). A parameter without a gradient sends zeros.
+    Gradients are sent by step(), as they are then: accumulation, clipping, unscaling and several losses work as with any
+    optimizer. overlap=True sends each during backward, as soon as it is there, for loops with one backward pass per step and
+    nothing between that and step(): pass accumulate=N for N backward passes per step, or wrap all but the last in no_sync().
+    What comes too late then (clipping, another backward pass, zero_grad()) raises gradwire.FailedPrecondition.
+
+    unused: a parameter without a gradient is left alone by torch; shards see a gradient of 0. "refuse" (the default): where
+    that is not the same (weight decay; momentum of gradients before; a first gradient in a later step, which torch's AdamW
+    counts anew) step() raises gradwire.FailedPrecondition. "zeros": a missing gradient counts as 0. Parameters that are
+    frozen when the optimizer is made are not part of the job.
+
+    Only step() may write into the parameters: where torch wrote into one in between, the next step() raises
+    gradwire.FailedPrecondition before anything is sent.
 
     quorum=k lets a round close over workers that are late, see JobSpec. A worker that was late or away for rounds catches
     up in step(): parameters jump to where the others are, and skipped_rounds says how many rounds step() passed over.
@@ -139,7 +96,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
     nonfinite="skip" is for loops that scale their loss (fp16 autocast): where a gradient of any worker is not finite, all
     workers and shards skip the step; parameters, moments and residuals stay as they were. After step(), `skipped` says
     whether it was, the same on every worker, so that all lower their scale together, and stats()["nonfinite_rounds"] how
-    often. Set loss_scale before backward(): gradients are divided by it as they are sent.
+    often. A torch.amp.GradScaler works as it stands, and so does one on every worker: all lower their scale together. Without
+    one, set loss_scale: gradients are divided by it as they are sent. With max_workers=1 a GradScaler needs no
+    nonfinite="skip".
 
     durability: "none", or "fsync", "interval" or "interval:500" (milliseconds) on servers with --data-dir: then a shard
     server that is killed comes back with every version that anyone saw, and step() goes on when it is there.
@@ -168,7 +127,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  clip_norm: float = 0.0, residual_decay: float = 0.98, codec: str = DEFAULT_CODEC,
                  update_codec: str = "", rules: Sequence[Rule] | None = None,
                  roles: dict[str, str] | None = None, nonfinite: str = "refuse", pull: str | None = None,
-                 accumulate: int = 1, overlap: bool = True, lease_ms: int = 10_000, quorum: int = 0,
+                 accumulate: int = 1, overlap: bool = False, unused: str = "refuse", lease_ms: int = 10_000, quorum: int = 0,
                  quorum_deviations: float = 0.0, rounds: str = "sync", bucket_bytes: int = 0,
                  run_elements: int = 0, seed: int = 0, durability: str = "none", on_disk_failure: str = "wait",
                  connect_timeout: float = 20.0, start_timeout: float = 600.0,
@@ -182,7 +141,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         betas = betas or ((0.9, 0.99) if push == "step" or optimizer == "lion" else (0.9, 0.999))
         if eps is None:
             eps = 1e-6 if optimizer in ("lamb", "lans") else 1e-8
-        groups = _named_groups(params)
+        groups, frozen = named_groups(params)
         names = [group.pop("_names") for group in groups]
         for i, group in enumerate(groups):
             if push == "step" and (tuple(group.get("betas", betas)), group.get("eps", eps)) != (tuple(betas), eps):
@@ -191,12 +150,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 raise ValueError(f"momentum and nesterov are options of optimizer='sgd'; this one is {optimizer!r}")
         super().__init__(groups, dict(lr=lr, momentum=momentum, nesterov=nesterov, betas=betas, eps=eps,
                                       weight_decay=weight_decay))
+        # Schedulers look here for what they may cycle (OneCycleLR: cycle_momentum), and say so where there is nothing.
+        for key in ("momentum", "betas"):
+            del self.defaults[key]
         self._params: list[torch.Tensor] = []
         self._names: list[str] = []
         specs: list[TensorSpec] = []
         for g, group in enumerate(self.param_groups):
             for name, p in zip(names[g], group["params"], strict=True):
-                _check(name, p)
+                check_parameter(name, p)
                 specs.append(TensorSpec(name, tuple(p.shape), (roles or {}).get(name), g))
                 self._params.append(p)
                 self._names.append(name)
@@ -209,11 +171,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
             max_workers=max_workers or workers, lease_ms=lease_ms, quorum=quorum, quorum_deviations=quorum_deviations,
             rounds=rounds, bucket_bytes=bucket_bytes, run_elements=run_elements, seed=seed, durability=durability,
             on_disk_failure=on_disk_failure)
-        self._fixed = [_fixed_of(g) for g in self.param_groups]
+        self._fixed = [fixed_of(g) for g in self.param_groups]
+        self._presence = Presence(self.job, self._params, frozen, unused)
         self._accumulate = accumulate
         self._overlap = overlap
         self._sync = True
-        self._warned = False
         self._skipped = 0
         self.skipped_rounds = 0
         self._nonfinite = 0
@@ -228,8 +190,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                                          round_timeout=round_timeout, backend=backend, resume_from=checkpoint)
         if isinstance(resume_from, Mapping):
             self.load_state_dict(resume_from)
-        self._addresses = [p.data_ptr() for p in self._params]
-        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._params)]
+        self._watch = Watch(self._names, self._params)
+        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._params) if overlap]
 
     # A round, as this worker sees it ----------------------------------------------------------------------------------
 
@@ -237,36 +199,42 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._passes = [0] * len(getattr(self, "_params", ()))
         self._ready: dict[int, tuple[torch.Tensor | None, int]] = {}  # gradient as sent, its version counter
         self._rates: list[float] | None = None
+        self._stepping = False  # everything was sent; a step() that timed out is called again
+        self._scaling: _amp.Scaling | None = None
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         def accumulated(_: torch.Tensor) -> None:
             if index in self._ready:
                 raise FailedPrecondition(
-                    f"the gradient of {self._names[index]!r} grew after it was sent: wrap all but the last backward "
-                    "pass of a step in no_sync(), or pass accumulate=N")
-            if not self._sync or not self._overlap:
+                    f"the gradient of {self._names[index]!r} grew after it was sent: make the optimizer without overlap=True, "
+                    "or wrap all but the last backward pass of a step in no_sync(), or pass accumulate=N")
+            if not self._sync:
                 return
             self._passes[index] += 1
             if self._passes[index] >= self._accumulate:
-                self._send(index)
+                self._check_gradient(index)
+                self._begin()
+                self._send(index, self._loss_scale)
 
         return accumulated
 
-    def _send(self, index: int) -> None:
-        if self._rates is None:
-            self._check_fixed()
-            rates = self._current_rates()
-            self.session.begin_round(rates)
-            self._rates = rates
+    def _begin(self) -> None:
+        if self._rates is not None:
+            return
+        check_fixed(self.param_groups, self._fixed)
+        self._check_memory()
+        rates = self._current_rates()
+        self.session.begin_round(rates)
+        self._rates = rates
+
+    def _send(self, index: int, scale: float) -> None:
         grad = self._params[index].grad
         if grad is None:
             self.session.tensor_ready(index, self._zero_gradient(self._params[index]))
             self._ready[index] = (None, 0)
             return
-        if grad.is_sparse or grad.dtype != torch.float32:
-            raise TypeError(f"the gradient of {self._names[index]!r} must be dense float32")
-        if self._loss_scale != 1.0:
-            grad.mul_(1.0 / self._loss_scale)
+        if scale != 1.0:
+            grad.mul_(1.0 / scale)
         self.session.tensor_ready(index, grad.contiguous())
         self._ready[index] = (grad, grad._version)
 
@@ -279,55 +247,53 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _current_rates(self) -> list[float]:
         return [float(group["lr"]) for group in self.param_groups]
 
-    def _check_fixed(self) -> None:
-        for difference in _differences(self.param_groups, self._fixed):
-            raise FailedPrecondition(f"{difference}. Only learning rates can change during a job: set it back, or make a "
-                                     "new optimizer and a new job")
-
     def _check_memory(self) -> None:
-        for name, p, address in zip(self._names, self._params, self._addresses, strict=True):
-            if p.data_ptr() != address:
-                raise FailedPrecondition(f"the memory of parameter {name!r} was replaced (p.data = ...): the session "
-                                         "updates the old one. Write into it instead, with p.copy_()")
+        if (name := self._watch.replaced()) is not None:
+            raise FailedPrecondition(f"the memory of parameter {name!r} was replaced (p.data = ...): the session updates the "
+                                     "old one. Make a new optimizer and a new job")
+        if (name := self._watch.written()) is not None:
+            raise FailedPrecondition(
+                f"parameter {name!r} was written to outside of step() (load_state_dict, clamp_, init): the shards and the other "
+                "workers do not have these values. Write them before the optimizer is made, or make a new optimizer and a new job")
+
+    def _check_gradient(self, index: int) -> None:
+        grad = self._params[index].grad
+        if grad is not None and (grad.is_sparse or grad.dtype != torch.float32):
+            raise TypeError(f"the gradient of {self._names[index]!r} must be dense float32")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Closes a round that backward began and step() did not end: an exception, or a step that was skipped."""
+        """As torch's. Raises where gradients are with the shards already: with overlap=True, or after step() timed out."""
         if self._rates is not None:
-            warnings.warn("backward() was not followed by step(): this round ends with what was sent; gradients that "
-                          "were not sent count as 0 in it", stacklevel=2)
-            for index in reversed(range(len(self._params))):
-                if index not in self._ready:
-                    self.session.tensor_ready(index, self._zero_gradient(self._params[index]))
-            self.session.end_round()
+            raise FailedPrecondition(
+                "step() timed out and its round is still open: call step() again" if self._stepping else
+                "gradients of this backward pass were sent already (overlap=True) and cannot be discarded: call step() first, or "
+                "make the optimizer without overlap=True")
         self._forget_round()
         super().zero_grad(set_to_none)
 
-    def _warn_about_changes(self) -> None:
-        if self._warned:
-            return
-        changed = [self._names[i] for i, (grad, version) in self._ready.items()
-                   if grad is not None and grad._version != version]
-        if changed:
-            warnings.warn(f"the gradient of {changed[0]!r} was changed between backward() and step(), after it was "
-                          "sent (gradient clipping?): pass overlap=False to ShardedOptimizer", stacklevel=3)
-            self._warned = True
-        elif self._rates is not None and self._rates != self._current_rates():
-            warnings.warn("a learning rate was changed between backward() and step(), after the round had begun: it "
-                          "counts from the next step on", stacklevel=3)
-            self._warned = True
+    def _check_sent(self) -> None:
+        """What torch would still take into account comes too late for what backward sent."""
+        for index, (grad, version) in self._ready.items():
+            now = self._params[index].grad
+            if now is not grad or (grad is not None and grad._version != version):
+                raise FailedPrecondition(
+                    f"the gradient of {self._names[index]!r} was changed between backward() and step(), after it was sent "
+                    "(gradient clipping?): make the optimizer without overlap=True")
+        if self._rates is not None and self._rates != self._current_rates():
+            raise FailedPrecondition("a learning rate was changed between backward() and step(), after the round had begun: "
+                                     "change it behind step(), or make the optimizer without overlap=True")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Sends what backward has not sent yet, waits for the update of this round and applies it."""
+        """Sends the gradients that backward has not sent yet, waits for the update of this round and applies it."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._warn_about_changes()
-        self._check_fixed()
-        self._check_memory()
-        for index in reversed(range(len(self._params))):
-            if index not in self._ready:
-                self._send(index)
+        if not self._stepping and not self._send_all():
+            self.skipped = True
+            self._forget_round()
+            return loss
+        self._stepping = True
         try:
             self.session.end_round()
         except TimeoutError:
@@ -335,13 +301,47 @@ class ShardedOptimizer(torch.optim.Optimizer):
         except Exception:
             self._forget_round()
             raise
-        self._forget_round()
+        self._presence.note()
         stats = self.session.stats()
         before, self._skipped = self._skipped, int(stats["skipped_rounds"])
         self.skipped_rounds = self._skipped - before
         before, self._nonfinite = self._nonfinite, int(stats["nonfinite_rounds"])
         self.skipped = self._nonfinite > before
+        if self._scaling is not None:
+            self._scaling.tell(self, self.skipped)
+        self._forget_round()
         return loss
+
+    def _send_all(self) -> bool:
+        """Everything that may still fail comes before the first gradient of the step is sent. False: there is no round, a
+        GradScaler found an infinity and no other worker needs to hear of it."""
+        scale = self._loss_scale
+        overflow = False
+        self._scaling = _amp.take(self)
+        if self._scaling is not None:
+            self._scaling.check(self.job, self._overlap)
+            scale *= self._scaling.grad_scale
+            overflow = self._scaling.found_inf
+            if overflow and self.job.nonfinite != "skip":
+                return False
+        self._check_sent()
+        self._presence.check()
+        for index in range(len(self._params)):
+            self._check_gradient(index)
+        self._begin()
+        for index in reversed(range(len(self._params))):
+            if overflow and index == 0:  # whatever became of it since it was found, this step is skipped
+                poison = torch.full_like(self._params[0], math.nan, requires_grad=False)
+                self.session.tensor_ready(0, poison)
+                self._ready[0] = (poison, poison._version)
+            elif index not in self._ready:
+                self._send(index, scale)
+        return True
+
+    # What GradScaler.step() hands over while it calls step().
+    _step_supports_amp_scaling = True
+    grad_scale = _amp.HandedOver()
+    found_inf = _amp.HandedOver()
 
     @property
     def loss_scale(self) -> float:
@@ -393,7 +393,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         groups = state_dict["param_groups"]
         if len(groups) != len(self._fixed):
             raise ValueError(f"the state has {len(groups)} parameter groups; this optimizer has {len(self._fixed)}")
-        for difference in _differences(groups, self._fixed):
+        for difference in differences(groups, self._fixed):
             raise ValueError(f"in the state, {difference}. Make the optimizer with the values of the state, for a new job")
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "gradwire"})
         here = {"job": self.job.name, "version": self.session.version}

@@ -1,0 +1,78 @@
+"""Parameter groups of torch.optim as a job sees them: which tensors, and which hyper-parameters are fixed with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ._errors import FailedPrecondition
+
+
+def named_groups(params: Any) -> tuple[list[dict[str, Any]], list[tuple[str, torch.Tensor]]]:
+    """Parameter groups with tensors and names, from any of the forms that torch.optim takes, or a module; and the frozen
+    parameters, which are in none of them."""
+    if isinstance(params, torch.nn.Module):
+        params = params.named_parameters()
+    if isinstance(params, torch.Tensor):
+        raise TypeError("params must be an iterable of tensors, named tensors or groups, not one tensor")
+    entries = list(params)
+    if not entries:
+        raise ValueError("the optimizer got an empty list of parameters")
+    groups = [dict(g) for g in entries] if isinstance(entries[0], dict) else [{"params": entries}]
+    count = 0
+    seen: set[int] = set()
+    frozen: list[tuple[str, torch.Tensor]] = []
+    for group in groups:
+        members = group["params"]
+        members = [members] if isinstance(members, torch.Tensor) else list(members)
+        names, tensors = [], []
+        for member in members:
+            name, tensor = member if isinstance(member, tuple) else (f"param.{count}", member)
+            count += 1
+            if id(tensor) in seen:  # tied parameters are sent once
+                continue
+            if not tensor.requires_grad:  # and frozen ones not at all
+                frozen.append((name, tensor))
+                continue
+            seen.add(id(tensor))
+            names.append(name)
+            tensors.append(tensor)
+        group["params"] = tensors
+        group["_names"] = names
+    if not seen:
+        raise ValueError(f"all {count} parameters are frozen (requires_grad=False): there is nothing to train")
+    return groups, frozen
+
+
+# What a job fixes when it is created. Learning rates are not among them: they travel with every round.
+_FIXED = ("momentum", "nesterov", "betas", "eps", "weight_decay")
+
+
+def fixed_of(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(group[key]) if key == "betas" else group[key] for key in _FIXED}
+
+
+def differences(groups: Sequence[dict[str, Any]], fixed: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What in `groups` is not what the job was created with."""
+    for i, (group, wanted) in enumerate(zip(groups, fixed, strict=True)):
+        for key, value in fixed_of(group).items():
+            if value != wanted[key]:
+                yield f"{key} of parameter group {i} is {value!r}; the job was created with {wanted[key]!r}"
+
+
+def check_fixed(groups: Sequence[dict[str, Any]], fixed: Sequence[dict[str, Any]]) -> None:
+    for difference in differences(groups, fixed):
+        raise FailedPrecondition(f"{difference}. Only learning rates can change during a job: set it back, or make a new "
+                                 "optimizer and a new job. A scheduler that cycles momentum (OneCycleLR, CyclicLR) needs "
+                                 "cycle_momentum=False")
+
+
+def check_parameter(name: str, tensor: torch.Tensor) -> None:
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"parameter {name!r} lies on {tensor.device}; Gradwire takes CPU and CUDA tensors")
+    if tensor.dtype != torch.float32:
+        raise TypeError(f"parameter {name!r} is {tensor.dtype}; Gradwire takes float32 parameters")
+    if not tensor.is_contiguous():
+        raise ValueError(f"parameter {name!r} must be contiguous")

@@ -1,0 +1,354 @@
+"""Loops as they are written for torch.optim: each trains as plain torch does, or says what to do."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gradwire.torch  # noqa: E402
+from gradwire.torch import ShardedOptimizer  # noqa: E402
+from test_torch import assert_close, in_parallel  # noqa: E402
+
+LR = 0.05
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+
+
+def loss_of(model, step, worker=0):
+    generator = torch.Generator().manual_seed(100 * step + worker)
+    x = torch.randn(16, 6, generator=generator)
+    return torch.nn.functional.mse_loss(model(x), x[:, :3] * 2)
+
+
+def sharded(model, servers, job="loop", **options):
+    return ShardedOptimizer(model, servers=servers, job=job, codec="dense:values=fp32", **{"lr": LR, **options})
+
+
+def as_torch(addresses, body, ours=None, theirs=torch.optim.AdamW, **options):
+    """Runs the loop `body(model, optimizer)` on both; their parameters must agree."""
+    model, reference = network(), network()
+    body(reference, theirs(reference.parameters(), lr=LR, weight_decay=0.0, **options))
+    with sharded(model, addresses(2), **options, **(ours or {})) as optimizer:
+        body(model, optimizer)
+    assert_close(model, reference)
+
+
+# Several losses, and gradients that change behind backward() ----------------------------------------------------------
+
+
+def test_gradients_of_another_loss_are_discarded_by_zero_grad(addresses):
+    """A GAN: the generator's loss leaves gradients in the discriminator."""
+
+    def train(servers):
+        generator, discriminator = network(1), network(2)
+        discriminator[0] = torch.nn.Linear(3, 8)
+        if servers is None:
+            of_g = torch.optim.AdamW(generator.parameters(), lr=LR, weight_decay=0.0)
+            of_d = torch.optim.AdamW(discriminator.parameters(), lr=LR, weight_decay=0.0)
+        else:
+            of_g, of_d = sharded(generator, servers, "g"), sharded(discriminator, servers, "d")
+        for step in range(5):
+            x = torch.randn(8, 6, generator=torch.Generator().manual_seed(step))
+            of_d.zero_grad()
+            (discriminator(generator(x).detach()).square().mean() - discriminator(x[:, :3]).mean()).backward()
+            of_d.step()
+            of_g.zero_grad()
+            discriminator(generator(x)).mean().backward()
+            of_g.step()
+        return generator, discriminator
+
+    for ours, theirs in zip(train(addresses(1)), train(None), strict=True):
+        assert_close(ours, theirs)
+
+
+def test_clipped_gradients_are_those_that_count(addresses):
+    def body(model, optimizer):
+        for step in range(5):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            optimizer.step()
+
+    as_torch(addresses, body, theirs=torch.optim.SGD, ours={"optimizer": "sgd"})
+
+
+def test_gradients_accumulate_over_backward_passes(addresses):
+    def body(model, optimizer):
+        for step in range(5):
+            optimizer.zero_grad()
+            for part in range(3):
+                (loss_of(model, step, part) / 3).backward()
+            optimizer.step()
+
+    as_torch(addresses, body)
+
+
+def test_what_comes_too_late_behind_an_overlapping_backward_is_an_error(addresses):
+    model = network()
+    with sharded(model, addresses(1), overlap=True) as optimizer:
+        loss_of(model, 0).backward()
+        with pytest.raises(gradwire.FailedPrecondition, match="call step\\(\\) first.*without overlap=True"):
+            optimizer.zero_grad()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        for _ in range(2):
+            with pytest.raises(gradwire.FailedPrecondition, match="clipping.*without overlap=True"):
+                optimizer.step()
+
+
+# Parameters without a gradient ----------------------------------------------------------------------------------------
+
+
+class TwoHeads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+
+    def forward(self, x, head):
+        return (self.first if head == 0 else self.second)(torch.tanh(self.body(x)))
+
+
+def head_loss(model, step, head):
+    return model(torch.randn(8, 4, generator=torch.Generator().manual_seed(step)), head).square().mean()
+
+
+def train_heads(model, optimizer, heads):
+    for step, head in enumerate(heads):
+        optimizer.zero_grad()
+        head_loss(model, step, head).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("theirs", "ours", "heads"), [
+    (torch.optim.AdamW, {}, [0, 0, 0, 0]),  # never used, no decay: as torch's
+    (torch.optim.SGD, {"optimizer": "sgd"}, [0, 1, 0, 1]),  # SGD forgets, and counts no steps
+])
+def test_unused_parameters_stay_as_they_are(addresses, theirs, ours, heads):
+    model, reference = TwoHeads(), TwoHeads()
+    train_heads(reference, theirs(reference.parameters(), lr=LR, weight_decay=0.0), heads)
+    with sharded(model, addresses(2), **ours) as optimizer:
+        train_heads(model, optimizer, heads)
+    assert_close(model, reference)
+
+
+@pytest.mark.parametrize(("options", "heads", "message"), [
+    ({"weight_decay": 0.1}, [0], "second.* has no gradient in this step.*would let it decay.*weight_decay=0.*unused='zeros'"),
+    ({}, [0, 1], "second.* has its first gradient in step 2.*unused='zeros'|first.*momentum goes on.*unused='zeros'"),
+    ({"optimizer": "sgd", "momentum": 0.9}, [0, 1], "first.* had one before.*momentum goes on.*unused='zeros'"),
+])
+def test_unused_parameters_that_would_change_are_an_error(addresses, options, heads, message):
+    model = TwoHeads()
+    with sharded(model, addresses(1), **options) as optimizer:
+        train_heads(model, optimizer, heads[:-1])
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(gradwire.FailedPrecondition, match=message):
+            train_heads(model, optimizer, heads[-1:])
+        assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_unused_parameters_may_count_as_zeros(addresses):
+    model, reference = TwoHeads(), TwoHeads()
+    theirs = torch.optim.AdamW(reference.parameters(), lr=LR, weight_decay=0.1)
+    for p in reference.parameters():
+        p.grad = torch.zeros_like(p)
+    for step, head in enumerate([0, 1, 1, 0]):
+        theirs.zero_grad(set_to_none=False)
+        head_loss(reference, step, head).backward()
+        theirs.step()
+    with sharded(model, addresses(2), weight_decay=0.1, unused="zeros") as optimizer:
+        train_heads(model, optimizer, [0, 1, 1, 0])
+    assert_close(model, reference)
+    with pytest.raises(ValueError, match="unused='ignore' must be one of"):
+        sharded(model, ["grpc://127.0.0.1:1"], unused="ignore")
+
+
+def test_a_parameter_that_is_unfrozen_later_is_not_forgotten(addresses):
+    model = TwoHeads()
+    model.second.requires_grad_(False)
+    with sharded(model, addresses(1)) as optimizer:
+        train_heads(model, optimizer, [0, 0])
+        model.second.requires_grad_(True)
+        with pytest.raises(gradwire.FailedPrecondition, match="'second.weight' was frozen when the optimizer was made"):
+            train_heads(model, optimizer, [1])
+        model.second.requires_grad_(False)
+        train_heads(model, optimizer, [0])
+
+    def thaw(model, optimizer):  # what the message says
+        model.second.requires_grad_(False)
+        train_heads(model, optimizer, [0, 0])
+        model.second.requires_grad_(True)
+        train_heads(model, optimizer, [1, 1])
+
+    model, reference = TwoHeads(), TwoHeads()
+    thaw(reference, torch.optim.SGD(reference.parameters(), lr=LR))
+    with sharded(model, addresses(1), "thaw", optimizer="sgd", unused="zeros") as optimizer:
+        thaw(model, optimizer)
+    assert_close(model, reference)
+
+
+# Schedulers -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_cycle_without_momentum(addresses):
+    def body(model, optimizer):
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=8, cycle_momentum=False)
+        for step in range(8):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+            schedule.step()
+
+    as_torch(addresses, body)
+
+
+def test_cycling_momentum_is_refused_when_the_scheduler_is_made(addresses):
+    model = network()
+    with sharded(model, addresses(1)) as optimizer:
+        with pytest.raises(ValueError, match="cycle_momentum"):
+            torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=8)
+        with pytest.raises(ValueError, match="cycle_momentum"):
+            torch.optim.lr_scheduler.CyclicLR(optimizer, base_lr=0.01, max_lr=0.1)
+        optimizer.param_groups[0]["betas"] = (0.95, 0.999)
+        loss_of(model, 0).backward()
+        with pytest.raises(gradwire.FailedPrecondition, match="betas of parameter group 0.*cycle_momentum=False"):
+            optimizer.step()
+
+
+# Writes from outside --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", ["load_state_dict", "clamp_", "init"])
+def test_writes_from_outside_are_noticed(addresses, write):
+    model = network()
+    saved = copy.deepcopy(network(7).state_dict())
+    with sharded(model, addresses(1)) as optimizer:
+        loss_of(model, 0).backward()
+        optimizer.step()
+        before = optimizer.session.version
+        with torch.no_grad():
+            if write == "load_state_dict":
+                model.load_state_dict(saved)
+            elif write == "clamp_":
+                model[0].weight.clamp_(-0.01, 0.01)
+            else:
+                torch.nn.init.zeros_(model[2].bias)
+        with pytest.raises(gradwire.FailedPrecondition, match="was written to outside of step"):
+            optimizer.step()
+        assert optimizer.session.version == before
+
+
+# Loss scaling ---------------------------------------------------------------------------------------------------------
+
+
+def overflow_at(model, limit):
+    """Gradients above `limit` overflow, as they would in float16."""
+    for p in model.parameters():
+        p.register_hook(lambda grad: torch.where(grad.abs() > limit, torch.full_like(grad, float("inf")), grad))
+
+
+def scaler_of(enabled=True):
+    return torch.amp.GradScaler("cpu", init_scale=2.0 ** 18, growth_interval=4, enabled=enabled)
+
+
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("nonfinite", ["refuse", "skip"])
+def test_a_grad_scaler_works_as_it_stands(addresses, clip, nonfinite):
+    scales = []
+
+    def body(model, optimizer):
+        overflow_at(model, 3e4)
+        scaler = scaler_of()
+        seen = []
+        for step in range(16):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, step)).backward()
+            if clip:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+            seen.append(scaler.get_scale())
+        assert any(b < a for a, b in zip(seen, seen[1:])) and any(b > a for a, b in zip(seen, seen[1:]))
+        scales.append(seen)
+
+    as_torch(addresses, body, ours={"nonfinite": nonfinite})
+    assert scales[0] == scales[1]
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_grad_scalers_of_two_workers_go_alike(addresses, unscale):
+    """Only one of them overflows at a time; plain torch with the mean of both gradients is the measure."""
+    limit = 3e4
+    reference, seen = network(), []
+    theirs, scaler = torch.optim.AdamW(reference.parameters(), lr=LR, weight_decay=0.0), scaler_of()
+    for step in range(16):
+        theirs.zero_grad()
+        grads = []
+        for worker in range(2):
+            loss = scaler.scale(loss_of(reference, step, worker)) * (4.0 if worker == step % 2 else 1.0)
+            grads.append([torch.where(g.abs() > limit, torch.full_like(g, float("inf")), g)
+                          for g in torch.autograd.grad(loss, list(reference.parameters()))])
+        for p, a, b in zip(reference.parameters(), *grads, strict=True):
+            p.grad = (a + b) / 2
+        scaler.step(theirs)
+        scaler.update()
+        seen.append(scaler.get_scale())
+    assert min(seen) < 2.0 ** 18 and any(b > a for a, b in zip(seen, seen[1:]))
+    servers = addresses(2)
+
+    def work(worker):
+        model, scales, skipped = network(), [], 0
+        overflow_at(model, limit)
+        own = scaler_of()
+        with sharded(model, servers, worker=f"w{worker}", workers=2, nonfinite="skip") as optimizer:
+            for step in range(16):
+                optimizer.zero_grad()
+                (own.scale(loss_of(model, step, worker)) * (4.0 if worker == step % 2 else 1.0)).backward()
+                if unscale:
+                    own.unscale_(optimizer)
+                own.step(optimizer)
+                own.update()
+                skipped += optimizer.skipped
+                scales.append(own.get_scale())
+            assert optimizer.stats()["nonfinite_rounds"] == skipped > 1
+            return model, scales, optimizer.digest()
+
+    (first, scales, digest), other = in_parallel(2, work)
+    assert scales == other[1] == seen and digest == other[2]
+    assert_close(first, reference, 1e-5)
+
+
+def test_what_a_grad_scaler_needs_is_said(addresses):
+    model = network()
+    with sharded(model, addresses(1), max_workers=2) as optimizer:  # another worker may come
+        scaler = scaler_of()
+        scaler.scale(loss_of(model, 0)).backward()
+        with pytest.raises(gradwire.FailedPrecondition, match="needs nonfinite='skip'"):
+            scaler.step(optimizer)
+        optimizer.zero_grad()  # what the scaler handed over does not stay
+        loss_of(model, 0).backward()
+        optimizer.step()
+        scaler = scaler_of(enabled=False)
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, 1)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert optimizer.session.version == 3
+    with sharded(model, addresses(1), "overlap", overlap=True) as optimizer:
+        scaler = scaler_of()
+        scaler.scale(loss_of(model, 0)).backward()
+        with pytest.raises(gradwire.FailedPrecondition, match="overlap=True.*still scaled"):
+            scaler.step(optimizer)
+
+
+def test_advice_for_a_gradient_that_is_not_finite(addresses):
+    model = network()
+    with sharded(model, addresses(1)) as optimizer:
+        (loss_of(model, 0) * float("inf")).backward()
+        with pytest.raises(gradwire.InvalidArgument, match="non-finite element.*nonfinite=\"skip\"") as raised:
+            optimizer.step()
+        assert "sanitize" not in str(raised.value)
