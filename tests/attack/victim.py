@@ -132,7 +132,7 @@ class Victim:
         deadline = time.monotonic() + _PATIENCE_S
         while min(worker.version for worker in self._workers) < version:
             for worker in self._workers:
-                assert worker.process.running, f"an honest worker ended: {worker.process.log.read_text(errors="backslashreplace")[-2000:]}"
+                assert worker.process.running, f"an honest worker ended: {worker.process.log.read_text(errors='backslashreplace')[-2000:]}"
             assert self.process.running, f"the server died: {self.log[-3000:]}"
             assert time.monotonic() < deadline, f"version {version} was not reached; {self.log[-3000:]}"
             time.sleep(0.01)

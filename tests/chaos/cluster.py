@@ -114,7 +114,7 @@ class Server:
         """How many seconds that took."""
         begin = time.monotonic()
         while not self._ports.exists():
-            assert self.process.running, f"{self.name} ended: {self._log.read_text(errors="backslashreplace")[-2000:]}"
+            assert self.process.running, f"{self.name} ended: {self._log.read_text(errors='backslashreplace')[-2000:]}"
             assert time.monotonic() < begin + _PATIENCE_S, f"{self.name} does not serve"
             time.sleep(0.001)
         self.address = self._ports.read_text().split()[0]
@@ -157,14 +157,14 @@ class Worker:
         """How its session of that number began."""
         deadline = time.monotonic() + _PATIENCE_S
         while len(starts := [e for e in self.events() if "start_version" in e]) < times:
-            assert self.process.running, f"worker {self.index} ended: {self._log.read_text(errors="backslashreplace")[-2000:]}"
+            assert self.process.running, f"worker {self.index} ended: {self._log.read_text(errors='backslashreplace')[-2000:]}"
             assert time.monotonic() < deadline, f"worker {self.index} does not join"
             time.sleep(0.005)
         return starts[times - 1]
 
     def finish(self) -> dict:
         code = self.process.wait()
-        assert code == 0, f"worker {self.index} ended with {code}: {self._log.read_text(errors="backslashreplace")[-2000:]}"
+        assert code == 0, f"worker {self.index} ended with {code}: {self._log.read_text(errors='backslashreplace')[-2000:]}"
         return self.events()[-1]
 
 
@@ -229,7 +229,7 @@ class Cluster:
         wait_for_any([process, *(w.process for w in self.workers if w.process is not process)])
         process.note_end()
         assert not process.running, "the job ended and nothing came to the failpoint"
-        assert process.wait() == -signal.SIGKILL, f"exit code {process.wait()}: {process.log.read_text(errors="backslashreplace")[-2000:]}"
+        assert process.wait() == -signal.SIGKILL, f"exit code {process.wait()}: {process.log.read_text(errors='backslashreplace')[-2000:]}"
         return process.ended_ns
 
     def rounds_after(self, ns: int) -> float:

@@ -188,7 +188,7 @@ class Run:
             self._keep_servers()
             for worker in self._job.workers:
                 assert worker.process.running or worker.process.wait() == 0, (
-                    f"worker {worker.index} ended: {worker.process.log.read_text(errors="backslashreplace")[-1500:]}")
+                    f"worker {worker.index} ended: {worker.process.log.read_text(errors='backslashreplace')[-1500:]}")
             assert time.monotonic() < deadline, "workers still wait: " + str([w.version for w in self._job.workers])
             time.sleep(0.05)
 
