@@ -14,8 +14,6 @@
 namespace gradwire {
 namespace {
 
-bool IsLast(const wire::FrameHeader& header) { return (header.flags & wire::kLastChunk) != 0; }
-
 // What the plan of an older version does not know and the newest does. Nothing was sent for runs without an exponent,
 // so it only matters to the plan of the version that follows.
 RoundPlan Completed(RoundPlan plan, const RoundPlan& newest) {
@@ -47,7 +45,7 @@ absl::StatusOr<PushVerdict> JobShard::Hold(BucketState& bucket, PushStream& stre
   GW_FAILPOINT("push.chunk_merged");
   partial.held_bytes += chunk_bytes;
   in_flight_bytes_ += chunk_bytes;
-  if (!IsLast(chunk.header)) return PushVerdict::kAccept;
+  if ((chunk.header.flags & wire::kLastChunk) == 0) return PushVerdict::kAccept;
   PartialFrame whole = std::move(partial);
   unfinished.erase(stream.member);
   const absl::Cleanup let_go = [this, &whole] { in_flight_bytes_ -= whole.held_bytes; };

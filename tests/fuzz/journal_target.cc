@@ -15,7 +15,6 @@ namespace gradwire::fuzz {
 namespace {
 
 using journal::kRecordHeaderBytes;
-using journal::kSegmentHeaderBytes;
 
 constexpr char kDirectory[] = "/journal";
 constexpr journal::Identity kIdentity = {0x1111, 0x2222, 3};
@@ -23,17 +22,17 @@ constexpr size_t kCrcOffset = 60;
 constexpr size_t kMaxSegments = 3;
 
 template <typename T>
-void Store(uint8_t* p, T value) {
+void StoreInRecord(uint8_t* p, T value) {
   std::memcpy(p, &value, sizeof(value));
 }
 
 // Makes the checksums of segment `sequence` right, and bodies as long as what is there.
 void RepairSegment(uint64_t sequence, std::vector<uint8_t>* segment) {
-  if (segment->size() < kSegmentHeaderBytes) return;
+  if (segment->size() < journal::kSegmentHeaderBytes) return;
   uint8_t* p = segment->data();
-  Store(p + 8, sequence);
-  Store(p + kCrcOffset, Crc32c({p, kCrcOffset}));
-  for (size_t at = kSegmentHeaderBytes; at + kRecordHeaderBytes <= segment->size();) {
+  StoreInRecord(p + 8, sequence);
+  StoreInRecord(p + kCrcOffset, Crc32c({p, kCrcOffset}));
+  for (size_t at = journal::kSegmentHeaderBytes; at + kRecordHeaderBytes <= segment->size();) {
     at += RepairRecord(std::span(*segment).subspan(at), sequence);
   }
 }

@@ -12,12 +12,12 @@
 namespace gradwire::fuzz {
 namespace {
 
-constexpr uint32_t kShards = 3;
+constexpr uint32_t kNormShards = 3;
 constexpr size_t kNorms = 3;
 
 class Fixture {
  public:
-  Fixture() : job(MakeJob()), layout(*Layout::Make(job, kShards)), sums(&layout, job.tensors().size()) {}
+  Fixture() : job(MakeJob()), layout(*Layout::Make(job, kNormShards)), sums(&layout, job.tensors().size()) {}
 
   const Job job;
   const Layout layout;
@@ -65,7 +65,7 @@ void CheckSums(uint32_t shard, Input bytes) {
   const absl::StatusOr<ShardSquares> squares = sums.Decode(shard, message, kNorms);
   if (!squares.ok()) return;
   std::vector<ShardSquares> all;
-  for (uint32_t s = 0; s < kShards; ++s) all.push_back(s == shard ? *squares : SquaresOf(s, false));
+  for (uint32_t s = 0; s < kNormShards; ++s) all.push_back(s == shard ? *squares : SquaresOf(s, false));
   Require(sums.Add(all, kNorms).size() == kNorms * Shared().job.tensors().size(), "what is accepted is added up");
   const v1::NormSums again = sums.Encode(shard, *squares, kNorms);
   Require(std::equal(again.totalled().begin(), again.totalled().end(), message.totalled().begin(),
@@ -89,14 +89,14 @@ void CheckFrame(Input bytes) {
 // u8 which: a shard, or above those an update frame; its bytes.
 void RunNorms(Input input) {
   Reader reader(input);
-  const uint8_t which = reader.Take<uint8_t>() % (kShards + 1);
-  if (which < kShards) return CheckSums(which, reader.rest());
+  const uint8_t which = reader.Take<uint8_t>() % (kNormShards + 1);
+  if (which < kNormShards) return CheckSums(which, reader.rest());
   CheckFrame(reader.rest());
 }
 
 Seeds NormSeeds() {
   Seeds seeds;
-  for (uint32_t shard = 0; shard < kShards; ++shard) {
+  for (uint32_t shard = 0; shard < kNormShards; ++shard) {
     for (const bool totals : {false, true}) {
       const std::string bytes = Shared().sums.Encode(shard, SquaresOf(shard, totals), kNorms).SerializeAsString();
       seeds.push_back({static_cast<uint8_t>(shard)});
@@ -113,7 +113,7 @@ Seeds NormSeeds() {
   update.norms.assign(NormsOf(Shared().job).size() * TensorsOf(layout).size(), 3.0);
   update.mean_square = 4;
   AppendNorms(Shared().job, update, &chunks);
-  seeds.push_back({kShards});
+  seeds.push_back({kNormShards});
   seeds.back().insert(seeds.back().end(), chunks.back().data(), chunks.back().data() + chunks.back().size());
   return seeds;
 }

@@ -16,7 +16,7 @@ namespace {
 using Files = std::map<std::string, std::vector<uint8_t>>;
 
 constexpr char kSnapshots[] = "/snapshots";
-constexpr uint64_t kVersion = 7;
+constexpr uint64_t kSnapshotVersion = 7;
 constexpr const char* kNames[] = {"manifest.json", "parameters.safetensors", "state.safetensors"};
 
 Job MakeJob() {
@@ -40,18 +40,18 @@ struct Subject {
 
   Subject() {
     ShardState state;
-    state.version = kVersion;
+    state.version = kSnapshotVersion;
     for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
       const BucketLayout& slice = layout.at(b, 1);
       const std::vector<float> values(slice.elements, 0.5f);
       const RoundPlan plan{std::vector<int8_t>(slice.runs.size(), -9), 1, 30, {}};
-      state.buckets.push_back({PlanWindow(1, kVersion, {plan}), 0, values, values, values, {}});
+      state.buckets.push_back({PlanWindow(1, kSnapshotVersion, {plan}), 0, values, values, values, {}});
     }
     testing_support::FakeDisk disk;
     SnapshotFiles snapshots(&disk, kSnapshots, &job, &layout, 1);
     Require(snapshots.Write(state).ok(), "a snapshot can be written");
     for (const char* name : kNames) {
-      files[name] = *ReadWholeFile(disk, SnapshotPath(kSnapshots, kVersion) + "/" + name, 1 << 20);
+      files[name] = *ReadWholeFile(disk, SnapshotPath(kSnapshots, kSnapshotVersion) + "/" + name, 1 << 20);
     }
   }
 };

@@ -3,10 +3,13 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
 namespace gradwire::bench {
@@ -22,6 +25,13 @@ struct Config {
   size_t total_bytes = 0;  // moved per measurement of the bare transport
   int rounds = 0;
 };
+
+// Ends the benchmark where something that it takes for granted failed.
+inline void Check(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  std::exit(1);
+}
 
 inline double Seconds(const std::function<void()>& body) {
   const auto start = std::chrono::steady_clock::now();

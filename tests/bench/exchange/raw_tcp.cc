@@ -84,7 +84,7 @@ void ServeConnection(int fd) {
   close(fd);
 }
 
-void Check(bool ok, const char* what) {
+void Require(bool ok, const char* what) {
   if (ok) return;
   std::perror(what);
   std::exit(1);
@@ -104,7 +104,7 @@ void RunRawTcpPeer() {
   name.sin_family = AF_INET;
   name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof(name);
-  Check(bind(listener, reinterpret_cast<sockaddr*>(&name), size) == 0 && listen(listener, 4) == 0 &&
+  Require(bind(listener, reinterpret_cast<sockaddr*>(&name), size) == 0 && listen(listener, 4) == 0 &&
             getsockname(listener, reinterpret_cast<sockaddr*>(&name), &size) == 0,
         "listen");
   std::thread server([listener] {
@@ -122,7 +122,7 @@ RawTcpClient::RawTcpClient(const std::string& port) : scratch_(kRawChunkBytes) {
   name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   name.sin_port = htons(static_cast<uint16_t>(std::stoi(port)));
   fd_ = socket(AF_INET, SOCK_STREAM, 0);
-  Check(connect(fd_, reinterpret_cast<sockaddr*>(&name), sizeof(name)) == 0, "connect");
+  Require(connect(fd_, reinterpret_cast<sockaddr*>(&name), sizeof(name)) == 0, "connect");
   NoDelay(fd_);
 }
 
@@ -130,22 +130,22 @@ RawTcpClient::~RawTcpClient() { close(fd_); }
 
 void RawTcpClient::Push(size_t bytes, const std::vector<uint8_t>& buffer) {
   const Request request{'P', bytes};
-  Check(WriteAll(fd_, &request, sizeof(request)) && Fill(fd_, bytes, buffer) && ReadAll(fd_, scratch_.data(), 1),
+  Require(WriteAll(fd_, &request, sizeof(request)) && Fill(fd_, bytes, buffer) && ReadAll(fd_, scratch_.data(), 1),
         "push");
 }
 
 void RawTcpClient::Pull(size_t bytes) {
   const Request request{'L', bytes};
-  Check(WriteAll(fd_, &request, sizeof(request)) && Drain(fd_, bytes, scratch_), "pull");
+  Require(WriteAll(fd_, &request, sizeof(request)) && Drain(fd_, bytes, scratch_), "pull");
 }
 
 void RawTcpClient::Echo(size_t bytes) {
   uint8_t packet[sizeof(Request) + 65536];
-  Check(bytes <= 65536, "echo size");
+  Require(bytes <= 65536, "echo size");
   const Request request{'E', bytes};
   std::memcpy(packet, &request, sizeof(request));
   std::memcpy(packet + sizeof(request), scratch_.data(), bytes);
-  Check(WriteAll(fd_, packet, sizeof(request) + bytes) && ReadAll(fd_, scratch_.data(), bytes), "echo");
+  Require(WriteAll(fd_, packet, sizeof(request) + bytes) && ReadAll(fd_, scratch_.data(), bytes), "echo");
 }
 
 }  // namespace gradwire::bench

@@ -19,7 +19,7 @@ namespace {
 
 constexpr auto kStartWithin = std::chrono::seconds(20);
 
-void Die(const char* what) {
+void Fail(const char* what) {
   std::fprintf(stderr, "%s\n", what);
   std::exit(1);
 }
@@ -33,7 +33,7 @@ ServerProcess::ServerProcess(const std::string& binary, const std::string& schem
   const std::string port_flag = "--port-file=" + port_file;
   const std::string listen_flag = "--listen=" + scheme + "://127.0.0.1:0";
   pid_ = fork();
-  if (pid_ < 0) Die("fork failed");
+  if (pid_ < 0) Fail("fork failed");
   if (pid_ == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // it must not outlive a benchmark that was killed
     execl(binary.c_str(), binary.c_str(), listen_flag.c_str(), port_flag.c_str(), "--log-level=warning",
@@ -43,7 +43,7 @@ ServerProcess::ServerProcess(const std::string& binary, const std::string& schem
   const auto deadline = std::chrono::steady_clock::now() + kStartWithin;
   while (!std::getline(std::ifstream(port_file) >> std::ws, address_)) {
     if (waitpid(pid_, nullptr, WNOHANG) != 0 || std::chrono::steady_clock::now() > deadline)
-      Die((binary + " did not start").c_str());
+      Fail((binary + " did not start").c_str());
     std::this_thread::yield();
   }
   std::remove(port_file.c_str());
@@ -57,7 +57,7 @@ ServerProcess::~ServerProcess() {
 double ServerProcess::CpuSeconds() const {
   clockid_t clock;
   timespec time{};
-  if (clock_getcpuclockid(pid_, &clock) != 0 || clock_gettime(clock, &time) != 0) Die("the server has ended");
+  if (clock_getcpuclockid(pid_, &clock) != 0 || clock_gettime(clock, &time) != 0) Fail("the server has ended");
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 

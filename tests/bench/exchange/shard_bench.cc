@@ -2,8 +2,6 @@
 #include "tests/bench/exchange/shard_bench.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -175,12 +173,6 @@ class LegBench {
   ShardJob job_;
   Leg push_, pull_, parameters_;
 };
-
-void Check(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  std::exit(1);
-}
 
 // One worker of a job of one tensor.
 class OneTensor {

@@ -2,8 +2,6 @@
 #include "tests/bench/exchange/shard_job.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <random>
 #include <span>
 #include <utility>
@@ -12,6 +10,7 @@
 #include "common/codec/parameters.h"
 #include "common/codec/update.h"
 #include "common/wire/frame.h"
+#include "tests/bench/exchange/measure.h"
 
 namespace gradwire::bench {
 namespace {
@@ -21,12 +20,6 @@ constexpr uint32_t kLeaseMs = 600'000;  // no heartbeat disturbs a measurement
 constexpr uint64_t kPusher = 0x1001;    // incarnations
 constexpr uint64_t kHolder = 0x2001;
 constexpr float kRate = 1e-4f;
-
-void Check(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  std::exit(1);
-}
 
 template <typename T>
 T Take(absl::StatusOr<T> value) {

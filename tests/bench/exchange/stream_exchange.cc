@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <thread>
 #include <utility>
 
 #include "gradwire/v1/worker.pb.h"
+#include "tests/bench/exchange/measure.h"
 #include "tests/bench/exchange/peer_process.h"
 
 namespace gradwire::bench {
@@ -26,12 +25,6 @@ std::string Control(Ask ask, uint64_t frames = 0, uint64_t frame_bytes = 0) {
   request.set_bucket_end(static_cast<uint32_t>(frames));
   request.set_version(frame_bytes);
   return request.SerializeAsString();
-}
-
-void Check(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  std::exit(1);
 }
 
 // Chunks of one frame out of `buffer`; `send` gets each.
