@@ -360,6 +360,8 @@ def test_timeouts_must_be_numbers(addresses):
     ({"lease_ms": -1}, "lease_ms=-1"), ({"bucket_bytes": 1 << 64}, "bucket_bytes=18446744073709551616"),
     ({"run_elements": -1}, "run_elements=-1"), ({"seed": -1}, "seed=-1"),
     ({"residual_decay": float("nan")}, "residual_decay=nan must be a finite"),
+    ({"residual_decay": 0.9}, "residual_decay=0.9 is for push='step' and 'delta'"),
+    ({"push": "delta", "residual_decay": 0}, "residual_decay=0 is not supported"),
     ({"groups": [gradwire.Group(eps=float("inf"))]}, "eps=inf must be a finite"),
     ({"groups": [gradwire.Group(betas=(0, 0.9))]}, r"betas\[0\]=0 is not supported"),
     ({"groups": [gradwire.Group(betas=(0.9,))]}, "must be two numbers"),

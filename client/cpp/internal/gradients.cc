@@ -79,9 +79,10 @@ void GradientStore::Pass(uint32_t tensor, const float* values, bool checked) {
   Intake intake;
   intake.gradient = {values, state.pending.size()};
   intake.pending = state.pending;
+  const auto& step = job_->spec().step();
+  // The residual of steps and deltas is their momentum; gradients have theirs on the shards, or in `velocity`.
+  if (job_->spec().push() != v1::PUSH_GRADIENT && state.codec->sparse()) intake.decay = step.residual_decay();
   if (job_->spec().push() == v1::PUSH_STEP) {
-    const auto& step = job_->spec().step();
-    if (state.codec->sparse()) intake.decay = step.residual_decay();
     intake.second_moment = state.second_moment;
     intake.precondition = kernels::MakePrecondition(step.beta2(), step.epsilon(), state.steps);
   } else if (const std::optional<VelocityRule> rule = state.codec->velocity()) {

@@ -46,7 +46,7 @@ class Run:
     clip_norm: float = 1.0
     backend: str = "auto"  # of servers and workers
     update_codec: str = ""  # of the way back
-    residual_decay: float = 0.98
+    residual_decay: float | None = None  # of pushed steps; None: the default
 
 
 @dataclass(frozen=True)

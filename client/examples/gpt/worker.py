@@ -39,7 +39,7 @@ class WorkerSettings:
     optimizer: str  # "adamw" or "step"
     codec: str
     update_codec: str  # of the way back; empty: none
-    residual_decay: float
+    residual_decay: float | None
     betas: tuple[float, float]
     weight_decay: float
     evaluations: int  # of the validation loss, evenly spread over the run

@@ -157,11 +157,13 @@ class JobSpec:
     """A training run. `tensors` in forward order.
 
     push: "gradient" (the shards run the optimizer), "step" (gradients preconditioned by each worker's second moment;
-    use optimizer="step") or "delta". optimizer: one of "none", "sgd", "adamw", "lamb", "lans", "lion", "step"; "lamb" and
-    "lans" step by layer, with the norms of whole tensors, on however many shards these lie. clip_norm: the mean of all
-    tensors is scaled down to this norm before it is applied (0: it is not). For these, shard servers must reach each other
-    at the addresses that workers use. workers: how many must join before the first round, and the most there can be
-    unless max_workers says otherwise. rules: None stands for default_rules(codec).
+    use optimizer="step") or "delta" (how far the training loop came by itself). residual_decay: what waits in the residual
+    of a sparse codec is multiplied by it before a step or a delta is added to it; above 0, at most 1.
+    optimizer: one of "none", "sgd", "adamw", "lamb", "lans", "lion", "step"; "lamb" and "lans" step by layer, with the
+    norms of whole tensors, on however many shards these lie. clip_norm: the mean of all tensors is scaled down to this
+    norm before it is applied (0: it is not). For these, shard servers must reach each other at the addresses that
+    workers use. workers: how many must join before the first round, and the most there can be unless max_workers says
+    otherwise. rules: None stands for default_rules(codec).
     update_codec: the shards compress what they send back with it, for example "topk:density=0.001,values=fp16", and keep
     what that drops for the next round; "" sends the mean as it is. Rules have their own.
     nonfinite: what becomes of a gradient with infinities or NaN: "refuse" (an error names the element, and this worker leaves
@@ -220,7 +222,11 @@ class JobSpec:
         if self.push == "step":
             _not_zero("step_beta2", self.step_beta2)
             _not_zero("step_eps", self.step_eps)
+        if self.push != "gradient":
             _not_zero("residual_decay", self.residual_decay)
+        elif self.residual_decay != 1 and math.isfinite(self.residual_decay):
+            raise ValueError(f"residual_decay={self.residual_decay!r} is for push='step' and 'delta': what waits of a "
+                             "gradient is never forgotten; leave it out")
         return json.dumps({
             "name": self.name,
             "tensors": [t._dict() for t in self.tensors],

@@ -51,8 +51,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
     worker builds the same model in the same order with the same arguments; the first worker's values start the job.
 
     push: "step" (the default for tagc, topk, threshold, randomk, onebit, efsignsgd, signum and powersgd, if no optimizer
-    is named) sends g/sqrt(v), made with each worker's own second moment (betas[1], eps); what is not sent waits, times
-    residual_decay with sparse codecs, for the next step: the residual is the momentum. "gradient" (the default
+    is named) sends g/sqrt(v), made with each worker's own second moment (betas[1], eps). "delta" sends what the training
+    loop leaves in .grad, how far it came by itself. What a sparse codec does not send of either waits, times
+    residual_decay (0.98 for "step", 1 for "delta"), for the next one: the residual is the momentum. "gradient" (the default
     otherwise) sends the gradient to an optimizer on the shards: "adamw" (the default), "sgd" (the default for dgc,
     signum and signsgd), "lamb", "lans" or "lion". betas: (0.9, 0.99) for "step" and "lion", else (0.9, 0.999). eps:
     1e-6 for "lamb" and "lans", else 1e-8. clip_norm: the mean gradient of all workers is scaled down to this norm on
@@ -124,7 +125,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  workers: int = 1, max_workers: int | None = None, push: str | None = None,
                  optimizer: str | None = None, lr: float = 1e-3, momentum: float = 0.0, nesterov: bool = False,
                  betas: tuple[float, float] | None = None, eps: float | None = None, weight_decay: float = 0.0,
-                 clip_norm: float = 0.0, residual_decay: float = 0.98, codec: str = DEFAULT_CODEC,
+                 clip_norm: float = 0.0, residual_decay: float | None = None, codec: str = DEFAULT_CODEC,
                  update_codec: str = "", rules: Sequence[Rule] | None = None,
                  roles: dict[str, str] | None = None, nonfinite: str = "refuse", pull: str | None = None,
                  accumulate: int = 1, overlap: bool = False, unused: str = "refuse", lease_ms: int = 10_000, quorum: int = 0,
@@ -141,6 +142,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         betas = betas or ((0.9, 0.99) if push == "step" or optimizer == "lion" else (0.9, 0.999))
         if eps is None:
             eps = 1e-6 if optimizer in ("lamb", "lans") else 1e-8
+        if residual_decay is None:
+            residual_decay = 0.98 if push == "step" else 1.0
         groups, frozen = named_groups(params)
         names = [group.pop("_names") for group in groups]
         for i, group in enumerate(groups):

@@ -45,7 +45,7 @@ class DeviceMemoryTest : public ::testing::TestWithParam<MemoryCase> {
     spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_SGD);
     spec.set_codec(GetParam().codec);
     spec.set_push(GetParam().push);
-    if (GetParam().push == v1::PUSH_STEP) {
+    if (GetParam().push != v1::PUSH_GRADIENT) {
       spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_STEP);
       spec.mutable_step()->set_residual_decay(0.9f);
     }
@@ -167,7 +167,7 @@ std::vector<MemoryCase> MemoryCases() {
   std::vector<MemoryCase> cases;
   for (const char* codec : {"dense:values=fp32", "dense:values=bf16", "dense:values=fixed32", "dense:values=fixed16",
                             "tagc:density=0.05,cells=16", "tagc:density=0.2,cells=32"})
-    for (const v1::PushKind push : {v1::PUSH_GRADIENT, v1::PUSH_STEP})
+    for (const v1::PushKind push : {v1::PUSH_GRADIENT, v1::PUSH_STEP, v1::PUSH_DELTA})
       for (const Lag lag : {Lag::kLatest, Lag::kRandom}) cases.push_back({codec, push, lag});
   return cases;
 }
