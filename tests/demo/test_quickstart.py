@@ -8,27 +8,55 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_trains_both_ways_and_reports(tmp_path: Path) -> None:
+def test_trains_each_way_and_reports(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable,
             str(ROOT / "client/examples/gpt/quickstart.py"),
-            *("--fast", "--steps", "16", "--runs", "dense", "tagc", "--out", str(tmp_path)),
+            *("--fast", "--steps", "16", "--runs", "dense", "steps", "tagc", "--out", str(tmp_path)),
         ],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1200,
         env=os.environ,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     report = json.loads((tmp_path / "report.json").read_text())
-    assert set(report["runs"]) == {"dense", "tagc"}
+    assert set(report["runs"]) == {"dense", "steps", "tagc"}
     for run in report["runs"].values():
         assert run["steps"] == 16 and run["workers"] == 2 and run["shards"] == 2
         assert run["curves"]["1"][-1]["val_loss"] < 5.0  # untrained: ln 256 = 5.55
     dense, tagc = report["runs"]["dense"], report["runs"]["tagc"]
     assert tagc["push_bytes_per_step"] < dense["push_bytes_per_step"] / 10
     assert (tmp_path / "report.html").stat().st_size > 20_000
+
+
+def test_runs_take_the_best_of_one_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "client/examples/gpt"))
+    import quickstart
+
+    tried: list[tuple[str, float, float]] = []
+
+    def execute(run: quickstart.Run, seed: int, plan: quickstart.Plan) -> quickstart.Outcome:
+        tried.append((run.name, run.betas[1], run.lr))
+        return quickstart.Outcome(run, seed, [{"val_loss": abs(run.lr - 0.003) + (0.99 - run.betas[1])}])
+
+    monkeypatch.setattr(quickstart, "execute", execute)
+    monkeypatch.setattr(quickstart, "SWEEP", tmp_path / "sweep.json")
+    runs = (quickstart.DENSE, quickstart.STEPS)
+    plan = quickstart.Plan(steps=400, seeds=(1,), runs=runs)
+    assert "8 of dense, 8 of steps" in quickstart.untried(runs, 400)
+    quickstart.sweep(plan, (0.003,), (0.99,))
+    assert "7 of dense, 7 of steps" in quickstart.untried(runs, 400)
+    quickstart.sweep(plan, quickstart.RATES, quickstart.BETA2S)
+    assert quickstart.untried(runs, 400) == ""
+    assert len(tried) == len(set(tried)) == 16, "what is in the table is not run again"
+    for run in runs:
+        best = quickstart.tuned(run, 380)
+        assert (best.lr, best.betas) == (0.003, (0.9, 0.99))
+    assert quickstart.tuned(quickstart.TAGC, 400) == quickstart.TAGC, "it was not swept"

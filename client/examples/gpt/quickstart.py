@@ -7,6 +7,7 @@ report.html and plots. `deploy/quickstart` installs and builds what this needs, 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,7 +27,9 @@ from worker import WorkerSettings
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-SWEEP = HERE / "sweep.json"  # made by --sweep; the learning rates below are its best ones
+SWEEP = HERE / "sweep.json"  # made by --sweep: validation losses by steps, run, beta2 and learning rate
+RATES = (0.0015, 0.002, 0.003, 0.004)  # what --sweep tries with each beta2, the same for all runs
+BETA2S = (0.95, 0.99)
 SHARDS = 2
 WORKERS = 2
 
@@ -76,13 +80,14 @@ class Outcome:
 
 
 DENSE = Run("dense", "dense AdamW", "dense:fp32", "gradient", "adamw", 2e-3, (0.9, 0.95), 0.1)
+STEPS = Run("steps", "uncompressed, pushing steps", "dense:fp32", "step", "step", 3e-3, (0.9, 0.99), 0.1)
 TAGC = Run("tagc", "TAGC, pushing steps", DEFAULT_CODEC, "step", "step", 3e-3, (0.9, 0.99), 0.1)
 TAGC_GRADIENT = replace(DENSE, name="tagc_gradient", title="TAGC, pushing gradients", codec=DEFAULT_CODEC)
 # BytePS-Compress's setting: 0.1 % of the elements each way, values in two bytes.
 TOP_K = "topk:density=0.001,values=fp16"
 TWO_WAY = replace(TAGC, name="two_way", title="top-k 0.1 % both ways", codec=TOP_K, update_codec=TOP_K, lr=6e-3,
                   residual_decay=1.0)  # an element waits for hundreds of steps: nothing of it may be forgotten
-ALL = (DENSE, TAGC, TAGC_GRADIENT, TWO_WAY)
+ALL = (DENSE, STEPS, TAGC, TAGC_GRADIENT, TWO_WAY)
 
 
 def binary(name: str) -> str:
@@ -244,6 +249,7 @@ def summarize(run: Run, outcomes: list[Outcome], plan: Plan) -> dict:
         "backend": run.backend,
         "optimizer": run.optimizer,
         "lr": run.lr,
+        "beta2": run.betas[1],
         "parameters": parameters,
         "curves": {str(o.seed): o.curve for o in outcomes},
         "parameters_sha256": {str(o.seed): [s["parameters_sha256"] for s in o.shards] for o in outcomes},
@@ -251,10 +257,12 @@ def summarize(run: Run, outcomes: list[Outcome], plan: Plan) -> dict:
 
 
 def print_table(runs: dict[str, dict]) -> None:
-    header = ("run", "val loss", "s/step", "push KiB/step", "pull KiB/step", "push ratio", "pull ratio", "deferred")
+    header = ("run", "lr", "beta2", "val loss", "s/step", "push KiB/step", "pull KiB/step", "push ratio", "pull ratio", "deferred")
     rows = [
         (
             run["title"],
+            f"{run['lr']:g}",
+            f"{run['beta2']:g}",
             f"{run['val_loss']:.4f}",
             f"{run['seconds_per_step']:.3f}",
             f"{run['push_bytes_per_step'] / 1024:,.1f}",
@@ -302,55 +310,82 @@ def check_backends(runs: dict[str, dict]) -> None:
     print("The same bits on every backend (SHA-256 of the parameters, every seed).")
 
 
-def sweep(plan: Plan, grid: tuple[float, ...]) -> None:
-    """Finds the best learning rate of each run on one seed, and keeps the table in the repository."""
-    table: dict[str, dict[str, float]] = {}
-    for run in plan.runs:
-        for lr in grid:
-            outcome = execute(replace(run, lr=lr), plan.seeds[0], replace(plan, evaluations=1))
-            table.setdefault(run.name, {})[f"{lr:g}"] = round(outcome.val_loss, 4)
-            print(f"sweep  {run.name:<14} lr {lr:<8g} val {outcome.val_loss:.4f}", flush=True)
+def sweep(plan: Plan, rates: Sequence[float], beta2s: Sequence[float]) -> None:
+    """Trains each run on one seed with every learning rate and beta2, the same for all runs; keeps the table in the repository.
+
+    Written after each, and what is there is not run again, so that a sweep that was interrupted goes on.
+    """
     kept = json.loads(SWEEP.read_text()) if SWEEP.exists() else {}
-    kept[str(plan.steps)] = {**kept.get(str(plan.steps), {}), **table}
-    SWEEP.write_text(json.dumps(kept, indent=2) + "\n")
+    table = kept.setdefault(str(plan.steps), {})
+    for beta2, lr, run in itertools.product(beta2s, rates, plan.runs):
+        losses = table.setdefault(run.name, {}).setdefault(f"{beta2:g}", {})
+        if f"{lr:g}" in losses:
+            continue
+        tried = replace(run, lr=lr, betas=(run.betas[0], beta2))
+        outcome = execute(tried, plan.seeds[0], replace(plan, evaluations=1))
+        losses[f"{lr:g}"] = round(outcome.val_loss, 4)
+        print(f"sweep  {run.name:<14} beta2 {beta2:<5g} lr {lr:<8g} val {outcome.val_loss:.4f}", flush=True)
+        SWEEP.write_text(json.dumps(kept, indent=2) + "\n")
 
 
-def best_learning_rate(run: Run, steps: int) -> float:
-    """From the sweep of the nearest number of steps; the run's own default where there is none."""
-    if not SWEEP.exists():
-        return run.lr
-    tables = {int(s): t[run.name] for s, t in json.loads(SWEEP.read_text()).items() if run.name in t}
-    if not tables:
-        return run.lr
-    table = tables[min(tables, key=lambda s: abs(s - steps))]
-    return float(min(table, key=table.get))
+def losses_of(run: Run, steps: int) -> dict[tuple[float, float], float]:
+    """By beta2 and learning rate, of the sweep of the nearest number of steps."""
+    kept = json.loads(SWEEP.read_text()) if SWEEP.exists() else {}
+    tables = {int(s): table[run.name] for s, table in kept.items() if run.name in table}
+    nearest = tables[min(tables, key=lambda s: abs(s - steps))] if tables else {}
+    return {(float(beta2), float(lr)): loss for beta2, losses in nearest.items() for lr, loss in losses.items()}
+
+
+def tuned(run: Run, steps: int) -> Run:
+    """At the best learning rate and beta2 of the sweep; as it is where it is in none."""
+    losses = losses_of(run, steps)
+    if not losses:
+        return run
+    beta2, lr = min(losses, key=losses.get)
+    return replace(run, lr=lr, betas=(run.betas[0], beta2))
+
+
+def untried(runs: tuple[Run, ...], steps: int) -> str:
+    """Which runs the sweep has not tried as widely as it should; empty where the comparison is fair."""
+    grid = set(itertools.product(BETA2S, RATES))
+    lacks = {run.name: len(grid - losses_of(run, steps).keys()) for run in runs}
+    if not any(lacks.values()):
+        return ""
+    return (f"The sweep has not tried all {len(grid)} pairs of beta2 and learning rate near {steps} steps; it lacks "
+            + ", ".join(f"{count} of {name}" for name, count in lacks.items() if count)
+            + ". deploy/quickstart --sweep goes on with it.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="deploy/quickstart", description=__doc__.splitlines()[0])
-    parser.add_argument("--fast", action="store_true", help="two minutes: fewer steps, one seed, no tagc_gradient")
+    parser.add_argument("--fast", action="store_true", help="two minutes: fewer steps, one seed, dense and tagc only")
     parser.add_argument("--steps", type=int, help="training steps per run (default 400; 120 with --fast)")
     parser.add_argument("--seeds", type=int, help="how many seeds (default 3; 1 with --fast)")
     parser.add_argument("--out", type=Path, default=ROOT / "build/quickstart", help="where the report goes")
-    parser.add_argument("--sweep", type=float, nargs="+", metavar="LR", help="instead: find each run's best one")
+    parser.add_argument("--sweep", type=float, nargs="*", metavar="LR",
+                        help=f"instead: try these learning rates (default {RATES}) with each run and beta2")
+    parser.add_argument("--beta2", type=float, nargs="+", default=BETA2S, help=f"of --sweep (default {BETA2S})")
     parser.add_argument("--backends", nargs="+", default=["auto"], metavar="NAME",
                         help="arithmetic of servers and workers: auto, cpu:avx2, reference, ...; several are compared")
     parser.add_argument("--runs", nargs="+", choices=[run.name for run in ALL], help="only these runs")
     args = parser.parse_args()
     steps = args.steps or (120 if args.fast else 400)
-    runs = (DENSE, TAGC) if args.fast else (DENSE, TAGC, TAGC_GRADIENT)
+    runs = (DENSE, TAGC) if args.fast else (DENSE, STEPS, TAGC, TAGC_GRADIENT)
     if args.runs:
         runs = tuple(run for run in ALL if run.name in args.runs)
-    runs = tuple(replace(run, lr=best_learning_rate(run, steps)) for run in runs)
+    unequal = untried(runs, steps)
+    runs = tuple(tuned(run, steps) for run in runs)
     runs = on_each(runs, args.backends)
     plan = Plan(steps=steps, seeds=tuple(range(1, (args.seeds or (1 if args.fast else 3)) + 1)), runs=runs)
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.sweep:
-        sweep(plan, tuple(args.sweep))
+    if args.sweep is not None:
+        sweep(plan, args.sweep or RATES, args.beta2)
         return
     report = run_plan(plan, args.out)
     print()
     print_table(report["runs"])
+    if unequal:
+        print(f"\n{unequal}")
     print("\nEvery worker's parameters equal the shards' bit for bit (SHA-256, checked after each run).")
     if len(args.backends) > 1:
         check_backends(report["runs"])

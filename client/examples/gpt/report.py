@@ -12,7 +12,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
-COLORS = {"dense": "#444444", "tagc": "#0b7a75", "tagc_gradient": "#c8553d"}
+COLORS = {"dense": "#444444", "steps": "#8a6fb0", "tagc": "#0b7a75", "tagc_gradient": "#c8553d"}
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -46,13 +46,13 @@ def plot(report: dict, path: Path, horizontal: str, label: str, log: bool) -> No
 
 
 def table(report: dict) -> str:
-    columns = ("run", "validation loss", "per seed", "s / step", "push KiB / step", "pull KiB / step", "push ratio",
+    columns = ("run", "lr", "beta2", "validation loss", "per seed", "s / step", "push KiB / step", "pull KiB / step", "push ratio",
                "pull ratio", "deferred")
     rows = []
     for run in report["runs"].values():
         seeds = ", ".join(f"{loss:.3f}" for loss in run["val_loss_by_seed"].values())
         rows.append((
-            f"{run['title']} ({run['codec']})", f"{run['val_loss']:.4f}", seeds, f"{run['seconds_per_step']:.3f}",
+            f"{run['title']} ({run['codec']})", f"{run['lr']:g}", f"{run['beta2']:g}", f"{run['val_loss']:.4f}", seeds, f"{run['seconds_per_step']:.3f}",
             f"{run['push_bytes_per_step'] / 1024:,.1f}", f"{run['pull_bytes_per_step'] / 1024:,.1f}",
             f"{run['push_compression']:.1f}x", f"{run['pull_compression']:.1f}x", f"{run['deferred_fraction']:.4%}",
         ))

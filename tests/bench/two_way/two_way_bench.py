@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "client/examples/gpt"))
 
-from quickstart import DENSE, TWO_WAY, Plan, best_learning_rate, execute, summarize  # noqa: E402
+from quickstart import DENSE, TWO_WAY, Plan, execute, summarize, tuned  # noqa: E402
 
 FP16_BYTES = 2
 FEWER_BYTES = 333.0  # than fp16: BytePS-Compress's figure for BERT
@@ -49,14 +49,14 @@ def main() -> None:
     parser.add_argument("--decay", type=float, default=TWO_WAY.residual_decay, help="of the workers' residuals")
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
-    runs = (replace(DENSE, lr=best_learning_rate(DENSE, args.steps)),
+    runs = (tuned(DENSE, args.steps),
             replace(TWO_WAY, lr=args.lr, residual_decay=args.decay))
     plan = Plan(steps=args.steps, seeds=tuple(range(1, args.seeds + 1)), runs=runs, evaluations=4)
     summaries = {run.name: summarize(run, [execute(run, seed, plan) for seed in plan.seeds], plan) for run in runs}
     rows = rows_of(summaries["dense"], summaries["two_way"])
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     print(f"two_way on {machine}")
-    print(f"  {plan.steps} steps, {args.seeds} seed(s); dense AdamW at learning rate {runs[0].lr:g}; "
+    print(f"  {plan.steps} steps, {args.seeds} seed(s); dense AdamW at learning rate {runs[0].lr:g}, beta2 {runs[0].betas[1]:g}; "
           f"{TWO_WAY.codec} both ways, pushing steps, at {args.lr:g}")
     for r in rows:
         print(f"{r['case']:<24} {r['value']:>12.4f} {r['unit']:<10} {r['ratio']:>9.4f}x to {r['ratio_to']:<16} "
