@@ -221,24 +221,48 @@ def test_cycling_momentum_is_refused_when_the_scheduler_is_made(addresses):
 # Writes from outside --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("write", ["load_state_dict", "clamp_", "init"])
+@pytest.mark.parametrize("write", ["load_state_dict", "clamp_", "init", "data"])
 def test_writes_from_outside_are_noticed(addresses, write):
     model = network()
     saved = copy.deepcopy(network(7).state_dict())
     with sharded(model, addresses(1)) as optimizer:
-        loss_of(model, 0).backward()
-        optimizer.step()
-        before = optimizer.session.version
         with torch.no_grad():
             if write == "load_state_dict":
                 model.load_state_dict(saved)
             elif write == "clamp_":
                 model[0].weight.clamp_(-0.01, 0.01)
-            else:
+            elif write == "init":
                 torch.nn.init.zeros_(model[2].bias)
-        with pytest.raises(gradwire.FailedPrecondition, match="was written to outside of step"):
-            optimizer.step()
-        assert optimizer.session.version == before
+            else:  # past torch's version counters
+                model[0].weight.data.clamp_(-0.01, 0.01)
+        loss_of(model, 0).backward()
+        for _ in range(2):
+            with pytest.raises(gradwire.FailedPrecondition, match="was written to outside of step"):
+                optimizer.step()
+        assert optimizer.session.version == 0
+
+
+def test_weights_that_are_clipped_by_their_data_are_noticed_soon(addresses):
+    model = network()
+    with sharded(model, addresses(1)) as optimizer:
+        with pytest.raises(gradwire.FailedPrecondition, match="through p.data"):
+            for step in range(2000):
+                optimizer.zero_grad()
+                loss_of(model, step).backward()
+                optimizer.step()
+                for p in model.parameters():
+                    p.data.clamp_(-0.01, 0.01)
+
+
+def test_what_is_written_back_is_no_harm(addresses):
+    """Averaged weights that are swapped in for an evaluation, and out again."""
+    model = network()
+    with sharded(model, addresses(1)) as optimizer:
+        saved = copy.deepcopy(model.state_dict())
+        model.load_state_dict(network(7).state_dict())
+        model.load_state_dict(saved)
+        loss_of(model, 0).backward()
+        optimizer.step()
 
 
 # Loss scaling ---------------------------------------------------------------------------------------------------------

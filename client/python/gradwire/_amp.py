@@ -32,14 +32,14 @@ class Scaling:
         if alone(job):
             return
         if job.nonfinite != "skip":
-            raise FailedPrecondition("a GradScaler with several workers needs nonfinite='skip': pass it to ShardedOptimizer, on every "
-                                     "worker, so that where the gradient of one overflows all of them skip that step")
+            raise FailedPrecondition("a GradScaler with several workers needs nonfinite='skip': pass it to ShardedOptimizer, on "
+                                     "every worker, so that where the gradient of one overflows all of them skip that step")
         if self._scaler is None:
-            raise FailedPrecondition("found_inf was not set by the step() of a torch.amp.GradScaler, which could be told when another "
-                                     "worker's gradient overflows: use that, or loss_scale and skipped of the optimizer")
+            raise FailedPrecondition("found_inf was not set by the step() of a torch.amp.GradScaler, which could be told when "
+                                     "another worker's gradient overflows: use that, or loss_scale and skipped of the optimizer")
 
     def tell(self, optimizer: torch.optim.Optimizer, skipped: bool) -> None:
-        """The scaler's update() lowers the scale where the step was skipped, whoever's gradient overflowed."""
+        """The scaler's update() lowers the scale where the step was skipped, whosever gradient overflowed."""
         if self._scaler is None:
             return
         for found in self._scaler._found_inf_per_device(optimizer).values():

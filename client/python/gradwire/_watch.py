@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import torch
 
+_COST = 100  # of the time that digests take: how long there is none
+
 
 class Watch:
-    """Of the parameters of one optimizer. Updates of the session do not count: they pass torch by."""
+    """Of the parameters of one optimizer. Updates of the session do not count: they pass torch's version counters by, as do
+    writes through p.data or NumPy; for these a digest is taken behind a step and compared before the next one, for about a
+    hundredth of the time."""
 
-    def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor]):
+    def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor], digest: Callable[[], str]):
         self._names = names
         self._parameters = parameters
+        self._make_digest = digest
+        self._due = 0.0
         self.accept()
 
     def accept(self) -> None:
         """What the parameters hold now is right."""
         self._addresses = [p.data_ptr() for p in self._parameters]
         self._versions = [p._version for p in self._parameters]
+        self._digest: str | None = None
+        self.note()
+
+    def note(self) -> None:
+        """A step was made."""
+        begin = time.monotonic()
+        if begin < self._due:
+            return
+        self._digest = self._make_digest()
+        end = time.monotonic()
+        self._due = end + 2 * _COST * (end - begin)  # the other one comes before the next step
 
     def replaced(self) -> str | None:
         """A parameter that lies elsewhere than it did."""
@@ -28,8 +46,13 @@ class Watch:
         return None
 
     def written(self) -> str | None:
-        """A parameter that torch wrote into, perhaps what was there before."""
-        for name, p, version in zip(self._names, self._parameters, self._versions, strict=True):
-            if p._version != version:
-                return name
+        """Before a step: what was written into since the one before, as the subject of a sentence."""
+        written = [f"parameter {name!r}" for name, p, version in
+                   zip(self._names, self._parameters, self._versions, strict=True) if p._version != version]
+        if self._digest is None:
+            return written[0] if written else None
+        if self._make_digest() != self._digest:
+            return written[0] if written else "a parameter (through p.data or NumPy)"
+        self._versions = [p._version for p in self._parameters]  # what was there before was written back
+        self._digest = None
         return None

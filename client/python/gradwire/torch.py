@@ -76,7 +76,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     counts anew) step() raises gradwire.FailedPrecondition. "zeros": a missing gradient counts as 0. Parameters that are
     frozen when the optimizer is made are not part of the job.
 
-    Only step() may write into the parameters: where torch wrote into one in between, the next step() raises
+    Only step() may write into the parameters: where something else wrote into one in between, the next step() raises
     gradwire.FailedPrecondition before anything is sent.
 
     quorum=k lets a round close over workers that are late, see JobSpec. A worker that was late or away for rounds catches
@@ -193,7 +193,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                                          round_timeout=round_timeout, backend=backend, resume_from=checkpoint)
         if isinstance(resume_from, Mapping):
             self.load_state_dict(resume_from)
-        self._watch = Watch(self._names, self._params)
+        self._watch = Watch(self._names, self._params, self.session.digest)
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._params) if overlap]
 
     # A round, as this worker sees it ----------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                                      "old one. Make a new optimizer and a new job")
         if (name := self._watch.written()) is not None:
             raise FailedPrecondition(
-                f"parameter {name!r} was written to outside of step() (load_state_dict, clamp_, init): the shards and the other "
+                f"{name} was written to outside of step() (load_state_dict, clamp_, init): the shards and the other "
                 "workers do not have these values. Write them before the optimizer is made, or make a new optimizer and a new job")
 
     def _check_gradient(self, index: int) -> None:
@@ -305,6 +305,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._forget_round()
             raise
         self._presence.note()
+        self._watch.note()
         stats = self.session.stats()
         before, self._skipped = self._skipped, int(stats["skipped_rounds"])
         self.skipped_rounds = self._skipped - before
