@@ -102,13 +102,18 @@ absl::StatusOr<PushVerdict> RoundMachine::Complete(MemberId id, uint32_t bucket,
   if (verdict == PushVerdict::kDuplicate) GW_RETURN_IF_ERROR(Repeat(id, bucket, round, digest));
   if (verdict != PushVerdict::kAccept) return verdict;
   BucketRound& open = Find(round)->buckets[bucket];
-  open.contributions[id] = {true, digest, round};
-  ++open.included;
-  history_.Note(id, bucket, round, digest);
+  // Workers that left have frames in the round, too. What each may send is bounded by max_workers, so that sums are
+  // right; one frame more waits in its worker's residual.
+  const bool full = open.included >= rules_.membership.max_workers;
+  open.contributions[id] = {!full, full ? 0 : digest, round};
+  if (!full) {
+    ++open.included;
+    history_.Note(id, bucket, round, digest);
+  }
   NoteCame(id, bucket, round, now);
   CloseIfDue(round, bucket, now, actions);
   if (rounds_[0].closed == rules_.buckets) Advance(now, actions);
-  return verdict;
+  return full ? PushVerdict::kNotIncluded : verdict;
 }
 
 absl::StatusOr<PushVerdict> RoundMachine::Abstain(MemberId id, uint32_t bucket, uint64_t round, TimeNs now,

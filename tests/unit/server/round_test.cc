@@ -301,6 +301,27 @@ TEST_F(RoundMachineTest, RoundWithoutMembersStaysOpenAndTheNextJoinerEntersIt) {
   EXPECT_EQ(machine_->MembersOfRound(), 1u);
 }
 
+// What a worker may send is bounded by max_workers, so that sums stay in range; workers that left are in them, too.
+TEST_F(RoundMachineTest, ARoundTakesNoMoreFramesThanTheJobMayHaveWorkers) {
+  Make(1, 2);
+  for (int w = 0; w < 8; ++w) {
+    const auto passing = Join("passing-" + std::to_string(w));
+    EXPECT_EQ(Complete(passing.id, 0, 0), PushVerdict::kAccept);
+    actions_ = {};
+    machine_->Leave(passing.id, 0, &actions_);
+  }
+  const auto a = Join("a");
+  EXPECT_EQ(Complete(a.id, 0, 0), PushVerdict::kNotIncluded);
+  EXPECT_EQ(Complete(a.id, 0, 0), PushVerdict::kNotIncluded) << "a repeat gets the same answer";
+  EXPECT_TRUE(actions_.close.empty());
+  const auto b = Join("b");
+  EXPECT_EQ(Complete(b.id, 0, 0), PushVerdict::kNotIncluded);
+  ASSERT_EQ(actions_.close.size(), 1u) << "nobody is waited for";
+  EXPECT_EQ(actions_.close[0].contributors, 8u);
+  EXPECT_EQ(machine_->round(), 1u);
+  EXPECT_EQ(Complete(a.id, 0, 1), PushVerdict::kAccept);
+}
+
 TEST_F(RoundMachineTest, RoundAbandonedHalfClosedIsFinishedForTheNextJoiner) {
   Make(2, 1);
   const auto a = Join("a");
