@@ -85,11 +85,12 @@ class Backend {
   // received for the first time is checked and stored in one pass; where it is false, all words are stored, too.
   virtual bool AssignWords(int32_t* acc, const uint8_t* values, size_t n, const WordRange& range);
   // acc[i] += sign * round_to_even(value[i] * 2^kGridBits) in Z/2^64. `values`: float32 (width 4) or bfloat16 (width
-  // 2), any alignment. Precondition: FindOutOfGrid returned -1.
+  // 2), any alignment. Precondition: all are finite and below 2^kGridRangeBits in magnitude.
   virtual void AddFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign, Stream* stream) = 0;
   virtual void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Stream* stream) = 0;
-  // Index of the first value that is not finite or whose magnitude is >= 2^kGridRangeBits; -1 if there is none.
-  virtual int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n, Stream* stream) = 0;
+  // Index of the first value that is not finite or whose magnitude, as bits of a float32, is not below `limit_bits`
+  // (GridLimitBits); -1 if there is none.
+  virtual int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n, uint32_t limit_bits, Stream* stream) = 0;
   // out[i] = float32(acc[i]) * 2^-kGridBits / contributors, each operation rounded to nearest even.
   virtual void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out, Stream* stream) = 0;
 

@@ -177,6 +177,9 @@ class Codec {
   virtual std::optional<kernels::Accuracy> selects() const { return std::nullopt; }
   // What gradients go through on their way into the residual; nothing for codecs without a velocity.
   virtual std::optional<VelocityRule> velocity() const { return std::nullopt; }
+  // Bits of the magnitude from which on a worker refuses an element of a gradient: it could not be sent, or would never
+  // leave the residual again. Codecs whose values are added on the grid: GridLimitBits (grid_limit.h).
+  virtual uint32_t gradient_limit_bits() const { return kernels::kGridLimitBits; }
   virtual bool defers() const { return false; }      // update frames may name elements that workers take back
   virtual double Density(uint64_t round) const = 0;  // 1 for dense codecs
   virtual RoundPlan InitialPlan() const = 0;

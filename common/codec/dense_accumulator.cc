@@ -63,6 +63,7 @@ class DenseAccumulator final : public Accumulator {
  public:
   explicit DenseAccumulator(const DenseShape& shape)
       : shape_(shape),
+        limit_bits_(shape.limit_bits()),
         blocks_((shape.layout().elements + kBlockElements - 1) / kBlockElements),
         ranges_(shape.fixed() ? shape.layout().runs.size() : 0) {
     if (shape.fixed()) {
@@ -151,7 +152,7 @@ class DenseAccumulator final : public Accumulator {
   absl::Status CheckValues(const Segment& s, uint64_t begin, uint64_t end) const {
     const uint8_t* values = ValuesAt(s, begin);
     if (shape_.fixed()) return CheckLimit(values, begin, end - begin);
-    const int64_t bad = shape_.backend().FindOutOfGrid(values, shape_.width(), end - begin, nullptr);
+    const int64_t bad = shape_.backend().FindOutOfGrid(values, shape_.width(), end - begin, limit_bits_, nullptr);
     if (bad < 0) return absl::OkStatus();
     return OutOfGridError(s, begin - s.begin + static_cast<uint64_t>(bad));
   }
@@ -177,7 +178,7 @@ class DenseAccumulator final : public Accumulator {
       std::memcpy(&bits, s.data + 2 * index, sizeof(bits));
       value = kernels::Bf16ToFloat(bits);
     }
-    return shape_.OutOfGrid(s.begin + index, value);
+    return OutOfGrid(*shape_.context.job, shape_.layout(), s.begin + index, value);
   }
 
   // Calls f(block, begin, end, whole) for the part of every block that [begin, end) covers.
@@ -247,7 +248,7 @@ class DenseAccumulator final : public Accumulator {
     if (shape_.width() == 4) {
       // Past the cache, which the next values need. A block of which this is not kept is still an old one.
       const kernels::WordRange range = shape_.fixed() ? kernels::WordRange::Integers(shape_.limit())
-                                                      : kernels::WordRange::Floats(kernels::kGridLimitBits);
+                                                      : kernels::WordRange::Floats(limit_bits_);
       if (!shape_.backend().AssignWords(words, values, n, range)) return CheckValues(s, begin, begin + n);
     } else {
       GW_RETURN_IF_ERROR(CheckValues(s, begin, begin + n));
@@ -311,6 +312,7 @@ class DenseAccumulator final : public Accumulator {
   }
 
   DenseShape shape_;
+  const uint32_t limit_bits_;
   uint64_t round_ = 0;
   RoundPlan plan_;
   LargeArray<int64_t> grid_;      // fp32, bf16: sums in units of 2^-kGridBits

@@ -86,6 +86,9 @@ class DenseCodec final : public Codec {
   bool uses_residual() const override { return shape_.spec.values != DenseSpec::Values::kFp32; }
   bool sparse() const override { return false; }
   double Density(uint64_t) const override { return 1; }
+  uint32_t gradient_limit_bits() const override {
+    return shape_.fixed() ? Codec::gradient_limit_bits() : shape_.limit_bits();
+  }
 
   RoundPlan InitialPlan() const override {
     RoundPlan plan;

@@ -6,7 +6,6 @@
 #include "absl/strings/str_format.h"
 #include "common/codec/index_code.h"
 #include "common/codec/run_pieces.h"
-#include "kernels/math/grid.h"
 
 namespace gradwire::dense {
 
@@ -37,19 +36,13 @@ absl::Status DenseShape::CheckSegment(uint64_t round, const Segment& s) const {
   return absl::OkStatus();
 }
 
-absl::Status DenseShape::OutOfGrid(uint64_t position, float value) const {
+absl::Status DenseShape::OverLimit(uint64_t position, int32_t integer) const {
   const size_t run = RunOf(layout(), position);
   const Run& r = layout().runs[run];
   return absl::InvalidArgumentError(
-      absl::StrFormat("tensor '%s', element %d: gradient %g is not finite or its magnitude is not below %d; the "
-                      "contribution is refused",
-                      context.job->tensors()[r.tensor].name, r.offset + position - layout().run_begin[run], value,
-                      1 << kernels::kGridRangeBits));
-}
-
-absl::Status DenseShape::OverLimit(uint64_t position, int32_t integer) const {
-  return absl::InvalidArgumentError(
-      absl::StrFormat("element %d: integer %d is over the limit of %d per worker", position, integer, limit()));
+      absl::StrFormat("tensor '%s', element %d: integer %d is over the limit of %d per worker",
+                      context.job->tensors()[r.tensor].name, r.offset + position - layout().run_begin[run], integer,
+                      limit()));
 }
 
 RoundPlan DenseShape::NextPlan(const RoundPlan& plan, const RangeHistogram& ranges) const {

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "common/codec/codec.h"
+#include "common/codec/grid_limit.h"
 #include "common/codec/ranges.h"
 #include "common/job/round_mode.h"
 #include "kernels/backend.h"
@@ -27,6 +28,7 @@ struct DenseShape {
     return width() == 4 ? wire::SegmentType::kDenseF32 : wire::SegmentType::kDenseBf16;
   }
   uint8_t param() const { return fixed() ? static_cast<uint8_t>(width()) : 0; }
+  uint32_t limit_bits() const { return GridLimitBits(*context.job); }  // of floats
   int32_t limit() const { return IntegerLimit(8 * width(), context.job->spec().max_workers()); }
   bool CarriesValues(uint64_t round) const { return gradwire::CarriesValues(*context.job, round); }
   const BucketLayout& layout() const { return *context.layout; }
@@ -34,8 +36,7 @@ struct DenseShape {
 
   // A segment of values of this codec, within the bucket. Errors: InvalidArgument.
   absl::Status CheckSegment(uint64_t round, const wire::Segment& segment) const;
-  // InvalidArgument for a value that was found to be out of the grid, or an integer over limit().
-  absl::Status OutOfGrid(uint64_t position, float value) const;
+  // InvalidArgument for an integer over limit().
   absl::Status OverLimit(uint64_t position, int32_t integer) const;
   // The plan of the next round, from that of this one and the ranges that workers sent. As it is, unless fixed().
   RoundPlan NextPlan(const RoundPlan& plan, const RangeHistogram& ranges) const;

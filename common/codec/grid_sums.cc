@@ -1,21 +1,9 @@
 // See grid_sums.h.
 #include "common/codec/grid_sums.h"
 
-#include "absl/strings/str_format.h"
-#include "common/codec/run_pieces.h"
 #include "kernels/math/grid.h"
 
 namespace gradwire {
-
-absl::Status GridSums::OutOfGrid(uint64_t position, float value) const {
-  const BucketLayout& layout = *context_.layout;
-  const size_t run = RunOf(layout, position);
-  return absl::InvalidArgumentError(
-      absl::StrFormat("tensor '%s', element %d: value %g is not finite or its magnitude is not below %d; the "
-                      "contribution is refused",
-                      context_.job->tensors()[layout.runs[run].tensor].name,
-                      layout.runs[run].offset + position - layout.run_begin[run], value, 1 << kernels::kGridRangeBits));
-}
 
 void GridSums::Add(uint64_t begin, const float* values, size_t n, kernels::Sign sign) {
   context_.backend->AddFloats(sums_.data() + begin, reinterpret_cast<const uint8_t*>(values), sizeof(float), n, sign,

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "common/codec/codec.h"
+#include "common/codec/grid_limit.h"
 
 namespace gradwire {
 
@@ -15,17 +16,19 @@ namespace gradwire {
 class GridSums {
  public:
   // `context` outlives the sums.
-  explicit GridSums(const CodecContext& context) : context_(context), sums_(context.layout->elements) {}
+  explicit GridSums(const CodecContext& context)
+      : context_(context), limit_bits_(GridLimitBits(*context.job)), sums_(context.layout->elements) {}
 
   static size_t Bytes(const BucketLayout& layout) { return layout.elements * sizeof(int64_t); }
 
-  // InvalidArgument, naming tensor and element, for the first of values[0 .. n) that is not finite or too large for the
-  // grid; `position_of(i)` is that of values[i].
+  // OutOfGrid (grid_limit.h) for the first of values[0 .. n) that is not finite or too large for a sum of all workers;
+  // `position_of(i)` is that of values[i].
   template <typename PositionOf>
   absl::Status Check(const float* values, size_t n, PositionOf position_of) const {
     const int64_t bad =
-        context_.backend->FindOutOfGrid(reinterpret_cast<const uint8_t*>(values), sizeof(float), n, nullptr);
-    return bad < 0 ? absl::OkStatus() : OutOfGrid(position_of(static_cast<size_t>(bad)), values[bad]);
+        context_.backend->FindOutOfGrid(reinterpret_cast<const uint8_t*>(values), sizeof(float), n, limit_bits_, nullptr);
+    if (bad < 0) return absl::OkStatus();
+    return OutOfGrid(*context_.job, *context_.layout, position_of(static_cast<size_t>(bad)), values[bad]);
   }
 
   // All of these: values have passed Check, positions lie in the bucket.
@@ -39,9 +42,8 @@ class GridSums {
   void Means(std::span<const uint32_t> positions, uint32_t contributors, float* out) const;
 
  private:
-  absl::Status OutOfGrid(uint64_t position, float value) const;
-
   const CodecContext context_;
+  const uint32_t limit_bits_;
   std::vector<int64_t> sums_;
 };
 

@@ -64,16 +64,17 @@ class AsyncBackend : public Backend {
   virtual DeviceRuntime& runtime() = 0;
 
   // *first: index of the first such value, or 2^64 - 1 (-1 as int64).
-  virtual void FindOutOfGridAsync(const uint8_t* values, int width, size_t n, uint64_t* first, Stream* stream) = 0;
+  virtual void FindOutOfGridAsync(const uint8_t* values, int width, size_t n, uint32_t limit_bits, uint64_t* first,
+                                  Stream* stream) = 0;
   virtual void FindNonFiniteAsync(const float* x, size_t n, uint64_t* first, Stream* stream) = 0;
   // *largest: bits of the largest |x[i]|; 0 where n is 0. RangeOfLargest gives the range.
   virtual void LargestMagnitudeAsync(const float* x, size_t n, uint32_t* largest, Stream* stream) = 0;
 
-  // AddFloats and AddIntegers (width 2 or 4) of values that nobody has checked: those out of the grid (which then count
-  // as 0, added or subtracted) or of a magnitude over `limit` lower *first_bad to the smallest of position << 32 | bits
+  // AddFloats and AddIntegers (width 2 or 4) of values that nobody has checked: those that FindOutOfGrid finds (which
+  // then count as 0, added or subtracted) or of a magnitude over `limit` lower *first_bad to the smallest of position << 32 | bits
   // of the value as float32 or int32, where the position of values[i] is first_position + i. Precondition: positions
   // are below 2^32.
-  virtual void AddFloatsChecked(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign,
+  virtual void AddFloatsChecked(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign, uint32_t limit_bits,
                                 uint64_t first_position, uint64_t* first_bad, Stream* stream) = 0;
   virtual void AddIntegersChecked(int32_t* acc, const uint8_t* values, int width, size_t n, Sign sign, int32_t limit,
                                   uint64_t first_position, uint64_t* first_bad, Stream* stream) = 0;

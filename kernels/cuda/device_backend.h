@@ -32,9 +32,9 @@ class DeviceBackend : public AsyncBackend {
   void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Stream* stream) override {
     operations_.AssignFloats(acc, values, width, n, stream);
   }
-  int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n, Stream* stream) override {
-    return static_cast<int64_t>(
-        Result<uint64_t>(stream, [&](uint64_t* first) { operations_.FindOutOfGrid(values, width, n, first, stream); }));
+  int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n, uint32_t limit_bits, Stream* stream) override {
+    return static_cast<int64_t>(Result<uint64_t>(
+        stream, [&](uint64_t* first) { operations_.FindMagnitude(values, width, n, limit_bits, first, stream); }));
   }
   void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out, Stream* stream) override {
     operations_.GridToMean(acc, n, contributors, out, stream);
@@ -116,8 +116,9 @@ class DeviceBackend : public AsyncBackend {
 
   void Synchronize(Stream* stream) override { device_.Synchronize(stream); }
 
-  void FindOutOfGridAsync(const uint8_t* values, int width, size_t n, uint64_t* first, Stream* stream) override {
-    operations_.FindOutOfGrid(values, width, n, first, stream);
+  void FindOutOfGridAsync(const uint8_t* values, int width, size_t n, uint32_t limit_bits, uint64_t* first,
+                          Stream* stream) override {
+    operations_.FindMagnitude(values, width, n, limit_bits, first, stream);
   }
   void FindNonFiniteAsync(const float* x, size_t n, uint64_t* first, Stream* stream) override {
     operations_.FindNonFinite(x, n, first, stream);
@@ -125,9 +126,9 @@ class DeviceBackend : public AsyncBackend {
   void LargestMagnitudeAsync(const float* x, size_t n, uint32_t* largest, Stream* stream) override {
     operations_.LargestMagnitude(x, n, largest, stream);
   }
-  void AddFloatsChecked(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign, uint64_t first_position,
-                        uint64_t* first_bad, Stream* stream) override {
-    operations_.AddFloatsChecked(acc, values, width, n, sign, first_position, first_bad, stream);
+  void AddFloatsChecked(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign, uint32_t limit_bits,
+                        uint64_t first_position, uint64_t* first_bad, Stream* stream) override {
+    operations_.AddFloatsChecked(acc, values, width, n, sign, limit_bits, first_position, first_bad, stream);
   }
   void AddIntegersChecked(int32_t* acc, const uint8_t* values, int width, size_t n, Sign sign, int32_t limit,
                           uint64_t first_position, uint64_t* first_bad, Stream* stream) override {

@@ -107,13 +107,13 @@ class Operations {
   }
 
   // Precondition: first_position + n <= 2^32.
-  void AddFloatsChecked(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign, uint64_t first_position,
-                        uint64_t* first_bad, Stream* stream) {
+  void AddFloatsChecked(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign, uint32_t limit_bits,
+                        uint64_t first_position, uint64_t* first_bad, Stream* stream) {
     const uint64_t flip = sign == Sign::kSubtract ? ~uint64_t{0} : 0;
     if (width == 4) {
-      ForEach(AddFloatsCheckedOp<uint32_t>{acc, values, flip, first_position, first_bad}, n, stream);
+      ForEach(AddFloatsCheckedOp<uint32_t>{acc, values, flip, limit_bits, first_position, first_bad}, n, stream);
     } else {
-      ForEach(AddFloatsCheckedOp<uint16_t>{acc, values, flip, first_position, first_bad}, n, stream);
+      ForEach(AddFloatsCheckedOp<uint16_t>{acc, values, flip, limit_bits, first_position, first_bad}, n, stream);
     }
   }
   void AddIntegersChecked(int32_t* acc, const uint8_t* values, int width, size_t n, Sign sign, int32_t limit,
@@ -134,9 +134,6 @@ class Operations {
     } else {
       ForEach(FindMagnitudeOp<uint16_t>{values, limit_bits, first}, n, stream);
     }
-  }
-  void FindOutOfGrid(const uint8_t* values, int width, size_t n, uint64_t* first, Stream* stream) {
-    FindMagnitude(values, width, n, kGridLimitBits, first, stream);
   }
   void FindNonFinite(const float* x, size_t n, uint64_t* first, Stream* stream) {
     FindMagnitude(reinterpret_cast<const uint8_t*>(x), 4, n, kInfinityBits, first, stream);

@@ -77,9 +77,9 @@ class StagedBackend final : public Backend {
     const In<uint8_t> v(runtime_, values, Bytes(n, width));
     device_->AssignFloats(a.get(), v.get(), width, n, nullptr);
   }
-  int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n, Stream*) override {
+  int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n, uint32_t limit_bits, Stream*) override {
     const In<uint8_t> v(runtime_, values, Bytes(n, width));
-    return device_->FindOutOfGrid(v.get(), width, n, nullptr);
+    return device_->FindOutOfGrid(v.get(), width, n, limit_bits, nullptr);
   }
   void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out, Stream*) override {
     const In<int64_t> a(runtime_, acc, n);

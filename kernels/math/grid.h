@@ -5,12 +5,33 @@
 
 namespace gradwire::kernels {
 
-// Fixed grid of float32 sums: 2^-44 (5.7e-14) apart, single values below 2^18 = 262144, so 64 and more of them fit.
+// Fixed grid of float32 sums: 2^-44 (5.7e-14) apart, single values below 2^18 = 262144. Two of them fit into a sum of
+// 64 bits; where there may be more, each has to stay below its share (GridLimitBits).
 inline constexpr int kGridBits = 44;
 inline constexpr int kGridRangeBits = 18;
 
-// Bits of 2^kGridRangeBits: magnitudes from here on, infinities and NaN among them, are out of the grid.
+// Bits of 2^kGridRangeBits: magnitudes from here on, infinities and NaN among them, are out of every grid.
 inline constexpr uint32_t kGridLimitBits = static_cast<uint32_t>(127 + kGridRangeBits) << 23;
+
+// Bits of the magnitude from which on values are refused where a sum may have `values` of them (1 to 2^24): of
+// 2^(63 - kGridBits) / values, rounded toward 0, and at most 2^kGridRangeBits. What is below, rounded to the grid, lies
+// at least a unit below the share, so no sum of so many leaves 64 bits.
+constexpr uint32_t GridLimitBits(uint32_t values) {
+  constexpr int kSumRangeBits = 63 - kGridBits;
+  if (values <= 1u << (kSumRangeBits - kGridRangeBits)) return kGridLimitBits;
+  // Long division: 24 bits of 2^kSumRangeBits / values, the first of which is not 0.
+  int exponent = kSumRangeBits;
+  uint64_t rest = 1;
+  for (; rest < values; rest *= 2) --exponent;
+  uint32_t digits = 0;
+  for (int bit = 0; bit < 24; ++bit, rest *= 2) {
+    digits = 2 * digits + (rest >= values ? 1 : 0);
+    if (rest >= values) rest -= values;
+  }
+  return (static_cast<uint32_t>(127 + exponent) << 23) + (digits - (1u << 23));
+}
+static_assert(GridLimitBits(1) == kGridLimitBits && GridLimitBits(2) == kGridLimitBits);
+static_assert(GridLimitBits(4) == static_cast<uint32_t>(127 + 17) << 23);
 
 // x * 2^kGridBits rounded to nearest even, for |x| < 2^kGridRangeBits: llrint by additions, which every vector unit
 // has. Adding kGridHigh leaves the scaled value's multiple of 2^28 in the low bits of the sum, adding kGridLow the

@@ -67,18 +67,33 @@ FrameIdentity IdentityOf(const Bucket& bucket, uint64_t round, uint64_t incarnat
   return {static_cast<uint16_t>(layout.shard), layout.bucket, round, incarnation, {&kLearningRate, 1}};
 }
 
-absl::StatusOr<EncodedFrame> EncodeBy(const Bucket& bucket, uint64_t round, const RoundPlan& plan) {
+namespace {
+
+absl::StatusOr<EncodedFrame> Encode(const Bucket& bucket, uint64_t round, const RoundPlan& plan,
+                                    std::vector<float> pending) {
   const BucketLayout& layout = bucket.cluster->layout();
-  std::vector<float> pending(layout.elements);
-  for (size_t i = 0; i < pending.size(); ++i) {
-    pending[i] = std::ldexp(i % 2 == 0 ? 1.0f : -1.5f, static_cast<int>(i % 80) - 64);
-  }
+  std::vector<float> velocity(pending.size());
   std::vector<RunInput> runs;
   for (size_t i = 0; i < layout.runs.size(); ++i) {
     float* at = pending.data() + layout.run_begin[i];
     runs.push_back({at, at, {}});
+    runs.back().velocity = velocity.data() + layout.run_begin[i];
   }
   return bucket.cluster->codec().NewEncoder()->Encode(IdentityOf(bucket, round, 1), plan, runs);
+}
+
+}  // namespace
+
+absl::StatusOr<EncodedFrame> EncodeBy(const Bucket& bucket, uint64_t round, const RoundPlan& plan) {
+  std::vector<float> pending(bucket.cluster->layout().elements);
+  for (size_t i = 0; i < pending.size(); ++i) {
+    pending[i] = std::ldexp(i % 2 == 0 ? 1.0f : -1.5f, static_cast<int>(i % 80) - 64);
+  }
+  return Encode(bucket, round, plan, std::move(pending));
+}
+
+absl::StatusOr<EncodedFrame> EncodeValue(const Bucket& bucket, const Round& round, float value) {
+  return Encode(bucket, round.round, round.plan, std::vector<float>(bucket.cluster->layout().elements, value));
 }
 
 }  // namespace gradwire::fuzz

@@ -36,5 +36,7 @@ FrameIdentity IdentityOf(const Bucket& bucket, uint64_t round, uint64_t incarnat
 
 // Encodes a frame of the next round by `plan`, as a worker would whose memory holds every magnitude from tiny to large.
 absl::StatusOr<EncodedFrame> EncodeBy(const Bucket& bucket, uint64_t round, const RoundPlan& plan);
+// Of this round, by a worker all of whose elements are `value`.
+absl::StatusOr<EncodedFrame> EncodeValue(const Bucket& bucket, const Round& round, float value);
 
 }  // namespace gradwire::fuzz

@@ -123,13 +123,14 @@ TEST_P(DenseAgreement, AddFloatsChecked) {
         auto g = OnDevice(good, at.bytes);
         auto a = OnDevice(acc, at.words * 8);
         auto first = OnDevice(std::vector<uint64_t>{~uint64_t{0}});
-        backend().AddFloatsChecked(a.get(), g.get(), width, n, Sign::kAdd, 0, first.get(), nullptr);
+        backend().AddFloatsChecked(a.get(), g.get(), width, n, Sign::kAdd, kGridLimitBits, 0, first.get(), nullptr);
         reference_->AddFloats(acc.data(), good.data(), width, n, Sign::kAdd, nullptr);
         ASSERT_EQ(a.Read(), acc) << "width " << width << ", n " << n;
         ASSERT_EQ(first.Read()[0], ~uint64_t{0});
         g.Read();
         if (n == 0) continue;
-        for (float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN(), 0x1p18f, -0x1p18f}) {
+        for (float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN(), 0x1p18f, -0x1p18f, -0x1p13f}) {
+          const uint32_t limit = bad == -0x1p13f ? GridLimitBits(64) : kGridLimitBits;
           std::vector<uint8_t> values = good;
           const uint32_t bits = std::bit_cast<uint32_t>(bad);
           for (size_t i : {n / 2, n - 1}) {
@@ -140,9 +141,9 @@ TEST_P(DenseAgreement, AddFloatsChecked) {
           }
           auto v = OnDevice(values, at.bytes);
           auto found = OnDevice(std::vector<uint64_t>{~uint64_t{0}});
-          backend().AddFloatsChecked(a.get(), v.get(), width, n, Sign::kAdd, 100, found.get(), nullptr);
+          backend().AddFloatsChecked(a.get(), v.get(), width, n, Sign::kAdd, limit, 100, found.get(), nullptr);
           ASSERT_EQ(found.Read()[0], (uint64_t{100} + n / 2) << 32 | bits) << "width " << width << ", n " << n;
-          backend().AddFloatsChecked(a.get(), v.get(), width, n, Sign::kSubtract, 100, found.get(), nullptr);
+          backend().AddFloatsChecked(a.get(), v.get(), width, n, Sign::kSubtract, limit, 100, found.get(), nullptr);
           ASSERT_EQ(a.Read(), acc) << "width " << width << ", n " << n;
         }
       }
@@ -164,10 +165,12 @@ TEST_P(DenseAgreement, FindsTheFirstOfManyBadValues) {
           auto w = OnDevice(wide, offset);
           auto h = OnDevice(narrow, offset);
           auto typed = OnDevice(x, offset / 4 * 4);
-          ASSERT_EQ(backend().FindOutOfGrid(w.get(), 4, n, nullptr),
-                    reference_->FindOutOfGrid(wide.data(), 4, n, nullptr));
-          ASSERT_EQ(backend().FindOutOfGrid(h.get(), 2, n, nullptr),
-                    reference_->FindOutOfGrid(narrow.data(), 2, n, nullptr));
+          for (const uint32_t limit : {kGridLimitBits, GridLimitBits(5)}) {
+            ASSERT_EQ(backend().FindOutOfGrid(w.get(), 4, n, limit, nullptr),
+                      reference_->FindOutOfGrid(wide.data(), 4, n, limit, nullptr));
+            ASSERT_EQ(backend().FindOutOfGrid(h.get(), 2, n, limit, nullptr),
+                      reference_->FindOutOfGrid(narrow.data(), 2, n, limit, nullptr));
+          }
           ASSERT_EQ(backend().FindNonFinite(typed.get(), n, nullptr), reference_->FindNonFinite(x.data(), n, nullptr));
         }
       }

@@ -136,11 +136,11 @@ TEST_P(SelectAgreement, AsynchronousReductions) {
     auto first = OnDevice(std::vector<uint64_t>{5, 5});
     auto largest = OnDevice(std::vector<uint32_t>{5});
     backend().FindNonFiniteAsync(dx.get(), n, first.get(), nullptr);
-    backend().FindOutOfGridAsync(reinterpret_cast<uint8_t*>(dx.get()), 4, n, first.get() + 1, nullptr);
+    backend().FindOutOfGridAsync(reinterpret_cast<uint8_t*>(dx.get()), 4, n, kGridLimitBits, first.get() + 1, nullptr);
     backend().LargestMagnitudeAsync(dx.get(), n, largest.get(), nullptr);
     const auto* bytes = reinterpret_cast<const uint8_t*>(x.data());
     EXPECT_EQ(static_cast<int64_t>(first.Read()[0]), reference_->FindNonFinite(x.data(), n, nullptr));
-    EXPECT_EQ(static_cast<int64_t>(first.Read()[1]), reference_->FindOutOfGrid(bytes, 4, n, nullptr));
+    EXPECT_EQ(static_cast<int64_t>(first.Read()[1]), reference_->FindOutOfGrid(bytes, 4, n, kGridLimitBits, nullptr));
     uint32_t most = 0;
     for (float v : x) most = std::max(most, std::bit_cast<uint32_t>(std::abs(v)));
     EXPECT_EQ(largest.Read()[0], most);

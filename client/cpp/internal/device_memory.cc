@@ -162,9 +162,9 @@ class DeviceMemory final : public TensorMemory {
   void Announce(uint32_t tensor, kernels::Stream* stream) override {
     if (tensor < announced_.size()) runtime_.Record(announced_[tensor], stream);
   }
-  void FindOutOfGrid(uint32_t tensor, std::span<const float> gradient) override {
+  void FindOutOfGrid(uint32_t tensor, std::span<const float> gradient, uint32_t limit_bits) override {
     runtime_.Wait(gradients_->stream(), announced_[tensor]);
-    backend_.FindOutOfGridAsync(reinterpret_cast<const uint8_t*>(gradient.data()), sizeof(float), gradient.size(),
+    backend_.FindOutOfGridAsync(reinterpret_cast<const uint8_t*>(gradient.data()), sizeof(float), gradient.size(), limit_bits,
                                 first_bad_ + tensor, gradients_->stream());
     known_[tensor] = false;
   }

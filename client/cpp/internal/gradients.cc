@@ -1,14 +1,15 @@
 // See gradients.h.
 #include "client/cpp/internal/gradients.h"
 
+#include <bit>
 #include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/codec/run_pieces.h"
 #include "common/job/norms.h"
-#include "kernels/math/grid.h"
 
 namespace gradwire::client {
 
@@ -34,8 +35,7 @@ void GradientStore::TakeIn(uint32_t tensor, const float* gradient, uint64_t roun
   state.selected.reset();
   if (state.codec == nullptr) return;
   if (SkipsNonFinite(*job_)) Save(&state);
-  // Non-finite, or so large that it would never leave the residual again (2^18 and more).
-  memory_->FindOutOfGrid(tensor, {gradient, job_->tensors()[tensor].elements});
+  memory_->FindOutOfGrid(tensor, {gradient, job_->tensors()[tensor].elements}, state.codec->gradient_limit_bits());
   if (job_->spec().push() == v1::PUSH_STEP) ++state.steps;
   Pass(tensor, gradient, /*checked=*/true);
 }
@@ -121,7 +121,9 @@ absl::Status GradientStore::Refuse(uint32_t tensor, uint64_t bad) {
   return absl::InvalidArgumentError(absl::StrCat(
       "the gradient of tensor '", job_->tensors()[tensor].name, "' has a ", finite ? "huge" : "non-finite",
       " element in round ", state.round, ": index ", bad, " is ", value,
-      finite ? " (magnitudes must be below 262144)" : "",
+      finite ? absl::StrFormat(" (magnitudes must be below %.9g where max_workers is %d)",
+                               std::bit_cast<float>(state.codec->gradient_limit_bits()), job_->spec().max_workers())
+             : "",
       "; this worker contributes nothing to the buckets of this tensor. Look at the loss and the learning rate; with a "
       "scaled loss make the job with nonfinite=\"skip\" (NONFINITE_SKIP), and all workers skip such a step"));
 }
@@ -130,8 +132,9 @@ absl::Status GradientStore::Sanitize(uint32_t tensor) {
   State& state = tensors_[tensor];
   std::vector<float> values(job_->tensors()[tensor].elements);
   memory_->ToHost({state.gradient, values.size()}, values.data());
+  const float limit = std::bit_cast<float>(state.codec->gradient_limit_bits());
   for (float& x : values) {
-    if (std::fabs(x) < static_cast<float>(1 << kernels::kGridRangeBits)) continue;  // false for NaN
+    if (std::fabs(x) < limit) continue;  // false for NaN
     x = 0.0f;
     sanitized_elements_.fetch_add(1, std::memory_order_relaxed);
   }

@@ -49,10 +49,10 @@ class HostMemory final : public TensorMemory {
   void Wait() override {}
 
   void Announce(uint32_t, kernels::Stream*) override {}
-  void FindOutOfGrid(uint32_t tensor, std::span<const float> gradient) override {
+  void FindOutOfGrid(uint32_t tensor, std::span<const float> gradient, uint32_t limit_bits) override {
     if (first_bad_.size() <= tensor) first_bad_.resize(tensor + 1);
     first_bad_[tensor] = backend_.FindOutOfGrid(reinterpret_cast<const uint8_t*>(gradient.data()), sizeof(float),
-                                                gradient.size(), nullptr);
+                                                gradient.size(), limit_bits, nullptr);
   }
   int64_t FirstOutOfGrid(uint32_t tensor) override { return first_bad_[tensor]; }
   void TakeIn(const Intake& in, std::optional<uint32_t> checked) override {

@@ -76,7 +76,7 @@ class TensorMemory {
   // What was launched on `stream` until now makes the tensor's gradient. From any thread.
   virtual void Announce(uint32_t tensor, kernels::Stream* stream) = 0;
   // Looks for elements that are not finite or too large (Backend::FindOutOfGrid).
-  virtual void FindOutOfGrid(uint32_t tensor, std::span<const float> gradient) = 0;
+  virtual void FindOutOfGrid(uint32_t tensor, std::span<const float> gradient, uint32_t limit_bits) = 0;
   // The index of the first that was found, or -1. Waits.
   virtual int64_t FirstOutOfGrid(uint32_t tensor) = 0;
   // `checked`: does nothing where FindOutOfGrid found something in that tensor.

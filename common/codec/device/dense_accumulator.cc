@@ -34,7 +34,7 @@ size_t ChecksOffset(const DenseShape& shape) { return (shape.layout().elements *
 class DeviceAccumulator final : public Accumulator {
  public:
   DeviceAccumulator(const DenseShape& shape, DeviceBucket* bucket)
-      : shape_(shape), bucket_(*bucket), ranges_(shape.fixed() ? shape.layout().runs.size() : 0) {
+      : shape_(shape), limit_bits_(shape.limit_bits()), bucket_(*bucket), ranges_(shape.fixed() ? shape.layout().runs.size() : 0) {
     for (size_t check = kChecks; check-- > kSingle + 1;) free_checks_.push_back(check);
   }
 
@@ -135,8 +135,8 @@ class DeviceAccumulator final : public Accumulator {
         bucket_.backend().AddIntegersChecked(sums_ + first, piece, shape_.width(), size / width, sign, shape_.limit(),
                                              first, first_bad_ + check, bucket_.stream());
       } else {
-        bucket_.backend().AddFloatsChecked(grid_ + first, piece, shape_.width(), size / width, sign, first,
-                                           first_bad_ + check, bucket_.stream());
+        bucket_.backend().AddFloatsChecked(grid_ + first, piece, shape_.width(), size / width, sign, limit_bits_,
+                                           first, first_bad_ + check, bucket_.stream());
       }
     });
   }
@@ -150,7 +150,7 @@ class DeviceAccumulator final : public Accumulator {
     if (bad == kNoneBad) return absl::OkStatus();
     const uint32_t bits = static_cast<uint32_t>(bad);
     if (shape_.fixed()) return shape_.OverLimit(bad >> 32, static_cast<int32_t>(bits));
-    return shape_.OutOfGrid(bad >> 32, std::bit_cast<float>(bits));
+    return OutOfGrid(*shape_.context.job, shape_.layout(), bad >> 32, std::bit_cast<float>(bits));
   }
 
   // The one wait of the round. The update shares the pinned memory.
@@ -185,6 +185,7 @@ class DeviceAccumulator final : public Accumulator {
   }
 
   const DenseShape shape_;
+  const uint32_t limit_bits_;
   DeviceBucket& bucket_;
   uint64_t round_ = 0;
   RoundPlan plan_;

@@ -2,6 +2,8 @@
 #include "common/codec/powersgd/powersgd_codec.h"
 
 #include <algorithm>
+#include <cstring>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -10,12 +12,12 @@
 #include "common/codec/coverage.h"
 #include "common/codec/dense_shape.h"
 #include "common/codec/frame_header.h"
+#include "common/codec/grid_limit.h"
 #include "common/codec/powersgd/arithmetic.h"
 #include "common/codec/powersgd/factor_frames.h"
 #include "common/codec/powersgd/matrices.h"
 #include "common/codec/run_pieces.h"
 #include "common/codec/salts.h"
-#include "kernels/math/grid.h"
 
 namespace gradwire::powersgd {
 namespace {
@@ -80,6 +82,9 @@ void AddProduct(const BucketLayout& layout, const Matrix& m, const float* p, con
     });
   }
 }
+
+// How an error names a number of a tensor's factor.
+std::string FactorValue(uint64_t index) { return absl::StrFormat("value %d of a factor of its gradient", index); }
 
 class PowerSgdEncoder final : public Encoder {
  public:
@@ -147,14 +152,10 @@ class PowerSgdEncoder final : public Encoder {
   }
 
   absl::Status CheckGrid(const Matrix& m, const float* values, uint64_t n) const {
-    const int64_t bad =
-        shape_->context.backend->FindOutOfGrid(reinterpret_cast<const uint8_t*>(values), sizeof(float), n, nullptr);
-    if (bad < 0) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrFormat("tensor '%s': %g in a factor of its gradient is not finite or its magnitude is not below %d; "
-                        "look at the loss and "
-                        "the learning rate",
-                        shape_->context.job->tensors()[m.tensor].name, values[bad], 1 << kernels::kGridRangeBits));
+    const Job& job = *shape_->context.job;
+    const int64_t bad = shape_->context.backend->FindOutOfGrid(reinterpret_cast<const uint8_t*>(values), sizeof(float),
+                                                               n, GridLimitBits(job), nullptr);
+    return bad < 0 ? absl::OkStatus() : OutOfGrid(job, m.tensor, FactorValue(static_cast<uint64_t>(bad)), values[bad]);
   }
 
   const std::shared_ptr<const Shape> shape_;
@@ -163,7 +164,8 @@ class PowerSgdEncoder final : public Encoder {
 // Sums of factors, on the grid of dense:fp32.
 class PowerSgdAccumulator final : public Accumulator {
  public:
-  explicit PowerSgdAccumulator(std::shared_ptr<const Shape> shape) : shape_(std::move(shape)) {
+  explicit PowerSgdAccumulator(std::shared_ptr<const Shape> shape)
+      : shape_(std::move(shape)), limit_bits_(GridLimitBits(*shape_->context.job)) {
     sums_.reserve(Size(*shape_));
   }
   static size_t Size(const Shape& shape) {
@@ -177,12 +179,8 @@ class PowerSgdAccumulator final : public Accumulator {
 
   absl::Status Add(const Segment& s) override {
     GW_RETURN_IF_ERROR(CheckFactors(s, sums_.size()));
-    const int64_t bad = backend().FindOutOfGrid(s.data, sizeof(float), s.count, nullptr);
-    if (bad >= 0) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("factor value %d is not finite or its magnitude is not below %d; the contribution is refused",
-                          s.begin + static_cast<uint64_t>(bad), 1 << kernels::kGridRangeBits));
-    }
+    const int64_t bad = backend().FindOutOfGrid(s.data, sizeof(float), s.count, limit_bits_, nullptr);
+    if (bad >= 0) return OutOfGridAt(s, static_cast<uint64_t>(bad));
     backend().AddFloats(sums_.data() + s.begin, s.data, sizeof(float), s.count, Sign::kAdd, nullptr);
     return absl::OkStatus();
   }
@@ -218,7 +216,17 @@ class PowerSgdAccumulator final : public Accumulator {
  private:
   kernels::Backend& backend() const { return *shape_->context.backend; }
 
+  absl::Status OutOfGridAt(const Segment& s, uint64_t index) const {
+    float value;
+    std::memcpy(&value, s.data + sizeof(float) * index, sizeof(value));
+    uint64_t at = s.begin + index;
+    const Matrix* m = shape_->matrices.data();
+    for (const Factor sent = FactorSentIn(round_); at >= SizeOf(*m, sent); ++m) at -= SizeOf(*m, sent);
+    return OutOfGrid(*shape_->context.job, m->tensor, FactorValue(at), value);
+  }
+
   const std::shared_ptr<const Shape> shape_;
+  const uint32_t limit_bits_;
   std::vector<int64_t> sums_;
   uint64_t round_ = 0;
 };
@@ -230,6 +238,7 @@ class PowerSgdCodec final : public Codec {
   bool uses_residual() const override { return true; }
   bool sparse() const override { return false; }
   double Density(uint64_t) const override { return 1; }
+  uint32_t gradient_limit_bits() const override { return GridLimitBits(*shape_->context.job); }
   // All 0: drawn in round 0.
   RoundPlan InitialPlan() const override {
     RoundPlan plan;

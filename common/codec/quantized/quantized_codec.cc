@@ -139,6 +139,10 @@ class QuantizedCodec final : public Codec {
   bool uses_residual() const override { return shape_.quantizer->rest() != Rest::kDropped; }
   bool sparse() const override { return false; }
   double Density(uint64_t) const override { return 1; }
+  uint32_t gradient_limit_bits() const override {
+    // Of signs alone the magnitude is not sent.
+    return shape_.quantizer->sends_magnitudes() ? GridLimitBits(*shape_.context.job) : Codec::gradient_limit_bits();
+  }
   RoundPlan InitialPlan() const override { return {}; }
   std::unique_ptr<Encoder> NewEncoder() const override { return std::make_unique<QuantizedEncoder>(shape_); }
   std::unique_ptr<Accumulator> NewAccumulator() const override {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
@@ -32,7 +33,10 @@ struct Shape {
       const uint32_t n = layout().runs[run].length;
       absl::Status status = quantizer->Decode(in, n, out);
       out += n;
-      return status;
+      if (status.ok()) return status;
+      return absl::InvalidArgumentError(
+          absl::StrFormat("tensor '%s', elements from %d on: %s", context.job->tensors()[layout().runs[run].tensor].name,
+                          layout().runs[run].offset, std::string(status.message())));
     });
   }
 

@@ -24,9 +24,12 @@ class Quantizer {
   virtual ~Quantizer() = default;
   virtual Rest rest() const = 0;
   virtual bool stochastic() const { return false; }
+  // Whether a run says how large its values are; else all are 1 or -1.
+  virtual bool sends_magnitudes() const { return true; }
   // Of a run with n values, n > 0. The same for all runs of this length.
   virtual size_t BytesOf(size_t n) const = 0;
-  // Precondition: values are finite. `salt`: of the run; stochastic schemes draw from (salt, index) alone.
+  // Precondition: values are finite; then Decode takes what is written. `salt`: of the run; stochastic schemes draw
+  // from (salt, index) alone.
   virtual void Encode(const float* x, size_t n, uint64_t salt, uint8_t* out) const = 0;
   // `in`: BytesOf(n) bytes, from anywhere. Errors: InvalidArgument (a code, a scale or padding that Encode never
   // writes).

@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
@@ -83,6 +84,7 @@ class Sign final : public Quantizer {
  public:
   explicit Sign(Rest rest) : rest_(rest) {}
   Rest rest() const override { return rest_; }
+  bool sends_magnitudes() const override { return false; }
   size_t BytesOf(size_t n) const override { return SignBytes(n); }
   void Encode(const float* x, size_t n, uint64_t, uint8_t* out) const override { WriteSigns(x, n, out); }
   absl::Status Decode(const uint8_t* in, size_t n, float* out) const override { return DecodeSigns(in, n, 1, -1, out); }
@@ -177,8 +179,11 @@ class Dithering : public Quantizer {
   bool stochastic() const override { return true; }
   size_t BytesOf(size_t n) const override { return 4 + LevelBytes(n, bits_); }
   void Encode(const float* x, size_t n, uint64_t salt, uint8_t* out) const override {
-    const float norm =
-        norm_ == QuantizedSpec::Norm::kMax ? LargestMagnitude(x, n) : static_cast<float>(std::sqrt(SumOfSquares(x, n)));
+    // A Euclidean norm that is no float32 becomes the largest one, which no element is above.
+    constexpr double kLargest = static_cast<double>(std::numeric_limits<float>::max());
+    const float norm = norm_ == QuantizedSpec::Norm::kMax
+                           ? LargestMagnitude(x, n)
+                           : static_cast<float>(std::min(std::sqrt(SumOfSquares(x, n)), kLargest));
     Store(out, norm);
     uint8_t codes[kPiece] = {};
     for (size_t first = 0; first < n; first += kPiece) {

@@ -19,6 +19,7 @@
 #include "common/codec/sparse/agreed.h"
 #include "common/codec/sparse/sparse_segment.h"
 #include "common/codec/tagc/position_counters.h"
+#include "kernels/math/half.h"
 #include "kernels/math/select.h"
 
 namespace gradwire::sparse {
@@ -33,6 +34,7 @@ using wire::SegmentType;
 // Elements of a writer's segment: enough that headers hardly count, few enough that a receiver has it in its cache.
 constexpr uint32_t kLeastSegmentElements = 65536;
 constexpr double kPairsPerSegment = 4096;
+constexpr float kHalfOverflow = 65520.0f;  // from here on the nearest binary16 would be infinity
 
 // What encoder, accumulator and codec share. Immutable.
 struct Shape {
@@ -125,7 +127,7 @@ class SparseEncoder final : public Encoder {
       if (shape_.adapts() && shape_.WritesAll(NonZerosOf(runs))) {
         WriteAll(runs, &writer);
       } else {
-        WriteChosen(id.round, runs, &writer);
+        GW_RETURN_IF_ERROR(WriteChosen(id.round, runs, &writer));
       }
     }
     return FinishEncoded(&writer, plan);
@@ -142,9 +144,10 @@ class SparseEncoder final : public Encoder {
     return n;
   }
 
-  void WriteChosen(uint64_t round, std::span<const RunInput> runs, FrameWriter* writer) {
+  absl::Status WriteChosen(uint64_t round, std::span<const RunInput> runs, FrameWriter* writer) {
     const BucketLayout& layout = shape_.layout();
     Choose(round, runs);
+    GW_RETURN_IF_ERROR(CheckHeld());
     const double density =
         layout.elements == 0 ? 0 : static_cast<double>(pairs_.positions.size()) / static_cast<double>(layout.elements);
     shape_.Write(pairs_, pairs_.values, shape_.spec.values, round, density, writer);
@@ -155,6 +158,24 @@ class SparseEncoder final : public Encoder {
       // Momentum factor masking (Lin et al. 2017, section 3.3).
       if (runs[run].velocity != nullptr) runs[run].velocity[at] = 0;
     }
+    return absl::OkStatus();
+  }
+
+  // What binary16 does not reach becomes its largest value, and without a residual nothing keeps the rest.
+  absl::Status CheckHeld() const {
+    if (shape_.keeps_rest() || shape_.spec.values != ValueFormat::kFp16) return absl::OkStatus();
+    for (size_t k = 0; k < pairs_.values.size(); ++k) {
+      if (std::fabs(pairs_.values[k]) < kHalfOverflow) continue;
+      const BucketLayout& layout = shape_.layout();
+      const size_t run = RunOf(layout, pairs_.positions[k]);
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "tensor '%s', element %d: value %g does not fit %s, whose values end at %.9g: scale what is pushed, or let it "
+          "travel as values=fp32 or bf16",
+          shape_.context.job->tensors()[layout.runs[run].tensor].name,
+          layout.runs[run].offset + pairs_.positions[k] - layout.run_begin[run], pairs_.values[k],
+          ToString(shape_.spec), kernels::kLargestHalf));
+    }
+    return absl::OkStatus();
   }
 
   void WriteAll(std::span<const RunInput> runs, FrameWriter* writer) const {
@@ -347,6 +368,7 @@ class SparseCodec final : public Codec {
                         static_cast<float>(static_cast<double>(shape_.spec.clip) / std::sqrt(workers))};
   }
   double Density(uint64_t round) const override { return shape_.spec.DensityAt(round); }
+  uint32_t gradient_limit_bits() const override { return GridLimitBits(*shape_.context.job); }
   RoundPlan InitialPlan() const override { return {}; }
   std::unique_ptr<Encoder> NewEncoder() const override { return std::make_unique<SparseEncoder>(shape_); }
   std::unique_ptr<Accumulator> NewAccumulator() const override { return std::make_unique<SparseAccumulator>(shape_); }

@@ -139,10 +139,6 @@ int64_t FindMagnitude(const uint8_t* values, int width, size_t n, uint32_t limit
   return -1;
 }
 
-int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n) {
-  return FindMagnitude(values, width, n, kGridLimitBits);
-}
-
 void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out) {
   const float unit = PowerOfTwo(-kGridBits);
   const float count = static_cast<float>(contributors);

@@ -27,8 +27,8 @@ class ReferenceBackend : public Backend {
   void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Stream*) override {
     reference::AssignFloats(acc, values, width, n);
   }
-  int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n, Stream*) override {
-    return reference::FindOutOfGrid(values, width, n);
+  int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n, uint32_t limit_bits, Stream*) override {
+    return reference::FindMagnitude(values, width, n, limit_bits);
   }
   void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out, Stream*) override {
     reference::GridToMean(acc, n, contributors, out);

@@ -40,8 +40,8 @@ class SimdBackend final : public ReferenceBackend {
   void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Stream*) override {
     HWY_NAMESPACE::AssignFloats(acc, values, width, n);
   }
-  int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n, Stream*) override {
-    return FindMagnitude(values, width, n, kGridLimitBits);
+  int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n, uint32_t limit_bits, Stream*) override {
+    return FindMagnitude(values, width, n, limit_bits);
   }
   void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out, Stream*) override {
     HWY_NAMESPACE::GridToMean(acc, n, contributors, out);

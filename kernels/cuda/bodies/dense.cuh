@@ -95,6 +95,7 @@ struct AddFloatsCheckedOp {
   int64_t* acc;
   const uint8_t* values;
   uint64_t flip;
+  uint32_t limit_bits;
   uint64_t first_position;
   uint64_t* first_bad;
 
@@ -106,7 +107,7 @@ struct AddFloatsCheckedOp {
     GW_UNROLL
     for (int k = 0; k < N; ++k) {
       const uint32_t bits = ToFloatBits(b.v[k]);
-      const bool bad = (bits & 0x7FFFFFFFu) >= kGridLimitBits;
+      const bool bad = (bits & 0x7FFFFFFFu) >= limit_bits;
       if (bad) AtomicMin(first_bad, (first_position + i + static_cast<uint64_t>(k)) << 32 | bits);
       const uint64_t grid = bad ? 0 : ToGrid(FloatFromBits(bits));
       a.v[k] = static_cast<int64_t>(static_cast<uint64_t>(a.v[k]) + ((grid ^ flip) - flip));

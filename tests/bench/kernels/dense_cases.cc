@@ -55,7 +55,7 @@ void MeasureDense(const Config& config, Report* report) {
         8 + width, Against::kTriad,
         [&, width] { b.AddIntegers(sums.data(), bytes.data(), width, n, Sign::kAdd, nullptr); });
   }
-  add("FindOutOfGrid", 4, Against::kTriad, [&] { b.FindOutOfGrid(floats, 4, n, nullptr); });
+  add("FindOutOfGrid", 4, Against::kTriad, [&] { b.FindOutOfGrid(floats, 4, n, kernels::kGridLimitBits, nullptr); });
   add("AddFloats fp32", 20, Against::kTriad, [&] { b.AddFloats(grid.data(), floats, 4, n, Sign::kAdd, nullptr); });
   add("AddFloats bf16", 18, Against::kTriad, [&] { b.AddFloats(grid.data(), floats, 2, n / 2, Sign::kAdd, nullptr); });
   cases.back().bytes /= 2;

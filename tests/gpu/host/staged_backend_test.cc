@@ -59,7 +59,7 @@ TEST_P(StagedBackend, DenseMerging) {
   Compare("AddFloats, FindOutOfGrid, GridToMean", [&](Backend& b, std::mt19937_64& random) {
     const std::vector<uint8_t> values = BytesOf(MakeValues(Pattern::kNormal, n_, random));
     std::vector<int64_t> acc(n_, 5);
-    EXPECT_EQ(b.FindOutOfGrid(values.data(), 4, n_, nullptr), -1);
+    EXPECT_EQ(b.FindOutOfGrid(values.data(), 4, n_, kGridLimitBits, nullptr), -1);
     b.AddFloats(acc.data(), values.data(), 4, n_, Sign::kAdd, nullptr);
     std::vector<int64_t> assigned(n_, 5);
     b.AssignFloats(assigned.data(), values.data(), 4, n_, nullptr);

@@ -105,6 +105,35 @@ TEST(NonFinite, IsRefusedByNameAndTheOthersGoOn) {
   }
 }
 
+// Four times 2e5 are more than 64 bits of the grid hold: nobody gets a wrong sum, and who asks for it is told why. What
+// is just below is summed to the last bit.
+TEST(LargeGradients, AreSummedRightOrRefusedByName) {
+  constexpr int kWorkers = 4;
+  for (const float magnitude : {2e5f, std::nextafter(131'072.0f, 0.0f)}) {
+    for (const char* codec : {"dense:fp32", "adaptive", "zen", "onebit", "linear:bits=8"}) {
+      Cluster cluster(1, "inproc");
+      const v1::JobSpec spec = MakeSpec("large", codec, v1::OPTIMIZER_NONE, kWorkers);
+      InParallel(kWorkers, [&](int w) {
+        Worker worker(spec, w);
+        const absl::Status joined = worker.Join(cluster.addresses(), PullMode::kMean);
+        ASSERT_TRUE(joined.ok()) << joined;
+        for (auto& gradient : worker.gradients()) std::fill(gradient.begin(), gradient.end(), magnitude);
+        const absl::Status status = worker.Step(0.0f);
+        if (magnitude >= 131'072.0f) {
+          EXPECT_TRUE(absl::IsInvalidArgument(status)) << codec << ": " << status;
+          for (const char* part : {"tensor '", "200000", "131072", "max_workers is 4"})
+            EXPECT_NE(std::string(status.message()).find(part), std::string::npos) << codec << ": " << status;
+          return;
+        }
+        ASSERT_TRUE(status.ok()) << codec << ": " << status;
+        for (const auto& mean : worker.parameters()) {
+          for (const float x : mean) ASSERT_EQ(x, magnitude) << codec;
+        }
+      });
+    }
+  }
+}
+
 TEST(NonFinite, IsSanitizedAndCounted) {
   Cluster cluster(1, "inproc");
   v1::JobSpec spec = MakeSpec("sanitize", "dense:values=fp32", v1::OPTIMIZER_ADAMW, 1);

@@ -194,6 +194,43 @@ TEST(TwoPhasesOfAStep, LearnAMatrixOfLowRank) {
   });
 }
 
+// The factors of 8 workers whose gradients are 20,000 everywhere do not fit 64 bits of the grid; those of 15,000 do.
+TEST(TwoPhasesOfAStep, SumLargeFactorsRightOrRefuseThemByName) {
+  constexpr int kWorkers = 8;
+  v1::JobSpec spec;
+  spec.set_name("large");
+  auto* tensor = spec.add_tensors();
+  tensor->set_name("w");
+  tensor->add_shape(16);
+  tensor->add_shape(16);
+  spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_NONE);
+  spec.set_codec("powersgd:rank=1");
+  spec.set_min_workers(kWorkers);
+  spec.set_max_workers(kWorkers);
+  for (const float magnitude : {20'000.0f, 15'000.0f}) {
+    Cluster cluster(1, "inproc");
+    InParallel(kWorkers, [&](int w) {
+      Worker worker(spec, w);
+      ASSERT_TRUE(worker.Join(cluster.addresses(), PullMode::kMean).ok());
+      bool refused = false;
+      for (int step = 0; step < 3 && !refused; ++step) {
+        std::fill(worker.gradients()[0].begin(), worker.gradients()[0].end(), magnitude);
+        const absl::Status status = worker.Step(0.0f);
+        refused = !status.ok();
+        if (refused) {
+          EXPECT_EQ(magnitude, 20'000.0f) << status;
+          for (const char* part : {"tensor 'w'", "factor", "65536"})
+            EXPECT_NE(std::string(status.message()).find(part), std::string::npos) << status;
+        } else {
+          for (const float x : worker.parameters()[0]) ASSERT_GT(x, 0.0f) << "step " << step;
+          ASSERT_LE(std::abs(worker.parameters()[0][0] - magnitude), 0.1f * magnitude) << "step " << step;
+        }
+      }
+      EXPECT_EQ(refused, magnitude == 20'000.0f);
+    });
+  }
+}
+
 TEST(TwoPhasesOfAStep, AreRefusedWhereTheyHaveNoMeaning) {
   const v1::JobSpec spec = MakeSpec("job", "powersgd:rank=2", v1::OPTIMIZER_SGD, 1);
   ASSERT_TRUE(Job::Make(spec).ok());

@@ -64,7 +64,7 @@ TEST_F(BackendTest, AddIntegersWrapsAndInverts) {
 TEST_F(BackendTest, GridHoldsFloatsAndGivesTheirMean) {
   const std::vector<float> x = {0.0f, -0.0f, 1.0f, -0.75f, 262143.984375f, 0x1p-44f, 0x1p-45f, 0x1.8p-44f, 1e-30f};
   const auto bytes = reinterpret_cast<const uint8_t*>(x.data());
-  ASSERT_EQ(backend_->FindOutOfGrid(bytes, 4, x.size(), nullptr), -1);
+  ASSERT_EQ(backend_->FindOutOfGrid(bytes, 4, x.size(), kGridLimitBits, nullptr), -1);
   std::vector<int64_t> acc(x.size(), 0);
   backend_->AddFloats(acc.data(), bytes, 4, x.size(), Sign::kAdd, nullptr);
   EXPECT_EQ(acc[2], int64_t{1} << kGridBits);
@@ -94,6 +94,23 @@ TEST_F(BackendTest, GridSumsRoundAsLlrintDoes) {
   EXPECT_EQ(acc, expected);
 }
 
+// As many values as the limit was made for, each as large as it lets them be, stay inside a sum of 64 bits; the next
+// larger float32 would be more than a share.
+TEST_F(BackendTest, GridLimitsKeepSumsInside64Bits) {
+  std::vector<uint32_t> numbers;
+  for (uint32_t values = 1; values <= 20'000; ++values) numbers.push_back(values);
+  for (int i = 0; i < 20'000; ++i) numbers.push_back(1 + static_cast<uint32_t>(random_() % (1u << 24)));
+  for (const uint32_t values : numbers) {
+    const uint32_t limit = GridLimitBits(values);
+    const float largest = std::bit_cast<float>(limit - 1);
+    ASSERT_LE(ToGrid(largest), uint64_t{INT64_MAX} / values) << values << " values";
+    ASSERT_LE(limit, kGridLimitBits);
+    if (limit == kGridLimitBits) continue;
+    const double next = static_cast<double>(std::bit_cast<float>(limit + 1));
+    ASSERT_GT(next * values, std::ldexp(1.0, 63 - kGridBits)) << values << " values";
+  }
+}
+
 TEST_F(BackendTest, FindsTheFirstValueOutOfTheGrid) {
   for (float bad :
        {262144.0f, -1e20f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
@@ -101,8 +118,10 @@ TEST_F(BackendTest, FindsTheFirstValueOutOfTheGrid) {
       std::vector<float> x(10'000, 1.0f);
       x[at] = bad;
       x.back() = bad;
-      EXPECT_EQ(backend_->FindOutOfGrid(reinterpret_cast<const uint8_t*>(x.data()), 4, x.size(), nullptr),
-                static_cast<int64_t>(at));
+      for (const uint32_t limit : {kGridLimitBits, GridLimitBits(1000)}) {
+        EXPECT_EQ(backend_->FindOutOfGrid(reinterpret_cast<const uint8_t*>(x.data()), 4, x.size(), limit, nullptr),
+                  static_cast<int64_t>(at));
+      }
       EXPECT_EQ(backend_->FindNonFinite(x.data(), x.size(), nullptr),
                 std::isfinite(bad) ? -1 : static_cast<int64_t>(at));
     }

@@ -244,12 +244,14 @@ TEST_P(SimdBackend, FindsTheSameFirstBadValue) {
           const auto bytes = reinterpret_cast<const uint8_t*>(from);
           ASSERT_EQ(simd_->FindNonFinite(from, count, nullptr), reference_->FindNonFinite(from, count, nullptr));
           for (int width : {2, 4}) {
-            ASSERT_EQ(simd_->FindOutOfGrid(bytes, width, count, nullptr),
-                      reference_->FindOutOfGrid(bytes, width, count, nullptr));
+            for (const uint32_t limit : {kGridLimitBits, GridLimitBits(3), GridLimitBits(1u << 20)}) {
+              ASSERT_EQ(simd_->FindOutOfGrid(bytes, width, count, limit, nullptr),
+                        reference_->FindOutOfGrid(bytes, width, count, limit, nullptr));
+            }
           }
           if (count > 1) {  // bytes of any alignment
-            ASSERT_EQ(simd_->FindOutOfGrid(bytes + 1, 4, count - 1, nullptr),
-                      reference_->FindOutOfGrid(bytes + 1, 4, count - 1, nullptr));
+            ASSERT_EQ(simd_->FindOutOfGrid(bytes + 1, 4, count - 1, kGridLimitBits, nullptr),
+                      reference_->FindOutOfGrid(bytes + 1, 4, count - 1, kGridLimitBits, nullptr));
           }
         }
       }
@@ -297,7 +299,7 @@ TEST_P(SimdBackend, ConvertsTheSame) {
       std::vector<int64_t> a = sums, b = sums;
       std::vector<uint8_t> bytes(n * 4 + 1);
       if (n != 0) std::memcpy(bytes.data() + 1, small.data(), n * 4);
-      if (reference_->FindOutOfGrid(bytes.data() + 1, width, n, nullptr) != -1) continue;
+      if (reference_->FindOutOfGrid(bytes.data() + 1, width, n, kGridLimitBits, nullptr) != -1) continue;
       reference_->AddFloats(a.data(), bytes.data() + 1, width, n, Sign::kSubtract, nullptr);
       simd_->AddFloats(b.data(), bytes.data() + 1, width, n, Sign::kSubtract, nullptr);
       ASSERT_EQ(a, b) << what;
