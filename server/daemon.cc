@@ -79,7 +79,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
     spdlog::info("data directory {}, server epoch {}", config.data_dir, daemon->data_->epoch());
   }
   daemon->registry_ = std::make_unique<JobRegistry>(
-      environment, JobRegistry::Limits{config.memory_limit_bytes, config.max_jobs, config.snapshot_journal_bytes},
+      environment, JobRegistry::Limits{config.memory_limit_bytes, config.max_jobs, config.snapshot_journal_bytes,
+                                       static_cast<TimeNs>(config.unused_job_ms) * 1'000'000},
       daemon->data_.get());
   ReplicationOptions standby{.follow = config.follow,
                              .follower_timeout_ms = config.follower_timeout_ms,

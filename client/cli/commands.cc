@@ -4,13 +4,14 @@
 #include <google/protobuf/util/json_util.h>
 
 #include <algorithm>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "client/cli/servers.h"
+#include "client/cpp/internal/shard_server.h"
 #include "common/base/status_macros.h"
 #include "common/config/message_file.h"
 #include "common/job/job.h"
@@ -18,6 +19,8 @@
 
 namespace gradwire::cli {
 namespace {
+
+using client::Server;
 
 constexpr absl::Duration kPollSnapshot = absl::Milliseconds(20);
 constexpr int kSnapshotTries = 5;
@@ -246,16 +249,73 @@ absl::Status TakeSnapshots(const Options& options, std::ostream& out) {
   return absl::OkStatus();
 }
 
+std::string HumanSeconds(uint64_t seconds) {
+  if (seconds < 120) return absl::StrFormat("%d s", seconds);
+  if (seconds < 7200) return absl::StrFormat("%d min", seconds / 60);
+  return seconds < 172'800 ? absl::StrFormat("%d h", seconds / 3600) : absl::StrFormat("%d days", seconds / 86'400);
+}
+
+bool IsDurable(const v1::JobStatus& job) { return job.durability().level() > v1::DURABILITY_NONE; }
+
+std::string StateOf(const v1::JobStatus& job) {
+  std::string state = job.rounds().open()   ? "training"
+                      : job.initialized() ? "waits for workers"
+                                          : "waits for parameters";
+  if (job.joined() == 0) state = absl::StrFormat("unused for %s", HumanSeconds(job.unused_s()));
+  absl::StrAppend(&state, IsDurable(job) ? ", durable" : "");
+  return state + (job.durability().degraded() || job.durability().hole() ? ", DEGRADED" : "");
+}
+
+// Whether a job is in use is asked of all servers before anything is deleted; each looks once more when it deletes.
+absl::Status PruneJobs(const Options& options, std::ostream& out) {
+  GW_ASSIGN_OR_RETURN(const std::vector<Server> servers, ConnectAll(options));
+  std::vector<v1::ListJobsReply> lists;
+  std::map<std::string, bool> unused;  // on every server that has it
+  for (const Server& server : servers) {
+    GW_ASSIGN_OR_RETURN(lists.emplace_back(), server.Call<v1::ListJobsReply>("ListJobs", v1::ListJobsRequest()));
+    for (const v1::JobStatus& job : lists.back().jobs()) {
+      const bool here = job.joined() == 0 && job.unused_s() >= options.unused_s;
+      unused[job.job()] = unused.try_emplace(job.job(), true).first->second && here;
+    }
+  }
+  std::string json;
+  for (size_t i = 0; i < servers.size(); ++i) {
+    for (const v1::JobStatus& job : lists[i].jobs()) {
+      if (!unused[job.job()]) continue;
+      std::string kept = IsDurable(job) ? "durable: `gradwire job delete` deletes it" : "";
+      if (kept.empty()) {
+        v1::DeleteJobRequest request;
+        request.set_job(job.job());
+        request.set_only_unused(true);
+        request.set_version(job.version());
+        const absl::Status deleted = servers[i].Call<v1::DeleteJobReply>("DeleteJob", request).status();
+        if (!deleted.ok() && !absl::IsFailedPrecondition(deleted) && !absl::IsNotFound(deleted)) return deleted;
+        kept = std::string(deleted.message());
+      }
+      absl::StrAppend(&json, json.empty() ? "" : ",", "{\"server\":", Quoted(servers[i].address()),
+                      ",\"job\":", Quoted(job.job()), ",\"deleted\":", kept.empty() ? "true" : "false",
+                      ",\"why\":", Quoted(kept), "}");
+      if (options.json) continue;
+      out << absl::StrFormat("%s: job %s, unused for %s, %s%s\n", servers[i].address(), job.job(),
+                             HumanSeconds(job.unused_s()), kept.empty() ? "deleted" : "kept: ", kept);
+    }
+  }
+  if (options.json) out << "[" << json << "]\n";
+  return absl::OkStatus();
+}
+
 absl::Status ListJobs(const Options& options, std::ostream& out) {
-  const std::string title =
-      absl::StrFormat("%-28s %-24s %9s %10s %12s %12s\n", "server", "job", "shard", "version", "elements", "memory");
+  const std::string title = absl::StrFormat("%-28s %-24s %9s %10s %7s %9s %12s %12s %s\n", "server", "job", "shard",
+                                            "version", "workers", "age", "elements", "memory", "state");
   return AskAll<v1::ListJobsReply>(options, "ListJobs", v1::ListJobsRequest(), out, title,
                                    [&out](const std::string& address, const v1::ListJobsReply& reply) {
                                      for (const v1::JobStatus& job : reply.jobs()) {
-                                       out << absl::StrFormat("%-28s %-24s %4d/%-4d %10d %12d %12s\n", address,
-                                                              job.job(), job.shard_index(), job.shard_count(),
-                                                              job.version(), job.elements(),
-                                                              HumanBytes(static_cast<double>(job.memory_bytes())));
+                                       out << absl::StrFormat("%-28s %-24s %4d/%-4d %10d %7d %9s %12d %12s %s\n",
+                                                              address, job.job(), job.shard_index(), job.shard_count(),
+                                                              job.version(), job.joined(), HumanSeconds(job.age_s()),
+                                                              job.elements(),
+                                                              HumanBytes(static_cast<double>(job.memory_bytes())),
+                                                              StateOf(job));
                                      }
                                    });
 }
@@ -340,6 +400,8 @@ absl::Status RunCommand(const Options& options, std::ostream& out) {
     }
     case Command::kJobList:
       return ListJobs(options, out);
+    case Command::kJobPrune:
+      return PruneJobs(options, out);
     case Command::kJobDelete: {
       v1::DeleteJobRequest request;
       request.set_job(options.job);

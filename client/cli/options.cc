@@ -18,6 +18,7 @@ constexpr char kFooter[] =
     "  gradwire layout --spec job.textproto --shards 4\n"
     "  gradwire job create --spec job.textproto --servers grpc://a:7070,grpc://b:7070\n"
     "  gradwire job describe my-job --digest\n"
+    "  gradwire job prune --unused-s 3600\n"
     "  gradwire snapshot my-job\n"
     "  gradwire status --servers 'grpc://a:7070|grpc://b:7070'\n"
     "  gradwire promote grpc://b:7070\n"
@@ -55,13 +56,19 @@ void DefineJob(CLI::App& app, Options& o) {
   describe->add_flag("--digest", o.digest, "Also compute the SHA-256 of each shard's parameters");
   AddCommon(describe, o, true);
   Select(describe, o, Command::kJobDescribe);
-  CLI::App* list = job->add_subcommand("list", "The jobs of every server");
+  CLI::App* list = job->add_subcommand("list", "The jobs of every server: version, workers, age, state");
   AddCommon(list, o, true);
   Select(list, o, Command::kJobList);
   CLI::App* remove = job->add_subcommand("delete", "Delete a job on every server; its workers are told");
   remove->add_option("job", o.job, "The job's name")->required();
   AddCommon(remove, o, true);
   Select(remove, o, Command::kJobDelete);
+  CLI::App* prune = job->add_subcommand(
+      "prune", "Delete the jobs of durability none that have no workers on any server; name the durable ones");
+  prune->add_option("--unused-s", o.unused_s, "Only those that have had none for this many seconds")
+      ->capture_default_str();
+  AddCommon(prune, o, true);
+  Select(prune, o, Command::kJobPrune);
 }
 
 void DefineRestore(CLI::App& app, Options& o) {

@@ -16,6 +16,7 @@ enum class Command {
   kJobDescribe,
   kJobList,
   kJobDelete,
+  kJobPrune,
   kSnapshot,
   kPromote,
   kVerify,
@@ -39,6 +40,7 @@ struct Options {
   std::optional<uint32_t> shard;  // restore: only this one is written
   uint32_t shards = 1;
   uint64_t elements = 1'000'000;  // codec explain: of which size
+  uint32_t unused_s = 60;         // job prune: without workers for this long
   int64_t timeout_ms = 10'000;
   bool json = false;
   bool digest = false;

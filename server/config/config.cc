@@ -22,6 +22,7 @@ constexpr uint64_t kMinMemoryBytes = 1u << 20;
 constexpr uint32_t kMaxDrainMs = 600'000;
 constexpr uint32_t kMaxJobs = 4096;
 constexpr uint32_t kMaxSpinUs = 10'000;
+constexpr uint64_t kMaxUnusedJobMs = 1'000'000'000'000;  // 31 years
 constexpr uint32_t kMinFollowerTimeoutMs = 100;
 constexpr uint32_t kMaxFollowerTimeoutMs = 600'000;
 constexpr uint32_t kMinLeaseTtlMs = 1000;
@@ -57,6 +58,7 @@ absl::Status ServerConfig::Validate() {
   GW_RETURN_IF_ERROR(CheckRange("snapshot_journal_bytes", snapshot_journal_bytes, 1u << 20, UINT64_MAX));
   GW_RETURN_IF_ERROR(CheckRange("max_jobs", max_jobs, 1, kMaxJobs));
   GW_RETURN_IF_ERROR(CheckRange("spin_us", spin_us, 0, kMaxSpinUs));
+  GW_RETURN_IF_ERROR(CheckRange("unused_job_ms", unused_job_ms, 0, kMaxUnusedJobMs));
   GW_RETURN_IF_ERROR(
       CheckRange("follower_timeout_ms", follower_timeout_ms, kMinFollowerTimeoutMs, kMaxFollowerTimeoutMs));
   if (!follow.empty() && data_dir.empty()) {
@@ -91,6 +93,7 @@ absl::Status ApplyConfigFile(const std::string& path, ServerConfig* config) {
   if (file.has_log_level()) config->log_level = file.log_level();
   if (file.has_max_jobs()) config->max_jobs = file.max_jobs();
   if (file.has_spin_us()) config->spin_us = file.spin_us();
+  if (file.has_unused_job_ms()) config->unused_job_ms = file.unused_job_ms();
   if (file.has_snapshot_journal_bytes()) config->snapshot_journal_bytes = file.snapshot_journal_bytes();
   if (file.has_data_dir()) config->data_dir = file.data_dir();
   if (file.has_follow()) config->follow = file.follow();

@@ -28,6 +28,7 @@ struct ServerConfig {
   std::string lease;                             // proto/REPLICATION.md, "Leases"; empty: `follow` and operators decide
   uint32_t lease_ttl_ms = 10'000;                // 1000 to 600000
   std::string name;                              // of this server, to standbys; empty: host and addresses
+  uint64_t unused_job_ms = 3'600'000;            // jobs of durability none without workers end after it; 0: never
   std::string metrics_listen;                    // HOST:PORT of the page for Prometheus; empty: there is none
   std::string port_file;                         // where to write the bound addresses, one per line; empty: nowhere
 

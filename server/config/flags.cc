@@ -33,7 +33,7 @@ constexpr char kFooter[] =
 struct Given {
   std::vector<std::string> listen;
   std::optional<uint64_t> memory_limit_bytes, job_memory_limit_bytes, device_memory_limit_bytes, frame_limit_bytes,
-      snapshot_journal_bytes;
+      snapshot_journal_bytes, unused_job_ms;
   std::optional<uint32_t> drain_ms, max_jobs, spin_us, follower_timeout_ms, lease_ttl_ms;
   std::optional<std::string> backend, log_level, data_dir, follow, lease, name, metrics_listen;
   std::string port_file;
@@ -66,6 +66,9 @@ void Define(CLI::App& app, Given& g) {
   app.add_option("--drain-ms", g.drain_ms,
                  "Milliseconds after SIGTERM for the open rounds to finish, 0 to 600000. Default 5000");
   app.add_option("--max-jobs", g.max_jobs, "Jobs at once, 1 to 4096. Default 64");
+  app.add_option("--unused-job-ms", g.unused_job_ms,
+                 "Milliseconds after which a job of durability none that has no workers ends; 0: it stays until it is\n"
+                 "deleted. Default 3600000");
   app.add_option("--spin-us", g.spin_us,
                  "Microseconds to busy-wait for the next message before sleeping, while messages come that fast, 0\n"
                  "(never) to 10000. Default 100");
@@ -113,6 +116,7 @@ void Overlay(const Given& g, ServerConfig* config) {
   if (g.drain_ms) config->drain_ms = *g.drain_ms;
   if (g.max_jobs) config->max_jobs = *g.max_jobs;
   if (g.spin_us) config->spin_us = *g.spin_us;
+  if (g.unused_job_ms) config->unused_job_ms = *g.unused_job_ms;
   if (g.backend) config->backend = *g.backend;
   if (g.log_level) config->log_level = *g.log_level;
   if (g.snapshot_journal_bytes) config->snapshot_journal_bytes = *g.snapshot_journal_bytes;

@@ -21,6 +21,7 @@ absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity,
     version = machine_.round();
     const absl::Status not_behind = CheckNotBehind(other_version);
     if (not_behind.ok()) {
+      GW_RETURN_IF_ERROR(CheckNameFree(identity));
       outcome = machine_.Join(identity.worker(), identity.incarnation(), not_before, may_initialize,
                               environment_.clock->Now(), &actions);
     } else {
@@ -30,6 +31,8 @@ absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity,
       if (member.ok()) machine_.Leave(*member, environment_.clock->Now(), &actions);
     }
     if (outcome.ok()) totals_[outcome->id];
+    used_ = environment_.clock->Now();
+    NoteGone(actions.lost, not_behind.ok() ? "was started anew, and replaced" : "left: this shard is behind");
   }
   Run(actions);
   GW_RETURN_IF_ERROR(outcome.status());
@@ -38,6 +41,28 @@ absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity,
   v1::JoinReply reply = ReplyTo(*outcome);
   reply.set_version(version);
   return reply;
+}
+
+absl::Status JobShard::CheckNameFree(const v1::WorkerIdentity& identity) const {
+  for (const auto& [id, member] : machine_.membership().members()) {
+    if (member.worker != identity.worker() || member.incarnation == identity.incarnation()) continue;
+    if (!streams_.contains(id)) return absl::OkStatus();
+    return absl::AlreadyExistsError(absl::StrFormat(
+        "job '%s': worker '%s' is here and connected, incarnation %016x: every worker needs a name of its own; one that "
+        "was lost without its connection ending is replaced when its lease of %d ms has ended",
+        identity.job(), identity.worker(), member.incarnation, job_.spec().lease_ms()));
+  }
+  return absl::OkStatus();
+}
+
+void JobShard::NoteGone(const std::vector<Member>& gone, const std::string& why) {
+  for (const Member& member : gone) {
+    ++gone_;
+    last_gone_ = absl::StrFormat("worker '%s' %s", member.worker, why);
+    spdlog::info("job {} worker {} incarnation {:016x} {}; {} workers stay", job_.spec().name(), member.worker,
+                 member.incarnation, why, machine_.membership().members().size());
+  }
+  if (!gone.empty()) used_ = environment_.clock->Now();
 }
 
 absl::Status JobShard::CheckNotBehind(uint64_t other_version) const {
@@ -59,6 +84,7 @@ absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identit
     GW_RETURN_IF_ERROR(shut_);
     outcome = machine_.Resume(identity.worker(), identity.incarnation(), point, environment_.clock->Now(), &actions);
     if (outcome.ok()) totals_[outcome->id];
+    used_ = environment_.clock->Now();
   }
   Run(actions);
   if (!outcome.ok()) {
@@ -83,6 +109,7 @@ absl::StatusOr<v1::JoinReply> JobShard::CatchUp(const v1::WorkerIdentity& identi
                                                    environment_.clock->Now(), &actions)
                                 : nothing_lost;
     if (outcome.ok()) totals_[outcome->id];
+    used_ = environment_.clock->Now();
   }
   Run(actions);
   if (!outcome.ok()) {
@@ -94,13 +121,16 @@ absl::StatusOr<v1::JoinReply> JobShard::CatchUp(const v1::WorkerIdentity& identi
   return ReplyTo(*outcome);
 }
 
-v1::JoinReply JobShard::ReplyTo(const Rounds::JoinOutcome& outcome) const {
+v1::JoinReply JobShard::ReplyTo(const Rounds::JoinOutcome& outcome) {
   v1::JoinReply reply;
   reply.set_start_version(outcome.start_version);
   reply.set_must_initialize(outcome.must_initialize);
   reply.set_waiting_for_workers(outcome.waiting_for_workers);
   reply.set_lease_ms(job_.spec().lease_ms());
   reply.set_server_epoch(*environment_.server_epoch);
+  absl::MutexLock lock(&mu_);
+  reply.set_members(static_cast<uint32_t>(machine_.membership().members().size()));
+  reply.set_gone(gone_);
   return reply;
 }
 
@@ -132,6 +162,8 @@ absl::StatusOr<v1::HeartbeatReply> JobShard::Heartbeat(const v1::HeartbeatReques
   reply.set_round(machine_.round());
   reply.set_members(static_cast<uint32_t>(machine_.membership().members().size()));
   reply.set_must_initialize(machine_.MustInitialize(member));
+  reply.set_gone(gone_);
+  reply.set_last_gone(last_gone_);
   return reply;
 }
 
@@ -142,6 +174,7 @@ absl::Status JobShard::Leave(const v1::LeaveRequest& request) {
     GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(request.identity()));
     NoteSanitized(member, request.sanitized_elements());
     machine_.Leave(member, environment_.clock->Now(), &actions);
+    NoteGone(actions.lost, "left");
     // The worker closes its streams itself: what it has sent is still answered.
     streams_.erase(member);
   }
@@ -155,6 +188,7 @@ void JobShard::Tick() {
   {
     absl::MutexLock lock(&mu_);
     machine_.Tick(now, &actions);
+    NoteGone(actions.lost, absl::StrFormat("gave no sign of life for %d ms", job_.spec().lease_ms()));
   }
   for (const WarningLimiter::Count& more : refusals_.TakeEnded(now)) {
     spdlog::warn("job {}: {} more frames refused with {} within 10 s", job_.spec().name(), more.warnings,

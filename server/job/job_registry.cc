@@ -36,6 +36,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::Job
                                                                    uint32_t shard_count, uint64_t layout_digest) {
   absl::MutexLock create(&create_mu_);
   std::shared_ptr<JobShard> known;
+  bool full = false;
   {
     absl::MutexLock lock(&mu_);
     if (draining_) {
@@ -45,12 +46,9 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::Job
     if (lost != unrecovered_.end()) return lost->second;
     const auto it = jobs_.find(spec.name());
     if (it != jobs_.end()) known = it->second;
-    if (known == nullptr && jobs_.size() >= limits_.max_jobs) {
-      return absl::ResourceExhaustedError(absl::StrFormat(
-          "job '%s': this server has %d jobs and --max-jobs is %d: delete one with `gradwire job delete`", spec.name(),
-          jobs_.size(), limits_.max_jobs));
-    }
+    full = known == nullptr && jobs_.size() >= limits_.max_jobs;
   }
+  if (full) return TooManyJobs(spec.name());
   if (known != nullptr) {
     GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(spec));
     GW_RETURN_IF_ERROR(known->CheckSame(asked, shard_index, shard_count, layout_digest));
@@ -367,6 +365,7 @@ void JobRegistry::Tick() {
     spdlog::warn("{} more streams refused with {} within 10 s", more.warnings, absl::StatusCodeToString(more.kind));
   }
   for (const auto& job : All()) job->Tick();
+  EndUnused();
 }
 
 uint64_t JobRegistry::memory_bytes() const {

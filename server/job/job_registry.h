@@ -32,6 +32,7 @@ class JobRegistry {
     uint64_t memory_bytes = 0;  // of all jobs together
     uint32_t max_jobs = 0;
     uint64_t snapshot_journal_bytes = 1ull << 30;  // a snapshot is taken when a journal has grown by this
+    TimeNs unused_job_ns = 0;  // a job of durability none without workers ends after this; 0: never
   };
 
   // A job with a journal, and where its records pass.
@@ -90,6 +91,8 @@ class JobRegistry {
   void ForgetUnused(const std::shared_ptr<JobShard>& job);
   // Ends the job's streams and forgets it.
   absl::Status Delete(std::string_view name);
+  // The same, unless it has workers or, where one is given, is not at this version: FailedPrecondition.
+  absl::Status DeleteUnused(std::string_view name, std::optional<uint64_t> version);
 
   // From now on nobody joins and nothing is created.
   void Drain();
@@ -99,7 +102,7 @@ class JobRegistry {
   // Ends every stream with `status`.
   void ShutAll(const absl::Status& status);
 
-  // Ends leases that have run out, in every job, and writes what warnings were held back.
+  // Ends leases that have run out, in every job, and jobs that nobody uses; writes what warnings were held back.
   void Tick();
   // Writes that a stream was ended with `status`, or counts it where one like it was written just now.
   void WarnStream(std::string_view which, const absl::Status& status);
@@ -127,6 +130,9 @@ class JobRegistry {
   // Takes the job out, ends it and removes what is stored of it.
   absl::Status Remove(std::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   void NoteUnrecovered(const std::string& name, const absl::Status& why);
+  // job_unused.cc
+  void EndUnused();
+  absl::Status TooManyJobs(std::string_view wanted) const;
   uint64_t SegmentBytes() const;
 
   const JobEnvironment environment_;

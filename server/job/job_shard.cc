@@ -58,7 +58,9 @@ JobShard::JobShard(Job job, Layout layout, uint32_t shard_index, const JobEnviro
       shard_index_(shard_index),
       environment_(environment),
       rounds_(MakeRounds(job_, layout_, environment)),
-      machine_(*rounds_) {}
+      machine_(*rounds_),
+      made_(environment.clock->Now()),
+      used_(made_) {}
 
 JobShard::~JobShard() {
   StopNorms();
@@ -250,6 +252,34 @@ bool JobShard::Unused() const {
 bool JobShard::RoundInProgress() const {
   absl::MutexLock lock(&mu_);
   return shut_.ok() && machine_.open() && machine_.MembersOfRound() > 0 && machine_.RoundHasContributions();
+}
+
+TimeNs JobShard::UnusedFor() const {
+  absl::MutexLock lock(&mu_);
+  return machine_.membership().members().empty() ? environment_.clock->Now() - used_ : 0;
+}
+
+absl::Status JobShard::ShutUnused(const absl::Status& status, std::optional<uint64_t> version, TimeNs unused_for) {
+  const std::string& name = job_.spec().name();
+  {
+    absl::MutexLock lock(&mu_);
+    GW_RETURN_IF_ERROR(shut_);
+    const auto& members = machine_.membership().members();
+    if (!members.empty()) {
+      return absl::FailedPreconditionError(absl::StrFormat("job '%s' has %d workers, one of them is '%s'", name,
+                                                           members.size(), members.begin()->second.worker));
+    }
+    if (version && *version != machine_.round()) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("job '%s' is at version %d, not %d", name, machine_.round(), *version));
+    }
+    if (environment_.clock->Now() - used_ < unused_for) {
+      return absl::FailedPreconditionError(absl::StrFormat("job '%s' had a worker until now", name));
+    }
+    shut_ = status;  // nobody joins from here on, and nobody has a stream
+  }
+  StopNorms();
+  return absl::OkStatus();
 }
 
 void JobShard::Shut(absl::Status status) {

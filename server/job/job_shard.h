@@ -149,7 +149,8 @@ class JobShard {
   // compared.
   absl::Status CheckSame(const Job& job, uint32_t shard_index, uint32_t shard_count, uint64_t layout_digest) const;
 
-  // Membership; errors as in Rounds.
+  // Membership; errors as in Rounds. Join: AlreadyExists where another incarnation of this name has a stream open, so
+  // that nobody takes a worker's place while it is there.
   // `other_version`: as in JoinRequest. DataLoss, and the worker is no member any more: this shard is behind the
   // others.
   absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before, bool may_initialize,
@@ -192,6 +193,11 @@ class JobShard {
   bool HasParameters() const;
   // Nothing is here that anybody would miss: no parameters, and no member that may bring them.
   bool Unused() const;
+  // How long it has had no worker; 0 while it has some.
+  TimeNs UnusedFor() const;
+  // Shuts it unless it has workers, or is not at `version`, or had workers less than `unused_for` ago:
+  // FailedPrecondition saying which.
+  absl::Status ShutUnused(const absl::Status& status, std::optional<uint64_t> version, TimeNs unused_for);
   // True while the open round has frames that other workers of it still have to match.
   bool RoundInProgress() const;
   // Ends all streams with `status`; later calls fail with it.
@@ -211,8 +217,11 @@ class JobShard {
   absl::Status Allocate(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   absl::Status CheckNotBehind(uint64_t other_version) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<MemberId> FindMember(const v1::WorkerIdentity& identity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckNameFree(const v1::WorkerIdentity& identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // To the log, and to the workers that stay.
+  void NoteGone(const std::vector<Member>& gone, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  v1::JoinReply ReplyTo(const Rounds::JoinOutcome& outcome) const;
+  v1::JoinReply ReplyTo(const Rounds::JoinOutcome& outcome);
   // Totals that a worker told; they only grow.
   void NoteSanitized(MemberId member, uint64_t elements) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -366,6 +375,10 @@ class JobShard {
   uint64_t sanitized_elements_ ABSL_GUARDED_BY(mu_) = 0;  // of all workers so far
   std::multimap<MemberId, std::shared_ptr<Outbox>> streams_ ABSL_GUARDED_BY(mu_);
   std::map<MemberId, WorkerTotals> totals_ ABSL_GUARDED_BY(mu_);  // of members only
+  uint64_t gone_ ABSL_GUARDED_BY(mu_) = 0;      // members so far
+  std::string last_gone_ ABSL_GUARDED_BY(mu_);  // and why
+  const TimeNs made_;
+  TimeNs used_ ABSL_GUARDED_BY(mu_);  // a worker joined, or the last one went
 
   std::unique_ptr<NormState> norms_;  // constant after Make; null: no update needs norms
 

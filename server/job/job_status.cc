@@ -11,6 +11,7 @@ namespace gradwire {
 namespace {
 
 constexpr TimeNs kNsPerStatusMs = 1'000'000;
+constexpr TimeNs kNsPerStatusS = 1'000'000'000;
 
 }  // namespace
 
@@ -73,15 +74,22 @@ v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
   v1::RoundStatus& rounds = *status.mutable_rounds();
   rounds.set_open_round(machine_.round());
   rounds.set_members(machine_.MembersOfRound());
+  rounds.set_open(machine_.open());
   rounds.set_deadline_ms(static_cast<double>(machine_.deadline().value_or(0)) / kNsPerStatusMs);
   rounds.set_short_rounds(machine_.short_rounds());
   rounds.set_nonfinite_rounds(nonfinite_rounds);
+  const bool unused = machine_.membership().members().empty();
+  status.set_joined(static_cast<uint32_t>(machine_.membership().members().size()));
+  status.set_age_s(static_cast<uint64_t>((now - made_) / kNsPerStatusS));
+  status.set_unused_s(unused ? static_cast<uint64_t>((now - used_) / kNsPerStatusS) : 0);
   if (!with_details) return status;
   for (const auto& [id, member] : machine_.membership().members()) {
     v1::WorkerStatus& worker = *status.add_workers();
     worker.set_worker(member.worker);
     worker.set_incarnation(member.incarnation);
     worker.set_member(machine_.InRound(member));
+    worker.set_connected(streams_.contains(id));
+    worker.set_awaited(machine_.Awaits(member));
     if (member.start_round != Membership::kNever) worker.set_joined_round(member.start_round);
     worker.set_lease_left_ms((member.lease_end - now) / kNsPerStatusMs);
     const auto totals = totals_.find(id);

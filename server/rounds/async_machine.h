@@ -69,6 +69,7 @@ class AsyncMachine final : public Rounds {
   bool initialized() const override { return initialization_.done(); }
   bool MustInitialize(MemberId id) const override { return initialization_.Chosen(id); }
   bool InRound(const Member&) const override { return true; }
+  bool Awaits(const Member&) const override { return false; }
   uint32_t MembersOfRound() const override { return static_cast<uint32_t>(membership_.members().size()); }
   bool RoundHasContributions() const override { return false; }
   uint64_t short_rounds() const override { return 0; }

@@ -252,6 +252,12 @@ uint32_t RoundMachine::MembersOfRound() const {
       std::count_if(members.begin(), members.end(), [this](const auto& m) { return InRound(m.second); }));
 }
 
+bool RoundMachine::Awaits(const Member& member) const {
+  return open_ && InRound(member) &&
+         std::any_of(rounds_[0].buckets.begin(), rounds_[0].buckets.end(),
+                     [&](const BucketRound& b) { return !b.closed && !b.contributions.contains(member.id); });
+}
+
 bool RoundMachine::RoundHasContributions() const {
   return std::any_of(rounds_.begin(), rounds_.end(), [](const Round& round) {
     return std::any_of(round.buckets.begin(), round.buckets.end(),

@@ -82,6 +82,7 @@ class RoundMachine final : public Rounds {
   bool initialized() const override { return initialization_.done(); }
   bool MustInitialize(MemberId id) const override { return initialization_.Chosen(id); }
   bool InRound(const Member& member) const override { return member.start_round <= round_; }
+  bool Awaits(const Member& member) const override;
   uint32_t MembersOfRound() const override;
   bool RoundHasContributions() const override;
   uint64_t short_rounds() const override { return short_rounds_; }

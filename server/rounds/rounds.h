@@ -145,6 +145,8 @@ class Rounds {
   virtual bool initialized() const = 0;
   virtual bool MustInitialize(MemberId id) const = 0;
   virtual bool InRound(const Member& member) const = 0;
+  // The open round lacks a frame of this member.
+  virtual bool Awaits(const Member& member) const = 0;
   virtual uint32_t MembersOfRound() const = 0;
   // Some members have contributed to the open round, others not.
   virtual bool RoundHasContributions() const = 0;

@@ -61,7 +61,11 @@ absl::StatusOr<v1::ListJobsReply> OperatorService::ListJobs(const v1::ListJobsRe
 
 absl::StatusOr<v1::DeleteJobReply> OperatorService::DeleteJob(const v1::DeleteJobRequest& request) {
   GW_RETURN_IF_ERROR(replication_->CheckServing());
-  GW_RETURN_IF_ERROR(registry_->Delete(request.job()));
+  const bool asks_first = request.only_unused() || request.has_version();
+  GW_RETURN_IF_ERROR(asks_first ? registry_->DeleteUnused(request.job(), request.has_version()
+                                                                             ? std::optional(request.version())
+                                                                             : std::nullopt)
+                                : registry_->Delete(request.job()));
   return v1::DeleteJobReply();
 }
 

@@ -1,5 +1,5 @@
-// See servers.h.
-#include "client/cli/servers.h"
+// See shard_server.h.
+#include "client/cpp/internal/shard_server.h"
 
 #include <optional>
 #include <utility>
@@ -9,7 +9,7 @@
 #include "common/base/status_macros.h"
 #include "gradwire/v1/operator.pb.h"
 
-namespace gradwire::cli {
+namespace gradwire::client {
 
 absl::StatusOr<Server> Server::Connect(const std::string& address, int64_t timeout_ms) {
   Server server;
@@ -51,4 +51,4 @@ absl::StatusOr<std::string> Server::CallBytes(const std::string& method, std::st
                       unreachable ? " (is gradwire-server running there, and is the port right?)" : ""));
 }
 
-}  // namespace gradwire::cli
+}  // namespace gradwire::client

@@ -10,7 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "common/transport/transport.h"
 
-namespace gradwire::cli {
+namespace gradwire::client {
 
 // One shard server. Errors of its calls name its address and, when it cannot be reached, what to check.
 class Server {
@@ -41,4 +41,4 @@ class Server {
   std::shared_ptr<transport::Channel> channel_;
 };
 
-}  // namespace gradwire::cli
+}  // namespace gradwire::client
