@@ -137,6 +137,7 @@ class Session::Impl {
       stats.pulled_bytes += link->pulled_bytes();
     }
     stats.start_bytes = start_bytes_;
+    if (!links_.empty()) stats.members = links_[0]->members();
     return stats;
   }
 
@@ -242,6 +243,13 @@ class Session::Impl {
   }
 
   absl::Status ConnectWithCheckpoint() {
+    if (options_.resume_anew) {
+      GW_ASSIGN_OR_RETURN(const client::CheckpointFile old,
+                          client::CheckpointFile::ReadForNewJob(disk_, options_.resume_from, job_));
+      GW_RETURN_IF_ERROR(old.RestoreForNewJob(replica_.get(), gradients_.get()));
+      if (options_.notice) options_.notice(old.DescribeForNewJob());
+      return ConnectAnew({});
+    }
     GW_ASSIGN_OR_RETURN(
         const client::CheckpointFile checkpoint,
         client::CheckpointFile::Read(disk_, options_.resume_from, job_, layout_, options_.worker, options_.pull));
@@ -280,6 +288,7 @@ class Session::Impl {
       link.durable = job_.durable();
       link.reconnect_timeout_ms = link.durable ? options_.reconnect_timeout_ms : kBriefReconnectMs;
       link.sanitized_elements = [this] { return gradients_->sanitized_elements(); };
+      link.notice = options_.notice;
       links_.push_back(std::make_unique<client::ShardLink>(std::move(link)));
       links.push_back(links_.back().get());
     }
@@ -340,13 +349,23 @@ class Session::Impl {
 
   // A newcomer. `before`: the checkpoint whose gradients it brings along; its version is 0 where there is none.
   absl::Status ConnectAnew(const client::CheckpointIdentity& before) {
+    bool replaced = false;
+    const absl::Status connected = ConnectOnce(before, &replaced);
+    // A process that was killed may have sent a request to join that is taken after this one's: that is nobody's worker.
+    return replaced && !connected.ok() ? ConnectOnce(before, &replaced) : connected;
+  }
+
+  // *replaced: it had joined, and lost its place to another incarnation.
+  absl::Status ConnectOnce(const client::CheckpointIdentity& before, bool* replaced) {
     const v1::JoinRequest request = RequestOf(RandomIncarnation());
     const std::vector<client::ShardLink*> links = MakeLinks(request.identity());
     starter_ = std::make_unique<client::Starter>(client::StartContext{&job_, &layout_, options_.pull, incarnation_,
                                                                       codec_pointers_, links, replica_.get(),
                                                                       options_.start_timeout_ms});
-    GW_ASSIGN_OR_RETURN(client::StartState start, JoinAndStart(request, links, before));
-    MakeExchange(links, std::move(start));
+    absl::StatusOr<client::StartState> start = JoinAndStart(request, links, before);
+    for (client::ShardLink* link : links) *replaced = *replaced || link->replaced();
+    GW_RETURN_IF_ERROR(start.status());
+    MakeExchange(links, *std::move(start));
     for (client::ShardLink* link : links) link->SetEvents(exchange_.get());
     // A link that was lost while nobody of the exchange listened is found by its next use.
     return absl::OkStatus();

@@ -28,8 +28,8 @@ class Server:
     def _start(self, listen: str) -> None:
         self._port_file.unlink(missing_ok=True)
         self.process = subprocess.Popen(
-            [server_binary(), "--listen", listen, "--port-file", self._port_file, "--log-level", "warning",
-             *self._flags], stdout=self._log, stderr=subprocess.STDOUT)
+            [server_binary(), "--listen", listen, "--port-file", self._port_file,
+             *([] if "--log-level" in self._flags else ["--log-level", "warning"]), *self._flags], stdout=self._log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + 30
         while not self._port_file.exists():
             assert self.process.poll() is None, self._log_path.read_text()

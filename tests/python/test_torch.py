@@ -502,12 +502,8 @@ def test_what_cannot_be_resumed_from_is_said(addresses, tmp_path):
         resume(state)
     with pytest.raises(gradwire.NotFound, match="nothing.checkpoint"):
         resume(tmp_path / "nothing.checkpoint")
-    with pytest.raises(gradwire.FailedPrecondition, match="'resumed'.*'other'"):
-        resume(path, job="other")
     with pytest.raises(gradwire.FailedPrecondition, match="worker 'someone'|of 'someone'"):
         resume(path, worker="someone")
-    with pytest.raises(gradwire.NotFound, match="does not exist"):
-        resume(path, servers=addresses(1))
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(gradwire.DataLoss, match="damaged"):
         resume(path)

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <stop_token>
@@ -81,6 +82,14 @@ struct SessionOptions {
   // are those of the file. Session::resumed tells which; with bounded staleness it is always the latter, for gradients
   // depend on which versions had come when. `memory` is overwritten. Empty: a newcomer.
   std::string resume_from;
+  // With resume_from: the servers do not have the job (any more), or have another one of this name that nobody trained
+  // yet. The job begins with the parameters of the file, which may be of a job of another name, of another worker and
+  // of other servers; where it differs in nothing else, this worker's residuals and preconditioner come along. Moments
+  // that the shards kept begin at 0.
+  bool resume_anew = false;
+  // Told what a person may want to know: a shard is away, is back, a worker has gone. Called from threads of the
+  // session until it is destroyed; must return quickly. May be empty.
+  std::function<void(const std::string&)> notice;
   std::string backend = "auto";  // kernels::MakeBackend
 };
 
@@ -96,6 +105,7 @@ struct SessionStats {
   uint64_t deferred_elements = 0;    // named as undecodable by update frames, returned to the residual
   uint64_t sanitized_elements = 0;   // non-finite gradient elements that counted as 0
   uint64_t not_included_frames = 0;  // came too late for their round; returned to the residual
+  uint32_t members = 0;              // workers of the job, this one counted, as shard 0 said with its last heartbeat
   double encode_seconds = 0;         // on the encoding thread, or in TensorReady
   double apply_seconds = 0;          // on the applying thread, or in EndRound: decoding and the optimizer
   double wait_seconds = 0;           // callers inside EndRound

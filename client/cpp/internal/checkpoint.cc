@@ -174,8 +174,7 @@ absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job
   return WriteFile(disk, path, tensors, metadata);
 }
 
-absl::StatusOr<CheckpointFile> CheckpointFile::Read(Disk& disk, const std::string& path, const Job& job,
-                                                    const Layout& layout, const std::string& worker, PullMode pull) {
+absl::StatusOr<CheckpointFile> CheckpointFile::ReadChecked(Disk& disk, const std::string& path, const Job& job) {
   CheckpointFile file(path, &job);
   GW_ASSIGN_OR_RETURN(file.bytes_, ReadWholeFile(disk, path, kMaxFileBytes));
   absl::StatusOr<SafetensorsHeader> header = ParseSafetensorsHeader(file.bytes_, file.bytes_.size());
@@ -187,9 +186,45 @@ absl::StatusOr<CheckpointFile> CheckpointFile::Read(Disk& disk, const std::strin
                         kFormatVersion, file.Metadata("format"), file.Metadata("format_version")));
   GW_RETURN_IF_ERROR(file.CheckDigest());
   GW_RETURN_IF_ERROR(file.ParseIdentity());
+  return file;
+}
+
+absl::StatusOr<CheckpointFile> CheckpointFile::Read(Disk& disk, const std::string& path, const Job& job,
+                                                    const Layout& layout, const std::string& worker, PullMode pull) {
+  GW_ASSIGN_OR_RETURN(CheckpointFile file, ReadChecked(disk, path, job));
   GW_RETURN_IF_ERROR(file.CheckSame(layout, worker, pull));
   GW_RETURN_IF_ERROR(file.ParsePlans(layout));
   return file;
+}
+
+absl::StatusOr<CheckpointFile> CheckpointFile::ReadForNewJob(Disk& disk, const std::string& path, const Job& job) {
+  GW_ASSIGN_OR_RETURN(CheckpointFile file, ReadChecked(disk, path, job));
+  for (const Tensor& tensor : job.tensors()) {
+    const auto it = file.header_.entries.find(absl::StrFormat("%s/%s", kParameter, tensor.name));
+    if (tensor.elements == 0 || (it != file.header_.entries.end() && it->second.type == TensorType::kF32 &&
+                                 it->second.bytes == tensor.elements * sizeof(float)))
+      continue;
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "checkpoint '%s' has no parameter '%s' of %d elements, as job '%s' has: it is of another model, or of a job "
+        "whose workers pull means",
+        path, tensor.name, tensor.elements, job.spec().name()));
+  }
+  return file;
+}
+
+bool CheckpointFile::SameButName() const {
+  v1::JobSpec spec = job_->spec();
+  spec.set_name(Metadata("job"));
+  const absl::StatusOr<Job> before = Job::Make(spec);
+  return before.ok() && Metadata("job_digest") == Hex(before->digest());
+}
+
+std::string CheckpointFile::DescribeForNewJob() const {
+  return absl::StrFormat(
+      "job '%s' begins anew with the parameters of version %d of job '%s', %s; moments that the shards kept begin at 0",
+      job_->spec().name(), identity_.version, Metadata("job"),
+      SameButName() ? "with this worker's residuals and preconditioner"
+                    : "without residuals and preconditioner, for the jobs differ in more than their names");
 }
 
 absl::Status CheckpointFile::Damaged(const std::string& what) const {
@@ -297,18 +332,34 @@ absl::Status CheckpointFile::Fill(const std::string& kind, uint32_t tensor, Tens
   return absl::OkStatus();
 }
 
-absl::Status CheckpointFile::Restore(Replica* replica, GradientStore* gradients) const {
-  GW_ASSIGN_OR_RETURN(const auto steps, Find(kSteps, TensorType::kU32, job_->tensors().size() * 8));
+absl::Status CheckpointFile::RestoreForNewJob(Replica* replica, GradientStore* gradients) const {
   TensorMemory* const memory = &replica->memory();
+  for (uint32_t t = 0; t < job_->tensors().size(); ++t)
+    GW_RETURN_IF_ERROR(Fill(kParameter, t, memory, replica->parameter(t)));
+  if (SameButName()) GW_RETURN_IF_ERROR(RestoreGradients(memory, gradients));
+  memory->Wait();
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointFile::RestoreGradients(TensorMemory* memory, GradientStore* gradients) const {
+  GW_ASSIGN_OR_RETURN(const auto steps, Find(kSteps, TensorType::kU32, job_->tensors().size() * 8));
   for (uint32_t t = 0; t < job_->tensors().size(); ++t) {
-    if (identity_.pull != PullMode::kMean) GW_RETURN_IF_ERROR(Fill(kParameter, t, memory, replica->parameter(t)));
-    GW_RETURN_IF_ERROR(Fill(kFirstMoment, t, memory, replica->first_moment(t)));
-    GW_RETURN_IF_ERROR(Fill(kSecondMoment, t, memory, replica->second_moment(t)));
     const GradientStore::Memory kept = gradients->MemoryOf(t, Has(kResidual, t), Load<uint64_t>(&steps[8 * t]));
     GW_RETURN_IF_ERROR(Fill(kResidual, t, memory, kept.pending));
     GW_RETURN_IF_ERROR(Fill(kPreconditioner, t, memory, kept.second_moment));
     GW_RETURN_IF_ERROR(Fill(kVelocity, t, memory, kept.velocity));
   }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointFile::Restore(Replica* replica, GradientStore* gradients) const {
+  TensorMemory* const memory = &replica->memory();
+  for (uint32_t t = 0; t < job_->tensors().size(); ++t) {
+    if (identity_.pull != PullMode::kMean) GW_RETURN_IF_ERROR(Fill(kParameter, t, memory, replica->parameter(t)));
+    GW_RETURN_IF_ERROR(Fill(kFirstMoment, t, memory, replica->first_moment(t)));
+    GW_RETURN_IF_ERROR(Fill(kSecondMoment, t, memory, replica->second_moment(t)));
+  }
+  GW_RETURN_IF_ERROR(RestoreGradients(memory, gradients));
   memory->Wait();
   return absl::OkStatus();
 }

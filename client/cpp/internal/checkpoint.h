@@ -43,6 +43,13 @@ class CheckpointFile {
   static absl::StatusOr<CheckpointFile> Read(Disk& disk, const std::string& path, const Job& job, const Layout& layout,
                                              const std::string& worker, PullMode pull);
 
+  // The same of a file that another job is to begin with: of any name, worker, shard map and pull mode but "mean", which
+  // has no parameters. FailedPrecondition: it is of other tensors.
+  static absl::StatusOr<CheckpointFile> ReadForNewJob(Disk& disk, const std::string& path, const Job& job);
+  // Parameters; and residuals and the preconditioner's state where the jobs differ in nothing but the name.
+  absl::Status RestoreForNewJob(Replica* replica, GradientStore* gradients) const;
+  std::string DescribeForNewJob() const;
+
   const CheckpointIdentity& identity() const { return identity_; }
   const std::vector<PlanWindow>& plans() const { return plans_; }
   // Parameters and moments into the replica; residuals and the preconditioner's state into the gradients. DataLoss
@@ -51,17 +58,21 @@ class CheckpointFile {
 
  private:
   CheckpointFile(std::string path, const Job* job) : path_(std::move(path)), job_(job) {}
+  static absl::StatusOr<CheckpointFile> ReadChecked(Disk& disk, const std::string& path, const Job& job);
   absl::Status ParseIdentity();
   absl::Status CheckDigest() const;
   absl::Status CheckSame(const Layout& layout, const std::string& worker, PullMode pull) const;
   absl::Status ParsePlans(const Layout& layout);
   absl::Status Damaged(const std::string& what) const;
   std::string Metadata(const std::string& key) const;
+  // The job that wrote it differs from this one in nothing but its name.
+  bool SameButName() const;
   // The tensor `name`; InvalidArgument where there is none of this type and size.
   absl::StatusOr<std::span<const uint8_t>> Find(const std::string& name, TensorType type, uint64_t bytes) const;
   // Fills `values`, in `memory`, from "KIND/NAME OF THE TENSOR".
   absl::Status Fill(const std::string& kind, uint32_t tensor, TensorMemory* memory, std::span<float> values) const;
   bool Has(const std::string& kind, uint32_t tensor) const;
+  absl::Status RestoreGradients(TensorMemory* memory, GradientStore* gradients) const;
 
   std::string path_;
   const Job* job_;

@@ -5,7 +5,9 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/base/failpoint.h"
@@ -19,6 +21,7 @@ namespace {
 constexpr int64_t kFirstBackoffMs = 50;
 constexpr int64_t kLastBackoffMs = 1000;
 constexpr int64_t kMendPauseMs = 10;
+constexpr absl::Duration kNameTimeout = absl::Seconds(2);
 constexpr int64_t kAskTimeoutMs = 1000;  // of one server among several
 
 bool Retryable(const absl::Status& status) { return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status); }
@@ -229,6 +232,11 @@ absl::StatusOr<std::string> ShardLink::AskToJoin(const std::string& request, abs
   return channel()->Call("gradwire.v1.Worker/Join", request, std::clamp<int64_t>(left_ms, 1, options_.rpc_timeout_ms));
 }
 
+bool ShardLink::replaced() {
+  absl::MutexLock lock(&mu_);
+  return absl::IsFailedPrecondition(lost_status_);
+}
+
 uint64_t ShardLink::server_epoch() {
   absl::MutexLock lock(&mu_);
   return server_epoch_;
@@ -261,16 +269,20 @@ absl::StatusOr<v1::JoinReply> ShardLink::JoinWithin(v1::JoinRequest request, int
     if (closing_) return absl::CancelledError("the session is closing");
     request.set_may_initialize(may_initialize_);
   }
-  const absl::Time deadline = absl::Now() + absl::Milliseconds(timeout_ms);
+  const absl::Time began = absl::Now();
+  const absl::Time deadline = began + absl::Milliseconds(timeout_ms);
   std::minstd_rand random(static_cast<uint32_t>(options_.identity.incarnation() ^ options_.shard));
   int64_t backoff_ms = kFirstBackoffMs;
   for (int attempt = 1;; ++attempt) {
     absl::StatusOr<std::string> answer = AskToJoin(request.SerializeAsString(), deadline);
     absl::StatusOr<v1::JoinReply> reply = answer.ok() ? TakeJoined(*answer, &request) : answer.status();
     if (reply.ok()) return reply;
-    if (!Retryable(reply.status())) return Annotate(reply.status());
+    const bool taken = absl::IsAlreadyExists(reply.status());
+    if (!Retryable(reply.status()) && !taken) return Annotate(reply.status());
     const int64_t wait_ms = std::uniform_int_distribution<int64_t>(backoff_ms / 2, backoff_ms)(random);
-    if (absl::Now() + absl::Milliseconds(wait_ms) >= deadline) {
+    const absl::Time end = taken ? std::min(deadline, began + kNameTimeout) : deadline;
+    if (absl::Now() + absl::Milliseconds(wait_ms) >= end) {
+      if (taken) return Annotate(reply.status());
       return Annotate(absl::Status(reply.status().code(),
                                    absl::StrCat(std::string(reply.status().message()), " (", attempt, " attempts in ",
                                                 timeout_ms, " ms; is the server running, and is the address right?)")));
@@ -294,6 +306,8 @@ absl::StatusOr<v1::JoinReply> ShardLink::TakeJoined(const std::string& answer, v
   }
   joined_ = true;
   server_epoch_ = reply.server_epoch();
+  members_ = reply.members();
+  gone_ = reply.gone();
   return reply;
 }
 
@@ -435,8 +449,11 @@ bool ShardLink::Mend() {
     absl::MutexLock lock(&mu_);
     why = connection_->why;
   }
-  const absl::Time deadline = absl::Now() + absl::Milliseconds(options_.reconnect_timeout_ms);
+  const absl::Time began = absl::Now();
+  const absl::Time deadline = began + absl::Milliseconds(options_.reconnect_timeout_ms);
   CloseStreams();
+  Notice(absl::StrFormat("%s. It is tried again for %s", std::string(why.message()),
+                         absl::FormatDuration(absl::Milliseconds(options_.reconnect_timeout_ms))));
   for (;;) {
     {
       // A server that takes workers back and drops them at once is not asked in a tight loop.
@@ -454,6 +471,8 @@ bool ShardLink::Mend() {
     const absl::StatusOr<v1::JoinReply> joined = JoinWithin(RequestToMend(*point), left_ms);
     const absl::Status mended = joined.ok() ? OpenStreams() : joined.status();
     if (mended.ok()) {
+      Notice(absl::StrFormat("shard %d at %s is back after %.1f s", options_.shard, options_.address,
+                             absl::ToDoubleSeconds(absl::Now() - began)));
       const bool behind = joined->start_version() != point->round;
       Deliver([&](LinkEvents* events) {
         if (point->anew) return events->OnJoinedAnew(options_.shard, *joined, behind);
@@ -466,10 +485,40 @@ bool ShardLink::Mend() {
     if (!(Retryable(mended) || dropped) || absl::Now() >= deadline) {
       // A server that was started anew does not know a job that was in its memory only: that it broke off says more.
       const bool forgotten = !options_.durable && (absl::IsNotFound(mended) || Retryable(mended));
-      Lost(absl::IsCancelled(mended) || forgotten ? why : mended);
+      Lost(absl::IsCancelled(mended) ? why : GivenUp(forgotten ? why : absl::OkStatus(), mended));
       return false;
     }
   }
+}
+
+absl::Status ShardLink::GivenUp(const absl::Status& why, const absl::Status& mended) const {
+  const std::string who = absl::StrCat("shard ", options_.shard, " at ", options_.address, ": ");
+  if (why.ok()) {
+    if (!Retryable(mended)) return mended;
+    return absl::Status(mended.code(), absl::StrCat(std::string(mended.message()),
+                                                    ". Start this server again with its --data-dir and join again: it "
+                                                    "has every version that anyone saw"));
+  }
+  return absl::Status(
+      why.code(),
+      absl::StrCat(who, "this server is lost: the connection broke (", absl::StripPrefix(why.message(), who),
+                   ") and within ", options_.reconnect_timeout_ms, " ms it ",
+                   absl::IsNotFound(mended) ? "was back without the job" : "did not answer",
+                   ". The job has durability none and is lost with it: start the server again and the job anew, from a "
+                   "checkpoint where there is one (resume_from), or give the job another durability"));
+}
+
+void ShardLink::Notice(const std::string& text) const {
+  if (options_.notice) options_.notice(text);
+}
+
+void ShardLink::NoteMembers(uint32_t members, uint64_t gone, const std::string& last_gone) {
+  members_ = members;
+  const uint64_t before = gone_.exchange(gone);
+  if (options_.shard != 0 || gone <= before) return;
+  Notice(absl::StrFormat("%s%s; the job has %d workers now", last_gone,
+                         gone - before == 1 ? "" : absl::StrFormat(" (and %d more before)", gone - before - 1),
+                         members));
 }
 
 void ShardLink::Lost(const absl::Status& reason) {
@@ -520,8 +569,11 @@ void ShardLink::HeartbeatLoop(int64_t lease_ms) {
     if (reply.ok()) {
       last_success = absl::Now();
       v1::HeartbeatReply parsed;
-      if (parsed.ParseFromString(*reply) && parsed.must_initialize())
-        Deliver([&](LinkEvents* events) { events->OnMustInitialize(options_.shard); });
+      if (parsed.ParseFromString(*reply)) {
+        NoteMembers(parsed.members(), parsed.gone(), parsed.last_gone());
+        if (parsed.must_initialize())
+          Deliver([&](LinkEvents* events) { events->OnMustInitialize(options_.shard); });
+      }
     } else if (!Retryable(reply.status())) {
       if (!Mendable(reply.status())) return Lost(Annotate(reply.status()));
       BreakStreams(reply.status());

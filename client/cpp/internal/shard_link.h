@@ -73,6 +73,8 @@ struct LinkOptions {
   bool durable = false;              // a shard that was restarted knows the job
   // What heartbeats and Leave tell about the worker's gradients; may be empty. Called from any thread until Close.
   std::function<uint64_t()> sanitized_elements;
+  // SessionOptions.notice; may be empty.
+  std::function<void(const std::string&)> notice;
 };
 
 // Thread-safe. Lives until Close; owns its streams and its heartbeat thread, which also mends broken streams.
@@ -84,7 +86,8 @@ class ShardLink {
   ShardLink& operator=(const ShardLink&) = delete;
 
   // Joins, at the server that serves with the largest epoch where there are several addresses; Unavailable and
-  // DeadlineExceeded are tried again, with jittered back-off, until connect_timeout_ms is over. Any other error of the
+  // DeadlineExceeded are tried again, with jittered back-off, until connect_timeout_ms is over, and AlreadyExists for two
+  // seconds of it: the connection of a former worker of this name is about to end. Any other error of the
   // shard is final. Messages name shard and address.
   absl::StatusOr<v1::JoinReply> Join(const v1::JoinRequest& request);
   // The worker fell behind: joins to start anew, not before `start_version`, as Join does. The start version that the
@@ -116,6 +119,10 @@ class ShardLink {
 
   uint64_t pushed_bytes() const { return pushed_bytes_.load(std::memory_order_relaxed); }
   uint64_t pulled_bytes() const { return pulled_bytes_.load(std::memory_order_relaxed); }
+  // Of the job, as the shard said last.
+  uint32_t members() const { return members_.load(std::memory_order_relaxed); }
+  // Another incarnation took this worker's place, or another server the shard's; once Start has returned.
+  bool replaced();
   // Of the server, as its last reply to a join says.
   uint64_t server_epoch();
   const std::string& address() const { return options_.address; }
@@ -166,6 +173,10 @@ class ShardLink {
   // On the heartbeat thread. False: the link is lost or closing.
   bool Mend();
   void Lost(const absl::Status& reason);  // annotated
+  // What is told of a shard that was not got back: what happened, and what to do.
+  absl::Status GivenUp(const absl::Status& why, const absl::Status& mended) const;
+  void Notice(const std::string& text) const;
+  void NoteMembers(uint32_t members, uint64_t gone, const std::string& last_gone);
   void HeartbeatLoop(int64_t lease_ms);
   uint64_t SanitizedElements() const { return options_.sanitized_elements ? options_.sanitized_elements() : 0; }
   // `message` has arrived, the last chunk of `answer` if there is one.
@@ -181,6 +192,8 @@ class ShardLink {
   int64_t leave_timeout_ms_;  // not longer than the lease, which ends the membership as well
   std::atomic<uint64_t> pushed_bytes_{0};
   std::atomic<uint64_t> pulled_bytes_{0};
+  std::atomic<uint32_t> members_{0};
+  std::atomic<uint64_t> gone_{0};  // HeartbeatReply.gone
 
   absl::Mutex mu_;
   absl::CondVar delivered_;  // delivering_ fell

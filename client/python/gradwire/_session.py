@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import socket
 import sys
-import threading
+import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from . import _core
+from . import _core, _entry, _identity, _lifetime, _waiting
+from ._errors import DeadlineExceeded
 from ._job import JobSpec
 
 
@@ -58,31 +57,7 @@ def _export(value: Any, stream: int) -> object:
 
 
 _MAX_SECONDS = 1e9
-_names_in_use: set[str] = set()
-_names_lock = threading.RLock()  # a collection inside may free a name
-
-
-def default_worker_name() -> str:
-    """Host and process, and a number where a session of this process has that name.
-
-    A name is free again when its session was left or collected: a worker that joins again then supersedes itself.
-    """
-    base = f"{socket.gethostname()}-{os.getpid()}"[-120:]
-    with _names_lock:
-        names = itertools.chain([base], (f"{base}-{i}" for i in itertools.count(2)))
-        return next(name for name in names if name not in _names_in_use)
-
-
-def _take_name(wanted: str | None = None) -> str:
-    with _names_lock:
-        name = wanted or default_worker_name()
-        _names_in_use.add(name)
-        return name
-
-
-def _free_name(name: str) -> None:
-    with _names_lock:
-        _names_in_use.discard(name)
+_PATIENCE_MS = 1000  # of a wait that nothing is said about
 
 
 def _milliseconds(name: str, seconds: float, least: float = 0.001) -> int:
@@ -98,8 +73,11 @@ class Session:
     """Made by `join`. Use it from one thread at a time; `tensor_ready` may be called from any."""
 
     def __init__(self, core: _core.Session, job: JobSpec, worker: str, parameters: Sequence[Any] = (),
-                 device: _core.Device | None = None):
+                 device: _core.Device | None = None, servers: Sequence[str] = (), round_timeout: float = 600.0):
         self._core = core
+        self._servers = list(servers)
+        self._round_timeout_ms = _milliseconds("round_timeout", round_timeout)
+        self._quiet_until = 0.0  # waits are told of once in a while
         self.worker = worker
         self.job = job
         self._device = device
@@ -117,7 +95,8 @@ class Session:
         arrays = [self._borrow(g, f"the gradient of {names[i] if i < len(names) else i!r}")
                   for i, g in enumerate(gradients)]
         self._await_caller()
-        self._core.exchange(arrays, self._rates(lr))
+        rates = self._rates(lr)
+        self._patiently(lambda first: self._core.exchange(arrays, rates, first), self._core.end_round, -1)
 
     def begin_round(self, lr: float | Sequence[float]) -> None:
         """Opens a round and asks for its update."""
@@ -138,15 +117,42 @@ class Session:
         change after the work that the current stream has now, and have changed when this returns.
         """
         self._await_caller()
-        self._core.end_round(-1 if timeout is None else _milliseconds("timeout", timeout, 0))
+        end = self._core.end_round
+        self._patiently(end, end, -1 if timeout is None else _milliseconds("timeout", timeout, 0))
 
     def drain(self, timeout: float | None = None) -> None:
         """Between two rounds: waits until all rounds that this worker pushed are applied (see end_round)."""
         self._await_caller()
-        self._core.drain(-1 if timeout is None else _milliseconds("timeout", timeout, 0))
+        drain = self._core.drain
+        self._patiently(drain, drain, -1 if timeout is None else _milliseconds("timeout", timeout, 0))
+
+    def _patiently(self, begin: Callable[[int], None], go_on: Callable[[int], None], timeout_ms: int) -> None:
+        """Calls `begin`, and `go_on` when a second was not enough; the logger `gradwire` then tells what is waited for."""
+        limit_ms = self._round_timeout_ms if timeout_ms < 0 else timeout_ms
+        first_ms = min(limit_ms, _PATIENCE_MS)
+        try:
+            try:
+                begin(first_ms)
+                return
+            except DeadlineExceeded:
+                if limit_ms <= first_ms:
+                    raise
+            watch = _waiting.Waiting("round", self._servers, self.job.name, self.worker, self._core.take_notices,
+                                     first_ms / 1000, self._quiet_until)
+            try:
+                with watch:
+                    go_on(limit_ms - first_ms)
+            except DeadlineExceeded as error:
+                answers = _waiting.ask(self._servers, self.job.name)
+                raise DeadlineExceeded(f"{error}. Waits for {_waiting.waited_for(self._servers, answers, self.worker)}") from None
+            finally:
+                if watch.told_at:
+                    self._quiet_until = watch.told_at + _waiting.LONGEST_SECONDS
+        finally:
+            _waiting.tell(self._core.take_notices())
 
     def stats(self) -> dict[str, float]:
-        """Totals since the join: bytes on the wire, deferred elements, seconds spent."""
+        """Totals since the join: bytes on the wire, deferred elements, seconds spent. "members": workers of the job now."""
         return self._core.stats()
 
     def digest(self) -> str:
@@ -218,33 +224,49 @@ class Session:
         return [float(lr)] if isinstance(lr, (int, float)) else [float(x) for x in lr]
 
 
-def _worker_of(checkpoint: str) -> str | None:
-    """Who wrote it; None for what is no checkpoint, which joining will say more about."""
+def _checkpoint_of(path: str) -> dict[str, str]:
+    """Who wrote a checkpoint, of which job; nothing for what is no checkpoint, which joining will say more about."""
     try:
-        with open(checkpoint, "rb") as file:
+        with open(path, "rb") as file:
             header = file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000))
-        return str(json.loads(header)["__metadata__"]["worker"])
+        found = json.loads(header)["__metadata__"]
+        return {key: str(found[key]) for key in ("worker", "job", "version")}
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return {}
 
 
 def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], worker: str | None = None, *,
          pull: str = "update", connect_timeout: float = 20.0, start_timeout: float = 600.0, rpc_timeout: float = 10.0,
          round_timeout: float = 600.0, backend: str = "auto",
-         resume_from: str | os.PathLike[str] | None = None) -> Session:
+         resume_from: str | os.PathLike[str] | None = None, exist: str = "join") -> Session:
     """Joins a job and brings `parameters` to its current version, in place.
 
     servers: address of each shard, the same list on every worker. parameters: one float32 C-contiguous array per tensor of
     the job (where the means are written, for pull="mean"), which the session updates in place: NumPy arrays, torch
     tensors or anything else with DLPack, all in host memory or all on one CUDA device. On a device the gradients lie there
     as well, residuals and moments too, and tensors travel by tagc or dense codecs.
-    The first worker's values start the job. worker: unique in the job; by default made of host and process. Timeouts are
-    in seconds, from 0.001 to 1e9. Ctrl-C is heard while this waits: the job is left again.
+    The first worker's values start the job. Timeouts are in seconds, from 0.001 to 1e9. Ctrl-C is heard while this waits:
+    the job is left again.
+
+    worker: unique in the job. By default GRADWIRE_WORKER, torchrun's RANK, the pod's name or the host's with a number: a
+    process that was killed and is started again has the name of before, and takes its place. Where the places of a job are
+    taken, or the name is, this waits within start_timeout for members that may be gone; if all are alive it raises
+    ResourceExhausted or AlreadyExists. A session that was not left leaves when the interpreter ends.
+
+    exist: what becomes of a job that was trained before. "join" goes on with it, from the shards' parameters, and the
+    logger `gradwire` says so; "new" deletes it and begins anew, unless it has workers (AlreadyExists); "error" raises
+    AlreadyExists. It is "join" for the workers of one run that come one after another: a job that nobody trained yet is
+    joined in any case.
 
     resume_from: a file of Session.save. Where the shards wait for the round that came next, this worker goes on with it,
     and nothing is lost or counted twice; where they went on without it, it starts from their parameters with the residuals
-    of the file (see Session.resumed). The worker is then by default the one that wrote the file.
+    of the file (see Session.resumed). The worker is then by default the one that wrote the file. Where the servers do not
+    have the job (durability none, and a server was started again; or another name), the file begins it: with its parameters
+    and, where nothing but names differs, this worker's residuals and preconditioner; moments of the shards begin at 0.
+
+    While this waits, and while rounds do, the logger `gradwire` tells for whom.
     """
+    _entry.check_exist(exist)
     milliseconds = {f"{name}_ms": _milliseconds(name, value)
                     for name, value in (("connect_timeout", connect_timeout), ("start_timeout", start_timeout),
                                         ("rpc_timeout", rpc_timeout), ("round_timeout", round_timeout))}
@@ -256,21 +278,42 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
                          "use a job and a session for each")
     place = next(iter(places), None)
     device = None if place is None else _core.Device(*place)
-    if device is None:
-        memory = [as_array(p, f"the parameter {names[i] if i < len(names) else i!r}") for i, p in enumerate(parameters)]
-    else:
-        memory = [_export(p, device.stream) for p in parameters]
     job_json = job.to_json()
     checkpoint = "" if resume_from is None else os.fspath(resume_from)
-    name = worker or _take_name(_worker_of(checkpoint) if checkpoint else None)
-    try:
-        core = _core.Session(servers=servers, job_json=job_json, worker=name, pull=pull, memory=memory,
-                             backend=backend, resume_from=checkpoint, device=device, **milliseconds)
-    except BaseException:
-        if not worker:
-            _free_name(name)
-        raise
-    session = Session(core, job, name, parameters, device)
+
+    def arrays() -> list[Any]:  # a capsule is taken once
+        if device is not None:
+            return [_export(p, device.stream) for p in parameters]
+        return [as_array(p, f"the parameter {names[i] if i < len(names) else i!r}") for i, p in enumerate(parameters)]
+
+    memory = arrays()
+    before = _checkpoint_of(checkpoint) if checkpoint else {}
+    _entry.settle_existing(servers, job.name, exist, connect_timeout, start_timeout)
+    anew = bool(before) and _entry.begins_anew(servers, job, int(before["version"], 16), connect_timeout, start_timeout)
+    taken = None
     if not worker:
-        session._release_name = weakref.finalize(session, _free_name, name)
+        taken = _identity.take_name(job.name, (job.workers, job.max_workers or job.workers),
+                                    None if anew else before.get("worker"))
+    name = worker or taken.text
+    begin = time.monotonic()
+
+    def attempt() -> _core.Session:
+        left = max(0.001, start_timeout - (time.monotonic() - begin))
+        return _core.Session(servers=servers, job_json=job_json, worker=name, pull=pull, memory=memory or arrays(),
+                             backend=backend, resume_from=checkpoint, device=device, resume_anew=anew,
+                             **{**milliseconds, "start_timeout_ms": int(left * 1000)})
+
+    try:
+        with _waiting.Waiting("joining", servers, job.name, name):
+            core = _entry.admitted(attempt, memory.clear, servers, job, name, start_timeout)
+    except BaseException:
+        if taken is not None:
+            taken.release()
+        raise
+    session = Session(core, job, name, parameters, device, servers, round_timeout)
+    if taken is not None:
+        session._release_name = weakref.finalize(session, taken.release)
+    _lifetime.note_session(session)
+    _waiting.tell(core.take_notices())
+    _entry.tell_start(core, servers, job.name, name, pull != "mean")
     return session

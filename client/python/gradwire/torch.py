@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import _amp
+from . import _amp, _lifetime
 from ._errors import Cancelled, FailedPrecondition
 from ._job import Group, JobSpec, Rule, TensorSpec, default_optimizer, default_push
 from ._presence import Presence
 from ._session import Session, join
+from ._snapshot import load_parameters
 from ._torch_groups import check_fixed, check_parameter, differences, fixed_of, named_groups
 from ._watch import Watch
 
-__all__ = ["DEFAULT_CODEC", "ShardedOptimizer"]
+__all__ = ["DEFAULT_CODEC", "ShardedOptimizer", "load_parameters"]
 
 # 1 % of the elements, after 40 rounds in which the density falls from 5 %.
 DEFAULT_CODEC = "tagc:density=0.01,warmup_rounds=40,warmup_density=0.05"
@@ -116,6 +117,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
     session.resumed tells which. The training loop restores what is its own: its place in the data, schedulers, random
     numbers.
 
+    Where the servers do not have the job of a state (durability "none" and a server was started again, or job= is another
+    name), resume_from begins it: parameters, residuals and the preconditioner are those of the state, moments that shards
+    kept begin at 0.
+
+    exist: "join" goes on with a job of this name that was trained before, from the shards' parameters, which the logger
+    `gradwire` tells; "new" begins it anew unless it has workers; "error" refuses. worker: see gradwire.join; a process that
+    is killed and started again takes its place again. An optimizer that was not closed leaves when the interpreter ends, and
+    when the same thread makes another one for the job (a cell of a notebook that runs again).
+
     load_state_dict() restores the learning rates, and whatever schedulers keep in the groups; it raises ValueError for
     the state of another optimizer and for other hyper-parameters than the job's. Loading the state of another version or
     job warns: parameters and moments live on the shards and stay as they are.
@@ -133,7 +143,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  run_elements: int = 0, seed: int = 0, durability: str = "none", on_disk_failure: str = "wait",
                  connect_timeout: float = 20.0, start_timeout: float = 600.0,
                  rpc_timeout: float = 10.0, round_timeout: float = 600.0, backend: str = "auto",
-                 resume_from: str | os.PathLike[str] | Mapping[str, Any] | None = None):
+                 resume_from: str | os.PathLike[str] | Mapping[str, Any] | None = None, exist: str = "join"):
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate} must be at least 1")
         push = push or default_push(codec, optimizer)
@@ -186,13 +196,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._loss_scale = 1.0
         self._zeros: torch.Tensor | None = None
         self._forget_round()
+        self.named, self.closed = worker, False
+        addresses = [servers] if isinstance(servers, str) else list(servers)
+        _lifetime.close_former(addresses, job, worker)
         with _checkpoint_file(resume_from) as checkpoint:
-            self.session: Session = join(servers, self.job, [p.detach() for p in self._params],
+            self.session: Session = join(addresses, self.job, [p.detach() for p in self._params],
                                          worker, pull=pull, connect_timeout=connect_timeout,
                                          start_timeout=start_timeout, rpc_timeout=rpc_timeout,
-                                         round_timeout=round_timeout, backend=backend, resume_from=checkpoint)
+                                         round_timeout=round_timeout, backend=backend, resume_from=checkpoint,
+                                         exist=exist)
+        _lifetime.note_optimizer(self, addresses, job)
         if isinstance(resume_from, Mapping):
-            self.load_state_dict(resume_from)
+            self._load_groups(resume_from)
         self._watch = Watch(self._names, self._params, self.session.digest)
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._params) if overlap]
 
@@ -390,6 +405,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.session.save(path)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._load_groups(state_dict)
+        taken, here = state_dict["gradwire"], {"job": self.job.name, "version": self.session.version}
+        if {key: taken[key] for key in here} != here:
+            warnings.warn(f"this state is of version {taken['version']} of job {taken['job']!r}; this is version "
+                          f"{here['version']} of job {here['job']!r}: learning rates are restored, parameters and moments "
+                          "stay as they are. To begin or go on with the parameters of a state, pass resume_from=state to "
+                          "ShardedOptimizer", stacklevel=2)
+
+    def _load_groups(self, state_dict: Mapping[str, Any]) -> None:
         taken = state_dict.get("gradwire")
         if taken is None:
             raise ValueError("this is not a state_dict() of a ShardedOptimizer: the state of another optimizer cannot be "
@@ -400,11 +424,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for difference in differences(groups, self._fixed):
             raise ValueError(f"in the state, {difference}. Make the optimizer with the values of the state, for a new job")
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "gradwire"})
-        here = {"job": self.job.name, "version": self.session.version}
-        if {key: taken[key] for key in here} != here:
-            warnings.warn(f"this state is of version {taken['version']} of job {taken['job']!r}; this is version "
-                          f"{here['version']} of job {here['job']!r}: learning rates are restored, parameters and moments "
-                          "stay as they are", stacklevel=2)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "session"):
@@ -428,6 +447,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self.closed = True
         self.session.leave(drain)
 
     def __enter__(self) -> ShardedOptimizer:

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -19,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/python/src/device.h"
+#include "client/python/src/jobs.h"
 #include "client/python/src/tensor.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
@@ -80,6 +82,23 @@ class PyDevice {
   Stream* stream_ = nullptr;
 };
 
+// What a session wants people to know, until Python asks. Keeps the newest 64.
+class Notices {
+ public:
+  void Add(const std::string& text) {
+    const std::lock_guard lock(mu_);
+    if (texts_.size() < 64) texts_.push_back(text);
+  }
+  std::vector<std::string> Take() {
+    const std::lock_guard lock(mu_);
+    return std::exchange(texts_, {});
+  }
+
+ private:
+  std::mutex mu_;
+  std::vector<std::string> texts_;
+};
+
 // Keeps the arrays alive that the session borrows.
 class PySession {
  private:
@@ -97,7 +116,7 @@ class PySession {
   PySession(std::vector<std::string> servers, const std::string& job_json, std::string worker, const std::string& pull,
             const std::vector<py::object>& memory, int64_t connect_timeout_ms, int64_t start_timeout_ms,
             int64_t rpc_timeout_ms, int64_t round_timeout_ms, std::string backend, std::string resume_from,
-            std::shared_ptr<PyDevice> device)
+            std::shared_ptr<PyDevice> device, bool resume_anew)
       : device_(std::move(device)) {
     SessionOptions options;
     options.servers = std::move(servers);
@@ -125,6 +144,8 @@ class PySession {
     round_timeout_ms_ = round_timeout_ms;
     options.backend = std::move(backend);
     options.resume_from = std::move(resume_from);
+    options.resume_anew = resume_anew;
+    options.notice = [notices = notices_](const std::string& text) { notices->Add(text); };
     session_ = Join(std::move(options));
     gradients_.resize(session_->job().tensors().size());
   }
@@ -160,7 +181,7 @@ class PySession {
     Check(status);
   }
 
-  void Exchange(const std::vector<py::object>& gradients, const std::vector<float>& learning_rates) {
+  void Exchange(const std::vector<py::object>& gradients, const std::vector<float>& learning_rates, int64_t timeout_ms) {
     const auto& tensors = session_->job().tensors();
     if (gradients.size() != tensors.size()) {
       throw py::value_error(absl::StrCat(gradients.size(), " gradients for ", tensors.size(), " tensors"));
@@ -170,7 +191,7 @@ class PySession {
       borrowed.push_back(GradientOf(static_cast<uint32_t>(t), gradients[t]));
     BeginRound(learning_rates);
     for (size_t t = gradients.size(); t-- > 0;) Ready(static_cast<uint32_t>(t), std::move(borrowed[t]));
-    EndRound(-1);
+    EndRound(timeout_ms);
   }
 
   void Save(const std::string& path) {
@@ -205,11 +226,14 @@ class PySession {
     d["not_included_frames"] = s.not_included_frames;
     d["skipped_rounds"] = s.skipped_rounds;
     d["nonfinite_rounds"] = s.nonfinite_rounds;
+    d["members"] = s.members;
     d["encode_seconds"] = s.encode_seconds;
     d["apply_seconds"] = s.apply_seconds;
     d["wait_seconds"] = s.wait_seconds;
     return d;
   }
+
+  std::vector<std::string> TakeNotices() { return notices_->Take(); }
 
   std::string Digest() const {
     return Released([&] { return session_->Digest(); });
@@ -300,6 +324,7 @@ class PySession {
   const pid_t process_ = getpid();
   int64_t round_timeout_ms_ = 0;
 
+  const std::shared_ptr<Notices> notices_ = std::make_shared<Notices>();
   const std::shared_ptr<PyDevice> device_;  // null: in host memory
   std::unique_ptr<Session> session_;
   std::vector<BorrowedTensor> memory_;
@@ -318,6 +343,7 @@ PYBIND11_MODULE(_core, m) {
   using gradwire::PySession;
   m.doc() = "The C++ session of Gradwire; use the names of the package gradwire instead.";
   m.def("guess_role", &gradwire::RoleName, py::arg("name"), py::arg("shape"));
+  gradwire::AddJobs(m);
   py::class_<PyDevice, std::shared_ptr<PyDevice>>(m, "Device")
       .def(py::init<int, int>(), py::arg("type"), py::arg("index"))
       .def_property_readonly("stream",
@@ -325,18 +351,21 @@ PYBIND11_MODULE(_core, m) {
   py::class_<PySession>(m, "Session")
       .def(py::init<std::vector<std::string>, const std::string&, std::string, const std::string&,
                     const std::vector<py::object>&, int64_t, int64_t, int64_t, int64_t, std::string, std::string,
-                    std::shared_ptr<PyDevice>>(),
+                    std::shared_ptr<PyDevice>, bool>(),
            py::arg("servers"), py::arg("job_json"), py::arg("worker"), py::arg("pull"), py::arg("memory"),
            py::arg("connect_timeout_ms"), py::arg("start_timeout_ms"), py::arg("rpc_timeout_ms"),
-           py::arg("round_timeout_ms"), py::arg("backend"), py::arg("resume_from"), py::arg("device") = py::none())
+           py::arg("round_timeout_ms"), py::arg("backend"), py::arg("resume_from"), py::arg("device") = py::none(),
+           py::arg("resume_anew") = false)
       .def("begin_round", &PySession::BeginRound)
       .def("tensor_ready", &PySession::TensorReady)
       .def("end_round", &PySession::EndRound, py::arg("timeout_ms") = -1)
-      .def("exchange", &PySession::Exchange)
+      .def("exchange", &PySession::Exchange, py::arg("gradients"), py::arg("learning_rates"),
+           py::arg("timeout_ms") = -1)
       .def("save", &PySession::Save)
       .def("drain", &PySession::Drain, py::arg("timeout_ms") = -1)
       .def("leave", &PySession::Leave, py::arg("drain") = true)
       .def("stats", &PySession::Stats)
+      .def("take_notices", &PySession::TakeNotices)
       .def("digest", &PySession::Digest)
       .def("shard_digests", &PySession::ShardDigests)
       .def_property_readonly("version", &PySession::version)

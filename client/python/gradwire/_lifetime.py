@@ -1,0 +1,66 @@
+"""Leaving: sessions that are still members when the interpreter ends, and optimizers whose cell of a notebook runs again.
+
+A worker that ends without leaving is waited for until its lease ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+logger = logging.getLogger("gradwire")
+
+_lock = threading.RLock()
+_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+_optimizers: list[tuple[weakref.ref[Any], tuple[int, int, str, tuple[str, ...]]]] = []
+
+
+def _key(servers: Sequence[str], job: str) -> tuple[int, int, str, tuple[str, ...]]:
+    return os.getpid(), threading.get_ident(), job, tuple(servers)
+
+
+def note_session(session: Any) -> None:
+    """It leaves when the interpreter ends, unless it has left or was collected before."""
+    session._process = os.getpid()
+    with _lock:
+        _sessions.add(session)
+
+
+def note_optimizer(optimizer: Any, servers: Sequence[str], job: str) -> None:
+    """It is closed where this thread makes another one for the same job."""
+    with _lock:
+        _optimizers[:] = [entry for entry in _optimizers if entry[0]() is not None]
+        _optimizers.append((weakref.ref(optimizer), _key(servers, job)))
+
+
+def close_former(servers: Sequence[str], job: str, worker: str | None) -> None:
+    """Closes the optimizers that this thread has made before for this job, under this name or both without one.
+
+    One thread cannot train two workers of a job, whose steps wait for each other; so it has given up the former.
+    """
+    key = _key(servers, job)
+    with _lock:
+        former = [optimizer for reference, of in _optimizers if of == key and (optimizer := reference()) is not None]
+    for optimizer in former:
+        if not optimizer.closed and optimizer.named == worker:
+            logger.info("worker %s leaves job %r: this thread makes another optimizer for it", optimizer.session.worker,
+                        job)
+            optimizer.close(drain=False)
+
+
+def _leave_all() -> None:
+    with _lock:
+        sessions = [s for s in _sessions if s._process == os.getpid()]
+    for session in sessions:
+        try:
+            session.leave(drain=False)
+        except Exception as error:  # noqa: BLE001: the others leave as well
+            logger.debug("leaving at exit: %s", error)
+
+
+atexit.register(_leave_all)
