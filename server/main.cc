@@ -1,10 +1,14 @@
 // gradwire-server: flags, signals, exit codes. Everything else is in daemon.h.
+#include <fcntl.h>
 #include <signal.h>
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 
 #include "common/base/clock.h"
@@ -12,6 +16,7 @@
 #include "common/transport/malloc_tuning.h"
 #include "server/config/config.h"
 #include "server/daemon.h"
+#include "server/log_format.h"
 
 namespace gradwire {
 namespace {
@@ -33,13 +38,27 @@ int WaitForSignal(const sigset_t& set) {
   return number;
 }
 
-// Written beside and renamed, so that a reader sees all of it or nothing.
+// Written beside and renamed, so that a reader sees all of it or nothing. No link is followed: the file beside is new, with
+// a name that nobody knows before, and a link at `path` is replaced.
 bool WriteAddresses(const std::string& path, const std::vector<std::string>& addresses) {
-  const std::string temporary = path + ".tmp";
-  std::FILE* file = std::fopen(temporary.c_str(), "w");
-  if (file == nullptr) return false;
-  for (const std::string& address : addresses) std::fprintf(file, "%s\n", address.c_str());
-  return std::fclose(file) == 0 && std::rename(temporary.c_str(), path.c_str()) == 0;
+  constexpr mode_t kForEverybody = 0644;
+  std::string temporary = path + ".XXXXXX";
+  const int descriptor = mkostemp(temporary.data(), O_CLOEXEC);
+  if (descriptor < 0) return false;
+  std::FILE* const file = fdopen(descriptor, "w");
+  if (file == nullptr) {
+    close(descriptor);
+    unlink(temporary.c_str());
+    return false;
+  }
+  bool written = fchmod(descriptor, kForEverybody) == 0;
+  for (const std::string& address : addresses) written = std::fprintf(file, "%s\n", address.c_str()) > 0 && written;
+  written = std::fclose(file) == 0 && written && std::rename(temporary.c_str(), path.c_str()) == 0;
+  if (written) return true;
+  const int error = errno;
+  unlink(temporary.c_str());
+  errno = error;
+  return false;
 }
 
 int Main(int argc, char** argv) {
@@ -57,6 +76,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "gradwire-server: %s\n", std::string(armed.message()).c_str());
     return kExitUsage;
   }
+  SetLogFormat();
   spdlog::set_level(spdlog::level::from_str(config.log_level));
   spdlog::flush_on(spdlog::level::info);
 
@@ -71,7 +91,7 @@ int Main(int argc, char** argv) {
     return kExitFailed;
   }
   if (!config.port_file.empty() && !WriteAddresses(config.port_file, (*daemon)->addresses())) {
-    spdlog::error("cannot write --port-file '{}'", config.port_file);
+    spdlog::error("cannot write --port-file '{}': {}", config.port_file, std::strerror(errno));
     return kExitFailed;
   }
   const int first = WaitForSignal(signals);

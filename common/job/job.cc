@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/hash.h"
+#include "common/base/names.h"
 #include "common/base/status_macros.h"
 #include "common/codec/powersgd/matrix_shape.h"
 #include "common/codec/update_codec.h"
@@ -20,7 +21,9 @@ namespace {
 constexpr size_t kMaxTensors = 1'000'000;
 constexpr uint64_t kMaxElements = uint64_t{1} << 40;
 constexpr int kMaxGroups = 64;
-constexpr size_t kMaxNameBytes = 255;
+constexpr int kMaxRules = 1024;
+constexpr size_t kMaxTensorNameBytes = 255;
+constexpr size_t kMaxCodecBytes = 1024;
 constexpr uint32_t kMaxWorkers = 1u << 14;
 constexpr uint32_t kMaxStaleness = 16;
 constexpr uint64_t kMaxBucketBytes = uint64_t{1} << 30;
@@ -29,10 +32,27 @@ constexpr uint32_t kAsyncStalenessPerWorker = 8;
 constexpr uint32_t kLeastAsyncStaleness = 32;
 constexpr uint32_t kMaxAsyncStaleness = 256;
 
-bool ValidJobName(std::string_view name) {
-  return !name.empty() && name.size() <= 128 && std::all_of(name.begin(), name.end(), [](unsigned char c) {
-    return std::isalnum(c) || c == '.' || c == '_' || c == '-';
-  });
+// Text of a spec that is quoted in errors, logs and status.
+absl::Status CheckText(const char* what, std::string_view text, size_t most) {
+  if (text.size() <= most && IsPlainText(text)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "%s '%s' has %d bytes; it must be at most %d of UTF-8 without control characters", what, Printable(text),
+      text.size(), most));
+}
+
+absl::Status CheckTexts(const v1::JobSpec& spec) {
+  if (spec.rules_size() > kMaxRules) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the job has %d codec rules; at most %d are allowed", spec.rules_size(), kMaxRules));
+  }
+  GW_RETURN_IF_ERROR(CheckText("codec", spec.codec(), kMaxCodecBytes));
+  GW_RETURN_IF_ERROR(CheckText("update_codec", spec.update_codec(), kMaxCodecBytes));
+  for (const v1::CodecRule& rule : spec.rules()) {
+    GW_RETURN_IF_ERROR(CheckText("the pattern of a codec rule", rule.pattern(), kMaxTensorNameBytes));
+    GW_RETURN_IF_ERROR(CheckText("codec", rule.codec(), kMaxCodecBytes));
+    GW_RETURN_IF_ERROR(CheckText("update_codec", rule.update_codec(), kMaxCodecBytes));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckHyper(const char* field, int group, float value, double low, double high) {
@@ -161,9 +181,9 @@ absl::Status FillRounds(v1::JobSpec* spec) {
 }
 
 absl::Status FillScalars(v1::JobSpec* spec) {
-  if (!ValidJobName(spec->name())) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("job name '%s' must be 1 to 128 of [A-Za-z0-9._-]", spec->name()));
+  if (!IsName(spec->name())) {
+    return absl::InvalidArgumentError(absl::StrFormat("job name '%s' must be 1 to %d of [A-Za-z0-9._-]",
+                                                      Printable(spec->name()), kMaxNameBytes));
   }
   if (spec->push() == v1::PUSH_UNSPECIFIED) spec->set_push(v1::PUSH_GRADIENT);
   if (!v1::PushKind_IsValid(spec->push())) return absl::InvalidArgumentError("push is unknown");
@@ -227,9 +247,10 @@ absl::StatusOr<Tensor> MakeTensor(const v1::JobSpec& spec, int index) {
   const v1::TensorSpec& in = spec.tensors(index);
   Tensor out;
   out.name = in.name();
-  if (out.name.empty() || out.name.size() > kMaxNameBytes) {
-    return absl::InvalidArgumentError(absl::StrFormat("tensor %d: its name has %d bytes; 1 to %d are allowed", index,
-                                                      out.name.size(), kMaxNameBytes));
+  if (out.name.empty() || out.name.size() > kMaxTensorNameBytes || !IsPlainText(out.name)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("tensor %d: its name '%s' has %d bytes; 1 to %d of UTF-8 without control characters are allowed",
+                        index, Printable(out.name), out.name.size(), kMaxTensorNameBytes));
   }
   if (in.dtype() != v1::DTYPE_UNSPECIFIED && in.dtype() != v1::DTYPE_FLOAT32) {
     return absl::InvalidArgumentError(
@@ -361,6 +382,7 @@ uint32_t Job::run_elements(uint32_t codec) const {
 
 absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
   Job job;
+  GW_RETURN_IF_ERROR(CheckTexts(spec));
   job.spec_ = spec;
   GW_RETURN_IF_ERROR(FillOptimizer(&job.spec_));
   GW_RETURN_IF_ERROR(FillScalars(&job.spec_));

@@ -18,6 +18,9 @@ namespace gradwire {
 namespace {
 
 constexpr size_t kPiecesPerWrite = 64;  // below IOV_MAX everywhere
+// Parameters are for nobody but the user that this runs as.
+constexpr mode_t kFileMode = 0600;
+constexpr mode_t kDirectoryMode = 0700;
 
 // What people can do about it on this machine.
 const char* AdviceFor(int error) {
@@ -128,7 +131,7 @@ absl::Status OpenAndSync(const std::string& path, int flags) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<AppendFile>> PosixDisk::Create(const std::string& path) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0644);
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, kFileMode);
   if (fd < 0) return Failed("cannot create", path);
   return std::make_unique<PosixAppendFile>(fd, path);
 }
@@ -146,7 +149,7 @@ absl::StatusOr<std::unique_ptr<ReadFile>> PosixDisk::Open(const std::string& pat
 }
 
 absl::StatusOr<std::unique_ptr<FileLock>> PosixDisk::Lock(const std::string& path) {
-  auto lock = std::make_unique<PosixLock>(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  auto lock = std::make_unique<PosixLock>(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kFileMode));
   if (!lock->fd.ok()) return Failed("cannot open", path);
   if (flock(lock->fd.get(), LOCK_EX | LOCK_NB) == 0) return lock;
   if (errno != EWOULDBLOCK) return Failed("cannot lock", path);
@@ -180,7 +183,7 @@ absl::Status PosixDisk::Rename(const std::string& from, const std::string& to) {
 }
 
 absl::Status PosixDisk::CreateDirectory(const std::string& path) {
-  if (mkdir(path.c_str(), 0755) == 0) return absl::OkStatus();
+  if (mkdir(path.c_str(), kDirectoryMode) == 0) return absl::OkStatus();
   struct stat info {};
   if (errno == EEXIST && stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return absl::OkStatus();
   return Failed("cannot create directory", path);

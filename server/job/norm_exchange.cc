@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
+#include "common/base/names.h"
 #include "common/base/status_macros.h"
 #include "common/job/norms.h"
 
@@ -49,13 +50,14 @@ void NormExchange::Stop() {
 }
 
 absl::Status NormExchange::SetAddresses(const std::vector<std::string>& addresses) {
-  const bool long_one = std::any_of(addresses.begin(), addresses.end(),
-                                    [](const std::string& address) { return address.size() > kMaxAddressBytes; });
-  if (addresses.size() != layout_.shard_count() || long_one) {
+  const bool bad_one = std::any_of(addresses.begin(), addresses.end(), [](const std::string& address) {
+    return address.size() > kMaxAddressBytes || !IsPlainText(address);
+  });
+  if (addresses.size() != layout_.shard_count() || bad_one) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "job '%s': its shards exchange norms and reach each other where its workers do; this worker named %d addresses "
         "of %d shards%s: use a client of this server's version",
-        job_.spec().name(), addresses.size(), layout_.shard_count(), long_one ? ", one of them too long" : ""));
+        job_.spec().name(), addresses.size(), layout_.shard_count(), bad_one ? ", one of them too long or not printable" : ""));
   }
   absl::MutexLock lock(&mu_);
   addresses_ = addresses;

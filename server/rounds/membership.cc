@@ -5,30 +5,18 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/hash.h"
+#include "common/base/names.h"
 
 namespace gradwire {
-namespace {
-
-constexpr size_t kMaxWorkerNameBytes = 128;
-
-bool ValidName(std::string_view name) {
-  return !name.empty() && name.size() <= kMaxWorkerNameBytes && std::all_of(name.begin(), name.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
-           c == '-';
-  });
-}
-
-}  // namespace
-
 MemberId MakeMemberId(std::string_view worker, uint64_t incarnation) {
   return HashCombine(HashString(worker), incarnation);
 }
 
 absl::StatusOr<Membership::Joined> Membership::Join(std::string_view worker, uint64_t incarnation, uint64_t start_round,
                                                     TimeNs now) {
-  if (!ValidName(worker)) {
+  if (!IsName(worker)) {
     return absl::InvalidArgumentError(absl::StrFormat("worker name of %d bytes is not 1 to %d of [A-Za-z0-9._-]",
-                                                      worker.size(), kMaxWorkerNameBytes));
+                                                      worker.size(), kMaxNameBytes));
   }
   Joined joined;
   joined.id = MakeMemberId(worker, incarnation);
@@ -74,7 +62,7 @@ absl::StatusOr<MemberId> Membership::Find(std::string_view worker, uint64_t inca
   if (it == by_name_.end()) {
     return absl::NotFoundError(absl::StrFormat(
         "worker '%s' is not a member of this job (it did not join, left, or its lease ended): join again",
-        std::string(worker)));
+        Printable(worker)));
   }
   const MemberId id = MakeMemberId(worker, incarnation);
   if (it->second != id) {

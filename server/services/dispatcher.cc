@@ -2,6 +2,7 @@
 #include "server/services/dispatcher.h"
 
 #include "absl/strings/str_format.h"
+#include "common/base/names.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
 
@@ -14,7 +15,7 @@ constexpr std::string_view kReplication = "gradwire.v1.Replication/";
 constexpr std::string_view kPeer = "gradwire.v1.Peer/";
 
 absl::Status Unknown(std::string_view method) {
-  return absl::UnimplementedError(absl::StrFormat("this server has no method '%s'", std::string(method)));
+  return absl::UnimplementedError(absl::StrFormat("this server has no method '%s'", Printable(method)));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "server/services/operator_service.h"
 
 #include "absl/strings/str_format.h"
+#include "common/base/names.h"
 #include "common/base/status_macros.h"
 #include "server/services/unary.h"
 
@@ -36,7 +37,7 @@ absl::StatusOr<std::string> OperatorService::Call(std::string_view method, std::
     return HandleUnary<v1::DescribeShardRequest>(
         request, [this](const auto&) -> absl::StatusOr<v1::ShardStatus> { return DescribeShard(); });
   }
-  return absl::UnimplementedError(absl::StrFormat("gradwire.v1.Operator has no method '%s'", std::string(method)));
+  return absl::UnimplementedError(absl::StrFormat("gradwire.v1.Operator has no method '%s'", Printable(method)));
 }
 
 absl::StatusOr<v1::CreateJobReply> OperatorService::CreateJob(const v1::CreateJobRequest& request) {

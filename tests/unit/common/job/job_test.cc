@@ -115,6 +115,38 @@ TEST(Job, RefusesWithAMessageThatNamesTheProblem) {
   EXPECT_THAT(ErrorOf(spec), HasSubstr("unknown codec 'zip'"));
 }
 
+TEST(Job, TextsOfASpecAreShortAndPlain) {
+  const auto tensor = [](std::string name) {
+    v1::JobSpec spec = SmallSpec();
+    spec.mutable_tensors(0)->set_name(std::move(name));
+    return spec;
+  };
+  const auto codec = [](std::string text) {
+    v1::JobSpec spec = SmallSpec();
+    spec.set_codec(std::move(text));
+    return spec;
+  };
+  const auto rule = [](std::string pattern, int rules) {
+    v1::JobSpec spec = SmallSpec();
+    while (spec.rules_size() < rules) *spec.add_rules()->mutable_codec() = "dense:fp32";
+    spec.mutable_rules(0)->set_pattern(std::move(pattern));
+    return spec;
+  };
+  EXPECT_EQ(ErrorOf(tensor("w\xc3\xa4rme 1")), "");
+  EXPECT_EQ(ErrorOf(rule("h.*", 1024)), "");
+  EXPECT_THAT(ErrorOf(tensor("a\nb")), HasSubstr("tensor 0: its name 'a\\nb' has 3 bytes; 1 to 255 of UTF-8"));
+  EXPECT_THAT(ErrorOf(tensor("\x1b[2J")), HasSubstr("'\\x1b[2J'"));
+  EXPECT_THAT(ErrorOf(tensor(std::string(256, 'a'))), HasSubstr("256 bytes"));
+  EXPECT_THAT(ErrorOf(codec("dense\n")), HasSubstr("codec 'dense\\n'"));
+  EXPECT_THAT(ErrorOf(codec(std::string(5000, 'a'))), HasSubstr("at most 1024"));
+  EXPECT_THAT(ErrorOf(rule("\xe2\x80\xae", 1)), HasSubstr("the pattern of a codec rule"));
+  EXPECT_THAT(ErrorOf(rule("h.*", 1025)), HasSubstr("1025 codec rules; at most 1024"));
+  v1::JobSpec spec = SmallSpec();
+  spec.set_name("a\nb" + std::string(100'000, 'x'));
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("job name 'a\\nbxxx"));
+  EXPECT_LT(ErrorOf(spec).size(), 400u);
+}
+
 TEST(Job, DurabilityIsCanonical) {
   v1::JobSpec spec = SmallSpec();
   EXPECT_FALSE(Job::Make(spec)->durable());

@@ -2,6 +2,7 @@
 #include "common/storage/posix_disk.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -59,6 +60,19 @@ TEST_F(PosixDiskTest, ErrorsSayWhatAndWhere) {
   auto full = disk_.Create(directory_ + "/x");
   ASSERT_TRUE(disk_.Rename(path, directory_ + "/y").ok());
   EXPECT_EQ(*disk_.List(directory_), (std::vector<std::string>{"x", "y"}));
+}
+
+TEST_F(PosixDiskTest, NobodyElseMayReadWhatItMakes) {
+  const mode_t before = umask(0);
+  ASSERT_TRUE(disk_.Create(directory_ + "/file").ok());
+  ASSERT_TRUE(disk_.Lock(directory_ + "/LOCK").ok());
+  ASSERT_TRUE(disk_.CreateDirectory(directory_ + "/folder").ok());
+  umask(before);
+  using std::filesystem::perms;
+  const auto mode = [&](const char* name) { return std::filesystem::status(directory_ + name).permissions(); };
+  EXPECT_EQ(mode("/file"), perms::owner_read | perms::owner_write);
+  EXPECT_EQ(mode("/LOCK"), perms::owner_read | perms::owner_write);
+  EXPECT_EQ(mode("/folder"), perms::owner_all);
 }
 
 TEST_F(PosixDiskTest, WhatPeopleCanCureIsToldWithTheCure) {
