@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "common/base/failpoint.h"
+#include "common/base/names.h"
 #include "common/base/status_macros.h"
 #include "common/transport/sink_scope.h"
 #include "kernels/cuda/cuda_backend.h"
@@ -28,11 +28,15 @@ uint64_t RandomEpoch() {
   return (static_cast<uint64_t>(device()) << 32) | device();
 }
 
-// Of this server, to its standbys or its primary: this machine and where it listens.
+// Of this server, to its standbys or its primary: this machine and where it listens, as far as that is a server's name.
 std::string NameOf(const std::vector<std::string>& addresses) {
   char host[256] = "";
   gethostname(host, sizeof(host) - 1);
-  return absl::StrCat(host, ",", absl::StrJoin(addresses, ","));
+  std::string name = IsServerName(host) ? host : "server";
+  for (const std::string& address : addresses) {
+    if (const std::string longer = absl::StrCat(name, ",", address); IsServerName(longer)) name = longer;
+  }
+  return name;
 }
 
 }  // namespace
@@ -85,6 +89,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
   ReplicationOptions standby{.follow = config.follow,
                              .follower_timeout_ms = config.follower_timeout_ms,
                              .lease_ttl_ms = config.lease_ttl_ms,
+                             .max_standbys = config.max_standbys,
+                             .standby_queue_bytes = config.standby_queue_bytes,
                              .make_lease = {}};
   if (!config.lease.empty()) {
     standby.make_lease = [lease = config.lease, ttl_ms = config.lease_ttl_ms, clock](const std::string& name) {

@@ -190,7 +190,11 @@ class Session::Impl {
     identity.incarnation = incarnation_;
     identity.version = exchange_->version();
     identity.pull = options_.pull;
-    for (const auto& link : links_) identity.server_epochs.push_back(link->server_epoch());
+    for (const auto& link : links_) {
+      const client::ServerEpoch server = link->server_epoch();
+      identity.server_epochs.push_back(server.epoch);
+      identity.server_lineages.push_back(server.lineage);
+    }
     return client::WriteCheckpoint(disk_, path, job_, layout_, identity, *replica_, *gradients_, plans);
   }
 
@@ -324,6 +328,7 @@ class Session::Impl {
       for (client::ShardLink* link : links) {
         request.set_shard_index(static_cast<uint32_t>(lease_ms.size()));
         request.set_known_epoch(identity.server_epochs[lease_ms.size()]);
+        request.set_known_lineage(identity.server_lineages[lease_ms.size()]);
         const absl::StatusOr<v1::JoinReply> reply = link->Join(request);
         if (absl::IsFailedPrecondition(reply.status())) return false;
         if (!reply.ok()) return Abandoned(reply.status());
@@ -384,9 +389,9 @@ class Session::Impl {
       GW_RETURN_IF_ERROR(CheckNotBehind(starter_->version(), before));
     }
     for (size_t s = 0; job_.durable() && s < before.server_epochs.size(); ++s)
-      if (links[s]->server_epoch() < before.server_epochs[s])
+      if (links[s]->server_epoch().Before({before.server_epochs[s], before.server_lineages[s]}))
         return links[s]->Annotate(absl::FailedPreconditionError(absl::StrCat(
-            "this server has epoch ", links[s]->server_epoch(), " and was replaced by one of epoch ",
+            "this server has epoch ", links[s]->server_epoch().epoch, " and was replaced by one of epoch ",
             before.server_epochs[s], ", which the checkpoint knows: stop this server, or name the other one")));
     GW_ASSIGN_OR_RETURN(client::StartState start, starter_->Run());
     GW_RETURN_IF_ERROR(CheckNotBehind(start.version, before));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -12,6 +13,7 @@
 #include "absl/strings/str_split.h"
 #include "common/base/crc32c.h"
 #include "common/base/failpoint.h"
+#include "common/base/names.h"
 #include "common/base/status_macros.h"
 #include "common/storage/files.h"
 
@@ -19,13 +21,15 @@ namespace gradwire {
 namespace {
 
 constexpr char kRoleFile[] = "ROLE";
+constexpr char kLineageFile[] = "LINEAGE";
 constexpr uint64_t kMaxRoleBytes = 4096;
+constexpr uint64_t kMaxLineageBytes = 64;
+static_assert(kMaxServerNameBytes + 64 < kMaxRoleBytes, "a role that is written is read");
 constexpr char kNew[] = ".new";           // behind the suffix: being created
 constexpr char kDeleted[] = ".deleted";   // being deleted
 constexpr uint32_t kMagic = 0x31535747u;  // "GWS1"
 constexpr size_t kHeaderBytes = 8;        // magic, CRC-32C of the rest
 constexpr uint64_t kMaxEpochBytes = 64;
-constexpr uint64_t kEpochsEnd = uint64_t{1} << 63;  // so that there is always a next one
 constexpr uint64_t kMaxJobBytes = 1u << 30;
 
 constexpr std::pair<StoredRole::Kind, const char*> kRoleWords[] = {{StoredRole::Kind::kPrimary, "primary"},
@@ -43,20 +47,26 @@ std::span<const uint8_t> AsBytes(const std::string& text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
 
+// None where there is no such file. One that is longer than what is written there is cut, and not what is meant by it.
+absl::StatusOr<std::optional<std::string>> ReadSmallText(Disk& disk, const std::string& path, uint64_t limit_bytes) {
+  const absl::StatusOr<std::vector<uint8_t>> bytes = ReadWholeFile(disk, path, limit_bytes);
+  if (absl::IsNotFound(bytes.status())) return std::nullopt;
+  if (absl::IsResourceExhausted(bytes.status())) return std::string();
+  GW_RETURN_IF_ERROR(bytes.status());
+  return std::string(bytes->begin(), bytes->end());
+}
+
 }  // namespace
 
 absl::StatusOr<uint64_t> ReadEpoch(Disk& disk, const std::string& data_directory) {
   const std::string path = absl::StrCat(data_directory, "/", kEpochFile);
-  const absl::StatusOr<std::vector<uint8_t>> bytes = ReadWholeFile(disk, path, kMaxEpochBytes);
-  if (absl::IsNotFound(bytes.status())) return 0;
-  GW_RETURN_IF_ERROR(bytes.status());
+  GW_ASSIGN_OR_RETURN(const std::optional<std::string> text, ReadSmallText(disk, path, kMaxEpochBytes));
+  if (!text) return 0;
   uint64_t epoch = 0;
-  if (absl::SimpleAtoi(absl::StripAsciiWhitespace(std::string(bytes->begin(), bytes->end())), &epoch) &&
-      epoch < kEpochsEnd) {
-    return epoch;
-  }
+  // The last one has no next one, which a start needs.
+  if (absl::SimpleAtoi(absl::StripAsciiWhitespace(*text), &epoch) && epoch < kEpochsEnd - 1) return epoch;
   return absl::DataLossError(absl::StrFormat(
-      "'%s' does not hold a number below 2^63: write one there that is larger than every epoch so far", path));
+      "'%s' does not hold a number below 2^63 - 1: write one there that is larger than every epoch so far", path));
 }
 
 absl::StatusOr<v1::StoredJob> ReadStoredJob(Disk& disk, const std::string& directory, const std::string& name) {
@@ -91,6 +101,7 @@ absl::StatusOr<std::unique_ptr<DataDirectory>> DataDirectory::Open(Disk* disk, c
   directory->lock_ = *std::move(lock);
   GW_RETURN_IF_ERROR(directory->NextEpoch());
   GW_RETURN_IF_ERROR(directory->ReadRole());
+  GW_RETURN_IF_ERROR(directory->ReadLineage());
   GW_RETURN_IF_ERROR(disk->CreateDirectory(directory->jobs_));
   GW_RETURN_IF_ERROR(disk->SyncDirectory(path));
   GW_RETURN_IF_ERROR(directory->RemoveLeftovers());
@@ -105,6 +116,9 @@ absl::Status DataDirectory::NextEpoch() {
 }
 
 absl::Status DataDirectory::RaiseEpoch(uint64_t epoch) {
+  if (epoch >= kEpochsEnd) {
+    return absl::InvalidArgumentError(absl::StrFormat("epoch %d is not below 2^63: it is not taken", epoch));
+  }
   GW_FAILPOINT("epoch.before_write");
   GW_RETURN_IF_ERROR(WriteFileAtomically(*disk_, path_, kEpochFile, AsBytes(absl::StrCat(epoch, "\n"))));
   GW_FAILPOINT("epoch.after_write");
@@ -114,15 +128,14 @@ absl::Status DataDirectory::RaiseEpoch(uint64_t epoch) {
 
 absl::Status DataDirectory::ReadRole() {
   const std::string path = absl::StrCat(path_, "/", kRoleFile);
-  const absl::StatusOr<std::vector<uint8_t>> bytes = ReadWholeFile(*disk_, path, kMaxRoleBytes);
-  if (absl::IsNotFound(bytes.status())) return absl::OkStatus();
-  GW_RETURN_IF_ERROR(bytes.status());
-  const std::vector<std::string> words =
-      absl::StrSplit(std::string(bytes->begin(), bytes->end()), absl::ByAnyChar(" \n"), absl::SkipEmpty());
+  GW_ASSIGN_OR_RETURN(const std::optional<std::string> text, ReadSmallText(*disk_, path, kMaxRoleBytes));
+  if (!text) return absl::OkStatus();
+  const std::vector<std::string> words = absl::StrSplit(*text, absl::ByAnyChar(" \n"), absl::SkipEmpty());
   for (const auto& [kind, word] : kRoleWords) {
-    if (words.size() < 2 || words[0] != word || !absl::SimpleAtoi(words[1], &role_.epoch)) continue;
-    role_.kind = kind;
-    role_.name = words.size() > 2 ? words[2] : "";
+    uint64_t epoch = 0;
+    if (words.size() < 2 || words[0] != word || !absl::SimpleAtoi(words[1], &epoch) || epoch >= kEpochsEnd) continue;
+    if (words.size() > 2 && !IsServerName(words[2])) continue;
+    role_ = {kind, epoch, words.size() > 2 ? words[2] : ""};
     return absl::OkStatus();
   }
   return absl::DataLossError(absl::StrFormat(
@@ -130,12 +143,38 @@ absl::Status DataDirectory::ReadRole() {
 }
 
 absl::Status DataDirectory::SetRole(StoredRole role) {
+  if (role.epoch >= kEpochsEnd) {
+    return absl::InvalidArgumentError(absl::StrFormat("the role's epoch %d is not below 2^63", role.epoch));
+  }
+  if (!role.name.empty()) GW_RETURN_IF_ERROR(CheckServerName("the role's server", role.name));
   std::string text;
   for (const auto& [kind, word] : kRoleWords) {
     if (kind == role.kind) text = absl::StrCat(word, " ", role.epoch, " ", role.name, "\n");
   }
   GW_RETURN_IF_ERROR(WriteFileAtomically(*disk_, path_, kRoleFile, AsBytes(text)));
   role_ = std::move(role);
+  return absl::OkStatus();
+}
+
+absl::Status DataDirectory::ReadLineage() {
+  const std::string path = absl::StrCat(path_, "/", kLineageFile);
+  GW_ASSIGN_OR_RETURN(const std::optional<std::string> text, ReadSmallText(*disk_, path, kMaxLineageBytes));
+  if (!text) return absl::OkStatus();
+  const absl::StatusOr<Lineage> read = Lineage::Parse(std::string(absl::StripAsciiWhitespace(*text)));
+  if (!read.ok()) {
+    return absl::DataLossError(absl::StrFormat(
+        "'%s' does not hold the 32 hexadecimal digits of a lineage: copy the file from this server's standby or primary, "
+        "which have the same; or remove it, and start those anew with empty data directories",
+        path));
+  }
+  lineage_ = *read;
+  return absl::OkStatus();
+}
+
+absl::Status DataDirectory::SetLineage(Lineage lineage) {
+  GW_RETURN_IF_ERROR(
+      WriteFileAtomically(*disk_, path_, kLineageFile, AsBytes(absl::StrCat(lineage.Hex(), "\n"))));
+  lineage_ = std::move(lineage);
   return absl::OkStatus();
 }
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/base/names.h"
 #include "common/base/status_macros.h"
 #include "common/config/message_file.h"
 #include "gradwire/v1/server_config.pb.h"
@@ -26,6 +27,8 @@ constexpr uint64_t kMaxUnusedJobMs = 1'000'000'000'000;  // 31 years
 constexpr uint32_t kMinFollowerTimeoutMs = 100;
 constexpr uint32_t kMaxFollowerTimeoutMs = 600'000;
 constexpr uint32_t kMinLeaseTtlMs = 1000;
+constexpr uint32_t kMaxStandbys = 64;
+constexpr uint64_t kMinStandbyQueueBytes = 1u << 20;
 
 uint64_t MachineMemoryBytes() {
   const long pages = sysconf(_SC_PHYS_PAGES);
@@ -50,7 +53,7 @@ absl::Status ServerConfig::Validate() {
   const uint64_t machine = MachineMemoryBytes();
   if (memory_limit_bytes == 0) memory_limit_bytes = machine / 10 * 7;
   if (job_memory_limit_bytes == 0) job_memory_limit_bytes = memory_limit_bytes;
-  if (listen.empty()) return absl::InvalidArgumentError("no address to listen on: give --listen grpc://0.0.0.0:7070");
+  if (listen.empty()) return absl::InvalidArgumentError("no address to listen on: give --listen grpc://127.0.0.1:7070");
   GW_RETURN_IF_ERROR(CheckRange("memory_limit_bytes", memory_limit_bytes, kMinMemoryBytes, machine));
   GW_RETURN_IF_ERROR(CheckRange("job_memory_limit_bytes", job_memory_limit_bytes, kMinMemoryBytes, memory_limit_bytes));
   GW_RETURN_IF_ERROR(CheckRange("frame_limit_bytes", frame_limit_bytes, kMinFrameBytes, kMaxFrameBytes));
@@ -70,9 +73,9 @@ absl::Status ServerConfig::Validate() {
     return absl::InvalidArgumentError(
         "lease needs follow: the address of the other server that may hold it, whose standby this one is meanwhile");
   }
-  if (name.find_first_of(" \t\n") != std::string::npos) {
-    return absl::InvalidArgumentError(absl::StrFormat("name is '%s'; it must have no blanks", name));
-  }
+  if (!name.empty()) GW_RETURN_IF_ERROR(CheckServerName("name", name));
+  GW_RETURN_IF_ERROR(CheckRange("max_standbys", max_standbys, 0, kMaxStandbys));
+  GW_RETURN_IF_ERROR(CheckRange("standby_queue_bytes", standby_queue_bytes, kMinStandbyQueueBytes, UINT64_MAX));
   if (!metrics_listen.empty()) GW_RETURN_IF_ERROR(metrics::CheckListenAddress(metrics_listen));
   if (!backend.starts_with("cpu:")) {  // which targets there are is known to MakeBackend
     GW_RETURN_IF_ERROR(CheckOneOf("backend", backend, {"auto", "cpu", "cuda", "reference"}));
@@ -101,6 +104,8 @@ absl::Status ApplyConfigFile(const std::string& path, ServerConfig* config) {
   if (file.has_lease()) config->lease = file.lease();
   if (file.has_lease_ttl_ms()) config->lease_ttl_ms = file.lease_ttl_ms();
   if (file.has_name()) config->name = file.name();
+  if (file.has_max_standbys()) config->max_standbys = file.max_standbys();
+  if (file.has_standby_queue_bytes()) config->standby_queue_bytes = file.standby_queue_bytes();
   if (file.has_metrics_listen()) config->metrics_listen = file.metrics_listen();
   return absl::OkStatus();
 }

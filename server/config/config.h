@@ -11,7 +11,7 @@
 namespace gradwire {
 
 struct ServerConfig {
-  std::vector<std::string> listen = {"grpc://0.0.0.0:7070"};
+  std::vector<std::string> listen = {"grpc://127.0.0.1:7070"};  // this machine alone, unless told
   uint64_t memory_limit_bytes = 0;               // of all jobs; 0: 70 % of this machine's memory
   uint64_t job_memory_limit_bytes = 0;           // of one job; 0: memory_limit_bytes
   uint64_t device_memory_limit_bytes = 0;        // of all jobs, with backend cuda; 0: 80 % of what the GPU has left
@@ -29,6 +29,8 @@ struct ServerConfig {
   uint32_t lease_ttl_ms = 10'000;                // 1000 to 600000
   std::string name;                              // of this server, to standbys; empty: host and addresses
   uint64_t unused_job_ms = 3'600'000;            // jobs of durability none without workers end after it; 0: never
+  uint32_t max_standbys = 4;                     // 0 to 64; each has a thread
+  uint64_t standby_queue_bytes = 256ull << 20;   // 1 MiB and more; of all standbys together
   std::string metrics_listen;                    // HOST:PORT of the page for Prometheus; empty: there is none
   std::string port_file;                         // where to write the bound addresses, one per line; empty: nowhere
 

@@ -33,8 +33,8 @@ constexpr char kFooter[] =
 struct Given {
   std::vector<std::string> listen;
   std::optional<uint64_t> memory_limit_bytes, job_memory_limit_bytes, device_memory_limit_bytes, frame_limit_bytes,
-      snapshot_journal_bytes, unused_job_ms;
-  std::optional<uint32_t> drain_ms, max_jobs, spin_us, follower_timeout_ms, lease_ttl_ms;
+      snapshot_journal_bytes, unused_job_ms, standby_queue_bytes;
+  std::optional<uint32_t> max_standbys, drain_ms, max_jobs, spin_us, follower_timeout_ms, lease_ttl_ms;
   std::optional<std::string> backend, log_level, data_dir, follow, lease, name, metrics_listen;
   std::string port_file;
   std::string config_path;
@@ -50,7 +50,7 @@ void Define(CLI::App& app, Given& g) {
   app.add_option("--listen", g.listen,
                  "Addresses to listen on: grpc://HOST:PORT, tcp://HOST:PORT, unix:///PATH; port 0 takes a free one; "
                  "repeatable. "
-                 "Default grpc://0.0.0.0:7070")
+                 "Default grpc://127.0.0.1:7070: for programs of this machine; with 0.0.0.0, for everybody who reaches it")
       ->delimiter(',');
   app.add_option(
       "--memory-limit-bytes", g.memory_limit_bytes,
@@ -82,6 +82,11 @@ void Define(CLI::App& app, Given& g) {
       "nobody until `gradwire promote`. Needs --data-dir");
   app.add_option("--follower-timeout-ms", g.follower_timeout_ms,
                  "Milliseconds after which rounds no longer wait for a silent standby, 100 to 600000. Default 5000");
+  app.add_option("--max-standbys", g.max_standbys,
+                 "Standbys of this server at once, 0 (nobody may follow it) to 64. Default 4");
+  app.add_option("--standby-queue-bytes", g.standby_queue_bytes,
+                 "Bytes of records that may wait to be sent to standbys, of all together; one that does not keep up is\n"
+                 "ended. 1048576 and more. Default 268435456");
   app.add_option("--lease", g.lease,
                  "Whoever holds it is primary, the other server (--follow) its standby: etcd://HOST:PORT/KEY or\n"
                  "kubernetes://NAMESPACE/NAME (outside of a pod with "
@@ -123,6 +128,8 @@ void Overlay(const Given& g, ServerConfig* config) {
   if (g.data_dir) config->data_dir = *g.data_dir;
   if (g.follow) config->follow = *g.follow;
   if (g.follower_timeout_ms) config->follower_timeout_ms = *g.follower_timeout_ms;
+  if (g.max_standbys) config->max_standbys = *g.max_standbys;
+  if (g.standby_queue_bytes) config->standby_queue_bytes = *g.standby_queue_bytes;
   if (g.lease) config->lease = *g.lease;
   if (g.lease_ttl_ms) config->lease_ttl_ms = *g.lease_ttl_ms;
   if (g.name) config->name = *g.name;

@@ -128,6 +128,7 @@ v1::JoinReply JobShard::ReplyTo(const Rounds::JoinOutcome& outcome) {
   reply.set_waiting_for_workers(outcome.waiting_for_workers);
   reply.set_lease_ms(job_.spec().lease_ms());
   reply.set_server_epoch(*environment_.server_epoch);
+  reply.set_lineage(*environment_.server_lineage);
   absl::MutexLock lock(&mu_);
   reply.set_members(static_cast<uint32_t>(machine_.membership().members().size()));
   reply.set_gone(gone_);

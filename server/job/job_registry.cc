@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/names.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
 #include "server/journal/job_journal.h"
@@ -21,7 +22,7 @@ constexpr uint64_t kMaxSegmentBytes = 64u << 20;
 
 absl::Status NoSuchJob(std::string_view name) {
   return absl::NotFoundError(absl::StrFormat(
-      "job '%s' does not exist on this server: join it, or create it with `gradwire job create`", std::string(name)));
+      "job '%s' does not exist on this server: join it, or create it with `gradwire job create`", Printable(name)));
 }
 
 // Only ever compared for equality: no run depends on it.
@@ -350,19 +351,19 @@ void JobRegistry::ShutAll(const absl::Status& status) {
   for (const auto& job : All()) job->Shut(status);
 }
 
-void JobRegistry::WarnStream(std::string_view which, const absl::Status& status) {
+void JobRegistry::WarnRefused(std::string_view what, const absl::Status& status) {
   // Without memory a warning is lost, nothing else.
   CatchBadAlloc("a warning", [&] {
-    if (stream_warnings_.Admit(status.code(), environment_.clock->Now())) {
-      spdlog::warn("{} stream refused: {}", which, status.ToString());
+    if (refusals_.Admit(status.code(), environment_.clock->Now())) {
+      spdlog::warn("{} refused: {}", what, status.ToString());
     }
     return absl::OkStatus();
   }).IgnoreError();
 }
 
 void JobRegistry::Tick() {
-  for (const WarningLimiter::Count& more : stream_warnings_.TakeEnded(environment_.clock->Now())) {
-    spdlog::warn("{} more streams refused with {} within 10 s", more.warnings, absl::StatusCodeToString(more.kind));
+  for (const WarningLimiter::Count& more : refusals_.TakeEnded(environment_.clock->Now())) {
+    spdlog::warn("{} more streams and calls refused with {} within 10 s", more.warnings, absl::StatusCodeToString(more.kind));
   }
   for (const auto& job : All()) job->Tick();
   EndUnused();

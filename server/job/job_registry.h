@@ -104,14 +104,12 @@ class JobRegistry {
 
   // Ends leases that have run out, in every job, and jobs that nobody uses; writes what warnings were held back.
   void Tick();
-  // Writes that a stream was ended with `status`, or counts it where one like it was written just now.
-  void WarnStream(std::string_view which, const absl::Status& status);
+  // Writes that `what` was refused with `status`, or counts it where one like it was written just now.
+  void WarnRefused(std::string_view what, const absl::Status& status);
 
   uint64_t memory_bytes() const;
   const Limits& limits() const { return limits_; }
   const JobEnvironment& environment() const { return environment_; }
-  // Server epochs grow: a worker that knows a larger one speaks to a server that was replaced.
-  bool epochs_grow() const { return data_ != nullptr; }
 
  private:
   absl::StatusOr<std::shared_ptr<JobShard>> Make(const v1::JobSpec& spec, uint32_t shard_index, uint32_t shard_count)
@@ -141,7 +139,7 @@ class JobRegistry {
   std::function<void()> on_change_ = [] {};
   std::function<void()> on_lost_sync_;
   std::atomic<TimeNs> serve_until_{std::numeric_limits<TimeNs>::max()};
-  WarningLimiter stream_warnings_;
+  WarningLimiter refusals_;
 
   absl::Mutex create_mu_ ABSL_ACQUIRED_BEFORE(mu_);  // jobs are made and deleted one at a time, others are served
   mutable absl::Mutex mu_;

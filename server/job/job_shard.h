@@ -61,6 +61,8 @@ struct JobEnvironment {
   uint64_t job_memory_limit_bytes = 0;
   // Of this server; a promotion raises it.
   std::shared_ptr<std::atomic<uint64_t>> server_epoch = std::make_shared<std::atomic<uint64_t>>(0);
+  // The id of its lineage; a standby takes that of its primary.
+  std::shared_ptr<std::atomic<uint64_t>> server_lineage = std::make_shared<std::atomic<uint64_t>>(0);
   std::function<void()> tick_sooner;  // may be empty; called without a lock held
   // Empty: journals and snapshots get threads of their own. A simulator, which takes their turns itself, is given every
   // journal before it starts, and returns what the job is to write to.

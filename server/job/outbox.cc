@@ -35,6 +35,16 @@ void Outbox::Finish(absl::Status status) {
   Exit();
 }
 
+void Outbox::Cancel() {
+  {
+    absl::MutexLock lock(&mu_);
+    if (closed_) return;
+    ++users_;
+  }
+  stream_->Cancel();
+  Exit();
+}
+
 void Outbox::Close() {
   absl::MutexLock lock(&mu_);
   closed_ = true;

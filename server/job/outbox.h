@@ -21,6 +21,8 @@ class Outbox {
   absl::Status Send(transport::Message message);
   // Ends the stream with `status`; what was sent before is still delivered.
   void Finish(absl::Status status);
+  // Ends the stream at once, also one that was finished and whose peer does not read what is still to be sent.
+  void Cancel();
   // Called from OnClosed. Returns when no other thread uses the stream.
   void Close();
   // The same, and lets go of the stream: for streams that do not outlive what they were opened with.

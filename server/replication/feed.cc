@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -29,6 +31,7 @@ class Feed::Tap final : public RecordFollower {
 
   const std::string& name() const override { return feed_->options_.name; }
   void Enqueue(const journal::Record& record) override { feed_->Enqueue(number_, record); }
+  bool MayBeWaitedFor() const override { return feed_->options_.share->patience.MayBegin(feed_->clock_->Now()); }
 
   uint32_t number() const { return number_; }
   JobShard& shard() const { return *job_.shard; }
@@ -50,9 +53,16 @@ Feed::Feed(FeedOptions options, JobRegistry* registry, Clock* clock, std::shared
 
 Feed::~Feed() { Stop(); }
 
-void Feed::Start() {
+absl::Status Feed::Start() {
+  try {
+    thread_ = std::thread([this] { Run(); });
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "this server has no thread for another standby: %s; raise what it may have, or --max-standbys is too large",
+        error.what()));
+  }
   spdlog::info("standby {} follows", options_.name);
-  thread_ = std::thread([this] { Run(); });
+  return absl::OkStatus();
 }
 
 void Feed::Stop() {
@@ -65,11 +75,17 @@ void Feed::Stop() {
   DetachAll();
 }
 
+bool Feed::over() const {
+  absl::MutexLock lock(&mu_);
+  return stop_;
+}
+
 void Feed::Drop(const absl::Status& why) {
   {
     absl::MutexLock lock(&mu_);
     if (stop_) return;
     stop_ = true;
+    dropped_at_ = clock_->Now();
     wake_.Signal();
   }
   spdlog::warn("standby {} is dropped, rounds no longer wait for it: {}", options_.name, why.ToString());
@@ -82,8 +98,20 @@ void Feed::DetachAll() {
   {
     absl::MutexLock lock(&mu_);
     taps.swap(taps_);
-    queue_.clear();
-    queue_bytes_ = 0;
+    ClearQueue();
+  }
+  const TimeNs now = clock_->Now();
+  bool waited_for = false;
+  TimeNs held = 0;
+  for (const auto& [number, tap] : taps) {
+    waited_for = waited_for || tap->sink().WaitedFor(tap.get());
+    if (const std::optional<TimeNs> since = tap->sink().WaitingSince(tap.get())) held = std::max(held, now - *since);
+  }
+  if (waited_for) {  // before rounds go on: the next one is judged by it
+    const TimeNs since = in_sync_since_ != 0 ? in_sync_since_.load() : now;
+    const TimeNs pause = options_.share->patience.Lost(now, since, held);
+    spdlog::warn("standby {} was waited for, at last for {} ms: rounds begin to wait for no standby during the next {} ms",
+                 options_.name, held / NsOfMs(1), pause / NsOfMs(1));
   }
   for (const auto& [number, tap] : taps) {
     if (tap->sink().InSync(tap.get())) {
@@ -111,13 +139,18 @@ absl::Status Feed::OnRequest(const v1::FollowRequest& request) {
       tap = it->second;
     }
     GW_ASSIGN_OR_RETURN(const bool came, tap->sink().Take(tap.get(), taken.bucket(), taken.version()));
-    if (!came) continue;
-    spdlog::info("job {}: standby {} is in sync", tap->shard().job().spec().name(), options_.name);
-    absl::MutexLock lock(&mu_);
-    beat_now_ = true;
-    wake_.Signal();
+    if (came) CameIntoSync(*tap);
   }
   return absl::OkStatus();
+}
+
+void Feed::CameIntoSync(const Tap& tap) {
+  spdlog::info("job {}: standby {} is in sync", tap.shard().job().spec().name(), options_.name);
+  TimeNs never = 0;
+  in_sync_since_.compare_exchange_strong(never, clock_->Now());
+  absl::MutexLock lock(&mu_);
+  beat_now_ = true;
+  wake_.Signal();
 }
 
 void Feed::JobsChanged() {
@@ -128,11 +161,19 @@ void Feed::JobsChanged() {
 
 void Feed::Tick() {
   const TimeNs limit = clock_->Now() - NsOfMs(options_.timeout_ms);
+  bool unread = false;
+  {
+    absl::MutexLock lock(&mu_);
+    unread = dropped_at_ != 0 && dropped_at_ < limit;
+  }
+  if (unread) return out_->Cancel();
+  if (const absl::Status keeps_up = KeepsUp(); !keeps_up.ok()) return Drop(keeps_up);
   if (heard_ < limit) {
     return Drop(absl::AbortedError(absl::StrFormat("nothing was heard of it for %d ms", options_.timeout_ms)));
   }
   for (const auto& tap : Taps()) {
-    if (!tap->sink().WaitedSince(tap.get(), limit)) continue;
+    if (tap->sink().Reconsider(tap.get())) CameIntoSync(*tap);
+    if (const auto since = tap->sink().WaitingSince(tap.get()); !since || *since >= limit) continue;
     return Drop(absl::AbortedError(absl::StrFormat("job '%s': it has not taken a record for %d ms",
                                                    tap->shard().job().spec().name(), options_.timeout_ms)));
   }
@@ -140,15 +181,37 @@ void Feed::Tick() {
 
 void Feed::Enqueue(uint32_t job, const journal::Record& record) {
   absl::MutexLock lock(&mu_);
-  if (stop_) return;
-  queue_bytes_ += HeldBytes(record);
+  if (stop_ || overflowed_) return;
+  const uint64_t bytes = HeldBytes(record);
+  queue_bytes_ += bytes;
+  const uint64_t all = options_.share->queued_bytes.fetch_add(bytes) + bytes;
   queue_.push_back({job, record});
   wake_.Signal();
+  // Its thread may wait in Send for a standby that reads nothing: what is too much goes here, the rest is done by Tick.
+  if (all <= options_.share->queue_limit_bytes) return;
+  if (queue_bytes_ <= options_.share->queue_limit_bytes / options_.share->feeds) return;
+  overflowed_ = true;
+  ClearQueue();
+}
+
+void Feed::ClearQueue() {
+  queue_.clear();
+  options_.share->queued_bytes -= queue_bytes_;
+  queue_bytes_ = 0;
+}
+
+absl::Status Feed::KeepsUp() const {
+  absl::MutexLock lock(&mu_);
+  if (!overflowed_) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrFormat("it cannot keep up: more than its part of --standby-queue-bytes = %d waited to be sent",
+                      options_.share->queue_limit_bytes));
 }
 
 void Feed::Run() {
   v1::FollowMessage hello;
   hello.mutable_hello()->set_server_epoch(*registry_->environment().server_epoch);
+  hello.mutable_hello()->set_lineage_key(options_.lineage.key());
   absl::Status status = Send(hello);
   while (status.ok()) {
     status = CatchBadAlloc("a standby", [this] { return Turn(); });
@@ -162,16 +225,13 @@ absl::Status Feed::Turn() {
   {
     absl::MutexLock lock(&mu_);
     const TimeNs wait = next_beat_ - clock_->Now();
-    if (!stop_ && !changed_ && !beat_now_ && queue_.empty() && wait > 0) {
+    if (!stop_ && !changed_ && !beat_now_ && !overflowed_ && queue_.empty() && wait > 0) {
       wake_.WaitWithTimeout(&mu_, absl::Nanoseconds(wait));
     }
     if (stop_) return absl::CancelledError("stopped");
-    if (queue_bytes_ > options_.queue_limit_bytes) {
-      return absl::ResourceExhaustedError(
-          absl::StrFormat("%d bytes of records wait to be sent: it cannot keep up", queue_bytes_));
-    }
     std::swap(changed, changed_);
   }
+  GW_RETURN_IF_ERROR(KeepsUp());
   GW_RETURN_IF_ERROR(SendQueue());
   if (changed) GW_RETURN_IF_ERROR(Reconcile());
   bool beat = clock_->Now() >= next_beat_;
@@ -193,6 +253,7 @@ absl::Status Feed::SendQueue() {
       entry = std::move(queue_.front());
       queue_.pop_front();
       queue_bytes_ -= HeldBytes(entry.record);
+      options_.share->queued_bytes -= HeldBytes(entry.record);
       const auto it = taps_.find(entry.job);
       if (it == taps_.end()) continue;
       tap = it->second;

@@ -18,18 +18,30 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "common/base/clock.h"
+#include "common/storage/lineage.h"
 #include "gradwire/v1/replication.pb.h"
 #include "server/job/job_registry.h"
 #include "server/job/outbox.h"
 #include "server/replication/replicated_sink.h"
+#include "server/replication/sync_patience.h"
 
 namespace gradwire {
 
-struct FeedOptions {
-  std::string name;  // of the standby
-  int64_t timeout_ms = 5000;
-  // Records that wait to be sent; more ends the stream.
+// What all standbys of a server share. Outlives their feeds.
+struct FeedShare {
+  // Records that wait to be sent, of all feeds together. When there are more, a feed that holds more than its own part
+  // ends.
   uint64_t queue_limit_bytes = 256u << 20;
+  uint32_t feeds = 1;  // the most that there are
+  std::atomic<uint64_t> queued_bytes{0};
+  SyncPatience patience;
+};
+
+struct FeedOptions {
+  std::string name;  // of the standby: a server's name
+  int64_t timeout_ms = 5000;
+  FeedShare* share = nullptr;
+  Lineage lineage;  // this server's
   // What it has of jobs.
   std::vector<v1::FollowCopy> copies;
 };
@@ -43,18 +55,22 @@ class Feed {
   Feed(const Feed&) = delete;
   Feed& operator=(const Feed&) = delete;
 
-  void Start();
+  // ResourceExhausted: there is no thread for it.
+  absl::Status Start();
   // What the standby says. An error ends the stream.
   absl::Status OnRequest(const v1::FollowRequest& request);
   // Jobs came, got their parameters or went.
   void JobsChanged();
-  // Drops a standby that is silent, or that has not taken a record for too long.
+  // Drops a standby that is silent, does not keep up, or has not taken a record for too long; ends at once the stream of
+  // one that was dropped and does not read that.
   void Tick();
   // Ends the stream: nobody waits for this standby when it returns.
   void Drop(const absl::Status& why);
   // The stream has closed.
   void Stop();
   const std::string& name() const { return options_.name; }
+  // It was dropped or stopped, and lives until its stream has closed.
+  bool over() const;
 
  private:
   class Tap;
@@ -75,6 +91,9 @@ class Feed {
   absl::Status SendBeat();
   absl::Status Send(const v1::FollowMessage& message, std::vector<Bytes> frame = {});
   void Enqueue(uint32_t job, const journal::Record& record);
+  void ClearQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status KeepsUp() const;
+  void CameIntoSync(const Tap& tap);
   void DetachAll();
   std::vector<std::shared_ptr<Tap>> Taps() const;
 
@@ -83,6 +102,7 @@ class Feed {
   Clock* const clock_;
   const std::shared_ptr<Outbox> out_;
   std::atomic<TimeNs> heard_;
+  std::atomic<TimeNs> in_sync_since_{0};  // with its first job; 0: never
   std::thread thread_;
 
   mutable absl::Mutex mu_;  // after ReplicatedSink's
@@ -93,7 +113,9 @@ class Feed {
   uint64_t queue_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   bool changed_ ABSL_GUARDED_BY(mu_) = true;
   bool beat_now_ ABSL_GUARDED_BY(mu_) = false;
+  bool overflowed_ ABSL_GUARDED_BY(mu_) = false;  // nothing is queued any more
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  TimeNs dropped_at_ ABSL_GUARDED_BY(mu_) = 0;  // 0: it was not
   TimeNs next_beat_ = 0;  // of the thread
 };
 

@@ -9,9 +9,11 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "common/base/names.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
 #include "server/replication/beat.h"
+#include "server/replication/epoch.h"
 
 namespace gradwire {
 namespace {
@@ -134,6 +136,7 @@ Follower::Follower(FollowerOptions options, JobRegistry* registry, Clock* clock)
     : options_(std::move(options)), registry_(registry), clock_(clock) {
   absl::MutexLock lock(&mu_);
   state_.epoch = options_.known_epoch;
+  state_.lineage = options_.lineage;
   state_.why_not = "it has not reached its primary since it started";
 }
 
@@ -195,7 +198,9 @@ absl::Status Follower::FollowOnce() {
   line.SetOut(out);
   v1::FollowRequest open;
   open.mutable_open()->set_name(options_.name);
-  open.mutable_open()->set_known_epoch(state().epoch);
+  const FollowerState known = state();
+  open.mutable_open()->set_known_epoch(known.epoch);
+  open.mutable_open()->set_lineage(known.lineage.id());
   if (!take_whole_.exchange(false)) AddCopies(open.mutable_open());
   const absl::Duration beat = absl::Milliseconds(options_.timeout_ms / kBeatsPerTimeout);
   const auto send = [&](const v1::FollowRequest& request) -> absl::Status {
@@ -267,13 +272,25 @@ absl::Status Follower::Handle(Line& line, const transport::Message& message) {
 }
 
 absl::Status Follower::Hello(const v1::FollowHello& hello) {
-  absl::MutexLock lock(&mu_);
-  if (hello.server_epoch() < state_.epoch) {
+  GW_ASSIGN_OR_RETURN(const Lineage lineage, Lineage::OfKey(hello.lineage_key()));
+  const FollowerState known = state();
+  const bool same = known.lineage.SameAs(lineage);
+  // One that knows no lineage was made before there were any: what it followed is what it is told to follow.
+  const uint64_t least = same || known.lineage.none() ? known.epoch : 0;
+  if (hello.server_epoch() < least) {
     return absl::FailedPreconditionError(
         absl::StrFormat("its epoch is %d, one of epoch %d was followed before: it was replaced, or its data directory "
                         "is another one; point --follow at the later server, or start with an empty --data-dir",
-                        hello.server_epoch(), state_.epoch));
+                        hello.server_epoch(), known.epoch));
   }
+  if (!CredibleAfter(least, hello.server_epoch())) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "its epoch is %s, which no primary has that this server of epoch %s could follow: is --follow right?",
+        EpochText(hello.server_epoch()), EpochText(least)));
+  }
+  if (!same) GW_RETURN_IF_ERROR(options_.adopt(lineage));
+  absl::MutexLock lock(&mu_);
+  state_.lineage = lineage;
   state_.epoch = hello.server_epoch();
   state_.connected = true;
   state_.in_sync = false;
@@ -283,7 +300,7 @@ absl::Status Follower::Hello(const v1::FollowHello& hello) {
 }
 
 absl::Status Follower::Begin(Line& line, const v1::FollowBegin& begin) {
-  NotInSync(absl::StrFormat("job '%s' is catching up", begin.stored().spec().name()));
+  NotInSync(absl::StrFormat("job '%s' is catching up", Printable(begin.stored().spec().name())));
   const bool goes_on = begin.goes_on();
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> shard,
                       goes_on ? registry_->GoOn(begin.stored(), begin.layout_digest(), begin.history())

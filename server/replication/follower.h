@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -17,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "common/base/clock.h"
+#include "common/storage/lineage.h"
 #include "common/transport/transport.h"
 #include "gradwire/v1/replication.pb.h"
 #include "server/job/job_registry.h"
@@ -28,13 +30,18 @@ namespace gradwire {
 struct FollowerOptions {
   std::string primary;       // address
   std::string name;          // of this server, for the primary's status
-  uint64_t known_epoch = 0;  // a primary with a smaller one is refused
+  uint64_t known_epoch = 0;  // of `lineage`: a primary with a smaller one is refused
+  Lineage lineage;           // whose jobs this server has; none: nobody's yet
+  // The primary's, told before anything of it is taken: on disk when it returns ok. FailedPrecondition where the jobs
+  // that this server has are of another one.
+  std::function<absl::Status(const Lineage&)> adopt;
   int64_t timeout_ms = 5000;
 };
 
 // What a standby knows of its primary.
 struct FollowerState {
-  uint64_t epoch = 0;  // the largest that it has followed, or knew at the start
+  uint64_t epoch = 0;  // the largest that it has followed, or knew at the start; of `lineage`
+  Lineage lineage;
   bool connected = false;
   bool in_sync = false;  // as it was told last
   std::string why_not;   // not in sync, or not connected

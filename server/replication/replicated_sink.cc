@@ -249,13 +249,16 @@ void ReplicatedSink::Judge(Tap& tap) {
   if (!tap.states_given || tap.in_sync) return;
   uint64_t behind = 0;
   bool has_all_seen = true;
+  bool has_begun = true;  // it may never take anything
   for (uint32_t b = 0; b < tap.given.size(); ++b) {
     behind += tap.given[b] - At(tap.taken, b);
     const uint64_t seen = b < buckets_.size() ? buckets_[b].visible : 0;
     has_all_seen = has_all_seen && tap.taken[b] > seen;
+    has_begun = has_begun && tap.taken[b] > 0;
   }
   // From here on nothing becomes visible that it does not have, so it catches up with what is.
-  tap.waited_for = tap.waited_for || behind <= kRecordsPerBucketBehind * tap.given.size();
+  const bool close = behind <= kRecordsPerBucketBehind * tap.given.size();
+  tap.waited_for = tap.waited_for || (close && has_begun && tap.follower->MayBeWaitedFor());
   tap.in_sync = tap.waited_for && has_all_seen;
 }
 
@@ -265,16 +268,32 @@ bool ReplicatedSink::InSync(const RecordFollower* follower) const {
   return tap != nullptr && tap->in_sync;
 }
 
-bool ReplicatedSink::WaitedSince(const RecordFollower* follower, TimeNs since) const {
+bool ReplicatedSink::Reconsider(RecordFollower* follower) {
+  absl::MutexLock lock(&mu_);
+  Tap* tap = TapOf(follower);
+  if (tap == nullptr || tap->in_sync) return false;
+  Judge(*tap);
+  return tap->in_sync;
+}
+
+bool ReplicatedSink::WaitedFor(const RecordFollower* follower) const {
   absl::MutexLock lock(&mu_);
   const Tap* tap = TapOf(follower);
-  if (tap == nullptr || !tap->waited_for) return false;
+  return tap != nullptr && tap->waited_for;
+}
+
+std::optional<TimeNs> ReplicatedSink::WaitingSince(const RecordFollower* follower) const {
+  absl::MutexLock lock(&mu_);
+  const Tap* tap = TapOf(follower);
+  std::optional<TimeNs> since;
+  if (tap == nullptr || !tap->waited_for) return since;
   for (uint32_t b = 0; b < buckets_.size(); ++b) {
     for (const Pending& pending : buckets_[b].pending) {
-      if (pending.appended < since && (b >= tap->taken.size() || tap->taken[b] <= pending.version)) return true;
+      const bool taken = b < tap->taken.size() && tap->taken[b] > pending.version;
+      if (!taken && (!since || pending.appended < *since)) since = pending.appended;
     }
   }
-  return false;
+  return since;
 }
 
 }  // namespace gradwire

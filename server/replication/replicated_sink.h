@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,8 @@ class RecordFollower {
   virtual const std::string& name() const = 0;
   // Takes an update, in the order of the journal. Called under the sink's lock: returns at once, calls nobody.
   virtual void Enqueue(const journal::Record& record) = 0;
+  // Rounds may begin to wait for it. Called under the sink's lock.
+  virtual bool MayBeWaitedFor() const { return true; }
 };
 
 // What the sinks of a server share. Called without a lock held.
@@ -70,9 +73,12 @@ class ReplicatedSink final : public UpdateSink {
   // It has taken what makes `version` of a bucket. Calls what becomes visible. InvalidArgument where it was not given
   // that; else whether it came into sync by it.
   absl::StatusOr<bool> Take(RecordFollower* follower, uint32_t bucket, uint64_t version);
+  // Time has passed, and it may be waited for now: whether it came into sync by that.
+  bool Reconsider(RecordFollower* follower);
   bool InSync(const RecordFollower* follower) const;
-  // Has anybody waited for it since before `since`?
-  bool WaitedSince(const RecordFollower* follower, TimeNs since) const;
+  bool WaitedFor(const RecordFollower* follower) const;
+  // Since when something waits for it; none: nothing does.
+  std::optional<TimeNs> WaitingSince(const RecordFollower* follower) const;
   // Nothing becomes visible any more.
   void Fence();
   // Goes on without the standbys that are gone.

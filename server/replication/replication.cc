@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "common/base/names.h"
 #include "common/base/status_macros.h"
 #include "server/replication/epoch.h"
 
@@ -16,21 +17,31 @@ namespace {
 
 constexpr int64_t kFenceTimeoutMs = 2000;
 constexpr absl::Duration kTellAgain = absl::Milliseconds(500);
+// At that address there is a server of another lineage; the one that was replaced may come back to it.
+constexpr absl::Duration kTellStrangerAgain = absl::Seconds(30);
+constexpr size_t kMaxEnding = 16;     // feeds that were dropped and whose streams have not closed yet
+constexpr int kMaxCopies = 4096;  // as many as there can be jobs
 
 absl::Status NotServing(const std::string& why) { return absl::UnavailableError(why); }
 
 }  // namespace
 
 Replication::Replication(ReplicationOptions options, JobRegistry* registry, DataDirectory* data, Clock* clock)
-    : options_(std::move(options)), registry_(registry), data_(data), clock_(clock) {}
+    : options_(std::move(options)), registry_(registry), data_(data), clock_(clock) {
+  share_.queue_limit_bytes = options_.standby_queue_bytes;
+  share_.feeds = std::max<uint32_t>(options_.max_standbys, 1);
+}
 
 Replication::~Replication() { Stop(); }
 
 absl::Status Replication::Start() {
   if (data_ == nullptr) {
-    if (options_.follow.empty()) return absl::OkStatus();
-    return absl::FailedPreconditionError("--follow needs --data-dir: a standby keeps durable jobs");
+    if (!options_.follow.empty()) {
+      return absl::FailedPreconditionError("--follow needs --data-dir: a standby keeps durable jobs");
+    }
+    return EnsureLineage();  // of this start alone
   }
+  if (!data_->lineage().none()) GW_RETURN_IF_ERROR(KeepLineage(data_->lineage()));
   registry_->SetOnChange([this] {
     for (const auto& feed : Feeds()) feed->JobsChanged();
   });
@@ -78,7 +89,37 @@ absl::Status Replication::Start() {
       FenceBy(stored.epoch, stored.name);
       return absl::OkStatus();
   }
+  GW_RETURN_IF_ERROR(EnsureLineage());
   return registry_->Recover(/*following=*/false);
+}
+
+absl::Status Replication::EnsureLineage() { return lineage().none() ? KeepLineage(Lineage::Random()) : absl::OkStatus(); }
+
+absl::Status Replication::Adopt(const Lineage& lineage) {
+  const Lineage own = this->lineage();
+  if (!own.none()) {
+    GW_ASSIGN_OR_RETURN(const std::vector<std::string> jobs, data_->Jobs());
+    if (!jobs.empty()) {
+      return absl::FailedPreconditionError(absl::StrFormat(
+          "it is of another lineage (%016x) than the %d jobs in the data directory '%s' (%016x), which following would "
+          "replace: point --follow at their primary, or start with an empty --data-dir",
+          lineage.id(), jobs.size(), data_->path(), own.id()));
+    }
+  }
+  return KeepLineage(lineage);
+}
+
+absl::Status Replication::KeepLineage(const Lineage& lineage) {
+  if (data_ != nullptr && !data_->lineage().SameAs(lineage)) GW_RETURN_IF_ERROR(data_->SetLineage(lineage));
+  *registry_->environment().server_lineage = lineage.id();
+  absl::MutexLock lock(&mu_);
+  lineage_ = lineage;
+  return absl::OkStatus();
+}
+
+Lineage Replication::lineage() const {
+  absl::MutexLock lock(&mu_);
+  return lineage_;
 }
 
 absl::Status Replication::StartAsStandby(const StoredRole& stored) {
@@ -119,6 +160,8 @@ absl::Status Replication::StartFollower(uint64_t known_epoch) {
   options.primary = options_.follow;
   options.name = name_;
   options.known_epoch = known_epoch;
+  options.lineage = lineage();
+  options.adopt = [this](const Lineage& lineage) { return Adopt(lineage); };
   options.timeout_ms = options_.follower_timeout_ms;
   auto follower = std::make_shared<Follower>(std::move(options), registry_, clock_);
   GW_RETURN_IF_ERROR(follower->Start());
@@ -163,18 +206,40 @@ absl::Status Replication::CheckServing() const {
   return absl::OkStatus();
 }
 
-void Replication::HearOf(uint64_t epoch, std::string_view name) {
-  if (data_ == nullptr || TermOf(epoch) <= TermOf(this->epoch())) return;
-  absl::MutexLock change(&change_mu_);
-  if (CheckServing().ok() && TermOf(epoch) > TermOf(this->epoch())) FenceBy(epoch, name);
+absl::Status Replication::CheckNotReplaced(uint64_t epoch, uint64_t lineage) const {
+  if (lineage != *registry_->environment().server_lineage || epoch <= this->epoch()) return absl::OkStatus();
+  if (TermOf(epoch) > TermOf(this->epoch())) {
+    return NotServing(absl::StrFormat(
+        "the caller knows a server of epoch %s, which has replaced this one of epoch %s: ask there; if there is none, "
+        "the caller is wrong",
+        EpochText(epoch), EpochText(this->epoch())));
+  }
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "this server has epoch %d and was replaced by one of epoch %d, which the caller knows: stop this "
+      "server, or point the caller at the other one",
+      this->epoch(), epoch));
+}
+
+absl::Status Replication::CheckFence(const v1::FenceRequest& request) const {
+  GW_RETURN_IF_ERROR(CheckServerName("the name of the server that has taken over", request.name()));
+  if (data_ == nullptr) return absl::FailedPreconditionError("this server keeps nothing that another could take over");
+  if (options_.make_lease) return absl::FailedPreconditionError("a lease says who is primary: nobody else fences it");
+  const absl::StatusOr<Lineage> theirs = Lineage::OfKey(request.lineage_key());
+  if (!theirs.ok() || !lineage().SameAs(*theirs)) {
+    return absl::PermissionDeniedError(absl::StrFormat(
+        "%s is not of this server's lineage: only a server that has followed this one can take over", request.name()));
+  }
+  if (request.server_epoch() > epoch() && CredibleAfter(epoch(), request.server_epoch())) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat("this server has epoch %s, which %s of epoch %s cannot fence",
+                                                       EpochText(epoch()), request.name(),
+                                                       EpochText(request.server_epoch())));
 }
 
 absl::Status Replication::Fence(const v1::FenceRequest& request) {
   absl::MutexLock change(&change_mu_);
-  if (request.server_epoch() <= epoch() || data_ == nullptr) {
-    return absl::FailedPreconditionError(absl::StrFormat("this server has epoch %s, which %s of epoch %s cannot fence",
-                                                         EpochText(epoch()), request.name(),
-                                                         EpochText(request.server_epoch())));
+  if (const absl::Status refused = CheckFence(request); !refused.ok()) {
+    registry_->WarnRefused("Fence", refused);
+    return refused;
   }
   switch (role()) {
     case Role::kPrimary:
@@ -225,6 +290,7 @@ absl::Status Replication::CallFence(transport::Channel& channel, uint64_t epoch)
   v1::FenceRequest request;
   request.set_server_epoch(epoch);
   request.set_name(name_);
+  request.set_lineage_key(lineage().key());
   return channel.Call("gradwire.v1.Replication/Fence", request.SerializeAsString(), kFenceTimeoutMs).status();
 }
 
@@ -262,6 +328,7 @@ absl::StatusOr<uint64_t> Replication::Promote(bool force) {
 }
 
 absl::Status Replication::Serve(uint64_t epoch, uint64_t known_epoch) {
+  GW_RETURN_IF_ERROR(EnsureLineage());
   GW_RETURN_IF_ERROR(data_->RaiseEpoch(epoch));
   GW_RETURN_IF_ERROR(data_->SetRole({StoredRole::Kind::kPrimary, known_epoch, ""}));
   *registry_->environment().server_epoch = epoch;
@@ -290,7 +357,7 @@ void Replication::TellUntilAnswered(uint64_t epoch) {
     if (answer.ok()) spdlog::info("{} is fenced", options_.follow);
     if (answer.ok() || absl::IsFailedPrecondition(answer)) return;
     absl::MutexLock lock(&mu_);
-    if (!stop_) wake_.WaitWithTimeout(&mu_, kTellAgain);
+    if (!stop_) wake_.WaitWithTimeout(&mu_, absl::IsPermissionDenied(answer) ? kTellStrangerAgain : kTellAgain);
     if (stop_ || role_ != Role::kPrimary) return;
   }
 }
@@ -298,6 +365,7 @@ void Replication::TellUntilAnswered(uint64_t epoch) {
 void Replication::Describe(v1::ShardStatus* status) const {
   absl::MutexLock lock(&mu_);
   status->set_server_epoch(epoch());
+  status->set_lineage(lineage_.id());
   if (role_ == Role::kFenced) {
     status->set_fenced(true);
     status->set_fenced_why(fenced_why_);
@@ -306,19 +374,38 @@ void Replication::Describe(v1::ShardStatus* status) const {
 }
 
 absl::StatusOr<std::shared_ptr<Feed>> Replication::Admit(const v1::FollowOpen& open, std::shared_ptr<Outbox> out) {
-  HearOf(open.known_epoch(), open.name());
   GW_RETURN_IF_ERROR(CheckServing());
+  GW_RETURN_IF_ERROR(CheckServerName("the standby's name", open.name()));
+  GW_RETURN_IF_ERROR(CheckNotReplaced(open.known_epoch(), open.lineage()));
+  if (open.copies_size() > kMaxCopies) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the standby has copies of %d jobs; at most %d are possible", open.copies_size(), kMaxCopies));
+  }
   if (data_ == nullptr) {
     return absl::FailedPreconditionError("this server has no --data-dir: it has no durable jobs to follow");
   }
   FeedOptions options;
   options.name = open.name();
   options.timeout_ms = options_.follower_timeout_ms;
+  options.share = &share_;
+  options.lineage = lineage();
   options.copies.assign(open.copies().begin(), open.copies().end());
   auto feed = std::make_shared<Feed>(std::move(options), registry_, clock_, std::move(out));
+  std::vector<std::shared_ptr<Feed>> others;  // released without the lock: the last one to do so waits for its thread
   absl::MutexLock lock(&mu_);
   if (role_ != Role::kPrimary) return NotServing(fenced_why_);
   std::erase_if(feeds_, [](const auto& f) { return f.expired(); });
+  for (const auto& weak : feeds_) {
+    if (auto other = weak.lock()) others.push_back(std::move(other));
+  }
+  const size_t following = static_cast<size_t>(
+      std::count_if(others.begin(), others.end(), [](const auto& other) { return !other->over(); }));
+  if (following >= options_.max_standbys || feeds_.size() >= options_.max_standbys + kMaxEnding) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "this server has %d standbys (%d more are ending) and --max-standbys is %d: stop one, or start this server with a "
+        "larger number",
+        following, feeds_.size() - following, options_.max_standbys));
+  }
   feeds_.push_back(feed);
   return feed;
 }

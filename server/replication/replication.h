@@ -31,6 +31,8 @@ struct ReplicationOptions {
   std::string follow;  // address of the primary; empty: none
   int64_t follower_timeout_ms = 5000;
   int64_t lease_ttl_ms = 10'000;
+  uint32_t max_standbys = 4;                      // Follow streams at once
+  uint64_t standby_queue_bytes = 256ull << 20;  // FeedShare
   // Whoever holds it is primary; `follow` is then the other server that may. The name is this server's. May be empty.
   std::function<absl::StatusOr<std::unique_ptr<Lease>>(const std::string& name)> make_lease;
 };
@@ -56,9 +58,12 @@ class Replication {
 
   // Ok where workers are served; else Unavailable, saying whom to ask instead.
   absl::Status CheckServing() const;
-  // Somebody knows of a server of `epoch`: fences this one if that has a later term.
-  void HearOf(uint64_t epoch, std::string_view name);
-  // FailedPrecondition where that server's epoch is not larger.
+  // A worker or standby says that it knows a server of `epoch` and the lineage of this id. Unavailable where that has
+  // replaced this one, FailedPrecondition where it was started later in a copy of the same data directory. Changes
+  // nothing: everybody can say so, and whoever has taken over tells this server itself (Fence).
+  absl::Status CheckNotReplaced(uint64_t epoch, uint64_t lineage) const;
+  // InvalidArgument (no server's name), PermissionDenied (another lineage), FailedPrecondition (that server's epoch is not
+  // larger, or none that it can have; this server keeps nothing; a lease decides).
   absl::Status Fence(const v1::FenceRequest& request);
   // The epoch that this server has from now on. FailedPrecondition where it is not in sync with its primary and
   // `force` is not set, or somebody else has taken over already.
@@ -66,9 +71,12 @@ class Replication {
   void Describe(v1::ShardStatus* status) const;
 
   // A standby has opened a stream; the feed is the stream's from Start to Stop. Errors: Unavailable (this server is no
-  // primary), FailedPrecondition (it keeps nothing that could be followed).
+  // primary), InvalidArgument (no server's name, more copies than there are jobs), ResourceExhausted (it has as many
+  // standbys as it may have), FailedPrecondition (it keeps nothing that could be followed).
   absl::StatusOr<std::shared_ptr<Feed>> Admit(const v1::FollowOpen& open, std::shared_ptr<Outbox> out);
   void Tick();
+  // As JobRegistry's.
+  void WarnRefused(std::string_view what, const absl::Status& status) { registry_->WarnRefused(what, status); }
 
  private:
   enum class Role { kPrimary, kStandby, kFenced };
@@ -77,6 +85,12 @@ class Replication {
   // `by`: the role to be stored; `why`: for those who ask.
   void BecomeFenced(const StoredRole& by, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mu_);
   void FenceBy(uint64_t epoch, std::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mu_);
+  absl::Status CheckFence(const v1::FenceRequest& request) const;
+  // Where this server has none: from now on it serves, or what it has is that of a primary.
+  absl::Status EnsureLineage();
+  absl::Status Adopt(const Lineage& lineage);
+  absl::Status KeepLineage(const Lineage& lineage);
+  Lineage lineage() const;
   absl::Status StartFollower(uint64_t known_epoch);
   // Opens the jobs with `epoch`, once that and the role are stored.
   absl::Status Serve(uint64_t epoch, uint64_t known_epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mu_);
@@ -102,6 +116,7 @@ class Replication {
   JobRegistry* const registry_;
   DataDirectory* const data_;
   Clock* const clock_;
+  FeedShare share_;
   std::string name_;  // constant after Run
 
   // Held while the role changes, which waits for disks, threads and the primary.
@@ -121,6 +136,7 @@ class Replication {
   std::string fenced_why_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<Follower> follower_ ABSL_GUARDED_BY(mu_);
   std::vector<std::weak_ptr<Feed>> feeds_ ABSL_GUARDED_BY(mu_);
+  Lineage lineage_ ABSL_GUARDED_BY(mu_);
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
 };
 

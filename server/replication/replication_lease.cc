@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "absl/strings/str_format.h"
+#include "common/base/names.h"
 #include "server/replication/beat.h"
 #include "server/replication/epoch.h"
 #include "server/replication/replication.h"
@@ -45,8 +46,9 @@ absl::Duration Replication::LookAtLease() {
     absl::MutexLock change(&change_mu_);
     if (role() != Role::kPrimary) return absl::ZeroDuration();
     if (!state->held) {
-      BecomeFenced({StoredRole::Kind::kFenced, epoch(), state->holder},
-                   absl::StrFormat("%s holds the lease now", state->holder.empty() ? "nobody" : state->holder));
+      const std::string holder = IsServerName(state->holder) ? state->holder : "";
+      BecomeFenced({StoredRole::Kind::kFenced, epoch(), holder},
+                   absl::StrFormat("%s holds the lease now", state->holder.empty() ? "nobody" : Printable(state->holder)));
       return absl::ZeroDuration();
     }
     // Once it was too late, Tick fences.
@@ -104,7 +106,7 @@ std::string Replication::WhyNotEligible(const Lease::State& state) const {
   if (state.last_primary == name_ && TermOf(epoch()) == TermOf(state.last_epoch)) return "";
   if (known.in_sync && (state.last_epoch == 0 || known.epoch == state.last_epoch)) return "";
   return absl::StrFormat("the last primary was %s with epoch %s, and this server may lack versions of it (%s)",
-                         state.last_primary, EpochText(state.last_epoch),
+                         Printable(state.last_primary), EpochText(state.last_epoch),
                          known.why_not.empty() ? "it fell out of sync" : known.why_not);
 }
 
@@ -117,8 +119,16 @@ void Replication::TakeOver(const Lease::State& state) {
   }
   const uint64_t known = std::max({follower->state().epoch, state.last_epoch, data_->role().epoch});
   const uint64_t next = NextTerm(std::max(epoch(), known));
-  follower->Stop();
-  absl::Status status = data_->RaiseEpoch(next);
+  const uint64_t own = std::max({epoch(), follower->state().epoch, data_->role().epoch});
+  absl::Status status;
+  if (!CredibleAfter(own, state.last_epoch)) {
+    status = absl::FailedPreconditionError(absl::StrFormat(
+        "the lease says that epoch %d was the last, and this server knows %d: that is no epoch of its servers; put right "
+        "what the lease says",
+        state.last_epoch, own));
+  }
+  if (status.ok()) follower->Stop();
+  if (status.ok()) status = data_->RaiseEpoch(next);
   if (status.ok()) status = lease_->Announce(next);
   if (status.ok()) {
     registry_->ServeUntil(UntilOf(state));

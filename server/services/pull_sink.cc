@@ -14,7 +14,7 @@ void PullSink::OnMessage(transport::Message message) {
   if (status.ok()) return;
   over_ = true;
   out_->Finish(status);
-  registry_->WarnStream("pull", status);
+  registry_->WarnRefused("pull stream", status);
 }
 
 absl::Status PullSink::Handle(const transport::Message& message) {

@@ -17,7 +17,7 @@ void PushSink::OnMessage(transport::Message message) {
   if (status.ok()) return;
   over_ = true;
   out_->Finish(status);
-  registry_->WarnStream("push", status);
+  registry_->WarnRefused("push stream", status);
 }
 
 absl::Status PushSink::Handle(transport::Message message) {

@@ -1,11 +1,10 @@
 // See replication_service.h.
 #include "server/services/replication_service.h"
 
-#include <spdlog/spdlog.h>
-
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "common/base/names.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
 #include "server/services/unary.h"
@@ -24,7 +23,7 @@ class FollowSink final : public transport::StreamSink {
     if (status.ok()) return;
     over_ = true;
     if (feed_ != nullptr) return feed_->Drop(status);
-    spdlog::warn("standby refused: {}", status.ToString());
+    replication_->WarnRefused("standby", status);
     out_->Finish(status);
   }
   void OnClosed(absl::Status status) override {
@@ -42,8 +41,9 @@ class FollowSink final : public transport::StreamSink {
     if (feed_ != nullptr) return feed_->OnRequest(request);
     if (!request.has_open())
       return absl::InvalidArgumentError("the first message of a Follow stream must carry `open`");
-    GW_ASSIGN_OR_RETURN(feed_, replication_->Admit(request.open(), out_));
-    feed_->Start();
+    GW_ASSIGN_OR_RETURN(const std::shared_ptr<Feed> feed, replication_->Admit(request.open(), out_));
+    GW_RETURN_IF_ERROR(feed->Start());
+    feed_ = feed;
     return absl::OkStatus();
   }
 
@@ -58,7 +58,7 @@ class FollowSink final : public transport::StreamSink {
 absl::StatusOr<std::string> ReplicationService::Call(std::string_view method, std::string_view request) {
   if (method != "Fence") {
     return absl::UnimplementedError(
-        absl::StrFormat("gradwire.v1.Replication has no unary method '%s'", std::string(method)));
+        absl::StrFormat("gradwire.v1.Replication has no unary method '%s'", Printable(method)));
   }
   return HandleUnary<v1::FenceRequest>(request, [this](const auto& r) -> absl::StatusOr<v1::FenceReply> {
     GW_RETURN_IF_ERROR(replication_->Fence(r));
@@ -69,7 +69,7 @@ absl::StatusOr<std::string> ReplicationService::Call(std::string_view method, st
 absl::StatusOr<std::unique_ptr<transport::StreamSink>> ReplicationService::Accept(
     std::string_view method, std::shared_ptr<transport::Stream> stream) {
   if (method != "Follow") {
-    return absl::UnimplementedError(absl::StrFormat("gradwire.v1.Replication has no stream '%s'", std::string(method)));
+    return absl::UnimplementedError(absl::StrFormat("gradwire.v1.Replication has no stream '%s'", Printable(method)));
   }
   return std::make_unique<FollowSink>(replication_, std::make_shared<Outbox>(std::move(stream)));
 }

@@ -2,6 +2,7 @@
 #include "server/services/worker_service.h"
 
 #include "absl/strings/str_format.h"
+#include "common/base/names.h"
 #include "common/base/status_macros.h"
 #include "server/services/pull_sink.h"
 #include "server/services/push_sink.h"
@@ -23,7 +24,7 @@ absl::StatusOr<std::string> WorkerService::Call(std::string_view method, std::st
   }
   if (method == "Join") return HandleUnary<v1::JoinRequest>(request, [this](const auto& r) { return Join(r); });
   if (method == "Leave") return HandleUnary<v1::LeaveRequest>(request, [this](const auto& r) { return Leave(r); });
-  return absl::UnimplementedError(absl::StrFormat("gradwire.v1.Worker has no unary method '%s'", std::string(method)));
+  return absl::UnimplementedError(absl::StrFormat("gradwire.v1.Worker has no unary method '%s'", Printable(method)));
 }
 
 absl::StatusOr<std::unique_ptr<transport::StreamSink>> WorkerService::Accept(
@@ -33,7 +34,7 @@ absl::StatusOr<std::unique_ptr<transport::StreamSink>> WorkerService::Accept(
   if (method == "Push") sink = std::make_unique<PushSink>(registry_, std::move(out));
   if (method == "Pull") sink = std::make_unique<PullSink>(registry_, std::move(out));
   if (sink == nullptr) {
-    return absl::UnimplementedError(absl::StrFormat("gradwire.v1.Worker has no stream '%s'", std::string(method)));
+    return absl::UnimplementedError(absl::StrFormat("gradwire.v1.Worker has no stream '%s'", Printable(method)));
   }
   return sink;
 }
@@ -42,7 +43,8 @@ absl::StatusOr<v1::JoinReply> WorkerService::Join(const v1::JoinRequest& request
   const v1::WorkerIdentity& identity = request.identity();
   if (identity.job() != request.spec().name()) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("the worker joins job '%s' with the spec of job '%s'", identity.job(), request.spec().name()));
+        absl::StrFormat("the worker joins job '%s' with the spec of job '%s'", Printable(identity.job()),
+                        Printable(request.spec().name())));
   }
   if (request.resume() || request.catch_up()) return GoOn(request);
   GW_ASSIGN_OR_RETURN(
@@ -56,14 +58,10 @@ absl::StatusOr<v1::JoinReply> WorkerService::Join(const v1::JoinRequest& request
 }
 
 absl::StatusOr<v1::JoinReply> WorkerService::GoOn(const v1::JoinRequest& request) {
-  replication_->HearOf(request.known_epoch(), "");
-  GW_RETURN_IF_ERROR(replication_->CheckServing());
-  const uint64_t epoch = *registry_->environment().server_epoch;
-  if (registry_->epochs_grow() && request.known_epoch() > epoch) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "this server has epoch %d and was replaced by one of epoch %d, which the worker knows: stop this "
-        "server, or point the worker at the other one",
-        epoch, request.known_epoch()));
+  if (const absl::Status replaced = replication_->CheckNotReplaced(request.known_epoch(), request.known_lineage());
+      !replaced.ok()) {
+    registry_->WarnRefused("Join", replaced);
+    return replaced;
   }
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.spec().name()));
   GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(request.spec()));
@@ -71,7 +69,11 @@ absl::StatusOr<v1::JoinReply> WorkerService::GoOn(const v1::JoinRequest& request
   GW_RETURN_IF_ERROR(SetAddresses(*job, request));
   Rounds::ResumePoint point;
   point.round = request.resume_round();
-  point.from_before = request.known_epoch() != 0 && request.known_epoch() != epoch;
+  const JobEnvironment& environment = registry_->environment();
+  const bool other_lineage =
+      request.known_lineage() != 0 && request.known_lineage() != *environment.server_lineage;
+  point.from_before =
+      request.known_epoch() != 0 && (other_lineage || request.known_epoch() != *environment.server_epoch);
   point.seen.assign(request.resume_seen().begin(), request.resume_seen().end());
   point.versions.assign(request.resume_versions().begin(), request.resume_versions().end());
   if (request.catch_up()) return job->CatchUp(request.identity(), point, request.start_version());

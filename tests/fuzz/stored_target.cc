@@ -1,4 +1,4 @@
-// The files of a data directory: whatever the job's, EPOCH or ROLE holds, it is read as it was meant or refused.
+// The files of a data directory: whatever the job's, EPOCH, ROLE or LINEAGE holds, it is read as it was meant or refused.
 #include <cstring>
 #include <limits>
 #include <string>
@@ -15,9 +15,10 @@ namespace {
 constexpr char kData[] = "/data";
 constexpr char kStoredJob[] = "lm";
 constexpr char kRole[] = "ROLE";
+constexpr char kLineage[] = "LINEAGE";
 constexpr size_t kChecked = 8;  // a job's file is checked from here on
 
-enum File : uint8_t { kJobOfIt, kEpochOfIt, kRoleOfIt };
+enum File : uint8_t { kJobOfIt, kEpochOfIt, kRoleOfIt, kLineageOfIt };
 
 v1::StoredJob SomeStoredJob() {
   v1::StoredJob job;
@@ -38,7 +39,8 @@ std::unique_ptr<testing_support::FakeDisk> GoodDirectory() {
   Require(disk->CreateDirectory("/").ok(), "the fake disk takes directories");
   const auto directory = DataDirectory::Open(disk.get(), kData);
   Require(directory.ok() && (*directory)->CreateJob(SomeStoredJob()).ok() &&
-              (*directory)->SetRole({StoredRole::Kind::kStandby, 3, "host,grpc://a:7070"}).ok(),
+              (*directory)->SetRole({StoredRole::Kind::kStandby, 3, "host,grpc://a:7070"}).ok() &&
+              (*directory)->SetLineage(*Lineage::OfKey("0123456789abcdef")).ok(),
           "a data directory can be made");
   return disk;
 }
@@ -47,7 +49,10 @@ std::string FolderOf(uint8_t file) {
   return file == kJobOfIt ? std::string(kData) + "/jobs/" + kStoredJob + kJobSuffix : kData;
 }
 
-const char* FileNameOf(uint8_t file) { return file == kJobOfIt ? kJobFile : file == kEpochOfIt ? kEpochFile : kRole; }
+const char* FileNameOf(uint8_t file) {
+  constexpr const char* kNames[] = {kJobFile, kEpochFile, kRole, kLineage};
+  return kNames[file];
+}
 
 void RequireSameRole(const StoredRole& a, const StoredRole& b) {
   Require(a.kind == b.kind && a.epoch == b.epoch && a.name == b.name, "a role that is written is read");
@@ -55,11 +60,11 @@ void RequireSameRole(const StoredRole& a, const StoredRole& b) {
 
 }  // namespace
 
-// u8: bits 0 and 1 which file (modulo 3), bit 2: the checksum of a job is made right; its bytes.
+// u8: bits 0 and 1 which file, bit 2: the checksum of a job is made right; its bytes.
 void RunStored(Input input) {
   Reader reader(input);
   const uint8_t how = reader.Take<uint8_t>();
-  const uint8_t file = (how & 3) % 3;
+  const uint8_t file = how & 3;
   std::vector<uint8_t> bytes(reader.rest().begin(), reader.rest().end());
   if (file == kJobOfIt && (how & 4) != 0 && bytes.size() >= kChecked) {
     const uint32_t crc = Crc32c(std::span(bytes).subspan(kChecked));
@@ -71,11 +76,12 @@ void RunStored(Input input) {
   const auto opened = DataDirectory::Open(disk.get(), kData);
   if (!opened.ok()) {
     Require(file != kJobOfIt, "a job that cannot be read stops no server");
-    Require(absl::IsDataLoss(opened.status()) || absl::IsResourceExhausted(opened.status()), "damage is told as such");
+    Require(absl::IsDataLoss(opened.status()), "damage is told as such");
     return;
   }
   DataDirectory& directory = **opened;
   Require(last.ok() && directory.epoch() > *last, "the epoch grows");
+  Require(directory.lineage().key().size() == Lineage::kKeyBytes, "a lineage that is read has a key");
   const auto names = directory.Jobs();
   Require(names.ok() && *names == std::vector<std::string>{kStoredJob}, "the job is listed");
   const absl::StatusOr<v1::StoredJob> job = directory.LoadJob(kStoredJob);
@@ -99,7 +105,7 @@ void RunStored(Input input) {
 Seeds StoredSeeds() {
   const auto disk = GoodDirectory();
   Seeds seeds;
-  for (const uint8_t file : {kJobOfIt, kEpochOfIt, kRoleOfIt}) {
+  for (const uint8_t file : {kJobOfIt, kEpochOfIt, kRoleOfIt, kLineageOfIt}) {
     std::vector<uint8_t>& seed = seeds.emplace_back(1, static_cast<uint8_t>(file | 4));
     const auto bytes = ReadWholeFile(*disk, FolderOf(file) + "/" + FileNameOf(file), 1 << 20);
     seed.insert(seed.end(), bytes->begin(), bytes->end());

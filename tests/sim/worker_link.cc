@@ -113,6 +113,7 @@ void WorkerSession::Joined(uint32_t shard, int pass, const v1::JoinReply& reply)
   link.joined = true;
   link.start = reply.start_version();
   link.epoch = reply.server_epoch();
+  link.lineage = reply.lineage();
   link.must_initialize = reply.must_initialize();
   version_ = std::max(version_, link.start);
   if (shard == 0 && reply.must_initialize()) may_initialize_ = true;
@@ -338,6 +339,7 @@ void WorkerSession::SetResumePoint(uint32_t shard, v1::JoinRequest* request) con
   const std::vector<uint32_t> seen = ledger_->SeenBuckets(shard);
   request->mutable_resume_seen()->Assign(seen.begin(), seen.end());
   request->set_known_epoch(links_[shard]->epoch);
+  request->set_known_lineage(links_[shard]->lineage);
 }
 
 void WorkerSession::Mend(uint32_t shard, TimeNs deadline, TimeNs backoff) {
@@ -370,6 +372,7 @@ bool WorkerSession::Joined(uint32_t shard, uint64_t known, const v1::JoinReply& 
   if (reply.server_epoch() < known) world_->Violate("a server that was replaced took a worker back");
   if (reply.server_epoch() < link.epoch) return false;  // catching up and mending overtook each other
   link.epoch = reply.server_epoch();
+  link.lineage = reply.lineage();
   return true;
 }
 

@@ -47,6 +47,7 @@ struct WorkerSession::Link {
   bool silent_heartbeat = false;
   uint64_t connection = 0;  // grows with each pair of streams
   uint64_t epoch = 0;
+  uint64_t lineage = 0;
   TimeNs last_beat = 0;
   std::vector<std::shared_ptr<LinkEnd>> ends;  // also of old streams: what is on its way points to them
   std::shared_ptr<SimStream> push;

@@ -28,6 +28,7 @@ constexpr char kFormatVersion[] = "1";
 constexpr char kDigestKey[] = "sha256";
 constexpr char kSteps[] = "steps";
 constexpr char kNonFiniteRounds[] = "nonfinite_rounds";
+constexpr char kServerLineages[] = "server_lineages";
 constexpr char kParameter[] = "parameter";
 constexpr char kFirstMoment[] = "first_moment";
 constexpr char kSecondMoment[] = "second_moment";
@@ -153,8 +154,7 @@ absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job
     for (uint64_t age = 0; const RoundPlan& plan : plans[i].newest_first())
       tensors.Add(PlanName("exponents", i / layout.shard_count(), i % layout.shard_count(), age++), TensorType::kI8,
                   {plan.exponents.size()}, std::span<const int8_t>(plan.exponents));
-  std::vector<std::string> epochs;
-  for (uint64_t epoch : identity.server_epochs) epochs.push_back(Hex(epoch));
+  const auto hex = [](std::string* out, uint64_t number) { *out += Hex(number); };
   Metadata metadata = {{"format", kFormat},
                        {"format_version", kFormatVersion},
                        {"job", job.spec().name()},
@@ -164,7 +164,8 @@ absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job
                        {"incarnation", Hex(identity.incarnation)},
                        {"version", Hex(identity.version)},
                        {"pull", NameOf(identity.pull)},
-                       {"server_epochs", absl::StrJoin(epochs, ",")}};
+                       {"server_epochs", absl::StrJoin(identity.server_epochs, ",", hex)}};
+  if (!identity.server_lineages.empty()) metadata[kServerLineages] = absl::StrJoin(identity.server_lineages, ",", hex);
   if (SkipsNonFinite(job)) metadata[kNonFiniteRounds] = Hex(plans[0].nonfinite_rounds());
   std::map<std::string, std::span<const uint8_t>> by_name;
   for (size_t i = 0; i < tensors.entries.size(); ++i) by_name[tensors.entries[i].name] = tensors.data[i];
@@ -252,12 +253,21 @@ absl::Status CheckpointFile::ParseIdentity() {
       ParseHex(Metadata("incarnation"), &identity_.incarnation) && ParseHex(Metadata("version"), &identity_.version);
   for (const auto& [mode, name] : kPullModes)
     if (Metadata("pull") == name) identity_.pull = mode;
-  const std::vector<std::string> epochs = absl::StrSplit(Metadata("server_epochs"), ',');
-  for (const std::string& epoch : epochs) {
-    identity_.server_epochs.push_back(0);
-    good = good && ParseHex(epoch, &identity_.server_epochs.back());
+  good = good && ParseList("server_epochs", &identity_.server_epochs);
+  if (header_.metadata.contains(kServerLineages)) {
+    good = good && ParseList(kServerLineages, &identity_.server_lineages) &&
+           identity_.server_lineages.size() == identity_.server_epochs.size();
+  } else {
+    identity_.server_lineages.resize(identity_.server_epochs.size());
   }
   return good ? absl::OkStatus() : Damaged("its metadata");
+}
+
+bool CheckpointFile::ParseList(const std::string& key, std::vector<uint64_t>* numbers) const {
+  const std::vector<std::string> words = absl::StrSplit(Metadata(key), ',');
+  bool good = true;
+  for (const std::string& word : words) good = ParseHex(word, &numbers->emplace_back()) && good;
+  return good;
 }
 
 absl::Status CheckpointFile::CheckSame(const Layout& layout, const std::string& worker, PullMode pull) const {

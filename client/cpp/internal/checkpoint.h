@@ -26,7 +26,9 @@ struct CheckpointIdentity {
   uint64_t incarnation = 0;
   uint64_t version = 0;  // of the replica: the round that comes next
   PullMode pull = PullMode::kUpdate;
-  std::vector<uint64_t> server_epochs;  // of the shards that the worker spoke to
+  // Of the shards that the worker spoke to. A lineage of 0 is not known: files of before have none.
+  std::vector<uint64_t> server_epochs;
+  std::vector<uint64_t> server_lineages;
 };
 
 // Writes beside, syncs, renames: at `path` there is always a whole checkpoint, this one or the one before. `plans`: up
@@ -60,6 +62,8 @@ class CheckpointFile {
   CheckpointFile(std::string path, const Job* job) : path_(std::move(path)), job_(job) {}
   static absl::StatusOr<CheckpointFile> ReadChecked(Disk& disk, const std::string& path, const Job& job);
   absl::Status ParseIdentity();
+  // Of as many numbers in hexadecimal digits as there are; false where one is none.
+  bool ParseList(const std::string& key, std::vector<uint64_t>* numbers) const;
   absl::Status CheckDigest() const;
   absl::Status CheckSame(const Layout& layout, const std::string& worker, PullMode pull) const;
   absl::Status ParsePlans(const Layout& layout);

@@ -185,6 +185,7 @@ absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
     join_.clear_resume();
     join_.clear_resume_round();
     join_.clear_known_epoch();
+    join_.clear_known_lineage();
   }
   return JoinWithin(request, options_.connect_timeout_ms);
 }
@@ -205,7 +206,8 @@ absl::Status ShardLink::DialAll() {
 
 absl::Status ShardLink::ChooseServer(absl::Time deadline) {
   if (servers_.size() == 1) return absl::OkStatus();
-  std::optional<uint64_t> best;
+  const ServerEpoch known = server_epoch();
+  std::optional<ServerEpoch> best;
   std::string said;
   for (const Server& server : servers_) {
     const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
@@ -215,11 +217,19 @@ absl::Status ShardLink::ChooseServer(absl::Time deadline) {
     v1::ShardStatus status;
     if (!reply.ok() || !status.ParseFromString(*reply)) {
       absl::StrAppend(&said, said.empty() ? "" : "; ", server.address, ": ", std::string(reply.status().message()));
-    } else if (status.fenced() || !status.following().empty()) {
+      continue;
+    }
+    if (status.fenced() || !status.following().empty()) {
       absl::StrAppend(&said, said.empty() ? "" : "; ", server.address,
                       status.fenced() ? " is fenced" : " is a standby");
-    } else if (!best || *best < status.server_epoch()) {
-      best = status.server_epoch();
+      continue;
+    }
+    // Of the lineage that was joined before, and there of the largest epoch; the first one named of those that have
+    // nothing to do with each other.
+    const ServerEpoch its{status.server_epoch(), status.lineage()};
+    const bool same = best && best->lineage == its.lineage;
+    if (!best || (same ? best->epoch < its.epoch : its.lineage == known.lineage)) {
+      best = its;
       channel_ = server.channel.get();
     }
   }
@@ -237,7 +247,7 @@ bool ShardLink::replaced() {
   return absl::IsFailedPrecondition(lost_status_);
 }
 
-uint64_t ShardLink::server_epoch() {
+ServerEpoch ShardLink::server_epoch() {
   absl::MutexLock lock(&mu_);
   return server_epoch_;
 }
@@ -251,7 +261,8 @@ absl::StatusOr<uint64_t> ShardLink::CatchUp(uint64_t start_version) {
     absl::MutexLock lock(&mu_);
     if (lost_) return lost_status_;
     request = join_;
-    request.set_known_epoch(server_epoch_);
+    request.set_known_epoch(server_epoch_.epoch);
+    request.set_known_lineage(server_epoch_.lineage);
   }
   request.set_catch_up(true);
   request.set_start_version(start_version);
@@ -299,15 +310,19 @@ absl::StatusOr<v1::JoinReply> ShardLink::TakeJoined(const std::string& answer, v
   if (!reply.ParseFromString(answer)) return absl::DataLossError("the reply to Join cannot be parsed");
   absl::MutexLock lock(&mu_);
   // Epochs of servers that keep jobs grow. Another call may have joined the next server while this one was answered.
-  if (options_.durable && reply.server_epoch() < server_epoch_) {
-    if (request->known_epoch() != 0) request->set_known_epoch(server_epoch_);
-    return absl::UnavailableError(absl::StrCat("a server of epoch ", reply.server_epoch(),
-                                               " answered, which one of epoch ", server_epoch_, " has replaced"));
+  const ServerEpoch its{reply.server_epoch(), reply.lineage()};
+  if (options_.durable && its.Before(server_epoch_)) {
+    if (request->known_epoch() != 0) {
+      request->set_known_epoch(server_epoch_.epoch);
+      request->set_known_lineage(server_epoch_.lineage);
+    }
+    return absl::UnavailableError(absl::StrCat("a server of epoch ", its.epoch, " answered, which one of epoch ",
+                                               server_epoch_.epoch, " has replaced"));
   }
   joined_ = true;
-  server_epoch_ = reply.server_epoch();
   members_ = reply.members();
   gone_ = reply.gone();
+  server_epoch_ = its;
   return reply;
 }
 
@@ -428,7 +443,8 @@ v1::JoinRequest ShardLink::RequestToMend(const ResumePoint& point) {
   {
     absl::MutexLock lock(&mu_);
     request = join_;
-    request.set_known_epoch(server_epoch_);
+    request.set_known_epoch(server_epoch_.epoch);
+    request.set_known_lineage(server_epoch_.lineage);
   }
   if (!point.anew) {
     request.set_resume(true);

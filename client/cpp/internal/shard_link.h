@@ -63,6 +63,16 @@ class LinkEvents {
   virtual void OnLost(uint32_t shard, const absl::Status& status) = 0;
 };
 
+// Epochs are compared within one lineage only (proto/REPLICATION.md).
+struct ServerEpoch {
+  uint64_t epoch = 0;
+  uint64_t lineage = 0;  // 0: not known
+  // The server of this epoch was replaced by that of the other.
+  bool Before(const ServerEpoch& other) const {
+    return lineage != 0 && lineage == other.lineage && epoch < other.epoch;
+  }
+};
+
 struct LinkOptions {
   std::string address;  // or several, "grpc://a:7070|grpc://b:7070": a shard server and its standbys
   uint32_t shard = 0;
@@ -124,7 +134,7 @@ class ShardLink {
   // Another incarnation took this worker's place, or another server the shard's; once Start has returned.
   bool replaced();
   // Of the server, as its last reply to a join says.
-  uint64_t server_epoch();
+  ServerEpoch server_epoch();
   const std::string& address() const { return options_.address; }
   // `status` of a send is no loss yet: the streams are being replaced, and the receiver of events will be told.
   static bool Mends(const absl::Status& status);
@@ -209,7 +219,7 @@ class ShardLink {
   bool beat_now_ ABSL_GUARDED_BY(mu_) = false;  // a heartbeat is wanted before its time
   bool joined_ ABSL_GUARDED_BY(mu_) = false;
   v1::JoinRequest join_ ABSL_GUARDED_BY(mu_);       // the last one that Join was asked for
-  uint64_t server_epoch_ ABSL_GUARDED_BY(mu_) = 0;  // of the last join
+  ServerEpoch server_epoch_ ABSL_GUARDED_BY(mu_);   // of the last join
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -23,7 +23,7 @@ absl::StatusOr<Server> Server::ConnectServing(const std::string& addresses, int6
   const std::vector<std::string> list = absl::StrSplit(addresses, '|');
   if (list.size() == 1) return Connect(addresses, timeout_ms);
   std::optional<Server> best;
-  uint64_t best_epoch = 0;
+  v1::ShardStatus its;
   std::string said;
   for (const std::string& address : list) {
     GW_ASSIGN_OR_RETURN(Server server, Connect(address, timeout_ms));
@@ -32,8 +32,8 @@ absl::StatusOr<Server> Server::ConnectServing(const std::string& addresses, int6
       absl::StrAppend(&said, "\n  ", std::string(status.status().message()));
     } else if (status->fenced() || !status->following().empty()) {
       absl::StrAppend(&said, "\n  ", address, status->fenced() ? ": fenced" : ": a standby, see `gradwire promote`");
-    } else if (!best || status->server_epoch() > best_epoch) {
-      best_epoch = status->server_epoch();
+    } else if (!best || (status->lineage() == its.lineage() && status->server_epoch() > its.server_epoch())) {
+      its = *status;  // epochs of servers that have nothing to do with each other are not compared
       best = std::move(server);
     }
   }

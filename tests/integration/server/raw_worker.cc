@@ -77,7 +77,9 @@ v1::JoinRequest RawWorker::JoinRequest() const {
 }
 
 absl::StatusOr<v1::JoinReply> RawWorker::Join(const v1::JoinRequest& request) {
-  return Call<v1::JoinReply>(*channel_, "gradwire.v1.Worker/Join", request);
+  absl::StatusOr<v1::JoinReply> reply = Call<v1::JoinReply>(*channel_, "gradwire.v1.Worker/Join", request);
+  if (reply.ok()) lineage_ = reply->lineage();
+  return reply;
 }
 
 absl::StatusOr<v1::JoinReply> RawWorker::Resume(const std::string& address, uint64_t round, uint64_t known_epoch) {
@@ -90,6 +92,7 @@ absl::StatusOr<v1::JoinReply> RawWorker::Resume(const std::string& address, uint
   request.set_resume(true);
   request.set_resume_round(round);
   request.set_known_epoch(known_epoch);
+  request.set_known_lineage(lineage_);
   GW_ASSIGN_OR_RETURN(const v1::JoinReply reply, Join(request));
   GW_RETURN_IF_ERROR(Open());
   return reply;

@@ -50,7 +50,7 @@ class RawWorker {
   v1::JoinRequest JoinRequest() const;
   absl::StatusOr<v1::JoinReply> Join() { return Join(JoinRequest()); }
   absl::StatusOr<v1::JoinReply> Join(const v1::JoinRequest& request);
-  // Goes on with `round` over new connections to `address`.
+  // Goes on with `round` over new connections to `address`; `known_epoch` is of the lineage that it was told last.
   absl::StatusOr<v1::JoinReply> Resume(const std::string& address, uint64_t round, uint64_t known_epoch = 0);
   absl::Status Heartbeat();
   absl::Status Leave();
@@ -77,11 +77,13 @@ class RawWorker {
   Inbox& pull_inbox() { return pull_inbox_; }
   transport::Channel& channel() { return *channel_; }
   v1::WorkerIdentity& identity() { return identity_; }
+  void set_lineage(uint64_t lineage) { lineage_ = lineage; }
 
  private:
   const v1::JobSpec spec_;
   FrameMaker frames_;
   v1::WorkerIdentity identity_;
+  uint64_t lineage_ = 0;
   Inbox push_inbox_;
   Inbox pull_inbox_;
   std::shared_ptr<transport::Channel> channel_;

@@ -2,6 +2,8 @@
 // sends what no primary would.
 #include <gmock/gmock.h>
 
+#include <fstream>
+
 #include "gradwire/v1/replication.pb.h"
 #include "server/replication/epoch.h"
 #include "server/replication/record_pieces.h"
@@ -17,11 +19,12 @@ using testing_support::StandbyFixture;
 // A standby of the fixture's primary.
 class ScriptedStandby {
  public:
-  ScriptedStandby(const std::string& address, uint64_t known_epoch) : channel_(*transport::Dial(address)) {
+  ScriptedStandby(const std::string& address, uint64_t known_epoch, uint64_t lineage = 0) : channel_(*transport::Dial(address)) {
     stream_ = *channel_->Open("gradwire.v1.Replication/Follow", &inbox_);
     v1::FollowRequest open;
     open.mutable_open()->set_name("scripted");
     open.mutable_open()->set_known_epoch(known_epoch);
+    open.mutable_open()->set_lineage(lineage);
     Say(open);
   }
   ~ScriptedStandby() { stream_.reset(); }
@@ -109,9 +112,10 @@ class ScriptedPrimary final : public transport::Service {
   std::unique_ptr<transport::Listener> listener_;
 };
 
-transport::Message HelloOf(uint64_t epoch) {
+transport::Message HelloOf(uint64_t epoch, const Lineage& lineage) {
   v1::FollowMessage message;
   message.mutable_hello()->set_server_epoch(epoch);
+  message.mutable_hello()->set_lineage_key(lineage.key());
   return {message.SerializeAsString(), {}};
 }
 
@@ -240,12 +244,14 @@ TEST_F(ReplicationTest, StandbyThatTakesWhatItWasNotGivenIsDropped) {
   Step(1);
 }
 
-TEST_F(ReplicationTest, StandbyThatKnowsALaterServerFencesThisOne) {
+TEST_F(ReplicationTest, StandbyThatKnowsALaterServerIsSentThere) {
   primary_.directory = "primary";
   Start(primary_);
-  ScriptedStandby standby(primary_.address, NextTerm(1));
-  EXPECT_EQ(standby.Closed().code(), absl::StatusCode::kUnavailable);
-  EXPECT_TRUE(Shard(primary_).fenced());
+  ScriptedStandby standby(primary_.address, NextTerm(1), Shard(primary_).lineage());
+  const absl::Status refused = standby.Closed();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("has replaced this one"));
+  EXPECT_FALSE(Shard(primary_).fenced()) << "everybody can say so";
 }
 
 TEST_F(ReplicationTest, StandbyRefusesWhatNoPrimarySends) {
@@ -308,7 +314,74 @@ TEST_F(ReplicationTest, StandbyRefusesAPrimaryOfALowerEpoch) {
   standby_ = {.address = "", .directory = "", .follow = ""};
   std::filesystem::remove_all(root_ + "/standby");
   std::filesystem::rename(root_ + "/primary", root_ + "/standby");
-  ExpectRefused({HelloOf(3)}, "its epoch is 3");
+  std::string hex;
+  std::ifstream(root_ + "/standby/LINEAGE") >> hex;
+  const Lineage lineage = *Lineage::Parse(hex);
+  ExpectRefused({HelloOf(3, lineage)}, "its epoch is 3");
+  ExpectRefused({HelloOf(uint64_t{1} << 60, lineage)}, "is --follow right?");
+  ExpectRefused({HelloOf(3, Lineage())}, "the key of a lineage has 0 bytes");
+}
+
+TEST_F(ReplicationTest, StandbyKeepsItsJobsFromAPrimaryOfAnotherLineage) {
+  StartPair();
+  StartWorkers(Spec());
+  ASSERT_TRUE(Eventually([&] { return InSync(); }));
+  Step(0);
+  a_.reset();
+  b_.reset();
+  standby_.daemon.reset();
+  primary_.daemon.reset();
+  ExpectRefused({HelloOf(uint64_t{5} << 32, Lineage::Random())}, "it is of another lineage");
+  EXPECT_FALSE(std::filesystem::is_empty(root_ + "/standby/jobs"));
+}
+
+TEST_F(ReplicationTest, MoreStandbysThanItMayHaveAreRefused) {
+  primary_.directory = "primary";
+  max_standbys_ = 2;
+  Start(primary_);
+  StartWorkers(Spec());
+  auto first = std::make_unique<ScriptedStandby>(primary_.address, 0);
+  ScriptedStandby second(primary_.address, 0);
+  ASSERT_TRUE(first->NextRecord().ok() && second.NextRecord().ok());
+  const absl::Status refused = ScriptedStandby(primary_.address, 0).Closed();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("has 2 standbys (0 more are ending) and --max-standbys is 2"));
+  Step(0);
+  first.reset();  // there is room again
+  EXPECT_TRUE(Eventually([&] { return ScriptedStandby(primary_.address, 0).NextRecord().ok(); }));
+}
+
+TEST_F(ReplicationTest, StandbyThatReadsNothingIsDroppedBeforeItsQueueIsLong) {
+  primary_.directory = "primary";
+  standby_queue_bytes_ = 1;  // less than any record
+  Start(primary_);
+  StartWorkers(Spec());
+  ScriptedStandby standby(primary_.address, 0);
+  ASSERT_TRUE(standby.NextRecord().ok() && standby.NextRecord().ok());
+  Step(0);
+  absl::Status ended;
+  while (ended.ok()) ended = standby.NextRecord().status();
+  EXPECT_EQ(standby.Closed().code(), absl::StatusCode::kResourceExhausted);
+  Step(1);
+}
+
+TEST_F(ReplicationTest, StandbyThatWasWaitedForAndFellSilentIsNotWaitedForAgainAtOnce) {
+  timeout_ms_ = 300;
+  {
+    const auto standby = StartScripted(1);
+    Step(1);  // it takes none of it: rounds are held
+    EXPECT_EQ(standby->Closed().code(), absl::StatusCode::kAborted);
+  }
+  ScriptedStandby again(primary_.address, 0);
+  for (int i = 0; i < 6; ++i) {
+    auto record = again.NextRecord();
+    ASSERT_EQ(record.status(), absl::OkStatus());
+    again.Take(*record);
+  }
+  // What it would hold is visible without it.
+  Step(2);
+  EXPECT_FALSE(InSync());
+  EXPECT_EQ(Status(primary_).followers_size(), 1);
 }
 
 }  // namespace

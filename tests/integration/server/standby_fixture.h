@@ -55,10 +55,12 @@ class StandbyFixture : public testing::Test {
     config.data_dir = node.directory.empty() ? "" : absl::StrCat(root_, "/", node.directory);
     config.follow = node.follow;
     config.follower_timeout_ms = timeout_ms_;
+    config.max_standbys = max_standbys_;
     config.lease = node.lease;
     config.lease_ttl_ms = 2000;
     if (!node.lease.empty()) config.name = node.directory;
     EXPECT_TRUE(config.Validate().ok());
+    if (standby_queue_bytes_ != 0) config.standby_queue_bytes = standby_queue_bytes_;
     node.daemon.reset();
     auto daemon = Daemon::Start(config, &clock_);
     if (daemon.ok()) node.daemon = *std::move(daemon);
@@ -144,6 +146,8 @@ class StandbyFixture : public testing::Test {
   SteadyClock clock_;
   const std::string root_;
   uint32_t timeout_ms_ = 5000;
+  uint32_t max_standbys_ = 4;
+  uint64_t standby_queue_bytes_ = 0;  // 0: the default
   Node primary_;
   Node standby_;
   std::unique_ptr<RawWorker> a_, b_;

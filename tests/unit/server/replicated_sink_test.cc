@@ -24,6 +24,8 @@ class Standby final : public RecordFollower {
  public:
   const std::string& name() const override { return name_; }
   void Enqueue(const journal::Record& record) override { rounds.push_back({record.bucket, record.round}); }
+  bool MayBeWaitedFor() const override { return may_be_waited_for; }
+  bool may_be_waited_for = true;
   std::vector<std::pair<uint32_t, uint64_t>> rounds;
 
  private:
@@ -95,6 +97,39 @@ TEST_F(ReplicatedSinkTest, IsInSyncOnlyWithWhatItSaysItHasTaken) {
   EXPECT_EQ(sink_.Take(&again_, 0, 4).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(sink_.Take(&again_, 0, 3).ok());
   EXPECT_EQ(visible_, 3);
+}
+
+TEST_F(ReplicatedSinkTest, WaitsForNobodyThatHasTakenNothing) {
+  sink_.Attach(&first_);
+  sink_.GiveState(&first_, 0, 0);
+  sink_.StatesGiven(&first_);
+  Append(0, 0);
+  EXPECT_EQ(visible_, 1);
+  EXPECT_FALSE(sink_.WaitedFor(&first_));
+}
+
+TEST_F(ReplicatedSinkTest, WaitsForNobodyBeforeItMayAndIsAskedAgain) {
+  first_.may_be_waited_for = false;
+  sink_.Attach(&first_);
+  sink_.GiveState(&first_, 0, 0);
+  sink_.StatesGiven(&first_);
+  EXPECT_FALSE(*sink_.Take(&first_, 0, 0));
+  Append(0, 0);
+  EXPECT_EQ(visible_, 1);
+  EXPECT_FALSE(*sink_.Take(&first_, 0, 1)) << "it has all, and may not";
+  EXPECT_FALSE(sink_.Reconsider(&first_));
+  EXPECT_FALSE(sink_.WaitedFor(&first_));
+  first_.may_be_waited_for = true;
+  EXPECT_TRUE(sink_.Reconsider(&first_));
+  EXPECT_FALSE(sink_.Reconsider(&first_)) << "once";
+  EXPECT_TRUE(sink_.WaitedFor(&first_));
+  EXPECT_EQ(sink_.WaitingSince(&first_), std::nullopt);
+  const TimeNs before = clock_.Now();
+  Append(0, 1);
+  EXPECT_EQ(visible_, 1);
+  EXPECT_GE(sink_.WaitingSince(&first_).value_or(0), before);
+  sink_.Detach(&first_);
+  EXPECT_EQ(visible_, 2);
 }
 
 TEST_F(ReplicatedSinkTest, KeepsSoManyBytesAndNoMore) {
