@@ -31,7 +31,7 @@ class DeviceEncoder final : public Encoder {
     frame.plan = plan;
     cells_.clear();
     GW_RETURN_IF_ERROR(TagcShape::Calibrating(id.round, plan) ? FindRanges(runs) : Take(id, plan, runs, &frame));
-    frame.chunks = WriteFrame(shape_, id, plan, ranges_, frame.positions, cells_);
+    frame.chunks = WriteFrame(shape_, id, frame, ranges_, cells_);
     frame.bytes = TotalSize(frame.chunks);
     return frame;
   }
@@ -95,7 +95,7 @@ class DeviceEncoder final : public Encoder {
     return Sketch(shape_.SketchOf(id.round, plan), positions, integers, n, frame);
   }
 
-  // Adds what was taken to cells, and brings both to the host.
+  // Adds what was taken to cells, as far as they hold it, and brings both to the host.
   absl::Status Sketch(const kernels::SketchArgs& sketch, const uint32_t* positions, const int32_t* integers, size_t n,
                       EncodedFrame* frame) {
     const size_t bytes = n * sizeof(uint32_t);
@@ -105,7 +105,8 @@ class DeviceEncoder final : public Encoder {
     bucket_.runtime().Copy(memory.data(), positions, bytes, bucket_.stream());
     bucket_.runtime().Copy(memory.data() + bytes, integers, bytes, bucket_.stream());
     bucket_.runtime().Fill(cells, 0, cell_bytes, bucket_.stream());
-    bucket_.backend().SketchAdd(positions, integers, n, sketch, cells, bucket_.stream());
+    bucket_.backend().SketchAdd(positions, integers, shape_.SketchedOf(frame->plan, n), sketch, cells,
+                                bucket_.stream());
     const uint8_t* results = bucket_.Fetch(memory.data(), 2 * bytes + cell_bytes, &spill_);
     frame->positions.resize(n);
     frame->integers.resize(n);

@@ -26,7 +26,8 @@ TagcAccumulator::TagcAccumulator(const TagcShape& shape, std::unique_ptr<SketchS
     : shape_(shape),
       ranges_(shape.layout().runs.size()),
       counters_(shape.elements(), shape.max_workers()),
-      cells_(std::move(cells)) {}
+      cells_(std::move(cells)),
+      listed_(shape) {}
 
 void TagcAccumulator::Open(uint64_t round, const RoundPlan& plan) {
   round_ = round;
@@ -37,6 +38,7 @@ void TagcAccumulator::Open(uint64_t round, const RoundPlan& plan) {
   ranges_.Clear();
   counters_.Clear();
   cells_->Open(sketch_);
+  listed_.Clear();
   merged_runs_ = merged_elements_ = merged_cells_ = 0;
 }
 
@@ -65,6 +67,8 @@ absl::Status TagcAccumulator::Add(const Segment& s) {
       return AddPositions(s);
     case SegmentType::kCells:
       return AddCells(s);
+    case SegmentType::kListed:
+      return AddList(s);
     default:
       return absl::InvalidArgumentError(
           absl::StrFormat("bucket %d, round %d: segment type %d does not belong in a frame of %s",
@@ -112,6 +116,14 @@ absl::Status TagcAccumulator::AddCells(const Segment& s) {
   return absl::OkStatus();
 }
 
+absl::Status TagcAccumulator::AddList(const Segment& s) {
+  GW_RETURN_IF_ERROR(CheckRange(s, cells() == 0 ? 0 : shape_.elements()));
+  GW_RETURN_IF_ERROR(CheckShare(s, merged_elements_, shape_.elements()));
+  GW_RETURN_IF_ERROR(listed_.Add(s));
+  merged_elements_ += s.count;
+  return absl::OkStatus();
+}
+
 void TagcAccumulator::Remove(const Segment& s) {
   if (s.type == SegmentType::kRanges) {
     ranges_.Merge(s, Sign::kSubtract);
@@ -128,6 +140,9 @@ void TagcAccumulator::Remove(const Segment& s) {
   } else if (s.type == SegmentType::kCells) {
     cells_->Merge(s, Sign::kSubtract);
     merged_cells_ -= s.count;
+  } else if (s.type == SegmentType::kListed) {
+    listed_.Remove(s);
+    merged_elements_ -= s.count;
   }
 }
 
@@ -139,6 +154,7 @@ absl::StatusOr<TagcAccumulator::Sums> TagcAccumulator::Decode() {
   sums.integers.resize(n);
   std::vector<uint8_t> resolved(n);
   GW_RETURN_IF_ERROR(cells_->Peel(sums.positions, sums.integers.data(), resolved.data()));
+  if (!listed_.empty()) return Joined(sums.positions, sums.integers, resolved, listed_.Sums());
   size_t kept = 0;
   for (size_t i = 0; i < n; ++i) {
     if (resolved[i] == 0) {
@@ -151,6 +167,36 @@ absl::StatusOr<TagcAccumulator::Sums> TagcAccumulator::Decode() {
   }
   sums.positions.resize(kept);
   sums.integers.resize(kept);
+  return sums;
+}
+
+// An element may be in one worker's sketch and in another's list.
+TagcAccumulator::Sums TagcAccumulator::Joined(std::span<const uint32_t> positions, std::span<const int32_t> integers,
+                                              std::span<const uint8_t> resolved, std::span<const Listed> listed) {
+  Sums sums;
+  sums.positions.reserve(positions.size() + listed.size());
+  sums.integers.reserve(positions.size() + listed.size());
+  size_t i = 0;
+  size_t k = 0;
+  while (i < positions.size() || k < listed.size()) {
+    const bool sketched = i < positions.size() && (k == listed.size() || positions[i] <= listed[k].position);
+    const uint32_t position = sketched ? positions[i] : listed[k].position;
+    bool known = true;
+    int32_t sum = 0;
+    if (sketched) {
+      known = resolved[i] != 0;
+      sum = integers[i];
+      ++i;
+    }
+    if (k < listed.size() && listed[k].position == position) sum += listed[k++].integer;
+    ++sums.union_elements;
+    if (!known) {
+      sums.deferred.push_back(position);
+    } else if (sum != 0) {
+      sums.positions.push_back(position);
+      sums.integers.push_back(sum);
+    }
+  }
   return sums;
 }
 
@@ -209,7 +255,7 @@ RoundPlan TagcAccumulator::NextPlan(uint64_t union_elements) const {
   } else {
     // In the first round many magnitudes are tied (a step is 1 everywhere), so all workers chose the same ones. They
     // will not in the next: provide for no overlap at all.
-    const uint64_t seen = round_ == 1 ? counters_.Total() : union_elements;
+    const uint64_t seen = round_ == 1 ? counters_.Total() + listed_.entries() : union_elements;
     geometry = NextGeometry(seen, density / shape_.spec.DensityAt(round_), {plan_.sketch_groups, plan_.cells_per_group},
                             round_ > 1, shape_.spec.slack, shape_.limits);
   }
@@ -247,7 +293,7 @@ absl::StatusOr<UpdateFrame> TagcAccumulator::Finish(const FrameIdentity& id, uin
 }
 
 size_t TagcAccumulator::memory_bytes() const {
-  return ranges_.memory_bytes() + counters_.memory_bytes() + cells_->memory_bytes();
+  return ranges_.memory_bytes() + counters_.memory_bytes() + cells_->memory_bytes() + listed_.memory_bytes();
 }
 
 }  // namespace gradwire::tagc

@@ -6,6 +6,7 @@
 
 #include "common/codec/codec.h"
 #include "common/codec/ranges.h"
+#include "common/codec/tagc/listed.h"
 #include "common/codec/tagc/position_counters.h"
 #include "common/codec/tagc/sketch_sums.h"
 #include "common/codec/tagc/tagc_shape.h"
@@ -23,7 +24,7 @@ class TagcAccumulator final : public Accumulator {
   size_t memory_bytes() const override;
 
  private:
-  // The round's sums: what peeling resolved, without sums of 0, and what it could not.
+  // The round's sums: what peeling resolved and what was listed, without sums of 0, and what it could not.
   struct Sums {
     std::vector<uint32_t> positions;
     std::vector<int32_t> integers;
@@ -34,11 +35,14 @@ class TagcAccumulator final : public Accumulator {
   absl::Status AddRanges(const wire::Segment& segment);
   absl::Status AddPositions(const wire::Segment& segment);
   absl::Status AddCells(const wire::Segment& segment);
+  absl::Status AddList(const wire::Segment& segment);
   absl::Status CheckRange(const wire::Segment& segment, uint64_t limit) const;
   // Errors: InvalidArgument when more has been merged than max_workers frames hold. Sums could wrap otherwise.
   absl::Status CheckShare(const wire::Segment& segment, uint64_t merged, uint64_t per_worker) const;
   uint64_t cells() const { return uint64_t{sketch_.groups} * sketch_.cells_per_group; }
   absl::StatusOr<Sums> Decode();
+  static Sums Joined(std::span<const uint32_t> positions, std::span<const int32_t> integers,
+                     std::span<const uint8_t> resolved, std::span<const Listed> listed);
   void WriteSums(const Sums& sums, wire::FrameWriter* writer) const;
   void WriteDeferred(const Sums& sums, wire::FrameWriter* writer) const;
   RoundPlan NextPlan(uint64_t union_elements) const;
@@ -51,6 +55,7 @@ class TagcAccumulator final : public Accumulator {
   RangeHistogram ranges_;
   PositionCounters counters_;
   const std::unique_ptr<SketchSums> cells_;
+  ListedSegments listed_;
   uint64_t merged_runs_ = 0;  // over all workers
   uint64_t merged_elements_ = 0;
   uint64_t merged_cells_ = 0;

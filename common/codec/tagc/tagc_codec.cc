@@ -6,6 +6,7 @@
 #include "common/codec/device/device_runs.h"
 #include "common/codec/device/encoders.h"
 #include "common/codec/run_pieces.h"
+#include "common/codec/tagc/listed.h"
 #include "common/codec/tagc/tagc_accumulator.h"
 #include "common/codec/tagc/tagc_encoder.h"
 #include "common/codec/tagc/tagc_shape.h"
@@ -69,11 +70,15 @@ class TagcCodec final : public Codec {
                                                segments[0].count, shape_.learning_rates()));
     }
     ++next;
-    GW_RETURN_IF_ERROR(Covers(round, "runs", SegmentType::kRanges, shape_.layout().runs.size(), segments, &next));
+    GW_RETURN_IF_ERROR(Covers(round, "runs", SegmentType::kRanges, 0, shape_.layout().runs.size(), segments, &next));
     if (!TagcShape::Calibrating(round, plan)) {
       const uint64_t cells = uint64_t{plan.sketch_groups} * plan.cells_per_group;
-      GW_RETURN_IF_ERROR(Covers(round, "elements", SegmentType::kIndex, shape_.elements(), segments, &next));
-      GW_RETURN_IF_ERROR(Covers(round, "cells", SegmentType::kCells, cells, segments, &next));
+      const uint64_t sketched = CoveredBy(SegmentType::kIndex, segments.subspan(next));
+      GW_RETURN_IF_ERROR(Covers(round, "sketched elements", SegmentType::kIndex, 0, sketched, segments, &next));
+      GW_RETURN_IF_ERROR(Covers(round, "cells", SegmentType::kCells, 0, cells, segments, &next));
+      GW_RETURN_IF_ERROR(CheckListedBytes(round, segments.subspan(next)));
+      GW_RETURN_IF_ERROR(
+          Covers(round, "elements", SegmentType::kListed, sketched, shape_.elements(), segments, &next));
     }
     if (next == segments.size()) return absl::OkStatus();
     return Incomplete(round, absl::StrFormat("has %d segments too many", segments.size() - next));
@@ -108,13 +113,28 @@ class TagcCodec final : public Codec {
   size_t IndexBytes() const {
     const size_t planes = static_cast<size_t>(std::bit_width(shape_.max_workers()));
     return planes * ((shape_.elements() + 63) / 64) * 8 +
-           RangeHistogram(1).memory_bytes() * shape_.layout().runs.size();
+           RangeHistogram(1).memory_bytes() * shape_.layout().runs.size() + tagc::ListedSegments::Limit(shape_);
   }
 
-  // Takes the segments of one type, which must cover [0, total) once and in order.
-  absl::Status Covers(uint64_t round, std::string_view what, SegmentType type, uint64_t total,
-                      std::span<const SegmentHeader> segments, size_t* next) const {
+  // How many elements the first segments, of one type, cover; no more than there are.
+  uint64_t CoveredBy(SegmentType type, std::span<const SegmentHeader> segments) const {
     uint64_t covered = 0;
+    for (size_t i = 0; i < segments.size() && segments[i].type == type; ++i) covered += segments[i].count;
+    return std::min(covered, shape_.elements());
+  }
+
+  // A worker's lists may not take the room of the others'.
+  absl::Status CheckListedBytes(uint64_t round, std::span<const SegmentHeader> segments) const {
+    uint64_t bytes = 0;
+    for (const SegmentHeader& s : segments) bytes += s.bytes == 0 ? 0 : tagc::ListedBytesOf(s.bytes);
+    if (bytes <= shape_.listed_bytes) return absl::OkStatus();
+    return Incomplete(round, absl::StrFormat("lists elements in %d bytes, %d are allowed; the rest is sketched", bytes,
+                                             shape_.listed_bytes));
+  }
+
+  // Takes the segments of one type, which must cover [covered, total) once and in order.
+  absl::Status Covers(uint64_t round, std::string_view what, SegmentType type, uint64_t covered, uint64_t total,
+                      std::span<const SegmentHeader> segments, size_t* next) const {
     while (*next < segments.size() && segments[*next].type == type) {
       const SegmentHeader& s = segments[*next];
       if (s.begin != covered || s.count == 0 || s.count > total - covered) {

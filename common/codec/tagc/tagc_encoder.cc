@@ -1,4 +1,5 @@
-// TAGC encoding: ranges, then what the selection takes out of the residual as an index and a sketch.
+// TAGC encoding: ranges, then what the selection takes out of the residual as an index and a sketch,
+// and a list of what the sketch has no room for.
 #include "common/codec/tagc/tagc_encoder.h"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ absl::StatusOr<EncodedFrame> TagcEncoder::Encode(const FrameIdentity& id, const 
     TakeSelected(id.round, plan, runs, &frame);
     FillCells(shape_.SketchOf(id.round, plan), frame);
   }
-  frame.chunks = WriteFrame(shape_, id, plan, ranges_, frame.positions, cells_);
+  frame.chunks = WriteFrame(shape_, id, frame, ranges_, cells_);
   frame.bytes = TotalSize(frame.chunks);
   return frame;
 }
@@ -63,8 +64,8 @@ void TagcEncoder::TakeSelected(uint64_t round, const RoundPlan& plan, std::span<
 void TagcEncoder::FillCells(const kernels::SketchArgs& sketch, const EncodedFrame& frame) {
   const uint64_t cells = uint64_t{sketch.groups} * sketch.cells_per_group;
   cells_.assign(cells * static_cast<size_t>(shape_.cell_bytes), 0);
-  shape_.backend().SketchAdd(frame.positions.data(), frame.integers.data(), frame.positions.size(), sketch,
-                             cells_.data(), nullptr);
+  shape_.backend().SketchAdd(frame.positions.data(), frame.integers.data(),
+                             shape_.SketchedOf(frame.plan, frame.positions.size()), sketch, cells_.data(), nullptr);
 }
 
 }  // namespace gradwire::tagc

@@ -8,6 +8,7 @@
 #include "common/base/status_macros.h"
 #include "common/codec/index_code.h"
 #include "common/codec/ranges.h"
+#include "common/codec/tagc/listed.h"
 #include "kernels/math/fixed_point.h"
 #include "kernels/math/sketch.h"
 
@@ -19,6 +20,7 @@ constexpr uint32_t kMaxIndexBlock = 1u << 22;  // its bitmap (512 KiB) still fit
 constexpr double kPositionsPerBlock = 1024;    // so that headers stay below 0.3 bit per position
 constexpr int kWideCellHeadroom = 4;           // bits of 32; precision is not scarce there
 constexpr int kRangeOfUnseenRun = 0;           // |x| <= 1: what a run that was all zero so far is prepared for
+constexpr double kFill = 0.98;                 // of a sketch's capacity, at which peeling still fails now and then
 
 int CellBits(const TagcSpec& spec, uint32_t max_workers) {
   if (spec.cell_bits != 0) return static_cast<int>(spec.cell_bits);
@@ -61,6 +63,11 @@ absl::StatusOr<TagcShape> TagcShape::Make(const CodecContext& context, const Tag
   shape.headroom = Headroom(shape.cell_bytes, shape.limit);
   shape.index_block = IndexBlock(spec.density);
   shape.limits = LimitsFor(spec, shape.elements(), shape.max_workers());
+  // As many again as a worker's part of the largest union, which its share of the sketch may already hold.
+  shape.max_listed = static_cast<uint64_t>(shape.limits.max_union / shape.max_workers());
+  const uint64_t segments = shape.elements() / kMinIndexBlock + shape.max_listed / (kMaxListedPerSegment / 4) + 64;
+  shape.listed_bytes = shape.max_listed * (sizeof(uint32_t) + static_cast<uint64_t>(shape.cell_bytes)) +
+                       segments * ListedBytesOf(sizeof(uint32_t));
   return shape;
 }
 
@@ -97,6 +104,12 @@ kernels::SketchArgs TagcShape::SketchOf(uint64_t round, const RoundPlan& plan) c
           .cell_bytes = cell_bytes};
 }
 
+size_t TagcShape::SketchedOf(const RoundPlan& plan, size_t n) const {
+  const double capacity = CapacityOf({plan.sketch_groups, plan.cells_per_group}, spec.slack);
+  const auto share = static_cast<size_t>(kFill * capacity / max_workers());
+  return n <= share ? n : n - std::min<size_t>(n - share, max_listed);
+}
+
 int8_t TagcShape::NextRunExponent(int8_t current, int range) const {
   if (range <= kernels::kMinRange) {
     // Nothing (or next to nothing) anywhere: following it down would clip the first gradient that comes.
@@ -106,26 +119,30 @@ int8_t TagcShape::NextRunExponent(int8_t current, int range) const {
   return NextExponent(current, range, limit, headroom);
 }
 
-std::vector<Bytes> WriteFrame(const TagcShape& shape, const FrameIdentity& id, const RoundPlan& plan,
-                              std::span<const int8_t> ranges, std::span<const uint32_t> positions,
-                              std::span<const uint8_t> cells) {
+std::vector<Bytes> WriteFrame(const TagcShape& shape, const FrameIdentity& id, const EncodedFrame& frame,
+                              std::span<const int8_t> ranges, std::span<const uint8_t> cells) {
   wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kPush, shape.layout().shape_digest);
-  header.plan_digest = plan.Digest();
+  header.plan_digest = frame.plan.Digest();
   wire::FrameWriter writer(header);
   const uint32_t groups = static_cast<uint32_t>(id.learning_rates.size());
   writer.Add({wire::SegmentType::kLearningRates, 0, 0, groups, groups * 4}, id.learning_rates.data());
   AddSplit(wire::SegmentType::kRanges, 0, ranges.data(), ranges.size(), 1, &writer);
-  if (TagcShape::Calibrating(id.round, plan)) return writer.Finish();
+  if (TagcShape::Calibrating(id.round, frame.plan)) return writer.Finish();
+  const std::span<const uint32_t> positions(frame.positions);
+  const size_t sketched = shape.SketchedOf(frame.plan, positions.size());
+  const uint64_t cut = sketched == positions.size() ? shape.elements() : positions[sketched];
   size_t first = 0;
-  for (uint64_t begin = 0; begin < shape.elements(); begin += shape.index_block) {
-    const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(shape.index_block, shape.elements() - begin));
+  for (uint64_t begin = 0; begin < cut; begin += shape.index_block) {
+    const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(shape.index_block, cut - begin));
     size_t last = first;
-    while (last < positions.size() && positions[last] < begin + count) ++last;
+    while (last < sketched && positions[last] < begin + count) ++last;
     AddIndex(wire::SegmentType::kIndex, positions.subspan(first, last - first), begin, count, &writer);
     first = last;
   }
   const size_t width = static_cast<size_t>(shape.cell_bytes);
   AddSplit(wire::SegmentType::kCells, static_cast<uint8_t>(width), cells.data(), cells.size() / width, width, &writer);
+  AddListed(shape, positions.subspan(sketched), std::span(frame.integers).subspan(sketched), cut, shape.elements(),
+            &writer);
   return writer.Finish();
 }
 

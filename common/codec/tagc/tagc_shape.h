@@ -23,6 +23,8 @@ struct TagcShape {
   int headroom = 0;          // NextExponent's
   uint32_t index_block = 0;  // elements covered by one index segment of a frame
   GeometryLimits limits;
+  uint64_t max_listed = 0;    // elements of one frame that may be listed instead of sketched
+  uint64_t listed_bytes = 0;  // what they take at most (ListedBytesOf)
 
   static absl::StatusOr<TagcShape> Make(const CodecContext& context, const TagcSpec& spec);
 
@@ -39,15 +41,17 @@ struct TagcShape {
   // The same for what is given to an encoder: memory of so many runs.
   absl::Status CheckInput(const FrameIdentity& id, const RoundPlan& plan, size_t runs) const;
   kernels::SketchArgs SketchOf(uint64_t round, const RoundPlan& plan) const;
+  // How many of the `n` elements of a frame go into its sketch: the first ones, and no more than a worker's share of what
+  // the sketch holds, so that no round overloads it, whatever the round before was like. The others are listed.
+  size_t SketchedOf(const RoundPlan& plan, size_t n) const;
   // The exponent of a run in the next round. `range`: the largest that any worker sent.
   int8_t NextRunExponent(int8_t current, int range) const;
 };
 
-// A worker's frame from its parts: the range of each run and, where values can be encoded, the positions that are sent
-// (ascending) and the cells that hold their integers.
-std::vector<Bytes> WriteFrame(const TagcShape& shape, const FrameIdentity& id, const RoundPlan& plan,
-                              std::span<const int8_t> ranges, std::span<const uint32_t> positions,
-                              std::span<const uint8_t> cells);
+// A worker's frame from its parts: the range of each run and, where values can be encoded, what `frame` says is sent
+// and the cells that hold the first of its integers (SketchedOf).
+std::vector<Bytes> WriteFrame(const TagcShape& shape, const FrameIdentity& id, const EncodedFrame& frame,
+                              std::span<const int8_t> ranges, std::span<const uint8_t> cells);
 
 // Writes `count` items of `item_bytes` as segments that fit a chunk each.
 void AddSplit(wire::SegmentType type, uint8_t param, const void* data, uint64_t count, size_t item_bytes,

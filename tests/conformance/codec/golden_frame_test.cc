@@ -72,6 +72,27 @@ TEST_P(GoldenFrame, BytesHaveNotChanged) {
   }
 }
 
+// Ten elements, of which the sketch takes seven.
+TEST(GoldenListedFrame, BytesHaveNotChanged) {
+  ClusterOptions options;
+  options.codec = "tagc:density=0.1,cells=8";
+  options.workers = 2;
+  options.elements = 100;
+  options.run_elements = 64;
+  options.seed = 42;
+  Cluster cluster(options);
+  cluster.Round([](uint32_t, uint64_t, std::vector<float>* out) { std::fill(out->begin(), out->end(), 0.25f); });
+  RoundPlan plan = cluster.plan();
+  plan.sketch_groups = 1;
+  plan.cells_per_group = 150;
+  std::vector<float> memory(100);
+  for (size_t i = 0; i < 10; ++i) memory[i * 10 + 3] = static_cast<float>(static_cast<int>(i) - 4) * 0x1p-5f + 0x1p-6f;
+  const std::vector<RunInput> runs = {{nullptr, memory.data(), {}}, {nullptr, memory.data() + 64, {}}};
+  const absl::StatusOr<EncodedFrame> frame = cluster.codec().NewEncoder()->Encode(cluster.Identity(1001), plan, runs);
+  ASSERT_TRUE(frame.ok()) << frame.status();
+  CompareWithGolden("tagc_8_listed_push", Joined(frame->chunks));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Codecs, GoldenFrame,
     ::testing::Combine(

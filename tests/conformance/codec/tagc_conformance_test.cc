@@ -111,6 +111,135 @@ TEST(TagcCodec, OverloadDefersAndLosesNothing) {
   }
 }
 
+// A few elements are sent for some rounds, then five times as many: what the sketch has no room for is listed.
+class TagcLists : public ::testing::TestWithParam<const char*> {
+ protected:
+  static constexpr uint64_t kElements = 60'000;
+
+  explicit TagcLists(uint32_t workers = 3) : cluster_(Options(GetParam(), workers, kElements)) {
+    cluster_.Calibrate(few_);
+    for (int r = 0; r < 12; ++r) cluster_.Round(few_);
+  }
+
+  static std::vector<wire::Segment> ListsOf(const ParsedFrame& frame) {
+    std::vector<wire::Segment> lists;
+    for (const wire::Segment& s : frame.segments) {
+      if (s.type == wire::SegmentType::kListed && s.bytes != 0) lists.push_back(s);
+    }
+    return lists;
+  }
+  static std::vector<wire::SegmentHeader> Headers(const ParsedFrame& frame) {
+    return {frame.segments.begin(), frame.segments.end()};
+  }
+
+  const GradientFn few_ = DyadicGradient(1, kElements, 0.02, false);
+  const GradientFn many_ = DyadicGradient(1, kElements, 0.1, false);
+  Cluster cluster_;
+};
+
+TEST_P(TagcLists, WhatWouldOverloadTheSketch) {
+  const RoundResult before = cluster_.Round(few_);
+  const RoundResult result = cluster_.Round(many_);
+  size_t listed = 0;
+  std::map<uint32_t, int64_t> sums;
+  for (const EncodedFrame& frame : result.frames) {
+    listed += ListsOf(ParseAll(frame)).size();
+    for (size_t i = 0; i < frame.positions.size(); ++i) sums[frame.positions[i]] += frame.integers[i];
+  }
+  EXPECT_GE(listed, 3u);
+  EXPECT_GT(result.update_frame.stats.elements, 3 * before.update_frame.stats.elements);
+  EXPECT_LE(result.update.deferred.size(), 4u);
+  for (uint32_t p : result.update.deferred) sums.erase(p);
+  std::erase_if(sums, [](const auto& s) { return s.second == 0; });
+  ASSERT_EQ(sums.size(), result.update.positions.size());
+  size_t i = 0;
+  for (const auto& [position, sum] : sums) {
+    ASSERT_EQ(result.update.positions[i], position);
+    ASSERT_EQ(result.update.integers[i++], sum);
+  }
+  EXPECT_EQ(cluster_.LargestLoss(), 0);
+}
+
+TEST_P(TagcLists, CanBeTakenBackAndStayWithinTheirMemory) {
+  const std::vector<EncodedFrame> frames = cluster_.EncodeAll(many_);
+  auto alone = cluster_.OpenAccumulator();
+  MergeShuffled({frames[0]}, cluster_.random(), alone.get());
+  auto both = cluster_.OpenAccumulator();
+  MergeShuffled({frames[1], frames[0], frames[2]}, cluster_.random(), both.get());
+  EXPECT_LE(both->memory_bytes(), cluster_.codec().accumulator_bytes());
+  for (size_t w : {2u, 1u}) {
+    for (const wire::Segment& s : ParseAll(frames[w]).segments) {
+      if (s.type != wire::SegmentType::kLearningRates) both->Remove(s);
+    }
+  }
+  EXPECT_EQ(Joined(both->Finish(cluster_.Identity(0), 1)->chunks),
+            Joined(alone->Finish(cluster_.Identity(0), 1)->chunks));
+}
+
+TEST_P(TagcLists, AreRefusedWhereTheyAreWrong) {
+  const std::vector<EncodedFrame> frames = cluster_.EncodeAll(many_);
+  const ParsedFrame parsed = ParseAll(frames[0]);
+  const std::vector<wire::Segment> lists = ListsOf(parsed);
+  ASSERT_FALSE(lists.empty());
+  auto accumulator = cluster_.OpenAccumulator();
+  const auto refuses = [&](wire::Segment s, std::vector<uint8_t> payload) {
+    s.data = payload.data();
+    s.bytes = static_cast<uint32_t>(payload.size());
+    return accumulator->Add(s).code() == absl::StatusCode::kInvalidArgument;
+  };
+  const std::vector<uint8_t> good(lists[0].data, lists[0].data + lists[0].bytes);
+  std::vector<uint8_t> bad = good;
+  bad.pop_back();  // an integer less than positions
+  EXPECT_TRUE(refuses(lists[0], bad));
+  bad = good;
+  bad[3] = 0x7F;  // of the bytes of the index
+  EXPECT_TRUE(refuses(lists[0], bad));
+  bad = good;
+  bad.back() = 0x80;  // the highest byte of the last integer: far below what one worker may send
+  if (std::string(GetParam()).find("cells=32") == std::string::npos) {
+    EXPECT_TRUE(refuses(lists[0], bad));
+  }
+  EXPECT_TRUE(refuses(lists[0], {1, 0}));
+  EXPECT_TRUE(refuses(lists[0], {}));  // there are positions, says its coding
+  wire::Segment outside = lists[0];
+  outside.begin = kElements - 1;
+  EXPECT_TRUE(refuses(outside, good));
+  EXPECT_TRUE(cluster_.codec().CheckComplete(cluster_.round(), cluster_.plan(), Headers(parsed)).ok());
+  std::vector<wire::SegmentHeader> headers = Headers(parsed);
+  headers.pop_back();  // the last elements
+  EXPECT_FALSE(cluster_.codec().CheckComplete(cluster_.round(), cluster_.plan(), headers).ok());
+  headers = Headers(parsed);
+  headers.push_back(headers.back());
+  EXPECT_FALSE(cluster_.codec().CheckComplete(cluster_.round(), cluster_.plan(), headers).ok());
+  headers = Headers(parsed);
+  headers.back().bytes += 1u << 20;  // more than one worker's part
+  EXPECT_FALSE(cluster_.codec().CheckComplete(cluster_.round(), cluster_.plan(), headers).ok());
+  EXPECT_EQ(accumulator->Finish(cluster_.Identity(0), 1)->stats.elements, 0u);  // nothing of it was merged
+}
+
+TEST_P(TagcLists, FillNoMoreMemoryThanWasAnnounced) {
+  const std::vector<EncodedFrame> frames = cluster_.EncodeAll(many_);
+  const ParsedFrame parsed = ParseAll(frames[0]);
+  const std::vector<wire::Segment> lists = ListsOf(parsed);
+  ASSERT_FALSE(lists.empty());
+  auto accumulator = cluster_.OpenAccumulator();
+  wire::Segment one = lists[0];
+  absl::Status status;
+  for (int i = 0; i < 100'000 && status.ok(); ++i) {
+    status = accumulator->Add(one);
+    EXPECT_LE(accumulator->memory_bytes(), cluster_.codec().accumulator_bytes());
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cells, TagcLists,
+                         ::testing::Values("tagc:density=0.1,cells=8", "tagc:density=0.1,cells=16",
+                                           "tagc:density=0.1,cells=32"),
+                         [](const auto& info) {
+                           const std::string codec = info.param;
+                           return "Bits" + codec.substr(codec.rfind('=') + 1);
+                         });
+
 TEST(TagcCodec, HardlyDefersOnceItsGeometryHasSettled) {
   const uint64_t n = 300'000;
   Cluster cluster(Options("tagc:density=0.01,cells=16", 4, n));
