@@ -81,7 +81,7 @@ LayoutSize EstimateLayout(const Job& job, uint32_t shard_count) {
 uint32_t OpenRounds(const Job& job) { return IsAsync(job) ? 1 : 1 + job.spec().rounds().staleness(); }
 uint32_t RetainedUpdates(const Job& job) { return 1 + OpenRounds(job); }
 uint32_t OwedUpdates(const Job& job) { return 3 + OpenRounds(job); }
-uint32_t MaxWaitersPerMember(const Job& job) { return 2 * (1 + OpenRounds(job)); }
+uint32_t MaxWaitersPerMember(const Job& job) { return 4 * OpenRounds(job); }
 
 std::string MemoryBound::ToString() const {
   return absl::StrFormat(

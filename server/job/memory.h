@@ -40,8 +40,8 @@ uint32_t OpenRounds(const Job& job);
 uint32_t RetainedUpdates(const Job& job);
 // Older ones of codecs that may defer elements, kept for workers which are in them and have not come back yet.
 uint32_t OwedUpdates(const Job& job);
-// Pulls of one worker of one bucket that wait at once: an update and parameters, of every round that it has not seen
-// and of the next.
+// Pulls of one worker of one bucket that wait at once: an update and parameters of every open round, on the stream that
+// it has and on one before it that is not known to be broken yet.
 uint32_t MaxWaitersPerMember(const Job& job);
 
 // What a job holds at one moment, of what MemoryBound bounds and changes while it runs. In bytes where not said

@@ -65,6 +65,10 @@ constexpr const char* kNames[] = {
     "caught up by parameters",
     "rounds skipped",
     "versions lost within the contract",
+    "step of two rounds",
+    "recovered between the rounds of a step",
+    "round begun before the last ones were settled",
+    "frame returned while later ones travel",
 };
 static_assert(std::size(kNames) == kEvents);
 

@@ -68,6 +68,10 @@ enum class Event : uint32_t {
   kCaughtUpByParameters,
   kRoundsSkipped,
   kRolledBack,
+  kStepOfTwoRounds,
+  kRecoveredWithinStep,
+  kRoundAhead,
+  kReturnedBesideLater,
   kCount
 };
 

@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/codec/frame_assembler.h"
+#include "common/codec/plan_window.h"
+#include "common/job/round_mode.h"
 #include "common/wire/frame.h"
 
 namespace gradwire::sim {
@@ -42,15 +44,16 @@ void Oracle::Encoded(uint64_t member, Entry entry, const EncodedFrame& frame) {
   if (!kept.chunks.empty())
     world_->Violate(absl::StrCat("round ", entry.round, " slice ", entry.slice, " was encoded twice by one worker"));
   kept = {frame.chunks, frame.positions, frame.integers};
-  const auto [unsettled, first] = unsettled_.emplace(std::pair(member, entry.slice), entry.round);
-  if (!first)
-    world_->Violate(absl::StrCat("round ", unsettled->second, " of slice ", entry.slice,
+  std::set<uint64_t>& unsettled = unsettled_[{member, entry.slice}];
+  unsettled.insert(entry.round);
+  if (*unsettled.begin() + setup_->staleness() < entry.round)
+    world_->Violate(absl::StrCat("round ", *unsettled.begin(), " of slice ", entry.slice,
                                  ": a worker goes on, and its frame was neither settled nor returned: lost"));
 }
 
 RoundPlan Oracle::PlanOf(Entry entry) const {
-  return entry.round == 0 ? setup_->codecs[entry.slice]->InitialPlan()
-                          : made_[entry.slice][entry.round - 1].update.next;
+  const uint64_t version = PlanVersion(*setup_->job, entry.round);
+  return version == 0 ? setup_->codecs[entry.slice]->InitialPlan() : made_[entry.slice][version - 1].update.next;
 }
 
 void Oracle::Appended(uint32_t shard, const journal::Record& record) {
@@ -147,8 +150,8 @@ void Oracle::Seen(Entry entry, const std::vector<Bytes>& chunks) {
 }
 
 void Oracle::Settled(uint64_t member, Entry entry, bool included, bool outlived) {
-  unsettled_.erase({member, entry.slice});
-  if (entry.round == 0 || outlived) return;
+  unsettled_[{member, entry.slice}].erase(entry.round);
+  if (!CarriesValues(*setup_->job, entry.round) || outlived) return;
   const std::vector<Made>& made = made_[entry.slice];
   if (entry.round >= made.size()) return world_->Violate("a worker settled a round that no shard has made");
   const auto contribution = made[entry.round].contributions.find(member);
@@ -192,11 +195,12 @@ void Oracle::Recovered(uint32_t shard, uint64_t version, uint64_t epoch, bool ma
                        std::optional<TimeNs> synced_until) {
   bool lost = false;
   uint64_t all_seen = UINT64_MAX;
+  const uint64_t apart = MostApart(*setup_->job);
   for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards) {
     const uint64_t seen = SeenVersion(slice);
     all_seen = std::min(all_seen, seen);
-    // Only some buckets of the round behind `version` may be there, and which is not known here.
-    lost = lost || seen > version + 1;
+    // Only some buckets of the rounds behind `version` may be there, and which is not known here.
+    lost = lost || seen > version + apart;
   }
   lost = lost || all_seen > version;
   if (lost && !may_lose)
@@ -206,15 +210,15 @@ void Oracle::Recovered(uint32_t shard, uint64_t version, uint64_t epoch, bool ma
   if (lost) world_->Count(Event::kRolledBack);
   for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards) {
     std::vector<Made>& made = made_[slice];
-    for (uint64_t round = version + 1; round < made.size() && synced_until; ++round) {
+    for (uint64_t round = version + apart; round < made.size() && synced_until; ++round) {
       const TimeNs promised = *synced_until - setup_->job->spec().durability().interval_ms() * kMs - kWriteSlack;
       if (made[round].seen && *made[round].seen < promised && made[round - 1].seen)
         return world_->Violate(absl::StrCat("shard ", shard, " came back with version ", version, "; version ",
                                             round + 1, " was seen longer ago than the interval of syncs"));
     }
     if (made.size() > version) lost_before_[shard] = epoch;  // answers with them may be on their way
-    if (made.size() > version + 1) made.resize(version + 1);
-    if (made.size() > version) made[version].seen.reset();
+    if (made.size() > version + apart) made.resize(version + apart);
+    for (uint64_t round = version; round < made.size(); ++round) made[round].seen.reset();
   }
   if (replays_[shard].digests.size() > version + 1) StartReplay(shard);
 }

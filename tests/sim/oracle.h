@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -75,7 +76,7 @@ class Oracle {
   const Setup* const setup_;
   std::vector<std::vector<Made>> made_;                                         // by slice and round
   std::map<std::pair<uint64_t, std::pair<uint64_t, uint32_t>>, Frame> frames_;  // by member, round, slice
-  std::map<std::pair<uint64_t, uint32_t>, uint64_t> unsettled_;  // by member and slice: the round of its frame
+  std::map<std::pair<uint64_t, uint32_t>, std::set<uint64_t>> unsettled_;  // by member and slice: rounds of its frames
   std::vector<Replay> replays_;                                  // by shard
   std::vector<uint64_t> lost_before_;  // by shard: the epoch of the last server that came back without all versions
   std::vector<std::unique_ptr<Accumulator>> accumulators_;

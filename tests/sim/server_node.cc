@@ -220,6 +220,7 @@ void ServerNode::Start() {
     const v1::JobStatus status = job->Describe(false, true);
     version = status.version();
     if (status.durability().snapshot_version() > 0) world_->Count(Event::kRecoveredFromSnapshot);
+    if (setup_->job->two_phase() && version % 2 == 1) world_->Count(Event::kRecoveredWithinStep);
   }
   world_->Trace([&] { return absl::StrCat("shard ", shard_, ": server ", starts_, " is up at version ", version); });
   const std::optional<TimeNs> synced_until =

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,18 @@ T Must(absl::StatusOr<T> made) {
   if (made.ok()) return *std::move(made);
   std::fprintf(stderr, "%s\n", made.status().ToString().c_str());
   std::abort();
+}
+
+// Vectors, and, for `two_phase`, a matrix and more of either.
+void AddTensors(World& world, bool two_phase, v1::JobSpec* spec) {
+  const uint64_t tensors = 1 + world.Below(3);
+  for (uint64_t t = 0; t < tensors; ++t) {
+    v1::TensorSpec& tensor = *spec->add_tensors();
+    tensor.set_name(absl::StrCat("t", t));
+    const bool matrix = two_phase && (t == 0 || world.Chance(0.5));
+    tensor.add_shape(matrix ? 5 + world.Below(10) : 1 + world.Below(200));
+    if (matrix) tensor.add_shape(5 + world.Below(10));
+  }
 }
 
 }  // namespace
@@ -47,6 +60,7 @@ std::string Setup::ToString() const {
                       v1::OptimizerKind_Name(spec.optimizer().kind()), ", ",
                       v1::DurabilityLevel_Name(spec.durability().level()), waits_for_disk() ? ", waits" : ", goes on",
                       spec.rounds().quorum() > 0 ? absl::StrCat(", quorum ", spec.rounds().quorum()) : "",
+                      staleness() > 0 ? absl::StrCat(", staleness ", staleness()) : "",
                       pull == PullMode::kUpdate ? ", pulls updates" : ", pulls parameters");
 }
 
@@ -59,16 +73,12 @@ std::unique_ptr<Setup> MakeSetup(World& world) {
   setup->pull = world.Chance(0.8) ? PullMode::kUpdate : PullMode::kParams;
   v1::JobSpec spec;
   spec.set_name("sim");
-  const uint64_t tensors = 1 + world.Below(3);
-  for (uint64_t t = 0; t < tensors; ++t) {
-    v1::TensorSpec& tensor = *spec.add_tensors();
-    tensor.set_name(absl::StrCat("t", t));
-    tensor.add_shape(1 + world.Below(200));
-  }
   static constexpr const char* kCodecs[] = {"dense:values=fixed16", "dense:values=fixed32", "dense:values=fp32",
-                                            "tagc:density=0.1", "tagc:density=0.3"};
-  spec.set_codec(kCodecs[world.Below(5)]);
+                                            "tagc:density=0.1",     "tagc:density=0.3",     "powersgd:rank=2"};
+  spec.set_codec(kCodecs[world.Below(std::size(kCodecs))]);
   const bool sparse = spec.codec().starts_with("tagc");
+  const bool two_phase = spec.codec().starts_with("powersgd");
+  AddTensors(world, two_phase, &spec);
   spec.mutable_optimizer()->set_kind(sparse              ? v1::OPTIMIZER_STEP
                                      : world.Chance(0.5) ? v1::OPTIMIZER_SGD
                                                          : v1::OPTIMIZER_ADAMW);
@@ -81,8 +91,12 @@ std::unique_ptr<Setup> MakeSetup(World& world) {
   spec.set_bucket_bytes(512);
   spec.set_run_elements(64);
   spec.set_seed(world.Below(1000));
-  if (setup->workers > 1 && world.Chance(0.4))
+  if (setup->workers > 1 && world.Chance(0.4)) {
     spec.mutable_rounds()->set_quorum(1 + static_cast<uint32_t>(world.Below(setup->workers - 1)));
+  } else if (!two_phase && world.Chance(0.3)) {
+    spec.mutable_rounds()->set_mode(v1::ROUNDS_BOUNDED);
+    spec.mutable_rounds()->set_staleness(static_cast<uint32_t>(world.Chance(0.2) ? 16 : 1 + world.Below(4)));
+  }
   v1::DurabilitySpec& durability = *spec.mutable_durability();
   durability.set_level(world.Chance(0.7) ? v1::DURABILITY_FSYNC : v1::DURABILITY_INTERVAL);
   durability.set_interval_ms(100);

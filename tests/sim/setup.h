@@ -36,6 +36,9 @@ struct Setup {
   std::vector<std::vector<float>> InitialParameters() const;
   // With a quorum the deadline is learned first.
   uint64_t rounds_before_faults() const { return job->spec().rounds().quorum() > 0 ? 11 : 2; }
+  uint64_t staleness() const { return job->spec().rounds().staleness(); }
+  // What a round may return to a residual only to within a rounding, or beside frames on their way.
+  bool returns_by_addition() const { return job->two_phase() || staleness() > 0; }
   bool waits_for_disk() const;     // fsync, or interval with the policy to wait
   bool may_lose_versions() const;  // by a loss of power
   std::string ToString() const;

@@ -64,7 +64,7 @@ void WorkerSession::AgreeNext(uint32_t shard, int pass, uint64_t version) {
 }
 
 void WorkerSession::CatchUpTo(uint64_t version) {
-  by_updates_ = by_updates_ && version <= ledger_->round() + kFollowedVersions;
+  by_updates_ = by_updates_ && version <= ledger_->round() + kFollowedVersions + setup_->staleness();
   Catching wanted;
   wanted.resumed = resumed_;
   wanted.kind = by_updates_ ? v1::PULL_UPDATE : client::StartKind(*setup_->job, setup_->pull);
@@ -111,7 +111,7 @@ void WorkerSession::TakeCaught() {
     }
     if (residual != ResidualOf(slice))
       world_->Violate(absl::StrCat(node_->name(), ": catching up changed the residual of slice ", slice));
-    if (ledger_->next() == 1) work_->Keep(slice);  // it carried no values
+    if (!Carries(ledger_->next() - 1)) work_->Keep(slice);
   }
   world_->Trace([&] { return absl::StrCat(node_->name(), ": has caught up with version ", caught.last); });
   if (caught.last > ledger_->round()) world_->Count(Event::kRoundsSkipped);

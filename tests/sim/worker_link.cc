@@ -239,6 +239,7 @@ bool WorkerSession::SendTo(uint32_t shard, const std::vector<Bytes>& chunks, con
   };
   if (training() && world_->Chance(node_->repeat)) {
     world_->Count(Event::kFrameRepeated);
+    node_->repeated = true;
     for (const Bytes& chunk : chunks) send(chunk);
   } else if (training() && world_->Chance(node_->flip)) {
     world_->Count(Event::kFrameFlipped);
@@ -395,6 +396,7 @@ void WorkerSession::Mended(uint32_t shard, uint64_t round, uint64_t known, bool 
     world_->Count(Event::kResentFrames);
     SendAgain(entry);
   }
+  GoOn();
   if (!agreed_.empty()) AgreeToCatchUp();  // the shard waits for it again
 }
 

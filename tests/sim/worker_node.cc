@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "common/job/round_mode.h"
 #include "tests/sim/chunks.h"
 #include "tests/sim/worker_link.h"
 
@@ -70,10 +71,8 @@ WorkerSession::WorkerSession(WorkerNode* node, uint64_t incarnation)
       incarnation_(incarnation),
       memory_(setup_->InitialParameters()),
       gradient_(memory_),
-      bytes_(setup_->slices()),
       bad_(memory_.size()),
-      before_(setup_->slices()),
-      after_(setup_->slices()) {
+      sending_((setup_->staleness() + 1) * setup_->slices()) {
   std::vector<const Codec*> of_tensor(memory_.size());
   for (uint32_t b = 0; b < setup_->layout->bucket_count(); ++b)
     for (const BucketPart& part : setup_->layout->parts(b))
@@ -116,15 +115,19 @@ void WorkerSession::End(bool leave) {
 void WorkerSession::Fail(const absl::Status& status) {
   if (over_) return;
   world_->Trace([&] { return absl::StrCat(node_->name(), ": the session fails: ", status.ToString()); });
+  if (training() && absl::IsResourceExhausted(status) && !node_->repeated)
+    world_->Violate(absl::StrCat(node_->name(), " does what sessions do, and is refused: ", status.ToString()));
   if (!training()) world_->Count(Event::kStartInterrupted);
   End(/*leave=*/false);
   node_->SessionFailed();
 }
 
 void WorkerSession::BeginRound(bool again) {
+  const uint64_t round = ledger_->next();
   ledger_->Open();
-  for (client::SliceBytes& bytes : bytes_) bytes = client::SliceBytes();
-  const uint64_t round = ledger_->round();
+  in_step_ = true;
+  for (uint32_t slice = 0; slice < setup_->slices(); ++slice) Of({round, slice}) = Sending();
+  if (round > ledger_->round()) world_->Count(Event::kRoundAhead);
   world_->Trace([&] { return absl::StrCat(node_->name(), ": round ", round, " begins"); });
   for (uint32_t t = 0; t < memory_.size(); ++t) {
     if (!again) {
@@ -137,7 +140,7 @@ void WorkerSession::BeginRound(bool again) {
       const absl::Status taken = gradients_->Ingest(t, gradient_[t].data(), round);
       if (taken.ok() == bad_[t]) world_->Violate("a gradient with NaN was taken in, or one without was refused");
     }
-    if (!bad_[t] && round > 0) gradients_->Select(t, round);
+    if (!bad_[t] && Carries(round)) gradients_->Select(t, round);
   }
   for (uint32_t slice = 0; slice < setup_->slices(); ++slice) SendSlice(slice);
 }
@@ -152,21 +155,24 @@ std::vector<float> WorkerSession::ResidualOf(uint32_t slice) {
   return values;
 }
 
+bool WorkerSession::Carries(uint64_t round) const { return CarriesValues(*setup_->job, round); }
+
 void WorkerSession::SendSlice(uint32_t slice) {
-  const uint64_t round = ledger_->round();
+  const uint64_t round = ledger_->next() - 1;
+  Sending& sending = Of({round, slice});
   bool abstain = false;
   for (const BucketPart& part : setup_->layout->parts(slice / setup_->shards))
-    abstain = abstain || (round > 0 && bad_[part.tensor]);
-  before_[slice] = ResidualOf(slice);
+    abstain = abstain || (Carries(round) && bad_[part.tensor]);
+  sending.before = ResidualOf(slice);
   if (!abstain) {
-    const absl::Status encoded = work_->Encode(slice, round, {&kLearningRate, 1}, &bytes_[slice]);
+    const absl::Status encoded = work_->Encode(slice, round, {&kLearningRate, 1}, &sending.bytes);
     if (!encoded.ok()) return world_->Violate(absl::StrCat("encoding failed: ", encoded.ToString()));
-    bytes_[slice].frame->chunks = Rechunk(bytes_[slice].frame->chunks, setup_->chunk_bytes);
-    node_->oracle()->Encoded(member(), {round, slice}, *bytes_[slice].frame);
+    sending.bytes.frame->chunks = Rechunk(sending.bytes.frame->chunks, setup_->chunk_bytes);
+    node_->oracle()->Encoded(member(), {round, slice}, *sending.bytes.frame);
   } else {
     work_->Keep(slice);
   }
-  after_[slice] = ResidualOf(slice);
+  sending.after = ResidualOf(slice);
   // One after the other, so that a crash or a break may come between any two.
   Later(world_->Between(0, 500 * kUs), [this, round, slice, abstain] {
     if (ledger_->IsOpen(round)) SendFrame({round, slice}, abstain);
@@ -179,7 +185,7 @@ void WorkerSession::SendFrame(Entry entry, bool abstain) {
     ledger_->Abstains(entry);
   }
   const std::vector<Bytes> chunks =
-      abstain ? work_->EncodeAbstain(entry.slice, entry.round, /*nonfinite=*/false) : bytes_[entry.slice].frame->chunks;
+      abstain ? work_->EncodeAbstain(entry.slice, entry.round, /*nonfinite=*/false) : Of(entry).bytes.frame->chunks;
   SendTo(entry.slice % setup_->shards, chunks, ledger_->Wanted(entry));
   client::RoundLedger::Actions actions;
   ledger_->Sent(entry, &actions);
@@ -242,29 +248,28 @@ void WorkerSession::OnAnswer(uint32_t shard, v1::PullKind kind, uint32_t bucket,
     return absl::StrCat(node_->name(), ": version ", version, " shard ", shard, " bucket ", bucket, ": ",
                         v1::PullKind_Name(kind), " ", status.ToString());
   });
-  if (version <= ledger_->round()) return;
   if (catching_) return OnCaught(shard, kind, bucket, version, status, std::move(chunks));
+  if (version <= ledger_->round()) return;
   const Entry entry{version - 1, bucket * setup_->shards + shard};
   client::RoundLedger::Actions actions;
   if (absl::IsOutOfRange(status)) {
     if (ledger_->Gone(entry, kind, &actions) != client::RoundLedger::AnswerEffect::kTaken) return;
     world_->Count(Event::kAnswerGone);
-    (kind == v1::PULL_UPDATE ? bytes_[entry.slice].update_gone : bytes_[entry.slice].parameters_gone) = true;
+    (kind == v1::PULL_UPDATE ? Of(entry).bytes.update_gone : Of(entry).bytes.parameters_gone) = true;
     return Run(actions);
   }
   if (!status.ok()) return Fail(status);
   switch (ledger_->Answered(entry, kind, &actions)) {
     case client::RoundLedger::AnswerEffect::kTaken:
       if (!Outlived(shard)) node_->oracle()->Seen(entry, kind == v1::PULL_UPDATE ? chunks : std::vector<Bytes>());
-      (kind == v1::PULL_UPDATE ? bytes_[entry.slice].update_chunks : bytes_[entry.slice].parameter_chunks) =
-          std::move(chunks);
+      (kind == v1::PULL_UPDATE ? Of(entry).bytes.update_chunks : Of(entry).bytes.parameter_chunks) = std::move(chunks);
       return Run(actions);
     case client::RoundLedger::AnswerEffect::kRepeated:
       return;
     case client::RoundLedger::AnswerEffect::kUnexpected:
       if (ledger_->Behind()) return;  // of an attempt to catch up that was given up
       return world_->Violate(
-          absl::StrCat(node_->name(), " was given version ", version, " in round ", ledger_->round()));
+          absl::StrCat(node_->name(), " was given version ", version, " in round ", ledger_->next() - 1));
   }
 }
 
@@ -274,20 +279,45 @@ void WorkerSession::Run(const client::RoundLedger::Actions& actions) {
       if (!ledger_->SendAgain(entry)) return;
       SendFrame(entry, /*abstain=*/true);
     });
-  for (Entry entry : actions.decode) Settle(entry);
+  for (Entry entry : actions.decode) {
+    const absl::Status status = work_->Decode(entry.slice, entry.round, &Of(entry).bytes);
+    if (!status.ok()) return world_->Violate(absl::StrCat(node_->name(), ": ", status.ToString()));
+    decoded_.push_back(entry);
+  }
+  GoOn();
+}
+
+bool WorkerSession::SettleNext() {
+  const auto next = std::find_if(decoded_.begin(), decoded_.end(), [&](Entry entry) { return ledger_->MayApply(entry); });
+  if (next == decoded_.end()) return false;
+  const Entry entry = *next;
+  decoded_.erase(next);
+  Settle(entry);
+  return true;
 }
 
 void WorkerSession::Settle(Entry entry) {
-  client::SliceBytes& bytes = bytes_[entry.slice];
+  client::SliceBytes& bytes = Of(entry).bytes;
+  const uint32_t shard = entry.slice % setup_->shards;
   const bool included = ledger_->included(entry);
-  absl::Status status = work_->Decode(entry.slice, entry.round, &bytes);
-  if (status.ok()) status = work_->Apply(entry.slice, entry.round, included, &bytes);
+  const std::vector<float> held = ResidualOf(entry.slice);
+  const absl::Status status = work_->Apply(entry.slice, entry.round, included, &bytes);
   if (!status.ok()) return world_->Violate(absl::StrCat(node_->name(), ": ", status.ToString()));
-  node_->oracle()->Settled(member(), entry, included, Outlived(entry.slice % setup_->shards));
-  CheckResidual(entry, included);
+  node_->oracle()->Settled(member(), entry, included, Outlived(shard));
+  CheckResidual(entry, included, held);
+  if (setup_->job->two_phase() && Carries(entry.round)) world_->Count(Event::kStepOfTwoRounds);
+  if (entry.round + 1 < ledger_->next() && bytes.frame && !included) world_->Count(Event::kReturnedBesideLater);
   bytes = client::SliceBytes();
   ledger_->Settled(entry);
-  if (ledger_->AllSettled(entry.round)) EndRound();
+  CheckShard(shard);
+}
+
+// Where all slices of the shard have the same version.
+void WorkerSession::CheckShard(uint32_t shard) {
+  const uint64_t version = work_->plans(shard).version();
+  for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards)
+    if (work_->plans(slice).version() != version) return;
+  if (!Outlived(shard)) node_->oracle()->CheckDigest(shard, version, replica_->ShardDigest(shard), node_->name());
 }
 
 // To the last bit: what was not sent, or not merged, is where it was before; what nobody could decode, too.
@@ -295,10 +325,12 @@ void WorkerSession::Check() const {
   uint64_t held = 0;
   uint64_t limit = 0;
   for (uint32_t slice = 0; slice < setup_->slices(); ++slice) {
-    const client::SliceBytes& bytes = bytes_[slice];
-    if (bytes.frame) held += TotalSize(bytes.frame->chunks);
-    held += TotalSize(bytes.update_chunks) + TotalSize(bytes.parameter_chunks);
-    limit += 3 * (setup_->LayoutOf(slice).elements * 3 * sizeof(float) + kFrameOverheadBytes);
+    for (uint64_t age = 0; age <= setup_->staleness(); ++age) {
+      const client::SliceBytes& bytes = sending_[age * setup_->slices() + slice].bytes;
+      if (bytes.frame) held += TotalSize(bytes.frame->chunks);
+      held += TotalSize(bytes.update_chunks) + TotalSize(bytes.parameter_chunks);
+      limit += 3 * (setup_->LayoutOf(slice).elements * 3 * sizeof(float) + kFrameOverheadBytes);
+    }
   }
   if (catching_)
     for (const std::vector<Bytes>& chunks : catching_->chunks) held += TotalSize(chunks);
@@ -306,11 +338,28 @@ void WorkerSession::Check() const {
     world_->Violate(absl::StrCat(node_->name(), " holds ", held, " bytes of frames and answers, the bound is ", limit));
 }
 
-void WorkerSession::CheckResidual(Entry entry, bool included) {
-  if (entry.round == 0 || before_[entry.slice].empty()) return;
-  std::vector<float> expected = included ? after_[entry.slice] : before_[entry.slice];
-  if (included)
-    for (uint32_t position : bytes_[entry.slice].update.deferred) expected[position] = before_[entry.slice][position];
+void WorkerSession::CheckResidual(Entry entry, bool included, const std::vector<float>& held) {
+  const Sending& sending = Of(entry);
+  if (!Carries(entry.round) || sending.before.empty()) return;
+  std::vector<float> expected = included ? sending.after : sending.before;
+  const std::vector<uint32_t>& deferred = sending.bytes.update.deferred;
+  if (setup_->returns_by_addition()) {
+    // Beside later frames, or only to within a rounding: what the codec says is added to what is there, and no more.
+    expected = held;
+    std::vector<float*> runs;
+    size_t position = 0;
+    for (const gradwire::Run& run : setup_->LayoutOf(entry.slice).runs) {
+      runs.push_back(expected.data() + position);
+      position += run.length;
+    }
+    if (sending.bytes.frame && (!included || !deferred.empty())) {
+      const absl::Status returned =
+          setup_->codecs[entry.slice]->Return(*sending.bytes.frame, included ? &deferred : nullptr, runs);
+      if (!returned.ok()) return world_->Violate(returned.ToString());
+    }
+  } else if (included) {
+    for (uint32_t position : deferred) expected[position] = sending.before[position];
+  }
   const std::vector<float> residual = ResidualOf(entry.slice);
   if (std::memcmp(residual.data(), expected.data(), residual.size() * sizeof(float)) == 0) return;
   world_->Violate(absl::StrCat(node_->name(), ": after round ", entry.round, " the residual of slice ", entry.slice,
@@ -319,14 +368,21 @@ void WorkerSession::CheckResidual(Entry entry, bool included) {
 
 bool WorkerSession::Outlived(uint32_t shard) const { return node_->oracle()->Outlived(shard, links_[shard]->epoch); }
 
-void WorkerSession::EndRound() {
-  const bool behind = ledger_->Behind();
-  const uint64_t version = ledger_->round() + 1;
-  for (uint32_t shard = 0; shard < setup_->shards && !behind; ++shard)
-    if (!Outlived(shard)) node_->oracle()->CheckDigest(shard, version, replica_->ShardDigest(shard), node_->name());
-  ledger_->Close();
-  if (behind) return CatchUp();
-  if (version == 1) return BeginRound(/*again=*/true);
+// As Exchange::MayGoOn.
+bool WorkerSession::MayGoOn() const {
+  if (ledger_->Behind() || !Carries(ledger_->next() - 1)) return ledger_->AllSettled();
+  return ledger_->version() + setup_->staleness() >= ledger_->next() && ledger_->AllSent(ledger_->next() - 1);
+}
+
+void WorkerSession::GoOn() {
+  if (!in_step_ || over_) return;
+  while (SettleNext() && !world_->violated()) {
+  }
+  if (world_->violated() || !MayGoOn()) return;
+  in_step_ = false;
+  while (ledger_->version() > ledger_->round()) ledger_->Close();
+  if (ledger_->Behind()) return CatchUp();
+  if (!Carries(ledger_->next() - 1)) return BeginRound(/*again=*/true);
   FinishStep();
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -52,6 +53,12 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
     size_t missing = 0;
     uint64_t resumed = 0;
   };
+  // Of one frame: its bytes, the residual before it was encoded and behind it.
+  struct Sending {
+    client::SliceBytes bytes;
+    std::vector<float> before;
+    std::vector<float> after;
+  };
 
   // Joining and starting, as Starter.
   void JoinNext(uint32_t shard, int pass, TimeNs backoff);
@@ -87,8 +94,13 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void OnAnswer(uint32_t shard, v1::PullKind kind, uint32_t bucket, uint64_t version, const absl::Status& status,
                 std::vector<Bytes> chunks);
   void Run(const client::RoundLedger::Actions& actions);
+  // What may be applied is, and the caller's step ends where it may.
+  void GoOn();
+  bool SettleNext();
   void Settle(Entry entry);
-  void EndRound();
+  bool MayGoOn() const;
+  bool Carries(uint64_t round) const;
+  void CheckShard(uint32_t shard);
   // The caller's next step.
   void FinishStep();
 
@@ -100,7 +112,8 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void OnCaught(uint32_t shard, v1::PullKind kind, uint32_t bucket, uint64_t version, const absl::Status& status,
                 std::vector<Bytes> chunks);
   void TakeCaught();
-  void CheckResidual(Entry entry, bool included);
+  // `held`: what the residual was before it was settled.
+  void CheckResidual(Entry entry, bool included, const std::vector<float>& held);
   // What this session knows of the shard is of a server whose versions were lost since. It will be told.
   bool Outlived(uint32_t shard) const;
 
@@ -109,6 +122,7 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void Guarded(std::function<void()> call);
   uint64_t member() const;
   std::vector<float> ResidualOf(uint32_t slice);
+  Sending& Of(Entry entry) { return sending_[entry.round % (setup_->staleness() + 1) * setup_->slices() + entry.slice]; }
 
   WorkerNode* const node_;
   World* const world_;
@@ -127,10 +141,10 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   std::unique_ptr<client::GradientStore> gradients_;
   std::unique_ptr<client::SliceWork> work_;
   std::unique_ptr<client::RoundLedger> ledger_;
-  std::vector<client::SliceBytes> bytes_;
-  std::vector<bool> bad_;                   // by tensor: its gradient was refused
-  std::vector<std::vector<float>> before_;  // by slice: the residual before the frame was encoded
-  std::vector<std::vector<float>> after_;   // and behind it
+  std::vector<bool> bad_;  // by tensor: its gradient was refused
+  std::vector<Sending> sending_;  // of the open rounds, see Of
+  std::deque<Entry> decoded_;     // to be applied in turn
+  bool in_step_ = false;          // of the caller: between, nothing is applied
   // Catching up.
   std::optional<Catching> catching_;
   std::vector<std::optional<uint64_t>> agreed_;  // by shard: the version that it named
@@ -165,6 +179,7 @@ class WorkerNode {
   TimeNs TakeThink();
   double flip = 0;          // of a sent frame
   double repeat = 0;        // of a sent frame
+  bool repeated = false;    // that has happened
   double chunk_fault = 0;   // of a sent frame: something happens between its chunks
   double bad_gradient = 0;  // of a tensor
 

@@ -392,8 +392,9 @@ void Exchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
 
 void Exchange::OnAnswer(uint32_t shard, PullAnswer answer) {
   absl::MutexLock lock(&mu_);
-  if (answer.version <= ledger_.round()) return;  // asked for again after a break, and settled by the first answer
+  // First: it may be the version that this worker has where it knows of all its rounds, but not the parameters.
   if (catching_) return NoteCaught(shard, std::move(answer));
+  if (answer.version <= ledger_.round()) return;  // asked for again after a break, and settled by the first answer
   const bool gone = absl::IsOutOfRange(answer.status);
   if (!answer.status.ok() && !gone) return FailLocked(answer.status);
   RoundLedger::Actions actions;
