@@ -14,11 +14,13 @@
 #include "common/base/status_macros.h"
 #include "common/codec/powersgd/matrix_shape.h"
 #include "common/codec/update_codec.h"
+#include "common/job/glob.h"
 
 namespace gradwire {
 namespace {
 
 constexpr size_t kMaxTensors = 1'000'000;
+constexpr uint32_t kMaxCodecs = 256;  // different ones of one job
 constexpr uint64_t kMaxElements = uint64_t{1} << 40;
 constexpr int kMaxGroups = 64;
 constexpr int kMaxRules = 1024;
@@ -273,12 +275,45 @@ absl::StatusOr<Tensor> MakeTensor(const v1::JobSpec& spec, int index) {
   return out;
 }
 
-bool RuleMatches(const v1::CodecRule& rule, const Tensor& tensor) {
-  if (!rule.pattern().empty() && !GlobMatch(rule.pattern(), tensor.name)) return false;
-  if (rule.max_elements() != 0 && tensor.elements > rule.max_elements()) return false;
-  if (rule.roles().empty()) return true;
-  return std::any_of(rule.roles().begin(), rule.roles().end(), [&](int role) { return role == tensor.role; });
-}
+// Which rule a tensor follows: the first one that matches. What all tensors of a job may cost together is bounded, as a
+// spec of a few hundred kilobytes can ask for hours: the work is counted, so every party comes to the same verdict.
+class RuleFinder {
+ public:
+  explicit RuleFinder(const v1::JobSpec& spec) : spec_(spec) {}
+
+  // rules_size(): none matches. InvalidArgument: too much work.
+  absl::StatusOr<int> Find(const Tensor& tensor) {
+    for (int r = 0; r < spec_.rules_size(); ++r) {
+      const v1::CodecRule& rule = spec_.rules(r);
+      const uint64_t roles = static_cast<uint64_t>(rule.roles_size());
+      std::optional<bool> matches = true;
+      if (steps_left_ <= roles) return TooMuch();
+      steps_left_ -= 1 + roles;
+      if (!rule.pattern().empty()) matches = GlobMatchWithin(rule.pattern(), tensor.name, &steps_left_);
+      if (!matches) return TooMuch();
+      if (*matches && Takes(rule, tensor)) return r;
+    }
+    return spec_.rules_size();
+  }
+
+ private:
+  static constexpr uint64_t kMaxSteps = uint64_t{1} << 28;  // about half a second
+
+  static bool Takes(const v1::CodecRule& rule, const Tensor& tensor) {
+    if (rule.max_elements() != 0 && tensor.elements > rule.max_elements()) return false;
+    if (rule.roles().empty()) return true;
+    return std::any_of(rule.roles().begin(), rule.roles().end(), [&](int role) { return role == tensor.role; });
+  }
+  absl::Status TooMuch() const {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "job '%s': matching %d rules with the names of %d tensors takes more than %d comparisons: use fewer rules, or "
+        "patterns with fewer stars",
+        spec_.name(), spec_.rules_size(), spec_.tensors_size(), kMaxSteps));
+  }
+
+  const v1::JobSpec& spec_;
+  uint64_t steps_left_ = kMaxSteps;
+};
 
 // A skipped round is one that nobody has gone on from.
 absl::Status CheckSkips(const v1::JobSpec& spec) {
@@ -394,13 +429,18 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
     return absl::InvalidArgumentError(
         absl::StrFormat("job '%s' has %d tensors; 1 to %d are allowed", spec.name(), spec.tensors_size(), kMaxTensors));
   }
-  const auto codec_index = [&job](const Codecs& codecs) {
+  const auto codec_index = [&job](const Codecs& codecs) -> absl::StatusOr<uint32_t> {
     uint32_t index = 0;
     while (index < job.codecs_.size() &&
            (job.codecs_[index] != codecs.first || job.update_codecs_[index] != codecs.second)) {
       ++index;
     }
     if (index < job.codecs_.size()) return index;
+    if (index == kMaxCodecs) {
+      return absl::InvalidArgumentError(absl::StrFormat("job '%s' has more than %d different codecs for its tensors: "
+                                                        "give more of them the same one",
+                                                        job.spec_.name(), kMaxCodecs));
+    }
     job.codecs_.push_back(codecs.first);
     job.update_codecs_.push_back(codecs.second);
     return index;
@@ -418,6 +458,7 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
         "update_codec is for rounds.mode sync and bounded: with asynchronous rounds no update travels, workers pull "
         "parameters; leave it out");
   }
+  RuleFinder rules(job.spec_);
   std::set<std::string_view> names;
   for (int i = 0; i < job.spec_.tensors_size(); ++i) {
     GW_ASSIGN_OR_RETURN(Tensor tensor, MakeTensor(job.spec_, i));
@@ -430,11 +471,10 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
           "for "
           "themselves");
     }
-    const auto rule = std::find_if(job.spec_.rules().begin(), job.spec_.rules().end(),
-                                   [&](const v1::CodecRule& r) { return RuleMatches(r, tensor); });
-    Codecs codecs = rule == job.spec_.rules().end() ? fallback : rule_codecs[rule - job.spec_.rules().begin()];
+    GW_ASSIGN_OR_RETURN(const int rule, rules.Find(tensor));
+    Codecs codecs = rule == job.spec_.rules_size() ? fallback : rule_codecs[static_cast<size_t>(rule)];
     GW_RETURN_IF_ERROR(FillPowerSgd(tensor, &codecs.first));
-    tensor.codec = codec_index(codecs);
+    GW_ASSIGN_OR_RETURN(tensor.codec, codec_index(codecs));
     GW_RETURN_IF_ERROR(CheckVelocity(job.spec_, tensor, job.codecs_[tensor.codec]));
     v1::TensorSpec* canonical = job.spec_.mutable_tensors(i);
     canonical->set_role(tensor.role);

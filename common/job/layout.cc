@@ -2,6 +2,7 @@
 #include "common/job/layout.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 
 #include "absl/strings/str_format.h"
@@ -51,27 +52,55 @@ std::vector<std::vector<BucketPart>> MakeBuckets(const Job& job) {
 
 // Deals runs to shards: in each turn the emptiest shard takes the run, ties are broken by a hash of the run, so the
 // loads differ by at most one run and neighbours are spread pseudo-randomly. A tensor that is kept whole is dealt as
-// one.
+// one. Takes a time that hardly grows with the number of shards: a spec of a few bytes may ask for millions of runs on
+// thousands of them.
 class Dealer {
  public:
-  Dealer(uint32_t shards, uint64_t seed) : seed_(seed), loads_(shards, 0) {}
+  Dealer(uint32_t shards, uint64_t seed) : seed_(seed), emptiest_((shards + 63) / 64) {
+    for (uint32_t s = 0; s < shards; ++s) Insert(s);
+  }
 
   uint32_t Deal(uint32_t tensor, uint64_t offset, uint32_t length) {
-    const uint64_t least = *std::min_element(loads_.begin(), loads_.end());
-    candidates_.clear();
-    for (uint32_t s = 0; s < loads_.size(); ++s) {
-      if (loads_[s] == least) candidates_.push_back(s);
+    if (candidates_ == 0) {
+      const auto next = others_.begin();
+      least_ = next->first;
+      for (const uint32_t shard : next->second) Insert(shard);
+      others_.erase(next);
     }
     const uint64_t hash = HashCombine(HashCombine(seed_, tensor), offset);
-    const uint32_t shard = candidates_[hash % candidates_.size()];
-    loads_[shard] += length;
+    const uint32_t shard = Take(static_cast<uint32_t>(hash % candidates_));
+    if (length == 0) {
+      Insert(shard);
+    } else {
+      others_[least_ + length].push_back(shard);
+    }
     return shard;
   }
 
  private:
-  uint64_t seed_;
-  std::vector<uint64_t> loads_;
-  std::vector<uint32_t> candidates_;
+  void Insert(uint32_t shard) {
+    emptiest_[shard / 64] |= uint64_t{1} << (shard % 64);
+    ++candidates_;
+  }
+  // The one of the emptiest shards that has `before` of them before it.
+  uint32_t Take(uint32_t before) {
+    uint32_t word = 0;
+    for (; before >= static_cast<uint32_t>(std::popcount(emptiest_[word])); ++word) {
+      before -= static_cast<uint32_t>(std::popcount(emptiest_[word]));
+    }
+    uint64_t left = emptiest_[word];
+    for (; before > 0; --before) left &= left - 1;
+    const uint64_t bit = left & -left;
+    emptiest_[word] &= ~bit;
+    --candidates_;
+    return word * 64 + static_cast<uint32_t>(std::countr_zero(bit));
+  }
+
+  const uint64_t seed_;
+  uint64_t least_ = 0;               // the load of the emptiest shards
+  uint32_t candidates_ = 0;          // how many they are
+  std::vector<uint64_t> emptiest_;   // bit by bit
+  std::map<uint64_t, std::vector<uint32_t>> others_;  // by load
 };
 
 uint32_t ShapeDigest(const Job& job, const BucketLayout& layout, uint32_t shard_count) {

@@ -2,13 +2,23 @@
 #include <algorithm>
 #include <cctype>
 
+#include "common/job/glob.h"
 #include "common/job/job.h"
 
 namespace gradwire {
 
 bool GlobMatch(std::string_view pattern, std::string_view text) {
+  uint64_t steps = UINT64_MAX;
+  return *GlobMatchWithin(pattern, text, &steps);
+}
+
+std::optional<bool> GlobMatchWithin(std::string_view pattern, std::string_view text, uint64_t* steps) {
   size_t p = 0, t = 0, star = std::string_view::npos, star_text = 0;
   while (t < text.size()) {
+    if ((*steps)-- == 0) {
+      *steps = 0;
+      return std::nullopt;
+    }
     if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t]) && pattern[p] != '*') {
       ++p, ++t;
     } else if (p < pattern.size() && pattern[p] == '*') {

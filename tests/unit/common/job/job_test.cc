@@ -295,5 +295,28 @@ TEST(GlobMatch, StarsAndQuestionMarks) {
   EXPECT_FALSE(GlobMatch("a*b*c", "aXbYbZ"));
 }
 
+TEST(Job, RulesThatTakeLongToMatchAreRefused) {
+  v1::JobSpec spec = SmallSpec();
+  for (int i = 0; i < 3000; ++i) spec.add_tensors()->set_name(std::string(200, 'a') + std::to_string(i));
+  for (int i = 0; i < 1000; ++i) {
+    spec.add_rules()->set_pattern("*a*a*a*a*a*a*a*b" + std::to_string(i));
+    spec.mutable_rules(i)->set_codec("dense:fp32");
+  }
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("comparisons"));
+  for (v1::CodecRule& rule : *spec.mutable_rules()) rule.set_pattern("encoder." + rule.pattern());
+  EXPECT_EQ(ErrorOf(spec), "") << "as many that begin otherwise are no trouble";
+}
+
+TEST(Job, HasABoundedNumberOfCodecs) {
+  v1::JobSpec spec = SmallSpec();
+  for (int i = 0; i < 400; ++i) {
+    spec.add_tensors()->set_name("t" + std::to_string(i));
+    spec.mutable_tensors(spec.tensors_size() - 1)->add_shape(1024);
+    spec.add_rules()->set_pattern("t" + std::to_string(i));
+    spec.mutable_rules(i)->set_codec("topk:density=0." + std::to_string(100 + i));
+  }
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("different codecs"));
+}
+
 }  // namespace
 }  // namespace gradwire

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <set>
 
+#include "common/base/hash.h"
+
 namespace gradwire {
 namespace {
 
@@ -208,6 +210,45 @@ TEST(Layout, AcceptsEmptyTensorsAndRefusesNonsense) {
   ExpectEveryElementOnce(*job, *layout);
   EXPECT_FALSE(Layout::Make(*job, 0).ok());
   EXPECT_FALSE(Layout::Make(*job, 5000).ok());
+}
+
+// The rule as it is written down, run by run: what the shard map has to be, however fast it is made.
+TEST(Layout, DealsEachRunToOneOfTheEmptiestShards) {
+  v1::JobSpec spec = TinySpec(3);
+  spec.set_seed(5);
+  spec.set_run_elements(64);
+  spec.set_bucket_bytes(64 * 4 * 50);
+  for (const uint64_t elements : {64 * 700 + 1, 64 * 3, 63, 64 * 1000 + 33}) {
+    auto* t = spec.add_tensors();
+    t->set_name("large" + std::to_string(elements));
+    t->add_shape(elements);
+  }
+  const auto job = Job::Make(spec);
+  ASSERT_TRUE(job.ok()) << job.status();
+  for (const uint32_t shards : {1u, 2u, 3u, 63u, 64u, 65u, 200u}) {
+    const auto layout = Layout::Make(*job, shards);
+    ASSERT_TRUE(layout.ok()) << layout.status();
+    std::vector<uint64_t> loads(shards);
+    std::vector<size_t> runs(shards);  // of the bucket
+    for (uint32_t b = 0; b < layout->bucket_count(); ++b) {
+      std::fill(runs.begin(), runs.end(), 0);
+      for (const BucketPart& part : layout->parts(b)) {
+        for (uint64_t offset = part.begin; offset < part.end; offset += 64) {
+          const uint64_t least = *std::min_element(loads.begin(), loads.end());
+          std::vector<uint32_t> emptiest;
+          for (uint32_t s = 0; s < shards; ++s) {
+            if (loads[s] == least) emptiest.push_back(s);
+          }
+          const uint64_t hash = HashCombine(HashCombine(5, part.tensor), offset);
+          const uint32_t shard = emptiest[hash % emptiest.size()];
+          const gradwire::Run& run = layout->at(b, shard).runs.at(runs[shard]++);
+          ASSERT_EQ(run.tensor, part.tensor);
+          ASSERT_EQ(run.offset, offset);
+          loads[shard] += run.length;
+        }
+      }
+    }
+  }
 }
 
 }  // namespace
