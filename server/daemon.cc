@@ -12,8 +12,9 @@
 #include "absl/time/time.h"
 #include "common/base/failpoint.h"
 #include "common/base/names.h"
+#include "common/base/start_thread.h"
 #include "common/base/status_macros.h"
-#include "common/transport/sink_scope.h"
+#include "common/transport/malloc_tuning.h"
 #include "kernels/cuda/cuda_backend.h"
 
 namespace gradwire {
@@ -22,6 +23,13 @@ namespace {
 // The ticker looks at least this often, so that a lease that begins while it waits is noticed in time.
 constexpr absl::Duration kLongestTick = absl::Milliseconds(100);
 constexpr absl::Duration kShortestTick = absl::Milliseconds(1);
+// Threads that close what the ticker finds due: so many jobs may be slow at once, and the others are not held up.
+constexpr size_t kClosers = 4;
+// Freed memory goes back to the system when jobs of this size have gone, or when this much lies idle. It is looked at
+// now and then only: that takes the allocator's lock, and rounds fault the memory in again.
+constexpr uint64_t kMuchFreedBytes = 16u << 20;
+constexpr uint64_t kIdleHeapBytes = 512u << 20;
+constexpr TimeNs kBetweenLooks = 5'000'000'000;
 
 uint64_t RandomEpoch() {
   std::random_device device;
@@ -127,7 +135,10 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
                                         for (const auto& listener : d->listeners_)
                                           listener->SetServing(serving && !d->registry_->draining());
                                       }));
-  daemon->ticker_ = std::thread([d = daemon.get()] { d->TickUntilStopped(); });
+  daemon->closers_ = std::make_unique<WorkPool>(kClosers);
+  GW_ASSIGN_OR_RETURN(daemon->ticker_, StartThread("the ticker", [d = daemon.get()] { d->TickUntilStopped(); }));
+  GW_ASSIGN_OR_RETURN(daemon->replication_ticker_,
+                      StartThread("the ticker", [d = daemon.get()] { d->TickReplicationUntilStopped(); }));
   return daemon;
 }
 
@@ -138,6 +149,8 @@ Daemon::~Daemon() {
     wake_.SignalAll();
   }
   if (ticker_.joinable()) ticker_.join();
+  if (replication_ticker_.joinable()) replication_ticker_.join();
+  closers_.reset();
   if (replication_ != nullptr) replication_->Stop();
   listeners_.clear();
   if (registry_ == nullptr) return;
@@ -165,9 +178,6 @@ absl::Duration Daemon::UntilNextTick() {
 }
 
 void Daemon::TickUntilStopped() {
-  // Closing a bucket here publishes to pullers; a slow one must not hold up the leases of the others, and inside a sink
-  // sends never block.
-  const transport::SinkScope never_block(this);
   for (;;) {
     const absl::Duration wait = UntilNextTick();
     {
@@ -176,9 +186,35 @@ void Daemon::TickUntilStopped() {
       if (stopped_) return;
       tick_sooner_ = false;
     }
-    registry_->Tick();
-    replication_->Tick();
+    registry_->Tick(closers_.get());
+    ReturnFreedMemory();
   }
+}
+
+void Daemon::TickReplicationUntilStopped() {
+  absl::MutexLock lock(&mu_);
+  while (!stopped_) {
+    mu_.Unlock();
+    replication_->Tick();
+    mu_.Lock();
+    mu_.AwaitWithTimeout(absl::Condition(&stopped_), kLongestTick);
+  }
+}
+
+void Daemon::ReturnFreedMemory() {
+  const TimeNs now = clock_->Now();
+  if (now < next_look_) return;
+  const uint64_t returned = registry_->environment().account->returned();
+  const bool job_gone = returned - returned_ >= kMuchFreedBytes;
+  const uint64_t free = transport::FreeHeapBytes();
+  // Free at two looks in a row: not only between two rounds.
+  const bool lies_idle = std::min(free, free_bytes_) >= kIdleHeapBytes;
+  next_look_ = now + kBetweenLooks;
+  free_bytes_ = free;
+  if (!job_gone && !lies_idle) return;
+  returned_ = returned;
+  free_bytes_ = 0;
+  closers_->Do([] { transport::ReturnFreeMemory(); });
 }
 
 absl::Status Daemon::Drain(uint32_t drain_ms) {

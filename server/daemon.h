@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "common/base/clock.h"
+#include "common/base/work_pool.h"
 #include "common/storage/data_directory.h"
 #include "common/storage/posix_disk.h"
 #include "common/transport/transport.h"
@@ -52,6 +53,8 @@ class Daemon {
  private:
   Daemon() = default;
   void TickUntilStopped();
+  void TickReplicationUntilStopped();
+  void ReturnFreedMemory();
   absl::Duration UntilNextTick();
 
   Clock* clock_ = nullptr;
@@ -68,7 +71,14 @@ class Daemon {
   std::unique_ptr<Dispatcher> dispatcher_;
   std::vector<std::unique_ptr<transport::Listener>> listeners_;
   std::unique_ptr<metrics::Exporter> exporter_;  // null without --metrics-listen; the first to go, it reads the others
-  std::thread ticker_;
+  std::unique_ptr<WorkPool> closers_;  // buckets that the ticker found due
+  std::thread ticker_;                 // of the jobs: ends leases of workers, finds what is due
+  std::thread replication_ticker_;     // of this server's own lease and its standbys, which wait for no job
+
+  // Of the ticker.
+  TimeNs next_look_ = 0;
+  uint64_t returned_ = 0;    // what jobs had given back when memory was returned last
+  uint64_t free_bytes_ = 0;  // of the heap, at the last look
 
   absl::Mutex mu_;
   absl::CondVar wake_;

@@ -1,9 +1,10 @@
-// Turns a failed allocation into a status, at the edge where a peer's request enters: it costs that request, not the
-// process.
+// Turns a failed allocation, or a thread that cannot be started, into a status, at the edge where a peer's request
+// enters: it costs that request, not the process.
 #pragma once
 
 #include <new>
 #include <string_view>
+#include <system_error>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -11,18 +12,25 @@
 
 namespace gradwire {
 
-// Returns f(), a Status or StatusOr; ResourceExhausted naming `what` where it throws std::bad_alloc. Locks are released
-// on the way; what `f` had changed stays changed.
+// ResourceExhausted; without a message where there is no memory for one.
+inline absl::Status OutOf(std::string_view what, const char* why) {
+  try {
+    return absl::ResourceExhaustedError(absl::StrCat(std::string(what), ": ", why));
+  } catch (const std::bad_alloc&) {
+    return absl::Status(absl::StatusCode::kResourceExhausted, {});
+  }
+}
+
+// Returns f(), a Status or StatusOr; ResourceExhausted naming `what` where it throws std::bad_alloc or
+// std::system_error. Locks are released on the way; what `f` had changed stays changed.
 template <typename F>
 auto CatchBadAlloc(std::string_view what, F f) -> decltype(f()) {
   try {
     return f();
   } catch (const std::bad_alloc&) {
-    try {
-      return absl::ResourceExhaustedError(absl::StrCat(std::string(what), ": out of memory"));
-    } catch (const std::bad_alloc&) {
-      return absl::Status(absl::StatusCode::kResourceExhausted, {});  // without a message it allocates nothing
-    }
+    return OutOf(what, "out of memory");
+  } catch (const std::system_error& error) {
+    return OutOf(what, error.what());
   }
 }
 

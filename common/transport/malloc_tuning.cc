@@ -19,4 +19,18 @@ void TuneMalloc() {
 #endif
 }
 
+uint64_t FreeHeapBytes() {
+#ifdef __GLIBC__
+  return mallinfo2().fordblks;
+#else
+  return 0;
+#endif
+}
+
+void ReturnFreeMemory() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
+
 }  // namespace gradwire::transport

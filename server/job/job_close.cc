@@ -9,7 +9,6 @@
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
 #include "common/job/round_mode.h"
-#include "common/transport/sink_scope.h"
 #include "server/job/job_shard.h"
 
 namespace gradwire {
@@ -80,7 +79,7 @@ void JobShard::PublishClosed(const RoundActions::Close& close, const UpdateFrame
   }
   if (!status.ok())
     spdlog::error("job {} round {} bucket {}: {}", job_.spec().name(), close.round, close.bucket, status.ToString());
-  Deliver(ready);
+  Deliver(std::move(ready));
 }
 
 std::vector<journal::Contribution> JobShard::WhoTookPart(const RoundActions::Close& close) const {
@@ -102,8 +101,6 @@ absl::Status JobShard::Write(const RoundActions::Close& close, const UpdateFrame
 }
 
 void JobShard::NoteWritten(uint32_t index, uint64_t version) {
-  // On the journal's thread, which slow pullers must not hold up: inside a sink sends never block.
-  const transport::SinkScope never_block(this);
   GW_FAILPOINT("version.before_visible");
   BucketState& bucket = *buckets_[index];
   std::vector<Delivery> ready;
@@ -114,7 +111,7 @@ void JobShard::NoteWritten(uint32_t index, uint64_t version) {
     ready = TakeReady(bucket);
   }
   GW_FAILPOINT("version.after_visible");
-  Deliver(ready);
+  Deliver(std::move(ready));
 }
 
 absl::Status JobShard::FinishRound(BucketState& bucket, const RoundActions::Close& close, UpdateFrame* update) {

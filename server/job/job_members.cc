@@ -170,20 +170,28 @@ absl::StatusOr<v1::HeartbeatReply> JobShard::Heartbeat(const v1::HeartbeatReques
 
 absl::Status JobShard::Leave(const v1::LeaveRequest& request) {
   RoundActions actions;
+  std::vector<std::shared_ptr<Outbox>> unread;
+  MemberId member = 0;
   {
     absl::MutexLock lock(&mu_);
-    GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(request.identity()));
+    GW_ASSIGN_OR_RETURN(member, FindMember(request.identity()));
     NoteSanitized(member, request.sanitized_elements());
     machine_.Leave(member, environment_.clock->Now(), &actions);
     NoteGone(actions.lost, "left");
     // The worker closes its streams itself: what it has sent is still answered.
-    streams_.erase(member);
+    const auto [begin, end] = streams_.equal_range(member);
+    std::vector<std::shared_ptr<Outbox>> left;
+    for (auto it = begin; it != end; ++it) left.push_back(it->second);
+    streams_.erase(begin, end);
+    unread = NoteDeparted(left);
   }
+  ForgetAddresses(member);
+  for (const auto& stream : unread) stream->Cancel();
   Run(actions);
   return absl::OkStatus();
 }
 
-void JobShard::Tick() {
+void JobShard::Tick(WorkPool* pool) {
   RoundActions actions;
   const TimeNs now = environment_.clock->Now();
   {
@@ -199,7 +207,9 @@ void JobShard::Tick() {
     spdlog::warn("job {} worker {}: no sign of life for {} ms, no longer waited for", job_.spec().name(), member.worker,
                  job_.spec().lease_ms());
   }
-  Run(actions);
+  if (pool == nullptr || actions.close.empty()) return Run(actions);
+  // Other jobs' leases do not wait until these buckets are closed.
+  pool->Do([self = shared_from_this(), actions = std::move(actions)] { self->Run(actions); });
 }
 
 void JobShard::WarnRefused(absl::StatusCode kind, const std::string& message) {
@@ -222,6 +232,14 @@ bool JobShard::TickIsSooner() {
 absl::StatusOr<MemberId> JobShard::Attach(const v1::WorkerIdentity& identity, std::shared_ptr<Outbox> out) {
   absl::MutexLock lock(&mu_);
   GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(identity));
+  if (streams_.count(member) >= kMaxStreamsPerMember) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("job '%s' worker '%s': it has %d streams open, at most %d may be: end one first",
+                        job_.spec().name(), identity.worker(), streams_.count(member), kMaxStreamsPerMember));
+  }
+  std::shared_ptr<UnsentBudget>& unsent = totals_[member].unsent;
+  if (unsent == nullptr) unsent = std::make_shared<UnsentBudget>(unsent_limit_bytes_);
+  out->CountInto(unsent);
   machine_.Renew(member, environment_.clock->Now());
   streams_.emplace(member, std::move(out));
   return member;
@@ -247,6 +265,7 @@ void JobShard::DropMember(const Member& member) {
     for (OpenRound& open : bucket->open) AbandonPartial(*bucket, open, member.id);
   }
   std::vector<std::shared_ptr<Outbox>> streams;
+  std::vector<std::shared_ptr<Outbox>> unread;
   absl::Status why;
   {
     absl::MutexLock lock(&mu_);
@@ -257,8 +276,21 @@ void JobShard::DropMember(const Member& member) {
     for (auto it = begin; it != end; ++it) streams.push_back(it->second);
     streams_.erase(begin, end);
     totals_.erase(member.id);
+    unread = NoteDeparted(streams);
   }
+  ForgetAddresses(member.id);
   for (const auto& stream : streams) stream->Finish(why);
+  for (const auto& stream : unread) stream->Cancel();
+}
+
+std::vector<std::shared_ptr<Outbox>> JobShard::NoteDeparted(const std::vector<std::shared_ptr<Outbox>>& streams) {
+  departed_.insert(departed_.end(), streams.begin(), streams.end());
+  std::erase_if(departed_, [](const std::weak_ptr<Outbox>& stream) { return stream.expired(); });
+  std::vector<std::shared_ptr<Outbox>> unread;
+  for (; departed_.size() > kMaxDepartedStreams; departed_.pop_front()) {
+    if (std::shared_ptr<Outbox> stream = departed_.front().lock()) unread.push_back(std::move(stream));
+  }
+  return unread;
 }
 
 }  // namespace gradwire

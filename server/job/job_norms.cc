@@ -11,9 +11,9 @@
 #include "absl/strings/str_format.h"
 #include "common/base/failpoint.h"
 #include "common/base/out_of_memory.h"
+#include "common/base/start_thread.h"
 #include "common/base/status_macros.h"
 #include "common/job/norms.h"
-#include "common/transport/sink_scope.h"
 #include "server/job/job_shard.h"
 #include "server/job/norm_state.h"
 
@@ -42,7 +42,7 @@ absl::Status JobShard::PrepareNorms() {
         name));
   }
   if (!norms) return absl::OkStatus();
-  norms_ = std::make_unique<NormState>(&job_, &layout_, shard_index_,
+  norms_ = std::make_unique<NormState>(&job_, &layout_, shard_index_, environment_.tellers,
                                        [this](uint64_t round, size_t phase) { return WrittenSquares(round, phase); });
   const uint64_t message = norms_->sums.MaxMessageBytes(MostNormsOfPhase(job_));
   if (layout_.shard_count() > 1 && message > kMaxExchangeBytes) {
@@ -51,13 +51,30 @@ absl::Status JobShard::PrepareNorms() {
                         "run_elements or use more shards",
                         name, message, kMaxExchangeBytes));
   }
-  norms_->thread = std::thread([this] { NormLoop(); });
+  GW_RETURN_IF_ERROR(norms_->exchange.Start());
+  GW_ASSIGN_OR_RETURN(norms_->thread,
+                      StartThread(absl::StrFormat("job '%s': norms", name), [this] { NormLoop(); }));
   return absl::OkStatus();
 }
 
-absl::Status JobShard::SetAddresses(const std::vector<std::string>& addresses) {
+absl::Status JobShard::CheckAddresses(const std::vector<std::string>& addresses) const {
   if (norms_ == nullptr || layout_.shard_count() == 1) return absl::OkStatus();
-  return norms_->exchange.SetAddresses(addresses);
+  return norms_->exchange.CheckAddresses(addresses);
+}
+
+void JobShard::SetAddresses(MemberId member, const std::vector<std::string>& addresses) {
+  if (norms_ == nullptr || layout_.shard_count() == 1) return;
+  norms_->exchange.SetAddresses(member, addresses);
+  bool gone = false;  // since it joined
+  {
+    absl::MutexLock lock(&mu_);
+    gone = machine_.membership().Get(member) == nullptr;
+  }
+  if (gone) norms_->exchange.ForgetAddresses(member);
+}
+
+void JobShard::ForgetAddresses(MemberId member) {
+  if (norms_ != nullptr) norms_->exchange.ForgetAddresses(member);
 }
 
 absl::StatusOr<v1::ExchangeReply> JobShard::ExchangeNorms(const v1::ExchangeRequest& request) {
@@ -74,7 +91,7 @@ void JobShard::StopNorms() {
     norms_->stopped = true;
   }
   norms_->exchange.Stop();
-  norms_->thread.join();
+  if (norms_->thread.joinable()) norms_->thread.join();
 }
 
 void JobShard::RestoreNorms(uint64_t round) {
@@ -141,13 +158,11 @@ void JobShard::FailBuckets(uint64_t round, const absl::Status& why) {
       }
       ready = TakeReady(*bucket);
     }
-    Deliver(ready);
+    Deliver(std::move(ready));
   }
 }
 
 void JobShard::NormLoop() {
-  // It answers pullers; a slow one must not hold up the others, and inside a sink sends never block.
-  const transport::SinkScope never_block(this);
   NormState& norms = *norms_;
   const auto ready = [&norms]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(norms.mu) {
     for (size_t b = 0; !norms.stopped && b < norms.held.size(); ++b) {

@@ -83,7 +83,7 @@ absl::Status JobShard::Pull(MemberId member, const v1::PullRequest& request, con
     std::optional<Delivery> answer = AnswerOrWait(b, {member, out, request.kind(), request.version(), std::nullopt});
     if (answer) ready.push_back(*std::move(answer));
   }
-  Deliver(ready);
+  Deliver(std::move(ready));
   return absl::OkStatus();
 }
 
@@ -105,7 +105,7 @@ absl::Status JobShard::Acknowledge(MemberId member, const v1::PushAck& ack, std:
   ready.front().outcome = ack.outcome();
   ready.front().open_round = ack.open_round();
   ready.front().made = ack.made();
-  Deliver(ready);
+  Deliver(std::move(ready));
   return absl::OkStatus();
 }
 
@@ -206,18 +206,36 @@ std::vector<Delivery> JobShard::TakeReady(BucketState& bucket) {
   return ready;
 }
 
-void JobShard::Deliver(const std::vector<Delivery>& deliveries) {
-  for (const Delivery& delivery : deliveries) {
-    const size_t chunks = delivery.chunks == nullptr ? 0 : delivery.chunks->size();
-    if (chunks == 0) delivery.to.out->Send({ControlOf(delivery, true, true), {}}).IgnoreError();
-    for (size_t i = 0; i < chunks; ++i) {
-      GW_FAILPOINT("answer.before_chunk");
-      const Bytes& chunk = (*delivery.chunks)[i];
-      // A stream that has closed loses its answer; its worker pulls again on the next one.
-      if (!delivery.to.out->Send({ControlOf(delivery, i == 0, i + 1 == chunks), {chunk}}).ok()) break;
-      (delivery.to.kind == v1::PULL_UPDATE ? pull_bytes_ : parameter_bytes_) += chunk.size();
-    }
+void JobShard::Deliver(std::vector<Delivery> deliveries) {
+  for (Delivery& delivery : deliveries) {
+    const absl::Status sent = CatchBadAlloc("an answer", [&] { return Send(delivery); });
+    if (sent.ok()) continue;
+    // A worker that lets its answers pile up is told so in place of the next one.
+    delivery.status = absl::Status(
+        sent.code(), absl::StrFormat("job '%s' bucket %d: %s", job_.spec().name(), delivery.bucket, sent.message()));
+    delivery.chunks = nullptr;
+    CatchBadAlloc("an answer", [&] { return Send(delivery); }).IgnoreError();
   }
+}
+
+absl::Status JobShard::Send(const Delivery& delivery) {
+  Outbox& out = *delivery.to.out;
+  if (delivery.chunks == nullptr || delivery.chunks->empty()) {
+    out.Send({ControlOf(delivery, true, true), {}}).IgnoreError();  // it fails only when the stream is closing
+    return absl::OkStatus();
+  }
+  std::vector<Bytes> chunks = *delivery.chunks;
+  if (out.unsent() != nullptr) {
+    GW_ASSIGN_OR_RETURN(chunks, UnsentBudget::Count(out.unsent(), chunks));
+  }
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    GW_FAILPOINT("answer.before_chunk");
+    const size_t size = chunks[i].size();
+    // A stream that has closed loses its answer; its worker pulls again on the next one.
+    if (!out.Send({ControlOf(delivery, i == 0, i + 1 == chunks.size()), {std::move(chunks[i])}}).ok()) break;
+    (delivery.to.kind == v1::PULL_UPDATE ? pull_bytes_ : parameter_bytes_) += size;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace gradwire

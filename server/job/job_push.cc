@@ -8,7 +8,6 @@
 #include "common/base/status_macros.h"
 #include "common/job/norms.h"
 #include "common/job/round_mode.h"
-#include "common/transport/sink_scope.h"
 #include "server/job/job_shard.h"
 
 namespace gradwire {
@@ -385,11 +384,12 @@ JobShard::Ack JobShard::PushInitialize(PushStream& stream, const wire::Chunk& ch
       if (status.ok()) bucket.initial_digest = 0;
     }
     const uint64_t held = TotalSize(bucket.initial_chunks) + size;
-    if (status.ok() && held > environment_.frame_limit_bytes) {
-      status =
-          absl::ResourceExhaustedError(absl::StrFormat("initial parameters of %d bytes and more; the limit of one "
-                                                       "frame is %d: use smaller buckets",
-                                                       held, environment_.frame_limit_bytes));
+    const uint64_t most = std::min(environment_.frame_limit_bytes, MaxUploadBytes(bucket.layout->elements));
+    if (status.ok() && held > most) {
+      status = absl::ResourceExhaustedError(absl::StrFormat(
+          "initial parameters of %d bytes and more; those of %d elements take at most %d, and one frame at most %d "
+          "(--frame-limit-bytes)",
+          held, bucket.layout->elements, MaxUploadBytes(bucket.layout->elements), environment_.frame_limit_bytes));
     }
     if (status.ok()) {
       bucket.initial_chunks.push_back(wire::Flatten(received));
@@ -457,8 +457,6 @@ JobShard::Ack JobShard::RepeatInitialize(PushStream& stream, const wire::FrameHe
 }
 
 void JobShard::NoteInitialWritten(uint32_t index) {
-  // On the journal's thread, as NoteWritten.
-  const transport::SinkScope never_block(this);
   std::shared_ptr<Outbox> uploader;
   {
     BucketState& bucket = *buckets_[index];
@@ -483,7 +481,7 @@ void JobShard::NoteInitialWritten(uint32_t index) {
     ack.set_outcome(v1::PUSH_INCLUDED);
     uploader->Send({ack.SerializeAsString(), {}}).IgnoreError();  // it fails only when the stream is closing
   }
-  Deliver(ready);
+  Deliver(std::move(ready));
 }
 
 }  // namespace gradwire

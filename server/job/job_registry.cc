@@ -7,6 +7,7 @@
 #include <random>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/names.h"
@@ -33,54 +34,64 @@ uint64_t NewHistory() {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::JobSpec& spec, uint32_t shard_index,
-                                                                   uint32_t shard_count, uint64_t layout_digest) {
-  absl::MutexLock create(&create_mu_);
-  std::shared_ptr<JobShard> known;
-  bool full = false;
+JobEnvironment JobRegistry::WithAccount(JobEnvironment environment, const Limits& limits) {
+  environment.account = std::make_shared<MemoryAccount>(limits.memory_bytes);
+  return environment;
+}
+
+absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::FindOrBegin(const std::string& name) {
   {
     absl::MutexLock lock(&mu_);
+    const auto made = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !making_.contains(name); };
+    mu_.Await(absl::Condition(&made));
     if (draining_) {
       return absl::UnavailableError("this server is shutting down and takes no new workers: try again when it is back");
     }
-    const auto lost = unrecovered_.find(spec.name());
+    const auto lost = unrecovered_.find(name);
     if (lost != unrecovered_.end()) return lost->second;
-    const auto it = jobs_.find(spec.name());
-    if (it != jobs_.end()) known = it->second;
-    full = known == nullptr && jobs_.size() >= limits_.max_jobs;
+    const auto it = jobs_.find(name);
+    if (it != jobs_.end()) return it->second;
+    if (jobs_.size() + making_.size() < limits_.max_jobs) {
+      making_.insert(name);
+      return nullptr;
+    }
   }
-  if (full) return TooManyJobs(spec.name());
+  return TooManyJobs(name);
+}
+
+void JobRegistry::EndMaking(const std::string& name) {
+  absl::MutexLock lock(&mu_);
+  making_.erase(name);
+}
+
+absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::JobSpec& spec, uint32_t shard_index,
+                                                                   uint32_t shard_count, uint64_t layout_digest) {
+  const std::string& name = spec.name();
+  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> known, FindOrBegin(name));
   if (known != nullptr) {
     GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(spec));
     GW_RETURN_IF_ERROR(known->CheckSame(asked, shard_index, shard_count, layout_digest));
     return known;
   }
-  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made, Make(spec, shard_index, shard_count));
+  const absl::Cleanup ended = [this, &name] { EndMaking(name); };
+  // A spec of a few bytes may ask for seconds of work: under no lock that others want.
+  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
+                      JobShard::Make(spec, shard_index, shard_count, environment_));
   GW_RETURN_IF_ERROR(made->CheckSame(made->job(), shard_index, shard_count, layout_digest));
+  absl::MutexLock create(&create_mu_);
+  {
+    absl::MutexLock lock(&mu_);
+    if (jobs_.contains(name) || unrecovered_.contains(name) || draining_) {
+      return absl::UnavailableError(absl::StrFormat("job '%s': this server has changed its state: try again", name));
+    }
+  }
   ReplicatedSink* sink = nullptr;
   if (made->job().durable()) {
     GW_ASSIGN_OR_RETURN(sink, Store(*made, /*followed_history=*/0));
   }
-  Insert(made, sink);
-  spdlog::info("job {} created: shard {} of {}, {} buckets, {} elements, up to {}", spec.name(), shard_index,
-               shard_count, made->layout().bucket_count(), made->layout().shard_elements(shard_index),
-               made->memory().ToString());
-  return made;
-}
-
-absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::Make(const v1::JobSpec& spec, uint32_t shard_index,
-                                                            uint32_t shard_count) {
-  const uint64_t used = memory_bytes();
-  JobEnvironment environment = environment_;
-  const uint64_t left = limits_.memory_bytes > used ? limits_.memory_bytes - used : 0;
-  const bool server_bound = left < environment.job_memory_limit_bytes;
-  if (server_bound) environment.job_memory_limit_bytes = left;
-  absl::StatusOr<std::shared_ptr<JobShard>> made = JobShard::Make(spec, shard_index, shard_count, environment);
-  if (!made.ok() && server_bound && absl::IsResourceExhausted(made.status())) {
-    return absl::ResourceExhaustedError(absl::StrFormat("%s (%d of this server's %d bytes are taken by other jobs)",
-                                                        std::string(made.status().message()), used,
-                                                        limits_.memory_bytes));
-  }
+  GW_RETURN_IF_ERROR(InsertNew(made, sink, /*followed_history=*/0));
+  spdlog::info("job {} created: shard {} of {}, {} buckets, {} elements, up to {}", name, shard_index, shard_count,
+               made->layout().bucket_count(), made->layout().shard_elements(shard_index), made->memory().ToString());
   return made;
 }
 
@@ -102,7 +113,9 @@ absl::StatusOr<ReplicatedSink*> JobRegistry::Store(JobShard& shard, uint64_t fol
   }
   absl::Status status = data_->CreateJob(stored);
   if (status.ok()) {
-    absl::StatusOr<ReplicatedSink*> sink = OpenSink(shard, followed_history != 0);
+    absl::StatusOr<ReplicatedSink*> sink = CatchBadAlloc(
+        "its journal",
+        [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_) { return OpenSink(shard, followed_history != 0); });
     if (sink.ok()) return sink;
     status = sink.status();
   }
@@ -122,20 +135,23 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::Adopt(const v1::StoredJob
                                                              uint64_t history) {
   absl::MutexLock create(&create_mu_);
   const std::string& name = stored.spec().name();
+  const absl::StatusOr<std::shared_ptr<JobShard>> before = Find(name);
   const absl::Status removed = Remove(name);
   if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
+  if (before.ok()) (*before)->ReturnShare();  // whoever followed it has still to let go of it
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
-                      Make(stored.spec(), stored.shard_index(), stored.shard_count()));
+                      JobShard::Make(stored.spec(), stored.shard_index(), stored.shard_count(), environment_));
   GW_RETURN_IF_ERROR(made->CheckSame(made->job(), stored.shard_index(), stored.shard_count(), layout_digest));
   // A primary that says nothing of its history is not gone on from: one that nobody has.
   const uint64_t followed = history != 0 ? history : NewHistory();
   GW_ASSIGN_OR_RETURN(ReplicatedSink* const sink, Store(*made, followed));
-  Insert(made, sink, followed);
+  GW_RETURN_IF_ERROR(InsertNew(made, sink, followed));
   return made;
 }
 
 absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GoOn(const v1::StoredJob& stored, uint64_t layout_digest,
                                                             uint64_t history) {
+  GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(stored.spec()));
   absl::MutexLock create(&create_mu_);
   std::shared_ptr<JobShard> known;
   {
@@ -147,7 +163,6 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GoOn(const v1::StoredJob&
     return absl::FailedPreconditionError(
         absl::StrFormat("job '%s': there is no copy of this history to go on from", stored.spec().name()));
   }
-  GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(stored.spec()));
   GW_RETURN_IF_ERROR(known->CheckSame(asked, stored.shard_index(), stored.shard_count(), layout_digest));
   return known;
 }
@@ -190,7 +205,11 @@ absl::Status JobRegistry::BeginFollowing() {
     unrecovered_.clear();
   }
   snapshotters.clear();
-  for (const auto& [name, job] : jobs) job->StopSink();
+  for (const auto& [name, job] : jobs) {
+    job->StopSink();
+    job->ReturnShare();
+  }
+  jobs.clear();
   return Recover(/*following=*/true);
 }
 
@@ -210,7 +229,8 @@ absl::Status JobRegistry::Recover(bool following) {
   absl::MutexLock create(&create_mu_);
   GW_ASSIGN_OR_RETURN(const std::vector<std::string> names, data_->Jobs());
   for (const std::string& name : names) {
-    const absl::Status recovered = RecoverJob(name, following);
+    const absl::Status recovered = CatchBadAlloc(
+        "its recovery", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_) { return RecoverJob(name, following); });
     if (!recovered.ok()) NoteUnrecovered(name, recovered);
   }
   return absl::OkStatus();
@@ -226,19 +246,31 @@ void JobRegistry::NoteUnrecovered(const std::string& name, const absl::Status& w
 absl::Status JobRegistry::RecoverJob(const std::string& name, bool following) {
   GW_ASSIGN_OR_RETURN(const v1::StoredJob stored, data_->LoadJob(name));
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
-                      Make(stored.spec(), stored.shard_index(), stored.shard_count()));
+                      JobShard::Make(stored.spec(), stored.shard_index(), stored.shard_count(), environment_));
   GW_ASSIGN_OR_RETURN(ReplicatedSink* const sink, OpenSink(*made, following));
   // A later term: this server was primary since, and what it has is its own.
-  Insert(made, sink, following && stored.followed_term() == Term() ? stored.followed_history() : 0);
-  return absl::OkStatus();
+  return Insert(made, sink, following && stored.followed_term() == Term() ? stored.followed_history() : 0);
 }
 
-void JobRegistry::Insert(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink, uint64_t followed_history) {
+absl::Status JobRegistry::InsertNew(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink,
+                                    uint64_t followed_history) {
+  absl::Status inserted = Insert(shard, sink, followed_history);
+  if (inserted.ok() || sink == nullptr) return inserted;
+  shard->StopSink();
+  data_->RemoveJob(shard->job().spec().name()).IgnoreError();  // what stays is found, and replaced or removed, later
+  return inserted;
+}
+
+absl::Status JobRegistry::Insert(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink,
+                                 uint64_t followed_history) {
   const std::string& name = shard->job().spec().name();
   std::unique_ptr<Snapshotter> snapshotter;
   if (sink != nullptr && !environment_.adopt_journal) {
-    snapshotter =
-        std::make_unique<Snapshotter>(shard, &data_->disk(), data_->SnapshotsOf(name), limits_.snapshot_journal_bytes);
+    GW_RETURN_IF_ERROR(CatchBadAlloc("snapshots", [&] {
+      snapshotter = std::make_unique<Snapshotter>(shard, &data_->disk(), data_->SnapshotsOf(name),
+                                                  limits_.snapshot_journal_bytes);
+      return absl::OkStatus();
+    }));
   }
   {
     absl::MutexLock lock(&mu_);
@@ -247,6 +279,7 @@ void JobRegistry::Insert(const std::shared_ptr<JobShard>& shard, ReplicatedSink*
     if (sink != nullptr) durable_[name] = {shard, sink, followed_history};
   }
   if (sink != nullptr) on_change_();
+  return absl::OkStatus();
 }
 
 absl::Status JobRegistry::RequestSnapshot(std::string_view name) {
@@ -361,19 +394,14 @@ void JobRegistry::WarnRefused(std::string_view what, const absl::Status& status)
   }).IgnoreError();
 }
 
-void JobRegistry::Tick() {
+void JobRegistry::Tick(WorkPool* pool) {
   for (const WarningLimiter::Count& more : refusals_.TakeEnded(environment_.clock->Now())) {
     spdlog::warn("{} more streams and calls refused with {} within 10 s", more.warnings, absl::StatusCodeToString(more.kind));
   }
-  for (const auto& job : All()) job->Tick();
+  for (const auto& job : All()) job->Tick(pool);
   EndUnused();
 }
 
-uint64_t JobRegistry::memory_bytes() const {
-  absl::MutexLock lock(&mu_);
-  uint64_t bytes = 0;
-  for (const auto& [name, job] : jobs_) bytes += job->memory().total();
-  return bytes;
-}
+uint64_t JobRegistry::memory_bytes() const { return environment_.account->used(); }
 
 }  // namespace gradwire

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -44,7 +45,7 @@ class JobRegistry {
 
   // `data` may be null: jobs that ask for durability are refused. It outlives the registry.
   JobRegistry(const JobEnvironment& environment, const Limits& limits, DataDirectory* data = nullptr)
-      : environment_(environment), limits_(limits), data_(data) {}
+      : environment_(WithAccount(environment, limits)), limits_(limits), data_(data) {}
 
   // Before any job is made: called when durable jobs come, get their parameters or go. Takes no lock of the registry.
   void SetOnChange(std::function<void()> on_change) { on_change_ = std::move(on_change); }
@@ -102,8 +103,8 @@ class JobRegistry {
   // Ends every stream with `status`.
   void ShutAll(const absl::Status& status);
 
-  // Ends leases that have run out, in every job, and jobs that nobody uses; writes what warnings were held back.
-  void Tick();
+  // JobShard::Tick of every job, and the end of jobs that nobody uses; writes what warnings were held back.
+  void Tick(WorkPool* pool = nullptr);
   // Writes that `what` was refused with `status`, or counts it where one like it was written just now.
   void WarnRefused(std::string_view what, const absl::Status& status);
 
@@ -112,16 +113,22 @@ class JobRegistry {
   const JobEnvironment& environment() const { return environment_; }
 
  private:
-  absl::StatusOr<std::shared_ptr<JobShard>> Make(const v1::JobSpec& spec, uint32_t shard_index, uint32_t shard_count)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+  static JobEnvironment WithAccount(JobEnvironment environment, const Limits& limits);
+  // The job of this name; null: there is none, and this call has begun to make it, which EndMaking ends. Waits while
+  // another one makes it. Errors: as of GetOrCreate.
+  absl::StatusOr<std::shared_ptr<JobShard>> FindOrBegin(const std::string& name);
+  void EndMaking(const std::string& name);
   // The directory of a new job, and its journal.
   // followed_history 0: this server's own.
   absl::StatusOr<ReplicatedSink*> Store(JobShard& shard, uint64_t followed_history)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   // What is stored of it is replayed, and its sink set.
   absl::StatusOr<ReplicatedSink*> OpenSink(JobShard& shard, bool following) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
-  // `sink`: null where the job is not durable.
-  void Insert(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink, uint64_t followed_history = 0)
+  // `sink`: null where the job is not durable. ResourceExhausted: no thread for its snapshots.
+  absl::Status Insert(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink, uint64_t followed_history = 0)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+  // The same of a job that was stored just now: where it fails nothing of it stays.
+  absl::Status InsertNew(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink, uint64_t followed_history)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   uint64_t Term() const { return TermOf(*environment_.server_epoch); }
   absl::Status RecoverJob(const std::string& name, bool following) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
@@ -141,11 +148,13 @@ class JobRegistry {
   std::atomic<TimeNs> serve_until_{std::numeric_limits<TimeNs>::max()};
   WarningLimiter refusals_;
 
-  absl::Mutex create_mu_ ABSL_ACQUIRED_BEFORE(mu_);  // jobs are made and deleted one at a time, others are served
+  // Jobs come and go one at a time, while others are served. What takes long of making one is done before.
+  absl::Mutex create_mu_ ABSL_ACQUIRED_BEFORE(mu_);
   mutable absl::Mutex mu_;
   std::map<std::string, std::shared_ptr<JobShard>, std::less<>> jobs_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, DurableJob, std::less<>> durable_ ABSL_GUARDED_BY(mu_);  // of jobs_
   std::map<std::string, absl::Status, std::less<>> unrecovered_ ABSL_GUARDED_BY(mu_);
+  std::set<std::string, std::less<>> making_ ABSL_GUARDED_BY(mu_);              // names of jobs that are being made
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   // Of durable jobs. Destroyed before the jobs, and never under mu_: that waits for their threads.
   std::map<std::string, std::unique_ptr<Snapshotter>, std::less<>> snapshotters_ ABSL_GUARDED_BY(mu_);

@@ -82,6 +82,11 @@ void JobShard::StopSink() {
 absl::StatusOr<std::shared_ptr<JobShard>> JobShard::Make(const v1::JobSpec& spec, uint32_t shard_index,
                                                          uint32_t shard_count, const JobEnvironment& environment) {
   GW_ASSIGN_OR_RETURN(Job job, Job::Make(spec));
+  return Make(std::move(job), shard_index, shard_count, environment);
+}
+
+absl::StatusOr<std::shared_ptr<JobShard>> JobShard::Make(Job job, uint32_t shard_index, uint32_t shard_count,
+                                                         const JobEnvironment& environment) {
   if (shard_index >= shard_count) {
     return absl::InvalidArgumentError(absl::StrFormat("job '%s': shard index %d is not below the shard count %d",
                                                       job.spec().name(), shard_index, shard_count));
@@ -89,6 +94,8 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobShard::Make(const v1::JobSpec& spec
   // Before the shard map: a spec of a few bytes can ask for one of any size.
   const ArraysLimit limit = LimitOfArrays(environment);
   GW_RETURN_IF_ERROR(CheckMemoryBeforeLayout(job, shard_index, shard_count, limit, environment.job_memory_limit_bytes));
+  MemoryAccount::Share share;
+  GW_RETURN_IF_ERROR(Reserve(job, environment, LayoutBytes(job, shard_count), &share));
   GW_ASSIGN_OR_RETURN(Layout layout, Layout::Make(job, shard_count));
   // Before anything large is allocated or any codec prepared.
   const MemoryBound least =
@@ -100,8 +107,20 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobShard::Make(const v1::JobSpec& spec
         job.spec().name(), shard_index, shard_count, bytes, limit.bytes, std::string(limit.flag)));
   }
   std::shared_ptr<JobShard> shard(new JobShard(std::move(job), std::move(layout), shard_index, environment));
+  shard->share_ = std::move(share);
   GW_RETURN_IF_ERROR(shard->Prepare());
   return shard;
+}
+
+absl::Status JobShard::Reserve(const Job& job, const JobEnvironment& environment, uint64_t bytes,
+                               MemoryAccount::Share* share) {
+  if (environment.account == nullptr || MemoryAccount::Resize(environment.account, bytes, share)) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "job '%s' may take %d bytes of this server, and %d of its %d (--memory-limit-bytes) are taken by other jobs: use "
+      "more shards, or delete one of those",
+      job.spec().name(), bytes, environment.account->used() - share->bytes(), environment.account->limit_bytes()));
 }
 
 absl::Status JobShard::Prepare() {
@@ -113,6 +132,7 @@ absl::Status JobShard::Prepare() {
   }
   kernels::cuda::DeviceShare* device = environment_.device;
   memory_ = BoundMemory(job_, layout_, shard_index_, codecs, environment_.frame_limit_bytes, device != nullptr);
+  unsent_limit_bytes_ = MaxUnsentBytes(job_, layout_, shard_index_, codecs);
   if (memory_.total() > environment_.job_memory_limit_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("job '%s': shard %d of %d may take %s; the limit per job is %d: use more shards or raise "
@@ -120,6 +140,7 @@ absl::Status JobShard::Prepare() {
                         job_.spec().name(), shard_index_, layout_.shard_count(), memory_.ToString(),
                         environment_.job_memory_limit_bytes));
   }
+  GW_RETURN_IF_ERROR(Reserve(job_, environment_, memory_.total(), &share_));
   if (device == nullptr) {
     arrays_ = MakeHostArrays(&job_, &layout_, shard_index_, environment_.backend);
   } else if (OpenRounds(job_) > 1) {

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -25,6 +26,7 @@
 #include "absl/time/time.h"
 #include "common/base/bytes.h"
 #include "common/base/clock.h"
+#include "common/base/work_pool.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "common/optimizer/norm_sums.h"
@@ -38,7 +40,9 @@
 #include "server/job/copy_position.h"
 #include "server/job/job_arrays.h"
 #include "server/job/memory.h"
+#include "server/job/memory_account.h"
 #include "server/job/replay_state.h"
+#include "server/job/tellers.h"
 #include "server/job/update_sink.h"
 #include "server/job/warning_limiter.h"
 #include "server/rounds/rounds.h"
@@ -64,6 +68,9 @@ struct JobEnvironment {
   // The id of its lineage; a standby takes that of its primary.
   std::shared_ptr<std::atomic<uint64_t>> server_lineage = std::make_shared<std::atomic<uint64_t>>(0);
   std::function<void()> tick_sooner;  // may be empty; called without a lock held
+  std::shared_ptr<Tellers> tellers = std::make_shared<Tellers>();
+  std::shared_ptr<absl::Mutex> digest_turn = std::make_shared<absl::Mutex>();  // see JobShard::Digest
+  std::shared_ptr<MemoryAccount> account;  // of all jobs; null: only the limit of each counts
   // Empty: journals and snapshots get threads of their own. A simulator, which takes their turns itself, is given every
   // journal before it starts, and returns what the job is to write to.
   std::function<std::unique_ptr<UpdateSink>(std::unique_ptr<journal::Journal>)> adopt_journal;
@@ -88,11 +95,13 @@ struct PushStream {
 };
 
 // Thread-safe. Owned by the registry and by the streams that are open on it.
-class JobShard {
+class JobShard : public std::enable_shared_from_this<JobShard> {
  public:
   // Errors: InvalidArgument (spec, shard index); ResourceExhausted with the numbers.
   static absl::StatusOr<std::shared_ptr<JobShard>> Make(const v1::JobSpec& spec, uint32_t shard_index,
                                                         uint32_t shard_count, const JobEnvironment& environment);
+  static absl::StatusOr<std::shared_ptr<JobShard>> Make(Job job, uint32_t shard_index, uint32_t shard_count,
+                                                        const JobEnvironment& environment);
 
   ~JobShard();
 
@@ -162,18 +171,25 @@ class JobShard {
                                         uint64_t not_before);
   absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::HeartbeatRequest& request);
   absl::Status Leave(const v1::LeaveRequest& request);
-  // job_norms.cc, of jobs whose updates need the norms of whole tensors; others ignore the first. Where the shards are,
-  // as a worker reaches them. Errors: InvalidArgument.
-  absl::Status SetAddresses(const std::vector<std::string>& addresses);
+  // job_norms.cc, of jobs whose updates need the norms of whole tensors; others ignore them. Where the shards are, as a
+  // worker reaches them. Errors: InvalidArgument.
+  absl::Status CheckAddresses(const std::vector<std::string>& addresses) const;
+  // What counts is said by members; CheckAddresses was ok for it.
+  void SetAddresses(MemberId member, const std::vector<std::string>& addresses);
   // Another shard tells its squares. Errors: those of NormExchange::Take.
   absl::StatusOr<v1::ExchangeReply> ExchangeNorms(const v1::ExchangeRequest& request);
-  // Ends leases that have run out, closes what has waited long enough; writes how many warnings were held back.
-  void Tick();
+  // Ends leases that have run out, closes what has waited long enough; writes how many warnings were held back. What
+  // takes long of it is done on `pool`, if there is one, which is gone before this is.
+  void Tick(WorkPool* pool = nullptr);
   // When Tick has something to do, on the clock of the environment. Where that becomes sooner than this told last,
   // JobEnvironment::tick_sooner is called.
   std::optional<TimeNs> NextTick();
 
+  // Streams that a member may have open: one for pushes, one for pulls, and those that broke and have not ended yet.
+  static constexpr size_t kMaxStreamsPerMember = 16;
+  static constexpr size_t kMaxDepartedStreams = 64;
   // A stream of a member was opened or has closed. The stream is ended when the member is lost or the job deleted.
+  // ResourceExhausted: the member has too many.
   absl::StatusOr<MemberId> Attach(const v1::WorkerIdentity& identity, std::shared_ptr<Outbox> out);
   void Detach(MemberId member, const std::shared_ptr<Outbox>& out);
   // Takes back what a closed push stream left unfinished.
@@ -190,8 +206,14 @@ class JobShard {
   // Answers every bucket of the request through `out`, now or when the version exists.
   absl::Status Pull(MemberId member, const v1::PullRequest& request, const std::shared_ptr<Outbox>& out);
 
-  // `digest`: also compute the SHA-256 of the parameters.
+  // `digest`: with that of Digest, if it can be had.
   v1::JobStatus Describe(bool with_details, bool digest);
+  // job_digest.cc: the SHA-256 of the parameters, in hex, empty where there are none; of some time between the call and
+  // its return. Computed once for all who wait for it, and not again while nothing changes, in a bounded share of one
+  // core's time for all jobs of the server. ResourceExhausted: too many wait already. Cancelled or what Shut said.
+  absl::StatusOr<std::string> Digest();
+  // What it takes counts no longer against the server's memory: it is about to go.
+  void ReturnShare() { share_ = {}; }
   bool HasParameters() const;
   // Nothing is here that anybody would miss: no parameters, and no member that may bring them.
   bool Unused() const;
@@ -212,10 +234,14 @@ class JobShard {
     uint64_t frames = 0;
     uint64_t bytes = 0;
     uint64_t sanitized_elements = 0;
+    std::shared_ptr<UnsentBudget> unsent;  // of all its streams; null until the first
   };
 
   JobShard(Job job, Layout layout, uint32_t shard_index, const JobEnvironment& environment);
   absl::Status Prepare();
+  // ResourceExhausted: `bytes` do not fit beside the other jobs of this server.
+  static absl::Status Reserve(const Job& job, const JobEnvironment& environment, uint64_t bytes,
+                              MemoryAccount::Share* share);
   absl::Status Allocate(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   absl::Status CheckNotBehind(uint64_t other_version) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<MemberId> FindMember(const v1::WorkerIdentity& identity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -230,6 +256,9 @@ class JobShard {
   // job_close.cc: carrying out what the state machine decided. No locks held.
   void Run(const RoundActions& actions);
   void DropMember(const Member& member);
+  // Notes a stream that may outlive its member; returns those that are now to be cancelled.
+  std::vector<std::shared_ptr<Outbox>> NoteDeparted(const std::vector<std::shared_ptr<Outbox>>& streams)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void CloseBucket(const RoundActions::Close& close);
   // A finished update, or why there is none, to the sink, the optimizer and the pullers.
   void PublishClosed(const RoundActions::Close& close, const UpdateFrame& update,
@@ -300,6 +329,7 @@ class JobShard {
   void NoteInitialWritten(uint32_t bucket);
 
   // job_norms.cc
+  void ForgetAddresses(MemberId member);
   absl::Status PrepareNorms();
   void StopNorms();
   // The journal was replayed; `round`: the oldest that is not closed.
@@ -339,6 +369,10 @@ class JobShard {
   absl::Status ReplayKept(const journal::Record& record);
   absl::Status ReplayWhole(const journal::Record& record);
 
+  // job_digest.cc
+  absl::StatusOr<std::string> ComputeDigest(std::vector<uint64_t>* versions);
+  std::vector<uint64_t> ParameterVersions();
+
   // job_pull.cc
   // Keeps the waiter if its version does not exist yet.
   std::optional<Delivery> AnswerOrWait(uint32_t bucket, Waiter waiter);
@@ -347,13 +381,17 @@ class JobShard {
   void PrepareAnswer(BucketState& bucket, Waiter* waiter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   SharedChunks Serialize(BucketState& bucket, v1::PullKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   std::vector<Delivery> TakeReady(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
-  void Deliver(const std::vector<Delivery>& deliveries);
+  void Deliver(std::vector<Delivery> deliveries);
+  // ResourceExhausted, and nothing was sent: the worker reads too little of what it asked for.
+  absl::Status Send(const Delivery& delivery);
 
   const Job job_;
   const Layout layout_;
   const uint32_t shard_index_;
   const JobEnvironment environment_;
+  MemoryAccount::Share share_;                         // of who makes the job and takes it out; goes after the arrays
   MemoryBound memory_;                                 // constant after Make
+  uint64_t unsent_limit_bytes_ = 0;                    // the same: of one member's answers
   std::unique_ptr<JobArrays> arrays_;                  // the same
   std::vector<std::unique_ptr<BucketState>> buckets_;  // constant after Make; each synchronises itself
 
@@ -375,12 +413,23 @@ class JobShard {
   absl::Status shut_ ABSL_GUARDED_BY(mu_);
   int unwritten_initials_ ABSL_GUARDED_BY(mu_) = 0;       // initial parameters whose records may not be seen yet
   uint64_t sanitized_elements_ ABSL_GUARDED_BY(mu_) = 0;  // of all workers so far
-  std::multimap<MemberId, std::shared_ptr<Outbox>> streams_ ABSL_GUARDED_BY(mu_);
+  std::multimap<MemberId, std::shared_ptr<Outbox>> streams_ ABSL_GUARDED_BY(mu_);  // at most kMaxStreamsPerMember each
+  // Of workers that are no members any more: they may still be reading. At most kMaxDepartedStreams, the oldest first.
+  std::deque<std::weak_ptr<Outbox>> departed_ ABSL_GUARDED_BY(mu_);
   std::map<MemberId, WorkerTotals> totals_ ABSL_GUARDED_BY(mu_);  // of members only
   uint64_t gone_ ABSL_GUARDED_BY(mu_) = 0;      // members so far
   std::string last_gone_ ABSL_GUARDED_BY(mu_);  // and why
   const TimeNs made_;
   TimeNs used_ ABSL_GUARDED_BY(mu_);  // a worker joined, or the last one went
+
+  // Of the parameters, as far as anybody asked for it.
+  absl::Mutex digest_mu_;  // before the others
+  uint64_t digests_asked_ ABSL_GUARDED_BY(digest_mu_) = 0;
+  uint64_t digest_of_ ABSL_GUARDED_BY(digest_mu_) = 0;  // those who had asked when it was begun
+  bool digesting_ ABSL_GUARDED_BY(digest_mu_) = false;
+  size_t digest_waiters_ ABSL_GUARDED_BY(digest_mu_) = 0;
+  std::vector<uint64_t> digest_versions_ ABSL_GUARDED_BY(digest_mu_);  // by bucket
+  absl::StatusOr<std::string> digest_ ABSL_GUARDED_BY(digest_mu_) = "";
 
   std::unique_ptr<NormState> norms_;  // constant after Make; null: no update needs norms
 

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "common/base/sha256.h"
 #include "server/job/job_shard.h"
 
 namespace gradwire {
@@ -35,26 +34,20 @@ void JobShard::DescribeTraffic(const BucketState& bucket, v1::BucketTraffic* out
 
 v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
   v1::JobStatus status;
+  if (digest) status.set_parameters_sha256(Digest().value_or(""));
   uint64_t version = UINT64_MAX;
   uint64_t nonfinite_rounds = UINT64_MAX;
-  Sha256 sha;
-  std::vector<float> parameters;
   for (const auto& bucket : buckets_) {
     absl::MutexLock lock(&bucket->mu);
     version = std::min({version, bucket->version, bucket->durable});
     nonfinite_rounds = std::min<uint64_t>(nonfinite_rounds, bucket->plans.nonfinite_rounds());
     if (with_details && bucket->traffic.contributors != 0) DescribeTraffic(*bucket, status.add_traffic());
-    if (!digest || !job_.keeps_parameters()) continue;
-    parameters.resize(bucket->layout->elements);
-    bucket->store->Read({.parameter = parameters.data()});
-    sha.Update(std::span<const float>(parameters));
   }
   status.set_job(job_.spec().name());
   status.set_shard_index(shard_index_);
   status.set_shard_count(layout_.shard_count());
   status.set_layout_digest(layout_.digest());
   status.set_version(version);
-  if (digest) status.set_parameters_sha256(sha.Hex());
   status.set_memory_bytes(memory_.total());
   status.set_elements(layout_.shard_elements(shard_index_));
   status.set_push_bytes(push_bytes_);

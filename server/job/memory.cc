@@ -12,6 +12,8 @@
 #include "common/job/norms.h"
 #include "common/job/round_mode.h"
 #include "server/job/job_arrays.h"
+#include "server/rounds/async_machine.h"
+#include "server/rounds/round.h"
 
 namespace gradwire {
 namespace {
@@ -78,6 +80,13 @@ LayoutSize EstimateLayout(const Job& job, uint32_t shard_count) {
 
 }  // namespace
 
+uint64_t LayoutBytes(const Job& job, uint32_t shard_count) { return EstimateLayout(job, shard_count).bytes; }
+
+uint64_t MaxUploadBytes(uint64_t elements) { 
+  constexpr uint64_t kOfHeaders = 64;  // headers of chunks and segments are less than one in so many bytes
+  return elements * sizeof(float) + elements * sizeof(float) / kOfHeaders + 2 * kFrameOverheadBytes;
+}
+
 uint32_t OpenRounds(const Job& job) { return IsAsync(job) ? 1 : 1 + job.spec().rounds().staleness(); }
 uint32_t RetainedUpdates(const Job& job) { return 1 + OpenRounds(job); }
 uint32_t OwedUpdates(const Job& job) { return 3 + OpenRounds(job); }
@@ -87,8 +96,9 @@ std::string MemoryBound::ToString() const {
   return absl::StrFormat(
       "%d bytes (parameters %d, moments %d, residuals %d, accumulators %d, retained updates %d, serialized parameters "
       "%d, snapshot "
-      "%d, journal %d, frames in flight %d)%s",
-      total(), parameters, moments, residuals, accumulators, updates, serialized, snapshot, journal, in_flight,
+      "%d, journal %d, shard map %d, histories of workers %d, frames in flight %d)%s",
+      total(), parameters, moments, residuals, accumulators, updates, serialized, snapshot, journal, layout, histories,
+      in_flight,
       device == 0 ? "" : absl::StrFormat(" and %d bytes of device memory", device));
 }
 
@@ -143,6 +153,10 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
     }
     bound.updates += 2 * runs * sizeof(uint64_t) + runs * norms * sizeof(double) * (3 + OpenRounds(job));
   }
+  bound.layout = LayoutBytes(job, layout.shard_count());
+  const uint32_t staleness = job.spec().rounds().staleness();
+  const uint64_t known = async ? AsyncMachine::kFramesKnown : RoundMachine::FramesKnown(staleness);
+  bound.histories = PushHistory::MaxBytes(layout.bucket_count(), known, job.spec().max_workers());
   const v1::DurabilitySpec& durability = job.spec().durability();
   if (durability.level() == v1::DURABILITY_INTERVAL || durability.on_failure() == v1::DISK_FAILURE_CONTINUE) {
     bound.journal = std::min(kMaxJournalBytes, Multiply(kJournalRounds, round_updates));
@@ -151,6 +165,19 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
   const uint64_t frames = async ? workers : std::min<uint64_t>(kFramesInFlight, workers);
   bound.in_flight = frames * std::min(largest_frame, frame_limit_bytes);
   return bound;
+}
+
+uint64_t MaxUnsentBytes(const Job& job, const Layout& layout, uint32_t shard,
+                        const std::vector<std::unique_ptr<Codec>>& codecs) {
+  uint64_t round = 0;
+  for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
+    const uint64_t elements = layout.at(b, shard).elements;
+    const uint64_t values = job.keeps_parameters() ? 1 + static_cast<uint64_t>(job.moments()) : 0;
+    round += elements * sizeof(float) * values + kFrameOverheadBytes;
+    // As it is compressed it may be longer than as it is.
+    if (!IsAsync(job)) round += std::max(UpdateBound(*codecs[b], elements), DenseBound(elements) + kFrameOverheadBytes);
+  }
+  return 2 * (2 + OpenRounds(job)) * round;
 }
 
 absl::Status CheckMemoryBeforeLayout(const Job& job, uint32_t shard, uint32_t shard_count, const ArraysLimit& arrays,

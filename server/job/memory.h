@@ -22,14 +22,19 @@ struct MemoryBound {
   uint64_t residuals = 0;     // of update codecs: before and after the round that is being compressed
   uint64_t accumulators = 0;  // of the rounds that may be open, and one being finished and decoded
   uint64_t updates = 0;       // retained update frames: see RetainedUpdates, and of sparse codecs OwedUpdates
-  uint64_t serialized = 0;    // parameters and moments encoded for pullers, of each version that may be asked for
+  // Parameters and moments encoded for pullers, of each version that may be asked for; before there are any, what was
+  // uploaded of them so far.
+  uint64_t serialized = 0;
   uint64_t snapshot = 0;      // a copy of parameters, moments and residuals, of durable jobs
   uint64_t journal = 0;       // update frames that are not on disk yet, where rounds do not wait for that
+  uint64_t layout = 0;        // the shard map
+  uint64_t histories = 0;     // what workers contributed lately: PushHistory, of as many workers as the spec allows
   uint64_t in_flight = 0;     // partial frames: at least one of the largest bucket, times the workers of the spec
   uint64_t device = 0;        // memory of a device, where parameters, moments and sums lie there; not in the total
 
   uint64_t total() const {
-    return parameters + moments + residuals + accumulators + updates + serialized + snapshot + journal + in_flight;
+    return parameters + moments + residuals + accumulators + updates + serialized + snapshot + journal + layout +
+           histories + in_flight;
   }
   std::string ToString() const;
 };
@@ -65,8 +70,18 @@ struct MemoryUse {
 MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
                         const std::vector<std::unique_ptr<Codec>>& codecs, uint64_t frame_limit_bytes, bool on_device);
 
+// Answers that one worker has asked for and not read yet: a version and an update of every open round and of two more,
+// on the stream that it has and on one before it that is not known to be broken yet. See UnsentBudget.
+uint64_t MaxUnsentBytes(const Job& job, const Layout& layout, uint32_t shard,
+                        const std::vector<std::unique_ptr<Codec>>& codecs);
+
 // The shard map itself may take this much.
 inline constexpr uint64_t kLayoutLimitBytes = 1ull << 30;
+// What it takes at most, before it is made.
+uint64_t LayoutBytes(const Job& job, uint32_t shard_count);
+
+// What of a bucket's initial parameters may be held before they are whole: themselves, and what chunks cost.
+uint64_t MaxUploadBytes(uint64_t elements);
 
 // What parameters and moments of one job may take where they lie, and which flag says so.
 struct ArraysLimit {

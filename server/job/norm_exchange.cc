@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "common/base/names.h"
+#include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
 #include "common/job/norms.h"
 
@@ -20,6 +21,7 @@ constexpr absl::Duration kFirstPause = absl::Milliseconds(5);
 constexpr absl::Duration kLongestPause = absl::Milliseconds(500);
 constexpr absl::Duration kBetweenWarnings = absl::Seconds(10);
 constexpr size_t kMaxAddressBytes = 4096;
+constexpr size_t kMaxAddressesBytes = 1u << 20;
 
 std::vector<size_t> CountsOf(const Job& job) {
   std::vector<size_t> counts;
@@ -29,39 +31,64 @@ std::vector<size_t> CountsOf(const Job& job) {
 
 }  // namespace
 
-NormExchange::NormExchange(const Job* job, const Layout* layout, uint32_t shard, Written written)
+NormExchange::NormExchange(const Job* job, const Layout* layout, uint32_t shard, std::shared_ptr<Tellers> tellers,
+                           Written written)
     : job_(*job),
       layout_(*layout),
       shard_(shard),
       norms_(CountsOf(*job)),
       sums_(layout, job->tensors().size()),
-      written_(std::move(written)) {}
+      tellers_(std::move(tellers)),
+      written_(std::move(written)),
+      lines_(layout->shard_count()) {
+  for (Line& line : lines_) line.pause = kFirstPause;
+}
 
 NormExchange::~NormExchange() { Stop(); }
 
+absl::Status NormExchange::Start() {
+  return layout_.shard_count() > 1 ? tellers_->Add(this) : absl::OkStatus();
+}
+
 void NormExchange::Stop() {
-  std::vector<std::thread> threads;
   {
     absl::MutexLock lock(&mu_);
     stopped_ = true;
-    threads.swap(threads_);
   }
-  for (std::thread& thread : threads) thread.join();
+  tellers_->Remove(this);
+  // Here and not with this: that may go inside a sink, where channels must not.
+  std::vector<Line> lines;
+  {
+    absl::MutexLock lock(&mu_);
+    lines.swap(lines_);
+  }
 }
 
-absl::Status NormExchange::SetAddresses(const std::vector<std::string>& addresses) {
+absl::Status NormExchange::CheckAddresses(const std::vector<std::string>& addresses) const {
+  size_t bytes = 0;
+  for (const std::string& address : addresses) bytes += address.size();
   const bool bad_one = std::any_of(addresses.begin(), addresses.end(), [](const std::string& address) {
     return address.size() > kMaxAddressBytes || !IsPlainText(address);
   });
-  if (addresses.size() != layout_.shard_count() || bad_one) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "job '%s': its shards exchange norms and reach each other where its workers do; this worker named %d addresses "
-        "of %d shards%s: use a client of this server's version",
-        job_.spec().name(), addresses.size(), layout_.shard_count(), bad_one ? ", one of them too long or not printable" : ""));
+  if (addresses.size() == layout_.shard_count() && !bad_one && bytes <= kMaxAddressesBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "job '%s': its shards exchange norms and reach each other where its workers do; this worker named %d addresses "
+      "of %d shards in %d bytes%s: use a client of this server's version",
+      job_.spec().name(), addresses.size(), layout_.shard_count(), bytes,
+      bad_one ? ", one of them too long or not printable" : ""));
+}
+
+void NormExchange::SetAddresses(MemberId member, const std::vector<std::string>& addresses) {
+  {
+    absl::MutexLock lock(&mu_);
+    addresses_.Vote(member, addresses);
   }
+  tellers_->Wake();
+}
+
+void NormExchange::ForgetAddresses(MemberId member) {
   absl::MutexLock lock(&mu_);
-  addresses_ = addresses;
-  return absl::OkStatus();
+  addresses_.Forget(member);
 }
 
 void NormExchange::SetRound(uint64_t round) {
@@ -76,19 +103,19 @@ void NormExchange::SetRound(uint64_t round) {
 absl::StatusOr<NormExchange::Agreed> NormExchange::Exchange(uint64_t round, size_t phase, ShardSquares own) {
   const Key key{round, phase};
   const uint32_t shards = layout_.shard_count();
-  absl::MutexLock lock(&mu_);
-  if (stopped_) return absl::CancelledError("the job ends");
-  if (shards > 1) {
-    Own& mine = own_[key];
-    mine.sums = sums_.Encode(shard_, own, norms_[phase]);
-    mine.told.assign(shards, false);
-    if (threads_.empty()) {
-      for (uint32_t s = 0; s < shards; ++s) {
-        if (s != shard_) threads_.emplace_back([this, s] { TellLoop(s); });
-      }
+  {
+    absl::MutexLock lock(&mu_);
+    if (stopped_) return absl::CancelledError("the job ends");
+    if (shards > 1) {
+      Own& mine = own_[key];
+      mine.sums = sums_.Encode(shard_, own, norms_[phase]);
+      mine.told.assign(shards, false);
+      mine.told[shard_] = true;
     }
+    Note(key, shard_, std::move(own));
   }
-  Note(key, shard_, std::move(own));
+  if (shards > 1) tellers_->Wake();
+  absl::MutexLock lock(&mu_);
   const auto done = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopped_ || theirs_[key].missing == 0; };
   mu_.Await(absl::Condition(&done));
   if (stopped_) return absl::CancelledError("the job ends");
@@ -158,53 +185,85 @@ const NormExchange::Key* NormExchange::Untold(uint32_t shard) const {
   return nullptr;
 }
 
-void NormExchange::TellLoop(uint32_t shard) {
-  std::shared_ptr<transport::Channel> channel;
-  std::string dialled;
-  size_t alternative = 0;
-  absl::Duration pause = kFirstPause;
-  absl::Time warned = absl::InfinitePast();
-  const auto wanted = [this, shard]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return stopped_ || (Untold(shard) != nullptr && !addresses_.empty());
-  };
-  for (;;) {
-    Key key;
-    v1::NormSums sums;
-    std::string address;
-    {
-      absl::MutexLock lock(&mu_);
-      mu_.Await(absl::Condition(&wanted));
-      if (stopped_) return;
-      key = *Untold(shard);
-      sums = own_.at(key).sums;
-      const std::vector<std::string> alternatives = absl::StrSplit(addresses_[shard], '|');
-      address = alternatives[alternative % alternatives.size()];
-    }
-    absl::Status told;
-    if (channel == nullptr || dialled != address) {
-      absl::StatusOr<std::shared_ptr<transport::Channel>> made = transport::Dial(address);
-      told = made.status();
-      channel = made.ok() ? *std::move(made) : nullptr;
-      dialled = address;
-    }
-    if (told.ok()) told = Tell(shard, key, sums, *channel);
-    if (told.ok()) {
-      pause = kFirstPause;
+Telling::Next NormExchange::TakeNext(bool unproven, absl::Time now) {
+  Next next;
+  absl::MutexLock lock(&mu_);
+  if (stopped_ || addresses_.current().empty() || own_.empty()) return next;
+  const uint32_t shards = layout_.shard_count();
+  for (uint32_t i = 0; i < shards; ++i) {
+    const uint32_t shard = (turn_ + i) % shards;
+    Line& line = lines_[shard];
+    if (line.telling || Untold(shard) == nullptr) continue;
+    if (line.next > now) {
+      next.due = std::min(next.due, line.next);
       continue;
     }
-    if (absl::Now() - warned > kBetweenWarnings) {
-      warned = absl::Now();
-      spdlog::warn("job {} round {}: shard {} at {} cannot be told of norms, and the round waits for it: {}",
-                   job_.spec().name(), key.first, shard, address, told.ToString());
-    }
-    ++alternative;
-    absl::MutexLock lock(&mu_);
-    mu_.AwaitWithTimeout(absl::Condition(&stopped_), pause);
-    pause = std::min(2 * pause, kLongestPause);
+    if (!line.proven && !unproven) continue;  // a call that ends makes room for it
+    line.telling = true;
+    turn_ = shard + 1;
+    next.to = shard;
+    next.proven = line.proven;
+    break;
   }
+  return next;
 }
 
-absl::Status NormExchange::Tell(uint32_t shard, const Key& key, const v1::NormSums& sums, transport::Channel& channel) {
+void NormExchange::Tell(size_t to) {
+  const auto shard = static_cast<uint32_t>(to);
+  Line line;
+  {
+    absl::MutexLock lock(&mu_);
+    line = lines_[shard];
+    lines_[shard].channel = nullptr;
+  }
+  const absl::Status told =
+      CatchBadAlloc("telling norms", [this, shard, &line] { return TellOnce(shard, line); });
+  std::shared_ptr<transport::Channel> given_up;
+  if (told.ok()) {
+    line.pause = kFirstPause;
+  } else {
+    given_up = std::move(line.channel);
+    line.channel = nullptr;
+    ++line.alternative;
+    line.next = absl::Now() + line.pause;
+    line.pause = std::min(2 * line.pause, kLongestPause);
+  }
+  line.proven = told.ok();
+  line.telling = false;
+  absl::MutexLock lock(&mu_);
+  lines_[shard] = std::move(line);
+}
+
+absl::Status NormExchange::TellOnce(uint32_t shard, Line& line) {
+  Key key;
+  v1::NormSums sums;
+  std::string address;
+  {
+    absl::MutexLock lock(&mu_);
+    const Key* const untold = Untold(shard);
+    if (stopped_ || untold == nullptr || addresses_.current().empty()) return absl::OkStatus();
+    key = *untold;
+    sums = own_.at(key).sums;
+    const std::vector<std::string> alternatives = absl::StrSplit(addresses_.current()[shard], '|');
+    address = alternatives[line.alternative % alternatives.size()];
+  }
+  absl::Status told;
+  if (line.channel == nullptr || line.dialled != address) {
+    absl::StatusOr<std::shared_ptr<transport::Channel>> made = transport::Dial(address);
+    told = made.status();
+    line.channel = made.ok() ? *std::move(made) : nullptr;
+    line.dialled = address;
+  }
+  if (told.ok()) told = Call(shard, key, sums, *line.channel);
+  if (!told.ok() && absl::Now() - line.warned > kBetweenWarnings) {
+    line.warned = absl::Now();
+    spdlog::warn("job {} round {}: shard {} at {} cannot be told of norms, and the round waits for it: {}",
+                 job_.spec().name(), key.first, shard, address, told.ToString());
+  }
+  return told;
+}
+
+absl::Status NormExchange::Call(uint32_t shard, const Key& key, const v1::NormSums& sums, transport::Channel& channel) {
   v1::ExchangeRequest request;
   request.set_job(job_.spec().name());
   request.set_layout_digest(layout_.digest());

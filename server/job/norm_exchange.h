@@ -9,7 +9,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,23 +22,32 @@
 #include "common/optimizer/norm_sums.h"
 #include "common/transport/transport.h"
 #include "gradwire/v1/peer.pb.h"
+#include "server/job/address_votes.h"
+#include "server/job/tellers.h"
+#include "server/rounds/membership.h"
 
 namespace gradwire {
 
-// Thread-safe. Borrows job and layout. Owns a thread for every other shard, from the first exchange to Stop: a shard
+// Thread-safe. Borrows job and layout. The other shards are told on the server's Tellers, from Start to Stop: a shard
 // that is down is tried again and again, and keeps none of the others waiting. Keeps the squares of rounds that other
 // shards may still ask for: of as many as their servers, started again, may be behind.
-class NormExchange {
+class NormExchange final : public Telling {
  public:
   // What this shard knows of rounds that it wrote before it was started; may take locks of the job.
   using Written = std::function<std::optional<ShardSquares>(uint64_t round, size_t phase)>;
 
-  NormExchange(const Job* job, const Layout* layout, uint32_t shard, Written written);
-  ~NormExchange();
+  NormExchange(const Job* job, const Layout* layout, uint32_t shard, std::shared_ptr<Tellers> tellers,
+               Written written);
+  ~NormExchange() override;
 
-  // Where the shards are, in order; alternatives are separated by '|'. InvalidArgument: not as many as there are
-  // shards.
-  absl::Status SetAddresses(const std::vector<std::string>& addresses);
+  // Before the first exchange. ResourceExhausted: there is no thread for it.
+  absl::Status Start();
+  // Where the shards are, in order, as a worker says; alternatives are separated by '|'. InvalidArgument: not as many
+  // as there are shards, or too long.
+  absl::Status CheckAddresses(const std::vector<std::string>& addresses) const;
+  // A member says so, for which CheckAddresses was ok: see AddressVotes.
+  void SetAddresses(MemberId member, const std::vector<std::string>& addresses);
+  void ForgetAddresses(MemberId member);  // it is no member any more
   // The rounds before this one are written.
   void SetRound(uint64_t round);
   // What the shards agree on.
@@ -53,8 +61,12 @@ class NormExchange {
   // Another shard tells. Errors: InvalidArgument, FailedPrecondition (another shard map; a round that is too far
   // ahead).
   absl::StatusOr<v1::ExchangeReply> Take(const v1::ExchangeRequest& request);
-  // Ends the threads, within the time that a call may take. Idempotent.
+  // Nobody is told any more when it returns, within the time that a call may take. Idempotent.
   void Stop();
+
+  // Telling, for Tellers.
+  Next TakeNext(bool unproven, absl::Time now) override;
+  void Tell(size_t to) override;
 
  private:
   using Key = std::pair<uint64_t, size_t>;  // round, phase
@@ -67,26 +79,40 @@ class NormExchange {
     size_t missing = 0;
   };
 
+  // To another shard.
+  struct Line {
+    std::shared_ptr<transport::Channel> channel;  // of the thread that tells; kept while it works
+    std::string dialled;
+    size_t alternative = 0;
+    bool telling = false;
+    bool proven = false;  // the last call was answered
+    absl::Duration pause;
+    absl::Time next = absl::InfinitePast();    // not before
+    absl::Time warned = absl::InfinitePast();
+  };
+
   void Note(const Key& key, uint32_t shard, ShardSquares squares) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The oldest that `shard` has not been told; null: none.
   const Key* Untold(uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void TellLoop(uint32_t shard);
-  absl::Status Tell(uint32_t shard, const Key& key, const v1::NormSums& sums, transport::Channel& channel);
+  absl::Status TellOnce(uint32_t shard, Line& line);
+  absl::Status Call(uint32_t shard, const Key& key, const v1::NormSums& sums, transport::Channel& channel);
 
   const Job& job_;
   const Layout& layout_;
   const uint32_t shard_;
   const std::vector<size_t> norms_;  // by phase: how many
   const NormSums sums_;
+  const std::shared_ptr<Tellers> tellers_;
   const Written written_;
 
   mutable absl::Mutex mu_;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t round_ ABSL_GUARDED_BY(mu_) = 0;
-  std::vector<std::string> addresses_ ABSL_GUARDED_BY(mu_);
+  AddressVotes addresses_ ABSL_GUARDED_BY(mu_);
   std::map<Key, Own> own_ ABSL_GUARDED_BY(mu_);
   std::map<Key, Theirs> theirs_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::thread> threads_ ABSL_GUARDED_BY(mu_);
+  std::vector<Line> lines_ ABSL_GUARDED_BY(mu_);  // by shard; what they dial with is the telling thread's
+  uint32_t turn_ ABSL_GUARDED_BY(mu_) = 0;        // the shard that is looked at first
 };
 
 }  // namespace gradwire

@@ -30,9 +30,10 @@ struct HeldBucket {
 };
 
 struct NormState {
-  NormState(const Job* job, const Layout* layout, uint32_t shard, NormExchange::Written written)
+  NormState(const Job* job, const Layout* layout, uint32_t shard, std::shared_ptr<Tellers> tellers,
+            NormExchange::Written written)
       : sums(layout, job->tensors().size()),
-        exchange(job, layout, shard, std::move(written)),
+        exchange(job, layout, shard, std::move(tellers), std::move(written)),
         held(layout->bucket_count()),
         versions(layout->bucket_count()) {}
 

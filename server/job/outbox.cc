@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "common/transport/sink_scope.h"
+
 namespace gradwire {
 
 bool Outbox::Enter() {
@@ -18,6 +20,11 @@ void Outbox::Exit() {
 }
 
 absl::Status Outbox::Send(transport::Message message) {
+  const transport::SinkScope never_block(this);  // inside a sink sends never block (transport.h)
+  return SendWhenRoom(std::move(message));
+}
+
+absl::Status Outbox::SendWhenRoom(transport::Message message) {
   if (!Enter()) return absl::CancelledError("the stream is closed");
   absl::Status status = stream_->Send(std::move(message));
   Exit();

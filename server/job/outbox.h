@@ -1,14 +1,19 @@
 // The sending end of one server-side stream, safe to use from any thread also after the stream has closed.
 // Streams must not be touched after OnClosed has returned (transport.h), while updates are published by whichever
 // thread closed a bucket: Close waits for the sends that are running and turns later ones into errors.
+// Any thread may publish, also one that serves somebody else's call or ends leases, so a peer that does not read must
+// not hold it: Send never blocks, on whatever thread. What may be queued is bounded by who asks: a stream is read no
+// further once its window is full, and a worker's answers count against its UnsentBudget.
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "common/transport/transport.h"
+#include "server/job/unsent_budget.h"
 
 namespace gradwire {
 
@@ -17,8 +22,13 @@ class Outbox {
  public:
   explicit Outbox(std::shared_ptr<transport::Stream> stream) : stream_(std::move(stream)) {}
 
-  // Errors: Cancelled once closed; those of Stream::Send.
+  // Never blocks. Errors: Cancelled once closed; those of Stream::Send.
   absl::Status Send(transport::Message message);
+  // Waits while the stream's window is full: for threads that serve this stream alone.
+  absl::Status SendWhenRoom(transport::Message message);
+  // Where the answers of this stream count, together with others of its worker. Before it is shared.
+  void CountInto(std::shared_ptr<UnsentBudget> unsent) { unsent_ = std::move(unsent); }
+  const std::shared_ptr<UnsentBudget>& unsent() const { return unsent_; }  // null: they are not counted
   // Ends the stream with `status`; what was sent before is still delivered.
   void Finish(absl::Status status);
   // Ends the stream at once, also one that was finished and whose peer does not read what is still to be sent.
@@ -33,6 +43,7 @@ class Outbox {
   void Exit();
 
   std::shared_ptr<transport::Stream> stream_;  // constant until nobody can use it
+  std::shared_ptr<UnsentBudget> unsent_;       // constant once shared
   absl::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;

@@ -380,7 +380,7 @@ absl::Status Feed::SendBeat() {
 }
 
 absl::Status Feed::Send(const v1::FollowMessage& message, std::vector<Bytes> frame) {
-  return out_->Send({message.SerializeAsString(), std::move(frame)});
+  return out_->SendWhenRoom({message.SerializeAsString(), std::move(frame)});
 }
 
 }  // namespace gradwire

@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "common/base/names.h"
 #include "common/base/out_of_memory.h"
+#include "common/base/start_thread.h"
 #include "common/base/status_macros.h"
 #include "server/replication/beat.h"
 #include "server/replication/epoch.h"
@@ -144,7 +145,7 @@ Follower::~Follower() { Stop(); }
 
 absl::Status Follower::Start() {
   GW_ASSIGN_OR_RETURN(channel_, transport::Dial(options_.primary));
-  thread_ = std::thread([this] { Run(); });
+  GW_ASSIGN_OR_RETURN(thread_, StartThread("following", [this] { Run(); }));
   return absl::OkStatus();
 }
 

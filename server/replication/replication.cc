@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "common/base/names.h"
+#include "common/base/start_thread.h"
 #include "common/base/status_macros.h"
 #include "server/replication/epoch.h"
 
@@ -151,7 +152,7 @@ absl::Status Replication::Run(const std::string& name, std::function<void(bool)>
   GW_RETURN_IF_ERROR(StartFollower(data_->role().epoch));
   if (!options_.make_lease) return absl::OkStatus();
   GW_ASSIGN_OR_RETURN(lease_, options_.make_lease(name));
-  lease_thread_ = std::thread([this] { HoldLease(); });
+  GW_ASSIGN_OR_RETURN(lease_thread_, StartThread("the lease", [this] { HoldLease(); }));
   return absl::OkStatus();
 }
 
@@ -346,7 +347,11 @@ absl::Status Replication::Serve(uint64_t epoch, uint64_t known_epoch) {
 
 void Replication::TellLater(uint64_t epoch) {
   if (teller_.joinable()) teller_.join();
-  teller_ = std::thread([this, epoch] { TellUntilAnswered(epoch); });
+  absl::StatusOr<std::thread> teller = StartThread("fencing", [this, epoch] { TellUntilAnswered(epoch); });
+  if (!teller.ok()) {
+    return spdlog::warn("{} is not told that it is replaced: {}", options_.follow, teller.status().ToString());
+  }
+  teller_ = *std::move(teller);
 }
 
 void Replication::TellUntilAnswered(uint64_t epoch) {

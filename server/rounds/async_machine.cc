@@ -11,8 +11,6 @@
 namespace gradwire {
 namespace {
 
-// A worker has one frame of a bucket unanswered, and begins the next one once it is answered.
-constexpr uint32_t kFramesKnown = 2;
 
 }  // namespace
 

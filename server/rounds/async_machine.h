@@ -26,6 +26,9 @@ class AsyncMachine final : public Rounds {
     Membership::Rules membership;
   };
 
+  // Frames of a bucket that are known of each worker: it has one unanswered, and begins the next one once it is answered.
+  static constexpr uint32_t kFramesKnown = 2;
+
   explicit AsyncMachine(const Rules& rules);
 
   // A newcomer takes the newest version of every bucket, whichever that is: start_version is 0.

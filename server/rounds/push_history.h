@@ -48,6 +48,12 @@ class PushHistory {
   // have read the update.
   bool MayMissUpdate(uint32_t bucket, uint64_t round) const;
 
+  // At most, with `members` workers at once.
+  static uint64_t MaxBytes(uint64_t buckets, uint64_t depth, uint64_t members) {
+    constexpr uint64_t kOfOne = 128;  // nodes and headers
+    const uint64_t incarnations = members + std::max<uint64_t>(members, kDeparted) + 1;
+    return incarnations * (kOfOne + buckets * depth * sizeof(Entry));
+  }
   size_t incarnations() const { return entries_.size(); }  // of which anything is known
 
   void Begin(MemberId id);   // it has contributed nothing so far, if it is not known

@@ -18,8 +18,7 @@ constexpr TimeNs kAtOnce = std::numeric_limits<TimeNs>::min();
 RoundMachine::RoundMachine(const Rules& rules)
     : rules_(rules),
       membership_(rules.membership),
-      // A worker has at most 1 + staleness frames of a bucket unanswered, and begins the next one meanwhile.
-      history_(rules.buckets, rules.staleness + 2, rules.membership.max_workers),
+      history_(rules.buckets, FramesKnown(rules.staleness), rules.membership.max_workers),
       lateness_(rules.deviations),
       initialization_(rules.buckets, rules.needs_initialization) {
   for (uint32_t i = 0; i <= rules_.staleness; ++i) rounds_.push_back(NewRound(0));

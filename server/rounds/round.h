@@ -39,6 +39,10 @@ class RoundMachine final : public Rounds {
   // How far ahead of the open round a worker may ask to start.
   static constexpr uint64_t kMaxRoundsAhead = 64;
 
+  // Frames of a bucket that are known of each worker: it has at most 1 + staleness unanswered, and begins the next one
+  // meanwhile.
+  static constexpr uint32_t FramesKnown(uint32_t staleness) { return staleness + 2; }
+
   explicit RoundMachine(const Rules& rules);
 
   // Membership is effective at a round boundary: a worker that joins while round r is open contributes from the next

@@ -51,7 +51,13 @@ absl::StatusOr<v1::CreateJobReply> OperatorService::CreateJob(const v1::CreateJo
 
 absl::StatusOr<v1::JobStatus> OperatorService::DescribeJob(const v1::DescribeJobRequest& request) {
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.job()));
-  return job->Describe(true, request.digest());
+  std::string digest;
+  if (request.digest()) {
+    GW_ASSIGN_OR_RETURN(digest, job->Digest());
+  }
+  v1::JobStatus status = job->Describe(true, false);
+  status.set_parameters_sha256(std::move(digest));
+  return status;
 }
 
 absl::StatusOr<v1::ListJobsReply> OperatorService::ListJobs(const v1::ListJobsRequest&) {

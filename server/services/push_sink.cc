@@ -1,9 +1,11 @@
 // One Push stream; see push_sink.h.
 #include "server/services/push_sink.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "common/base/failpoint.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
@@ -23,13 +25,21 @@ void PushSink::OnMessage(transport::Message message) {
 absl::Status PushSink::Handle(transport::Message message) {
   v1::PushMessage request;
   if (!request.ParseFromString(message.control)) return absl::InvalidArgumentError("not a gradwire.v1.PushMessage");
+  std::vector<v1::PullKind> pull;
+  for (int kind : request.pull()) {
+    if (std::find(pull.begin(), pull.end(), kind) != pull.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("a frame asks %d times for answers, and for kind %d more than once: ask once for each kind",
+                          request.pull_size(), kind));
+    }
+    pull.push_back(static_cast<v1::PullKind>(kind));
+    if (pull.size() > v1::PullKind_ARRAYSIZE) break;  // more than there are: refused as unknown ones
+  }
   if (job_ == nullptr) GW_RETURN_IF_ERROR(Open(request));
   if (message.frame.empty()) return absl::OkStatus();
   GW_ASSIGN_OR_RETURN(const std::optional<v1::PushAck> ack, job_->PushChunk(stream_, message.frame));
   if (!ack) return absl::OkStatus();
   GW_FAILPOINT("push.before_ack");
-  std::vector<v1::PullKind> pull;
-  for (int kind : request.pull()) pull.push_back(static_cast<v1::PullKind>(kind));
   return job_->Acknowledge(stream_.member, *ack, pull, out_);
 }
 

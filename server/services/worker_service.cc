@@ -12,8 +12,16 @@ namespace gradwire {
 
 namespace {
 
-absl::Status SetAddresses(JobShard& job, const v1::JoinRequest& request) {
-  return job.SetAddresses({request.shards().begin(), request.shards().end()});
+std::vector<std::string> AddressesOf(const v1::JoinRequest& request) {
+  return {request.shards().begin(), request.shards().end()};
+}
+
+// A worker that was taken says where the shards are; one that was refused says nothing.
+absl::StatusOr<v1::JoinReply> Taken(JobShard& job, const v1::JoinRequest& request,
+                                    absl::StatusOr<v1::JoinReply> joined) {
+  const v1::WorkerIdentity& identity = request.identity();
+  if (joined.ok()) job.SetAddresses(MakeMemberId(identity.worker(), identity.incarnation()), AddressesOf(request));
+  return joined;
 }
 
 }  // namespace
@@ -50,11 +58,11 @@ absl::StatusOr<v1::JoinReply> WorkerService::Join(const v1::JoinRequest& request
   GW_ASSIGN_OR_RETURN(
       const std::shared_ptr<JobShard> job,
       registry_->GetOrCreate(request.spec(), request.shard_index(), request.shard_count(), request.layout_digest()));
-  GW_RETURN_IF_ERROR(SetAddresses(*job, request));
+  GW_RETURN_IF_ERROR(job->CheckAddresses(AddressesOf(request)));
   const absl::StatusOr<v1::JoinReply> joined =
       job->Join(identity, request.start_version(), request.may_initialize(), request.other_version());
   if (absl::IsDataLoss(joined.status())) registry_->ForgetUnused(job);
-  return joined;
+  return Taken(*job, request, joined);
 }
 
 absl::StatusOr<v1::JoinReply> WorkerService::GoOn(const v1::JoinRequest& request) {
@@ -66,7 +74,7 @@ absl::StatusOr<v1::JoinReply> WorkerService::GoOn(const v1::JoinRequest& request
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.spec().name()));
   GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(request.spec()));
   GW_RETURN_IF_ERROR(job->CheckSame(asked, request.shard_index(), request.shard_count(), request.layout_digest()));
-  GW_RETURN_IF_ERROR(SetAddresses(*job, request));
+  GW_RETURN_IF_ERROR(job->CheckAddresses(AddressesOf(request)));
   Rounds::ResumePoint point;
   point.round = request.resume_round();
   const JobEnvironment& environment = registry_->environment();
@@ -76,8 +84,9 @@ absl::StatusOr<v1::JoinReply> WorkerService::GoOn(const v1::JoinRequest& request
       request.known_epoch() != 0 && (other_lineage || request.known_epoch() != *environment.server_epoch);
   point.seen.assign(request.resume_seen().begin(), request.resume_seen().end());
   point.versions.assign(request.resume_versions().begin(), request.resume_versions().end());
-  if (request.catch_up()) return job->CatchUp(request.identity(), point, request.start_version());
-  return job->Resume(request.identity(), point);
+  return Taken(*job, request,
+               request.catch_up() ? job->CatchUp(request.identity(), point, request.start_version())
+                                  : job->Resume(request.identity(), point));
 }
 
 absl::StatusOr<v1::HeartbeatReply> WorkerService::Heartbeat(const v1::HeartbeatRequest& request) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/transport/sink_scope.h"
 
 namespace gradwire::transport {
 namespace {
@@ -142,6 +143,7 @@ void BuiltinServices::SetServing(bool serving) {
     serving_ = serving;
     for (const auto& [key, stream] : watchers_) watchers.push_back(stream);
   }
+  const SinkScope never_block(this);  // a watcher that does not read holds up nobody
   for (const auto& stream : watchers) (void)stream->Send(Message{HealthReply(serving ? kServing : kNotServing), {}});
 }
 

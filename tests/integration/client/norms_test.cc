@@ -127,12 +127,45 @@ TEST(Norms, NeedTheAddressesOfAllShards) {
   const v1::JobSpec spec = MakeSpec("lost", "dense:values=fp32", v1::OPTIMIZER_LAMB, 1);
   Cluster cluster(2, "inproc");
   const std::shared_ptr<JobShard> shard = cluster.Create(spec, 0, 2);
-  EXPECT_EQ(shard->SetAddresses({"inproc://a"}).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_TRUE(shard->SetAddresses({"inproc://a", "inproc://b|inproc://c"}).ok());
+  EXPECT_EQ(shard->CheckAddresses({"inproc://a"}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(shard->CheckAddresses({"inproc://a", "inproc://b|inproc://c"}).ok());
   v1::JobSpec plain = spec;
   plain.set_name("plain");
   plain.mutable_optimizer()->set_kind(v1::OPTIMIZER_ADAMW);
-  EXPECT_TRUE(cluster.Create(plain, 0, 2)->SetAddresses({}).ok()) << "a job without norms needs none";
+  EXPECT_TRUE(cluster.Create(plain, 0, 2)->CheckAddresses({}).ok()) << "a job without norms needs none";
+}
+
+// Tells `shard` that the others are where nobody is, as a worker of this name.
+absl::Status JoinWithOtherAddresses(Cluster& cluster, const v1::JobSpec& spec, uint32_t shard,
+                                    const std::string& name) {
+  v1::JoinRequest request;
+  request.mutable_identity()->set_job(spec.name());
+  request.mutable_identity()->set_worker(name);
+  request.mutable_identity()->set_incarnation(99);
+  *request.mutable_spec() = spec;
+  request.set_shard_index(shard);
+  request.set_shard_count(2);
+  for (const char* nobody : {"inproc://nobody-0", "inproc://nobody-1"}) request.add_shards(nobody);
+  const auto channel = transport::Dial(cluster.addresses()[shard]);
+  if (!channel.ok()) return channel.status();
+  return (*channel)->Call("gradwire.v1.Worker/Join", request.SerializeAsString(), 10'000).status();
+}
+
+TEST(Norms, GoOnWhereAWorkerThatIsRefusedSaysThatTheShardsAreElsewhere) {
+  const v1::JobSpec spec = MakeSpec("moved", "dense:values=fp32", v1::OPTIMIZER_LANS, kNormWorkers);
+  Cluster cluster(2, "inproc");
+  InParallel(kNormWorkers, [&](int w) {
+    Worker worker(spec, w);
+    ASSERT_TRUE(worker.Join(cluster.addresses()).ok());
+    for (uint64_t step = 0; step < 4; ++step) {
+      worker.Fill(step);
+      const absl::Status stepped = worker.Step(0.01f);
+      ASSERT_TRUE(stepped.ok()) << stepped;
+      for (uint32_t shard = 0; w == 0 && step == 1 && shard < 2; ++shard) {
+        EXPECT_FALSE(JoinWithOtherAddresses(cluster, spec, shard, "stranger").ok()) << "the job is full";
+      }
+    }
+  });
 }
 
 TEST(Norms, AreRefusedWhereTheyHaveNoMeaning) {
