@@ -285,6 +285,46 @@ TEST(BoundedStaleness, AWorkerThatWasAwayBeyondItsLeaseReturns) {
   }
 }
 
+// The shard has made all versions that it has pushed to, and has the parameters of the last one only: it has to catch up
+// with the very version that it knows to be the next.
+TEST(BoundedStaleness, AWorkerWhoseParametersWereReplacedWhileItsConnectionWasLostGoesOn) {
+  Cluster cluster(2, "grpc");
+  auto proxy = std::make_unique<testing_support::TcpProxy>(cluster.addresses()[1]);
+  v1::JobSpec spec = Bounded(MakeSpec("replaced", "dense:values=fp32", v1::OPTIMIZER_ADAMW, 2), 4);
+  spec.set_lease_ms(120'000);
+  Worker near(spec, 0), far(spec, 1);
+  const auto run = [](Worker& worker, uint64_t round) {
+    worker.Fill(round);
+    const absl::Status status = worker.Step(0.01f);
+    EXPECT_TRUE(status.ok()) << status;
+  };
+  InParallel(2, [&](int w) {
+    std::vector<std::string> addresses = cluster.addresses();
+    if (w == 1) addresses[1] = absl::StrCat(proxy->address(), "|", addresses[1]);
+    ASSERT_TRUE((w == 0 ? near : far).Join(addresses, PullMode::kParams).ok());
+    run(w == 0 ? near : far, 1);
+    EXPECT_TRUE((w == 0 ? near : far).session().Drain().ok());
+  });
+  const auto frames = [&cluster] {
+    uint64_t sum = 0;
+    const v1::JobStatus status = cluster.Describe(1, "replaced");
+    for (const v1::WorkerStatus& worker : status.workers()) sum += worker.frames();
+    return sum;
+  };
+  const uint64_t all = frames() + frames() / 2;  // two rounds of two workers, then two of one
+  for (const uint64_t round : {2, 3}) run(far, round);
+  while (frames() < all) absl::SleepFor(absl::Milliseconds(1));
+  proxy->Cut();
+  for (const uint64_t round : {2, 3}) run(near, round);
+  ASSERT_EQ(near.session().Drain(), absl::OkStatus());
+  const std::string digest = near.session().Digest();
+  ASSERT_EQ(near.session().Leave(), absl::OkStatus());  // who comes back later begins with a round that nobody is in yet
+  proxy.reset();
+  ASSERT_EQ(far.session().Drain(60'000), absl::OkStatus());
+  EXPECT_EQ(far.session().version(), 4u);
+  EXPECT_EQ(far.session().Digest(), digest);
+}
+
 TEST(BoundedStaleness, ACheckpointIsTakenWhenEverythingIsSettled) {
   Cluster cluster(1, "inproc");
   const v1::JobSpec spec = Bounded(MakeSpec("checkpoint", "tagc:density=0.1", v1::OPTIMIZER_ADAMW, 1), 4);
