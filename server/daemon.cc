@@ -14,6 +14,7 @@
 #include "common/base/names.h"
 #include "common/base/start_thread.h"
 #include "common/base/status_macros.h"
+#include "common/transport/caps.h"
 #include "common/transport/malloc_tuning.h"
 #include "kernels/cuda/cuda_backend.h"
 
@@ -45,6 +46,16 @@ std::string NameOf(const std::vector<std::string>& addresses) {
     if (const std::string longer = absl::StrCat(name, ",", address); IsServerName(longer)) name = longer;
   }
   return name;
+}
+
+transport::Caps CapsOf(const ServerConfig& config) {
+  transport::Caps caps;
+  if (config.max_connections != 0) caps.max_connections = static_cast<int>(config.max_connections);
+  caps.max_handshakes = static_cast<int>(config.max_handshakes);
+  caps.max_streams = static_cast<int>(config.max_streams);
+  caps.receive_bytes = config.receive_limit_bytes;
+  caps.warn = [](const std::string& what) { spdlog::warn("{}", what); };
+  return caps;
 }
 
 }  // namespace
@@ -119,9 +130,10 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
                                    daemon->replication_service_.get(), daemon->peer_service_.get(), replication);
   transport::Limits limits;
   limits.spin_us = config.spin_us;
+  const transport::Caps caps = CapsOf(config);
   for (const std::string& address : config.listen) {
     GW_ASSIGN_OR_RETURN(std::unique_ptr<transport::Listener> listener,
-                        transport::Listen(address, daemon->dispatcher_.get(), limits));
+                        transport::ListenWithin(address, daemon->dispatcher_.get(), limits, caps));
     spdlog::info("listening on {}", listener->address());
     daemon->listeners_.push_back(std::move(listener));
   }

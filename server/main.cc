@@ -65,6 +65,7 @@ int Main(int argc, char** argv) {
   // What gRPC writes to standard error on its own repeats our errors, less clearly. GRPC_VERBOSITY=ERROR brings it
   // back.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
+  RaiseDescriptorLimit();
   const absl::StatusOr<ParsedFlags> flags = ParseFlags(argc, argv);
   if (!flags.ok()) {
     std::fprintf(stderr, "gradwire-server: %s\n", std::string(flags.status().message()).c_str());

@@ -5,18 +5,27 @@
 #include <time.h>
 
 #include <algorithm>
+#include <exception>
+#include <system_error>
 #include <utility>
 
 #include "absl/time/time.h"
 #include "common/base/clock.h"
+#include "common/transport/catch_exhausted.h"
 #include "common/transport/sink_scope.h"
 
 namespace gradwire::transport {
 
 Poller::Poller(CompletionQueue* queue, TimeNs spin_ns) : queue_(queue), spin_ns_(spin_ns) {
+  keeper_ = std::thread([this] { Keep(); });
   absl::MutexLock lock(&mu_);
   Spawn();
-  keeper_ = std::thread([this] { Keep(); });
+  if (running_ != 0) return;
+  draining_.store(true);
+  mu_.Unlock();
+  keeper_.join();
+  mu_.Lock();
+  throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again), "a transport's thread");
 }
 
 Poller::~Poller() {
@@ -44,9 +53,13 @@ void Poller::Spawn() {
   }
   ended_.clear();
   if (running_ == kMaxThreads) return;
-  ++running_;
-  waiting_.fetch_add(1);  // on behalf of the new thread
-  threads_.emplace_back([this] { Loop(); });
+  try {
+    threads_.emplace_back([this] { Loop(); });
+    ++running_;
+    waiting_.fetch_add(1);  // on behalf of the new thread
+  } catch (const std::exception&) {
+    // For want of threads or memory: the ones that run go on, and a later look tries again.
+  }
 }
 
 void Poller::Loop() {
@@ -115,7 +128,12 @@ bool Poller::Next(SpinBudget* spin, CompletionQueue::Event* event) {
 
 void Poller::Run(const CompletionQueue::Event& event) {
   events_.fetch_add(1);
-  event.completion->Run(event.ok);
+  // Operations catch what they can undo. What is left here costs the call or stream that it happened to, which ends by
+  // its signs of life, not the process.
+  CatchExhausted("a completion", [&] {
+    event.completion->Run(event.ok);
+    return absl::OkStatus();
+  }).IgnoreError();
 }
 
 void Poller::RunReady() {

@@ -71,6 +71,7 @@ class MemberCompletion final : public Completion {
 class Poller {
  public:
   // `spin_ns`: how long the pool's thread busy-waits for the next completion, while they come that fast; 0: never.
+  // Throws std::system_error where no thread can be started. Later ones that cannot are done without.
   Poller(CompletionQueue* queue, TimeNs spin_ns);
   // Shuts the queue down, runs what is left in it and joins the threads. Nothing may start an operation on the queue
   // any more. Must not be called on one of its own threads.

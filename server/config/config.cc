@@ -1,6 +1,7 @@
 // Validation and the configuration file; see config.h.
 #include "server/config/config.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,6 +25,14 @@ constexpr uint32_t kMaxDrainMs = 600'000;
 constexpr uint32_t kMaxJobs = 4096;
 constexpr uint32_t kMaxSpinUs = 10'000;
 constexpr uint64_t kMaxUnusedJobMs = 1'000'000'000'000;  // 31 years
+constexpr uint64_t kMostDescriptors = 1u << 20;
+constexpr uint64_t kFewDescriptors = 1024;
+constexpr uint64_t kDescriptorsOfServer = 128;
+constexpr uint64_t kDescriptorsPerJob = 4;
+constexpr uint64_t kDefaultMaxConnections = 16384;
+constexpr uint32_t kMaxHandshakes = 65536;
+constexpr uint32_t kMaxStreams = 1u << 20;
+constexpr uint64_t kMinReceiveBytes = 16u << 20;
 constexpr uint32_t kMinFollowerTimeoutMs = 100;
 constexpr uint32_t kMaxFollowerTimeoutMs = 600'000;
 constexpr uint32_t kMinLeaseTtlMs = 1000;
@@ -47,7 +56,32 @@ absl::Status CheckOneOf(const char* knob, const std::string& value, const std::v
       absl::StrFormat("%s is '%s'; allowed are %s", knob, value, absl::StrJoin(allowed, ", ")));
 }
 
+uint64_t DescriptorLimit() {
+  rlimit limit{};
+  return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? std::min<uint64_t>(limit.rlim_cur, kMostDescriptors) : kFewDescriptors;
+}
+
+// Connections leave descriptors to journals, snapshots, leases and standbys.
+absl::Status FitConnections(const ServerConfig& config, uint32_t* max_connections) {
+  const uint64_t descriptors = DescriptorLimit();
+  const uint64_t kept = std::min<uint64_t>(kDescriptorsOfServer + kDescriptorsPerJob * config.max_jobs, descriptors / 2);
+  const uint64_t most = std::max<uint64_t>((descriptors - kept) / config.listen.size(), 1);
+  if (*max_connections == 0) *max_connections = static_cast<uint32_t>(std::min<uint64_t>(most, kDefaultMaxConnections));
+  if (*max_connections <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "max_connections is %d for each of %d addresses; of %d descriptors that this process may have, %d are kept for "
+      "jobs: allowed are 1 to %d, or raise the limit (ulimit -n)",
+      *max_connections, config.listen.size(), descriptors, kept, most));
+}
+
 }  // namespace
+
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  (void)setrlimit(RLIMIT_NOFILE, &limit);
+}
 
 absl::Status ServerConfig::Validate() {
   const uint64_t machine = MachineMemoryBytes();
@@ -62,6 +96,10 @@ absl::Status ServerConfig::Validate() {
   GW_RETURN_IF_ERROR(CheckRange("max_jobs", max_jobs, 1, kMaxJobs));
   GW_RETURN_IF_ERROR(CheckRange("spin_us", spin_us, 0, kMaxSpinUs));
   GW_RETURN_IF_ERROR(CheckRange("unused_job_ms", unused_job_ms, 0, kMaxUnusedJobMs));
+  GW_RETURN_IF_ERROR(CheckRange("max_handshakes", max_handshakes, 1, kMaxHandshakes));
+  GW_RETURN_IF_ERROR(CheckRange("max_streams", max_streams, 1, kMaxStreams));
+  GW_RETURN_IF_ERROR(CheckRange("receive_limit_bytes", receive_limit_bytes, kMinReceiveBytes, machine));
+  GW_RETURN_IF_ERROR(FitConnections(*this, &max_connections));
   GW_RETURN_IF_ERROR(
       CheckRange("follower_timeout_ms", follower_timeout_ms, kMinFollowerTimeoutMs, kMaxFollowerTimeoutMs));
   if (!follow.empty() && data_dir.empty()) {
@@ -97,6 +135,10 @@ absl::Status ApplyConfigFile(const std::string& path, ServerConfig* config) {
   if (file.has_max_jobs()) config->max_jobs = file.max_jobs();
   if (file.has_spin_us()) config->spin_us = file.spin_us();
   if (file.has_unused_job_ms()) config->unused_job_ms = file.unused_job_ms();
+  if (file.has_max_connections()) config->max_connections = file.max_connections();
+  if (file.has_max_handshakes()) config->max_handshakes = file.max_handshakes();
+  if (file.has_max_streams()) config->max_streams = file.max_streams();
+  if (file.has_receive_limit_bytes()) config->receive_limit_bytes = file.receive_limit_bytes();
   if (file.has_snapshot_journal_bytes()) config->snapshot_journal_bytes = file.snapshot_journal_bytes();
   if (file.has_data_dir()) config->data_dir = file.data_dir();
   if (file.has_follow()) config->follow = file.follow();

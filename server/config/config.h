@@ -31,6 +31,10 @@ struct ServerConfig {
   uint64_t unused_job_ms = 3'600'000;            // jobs of durability none without workers end after it; 0: never
   uint32_t max_standbys = 4;                     // 0 to 64; each has a thread
   uint64_t standby_queue_bytes = 256ull << 20;   // 1 MiB and more; of all standbys together
+  uint32_t max_connections = 0;                  // per address; 0: as many as descriptors allow, at most 16384
+  uint32_t max_handshakes = 1024;                // 1 to 65536; per address
+  uint32_t max_streams = 8192;                   // 1 to 1048576; per address
+  uint64_t receive_limit_bytes = 512ull << 20;   // 16 MiB and more; messages that have come in part, per address
   std::string metrics_listen;                    // HOST:PORT of the page for Prometheus; empty: there is none
   std::string port_file;                         // where to write the bound addresses, one per line; empty: nowhere
 
@@ -38,6 +42,9 @@ struct ServerConfig {
   // the values allowed.
   absl::Status Validate();
 };
+
+// Lets the process have as many descriptors as its hard limit says; before Validate.
+void RaiseDescriptorLimit();
 
 // Overlays a file with a gradwire.v1.ServerConfig (proto/gradwire/v1/server_config.proto), YAML or protobuf text
 // format. Errors: those of ReadMessageFile.

@@ -33,7 +33,8 @@ constexpr char kFooter[] =
 struct Given {
   std::vector<std::string> listen;
   std::optional<uint64_t> memory_limit_bytes, job_memory_limit_bytes, device_memory_limit_bytes, frame_limit_bytes,
-      snapshot_journal_bytes, unused_job_ms, standby_queue_bytes;
+      snapshot_journal_bytes, unused_job_ms, standby_queue_bytes, receive_limit_bytes;
+  std::optional<uint32_t> max_connections, max_handshakes, max_streams;
   std::optional<uint32_t> max_standbys, drain_ms, max_jobs, spin_us, follower_timeout_ms, lease_ttl_ms;
   std::optional<std::string> backend, log_level, data_dir, follow, lease, name, metrics_listen;
   std::string port_file;
@@ -72,6 +73,17 @@ void Define(CLI::App& app, Given& g) {
   app.add_option("--spin-us", g.spin_us,
                  "Microseconds to busy-wait for the next message before sleeping, while messages come that fast, 0\n"
                  "(never) to 10000. Default 100");
+  app.add_option("--max-connections", g.max_connections,
+                 "Connections at once, of each address. One more takes the place of the one that has been idle for\n"
+                 "longest; where all are in use, it is refused. Default: what the limit of descriptors (ulimit -n, which\n"
+                 "is raised at the start as far as it may be) leaves beside journals, at most 16384");
+  app.add_option("--max-handshakes", g.max_handshakes,
+                 "Connections of each address that have not said what they want, 1 to 65536. Default 1024");
+  app.add_option("--max-streams", g.max_streams,
+                 "Open streams of each address (a worker has two), 1 to 1048576; one more is refused. Default 8192");
+  app.add_option("--receive-limit-bytes", g.receive_limit_bytes,
+                 "Bytes that messages which have come in part may take, of each tcp:// address, 16777216 and more. Beyond\n"
+                 "it the connection whose message began first is closed. Default 536870912");
   app.add_option(
       "--data-dir", g.data_dir,
       "Directory for the journals of durable jobs, of this server alone; made if it is missing. A restarted\n"
@@ -122,6 +134,10 @@ void Overlay(const Given& g, ServerConfig* config) {
   if (g.max_jobs) config->max_jobs = *g.max_jobs;
   if (g.spin_us) config->spin_us = *g.spin_us;
   if (g.unused_job_ms) config->unused_job_ms = *g.unused_job_ms;
+  if (g.max_connections) config->max_connections = *g.max_connections;
+  if (g.max_handshakes) config->max_handshakes = *g.max_handshakes;
+  if (g.max_streams) config->max_streams = *g.max_streams;
+  if (g.receive_limit_bytes) config->receive_limit_bytes = *g.receive_limit_bytes;
   if (g.backend) config->backend = *g.backend;
   if (g.log_level) config->log_level = *g.log_level;
   if (g.snapshot_journal_bytes) config->snapshot_journal_bytes = *g.snapshot_journal_bytes;

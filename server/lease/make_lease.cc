@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/transport/foreign.h"
 #include "server/lease/etcd_lease.h"
 #include "server/lease/kubernetes_address.h"
 #include "server/lease/kubernetes_lease.h"
@@ -41,7 +42,7 @@ absl::StatusOr<Parsed> ParseEtcd(std::string_view text) {
 absl::Status CheckLeaseAddress(std::string_view text) {
   if (text.starts_with(kKubernetesScheme)) return ParseKubernetesAddress(text).status();
   GW_ASSIGN_OR_RETURN(const Parsed parsed, ParseEtcd(text));
-  return transport::Dial(parsed.address).status();
+  return transport::DialForeign(parsed.address).status();
 }
 
 absl::StatusOr<std::unique_ptr<Lease>> MakeLease(std::string_view text, const LeaseOptions& options, Clock* clock) {
@@ -50,7 +51,7 @@ absl::StatusOr<std::unique_ptr<Lease>> MakeLease(std::string_view text, const Le
     return std::make_unique<KubernetesLease>(std::move(where), options, RandomIncarnation(), clock);
   }
   GW_ASSIGN_OR_RETURN(Parsed parsed, ParseEtcd(text));
-  GW_ASSIGN_OR_RETURN(std::shared_ptr<transport::Channel> channel, transport::Dial(parsed.address));
+  GW_ASSIGN_OR_RETURN(std::shared_ptr<transport::Channel> channel, transport::DialForeign(parsed.address));
   return std::make_unique<EtcdLease>(std::move(channel), std::move(parsed.key), options, clock);
 }
 

@@ -45,10 +45,11 @@ struct TcpProxy::Connection {
     return static_cast<short>((room ? POLLIN : 0) | (waiting[i].empty() ? 0 : POLLOUT));
   }
 
-  void Move(int i, short events) {
+  void Move(int i, short events, TcpProxy* proxy) {
     if ((events & (POLLIN | POLLHUP | POLLERR)) != 0) {
       char buffer[64 << 10];
       const ssize_t n = recv(sockets[i], buffer, sizeof(buffer), MSG_DONTWAIT);
+      if (n > 0) proxy->Damage(buffer, static_cast<size_t>(n));
       if (n > 0) waiting[1 - i].append(buffer, static_cast<size_t>(n));
       if (n == 0 || (n < 0 && errno != EAGAIN)) broken = true;
     }
@@ -109,6 +110,27 @@ void TcpProxy::Heal() {
   Wake();
 }
 
+void TcpProxy::FlipBits(size_t gap_bytes, uint64_t seed) {
+  seed_.store(seed);
+  gap_bytes_.store(gap_bytes);
+}
+
+void TcpProxy::Damage(char* bytes, size_t count) {
+  const size_t gap = gap_bytes_.load();
+  if (gap == 0) return;
+  const auto draw = [&] { return std::uniform_int_distribution<size_t>(1, 2 * gap)(random_); };
+  if (until_flip_ == 0) {
+    random_.seed(seed_.load());
+    until_flip_ = draw();
+  }
+  size_t at = until_flip_;
+  for (; at <= count; at += draw()) {
+    bytes[at - 1] = static_cast<char>(bytes[at - 1] ^ (1 << (random_() % 8)));
+    flips_.fetch_add(1);
+  }
+  until_flip_ = at - count;
+}
+
 void TcpProxy::Wake() { eventfd_write(wake_, 1); }
 
 void TcpProxy::Run() {
@@ -134,7 +156,7 @@ bool TcpProxy::Step() {
   eventfd_read(wake_, &ignored);
   if (cut) return true;
   for (size_t c = 0; c < connections_.size(); ++c)
-    for (int i : {0, 1}) connections_[c]->Move(i, polled[2 + 2 * c + static_cast<size_t>(i)].revents);
+    for (int i : {0, 1}) connections_[c]->Move(i, polled[2 + 2 * c + static_cast<size_t>(i)].revents, this);
   std::erase_if(connections_, [](const auto& connection) { return connection->broken; });
   if (polled[1].revents != 0) Accept();
   return true;

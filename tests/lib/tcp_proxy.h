@@ -1,9 +1,11 @@
 // A TCP proxy on the loopback that can stop forwarding: a network partition without root. Both ends keep their
-// connections and hear nothing, as they do when a link goes silent.
+// connections and hear nothing, as they do when a link goes silent. And that can damage what it forwards.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -30,6 +32,9 @@ class TcpProxy {
   void Cut();
   // Forwards again: also what waited meanwhile, on connections that still stand.
   void Heal();
+  // From here on flips a bit about every `gap_bytes` bytes, whichever way they go.
+  void FlipBits(size_t gap_bytes, uint64_t seed);
+  size_t flips() const { return flips_.load(); }
 
  private:
   struct Connection;
@@ -37,6 +42,7 @@ class TcpProxy {
   void Wake();
   bool Step();  // false: stop
   void Accept();
+  void Damage(char* bytes, size_t count);
 
   const std::string scheme_;
   const uint16_t target_port_;
@@ -47,6 +53,11 @@ class TcpProxy {
   bool cut_ ABSL_GUARDED_BY(mu_) = false;
   bool silent_ ABSL_GUARDED_BY(mu_) = false;  // the thread has seen cut_
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  std::atomic<size_t> flips_ = 0;
+  std::atomic<size_t> gap_bytes_ = 0;  // 0: none are flipped
+  std::atomic<uint64_t> seed_ = 0;
+  std::mt19937_64 random_;   // of the thread
+  size_t until_flip_ = 0;    // bytes
   std::thread thread_;
 };
 

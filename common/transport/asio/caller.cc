@@ -30,6 +30,10 @@ absl::Status Errno(std::string_view what, int why) {
   return absl::UnavailableError(absl::StrCat(std::string(what), ": ", std::strerror(why)));
 }
 
+absl::Status LostTo(const absl::Status& why) {
+  return absl::UnavailableError(absl::StrCat("the connection was lost: ", std::string(why.message())));
+}
+
 void SetInt(int fd, int level, int name, int value) { (void)setsockopt(fd, level, name, &value, sizeof(value)); }
 
 }  // namespace
@@ -74,7 +78,11 @@ class CallConnection {
     reusable_ = false;
     GW_RETURN_IF_ERROR(Write(method, request, deadline_ns));
     for (;;) {
-      GW_ASSIGN_OR_RETURN(std::optional<Packet> packet, reader_.Next());
+      absl::StatusOr<std::optional<Packet>> next = reader_.Next();
+      // Whether the server took the call is not known then, as behind any lost connection.
+      if (absl::IsDataLoss(next.status())) return LostTo(next.status());
+      GW_RETURN_IF_ERROR(next.status());
+      std::optional<Packet>& packet = *next;
       if (!packet) {
         GW_RETURN_IF_ERROR(Read(deadline_ns));
         continue;
@@ -83,7 +91,9 @@ class CallConnection {
       if (!is_reply && packet->header.type != PacketType::kStatus)
         return absl::InternalError("the server answered a call with another kind of packet");
       reusable_ = is_reply;
-      if (packet->header.code != absl::StatusCode::kOk) return absl::Status(packet->header.code, packet->control);
+      const absl::Status said(packet->header.code, packet->control);
+      if (!is_reply && absl::IsDataLoss(said)) return LostTo(said);  // the request was
+      if (!said.ok()) return said;
       if (!is_reply) return absl::UnavailableError("the server ended the connection");
       std::string reply;
       reply.reserve(TotalSize(packet->body));
@@ -104,8 +114,10 @@ class CallConnection {
 
   absl::Status Write(Method method, const std::string& request, int64_t deadline_ns) {
     const auto preface = StorePreface();
+    const Bytes body = Bytes::Borrow({reinterpret_cast<const uint8_t*>(request.data()), request.size()});
     const auto header = StoreHeader({PacketType::kCall, absl::StatusCode::kOk, static_cast<uint32_t>(method.size()),
-                                     static_cast<uint32_t>(request.size())});
+                                     static_cast<uint32_t>(request.size()),
+                                     PartsCheck(PacketType::kCall, method, {&body, 1})});
     const std::array<std::string_view, 4> parts = {
         std::string_view(reinterpret_cast<const char*>(preface.data()),
                          std::exchange(greeted_, true) ? 0 : preface.size()),

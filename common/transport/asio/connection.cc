@@ -13,6 +13,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "common/transport/catch_exhausted.h"
 #include "common/transport/sink_scope.h"
 
 namespace gradwire::transport::tcp {
@@ -44,8 +46,9 @@ Connection::Connection(Side side, const Endpoint& endpoint, ConnectionOwner* own
       writing_(side == Side::kClient) {}
 
 Connection::Outgoing Connection::Pack(PacketType type, absl::StatusCode code, Message message) {
-  const auto header = StoreHeader(
-      {type, code, static_cast<uint32_t>(message.control.size()), static_cast<uint32_t>(TotalSize(message.frame))});
+  const auto header =
+      StoreHeader({type, code, static_cast<uint32_t>(message.control.size()),
+                   static_cast<uint32_t>(TotalSize(message.frame)), PartsCheck(type, message.control, message.frame)});
   return {std::string(reinterpret_cast<const char*>(header.data()), header.size()), std::move(message)};
 }
 
@@ -75,6 +78,12 @@ absl::Status Connection::Lost(const std::string& why) const {
 // ---- Sending ----
 
 absl::Status Connection::Send(Message message) {
+  const absl::StatusOr<bool> first = CatchExhausted("a message to send", [&] { return Queue(std::move(message)); });
+  if (first.ok() && *first) Pump();
+  return first.status();
+}
+
+absl::StatusOr<bool> Connection::Queue(Message message) {
   if (message.control.size() > kMaxControlBytes || TotalSize(message.frame) > UINT32_MAX) {
     return absl::ResourceExhaustedError(absl::StrCat("a message of ", message.control.size(), " bytes of control and ",
                                                      TotalSize(message.frame), " of frame; at most ", kMaxControlBytes,
@@ -90,13 +99,11 @@ absl::Status Connection::Send(Message message) {
       if (broken_ && !over()) return Lost("it takes no more");
       return absl::FailedPreconditionError("the stream has ended; open a new one");
     }
-    queued_bytes_ += outgoing.bytes();
+    const size_t bytes = outgoing.bytes();
     queue_.push_back(std::move(outgoing));
-    if (writing_) return absl::OkStatus();
-    writing_ = true;
+    queued_bytes_ += bytes;
+    return !std::exchange(writing_, true);
   }
-  Pump();
-  return absl::OkStatus();
 }
 
 void Connection::Enqueue(Outgoing outgoing) {
@@ -268,7 +275,7 @@ void Connection::Read() {
 
 bool Connection::Process() {
   for (bool more = true; more;) {
-    bool had_preface = reader_.has_preface();
+    const bool had_preface = reader_.has_preface();
     {
       absl::MutexLock lock(&mu_);
       if (over()) {
@@ -282,12 +289,16 @@ bool Connection::Process() {
       }
       delivering_ = true;
     }
-    absl::StatusOr<std::optional<Packet>> packet = reader_.Next();
-    if (!had_preface && reader_.has_preface()) OnPreface();
-    absl::Status status = packet.status();
-    if (status.ok() && packet->has_value()) status = OnPacket(**std::move(packet));
-    more = status.ok() && packet->has_value();
+    const absl::Status status = CatchExhausted("a connection", [&]() -> absl::Status {
+      absl::StatusOr<std::optional<Packet>> packet = reader_.Next();
+      if (!had_preface && reader_.has_preface()) OnPreface();
+      GW_RETURN_IF_ERROR(packet.status());
+      more = packet->has_value();
+      return more ? OnPacket(**std::move(packet)) : absl::OkStatus();
+    });
+    if (side_ == Side::kServer && endpoint_.pool->held_bytes() > endpoint_.caps.receive_bytes) owner_->Reclaim();
     if (!status.ok()) {
+      more = false;
       OnBadInput(status);
       reader_.Discard();
     }
@@ -319,6 +330,7 @@ void Connection::ReadEnded(const std::string& why) {
     Shut();
     CloseIfOver();
   }
+  reader_.Discard();  // what came in part takes memory
   ReleaseIfOver();
 }
 
@@ -382,12 +394,13 @@ void Connection::Abandon() {
   mu_.Await(absl::Condition(&closed_));
 }
 
-void Connection::Kill() {
+bool Connection::Kill() {
   absl::MutexLock lock(&mu_);
   broken_ = true;
   reset_ = reset_ || !over();
   ResumeIfPaused();
   Shut();
+  return !killed_.exchange(true);
 }
 
 void Connection::Shut() {

@@ -19,6 +19,7 @@
 #include "common/transport/asio/io_queue.h"
 #include "common/transport/asio/message_reader.h"
 #include "common/transport/asio/tcp_format.h"
+#include "common/transport/caps.h"
 #include "common/transport/transport.h"
 
 struct iovec;
@@ -33,11 +34,14 @@ class ConnectionOwner {
   virtual ~ConnectionOwner() = default;
   // Its sink was closed and nothing of it is under way any more.
   virtual void Ended(Connection* connection) = 0;
+  // More memory than there may be is held by messages that have come in part.
+  virtual void Reclaim() {}
 };
 
 // What every connection of a channel or listener shares.
 struct Endpoint {
   Limits limits;
+  Caps caps = {};  // of a listener
   std::shared_ptr<IoQueue> queue = std::make_shared<IoQueue>();
   std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>();
 };
@@ -62,8 +66,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Abandon() ABSL_LOCKS_EXCLUDED(mu_);
   // To be called every half of the keepalive time: gives and expects signs of life, bounds what may take its time.
   void Tick() ABSL_LOCKS_EXCLUDED(mu_);
-  // Cuts the connection: whatever is under way ends soon.
-  void Kill() ABSL_LOCKS_EXCLUDED(mu_);
+  // Cuts the connection: whatever is under way ends soon. Once: true the first time.
+  bool Kill() ABSL_LOCKS_EXCLUDED(mu_);
+  // As MessageReader's.
+  size_t held_bytes() const { return reader_.held_bytes(); }
+  uint64_t turn() const { return reader_.turn(); }
+  // Was cut off.
+  bool killed() const { return killed_.load(); }
 
  protected:
   static constexpr int kLostTicks = 4;   // twice the keepalive time
@@ -139,6 +148,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
   // Fills `pieces` from the front of the queue; how many.
   size_t Gather(iovec* pieces) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // True: this thread is to Pump.
+  absl::StatusOr<bool> Queue(Message message) ABSL_LOCKS_EXCLUDED(mu_);
   // `bytes` were written; what is done with goes to `done`.
   void Written(size_t bytes, std::vector<Outgoing>* done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -170,6 +181,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::atomic<int> lost_ticks_ = kFirstTicks;
   std::atomic<bool> give_life_ = false;
   std::atomic<bool> sent_ = false;  // since the last tick
+  std::atomic<bool> killed_ = false;
 
   StreamSink* sink_ ABSL_GUARDED_BY(mu_) = nullptr;
   std::deque<Outgoing> queue_ ABSL_GUARDED_BY(mu_);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -17,25 +18,23 @@
 #include "common/transport/asio/server.h"
 #include "common/transport/asio/tcp_transport.h"
 #include "common/transport/asio/ticker.h"
+#include "common/transport/catch_exhausted.h"
 #include "common/transport/poller.h"
+#include "common/transport/warning_clock.h"
 
 namespace gradwire::transport {
 namespace tcp {
 namespace {
 
-// Beyond these, connections wait in the kernel until others have gone. Those that have not said what they want go after
-// the keepalive time.
-constexpr int kMaxConnections = 16384;
-constexpr int kMaxUnopened = 1024;
 constexpr TimeNs kNsPerUs = 1000;
 // Peers have so long to take the last words of a listener that goes.
 constexpr absl::Duration kShutdownGrace = absl::Milliseconds(500);
 
 class TcpListener final : public Listener, public ServerOwner {
  public:
-  TcpListener(Service* service, const Limits& limits)
+  TcpListener(Service* service, const Limits& limits, const Caps& caps)
       : service_(service),
-        endpoint_{limits},
+        endpoint_{limits, caps},
         acceptor_(endpoint_.queue->context()),
         accepted_(endpoint_.queue->context()),
         accept_(this, &TcpListener::OnAccept) {}
@@ -47,6 +46,9 @@ class TcpListener final : public Listener, public ServerOwner {
 
  private:
   void OnAccept(error_code error, size_t);
+  // Of the socket that was accepted; null where there is no memory.
+  std::shared_ptr<ServerConnection> Take() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Warn(const std::string& what) ABSL_LOCKS_EXCLUDED(mu_);
   // Waits for the next connection, if there is room for it.
   void AcceptNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Tick();
@@ -54,9 +56,15 @@ class TcpListener final : public Listener, public ServerOwner {
   bool NoneOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return open_ == 0 && !accepting_; }
   bool Empty() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return connections_.empty() && !accepting_; }
 
+  // One more than there may be: cuts off the one that has been idle for longest. False: none is.
+  bool MakeRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  size_t Standing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return connections_.size() - cut_.size(); }
+
   void Opened() override;
-  void Closed(bool opened) override;
+  bool StreamOpened() override;
+  void Closed(bool opened, bool stream) override;
   void Ended(Connection* connection) override;
+  void Reclaim() override;
 
   Service* const service_;
   const Endpoint endpoint_;
@@ -72,6 +80,9 @@ class TcpListener final : public Listener, public ServerOwner {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   int unopened_ ABSL_GUARDED_BY(mu_) = 0;  // connections that have not said what they want
   int open_ ABSL_GUARDED_BY(mu_) = 0;      // connections that may use the service
+  int streams_ ABSL_GUARDED_BY(mu_) = 0;
+  std::unordered_set<Connection*> cut_ ABSL_GUARDED_BY(mu_);  // those that made room, and will end soon
+  WarningClock warnings_;
   std::unordered_map<Connection*, std::shared_ptr<ServerConnection>> connections_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -127,27 +138,79 @@ TcpListener::~TcpListener() {
 }
 
 void TcpListener::AcceptNext() {
-  if (stopping_ || accepting_ || unopened_ >= kMaxUnopened || connections_.size() >= kMaxConnections) return;
+  if (stopping_ || accepting_ || unopened_ >= endpoint_.caps.max_handshakes) return;
   accepting_ = true;
   acceptor_.async_accept(accepted_, IoQueue::Handler(&accept_));
 }
 
 void TcpListener::OnAccept(error_code error, size_t) {
   std::shared_ptr<ServerConnection> connection;
+  bool refused = false;
   {
     absl::MutexLock lock(&mu_);
     if (!error && !stopping_) {
-      Prepare(accepted_);
-      connection = std::make_shared<ServerConnection>(endpoint_, this, service_, std::move(accepted_));
-      connections_.emplace(connection.get(), connection);
-      ++open_;
-      ++unopened_;
+      const auto most = static_cast<size_t>(endpoint_.caps.max_connections);
+      refused = Standing() >= most && !MakeRoom();
+      if (!refused) connection = Take();
     }
+    error_code ignored;
+    if (connection == nullptr && !error) accepted_.close(ignored);
     accepting_ = false;
     // After an error, most likely for want of descriptors, the next tick tries again.
     if (!error) AcceptNext();
   }
   if (connection != nullptr) connection->Start();
+  if (refused) {
+    Warn(absl::StrCat(address_, ": a connection was refused: ", endpoint_.caps.max_connections,
+                      " are in use, as many as there may be (--max-connections)"));
+  }
+  if (error && error != asio::error::operation_aborted)
+    Warn(absl::StrCat(address_, ": a connection could not be accepted: ", error.message(), "; it is tried again"));
+}
+
+std::shared_ptr<ServerConnection> TcpListener::Take() {
+  std::shared_ptr<ServerConnection> connection;
+  CatchExhausted("a connection", [&] {
+    Prepare(accepted_);
+    connection = std::make_shared<ServerConnection>(endpoint_, this, service_, std::move(accepted_));
+    connections_.emplace(connection.get(), connection);
+    return absl::OkStatus();
+  }).IgnoreError();
+  if (connection == nullptr || !connections_.contains(connection.get())) return nullptr;
+  ++open_;
+  ++unopened_;
+  return connection;
+}
+
+bool TcpListener::MakeRoom() {
+  ServerConnection* idlest = nullptr;
+  for (const auto& [key, connection] : connections_) {
+    if (connection->idle() && (idlest == nullptr || connection->used() < idlest->used())) idlest = connection.get();
+  }
+  if (idlest == nullptr || !idlest->Kill()) return false;
+  cut_.insert(idlest);
+  return true;
+}
+
+void TcpListener::Warn(const std::string& what) {
+  if (endpoint_.caps.warn && warnings_.Admit(SteadyClock().Now())) endpoint_.caps.warn(what);
+}
+
+void TcpListener::Reclaim() {
+  std::shared_ptr<ServerConnection> first;
+  {
+    absl::MutexLock lock(&mu_);
+    size_t held = 0;  // by those that stay
+    for (const auto& [key, connection] : connections_) {
+      if (connection->killed() || connection->turn() == 0) continue;
+      held += connection->held_bytes();
+      if (first == nullptr || connection->turn() < first->turn()) first = connection;
+    }
+    if (held <= endpoint_.caps.receive_bytes || first == nullptr) return;
+    if (first->Kill()) cut_.insert(first.get());
+  }
+  Warn(absl::StrCat(address_, ": messages that have come in part take ", endpoint_.caps.receive_bytes,
+                    " bytes, as many as they may (--receive-limit-bytes): the one that began first was dropped"));
 }
 
 void TcpListener::Tick() {
@@ -169,10 +232,21 @@ void TcpListener::Opened() {
   AcceptNext();
 }
 
-void TcpListener::Closed(bool opened) {
+bool TcpListener::StreamOpened() {
+  {
+    absl::MutexLock lock(&mu_);
+    if (streams_ < endpoint_.caps.max_streams) return ++streams_, true;
+  }
+  Warn(absl::StrCat(address_, ": a stream was refused: ", endpoint_.caps.max_streams,
+                    " are open, as many as there may be (--max-streams)"));
+  return false;
+}
+
+void TcpListener::Closed(bool opened, bool stream) {
   absl::MutexLock lock(&mu_);
   --open_;
   if (!opened) --unopened_;
+  if (stream) --streams_;
 }
 
 void TcpListener::Ended(Connection* connection) {
@@ -181,14 +255,16 @@ void TcpListener::Ended(Connection* connection) {
   const auto it = connections_.find(connection);
   last = std::move(it->second);
   connections_.erase(it);
+  cut_.erase(connection);
   AcceptNext();
 }
 
 }  // namespace
 }  // namespace tcp
 
-absl::StatusOr<std::unique_ptr<Listener>> ListenTcp(const Address& address, Service* service, const Limits& limits) {
-  auto listener = std::make_unique<tcp::TcpListener>(service, limits);
+absl::StatusOr<std::unique_ptr<Listener>> ListenTcp(const Address& address, Service* service, const Limits& limits,
+                                                    const Caps& caps) {
+  auto listener = std::make_unique<tcp::TcpListener>(service, limits, caps);
   absl::Status started = listener->Start(address);
   if (!started.ok()) return started;
   return listener;

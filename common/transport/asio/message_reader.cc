@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 
 namespace gradwire::transport::tcp {
@@ -42,6 +43,26 @@ void MessageReader::Discard() {
   packet_.reset();
   slice_.reset();
   begin_ = end_ = 0;
+  Release();
+}
+
+void MessageReader::Hold(size_t bytes) {
+  if (turn_.load(std::memory_order_relaxed) == 0) turn_.store(pool_->NextTurn(), std::memory_order_relaxed);
+  held_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  pool_->AddHeld(bytes);
+}
+
+void MessageReader::Release() {
+  const size_t held = held_bytes_.exchange(0, std::memory_order_relaxed);
+  turn_.store(0, std::memory_order_relaxed);
+  if (held != 0) pool_->SubtractHeld(held);
+}
+
+absl::StatusOr<std::optional<Packet>> MessageReader::Checked(Packet packet) {
+  const uint32_t check = PartsCheck(packet.header.type, packet.control, packet.body);
+  if (check == packet.header.check) return packet;
+  return absl::DataLossError(absl::StrFormat("a packet of type %d fails its CRC-32C (computed 0x%08x, stored 0x%08x)",
+                                             static_cast<int>(packet.header.type), check, packet.header.check));
 }
 
 absl::StatusOr<std::optional<Packet>> MessageReader::Next() {
@@ -62,7 +83,7 @@ absl::StatusOr<std::optional<Packet>> MessageReader::Next() {
       Compact();
       return std::nullopt;
     }
-    return TakeSmall();
+    return Checked(TakeSmall());
   }
   while (slice_left_ == 0) {
     const uint8_t* body = fill_ - body_in_slice_;
@@ -71,7 +92,8 @@ absl::StatusOr<std::optional<Packet>> MessageReader::Next() {
     if (body_in_slice_ != 0) packet_->body.emplace_back(std::move(slice_), body, body_in_slice_);
     if (body_left_ == 0) {
       in_slices_ = false;
-      return std::exchange(packet_, std::nullopt);
+      Release();
+      return Checked(*std::exchange(packet_, std::nullopt));
     }
     control_in_slice_ = 0;
     BeginSlice();
@@ -110,6 +132,7 @@ void MessageReader::BeginSlice() {
   body_left_ -= body_in_slice_;
   const size_t pad = (kAlignment - control_in_slice_ % kAlignment) % kAlignment;
   slice_ = pool_->Take(pad + control_in_slice_ + body_in_slice_);
+  Hold(pad + control_in_slice_ + body_in_slice_);
   fill_ = slice_.get() + pad;
   slice_left_ = control_in_slice_ + body_in_slice_;
   const size_t here = std::min(slice_left_, end_ - begin_);

@@ -66,7 +66,13 @@ void ServerConnection::Begin(int lost_ticks, bool give) {
 
 void ServerConnection::Open(const Packet& packet) {
   use_ = Use::kStream;
+  busy_.store(true, std::memory_order_relaxed);
   Begin(kLostTicks, /*give=*/true);
+  counted_ = owner_->StreamOpened();
+  if (!counted_) {
+    return Abort(absl::ResourceExhaustedError(
+        "this server has as many streams open as it may have (--max-streams): end others, or try later"));
+  }
   bool stopping = false;
   {
     absl::MutexLock lock(&mu_);
@@ -83,6 +89,7 @@ void ServerConnection::Open(const Packet& packet) {
 
 void ServerConnection::Call(const Packet& packet) {
   use_ = Use::kCalls;
+  busy_.store(true, std::memory_order_relaxed);
   const int64_t idle_ticks = 2 * kIdleCallsMs / std::max<int64_t>(endpoint_.limits.keepalive_ms, 1);
   Begin(static_cast<int>(std::max<int64_t>(idle_ticks, kLostTicks)), /*give=*/false);
   bool stopping = false;
@@ -104,6 +111,8 @@ void ServerConnection::Call(const Packet& packet) {
   {
     absl::MutexLock lock(&mu_);
     in_call_ = false;
+    used_.store(SteadyClock().Now(), std::memory_order_relaxed);
+    busy_.store(false, std::memory_order_relaxed);
     stopping = stopping_;
   }
   if (stopping) Finish(ShuttingDown());
@@ -129,7 +138,7 @@ void ServerConnection::OnCoreClosed() {
     absl::MutexLock lock(&mu_);
     opened = opened_;
   }
-  owner_->Closed(opened);
+  owner_->Closed(opened, counted_);
 }
 
 }  // namespace gradwire::transport::tcp

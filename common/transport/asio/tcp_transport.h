@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/transport/address.h"
+#include "common/transport/caps.h"
 #include "common/transport/transport.h"
 
 namespace gradwire::transport {
@@ -16,6 +17,7 @@ namespace gradwire::transport {
 absl::StatusOr<std::shared_ptr<Channel>> DialTcp(const Address& address, const Limits& limits);
 
 // Unavailable, with the system's reason, when the address cannot be bound.
-absl::StatusOr<std::unique_ptr<Listener>> ListenTcp(const Address& address, Service* service, const Limits& limits);
+absl::StatusOr<std::unique_ptr<Listener>> ListenTcp(const Address& address, Service* service, const Limits& limits,
+                                                    const Caps& caps);
 
 }  // namespace gradwire::transport

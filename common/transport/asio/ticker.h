@@ -9,6 +9,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "common/transport/asio/io_queue.h"
+#include "common/transport/catch_exhausted.h"
 
 namespace gradwire::transport::tcp {
 
@@ -39,7 +40,12 @@ class Ticker {
       absl::MutexLock lock(&mu_);
       stop = stopping_;
     }
-    if (!stop) tick_();
+    if (!stop) {
+      CatchExhausted("a tick", [this] {
+        tick_();
+        return absl::OkStatus();
+      }).IgnoreError();  // the next one is as good
+    }
     absl::MutexLock lock(&mu_);
     if (stopping_) {
       stopped_ = true;

@@ -5,6 +5,7 @@
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
 #include "common/transport/grpc/grpc_options.h"
 #include "common/transport/grpc/grpc_queue.h"
 #include "common/transport/grpc/grpc_transport.h"
@@ -23,6 +25,25 @@
 
 namespace gradwire::transport {
 namespace {
+
+// What a call ended with. gRPC's own statuses carry no check; those that speak of a connection that cannot be made sense
+// of are Unavailable: it was damaged on its way, and may be tried again.
+absl::Status CheckedStatus(const ::grpc::Status& status, const ::grpc::ClientContext& context) {
+  const absl::Status said = FromGrpc(status);
+  const auto& metadata = context.GetServerTrailingMetadata();
+  const auto check = metadata.find(kStatusCheckKey);
+  if (check != metadata.end() &&
+      std::string_view(check->second.data(), check->second.size()) ==
+          StatusCheck(status.error_code(), status.error_message())) {
+    return said;
+  }
+  const bool of_grpc = absl::IsCancelled(said) || absl::IsDeadlineExceeded(said) || absl::IsUnavailable(said) ||
+                       absl::IsResourceExhausted(said) || absl::IsUnimplemented(said);
+  if (check == metadata.end() && of_grpc) return said;
+  return absl::UnavailableError(
+      absl::StrCat("the end of a call was damaged on its way, or the server is older than this program (",
+                   absl::StatusCodeToString(said.code()), said.ok() ? "" : ": ", std::string(said.message()), ")"));
+}
 
 class ClientStream;
 
@@ -35,12 +56,15 @@ class StreamOwner {
 
 class ClientStream final : public StreamCore {
  public:
-  ClientStream(size_t window_bytes, StreamOwner* owner, StreamSink* sink)
-      : StreamCore(window_bytes),
+  ClientStream(const Limits& limits, bool checks, StreamOwner* owner, StreamSink* sink)
+      : StreamCore(limits.send_window_bytes),
+        checks_(checks),
         owner_(owner),
         started_(this, &ClientStream::OnStarted),
         finished_(this, &ClientStream::OnFinished) {
     set_sink(sink);
+    set_checks(checks_);
+    if (checks_) context_.AddMetadata(kChecksKey, "1");
   }
 
   void Start(::grpc::GenericStub* stub, const std::string& method, ::grpc::CompletionQueue* queue) {
@@ -58,6 +82,7 @@ class ClientStream final : public StreamCore {
   void OnReadEnded() override { call_->Finish(&status_, Tag(&finished_)); }
   void OnCoreClosed() override { owner_->Release(this); }
   size_t PauseReadsAbove() const override { return SIZE_MAX; }
+  absl::Status Lost(const std::string& why) const override { return absl::UnavailableError(why); }
 
   void OnStarted(bool ok) {
     std::shared_ptr<StreamCore> self = shared_from_this();
@@ -69,8 +94,9 @@ class ClientStream final : public StreamCore {
       OnReadEnded();
     }
   }
-  void OnFinished(bool) { Ended(FromGrpc(status_)); }
+  void OnFinished(bool) { Ended(checks_ ? CheckedStatus(status_, context_) : FromGrpc(status_)); }
 
+  const bool checks_;
   StreamOwner* const owner_;
   ::grpc::ClientContext context_;
   std::unique_ptr<::grpc::GenericClientAsyncReaderWriter> call_;
@@ -104,10 +130,12 @@ class ClientQueue {
 
 class GrpcChannel final : public Channel, public StreamOwner {
  public:
-  GrpcChannel(std::shared_ptr<::grpc::Channel> channel, const Limits& limits)
-      : limits_(limits), stub_(std::move(channel)), queue_(ClientQueue::OfProcess()) {}
+  GrpcChannel(std::shared_ptr<::grpc::Channel> channel, const Limits& limits, bool checks)
+      : limits_(limits), checks_(checks), stub_(std::move(channel)), queue_(ClientQueue::OfProcess()),
+        ticker_(queue_->queue(), std::max<int64_t>(limits.keepalive_ms / 2, 1), [this] { Tick(); }) {}
 
   ~GrpcChannel() override {
+    ticker_.Stop();
     std::vector<std::shared_ptr<ClientStream>> streams;
     {
       absl::MutexLock lock(&mu_);
@@ -122,6 +150,10 @@ class GrpcChannel final : public Channel, public StreamOwner {
   absl::StatusOr<std::string> Call(Method method, std::string request, int64_t timeout_ms) override {
     ::grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(timeout_ms));
+    if (checks_) {
+      context.AddMetadata(kChecksKey, "1");
+      AppendCheck(0, 0, &request);
+    }
     ::grpc::CompletionQueue queue;
     ::grpc::ByteBuffer reply;
     ::grpc::Status status;
@@ -134,12 +166,19 @@ class GrpcChannel final : public Channel, public StreamOwner {
     queue.Shutdown();
     while (queue.Next(&tag, &ok)) {
     }
-    if (!status.ok()) return FromGrpc(status);
-    return ToString(reply);
+    if (!checks_) {
+      if (!status.ok()) return FromGrpc(status);
+      return ToString(reply);
+    }
+    GW_RETURN_IF_ERROR(CheckedStatus(status, context));
+    std::string checked = ToString(reply);
+    // Whether the server did it is not known then, as behind a lost connection.
+    if (!TakeCheck(0, 0, &checked).ok()) return absl::UnavailableError("the reply was damaged on its way");
+    return checked;
   }
 
   absl::StatusOr<std::unique_ptr<Stream>> Open(Method method, StreamSink* sink) override {
-    auto stream = std::make_shared<ClientStream>(limits_.send_window_bytes, this, sink);
+    auto stream = std::make_shared<ClientStream>(limits_, checks_, this, sink);
     {
       absl::MutexLock lock(&mu_);
       streams_.emplace(stream.get(), stream);
@@ -157,21 +196,31 @@ class GrpcChannel final : public Channel, public StreamOwner {
  private:
   static std::string Path(Method method) { return absl::StrCat("/", std::string(method)); }
   bool Empty() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return streams_.empty(); }
+  void Tick() {
+    std::vector<std::shared_ptr<ClientStream>> streams;
+    {
+      absl::MutexLock lock(&mu_);
+      for (auto& [key, stream] : streams_) streams.push_back(stream);
+    }
+    for (auto& stream : streams) stream->Tick();
+  }
   void Release(StreamCore* stream) override {
     absl::MutexLock lock(&mu_);
     streams_.erase(stream);
   }
 
   const Limits limits_;
+  const bool checks_;
   ::grpc::GenericStub stub_;
   const std::shared_ptr<ClientQueue> queue_;
   absl::Mutex mu_;
   std::unordered_map<StreamCore*, std::shared_ptr<ClientStream>> streams_ ABSL_GUARDED_BY(mu_);
+  GrpcTicker ticker_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Channel>> DialGrpc(const Address& address, const Limits& limits) {
+absl::StatusOr<std::shared_ptr<Channel>> DialGrpc(const Address& address, const Limits& limits, bool checks) {
   KeepGrpcInitialised();
   ::grpc::ChannelArguments arguments;
   ForEachGrpcArgument(limits, [&](const char* name, int value) { arguments.SetInt(name, value); });
@@ -184,7 +233,7 @@ absl::StatusOr<std::shared_ptr<Channel>> DialGrpc(const Address& address, const 
   const std::string target = address.scheme == Scheme::kUnix ? absl::StrCat("unix:", address.name)
                                                              : address.ToString().substr(sizeof("grpc://") - 1);
   auto channel = ::grpc::CreateCustomChannel(target, ::grpc::InsecureChannelCredentials(), arguments);
-  return std::make_shared<GrpcChannel>(std::move(channel), limits);
+  return std::make_shared<GrpcChannel>(std::move(channel), limits, checks);
 }
 
 }  // namespace gradwire::transport

@@ -5,6 +5,7 @@
 
 #include <functional>
 
+#include "common/transport/grpc/message_codec.h"
 #include "common/transport/transport.h"
 
 namespace gradwire::transport {
@@ -37,7 +38,7 @@ inline void ForEachGrpcArgument(const Limits& limits, const std::function<void(c
   set(GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, kWriteBufferBytes);
   set(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMaxFrameBytes);
   set(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kMaxReadBytes);
-  set(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, static_cast<int>(limits.max_message_bytes));
+  set(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, static_cast<int>(limits.max_message_bytes + kCheckBytes));
   set(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, -1);  // the receiver refuses; the sender need not agree on the limit
 }
 

@@ -1,22 +1,19 @@
 // The listener of the gRPC transport: builds the gRPC server, keeps one request per method outstanding, and shuts down
 // in an order gRPC accepts.
-#include <arpa/inet.h>
 #include <google/protobuf/descriptor.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
-#include <netdb.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
+#include "common/transport/catch_exhausted.h"
+#include "common/transport/grpc/acceptor.h"
 #include "common/transport/grpc/builtin_services.h"
 #include "common/transport/grpc/grpc_options.h"
 #include "common/transport/grpc/grpc_transport.h"
@@ -29,15 +26,17 @@
 namespace gradwire::transport {
 namespace {
 
-constexpr int kMaxConcurrentStreams = 4096;  // per connection
+constexpr int kMaxConcurrentStreams = 256;  // per connection
+constexpr int kIdleMs = 600'000;             // a connection without calls is closed
 constexpr std::chrono::milliseconds kShutdownGrace(500);
 constexpr TimeNs kNsPerUs = 1000;
 
 class GrpcListener final : public Listener, public CallOwner {
  public:
-  GrpcListener(Service* service, const Limits& limits)
+  GrpcListener(Service* service, const Limits& limits, const Caps& caps)
       : service_(service),
         limits_(limits),
+        caps_(caps),
         worker_(v1::WorkerIdentity::descriptor()->file()->service(0)),
         operator_(v1::CreateJobRequest::descriptor()->file()->service(0)),
         health_(kHealthName, {{"Check", Kind::kUnary}, {"Watch", Kind::kServerStream}}),
@@ -60,13 +59,19 @@ class GrpcListener final : public Listener, public CallOwner {
     return ours ? service_ : &builtin_;
   }
   bool Arrived(RawService* service, int index) override;
-  void Started(std::shared_ptr<StreamCore> stream) override;
+  absl::Status Started(std::shared_ptr<StreamCore> stream) override;
   void Ended(StreamCore* stream) override;
+  void CallBegan(const std::string& peer) override { acceptor_->CallBegan(peer); }
+  void CallEnded(const std::string& peer) override { acceptor_->CallEnded(peer); }
   void Request(RawService* service, int index);
+  // Where there is no memory for it now, the next tick asks for the call.
+  void RequestOrRemember(RawService* service, int index) ABSL_LOCKS_EXCLUDED(mu_);
+  void Tick();
   bool Idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return calls_ == 0; }
 
   Service* const service_;
   const Limits limits_;
+  const Caps caps_;
   RawService worker_;
   RawService operator_;
   RawService health_;
@@ -76,88 +81,65 @@ class GrpcListener final : public Listener, public CallOwner {
   RawService peer_;
   BuiltinServices builtin_;
   std::string address_;
+  std::unique_ptr<Acceptor> acceptor_;
   std::unique_ptr<::grpc::ServerCompletionQueue> queue_;
   std::unique_ptr<GrpcQueue> poller_queue_;
   std::unique_ptr<::grpc::Server> server_;
   std::unique_ptr<Poller> poller_;
+  std::unique_ptr<GrpcTicker> ticker_;
   absl::Mutex mu_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   int calls_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<std::pair<RawService*, int>> missing_ ABSL_GUARDED_BY(mu_);  // methods that nobody waits for calls of
   std::unordered_map<StreamCore*, std::shared_ptr<StreamCore>> streams_ ABSL_GUARDED_BY(mu_);
 };
 
-// gRPC replaces the socket file of a live server without a word; a connection tells whether one listens.
-bool UnixSocketAnswers(const std::string& path) {
-  sockaddr_un name{};
-  name.sun_family = AF_UNIX;
-  std::memcpy(name.sun_path, path.data(), std::min(path.size(), sizeof(name.sun_path) - 1));
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return false;
-  const bool answers = connect(fd, reinterpret_cast<const sockaddr*>(&name), sizeof(name)) == 0;
-  close(fd);
-  return answers;
-}
-
-// gRPC only logs why it could not bind: the same bind tells the reason.
-std::string WhyNotBound(const Address& address) {
-  if (address.scheme == Scheme::kUnix) {
-    if (access(address.name.substr(0, address.name.rfind('/') + 1).c_str(), W_OK) != 0)
-      return absl::StrCat("its folder: ", std::strerror(errno));
-    return "the socket could not be created";
-  }
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
-  addrinfo* found = nullptr;
-  const int error = getaddrinfo(address.host.c_str(), absl::StrCat(address.port).c_str(), &hints, &found);
-  if (error != 0) return gai_strerror(error);
-  std::string why = "the system gave no reason";
-  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int one = 1;
-  if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-  if (fd < 0 || bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, 1) != 0)
-    why = errno == EADDRINUSE ? "address in use" : std::strerror(errno);
-  if (fd >= 0) close(fd);
-  freeaddrinfo(found);
-  return why;
-}
-
-absl::Status CannotListen(const Address& address, std::string_view why) {
-  return absl::UnavailableError(absl::StrCat("cannot listen on ", address.ToString(), ": ", std::string(why),
-                                             "; choose another address or stop what holds it"));
-}
-
 absl::Status GrpcListener::Start(const Address& address) {
-  if (address.scheme == Scheme::kUnix && UnixSocketAnswers(address.name))
-    return CannotListen(address, "address in use");
+  GW_ASSIGN_OR_RETURN(acceptor_, Acceptor::Listen(address, caps_));
   KeepGrpcInitialised();
   ::grpc::ServerBuilder builder;
   ForEachGrpcArgument(limits_, [&](const char* name, int value) { builder.AddChannelArgument(name, value); });
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // else two servers could share a port unnoticed
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxConcurrentStreams);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 100);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
-  int port = -1;
-  const std::string target = address.scheme == Scheme::kUnix ? absl::StrCat("unix:", address.name)
-                                                             : address.ToString().substr(sizeof("grpc://") - 1);
-  builder.AddListeningPort(target, ::grpc::InsecureServerCredentials(), &port);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, static_cast<int>(2 * limits_.keepalive_ms));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
+  using FromFd = ::grpc::ServerBuilder::experimental_type::ExternalConnectionType;
+  std::shared_ptr<::grpc::experimental::ExternalConnectionAcceptor> connections =
+      builder.experimental().AddExternalConnectionAcceptor(FromFd::FROM_FD, ::grpc::InsecureServerCredentials());
   const auto services = {&worker_, &operator_, &replication_, &peer_, &health_, &reflection_, &reflection_alpha_};
   for (RawService* service : services) builder.RegisterService(service);
   queue_ = builder.AddCompletionQueue();
   server_ = builder.BuildAndStart();
-  if (server_ == nullptr) return CannotListen(address, WhyNotBound(address));  // the destructor shuts the queue down
-  Address bound = address;
-  if (bound.scheme == Scheme::kGrpc) bound.port = static_cast<uint16_t>(port);
-  address_ = bound.ToString();
+  if (server_ == nullptr) {  // the destructor shuts the queue down
+    return absl::UnavailableError(absl::StrCat("gRPC cannot serve ", address.ToString(), "; GRPC_VERBOSITY=ERROR tells why"));
+  }
+  address_ = acceptor_->address().ToString();
   SetServing(true);
-  for (RawService* service : services)
+  size_t methods = 0;
+  for (RawService* service : services) {
+    methods += static_cast<size_t>(service->method_count());
     for (int i = 0; i < service->method_count(); ++i) Request(service, i);
+  }
+  {
+    absl::MutexLock lock(&mu_);
+    missing_.reserve(methods);
+  }
   poller_queue_ = std::make_unique<GrpcQueue>(queue_.get());
   poller_ = std::make_unique<Poller>(poller_queue_.get(), limits_.spin_us * kNsPerUs);
-  return absl::OkStatus();
+  ticker_ = std::make_unique<GrpcTicker>(queue_.get(), std::max<int64_t>(limits_.keepalive_ms / 2, 1),
+                                         [this] { Tick(); });
+  return acceptor_->Start([connections](int listener, int socket) {
+    ::grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.listener_fd = listener;
+    connection.fd = socket;
+    connections->HandleNewConnection(&connection);
+  });
 }
 
 GrpcListener::~GrpcListener() {
+  if (acceptor_ != nullptr) acceptor_->Stop();
+  if (ticker_ != nullptr) ticker_->Stop();
   std::vector<std::shared_ptr<StreamCore>> streams;
   {
     absl::MutexLock lock(&mu_);
@@ -183,6 +165,20 @@ GrpcListener::~GrpcListener() {
   }
 }
 
+void GrpcListener::Tick() {
+  std::vector<std::shared_ptr<StreamCore>> streams;
+  std::vector<std::pair<RawService*, int>> missing;
+  {
+    absl::MutexLock lock(&mu_);
+    for (auto& [key, stream] : streams_) streams.push_back(stream);
+    missing = missing_;
+    missing_.clear();
+    if (stopping_) missing.clear();
+  }
+  for (auto& stream : streams) stream->Tick();
+  for (const auto& [service, index] : missing) RequestOrRemember(service, index);
+}
+
 void GrpcListener::Request(RawService* service, int index) {
   if (service->kind(index) != Kind::kUnary) {
     std::make_shared<ServerStream>(this, service, index, limits_)->Request(queue_.get());
@@ -197,18 +193,35 @@ bool GrpcListener::Arrived(RawService* service, int index) {
     ++calls_;
     if (stopping_) return false;
   }
-  Request(service, index);
+  RequestOrRemember(service, index);
   return true;
 }
 
-void GrpcListener::Started(std::shared_ptr<StreamCore> stream) {
+void GrpcListener::RequestOrRemember(RawService* service, int index) {
+  const absl::Status requested = CatchExhausted("a call", [&] {
+    Request(service, index);
+    return absl::OkStatus();
+  });
+  if (requested.ok()) return;
+  absl::MutexLock lock(&mu_);
+  missing_.push_back({service, index});  // there is room for every method
+}
+
+absl::Status GrpcListener::Started(std::shared_ptr<StreamCore> stream) {
   bool stopping = false;
+  bool too_many = false;
   {
     absl::MutexLock lock(&mu_);
     streams_.emplace(stream.get(), stream);
     stopping = stopping_;
+    too_many = streams_.size() > static_cast<size_t>(caps_.max_streams);
   }
   if (stopping) stream->Abort(ShuttingDown());
+  if (!too_many) return absl::OkStatus();
+  acceptor_->Warn(absl::StrCat(address_, ": a stream was refused: ", caps_.max_streams,
+                               " are open, as many as there may be (--max-streams)"));
+  return absl::ResourceExhaustedError(
+      "this server has as many streams open as it may have (--max-streams): end others, or try later");
 }
 
 void GrpcListener::Ended(StreamCore* stream) {
@@ -219,8 +232,9 @@ void GrpcListener::Ended(StreamCore* stream) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Listener>> ListenGrpc(const Address& address, Service* service, const Limits& limits) {
-  auto listener = std::make_unique<GrpcListener>(service, limits);
+absl::StatusOr<std::unique_ptr<Listener>> ListenGrpc(const Address& address, Service* service, const Limits& limits,
+                                                     const Caps& caps) {
+  auto listener = std::make_unique<GrpcListener>(service, limits, caps);
   absl::Status started = listener->Start(address);
   if (!started.ok()) return started;
   return listener;

@@ -8,6 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "common/base/crc32c.h"
+#include "common/base/little_endian.h"
+#include "common/base/status_macros.h"
+
 namespace gradwire::transport {
 namespace {
 
@@ -135,6 +140,19 @@ absl::Status FindFrame(Cursor& cursor, size_t total, size_t* control_bytes) {
   return absl::OkStatus();
 }
 
+// Field 2046 with four bytes.
+constexpr char kAliveTag[2] = {static_cast<char>(0xF5), 0x7F};
+
+// Of field 2047 with four bytes.
+constexpr char kCheckTag[2] = {static_cast<char>(0xFD), 0x7F};
+
+uint32_t CheckOf(std::string_view text, uint64_t first, uint64_t second = 0) {
+  uint8_t bytes[16];
+  Store<uint64_t>(bytes, first);
+  Store<uint64_t>(bytes + 8, second);
+  return Crc32c(bytes, Crc32c({reinterpret_cast<const uint8_t*>(text.data()), text.size()}));
+}
+
 void CopyPrefix(const std::vector<::grpc::Slice>& slices, size_t bytes, std::string* out) {
   out->reserve(bytes);
   for (const ::grpc::Slice& slice : slices) {
@@ -151,6 +169,42 @@ std::vector<::grpc::Slice> SlicesOf(const ::grpc::ByteBuffer& buffer) {
 }
 
 }  // namespace
+
+void AppendCheck(size_t frame_bytes, uint64_t number, std::string* control) {
+  const uint32_t crc = CheckOf(*control, frame_bytes, number);
+  char bytes[kCheckBytes] = {kCheckTag[0], kCheckTag[1]};
+  Store<uint32_t>(reinterpret_cast<uint8_t*>(bytes) + sizeof(kCheckTag), crc);
+  control->append(bytes, sizeof(bytes));
+}
+
+absl::Status TakeCheck(size_t frame_bytes, uint64_t number, std::string* control) {
+  const auto damaged = [] { return absl::DataLossError("a message was damaged on its way: it fails its CRC-32C"); };
+  if (control->size() < kCheckBytes) return damaged();
+  const size_t size = control->size() - kCheckBytes;
+  if (std::memcmp(control->data() + size, kCheckTag, sizeof(kCheckTag)) != 0) return damaged();
+  const auto stored = Load<uint32_t>(reinterpret_cast<const uint8_t*>(control->data()) + size + sizeof(kCheckTag));
+  control->resize(size);
+  return stored == CheckOf(*control, frame_bytes, number) ? absl::OkStatus() : damaged();
+}
+
+::grpc::ByteBuffer AliveMessage(uint64_t sent) {
+  char bytes[kCheckBytes] = {kAliveTag[0], kAliveTag[1]};
+  Store<uint32_t>(reinterpret_cast<uint8_t*>(bytes) + sizeof(kAliveTag), static_cast<uint32_t>(sent));
+  return FromString({bytes, sizeof(bytes)});
+}
+
+bool IsAlive(const ::grpc::ByteBuffer& buffer) {
+  return buffer.Length() == kCheckBytes && ToString(buffer).starts_with(std::string_view(kAliveTag, sizeof(kAliveTag)));
+}
+
+absl::Status CheckAlive(const ::grpc::ByteBuffer& buffer, uint64_t received) {
+  if (ToString(buffer) == ToString(AliveMessage(received))) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("a message was lost on its way: ", received, " have come, more were sent"));
+}
+
+std::string StatusCheck(int code, std::string_view message) {
+  return absl::StrCat(absl::Hex(CheckOf(message, static_cast<size_t>(code)), absl::kZeroPad8));
+}
 
 size_t EncodedSize(const Message& message) {
   const size_t frame_bytes = TotalSize(message.frame);
@@ -191,7 +245,7 @@ size_t EncodedSize(const Message& message) {
   return ::grpc::ByteBuffer(slices.data(), slices.size());
 }
 
-absl::StatusOr<Message> DecodeMessage(const ::grpc::ByteBuffer& buffer) {
+absl::StatusOr<Message> DecodeMessage(const ::grpc::ByteBuffer& buffer, std::optional<uint64_t> number) {
   std::vector<::grpc::Slice> slices = SlicesOf(buffer);
   size_t total = 0;
   for (const ::grpc::Slice& slice : slices) total += slice.size();
@@ -199,8 +253,10 @@ absl::StatusOr<Message> DecodeMessage(const ::grpc::ByteBuffer& buffer) {
   Cursor cursor(slices, total);
   size_t control_bytes = 0;
   absl::Status found = FindFrame(cursor, total, &control_bytes);
+  if (!found.ok() && number) return absl::DataLossError(found.message());
   if (!found.ok()) return found;
   CopyPrefix(slices, control_bytes, &message.control);
+  if (number) GW_RETURN_IF_ERROR(TakeCheck(cursor.left(), *number, &message.control));
   if (cursor.left() == 0) return message;
   const size_t first = cursor.slice_index();
   message.frame.reserve(slices.size() - first);

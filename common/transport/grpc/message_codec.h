@@ -5,10 +5,36 @@
 
 #include <grpcpp/support/byte_buffer.h>
 
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
 #include "absl/status/statusor.h"
 #include "common/transport/transport.h"
 
 namespace gradwire::transport {
+
+// A call whose metadata has this key carries checks: HTTP/2 has none, and TCP's lets one damaged segment of some ten
+// thousand pass. Behind the control bytes of every message stands field 2047, fixed32: the CRC-32C of these, of the
+// frame's length (the frame carries its own) and of the message's number on its way, for HTTP/2 drops what it takes for
+// a frame of another stream. Trailing metadata has that of the status.
+inline constexpr char kChecksKey[] = "gradwire-checks";
+inline constexpr char kStatusCheckKey[] = "gradwire-check";
+inline constexpr size_t kCheckBytes = 6;
+
+// `number`: of messages sent before it; 0 for unary calls.
+void AppendCheck(size_t frame_bytes, uint64_t number, std::string* control);
+// Removes it. DataLoss: it is not there, or is another one.
+absl::Status TakeCheck(size_t frame_bytes, uint64_t number, std::string* control);
+// The value of kStatusCheckKey.
+std::string StatusCheck(int code, std::string_view message);
+
+// Says that the stream is alive and how many messages were sent on it; only on calls that carry checks.
+::grpc::ByteBuffer AliveMessage(uint64_t sent);
+bool IsAlive(const ::grpc::ByteBuffer& buffer);
+// DataLoss: not so many were `received`.
+absl::Status CheckAlive(const ::grpc::ByteBuffer& buffer, uint64_t received);
 
 // Bytes that EncodeMessage will produce.
 size_t EncodedSize(const Message& message);
@@ -17,8 +43,10 @@ size_t EncodedSize(const Message& message);
 ::grpc::ByteBuffer EncodeMessage(Message message);
 
 // The frame of the result references the slices of `buffer`. InvalidArgument when the top-level fields do not parse,
-// or when something follows field 15.
-absl::StatusOr<Message> DecodeMessage(const ::grpc::ByteBuffer& buffer);
+// or when something follows field 15; where the message has a check, that of `number`, DataLoss for that and for what TakeCheck
+// says.
+absl::StatusOr<Message> DecodeMessage(const ::grpc::ByteBuffer& buffer,
+                                      std::optional<uint64_t> number = std::nullopt);
 
 // Unary messages: all bytes as one string.
 std::string ToString(const ::grpc::ByteBuffer& buffer);

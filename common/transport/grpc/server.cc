@@ -5,11 +5,28 @@
 #include <memory>
 #include <utility>
 
+#include "common/base/status_macros.h"
+#include "common/transport/catch_exhausted.h"
 #include "common/transport/grpc/message_codec.h"
 #include "common/transport/grpc/status_codec.h"
 #include "common/transport/sink_scope.h"
 
 namespace gradwire::transport {
+
+namespace {
+
+bool HasChecks(const ::grpc::ServerContext& context) {
+  const auto& metadata = context.client_metadata();
+  return metadata.find(kChecksKey) != metadata.end();
+}
+
+::grpc::Status WithCheck(const absl::Status& status, bool checks, ::grpc::ServerContext* context) {
+  ::grpc::Status said = ToGrpc(status);
+  if (checks) context->AddTrailingMetadata(kStatusCheckKey, StatusCheck(said.error_code(), said.error_message()));
+  return said;
+}
+
+}  // namespace
 
 // ---- Unary calls ----
 
@@ -30,22 +47,33 @@ void UnaryCall::OnArrived(bool ok) {
     delete this;
     return;
   }
-  if (!owner_->Arrived(service_, index_)) {
-    responder_.FinishWithError(ToGrpc(ShuttingDown()), Tag(&finished_));
-    return;
-  }
-  const std::string request = ToString(request_);
-  request_.Clear();
-  absl::StatusOr<std::string> reply = owner_->ServiceOf(service_)->Call(service_->method(index_), request);
+  checks_ = HasChecks(context_);
+  peer_ = context_.peer();
+  owner_->CallBegan(peer_);
+  absl::StatusOr<std::string> reply = ShuttingDown();
+  if (owner_->Arrived(service_, index_)) reply = CatchExhausted("a call", [this] { return Answer(); });
   if (reply.ok()) {
-    responder_.Finish(FromString(*reply), ::grpc::Status::OK, Tag(&finished_));
+    responder_.Finish(FromString(*reply), Said(absl::OkStatus()), Tag(&finished_));
   } else {
-    responder_.FinishWithError(ToGrpc(reply.status()), Tag(&finished_));
+    responder_.FinishWithError(Said(reply.status()), Tag(&finished_));
   }
 }
 
+absl::StatusOr<std::string> UnaryCall::Answer() {
+  std::string request = ToString(request_);
+  request_.Clear();
+  // To be tried again, as one that never came.
+  if (checks_ && !TakeCheck(0, 0, &request).ok()) return absl::UnavailableError("the request was damaged on its way");
+  absl::StatusOr<std::string> reply = owner_->ServiceOf(service_)->Call(service_->method(index_), request);
+  if (reply.ok() && checks_) AppendCheck(0, 0, &*reply);
+  return reply;
+}
+
+::grpc::Status UnaryCall::Said(const absl::Status& status) { return WithCheck(status, checks_, &context_); }
+
 void UnaryCall::OnFinished(bool) {
   CallOwner* owner = owner_;
+  owner->CallEnded(peer_);
   delete this;
   owner->Ended(nullptr);
 }
@@ -72,24 +100,32 @@ void ServerStream::Request(::grpc::ServerCompletionQueue* queue) {
 void ServerStream::OnArrived(bool ok) {
   std::shared_ptr<StreamCore> self = std::move(pending_);
   if (!ok) return;  // the server shuts down; `done_` is not delivered for a call that never was
+  checks_ = HasChecks(context_);
+  set_checks(checks_);
+  peer_ = context_.peer();
+  owner_->CallBegan(peer_);
   const bool serving = owner_->Arrived(service_, index_);
-  owner_->Started(self);
+  const absl::Status started = owner_->Started(self);
   if (!serving) {
     Abort(ShuttingDown());
+  } else if (!started.ok()) {
+    Abort(started);
   } else {
-    handle_ = std::make_shared<StreamHandle>(self, /*abandon=*/false);
-    SinkScope scope(this);
-    absl::StatusOr<std::unique_ptr<StreamSink>> sink =
-        owner_->ServiceOf(service_)->Accept(service_->method(index_), handle_);
-    if (sink.ok()) {
-      sink_storage_ = *std::move(sink);
-      set_sink(sink_storage_.get());
-    } else {
-      Abort(sink.status());
-    }
+    Accept();
   }
   BeginWriting();
   BeginReading();
+}
+
+void ServerStream::Accept() {
+  const absl::Status accepted = CatchExhausted("a stream", [this]() -> absl::Status {
+    handle_ = std::make_shared<StreamHandle>(shared_from_this(), /*abandon=*/false);
+    const SinkScope scope(this);
+    GW_ASSIGN_OR_RETURN(sink_storage_, owner_->ServiceOf(service_)->Accept(service_->method(index_), handle_));
+    return absl::OkStatus();
+  });
+  if (!accepted.ok()) return Abort(accepted);
+  set_sink(sink_storage_.get());
 }
 
 void ServerStream::OnDone(bool) {
@@ -114,7 +150,9 @@ void ServerStream::OneOfTwo() {
                           : absl::OkStatus());
 }
 
-void ServerStream::StartEnd(const absl::Status& status) { call_.Finish(ToGrpc(status), Tag(&finished_)); }
+void ServerStream::StartEnd(const absl::Status& status) {
+  call_.Finish(WithCheck(status, checks_, &context_), Tag(&finished_));
+}
 
 void ServerStream::StartAbort(const absl::Status& status) {
   if (absl::IsCancelled(status)) context_.TryCancel();
@@ -123,6 +161,7 @@ void ServerStream::StartAbort(const absl::Status& status) {
 void ServerStream::OnCoreClosed() {
   sink_storage_.reset();
   handle_.reset();
+  owner_->CallEnded(peer_);
   owner_->Ended(this);
 }
 

@@ -25,9 +25,12 @@ class CallOwner {
   virtual Service* ServiceOf(RawService* raw) = 0;
   // A call of this method came in: asks for the next one. Counted until Ended. False when the listener shuts down.
   virtual bool Arrived(RawService* service, int index) = 0;
-  // Keeps the stream alive until Ended.
-  virtual void Started(std::shared_ptr<StreamCore> stream) = 0;
+  // Keeps the stream alive until Ended. ResourceExhausted: there are more than there may be, it is to end.
+  virtual absl::Status Started(std::shared_ptr<StreamCore> stream) = 0;
   virtual void Ended(StreamCore* stream_or_null) = 0;
+  // Around a call, what gRPC calls its peer.
+  virtual void CallBegan(const std::string& peer) = 0;
+  virtual void CallEnded(const std::string& peer) = 0;
 };
 
 // Owns itself from Request to its last completion.
@@ -43,6 +46,13 @@ class UnaryCall final {
   CallOwner* const owner_;
   RawService* const service_;
   const int index_;
+  // What answers the request.
+  absl::StatusOr<std::string> Answer();
+  // With its check, if the call has them.
+  ::grpc::Status Said(const absl::Status& status);
+
+  bool checks_ = false;
+  std::string peer_;
   ::grpc::ServerContext context_;
   ::grpc::ByteBuffer request_;
   RawService::Unary responder_;
@@ -70,11 +80,14 @@ class ServerStream final : public StreamCore {
   }
   void OnCoreClosed() override;
   size_t PauseReadsAbove() const override { return window_bytes_; }
+  // Cancels the call: a status might not get through either.
+  absl::Status Lost(const std::string& why) const override { return absl::CancelledError(why); }
 
   void OnArrived(bool ok);
   void OnDone(bool ok);
   void OnFinished(bool ok);
   void OneOfTwo();
+  void Accept();
 
   CallOwner* const owner_;
   RawService* const service_;
@@ -85,6 +98,8 @@ class ServerStream final : public StreamCore {
   MemberCompletion<ServerStream> arrived_;
   MemberCompletion<ServerStream> done_;
   MemberCompletion<ServerStream> finished_;
+  bool checks_ = false;
+  std::string peer_;
   std::shared_ptr<StreamCore> pending_;  // until the call arrives
   std::shared_ptr<Stream> handle_;
   std::unique_ptr<StreamSink> sink_storage_;

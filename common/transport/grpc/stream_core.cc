@@ -2,8 +2,10 @@
 // thread that set them the sole right to start the operation.
 #include "common/transport/grpc/stream_core.h"
 
+#include <optional>
 #include <utility>
 
+#include "common/transport/catch_exhausted.h"
 #include "common/transport/grpc/message_codec.h"
 #include "common/transport/sink_scope.h"
 
@@ -20,8 +22,11 @@ void StreamCore::set_sink(StreamSink* sink) {
 }
 
 absl::Status StreamCore::Send(Message message) {
-  ::grpc::ByteBuffer buffer = EncodeMessage(std::move(message));
-  const size_t bytes = buffer.Length();
+  return CatchExhausted("a message to send", [&] { return Queue(std::move(message)); });
+}
+
+absl::Status StreamCore::Queue(Message message) {
+  ::grpc::ByteBuffer buffer;
   {
     absl::MutexLock lock(&mu_);
     if (!CanSend() && !SinkScope::Any()) mu_.Await(absl::Condition(this, &StreamCore::HalfEmpty));
@@ -30,11 +35,16 @@ absl::Status StreamCore::Send(Message message) {
       if (!final_status_.ok()) return final_status_;
       return absl::FailedPreconditionError("the stream has ended; open a new one");
     }
-    queued_bytes_ += bytes;
+    if (checks_) AppendCheck(TotalSize(message.frame), sent_, &message.control);
+    buffer = EncodeMessage(std::move(message));
+    const size_t bytes = buffer.Length();
+    ++sent_;
     if (writing_ || !queue_.empty()) {  // what is queued goes first; whoever cleared writing_ is about to pump
       queue_.push_back(std::move(buffer));
+      queued_bytes_ += bytes;
       return absl::OkStatus();
     }
+    queued_bytes_ += bytes;
     writing_ = true;
     in_flight_bytes_ = bytes;
   }
@@ -103,6 +113,27 @@ void StreamCore::Resume() {
   NextRead();
 }
 
+void StreamCore::Tick() {
+  ::grpc::ByteBuffer alive;
+  bool give = false;
+  bool lost = false;
+  {
+    absl::MutexLock lock(&mu_);
+    if (!checks_ || closing_ || ended_ || !abort_status_.ok()) return;
+    silent_ticks_ = reading_ && !with_sink_ && !paused_ ? silent_ticks_ + 1 : 0;
+    lost = silent_ticks_ >= kLostTicks;
+    give = !lost && !std::exchange(wrote_, false) && !writing_ && queue_.empty() && !broken_ && !finish_requested_;
+    if (give) {
+      alive = AliveMessage(sent_);
+      in_flight_bytes_ = alive.Length();
+      queued_bytes_ += in_flight_bytes_;
+      writing_ = true;
+    }
+  }
+  if (give) StartWrite(alive, false, &write_done_);
+  if (lost) Abort(Lost("the peer gives no sign of life on the stream"));
+}
+
 void StreamCore::DropQueue() {
   queue_.clear();
   queued_bytes_ = in_flight_bytes_;
@@ -123,6 +154,7 @@ void StreamCore::OnWriteDone(bool ok) {
   {
     absl::MutexLock lock(&mu_);
     writing_ = false;
+    wrote_ = true;
     queued_bytes_ -= in_flight_bytes_;
     in_flight_bytes_ = 0;
     if (!ok) {
@@ -179,9 +211,25 @@ void StreamCore::NextRead() {
 void StreamCore::OnReadDone(bool ok) {
   std::shared_ptr<StreamCore> self = shared_from_this();
   if (ok) {
-    absl::StatusOr<Message> message = DecodeMessage(read_buffer_);
-    read_buffer_.Clear();
-    Deliver(std::move(message));
+    {
+      absl::MutexLock lock(&mu_);
+      with_sink_ = true;
+      silent_ticks_ = 0;
+    }
+    const absl::Status delivered = CatchExhausted("a message", [&] {
+      if (checks_ && IsAlive(read_buffer_)) return CheckAlive(read_buffer_, received_);
+      absl::StatusOr<Message> message =
+          DecodeMessage(read_buffer_, checks_ ? std::optional<uint64_t>(received_) : std::nullopt);
+      ++received_;
+      read_buffer_.Clear();
+      Deliver(std::move(message));
+      return absl::OkStatus();
+    });
+    if (!delivered.ok()) Abort(delivered);
+    {
+      absl::MutexLock lock(&mu_);
+      with_sink_ = false;
+    }
     NextRead();
     return;
   }

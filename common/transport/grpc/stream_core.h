@@ -29,6 +29,9 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the stream with `status` in place of what the peer or gRPC says; unsent messages are dropped.
   void Abort(absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
+  // To be called every half of the keepalive time. With checks, gives and expects signs of life: gRPC's keepalive is that
+  // of the connection, and a stream whose bytes went astray would wait for ever.
+  void Tick() ABSL_LOCKS_EXCLUDED(mu_);
   // Destruction of the client's handle: cancels, then waits for the end, except inside the sink of this stream, where
   // the sink is dropped instead.
   void Abandon() ABSL_LOCKS_EXCLUDED(mu_);
@@ -51,12 +54,16 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   virtual void StartAbort(const absl::Status& status) = 0;
   // The read failed: nothing more will come. Client: asks for the status. Server: ends the stream.
   virtual void OnReadEnded() = 0;
+  // What the stream is aborted with when its peer gives no sign of life.
+  virtual absl::Status Lost(const std::string& why) const = 0;
   // Runs once, after OnClosed of the sink, as the very last thing.
   virtual void OnCoreClosed() = 0;
   // No read is wanted while more than this is queued to be sent (server only; SIZE_MAX for a client).
   virtual size_t PauseReadsAbove() const = 0;
 
   void set_sink(StreamSink* sink) ABSL_LOCKS_EXCLUDED(mu_);
+  // Messages carry checks. Before anything is sent or read.
+  void set_checks(bool checks) { checks_ = checks; }
   void BeginReading() ABSL_LOCKS_EXCLUDED(mu_);
   void BeginWriting() ABSL_LOCKS_EXCLUDED(mu_);
   // The final status is known and no operation but a read or write is in flight; closes when those are done.
@@ -67,6 +74,9 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   void Break() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  static constexpr int kLostTicks = 4;
+
+  absl::Status Queue(Message message) ABSL_LOCKS_EXCLUDED(mu_);
   void OnReadDone(bool ok) ABSL_LOCKS_EXCLUDED(mu_);
   void Deliver(absl::StatusOr<Message> message) ABSL_LOCKS_EXCLUDED(mu_);
   void NextRead() ABSL_LOCKS_EXCLUDED(mu_);
@@ -85,17 +95,23 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   }
 
   const size_t window_bytes_;
+  bool checks_ = false;
   MemberCompletion<StreamCore> read_done_;
   MemberCompletion<StreamCore> write_done_;
   ::grpc::ByteBuffer read_buffer_;  // belongs to the read in flight
+  uint64_t received_ = 0;           // messages; so does it
 
   absl::Mutex mu_;
   StreamSink* sink_ ABSL_GUARDED_BY(mu_) = nullptr;
   std::deque<::grpc::ByteBuffer> queue_ ABSL_GUARDED_BY(mu_);
+  uint64_t sent_ ABSL_GUARDED_BY(mu_) = 0;  // messages
   size_t queued_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // queue_ and the write in flight
   size_t in_flight_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   bool writing_ ABSL_GUARDED_BY(mu_) = true;   // a write is in flight, or writing has not begun
   bool reading_ ABSL_GUARDED_BY(mu_) = false;  // a read is in flight, or its message with the sink, or it is put off
+  bool with_sink_ ABSL_GUARDED_BY(mu_) = false;  // a message is
+  bool wrote_ ABSL_GUARDED_BY(mu_) = false;      // since the last tick
+  int silent_ticks_ ABSL_GUARDED_BY(mu_) = 0;    // that a read has waited
   bool paused_ ABSL_GUARDED_BY(mu_) = false;   // a server's read waits until the peer takes what sinks sent
   bool finish_requested_ ABSL_GUARDED_BY(mu_) = false;
   bool end_started_ ABSL_GUARDED_BY(mu_) = false;

@@ -1,9 +1,15 @@
 // See executor.h.
 #include "common/transport/inproc/executor.h"
 
+#include <exception>
 #include <utility>
 
 namespace gradwire::transport {
+
+Executor::Executor() {
+  absl::MutexLock lock(&mu_);
+  threads_.emplace_back([this] { Loop(); });
+}
 
 Executor::~Executor() {
   std::vector<std::thread> threads;
@@ -19,7 +25,12 @@ bool Executor::Run(std::function<void()> closure) {
   absl::MutexLock lock(&mu_);
   if (stopping_) return false;
   queue_.push_back(std::move(closure));
-  if (idle_ < queue_.size() && threads_.size() < kMaxThreads) threads_.emplace_back([this] { Loop(); });
+  if (idle_ >= queue_.size() || threads_.size() >= kMaxThreads) return true;
+  try {
+    threads_.emplace_back([this] { Loop(); });
+  } catch (const std::exception&) {
+    // For want of threads or memory: it waits for one that runs.
+  }
   return true;
 }
 

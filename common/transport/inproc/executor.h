@@ -15,7 +15,8 @@ namespace gradwire::transport {
 // it waits. Queue bound: one closure per stream direction and per unary call.
 class Executor {
  public:
-  Executor() = default;
+  // Throws std::system_error where no thread can be started.
+  Executor();
   // Runs what is queued, then joins. Must not be called on one of its own threads.
   ~Executor();
 

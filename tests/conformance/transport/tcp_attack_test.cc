@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <random>
@@ -16,9 +17,12 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/crc32c.h"
 #include "common/transport/asio/tcp_format.h"
+#include "common/transport/caps.h"
 #include "common/transport/transport.h"
 #include "tests/conformance/transport/testing.h"
 
@@ -38,14 +42,15 @@ std::string Preface() {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-std::string HeaderBytes(PacketType type, size_t control_bytes, size_t body_bytes) {
+std::string HeaderBytes(PacketType type, size_t control_bytes, size_t body_bytes, uint32_t check = 0) {
   const auto bytes = tcp::StoreHeader(
-      {type, absl::StatusCode::kOk, static_cast<uint32_t>(control_bytes), static_cast<uint32_t>(body_bytes)});
+      {type, absl::StatusCode::kOk, static_cast<uint32_t>(control_bytes), static_cast<uint32_t>(body_bytes), check});
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 std::string PacketBytes(PacketType type, const std::string& control = "", const std::string& body = "") {
-  return HeaderBytes(type, control.size(), body.size()) + control + body;
+  const Bytes part = Bytes::FromString(body);
+  return HeaderBytes(type, control.size(), body.size(), tcp::PartsCheck(type, control, {&part, 1})) + control + body;
 }
 
 std::string OpenBytes() { return Preface() + PacketBytes(PacketType::kOpen, std::string(kStream)); }
@@ -98,7 +103,7 @@ class RawPeer {
     std::string rest = all.substr(Preface().size());
     while (rest.size() >= tcp::kHeaderBytes) {
       const auto header = tcp::LoadHeader(
-          std::span<const uint8_t, tcp::kHeaderBytes>(reinterpret_cast<const uint8_t*>(rest.data()), 16));
+          std::span<const uint8_t, tcp::kHeaderBytes>(reinterpret_cast<const uint8_t*>(rest.data()), tcp::kHeaderBytes));
       ASSERT_TRUE(header.ok());
       rest = rest.substr(std::min(rest.size(), tcp::kHeaderBytes + header->control_bytes + header->body_bytes));
       if (header->type != PacketType::kStatus) continue;
@@ -116,7 +121,7 @@ class RawPeer {
 class TcpAttackTest : public ::testing::Test {
  protected:
   void Start() {
-    auto listener = Listen("tcp://127.0.0.1:0", &service_, limits_);
+    auto listener = ListenWithin("tcp://127.0.0.1:0", &service_, limits_, caps_);
     ASSERT_TRUE(listener.ok()) << listener.status();
     listener_ = *std::move(listener);
     address_ = listener_->address();
@@ -154,6 +159,7 @@ class TcpAttackTest : public ::testing::Test {
   absl::Mutex mu_;
   std::vector<absl::Status> ends_ ABSL_GUARDED_BY(mu_);
   Limits limits_;
+  Caps caps_;
   TestService service_;
   std::unique_ptr<Listener> listener_;
   std::string address_;
@@ -228,6 +234,8 @@ TEST_F(TcpAttackTest, AServerOfAnotherVersionIsNamed) {
       RawPeer peer(accept(fd, nullptr, nullptr));
       std::string preface = Preface();
       preface[8] = preface[10] = 7;
+      const uint32_t crc = Crc32c({reinterpret_cast<const uint8_t*>(preface.data()), 12});
+      std::memcpy(preface.data() + 12, &crc, sizeof(crc));
       peer.Send(preface);
       peer.Read();
     }
@@ -390,6 +398,88 @@ TEST_F(TcpAttackTest, ACrowdThatSaysNothingDelaysOthersOnly) {
   Start();
   std::vector<RawPeer> crowd;
   for (int i = 0; i < 1100; ++i) crowd.emplace_back(address_);
+  ExpectServing();
+}
+
+TEST_F(TcpAttackTest, AFlippedBitOfAControlPartEndsTheStreamAndTheCall) {
+  RecordEnds();
+  Start();
+  std::string bad = PacketBytes(PacketType::kMessage, "control", std::string(1000, 'b'));
+  bad[tcp::kHeaderBytes + 3] ^= 4;
+  RawPeer stream(address_);
+  stream.Send(OpenBytes() + bad);
+  stream.ExpectStatus(absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(absl::IsDataLoss(WaitForEnd()));
+  std::string call = PacketBytes(PacketType::kCall, std::string(kUnary), "request");
+  call.back() ^= 1;
+  RawPeer caller(address_);
+  caller.Send(Preface() + call);
+  caller.ExpectStatus(absl::StatusCode::kDataLoss);
+  ExpectServing();
+}
+
+TEST_F(TcpAttackTest, IdleCallersMakeRoomAndStreamsDoNot) {
+  caps_.max_connections = 20;
+  Start();
+  auto channel = *Dial(address_, limits_);
+  RecordingSink sink;
+  auto stream = *channel->Open(kStream, &sink);
+  ASSERT_TRUE(stream->Send(TextMessage("x")).ok());
+  ASSERT_TRUE(sink.WaitForCount(1));
+  std::vector<RawPeer> idle;
+  for (int i = 0; i < 60; ++i) {
+    idle.emplace_back(address_);
+    idle.back().Send(Preface() + PacketBytes(PacketType::kCall, std::string(kUnary), "one call"));
+    EXPECT_NE(idle.back().Read(tcp::kPrefaceBytes + tcp::kHeaderBytes), "") << i;
+  }
+  ExpectServing();
+  ASSERT_TRUE(stream->Send(TextMessage("y")).ok());
+  EXPECT_TRUE(sink.WaitForCount(2)) << "the stream was in use";
+  stream.reset();
+}
+
+TEST_F(TcpAttackTest, StreamsBeyondTheCapAreRefusedAndTold) {
+  caps_.max_streams = 3;
+  std::atomic<int> warned = 0;
+  caps_.warn = [&](const std::string& what) { warned += absl::StrContains(what, "--max-streams") ? 1 : 0; };
+  Start();
+  std::vector<RawPeer> crowd;
+  for (int i = 0; i < 3; ++i) {
+    crowd.emplace_back(address_);
+    crowd.back().Send(OpenBytes() + PacketBytes(PacketType::kMessage, "c", "b"));
+    EXPECT_NE(crowd.back().Read(tcp::kPrefaceBytes + tcp::kHeaderBytes), "");
+  }
+  RawPeer one_more(address_);
+  one_more.Send(OpenBytes());
+  one_more.ExpectStatus(absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(warned, 1);
+  crowd.clear();
+  const absl::Time bound = absl::Now() + HangBound();
+  for (bool served = false; !served && absl::Now() < bound;) {
+    RecordingSink sink;
+    auto channel = *Dial(address_, limits_);
+    auto stream = *channel->Open(kStream, &sink);
+    served = stream->Send(TextMessage("x")).ok() && (sink.WaitForCount(1) || sink.closed()) && sink.count() > 0;
+    stream.reset();
+  }
+  ExpectServing();
+}
+
+TEST_F(TcpAttackTest, HalfSentMessagesTakeNoMoreThanTheirShare) {
+  caps_.receive_bytes = 16 * kMiB;
+  std::atomic<int> warned = 0;
+  caps_.warn = [&](const std::string& what) { warned += absl::StrContains(what, "--receive-limit-bytes") ? 1 : 0; };
+  Start();
+  const std::string half = PacketBytes(PacketType::kMessage, "c", std::string(7 * kMiB, 'b')).substr(0, 4 * kMiB);
+  std::vector<RawPeer> crowd;
+  for (int i = 0; i < 20; ++i) {
+    crowd.emplace_back(address_);
+    crowd.back().Send(OpenBytes());
+    crowd.back().Send(half);
+  }
+  // Those that began first were dropped: the first four of twenty have heard the end.
+  for (int i = 0; i < 4; ++i) EXPECT_NE(crowd[i].Read(), "no end") << i;
+  EXPECT_GE(warned, 1);
   ExpectServing();
 }
 

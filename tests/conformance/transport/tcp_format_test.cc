@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/crc32c.h"
 #include "common/transport/asio/message_reader.h"
 
 namespace gradwire::transport::tcp {
@@ -20,8 +23,9 @@ using ::testing::HasSubstr;
 std::string Text(std::span<const uint8_t> bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
 std::string PacketBytes(PacketType type, const std::string& control, const std::string& body) {
+  const Bytes part = Bytes::FromString(body);
   return Text(StoreHeader({type, absl::StatusCode::kOk, static_cast<uint32_t>(control.size()),
-                           static_cast<uint32_t>(body.size())})) +
+                           static_cast<uint32_t>(body.size()), PartsCheck(type, control, {&part, 1})})) +
          control + body;
 }
 
@@ -54,19 +58,21 @@ absl::Status ReadAll(MessageReader& reader, const std::string& bytes, size_t ste
 }
 
 TEST(TcpFormat, PrefaceAsSpecified) {
-  EXPECT_THAT(StorePreface(), ElementsAre('G', 'W', 'I', 'R', 'E', 'T', 'C', 'P', 1, 0, 1, 0, 0, 0, 0, 0));
+  EXPECT_THAT(StorePreface(), ElementsAre('G', 'W', 'I', 'R', 'E', 'T', 'C', 'P', 2, 0, 2, 0, 0xB5, 0x4A, 0xD2, 0xCF));
 }
 
 TEST(TcpFormat, HeaderAsSpecified) {
-  const auto bytes = StoreHeader({PacketType::kStatus, absl::StatusCode::kNotFound, 0x0304, 0});
+  const auto bytes = StoreHeader(
+      {PacketType::kStatus, absl::StatusCode::kNotFound, 0x0304, 0, PartsCheck(PacketType::kStatus, "abc", {})});
   EXPECT_THAT(std::vector<uint8_t>(bytes.begin(), bytes.begin() + 12),
               ElementsAre(6, 5, 0, 0, 0x04, 0x03, 0, 0, 0, 0, 0, 0));
-  // CRC-32C of those twelve bytes.
-  EXPECT_THAT(std::vector<uint8_t>(bytes.begin() + 12, bytes.end()), ElementsAre(0xEF, 0x7F, 0x32, 0xD4));
+  // CRC-32C of "abc", then that of those sixteen bytes.
+  EXPECT_THAT(std::vector<uint8_t>(bytes.begin() + 12, bytes.end()),
+              ElementsAre(0xB7, 0x3F, 0x4B, 0x36, 0x87, 0x11, 0x60, 0x08));
 }
 
 TEST(TcpFormat, EveryFlippedBitOfAHeaderIsFound) {
-  const auto good = StoreHeader({PacketType::kMessage, absl::StatusCode::kOk, 100, 1 << 20});
+  const auto good = StoreHeader({PacketType::kMessage, absl::StatusCode::kOk, 100, 1 << 20, 7});
   ASSERT_TRUE(LoadHeader(good).ok());
   for (size_t bit = 0; bit < 8 * kHeaderBytes; ++bit) {
     auto bad = good;
@@ -77,7 +83,7 @@ TEST(TcpFormat, EveryFlippedBitOfAHeaderIsFound) {
 
 TEST(TcpFormat, RefusesWhatIsNotInTheTables) {
   const auto load = [](PacketType type, absl::StatusCode code, uint32_t control, uint32_t body) {
-    return LoadHeader(StoreHeader({type, code, control, body})).status();
+    return LoadHeader(StoreHeader({type, code, control, body, 0})).status();
   };
   const absl::StatusCode ok = absl::StatusCode::kOk;
   EXPECT_TRUE(absl::IsInvalidArgument(load(static_cast<PacketType>(0), ok, 0, 0)));
@@ -90,14 +96,65 @@ TEST(TcpFormat, RefusesWhatIsNotInTheTables) {
   EXPECT_TRUE(load(PacketType::kMessage, ok, kMaxControlBytes, UINT32_MAX).ok());
 }
 
-TEST(TcpFormat, PrefaceOfOtherVersions) {
+// A preface of other versions; 1 had no check.
+std::array<uint8_t, kPrefaceBytes> PrefaceOf(uint8_t version, uint8_t oldest) {
   auto preface = StorePreface();
-  preface[8] = 9;  // newer, but still speaks ours
-  EXPECT_TRUE(CheckPreface(preface).ok());
-  preface[10] = 2;  // and no more
-  const absl::Status status = CheckPreface(preface);
-  EXPECT_TRUE(absl::IsFailedPrecondition(status));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("versions 2 to 9"));
+  preface[8] = version;
+  preface[10] = oldest;
+  const uint32_t crc = version == 1 ? 0 : Crc32c({preface.data(), 12});
+  std::memcpy(preface.data() + 12, &crc, sizeof(crc));
+  return preface;
+}
+
+TEST(TcpFormat, PrefaceOfOtherVersions) {
+  EXPECT_TRUE(CheckPreface(PrefaceOf(9, 2)).ok()) << "newer, but still speaks ours";
+  const absl::Status newer = CheckPreface(PrefaceOf(9, 3));
+  EXPECT_TRUE(absl::IsFailedPrecondition(newer));
+  EXPECT_THAT(std::string(newer.message()), HasSubstr("versions 3 to 9"));
+  const absl::Status older = CheckPreface(PrefaceOf(1, 1));
+  EXPECT_TRUE(absl::IsFailedPrecondition(older)) << older;
+  EXPECT_THAT(std::string(older.message()), HasSubstr("versions 1 to 1"));
+}
+
+TEST(TcpFormat, EveryFlippedBitOfAPrefaceIsDamage) {
+  for (size_t bit = 0; bit < 8 * kPrefaceBytes; ++bit) {
+    auto bad = StorePreface();
+    bad[bit / 8] ^= static_cast<uint8_t>(1u << (bit % 8));
+    EXPECT_TRUE(absl::IsDataLoss(CheckPreface(bad))) << "bit " << bit;
+  }
+}
+
+TEST(MessageReader, EveryFlippedBitOutsideOfAFrameIsFound) {
+  const std::string good = PacketBytes(PacketType::kMessage, "control", "frame") +
+                           PacketBytes(PacketType::kCall, "method", "request") +
+                           PacketBytes(PacketType::kStatus, "message", "");
+  const size_t frame = kHeaderBytes + 7;
+  for (size_t bit = 0; bit < 8 * good.size(); ++bit) {
+    if (bit / 8 >= frame && bit / 8 < frame + 5) continue;
+    std::string bad = good;
+    bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ (1 << (bit % 8)));
+    MessageReader reader(std::make_shared<BufferPool>(), 1 << 20);
+    std::vector<Packet> packets;
+    EXPECT_TRUE(absl::IsDataLoss(ReadAll(reader, Text(StorePreface()) + bad, 4096, &packets))) << "bit " << bit;
+  }
+}
+
+TEST(MessageReader, SaysWhatItHoldsOfMessagesInPart) {
+  auto pool = std::make_shared<BufferPool>();
+  const std::string bytes = PacketBytes(PacketType::kMessage, "c", std::string(3 << 20, 'b'));
+  std::vector<Packet> packets;
+  MessageReader first(pool, 8 << 20), second(pool, 8 << 20);
+  ASSERT_TRUE(ReadAll(first, Text(StorePreface()) + bytes.substr(0, bytes.size() / 2), 65536, &packets).ok());
+  ASSERT_TRUE(ReadAll(second, Text(StorePreface()) + bytes.substr(0, 100), 65536, &packets).ok());
+  EXPECT_LT(first.turn(), second.turn());
+  EXPECT_GE(first.held_bytes(), size_t{2} << 20);
+  EXPECT_EQ(pool->held_bytes(), first.held_bytes() + second.held_bytes());
+  ASSERT_TRUE(ReadAll(first, bytes.substr(bytes.size() / 2), 65536, &packets).ok());
+  EXPECT_EQ(packets.size(), 1u);
+  EXPECT_EQ(first.held_bytes(), 0u);
+  EXPECT_EQ(first.turn(), 0u);
+  second.Discard();
+  EXPECT_EQ(pool->held_bytes(), 0u);
 }
 
 TEST(MessageReader, AnySlicingGivesTheSamePackets) {

@@ -105,5 +105,34 @@ TEST(MessageCodec, EmptyBuffer) {
   EXPECT_EQ(ToString(FromString("")), "");
 }
 
+TEST(MessageCodec, EveryFlippedBitBesideTheFrameFailsTheCheck) {
+  Message message{"\x0A\x07" "control", {Bytes::FromString("frame")}};
+  AppendCheck(5, /*number=*/3, &message.control);
+  ::grpc::Slice all;
+  ASSERT_TRUE(EncodeMessage(message).DumpToSingleSlice(&all).ok());
+  const std::string bytes(reinterpret_cast<const char*>(all.begin()), all.size());
+  const auto decode = [](const std::string& of, uint64_t number) {
+    ::grpc::Slice slice(of);
+    return DecodeMessage(::grpc::ByteBuffer(&slice, 1), number);
+  };
+  ASSERT_TRUE(decode(bytes, 3).ok());
+  EXPECT_EQ(decode(bytes, 3)->control, std::string("\x0A\x07" "control"));
+  EXPECT_TRUE(absl::IsDataLoss(decode(bytes, 4).status())) << "one was lost before it";
+  for (size_t bit = 0; bit < 8 * (bytes.size() - 5); ++bit) {
+    std::string bad = bytes;
+    bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ (1 << (bit % 8)));
+    EXPECT_TRUE(absl::IsDataLoss(decode(bad, 3).status())) << "bit " << bit;
+  }
+}
+
+TEST(MessageCodec, SignsOfLifeCountMessages) {
+  EXPECT_TRUE(IsAlive(AliveMessage(7)));
+  EXPECT_TRUE(CheckAlive(AliveMessage(7), 7).ok());
+  EXPECT_TRUE(absl::IsDataLoss(CheckAlive(AliveMessage(8), 7)));
+  Message nothing;
+  AppendCheck(0, 0, &nothing.control);
+  EXPECT_FALSE(IsAlive(EncodeMessage(nothing)));
+}
+
 }  // namespace
 }  // namespace gradwire::transport

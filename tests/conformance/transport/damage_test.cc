@@ -1,0 +1,88 @@
+// Bits that flip on the way, over every transport that has a network: what arrives is what was sent, or the call or
+// stream fails soon; nothing is taken for something else, and nobody waits.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/transport/transport.h"
+#include "tests/conformance/transport/testing.h"
+#include "tests/lib/tcp_proxy.h"
+
+namespace gradwire::transport {
+namespace {
+
+using namespace testing;  // NOLINT: tests/conformance/transport/testing.h
+using testing_support::TcpProxy;
+
+class DamageTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(DamageTest, CallsAreAnsweredRightOrFail) {
+  TestService service;
+  std::atomic<int> strange = 0;
+  service.on_call = [&](Method method, std::string_view request) -> absl::StatusOr<std::string> {
+    if (method != kUnary || request.substr(0, 8) != "request ") ++strange;
+    if (request.ends_with("7")) return absl::NotFoundError(std::string(request));
+    return std::string(request);
+  };
+  auto listener = *Listen(absl::StrCat(GetParam(), "://127.0.0.1:0"), &service);
+  TcpProxy proxy(listener->address());
+  auto channel = *Dial(proxy.address());
+  proxy.FlipBits(/*gap_bytes=*/500, /*seed=*/5);
+  int answered = 0;
+  for (int i = 0; i < 100; ++i) {
+    const std::string request = absl::StrCat("request ", i);
+    const auto reply = channel->Call(kUnary, request, 500);
+    if (reply.ok()) {
+      EXPECT_EQ(*reply, request);
+      EXPECT_NE(i % 10, 7);
+    } else if (absl::IsNotFound(reply.status())) {
+      EXPECT_EQ(std::string(reply.status().message()), request);
+    } else {
+      EXPECT_TRUE(absl::IsUnavailable(reply.status()) || absl::IsDeadlineExceeded(reply.status()) ||
+                  absl::IsResourceExhausted(reply.status()) || absl::IsUnimplemented(reply.status()) ||
+                  absl::IsCancelled(reply.status()))
+          << reply.status();
+      continue;
+    }
+    ++answered;
+  }
+  EXPECT_EQ(strange, 0) << "a damaged request was served";
+  EXPECT_GE(answered, 10);
+  EXPECT_GE(proxy.flips(), 20u);
+}
+
+TEST_P(DamageTest, StreamsDeliverWhatWasSentUntilTheyEnd) {
+  TestService service;
+  Limits limits;
+  limits.keepalive_ms = 500;
+  auto listener = *Listen(absl::StrCat(GetParam(), "://127.0.0.1:0"), &service, limits);
+  TcpProxy proxy(listener->address());
+  auto channel = *Dial(proxy.address(), limits);
+  proxy.FlipBits(/*gap_bytes=*/4000, /*seed=*/6);
+  size_t echoed = 0;
+  for (int attempt = 0; attempt < 25; ++attempt) {
+    RecordingSink sink;
+    auto stream = *channel->Open(kStream, &sink);
+    size_t sent = 0;
+    while (sent < 200 && stream->Send(TextMessage(absl::StrCat("message ", sent))).ok()) ++sent;
+    const absl::Time bound = absl::Now() + HangBound();
+    while (!sink.closed() && sink.count() < sent && absl::Now() < bound) absl::SleepFor(absl::Milliseconds(5));
+    EXPECT_TRUE(sink.closed() || sink.count() == sent) << "attempt " << attempt << " waits for what cannot come";
+    stream.reset();
+    const std::vector<Message> messages = sink.messages();
+    for (size_t i = 0; i < messages.size(); ++i)
+      ASSERT_EQ(messages[i].control, TextMessage(absl::StrCat("message ", i)).control) << "attempt " << attempt;
+    echoed += messages.size();
+  }
+  EXPECT_GE(echoed, 200u);
+  EXPECT_GE(proxy.flips(), 20u);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DamageTest, ::testing::Values("grpc", "tcp"), [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace gradwire::transport
