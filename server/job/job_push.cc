@@ -15,16 +15,6 @@ namespace {
 
 bool IsLast(const wire::FrameHeader& header) { return (header.flags & wire::kLastChunk) != 0; }
 
-// The first bytes of what arrived, as many as a header has.
-std::vector<uint8_t> HeaderOf(std::span<const Bytes> received) {
-  std::vector<uint8_t> header;
-  for (const Bytes& slice : received) {
-    const size_t n = std::min(slice.size(), wire::kHeaderBytes - header.size());
-    header.insert(header.end(), slice.data(), slice.data() + n);
-  }
-  return header;
-}
-
 v1::PushOutcome OutcomeOf(PushVerdict verdict) {
   switch (verdict) {
     case PushVerdict::kAccept:
@@ -52,15 +42,12 @@ absl::StatusOr<std::optional<v1::PushAck>> JobShard::PushChunk(PushStream& strea
   }
   const absl::StatusOr<wire::Chunk> chunk = wire::ParseReceived(received, &scratch);
   if (!chunk.ok()) {
-    // The header alone may still say whose contribution this was meant to be; then the others need not wait for it.
-    const absl::StatusOr<wire::FrameHeader> header = wire::ParseHeader(HeaderOf(received));
-    if (!header.ok() || header->bucket >= buckets_.size()) {
-      ++refused_frames_;
-      return absl::Status(chunk.status().code(),
-                          absl::StrFormat("job '%s' worker '%s': %s; open a new stream and push again",
-                                          job_.spec().name(), stream.worker, std::string(chunk.status().message())));
-    }
-    return Refuse(stream, *header, chunk.status());
+    // Damaged on its way, most likely: as on a connection that was cut, the frame comes again on the worker's next
+    // stream. The round waits for it: what it carries is not lost.
+    ++refused_frames_;
+    return absl::Status(chunk.status().code(),
+                        absl::StrFormat("job '%s' worker '%s': %s; open a new stream and push again",
+                                        job_.spec().name(), stream.worker, std::string(chunk.status().message())));
   }
   const wire::FrameHeader header = chunk->header;
   (header.kind == wire::FrameKind::kInitialize ? initialize_bytes_ : push_bytes_) += size;

@@ -329,8 +329,9 @@ void WorkerSession::OnBroken(uint32_t shard, uint64_t connection, const absl::St
   if (link.connection != connection || !link.connected) return;
   link.connected = false;
   link.Drop(0, world_->Between(kUs, 20 * kMs));
-  // As ShardLink, and ResumeAt of a Starter and of an Exchange.
-  if (!Mendable(status) || !training()) return Fail(status);
+  // As ShardLink, and ResumeAt of a Starter and of an Exchange. A damaged frame ends its stream, which is mended too.
+  const bool damage = absl::IsDataLoss(status) || absl::IsInvalidArgument(status);
+  if (!(Mendable(status) || damage) || !training()) return Fail(status);
   world_->Trace([&] { return absl::StrCat(node_->name(), ": lost shard ", shard, ": ", status.ToString()); });
   Later(10 * kMs, [this, shard] { Mend(shard, world_->Now() + kReconnectTimeout, kFirstBackoff); });
 }

@@ -10,9 +10,9 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/cpp/internal/pull_answers.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
-#include "common/wire/frame.h"
 #include "gradwire/v1/operator.pb.h"
 
 namespace gradwire::client {
@@ -20,43 +20,27 @@ namespace {
 
 constexpr int64_t kFirstBackoffMs = 50;
 constexpr int64_t kLastBackoffMs = 1000;
-constexpr int64_t kMendPauseMs = 10;
+constexpr int64_t kMendPauseMs = 10;  // doubled with every break in a row that is no lost connection
+constexpr int kMostBreaks = 8;        // of those, with nothing new heard in between
+constexpr int kMostDoubts = 3;        // about an answer to Join that may be damage
 constexpr absl::Duration kNameTimeout = absl::Seconds(2);
 constexpr int64_t kAskTimeoutMs = 1000;  // of one server among several
 
 bool Retryable(const absl::Status& status) { return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status); }
 
 // Why a stream has ended is told by its OnClosed, which follows and decides what becomes of the link; a send that comes
-// before it may know no more than that it has.
+// before it may know no more than that it has. ResourceExhausted: the message itself cannot be sent.
 absl::Status OfEndedStream(const absl::Status& sent) {
-  return absl::IsFailedPrecondition(sent) ? absl::UnavailableError(std::string(sent.message())) : sent;
+  return sent.ok() || absl::IsResourceExhausted(sent) ? sent : absl::UnavailableError(std::string(sent.message()));
+}
+
+// What gRPC says of itself, without a check, also where it was a damaged length or name that it made no sense of.
+bool MayBeDamage(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) || absl::IsUnimplemented(status);
 }
 
 // NotFound: a lease ended, or a server that was restarted does not know this worker.
 bool Mendable(const absl::Status& status) { return Retryable(status) || absl::IsNotFound(status); }
-
-// Collects the chunks of one stream into answers. Touched by its sink only.
-class Answers {
- public:
-  // The answer whose last chunk this is. `Control`: PushAck or PullMessage.
-  template <typename Control>
-  std::optional<PullAnswer> Add(const Control& control, uint64_t version, const std::vector<Bytes>& frame) {
-    PullAnswer& open = open_[{control.bucket(), control.kind()}];
-    if (!frame.empty()) open.chunks.push_back(wire::Flatten(frame));
-    if (!control.last() && control.code() == 0) return std::nullopt;
-    PullAnswer answer = std::move(open);
-    open_.erase({control.bucket(), control.kind()});
-    answer.kind = control.kind();
-    answer.bucket = control.bucket();
-    answer.version = version;
-    if (control.code() != 0)
-      answer.status = absl::Status(static_cast<absl::StatusCode>(control.code()), std::string(control.message()));
-    return answer;
-  }
-
- private:
-  std::map<std::pair<uint32_t, int>, PullAnswer> open_;  // by bucket and kind
-};
 
 }  // namespace
 
@@ -66,8 +50,14 @@ class ShardLink::PushSink final : public transport::StreamSink {
   PushSink(ShardLink* link, Connection* connection) : link_(link), connection_(connection) {}
   void OnMessage(transport::Message message) override {
     v1::PushAck ack;
+    if (over_) return;
+    absl::Status whole = CheckChunk(&message.frame);
     if (!ack.ParseFromString(message.control))
-      return link_->Broken(connection_, absl::DataLossError("an acknowledgement on the push stream cannot be parsed"));
+      whole = absl::DataLossError("an acknowledgement on the push stream cannot be parsed");
+    // What follows would lack this chunk.
+    over_ = !whole.ok();
+    if (over_) return link_->Broken(connection_, whole);
+    link_->NoteHeard(ack.round(), ack.bucket(), ack.outcome() != v1::PUSH_OUTCOME_UNSPECIFIED ? -1 : ack.kind());
     if (ack.outcome() != v1::PUSH_OUTCOME_UNSPECIFIED)
       link_->Deliver([&](LinkEvents* events) { events->OnAck(link_->options_.shard, ack); });
     if (ack.kind() != v1::PULL_UNSPECIFIED) link_->Answered(answers_.Add(ack, ack.round() + 1, message.frame), message);
@@ -80,6 +70,7 @@ class ShardLink::PushSink final : public transport::StreamSink {
   ShardLink* const link_;
   Connection* const connection_;
   Answers answers_;
+  bool over_ = false;
 };
 
 // Collects chunks of the pull stream into answers.
@@ -88,8 +79,13 @@ class ShardLink::PullSink final : public transport::StreamSink {
   PullSink(ShardLink* link, Connection* connection) : link_(link), connection_(connection) {}
   void OnMessage(transport::Message message) override {
     v1::PullMessage pull;
+    if (over_) return;
+    absl::Status whole = CheckChunk(&message.frame);
     if (!pull.ParseFromString(message.control))
-      return link_->Broken(connection_, absl::DataLossError("a message on the pull stream cannot be parsed"));
+      whole = absl::DataLossError("a message on the pull stream cannot be parsed");
+    over_ = !whole.ok();
+    if (over_) return link_->Broken(connection_, whole);
+    link_->NoteHeard(pull.version(), pull.bucket(), pull.kind());
     link_->Answered(answers_.Add(pull, pull.version(), message.frame), message);
   }
   void OnClosed(absl::Status status) override {
@@ -100,6 +96,7 @@ class ShardLink::PullSink final : public transport::StreamSink {
   ShardLink* const link_;
   Connection* const connection_;
   Answers answers_;
+  bool over_ = false;
 };
 
 // Destroyed in reverse: streams before their sinks.
@@ -289,7 +286,8 @@ absl::StatusOr<v1::JoinReply> ShardLink::JoinWithin(v1::JoinRequest request, int
     absl::StatusOr<v1::JoinReply> reply = answer.ok() ? TakeJoined(*answer, &request) : answer.status();
     if (reply.ok()) return reply;
     const bool taken = absl::IsAlreadyExists(reply.status());
-    if (!Retryable(reply.status()) && !taken) return Annotate(reply.status());
+    const bool doubt = MayBeDamage(reply.status()) && attempt <= kMostDoubts;
+    if (!Retryable(reply.status()) && !taken && !doubt) return Annotate(reply.status());
     const int64_t wait_ms = std::uniform_int_distribution<int64_t>(backoff_ms / 2, backoff_ms)(random);
     const absl::Time end = taken ? std::min(deadline, began + kNameTimeout) : deadline;
     if (absl::Now() + absl::Milliseconds(wait_ms) >= end) {
@@ -355,7 +353,8 @@ absl::Status ShardLink::OpenStreams() {
   *pull_open.mutable_open() = options_.identity;
   absl::Status sent = connection->push->Send({push_open.SerializeAsString(), {}});
   if (sent.ok()) sent = connection->pull->Send({pull_open.SerializeAsString(), {}});
-  if (!sent.ok()) return Annotate(sent);
+  // Why they have ended at once is told by OnClosed; they are opened anew.
+  if (!sent.ok()) return Annotate(absl::UnavailableError(std::string(sent.message())));
   absl::MutexLock lock(&mu_);
   if (closing_) return absl::CancelledError("the session is closing");
   connection_ = std::move(connection);
@@ -414,23 +413,42 @@ bool ShardLink::Mends(const absl::Status& status) { return Mendable(status) || a
 absl::Status ShardLink::WhyBroken() {
   absl::MutexLock lock(&mu_);
   if (lost_) return lost_status_;
-  if (connection_ != nullptr && connection_->broken) return connection_->why;
+  if (connection_ != nullptr && connection_->broken) {
+    // It is being mended, or OnLost follows.
+    return Mendable(connection_->why) ? connection_->why : absl::UnavailableError(connection_->why.message());
+  }
   return Annotate(absl::UnavailableError("there are no streams"));
 }
 
 void ShardLink::Broken(Connection* connection, const absl::Status& reason) {
   // A stream that was cut off says "cancelled" on some transports; to the worker it is a lost shard.
-  const absl::Status status =
+  absl::Status status =
       Annotate(absl::IsCancelled(reason) ? absl::UnavailableError(std::string(reason.message())) : reason);
   {
     absl::MutexLock lock(&mu_);
     if (connection->broken || closing_ || lost_) return;
     connection->broken = true;
+    // Anything else may be a message that was damaged on its way, here or there: it is sent again. Not for ever: what
+    // is refused each time was not damaged on its way.
+    const bool lost = !Mendable(status) && ++breaks_ > kMostBreaks;
+    if (lost) {
+      status = absl::Status(status.code(), absl::StrCat(std::string(status.message()), " (", breaks_,
+                                                        " times in a row, each on a new connection)"));
+    }
     connection->why = status;
     // A connection that is still being opened has no other thread yet that would see it.
-    if (Mendable(status)) return stop_.SignalAll();
+    if (!lost) return stop_.SignalAll();
   }
   Lost(status);
+}
+
+void ShardLink::NoteHeard(uint64_t version, uint32_t bucket, int kind) {
+  absl::MutexLock lock(&mu_);
+  if (version < heard_version_) return;
+  if (version > heard_version_) heard_.clear();
+  heard_version_ = version;
+  // What comes again after each break is no progress.
+  if (heard_.emplace(bucket, kind).second) breaks_ = 0;
 }
 
 void ShardLink::BreakStreams(const absl::Status& status) {
@@ -459,6 +477,18 @@ v1::JoinRequest ShardLink::RequestToMend(const ResumePoint& point) {
   return request;
 }
 
+bool ShardLink::IsSameServer() {
+  for (int attempt = 0; attempt < kMostDoubts; ++attempt) {
+    const auto reply = channel()->Call("gradwire.v1.Operator/DescribeShard", "",
+                                       std::min(kAskTimeoutMs, options_.rpc_timeout_ms));
+    v1::ShardStatus status;
+    absl::MutexLock lock(&mu_);
+    if (reply.ok() && status.ParseFromString(*reply)) return status.server_epoch() == server_epoch_.epoch;
+    if (!closing_) stop_.WaitWithTimeout(&mu_, absl::Milliseconds(kFirstBackoffMs));
+  }
+  return false;
+}
+
 bool ShardLink::Mend() {
   absl::Status why;
   {
@@ -474,12 +504,16 @@ bool ShardLink::Mend() {
     {
       // A server that takes workers back and drops them at once is not asked in a tight loop.
       absl::MutexLock lock(&mu_);
-      if (!closing_) stop_.WaitWithTimeout(&mu_, absl::Milliseconds(kMendPauseMs));
+      if (!closing_) stop_.WaitWithTimeout(&mu_, absl::Milliseconds(kMendPauseMs << breaks_));
       if (closing_) return false;
     }
     std::optional<ResumePoint> point;
     Deliver([&](LinkEvents* events) { point = events->ResumeAt(options_.shard); });
     if (!point) {
+      Lost(why);
+      return false;
+    }
+    if (point->anew && !options_.durable && !IsSameServer()) {
       Lost(why);
       return false;
     }
@@ -590,7 +624,7 @@ void ShardLink::HeartbeatLoop(int64_t lease_ms) {
         if (parsed.must_initialize())
           Deliver([&](LinkEvents* events) { events->OnMustInitialize(options_.shard); });
       }
-    } else if (!Retryable(reply.status())) {
+    } else if (!Retryable(reply.status()) && !MayBeDamage(reply.status())) {
       if (!Mendable(reply.status())) return Lost(Annotate(reply.status()));
       BreakStreams(reply.status());
     } else if (absl::Now() - last_success > absl::Milliseconds(lease_ms)) {

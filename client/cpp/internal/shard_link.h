@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -178,10 +179,14 @@ class ShardLink {
   void CloseStreams();
   // The streams of `connection` broke. The heartbeat thread mends it, or the link is lost.
   void Broken(Connection* connection, const absl::Status& reason);
+  // A message on a stream. `kind` tells its answers apart.
+  void NoteHeard(uint64_t version, uint32_t bucket, int kind);
   absl::Status WhyBroken();
   void BreakStreams(const absl::Status& status);  // of the current connection
   // On the heartbeat thread. False: the link is lost or closing.
   bool Mend();
+  // It was not started anew: a job in memory goes with its server, and is not to be made again.
+  bool IsSameServer();
   void Lost(const absl::Status& reason);  // annotated
   // What is told of a shard that was not got back: what happened, and what to do.
   absl::Status GivenUp(const absl::Status& why, const absl::Status& mended) const;
@@ -217,6 +222,10 @@ class ShardLink {
   absl::Status lost_status_ ABSL_GUARDED_BY(mu_);
   bool may_initialize_ ABSL_GUARDED_BY(mu_);
   bool beat_now_ ABSL_GUARDED_BY(mu_) = false;  // a heartbeat is wanted before its time
+  // Breaks in a row that were no lost connection, with nothing new heard since; what was heard of the newest version.
+  int breaks_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t heard_version_ ABSL_GUARDED_BY(mu_) = 0;
+  std::set<std::pair<uint32_t, int>> heard_ ABSL_GUARDED_BY(mu_);
   bool joined_ ABSL_GUARDED_BY(mu_) = false;
   v1::JoinRequest join_ ABSL_GUARDED_BY(mu_);       // the last one that Join was asked for
   ServerEpoch server_epoch_ ABSL_GUARDED_BY(mu_);   // of the last join

@@ -379,8 +379,7 @@ void Starter::OnMustInitialize(uint32_t shard) {
 
 std::optional<ResumePoint> Starter::ResumeAt(uint32_t shard) {
   absl::MutexLock lock(&state_->mu);
-  // A job in memory went with its server.
-  if (!context_.job->durable() || !state_->Failure().ok()) return std::nullopt;
+  if (!state_->Failure().ok()) return std::nullopt;
   ResumePoint point;
   point.round = version_;
   point.anew = true;

@@ -149,18 +149,28 @@ TEST_P(DaemonTest, WrongShapeAndDtype) {
   ExpectRefused(wrong.Push(0, 1, 1.0f), absl::StatusCode::kFailedPrecondition, "another layout");
 }
 
-TEST_P(DaemonTest, TruncatedFrame) {
+// What does not parse was damaged on its way: the stream ends, and the same frame is taken on the next one.
+TEST_P(DaemonTest, ADamagedFrameComesAgainOnANewStream) {
   Start();
   StartTwo(SmallSpec("job", 2));
-  const auto frame = a_->frames().Push(0, 1, 1.0f);
-  ExpectRefused({frame[0].Slice(0, frame[0].size() - 16)}, absl::StatusCode::kInvalidArgument, "truncated");
-}
-
-TEST_P(DaemonTest, FlippedBit) {
-  Start();
-  StartTwo(SmallSpec("job", 2));
-  const auto frame = a_->frames().Push(0, 1, 1.0f);
-  ExpectRefused({FlipBit(frame[0], 8 * frame[0].size() - 5)}, absl::StatusCode::kDataLoss, "CRC");
+  const auto frame = a_->frames().Push(0, 1, 2.0f);
+  const std::pair<Bytes, absl::StatusCode> damaged[] = {
+      {frame[0].Slice(0, frame[0].size() - 16), absl::StatusCode::kInvalidArgument},
+      {FlipBit(frame[0], 8 * frame[0].size() - 5), absl::StatusCode::kDataLoss}};
+  for (const auto& [bytes, code] : damaged) {
+    ASSERT_TRUE(a_->Send({bytes}).ok());
+    const absl::Status why = a_->push_inbox().Closed();
+    EXPECT_EQ(why.code(), code) << why;
+    EXPECT_THAT(std::string(why.message()), testing::AllOf(HasSubstr("worker 'a'"), HasSubstr("push again")));
+    ASSERT_TRUE(a_->Resume(address_, 1).ok());
+  }
+  ASSERT_EQ(a_->PushAll(1, 2.0f), absl::OkStatus());
+  ASSERT_EQ(b_->PushAll(1, 2.0f), absl::OkStatus());
+  const auto contributors = b_->FollowUpdate(2);
+  ASSERT_TRUE(contributors.ok()) << contributors.status();
+  EXPECT_EQ(*contributors, 2u) << "nobody abstained";
+  ASSERT_TRUE(a_->FollowUpdate(2).ok());
+  Step(2, 1.0f);
 }
 
 TEST_P(DaemonTest, FlippedBitInTheHeaderEndsTheStream) {

@@ -247,7 +247,7 @@ TEST_F(AsyncJobTest, BadFramesAreRefusedAndNothingOfThemStays) {
   EXPECT_THAT(future.message(), HasSubstr("computed on version 2, but version 1 is the newest"));
   auto flipped = b().frames.Push(0, 1, 1.0f);
   flipped[0] = testing_support::FlipBit(flipped[0], 8 * flipped[0].size() - 9);
-  EXPECT_EQ(b().Push(flipped).outcome(), v1::PUSH_REFUSED);
+  EXPECT_EQ(shard_->PushChunk(b().stream, {&flipped[0], 1}).status().code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(Digest(*shard_), before);
   EXPECT_EQ(b().Push(0, 1, 1.0f).outcome(), v1::PUSH_INCLUDED);
   const v1::PushAck again = b().Push(0, 1, 1.0f);
