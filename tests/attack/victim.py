@@ -24,6 +24,7 @@ def load_stubs(folder: pathlib.Path) -> types.SimpleNamespace:
     protos = sorted((cluster.ROOT / "proto/gradwire/v1").glob("*.proto"))
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", f"-I{cluster.ROOT / 'proto'}", f"--python_out={folder}",
                     f"--grpc_python_out={folder}", *map(str, protos)], check=True, timeout=_PATIENCE_S)
+    (folder / "gradwire/__init__.py").touch()  # before Gradwire's own package, where PYTHONPATH names it
     sys.path.insert(0, str(folder))
     from gradwire.v1 import (job_pb2, operator_pb2, operator_pb2_grpc, peer_pb2, peer_pb2_grpc, replication_pb2,
                              replication_pb2_grpc, worker_pb2, worker_pb2_grpc)
@@ -39,6 +40,7 @@ class Victim:
     address_space: of the server in bytes: what asks for more than that is refused by the system.
     descriptors: how many files and connections the server may have open; None: as this process.
     durable: with a data directory, so that the server can be started again.
+    listen: one address or several, with spaces between; workers take the first, strangers with gRPC the first of theirs.
     """
 
     def __init__(self, folder: pathlib.Path, flags: tuple = (), *, address_space: int = 4 << 30,
@@ -48,7 +50,7 @@ class Victim:
         self._limits = ["prlimit", f"--as={address_space}"]
         if descriptors is not None:
             self._limits.append(f"--nofile={descriptors}")
-        self._listen = [listen]
+        self._listen = listen.split()
         self._ports = folder / "addresses"
         self._log = folder / "server.log"
         self._durability = "interval" if durable else "none"
@@ -107,13 +109,14 @@ class Victim:
     def channel(self):
         """A connection of its own."""
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
-        with grpc.insecure_channel(self.target, options=options) as channel:
+        target = next(address for address in self._listen if address.startswith("grpc")).split("://")[1]
+        with grpc.insecure_channel(target, options=options) as channel:
             yield channel
 
-    def train(self, *flags: object) -> None:
-        """Starts the job of honest workers, and returns when its rounds go."""
+    def train(self, *flags: object, servers: str | None = None) -> None:
+        """Starts the job of honest workers, and returns when its rounds go. `servers`: where they reach its shards."""
         self._workers = [
-            cluster.Worker(self._folder, index, ["--servers", self.address, "--job", "bystander", "--workers", _WORKERS,
+            cluster.Worker(self._folder, index, ["--servers", servers or self.address, "--job", "bystander", "--workers", _WORKERS,
                                                  "--rounds", _ENOUGH_ROUNDS, "--pause-ms", 2, "--durability", self._durability,
                                                  *flags]) for index in range(_WORKERS)]
         for worker in self._workers:

@@ -1,6 +1,7 @@
 """gradwire.torch.ShardedOptimizer against torch.optim, and everything a training loop does to an optimizer."""
 
 import concurrent.futures
+import threading
 import time
 
 import pytest
@@ -27,9 +28,18 @@ class Model(torch.nn.Module):
         return self.head(self.norm(torch.tanh(self.mlp(self.embed(x)))))
 
 
+_SEED = threading.Lock()  # the default generator is one for all threads, and threads play workers
+
+
+def seeded(seed, make):
+    """What `make` initializes from the default generator, seeded."""
+    with _SEED:
+        torch.manual_seed(seed)
+        return make()
+
+
 def make_model(seed=0):
-    torch.manual_seed(seed)
-    return Model()
+    return seeded(seed, Model)
 
 
 def batch(step, worker=0):
@@ -294,8 +304,7 @@ def test_pushed_steps_train_with_few_bytes(addresses):
     weight = torch.randn(128, 64) / 8
 
     def work(worker):
-        torch.manual_seed(5)
-        model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 128))
+        model = seeded(5, lambda: torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 128)))
         generator = torch.Generator().manual_seed(worker)
         losses = []
         with ShardedOptimizer(model, servers=servers, job="sparse", worker=f"w{worker}", workers=2, lr=1e-3,

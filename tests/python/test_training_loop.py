@@ -8,14 +8,13 @@ torch = pytest.importorskip("torch")
 
 import gradwire.torch  # noqa: E402
 from gradwire.torch import ShardedOptimizer  # noqa: E402
-from test_torch import assert_close, in_parallel  # noqa: E402
+from test_torch import assert_close, in_parallel, seeded  # noqa: E402
 
 LR = 0.05
 
 
 def network(seed=0):
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    return seeded(seed, lambda: torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)))
 
 
 def loss_of(model, step, worker=0):
@@ -105,8 +104,7 @@ def test_what_comes_too_late_behind_an_overlapping_backward_is_an_error(addresse
 class TwoHeads(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        torch.manual_seed(0)
-        self.body, self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+        self.body, self.first, self.second = seeded(0, lambda: (torch.nn.Linear(4, 4), torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)))
 
     def forward(self, x, head):
         return (self.first if head == 0 else self.second)(torch.tanh(self.body(x)))

