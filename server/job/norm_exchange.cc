@@ -20,6 +20,9 @@ constexpr int64_t kCallTimeoutMs = 2000;
 constexpr absl::Duration kFirstPause = absl::Milliseconds(5);
 constexpr absl::Duration kLongestPause = absl::Milliseconds(500);
 constexpr absl::Duration kBetweenWarnings = absl::Seconds(10);
+// A shard that did not have its squares yet tells them by itself. Not where it died when it had agreed: it comes back
+// behind that round, and has to be asked.
+constexpr absl::Duration kAskAgain = absl::Seconds(1);
 constexpr size_t kMaxAddressBytes = 4096;
 constexpr size_t kMaxAddressesBytes = 1u << 20;
 
@@ -109,8 +112,8 @@ absl::StatusOr<NormExchange::Agreed> NormExchange::Exchange(uint64_t round, size
     if (shards > 1) {
       Own& mine = own_[key];
       mine.sums = sums_.Encode(shard_, own, norms_[phase]);
-      mine.told.assign(shards, false);
-      mine.told[shard_] = true;
+      mine.due.assign(shards, absl::InfinitePast());
+      mine.due[shard_] = absl::InfiniteFuture();
     }
     Note(key, shard_, std::move(own));
   }
@@ -178,11 +181,21 @@ absl::StatusOr<v1::ExchangeReply> NormExchange::Take(const v1::ExchangeRequest& 
   return reply;
 }
 
-const NormExchange::Key* NormExchange::Untold(uint32_t shard) const {
+bool NormExchange::IsMissing(const Key& key, uint32_t shard) const {
+  const auto waiting = theirs_.find(key);
+  return waiting != theirs_.end() && !waiting->second.of.empty() && !waiting->second.of[shard];
+}
+
+const NormExchange::Key* NormExchange::ToTell(uint32_t shard) const {
+  const Key* first = nullptr;
+  absl::Time due = absl::InfiniteFuture();
   for (const auto& [key, own] : own_) {
-    if (!own.told[shard]) return &key;
+    const bool told = own.due[shard] != absl::InfinitePast();
+    if (own.due[shard] >= due || (told && !IsMissing(key, shard))) continue;
+    first = &key;
+    due = own.due[shard];
   }
-  return nullptr;
+  return first;
 }
 
 Telling::Next NormExchange::TakeNext(bool unproven, absl::Time now) {
@@ -193,9 +206,11 @@ Telling::Next NormExchange::TakeNext(bool unproven, absl::Time now) {
   for (uint32_t i = 0; i < shards; ++i) {
     const uint32_t shard = (turn_ + i) % shards;
     Line& line = lines_[shard];
-    if (line.telling || Untold(shard) == nullptr) continue;
-    if (line.next > now) {
-      next.due = std::min(next.due, line.next);
+    const Key* const key = line.telling ? nullptr : ToTell(shard);
+    if (key == nullptr) continue;
+    const absl::Time due = std::max(line.next, own_.at(*key).due[shard]);
+    if (due > now) {
+      next.due = std::min(next.due, due);
       continue;
     }
     if (!line.proven && !unproven) continue;  // a call that ends makes room for it
@@ -240,9 +255,9 @@ absl::Status NormExchange::TellOnce(uint32_t shard, Line& line) {
   std::string address;
   {
     absl::MutexLock lock(&mu_);
-    const Key* const untold = Untold(shard);
-    if (stopped_ || untold == nullptr || addresses_.current().empty()) return absl::OkStatus();
-    key = *untold;
+    const Key* const next = ToTell(shard);
+    if (stopped_ || next == nullptr || addresses_.current().empty()) return absl::OkStatus();
+    key = *next;
     sums = own_.at(key).sums;
     const std::vector<std::string> alternatives = absl::StrSplit(addresses_.current()[shard], '|');
     address = alternatives[line.alternative % alternatives.size()];
@@ -282,7 +297,7 @@ absl::Status NormExchange::Call(uint32_t shard, const Key& key, const v1::NormSu
   absl::MutexLock lock(&mu_);
   const auto own = own_.find(key);
   if (own == own_.end()) return absl::OkStatus();
-  own->second.told[shard] = true;
+  own->second.due[shard] = absl::Now() + kAskAgain;
   // Not where the exchange is over.
   const auto waiting = theirs_.find(key);
   if (theirs && waiting != theirs_.end()) Note(key, shard, *std::move(theirs));

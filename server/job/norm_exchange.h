@@ -72,7 +72,7 @@ class NormExchange final : public Telling {
   using Key = std::pair<uint64_t, size_t>;  // round, phase
   struct Own {
     v1::NormSums sums;
-    std::vector<bool> told;  // by shard
+    std::vector<absl::Time> due;  // by shard: when it is told (again)
   };
   struct Theirs {
     std::vector<std::optional<ShardSquares>> of;  // by shard
@@ -92,8 +92,9 @@ class NormExchange final : public Telling {
   };
 
   void Note(const Key& key, uint32_t shard, ShardSquares squares) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The oldest that `shard` has not been told; null: none.
-  const Key* Untold(uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The oldest of what `shard` is to be told, and is due first; null: nothing.
+  const Key* ToTell(uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsMissing(const Key& key, uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status TellOnce(uint32_t shard, Line& line);
   absl::Status Call(uint32_t shard, const Key& key, const v1::NormSums& sums, transport::Channel& channel);
 

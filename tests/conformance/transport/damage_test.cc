@@ -33,7 +33,10 @@ TEST_P(DamageTest, CallsAreAnsweredRightOrFail) {
   auto channel = *Dial(proxy.address());
   proxy.FlipBits(/*gap_bytes=*/500, /*seed=*/5);
   int answered = 0;
-  for (int i = 0; i < 100; ++i) {
+  // Calls fail at once while a channel waits to connect anew, so their number says little.
+  const absl::Time bound = absl::Now() + HangBound();
+  const auto enough = [&] { return answered >= 10 && proxy.flips() >= 20; };
+  for (int i = 0; i < 100 || (!enough() && absl::Now() < bound); ++i) {
     const std::string request = absl::StrCat("request ", i);
     const auto reply = channel->Call(kUnary, request, 500);
     if (reply.ok()) {
@@ -51,8 +54,7 @@ TEST_P(DamageTest, CallsAreAnsweredRightOrFail) {
     ++answered;
   }
   EXPECT_EQ(strange, 0) << "a damaged request was served";
-  EXPECT_GE(answered, 10);
-  EXPECT_GE(proxy.flips(), 20u);
+  EXPECT_TRUE(enough()) << answered << " calls were answered, " << proxy.flips() << " bits flipped";
 }
 
 TEST_P(DamageTest, StreamsDeliverWhatWasSentUntilTheyEnd) {
@@ -64,7 +66,8 @@ TEST_P(DamageTest, StreamsDeliverWhatWasSentUntilTheyEnd) {
   auto channel = *Dial(proxy.address(), limits);
   proxy.FlipBits(/*gap_bytes=*/4000, /*seed=*/6);
   size_t echoed = 0;
-  for (int attempt = 0; attempt < 25; ++attempt) {
+  const absl::Time enough = absl::Now() + HangBound();
+  for (int attempt = 0; attempt < 25 || ((echoed < 200 || proxy.flips() < 20) && absl::Now() < enough); ++attempt) {
     RecordingSink sink;
     auto stream = *channel->Open(kStream, &sink);
     size_t sent = 0;
