@@ -447,6 +447,8 @@ absl::Status Session::BeginRound(std::span<const float> learning_rates) {
   return impl_->exchange().Begin(learning_rates);
 }
 
+absl::Status Session::BeginReplacement() { return impl_->exchange().BeginReplacement(); }
+
 absl::Status Session::TensorReady(uint32_t tensor, const float* gradient, Stream* stream) {
   return impl_->Ready(tensor, gradient, stream);
 }

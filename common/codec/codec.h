@@ -118,7 +118,8 @@ struct UpdateFrame {
   std::vector<Bytes> mean;
   RoundPlan next;
   FinishStats stats;
-  bool skipped = false;  // SkippedUpdate
+  bool skipped = false;   // SkippedUpdate
+  bool replaces = false;  // ReplacingUpdate
   // Where the accumulator has it: the same, decoded, its values still in its own memory. Valid until the accumulator is
   // opened again or gone.
   std::shared_ptr<const Update> decoded;

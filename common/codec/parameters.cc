@@ -160,8 +160,22 @@ std::vector<Bytes> EncodeInitialize(const BucketLayout& layout, uint64_t incarna
   wire::FrameHeader header = HeaderFor(layout, wire::FrameKind::kInitialize, 0);
   header.incarnation = incarnation;
   FrameWriter writer(header);
-  AddFloats(parameters, layout.elements, wire::Array::kParameter, &writer);
+  AddParameters(parameters, layout.elements, &writer);
   return writer.Finish();
+}
+
+std::vector<Bytes> EncodeReplacement(const BucketLayout& layout, uint64_t round, uint64_t incarnation,
+                                     const float* parameters) {
+  wire::FrameHeader header = HeaderFor(layout, wire::FrameKind::kPush, round);
+  header.flags = wire::kAbstain | wire::kReplace;
+  header.incarnation = incarnation;
+  FrameWriter writer(header);
+  AddParameters(parameters, layout.elements, &writer);
+  return writer.Finish();
+}
+
+void AddParameters(const float* values, uint64_t elements, FrameWriter* writer) {
+  AddFloats(values, elements, wire::Array::kParameter, writer);
 }
 
 std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow& plans, ParameterContent content,
@@ -198,7 +212,9 @@ absl::StatusOr<PlanWindow> DecodeParameters(std::span<const Bytes> chunks, const
                                             uint64_t version, const ParameterTargets& targets) {
   GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> parsed, wire::ParseFrame(chunks));
   const wire::FrameHeader& header = parsed[0].header;
-  const bool kind = header.kind == wire::FrameKind::kInitialize || header.kind == wire::FrameKind::kParameters;
+  const bool replaces = header.kind == wire::FrameKind::kPush && (header.flags & wire::kReplace) != 0;
+  const bool kind =
+      header.kind == wire::FrameKind::kInitialize || header.kind == wire::FrameKind::kParameters || replaces;
   if (!kind || header.bucket != layout.bucket || header.shard != layout.shard || header.round != version ||
       header.shape_digest != layout.shape_digest) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -207,9 +223,9 @@ absl::StatusOr<PlanWindow> DecodeParameters(std::span<const Bytes> chunks, const
         layout.bucket, layout.shard, version, static_cast<int>(header.kind), header.bucket, header.shard, header.round,
         header.shape_digest, layout.shape_digest));
   }
-  if (header.nonfinite_rounds > (SkipsNonFinite(job) ? version : 0)) {
+  if (header.nonfinite_rounds > version) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("the parameters of bucket %d at version %d say that %d rounds were skipped", layout.bucket,
+        absl::StrFormat("the parameters of bucket %d at version %d say that %d rounds were no steps", layout.bucket,
                         version, header.nonfinite_rounds));
   }
   ParameterReader reader(job, layout, targets);
@@ -230,7 +246,7 @@ absl::StatusOr<PlanWindow> DecodeParameters(std::span<const Bytes> chunks, const
   if (header.kind == wire::FrameKind::kParameters) return reader.TakePlans(version, header.nonfinite_rounds);
   if (reader.has_plans()) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("the initial parameters of bucket %d carry a plan", layout.bucket));
+        absl::StrFormat("parameters of bucket %d that a worker sent carry a plan", layout.bucket));
   }
   return PlanWindow();
 }

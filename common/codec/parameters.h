@@ -38,13 +38,18 @@ struct ParameterTargets {
 };
 
 std::vector<Bytes> EncodeInitialize(const BucketLayout& layout, uint64_t incarnation, const float* parameters);
+// The frame by which a worker replaces the parameters of a bucket in `round`: abstains, with kReplace.
+std::vector<Bytes> EncodeReplacement(const BucketLayout& layout, uint64_t round, uint64_t incarnation,
+                                     const float* parameters);
+// Appends parameters as a dense body of float32.
+void AddParameters(const float* values, uint64_t elements, wire::FrameWriter* writer);
 // Of the version of `plans`.
 std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow& plans, ParameterContent content,
                                     const ParameterArrays& arrays);
 
-// Decodes chunks of kInitialize or kParameters into contiguous arrays in position order, and the plans (none for
-// kInitialize; else all that PlansKept says). Moments without a target are skipped. Errors: InvalidArgument (a
-// different shape digest, version or range; elements or plans missing; a plan that does not fit; a non-finite initial
+// Decodes chunks of kInitialize, kParameters or EncodeReplacement into arrays in position order, and the plans
+// (of kParameters: all that PlansKept says; else none). Moments without a target are skipped. Errors: InvalidArgument
+// (another shape digest, version or range; elements or plans missing; a plan that does not fit; a non-finite initial
 // parameter, named by tensor and index).
 absl::StatusOr<PlanWindow> DecodeParameters(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
                                             uint64_t version, const ParameterTargets& targets);

@@ -20,11 +20,11 @@ PlanWindow::PlanWindow(uint32_t depth, uint64_t version, std::deque<RoundPlan> p
   if (plans_.size() > depth_) plans_.resize(depth_);
 }
 
-void PlanWindow::Push(RoundPlan plan, bool skipped) {
+void PlanWindow::Push(RoundPlan plan, bool no_step) {
   plans_.push_front(std::move(plan));
   if (plans_.size() > depth_) plans_.pop_back();
   ++version_;
-  if (skipped) ++nonfinite_rounds_;
+  if (no_step) ++nonfinite_rounds_;
 }
 
 const RoundPlan* PlanWindow::Find(uint64_t version) const {

@@ -24,12 +24,13 @@ class PlanWindow {
   // `plans`: of `version` and of those before it, the newest first; not empty. `nonfinite_rounds`: up to `version`.
   PlanWindow(uint32_t depth, uint64_t version, std::deque<RoundPlan> plans, uint32_t nonfinite_rounds = 0);
 
-  // The plan of version() + 1, and whether the round that makes that was skipped. The oldest one is dropped where
-  // `depth` are kept.
-  void Push(RoundPlan plan, bool skipped = false);
+  // The plan of version() + 1; `no_step`: the round that makes it was skipped, or replaced parameters. The oldest one
+  // is dropped where `depth` are kept.
+  void Push(RoundPlan plan, bool no_step = false);
 
   uint64_t version() const { return version_; }  // of the newest plan
-  // Rounds up to this version that were skipped because a gradient was not finite; optimizers do not count them.
+  // Rounds up to this version that were skipped because a gradient was not finite, or that replaced parameters;
+  // optimizers do not count them.
   uint32_t nonfinite_rounds() const { return nonfinite_rounds_; }
   const RoundPlan& newest() const { return plans_.front(); }
   const std::deque<RoundPlan>& newest_first() const { return plans_; }

@@ -12,6 +12,7 @@
 #include "common/codec/frame_header.h"
 #include "common/codec/homomorphic/homomorphic_codec.h"
 #include "common/codec/index_code.h"
+#include "common/codec/parameters.h"
 #include "common/codec/plan_check.h"
 #include "common/codec/powersgd/factor_frames.h"
 #include "common/codec/quantized/quantized_shape.h"
@@ -349,15 +350,18 @@ absl::StatusOr<Update> Decode(std::span<const Bytes> chunks, const Job& job, con
   update.round = header.round;
   update.contributors = header.contributors;
   update.skipped = (header.flags & wire::kNonFinite) != 0;
+  update.replaces = (header.flags & wire::kReplace) != 0;
   update.nonfinite_rounds = header.nonfinite_rounds;
-  if ((update.nonfinite_rounds != 0 || update.skipped) &&
-      (!SkipsNonFinite(job) || update.nonfinite_rounds > update.round || update.nonfinite_rounds == 0)) {
+  const bool no_step = update.skipped || update.replaces;
+  if (update.nonfinite_rounds > update.round || (no_step && update.nonfinite_rounds == 0) ||
+      (update.skipped && (update.replaces || !SkipsNonFinite(job)))) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("update frame of round %d says that %d rounds were skipped, %s this one", update.round,
-                        update.nonfinite_rounds, update.skipped ? "with" : "without"));
+        absl::StrFormat("update frame of round %d says that %d rounds were no steps, %s this one%s%s", update.round,
+                        update.nonfinite_rounds, no_step ? "with" : "without", update.skipped ? ", skipped" : "",
+                        update.replaces ? ", whose parameters were replaced" : ""));
   }
   update.exponents = plan.exponents;
-  UpdateReader reader(job, layout, compressed, &update);
+  UpdateReader reader(job, layout, update.replaces ? nullptr : compressed, &update);
   for (const wire::Chunk& chunk : parsed) {
     for (const Segment& s : chunk.segments) GW_RETURN_IF_ERROR(reader.Read(s, chunk.bytes));
   }
@@ -366,10 +370,14 @@ absl::StatusOr<Update> Decode(std::span<const Bytes> chunks, const Job& job, con
   if (update.integers_of_exponents() && update.exponents.size() != layout.runs.size()) {
     return MissingExponents(update);
   }
-  if (update.skipped && update.contributors != 0) {
-    return absl::InvalidArgumentError("update frame of a skipped round has contributors");
+  if (no_step && update.contributors != 0) {
+    return absl::InvalidArgumentError("update frame of a round that is no step has contributors");
   }
-  if (update.body != Update::Body::kEmpty && update.contributors == 0) {
+  const bool parameters = update.body == Update::Body::kDenseFloat || layout.elements == 0;
+  if (update.replaces && (!parameters || !update.deferred.empty())) {
+    return absl::InvalidArgumentError("update frame that replaces parameters has another body than parameters");
+  }
+  if (update.body != Update::Body::kEmpty && update.contributors == 0 && !update.replaces) {
     return absl::InvalidArgumentError("update frame has a body but no contributors");
   }
   return update;
@@ -388,9 +396,13 @@ absl::StatusOr<Update> DecodeMean(std::span<const Bytes> chunks, const Job& job,
   return Decode(chunks, job, layout, plan, nullptr);
 }
 
-UpdateFrame SkippedUpdate(const FrameIdentity& id, const BucketLayout& layout, const RoundPlan& plan) {
+namespace {
+
+// An update frame that is no step, up to where its body would begin.
+wire::FrameWriter BeginNoStep(const FrameIdentity& id, const BucketLayout& layout, const RoundPlan& plan,
+                              wire::FrameFlags flag) {
   wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kUpdate, layout.shape_digest);
-  header.flags = wire::kNonFinite;
+  header.flags = flag;
   wire::FrameWriter writer(header);
   const uint32_t groups = static_cast<uint32_t>(id.learning_rates.size());
   writer.Add({SegmentType::kLearningRates, 0, 0, groups, groups * 4}, id.learning_rates.data());
@@ -402,10 +414,27 @@ UpdateFrame SkippedUpdate(const FrameIdentity& id, const BucketLayout& layout, c
     const uint32_t geometry[2] = {plan.sketch_groups, plan.cells_per_group};
     writer.Add({SegmentType::kGeometry, 0, 0, 2, sizeof(geometry)}, geometry);
   }
+  return writer;
+}
+
+}  // namespace
+
+UpdateFrame SkippedUpdate(const FrameIdentity& id, const BucketLayout& layout, const RoundPlan& plan) {
+  UpdateFrame update;
+  update.chunks = BeginNoStep(id, layout, plan, wire::kNonFinite).Finish();
+  update.next = plan;
+  update.skipped = true;
+  return update;
+}
+
+UpdateFrame ReplacingUpdate(const FrameIdentity& id, const BucketLayout& layout, const RoundPlan& plan,
+                            const float* parameters) {
+  wire::FrameWriter writer = BeginNoStep(id, layout, plan, wire::kReplace);
+  AddParameters(parameters, layout.elements, &writer);
   UpdateFrame update;
   update.chunks = writer.Finish();
   update.next = plan;
-  update.skipped = true;
+  update.replaces = true;
   return update;
 }
 

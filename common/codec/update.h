@@ -26,7 +26,8 @@ struct Update {
   uint64_t round = 0;
   uint32_t contributors = 0;          // 0: nobody contributed, nothing is applied
   bool skipped = false;               // the round: a gradient in it was not finite, nothing is applied
-  uint32_t nonfinite_rounds = 0;      // up to this one that were skipped
+  bool replaces = false;              // the parameters: the body is what they become, moments stay
+  uint32_t nonfinite_rounds = 0;      // up to this one that were skipped or replaced parameters
   std::vector<float> learning_rates;  // per parameter group
   RoundPlan next;                     // of round + 1
   std::vector<int8_t> exponents;      // of this round, from the plan
@@ -54,6 +55,11 @@ struct Update {
 
 // The update frame of a round that is skipped: nothing is applied, and the next round has the plan of this one.
 UpdateFrame SkippedUpdate(const FrameIdentity& id, const BucketLayout& layout, const RoundPlan& plan);
+
+// The update frame of a round in which workers replace the parameters, by `parameters` of layout.elements values. The
+// next round has the plan of this one.
+UpdateFrame ReplacingUpdate(const FrameIdentity& id, const BucketLayout& layout, const RoundPlan& plan,
+                            const float* parameters);
 
 // What an update frame says of its norms, without anything else of it. Errors as of DecodeUpdate.
 absl::Status DecodeNorms(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout, Update* update);

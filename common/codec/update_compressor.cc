@@ -75,7 +75,7 @@ absl::StatusOr<std::unique_ptr<UpdateCompressor>> UpdateCompressor::Make(const C
 absl::Status UpdateCompressor::Compress(const RoundPlan& plan, const float* residual, float* next,
                                         UpdateFrame* update) {
   GW_ASSIGN_OR_RETURN(const Update mean, DecodeMean(update->chunks, *context_.job, *context_.layout, plan));
-  if (mean.body == Update::Body::kEmpty) {
+  if (mean.body == Update::Body::kEmpty || mean.replaces) {
     if (residual != nullptr && next != residual) std::copy_n(residual, context_.layout->elements, next);
     return absl::OkStatus();
   }
@@ -115,7 +115,7 @@ absl::StatusOr<EncodedFrame> UpdateCompressor::Encode(const Update& mean, float*
 absl::Status ReplayResidual(const Job& job, const BucketLayout& layout, const RoundPlan& plan,
                             std::span<const Bytes> mean, const Update& update, kernels::Backend& backend,
                             const float* residual, float* next) {
-  if (update.body == Update::Body::kEmpty) {
+  if (update.body == Update::Body::kEmpty || update.replaces) {
     if (next != residual) std::copy_n(residual, layout.elements, next);
     return absl::OkStatus();
   }

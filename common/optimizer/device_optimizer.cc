@@ -40,6 +40,7 @@ uint64_t DeviceOptimizer::Bytes(const BucketLayout& layout) {
 
 absl::Status DeviceOptimizer::Apply(const Update& update) {
   const v1::OptimizerSpec& optimizer = job_.spec().optimizer();
+  if (update.replaces) return absl::UnimplementedError("parameters on a device cannot be replaced yet");
   if (!Applies(job_, update)) return absl::OkStatus();
   GW_RETURN_IF_ERROR(CheckUpdate(job_, layout_, update, runs_.size()));
   const std::vector<GroupStep> steps = DeriveSteps(job_, update);

@@ -74,6 +74,18 @@ absl::Status CheckNorms(const Job& job, const BucketLayout& layout, const Update
       layout.bucket, update.norms.size(), expected, update.mean_square.has_value() ? "that" : "none"));
 }
 
+absl::Status ReplaceParameters(const Job& job, const BucketLayout& layout, const Update& update,
+                               std::span<const RunState> runs) {
+  if (!job.keeps_parameters()) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "update of round %d, bucket %d replaces parameters; the job keeps none", update.round, layout.bucket));
+  }
+  for (size_t i = 0; i < runs.size(); ++i) GW_RETURN_IF_ERROR(CheckMemory(job, layout, runs[i], i));
+  for (size_t i = 0; i < runs.size(); ++i)
+    update.CopyDense(layout.run_begin[i], layout.runs[i].length, runs[i].parameter);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 bool Applies(const Job& job, const Update& update) {
@@ -160,6 +172,7 @@ void ApplyStep(v1::OptimizerKind kind, const GroupStep& step, const RunState& el
 
 absl::Status ApplyUpdate(const Job& job, const BucketLayout& layout, const Update& update,
                          std::span<const RunState> runs, kernels::Backend& backend) {
+  if (update.replaces) return ReplaceParameters(job, layout, update, runs);
   const v1::OptimizerSpec& optimizer = job.spec().optimizer();
   if (!Applies(job, update)) return absl::OkStatus();
   GW_RETURN_IF_ERROR(CheckUpdate(job, layout, update, runs.size()));

@@ -18,9 +18,9 @@ struct RunState {
   float* second_moment = nullptr;
 };
 
-// Applies `update` to the runs of `layout`. Does nothing in rounds without values (round_mode.h), with 0 contributors,
-// or for OPTIMIZER_NONE. t of AdamW's bias correction is StepOf(update.round), less the rounds that were
-// skipped. Not thread-safe for overlapping runs.
+// Applies `update` to the runs of `layout`; one that replaces parameters is copied into them. Does nothing in rounds
+// without values (round_mode.h), with 0 contributors, or for OPTIMIZER_NONE. t of AdamW's bias correction is
+// StepOf(update.round), less the rounds that were no steps. Not thread-safe for overlapping runs.
 absl::Status ApplyUpdate(const Job& job, const BucketLayout& layout, const Update& update,
                          std::span<const RunState> runs, kernels::Backend& backend);
 

@@ -94,7 +94,7 @@ absl::Status ShardReplay::ApplyTo(Bucket& bucket, const journal::Record& record,
     GW_RETURN_IF_ERROR(ReplayResidual(job_, slice, *plan, record.mean_chunks, update, backend_, residual, residual));
   }
   GW_RETURN_IF_ERROR(ApplyUpdate(job_, slice, update, bucket.runs, backend_));
-  arrays.plans.Push(std::move(update.next), update.skipped);
+  arrays.plans.Push(std::move(update.next), update.skipped || update.replaces);
   ++bucket.version;
   return absl::OkStatus();
 }

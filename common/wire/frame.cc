@@ -60,7 +60,7 @@ absl::StatusOr<FrameHeader> LoadHeader(std::span<const uint8_t> bytes) {
   if (p[5] < 1 || p[5] > 4) return absl::InvalidArgumentError(absl::StrFormat("unknown frame kind %d", p[5]));
   h.kind = static_cast<FrameKind>(p[5]);
   h.flags = Load<uint16_t>(p + 6);
-  if (h.flags & ~(kLastChunk | kAbstain | kNonFinite)) {
+  if (h.flags & ~(kLastChunk | kAbstain | kNonFinite | kReplace)) {
     return absl::InvalidArgumentError(absl::StrFormat("unknown frame flags 0x%04x", h.flags));
   }
   h.bucket = Load<uint32_t>(p + 8);
@@ -215,7 +215,8 @@ absl::StatusOr<std::vector<Chunk>> ParseFrame(std::span<const Bytes> chunks) {
     const bool same = h.kind == first.kind && h.bucket == first.bucket && h.shard == first.shard &&
                       h.round == first.round && h.shape_digest == first.shape_digest &&
                       h.contributors == first.contributors && h.incarnation == first.incarnation &&
-                      h.plan_digest == first.plan_digest && h.nonfinite_rounds == first.nonfinite_rounds;
+                      h.plan_digest == first.plan_digest && h.nonfinite_rounds == first.nonfinite_rounds &&
+                      ((h.flags ^ first.flags) & ~kLastChunk) == 0;
     const bool last = (h.flags & kLastChunk) != 0;
     if (h.chunk != i || !same || last != (i + 1 == chunks.size())) {
       return absl::InvalidArgumentError(
@@ -306,8 +307,7 @@ std::vector<Bytes> FrameWriter::Finish() {
   for (size_t i = 0; i < chunks_.size(); ++i) {
     OpenChunk& chunk = chunks_[i];
     FrameHeader h = header_;
-    h.flags =
-        static_cast<uint16_t>((header_.flags & (kAbstain | kNonFinite)) | (i + 1 == chunks_.size() ? kLastChunk : 0));
+    h.flags = static_cast<uint16_t>((header_.flags & ~kLastChunk) | (i + 1 == chunks_.size() ? kLastChunk : 0));
     h.chunk = static_cast<uint32_t>(i);
     h.segments = chunk.segments;
     h.body_bytes = static_cast<uint32_t>(chunk.size - kHeaderBytes);

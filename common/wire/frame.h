@@ -33,6 +33,8 @@ enum FrameFlags : uint16_t {
   kAbstain = 2,  // push: this worker contributes nothing to this (bucket, round), and is not waited for
   // push, with kAbstain: because its gradient is not finite, so that the round is to be skipped; update: it was.
   kNonFinite = 4,
+  // push, with kAbstain: carries parameters that replace the job's; update: its dense body is parameters.
+  kReplace = 8,
 };
 
 struct FrameHeader {
@@ -48,8 +50,8 @@ struct FrameHeader {
   uint32_t contributors = 0;  // update: number of workers in the mean; else 0
   uint64_t incarnation = 0;   // push, initialize: of the worker; else 0
   uint32_t plan_digest = 0;   // push: RoundPlan::Digest of the plan it was encoded by; else 0
-  // update, parameters: rounds that were skipped for a gradient that was not finite, up to the version that the frame
-  // makes or has; else 0
+  // update, parameters: rounds that were no steps, up to the version that the frame makes or has: a gradient was not
+  // finite, or parameters were replaced; else 0
   uint32_t nonfinite_rounds = 0;
 };
 
@@ -120,7 +122,7 @@ Bytes Flatten(std::span<const Bytes> slices);
 // Builds a frame. Not thread-safe.
 class FrameWriter {
  public:
-  // `header`: flags may carry kAbstain and kNonFinite; segments, chunk, body_bytes and kLastChunk are filled in.
+  // `header`: flags may carry all but kLastChunk; segments, chunk, body_bytes and kLastChunk are filled in.
   explicit FrameWriter(const FrameHeader& header, size_t chunk_bytes = kDefaultChunkBytes);
   // Starts a segment of exactly `header.bytes` payload bytes, in a new chunk if this one is full, and returns where
   // to write them; valid until the next call. Payload must fit a chunk (see max_payload).

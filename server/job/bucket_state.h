@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -15,6 +16,7 @@
 #include "common/codec/plan_window.h"
 #include "common/journal/record.h"
 #include "gradwire/v1/worker.pb.h"
+#include "server/job/memory_account.h"
 #include "server/job/outbox.h"
 #include "server/job/parameter_store.h"
 #include "server/rounds/membership.h"
@@ -55,12 +57,21 @@ struct RetainedUpdate {
   bool may_defer = false;                  // it says which elements its workers return to their residuals, if any
   bool skipped = false;                    // the round was
   std::vector<journal::Contribution> who;  // took part; of durable jobs
+  MemoryAccount::Share share = {};         // of one that replaces parameters, which the job's bound does not cover
+};
+
+// What the parameters of a bucket become with the round.
+struct Replacement {
+  std::vector<float> values;
+  std::string worker;  // that sent them first
+  MemoryAccount::Share share;
 };
 
 // A frame whose last chunk has not come yet.
 struct PartialFrame {
   std::unique_ptr<FrameAssembler> assembler;  // of a frame that is merged as it comes
   std::vector<std::vector<Bytes>> held;       // asynchronous rounds: its chunks so far, as they were received
+  std::vector<Bytes> parameters;              // of a frame that replaces them: its chunks so far
   const void* stream = nullptr;               // the stream that it comes from
   uint64_t held_bytes = 0;                    // counted into the job's bytes in flight
 };
@@ -74,6 +85,7 @@ struct OpenRound {
   uint32_t committed = 0;             // complete frames in the accumulator
   std::vector<float> learning_rates;  // fixed by the first complete frame of the round
   bool nonfinite = false;             // a worker abstains because its gradient is not finite
+  std::optional<Replacement> replacement;  // nobody contributes: workers replace the parameters
   std::map<MemberId, PartialFrame> partial;
 };
 

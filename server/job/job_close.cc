@@ -134,8 +134,13 @@ absl::Status JobShard::FinishRound(BucketState& bucket, const RoundActions::Clos
                                                close.contributors, open->committed));
   }
   if (open->learning_rates.empty()) open->learning_rates.resize(job_.spec().optimizer().groups_size());
-  GW_ASSIGN_OR_RETURN(*update, open->accumulator->Finish(IdentityOf(bucket, *open), close.contributors));
-  return bucket.store->Compress(*bucket.plans.Find(PlanVersionOf(close)), update);
+  const RoundPlan& plan = *bucket.plans.Find(PlanVersionOf(close));
+  if (open->replacement) {
+    *update = FinishReplacement(bucket, plan, *open);
+  } else {
+    GW_ASSIGN_OR_RETURN(*update, open->accumulator->Finish(IdentityOf(bucket, *open), close.contributors));
+  }
+  return bucket.store->Compress(plan, update);
 }
 
 FrameIdentity JobShard::IdentityOf(const BucketState& bucket, const OpenRound& open) const {
@@ -159,14 +164,17 @@ absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update, c
   deferred_elements_ += update.stats.deferred;
   update_elements_ += update.stats.elements;
   bucket.traffic = update.stats.traffic;
+  MemoryAccount::Share share;
+  OpenRound* const made_by = IsAsync(job_) ? nullptr : bucket.Find(bucket.version);
+  if (made_by != nullptr && made_by->replacement) share = std::move(made_by->replacement->share);
   ++bucket.version;
-  bucket.plans.Push(update.next, update.skipped);
+  bucket.plans.Push(update.next, update.skipped || update.replaces);
   if (!replaying_) OpenNextRounds(bucket);  // else EndReplay does, once
   bucket.serialized = nullptr;
   if (!IsAsync(job_)) {  // else nobody pulls updates
     Retain(bucket, bucket.version,
-           {std::make_shared<const std::vector<Bytes>>(update.chunks), bucket.codec->defers(), update.skipped,
-            std::move(who)});
+           {std::make_shared<const std::vector<Bytes>>(update.chunks), bucket.codec->defers() && !update.replaces,
+            update.skipped, std::move(who), std::move(share)});
   }
   NoteForCapture(bucket);
   return absl::OkStatus();

@@ -66,6 +66,7 @@ absl::StatusOr<std::optional<v1::PushAck>> JobShard::PushChunk(PushStream& strea
   }
   if (absl::Status status = CheckHeader(stream, header); !status.ok()) return Refuse(stream, header, status);
   if (header.kind == wire::FrameKind::kInitialize) return PushInitialize(stream, *chunk, received);
+  if ((header.flags & wire::kReplace) != 0) return PushReplacement(stream, *chunk, received);
   if ((header.flags & wire::kAbstain) != 0) return PushAbstain(stream, header);
   return PushFrame(stream, *chunk, received);
 }
@@ -86,6 +87,11 @@ absl::Status JobShard::CheckHeader(const PushStream& stream, const wire::FrameHe
   if ((header.flags & wire::kNonFinite) != 0 && ((header.flags & wire::kAbstain) == 0 || !SkipsNonFinite(job_))) {
     return absl::InvalidArgumentError(
         "a frame says that its gradient is not finite, which those do that abstain, in jobs that skip such rounds");
+  }
+  const uint16_t replaces = wire::kAbstain | wire::kReplace;
+  if ((header.flags & wire::kReplace) != 0 &&
+      (header.kind != wire::FrameKind::kPush || (header.flags & (replaces | wire::kNonFinite)) != replaces)) {
+    return absl::InvalidArgumentError("a frame says that it replaces parameters, which those do that abstain");
   }
   const uint32_t expected = buckets_[header.bucket]->layout->shape_digest;
   if (header.shape_digest != expected) {
@@ -172,8 +178,11 @@ absl::StatusOr<PushVerdict> JobShard::Begin(BucketState& bucket, OpenRound* open
   if (open == nullptr) {
     return StillFinishing(bucket, header.round);
   }
+  const bool replaces = (header.flags & wire::kReplace) != 0;
+  GW_RETURN_IF_ERROR(CheckUnmixed(*open, replaces));
   PartialFrame& partial = open->partial[stream.member];
   partial.stream = &stream;
+  if (replaces) return verdict;
   partial.assembler = std::make_unique<FrameAssembler>(bucket.codec.get(), bucket.layout, open->accumulator.get(),
                                                        bucket.plans.OfRound(job_, header.round), header.round,
                                                        environment_.frame_limit_bytes);
@@ -204,6 +213,7 @@ absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, OpenRound& open
     if (!IsLast(header)) return PushVerdict::kAccept;
     return absl::InvalidArgumentError("the last chunk came, but the frame does not cover its bucket");
   }
+  GW_RETURN_IF_ERROR(CheckUnmixed(open, false));
   GW_RETURN_IF_ERROR(FixLearningRates(open, *partial.assembler));
   open.learning_rates.reserve(partial.assembler->learning_rates().size());  // from here on nothing may fail
   PushVerdict verdict;
@@ -279,6 +289,8 @@ JobShard::Ack JobShard::PushAbstain(PushStream& stream, const wire::FrameHeader&
     if (nonfinite && open == nullptr) {
       verdict = machine_.Classify(stream.member, header.bucket, header.round);
       if (verdict.ok() && *verdict == PushVerdict::kAccept) verdict = StillFinishing(bucket, header.round);
+    } else if (nonfinite && open->replacement) {
+      verdict = CheckUnmixed(*open, false);
     } else {
       verdict = machine_.Abstain(stream.member, header.bucket, header.round, now, &actions);
       // Its bucket closes with `actions`, if not later.

@@ -139,8 +139,9 @@ absl::Status JobShard::ReplayUpdate(const journal::Record& record) {
     if (IsAsync(job_)) return absl::OkStatus();  // which nobody does
     GW_ASSIGN_OR_RETURN(const wire::FrameHeader header, wire::ParseHeader(record.chunks[0].span()));
     Retain(bucket, record.round + 1,
-           {std::make_shared<const std::vector<Bytes>>(record.chunks), bucket.codec->defers(),
-            (header.flags & wire::kNonFinite) != 0, record.contributions});
+           {std::make_shared<const std::vector<Bytes>>(record.chunks),
+            bucket.codec->defers() && (header.flags & wire::kReplace) == 0, (header.flags & wire::kNonFinite) != 0,
+            record.contributions});
     return absl::OkStatus();
   }
   GW_ASSIGN_OR_RETURN(const RoundPlan* const plan, PlanOfRecord(record, job_, bucket.plans));
@@ -151,6 +152,7 @@ absl::Status JobShard::ReplayUpdate(const journal::Record& record) {
   frame.next = update.next;
   frame.stats.deferred = update.deferred.size();
   frame.skipped = update.skipped;
+  frame.replaces = update.replaces;
   frame.decoded = std::make_shared<const Update>(std::move(update));
   GW_RETURN_IF_ERROR(bucket.store->ReplayCompression(*plan, frame));
   return Publish(bucket, frame, *plan, record.contributions);

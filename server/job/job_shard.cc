@@ -204,6 +204,7 @@ void JobShard::OpenNextRounds(BucketState& bucket) {
     open.committed = 0;
     open.learning_rates.clear();
     open.nonfinite = false;
+    open.replacement.reset();
     open.accumulator->Open(round, *plan);
   }
 }

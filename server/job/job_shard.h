@@ -301,6 +301,24 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   Ack PushSkipped(PushStream& stream, const wire::Chunk& chunk, PushStream::Skipped skipped);
   Ack PushAbstain(PushStream& stream, const wire::FrameHeader& header);
   Ack PushInitialize(PushStream& stream, const wire::Chunk& chunk, std::span<const Bytes> received);
+
+  // job_replace.cc
+  absl::Status CheckReplacement(const wire::FrameHeader& header) const;
+  // A round has either gradients or parameters that replace the job's; `replaces`: which one comes.
+  static absl::Status CheckUnmixed(const OpenRound& open, bool replaces);
+  Ack PushReplacement(PushStream& stream, const wire::Chunk& chunk, std::span<const Bytes> received);
+  // Keeps the chunk; with the last one the worker has abstained, and the round is one that replaces.
+  absl::StatusOr<PushVerdict> HoldReplacement(BucketState& bucket, OpenRound& open, const PushStream& stream,
+                                              const wire::FrameHeader& header, std::span<const Bytes> received,
+                                              RoundActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  // Decodes a whole frame. *first: its values, where it is the first of the round; else they are the same.
+  absl::Status TakeReplacement(const BucketState& bucket, const OpenRound& open, const PushStream& stream,
+                               uint64_t round, std::span<const Bytes> chunks, std::optional<Replacement>* first) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  UpdateFrame FinishReplacement(BucketState& bucket, const RoundPlan& plan, const OpenRound& open) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+
+  // job_push.cc
   // The worker sent initial parameters again that are here.
   Ack RepeatInitialize(PushStream& stream, const wire::FrameHeader& header, uint32_t digest);
   absl::Status StillFinishing(const BucketState& bucket, uint64_t round) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);

@@ -89,7 +89,7 @@ constexpr Metric<v1::JobStatus> kJobMetrics[] = {
      "Gradient elements that workers counted as 0 because they were not finite; the same on every shard of a job.",
      [](const v1::JobStatus& s) -> double { return s.sanitized_elements(); }},
     {"gradwire_job_nonfinite_rounds_total", kCounter,
-     "Rounds that were skipped because a gradient was not finite; the same on every shard of a job.",
+     "Rounds that were no steps (a gradient was not finite, or parameters were replaced); the same on every shard.",
      [](const v1::JobStatus& s) -> double { return s.rounds().nonfinite_rounds(); }},
     {"gradwire_job_refused_frames_total", kCounter, "Frames that were refused as wrong.",
      [](const v1::JobStatus& s) -> double { return s.refused_frames(); }},

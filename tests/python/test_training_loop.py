@@ -252,6 +252,100 @@ def test_weights_that_are_clipped_by_their_data_are_noticed_soon(addresses):
                     p.data.clamp_(-0.01, 0.01)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_parameters_that_are_loaded_in_mid_job_are_brought_to_all(addresses, workers):
+    """As torch: the optimizer goes on with its moments and step counts from the loaded parameters."""
+    saved = network(7).state_dict()
+
+    def train(model, optimizer, worker, reset):
+        for step in range(8):
+            if step == 3:
+                model.load_state_dict(saved)
+                reset()
+            elif step == 5:
+                with torch.no_grad():
+                    model[0].weight.clamp_(-0.02, 0.02)
+                    model[2].bias.data.fill_(0.25)
+                reset()
+            optimizer.zero_grad()
+            sum(loss_of(model, step, w) for w in range(workers)).div(workers).backward() if worker is None else \
+                loss_of(model, step, worker).backward()
+            optimizer.step()
+
+    reference = network()
+    train(reference, torch.optim.AdamW(reference.parameters(), lr=LR, weight_decay=0.0), None, lambda: None)
+    servers = addresses(2)
+
+    def one(worker):
+        model = network()
+        with sharded(model, servers, worker=f"w{worker}", workers=workers) as optimizer:
+            train(model, optimizer, worker, optimizer.reset_parameters)
+            assert not optimizer.skipped
+            return model, optimizer.digest()
+
+    ended = in_parallel(workers, one)
+    assert len({digest for _, digest in ended}) == 1
+    for model, _ in ended:
+        assert_close(model, reference)
+
+
+def test_error_of_a_write_names_the_remedy_and_the_remedy_works(addresses):
+    model = network()
+    with sharded(model, addresses(1)) as optimizer:
+        loss_of(model, 0).backward()
+        optimizer.step()
+        model.load_state_dict(network(7).state_dict())
+        optimizer.zero_grad()
+        loss_of(model, 1).backward()
+        with pytest.raises(gradwire.FailedPrecondition, match=r"call reset_parameters\(\) on every worker"):
+            optimizer.step()
+        optimizer.reset_parameters()
+        optimizer.step()
+        assert optimizer.session.version == 4
+
+
+def test_reset_parameters_refuses_what_it_cannot_do(addresses):
+    model = network()
+    with sharded(model, addresses(1)) as optimizer:
+        with pytest.raises(gradwire.FailedPrecondition, match="before the first step"):
+            optimizer.reset_parameters()
+        loss_of(model, 0).backward()
+        optimizer.step()
+        with torch.no_grad():
+            kept = model[0].weight[1, 2].item()
+            model[0].weight[1, 2] = float("nan")
+        with pytest.raises(gradwire.InvalidArgument, match="tensor '0.weight', element 8"):
+            optimizer.reset_parameters()
+        with torch.no_grad():
+            model[0].weight[1, 2] = kept
+        optimizer.reset_parameters()
+        optimizer.step()
+    with sharded(network(), addresses(1), "late", rounds="bounded:1") as optimizer:
+        with pytest.raises(gradwire.GradwireError, match="bounded staleness"):
+            optimizer.reset_parameters()
+
+
+def test_workers_that_reset_to_other_parameters_are_told(addresses):
+    servers = addresses(1)
+
+    def one(worker):
+        model = network()
+        optimizer = sharded(model, servers, worker=f"w{worker}", workers=2)
+        loss_of(model, 0, worker).backward()
+        optimizer.step()
+        model.load_state_dict(network(worker).state_dict())
+        try:
+            optimizer.reset_parameters()
+            return "reset"
+        except gradwire.FailedPrecondition as error:
+            return str(error)
+        finally:
+            optimizer.close(drain=False)
+
+    ended = in_parallel(2, one)
+    assert sum("the same values, to the last bit" in text for text in ended) == 1, ended
+
+
 def test_what_is_written_back_is_no_harm(addresses):
     """Averaged weights that are swapped in for an evaluation, and out again."""
     model = network()

@@ -169,6 +169,16 @@ class Session {
   // `stream`: as for EndRound.
   absl::Status Drain(int64_t timeout_ms = -1, Stream* stream = nullptr);
 
+  // In the place of BeginRound and TensorReady, by every worker of the job in the same step; EndRound ends it. What
+  // `memory` holds becomes the parameters of the job, on every shard and worker. Moments and residuals stay, optimizers do
+  // not count the round. Every worker must have the same values, to the last bit, and leave them until EndRound has
+  // returned. Errors: InvalidArgument (a value that is not finite; no round is open then), FailedPrecondition (before
+  // the first step), Unimplemented (bounded staleness, asynchronous rounds, a quorum, powersgd, memory on a device).
+  // EndRound's FailedPrecondition: another worker pushed gradients in this step, or has other values; the session has
+  // failed then. A worker that ends between the two may leave some buckets replaced and others not. proto/ROUNDS.md is
+  // the contract.
+  absl::Status BeginReplacement();
+
   // A whole round. `gradients`: one per tensor. `stream`: as for TensorReady and EndRound.
   absl::Status Exchange(std::span<const float* const> gradients, std::span<const float> learning_rates,
                         Stream* stream = nullptr);

@@ -11,6 +11,7 @@
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
 #include "common/codec/update.h"
+#include "common/job/replaceable.h"
 #include "common/wire/frame.h"
 
 namespace gradwire::client {
@@ -93,6 +94,8 @@ bool AsyncExchange::IsReady(uint32_t tensor) const {
   absl::MutexLock lock(&mu_);
   return tensor < ready_.size() && ready_[tensor];
 }
+
+absl::Status AsyncExchange::BeginReplacement() { return CheckReplaceable(*context_.job); }
 
 absl::Status AsyncExchange::Ready(uint32_t tensor, const float* gradient) {
   {

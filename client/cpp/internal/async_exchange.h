@@ -38,6 +38,7 @@ class AsyncExchange final : public Exchanger {
   ~AsyncExchange() override;
 
   absl::Status Begin(std::span<const float> learning_rates) override;
+  absl::Status BeginReplacement() override;
   absl::Status Ready(uint32_t tensor, const float* gradient) override;
   absl::Status End(int64_t timeout_ms) override;
   absl::Status Drain(int64_t timeout_ms) override;  // at once: End leaves nothing

@@ -166,7 +166,8 @@ absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job
                        {"pull", NameOf(identity.pull)},
                        {"server_epochs", absl::StrJoin(identity.server_epochs, ",", hex)}};
   if (!identity.server_lineages.empty()) metadata[kServerLineages] = absl::StrJoin(identity.server_lineages, ",", hex);
-  if (SkipsNonFinite(job)) metadata[kNonFiniteRounds] = Hex(plans[0].nonfinite_rounds());
+  if (SkipsNonFinite(job) || plans[0].nonfinite_rounds() != 0)
+    metadata[kNonFiniteRounds] = Hex(plans[0].nonfinite_rounds());
   std::map<std::string, std::span<const uint8_t>> by_name;
   for (size_t i = 0; i < tensors.entries.size(); ++i) by_name[tensors.entries[i].name] = tensors.data[i];
   ContentDigest digest(metadata);
@@ -288,8 +289,8 @@ absl::Status CheckpointFile::CheckSame(const Layout& layout, const std::string& 
 
 absl::Status CheckpointFile::ParsePlans(const Layout& layout) {
   uint64_t nonfinite_rounds = 0;
-  if (SkipsNonFinite(*job_) &&
-      (!ParseHex(Metadata(kNonFiniteRounds), &nonfinite_rounds) || nonfinite_rounds > identity_.version))
+  const bool counted = SkipsNonFinite(*job_) || !Metadata(kNonFiniteRounds).empty();
+  if (counted && (!ParseHex(Metadata(kNonFiniteRounds), &nonfinite_rounds) || nonfinite_rounds > identity_.version))
     return Damaged("its metadata");
   for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
     for (uint32_t s = 0; s < layout.shard_count(); ++s) {

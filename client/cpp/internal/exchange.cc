@@ -9,6 +9,7 @@
 #include "client/cpp/internal/deadline.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
+#include "common/job/replaceable.h"
 #include "common/job/round_mode.h"
 
 namespace gradwire::client {
@@ -97,9 +98,35 @@ absl::Status Exchange::Begin(std::span<const float> learning_rates) {
   learning_rates_.assign(learning_rates.begin(), learning_rates.end());
   learning_rates_.resize(groups, learning_rates[0]);
   round_open_ = true;
+  replacing_ = false;
   ready_.assign(ready_.size(), false);
   ready_order_.clear();
   OpenRound();
+  return absl::OkStatus();
+}
+
+absl::Status Exchange::BeginReplacement() {
+  GW_RETURN_IF_ERROR(CheckReplaceable(*context_.slices.job));
+  if (!context_.slices.gradients->memory().on_host())
+    return absl::UnimplementedError("parameters in device memory cannot be replaced yet");
+  {
+    absl::MutexLock lock(&mu_);
+    GW_RETURN_IF_ERROR(failed_);
+    if (round_open_)
+      return absl::FailedPreconditionError(
+          absl::StrCat("round ", ledger_.next() - 1, " is still open: call EndRound first"));
+    if (!CarriesValues(*context_.slices.job, ledger_.next()))
+      return absl::FailedPreconditionError(
+          "parameters cannot be replaced before the first step: take one, or join with the new parameters");
+    GW_RETURN_IF_ERROR(work_.CheckParametersFinite());  // no other thread is at the replica between two rounds
+    round_open_ = replacing_ = true;
+    ready_.assign(ready_.size(), true);
+    ready_order_.clear();
+    OpenRound();
+    for (uint32_t bucket = 0; bucket < buckets_; ++bucket)
+      tasks_.push_back({Task::Kind::kReplace, bucket, nullptr, {}});
+  }
+  RunTasksInline();
   return absl::OkStatus();
 }
 
@@ -253,6 +280,10 @@ absl::Status Exchange::End(int64_t timeout_ms) {
         counters_.wait_ns += clock_.Now() - begin;
         return caught;
       }
+      if (replacing_)
+        NoteError(absl::FailedPreconditionError(
+            "the others went on without this worker while it replaced the parameters: here are theirs, which may be "
+            "the old ones; compare, and replace them again"));
       return FinishStep(begin);
     }
     absl::Status again = StartAgain();

@@ -52,6 +52,7 @@ class Exchange final : public Exchanger {
   ~Exchange() override;
 
   absl::Status Begin(std::span<const float> learning_rates) override;
+  absl::Status BeginReplacement() override;
   absl::Status Ready(uint32_t tensor, const float* gradient) override;
   absl::Status End(int64_t timeout_ms) override;
   absl::Status Drain(int64_t timeout_ms) override;
@@ -76,9 +77,9 @@ class Exchange final : public Exchanger {
  private:
   using Entry = RoundLedger::Entry;
   struct Task {
-    enum class Kind { kIngest, kAgain, kAbstain, kResend };
+    enum class Kind { kIngest, kAgain, kAbstain, kResend, kReplace };
     Kind kind = Kind::kIngest;
-    uint32_t index = 0;  // tensor; kResend: shard
+    uint32_t index = 0;  // tensor; kResend: shard; kReplace: bucket
     const float* gradient = nullptr;
     Entry entry;  // kAbstain
   };
@@ -137,6 +138,7 @@ class Exchange final : public Exchanger {
   // False once the exchange has failed: the caller's gradients must not be read any more.
   bool EncodeSlice(Entry entry, std::span<const float> learning_rates);
   bool SendAbstain(Entry entry);
+  bool SendReplacement(uint32_t bucket, uint64_t round);
   // The same bytes again for every frame of `shard` whose acknowledgement or update is missing: the shard knows by
   // digest what it had merged, and answers with what is missing here.
   void Resend(uint32_t shard);
@@ -182,6 +184,7 @@ class Exchange final : public Exchanger {
   absl::Status round_error_ ABSL_GUARDED_BY(mu_);
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   bool round_open_ ABSL_GUARDED_BY(mu_) = false;
+  bool replacing_ ABSL_GUARDED_BY(mu_) = false;  // the newest round replaces parameters
   bool apply_allowed_ ABSL_GUARDED_BY(mu_) = false;
   bool encoding_ ABSL_GUARDED_BY(mu_) = false;  // someone is at the tasks
   int polling_ ABSL_GUARDED_BY(mu_) = 0;        // callers that use the links to receive

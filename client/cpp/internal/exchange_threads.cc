@@ -36,6 +36,8 @@ void Exchange::RunTask() {
     SendAgain(task.entry);
   } else if (task.kind == Task::Kind::kResend) {
     Resend(task.index);
+  } else if (task.kind == Task::Kind::kReplace) {
+    SendReplacement(task.index, round);
   } else {
     ProcessTensor(task, round);
   }
@@ -106,7 +108,18 @@ bool Exchange::SendAbstain(Entry entry) {
     absl::MutexLock lock(&mu_);
     ledger_.Abstains(entry);
   }
-  return Send(entry, work_.EncodeAbstain(entry.slice, entry.round, BytesOf(entry).nonfinite));
+  const SliceBytes& bytes = BytesOf(entry);
+  if (bytes.replacement) return Send(entry, *bytes.replacement);
+  return Send(entry, work_.EncodeAbstain(entry.slice, entry.round, bytes.nonfinite));
+}
+
+bool Exchange::SendReplacement(uint32_t bucket, uint64_t round) {
+  for (uint32_t shard = 0; shard < shards_; ++shard) {
+    const Entry entry{round, bucket * shards_ + shard};
+    BytesOf(entry).replacement = work_.EncodeReplacement(entry.slice, round);
+    if (!SendAbstain(entry)) return false;
+  }
+  return true;
 }
 
 void Exchange::Resend(uint32_t shard) {

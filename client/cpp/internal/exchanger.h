@@ -18,6 +18,9 @@ namespace gradwire::client {
 class Exchanger : public LinkEvents {
  public:
   virtual absl::Status Begin(std::span<const float> learning_rates) = 0;
+  // In the place of Begin and Ready: the round replaces the job's parameters by those of the replica. Errors:
+  // Unimplemented, FailedPrecondition.
+  virtual absl::Status BeginReplacement() = 0;
   virtual absl::Status Ready(uint32_t tensor, const float* gradient) = 0;
   virtual absl::Status End(int64_t timeout_ms) = 0;
   // Between two rounds: waits until all that was pushed is settled, and what was applied is that of version().

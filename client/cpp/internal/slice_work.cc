@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
+#include "common/codec/parameters.h"
 #include "common/job/round_mode.h"
 #include "common/wire/frame.h"
 
@@ -59,6 +60,23 @@ std::vector<Bytes> SliceWork::EncodeAbstain(uint32_t slice, uint64_t round, bool
   return wire::FrameWriter(header).Finish();
 }
 
+absl::Status SliceWork::CheckParametersFinite() const {
+  const std::vector<Tensor>& tensors = context_.job->tensors();
+  for (uint32_t t = 0; t < tensors.size(); ++t) {
+    const std::span<const float> values = context_.replica->parameter(t);
+    const int64_t first = context_.replica->memory().FindNonFinite(values);
+    if (first < 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat("tensor '", tensors[t].name, "', element ", first, ": parameter ",
+                                                   values[static_cast<size_t>(first)], " is not finite"));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<Bytes> SliceWork::EncodeReplacement(uint32_t slice, uint64_t round) const {
+  const BucketLayout& layout = LayoutOf(slice);
+  return gradwire::EncodeReplacement(layout, round, context_.incarnation, context_.replica->Gather(layout).data());
+}
+
 absl::Status SliceWork::Decode(uint32_t slice, uint64_t round, SliceBytes* bytes) const {
   if (!NeedsUpdate(slice) || bytes->update_gone) return absl::OkStatus();
   GW_ASSIGN_OR_RETURN(bytes->update,
@@ -85,16 +103,22 @@ absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, Sli
     case PullMode::kParams:
     case PullMode::kParamsBf16: {
       GW_ASSIGN_OR_RETURN(loaded, context_.replica->Load(layout, bytes->parameter_chunks, round + 1));
-      bytes->skipped = loaded->nonfinite_rounds() > states_[slice].plans.nonfinite_rounds();
+      const bool no_step = loaded->nonfinite_rounds() > states_[slice].plans.nonfinite_rounds();
+      bytes->skipped = no_step && !bytes->replacement;
+      bytes->update.replaces = no_step && bytes->replacement;
       break;
     }
   }
+  if (bytes->replacement && !bytes->update.replaces)
+    return absl::FailedPreconditionError(absl::StrCat(
+        "bucket ", slice / shards_, ": round ", round,
+        " did not replace the parameters, as this worker asked for: every worker must ask for it in the same step"));
   GW_FAILPOINT("worker.update.applied");
   GW_RETURN_IF_ERROR(Settle(slice, round, included, *bytes));
   if (loaded) {
     states_[slice].plans = *std::move(loaded);
   } else {
-    states_[slice].plans.Push(std::move(bytes->update.next), bytes->skipped);
+    states_[slice].plans.Push(std::move(bytes->update.next), bytes->skipped || bytes->update.replaces);
   }
   return absl::OkStatus();
 }
@@ -105,7 +129,7 @@ absl::Status SliceWork::Follow(uint32_t slice, uint64_t round, std::span<const B
     return absl::InvalidArgumentError(absl::StrCat("bucket ", slice / shards_, ": an update frame of round ",
                                                    update.round, " came where round ", round, " was expected"));
   GW_RETURN_IF_ERROR(context_.replica->Apply(LayoutOf(slice), update));
-  states_[slice].plans.Push(std::move(update.next), update.skipped);
+  states_[slice].plans.Push(std::move(update.next), update.skipped || update.replaces);
   return absl::OkStatus();
 }
 

@@ -42,6 +42,8 @@ struct SliceBytes {
   Update update;           // once decoded
   bool nonfinite = false;  // no frame: the gradient is not finite, and the job skips such rounds
   bool skipped = false;    // once applied: the round was
+  // In the place of a frame: what replaces the parameters.
+  std::optional<std::vector<Bytes>> replacement;
   // What the shard has no longer.
   bool update_gone = false;
   bool parameters_gone = false;
@@ -65,10 +67,15 @@ class SliceWork {
   absl::Status Encode(uint32_t slice, uint64_t round, std::span<const float> learning_rates, SliceBytes* bytes);
   // A frame that contributes nothing; `nonfinite`: and asks for the round to be skipped. May run beside Apply.
   std::vector<Bytes> EncodeAbstain(uint32_t slice, uint64_t round, bool nonfinite) const;
+  // InvalidArgument: a parameter of the replica, named, is not finite.
+  absl::Status CheckParametersFinite() const;
+  // The frame by which the job's parameters become those of the replica.
+  std::vector<Bytes> EncodeReplacement(uint32_t slice, uint64_t round) const;
   absl::Status Decode(uint32_t slice, uint64_t round, SliceBytes* bytes) const;
   // Steps the replica, and takes back what the frame did not bring. After Decode, and after the round before. Where the
   // update, or one before it, is gone the replica stays, and nobody knows what a frame that is in it has deferred:
   // DataLoss if its codec may defer. Where the round was skipped, the residual is what it was before.
+  // FailedPrecondition: this worker replaced parameters, which the round did not take.
   absl::Status Apply(uint32_t slice, uint64_t round, bool included, SliceBytes* bytes);
   // The update frame of a round in which this worker has no part.
   absl::Status Follow(uint32_t slice, uint64_t round, std::span<const Bytes> chunks);

@@ -102,6 +102,15 @@ class Session:
         """Opens a round and asks for its update."""
         self._core.begin_round(self._rates(lr))
 
+    def begin_replacement(self) -> None:
+        """In the place of begin_round and tensor_ready: with end_round, what the parameters hold becomes those of the job.
+
+        Every worker does it in the same step, with the same values. Moments and residuals stay, and optimizers do not
+        count the round. Not before the first step; gradwire.GradwireError for jobs whose workers do not go in step
+        (quorum, bounded, async) and codec powersgd.
+        """
+        self._core.begin_replacement()
+
     def tensor_ready(self, tensor: int | str, gradient: Any) -> None:
         """The gradient of one tensor is complete; returns at once. It must not change until `end_round` returns.
 

@@ -106,6 +106,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
     server that is killed comes back with every version that anyone saw, and step() goes on when it is there.
     on_disk_failure: "wait" or "continue", see JobSpec.
 
+    Parameters change by step(). What else writes into them in mid-job (load_state_dict, clamp_) is noticed by the next
+    step(), unless reset_parameters() brings it to the shards and to all workers.
+
     Only learning rates may change during a job. Any other changed hyper-parameter of a group makes the next step() raise
     gradwire.FailedPrecondition; nothing is ignored.
 
@@ -195,6 +198,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.skipped = False
         self._loss_scale = 1.0
         self._zeros: torch.Tensor | None = None
+        self._replacing = False  # reset_parameters() timed out
         self._forget_round()
         self.named, self.closed = worker, False
         addresses = [servers] if isinstance(servers, str) else list(servers)
@@ -270,9 +274,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
             raise FailedPrecondition(f"the memory of parameter {name!r} was replaced (p.data = ...): the session updates the "
                                      "old one. Make a new optimizer and a new job")
         if (name := self._watch.written()) is not None:
+            remedy = "call reset_parameters() on every worker behind it" if self.session.version > 0 else \
+                "write them before the optimizer is made"
             raise FailedPrecondition(
                 f"{name} was written to outside of step() (load_state_dict, clamp_, init): the shards and the other "
-                "workers do not have these values. Write them before the optimizer is made, or make a new optimizer and a new job")
+                f"workers do not have these values; {remedy}")
 
     def _check_gradient(self, index: int) -> None:
         grad = self._params[index].grad
@@ -331,6 +337,33 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._forget_round()
         return loss
 
+    def reset_parameters(self) -> None:
+        """What was written into the parameters becomes the job's: on the shards, and on every worker.
+
+        For model.load_state_dict(), clamp_(), a new init of a layer in mid-job. Every worker calls it, behind the same
+        step and with the same values, to the last bit. Gradients, moments and residuals stay, and the step counts of
+        optimizers do not move. Not before the first step. gradwire.DeadlineExceeded: others are slow, call it again;
+        gradwire.FailedPrecondition: another worker stepped instead, or has other values; this session is over then.
+        gradwire.GradwireError with quorum, rounds other than "sync", and codec powersgd.
+        """
+        if self._rates is not None:
+            raise FailedPrecondition("gradients of this step were sent already: call reset_parameters() behind step()")
+        if (name := self._watch.replaced()) is not None:
+            raise FailedPrecondition(f"the memory of parameter {name!r} was replaced (p.data = ...): the session updates the "
+                                     "old one. Write into it instead (p.data.copy_), or make a new optimizer and a new job")
+        if not self._replacing:
+            self.session.begin_replacement()
+            self._replacing = True
+        try:
+            self.session.end_round()
+        except TimeoutError:
+            raise  # the round is still open
+        except Exception:
+            self._replacing = False
+            raise
+        self._replacing = False
+        self._watch.accept()
+
     def _send_all(self) -> bool:
         """Everything that may still fail comes before the first gradient of the step is sent. False: there is no round, a
         GradScaler found an infinity and no other worker needs to hear of it."""
@@ -343,6 +376,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             overflow = self._scaling.found_inf
             if overflow and self.job.nonfinite != "skip":
                 return False
+        if self._replacing:
+            raise FailedPrecondition("reset_parameters() timed out and its round is still open: call it again")
         self._check_sent()
         self._presence.check()
         for index in range(len(self._params)):

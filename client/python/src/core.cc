@@ -164,6 +164,11 @@ class PySession {
     Call([&] { return session_->BeginRound(learning_rates); });
   }
 
+  void BeginReplacement() {
+    CheckProcess();
+    Call([&] { return session_->BeginReplacement(); });
+  }
+
   void TensorReady(uint32_t tensor, const py::object& gradient) {
     CheckProcess();
     Ready(tensor, GradientOf(tensor, gradient));
@@ -357,6 +362,7 @@ PYBIND11_MODULE(_core, m) {
            py::arg("round_timeout_ms"), py::arg("backend"), py::arg("resume_from"), py::arg("device") = py::none(),
            py::arg("resume_anew") = false)
       .def("begin_round", &PySession::BeginRound)
+      .def("begin_replacement", &PySession::BeginReplacement)
       .def("tensor_ready", &PySession::TensorReady)
       .def("end_round", &PySession::EndRound, py::arg("timeout_ms") = -1)
       .def("exchange", &PySession::Exchange, py::arg("gradients"), py::arg("learning_rates"),

@@ -169,14 +169,22 @@ absl::Status RawWorker::Start(float value) {
 }
 
 absl::Status RawWorker::PushAll(uint64_t round, float value) {
-  for (uint32_t b = 0; b < frames_.buckets(); ++b) {
-    GW_ASSIGN_OR_RETURN(const v1::PushAck ack, Push(frames_.Push(b, round, value)));
-    if (ack.outcome() != v1::PUSH_INCLUDED) {
-      return absl::InternalError(absl::StrFormat("round %d bucket %d: outcome %d: %s", round, b,
-                                                 static_cast<int>(ack.outcome()), ack.message()));
-    }
-  }
+  for (uint32_t b = 0; b < frames_.buckets(); ++b)
+    GW_RETURN_IF_ERROR(PushIncluded(round, frames_.Push(b, round, value)));
   return absl::OkStatus();
+}
+
+absl::Status RawWorker::ReplaceAll(uint64_t round, float value) {
+  for (uint32_t b = 0; b < frames_.buckets(); ++b)
+    GW_RETURN_IF_ERROR(PushIncluded(round, frames_.Replace(b, round, value)));
+  return absl::OkStatus();
+}
+
+absl::Status RawWorker::PushIncluded(uint64_t round, const std::vector<Bytes>& frame) {
+  GW_ASSIGN_OR_RETURN(const v1::PushAck ack, Push(frame));
+  if (ack.outcome() == v1::PUSH_INCLUDED) return absl::OkStatus();
+  return absl::InternalError(absl::StrFormat("round %d bucket %d: outcome %d: %s", round, ack.bucket(),
+                                             static_cast<int>(ack.outcome()), ack.message()));
 }
 
 absl::StatusOr<uint32_t> RawWorker::FollowUpdate(uint64_t version, bool requested) {

@@ -68,6 +68,8 @@ class RawWorker {
   absl::Status Start(float value);
   // Pushes `value` for every bucket; the acknowledgements must say INCLUDED.
   absl::Status PushAll(uint64_t round, float value);
+  // The same with frames that replace the parameters by `value`.
+  absl::Status ReplaceAll(uint64_t round, float value);
   // Waits for the update that makes `version` of every bucket and follows it; returns the contributors of bucket 0.
   // `requested`: RequestPull was called for it before.
   absl::StatusOr<uint32_t> FollowUpdate(uint64_t version, bool requested = false);
@@ -80,6 +82,8 @@ class RawWorker {
   void set_lineage(uint64_t lineage) { lineage_ = lineage; }
 
  private:
+  absl::Status PushIncluded(uint64_t round, const std::vector<Bytes>& frame);
+
   const v1::JobSpec spec_;
   FrameMaker frames_;
   v1::WorkerIdentity identity_;

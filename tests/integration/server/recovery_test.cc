@@ -78,6 +78,11 @@ class RecoveryTest : public testing::Test {
     ASSERT_EQ(b_->PushAll(round, -Value(round) / 3), absl::OkStatus());
     Follow(round + 1);
   }
+  void Replace(uint64_t round, float value) {
+    ASSERT_EQ(a_->ReplaceAll(round, value), absl::OkStatus());
+    ASSERT_EQ(b_->ReplaceAll(round, value), absl::OkStatus());
+    Follow(round + 1);
+  }
   void ResumeBoth(uint64_t round) {
     ASSERT_EQ(a_->Resume(address(), round).status(), absl::OkStatus());
     ASSERT_EQ(b_->Resume(address(), round).status(), absl::OkStatus());
@@ -150,6 +155,54 @@ TEST_F(RecoveryTest, RestartedServerHasEveryVersionAndGoesOn) {
       if (level == v1::DURABILITY_FSYNC) {
         EXPECT_EQ(Status().durability().durable_version(), 8u);
       }
+      a_.reset();
+      b_.reset();
+      daemon_.reset();
+    }
+  }
+}
+
+TEST_F(RecoveryTest, ReplacedParametersAreThoseOfTheRestartedServer) {
+  for (const char* codec : {"dense:values=fp32", "tagc:density=0.05"}) {
+    SCOPED_TRACE(codec);
+    v1::JobSpec spec = DurableSpec(codec);
+    std::string expected;
+    for (const bool crashes : {false, true}) {
+      directory_ = crashes ? "data" : "";
+      if (crashes) std::filesystem::remove_all(absl::StrCat(root_, "/data"));
+      if (!crashes) spec.clear_durability();
+      if (crashes) spec = DurableSpec(codec);
+      Start(directory_);
+      StartTwo(spec);
+      for (uint64_t round = 0; round < 3; ++round) Step(round);
+      // Its record is the journal's last.
+      Replace(3, 2.5f);
+      if (crashes) {
+        CrashAndRestart();
+        ResumeBoth(4);
+      }
+      EXPECT_EQ(Status().rounds().nonfinite_rounds(), 1u);
+      Step(4);
+      // It is in the snapshot, and counted there.
+      if (crashes) {
+        Snapshot(5);
+        CrashAndRestart();
+        ResumeBoth(5);
+      }
+      Step(5);
+      // One worker's frames came before the crash, the other's after it.
+      ASSERT_EQ(a_->ReplaceAll(6, -1.5f), absl::OkStatus());
+      if (crashes) {
+        CrashAndRestart();
+        ResumeBoth(6);
+        ASSERT_EQ(a_->ReplaceAll(6, -1.5f), absl::OkStatus());
+      }
+      ASSERT_EQ(b_->ReplaceAll(6, -1.5f), absl::OkStatus());
+      Follow(7);
+      Step(7);
+      EXPECT_EQ(Status().rounds().nonfinite_rounds(), 2u);
+      if (!crashes) expected = Status().parameters_sha256();
+      EXPECT_EQ(Status().parameters_sha256(), expected);
       a_.reset();
       b_.reset();
       daemon_.reset();

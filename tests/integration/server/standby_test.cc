@@ -40,6 +40,26 @@ TEST_F(StandbyTest, HasTheParametersOfEveryVersion) {
   }
 }
 
+TEST_F(StandbyTest, HasReplacedParameters) {
+  StartPair();
+  StartWorkers(Spec("tagc:density=0.05"));
+  ASSERT_TRUE(Eventually([&] { return InSync(); }));
+  for (uint64_t round = 0; round < 3; ++round) Step(round);
+  ASSERT_EQ(a_->ReplaceAll(3, 2.5f), absl::OkStatus());
+  ASSERT_EQ(b_->ReplaceAll(3, 2.5f), absl::OkStatus());
+  Follow(4);
+  EXPECT_EQ(Status(standby_).version(), 4u);
+  EXPECT_EQ(Status(standby_).parameters_sha256(), Status(primary_).parameters_sha256());
+  Step(4);
+  const std::string expected = Status(primary_).parameters_sha256();
+  primary_.daemon.reset();
+  ASSERT_EQ(PromoteInSync().status(), absl::OkStatus());
+  ResumeBoth(standby_, 5);
+  EXPECT_EQ(Status(standby_).parameters_sha256(), expected);
+  EXPECT_EQ(Status(standby_).rounds().nonfinite_rounds(), 1u);
+  Step(5);
+}
+
 TEST_F(StandbyTest, GoesOnWhereItsPrimaryDied) {
   for (const char* codec : {"dense:values=fp32", "tagc:density=0.05"}) {
     SCOPED_TRACE(codec);

@@ -75,6 +75,11 @@ std::vector<Bytes> FrameMaker::Abstain(uint32_t bucket, uint64_t round, bool non
   return wire::FrameWriter(header).Finish();
 }
 
+std::vector<Bytes> FrameMaker::Replace(uint32_t bucket, uint64_t round, float value) const {
+  const std::vector<float> values(at(bucket).elements, value);
+  return EncodeReplacement(at(bucket), round, incarnation_, values.data());
+}
+
 absl::StatusOr<Update> FrameMaker::Follow(uint32_t bucket, const std::vector<Bytes>& chunks) {
   GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(chunks, *job_, at(bucket), plans_[bucket]));
   plans_[bucket] = update.next;

@@ -36,6 +36,8 @@ class FrameMaker {
   // This worker's frame: every gradient element is `value`.
   std::vector<Bytes> Push(uint32_t bucket, uint64_t round, float value, float learning_rate = 0.5f);
   std::vector<Bytes> Abstain(uint32_t bucket, uint64_t round, bool nonfinite = false) const;
+  // The frame by which this worker replaces the parameters of a bucket, all by `value`.
+  std::vector<Bytes> Replace(uint32_t bucket, uint64_t round, float value) const;
   // Follows an update frame: the plan of the next round. Returns it decoded.
   absl::StatusOr<Update> Follow(uint32_t bucket, const std::vector<Bytes>& chunks);
 

@@ -46,7 +46,7 @@ TEST(PlanWindow, CountsTheRoundsThatWereSkipped) {
   PlanWindow window(2, 5, {PlanOf(5), PlanOf(4)}, 3);
   window.Push(PlanOf(6));
   EXPECT_EQ(window.nonfinite_rounds(), 3u);
-  window.Push(PlanOf(7), /*skipped=*/true);
+  window.Push(PlanOf(7), /*no_step=*/true);
   EXPECT_EQ(window.nonfinite_rounds(), 4u);
   EXPECT_EQ(window.version(), 7u);
 }

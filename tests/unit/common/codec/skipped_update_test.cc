@@ -85,7 +85,12 @@ TEST_P(SkippedUpdateTest, ParametersSayHowManyThereWere) {
   const auto plans = DecodeParameters(chunks, job_, at(), 7, {.parameter = out.data()});
   ASSERT_TRUE(plans.ok()) << plans.status();
   EXPECT_EQ(*plans, window);
-  EXPECT_FALSE(DecodeParameters(chunks, MakeJob(v1::NONFINITE_REFUSE), at(), 7, {.parameter = out.data()}).ok());
+  // Rounds that replaced parameters count in every job.
+  EXPECT_TRUE(DecodeParameters(chunks, MakeJob(v1::NONFINITE_REFUSE), at(), 7, {.parameter = out.data()}).ok());
+  const PlanWindow more(1, 7, {Plan()}, 8);
+  const auto refused = EncodeParameters(at(), more, ParameterContent::kFloat32, {.parameter = p.data()});
+  EXPECT_EQ(DecodeParameters(refused, job_, at(), 7, {.parameter = out.data()}).status().code(),
+            absl::StatusCode::kInvalidArgument);
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, SkippedUpdateTest,
