@@ -118,7 +118,10 @@ absl::Status JobShard::TakeReplacement(const BucketState& bucket, const OpenRoun
     *first = std::move(replacement);
     return absl::OkStatus();
   }
-  if (std::memcmp(open.replacement->values.data(), replacement.values.data(), bytes) == 0) return absl::OkStatus();
+  // A bucket may have no elements, and then no array to compare.
+  if (bytes == 0 || std::memcmp(open.replacement->values.data(), replacement.values.data(), bytes) == 0) {
+    return absl::OkStatus();
+  }
   return absl::FailedPreconditionError(absl::StrFormat(
       "other parameters than worker '%s' replaces them by: every worker must give the same values, to the last bit",
       open.replacement->worker));

@@ -24,7 +24,7 @@ def _address_space(pid: int) -> int:
 
 @contextlib.contextmanager
 def no_more_address_space(server, spare: int):
-    """Of less than a thread's stack: none starts, and what is large is not had."""
+    """What asks for more than `spare` bytes is refused by the system."""
     pid = server.process.pid
     before = resource.prlimit(pid, resource.RLIMIT_AS)
     resource.prlimit(pid, resource.RLIMIT_AS, (_address_space(pid) + spare, before[1]))
@@ -37,10 +37,12 @@ def no_more_address_space(server, spare: int):
 @pytest.mark.ci
 @pytest.mark.parametrize("scheme", ["grpc", "tcp"])
 def test_threads_that_do_not_start_are_refusals(victim, rpc, scheme):
-    server = victim(durable=True, listen=f"{scheme}://127.0.0.1:0 grpc://127.0.0.1:0")
+    # There is memory for everything but a thread's stack.
+    server = victim(durable=True, listen=f"{scheme}://127.0.0.1:0 grpc://127.0.0.1:0", address_space=256 << 30,
+                    thread_stack=1 << 30)
     server.train()
     refused = 0
-    with server.channel() as channel, no_more_address_space(server, 4 * _MIB):
+    with server.channel() as channel, no_more_address_space(server, 512 * _MIB):
         for number in range(40):
             spec = rpc.job.JobSpec(name=f"prey-{number}", clip_norm=1.0, min_workers=1, max_workers=4, lease_ms=600_000,
                                    optimizer=rpc.job.OptimizerSpec(kind=rpc.job.OPTIMIZER_SGD),

@@ -38,16 +38,19 @@ class Victim:
     """A server and, once `train` is called, workers whose rounds must go on whatever a stranger does.
 
     address_space: of the server in bytes: what asks for more than that is refused by the system.
+    thread_stack: of each thread of the server in bytes, all of it address space; None: as of this process.
     descriptors: how many files and connections the server may have open; None: as this process.
     durable: with a data directory, so that the server can be started again.
     listen: one address or several, with spaces between; workers take the first, strangers with gRPC the first of theirs.
     """
 
     def __init__(self, folder: pathlib.Path, flags: tuple = (), *, address_space: int = 4 << 30,
-                 descriptors: int | None = None, durable: bool = False, listen: str = "grpc://127.0.0.1:0"):
+                 thread_stack: int | None = None, descriptors: int | None = None, durable: bool = False, listen: str = "grpc://127.0.0.1:0"):
         self._folder = folder
         self._flags = [*flags, *(["--data-dir", folder / "data"] if durable else [])]
         self._limits = ["prlimit", f"--as={address_space}"]
+        if thread_stack is not None:
+            self._limits.append(f"--stack={thread_stack}")
         if descriptors is not None:
             self._limits.append(f"--nofile={descriptors}")
         self._listen = listen.split()
