@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -120,7 +121,7 @@ class DenseAccumulator final : public Accumulator {
       for (size_t block = 0; block < blocks_.size(); ++block) ClearOld(block);
       update.stats.elements = shape_.layout().elements;
       if (shape_.fixed()) {
-        update.decoded = Decoded(id, contributors);
+        update.decoded = Decoded(header, id.learning_rates);
         WriteSums(integers_, &writer);
       } else {
         WriteMeans(contributors, &writer);
@@ -277,11 +278,9 @@ class DenseAccumulator final : public Accumulator {
   }
 
   // What DecodeUpdate makes of the update frame, its sums where they are.
-  std::shared_ptr<const Update> Decoded(const FrameIdentity& id, uint32_t contributors) const {
-    auto update = std::make_shared<Update>();
-    update->round = round_;
-    update->contributors = contributors;
-    update->learning_rates.assign(id.learning_rates.begin(), id.learning_rates.end());
+  std::shared_ptr<const Update> Decoded(const wire::FrameHeader& header, std::span<const float> rates) const {
+    auto update = std::make_shared<Update>(BeginUpdate(header));
+    update->learning_rates.assign(rates.begin(), rates.end());
     update->exponents = plan_.exponents;
     update->body = Update::Body::kDenseInt;
     const auto* sums = reinterpret_cast<const uint8_t*>(integers_.data());

@@ -346,12 +346,7 @@ absl::StatusOr<Update> Decode(std::span<const Bytes> chunks, const Job& job, con
         layout.bucket, layout.shard, static_cast<int>(header.kind), header.bucket, header.shard, header.shape_digest,
         layout.shape_digest));
   }
-  Update update;
-  update.round = header.round;
-  update.contributors = header.contributors;
-  update.skipped = (header.flags & wire::kNonFinite) != 0;
-  update.replaces = (header.flags & wire::kReplace) != 0;
-  update.nonfinite_rounds = header.nonfinite_rounds;
+  Update update = BeginUpdate(header);
   const bool no_step = update.skipped || update.replaces;
   if (update.nonfinite_rounds > update.round || (no_step && update.nonfinite_rounds == 0) ||
       (update.skipped && (update.replaces || !SkipsNonFinite(job)))) {
@@ -384,6 +379,16 @@ absl::StatusOr<Update> Decode(std::span<const Bytes> chunks, const Job& job, con
 }
 
 }  // namespace
+
+Update BeginUpdate(const wire::FrameHeader& header) {
+  Update update;
+  update.round = header.round;
+  update.contributors = header.contributors;
+  update.skipped = (header.flags & wire::kNonFinite) != 0;
+  update.replaces = (header.flags & wire::kReplace) != 0;
+  update.nonfinite_rounds = header.nonfinite_rounds;
+  return update;
+}
 
 absl::StatusOr<Update> DecodeUpdate(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
                                     const RoundPlan& plan) {

@@ -61,6 +61,9 @@ UpdateFrame SkippedUpdate(const FrameIdentity& id, const BucketLayout& layout, c
 UpdateFrame ReplacingUpdate(const FrameIdentity& id, const BucketLayout& layout, const RoundPlan& plan,
                             const float* parameters);
 
+// What the header of an update frame says of the update. Whoever has its parts without decoding the frame begins so.
+Update BeginUpdate(const wire::FrameHeader& header);
+
 // What an update frame says of its norms, without anything else of it. Errors as of DecodeUpdate.
 absl::Status DecodeNorms(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout, Update* update);
 // The frame with what `update` says of its norms, of which it said nothing; as it is where the job has none.

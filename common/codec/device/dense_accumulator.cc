@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cstring>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -83,7 +84,7 @@ class DeviceAccumulator final : public Accumulator {
     UpdateFrame update;
     if (contributors != 0 && round_ != 0) {
       update.stats.elements = shape_.layout().elements;
-      update.decoded = Download(id, contributors);
+      update.decoded = Download(header, id.learning_rates);
       if (shape_.fixed()) {
         WriteSums({reinterpret_cast<const int32_t*>(bucket_.pinned()), shape_.layout().elements}, &writer);
       } else {
@@ -154,18 +155,16 @@ class DeviceAccumulator final : public Accumulator {
   }
 
   // The one wait of the round. The update shares the pinned memory.
-  std::shared_ptr<const Update> Download(const FrameIdentity& id, uint32_t contributors) {
+  std::shared_ptr<const Update> Download(const wire::FrameHeader& header, std::span<const float> rates) {
     const uint64_t elements = shape_.layout().elements;
-    auto update = std::make_shared<Update>();
-    update->round = id.round;
-    update->contributors = contributors;
-    update->learning_rates.assign(id.learning_rates.begin(), id.learning_rates.end());
+    auto update = std::make_shared<Update>(BeginUpdate(header));
+    update->learning_rates.assign(rates.begin(), rates.end());
     update->exponents = plan_.exponents;
     if (shape_.fixed()) {
       update->body = Update::Body::kDenseInt;
       update->device_values = sums_;
     } else {
-      bucket_.backend().GridToMean(grid_, elements, contributors, bucket_.means(), bucket_.stream());
+      bucket_.backend().GridToMean(grid_, elements, header.contributors, bucket_.means(), bucket_.stream());
       update->body = Update::Body::kDenseFloat;
       update->device_values = bucket_.means();
     }

@@ -69,6 +69,26 @@ void ExpectRoundIsExact(Cluster& cluster, const GradientFn& gradient, double rou
   }
 }
 
+// A shard applies what its accumulator decoded; workers, standbys and a shard that comes back apply the frame.
+TEST_P(CodecConformance, WhatAnAccumulatorDecodedIsItsFrame) {
+  for (const uint64_t n : {0, 1, 65, 9001}) {
+    SCOPED_TRACE(::testing::Message() << n << " elements");
+    Cluster cluster(Options(2, n));
+    const GradientFn gradient = GaussianGradient(15, n);
+    for (int r = 0; r < 6; ++r) {
+      std::vector<EncodedFrame> frames = cluster.EncodeAll(gradient);
+      auto accumulator = cluster.OpenAccumulator();
+      MergeShuffled(frames, cluster.random(), accumulator.get());
+      FrameIdentity id = cluster.Identity(0);
+      id.nonfinite_rounds = static_cast<uint32_t>(cluster.round() / 2);
+      auto update = accumulator->Finish(id, 2);
+      ASSERT_TRUE(update.ok()) << update.status();
+      EXPECT_EQ(DifferenceOfDecoded(cluster, *update), "");
+      cluster.Close(std::move(frames), *std::move(update));
+    }
+  }
+}
+
 // Merging is adding: the update frame of a round stands for the sum of what its frames stand for.
 TEST_P(CodecConformance, TheUpdateFrameIsTheSumOfTheFrames) {
   for (uint64_t n : {0, 1, 65, 9001}) {

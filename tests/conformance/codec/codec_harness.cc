@@ -284,6 +284,39 @@ double Cluster::LargestLoss() const {
   return largest;
 }
 
+namespace {
+
+template <typename T>
+std::vector<T> DenseOf(const Update& update, uint64_t elements) {
+  std::vector<T> values(elements);
+  update.CopyDense(0, elements, values.data());
+  return values;
+}
+
+}  // namespace
+
+std::string DifferenceOfDecoded(const Cluster& cluster, const UpdateFrame& frame) {
+  if (frame.decoded == nullptr) return "";
+  const Update& made = *frame.decoded;
+  const Update read = OrDie(DecodeUpdate(frame.chunks, cluster.job(), cluster.layout(), cluster.plan()));
+  if (made.round != read.round) return "round";
+  if (made.contributors != read.contributors) return "contributors";
+  if (made.skipped != read.skipped || made.replaces != read.replaces) return "kind";
+  if (made.nonfinite_rounds != read.nonfinite_rounds) return "nonfinite_rounds";
+  if (made.learning_rates != read.learning_rates) return "learning_rates";
+  if (made.exponents != read.exponents) return "exponents";
+  if (made.norms != read.norms || made.mean_square != read.mean_square) return "norms";
+  if (made.deferred != read.deferred) return "deferred";
+  const uint64_t elements = cluster.layout().elements;
+  if (elements == 0) return "";
+  if (made.body != read.body) return "body";
+  if (made.positions != read.positions || made.integers != read.integers || made.values != read.values) return "pairs";
+  bool same = true;
+  if (made.body == Update::Body::kDenseInt) same = DenseOf<int32_t>(made, elements) == DenseOf<int32_t>(read, elements);
+  if (made.body == Update::Body::kDenseFloat) same = DenseOf<float>(made, elements) == DenseOf<float>(read, elements);
+  return same ? "" : "elements";
+}
+
 std::vector<double> SumsOf(const Update& u, const BucketLayout& layout) {
   std::vector<double> sums(layout.elements, 0);
   const double contributors = static_cast<double>(u.contributors);

@@ -127,6 +127,10 @@ class Cluster {
 // The sum over workers that an update frame stands for, per element.
 std::vector<double> SumsOf(const Update& update, const BucketLayout& layout);
 
+// What of the update that an accumulator decoded itself differs from what its frame says; empty: nothing, or it did not
+// decode it. The plan of the next round is not looked at: UpdateFrame has it. The accumulator is still there.
+std::string DifferenceOfDecoded(const Cluster& cluster, const UpdateFrame& frame);
+
 // Segments of whole frames, parsed; `chunks` keeps the bytes alive.
 struct ParsedFrame {
   std::vector<wire::Chunk> chunks;

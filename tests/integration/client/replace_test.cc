@@ -94,6 +94,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         ReplaceCase{"DenseAdamw", "dense:values=fp32", v1::OPTIMIZER_ADAMW},
         ReplaceCase{"DenseSgdSmall", "dense:values=fp32", v1::OPTIMIZER_SGD, PullMode::kUpdate, 0, "", true},
+        ReplaceCase{"Fixed", "dense:values=fixed16", v1::OPTIMIZER_ADAMW},
         ReplaceCase{"FixedParams", "dense:values=fixed16", v1::OPTIMIZER_ADAMW, PullMode::kParams},
         ReplaceCase{"TagcStep", "tagc:density=0.05", v1::OPTIMIZER_STEP},
         ReplaceCase{"TagcParams", "tagc:density=0.05", v1::OPTIMIZER_ADAMW, PullMode::kParams},

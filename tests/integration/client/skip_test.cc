@@ -110,6 +110,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         SkipCase{"AdamW", "dense:values=fp32", v1::OPTIMIZER_ADAMW},
         SkipCase{"AdamWSmallParams", "dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kParams, 0, "", true},
+        SkipCase{"AdamWFixed", "dense:values=fixed32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, 0, "", false, false},
+        SkipCase{"LansFixed", "dense:values=fixed16", v1::OPTIMIZER_LANS, PullMode::kUpdate, 1.0f, "", false, false},
         SkipCase{"SgdFixed", "dense:values=fixed16", v1::OPTIMIZER_SGD},
         SkipCase{"TagcSteps", "tagc:density=0.05,slack=4", v1::OPTIMIZER_STEP, PullMode::kUpdate, 0, "", false, false},
         SkipCase{"TagcStepsParams", "tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kParams, 0, "", true, false},
