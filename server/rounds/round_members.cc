@@ -101,7 +101,13 @@ absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::CatchUp(std::string_view
     return absl::FailedPreconditionError(absl::StrFormat(
         "worker '%s' cannot catch up, this shard has no parameters yet: join again", std::string(worker)));
   }
-  membership_.Postpone(MakeMemberId(worker, incarnation), Membership::kNever);
+  const MemberId id = MakeMemberId(worker, incarnation);
+  const Member* const member = membership_.Get(id);
+  // A request that was long on its way takes back no later round that the worker was told since, and waits for.
+  if (member != nullptr && member->start_round != Membership::kNever && member->start_round > round_) {
+    not_before = std::max(not_before, member->start_round);
+  }
+  membership_.Postpone(id, Membership::kNever);
   return Join(worker, incarnation, not_before, false, now, actions);
 }
 

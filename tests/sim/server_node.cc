@@ -178,7 +178,20 @@ void ServerProcess::TakeSnapshot() {
 }
 
 void ServerProcess::Check() {
-  if (const auto shard = job()) CheckMemory(world_, *shard, kFrameLimitBytes, absl::StrCat("shard ", shard_));
+  const auto shard = job();
+  if (shard == nullptr) return;
+  CheckMemory(world_, *shard, kFrameLimitBytes, absl::StrCat("shard ", shard_));
+  CheckParameters(*shard);
+}
+
+void ServerProcess::CheckParameters(JobShard& shard) {
+  if (oracle_ == nullptr || !shard.HasParameters()) return;
+  const uint64_t version = shard.NewestVersion();
+  if (version == checked_ || shard.Describe(false, false).version() != version) return;
+  checked_ = version;
+  const auto digest = shard.Digest();
+  if (!digest.ok()) return world_->Violate(absl::StrCat("shard ", shard_, ": ", digest.status().ToString()));
+  oracle_->CheckDigest(shard_, version, *digest, absl::StrCat("shard ", shard_, " itself"));
 }
 
 void ServerProcess::DropStreams(bool silently) {

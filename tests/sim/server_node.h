@@ -50,6 +50,8 @@ class ServerProcess {
   void TakeSnapshot();
   // What must hold between any two events.
   void Check();
+  // What the shard itself applied is what everybody else gets: its parameters, where all its buckets have one version.
+  void CheckParameters(JobShard& shard);
   journal::Journal* journal() { return journal_; }
 
  private:
@@ -77,6 +79,7 @@ class ServerProcess {
   std::unique_ptr<PeerService> peers_;
   std::unique_ptr<Dispatcher> dispatcher_;
   journal::Journal* journal_ = nullptr;  // of the job
+  uint64_t checked_ = UINT64_MAX;  // version whose parameters were looked at
   TimeNs pump_at_ = -1;
   TimeNs tick_at_ = -1;
   uint64_t short_rounds_ = 0;

@@ -52,6 +52,10 @@ void WorkerSession::AgreeNext(uint32_t shard, int pass, uint64_t version) {
           v1::JoinReply parsed;
           if (reply.ok() && parsed.ParseFromString(*reply) && self->Joined(shard, known, parsed)) {
             self->agreed_[shard] = parsed.start_version();
+            self->world_->Trace([&] {
+              return absl::StrCat(self->node_->name(), ": may catch up with version ", parsed.start_version(),
+                                  " of shard ", shard, ", asked for ", version);
+            });
             return self->AgreeNext(shard + 1, pass, std::max(version, parsed.start_version()));
           }
           if (!reply.ok() && !Mendable(reply.status())) return self->JoinRefused(reply.status(), /*old=*/false);

@@ -380,6 +380,9 @@ bool WorkerSession::Joined(uint32_t shard, uint64_t known, const v1::JoinReply& 
 
 void WorkerSession::Mended(uint32_t shard, uint64_t round, uint64_t known, bool old, const v1::JoinReply& reply) {
   Link& link = *links_[shard];
+  world_->Trace([&] {
+    return absl::StrCat(node_->name(), ": shard ", shard, " takes it back in round ", reply.start_version());
+  });
   world_->Count(reply.server_epoch() == known ? Event::kResumed : Event::kResumedAfterRestart);
   link.last_beat = world_->Now();
   if (old) {  // it ends before the streams are open

@@ -243,6 +243,21 @@ TEST_F(QuorumTest, CatchingUpLetsTheOpenRoundGo) {
   EXPECT_EQ(machine_->CatchUp("a", 1, 0, now_, &actions_)->start_version, 1u);
 }
 
+// It asked once more when another shard was further, and has stopped waiting for what it was told first.
+TEST_F(QuorumTest, CatchingUpWithALaterRoundIsNotUndoneByAnEarlierRequest) {
+  Make(1, 2, 0);
+  Push(0, 0);
+  ASSERT_EQ(machine_->CatchUp("b", 1, 0, now_, &actions_)->start_version, 1u);
+  ASSERT_EQ(machine_->CatchUp("b", 1, 3, now_, &actions_)->start_version, 3u);
+  EXPECT_EQ(machine_->CatchUp("b", 1, 0, now_, &actions_)->start_version, 3u);
+  for (uint64_t round = 1; round < 3; ++round) Push(0, round);
+  EXPECT_EQ(machine_->round(), 3u) << "it is waited for in a round for which it waits";
+  Push(0, 3);
+  EXPECT_EQ(machine_->round(), 3u);
+  Push(1, 3);
+  EXPECT_EQ(machine_->round(), 4u);
+}
+
 TEST_F(QuorumTest, ReplacedIncarnationNeitherResumesNorCatchesUp) {
   Make(1, 2, 0);
   ASSERT_TRUE(machine_->Join("a", 2, 0, false, now_, &actions_).ok());
