@@ -78,11 +78,13 @@ absl::Status JobShard::Pull(MemberId member, const v1::PullRequest& request, con
     return absl::InvalidArgumentError(
         absl::StrFormat("job '%s': no update makes version 0: pull its parameters or its state", name));
   }
-  std::vector<Delivery> ready;
+  std::vector<Delivery> ready, given_up;
   for (uint32_t b = request.bucket_begin(); b < request.bucket_end(); ++b) {
-    std::optional<Delivery> answer = AnswerOrWait(b, {member, out, request.kind(), request.version(), std::nullopt});
+    std::optional<Delivery> answer =
+        AnswerOrWait(b, {member, out, request.kind(), request.version(), std::nullopt}, &given_up);
     if (answer) ready.push_back(*std::move(answer));
   }
+  Deliver(std::move(given_up));
   Deliver(std::move(ready));
   return absl::OkStatus();
 }
@@ -91,12 +93,14 @@ absl::Status JobShard::Acknowledge(MemberId member, const v1::PushAck& ack, std:
                                    const std::shared_ptr<Outbox>& out) {
   for (v1::PullKind kind : pull) GW_RETURN_IF_ERROR(CheckKind(job_, kind));
   const uint64_t version = IsAsync(job_) ? ack.made() : ack.round() + 1;
-  std::vector<Delivery> ready;
+  std::vector<Delivery> ready, given_up;
   for (v1::PullKind kind : pull) {
     if (ack.outcome() == v1::PUSH_REFUSED) break;
-    std::optional<Delivery> answer = AnswerOrWait(ack.bucket(), {member, out, kind, version, ack.round()});
+    std::optional<Delivery> answer =
+        AnswerOrWait(ack.bucket(), {member, out, kind, version, ack.round()}, &given_up);
     if (answer) ready.push_back(*std::move(answer));
   }
+  Deliver(std::move(given_up));
   if (ready.empty()) {
     // A send fails only when the stream is closing; OnClosed follows.
     out->Send({ack.SerializeAsString(), {}}).IgnoreError();
@@ -109,19 +113,24 @@ absl::Status JobShard::Acknowledge(MemberId member, const v1::PushAck& ack, std:
   return absl::OkStatus();
 }
 
-std::optional<Delivery> JobShard::AnswerOrWait(uint32_t b, Waiter waiter) {
+std::optional<Delivery> JobShard::AnswerOrWait(uint32_t b, Waiter waiter, std::vector<Delivery>* given_up) {
   BucketState& bucket = *buckets_[b];
   absl::MutexLock lock(&bucket.mu);
   std::optional<Delivery> answer = Answer(bucket, waiter);
   if (answer) return answer;
-  const auto waits = std::count_if(bucket.waiting.begin(), bucket.waiting.end(),
-                                   [&waiter](const Waiter& w) { return w.member == waiter.member; });
+  const auto of_member = [&waiter](const Waiter& w) { return w.member == waiter.member; };
+  const auto waits = std::count_if(bucket.waiting.begin(), bucket.waiting.end(), of_member);
   if (static_cast<size_t>(waits) >= MaxWaitersPerMember(job_)) {
-    return Delivery{std::move(waiter), b,
-                    absl::ResourceExhaustedError(
-                        absl::StrFormat("job '%s' bucket %d: %d pulls of this worker wait already, at most %d may",
-                                        job_.spec().name(), b, waits, MaxWaitersPerMember(job_))),
-                    nullptr};
+    absl::Status refusal = absl::ResourceExhaustedError(
+        absl::StrFormat("job '%s' bucket %d: %d pulls of this worker wait already, at most %d may",
+                        job_.spec().name(), b, waits, MaxWaitersPerMember(job_)));
+    // A worker that resumed pulls again, while this shard may not know yet that its earlier streams are gone.
+    const auto old = std::find_if(bucket.waiting.begin(), bucket.waiting.end(), [&](const Waiter& w) {
+      return of_member(w) && w.out != waiter.out;
+    });
+    if (old == bucket.waiting.end()) return Delivery{std::move(waiter), b, std::move(refusal), nullptr};
+    given_up->push_back({*old, b, std::move(refusal), nullptr});
+    bucket.waiting.erase(old);
   }
   PrepareAnswer(bucket, &waiter);
   bucket.waiting.push_back(std::move(waiter));

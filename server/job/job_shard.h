@@ -392,8 +392,9 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   std::vector<uint64_t> ParameterVersions();
 
   // job_pull.cc
-  // Keeps the waiter if its version does not exist yet.
-  std::optional<Delivery> AnswerOrWait(uint32_t bucket, Waiter waiter);
+  // Keeps the waiter if its version does not exist yet. `given_up`: the refusal of an older one, of another stream of
+  // this member, that gave way.
+  std::optional<Delivery> AnswerOrWait(uint32_t bucket, Waiter waiter, std::vector<Delivery>* given_up);
   std::optional<Delivery> Answer(BucketState& bucket, const Waiter& waiter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   // Of a waiter whose version is there and may not be seen yet.
   void PrepareAnswer(BucketState& bucket, Waiter* waiter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);

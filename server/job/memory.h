@@ -46,7 +46,8 @@ uint32_t RetainedUpdates(const Job& job);
 // Older ones of codecs that may defer elements, kept for workers which are in them and have not come back yet.
 uint32_t OwedUpdates(const Job& job);
 // Pulls of one worker of one bucket that wait at once: an update and parameters of every open round, on the stream that
-// it has and on one before it that is not known to be broken yet.
+// it has and on one before it that is not known to be broken yet. Beyond it a pull takes the place of the oldest of
+// another stream, and is refused where there is none.
 uint32_t MaxWaitersPerMember(const Job& job);
 
 // What a job holds at one moment, of what MemoryBound bounds and changes while it runs. In bytes where not said

@@ -617,6 +617,51 @@ TEST_F(JobShardTest, SerializedPullsAreBoundedPerWorker) {
   EXPECT_EQ(answers[0].control.code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
 }
 
+// A worker whose connection broke resumes and pulls again, also where its server was told of no end of the old streams.
+TEST_F(JobShardTest, PullsOfAnEarlierStreamGiveWay) {
+  Start(SmallSpec("job", 2));
+  TestWorker a = Worker("a"), b = Worker("b");
+  StartTwo(&a, &b);
+  const size_t most = MaxWaitersPerMember(a.frames.job());
+  for (size_t i = 0; i < most; ++i) a.Pull(v1::PULL_UPDATE, 2);
+  const auto old = a.pull;
+  ASSERT_TRUE(old->sent.empty());
+  a.pull = std::make_shared<RecordingStream>();
+  a.out = std::make_shared<Outbox>(a.pull);
+  ASSERT_TRUE(shard_->Attach(a.identity, a.out).ok());
+
+  for (uint32_t bucket = 0; bucket < a.frames.buckets(); ++bucket) {
+    v1::PushAck ack;
+    ack.set_round(1);
+    ack.set_bucket(bucket);
+    ack.set_outcome(v1::PUSH_INCLUDED);
+    a.Acknowledge(ack, {v1::PULL_UPDATE});
+  }
+  const auto acks = a.TakeAcks();
+  ASSERT_EQ(acks.size(), a.frames.buckets());
+  for (const v1::PushAck& ack : acks) {
+    EXPECT_EQ(ack.outcome(), v1::PUSH_INCLUDED);
+    EXPECT_EQ(ack.code(), 0) << ack.message();
+    EXPECT_EQ(ack.kind(), v1::PULL_UNSPECIFIED);
+  }
+  for (size_t i = 1; i < most; ++i) a.Pull(v1::PULL_UPDATE, 2);
+  EXPECT_TRUE(a.TakeAnswers().empty());
+  EXPECT_EQ(old->sent.size(), most * a.frames.buckets());
+  for (const transport::Message& refused : old->sent) {
+    v1::PullMessage control;
+    ASSERT_TRUE(control.ParseFromString(refused.control));
+    EXPECT_EQ(control.code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+  }
+  a.Pull(v1::PULL_UPDATE, 2);  // no other stream has any left
+  for (const Answered& answer : a.TakeAnswers()) {
+    EXPECT_EQ(answer.control.code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+  }
+
+  PushAll(&a, 1, 1.0f);
+  PushAll(&b, 1, 1.0f);
+  EXPECT_EQ(a.pull->sent.size(), most * a.frames.buckets());
+}
+
 TEST_F(JobShardTest, MemoryCountsTheVersionThatAJoinerIsStillSent) {
   v1::JobSpec spec = SmallSpec("job", 2);
   spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_ADAMW);
