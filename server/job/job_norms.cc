@@ -2,7 +2,7 @@
 // finite: what has closed is held until all shards have told what they have; see job_shard.h and proto/NORMS.md.
 //
 //   bucket closes -> finished, its squares (the thread that closes it) ... all buckets of the round
-//     -> exchange, phase by phase -> norms into the update frames -> journal, optimizer, version + 1 (the norm thread)
+//     -> exchange, phase by phase -> norms into the update frames -> journal, optimizer, version + 1 (the norm thread: PumpNorms)
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -52,6 +52,7 @@ absl::Status JobShard::PrepareNorms() {
                         name, message, kMaxExchangeBytes));
   }
   GW_RETURN_IF_ERROR(norms_->exchange.Start());
+  if (environment_.tellers == nullptr) return absl::OkStatus();
   GW_ASSIGN_OR_RETURN(norms_->thread,
                       StartThread(absl::StrFormat("job '%s': norms", name), [this] { NormLoop(); }));
   return absl::OkStatus();
@@ -106,6 +107,7 @@ void JobShard::RestoreNorms(uint64_t round) {
   absl::MutexLock lock(&norms_->mu);
   norms_->round = round;
   norms_->versions = std::move(versions);
+  norms_->work = true;
 }
 
 void JobShard::HoldClosed(const RoundActions::Close& close) {
@@ -143,6 +145,7 @@ void JobShard::Hold(const RoundActions::Close& close) {
   if (!status.ok()) return FailBuckets(close.round, status);
   absl::MutexLock lock(&norms_->mu);
   norms_->held[close.bucket] = std::move(held);
+  norms_->work = true;
 }
 
 void JobShard::FailBuckets(uint64_t round, const absl::Status& why) {
@@ -164,69 +167,112 @@ void JobShard::FailBuckets(uint64_t round, const absl::Status& why) {
 
 void JobShard::NormLoop() {
   NormState& norms = *norms_;
-  const auto ready = [&norms]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(norms.mu) {
-    for (size_t b = 0; !norms.stopped && b < norms.held.size(); ++b) {
-      if (!norms.held[b] && norms.versions[b] <= norms.round) return false;
-    }
-    return true;
-  };
+  const auto ready = [&norms]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(norms.mu) { return norms.stopped || norms.work; };
   for (;;) {
-    std::vector<HeldBucket> held;
-    uint64_t round = 0;
     {
       absl::MutexLock lock(&norms.mu);
       norms.mu.Await(absl::Condition(&ready));
       if (norms.stopped) return;
-      round = norms.round;
-      for (std::optional<HeldBucket>& bucket : norms.held) {
-        if (bucket) held.push_back(*std::move(bucket));
-        bucket.reset();
-      }
     }
-    const absl::Status status = CatchBadAlloc("the norms of a round", [&] { return CloseHeld(round, &held); });
-    if (absl::IsCancelled(status)) return;
+    PumpNorms();
+  }
+}
+
+bool JobShard::NormsHaveWork() const {
+  if (norms_ == nullptr) return false;
+  absl::MutexLock lock(&norms_->mu);
+  return norms_->work && !norms_->stopped;
+}
+
+NormExchange* JobShard::norm_exchange() { return norms_ == nullptr ? nullptr : &norms_->exchange; }
+
+void JobShard::PumpNorms() {
+  {
+    absl::MutexLock lock(&norms_->mu);
+    norms_->work = false;
+  }
+  while (TakeHeld()) {
+    Agreeing& agreeing = *norms_->agreeing;
+    bool closed = false;
+    const absl::Status status =
+        CatchBadAlloc("the norms of a round", [&]() -> absl::Status {
+          GW_ASSIGN_OR_RETURN(closed, Agree(&agreeing));
+          return closed ? CloseHeld(&agreeing) : absl::OkStatus();
+        });
+    if (status.ok() && !closed) return;  // until other shards have told more
+    const uint64_t round = agreeing.round;
     if (!status.ok()) FailBuckets(round, status);
-    held.clear();
-    norms.exchange.SetRound(round + 1);
+    norms_->agreeing.reset();
+    norms_->exchange.SetRound(round + 1);
     std::vector<RoundActions::Close> next;
     {
-      absl::MutexLock lock(&norms.mu);
-      norms.round = round + 1;
-      if (auto node = norms.later.extract(round + 1)) next = std::move(node.mapped());
+      absl::MutexLock lock(&norms_->mu);
+      norms_->round = round + 1;
+      if (auto node = norms_->later.extract(round + 1)) next = std::move(node.mapped());
     }
     for (const RoundActions::Close& close : next) Hold(close);
   }
 }
 
-absl::Status JobShard::CloseHeld(uint64_t round, std::vector<HeldBucket>* held) {
-  bool skipped = false;
-  for (size_t phase = 0; !skipped && phase < NormPhases(job_).size(); ++phase) {
-    GW_ASSIGN_OR_RETURN(skipped, AgreeOn(round, phase, held));
+bool JobShard::TakeHeld() {
+  NormState& norms = *norms_;
+  absl::MutexLock lock(&norms.mu);
+  if (norms.stopped) return false;
+  if (norms.agreeing) return true;
+  for (size_t b = 0; b < norms.held.size(); ++b) {
+    if (!norms.held[b] && norms.versions[b] <= norms.round) return false;
   }
-  if (skipped) {
-    spdlog::info("job {} round {}: skipped, because a gradient in it is not finite", job_.spec().name(), round);
-    for (HeldBucket& bucket : *held) GW_RETURN_IF_ERROR(Skip(&bucket));
+  norms.agreeing.emplace().round = norms.round;
+  for (std::optional<HeldBucket>& bucket : norms.held) {
+    if (bucket) norms.agreeing->held.push_back(*std::move(bucket));
+    bucket.reset();
   }
-  for (HeldBucket& bucket : *held) {
+  return true;
+}
+
+absl::StatusOr<bool> JobShard::Agree(Agreeing* agreeing) {
+  const size_t phases = NormPhases(job_).size();
+  while (!agreeing->skipped && agreeing->phase < phases) {
+    if (!agreeing->offered) {
+      GW_ASSIGN_OR_RETURN(ShardSquares own, SquaresOf(agreeing));
+      GW_FAILPOINT("norms.before_exchange");
+      norms_->exchange.Offer(agreeing->round, agreeing->phase, std::move(own));
+      agreeing->offered = true;
+    }
+    const std::optional<NormExchange::Agreed> agreed = norms_->exchange.TryAgree(agreeing->round, agreeing->phase);
+    if (!agreed) return false;
+    GW_FAILPOINT("norms.after_exchange");
+    agreeing->skipped = agreed->skipped;
+    if (!agreed->skipped) SetNorms(agreed->sums, agreeing);
+    agreeing->offered = false;
+    ++agreeing->phase;
+  }
+  return true;
+}
+
+absl::Status JobShard::CloseHeld(Agreeing* agreeing) {
+  if (agreeing->skipped) {
+    spdlog::info("job {} round {}: skipped, because a gradient in it is not finite", job_.spec().name(),
+                 agreeing->round);
+    for (HeldBucket& bucket : agreeing->held) GW_RETURN_IF_ERROR(Skip(&bucket));
+  }
+  for (HeldBucket& bucket : agreeing->held) {
     GW_FAILPOINT("norms.before_write");
-    if (!skipped) AppendNorms(job_, *bucket.update, &bucket.frame.chunks);
+    if (!agreeing->skipped) AppendNorms(job_, *bucket.update, &bucket.frame.chunks);
     PublishClosed(bucket.close, bucket.frame, std::move(bucket.who));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> JobShard::AgreeOn(uint64_t round, size_t phase, std::vector<HeldBucket>* held) {
-  const std::vector<std::vector<Norm>> phases = NormPhases(job_);
-  const size_t per_tensor = NormsOf(job_).size();
-  size_t done = 0;  // norms of earlier phases
-  for (size_t p = 0; p < phase; ++p) done += phases[p].size();
-  const size_t count = phases[phase].size();
+absl::StatusOr<ShardSquares> JobShard::SquaresOf(Agreeing* agreeing) {
+  const size_t phase = agreeing->phase;
+  const size_t count = NormPhases(job_)[phase].size();
   ShardSquares own;
   const size_t runs = norms_->sums.runs(shard_index_);
   own.runs.resize(count * runs);
-  own.totals = TotalsOf(round, phase);
-  if (phase == 0) own.fate = FateOf(round, *held);
-  for (HeldBucket& bucket : *held) {
+  own.totals = TotalsOf(agreeing->round, phase);
+  if (phase == 0) own.fate = FateOf(agreeing->round, agreeing->held);
+  for (HeldBucket& bucket : agreeing->held) {
     BucketState& state = *buckets_[bucket.close.bucket];
     if (phase > 0) {
       absl::MutexLock lock(&state.mu);
@@ -238,24 +284,28 @@ absl::StatusOr<bool> JobShard::AgreeOn(uint64_t round, size_t phase, std::vector
                   own.runs.data() + k * runs + norms_->sums.first_run(bucket.close.bucket, shard_index_));
     }
   }
-  GW_FAILPOINT("norms.before_exchange");
-  GW_ASSIGN_OR_RETURN(const NormExchange::Agreed agreed, norms_->exchange.Exchange(round, phase, std::move(own)));
-  GW_FAILPOINT("norms.after_exchange");
-  if (agreed.skipped) return true;
+  return own;
+}
+
+void JobShard::SetNorms(const std::vector<double>& sums, Agreeing* agreeing) {
+  const std::vector<std::vector<Norm>> phases = NormPhases(job_);
+  const size_t per_tensor = NormsOf(job_).size();
+  const size_t count = phases[agreeing->phase].size();
+  size_t done = 0;  // norms of earlier phases
+  for (size_t p = 0; p < agreeing->phase; ++p) done += phases[p].size();
   std::optional<double> mean_square;
-  if (phase == 0 && ClipsNorm(job_)) {
+  if (agreeing->phase == 0 && ClipsNorm(job_)) {
     mean_square = 0;
-    for (const double sum : agreed.sums) *mean_square += sum;
+    for (const double sum : sums) *mean_square += sum;
   }
-  for (HeldBucket& bucket : *held) {
+  for (HeldBucket& bucket : agreeing->held) {
     if (mean_square) bucket.update->mean_square = mean_square;
     const std::vector<uint32_t> tensors = TensorsOf(*buckets_[bucket.close.bucket]->layout);
     bucket.update->norms.resize(per_tensor * tensors.size());
     for (size_t t = 0; t < tensors.size(); ++t) {
-      std::copy_n(agreed.sums.data() + tensors[t] * count, count, bucket.update->norms.data() + t * per_tensor + done);
+      std::copy_n(sums.data() + tensors[t] * count, count, bucket.update->norms.data() + t * per_tensor + done);
     }
   }
-  return false;
 }
 
 absl::Status JobShard::Skip(HeldBucket* held) {

@@ -53,7 +53,9 @@ namespace gradwire {
 namespace journal {
 class Journal;
 }
+struct Agreeing;
 struct HeldBucket;
+class NormExchange;
 struct NormState;
 
 // What a job gets from the server around it. Everything pointed to outlives the job.
@@ -68,6 +70,7 @@ struct JobEnvironment {
   // The id of its lineage; a standby takes that of its primary.
   std::shared_ptr<std::atomic<uint64_t>> server_lineage = std::make_shared<std::atomic<uint64_t>>(0);
   std::function<void()> tick_sooner;  // may be empty; called without a lock held
+  // Null: norms get no threads; a simulator takes their turns (JobShard::PumpNorms).
   std::shared_ptr<Tellers> tellers = std::make_shared<Tellers>();
   std::shared_ptr<absl::Mutex> digest_turn = std::make_shared<absl::Mutex>();  // see JobShard::Digest
   std::shared_ptr<MemoryAccount> account;  // of all jobs; null: only the limit of each counts
@@ -178,6 +181,11 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   void SetAddresses(MemberId member, const std::vector<std::string>& addresses);
   // Another shard tells its squares. Errors: those of NormExchange::Take.
   absl::StatusOr<v1::ExchangeReply> ExchangeNorms(const v1::ExchangeRequest& request);
+  // Without tellers: whether PumpNorms has something to do, which then goes as far as what the shards have told each
+  // other allows, and whom to tell (null: no update needs norms). By one thread.
+  bool NormsHaveWork() const;
+  void PumpNorms();
+  NormExchange* norm_exchange();
   // Ends leases that have run out, closes what has waited long enough; writes how many warnings were held back. What
   // takes long of it is done on `pool`, if there is one, which is gone before this is.
   void Tick(WorkPool* pool = nullptr);
@@ -355,11 +363,18 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   // A bucket has closed; its update waits for the others of the round.
   void HoldClosed(const RoundActions::Close& close);
   void Hold(const RoundActions::Close& close);
-  // The thread that exchanges norms, and writes what was held for them.
+  // The thread that pumps.
   void NormLoop();
-  absl::Status CloseHeld(uint64_t round, std::vector<HeldBucket>* held);
-  // Takes what the other shards said in `phase` into the held updates. True: the round is skipped.
-  absl::StatusOr<bool> AgreeOn(uint64_t round, size_t phase, std::vector<HeldBucket>* held);
+  // There is a round to agree on: the one that is, or the next, all of whose buckets are held.
+  bool TakeHeld();
+  // Phase by phase. False: other shards have not told theirs.
+  absl::StatusOr<bool> Agree(Agreeing* agreeing);
+  // What this shard has of the phase.
+  absl::StatusOr<ShardSquares> SquaresOf(Agreeing* agreeing);
+  // What the shards agreed on in the phase goes into the held updates; `sums`: [tensor][norm of the phase].
+  void SetNorms(const std::vector<double>& sums, Agreeing* agreeing);
+  // Writes and applies what was held.
+  absl::Status CloseHeld(Agreeing* agreeing);
   // Another update takes the place of the held one.
   absl::Status Skip(HeldBucket* held);
   void FailBuckets(uint64_t round, const absl::Status& why);

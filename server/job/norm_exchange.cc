@@ -35,7 +35,7 @@ std::vector<size_t> CountsOf(const Job& job) {
 }  // namespace
 
 NormExchange::NormExchange(const Job* job, const Layout* layout, uint32_t shard, std::shared_ptr<Tellers> tellers,
-                           Written written)
+                           Written written, std::function<void()> heard)
     : job_(*job),
       layout_(*layout),
       shard_(shard),
@@ -43,6 +43,7 @@ NormExchange::NormExchange(const Job* job, const Layout* layout, uint32_t shard,
       sums_(layout, job->tensors().size()),
       tellers_(std::move(tellers)),
       written_(std::move(written)),
+      heard_(std::move(heard)),
       lines_(layout->shard_count()) {
   for (Line& line : lines_) line.pause = kFirstPause;
 }
@@ -50,7 +51,7 @@ NormExchange::NormExchange(const Job* job, const Layout* layout, uint32_t shard,
 NormExchange::~NormExchange() { Stop(); }
 
 absl::Status NormExchange::Start() {
-  return layout_.shard_count() > 1 ? tellers_->Add(this) : absl::OkStatus();
+  return tellers_ != nullptr && layout_.shard_count() > 1 ? tellers_->Add(this) : absl::OkStatus();
 }
 
 void NormExchange::Stop() {
@@ -58,7 +59,7 @@ void NormExchange::Stop() {
     absl::MutexLock lock(&mu_);
     stopped_ = true;
   }
-  tellers_->Remove(this);
+  if (tellers_ != nullptr) tellers_->Remove(this);
   // Here and not with this: that may go inside a sink, where channels must not.
   std::vector<Line> lines;
   {
@@ -86,7 +87,7 @@ void NormExchange::SetAddresses(MemberId member, const std::vector<std::string>&
     absl::MutexLock lock(&mu_);
     addresses_.Vote(member, addresses);
   }
-  tellers_->Wake();
+  if (tellers_ != nullptr) tellers_->Wake();
 }
 
 void NormExchange::ForgetAddresses(MemberId member) {
@@ -103,12 +104,12 @@ void NormExchange::SetRound(uint64_t round) {
   std::erase_if(own_, [&](const auto& entry) { return entry.first.first + kept < round; });
 }
 
-absl::StatusOr<NormExchange::Agreed> NormExchange::Exchange(uint64_t round, size_t phase, ShardSquares own) {
+void NormExchange::Offer(uint64_t round, size_t phase, ShardSquares own) {
   const Key key{round, phase};
   const uint32_t shards = layout_.shard_count();
   {
     absl::MutexLock lock(&mu_);
-    if (stopped_) return absl::CancelledError("the job ends");
+    if (stopped_) return;
     if (shards > 1) {
       Own& mine = own_[key];
       mine.sums = sums_.Encode(shard_, own, norms_[phase]);
@@ -117,14 +118,17 @@ absl::StatusOr<NormExchange::Agreed> NormExchange::Exchange(uint64_t round, size
     }
     Note(key, shard_, std::move(own));
   }
-  if (shards > 1) tellers_->Wake();
+  if (shards > 1 && tellers_ != nullptr) tellers_->Wake();
+}
+
+std::optional<NormExchange::Agreed> NormExchange::TryAgree(uint64_t round, size_t phase) {
+  const Key key{round, phase};
   absl::MutexLock lock(&mu_);
-  const auto done = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stopped_ || theirs_[key].missing == 0; };
-  mu_.Await(absl::Condition(&done));
-  if (stopped_) return absl::CancelledError("the job ends");
+  const auto told = theirs_.find(key);
+  if (stopped_ || told == theirs_.end() || told->second.missing > 0) return std::nullopt;
   std::vector<ShardSquares> all;
-  for (std::optional<ShardSquares>& of : theirs_[key].of) all.push_back(*std::move(of));
-  theirs_.erase(key);
+  for (std::optional<ShardSquares>& of : told->second.of) all.push_back(*std::move(of));
+  theirs_.erase(told);
   Agreed agreed;
   agreed.sums = sums_.Add(all, norms_[phase]);
   agreed.skipped = SkipsRound(all);
@@ -161,6 +165,7 @@ absl::StatusOr<v1::ExchangeReply> NormExchange::Take(const v1::ExchangeRequest& 
   GW_ASSIGN_OR_RETURN(ShardSquares squares, sums_.Decode(request.shard(), request.sums(), norms_[request.phase()]));
   v1::ExchangeReply reply;
   bool before = false;
+  bool noted = false;
   {
     absl::MutexLock lock(&mu_);
     if (stopped_) return absl::UnavailableError("the job ends");
@@ -172,8 +177,10 @@ absl::StatusOr<v1::ExchangeReply> NormExchange::Take(const v1::ExchangeRequest& 
     const auto own = own_.find(key);
     if (own != own_.end()) *reply.mutable_sums() = own->second.sums;
     // What is in use already was taken out.
-    if (!before && !(own != own_.end() && !theirs_.contains(key))) Note(key, request.shard(), std::move(squares));
+    noted = !before && !(own != own_.end() && !theirs_.contains(key));
+    if (noted) Note(key, request.shard(), std::move(squares));
   }
+  if (noted) heard_();
   if (before && !reply.has_sums()) {
     const std::optional<ShardSquares> written = written_(key.first, key.second);
     if (written) *reply.mutable_sums() = sums_.Encode(shard_, *written, norms_[key.second]);
@@ -224,84 +231,100 @@ Telling::Next NormExchange::TakeNext(bool unproven, absl::Time now) {
 }
 
 void NormExchange::Tell(size_t to) {
+  const absl::Status told = CatchBadAlloc("telling norms", [this, to] {
+    const std::optional<Question> question = Begin(to);
+    if (!question) return absl::OkStatus();
+    const absl::Status carried = Carry(to, *question);
+    NoteTold(to, *question, carried);
+    return carried;
+  });
+  Ended(to, told.ok(), absl::Now());
+}
+
+std::optional<NormExchange::Question> NormExchange::Begin(size_t to) const {
   const auto shard = static_cast<uint32_t>(to);
-  Line line;
-  {
-    absl::MutexLock lock(&mu_);
-    line = lines_[shard];
-    lines_[shard].channel = nullptr;
-  }
-  const absl::Status told =
-      CatchBadAlloc("telling norms", [this, shard, &line] { return TellOnce(shard, line); });
-  std::shared_ptr<transport::Channel> given_up;
-  if (told.ok()) {
-    line.pause = kFirstPause;
-  } else {
-    given_up = std::move(line.channel);
-    line.channel = nullptr;
-    ++line.alternative;
-    line.next = absl::Now() + line.pause;
-    line.pause = std::min(2 * line.pause, kLongestPause);
-  }
-  line.proven = told.ok();
-  line.telling = false;
   absl::MutexLock lock(&mu_);
-  lines_[shard] = std::move(line);
-}
-
-absl::Status NormExchange::TellOnce(uint32_t shard, Line& line) {
-  Key key;
-  v1::NormSums sums;
-  std::string address;
-  {
-    absl::MutexLock lock(&mu_);
-    const Key* const next = ToTell(shard);
-    if (stopped_ || next == nullptr || addresses_.current().empty()) return absl::OkStatus();
-    key = *next;
-    sums = own_.at(key).sums;
-    const std::vector<std::string> alternatives = absl::StrSplit(addresses_.current()[shard], '|');
-    address = alternatives[line.alternative % alternatives.size()];
-  }
-  absl::Status told;
-  if (line.channel == nullptr || line.dialled != address) {
-    absl::StatusOr<std::shared_ptr<transport::Channel>> made = transport::Dial(address);
-    told = made.status();
-    line.channel = made.ok() ? *std::move(made) : nullptr;
-    line.dialled = address;
-  }
-  if (told.ok()) told = Call(shard, key, sums, *line.channel);
-  if (!told.ok() && absl::Now() - line.warned > kBetweenWarnings) {
-    line.warned = absl::Now();
-    spdlog::warn("job {} round {}: shard {} at {} cannot be told of norms, and the round waits for it: {}",
-                 job_.spec().name(), key.first, shard, address, told.ToString());
-  }
-  return told;
-}
-
-absl::Status NormExchange::Call(uint32_t shard, const Key& key, const v1::NormSums& sums, transport::Channel& channel) {
+  const Key* const key = stopped_ ? nullptr : ToTell(shard);
+  if (key == nullptr || addresses_.current().empty()) return std::nullopt;
   v1::ExchangeRequest request;
   request.set_job(job_.spec().name());
   request.set_layout_digest(layout_.digest());
   request.set_shard(shard_);
-  request.set_round(key.first);
-  request.set_phase(static_cast<uint32_t>(key.second));
-  *request.mutable_sums() = sums;
-  GW_ASSIGN_OR_RETURN(const std::string bytes,
-                      channel.Call("gradwire.v1.Peer/Exchange", request.SerializeAsString(), kCallTimeoutMs));
+  request.set_round(key->first);
+  request.set_phase(static_cast<uint32_t>(key->second));
+  *request.mutable_sums() = own_.at(*key).sums;
+  const std::vector<std::string> alternatives = absl::StrSplit(addresses_.current()[shard], '|');
+  return Question{*key, alternatives[lines_[shard].alternative % alternatives.size()], request.SerializeAsString()};
+}
+
+absl::Status NormExchange::Carry(size_t to, const Question& question) {
+  std::shared_ptr<transport::Channel> channel;
+  {
+    absl::MutexLock lock(&mu_);
+    if (stopped_) return absl::OkStatus();
+    if (lines_[to].dialled == question.address) channel = lines_[to].channel;
+  }
+  if (channel == nullptr) {
+    GW_ASSIGN_OR_RETURN(channel, transport::Dial(question.address));
+    std::shared_ptr<transport::Channel> given_up = channel;  // goes without the lock
+    absl::MutexLock lock(&mu_);
+    if (stopped_) return absl::OkStatus();
+    lines_[to].dialled = question.address;
+    lines_[to].channel.swap(given_up);
+  }
+  GW_ASSIGN_OR_RETURN(const std::string reply,
+                      channel->Call("gradwire.v1.Peer/Exchange", question.request, kCallTimeoutMs));
+  return Answered(to, question.key, reply, absl::Now());
+}
+
+absl::Status NormExchange::Answered(size_t to, const Key& key, const std::string& bytes, absl::Time now) {
+  const auto shard = static_cast<uint32_t>(to);
   v1::ExchangeReply reply;
   if (!reply.ParseFromString(bytes)) return absl::InvalidArgumentError("not a gradwire.v1.ExchangeReply");
   std::optional<ShardSquares> theirs;
   if (reply.has_sums()) {
     GW_ASSIGN_OR_RETURN(theirs, sums_.Decode(shard, reply.sums(), norms_[key.second]));
   }
-  absl::MutexLock lock(&mu_);
-  const auto own = own_.find(key);
-  if (own == own_.end()) return absl::OkStatus();
-  own->second.due[shard] = absl::Now() + kAskAgain;
-  // Not where the exchange is over.
-  const auto waiting = theirs_.find(key);
-  if (theirs && waiting != theirs_.end()) Note(key, shard, *std::move(theirs));
+  {
+    absl::MutexLock lock(&mu_);
+    const auto own = own_.find(key);
+    if (own == own_.end()) return absl::OkStatus();
+    own->second.due[shard] = now + kAskAgain;
+    // Not where the exchange is over.
+    const auto waiting = theirs_.find(key);
+    if (!theirs || waiting == theirs_.end()) return absl::OkStatus();
+    Note(key, shard, *std::move(theirs));
+  }
+  heard_();
   return absl::OkStatus();
+}
+
+void NormExchange::NoteTold(size_t to, const Question& question, const absl::Status& told) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (told.ok() || stopped_ || absl::Now() - lines_[to].warned <= kBetweenWarnings) return;
+    lines_[to].warned = absl::Now();
+  }
+  spdlog::warn("job {} round {}: shard {} at {} cannot be told of norms, and the round waits for it: {}",
+               job_.spec().name(), question.key.first, to, question.address, told.ToString());
+}
+
+void NormExchange::Ended(size_t to, bool told, absl::Time now) {
+  std::shared_ptr<transport::Channel> given_up;  // goes without the lock
+  absl::MutexLock lock(&mu_);
+  if (stopped_) return;
+  Line& line = lines_[to];
+  line.telling = false;
+  line.proven = told;
+  if (told) {
+    line.pause = kFirstPause;
+    return;
+  }
+  given_up = std::move(line.channel);
+  line.channel = nullptr;
+  ++line.alternative;
+  line.next = now + line.pause;
+  line.pause = std::min(2 * line.pause, kLongestPause);
 }
 
 }  // namespace gradwire

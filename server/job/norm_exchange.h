@@ -28,16 +28,18 @@
 
 namespace gradwire {
 
-// Thread-safe. Borrows job and layout. The other shards are told on the server's Tellers, from Start to Stop: a shard
-// that is down is tried again and again, and keeps none of the others waiting. Keeps the squares of rounds that other
+// Thread-safe, and blocks nobody but the tellers. Borrows job and layout. The other shards are told on the server's
+// Tellers, from Start to Stop: a shard that is down is tried again and again, and keeps none of the others waiting. Keeps the squares of rounds that other
 // shards may still ask for: of as many as their servers, started again, may be behind.
 class NormExchange final : public Telling {
  public:
   // What this shard knows of rounds that it wrote before it was started; may take locks of the job.
   using Written = std::function<std::optional<ShardSquares>(uint64_t round, size_t phase)>;
 
-  NormExchange(const Job* job, const Layout* layout, uint32_t shard, std::shared_ptr<Tellers> tellers,
-               Written written);
+  // `tellers`: null where somebody else takes their turns (TakeNext, Begin, Answered, Ended). `heard`: another shard's
+  // squares came, so TryAgree may have an answer; called without locks, by any thread.
+  NormExchange(const Job* job, const Layout* layout, uint32_t shard, std::shared_ptr<Tellers> tellers, Written written,
+               std::function<void()> heard);
   ~NormExchange() override;
 
   // Before the first exchange. ResourceExhausted: there is no thread for it.
@@ -55,9 +57,10 @@ class NormExchange final : public Telling {
     std::vector<double> sums;  // [tensor][norm of the phase]
     bool skipped = false;      // the round; its later phases are not exchanged then
   };
-  // Blocks until every shard has told its squares. Cancelled: Stop was called. By one thread, rounds and phases in
-  // order.
-  absl::StatusOr<Agreed> Exchange(uint64_t round, size_t phase, ShardSquares own);
+  // What this shard has; the others are told. By one thread, rounds and phases in order.
+  void Offer(uint64_t round, size_t phase, ShardSquares own);
+  // Once, after Offer. Nothing: some shard has not told its squares yet, or Stop was called.
+  std::optional<Agreed> TryAgree(uint64_t round, size_t phase);
   // Another shard tells. Errors: InvalidArgument, FailedPrecondition (another shard map; a round that is too far
   // ahead).
   absl::StatusOr<v1::ExchangeReply> Take(const v1::ExchangeRequest& request);
@@ -68,8 +71,19 @@ class NormExchange final : public Telling {
   Next TakeNext(bool unproven, absl::Time now) override;
   void Tell(size_t to) override;
 
- private:
+  // The parts of Tell: what shard `to` is told, at which address (nothing: it is told nothing any more); what it
+  // answered, if it did; the end of the call in any case.
   using Key = std::pair<uint64_t, size_t>;  // round, phase
+  struct Question {
+    Key key;
+    std::string address;
+    std::string request;  // a v1::ExchangeRequest
+  };
+  std::optional<Question> Begin(size_t to) const;
+  absl::Status Answered(size_t to, const Key& key, const std::string& reply, absl::Time now);
+  void Ended(size_t to, bool told, absl::Time now);
+
+ private:
   struct Own {
     v1::NormSums sums;
     std::vector<absl::Time> due;  // by shard: when it is told (again)
@@ -81,7 +95,7 @@ class NormExchange final : public Telling {
 
   // To another shard.
   struct Line {
-    std::shared_ptr<transport::Channel> channel;  // of the thread that tells; kept while it works
+    std::shared_ptr<transport::Channel> channel;  // kept while it works
     std::string dialled;
     size_t alternative = 0;
     bool telling = false;
@@ -95,8 +109,9 @@ class NormExchange final : public Telling {
   // The oldest of what `shard` is to be told, and is due first; null: nothing.
   const Key* ToTell(uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool IsMissing(const Key& key, uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status TellOnce(uint32_t shard, Line& line);
-  absl::Status Call(uint32_t shard, const Key& key, const v1::NormSums& sums, transport::Channel& channel);
+  absl::Status Carry(size_t to, const Question& question);
+  // How that ended: warns, now and then.
+  void NoteTold(size_t to, const Question& question, const absl::Status& told);
 
   const Job& job_;
   const Layout& layout_;
@@ -105,6 +120,7 @@ class NormExchange final : public Telling {
   const NormSums sums_;
   const std::shared_ptr<Tellers> tellers_;
   const Written written_;
+  const std::function<void()> heard_;
 
   mutable absl::Mutex mu_;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
@@ -112,7 +128,7 @@ class NormExchange final : public Telling {
   AddressVotes addresses_ ABSL_GUARDED_BY(mu_);
   std::map<Key, Own> own_ ABSL_GUARDED_BY(mu_);
   std::map<Key, Theirs> theirs_ ABSL_GUARDED_BY(mu_);
-  std::vector<Line> lines_ ABSL_GUARDED_BY(mu_);  // by shard; what they dial with is the telling thread's
+  std::vector<Line> lines_ ABSL_GUARDED_BY(mu_);  // by shard
   uint32_t turn_ ABSL_GUARDED_BY(mu_) = 0;        // the shard that is looked at first
 };
 
