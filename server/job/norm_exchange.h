@@ -29,8 +29,9 @@
 namespace gradwire {
 
 // Thread-safe, and blocks nobody but the tellers. Borrows job and layout. The other shards are told on the server's
-// Tellers, from Start to Stop: a shard that is down is tried again and again, and keeps none of the others waiting. Keeps the squares of rounds that other
-// shards may still ask for: of as many as their servers, started again, may be behind.
+// Tellers, from Start to Stop: a shard that is down is tried again and again, and keeps none of the others waiting.
+// Keeps the squares of rounds that other shards may still ask for: of as many as their servers, started again, may be
+// behind.
 class NormExchange final : public Telling {
  public:
   // What this shard knows of rounds that it wrote before it was started; may take locks of the job.

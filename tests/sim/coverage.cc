@@ -69,6 +69,8 @@ constexpr const char* kNames[] = {
     "recovered between the rounds of a step",
     "round begun before the last ones were settled",
     "frame returned while later ones travel",
+    "shards told norms",
+    "peer could not be told",
 };
 static_assert(std::size(kNames) == kEvents);
 

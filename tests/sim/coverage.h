@@ -72,6 +72,8 @@ enum class Event : uint32_t {
   kRecoveredWithinStep,
   kRoundAhead,
   kReturnedBesideLater,
+  kShardsAgreed,
+  kPeerNotTold,
   kCount
 };
 

@@ -8,6 +8,7 @@
 #include "common/base/status_macros.h"
 #include "common/codec/frame_assembler.h"
 #include "common/codec/plan_window.h"
+#include "common/job/norms.h"
 #include "common/job/round_mode.h"
 #include "common/wire/frame.h"
 
@@ -40,6 +41,7 @@ void Oracle::StartReplay(uint32_t shard) {
 }
 
 void Oracle::Encoded(uint64_t member, Entry entry, const EncodedFrame& frame) {
+  members_.insert(member);
   Frame& kept = frames_[{member, {entry.round, entry.slice}}];
   if (!kept.chunks.empty())
     world_->Violate(absl::StrCat("round ", entry.round, " slice ", entry.slice, " was encoded twice by one worker"));
@@ -69,16 +71,18 @@ void Oracle::Appended(uint32_t shard, const journal::Record& record) {
   const RoundPlan plan = PlanOf(entry);
   auto merged = Merge(entry, record, plan);
   if (!merged.ok()) return world_->Violate(absl::StrCat(where, ": ", merged.status().ToString()));
-  if (!Same(*merged, record.chunks))
-    return world_->Violate(absl::StrCat(where, ": the update is not the sum of the frames that its record names"));
   auto update = DecodeUpdate(record.chunks, *setup_->job, setup_->LayoutOf(entry.slice), plan);
   if (!update.ok()) return world_->Violate(absl::StrCat(where, ": ", update.status().ToString()));
+  if (entry.round > 0) AppendNorms(*setup_->job, *update, &*merged);
+  if (!Same(*merged, record.chunks))
+    return world_->Violate(absl::StrCat(where, ": the update is not the sum of the frames that its record names"));
   CheckSums(entry, record, *update);
   if (!update->deferred.empty()) world_->Count(Event::kDeferredElements);
   Made& now = made.emplace_back();
   now.chunks = record.chunks;
   now.update = *std::move(update);
   for (const journal::Contribution& c : record.contributions) now.contributions[c.member] = c.included;
+  CheckNorms(entry.round);
 }
 
 absl::StatusOr<std::vector<Bytes>> Oracle::Merge(Entry entry, const journal::Record& record, const RoundPlan& plan) {
@@ -109,6 +113,36 @@ absl::StatusOr<std::vector<Bytes>> Oracle::Merge(Entry entry, const journal::Rec
   id.learning_rates = rates;
   GW_ASSIGN_OR_RETURN(UpdateFrame update, accumulator.Finish(id, included));
   return std::move(update.chunks);
+}
+
+void Oracle::CheckNorms(uint64_t round) {
+  const auto is_made = [&](const std::vector<Made>& made) { return round < made.size(); };
+  if (made_[0].size() <= round || made_[0][round].update.norms.empty() ||
+      !std::all_of(made_.begin(), made_.end(), is_made))
+    return;
+  // The corner that NORMS.md names: a shard that died may have had other frames in the round. Not where they are those of
+  // all workers that there ever were, and none was damaged on its way.
+  const bool all_in_it = std::all_of(made_.begin(), made_.end(), [&](const std::vector<Made>& made) {
+    return made[round].contributions.size() == setup_->workers;
+  });
+  const bool others_before = damaged_.contains(round) || setup_->job->spec().rounds().quorum() > 0 ||
+                             members_.size() > setup_->workers || !all_in_it;
+  if (starts_ > setup_->shards && others_before) return;
+  const size_t count = NormsOf(*setup_->job).size();
+  std::map<uint32_t, std::vector<double>> norms;  // by tensor
+  for (uint32_t slice = 0; slice < setup_->slices(); ++slice) {
+    const Update& update = made_[slice][round].update;
+    bool same = update.mean_square == made_[0][round].update.mean_square;
+    const std::vector<uint32_t> tensors = TensorsOf(setup_->LayoutOf(slice));
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const auto begin = update.norms.begin() + static_cast<ptrdiff_t>(i * count);
+      const std::vector<double> here(begin, begin + static_cast<ptrdiff_t>(count));
+      same = same && norms.try_emplace(tensors[i], here).first->second == here;
+    }
+    if (!same)
+      return world_->Violate(absl::StrCat("round ", round, ": slice ", slice,
+                                          " was made with other norms than those before it: the shards did not agree"));
+  }
 }
 
 // Of sparse codecs, whose frames say which integers they carry: no accumulator takes part in this.
@@ -193,6 +227,7 @@ uint64_t Oracle::SeenVersion(uint32_t slice) const {
 
 void Oracle::Recovered(uint32_t shard, uint64_t version, uint64_t epoch, bool may_lose,
                        std::optional<TimeNs> synced_until) {
+  ++starts_;
   bool lost = false;
   uint64_t all_seen = UINT64_MAX;
   const uint64_t apart = MostApart(*setup_->job);

@@ -29,6 +29,8 @@ class Oracle {
 
   // A worker made this frame. Members never make two frames for one entry.
   void Encoded(uint64_t member, Entry entry, const EncodedFrame& frame);
+  // A frame of this round may not have come as it was made: a shard may have refused it, and taken the worker's silence.
+  void Damaged(uint64_t round) { damaged_.insert(round); }
   // A shard hands a record to its journal. An update must be what the frames of the contributions that it names give.
   void Appended(uint32_t shard, const journal::Record& record);
   // A worker was given the update frame of `entry`, or (empty chunks) the parameters that it makes.
@@ -67,6 +69,8 @@ class Oracle {
   RoundPlan PlanOf(Entry entry) const;
   // Merges the frames that the record names. Nothing: a violation was found.
   absl::StatusOr<std::vector<Bytes>> Merge(Entry entry, const journal::Record& record, const RoundPlan& plan);
+  // The shards agreed: what the slices of a round say of a tensor, and of all, is the same.
+  void CheckNorms(uint64_t round);
   void CheckSums(Entry entry, const journal::Record& record, const Update& update);
   void StartReplay(uint32_t shard);
   bool Advance(uint32_t shard, uint64_t version);
@@ -79,6 +83,9 @@ class Oracle {
   std::map<std::pair<uint64_t, uint32_t>, std::set<uint64_t>> unsettled_;  // by member and slice: rounds of its frames
   std::vector<Replay> replays_;                                  // by shard
   std::vector<uint64_t> lost_before_;  // by shard: the epoch of the last server that came back without all versions
+  uint64_t starts_ = 0;         // of servers
+  std::set<uint64_t> members_;  // that made a frame
+  std::set<uint64_t> damaged_;  // rounds, see Damaged
   std::vector<std::unique_ptr<Accumulator>> accumulators_;
 };
 

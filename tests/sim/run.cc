@@ -19,7 +19,7 @@ constexpr uint64_t kMaxFaults = 6;
 Run::Run(uint64_t seed, Broken broken, bool trace)
     : world_(seed, trace), setup_(MakeSetup(world_)), oracle_(std::make_unique<Oracle>(&world_, setup_.get())) {
   for (uint32_t shard = 0; shard < setup_->shards; ++shard)
-    servers_.push_back(std::make_unique<ServerNode>(&world_, setup_.get(), oracle_.get(), shard, broken));
+    servers_.push_back(std::make_unique<ServerNode>(&world_, setup_.get(), oracle_.get(), shard, broken, &servers_));
   for (uint32_t w = 0; w < setup_->workers; ++w)
     workers_.push_back(std::make_unique<WorkerNode>(&world_, setup_.get(), oracle_.get(), &servers_, w));
 }
@@ -64,6 +64,13 @@ void Run::PlanFaults() {
       if (!AllTrain(1)) world_.Count(Event::kFaultAtStart);
       world_.Trace([&] { return absl::StrCat("fault: ", NameOf(fault->event)); });
     });
+  }
+  for (const auto& server : servers_) {
+    for (uint32_t shard = 0; shard < setup_->shards; ++shard) {
+      if (world_.Chance(0.3)) server->path(shard).loss = 0.05;
+      if (world_.Chance(0.3)) server->path(shard).repeats = 0.2;
+      if (world_.Chance(0.3)) server->path(shard).slowest = 30 * kMs;
+    }
   }
   for (const auto& worker : workers_) {
     if (world_.Chance(0.2)) worker->flip = 0.02;

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "common/snapshot/snapshot_files.h"
+#include "server/job/norm_exchange.h"
 #include "server/snapshot/snapshotter.h"
 #include "tests/sim/memory_check.h"
 
@@ -13,7 +15,10 @@ namespace gradwire::sim {
 namespace {
 
 constexpr TimeNs kTick = 200 * kMs;
+constexpr TimeNs kPeerTimeout = 2 * kSecond;  // as NormExchange
 constexpr uint64_t kFrameLimitBytes = 8u << 10;  // a few times the largest frame of these jobs
+
+absl::Time AsTime(TimeNs now) { return absl::FromUnixNanos(now); }
 
 }  // namespace
 
@@ -47,7 +52,7 @@ class ServerProcess::Tap final : public UpdateSink {
 };
 
 ServerProcess::ServerProcess(World* world, const Setup* setup, Oracle* oracle, ServerNode* node, uint32_t shard,
-                             uint64_t id, Broken broken)
+                             uint64_t id, Broken broken, std::vector<std::unique_ptr<ServerNode>>* servers)
     : world_(world),
       setup_(setup),
       oracle_(oracle),
@@ -55,6 +60,7 @@ ServerProcess::ServerProcess(World* world, const Setup* setup, Oracle* oracle, S
       shard_(shard),
       id_(id),
       broken_(broken),
+      servers_(servers),
       disk_(&node->disk()) {}
 
 ServerProcess::~ServerProcess() {
@@ -76,6 +82,7 @@ absl::Status ServerProcess::Start() {
   environment.adopt_journal = [this](std::unique_ptr<journal::Journal> journal) {
     return AdoptJournal(std::move(journal));
   };
+  environment.tellers = nullptr;
   environment.tick_sooner = [this] { ScheduleTick(world_->Now() + kMs); };
   environment.recognize_repeats = broken_ != Broken::kDedup;
   JobRegistry::Limits limits;
@@ -182,6 +189,55 @@ void ServerProcess::Check() {
   if (shard == nullptr) return;
   CheckMemory(world_, *shard, kFrameLimitBytes, absl::StrCat("shard ", shard_));
   CheckParameters(*shard);
+  TakeNormTurns(*shard);
+}
+
+void ServerProcess::TakeNormTurns(JobShard& shard) {
+  NormExchange* const exchange = shard.norm_exchange();
+  if (exchange == nullptr) return;
+  if (shard.NormsHaveWork() && !norms_scheduled_) {
+    norms_scheduled_ = true;
+    world_->After(world_->Between(0, 2 * kMs), [this, here = here_] {
+      if (!*here || !alive()) return;
+      norms_scheduled_ = false;
+      if (const auto shard = job()) shard->PumpNorms();
+    });
+  }
+  for (;;) {
+    const Telling::Next next = exchange->TakeNext(/*unproven=*/true, AsTime(world_->Now()));
+    if (next.to) {
+      TellPeer(*exchange, *next.to);
+      continue;
+    }
+    if (next.due == absl::InfiniteFuture()) return;
+    const TimeNs due = absl::ToUnixNanos(next.due);
+    if (tell_at_ > world_->Now() && tell_at_ <= due) return;
+    tell_at_ = due;
+    return world_->At(due, [] {});  // this is called behind every event
+  }
+}
+
+void ServerProcess::TellPeer(NormExchange& exchange, size_t to) {
+  const std::optional<NormExchange::Question> question = exchange.Begin(to);
+  if (!question) return exchange.Ended(to, true, AsTime(world_->Now()));
+  ServerNode* const peer = (*servers_)[to].get();
+  Call(
+      world_, &node_->path(static_cast<uint32_t>(to)),
+      [peer] { return peer->process() == nullptr ? Target() : peer->process()->target(); }, "gradwire.v1.Peer/Exchange",
+      question->request, kPeerTimeout,
+      [this, here = here_, to, key = question->key](const absl::StatusOr<std::string>& reply) {
+        const auto shard = *here && alive() ? job() : nullptr;
+        if (shard == nullptr) return;
+        const absl::Time now = AsTime(world_->Now());
+        absl::Status told = reply.status();
+        if (reply.ok()) told = shard->norm_exchange()->Answered(to, key, *reply, now);
+        world_->Trace([&] {
+          return absl::StrCat("shard ", shard_, " told norms of round ", key.first, " phase ", key.second, " to shard ",
+                              to, ": ", told.ToString());
+        });
+        world_->Count(told.ok() ? Event::kShardsAgreed : Event::kPeerNotTold);
+        shard->norm_exchange()->Ended(to, told.ok(), now);
+      });
 }
 
 void ServerProcess::CheckParameters(JobShard& shard) {
@@ -209,8 +265,15 @@ void ServerProcess::Replaced() {
   oracle_ = nullptr;
 }
 
-ServerNode::ServerNode(World* world, const Setup* setup, Oracle* oracle, uint32_t shard, Broken broken)
-    : world_(world), setup_(setup), oracle_(oracle), shard_(shard), broken_(broken) {
+ServerNode::ServerNode(World* world, const Setup* setup, Oracle* oracle, uint32_t shard, Broken broken,
+                       std::vector<std::unique_ptr<ServerNode>>* servers)
+    : world_(world),
+      setup_(setup),
+      oracle_(oracle),
+      shard_(shard),
+      broken_(broken),
+      servers_(servers),
+      paths_(setup->shards) {
   disk_.CreateDirectory("/machine").IgnoreError();
   disk_.SyncDirectory("").IgnoreError();
 }
@@ -218,7 +281,7 @@ ServerNode::ServerNode(World* world, const Setup* setup, Oracle* oracle, uint32_
 void ServerNode::Start() {
   if (process_ != nullptr) return;
   ++starts_;
-  process_ = std::make_unique<ServerProcess>(world_, setup_, oracle_, this, shard_, starts_, broken_);
+  process_ = std::make_unique<ServerProcess>(world_, setup_, oracle_, this, shard_, starts_, broken_, servers_);
   const uint64_t truncated = process_->disk().truncated();
   const absl::Status started = process_->Start();
   if (!started.ok() || !process_->alive()) {

@@ -31,7 +31,7 @@ class ServerNode;
 class ServerProcess {
  public:
   ServerProcess(World* world, const Setup* setup, Oracle* oracle, ServerNode* node, uint32_t shard, uint64_t id,
-                Broken broken);
+                Broken broken, std::vector<std::unique_ptr<ServerNode>>* servers);
   ~ServerProcess();
 
   // Recovers the job. An error: the process ends at once.
@@ -61,6 +61,9 @@ class ServerProcess {
   void Pump();
   void ScheduleTick(TimeNs when);
   void Tick();
+  // Where the shards agree on norms: goes on with what is held, tells the others.
+  void TakeNormTurns(JobShard& shard);
+  void TellPeer(NormExchange& exchange, size_t to);
 
   World* const world_;
   const Setup* const setup_;
@@ -69,6 +72,7 @@ class ServerProcess {
   const uint32_t shard_;
   const uint64_t id_;
   const Broken broken_;
+  std::vector<std::unique_ptr<ServerNode>>* const servers_;
   ServerDisk disk_;
   std::unique_ptr<DataDirectory> data_;
   std::unique_ptr<JobRegistry> registry_;
@@ -82,6 +86,8 @@ class ServerProcess {
   uint64_t checked_ = UINT64_MAX;  // version whose parameters were looked at
   TimeNs pump_at_ = -1;
   TimeNs tick_at_ = -1;
+  TimeNs tell_at_ = -1;
+  bool norms_scheduled_ = false;
   uint64_t short_rounds_ = 0;
   bool was_degraded_ = false;
   std::vector<std::weak_ptr<SimStream>> streams_;
@@ -90,12 +96,15 @@ class ServerProcess {
 
 class ServerNode {
  public:
-  ServerNode(World* world, const Setup* setup, Oracle* oracle, uint32_t shard, Broken broken);
+  // `servers`: all of them, by shard.
+  ServerNode(World* world, const Setup* setup, Oracle* oracle, uint32_t shard, Broken broken,
+             std::vector<std::unique_ptr<ServerNode>>* servers);
 
   testing_support::FakeDisk& disk() { return disk_; }
   // Null while it is down.
   ServerProcess* process() { return process_ == nullptr || !process_->alive() ? nullptr : process_.get(); }
   // An older process that still answers, if there is one.
+  Path& path(uint32_t shard) { return paths_[shard]; }
   ServerProcess* replaced() { return replaced_.get(); }
   void EndReplaced() { replaced_ = nullptr; }
 
@@ -117,6 +126,8 @@ class ServerNode {
   Oracle* const oracle_;
   const uint32_t shard_;
   const Broken broken_;
+  std::vector<std::unique_ptr<ServerNode>>* const servers_;
+  std::vector<Path> paths_;  // to the other shards
   testing_support::FakeDisk disk_;
   std::unique_ptr<ServerProcess> process_;
   std::unique_ptr<ServerProcess> replaced_;

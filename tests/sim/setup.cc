@@ -60,6 +60,7 @@ std::string Setup::ToString() const {
                       v1::OptimizerKind_Name(spec.optimizer().kind()), ", ",
                       v1::DurabilityLevel_Name(spec.durability().level()), waits_for_disk() ? ", waits" : ", goes on",
                       spec.rounds().quorum() > 0 ? absl::StrCat(", quorum ", spec.rounds().quorum()) : "",
+                      spec.clip_norm() > 0 ? ", clips" : "",
                       staleness() > 0 ? absl::StrCat(", staleness ", staleness()) : "",
                       pull == PullMode::kUpdate ? ", pulls updates" : ", pulls parameters");
 }
@@ -79,9 +80,11 @@ std::unique_ptr<Setup> MakeSetup(World& world) {
   const bool sparse = spec.codec().starts_with("tagc");
   const bool two_phase = spec.codec().starts_with("powersgd");
   AddTensors(world, two_phase, &spec);
-  spec.mutable_optimizer()->set_kind(sparse              ? v1::OPTIMIZER_STEP
-                                     : world.Chance(0.5) ? v1::OPTIMIZER_SGD
-                                                         : v1::OPTIMIZER_ADAMW);
+  static constexpr v1::OptimizerKind kOptimizers[] = {v1::OPTIMIZER_SGD, v1::OPTIMIZER_ADAMW, v1::OPTIMIZER_LAMB,
+                                                      v1::OPTIMIZER_LANS};
+  const uint64_t optimizer = world.Below(two_phase ? 2 : std::size(kOptimizers));
+  spec.mutable_optimizer()->set_kind(sparse ? v1::OPTIMIZER_STEP : kOptimizers[optimizer]);
+  if (!sparse && !two_phase && world.Chance(0.3)) spec.set_clip_norm(0.5f);
   spec.mutable_optimizer()->add_groups();
   spec.set_push(sparse ? v1::PUSH_STEP : v1::PUSH_GRADIENT);
   spec.set_nonfinite(v1::NONFINITE_REFUSE);

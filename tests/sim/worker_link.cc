@@ -76,6 +76,7 @@ v1::JoinRequest WorkerSession::RequestTo(uint32_t shard) const {
   request.set_shard_count(setup_->shards);
   request.set_layout_digest(setup_->layout->digest());
   request.set_may_initialize(may_initialize_ || shard == 0);
+  for (uint32_t s = 0; s < setup_->shards; ++s) request.add_shards(absl::StrCat("sim://", s));
   return request;
 }
 
@@ -153,7 +154,7 @@ void WorkerSession::Upload(uint32_t shard) {
   for (uint32_t b = 0; b < setup_->layout->bucket_count(); ++b) {
     const BucketLayout& slice = setup_->layout->at(b, shard);
     const std::vector<float> values = replica_->Gather(slice);
-    SendTo(shard, Rechunk(EncodeInitialize(slice, incarnation_, values.data()), setup_->chunk_bytes), {});
+    SendTo(shard, Rechunk(EncodeInitialize(slice, incarnation_, values.data()), setup_->chunk_bytes), {}, std::nullopt);
   }
 }
 
@@ -229,7 +230,8 @@ void WorkerSession::OpenStreams(uint32_t shard) {
   link.pull->Send({pull_open.SerializeAsString(), {}}).IgnoreError();
 }
 
-bool WorkerSession::SendTo(uint32_t shard, const std::vector<Bytes>& chunks, const std::vector<v1::PullKind>& pull) {
+bool WorkerSession::SendTo(uint32_t shard, const std::vector<Bytes>& chunks, const std::vector<v1::PullKind>& pull,
+                           std::optional<uint64_t> round) {
   Link& link = *links_[shard];
   if (!link.connected) return false;
   v1::PushMessage last;
@@ -237,12 +239,13 @@ bool WorkerSession::SendTo(uint32_t shard, const std::vector<Bytes>& chunks, con
   const auto send = [&](const Bytes& chunk) {
     link.push->Send({&chunk == &chunks.back() ? last.SerializeAsString() : std::string(), {chunk}}).IgnoreError();
   };
-  if (training() && world_->Chance(node_->repeat)) {
+  if (round && world_->Chance(node_->repeat)) {
     world_->Count(Event::kFrameRepeated);
     node_->repeated = true;
     for (const Bytes& chunk : chunks) send(chunk);
-  } else if (training() && world_->Chance(node_->flip)) {
+  } else if (round && world_->Chance(node_->flip)) {
     world_->Count(Event::kFrameFlipped);
+    node_->oracle()->Damaged(*round);
     const Bytes& chunk = chunks[world_->Below(chunks.size())];
     std::vector<uint8_t> bytes(chunk.span().begin(), chunk.span().end());
     bytes[world_->Below(bytes.size())] ^= static_cast<uint8_t>(1u << world_->Below(8));
@@ -251,7 +254,8 @@ bool WorkerSession::SendTo(uint32_t shard, const std::vector<Bytes>& chunks, con
     for (const Bytes& c : damaged)
       link.push->Send({&c == &damaged.back() ? last.SerializeAsString() : std::string(), {c}}).IgnoreError();
     return true;
-  } else if (training() && chunks.size() > 1 && world_->Chance(node_->chunk_fault)) {
+  } else if (round && chunks.size() > 1 && world_->Chance(node_->chunk_fault)) {
+    node_->oracle()->Damaged(*round);
     return SendBadly(shard, chunks.size(), [&](size_t i) { send(chunks[i]); });
   }
   for (const Bytes& chunk : chunks) send(chunk);

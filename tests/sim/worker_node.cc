@@ -186,7 +186,7 @@ void WorkerSession::SendFrame(Entry entry, bool abstain) {
   }
   const std::vector<Bytes> chunks =
       abstain ? work_->EncodeAbstain(entry.slice, entry.round, /*nonfinite=*/false) : Of(entry).bytes.frame->chunks;
-  SendTo(entry.slice % setup_->shards, chunks, ledger_->Wanted(entry));
+  SendTo(entry.slice % setup_->shards, chunks, ledger_->Wanted(entry), entry.round);
   client::RoundLedger::Actions actions;
   ledger_->Sent(entry, &actions);
   Run(actions);

@@ -81,7 +81,9 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   // A shard does not take this worker back. `old`: its server was replaced.
   void JoinRefused(const absl::Status& status, bool old);
   void Fail(const absl::Status& status);
-  bool SendTo(uint32_t shard, const std::vector<Bytes>& chunks, const std::vector<v1::PullKind>& pull);
+  // `round`: of the frame; nothing: of none, it brings initial parameters.
+  bool SendTo(uint32_t shard, const std::vector<Bytes>& chunks, const std::vector<v1::PullKind>& pull,
+              std::optional<uint64_t> round);
   bool SendBadly(uint32_t shard, size_t chunks, const std::function<void(size_t)>& send);
 
   // As Exchange.
