@@ -305,7 +305,8 @@ class Session::Impl {
     const client::SliceContext context{&job_,           &layout_,       options_.pull,    incarnation_,
                                        codec_pointers_, replica_.get(), gradients_.get(), HashString(options_.worker)};
     if (IsAsync(job_)) {
-      exchange_ = std::make_unique<client::AsyncExchange>(context, links, start.versions, std::move(start.plans));
+      exchange_ = std::make_unique<client::AsyncExchange>(
+          context, std::vector<client::FrameLink*>(links.begin(), links.end()), start.versions, std::move(start.plans));
       return;
     }
     exchange_ = std::make_unique<client::Exchange>(client::ExchangeContext{context, links, options_.spin_us},

@@ -54,7 +54,7 @@ struct Delivery {
 
 struct RetainedUpdate {
   SharedChunks chunks;
-  bool may_defer = false;                  // it says which elements its workers return to their residuals, if any
+  bool is_owed = false;                    // it says what its workers return to their residuals: see OwedUpdates
   bool skipped = false;                    // the round was
   std::vector<journal::Contribution> who;  // took part; of durable jobs
   MemoryAccount::Share share = {};         // of one that replaces parameters, which the job's bound does not cover
@@ -117,6 +117,9 @@ struct BucketState {
     return at.round == round ? &at : nullptr;
   }
 
+  // What kind of update workers that are away are still owed, see OwedUpdates.
+  bool IsOwed(bool skipped, bool replaces) const { return skipped || (codec->defers() && !replaces); }
+
   // The upload of initial parameters.
   MemberId initializer ABSL_GUARDED_BY(mu) = 0;
   const void* initializing_stream ABSL_GUARDED_BY(mu) = nullptr;
@@ -128,6 +131,7 @@ struct BucketState {
   // The retained update frames, at most RetainedUpdates; the last one made `version`.
   std::deque<RetainedUpdate> updates ABSL_GUARDED_BY(mu);
   std::map<uint64_t, SharedChunks> owed ABSL_GUARDED_BY(mu);  // by version, at most OwedUpdates
+  uint64_t owed_from ABSL_GUARDED_BY(mu) = 0;                 // an older version may have been given up
   Traffic traffic ABSL_GUARDED_BY(mu);                        // of the round that made `version`
   // Parameters serialized at `version` for the kind that was asked for last.
   v1::PullKind serialized_kind ABSL_GUARDED_BY(mu) = v1::PULL_UNSPECIFIED;

@@ -173,7 +173,7 @@ absl::Status JobShard::Publish(BucketState& bucket, const UpdateFrame& update, c
   bucket.serialized = nullptr;
   if (!IsAsync(job_)) {  // else nobody pulls updates
     Retain(bucket, bucket.version,
-           {std::make_shared<const std::vector<Bytes>>(update.chunks), bucket.codec->defers() && !update.replaces,
+           {std::make_shared<const std::vector<Bytes>>(update.chunks), bucket.IsOwed(update.skipped, update.replaces),
             update.skipped, std::move(who), std::move(share)});
   }
   NoteForCapture(bucket);
@@ -185,7 +185,7 @@ void JobShard::Retain(BucketState& bucket, uint64_t version, RetainedUpdate upda
   if (bucket.updates.size() <= RetainedUpdates(job_)) return;
   RetainedUpdate oldest = std::move(bucket.updates.front());
   bucket.updates.pop_front();
-  if (oldest.may_defer) bucket.owed[version - RetainedUpdates(job_)] = std::move(oldest.chunks);
+  if (oldest.is_owed) bucket.owed[version - RetainedUpdates(job_)] = std::move(oldest.chunks);
   LimitOwed(bucket);
 }
 
@@ -195,7 +195,10 @@ void JobShard::LimitOwed(BucketState& bucket) {
   const uint32_t b = bucket.layout->bucket;
   std::erase_if(bucket.owed, [&](const auto& owed)
                                  ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !machine_.MayAskFor(b, owed.first - 1); });
-  while (bucket.owed.size() > OwedUpdates(job_)) bucket.owed.erase(bucket.owed.begin());
+  while (bucket.owed.size() > OwedUpdates(job_)) {
+    bucket.owed_from = bucket.owed.begin()->first + 1;
+    bucket.owed.erase(bucket.owed.begin());
+  }
 }
 
 }  // namespace gradwire

@@ -6,6 +6,7 @@
 #include "common/base/failpoint.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
+#include "common/job/norms.h"
 #include "common/job/round_mode.h"
 #include "server/job/job_shard.h"
 
@@ -163,6 +164,14 @@ std::optional<Delivery> JobShard::Answer(BucketState& bucket, const Waiter& wait
     }
     if (const auto owed = bucket.owed.find(waiter.version); owed != bucket.owed.end()) {
       return Delivery{waiter, b, absl::OkStatus(), owed->second};
+    }
+    if (SkipsNonFinite(job_) && waiter.version < bucket.owed_from) {
+      return Delivery{waiter, b,
+                      absl::DataLossError(absl::StrFormat(
+                          "job '%s' bucket %d: whether round %d was skipped is no longer known: this worker was away "
+                          "for too long; join again",
+                          name, b, waiter.version - 1)),
+                      nullptr};
     }
     return Delivery{
         waiter, b,

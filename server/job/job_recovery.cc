@@ -138,10 +138,10 @@ absl::Status JobShard::ReplayUpdate(const journal::Record& record) {
   if (record.round < known.base) {               // applied there; kept for workers that ask for it again
     if (IsAsync(job_)) return absl::OkStatus();  // which nobody does
     GW_ASSIGN_OR_RETURN(const wire::FrameHeader header, wire::ParseHeader(record.chunks[0].span()));
+    const bool skipped = (header.flags & wire::kNonFinite) != 0;
     Retain(bucket, record.round + 1,
            {std::make_shared<const std::vector<Bytes>>(record.chunks),
-            bucket.codec->defers() && (header.flags & wire::kReplace) == 0, (header.flags & wire::kNonFinite) != 0,
-            record.contributions});
+            bucket.IsOwed(skipped, (header.flags & wire::kReplace) != 0), skipped, record.contributions});
     return absl::OkStatus();
   }
   GW_ASSIGN_OR_RETURN(const RoundPlan* const plan, PlanOfRecord(record, job_, bucket.plans));

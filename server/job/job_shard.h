@@ -288,7 +288,6 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   absl::Status Publish(BucketState& bucket, const UpdateFrame& update, const RoundPlan& plan,
                        std::vector<journal::Contribution> who) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   uint64_t PlanVersionOf(const RoundActions::Close& close) const;
-  // Keeps the update that made the bucket's version, and lets go of older ones.
   // Keeps the update that made `version`, the newest one.
   void Retain(BucketState& bucket, uint64_t version, RetainedUpdate update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   void LimitOwed(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);

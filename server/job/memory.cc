@@ -19,6 +19,7 @@ namespace gradwire {
 namespace {
 
 constexpr uint64_t kFrameOverheadBytes = 4096;  // headers, learning rates, exponents of small buckets
+constexpr uint64_t kPlanBytes = 8;             // of a run, in frames that carry nothing else: more than any codec's
 // Partial frames of this many workers are held at once; more are refused and come again in the next round.
 constexpr uint64_t kFramesInFlight = 8;
 // A worker that joins is still being sent the version that it starts from when the others pull the next one.
@@ -138,7 +139,9 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
       const uint64_t update = two_way ? DenseBound(elements) + kFrameOverheadBytes : mean;
       // Decoded, encoded and written anew, one after the other.
       if (two_way) bound.accumulators += 3 * DenseBound(elements);
-      if (!async) bound.updates += (RetainedUpdates(job) + (codec->defers() ? OwedUpdates(job) : 0)) * update;
+      const uint64_t plan = layout.at(b, shard).runs.size() * kPlanBytes + kFrameOverheadBytes;
+      const uint64_t owed = codec->defers() ? update : SkipsNonFinite(job) ? plan : 0;
+      if (!async) bound.updates += RetainedUpdates(job) * update + OwedUpdates(job) * owed;
       round_updates += two_way ? update + mean : update;
     }
     largest_frame = std::max(largest_frame, elements * 5 + kFrameOverheadBytes);

@@ -43,7 +43,8 @@ struct MemoryBound {
 uint32_t OpenRounds(const Job& job);
 // Update frames of a bucket that are kept for whoever asks: those that the slowest worker has not seen, and one more.
 uint32_t RetainedUpdates(const Job& job);
-// Older ones of codecs that may defer elements, kept for workers which are in them and have not come back yet.
+// Older ones, kept for workers which are in them and have not come back yet: of codecs that may defer elements, and of
+// rounds that were skipped.
 uint32_t OwedUpdates(const Job& job);
 // Pulls of one worker of one bucket that wait at once: an update and parameters of every open round, on the stream that
 // it has and on one before it that is not known to be broken yet. Beyond it a pull takes the place of the oldest of

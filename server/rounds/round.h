@@ -50,8 +50,8 @@ class RoundMachine final : public Rounds {
   // and no bucket of it has closed.
   absl::StatusOr<JoinOutcome> Join(std::string_view worker, uint64_t incarnation, uint64_t not_before,
                                    bool may_initialize, TimeNs now, RoundActions* actions) override;
-  // The worker is in the open round at once. Where `point.round` is over for good, start_version is another one: the
-  // worker is a member again, but nobody waits for it until CatchUp.
+  // The worker is in the open round at once, or in the later one that CatchUp has told it since. Where `point.round` is
+  // over for good, start_version is another one: the worker is a member again, but nobody waits for it until CatchUp.
   absl::StatusOr<JoinOutcome> Resume(std::string_view worker, uint64_t incarnation, const ResumePoint& point,
                                      TimeNs now, RoundActions* actions) override;
   absl::StatusOr<JoinOutcome> CatchUp(std::string_view worker, uint64_t incarnation, uint64_t not_before, TimeNs now,

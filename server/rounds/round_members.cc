@@ -81,9 +81,15 @@ absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Resume(std::string_view 
   }
   const bool over = round + rules_.rounds_per_step + rules_.staleness < round_;
   const MemberId id = MakeMemberId(worker, incarnation);
-  if (over) membership_.Postpone(id, Membership::kNever);
+  // A request that was long on its way takes back no later round that the worker was told since, and waits for.
+  const Member* const member = membership_.Get(id);
+  const bool told_later =
+      member != nullptr && member->start_round != Membership::kNever && member->start_round > round;
+  if (over && !told_later) membership_.Postpone(id, Membership::kNever);
   GW_ASSIGN_OR_RETURN(JoinOutcome outcome, Join(worker, incarnation, 0, false, now, actions));
-  if (over) {
+  if (told_later) {
+    // Until it asks for another one.
+  } else if (over) {
     membership_.Postpone(id, Membership::kNever);
     Advance(now, actions);
   } else {
@@ -103,7 +109,7 @@ absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::CatchUp(std::string_view
   }
   const MemberId id = MakeMemberId(worker, incarnation);
   const Member* const member = membership_.Get(id);
-  // A request that was long on its way takes back no later round that the worker was told since, and waits for.
+  // As in Resume.
   if (member != nullptr && member->start_round != Membership::kNever && member->start_round > round_) {
     not_before = std::max(not_before, member->start_round);
   }

@@ -71,6 +71,12 @@ constexpr const char* kNames[] = {
     "frame returned while later ones travel",
     "shards told norms",
     "peer could not be told",
+    "skip of a round asked for",
+    "round skipped by all shards",
+    "skip asked for too late",
+    "parameters gone, fate asked for",
+    "asynchronous step",
+    "merged into a later version than it was computed on",
 };
 static_assert(std::size(kNames) == kEvents);
 

@@ -74,6 +74,12 @@ enum class Event : uint32_t {
   kReturnedBesideLater,
   kShardsAgreed,
   kPeerNotTold,
+  kSkipAsked,
+  kRoundNotApplied,
+  kAskedTooLate,
+  kFateAsked,
+  kAsyncStep,
+  kAsyncBehind,
   kCount
 };
 

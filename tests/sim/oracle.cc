@@ -13,20 +13,15 @@
 #include "common/wire/frame.h"
 
 namespace gradwire::sim {
-namespace {
-
-constexpr TimeNs kWriteSlack = 100 * kMs;  // that a record may wait for its write beside the interval of syncs
-
-bool Same(const std::vector<Bytes>& a, const std::vector<Bytes>& b) {
+bool Oracle::Same(const std::vector<Bytes>& a, const std::vector<Bytes>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Bytes& x, const Bytes& y) {
     return std::equal(x.span().begin(), x.span().end(), y.span().begin(), y.span().end());
   });
 }
 
-}  // namespace
-
 Oracle::Oracle(World* world, const Setup* setup)
-    : world_(world), setup_(setup), made_(setup->slices()), replays_(setup->shards), lost_before_(setup->shards) {
+    : world_(world), setup_(setup), made_(setup->slices()), replays_(setup->shards), lost_before_(setup->shards),
+      slice_replays_(setup->slices()) {
   for (const auto& codec : setup->codecs) accumulators_.push_back(codec->NewAccumulator());
   for (uint32_t shard = 0; shard < setup->shards; ++shard) StartReplay(shard);
 }
@@ -34,10 +29,14 @@ Oracle::Oracle(World* world, const Setup* setup)
 void Oracle::StartReplay(uint32_t shard) {
   Replay& replay = replays_[shard];
   replay.memory = setup_->InitialParameters();
-  replay.replica = std::make_unique<client::Replica>(
-      setup_->job.get(), setup_->layout.get(), client::MakeHostMemory(setup_->backend.get()),
-      std::vector<std::span<float>>(replay.memory.begin(), replay.memory.end()), /*with_moments=*/true);
+  replay.replica = NewReplica(&replay.memory);
   replay.digests = {replay.replica->ShardDigest(shard)};
+}
+
+std::unique_ptr<client::Replica> Oracle::NewReplica(std::vector<std::vector<float>>* memory) const {
+  return std::make_unique<client::Replica>(
+      setup_->job.get(), setup_->layout.get(), client::MakeHostMemory(setup_->backend.get()),
+      std::vector<std::span<float>>(memory->begin(), memory->end()), /*with_moments=*/true);
 }
 
 void Oracle::Encoded(uint64_t member, Entry entry, const EncodedFrame& frame) {
@@ -54,7 +53,7 @@ void Oracle::Encoded(uint64_t member, Entry entry, const EncodedFrame& frame) {
 }
 
 RoundPlan Oracle::PlanOf(Entry entry) const {
-  const uint64_t version = PlanVersion(*setup_->job, entry.round);
+  const uint64_t version = setup_->async() ? entry.round : PlanVersion(*setup_->job, entry.round);
   return version == 0 ? setup_->codecs[entry.slice]->InitialPlan() : made_[entry.slice][version - 1].update.next;
 }
 
@@ -68,24 +67,28 @@ void Oracle::Appended(uint32_t shard, const journal::Record& record) {
     return world_->Violate(
         absl::StrCat(where, " is made again: the version that it made was seen by a worker and is lost"));
   made.resize(record.round);
-  const RoundPlan plan = PlanOf(entry);
-  auto merged = Merge(entry, record, plan);
-  if (!merged.ok()) return world_->Violate(absl::StrCat(where, ": ", merged.status().ToString()));
+  const bool async = setup_->async();
+  if (async && record.contributions.size() != 1)
+    return world_->Violate(absl::StrCat(where, " has ", record.contributions.size(), " contributions"));
+  const RoundPlan plan = PlanOf(async ? Entry{record.contributions[0].round, entry.slice} : entry);
   auto update = DecodeUpdate(record.chunks, *setup_->job, setup_->LayoutOf(entry.slice), plan);
   if (!update.ok()) return world_->Violate(absl::StrCat(where, ": ", update.status().ToString()));
-  if (entry.round > 0) AppendNorms(*setup_->job, *update, &*merged);
+  auto merged = async ? MergeOne(entry, record.contributions[0], plan) : Merge(entry, record, plan, update->skipped);
+  if (!merged.ok()) return world_->Violate(absl::StrCat(where, ": ", merged.status().ToString()));
+  if (entry.round > 0 && !update->skipped) AppendNorms(*setup_->job, *update, &*merged);
   if (!Same(*merged, record.chunks))
     return world_->Violate(absl::StrCat(where, ": the update is not the sum of the frames that its record names"));
-  CheckSums(entry, record, *update);
+  if (!update->skipped && !async) CheckSums(entry, record, *update);
   if (!update->deferred.empty()) world_->Count(Event::kDeferredElements);
   Made& now = made.emplace_back();
   now.chunks = record.chunks;
+  if (async) now.values = MeanOf(entry.slice, *update);
   now.update = *std::move(update);
   for (const journal::Contribution& c : record.contributions) now.contributions[c.member] = c.included;
-  CheckNorms(entry.round);
 }
 
-absl::StatusOr<std::vector<Bytes>> Oracle::Merge(Entry entry, const journal::Record& record, const RoundPlan& plan) {
+absl::StatusOr<std::vector<Bytes>> Oracle::Merge(Entry entry, const journal::Record& record, const RoundPlan& plan,
+                                                 bool skipped) {
   Accumulator& accumulator = *accumulators_[entry.slice];
   accumulator.Open(entry.round, plan);
   uint32_t included = 0;
@@ -111,23 +114,51 @@ absl::StatusOr<std::vector<Bytes>> Oracle::Merge(Entry entry, const journal::Rec
   id.bucket = record.bucket;
   id.round = entry.round;
   id.learning_rates = rates;
+  id.nonfinite_rounds = entry.round == 0 ? 0 : made_[entry.slice][entry.round - 1].update.nonfinite_rounds;
+  if (skipped) {
+    ++id.nonfinite_rounds;
+    return SkippedUpdate(id, setup_->LayoutOf(entry.slice), plan).chunks;
+  }
   GW_ASSIGN_OR_RETURN(UpdateFrame update, accumulator.Finish(id, included));
   return std::move(update.chunks);
 }
 
-void Oracle::CheckNorms(uint64_t round) {
-  const auto is_made = [&](const std::vector<Made>& made) { return round < made.size(); };
-  if (made_[0].size() <= round || made_[0][round].update.norms.empty() ||
-      !std::all_of(made_.begin(), made_.end(), is_made))
-    return;
-  // The corner that NORMS.md names: a shard that died may have had other frames in the round. Not where they are those of
-  // all workers that there ever were, and none was damaged on its way.
+void Oracle::CheckAgreed(uint64_t round) {
+  // What nobody has seen may have been lost with its server.
+  const auto is_seen = [&](const std::vector<Made>& made) { return round < made.size() && made[round].seen; };
+  if (round == 0 || setup_->async() || !std::all_of(made_.begin(), made_.end(), is_seen)) return;
+  // The corner that NORMS.md names: a shard that died may have had other frames in the round. Not where they are those
+  // of all workers that there ever were, and none was damaged on its way.
   const bool all_in_it = std::all_of(made_.begin(), made_.end(), [&](const std::vector<Made>& made) {
     return made[round].contributions.size() == setup_->workers;
   });
   const bool others_before = damaged_.contains(round) || setup_->job->spec().rounds().quorum() > 0 ||
-                             members_.size() > setup_->workers || !all_in_it;
-  if (starts_ > setup_->shards && others_before) return;
+                             members_.size() > setup_->workers || !all_in_it ||
+                             world_->coverage()[static_cast<size_t>(Event::kLeaseExpired)] > 0;
+  const bool corner = starts_ > setup_->shards && others_before;
+  if (SkipsNonFinite(*setup_->job)) CheckFate(round, corner);
+  if (!world_->violated() && !corner && !made_[0][round].update.norms.empty()) CheckNorms(round);
+}
+
+// All slices alike, whatever died; skipped where somebody in the round asked for it, and only there.
+void Oracle::CheckFate(uint64_t round, bool corner) {
+  const bool skipped = made_[0][round].update.skipped;
+  if (skipped) world_->Count(Event::kRoundNotApplied);
+  bool asked = false;
+  for (uint32_t slice = 0; slice < setup_->slices(); ++slice) {
+    const Made& made = made_[slice][round];
+    if (made.update.skipped != skipped)
+      return world_->Violate(absl::StrCat("round ", round, ": slice ", slice, " was ", skipped ? "applied" : "skipped",
+                                          ", unlike those before it: the shards did not agree"));
+    for (const auto& [member, included] : made.contributions)
+      asked = asked || (!included && skip_asked_.contains({member, {round, slice}}));
+  }
+  if (asked == skipped || corner || damaged_.contains(round)) return;
+  world_->Violate(absl::StrCat("round ", round, skipped ? " was skipped, and nobody in it asked for that"
+                                                        : " was applied, and a worker in it asked that it be skipped"));
+}
+
+void Oracle::CheckNorms(uint64_t round) {
   const size_t count = NormsOf(*setup_->job).size();
   std::map<uint32_t, std::vector<double>> norms;  // by tensor
   for (uint32_t slice = 0; slice < setup_->slices(); ++slice) {
@@ -148,6 +179,7 @@ void Oracle::CheckNorms(uint64_t round) {
 // Of sparse codecs, whose frames say which integers they carry: no accumulator takes part in this.
 void Oracle::CheckSums(Entry entry, const journal::Record& record, const Update& update) {
   if (!setup_->codecs[entry.slice]->sparse() || entry.round == 0) return;
+  if (update.integers.size() != update.positions.size()) return;  // sums as floats
   std::map<uint32_t, int64_t> sums;
   for (const journal::Contribution& c : record.contributions) {
     if (!c.included) continue;
@@ -177,9 +209,10 @@ void Oracle::Seen(Entry entry, const std::vector<Bytes>& chunks) {
     return world_->Violate(absl::StrCat(where, " was seen by a worker, and no shard has made it"));
   if (!chunks.empty() && !Same(chunks, made[entry.round].chunks))
     return world_->Violate(absl::StrCat(where, ": a worker was given other bytes than the shard has journaled"));
-  for (Made* m = &made[entry.round]; !m->seen; --m) {
-    m->seen = world_->Now();  // and so were those before it
-    if (m == made.data()) break;
+  for (uint64_t round = entry.round; !made[round].seen; --round) {
+    made[round].seen = world_->Now();  // and so were those before it
+    CheckAgreed(round);
+    if (round == 0) break;
   }
 }
 

@@ -20,6 +20,8 @@
 
 namespace gradwire::sim {
 
+inline constexpr TimeNs kWriteSlack = 100 * kMs;  // that a record may wait for its write beside the interval of syncs
+
 // Not thread-safe.
 class Oracle {
  public:
@@ -29,14 +31,33 @@ class Oracle {
 
   // A worker made this frame. Members never make two frames for one entry.
   void Encoded(uint64_t member, Entry entry, const EncodedFrame& frame);
-  // A frame of this round may not have come as it was made: a shard may have refused it, and taken the worker's silence.
+  // A worker abstains, as its gradient is not finite, and asks that the round be skipped.
+  void SkipAsked(uint64_t member, Entry entry) { skip_asked_.insert({member, {entry.round, entry.slice}}); }
+  // A frame of this round may not have come as it was made: a shard may have refused it, and taken it as abstaining.
   void Damaged(uint64_t round) { damaged_.insert(round); }
   // A shard hands a record to its journal. An update must be what the frames of the contributions that it names give.
   void Appended(uint32_t shard, const journal::Record& record);
   // A worker was given the update frame of `entry`, or (empty chunks) the parameters that it makes.
   void Seen(Entry entry, const std::vector<Bytes>& chunks);
+  // Asynchronous rounds. A worker sends this frame; whether it has sent these bytes before.
+  bool Pushed(uint64_t member, Entry entry, const std::vector<Bytes>& chunks);
+  // The parameters of one slice at `version`, as `who` has them.
+  void CheckSlice(uint32_t slice, uint64_t version, const std::vector<float>& values, const std::string& who);
+  // All gradients that a worker was given are in versions that were seen or in what it keeps (`pending`), once each.
+  // Both by tensor.
+  void CheckConserved(uint64_t member, const std::vector<std::vector<double>>& fed,
+                      const std::vector<std::vector<float>>& pending, const std::string& who);
+  // As Recovered. `versions`: by bucket.
+  void RecoveredAsync(uint32_t shard, const std::vector<uint64_t>& versions, uint64_t epoch, bool may_lose,
+                      std::optional<TimeNs> synced_until);
+
   // A worker has settled `entry`: `included` is what it thinks of its own frame. `outlived`: see Outlived.
   void Settled(uint64_t member, Entry entry, bool included, bool outlived);
+  // The round of `entry` was skipped.
+  bool Skipped(Entry entry) const {
+    const std::vector<Made>& made = made_[entry.slice];
+    return entry.round < made.size() && made[entry.round].update.skipped;
+  }
   // The parameters of one shard at `version`, as `who` has them.
   void CheckDigest(uint32_t shard, uint64_t version, const std::string& digest, const std::string& who);
   // A shard came back with `version`, its server with `epoch`. `may_lose`: versions that were seen. `synced_until`:
@@ -51,6 +72,7 @@ class Oracle {
     std::vector<Bytes> chunks;
     std::map<uint64_t, bool> contributions;  // by member: included
     Update update;
+    std::vector<float> values;  // of asynchronous rounds: its mean, in the order of the slice
     std::optional<TimeNs> seen;
   };
   struct Frame {
@@ -65,11 +87,27 @@ class Oracle {
     std::vector<std::string> digests;  // by version
   };
 
+  // The same of one slice, with asynchronous rounds.
+  struct SliceReplay {
+    std::vector<std::vector<float>> memory;
+    std::unique_ptr<client::Replica> replica;
+    std::vector<std::vector<float>> values;  // by version
+  };
+
+  static bool Same(const std::vector<Bytes>& a, const std::vector<Bytes>& b);
+  std::unique_ptr<client::Replica> NewReplica(std::vector<std::vector<float>>* memory) const;
+  // Asynchronous rounds: what the frame alone gives.
+  absl::StatusOr<std::vector<Bytes>> MergeOne(Entry entry, const journal::Contribution& of, const RoundPlan& plan);
+  const std::vector<float>& ValuesOf(uint32_t slice, uint64_t version);
+  std::vector<float> MeanOf(uint32_t slice, const Update& update);
   uint32_t ShardOf(uint32_t slice) const { return slice % setup_->shards; }
   RoundPlan PlanOf(Entry entry) const;
   // Merges the frames that the record names. Nothing: a violation was found.
-  absl::StatusOr<std::vector<Bytes>> Merge(Entry entry, const journal::Record& record, const RoundPlan& plan);
-  // The shards agreed: what the slices of a round say of a tensor, and of all, is the same.
+  absl::StatusOr<std::vector<Bytes>> Merge(Entry entry, const journal::Record& record, const RoundPlan& plan,
+                                           bool skipped);
+  // The shards agreed: what the slices of a round say of a tensor, and of all, is the same, and so is its fate.
+  void CheckAgreed(uint64_t round);
+  void CheckFate(uint64_t round, bool corner);
   void CheckNorms(uint64_t round);
   void CheckSums(Entry entry, const journal::Record& record, const Update& update);
   void StartReplay(uint32_t shard);
@@ -86,6 +124,9 @@ class Oracle {
   uint64_t starts_ = 0;         // of servers
   std::set<uint64_t> members_;  // that made a frame
   std::set<uint64_t> damaged_;  // rounds, see Damaged
+  std::set<std::pair<uint64_t, std::pair<uint64_t, uint32_t>>> skip_asked_;  // as frames_
+  std::map<std::pair<uint64_t, std::pair<uint64_t, uint32_t>>, std::vector<std::vector<Bytes>>> pushed_;  // as frames_
+  std::vector<SliceReplay> slice_replays_;
   std::vector<std::unique_ptr<Accumulator>> accumulators_;
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/job/norms.h"
 #include "tests/sim/faults.h"
 
 namespace gradwire::sim {
@@ -75,7 +76,7 @@ void Run::PlanFaults() {
   for (const auto& worker : workers_) {
     if (world_.Chance(0.2)) worker->flip = 0.02;
     if (world_.Chance(0.4)) worker->repeat = 0.1;
-    if (world_.Chance(0.2)) worker->bad_gradient = 0.1;
+    if (world_.Chance(SkipsNonFinite(*setup_->job) ? 0.6 : 0.2)) worker->bad_gradient = 0.1;
     if (world_.Chance(0.3)) worker->chunk_fault = 0.05;
     for (uint32_t shard = 0; shard < setup_->shards; ++shard) {
       Path& path = worker->path(shard);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "common/snapshot/snapshot_files.h"
+#include "gradwire/v1/peer.pb.h"
 #include "server/job/norm_exchange.h"
 #include "server/snapshot/snapshotter.h"
 #include "tests/sim/memory_check.h"
@@ -17,6 +18,15 @@ namespace {
 constexpr TimeNs kTick = 200 * kMs;
 constexpr TimeNs kPeerTimeout = 2 * kSecond;  // as NormExchange
 constexpr uint64_t kFrameLimitBytes = 8u << 10;  // a few times the largest frame of these jobs
+
+// Of a request or reply between shards.
+template <typename Message>
+std::string WithoutFate(const std::string& serialized) {
+  Message message;
+  message.ParseFromString(serialized);
+  if (message.has_sums()) message.mutable_sums()->clear_fate();
+  return message.SerializeAsString();
+}
 
 absl::Time AsTime(TimeNs now) { return absl::FromUnixNanos(now); }
 
@@ -178,7 +188,8 @@ void ServerProcess::TakeSnapshot() {
   if (shard == nullptr) return;
   SnapshotFiles files(&disk_, data_->SnapshotsOf("sim"), &shard->job(), &shard->layout(), shard_);
   // It cannot wait for a round that has begun to close: nothing happens meanwhile here.
-  const absl::Status taken = gradwire::TakeSnapshot(*shard, files, absl::ZeroDuration(), [](const auto& work) { return work(); });
+  const absl::Status taken =
+      gradwire::TakeSnapshot(*shard, files, absl::ZeroDuration(), [](const auto& work) { return work(); });
   if (!alive()) return;
   world_->Trace([&] { return absl::StrCat("shard ", shard_, ": snapshot: ", taken.ToString()); });
   if (taken.ok()) world_->Count(Event::kSnapshotTaken);
@@ -224,13 +235,16 @@ void ServerProcess::TellPeer(NormExchange& exchange, size_t to) {
   Call(
       world_, &node_->path(static_cast<uint32_t>(to)),
       [peer] { return peer->process() == nullptr ? Target() : peer->process()->target(); }, "gradwire.v1.Peer/Exchange",
-      question->request, kPeerTimeout,
+      broken_ == Broken::kFate ? WithoutFate<v1::ExchangeRequest>(question->request) : question->request, kPeerTimeout,
       [this, here = here_, to, key = question->key](const absl::StatusOr<std::string>& reply) {
         const auto shard = *here && alive() ? job() : nullptr;
         if (shard == nullptr) return;
         const absl::Time now = AsTime(world_->Now());
         absl::Status told = reply.status();
-        if (reply.ok()) told = shard->norm_exchange()->Answered(to, key, *reply, now);
+        if (reply.ok()) {
+          const std::string heard = broken_ == Broken::kFate ? WithoutFate<v1::ExchangeReply>(*reply) : *reply;
+          told = shard->norm_exchange()->Answered(to, key, heard, now);
+        }
         world_->Trace([&] {
           return absl::StrCat("shard ", shard_, " told norms of round ", key.first, " phase ", key.second, " to shard ",
                               to, ": ", told.ToString());
@@ -302,7 +316,15 @@ void ServerNode::Start() {
   const std::optional<TimeNs> synced_until =
       power_lost_at_ ? std::min(*power_lost_at_, stopped_at_.value_or(*power_lost_at_)) : power_lost_at_;
   const bool may_lose = may_lose_versions_ || (power_lost_at_.has_value() && setup_->may_lose_versions());
-  oracle_->Recovered(shard_, version, process_->epoch(), may_lose, disk_was_well_ ? synced_until : std::nullopt);
+  const std::optional<TimeNs> kept = disk_was_well_ ? synced_until : std::nullopt;
+  if (setup_->async()) {
+    const auto job = process_->job();
+    const std::vector<uint64_t> versions =
+        job == nullptr ? std::vector<uint64_t>(setup_->layout->bucket_count()) : job->SafeVersions();
+    oracle_->RecoveredAsync(shard_, versions, process_->epoch(), may_lose, kept);
+  } else {
+    oracle_->Recovered(shard_, version, process_->epoch(), may_lose, kept);
+  }
   power_lost_at_.reset();
   stopped_at_.reset();
 }

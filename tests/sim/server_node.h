@@ -23,7 +23,7 @@
 namespace gradwire::sim {
 
 // What is broken on purpose, to see that the invariants notice.
-enum class Broken { kNothing, kDedup, kEarlyAck };
+enum class Broken { kNothing, kDedup, kEarlyAck, kFate };
 
 class ServerNode;
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/job/norms.h"
 
 namespace gradwire::sim {
 namespace {
@@ -61,6 +62,8 @@ std::string Setup::ToString() const {
                       v1::DurabilityLevel_Name(spec.durability().level()), waits_for_disk() ? ", waits" : ", goes on",
                       spec.rounds().quorum() > 0 ? absl::StrCat(", quorum ", spec.rounds().quorum()) : "",
                       spec.clip_norm() > 0 ? ", clips" : "",
+                      SkipsNonFinite(*job) ? ", skips" : "",
+                      async() ? ", asynchronous" : "",
                       staleness() > 0 ? absl::StrCat(", staleness ", staleness()) : "",
                       pull == PullMode::kUpdate ? ", pulls updates" : ", pulls parameters");
 }
@@ -75,18 +78,19 @@ std::unique_ptr<Setup> MakeSetup(World& world) {
   v1::JobSpec spec;
   spec.set_name("sim");
   static constexpr const char* kCodecs[] = {"dense:values=fixed16", "dense:values=fixed32", "dense:values=fp32",
-                                            "tagc:density=0.1",     "tagc:density=0.3",     "powersgd:rank=2"};
+                                            "tagc:density=0.1",     "tagc:density=0.3",     "topk:density=0.2",
+                                            "powersgd:rank=2"};
   spec.set_codec(kCodecs[world.Below(std::size(kCodecs))]);
-  const bool sparse = spec.codec().starts_with("tagc");
+  const bool steps = spec.codec().starts_with("tagc");
   const bool two_phase = spec.codec().starts_with("powersgd");
   AddTensors(world, two_phase, &spec);
   static constexpr v1::OptimizerKind kOptimizers[] = {v1::OPTIMIZER_SGD, v1::OPTIMIZER_ADAMW, v1::OPTIMIZER_LAMB,
                                                       v1::OPTIMIZER_LANS};
   const uint64_t optimizer = world.Below(two_phase ? 2 : std::size(kOptimizers));
-  spec.mutable_optimizer()->set_kind(sparse ? v1::OPTIMIZER_STEP : kOptimizers[optimizer]);
-  if (!sparse && !two_phase && world.Chance(0.3)) spec.set_clip_norm(0.5f);
+  spec.mutable_optimizer()->set_kind(steps ? v1::OPTIMIZER_STEP : kOptimizers[optimizer]);
+  if (!steps && !two_phase && world.Chance(0.3)) spec.set_clip_norm(0.5f);
   spec.mutable_optimizer()->add_groups();
-  spec.set_push(sparse ? v1::PUSH_STEP : v1::PUSH_GRADIENT);
+  spec.set_push(steps ? v1::PUSH_STEP : v1::PUSH_GRADIENT);
   spec.set_nonfinite(v1::NONFINITE_REFUSE);
   spec.set_min_workers(setup->workers);
   spec.set_max_workers(8);
@@ -94,12 +98,20 @@ std::unique_ptr<Setup> MakeSetup(World& world) {
   spec.set_bucket_bytes(512);
   spec.set_run_elements(64);
   spec.set_seed(world.Below(1000));
-  if (setup->workers > 1 && world.Chance(0.4)) {
+  if (!two_phase && world.Chance(0.15)) {
+    spec.mutable_rounds()->set_mode(v1::ROUNDS_ASYNC);
+    spec.clear_clip_norm();
+    spec.set_push(v1::PUSH_GRADIENT);  // so that what was fed can be compared with what was applied
+    spec.mutable_optimizer()->set_kind(kOptimizers[optimizer % 2]);
+    setup->pull = PullMode::kParams;
+  } else if (setup->workers > 1 && world.Chance(0.4)) {
     spec.mutable_rounds()->set_quorum(1 + static_cast<uint32_t>(world.Below(setup->workers - 1)));
   } else if (!two_phase && world.Chance(0.3)) {
     spec.mutable_rounds()->set_mode(v1::ROUNDS_BOUNDED);
     spec.mutable_rounds()->set_staleness(static_cast<uint32_t>(world.Chance(0.2) ? 16 : 1 + world.Below(4)));
   }
+  const bool sync = spec.rounds().mode() != v1::ROUNDS_BOUNDED && spec.rounds().mode() != v1::ROUNDS_ASYNC;
+  if (!two_phase && sync && world.Chance(0.3)) spec.set_nonfinite(v1::NONFINITE_SKIP);
   v1::DurabilitySpec& durability = *spec.mutable_durability();
   durability.set_level(world.Chance(0.7) ? v1::DURABILITY_FSYNC : v1::DURABILITY_INTERVAL);
   durability.set_interval_ms(100);

@@ -10,6 +10,7 @@
 #include "common/codec/codec.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
+#include "common/job/round_mode.h"
 #include "kernels/backend.h"
 #include "tests/sim/world.h"
 
@@ -36,7 +37,9 @@ struct Setup {
   std::vector<std::vector<float>> InitialParameters() const;
   // With a quorum the deadline is learned first.
   uint64_t rounds_before_faults() const { return job->spec().rounds().quorum() > 0 ? 11 : 2; }
-  uint64_t staleness() const { return job->spec().rounds().staleness(); }
+  bool async() const { return IsAsync(*job); }
+  // Rounds that workers have open beside the oldest one.
+  uint64_t staleness() const { return async() ? 0 : job->spec().rounds().staleness(); }
   // What a round may return to a residual only to within a rounding, or beside frames on their way.
   bool returns_by_addition() const { return job->two_phase() || staleness() > 0; }
   bool waits_for_disk() const;     // fsync, or interval with the policy to wait

@@ -132,7 +132,8 @@ void WorkerSession::StartStep() {
   const uint32_t buckets = setup_->layout->bucket_count();
   bool complete = true;
   // All workers begin with the same values, so whoever pulled those of shard 0 may upload what others have none of.
-  const bool same_as_first = version_ == 0 && links_[0]->pulling && links_[0]->answered == buckets;
+  const bool same_as_first =
+      version_ == 0 && links_[0]->pulling && links_[0]->answered == buckets && !links_[0]->trained;
   may_initialize_ = may_initialize_ || same_as_first;
   for (uint32_t shard = 0; shard < setup_->shards; ++shard) {
     Link& link = *links_[shard];
@@ -159,34 +160,47 @@ void WorkerSession::Upload(uint32_t shard) {
 }
 
 void WorkerSession::RequestPull(uint32_t shard, v1::PullKind kind, uint64_t version) {
+  RequestPull(shard, kind, version, 0, setup_->layout->bucket_count());
+}
+
+void WorkerSession::RequestPull(uint32_t shard, v1::PullKind kind, uint64_t version, uint32_t bucket, uint32_t count) {
   v1::PullRequest request;
   request.set_kind(kind);
   request.set_version(version);
-  request.set_bucket_begin(0);
-  request.set_bucket_end(setup_->layout->bucket_count());
+  request.set_bucket_begin(bucket);
+  request.set_bucket_end(bucket + count);
   if (links_[shard]->pull != nullptr) links_[shard]->pull->Send({request.SerializeAsString(), {}}).IgnoreError();
 }
 
 void WorkerSession::FinishStart() {
   std::vector<PlanWindow> plans;
+  std::vector<uint64_t> versions;
   for (uint32_t slice = 0; slice < setup_->slices(); ++slice) {
     Link& link = *links_[slice % setup_->shards];
+    versions.push_back(version_);
     if (!link.pulling) {
       plans.emplace_back(PlansKept(*setup_->job), setup_->codecs[slice]->InitialPlan());
       continue;
     }
-    auto loaded = replica_->Load(setup_->LayoutOf(slice), link.answers[slice / setup_->shards], version_);
+    const std::vector<Bytes>& answer = link.answers[slice / setup_->shards];
+    versions.back() = VersionOf(answer);
+    auto loaded = replica_->Load(setup_->LayoutOf(slice), answer, versions.back());
     if (!loaded.ok()) return world_->Violate(absl::StrCat("the parameters of a start: ", loaded.status().ToString()));
     plans.push_back(*std::move(loaded));
   }
   world_->Trace([&] { return absl::StrCat(node_->name(), ": starts at version ", version_); });
   for (uint32_t shard = 0; shard < setup_->shards; ++shard) {
     if (Outlived(shard)) continue;
-    if (links_[shard]->pulling && version_ > 0)
-      for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards)
-        node_->oracle()->Seen({version_ - 1, slice}, {});
+    for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards) {
+      if (links_[shard]->pulling && versions[slice] > 0) node_->oracle()->Seen({versions[slice] - 1, slice}, {});
+      if (setup_->async())
+        node_->oracle()->CheckSlice(slice, versions[slice], replica_->Gather(setup_->LayoutOf(slice)),
+                                    node_->name() + " at its start");
+    }
+    if (setup_->async()) continue;
     node_->oracle()->CheckDigest(shard, version_, replica_->ShardDigest(shard), node_->name() + " at its start");
   }
+  if (setup_->async()) return StartAsync(std::move(plans), versions);
   work_ = std::make_unique<client::SliceWork>(
       client::SliceContext{setup_->job.get(), setup_->layout.get(), setup_->pull, incarnation_, setup_->CodecPointers(),
                            replica_.get(), gradients_.get()},
@@ -196,6 +210,7 @@ void WorkerSession::FinishStart() {
   rules.shards = setup_->shards;
   for (uint32_t slice = 0; slice < setup_->slices(); ++slice) rules.updates.push_back(work_->NeedsUpdate(slice));
   rules.parameters = work_->ParametersKind();
+  rules.skips = work_->skips();
   ledger_ = std::make_unique<client::RoundLedger>(std::move(rules), version_);
   BeginRound(/*again=*/false);
 }
@@ -341,9 +356,14 @@ void WorkerSession::OnBroken(uint32_t shard, uint64_t connection, const absl::St
 }
 
 void WorkerSession::SetResumePoint(uint32_t shard, v1::JoinRequest* request) const {
-  request->set_resume_round(ledger_->round());
-  const std::vector<uint32_t> seen = ledger_->SeenBuckets(shard);
-  request->mutable_resume_seen()->Assign(seen.begin(), seen.end());
+  if (async_) {
+    const client::ResumePoint point = async_->ResumeAt(shard).value_or(client::ResumePoint());
+    request->mutable_resume_versions()->Assign(point.versions.begin(), point.versions.end());
+  } else {
+    request->set_resume_round(ledger_->round());
+    const std::vector<uint32_t> seen = ledger_->SeenBuckets(shard);
+    request->mutable_resume_seen()->Assign(seen.begin(), seen.end());
+  }
   request->set_known_epoch(links_[shard]->epoch);
   request->set_known_lineage(links_[shard]->lineage);
 }
@@ -358,7 +378,7 @@ void WorkerSession::Mend(uint32_t shard, TimeNs deadline, TimeNs backoff) {
   Call(
       world_, &node_->path(shard), [server, old] { return TargetOf(old ? server->replaced() : server->process()); },
       "gradwire.v1.Worker/Join", request.SerializeAsString(), kCallTimeout,
-      [self = shared_from_this(), shard, deadline, backoff, round = ledger_->round(), known = request.known_epoch(),
+      [self = shared_from_this(), shard, deadline, backoff, round = request.resume_round(), known = request.known_epoch(),
        old](const absl::StatusOr<std::string>& reply) {
         self->Guarded([self, shard, deadline, backoff, round, known, old, reply] {
           v1::JoinReply parsed;
@@ -395,6 +415,10 @@ void WorkerSession::Mended(uint32_t shard, uint64_t round, uint64_t known, bool 
   }
   OpenStreams(shard);
   if (over_) return;
+  if (async_) {
+    async_->OnResumed(shard, /*behind=*/false);
+    return PollAsync();
+  }
   ++resumed_;
   if (reply.start_version() != round) {
     world_->Count(Event::kRoundOverAtResume);

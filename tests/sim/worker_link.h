@@ -60,6 +60,7 @@ struct WorkerSession::Link {
   bool refused = false;
   uint32_t uploaded = 0;
   uint32_t answered = 0;
+  bool trained = false;  // an answer is of a later version than the one that was asked for
   std::vector<std::vector<Bytes>> answers;
 
   // Both streams break; who hears of it, and when.
@@ -67,6 +68,19 @@ struct WorkerSession::Link {
     for (const auto& stream : {push, pull})
       if (stream != nullptr) stream->Break(client_delay, server_delay);
   }
+};
+
+// What AsyncExchange sends on.
+class WorkerSession::AsyncLink final : public client::FrameLink {
+ public:
+  AsyncLink(WorkerSession* session, uint32_t shard) : session_(session), shard_(shard) {}
+  absl::Status SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull) override;
+  absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end) override;
+  absl::Status Annotate(const absl::Status& status) const override { return status; }
+
+ private:
+  WorkerSession* const session_;
+  const uint32_t shard_;
 };
 
 }  // namespace gradwire::sim

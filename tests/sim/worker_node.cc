@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "common/job/norms.h"
 #include "common/job/round_mode.h"
 #include "tests/sim/chunks.h"
 #include "tests/sim/worker_link.h"
@@ -129,6 +130,7 @@ void WorkerSession::BeginRound(bool again) {
   for (uint32_t slice = 0; slice < setup_->slices(); ++slice) Of({round, slice}) = Sending();
   if (round > ledger_->round()) world_->Count(Event::kRoundAhead);
   world_->Trace([&] { return absl::StrCat(node_->name(), ": round ", round, " begins"); });
+  if (SkipsNonFinite(*setup_->job) && !again) SaveUntaken();
   for (uint32_t t = 0; t < memory_.size(); ++t) {
     if (!again) {
       for (float& x : gradient_[t]) x = static_cast<float>(world_->Below(2001)) / 1000.0f - 1.0f;
@@ -155,6 +157,32 @@ std::vector<float> WorkerSession::ResidualOf(uint32_t slice) {
   return values;
 }
 
+std::vector<float> WorkerSession::KeptOf(uint32_t tensor) const {
+  const client::GradientStore::Kept kept = gradients_->KeptOf(tensor);
+  std::vector<float> values;
+  for (const client::HostView* view : {&kept.pending, &kept.second_moment}) {
+    const std::span<const float> there = view->values;
+    values.insert(values.end(), there.begin(), there.end());
+    if (there.empty()) values.resize(values.size() + gradient_[tensor].size());
+  }
+  values.push_back(static_cast<float>(kept.steps));
+  return values;
+}
+
+void WorkerSession::SaveUntaken() {
+  untaken_.clear();
+  for (uint32_t slice = 0; slice < setup_->slices(); ++slice) untaken_.push_back(ResidualOf(slice));
+  kept_.clear();
+  for (uint32_t t = 0; t < memory_.size(); ++t) kept_.push_back(KeptOf(t));
+}
+
+void WorkerSession::CheckUntaken() const {
+  for (uint32_t t = 0; t < memory_.size(); ++t)
+    if (KeptOf(t) != kept_[t])
+      return world_->Violate(absl::StrCat(node_->name(), ": round ", ledger_->next() - 1,
+                                          " was skipped, and what this worker keeps of tensor ", t, " has changed"));
+}
+
 bool WorkerSession::Carries(uint64_t round) const { return CarriesValues(*setup_->job, round); }
 
 void WorkerSession::SendSlice(uint32_t slice) {
@@ -169,6 +197,8 @@ void WorkerSession::SendSlice(uint32_t slice) {
     if (!encoded.ok()) return world_->Violate(absl::StrCat("encoding failed: ", encoded.ToString()));
     sending.bytes.frame->chunks = Rechunk(sending.bytes.frame->chunks, setup_->chunk_bytes);
     node_->oracle()->Encoded(member(), {round, slice}, *sending.bytes.frame);
+  } else if (SkipsNonFinite(*setup_->job)) {
+    sending.bytes.nonfinite = true;
   } else {
     work_->Keep(slice);
   }
@@ -180,12 +210,17 @@ void WorkerSession::SendSlice(uint32_t slice) {
 }
 
 void WorkerSession::SendFrame(Entry entry, bool abstain) {
+  const client::SliceBytes& bytes = Of(entry).bytes;
   if (abstain) {
     world_->Count(Event::kAbstained);
     ledger_->Abstains(entry);
   }
+  if (bytes.nonfinite) {
+    world_->Count(Event::kSkipAsked);
+    node_->oracle()->SkipAsked(member(), entry);
+  }
   const std::vector<Bytes> chunks =
-      abstain ? work_->EncodeAbstain(entry.slice, entry.round, /*nonfinite=*/false) : Of(entry).bytes.frame->chunks;
+      abstain ? work_->EncodeAbstain(entry.slice, entry.round, bytes.nonfinite) : bytes.frame->chunks;
   SendTo(entry.slice % setup_->shards, chunks, ledger_->Wanted(entry), entry.round);
   client::RoundLedger::Actions actions;
   ledger_->Sent(entry, &actions);
@@ -215,6 +250,13 @@ void WorkerSession::OnAck(uint32_t shard, const v1::PushAck& ack) {
   });
   if (ack.outcome() == v1::PUSH_DUPLICATE) world_->Count(Event::kDuplicateRecognized);
   if (ack.bucket() >= setup_->layout->bucket_count()) return world_->Violate("an acknowledgement of no bucket");
+  if (async_) {
+    if (ack.outcome() == v1::PUSH_NOT_INCLUDED) world_->Count(Event::kNotIncluded);
+    if (ack.outcome() == v1::PUSH_REFUSED) world_->Count(Event::kRefused);
+    if (ack.made() > ack.round() + 1) world_->Count(Event::kAsyncBehind);
+    async_->OnAck(shard, ack);
+    return PollAsync();
+  }
   client::RoundLedger::Actions actions;
   switch (ledger_->Acked({ack.round(), ack.bucket() * setup_->shards + shard}, ack.outcome(), &actions)) {
     case client::RoundLedger::AckEffect::kNotIncluded:
@@ -234,6 +276,10 @@ void WorkerSession::OnAck(uint32_t shard, const v1::PushAck& ack) {
   Run(actions);
 }
 
+uint64_t WorkerSession::VersionOf(const std::vector<Bytes>& answer) const {
+  return setup_->async() ? wire::ParseHeader(answer[0].span()).value().round : version_;
+}
+
 void WorkerSession::OnAnswer(uint32_t shard, v1::PullKind kind, uint32_t bucket, uint64_t version,
                              const absl::Status& status, std::vector<Bytes> chunks) {
   if (!training()) {
@@ -241,9 +287,11 @@ void WorkerSession::OnAnswer(uint32_t shard, v1::PullKind kind, uint32_t bucket,
     if (!status.ok()) return Fail(status);
     if (version != version_ || bucket >= link.answers.size() || !link.answers[bucket].empty()) return;
     link.answers[bucket] = std::move(chunks);
+    link.trained = link.trained || VersionOf(link.answers[bucket]) > version_;
     ++link.answered;
     return StartStep();
   }
+  if (async_) return OnAsyncAnswer(shard, {kind, bucket, version, std::move(chunks), status});
   world_->Trace([&] {
     return absl::StrCat(node_->name(), ": version ", version, " shard ", shard, " bucket ", bucket, ": ",
                         v1::PullKind_Name(kind), " ", status.ToString());
@@ -279,6 +327,10 @@ void WorkerSession::Run(const client::RoundLedger::Actions& actions) {
       if (!ledger_->SendAgain(entry)) return;
       SendFrame(entry, /*abstain=*/true);
     });
+  for (Entry entry : actions.ask) {
+    world_->Count(Event::kFateAsked);
+    RequestPull(entry.slice % setup_->shards, v1::PULL_UPDATE, entry.round + 1, entry.slice / setup_->shards, 1);
+  }
   for (Entry entry : actions.decode) {
     const absl::Status status = work_->Decode(entry.slice, entry.round, &Of(entry).bytes);
     if (!status.ok()) return world_->Violate(absl::StrCat(node_->name(), ": ", status.ToString()));
@@ -288,7 +340,8 @@ void WorkerSession::Run(const client::RoundLedger::Actions& actions) {
 }
 
 bool WorkerSession::SettleNext() {
-  const auto next = std::find_if(decoded_.begin(), decoded_.end(), [&](Entry entry) { return ledger_->MayApply(entry); });
+  const auto next =
+      std::find_if(decoded_.begin(), decoded_.end(), [&](Entry entry) { return ledger_->MayApply(entry); });
   if (next == decoded_.end()) return false;
   const Entry entry = *next;
   decoded_.erase(next);
@@ -304,7 +357,9 @@ void WorkerSession::Settle(Entry entry) {
   const absl::Status status = work_->Apply(entry.slice, entry.round, included, &bytes);
   if (!status.ok()) return world_->Violate(absl::StrCat(node_->name(), ": ", status.ToString()));
   node_->oracle()->Settled(member(), entry, included, Outlived(shard));
+  if (bytes.nonfinite && !bytes.skipped) world_->Count(Event::kAskedTooLate);
   CheckResidual(entry, included, held);
+  skipped_ = bytes.skipped;
   if (setup_->job->two_phase() && Carries(entry.round)) world_->Count(Event::kStepOfTwoRounds);
   if (entry.round + 1 < ledger_->next() && bytes.frame && !included) world_->Count(Event::kReturnedBesideLater);
   bytes = client::SliceBytes();
@@ -322,6 +377,7 @@ void WorkerSession::CheckShard(uint32_t shard) {
 
 // To the last bit: what was not sent, or not merged, is where it was before; what nobody could decode, too.
 void WorkerSession::Check() const {
+  if (async_) return;
   uint64_t held = 0;
   uint64_t limit = 0;
   for (uint32_t slice = 0; slice < setup_->slices(); ++slice) {
@@ -343,7 +399,12 @@ void WorkerSession::CheckResidual(Entry entry, bool included, const std::vector<
   if (!Carries(entry.round) || sending.before.empty()) return;
   std::vector<float> expected = included ? sending.after : sending.before;
   const std::vector<uint32_t>& deferred = sending.bytes.update.deferred;
-  if (setup_->returns_by_addition()) {
+  // A frame that came too late is given back none the less where the worker was not told.
+  const bool told = !sending.bytes.update_gone || included;
+  const bool skipped = !Outlived(entry.slice % setup_->shards) && told && node_->oracle()->Skipped(entry);
+  if (skipped || (sending.bytes.nonfinite && sending.bytes.update_gone)) {
+    expected = untaken_[entry.slice];
+  } else if (setup_->returns_by_addition()) {
     // Beside later frames, or only to within a rounding: what the codec says is added to what is there, and no more.
     expected = held;
     std::vector<float*> runs;
@@ -383,6 +444,7 @@ void WorkerSession::GoOn() {
   while (ledger_->version() > ledger_->round()) ledger_->Close();
   if (ledger_->Behind()) return CatchUp();
   if (!Carries(ledger_->next() - 1)) return BeginRound(/*again=*/true);
+  if (skipped_ && ledger_->next() - 1 > 0) CheckUntaken();
   FinishStep();
 }
 

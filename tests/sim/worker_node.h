@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "client/cpp/internal/async_exchange.h"
+#include "client/cpp/internal/frame_link.h"
 #include "client/cpp/internal/gradients.h"
 #include "client/cpp/internal/replica.h"
 #include "client/cpp/internal/round_ledger.h"
@@ -37,8 +39,8 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void Break(uint32_t shard, TimeNs client_delay, TimeNs server_delay);
   // What must hold between any two events.
   void Check() const;
-  bool training() const { return work_ != nullptr; }
-  uint64_t version() const { return ledger_ ? ledger_->round() : 0; }
+  bool training() const { return work_ != nullptr || async_ != nullptr; }
+  uint64_t version() const { return async_ ? async_->version() : ledger_ ? ledger_->round() : 0; }
 
  private:
   using Entry = client::RoundLedger::Entry;
@@ -66,7 +68,10 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void StartStep();
   void Upload(uint32_t shard);
   void RequestPull(uint32_t shard, v1::PullKind kind, uint64_t version);
+  void RequestPull(uint32_t shard, v1::PullKind kind, uint64_t version, uint32_t bucket, uint32_t count);
   void FinishStart();
+  // Of pulled parameters: with asynchronous rounds a later one than was asked for.
+  uint64_t VersionOf(const std::vector<Bytes>& answer) const;
 
   // As ShardLink.
   v1::JoinRequest RequestTo(uint32_t shard) const;
@@ -89,6 +94,9 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   // As Exchange.
   // `again`: round 0 is over, the same gradients travel as round 1.
   void BeginRound(bool again);
+  void SaveUntaken();
+  // A round that was skipped leaves nothing behind, in what this worker keeps of any tensor.
+  void CheckUntaken() const;
   void SendSlice(uint32_t slice);
   void SendFrame(Entry entry, bool abstain);
   void SendAgain(Entry entry);
@@ -105,6 +113,17 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void CheckShard(uint32_t shard);
   // The caller's next step.
   void FinishStep();
+
+  // Asynchronous rounds: AsyncExchange itself, whose calls are made here.
+  class AsyncLink;
+  void StartAsync(std::vector<PlanWindow> plans, const std::vector<uint64_t>& versions);
+  void BeginAsyncStep();
+  // Ends the step where it may end.
+  void PollAsync();
+  absl::Status PushAsync(uint32_t shard, const std::vector<Bytes>& chunks, const std::vector<v1::PullKind>& pull);
+  void OnAsyncAnswer(uint32_t shard, client::PullAnswer answer);
+  // What it has of each slice is a version that was made, and no gradient was lost or came twice.
+  void CheckAsync();
 
   // As Exchange, when the shards are rounds ahead.
   void CatchUp();
@@ -124,7 +143,11 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void Guarded(std::function<void()> call);
   uint64_t member() const;
   std::vector<float> ResidualOf(uint32_t slice);
-  Sending& Of(Entry entry) { return sending_[entry.round % (setup_->staleness() + 1) * setup_->slices() + entry.slice]; }
+  // Pending and second moments (zeros where there are none), steps.
+  std::vector<float> KeptOf(uint32_t tensor) const;
+  Sending& Of(Entry entry) {
+    return sending_[entry.round % (setup_->staleness() + 1) * setup_->slices() + entry.slice];
+  }
 
   WorkerNode* const node_;
   World* const world_;
@@ -146,7 +169,14 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   std::vector<bool> bad_;  // by tensor: its gradient was refused
   std::vector<Sending> sending_;  // of the open rounds, see Of
   std::deque<Entry> decoded_;     // to be applied in turn
+  // Before the step's gradients were taken in, in jobs that may skip it: residuals by slice, all it keeps by tensor.
+  std::vector<std::vector<float>> untaken_;
+  std::vector<std::vector<float>> kept_;
+  bool skipped_ = false;          // the round that was settled last
   bool in_step_ = false;          // of the caller: between, nothing is applied
+  std::vector<std::unique_ptr<AsyncLink>> async_links_;
+  std::unique_ptr<client::AsyncExchange> async_;
+  std::vector<std::vector<double>> fed_;  // by tensor: the sum of all gradients that it was given, asynchronous
   // Catching up.
   std::optional<Catching> catching_;
   std::vector<std::optional<uint64_t>> agreed_;  // by shard: the version that it named

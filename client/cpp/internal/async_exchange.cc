@@ -15,7 +15,7 @@
 #include "common/wire/frame.h"
 
 namespace gradwire::client {
-AsyncExchange::AsyncExchange(const SliceContext& context, std::vector<ShardLink*> links,
+AsyncExchange::AsyncExchange(const SliceContext& context, std::vector<FrameLink*> links,
                              const std::vector<uint64_t>& versions, std::vector<PlanWindow> plans)
     : context_(context),
       links_(std::move(links)),
@@ -459,8 +459,11 @@ void AsyncExchange::Encode(uint32_t index) {
   Slice& slice = slices_[index];
   const TimeNs begin = clock_.Now();
   absl::Status taken;
-  for (const BucketPart& part : context_.layout->parts(index / shards_))
-    if (taken.ok()) taken = context_.gradients->Taken(part.tensor);
+  for (const BucketPart& part : context_.layout->parts(index / shards_)) {
+    // Of every tensor: what is refused is not kept either.
+    const absl::Status of_tensor = context_.gradients->Taken(part.tensor);
+    if (taken.ok()) taken = of_tensor;
+  }
   const bool bad = !taken.ok();
   FrameIdentity id;
   id.shard = static_cast<uint16_t>(index % shards_);
@@ -552,7 +555,7 @@ void AsyncExchange::Resend(uint32_t shard) {
 void AsyncExchange::Sent(uint32_t index, const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   slices_[index].sending = false;
-  if (!status.ok() && !ShardLink::Mends(status)) FailLocked(status);
+  if (!status.ok() && !FrameLink::Mends(status)) FailLocked(status);
   reading_gradients_ = failed_.ok();
 }
 

@@ -33,7 +33,7 @@ class AsyncExchange final : public Exchanger {
   static constexpr uint64_t kThreadAbove = 16384;
 
   // `versions` and `plans`: of the parameters in the replica, per slice. `links` outlive this.
-  AsyncExchange(const SliceContext& context, std::vector<ShardLink*> links, const std::vector<uint64_t>& versions,
+  AsyncExchange(const SliceContext& context, std::vector<FrameLink*> links, const std::vector<uint64_t>& versions,
                 std::vector<PlanWindow> plans);
   ~AsyncExchange() override;
 
@@ -120,7 +120,7 @@ class AsyncExchange final : public Exchanger {
   void NoteError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const SliceContext context_;
-  const std::vector<ShardLink*> links_;
+  const std::vector<FrameLink*> links_;
   const uint32_t shards_;
   const uint32_t buckets_;
   const bool thread_;

@@ -23,6 +23,7 @@ RoundLedger::Rules RulesOf(const SliceWork& work, uint32_t buckets, uint32_t sha
   rules.shards = shards;
   for (uint32_t slice = 0; slice < work.slices(); ++slice) rules.updates.push_back(work.NeedsUpdate(slice));
   rules.parameters = work.ParametersKind();
+  rules.skips = work.skips();
   return rules;
 }
 
@@ -391,6 +392,7 @@ void Exchange::NoteError(const absl::Status& status) {
 
 void Exchange::Run(const RoundLedger::Actions& actions) {
   for (Entry entry : actions.abstain) tasks_.push_back({Task::Kind::kAbstain, 0, nullptr, entry});
+  for (Entry entry : actions.ask) tasks_.push_back({Task::Kind::kAsk, 0, nullptr, entry});
   undecoded_.insert(undecoded_.end(), actions.decode.begin(), actions.decode.end());
 }
 

@@ -77,11 +77,11 @@ class Exchange final : public Exchanger {
  private:
   using Entry = RoundLedger::Entry;
   struct Task {
-    enum class Kind { kIngest, kAgain, kAbstain, kResend, kReplace };
+    enum class Kind { kIngest, kAgain, kAbstain, kAsk, kResend, kReplace };
     Kind kind = Kind::kIngest;
     uint32_t index = 0;  // tensor; kResend: shard; kReplace: bucket
     const float* gradient = nullptr;
-    Entry entry;  // kAbstain
+    Entry entry;  // kAbstain, kAsk
   };
   // What is pulled to catch up: of every slice the versions from `first` to `last`.
   struct Catching {
@@ -138,6 +138,7 @@ class Exchange final : public Exchanger {
   // False once the exchange has failed: the caller's gradients must not be read any more.
   bool EncodeSlice(Entry entry, std::span<const float> learning_rates);
   bool SendAbstain(Entry entry);
+  void AskForUpdate(Entry entry);
   bool SendReplacement(uint32_t bucket, uint64_t round);
   // The same bytes again for every frame of `shard` whose acknowledgement or update is missing: the shard knows by
   // digest what it had merged, and answers with what is missing here.

@@ -34,6 +34,8 @@ void Exchange::RunTask() {
   mu_.Unlock();
   if (task.kind == Task::Kind::kAbstain) {
     SendAgain(task.entry);
+  } else if (task.kind == Task::Kind::kAsk) {
+    AskForUpdate(task.entry);
   } else if (task.kind == Task::Kind::kResend) {
     Resend(task.index);
   } else if (task.kind == Task::Kind::kReplace) {
@@ -111,6 +113,14 @@ bool Exchange::SendAbstain(Entry entry) {
   const SliceBytes& bytes = BytesOf(entry);
   if (bytes.replacement) return Send(entry, *bytes.replacement);
   return Send(entry, work_.EncodeAbstain(entry.slice, entry.round, bytes.nonfinite));
+}
+
+// Where the link has broken the frame is sent again, and asks for it.
+void Exchange::AskForUpdate(Entry entry) {
+  const uint32_t bucket = entry.slice / shards_;
+  ShardLink* const link = context_.links[entry.slice % shards_];
+  const absl::Status asked = link->RequestPull(v1::PULL_UPDATE, entry.round + 1, bucket, bucket + 1);
+  if (!asked.ok() && !link->Mends(asked)) Fail(asked);
 }
 
 bool Exchange::SendReplacement(uint32_t bucket, uint64_t round) {

@@ -83,7 +83,12 @@ RoundLedger::AnswerEffect RoundLedger::Gone(Entry entry, v1::PullKind kind, Acti
   if (!IsOpen(entry.round) || entry.slice >= slices_) return AnswerEffect::kUnexpected;
   if (Missing(entry, kind) == nullptr) return AnswerEffect::kRepeated;
   gone_ = true;
-  (kind == v1::PULL_UPDATE ? At(entry).update_gone : At(entry).parameters_gone) = true;
+  Slice& slice = At(entry);
+  (kind == v1::PULL_UPDATE ? slice.update_gone : slice.parameters_gone) = true;
+  if (kind != v1::PULL_UPDATE && rules_.skips && !rules_.updates[entry.slice]) {
+    slice.update_missing = true;
+    actions->ask.push_back(entry);
+  }
   return Answered(entry, kind, actions);
 }
 

@@ -22,6 +22,7 @@ class RoundLedger {
     uint32_t shards = 0;
     std::vector<bool> updates;                       // of slices whose update frames are wanted
     v1::PullKind parameters = v1::PULL_UNSPECIFIED;  // what is wanted of every slice beside them; unspecified: nothing
+    bool skips = false;  // where parameters are gone, the update frame is wanted: it is kept if the round was skipped
   };
   // `slice`: bucket * shards + shard.
   struct Entry {
@@ -33,6 +34,7 @@ class RoundLedger {
   struct Actions {
     std::vector<Entry> abstain;  // send a frame that abstains: the shard refused the other one
     std::vector<Entry> decode;   // all that the slice needs is here
+    std::vector<Entry> ask;      // for the update frame
   };
   enum class AckEffect {
     kIgnored,      // not of an open round, or acknowledged before

@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "client/cpp/internal/frame_link.h"
 #include "common/base/bytes.h"
 #include "common/transport/transport.h"
 #include "gradwire/v1/worker.pb.h"
@@ -89,10 +90,10 @@ struct LinkOptions {
 };
 
 // Thread-safe. Lives until Close; owns its streams and its heartbeat thread, which also mends broken streams.
-class ShardLink {
+class ShardLink final : public FrameLink {
  public:
   explicit ShardLink(LinkOptions options);
-  ~ShardLink();
+  ~ShardLink() override;
   ShardLink(const ShardLink&) = delete;
   ShardLink& operator=(const ShardLink&) = delete;
 
@@ -114,11 +115,8 @@ class ShardLink {
   // (JoinRequest.may_initialize), and the shard is told at once. False: it no longer may. Shard 0 is told so always.
   void AllowInitialize(bool may);
 
-  // Sends the chunks of one frame, and asks for the kinds `pull` of the version that its round makes. Blocks while the
-  // transport's window is full. Unavailable while there are no streams: where breaks are mended, OnResumed or OnLost
-  // follows.
-  absl::Status SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull = {});
-  absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end);
+  absl::Status SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull = {}) override;
+  absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end) override;
   // As Channel's; once Start has returned.
   bool Poll() { return channel()->Poll(); }
   void StopPolling() { channel()->StopPolling(); }
@@ -137,10 +135,7 @@ class ShardLink {
   // Of the server, as its last reply to a join says.
   ServerEpoch server_epoch();
   const std::string& address() const { return options_.address; }
-  // `status` of a send is no loss yet: the streams are being replaced, and the receiver of events will be told.
-  static bool Mends(const absl::Status& status);
-  // Prefixes a message with who this is.
-  absl::Status Annotate(const absl::Status& status) const;
+  absl::Status Annotate(const absl::Status& status) const override;
 
  private:
   class PushSink;

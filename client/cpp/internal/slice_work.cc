@@ -78,7 +78,7 @@ std::vector<Bytes> SliceWork::EncodeReplacement(uint32_t slice, uint64_t round) 
 }
 
 absl::Status SliceWork::Decode(uint32_t slice, uint64_t round, SliceBytes* bytes) const {
-  if (!NeedsUpdate(slice) || bytes->update_gone) return absl::OkStatus();
+  if (bytes->update_chunks.empty()) return absl::OkStatus();  // not needed, or gone
   GW_ASSIGN_OR_RETURN(bytes->update,
                       DecodeUpdate(bytes->update_chunks, *context_.job, LayoutOf(slice), PlanOf(slice, round)));
   if (bytes->update.round != round)
@@ -140,7 +140,9 @@ absl::Status SliceWork::Load(uint32_t slice, uint64_t version, std::span<const B
 
 absl::Status SliceWork::Settle(uint32_t slice, uint64_t round, bool included, const SliceBytes& bytes) {
   const BucketLayout& layout = LayoutOf(slice);
-  if (bytes.skipped) {
+  // A worker that asked for it and does not know any more: its step is not taken, as its loop expects.
+  const bool unknown = bytes.nonfinite && bytes.update_gone;
+  if (bytes.skipped || unknown) {
     context_.gradients->Undo(layout);
     return absl::OkStatus();
   }

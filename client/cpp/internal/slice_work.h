@@ -18,6 +18,7 @@
 #include "common/codec/plan_window.h"
 #include "common/codec/update.h"
 #include "common/job/layout.h"
+#include "common/job/norms.h"
 #include "gradwire/v1/worker.pb.h"
 
 namespace gradwire::client {
@@ -60,6 +61,8 @@ class SliceWork {
   const PlanWindow& plans(uint32_t slice) const { return states_[slice].plans; }  // up to the slice's version
   // A worker that pulls parameters still reads the update frames of codecs that defer: they name the elements.
   bool NeedsUpdate(uint32_t slice) const;
+  // Rounds with gradients that are not finite, in this job.
+  bool skips() const { return SkipsNonFinite(*context_.job); }
   // Unspecified: it pulls none.
   v1::PullKind ParametersKind() const;
 

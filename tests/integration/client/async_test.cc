@@ -255,10 +255,13 @@ TEST(AsyncJob, ANonFiniteGradientIsRefusedAndTheOthersGoOn) {
   ASSERT_TRUE(worker.Join(cluster.addresses(), PullMode::kParams).ok());
   ASSERT_TRUE(workers[0]->Step().ok());
   for (auto& gradient : worker.gradients()) std::fill(gradient.begin(), gradient.end(), 0.0f);
-  worker.gradients()[1][3] = NAN;
-  const absl::Status refused = worker.Step(kExactRate);
-  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
-  worker.gradients()[1][3] = 0;
+  // One tensor, then all of them: buckets with several that are refused keep nothing of any.
+  for (const size_t bad : {size_t{1}, worker.gradients().size()}) {
+    for (size_t t = 0; t < worker.gradients().size(); ++t) worker.gradients()[t][3] = bad > 1 || t == bad ? NAN : 0;
+    const absl::Status refused = worker.Step(kExactRate);
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  }
+  for (auto& gradient : worker.gradients()) gradient[3] = 0;
   ASSERT_TRUE(workers[0]->Step().ok());
   worker.Drop();
   ExpectApplied(spec, cluster.addresses(), workers);

@@ -234,6 +234,25 @@ TEST_F(RoundLedgerTest, WhatBelongsToNoOpenRoundChangesNothing) {
   EXPECT_FALSE(ledger_->BucketAcked(1));
 }
 
+TEST_F(RoundLedgerTest, WhereParametersAreGoneTheUpdateSaysWhetherTheRoundWasSkipped) {
+  const Entry entry{5, 3};
+  for (const bool kept : {true, false}) {
+    Make();
+    ledger_.emplace(RoundLedger::Rules{2, 2, std::vector<bool>(4, false), v1::PULL_PARAMS_F32, /*skips=*/true}, 5);
+    ledger_->Open();
+    Sent(entry);
+    Ack(entry, v1::PUSH_INCLUDED);
+    EXPECT_EQ(ledger_->Gone(entry, v1::PULL_PARAMS_F32, &actions_), AnswerEffect::kTaken);
+    EXPECT_EQ(actions_.ask, std::vector<Entry>{entry});
+    EXPECT_TRUE(actions_.decode.empty());
+    EXPECT_EQ(ledger_->Wanted(entry), std::vector<v1::PullKind>{v1::PULL_UPDATE}) << "after a break as well";
+    kept ? Answer(entry) : ledger_->Gone(entry, v1::PULL_UPDATE, &actions_);
+    EXPECT_EQ(actions_.decode, std::vector<Entry>{entry});
+    EXPECT_EQ(actions_.ask.size(), 1u);
+    EXPECT_EQ(ledger_->update_gone(entry), !kept);
+  }
+}
+
 TEST_F(RoundLedgerTest, WhatIsGoneIsSettledWithoutItAndSaysThatTheWorkerIsBehind) {
   ledger_->Open();
   const Entry entry{5, 1};

@@ -258,6 +258,21 @@ TEST_F(QuorumTest, CatchingUpWithALaterRoundIsNotUndoneByAnEarlierRequest) {
   EXPECT_EQ(machine_->round(), 4u);
 }
 
+TEST_F(QuorumTest, CatchingUpIsNotUndoneByAnEarlierResume) {
+  Make(1, 3, 1, 0);
+  for (uint32_t w = 0; w < 2; ++w) Push(w, 0);
+  ASSERT_EQ(machine_->CatchUp("c", 1, 3, now_, &actions_)->start_version, 3u);
+  for (uint64_t round : {0, 1}) {
+    ASSERT_TRUE(machine_->Resume("c", 1, {.round = round}, now_, &actions_).ok());
+    for (uint32_t w = 0; w < 2; ++w) Push(w, machine_->round());
+    EXPECT_EQ(machine_->round(), round + 2) << "it is waited for in a round for which it waits";
+  }
+  // By now round 0 is over for good.
+  Push(0, 3);
+  ASSERT_TRUE(machine_->Resume("c", 1, {.round = 0}, now_, &actions_).ok());
+  EXPECT_EQ(Push(2, 3), PushVerdict::kAccept) << "its frames are in no round any more";
+}
+
 TEST_F(QuorumTest, ReplacedIncarnationNeitherResumesNorCatchesUp) {
   Make(1, 2, 0);
   ASSERT_TRUE(machine_->Join("a", 2, 0, false, now_, &actions_).ok());

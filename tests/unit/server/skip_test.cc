@@ -188,6 +188,32 @@ TEST_F(SkipTest, OneWorkersFlagSkipsTheRoundOfAllBuckets) {
   }
 }
 
+TEST_F(SkipTest, WhoWasAwayIsToldThatItsRoundWasSkipped) {
+  Start(SkippingSpec(), 1);
+  PushRound(1, true);
+  AwaitVersion(2);
+  v1::WorkerIdentity a;
+  a.set_job(spec_.name());
+  a.set_worker("a");
+  a.set_incarnation(1);
+  ASSERT_TRUE(shard_->CatchUp(a, {.round = 1}, 6).ok());
+  for (uint64_t round = 2; round < 6; ++round) {
+    b_->PushAll(round, 2.0f);
+    AwaitVersion(round + 1);
+  }
+  for (const Update& update : a_->Follow(2)) EXPECT_TRUE(update.skipped);
+  v1::PullRequest applied;
+  applied.set_kind(v1::PULL_UPDATE);
+  applied.set_version(3);
+  applied.set_bucket_end(1);
+  a_->answers->sent.clear();
+  EXPECT_TRUE(shard_->Pull(a_->stream.member, applied, a_->out).ok());
+  ASSERT_EQ(a_->answers->sent.size(), 1u);
+  v1::PullMessage control;
+  EXPECT_TRUE(control.ParseFromString(a_->answers->sent[0].control));
+  EXPECT_EQ(control.code(), static_cast<int>(absl::StatusCode::kOutOfRange));
+}
+
 TEST_F(SkipTest, ShardsDecideAlike) {
   const struct {
     bool flagged;
