@@ -36,7 +36,7 @@ class Feed::Tap final : public RecordFollower {
   uint32_t number() const { return number_; }
   JobShard& shard() const { return *job_.shard; }
   ReplicatedSink& sink() const { return *job_.sink; }
-  // Of the feed's thread: the state of `bucket` that was sent goes on with this round. What comes before it is in
+  // Of whoever takes the turns: the state of `bucket` that was sent goes on with this round. What comes before it is in
   // there.
   void GoesOnFrom(uint32_t bucket, uint64_t round) { from_[bucket] = round; }
   bool Wants(const journal::Record& record) const { return record.round >= from_[record.bucket]; }
@@ -55,7 +55,7 @@ Feed::~Feed() { Stop(); }
 
 absl::Status Feed::Start() {
   try {
-    thread_ = std::thread([this] { Run(); });
+    if (options_.thread) thread_ = std::thread([this] { Run(); });
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "this server has no thread for another standby: %s; raise what it may have, or --max-standbys is too large",
@@ -209,25 +209,42 @@ absl::Status Feed::KeepsUp() const {
 }
 
 void Feed::Run() {
-  v1::FollowMessage hello;
-  hello.mutable_hello()->set_server_epoch(*registry_->environment().server_epoch);
-  hello.mutable_hello()->set_lineage_key(options_.lineage.key());
-  absl::Status status = Send(hello);
-  while (status.ok()) {
-    status = CatchBadAlloc("a standby", [this] { return Turn(); });
+  while (TryTurn()) {
+    absl::MutexLock lock(&mu_);
+    const TimeNs wait = next_beat_ - clock_->Now();
+    if (!stop_ && Idle() && wait > 0) wake_.WaitWithTimeout(&mu_, absl::Nanoseconds(wait));
   }
-  // Cancelled: the stream has closed, or it was stopped.
-  if (!absl::IsCancelled(status)) Drop(status);
 }
 
+TimeNs Feed::TakeTurn() {
+  {
+    absl::MutexLock lock(&mu_);
+    if (stop_) return std::numeric_limits<TimeNs>::max();
+    if (Idle() && clock_->Now() < next_beat_) return next_beat_;
+  }
+  return TryTurn() ? next_beat_ : std::numeric_limits<TimeNs>::max();
+}
+
+bool Feed::TryTurn() {
+  const absl::Status status = CatchBadAlloc("a standby", [this] { return Turn(); });
+  // Cancelled: the stream has closed, or it was stopped.
+  if (!status.ok() && !absl::IsCancelled(status)) Drop(status);
+  return status.ok();
+}
+
+bool Feed::Idle() const { return !changed_ && !beat_now_ && !overflowed_ && queue_.empty(); }
+
 absl::Status Feed::Turn() {
+  if (!greeted_) {
+    v1::FollowMessage hello;
+    hello.mutable_hello()->set_server_epoch(*registry_->environment().server_epoch);
+    hello.mutable_hello()->set_lineage_key(options_.lineage.key());
+    GW_RETURN_IF_ERROR(Send(hello));
+    greeted_ = true;
+  }
   bool changed = false;
   {
     absl::MutexLock lock(&mu_);
-    const TimeNs wait = next_beat_ - clock_->Now();
-    if (!stop_ && !changed_ && !beat_now_ && !overflowed_ && queue_.empty() && wait > 0) {
-      wake_.WaitWithTimeout(&mu_, absl::Nanoseconds(wait));
-    }
     if (stop_) return absl::CancelledError("stopped");
     std::swap(changed, changed_);
   }

@@ -1,7 +1,7 @@
-// One standby of this server: what goes to it on its Follow stream, on a thread of its own. Contract:
-// proto/REPLICATION.md.
+// One standby of this server: what goes to it on its Follow stream, on a thread of its own or in turns that its owner
+// takes. Contract: proto/REPLICATION.md.
 //
-//   ReplicatedSink::Append -> queue -> [thread: begins jobs, sends records and beats] -> stream
+//   ReplicatedSink::Append -> queue -> [turns: begins jobs, sends records and beats] -> stream
 //   stream -> OnRequest -> ReplicatedSink::Take -> versions become visible
 #pragma once
 
@@ -44,9 +44,10 @@ struct FeedOptions {
   Lineage lineage;  // this server's
   // What it has of jobs.
   std::vector<v1::FollowCopy> copies;
+  bool thread = true;  // of its own; else whoever owns it calls TakeTurn
 };
 
-// Thread-safe. Owns its thread, from Start to Stop. Owned by its stream.
+// Thread-safe. Owns its thread, if it has one, from Start to Stop. Owned by its stream.
 class Feed {
  public:
   // `registry` and `clock` outlive the feed.
@@ -61,6 +62,9 @@ class Feed {
   absl::Status OnRequest(const v1::FollowRequest& request);
   // Jobs came, got their parameters or went.
   void JobsChanged();
+  // Without a thread: sends what there is to send. One call at a time, and none once Stop was called. When the next one
+  // is due, unless something happens before.
+  TimeNs TakeTurn();
   // Drops a standby that is silent, does not keep up, or has not taken a record for too long; ends at once the stream of
   // one that was dropped and does not read that.
   void Tick();
@@ -80,7 +84,11 @@ class Feed {
   };
 
   void Run();
+  // False: there is none any more.
+  bool TryTurn();
   absl::Status Turn();
+  // A turn would find nothing to do before its next beat.
+  bool Idle() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status SendQueue();
   // Begins jobs that are new, ends those that are gone.
   absl::Status Reconcile();
@@ -116,7 +124,9 @@ class Feed {
   bool overflowed_ ABSL_GUARDED_BY(mu_) = false;  // nothing is queued any more
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   TimeNs dropped_at_ ABSL_GUARDED_BY(mu_) = 0;  // 0: it was not
-  TimeNs next_beat_ = 0;  // of the thread
+  // Of whoever takes the turns.
+  bool greeted_ = false;
+  TimeNs next_beat_ = 0;
 };
 
 }  // namespace gradwire

@@ -133,6 +133,14 @@ class Follower::Line final : public transport::StreamSink {
   absl::Status ended_ ABSL_GUARDED_BY(mu_);
 };
 
+struct Follower::OpenStream {
+  explicit OpenStream(Follower* follower, Clock* clock) : line(follower, clock) {}
+  Line line;
+  // What the journals still have to say of this stream goes through it, also after it has ended.
+  std::shared_ptr<Outbox> out;
+  std::shared_ptr<transport::Stream> stream;  // destroying it waits for the line
+};
+
 Follower::Follower(FollowerOptions options, JobRegistry* registry, Clock* clock)
     : options_(std::move(options)), registry_(registry), clock_(clock) {
   absl::MutexLock lock(&mu_);
@@ -144,7 +152,8 @@ Follower::Follower(FollowerOptions options, JobRegistry* registry, Clock* clock)
 Follower::~Follower() { Stop(); }
 
 absl::Status Follower::Start() {
-  GW_ASSIGN_OR_RETURN(channel_, transport::Dial(options_.primary));
+  GW_ASSIGN_OR_RETURN(channel_, options_.dial(options_.primary));
+  if (!options_.thread) return absl::OkStatus();
   GW_ASSIGN_OR_RETURN(thread_, StartThread("following", [this] { Run(); }));
   return absl::OkStatus();
 }
@@ -157,6 +166,7 @@ void Follower::Stop() {
     if (line_ != nullptr) line_->End(absl::CancelledError("stopped"));
   }
   if (thread_.joinable()) thread_.join();
+  if (open_ != nullptr) CloseStream();
 }
 
 FollowerState Follower::state() const {
@@ -171,66 +181,86 @@ void Follower::NotInSync(std::string_view why) {
 }
 
 void Follower::Run() {
-  int64_t pause_ms = kFirstPauseMs;
-  std::string said;
   for (;;) {
-    const absl::Status ended = FollowOnce();
+    const absl::Duration wait = TakeTurn();
+    if (open_ != nullptr) {
+      open_->line.AwaitEnd(wait).IgnoreError();  // the next turn tells
+      continue;
+    }
     absl::MutexLock lock(&mu_);
-    if (state_.connected) pause_ms = kFirstPauseMs;
-    const std::string why = ended.ToString();
-    if (state_.connected || why != said) spdlog::warn("not following {}: {}", options_.primary, why);
-    said = why;
-    state_.connected = false;
-    if (!IsLoss(ended)) state_.in_sync = false;
-    if (!state_.in_sync) state_.why_not = why;
-    if (!stop_) wake_.WaitWithTimeout(&mu_, absl::Milliseconds(pause_ms));
+    if (!stop_) wake_.WaitWithTimeout(&mu_, wait);
     if (stop_) return;
-    pause_ms = std::min(2 * pause_ms, kLastPauseMs);
   }
 }
 
-absl::Status Follower::FollowOnce() {
-  Line line(this, clock_);
-  absl::StatusOr<std::unique_ptr<transport::Stream>> opened = channel_->Open("gradwire.v1.Replication/Follow", &line);
+absl::Duration Follower::TakeTurn() {
+  const absl::Status status = open_ == nullptr ? Open() : LookAfter();
+  if (status.ok()) return beat();
+  if (open_ != nullptr) CloseStream();
+  return NoteEnd(status);
+}
+
+absl::Duration Follower::NoteEnd(const absl::Status& ended) {
+  const std::string why = ended.ToString();
+  absl::MutexLock lock(&mu_);
+  if (state_.connected || pause_ms_ == 0) pause_ms_ = kFirstPauseMs;
+  if (state_.connected || why != said_) spdlog::warn("not following {}: {}", options_.primary, why);
+  said_ = why;
+  state_.connected = false;
+  if (!IsLoss(ended)) state_.in_sync = false;
+  if (!state_.in_sync) state_.why_not = why;
+  return absl::Milliseconds(std::exchange(pause_ms_, std::min(2 * pause_ms_, kLastPauseMs)));
+}
+
+absl::Duration Follower::beat() const { return absl::Milliseconds(options_.timeout_ms / kBeatsPerTimeout); }
+
+absl::Status Follower::Open() {
+  auto open = std::make_unique<OpenStream>(this, clock_);
+  absl::StatusOr<std::unique_ptr<transport::Stream>> opened =
+      channel_->Open("gradwire.v1.Replication/Follow", &open->line);
   GW_RETURN_IF_ERROR(opened.status());
-  const std::shared_ptr<transport::Stream> stream = *std::move(opened);
-  // What the journals still have to say of this stream goes through it, also after it has ended.
-  const auto out = std::make_shared<Outbox>(stream);
-  line.SetOut(out);
-  v1::FollowRequest open;
-  open.mutable_open()->set_name(options_.name);
+  open->stream = *std::move(opened);
+  open->out = std::make_shared<Outbox>(open->stream);
+  open->line.SetOut(open->out);
+  open_ = std::move(open);
+  v1::FollowRequest request;
+  request.mutable_open()->set_name(options_.name);
   const FollowerState known = state();
-  open.mutable_open()->set_known_epoch(known.epoch);
-  open.mutable_open()->set_lineage(known.lineage.id());
-  if (!take_whole_.exchange(false)) AddCopies(open.mutable_open());
-  const absl::Duration beat = absl::Milliseconds(options_.timeout_ms / kBeatsPerTimeout);
-  const auto send = [&](const v1::FollowRequest& request) -> absl::Status {
-    const absl::Status sent = out->Send({request.SerializeAsString(), {}});
-    if (sent.ok()) return sent;
-    const absl::Status why = line.AwaitEnd(beat);  // sending says only that the stream has ended
-    return why.ok() ? absl::UnavailableError(sent.message()) : why;
-  };
-  absl::Status ended = send(open);
-  {
-    absl::MutexLock lock(&mu_);
-    if (stop_) ended = absl::CancelledError("stopped");
-    line_ = &line;
+  request.mutable_open()->set_known_epoch(known.epoch);
+  request.mutable_open()->set_lineage(known.lineage.id());
+  if (!take_whole_.exchange(false)) AddCopies(request.mutable_open());
+  GW_RETURN_IF_ERROR(Send(request));
+  absl::MutexLock lock(&mu_);
+  if (stop_) return absl::CancelledError("stopped");
+  line_ = &open_->line;
+  return absl::OkStatus();
+}
+
+bool Follower::ended() const { return open_ != nullptr && !open_->line.AwaitEnd(absl::ZeroDuration()).ok(); }
+
+absl::Status Follower::LookAfter() {
+  GW_RETURN_IF_ERROR(open_->line.AwaitEnd(absl::ZeroDuration()));
+  if (clock_->Now() - open_->line.heard() > NsOfMs(options_.timeout_ms)) {
+    return absl::UnavailableError(absl::StrFormat("nothing was heard of it for %d ms", options_.timeout_ms));
   }
-  while (ended.ok()) {
-    ended = line.AwaitEnd(beat);
-    if (!ended.ok()) break;
-    if (clock_->Now() - line.heard() > NsOfMs(options_.timeout_ms)) {
-      ended = absl::UnavailableError(absl::StrFormat("nothing was heard of it for %d ms", options_.timeout_ms));
-    }
-    if (ended.ok()) ended = send(v1::FollowRequest());
-  }
+  return Send(v1::FollowRequest());
+}
+
+absl::Status Follower::Send(const v1::FollowRequest& request) {
+  const absl::Status sent = open_->out->Send({request.SerializeAsString(), {}});
+  if (sent.ok()) return sent;
+  const absl::Status why = open_->line.AwaitEnd(options_.thread ? beat() : absl::ZeroDuration());
+  return why.ok() ? absl::UnavailableError(sent.message()) : why;
+}
+
+void Follower::CloseStream() {
   {
     absl::MutexLock lock(&mu_);
     line_ = nullptr;
   }
-  stream->Cancel();
-  out->Release();
-  return ended;  // destroying the stream waits for the line
+  open_->stream->Cancel();
+  open_->out->Release();
+  open_ = nullptr;
 }
 
 void Follower::AddCopies(v1::FollowOpen* open) const {

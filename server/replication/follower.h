@@ -36,6 +36,8 @@ struct FollowerOptions {
   // that this server has are of another one.
   std::function<absl::Status(const Lineage&)> adopt;
   int64_t timeout_ms = 5000;
+  std::function<absl::StatusOr<std::shared_ptr<transport::Channel>>(const std::string& address)> dial;
+  bool thread = true;  // of its own; else whoever owns it calls TakeTurn
 };
 
 // What a standby knows of its primary.
@@ -47,7 +49,7 @@ struct FollowerState {
   std::string why_not;   // not in sync, or not connected
 };
 
-// Thread-safe. Owns its thread, from Start to Stop.
+// Thread-safe. Owns its thread, if it has one, from Start to Stop.
 class Follower {
  public:
   // `registry` (which follows: JobRegistry::Recover, Adopt) and `clock` outlive the follower.
@@ -58,6 +60,11 @@ class Follower {
 
   // Errors: InvalidArgument (the address).
   absl::Status Start();
+  // Opens a stream where there is none, else looks after the one that is open. How long until the next call; where the
+  // stream ends before, at once. Without a thread; one call at a time, and none once Stop was called.
+  absl::Duration TakeTurn();
+  // The stream that was open has ended: a turn is due.
+  bool ended() const;
   // Nothing is applied any more when this returns.
   void Stop();
   FollowerState state() const;
@@ -67,10 +74,18 @@ class Follower {
  private:
   class Line;
   class Reports;
+  struct OpenStream;
 
   void Run();
-  // One stream, from its opening to its end: why it ended.
-  absl::Status FollowOnce();
+  absl::Status Open();
+  // Why the stream has ended; ok while it goes on.
+  absl::Status LookAfter();
+  void CloseStream();
+  // How long until the next try.
+  absl::Duration NoteEnd(const absl::Status& ended);
+  // An error of the stream says more than that of sending.
+  absl::Status Send(const v1::FollowRequest& request);
+  absl::Duration beat() const;
   // What this server has of jobs, for the primary to go on from.
   void AddCopies(v1::FollowOpen* open) const;
   absl::Status Handle(Line& line, const transport::Message& message);
@@ -86,7 +101,11 @@ class Follower {
   Clock* const clock_;
   std::shared_ptr<transport::Channel> channel_;
   std::thread thread_;
-  // Of the stream that is open, and of the thread between two.
+  // Of whoever takes the turns.
+  std::unique_ptr<OpenStream> open_;
+  int64_t pause_ms_ = 0;
+  std::string said_;
+  // Of the stream that is open, and between two of whoever takes the turns.
   std::map<std::string, std::shared_ptr<Reports>> reports_;  // by job
   std::atomic<bool> take_whole_{false};                      // records of the last stream did not fit
 

@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -164,6 +165,8 @@ absl::Status Replication::StartFollower(uint64_t known_epoch) {
   options.lineage = lineage();
   options.adopt = [this](const Lineage& lineage) { return Adopt(lineage); };
   options.timeout_ms = options_.follower_timeout_ms;
+  options.dial = options_.dial;
+  options.thread = options_.threads;
   auto follower = std::make_shared<Follower>(std::move(options), registry_, clock_);
   GW_RETURN_IF_ERROR(follower->Start());
   absl::MutexLock lock(&mu_);
@@ -346,6 +349,10 @@ absl::Status Replication::Serve(uint64_t epoch, uint64_t known_epoch) {
 }
 
 void Replication::TellLater(uint64_t epoch) {
+  if (!options_.threads) {
+    next_tell_ = clock_->Now();
+    return;
+  }
   if (teller_.joinable()) teller_.join();
   absl::StatusOr<std::thread> teller = StartThread("fencing", [this, epoch] { TellUntilAnswered(epoch); });
   if (!teller.ok()) {
@@ -354,17 +361,46 @@ void Replication::TellLater(uint64_t epoch) {
   teller_ = *std::move(teller);
 }
 
+absl::Duration Replication::TellOnce(transport::Channel& channel, uint64_t epoch) {
+  const absl::Status answer = CallFence(channel, epoch);
+  if (answer.ok()) spdlog::info("{} is fenced", options_.follow);
+  if (answer.ok() || absl::IsFailedPrecondition(answer)) return absl::InfiniteDuration();
+  return absl::IsPermissionDenied(answer) ? kTellStrangerAgain : kTellAgain;
+}
+
 void Replication::TellUntilAnswered(uint64_t epoch) {
-  const auto channel = transport::Dial(options_.follow);
+  const auto channel = options_.dial(options_.follow);
   if (!channel.ok()) return;
   for (;;) {
-    const absl::Status answer = CallFence(**channel, epoch);
-    if (answer.ok()) spdlog::info("{} is fenced", options_.follow);
-    if (answer.ok() || absl::IsFailedPrecondition(answer)) return;
+    const absl::Duration pause = TellOnce(**channel, epoch);
+    if (pause == absl::InfiniteDuration()) return;
     absl::MutexLock lock(&mu_);
-    if (!stop_) wake_.WaitWithTimeout(&mu_, absl::IsPermissionDenied(answer) ? kTellStrangerAgain : kTellAgain);
+    if (!stop_) wake_.WaitWithTimeout(&mu_, pause);
     if (stop_ || role_ != Role::kPrimary) return;
   }
+}
+
+TimeNs Replication::TakeTurns() {
+  TimeNs next = std::numeric_limits<TimeNs>::max();
+  for (const auto& feed : Feeds()) next = std::min(next, feed->TakeTurn());
+  std::shared_ptr<Follower> follower;
+  {
+    absl::MutexLock lock(&mu_);
+    follower = follower_;
+  }
+  const TimeNs now = clock_->Now();
+  if (follower != nullptr) {
+    if (now >= next_follow_ || follower->ended()) next_follow_ = now + absl::ToInt64Nanoseconds(follower->TakeTurn());
+    next = std::min(next, next_follow_);
+  }
+  if (next_tell_ && role() != Role::kPrimary) next_tell_.reset();
+  if (next_tell_ && now >= *next_tell_) {
+    const auto channel = options_.dial(options_.follow);
+    const absl::Duration pause = channel.ok() ? TellOnce(**channel, epoch()) : absl::InfiniteDuration();
+    next_tell_.reset();
+    if (pause != absl::InfiniteDuration()) next_tell_ = now + absl::ToInt64Nanoseconds(pause);
+  }
+  return next_tell_ ? std::min(next, *next_tell_) : next;
 }
 
 void Replication::Describe(v1::ShardStatus* status) const {
@@ -394,6 +430,7 @@ absl::StatusOr<std::shared_ptr<Feed>> Replication::Admit(const v1::FollowOpen& o
   options.timeout_ms = options_.follower_timeout_ms;
   options.share = &share_;
   options.lineage = lineage();
+  options.thread = options_.threads;
   options.copies.assign(open.copies().begin(), open.copies().end());
   auto feed = std::make_shared<Feed>(std::move(options), registry_, clock_, std::move(out));
   std::vector<std::shared_ptr<Feed>> others;  // released without the lock: the last one to do so waits for its thread

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -18,6 +19,7 @@
 #include "absl/time/time.h"
 #include "common/base/clock.h"
 #include "common/storage/data_directory.h"
+#include "common/transport/transport.h"
 #include "gradwire/v1/operator.pb.h"
 #include "gradwire/v1/replication.pb.h"
 #include "server/job/job_registry.h"
@@ -35,6 +37,9 @@ struct ReplicationOptions {
   uint64_t standby_queue_bytes = 256ull << 20;  // FeedShare
   // Whoever holds it is primary; `follow` is then the other server that may. The name is this server's. May be empty.
   std::function<absl::StatusOr<std::unique_ptr<Lease>>(const std::string& name)> make_lease;
+  std::function<absl::StatusOr<std::shared_ptr<transport::Channel>>(const std::string& address)> dial =
+      [](const std::string& address) { return transport::Dial(address); };
+  bool threads = true;  // of its own; else whoever owns it calls TakeTurns, and there is no lease
 };
 
 // Thread-safe after Start. Owns up to two threads: one that tells the former primary that this server was promoted, one
@@ -75,6 +80,9 @@ class Replication {
   // standbys as it may have), FailedPrecondition (it keeps nothing that could be followed).
   absl::StatusOr<std::shared_ptr<Feed>> Admit(const v1::FollowOpen& open, std::shared_ptr<Outbox> out);
   void Tick();
+  // Without threads: those of the feeds, of the follower, and of who tells the former primary that it is replaced. When
+  // the next ones are due, unless something happens before.
+  TimeNs TakeTurns();
   // As JobRegistry's.
   void WarnRefused(std::string_view what, const absl::Status& status) { registry_->WarnRefused(what, status); }
 
@@ -109,6 +117,8 @@ class Replication {
   Role role() const;
   absl::Status CallFence(transport::Channel& channel, uint64_t epoch) const;
   void TellUntilAnswered(uint64_t epoch);
+  // Tells the former primary; how long until it has to be told again, forever if not at all.
+  absl::Duration TellOnce(transport::Channel& channel, uint64_t epoch);
   std::vector<std::shared_ptr<Feed>> Feeds() ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t epoch() const { return *registry_->environment().server_epoch; }
 
@@ -123,6 +133,9 @@ class Replication {
   absl::Mutex change_mu_ ABSL_ACQUIRED_BEFORE(mu_);
   std::function<void(bool)> on_serving_ ABSL_GUARDED_BY(change_mu_) = [](bool) {};
   std::thread teller_;
+  // Without threads: of TakeTurns.
+  TimeNs next_follow_ = 0;
+  std::optional<TimeNs> next_tell_;
   // Of the lease's thread.
   std::unique_ptr<Lease> lease_;
   std::string lease_said_;

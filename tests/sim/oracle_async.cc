@@ -1,4 +1,4 @@
-// Asynchronous rounds: each version of a slice is made by one frame, by the plan of the version that it was computed on;
+// Asynchronous rounds: each version of a slice is made by one frame, by the plan of the version that it was made on;
 // see oracle.h.
 #include <algorithm>
 #include <cmath>
