@@ -115,7 +115,22 @@ void TcpProxy::FlipBits(size_t gap_bytes, uint64_t seed) {
   gap_bytes_.store(gap_bytes);
 }
 
+void TcpProxy::FlipOnce(size_t bytes, int bit) {
+  absl::MutexLock lock(&mu_);
+  once_ = {bytes, bit};
+}
+
 void TcpProxy::Damage(char* bytes, size_t count) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (once_ && once_->first < count) {
+      bytes[once_->first] = static_cast<char>(bytes[once_->first] ^ (1 << once_->second));
+      flips_.fetch_add(1);
+      once_.reset();
+    } else if (once_) {
+      once_->first -= count;
+    }
+  }
   const size_t gap = gap_bytes_.load();
   if (gap == 0) return;
   const auto draw = [&] { return std::uniform_int_distribution<size_t>(1, 2 * gap)(random_); };

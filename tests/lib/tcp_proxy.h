@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -34,6 +36,8 @@ class TcpProxy {
   void Heal();
   // From here on flips a bit about every `gap_bytes` bytes, whichever way they go.
   void FlipBits(size_t gap_bytes, uint64_t seed);
+  // Flips one bit of the byte that passes next but `bytes`, whichever way it goes.
+  void FlipOnce(size_t bytes, int bit);
   size_t flips() const { return flips_.load(); }
 
  private:
@@ -56,6 +60,7 @@ class TcpProxy {
   std::atomic<size_t> flips_ = 0;
   std::atomic<size_t> gap_bytes_ = 0;  // 0: none are flipped
   std::atomic<uint64_t> seed_ = 0;
+  std::optional<std::pair<size_t, int>> once_ ABSL_GUARDED_BY(mu_);
   std::mt19937_64 random_;   // of the thread
   size_t until_flip_ = 0;    // bytes
   std::thread thread_;

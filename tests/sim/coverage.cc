@@ -25,6 +25,9 @@ constexpr const char* kNames[] = {
     "worker slow",
     "worker leaves",
     "snapshot asked for",
+    "standby killed",
+    "standby cut off",
+    "primary lost for good",
     "gradient not finite",
     "chunk of a frame lost",
     "chunk of a frame sent twice",
@@ -77,6 +80,9 @@ constexpr const char* kNames[] = {
     "parameters gone, fate asked for",
     "asynchronous step",
     "merged into a later version than it was computed on",
+    "standby in sync",
+    "standby promoted",
+    "promotion refused: not in sync",
 };
 static_assert(std::size(kNames) == kEvents);
 

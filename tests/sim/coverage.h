@@ -27,6 +27,9 @@ enum class Event : uint32_t {
   kWorkerSlow,
   kWorkerLeaves,
   kSnapshotAsked,
+  kStandbyKilled,
+  kStandbyCut,
+  kPrimaryLost,
   kBadGradient,
   kChunkLost,
   kChunkRepeated,
@@ -80,6 +83,9 @@ enum class Event : uint32_t {
   kFateAsked,
   kAsyncStep,
   kAsyncBehind,
+  kStandbyInSync,
+  kPromoted,
+  kPromotionRefused,
   kCount
 };
 

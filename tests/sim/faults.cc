@@ -64,6 +64,25 @@ bool FillDisk(Run& run) {
   });
 }
 
+bool KillStandby(Run& run) {
+  ServerNode* const standby = run.AnyStandby();
+  if (standby == nullptr || standby->process() == nullptr) return false;
+  standby->Kill(/*power=*/false, run.world().Between(kMs, 2 * kSecond));
+  return true;
+}
+
+bool CutStandbyOff(Run& run) {
+  ServerNode* const standby = run.AnyStandby();
+  if (standby == nullptr || standby->process() == nullptr) return false;
+  World& world = run.world();
+  const auto delay = [&] {
+    return world.Chance(0.7) ? world.Between(kUs, 20 * kMs) : world.Between(kSecond, kKeepalive);
+  };
+  const TimeNs own = delay();
+  standby->CutOff(own, delay());
+  return true;
+}
+
 constexpr Fault kFaults[] = {
     {Event::kBreak, 6, [](Run& run) { return BreakBoth(run, true, true); }},
     {Event::kHalfOpenServer, 3, [](Run& run) { return BreakBoth(run, true, false); }},
@@ -117,6 +136,9 @@ constexpr Fault kFaults[] = {
        server.process()->TakeSnapshot();
        return true;
      }},
+    {Event::kStandbyKilled, 4, KillStandby},
+    {Event::kStandbyCut, 4, CutStandbyOff},
+    {Event::kPrimaryLost, 6, [](Run& run) { return run.LosePrimary(); }},
 };
 
 }  // namespace

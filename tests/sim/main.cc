@@ -19,7 +19,7 @@ namespace gradwire::sim {
 namespace {
 
 constexpr char kUsage[] =
-    "usage: gradwire_sim [--seeds=N] [--first=SEED] [--jobs=N] [--break=dedup|early-ack|fate] [--async]\n"
+    "usage: gradwire_sim [--seeds=N] [--first=SEED] [--jobs=N] [--break=dedup|early-ack|fate|promotion] [--async]\n"
     "       gradwire_sim --seed=SEED [--trace] [--break=...]\n"
     "Runs N seeds from SEED on (default 1000 from 1) in JOBS processes (default 2). Exits 1 where an invariant does "
     "not\n"
@@ -68,6 +68,8 @@ std::optional<Options> Parse(int argc, char** argv) {
       options.broken = Broken::kDedup;
     } else if (arg == "--break=early-ack") {
       options.broken = Broken::kEarlyAck;
+    } else if (arg == "--break=promotion") {
+      options.broken = Broken::kPromotion;
     } else if (arg == "--break=fate") {
       options.broken = Broken::kFate;
     } else {

@@ -87,6 +87,14 @@ void Oracle::Appended(uint32_t shard, const journal::Record& record) {
   for (const journal::Contribution& c : record.contributions) now.contributions[c.member] = c.included;
 }
 
+void Oracle::Followed(uint32_t shard, const journal::Record& record) {
+  if (record.type != journal::RecordType::kUpdate) return;
+  const std::vector<Made>& made = made_[record.bucket * setup_->shards + shard];
+  if (record.round >= made.size() || !Same(made[record.round].chunks, record.chunks))
+    world_->Violate(absl::StrCat("the standby of shard ", shard, " takes an update of round ", record.round,
+                                 " that is not its primary's"));
+}
+
 absl::StatusOr<std::vector<Bytes>> Oracle::Merge(Entry entry, const journal::Record& record, const RoundPlan& plan,
                                                  bool skipped) {
   Accumulator& accumulator = *accumulators_[entry.slice];

@@ -37,6 +37,8 @@ class Oracle {
   void Damaged(uint64_t round) { damaged_.insert(round); }
   // A shard hands a record to its journal. An update must be what the frames of the contributions that it names give.
   void Appended(uint32_t shard, const journal::Record& record);
+  // A standby takes a record: it must be that of its primary.
+  void Followed(uint32_t shard, const journal::Record& record);
   // A worker was given the update frame of `entry`, or (empty chunks) the parameters that it makes.
   void Seen(Entry entry, const std::vector<Bytes>& chunks);
   // Asynchronous rounds. A worker sends this frame; whether it has sent these bytes before.

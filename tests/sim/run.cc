@@ -18,9 +18,16 @@ constexpr uint64_t kMaxFaults = 6;
 }  // namespace
 
 Run::Run(uint64_t seed, Broken broken, bool trace)
-    : world_(seed, trace), setup_(MakeSetup(world_)), oracle_(std::make_unique<Oracle>(&world_, setup_.get())) {
+    : broken_(broken),
+      world_(seed, trace),
+      setup_(MakeSetup(world_)),
+      oracle_(std::make_unique<Oracle>(&world_, setup_.get())) {
   for (uint32_t shard = 0; shard < setup_->shards; ++shard)
-    servers_.push_back(std::make_unique<ServerNode>(&world_, setup_.get(), oracle_.get(), shard, broken, &servers_));
+    servers_.push_back(
+        std::make_unique<ServerNode>(&world_, setup_.get(), oracle_.get(), shard, broken, &servers_, nullptr));
+  for (uint32_t shard = 0; setup_->standbys && shard < setup_->shards; ++shard)
+    standbys_.push_back(std::make_unique<ServerNode>(&world_, setup_.get(), oracle_.get(), shard, broken, &servers_,
+                                                     servers_[shard].get()));
   for (uint32_t w = 0; w < setup_->workers; ++w)
     workers_.push_back(std::make_unique<WorkerNode>(&world_, setup_.get(), oracle_.get(), &servers_, w));
 }
@@ -31,6 +38,7 @@ bool Run::Step() {
     return false;
   }
   for (const auto& server : servers_) server->Settle();
+  for (const auto& standby : standbys_) standby->Settle();
   for (const auto& worker : workers_)
     if (worker->session() != nullptr) worker->session()->Check();
   return !world_.violated();
@@ -47,6 +55,35 @@ uint64_t Run::NewestVersion() const {
   for (const auto& worker : workers_)
     if (worker->session() != nullptr) newest = std::max(newest, worker->session()->version());
   return newest;
+}
+
+bool Run::LosePrimary() {
+  ServerNode* const standby = AnyStandby();
+  if (standby == nullptr || standby->primary() == nullptr || standby->process() == nullptr) return false;
+  ServerNode* const primary = servers_[standby->shard()].get();
+  if (primary != standby->primary() || primary->process() == nullptr) return false;
+  if (broken_ == Broken::kPromotion) {  // rounds go on without it, which it does not notice, and then it takes over
+    standby->CutOff(kKeepalive, 0);
+    world_.After(world_.Between(300 * kMs, 900 * kMs), [this, standby, primary] { Replace(primary, standby); });
+    return true;
+  }
+  if (!primary->process()->HasStandbyInSync()) return false;
+  Replace(primary, standby);
+  return true;
+}
+
+void Run::Replace(ServerNode* primary, ServerNode* standby) {
+  if (primary != servers_[standby->shard()].get()) return;  // it has been
+  primary->Lose();
+  world_.After(world_.Between(kMs, 2 * kSecond), [this, primary, standby] {
+    const absl::Status promoted = standby->Promote();
+    if (!promoted.ok()) {
+      world_.Count(Event::kPromotionRefused);
+      return primary->ComeBack();
+    }
+    world_.Count(Event::kPromoted);
+    std::swap(servers_[standby->shard()], standbys_[standby->shard()]);
+  });
 }
 
 void Run::PlanFaults() {
@@ -104,6 +141,7 @@ void Run::StopFaults() {
 void Run::Go() {
   world_.Trace([&] { return setup_->ToString(); });
   for (const auto& server : servers_) server->Start();
+  for (const auto& standby : standbys_) standby->Start();
   for (const auto& worker : workers_) world_.After(world_.Between(0, 50 * kMs), [&worker] { worker->Start(); });
   // Faults may also begin with the job itself.
   if (!world_.Chance(0.25)) {

@@ -10,6 +10,8 @@
 #include "gradwire/v1/peer.pb.h"
 #include "server/job/norm_exchange.h"
 #include "server/snapshot/snapshotter.h"
+#include "common/base/status_macros.h"
+#include "tests/sim/peer_channel.h"
 #include "tests/sim/memory_check.h"
 
 namespace gradwire::sim {
@@ -17,6 +19,7 @@ namespace {
 
 constexpr TimeNs kTick = 200 * kMs;
 constexpr TimeNs kPeerTimeout = 2 * kSecond;  // as NormExchange
+constexpr TimeNs kFollowerTimeout = kSecond;
 constexpr uint64_t kFrameLimitBytes = 8u << 10;  // a few times the largest frame of these jobs
 
 // Of a request or reply between shards.
@@ -39,7 +42,10 @@ class ServerProcess::Tap final : public UpdateSink {
       : process_(process), journal_(std::move(journal)) {}
 
   void Append(journal::Record record, std::function<void()> visible) override {
-    if (process_->oracle_ != nullptr) process_->oracle_->Appended(process_->shard_, record);
+    if (process_->oracle_ != nullptr) {
+      process_->serving() ? process_->oracle_->Appended(process_->shard_, record)
+                          : process_->oracle_->Followed(process_->shard_, record);
+    }
     World& world = *process_->world_;
     if (process_->broken_ == Broken::kEarlyAck) {
       journal_->Append(std::move(record), [] {});
@@ -100,7 +106,14 @@ absl::Status ServerProcess::Start() {
   limits.max_jobs = 1;
   limits.snapshot_journal_bytes = setup_->segment_bytes;
   registry_ = std::make_unique<JobRegistry>(environment, limits, data_.get());
-  replication_ = std::make_unique<Replication>(ReplicationOptions(), registry_.get(), data_.get(), world_);
+  ReplicationOptions replication;
+  replication.threads = false;
+  replication.follower_timeout_ms = kFollowerTimeout / kMs;
+  if (node_->primary() != nullptr) replication.follow = "sim://primary";
+  replication.dial = [this](const std::string&) -> absl::StatusOr<std::shared_ptr<transport::Channel>> {
+    return std::make_shared<PeerChannel>(world_, node_->primary(), &node_->primary_path(), node_->follow_stream());
+  };
+  replication_ = std::make_unique<Replication>(std::move(replication), registry_.get(), data_.get(), world_);
   worker_ = std::make_unique<WorkerService>(registry_.get(), replication_.get());
   operator_ = std::make_unique<OperatorService>(registry_.get(), replication_.get());
   standbys_ = std::make_unique<ReplicationService>(replication_.get());
@@ -109,6 +122,7 @@ absl::Status ServerProcess::Start() {
       std::make_unique<Dispatcher>(worker_.get(), operator_.get(), standbys_.get(), peers_.get(), replication_.get());
   const absl::Status recovered = replication_->Start();
   if (!recovered.ok()) return recovered;
+  GW_RETURN_IF_ERROR(replication_->Run(absl::StrCat("server", id_), [](bool) {}));
   const absl::Status found = registry_->Find("sim").status();
   if (!found.ok() && !absl::IsNotFound(found)) {
     if (alive() && absl::IsDataLoss(found))
@@ -171,6 +185,8 @@ void ServerProcess::Tick() {
   if (const auto shard = job()) {
     const int before = shard->Describe(true, false).workers_size();
     registry_->Tick();
+    replication_->Tick();
+    if (serving() && HasStandbyInSync()) world_->Count(Event::kStandbyInSync);
     if (shard->Describe(true, false).workers_size() < before) {
       world_->Count(Event::kLeaseExpired);
       world_->Trace([&] { return absl::StrCat("shard ", shard_, ": a lease expired"); });
@@ -195,9 +211,24 @@ void ServerProcess::TakeSnapshot() {
   if (taken.ok()) world_->Count(Event::kSnapshotTaken);
 }
 
-void ServerProcess::Check() {
+bool ServerProcess::HasStandbyInSync() {
   const auto shard = job();
-  if (shard == nullptr) return;
+  if (shard == nullptr || !setup_->standbys) return false;
+  const v1::JobStatus status = shard->Describe(false, false);
+  return status.followers_size() > 0 && status.followers(0).in_sync();
+}
+
+void ServerProcess::TakeReplicationTurns() {
+  const TimeNs due = replication_->TakeTurns();
+  if (due == INT64_MAX || (replicate_at_ > world_->Now() && replicate_at_ <= due)) return;
+  replicate_at_ = due;
+  world_->At(due, [] {});  // this is called behind every event
+}
+
+void ServerProcess::Check() {
+  if (setup_->standbys) TakeReplicationTurns();
+  const auto shard = job();
+  if (shard == nullptr || !alive() || !serving()) return;
   CheckMemory(world_, *shard, kFrameLimitBytes, absl::StrCat("shard ", shard_));
   CheckParameters(*shard);
   TakeNormTurns(*shard);
@@ -280,20 +311,21 @@ void ServerProcess::Replaced() {
 }
 
 ServerNode::ServerNode(World* world, const Setup* setup, Oracle* oracle, uint32_t shard, Broken broken,
-                       std::vector<std::unique_ptr<ServerNode>>* servers)
+                       std::vector<std::unique_ptr<ServerNode>>* servers, ServerNode* primary)
     : world_(world),
       setup_(setup),
       oracle_(oracle),
       shard_(shard),
       broken_(broken),
       servers_(servers),
+      primary_(primary),
       paths_(setup->shards) {
   disk_.CreateDirectory("/machine").IgnoreError();
   disk_.SyncDirectory("").IgnoreError();
 }
 
 void ServerNode::Start() {
-  if (process_ != nullptr) return;
+  if (process_ != nullptr || lost_) return;
   ++starts_;
   process_ = std::make_unique<ServerProcess>(world_, setup_, oracle_, this, shard_, starts_, broken_, servers_);
   const uint64_t truncated = process_->disk().truncated();
@@ -305,6 +337,10 @@ void ServerNode::Start() {
     return world_->After(200 * kMs, [this] { Start(); });
   }
   if (process_->disk().truncated() > truncated) world_->Count(Event::kTornTailCut);
+  if (process_->serving()) TellRecovered();
+}
+
+void ServerNode::TellRecovered() {
   uint64_t version = 0;
   if (const auto job = process_->job()) {
     const v1::JobStatus status = job->Describe(false, true);
@@ -327,6 +363,31 @@ void ServerNode::Start() {
   }
   power_lost_at_.reset();
   stopped_at_.reset();
+}
+
+absl::Status ServerNode::Promote() {
+  if (process() == nullptr) return absl::UnavailableError("it is down");
+  const absl::Status promoted = process_->replication().Promote(broken_ == Broken::kPromotion).status();
+  world_->Trace([&] { return absl::StrCat("shard ", shard_, ": promotion: ", promoted.ToString()); });
+  if (promoted.ok() && process_->alive()) TellRecovered();
+  return promoted;
+}
+
+void ServerNode::Lose() {
+  world_->Trace([&] { return absl::StrCat("shard ", shard_, ": the machine is lost"); });
+  lost_ = true;
+  if (process_ == nullptr) return;
+  process_->DropStreams(world_->Chance(0.2));
+  process_ = nullptr;
+}
+
+void ServerNode::ComeBack() {
+  lost_ = false;
+  Start();
+}
+
+void ServerNode::CutOff(TimeNs own_delay, TimeNs primary_delay) {
+  if (const auto stream = follow_stream_.lock()) stream->Break(own_delay, primary_delay);
 }
 
 void ServerNode::Kill(bool power, TimeNs away, bool leave_old) {

@@ -23,7 +23,8 @@
 namespace gradwire::sim {
 
 // What is broken on purpose, to see that the invariants notice.
-enum class Broken { kNothing, kDedup, kEarlyAck, kFate };
+// kPromotion: a standby is promoted without which rounds went on.
+enum class Broken { kNothing, kDedup, kEarlyAck, kFate, kPromotion };
 
 class ServerNode;
 
@@ -53,6 +54,10 @@ class ServerProcess {
   // What the shard itself applied is what everybody else gets: its parameters, where all its buckets have one version.
   void CheckParameters(JobShard& shard);
   journal::Journal* journal() { return journal_; }
+  Replication& replication() { return *replication_; }
+  bool serving() const { return replication_->CheckServing().ok(); }
+  // The standby of this server is in sync, as it says itself.
+  bool HasStandbyInSync();
 
  private:
   class Tap;
@@ -64,6 +69,8 @@ class ServerProcess {
   // Where the shards agree on norms: goes on with what is held, tells the others.
   void TakeNormTurns(JobShard& shard);
   void TellPeer(NormExchange& exchange, size_t to);
+  // Feeds its standby, follows its primary.
+  void TakeReplicationTurns();
 
   World* const world_;
   const Setup* const setup_;
@@ -87,6 +94,7 @@ class ServerProcess {
   TimeNs pump_at_ = -1;
   TimeNs tick_at_ = -1;
   TimeNs tell_at_ = -1;
+  TimeNs replicate_at_ = -1;
   bool norms_scheduled_ = false;
   uint64_t short_rounds_ = 0;
   bool was_degraded_ = false;
@@ -96,9 +104,9 @@ class ServerProcess {
 
 class ServerNode {
  public:
-  // `servers`: all of them, by shard.
+  // `servers`: all that serve, by shard. `primary`: the one that this follows, or null.
   ServerNode(World* world, const Setup* setup, Oracle* oracle, uint32_t shard, Broken broken,
-             std::vector<std::unique_ptr<ServerNode>>* servers);
+             std::vector<std::unique_ptr<ServerNode>>* servers, ServerNode* primary);
 
   testing_support::FakeDisk& disk() { return disk_; }
   // Null while it is down.
@@ -109,6 +117,18 @@ class ServerNode {
   void EndReplaced() { replaced_ = nullptr; }
 
   void Start();
+  // An operator has it take over. Fails where it is not in sync, unless that is broken on purpose.
+  absl::Status Promote();
+  // The machine is lost, and never comes back.
+  void Lose();
+  // It was not lost after all.
+  void ComeBack();
+  uint32_t shard() const { return shard_; }
+  ServerNode* primary() const { return primary_; }
+  Path& primary_path() { return primary_path_; }
+  // The connection to its primary breaks.
+  void CutOff(TimeNs own_delay, TimeNs primary_delay);
+  std::weak_ptr<SimStream>* follow_stream() { return &follow_stream_; }
   // The process is killed; with `power`, the machine loses it, too. It starts again after `away`; `leave_old`: the old
   // process lives on until the next one has been replaced, too.
   void Kill(bool power, TimeNs away, bool leave_old = false);
@@ -121,13 +141,20 @@ class ServerNode {
   void MayLoseVersions() { may_lose_versions_ = true; }
 
  private:
+  // What it serves from now on is all that there is of the shard.
+  void TellRecovered();
+
   World* const world_;
   const Setup* const setup_;
   Oracle* const oracle_;
   const uint32_t shard_;
   const Broken broken_;
   std::vector<std::unique_ptr<ServerNode>>* const servers_;
+  ServerNode* const primary_;
   std::vector<Path> paths_;  // to the other shards
+  Path primary_path_;
+  std::weak_ptr<SimStream> follow_stream_;
+  bool lost_ = false;  // for good
   testing_support::FakeDisk disk_;
   std::unique_ptr<ServerProcess> process_;
   std::unique_ptr<ServerProcess> replaced_;

@@ -63,7 +63,7 @@ std::string Setup::ToString() const {
                       spec.rounds().quorum() > 0 ? absl::StrCat(", quorum ", spec.rounds().quorum()) : "",
                       spec.clip_norm() > 0 ? ", clips" : "",
                       SkipsNonFinite(*job) ? ", skips" : "",
-                      async() ? ", asynchronous" : "",
+                      async() ? ", asynchronous" : "", standbys ? ", standbys" : "",
                       staleness() > 0 ? absl::StrCat(", staleness ", staleness()) : "",
                       pull == PullMode::kUpdate ? ", pulls updates" : ", pulls parameters");
 }
@@ -116,6 +116,7 @@ std::unique_ptr<Setup> MakeSetup(World& world) {
   durability.set_level(world.Chance(0.7) ? v1::DURABILITY_FSYNC : v1::DURABILITY_INTERVAL);
   durability.set_interval_ms(100);
   durability.set_on_failure(world.Chance(0.7) ? v1::DISK_FAILURE_WAIT : v1::DISK_FAILURE_CONTINUE);
+  setup->standbys = world.Chance(0.2);
   setup->job = std::make_unique<Job>(Must(Job::Make(spec)));
   setup->layout = std::make_unique<Layout>(Must(Layout::Make(*setup->job, setup->shards)));
   setup->backend = Must(kernels::MakeBackend("reference"));

@@ -71,8 +71,10 @@ absl::Status WorkerSession::PushAsync(uint32_t shard, const std::vector<Bytes>& 
   if (!header.ok()) return header.status();
   const std::vector<Bytes> cut = Rechunk(chunks, setup_->chunk_bytes);
   const Entry entry{header->round, header->bucket * setup_->shards + shard};
-  if (node_->oracle()->Pushed(member(), entry, cut)) world_->Count(Event::kResentFrames);
-  return SendTo(shard, cut, pull, entry.round) ? absl::OkStatus() : absl::UnavailableError("there are no streams");
+  const bool again = node_->oracle()->Pushed(member(), entry, cut);
+  if (again) world_->Count(Event::kResentFrames);
+  if (SendTo(shard, cut, pull, entry.round, /*whole=*/again)) return absl::OkStatus();
+  return absl::UnavailableError("there are no streams");
 }
 
 void WorkerSession::OnAsyncAnswer(uint32_t shard, client::PullAnswer answer) {

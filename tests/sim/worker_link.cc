@@ -246,7 +246,7 @@ void WorkerSession::OpenStreams(uint32_t shard) {
 }
 
 bool WorkerSession::SendTo(uint32_t shard, const std::vector<Bytes>& chunks, const std::vector<v1::PullKind>& pull,
-                           std::optional<uint64_t> round) {
+                           std::optional<uint64_t> round, bool whole) {
   Link& link = *links_[shard];
   if (!link.connected) return false;
   v1::PushMessage last;
@@ -269,7 +269,7 @@ bool WorkerSession::SendTo(uint32_t shard, const std::vector<Bytes>& chunks, con
     for (const Bytes& c : damaged)
       link.push->Send({&c == &damaged.back() ? last.SerializeAsString() : std::string(), {c}}).IgnoreError();
     return true;
-  } else if (round && chunks.size() > 1 && world_->Chance(node_->chunk_fault)) {
+  } else if (round && !whole && chunks.size() > 1 && world_->Chance(node_->chunk_fault)) {
     node_->oracle()->Damaged(*round);
     return SendBadly(shard, chunks.size(), [&](size_t i) { send(chunks[i]); });
   }
@@ -378,8 +378,8 @@ void WorkerSession::Mend(uint32_t shard, TimeNs deadline, TimeNs backoff) {
   Call(
       world_, &node_->path(shard), [server, old] { return TargetOf(old ? server->replaced() : server->process()); },
       "gradwire.v1.Worker/Join", request.SerializeAsString(), kCallTimeout,
-      [self = shared_from_this(), shard, deadline, backoff, round = request.resume_round(), known = request.known_epoch(),
-       old](const absl::StatusOr<std::string>& reply) {
+      [self = shared_from_this(), shard, deadline, backoff, round = request.resume_round(),
+       known = request.known_epoch(), old](const absl::StatusOr<std::string>& reply) {
         self->Guarded([self, shard, deadline, backoff, round, known, old, reply] {
           v1::JoinReply parsed;
           if (reply.ok() && parsed.ParseFromString(*reply) && self->Joined(shard, known, parsed))

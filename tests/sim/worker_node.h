@@ -87,8 +87,9 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void JoinRefused(const absl::Status& status, bool old);
   void Fail(const absl::Status& status);
   // `round`: of the frame; nothing: of none, it brings initial parameters.
+  // `whole`: with all its chunks, in order.
   bool SendTo(uint32_t shard, const std::vector<Bytes>& chunks, const std::vector<v1::PullKind>& pull,
-              std::optional<uint64_t> round);
+              std::optional<uint64_t> round, bool whole = false);
   bool SendBadly(uint32_t shard, size_t chunks, const std::function<void(size_t)>& send);
 
   // As Exchange.

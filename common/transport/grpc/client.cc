@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -26,23 +27,33 @@
 namespace gradwire::transport {
 namespace {
 
-// What a call ended with. gRPC's own statuses carry no check; those that speak of a connection that cannot be made sense
-// of are Unavailable: it was damaged on its way, and may be tried again.
-absl::Status CheckedStatus(const ::grpc::Status& status, const ::grpc::ClientContext& context) {
-  const absl::Status said = FromGrpc(status);
+// The server itself says what the call ended with, and nothing of it was damaged on its way.
+bool SaidByServer(const ::grpc::Status& status, const ::grpc::ClientContext& context) {
   const auto& metadata = context.GetServerTrailingMetadata();
   const auto check = metadata.find(kStatusCheckKey);
-  if (check != metadata.end() &&
-      std::string_view(check->second.data(), check->second.size()) ==
-          StatusCheck(status.error_code(), status.error_message())) {
-    return said;
-  }
+  return check != metadata.end() && std::string_view(check->second.data(), check->second.size()) ==
+                                        StatusCheck(status.error_code(), status.error_message());
+}
+
+// What a call ended with. gRPC's own statuses carry no check; those that speak of a connection that cannot be made
+// sense of are Unavailable: it was damaged on its way, and may be tried again.
+absl::Status CheckedStatus(const ::grpc::Status& status, const ::grpc::ClientContext& context) {
+  const absl::Status said = FromGrpc(status);
+  if (SaidByServer(status, context)) return said;
   const bool of_grpc = absl::IsCancelled(said) || absl::IsDeadlineExceeded(said) || absl::IsUnavailable(said) ||
                        absl::IsResourceExhausted(said) || absl::IsUnimplemented(said);
-  if (check == metadata.end() && of_grpc) return said;
+  if (!context.GetServerTrailingMetadata().contains(kStatusCheckKey) && of_grpc) return said;
   return absl::UnavailableError(
       absl::StrCat("the end of a call was damaged on its way, or the server is older than this program (",
                    absl::StatusCodeToString(said.code()), said.ok() ? "" : ": ", std::string(said.message()), ")"));
+}
+
+// It may have ended so because header tables were damaged, which serve all calls of a connection: gRPC says
+// Unimplemented for a path that it cannot read. A connection that is lost or cut ends by itself.
+bool SpoilsConnection(const ::grpc::Status& status, const ::grpc::ClientContext& context) {
+  const absl::Status said = FromGrpc(status);
+  const bool lost = absl::IsCancelled(said) || absl::IsDeadlineExceeded(said) || absl::IsUnavailable(said);
+  return !lost && !SaidByServer(status, context);
 }
 
 class ClientStream;
@@ -52,6 +63,8 @@ class StreamOwner {
  public:
   virtual ~StreamOwner() = default;
   virtual void Release(StreamCore* stream) = 0;
+  // No further call goes over the connection of this stub.
+  virtual void LeaveConnection(const ::grpc::GenericStub* stub) = 0;
 };
 
 class ClientStream final : public StreamCore {
@@ -67,8 +80,9 @@ class ClientStream final : public StreamCore {
     if (checks_) context_.AddMetadata(kChecksKey, "1");
   }
 
-  void Start(::grpc::GenericStub* stub, const std::string& method, ::grpc::CompletionQueue* queue) {
-    call_ = stub->PrepareCall(&context_, method, queue);
+  void Start(std::shared_ptr<::grpc::GenericStub> stub, const std::string& method, ::grpc::CompletionQueue* queue) {
+    stub_ = std::move(stub);
+    call_ = stub_->PrepareCall(&context_, method, queue);
     call_->StartCall(Tag(&started_));
   }
 
@@ -78,7 +92,11 @@ class ClientStream final : public StreamCore {
     call_->Write(buffer, OptionsFor(more), Tag(done));
   }
   void StartEnd(const absl::Status&) override { call_->WritesDone(Tag(write_done())); }
-  void StartAbort(const absl::Status&) override { context_.TryCancel(); }
+  void StartAbort(const absl::Status& why) override {
+    // A server that made no sense of the call's headers says nothing on the stream.
+    if (checks_ && absl::IsUnavailable(why)) owner_->LeaveConnection(stub_.get());
+    context_.TryCancel();
+  }
   void OnReadEnded() override { call_->Finish(&status_, Tag(&finished_)); }
   void OnCoreClosed() override { owner_->Release(this); }
   size_t PauseReadsAbove() const override { return SIZE_MAX; }
@@ -94,10 +112,14 @@ class ClientStream final : public StreamCore {
       OnReadEnded();
     }
   }
-  void OnFinished(bool) { Ended(checks_ ? CheckedStatus(status_, context_) : FromGrpc(status_)); }
+  void OnFinished(bool) {
+    if (checks_ && SpoilsConnection(status_, context_)) owner_->LeaveConnection(stub_.get());
+    Ended(checks_ ? CheckedStatus(status_, context_) : FromGrpc(status_));
+  }
 
   const bool checks_;
   StreamOwner* const owner_;
+  std::shared_ptr<::grpc::GenericStub> stub_;
   ::grpc::ClientContext context_;
   std::unique_ptr<::grpc::GenericClientAsyncReaderWriter> call_;
   ::grpc::Status status_;
@@ -130,8 +152,9 @@ class ClientQueue {
 
 class GrpcChannel final : public Channel, public StreamOwner {
  public:
-  GrpcChannel(std::shared_ptr<::grpc::Channel> channel, const Limits& limits, bool checks)
-      : limits_(limits), checks_(checks), stub_(std::move(channel)), queue_(ClientQueue::OfProcess()),
+  // `connect`: makes a channel with a connection of its own.
+  GrpcChannel(std::function<std::shared_ptr<::grpc::Channel>()> connect, const Limits& limits, bool checks)
+      : limits_(limits), checks_(checks), connect_(std::move(connect)), queue_(ClientQueue::OfProcess()),
         ticker_(queue_->queue(), std::max<int64_t>(limits.keepalive_ms / 2, 1), [this] { Tick(); }) {}
 
   ~GrpcChannel() override {
@@ -157,7 +180,8 @@ class GrpcChannel final : public Channel, public StreamOwner {
     ::grpc::CompletionQueue queue;
     ::grpc::ByteBuffer reply;
     ::grpc::Status status;
-    auto call = stub_.PrepareUnaryCall(&context, Path(method), FromString(request), &queue);
+    const std::shared_ptr<::grpc::GenericStub> stub = Stub();
+    auto call = stub->PrepareUnaryCall(&context, Path(method), FromString(request), &queue);
     call->StartCall();
     call->Finish(&reply, &status, nullptr);
     void* tag = nullptr;
@@ -170,6 +194,7 @@ class GrpcChannel final : public Channel, public StreamOwner {
       if (!status.ok()) return FromGrpc(status);
       return ToString(reply);
     }
+    if (SpoilsConnection(status, context)) LeaveConnection(stub.get());
     GW_RETURN_IF_ERROR(CheckedStatus(status, context));
     std::string checked = ToString(reply);
     // Whether the server did it is not known then, as behind a lost connection.
@@ -183,7 +208,7 @@ class GrpcChannel final : public Channel, public StreamOwner {
       absl::MutexLock lock(&mu_);
       streams_.emplace(stream.get(), stream);
     }
-    stream->Start(&stub_, Path(method), queue_->queue());
+    stream->Start(Stub(), Path(method), queue_->queue());
     return std::make_unique<StreamHandle>(std::move(stream), /*abandon=*/true);
   }
 
@@ -204,6 +229,15 @@ class GrpcChannel final : public Channel, public StreamOwner {
     }
     for (auto& stream : streams) stream->Tick();
   }
+  void LeaveConnection(const ::grpc::GenericStub* stub) override {
+    absl::MutexLock lock(&mu_);
+    if (stub_.get() == stub) stub_ = nullptr;  // who still uses it keeps it
+  }
+  std::shared_ptr<::grpc::GenericStub> Stub() {
+    absl::MutexLock lock(&mu_);
+    if (stub_ == nullptr) stub_ = std::make_shared<::grpc::GenericStub>(connect_());
+    return stub_;
+  }
   void Release(StreamCore* stream) override {
     absl::MutexLock lock(&mu_);
     streams_.erase(stream);
@@ -211,9 +245,10 @@ class GrpcChannel final : public Channel, public StreamOwner {
 
   const Limits limits_;
   const bool checks_;
-  ::grpc::GenericStub stub_;
+  const std::function<std::shared_ptr<::grpc::Channel>()> connect_;
   const std::shared_ptr<ClientQueue> queue_;
   absl::Mutex mu_;
+  std::shared_ptr<::grpc::GenericStub> stub_ ABSL_GUARDED_BY(mu_);  // null: the next call connects
   std::unordered_map<StreamCore*, std::shared_ptr<ClientStream>> streams_ ABSL_GUARDED_BY(mu_);
   GrpcTicker ticker_;
 };
@@ -232,8 +267,10 @@ absl::StatusOr<std::shared_ptr<Channel>> DialGrpc(const Address& address, const 
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
   const std::string target = address.scheme == Scheme::kUnix ? absl::StrCat("unix:", address.name)
                                                              : address.ToString().substr(sizeof("grpc://") - 1);
-  auto channel = ::grpc::CreateCustomChannel(target, ::grpc::InsecureChannelCredentials(), arguments);
-  return std::make_shared<GrpcChannel>(std::move(channel), limits, checks);
+  auto connect = [target, arguments] {
+    return ::grpc::CreateCustomChannel(target, ::grpc::InsecureChannelCredentials(), arguments);
+  };
+  return std::make_shared<GrpcChannel>(std::move(connect), limits, checks);
 }
 
 }  // namespace gradwire::transport
