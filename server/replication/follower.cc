@@ -94,7 +94,12 @@ class Follower::Line final : public transport::StreamSink {
     absl::MutexLock lock(&mu_);
     if (ended_.ok()) ended_ = why;
   }
-  // Why it ended; ok while it has not, after `timeout`.
+  // Why it ended; ok while it has not.
+  absl::Status ended() {
+    absl::MutexLock lock(&mu_);
+    return ended_;
+  }
+  // The same, after `timeout` at most.
   absl::Status AwaitEnd(absl::Duration timeout) {
     absl::MutexLock lock(&mu_);
     const auto ended = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !ended_.ok(); };
@@ -236,10 +241,10 @@ absl::Status Follower::Open() {
   return absl::OkStatus();
 }
 
-bool Follower::ended() const { return open_ != nullptr && !open_->line.AwaitEnd(absl::ZeroDuration()).ok(); }
+bool Follower::ended() const { return open_ != nullptr && !open_->line.ended().ok(); }
 
 absl::Status Follower::LookAfter() {
-  GW_RETURN_IF_ERROR(open_->line.AwaitEnd(absl::ZeroDuration()));
+  GW_RETURN_IF_ERROR(open_->line.ended());
   if (clock_->Now() - open_->line.heard() > NsOfMs(options_.timeout_ms)) {
     return absl::UnavailableError(absl::StrFormat("nothing was heard of it for %d ms", options_.timeout_ms));
   }
@@ -249,7 +254,7 @@ absl::Status Follower::LookAfter() {
 absl::Status Follower::Send(const v1::FollowRequest& request) {
   const absl::Status sent = open_->out->Send({request.SerializeAsString(), {}});
   if (sent.ok()) return sent;
-  const absl::Status why = open_->line.AwaitEnd(options_.thread ? beat() : absl::ZeroDuration());
+  const absl::Status why = options_.thread ? open_->line.AwaitEnd(beat()) : open_->line.ended();
   return why.ok() ? absl::UnavailableError(sent.message()) : why;
 }
 
