@@ -424,7 +424,14 @@ void Exchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
 }
 
 void Exchange::OnAnswer(uint32_t shard, PullAnswer answer) {
-  absl::MutexLock lock(&mu_);
+  {
+    absl::MutexLock lock(&mu_);
+    NoteAnswer(shard, std::move(answer));
+  }
+  RunTasksInline();  // another answer is asked for where this one is gone
+}
+
+void Exchange::NoteAnswer(uint32_t shard, PullAnswer answer) {
   // First: it may be the version that this worker has where it knows of all its rounds, but not the parameters.
   if (catching_) return NoteCaught(shard, std::move(answer));
   if (answer.version <= ledger_.round()) return;  // asked for again after a break, and settled by the first answer

@@ -157,6 +157,7 @@ class Exchange final : public Exchanger {
   void ApplyNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   void NoteAck(uint32_t shard, const v1::PushAck& ack) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NoteAnswer(uint32_t shard, PullAnswer answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Does what the ledger decided, or puts it into the queues.
   void Run(const RoundLedger::Actions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);

@@ -1,12 +1,18 @@
 // Jobs that skip rounds with gradients that are not finite: all shards and workers alike, and what follows is as if the
 // skipped steps had not been made.
+#include <atomic>
 #include <limits>
+#include <random>
 #include <set>
+#include <thread>
 
 #include "tests/integration/client/train.h"
+#include "tests/lib/tcp_proxy.h"
 
 namespace gradwire::testing {
 namespace {
+
+using testing_support::TcpProxy;
 
 constexpr int kSkipWorkers = 2;
 constexpr uint64_t kSkipSteps = 24;
@@ -152,6 +158,89 @@ TEST(SkippedRound, OfTheVeryFirstStepLeavesTheInitialParameters) {
 }
 
 // Those that the skipped round was open for are told by its update; a newcomer starts behind it.
+// Its frame, which carries what earlier steps had left, is in a round that is skipped, and it hears of that late: the
+// versions of the next rounds are gone by then. Values are on a coarse grid and come from one worker alone, so that what is lost can be seen.
+TEST(SkippedRound, LosesNothingOfAWorkerThatWasAway) {
+  constexpr float kRate = 1.0f / 16;
+  for (const PullMode pull : {PullMode::kUpdate, PullMode::kParams}) {
+    SCOPED_TRACE(pull == PullMode::kUpdate ? "updates" : "parameters");
+    Cluster cluster(2, "grpc");
+    TcpProxy proxies[] = {TcpProxy(cluster.addresses()[0]), TcpProxy(cluster.addresses()[1])};
+    v1::JobSpec spec = Small(MakeSpec("away", "topk:density=0.3", v1::OPTIMIZER_SGD, 2));
+    spec.mutable_optimizer()->mutable_groups(0)->set_weight_decay(0);
+    spec.set_nonfinite(v1::NONFINITE_SKIP);
+    spec.set_lease_ms(900);
+    const uint32_t buckets = Layout::Make(*Job::Make(spec), 2)->bucket_count();
+    Worker near(spec, 0);
+    Worker far(spec, 1);
+    for (Worker* worker : {&near, &far})
+      for (auto& tensor : worker->parameters()) std::fill(tensor.begin(), tensor.end(), 0.5f);
+    ASSERT_TRUE(near.Join(cluster.addresses(), pull).ok());
+    ASSERT_TRUE(far.Join({proxies[0].address(), proxies[1].address()}, pull).ok());
+    std::mt19937 random(3);
+    std::vector<std::vector<double>> pushed;
+    for (const auto& gradient : far.gradients()) pushed.emplace_back(gradient.size());
+    const auto fill = [&](bool counts) {
+      for (size_t t = 0; t < pushed.size(); ++t)
+        for (size_t i = 0; i < pushed[t].size(); ++i) {
+          far.gradients()[t][i] = static_cast<float>(static_cast<int>(random() % 65) - 32) / 64;
+          if (counts) pushed[t][i] += far.gradients()[t][i];
+        }
+    };
+    const auto both = [&] {
+      InParallel(2, [&](int w) {
+        const absl::Status status = (w == 0 ? near : far).Step(kRate);
+        ASSERT_TRUE(status.ok()) << status;
+      });
+    };
+    for (int i = 0; i < 3; ++i) {
+      fill(/*counts=*/true);
+      both();
+    }
+    fill(/*counts=*/false);
+    ASSERT_TRUE(far.session().BeginRound(std::vector<float>{kRate}).ok());
+    std::vector<const float*> gradients;
+    for (const auto& gradient : far.gradients()) gradients.push_back(gradient.data());
+    for (uint32_t b = 0; b < buckets; ++b) ASSERT_TRUE(far.session().Push(b, gradients).ok());
+    for (TcpProxy& proxy : proxies) proxy.Cut();
+    near.gradients()[0][0] = NAN;
+    ASSERT_TRUE(near.Step(kRate).ok());
+    near.gradients()[0][0] = 0;
+    for (int i = 0; i < 4; ++i) ASSERT_TRUE(near.Step(kRate).ok());  // the first one waits for the lease
+    EXPECT_EQ(near.session().stats().nonfinite_rounds, 1u);
+    for (TcpProxy& proxy : proxies) proxy.Heal();
+    // It catches up with a round that begins, or that has begun: the others go on meanwhile.
+    std::atomic<bool> back = false;
+    std::thread others([&] {
+      while (!back) EXPECT_TRUE(near.Step(kRate).ok());
+    });
+    const absl::Status ended = far.session().EndRound();
+    EXPECT_TRUE(ended.ok()) << ended;
+    if (!ended.ok()) {
+      far.Drop();
+      back = true;
+      others.join();
+      return;
+    }
+    for (auto& gradient : far.gradients()) std::fill(gradient.begin(), gradient.end(), 0.0f);
+    std::atomic<int> left = 60;
+    std::thread drain([&] {
+      while (left-- > 0) {
+        const absl::Status status = far.Step(kRate);
+        EXPECT_TRUE(status.ok()) << status;
+        if (!status.ok()) break;
+      }
+      back = true;
+      far.Drop();
+    });
+    drain.join();
+    others.join();
+    for (size_t t = 0; t < pushed.size(); ++t)
+      for (size_t i = 0; i < pushed[t].size(); ++i)
+        ASSERT_EQ(near.parameters()[t][i], 0.5 - kRate * pushed[t][i] / 2) << "tensor " << t << " element " << i;
+  }
+}
+
 TEST(SkippedRound, IsCountedForANewcomer) {
   v1::JobSpec spec = MakeSpec("newcomer", "dense:values=fp32", v1::OPTIMIZER_ADAMW, 1);
   spec.set_max_workers(2);
