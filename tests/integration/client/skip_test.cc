@@ -159,7 +159,8 @@ TEST(SkippedRound, OfTheVeryFirstStepLeavesTheInitialParameters) {
 
 // Those that the skipped round was open for are told by its update; a newcomer starts behind it.
 // Its frame, which carries what earlier steps had left, is in a round that is skipped, and it hears of that late: the
-// versions of the next rounds are gone by then. Values are on a coarse grid and come from one worker alone, so that what is lost can be seen.
+// versions of the next rounds are gone by then. Values are on a coarse grid and come from one worker alone, so that what
+// is lost can be seen.
 TEST(SkippedRound, LosesNothingOfAWorkerThatWasAway) {
   constexpr float kRate = 1.0f / 16;
   for (const PullMode pull : {PullMode::kUpdate, PullMode::kParams}) {
