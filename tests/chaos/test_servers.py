@@ -37,13 +37,18 @@ class Place:
 
 
 # A process that has just been started dies before anybody needs it.
-AT_START = [Place("epoch.before_write", 1), Place("file.before_rename", 1), Place("epoch.after_write", 1)]
+AT_START = [
+    Place("epoch.before_write", 1),
+    Place("file.before_rename", 1),
+    Place("epoch.after_write", 1),
+    Place("file.before_rename", 2),  # the lineage
+]
 # It dies while it recovers.
 IN_RECOVERY = [Place("recovery.after_snapshot", 1), Place("recovery.after_record", 20),
                Place("recovery.before_serving", 1)]
 # It dies in the middle of the work.
 AT_WORK = [
-    Place("file.before_rename", 2),  # the job
+    Place("file.before_rename", 3),  # the job
     Place("job.before_rename", 1),
     Place("job.after_rename", 1),
     Place("initialize.before_journal", 2),
@@ -90,7 +95,7 @@ AT_WORK = [
     Place("answer.before_chunk", 401),
     Place("answer.before_chunk", 300, LARGE),
     Place("push.before_ack", 402),
-    Place("file.before_rename", 3, SNAPSHOTS),  # the manifest
+    Place("file.before_rename", 4, SNAPSHOTS),  # the manifest
     Place("snapshot.between_files", 1, SNAPSHOTS),
     Place("snapshot.before_rename", 1, SNAPSHOTS),
     Place("snapshot.after_rename", 2, SNAPSHOTS, shard=1),
