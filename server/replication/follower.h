@@ -105,7 +105,7 @@ class Follower {
   std::unique_ptr<OpenStream> open_;
   int64_t pause_ms_ = 0;
   std::string said_;
-  // Of the stream that is open, and between two of whoever takes the turns.
+  // Of the stream that is open; between two, of whoever takes the turns.
   std::map<std::string, std::shared_ptr<Reports>> reports_;  // by job
   std::atomic<bool> take_whole_{false};                      // records of the last stream did not fit
 

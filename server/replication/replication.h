@@ -42,8 +42,8 @@ struct ReplicationOptions {
   bool threads = true;  // of its own; else whoever owns it calls TakeTurns, and there is no lease
 };
 
-// Thread-safe after Start. Owns up to two threads: one that tells the former primary that this server was promoted, one
-// that holds the lease.
+// Thread-safe after Start. Owns up to two threads, or none (ReplicationOptions::threads): one that tells the former
+// primary that this server was promoted, one that holds the lease.
 class Replication {
  public:
   // `data` may be null: nothing is durable, so nothing is followed. All of them outlive this.

@@ -6,13 +6,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "common/base/status_macros.h"
 #include "common/snapshot/snapshot_files.h"
 #include "gradwire/v1/peer.pb.h"
 #include "server/job/norm_exchange.h"
 #include "server/snapshot/snapshotter.h"
-#include "common/base/status_macros.h"
-#include "tests/sim/peer_channel.h"
 #include "tests/sim/memory_check.h"
+#include "tests/sim/peer_channel.h"
 
 namespace gradwire::sim {
 namespace {

@@ -22,10 +22,7 @@ class FrameLink {
   virtual absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin,
                                    uint32_t bucket_end) = 0;
   // `status` of a send is no loss yet: the streams are being replaced, and the receiver of events will be told.
-  static bool Mends(const absl::Status& status) {
-    return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsNotFound(status) ||
-           absl::IsCancelled(status);
-  }
+  static bool Mends(const absl::Status& status);
   // Prefixes a message with who this is.
   virtual absl::Status Annotate(const absl::Status& status) const = 0;
 };

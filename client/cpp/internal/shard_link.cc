@@ -408,6 +408,8 @@ absl::Status ShardLink::RequestPull(v1::PullKind kind, uint64_t version, uint32_
   return Annotate(OfEndedStream(use->pull->Send({request.SerializeAsString(), {}})));
 }
 
+bool FrameLink::Mends(const absl::Status& status) { return Mendable(status) || absl::IsCancelled(status); }
+
 absl::Status ShardLink::WhyBroken() {
   absl::MutexLock lock(&mu_);
   if (lost_) return lost_status_;

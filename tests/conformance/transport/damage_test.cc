@@ -93,7 +93,6 @@ TEST_P(DamageTest, OneFlippedBitSpoilsNoLaterConnection) {
   limits.keepalive_ms = 200;  // a damaged length is waited for that long
   auto listener = *Listen(absl::StrCat(GetParam(), "://127.0.0.1:0"), &service, limits);
   TcpProxy proxy(listener->address());
-  size_t spoilt = 0;
   for (size_t at = 0; at < 900; at += 4) {
     auto channel = *Dial(proxy.address(), limits);
     proxy.FlipOnce(at, static_cast<int>(at / 4 % 8));
@@ -115,10 +114,8 @@ TEST_P(DamageTest, OneFlippedBitSpoilsNoLaterConnection) {
     }
     EXPECT_TRUE(echoed) << "byte " << at;
     EXPECT_LE(refused, 2) << "byte " << at;
-    spoilt += refused > 0;
   }
   EXPECT_GT(proxy.flips(), 50u);
-  RecordProperty("spoilt", static_cast<int>(spoilt));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DamageTest, ::testing::Values("grpc", "tcp"), [](const auto& info) { return info.param; });

@@ -257,11 +257,12 @@ TEST(AsyncJob, ANonFiniteGradientIsRefusedAndTheOthersGoOn) {
   for (auto& gradient : worker.gradients()) std::fill(gradient.begin(), gradient.end(), 0.0f);
   // One tensor, then all of them: buckets with several that are refused keep nothing of any.
   for (const size_t bad : {size_t{1}, worker.gradients().size()}) {
-    for (size_t t = 0; t < worker.gradients().size(); ++t) worker.gradients()[t][3] = bad > 1 || t == bad ? NAN : 0;
+    for (size_t t = 0; t < worker.gradients().size(); ++t)
+      worker.gradients()[t].back() = bad > 1 || t == bad ? NAN : 0.0f;
     const absl::Status refused = worker.Step(kExactRate);
     EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
   }
-  for (auto& gradient : worker.gradients()) gradient[3] = 0;
+  for (auto& gradient : worker.gradients()) gradient.back() = 0;
   ASSERT_TRUE(workers[0]->Step().ok());
   worker.Drop();
   ExpectApplied(spec, cluster.addresses(), workers);
