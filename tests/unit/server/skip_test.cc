@@ -214,6 +214,51 @@ TEST_F(SkipTest, WhoWasAwayIsToldThatItsRoundWasSkipped) {
   EXPECT_EQ(control.code(), static_cast<int>(absl::StatusCode::kOutOfRange));
 }
 
+// Five workers are away, each since another skipped round; four of these are kept.
+TEST_F(SkipTest, WhoIsAwayForTooLongIsToldThatItIsNotKnown) {
+  constexpr uint64_t kAway = 5;
+  v1::JobSpec spec = SmallSpec("job", kAway + 1);
+  spec.set_nonfinite(v1::NONFINITE_SKIP);
+  auto made = JobShard::Make(spec, 0, 1, environment_);
+  ASSERT_TRUE(made.ok()) << made.status();
+  shard_ = *made;
+  shard_->SetSink(std::make_unique<SeenAtOnceSink>(&records_));
+  std::vector<std::unique_ptr<Pusher>> workers;
+  for (uint64_t w = 0; w <= kAway; ++w)
+    workers.push_back(std::make_unique<Pusher>(shard_.get(), spec, std::string(1, static_cast<char>('a' + w))));
+  Pusher& stays = *workers.back();
+  for (uint32_t k = 0; k < stays.frames.buckets(); ++k) workers[0]->Push(workers[0]->frames.Initialize(k, 1.0f));
+  for (const auto& worker : workers) worker->PushAll(0, 1.0f);
+  uint64_t round = 1;
+  for (uint64_t gone = 0; gone < kAway; ++gone, ++round) {
+    for (uint64_t w = gone; w < kAway; ++w) workers[w]->PushAll(round, 2.0f);
+    for (uint32_t k = 0; k < stays.frames.buckets(); ++k)
+      stays.Push(stays.frames.Abstain(k, round, /*nonfinite=*/true));
+    AwaitVersion(round + 1);
+    v1::WorkerIdentity identity;
+    identity.set_job(spec.name());
+    identity.set_worker(workers[gone]->stream.worker);
+    identity.set_incarnation(1);
+    ASSERT_TRUE(shard_->CatchUp(identity, {.round = round}, 50).ok());
+  }
+  for (; round < kAway + 4; ++round) {
+    stays.PushAll(round, 2.0f);
+    AwaitVersion(round + 1);
+  }
+  for (uint64_t w = 0; w < kAway; ++w) {
+    v1::PullRequest request;
+    request.set_kind(v1::PULL_UPDATE);
+    request.set_version(w + 2);
+    request.set_bucket_end(1);
+    workers[w]->answers->sent.clear();
+    EXPECT_TRUE(shard_->Pull(workers[w]->stream.member, request, workers[w]->out).ok());
+    ASSERT_EQ(workers[w]->answers->sent.size(), 1u);
+    v1::PullMessage answer;
+    EXPECT_TRUE(answer.ParseFromString(workers[w]->answers->sent[0].control));
+    EXPECT_EQ(answer.code(), static_cast<int>(w == 0 ? absl::StatusCode::kDataLoss : absl::StatusCode::kOk)) << w;
+  }
+}
+
 TEST_F(SkipTest, ShardsDecideAlike) {
   const struct {
     bool flagged;
