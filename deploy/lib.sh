@@ -1,8 +1,9 @@
 # Shared by deploy/bootstrap, deploy/quickstart, tests/run and tests/bench/run. Sourced, never run.
-# Leaves: ROOT (the checkout), JOBS, and the functions below.
+# Leaves: ROOT (the checkout), JOBS, BUILD_SECONDS (spent in `build` so far), and the functions below.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 JOBS=${GRADWIRE_JOBS:-$(nproc)}
+BUILD_SECONDS=0
 # Objects of one checkout serve another: paths below ROOT are hashed relative to it.
 export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=true CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-time_macros}
 
@@ -12,7 +13,7 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 # build PRESET TARGET...: configures once, then builds; quiet unless it fails.
 build() {
   local preset=$1; shift
-  local dir=$ROOT/build/$preset log=$ROOT/build/$preset.log
+  local dir=$ROOT/build/$preset log=$ROOT/build/$preset.log began=$SECONDS
   mkdir -p "$ROOT/build"
   local python=$ROOT/.venv/bin/python args=()
   if [ "$preset" = release ] && [ -x "$python" ]; then
@@ -28,4 +29,5 @@ build() {
   else
     (cd "$ROOT" && cmake --build "$dir" -j "$JOBS" --target "$@") >> "$log" 2>&1 || { tail -40 "$log" >&2; die "build failed; see $log"; }
   fi
+  BUILD_SECONDS=$((BUILD_SECONDS + SECONDS - began))
 }
