@@ -6,7 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "client/cli/commands.h"
 #include "common/base/status_macros.h"
-#include "common/codec/codec_spec.h"
+#include "common/job/codec_spec.h"
 
 namespace gradwire::cli {
 namespace {

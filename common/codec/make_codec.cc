@@ -1,6 +1,6 @@
 // From a spec to a codec prepared for one bucket: the one place that knows every codec.
 #include "common/codec/codec.h"
-#include "common/codec/dense_codec.h"
+#include "common/codec/dense/dense_codec.h"
 #include "common/codec/homomorphic/homomorphic_codec.h"
 #include "common/codec/powersgd/powersgd_codec.h"
 #include "common/codec/quantized/quantized_codec.h"

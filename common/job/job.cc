@@ -12,9 +12,9 @@
 #include "common/base/hash.h"
 #include "common/base/names.h"
 #include "common/base/status_macros.h"
-#include "common/codec/powersgd/matrix_shape.h"
-#include "common/codec/update_codec.h"
 #include "common/job/glob.h"
+#include "common/job/matrix_shape.h"
+#include "common/job/update_codec.h"
 
 namespace gradwire {
 namespace {

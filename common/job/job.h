@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/codec/codec_spec.h"
+#include "common/job/codec_spec.h"
 #include "gradwire/v1/job.pb.h"
 
 namespace gradwire {

@@ -3,7 +3,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
-#include "common/codec/plan_window.h"
+#include "common/codec/plan/plan_window.h"
 #include "common/job/round_mode.h"
 #include "common/journal/record.h"
 

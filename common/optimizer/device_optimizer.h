@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/codec/device/device_runs.h"
-#include "common/codec/update.h"
+#include "common/codec/frame/device_runs.h"
+#include "common/codec/update/update.h"
 #include "common/optimizer/optimizer.h"
 #include "kernels/cuda/device_bucket.h"
 

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/codec/run_pieces.h"
+#include "common/codec/frame/run_pieces.h"
 #include "common/job/norms.h"
 #include "common/job/round_mode.h"
 #include "common/optimizer/layerwise.h"

@@ -6,7 +6,7 @@
 #include <span>
 
 #include "absl/status/status.h"
-#include "common/codec/update.h"
+#include "common/codec/update/update.h"
 #include "kernels/backend.h"
 
 namespace gradwire {

@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/codec/parameters.h"
-#include "common/codec/update.h"
-#include "common/codec/update_compressor.h"
+#include "common/codec/frame/parameters.h"
+#include "common/codec/update/update.h"
+#include "common/codec/update/update_compressor.h"
 #include "common/job/round_mode.h"
 #include "common/journal/record_plan.h"
 

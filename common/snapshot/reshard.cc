@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "common/base/status_macros.h"
-#include "common/codec/plan_check.h"
+#include "common/codec/plan/plan_check.h"
 #include "common/codec/powersgd/matrices.h"
 #include "common/snapshot/snapshot_format.h"
 

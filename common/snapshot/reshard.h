@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/codec/plan_reshard.h"
+#include "common/codec/plan/plan_reshard.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "common/snapshot/shard_state.h"

@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/codec/parameters.h"
-#include "common/codec/plan_window.h"
-#include "common/codec/update_codec.h"
+#include "common/codec/frame/parameters.h"
+#include "common/codec/plan/plan_window.h"
 #include "common/job/layout.h"
+#include "common/job/update_codec.h"
 
 namespace gradwire {
 

@@ -14,7 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/sha256.h"
 #include "common/base/status_macros.h"
-#include "common/codec/plan_check.h"
+#include "common/codec/plan/plan_check.h"
 #include "common/snapshot/safetensors.h"
 #include "common/snapshot/snapshot_format.h"
 #include "common/storage/files.h"

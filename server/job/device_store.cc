@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "common/base/status_macros.h"
-#include "common/codec/update.h"
+#include "common/codec/update/update.h"
 #include "common/optimizer/device_optimizer.h"
 #include "common/optimizer/steps.h"
 

@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/codec/parameters.h"
-#include "common/codec/update.h"
+#include "common/codec/frame/parameters.h"
+#include "common/codec/update/update.h"
 #include "common/job/replaceable.h"
 #include "common/job/round_mode.h"
 #include "server/job/job_shard.h"

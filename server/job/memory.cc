@@ -7,10 +7,10 @@
 #include <set>
 
 #include "absl/strings/str_format.h"
-#include "common/codec/plan_window.h"
-#include "common/codec/update_codec.h"
+#include "common/codec/plan/plan_window.h"
 #include "common/job/norms.h"
 #include "common/job/round_mode.h"
+#include "common/job/update_codec.h"
 #include "server/job/job_arrays.h"
 #include "server/rounds/async_machine.h"
 #include "server/rounds/round.h"

@@ -11,7 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "common/codec/update.h"
+#include "common/codec/update/update.h"
 #include "common/journal/record.h"
 #include "common/optimizer/norm_sums.h"
 #include "server/job/norm_exchange.h"

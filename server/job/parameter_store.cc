@@ -6,9 +6,9 @@
 
 #include "common/base/large_array.h"
 #include "common/base/status_macros.h"
-#include "common/codec/update.h"
-#include "common/codec/update_codec.h"
-#include "common/codec/update_compressor.h"
+#include "common/codec/update/update.h"
+#include "common/codec/update/update_compressor.h"
+#include "common/job/update_codec.h"
 #include "common/optimizer/layerwise.h"
 #include "common/optimizer/optimizer.h"
 

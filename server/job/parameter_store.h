@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/codec/codec.h"
-#include "common/codec/parameters.h"
+#include "common/codec/frame/parameters.h"
 #include "kernels/backend.h"
 
 namespace gradwire {

@@ -6,8 +6,8 @@
 #include <map>
 #include <variant>
 
-#include "common/codec/frame_assembler.h"
-#include "common/codec/update.h"
+#include "common/codec/frame/frame_assembler.h"
+#include "common/codec/update/update.h"
 #include "tests/fuzz/buckets.h"
 #include "tests/fuzz/chunk_input.h"
 #include "tests/fuzz/targets.h"

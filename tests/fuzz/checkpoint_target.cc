@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "client/cpp/internal/checkpoint.h"
 #include "common/base/sha256.h"
-#include "common/codec/plan_check.h"
+#include "common/codec/plan/plan_check.h"
 #include "common/storage/files.h"
 #include "kernels/backend.h"
 #include "tests/fuzz/targets.h"

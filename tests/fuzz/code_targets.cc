@@ -3,8 +3,8 @@
 #include <bit>
 #include <cstring>
 
-#include "common/codec/index_code.h"
-#include "common/codec/plan_check.h"
+#include "common/codec/bits/index_code.h"
+#include "common/codec/plan/plan_check.h"
 #include "tests/fuzz/buckets.h"
 #include "tests/fuzz/targets.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "common/codec/codec.h"
-#include "common/codec/plan_check.h"
+#include "common/codec/plan/plan_check.h"
 #include "common/job/layout.h"
 #include "kernels/backend.h"
 #include "tests/fuzz/targets.h"

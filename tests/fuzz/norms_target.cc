@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "common/codec/update.h"
+#include "common/codec/update/update.h"
 #include "common/job/norms.h"
 #include "common/optimizer/norm_sums.h"
 #include "tests/fuzz/chunk_input.h"

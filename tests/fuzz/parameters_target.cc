@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/codec/parameters.h"
-#include "common/codec/plan_check.h"
+#include "common/codec/frame/parameters.h"
+#include "common/codec/plan/plan_check.h"
 #include "tests/fuzz/buckets.h"
 #include "tests/fuzz/chunk_input.h"
 #include "tests/fuzz/targets.h"

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/sha256.h"
-#include "common/codec/plan_check.h"
+#include "common/codec/plan/plan_check.h"
 #include "common/snapshot/snapshot_files.h"
 #include "common/storage/files.h"
 #include "tests/fuzz/targets.h"

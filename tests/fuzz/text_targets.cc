@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "common/codec/codec_spec.h"
 #include "common/config/message_file.h"
+#include "common/job/codec_spec.h"
 #include "common/transport/address.h"
 #include "gradwire/v1/job.pb.h"
 #include "gradwire/v1/server_config.pb.h"

@@ -1,7 +1,7 @@
 // DecodeUpdate: what it accepts can be applied, its deferred positions returned, and its plan encoded by.
 #include <cmath>
 
-#include "common/codec/update.h"
+#include "common/codec/update/update.h"
 #include "tests/fuzz/buckets.h"
 #include "tests/fuzz/chunk_input.h"
 #include "tests/fuzz/targets.h"

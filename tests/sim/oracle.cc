@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
-#include "common/codec/frame_assembler.h"
-#include "common/codec/plan_window.h"
+#include "common/codec/frame/frame_assembler.h"
+#include "common/codec/plan/plan_window.h"
 #include "common/job/norms.h"
 #include "common/job/round_mode.h"
 #include "common/wire/frame.h"

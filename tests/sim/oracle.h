@@ -13,7 +13,7 @@
 #include "client/cpp/internal/replica.h"
 #include "client/cpp/internal/round_ledger.h"
 #include "common/codec/codec.h"
-#include "common/codec/update.h"
+#include "common/codec/update/update.h"
 #include "common/journal/record.h"
 #include "tests/sim/setup.h"
 #include "tests/sim/world.h"

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
-#include "common/codec/frame_assembler.h"
+#include "common/codec/frame/frame_assembler.h"
 #include "common/wire/frame.h"
 #include "tests/sim/oracle.h"
 

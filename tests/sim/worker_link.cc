@@ -6,7 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/internal/start.h"
-#include "common/codec/parameters.h"
+#include "common/codec/frame/parameters.h"
 #include "tests/sim/chunks.h"
 
 namespace gradwire::sim {

@@ -10,7 +10,7 @@
 #include "client/cpp/internal/deadline.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
-#include "common/codec/update.h"
+#include "common/codec/update/update.h"
 #include "common/job/replaceable.h"
 #include "common/wire/frame.h"
 

@@ -16,7 +16,7 @@
 #include "common/base/little_endian.h"
 #include "common/base/sha256.h"
 #include "common/base/status_macros.h"
-#include "common/codec/plan_check.h"
+#include "common/codec/plan/plan_check.h"
 #include "common/job/norms.h"
 #include "common/storage/files.h"
 

@@ -12,7 +12,7 @@
 #include "client/cpp/gradwire/session.h"
 #include "client/cpp/internal/gradients.h"
 #include "client/cpp/internal/replica.h"
-#include "common/codec/plan_window.h"
+#include "common/codec/plan/plan_window.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "common/snapshot/safetensors.h"

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "client/cpp/gradwire/session.h"
 #include "client/cpp/internal/shard_link.h"
-#include "common/codec/plan_window.h"
+#include "common/codec/plan/plan_window.h"
 
 namespace gradwire::client {
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/codec/run_pieces.h"
+#include "common/codec/frame/run_pieces.h"
 #include "common/job/norms.h"
 
 namespace gradwire::client {

@@ -7,7 +7,7 @@
 
 #include "client/cpp/internal/tensor_memory.h"
 #include "common/base/large_array.h"
-#include "common/codec/select.h"
+#include "common/codec/select/select.h"
 
 namespace gradwire::client {
 namespace {

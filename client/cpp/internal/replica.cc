@@ -5,8 +5,8 @@
 
 #include "common/base/sha256.h"
 #include "common/base/status_macros.h"
-#include "common/codec/parameters.h"
-#include "common/codec/run_pieces.h"
+#include "common/codec/frame/parameters.h"
+#include "common/codec/frame/run_pieces.h"
 
 namespace gradwire::client {
 

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
-#include "common/codec/parameters.h"
+#include "common/codec/frame/parameters.h"
 #include "common/job/round_mode.h"
 #include "common/wire/frame.h"
 

@@ -12,7 +12,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/base/status_macros.h"
-#include "common/codec/parameters.h"
+#include "common/codec/frame/parameters.h"
 #include "common/job/round_mode.h"
 #include "common/wire/frame.h"
 

@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/codec/codec.h"
-#include "common/codec/update.h"
+#include "common/codec/update/update.h"
 #include "common/job/layout.h"
 #include "common/optimizer/optimizer.h"
 #include "kernels/backend.h"

@@ -9,14 +9,14 @@
 #include "absl/strings/str_format.h"
 #include "common/base/large_array.h"
 #include "common/base/status_macros.h"
-#include "common/codec/coverage.h"
-#include "common/codec/dense_shape.h"
-#include "common/codec/frame_header.h"
-#include "common/codec/index_code.h"
-#include "common/codec/level_bits.h"
-#include "common/codec/ranges.h"
-#include "common/codec/run_segments.h"
-#include "common/codec/salts.h"
+#include "common/codec/bits/index_code.h"
+#include "common/codec/bits/level_bits.h"
+#include "common/codec/bits/salts.h"
+#include "common/codec/dense/dense_shape.h"
+#include "common/codec/frame/coverage.h"
+#include "common/codec/frame/frame_header.h"
+#include "common/codec/frame/run_segments.h"
+#include "common/codec/plan/ranges.h"
 
 namespace gradwire::homomorphic {
 namespace {

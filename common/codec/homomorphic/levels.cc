@@ -5,10 +5,10 @@
 #include <bit>
 #include <cmath>
 
-#include "common/codec/draw.h"
+#include "common/codec/bits/draw.h"
+#include "common/codec/bits/reductions.h"
 #include "common/codec/homomorphic/hadamard.h"
 #include "common/codec/homomorphic/thc_table.h"
-#include "common/codec/reductions.h"
 #include "kernels/cpu/reference/clones.h"
 #include "kernels/math/math.h"
 

@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "common/codec/codec_spec.h"
+#include "common/job/codec_spec.h"
 
 namespace gradwire::homomorphic {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "common/codec/draw.h"
+#include "common/codec/bits/draw.h"
 #include "kernels/cpu/reference/clones.h"
 
 namespace gradwire::powersgd {

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/codec/dense_shape.h"
+#include "common/codec/dense/dense_shape.h"
 #include "common/codec/powersgd/arithmetic.h"
 
 namespace gradwire::powersgd {

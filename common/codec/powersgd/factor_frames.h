@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "common/codec/powersgd/matrices.h"
-#include "common/codec/update.h"
+#include "common/codec/update/update.h"
 #include "common/wire/frame.h"
 
 namespace gradwire::powersgd {

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "common/codec/powersgd/matrix_shape.h"
-#include "common/codec/run_pieces.h"
+#include "common/codec/frame/run_pieces.h"
+#include "common/job/matrix_shape.h"
 
 namespace gradwire::powersgd {
 

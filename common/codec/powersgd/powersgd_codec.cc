@@ -9,15 +9,15 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/codec/coverage.h"
-#include "common/codec/dense_shape.h"
-#include "common/codec/frame_header.h"
-#include "common/codec/grid_limit.h"
+#include "common/codec/bits/salts.h"
+#include "common/codec/dense/dense_shape.h"
+#include "common/codec/frame/coverage.h"
+#include "common/codec/frame/frame_header.h"
+#include "common/codec/frame/run_pieces.h"
+#include "common/codec/grid/grid_limit.h"
 #include "common/codec/powersgd/arithmetic.h"
 #include "common/codec/powersgd/factor_frames.h"
 #include "common/codec/powersgd/matrices.h"
-#include "common/codec/run_pieces.h"
-#include "common/codec/salts.h"
 
 namespace gradwire::powersgd {
 namespace {

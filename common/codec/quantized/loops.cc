@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "common/codec/draw.h"
+#include "common/codec/bits/draw.h"
 #include "kernels/cpu/reference/clones.h"
 #include "kernels/math/math.h"
 

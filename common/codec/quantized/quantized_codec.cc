@@ -7,12 +7,12 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/codec/coverage.h"
-#include "common/codec/dense_shape.h"
-#include "common/codec/frame_header.h"
-#include "common/codec/grid_sums.h"
+#include "common/codec/bits/salts.h"
+#include "common/codec/dense/dense_shape.h"
+#include "common/codec/frame/coverage.h"
+#include "common/codec/frame/frame_header.h"
+#include "common/codec/grid/grid_sums.h"
 #include "common/codec/quantized/quantized_shape.h"
-#include "common/codec/salts.h"
 
 namespace gradwire::quantized {
 namespace {

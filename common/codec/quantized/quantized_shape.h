@@ -10,9 +10,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "common/codec/codec.h"
-#include "common/codec/dense_shape.h"
+#include "common/codec/dense/dense_shape.h"
+#include "common/codec/frame/run_segments.h"
 #include "common/codec/quantized/quantizer.h"
-#include "common/codec/run_segments.h"
 
 namespace gradwire::quantized {
 

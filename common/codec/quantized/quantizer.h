@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
-#include "common/codec/codec_spec.h"
+#include "common/job/codec_spec.h"
 
 namespace gradwire::quantized {
 

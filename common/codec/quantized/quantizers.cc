@@ -7,11 +7,11 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/codec/level_bits.h"
+#include "common/codec/bits/level_bits.h"
+#include "common/codec/bits/reductions.h"
+#include "common/codec/bits/value_format.h"
 #include "common/codec/quantized/loops.h"
 #include "common/codec/quantized/quantizer.h"
-#include "common/codec/reductions.h"
-#include "common/codec/value_format.h"
 
 namespace gradwire::quantized {
 namespace {

@@ -1,9 +1,9 @@
 // See agreed.h.
 #include "common/codec/sparse/agreed.h"
 
-#include "common/codec/draw.h"
-#include "common/codec/run_pieces.h"
-#include "common/codec/salts.h"
+#include "common/codec/bits/draw.h"
+#include "common/codec/bits/salts.h"
+#include "common/codec/frame/run_pieces.h"
 
 namespace gradwire::sparse {
 

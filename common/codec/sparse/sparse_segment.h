@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/codec/index_code.h"
-#include "common/codec/value_format.h"
+#include "common/codec/bits/index_code.h"
+#include "common/codec/bits/value_format.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "common/wire/frame.h"

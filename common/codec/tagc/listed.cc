@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/codec/index_code.h"
+#include "common/codec/bits/index_code.h"
 
 namespace gradwire::tagc {
 

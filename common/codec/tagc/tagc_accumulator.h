@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "common/codec/codec.h"
-#include "common/codec/ranges.h"
+#include "common/codec/plan/ranges.h"
 #include "common/codec/tagc/listed.h"
 #include "common/codec/tagc/position_counters.h"
 #include "common/codec/tagc/sketch_sums.h"

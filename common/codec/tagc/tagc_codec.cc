@@ -3,9 +3,9 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/codec/device/device_runs.h"
-#include "common/codec/device/encoders.h"
-#include "common/codec/run_pieces.h"
+#include "common/codec/frame/device_runs.h"
+#include "common/codec/frame/run_pieces.h"
+#include "common/codec/tagc/device_encoder.h"
 #include "common/codec/tagc/listed.h"
 #include "common/codec/tagc/tagc_accumulator.h"
 #include "common/codec/tagc/tagc_encoder.h"

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/codec/salts.h"
+#include "common/codec/bits/salts.h"
 #include "kernels/math/select.h"
 
 namespace gradwire::tagc {

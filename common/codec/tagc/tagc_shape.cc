@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/codec/index_code.h"
-#include "common/codec/ranges.h"
+#include "common/codec/bits/index_code.h"
+#include "common/codec/plan/ranges.h"
 #include "common/codec/tagc/listed.h"
 #include "kernels/math/fixed_point.h"
 #include "kernels/math/sketch.h"

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/codec/codec.h"
-#include "common/codec/frame_header.h"
+#include "common/codec/frame/frame_header.h"
 #include "common/codec/tagc/geometry.h"
 #include "kernels/backend.h"
 

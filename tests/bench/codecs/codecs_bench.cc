@@ -14,8 +14,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/codec/codec.h"
-#include "common/codec/select.h"
-#include "common/codec/update.h"
+#include "common/codec/select/select.h"
+#include "common/codec/update/update.h"
 #include "common/job/round_mode.h"
 #include "common/transport/malloc_tuning.h"
 #include "tests/bench/lib/flags.h"

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/codec/parameters.h"
-#include "common/codec/update.h"
+#include "common/codec/frame/parameters.h"
+#include "common/codec/update/update.h"
 #include "common/wire/frame.h"
 #include "tests/bench/exchange/measure.h"
 

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/large_array.h"
-#include "common/codec/index_code.h"
+#include "common/codec/bits/index_code.h"
 #include "common/codec/tagc/geometry.h"
 #include "common/codec/tagc/position_counters.h"
 #include "kernels/math/select.h"

@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-#include "common/codec/frame_assembler.h"
+#include "common/codec/frame/frame_assembler.h"
 #include "tests/conformance/codec/codec_harness.h"
 
 namespace gradwire::testing {

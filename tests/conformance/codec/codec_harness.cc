@@ -8,9 +8,9 @@
 #include <cstdlib>
 
 #include "common/base/hash.h"
-#include "common/codec/select.h"
-#include "common/codec/update_codec.h"
+#include "common/codec/select/select.h"
 #include "common/job/round_mode.h"
+#include "common/job/update_codec.h"
 #include "kernels/cpu/simd/simd_backend.h"
 
 namespace gradwire::testing {

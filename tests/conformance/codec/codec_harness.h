@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "common/codec/codec.h"
-#include "common/codec/update.h"
-#include "common/codec/update_compressor.h"
+#include "common/codec/update/update.h"
+#include "common/codec/update/update_compressor.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "kernels/backend.h"

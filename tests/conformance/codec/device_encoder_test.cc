@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/codec/select.h"
+#include "common/codec/select/select.h"
 #include "tests/conformance/codec/codec_harness.h"
 #include "tests/conformance/codec/device_side.h"
 

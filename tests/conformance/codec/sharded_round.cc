@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "common/codec/frame_assembler.h"
-#include "common/codec/update.h"
+#include "common/codec/frame/frame_assembler.h"
+#include "common/codec/update/update.h"
 
 namespace gradwire::testing {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "common/codec/powersgd/arithmetic.h"
 #include "common/codec/powersgd/matrices.h"
-#include "common/codec/select.h"
+#include "common/codec/select/select.h"
 #include "common/job/round_mode.h"
 #include "tests/conformance/codec/codec_harness.h"
 

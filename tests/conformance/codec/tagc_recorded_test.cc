@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "common/base/hash.h"
+#include "common/codec/bits/index_code.h"
 #include "common/codec/codec.h"
-#include "common/codec/frame_assembler.h"
-#include "common/codec/index_code.h"
-#include "common/codec/select.h"
-#include "common/codec/update.h"
+#include "common/codec/frame/frame_assembler.h"
+#include "common/codec/select/select.h"
+#include "common/codec/update/update.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "kernels/backend.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/base/hash.h"
-#include "common/codec/select.h"
+#include "common/codec/select/select.h"
 #include "common/job/round_mode.h"
 #include "tests/conformance/codec/codec_harness.h"
 

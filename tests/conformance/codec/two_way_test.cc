@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "common/codec/update_codec.h"
+#include "common/job/update_codec.h"
 #include "tests/conformance/codec/codec_harness.h"
 
 namespace gradwire::testing {

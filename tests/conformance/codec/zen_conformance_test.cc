@@ -6,7 +6,7 @@
 #include <cmath>
 #include <random>
 
-#include "common/codec/codec_spec.h"
+#include "common/job/codec_spec.h"
 #include "tests/conformance/codec/sharded_round.h"
 
 namespace gradwire::testing {

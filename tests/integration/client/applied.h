@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/codec/plan_window.h"
-#include "common/codec/update.h"
+#include "common/codec/plan/plan_window.h"
+#include "common/codec/update/update.h"
 #include "tests/integration/client/cluster.h"
 
 namespace gradwire::testing {

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "client/cpp/internal/gradients.h"
-#include "common/codec/select.h"
+#include "common/codec/select/select.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "kernels/backend.h"

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "common/base/sha256.h"
-#include "common/codec/parameters.h"
+#include "common/codec/frame/parameters.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "gtest/gtest.h"

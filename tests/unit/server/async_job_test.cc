@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/codec/parameters.h"
+#include "common/codec/frame/parameters.h"
 #include "common/recovery/replay.h"
 #include "server/job/job_shard.h"
 #include "tests/unit/server/frame_maker.h"

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <random>
 
-#include "common/codec/select.h"
+#include "common/codec/select/select.h"
 #include "server/job/job_arrays.h"
 #include "tests/gpu/host/queued_device.h"
 

@@ -2,8 +2,8 @@
 #include "tests/unit/server/frame_maker.h"
 
 #include "common/base/status_macros.h"
-#include "common/codec/parameters.h"
-#include "common/codec/select.h"
+#include "common/codec/frame/parameters.h"
+#include "common/codec/select/select.h"
 
 namespace gradwire::testing_support {
 

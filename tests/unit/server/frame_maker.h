@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/codec/codec.h"
-#include "common/codec/update.h"
+#include "common/codec/update/update.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "gradwire/v1/job.pb.h"

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <limits>
 
-#include "common/codec/parameters.h"
+#include "common/codec/frame/parameters.h"
 #include "common/journal/record.h"
 #include "server/job/job_registry.h"
 #include "server/rounds/lateness.h"

@@ -12,8 +12,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/internal/gradients.h"
-#include "common/codec/parameters.h"
-#include "common/codec/update_compressor.h"
+#include "common/codec/frame/parameters.h"
+#include "common/codec/update/update_compressor.h"
 #include "common/job/round_mode.h"
 #include "common/journal/journal_writer.h"
 #include "common/recovery/replay.h"

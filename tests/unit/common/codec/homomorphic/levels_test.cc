@@ -10,11 +10,11 @@
 #include <random>
 #include <span>
 
+#include "common/codec/bits/index_code.h"
+#include "common/codec/bits/level_bits.h"
 #include "common/codec/codec.h"
 #include "common/codec/homomorphic/hadamard.h"
 #include "common/codec/homomorphic/thc_table.h"
-#include "common/codec/index_code.h"
-#include "common/codec/level_bits.h"
 
 namespace gradwire::homomorphic {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "common/codec/powersgd/arithmetic.h"
 #include "common/codec/powersgd/matrices.h"
-#include "common/codec/powersgd/matrix_shape.h"
+#include "common/job/matrix_shape.h"
 
 namespace gradwire::powersgd {
 namespace {

@@ -1,0 +1,26 @@
+// How the values of sparse codecs travel: float32 or less. Spec: proto/WIRE.md, "Value formats".
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "common/job/codec_spec.h"
+
+namespace gradwire {
+
+using ValueFormat = SparseSpec::Values;
+
+// Of a payload with n values. int8 and int4 have a float32 scale in front, unless n is 0.
+size_t BytesOf(ValueFormat format, size_t n);
+
+// Writes BytesOf(format, n) bytes. Nearest values, ties to even; magnitudes that a format cannot hold become its
+// largest. Precondition: all finite.
+void WriteValues(ValueFormat format, const float* values, size_t n, uint8_t* out);
+
+// The values that `payload` stands for. Errors: InvalidArgument (size; a scale that is not finite and positive or zero;
+// padding that is not zero). Values may still be infinite or NaN where the format has them.
+absl::Status ReadValues(ValueFormat format, std::span<const uint8_t> payload, size_t n, float* values);
+
+}  // namespace gradwire

@@ -1,0 +1,100 @@
+// Dense frames of gradients on a device: quantised or rounded there; one wait per frame.
+#include <utility>
+#include "common/codec/dense/device_encoder.h"
+
+#include "common/base/status_macros.h"
+#include "common/codec/frame/device_runs.h"
+#include "common/codec/frame/frame_header.h"
+#include "common/codec/frame/stretches.h"
+#include "kernels/cuda/device_bucket.h"
+
+namespace gradwire::dense {
+namespace {
+
+using kernels::cuda::DeviceBucket;
+using kernels::cuda::JobMemory;
+using kernels::cuda::RoundMemory;
+
+class DeviceEncoder final : public Encoder {
+ public:
+  DeviceEncoder(const DenseShape& shape, DeviceBucket* bucket)
+      : shape_(shape), bucket_(*bucket), runs_(shape.context.layout, bucket) {}
+
+  absl::Status Allocate() { return runs_.Allocate(); }
+
+  absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
+                                      std::span<const RunInput> runs) override {
+    const BucketLayout& layout = shape_.layout();
+    const size_t width = static_cast<size_t>(shape_.width());
+    // The largest magnitudes of the runs, then the values.
+    const size_t values_at = shape_.fixed() ? JobMemory::Rounded(runs.size(), sizeof(uint32_t)) : 0;
+    const size_t bytes = values_at + (id.round != 0 ? layout.elements * width : 0);
+    GW_ASSIGN_OR_RETURN(const RoundMemory memory, RoundMemory::Make(&bucket_, bytes));
+    if (shape_.fixed()) runs_.SetExponents(plan.exponents);
+    ForEachStretch(layout, runs, [&](size_t first, size_t count, uint64_t begin, uint64_t n) {
+      if (shape_.fixed()) {
+        bucket_.backend().LargestOfRuns(runs[first].pending, runs_.scales().begin, static_cast<uint32_t>(first),
+                                        static_cast<uint32_t>(count),
+                                        reinterpret_cast<uint32_t*>(memory.data()) + first, bucket_.stream());
+      }
+      if (id.round != 0) Launch(runs[first], begin, n, memory.data() + values_at + begin * width);
+    });
+    const uint8_t* results = bucket_.Fetch(memory.data(), bytes, &spill_);
+    return Write(id, plan, results, results + values_at);
+  }
+
+ private:
+  // Elements [begin, begin + n) of the bucket.
+  void Launch(const RunInput& input, uint64_t begin, uint64_t n, uint8_t* out) {
+    if (shape_.fixed()) {
+      bucket_.backend().QuantizeRuns(input.pending, n, runs_.scales(), begin, shape_.limit(), shape_.width(), out,
+                                     bucket_.stream());
+    } else if (shape_.width() == 2) {
+      bucket_.backend().SplitBf16(input.pending, n, out, bucket_.stream());
+    } else {
+      bucket_.runtime().Copy(out, input.gradient, n * sizeof(float), bucket_.stream());
+    }
+  }
+
+  EncodedFrame Write(const FrameIdentity& id, const RoundPlan& plan, const uint8_t* largest,
+                     const uint8_t* values) const {
+    const BucketLayout& layout = shape_.layout();
+    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kPush, layout.shape_digest);
+    header.plan_digest = plan.Digest();
+    wire::FrameWriter writer(header);
+    AddLearningRates(id.learning_rates, &writer);
+    if (shape_.fixed()) {
+      std::vector<int8_t> ranges(layout.runs.size());
+      for (size_t i = 0; i < ranges.size(); ++i) {
+        ranges[i] = static_cast<int8_t>(kernels::cuda::RangeOfLargest(reinterpret_cast<const uint32_t*>(largest)[i]));
+      }
+      const uint32_t n = static_cast<uint32_t>(ranges.size());
+      writer.Add({wire::SegmentType::kRanges, 0, 0, n, n}, ranges.data());
+    }
+    const uint32_t width = static_cast<uint32_t>(shape_.width());
+    for (uint64_t begin = 0; id.round != 0 && begin < layout.elements; begin += kSegmentElements) {
+      const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(kSegmentElements, layout.elements - begin));
+      writer.Add({shape_.type(), shape_.param(), begin, count, count * width}, values + begin * width);
+    }
+    EncodedFrame frame;
+    frame.chunks = writer.Finish();
+    frame.bytes = TotalSize(frame.chunks);
+    frame.plan = plan;
+    return frame;
+  }
+
+  const DenseShape shape_;
+  DeviceBucket& bucket_;
+  DeviceRuns runs_;
+  std::vector<uint8_t> spill_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Encoder>> MakeDeviceEncoder(const DenseShape& shape, DeviceBucket* bucket) {
+  auto encoder = std::make_unique<DeviceEncoder>(shape, bucket);
+  GW_RETURN_IF_ERROR(encoder->Allocate());
+  return encoder;
+}
+
+}  // namespace gradwire::dense

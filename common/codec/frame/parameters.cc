@@ -1,0 +1,254 @@
+// Parameter frames: the initial upload and pulls of a version.
+#include "common/codec/frame/parameters.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "common/codec/frame/run_pieces.h"
+#include "common/codec/plan/plan_check.h"
+#include "common/codec/powersgd/factor_frames.h"
+#include "common/job/norms.h"
+#include "kernels/math/fixed_point.h"
+
+namespace gradwire {
+namespace {
+
+using wire::FrameWriter;
+using wire::Segment;
+using wire::SegmentType;
+
+constexpr uint64_t kSegmentElements = 65536;
+
+void AddFloats(const float* values, uint64_t elements, wire::Array array, FrameWriter* writer) {
+  for (uint64_t begin = 0; begin < elements; begin += kSegmentElements) {
+    const uint32_t count = static_cast<uint32_t>(std::min(kSegmentElements, elements - begin));
+    writer->Add({SegmentType::kDenseF32, static_cast<uint8_t>(array), begin, count, count * 4}, values + begin);
+  }
+}
+
+void AddBf16(const float* values, uint64_t elements, FrameWriter* writer) {
+  for (uint64_t begin = 0; begin < elements; begin += kSegmentElements) {
+    const uint32_t count = static_cast<uint32_t>(std::min(kSegmentElements, elements - begin));
+    uint8_t* out = writer->Begin({SegmentType::kDenseBf16, 0, begin, count, count * 2});
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint16_t bits = kernels::FloatToBf16(values[begin + i]);
+      std::memcpy(out + 2 * size_t{i}, &bits, 2);
+    }
+    writer->End();
+  }
+}
+
+wire::FrameHeader HeaderFor(const BucketLayout& layout, wire::FrameKind kind, uint64_t version) {
+  wire::FrameHeader h;
+  h.kind = kind;
+  h.bucket = layout.bucket;
+  h.shard = static_cast<uint16_t>(layout.shard);
+  h.round = version;
+  h.shape_digest = layout.shape_digest;
+  return h;
+}
+
+// Folds the segments of a parameter frame into the targets; counts what it covered.
+class ParameterReader {
+ public:
+  ParameterReader(const Job& job, const BucketLayout& layout, const ParameterTargets& targets)
+      : job_(job), layout_(layout), targets_(targets) {
+    const std::vector<powersgd::Matrix> matrices = powersgd::MatricesOf(job, layout);
+    most_factors_ = std::max(SizeOf(matrices, powersgd::Factor::kP), SizeOf(matrices, powersgd::Factor::kQ));
+  }
+
+  absl::Status Read(const Segment& s) {
+    switch (s.type) {
+      case SegmentType::kDenseF32:
+      case SegmentType::kDenseBf16:
+        return ReadDense(s);
+      case SegmentType::kExponents:
+        if (s.begin != 0 || s.bytes != s.count || s.count != layout_.runs.size()) break;
+        unfinished_.exponents.assign(s.data, s.data + s.bytes);
+        return absl::OkStatus();
+      case SegmentType::kFactors:
+        if (plans_.size() == PlansKept(job_)) break;
+        return powersgd::ReadFactors(s, most_factors_, &unfinished_.factors);
+      case SegmentType::kGeometry:
+        if (s.bytes != 8 || plans_.size() == PlansKept(job_)) break;
+        std::memcpy(&unfinished_.sketch_groups, s.data, 4);
+        std::memcpy(&unfinished_.cells_per_group, s.data + 4, 4);
+        plans_.push_back(std::exchange(unfinished_, {}));
+        return absl::OkStatus();
+      default:
+        break;
+    }
+    return absl::InvalidArgumentError(
+        absl::StrFormat("segment type %d with %d bytes does not fit a parameter frame of bucket %d",
+                        static_cast<int>(s.type), s.bytes, layout_.bucket));
+  }
+
+  uint64_t covered(wire::Array array) const { return covered_[static_cast<size_t>(array)]; }
+
+  // Those of `version` and before, all that are kept then.
+  absl::StatusOr<PlanWindow> TakePlans(uint64_t version, uint32_t nonfinite_rounds) {
+    const uint64_t kept = std::min<uint64_t>(PlansKept(job_) - 1, version) + 1;
+    if (plans_.size() != kept || unfinished_ != RoundPlan{}) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("the parameters of bucket %d at version %d carry %d plans, expected %d", layout_.bucket,
+                          version, plans_.size(), kept));
+    }
+    for (uint64_t age = 0; const RoundPlan& plan : plans_)
+      GW_RETURN_IF_ERROR(CheckPlan(job_, layout_, version - age++, plan));
+    return PlanWindow(PlansKept(job_), version, std::move(plans_), nonfinite_rounds);
+  }
+  bool has_plans() const { return !plans_.empty() || unfinished_ != RoundPlan{}; }
+
+ private:
+  absl::Status ReadDense(const Segment& s) {
+    const uint64_t width = s.type == SegmentType::kDenseF32 ? 4 : 2;
+    if (s.param > 3 || (width == 2 && s.param != 0)) {
+      return absl::InvalidArgumentError(absl::StrFormat("parameter segment names unknown array %d", s.param));
+    }
+    uint64_t& covered = covered_[s.param];
+    if (s.begin != covered || s.count > layout_.elements - covered || s.bytes != s.count * width) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("parameter segment [%d, %d + %d) in %d bytes does not continue at %d of %d elements", s.begin,
+                          s.begin, s.count, s.bytes, covered, layout_.elements));
+    }
+    covered += s.count;
+    float* const arrays[4] = {targets_.parameter, targets_.first_moment, targets_.second_moment,
+                              targets_.update_residual};
+    float* target = arrays[s.param];
+    if (target == nullptr) return absl::OkStatus();
+    target += s.begin;
+    if (width == 4) {
+      if (s.bytes != 0) std::memcpy(target, s.data, s.bytes);
+    } else {
+      for (uint32_t i = 0; i < s.count; ++i) {
+        uint16_t bits;
+        std::memcpy(&bits, s.data + 2 * size_t{i}, 2);
+        target[i] = kernels::Bf16ToFloat(bits);
+      }
+    }
+    for (uint32_t i = 0; i < s.count; ++i) {
+      if (!std::isfinite(target[i])) return NonFinite(s.begin + i, target[i]);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status NonFinite(uint64_t position, float value) const {
+    const size_t run = RunOf(layout_, position);
+    const Run& r = layout_.runs[run];
+    return absl::InvalidArgumentError(absl::StrFormat("tensor '%s', element %d: parameter %g is not finite",
+                                                      job_.tensors()[r.tensor].name,
+                                                      r.offset + position - layout_.run_begin[run], value));
+  }
+
+  const Job& job_;
+  const BucketLayout& layout_;
+  ParameterTargets targets_;
+  uint64_t most_factors_ = 0;    // of a plan
+  std::deque<RoundPlan> plans_;  // the newest first
+  RoundPlan unfinished_;         // its geometry comes
+  uint64_t covered_[4] = {0, 0, 0, 0};
+};
+
+}  // namespace
+
+std::vector<Bytes> EncodeInitialize(const BucketLayout& layout, uint64_t incarnation, const float* parameters) {
+  wire::FrameHeader header = HeaderFor(layout, wire::FrameKind::kInitialize, 0);
+  header.incarnation = incarnation;
+  FrameWriter writer(header);
+  AddParameters(parameters, layout.elements, &writer);
+  return writer.Finish();
+}
+
+std::vector<Bytes> EncodeReplacement(const BucketLayout& layout, uint64_t round, uint64_t incarnation,
+                                     const float* parameters) {
+  wire::FrameHeader header = HeaderFor(layout, wire::FrameKind::kPush, round);
+  header.flags = wire::kAbstain | wire::kReplace;
+  header.incarnation = incarnation;
+  FrameWriter writer(header);
+  AddParameters(parameters, layout.elements, &writer);
+  return writer.Finish();
+}
+
+void AddParameters(const float* values, uint64_t elements, FrameWriter* writer) {
+  AddFloats(values, elements, wire::Array::kParameter, writer);
+}
+
+std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow& plans, ParameterContent content,
+                                    const ParameterArrays& arrays) {
+  wire::FrameHeader header = HeaderFor(layout, wire::FrameKind::kParameters, plans.version());
+  header.nonfinite_rounds = plans.nonfinite_rounds();
+  FrameWriter writer(header);
+  for (const RoundPlan& plan : plans.newest_first()) {
+    if (!plan.exponents.empty()) {
+      const uint32_t n = static_cast<uint32_t>(plan.exponents.size());
+      writer.Add({SegmentType::kExponents, 0, 0, n, n}, plan.exponents.data());
+    }
+    powersgd::AddFactors(plan.factors, &writer);
+    const uint32_t geometry[2] = {plan.sketch_groups, plan.cells_per_group};
+    writer.Add({SegmentType::kGeometry, 0, 0, 1, 8}, geometry);
+  }
+  if (content == ParameterContent::kShard && arrays.update_residual != nullptr) {
+    AddFloats(arrays.update_residual, layout.elements, wire::Array::kUpdateResidual, &writer);
+  }
+  if (arrays.parameter == nullptr) return writer.Finish();
+  if (content == ParameterContent::kBf16) {
+    AddBf16(arrays.parameter, layout.elements, &writer);
+    return writer.Finish();
+  }
+  AddFloats(arrays.parameter, layout.elements, wire::Array::kParameter, &writer);
+  if (content == ParameterContent::kState || content == ParameterContent::kShard) {
+    if (arrays.first_moment) AddFloats(arrays.first_moment, layout.elements, wire::Array::kFirstMoment, &writer);
+    if (arrays.second_moment) AddFloats(arrays.second_moment, layout.elements, wire::Array::kSecondMoment, &writer);
+  }
+  return writer.Finish();
+}
+
+absl::StatusOr<PlanWindow> DecodeParameters(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
+                                            uint64_t version, const ParameterTargets& targets) {
+  GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> parsed, wire::ParseFrame(chunks));
+  const wire::FrameHeader& header = parsed[0].header;
+  const bool replaces = header.kind == wire::FrameKind::kPush && (header.flags & wire::kReplace) != 0;
+  const bool kind =
+      header.kind == wire::FrameKind::kInitialize || header.kind == wire::FrameKind::kParameters || replaces;
+  if (!kind || header.bucket != layout.bucket || header.shard != layout.shard || header.round != version ||
+      header.shape_digest != layout.shape_digest) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "not the parameters of bucket %d on shard %d at version %d (kind %d, bucket %d, shard %d, version "
+        "%d, shape 0x%08x, expected 0x%08x)",
+        layout.bucket, layout.shard, version, static_cast<int>(header.kind), header.bucket, header.shard, header.round,
+        header.shape_digest, layout.shape_digest));
+  }
+  if (header.nonfinite_rounds > version) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the parameters of bucket %d at version %d say that %d rounds were no steps", layout.bucket,
+                        version, header.nonfinite_rounds));
+  }
+  ParameterReader reader(job, layout, targets);
+  for (const wire::Chunk& chunk : parsed) {
+    for (const Segment& s : chunk.segments) GW_RETURN_IF_ERROR(reader.Read(s));
+  }
+  const std::pair<wire::Array, const float*> wanted[] = {{wire::Array::kParameter, targets.parameter},
+                                                         {wire::Array::kFirstMoment, targets.first_moment},
+                                                         {wire::Array::kSecondMoment, targets.second_moment},
+                                                         {wire::Array::kUpdateResidual, targets.update_residual}};
+  for (const auto& [array, target] : wanted) {
+    if (target != nullptr && reader.covered(array) != layout.elements) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("parameter frame of bucket %d has %d of %d elements of array %d", layout.bucket,
+                          reader.covered(array), layout.elements, static_cast<int>(array)));
+    }
+  }
+  if (header.kind == wire::FrameKind::kParameters) return reader.TakePlans(version, header.nonfinite_rounds);
+  if (reader.has_plans()) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("parameters of bucket %d that a worker sent carry a plan", layout.bucket));
+  }
+  return PlanWindow();
+}
+
+}  // namespace gradwire

@@ -1,0 +1,139 @@
+// TAGC frames of gradients on a device: selected, quantised and sketched there. Two waits per frame: for how many
+// elements were taken, and for them.
+#include <cstring>
+#include <utility>
+#include "common/codec/tagc/device_encoder.h"
+
+#include "common/base/status_macros.h"
+#include "common/codec/bits/salts.h"
+#include "common/codec/frame/device_runs.h"
+#include "common/codec/frame/stretches.h"
+#include "kernels/cuda/device_bucket.h"
+#include "kernels/math/select.h"
+
+namespace gradwire::tagc {
+namespace {
+
+using kernels::cuda::DeviceBucket;
+using kernels::cuda::JobMemory;
+using kernels::cuda::RoundMemory;
+
+class DeviceEncoder final : public Encoder {
+ public:
+  DeviceEncoder(const TagcShape& shape, DeviceBucket* bucket)
+      : shape_(shape), bucket_(*bucket), runs_(shape.context.layout, bucket) {}
+
+  absl::Status Allocate() { return runs_.Allocate(); }
+
+  absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
+                                      std::span<const RunInput> runs) override {
+    GW_RETURN_IF_ERROR(shape_.CheckInput(id, plan, runs.size()));
+    EncodedFrame frame;
+    frame.plan = plan;
+    cells_.clear();
+    GW_RETURN_IF_ERROR(TagcShape::Calibrating(id.round, plan) ? FindRanges(runs) : Take(id, plan, runs, &frame));
+    frame.chunks = WriteFrame(shape_, id, frame, ranges_, cells_);
+    frame.bytes = TotalSize(frame.chunks);
+    return frame;
+  }
+
+ private:
+  // Launches the search for the largest magnitude of every run.
+  void LaunchRanges(std::span<const RunInput> runs, uint32_t* largest) {
+    ForEachStretch(shape_.layout(), runs, [&](size_t first, size_t count, uint64_t, uint64_t) {
+      bucket_.backend().LargestOfRuns(runs[first].pending, runs_.scales().begin, static_cast<uint32_t>(first),
+                                      static_cast<uint32_t>(count), largest + first, bucket_.stream());
+    });
+  }
+  void SetRanges(size_t runs, const uint8_t* largest) {
+    ranges_.resize(runs);
+    for (size_t i = 0; i < runs; ++i) {
+      ranges_[i] = static_cast<int8_t>(kernels::cuda::RangeOfLargest(reinterpret_cast<const uint32_t*>(largest)[i]));
+    }
+  }
+
+  absl::Status FindRanges(std::span<const RunInput> runs) {
+    GW_ASSIGN_OR_RETURN(const RoundMemory memory, RoundMemory::Make(&bucket_, runs.size() * sizeof(uint32_t)));
+    LaunchRanges(runs, reinterpret_cast<uint32_t*>(memory.data()));
+    SetRanges(runs.size(), bucket_.Fetch(memory.data(), runs.size() * sizeof(uint32_t), &spill_));
+    return absl::OkStatus();
+  }
+
+  absl::Status Take(const FrameIdentity& id, const RoundPlan& plan, std::span<const RunInput> runs,
+                    EncodedFrame* frame) {
+    const uint64_t elements = shape_.elements();
+    // How many were taken before each stretch and at the end, then the largest magnitudes: both come to the host.
+    const size_t counts = runs.size() + 1;
+    const size_t largest_at = counts * sizeof(uint64_t);
+    const size_t notes_bytes = largest_at + runs.size() * sizeof(uint32_t);
+    GW_ASSIGN_OR_RETURN(const RoundMemory notes, RoundMemory::Make(&bucket_, notes_bytes));
+    GW_ASSIGN_OR_RETURN(const RoundMemory taken, RoundMemory::Make(&bucket_, 2 * elements * sizeof(uint32_t)));
+    auto* count = reinterpret_cast<uint64_t*>(notes.data());
+    auto* positions = reinterpret_cast<uint32_t*>(taken.data());
+    auto* integers = reinterpret_cast<int32_t*>(positions + elements);
+    LaunchRanges(runs, reinterpret_cast<uint32_t*>(notes.data() + largest_at));
+    runs_.SetExponents(plan.exponents);
+    bucket_.runtime().Fill(count, 0, sizeof(*count), bucket_.stream());
+    size_t stretches = 0;
+    ForEachStretch(shape_.layout(), runs, [&](size_t first, size_t, uint64_t begin, uint64_t n) {
+      const Run& run = shape_.layout().runs[first];
+      const kernels::SelectArgs args = {
+          .key = runs[first].selection.key,
+          .keep_below = runs[first].selection.keep_below,
+          .phase = TiePhaseOf(*shape_.context.job, run, id.round),
+          .first_element = run.offset,
+          .limit = shape_.limit,
+      };
+      bucket_.backend().AppendSelectedAsync(runs[first].pending, n, args, runs[first].device_selection, runs_.scales(),
+                                            static_cast<uint32_t>(begin), positions, integers, count + stretches,
+                                            count + stretches + 1, bucket_.stream());
+      ++stretches;
+    });
+    const uint8_t* results = bucket_.Fetch(notes.data(), notes_bytes, &spill_);
+    uint64_t n = 0;
+    std::memcpy(&n, results + stretches * sizeof(n), sizeof(n));
+    SetRanges(runs.size(), results + largest_at);
+    return Sketch(shape_.SketchOf(id.round, plan), positions, integers, n, frame);
+  }
+
+  // Adds what was taken to cells, as far as they hold it, and brings both to the host.
+  absl::Status Sketch(const kernels::SketchArgs& sketch, const uint32_t* positions, const int32_t* integers, size_t n,
+                      EncodedFrame* frame) {
+    const size_t bytes = n * sizeof(uint32_t);
+    const size_t cell_bytes = uint64_t{sketch.groups} * sketch.cells_per_group * static_cast<size_t>(shape_.cell_bytes);
+    GW_ASSIGN_OR_RETURN(const RoundMemory memory, RoundMemory::Make(&bucket_, 2 * bytes + cell_bytes));
+    uint8_t* const cells = memory.data() + 2 * bytes;
+    bucket_.runtime().Copy(memory.data(), positions, bytes, bucket_.stream());
+    bucket_.runtime().Copy(memory.data() + bytes, integers, bytes, bucket_.stream());
+    bucket_.runtime().Fill(cells, 0, cell_bytes, bucket_.stream());
+    bucket_.backend().SketchAdd(positions, integers, shape_.SketchedOf(frame->plan, n), sketch, cells,
+                                bucket_.stream());
+    const uint8_t* results = bucket_.Fetch(memory.data(), 2 * bytes + cell_bytes, &spill_);
+    frame->positions.resize(n);
+    frame->integers.resize(n);
+    if (n != 0) {
+      std::memcpy(frame->positions.data(), results, bytes);
+      std::memcpy(frame->integers.data(), results + bytes, bytes);
+    }
+    cells_.assign(results + 2 * bytes, results + 2 * bytes + cell_bytes);
+    return absl::OkStatus();
+  }
+
+  const TagcShape shape_;
+  DeviceBucket& bucket_;
+  DeviceRuns runs_;
+  // Kept between rounds.
+  std::vector<int8_t> ranges_;
+  std::vector<uint8_t> cells_;
+  std::vector<uint8_t> spill_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Encoder>> MakeDeviceEncoder(const TagcShape& shape, DeviceBucket* bucket) {
+  auto encoder = std::make_unique<DeviceEncoder>(shape, bucket);
+  GW_RETURN_IF_ERROR(encoder->Allocate());
+  return encoder;
+}
+
+}  // namespace gradwire::tagc

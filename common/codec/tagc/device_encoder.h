@@ -1,0 +1,16 @@
+// The encoder of gradients that lie in the memory of a device: nothing but frames comes to the host.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "common/codec/tagc/tagc_shape.h"
+#include "common/codec/codec.h"
+#include "kernels/cuda/device_bucket.h"
+
+namespace gradwire::tagc {
+
+// As Codec::NewDeviceEncoder.
+absl::StatusOr<std::unique_ptr<Encoder>> MakeDeviceEncoder(const TagcShape& shape, kernels::cuda::DeviceBucket* bucket);
+
+}  // namespace gradwire::tagc

@@ -1,0 +1,144 @@
+// See update_compressor.h.
+#include "common/codec/update/update_compressor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "common/base/hash.h"
+#include "common/base/status_macros.h"
+#include "common/codec/select/select.h"
+#include "common/codec/update/update_body.h"
+
+namespace gradwire {
+namespace {
+
+// What stochastic codecs draw from on a shard, in the place of a worker's name.
+constexpr char kDraws[] = "update";
+
+// sum = residual + mean; residual may be null.
+void AddMean(const BucketLayout& layout, const Update& mean, kernels::Backend& backend, const float* residual,
+             float* sum) {
+  std::vector<float> run_mean;
+  for (uint32_t r = 0; r < layout.runs.size(); ++r) {
+    const uint64_t begin = layout.run_begin[r];
+    const size_t n = layout.runs[r].length;
+    if (residual == nullptr) {
+      mean.MeanOfRun(layout, r, sum + begin);
+      continue;
+    }
+    run_mean.resize(std::max(run_mean.size(), n));
+    mean.MeanOfRun(layout, r, run_mean.data());
+    if (sum != residual) std::copy_n(residual + begin, n, sum + begin);
+    backend.Add(sum + begin, run_mean.data(), n, nullptr);
+  }
+}
+
+// The segments of `mean` with the body of `encoded` in the place of its own. Internal: `mean` has no body.
+absl::StatusOr<std::vector<Bytes>> ReplaceBody(std::span<const wire::Chunk> mean,
+                                               std::span<const wire::Chunk> encoded) {
+  wire::FrameWriter writer(mean[0].header);
+  const auto add_body = [&] {
+    for (const wire::Chunk& chunk : encoded) {
+      for (const wire::Segment& s : chunk.segments) {
+        if (IsUpdateBody(s.type)) writer.Add(s, s.data);
+      }
+    }
+  };
+  bool added = false;
+  for (const wire::Chunk& chunk : mean) {
+    for (const wire::Segment& s : chunk.segments) {
+      if (!IsUpdateBody(s.type)) {
+        writer.Add(s, s.data);
+      } else if (!std::exchange(added, true)) {
+        add_body();
+      }
+    }
+  }
+  if (!added) return absl::InternalError("a mean without a segment that IsUpdateBody knows");
+  return writer.Finish();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<UpdateCompressor>> UpdateCompressor::Make(const CodecContext& context) {
+  const std::optional<CodecSpec>& spec = context.job->update_codecs()[context.layout->codec];
+  if (!spec) return nullptr;
+  std::unique_ptr<UpdateCompressor> compressor(new UpdateCompressor(context));
+  GW_ASSIGN_OR_RETURN(compressor->codec_, MakeCodec(context, *spec));
+  compressor->encoder_ = compressor->codec_->NewEncoder();
+  return compressor;
+}
+
+absl::Status UpdateCompressor::Compress(const RoundPlan& plan, const float* residual, float* next,
+                                        UpdateFrame* update) {
+  GW_ASSIGN_OR_RETURN(const Update mean, DecodeMean(update->chunks, *context_.job, *context_.layout, plan));
+  if (mean.body == Update::Body::kEmpty || mean.replaces) {
+    if (residual != nullptr && next != residual) std::copy_n(residual, context_.layout->elements, next);
+    return absl::OkStatus();
+  }
+  AddMean(*context_.layout, mean, *context_.backend, residual, next);
+  GW_ASSIGN_OR_RETURN(const EncodedFrame encoded, Encode(mean, next));
+  GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> encoded_chunks, wire::ParseFrame(encoded.chunks));
+  GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> mean_chunks, wire::ParseFrame(update->chunks));
+  GW_ASSIGN_OR_RETURN(std::vector<Bytes> replaced, ReplaceBody(mean_chunks, encoded_chunks));
+  update->mean = std::exchange(update->chunks, std::move(replaced));
+  GW_ASSIGN_OR_RETURN(Update decoded, DecodeUpdate(update->chunks, *context_.job, *context_.layout, plan));
+  update->decoded = std::make_shared<const Update>(std::move(decoded));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<EncodedFrame> UpdateCompressor::Encode(const Update& mean, float* sum) {
+  const BucketLayout& layout = *context_.layout;
+  FrameIdentity id;
+  id.shard = static_cast<uint16_t>(layout.shard);
+  id.bucket = layout.bucket;
+  id.round = mean.round;
+  id.learning_rates = mean.learning_rates;
+  id.draws = HashString(kDraws);
+  std::vector<RunInput> runs(layout.runs.size());
+  for (size_t first = 0, last = 0; first < runs.size(); first = last) {
+    while (last < runs.size() && layout.runs[last].tensor == layout.runs[first].tensor) ++last;
+    const uint64_t begin = layout.run_begin[first];
+    const Selection selection =
+        SelectThreshold(*codec_, mean.round, {sum + begin, layout.run_begin[last] - begin}, *context_.backend);
+    for (size_t r = first; r < last; ++r) {
+      float* const at = sum + layout.run_begin[r];
+      runs[r] = {.gradient = at, .pending = at, .selection = selection};
+    }
+  }
+  return encoder_->Encode(id, codec_->InitialPlan(), runs);
+}
+
+absl::Status ReplayResidual(const Job& job, const BucketLayout& layout, const RoundPlan& plan,
+                            std::span<const Bytes> mean, const Update& update, kernels::Backend& backend,
+                            const float* residual, float* next) {
+  if (update.body == Update::Body::kEmpty || update.replaces) {
+    if (next != residual) std::copy_n(residual, layout.elements, next);
+    return absl::OkStatus();
+  }
+  if (mean.empty()) {
+    return absl::DataLossError(
+        absl::StrFormat("bucket %d: the record of round %d lacks the mean that its update was compressed from",
+                        layout.bucket, update.round));
+  }
+  GW_ASSIGN_OR_RETURN(const Update before, DecodeMean(mean, job, layout, plan));
+  if (before.round != update.round) {
+    return absl::DataLossError(absl::StrFormat("bucket %d: the update of round %d has the mean of round %d beside it",
+                                               layout.bucket, update.round, before.round));
+  }
+  AddMean(layout, before, backend, residual, next);
+  for (size_t k = 0; k < update.values.size(); ++k) next[update.positions[k]] -= update.values[k];
+  for (const Update::DensePart& part : update.dense) {
+    for (uint32_t i = 0; i < part.count; ++i) {
+      float sent;
+      std::memcpy(&sent, part.values.data() + 4 * size_t{i}, sizeof(sent));
+      next[part.begin + i] -= sent;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace gradwire
