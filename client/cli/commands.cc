@@ -420,6 +420,8 @@ absl::Status RunCommand(const Options& options, std::ostream& out) {
       return Restore(options, out);
     case Command::kShardDescribe:
       return DescribeShards(options, out);
+    case Command::kFeatures:
+      return ReportFeatures(options.json, out);
     case Command::kLayout: {
       GW_ASSIGN_OR_RETURN(const v1::JobSpec spec, ReadSpec(options.spec_path));
       return ReportLayout(spec, options.shards, options.json, out);

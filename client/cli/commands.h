@@ -19,6 +19,8 @@ absl::StatusOr<v1::JobSpec> ReadSpec(const std::string& path);
 
 // layout_report.cc: buckets, codecs with the rule that chose them, bytes per shard, balance.
 absl::Status ReportLayout(const v1::JobSpec& spec, uint32_t shards, bool json, std::ostream& out);
+// layout_report.cc: which features of jobs do not go together.
+absl::Status ReportFeatures(bool json, std::ostream& out);
 // explain.cc: what a codec spec means, key by key.
 absl::Status ExplainCodec(const std::string& text, uint64_t elements, bool json, std::ostream& out);
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "client/cli/commands.h"
 #include "common/base/status_macros.h"
+#include "common/job/compatibility.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 
@@ -47,6 +48,22 @@ double Balance(const Layout& layout, uint64_t elements) {
   return elements == 0 ? 1.0 : static_cast<double>(largest) * layout.shard_count() / static_cast<double>(elements);
 }
 
+// What the job cannot have besides, by the table of common/job/compatibility.h.
+void PrintImpossible(const Job& job, std::ostream& out) {
+  bool first = true;
+  for (const Conflict& conflict : Conflicts()) {
+    const bool has_first = job.features().Has(conflict.first);
+    if (has_first == job.features().Has(conflict.second)) continue;
+    const Feature has = has_first ? conflict.first : conflict.second;
+    const Feature other = has_first ? conflict.second : conflict.first;
+    if (AxisOf(other) == AxisOf(has)) continue;  // another choice of the same kind
+    if (first) out << "\nwhat does not go with this job (all of it: gradwire features)\n";
+    first = false;
+    out << absl::StrFormat("  %s, because of %s: %s\n", std::string(NameOf(other)), std::string(NameOf(has)),
+                           std::string(conflict.reason));
+  }
+}
+
 void PrintTables(const Job& job, const Layout& layout, std::ostream& out) {
   out << absl::StrFormat("job %s: %d tensors, %d elements, %d buckets, %d shards, layout %016x\n\n", job.spec().name(),
                          job.tensors().size(), job.elements(), layout.bucket_count(), layout.shard_count(),
@@ -72,6 +89,7 @@ void PrintTables(const Job& job, const Layout& layout, std::ostream& out) {
                            HumanBytes(4.0 * static_cast<double>(layout.shard_elements(s))));
   }
   out << absl::StrFormat("largest shard: %.4f of even\n", Balance(layout, job.elements()));
+  PrintImpossible(job, out);
 }
 
 void PrintJson(const Job& job, const Layout& layout, std::ostream& out) {
@@ -108,6 +126,25 @@ absl::Status ReportLayout(const v1::JobSpec& spec, uint32_t shards, bool json, s
   } else {
     PrintTables(job, layout, out);
   }
+  return absl::OkStatus();
+}
+
+absl::Status ReportFeatures(bool json, std::ostream& out) {
+  if (!json) {
+    out << CompatibilityPage();
+    return absl::OkStatus();
+  }
+  out << "{\"conflicts\":[";
+  bool first = true;
+  for (const Conflict& conflict : Conflicts()) {
+    const auto quoted = [](std::string_view text) { return Quoted(std::string(text)); };
+    out << (first ? "" : ",")
+        << absl::StrFormat("{\"first\":%s,\"second\":%s,\"not_yet\":%s,\"reason\":%s,\"remedy\":%s}",
+                           quoted(NameOf(conflict.first)), quoted(NameOf(conflict.second)),
+                           conflict.not_yet ? "true" : "false", quoted(conflict.reason), quoted(conflict.remedy));
+    first = false;
+  }
+  out << "]}\n";
   return absl::OkStatus();
 }
 

@@ -130,6 +130,10 @@ void DefineOthers(CLI::App& app, Options& o) {
   layout->add_option("--shards", o.shards, "Number of shards, 1 to 4096")->check(CLI::Range(1u, 4096u));
   AddCommon(layout, o, false);
   Select(layout, o, Command::kLayout);
+  CLI::App* features = app.add_subcommand(
+      "features", "Which features of jobs do not go together, why, and what to do instead; Markdown or --json");
+  AddCommon(features, o, false);
+  Select(features, o, Command::kFeatures);
   CLI::App* codec = app.add_subcommand("codec", "Look at codecs");
   codec->require_subcommand(1);
   CLI::App* explain = codec->add_subcommand("explain", "What a codec spec means and about what it costs");

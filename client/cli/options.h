@@ -23,6 +23,7 @@ enum class Command {
   kRestore,
   kShardDescribe,
   kLayout,
+  kFeatures,
   kCodecExplain
 };
 

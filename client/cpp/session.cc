@@ -56,19 +56,27 @@ absl::Status CheckTimeouts(const SessionOptions& options) {
   return absl::OkStatus();
 }
 
+// How the session pulls, and where its tensors lie.
+FeatureSet WaysOf(const SessionOptions& options) {
+  FeatureSet ways;
+  const bool on_gpu = options.device != nullptr;
+  if (on_gpu) ways.Add(Feature::kWorkersOnGpu);
+  switch (options.pull) {
+    case PullMode::kMean: ways.Add(Feature::kPullMeans); break;
+    case PullMode::kUpdate:
+      ways.Add(Feature::kPullUpdates);
+      if (on_gpu) ways.Add(Feature::kReplicasOnGpu);
+      break;
+    default: ways.Add(Feature::kPullParameters); break;
+  }
+  return ways;
+}
+
 absl::Status CheckOptions(const SessionOptions& options, const Job& job) {
   if (options.servers.empty()) return absl::InvalidArgumentError("no servers were given");
   if (options.worker.empty()) return absl::InvalidArgumentError("the worker has no name; names are unique in the job");
   GW_RETURN_IF_ERROR(CheckTimeouts(options));
-  const bool mean = options.pull == PullMode::kMean;
-  if (mean != !job.keeps_parameters())
-    return absl::InvalidArgumentError(
-        mean ? "pull mode 'mean' needs a job whose optimizer is none: with another one the shards step the parameters"
-             : "a job whose optimizer is none keeps no parameters: use pull mode 'mean'");
-  if (IsAsync(job) && options.pull == PullMode::kUpdate)
-    return absl::InvalidArgumentError(
-        "the job has asynchronous rounds: a worker does not see the updates of the others in order, use pull mode "
-        "'params' or 'params_bf16'");
+  GW_RETURN_IF_ERROR(job.CheckGoesWith(WaysOf(options)));
   if (job.elements() == 0) return absl::InvalidArgumentError("the tensors of the job have no elements");
   if (options.memory.size() != job.tensors().size())
     return absl::InvalidArgumentError(

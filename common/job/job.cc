@@ -12,6 +12,7 @@
 #include "common/base/hash.h"
 #include "common/base/names.h"
 #include "common/base/status_macros.h"
+#include "common/job/compatibility.h"
 #include "common/job/glob.h"
 #include "common/job/matrix_shape.h"
 #include "common/job/update_codec.h"
@@ -119,22 +120,10 @@ absl::Status FillDurability(v1::JobSpec* spec) {
   return absl::OkStatus();
 }
 
-// What of a spec is for rounds that are closed over several workers, or for workers that apply updates themselves.
 absl::Status FillAsync(v1::JobSpec* spec) {
   v1::RoundsSpec* rounds = spec->mutable_rounds();
-  if (rounds->quorum() != 0 || rounds->deviations() != 0) {
-    return absl::InvalidArgumentError(
-        "rounds.quorum and rounds.deviations are for rounds.mode sync: asynchronous rounds wait for nobody");
-  }
-  if (spec->optimizer().kind() == v1::OPTIMIZER_NONE) {
-    return absl::InvalidArgumentError(
-        "rounds.mode async needs an optimizer on the shards (SGD, ADAMW or STEP): its workers pull parameters, and a "
-        "job whose optimizer is none has none");
-  }
-  if (IsLayerwise(spec->optimizer().kind()) || spec->clip_norm() != 0) {
-    return absl::InvalidArgumentError(
-        "rounds.mode async has no LAMB, LANS or clip_norm: their norms are of all tensors at one version, and "
-        "asynchronous buckets are at versions of their own; use rounds.mode sync or bounded, or another optimizer");
+  if (rounds->deviations() != 0) {
+    return absl::InvalidArgumentError("rounds.deviations is for rounds with a quorum only");
   }
   if (rounds->staleness() == 0) {
     rounds->set_staleness(
@@ -159,15 +148,6 @@ absl::Status FillRounds(v1::JobSpec* spec) {
   }
   if (!bounded && rounds->staleness() != 0) {
     return absl::InvalidArgumentError("rounds.staleness is for rounds.mode bounded only");
-  }
-  if (bounded && rounds->quorum() != 0) {
-    return absl::InvalidArgumentError(
-        "rounds.quorum is for rounds.mode sync only: bounded rounds wait for every member; leave one of the two out");
-  }
-  if (bounded && spec->optimizer().kind() == v1::OPTIMIZER_NONE) {
-    return absl::InvalidArgumentError(
-        "rounds.mode bounded needs an optimizer on the shards: a worker that pulls means (OPTIMIZER_NONE) would miss "
-        "those of rounds that are applied together; use rounds.mode sync");
   }
   if (rounds->quorum() > spec->max_workers()) {
     return absl::InvalidArgumentError(
@@ -198,6 +178,8 @@ absl::Status FillScalars(v1::JobSpec* spec) {
   GW_RETURN_IF_ERROR(CheckHyper("step.epsilon", 0, step->epsilon(), 0, 1));
   if (spec->codec().empty()) spec->set_codec("dense:fp32");
   if (spec->nonfinite() == v1::NONFINITE_UNSPECIFIED) spec->set_nonfinite(v1::NONFINITE_REFUSE);
+  if (!v1::NonFinitePolicy_IsValid(spec->nonfinite())) return absl::InvalidArgumentError("nonfinite is unknown");
+  GW_RETURN_IF_ERROR(CheckHyper("clip_norm", 0, spec->clip_norm(), 0, 1e30));
   if (spec->min_workers() == 0) spec->set_min_workers(1);
   if (spec->max_workers() == 0) spec->set_max_workers(spec->min_workers());
   if (spec->max_workers() < spec->min_workers() || spec->max_workers() > kMaxWorkers) {
@@ -217,30 +199,6 @@ absl::Status FillScalars(v1::JobSpec* spec) {
   if (spec->bucket_bytes() < spec->run_elements() * 4 || spec->bucket_bytes() > kMaxBucketBytes) {
     return absl::InvalidArgumentError(absl::StrFormat("bucket_bytes = %d must lie in [%d (one run), %d]",
                                                       spec->bucket_bytes(), spec->run_elements() * 4, kMaxBucketBytes));
-  }
-  return absl::OkStatus();
-}
-
-// What steps by the gradient's sign or by norms is for gradients; what is clipped is what the shard applies.
-absl::Status CheckPushed(const v1::JobSpec& spec) {
-  const v1::OptimizerKind kind = spec.optimizer().kind();
-  const bool by_gradient = IsLayerwise(kind) || kind == v1::OPTIMIZER_LION;
-  if (spec.push() == v1::PUSH_STEP && by_gradient) {
-    return absl::InvalidArgumentError(
-        "LAMB, LANS and LION take gradients (or deltas), not steps that the worker preconditioned: use push gradient, "
-        "or "
-        "the optimizer STEP");
-  }
-  GW_RETURN_IF_ERROR(CheckHyper("clip_norm", 0, spec.clip_norm(), 0, 1e30));
-  if (spec.clip_norm() == 0) return absl::OkStatus();
-  if (kind == v1::OPTIMIZER_NONE) {
-    return absl::InvalidArgumentError(
-        "clip_norm needs an optimizer on the shards: a worker that pulls the mean clips it itself");
-  }
-  if (spec.push() == v1::PUSH_STEP) {
-    return absl::InvalidArgumentError(
-        "clip_norm is for gradients and deltas: a step is preconditioned before it is pushed; clip its gradient in the "
-        "training loop, or use push gradient");
   }
   return absl::OkStatus();
 }
@@ -315,40 +273,16 @@ class RuleFinder {
   uint64_t steps_left_ = kMaxSteps;
 };
 
-// A skipped round is one that nobody has gone on from.
-absl::Status CheckSkips(const v1::JobSpec& spec) {
-  if (!v1::NonFinitePolicy_IsValid(spec.nonfinite())) return absl::InvalidArgumentError("nonfinite is unknown");
-  if (spec.nonfinite() != v1::NONFINITE_SKIP) return absl::OkStatus();
-  if (spec.rounds().mode() == v1::ROUNDS_BOUNDED || spec.rounds().mode() == v1::ROUNDS_ASYNC) {
-    return absl::InvalidArgumentError(
-        "nonfinite skip is for rounds.mode sync: with others, workers have gone on from a round before all shards know "
-        "whether it is skipped; use sync, or nonfinite refuse or sanitize");
-  }
-  if (spec.optimizer().kind() == v1::OPTIMIZER_NONE) {
-    return absl::InvalidArgumentError(
-        "nonfinite skip needs an optimizer on the shards: a worker that pulls the mean takes the step itself; skip it "
-        "there, or use nonfinite refuse or sanitize");
-  }
-  return absl::OkStatus();
-}
-
-// DGC has its momentum on the workers (Lin et al. 2017, section 3.2), of gradients.
-absl::Status CheckVelocity(const v1::JobSpec& spec, const Tensor& tensor, const CodecSpec& codec) {
-  const auto* sparse = std::get_if<SparseSpec>(&codec);
-  if (sparse == nullptr || sparse->choice != SparseSpec::Choice::kDgc) return absl::OkStatus();
-  if (spec.push() != v1::PUSH_GRADIENT) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("tensor '%s': codec dgc corrects the momentum of gradients, and this job pushes steps or "
-                        "deltas; push gradients, or take topk",
-                        tensor.name));
-  }
-  if (const float momentum = spec.optimizer().groups(static_cast<int>(tensor.group)).momentum(); momentum != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("tensor '%s': codec dgc has the momentum on the workers, and the optimizer of group %d has "
-                        "another one of %g; set that to 0, and momentum=%g in the codec",
-                        tensor.name, tensor.group, momentum, momentum));
-  }
-  return absl::OkStatus();
+// What a tensor's codec asks of the job and of the group that the tensor is in.
+absl::Status CheckTensorCodec(const v1::JobSpec& spec, const Tensor& tensor, const CodecSpec& codec) {
+  FeatureSet features{FeatureOf(codec)};
+  if (spec.push() == v1::PUSH_STEP) features.Add(Feature::kSteps);
+  if (spec.push() == v1::PUSH_DELTA) features.Add(Feature::kDeltas);
+  if (spec.optimizer().groups(static_cast<int>(tensor.group)).momentum() != 0) features.Add(Feature::kMomentum);
+  const absl::Status together = CheckTogether(features);
+  if (together.ok()) return together;
+  return absl::Status(together.code(),
+                      absl::StrFormat("tensor '%s': %s", tensor.name, std::string(together.message())));
 }
 
 // What PowerSGD makes nothing smaller of travels as it is.
@@ -364,31 +298,6 @@ absl::Status FillPowerSgd(const Tensor& tensor, CodecSpec* codec) {
       "tensor '%s': codec powersgd keeps a tensor of %d elements on one shard as a whole, and takes at most "
       "%d; give it another codec by a rule",
       tensor.name, tensor.elements, kMaxBucketBytes / 4));
-}
-
-// Rounds in pairs are understood by few.
-absl::Status CheckTwoPhase(const v1::JobSpec& spec, const std::vector<CodecSpec>& codecs, bool two_way) {
-  if (spec.rounds().staleness() != 0) {
-    return absl::InvalidArgumentError(
-        "codec powersgd needs two rounds one after the other for a step: use rounds.mode sync");
-  }
-  if (two_way) {
-    return absl::InvalidArgumentError(
-        "codec powersgd sends its factors both ways, so update_codec has nothing to compress: leave it out");
-  }
-  if (spec.nonfinite() == v1::NONFINITE_SKIP) {
-    return absl::InvalidArgumentError(
-        "codec powersgd takes two rounds for a step, and nonfinite skip skips single ones: use nonfinite refuse or "
-        "sanitize, or another codec");
-  }
-  for (const CodecSpec& codec : codecs) {
-    if (std::holds_alternative<PowerSgdSpec>(codec) || std::holds_alternative<DenseSpec>(codec)) continue;
-    return absl::InvalidArgumentError(
-        absl::StrFormat("codec powersgd takes two rounds for a step, which '%s' beside it does not know: use dense for "
-                        "the other tensors",
-                        ToString(codec)));
-  }
-  return absl::OkStatus();
 }
 
 // How tensors travel: to the shards, and back.
@@ -415,16 +324,23 @@ uint32_t Job::run_elements(uint32_t codec) const {
   return shorter ? std::min(sparse->run_elements, spec_.run_elements()) : spec_.run_elements();
 }
 
+absl::Status Job::CheckGoesWith(const FeatureSet& asked) const {
+  const absl::Status together = CheckTogether(features_.With(asked));
+  if (together.ok()) return together;
+  return absl::Status(together.code(),
+                      absl::StrFormat("job '%s': %s", spec_.name(), std::string(together.message())));
+}
+
 absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
   Job job;
   GW_RETURN_IF_ERROR(CheckTexts(spec));
   job.spec_ = spec;
   GW_RETURN_IF_ERROR(FillOptimizer(&job.spec_));
   GW_RETURN_IF_ERROR(FillScalars(&job.spec_));
-  GW_RETURN_IF_ERROR(CheckPushed(job.spec_));
   GW_RETURN_IF_ERROR(FillDurability(&job.spec_));
   GW_RETURN_IF_ERROR(FillRounds(&job.spec_));
-  GW_RETURN_IF_ERROR(CheckSkips(job.spec_));
+  job.features_ = FeaturesOf(job.spec_);
+  GW_RETURN_IF_ERROR(CheckTogether(job.features_));
   if (spec.tensors_size() == 0 || static_cast<size_t>(spec.tensors_size()) > kMaxTensors) {
     return absl::InvalidArgumentError(
         absl::StrFormat("job '%s' has %d tensors; 1 to %d are allowed", spec.name(), spec.tensors_size(), kMaxTensors));
@@ -451,15 +367,9 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
     GW_ASSIGN_OR_RETURN(Codecs codecs, ParseCodecs(&rule));
     rule_codecs.push_back(std::move(codecs));
   }
-  const bool two_way = fallback.second.has_value() || std::any_of(rule_codecs.begin(), rule_codecs.end(),
-                                                                  [](const Codecs& c) { return c.second.has_value(); });
-  if (two_way && job.spec_.rounds().mode() == v1::ROUNDS_ASYNC) {
-    return absl::InvalidArgumentError(
-        "update_codec is for rounds.mode sync and bounded: with asynchronous rounds no update travels, workers pull "
-        "parameters; leave it out");
-  }
   RuleFinder rules(job.spec_);
   std::set<std::string_view> names;
+  std::set<std::pair<uint32_t, uint32_t>> checked;  // codec, group
   for (int i = 0; i < job.spec_.tensors_size(); ++i) {
     GW_ASSIGN_OR_RETURN(Tensor tensor, MakeTensor(job.spec_, i));
     if (!names.insert(job.spec_.tensors(i).name()).second) {
@@ -475,7 +385,8 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
     Codecs codecs = rule == job.spec_.rules_size() ? fallback : rule_codecs[static_cast<size_t>(rule)];
     GW_RETURN_IF_ERROR(FillPowerSgd(tensor, &codecs.first));
     GW_ASSIGN_OR_RETURN(tensor.codec, codec_index(codecs));
-    GW_RETURN_IF_ERROR(CheckVelocity(job.spec_, tensor, job.codecs_[tensor.codec]));
+    if (checked.insert({tensor.codec, tensor.group}).second)
+      GW_RETURN_IF_ERROR(CheckTensorCodec(job.spec_, tensor, job.codecs_[tensor.codec]));
     v1::TensorSpec* canonical = job.spec_.mutable_tensors(i);
     canonical->set_role(tensor.role);
     canonical->set_dtype(v1::DTYPE_FLOAT32);
@@ -483,9 +394,9 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
     if (job.elements_ > kMaxElements) return absl::InvalidArgumentError("the job has more than 2^40 elements");
     job.tensors_.push_back(std::move(tensor));
   }
-  job.two_phase_ = std::any_of(job.codecs_.begin(), job.codecs_.end(),
-                               [](const CodecSpec& codec) { return std::holds_alternative<PowerSgdSpec>(codec); });
-  if (job.two_phase_) GW_RETURN_IF_ERROR(CheckTwoPhase(job.spec_, job.codecs_, two_way));
+  for (const CodecSpec& codec : job.codecs_) job.features_.Add(FeatureOf(codec));
+  GW_RETURN_IF_ERROR(CheckTogether(job.features_));
+  job.two_phase_ = job.features_.Has(Feature::kPowerSgd);
   const auto& optimizer = job.spec_.optimizer();
   const bool momentum = std::any_of(optimizer.groups().begin(), optimizer.groups().end(),
                                     [](const auto& g) { return g.momentum() != 0; });

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/job/codec_spec.h"
+#include "common/job/compatibility.h"
 #include "gradwire/v1/job.pb.h"
 
 namespace gradwire {
@@ -35,6 +36,10 @@ class Job {
   // What the shard compresses the mean with, as many as codecs(); none: the update carries it as it is.
   const std::vector<std::optional<CodecSpec>>& update_codecs() const { return update_codecs_; }
   uint64_t elements() const { return elements_; }
+  const FeatureSet& features() const { return features_; }  // its codecs' too
+  // Whether it can have what is asked of it beside what its spec says: how it is pulled, where it lies, what is done with
+  // it. Errors: those of CheckTogether, with the job's name.
+  absl::Status CheckGoesWith(const FeatureSet& asked) const;
   // A tensor has a codec whose rounds come in pairs: round_mode.h.
   bool two_phase() const { return two_phase_; }
   // Tensors that have this codec travel in one bucket and lie on one shard, each as a whole.
@@ -53,6 +58,7 @@ class Job {
   std::vector<Tensor> tensors_;
   std::vector<CodecSpec> codecs_;
   std::vector<std::optional<CodecSpec>> update_codecs_;
+  FeatureSet features_;
   uint64_t elements_ = 0;
   uint64_t digest_ = 0;
   int moments_ = 0;

@@ -13,13 +13,6 @@ using kernels::cuda::DeviceBucket;
 using kernels::cuda::JobMemory;
 using kernels::cuda::RoundMemory;
 
-absl::Status CheckDeviceSteps(const Job& job) {
-  const v1::OptimizerKind kind = job.spec().optimizer().kind();
-  if (kind == v1::OPTIMIZER_LION) return absl::InvalidArgumentError("optimizer lion has no step on a device");
-  if (NormsOf(job).empty() && !ClipsNorm(job)) return absl::OkStatus();
-  return absl::InvalidArgumentError("steps that need norms (lamb, lans, clip_norm) are not made on a device");
-}
-
 DeviceOptimizer::DeviceOptimizer(const Job* job, const BucketLayout* layout, DeviceBucket* bucket)
     : job_(*job), layout_(*layout), bucket_(*bucket), scales_(layout, bucket) {}
 

@@ -14,9 +14,6 @@
 
 namespace gradwire {
 
-// InvalidArgument, saying why, for a job whose steps a device cannot make: those that need norms, and Lion.
-absl::Status CheckDeviceSteps(const Job& job);
-
 // Of one slice. Not thread-safe. Everything is launched on the bucket's stream, and overwrites DeviceBucket::means,
 // which must be as many floats as the slice has elements unless every update of the job can be applied to the sent
 // elements alone (HasSparseSteps, and no update codec).
@@ -29,7 +26,7 @@ class DeviceOptimizer {
   absl::Status Prepare(std::vector<RunState> runs);
   static uint64_t Bytes(const BucketLayout& layout);
 
-  // ApplyUpdate, to the bit. Precondition: CheckDeviceSteps. Returns when everything is launched. Errors: those of
+  // ApplyUpdate, to the bit. Precondition: the job goes with Feature::kReplicasOnGpu or kServersOnGpu. Returns when everything is launched. Errors: those of
   // ApplyUpdate; ResourceExhausted.
   absl::Status Apply(const Update& update);
   // The means of all elements in position order, as Update::MeanOfRun gives them; in device memory, until the next

@@ -108,13 +108,7 @@ class Restorer {
     if (found.empty()) {
       return absl::NotFoundError(absl::StrFormat("job '%s' is in none of the sources", options_.job));
     }
-    if (IsAsync(*found[0].files.job)) {
-      return absl::FailedPreconditionError(
-          absl::StrFormat("job '%s' has asynchronous rounds: its shards and buckets have no version in common that "
-                          "could be restored. A "
-                          "server goes on from a copy of its own data directory",
-                          *names.begin()));
-    }
+    GW_RETURN_IF_ERROR(found[0].files.job->CheckGoesWith({Feature::kRestore}));
     if (names.size() > 1) {
       return absl::InvalidArgumentError(
           absl::StrFormat("the sources hold the jobs %s: choose one with --job", absl::StrJoin(names, ", ")));

@@ -33,15 +33,7 @@ size_t MostNormsOfPhase(const Job& job) {
 
 absl::Status JobShard::PrepareNorms() {
   const std::string& name = job_.spec().name();
-  const bool lion = job_.spec().optimizer().kind() == v1::OPTIMIZER_LION;
-  const bool norms = !NormPhases(job_).empty();
-  if (environment_.device != nullptr && (lion || norms)) {
-    return absl::UnimplementedError(absl::StrFormat(
-        "job '%s': LAMB, LANS, LION, clip_norm and nonfinite skip are not there on a device yet: start its servers "
-        "with --backend=cpu",
-        name));
-  }
-  if (!norms) return absl::OkStatus();
+  if (NormPhases(job_).empty()) return absl::OkStatus();
   norms_ = std::make_unique<NormState>(&job_, &layout_, shard_index_, environment_.tellers,
                                        [this](uint64_t round, size_t phase) { return WrittenSquares(round, phase); });
   const uint64_t message = norms_->sums.MaxMessageBytes(MostNormsOfPhase(job_));

@@ -9,18 +9,15 @@
 #include "common/base/status_macros.h"
 #include "common/codec/frame/parameters.h"
 #include "common/codec/update/update.h"
-#include "common/job/replaceable.h"
 #include "common/job/round_mode.h"
 #include "server/job/job_shard.h"
 
 namespace gradwire {
 
 absl::Status JobShard::CheckReplacement(const wire::FrameHeader& header) const {
-  GW_RETURN_IF_ERROR(CheckReplaceable(job_));
-  if (environment_.device != nullptr) {
-    return absl::UnimplementedError(
-        "parameters cannot be replaced on a device yet: start the servers with --backend=cpu");
-  }
+  FeatureSet asked{Feature::kReplaceParameters};
+  if (environment_.device != nullptr) asked.Add(Feature::kServersOnGpu);
+  GW_RETURN_IF_ERROR(job_.CheckGoesWith(asked));
   if (CarriesValues(job_, header.round)) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrFormat("parameters cannot be replaced in round %d, which calibrates", header.round));

@@ -141,21 +141,9 @@ absl::Status JobShard::Prepare() {
                         environment_.job_memory_limit_bytes));
   }
   GW_RETURN_IF_ERROR(Reserve(job_, environment_, memory_.total(), &share_));
+  if (device != nullptr) GW_RETURN_IF_ERROR(job_.CheckGoesWith({Feature::kServersOnGpu}));
   if (device == nullptr) {
     arrays_ = MakeHostArrays(&job_, &layout_, shard_index_, environment_.backend);
-  } else if (OpenRounds(job_) > 1) {
-    return absl::UnimplementedError(absl::StrFormat(
-        "job '%s': rounds.mode bounded is not there on a device yet: start its servers with --backend=cpu",
-        job_.spec().name()));
-  } else if (job_.two_phase()) {
-    return absl::UnimplementedError(
-        absl::StrFormat("job '%s': codec powersgd is not there on a device yet: start its servers with --backend=cpu",
-                        job_.spec().name()));
-  } else if (std::any_of(job_.update_codecs().begin(), job_.update_codecs().end(),
-                         [](const auto& codec) { return codec.has_value(); })) {
-    return absl::UnimplementedError(absl::StrFormat(
-        "job '%s': update_codec is not there on a device yet: start its servers with --backend=cpu, or leave it out",
-        job_.spec().name()));
   } else {
     auto made = MakeDeviceArrays(&job_, &layout_, shard_index_, codecs, device, memory_.device);
     if (!made.ok()) {

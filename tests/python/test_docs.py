@@ -7,8 +7,8 @@ import re
 import subprocess
 
 import pytest
+from conftest import ROOT, server_binary
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 CODE = {".h", ".cc", ".cu", ".cuh", ".py", ".pyi", ".proto", ".txt", ".cmake", ".in", ".json", ".yaml", ".toml", ""}
 MADE = ("build/", "jobs/", "/")  # by programs, at run time
 
@@ -131,3 +131,9 @@ def test_what_documents_name_is_there():
 ])
 def test_names_that_are_not_there_are_found(text, names):
     assert missing(text) == names
+
+
+def test_what_goes_with_what_is_the_table():
+    page = subprocess.run([server_binary().parent / "gradwire", "features"], capture_output=True, text=True, check=True).stdout
+    assert (ROOT / "common/job/COMPATIBILITY.md").read_text() == page, \
+        "make it anew: gradwire features > common/job/COMPATIBILITY.md"

@@ -321,7 +321,7 @@ def test_reset_parameters_refuses_what_it_cannot_do(addresses):
         optimizer.reset_parameters()
         optimizer.step()
     with sharded(network(), addresses(1), "late", rounds="bounded:1") as optimizer:
-        with pytest.raises(gradwire.GradwireError, match="bounded staleness"):
+        with pytest.raises(gradwire.GradwireError, match="rounds.mode bounded"):
             optimizer.reset_parameters()
 
 

@@ -173,7 +173,7 @@ class Session {
   // `memory` holds becomes the parameters of the job, on every shard and worker. Moments and residuals stay, optimizers do
   // not count the round. Every worker must have the same values, to the last bit, and leave them until EndRound has
   // returned. Errors: InvalidArgument (a value that is not finite; no round is open then), FailedPrecondition (before
-  // the first step), Unimplemented (bounded staleness, asynchronous rounds, a quorum, powersgd, memory on a device).
+  // the first step); what does not go with Feature::kReplaceParameters (common/job/COMPATIBILITY.md).
   // EndRound's FailedPrecondition: another worker pushed gradients in this step, or has other values; the session has
   // failed then. A worker that ends between the two may leave some buckets replaced and others not. proto/ROUNDS.md is
   // the contract.

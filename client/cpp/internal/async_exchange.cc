@@ -11,7 +11,6 @@
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
 #include "common/codec/update/update.h"
-#include "common/job/replaceable.h"
 #include "common/wire/frame.h"
 
 namespace gradwire::client {
@@ -95,7 +94,9 @@ bool AsyncExchange::IsReady(uint32_t tensor) const {
   return tensor < ready_.size() && ready_[tensor];
 }
 
-absl::Status AsyncExchange::BeginReplacement() { return CheckReplaceable(*context_.job); }
+absl::Status AsyncExchange::BeginReplacement() {
+  return context_.job->CheckGoesWith({Feature::kReplaceParameters});
+}
 
 absl::Status AsyncExchange::Ready(uint32_t tensor, const float* gradient) {
   {

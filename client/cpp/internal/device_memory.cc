@@ -244,31 +244,9 @@ class DeviceMemory final : public TensorMemory {
   std::vector<uint8_t> spill_;
 };
 
-absl::Status CheckCodecs(const DeviceMemoryOptions& options) {
-  const uint32_t shards = options.layout->shard_count();
-  for (uint32_t slice = 0; slice < options.codecs.size(); ++slice) {
-    if (options.codecs[slice]->device_encoder_bytes() > 0) continue;
-    const BucketLayout& layout = options.layout->at(slice / shards, slice % shards);
-    const std::string tensor = options.job->tensors()[options.layout->parts(layout.bucket)[0].tensor].name;
-    return absl::UnimplementedError(
-        absl::StrCat("tensor '", tensor, "' travels by codec '", ToString(options.job->codecs()[layout.codec]),
-                     "', which has no encoder for the memory of a device; tagc and dense have one. Choose one of these "
-                     "for it, or give the session tensors in host memory"));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<TensorMemory>> MakeDeviceMemory(const DeviceMemoryOptions& options) {
-  GW_RETURN_IF_ERROR(CheckCodecs(options));
-  if (options.applies_updates && options.job->keeps_parameters()) {
-    if (const absl::Status steps = CheckDeviceSteps(*options.job); !steps.ok())
-      return absl::UnimplementedError(
-          absl::StrCat(std::string(steps.message()),
-                       ": pull parameters instead of updates (pull mode 'params'), or give the session tensors in host "
-                       "memory"));
-  }
   auto memory = std::make_shared<DeviceMemory>(options.device);
   if (const absl::Status prepared = memory->Prepare(options); !prepared.ok())
     return absl::Status(prepared.code(),

@@ -9,7 +9,6 @@
 #include "client/cpp/internal/deadline.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
-#include "common/job/replaceable.h"
 #include "common/job/round_mode.h"
 
 namespace gradwire::client {
@@ -107,9 +106,9 @@ absl::Status Exchange::Begin(std::span<const float> learning_rates) {
 }
 
 absl::Status Exchange::BeginReplacement() {
-  GW_RETURN_IF_ERROR(CheckReplaceable(*context_.slices.job));
-  if (!context_.slices.gradients->memory().on_host())
-    return absl::UnimplementedError("parameters in device memory cannot be replaced yet");
+  FeatureSet asked{Feature::kReplaceParameters};
+  if (!context_.slices.gradients->memory().on_host()) asked.Add(Feature::kWorkersOnGpu);
+  GW_RETURN_IF_ERROR(context_.slices.job->CheckGoesWith(asked));
   {
     absl::MutexLock lock(&mu_);
     GW_RETURN_IF_ERROR(failed_);

@@ -221,7 +221,7 @@ TEST(ReplacedParametersTest, JobsWhoseWorkersDoNotGoInStepRefuse) {
   expect(MakeSpec("job", "powersgd:rank=2", v1::OPTIMIZER_SGD, 1), PullMode::kUpdate,
          absl::StatusCode::kUnimplemented);
   expect(MakeSpec("job", "dense:values=fp32", v1::OPTIMIZER_NONE, 1), PullMode::kMean,
-         absl::StatusCode::kFailedPrecondition);
+         absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

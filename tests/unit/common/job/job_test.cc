@@ -192,14 +192,14 @@ TEST(Job, StepsOfTwoRoundsRefuseWhatDoesNotKnowThem) {
   spec.set_codec("powersgd:rank=2");
   ASSERT_EQ(ErrorOf(spec), "");
   spec.set_nonfinite(v1::NONFINITE_SKIP);
-  EXPECT_THAT(ErrorOf(spec), HasSubstr("nonfinite skip skips single ones"));
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("single ones are skipped"));
   spec.clear_nonfinite();
   spec.mutable_rounds()->set_mode(v1::ROUNDS_BOUNDED);
   spec.mutable_rounds()->set_staleness(1);
   EXPECT_THAT(ErrorOf(spec), HasSubstr("use rounds.mode sync"));
   spec.clear_rounds();
   spec.set_update_codec("topk:density=0.1");
-  EXPECT_THAT(ErrorOf(spec), HasSubstr("update_codec has nothing to compress"));
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("there is nothing to compress"));
   spec.clear_update_codec();
   v1::CodecRule* rule = spec.add_rules();
   rule->add_roles(v1::ROLE_EMBEDDING);
