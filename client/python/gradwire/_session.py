@@ -169,7 +169,7 @@ class Session:
         return self._core.digest()
 
     def shard_digests(self) -> list[str]:
-        """Per shard, as `gradwire describe --digest` reports it."""
+        """Per shard, as `gradwire job describe --digest` reports it."""
         return self._core.shard_digests()
 
     @property
