@@ -1,5 +1,5 @@
 // How an exchange goes on when the shards are rounds ahead: because others did not wait for this worker, or because it
-// was away. proto/ROUNDS.md, "Late, and coming back".
+// was away. proto/ROUNDS.md, "Workers that are late, or were away".
 #include <algorithm>
 #include <utility>
 
