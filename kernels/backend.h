@@ -1,7 +1,7 @@
 // The arithmetic of the hot path behind one interface, chosen once at start.
 // kernels/math holds the scalar, host+device definition of every operation; a backend applies it to arrays. All
 // backends give the same bits. Pointers are in the backend's memory (Allocate); on the CPU that is any memory.
-// Operations on one stream run in order; they may be asynchronous, Synchronize waits for them.
+// Operations on one stream run in order. They may be asynchronous; Synchronize waits for them.
 #pragma once
 
 #include <cstddef>
@@ -81,22 +81,23 @@ class Backend {
   virtual void AddIntegers(int32_t* acc, const uint8_t* values, int width, size_t n, Sign sign, Stream* stream) = 0;
   // acc[i] = value[i]: the first of several additions, without reading what was there.
   virtual void AssignIntegers(int32_t* acc, const uint8_t* values, int width, size_t n, Stream* stream) = 0;
-  // acc[i] = the 4-byte word values[i], whatever it means, in host memory; true: every word is in the range. So what is
-  // received for the first time is checked and stored in one pass; where it is false, all words are stored, too.
+  // acc[i] = the 4-byte word values[i], whatever it means, in host memory. Returns whether every word is in `range`;
+  // all words are stored in either case. So what is received for the first time is checked and stored in one pass.
   virtual bool AssignWords(int32_t* acc, const uint8_t* values, size_t n, const WordRange& range);
   // acc[i] += sign * round_to_even(value[i] * 2^kGridBits) in Z/2^64. `values`: float32 (width 4) or bfloat16 (width
-  // 2), any alignment. Precondition: all are finite and below 2^kGridRangeBits in magnitude.
+  // 2), any alignment. Precondition: all values are finite and below 2^kGridRangeBits in magnitude.
   virtual void AddFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign, Stream* stream) = 0;
+  // acc[i] = the same, without reading what was there.
   virtual void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Stream* stream) = 0;
   // Index of the first value that is not finite or whose magnitude, as bits of a float32, is not below `limit_bits`
-  // (GridLimitBits); -1 if there is none.
+  // (GridLimitBits); -1 if there is no such value.
   virtual int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n, uint32_t limit_bits, Stream* stream) = 0;
   // out[i] = float32(acc[i]) * 2^-kGridBits / contributors, each operation rounded to nearest even.
   virtual void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out, Stream* stream) = 0;
 
   // Fixed point ---------------------------------------------------------------------------------------------------
-  // q[i] = clamp(round_to_even(x[i] / 2^exponent), -limit, limit); x[i] -= q[i] * 2^exponent (exact: a value for
-  // which it would not be exact gives q = 0). Writes q as `width` little-endian bytes each.
+  // q[i] = clamp(round_to_even(x[i] / 2^exponent), -limit, limit); x[i] -= q[i] * 2^exponent. The subtraction is exact:
+  // a value for which it would not be gives q = 0. Writes each q[i] as `width` little-endian bytes.
   virtual void Quantize(float* x, size_t n, int exponent, int32_t limit, int width, uint8_t* q, Stream* stream) = 0;
   // x[i] += q[i] * 2^exponent.
   virtual void Dequantize(const uint8_t* q, int width, size_t n, int exponent, float* x, Stream* stream) = 0;
@@ -108,7 +109,7 @@ class Backend {
   virtual int RangeOf(const float* x, size_t n, Stream* stream) = 0;
 
   // Selection -----------------------------------------------------------------------------------------------------
-  // Index of the first element that is not finite; -1 if there is none.
+  // Index of the first element that is not finite; -1 if all are finite.
   virtual int64_t FindNonFinite(const float* x, size_t n, Stream* stream) = 0;
   // x[i] += y[i].
   virtual void Add(float* x, const float* y, size_t n, Stream* stream) = 0;
@@ -119,15 +120,15 @@ class Backend {
   virtual void UpperHistogram(const float* x, size_t n, uint64_t* bins, Stream* stream) = 0;
   // Of the non-zero elements whose key has these upper bits, counts by the lower kLowerBits: 2^kLowerBits bins.
   virtual void LowerHistogram(const float* x, size_t n, uint32_t upper, uint64_t* bins, Stream* stream) = 0;
-  // The threshold above which `wanted` of the elements lie: `key` is the largest with at least `wanted` non-zero
-  // elements whose key is not below it, keep_below the share of those equal to it that is still missing. Everything
-  // that is not zero is taken where there are no more than `wanted` of them; nothing where `wanted` is not above 0.
-  // Of all elements, or of those that SampleOf says (math/select.h), whose threshold is exact either way: independent
-  // of how a backend finds it. The default makes it of the two histograms.
+  // The threshold above which `wanted` of the elements lie: `key` is the largest key such that at least `wanted`
+  // non-zero elements have this key or a larger one, keep_below the share of the elements with this very key that is
+  // still missing. Everything that is not zero is taken where no more than `wanted` elements are not zero; nothing is
+  // taken where `wanted` is not above 0. By `accuracy` the threshold is that of all elements or of a sample (SampleOf,
+  // math/select.h); it is exact for these, so every backend finds the same. The default finds it by the two histograms.
   virtual Threshold FindThreshold(const float* x, size_t n, double wanted, Accuracy accuracy, Stream* stream);
   // Takes the selected elements (IsSelected) out of x as integers (QuantizeOne): where the integer is not 0, appends
   // first_position + i and the integer to `positions` and `integers` (room for n each) and leaves the rest in x[i].
-  // Returns how many. Ascending.
+  // Positions ascend. Returns how many were taken.
   virtual size_t TakeSelected(float* x, size_t n, const SelectArgs& args, uint32_t first_position, uint32_t* positions,
                               int32_t* integers, Stream* stream) = 0;
 
@@ -139,8 +140,8 @@ class Backend {
   virtual void AddCells(uint8_t* acc, const uint8_t* cells, int width, size_t n, Sign sign, Stream* stream) = 0;
   // Recovers the integer at each of `positions` (unique) from the cells, exactly, by peeling.
   // sums[i] is set where resolved[i] becomes 1; elements that peeling cannot resolve (the 2-core) get resolved[i] = 0
-  // and sums[i] = 0. Independent of the order of peeling. Cells that are no sum of sketches of these positions (a peer
-  // may send anything) give some sums; what is resolved depends on the positions alone.
+  // and sums[i] = 0. The result does not depend on the order of peeling. Cells that are no sum of sketches of these
+  // positions (a peer may send anything) give some sums; what is resolved depends on the positions alone.
   virtual void SketchPeel(const uint8_t* cells, const SketchArgs& args, const uint32_t* positions, size_t n,
                           int32_t* sums, uint8_t* resolved, Stream* stream) = 0;
 

@@ -43,7 +43,7 @@ struct RoundPlan {
   std::vector<int8_t> exponents;  // per run, or empty if the codec has none: a value is an integer times 2^exponent
   uint32_t sketch_groups = 0;
   uint32_t cells_per_group = 0;
-  std::vector<float> factors;  // of PowerSGD: powersgd/matrices.h
+  std::vector<float> factors;  // PowerSGD's: powersgd/matrices.h
   uint32_t Digest() const;
   bool operator==(const RoundPlan&) const = default;
 };
@@ -61,9 +61,9 @@ struct RunInput {
   const float* gradient = nullptr;  // read by codecs without residual (Codec::uses_residual() false)
   float* pending = nullptr;         // residual + gradient on entry; on return, the residual: what was not sent
   Selection selection;
-  // For encoders on a device, whose pointers are in its memory: if not null, what takes the place of `selection`.
+  // For encoders on a device, where all these pointers are in its memory: if not null, takes the place of `selection`.
   const kernels::cuda::DeviceSelection* device_selection = nullptr;
-  // Where the codec has a velocity(): that of the run. Set to 0 where something was sent.
+  // The run's velocity, where the codec has one (Codec::velocity). The encoder sets it to 0 where something was sent.
   float* velocity = nullptr;
 };
 
@@ -71,7 +71,7 @@ struct RunInput {
 struct VelocityRule {
   float momentum = 0;
   bool nesterov = false;
-  float largest_norm = 0;  // of a tensor's gradient on one worker, beyond which it is scaled to this; 0: it is not
+  float largest_norm = 0;  // a worker's gradient of one tensor is scaled down to this norm; 0: it is not
 };
 
 // An encoded frame and what is needed to take parts of it back.
@@ -80,7 +80,7 @@ struct EncodedFrame {
   uint64_t bytes = 0;               // sum of chunk sizes, headers counted
   std::vector<uint32_t> positions;  // sparse codecs: what was sent, ascending
   std::vector<int32_t> integers;    // sparse codecs: the integer at each position
-  RoundPlan plan;                   // by which it was encoded
+  RoundPlan plan;                   // the plan by which the frame was encoded
 };
 
 // What the header and the learning-rate segment of a frame say.
@@ -90,53 +90,54 @@ struct FrameIdentity {
   uint64_t round = 0;
   uint64_t incarnation = 0;
   std::span<const float> learning_rates;  // one per parameter group
-  uint64_t draws =
-      0;  // of the worker: what stochastic encoders draw from, with the job's seed; the same after a restart
-  uint32_t nonfinite_rounds = 0;  // of an update: as in wire::FrameHeader
+  // What stochastic encoders draw from, with the job's seed: a number of the worker, the same after a restart.
+  uint64_t draws = 0;
+  uint32_t nonfinite_rounds = 0;  // of an update frame: as in wire::FrameHeader
 };
 
 // Not thread-safe; one per (bucket, shard) on a worker.
 class Encoder {
  public:
   virtual ~Encoder() = default;
-  // `runs`: one per run of the layout. Non-finite values must have been dealt with before. In round 0 nothing is
-  // sent and `pending` is left as it is.
+  // `runs`: one per run of the layout. The caller has dealt with non-finite values before. In round 0 the frame carries
+  // no values and `pending` is left as it is.
   virtual absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
                                               std::span<const RunInput> runs) = 0;
 };
 
 // What Finish reports beside the update frame.
 struct FinishStats {
-  uint64_t elements = 0;  // decoded
-  uint64_t deferred = 0;  // named in the update frame, returned by every worker to its residual
-  Traffic traffic{};      // of sparse codecs that are decoded where they arrive
+  uint64_t elements = 0;  // elements that were decoded
+  uint64_t deferred = 0;  // elements that the update frame names; every worker returns its share to its residual
+  Traffic traffic{};      // filled in by sparse codecs that are decoded where they arrive
 };
 
 struct UpdateFrame {
   std::vector<Bytes> chunks;
-  // The frame of the mean that the update was compressed from (UpdateCompressor); empty where it was not.
+  // The frame of the mean that the update was compressed from (UpdateCompressor); empty where it was not compressed.
   std::vector<Bytes> mean;
   RoundPlan next;
   FinishStats stats;
   bool skipped = false;   // SkippedUpdate
   bool replaces = false;  // ReplacingUpdate
-  // Where the accumulator has it: the same, decoded, its values still in its own memory. Valid until the accumulator is
-  // opened again or gone.
+  // The same update decoded, with values that are still in the accumulator's memory; null where the accumulator does
+  // not offer that. Valid until the accumulator is opened again or gone.
   std::shared_ptr<const Update> decoded;
 };
 
-// One frame on its way into an accumulator, where that knows more about it than its segments say. Used like the
-// accumulator itself, and gone before it; destroying it leaves what was merged where it is.
+// One frame on its way into an accumulator that can do more with a whole frame than with its segments one by one. A
+// FrameMerge is used like its accumulator and destroyed before that; what it has merged stays merged.
 class FrameMerge {
  public:
   virtual ~FrameMerge() = default;
-  // As Accumulator::Add, but bad values may be known only to Settle, and an error may leave some merged until Revoke.
+  // As Accumulator::Add, but bad values may be known only to Settle, and an error may leave a part of the segment
+  // merged until Revoke.
   virtual absl::Status Add(const wire::Segment& segment) = 0;
-  // Waits for what was added. InvalidArgument names the first bad value, in order of position; all the segments are
-  // merged none the less, and can be removed.
+  // Waits for what was added. InvalidArgument names the first bad value, in order of position; the segments are merged
+  // all the same then, and can be removed.
   virtual absl::Status Settle() = 0;
-  // Whether it can take out what it has added without seeing it again (Revoke, once). Where not, Accumulator::Remove
-  // does, segment by segment.
+  // Whether Revoke, called once, takes out everything that was added. Where not, Accumulator::Remove does so, segment
+  // by segment.
   virtual bool revocable() const { return false; }
   virtual void Revoke() {}
 };
@@ -152,7 +153,7 @@ class Accumulator {
   virtual absl::Status Add(const wire::Segment& segment) = 0;
   // Exactly undoes an Add (also a FrameMerge's) that succeeded since Open.
   virtual void Remove(const wire::Segment& segment) = 0;
-  // For the segments of one frame, where merging them as such is better than one by one. Null: use Add.
+  // What merges the segments of one frame better than Add does one by one. Null: use Add.
   virtual std::unique_ptr<FrameMerge> NewFrameMerge() { return nullptr; }
   // Closes the round over `contributors` complete frames and encodes the update frame. Deterministic: the same
   // multiset of segments gives the same bytes. The learning rates are written into the update frame.
@@ -160,7 +161,7 @@ class Accumulator {
   virtual size_t memory_bytes() const = 0;
 };
 
-// What an accumulator needs whose sums lie on a device.
+// The memory that an accumulator needs whose sums lie on a device.
 struct DeviceNeeds {
   uint64_t device_bytes = 0;  // of the job's device memory
   uint64_t pinned_bytes = 0;  // of the bucket's pinned memory, for results
@@ -174,27 +175,27 @@ class Codec {
   virtual ~Codec() = default;
   virtual bool uses_residual() const = 0;
   virtual bool sparse() const = 0;  // sends a part of the elements
-  // Whether it needs a Selection per tensor, and of which accuracy.
+  // Whether encoders need a Selection per tensor, and of which accuracy.
   virtual std::optional<kernels::Accuracy> selects() const { return std::nullopt; }
   // What gradients go through on their way into the residual; nothing for codecs without a velocity.
   virtual std::optional<VelocityRule> velocity() const { return std::nullopt; }
-  // Bits of the magnitude from which on a worker refuses an element of a gradient: it could not be sent, or would never
-  // leave the residual again. Codecs whose values are added on the grid: GridLimitBits (grid_limit.h).
+  // Bits of the magnitude from which on a worker refuses an element of a gradient, which could not be sent, or would
+  // never leave the residual again. For codecs whose values are added on the grid: GridLimitBits (grid_limit.h).
   virtual uint32_t gradient_limit_bits() const { return kernels::kGridLimitBits; }
   virtual bool defers() const { return false; }      // update frames may name elements that workers take back
-  virtual double Density(uint64_t round) const = 0;  // 1 for dense codecs
+  virtual double Density(uint64_t round) const = 0;  // the share of elements that is sent; 1 for dense codecs
   virtual RoundPlan InitialPlan() const = 0;
   virtual std::unique_ptr<Encoder> NewEncoder() const = 0;
   virtual std::unique_ptr<Accumulator> NewAccumulator() const = 0;
   virtual size_t accumulator_bytes() const = 0;  // an upper bound of Accumulator::memory_bytes
-  // The same for a job whose parameters lie in the memory of a device: with sums there, where the codec has that, else
-  // in the host's. `bucket` meets device_needs() and outlives the accumulator. Errors: InvalidArgument for a bucket
-  // that a device does not take, ResourceExhausted.
+  // An accumulator for a job whose parameters lie in the memory of a device: its sums lie there where the codec has
+  // that, else in host memory. `bucket` meets device_needs() and outlives the accumulator. Errors: InvalidArgument for
+  // a bucket that a device does not take, ResourceExhausted.
   virtual DeviceNeeds device_needs() const;
   virtual absl::StatusOr<std::unique_ptr<Accumulator>> NewDeviceAccumulator(kernels::cuda::DeviceBucket* bucket) const;
   // An encoder whose RunInputs point to the memory of a device; its frames and what it leaves in `pending` have the
-  // bits of NewEncoder's. Takes device_encoder_bytes() of the job's memory there, once. `bucket` outlives it. Errors:
-  // Unimplemented, where the codec has none; ResourceExhausted.
+  // bits of NewEncoder's. It takes device_encoder_bytes() of the job's memory there, once. `bucket` outlives the
+  // encoder. Errors: Unimplemented, where the codec has no such encoder; ResourceExhausted.
   virtual absl::StatusOr<std::unique_ptr<Encoder>> NewDeviceEncoder(kernels::cuda::DeviceBucket* bucket) const;
   virtual uint64_t device_encoder_bytes() const { return 0; }
   // Checks that the segments of a whole frame, in order, cover the bucket exactly once.
@@ -203,7 +204,7 @@ class Codec {
   // Adds what `frame` sent back to the residual: all of it, or only at `positions` (ascending) where given.
   // residual[i] is the memory of run i; codecs without residual are given the memory where a gradient waits. Exact:
   // pending values come back to the last bit, for lossy quantisers to within one rounding of float32. What was added to
-  // the residual meanwhile stays: this is one addition more.
+  // the residual meanwhile stays: Return is one addition more.
   virtual absl::Status Return(const EncodedFrame& frame, const std::vector<uint32_t>* positions,
                               std::span<float* const> residual) const = 0;
 };
@@ -216,7 +217,7 @@ struct CodecContext {
 };
 
 absl::StatusOr<std::unique_ptr<Codec>> MakeCodec(const CodecContext& context);
-// The same of another codec than the bucket's. `spec` may go.
+// The same with `spec` in the place of the bucket's; `spec` need not outlive the call.
 absl::StatusOr<std::unique_ptr<Codec>> MakeCodec(const CodecContext& context, const CodecSpec& spec);
 
 }  // namespace gradwire

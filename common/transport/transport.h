@@ -4,7 +4,8 @@
 //
 //   client: Dial(address) -> Channel -> Call / Open        server: Listen(address, Service*) -> Listener
 //
-// Chosen by the scheme of an address: inproc://, grpc://, unix://, tcp:// (address.h). Later: grpcs://, wan://.
+// The scheme of an address chooses a transport: inproc://, grpc://, unix://, tcp:// (address.h). Later: grpcs://,
+// wan://.
 #pragma once
 
 #include <cstdint>
@@ -68,9 +69,9 @@ class Channel {
   // A thread that waits for a message may call this over and over instead of blocking: what arrives is given to the
   // sinks right on it, and no other thread must be woken. Never waits; does a little at a time. From the first call on
   // the channel's own threads receive nothing until StopPolling, or until nobody has called for some milliseconds.
-  // False where a transport cannot do this. Not inside a sink.
+  // False where a transport cannot do this. Must not be called inside a sink.
   virtual bool Poll() { return false; }
-  // To be called by who has polled, before it blocks.
+  // A thread that has polled calls this before it blocks.
   virtual void StopPolling() {}
 };
 
@@ -79,9 +80,9 @@ class Service {
  public:
   virtual ~Service() = default;
   virtual absl::StatusOr<std::string> Call(Method method, std::string_view request) = 0;
-  // A client opened a stream. The service owns what it returns through `sink`: it lives until OnClosed.
-  // `stream` is valid until OnClosed of the sink has returned and must not be used afterwards: the service calls
-  // stream->Finish to end it, and gets OnClosed exactly once in any case.
+  // A client opened a stream. The sink that the service returns receives the client's messages; the transport keeps it
+  // until its OnClosed has returned. `stream` is valid until then too, and must not be used afterwards: the service
+  // calls stream->Finish to end the stream, and the sink gets OnClosed exactly once in any case.
   virtual absl::StatusOr<std::unique_ptr<StreamSink>> Accept(Method method, std::shared_ptr<Stream> stream) = 0;
 };
 
@@ -100,13 +101,13 @@ struct Limits {
   size_t max_message_bytes = 8u << 20;  // a larger message is refused by the receiver
   size_t send_window_bytes = 8u << 20;
   int64_t keepalive_ms = 5000;  // a silent peer is noticed within about twice this
-  // How long a listener busy-waits for the next message, while messages come that fast; 0: never. Saves the time of
-  // waking its thread, at most this much CPU time in eight is wasted.
+  // How long a listener busy-waits for the next message, while messages come that fast; 0: never. That saves the time
+  // of waking its thread; in the long run at most an eighth of spin_us is wasted per wait.
   int64_t spin_us = 100;
 };
 
-// Defined in common/transport/dial.cc, which knows every implementation. Errors: InvalidArgument for an address that
-// cannot be parsed (the message lists the schemes), Unavailable when it cannot be bound.
+// dial.cc defines both, and knows every implementation. Errors: InvalidArgument for an address that cannot be parsed
+// (the message lists the schemes), Unavailable when an address cannot be bound.
 absl::StatusOr<std::shared_ptr<Channel>> Dial(std::string_view address, const Limits& limits = {});
 absl::StatusOr<std::unique_ptr<Listener>> Listen(std::string_view address, Service* service, const Limits& limits = {});
 

@@ -56,59 +56,59 @@ struct SessionOptions {
   // One span per tensor of the job, of exactly its elements: the parameters (initial values on entry; pulled values
   // from then on), or for kMean where means are written. The caller keeps them alive until the session is destroyed.
   std::vector<std::span<float>> memory;
-  // Where `memory` and the gradients lie: null, in host memory; else on this device, and so do residuals and moments:
-  // only frames, update frames and checkpoints pass the host. Such a session needs tensors that travel by tagc or dense
+  // Where `memory`, gradients, residuals and moments lie. Null: in host memory. Else: on this device, and only frames,
+  // update frames and checkpoints pass through the host. Such a session needs tensors that travel by tagc or dense
   // codecs and, with kUpdate, an optimizer other than lamb, lans and lion and no clip_norm; else Join returns
   // Unimplemented.
   std::shared_ptr<Device> device;
-  Stream* stream = nullptr;  // with a device: what was launched on it until Join makes the values in `memory`
-  // Each 1 ms to 10^12 ms.
+  Stream* stream = nullptr;  // with a device: work launched on this stream before Join makes the values in `memory`
+  // Timeouts are 1 ms to 10^12 ms each.
   int64_t connect_timeout_ms = 20'000;  // all attempts to reach and join a shard together
-  int64_t start_timeout_ms = 600'000;   // until the initial parameters are there (another worker may upload them)
+  int64_t start_timeout_ms = 600'000;   // the wait for the initial parameters (another worker may upload them)
   int64_t rpc_timeout_ms = 10'000;      // one unary call
   int64_t round_timeout_ms = 600'000;   // EndRound's default
-  // How long EndRound of a small job (see Session) busy-waits for updates before it blocks, if they usually come that
-  // fast: 0 (never) to 10000 microseconds. A thread that is woken is some 40 us late.
+  // How long EndRound of a small job (see Session) busy-waits for updates before it blocks, if updates usually come
+  // that fast: 0 (never) to 10000 microseconds. A thread that is woken is some 40 us late.
   int64_t spin_us = 100;
   // A shard of a durable job that cannot be reached is tried again for this long before it is lost.
   int64_t reconnect_timeout_ms = 60'000;
   // A request to stop makes Join give up what it waits for (a call that is under way ends by rpc_timeout_ms), leave the
   // job and return Cancelled. Without effect once Join has returned.
   std::stop_token stop;
-  // A file of Session::Save, of the same job and worker: the session goes on where that one stood. Where the shards
-  // wait for the very round that came next (this worker's process ended and was started again, in time), it is as if
-  // nothing had happened: with the same gradients the frames have the same bytes, and shards know those they have
-  // merged. Where they went on without it, parameters come from the shards; residuals and the preconditioner's state
-  // are those of the file. Session::resumed tells which; with bounded staleness it is always the latter, for gradients
-  // depend on which versions had come when. `memory` is overwritten. Empty: a newcomer.
+  // A file of Session::Save, of the same job and worker: this session goes on where the one that wrote it stood. Where
+  // the shards wait for the very round that came next (this worker's process ended and was started again, in time),
+  // nothing is lost: with the same gradients the frames have the same bytes, and shards know those that they have
+  // merged. Where the shards went on without this worker, parameters come from them; residuals and the preconditioner's
+  // state are those of the file. Session::resumed tells which of the two; with bounded staleness it is always the
+  // second, for gradients depend on which versions had come when. `memory` is overwritten. Empty: a newcomer.
   std::string resume_from;
-  // With resume_from: the servers do not have the job (any more), or have another one of this name that nobody trained
-  // yet. The job begins with the parameters of the file, which may be of a job of another name, of another worker and
-  // of other servers; where it differs in nothing else, this worker's residuals and preconditioner come along. Moments
-  // that the shards kept begin at 0.
+  // To be set with resume_from where the servers do not have the job (any more), or have another one of this name that
+  // nobody trained yet. The job then begins with the parameters of the file. The file may be of a job of another name,
+  // of another worker and of other servers; where its job differs in nothing else, this worker's residuals and
+  // preconditioner come along. Moments that the shards kept begin at 0.
   bool resume_anew = false;
-  // Told what a person may want to know: a shard is away, is back, a worker has gone. Called from threads of the
-  // session until it is destroyed; must return quickly. May be empty.
+  // The session calls this with what a person may want to know: a shard is away, is back, a worker has gone. Calls come
+  // from threads of the session until it is destroyed; the function must return quickly. May be empty.
   std::function<void(const std::string&)> notice;
   std::string backend = "auto";  // kernels::MakeBackend
 };
 
 // Totals since Join.
 struct SessionStats {
-  uint64_t steps = 0;                // times that EndRound ended one, the calibration round not counted
-  uint64_t skipped_rounds = 0;       // that went on without this worker, while it was late or away
-  uint64_t nonfinite_rounds = 0;     // of `steps`: skipped on all shards, a gradient of some worker was not finite
+  uint64_t steps = 0;                // steps that EndRound has ended; the calibration round is none
+  uint64_t skipped_rounds = 0;       // rounds that went on without this worker, while it was late or away
+  uint64_t nonfinite_rounds = 0;     // those of `steps` that all shards skipped: some worker's gradient was not finite
   uint64_t pushed_bytes = 0;         // chunks handed to the transport, headers counted
   uint64_t pulled_bytes = 0;         // chunks received from the transport, headers counted
-  uint64_t start_bytes = 0;          // of these, before the first round: initial parameters
-  uint64_t selected_elements = 0;    // sent by sparse codecs
-  uint64_t deferred_elements = 0;    // named as undecodable by update frames, returned to the residual
+  uint64_t start_bytes = 0;          // those of both from before the first round: initial parameters
+  uint64_t selected_elements = 0;    // elements that sparse codecs sent
+  uint64_t deferred_elements = 0;    // elements that update frames named as undecodable; back in the residual
   uint64_t sanitized_elements = 0;   // non-finite gradient elements that counted as 0
-  uint64_t not_included_frames = 0;  // came too late for their round; returned to the residual
+  uint64_t not_included_frames = 0;  // frames that came too late for their round; back in the residual
   uint32_t members = 0;              // workers of the job, this one counted, as shard 0 said with its last heartbeat
-  double encode_seconds = 0;         // on the encoding thread, or in TensorReady
-  double apply_seconds = 0;          // on the applying thread, or in EndRound: decoding and the optimizer
-  double wait_seconds = 0;           // callers inside EndRound
+  double encode_seconds = 0;         // encoding, on the encoding thread or in TensorReady
+  double apply_seconds = 0;          // decoding and the optimizer, on the applying thread or in EndRound
+  double wait_seconds = 0;           // callers' time inside EndRound
 };
 
 // Thread-safe, except that one round is driven by one thread at a time: BeginRound and EndRound must not overlap each
@@ -125,7 +125,7 @@ struct SessionStats {
 //
 // A job with bounded staleness s (JobSpec.rounds, ROUNDS_BOUNDED): EndRound of round r returns once version r + 1 - s
 // is applied, and applies whatever else is there. So up to s rounds that this worker has pushed are on their way when
-// it returns; what is refused of them is told by a later EndRound. Drain, Save and Leave wait for them.
+// EndRound returns; a later EndRound returns what shards refused of them. Drain, Save and Leave wait for them.
 //
 // A job with codec powersgd takes two rounds for a step: TensorReady's frames carry the first factor, EndRound
 // exchanges the second one and applies the update. version() goes up by two with each step; so do skipped_rounds where
@@ -142,7 +142,7 @@ class Session {
   // resume_from also NotFound (no such file, or a shard does not have the job), DataLoss (the file is damaged, or the
   // shards are behind it: their disks lost versions), FailedPrecondition (it is of another job, worker or pull mode).
   static absl::StatusOr<std::unique_ptr<Session>> Join(SessionOptions options);
-  ~Session();  // leaves
+  ~Session();  // leaves the job, without draining
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
@@ -150,33 +150,33 @@ class Session {
   absl::Status BeginRound(std::span<const float> learning_rates);
   // The gradient of a tensor is complete. Returns at once; the work happens on the encoding thread (a small job is
   // encoded and sent right here). `gradient`: as many elements as the tensor has; must stay unchanged until EndRound
-  // has returned. With a device: in its memory, and made by what was launched on `stream` until now, which nobody waits
-  // for on the host here.
+  // has returned. With a device the gradient is in its memory, made by what was launched on `stream` until now; nobody
+  // waits for that on the host here.
   absl::Status TensorReady(uint32_t tensor, const float* gradient, Stream* stream = nullptr);
-  // From here on the parameters may change, until it returns. Waits until the round is applied in every bucket (with
-  // bounded staleness: see above). Errors: FailedPrecondition (a tensor
-  // was not reported ready; nothing is waited for), DeadlineExceeded (the round stays open: call again),
-  // InvalidArgument (a non-finite gradient under NONFINITE_REFUSE: names tensor, index, value and round; this worker
-  // contributed nothing to the buckets of that tensor, its finite neighbours wait in the residual), or what a shard
-  // refused. Under NONFINITE_SKIP such a round is no error: parameters, moments and this worker's residuals are as they
-  // were before it, and stats().nonfinite_rounds has grown, on every worker. All but the first two leave the round
-  // closed and the parameters at the new version. With a device they change after what was launched on `stream` until
-  // now, and have changed on return, for every stream.
+  // Waits until the round is applied in every bucket (with bounded staleness: see above). The parameters may change
+  // from the call until its return. Errors: FailedPrecondition (a tensor was not reported ready; nothing is waited
+  // for), DeadlineExceeded (the round stays open: call again), InvalidArgument (a non-finite gradient under
+  // NONFINITE_REFUSE: names tensor, index, value and round; this worker contributed nothing to the buckets of that
+  // tensor, its finite neighbours wait in the residual), or what a shard refused. Under NONFINITE_SKIP such a round is
+  // no error: parameters, moments and this worker's residuals are as they were before it, and stats().nonfinite_rounds
+  // has grown, on every worker. All errors but the first two leave the round closed and the parameters at the new
+  // version. With a device the parameters change after what was launched on `stream` until now, and have changed on
+  // return, for every stream.
   absl::Status EndRound(int64_t timeout_ms = -1, Stream* stream = nullptr);
 
   // Between two rounds: waits until every round that this worker pushed is applied in every bucket, as EndRound does
-  // without staleness. What was refused since the last EndRound is told here. -1: SessionOptions.round_timeout_ms.
+  // without staleness. Returns what shards refused since the last EndRound. -1: SessionOptions.round_timeout_ms.
   // `stream`: as for EndRound.
   absl::Status Drain(int64_t timeout_ms = -1, Stream* stream = nullptr);
 
-  // In the place of BeginRound and TensorReady, by every worker of the job in the same step; EndRound ends it. What
-  // `memory` holds becomes the parameters of the job, on every shard and worker. Moments and residuals stay, optimizers do
-  // not count the round. Every worker must have the same values, to the last bit, and leave them until EndRound has
-  // returned. Errors: InvalidArgument (a value that is not finite; no round is open then), FailedPrecondition (before
-  // the first step); what does not go with Feature::kReplaceParameters (common/job/COMPATIBILITY.md).
-  // EndRound's FailedPrecondition: another worker pushed gradients in this step, or has other values; the session has
-  // failed then. A worker that ends between the two may leave some buckets replaced and others not. proto/ROUNDS.md is
-  // the contract.
+  // Every worker of the job calls this in the same step, in the place of BeginRound and TensorReady; EndRound ends the
+  // step. What `memory` holds becomes the parameters of the job, on every shard and worker. Moments and residuals stay,
+  // optimizers do not count the round. Every worker must have the same values, to the last bit, and leave them until
+  // EndRound has returned. Errors: InvalidArgument (a value that is not finite; no round is open then),
+  // FailedPrecondition (before the first step); what does not go with Feature::kReplaceParameters
+  // (common/job/COMPATIBILITY.md). EndRound's FailedPrecondition: another worker pushed gradients in this step, or has
+  // other values; the session has failed then. A worker that ends before EndRound returns may leave some buckets
+  // replaced and others not. proto/ROUNDS.md is the contract.
   absl::Status BeginReplacement();
 
   // A whole round. `gradients`: one per tensor. `stream`: as for TensorReady and EndRound.
@@ -184,27 +184,27 @@ class Session {
                         Stream* stream = nullptr);
 
   // For tests and benchmarks, between BeginRound and EndRound. Push reports the tensors of `bucket` ready (those that
-  // were not) and waits until every shard has acknowledged it; Pull waits until its update is applied.
+  // were not) and waits until every shard has acknowledged its frame; Pull waits until the bucket's update is applied.
   absl::Status Push(uint32_t bucket, std::span<const float* const> gradients);
   absl::Status Pull(uint32_t bucket);
 
-  // Writes what resume_from needs to the file `path`: parameters, moments, residuals, the preconditioner's state and
-  // who this worker is. Between two rounds; drains first. Replaced at once or not at all, synced to disk; takes as long
-  // as writing 2 to 5 times the parameters. CHECKPOINT.md has the bytes. FailedPrecondition during a round; errors of
-  // the disk.
+  // Between two rounds: drains, then writes what resume_from needs to the file `path`: parameters, moments, residuals,
+  // the preconditioner's state and who this worker is. The file is replaced at once or not at all, and synced to disk;
+  // that takes as long as writing 2 to 5 times the parameters. CHECKPOINT.md has the bytes. Errors: FailedPrecondition
+  // (during a round), those of the disk.
   absl::Status Save(const std::string& path);
 
   // Ends the membership and closes the connections; later calls return Cancelled. Errors are those of Drain and of the
-  // shards; the session is over in any case. `drain`: drains first, if no round is open. Without, as the destructor
-  // does it, what was pushed is merged none the less, but memory stays where it is.
+  // shards; the session is over in any case. `drain`: drains first, if no round is open. Without draining, as the
+  // destructor leaves, shards merge what was pushed all the same, but `memory` stays at the version that it has.
   absl::Status Leave(bool drain = true);
 
   SessionStats stats() const;
-  // Of the parameters in memory: the version that every bucket has come to at least. With bounded staleness buckets may
-  // be up to `staleness` versions beyond it until Drain.
+  // The version of the parameters in memory: every bucket has reached it. With bounded staleness buckets may be up to
+  // `staleness` versions beyond it until Drain.
   uint64_t version() const;
-  uint64_t start_version() const;  // at which this session joined
-  bool resumed() const;            // it goes on exactly where the checkpoint stood
+  uint64_t start_version() const;  // the version at which this session joined
+  bool resumed() const;            // whether the session went on exactly where the checkpoint stood
   uint64_t incarnation() const;
   const Job& job() const;
   const Layout& layout() const;
