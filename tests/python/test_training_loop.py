@@ -188,6 +188,40 @@ def test_a_parameter_that_is_unfrozen_later_is_not_forgotten(addresses):
     assert_close(model, reference)
 
 
+# Parameter groups -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("option", "message"), [({"maximize": True}, "maximize=True.*negate the loss"),
+                                                 ({"amsgrad": True}, "amsgrad=True"), ({"dampening": 0.5}, "dampening=0.5")])
+def test_options_of_a_group_that_shards_do_not_know_are_refused(addresses, option, message):
+    model = network()
+    with pytest.raises(ValueError, match="group 1 has " + message):
+        sharded([{"params": model[0].parameters()}, {"params": model[2].parameters(), **option}], ["grpc://127.0.0.1:1"])
+    with sharded(model, addresses(1)) as optimizer:
+        loss_of(model, 0).backward()
+        optimizer.param_groups[0].update(option)
+        with pytest.raises(gradwire.FailedPrecondition, match="of parameter group 0 is .*created with False"):
+            optimizer.step()
+        optimizer.param_groups[0].update(dict.fromkeys(option, False))
+        optimizer.step()
+
+
+def test_a_parameter_of_two_groups_is_refused_as_by_torch():
+    model = network()
+    groups = [{"params": model.parameters()}, {"params": model[0].parameters(), "lr": 0.5}]
+    with pytest.raises(ValueError, match="'param.4' is in parameter group 0 and in group 1"):
+        sharded(groups, ["grpc://127.0.0.1:1"])
+
+
+def test_a_memory_format_that_cannot_be_sharded_is_told_with_the_remedy(addresses):
+    model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    with pytest.raises(ValueError, match="weight.*channels_last.*contiguous_format"):
+        sharded(model, ["grpc://127.0.0.1:1"])
+    with sharded(model.to(memory_format=torch.contiguous_format), addresses(1)) as optimizer:
+        model(torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)).sum().backward()
+        optimizer.step()
+
+
 # Schedulers -----------------------------------------------------------------------------------------------------------
 
 

@@ -22,21 +22,24 @@ def named_groups(params: Any) -> tuple[list[dict[str, Any]], list[tuple[str, tor
         raise ValueError("the optimizer got an empty list of parameters")
     groups = [dict(g) for g in entries] if isinstance(entries[0], dict) else [{"params": entries}]
     count = 0
-    seen: set[int] = set()
+    seen: dict[int, int] = {}  # which group has it
     frozen: list[tuple[str, torch.Tensor]] = []
-    for group in groups:
+    for number, group in enumerate(groups):
         members = group["params"]
         members = [members] if isinstance(members, torch.Tensor) else list(members)
         names, tensors = [], []
         for member in members:
             name, tensor = member if isinstance(member, tuple) else (f"param.{count}", member)
             count += 1
+            if seen.get(id(tensor), number) != number:
+                raise ValueError(f"parameter {name!r} is in parameter group {seen[id(tensor)]} and in group {number}: leave it "
+                                 "in one of them")
             if id(tensor) in seen:  # tied parameters are sent once
                 continue
             if not tensor.requires_grad:  # and frozen ones not at all
                 frozen.append((name, tensor))
                 continue
-            seen.add(id(tensor))
+            seen[id(tensor)] = number
             names.append(name)
             tensors.append(tensor)
         group["params"] = tensors
@@ -48,10 +51,21 @@ def named_groups(params: Any) -> tuple[list[dict[str, Any]], list[tuple[str, tor
 
 # What a job fixes when it is created. Learning rates are not among them: they travel with every round.
 _FIXED = ("momentum", "nesterov", "betas", "eps", "weight_decay")
+# What torch's optimizers would do otherwise for a group that has it, and shards cannot.
+_UNKNOWN = ("maximize", "amsgrad", "dampening")
 
 
 def fixed_of(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(group[key]) if key == "betas" else group[key] for key in _FIXED}
+    fixed = {key: tuple(group[key]) if key == "betas" else group[key] for key in _FIXED}
+    return fixed | {key: group.get(key) or False for key in _UNKNOWN}
+
+
+def check_options(groups: Sequence[dict[str, Any]]) -> None:
+    for i, group in enumerate(groups):
+        for key in _UNKNOWN:
+            if group.get(key):
+                raise ValueError(f"parameter group {i} has {key}={group[key]!r}, which the optimizers of the shards do not know: "
+                                 "leave it out" + (", and negate the loss" if key == "maximize" else ""))
 
 
 def differences(groups: Sequence[dict[str, Any]], fixed: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -75,4 +89,5 @@ def check_parameter(name: str, tensor: torch.Tensor) -> None:
     if tensor.dtype != torch.float32:
         raise TypeError(f"parameter {name!r} is {tensor.dtype}; Gradwire takes float32 parameters")
     if not tensor.is_contiguous():
-        raise ValueError(f"parameter {name!r} must be contiguous")
+        raise ValueError(f"parameter {name!r} must be contiguous (channels_last is not): move the module to "
+                         "memory_format=torch.contiguous_format before the optimizer is made; inputs may be of any format")

@@ -20,7 +20,7 @@ from ._job import Group, JobSpec, Rule, TensorSpec, default_optimizer, default_p
 from ._presence import Presence
 from ._session import Session, join
 from ._snapshot import load_parameters
-from ._torch_groups import check_fixed, check_parameter, differences, fixed_of, named_groups
+from ._torch_groups import check_fixed, check_options, check_parameter, differences, fixed_of, named_groups
 from ._watch import Watch
 
 __all__ = ["DEFAULT_CODEC", "ShardedOptimizer", "load_parameters"]
@@ -158,6 +158,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if residual_decay is None:
             residual_decay = 0.98 if push == "step" else 1.0
         groups, frozen = named_groups(params)
+        check_options(groups)
         names = [group.pop("_names") for group in groups]
         for i, group in enumerate(groups):
             if push == "step" and (tuple(group.get("betas", betas)), group.get("eps", eps)) != (tuple(betas), eps):
