@@ -191,6 +191,18 @@ def test_a_cell_that_runs_again_is_the_same_worker(addresses, caplog):
 # What exists ----------------------------------------------------------------------------------------------------------
 
 
+def test_an_optimizer_that_was_left_says_why(addresses):
+    servers = addresses(1)
+    models = [torch.nn.Linear(8, 4) for _ in range(2)]
+    first, second = (small("j", servers, model) for model in models)
+    with pytest.raises(gradwire.FailedPrecondition, match="another one for the same job.*job= of their own"):
+        train(models[0], first)
+    train(models[1], second)
+    second.close()
+    with pytest.raises(gradwire.FailedPrecondition, match="has left job 'j': it was closed"):
+        train(models[1], second)
+
+
 def test_a_script_that_runs_twice_is_told_what_it_goes_on_with(addresses, caplog):
     servers = addresses(2)
     model = torch.nn.Linear(8, 4)

@@ -50,6 +50,7 @@ def close_former(servers: Sequence[str], job: str, worker: str | None) -> None:
         if not optimizer.closed and optimizer.named == worker:
             logger.info("worker %s leaves job %r: this thread makes another optimizer for it", optimizer.session.worker,
                         job)
+            optimizer.superseded = True
             optimizer.close(drain=False)
 
 

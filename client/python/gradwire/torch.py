@@ -202,6 +202,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._replacing = False  # reset_parameters() timed out
         self._forget_round()
         self.named, self.closed = worker, False
+        self.superseded = False  # closed for another one of the same job
         addresses = [servers] if isinstance(servers, str) else list(servers)
         _lifetime.close_former(addresses, job, worker)
         with _checkpoint_file(resume_from) as checkpoint:
@@ -310,6 +311,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Sends the gradients that backward has not sent yet, waits for the update of this round and applies it."""
+        if self.closed:
+            raise FailedPrecondition(
+                f"this optimizer has left job {self.job.name!r}: " +
+                ("this thread made another one for the same job. Optimizers that are used side by side need a job= of their own"
+                 if self.superseded else "it was closed. Make another one"))
         loss = None
         if closure is not None:
             with torch.enable_grad():
