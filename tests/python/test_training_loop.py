@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import gradwire.torch  # noqa: E402
+from gradwire import _watch  # noqa: E402
 from gradwire.torch import ShardedOptimizer  # noqa: E402
 from test_torch import assert_close, in_parallel, seeded  # noqa: E402
 
@@ -389,6 +390,29 @@ def test_what_is_written_back_is_no_harm(addresses):
         model.load_state_dict(saved)
         loss_of(model, 0).backward()
         optimizer.step()
+
+
+@pytest.mark.parametrize("between", ["drain", "save", "state_dict"])
+def test_updates_that_a_drain_brings_are_no_writes(addresses, tmp_path, monkeypatch, between):
+    monkeypatch.setattr(_watch, "_COST", 0)  # a digest behind every step
+    servers = addresses(1)
+
+    def one(worker):
+        model = network()
+        with sharded(model, servers, worker=f"w{worker}", workers=2, rounds="bounded:2") as optimizer:
+            for step in range(12):
+                optimizer.zero_grad()
+                loss_of(model, step, worker).backward()
+                optimizer.step()
+                if step % 4 == 3:
+                    getattr(optimizer, between)(*([tmp_path / f"{worker}"] if between == "save" else []))
+            loss_of(model, 12, worker).backward()
+            optimizer.step()
+            model[2].bias.data.add_(1)
+            with pytest.raises(gradwire.FailedPrecondition, match="through p.data"):
+                optimizer.step()
+
+    in_parallel(2, one)
 
 
 # Loss scaling ---------------------------------------------------------------------------------------------------------

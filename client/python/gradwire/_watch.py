@@ -38,6 +38,10 @@ class Watch:
         end = time.monotonic()
         self._due = end + 2 * _COST * (end - begin)  # the other one comes before the next step
 
+    def drained(self) -> None:
+        """Updates came between two steps: the digest is of what was before them."""
+        self._digest = None
+
     def replaced(self) -> str | None:
         """A parameter that lies elsewhere than it did."""
         for name, p, address in zip(self._names, self._parameters, self._addresses, strict=True):

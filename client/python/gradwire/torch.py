@@ -436,7 +436,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "checkpoint"
             try:
-                self.session.save(path)
+                self.save(path)
                 state["gradwire"]["checkpoint"] = torch.from_numpy(np.fromfile(path, np.uint8))
             except (Cancelled, FailedPrecondition) as error:
                 warnings.warn(f"this state has no checkpoint to resume from: {error}", stacklevel=2)
@@ -444,6 +444,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a checkpoint of this worker for resume_from. Between two steps; replaced at once or not at all."""
+        self.drain()
         self.session.save(path)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -482,7 +483,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def drain(self) -> None:
         """Between two steps: waits until all that this worker pushed is in the parameters. At once with rounds="sync"."""
-        self.session.drain()
+        before = self.session.version
+        try:
+            self.session.drain()
+        except Exception:
+            self._watch.drained()  # as far as it came
+            raise
+        if self.session.version != before:
+            self._watch.drained()
 
     def close(self, drain: bool = True) -> None:
         """Leaves the job, after drain(). The parameters stay as they are then."""
