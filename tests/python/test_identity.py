@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import gradwire  # noqa: E402
 from conftest import Server, server_binary  # noqa: E402
-from gradwire import _identity  # noqa: E402
+from gradwire import _entry, _identity  # noqa: E402
 from gradwire.torch import ShardedOptimizer, load_parameters  # noqa: E402
 
 SCRIPT = textwrap.dedent("""
@@ -269,6 +269,33 @@ def test_a_state_begins_a_job_that_the_servers_do_not_have(servers, tmp_path, ca
         train(fresh, optimizer, 2)
         assert not torch.equal(fresh.weight, weight)
     assert "begins anew with the parameters of version 4 of job 'j', with this worker's residuals" in caplog.text
+
+
+@pytest.mark.parametrize("ranks", [False, True])
+def test_one_state_does_not_make_one_worker_of_two(addresses, tmp_path, monkeypatch, ranks):
+    """rank 0 has saved for all, as with DistributedDataParallel."""
+    servers = addresses(2)
+    if ranks:
+        monkeypatch.setenv("RANK", "0")
+    model = torch.nn.Linear(8, 4)
+    with small("j", servers, model, max_workers=2) as optimizer:
+        train(model, optimizer, 3)
+        saved = optimizer.state_dict()
+    monkeypatch.setattr(_entry, "_ENDING_SECONDS", 0.5)
+    with small("j", servers, model, max_workers=2, resume_from=saved) as optimizer:
+        assert optimizer.session.resumed
+        if ranks:
+            monkeypatch.setenv("RANK", "1")
+        refused = gradwire.FailedPrecondition if ranks else gradwire.AlreadyExists
+        with pytest.raises(refused, match="would go on as one.*leaves resume_from out"):
+            gradwire.join(servers, optimizer.job, [p.detach().clone() for p in model.parameters()],
+                          resume_from=_written(saved, tmp_path))
+        train(model, optimizer)
+
+
+def _written(state, folder):
+    state["gradwire"]["checkpoint"].numpy().tofile(folder / "checkpoint")
+    return folder / "checkpoint"
 
 
 def test_a_state_of_another_model_begins_nothing(addresses, tmp_path):

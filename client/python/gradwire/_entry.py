@@ -16,6 +16,7 @@ logger = logging.getLogger("gradwire")
 
 EXIST = ("join", "new", "error")
 _PAUSE_SECONDS = 0.25
+_ENDING_SECONDS = 5.0  # a process that was told to end may take so long
 _GONE_CODES = (0, 5, 9)  # deleted, not there, in use or changed meanwhile: looked at again
 
 
@@ -117,6 +118,18 @@ def begins_anew(servers: Sequence[str], job: JobSpec, version: int, connect_time
         return True
     # Nobody trained it: another worker has begun it with its checkpoint.
     return version > 0 and len(here) == len(servers) and max(_versions(answers)) == 0
+
+
+def patiently(take: Callable[[], Any], timeout: float) -> Any:
+    """What `take` returns, once a process of this host that has the name has ended."""
+    end = time.monotonic() + min(timeout, _ENDING_SECONDS)
+    while True:
+        try:
+            return take()
+        except AlreadyExists:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(_PAUSE_SECONDS)
 
 
 def admitted(make: Callable[[], Any], failed: Callable[[], None], servers: Sequence[str], job: JobSpec, worker: str,

@@ -18,6 +18,8 @@ import stat
 import tempfile
 import threading
 
+from ._errors import AlreadyExists, FailedPrecondition
+
 try:
     import fcntl
 except ImportError:  # a system without these locks: names have the process's number
@@ -97,6 +99,11 @@ def _take_in_process(base: str, scope: str) -> Name:
     raise AssertionError
 
 
+def _not_this_worker(wanted: str, why: str) -> str:
+    return (f"the checkpoint of resume_from is worker {wanted!r}'s, {why}: two workers would go on as one. Each worker resumes "
+            "from a state of its own; one that has none leaves resume_from out, and starts from the parameters of the shards")
+
+
 def _take_on_host(base: str, scope: str, wanted: str | None) -> Name:
     for number in range(1, _MOST_PROCESSES) if wanted else itertools.count(1):
         text = base if number == 1 else f"{base}-{number}"
@@ -104,28 +111,46 @@ def _take_on_host(base: str, scope: str, wanted: str | None) -> Name:
             continue
         digest = hashlib.sha256(f"{scope}\0{base}\0{number}".encode()).digest()
         key = ("", 64 + int.from_bytes(digest[:7], "little"))
-        if key in _held:
-            continue
+        free = key not in _held
         try:
-            fcntl.lockf(_lock_file(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, key[1])
+            if free:
+                fcntl.lockf(_lock_file(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, key[1])
         except BlockingIOError:
-            continue  # another process
-        _held.add(key)
-        return Name(text, key)
+            free = False  # another process
+        if free:
+            _held.add(key)
+            return Name(text, key)
+        if wanted is not None:
+            raise AlreadyExists(_not_this_worker(wanted, "which lives on this host"))
     if wanted is None:
         raise AssertionError
-    return Name(wanted, (f"{scope}\0{wanted}", 0))  # of another host, or of a process that lives: servers tell
+    return _take_once(wanted, scope)  # of another host
+
+
+def _take_once(wanted: str, scope: str) -> Name:
+    key = (f"{scope}\0{wanted}", 0)
+    if key in _held:
+        raise AlreadyExists(_not_this_worker(wanted, "which lives in this process"))
+    _held.add(key)
+    return Name(wanted, key)
 
 
 def take_name(job: str, workers: tuple[int, int], wanted: str | None = None) -> Name:
-    """The first name of this process that is free in this job; or `wanted`, which a checkpoint has."""
+    """The first name of this process that is free in this job; or `wanted`, which a checkpoint has: AlreadyExists while
+    another worker of this host has it, FailedPrecondition where this process is another one."""
     with _lock:
-        if wanted is None and (chosen := _from_environment(workers)):
-            return _take_in_process(chosen, job)
+        if chosen := _from_environment(workers):
+            if wanted is None:
+                return _take_in_process(chosen, job)
+            if not re.fullmatch(re.escape(chosen) + r"(-\d+)?", wanted):
+                raise FailedPrecondition(_not_this_worker(wanted, f"this one is {chosen!r} (GRADWIRE_WORKER, RANK)"))
+            return _take_once(wanted, job)
         try:
             if fcntl is None:
                 raise OSError("no locks")
             pod = os.environ.get("HOSTNAME", "") if "KUBERNETES_SERVICE_HOST" in os.environ else ""
             return _take_on_host(re.sub(r"[^A-Za-z0-9._-]", "-", pod[-_MAX_BASE:] or _host()), job, wanted)
         except OSError:  # no place for the file, or no locks there
-            return _take_in_process(wanted or f"{socket.gethostname()[-_MAX_BASE:]}-{os.getpid()}", job)
+            if wanted is not None:
+                return _take_once(wanted, job)
+            return _take_in_process(f"{socket.gethostname()[-_MAX_BASE:]}-{os.getpid()}", job)

@@ -269,7 +269,8 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
 
     resume_from: a file of Session.save. Where the shards wait for the round that came next, this worker goes on with it,
     and nothing is lost or counted twice; where they went on without it, it starts from their parameters with the residuals
-    of the file (see Session.resumed). The worker is then by default the one that wrote the file. Where the servers do not
+    of the file (see Session.resumed). The worker is then by default the one that wrote the file; where another worker tries
+    it, this raises AlreadyExists or FailedPrecondition: each resumes from a file of its own. Where the servers do not
     have the job (durability none, and a server was started again; or another name), the file begins it: with its parameters
     and, where nothing but names differs, this worker's residuals and preconditioner; moments of the shards begin at 0.
 
@@ -301,8 +302,9 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
     anew = bool(before) and _entry.begins_anew(servers, job, int(before["version"], 16), connect_timeout, start_timeout)
     taken = None
     if not worker:
-        taken = _identity.take_name(job.name, (job.workers, job.max_workers or job.workers),
-                                    None if anew else before.get("worker"))
+        wanted = None if anew else before.get("worker")
+        taken = _entry.patiently(lambda: _identity.take_name(job.name, (job.workers, job.max_workers or job.workers), wanted),
+                                 start_timeout)
     name = worker or taken.text
     begin = time.monotonic()
 
