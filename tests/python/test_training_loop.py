@@ -149,6 +149,21 @@ def test_unused_parameters_that_would_change_are_an_error(addresses, options, he
         assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
+def test_unused_parameters_are_remembered_by_a_state(addresses):
+    servers, model = addresses(1), TwoHeads()
+    with sharded(model, servers) as optimizer:
+        train_heads(model, optimizer, [0, 0])
+        saved = optimizer.state_dict()
+    with sharded(model, servers, resume_from=saved) as optimizer:
+        with pytest.raises(gradwire.FailedPrecondition, match="first.* has no gradient in this step and had one before"):
+            train_heads(model, optimizer, [1])
+        optimizer.zero_grad()
+        (head_loss(model, 2, 0) + head_loss(model, 2, 1)).backward()
+        with pytest.raises(gradwire.FailedPrecondition, match="second.* has its first gradient in step 2 of this optimizer"):
+            optimizer.step()
+        train_heads(model, optimizer, [0])
+
+
 def test_unused_parameters_may_count_as_zeros(addresses):
     model, reference = TwoHeads(), TwoHeads()
     theirs = torch.optim.AdamW(reference.parameters(), lr=LR, weight_decay=0.1)

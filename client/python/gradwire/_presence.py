@@ -16,7 +16,7 @@ _ZEROS = ("or pass unused='zeros', which counts a missing gradient as 0 as zero_
 
 
 class Presence:
-    """Of the parameters of one optimizer. Knows the steps since it was made."""
+    """Of the parameters of one optimizer. Knows the steps since it was made, and those that a state tells of."""
 
     def __init__(self, job: JobSpec, parameters: Sequence[torch.Tensor], frozen: Sequence[tuple[str, torch.Tensor]],
                  policy: str):
@@ -28,6 +28,15 @@ class Presence:
         self._policy = policy
         self._had = [False] * len(parameters)  # a gradient, in some step
         self._steps = 0
+
+    def had(self) -> list[bool]:
+        """Per parameter: whether it had a gradient so far. For a state, and `restore`."""
+        return list(self._had)
+
+    def restore(self, had: Sequence[bool]) -> None:
+        """The shards go on from the steps before."""
+        self._had = list(had)
+        self._steps = 1
 
     def check(self) -> None:
         """Before anything of a step is sent. Raises FailedPrecondition where the step would not be torch's."""

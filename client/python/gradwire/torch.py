@@ -214,6 +214,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         _lifetime.note_optimizer(self, addresses, job)
         if isinstance(resume_from, Mapping):
             self._load_groups(resume_from)
+            had = resume_from["gradwire"].get("had_gradients", [])
+            if self.session.version > 0 and any(had):
+                self._presence.restore(had)
         self._watch = Watch(self._names, self._params, self.session.digest)
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._params) if overlap]
 
@@ -432,7 +435,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
-        state["gradwire"] = {"job": self.job.name, "version": self.session.version}
+        state["gradwire"] = {"job": self.job.name, "version": self.session.version, "had_gradients": self._presence.had()}
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "checkpoint"
             try:
