@@ -229,6 +229,18 @@ def test_a_parameter_of_two_groups_is_refused_as_by_torch():
         sharded(groups, ["grpc://127.0.0.1:1"])
 
 
+def test_parameters_that_share_memory_are_refused(addresses):
+    model = torch.nn.ModuleDict({"in": torch.nn.Linear(4, 6, bias=False), "out": torch.nn.Linear(4, 6, bias=False),
+                                 "empty": torch.nn.Linear(4, 0)})
+    model["out"].weight.data = model["in"].weight.data
+    with pytest.raises(ValueError, match="'(in|out).weight' and '(in|out).weight' share memory"):
+        sharded(model, ["grpc://127.0.0.1:1"], connect_timeout=0.1)
+    model["out"].weight = model["in"].weight
+    with sharded(model, addresses(1), unused="zeros") as optimizer:
+        model["out"](torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+
 def test_a_memory_format_that_cannot_be_sharded_is_told_with_the_remedy(addresses):
     model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     with pytest.raises(ValueError, match="weight.*channels_last.*contiguous_format"):

@@ -91,3 +91,14 @@ def check_parameter(name: str, tensor: torch.Tensor) -> None:
     if not tensor.is_contiguous():
         raise ValueError(f"parameter {name!r} must be contiguous (channels_last is not): move the module to "
                          "memory_format=torch.contiguous_format before the optimizer is made; inputs may be of any format")
+
+
+def check_apart(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
+    """Each parameter is one of its own on the shards: where two of them have the same memory, both updates come into it."""
+    end, before = 0, ""
+    for begin, size, name in sorted((t.data_ptr(), t.numel() * t.element_size(), n) for n, t in zip(names, tensors, strict=True)):
+        if size and begin < end:
+            raise ValueError(f"parameters {before!r} and {name!r} share memory (weights tied by p.data = ...): tie them as one "
+                             "Parameter, decoder.weight = encoder.weight, before the optimizer is made")
+        if size:
+            end, before = begin + size, name

@@ -20,7 +20,7 @@ from ._job import Group, JobSpec, Rule, TensorSpec, default_optimizer, default_p
 from ._presence import Presence
 from ._session import Session, join
 from ._snapshot import load_parameters
-from ._torch_groups import check_fixed, check_options, check_parameter, differences, fixed_of, named_groups
+from ._torch_groups import check_apart, check_fixed, check_options, check_parameter, differences, fixed_of, named_groups
 from ._watch import Watch
 
 __all__ = ["DEFAULT_CODEC", "ShardedOptimizer", "load_parameters"]
@@ -179,6 +179,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 specs.append(TensorSpec(name, tuple(p.shape), (roles or {}).get(name), g))
                 self._params.append(p)
                 self._names.append(name)
+        check_apart(self._names, self._params)
         self.job = JobSpec(
             name=job, tensors=specs, optimizer=optimizer, clip_norm=clip_norm, push=push, codec=codec,
             update_codec=update_codec, rules=rules, nonfinite=nonfinite,
