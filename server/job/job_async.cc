@@ -95,10 +95,10 @@ absl::StatusOr<PushVerdict> JobShard::MergeHeld(BucketState& bucket, const PushS
     return absl::InvalidArgumentError("the last chunk came, but the frame does not cover its bucket");
   }
   open.learning_rates.clear();
-  GW_RETURN_IF_ERROR(FixLearningRates(open, assembler));
-  open.learning_rates.reserve(assembler.learning_rates().size());  // from here on nothing may fail
+  open.learning_rates.reserve(assembler.learning_rates().size());
   {
     absl::MutexLock lock(&mu_);
+    GW_RETURN_IF_ERROR(FixLearningRates(open, stream.member, assembler).status());
     GW_ASSIGN_OR_RETURN(verdict, machine_.Complete(stream.member, header.bucket, header.round, assembler.digest(),
                                                    environment_.clock->Now(), actions));
     machine_.Renew(stream.member, environment_.clock->Now());

@@ -214,11 +214,13 @@ absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, OpenRound& open
     return absl::InvalidArgumentError("the last chunk came, but the frame does not cover its bucket");
   }
   GW_RETURN_IF_ERROR(CheckUnmixed(open, false));
-  GW_RETURN_IF_ERROR(FixLearningRates(open, *partial.assembler));
-  open.learning_rates.reserve(partial.assembler->learning_rates().size());  // from here on nothing may fail
+  const std::span<const float> rates = partial.assembler->learning_rates();
+  open.learning_rates.reserve(rates.size());
   PushVerdict verdict;
+  bool takes_rates = false;
   {
     absl::MutexLock lock(&mu_);
+    GW_ASSIGN_OR_RETURN(takes_rates, FixLearningRates(open, stream.member, *partial.assembler));
     GW_ASSIGN_OR_RETURN(verdict, machine_.Complete(stream.member, header.bucket, header.round,
                                                    partial.assembler->digest(), environment_.clock->Now(), actions));
     machine_.Renew(stream.member, environment_.clock->Now());
@@ -226,9 +228,9 @@ absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, OpenRound& open
   }
   *complete = true;
   if (verdict == PushVerdict::kAccept) {
-    if (open.learning_rates.empty()) {
-      open.learning_rates.assign(partial.assembler->learning_rates().begin(),
-                                 partial.assembler->learning_rates().end());
+    if (takes_rates) {
+      open.learning_rates.assign(rates.begin(), rates.end());
+      open.rates_of = stream.member;
     }
     partial.assembler->Commit();
     ++open.committed;
@@ -240,23 +242,36 @@ absl::StatusOr<PushVerdict> JobShard::Merge(BucketState& bucket, OpenRound& open
   return verdict;
 }
 
-absl::Status JobShard::FixLearningRates(const OpenRound& open, const FrameAssembler& frame) {
+absl::StatusOr<bool> JobShard::FixLearningRates(const OpenRound& open, MemberId member, const FrameAssembler& frame) {
   const std::span<const float> rates = frame.learning_rates();
   const size_t groups = static_cast<size_t>(job_.spec().optimizer().groups_size());
   if (rates.size() != groups) {
     return absl::InvalidArgumentError(
         absl::StrFormat("the frame carries %d learning rates; the job has %d parameter groups", rates.size(), groups));
   }
-  // A worker that skipped rounds may be behind in its schedule: with a quorum the first frame decides for all.
-  if (job_.spec().rounds().quorum() > 0) return absl::OkStatus();
-  for (size_t g = 0; g < open.learning_rates.size(); ++g) {
-    if (open.learning_rates[g] == rates[g]) continue;
-    return absl::InvalidArgumentError(
-        absl::StrFormat("learning rate %.9g of group %d differs from %.9g, which the first frame of this round fixed: "
-                        "every worker must follow the same schedule",
-                        rates[g], g, open.learning_rates[g]));
+  if (const auto totals = totals_.find(member); totals != totals_.end() && !totals->second.other_rates.ok()) {
+    return std::exchange(totals->second.other_rates, absl::OkStatus());
   }
-  return absl::OkStatus();
+  if (open.learning_rates.empty()) return true;
+  // A worker that skipped rounds may be behind in its schedule: with a quorum the first frame decides for all.
+  if (job_.spec().rounds().quorum() > 0) return false;
+  if (std::equal(rates.begin(), rates.end(), open.learning_rates.begin())) return false;
+  // A worker that was started anew has its schedule begin anew: that ends it, and not those who are in the job since.
+  const Member* const mine = machine_.membership().Get(member);
+  const Member* const theirs = machine_.membership().Get(open.rates_of);
+  if (mine == nullptr || theirs == nullptr) return true;  // it has gone
+  if (theirs->sequence < mine->sequence) return OtherRates(rates, open.learning_rates, theirs->worker);
+  totals_[theirs->id].other_rates = OtherRates(open.learning_rates, rates, mine->worker);
+  return true;
+}
+
+absl::Status JobShard::OtherRates(std::span<const float> rates, std::span<const float> others, const std::string& of) {
+  size_t g = 0;
+  while (rates[g] == others[g]) ++g;
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "learning rate %.9g of group %d differs from %.9g of worker '%s', which is in the job for longer: every worker must "
+      "follow the same schedule; one that comes in later goes on with it where the others are (Session.start_version)",
+      rates[g], g, others[g], of));
 }
 
 JobShard::Ack JobShard::PushSkipped(PushStream& stream, const wire::Chunk& chunk, PushStream::Skipped skipped) {

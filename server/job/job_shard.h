@@ -243,6 +243,7 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
     uint64_t bytes = 0;
     uint64_t sanitized_elements = 0;
     std::shared_ptr<UnsentBudget> unsent;  // of all its streams; null until the first
+    absl::Status other_rates;              // its frame was merged before others showed that its schedule is another one
   };
 
   JobShard(Job job, Layout layout, uint32_t shard_index, const JobEnvironment& environment);
@@ -336,7 +337,11 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
                                     std::span<const Bytes> received, RoundActions* actions, bool* complete)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   absl::Status CheckInFlight(uint64_t chunk_bytes) const;
-  absl::Status FixLearningRates(const OpenRound& open, const FrameAssembler& frame);
+  // Whether the round takes the learning rates of this frame in the place of those that it has. InvalidArgument: they are
+  // not those of a member that has been here for longer.
+  absl::StatusOr<bool> FixLearningRates(const OpenRound& open, MemberId member, const FrameAssembler& frame)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  static absl::Status OtherRates(std::span<const float> rates, std::span<const float> others, const std::string& of);
   Ack Refuse(PushStream& stream, const wire::FrameHeader& header, const absl::Status& why);
   // `made`: as in PushAck.
   Ack Acknowledge(PushStream& stream, const wire::FrameHeader& header, PushVerdict verdict, uint64_t made = 0);

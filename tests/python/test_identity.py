@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -186,6 +187,32 @@ def test_a_cell_that_runs_again_is_the_same_worker(addresses, caplog):
     assert "makes another optimizer for it" in caplog.text
     train(model, second)
     second.close()
+
+
+def test_a_newcomer_whose_schedule_begins_anew_does_not_end_the_others(addresses):
+    servers, newcomers = addresses(2), []
+    model = torch.nn.Linear(8, 4)
+
+    def come_in():
+        other = torch.nn.Linear(8, 4)
+        try:
+            with small("j", servers, other, max_workers=2) as optimizer:
+                train(other, optimizer, 200)
+        except gradwire.GradwireError as error:
+            newcomers.append(error)
+
+    with small("j", servers, model, max_workers=2) as optimizer:
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        thread = threading.Thread(target=come_in)
+        for step in range(200):
+            if step == 5:
+                thread.start()
+            train(model, optimizer)
+            schedule.step()
+            time.sleep(0 if newcomers else 0.01)
+        thread.join()
+    assert len(newcomers) == 1 and "which is in the job for longer" in str(newcomers[0]), newcomers
+    assert optimizer.session.version == 201
 
 
 # What exists ----------------------------------------------------------------------------------------------------------

@@ -396,6 +396,25 @@ TEST_F(JobShardTest, DifferentLearningRateIsRefusedNamingBothAndTheRoundGoesOn) 
   EXPECT_EQ(update->contributors, 1u);
 }
 
+TEST_F(JobShardTest, ANewcomersLearningRateDoesNotEndThoseWhoAreThere) {
+  Start(SmallSpec("job", 2));
+  TestWorker a = Worker("a"), b = Worker("b");
+  StartTwo(&a, &b);
+  EXPECT_EQ(b.Push(b.frames.Push(0, 1, 1.0f, 0.25f)).outcome(), v1::PUSH_INCLUDED);
+  EXPECT_EQ(a.Push(a.frames.Push(0, 1, 1.0f, 0.5f)).outcome(), v1::PUSH_INCLUDED);
+  a.Pull(v1::PULL_UPDATE, 2);
+  const auto answers = a.TakeAnswers();
+  ASSERT_EQ(answers.size(), 1u);
+  const auto update = a.frames.Follow(0, answers[0].chunks);
+  ASSERT_TRUE(update.ok());
+  EXPECT_EQ(update->contributors, 2u);
+  EXPECT_THAT(update->learning_rates, testing::ElementsAre(0.5f));
+  const v1::PushAck ack = b.Push(b.frames.Push(1, 1, 1.0f, 0.25f));
+  EXPECT_EQ(ack.outcome(), v1::PUSH_REFUSED);
+  EXPECT_THAT(ack.message(), testing::AllOf(HasSubstr("0.25"), HasSubstr("0.5 of worker 'a'"), HasSubstr("for longer")));
+  EXPECT_EQ(a.Push(a.frames.Push(1, 1, 1.0f, 0.5f)).outcome(), v1::PUSH_INCLUDED);
+}
+
 TEST_F(JobShardTest, NonFiniteGradientIsRefusedAndStateIsUnchanged) {
   Start(SmallSpec("job", 2));
   TestWorker a = Worker("a"), b = Worker("b");
