@@ -134,6 +134,8 @@ void RoundMachine::Leave(MemberId id, TimeNs now, RoundActions* actions) {
   const std::vector<Member> lost = {*member};
   membership_.Remove(id);
   history_.Drop(id);
+  // Who comes next begins another run, as the first one began. Members whose leases ended may come back one by one.
+  if (membership_.members().empty()) gathered_ = true;
   Lose(lost, now, actions);
 }
 

@@ -151,8 +151,9 @@ TEST_F(RoundMachineTest, RoundZeroGoesOnWithoutALostWorkerOnceAFrameOfItHasCome)
   Complete(a.id, 0, 0);
   machine_->Leave(b.id, 0, &actions_);
   EXPECT_EQ(machine_->round(), 1u);
+  EXPECT_TRUE(machine_->open()) << "a later round does not wait for a worker that is lost";
   machine_->Leave(a.id, 0, &actions_);
-  EXPECT_TRUE(machine_->open());  // later rounds never wait for min_workers
+  EXPECT_FALSE(machine_->open()) << "nobody is left: the next run gathers its workers";
 }
 
 TEST_F(RoundMachineTest, FramesBeforeRoundZeroOpensAreKept) {
@@ -299,6 +300,26 @@ TEST_F(RoundMachineTest, RoundWithoutMembersStaysOpenAndTheNextJoinerEntersIt) {
   const auto b = Join("b");
   EXPECT_EQ(b.start_version, 1u);
   EXPECT_EQ(machine_->MembersOfRound(), 1u);
+}
+
+TEST_F(RoundMachineTest, AJobThatAllHaveLeftGathersItsWorkersAgain) {
+  Make(1, 2);
+  const auto a = Join("a"), b = Join("b");
+  Complete(a.id, 0, 0);
+  Complete(b.id, 0, 0);
+  machine_->Leave(a.id, 0, &actions_);
+  EXPECT_EQ(Complete(b.id, 0, 1), PushVerdict::kAccept);
+  EXPECT_EQ(machine_->round(), 2u) << "one that stays goes on";
+  machine_->Leave(b.id, 0, &actions_);
+  const auto c = Join("c");
+  EXPECT_EQ(c.start_version, 2u);
+  EXPECT_TRUE(c.waiting_for_workers);
+  EXPECT_EQ(Complete(c.id, 0, 2), PushVerdict::kAccept);
+  EXPECT_EQ(machine_->round(), 2u) << "it waits for another one";
+  const auto d = Join("d");
+  EXPECT_EQ(d.start_version, 2u);
+  EXPECT_EQ(Complete(d.id, 0, 2), PushVerdict::kAccept);
+  EXPECT_EQ(machine_->round(), 3u);
 }
 
 // What a worker may send is bounded by max_workers, so that sums stay in range; workers that left are in them, too.
