@@ -13,6 +13,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/failpoint.h"
+#include "common/config/environment.h"
 #include "common/transport/malloc_tuning.h"
 #include "server/config/config.h"
 #include "server/daemon.h"
@@ -73,7 +74,7 @@ int Main(int argc, char** argv) {
   }
   if (flags->exit) return flags->exit_code;
   const ServerConfig& config = flags->config;
-  if (const absl::Status armed = failpoint::ArmFromEnvironment(); !armed.ok()) {
+  if (const absl::Status armed = failpoint::Arm(EnvironmentVariable(failpoint::kVariable)); !armed.ok()) {
     std::fprintf(stderr, "gradwire-server: %s\n", std::string(armed.message()).c_str());
     return kExitUsage;
   }

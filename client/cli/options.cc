@@ -2,9 +2,9 @@
 #include "client/cli/options.h"
 
 #include <CLI/CLI.hpp>
-#include <cstdlib>
 
 #include "absl/strings/str_split.h"
+#include "common/config/environment.h"
 #include "common/config/usage.h"
 
 namespace gradwire::cli {
@@ -158,9 +158,8 @@ Options ParseOptions(int argc, const char* const* argv) {
     options.exit_code = *status;
     return options;
   }
-  const char* environment = std::getenv("GRADWIRE_SERVERS");
-  if (options.servers.empty() && environment != nullptr) {
-    options.servers = absl::StrSplit(environment, ',', absl::SkipWhitespace());
+  if (options.servers.empty()) {
+    options.servers = absl::StrSplit(EnvironmentVariable("GRADWIRE_SERVERS"), ',', absl::SkipWhitespace());
   }
   return options;
 }

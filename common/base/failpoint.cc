@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -16,13 +15,12 @@
 namespace gradwire::failpoint {
 namespace {
 
-constexpr char kVariable[] = "GRADWIRE_FAILPOINT";
-
 constinit std::atomic<uint64_t> hits_left{0};
 
 }  // namespace
 
 absl::Status Arm(std::string_view spec) {
+  if (spec.empty()) return absl::OkStatus();
   const size_t colon = spec.find(':');
   const std::string name(spec.substr(0, colon));
   uint64_t hits = 1;
@@ -39,11 +37,6 @@ absl::Status Arm(std::string_view spec) {
   hits_left = hits;
   armed = static_cast<uint32_t>(it - std::begin(kNames));
   return absl::OkStatus();
-}
-
-absl::Status ArmFromEnvironment() {
-  const char* spec = std::getenv(kVariable);
-  return spec == nullptr || *spec == '\0' ? absl::OkStatus() : Arm(spec);
 }
 
 bool Hit() { return hits_left.fetch_sub(1) == 1; }

@@ -76,10 +76,12 @@ consteval uint32_t IndexOf(std::string_view name) {
 // Of the process, like its death.
 inline constinit std::atomic<uint32_t> armed{kNone};
 
-// `spec`: NAME or NAME:N, N from 1. InvalidArgument lists the names. Before other threads come to failpoints.
+// The environment variable that says where a process is to die.
+inline constexpr char kVariable[] = "GRADWIRE_FAILPOINT";
+
+// `spec`: NAME or NAME:N, N from 1; empty: nothing is armed. InvalidArgument lists the names. Before other threads come
+// to failpoints.
 absl::Status Arm(std::string_view spec);
-// What GRADWIRE_FAILPOINT says; ok where it is unset or empty.
-absl::Status ArmFromEnvironment();
 
 // The process came to the armed place: true at the hit that is to be its last.
 bool Hit();

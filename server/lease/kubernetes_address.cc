@@ -2,7 +2,6 @@
 #include "server/lease/kubernetes_address.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/status_macros.h"
+#include "common/config/environment.h"
 #include "common/transport/address.h"
 
 namespace gradwire {
@@ -51,11 +51,10 @@ absl::Status SetServer(std::string_view host_and_port, KubernetesAddress* addres
 }
 
 std::string ServerOfPod() {
-  const char* const host = std::getenv("KUBERNETES_SERVICE_HOST");
-  const char* const port = std::getenv("KUBERNETES_SERVICE_PORT");
-  if (host == nullptr || *host == '\0' || port == nullptr) return "";
-  const std::string_view text = host;
-  return text.find(':') == std::string_view::npos ? absl::StrCat(host, ":", port) : absl::StrCat("[", host, "]:", port);
+  const std::string host = EnvironmentVariable("KUBERNETES_SERVICE_HOST");
+  const std::string port = EnvironmentVariable("KUBERNETES_SERVICE_PORT");
+  if (host.empty() || port.empty()) return "";
+  return host.find(':') == std::string::npos ? absl::StrCat(host, ":", port) : absl::StrCat("[", host, "]:", port);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "common/base/failpoint.h"
 #include "common/base/hash.h"
+#include "common/config/environment.h"
 #include "common/config/usage.h"
 #include "common/job/job.h"
 #include "gradwire/session.h"
@@ -214,7 +215,7 @@ int Main(int argc, char** argv) {
     for (std::string_view name : failpoint::kNames) std::printf("%s\n", std::string(name).c_str());
     return 0;
   }
-  absl::Status status = failpoint::ArmFromEnvironment();
+  absl::Status status = failpoint::Arm(EnvironmentVariable(failpoint::kVariable));
   if (status.ok()) status = Training(options).Run();
   if (!status.ok()) std::fprintf(stderr, "worker %u: %s\n", options.index, status.ToString().c_str());
   return status.ok() ? 0 : 1;

@@ -40,7 +40,7 @@ TEST(Failpoint, UnknownNamesAreRefusedWithTheKnownOnes) {
               AllOf(HasSubstr("'journal.sink.before'"), HasSubstr("journal.sync.before, journal.sync.after")));
   EXPECT_THAT(std::string(Arm("journal.sync.before:").message()), HasSubstr("a number from 1 on"));
   EXPECT_FALSE(Arm("journal.sync.before:0").ok());
-  EXPECT_FALSE(Arm("").ok());
+  EXPECT_TRUE(Arm("").ok()) << "the variable is not set";
   EXPECT_EQ(armed, kNone);
 }
 
