@@ -6,41 +6,26 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/cpp/internal/link_errors.h"
 #include "client/cpp/internal/pull_answers.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
-#include "gradwire/v1/operator.pb.h"
 
 namespace gradwire::client {
 namespace {
 
 constexpr int64_t kFirstBackoffMs = 50;
 constexpr int64_t kLastBackoffMs = 1000;
-constexpr int64_t kMendPauseMs = 10;  // doubled with every break in a row that is no lost connection
-constexpr int kMostBreaks = 8;        // of those, with nothing new heard in between
-constexpr int kMostDoubts = 3;        // about an answer to Join that may be damage
+constexpr int kMostBreaks = 8;  // in a row that are no lost connections, with nothing new heard in between
 constexpr absl::Duration kNameTimeout = absl::Seconds(2);
-constexpr int64_t kAskTimeoutMs = 1000;  // of one server among several
-
-bool Retryable(const absl::Status& status) { return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status); }
 
 // Why a stream has ended is told by its OnClosed, which follows and decides what becomes of the link; a send that comes
 // before it may know no more than that it has. ResourceExhausted: the message itself cannot be sent.
 absl::Status OfEndedStream(const absl::Status& sent) {
   return sent.ok() || absl::IsResourceExhausted(sent) ? sent : absl::UnavailableError(std::string(sent.message()));
 }
-
-// What gRPC says of itself, without a check, also where it was a damaged length or name that it made no sense of.
-bool MayBeDamage(const absl::Status& status) {
-  return absl::IsResourceExhausted(status) || absl::IsUnimplemented(status);
-}
-
-// NotFound: a lease ended, or a server that was restarted does not know this worker.
-bool Mendable(const absl::Status& status) { return Retryable(status) || absl::IsNotFound(status); }
 
 }  // namespace
 
@@ -131,7 +116,10 @@ ShardLink::Use::~Use() {
 }
 
 ShardLink::ShardLink(LinkOptions options)
-    : options_(std::move(options)), leave_timeout_ms_(options_.rpc_timeout_ms), may_initialize_(options_.shard == 0) {}
+    : options_(std::move(options)),
+      servers_(options_.address, options_.rpc_timeout_ms),
+      leave_timeout_ms_(options_.rpc_timeout_ms),
+      may_initialize_(options_.shard == 0) {}
 
 ShardLink::~ShardLink() { Close(false).IgnoreError(); }
 
@@ -141,8 +129,7 @@ absl::Status ShardLink::Annotate(const absl::Status& status) const {
                                                   std::string(status.message())));
 }
 
-template <typename F>
-void ShardLink::Deliver(F call) {
+void ShardLink::Deliver(absl::FunctionRef<void(LinkEvents*)> call) {
   LinkEvents* events = nullptr;
   {
     absl::MutexLock lock(&mu_);
@@ -175,7 +162,7 @@ void ShardLink::SetEvents(LinkEvents* events) {
 }
 
 absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
-  GW_RETURN_IF_ERROR(DialAll());
+  GW_RETURN_IF_ERROR(Annotate(servers_.Dial()));
   {
     absl::MutexLock lock(&mu_);
     join_ = request;
@@ -187,54 +174,8 @@ absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
   return JoinWithin(request, options_.connect_timeout_ms);
 }
 
-absl::Status ShardLink::DialAll() {
-  if (!servers_.empty()) return absl::OkStatus();  // joining again keeps the streams of the connection
-  std::vector<Server> servers;
-  const std::vector<std::string> addresses = absl::StrSplit(options_.address, '|');
-  for (const std::string& address : addresses) {
-    auto dialled = transport::Dial(address);
-    if (!dialled.ok()) return Annotate(dialled.status());
-    servers.push_back({address, *std::move(dialled)});
-  }
-  servers_ = std::move(servers);
-  channel_ = servers_[0].channel.get();
-  return absl::OkStatus();
-}
-
-absl::Status ShardLink::ChooseServer(absl::Time deadline) {
-  if (servers_.size() == 1) return absl::OkStatus();
-  const ServerEpoch known = server_epoch();
-  std::optional<ServerEpoch> best;
-  std::string said;
-  for (const Server& server : servers_) {
-    const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
-    auto reply =
-        server.channel->Call("gradwire.v1.Operator/DescribeShard", "",
-                             std::clamp<int64_t>(left_ms, 1, std::min(kAskTimeoutMs, options_.rpc_timeout_ms)));
-    v1::ShardStatus status;
-    if (!reply.ok() || !status.ParseFromString(*reply)) {
-      absl::StrAppend(&said, said.empty() ? "" : "; ", server.address, ": ", std::string(reply.status().message()));
-      continue;
-    }
-    if (status.fenced() || !status.following().empty()) {
-      absl::StrAppend(&said, said.empty() ? "" : "; ", server.address,
-                      status.fenced() ? " is fenced" : " is a standby");
-      continue;
-    }
-    // Of the lineage that was joined before, and there of the largest epoch; the first one named of those that have
-    // nothing to do with each other.
-    const ServerEpoch its{status.server_epoch(), status.lineage()};
-    const bool same = best && best->lineage == its.lineage;
-    if (!best || (same ? best->epoch < its.epoch : its.lineage == known.lineage)) {
-      best = its;
-      channel_ = server.channel.get();
-    }
-  }
-  return best ? absl::OkStatus() : absl::UnavailableError(absl::StrCat("no server serves this shard: ", said));
-}
-
 absl::StatusOr<std::string> ShardLink::AskToJoin(const std::string& request, absl::Time deadline) {
-  GW_RETURN_IF_ERROR(ChooseServer(deadline));
+  GW_RETURN_IF_ERROR(servers_.Choose(server_epoch(), deadline));
   const int64_t left_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
   return channel()->Call("gradwire.v1.Worker/Join", request, std::clamp<int64_t>(left_ms, 1, options_.rpc_timeout_ms));
 }
@@ -456,108 +397,6 @@ void ShardLink::BreakStreams(const absl::Status& status) {
   if (use) Broken(use.get(), status);
 }
 
-v1::JoinRequest ShardLink::RequestToMend(const ResumePoint& point) {
-  v1::JoinRequest request;
-  {
-    absl::MutexLock lock(&mu_);
-    request = join_;
-    request.set_known_epoch(server_epoch_.epoch);
-    request.set_known_lineage(server_epoch_.lineage);
-  }
-  if (!point.anew) {
-    request.set_resume(true);
-    request.set_resume_round(point.round);
-    request.mutable_resume_seen()->Assign(point.seen.begin(), point.seen.end());
-    request.mutable_resume_versions()->Assign(point.versions.begin(), point.versions.end());
-    return request;
-  }
-  // Version 0 is there when this worker has helped to make it: a server that knows nothing of the job is taken as well.
-  request.set_catch_up(point.round > 0);
-  request.set_start_version(point.round);
-  return request;
-}
-
-bool ShardLink::IsSameServer() {
-  for (int attempt = 0; attempt < kMostDoubts; ++attempt) {
-    const auto reply = channel()->Call("gradwire.v1.Operator/DescribeShard", "",
-                                       std::min(kAskTimeoutMs, options_.rpc_timeout_ms));
-    v1::ShardStatus status;
-    absl::MutexLock lock(&mu_);
-    if (reply.ok() && status.ParseFromString(*reply)) return status.server_epoch() == server_epoch_.epoch;
-    if (!closing_) stop_.WaitWithTimeout(&mu_, absl::Milliseconds(kFirstBackoffMs));
-  }
-  return false;
-}
-
-bool ShardLink::Mend() {
-  absl::Status why;
-  {
-    absl::MutexLock lock(&mu_);
-    why = connection_->why;
-  }
-  const absl::Time began = absl::Now();
-  const absl::Time deadline = began + absl::Milliseconds(options_.reconnect_timeout_ms);
-  CloseStreams();
-  Notice(absl::StrFormat("%s. It is tried again for %s", std::string(why.message()),
-                         absl::FormatDuration(absl::Milliseconds(options_.reconnect_timeout_ms))));
-  for (;;) {
-    {
-      // A server that takes workers back and drops them at once is not asked in a tight loop.
-      absl::MutexLock lock(&mu_);
-      if (!closing_) stop_.WaitWithTimeout(&mu_, absl::Milliseconds(kMendPauseMs << breaks_));
-      if (closing_) return false;
-    }
-    std::optional<ResumePoint> point;
-    Deliver([&](LinkEvents* events) { point = events->ResumeAt(options_.shard); });
-    if (!point) {
-      Lost(why);
-      return false;
-    }
-    if (point->anew && !options_.durable && !IsSameServer()) {
-      Lost(why);
-      return false;
-    }
-    const int64_t left_ms = std::max<int64_t>(absl::ToInt64Milliseconds(deadline - absl::Now()), 1);
-    const absl::StatusOr<v1::JoinReply> joined = JoinWithin(RequestToMend(*point), left_ms);
-    const absl::Status mended = joined.ok() ? OpenStreams() : joined.status();
-    if (mended.ok()) {
-      Notice(absl::StrFormat("shard %d at %s is back after %.1f s", options_.shard, options_.address,
-                             absl::ToDoubleSeconds(absl::Now() - began)));
-      const bool behind = joined->start_version() != point->round;
-      Deliver([&](LinkEvents* events) {
-        if (point->anew) return events->OnJoinedAnew(options_.shard, *joined, behind);
-        events->OnResumed(options_.shard, behind);
-      });
-      return true;
-    }
-    // Taken back, and dropped again before the streams were open: this process stood still for a lease.
-    const bool dropped = joined.ok() && absl::IsNotFound(mended);
-    if (!(Retryable(mended) || dropped) || absl::Now() >= deadline) {
-      // A server that was started anew does not know a job that was in its memory only: that it broke off says more.
-      const bool forgotten = !options_.durable && (absl::IsNotFound(mended) || Retryable(mended));
-      Lost(absl::IsCancelled(mended) ? why : GivenUp(forgotten ? why : absl::OkStatus(), mended));
-      return false;
-    }
-  }
-}
-
-absl::Status ShardLink::GivenUp(const absl::Status& why, const absl::Status& mended) const {
-  const std::string who = absl::StrCat("shard ", options_.shard, " at ", options_.address, ": ");
-  if (why.ok()) {
-    if (!Retryable(mended)) return mended;
-    return absl::Status(mended.code(), absl::StrCat(std::string(mended.message()),
-                                                    ". Start this server again with its --data-dir and join again: it "
-                                                    "has every version that anyone saw"));
-  }
-  return absl::Status(
-      why.code(),
-      absl::StrCat(who, "this server is lost: the connection broke (", absl::StripPrefix(why.message(), who),
-                   ") and within ", options_.reconnect_timeout_ms, " ms it ",
-                   absl::IsNotFound(mended) ? "was back without the job" : "did not answer",
-                   ". The job has durability none and is lost with it: start the server again and the job anew, from a "
-                   "checkpoint where there is one (resume_from), or give the job another durability"));
-}
-
 void ShardLink::Notice(const std::string& text) const {
   if (options_.notice) options_.notice(text);
 }
@@ -598,18 +437,18 @@ void ShardLink::HeartbeatLoop(int64_t lease_ms) {
   const int64_t period_ms = std::max<int64_t>(lease_ms / 3, 10);
   absl::Time last_success = absl::Now();
   for (;;) {
-    bool broken = false;
+    absl::Status why;  // the streams broke
     {
       absl::MutexLock lock(&mu_);
       if (!closing_ && !lost_ && !beat_now_ && !connection_->broken)
         stop_.WaitWithTimeout(&mu_, absl::Milliseconds(period_ms));
       if (closing_ || lost_) return;
-      broken = connection_->broken;
+      if (connection_->broken) why = connection_->why;
       beat_now_ = false;
       request.set_may_initialize(may_initialize_);
     }
-    if (broken) {
-      if (!Mend()) return;
+    if (!why.ok()) {
+      if (!Mend(why)) return;
       last_success = absl::Now();
       continue;
     }
@@ -621,8 +460,7 @@ void ShardLink::HeartbeatLoop(int64_t lease_ms) {
       v1::HeartbeatReply parsed;
       if (parsed.ParseFromString(*reply)) {
         NoteMembers(parsed.members(), parsed.gone(), parsed.last_gone());
-        if (parsed.must_initialize())
-          Deliver([&](LinkEvents* events) { events->OnMustInitialize(options_.shard); });
+        if (parsed.must_initialize()) Deliver([&](LinkEvents* events) { events->OnMustInitialize(options_.shard); });
       }
     } else if (!Retryable(reply.status()) && !MayBeDamage(reply.status())) {
       if (!Mendable(reply.status())) return Lost(Annotate(reply.status()));
@@ -655,7 +493,7 @@ absl::Status ShardLink::Close(bool leave) {
         Annotate(channel()->Call("gradwire.v1.Worker/Leave", request.SerializeAsString(), leave_timeout_ms_).status());
   }
   CloseStreams();
-  servers_.clear();
+  servers_.Close();
   SetEvents(nullptr);
   return status;
 }

@@ -16,11 +16,13 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/cpp/internal/frame_link.h"
+#include "client/cpp/internal/server_choice.h"
 #include "common/base/bytes.h"
 #include "common/transport/transport.h"
 #include "gradwire/v1/worker.pb.h"
@@ -65,16 +67,6 @@ class LinkEvents {
   virtual void OnLost(uint32_t shard, const absl::Status& status) = 0;
 };
 
-// Epochs are compared within one lineage only (proto/REPLICATION.md).
-struct ServerEpoch {
-  uint64_t epoch = 0;
-  uint64_t lineage = 0;  // 0: not known
-  // The server of this epoch was replaced by that of the other.
-  bool Before(const ServerEpoch& other) const {
-    return lineage != 0 && lineage == other.lineage && epoch < other.epoch;
-  }
-};
-
 struct LinkOptions {
   std::string address;  // or several, "grpc://a:7070|grpc://b:7070": a shard server and its standbys
   uint32_t shard = 0;
@@ -98,9 +90,9 @@ class ShardLink final : public FrameLink {
   ShardLink& operator=(const ShardLink&) = delete;
 
   // Joins, at the server that serves with the largest epoch where there are several addresses; Unavailable and
-  // DeadlineExceeded are tried again, with jittered back-off, until connect_timeout_ms is over, and AlreadyExists for two
-  // seconds of it: the connection of a former worker of this name is about to end. Any other error of the
-  // shard is final. Messages name shard and address.
+  // DeadlineExceeded are tried again, with jittered back-off, until connect_timeout_ms is over, and AlreadyExists for
+  // two seconds of it: the connection of a former worker of this name is about to end. Any other error of the shard is
+  // final. Messages name shard and address.
   absl::StatusOr<v1::JoinReply> Join(const v1::JoinRequest& request);
   // The worker fell behind: joins to start anew, not before `start_version`, as Join does. The start version that the
   // shard names. Once Start has returned.
@@ -156,15 +148,8 @@ class ShardLink final : public FrameLink {
     Connection* connection_ = nullptr;
   };
 
-  struct Server {
-    std::string address;
-    std::shared_ptr<transport::Channel> channel;  // null until it was dialled
-  };
-
-  transport::Channel* channel() const { return channel_.load(std::memory_order_acquire); }
-  absl::Status DialAll();
-  // Makes the server that is to be joined the channel. Unavailable: none serves, and what each of them said.
-  absl::Status ChooseServer(absl::Time deadline);
+  transport::Channel* channel() const { return servers_.channel(); }
+  // Asks the server that serves now.
   absl::StatusOr<std::string> AskToJoin(const std::string& request, absl::Time deadline);
   absl::StatusOr<v1::JoinReply> JoinWithin(v1::JoinRequest request, int64_t timeout_ms);
   // Unavailable: it is of a server that was replaced meanwhile; `request` now says by which.
@@ -178,8 +163,8 @@ class ShardLink final : public FrameLink {
   void NoteHeard(uint64_t version, uint32_t bucket, int kind);
   absl::Status WhyBroken();
   void BreakStreams(const absl::Status& status);  // of the current connection
-  // On the heartbeat thread. False: the link is lost or closing.
-  bool Mend();
+  // On the heartbeat thread; `why`: the streams broke. False: the link is lost or closing.
+  bool Mend(const absl::Status& why);
   // It was not started anew: a job in memory goes with its server, and is not to be made again.
   bool IsSameServer();
   void Lost(const absl::Status& reason);  // annotated
@@ -192,12 +177,10 @@ class ShardLink final : public FrameLink {
   // `message` has arrived, the last chunk of `answer` if there is one.
   void Answered(std::optional<PullAnswer> answer, const transport::Message& message);
   // Runs `call` on the current receiver, which stays the receiver meanwhile.
-  template <typename F>
-  void Deliver(F call);
+  void Deliver(absl::FunctionRef<void(LinkEvents*)> call);
 
   const LinkOptions options_;
-  std::vector<Server> servers_;                        // constant once Join was called, until Close
-  std::atomic<transport::Channel*> channel_{nullptr};  // of the server that was joined last
+  ServerChoice servers_;
   std::thread heartbeat_;
   int64_t leave_timeout_ms_;  // not longer than the lease, which ends the membership as well
   std::atomic<uint64_t> pushed_bytes_{0};
@@ -222,8 +205,8 @@ class ShardLink final : public FrameLink {
   uint64_t heard_version_ ABSL_GUARDED_BY(mu_) = 0;
   std::set<std::pair<uint32_t, int>> heard_ ABSL_GUARDED_BY(mu_);
   bool joined_ ABSL_GUARDED_BY(mu_) = false;
-  v1::JoinRequest join_ ABSL_GUARDED_BY(mu_);       // the last one that Join was asked for
-  ServerEpoch server_epoch_ ABSL_GUARDED_BY(mu_);   // of the last join
+  v1::JoinRequest join_ ABSL_GUARDED_BY(mu_);      // the last one that Join was asked for
+  ServerEpoch server_epoch_ ABSL_GUARDED_BY(mu_);  // of the last join
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 
