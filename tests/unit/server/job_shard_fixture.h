@@ -1,0 +1,207 @@
+// One job without a transport, and workers of it that are moved by hand: for tests of server/job.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/journal/record.h"
+#include "server/job/job_shard.h"
+#include "tests/unit/server/frame_maker.h"
+#include "tests/unit/server/recording_stream.h"
+#include "tests/unit/server/subject.h"
+
+namespace gradwire::testing_support {
+
+inline constexpr TimeNs kMs = 1'000'000;
+
+class ManualClock final : public Clock {
+ public:
+  TimeNs Now() override { return now; }
+  std::atomic<TimeNs> now{1};
+};
+
+struct Answered {
+  v1::PullMessage control;
+  std::vector<Bytes> chunks;
+};
+
+// One worker of the test: its frames, its push stream and its pull stream.
+struct TestWorker {
+  TestWorker(JobShard* shard, const v1::JobSpec& spec, const std::string& name, uint64_t incarnation)
+      : shard(shard), frames(spec, shard->shard_index(), shard->layout().shard_count(), incarnation) {
+    identity.set_job(spec.name());
+    identity.set_worker(name);
+    identity.set_incarnation(incarnation);
+  }
+  absl::StatusOr<v1::JoinReply> Join() {
+    auto reply = shard->Join(identity, 0, true);
+    if (!reply.ok()) return reply;
+    pull = std::make_shared<RecordingStream>();
+    out = std::make_shared<Outbox>(pull);
+    stream.member = *shard->Attach(identity, out);
+    stream.incarnation = identity.incarnation();
+    stream.worker = identity.worker();
+    stream.out = out;
+    return reply;
+  }
+  v1::HeartbeatRequest HeartbeatRequest(uint64_t sanitized_elements = 0) const {
+    v1::HeartbeatRequest request;
+    *request.mutable_identity() = identity;
+    request.set_may_initialize(true);
+    request.set_sanitized_elements(sanitized_elements);
+    return request;
+  }
+  v1::LeaveRequest LeaveRequest(uint64_t sanitized_elements = 0) const {
+    v1::LeaveRequest request;
+    *request.mutable_identity() = identity;
+    request.set_sanitized_elements(sanitized_elements);
+    return request;
+  }
+  // The acknowledgement of the whole frame; fails the test when there is none.
+  v1::PushAck Push(const std::vector<Bytes>& chunks) {
+    for (const Bytes& chunk : chunks) {
+      auto ack = shard->PushChunk(stream, {&chunk, 1});
+      if (!ack.ok()) {
+        ADD_FAILURE() << ack.status();
+        return {};
+      }
+      if (*ack) return **ack;
+    }
+    ADD_FAILURE() << "no acknowledgement";
+    return {};
+  }
+  void Acknowledge(const v1::PushAck& ack, const std::vector<v1::PullKind>& kinds) {
+    EXPECT_TRUE(shard->Acknowledge(stream.member, ack, kinds, out).ok());
+  }
+  // What was sent by Acknowledge since the last call.
+  std::vector<v1::PushAck> TakeAcks() {
+    std::vector<v1::PushAck> acks(pull->sent.size());
+    for (size_t i = 0; i < acks.size(); ++i) {
+      EXPECT_TRUE(acks[i].ParseFromString(pull->sent[i].control));
+      EXPECT_EQ(pull->sent[i].frame.empty(), acks[i].kind() == v1::PULL_UNSPECIFIED || acks[i].code() != 0);
+    }
+    pull->sent.clear();
+    return acks;
+  }
+  // A frame that is not acknowledged yet.
+  void PushUnanswered(const std::vector<Bytes>& chunks) {
+    for (const Bytes& chunk : chunks) {
+      const auto ack = shard->PushChunk(stream, {&chunk, 1});
+      ASSERT_TRUE(ack.ok()) << ack.status();
+      ASSERT_FALSE(ack->has_value()) << (*ack)->DebugString();
+    }
+  }
+  void InitializeAll(float value) {
+    for (uint32_t b = 0; b < frames.buckets(); ++b) {
+      EXPECT_EQ(Push(frames.Initialize(b, value)).outcome(), v1::PUSH_INCLUDED);
+    }
+  }
+  void Pull(v1::PullKind kind, uint64_t version) {
+    v1::PullRequest request;
+    request.set_kind(kind);
+    request.set_version(version);
+    request.set_bucket_end(frames.buckets());
+    EXPECT_TRUE(shard->Pull(stream.member, request, out).ok());
+  }
+  std::vector<Answered> TakeAnswers() {
+    std::vector<Answered> answers;
+    std::vector<Bytes> chunks;
+    for (const transport::Message& message : pull->sent) {
+      Answered answer;
+      EXPECT_TRUE(answer.control.ParseFromString(message.control));
+      chunks.insert(chunks.end(), message.frame.begin(), message.frame.end());
+      if (!answer.control.last()) continue;
+      answer.chunks.swap(chunks);
+      answers.push_back(std::move(answer));
+    }
+    pull->sent.clear();
+    return answers;
+  }
+  // Pulls the update that makes `version` of every bucket and follows its plan.
+  void FollowUpdate(uint64_t version) {
+    Pull(v1::PULL_UPDATE, version);
+    const auto answers = TakeAnswers();
+    ASSERT_EQ(answers.size(), frames.buckets());
+    for (const Answered& answer : answers) {
+      ASSERT_EQ(answer.control.code(), 0) << answer.control.message();
+      ASSERT_TRUE(frames.Follow(answer.control.bucket(), answer.chunks).ok());
+    }
+  }
+
+  JobShard* shard;
+  FrameMaker frames;
+  v1::WorkerIdentity identity;
+  PushStream stream;
+  std::shared_ptr<RecordingStream> pull;
+  std::shared_ptr<Outbox> out;
+};
+
+class JobShardTest : public testing::Test {
+ protected:
+  JobShardTest() {
+    subject_->Set(&environment_);
+    environment_.clock = &clock_;
+    environment_.frame_limit_bytes = 1 << 20;
+    environment_.job_memory_limit_bytes = 1 << 28;
+  }
+  void Start(const v1::JobSpec& spec) {
+    spec_ = spec;
+    auto shard = JobShard::Make(spec, 0, 1, environment_);
+    ASSERT_TRUE(shard.ok()) << shard.status();
+    shard_ = *shard;
+  }
+  TestWorker Worker(const std::string& name, uint64_t incarnation = 1) {
+    return TestWorker(shard_.get(), spec_, name, incarnation);
+  }
+  // Two workers that have finished the calibration round.
+  void StartTwo(TestWorker* a, TestWorker* b) {
+    ASSERT_TRUE(a->Join().ok());
+    ASSERT_TRUE(b->Join().ok());
+    a->InitializeAll(1.0f);
+    PushAll(a, 0, 1.0f);
+    PushAll(b, 0, 1.0f);
+    a->FollowUpdate(1);
+    b->FollowUpdate(1);
+  }
+  void PushAll(TestWorker* w, uint64_t round, float value) {
+    for (uint32_t k = 0; k < w->frames.buckets(); ++k) {
+      const v1::PushAck ack = w->Push(w->frames.Push(k, round, value));
+      ASSERT_EQ(ack.outcome(), v1::PUSH_INCLUDED) << ack.message();
+    }
+  }
+  std::string Digest() { return shard_->Describe(false, true).parameters_sha256(); }
+
+  ManualClock clock_;
+  const std::unique_ptr<Subject> subject_ = MakeSubject();
+  JobEnvironment environment_;
+  v1::JobSpec spec_;
+  std::shared_ptr<JobShard> shard_;
+};
+
+// Keeps what it is given until the test lets it be seen.
+class HeldSink final : public UpdateSink {
+ public:
+  void Append(journal::Record record, std::function<void()> visible) override {
+    records.push_back(std::move(record));
+    held.push_back(std::move(visible));
+  }
+  void Stop() override {}
+  journal::JournalStatus status() const override { return {}; }
+  void SnapshotTaken(uint64_t, uint64_t) override {}
+  void Release() {
+    const std::vector<std::function<void()>> now = std::move(held);
+    held.clear();
+    for (const auto& visible : now) visible();
+  }
+  std::vector<journal::Record> records;
+  std::vector<std::function<void()>> held;
+};
+
+}  // namespace gradwire::testing_support
