@@ -30,6 +30,7 @@ absl::StatusOr<std::string> JobShard::Digest() {
                                                         job_.spec().name(), digest_waiters_));
   }
   ++digest_waiters_;
+  // Runs before `lock` lets go, which the analysis cannot see.
   const absl::Cleanup waited = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { --digest_waiters_; };
   const uint64_t ticket = ++digests_asked_;
   while (digest_of_ < ticket) {

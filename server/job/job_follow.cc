@@ -58,8 +58,8 @@ std::vector<CopyPosition> JobShard::Positions() {
   for (uint32_t b = 0; b < buckets_.size(); ++b) {
     journal::Record last{journal::RecordType::kUpdate, b, 0, {}, {}};
     {
-      absl::MutexLock lock(&buckets_[b]->mu);
-      const BucketState& bucket = *buckets_[b];
+      BucketState& bucket = *buckets_[b];
+      absl::MutexLock lock(&bucket.mu);
       if (bucket.updates.empty() || replay_->buckets[b].end_round != bucket.version) return {};
       last.round = bucket.version - 1;
       last.contributions = bucket.updates.back().who;

@@ -408,7 +408,7 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
 
   // job_digest.cc
   absl::StatusOr<std::string> ComputeDigest(std::vector<uint64_t>* versions);
-  std::vector<uint64_t> ParameterVersions();
+  std::vector<uint64_t> ParameterVersions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(digest_mu_);
 
   // job_pull.cc
   // Keeps the waiter if its version does not exist yet. `given_up`: the refusal of an older one, of another stream of
