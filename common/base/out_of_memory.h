@@ -6,6 +6,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -22,9 +23,10 @@ inline absl::Status OutOf(std::string_view what, const char* why) {
 }
 
 // Returns f(), a Status or StatusOr; ResourceExhausted naming `what` where it throws std::bad_alloc or
-// std::system_error. Locks are released on the way; what `f` had changed stays changed.
+// std::system_error. Locks are released on the way; what `f` had changed stays changed. `f` is called under the locks
+// that the caller holds: which they are is known there alone, so it is not analysed here.
 template <typename F>
-auto CatchBadAlloc(std::string_view what, F f) -> decltype(f()) {
+ABSL_NO_THREAD_SAFETY_ANALYSIS auto CatchBadAlloc(std::string_view what, F f) -> decltype(f()) {
   try {
     return f();
   } catch (const std::bad_alloc&) {

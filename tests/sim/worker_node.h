@@ -225,7 +225,6 @@ class WorkerNode {
   std::vector<Path> paths_;
   std::shared_ptr<WorkerSession> session_;
   uint64_t incarnations_ = 0;
-  uint64_t starts_wanted_ = 0;
   TimeNs paused_until_ = 0;
   std::optional<TimeNs> next_think_;
 };

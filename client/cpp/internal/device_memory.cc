@@ -29,7 +29,6 @@ using kernels::cuda::RoundMemory;
 constexpr DeviceShare::Options kShare = {.ring_slots = 16, .ring_slot_bytes = 1u << 18};
 // Of a frame's results; what is larger comes down through memory that is not pinned.
 constexpr uint64_t kMostPinnedBytes = 64u << 20;
-constexpr uint64_t kNoneBad = ~uint64_t{0};
 
 class DeviceSteps final : public SliceSteps {
  public:

@@ -170,7 +170,7 @@ void TcpListener::OnAccept(error_code error, size_t) {
 
 std::shared_ptr<ServerConnection> TcpListener::Take() {
   std::shared_ptr<ServerConnection> connection;
-  CatchExhausted("a connection", [&] {
+  CatchExhausted("a connection", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     Prepare(accepted_);
     connection = std::make_shared<ServerConnection>(endpoint_, this, service_, std::move(accepted_));
     connections_.emplace(connection.get(), connection);

@@ -230,7 +230,7 @@ void Acceptor::Admit(int listener, int socket) {
       MakeRoom(/*unopened=*/true);
     }
     if (connections_.size() < most || MakeRoom(/*unopened=*/false)) {
-      admitted = CatchExhausted("a connection", [&] {
+      admitted = CatchExhausted("a connection", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
                    std::string name = NameOf(peer);
                    connection.evictable = !name.empty();
                    if (name.empty()) name = absl::StrCat("socket ", socket);

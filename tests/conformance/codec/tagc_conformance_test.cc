@@ -59,7 +59,7 @@ TEST(TagcCodec, ResidualKeepsExactlyWhatWasNotSent) {
   const uint64_t n = 20'000;
   for (const char* codec : {"tagc:density=0.1,cells=8", "tagc:density=0.1,cells=16", "tagc:density=0.1,cells=32"}) {
     Cluster cluster(Options(codec, 2, n));
-    const GradientFn gradient = [n](uint32_t worker, uint64_t round, std::vector<float>* out) {
+    const GradientFn gradient = [](uint32_t worker, uint64_t round, std::vector<float>* out) {
       std::mt19937_64 random(worker * 1000 + round);
       std::normal_distribution<float> normal;
       for (uint64_t i = 0; i < n; ++i) {
