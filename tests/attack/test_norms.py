@@ -24,7 +24,7 @@ def elsewhere():
                 return True
             return False
 
-        yield "grpc://127.0.0.1:{}".format(listener.getsockname()[1]), called
+        yield f"grpc://127.0.0.1:{listener.getsockname()[1]}", called
 
 
 def _bystander(rpc, channel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster import Cluster, Setup
+from cluster import Cluster
 from test_servers import LARGE, OF_WORKERS, SHORT, TWO_PHASES, Place, all_failpoints
 
 AT_WORK = [

@@ -17,12 +17,11 @@ torch = pytest.importorskip("torch")
 STUDY = ROOT / "tests/bench/convergence"
 sys.path.insert(0, str(STUDY))
 
-import report  # noqa: E402
-import study  # noqa: E402
-import training  # noqa: E402
-from study import ARMS, DENSE, Case, Results  # noqa: E402
-from tasks import Gpt, task, training_batch  # noqa: E402
-from training import Result, Run  # noqa: E402
+import study
+import training
+from study import ARMS, DENSE, Case, Results
+from tasks import Gpt, task, training_batch
+from training import Result, Run
 
 STEPS = 20
 

@@ -8,9 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
-import gradwire  # noqa: E402
-from conftest import server_binary  # noqa: E402
-from gradwire.torch import ShardedOptimizer  # noqa: E402
+import gradwire
+from conftest import server_binary
+from gradwire.torch import ShardedOptimizer
 
 
 def make_model(seed=0):

@@ -14,10 +14,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import gradwire  # noqa: E402
-from conftest import Server, server_binary  # noqa: E402
-from gradwire import _entry, _identity  # noqa: E402
-from gradwire.torch import ShardedOptimizer, load_parameters  # noqa: E402
+import gradwire
+from conftest import Server, server_binary
+from gradwire import _entry, _identity
+from gradwire.torch import ShardedOptimizer, load_parameters
 
 SCRIPT = textwrap.dedent("""
     import os, sys, time

@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import gradwire.torch  # noqa: E402
-from gradwire.torch import ShardedOptimizer  # noqa: E402
+import gradwire.torch
+from gradwire.torch import ShardedOptimizer
 
 
 class Model(torch.nn.Module):
@@ -67,7 +67,7 @@ def assert_close(a, b, tolerance=1e-6):
 def test_one_worker_follows_adamw(addresses, overlap):
     model, reference = make_model(), make_model()
     theirs = torch.optim.AdamW(reference.parameters(), lr=1e-3, weight_decay=0.05)
-    schedule = lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, 30)  # noqa: E731
+    schedule = lambda opt: torch.optim.lr_scheduler.CosineAnnealingLR(opt, 30)
     with ShardedOptimizer(model.named_parameters(), servers=addresses(2), job="adamw", lr=1e-3, weight_decay=0.05,
                           codec="dense:values=fp32", overlap=overlap) as ours:
         ours_schedule, their_schedule = schedule(ours), schedule(theirs)
@@ -465,7 +465,7 @@ def train(optimizer, model, steps):
 @pytest.mark.parametrize("codec", ["tagc:density=0.1", "dense:fp32", "powersgd:rank=2"])
 @pytest.mark.parametrize("kept", ["state_dict", "file"])
 def test_resumed_training_is_that_which_never_stopped(addresses, tmp_path, codec, kept):
-    version_of = lambda steps: 2 * steps if codec.startswith("powersgd") else steps + 1  # noqa: E731
+    version_of = lambda steps: 2 * steps if codec.startswith("powersgd") else steps + 1
     model = make_model()
     with ShardedOptimizer(model, servers=addresses(2), job="resumed", codec=codec, lr=1e-2) as optimizer:
         undisturbed = train(optimizer, model, range(8))

@@ -6,10 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import gradwire.torch  # noqa: E402
-from gradwire import _watch  # noqa: E402
-from gradwire.torch import ShardedOptimizer  # noqa: E402
-from test_torch import assert_close, in_parallel, seeded  # noqa: E402
+import gradwire.torch
+from gradwire import _watch
+from gradwire.torch import ShardedOptimizer
+from test_torch import assert_close, in_parallel, seeded
 
 LR = 0.05
 

@@ -24,8 +24,8 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "chaos"))
-import cluster  # noqa: E402
-from proxy import Proxy  # noqa: E402
+import cluster
+from proxy import Proxy
 
 SETUPS = {
     "tagc": cluster.Setup(rounds=120, pause_ms=20),

@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 COLORS = {"dense": "#444444", "steps": "#8a6fb0", "tagc": "#0b7a75", "tagc_gradient": "#c8553d"}
 

@@ -60,7 +60,7 @@ def _leave_all() -> None:
     for session in sessions:
         try:
             session.leave(drain=False)
-        except Exception as error:  # noqa: BLE001: the others leave as well
+        except Exception as error:  # the others leave as well
             logger.debug("leaving at exit: %s", error)
 
 

@@ -77,6 +77,7 @@ class Session:
         self._core = core
         self._servers = list(servers)
         self._round_timeout_ms = _milliseconds("round_timeout", round_timeout)
+        self._release_name: Callable[[], object] = lambda: None  # where `join` did not choose the name
         self._quiet_until = 0.0  # waits are told of once in a while
         self.worker = worker
         self.job = job
@@ -213,9 +214,6 @@ class Session:
     def __exit__(self, kind: object, *exc: object) -> None:
         self.leave(drain=kind is None)
 
-    def _release_name(self) -> None:
-        """Replaced where the name was chosen by `join`."""
-
     def _borrow(self, gradient: Any, what: str) -> object:
         if self._device is None:
             return as_array(gradient, what)
@@ -300,12 +298,12 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
     before = _checkpoint_of(checkpoint) if checkpoint else {}
     _entry.settle_existing(servers, job.name, exist, connect_timeout, start_timeout)
     anew = bool(before) and _entry.begins_anew(servers, job, int(before["version"], 16), connect_timeout, start_timeout)
-    taken = None
-    if not worker:
+    taken, name = None, worker
+    if not name:
         wanted = None if anew else before.get("worker")
         taken = _entry.patiently(lambda: _identity.take_name(job.name, (job.workers, job.max_workers or job.workers), wanted),
                                  start_timeout)
-    name = worker or taken.text
+        name = taken.text
     begin = time.monotonic()
 
     def attempt() -> _core.Session:

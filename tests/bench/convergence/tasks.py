@@ -25,8 +25,8 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "client/examples/gpt"))
 
-from data import load_corpus, training_batch, validation_batch  # noqa: E402
-from model import Gpt, GptConfig, role_of  # noqa: E402
+from data import load_corpus, training_batch, validation_batch
+from model import Gpt, GptConfig, role_of
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "client/examples/gpt"))
 
-from quickstart import DENSE, TWO_WAY, Plan, execute, summarize, tuned  # noqa: E402
+from quickstart import DENSE, TWO_WAY, Plan, execute, summarize, tuned
 
 FP16_BYTES = 2
 FEWER_BYTES = 333.0  # than fp16: BytePS-Compress's figure for BERT

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/codec/parameters.h"
+#include "common/codec/frame/parameters.h"
 #include "tests/unit/server/job_shard_fixture.h"
 
 namespace gradwire {

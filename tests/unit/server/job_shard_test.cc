@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "common/codec/parameters.h"
+#include "common/codec/frame/parameters.h"
 #include "server/job/job_registry.h"
 #include "server/rounds/lateness.h"
 #include "tests/unit/server/job_shard_fixture.h"

@@ -28,9 +28,9 @@ HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE.parents[3] / "client/examples/gpt"
 sys.path.insert(0, str(EXAMPLE))
 
-import quickstart  # noqa: E402
-from model import Gpt, GptConfig  # noqa: E402
-from worker import WorkerSettings  # noqa: E402
+import quickstart
+from model import Gpt, GptConfig
+from worker import WorkerSettings
 
 ROUNDS = (1, *range(54, 64))  # the highest density; the one that stays, where one shard's part of it changes a lot
 STEPS = 120  # of --fast, and the best there when this was recorded:
