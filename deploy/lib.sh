@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Shared by deploy/bootstrap, deploy/quickstart, tests/run and tests/bench/run. Sourced, never run.
 # Leaves: ROOT (the checkout), JOBS, BUILD_SECONDS (spent in `build` so far), and the functions below.
 
@@ -18,7 +19,7 @@ build() {
   local dir=$ROOT/build/$preset log=$ROOT/build/$preset.log began=$SECONDS
   mkdir -p "$ROOT/build"
   local python=$ROOT/.venv/bin/python args=()
-  if [ "$preset" = release ] && [ -x "$python" ]; then
+  if [[ $preset = release || $preset = lint ]] && [ -x "$python" ]; then
     args+=(-DGRADWIRE_PYTHON=ON "-DPython3_EXECUTABLE=$python"
            "-Dpybind11_DIR=$("$python" -m pybind11 --cmakedir)")
   fi

@@ -1,33 +1,25 @@
-"""What READMEs and proto/*.md name in backticks is in the tree: members of classes, files, flags, identifiers."""
+#!/usr/bin/env python3
+"""What documents name in backticks is in the tree: members of classes, files, flags, identifiers. So are the files that
+comments name, and what links point at."""
+
+from __future__ import annotations
 
 import functools
 import itertools
 import pathlib
 import re
-import subprocess
+import sys
 
-import pytest
-from conftest import ROOT, server_binary
+from tree import ROOT, files, report
 
 CODE = {".h", ".cc", ".cu", ".cuh", ".py", ".pyi", ".proto", ".txt", ".cmake", ".in", ".json", ".yaml", ".toml", ""}
 MADE = ("build/", "jobs/", "/")  # by programs, at run time
 
 
-def tracked() -> list[str]:
-    done = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True,
-                          text=True)
-    if done.returncode != 0:
-        pytest.skip("not a git checkout")
-    return [path for path in done.stdout.splitlines() if (ROOT / path).exists()]
-
-
-FILES = functools.cache(tracked)
-
-
 @functools.cache
 def sources() -> dict[str, str]:
-    return {path: (ROOT / path).read_text(errors="replace") for path in FILES()
-            if pathlib.Path(path).suffix in CODE and not path.endswith(("tests/python/test_docs.py", ".hex"))
+    return {path: (ROOT / path).read_text(errors="replace") for path in files()
+            if pathlib.Path(path).suffix in CODE and not path.endswith(("tests/lint/selftest.py", ".hex"))
             and not path.startswith("tests/fuzz/corpus")}
 
 
@@ -78,7 +70,7 @@ def expanded(path: str) -> list[str]:
 @functools.cache
 def exists(path: str) -> bool:
     pattern = re.compile("(?:.*/)?" + re.escape(path.rstrip("/")).replace(r"\*", "[^/]*") + "(?:/.*)?")
-    return any(pattern.fullmatch(file) for file in FILES())
+    return any(pattern.fullmatch(file) for file in files())
 
 
 @functools.cache
@@ -89,6 +81,9 @@ def written(name: str) -> bool:
 
 SUFFIX = r"\.(?:h|cc|cu|cuh|py|pyi|md|proto|json|yaml|hex|in|svg|xz)"
 TOP = tuple(f"{folder}/" for folder in ("client", "common", "deploy", "kernels", "proto", "server", "tests"))
+
+
+NAMED = re.compile(rf"(?<![\w/.\"<>}}-])(?:{'|'.join(TOP)})[\w./-]*\w{SUFFIX}\b(?!/)")
 
 
 def missing(text: str) -> list[str]:
@@ -116,24 +111,42 @@ def missing(text: str) -> list[str]:
     return found
 
 
-def test_what_documents_name_is_there():
-    documents = [path for path in FILES() if path.endswith(".md") and not path.startswith("build/")]
-    assert "README.md" in documents and "proto/WIRE.md" in documents
-    wrong = [f"{path}: {name}" for path in documents for name in dict.fromkeys(missing((ROOT / path).read_text()))]
-    assert not wrong, "these names are not in the tree:\n" + "\n".join(wrong)
+def slug(heading: str) -> str:
+    """The anchor of a heading, as Git hosts make it."""
+    return re.sub(r"[^\w -]", "", heading.strip().lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("text, names", [
-    ("`Codec::NewEncoder` and `Codec::NewNothing`", ["Codec::NewNothing"]),
-    ("`DeferredNothing` is no `PositionCounters`", ["DeferredNothing"]),
-    ("`common/codec/codec.{h,xx}`, `draw.h`, `tests/nothing/`", ["common/codec/codec.xx", "tests/nothing/"]),
-    ("```\ngradwire-server --data-dir=/var --such-a-flag\n```", ["--such-a-flag"]),
-])
-def test_names_that_are_not_there_are_found(text, names):
-    assert missing(text) == names
+def broken_links(path: str, text: str) -> list[tuple[str, str]]:
+    """Targets of relative links that are not there, each with why."""
+    found = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        there = (ROOT / path).parent / file if file else ROOT / path
+        if not there.exists():
+            found.append((target, "there is no such file"))
+        elif anchor and anchor not in {slug(line.lstrip("#")) for line in there.read_text().splitlines() if line.startswith("#")}:
+            found.append((target, "there is no such heading"))
+    return found
 
 
-def test_what_goes_with_what_is_the_table():
-    page = subprocess.run([server_binary().parent / "gradwire", "features"], capture_output=True, text=True, check=True).stdout
-    assert (ROOT / "common/job/COMPATIBILITY.md").read_text() == page, \
-        "make it anew: gradwire features > common/job/COMPATIBILITY.md"
+def line_of(text: str, name: str) -> int:
+    return text[:max(text.find(name), 0)].count("\n") + 1
+
+
+def main() -> int:
+    found = []
+    for path in files("*.md"):
+        text = (ROOT / path).read_text()
+        found += [f"{path}:{line_of(text, name)}: {name} is not in the tree: name what is, or take it out"
+                  for name in dict.fromkeys(missing(text))]
+        found += [f"{path}:{line_of(text, f'({target})')}: link to {target}: {why}" for target, why in broken_links(path, text)]
+    for path, text in sources().items():
+        found += [f"{path}:{line_of(text, name)}: {name} is not in the tree" for name in dict.fromkeys(NAMED.findall(text))
+                  if not exists(name) and not written(name)]
+    return report(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
