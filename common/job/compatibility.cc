@@ -243,8 +243,8 @@ absl::Status CheckTogether(const FeatureSet& features) {
 std::string CompatibilityPage() {
   std::string page =
       "# What goes with what\n\n"
-      "Made by `gradwire features` from the table in `compatibility.cc`, which refusals are made from, too; a test sees to\n"
-      "that. What is not named here goes together: `tests/integration/client/compatibility_test.cc` runs every pair.\n\n"
+      "Made by `gradwire features` from the table in `compatibility.cc`, which refusals are made from, too. What is not named\n"
+      "here goes together: `tests/integration/client/compatibility_test.cc` runs every pair.\n\n"
       "| | does not go with | because | instead |\n| --- | --- | --- | --- |\n";
   for (const Conflict& conflict : kConflicts) {
     absl::StrAppend(&page, "| ", std::string(NameOf(conflict.first)), " | ", std::string(NameOf(conflict.second)), " | ",
