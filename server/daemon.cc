@@ -102,8 +102,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
     spdlog::info("data directory {}, server epoch {}", config.data_dir, daemon->data_->epoch());
   }
   daemon->registry_ = std::make_unique<JobRegistry>(
-      environment, JobRegistry::Limits{config.memory_limit_bytes, config.max_jobs, config.snapshot_journal_bytes,
-                                       static_cast<TimeNs>(config.unused_job_ms) * 1'000'000},
+      environment,
+      JobRegistry::Limits{config.memory_limit_bytes, config.max_jobs, config.snapshot_journal_bytes,
+                          static_cast<TimeNs>(config.unused_job_ms) * 1'000'000},
       daemon->data_.get());
   ReplicationOptions standby{.follow = config.follow,
                              .follower_timeout_ms = config.follower_timeout_ms,
@@ -169,7 +170,7 @@ Daemon::~Daemon() {
   // Journals tell the replication, which goes first.
   for (const auto& job : registry_->All()) {
     job->Shut(absl::UnavailableError("the server has ended"));
-    job->StopSink();
+    job->log().Stop();
   }
 }
 
@@ -237,7 +238,7 @@ absl::Status Daemon::Drain(uint32_t drain_ms) {
   const auto busy = [this] {
     const auto jobs = registry_->All();
     return std::any_of(jobs.begin(), jobs.end(),
-                       [](const auto& job) { return job->RoundInProgress() || !job->Unsafe().ok(); });
+                       [](const auto& job) { return job->RoundInProgress() || !job->log().Unsafe().ok(); });
   };
   // Quiet for two looks in a row: workers that have just been answered may still ask for the round's update.
   for (int quiet = 0; clock_->Now() < deadline;) {
@@ -250,7 +251,7 @@ absl::Status Daemon::Drain(uint32_t drain_ms) {
   }
   absl::Status lost;
   for (const auto& job : registry_->All()) {
-    const absl::Status unsafe = job->Unsafe();
+    const absl::Status unsafe = job->log().Unsafe();
     if (unsafe.ok()) continue;
     lost = unsafe;
     spdlog::error(

@@ -16,41 +16,14 @@
 #include "common/codec/plan/plan_window.h"
 #include "common/journal/record.h"
 #include "gradwire/v1/worker.pb.h"
+#include "server/desk/delivery.h"
+#include "server/desk/outbox.h"
 #include "server/job/memory_account.h"
-#include "server/job/outbox.h"
 #include "server/job/parameter_store.h"
 #include "server/rounds/membership.h"
 #include "server/snapshot/shard_capture.h"
 
 namespace gradwire {
-
-// The chunks of one answer; shared by every puller of it.
-using SharedChunks = std::shared_ptr<const std::vector<Bytes>>;
-
-// A pull that waits for its version.
-struct Waiter {
-  MemberId member = 0;
-  std::shared_ptr<Outbox> out;
-  v1::PullKind kind = v1::PULL_UNSPECIFIED;
-  uint64_t version = 0;  // asynchronous rounds: or any later one
-  // The round of the frame that it was asked for with: answered as PushAck, else as PullMessage.
-  std::optional<uint64_t> pushed = {};
-  // Parameters of a version that is there and may not be seen yet: the bucket may go on before it may.
-  SharedChunks prepared = nullptr;
-  uint64_t prepared_version = 0;
-};
-
-// An answer that is ready to be sent, once no lock is held.
-struct Delivery {
-  Waiter to;
-  uint32_t bucket = 0;
-  absl::Status status;  // not OK: sent instead of chunks
-  SharedChunks chunks;
-  // Else acknowledges the frame that it was asked for with.
-  v1::PushOutcome outcome = v1::PUSH_OUTCOME_UNSPECIFIED;
-  uint64_t open_round = 0;  // as in PushAck
-  uint64_t made = 0;        // the same
-};
 
 struct RetainedUpdate {
   SharedChunks chunks;
@@ -70,10 +43,20 @@ struct Replacement {
 // A frame whose last chunk has not come yet.
 struct PartialFrame {
   std::unique_ptr<FrameAssembler> assembler;  // of a frame that is merged as it comes
-  std::vector<std::vector<Bytes>> held;       // asynchronous rounds: its chunks so far, as they were received
+  std::vector<std::vector<Bytes>> chunks;     // asynchronous rounds: those so far, as they were received
   std::vector<Bytes> parameters;              // of a frame that replaces them: its chunks so far
   const void* stream = nullptr;               // the stream that it comes from
   uint64_t held_bytes = 0;                    // counted into the job's bytes in flight
+};
+
+// The upload of a bucket's initial parameters (InitialUpload).
+struct Upload {
+  MemberId worker = 0;           // whose parameters are here
+  const void* stream = nullptr;  // that chunks come from; null: none are kept
+  std::vector<Bytes> chunks;     // so far
+  uint32_t digest = 0;           // ExtendDigest over them
+  uint32_t unsafe = 0;           // whole ones whose records may not be seen yet
+  std::shared_ptr<Outbox> asks;  // is told when they may; null: nobody waits
 };
 
 // A round that frames are merged into.
@@ -82,15 +65,15 @@ struct OpenRound {
 
   uint64_t round = kNone;  // none: its plan is not known yet
   std::unique_ptr<Accumulator> accumulator;
-  uint32_t committed = 0;             // complete frames in the accumulator
-  std::vector<float> learning_rates;  // of the member that has been here for longest of those whose frames are complete
-  MemberId rates_of = 0;              // with a quorum: of the first of them
-  bool nonfinite = false;             // a worker abstains because its gradient is not finite
+  uint32_t committed = 0;                  // complete frames in the accumulator
+  std::vector<float> learning_rates;       // of the member that has been here longest, of those whose frames are complete
+  MemberId rates_of = 0;                   // with a quorum: of the first of them
+  bool nonfinite = false;                  // a worker abstains because its gradient is not finite
   std::optional<Replacement> replacement;  // nobody contributes: workers replace the parameters
   std::map<MemberId, PartialFrame> partial;
 };
 
-// Lock order: BucketState::mu before JobShard::mu_. Nothing is sent and no I/O is done while mu is held.
+// The order of locks: JobParts.
 struct BucketState {
   const BucketLayout* layout = nullptr;
   std::unique_ptr<Codec> codec;
@@ -118,16 +101,7 @@ struct BucketState {
     return at.round == round ? &at : nullptr;
   }
 
-  // What kind of update workers that are away are still owed, see OwedUpdates.
-  bool IsOwed(bool skipped, bool replaces) const { return skipped || (codec->defers() && !replaces); }
-
-  // The upload of initial parameters.
-  MemberId initializer ABSL_GUARDED_BY(mu) = 0;
-  const void* initializing_stream ABSL_GUARDED_BY(mu) = nullptr;
-  std::vector<Bytes> initial_chunks ABSL_GUARDED_BY(mu);
-  uint32_t initial_digest ABSL_GUARDED_BY(mu) = 0;       // ExtendDigest over its chunks so far
-  uint32_t unwritten_initials ABSL_GUARDED_BY(mu) = 0;   // whole ones whose records may not be seen yet
-  std::shared_ptr<Outbox> uploader ABSL_GUARDED_BY(mu);  // is told when they may; null: nobody waits
+  Upload upload ABSL_GUARDED_BY(mu);
 
   // The retained update frames, at most RetainedUpdates; the last one made `version`.
   std::deque<RetainedUpdate> updates ABSL_GUARDED_BY(mu);
@@ -138,6 +112,12 @@ struct BucketState {
   v1::PullKind serialized_kind ABSL_GUARDED_BY(mu) = v1::PULL_UNSPECIFIED;
   SharedChunks serialized ABSL_GUARDED_BY(mu);
   std::vector<Waiter> waiting ABSL_GUARDED_BY(mu);  // at most MaxWaitersPerMember each
+
+  // The retained update that `round` made; null: it is not there.
+  const RetainedUpdate* UpdateOf(uint64_t round) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    const uint64_t age = version - 1 - round;
+    return version <= round || age >= updates.size() ? nullptr : &updates[updates.size() - 1 - age];
+  }
 };
 
 }  // namespace gradwire

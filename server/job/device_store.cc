@@ -41,7 +41,7 @@ class DeviceStore final : public ParameterStore {
     return absl::OkStatus();
   }
 
-  // A bucket on a device has no update codec (JobShard::Prepare).
+  // A bucket on a device has no update codec (MakeJobParts).
   absl::Status Compress(const RoundPlan&, UpdateFrame*) override { return absl::OkStatus(); }
   absl::Status ReplayCompression(const RoundPlan&, const UpdateFrame&) override { return absl::OkStatus(); }
 

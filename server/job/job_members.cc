@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/job/round_mode.h"
 #include "server/job/job_shard.h"
 
 namespace gradwire {
@@ -16,22 +15,22 @@ absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity,
   absl::StatusOr<Rounds::JoinOutcome> outcome;
   uint64_t version = 0;
   {
-    absl::MutexLock lock(&mu_);
-    GW_RETURN_IF_ERROR(shut_);
-    version = machine_.round();
+    absl::MutexLock lock(&parts_.mu);
+    GW_RETURN_IF_ERROR(parts_.shut);
+    version = parts_.rounds->round();
     const absl::Status not_behind = CheckNotBehind(other_version);
     if (not_behind.ok()) {
       GW_RETURN_IF_ERROR(CheckNameFree(identity));
-      outcome = machine_.Join(identity.worker(), identity.incarnation(), not_before, may_initialize,
-                              environment_.clock->Now(), &actions);
+      outcome = parts_.rounds->Join(identity.worker(), identity.incarnation(), not_before, may_initialize,
+                                    parts_.environment.clock->Now(), &actions);
     } else {
       outcome = not_behind;
       // It joined before it knew of the others.
       const absl::StatusOr<MemberId> member = FindMember(identity);
-      if (member.ok()) machine_.Leave(*member, environment_.clock->Now(), &actions);
+      if (member.ok()) parts_.rounds->Leave(*member, parts_.environment.clock->Now(), &actions);
     }
-    if (outcome.ok()) totals_[outcome->id];
-    used_ = environment_.clock->Now();
+    if (outcome.ok()) parts_.traffic.Open(outcome->id);
+    used_ = parts_.environment.clock->Now();
     NoteGone(actions.lost, not_behind.ok() ? "was started anew, and replaced" : "left: this shard is behind");
   }
   Run(actions);
@@ -44,13 +43,14 @@ absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity,
 }
 
 absl::Status JobShard::CheckNameFree(const v1::WorkerIdentity& identity) const {
-  for (const auto& [id, member] : machine_.membership().members()) {
+  for (const auto& [id, member] : parts_.rounds->membership().members()) {
     if (member.worker != identity.worker() || member.incarnation == identity.incarnation()) continue;
-    if (!streams_.contains(id)) return absl::OkStatus();
-    return absl::AlreadyExistsError(absl::StrFormat(
-        "job '%s': worker '%s' is here and connected, incarnation %016x: every worker needs a name of its own; one that "
-        "was lost without its connection ending is replaced when its lease of %d ms has ended",
-        identity.job(), identity.worker(), member.incarnation, job_.spec().lease_ms()));
+    if (!streams_.Has(id)) return absl::OkStatus();
+    return absl::AlreadyExistsError(
+        absl::StrFormat("job '%s': worker '%s' is here and connected, incarnation %016x: every worker needs a name of "
+                        "its own; one that "
+                        "was lost without its connection ending is replaced when its lease of %d ms has ended",
+                        identity.job(), identity.worker(), member.incarnation, parts_.job.spec().lease_ms()));
   }
   return absl::OkStatus();
 }
@@ -59,37 +59,39 @@ void JobShard::NoteGone(const std::vector<Member>& gone, const std::string& why)
   for (const Member& member : gone) {
     ++gone_;
     last_gone_ = absl::StrFormat("worker '%s' %s", member.worker, why);
-    spdlog::info("job {} worker {} incarnation {:016x} {}; {} workers stay", job_.spec().name(), member.worker,
-                 member.incarnation, why, machine_.membership().members().size());
+    spdlog::info("job {} worker {} incarnation {:016x} {}; {} workers stay", parts_.job.spec().name(), member.worker,
+                 member.incarnation, why, parts_.rounds->membership().members().size());
   }
-  if (!gone.empty()) used_ = environment_.clock->Now();
+  if (!gone.empty()) used_ = parts_.environment.clock->Now();
 }
 
 absl::Status JobShard::CheckNotBehind(uint64_t other_version) const {
-  if (IsAsync(job_) || other_version <= machine_.round() + MostApart(job_)) return absl::OkStatus();
+  const std::optional<uint64_t> most_apart = parts_.rounds->MostApart();
+  if (!most_apart || other_version <= parts_.rounds->round() + *most_apart) return absl::OkStatus();
   return absl::DataLossError(absl::StrFormat(
       "job '%s': shard %d is at version %d%s, another shard is at version %d: this server lost what lies between, or "
       "has "
       "a copy of another time. Stop the servers and bring all shards to one version with `gradwire restore`, or delete "
       "the job",
-      job_.spec().name(), shard_index_, machine_.round(), machine_.initialized() ? "" : " and has no parameters",
-      other_version));
+      parts_.job.spec().name(), parts_.shard_index, parts_.rounds->round(),
+      parts_.rounds->initialized() ? "" : " and has no parameters", other_version));
 }
 
 absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identity, const Rounds::ResumePoint& point) {
   RoundActions actions;
   absl::StatusOr<Rounds::JoinOutcome> outcome;
   {
-    absl::MutexLock lock(&mu_);
-    GW_RETURN_IF_ERROR(shut_);
-    outcome = machine_.Resume(identity.worker(), identity.incarnation(), point, environment_.clock->Now(), &actions);
-    if (outcome.ok()) totals_[outcome->id];
-    used_ = environment_.clock->Now();
+    absl::MutexLock lock(&parts_.mu);
+    GW_RETURN_IF_ERROR(parts_.shut);
+    outcome = parts_.rounds->Resume(identity.worker(), identity.incarnation(), point, parts_.environment.clock->Now(),
+                                    &actions);
+    if (outcome.ok()) parts_.traffic.Open(outcome->id);
+    used_ = parts_.environment.clock->Now();
   }
   Run(actions);
   if (!outcome.ok()) {
-    return absl::Status(outcome.status().code(),
-                        absl::StrFormat("job '%s': %s", job_.spec().name(), std::string(outcome.status().message())));
+    return absl::Status(outcome.status().code(), absl::StrFormat("job '%s': %s", parts_.job.spec().name(),
+                                                                 std::string(outcome.status().message())));
   }
   const bool behind = outcome->start_version != point.round;
   spdlog::info("job {} worker {} is back, incarnation {:016x}, in round {}{}", identity.job(), identity.worker(),
@@ -102,19 +104,19 @@ absl::StatusOr<v1::JoinReply> JobShard::CatchUp(const v1::WorkerIdentity& identi
   RoundActions actions;
   absl::StatusOr<Rounds::JoinOutcome> outcome;
   {
-    absl::MutexLock lock(&mu_);
-    GW_RETURN_IF_ERROR(shut_);
-    const absl::Status nothing_lost = machine_.CheckNothingLost(identity.worker(), point);
-    outcome = nothing_lost.ok() ? machine_.CatchUp(identity.worker(), identity.incarnation(), not_before,
-                                                   environment_.clock->Now(), &actions)
+    absl::MutexLock lock(&parts_.mu);
+    GW_RETURN_IF_ERROR(parts_.shut);
+    const absl::Status nothing_lost = parts_.rounds->CheckNothingLost(identity.worker(), point);
+    outcome = nothing_lost.ok() ? parts_.rounds->CatchUp(identity.worker(), identity.incarnation(), not_before,
+                                                         parts_.environment.clock->Now(), &actions)
                                 : nothing_lost;
-    if (outcome.ok()) totals_[outcome->id];
-    used_ = environment_.clock->Now();
+    if (outcome.ok()) parts_.traffic.Open(outcome->id);
+    used_ = parts_.environment.clock->Now();
   }
   Run(actions);
   if (!outcome.ok()) {
-    return absl::Status(outcome.status().code(),
-                        absl::StrFormat("job '%s': %s", job_.spec().name(), std::string(outcome.status().message())));
+    return absl::Status(outcome.status().code(), absl::StrFormat("job '%s': %s", parts_.job.spec().name(),
+                                                                 std::string(outcome.status().message())));
   }
   spdlog::info("job {} worker {} catches up, incarnation {:016x}, goes on with round {}", identity.job(),
                identity.worker(), identity.incarnation(), outcome->start_version);
@@ -126,43 +128,36 @@ v1::JoinReply JobShard::ReplyTo(const Rounds::JoinOutcome& outcome) {
   reply.set_start_version(outcome.start_version);
   reply.set_must_initialize(outcome.must_initialize);
   reply.set_waiting_for_workers(outcome.waiting_for_workers);
-  reply.set_lease_ms(job_.spec().lease_ms());
-  reply.set_server_epoch(*environment_.server_epoch);
-  reply.set_lineage(*environment_.server_lineage);
-  absl::MutexLock lock(&mu_);
-  reply.set_members(static_cast<uint32_t>(machine_.membership().members().size()));
+  reply.set_lease_ms(parts_.job.spec().lease_ms());
+  reply.set_server_epoch(*parts_.environment.server_epoch);
+  reply.set_lineage(*parts_.environment.server_lineage);
+  absl::MutexLock lock(&parts_.mu);
+  reply.set_members(static_cast<uint32_t>(parts_.rounds->membership().members().size()));
   reply.set_gone(gone_);
   return reply;
 }
 
 absl::StatusOr<MemberId> JobShard::FindMember(const v1::WorkerIdentity& identity) {
-  GW_RETURN_IF_ERROR(shut_);
-  absl::StatusOr<MemberId> member = machine_.membership().Find(identity.worker(), identity.incarnation());
+  GW_RETURN_IF_ERROR(parts_.shut);
+  absl::StatusOr<MemberId> member = parts_.rounds->membership().Find(identity.worker(), identity.incarnation());
   if (!member.ok()) {
-    return absl::Status(member.status().code(),
-                        absl::StrFormat("job '%s': %s", job_.spec().name(), std::string(member.status().message())));
+    return absl::Status(member.status().code(), absl::StrFormat("job '%s': %s", parts_.job.spec().name(),
+                                                                std::string(member.status().message())));
   }
   return member;
 }
 
-void JobShard::NoteSanitized(MemberId member, uint64_t elements) {
-  const auto totals = totals_.find(member);
-  if (totals == totals_.end() || elements <= totals->second.sanitized_elements) return;
-  sanitized_elements_ += elements - totals->second.sanitized_elements;
-  totals->second.sanitized_elements = elements;
-}
-
 absl::StatusOr<v1::HeartbeatReply> JobShard::Heartbeat(const v1::HeartbeatRequest& request) {
   RoundActions actions;  // an election closes and opens nothing
-  absl::MutexLock lock(&mu_);
+  absl::MutexLock lock(&parts_.mu);
   GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(request.identity()));
-  machine_.Renew(member, environment_.clock->Now());
-  machine_.SetMayInitialize(member, request.may_initialize(), &actions);
-  NoteSanitized(member, request.sanitized_elements());
+  parts_.rounds->Renew(member, parts_.environment.clock->Now());
+  parts_.rounds->SetMayInitialize(member, request.may_initialize(), &actions);
+  parts_.traffic.NoteSanitized(member, request.sanitized_elements());
   v1::HeartbeatReply reply;
-  reply.set_round(machine_.round());
-  reply.set_members(static_cast<uint32_t>(machine_.membership().members().size()));
-  reply.set_must_initialize(machine_.MustInitialize(member));
+  reply.set_round(parts_.rounds->round());
+  reply.set_members(static_cast<uint32_t>(parts_.rounds->membership().members().size()));
+  reply.set_must_initialize(parts_.rounds->MustInitialize(member));
   reply.set_gone(gone_);
   reply.set_last_gone(last_gone_);
   return reply;
@@ -170,22 +165,18 @@ absl::StatusOr<v1::HeartbeatReply> JobShard::Heartbeat(const v1::HeartbeatReques
 
 absl::Status JobShard::Leave(const v1::LeaveRequest& request) {
   RoundActions actions;
-  std::vector<std::shared_ptr<Outbox>> unread;
+  MemberStreams::Streams unread;
   MemberId member = 0;
   {
-    absl::MutexLock lock(&mu_);
+    absl::MutexLock lock(&parts_.mu);
     GW_ASSIGN_OR_RETURN(member, FindMember(request.identity()));
-    NoteSanitized(member, request.sanitized_elements());
-    machine_.Leave(member, environment_.clock->Now(), &actions);
+    parts_.traffic.NoteSanitized(member, request.sanitized_elements());
+    parts_.rounds->Leave(member, parts_.environment.clock->Now(), &actions);
     NoteGone(actions.lost, "left");
     // The worker closes its streams itself: what it has sent is still answered.
-    const auto [begin, end] = streams_.equal_range(member);
-    std::vector<std::shared_ptr<Outbox>> left;
-    for (auto it = begin; it != end; ++it) left.push_back(it->second);
-    streams_.erase(begin, end);
-    unread = NoteDeparted(left);
+    streams_.Depart(member, &unread);
   }
-  ForgetAddresses(member);
+  if (agreement() != nullptr) agreement()->exchange().ForgetAddresses(member);
   for (const auto& stream : unread) stream->Cancel();
   Run(actions);
   return absl::OkStatus();
@@ -193,104 +184,80 @@ absl::Status JobShard::Leave(const v1::LeaveRequest& request) {
 
 void JobShard::Tick(WorkPool* pool) {
   RoundActions actions;
-  const TimeNs now = environment_.clock->Now();
+  const TimeNs now = parts_.environment.clock->Now();
   {
-    absl::MutexLock lock(&mu_);
-    machine_.Tick(now, &actions);
-    NoteGone(actions.lost, absl::StrFormat("gave no sign of life for %d ms", job_.spec().lease_ms()));
+    absl::MutexLock lock(&parts_.mu);
+    parts_.rounds->Tick(now, &actions);
+    NoteGone(actions.lost, absl::StrFormat("gave no sign of life for %d ms", parts_.job.spec().lease_ms()));
   }
-  for (const WarningLimiter::Count& more : refusals_.TakeEnded(now)) {
-    spdlog::warn("job {}: {} more frames refused with {} within 10 s", job_.spec().name(), more.warnings,
-                 absl::StatusCodeToString(more.kind));
-  }
+  intake_.WarnOfHeldBack(now);
   for (const Member& member : actions.lost) {
-    spdlog::warn("job {} worker {}: no sign of life for {} ms, no longer waited for", job_.spec().name(), member.worker,
-                 job_.spec().lease_ms());
+    spdlog::warn("job {} worker {}: no sign of life for {} ms, no longer waited for", parts_.job.spec().name(),
+                 member.worker, parts_.job.spec().lease_ms());
   }
   if (pool == nullptr || actions.close.empty()) return Run(actions);
   // Other jobs' leases do not wait until these buckets are closed.
   pool->Do([self = shared_from_this(), actions = std::move(actions)] { self->Run(actions); });
 }
 
-void JobShard::WarnRefused(absl::StatusCode kind, const std::string& message) {
-  if (refusals_.Admit(kind, environment_.clock->Now())) spdlog::warn("refused: {}", message);
-}
-
 std::optional<TimeNs> JobShard::NextTick() {
-  absl::MutexLock lock(&mu_);
-  next_tick_ = machine_.NextTick();
+  absl::MutexLock lock(&parts_.mu);
+  next_tick_ = parts_.rounds->NextTick();
   return next_tick_;
 }
 
-bool JobShard::TickIsSooner() {
-  const std::optional<TimeNs> next = machine_.NextTick();
-  if (!next || (next_tick_ && *next_tick_ <= *next)) return false;
-  next_tick_ = next;
-  return true;
+absl::Status JobShard::CheckAddresses(const std::vector<std::string>& addresses) {
+  if (agreement() == nullptr || parts_.layout.shard_count() == 1) return absl::OkStatus();
+  return agreement()->exchange().CheckAddresses(addresses);
+}
+
+void JobShard::SetAddresses(MemberId member, const std::vector<std::string>& addresses) {
+  if (agreement() == nullptr || parts_.layout.shard_count() == 1) return;
+  agreement()->exchange().SetAddresses(member, addresses);
+  bool gone = false;  // since it joined
+  {
+    absl::MutexLock lock(&parts_.mu);
+    gone = parts_.rounds->membership().Get(member) == nullptr;
+  }
+  if (gone) agreement()->exchange().ForgetAddresses(member);
 }
 
 absl::StatusOr<MemberId> JobShard::Attach(const v1::WorkerIdentity& identity, std::shared_ptr<Outbox> out) {
-  absl::MutexLock lock(&mu_);
+  absl::MutexLock lock(&parts_.mu);
   GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(identity));
-  if (streams_.count(member) >= kMaxStreamsPerMember) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("job '%s' worker '%s': it has %d streams open, at most %d may be: end one first",
-                        job_.spec().name(), identity.worker(), streams_.count(member), kMaxStreamsPerMember));
+  if (streams_.CountOf(member) >= MemberStreams::kMaxPerMember) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "job '%s' worker '%s': it has %d streams open, at most %d may be: end one first", parts_.job.spec().name(),
+        identity.worker(), streams_.CountOf(member), MemberStreams::kMaxPerMember));
   }
-  std::shared_ptr<UnsentBudget>& unsent = totals_[member].unsent;
-  if (unsent == nullptr) unsent = std::make_shared<UnsentBudget>(unsent_limit_bytes_);
-  out->CountInto(unsent);
-  machine_.Renew(member, environment_.clock->Now());
-  streams_.emplace(member, std::move(out));
+  parts_.rounds->Renew(member, parts_.environment.clock->Now());
+  streams_.Attach(member, std::move(out));
   return member;
 }
 
 void JobShard::Detach(MemberId member, const std::shared_ptr<Outbox>& out) {
-  for (const auto& bucket : buckets_) {
-    absl::MutexLock lock(&bucket->mu);
-    std::erase_if(bucket->waiting, [&](const Waiter& w) { return w.out == out; });
-  }
-  absl::MutexLock lock(&mu_);
-  const auto [begin, end] = streams_.equal_range(member);
-  for (auto it = begin; it != end; ++it) {
-    if (it->second != out) continue;
-    streams_.erase(it);
-    return;
-  }
+  desk_.Forget(out);
+  absl::MutexLock lock(&parts_.mu);
+  streams_.Detach(member, out);
 }
 
 void JobShard::DropMember(const Member& member) {
-  for (const auto& bucket : buckets_) {
-    absl::MutexLock lock(&bucket->mu);
-    for (OpenRound& open : bucket->open) AbandonPartial(*bucket, open, member.id);
-  }
-  std::vector<std::shared_ptr<Outbox>> streams;
-  std::vector<std::shared_ptr<Outbox>> unread;
+  intake_.AbandonMember(member.id);
+  MemberStreams::Streams streams, unread;
   absl::Status why;
   {
-    absl::MutexLock lock(&mu_);
-    if (machine_.membership().Get(member.id) != nullptr) return;  // it has joined again since
-    const absl::Status gone = machine_.membership().Find(member.worker, member.incarnation).status();
-    why = absl::Status(gone.code(), absl::StrFormat("job '%s': %s", job_.spec().name(), std::string(gone.message())));
-    const auto [begin, end] = streams_.equal_range(member.id);
-    for (auto it = begin; it != end; ++it) streams.push_back(it->second);
-    streams_.erase(begin, end);
-    totals_.erase(member.id);
-    unread = NoteDeparted(streams);
+    absl::MutexLock lock(&parts_.mu);
+    if (parts_.rounds->membership().Get(member.id) != nullptr) return;  // it has joined again since
+    const absl::Status gone = parts_.rounds->membership().Find(member.worker, member.incarnation).status();
+    why = absl::Status(gone.code(),
+                       absl::StrFormat("job '%s': %s", parts_.job.spec().name(), std::string(gone.message())));
+    streams = streams_.Depart(member.id, &unread);
+    streams_.Forget(member.id);
+    parts_.traffic.Close(member.id);
   }
-  ForgetAddresses(member.id);
+  if (agreement() != nullptr) agreement()->exchange().ForgetAddresses(member.id);
   for (const auto& stream : streams) stream->Finish(why);
   for (const auto& stream : unread) stream->Cancel();
-}
-
-std::vector<std::shared_ptr<Outbox>> JobShard::NoteDeparted(const std::vector<std::shared_ptr<Outbox>>& streams) {
-  departed_.insert(departed_.end(), streams.begin(), streams.end());
-  std::erase_if(departed_, [](const std::weak_ptr<Outbox>& stream) { return stream.expired(); });
-  std::vector<std::shared_ptr<Outbox>> unread;
-  for (; departed_.size() > kMaxDepartedStreams; departed_.pop_front()) {
-    if (std::shared_ptr<Outbox> stream = departed_.front().lock()) unread.push_back(std::move(stream));
-  }
-  return unread;
 }
 
 }  // namespace gradwire

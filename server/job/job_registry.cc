@@ -170,7 +170,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GoOn(const v1::StoredJob&
 void JobRegistry::EndFollowing() {
   absl::MutexLock create(&create_mu_);
   for (const DurableJob& job : Durable()) {
-    const absl::Status ended = job.shard->EndReplay();
+    const absl::Status ended = job.shard->recovery().End();
     if (ended.ok()) continue;
     const std::string name = job.shard->job().spec().name();
     job.shard->Shut(ended);
@@ -183,7 +183,7 @@ void JobRegistry::EndFollowing() {
       jobs_.erase(name);
     }
     snapshotter.reset();
-    job.shard->StopSink();
+    job.shard->log().Stop();
     NoteUnrecovered(name, ended);
   }
 }
@@ -206,7 +206,7 @@ absl::Status JobRegistry::BeginFollowing() {
   }
   snapshotters.clear();
   for (const auto& [name, job] : jobs) {
-    job->StopSink();
+    job->log().Stop();
     job->ReturnShare();
   }
   jobs.clear();
@@ -256,7 +256,7 @@ absl::Status JobRegistry::InsertNew(const std::shared_ptr<JobShard>& shard, Repl
                                     uint64_t followed_history) {
   absl::Status inserted = Insert(shard, sink, followed_history);
   if (inserted.ok() || sink == nullptr) return inserted;
-  shard->StopSink();
+  shard->log().Stop();
   data_->RemoveJob(shard->job().spec().name()).IgnoreError();  // what stays is found, and replaced or removed, later
   return inserted;
 }
@@ -360,7 +360,7 @@ absl::Status JobRegistry::Remove(std::string_view name) {
   if (job != nullptr) {
     job->Shut(absl::AbortedError(absl::StrFormat("job '%s' was deleted", std::string(name))));
     snapshotter.reset();
-    job->StopSink();
+    job->log().Stop();
   }
   return data_ != nullptr ? data_->RemoveJob(std::string(name)) : absl::OkStatus();
 }
@@ -396,7 +396,8 @@ void JobRegistry::WarnRefused(std::string_view what, const absl::Status& status)
 
 void JobRegistry::Tick(WorkPool* pool) {
   for (const WarningLimiter::Count& more : refusals_.TakeEnded(environment_.clock->Now())) {
-    spdlog::warn("{} more streams and calls refused with {} within 10 s", more.warnings, absl::StatusCodeToString(more.kind));
+    spdlog::warn("{} more streams and calls refused with {} within 10 s", more.warnings,
+                 absl::StatusCodeToString(more.kind));
   }
   for (const auto& job : All()) job->Tick(pool);
   EndUnused();

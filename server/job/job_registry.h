@@ -33,7 +33,7 @@ class JobRegistry {
     uint64_t memory_bytes = 0;  // of all jobs together
     uint32_t max_jobs = 0;
     uint64_t snapshot_journal_bytes = 1ull << 30;  // a snapshot is taken when a journal has grown by this
-    TimeNs unused_job_ns = 0;  // a job of durability none without workers ends after this; 0: never
+    TimeNs unused_job_ns = 0;                      // a job of durability none without workers ends after this; 0: never
   };
 
   // A job with a journal, and where its records pass.
@@ -57,7 +57,7 @@ class JobRegistry {
   // log, and to everybody who asks for it, until it is deleted. `following`: this is a standby, their ends stay open.
   absl::Status Recover(bool following);
 
-  // On a standby: an empty shard of this job, stored, to be given records (JobShard::Follow). Replaces what is here of
+  // On a standby: an empty shard of this job, stored, to be given records (Recovery::Follow). Replaces what is here of
   // this name. layout_digest: of the primary's shard map; history: of the records that will follow. Errors as of
   // GetOrCreate.
   absl::StatusOr<std::shared_ptr<JobShard>> Adopt(const v1::StoredJob& stored, uint64_t layout_digest,
@@ -154,7 +154,7 @@ class JobRegistry {
   std::map<std::string, std::shared_ptr<JobShard>, std::less<>> jobs_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, DurableJob, std::less<>> durable_ ABSL_GUARDED_BY(mu_);  // of jobs_
   std::map<std::string, absl::Status, std::less<>> unrecovered_ ABSL_GUARDED_BY(mu_);
-  std::set<std::string, std::less<>> making_ ABSL_GUARDED_BY(mu_);              // names of jobs that are being made
+  std::set<std::string, std::less<>> making_ ABSL_GUARDED_BY(mu_);  // names of jobs that are being made
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   // Of durable jobs. Destroyed before the jobs, and never under mu_: that waits for their threads.
   std::map<std::string, std::unique_ptr<Snapshotter>, std::less<>> snapshotters_ ABSL_GUARDED_BY(mu_);

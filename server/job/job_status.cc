@@ -12,12 +12,11 @@ namespace {
 constexpr TimeNs kNsPerStatusMs = 1'000'000;
 constexpr TimeNs kNsPerStatusS = 1'000'000'000;
 
-}  // namespace
-
-void JobShard::DescribeTraffic(const BucketState& bucket, v1::BucketTraffic* out) const {
+void DescribeTraffic(const Job& job, const BucketState& bucket, v1::BucketTraffic* out)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
   const Traffic& traffic = bucket.traffic;
   out->set_bucket(bucket.layout->bucket);
-  out->set_codec(ToString(job_.codecs()[bucket.layout->codec]));
+  out->set_codec(ToString(job.codecs()[bucket.layout->codec]));
   out->set_round(bucket.version - 1);
   out->set_contributors(traffic.contributors);
   out->set_dense_pushes(traffic.dense_pushes);
@@ -32,73 +31,64 @@ void JobShard::DescribeTraffic(const BucketState& bucket, v1::BucketTraffic* out
   out->set_sketch_bytes(static_cast<uint64_t>(bytes.sketch));
 }
 
-v1::JobStatus JobShard::Describe(bool with_details, bool digest) {
+}  // namespace
+
+v1::JobStatus JobShard::Describe(bool with_details, bool with_digest) {
   v1::JobStatus status;
-  if (digest) status.set_parameters_sha256(Digest().value_or(""));
+  if (with_digest) status.set_parameters_sha256(digest_.Get().value_or(""));
   uint64_t version = UINT64_MAX;
   uint64_t nonfinite_rounds = UINT64_MAX;
-  for (const auto& bucket : buckets_) {
+  for (const auto& bucket : parts_.buckets) {
     absl::MutexLock lock(&bucket->mu);
     version = std::min({version, bucket->version, bucket->durable});
     nonfinite_rounds = std::min<uint64_t>(nonfinite_rounds, bucket->plans.nonfinite_rounds());
-    if (with_details && bucket->traffic.contributors != 0) DescribeTraffic(*bucket, status.add_traffic());
+    if (with_details && bucket->traffic.contributors != 0) DescribeTraffic(parts_.job, *bucket, status.add_traffic());
   }
-  status.set_job(job_.spec().name());
-  status.set_shard_index(shard_index_);
-  status.set_shard_count(layout_.shard_count());
-  status.set_layout_digest(layout_.digest());
+  status.set_job(parts_.job.spec().name());
+  status.set_shard_index(parts_.shard_index);
+  status.set_shard_count(parts_.layout.shard_count());
+  status.set_layout_digest(parts_.layout.digest());
   status.set_version(version);
-  status.set_memory_bytes(memory_.total());
-  status.set_elements(layout_.shard_elements(shard_index_));
-  status.set_push_bytes(push_bytes_);
-  status.set_pull_bytes(pull_bytes_);
-  status.set_initialize_bytes(initialize_bytes_);
-  status.set_parameter_bytes(parameter_bytes_);
-  status.set_deferred_elements(deferred_elements_);
-  status.set_update_elements(update_elements_);
-  status.set_refused_frames(refused_frames_);
-  status.set_not_included_frames(not_included_frames_);
-  DescribeDurability(version, &status);
-  if (with_details) *status.mutable_spec() = job_.spec();
-  const TimeNs now = environment_.clock->Now();
-  absl::MutexLock lock(&mu_);
-  status.set_initialized(machine_.initialized() || (replaying_ && version > 0));
-  status.set_sanitized_elements(sanitized_elements_);
+  status.set_memory_bytes(parts_.memory.total());
+  status.set_elements(parts_.layout.shard_elements(parts_.shard_index));
+  parts_.traffic.Describe(&status);
+  log_.Describe(version, recovery_.version(), &status);
+  if (log_.journals()) snapshots_.Describe(status.mutable_durability());
+  if (with_details) *status.mutable_spec() = parts_.job.spec();
+  const TimeNs now = parts_.environment.clock->Now();
+  absl::MutexLock lock(&parts_.mu);
+  status.set_initialized(parts_.rounds->initialized() || (parts_.replaying && version > 0));
   v1::RoundStatus& rounds = *status.mutable_rounds();
-  rounds.set_open_round(machine_.round());
-  rounds.set_members(machine_.MembersOfRound());
-  rounds.set_open(machine_.open());
-  rounds.set_deadline_ms(static_cast<double>(machine_.deadline().value_or(0)) / kNsPerStatusMs);
-  rounds.set_short_rounds(machine_.short_rounds());
+  rounds.set_open_round(parts_.rounds->round());
+  rounds.set_members(parts_.rounds->MembersOfRound());
+  rounds.set_open(parts_.rounds->open());
+  rounds.set_deadline_ms(static_cast<double>(parts_.rounds->deadline().value_or(0)) / kNsPerStatusMs);
+  rounds.set_short_rounds(parts_.rounds->short_rounds());
   rounds.set_nonfinite_rounds(nonfinite_rounds);
-  const bool unused = machine_.membership().members().empty();
-  status.set_joined(static_cast<uint32_t>(machine_.membership().members().size()));
+  const bool unused = parts_.rounds->membership().members().empty();
+  status.set_joined(static_cast<uint32_t>(parts_.rounds->membership().members().size()));
   status.set_age_s(static_cast<uint64_t>((now - made_) / kNsPerStatusS));
   status.set_unused_s(unused ? static_cast<uint64_t>((now - used_) / kNsPerStatusS) : 0);
   if (!with_details) return status;
-  for (const auto& [id, member] : machine_.membership().members()) {
+  for (const auto& [id, member] : parts_.rounds->membership().members()) {
     v1::WorkerStatus& worker = *status.add_workers();
     worker.set_worker(member.worker);
     worker.set_incarnation(member.incarnation);
-    worker.set_member(machine_.InRound(member));
-    worker.set_connected(streams_.contains(id));
-    worker.set_awaited(machine_.Awaits(member));
+    worker.set_member(parts_.rounds->InRound(member));
+    worker.set_connected(streams_.Has(id));
+    worker.set_awaited(parts_.rounds->Awaits(member));
     if (member.start_round != Membership::kNever) worker.set_joined_round(member.start_round);
     worker.set_lease_left_ms((member.lease_end - now) / kNsPerStatusMs);
-    const auto totals = totals_.find(id);
-    if (totals == totals_.end()) continue;
-    worker.set_frames(totals->second.frames);
-    worker.set_frame_bytes(totals->second.bytes);
-    worker.set_sanitized_elements(totals->second.sanitized_elements);
+    parts_.traffic.DescribeWorker(id, &worker);
   }
   return status;
 }
 
 MemoryUse JobShard::MeasureMemory() {
   MemoryUse use;
-  for (const auto& bucket : buckets_) {
+  for (const auto& bucket : parts_.buckets) {
     absl::MutexLock lock(&bucket->mu);
-    use.unfinished += TotalSize(bucket->initial_chunks);
+    use.unfinished += TotalSize(bucket->upload.chunks);
     for (const OpenRound& open : bucket->open) {
       use.accumulators += open.accumulator->memory_bytes();
       use.partial_frames += open.partial.size();
@@ -112,42 +102,11 @@ MemoryUse JobShard::MeasureMemory() {
     std::map<MemberId, uint64_t> waiters;
     for (const Waiter& waiter : bucket->waiting) use.waiters = std::max(use.waiters, ++waiters[waiter.member]);
   }
-  use.in_flight = in_flight_bytes_;
-  absl::MutexLock lock(&mu_);
-  use.histories = machine_.histories();
-  use.totals = totals_.size();
+  use.in_flight = parts_.in_flight.bytes();
+  absl::MutexLock lock(&parts_.mu);
+  use.histories = parts_.rounds->histories();
+  use.totals = parts_.traffic.workers();
   return use;
-}
-
-void JobShard::DescribeDurability(uint64_t version, v1::JobStatus* job) {
-  v1::DurabilityStatus* status = job->mutable_durability();
-  status->set_level(job_.durable() ? job_.spec().durability().level() : v1::DURABILITY_NONE);
-  if (sink_ == nullptr) return;
-  const journal::JournalStatus journal = sink_->status();
-  uint64_t durable = version;
-  for (uint32_t b = 0; b < buckets_.size(); ++b) {
-    const uint64_t written = b < journal.durable_versions.size() ? journal.durable_versions[b] : 0;
-    durable = std::min(durable, std::max(written, recovered_version_));
-  }
-  status->set_durable_version(durable);
-  status->set_degraded(journal.degraded);
-  status->set_hole(journal.hole);
-  status->set_reason(journal.reason);
-  status->set_journal_bytes(journal.bytes);
-  status->set_backlog_bytes(journal.backlog_bytes);
-  status->set_records(journal.records);
-  status->set_syncs(journal.syncs);
-  status->set_failures(journal.failures);
-  for (const journal::JournalStatus::Follower& follower : journal.followers) {
-    v1::FollowerStatus& out = *job->add_followers();
-    out.set_follower(follower.name);
-    out.set_version(follower.version);
-    out.set_in_sync(follower.in_sync);
-  }
-  absl::MutexLock lock(&snapshot_mu_);
-  status->set_snapshot_version(snapshot_version_);
-  status->set_snapshots(snapshots_);
-  status->set_snapshot_error(std::string(snapshot_status_.message()));
 }
 
 }  // namespace gradwire

@@ -83,14 +83,14 @@ absl::StatusOr<ReplicatedSink*> OpenJournal(DataDirectory& data, JobShard& shard
   absl::Status damage;
   GW_ASSIGN_OR_RETURN(const std::optional<ShardState> snapshot, NewestSnapshot(data, shard, &damage));
   journal::ReadResult found;
-  absl::Status replayed =
-      shard.Replay(snapshot ? &*snapshot : nullptr, [&](const JobShard::RecordVisitor& visit) -> absl::Status {
+  absl::Status replayed = shard.recovery().Begin(
+      snapshot ? &*snapshot : nullptr, [&](const Recovery::RecordVisitor& visit) -> absl::Status {
         GW_ASSIGN_OR_RETURN(found,
                             ReadJournal(data.disk(), options.directory, options.identity, /*repair=*/true, visit));
         return absl::OkStatus();
       });
   if (absl::IsNotFound(replayed)) replayed = JournalMissing(options.directory);
-  if (replayed.ok() && !use.following) replayed = shard.EndReplay();
+  if (replayed.ok() && !use.following) replayed = shard.recovery().End();
   if (!damage.ok() && !snapshot && (!replayed.ok() || shard.NewestVersion() == 0)) return Unrecoverable(damage);
   GW_RETURN_IF_ERROR(replayed);
   if (found.records > 0) {
@@ -109,7 +109,7 @@ absl::StatusOr<ReplicatedSink*> OpenJournal(DataDirectory& data, JobShard& shard
   }
   auto sink = std::make_unique<ReplicatedSink>(std::move(log), clock, use.replication);
   ReplicatedSink* const made = sink.get();
-  shard.SetSink(std::move(sink));
+  shard.log().SetSink(std::move(sink));
   return made;
 }
 

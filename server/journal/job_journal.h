@@ -10,7 +10,7 @@
 namespace gradwire {
 
 struct JournalUse {
-  bool following = false;      // the shard is a standby's: its end stays open (JobShard::EndReplay)
+  bool following = false;      // the shard is a standby's: its end stays open (Recovery::End)
   uint64_t segment_bytes = 0;  // about as long as this a segment gets
   ReplicationHooks replication;
   decltype(JobEnvironment::adopt_journal) adopt{};
@@ -18,7 +18,7 @@ struct JournalUse {
 
 // Replays what there is into `shard`, which is new and was made from a job of `data`, and gives it a running journal to
 // go on with, behind the sink that standbys hang on to; the shard owns it. Returns when the shard may be joined or may
-// follow. `data` and `clock` outlive the shard. Errors: those of ReadJournal and JobShard::Recover; the shard is of no
+// follow. `data` and `clock` outlive the shard. Errors: those of ReadJournal and Recovery::Recover; the shard is of no
 // use then.
 absl::StatusOr<ReplicatedSink*> OpenJournal(DataDirectory& data, JobShard& shard, Clock* clock, const JournalUse& use);
 

@@ -110,8 +110,9 @@ void Feed::DetachAll() {
   if (waited_for) {  // before rounds go on: the next one is judged by it
     const TimeNs since = in_sync_since_ != 0 ? in_sync_since_.load() : now;
     const TimeNs pause = options_.share->patience.Lost(now, since, held);
-    spdlog::warn("standby {} was waited for, at last for {} ms: rounds begin to wait for no standby during the next {} ms",
-                 options_.name, held / NsOfMs(1), pause / NsOfMs(1));
+    spdlog::warn(
+        "standby {} was waited for, at last for {} ms: rounds begin to wait for no standby during the next {} ms",
+        options_.name, held / NsOfMs(1), pause / NsOfMs(1));
   }
   for (const auto& [number, tap] : taps) {
     if (tap->sink().InSync(tap.get())) {
@@ -340,7 +341,7 @@ absl::Status Feed::Begin(uint32_t number, const JobRegistry::DurableJob& job) {
   GW_RETURN_IF_ERROR(Send(message));
   if (goes_on) return absl::OkStatus();  // its records are queued
   for (uint32_t b = 0; b < shard.layout().bucket_count(); ++b) {
-    const absl::StatusOr<std::vector<journal::Record>> copy = shard.CopyBucket(b);
+    const absl::StatusOr<std::vector<journal::Record>> copy = shard.log().CopyBucket(b);
     if (!copy.ok()) {  // a job that stopped, or was deleted just now; it stays behind, and the others go on
       spdlog::warn("job {} cannot be followed by standby {}: {}", shard.job().spec().name(), options_.name,
                    copy.status().ToString());

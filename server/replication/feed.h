@@ -20,8 +20,8 @@
 #include "common/base/clock.h"
 #include "common/storage/lineage.h"
 #include "gradwire/v1/replication.pb.h"
+#include "server/desk/outbox.h"
 #include "server/job/job_registry.h"
-#include "server/job/outbox.h"
 #include "server/replication/replicated_sink.h"
 #include "server/replication/sync_patience.h"
 
@@ -65,8 +65,8 @@ class Feed {
   // Without a thread: sends what there is to send. One call at a time, and none once Stop was called. When the next one
   // is due, unless something happens before.
   TimeNs TakeTurn();
-  // Drops a standby that is silent, does not keep up, or has not taken a record for too long; ends at once the stream of
-  // one that was dropped and does not read that.
+  // Drops a standby that is silent, does not keep up, or has not taken a record for too long; ends at once the stream
+  // of one that was dropped and does not read that.
   void Tick();
   // Ends the stream: nobody waits for this standby when it returns.
   void Drop(const absl::Status& why);

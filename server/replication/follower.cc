@@ -271,7 +271,7 @@ void Follower::CloseStream() {
 void Follower::AddCopies(v1::FollowOpen* open) const {
   for (const JobRegistry::DurableJob& job : registry_->Durable()) {
     if (job.followed_history == 0 || job.shard->layout().bucket_count() > kMaxCopyBuckets) continue;
-    const std::vector<CopyPosition> positions = job.shard->Positions();
+    const std::vector<CopyPosition> positions = job.shard->recovery().Positions();
     if (positions.empty()) continue;
     v1::FollowCopy& copy = *open->add_copies();
     copy.set_job(job.shard->job().spec().name());
@@ -349,7 +349,7 @@ absl::Status Follower::Begin(Line& line, const v1::FollowBegin& begin) {
       line.jobs.try_emplace(begin.job(), Line::Followed{shard, reports, RecordAssembler(limit)});
   if (!inserted) return absl::InvalidArgumentError(absl::StrFormat("job number %d begins twice", begin.job()));
   if (!goes_on) return absl::OkStatus();
-  const std::vector<uint64_t> safe = shard->SafeVersions();
+  const std::vector<uint64_t> safe = shard->log().SafeVersions();
   for (uint32_t b = 0; b < safe.size(); ++b) reports->Taken(b, safe[b]);
   return absl::OkStatus();
 }
@@ -361,8 +361,8 @@ absl::Status Follower::Record(Line& line, const v1::FollowRecord& said, const tr
   if (!record) return absl::OkStatus();
   const uint32_t bucket = record->bucket;
   const uint64_t version = journal::VersionOf(*record);
-  return it->second.shard->Follow(*std::move(record),
-                                  [reports = it->second.reports, bucket, version] { reports->Taken(bucket, version); });
+  return it->second.shard->recovery().Follow(
+      *std::move(record), [reports = it->second.reports, bucket, version] { reports->Taken(bucket, version); });
 }
 
 absl::Status Follower::Deleted(Line& line, const v1::FollowDeleted& deleted) {

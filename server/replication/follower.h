@@ -1,7 +1,7 @@
 // The standby's end of replication: connects to the primary again and again, applies what comes, says what it has
 // taken. Contract: proto/REPLICATION.md.
 //
-//   stream -> records -> JobShard::Follow -> journal -> Taken -> stream
+//   stream -> records -> Recovery::Follow -> journal -> Taken -> stream
 #pragma once
 
 #include <atomic>
@@ -21,8 +21,8 @@
 #include "common/storage/lineage.h"
 #include "common/transport/transport.h"
 #include "gradwire/v1/replication.pb.h"
+#include "server/desk/outbox.h"
 #include "server/job/job_registry.h"
-#include "server/job/outbox.h"
 #include "server/replication/record_pieces.h"
 
 namespace gradwire {

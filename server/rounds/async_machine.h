@@ -26,7 +26,8 @@ class AsyncMachine final : public Rounds {
     Membership::Rules membership;
   };
 
-  // Frames of a bucket that are known of each worker: it has one unanswered, and begins the next one once it is answered.
+  // Frames of a bucket that are known of each worker: it has one unanswered, and begins the next one once it is
+  // answered.
   static constexpr uint32_t kFramesKnown = 2;
 
   explicit AsyncMachine(const Rules& rules);
@@ -65,7 +66,8 @@ class AsyncMachine final : public Rounds {
   bool MayAskFor(uint32_t, uint64_t) const override { return false; }  // updates are not pulled
   std::vector<PushHistory::Merged> MergedOf(uint32_t bucket) const override { return history_.Of(bucket); }
 
-  uint64_t NextBoundary() const override { return round(); }
+  std::optional<uint64_t> NextBoundary() const override { return std::nullopt; }
+  std::optional<uint64_t> MostApart() const override { return std::nullopt; }
   uint64_t NextVersionOf(uint32_t bucket) const override { return versions_[bucket]; }
   uint64_t round() const override;  // the version that every bucket has passed
   bool open() const override { return initialized(); }

@@ -236,7 +236,7 @@ uint64_t RoundMachine::NextVersionOf(uint32_t bucket) const {
   return next;
 }
 
-uint64_t RoundMachine::NextBoundary() const {
+std::optional<uint64_t> RoundMachine::NextBoundary() const {
   uint64_t next = round_;
   for (const Round& round : rounds_) {
     if (round.closed == 0) break;

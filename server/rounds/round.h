@@ -79,7 +79,8 @@ class RoundMachine final : public Rounds {
   bool MayAskFor(uint32_t bucket, uint64_t round) const override { return history_.MayMissUpdate(bucket, round); }
   std::vector<PushHistory::Merged> MergedOf(uint32_t bucket) const override { return history_.Of(bucket); }
 
-  uint64_t NextBoundary() const override;
+  std::optional<uint64_t> NextBoundary() const override;
+  std::optional<uint64_t> MostApart() const override { return 1 + rules_.staleness; }
   uint64_t NextVersionOf(uint32_t bucket) const override;
   uint64_t round() const override { return round_; }
   bool open() const override { return open_; }

@@ -136,8 +136,10 @@ class Rounds {
   // What workers may send again of a bucket, the oldest first.
   virtual std::vector<PushHistory::Merged> MergedOf(uint32_t bucket) const = 0;
 
-  // The next version that every bucket passes.
-  virtual uint64_t NextBoundary() const = 0;
+  // The next version that every bucket passes. Nothing: each has versions of its own.
+  virtual std::optional<uint64_t> NextBoundary() const = 0;
+  // How many versions the shards of the job, and the buckets of one, may be apart while nothing is lost. Nothing: any.
+  virtual std::optional<uint64_t> MostApart() const = 0;
   // The version that `bucket` has once what has closed of it is applied.
   virtual uint64_t NextVersionOf(uint32_t bucket) const = 0;
   virtual uint64_t round() const = 0;  // the oldest open one, or the one that will open next

@@ -53,7 +53,7 @@ absl::StatusOr<v1::JobStatus> OperatorService::DescribeJob(const v1::DescribeJob
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.job()));
   std::string digest;
   if (request.digest()) {
-    GW_ASSIGN_OR_RETURN(digest, job->Digest());
+    GW_ASSIGN_OR_RETURN(digest, job->digest().Get());
   }
   v1::JobStatus status = job->Describe(true, false);
   status.set_parameters_sha256(std::move(digest));
@@ -69,10 +69,10 @@ absl::StatusOr<v1::ListJobsReply> OperatorService::ListJobs(const v1::ListJobsRe
 absl::StatusOr<v1::DeleteJobReply> OperatorService::DeleteJob(const v1::DeleteJobRequest& request) {
   GW_RETURN_IF_ERROR(replication_->CheckServing());
   const bool asks_first = request.only_unused() || request.has_version();
-  GW_RETURN_IF_ERROR(asks_first ? registry_->DeleteUnused(request.job(), request.has_version()
-                                                                             ? std::optional(request.version())
-                                                                             : std::nullopt)
-                                : registry_->Delete(request.job()));
+  GW_RETURN_IF_ERROR(asks_first
+                         ? registry_->DeleteUnused(
+                               request.job(), request.has_version() ? std::optional(request.version()) : std::nullopt)
+                         : registry_->Delete(request.job()));
   return v1::DeleteJobReply();
 }
 

@@ -15,7 +15,9 @@ absl::StatusOr<std::string> PeerService::Call(std::string_view method, std::stri
   }
   return HandleUnary<v1::ExchangeRequest>(request, [this](const auto& r) -> absl::StatusOr<v1::ExchangeReply> {
     GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(r.job()));
-    return job->ExchangeNorms(r);
+    if (job->agreement() != nullptr) return job->agreement()->exchange().Take(r);
+    return absl::FailedPreconditionError(
+        absl::StrFormat("job '%s' has nothing that its shards agree on", job->job().spec().name()));
   });
 }
 

@@ -31,7 +31,7 @@ absl::Status PullSink::Handle(const transport::Message& message) {
   }
   // A message that only opens the stream asks for nothing.
   if (request.kind() == v1::PULL_UNSPECIFIED && request.bucket_end() == 0) return absl::OkStatus();
-  return job_->Pull(member_, request, out_);
+  return job_->desk().Pull(member_, request, out_);
 }
 
 void PullSink::OnClosed(absl::Status status) {

@@ -37,10 +37,10 @@ absl::Status PushSink::Handle(transport::Message message) {
   }
   if (job_ == nullptr) GW_RETURN_IF_ERROR(Open(request));
   if (message.frame.empty()) return absl::OkStatus();
-  GW_ASSIGN_OR_RETURN(const std::optional<v1::PushAck> ack, job_->PushChunk(stream_, message.frame));
+  GW_ASSIGN_OR_RETURN(const std::optional<v1::PushAck> ack, job_->intake().Take(stream_, message.frame));
   if (!ack) return absl::OkStatus();
   GW_FAILPOINT("push.before_ack");
-  return job_->Acknowledge(stream_.member, *ack, pull, out_);
+  return job_->desk().AcknowledgeFrame(stream_.member, *ack, pull, out_);
 }
 
 absl::Status PushSink::Open(const v1::PushMessage& request) {
@@ -59,7 +59,7 @@ absl::Status PushSink::Open(const v1::PushMessage& request) {
 
 void PushSink::OnClosed(absl::Status status) {
   if (job_ != nullptr) {
-    job_->AbandonStream(stream_);
+    job_->intake().AbandonStream(stream_);
     job_->Detach(stream_.member, out_);
   }
   out_->Close();

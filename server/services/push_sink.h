@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "common/transport/transport.h"
+#include "server/desk/outbox.h"
 #include "server/job/job_registry.h"
-#include "server/job/outbox.h"
 
 namespace gradwire {
 

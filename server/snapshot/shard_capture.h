@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -15,6 +16,8 @@ namespace gradwire {
 // its own part of `state`; whoever waits reads it once `missing` is 0.
 struct ShardCapture {
   ShardState state;
+  // The version at which all buckets are copied; nothing: each at its own. Constant once the first is copied.
+  std::optional<uint64_t> boundary;
   absl::Mutex mu;
   uint32_t missing ABSL_GUARDED_BY(mu) = 0;           // buckets that are not copied, or whose copy is not durable yet
   std::vector<uint32_t> reached ABSL_GUARDED_BY(mu);  // buckets that can be copied, which may have been done meanwhile

@@ -26,10 +26,10 @@ absl::Status TakeSnapshot(JobShard& shard, SnapshotFiles& files, absl::Duration 
   int attempt = 0;
   do {
     GW_RETURN_IF_ERROR(aside([&]() -> absl::Status {
-      GW_ASSIGN_OR_RETURN(capture, shard.NewCapture());
+      GW_ASSIGN_OR_RETURN(capture, shard.snapshots().NewCopy());
       return absl::OkStatus();
     }));
-    captured = shard.Capture(capture, patience);
+    captured = shard.snapshots().Gather(capture, patience);
   } while (absl::IsAborted(captured) && ++attempt < kAttempts);
   GW_RETURN_IF_ERROR(captured);
   const uint64_t version = capture->state.version;
@@ -41,8 +41,8 @@ absl::Status TakeSnapshot(JobShard& shard, SnapshotFiles& files, absl::Duration 
     return absl::OkStatus();
   }));
   // Every snapshot that stays can be gone on from: its records stay, and those of the rounds that workers may ask for.
-  shard.NoteSnapshot(version, absl::OkStatus());
-  shard.CutJournal(version, oldest);
+  shard.snapshots().NoteTaken(version, absl::OkStatus());
+  shard.log().CutBehind(version, oldest);
   spdlog::info("job {}: snapshot of version {} taken", shard.job().spec().name(), version);
   return absl::OkStatus();
 }
@@ -60,7 +60,7 @@ Snapshotter::~Snapshotter() {
     stop_ = true;
     wake_.Signal();
   }
-  shard_->CancelCapture();
+  shard_->snapshots().Cancel();
   background_.Cancel();
   thread_.join();
 }
@@ -73,9 +73,9 @@ void Snapshotter::Request() {
 
 bool Snapshotter::Due() {
   // The journal is cut behind a snapshot, a while after it.
-  const uint64_t bytes = shard_->JournalBytes();
+  const uint64_t bytes = shard_->log().Bytes();
   journal_at_last_ = std::min(journal_at_last_, bytes);
-  return shard_->WantsSnapshot() || bytes >= journal_at_last_ + journal_bytes_;
+  return shard_->log().WantsSnapshot() || bytes >= journal_at_last_ + journal_bytes_;
 }
 
 void Snapshotter::Run() {
@@ -97,10 +97,10 @@ void Snapshotter::Run() {
     const absl::Status taken =
         CatchBadAlloc("a snapshot", [&] { return TakeSnapshot(*shard_, files_, kPatience, aside); });
     if (taken.ok()) {
-      journal_at_last_ = shard_->JournalBytes();
+      journal_at_last_ = shard_->log().Bytes();
       continue;
     }
-    shard_->NoteSnapshot(0, taken);
+    shard_->snapshots().NoteTaken(0, taken);
     spdlog::warn("job {}: no snapshot was taken: {}", shard_->job().spec().name(), taken.ToString());
     pause = kRetry;
   }

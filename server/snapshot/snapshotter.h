@@ -23,7 +23,7 @@ using Aside = std::function<absl::Status(const std::function<absl::Status()>& wo
 
 // Writes a snapshot of `shard` at the version that its round in progress makes, waits for that round for at most
 // `patience`, and lets go of the snapshots and of the journal that are not needed any more. What takes long and no lock
-// is done by `aside`. Errors: those of JobShard::Capture, of `files` and of `aside`.
+// is done by `aside`. Errors: those of Snapshots::Gather, of `files` and of `aside`.
 absl::Status TakeSnapshot(JobShard& shard, SnapshotFiles& files, absl::Duration patience, const Aside& aside);
 
 // Thread-safe. Owns its thread, from construction to destruction. In memory: one copy of the shard's parameters and

@@ -9,7 +9,7 @@
 #include "common/base/status_macros.h"
 #include "common/snapshot/snapshot_files.h"
 #include "gradwire/v1/peer.pb.h"
-#include "server/job/norm_exchange.h"
+#include "server/norms/norm_exchange.h"
 #include "server/snapshot/snapshotter.h"
 #include "tests/sim/memory_check.h"
 #include "tests/sim/peer_channel.h"
@@ -193,7 +193,7 @@ void ServerProcess::Tick() {
     }
     const uint64_t short_rounds = shard->Describe(false, false).rounds().short_rounds();
     for (; short_rounds_ < short_rounds; ++short_rounds_) world_->Count(Event::kShortRound);
-    if (shard->JournalBytes() > 4 * setup_->segment_bytes && world_->Chance(0.3)) TakeSnapshot();
+    if (shard->log().Bytes() > 4 * setup_->segment_bytes && world_->Chance(0.3)) TakeSnapshot();
     if (const std::optional<TimeNs> due = shard->NextTick()) next = std::clamp(*due, world_->Now() + kMs, next);
   }
   ScheduleTick(next);
@@ -235,14 +235,14 @@ void ServerProcess::Check() {
 }
 
 void ServerProcess::TakeNormTurns(JobShard& shard) {
-  NormExchange* const exchange = shard.norm_exchange();
-  if (exchange == nullptr) return;
-  if (shard.NormsHaveWork() && !norms_scheduled_) {
+  if (shard.agreement() == nullptr) return;
+  NormExchange* const exchange = &shard.agreement()->exchange();
+  if (shard.agreement()->HasWork() && !norms_scheduled_) {
     norms_scheduled_ = true;
     world_->After(world_->Between(0, 2 * kMs), [this, here = here_] {
       if (!*here || !alive()) return;
       norms_scheduled_ = false;
-      if (const auto shard = job()) shard->PumpNorms();
+      if (const auto shard = job()) shard->agreement()->Pump();
     });
   }
   for (;;) {
@@ -274,14 +274,14 @@ void ServerProcess::TellPeer(NormExchange& exchange, size_t to) {
         absl::Status told = reply.status();
         if (reply.ok()) {
           const std::string heard = broken_ == Broken::kFate ? WithoutFate<v1::ExchangeReply>(*reply) : *reply;
-          told = shard->norm_exchange()->Answered(to, key, heard, now);
+          told = shard->agreement()->exchange().Answered(to, key, heard, now);
         }
         world_->Trace([&] {
           return absl::StrCat("shard ", shard_, " told norms of round ", key.first, " phase ", key.second, " to shard ",
                               to, ": ", told.ToString());
         });
         world_->Count(told.ok() ? Event::kShardsAgreed : Event::kPeerNotTold);
-        shard->norm_exchange()->Ended(to, told.ok(), now);
+        shard->agreement()->exchange().Ended(to, told.ok(), now);
       });
 }
 
@@ -290,7 +290,7 @@ void ServerProcess::CheckParameters(JobShard& shard) {
   const uint64_t version = shard.NewestVersion();
   if (version == checked_ || shard.Describe(false, false).version() != version) return;
   checked_ = version;
-  const auto digest = shard.Digest();
+  const auto digest = shard.digest().Get();
   if (!digest.ok()) return world_->Violate(absl::StrCat("shard ", shard_, ": ", digest.status().ToString()));
   oracle_->CheckDigest(shard_, version, *digest, absl::StrCat("shard ", shard_, " itself"));
 }
@@ -356,7 +356,7 @@ void ServerNode::TellRecovered() {
   if (setup_->async()) {
     const auto job = process_->job();
     const std::vector<uint64_t> versions =
-        job == nullptr ? std::vector<uint64_t>(setup_->layout->bucket_count()) : job->SafeVersions();
+        job == nullptr ? std::vector<uint64_t>(setup_->layout->bucket_count()) : job->log().SafeVersions();
     oracle_->RecoveredAsync(shard_, versions, process_->epoch(), may_lose, kept);
   } else {
     oracle_->Recovered(shard_, version, process_->epoch(), may_lose, kept);

@@ -53,7 +53,7 @@ double Replay(const std::string& data) {
   const auto shard = Take(JobShard::Make(stored.spec(), 0, 1, environment));
   const JournalUse use{false, 64 * kMiB, {}};
   const double seconds = Seconds([&] { Check(OpenJournal(*directory, *shard, &clock, use).status()); });
-  shard->StopSink();
+  shard->log().Stop();
   return seconds;
 }
 

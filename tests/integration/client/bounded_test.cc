@@ -166,7 +166,7 @@ TEST(BoundedStaleness, WhatWasPushedIsAppliedOrInTheResidual) {
     const v1::JobSpec spec = Bounded(Small(MakeSpec("conserved", codec, v1::OPTIMIZER_SGD, kWorkers)), 2);
     Applied applied(spec, 2);
     for (uint32_t s = 0; s < 2; ++s)
-      cluster.Create(spec, s, 2)->SetSink(std::make_unique<RecordingSink>(applied.records(s)));
+      cluster.Create(spec, s, 2)->log().SetSink(std::make_unique<RecordingSink>(applied.records(s)));
     std::vector<std::vector<std::vector<double>>> pushed(kWorkers);
     std::atomic<uint64_t> deferred{0};
     InParallel(kWorkers, [&](int w) {
@@ -285,8 +285,8 @@ TEST(BoundedStaleness, AWorkerThatWasAwayBeyondItsLeaseReturns) {
   }
 }
 
-// The shard has made all versions that it has pushed to, and has the parameters of the last one only: it has to catch up
-// with the very version that it knows to be the next.
+// The shard has made all versions that it has pushed to, and has the parameters of the last one only: it has to catch
+// up with the very version that it knows to be the next.
 TEST(BoundedStaleness, AWorkerWhoseParametersWereReplacedWhileItsConnectionWasLostGoesOn) {
   Cluster cluster(2, "grpc");
   auto proxy = std::make_unique<testing_support::TcpProxy>(cluster.addresses()[1]);
@@ -318,7 +318,8 @@ TEST(BoundedStaleness, AWorkerWhoseParametersWereReplacedWhileItsConnectionWasLo
   for (const uint64_t round : {2, 3}) run(near, round);
   ASSERT_EQ(near.session().Drain(), absl::OkStatus());
   const std::string digest = near.session().Digest();
-  ASSERT_EQ(near.session().Leave(), absl::OkStatus());  // who comes back later begins with a round that nobody is in yet
+  ASSERT_EQ(near.session().Leave(),
+            absl::OkStatus());  // who comes back later begins with a round that nobody is in yet
   proxy.reset();
   ASSERT_EQ(far.session().Drain(60'000), absl::OkStatus());
   EXPECT_EQ(far.session().version(), 4u);

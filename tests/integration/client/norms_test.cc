@@ -106,21 +106,26 @@ TEST(Norms, AreRefusedFromAPeerThatIsNone) {
   request.set_job("peer");
   request.set_shard(1);
   request.set_round(1);
-  EXPECT_EQ(shard->ExchangeNorms(request).status().code(), absl::StatusCode::kFailedPrecondition) << "its shard map";
+  EXPECT_EQ(shard->agreement()->exchange().Take(request).status().code(), absl::StatusCode::kFailedPrecondition)
+      << "its shard map";
   request.set_layout_digest(shard->layout().digest());
-  EXPECT_EQ(shard->ExchangeNorms(request).status().code(), absl::StatusCode::kInvalidArgument) << "no squares";
+  EXPECT_EQ(shard->agreement()->exchange().Take(request).status().code(), absl::StatusCode::kInvalidArgument)
+      << "no squares";
   request.set_phase(1);
-  EXPECT_EQ(shard->ExchangeNorms(request).status().code(), absl::StatusCode::kInvalidArgument) << "its phase";
+  EXPECT_EQ(shard->agreement()->exchange().Take(request).status().code(), absl::StatusCode::kInvalidArgument)
+      << "its phase";
   request.set_phase(0);
   request.set_shard(0);
-  EXPECT_EQ(shard->ExchangeNorms(request).status().code(), absl::StatusCode::kInvalidArgument) << "the shard itself";
+  EXPECT_EQ(shard->agreement()->exchange().Take(request).status().code(), absl::StatusCode::kInvalidArgument)
+      << "the shard itself";
   size_t runs = 0;
   for (uint32_t b = 0; b < shard->layout().bucket_count(); ++b) runs += shard->layout().at(b, 1).runs.size();
   request.set_shard(1);
   for (size_t i = 0; i < 2 * runs; ++i) request.mutable_sums()->add_runs(1);
-  EXPECT_TRUE(shard->ExchangeNorms(request).ok());
+  EXPECT_TRUE(shard->agreement()->exchange().Take(request).ok());
   request.set_round(100);
-  EXPECT_EQ(shard->ExchangeNorms(request).status().code(), absl::StatusCode::kFailedPrecondition) << "too far ahead";
+  EXPECT_EQ(shard->agreement()->exchange().Take(request).status().code(), absl::StatusCode::kFailedPrecondition)
+      << "too far ahead";
 }
 
 TEST(Norms, NeedTheAddressesOfAllShards) {

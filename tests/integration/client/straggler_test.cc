@@ -27,7 +27,7 @@ TEST_P(Stragglers, WhatWasPushedIsAppliedThreeOfFour) {
   spec.mutable_rounds()->set_quorum(3);
   Applied applied(spec, 2);
   for (uint32_t s = 0; s < 2; ++s)
-    cluster.Create(spec, s, 2)->SetSink(std::make_unique<RecordingSink>(applied.records(s)));
+    cluster.Create(spec, s, 2)->log().SetSink(std::make_unique<RecordingSink>(applied.records(s)));
   std::vector<std::vector<std::vector<double>>> pushed(kWorkers);
   std::vector<SessionStats> stats(kWorkers);
   std::array<std::atomic<int>, 2> emptying{};  // workers that push zeros

@@ -11,9 +11,9 @@
 #include "common/base/work_pool.h"
 #include "common/transport/sink_scope.h"
 #include "common/wire/frame.h"
-#include "server/job/address_votes.h"
 #include "server/job/job_registry.h"
-#include "server/job/tellers.h"
+#include "server/norms/address_votes.h"
+#include "server/norms/tellers.h"
 #include "server/services/dispatcher.h"
 #include "tests/unit/server/frame_maker.h"
 #include "tests/unit/server/recording_stream.h"
@@ -172,10 +172,10 @@ TEST_F(AbuseTest, TheStreamsOfOneMemberAreCounted) {
   ASSERT_NO_FATAL_FAILURE(Join());
   std::vector<std::shared_ptr<RecordingStream>> streams;
   std::vector<std::unique_ptr<transport::StreamSink>> sinks;
-  for (size_t i = 0; i <= JobShard::kMaxStreamsPerMember; ++i) {
+  for (size_t i = 0; i <= MemberStreams::kMaxPerMember; ++i) {
     streams.push_back(std::make_shared<RecordingStream>());
     sinks.push_back(Open("Pull", streams.back()));
-    EXPECT_EQ(streams.back()->finished.has_value(), i == JobShard::kMaxStreamsPerMember);
+    EXPECT_EQ(streams.back()->finished.has_value(), i == MemberStreams::kMaxPerMember);
   }
   EXPECT_EQ(streams.back()->finished->code(), absl::StatusCode::kResourceExhausted);
   sinks.front()->OnClosed(absl::OkStatus());
@@ -316,10 +316,10 @@ TEST_F(LittleMemoryTest, JobsShareTheServersMemoryAndGiveItBack) {
 TEST_F(AbuseTest, ADigestIsComputedOnceForAllWhoWaitAndAnewWhenTheParametersAreOthers) {
   Begin();
   const std::shared_ptr<JobShard> job = *registry_.Find("job");
-  const std::string before = *job->Digest();
+  const std::string before = *job->digest().Get();
   std::vector<std::string> digests(8);
   std::vector<std::thread> threads;
-  for (std::string& digest : digests) threads.emplace_back([&] { digest = *job->Digest(); });
+  for (std::string& digest : digests) threads.emplace_back([&] { digest = *job->digest().Get(); });
   for (std::thread& thread : threads) thread.join();
   EXPECT_THAT(digests, testing::Each(before));
   for (uint64_t round : {0, 1}) {
@@ -328,9 +328,9 @@ TEST_F(AbuseTest, ADigestIsComputedOnceForAllWhoWaitAndAnewWhenTheParametersAreO
     }
   }
   EXPECT_EQ(job->Describe(false, false).version(), 2u);
-  EXPECT_NE(*job->Digest(), before);
+  EXPECT_NE(*job->digest().Get(), before);
   job->Shut(absl::AbortedError("gone"));
-  EXPECT_EQ(*job->Digest(), *job->Digest());
+  EXPECT_EQ(*job->digest().Get(), *job->digest().Get());
   End();
 }
 

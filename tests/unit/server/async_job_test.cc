@@ -76,7 +76,7 @@ struct RawWorker {
   }
   // Nothing: the frame is not whole yet.
   std::optional<v1::PushAck> Chunk(const Bytes& chunk) {
-    auto ack = shard->PushChunk(stream, {&chunk, 1});
+    auto ack = shard->intake().Take(stream, {&chunk, 1});
     EXPECT_TRUE(ack.ok()) << ack.status();
     return ack.ok() ? *ack : std::nullopt;
   }
@@ -89,7 +89,7 @@ struct RawWorker {
   v1::PushAck Push(uint32_t bucket, uint64_t on, float value) { return Push(frames.Push(bucket, on, value)); }
   void Ask(const v1::PushAck& ack) {
     const v1::PullKind kind = v1::PULL_PARAMS_F32;
-    EXPECT_TRUE(shard->Acknowledge(stream.member, ack, {&kind, 1}, out).ok());
+    EXPECT_TRUE(shard->desk().AcknowledgeFrame(stream.member, ack, {&kind, 1}, out).ok());
   }
   // The versions of the parameters that were sent with acknowledgements since the last call, by bucket.
   std::map<uint32_t, uint64_t> TakeVersions() {
@@ -134,7 +134,7 @@ class AsyncJobTest : public testing::Test {
     shard_ = Make();
     auto sink = std::make_unique<KeepingSink>(&records_);
     sink_ = sink.get();
-    shard_->SetSink(std::move(sink));
+    shard_->log().SetSink(std::move(sink));
     for (const char* name : {"a", "b"}) {
       workers_.push_back(std::make_unique<RawWorker>(shard_.get(), spec_, name));
       workers_.back()->Join();
@@ -148,8 +148,8 @@ class AsyncJobTest : public testing::Test {
   RawWorker& a() { return *workers_[0]; }
   RawWorker& b() { return *workers_[1]; }
   static std::string Digest(JobShard& shard) { return shard.Describe(false, true).parameters_sha256(); }
-  static std::function<absl::Status(const JobShard::RecordVisitor&)> Read(const std::vector<journal::Record>& records) {
-    return [&records](const JobShard::RecordVisitor& visit) {
+  static std::function<absl::Status(const Recovery::RecordVisitor&)> Read(const std::vector<journal::Record>& records) {
+    return [&records](const Recovery::RecordVisitor& visit) {
       for (const journal::Record& record : records) {
         const absl::Status status = visit(record);
         if (!status.ok()) return status;
@@ -194,8 +194,8 @@ TEST_F(AsyncJobTest, ParametersWaitUntilAllThatIsInThemMayBeSeen) {
   EXPECT_EQ(a().TakeVersions(), (std::map<uint32_t, uint64_t>{{0, 3}}));
 }
 
-// The frame that beat it is merged, its version is still being made: an answer of the version before would be dropped by
-// the worker, which would wait for another one for ever.
+// The frame that beat it is merged, its version is still being made: an answer of the version before would be dropped
+// by the worker, which would wait for another one for ever.
 TEST_F(AsyncJobTest, WhatWasNotIncludedIsAnsweredWithTheVersionThatBeatIt) {
   Start();
   sink_->appended = [this] {
@@ -247,7 +247,7 @@ TEST_F(AsyncJobTest, BadFramesAreRefusedAndNothingOfThemStays) {
   EXPECT_THAT(future.message(), HasSubstr("computed on version 2, but version 1 is the newest"));
   auto flipped = b().frames.Push(0, 1, 1.0f);
   flipped[0] = testing_support::FlipBit(flipped[0], 8 * flipped[0].size() - 9);
-  EXPECT_EQ(shard_->PushChunk(b().stream, {&flipped[0], 1}).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(shard_->intake().Take(b().stream, {&flipped[0], 1}).status().code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(Digest(*shard_), before);
   EXPECT_EQ(b().Push(0, 1, 1.0f).outcome(), v1::PUSH_INCLUDED);
   const v1::PushAck again = b().Push(0, 1, 1.0f);
@@ -260,7 +260,7 @@ TEST_F(AsyncJobTest, BadFramesAreRefusedAndNothingOfThemStays) {
   pull.set_kind(v1::PULL_UPDATE);
   pull.set_version(1);
   pull.set_bucket_end(1);
-  const absl::Status update = shard_->Pull(b().stream.member, pull, b().out);
+  const absl::Status update = shard_->desk().Pull(b().stream.member, pull, b().out);
   EXPECT_EQ(update.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(update.message()), HasSubstr("pull parameters"));
 }
@@ -291,7 +291,7 @@ TEST_F(AsyncJobTest, TheJournalBringsBackTheBitsAndTheFrames) {
   }
   EXPECT_EQ(records_.back().contributions.size(), 1u);
   const std::shared_ptr<JobShard> recovered = Make();
-  const absl::Status status = recovered->Recover(nullptr, Read(records_));
+  const absl::Status status = recovered->recovery().Recover(nullptr, Read(records_));
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_EQ(Digest(*recovered), Digest(*shard_));
   RawWorker back(recovered.get(), spec_, "a");
@@ -318,20 +318,21 @@ TEST_F(AsyncJobTest, ASnapshotHasEveryBucketAtItsOwnVersion) {
   a().Push(0, 1, 0.3f);
   sink_->hold = true;
   a().Push(0, 2, 0.3f);
-  EXPECT_EQ(shard_->Capture(*shard_->NewCapture(), absl::ZeroDuration()).code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(shard_->snapshots().Gather(*shard_->snapshots().NewCopy(), absl::ZeroDuration()).code(),
+            absl::StatusCode::kDeadlineExceeded);
   sink_->Release();
-  const auto capture = *shard_->NewCapture();
-  ASSERT_EQ(shard_->Capture(capture, absl::Seconds(10)), absl::OkStatus());
+  const auto capture = *shard_->snapshots().NewCopy();
+  ASSERT_EQ(shard_->snapshots().Gather(capture, absl::Seconds(10)), absl::OkStatus());
   const ShardState& state = capture->state;
   EXPECT_EQ(state.version, 0u);
   EXPECT_EQ(state.buckets[0].ahead, 3u);
   EXPECT_EQ(state.buckets[1].ahead, 0u);
-  shard_->CutJournal(9, 9);
+  shard_->log().CutBehind(9, 9);
   EXPECT_EQ(sink_->keep_from, 9u - 4u);  // frames may be as old as their plans are kept
   b().Push(0, 1, 0.5f);                  // older than the snapshot
   sink_->Release();
   const std::shared_ptr<JobShard> recovered = Make();
-  const absl::Status status = recovered->Recover(&state, Read(records_));
+  const absl::Status status = recovered->recovery().Recover(&state, Read(records_));
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_EQ(Digest(*recovered), Digest(*shard_));
 }
@@ -343,17 +344,17 @@ TEST_F(AsyncJobTest, AStandbyFollowsToTheSameBitsAndKnowsTheFrames) {
   const std::shared_ptr<JobShard> standby = Make();
   std::vector<journal::Record> first;
   for (uint32_t b = 0; b < a().frames.buckets(); ++b) {
-    const auto copy = shard_->CopyBucket(b);
+    const auto copy = shard_->log().CopyBucket(b);
     ASSERT_TRUE(copy.ok()) << copy.status();
     ASSERT_EQ(copy->size(), 1u);
     ASSERT_EQ((*copy)[0].contributions.size(), 1u);
     first.insert(first.end(), copy->begin(), copy->end());
   }
   const std::vector<journal::Record> nothing;
-  ASSERT_TRUE(standby->Replay(nullptr, Read(nothing)).ok());
+  ASSERT_TRUE(standby->recovery().Begin(nullptr, Read(nothing)).ok());
   std::vector<journal::Record> taken;
-  standby->SetSink(std::make_unique<KeepingSink>(&taken));
-  for (const journal::Record& record : first) ASSERT_TRUE(standby->Follow(record, [] {}).ok());
+  standby->log().SetSink(std::make_unique<KeepingSink>(&taken));
+  for (const journal::Record& record : first) ASSERT_TRUE(standby->recovery().Follow(record, [] {}).ok());
   const size_t before = records_.size();
   const auto calibrated = std::find_if(records_.begin(), records_.end(), [](const journal::Record& record) {
     return record.type == journal::RecordType::kUpdate && record.bucket == 0;
@@ -361,9 +362,9 @@ TEST_F(AsyncJobTest, AStandbyFollowsToTheSameBitsAndKnowsTheFrames) {
   ASSERT_TRUE(a().frames.Follow(0, calibrated->chunks).ok());  // the plan of version 1
   a().Push(0, 1, 0.25f);
   ASSERT_EQ(records_.size(), before + 1);
-  ASSERT_TRUE(standby->Follow(records_.back(), [] {}).ok());
+  ASSERT_TRUE(standby->recovery().Follow(records_.back(), [] {}).ok());
   EXPECT_EQ(Digest(*standby), Digest(*shard_));
-  ASSERT_TRUE(standby->EndReplay().ok());
+  ASSERT_TRUE(standby->recovery().End().ok());
   RawWorker back(standby.get(), spec_, "a");
   ASSERT_TRUE(standby->Resume(back.identity, {}).ok());
   back.Attach();

@@ -143,7 +143,7 @@ TEST_F(JobShardTest, AnAnswerThatCannotBeGivenStillAcknowledges) {
   EXPECT_EQ(sent[0].kind(), v1::PULL_UPDATE);
   EXPECT_EQ(sent[0].code(), static_cast<int>(absl::StatusCode::kOutOfRange));
   EXPECT_TRUE(sent[0].last());
-  EXPECT_EQ(a.shard->Acknowledge(a.stream.member, first, std::vector{static_cast<v1::PullKind>(77)}, a.out).code(),
+  EXPECT_EQ(a.shard->desk().AcknowledgeFrame(a.stream.member, first, std::vector{static_cast<v1::PullKind>(77)}, a.out).code(),
             absl::StatusCode::kInvalidArgument);
 }
 
@@ -154,7 +154,7 @@ TEST_F(JobShardTest, DamagedChunkEndsTheStreamAndTheSameFrameCanFollow) {
   const auto frame = a.frames.Push(0, 1, 1.0f);
   for (const size_t bit : {8 * (frame[0].size() - 1), size_t{8 * 16}}) {
     const Bytes flipped = FlipBit(frame[0], bit);
-    EXPECT_EQ(shard_->PushChunk(a.stream, {&flipped, 1}).status().code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(shard_->intake().Take(a.stream, {&flipped, 1}).status().code(), absl::StatusCode::kDataLoss);
   }
   EXPECT_EQ(a.Push(frame).outcome(), v1::PUSH_INCLUDED) << "the round has waited for it";
 }
@@ -194,13 +194,13 @@ TEST_F(JobShardTest, InitialParametersThatComeAgainAreAcknowledgedOnceTheyAreWri
   Start(SmallSpec("job", 1));
   auto owned = std::make_unique<HeldSink>();
   HeldSink& sink = *owned;
-  shard_->SetSink(std::move(owned));
+  shard_->log().SetSink(std::move(owned));
   TestWorker a = Worker("a");
   ASSERT_TRUE(a.Join().ok());
   a.PushUnanswered(a.frames.Initialize(0, 1.0f));
   const std::shared_ptr<RecordingStream> first = a.pull;
   a.out->Close();
-  shard_->AbandonStream(a.stream);
+  shard_->intake().AbandonStream(a.stream);
   ASSERT_TRUE(a.Join().ok());  // on a new stream
   a.PushUnanswered(a.frames.Initialize(0, 1.0f));
   EXPECT_EQ(a.Push(a.frames.Initialize(0, 2.0f)).outcome(), v1::PUSH_REFUSED);
@@ -223,7 +223,7 @@ TEST_F(JobShardTest, AnInitializerThatIsLostBeforeItsRecordIsWrittenLeavesItsSuc
   Start(SmallSpec("job", 1));
   auto owned = std::make_unique<HeldSink>();
   HeldSink& sink = *owned;
-  shard_->SetSink(std::move(owned));
+  shard_->log().SetSink(std::move(owned));
   TestWorker a = Worker("a"), b = Worker("b");
   ASSERT_TRUE(a.Join().ok());
   ASSERT_TRUE(b.Join().ok());

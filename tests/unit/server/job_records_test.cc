@@ -23,7 +23,7 @@ TEST_F(JobShardTest, NothingIsSeenBeforeItsRecordIsWritten) {
   Start(SmallSpec("job", 2));
   auto owned = std::make_unique<HeldSink>();
   HeldSink& sink = *owned;
-  shard_->SetSink(std::move(owned));
+  shard_->log().SetSink(std::move(owned));
   TestWorker a = Worker("a"), b = Worker("b");
   ASSERT_TRUE(a.Join().ok());
   ASSERT_TRUE(b.Join().ok());
@@ -67,7 +67,7 @@ v1::JobSpec TwoWaySpec() {
 
 // Everything that the shard has of a bucket, the residual of its update codec as well, and its last updates.
 std::vector<Bytes> AllOf(JobShard& shard, uint32_t bucket) {
-  const auto records = shard.CopyBucket(bucket);
+  const auto records = shard.log().CopyBucket(bucket);
   EXPECT_TRUE(records.ok()) << records.status();
   std::vector<Bytes> all;
   for (const journal::Record& record : *records) all.insert(all.end(), record.chunks.begin(), record.chunks.end());
@@ -120,7 +120,7 @@ TEST_F(JobShardTest, TheResidualOfTheUpdateCodecIsInRecordsSnapshotsAndCopies) {
   Start(TwoWaySpec());
   auto owned = std::make_unique<HeldSink>();
   HeldSink& sink = *owned;
-  shard_->SetSink(std::move(owned));
+  shard_->log().SetSink(std::move(owned));
   TestWorker a = Worker("a"), b = Worker("b");
   ASSERT_TRUE(a.Join().ok());
   ASSERT_TRUE(b.Join().ok());
@@ -135,15 +135,15 @@ TEST_F(JobShardTest, TheResidualOfTheUpdateCodecIsInRecordsSnapshotsAndCopies) {
     b.FollowUpdate(r + 1);
   };
   for (uint64_t r = 0; r < 4; ++r) round(r);
-  const auto capture = *shard_->NewCapture();
-  ASSERT_EQ(shard_->Capture(capture, absl::Seconds(1)), absl::OkStatus());
+  const auto capture = *shard_->snapshots().NewCopy();
+  ASSERT_EQ(shard_->snapshots().Gather(capture, absl::Seconds(1)), absl::OkStatus());
   const ShardState snapshot = capture->state;
   EXPECT_EQ(snapshot.version, 4u);
   for (const ShardState::Bucket& bucket : snapshot.buckets) {
     EXPECT_THAT(bucket.update_residual, testing::Contains(testing::Ne(0.0f)));
   }
   for (uint64_t r = 4; r < 7; ++r) round(r);
-  const auto read = [&sink](const JobShard::RecordVisitor& visit) -> absl::Status {
+  const auto read = [&sink](const Recovery::RecordVisitor& visit) -> absl::Status {
     for (const journal::Record& record : sink.records) {
       // As it comes back from a file.
       const journal::EncodedRecord encoded = journal::EncodeRecord(record, 1, 0);
@@ -164,7 +164,7 @@ TEST_F(JobShardTest, TheResidualOfTheUpdateCodecIsInRecordsSnapshotsAndCopies) {
     SCOPED_TRACE(from == nullptr ? "from the journal" : "from the snapshot");
     const auto recovered = JobShard::Make(spec_, 0, 1, environment_);
     ASSERT_TRUE(recovered.ok()) << recovered.status();
-    const absl::Status status = (*recovered)->Recover(from, read);
+    const absl::Status status = (*recovered)->recovery().Recover(from, read);
     ASSERT_TRUE(status.ok()) << status;
     EXPECT_EQ((*recovered)->Describe(false, true).parameters_sha256(), Digest());
     for (uint32_t bucket = 0; bucket < a.frames.buckets(); ++bucket) {
@@ -174,10 +174,10 @@ TEST_F(JobShardTest, TheResidualOfTheUpdateCodecIsInRecordsSnapshotsAndCopies) {
   // A standby that begins with the copies has the same.
   const auto standby = JobShard::Make(spec_, 0, 1, environment_);
   ASSERT_TRUE(standby.ok()) << standby.status();
-  const absl::Status copied = (*standby)->Recover(none, [&](const JobShard::RecordVisitor& visit) {
+  const absl::Status copied = (*standby)->recovery().Recover(none, [&](const Recovery::RecordVisitor& visit) {
     absl::Status status;
     for (uint32_t bucket = 0; bucket < a.frames.buckets() && status.ok(); ++bucket) {
-      const auto records = shard_->CopyBucket(bucket);
+      const auto records = shard_->log().CopyBucket(bucket);
       if (!records.ok()) return records.status();
       for (const journal::Record& record : *records) status.Update(visit(record));
     }

@@ -67,7 +67,7 @@ struct TestWorker {
   // The acknowledgement of the whole frame; fails the test when there is none.
   v1::PushAck Push(const std::vector<Bytes>& chunks) {
     for (const Bytes& chunk : chunks) {
-      auto ack = shard->PushChunk(stream, {&chunk, 1});
+      auto ack = shard->intake().Take(stream, {&chunk, 1});
       if (!ack.ok()) {
         ADD_FAILURE() << ack.status();
         return {};
@@ -78,7 +78,7 @@ struct TestWorker {
     return {};
   }
   void Acknowledge(const v1::PushAck& ack, const std::vector<v1::PullKind>& kinds) {
-    EXPECT_TRUE(shard->Acknowledge(stream.member, ack, kinds, out).ok());
+    EXPECT_TRUE(shard->desk().AcknowledgeFrame(stream.member, ack, kinds, out).ok());
   }
   // What was sent by Acknowledge since the last call.
   std::vector<v1::PushAck> TakeAcks() {
@@ -93,7 +93,7 @@ struct TestWorker {
   // A frame that is not acknowledged yet.
   void PushUnanswered(const std::vector<Bytes>& chunks) {
     for (const Bytes& chunk : chunks) {
-      const auto ack = shard->PushChunk(stream, {&chunk, 1});
+      const auto ack = shard->intake().Take(stream, {&chunk, 1});
       ASSERT_TRUE(ack.ok()) << ack.status();
       ASSERT_FALSE(ack->has_value()) << (*ack)->DebugString();
     }
@@ -108,7 +108,7 @@ struct TestWorker {
     request.set_kind(kind);
     request.set_version(version);
     request.set_bucket_end(frames.buckets());
-    EXPECT_TRUE(shard->Pull(stream.member, request, out).ok());
+    EXPECT_TRUE(shard->desk().Pull(stream.member, request, out).ok());
   }
   std::vector<Answered> TakeAnswers() {
     std::vector<Answered> answers;

@@ -101,7 +101,7 @@ TEST_F(JobShardTest, QuorumClosesOverThePartialFrameOfTheLateWorker) {
     const auto chunks = c.frames.Push(k, round, 100.0f);
     if (chunks.size() == 1) continue;
     large = k;
-    const auto ack = shard_->PushChunk(c.stream, {&chunks[0], 1});
+    const auto ack = shard_->intake().Take(c.stream, {&chunks[0], 1});
     ASSERT_TRUE(ack.ok() && !*ack);
   }
   const int told = sooner;
@@ -124,7 +124,7 @@ TEST_F(JobShardTest, QuorumClosesOverThePartialFrameOfTheLateWorker) {
   ASSERT_GT(chunks.size(), 2u);
   absl::StatusOr<std::optional<v1::PushAck>> ack;
   for (size_t i = 1; i < chunks.size(); ++i) {
-    ack = shard_->PushChunk(c.stream, {&chunks[i], 1});
+    ack = shard_->intake().Take(c.stream, {&chunks[i], 1});
     ASSERT_TRUE(ack.ok());
     ASSERT_EQ(ack->has_value(), i + 1 == chunks.size()) << i;
   }
@@ -178,7 +178,7 @@ TEST_F(JobShardTest, LeaseEndAbandonsThePartialFrameAndTheOthersGoOn) {
   for (uint32_t k = 0; k < a.frames.buckets(); ++k) {
     const auto chunks = b.frames.Push(k, 1, 100.0f);
     if (chunks.size() > 1) {
-      const auto ack = shard_->PushChunk(b.stream, {&chunks[0], 1});
+      const auto ack = shard_->intake().Take(b.stream, {&chunks[0], 1});
       ASSERT_TRUE(ack.ok() && !*ack);
     }
   }
@@ -280,7 +280,7 @@ TEST_F(JobShardTest, ShutEndsStreamsAndRefusesWhatFollows) {
   shard_->Shut(absl::AbortedError("job 'job' was deleted"));
   EXPECT_EQ(a.pull->finished->code(), absl::StatusCode::kAborted);
   const Bytes initial = a.frames.Initialize(0, 1.0f)[0];
-  EXPECT_EQ(shard_->PushChunk(a.stream, {&initial, 1}).status().code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(shard_->intake().Take(a.stream, {&initial, 1}).status().code(), absl::StatusCode::kAborted);
   EXPECT_EQ(a.Join().status().code(), absl::StatusCode::kAborted);
 }
 

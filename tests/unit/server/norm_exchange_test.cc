@@ -1,5 +1,5 @@
 // What shards tell each other, over a real transport; the other shard is played by another NormExchange, or two.
-#include "server/job/norm_exchange.h"
+#include "server/norms/norm_exchange.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -32,7 +32,8 @@ class Place final : public transport::Service {
     if (!reply.ok()) return reply.status();
     return reply->SerializeAsString();
   }
-  absl::StatusOr<std::unique_ptr<transport::StreamSink>> Accept(transport::Method, std::shared_ptr<transport::Stream>) override {
+  absl::StatusOr<std::unique_ptr<transport::StreamSink>> Accept(transport::Method,
+                                                                std::shared_ptr<transport::Stream>) override {
     return absl::UnimplementedError("there are calls only");
   }
   void Be(NormExchange* shard) { shard_ = shard; }
@@ -77,7 +78,9 @@ class NormExchangeTest : public testing::Test {
     ADD_FAILURE() << "no agreement";
     return {};
   }
-  ShardSquares Squares(uint32_t shard, double each) const { return {std::vector<double>(sums_->runs(shard), each), {}}; }
+  ShardSquares Squares(uint32_t shard, double each) const {
+    return {std::vector<double>(sums_->runs(shard), each), {}};
+  }
 
   std::unique_ptr<Job> job_;
   std::unique_ptr<Layout> layout_;

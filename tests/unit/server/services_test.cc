@@ -135,7 +135,7 @@ TEST_F(ServicesTest, AStreamWithoutMemoryEndsAndTheNextOneWorks) {
 
 TEST_F(ServicesTest, ABucketStopsWhenTheJournalHasNoMemory) {
   ASSERT_EQ(Join(), absl::OkStatus());
-  (*registry_.Find("job"))->SetSink(std::make_unique<ExhaustedSink>());
+  (*registry_.Find("job"))->log().SetSink(std::make_unique<ExhaustedSink>());
   auto stream = std::make_shared<RecordingStream>();
   auto sink = Open(stream);
   for (uint32_t b = 0; b < frames_.buckets(); ++b) sink->OnMessage({std::string(), {frames_.Initialize(b, 1.0f)[0]}});

@@ -66,7 +66,7 @@ class SkipTest : public testing::Test {
     v1::PushAck Push(const std::vector<Bytes>& chunks) {
       v1::PushAck last;
       for (const Bytes& chunk : chunks) {
-        const auto ack = shard->PushChunk(stream, {&chunk, 1});
+        const auto ack = shard->intake().Take(stream, {&chunk, 1});
         EXPECT_TRUE(ack.ok()) << ack.status();
         if (ack.ok() && *ack) last = **ack;
       }
@@ -84,7 +84,7 @@ class SkipTest : public testing::Test {
       request.set_version(version);
       request.set_bucket_end(frames.buckets());
       answers->sent.clear();  // acknowledgements
-      EXPECT_TRUE(shard->Pull(stream.member, request, out).ok());
+      EXPECT_TRUE(shard->desk().Pull(stream.member, request, out).ok());
       std::vector<Update> updates;
       for (const transport::Message& message : std::exchange(answers->sent, {})) {
         v1::PullMessage control;
@@ -119,7 +119,7 @@ class SkipTest : public testing::Test {
     auto made = JobShard::Make(spec, 0, shards, environment_);
     ASSERT_TRUE(made.ok()) << made.status();
     shard_ = *made;
-    shard_->SetSink(std::make_unique<SeenAtOnceSink>(&records_));
+    shard_->log().SetSink(std::make_unique<SeenAtOnceSink>(&records_));
     a_ = std::make_unique<Pusher>(shard_.get(), spec, "a");
     b_ = std::make_unique<Pusher>(shard_.get(), spec, "b");
     for (uint32_t k = 0; k < a_->frames.buckets(); ++k) a_->Push(a_->frames.Initialize(k, 1.0f));
@@ -149,7 +149,7 @@ class SkipTest : public testing::Test {
     request.set_shard(1);
     request.set_round(round);
     request.mutable_sums()->set_fate(fate);
-    return shard_->ExchangeNorms(request);
+    return shard_->agreement()->exchange().Take(request);
   }
   v1::JobStatus Status(bool digest = false) { return shard_->Describe(false, digest); }
 
@@ -207,7 +207,7 @@ TEST_F(SkipTest, WhoWasAwayIsToldThatItsRoundWasSkipped) {
   applied.set_version(3);
   applied.set_bucket_end(1);
   a_->answers->sent.clear();
-  EXPECT_TRUE(shard_->Pull(a_->stream.member, applied, a_->out).ok());
+  EXPECT_TRUE(shard_->desk().Pull(a_->stream.member, applied, a_->out).ok());
   ASSERT_EQ(a_->answers->sent.size(), 1u);
   v1::PullMessage control;
   EXPECT_TRUE(control.ParseFromString(a_->answers->sent[0].control));
@@ -222,7 +222,7 @@ TEST_F(SkipTest, WhoIsAwayForTooLongIsToldThatItIsNotKnown) {
   auto made = JobShard::Make(spec, 0, 1, environment_);
   ASSERT_TRUE(made.ok()) << made.status();
   shard_ = *made;
-  shard_->SetSink(std::make_unique<SeenAtOnceSink>(&records_));
+  shard_->log().SetSink(std::make_unique<SeenAtOnceSink>(&records_));
   std::vector<std::unique_ptr<Pusher>> workers;
   for (uint64_t w = 0; w <= kAway; ++w)
     workers.push_back(std::make_unique<Pusher>(shard_.get(), spec, std::string(1, static_cast<char>('a' + w))));
@@ -251,7 +251,7 @@ TEST_F(SkipTest, WhoIsAwayForTooLongIsToldThatItIsNotKnown) {
     request.set_version(w + 2);
     request.set_bucket_end(1);
     workers[w]->answers->sent.clear();
-    EXPECT_TRUE(shard_->Pull(workers[w]->stream.member, request, workers[w]->out).ok());
+    EXPECT_TRUE(shard_->desk().Pull(workers[w]->stream.member, request, workers[w]->out).ok());
     ASSERT_EQ(workers[w]->answers->sent.size(), 1u);
     v1::PullMessage answer;
     EXPECT_TRUE(answer.ParseFromString(workers[w]->answers->sent[0].control));
@@ -285,7 +285,7 @@ TEST_F(SkipTest, ShardsDecideAlike) {
     // And so it is by this shard when it is.
     auto recovered = JobShard::Make(spec_, 0, 2, environment_);
     ASSERT_TRUE(recovered.ok()) << recovered.status();
-    const absl::Status replayed = (*recovered)->Recover(nullptr, [&](const JobShard::RecordVisitor& visit) {
+    const absl::Status replayed = (*recovered)->recovery().Recover(nullptr, [&](const Recovery::RecordVisitor& visit) {
       absl::Status status;
       for (const journal::Record& record : records_) status.Update(visit(record));
       return status;
@@ -318,12 +318,13 @@ TEST_F(SkipTest, ARoundThatWasWrittenInPartIsFinishedAsItWasBegun) {
   auto recovered = JobShard::Make(spec_, 0, 2, environment_);
   ASSERT_TRUE(recovered.ok()) << recovered.status();
   ASSERT_TRUE((*recovered)
-                  ->Recover(nullptr,
-                            [&](const JobShard::RecordVisitor& visit) {
-                              absl::Status status;
-                              for (const journal::Record& record : records_) status.Update(visit(record));
-                              return status;
-                            })
+                  ->recovery()
+                  .Recover(nullptr,
+                           [&](const Recovery::RecordVisitor& visit) {
+                             absl::Status status;
+                             for (const journal::Record& record : records_) status.Update(visit(record));
+                             return status;
+                           })
                   .ok());
   shard_->Shut(absl::CancelledError("replaced"));
   shard_ = *recovered;

@@ -49,9 +49,9 @@ class SnapshotterTest : public testing::Test {
     auto writer = std::make_unique<journal::JournalWriter>(&journal_disk_, WriterOptions(), journal::ReadResult());
     auto journal = std::make_unique<journal::Journal>(options, std::move(writer), &clock_);
     journal_ = journal.get();
-    shard_->SetSink(std::move(journal));
+    shard_->log().SetSink(std::move(journal));
   }
-  ~SnapshotterTest() override { shard_->StopSink(); }
+  ~SnapshotterTest() override { shard_->log().Stop(); }
 
   static v1::JobSpec Spec(v1::DiskFailurePolicy policy) {
     v1::JobSpec spec = SmallSpec("job", 1);
@@ -82,7 +82,7 @@ class SnapshotterTest : public testing::Test {
   }
   void Push(const std::vector<Bytes>& chunks) {
     for (const Bytes& chunk : chunks) {
-      const auto ack = shard_->PushChunk(stream_, {&chunk, 1});
+      const auto ack = shard_->intake().Take(stream_, {&chunk, 1});
       ASSERT_TRUE(ack.ok()) << ack.status();
     }
     journal_->Pump();
@@ -112,7 +112,7 @@ TEST_F(SnapshotterTest, RecordsThatWereGivenUpAreMadeGoodByASnapshot) {
   journal_disk_.set_write_error(absl::ResourceExhaustedError("no space left on device"));
   for (int i = 0; i < 6; ++i) Round();
   ASSERT_TRUE(Durability().hole());
-  EXPECT_FALSE(shard_->WantsSnapshot()) << "the disk is still full";
+  EXPECT_FALSE(shard_->log().WantsSnapshot()) << "the disk is still full";
   journal_disk_.set_write_error(absl::OkStatus());
   clock_.now += 3000 * kMs;
   journal_->Pump();
@@ -135,7 +135,7 @@ TEST_F(SnapshotterTest, RecordsThatWereGivenUpAreMadeGoodByASnapshot) {
   const absl::StatusOr<ShardState> snapshot = files.Load(round_ - 1);
   ASSERT_TRUE(snapshot.ok()) << snapshot.status();
   const std::shared_ptr<JobShard> again = *JobShard::Make(spec_, 0, 1, environment_);
-  const absl::Status recovered = again->Recover(&*snapshot, [&](const JobShard::RecordVisitor& visit) {
+  const absl::Status recovered = again->recovery().Recover(&*snapshot, [&](const Recovery::RecordVisitor& visit) {
     return journal::ReadJournal(journal_disk_, kJournal, WriterOptions().identity, false, visit).status();
   });
   ASSERT_EQ(recovered, absl::OkStatus());

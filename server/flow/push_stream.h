@@ -1,0 +1,30 @@
+// What one push stream remembers between its chunks.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "server/desk/outbox.h"
+#include "server/rounds/membership.h"
+
+namespace gradwire {
+
+// Used by one thread at a time (sinks are serial).
+struct PushStream {
+  MemberId member = 0;
+  uint64_t incarnation = 0;
+  std::string worker;
+  std::shared_ptr<Outbox> out;  // for acknowledgements that wait for the journal
+  // Frames whose remaining chunks are not merged. At most one per bucket.
+  struct Skipped {
+    uint64_t round = 0;
+    bool answered = false;      // false: its last chunk, which may ask for more, is waited for
+    uint32_t digest = 0;        // of the chunks so far: judges a repeat
+    bool not_included = false;  // it came too late: no repeat
+  };
+  std::map<uint32_t, Skipped> skipped;
+};
+
+}  // namespace gradwire

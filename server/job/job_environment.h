@@ -1,0 +1,46 @@
+// What a job gets from the server around it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/synchronization/mutex.h"
+#include "common/base/clock.h"
+#include "kernels/backend.h"
+#include "kernels/cuda/device_share.h"
+#include "server/job/memory_account.h"
+#include "server/job/update_sink.h"
+#include "server/norms/tellers.h"
+
+namespace gradwire {
+
+namespace journal {
+class Journal;
+}
+
+// Everything pointed to outlives the job.
+struct JobEnvironment {
+  kernels::Backend* backend = nullptr;
+  kernels::cuda::DeviceShare* device = nullptr;  // where the backend's memory is not the host's: the jobs' share
+  Clock* clock = nullptr;
+  uint64_t frame_limit_bytes = 0;  // one frame, all chunks
+  uint64_t job_memory_limit_bytes = 0;
+  // Of this server; a promotion raises it.
+  std::shared_ptr<std::atomic<uint64_t>> server_epoch = std::make_shared<std::atomic<uint64_t>>(0);
+  // The id of its lineage; a standby takes that of its primary.
+  std::shared_ptr<std::atomic<uint64_t>> server_lineage = std::make_shared<std::atomic<uint64_t>>(0);
+  std::function<void()> tick_sooner;  // may be empty; called without a lock held
+  // Null: norms get no threads; a simulator takes their turns (Agreement::Pump).
+  std::shared_ptr<Tellers> tellers = std::make_shared<Tellers>();
+  std::shared_ptr<absl::Mutex> digest_turn = std::make_shared<absl::Mutex>();  // see ParameterDigest
+  std::shared_ptr<MemoryAccount> account;  // of all jobs; null: only the limit of each counts
+  // Empty: journals and snapshots get threads of their own. A simulator, which takes their turns itself, is given every
+  // journal before it starts, and returns what the job is to write to.
+  std::function<std::unique_ptr<UpdateSink>(std::unique_ptr<journal::Journal>)> adopt_journal;
+  // False only where a simulator proves that it notices (RoundMachine::Rules).
+  bool recognize_repeats = true;
+};
+
+}  // namespace gradwire

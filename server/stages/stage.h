@@ -1,0 +1,42 @@
+// What becomes of a bucket whose round has closed: it passes the stages of its job, which are chosen when the job is
+// made, and ends with its pullers.
+//
+//   flow -> [turn] -> finish -> [two-way] -> [agreement] -> record -> apply -> publish -> desk
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/codec/codec.h"
+#include "common/journal/record.h"
+#include "server/desk/delivery.h"
+#include "server/job/bucket_state.h"
+#include "server/rounds/rounds.h"
+
+namespace gradwire {
+
+// Moved from stage to stage; whoever has it owns it.
+struct ClosedBucket {
+  BucketState* bucket = nullptr;
+  RoundActions::Close close;  // which round, and who is in it
+  // From finish on: the update, the version whose plan it is encoded by, and who took part (where there is a journal).
+  UpdateFrame update;
+  uint64_t plan_version = 0;
+  std::vector<journal::Contribution> who;
+  bool nonfinite = false;  // a gradient of the round is not finite
+  // From apply on: what is due to pullers.
+  std::vector<Delivery> answers;
+  // Not ok: there is no update. It passes the remaining stages all the same: the bucket stops and its pullers are told.
+  absl::Status status;
+};
+
+// One way in; one way out, to the next stage. Called without a lock held, by any thread, for the buckets of a job
+// concurrently, for one bucket in the order of its rounds. Throws nothing but std::bad_alloc.
+class Stage {
+ public:
+  virtual ~Stage() = default;
+  virtual void Pass(ClosedBucket closed) = 0;
+};
+
+}  // namespace gradwire
