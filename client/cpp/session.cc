@@ -1,5 +1,5 @@
 // The public session: validates options, owns the parts, forwards to the exchange.
-#include "client/cpp/gradwire/session.h"
+#include "client/cpp/include/gradwire/session.h"
 
 #include <algorithm>
 #include <random>

@@ -1,19 +1,23 @@
 # Build helpers: one macro to find what we depend on, one function per kind of target.
 # Every target of Gradwire is made by these, so warnings, sanitizers and floating-point rules hold everywhere.
 
+# Of this directory and those below it: a project that has Gradwire as a part keeps its own.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
-set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
-set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
-if(NOT CMAKE_BUILD_TYPE)
-  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
-endif()
 
-find_program(CCACHE_PROGRAM ccache)
-if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+# What such a project decides for all of its parts.
+if(PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+  set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  if(NOT CMAKE_BUILD_TYPE)
+    set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+  endif()
+  find_program(CCACHE_PROGRAM ccache)
+  if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+  endif()
 endif()
 
 # Bits are promised: no contraction of a*b+c, no fast-math, anywhere.
@@ -24,8 +28,8 @@ target_compile_options(gradwire_options INTERFACE
 target_include_directories(gradwire_options INTERFACE ${PROJECT_SOURCE_DIR})
 add_library(gradwire_warnings INTERFACE)
 target_compile_options(gradwire_warnings INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-unused-parameter>
-  $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Wno-unused-parameter>)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra $<$<BOOL:${GRADWIRE_WERROR}>:-Werror> -Wno-unused-parameter>
+  $<$<COMPILE_LANGUAGE:CUDA>:$<$<BOOL:${GRADWIRE_WERROR}>:-Werror=all-warnings> -Xcompiler=-Wall,-Wextra,-Wno-unused-parameter>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
   # GCC 12 and 13 warn about overlapping memcpy inside std::string operator+ (GCC bug 105651): no such overlap exists.
   target_compile_options(gradwire_warnings INTERFACE
@@ -82,12 +86,14 @@ macro(gradwire_find_dependencies)
   find_package(absl REQUIRED CONFIG)
   find_package(gRPC REQUIRED CONFIG)
   find_package(Boost 1.74 REQUIRED)  # headers: Asio, Beast
-  find_package(prometheus-cpp REQUIRED CONFIG)
-  find_package(spdlog REQUIRED CONFIG)
   find_package(hwy REQUIRED CONFIG)
-  find_package(yaml-cpp REQUIRED CONFIG)
-  if(NOT TARGET yaml-cpp::yaml-cpp)  # before 0.8
-    add_library(yaml-cpp::yaml-cpp ALIAS yaml-cpp)
+  if(GRADWIRE_PROGRAMS)
+    find_package(prometheus-cpp REQUIRED CONFIG)
+    find_package(spdlog REQUIRED CONFIG)
+    find_package(yaml-cpp REQUIRED CONFIG)
+    if(NOT TARGET yaml-cpp::yaml-cpp)  # before 0.8
+      add_library(yaml-cpp::yaml-cpp ALIAS yaml-cpp)
+    endif()
   endif()
   if(GRADWIRE_TESTS)
     find_package(GTest REQUIRED)
@@ -104,10 +110,12 @@ function(gradwire_library name)
   cmake_parse_arguments(ARG "" "" "SRCS;DEPS;PUBLIC_DEPS" ${ARGN})
   if(ARG_SRCS)
     add_library(${name} STATIC ${ARG_SRCS})
-    target_link_libraries(${name} PUBLIC gradwire_options ${ARG_PUBLIC_DEPS} PRIVATE gradwire_warnings ${ARG_DEPS})
+    # Private: who links the library compiles as they like, and has nothing of this repository on the include path.
+    target_link_libraries(${name} PRIVATE gradwire_options PUBLIC ${ARG_PUBLIC_DEPS}
+                          PRIVATE gradwire_warnings ${ARG_DEPS})
   else()
     add_library(${name} INTERFACE)
-    target_link_libraries(${name} INTERFACE gradwire_options ${ARG_PUBLIC_DEPS} ${ARG_DEPS})
+    target_link_libraries(${name} INTERFACE ${ARG_PUBLIC_DEPS} ${ARG_DEPS})
   endif()
 endfunction()
 
@@ -124,7 +132,7 @@ function(gradwire_test name)
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE gradwire_options gradwire_warnings ${ARG_DEPS} GTest::gmock GTest::gtest
                         GTest::gtest_main)
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   if(GRADWIRE_SANITIZE MATCHES thread)  # tests/tsan: makes the distribution's absl::Mutex visible
     target_sources(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests/tsan/absl_mutex.cc)
     target_link_options(${name} PRIVATE @${PROJECT_SOURCE_DIR}/tests/tsan/wrap.txt)
@@ -140,5 +148,5 @@ function(gradwire_bench name)
   cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE gradwire_options gradwire_warnings ${ARG_DEPS})
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
 endfunction()

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/cpp/gradwire/session.h"
+#include "client/cpp/include/gradwire/session.h"
 #include "common/codec/codec.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/cpp/gradwire/session.h"
+#include "client/cpp/include/gradwire/session.h"
 #include "client/cpp/internal/gradients.h"
 #include "client/cpp/internal/replica.h"
 #include "common/codec/plan/plan_window.h"

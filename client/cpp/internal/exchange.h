@@ -20,7 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "client/cpp/gradwire/session.h"
+#include "client/cpp/include/gradwire/session.h"
 #include "client/cpp/internal/exchanger.h"
 #include "client/cpp/internal/round_ledger.h"
 #include "client/cpp/internal/shard_link.h"

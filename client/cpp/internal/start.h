@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/cpp/gradwire/session.h"
+#include "client/cpp/include/gradwire/session.h"
 #include "client/cpp/internal/replica.h"
 #include "client/cpp/internal/shard_link.h"
 #include "common/codec/codec.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/cpp/gradwire/session.h"
+#include "client/cpp/include/gradwire/session.h"
 #include "tests/bench/exchange/shard_job.h"
 
 namespace gradwire::bench {
