@@ -1,0 +1,74 @@
+"""`pip wheel .`, installed into a fresh environment: its servers, its tool, its package."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import sys
+import sysconfig
+import tomllib
+import zipfile
+
+import pytest
+
+from conftest import ROOT, run, serving
+
+PACKAGE = ROOT / "client/python/gradwire"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    # Warnings as errors, which pip builds without, only for ccache: these are then the objects of build/release.
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "pip", "wheel", ROOT, "--no-build-isolation", "--no-deps", "--no-index", "-w", folder,
+        "--config-settings=cmake.define.GRADWIRE_WERROR=ON")
+    return next(folder.glob("gradwire-*.whl"))
+
+
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A new virtual environment with the wheel. It sees the packages of this one, so that torch is not fetched again."""
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    site = next(folder.glob("lib/python*/site-packages"))
+    (site / "more.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    run(sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "--no-deps", "--no-index", wheel)
+    return folder
+
+
+def test_holds_the_package_and_the_programs_alone(wheel):
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    extension = "gradwire/_core" + sysconfig.get_config_var("EXT_SUFFIX")
+    sources = {f"gradwire/{path.name}" for path in PACKAGE.iterdir() if path.suffix in (".py", ".pyi", ".typed")}
+    assert names == sources | {extension, "gradwire/bin/gradwire", "gradwire/bin/gradwire-server"}
+
+
+def test_trains_on_its_own_servers(environment, tmp_path):
+    python = environment / "bin/python"
+    where = run(python, "-c", "import gradwire; print(gradwire.__file__)", cwd=tmp_path)
+    assert pathlib.Path(where.strip()).is_relative_to(environment)
+    with serving(environment / "bin/gradwire-server", tmp_path) as addresses:
+        printed = run(python, ROOT / "client/examples/quick.py", *addresses, cwd=tmp_path)
+        assert re.fullmatch(r"loss \d+\.\d+, pushed \d+ bytes per step\n", printed), printed
+        listed = run(environment / "bin/gradwire", "job", "list", f"--servers={','.join(addresses)}")
+        assert "quick" in listed
+
+
+def test_all_say_the_same_version(environment):
+    python = environment / "bin/python"
+    code = "import importlib.metadata as m, gradwire; print(m.version('gradwire'), gradwire.__version__)"
+    package, module = run(python, "-c", code).split()
+    assert package == module
+    for program in ("gradwire", "gradwire-server"):
+        assert run(environment / "bin" / program, "--version").strip() == package
+
+
+def test_pip_builds_without_werror(tmp_path):
+    define = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["scikit-build"]["cmake"]["define"]
+    run("cmake", "-G", "Ninja", "-S", ROOT, "-B", tmp_path, "-DGRADWIRE_CUDA=OFF", f"-DPython3_EXECUTABLE={sys.executable}",
+        f"-Dpybind11_DIR={run(sys.executable, '-m', 'pybind11', '--cmakedir').strip()}",
+        *(f"-D{name}={value}" for name, value in define.items()))
+    commands = [entry["command"] for entry in json.loads((tmp_path / "compile_commands.json").read_text())]
+    assert any("client/python/src/core.cc" in command for command in commands)
+    assert not [command for command in commands if "-Werror" in command]
