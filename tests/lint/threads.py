@@ -31,7 +31,7 @@ def main() -> int:
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         return "" if done.returncode == 0 else done.stdout.replace(f"{ROOT}/", "").strip()
 
-    return report([found for found in in_parallel(check, units) if found])
+    return report(found for found in in_parallel(check, units) if found)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import tempfile
 
 from tree import ROOT, Unit, compiled, in_parallel, need, report
 
-COMMITS = 30  # are a day's work
 BATCH = 8  # files at a time
 
 
@@ -44,12 +43,9 @@ def git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout
 
 
-def base() -> str:
-    """Where this branch left the upstream one; where it has not left it, as in a clone, a day's work before."""
-    head, left = git("rev-parse", "HEAD").strip(), git("merge-base", "HEAD", "@{upstream}").strip()
-    if left and left != head:
-        return left
-    return git("rev-list", f"--max-count={COMMITS}", "--first-parent", "HEAD").split()[-1]
+def changed(base: str | None) -> list[str]:
+    """What differs from `base`, or from where this branch left the upstream one."""
+    return git("diff", "--name-only", base or git("merge-base", "HEAD", "@{upstream}").strip() or "HEAD").split()
 
 
 def main() -> int:
@@ -60,9 +56,12 @@ def main() -> int:
     parser.add_argument("files", nargs="*", help="these files alone")
     options = parser.parse_args()
     need("clang-tidy-14")
-    wanted = set(options.files or git("diff", "--name-only", options.base or base()).split())
+    wanted = set(options.files or changed(options.base))
+    if not options.all and not wanted:
+        print("nothing differs from upstream; tests/lint/tidy.py --all looks at every file")
+        return 77
     units = [unit for unit in compiled(options.like) if options.all or unit.path in wanted]
-    return report(list(dict.fromkeys(finding for found in in_parallel(check, batches(units)) for finding in found)))
+    return report(finding for found in in_parallel(check, batches(units)) for finding in found)
 
 
 if __name__ == "__main__":

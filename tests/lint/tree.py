@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 JOBS = int(os.environ.get("GRADWIRE_JOBS") or os.cpu_count() or 1)
@@ -33,11 +34,14 @@ def need(program: str) -> None:
         sys.exit(77)
 
 
-def report(found: list[str]) -> int:
-    """Prints findings; the exit status of a gate."""
+def report(found: Iterable[str]) -> int:
+    """Prints findings as they come, each once; the exit status of a gate."""
+    told = set()
     for finding in found:
-        print(finding)
-    return 1 if found else 0
+        if finding not in told:
+            print(finding, flush=True)
+        told.add(finding)
+    return 1 if told else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +57,7 @@ def compiled(build: pathlib.Path | None = None) -> list[Unit]:
     generated files and settings serve for this one."""
     if build is None:
         subprocess.run(["bash", "-c", f"source {shlex.quote(str(ROOT / 'deploy/lib.sh'))}; build lint gradwire_generated"],
-                       check=True)
+                       env={**os.environ, "GRADWIRE_UNITY": ""}, check=True)
         build = ROOT / "build/lint"
     home = build.parent.parent
     units = {}
@@ -72,14 +76,10 @@ def compiled(build: pathlib.Path | None = None) -> list[Unit]:
     return sorted(units.values(), key=lambda unit: unit.path)
 
 
-def in_parallel(call, units: list) -> list:
-    """Results in the order of `units`."""
+def in_parallel(call, units: list):
+    """Results in the order of `units`, each as soon as it is there."""
     with concurrent.futures.ThreadPoolExecutor(JOBS) as pool:
-        results = []
-        for result in pool.map(call, units):
-            results.append(result)
+        for done, result in enumerate(pool.map(call, units), 1):
+            yield result
             if sys.stderr.isatty():
-                print(f"\r{len(results)}/{len(units)}", end="", file=sys.stderr)
-        if sys.stderr.isatty():
-            print(file=sys.stderr)
-        return results
+                print(f"\r{done}/{len(units)}", end="", file=sys.stderr)

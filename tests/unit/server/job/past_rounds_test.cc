@@ -11,7 +11,7 @@ namespace {
 using testing_support::SmallSpec;
 using testing_support::TestJob;
 
-UpdateFrame Update(uint64_t round, bool skipped = false) {
+UpdateFrame UpdateOfRound(uint64_t round, bool skipped = false) {
   UpdateFrame update;
   update.chunks.push_back(Bytes::Copy(std::vector<uint8_t>(4, static_cast<uint8_t>(round))));
   update.skipped = skipped;
@@ -40,7 +40,7 @@ TEST_F(PastRoundsTest, UpdatesAreRetainedUpToTheirNumber) {
   absl::MutexLock lock(&bucket.mu);
   for (uint64_t round = 0; round < 10; ++round) {
     ++bucket.version;
-    past().Keep(bucket, Update(round), {});
+    past().Keep(bucket, UpdateOfRound(round), {});
   }
   const size_t most = RetainedUpdates(job_->parts().job);
   ASSERT_EQ(bucket.updates.size(), most);
@@ -58,7 +58,7 @@ TEST_F(PastRoundsTest, SkippedRoundsAreOwedToWhoMayAsk) {
   absl::MutexLock lock(&bucket.mu);
   for (uint64_t round = 0; round < 10; ++round) {
     ++bucket.version;
-    past().Keep(bucket, Update(round, /*skipped=*/round == 2), {});
+    past().Keep(bucket, UpdateOfRound(round, /*skipped=*/round == 2), {});
   }
   ASSERT_EQ(bucket.owed.size(), 1u);
   EXPECT_TRUE(bucket.owed.contains(3)) << "by the version that round 2 made";
@@ -82,7 +82,7 @@ TEST_F(PastRoundsTest, ACopyIsTheStateAndTheUpdatesThatMadeIt) {
   absl::MutexLock lock(&bucket.mu);
   for (uint64_t round = 0; round < 4; ++round) {
     ++bucket.version;
-    past().Keep(bucket, Update(round), {{1, "a", 1, 5, true, round}});
+    past().Keep(bucket, UpdateOfRound(round), {{1, "a", 1, 5, true, round}});
   }
   const std::vector<journal::Record> records = past().CopyOf(bucket);
   ASSERT_GT(records.size(), bucket.updates.size());
@@ -104,7 +104,7 @@ TEST_F(PastRoundsTest, OfAsynchronousRoundsTheStateTellsWhichFramesAreInIt) {
   BucketState& bucket = job_->bucket(0);
   absl::MutexLock lock(&bucket.mu);
   bucket.version = 10;
-  past().Keep(bucket, Update(9), {});
+  past().Keep(bucket, UpdateOfRound(9), {});
   EXPECT_TRUE(bucket.updates.empty());
   const std::vector<journal::Record> records = past().CopyOf(bucket);
   ASSERT_EQ(records.size(), 1u);
