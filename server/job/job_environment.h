@@ -39,7 +39,7 @@ struct JobEnvironment {
   // Empty: journals and snapshots get threads of their own. A simulator, which takes their turns itself, is given every
   // journal before it starts, and returns what the job is to write to.
   std::function<std::unique_ptr<UpdateSink>(std::unique_ptr<journal::Journal>)> adopt_journal;
-  // False only where a simulator proves that it notices (RoundMachine::Rules).
+  // False only where a simulator proves that it notices (JointRounds::Rules).
   bool recognize_repeats = true;
 };
 

@@ -8,6 +8,32 @@
 #include "server/job/job_shard.h"
 
 namespace gradwire {
+namespace {
+
+absl::Status CheckNotBehind(const JobParts& parts, uint64_t other_version) ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts.mu) {
+  const std::optional<uint64_t> most_apart = parts.rounds->MostApart();
+  if (!most_apart || other_version <= parts.rounds->round() + *most_apart) return absl::OkStatus();
+  return absl::DataLossError(absl::StrFormat(
+      "job '%s': shard %d is at version %d%s, another shard is at version %d: this server lost what lies between, or "
+      "has "
+      "a copy of another time. Stop the servers and bring all shards to one version with `gradwire restore`, or delete "
+      "the job",
+      parts.job.spec().name(), parts.shard_index, parts.rounds->round(),
+      parts.rounds->initialized() ? "" : " and has no parameters", other_version));
+}
+
+absl::StatusOr<MemberId> FindMember(const JobParts& parts, const v1::WorkerIdentity& identity)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts.mu) {
+  GW_RETURN_IF_ERROR(parts.shut);
+  absl::StatusOr<MemberId> member = parts.rounds->membership().Find(identity.worker(), identity.incarnation());
+  if (!member.ok()) {
+    return absl::Status(member.status().code(), absl::StrFormat("job '%s': %s", parts.job.spec().name(),
+                                                                std::string(member.status().message())));
+  }
+  return member;
+}
+
+}  // namespace
 
 absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity, uint64_t not_before,
                                              bool may_initialize, uint64_t other_version) {
@@ -18,7 +44,7 @@ absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity,
     absl::MutexLock lock(&parts_.mu);
     GW_RETURN_IF_ERROR(parts_.shut);
     version = parts_.rounds->round();
-    const absl::Status not_behind = CheckNotBehind(other_version);
+    const absl::Status not_behind = CheckNotBehind(parts_, other_version);
     if (not_behind.ok()) {
       GW_RETURN_IF_ERROR(CheckNameFree(identity));
       outcome = parts_.rounds->Join(identity.worker(), identity.incarnation(), not_before, may_initialize,
@@ -26,7 +52,7 @@ absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity,
     } else {
       outcome = not_behind;
       // It joined before it knew of the others.
-      const absl::StatusOr<MemberId> member = FindMember(identity);
+      const absl::StatusOr<MemberId> member = FindMember(parts_, identity);
       if (member.ok()) parts_.rounds->Leave(*member, parts_.environment.clock->Now(), &actions);
     }
     if (outcome.ok()) parts_.traffic.Open(outcome->id);
@@ -63,18 +89,6 @@ void JobShard::NoteGone(const std::vector<Member>& gone, const std::string& why)
                  member.incarnation, why, parts_.rounds->membership().members().size());
   }
   if (!gone.empty()) used_ = parts_.environment.clock->Now();
-}
-
-absl::Status JobShard::CheckNotBehind(uint64_t other_version) const {
-  const std::optional<uint64_t> most_apart = parts_.rounds->MostApart();
-  if (!most_apart || other_version <= parts_.rounds->round() + *most_apart) return absl::OkStatus();
-  return absl::DataLossError(absl::StrFormat(
-      "job '%s': shard %d is at version %d%s, another shard is at version %d: this server lost what lies between, or "
-      "has "
-      "a copy of another time. Stop the servers and bring all shards to one version with `gradwire restore`, or delete "
-      "the job",
-      parts_.job.spec().name(), parts_.shard_index, parts_.rounds->round(),
-      parts_.rounds->initialized() ? "" : " and has no parameters", other_version));
 }
 
 absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identity, const Rounds::ResumePoint& point) {
@@ -137,20 +151,10 @@ v1::JoinReply JobShard::ReplyTo(const Rounds::JoinOutcome& outcome) {
   return reply;
 }
 
-absl::StatusOr<MemberId> JobShard::FindMember(const v1::WorkerIdentity& identity) {
-  GW_RETURN_IF_ERROR(parts_.shut);
-  absl::StatusOr<MemberId> member = parts_.rounds->membership().Find(identity.worker(), identity.incarnation());
-  if (!member.ok()) {
-    return absl::Status(member.status().code(), absl::StrFormat("job '%s': %s", parts_.job.spec().name(),
-                                                                std::string(member.status().message())));
-  }
-  return member;
-}
-
 absl::StatusOr<v1::HeartbeatReply> JobShard::Heartbeat(const v1::HeartbeatRequest& request) {
   RoundActions actions;  // an election closes and opens nothing
   absl::MutexLock lock(&parts_.mu);
-  GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(request.identity()));
+  GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(parts_, request.identity()));
   parts_.rounds->Renew(member, parts_.environment.clock->Now());
   parts_.rounds->SetMayInitialize(member, request.may_initialize(), &actions);
   parts_.traffic.NoteSanitized(member, request.sanitized_elements());
@@ -169,7 +173,7 @@ absl::Status JobShard::Leave(const v1::LeaveRequest& request) {
   MemberId member = 0;
   {
     absl::MutexLock lock(&parts_.mu);
-    GW_ASSIGN_OR_RETURN(member, FindMember(request.identity()));
+    GW_ASSIGN_OR_RETURN(member, FindMember(parts_, request.identity()));
     parts_.traffic.NoteSanitized(member, request.sanitized_elements());
     parts_.rounds->Leave(member, parts_.environment.clock->Now(), &actions);
     NoteGone(actions.lost, "left");
@@ -224,7 +228,7 @@ void JobShard::SetAddresses(MemberId member, const std::vector<std::string>& add
 
 absl::StatusOr<MemberId> JobShard::Attach(const v1::WorkerIdentity& identity, std::shared_ptr<Outbox> out) {
   absl::MutexLock lock(&parts_.mu);
-  GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(identity));
+  GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(parts_, identity));
   if (streams_.CountOf(member) >= MemberStreams::kMaxPerMember) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "job '%s' worker '%s': it has %d streams open, at most %d may be: end one first", parts_.job.spec().name(),

@@ -117,8 +117,8 @@ bool JobShard::Unused() const {
 
 bool JobShard::RoundInProgress() const {
   absl::MutexLock lock(&parts_.mu);
-  return parts_.shut.ok() && parts_.rounds->open() && parts_.rounds->MembersOfRound() > 0 &&
-         parts_.rounds->RoundHasContributions();
+  const Rounds::Status status = parts_.rounds->status();
+  return parts_.shut.ok() && parts_.rounds->open() && status.members > 0 && status.has_contributions;
 }
 
 TimeNs JobShard::UnusedFor() const {

@@ -119,9 +119,7 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   // Carries out what the rounds decided. No lock is held.
   void Run(const RoundActions& actions);
   void DropMember(const Member& member);
-  absl::StatusOr<MemberId> FindMember(const v1::WorkerIdentity& identity) ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   absl::Status CheckNameFree(const v1::WorkerIdentity& identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
-  absl::Status CheckNotBehind(uint64_t other_version) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   // To the log, and to the workers that stay.
   void NoteGone(const std::vector<Member>& gone, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   v1::JoinReply ReplyTo(const Rounds::JoinOutcome& outcome);

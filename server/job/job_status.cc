@@ -59,11 +59,12 @@ v1::JobStatus JobShard::Describe(bool with_details, bool with_digest) {
   absl::MutexLock lock(&parts_.mu);
   status.set_initialized(parts_.rounds->initialized() || (parts_.replaying && version > 0));
   v1::RoundStatus& rounds = *status.mutable_rounds();
+  const Rounds::Status now_open = parts_.rounds->status();
   rounds.set_open_round(parts_.rounds->round());
-  rounds.set_members(parts_.rounds->MembersOfRound());
+  rounds.set_members(now_open.members);
   rounds.set_open(parts_.rounds->open());
-  rounds.set_deadline_ms(static_cast<double>(parts_.rounds->deadline().value_or(0)) / kNsPerStatusMs);
-  rounds.set_short_rounds(parts_.rounds->short_rounds());
+  rounds.set_deadline_ms(static_cast<double>(now_open.deadline.value_or(0)) / kNsPerStatusMs);
+  rounds.set_short_rounds(now_open.short_rounds);
   rounds.set_nonfinite_rounds(nonfinite_rounds);
   const bool unused = parts_.rounds->membership().members().empty();
   status.set_joined(static_cast<uint32_t>(parts_.rounds->membership().members().size()));
@@ -104,7 +105,7 @@ MemoryUse JobShard::MeasureMemory() {
   }
   use.in_flight = parts_.in_flight.bytes();
   absl::MutexLock lock(&parts_.mu);
-  use.histories = parts_.rounds->histories();
+  use.histories = parts_.rounds->status().histories;
   use.totals = parts_.traffic.workers();
   return use;
 }

@@ -13,8 +13,8 @@
 #include "common/job/round_mode.h"
 #include "server/flow/async_flow.h"
 #include "server/flow/round_flow.h"
-#include "server/rounds/async_machine.h"
-#include "server/rounds/round.h"
+#include "server/rounds/async_rounds.h"
+#include "server/rounds/joint_rounds.h"
 
 namespace gradwire {
 namespace {
@@ -29,16 +29,16 @@ ArraysLimit LimitOfArrays(const JobEnvironment& environment) {
 
 std::unique_ptr<Rounds> MakeRounds(const Job& job, const Layout& layout, const JobEnvironment& environment) {
   if (IsAsync(job)) {
-    AsyncMachine::Rules rules;
+    AsyncRounds::Rules rules;
     rules.buckets = layout.bucket_count();
     rules.window = PlansKept(job);
     rules.needs_initialization = job.keeps_parameters();
     rules.recognize_repeats = environment.recognize_repeats;
     rules.membership.max_workers = job.spec().max_workers();
     rules.membership.lease_ns = job.spec().lease_ms() * kNsPerMs;
-    return std::make_unique<AsyncMachine>(rules);
+    return std::make_unique<AsyncRounds>(rules);
   }
-  RoundMachine::Rules rules;
+  JointRounds::Rules rules;
   rules.buckets = layout.bucket_count();
   rules.min_workers = job.spec().min_workers();
   rules.needs_initialization = job.keeps_parameters();
@@ -49,7 +49,7 @@ std::unique_ptr<Rounds> MakeRounds(const Job& job, const Layout& layout, const J
   rules.deviations = job.spec().rounds().deviations();
   rules.staleness = job.spec().rounds().staleness();
   rules.rounds_per_step = RoundsPerStep(job);
-  return std::make_unique<RoundMachine>(rules);
+  return std::make_unique<JointRounds>(rules);
 }
 
 // ResourceExhausted: `bytes` do not fit beside the other jobs of this server.

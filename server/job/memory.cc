@@ -12,14 +12,14 @@
 #include "common/job/round_mode.h"
 #include "common/job/update_codec.h"
 #include "server/job/job_arrays.h"
-#include "server/rounds/async_machine.h"
-#include "server/rounds/round.h"
+#include "server/rounds/async_rounds.h"
+#include "server/rounds/joint_rounds.h"
 
 namespace gradwire {
 namespace {
 
 constexpr uint64_t kFrameOverheadBytes = 4096;  // headers, learning rates, exponents of small buckets
-constexpr uint64_t kPlanBytes = 8;             // of a run, in frames that carry nothing else: more than any codec's
+constexpr uint64_t kPlanBytes = 8;              // of a run, in frames that carry nothing else: more than any codec's
 // Partial frames of this many workers are held at once; more are refused and come again in the next round.
 constexpr uint64_t kFramesInFlight = 8;
 // A worker that joins is still being sent the version that it starts from when the others pull the next one.
@@ -35,6 +35,25 @@ uint64_t UpdateBound(const Codec& codec, uint64_t elements) {
   const uint64_t dense = DenseBound(elements);
   if (!codec.sparse()) return dense + kFrameOverheadBytes;
   return std::min<uint64_t>(dense, codec.accumulator_bytes()) + kFrameOverheadBytes;
+}
+
+// What the kind of a job's rounds means for what it holds.
+struct RoundNeeds {
+  uint32_t open = 1;              // that frames are merged into at once
+  bool pulls_updates = true;      // and the optimizer's state; else nothing but parameters is pulled
+  uint64_t waiting_versions = 0;  // serialized ones that wait for their pullers, beside kSerializedVersions
+  uint64_t plans = 0;             // of older versions, kept for each bucket
+  uint32_t frames_known = 0;      // of each worker and bucket
+  uint64_t frames_in_flight = 0;
+};
+
+RoundNeeds NeedsOf(const Job& job) {
+  const uint32_t staleness = job.spec().rounds().staleness();
+  const uint64_t workers = std::max<uint32_t>(1, job.spec().max_workers());
+  // Every worker may be sent a version of its own.
+  if (IsAsync(job)) return {1, false, job.spec().max_workers(), PlansKept(job), AsyncRounds::kFramesKnown, workers};
+  // While a version waits for the disk, as many more may follow.
+  return {1 + staleness, true, staleness, 0, JointRounds::FramesKnown(staleness), std::min(kFramesInFlight, workers)};
 }
 
 // Of unsigned numbers; the largest one where the result does not fit.
@@ -83,12 +102,12 @@ LayoutSize EstimateLayout(const Job& job, uint32_t shard_count) {
 
 uint64_t LayoutBytes(const Job& job, uint32_t shard_count) { return EstimateLayout(job, shard_count).bytes; }
 
-uint64_t MaxUploadBytes(uint64_t elements) { 
+uint64_t MaxUploadBytes(uint64_t elements) {
   constexpr uint64_t kOfHeaders = 64;  // headers of chunks and segments are less than one in so many bytes
   return elements * sizeof(float) + elements * sizeof(float) / kOfHeaders + 2 * kFrameOverheadBytes;
 }
 
-uint32_t OpenRounds(const Job& job) { return IsAsync(job) ? 1 : 1 + job.spec().rounds().staleness(); }
+uint32_t OpenRounds(const Job& job) { return NeedsOf(job).open; }
 uint32_t RetainedUpdates(const Job& job) { return 1 + OpenRounds(job); }
 uint32_t OwedUpdates(const Job& job) { return 3 + OpenRounds(job); }
 uint32_t MaxWaitersPerMember(const Job& job) { return 4 * OpenRounds(job); }
@@ -99,8 +118,7 @@ std::string MemoryBound::ToString() const {
       "%d, snapshot "
       "%d, journal %d, shard map %d, histories of workers %d, frames in flight %d)%s",
       total(), parameters, moments, residuals, accumulators, updates, serialized, snapshot, journal, layout, histories,
-      in_flight,
-      device == 0 ? "" : absl::StrFormat(" and %d bytes of device memory", device));
+      in_flight, device == 0 ? "" : absl::StrFormat(" and %d bytes of device memory", device));
 }
 
 MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
@@ -108,10 +126,8 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
   MemoryBound bound;
   uint64_t largest_frame = 0;
   uint64_t round_updates = 0;
-  const bool async = IsAsync(job);
-  // While a version waits for the disk, as many more may follow. With asynchronous rounds every worker may be sent a
-  // version of its own.
-  const uint64_t serialized_versions = kSerializedVersions + (async ? job.spec().max_workers() : OpenRounds(job) - 1);
+  const RoundNeeds rounds = NeedsOf(job);
+  const uint64_t serialized_versions = kSerializedVersions + rounds.waiting_versions;
   for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
     const uint64_t elements = layout.at(b, shard).elements;
     const Codec* codec = b < codecs.size() ? codecs[b].get() : nullptr;
@@ -125,12 +141,12 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
         bound.moments += elements * sizeof(float) * static_cast<uint64_t>(job.moments());
       }
       const uint64_t state = elements * sizeof(float) * static_cast<uint64_t>(1 + job.moments());
-      bound.serialized += serialized_versions * (async ? elements * sizeof(float) : state);
+      bound.serialized += serialized_versions * (rounds.pulls_updates ? state : elements * sizeof(float));
       if (job.durable()) bound.snapshot += state;
     }
     if (job.durable()) bound.snapshot += residual;
     bound.serialized += serialized_versions * kFrameOverheadBytes;
-    if (async) bound.accumulators += PlansKept(job) * (layout.at(b, shard).runs.size() + sizeof(RoundPlan));
+    bound.accumulators += rounds.plans * (layout.at(b, shard).runs.size() + sizeof(RoundPlan));
     if (codec != nullptr) {
       const DeviceNeeds needs = codec->device_needs();
       bound.accumulators +=
@@ -141,7 +157,7 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
       if (two_way) bound.accumulators += 3 * DenseBound(elements);
       const uint64_t plan = layout.at(b, shard).runs.size() * kPlanBytes + kFrameOverheadBytes;
       const uint64_t owed = codec->defers() ? update : SkipsNonFinite(job) ? plan : 0;
-      if (!async) bound.updates += RetainedUpdates(job) * update + OwedUpdates(job) * owed;
+      if (rounds.pulls_updates) bound.updates += RetainedUpdates(job) * update + OwedUpdates(job) * owed;
       round_updates += two_way ? update + mean : update;
     }
     largest_frame = std::max(largest_frame, elements * 5 + kFrameOverheadBytes);
@@ -157,16 +173,12 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
     bound.updates += 2 * runs * sizeof(uint64_t) + runs * norms * sizeof(double) * (3 + OpenRounds(job));
   }
   bound.layout = LayoutBytes(job, layout.shard_count());
-  const uint32_t staleness = job.spec().rounds().staleness();
-  const uint64_t known = async ? AsyncMachine::kFramesKnown : RoundMachine::FramesKnown(staleness);
-  bound.histories = PushHistory::MaxBytes(layout.bucket_count(), known, job.spec().max_workers());
+  bound.histories = PushHistory::MaxBytes(layout.bucket_count(), rounds.frames_known, job.spec().max_workers());
   const v1::DurabilitySpec& durability = job.spec().durability();
   if (durability.level() == v1::DURABILITY_INTERVAL || durability.on_failure() == v1::DISK_FAILURE_CONTINUE) {
     bound.journal = std::min(kMaxJournalBytes, Multiply(kJournalRounds, round_updates));
   }
-  const uint64_t workers = std::max<uint32_t>(1, job.spec().max_workers());
-  const uint64_t frames = async ? workers : std::min<uint64_t>(kFramesInFlight, workers);
-  bound.in_flight = frames * std::min(largest_frame, frame_limit_bytes);
+  bound.in_flight = rounds.frames_in_flight * std::min(largest_frame, frame_limit_bytes);
   return bound;
 }
 
@@ -177,8 +189,9 @@ uint64_t MaxUnsentBytes(const Job& job, const Layout& layout, uint32_t shard,
     const uint64_t elements = layout.at(b, shard).elements;
     const uint64_t values = job.keeps_parameters() ? 1 + static_cast<uint64_t>(job.moments()) : 0;
     round += elements * sizeof(float) * values + kFrameOverheadBytes;
+    if (!NeedsOf(job).pulls_updates) continue;
     // As it is compressed it may be longer than as it is.
-    if (!IsAsync(job)) round += std::max(UpdateBound(*codecs[b], elements), DenseBound(elements) + kFrameOverheadBytes);
+    round += std::max(UpdateBound(*codecs[b], elements), DenseBound(elements) + kFrameOverheadBytes);
   }
   return 2 * (2 + OpenRounds(job)) * round;
 }

@@ -15,8 +15,8 @@ MemberId MakeMemberId(std::string_view worker, uint64_t incarnation) {
 absl::StatusOr<Membership::Joined> Membership::Join(std::string_view worker, uint64_t incarnation, uint64_t start_round,
                                                     TimeNs now) {
   if (!IsName(worker)) {
-    return absl::InvalidArgumentError(absl::StrFormat("worker name of %d bytes is not 1 to %d of [A-Za-z0-9._-]",
-                                                      worker.size(), kMaxNameBytes));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("worker name of %d bytes is not 1 to %d of [A-Za-z0-9._-]", worker.size(), kMaxNameBytes));
   }
   Joined joined;
   joined.id = MakeMemberId(worker, incarnation);
@@ -72,6 +72,11 @@ absl::StatusOr<MemberId> Membership::Find(std::string_view worker, uint64_t inca
         std::string(worker), incarnation, members_.at(it->second).incarnation));
   }
   return id;
+}
+
+absl::Status Membership::CheckNotSuperseded(std::string_view worker, uint64_t incarnation) const {
+  const absl::Status found = Find(worker, incarnation).status();
+  return absl::IsNotFound(found) ? absl::OkStatus() : found;
 }
 
 const Member* Membership::Get(MemberId id) const {

@@ -55,6 +55,8 @@ class Membership {
   void NoteFrame(MemberId id, uint64_t round);
   // Errors: NotFound (never joined, left, or the lease ended), FailedPrecondition (superseded); both say to join again.
   absl::StatusOr<MemberId> Find(std::string_view worker, uint64_t incarnation) const;
+  // FailedPrecondition: another incarnation took its place. Ok also where it is no member.
+  absl::Status CheckNotSuperseded(std::string_view worker, uint64_t incarnation) const;
   const Member* Get(MemberId id) const;
   void Renew(MemberId id, TimeNs now);
   void SetMayInitialize(MemberId id, bool may_initialize);

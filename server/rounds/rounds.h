@@ -1,5 +1,5 @@
 // What the owner of a job's rounds on one shard (JobShard) asks of them and has to carry out, whatever the job's mode:
-// RoundMachine for rounds that are closed over several workers, AsyncMachine where every frame makes a version.
+// JointRounds for rounds that are closed over several workers, AsyncRounds where every frame makes a version.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Contribution {
 };
 using Contributions = std::map<MemberId, Contribution>;
 
-// What the owner has to do after an event, in this order. Appended to, never cleared, by the machine.
+// What the owner has to do after an event, in this order. Appended to, never cleared, by the rounds.
 struct RoundActions {
   struct Close {
     uint32_t bucket = 0;
@@ -78,6 +78,15 @@ class Rounds {
     uint64_t nothing_known_before = 0;  // the same, of anybody: records are missing
   };
 
+  // Of the open round, or the one that will open next, for who looks on.
+  struct Status {
+    uint32_t members = 0;
+    bool has_contributions = false;  // some members have contributed, others not
+    std::optional<TimeNs> deadline;  // for those who are late
+    uint64_t short_rounds = 0;       // that closed without a member, since the start
+    size_t histories = 0;            // incarnations of which is known what was merged; bounded: see PushHistory
+  };
+
   virtual ~Rounds() = default;
 
   // A newcomer; JoinOutcome says where it starts. `not_before`: a worker of several shards asks every one for the
@@ -97,7 +106,7 @@ class Rounds {
   // Errors: FailedPrecondition as Resume, those of Join.
   virtual absl::StatusOr<JoinOutcome> CatchUp(std::string_view worker, uint64_t incarnation, uint64_t not_before,
                                               TimeNs now, RoundActions* actions) = 0;
-  // Takes a fresh machine, with parameters, to where a journal ends. Workers get a fresh lease.
+  // Takes fresh rounds, with parameters, to where a journal ends. Workers get a fresh lease.
   virtual void Restore(const Recovered& recovered, TimeNs now) = 0;
   // Before Restore: a frame that is in a record of the journal.
   virtual void RestoreContribution(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) = 0;
@@ -149,13 +158,8 @@ class Rounds {
   virtual bool InRound(const Member& member) const = 0;
   // The open round lacks a frame of this member.
   virtual bool Awaits(const Member& member) const = 0;
-  virtual uint32_t MembersOfRound() const = 0;
-  // Some members have contributed to the open round, others not.
-  virtual bool RoundHasContributions() const = 0;
-  virtual uint64_t short_rounds() const = 0;  // that closed without a member, since the start
-  virtual std::optional<TimeNs> deadline() const = 0;
   virtual const Membership& membership() const = 0;
-  virtual size_t histories() const = 0;  // incarnations of which is known what was merged; bounded: see PushHistory
+  virtual Status status() const = 0;
 };
 
 }  // namespace gradwire

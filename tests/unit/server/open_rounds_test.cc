@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/rounds/round.h"
+#include "server/rounds/joint_rounds.h"
 
 namespace gradwire {
 namespace {
@@ -16,13 +16,13 @@ namespace {
 class OpenRoundsTest : public testing::Test {
  protected:
   void Make(uint32_t buckets, uint32_t workers, uint32_t staleness) {
-    RoundMachine::Rules rules;
+    JointRounds::Rules rules;
     rules.buckets = buckets;
     rules.min_workers = workers;
     rules.needs_initialization = false;
     rules.staleness = staleness;
     rules.membership = {.max_workers = 8, .lease_ns = 1000};
-    machine_ = std::make_unique<RoundMachine>(rules);
+    machine_ = std::make_unique<JointRounds>(rules);
     ids_.clear();
     for (uint32_t w = 0; w < workers; ++w) {
       ids_.push_back(machine_->Join(std::string(1, static_cast<char>('a' + w)), 1, 0, false, 0, &actions_)->id);
@@ -33,7 +33,7 @@ class OpenRoundsTest : public testing::Test {
     return *machine_->Complete(ids_[worker], bucket, round, 7, 0, &actions_);
   }
 
-  std::unique_ptr<RoundMachine> machine_;
+  std::unique_ptr<JointRounds> machine_;
   RoundActions actions_;
   std::vector<MemberId> ids_;
 };
@@ -88,12 +88,12 @@ TEST_F(OpenRoundsTest, ANewcomerStartsBehindTheRoundsThatHaveBegunToClose) {
 
 TEST_F(OpenRoundsTest, RestoredBucketsMayBeRoundsApart) {
   Make(2, 1, 2);
-  RoundMachine::Rules rules;
+  JointRounds::Rules rules;
   rules.buckets = 2;
   rules.needs_initialization = false;
   rules.staleness = 2;
   rules.membership = {.max_workers = 8, .lease_ns = 1000};
-  RoundMachine machine(rules);
+  JointRounds machine(rules);
   machine.RestoreContribution(ids_[0], 0, 5, 50);
   machine.Restore({.round = 4, .versions = {6, 4}, .workers = {{"a", 1}}, .known_from = 0}, 0);
   EXPECT_EQ(machine.NextBoundary(), 6u);

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "server/rounds/joint_rounds.h"
 #include "server/rounds/lateness.h"
 #include "server/rounds/push_history.h"
-#include "server/rounds/round.h"
 
 namespace gradwire {
 namespace {
@@ -20,14 +20,14 @@ constexpr TimeNs kQuorumLease = 100'000;
 class QuorumTest : public testing::Test {
  protected:
   void Make(uint32_t buckets, uint32_t workers, uint32_t quorum, double deviations = 6) {
-    RoundMachine::Rules rules;
+    JointRounds::Rules rules;
     rules.buckets = buckets;
     rules.min_workers = workers;
     rules.needs_initialization = false;
     rules.quorum = quorum;
     rules.deviations = deviations;
     rules.membership = {.max_workers = 8, .lease_ns = kQuorumLease};
-    machine_ = std::make_unique<RoundMachine>(rules);
+    machine_ = std::make_unique<JointRounds>(rules);
     for (uint32_t w = 0; w < workers; ++w) {
       const auto joined = machine_->Join(std::string(1, static_cast<char>('a' + w)), 1, 0, false, now_, &actions_);
       ids_.push_back(joined->id);
@@ -59,7 +59,7 @@ class QuorumTest : public testing::Test {
     return round;
   }
 
-  std::unique_ptr<RoundMachine> machine_;
+  std::unique_ptr<JointRounds> machine_;
   RoundActions actions_;
   std::vector<MemberId> ids_;
   TimeNs now_ = 0;
@@ -69,7 +69,7 @@ TEST_F(QuorumTest, WaitsForEverybodyUntilThereIsSomethingToLearnFrom) {
   Make(1, 4, 3);
   now_ = 1;
   for (uint32_t w = 0; w < 3; ++w) Push(w, 0);
-  EXPECT_FALSE(machine_->deadline().has_value());
+  EXPECT_FALSE(machine_->status().deadline.has_value());
   now_ = kQuorumLease - 1;
   EXPECT_FALSE(TickCloses());
   EXPECT_EQ(*machine_->NextTick(), kQuorumLease);  // a lease, not a deadline
@@ -80,7 +80,7 @@ TEST_F(QuorumTest, WaitsForEverybodyUntilThereIsSomethingToLearnFrom) {
 TEST_F(QuorumTest, ClosesOverTheLateOneAtTheDeadlineAndNotBefore) {
   Make(1, 4, 3);
   const uint64_t round = Learn(100, 4);
-  ASSERT_EQ(machine_->deadline(), 100);  // they were all as late
+  ASSERT_EQ(machine_->status().deadline, 100);  // they were all as late
   now_ += 1000;
   for (uint32_t w = 0; w < 3; ++w) Push(w, round);
   EXPECT_EQ(*machine_->NextTick(), now_ + 100);
@@ -90,7 +90,7 @@ TEST_F(QuorumTest, ClosesOverTheLateOneAtTheDeadlineAndNotBefore) {
   ASSERT_TRUE(TickCloses());
   EXPECT_EQ(actions_.close[0].contributors, 3u);
   EXPECT_EQ(actions_.close[0].contributions.size(), 3u);
-  EXPECT_EQ(machine_->short_rounds(), 1u);
+  EXPECT_EQ(machine_->status().short_rounds, 1u);
   EXPECT_EQ(Push(3, round), PushVerdict::kNotIncluded);
   EXPECT_EQ(machine_->round(), round + 1);
 }
@@ -149,7 +149,7 @@ TEST_F(QuorumTest, WhoHasNotSentAnEarlierRoundIsNotWaitedFor) {
 TEST_F(QuorumTest, LateFramesTeachUntilTheRoundWouldTakeTwiceAsLong) {
   Make(1, 4, 3);
   uint64_t round = Learn(100, 4);
-  EXPECT_EQ(machine_->deadline(), 100);
+  EXPECT_EQ(machine_->status().deadline, 100);
   // The last one becomes slow for good. The others begin when a round opens, whenever it comes.
   const auto go = [&](int rounds, TimeNs late) {
     for (int i = 0; i < rounds; ++i, ++round) {
@@ -167,10 +167,10 @@ TEST_F(QuorumTest, LateFramesTeachUntilTheRoundWouldTakeTwiceAsLong) {
     }
   };
   go(40, 400);
-  EXPECT_EQ(machine_->deadline(), 400);
+  EXPECT_EQ(machine_->status().deadline, 400);
   // Slower still: what is waited for is bounded by what the quorum takes.
   go(80, 5000);
-  EXPECT_EQ(machine_->deadline(), 1000);
+  EXPECT_EQ(machine_->status().deadline, 1000);
 }
 
 TEST_F(QuorumTest, OneLongPauseIsAnOutlier) {
@@ -181,7 +181,7 @@ TEST_F(QuorumTest, OneLongPauseIsAnOutlier) {
   ASSERT_TRUE(TickCloses());
   now_ += 50'000;
   EXPECT_EQ(Push(3, round), PushVerdict::kNotIncluded);
-  EXPECT_EQ(machine_->deadline(), 100);
+  EXPECT_EQ(machine_->status().deadline, 100);
 }
 
 TEST_F(QuorumTest, DeadlineIsMedianAndDeviations) {
@@ -314,14 +314,14 @@ TEST(PushHistory, ForgetsWhoIsLongestAwayAndSaysSo) {
 
 // A snapshot is on disk, and the records that made its version are not: nobody is told that its frame was not merged.
 TEST(PushHistory, WhatMissingRecordsWouldSayIsNotGuessed) {
-  RoundMachine::Rules rules;
+  JointRounds::Rules rules;
   rules.buckets = 1;
   rules.needs_initialization = false;
   rules.membership = {.max_workers = 2, .lease_ns = 1000};
-  RoundMachine machine(rules);
+  JointRounds machine(rules);
   const MemberId a = MakeMemberId("a", 1);
   machine.RestoreContribution(a, 0, 4, 7);  // rounds 5 and 6 are in the snapshot alone
-  RoundMachine::Recovered recovered;
+  JointRounds::Recovered recovered;
   recovered.round = 7;
   recovered.versions = {7};
   recovered.workers = {{"a", 1}};
@@ -336,19 +336,19 @@ TEST(PushHistory, WhatMissingRecordsWouldSayIsNotGuessed) {
 // What a standby is sent names every incarnation that ever was: of those before the last ones nothing is kept.
 TEST(PushHistory, StaysBoundedWhileRecordsAreReplayed) {
   constexpr uint64_t kRounds = 500;
-  RoundMachine::Rules rules;
+  JointRounds::Rules rules;
   rules.buckets = 2;
   rules.needs_initialization = false;
   rules.membership = {.max_workers = 100, .lease_ns = 1000};
-  RoundMachine machine(rules);
+  JointRounds machine(rules);
   const auto name = [](uint64_t worker) { return "w" + std::to_string(worker); };
   // 100 workers in every round, one of which is another one than in the round before.
   for (uint64_t round = 0; round < kRounds; ++round)
     for (uint32_t bucket = 0; bucket < rules.buckets; ++bucket)
       for (uint64_t worker = round; worker < round + 100; ++worker)
         machine.RestoreContribution(MakeMemberId(name(worker), 1), bucket, round, 7);
-  EXPECT_LE(machine.histories(), 100u);
-  RoundMachine::Recovered recovered;
+  EXPECT_LE(machine.status().histories, 100u);
+  JointRounds::Recovered recovered;
   recovered.round = kRounds;
   recovered.versions = {kRounds, kRounds};
   for (uint64_t worker = kRounds - 1; worker < kRounds + 99; ++worker) recovered.workers.push_back({name(worker), 1});
@@ -358,7 +358,7 @@ TEST(PushHistory, StaysBoundedWhileRecordsAreReplayed) {
   RoundActions actions;
   machine.Tick(1000, &actions);
   EXPECT_EQ(actions.lost.size(), 100u);
-  EXPECT_LE(machine.histories(), 100u);
+  EXPECT_LE(machine.status().histories, 100u);
 }
 
 // Workers of random speed that are lost and come back: every frame is answered with what happened to it, and what
@@ -368,7 +368,7 @@ TEST(RoundProperties, EveryFrameIsMergedOnceOrNotIncluded) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
     const auto below = [&random](uint32_t n) { return static_cast<uint32_t>(random() % n); };
-    RoundMachine::Rules rules;
+    JointRounds::Rules rules;
     rules.buckets = 1 + below(3);
     const uint32_t workers = 2 + below(4);
     rules.min_workers = 1 + below(workers);
@@ -376,7 +376,7 @@ TEST(RoundProperties, EveryFrameIsMergedOnceOrNotIncluded) {
     rules.quorum = below(workers + 1);
     rules.deviations = 3;
     rules.membership = {.max_workers = workers, .lease_ns = 400};
-    RoundMachine machine(rules);
+    JointRounds machine(rules);
     TimeNs now = 0;
     RoundActions actions;
     struct Worker {

@@ -16,13 +16,13 @@
 
 namespace gradwire {
 
-class AsyncMachine final : public Rounds {
+class AsyncRounds final : public Rounds {
  public:
   struct Rules {
     uint32_t buckets = 0;
     uint32_t window = 1;  // frames computed on the last so many versions are merged
     bool needs_initialization = true;
-    bool recognize_repeats = true;  // as in RoundMachine
+    bool recognize_repeats = true;  // as in JointRounds
     Membership::Rules membership;
   };
 
@@ -30,7 +30,7 @@ class AsyncMachine final : public Rounds {
   // answered.
   static constexpr uint32_t kFramesKnown = 2;
 
-  explicit AsyncMachine(const Rules& rules);
+  explicit AsyncRounds(const Rules& rules);
 
   // A newcomer takes the newest version of every bucket, whichever that is: start_version is 0.
   absl::StatusOr<JoinOutcome> Join(std::string_view worker, uint64_t incarnation, uint64_t not_before,
@@ -75,12 +75,13 @@ class AsyncMachine final : public Rounds {
   bool MustInitialize(MemberId id) const override { return initialization_.Chosen(id); }
   bool InRound(const Member&) const override { return true; }
   bool Awaits(const Member&) const override { return false; }
-  uint32_t MembersOfRound() const override { return static_cast<uint32_t>(membership_.members().size()); }
-  bool RoundHasContributions() const override { return false; }
-  uint64_t short_rounds() const override { return 0; }
-  std::optional<TimeNs> deadline() const override { return std::nullopt; }
   const Membership& membership() const override { return membership_; }
-  size_t histories() const override { return history_.incarnations(); }
+  Status status() const override {
+    Status status;
+    status.members = static_cast<uint32_t>(membership_.members().size());
+    status.histories = history_.incarnations();
+    return status;
+  }
 
  private:
   absl::StatusOr<JoinOutcome> Enter(std::string_view worker, uint64_t incarnation, bool may_initialize, TimeNs now,

@@ -1,5 +1,5 @@
-// What is merged, what closes, what opens; see round.h.
-#include "server/rounds/round.h"
+// What is merged, what closes, what opens; see joint_rounds.h.
+#include "server/rounds/joint_rounds.h"
 
 #include <algorithm>
 #include <limits>
@@ -15,7 +15,7 @@ constexpr TimeNs kAtOnce = std::numeric_limits<TimeNs>::min();
 
 }  // namespace
 
-RoundMachine::RoundMachine(const Rules& rules)
+JointRounds::JointRounds(const Rules& rules)
     : rules_(rules),
       membership_(rules.membership),
       history_(rules.buckets, FramesKnown(rules.staleness), rules.membership.max_workers),
@@ -24,18 +24,18 @@ RoundMachine::RoundMachine(const Rules& rules)
   for (uint32_t i = 0; i <= rules_.staleness; ++i) rounds_.push_back(NewRound(0));
 }
 
-RoundMachine::Round RoundMachine::NewRound(TimeNs now) const {
+JointRounds::Round JointRounds::NewRound(TimeNs now) const {
   Round round;
   round.opened = now;
   round.buckets.resize(rules_.buckets);
   return round;
 }
 
-RoundMachine::Round* RoundMachine::Find(uint64_t round) {
+JointRounds::Round* JointRounds::Find(uint64_t round) {
   return round < round_ || round - round_ >= rounds_.size() ? nullptr : &rounds_[round - round_];
 }
 
-void RoundMachine::Restore(const Recovered& recovered, TimeNs now) {
+void JointRounds::Restore(const Recovered& recovered, TimeNs now) {
   round_ = recovered.round;
   recovered_versions_ = recovered.versions;
   initialization_.Finish();
@@ -57,11 +57,11 @@ void RoundMachine::Restore(const Recovered& recovered, TimeNs now) {
   }
 }
 
-void RoundMachine::RestoreContribution(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) {
+void JointRounds::RestoreContribution(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) {
   history_.Restore(id, bucket, round, digest);
 }
 
-absl::Status RoundMachine::CheckRound(MemberId id, uint32_t bucket, uint64_t round) const {
+absl::Status JointRounds::CheckRound(MemberId id, uint32_t bucket, uint64_t round) const {
   if (bucket >= rules_.buckets) {
     return absl::InvalidArgumentError(
         absl::StrFormat("bucket %d does not exist: this job has %d", bucket, rules_.buckets));
@@ -77,7 +77,7 @@ absl::Status RoundMachine::CheckRound(MemberId id, uint32_t bucket, uint64_t rou
   return absl::OkStatus();
 }
 
-absl::StatusOr<PushVerdict> RoundMachine::Classify(MemberId id, uint32_t bucket, uint64_t round) const {
+absl::StatusOr<PushVerdict> JointRounds::Classify(MemberId id, uint32_t bucket, uint64_t round) const {
   GW_RETURN_IF_ERROR(CheckRound(id, bucket, round));
   if (rules_.recognize_repeats && history_.Find(id, bucket, round) != nullptr) return PushVerdict::kDuplicate;
   const Round* open = Find(round);
@@ -91,12 +91,12 @@ absl::StatusOr<PushVerdict> RoundMachine::Classify(MemberId id, uint32_t bucket,
   return over || membership_.Get(id)->start_round > round ? PushVerdict::kNotIncluded : PushVerdict::kAccept;
 }
 
-absl::Status RoundMachine::Repeat(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) const {
+absl::Status JointRounds::Repeat(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) const {
   return history_.CheckSame(id, bucket, round, digest);
 }
 
-absl::StatusOr<PushVerdict> RoundMachine::Complete(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest,
-                                                   TimeNs now, RoundActions* actions) {
+absl::StatusOr<PushVerdict> JointRounds::Complete(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest,
+                                                  TimeNs now, RoundActions* actions) {
   GW_ASSIGN_OR_RETURN(const PushVerdict verdict, Classify(id, bucket, round));
   if (verdict == PushVerdict::kDuplicate) GW_RETURN_IF_ERROR(Repeat(id, bucket, round, digest));
   if (verdict != PushVerdict::kAccept) return verdict;
@@ -115,8 +115,8 @@ absl::StatusOr<PushVerdict> RoundMachine::Complete(MemberId id, uint32_t bucket,
   return full ? PushVerdict::kNotIncluded : verdict;
 }
 
-absl::StatusOr<PushVerdict> RoundMachine::Abstain(MemberId id, uint32_t bucket, uint64_t round, TimeNs now,
-                                                  RoundActions* actions) {
+absl::StatusOr<PushVerdict> JointRounds::Abstain(MemberId id, uint32_t bucket, uint64_t round, TimeNs now,
+                                                 RoundActions* actions) {
   GW_ASSIGN_OR_RETURN(const PushVerdict verdict, Classify(id, bucket, round));
   if (verdict != PushVerdict::kAccept) return verdict;
   Find(round)->buckets[bucket].contributions[id] = {false, 0, round};
@@ -126,7 +126,7 @@ absl::StatusOr<PushVerdict> RoundMachine::Abstain(MemberId id, uint32_t bucket, 
   return verdict;
 }
 
-void RoundMachine::NoteCame(MemberId id, uint32_t bucket, uint64_t round, TimeNs now) {
+void JointRounds::NoteCame(MemberId id, uint32_t bucket, uint64_t round, TimeNs now) {
   membership_.NoteFrame(id, round);
   BucketRound& open = Find(round)->buckets[bucket];
   if (rules_.quorum == 0 || open.contributions.size() < rules_.quorum) return;
@@ -135,12 +135,12 @@ void RoundMachine::NoteCame(MemberId id, uint32_t bucket, uint64_t round, TimeNs
   lateness_.NoteQuorum(round, Find(round)->opened, now);
 }
 
-void RoundMachine::NoteLate(MemberId id, uint64_t round, TimeNs now) {
+void JointRounds::NoteLate(MemberId id, uint64_t round, TimeNs now) {
   membership_.NoteFrame(id, round);
   if (rules_.quorum > 0) lateness_.NoteAfterClose(round, now);
 }
 
-std::optional<TimeNs> RoundMachine::CloseTime(uint64_t round, uint32_t bucket, bool* missing) const {
+std::optional<TimeNs> JointRounds::CloseTime(uint64_t round, uint32_t bucket, bool* missing) const {
   const BucketRound& open = Find(round)->buckets[bucket];
   if (!open_ || open.closed || (round > round_ && !Find(round - 1)->buckets[bucket].closed)) return std::nullopt;
   bool anyone = false;
@@ -165,7 +165,7 @@ std::optional<TimeNs> RoundMachine::CloseTime(uint64_t round, uint32_t bucket, b
   return deadline ? std::optional<TimeNs>(*open.quorum_at + *deadline) : std::nullopt;
 }
 
-std::optional<TimeNs> RoundMachine::NextClose() const {
+std::optional<TimeNs> JointRounds::NextClose() const {
   std::optional<TimeNs> next;
   if (rules_.quorum == 0) return next;
   for (uint32_t b = 0; b < rules_.buckets; ++b) {
@@ -177,7 +177,7 @@ std::optional<TimeNs> RoundMachine::NextClose() const {
   return next;
 }
 
-void RoundMachine::CloseIfDue(uint64_t round, uint32_t bucket, TimeNs now, RoundActions* actions) {
+void JointRounds::CloseIfDue(uint64_t round, uint32_t bucket, TimeNs now, RoundActions* actions) {
   // The bucket of the round behind it may have been complete before.
   for (; Find(round) != nullptr; ++round) {
     bool missing = false;
@@ -193,13 +193,13 @@ void RoundMachine::CloseIfDue(uint64_t round, uint32_t bucket, TimeNs now, Round
   }
 }
 
-void RoundMachine::Regather() {
+void JointRounds::Regather() {
   if (!gathered_ || membership_.members().size() >= rules_.min_workers || RoundHasContributions()) return;
   gathered_ = false;
   open_ = false;
 }
 
-void RoundMachine::Advance(TimeNs now, RoundActions* actions) {
+void JointRounds::Advance(TimeNs now, RoundActions* actions) {
   ElectInitializer(actions);
   Regather();
   if (!open_) {
@@ -218,7 +218,7 @@ void RoundMachine::Advance(TimeNs now, RoundActions* actions) {
   }
 }
 
-void RoundMachine::OpenNext(TimeNs now, RoundActions* actions) {
+void JointRounds::OpenNext(TimeNs now, RoundActions* actions) {
   short_rounds_ += rounds_[0].is_short ? 1 : 0;
   rounds_.pop_front();
   rounds_.push_back(NewRound(now));
@@ -227,7 +227,7 @@ void RoundMachine::OpenNext(TimeNs now, RoundActions* actions) {
   actions->opened = round_;
 }
 
-uint64_t RoundMachine::NextVersionOf(uint32_t bucket) const {
+uint64_t JointRounds::NextVersionOf(uint32_t bucket) const {
   uint64_t next = round_;
   for (const Round& round : rounds_) {
     if (!round.buckets[bucket].closed) break;
@@ -236,7 +236,7 @@ uint64_t RoundMachine::NextVersionOf(uint32_t bucket) const {
   return next;
 }
 
-std::optional<uint64_t> RoundMachine::NextBoundary() const {
+std::optional<uint64_t> JointRounds::NextBoundary() const {
   uint64_t next = round_;
   for (const Round& round : rounds_) {
     if (round.closed == 0) break;
@@ -245,19 +245,27 @@ std::optional<uint64_t> RoundMachine::NextBoundary() const {
   return next;
 }
 
-uint32_t RoundMachine::MembersOfRound() const {
+Rounds::Status JointRounds::status() const {
+  return {.members = MembersOfRound(),
+          .has_contributions = RoundHasContributions(),
+          .deadline = rules_.quorum == 0 ? std::nullopt : lateness_.Deadline(),
+          .short_rounds = short_rounds_,
+          .histories = history_.incarnations()};
+}
+
+uint32_t JointRounds::MembersOfRound() const {
   const auto& members = membership_.members();
   return static_cast<uint32_t>(
       std::count_if(members.begin(), members.end(), [this](const auto& m) { return InRound(m.second); }));
 }
 
-bool RoundMachine::Awaits(const Member& member) const {
+bool JointRounds::Awaits(const Member& member) const {
   return open_ && InRound(member) &&
          std::any_of(rounds_[0].buckets.begin(), rounds_[0].buckets.end(),
                      [&](const BucketRound& b) { return !b.closed && !b.contributions.contains(member.id); });
 }
 
-bool RoundMachine::RoundHasContributions() const {
+bool JointRounds::RoundHasContributions() const {
   return std::any_of(rounds_.begin(), rounds_.end(), [](const Round& round) {
     return std::any_of(round.buckets.begin(), round.buckets.end(),
                        [](const BucketRound& b) { return b.closed || !b.contributions.empty(); });

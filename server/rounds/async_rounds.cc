@@ -1,5 +1,5 @@
-// See async_machine.h.
-#include "server/rounds/async_machine.h"
+// See async_rounds.h.
+#include "server/rounds/async_rounds.h"
 
 #include <algorithm>
 #include <string>
@@ -9,12 +9,7 @@
 #include "common/base/status_macros.h"
 
 namespace gradwire {
-namespace {
-
-
-}  // namespace
-
-AsyncMachine::AsyncMachine(const Rules& rules)
+AsyncRounds::AsyncRounds(const Rules& rules)
     : rules_(rules),
       membership_(rules.membership),
       history_(rules.buckets, kFramesKnown, rules.membership.max_workers),
@@ -22,13 +17,13 @@ AsyncMachine::AsyncMachine(const Rules& rules)
       versions_(rules.buckets),
       recovered_(rules.buckets) {}
 
-uint64_t AsyncMachine::round() const {
+uint64_t AsyncRounds::round() const {
   const auto least = std::min_element(versions_.begin(), versions_.end());
   return least == versions_.end() ? 0 : *least;
 }
 
-absl::StatusOr<Rounds::JoinOutcome> AsyncMachine::Enter(std::string_view worker, uint64_t incarnation,
-                                                        bool may_initialize, TimeNs now, RoundActions* actions) {
+absl::StatusOr<Rounds::JoinOutcome> AsyncRounds::Enter(std::string_view worker, uint64_t incarnation,
+                                                       bool may_initialize, TimeNs now, RoundActions* actions) {
   std::vector<Member> lost;
   for (const auto& [id, member] : membership_.members()) {
     if (member.worker == worker && member.incarnation != incarnation) lost.push_back(member);
@@ -41,15 +36,15 @@ absl::StatusOr<Rounds::JoinOutcome> AsyncMachine::Enter(std::string_view worker,
   return JoinOutcome{joined.id, 0, MustInitialize(joined.id), false};
 }
 
-absl::StatusOr<Rounds::JoinOutcome> AsyncMachine::Join(std::string_view worker, uint64_t incarnation,
-                                                       uint64_t /*not_before*/, bool may_initialize, TimeNs now,
-                                                       RoundActions* actions) {
+absl::StatusOr<Rounds::JoinOutcome> AsyncRounds::Join(std::string_view worker, uint64_t incarnation,
+                                                      uint64_t /*not_before*/, bool may_initialize, TimeNs now,
+                                                      RoundActions* actions) {
   GW_ASSIGN_OR_RETURN(const JoinOutcome outcome, Enter(worker, incarnation, may_initialize, now, actions));
   history_.Begin(outcome.id);
   return outcome;
 }
 
-absl::Status AsyncMachine::CheckNothingLost(std::string_view worker, const ResumePoint& point) const {
+absl::Status AsyncRounds::CheckNothingLost(std::string_view worker, const ResumePoint& point) const {
   if (point.versions.size() > versions_.size()) {
     return absl::InvalidArgumentError(absl::StrFormat("worker '%s' names versions of %d buckets; the job has %d",
                                                       std::string(worker), point.versions.size(), versions_.size()));
@@ -65,10 +60,9 @@ absl::Status AsyncMachine::CheckNothingLost(std::string_view worker, const Resum
   return absl::OkStatus();
 }
 
-absl::StatusOr<Rounds::JoinOutcome> AsyncMachine::Resume(std::string_view worker, uint64_t incarnation,
-                                                         const ResumePoint& point, TimeNs now, RoundActions* actions) {
-  const absl::Status found = membership_.Find(worker, incarnation).status();
-  if (!found.ok() && !absl::IsNotFound(found)) return found;  // superseded
+absl::StatusOr<Rounds::JoinOutcome> AsyncRounds::Resume(std::string_view worker, uint64_t incarnation,
+                                                        const ResumePoint& point, TimeNs now, RoundActions* actions) {
+  GW_RETURN_IF_ERROR(membership_.CheckNotSuperseded(worker, incarnation));
   GW_RETURN_IF_ERROR(CheckNothingLost(worker, point));
   if (!initialized()) {
     return absl::FailedPreconditionError(
@@ -79,14 +73,14 @@ absl::StatusOr<Rounds::JoinOutcome> AsyncMachine::Resume(std::string_view worker
   return outcome;
 }
 
-absl::StatusOr<Rounds::JoinOutcome> AsyncMachine::CatchUp(std::string_view worker, uint64_t, uint64_t, TimeNs,
-                                                          RoundActions*) {
+absl::StatusOr<Rounds::JoinOutcome> AsyncRounds::CatchUp(std::string_view worker, uint64_t, uint64_t, TimeNs,
+                                                         RoundActions*) {
   return absl::FailedPreconditionError(absl::StrFormat(
       "worker '%s' asks to catch up: with asynchronous rounds a worker goes on with what it has (JoinRequest.resume)",
       std::string(worker)));
 }
 
-void AsyncMachine::Restore(const Recovered& recovered, TimeNs now) {
+void AsyncRounds::Restore(const Recovered& recovered, TimeNs now) {
   versions_ = recovered.versions;
   recovered_ = recovered.versions;
   initialization_.Finish();
@@ -98,11 +92,11 @@ void AsyncMachine::Restore(const Recovered& recovered, TimeNs now) {
   }
 }
 
-void AsyncMachine::RestoreContribution(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) {
+void AsyncRounds::RestoreContribution(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) {
   history_.Restore(id, bucket, round, digest);
 }
 
-void AsyncMachine::Leave(MemberId id, TimeNs, RoundActions* actions) {
+void AsyncRounds::Leave(MemberId id, TimeNs, RoundActions* actions) {
   const Member* member = membership_.Get(id);
   if (member == nullptr) return;
   const std::vector<Member> lost = {*member};
@@ -111,7 +105,7 @@ void AsyncMachine::Leave(MemberId id, TimeNs, RoundActions* actions) {
   Lose(lost, actions);
 }
 
-void AsyncMachine::Tick(TimeNs now, RoundActions* actions) {
+void AsyncRounds::Tick(TimeNs now, RoundActions* actions) {
   std::vector<Member> lost;
   for (const auto& [id, member] : membership_.members()) {
     if (member.lease_end <= now) lost.push_back(member);
@@ -121,25 +115,25 @@ void AsyncMachine::Tick(TimeNs now, RoundActions* actions) {
   if (!lost.empty()) Lose(lost, actions);
 }
 
-void AsyncMachine::Lose(const std::vector<Member>& lost, RoundActions* actions) {
+void AsyncRounds::Lose(const std::vector<Member>& lost, RoundActions* actions) {
   actions->lost.insert(actions->lost.end(), lost.begin(), lost.end());
   if (initialization_.Elect(membership_)) actions->restart_initialization = true;
 }
 
-void AsyncMachine::SetMayInitialize(MemberId id, bool may_initialize, RoundActions* actions) {
+void AsyncRounds::SetMayInitialize(MemberId id, bool may_initialize, RoundActions* actions) {
   membership_.SetMayInitialize(id, may_initialize);
   Lose({}, actions);
 }
 
-absl::Status AsyncMachine::CheckInitializer(MemberId id, uint32_t bucket) const {
+absl::Status AsyncRounds::CheckInitializer(MemberId id, uint32_t bucket) const {
   return initialization_.Check(membership_, id, bucket);
 }
 
-void AsyncMachine::Initialized(MemberId id, uint32_t bucket, TimeNs, RoundActions*) {
+void AsyncRounds::Initialized(MemberId id, uint32_t bucket, TimeNs, RoundActions*) {
   if (CheckInitializer(id, bucket).ok()) initialization_.Uploaded(bucket);
 }
 
-absl::StatusOr<PushVerdict> AsyncMachine::Classify(MemberId id, uint32_t bucket, uint64_t round) const {
+absl::StatusOr<PushVerdict> AsyncRounds::Classify(MemberId id, uint32_t bucket, uint64_t round) const {
   if (bucket >= rules_.buckets) {
     return absl::InvalidArgumentError(
         absl::StrFormat("bucket %d does not exist: this job has %d", bucket, rules_.buckets));
@@ -169,12 +163,12 @@ absl::StatusOr<PushVerdict> AsyncMachine::Classify(MemberId id, uint32_t bucket,
   return calibrated || version - round >= rules_.window ? PushVerdict::kNotIncluded : PushVerdict::kAccept;
 }
 
-absl::Status AsyncMachine::Repeat(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) const {
+absl::Status AsyncRounds::Repeat(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest) const {
   return history_.CheckSame(id, bucket, round, digest);
 }
 
-absl::StatusOr<PushVerdict> AsyncMachine::Complete(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest,
-                                                   TimeNs, RoundActions* actions) {
+absl::StatusOr<PushVerdict> AsyncRounds::Complete(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest, TimeNs,
+                                                  RoundActions* actions) {
   GW_ASSIGN_OR_RETURN(const PushVerdict verdict, Classify(id, bucket, round));
   if (verdict == PushVerdict::kDuplicate) GW_RETURN_IF_ERROR(Repeat(id, bucket, round, digest));
   if (verdict != PushVerdict::kAccept) return verdict;
@@ -187,7 +181,7 @@ absl::StatusOr<PushVerdict> AsyncMachine::Complete(MemberId id, uint32_t bucket,
   return verdict;
 }
 
-absl::StatusOr<PushVerdict> AsyncMachine::Abstain(MemberId id, uint32_t bucket, uint64_t round, TimeNs, RoundActions*) {
+absl::StatusOr<PushVerdict> AsyncRounds::Abstain(MemberId id, uint32_t bucket, uint64_t round, TimeNs, RoundActions*) {
   return Classify(id, bucket, round);
 }
 

@@ -1,16 +1,16 @@
-// Who takes part, from when on, and who sends the initial parameters; see round.h.
+// Who takes part, from when on, and who sends the initial parameters; see joint_rounds.h.
 #include <algorithm>
 #include <string>
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "server/rounds/round.h"
+#include "server/rounds/joint_rounds.h"
 
 namespace gradwire {
 
-absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Join(std::string_view worker, uint64_t incarnation,
-                                                             uint64_t not_before, bool may_initialize, TimeNs now,
-                                                             RoundActions* actions) {
+absl::StatusOr<JointRounds::JoinOutcome> JointRounds::Join(std::string_view worker, uint64_t incarnation,
+                                                           uint64_t not_before, bool may_initialize, TimeNs now,
+                                                           RoundActions* actions) {
   if (not_before > round_ + kMaxRoundsAhead) {
     return absl::InvalidArgumentError(absl::StrFormat(
         "worker '%s' asks to start at round %d; round %d is open and at most %d rounds ahead are allowed",
@@ -37,7 +37,7 @@ absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Join(std::string_view wo
   return OutcomeOf(id);
 }
 
-RoundMachine::JoinOutcome RoundMachine::OutcomeOf(MemberId id) const {
+JointRounds::JoinOutcome JointRounds::OutcomeOf(MemberId id) const {
   JoinOutcome outcome;
   outcome.id = id;
   outcome.start_version = membership_.Get(id)->start_round;
@@ -46,12 +46,7 @@ RoundMachine::JoinOutcome RoundMachine::OutcomeOf(MemberId id) const {
   return outcome;
 }
 
-absl::Status RoundMachine::CheckNotSuperseded(std::string_view worker, uint64_t incarnation) const {
-  const absl::Status found = membership_.Find(worker, incarnation).status();
-  return absl::IsNotFound(found) ? absl::OkStatus() : found;
-}
-
-absl::Status RoundMachine::CheckNothingLost(std::string_view worker, const ResumePoint& point) const {
+absl::Status JointRounds::CheckNothingLost(std::string_view worker, const ResumePoint& point) const {
   std::vector<uint64_t> seen(rules_.buckets, point.round);
   for (uint32_t bucket : point.seen) {
     if (point.from_before && bucket < seen.size()) ++seen[bucket];
@@ -68,10 +63,10 @@ absl::Status RoundMachine::CheckNothingLost(std::string_view worker, const Resum
   return absl::OkStatus();
 }
 
-absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Resume(std::string_view worker, uint64_t incarnation,
-                                                               const ResumePoint& point, TimeNs now,
-                                                               RoundActions* actions) {
-  GW_RETURN_IF_ERROR(CheckNotSuperseded(worker, incarnation));
+absl::StatusOr<JointRounds::JoinOutcome> JointRounds::Resume(std::string_view worker, uint64_t incarnation,
+                                                             const ResumePoint& point, TimeNs now,
+                                                             RoundActions* actions) {
+  GW_RETURN_IF_ERROR(membership_.CheckNotSuperseded(worker, incarnation));
   GW_RETURN_IF_ERROR(CheckNothingLost(worker, point));
   const uint64_t round = point.round;
   if (!initialized()) {
@@ -83,8 +78,7 @@ absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Resume(std::string_view 
   const MemberId id = MakeMemberId(worker, incarnation);
   // A request that was long on its way takes back no later round that the worker was told since, and waits for.
   const Member* const member = membership_.Get(id);
-  const bool told_later =
-      member != nullptr && member->start_round != Membership::kNever && member->start_round > round;
+  const bool told_later = member != nullptr && member->start_round != Membership::kNever && member->start_round > round;
   if (over && !told_later) membership_.Postpone(id, Membership::kNever);
   GW_ASSIGN_OR_RETURN(JoinOutcome outcome, Join(worker, incarnation, 0, false, now, actions));
   if (told_later) {
@@ -99,10 +93,9 @@ absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::Resume(std::string_view 
   return outcome;
 }
 
-absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::CatchUp(std::string_view worker, uint64_t incarnation,
-                                                                uint64_t not_before, TimeNs now,
-                                                                RoundActions* actions) {
-  GW_RETURN_IF_ERROR(CheckNotSuperseded(worker, incarnation));
+absl::StatusOr<JointRounds::JoinOutcome> JointRounds::CatchUp(std::string_view worker, uint64_t incarnation,
+                                                              uint64_t not_before, TimeNs now, RoundActions* actions) {
+  GW_RETURN_IF_ERROR(membership_.CheckNotSuperseded(worker, incarnation));
   if (!initialized()) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "worker '%s' cannot catch up, this shard has no parameters yet: join again", std::string(worker)));
@@ -117,7 +110,7 @@ absl::StatusOr<RoundMachine::JoinOutcome> RoundMachine::CatchUp(std::string_view
   return Join(worker, incarnation, not_before, false, now, actions);
 }
 
-uint64_t RoundMachine::StartRoundOfNewcomer(MemberId id) const {
+uint64_t JointRounds::StartRoundOfNewcomer(MemberId id) const {
   if (!open_) return round_;
   const auto began = [id](const Round& round) {
     return round.closed > 0 || std::any_of(round.buckets.begin(), round.buckets.end(),
@@ -128,7 +121,7 @@ uint64_t RoundMachine::StartRoundOfNewcomer(MemberId id) const {
   return start;
 }
 
-void RoundMachine::Leave(MemberId id, TimeNs now, RoundActions* actions) {
+void JointRounds::Leave(MemberId id, TimeNs now, RoundActions* actions) {
   const Member* member = membership_.Get(id);
   if (member == nullptr) return;
   const std::vector<Member> lost = {*member};
@@ -139,7 +132,7 @@ void RoundMachine::Leave(MemberId id, TimeNs now, RoundActions* actions) {
   Lose(lost, now, actions);
 }
 
-void RoundMachine::Tick(TimeNs now, RoundActions* actions) {
+void JointRounds::Tick(TimeNs now, RoundActions* actions) {
   std::vector<Member> lost;
   for (const auto& [id, member] : membership_.members()) {
     if (member.lease_end <= now) lost.push_back(member);
@@ -150,32 +143,32 @@ void RoundMachine::Tick(TimeNs now, RoundActions* actions) {
   if (!lost.empty() || (due && *due <= now)) Lose(lost, now, actions);
 }
 
-std::optional<TimeNs> RoundMachine::NextTick() const {
+std::optional<TimeNs> JointRounds::NextTick() const {
   const std::optional<TimeNs> expiry = membership_.NextExpiry();
   const std::optional<TimeNs> close = NextClose();
   return expiry && close ? std::min(*expiry, *close) : expiry ? expiry : close;
 }
 
-void RoundMachine::Lose(const std::vector<Member>& lost, TimeNs now, RoundActions* actions) {
+void JointRounds::Lose(const std::vector<Member>& lost, TimeNs now, RoundActions* actions) {
   actions->lost.insert(actions->lost.end(), lost.begin(), lost.end());
   ElectInitializer(actions);
   Advance(now, actions);
 }
 
-void RoundMachine::SetMayInitialize(MemberId id, bool may_initialize, RoundActions* actions) {
+void JointRounds::SetMayInitialize(MemberId id, bool may_initialize, RoundActions* actions) {
   membership_.SetMayInitialize(id, may_initialize);
   ElectInitializer(actions);
 }
 
-void RoundMachine::ElectInitializer(RoundActions* actions) {
+void JointRounds::ElectInitializer(RoundActions* actions) {
   if (initialization_.Elect(membership_)) actions->restart_initialization = true;
 }
 
-absl::Status RoundMachine::CheckInitializer(MemberId id, uint32_t bucket) const {
+absl::Status JointRounds::CheckInitializer(MemberId id, uint32_t bucket) const {
   return initialization_.Check(membership_, id, bucket);
 }
 
-void RoundMachine::Initialized(MemberId id, uint32_t bucket, TimeNs now, RoundActions* actions) {
+void JointRounds::Initialized(MemberId id, uint32_t bucket, TimeNs now, RoundActions* actions) {
   if (!CheckInitializer(id, bucket).ok()) return;
   initialization_.Uploaded(bucket);
   Advance(now, actions);

@@ -23,7 +23,7 @@
 
 namespace gradwire {
 
-class RoundMachine final : public Rounds {
+class JointRounds final : public Rounds {
  public:
   struct Rules {
     uint32_t buckets = 0;
@@ -43,7 +43,7 @@ class RoundMachine final : public Rounds {
   // meanwhile.
   static constexpr uint32_t FramesKnown(uint32_t staleness) { return staleness + 2; }
 
-  explicit RoundMachine(const Rules& rules);
+  explicit JointRounds(const Rules& rules);
 
   // Membership is effective at a round boundary: a worker that joins while round r is open contributes from the next
   // one on of which no bucket has closed. It starts at r itself when r has not opened yet, or when r has no members
@@ -88,12 +88,8 @@ class RoundMachine final : public Rounds {
   bool MustInitialize(MemberId id) const override { return initialization_.Chosen(id); }
   bool InRound(const Member& member) const override { return member.start_round <= round_; }
   bool Awaits(const Member& member) const override;
-  uint32_t MembersOfRound() const override;
-  bool RoundHasContributions() const override;
-  uint64_t short_rounds() const override { return short_rounds_; }
-  std::optional<TimeNs> deadline() const override { return rules_.quorum == 0 ? std::nullopt : lateness_.Deadline(); }
   const Membership& membership() const override { return membership_; }
-  size_t histories() const override { return history_.incarnations(); }
+  Status status() const override;
 
  private:
   struct BucketRound {
@@ -111,9 +107,10 @@ class RoundMachine final : public Rounds {
 
   Round NewRound(TimeNs now) const;
   Round* Find(uint64_t round);  // null: not open
-  const Round* Find(uint64_t round) const { return const_cast<RoundMachine*>(this)->Find(round); }
+  const Round* Find(uint64_t round) const { return const_cast<JointRounds*>(this)->Find(round); }
+  uint32_t MembersOfRound() const;
+  bool RoundHasContributions() const;
   absl::Status CheckRound(MemberId id, uint32_t bucket, uint64_t round) const;
-  absl::Status CheckNotSuperseded(std::string_view worker, uint64_t incarnation) const;
   uint64_t StartRoundOfNewcomer(MemberId id) const;
   JoinOutcome OutcomeOf(MemberId id) const;
   void Lose(const std::vector<Member>& lost, TimeNs now, RoundActions* actions);

@@ -1,5 +1,5 @@
 // Every rule of rounds: who is waited for, what closes, what opens, what is answered to late and repeated frames.
-#include "server/rounds/round.h"
+#include "server/rounds/joint_rounds.h"
 
 #include <gtest/gtest.h>
 
@@ -8,18 +8,18 @@ namespace {
 
 constexpr TimeNs kLease = 1000;
 
-class RoundMachineTest : public testing::Test {
+class JointRoundsTest : public testing::Test {
  protected:
   void Make(uint32_t buckets, uint32_t min_workers, bool needs_initialization = false) {
-    RoundMachine::Rules rules;
+    JointRounds::Rules rules;
     rules.buckets = buckets;
     rules.min_workers = min_workers;
     rules.needs_initialization = needs_initialization;
     rules.membership = {.max_workers = 8, .lease_ns = kLease};
-    machine_ = std::make_unique<RoundMachine>(rules);
+    machine_ = std::make_unique<JointRounds>(rules);
   }
-  RoundMachine::JoinOutcome Join(const std::string& worker, uint64_t incarnation = 1, uint64_t not_before = 0,
-                                 TimeNs now = 0, bool may_initialize = true) {
+  JointRounds::JoinOutcome Join(const std::string& worker, uint64_t incarnation = 1, uint64_t not_before = 0,
+                                TimeNs now = 0, bool may_initialize = true) {
     actions_ = {};
     auto outcome = machine_->Join(worker, incarnation, not_before, may_initialize, now, &actions_);
     EXPECT_TRUE(outcome.ok()) << outcome.status();
@@ -31,11 +31,11 @@ class RoundMachineTest : public testing::Test {
     EXPECT_TRUE(verdict.ok()) << verdict.status();
     return verdict.value_or(PushVerdict::kNotIncluded);
   }
-  std::unique_ptr<RoundMachine> machine_;
+  std::unique_ptr<JointRounds> machine_;
   RoundActions actions_;
 };
 
-TEST_F(RoundMachineTest, OpensWhenMinWorkersHaveJoinedAndAllStartAtZero) {
+TEST_F(JointRoundsTest, OpensWhenMinWorkersHaveJoinedAndAllStartAtZero) {
   Make(1, 2);
   const auto a = Join("a");
   EXPECT_TRUE(a.waiting_for_workers);
@@ -48,7 +48,7 @@ TEST_F(RoundMachineTest, OpensWhenMinWorkersHaveJoinedAndAllStartAtZero) {
   EXPECT_EQ(b.start_version, 0u);
 }
 
-TEST_F(RoundMachineTest, OpensOnlyOnceEveryBucketIsInitialized) {
+TEST_F(JointRoundsTest, OpensOnlyOnceEveryBucketIsInitialized) {
   Make(2, 1, true);
   const auto a = Join("a");
   EXPECT_TRUE(a.must_initialize);
@@ -62,7 +62,7 @@ TEST_F(RoundMachineTest, OpensOnlyOnceEveryBucketIsInitialized) {
   EXPECT_EQ(machine_->CheckInitializer(a.id, 0).code(), absl::StatusCode::kAlreadyExists);
 }
 
-TEST_F(RoundMachineTest, NextJoinerInitializesWhenTheFirstIsLost) {
+TEST_F(JointRoundsTest, NextJoinerInitializesWhenTheFirstIsLost) {
   Make(2, 1, true);
   const auto a = Join("a", 1, 0, 0);
   const auto b = Join("b", 1, 0, 10);
@@ -77,7 +77,7 @@ TEST_F(RoundMachineTest, NextJoinerInitializesWhenTheFirstIsLost) {
   EXPECT_TRUE(machine_->CheckInitializer(b.id, 0).ok());
 }
 
-TEST_F(RoundMachineTest, OnlyAMemberThatMayIsChosenToInitialize) {
+TEST_F(JointRoundsTest, OnlyAMemberThatMayIsChosenToInitialize) {
   Make(1, 1, true);
   const auto a = Join("a", 1, 0, 0, false);
   EXPECT_FALSE(a.must_initialize);
@@ -93,7 +93,7 @@ TEST_F(RoundMachineTest, OnlyAMemberThatMayIsChosenToInitialize) {
   EXPECT_TRUE(Join("b").must_initialize);
 }
 
-TEST_F(RoundMachineTest, BucketClosesWhenEveryMemberHasContributedAndRoundWhenEveryBucketHas) {
+TEST_F(JointRoundsTest, BucketClosesWhenEveryMemberHasContributedAndRoundWhenEveryBucketHas) {
   Make(2, 2);
   const auto a = Join("a");
   const auto b = Join("b");
@@ -110,7 +110,7 @@ TEST_F(RoundMachineTest, BucketClosesWhenEveryMemberHasContributedAndRoundWhenEv
   EXPECT_EQ(actions_.opened, 1u);
 }
 
-TEST_F(RoundMachineTest, RoundZeroWaitsForMinWorkersAgainWhereTheyAreLostBeforeAnythingCame) {
+TEST_F(JointRoundsTest, RoundZeroWaitsForMinWorkersAgainWhereTheyAreLostBeforeAnythingCame) {
   Make(1, 2);
   const auto a = Join("a");
   const auto b = Join("b");
@@ -131,7 +131,7 @@ TEST_F(RoundMachineTest, RoundZeroWaitsForMinWorkersAgainWhereTheyAreLostBeforeA
   EXPECT_EQ(actions_.close[0].contributors, 2u);
 }
 
-TEST_F(RoundMachineTest, AWorkerThatIsStartedAnewBeforeAnythingCameIsInRoundZero) {
+TEST_F(JointRoundsTest, AWorkerThatIsStartedAnewBeforeAnythingCameIsInRoundZero) {
   Make(1, 2);
   const auto a = Join("a");
   Join("b", 1);
@@ -144,7 +144,7 @@ TEST_F(RoundMachineTest, AWorkerThatIsStartedAnewBeforeAnythingCameIsInRoundZero
   EXPECT_EQ(actions_.close.size(), 1u);
 }
 
-TEST_F(RoundMachineTest, RoundZeroGoesOnWithoutALostWorkerOnceAFrameOfItHasCome) {
+TEST_F(JointRoundsTest, RoundZeroGoesOnWithoutALostWorkerOnceAFrameOfItHasCome) {
   Make(1, 2);
   const auto a = Join("a");
   const auto b = Join("b");
@@ -156,7 +156,7 @@ TEST_F(RoundMachineTest, RoundZeroGoesOnWithoutALostWorkerOnceAFrameOfItHasCome)
   EXPECT_FALSE(machine_->open()) << "nobody is left: the next run gathers its workers";
 }
 
-TEST_F(RoundMachineTest, FramesBeforeRoundZeroOpensAreKept) {
+TEST_F(JointRoundsTest, FramesBeforeRoundZeroOpensAreKept) {
   Make(1, 2);
   const auto a = Join("a");
   EXPECT_EQ(Complete(a.id, 0, 0), PushVerdict::kAccept);
@@ -168,7 +168,7 @@ TEST_F(RoundMachineTest, FramesBeforeRoundZeroOpensAreKept) {
   EXPECT_EQ(actions_.close[0].contributors, 2u);
 }
 
-TEST_F(RoundMachineTest, AbstentionIsNotWaitedForAndCanBeReplaced) {
+TEST_F(JointRoundsTest, AbstentionIsNotWaitedForAndCanBeReplaced) {
   Make(1, 2);
   const auto a = Join("a");
   const auto b = Join("b");
@@ -182,7 +182,7 @@ TEST_F(RoundMachineTest, AbstentionIsNotWaitedForAndCanBeReplaced) {
   EXPECT_EQ(actions_.close[0].contributors, 1u);
 }
 
-TEST_F(RoundMachineTest, AllAbstainingClosesWithNobody) {
+TEST_F(JointRoundsTest, AllAbstainingClosesWithNobody) {
   Make(1, 1);
   const auto a = Join("a");
   actions_ = {};
@@ -192,24 +192,24 @@ TEST_F(RoundMachineTest, AllAbstainingClosesWithNobody) {
   EXPECT_EQ(machine_->round(), 1u);
 }
 
-TEST_F(RoundMachineTest, JoinDuringARoundTakesEffectAtTheNext) {
+TEST_F(JointRoundsTest, JoinDuringARoundTakesEffectAtTheNext) {
   Make(1, 1);
   const auto a = Join("a");
   Complete(a.id, 0, 0);
   const auto b = Join("b");
   EXPECT_EQ(b.start_version, 2u);
-  EXPECT_EQ(machine_->MembersOfRound(), 1u);
+  EXPECT_EQ(machine_->status().members, 1u);
   EXPECT_EQ(*machine_->Classify(b.id, 0, 1), PushVerdict::kNotIncluded);
   Complete(a.id, 0, 1);
   EXPECT_EQ(machine_->round(), 2u);
-  EXPECT_EQ(machine_->MembersOfRound(), 2u);
+  EXPECT_EQ(machine_->status().members, 2u);
   Complete(a.id, 0, 2);
   EXPECT_TRUE(actions_.close.empty());
   Complete(b.id, 0, 2);
   EXPECT_EQ(actions_.close.size(), 1u);
 }
 
-TEST_F(RoundMachineTest, LeaseEndClosesTheRoundOverTheOthers) {
+TEST_F(JointRoundsTest, LeaseEndClosesTheRoundOverTheOthers) {
   Make(2, 2);
   const auto a = Join("a");
   const auto b = Join("b");
@@ -228,7 +228,7 @@ TEST_F(RoundMachineTest, LeaseEndClosesTheRoundOverTheOthers) {
   EXPECT_EQ(machine_->Classify(b.id, 1, 0).status().code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(RoundMachineTest, CompleteFramesOfALostWorkerStayIncluded) {
+TEST_F(JointRoundsTest, CompleteFramesOfALostWorkerStayIncluded) {
   Make(1, 2);
   const auto a = Join("a");
   const auto b = Join("b");
@@ -241,7 +241,7 @@ TEST_F(RoundMachineTest, CompleteFramesOfALostWorkerStayIncluded) {
   EXPECT_EQ(actions_.close[0].contributors, 2u);
 }
 
-TEST_F(RoundMachineTest, LateFrameIsNotIncluded) {
+TEST_F(JointRoundsTest, LateFrameIsNotIncluded) {
   Make(1, 1);
   const auto a = Join("a");
   const auto b = Join("b");
@@ -251,7 +251,7 @@ TEST_F(RoundMachineTest, LateFrameIsNotIncluded) {
   EXPECT_EQ(Complete(b.id, 0, 0), PushVerdict::kNotIncluded);
 }
 
-TEST_F(RoundMachineTest, RepeatIsADuplicateEvenAfterItsRoundHasClosed) {
+TEST_F(JointRoundsTest, RepeatIsADuplicateEvenAfterItsRoundHasClosed) {
   Make(1, 2);
   const auto a = Join("a");
   const auto b = Join("b");
@@ -265,7 +265,7 @@ TEST_F(RoundMachineTest, RepeatIsADuplicateEvenAfterItsRoundHasClosed) {
   EXPECT_EQ(machine_->Repeat(a.id, 0, 0, 12).code(), absl::StatusCode::kFailedPrecondition);
 }
 
-TEST_F(RoundMachineTest, RoundThatIsNotOpenIsRefusedNamingBoth) {
+TEST_F(JointRoundsTest, RoundThatIsNotOpenIsRefusedNamingBoth) {
   Make(1, 1);
   const auto a = Join("a");
   const auto verdict = machine_->Classify(a.id, 0, 3);
@@ -274,7 +274,7 @@ TEST_F(RoundMachineTest, RoundThatIsNotOpenIsRefusedNamingBoth) {
   EXPECT_NE(verdict.status().message().find("round 0"), absl::string_view::npos);
 }
 
-TEST_F(RoundMachineTest, NewIncarnationExpelsTheOldAtOnce) {
+TEST_F(JointRoundsTest, NewIncarnationExpelsTheOldAtOnce) {
   Make(1, 2);
   const auto a = Join("a");
   const auto b = Join("b");
@@ -288,7 +288,7 @@ TEST_F(RoundMachineTest, NewIncarnationExpelsTheOldAtOnce) {
   EXPECT_EQ(machine_->round(), 1u);
 }
 
-TEST_F(RoundMachineTest, RoundWithoutMembersStaysOpenAndTheNextJoinerEntersIt) {
+TEST_F(JointRoundsTest, RoundWithoutMembersStaysOpenAndTheNextJoinerEntersIt) {
   Make(2, 1);
   const auto a = Join("a");
   Complete(a.id, 0, 0);
@@ -299,7 +299,7 @@ TEST_F(RoundMachineTest, RoundWithoutMembersStaysOpenAndTheNextJoinerEntersIt) {
   EXPECT_EQ(machine_->round(), 1u);
   const auto b = Join("b");
   EXPECT_EQ(b.start_version, 1u);
-  EXPECT_EQ(machine_->MembersOfRound(), 1u);
+  EXPECT_EQ(machine_->status().members, 1u);
 }
 
 TEST_F(RoundMachineTest, AJobThatAllHaveLeftGathersItsWorkersAgain) {
@@ -323,7 +323,7 @@ TEST_F(RoundMachineTest, AJobThatAllHaveLeftGathersItsWorkersAgain) {
 }
 
 // What a worker may send is bounded by max_workers, so that sums stay in range; workers that left are in them, too.
-TEST_F(RoundMachineTest, ARoundTakesNoMoreFramesThanTheJobMayHaveWorkers) {
+TEST_F(JointRoundsTest, ARoundTakesNoMoreFramesThanTheJobMayHaveWorkers) {
   Make(1, 2);
   for (int w = 0; w < 8; ++w) {
     const auto passing = Join("passing-" + std::to_string(w));
@@ -343,7 +343,7 @@ TEST_F(RoundMachineTest, ARoundTakesNoMoreFramesThanTheJobMayHaveWorkers) {
   EXPECT_EQ(Complete(a.id, 0, 1), PushVerdict::kAccept);
 }
 
-TEST_F(RoundMachineTest, RoundAbandonedHalfClosedIsFinishedForTheNextJoiner) {
+TEST_F(JointRoundsTest, RoundAbandonedHalfClosedIsFinishedForTheNextJoiner) {
   Make(2, 1);
   const auto a = Join("a");
   Complete(a.id, 0, 0);  // bucket 0 is at version 1 now, its version 0 is gone
@@ -358,7 +358,7 @@ TEST_F(RoundMachineTest, RoundAbandonedHalfClosedIsFinishedForTheNextJoiner) {
   EXPECT_EQ(machine_->round(), 1u);
 }
 
-TEST_F(RoundMachineTest, JoinAgainWithALaterStartIsNotWaitedForBefore) {
+TEST_F(JointRoundsTest, JoinAgainWithALaterStartIsNotWaitedForBefore) {
   Make(1, 1);
   const auto a = Join("a");
   Complete(a.id, 0, 0);
@@ -368,10 +368,10 @@ TEST_F(RoundMachineTest, JoinAgainWithALaterStartIsNotWaitedForBefore) {
   Complete(a.id, 0, 2);
   Complete(a.id, 0, 3);
   EXPECT_EQ(machine_->round(), 4u);
-  EXPECT_EQ(machine_->MembersOfRound(), 2u);
+  EXPECT_EQ(machine_->status().members, 2u);
 }
 
-TEST_F(RoundMachineTest, LoneWorkerThatStartsLaterMovesTheRoundsForward) {
+TEST_F(JointRoundsTest, LoneWorkerThatStartsLaterMovesTheRoundsForward) {
   Make(1, 1);
   Complete(Join("a").id, 0, 0);
   actions_ = {};
@@ -383,9 +383,9 @@ TEST_F(RoundMachineTest, LoneWorkerThatStartsLaterMovesTheRoundsForward) {
 }
 
 // What `gradwire restore` leaves: a version without the contributions before it, and without workers.
-TEST_F(RoundMachineTest, RestoredRoundGathersWorkers) {
+TEST_F(JointRoundsTest, RestoredRoundGathersWorkers) {
   Make(1, 2);
-  RoundMachine::Recovered recovered;
+  JointRounds::Recovered recovered;
   recovered.round = 5;
   recovered.versions = {5};
   recovered.known_from = 5;
@@ -403,9 +403,9 @@ TEST_F(RoundMachineTest, RestoredRoundGathersWorkers) {
 }
 
 // The versions behind 5 are others than those that were lost: what "b" has seen of them is not what is here.
-TEST_F(RoundMachineTest, WhatWasLostIsNotTakenForWhatCameInItsPlace) {
+TEST_F(JointRoundsTest, WhatWasLostIsNotTakenForWhatCameInItsPlace) {
   Make(1, 2);
-  RoundMachine::Recovered recovered;
+  JointRounds::Recovered recovered;
   recovered.round = 5;
   recovered.versions = {5};
   recovered.workers = {{"a", 1}, {"b", 1}};
@@ -424,14 +424,14 @@ TEST_F(RoundMachineTest, WhatWasLostIsNotTakenForWhatCameInItsPlace) {
   EXPECT_TRUE(machine_->Resume("a", 1, {.round = 8, .seen = {0}}, 0, &actions).ok());
 }
 
-TEST_F(RoundMachineTest, StartTooFarAheadIsRefused) {
+TEST_F(JointRoundsTest, StartTooFarAheadIsRefused) {
   Make(1, 1);
   RoundActions actions;
-  EXPECT_EQ(machine_->Join("a", 1, RoundMachine::kMaxRoundsAhead + 1, true, 0, &actions).status().code(),
+  EXPECT_EQ(machine_->Join("a", 1, JointRounds::kMaxRoundsAhead + 1, true, 0, &actions).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(RoundMachineTest, UnknownBucketAndStrangerAreRefused) {
+TEST_F(JointRoundsTest, UnknownBucketAndStrangerAreRefused) {
   Make(1, 1);
   const auto a = Join("a");
   EXPECT_EQ(machine_->Classify(a.id, 1, 0).status().code(), absl::StatusCode::kInvalidArgument);

@@ -1,5 +1,5 @@
 // Asynchronous rounds: what is merged, when it is too old, what is known of frames that come again.
-#include "server/rounds/async_machine.h"
+#include "server/rounds/async_rounds.h"
 
 #include <gtest/gtest.h>
 
@@ -14,15 +14,15 @@ namespace {
 
 constexpr TimeNs kAsyncLease = 1000;
 
-class AsyncMachineTest : public testing::Test {
+class AsyncRoundsTest : public testing::Test {
  protected:
   void Make(uint32_t buckets, uint32_t window, bool needs_initialization = false) {
-    AsyncMachine::Rules rules;
+    AsyncRounds::Rules rules;
     rules.buckets = buckets;
     rules.window = window;
     rules.needs_initialization = needs_initialization;
     rules.membership = {.max_workers = 8, .lease_ns = kAsyncLease};
-    machine_ = std::make_unique<AsyncMachine>(rules);
+    machine_ = std::make_unique<AsyncRounds>(rules);
   }
   MemberId Join(const std::string& worker, uint64_t incarnation = 1) {
     actions_ = {};
@@ -37,11 +37,11 @@ class AsyncMachineTest : public testing::Test {
     EXPECT_TRUE(verdict.ok()) << verdict.status();
     return verdict.value_or(PushVerdict::kNotIncluded);
   }
-  std::unique_ptr<AsyncMachine> machine_;
+  std::unique_ptr<AsyncRounds> machine_;
   RoundActions actions_;
 };
 
-TEST_F(AsyncMachineTest, EveryFrameMakesAVersionOfItsBucketAlone) {
+TEST_F(AsyncRoundsTest, EveryFrameMakesAVersionOfItsBucketAlone) {
   Make(2, 4);
   const MemberId a = Join("a"), b = Join("b");
   EXPECT_EQ(Complete(a, 1, 0), PushVerdict::kAccept);
@@ -59,14 +59,14 @@ TEST_F(AsyncMachineTest, EveryFrameMakesAVersionOfItsBucketAlone) {
   EXPECT_EQ(actions_.close[0].round, 2u);
 }
 
-TEST_F(AsyncMachineTest, OnlyTheFirstFrameOfABucketCalibrates) {
+TEST_F(AsyncRoundsTest, OnlyTheFirstFrameOfABucketCalibrates) {
   Make(1, 4);
   const MemberId a = Join("a"), b = Join("b");
   EXPECT_EQ(Complete(a, 0, 0), PushVerdict::kAccept);
   EXPECT_EQ(Complete(b, 0, 0), PushVerdict::kNotIncluded);
 }
 
-TEST_F(AsyncMachineTest, FramesOlderThanTheWindowAreNotIncluded) {
+TEST_F(AsyncRoundsTest, FramesOlderThanTheWindowAreNotIncluded) {
   Make(1, 3);
   const MemberId a = Join("a"), b = Join("b");
   for (uint64_t version = 0; version < 4; ++version) ASSERT_EQ(Complete(a, 0, version), PushVerdict::kAccept);
@@ -75,7 +75,7 @@ TEST_F(AsyncMachineTest, FramesOlderThanTheWindowAreNotIncluded) {
   EXPECT_EQ(Complete(b, 0, 2), PushVerdict::kAccept);
 }
 
-TEST_F(AsyncMachineTest, FutureVersionsStrangersAndUnknownBucketsAreRefused) {
+TEST_F(AsyncRoundsTest, FutureVersionsStrangersAndUnknownBucketsAreRefused) {
   Make(1, 3);
   const MemberId a = Join("a");
   const absl::Status future = machine_->Classify(a, 0, 5).status();
@@ -86,7 +86,7 @@ TEST_F(AsyncMachineTest, FutureVersionsStrangersAndUnknownBucketsAreRefused) {
   EXPECT_EQ(machine_->Classify(a + 1, 0, 0).status().code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(AsyncMachineTest, ARepeatIsADuplicateAndOtherBytesAreRefused) {
+TEST_F(AsyncRoundsTest, ARepeatIsADuplicateAndOtherBytesAreRefused) {
   Make(1, 8);
   const MemberId a = Join("a"), b = Join("b");
   Complete(a, 0, 0, 10);
@@ -96,7 +96,7 @@ TEST_F(AsyncMachineTest, ARepeatIsADuplicateAndOtherBytesAreRefused) {
   EXPECT_EQ(machine_->NextVersionOf(0), 2u);
 }
 
-TEST_F(AsyncMachineTest, KnowsTheFramesOfAWorkerThatWasAway) {
+TEST_F(AsyncRoundsTest, KnowsTheFramesOfAWorkerThatWasAway) {
   Make(1, 8);
   const MemberId a = Join("a");
   Complete(a, 0, 0, 10);
@@ -110,7 +110,7 @@ TEST_F(AsyncMachineTest, KnowsTheFramesOfAWorkerThatWasAway) {
   EXPECT_EQ(*machine_->Classify(a, 0, 1), PushVerdict::kAccept);
 }
 
-TEST_F(AsyncMachineTest, RestoredMachineKnowsWhatTheJournalHas) {
+TEST_F(AsyncRoundsTest, RestoredMachineKnowsWhatTheJournalHas) {
   Make(2, 8);
   const MemberId a = MakeMemberId("a", 1);
   machine_->RestoreContribution(a, 0, 3, 30);
@@ -131,7 +131,7 @@ TEST_F(AsyncMachineTest, RestoredMachineKnowsWhatTheJournalHas) {
   EXPECT_EQ(*machine_->Classify(MakeMemberId("b", 1), 0, 2), PushVerdict::kAccept);
 }
 
-TEST_F(AsyncMachineTest, TakesNothingBeforeTheParametersAreThere) {
+TEST_F(AsyncRoundsTest, TakesNothingBeforeTheParametersAreThere) {
   Make(1, 8, /*needs_initialization=*/true);
   const MemberId a = Join("a"), b = Join("b");
   EXPECT_TRUE(machine_->MustInitialize(a));
@@ -144,7 +144,7 @@ TEST_F(AsyncMachineTest, TakesNothingBeforeTheParametersAreThere) {
   EXPECT_EQ(*machine_->Classify(b, 0, 0), PushVerdict::kAccept);
 }
 
-TEST_F(AsyncMachineTest, NewIncarnationExpelsTheOld) {
+TEST_F(AsyncRoundsTest, NewIncarnationExpelsTheOld) {
   Make(1, 8);
   const MemberId old = Join("a", 1);
   Join("a", 2);
@@ -160,12 +160,12 @@ TEST(AsyncProperties, EveryFrameIsMergedOnceOrNotIncluded) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
     const auto below = [&random](uint32_t n) { return static_cast<uint32_t>(random() % n); };
-    AsyncMachine::Rules rules;
+    AsyncRounds::Rules rules;
     rules.buckets = 1 + below(3);
     rules.window = 1 + below(6);
     rules.needs_initialization = false;
     rules.membership = {.max_workers = 4, .lease_ns = kAsyncLease};
-    AsyncMachine machine(rules);
+    AsyncRounds machine(rules);
     struct Worker {
       std::vector<uint64_t> on;  // per bucket: the version computed on
       std::vector<int> merged;   // -1: the frame is not answered

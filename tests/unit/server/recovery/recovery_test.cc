@@ -1,0 +1,127 @@
+#include "server/recovery/recovery.h"
+
+#include <gtest/gtest.h>
+
+#include "server/job/parameter_digest.h"
+#include "tests/unit/server/test_job.h"
+
+namespace gradwire {
+namespace {
+
+using testing_support::HoldingSink;
+using testing_support::SmallSpec;
+using testing_support::TestJob;
+using testing_support::TestMember;
+
+// A job with all that recovery needs of it.
+struct Shard {
+  explicit Shard(const v1::JobSpec& spec) : job(spec) {
+    auto owned = std::make_unique<HoldingSink>();
+    sink = owned.get();
+    log.SetSink(std::move(owned));
+  }
+  // The round's frame of the only worker, in every bucket.
+  void Round(TestMember& member, uint64_t round) {
+    for (uint32_t b = 0; b < job.frames().buckets(); ++b) {
+      job.decided.close.clear();
+      job.Merge(member, b, round, 1.0f);
+      ClosedBucket closed;
+      closed.bucket = &job.bucket(b);
+      closed.close = job.decided.close.at(0);
+      stages.Pass(std::move(closed));
+      std::vector<Bytes> update;
+      {
+        absl::MutexLock lock(&job.bucket(b).mu);
+        update = *job.bucket(b).updates.back().chunks;
+      }
+      ASSERT_TRUE(job.frames().Follow(b, update).ok());
+    }
+  }
+  std::string Digest() { return *ParameterDigest(&job.parts()).Get(); }
+
+  TestJob job;
+  const ByRounds& by = job.by_rounds();
+  Desk desk{&job.parts(), by.answers.get()};
+  Snapshots snapshots{&job.parts()};
+  JobLog log{&job.parts(), by.past.get(), false};
+  Stages stages{&job.parts(), by.flow.get(), by.past.get(), &snapshots, &log, &desk};
+  Recovery recovery{&job.parts(), by.flow.get(), by.past.get(), &snapshots, &log, &stages};
+  HoldingSink* sink = nullptr;
+};
+
+class RecoveryTest : public testing::Test {
+ protected:
+  RecoveryTest() {
+    const auto member = before_.job.Join("a");
+    for (uint32_t b = 0; b < before_.job.frames().buckets(); ++b) {
+      records_.push_back({journal::RecordType::kInitial, b, 0, {}, before_.job.frames().Initialize(b, 1.0f)});
+    }
+    before_.job.Initialize(*member, 1.0f);
+    for (uint64_t round = 0; round < 3; ++round) before_.Round(*member, round);
+    for (const journal::Record& record : before_.sink->records) records_.push_back(record);
+  }
+  Recovery::ReadRecords Read(size_t skipped = SIZE_MAX) const {
+    return [this, skipped](const Recovery::RecordVisitor& visit) -> absl::Status {
+      for (size_t i = 0; i < records_.size(); ++i) {
+        if (i == skipped) continue;
+        const absl::Status status = visit(records_[i]);
+        if (!status.ok()) return status;
+      }
+      return absl::OkStatus();
+    };
+  }
+
+  Shard before_{SmallSpec("job", 1)};
+  std::vector<journal::Record> records_;
+};
+
+TEST_F(RecoveryTest, RecordsMakeTheSameShardAgain) {
+  Shard after(SmallSpec("job", 1));
+  ASSERT_EQ(after.recovery.Recover(nullptr, Read()), absl::OkStatus());
+  EXPECT_EQ(after.recovery.version(), 3u);
+  EXPECT_EQ(after.job.parts().NewestVersion(), 3u);
+  EXPECT_FALSE(after.job.parts().replaying);
+  EXPECT_EQ(after.Digest(), before_.Digest());
+  absl::MutexLock lock(&after.job.parts().mu);
+  EXPECT_TRUE(after.job.parts().rounds->initialized());
+  EXPECT_EQ(after.job.parts().rounds->round(), 3u);
+  // Who is in the last round is waited for, and what it sends again is known.
+  EXPECT_EQ(after.job.parts().rounds->membership().members().size(), 1u);
+  EXPECT_EQ(*after.job.parts().rounds->Classify(MakeMemberId("a", 1), 0, 2), PushVerdict::kDuplicate);
+}
+
+TEST_F(RecoveryTest, ARecordThatIsMissingIsNoticed) {
+  Shard after(SmallSpec("job", 1));
+  const size_t first_update = before_.job.frames().buckets();
+  EXPECT_EQ(after.recovery.Recover(nullptr, Read(first_update)).code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(RecoveryTest, WithoutRecordsWorkersUploadAgain) {
+  Shard after(SmallSpec("job", 1));
+  ASSERT_TRUE(after.recovery.Recover(nullptr, [](const auto&) { return absl::OkStatus(); }).ok());
+  absl::MutexLock lock(&after.job.parts().mu);
+  EXPECT_FALSE(after.job.parts().rounds->initialized());
+}
+
+TEST_F(RecoveryTest, AStandbyFollowsAndSaysWhenARecordIsSafe) {
+  Shard standby(SmallSpec("job", 1));
+  ASSERT_TRUE(standby.recovery.Begin(nullptr, [](const auto&) { return absl::OkStatus(); }).ok());
+  int safe = 0;
+  for (const journal::Record& record : records_) {
+    ASSERT_EQ(standby.recovery.Follow(record, [&safe] { ++safe; }), absl::OkStatus());
+  }
+  EXPECT_EQ(standby.sink->records.size(), records_.size());
+  EXPECT_EQ(safe, 0);
+  EXPECT_EQ(standby.log.SafeVersions()[0], 0u);
+  for (const auto& visible : standby.sink->waiting) visible();
+  EXPECT_EQ(safe, static_cast<int>(records_.size()));
+  EXPECT_EQ(standby.log.SafeVersions()[0], 3u);
+  const std::vector<CopyPosition> positions = standby.recovery.Positions();
+  ASSERT_EQ(positions.size(), standby.job.frames().buckets());
+  EXPECT_EQ(positions[0].version, 3u);
+  ASSERT_EQ(standby.recovery.End(), absl::OkStatus());
+  EXPECT_EQ(standby.Digest(), before_.Digest());
+}
+
+}  // namespace
+}  // namespace gradwire
