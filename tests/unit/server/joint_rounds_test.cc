@@ -302,7 +302,7 @@ TEST_F(JointRoundsTest, RoundWithoutMembersStaysOpenAndTheNextJoinerEntersIt) {
   EXPECT_EQ(machine_->status().members, 1u);
 }
 
-TEST_F(RoundMachineTest, AJobThatAllHaveLeftGathersItsWorkersAgain) {
+TEST_F(JointRoundsTest, AJobThatAllHaveLeftGathersItsWorkersAgain) {
   Make(1, 2);
   const auto a = Join("a"), b = Join("b");
   Complete(a.id, 0, 0);
