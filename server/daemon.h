@@ -71,9 +71,9 @@ class Daemon {
   std::unique_ptr<Dispatcher> dispatcher_;
   std::vector<std::unique_ptr<transport::Listener>> listeners_;
   std::unique_ptr<metrics::Exporter> exporter_;  // null without --metrics-listen; the first to go, it reads the others
-  std::unique_ptr<WorkPool> closers_;  // buckets that the ticker found due
-  std::thread ticker_;                 // of the jobs: ends leases of workers, finds what is due
-  std::thread replication_ticker_;     // of this server's own lease and its standbys, which wait for no job
+  std::unique_ptr<WorkPool> closers_;            // buckets that the ticker found due
+  std::thread ticker_;                           // of the jobs: ends leases of workers, finds what is due
+  std::thread replication_ticker_;               // of this server's own lease and its standbys, which wait for no job
 
   // Of the ticker.
   TimeNs next_look_ = 0;

@@ -39,8 +39,8 @@ int WaitForSignal(const sigset_t& set) {
   return number;
 }
 
-// Written beside and renamed, so that a reader sees all of it or nothing. No link is followed: the file beside is new, with
-// a name that nobody knows before, and a link at `path` is replaced.
+// Written beside and renamed, so that a reader sees all of it or nothing. No link is followed: the file beside is new,
+// with a name that nobody knows before, and a link at `path` is replaced.
 bool WriteAddresses(const std::string& path, const std::vector<std::string>& addresses) {
   constexpr mode_t kForEverybody = 0644;
   std::string temporary = path + ".XXXXXX";

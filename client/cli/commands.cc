@@ -258,7 +258,7 @@ std::string HumanSeconds(uint64_t seconds) {
 bool IsDurable(const v1::JobStatus& job) { return job.durability().level() > v1::DURABILITY_NONE; }
 
 std::string StateOf(const v1::JobStatus& job) {
-  std::string state = job.rounds().open()   ? "training"
+  std::string state = job.rounds().open() ? "training"
                       : job.initialized() ? "waits for workers"
                                           : "waits for parameters";
   if (job.joined() == 0) state = absl::StrFormat("unused for %s", HumanSeconds(job.unused_s()));
@@ -310,12 +310,11 @@ absl::Status ListJobs(const Options& options, std::ostream& out) {
   return AskAll<v1::ListJobsReply>(options, "ListJobs", v1::ListJobsRequest(), out, title,
                                    [&out](const std::string& address, const v1::ListJobsReply& reply) {
                                      for (const v1::JobStatus& job : reply.jobs()) {
-                                       out << absl::StrFormat("%-28s %-24s %4d/%-4d %10d %7d %9s %12d %12s %s\n",
-                                                              address, job.job(), job.shard_index(), job.shard_count(),
-                                                              job.version(), job.joined(), HumanSeconds(job.age_s()),
-                                                              job.elements(),
-                                                              HumanBytes(static_cast<double>(job.memory_bytes())),
-                                                              StateOf(job));
+                                       out << absl::StrFormat(
+                                           "%-28s %-24s %4d/%-4d %10d %7d %9s %12d %12s %s\n", address, job.job(),
+                                           job.shard_index(), job.shard_count(), job.version(), job.joined(),
+                                           HumanSeconds(job.age_s()), job.elements(),
+                                           HumanBytes(static_cast<double>(job.memory_bytes())), StateOf(job));
                                      }
                                    });
 }

@@ -62,12 +62,16 @@ FeatureSet WaysOf(const SessionOptions& options) {
   const bool on_gpu = options.device != nullptr;
   if (on_gpu) ways.Add(Feature::kWorkersOnGpu);
   switch (options.pull) {
-    case PullMode::kMean: ways.Add(Feature::kPullMeans); break;
+    case PullMode::kMean:
+      ways.Add(Feature::kPullMeans);
+      break;
     case PullMode::kUpdate:
       ways.Add(Feature::kPullUpdates);
       if (on_gpu) ways.Add(Feature::kReplicasOnGpu);
       break;
-    default: ways.Add(Feature::kPullParameters); break;
+    default:
+      ways.Add(Feature::kPullParameters);
+      break;
   }
   return ways;
 }
@@ -365,7 +369,8 @@ class Session::Impl {
   absl::Status ConnectAnew(const client::CheckpointIdentity& before) {
     bool replaced = false;
     const absl::Status connected = ConnectOnce(before, &replaced);
-    // A process that was killed may have sent a request to join that is taken after this one's: that is nobody's worker.
+    // A process that was killed may have sent a request to join that is taken after this one's: that is nobody's
+    // worker.
     return replaced && !connected.ok() ? ConnectOnce(before, &replaced) : connected;
   }
 

@@ -17,8 +17,8 @@ struct Character {
 bool IsPlain(uint32_t point) {
   const bool control = point < 0x20 || (point >= 0x7f && point < 0xa0);
   const bool line = point == 0x2028 || point == 0x2029;
-  const bool direction =
-      point == 0x200e || point == 0x200f || (point >= 0x202a && point <= 0x202e) || (point >= 0x2066 && point <= 0x2069);
+  const bool direction = point == 0x200e || point == 0x200f || (point >= 0x202a && point <= 0x202e) ||
+                         (point >= 0x2066 && point <= 0x2069);
   return !control && !line && !direction && point != 0xfeff;
 }
 
@@ -74,10 +74,10 @@ bool IsPlainText(std::string_view text) {
 
 absl::Status CheckServerName(std::string_view what, std::string_view text) {
   if (IsServerName(text)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrFormat("%s is '%s' (%d bytes); it must be 1 to %d printable ASCII "
-                                                    "characters without blanks",
-                                                    std::string(what), Printable(text), text.size(),
-                                                    kMaxServerNameBytes));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s is '%s' (%d bytes); it must be 1 to %d printable ASCII "
+                      "characters without blanks",
+                      std::string(what), Printable(text), text.size(), kMaxServerNameBytes));
 }
 
 std::string Printable(std::string_view text, size_t limit) {

@@ -1,5 +1,6 @@
 // Names and other text that peers and files give: what may be in them, and how what may not is shown. The one place for
-// it: whoever takes a name from a message checks it here before it reaches a log, a status, a label of a metric or a file.
+// it: whoever takes a name from a message checks it here before it reaches a log, a status, a label of a metric or a
+// file.
 #pragma once
 
 #include <cstddef>

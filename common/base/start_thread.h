@@ -18,8 +18,8 @@ absl::StatusOr<std::thread> StartThread(std::string_view what, F body) {
   try {
     return std::thread(std::move(body));
   } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(std::string(what), ": no thread (", error.what(), "): this server has too many, or too little memory"));
+    return absl::ResourceExhaustedError(absl::StrCat(std::string(what), ": no thread (", error.what(),
+                                                     "): this server has too many, or too little memory"));
   }
 }
 

@@ -68,8 +68,7 @@ using F = Feature;
 constexpr std::string_view kNormsAtOneVersion =
     "its norms are of all tensors at one version, and asynchronous buckets are at versions of their own";
 constexpr std::string_view kSyncOrOther = "use rounds.mode sync or bounded, or another optimizer";
-constexpr std::string_view kGoneOn =
-    "workers have gone on from a round before all shards know whether it is skipped";
+constexpr std::string_view kGoneOn = "workers have gone on from a round before all shards know whether it is skipped";
 constexpr std::string_view kSyncOrRefuse = "use rounds.mode sync, or nonfinite refuse or sanitize";
 constexpr std::string_view kTakesGradients = "it takes gradients or deltas, and a step is preconditioned already";
 constexpr std::string_view kGradientOrStep = "use push gradient, or optimizer step";
@@ -186,20 +185,41 @@ FeatureSet FeaturesOf(const v1::JobSpec& spec) {
   }
   if (rounds.quorum() != 0) features.Add(F::kQuorum);
   switch (spec.optimizer().kind()) {
-    case v1::OPTIMIZER_NONE: features.Add(F::kNoOptimizer); break;
-    case v1::OPTIMIZER_SGD: features.Add(F::kSgd); break;
-    case v1::OPTIMIZER_ADAMW: features.Add(F::kAdamW); break;
-    case v1::OPTIMIZER_STEP: features.Add(F::kAddition); break;
-    case v1::OPTIMIZER_LAMB: features.Add(F::kLamb); break;
-    case v1::OPTIMIZER_LANS: features.Add(F::kLans); break;
-    case v1::OPTIMIZER_LION: features.Add(F::kLion); break;
-    default: break;
+    case v1::OPTIMIZER_NONE:
+      features.Add(F::kNoOptimizer);
+      break;
+    case v1::OPTIMIZER_SGD:
+      features.Add(F::kSgd);
+      break;
+    case v1::OPTIMIZER_ADAMW:
+      features.Add(F::kAdamW);
+      break;
+    case v1::OPTIMIZER_STEP:
+      features.Add(F::kAddition);
+      break;
+    case v1::OPTIMIZER_LAMB:
+      features.Add(F::kLamb);
+      break;
+    case v1::OPTIMIZER_LANS:
+      features.Add(F::kLans);
+      break;
+    case v1::OPTIMIZER_LION:
+      features.Add(F::kLion);
+      break;
+    default:
+      break;
   }
   if (spec.clip_norm() != 0) features.Add(F::kClipNorm);
   switch (spec.push()) {
-    case v1::PUSH_STEP: features.Add(F::kSteps); break;
-    case v1::PUSH_DELTA: features.Add(F::kDeltas); break;
-    default: features.Add(F::kGradients); break;
+    case v1::PUSH_STEP:
+      features.Add(F::kSteps);
+      break;
+    case v1::PUSH_DELTA:
+      features.Add(F::kDeltas);
+      break;
+    default:
+      features.Add(F::kGradients);
+      break;
   }
   if (spec.nonfinite() == v1::NONFINITE_SKIP) features.Add(F::kNonFiniteSkip);
   const auto& rules = spec.rules();
@@ -243,12 +263,13 @@ absl::Status CheckTogether(const FeatureSet& features) {
 std::string CompatibilityPage() {
   std::string page =
       "# What goes with what\n\n"
-      "Made by `gradwire features` from the table in `compatibility.cc`, which refusals are made from, too. What is not named\n"
+      "Made by `gradwire features` from the table in `compatibility.cc`, which refusals are made from, too. What is "
+      "not named\n"
       "here goes together: `tests/integration/client/compatibility_test.cc` runs every pair.\n\n"
       "| | does not go with | because | instead |\n| --- | --- | --- | --- |\n";
   for (const Conflict& conflict : kConflicts) {
-    absl::StrAppend(&page, "| ", std::string(NameOf(conflict.first)), " | ", std::string(NameOf(conflict.second)), " | ",
-                    std::string(conflict.reason), " | ", std::string(conflict.remedy), " |\n");
+    absl::StrAppend(&page, "| ", std::string(NameOf(conflict.first)), " | ", std::string(NameOf(conflict.second)),
+                    " | ", std::string(conflict.reason), " | ", std::string(conflict.remedy), " |\n");
   }
   std::string_view axis;
   absl::StrAppend(&page, "\nFeatures that jobs have, by axis:");

@@ -1,8 +1,9 @@
-// What of a job goes with what: one table of the pairs of features that do not go together, each with its reason and what
-// to do instead. Refusals by job specs, sessions and servers, `gradwire layout` and COMPATIBILITY.md are made from it; a
-// test walks all pairs (tests/integration/client/compatibility_test.cc).
+// What of a job goes with what: one table of the pairs of features that do not go together, each with its reason and
+// what to do instead. Refusals by job specs, sessions and servers, `gradwire layout` and COMPATIBILITY.md are made from
+// it; a test walks all pairs (tests/integration/client/compatibility_test.cc).
 //
-// To add a feature: a value here, its name in the table of compatibility.cc, how a job has it (FeaturesOf), and its pairs.
+// To add a feature: a value here, its name in the table of compatibility.cc, how a job has it (FeaturesOf), and its
+// pairs.
 #pragma once
 
 #include <bitset>
@@ -103,8 +104,8 @@ std::span<const Conflict> Conflicts();
 FeatureSet FeaturesOf(const v1::JobSpec& spec);
 Feature FeatureOf(const CodecSpec& codec);
 
-// "A does not go with B: reason; remedy". InvalidArgument, or Unimplemented where a pair is not there yet: the first pair
-// of the table that is among `features`. OK: they go together.
+// "A does not go with B: reason; remedy". InvalidArgument, or Unimplemented where a pair is not there yet: the first
+// pair of the table that is among `features`. OK: they go together.
 absl::Status CheckTogether(const FeatureSet& features);
 absl::Status ErrorOf(const Conflict& conflict);
 // The same of what is asked of a job: "job 'lm': ...".

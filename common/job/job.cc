@@ -38,9 +38,9 @@ constexpr uint32_t kMaxAsyncStaleness = 256;
 // Text of a spec that is quoted in errors, logs and status.
 absl::Status CheckText(const char* what, std::string_view text, size_t most) {
   if (text.size() <= most && IsPlainText(text)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrFormat(
-      "%s '%s' has %d bytes; it must be at most %d of UTF-8 without control characters", what, Printable(text),
-      text.size(), most));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s '%s' has %d bytes; it must be at most %d of UTF-8 without control characters", what,
+                      Printable(text), text.size(), most));
 }
 
 absl::Status CheckTexts(const v1::JobSpec& spec) {
@@ -164,8 +164,8 @@ absl::Status FillRounds(v1::JobSpec* spec) {
 
 absl::Status FillScalars(v1::JobSpec* spec) {
   if (!IsName(spec->name())) {
-    return absl::InvalidArgumentError(absl::StrFormat("job name '%s' must be 1 to %d of [A-Za-z0-9._-]",
-                                                      Printable(spec->name()), kMaxNameBytes));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("job name '%s' must be 1 to %d of [A-Za-z0-9._-]", Printable(spec->name()), kMaxNameBytes));
   }
   if (spec->push() == v1::PUSH_UNSPECIFIED) spec->set_push(v1::PUSH_GRADIENT);
   if (!v1::PushKind_IsValid(spec->push())) return absl::InvalidArgumentError("push is unknown");
@@ -208,9 +208,9 @@ absl::StatusOr<Tensor> MakeTensor(const v1::JobSpec& spec, int index) {
   Tensor out;
   out.name = in.name();
   if (out.name.empty() || out.name.size() > kMaxTensorNameBytes || !IsPlainText(out.name)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("tensor %d: its name '%s' has %d bytes; 1 to %d of UTF-8 without control characters are allowed",
-                        index, Printable(out.name), out.name.size(), kMaxTensorNameBytes));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "tensor %d: its name '%s' has %d bytes; 1 to %d of UTF-8 without control characters are allowed", index,
+        Printable(out.name), out.name.size(), kMaxTensorNameBytes));
   }
   if (in.dtype() != v1::DTYPE_UNSPECIFIED && in.dtype() != v1::DTYPE_FLOAT32) {
     return absl::InvalidArgumentError(
@@ -327,8 +327,7 @@ uint32_t Job::run_elements(uint32_t codec) const {
 absl::Status Job::CheckGoesWith(const FeatureSet& asked) const {
   const absl::Status together = CheckTogether(features_.With(asked));
   if (together.ok()) return together;
-  return absl::Status(together.code(),
-                      absl::StrFormat("job '%s': %s", spec_.name(), std::string(together.message())));
+  return absl::Status(together.code(), absl::StrFormat("job '%s': %s", spec_.name(), std::string(together.message())));
 }
 
 absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
@@ -353,9 +352,10 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
     }
     if (index < job.codecs_.size()) return index;
     if (index == kMaxCodecs) {
-      return absl::InvalidArgumentError(absl::StrFormat("job '%s' has more than %d different codecs for its tensors: "
-                                                        "give more of them the same one",
-                                                        job.spec_.name(), kMaxCodecs));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("job '%s' has more than %d different codecs for its tensors: "
+                          "give more of them the same one",
+                          job.spec_.name(), kMaxCodecs));
     }
     job.codecs_.push_back(codecs.first);
     job.update_codecs_.push_back(codecs.second);

@@ -37,8 +37,8 @@ class Job {
   const std::vector<std::optional<CodecSpec>>& update_codecs() const { return update_codecs_; }
   uint64_t elements() const { return elements_; }
   const FeatureSet& features() const { return features_; }  // its codecs' too
-  // Whether it can have what is asked of it beside what its spec says: how it is pulled, where it lies, what is done with
-  // it. Errors: those of CheckTogether, with the job's name.
+  // Whether it can have what is asked of it beside what its spec says: how it is pulled, where it lies, what is done
+  // with it. Errors: those of CheckTogether, with the job's name.
   absl::Status CheckGoesWith(const FeatureSet& asked) const;
   // A tensor has a codec whose rounds come in pairs: round_mode.h.
   bool two_phase() const { return two_phase_; }

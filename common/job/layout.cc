@@ -97,9 +97,9 @@ class Dealer {
   }
 
   const uint64_t seed_;
-  uint64_t least_ = 0;               // the load of the emptiest shards
-  uint32_t candidates_ = 0;          // how many they are
-  std::vector<uint64_t> emptiest_;   // bit by bit
+  uint64_t least_ = 0;                                // the load of the emptiest shards
+  uint32_t candidates_ = 0;                           // how many they are
+  std::vector<uint64_t> emptiest_;                    // bit by bit
   std::map<uint64_t, std::vector<uint32_t>> others_;  // by load
 };
 

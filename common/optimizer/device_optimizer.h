@@ -26,8 +26,8 @@ class DeviceOptimizer {
   absl::Status Prepare(std::vector<RunState> runs);
   static uint64_t Bytes(const BucketLayout& layout);
 
-  // ApplyUpdate, to the bit. Precondition: the job goes with Feature::kReplicasOnGpu or kServersOnGpu. Returns when everything is launched. Errors: those of
-  // ApplyUpdate; ResourceExhausted.
+  // ApplyUpdate, to the bit. Precondition: the job goes with Feature::kReplicasOnGpu or kServersOnGpu. Returns when
+  // everything is launched. Errors: those of ApplyUpdate; ResourceExhausted.
   absl::Status Apply(const Update& update);
   // The means of all elements in position order, as Update::MeanOfRun gives them; in device memory, until the next
   // call. Precondition: the update has contributors and a body.

@@ -162,18 +162,18 @@ absl::Status DataDirectory::ReadLineage() {
   if (!text) return absl::OkStatus();
   const absl::StatusOr<Lineage> read = Lineage::Parse(std::string(absl::StripAsciiWhitespace(*text)));
   if (!read.ok()) {
-    return absl::DataLossError(absl::StrFormat(
-        "'%s' does not hold the 32 hexadecimal digits of a lineage: copy the file from this server's standby or primary, "
-        "which have the same; or remove it, and start those anew with empty data directories",
-        path));
+    return absl::DataLossError(
+        absl::StrFormat("'%s' does not hold the 32 hexadecimal digits of a lineage: copy the file from this server's "
+                        "standby or primary, "
+                        "which have the same; or remove it, and start those anew with empty data directories",
+                        path));
   }
   lineage_ = *read;
   return absl::OkStatus();
 }
 
 absl::Status DataDirectory::SetLineage(Lineage lineage) {
-  GW_RETURN_IF_ERROR(
-      WriteFileAtomically(*disk_, path_, kLineageFile, AsBytes(absl::StrCat(lineage.Hex(), "\n"))));
+  GW_RETURN_IF_ERROR(WriteFileAtomically(*disk_, path_, kLineageFile, AsBytes(absl::StrCat(lineage.Hex(), "\n"))));
   lineage_ = std::move(lineage);
   return absl::OkStatus();
 }

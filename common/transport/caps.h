@@ -1,4 +1,5 @@
-// What the peers of one listener together may take of it. Apart from transport.h: only who listens for strangers sets it.
+// What the peers of one listener together may take of it. Apart from transport.h: only who listens for strangers sets
+// it.
 #pragma once
 
 #include <functional>
@@ -12,7 +13,8 @@
 namespace gradwire::transport {
 
 struct Caps {
-  // Beyond it the connection that has been of no use for longest makes room; where all are in use, the new one is closed.
+  // Beyond it the connection that has been of no use for longest makes room; where all are in use, the new one is
+  // closed.
   int max_connections = 16384;
   int max_handshakes = 1024;  // connections that have not said what they want yet
   int max_streams = 8192;     // open ones; one more is refused with ResourceExhausted

@@ -71,11 +71,11 @@ class AsyncBackend : public Backend {
   virtual void LargestMagnitudeAsync(const float* x, size_t n, uint32_t* largest, Stream* stream) = 0;
 
   // AddFloats and AddIntegers (width 2 or 4) of values that nobody has checked: those that FindOutOfGrid finds (which
-  // then count as 0, added or subtracted) or of a magnitude over `limit` lower *first_bad to the smallest of position << 32 | bits
-  // of the value as float32 or int32, where the position of values[i] is first_position + i. Precondition: positions
-  // are below 2^32.
-  virtual void AddFloatsChecked(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign, uint32_t limit_bits,
-                                uint64_t first_position, uint64_t* first_bad, Stream* stream) = 0;
+  // then count as 0, added or subtracted) or of a magnitude over `limit` lower *first_bad to the smallest of position
+  // << 32 | bits of the value as float32 or int32, where the position of values[i] is first_position + i. Precondition:
+  // positions are below 2^32.
+  virtual void AddFloatsChecked(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign,
+                                uint32_t limit_bits, uint64_t first_position, uint64_t* first_bad, Stream* stream) = 0;
   virtual void AddIntegersChecked(int32_t* acc, const uint8_t* values, int width, size_t n, Sign sign, int32_t limit,
                                   uint64_t first_position, uint64_t* first_bad, Stream* stream) = 0;
 

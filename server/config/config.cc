@@ -64,7 +64,8 @@ uint64_t DescriptorLimit() {
 // Connections leave descriptors to journals, snapshots, leases and standbys.
 absl::Status FitConnections(const ServerConfig& config, uint32_t* max_connections) {
   const uint64_t descriptors = DescriptorLimit();
-  const uint64_t kept = std::min<uint64_t>(kDescriptorsOfServer + kDescriptorsPerJob * config.max_jobs, descriptors / 2);
+  const uint64_t kept =
+      std::min<uint64_t>(kDescriptorsOfServer + kDescriptorsPerJob * config.max_jobs, descriptors / 2);
   const uint64_t most = std::max<uint64_t>((descriptors - kept) / config.listen.size(), 1);
   if (*max_connections == 0) *max_connections = static_cast<uint32_t>(std::min<uint64_t>(most, kDefaultMaxConnections));
   if (*max_connections <= most) return absl::OkStatus();

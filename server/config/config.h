@@ -12,8 +12,8 @@ namespace gradwire {
 
 struct ServerConfig {
   std::vector<std::string> listen = {"grpc://127.0.0.1:7070"};  // this machine alone, unless told
-  uint64_t memory_limit_bytes = 0;               // of all jobs; 0: 70 % of this machine's memory
-  uint64_t job_memory_limit_bytes = 0;           // of one job; 0: memory_limit_bytes
+  uint64_t memory_limit_bytes = 0;                              // of all jobs; 0: 70 % of this machine's memory
+  uint64_t job_memory_limit_bytes = 0;                          // of one job; 0: memory_limit_bytes
   uint64_t device_memory_limit_bytes = 0;        // of all jobs, with backend cuda; 0: 80 % of what the GPU has left
   uint64_t frame_limit_bytes = 1ull << 30;       // 64 KiB to 4 GiB
   uint32_t drain_ms = 5000;                      // 0 to 600000

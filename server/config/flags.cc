@@ -48,10 +48,11 @@ void Define(CLI::App& app, Given& g) {
       "--config", g.config_path,
       "File of defaults, YAML (.yaml, .yml, .json) or protobuf text format (.textproto, .txtpb, .pbtxt) with the "
       "fields of proto/gradwire/v1/server_config.proto; flags override it");
-  app.add_option("--listen", g.listen,
-                 "Addresses to listen on: grpc://HOST:PORT, tcp://HOST:PORT, unix:///PATH; port 0 takes a free one; "
-                 "repeatable. "
-                 "Default grpc://127.0.0.1:7070: for programs of this machine; with 0.0.0.0, for everybody who reaches it")
+  app.add_option(
+         "--listen", g.listen,
+         "Addresses to listen on: grpc://HOST:PORT, tcp://HOST:PORT, unix:///PATH; port 0 takes a free one; "
+         "repeatable. "
+         "Default grpc://127.0.0.1:7070: for programs of this machine; with 0.0.0.0, for everybody who reaches it")
       ->delimiter(',');
   app.add_option(
       "--memory-limit-bytes", g.memory_limit_bytes,
@@ -73,17 +74,19 @@ void Define(CLI::App& app, Given& g) {
   app.add_option("--spin-us", g.spin_us,
                  "Microseconds to busy-wait for the next message before sleeping, while messages come that fast, 0\n"
                  "(never) to 10000. Default 100");
-  app.add_option("--max-connections", g.max_connections,
-                 "Connections at once, of each address. One more takes the place of the one that has been idle for\n"
-                 "longest; where all are in use, it is refused. Default: what the limit of descriptors (ulimit -n, which\n"
-                 "is raised at the start as far as it may be) leaves beside journals, at most 16384");
+  app.add_option(
+      "--max-connections", g.max_connections,
+      "Connections at once, of each address. One more takes the place of the one that has been idle for\n"
+      "longest; where all are in use, it is refused. Default: what the limit of descriptors (ulimit -n, which\n"
+      "is raised at the start as far as it may be) leaves beside journals, at most 16384");
   app.add_option("--max-handshakes", g.max_handshakes,
                  "Connections of each address that have not said what they want, 1 to 65536. Default 1024");
   app.add_option("--max-streams", g.max_streams,
                  "Open streams of each address (a worker has two), 1 to 1048576; one more is refused. Default 8192");
-  app.add_option("--receive-limit-bytes", g.receive_limit_bytes,
-                 "Bytes that messages which have come in part may take, of each tcp:// address, 16777216 and more. Beyond\n"
-                 "it the connection whose message began first is closed. Default 536870912");
+  app.add_option(
+      "--receive-limit-bytes", g.receive_limit_bytes,
+      "Bytes that messages which have come in part may take, of each tcp:// address, 16777216 and more. Beyond\n"
+      "it the connection whose message began first is closed. Default 536870912");
   app.add_option(
       "--data-dir", g.data_dir,
       "Directory for the journals of durable jobs, of this server alone; made if it is missing. A restarted\n"
@@ -96,9 +99,10 @@ void Define(CLI::App& app, Given& g) {
                  "Milliseconds after which rounds no longer wait for a silent standby, 100 to 600000. Default 5000");
   app.add_option("--max-standbys", g.max_standbys,
                  "Standbys of this server at once, 0 (nobody may follow it) to 64. Default 4");
-  app.add_option("--standby-queue-bytes", g.standby_queue_bytes,
-                 "Bytes of records that may wait to be sent to standbys, of all together; one that does not keep up is\n"
-                 "ended. 1048576 and more. Default 268435456");
+  app.add_option(
+      "--standby-queue-bytes", g.standby_queue_bytes,
+      "Bytes of records that may wait to be sent to standbys, of all together; one that does not keep up is\n"
+      "ended. 1048576 and more. Default 268435456");
   app.add_option("--lease", g.lease,
                  "Whoever holds it is primary, the other server (--follow) its standby: etcd://HOST:PORT/KEY or\n"
                  "kubernetes://NAMESPACE/NAME (outside of a pod with "

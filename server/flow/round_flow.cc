@@ -18,7 +18,8 @@ absl::Status OtherRates(std::span<const float> rates, std::span<const float> oth
   size_t g = 0;
   while (rates[g] == others[g]) ++g;
   return absl::InvalidArgumentError(absl::StrFormat(
-      "learning rate %.9g of group %d differs from %.9g of worker '%s', which is in the job for longer: every worker must "
+      "learning rate %.9g of group %d differs from %.9g of worker '%s', which is in the job for longer: every worker "
+      "must "
       "follow the same schedule; one that comes in later goes on with it where the others are (Session.start_version)",
       rates[g], g, others[g], of));
 }

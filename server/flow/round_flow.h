@@ -29,12 +29,12 @@ class RoundFlow final : public Flow {
   uint64_t PlanVersionOf(const RoundActions::Close& close) const override {
     return PlanVersion(parts_.job, close.round);
   }
-  // Whether the round takes the learning rates of this frame in the place of those that it has. InvalidArgument: they are
-  // not those of a member that has been here for longer.
+  // Whether the round takes the learning rates of this frame in the place of those that it has. InvalidArgument: they
+  // are not those of a member that has been here for longer.
   absl::StatusOr<bool> TakesRates(const OpenRound& open, MemberId member, std::span<const float> rates);
 
-  // Members whose frame was merged before that of an older one showed that their schedule is another: they are told with
-  // their next frame. Of members only.
+  // Members whose frame was merged before that of an older one showed that their schedule is another: they are told
+  // with their next frame. Of members only.
   std::map<MemberId, absl::Status> other_rates_ ABSL_GUARDED_BY(parts_.mu);
 };
 

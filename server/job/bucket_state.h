@@ -65,10 +65,10 @@ struct OpenRound {
 
   uint64_t round = kNone;  // none: its plan is not known yet
   std::unique_ptr<Accumulator> accumulator;
-  uint32_t committed = 0;                  // complete frames in the accumulator
-  std::vector<float> learning_rates;       // of the member that has been here longest, of those whose frames are complete
-  MemberId rates_of = 0;                   // with a quorum: of the first of them
-  bool nonfinite = false;                  // a worker abstains because its gradient is not finite
+  uint32_t committed = 0;             // complete frames in the accumulator
+  std::vector<float> learning_rates;  // of the member that has been here longest, of those whose frames are complete
+  MemberId rates_of = 0;              // with a quorum: of the first of them
+  bool nonfinite = false;             // a worker abstains because its gradient is not finite
   std::optional<Replacement> replacement;  // nobody contributes: workers replace the parameters
   std::map<MemberId, PartialFrame> partial;
 };

@@ -54,8 +54,8 @@ absl::Status JobRegistry::DeleteUnused(std::string_view name, std::optional<uint
   const absl::StatusOr<std::shared_ptr<JobShard>> job = Find(name);
   // One that could not be recovered has no workers; what it holds is unknown, so nobody deletes it in passing.
   GW_RETURN_IF_ERROR(job.status());
-  GW_RETURN_IF_ERROR((*job)->ShutUnused(
-      absl::AbortedError(absl::StrFormat("job '%s' was deleted", std::string(name))), version, 0));
+  GW_RETURN_IF_ERROR(
+      (*job)->ShutUnused(absl::AbortedError(absl::StrFormat("job '%s' was deleted", std::string(name))), version, 0));
   GW_RETURN_IF_ERROR(Remove(name));
   on_change_();
   spdlog::info("job {} deleted, nobody used it", name);
@@ -75,7 +75,8 @@ void JobRegistry::EndUnused() {
         "job '%s' ended: it had no workers for %d s and its durability is none", name, unused / kNsPerUnusedS));
     if (here.ok() && *here == job && job->ShutUnused(ended, std::nullopt, limits_.unused_job_ns).ok()) {
       Remove(name).IgnoreError();
-      spdlog::warn("job {} ended: no workers for {} s, durability none (--unused-job-ms)", name, unused / kNsPerUnusedS);
+      spdlog::warn("job {} ended: no workers for {} s, durability none (--unused-job-ms)", name,
+                   unused / kNsPerUnusedS);
     }
     create_mu_.Unlock();
   }

@@ -25,12 +25,12 @@ struct MemoryBound {
   // Parameters and moments encoded for pullers, of each version that may be asked for; before there are any, what was
   // uploaded of them so far.
   uint64_t serialized = 0;
-  uint64_t snapshot = 0;      // a copy of parameters, moments and residuals, of durable jobs
-  uint64_t journal = 0;       // update frames that are not on disk yet, where rounds do not wait for that
-  uint64_t layout = 0;        // the shard map
-  uint64_t histories = 0;     // what workers contributed lately: PushHistory, of as many workers as the spec allows
-  uint64_t in_flight = 0;     // partial frames: at least one of the largest bucket, times the workers of the spec
-  uint64_t device = 0;        // memory of a device, where parameters, moments and sums lie there; not in the total
+  uint64_t snapshot = 0;   // a copy of parameters, moments and residuals, of durable jobs
+  uint64_t journal = 0;    // update frames that are not on disk yet, where rounds do not wait for that
+  uint64_t layout = 0;     // the shard map
+  uint64_t histories = 0;  // what workers contributed lately: PushHistory, of as many workers as the spec allows
+  uint64_t in_flight = 0;  // partial frames: at least one of the largest bucket, times the workers of the spec
+  uint64_t device = 0;     // memory of a device, where parameters, moments and sums lie there; not in the total
 
   uint64_t total() const {
     return parameters + moments + residuals + accumulators + updates + serialized + snapshot + journal + layout +

@@ -41,7 +41,8 @@ class MemoryAccount {
   static bool Resize(const std::shared_ptr<MemoryAccount>& account, uint64_t bytes, Share* share) {
     absl::MutexLock lock(&account->mu_);
     const uint64_t others = account->used_ - share->bytes_;
-    if (bytes > share->bytes_ && (others > account->limit_bytes_ || bytes > account->limit_bytes_ - others)) return false;
+    if (bytes > share->bytes_ && (others > account->limit_bytes_ || bytes > account->limit_bytes_ - others))
+      return false;
     account->used_ = others + bytes;
     share->account_ = account;
     share->bytes_ = bytes;

@@ -24,8 +24,6 @@ inline bool CredibleAfter(uint64_t own, uint64_t epoch) {
 }
 
 // "TERM.STARTS", for people.
-inline std::string EpochText(uint64_t epoch) {
-  return absl::StrCat(TermOf(epoch), ".", StartsOf(epoch));
-}
+inline std::string EpochText(uint64_t epoch) { return absl::StrCat(TermOf(epoch), ".", StartsOf(epoch)); }
 
 }  // namespace gradwire

@@ -21,8 +21,8 @@ constexpr int64_t kFenceTimeoutMs = 2000;
 constexpr absl::Duration kTellAgain = absl::Milliseconds(500);
 // At that address there is a server of another lineage; the one that was replaced may come back to it.
 constexpr absl::Duration kTellStrangerAgain = absl::Seconds(30);
-constexpr size_t kMaxEnding = 16;     // feeds that were dropped and whose streams have not closed yet
-constexpr int kMaxCopies = 4096;  // as many as there can be jobs
+constexpr size_t kMaxEnding = 16;  // feeds that were dropped and whose streams have not closed yet
+constexpr int kMaxCopies = 4096;   // as many as there can be jobs
 
 absl::Status NotServing(const std::string& why) { return absl::UnavailableError(why); }
 
@@ -95,7 +95,9 @@ absl::Status Replication::Start() {
   return registry_->Recover(/*following=*/false);
 }
 
-absl::Status Replication::EnsureLineage() { return lineage().none() ? KeepLineage(Lineage::Random()) : absl::OkStatus(); }
+absl::Status Replication::EnsureLineage() {
+  return lineage().none() ? KeepLineage(Lineage::Random()) : absl::OkStatus();
+}
 
 absl::Status Replication::Adopt(const Lineage& lineage) {
   const Lineage own = this->lineage();
@@ -218,10 +220,10 @@ absl::Status Replication::CheckNotReplaced(uint64_t epoch, uint64_t lineage) con
         "the caller is wrong",
         EpochText(epoch), EpochText(this->epoch())));
   }
-  return absl::FailedPreconditionError(absl::StrFormat(
-      "this server has epoch %d and was replaced by one of epoch %d, which the caller knows: stop this "
-      "server, or point the caller at the other one",
-      this->epoch(), epoch));
+  return absl::FailedPreconditionError(
+      absl::StrFormat("this server has epoch %d and was replaced by one of epoch %d, which the caller knows: stop this "
+                      "server, or point the caller at the other one",
+                      this->epoch(), epoch));
 }
 
 absl::Status Replication::CheckFence(const v1::FenceRequest& request) const {
@@ -443,10 +445,11 @@ absl::StatusOr<std::shared_ptr<Feed>> Replication::Admit(const v1::FollowOpen& o
   const size_t following = static_cast<size_t>(
       std::count_if(others.begin(), others.end(), [](const auto& other) { return !other->over(); }));
   if (following >= options_.max_standbys || feeds_.size() >= options_.max_standbys + kMaxEnding) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "this server has %d standbys (%d more are ending) and --max-standbys is %d: stop one, or start this server with a "
-        "larger number",
-        following, feeds_.size() - following, options_.max_standbys));
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("this server has %d standbys (%d more are ending) and --max-standbys is %d: stop one, or start "
+                        "this server with a "
+                        "larger number",
+                        following, feeds_.size() - following, options_.max_standbys));
   }
   feeds_.push_back(feed);
   return feed;

@@ -33,7 +33,7 @@ struct ReplicationOptions {
   std::string follow;  // address of the primary; empty: none
   int64_t follower_timeout_ms = 5000;
   int64_t lease_ttl_ms = 10'000;
-  uint32_t max_standbys = 4;                      // Follow streams at once
+  uint32_t max_standbys = 4;                    // Follow streams at once
   uint64_t standby_queue_bytes = 256ull << 20;  // FeedShare
   // Whoever holds it is primary; `follow` is then the other server that may. The name is this server's. May be empty.
   std::function<absl::StatusOr<std::unique_ptr<Lease>>(const std::string& name)> make_lease;
@@ -67,8 +67,8 @@ class Replication {
   // replaced this one, FailedPrecondition where it was started later in a copy of the same data directory. Changes
   // nothing: everybody can say so, and whoever has taken over tells this server itself (Fence).
   absl::Status CheckNotReplaced(uint64_t epoch, uint64_t lineage) const;
-  // InvalidArgument (no server's name), PermissionDenied (another lineage), FailedPrecondition (that server's epoch is not
-  // larger, or none that it can have; this server keeps nothing; a lease decides).
+  // InvalidArgument (no server's name), PermissionDenied (another lineage), FailedPrecondition (that server's epoch is
+  // not larger, or none that it can have; this server keeps nothing; a lease decides).
   absl::Status Fence(const v1::FenceRequest& request);
   // The epoch that this server has from now on. FailedPrecondition where it is not in sync with its primary and
   // `force` is not set, or somebody else has taken over already.

@@ -47,8 +47,9 @@ absl::Duration Replication::LookAtLease() {
     if (role() != Role::kPrimary) return absl::ZeroDuration();
     if (!state->held) {
       const std::string holder = IsServerName(state->holder) ? state->holder : "";
-      BecomeFenced({StoredRole::Kind::kFenced, epoch(), holder},
-                   absl::StrFormat("%s holds the lease now", state->holder.empty() ? "nobody" : Printable(state->holder)));
+      BecomeFenced(
+          {StoredRole::Kind::kFenced, epoch(), holder},
+          absl::StrFormat("%s holds the lease now", state->holder.empty() ? "nobody" : Printable(state->holder)));
       return absl::ZeroDuration();
     }
     // Once it was too late, Tick fences.
@@ -122,10 +123,11 @@ void Replication::TakeOver(const Lease::State& state) {
   const uint64_t own = std::max({epoch(), follower->state().epoch, data_->role().epoch});
   absl::Status status;
   if (!CredibleAfter(own, state.last_epoch)) {
-    status = absl::FailedPreconditionError(absl::StrFormat(
-        "the lease says that epoch %d was the last, and this server knows %d: that is no epoch of its servers; put right "
-        "what the lease says",
-        state.last_epoch, own));
+    status =
+        absl::FailedPreconditionError(absl::StrFormat("the lease says that epoch %d was the last, and this server "
+                                                      "knows %d: that is no epoch of its servers; put right "
+                                                      "what the lease says",
+                                                      state.last_epoch, own));
   }
   if (status.ok()) follower->Stop();
   if (status.ok()) status = data_->RaiseEpoch(next);

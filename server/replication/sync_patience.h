@@ -1,6 +1,6 @@
-// When rounds may begin to wait for a standby. They wait for one that is in sync until it is given up, so one that comes
-// into sync and falls silent, again and again, could hold them for most of the time: after each that was lost, nobody is
-// waited for during a pause that is many times as long as rounds were held, and that doubles. Contract:
+// When rounds may begin to wait for a standby. They wait for one that is in sync until it is given up, so one that
+// comes into sync and falls silent, again and again, could hold them for most of the time: after each that was lost,
+// nobody is waited for during a pause that is many times as long as rounds were held, and that doubles. Contract:
 // proto/REPLICATION.md, "In sync".
 #pragma once
 

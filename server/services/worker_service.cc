@@ -50,9 +50,8 @@ absl::StatusOr<std::unique_ptr<transport::StreamSink>> WorkerService::Accept(
 absl::StatusOr<v1::JoinReply> WorkerService::Join(const v1::JoinRequest& request) {
   const v1::WorkerIdentity& identity = request.identity();
   if (identity.job() != request.spec().name()) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("the worker joins job '%s' with the spec of job '%s'", Printable(identity.job()),
-                        Printable(request.spec().name())));
+    return absl::InvalidArgumentError(absl::StrFormat("the worker joins job '%s' with the spec of job '%s'",
+                                                      Printable(identity.job()), Printable(request.spec().name())));
   }
   if (request.resume() || request.catch_up()) return GoOn(request);
   GW_ASSIGN_OR_RETURN(
@@ -78,8 +77,7 @@ absl::StatusOr<v1::JoinReply> WorkerService::GoOn(const v1::JoinRequest& request
   Rounds::ResumePoint point;
   point.round = request.resume_round();
   const JobEnvironment& environment = registry_->environment();
-  const bool other_lineage =
-      request.known_lineage() != 0 && request.known_lineage() != *environment.server_lineage;
+  const bool other_lineage = request.known_lineage() != 0 && request.known_lineage() != *environment.server_lineage;
   point.from_before =
       request.known_epoch() != 0 && (other_lineage || request.known_epoch() != *environment.server_epoch);
   point.seen.assign(request.resume_seen().begin(), request.resume_seen().end());

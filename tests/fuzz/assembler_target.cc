@@ -1,5 +1,6 @@
-// FrameAssembler over an accumulator of every codec: any sequence of chunks merges as a whole or leaves no trace, what a
-// round with an accepted frame publishes can be decoded, and it is the exact sum of its frames, however large they are.
+// FrameAssembler over an accumulator of every codec: any sequence of chunks merges as a whole or leaves no trace, what
+// a round with an accepted frame publishes can be decoded, and it is the exact sum of its frames, however large they
+// are.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -62,8 +63,8 @@ Open& OpenOf(const Bucket& bucket, const Round& round) {
   return open;
 }
 
-// Where the update of several frames is the sum of what each of them stands for alone. A sketch that contradicts its own
-// index stands for nothing; PowerSGD's shards make factors orthonormal.
+// Where the update of several frames is the sum of what each of them stands for alone. A sketch that contradicts its
+// own index stands for nothing; PowerSGD's shards make factors orthonormal.
 bool SumsAreKnown(const Bucket& bucket) {
   const Job& job = bucket.cluster->job();
   return !job.two_phase() && !std::holds_alternative<TagcSpec>(job.codecs()[bucket.cluster->layout().codec]);
@@ -100,7 +101,8 @@ void CheckSum(const Bucket& bucket, const Round& round, const ChunkInput& input)
   double largest = 0;
   for (size_t i = 0; i < all.size(); ++i) largest = std::max({largest, std::abs(honest[i]), std::abs(alone[i])});
   for (size_t i = 0; i < all.size(); ++i) {
-    Require(std::abs(all[i] - (honest[i] + copies * alone[i])) <= 1e-4 * largest + 1e-12, "a sum is that of its frames");
+    Require(std::abs(all[i] - (honest[i] + copies * alone[i])) <= 1e-4 * largest + 1e-12,
+            "a sum is that of its frames");
   }
 }
 

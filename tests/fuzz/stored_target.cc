@@ -1,4 +1,5 @@
-// The files of a data directory: whatever the job's, EPOCH, ROLE or LINEAGE holds, it is read as it was meant or refused.
+// The files of a data directory: whatever the job's, EPOCH, ROLE or LINEAGE holds, it is read as it was meant or
+// refused.
 #include <cstring>
 #include <limits>
 #include <string>

@@ -129,7 +129,8 @@ TEST_P(DenseAgreement, AddFloatsChecked) {
         ASSERT_EQ(first.Read()[0], ~uint64_t{0});
         g.Read();
         if (n == 0) continue;
-        for (float bad : {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN(), 0x1p18f, -0x1p18f, -0x1p13f}) {
+        for (float bad :
+             {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN(), 0x1p18f, -0x1p18f, -0x1p13f}) {
           const uint32_t limit = bad == -0x1p13f ? GridLimitBits(64) : kGridLimitBits;
           std::vector<uint8_t> values = good;
           const uint32_t bits = std::bit_cast<uint32_t>(bad);

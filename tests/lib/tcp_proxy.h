@@ -61,8 +61,8 @@ class TcpProxy {
   std::atomic<size_t> gap_bytes_ = 0;  // 0: none are flipped
   std::atomic<uint64_t> seed_ = 0;
   std::optional<std::pair<size_t, int>> once_ ABSL_GUARDED_BY(mu_);
-  std::mt19937_64 random_;   // of the thread
-  size_t until_flip_ = 0;    // bytes
+  std::mt19937_64 random_;  // of the thread
+  size_t until_flip_ = 0;   // bytes
   std::thread thread_;
 };
 

@@ -20,7 +20,11 @@ bool Oracle::Same(const std::vector<Bytes>& a, const std::vector<Bytes>& b) {
 }
 
 Oracle::Oracle(World* world, const Setup* setup)
-    : world_(world), setup_(setup), made_(setup->slices()), replays_(setup->shards), lost_before_(setup->shards),
+    : world_(world),
+      setup_(setup),
+      made_(setup->slices()),
+      replays_(setup->shards),
+      lost_before_(setup->shards),
       slice_replays_(setup->slices()) {
   for (const auto& codec : setup->codecs) accumulators_.push_back(codec->NewAccumulator());
   for (uint32_t shard = 0; shard < setup->shards; ++shard) StartReplay(shard);
@@ -162,8 +166,9 @@ void Oracle::CheckFate(uint64_t round, bool corner) {
       asked = asked || (!included && skip_asked_.contains({member, {round, slice}}));
   }
   if (asked == skipped || corner || damaged_.contains(round)) return;
-  world_->Violate(absl::StrCat("round ", round, skipped ? " was skipped, and nobody in it asked for that"
-                                                        : " was applied, and a worker in it asked that it be skipped"));
+  world_->Violate(absl::StrCat("round ", round,
+                               skipped ? " was skipped, and nobody in it asked for that"
+                                       : " was applied, and a worker in it asked that it be skipped"));
 }
 
 void Oracle::CheckNorms(uint64_t round) {

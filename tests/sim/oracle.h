@@ -121,12 +121,12 @@ class Oracle {
   std::vector<std::vector<Made>> made_;                                         // by slice and round
   std::map<std::pair<uint64_t, std::pair<uint64_t, uint32_t>>, Frame> frames_;  // by member, round, slice
   std::map<std::pair<uint64_t, uint32_t>, std::set<uint64_t>> unsettled_;  // by member and slice: rounds of its frames
-  std::vector<Replay> replays_;                                  // by shard
+  std::vector<Replay> replays_;                                            // by shard
   std::vector<uint64_t> lost_before_;  // by shard: the epoch of the last server that came back without all versions
-  uint64_t starts_ = 0;         // of servers
-  std::set<uint64_t> members_;  // that made a frame
-  std::set<uint64_t> damaged_;  // rounds, see Damaged
-  std::set<std::pair<uint64_t, std::pair<uint64_t, uint32_t>>> skip_asked_;  // as frames_
+  uint64_t starts_ = 0;                // of servers
+  std::set<uint64_t> members_;         // that made a frame
+  std::set<uint64_t> damaged_;         // rounds, see Damaged
+  std::set<std::pair<uint64_t, std::pair<uint64_t, uint32_t>>> skip_asked_;                               // as frames_
   std::map<std::pair<uint64_t, std::pair<uint64_t, uint32_t>>, std::vector<std::vector<Bytes>>> pushed_;  // as frames_
   std::vector<SliceReplay> slice_replays_;
   std::vector<std::unique_ptr<Accumulator>> accumulators_;

@@ -59,9 +59,8 @@ absl::StatusOr<std::unique_ptr<transport::Stream>> PeerChannel::Open(transport::
   auto end = std::make_shared<SinkEnd>(sink);
   auto stream = std::make_shared<SimStream>(world_, path_);
   server->Adopt(stream);
-  stream->Open(server->target().service, method, end, [peer = peer_, id = server->id()] {
-    return peer->process() != nullptr && peer->process()->id() == id;
-  });
+  stream->Open(server->target().service, method, end,
+               [peer = peer_, id = server->id()] { return peer->process() != nullptr && peer->process()->id() == id; });
   *last_ = stream;
   return std::make_unique<PeerStream>(world_, std::move(stream), std::move(end));
 }

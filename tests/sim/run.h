@@ -28,9 +28,7 @@ class Run {
   uint32_t AnyShard() { return static_cast<uint32_t>(world_.Below(servers_.size())); }
   std::vector<std::unique_ptr<ServerNode>>& servers() { return servers_; }
   // That of any shard; null where the job has none.
-  ServerNode* AnyStandby() {
-    return standbys_.empty() ? nullptr : standbys_[world_.Below(standbys_.size())].get();
-  }
+  ServerNode* AnyStandby() { return standbys_.empty() ? nullptr : standbys_[world_.Below(standbys_.size())].get(); }
   // The primary of a standby in sync is lost for good, and the standby is promoted, as soon as it may be; where it may
   // not, the primary comes back. False: there is none in sync.
   bool LosePrimary();
@@ -50,7 +48,7 @@ class Run {
   World world_;
   std::unique_ptr<Setup> setup_;
   std::unique_ptr<Oracle> oracle_;
-  std::vector<std::unique_ptr<ServerNode>> servers_;  // by shard: that serve
+  std::vector<std::unique_ptr<ServerNode>> servers_;   // by shard: that serve
   std::vector<std::unique_ptr<ServerNode>> standbys_;  // by shard, or empty; where one was promoted, the lost machine
   std::vector<std::unique_ptr<WorkerNode>> workers_;
   TimeNs faults_end_ = 0;

@@ -90,7 +90,7 @@ class ServerProcess {
   std::unique_ptr<PeerService> peers_;
   std::unique_ptr<Dispatcher> dispatcher_;
   journal::Journal* journal_ = nullptr;  // of the job
-  uint64_t checked_ = UINT64_MAX;  // version whose parameters were looked at
+  uint64_t checked_ = UINT64_MAX;        // version whose parameters were looked at
   TimeNs pump_at_ = -1;
   TimeNs tick_at_ = -1;
   TimeNs tell_at_ = -1;

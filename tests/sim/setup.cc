@@ -57,15 +57,13 @@ bool Setup::may_lose_versions() const {
 
 std::string Setup::ToString() const {
   const v1::JobSpec& spec = job->spec();
-  return absl::StrCat(workers, " workers, ", shards, " shards, ", spec.codec(), ", ",
-                      v1::OptimizerKind_Name(spec.optimizer().kind()), ", ",
-                      v1::DurabilityLevel_Name(spec.durability().level()), waits_for_disk() ? ", waits" : ", goes on",
-                      spec.rounds().quorum() > 0 ? absl::StrCat(", quorum ", spec.rounds().quorum()) : "",
-                      spec.clip_norm() > 0 ? ", clips" : "",
-                      SkipsNonFinite(*job) ? ", skips" : "",
-                      async() ? ", asynchronous" : "", standbys ? ", standbys" : "",
-                      staleness() > 0 ? absl::StrCat(", staleness ", staleness()) : "",
-                      pull == PullMode::kUpdate ? ", pulls updates" : ", pulls parameters");
+  return absl::StrCat(
+      workers, " workers, ", shards, " shards, ", spec.codec(), ", ", v1::OptimizerKind_Name(spec.optimizer().kind()),
+      ", ", v1::DurabilityLevel_Name(spec.durability().level()), waits_for_disk() ? ", waits" : ", goes on",
+      spec.rounds().quorum() > 0 ? absl::StrCat(", quorum ", spec.rounds().quorum()) : "",
+      spec.clip_norm() > 0 ? ", clips" : "", SkipsNonFinite(*job) ? ", skips" : "", async() ? ", asynchronous" : "",
+      standbys ? ", standbys" : "", staleness() > 0 ? absl::StrCat(", staleness ", staleness()) : "",
+      pull == PullMode::kUpdate ? ", pulls updates" : ", pulls parameters");
 }
 
 std::unique_ptr<Setup> MakeSetup(World& world) {

@@ -22,7 +22,7 @@ inline constexpr float kLearningRate = 0.1f;
 struct Setup {
   uint32_t workers = 1;
   uint32_t shards = 1;
-  bool standbys = false;  // of every shard one
+  bool standbys = false;       // of every shard one
   uint64_t segment_bytes = 0;  // of journals; a snapshot is wanted after about as many
   size_t chunk_bytes = 0;      // of pushed frames; 0: as encoders cut them
   PullMode pull = PullMode::kUpdate;

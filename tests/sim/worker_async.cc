@@ -8,8 +8,7 @@
 
 namespace gradwire::sim {
 
-absl::Status WorkerSession::AsyncLink::SendFrame(const std::vector<Bytes>& chunks,
-                                                 std::span<const v1::PullKind> pull) {
+absl::Status WorkerSession::AsyncLink::SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull) {
   return session_->PushAsync(shard_, chunks, {pull.begin(), pull.end()});
 }
 

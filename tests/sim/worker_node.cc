@@ -401,8 +401,8 @@ void WorkerSession::CheckResidual(Entry entry, bool included, const std::vector<
   const std::vector<uint32_t>& deferred = sending.bytes.update.deferred;
   // A frame that came too late is given back none the less where the worker was not told.
   const bool told = !sending.bytes.update_gone || included;
-  const bool skipped = Outlived(entry.slice % setup_->shards) ? sending.bytes.skipped
-                                                              : told && node_->oracle()->Skipped(entry);
+  const bool skipped =
+      Outlived(entry.slice % setup_->shards) ? sending.bytes.skipped : told && node_->oracle()->Skipped(entry);
   if (skipped || (sending.bytes.nonfinite && sending.bytes.update_gone)) {
     expected = untaken_[entry.slice];
   } else if (setup_->returns_by_addition()) {

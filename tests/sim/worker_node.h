@@ -167,14 +167,14 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   std::unique_ptr<client::GradientStore> gradients_;
   std::unique_ptr<client::SliceWork> work_;
   std::unique_ptr<client::RoundLedger> ledger_;
-  std::vector<bool> bad_;  // by tensor: its gradient was refused
+  std::vector<bool> bad_;         // by tensor: its gradient was refused
   std::vector<Sending> sending_;  // of the open rounds, see Of
   std::deque<Entry> decoded_;     // to be applied in turn
   // Before the step's gradients were taken in, in jobs that may skip it: residuals by slice, all it keeps by tensor.
   std::vector<std::vector<float>> untaken_;
   std::vector<std::vector<float>> kept_;
-  bool skipped_ = false;          // the round that was settled last
-  bool in_step_ = false;          // of the caller: between, nothing is applied
+  bool skipped_ = false;  // the round that was settled last
+  bool in_step_ = false;  // of the caller: between, nothing is applied
   std::vector<std::unique_ptr<AsyncLink>> async_links_;
   std::unique_ptr<client::AsyncExchange> async_;
   std::vector<std::vector<double>> fed_;  // by tensor: the sum of all gradients that it was given, asynchronous

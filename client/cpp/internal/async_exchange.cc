@@ -94,9 +94,7 @@ bool AsyncExchange::IsReady(uint32_t tensor) const {
   return tensor < ready_.size() && ready_[tensor];
 }
 
-absl::Status AsyncExchange::BeginReplacement() {
-  return context_.job->CheckGoesWith({Feature::kReplaceParameters});
-}
+absl::Status AsyncExchange::BeginReplacement() { return context_.job->CheckGoesWith({Feature::kReplaceParameters}); }
 
 absl::Status AsyncExchange::Ready(uint32_t tensor, const float* gradient) {
   {

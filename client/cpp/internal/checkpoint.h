@@ -45,8 +45,8 @@ class CheckpointFile {
   static absl::StatusOr<CheckpointFile> Read(Disk& disk, const std::string& path, const Job& job, const Layout& layout,
                                              const std::string& worker, PullMode pull);
 
-  // The same of a file that another job is to begin with: of any name, worker, shard map and pull mode but "mean", which
-  // has no parameters. FailedPrecondition: it is of other tensors.
+  // The same of a file that another job is to begin with: of any name, worker, shard map and pull mode but "mean",
+  // which has no parameters. FailedPrecondition: it is of other tensors.
   static absl::StatusOr<CheckpointFile> ReadForNewJob(Disk& disk, const std::string& path, const Job& job);
   // Parameters; and residuals and the preconditioner's state where the jobs differ in nothing but the name.
   absl::Status RestoreForNewJob(Replica* replica, GradientStore* gradients) const;

@@ -163,8 +163,8 @@ class DeviceMemory final : public TensorMemory {
   }
   void FindOutOfGrid(uint32_t tensor, std::span<const float> gradient, uint32_t limit_bits) override {
     runtime_.Wait(gradients_->stream(), announced_[tensor]);
-    backend_.FindOutOfGridAsync(reinterpret_cast<const uint8_t*>(gradient.data()), sizeof(float), gradient.size(), limit_bits,
-                                first_bad_ + tensor, gradients_->stream());
+    backend_.FindOutOfGridAsync(reinterpret_cast<const uint8_t*>(gradient.data()), sizeof(float), gradient.size(),
+                                limit_bits, first_bad_ + tensor, gradients_->stream());
     known_[tensor] = false;
   }
   // One wait for all that were looked through until now.

@@ -19,8 +19,7 @@ class FrameLink {
   // transport's window is full. Unavailable while there are no streams: where breaks are mended, OnResumed or OnLost
   // follows.
   virtual absl::Status SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull = {}) = 0;
-  virtual absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin,
-                                   uint32_t bucket_end) = 0;
+  virtual absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end) = 0;
   // `status` of a send is no loss yet: the streams are being replaced, and the receiver of events will be told.
   static bool Mends(const absl::Status& status);
   // Prefixes a message with who this is.

@@ -186,7 +186,8 @@ class PySession {
     Check(status);
   }
 
-  void Exchange(const std::vector<py::object>& gradients, const std::vector<float>& learning_rates, int64_t timeout_ms) {
+  void Exchange(const std::vector<py::object>& gradients, const std::vector<float>& learning_rates,
+                int64_t timeout_ms) {
     const auto& tensors = session_->job().tensors();
     if (gradients.size() != tensors.size()) {
       throw py::value_error(absl::StrCat(gradients.size(), " gradients for ", tensors.size(), " tensors"));

@@ -248,8 +248,8 @@ class DenseAccumulator final : public Accumulator {
     auto* words = reinterpret_cast<int32_t*>(FirstOf(block));
     if (shape_.width() == 4) {
       // Past the cache, which the next values need. A block of which this is not kept is still an old one.
-      const kernels::WordRange range = shape_.fixed() ? kernels::WordRange::Integers(shape_.limit())
-                                                      : kernels::WordRange::Floats(limit_bits_);
+      const kernels::WordRange range =
+          shape_.fixed() ? kernels::WordRange::Integers(shape_.limit()) : kernels::WordRange::Floats(limit_bits_);
       if (!shape_.backend().AssignWords(words, values, n, range)) return CheckValues(s, begin, begin + n);
     } else {
       GW_RETURN_IF_ERROR(CheckValues(s, begin, begin + n));

@@ -39,10 +39,9 @@ absl::Status DenseShape::CheckSegment(uint64_t round, const Segment& s) const {
 absl::Status DenseShape::OverLimit(uint64_t position, int32_t integer) const {
   const size_t run = RunOf(layout(), position);
   const Run& r = layout().runs[run];
-  return absl::InvalidArgumentError(
-      absl::StrFormat("tensor '%s', element %d: integer %d is over the limit of %d per worker",
-                      context.job->tensors()[r.tensor].name, r.offset + position - layout().run_begin[run], integer,
-                      limit()));
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "tensor '%s', element %d: integer %d is over the limit of %d per worker", context.job->tensors()[r.tensor].name,
+      r.offset + position - layout().run_begin[run], integer, limit()));
 }
 
 RoundPlan DenseShape::NextPlan(const RoundPlan& plan, const RangeHistogram& ranges) const {

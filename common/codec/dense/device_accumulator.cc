@@ -35,7 +35,10 @@ size_t ChecksOffset(const DenseShape& shape) { return (shape.layout().elements *
 class DeviceAccumulator final : public Accumulator {
  public:
   DeviceAccumulator(const DenseShape& shape, DeviceBucket* bucket)
-      : shape_(shape), limit_bits_(shape.limit_bits()), bucket_(*bucket), ranges_(shape.fixed() ? shape.layout().runs.size() : 0) {
+      : shape_(shape),
+        limit_bits_(shape.limit_bits()),
+        bucket_(*bucket),
+        ranges_(shape.fixed() ? shape.layout().runs.size() : 0) {
     for (size_t check = kChecks; check-- > kSingle + 1;) free_checks_.push_back(check);
   }
 
@@ -136,8 +139,8 @@ class DeviceAccumulator final : public Accumulator {
         bucket_.backend().AddIntegersChecked(sums_ + first, piece, shape_.width(), size / width, sign, shape_.limit(),
                                              first, first_bad_ + check, bucket_.stream());
       } else {
-        bucket_.backend().AddFloatsChecked(grid_ + first, piece, shape_.width(), size / width, sign, limit_bits_,
-                                           first, first_bad_ + check, bucket_.stream());
+        bucket_.backend().AddFloatsChecked(grid_ + first, piece, shape_.width(), size / width, sign, limit_bits_, first,
+                                           first_bad_ + check, bucket_.stream());
       }
     });
   }

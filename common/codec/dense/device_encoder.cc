@@ -1,6 +1,7 @@
 // Dense frames of gradients on a device: quantised or rounded there; one wait per frame.
-#include <utility>
 #include "common/codec/dense/device_encoder.h"
+
+#include <utility>
 
 #include "common/base/status_macros.h"
 #include "common/codec/frame/device_runs.h"

@@ -4,13 +4,14 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "common/codec/dense/dense_shape.h"
 #include "common/codec/codec.h"
+#include "common/codec/dense/dense_shape.h"
 #include "kernels/cuda/device_bucket.h"
 
 namespace gradwire::dense {
 
 // As Codec::NewDeviceEncoder.
-absl::StatusOr<std::unique_ptr<Encoder>> MakeDeviceEncoder(const DenseShape& shape, kernels::cuda::DeviceBucket* bucket);
+absl::StatusOr<std::unique_ptr<Encoder>> MakeDeviceEncoder(const DenseShape& shape,
+                                                           kernels::cuda::DeviceBucket* bucket);
 
 }  // namespace gradwire::dense

@@ -25,8 +25,8 @@ class GridSums {
   // `position_of(i)` is that of values[i].
   template <typename PositionOf>
   absl::Status Check(const float* values, size_t n, PositionOf position_of) const {
-    const int64_t bad =
-        context_.backend->FindOutOfGrid(reinterpret_cast<const uint8_t*>(values), sizeof(float), n, limit_bits_, nullptr);
+    const int64_t bad = context_.backend->FindOutOfGrid(reinterpret_cast<const uint8_t*>(values), sizeof(float), n,
+                                                        limit_bits_, nullptr);
     if (bad < 0) return absl::OkStatus();
     return OutOfGrid(*context_.job, *context_.layout, position_of(static_cast<size_t>(bad)), values[bad]);
   }

@@ -34,9 +34,9 @@ struct Shape {
       absl::Status status = quantizer->Decode(in, n, out);
       out += n;
       if (status.ok()) return status;
-      return absl::InvalidArgumentError(
-          absl::StrFormat("tensor '%s', elements from %d on: %s", context.job->tensors()[layout().runs[run].tensor].name,
-                          layout().runs[run].offset, std::string(status.message())));
+      return absl::InvalidArgumentError(absl::StrFormat("tensor '%s', elements from %d on: %s",
+                                                        context.job->tensors()[layout().runs[run].tensor].name,
+                                                        layout().runs[run].offset, std::string(status.message())));
     });
   }
 

@@ -168,12 +168,13 @@ class SparseEncoder final : public Encoder {
       if (std::fabs(pairs_.values[k]) < kHalfOverflow) continue;
       const BucketLayout& layout = shape_.layout();
       const size_t run = RunOf(layout, pairs_.positions[k]);
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "tensor '%s', element %d: value %g does not fit %s, whose values end at %.9g: scale what is pushed, or let it "
-          "travel as values=fp32 or bf16",
-          shape_.context.job->tensors()[layout.runs[run].tensor].name,
-          layout.runs[run].offset + pairs_.positions[k] - layout.run_begin[run], pairs_.values[k],
-          ToString(shape_.spec), kernels::kLargestHalf));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("tensor '%s', element %d: value %g does not fit %s, whose values end at %.9g: scale what is "
+                          "pushed, or let it "
+                          "travel as values=fp32 or bf16",
+                          shape_.context.job->tensors()[layout.runs[run].tensor].name,
+                          layout.runs[run].offset + pairs_.positions[k] - layout.run_begin[run], pairs_.values[k],
+                          ToString(shape_.spec), kernels::kLargestHalf));
     }
     return absl::OkStatus();
   }

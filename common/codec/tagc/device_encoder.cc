@@ -1,8 +1,9 @@
 // TAGC frames of gradients on a device: selected, quantised and sketched there. Two waits per frame: for how many
 // elements were taken, and for them.
+#include "common/codec/tagc/device_encoder.h"
+
 #include <cstring>
 #include <utility>
-#include "common/codec/tagc/device_encoder.h"
 
 #include "common/base/status_macros.h"
 #include "common/codec/bits/salts.h"

@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "common/codec/tagc/tagc_shape.h"
 #include "common/codec/codec.h"
+#include "common/codec/tagc/tagc_shape.h"
 #include "kernels/cuda/device_bucket.h"
 
 namespace gradwire::tagc {

@@ -1,7 +1,5 @@
 // Summed cells in the memory of a device: merged as they come, peeled there. The positions come from the host, which
 // decodes indexes, and what was resolved goes back to it.
-#include "common/codec/tagc/sketch_sums.h"
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -9,6 +7,7 @@
 #include "common/base/status_macros.h"
 #include "common/codec/plan/ranges.h"
 #include "common/codec/tagc/position_counters.h"
+#include "common/codec/tagc/sketch_sums.h"
 #include "kernels/cuda/device_bucket.h"
 
 namespace gradwire::tagc {

@@ -36,9 +36,9 @@ void AddListed(const TagcShape& shape, std::span<const uint32_t> positions, std:
     uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(shape.index_block, end - begin));
     size_t last = first;
     for (;; count /= 2) {
-      last = static_cast<size_t>(std::lower_bound(positions.begin() + static_cast<ptrdiff_t>(first), positions.end(),
-                                                  begin + count) -
-                                 positions.begin());
+      last = static_cast<size_t>(
+          std::lower_bound(positions.begin() + static_cast<ptrdiff_t>(first), positions.end(), begin + count) -
+          positions.begin());
       if (last - first <= kMaxListedPerSegment) break;
     }
     const CodedIndex coded = EncodeIndex(positions.subspan(first, last - first), static_cast<uint32_t>(begin), count);
@@ -51,9 +51,9 @@ void AddListed(const TagcShape& shape, std::span<const uint32_t> positions, std:
       uint8_t* out = payload.data() + sizeof(index_bytes) + index_bytes;
       for (size_t i = first; i < last; ++i, out += width) std::memcpy(out, &integers[i], width);  // little-endian
     }
-    writer->Add({SegmentType::kListed, static_cast<uint8_t>(coded.coding), begin, count,
-                 static_cast<uint32_t>(payload.size())},
-                payload.data());
+    writer->Add(
+        {SegmentType::kListed, static_cast<uint8_t>(coded.coding), begin, count, static_cast<uint32_t>(payload.size())},
+        payload.data());
     first = last;
     begin += count;
   }

@@ -77,8 +77,7 @@ class TagcCodec final : public Codec {
       GW_RETURN_IF_ERROR(Covers(round, "sketched elements", SegmentType::kIndex, 0, sketched, segments, &next));
       GW_RETURN_IF_ERROR(Covers(round, "cells", SegmentType::kCells, 0, cells, segments, &next));
       GW_RETURN_IF_ERROR(CheckListedBytes(round, segments.subspan(next)));
-      GW_RETURN_IF_ERROR(
-          Covers(round, "elements", SegmentType::kListed, sketched, shape_.elements(), segments, &next));
+      GW_RETURN_IF_ERROR(Covers(round, "elements", SegmentType::kListed, sketched, shape_.elements(), segments, &next));
     }
     if (next == segments.size()) return absl::OkStatus();
     return Incomplete(round, absl::StrFormat("has %d segments too many", segments.size() - next));

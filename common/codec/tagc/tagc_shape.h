@@ -41,8 +41,8 @@ struct TagcShape {
   // The same for what is given to an encoder: memory of so many runs.
   absl::Status CheckInput(const FrameIdentity& id, const RoundPlan& plan, size_t runs) const;
   kernels::SketchArgs SketchOf(uint64_t round, const RoundPlan& plan) const;
-  // How many of the `n` elements of a frame go into its sketch: the first ones, and no more than a worker's share of what
-  // the sketch holds, so that no round overloads it, whatever the round before was like. The others are listed.
+  // How many of the `n` elements of a frame go into its sketch: the first ones, and no more than a worker's share of
+  // what the sketch holds, so that no round overloads it, whatever the round before was like. The others are listed.
   size_t SketchedOf(const RoundPlan& plan, size_t n) const;
   // The exponent of a run in the next round. `range`: the largest that any worker sent.
   int8_t NextRunExponent(int8_t current, int range) const;

@@ -115,9 +115,9 @@ class CallConnection {
   absl::Status Write(Method method, const std::string& request, int64_t deadline_ns) {
     const auto preface = StorePreface();
     const Bytes body = Bytes::Borrow({reinterpret_cast<const uint8_t*>(request.data()), request.size()});
-    const auto header = StoreHeader({PacketType::kCall, absl::StatusCode::kOk, static_cast<uint32_t>(method.size()),
-                                     static_cast<uint32_t>(request.size()),
-                                     PartsCheck(PacketType::kCall, method, {&body, 1})});
+    const auto header =
+        StoreHeader({PacketType::kCall, absl::StatusCode::kOk, static_cast<uint32_t>(method.size()),
+                     static_cast<uint32_t>(request.size()), PartsCheck(PacketType::kCall, method, {&body, 1})});
     const std::array<std::string_view, 4> parts = {
         std::string_view(reinterpret_cast<const char*>(preface.data()),
                          std::exchange(greeted_, true) ? 0 : preface.size()),

@@ -134,8 +134,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void OnWritable(error_code error, size_t);
   void OnResume(error_code, size_t);
   void OnClose(error_code, size_t);
-  // Reads and handles what the socket has, then waits for more. One thread goes on while there is something: what it has
-  // received is in its core's cache, and no other one is woken.
+  // Reads and handles what the socket has, then waits for more. One thread goes on while there is something: what it
+  // has received is in its core's cache, and no other one is woken.
   void Read() ABSL_LOCKS_EXCLUDED(mu_);
   // Handles what was received. False: reading is paused.
   bool Process() ABSL_LOCKS_EXCLUDED(mu_);

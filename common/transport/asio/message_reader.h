@@ -23,8 +23,8 @@ struct Packet {
   std::vector<Bytes> body;  // in slices of at most kSliceBytes, each aligned to BufferPool::kAlignment
 };
 
-// Not thread-safe, but for held_bytes and turn. Memory: a head of kHeadBytes, and what came of the packet under way plus
-// at most one slice: a peer that announces more than it sends takes no more than that.
+// Not thread-safe, but for held_bytes and turn. Memory: a head of kHeadBytes, and what came of the packet under way
+// plus at most one slice: a peer that announces more than it sends takes no more than that.
 class MessageReader {
  public:
   static constexpr size_t kHeadBytes = 4096;

@@ -148,7 +148,8 @@ absl::Status Acceptor::BindPath() {
   std::memcpy(name.sun_path, address_.name.data(), address_.name.size());
   if (Answers(name)) return CannotListen(address_, "address in use");
   const std::string folder = address_.name.substr(0, address_.name.rfind('/') + 1);
-  if (access(folder.c_str(), W_OK) != 0) return CannotListen(address_, absl::StrCat("its folder: ", std::strerror(errno)));
+  if (access(folder.c_str(), W_OK) != 0)
+    return CannotListen(address_, absl::StrCat("its folder: ", std::strerror(errno)));
   struct stat old {};
   if (stat(address_.name.c_str(), &old) == 0 && S_ISSOCK(old.st_mode)) unlink(address_.name.c_str());
   return Bind(AF_UNIX, &name, sizeof(name));
@@ -257,7 +258,8 @@ bool Acceptor::MakeRoom(bool unopened) {
     if (idlest == connections_.end() || c.used < idlest->second.used) idlest = it;
   }
   if (idlest == connections_.end()) return false;
-  // gRPC could close it between these two lines, and another socket get its number: that one would have to connect anew.
+  // gRPC could close it between these two lines, and another socket get its number: that one would have to connect
+  // anew.
   if (IsStill(idlest->second.socket, idlest->second.inode)) (void)::shutdown(idlest->second.socket, SHUT_RDWR);
   connections_.erase(idlest);
   return true;

@@ -154,7 +154,10 @@ class GrpcChannel final : public Channel, public StreamOwner {
  public:
   // `connect`: makes a channel with a connection of its own.
   GrpcChannel(std::function<std::shared_ptr<::grpc::Channel>()> connect, const Limits& limits, bool checks)
-      : limits_(limits), checks_(checks), connect_(std::move(connect)), queue_(ClientQueue::OfProcess()),
+      : limits_(limits),
+        checks_(checks),
+        connect_(std::move(connect)),
+        queue_(ClientQueue::OfProcess()),
         ticker_(queue_->queue(), std::max<int64_t>(limits.keepalive_ms / 2, 1), [this] { Tick(); }) {}
 
   ~GrpcChannel() override {

@@ -27,7 +27,7 @@ namespace gradwire::transport {
 namespace {
 
 constexpr int kMaxConcurrentStreams = 256;  // per connection
-constexpr int kIdleMs = 600'000;             // a connection without calls is closed
+constexpr int kIdleMs = 600'000;            // a connection without calls is closed
 constexpr std::chrono::milliseconds kShutdownGrace(500);
 constexpr TimeNs kNsPerUs = 1000;
 
@@ -112,7 +112,8 @@ absl::Status GrpcListener::Start(const Address& address) {
   queue_ = builder.AddCompletionQueue();
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {  // the destructor shuts the queue down
-    return absl::UnavailableError(absl::StrCat("gRPC cannot serve ", address.ToString(), "; GRPC_VERBOSITY=ERROR tells why"));
+    return absl::UnavailableError(
+        absl::StrCat("gRPC cannot serve ", address.ToString(), "; GRPC_VERBOSITY=ERROR tells why"));
   }
   address_ = acceptor_->address().ToString();
   SetServing(true);
@@ -127,8 +128,8 @@ absl::Status GrpcListener::Start(const Address& address) {
   }
   poller_queue_ = std::make_unique<GrpcQueue>(queue_.get());
   poller_ = std::make_unique<Poller>(poller_queue_.get(), limits_.spin_us * kNsPerUs);
-  ticker_ = std::make_unique<GrpcTicker>(queue_.get(), std::max<int64_t>(limits_.keepalive_ms / 2, 1),
-                                         [this] { Tick(); });
+  ticker_ =
+      std::make_unique<GrpcTicker>(queue_.get(), std::max<int64_t>(limits_.keepalive_ms / 2, 1), [this] { Tick(); });
   return acceptor_->Start([connections](int listener, int socket) {
     ::grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
     connection.listener_fd = listener;

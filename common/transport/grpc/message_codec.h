@@ -43,10 +43,9 @@ size_t EncodedSize(const Message& message);
 ::grpc::ByteBuffer EncodeMessage(Message message);
 
 // The frame of the result references the slices of `buffer`. InvalidArgument when the top-level fields do not parse,
-// or when something follows field 15; where the message has a check, that of `number`, DataLoss for that and for what TakeCheck
-// says.
-absl::StatusOr<Message> DecodeMessage(const ::grpc::ByteBuffer& buffer,
-                                      std::optional<uint64_t> number = std::nullopt);
+// or when something follows field 15; where the message has a check, that of `number`, DataLoss for that and for what
+// TakeCheck says.
+absl::StatusOr<Message> DecodeMessage(const ::grpc::ByteBuffer& buffer, std::optional<uint64_t> number = std::nullopt);
 
 // Unary messages: all bytes as one string.
 std::string ToString(const ::grpc::ByteBuffer& buffer);

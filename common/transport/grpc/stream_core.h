@@ -29,8 +29,8 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the stream with `status` in place of what the peer or gRPC says; unsent messages are dropped.
   void Abort(absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
-  // To be called every half of the keepalive time. With checks, gives and expects signs of life: gRPC's keepalive is that
-  // of the connection, and a stream whose bytes went astray would wait for ever.
+  // To be called every half of the keepalive time. With checks, gives and expects signs of life: gRPC's keepalive is
+  // that of the connection, and a stream whose bytes went astray would wait for ever.
   void Tick() ABSL_LOCKS_EXCLUDED(mu_);
   // Destruction of the client's handle: cancels, then waits for the end, except inside the sink of this stream, where
   // the sink is dropped instead.
@@ -104,15 +104,15 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   absl::Mutex mu_;
   StreamSink* sink_ ABSL_GUARDED_BY(mu_) = nullptr;
   std::deque<::grpc::ByteBuffer> queue_ ABSL_GUARDED_BY(mu_);
-  uint64_t sent_ ABSL_GUARDED_BY(mu_) = 0;  // messages
+  uint64_t sent_ ABSL_GUARDED_BY(mu_) = 0;        // messages
   size_t queued_bytes_ ABSL_GUARDED_BY(mu_) = 0;  // queue_ and the write in flight
   size_t in_flight_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  bool writing_ ABSL_GUARDED_BY(mu_) = true;   // a write is in flight, or writing has not begun
-  bool reading_ ABSL_GUARDED_BY(mu_) = false;  // a read is in flight, or its message with the sink, or it is put off
+  bool writing_ ABSL_GUARDED_BY(mu_) = true;     // a write is in flight, or writing has not begun
+  bool reading_ ABSL_GUARDED_BY(mu_) = false;    // a read is in flight, or its message with the sink, or it is put off
   bool with_sink_ ABSL_GUARDED_BY(mu_) = false;  // a message is
   bool wrote_ ABSL_GUARDED_BY(mu_) = false;      // since the last tick
   int silent_ticks_ ABSL_GUARDED_BY(mu_) = 0;    // that a read has waited
-  bool paused_ ABSL_GUARDED_BY(mu_) = false;   // a server's read waits until the peer takes what sinks sent
+  bool paused_ ABSL_GUARDED_BY(mu_) = false;     // a server's read waits until the peer takes what sinks sent
   bool finish_requested_ ABSL_GUARDED_BY(mu_) = false;
   bool end_started_ ABSL_GUARDED_BY(mu_) = false;
   bool broken_ ABSL_GUARDED_BY(mu_) = false;  // nothing can be sent any more

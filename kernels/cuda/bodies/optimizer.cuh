@@ -46,7 +46,8 @@ struct AddPreconditionedOp {
   }
 };
 
-// x[i] = decay * x[i] + gradient[i], preconditioned where there is a second moment; nothing where *bad names an element.
+// x[i] = decay * x[i] + gradient[i], preconditioned where there is a second moment; nothing where *bad names an
+// element.
 struct TakeInOp {
   static constexpr int kLanes = 4;
   float* x;

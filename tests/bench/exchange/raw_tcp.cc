@@ -105,8 +105,8 @@ void RunRawTcpPeer() {
   name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof(name);
   Require(bind(listener, reinterpret_cast<sockaddr*>(&name), size) == 0 && listen(listener, 4) == 0 &&
-            getsockname(listener, reinterpret_cast<sockaddr*>(&name), &size) == 0,
-        "listen");
+              getsockname(listener, reinterpret_cast<sockaddr*>(&name), &size) == 0,
+          "listen");
   std::thread server([listener] {
     for (int fd; (fd = accept(listener, nullptr, nullptr)) >= 0;) ServeConnection(fd);
   });
@@ -131,7 +131,7 @@ RawTcpClient::~RawTcpClient() { close(fd_); }
 void RawTcpClient::Push(size_t bytes, const std::vector<uint8_t>& buffer) {
   const Request request{'P', bytes};
   Require(WriteAll(fd_, &request, sizeof(request)) && Fill(fd_, bytes, buffer) && ReadAll(fd_, scratch_.data(), 1),
-        "push");
+          "push");
 }
 
 void RawTcpClient::Pull(size_t bytes) {

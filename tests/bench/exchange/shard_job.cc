@@ -101,7 +101,8 @@ ShardJob::ShardJob(const ShardJobSpec& spec)
     for (const BucketPart& part : layout_->parts(b)) of_tensor[part.tensor] = codecs_[b].get();
   }
   frames_.resize(codecs_.size());
-  store_ = std::make_unique<client::GradientStore>(job_.get(), std::move(of_tensor), client::MakeHostMemory(backend_.get()));
+  store_ =
+      std::make_unique<client::GradientStore>(job_.get(), std::move(of_tensor), client::MakeHostMemory(backend_.get()));
   Join(spec, &pusher_, "pusher", kPusher);
   Join(spec, &holder_, "holder", kHolder);
   Initialize();

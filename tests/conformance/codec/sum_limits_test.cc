@@ -1,5 +1,5 @@
-// Sums at their limits. For every codec, up to 1,024 workers and values up to the largest float32: the update frame holds
-// the exact sum of what the frames carry, or a part of the system has refused a value and named its tensor.
+// Sums at their limits. For every codec, up to 1,024 workers and values up to the largest float32: the update frame
+// holds the exact sum of what the frames carry, or a part of the system has refused a value and named its tensor.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +27,8 @@ constexpr float kLargest = std::numeric_limits<float>::max();
 enum class Signs { kSame, kByWorker, kByElement };
 
 float ValueOf(float magnitude, Signs signs, uint32_t worker, uint64_t element) {
-  const bool negative = (signs == Signs::kByWorker && worker % 2 == 1) || (signs == Signs::kByElement && element % 2 == 1);
+  const bool negative =
+      (signs == Signs::kByWorker && worker % 2 == 1) || (signs == Signs::kByElement && element % 2 == 1);
   const float part = element % 4 == 3 ? 0.75f : 1.0f;
   return (negative ? -magnitude : magnitude) * part;
 }

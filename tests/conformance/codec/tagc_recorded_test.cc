@@ -181,8 +181,8 @@ class Replay {
         ASSERT_TRUE(assembler.complete());
         assembler.Commit();
       }
-      const UpdateFrame update = Must(
-          accumulator->Finish({static_cast<uint16_t>(s), 0, round, 0, {&kRate, 1}, 0}, kWorkers));
+      const UpdateFrame update =
+          Must(accumulator->Finish({static_cast<uint16_t>(s), 0, round, 0, {&kRate, 1}, 0}, kWorkers));
       const Update decoded = Must(DecodeUpdate(update.chunks, *job_, layout, plans_[s]));
       for (uint32_t r = 0; r < layout.runs.size(); ++r) {
         const Run& run = layout.runs[r];

@@ -1,5 +1,7 @@
 // What strangers may take of a listener, over every transport that has a network: idle connections make room, streams
 // have a cap, descriptors that ran out come back.
+#include "common/transport/caps.h"
+
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -15,7 +17,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/transport/caps.h"
 #include "tests/conformance/transport/testing.h"
 
 namespace gradwire::transport {

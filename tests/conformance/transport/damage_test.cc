@@ -118,7 +118,8 @@ TEST_P(DamageTest, OneFlippedBitSpoilsNoLaterConnection) {
   EXPECT_GT(proxy.flips(), 50u);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, DamageTest, ::testing::Values("grpc", "tcp"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(All, DamageTest, ::testing::Values("grpc", "tcp"),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace gradwire::transport

@@ -102,8 +102,8 @@ class RawPeer {
     ASSERT_THAT(all, StartsWith(Preface()));
     std::string rest = all.substr(Preface().size());
     while (rest.size() >= tcp::kHeaderBytes) {
-      const auto header = tcp::LoadHeader(
-          std::span<const uint8_t, tcp::kHeaderBytes>(reinterpret_cast<const uint8_t*>(rest.data()), tcp::kHeaderBytes));
+      const auto header = tcp::LoadHeader(std::span<const uint8_t, tcp::kHeaderBytes>(
+          reinterpret_cast<const uint8_t*>(rest.data()), tcp::kHeaderBytes));
       ASSERT_TRUE(header.ok());
       rest = rest.substr(std::min(rest.size(), tcp::kHeaderBytes + header->control_bytes + header->body_bytes));
       if (header->type != PacketType::kStatus) continue;

@@ -1,5 +1,7 @@
-// Every pair of features of common/job/compatibility.h in a job of its own: all of its tensors learn, or it is refused with
-// the words of the table. A pair that the table forgets fails here because it does not train.
+// Every pair of features of common/job/compatibility.h in a job of its own: all of its tensors learn, or it is refused
+// with the words of the table. A pair that the table forgets fails here because it does not train.
+#include "common/job/compatibility.h"
+
 #include <algorithm>
 #include <cctype>
 #include <optional>
@@ -8,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
-#include "common/job/compatibility.h"
 #include "tests/integration/client/device_backends.h"
 #include "tests/integration/client/device_worker.h"
 #include "tests/integration/client/train.h"
@@ -45,48 +46,85 @@ void AddTensor(v1::JobSpec* spec, const std::string& codec) {
 void Ask(Feature feature, Wanted* wanted) {
   v1::JobSpec* spec = &wanted->spec;
   switch (feature) {
-    case Feature::kSync: return spec->mutable_rounds()->set_mode(v1::ROUNDS_SYNC);
-    case Feature::kQuorum: return spec->mutable_rounds()->set_quorum(1);
+    case Feature::kSync:
+      return spec->mutable_rounds()->set_mode(v1::ROUNDS_SYNC);
+    case Feature::kQuorum:
+      return spec->mutable_rounds()->set_quorum(1);
     case Feature::kBounded:
       spec->mutable_rounds()->set_mode(v1::ROUNDS_BOUNDED);
       return spec->mutable_rounds()->set_staleness(1);
-    case Feature::kAsync: return spec->mutable_rounds()->set_mode(v1::ROUNDS_ASYNC);
-    case Feature::kNoOptimizer: return SetOptimizer(spec, v1::OPTIMIZER_NONE);
-    case Feature::kSgd: return SetOptimizer(spec, v1::OPTIMIZER_SGD);
+    case Feature::kAsync:
+      return spec->mutable_rounds()->set_mode(v1::ROUNDS_ASYNC);
+    case Feature::kNoOptimizer:
+      return SetOptimizer(spec, v1::OPTIMIZER_NONE);
+    case Feature::kSgd:
+      return SetOptimizer(spec, v1::OPTIMIZER_SGD);
     case Feature::kMomentum:
       SetOptimizer(spec, v1::OPTIMIZER_SGD);
       return spec->mutable_optimizer()->mutable_groups(0)->set_momentum(0.9f);
-    case Feature::kAdamW: return SetOptimizer(spec, v1::OPTIMIZER_ADAMW);
-    case Feature::kLamb: return SetOptimizer(spec, v1::OPTIMIZER_LAMB);
-    case Feature::kLans: return SetOptimizer(spec, v1::OPTIMIZER_LANS);
-    case Feature::kLion: return SetOptimizer(spec, v1::OPTIMIZER_LION);
-    case Feature::kAddition: return SetOptimizer(spec, v1::OPTIMIZER_STEP);
-    case Feature::kClipNorm: return spec->set_clip_norm(1);
-    case Feature::kGradients: return spec->set_push(v1::PUSH_GRADIENT);
-    case Feature::kSteps: return spec->set_push(v1::PUSH_STEP);
-    case Feature::kDeltas: return spec->set_push(v1::PUSH_DELTA);
-    case Feature::kNonFiniteSkip: return spec->set_nonfinite(v1::NONFINITE_SKIP);
-    case Feature::kDense: return AddTensor(spec, "dense:fp32");
-    case Feature::kTagc: return AddTensor(spec, "tagc:density=0.1");
-    case Feature::kQuantizer: return AddTensor(spec, "onebit");
-    case Feature::kHomomorphic: return AddTensor(spec, "uniform:bits=4");
-    case Feature::kSparse: return AddTensor(spec, "topk:density=0.1");
-    case Feature::kDgc: return AddTensor(spec, "dgc:density=0.1");
-    case Feature::kZen: return AddTensor(spec, "zen");
-    case Feature::kPowerSgd: return AddTensor(spec, "powersgd:rank=1");
-    case Feature::kUpdateCodec: return spec->set_update_codec("dense:bf16");
-    case Feature::kPullUpdates: wanted->pull = PullMode::kUpdate; return;
-    case Feature::kPullParameters: wanted->pull = PullMode::kParams; return;
-    case Feature::kPullMeans: wanted->pull = PullMode::kMean; return;
-    case Feature::kServersOnGpu: wanted->servers_on_gpu = true; return;
-    case Feature::kWorkersOnGpu: wanted->workers_on_gpu = true; return;
+    case Feature::kAdamW:
+      return SetOptimizer(spec, v1::OPTIMIZER_ADAMW);
+    case Feature::kLamb:
+      return SetOptimizer(spec, v1::OPTIMIZER_LAMB);
+    case Feature::kLans:
+      return SetOptimizer(spec, v1::OPTIMIZER_LANS);
+    case Feature::kLion:
+      return SetOptimizer(spec, v1::OPTIMIZER_LION);
+    case Feature::kAddition:
+      return SetOptimizer(spec, v1::OPTIMIZER_STEP);
+    case Feature::kClipNorm:
+      return spec->set_clip_norm(1);
+    case Feature::kGradients:
+      return spec->set_push(v1::PUSH_GRADIENT);
+    case Feature::kSteps:
+      return spec->set_push(v1::PUSH_STEP);
+    case Feature::kDeltas:
+      return spec->set_push(v1::PUSH_DELTA);
+    case Feature::kNonFiniteSkip:
+      return spec->set_nonfinite(v1::NONFINITE_SKIP);
+    case Feature::kDense:
+      return AddTensor(spec, "dense:fp32");
+    case Feature::kTagc:
+      return AddTensor(spec, "tagc:density=0.1");
+    case Feature::kQuantizer:
+      return AddTensor(spec, "onebit");
+    case Feature::kHomomorphic:
+      return AddTensor(spec, "uniform:bits=4");
+    case Feature::kSparse:
+      return AddTensor(spec, "topk:density=0.1");
+    case Feature::kDgc:
+      return AddTensor(spec, "dgc:density=0.1");
+    case Feature::kZen:
+      return AddTensor(spec, "zen");
+    case Feature::kPowerSgd:
+      return AddTensor(spec, "powersgd:rank=1");
+    case Feature::kUpdateCodec:
+      return spec->set_update_codec("dense:bf16");
+    case Feature::kPullUpdates:
+      wanted->pull = PullMode::kUpdate;
+      return;
+    case Feature::kPullParameters:
+      wanted->pull = PullMode::kParams;
+      return;
+    case Feature::kPullMeans:
+      wanted->pull = PullMode::kMean;
+      return;
+    case Feature::kServersOnGpu:
+      wanted->servers_on_gpu = true;
+      return;
+    case Feature::kWorkersOnGpu:
+      wanted->workers_on_gpu = true;
+      return;
     case Feature::kReplicasOnGpu:
       wanted->workers_on_gpu = true;
       wanted->pull = PullMode::kUpdate;
       return;
-    case Feature::kReplaceParameters: wanted->replaces = true; return;
+    case Feature::kReplaceParameters:
+      wanted->replaces = true;
+      return;
     case Feature::kDurable:  // Journals are the same for all features: tests/chaos.
-    case Feature::kRestore: return;  // Of directories, not of a running job: RestoreTest.
+    case Feature::kRestore:
+      return;  // Of directories, not of a running job: RestoreTest.
   }
 }
 
@@ -157,8 +195,7 @@ absl::Status Train(const Wanted& wanted) {
   const auto before = worker.parameters();  // of a job that pulls means: what is overwritten by them
   GW_RETURN_IF_ERROR(Run(worker, wanted));
   for (size_t t = 0; t < before.size(); ++t)
-    if (worker.parameters()[t] == before[t])
-      return absl::InternalError(absl::StrCat("tensor ", t, " learnt nothing"));
+    if (worker.parameters()[t] == before[t]) return absl::InternalError(absl::StrCat("tensor ", t, " learnt nothing"));
   return absl::OkStatus();
 }
 
@@ -189,8 +226,9 @@ TEST_P(Compatibility, RunsOrIsRefusedInTheWordsOfTheTable) {
       continue;
     }
     EXPECT_FALSE(status.ok()) << "it runs, and the table says: " << words[0];
-    EXPECT_TRUE(std::any_of(words.begin(), words.end(),
-                            [&](const std::string& said) { return std::string(status.message()).find(said) != std::string::npos; }))
+    EXPECT_TRUE(std::any_of(
+        words.begin(), words.end(),
+        [&](const std::string& said) { return std::string(status.message()).find(said) != std::string::npos; }))
         << status << "\ndoes not say: " << words[0];
   }
   RecordProperty("trained", trained);

@@ -1,5 +1,5 @@
-// Networks that flip bits, anywhere in what is sent either way: nobody takes a damaged byte for a good one, nobody waits
-// for what cannot come, and the job has the bits that it has without.
+// Networks that flip bits, anywhere in what is sent either way: nobody takes a damaged byte for a good one, nobody
+// waits for what cannot come, and the job has the bits that it has without.
 #include <chrono>
 
 #include "tests/integration/client/cluster.h"

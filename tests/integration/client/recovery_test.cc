@@ -110,35 +110,34 @@ TEST_P(KilledServers, LeaveNoTraceInTheDigest) {
 
 INSTANTIATE_TEST_SUITE_P(
     Jobs, KilledServers,
-    ::testing::Values(Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
-                      Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
-                      Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kParams, v1::DURABILITY_INTERVAL, true},
-                      Case{"dense:values=fixed16", v1::OPTIMIZER_NONE, PullMode::kMean, v1::DURABILITY_INTERVAL, true},
-                      // Two rounds a step.
-                      Case{"powersgd:rank=2", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
-                      Case{"powersgd:rank=2", v1::OPTIMIZER_LANS, PullMode::kParams, v1::DURABILITY_INTERVAL, true},
-                      Case{"powersgd:rank=2", v1::OPTIMIZER_NONE, PullMode::kMean, v1::DURABILITY_INTERVAL, true},
-                      Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 3},
-                      Case{"dense:values=fp32", v1::OPTIMIZER_SGD, PullMode::kUpdate, v1::DURABILITY_INTERVAL, true, 2},
-                      Case{"topk:density=0.05,values=fp16", v1::OPTIMIZER_ADAMW, PullMode::kUpdate,
-                           v1::DURABILITY_FSYNC, false, 0, "topk:density=0.02,values=fp16"},
-                      Case{"onebit", v1::OPTIMIZER_NONE, PullMode::kMean, v1::DURABILITY_INTERVAL, true, 0, "onebit"},
-                      Case{"dense:values=fp32", v1::OPTIMIZER_SGD, PullMode::kUpdate, v1::DURABILITY_INTERVAL, true, 2,
-                           "qsgd:bits=4"},
-                      // CLAN: norms of what is left after two-way compression.
-                      Case{"topk:density=0.05", v1::OPTIMIZER_LANS, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 0,
-                           "topk:density=0.02,values=fp16"},
-                      // Shards exchange norms, with updates that may be written on one of them only.
-                      Case{"dense:values=fp32", v1::OPTIMIZER_LAMB, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
-                      Case{"tagc:density=0.05", v1::OPTIMIZER_LANS, PullMode::kParams, v1::DURABILITY_INTERVAL, true},
-                      Case{"dense:values=fp32", v1::OPTIMIZER_LANS, PullMode::kUpdate, v1::DURABILITY_FSYNC, true, 2},
-                      // Every fifth round is skipped, as one shard or both find out.
-                      Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 0,
-                           "", true},
-                      Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kParams, v1::DURABILITY_INTERVAL, true, 0,
-                           "", true},
-                      Case{"topk:density=0.05", v1::OPTIMIZER_LANS, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 0,
-                           "topk:density=0.02,values=fp16", true}));
+    ::testing::Values(
+        Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
+        Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
+        Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kParams, v1::DURABILITY_INTERVAL, true},
+        Case{"dense:values=fixed16", v1::OPTIMIZER_NONE, PullMode::kMean, v1::DURABILITY_INTERVAL, true},
+        // Two rounds a step.
+        Case{"powersgd:rank=2", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
+        Case{"powersgd:rank=2", v1::OPTIMIZER_LANS, PullMode::kParams, v1::DURABILITY_INTERVAL, true},
+        Case{"powersgd:rank=2", v1::OPTIMIZER_NONE, PullMode::kMean, v1::DURABILITY_INTERVAL, true},
+        Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 3},
+        Case{"dense:values=fp32", v1::OPTIMIZER_SGD, PullMode::kUpdate, v1::DURABILITY_INTERVAL, true, 2},
+        Case{"topk:density=0.05,values=fp16", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 0,
+             "topk:density=0.02,values=fp16"},
+        Case{"onebit", v1::OPTIMIZER_NONE, PullMode::kMean, v1::DURABILITY_INTERVAL, true, 0, "onebit"},
+        Case{"dense:values=fp32", v1::OPTIMIZER_SGD, PullMode::kUpdate, v1::DURABILITY_INTERVAL, true, 2,
+             "qsgd:bits=4"},
+        // CLAN: norms of what is left after two-way compression.
+        Case{"topk:density=0.05", v1::OPTIMIZER_LANS, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 0,
+             "topk:density=0.02,values=fp16"},
+        // Shards exchange norms, with updates that may be written on one of them only.
+        Case{"dense:values=fp32", v1::OPTIMIZER_LAMB, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
+        Case{"tagc:density=0.05", v1::OPTIMIZER_LANS, PullMode::kParams, v1::DURABILITY_INTERVAL, true},
+        Case{"dense:values=fp32", v1::OPTIMIZER_LANS, PullMode::kUpdate, v1::DURABILITY_FSYNC, true, 2},
+        // Every fifth round is skipped, as one shard or both find out.
+        Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 0, "", true},
+        Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kParams, v1::DURABILITY_INTERVAL, true, 0, "", true},
+        Case{"topk:density=0.05", v1::OPTIMIZER_LANS, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 0,
+             "topk:density=0.02,values=fp16", true}));
 
 TEST(KilledServer, WhileAJobStartsDelaysTheStart) {
   constexpr int kStarts = 8;

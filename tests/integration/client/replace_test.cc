@@ -218,8 +218,7 @@ TEST(ReplacedParametersTest, JobsWhoseWorkersDoNotGoInStepRefuse) {
   expect(bounded, PullMode::kUpdate, absl::StatusCode::kUnimplemented);
   expect(async, PullMode::kParams, absl::StatusCode::kUnimplemented);
   expect(quorum, PullMode::kUpdate, absl::StatusCode::kUnimplemented);
-  expect(MakeSpec("job", "powersgd:rank=2", v1::OPTIMIZER_SGD, 1), PullMode::kUpdate,
-         absl::StatusCode::kUnimplemented);
+  expect(MakeSpec("job", "powersgd:rank=2", v1::OPTIMIZER_SGD, 1), PullMode::kUpdate, absl::StatusCode::kUnimplemented);
   expect(MakeSpec("job", "dense:values=fp32", v1::OPTIMIZER_NONE, 1), PullMode::kMean,
          absl::StatusCode::kInvalidArgument);
 }

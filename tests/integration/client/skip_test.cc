@@ -158,8 +158,8 @@ TEST(SkippedRound, OfTheVeryFirstStepLeavesTheInitialParameters) {
 }
 
 // Its frame, which carries what earlier steps had left, is in a round that is skipped. It hears of that late, and the
-// versions of the rounds that it makes next are gone by then: it asks for their updates, and catches up. Values are on a coarse grid and come from one worker alone, so that what
-// is lost can be seen.
+// versions of the rounds that it makes next are gone by then: it asks for their updates, and catches up. Values are on
+// a coarse grid and come from one worker alone, so that what is lost can be seen.
 TEST(SkippedRound, LosesNothingOfAWorkerThatWasAway) {
   constexpr float kRate = 1.0f / 16;
   for (const PullMode pull : {PullMode::kUpdate, PullMode::kParams}) {

@@ -19,7 +19,8 @@ using testing_support::StandbyFixture;
 // A standby of the fixture's primary.
 class ScriptedStandby {
  public:
-  ScriptedStandby(const std::string& address, uint64_t known_epoch, uint64_t lineage = 0) : channel_(*transport::Dial(address)) {
+  ScriptedStandby(const std::string& address, uint64_t known_epoch, uint64_t lineage = 0)
+      : channel_(*transport::Dial(address)) {
     stream_ = *channel_->Open("gradwire.v1.Replication/Follow", &inbox_);
     v1::FollowRequest open;
     open.mutable_open()->set_name("scripted");

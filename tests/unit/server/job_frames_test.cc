@@ -67,7 +67,8 @@ TEST_F(JobShardTest, ANewcomersLearningRateDoesNotEndThoseWhoAreThere) {
   EXPECT_THAT(update->learning_rates, testing::ElementsAre(0.5f));
   const v1::PushAck ack = b.Push(b.frames.Push(1, 1, 1.0f, 0.25f));
   EXPECT_EQ(ack.outcome(), v1::PUSH_REFUSED);
-  EXPECT_THAT(ack.message(), testing::AllOf(HasSubstr("0.25"), HasSubstr("0.5 of worker 'a'"), HasSubstr("for longer")));
+  EXPECT_THAT(ack.message(),
+              testing::AllOf(HasSubstr("0.25"), HasSubstr("0.5 of worker 'a'"), HasSubstr("for longer")));
   EXPECT_EQ(a.Push(a.frames.Push(1, 1, 1.0f, 0.5f)).outcome(), v1::PUSH_INCLUDED);
 }
 
@@ -143,7 +144,9 @@ TEST_F(JobShardTest, AnAnswerThatCannotBeGivenStillAcknowledges) {
   EXPECT_EQ(sent[0].kind(), v1::PULL_UPDATE);
   EXPECT_EQ(sent[0].code(), static_cast<int>(absl::StatusCode::kOutOfRange));
   EXPECT_TRUE(sent[0].last());
-  EXPECT_EQ(a.shard->desk().AcknowledgeFrame(a.stream.member, first, std::vector{static_cast<v1::PullKind>(77)}, a.out).code(),
+  EXPECT_EQ(a.shard->desk()
+                .AcknowledgeFrame(a.stream.member, first, std::vector{static_cast<v1::PullKind>(77)}, a.out)
+                .code(),
             absl::StatusCode::kInvalidArgument);
 }
 

@@ -8,9 +8,7 @@ namespace {
 
 constexpr TimeNs kSecond = 1'000'000'000;
 
-TEST(SyncPatience, NobodyIsKeptOutBeforeSomebodyWasLost) {
-  EXPECT_TRUE(SyncPatience().MayBegin(0));
-}
+TEST(SyncPatience, NobodyIsKeptOutBeforeSomebodyWasLost) { EXPECT_TRUE(SyncPatience().MayBegin(0)); }
 
 TEST(SyncPatience, PauseIsLongAgainstWhatWasHeldAndDoubles) {
   SyncPatience patience;

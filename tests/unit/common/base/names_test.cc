@@ -31,11 +31,11 @@ TEST(Names, PlainTextIsUtf8ThatIsShownAsItIs) {
   EXPECT_TRUE(IsPlainText("transformer.h.0.attn"));
   EXPECT_TRUE(IsPlainText("\xc3\xa4 \xe6\x97\xa5 \xf0\x9f\x99\x82"));
   EXPECT_TRUE(IsPlainText(""));
-  for (const char* wrong : {
-           "a\nb", "\x1b[31m", "\x7f", "\xc2\x85" /* next line */, "\xe2\x80\xa8" /* line separator */,
-           "\xe2\x80\xae" /* right to left */, "\xe2\x81\xa6" /* isolate */, "\xef\xbb\xbf" /* byte order mark */,
-           "\x80" /* no lead */, "\xc3" /* cut */, "\xc0\x8a" /* too long a form of \n */, "\xed\xa0\x80" /* surrogate */,
-           "\xf5\x80\x80\x80" /* beyond Unicode */}) {
+  for (const char* wrong :
+       {"a\nb", "\x1b[31m", "\x7f", "\xc2\x85" /* next line */, "\xe2\x80\xa8" /* line separator */,
+        "\xe2\x80\xae" /* right to left */, "\xe2\x81\xa6" /* isolate */, "\xef\xbb\xbf" /* byte order mark */,
+        "\x80" /* no lead */, "\xc3" /* cut */, "\xc0\x8a" /* too long a form of \n */, "\xed\xa0\x80" /* surrogate */,
+        "\xf5\x80\x80\x80" /* beyond Unicode */}) {
     EXPECT_FALSE(IsPlainText(wrong)) << Printable(wrong);
   }
 }

@@ -106,7 +106,10 @@ TEST(MessageCodec, EmptyBuffer) {
 }
 
 TEST(MessageCodec, EveryFlippedBitBesideTheFrameFailsTheCheck) {
-  Message message{"\x0A\x07" "control", {Bytes::FromString("frame")}};
+  Message message{
+      "\x0A\x07"
+      "control",
+      {Bytes::FromString("frame")}};
   AppendCheck(5, /*number=*/3, &message.control);
   ::grpc::Slice all;
   ASSERT_TRUE(EncodeMessage(message).DumpToSingleSlice(&all).ok());
@@ -116,7 +119,8 @@ TEST(MessageCodec, EveryFlippedBitBesideTheFrameFailsTheCheck) {
     return DecodeMessage(::grpc::ByteBuffer(&slice, 1), number);
   };
   ASSERT_TRUE(decode(bytes, 3).ok());
-  EXPECT_EQ(decode(bytes, 3)->control, std::string("\x0A\x07" "control"));
+  EXPECT_EQ(decode(bytes, 3)->control, std::string("\x0A\x07"
+                                                   "control"));
   EXPECT_TRUE(absl::IsDataLoss(decode(bytes, 4).status())) << "one was lost before it";
   for (size_t bit = 0; bit < 8 * (bytes.size() - 5); ++bit) {
     std::string bad = bytes;
