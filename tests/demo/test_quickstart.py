@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_trains_each_way_and_reports(tmp_path: Path) -> None:
+@pytest.fixture
+def quickstart(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT / "client/examples/gpt"))
+    import quickstart
+
+    return quickstart
+
+
+def test_trains_each_way_and_reports(quickstart, tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable,
@@ -34,15 +44,14 @@ def test_trains_each_way_and_reports(tmp_path: Path) -> None:
     dense, tagc = report["runs"]["dense"], report["runs"]["tagc"]
     assert tagc["push_bytes_per_step"] < dense["push_bytes_per_step"] / 10
     assert (tmp_path / "report.html").stat().st_size > 20_000
+    assert report["untried"] == quickstart.untried((quickstart.DENSE, quickstart.STEPS, quickstart.TAGC), 16)
+    assert html.escape(report["untried"]) in (tmp_path / "report.html").read_text()
 
 
-def test_runs_take_the_best_of_one_grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "client/examples/gpt"))
-    import quickstart
-
+def test_runs_take_the_best_of_one_grid(quickstart, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tried: list[tuple[str, float, float]] = []
 
-    def execute(run: quickstart.Run, seed: int, plan: quickstart.Plan) -> quickstart.Outcome:
+    def execute(run, seed: int, plan):
         tried.append((run.name, run.betas[1], run.lr))
         return quickstart.Outcome(run, seed, [{"val_loss": abs(run.lr - 0.003) + (0.99 - run.betas[1])}])
 
@@ -60,3 +69,21 @@ def test_runs_take_the_best_of_one_grid(monkeypatch: pytest.MonkeyPatch, tmp_pat
         best = quickstart.tuned(run, 380)
         assert (best.lr, best.betas) == (0.003, (0.9, 0.99))
     assert quickstart.tuned(quickstart.TAGC, 400) == quickstart.TAGC, "it was not swept"
+
+
+def test_what_the_sweep_lacks_is_said(quickstart) -> None:
+    grid = {(f"{beta2:g}", f"{rate:g}") for beta2 in quickstart.BETA2S for rate in quickstart.RATES}
+    for steps, runs in ((400, quickstart.USUAL), (120, quickstart.FAST)):
+        table = json.loads(quickstart.SWEEP.read_text())[str(steps)]
+        lacks = {run.name: len(grid - {(beta2, rate) for beta2, losses in table.get(run.name, {}).items() for rate in losses})
+                 for run in runs}
+        said = re.findall(r"(\d+) of (\w+)", quickstart.untried(runs, steps))
+        assert said == [(str(count), name) for name, count in lacks.items() if count]
+
+
+def test_rates_that_the_quickstart_names_were_tried(quickstart) -> None:
+    for run in quickstart.USUAL:
+        losses = quickstart.losses_of(run, 400)
+        assert (run.betas[1], run.lr) in losses, f"{run.name}: the sweep has not tried what is named"
+        best = quickstart.tuned(run, 400)
+        assert losses[best.betas[1], best.lr] == min(losses.values())

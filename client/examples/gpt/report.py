@@ -81,5 +81,5 @@ def write_report(report: dict, out: Path) -> None:
         "<p class=note>Bytes are those of all frames, headers counted, as the shards received and sent them, per "
         "worker and step over the whole model. Ratios are against float32. Deferred elements could not be decoded in "
         "their round and arrived in a later one. After every run each worker's parameters were compared with the "
-        "shards' by SHA-256.</p></html>\n"
+        f"shards' by SHA-256. {html.escape(report['untried'])}</p></html>\n"
     )
