@@ -16,7 +16,8 @@ constexpr char kServerVersion[] = GRADWIRE_VERSION;
 
 absl::StatusOr<std::string> OperatorService::Call(std::string_view method, std::string_view request) {
   if (method == "CreateJob") {
-    return HandleUnary<v1::CreateJobRequest>(request, [this](const auto& r) { return CreateJob(r); });
+    return HandleToldUnary<v1::CreateJobRequest>(registry_, method, request,
+                                                 [this](const auto& r) { return CreateJob(r); });
   }
   if (method == "DescribeJob") {
     return HandleUnary<v1::DescribeJobRequest>(request, [this](const auto& r) { return DescribeJob(r); });

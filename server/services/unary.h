@@ -3,9 +3,11 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
+#include "server/job/job_registry.h"
 
 namespace gradwire {
 
@@ -20,6 +22,15 @@ absl::StatusOr<std::string> HandleUnary(std::string_view bytes, Handler handler)
   auto reply = handler(request);
   if (!reply.ok()) return reply.status();
   return reply->SerializeAsString();
+}
+
+// The same of a call whose refusal the log tells: `method` of one that jobs begin with.
+template <typename Request, typename Handler>
+absl::StatusOr<std::string> HandleToldUnary(JobRegistry* registry, std::string_view method, std::string_view bytes,
+                                            Handler handler) {
+  absl::StatusOr<std::string> reply = HandleUnary<Request>(bytes, std::move(handler));
+  if (!reply.ok()) registry->WarnRefused(method, reply.status());
+  return reply;
 }
 
 }  // namespace gradwire

@@ -30,7 +30,9 @@ absl::StatusOr<std::string> WorkerService::Call(std::string_view method, std::st
   if (method == "Heartbeat") {
     return HandleUnary<v1::HeartbeatRequest>(request, [this](const auto& r) { return Heartbeat(r); });
   }
-  if (method == "Join") return HandleUnary<v1::JoinRequest>(request, [this](const auto& r) { return Join(r); });
+  if (method == "Join") {
+    return HandleToldUnary<v1::JoinRequest>(registry_, method, request, [this](const auto& r) { return Join(r); });
+  }
   if (method == "Leave") return HandleUnary<v1::LeaveRequest>(request, [this](const auto& r) { return Leave(r); });
   return absl::UnimplementedError(absl::StrFormat("gradwire.v1.Worker has no unary method '%s'", Printable(method)));
 }
@@ -65,11 +67,7 @@ absl::StatusOr<v1::JoinReply> WorkerService::Join(const v1::JoinRequest& request
 }
 
 absl::StatusOr<v1::JoinReply> WorkerService::GoOn(const v1::JoinRequest& request) {
-  if (const absl::Status replaced = replication_->CheckNotReplaced(request.known_epoch(), request.known_lineage());
-      !replaced.ok()) {
-    registry_->WarnRefused("Join", replaced);
-    return replaced;
-  }
+  GW_RETURN_IF_ERROR(replication_->CheckNotReplaced(request.known_epoch(), request.known_lineage()));
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.spec().name()));
   GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(request.spec()));
   GW_RETURN_IF_ERROR(job->CheckSame(asked, request.shard_index(), request.shard_count(), request.layout_digest()));

@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+import cluster
+
 _DESCRIPTORS = 1024
 _CROWD = 1100
 _MIB = 1 << 20
@@ -85,6 +87,9 @@ def test_more_connections_than_descriptors(victim, rpc, scheme):
                 stack.enter_context(_connect(server))
         server.assert_unharmed()  # rounds go on, and their journal
         _serves(server, rpc)
+        server.train(job="newcomer")  # needs a directory and a journal of its own
+        cluster.run_tool("snapshot", "bystander", "--servers", server.address)
+        server.assert_unharmed("job newcomer created", "job bystander: snapshot of version")
     _serves(server, rpc)
     server.assert_unharmed()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import re
 import resource
 import threading
 import time
@@ -60,39 +61,45 @@ def test_threads_that_do_not_start_are_refusals(victim, rpc, scheme):
     for standby in standbys:
         standby.end()
     assert refused > 0, "there was room for every one of them"
-    server.assert_unharmed()
+    server.assert_unharmed("Join refused: RESOURCE_EXHAUSTED")
 
 
 def test_memory_of_jobs_without_frames_is_counted(victim, rpc):
-    limit = 64 * _MIB
+    limit, jobs = 64 * _MIB, 60
     server = victim("--memory-limit-bytes", limit)
     server.train()
     before = server.resident_bytes
     refused = 0
     with server.channel() as channel:
-        for number in range(60):
-            spec = rpc.job.JobSpec(name=f"prey-{number}", optimizer=rpc.job.OptimizerSpec(kind=rpc.job.OPTIMIZER_ADAMW))
-            for tensor in range(3000):
-                spec.tensors.add(name=f"{tensor:0200}", shape=[200])
+        for number in range(jobs):
+            spec = rpc.job.JobSpec(name=f"prey-{number}", optimizer=rpc.job.OptimizerSpec(kind=rpc.job.OPTIMIZER_ADAMW),
+                                   run_elements=64, tensors=[rpc.job.TensorSpec(name="t", shape=[4 << 20])])
             try:
-                rpc.Operator(channel).CreateJob(rpc.operator.CreateJobRequest(spec=spec, shard_count=1), timeout=60)
+                rpc.Operator(channel).CreateJob(rpc.operator.CreateJobRequest(spec=spec, shard_count=4096), timeout=60)
             except grpc.RpcError as error:
                 assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, error
+                assert "(--memory-limit-bytes) are taken by other jobs" in error.details(), error
                 refused += 1
-    assert refused > 0
     assert server.resident_bytes < before + 4 * limit
-    server.assert_unharmed()
+    server.assert_unharmed("CreateJob refused: RESOURCE_EXHAUSTED")
+    made = re.findall(r"job prey-\d+ created: .* up to (\d+) bytes .*shard map (\d+)", server.log)
+    assert len(made) + refused == jobs
+    assert sum(int(total) for total, _ in made) < limit
+    # Parameters, sums and frames of all sixty would have had room: what is refused here is what their shard maps take.
+    assert refused > 0 and sum(int(total) - int(shard_map) for total, shard_map in made) * jobs < limit / 2 * len(made)
 
 
 def test_large_jobs_do_not_hold_the_join_of_another(victim, rpc):
     server = victim()
     server.train()
+    made = []
 
     def create(number: int) -> None:
         spec = rpc.job.JobSpec(name=f"large-{number}", optimizer=rpc.job.OptimizerSpec(kind=rpc.job.OPTIMIZER_SGD),
                                run_elements=64, tensors=[rpc.job.TensorSpec(name="t", shape=[16 << 20])])
-        with server.channel() as channel, contextlib.suppress(grpc.RpcError):
+        with server.channel() as channel:
             rpc.Operator(channel).CreateJob(rpc.operator.CreateJobRequest(spec=spec, shard_count=4096), timeout=120)
+        made.append(number)
 
     creators = [threading.Thread(target=create, args=(n,), daemon=True) for n in range(6)]
     for creator in creators:
@@ -106,6 +113,8 @@ def test_large_jobs_do_not_hold_the_join_of_another(victim, rpc):
     for creator in creators:
         creator.join(120)
         assert not creator.is_alive()
+    assert len(made) == len(creators), f"of the large jobs only {sorted(made)} were made"
+    server.assert_unharmed("job small created", *(f"job large-{number} created" for number in made))
 
 
 @pytest.mark.parametrize("scheme", ["grpc", "tcp"])
@@ -117,3 +126,4 @@ def test_a_network_that_flips_bits_ends_no_worker(victim, scheme):
         network.flip(seed)
         server.assert_unharmed(rounds=20)
     assert network.flipped == 8
+    server.assert_unharmed("is back, incarnation")

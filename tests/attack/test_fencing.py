@@ -78,6 +78,7 @@ def test_epoch_of_a_server_without_a_directory_says_nothing_of_one_with(tmp_path
                 assert refused(rpc.Worker(channel).Join,
                                resume(rpc, "job", epoch, before.lineage)) == grpc.StatusCode.NOT_FOUND
             assert not shard(rpc, channel).fenced
+        server.assert_unharmed("Join refused: NOT_FOUND")
         server.train()
         server.restart()
         with server.channel() as channel:

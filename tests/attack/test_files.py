@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import socket
 import stat
@@ -52,24 +53,25 @@ def test_nobody_else_reads_parameters(tmp_path, victim):
         assert mode in (0o600, 0o700), f"{name} has mode {mode:o}"
 
 
-def test_listens_on_this_machine_alone_unless_told(tmp_path):
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", _PORT))
-        except OSError:
-            pytest.skip(f"port {_PORT} is taken on this machine")
+@pytest.mark.parametrize("taken", [False, True])
+def test_listens_on_this_machine_alone_unless_told(tmp_path, taken):
     help_text = subprocess.run([cluster.BIN / "gradwire-server", "--help"], capture_output=True, text=True, check=True,
                                timeout=_PATIENCE_S).stdout
     assert "Default grpc://127.0.0.1:7070" in " ".join(help_text.split())
-    process = cluster.Process(tmp_path / "log", [cluster.BIN / "gradwire-server", "--port-file", tmp_path / "addresses",
-                                                 "--backend", "cpu"])
-    try:
+    with contextlib.ExitStack() as stack:
+        if taken:
+            with contextlib.suppress(OSError):  # another program has it: as good
+                stack.enter_context(socket.create_server(("127.0.0.1", _PORT)))
+        process = cluster.Process(tmp_path / "log", [cluster.BIN / "gradwire-server", "--port-file",
+                                                     tmp_path / "addresses", "--backend", "cpu"])
+        stack.callback(process.kill)
         deadline = time.monotonic() + _PATIENCE_S
-        while not (tmp_path / "addresses").exists():
-            assert process.running, (tmp_path / "log").read_text()
+        while process.running and not (tmp_path / "addresses").exists():
             assert time.monotonic() < deadline, "the server does not serve"
             time.sleep(0.01)
-        assert (tmp_path / "addresses").read_text().split() == [f"grpc://127.0.0.1:{_PORT}"]
-    finally:
-        process.kill()
+        if process.running:
+            assert (tmp_path / "addresses").read_text().split() == [f"grpc://127.0.0.1:{_PORT}"]
+        else:  # another program of this machine has the port: the server says which address it would have
+            log = (tmp_path / "log").read_text()
+            assert "cannot start" in log and f"grpc://127.0.0.1:{_PORT}" in log, log
+        assert not (taken and process.running), "two programs have one port"

@@ -116,31 +116,40 @@ class Victim:
         with grpc.insecure_channel(target, options=options) as channel:
             yield channel
 
-    def train(self, *flags: object, servers: str | None = None) -> None:
-        """Starts the job of honest workers, and returns when its rounds go. `servers`: where they reach its shards."""
-        self._workers = [
-            cluster.Worker(self._folder, index, ["--servers", servers or self.address, "--job", "bystander", "--workers", _WORKERS,
-                                                 "--rounds", _ENOUGH_ROUNDS, "--pause-ms", 2, "--durability", self._durability,
-                                                 *flags]) for index in range(_WORKERS)]
-        for worker in self._workers:
+    def train(self, *flags: object, servers: str | None = None, job: str = "bystander") -> None:
+        """Starts a job of honest workers, and returns when its rounds go. `servers`: where they reach its shards."""
+        folder = self._folder / job
+        folder.mkdir()
+        workers = [
+            cluster.Worker(folder, index, ["--servers", servers or self.address, "--job", job, "--workers", _WORKERS,
+                                           "--rounds", _ENOUGH_ROUNDS, "--pause-ms", 2,
+                                           "--durability", self._durability, *flags]) for index in range(_WORKERS)]
+        self._workers += workers
+        for worker in workers:
             worker.start()
-        self._wait_for_version(3)
+        self._wait_for_rounds(3)
 
     def assert_unharmed(self, *in_log: str, rounds: int = 5) -> None:
-        """The daemon lives, rounds of the job beside go on, and the log says each of `in_log`."""
+        """The daemon lives, rounds of every job of honest workers go on, and the log says each of `in_log`."""
         assert self.process.running, f"the server died: {self.log[-3000:]}"
-        if self._workers:
-            self._wait_for_version(max(worker.version for worker in self._workers) + rounds)
+        self._wait_for_rounds(rounds)
         for words in in_log:
             assert words in self.log, f"the log does not say {words!r}: {self.log[-3000:]}"
 
-    def _wait_for_version(self, version: int) -> None:
+    def rounds_per_s(self, seconds: float) -> float:
+        """Of the first honest worker, in the next `seconds`."""
+        begin, before = time.monotonic(), self._workers[0].version
+        time.sleep(seconds)
+        return (self._workers[0].version - before) / (time.monotonic() - begin)
+
+    def _wait_for_rounds(self, rounds: int) -> None:
+        wanted = [(worker, worker.version + rounds) for worker in self._workers]
         deadline = time.monotonic() + _PATIENCE_S
-        while min(worker.version for worker in self._workers) < version:
+        while late := [(worker.index, version) for worker, version in wanted if worker.version < version]:
             for worker in self._workers:
                 assert worker.process.running, f"an honest worker ended: {worker.process.log.read_text(errors='backslashreplace')[-2000:]}"
             assert self.process.running, f"the server died: {self.log[-3000:]}"
-            assert time.monotonic() < deadline, f"version {version} was not reached; {self.log[-3000:]}"
+            assert time.monotonic() < deadline, f"workers have not come to their versions: {late}; {self.log[-3000:]}"
             time.sleep(0.01)
 
 
