@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/hash.h"
 #include "common/codec/bits/index_code.h"
 #include "common/codec/codec.h"
@@ -220,11 +221,16 @@ class Replay {
   double largest_share_ = 0;
 };
 
-TEST(TagcRecorded, DefersNoMoreThanTheSketchPromises) {
-  const Recording recording = Load("steps.bin");
+// The parameter: a file of recorded/, without ".bin".
+class TagcRecorded : public ::testing::TestWithParam<const char*> {
+ protected:
+  const Recording recording_ = Load(absl::StrCat(GetParam(), ".bin"));
+};
+
+TEST_P(TagcRecorded, DefersNoMoreThanTheSketchPromises) {
   for (uint32_t shards : {1u, 2u, 4u}) {
-    Replay replay(recording, shards);
-    for (const auto& [round, positions] : recording.rounds) replay.Round(round);
+    Replay replay(recording_, shards);
+    for (const auto& [round, positions] : recording_.rounds) replay.Round(round);
     std::printf("%d shards: %d of %d deferred, %d bytes pushed, up to %.2f of its share on one shard\n", shards,
                 static_cast<int>(replay.deferred()), static_cast<int>(replay.elements()),
                 static_cast<int>(replay.push_bytes()), replay.largest_share());
@@ -233,15 +239,17 @@ TEST(TagcRecorded, DefersNoMoreThanTheSketchPromises) {
   }
 }
 
-TEST(TagcRecorded, GivesTheSameBitsOnAnyNumberOfShards) {
-  const Recording recording = Load("steps.bin");
-  Replay one(recording, 1), two(recording, 2), four(recording, 4);
-  for (const auto& [round, positions] : recording.rounds) {
+TEST_P(TagcRecorded, GivesTheSameBitsOnAnyNumberOfShards) {
+  Replay one(recording_, 1), two(recording_, 2), four(recording_, 4);
+  for (const auto& [round, positions] : recording_.rounds) {
     const std::vector<float>& mean = one.Round(round);
     ASSERT_EQ(std::memcmp(mean.data(), two.Round(round).data(), mean.size() * sizeof(float)), 0) << "round " << round;
     ASSERT_EQ(std::memcmp(mean.data(), four.Round(round).data(), mean.size() * sizeof(float)), 0) << "round " << round;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Pushed, TagcRecorded, ::testing::Values("steps", "gradients"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace gradwire::testing
