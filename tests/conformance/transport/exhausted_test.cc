@@ -20,7 +20,7 @@ namespace {
 using namespace testing;  // NOLINT: tests/conformance/transport/testing.h
 using ::testing::HasSubstr;
 
-constexpr int kPatienceMs = 60'000;
+constexpr int kExhaustedCallMs = 60'000;
 constexpr int kTimes = 300;  // more than a connection may have calls at once: none is left behind
 
 class ExhaustedTest : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {
@@ -47,7 +47,7 @@ class ExhaustedTest : public ::testing::TestWithParam<std::tuple<std::string, st
   void ExpectServing() {
     ASSERT_TRUE(stream_->Send(TextMessage("x")).ok());
     EXPECT_TRUE(echoes_.WaitForCount(++sent_));
-    const auto reply = channel_->Call(kUnary, "hello", kPatienceMs);
+    const auto reply = channel_->Call(kUnary, "hello", kExhaustedCallMs);
     EXPECT_TRUE(reply.ok()) << reply.status();
     RecordingSink sink;
     auto stream = *channel_->Open(kStream, &sink);
@@ -71,7 +71,7 @@ TEST_P(ExhaustedTest, ACallIsRefused) {
     return std::string(request);
   };
   for (int i = 0; i < kTimes; ++i) {
-    ExpectRefused(channel_->Call(kUnary, "much", kPatienceMs).status());
+    ExpectRefused(channel_->Call(kUnary, "much", kExhaustedCallMs).status());
     ASSERT_FALSE(HasFailure()) << i;
   }
   ExpectServing();
