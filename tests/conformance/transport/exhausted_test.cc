@@ -25,7 +25,8 @@ constexpr int kTimes = 300;  // more than a connection may have calls at once: n
 
 class ExhaustedTest : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {
  protected:
-  void SetUp() override {
+  // Once the service has its functions, which connections read.
+  void Start() {
     auto listener = Listen(absl::StrCat(std::get<0>(GetParam()), "://127.0.0.1:0"), &service_);
     ASSERT_TRUE(listener.ok()) << listener.status();
     listener_ = *std::move(listener);
@@ -70,6 +71,7 @@ TEST_P(ExhaustedTest, ACallIsRefused) {
     if (request == "much") Throw();
     return std::string(request);
   };
+  Start();
   for (int i = 0; i < kTimes; ++i) {
     ExpectRefused(channel_->Call(kUnary, "much", kExhaustedCallMs).status());
     ASSERT_FALSE(HasFailure()) << i;
@@ -83,6 +85,7 @@ TEST_P(ExhaustedTest, AStreamIsRefused) {
     if (method == kOtherStream) Throw();
     return std::make_unique<RecordingSink>([stream](Message message) { (void)stream->Send(std::move(message)); });
   };
+  Start();
   for (int i = 0; i < kTimes; ++i) {
     RecordingSink sink;
     auto stream = *channel_->Open(kOtherStream, &sink);
@@ -101,6 +104,7 @@ TEST_P(ExhaustedTest, AMessageEndsItsStream) {
       return std::make_unique<RecordingSink>([stream](Message message) { (void)stream->Send(std::move(message)); });
     return std::make_unique<RecordingSink>([](const Message&) { Throw(); }, [&ends](const absl::Status&) { ++ends; });
   };
+  Start();
   for (int i = 0; i < kTimes; ++i) {
     RecordingSink sink;
     auto stream = *channel_->Open(kOtherStream, &sink);
