@@ -98,7 +98,7 @@ def test_unknown_rounds_are_refused(rounds):
 def test_asynchronous_workers_wait_for_nobody(addresses):
     servers = addresses(2)
     job = make_job("async", codec="tagc:density=0.2", workers=2, rounds="async:4", lease_ms=60_000)
-    with pytest.raises(gradwire.InvalidArgument, match="'params'"):
+    with pytest.raises(gradwire.InvalidArgument, match="use pull params"):
         gradwire.join(servers, job, make_parameters(), "w0")
     with gradwire.join(servers, job, make_parameters(), "w0", pull="params") as a:
         with gradwire.join(servers, job, make_parameters(), "w1", pull="params_bf16") as b:
