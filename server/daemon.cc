@@ -24,8 +24,6 @@ namespace {
 // The ticker looks at least this often, so that a lease that begins while it waits is noticed in time.
 constexpr absl::Duration kLongestTick = absl::Milliseconds(100);
 constexpr absl::Duration kShortestTick = absl::Milliseconds(1);
-// Threads that close what the ticker finds due: so many jobs may be slow at once, and the others are not held up.
-constexpr size_t kClosers = 4;
 // Freed memory goes back to the system when jobs of this size have gone, or when this much lies idle. It is looked at
 // now and then only: that takes the allocator's lock, and rounds fault the memory in again.
 constexpr uint64_t kMuchFreedBytes = 16u << 20;
@@ -148,7 +146,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
                                         for (const auto& listener : d->listeners_)
                                           listener->SetServing(serving && !d->registry_->draining());
                                       }));
-  daemon->closers_ = std::make_unique<WorkPool>(kClosers);
+  // As many threads as there may be jobs, started as jobs are slow: those hold up no other.
+  daemon->closers_ = std::make_unique<WorkPool>(config.max_jobs);
   GW_ASSIGN_OR_RETURN(daemon->ticker_, StartThread("the ticker", [d = daemon.get()] { d->TickUntilStopped(); }));
   GW_ASSIGN_OR_RETURN(daemon->replication_ticker_,
                       StartThread("the ticker", [d = daemon.get()] { d->TickReplicationUntilStopped(); }));

@@ -8,10 +8,12 @@
 #include <limits>
 #include <thread>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "tests/integration/server/raw_worker.h"
+#include "tests/integration/server/slow_jobs.h"
 
 namespace gradwire {
 namespace {
@@ -19,7 +21,10 @@ namespace {
 using testing::HasSubstr;
 using testing_support::DescribeJob;
 using testing_support::FlipBit;
+using testing_support::HalfLostJob;
 using testing_support::RawWorker;
+using testing_support::SlowGate;
+using testing_support::SlowJobs;
 using testing_support::SmallSpec;
 
 class DaemonTest : public testing::TestWithParam<std::string> {
@@ -283,6 +288,17 @@ TEST_P(DaemonTest, SilentWorkerIsNotWaitedForAfterItsLease) {
   ASSERT_EQ(again.RequestPull(v1::PULL_STATE, 3), absl::OkStatus());
   EXPECT_EQ(again.NextAnswer()->control.code(), 0);
   EXPECT_EQ(Status().version(), 3u);
+}
+
+TEST_P(DaemonTest, JobsThatCloseSlowlyHoldUpNoOther) {
+  Start();
+  const auto gate = std::make_shared<SlowGate>();
+  const auto slow = SlowJobs(*daemon_, address_, gate);
+  const absl::Cleanup opened = [&gate] { gate->Open(); };
+  HalfLostJob quick(*daemon_, address_, "quick", nullptr);
+  EXPECT_EQ(quick.Closed(), absl::OkStatus());
+  gate->Open();
+  for (const auto& job : slow) EXPECT_EQ(job->Closed(), absl::OkStatus());
 }
 
 TEST_P(DaemonTest, TwoJobsAtOnceDoNotDisturbEachOther) {

@@ -4,7 +4,9 @@
 
 #include <gmock/gmock.h>
 
+#include "absl/cleanup/cleanup.h"
 #include "server/replication/epoch.h"
+#include "tests/integration/server/slow_jobs.h"
 #include "tests/integration/server/standby_fixture.h"
 #include "tests/lib/lease_services.h"
 #include "tests/lib/tcp_proxy.h"
@@ -15,6 +17,8 @@ namespace {
 using testing::HasSubstr;
 using testing_support::LeaseService;
 using testing_support::LeaseServices;
+using testing_support::SlowGate;
+using testing_support::SlowJobs;
 using testing_support::StandbyFixture;
 using testing_support::StartLeaseService;
 using testing_support::TcpProxy;
@@ -143,6 +147,22 @@ TEST_P(LeasePairTest, StandbyThatFellOutOfSyncDoesNotTakeOver) {
   ASSERT_TRUE(Eventually([&] { return Serves(primary_); }));
   ResumeBoth(primary_, 2);
   Step(2);
+}
+
+TEST_P(LeasePairTest, JobsThatCloseSlowlyHoldUpNeitherTheLeaseNorItsEnd) {
+  Start(primary_);
+  ASSERT_TRUE(Eventually([&] { return Serves(primary_); }));
+  Start(standby_);
+  const auto gate = std::make_shared<SlowGate>();
+  const auto slow = SlowJobs(*primary_.daemon, primary_.address, gate);
+  const absl::Cleanup opened = [&gate] { gate->Open(); };
+  for (int look = 0; look < 40; ++look, usleep(100'000)) {
+    ASSERT_TRUE(Serves(primary_)) << "twice as long as the lease lives";
+    ASSERT_FALSE(Serves(standby_));
+  }
+  // It cannot renew: it stops before another one serves, whatever its jobs do.
+  primary_way_->Cut();
+  EXPECT_TRUE(Eventually([&] { return !Serves(primary_); }));
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, LeasePairTest, testing::ValuesIn(LeaseServices()),
