@@ -32,6 +32,7 @@ sockaddr_in Loopback(uint16_t port) {
 struct TcpProxy::Connection {
   int sockets[2] = {-1, -1};
   std::string waiting[2];
+  uint64_t number = 0;
   bool broken = false;
 
   ~Connection() {
@@ -50,6 +51,7 @@ struct TcpProxy::Connection {
       char buffer[64 << 10];
       const ssize_t n = recv(sockets[i], buffer, sizeof(buffer), MSG_DONTWAIT);
       if (n > 0) proxy->Damage(buffer, static_cast<size_t>(n));
+      if (n > 0) proxy->ChangeOf(2 * number + static_cast<uint64_t>(i), i == 0, buffer, static_cast<size_t>(n));
       if (n > 0) waiting[1 - i].append(buffer, static_cast<size_t>(n));
       if (n == 0 || (n < 0 && errno != EAGAIN)) broken = true;
     }
@@ -120,6 +122,20 @@ void TcpProxy::FlipOnce(size_t bytes, int bit) {
   once_ = {bytes, bit};
 }
 
+void TcpProxy::PassThrough(Change change) {
+  absl::MutexLock lock(&mu_);
+  change_ = std::move(change);
+}
+
+void TcpProxy::ChangeOf(uint64_t flow, bool to_server, char* bytes, size_t count) {
+  Change change;
+  {
+    absl::MutexLock lock(&mu_);
+    change = change_;
+  }
+  if (change) change(flow, to_server, bytes, count);
+}
+
 void TcpProxy::Damage(char* bytes, size_t count) {
   {
     absl::MutexLock lock(&mu_);
@@ -179,6 +195,7 @@ bool TcpProxy::Step() {
 
 void TcpProxy::Accept() {
   auto connection = std::make_unique<Connection>();
+  connection->number = accepted_++;
   connection->sockets[0] = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   connection->sockets[1] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const sockaddr_in name = Loopback(target_port_);

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -36,6 +37,10 @@ class TcpProxy {
   void Heal();
   // From here on flips a bit about every `gap_bytes` bytes, whichever way they go.
   void FlipBits(size_t gap_bytes, uint64_t seed);
+  // Whatever passes from now on goes through `change` first, piece by piece, on the proxy's thread. `flow`: which
+  // direction of which connection.
+  using Change = std::function<void(uint64_t flow, bool to_server, char* bytes, size_t count)>;
+  void PassThrough(Change change);
   // Flips one bit of the byte that passes next but `bytes`, whichever way it goes.
   void FlipOnce(size_t bytes, int bit);
   size_t flips() const { return flips_.load(); }
@@ -47,6 +52,7 @@ class TcpProxy {
   bool Step();  // false: stop
   void Accept();
   void Damage(char* bytes, size_t count);
+  void ChangeOf(uint64_t flow, bool to_server, char* bytes, size_t count);
 
   const std::string scheme_;
   const uint16_t target_port_;
@@ -60,9 +66,11 @@ class TcpProxy {
   std::atomic<size_t> flips_ = 0;
   std::atomic<size_t> gap_bytes_ = 0;  // 0: none are flipped
   std::atomic<uint64_t> seed_ = 0;
+  Change change_ ABSL_GUARDED_BY(mu_);
   std::optional<std::pair<size_t, int>> once_ ABSL_GUARDED_BY(mu_);
-  std::mt19937_64 random_;  // of the thread
-  size_t until_flip_ = 0;   // bytes
+  uint64_t accepted_ = 0;  // connections; of the thread, as what follows
+  std::mt19937_64 random_;
+  size_t until_flip_ = 0;  // bytes
   std::thread thread_;
 };
 
