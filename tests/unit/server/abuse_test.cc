@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 
+#include <functional>
 #include <optional>
 #include <thread>
 
@@ -84,10 +85,14 @@ class AbuseTest : public testing::Test {
   }
   std::unique_ptr<transport::StreamSink> Open(std::string_view method,
                                               const std::shared_ptr<transport::Stream>& stream) {
+    return OpenAs(identity_, method, stream);
+  }
+  std::unique_ptr<transport::StreamSink> OpenAs(const v1::WorkerIdentity& identity, std::string_view method,
+                                                const std::shared_ptr<transport::Stream>& stream) {
     auto sink = worker_.Accept(method, stream);
     EXPECT_TRUE(sink.ok()) << sink.status();
     v1::PushMessage open;  // field 1 of either
-    *open.mutable_open() = identity_;
+    *open.mutable_open() = identity;
     (*sink)->OnMessage({open.SerializeAsString(), {}});
     return *std::move(sink);
   }
@@ -199,34 +204,71 @@ class PatientStream final : public transport::Stream {
   bool may_wait = false;
 };
 
-TEST_F(AbuseTest, WhoeverDeliversNeverWaitsForAReader) {
+// What a worker may do that closes the round which waited for it alone.
+struct WayOut {
+  const char* name;
+  std::function<absl::Status(JobShard& job, const v1::WorkerIdentity& worker)> take;
+};
+
+class DeliveryTest : public AbuseTest, public testing::WithParamInterface<WayOut> {};
+
+TEST_P(DeliveryTest, WhoeverDeliversNeverWaitsForAReader) {
   Begin();
   v1::WorkerIdentity other = identity_;
   other.set_worker("b");
   other.set_incarnation(8);
+  const FrameMaker others_frames(spec_, 0, 1, 8);
   const std::shared_ptr<JobShard> job = *registry_.Find("job");
-  for (uint32_t b = 0; b < frames_.buckets(); ++b) push_->OnMessage({std::string(), {frames_.Abstain(b, 0)[0]}});
-  ASSERT_TRUE(job->Join(other, 0, false).ok());
+  ASSERT_TRUE(job->Join(other, 0, false).ok());  // from round 1 on
+  auto others_push = OpenAs(other, "Push", std::make_shared<RecordingStream>());
   auto patient = std::make_shared<PatientStream>();
   auto pull = Open("Pull", patient);
   v1::PullRequest request;
   request.set_kind(v1::PULL_UPDATE);
-  request.set_version(3);
+  request.set_version(4);
   request.set_bucket_end(frames_.buckets());
   pull->OnMessage({request.SerializeAsString(), {}});
-  for (uint64_t round : {1, 2}) {
-    for (uint32_t b = 0; b < frames_.buckets(); ++b) push_->OnMessage({std::string(), {frames_.Abstain(b, round)[0]}});
+  for (uint64_t round = 0; round < 4; ++round) {
+    for (uint32_t b = 0; b < frames_.buckets(); ++b) {
+      push_->OnMessage({std::string(), {frames_.Abstain(b, round)[0]}});
+      if (round == 1 || round == 2) others_push->OnMessage({std::string(), {others_frames.Abstain(b, round)[0]}});
+    }
   }
+  others_push->OnClosed(absl::OkStatus());
+  ASSERT_EQ(job->Describe(false, false).version(), 3u);
   EXPECT_FALSE(patient->never_waited);
-  // The round waits for nobody but `other`, whose leaving closes it: on this thread, which is in no sink.
-  v1::LeaveRequest leave;
-  *leave.mutable_identity() = other;
-  ASSERT_TRUE(job->Leave(leave).ok());
+  // Round 3 waits for nobody but `other`, whose next step closes it: on this thread, which is in no sink.
+  const absl::Status taken = GetParam().take(*job, other);
+  ASSERT_TRUE(taken.ok()) << taken;
   EXPECT_TRUE(patient->never_waited);
   EXPECT_FALSE(patient->may_wait);
   pull->OnClosed(absl::OkStatus());
   End();
 }
+
+INSTANTIATE_TEST_SUITE_P(All, DeliveryTest,
+                         testing::Values(WayOut{"Leave",
+                                                [](JobShard& job, const v1::WorkerIdentity& worker) {
+                                                  v1::LeaveRequest leave;
+                                                  *leave.mutable_identity() = worker;
+                                                  return job.Leave(leave);
+                                                }},
+                                         WayOut{"JoinAnew",
+                                                [](JobShard& job, v1::WorkerIdentity worker) {
+                                                  worker.set_incarnation(worker.incarnation() + 1);
+                                                  return job.Join(worker, 0, false).status();
+                                                }},
+                                         WayOut{"Resume",
+                                                [](JobShard& job, const v1::WorkerIdentity& worker) {
+                                                  Rounds::ResumePoint long_ago;
+                                                  long_ago.round = 1;
+                                                  return job.Resume(worker, long_ago).status();
+                                                }},
+                                         WayOut{"CatchUp",
+                                                [](JobShard& job, const v1::WorkerIdentity& worker) {
+                                                  return job.CatchUp(worker, {}, 5).status();
+                                                }}),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_F(AbuseTest, AnUploadHoldsNoMoreThanItsBucket) {
   ASSERT_NO_FATAL_FAILURE(Join());
