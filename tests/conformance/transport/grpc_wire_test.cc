@@ -8,8 +8,10 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "common/transport/transport.h"
 #include "gradwire/v1/worker.pb.h"
 #include "tests/conformance/transport/testing.h"
@@ -162,38 +164,94 @@ TEST_F(GrpcWireTest, HealthFollowsSetServing) {
   }
 }
 
-TEST_F(GrpcWireTest, HealthWatchTellsChanges) {
-  ::grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
-  ::grpc::CompletionQueue queue;
-  ::grpc::GenericStub stub(::grpc::CreateChannel(listener_->address().substr(7), ::grpc::InsecureChannelCredentials()));
-  auto call = stub.PrepareCall(&context, "/grpc.health.v1.Health/Watch", &queue);
-  void* tag = nullptr;
-  bool ok = false;
-  call->StartCall(nullptr);
-  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
-  ::grpc::Slice nothing(std::string{});
-  call->Write(::grpc::ByteBuffer(&nothing, 1), nullptr);
-  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
-  call->WritesDone(nullptr);
-  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
-  for (const char* want : {"\x08\x01", "\x08\x02", "\x08\x01"}) {
+// A call of grpc.health.v1.Health/Watch that is read only when Next is called.
+class Watcher {
+ public:
+  explicit Watcher(const std::string& address)
+      : stub_(::grpc::CreateCustomChannel(address.substr(address.find("://") + 3), ::grpc::InsecureChannelCredentials(),
+                                          OwnConnection())) {
+    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(120));
+    call_ = stub_.PrepareCall(&context_, "/grpc.health.v1.Health/Watch", &queue_);
+    call_->StartCall(nullptr);
+    EXPECT_TRUE(Done());
+    const ::grpc::Slice nothing(std::string{});
+    call_->Write(::grpc::ByteBuffer(&nothing, 1), nullptr);
+    EXPECT_TRUE(Done());
+    call_->WritesDone(nullptr);
+    EXPECT_TRUE(Done());
+  }
+  ~Watcher() {
+    Cancel();
+    ::grpc::Status status;
+    call_->Finish(&status, nullptr);
+    EXPECT_TRUE(Done());
+    EXPECT_FALSE(status.ok());
+    queue_.Shutdown();
+    while (Done()) {
+    }
+  }
+  // What it is told next; empty at the end.
+  std::string Next() {
     ::grpc::ByteBuffer reply;
-    call->Read(&reply, nullptr);
-    ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
+    call_->Read(&reply, nullptr);
     ::grpc::Slice slice;
-    ASSERT_TRUE(reply.DumpToSingleSlice(&slice).ok());
-    EXPECT_EQ(std::string(reinterpret_cast<const char*>(slice.begin()), slice.size()), want);
+    if (!Done() || !reply.DumpToSingleSlice(&slice).ok()) return "";
+    return {reinterpret_cast<const char*>(slice.begin()), slice.size()};
+  }
+  void Cancel() { context_.TryCancel(); }
+
+ private:
+  static ::grpc::ChannelArguments OwnConnection() {
+    ::grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // its window does not grow
+    return arguments;
+  }
+  bool Done() {
+    void* tag = nullptr;
+    bool ok = false;
+    return queue_.Next(&tag, &ok) && ok;
+  }
+
+  ::grpc::ClientContext context_;
+  ::grpc::CompletionQueue queue_;
+  ::grpc::GenericStub stub_;
+  std::unique_ptr<::grpc::GenericClientAsyncReaderWriter> call_;
+};
+
+TEST_F(GrpcWireTest, HealthWatchTellsChanges) {
+  Watcher watcher(listener_->address());
+  for (const char* want : {"\x08\x01", "\x08\x02", "\x08\x01"}) {
+    EXPECT_EQ(watcher.Next(), want);
     listener_->SetServing(want[1] == 2);
   }
-  context.TryCancel();
-  ::grpc::Status status;
-  call->Finish(&status, nullptr);
-  ASSERT_TRUE(queue.Next(&tag, &ok) && ok);
-  EXPECT_EQ(status.error_code(), ::grpc::StatusCode::CANCELLED);
-  queue.Shutdown();
-  while (queue.Next(&tag, &ok)) {
-  }
+}
+
+TEST_F(GrpcWireTest, AWatcherThatDoesNotReadHoldsUpNobody) {
+  constexpr int kChanges = 40'000;  // 7 bytes each on the wire, of a window of 64 KiB
+  Limits limits;
+  limits.send_window_bytes = 1024;
+  const auto listener = *Listen("grpc://127.0.0.1:0", &service_, limits);
+  Watcher deaf(listener->address()), other(listener->address());
+  ASSERT_EQ(deaf.Next(), "\x08\x01");
+  ASSERT_EQ(other.Next(), "\x08\x01");
+  absl::Notification changed;
+  std::thread changer([&] {
+    for (int i = 0; i < kChanges; ++i) listener->SetServing(i % 2 != 0);
+    changed.Notify();
+  });
+  std::thread reader([&] {
+    for (int i = 0; i < kChanges; ++i) {
+      if (other.Next() == (i % 2 != 0 ? "\x08\x01" : "\x08\x02")) continue;
+      ADD_FAILURE() << "the other watcher was not told of change " << i;
+      return;
+    }
+  });
+  const bool in_time = changed.WaitForNotificationWithTimeout(HangBound());
+  EXPECT_TRUE(in_time) << "whoever says that this server serves waits for a watcher";
+  if (!in_time) deaf.Cancel();
+  changer.join();
+  reader.join();
 }
 
 TEST_F(GrpcWireTest, ReflectionListsTheServicesAndTheirFiles) {
