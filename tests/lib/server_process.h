@@ -20,6 +20,7 @@ class ServerProcess {
   // Waits until it listens; empty when it does not within 20 s.
   std::string Address();
   void Signal(int number);
+  pid_t pid() const { return pid_; }
   // The exit code, or minus the number of the signal that ended it.
   int WaitForExit();
   // SIGKILL, then another process with the same flags at the same address.

@@ -3,6 +3,7 @@
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -11,6 +12,8 @@
 #include <fstream>
 #include <thread>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "tests/integration/server/raw_worker.h"
 #include "tests/lib/server_process.h"
 #include "tests/lib/small_disk.h"
@@ -85,6 +88,30 @@ TEST(ServerProcess, AddressInUseIsToldOnceInOurOwnWords) {
   EXPECT_EQ(second.exit_code, 1);
   EXPECT_THAT(second.text, HasSubstr("cannot listen on " + address + ": address in use"));
   EXPECT_EQ(second.text.find("address in use"), second.text.rfind("address in use")) << second.text;
+}
+
+// The line of /proc/PID/limits.
+std::string DescriptorLimits(pid_t pid) {
+  std::ifstream limits(absl::StrCat("/proc/", pid, "/limits"));
+  for (std::string line; std::getline(limits, line);) {
+    if (absl::StartsWith(line, "Max open files")) return line;
+  }
+  return "";
+}
+
+TEST(ServerProcess, TakesAsManyDescriptorsAsItMayHave) {
+  rlimit old{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &old), 0);
+  if (old.rlim_max < 2048) GTEST_SKIP() << "no more than " << old.rlim_max << " descriptors may be had here";
+  rlimit few = old;
+  few.rlim_cur = 256;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  ServerProcess server({"--backend=cpu", "--max-connections=1000"});  // of 256 descriptors that would be refused
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &old), 0);
+  ASSERT_FALSE(server.Address().empty());
+  const std::string most = std::to_string(old.rlim_max);
+  EXPECT_THAT(DescriptorLimits(server.pid()),
+              testing::MatchesRegex("Max open files +" + most + " +" + most + " +files *"));
 }
 
 TEST(ServerProcess, OperatorToolCreatesDescribesAndDeletes) {

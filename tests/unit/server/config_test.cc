@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <fstream>
 
@@ -28,6 +29,33 @@ TEST(ServerConfig, NamesTheKnobTheValueAndTheRange) {
   config = {};
   config.listen.clear();
   EXPECT_FALSE(config.Validate().ok());
+}
+
+TEST(ServerConfig, ConnectionsLeaveDescriptorsToJobs) {
+  rlimit old{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &old), 0);
+  rlimit few = old;
+  few.rlim_cur = 1000;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  ServerConfig most, too_many, two_addresses, little;
+  most.max_connections = 616;  // of 1000; 128 and 4 for each of 64 jobs are kept
+  too_many.max_connections = 617;
+  two_addresses.listen = {"grpc://127.0.0.1:1", "tcp://127.0.0.1:2"};
+  const absl::Status fits = most.Validate();
+  const absl::Status refused = too_many.Validate();
+  const absl::Status divided = two_addresses.Validate();
+  few.rlim_cur = 256;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  const absl::Status halved = little.Validate();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &old), 0);
+  EXPECT_EQ(fits, absl::OkStatus());
+  EXPECT_EQ(refused.message(),
+            "max_connections is 617 for each of 1 addresses; of 1000 descriptors that this process may have, 384 are "
+            "kept for jobs: allowed are 1 to 616, or raise the limit (ulimit -n)");
+  EXPECT_EQ(divided, absl::OkStatus());
+  EXPECT_EQ(two_addresses.max_connections, 308u) << "each";
+  EXPECT_EQ(halved, absl::OkStatus());
+  EXPECT_EQ(little.max_connections, 128u) << "never more than half is kept";
 }
 
 // A file in the test's folder, and what comes of it.
