@@ -7,6 +7,7 @@
 #include <optional>
 #include <thread>
 
+#include "absl/time/time.h"
 #include "common/base/crc32c.h"
 #include "common/base/start_thread.h"
 #include "common/base/work_pool.h"
@@ -418,10 +419,11 @@ class StubbornTargets final : public Telling {
     absl::MutexLock lock(&mu_);
     let_go_ = true;
   }
-  void AwaitTold(size_t count) {
+  // False where they are not told within a time that only a hang takes.
+  bool AwaitTold(size_t count) {
     absl::MutexLock lock(&mu_);
     const auto told = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return told_ >= count; };
-    mu_.Await(absl::Condition(&told));
+    return mu_.AwaitWithTimeout(absl::Condition(&told), absl::Seconds(30));
   }
 
  private:
@@ -443,7 +445,7 @@ TEST(Tellers, ThousandsWhoDoNotAnswerHoldUpNobodyElse) {
   StubbornTargets answering(100, true);
   ASSERT_TRUE(tellers.Add(&answering).ok());
   tellers.Wake();
-  answering.AwaitTold(100);
+  EXPECT_TRUE(answering.AwaitTold(100));
   EXPECT_LE(tellers.threads(), Tellers::kThreads);
   tellers.Remove(&answering);
   for (const auto& targets : silent) targets->LetGo();
