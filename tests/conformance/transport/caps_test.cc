@@ -1,5 +1,5 @@
 // What strangers may take of a listener, over every transport that has a network: idle connections make room, streams
-// have a cap, descriptors that ran out come back.
+// and handshakes have caps, descriptors that ran out come back.
 #include "common/transport/caps.h"
 
 #include <arpa/inet.h>
@@ -10,8 +10,10 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -43,6 +45,9 @@ class CapsTest : public ::testing::TestWithParam<std::string> {
       sockets.push_back(fd);
     }
     return sockets;
+  }
+  static size_t Descriptors() {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
   }
   // Connections that say nothing.
   void ConnectRaw(const std::vector<int>& sockets) const {
@@ -127,6 +132,38 @@ TEST_P(CapsTest, StreamsBeyondTheCapAreRefused) {
   streams[2] = *channel->Open(kStream, &sinks[2]);
   EXPECT_TRUE(absl::IsResourceExhausted(sinks[2].Wait())) << sinks[2].Wait();
   for (auto& stream : streams) stream.reset();
+}
+
+// A crowd that says nothing: no more of it is held than the cap says, and who speaks gets in while it stands there.
+TEST_P(CapsTest, HandshakesHaveACapAndWhoSpeaksGetsIn) {
+  constexpr size_t kCap = 8;
+  constexpr size_t kCrowd = 20;
+  caps_.max_handshakes = kCap;
+  limits_.keepalive_ms = 1000;  // without a cap the silent ones would be held for twice this
+  Start();
+  const auto before = Connect();
+  ASSERT_TRUE(before->Call(kUnary, "before", kPatienceMs).ok());
+  const auto honest = Connect();
+  const std::vector<int> crowd = RawSockets(kCrowd);
+  const size_t others = Descriptors();
+  ConnectRaw(crowd);
+  absl::StatusOr<std::string> reply = absl::UnknownError("not tried");
+  std::atomic<bool> done = false;
+  std::thread caller([&] {
+    reply = honest->Call(kUnary, "honest", kPatienceMs);
+    done = true;
+  });
+  // Those that are cut off go at once, not in no time. Two descriptors are both ends of the honest connection.
+  absl::Duration too_many = absl::ZeroDuration();
+  const absl::Time began = absl::Now();
+  for (absl::Time now = began; !done || now < began + absl::Seconds(1); now = absl::Now()) {
+    absl::SleepFor(absl::Milliseconds(5));
+    if (Descriptors() > others + kCap + 2) too_many += absl::Now() - now;
+  }
+  caller.join();
+  EXPECT_TRUE(reply.ok()) << reply.status();
+  EXPECT_LT(too_many, absl::Milliseconds(500)) << "more than " << kCap << " of " << kCrowd << " were held";
+  for (int fd : crowd) close(fd);
 }
 
 // As 1,100 connections to a process that may have 1,024 descriptors: it says so, and afterwards it serves.

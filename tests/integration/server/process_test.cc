@@ -1,9 +1,13 @@
 // The real programs: gradwire-server drains on SIGTERM, a second signal ends it, and `gradwire` operates it.
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -112,6 +116,39 @@ TEST(ServerProcess, TakesAsManyDescriptorsAsItMayHave) {
   const std::string most = std::to_string(old.rlim_max);
   EXPECT_THAT(DescriptorLimits(server.pid()),
               testing::MatchesRegex("Max open files +" + most + " +" + most + " +files *"));
+}
+
+// A connection that says nothing.
+int ConnectSilently(const std::string& address) {
+  sockaddr_in name{};
+  name.sin_family = AF_INET;
+  name.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  name.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&name), sizeof(name)), 0);
+  return fd;
+}
+
+TEST(ServerProcess, CapsAreThoseOfItsFlags) {
+  ServerProcess server({"--backend=cpu", "--max-streams=2", "--max-handshakes=3"});
+  const std::string address = server.Address();
+  ASSERT_FALSE(address.empty());
+  const v1::JobSpec spec = SmallSpec("job", 1);
+  RawWorker a(address, spec, "a", 1), b(address, spec, "b", 2);
+  ASSERT_EQ(a.Start(1.0f), absl::OkStatus());  // with two streams
+  ASSERT_TRUE(b.Join().ok());
+  (void)b.Open();
+  EXPECT_EQ(b.push_inbox().Closed().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(b.push_inbox().Closed().message(), HasSubstr("--max-streams"));
+  // One silent connection more than there may be: the first makes room, long before its handshake's time is over.
+  std::vector<int> silent;
+  for (int i = 0; i < 4; ++i) silent.push_back(ConnectSilently(address));
+  pollfd first{silent[0], POLLRDHUP, 0};
+  EXPECT_EQ(poll(&first, 1, 5000), 1) << "it was not ended";
+  pollfd last{silent[3], POLLRDHUP, 0};
+  EXPECT_EQ(poll(&last, 1, 100), 0) << "the last one stands";
+  for (int fd : silent) close(fd);
+  ASSERT_EQ(a.PushAll(0, 1.0f), absl::OkStatus());
 }
 
 TEST(ServerProcess, OperatorToolCreatesDescribesAndDeletes) {
