@@ -204,7 +204,7 @@ TEST(TwoWay, CodecsThatCannotBeUpdateCodecsAreRefusedWithWhatToUse) {
   EXPECT_THAT(refused("signum"), HasSubstr("use signsgd"));
   EXPECT_THAT(refused("topc"), HasSubstr("topc"));
   spec.mutable_rounds()->set_mode(v1::ROUNDS_ASYNC);
-  EXPECT_THAT(refused("fp16"), HasSubstr("leave it out"));
+  EXPECT_THAT(refused("fp16"), HasSubstr("leave update_codec out"));
   spec.clear_rounds();
   // Canonical, so that equal settings have equal digests; a rule without one sends its tensors back as they are.
   spec.set_update_codec("topk");
