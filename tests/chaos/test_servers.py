@@ -16,7 +16,7 @@ NORMS = Setup(rounds=60, optimizer="lans")  # shards exchange norms, twice in a 
 NORMS_OF_FOUR = Setup(rounds=60, optimizer="lans", shards=4)
 SKIPS = Setup(rounds=60, skips=True)  # shards agree on which rounds they skip
 TWO_PHASES = Setup(rounds=101, codec="powersgd:rank=2")  # even rounds sum P, odd ones Q and make the step
-SNAPSHOTS = Setup(rounds=40, large=True, pause_ms=60)  # long enough for three of them
+SNAPSHOTS = Setup(rounds=100, large=True, pause_ms=60)  # long enough for three of them where others use the machine, too
 
 # The worker's: test_workers.py.
 OF_WORKERS = ("worker.", "checkpoint.")
