@@ -23,7 +23,8 @@ build() {
     args+=(-DGRADWIRE_PYTHON=ON "-DPython3_EXECUTABLE=$python"
            "-Dpybind11_DIR=$("$python" -m pybind11 --cmakedir)")
   fi
-  if [ -n "${GRADWIRE_UNITY:-}" ]; then args+=(-DCMAKE_UNITY_BUILD=ON "-DCMAKE_UNITY_BUILD_BATCH_SIZE=$GRADWIRE_UNITY"); fi
+  # Lint looks at every source by itself.
+  if [[ -n ${GRADWIRE_UNITY:-} && $preset != lint ]]; then args+=(-DCMAKE_UNITY_BUILD=ON "-DCMAKE_UNITY_BUILD_BATCH_SIZE=$GRADWIRE_UNITY"); fi
   say "building ($preset: $*); log in build/$preset.log"
   (cd "$ROOT" && cmake --preset "$preset" "${args[@]}") > "$log" 2>&1 || { tail -30 "$log" >&2; die "cmake failed; see $log"; }
   if [ -t 2 ]; then

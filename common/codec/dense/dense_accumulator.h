@@ -1,4 +1,4 @@
-// Sums of dense frames in host memory; the counterpart on a device is device/dense_accumulator.h.
+// Sums of dense frames in host memory; the counterpart on a device is device_accumulator.h.
 #pragma once
 
 #include <memory>
