@@ -44,6 +44,12 @@ Explanation Explain(const TagcSpec& spec, uint64_t elements) {
           ? "  cells=auto    bits per cell of the sketch, chosen by the job's max_workers so that sums cannot "
             "overflow\n"
           : absl::StrFormat("  cells=%d      bits per cell of the sketch; more workers need more\n", spec.cell_bits);
+  const bool sketch = spec.form == TagcSpec::Form::kSketch;
+  e.text +=
+      sketch ? "  form=sketch   an index and a sketch, which can be merged undecoded; it grows with the workers\n"
+      : spec.form == TagcSpec::Form::kList
+          ? "  form=list     positions and integers, as many bytes whatever the workers; shards take nothing else\n"
+          : "  form=auto     positions and integers, as many bytes whatever the workers; shards take sketches, too\n";
   e.text += spec.warmup_rounds == 0
                 ? "  warmup_rounds=0  the density is the same from the first round on\n"
                 : absl::StrFormat("  warmup_rounds=%d  the density falls from %g to %g over so many rounds\n",
@@ -55,7 +61,7 @@ Explanation Explain(const TagcSpec& spec, uint64_t elements) {
   const double entropy_bits =
       p >= 1 ? 0 : static_cast<double>(elements) * -(p * std::log2(p) + (1 - p) * std::log2(1 - p));
   const double cell_bits = spec.cell_bits == 0 ? 16 : spec.cell_bits;
-  e.push_bytes = entropy_bits / 8 + chosen / kPeelingLoad * spec.slack * cell_bits / 8;
+  e.push_bytes = entropy_bits / 8 + chosen * (sketch ? spec.slack / kPeelingLoad : 1) * cell_bits / 8;
   return e;
 }
 

@@ -112,6 +112,9 @@ absl::StatusOr<CodecSpec> ParseDense(KeyValues values) {
   return spec;
 }
 
+constexpr std::pair<std::string_view, TagcSpec::Form> kForms[] = {
+    {"auto", TagcSpec::Form::kAuto}, {"list", TagcSpec::Form::kList}, {"sketch", TagcSpec::Form::kSketch}};
+
 absl::StatusOr<CodecSpec> ParseTagc(KeyValues values) {
   TagcSpec spec;
   if (const auto it = values.find("cells"); it != values.end()) {
@@ -125,11 +128,12 @@ absl::StatusOr<CodecSpec> ParseTagc(KeyValues values) {
     }
     values.erase(it);
   }
+  GW_RETURN_IF_ERROR(TakeChoice<TagcSpec::Form>("tagc", "form", kForms, &values, &spec.form));
   GW_RETURN_IF_ERROR(TakeNumber("tagc", "density", 1e-6, 1.0, &values, &spec.density));
   GW_RETURN_IF_ERROR(TakeNumber("tagc", "warmup_rounds", 0u, 100'000'000u, &values, &spec.warmup_rounds));
   GW_RETURN_IF_ERROR(TakeNumber("tagc", "warmup_density", 1e-6, 1.0, &values, &spec.warmup_density));
   GW_RETURN_IF_ERROR(TakeNumber("tagc", "slack", 0.1, 8.0, &values, &spec.slack));
-  GW_RETURN_IF_ERROR(RefuseRest("tagc", values, "density, cells, warmup_rounds, warmup_density, slack"));
+  GW_RETURN_IF_ERROR(RefuseRest("tagc", values, "density, cells, form, warmup_rounds, warmup_density, slack"));
   return spec;
 }
 
@@ -305,8 +309,12 @@ std::string Print(const DenseSpec& spec) {
 
 std::string Print(const TagcSpec& spec) {
   const std::string cells = spec.cell_bits == 0 ? "auto" : std::to_string(spec.cell_bits);
-  return absl::StrFormat("tagc:density=%s,cells=%s,warmup_rounds=%d,warmup_density=%s,slack=%s", Shortest(spec.density),
-                         cells, spec.warmup_rounds, Shortest(spec.warmup_density), Shortest(spec.slack));
+  // Shape digests in journals are made of these words (AgreedOf), and are older than forms.
+  const std::string form =
+      spec.form == TagcSpec::Form::kAuto ? "" : absl::StrCat("form=", NameOf<TagcSpec::Form>(kForms, spec.form), ",");
+  return absl::StrFormat("tagc:density=%s,cells=%s,%swarmup_rounds=%d,warmup_density=%s,slack=%s",
+                         Shortest(spec.density), cells, form, spec.warmup_rounds, Shortest(spec.warmup_density),
+                         Shortest(spec.slack));
 }
 
 std::string Print(const QuantizedSpec& spec) {
@@ -403,6 +411,14 @@ absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text) {
 
 std::string ToString(const CodecSpec& spec) {
   return std::visit([](const auto& s) { return Print(s); }, spec);
+}
+
+std::string AgreedOf(const CodecSpec& spec) {
+  const auto* const tagc = std::get_if<TagcSpec>(&spec);
+  if (tagc == nullptr) return ToString(spec);
+  TagcSpec agreed = *tagc;
+  agreed.form = TagcSpec::Form::kAuto;
+  return ToString(agreed);
 }
 
 }  // namespace gradwire

@@ -19,11 +19,15 @@ struct DenseSpec {
   bool operator==(const DenseSpec&) const = default;
 };
 
-// "tagc:density=0.01,cells=auto|8|16|32,warmup_rounds=0,warmup_density=0.1,slack=1.0". TAGC (arXiv 2504.05638);
-// where we deviate from the paper: README.md.
+// "tagc:density=0.01,cells=auto|8|16|32,form=auto|list|sketch,warmup_rounds=0,warmup_density=0.1,slack=1.0". TAGC
+// (arXiv 2504.05638); where we deviate from the paper: README.md.
 struct TagcSpec {
-  double density = 0.01;       // fraction of elements that a worker sends per round, (0, 1]
-  uint32_t cell_bits = 0;      // 8, 16, 32; 0: by max_workers (8 up to 4 workers, 16 up to 1024, else 32)
+  // How a frame writes its elements down. kAuto: as what takes fewest bytes, a list where frames go straight to a
+  // shard; a shard takes both. kList: lists alone, so that shards need no room for sketches.
+  enum class Form : uint8_t { kAuto, kList, kSketch };
+  double density = 0.01;   // fraction of elements that a worker sends per round, (0, 1]
+  uint32_t cell_bits = 0;  // 8, 16, 32; 0: by max_workers (8 up to 4 workers, 16 up to 1024, else 32)
+  Form form = Form::kAuto;
   uint32_t warmup_rounds = 0;  // density falls geometrically from warmup_density over this many rounds
   double warmup_density = 0.1;
   double slack = 1.0;  // cells relative to what the peeling threshold asks for; below 1 forces deferral
@@ -98,5 +102,7 @@ using CodecSpec = std::variant<DenseSpec, TagcSpec, QuantizedSpec, SparseSpec, H
 // Errors: InvalidArgument naming the unknown codec or key, the value found and the values allowed.
 absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text);
 std::string ToString(const CodecSpec& spec);  // canonical: every key, fixed order, every digit
+// The same of what both ends of a frame must agree on: without tagc's form, which is its writer's choice.
+std::string AgreedOf(const CodecSpec& spec);
 
 }  // namespace gradwire

@@ -104,7 +104,7 @@ class Dealer {
 };
 
 uint32_t ShapeDigest(const Job& job, const BucketLayout& layout, uint32_t shard_count) {
-  uint64_t h = HashString(ToString(job.codecs()[layout.codec]), job.spec().seed());
+  uint64_t h = HashString(AgreedOf(job.codecs()[layout.codec]), job.spec().seed());
   if (const auto& update = job.update_codecs()[layout.codec]) h = HashString(ToString(*update), h);
   h = HashCombine(h, (uint64_t{job.spec().max_workers()} << 32) | shard_count);
   h = HashCombine(h, (uint64_t{layout.bucket} << 32) | layout.shard);

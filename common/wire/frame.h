@@ -73,7 +73,7 @@ enum class SegmentType : uint8_t {
   kLevels = 15,        // whole runs: a level per element, bit-packed; param: bits each
   kLevelSums = 16,     // whole runs: sums of levels, zigzag and bit-packed; param: bits each
   kFactors = 17,       // float32: factors of matrices, of the plan of the next round where it is an update's
-  kListed = 18,        // positions and their integers, which no cell holds; param: IndexCoding
+  kList = 19,          // positions and their integers, bit-packed; param: IndexCoding + 8 * (bits each - 1)
   kNorms = 22,         // float64: squared norms of whole tensors; param: how many of each, 0: that of the mean of all
 };
 

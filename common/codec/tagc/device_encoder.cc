@@ -100,22 +100,24 @@ class DeviceEncoder final : public Encoder {
   // Adds what was taken to cells, as far as they hold it, and brings both to the host.
   absl::Status Sketch(const kernels::SketchArgs& sketch, const uint32_t* positions, const int32_t* integers, size_t n,
                       EncodedFrame* frame) {
+    if (n == 0) return absl::OkStatus();
     const size_t bytes = n * sizeof(uint32_t);
-    const size_t cell_bytes = uint64_t{sketch.groups} * sketch.cells_per_group * static_cast<size_t>(shape_.cell_bytes);
+    const size_t sketched = shape_.SketchedOf(frame->plan, n);
+    const size_t cell_bytes =
+        sketched == 0 ? 0 : uint64_t{sketch.groups} * sketch.cells_per_group * static_cast<size_t>(shape_.cell_bytes);
     GW_ASSIGN_OR_RETURN(const RoundMemory memory, RoundMemory::Make(&bucket_, 2 * bytes + cell_bytes));
     uint8_t* const cells = memory.data() + 2 * bytes;
     bucket_.runtime().Copy(memory.data(), positions, bytes, bucket_.stream());
     bucket_.runtime().Copy(memory.data() + bytes, integers, bytes, bucket_.stream());
-    bucket_.runtime().Fill(cells, 0, cell_bytes, bucket_.stream());
-    bucket_.backend().SketchAdd(positions, integers, shape_.SketchedOf(frame->plan, n), sketch, cells,
-                                bucket_.stream());
+    if (sketched != 0) {
+      bucket_.runtime().Fill(cells, 0, cell_bytes, bucket_.stream());
+      bucket_.backend().SketchAdd(positions, integers, sketched, sketch, cells, bucket_.stream());
+    }
     const uint8_t* results = bucket_.Fetch(memory.data(), 2 * bytes + cell_bytes, &spill_);
     frame->positions.resize(n);
     frame->integers.resize(n);
-    if (n != 0) {
-      std::memcpy(frame->positions.data(), results, bytes);
-      std::memcpy(frame->integers.data(), results + bytes, bytes);
-    }
+    std::memcpy(frame->positions.data(), results, bytes);
+    std::memcpy(frame->integers.data(), results + bytes, bytes);
     cells_.assign(results + 2 * bytes, results + 2 * bytes + cell_bytes);
     return absl::OkStatus();
   }

@@ -23,11 +23,7 @@ constexpr size_t kMaxPositionsPerSegment = 1u << 17;  // their values, 32 bits e
 }  // namespace
 
 TagcAccumulator::TagcAccumulator(const TagcShape& shape, std::unique_ptr<SketchSums> cells)
-    : shape_(shape),
-      ranges_(shape.layout().runs.size()),
-      counters_(shape.elements(), shape.max_workers()),
-      cells_(std::move(cells)),
-      listed_(shape) {}
+    : shape_(shape), ranges_(shape.layout().runs.size()), cells_(std::move(cells)), lists_(shape) {}
 
 void TagcAccumulator::Open(uint64_t round, const RoundPlan& plan) {
   round_ = round;
@@ -36,9 +32,8 @@ void TagcAccumulator::Open(uint64_t round, const RoundPlan& plan) {
   sketch_ = {};
   if (plan_status_.ok() && !TagcShape::Calibrating(round, plan)) sketch_ = shape_.SketchOf(round, plan);
   ranges_.Clear();
-  counters_.Clear();
-  cells_->Open(sketch_);
-  listed_.Clear();
+  sketched_ = false;
+  lists_.Clear();
   merged_runs_ = merged_elements_ = merged_cells_ = 0;
 }
 
@@ -56,6 +51,23 @@ absl::Status TagcAccumulator::CheckShare(const Segment& s, uint64_t merged, uint
                       shape_.layout().bucket, round_, static_cast<int>(s.type), shape_.max_workers()));
 }
 
+absl::Status TagcAccumulator::OpenSketch(const Segment& s) {
+  if (sketched_) return absl::OkStatus();
+  if (shape_.spec.form == TagcSpec::Form::kList) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("bucket %d, round %d: segment type %d of a sketch; frames of %s are lists",
+                        shape_.layout().bucket, round_, static_cast<int>(s.type), ToString(shape_.spec)));
+  }
+  if (counters_.has_value()) {
+    counters_->Clear();
+  } else {
+    counters_.emplace(shape_.elements(), shape_.max_workers());
+  }
+  cells_->Open(sketch_);
+  sketched_ = true;
+  return absl::OkStatus();
+}
+
 absl::Status TagcAccumulator::Add(const Segment& s) {
   GW_RETURN_IF_ERROR(plan_status_);
   switch (s.type) {
@@ -67,7 +79,7 @@ absl::Status TagcAccumulator::Add(const Segment& s) {
       return AddPositions(s);
     case SegmentType::kCells:
       return AddCells(s);
-    case SegmentType::kListed:
+    case SegmentType::kList:
       return AddList(s);
     default:
       return absl::InvalidArgumentError(
@@ -92,12 +104,13 @@ absl::Status TagcAccumulator::AddPositions(const Segment& s) {
   scratch_.clear();
   GW_RETURN_IF_ERROR(
       DecodeIndex(static_cast<IndexCoding>(s.param), s.payload(), static_cast<uint32_t>(s.begin), s.count, &scratch_));
-  if (const int64_t full = counters_.FindFull(scratch_); full >= 0) {
+  GW_RETURN_IF_ERROR(OpenSketch(s));
+  if (const int64_t full = counters_->FindFull(scratch_); full >= 0) {
     return absl::InvalidArgumentError(
         absl::StrFormat("bucket %d, round %d: element %d was sent more often than max_workers (%d) allows",
                         shape_.layout().bucket, round_, full, shape_.max_workers()));
   }
-  counters_.Increment(scratch_);
+  counters_->Increment(scratch_);
   merged_elements_ += s.count;
   return absl::OkStatus();
 }
@@ -111,6 +124,7 @@ absl::Status TagcAccumulator::AddCells(const Segment& s) {
         absl::StrFormat("bucket %d, round %d: %d cells of %d bytes in %d bytes; cells of %d bytes are expected",
                         shape_.layout().bucket, round_, s.count, s.param, s.bytes, shape_.cell_bytes));
   }
+  GW_RETURN_IF_ERROR(OpenSketch(s));
   cells_->Merge(s, Sign::kAdd);
   merged_cells_ += s.count;
   return absl::OkStatus();
@@ -119,7 +133,7 @@ absl::Status TagcAccumulator::AddCells(const Segment& s) {
 absl::Status TagcAccumulator::AddList(const Segment& s) {
   GW_RETURN_IF_ERROR(CheckRange(s, cells() == 0 ? 0 : shape_.elements()));
   GW_RETURN_IF_ERROR(CheckShare(s, merged_elements_, shape_.elements()));
-  GW_RETURN_IF_ERROR(listed_.Add(s));
+  GW_RETURN_IF_ERROR(lists_.Add(s));
   merged_elements_ += s.count;
   return absl::OkStatus();
 }
@@ -135,69 +149,66 @@ void TagcAccumulator::Remove(const Segment& s) {
              .ok()) {
       return;
     }
-    counters_.Decrement(scratch_);
+    counters_->Decrement(scratch_);
     merged_elements_ -= s.count;
   } else if (s.type == SegmentType::kCells) {
     cells_->Merge(s, Sign::kSubtract);
     merged_cells_ -= s.count;
-  } else if (s.type == SegmentType::kListed) {
-    listed_.Remove(s);
+  } else if (s.type == SegmentType::kList) {
+    lists_.Remove(s);
     merged_elements_ -= s.count;
   }
 }
 
 absl::StatusOr<TagcAccumulator::Sums> TagcAccumulator::Decode() {
   Sums sums;
-  sums.positions = counters_.Union();
-  const size_t n = sums.positions.size();
-  sums.union_elements = n;
-  sums.integers.resize(n);
+  if (!sketched_) {
+    lists_.NonZeros(&sums.positions, &sums.integers);
+    return sums;
+  }
+  GW_RETURN_IF_ERROR(DecodeSketch(&sums));
+  if (lists_.empty()) return sums;
+  // An element may be in one worker's sketch and in another's list.
+  std::vector<uint32_t> positions;
+  std::vector<int32_t> integers;
+  lists_.NonZeros(&positions, &integers);
+  Sums all;
+  all.deferred = std::move(sums.deferred);
+  all.positions.reserve(sums.positions.size() + positions.size());
+  all.integers.reserve(sums.positions.size() + positions.size());
+  size_t deferred = 0;
+  for (size_t i = 0, k = 0; i < sums.positions.size() || k < positions.size();) {
+    const bool sketched = i < sums.positions.size() && (k == positions.size() || sums.positions[i] <= positions[k]);
+    const uint32_t position = sketched ? sums.positions[i] : positions[k];
+    int32_t sum = sketched ? sums.integers[i++] : 0;
+    if (k < positions.size() && positions[k] == position) sum += integers[k++];
+    while (deferred < all.deferred.size() && all.deferred[deferred] < position) ++deferred;
+    if (sum == 0 || (deferred < all.deferred.size() && all.deferred[deferred] == position)) continue;
+    all.positions.push_back(position);
+    all.integers.push_back(sum);
+  }
+  return all;
+}
+
+absl::Status TagcAccumulator::DecodeSketch(Sums* sums) {
+  sums->positions = counters_->Union();
+  const size_t n = sums->positions.size();
+  sums->integers.resize(n);
   std::vector<uint8_t> resolved(n);
-  GW_RETURN_IF_ERROR(cells_->Peel(sums.positions, sums.integers.data(), resolved.data()));
-  if (!listed_.empty()) return Joined(sums.positions, sums.integers, resolved, listed_.Sums());
+  GW_RETURN_IF_ERROR(cells_->Peel(sums->positions, sums->integers.data(), resolved.data()));
   size_t kept = 0;
   for (size_t i = 0; i < n; ++i) {
     if (resolved[i] == 0) {
-      sums.deferred.push_back(sums.positions[i]);
-    } else if (sums.integers[i] != 0) {
-      sums.positions[kept] = sums.positions[i];
-      sums.integers[kept] = sums.integers[i];
+      sums->deferred.push_back(sums->positions[i]);
+    } else if (sums->integers[i] != 0) {
+      sums->positions[kept] = sums->positions[i];
+      sums->integers[kept] = sums->integers[i];
       ++kept;
     }
   }
-  sums.positions.resize(kept);
-  sums.integers.resize(kept);
-  return sums;
-}
-
-// An element may be in one worker's sketch and in another's list.
-TagcAccumulator::Sums TagcAccumulator::Joined(std::span<const uint32_t> positions, std::span<const int32_t> integers,
-                                              std::span<const uint8_t> resolved, std::span<const Listed> listed) {
-  Sums sums;
-  sums.positions.reserve(positions.size() + listed.size());
-  sums.integers.reserve(positions.size() + listed.size());
-  size_t i = 0;
-  size_t k = 0;
-  while (i < positions.size() || k < listed.size()) {
-    const bool sketched = i < positions.size() && (k == listed.size() || positions[i] <= listed[k].position);
-    const uint32_t position = sketched ? positions[i] : listed[k].position;
-    bool known = true;
-    int32_t sum = 0;
-    if (sketched) {
-      known = resolved[i] != 0;
-      sum = integers[i];
-      ++i;
-    }
-    if (k < listed.size() && listed[k].position == position) sum += listed[k++].integer;
-    ++sums.union_elements;
-    if (!known) {
-      sums.deferred.push_back(position);
-    } else if (sum != 0) {
-      sums.positions.push_back(position);
-      sums.integers.push_back(sum);
-    }
-  }
-  return sums;
+  sums->positions.resize(kept);
+  sums->integers.resize(kept);
+  return absl::OkStatus();
 }
 
 void TagcAccumulator::WriteSums(const Sums& sums, FrameWriter* writer) const {
@@ -239,7 +250,8 @@ void TagcAccumulator::WriteDeferred(const Sums& sums, FrameWriter* writer) const
   }
 }
 
-RoundPlan TagcAccumulator::NextPlan(uint64_t union_elements) const {
+// The same for every mixture of forms that defers nothing.
+RoundPlan TagcAccumulator::NextPlan(const Sums& sums) const {
   RoundPlan next = plan_;
   for (size_t i = 0; i < next.exponents.size(); ++i) {
     const int range = ranges_.Max(i);
@@ -255,7 +267,8 @@ RoundPlan TagcAccumulator::NextPlan(uint64_t union_elements) const {
   } else {
     // In the first round many magnitudes are tied (a step is 1 everywhere), so all workers chose the same ones. They
     // will not in the next: provide for no overlap at all.
-    const uint64_t seen = round_ == 1 ? counters_.Total() + listed_.entries() : union_elements;
+    const uint64_t sent = (sketched_ ? counters_->Total() : 0) + lists_.entries();
+    const uint64_t seen = round_ == 1 ? sent : sums.positions.size() + sums.deferred.size();
     geometry = NextGeometry(seen, density / shape_.spec.DensityAt(round_), {plan_.sketch_groups, plan_.cells_per_group},
                             round_ > 1, shape_.spec.slack, shape_.limits);
   }
@@ -281,8 +294,8 @@ absl::StatusOr<UpdateFrame> TagcAccumulator::Finish(const FrameIdentity& id, uin
       WriteSums(sums, &writer);
       WriteDeferred(sums, &writer);
     }
-    update.stats = {.elements = sums.union_elements - sums.deferred.size(), .deferred = sums.deferred.size()};
-    update.next = NextPlan(sums.union_elements);
+    update.stats = {.elements = sums.positions.size(), .deferred = sums.deferred.size()};
+    update.next = NextPlan(sums);
   }
   const uint32_t runs = static_cast<uint32_t>(update.next.exponents.size());
   writer.Add({SegmentType::kExponents, 0, 0, runs, runs}, update.next.exponents.data());
@@ -293,7 +306,8 @@ absl::StatusOr<UpdateFrame> TagcAccumulator::Finish(const FrameIdentity& id, uin
 }
 
 size_t TagcAccumulator::memory_bytes() const {
-  return ranges_.memory_bytes() + counters_.memory_bytes() + cells_->memory_bytes() + listed_.memory_bytes();
+  return ranges_.memory_bytes() + (counters_.has_value() ? counters_->memory_bytes() : 0) + cells_->memory_bytes() +
+         lists_.memory_bytes();
 }
 
 }  // namespace gradwire::tagc

@@ -2,11 +2,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "common/codec/codec.h"
 #include "common/codec/plan/ranges.h"
-#include "common/codec/tagc/listed.h"
+#include "common/codec/tagc/list_sums.h"
 #include "common/codec/tagc/position_counters.h"
 #include "common/codec/tagc/sketch_sums.h"
 #include "common/codec/tagc/tagc_shape.h"
@@ -29,7 +30,6 @@ class TagcAccumulator final : public Accumulator {
     std::vector<uint32_t> positions;
     std::vector<int32_t> integers;
     std::vector<uint32_t> deferred;
-    uint64_t union_elements = 0;
   };
 
   absl::Status AddRanges(const wire::Segment& segment);
@@ -40,12 +40,13 @@ class TagcAccumulator final : public Accumulator {
   // Errors: InvalidArgument when more has been merged than max_workers frames hold. Sums could wrap otherwise.
   absl::Status CheckShare(const wire::Segment& segment, uint64_t merged, uint64_t per_worker) const;
   uint64_t cells() const { return uint64_t{sketch_.groups} * sketch_.cells_per_group; }
+  // Makes room for sketches, in a round that has some. Errors: InvalidArgument where the job has none.
+  absl::Status OpenSketch(const wire::Segment& segment);
   absl::StatusOr<Sums> Decode();
-  static Sums Joined(std::span<const uint32_t> positions, std::span<const int32_t> integers,
-                     std::span<const uint8_t> resolved, std::span<const Listed> listed);
+  absl::Status DecodeSketch(Sums* sums);
   void WriteSums(const Sums& sums, wire::FrameWriter* writer) const;
   void WriteDeferred(const Sums& sums, wire::FrameWriter* writer) const;
-  RoundPlan NextPlan(uint64_t union_elements) const;
+  RoundPlan NextPlan(const Sums& sums) const;
 
   const TagcShape shape_;
   uint64_t round_ = 0;
@@ -53,9 +54,10 @@ class TagcAccumulator final : public Accumulator {
   absl::Status plan_status_;
   kernels::SketchArgs sketch_;
   RangeHistogram ranges_;
-  PositionCounters counters_;
+  bool sketched_ = false;                     // in this round
+  std::optional<PositionCounters> counters_;  // of sketched elements; made for the first sketch
   const std::unique_ptr<SketchSums> cells_;
-  ListedSegments listed_;
+  ListSums lists_;
   uint64_t merged_runs_ = 0;  // over all workers
   uint64_t merged_elements_ = 0;
   uint64_t merged_cells_ = 0;

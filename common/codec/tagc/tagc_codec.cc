@@ -6,7 +6,7 @@
 #include "common/codec/frame/device_runs.h"
 #include "common/codec/frame/run_pieces.h"
 #include "common/codec/tagc/device_encoder.h"
-#include "common/codec/tagc/listed.h"
+#include "common/codec/tagc/list_sums.h"
 #include "common/codec/tagc/tagc_accumulator.h"
 #include "common/codec/tagc/tagc_encoder.h"
 #include "common/codec/tagc/tagc_shape.h"
@@ -51,11 +51,13 @@ class TagcCodec final : public Codec {
   uint64_t device_encoder_bytes() const override { return DeviceRuns::Bytes(shape_.layout()); }
 
   size_t accumulator_bytes() const override {
-    return IndexBytes() + shape_.limits.max_cells * static_cast<size_t>(shape_.cell_bytes);
+    return HostBytes() + (shape_.spec.form == TagcSpec::Form::kList
+                              ? 0
+                              : shape_.limits.max_cells * static_cast<size_t>(shape_.cell_bytes));
   }
   DeviceNeeds device_needs() const override {
     DeviceNeeds needs = tagc::NeedsOnDevice(shape_);
-    needs.host_bytes = IndexBytes();
+    needs.host_bytes = HostBytes();
     return needs;
   }
 
@@ -75,9 +77,10 @@ class TagcCodec final : public Codec {
       const uint64_t cells = uint64_t{plan.sketch_groups} * plan.cells_per_group;
       const uint64_t sketched = CoveredBy(SegmentType::kIndex, segments.subspan(next));
       GW_RETURN_IF_ERROR(Covers(round, "sketched elements", SegmentType::kIndex, 0, sketched, segments, &next));
-      GW_RETURN_IF_ERROR(Covers(round, "cells", SegmentType::kCells, 0, cells, segments, &next));
-      GW_RETURN_IF_ERROR(CheckListedBytes(round, segments.subspan(next)));
-      GW_RETURN_IF_ERROR(Covers(round, "elements", SegmentType::kListed, sketched, shape_.elements(), segments, &next));
+      if (sketched != 0) {
+        GW_RETURN_IF_ERROR(Covers(round, "cells", SegmentType::kCells, 0, cells, segments, &next));
+      }
+      GW_RETURN_IF_ERROR(Covers(round, "elements", SegmentType::kList, sketched, shape_.elements(), segments, &next));
     }
     if (next == segments.size()) return absl::OkStatus();
     return Incomplete(round, absl::StrFormat("has %d segments too many", segments.size() - next));
@@ -109,10 +112,11 @@ class TagcCodec final : public Codec {
 
  private:
   // Of an accumulator, beside its cells.
-  size_t IndexBytes() const {
-    const size_t planes = static_cast<size_t>(std::bit_width(shape_.max_workers()));
+  size_t HostBytes() const {
+    const size_t planes =
+        shape_.spec.form == TagcSpec::Form::kList ? 0 : static_cast<size_t>(std::bit_width(shape_.max_workers()));
     return planes * ((shape_.elements() + 63) / 64) * 8 +
-           RangeHistogram(1).memory_bytes() * shape_.layout().runs.size() + tagc::ListedSegments::Limit(shape_);
+           RangeHistogram(1).memory_bytes() * shape_.layout().runs.size() + tagc::ListSums::Bytes(shape_);
   }
 
   // How many elements the first segments, of one type, cover; no more than there are.
@@ -120,15 +124,6 @@ class TagcCodec final : public Codec {
     uint64_t covered = 0;
     for (size_t i = 0; i < segments.size() && segments[i].type == type; ++i) covered += segments[i].count;
     return std::min(covered, shape_.elements());
-  }
-
-  // A worker's lists may not take the room of the others'.
-  absl::Status CheckListedBytes(uint64_t round, std::span<const SegmentHeader> segments) const {
-    uint64_t bytes = 0;
-    for (const SegmentHeader& s : segments) bytes += s.bytes == 0 ? 0 : tagc::ListedBytesOf(s.bytes);
-    if (bytes <= shape_.listed_bytes) return absl::OkStatus();
-    return Incomplete(round, absl::StrFormat("lists elements in %d bytes, %d are allowed; the rest is sketched", bytes,
-                                             shape_.listed_bytes));
   }
 
   // Takes the segments of one type, which must cover [covered, total) once and in order.

@@ -62,10 +62,11 @@ void TagcEncoder::TakeSelected(uint64_t round, const RoundPlan& plan, std::span<
 }
 
 void TagcEncoder::FillCells(const kernels::SketchArgs& sketch, const EncodedFrame& frame) {
+  const size_t sketched = shape_.SketchedOf(frame.plan, frame.positions.size());
+  if (sketched == 0) return;
   const uint64_t cells = uint64_t{sketch.groups} * sketch.cells_per_group;
   cells_.assign(cells * static_cast<size_t>(shape_.cell_bytes), 0);
-  shape_.backend().SketchAdd(frame.positions.data(), frame.integers.data(),
-                             shape_.SketchedOf(frame.plan, frame.positions.size()), sketch, cells_.data(), nullptr);
+  shape_.backend().SketchAdd(frame.positions.data(), frame.integers.data(), sketched, sketch, cells_.data(), nullptr);
 }
 
 }  // namespace gradwire::tagc

@@ -8,7 +8,7 @@
 #include "common/base/status_macros.h"
 #include "common/codec/bits/index_code.h"
 #include "common/codec/plan/ranges.h"
-#include "common/codec/tagc/listed.h"
+#include "common/codec/tagc/list_sums.h"
 #include "kernels/math/fixed_point.h"
 #include "kernels/math/sketch.h"
 
@@ -63,11 +63,6 @@ absl::StatusOr<TagcShape> TagcShape::Make(const CodecContext& context, const Tag
   shape.headroom = Headroom(shape.cell_bytes, shape.limit);
   shape.index_block = IndexBlock(spec.density);
   shape.limits = LimitsFor(spec, shape.elements(), shape.max_workers());
-  // As many again as a worker's part of the largest union, which its share of the sketch may already hold.
-  shape.max_listed = static_cast<uint64_t>(shape.limits.max_union / shape.max_workers());
-  const uint64_t segments = shape.elements() / kMinIndexBlock + shape.max_listed / (kMaxListedPerSegment / 4) + 64;
-  shape.listed_bytes = shape.max_listed * (sizeof(uint32_t) + static_cast<uint64_t>(shape.cell_bytes)) +
-                       segments * ListedBytesOf(sizeof(uint32_t));
   return shape;
 }
 
@@ -105,9 +100,10 @@ kernels::SketchArgs TagcShape::SketchOf(uint64_t round, const RoundPlan& plan) c
 }
 
 size_t TagcShape::SketchedOf(const RoundPlan& plan, size_t n) const {
+  if (spec.form != TagcSpec::Form::kSketch)
+    return 0;  // which is never more bytes: a cell is as wide as an integer gets
   const double capacity = CapacityOf({plan.sketch_groups, plan.cells_per_group}, spec.slack);
-  const auto share = static_cast<size_t>(kFill * capacity / max_workers());
-  return n <= share ? n : n - std::min<size_t>(n - share, max_listed);
+  return std::min(n, static_cast<size_t>(kFill * capacity / max_workers()));
 }
 
 int8_t TagcShape::NextRunExponent(int8_t current, int range) const {
@@ -130,7 +126,7 @@ std::vector<Bytes> WriteFrame(const TagcShape& shape, const FrameIdentity& id, c
   if (TagcShape::Calibrating(id.round, frame.plan)) return writer.Finish();
   const std::span<const uint32_t> positions(frame.positions);
   const size_t sketched = shape.SketchedOf(frame.plan, positions.size());
-  const uint64_t cut = sketched == positions.size() ? shape.elements() : positions[sketched];
+  const uint64_t cut = sketched == 0 ? 0 : sketched == positions.size() ? shape.elements() : positions[sketched];
   size_t first = 0;
   for (uint64_t begin = 0; begin < cut; begin += shape.index_block) {
     const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(shape.index_block, cut - begin));
@@ -139,10 +135,13 @@ std::vector<Bytes> WriteFrame(const TagcShape& shape, const FrameIdentity& id, c
     AddIndex(wire::SegmentType::kIndex, positions.subspan(first, last - first), begin, count, &writer);
     first = last;
   }
-  const size_t width = static_cast<size_t>(shape.cell_bytes);
-  AddSplit(wire::SegmentType::kCells, static_cast<uint8_t>(width), cells.data(), cells.size() / width, width, &writer);
-  AddListed(shape, positions.subspan(sketched), std::span(frame.integers).subspan(sketched), cut, shape.elements(),
-            &writer);
+  if (cut != 0) {
+    const size_t width = static_cast<size_t>(shape.cell_bytes);
+    AddSplit(wire::SegmentType::kCells, static_cast<uint8_t>(width), cells.data(), cells.size() / width, width,
+             &writer);
+  }
+  AddLists(shape, positions.subspan(sketched), std::span(frame.integers).subspan(sketched), cut, shape.elements(),
+           &writer);
   return writer.Finish();
 }
 

@@ -23,8 +23,6 @@ struct TagcShape {
   int headroom = 0;          // NextExponent's
   uint32_t index_block = 0;  // elements covered by one index segment of a frame
   GeometryLimits limits;
-  uint64_t max_listed = 0;    // elements of one frame that may be listed instead of sketched
-  uint64_t listed_bytes = 0;  // what they take at most (ListedBytesOf)
 
   static absl::StatusOr<TagcShape> Make(const CodecContext& context, const TagcSpec& spec);
 
@@ -41,8 +39,9 @@ struct TagcShape {
   // The same for what is given to an encoder: memory of so many runs.
   absl::Status CheckInput(const FrameIdentity& id, const RoundPlan& plan, size_t runs) const;
   kernels::SketchArgs SketchOf(uint64_t round, const RoundPlan& plan) const;
-  // How many of the `n` elements of a frame go into its sketch: the first ones, and no more than a worker's share of
-  // what the sketch holds, so that no round overloads it, whatever the round before was like. The others are listed.
+  // How many of the `n` elements of a frame go into its sketch; the others are listed. None where frames are lists;
+  // else the first ones, and no more than a worker's share of what the sketch holds, so that no round overloads it,
+  // whatever the round before was like.
   size_t SketchedOf(const RoundPlan& plan, size_t n) const;
   // The exponent of a run in the next round. `range`: the largest that any worker sent.
   int8_t NextRunExponent(int8_t current, int range) const;

@@ -75,7 +75,7 @@ TEST_P(GoldenFrame, BytesHaveNotChanged) {
 // Ten elements, of which the sketch takes seven.
 TEST(GoldenListedFrame, BytesHaveNotChanged) {
   ClusterOptions options;
-  options.codec = "tagc:density=0.1,cells=8";
+  options.codec = "tagc:density=0.1,cells=8,form=sketch";
   options.workers = 2;
   options.elements = 100;
   options.run_elements = 64;
@@ -99,20 +99,21 @@ INSTANTIATE_TEST_SUITE_P(
         ::testing::Values(
             Named{"dense_fp32", "dense:fp32"}, Named{"dense_bf16", "dense:bf16"},
             Named{"dense_fixed32", "dense:fixed32"}, Named{"dense_fixed16", "dense:fixed16"},
-            Named{"tagc_8", "tagc:density=0.1,cells=8"}, Named{"tagc_16", "tagc:density=0.1,cells=16"},
-            Named{"tagc_32", "tagc:density=0.1,cells=32"}, Named{"fp16", "fp16"}, Named{"onebit", "onebit"},
-            Named{"signsgd", "signsgd"}, Named{"signum", "signum"}, Named{"efsignsgd", "efsignsgd"},
-            Named{"terngrad", "terngrad"}, Named{"qsgd", "qsgd:bits=4"}, Named{"linear", "linear:bits=3"},
-            Named{"natural", "natural:bits=3"}, Named{"topk_fp32", "topk:density=0.1"},
-            Named{"topk_fp16", "topk:density=0.1,values=fp16"}, Named{"topk_bf16", "topk:density=0.1,values=bf16"},
-            Named{"topk_int8", "topk:density=0.1,values=int8"}, Named{"topk_int4", "topk:density=0.1,values=int4"},
-            Named{"threshold", "threshold:value=0.15"}, Named{"randomk", "randomk:density=0.1"},
-            Named{"dgc", "dgc:density=0.1,momentum=0.5,nesterov=true"}, Named{"uniform", "uniform:bits=3"},
-            Named{"uniform_stochastic", "uniform:bits=4,rounding=stochastic"}, Named{"thc", "thc:bits=4"},
-            Named{"zen", "zen"}, Named{"zen_bitmap", "zen:index=bitmap,values=fp16"}, Named{"adaptive", "adaptive"},
-            Named{"powersgd", "powersgd:rank=2"},
+            Named{"tagc_8", "tagc:density=0.1,cells=8,form=sketch"},
+            Named{"tagc_16", "tagc:density=0.1,cells=16,form=sketch"},
+            Named{"tagc_32", "tagc:density=0.1,cells=32,form=sketch"}, Named{"tagc_list", "tagc:density=0.1"},
+            Named{"fp16", "fp16"}, Named{"onebit", "onebit"}, Named{"signsgd", "signsgd"}, Named{"signum", "signum"},
+            Named{"efsignsgd", "efsignsgd"}, Named{"terngrad", "terngrad"}, Named{"qsgd", "qsgd:bits=4"},
+            Named{"linear", "linear:bits=3"}, Named{"natural", "natural:bits=3"},
+            Named{"topk_fp32", "topk:density=0.1"}, Named{"topk_fp16", "topk:density=0.1,values=fp16"},
+            Named{"topk_bf16", "topk:density=0.1,values=bf16"}, Named{"topk_int8", "topk:density=0.1,values=int8"},
+            Named{"topk_int4", "topk:density=0.1,values=int4"}, Named{"threshold", "threshold:value=0.15"},
+            Named{"randomk", "randomk:density=0.1"}, Named{"dgc", "dgc:density=0.1,momentum=0.5,nesterov=true"},
+            Named{"uniform", "uniform:bits=3"}, Named{"uniform_stochastic", "uniform:bits=4,rounding=stochastic"},
+            Named{"thc", "thc:bits=4"}, Named{"zen", "zen"}, Named{"zen_bitmap", "zen:index=bitmap,values=fp16"},
+            Named{"adaptive", "adaptive"}, Named{"powersgd", "powersgd:rank=2"},
             Named{"two_way_topk_fp16", "topk:density=0.1,values=fp16", "topk:density=0.1,values=fp16"},
-            Named{"two_way_tagc_onebit", "tagc:density=0.1,cells=16", "onebit"},
+            Named{"two_way_tagc_onebit", "tagc:density=0.1,cells=16,form=sketch", "onebit"},
             Named{"two_way_vote", "signsgd", "signsgd"}, Named{"two_way_bf16", "dense:fp32", "dense:bf16"}),
         ::testing::ValuesIn(Backends())),
     [](const auto& info) {

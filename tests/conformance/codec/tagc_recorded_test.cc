@@ -70,8 +70,11 @@ T Must(absl::StatusOr<T> value) {
 // The quickstart's job, of the recorded tensors: its workers' residuals, and shards without servers.
 class Replay {
  public:
-  Replay(const Recording& recording, uint32_t shards)
-      : recording_(recording), shards_(shards), job_(MakeJob(recording)), layout_(Must(Layout::Make(*job_, shards))) {
+  Replay(const Recording& recording, const std::string& form, uint32_t shards)
+      : recording_(recording),
+        shards_(shards),
+        job_(MakeJob(recording, form)),
+        layout_(Must(Layout::Make(*job_, shards))) {
     uint64_t elements = 0;
     for (uint32_t n : recording.tensors) elements += n;
     for (auto& pending : pending_) pending.resize(elements);
@@ -99,11 +102,11 @@ class Replay {
   double largest_share() const { return largest_share_; }
 
  private:
-  static std::unique_ptr<Job> MakeJob(const Recording& recording) {
+  static std::unique_ptr<Job> MakeJob(const Recording& recording, const std::string& form) {
     v1::JobSpec spec;
     spec.set_name("gpt");
     spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_SGD);
-    spec.set_codec(kCodec);
+    spec.set_codec(absl::StrCat(kCodec, ",form=", form));
     spec.set_max_workers(kWorkers);
     spec.set_seed(1);
     for (size_t t = recording.tensors.size(); t-- > 0;) {  // buckets begin with the last one
@@ -221,26 +224,30 @@ class Replay {
   double largest_share_ = 0;
 };
 
-// The parameter: a file of recorded/, without ".bin".
-class TagcRecorded : public ::testing::TestWithParam<const char*> {
+// The parameters: a file of recorded/, without ".bin", and a form.
+class TagcRecorded : public ::testing::TestWithParam<std::tuple<const char*, const char*>> {
  protected:
-  const Recording recording_ = Load(absl::StrCat(GetParam(), ".bin"));
+  const Recording recording_ = Load(absl::StrCat(std::get<0>(GetParam()), ".bin"));
+  const std::string form_ = std::get<1>(GetParam());
 };
 
 TEST_P(TagcRecorded, DefersNoMoreThanTheSketchPromises) {
   for (uint32_t shards : {1u, 2u, 4u}) {
-    Replay replay(recording_, shards);
+    Replay replay(recording_, form_, shards);
     for (const auto& [round, positions] : recording_.rounds) replay.Round(round);
     std::printf("%d shards: %d of %d deferred, %d bytes pushed, up to %.2f of its share on one shard\n", shards,
                 static_cast<int>(replay.deferred()), static_cast<int>(replay.elements()),
                 static_cast<int>(replay.push_bytes()), replay.largest_share());
     EXPECT_GT(replay.elements(), 100'000u);
     EXPECT_LE(static_cast<double>(replay.deferred()), 1e-4 * static_cast<double>(replay.elements())) << shards;
+    if (form_ != "sketch") {
+      EXPECT_EQ(replay.deferred(), 0u);
+    }
   }
 }
 
 TEST_P(TagcRecorded, GivesTheSameBitsOnAnyNumberOfShards) {
-  Replay one(recording_, 1), two(recording_, 2), four(recording_, 4);
+  Replay one(recording_, form_, 1), two(recording_, form_, 2), four(recording_, form_, 4);
   for (const auto& [round, positions] : recording_.rounds) {
     const std::vector<float>& mean = one.Round(round);
     ASSERT_EQ(std::memcmp(mean.data(), two.Round(round).data(), mean.size() * sizeof(float)), 0) << "round " << round;
@@ -248,8 +255,12 @@ TEST_P(TagcRecorded, GivesTheSameBitsOnAnyNumberOfShards) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Pushed, TagcRecorded, ::testing::Values("steps", "gradients"),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Pushed, TagcRecorded,
+                         ::testing::Combine(::testing::Values("steps", "gradients"),
+                                            ::testing::Values("auto", "sketch")),
+                         [](const auto& info) {
+                           return absl::StrCat(std::get<0>(info.param), "_", std::get<1>(info.param));
+                         });
 
 }  // namespace
 }  // namespace gradwire::testing

@@ -92,7 +92,7 @@ INSTANTIATE_TEST_SUITE_P(Codecs, TwoWayResidual,
                                            Pair{"randomk:density=0.1", "randomk:density=0.02,values=bf16"},
                                            Pair{"dense:fp32", "dense:bf16"}, Pair{"dense:fixed16", "topk:density=0.02"},
                                            Pair{"tagc:density=0.1", "topk:density=0.02"},
-                                           Pair{"tagc:density=0.1,cells=32,slack=0.3", "fp16"},
+                                           Pair{"tagc:density=0.1,cells=32,form=sketch,slack=0.3", "fp16"},
                                            Pair{"dense:bf16", "fp16"}, Pair{"onebit", "onebit"},
                                            Pair{"efsignsgd", "efsignsgd"}, Pair{"topk:density=0.05", "onebit"}),
                          NameOfPair);

@@ -57,12 +57,12 @@ INSTANTIATE_TEST_SUITE_P(Codecs, AsyncJobs,
                                            Case{"TagcOne", "tagc:density=0.3", 1, 2, true},
                                            Case{"TagcTwo", "tagc:density=0.3", 2, 1, false},
                                            Case{"TagcFour", "tagc:density=0.3", 4, 2, true},
-                                           Case{"TagcDefers", "tagc:density=0.3,slack=0.6", 4, 2, false}),
+                                           Case{"TagcDefers", "tagc:density=0.3,form=sketch,slack=0.6", 4, 2, false}),
                          [](const auto& info) { return info.param.name; });
 
 TEST(AsyncJob, TagcWithSketchesThatAreTooSmallDefers) {
   Cluster cluster(1, "inproc");
-  const v1::JobSpec spec = AsyncSpec("defers", "tagc:density=0.3,slack=0.6", 1);
+  const v1::JobSpec spec = AsyncSpec("defers", "tagc:density=0.3,form=sketch,slack=0.6", 1);
   ExactWorker worker(spec, 0);
   ASSERT_TRUE(worker.worker().Join(cluster.addresses(), PullMode::kParamsBf16).ok());
   for (int step = 0; step < 10; ++step) ASSERT_TRUE(worker.Step().ok());

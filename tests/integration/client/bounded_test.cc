@@ -111,7 +111,7 @@ TEST_P(ReplicasAgree, WhateverTheOrder) {
 INSTANTIATE_TEST_SUITE_P(
     Codecs, ReplicasAgree,
     ::testing::Values(BoundedCase{"AdamWTagc", "tagc:density=0.05,slack=4", v1::OPTIMIZER_ADAMW},
-                      BoundedCase{"StepTagcOverloaded", "tagc:density=0.05,slack=0.7", v1::OPTIMIZER_STEP},
+                      BoundedCase{"StepTagcOverloaded", "tagc:density=0.05,form=sketch,slack=0.7", v1::OPTIMIZER_STEP},
                       BoundedCase{"SmallTagcParams", "tagc:density=0.05", v1::OPTIMIZER_SGD, PullMode::kParams, true}),
     [](const auto& info) { return info.param.name; });
 
@@ -159,7 +159,7 @@ TEST(BoundedStaleness, TheFastestIsAtMostSoManyRoundsAhead) {
 
 // Sketches that are too small on purpose defer elements of rounds behind which others are on their way already.
 TEST(BoundedStaleness, WhatWasPushedIsAppliedOrInTheResidual) {
-  for (const std::string codec : {"tagc:density=0.2,slack=0.7", "dense:values=fixed32"}) {
+  for (const std::string codec : {"tagc:density=0.2,form=sketch,slack=0.7", "dense:values=fixed32"}) {
     SCOPED_TRACE(codec);
     constexpr int kWorkers = 3;
     Cluster cluster(2, "inproc");

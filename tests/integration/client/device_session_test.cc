@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"StepFp32", "dense:values=fp32", v1::OPTIMIZER_STEP},
                       Case{"AdamWTagc", "tagc:density=0.05,slack=4", v1::OPTIMIZER_ADAMW},
                       Case{"DecayedStepTagc", "tagc:density=0.05,slack=8", v1::OPTIMIZER_STEP},
-                      Case{"StepTagcOverloaded", "tagc:density=0.05,slack=0.7", v1::OPTIMIZER_STEP, true},
+                      Case{"StepTagcOverloaded", "tagc:density=0.05,form=sketch,slack=0.7", v1::OPTIMIZER_STEP, true},
                       Case{"SmallStepTagc", "tagc:density=0.05,slack=8", v1::OPTIMIZER_STEP, false, true}),
     NameOfCase);
 
@@ -132,7 +132,7 @@ TEST(DeviceSessions, AsynchronousRounds) {
     SCOPED_TRACE(backend.name);
     std::set<std::string> digests;
     for (const bool on_device : {false, true}) {
-      v1::JobSpec spec = MakeSpec("async", "tagc:density=0.05,slack=0.8", v1::OPTIMIZER_STEP, 1);
+      v1::JobSpec spec = MakeSpec("async", "tagc:density=0.05,form=sketch,slack=0.8", v1::OPTIMIZER_STEP, 1);
       spec.mutable_rounds()->set_mode(v1::ROUNDS_ASYNC);
       Cluster cluster(2, "inproc");
       const auto train = [&](auto& worker) {
@@ -161,7 +161,7 @@ TEST(DeviceSessions, AsynchronousRounds) {
 // A checkpoint does not say where the tensors lay: it is resumed where they lie now.
 TEST(DeviceSessions, ResumeFromCheckpointsOfEither) {
   const std::string path = ::testing::TempDir() + "/device-session-checkpoint";
-  const v1::JobSpec spec = MakeSpec("resumed", "tagc:density=0.05,slack=0.8", v1::OPTIMIZER_STEP, 1);
+  const v1::JobSpec spec = MakeSpec("resumed", "tagc:density=0.05,form=sketch,slack=0.8", v1::OPTIMIZER_STEP, 1);
   std::set<std::string> digests;
   for (const bool first_on_device : {false, true}) {
     for (const bool then_on_device : {false, true}) {

@@ -38,8 +38,8 @@ INSTANTIATE_TEST_SUITE_P(Codecs, DeviceDigest,
                                            Case{"AdamWThc", "thc:bits=4", v1::OPTIMIZER_ADAMW},
                                            Case{"StepTopK", "topk:density=0.05", v1::OPTIMIZER_STEP},
                                            Case{"DecayedStepTagc", "tagc:density=0.05,slack=8", v1::OPTIMIZER_STEP},
-                                           Case{"StepTagcOverloaded", "tagc:density=0.05,slack=0.7", v1::OPTIMIZER_STEP,
-                                                true}),
+                                           Case{"StepTagcOverloaded", "tagc:density=0.05,form=sketch,slack=0.7",
+                                                v1::OPTIMIZER_STEP, true}),
                          NameOfCase);
 
 // Without weight decay a device touches only what was sent.

@@ -1,0 +1,176 @@
+// Lists and their sums; see list_sums.h.
+#include "common/codec/tagc/list_sums.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <type_traits>
+
+#include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "common/codec/bits/index_code.h"
+#include "kernels/cpu/bitmap.h"
+
+namespace gradwire::tagc {
+
+using kernels::Sign;
+using wire::SegmentType;
+
+namespace {
+
+constexpr uint32_t kMaxPerSegment = 1u << 15;  // 4 bytes each for position and integer fit a chunk
+constexpr int kCodingBits = 3;                 // of a list's param; above them the bits of its integers, less 1
+
+uint8_t ParamOf(IndexCoding coding, int bits) {
+  return static_cast<uint8_t>(static_cast<unsigned>(coding) | static_cast<unsigned>(bits - 1) << kCodingBits);
+}
+IndexCoding CodingOf(uint8_t param) { return static_cast<IndexCoding>(param & ((1u << kCodingBits) - 1)); }
+int BitsOf(uint8_t param) { return (param >> kCodingBits) + 1; }
+
+// Calls fn(T*), T as wide as a cell.
+template <typename Bytes, typename Fn>
+auto WithCells(Bytes* bytes, int cell_bytes, Fn fn) {
+  const auto as = [&]<typename T>(T) {
+    using Cell = std::conditional_t<std::is_const_v<Bytes>, const T, T>;
+    return fn(reinterpret_cast<Cell*>(bytes));
+  };
+  if (cell_bytes == 1) return as(uint8_t{});
+  if (cell_bytes == 2) return as(uint16_t{});
+  return as(uint32_t{});
+}
+
+template <typename T>
+int32_t Signed(T cell) {
+  return static_cast<std::make_signed_t<T>>(cell);
+}
+
+}  // namespace
+
+void AddLists(const TagcShape& shape, std::span<const uint32_t> positions, std::span<const int32_t> integers,
+              uint64_t begin, uint64_t end, wire::FrameWriter* writer) {
+  std::vector<uint8_t> payload;
+  for (size_t first = 0; begin < end;) {
+    uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(shape.index_block, end - begin));
+    size_t last = first;
+    for (;; count /= 2) {
+      last = static_cast<size_t>(
+          std::lower_bound(positions.begin() + static_cast<ptrdiff_t>(first), positions.end(), begin + count) -
+          positions.begin());
+      if (last - first <= kMaxPerSegment) break;
+    }
+    const CodedIndex coded = EncodeIndex(positions.subspan(first, last - first), static_cast<uint32_t>(begin), count);
+    const std::span<const int32_t> listed = integers.subspan(first, last - first);
+    const int bits = listed.empty() ? 1 : BitsFor(listed);
+    payload.clear();
+    if (!listed.empty()) {
+      const uint32_t index_bytes = static_cast<uint32_t>(coded.payload.size());
+      payload.resize(sizeof(index_bytes) + index_bytes + PackedBytes(listed.size(), bits));
+      std::memcpy(payload.data(), &index_bytes, sizeof(index_bytes));
+      std::copy(coded.payload.begin(), coded.payload.end(), payload.begin() + sizeof(index_bytes));
+      PackIntegers(listed, bits, payload.data() + sizeof(index_bytes) + index_bytes);
+    }
+    writer->Add({SegmentType::kList, ParamOf(coded.coding, bits), begin, count, static_cast<uint32_t>(payload.size())},
+                payload.data());
+    first = last;
+    begin += count;
+  }
+}
+
+void ListSums::Clear() {
+  if (entries_ != 0) std::fill(sums_.begin(), sums_.end(), uint8_t{0});
+  entries_ = 0;
+}
+
+absl::Status ListSums::Add(const wire::Segment& s) {
+  GW_RETURN_IF_ERROR(Read(s));
+  if (positions_.empty()) return absl::OkStatus();
+  if (sums_.empty()) sums_.resize(Bytes(shape_));
+  Merge(Sign::kAdd);
+  entries_ += positions_.size();
+  return absl::OkStatus();
+}
+
+void ListSums::Remove(const wire::Segment& s) {
+  if (!Read(s).ok()) return;  // it was read once already, by Add
+  if (positions_.empty()) return;
+  Merge(Sign::kSubtract);
+  entries_ -= positions_.size();
+}
+
+void ListSums::Merge(Sign sign) {
+  WithCells(sums_.data(), shape_.cell_bytes, [&](auto* sums) {
+    using Cell = std::remove_reference_t<decltype(*sums)>;
+    const uint32_t* const positions = positions_.data();
+    const int32_t* const integers = integers_.data();
+    const size_t n = positions_.size();
+    if (sign == Sign::kAdd) {
+      for (size_t i = 0; i < n; ++i)
+        sums[positions[i]] = static_cast<Cell>(sums[positions[i]] + static_cast<Cell>(integers[i]));
+    } else {
+      for (size_t i = 0; i < n; ++i)
+        sums[positions[i]] = static_cast<Cell>(sums[positions[i]] - static_cast<Cell>(integers[i]));
+    }
+  });
+}
+
+int32_t ListSums::At(uint32_t position) const {
+  if (empty()) return 0;
+  return WithCells(sums_.data(), shape_.cell_bytes, [&](const auto* sums) { return Signed(sums[position]); });
+}
+
+void ListSums::NonZeros(std::vector<uint32_t>* positions, std::vector<int32_t>* integers) const {
+  positions->clear();
+  integers->clear();
+  if (empty()) return;
+  WithCells(sums_.data(), shape_.cell_bytes, [&](const auto* sums) {
+    constexpr uint64_t kWordBits = 64;
+    const uint64_t elements = shape_.elements();
+    std::vector<uint64_t> taken((elements + kWordBits - 1) / kWordBits);
+    size_t n = 0;
+    for (size_t w = 0; w < taken.size(); ++w) {
+      const auto* const from = sums + w * kWordBits;
+      const uint64_t count = std::min(kWordBits, elements - w * kWordBits);
+      uint64_t bits = 0;
+      for (uint64_t i = 0; i < count; ++i) bits |= uint64_t{from[i] != 0} << i;
+      taken[w] = bits;
+      n += static_cast<size_t>(std::popcount(bits));
+    }
+    positions->resize(n + kernels::kIndexRoom);
+    kernels::IndicesOf(taken.data(), taken.size(), 0, positions->data());
+    positions->resize(n);
+    integers->resize(n);
+    for (size_t i = 0; i < n; ++i) (*integers)[i] = Signed(sums[(*positions)[i]]);
+  });
+}
+
+absl::Status ListSums::Read(const wire::Segment& s) {
+  const auto bad = [&](std::string_view what) {
+    return absl::InvalidArgumentError(absl::StrFormat("bucket %d: list of [%d, %d + %d) in %d bytes %s",
+                                                      shape_.layout().bucket, s.begin, s.begin, s.count, s.bytes,
+                                                      what));
+  };
+  positions_.clear();
+  std::span<const uint8_t> payload = s.payload();
+  if (payload.empty()) return s.param == ParamOf(IndexCoding::kEmpty, 1) ? absl::OkStatus() : bad("has no positions");
+  uint32_t index_bytes = 0;
+  if (payload.size() < sizeof(index_bytes)) return bad("is cut short");
+  std::memcpy(&index_bytes, payload.data(), sizeof(index_bytes));
+  payload = payload.subspan(sizeof(index_bytes));
+  if (index_bytes > payload.size()) return bad("is cut short");
+  GW_RETURN_IF_ERROR(
+      DecodeIndex(CodingOf(s.param), payload.first(index_bytes), static_cast<uint32_t>(s.begin), s.count, &positions_));
+  payload = payload.subspan(index_bytes);
+  const int bits = BitsOf(s.param);
+  if (positions_.empty() || payload.size() != PackedBytes(positions_.size(), bits))
+    return bad("does not have one integer for each position");
+  integers_.resize(positions_.size());
+  GW_RETURN_IF_ERROR(UnpackIntegers(payload, bits, integers_.size(), integers_.data()));
+  for (size_t i = 0; i < integers_.size(); ++i) {
+    if (integers_[i] <= shape_.limit && integers_[i] >= -shape_.limit) continue;
+    return bad(absl::StrFormat("has %d for element %d; one worker's integers lie within %d", integers_[i],
+                               positions_[i], shape_.limit));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace gradwire::tagc

@@ -1,0 +1,52 @@
+// Lists: a frame's elements as positions and integers, and the sums of all lists of a round. Spec: proto/WIRE.md,
+// "Frames of the TAGC codec".
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/codec/tagc/tagc_shape.h"
+
+namespace gradwire::tagc {
+
+// Writes positions (ascending) and their integers as lists that cover [begin, end). Integers take the bits that the
+// widest of their segment needs.
+void AddLists(const TagcShape& shape, std::span<const uint32_t> positions, std::span<const int32_t> integers,
+              uint64_t begin, uint64_t end, wire::FrameWriter* writer);
+
+// What the lists of a round add up to: an integer for every element, as wide as a cell. max_workers frames fit it
+// (TagcShape::limit); additions are modulo its width, so that any of them can be taken back. Not thread-safe.
+class ListSums {
+ public:
+  explicit ListSums(const TagcShape& shape) : shape_(shape) {}
+
+  static uint64_t Bytes(const TagcShape& shape) { return shape.elements() * static_cast<uint64_t>(shape.cell_bytes); }
+
+  void Clear();
+  // Its range must have been checked against the bucket. Errors: InvalidArgument; nothing is changed then.
+  absl::Status Add(const wire::Segment& segment);
+  // Exactly undoes an Add that succeeded.
+  void Remove(const wire::Segment& segment);
+  bool empty() const { return entries_ == 0; }
+  uint64_t entries() const { return entries_; }  // of all lists
+  int32_t At(uint32_t position) const;
+  // Elements whose sum is not 0, ascending, and their sums.
+  void NonZeros(std::vector<uint32_t>* positions, std::vector<int32_t>* integers) const;
+  size_t memory_bytes() const { return sums_.capacity(); }
+
+ private:
+  // Fills positions_ and integers_.
+  absl::Status Read(const wire::Segment& segment);
+  void Merge(kernels::Sign sign);
+
+  const TagcShape shape_;
+  std::vector<uint8_t> sums_;  // little-endian; allocated for the first list
+  uint64_t entries_ = 0;
+  // Of one segment.
+  std::vector<uint32_t> positions_;
+  std::vector<int32_t> integers_;
+};
+
+}  // namespace gradwire::tagc
