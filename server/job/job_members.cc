@@ -13,13 +13,16 @@ namespace {
 absl::Status CheckNotBehind(const JobParts& parts, uint64_t other_version) ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts.mu) {
   const std::optional<uint64_t> most_apart = parts.rounds->MostApart();
   if (!most_apart || other_version <= parts.rounds->round() + *most_apart) return absl::OkStatus();
+  const std::string_view remedy =
+      parts.job.durable()
+          ? "Stop the servers and bring all shards to one version with `gradwire restore`, or delete the job"
+          : "The job's durability is none, so nothing can bring it back: delete it and begin anew (exist=\"new\" does "
+            "both)";
   return absl::DataLossError(absl::StrFormat(
       "job '%s': shard %d is at version %d%s, another shard is at version %d: this server lost what lies between, or "
-      "has "
-      "a copy of another time. Stop the servers and bring all shards to one version with `gradwire restore`, or delete "
-      "the job",
+      "has a copy of another time. %s",
       parts.job.spec().name(), parts.shard_index, parts.rounds->round(),
-      parts.rounds->initialized() ? "" : " and has no parameters", other_version));
+      parts.rounds->initialized() ? "" : " and has no parameters", other_version, std::string(remedy)));
 }
 
 absl::StatusOr<MemberId> FindMember(const JobParts& parts, const v1::WorkerIdentity& identity)

@@ -149,7 +149,7 @@ TEST(LostShard, KeepsNoJobOfAStartThatFailed) {
     Worker late(spec, 1);
     const absl::Status refused = late.Join(cluster.addresses());
     EXPECT_TRUE(absl::IsDataLoss(refused)) << refused;
-    EXPECT_NE(std::string(refused.message()).find("gradwire restore"), std::string::npos) << refused;
+    EXPECT_NE(std::string(refused.message()).find("durability is none"), std::string::npos) << refused;
     EXPECT_FALSE(cluster.HasJob(lost, "empty"));
     EXPECT_GE(cluster.Describe(1 - lost, "empty").version(), 5u);
   }

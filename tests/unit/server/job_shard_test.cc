@@ -226,9 +226,20 @@ TEST_F(JobShardTest, WhoWouldMixVersionsCannotJoin) {
   const absl::Status refused = a.shard->Join(a.identity, 0, true, /*other_version=*/4).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("is at version 2, another shard is at version 4"), HasSubstr("gradwire restore")));
+              AllOf(HasSubstr("is at version 2, another shard is at version 4"), HasSubstr("exist=\"new\"")))
+      << "where nothing was written nothing can be restored";
   EXPECT_EQ(a.shard->Describe(true, false).workers_size(), 0) << "who was refused is waited for by nobody";
   EXPECT_FALSE(a.shard->Unused()) << "it has parameters";
+}
+
+TEST_F(JobShardTest, WhoWouldMixVersionsOfADurableJobIsToldHowToRestoreIt) {
+  v1::JobSpec spec = SmallSpec("job", 1);
+  spec.mutable_durability()->set_level(v1::DURABILITY_FSYNC);
+  Start(spec);
+  TestWorker a = Worker("a");
+  const absl::Status refused = a.shard->Join(a.identity, 0, true, /*other_version=*/4).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("gradwire restore"));
 }
 
 TEST_F(JobShardTest, OldVersionsAreOutOfRangeAndSayWhereToStart) {
