@@ -63,6 +63,7 @@ const std::vector<std::string> kSpecs = {
     "powersgd:rank=4",
     "tagc:density=0.1",
     "tagc:density=0.01",
+    "tagc:density=0.01,form=sketch",
     "tagc:density=0.001",
 };
 

@@ -1,0 +1,202 @@
+// bench_scale: what one worker pushes and pulls per round, against the number of workers; and how fast the shard adds
+// its frame. One bucket, one shard, no network. Gradients: rows of 64 elements share a scale that all workers see (log
+// normal), within them every worker has its own heavy-tailed numbers, so supports overlap as those of real gradients
+// do in part. Residuals are kept; figures are those of the last round.
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "common/codec/codec.h"
+#include "common/codec/select/select.h"
+#include "common/codec/update/update.h"
+#include "common/transport/malloc_tuning.h"
+#include "tests/bench/lib/flags.h"
+#include "tests/bench/lib/plot.h"
+#include "tests/bench/lib/report.h"
+
+namespace gradwire::bench {
+namespace {
+
+constexpr float kLearningRate = 0.1f;
+constexpr uint64_t kColumns = 1024;
+constexpr uint64_t kRow = 64;  // elements that share a scale
+
+const std::vector<std::string> kSpecs = {"tagc:density=0.01", "tagc:density=0.01,form=sketch",
+                                         "topk:density=0.01,values=int8", "thc:bits=4"};
+
+template <typename T>
+T Must(absl::StatusOr<T> value) {
+  if (value.ok()) return *std::move(value);
+  std::fprintf(stderr, "bench_scale: %s\n", value.status().ToString().c_str());
+  std::exit(1);
+}
+void Must(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "bench_scale: %s\n", status.ToString().c_str());
+  std::exit(1);
+}
+
+struct Measured {
+  double push_bytes = 0;  // of one worker
+  double pull_bytes = 0;
+  double add_seconds = 0;  // of one worker's frame at the shard
+  double sent = 0;         // elements of one worker; 0 where the codec is not sparse
+};
+
+// One bucket of a job on one shard, and its workers.
+class Bench {
+ public:
+  Bench(const std::string& spec, uint64_t elements, uint32_t workers, kernels::Backend* backend)
+      : backend_(backend), pending_(workers, std::vector<float>(elements)), scales_(elements / kRow) {
+    v1::JobSpec job;
+    job.set_name("scale");
+    job.mutable_optimizer()->set_kind(v1::OPTIMIZER_SGD);
+    job.set_codec(spec);
+    job.set_max_workers(workers);
+    job.set_bucket_bytes(1u << 30);
+    auto* tensor = job.add_tensors();
+    tensor->set_name("w");
+    tensor->add_shape(elements / kColumns);
+    tensor->add_shape(kColumns);
+    job_ = std::make_unique<Job>(Must(Job::Make(job)));
+    layout_ = std::make_unique<Layout>(Must(Layout::Make(*job_, 1)));
+    codec_ = Must(MakeCodec({job_.get(), &at(), backend_}));
+    accumulator_ = codec_->NewAccumulator();
+    plan_ = codec_->InitialPlan();
+    for (uint32_t w = 0; w < workers; ++w) encoders_.push_back(codec_->NewEncoder());
+    std::mt19937_64 random(1);
+    std::normal_distribution<float> normal;
+    for (float& scale : scales_) scale = 0.01f * std::exp(normal(random));
+  }
+
+  Measured Round() {
+    Measured measured;
+    std::vector<EncodedFrame> frames;
+    for (uint32_t w = 0; w < pending_.size(); ++w) frames.push_back(Encode(w));
+    accumulator_->Open(round_, plan_);
+    const double workers = static_cast<double>(frames.size());
+    for (const EncodedFrame& frame : frames) {
+      measured.push_bytes += static_cast<double>(frame.bytes) / workers;
+      measured.sent += static_cast<double>(frame.positions.size()) / workers;
+      const std::vector<wire::Chunk> chunks = Must(wire::ParseFrame(frame.chunks));
+      const auto begin = std::chrono::steady_clock::now();
+      for (const wire::Chunk& chunk : chunks) {
+        for (const wire::Segment& s : chunk.segments) {
+          if (s.type != wire::SegmentType::kLearningRates) Must(accumulator_->Add(s));
+        }
+      }
+      measured.add_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / workers;
+    }
+    const UpdateFrame update =
+        Must(accumulator_->Finish({0, 0, round_, 0, {&kLearningRate, 1}, 0}, static_cast<uint32_t>(frames.size())));
+    measured.pull_bytes = static_cast<double>(TotalSize(update.chunks));
+    const Update decoded = Must(DecodeUpdate(update.chunks, *job_, at(), plan_));
+    for (uint32_t w = 0; w < pending_.size() && !decoded.deferred.empty(); ++w) {
+      Must(codec_->Return(frames[w], &decoded.deferred, Runs(w)));
+    }
+    plan_ = update.next;
+    ++round_;
+    return measured;
+  }
+
+ private:
+  const BucketLayout& at() const { return layout_->at(0, 0); }
+
+  std::vector<float*> Runs(uint32_t worker) {
+    std::vector<float*> runs;
+    for (size_t i = 0; i < at().runs.size(); ++i) runs.push_back(pending_[worker].data() + at().run_begin[i]);
+    return runs;
+  }
+
+  EncodedFrame Encode(uint32_t worker) {
+    std::vector<float>& pending = pending_[worker];
+    std::mt19937_64 random(1000 * round_ + worker);
+    std::normal_distribution<float> normal;
+    const bool keeps = codec_->uses_residual();
+    for (size_t i = 0; i < pending.size(); ++i) {
+      const float x = scales_[i / kRow] * normal(random) * std::exp(normal(random));
+      pending[i] = keeps ? pending[i] + x : x;
+    }
+    Selection selection;
+    if (codec_->selects()) selection = SelectThreshold(*codec_, round_, pending, *backend_);
+    std::vector<RunInput> runs;
+    for (float* run : Runs(worker)) runs.push_back({run, run, selection});
+    return Must(encoders_[worker]->Encode({0, 0, round_, worker + 1, {&kLearningRate, 1}, worker + 1}, plan_, runs));
+  }
+
+  kernels::Backend* const backend_;
+  std::unique_ptr<Job> job_;
+  std::unique_ptr<Layout> layout_;
+  std::unique_ptr<Codec> codec_;
+  std::unique_ptr<Accumulator> accumulator_;
+  std::vector<std::unique_ptr<Encoder>> encoders_;
+  RoundPlan plan_;
+  uint64_t round_ = 0;
+  std::vector<std::vector<float>> pending_;  // [worker]
+  std::vector<float> scales_;                // of each row
+};
+
+int Main(int argc, char** argv) {
+  std::string name = "cpu", only;
+  int elements_log2 = 20, rounds = 5, most = 32;
+  Flags flags("scale", "What one worker pushes and pulls per round, against the number of workers. No network.");
+  flags.Add("--backend", &name, "The arithmetic: reference, cpu, cpu:avx2, ...");
+  flags.Add("--log2-elements", &elements_log2, "Elements of the model: 2 to this power")->check(CLI::Range(16, 24));
+  flags.Add("--rounds", &rounds, "Rounds after the first; figures are those of the last")->check(CLI::Range(1, 100));
+  flags.Add("--workers", &most, "The largest number of workers")->check(CLI::Range(1, 64));
+  flags.Add("--only", &only, "Codecs whose spec contains this");
+  flags.Parse(argc, argv);
+  transport::TuneMalloc();
+  const auto made = kernels::MakeBackend(name);
+  if (!made.ok()) {
+    std::fprintf(stderr, "bench_scale: %s\n", std::string(made.status().message()).c_str());
+    return 2;
+  }
+  const uint64_t elements = uint64_t{1} << elements_log2;
+  Report report("scale");
+  report.Note("command", absl::StrCat("tests/bench/run scale --log2-elements=", elements_log2, " --rounds=", rounds));
+  Plot plot(absl::StrCat("One worker's bytes per round, 2^", elements_log2, " elements"), "workers", "KiB", 2);
+  std::printf("%-32s %8s %12s %12s %18s %22s\n", "codec", "workers", "push KiB", "pull KiB", "both ways, fewer",
+              "added, M elements/s");
+  for (const std::string& spec : kSpecs) {
+    if (spec.find(only) == std::string::npos) continue;
+    std::vector<std::pair<double, double>> pushed, pulled;
+    for (uint32_t workers = 1; workers <= static_cast<uint32_t>(most); workers *= 2) {
+      Bench bench(spec, elements, workers, made->get());
+      Measured last;
+      for (int r = 0; r <= rounds; ++r) last = bench.Round();
+      const double fewer = 8 * static_cast<double>(elements) / (last.push_bytes + last.pull_bytes);
+      const double rate = last.sent / last.add_seconds;
+      std::printf("%-32s %8u %12.1f %12.1f %17.1fx", spec.c_str(), workers, last.push_bytes / 1024,
+                  last.pull_bytes / 1024, fewer);
+      if (last.sent > 0) std::printf(" %22.0f", 1e-6 * rate);
+      std::printf("\n");
+      std::fflush(stdout);
+      pushed.emplace_back(workers, last.push_bytes / 1024);
+      pulled.emplace_back(workers, last.pull_bytes / 1024);
+      const std::string at = absl::StrCat(spec, " ", workers, " workers ");
+      report.Add({at + "push", last.push_bytes / 1024, "KiB", {}, "", {}});
+      report.Add({at + "pull", last.pull_bytes / 1024, "KiB", {}, "", {}});
+      if (last.sent > 0) report.Add({at + "added", 1e-6 * rate, "M/s", {}, "", {}});
+    }
+    plot.AddLine(spec + " push", pushed);
+    plot.AddLine(spec + " pull", pulled);
+  }
+  const std::string json = flags.json();
+  const std::string path = json.empty() ? "" : absl::StrCat(absl::StripSuffix(json, ".json"), ".svg");
+  if (!plot.Write(path)) std::fprintf(stderr, "bench_scale: cannot write %s\n", path.c_str());
+  if (!path.empty()) std::printf("plot: %s\n", path.c_str());
+  std::printf("Fewer: than float32 both ways. The pull is the union of what all workers sent.\n");
+  return report.WriteJson(flags.json());
+}
+
+}  // namespace
+}  // namespace gradwire::bench
+
+int main(int argc, char** argv) { return gradwire::bench::Main(argc, argv); }
