@@ -41,9 +41,10 @@ Explanation Explain(const TagcSpec& spec, uint64_t elements) {
       spec.density, 100 * spec.density);
   e.text +=
       spec.cell_bits == 0
-          ? "  cells=auto    bits per cell of the sketch, chosen by the job's max_workers so that sums cannot "
+          ? "  cells=auto    bits that an integer of the sums has, chosen by the job's max_workers so that it cannot "
             "overflow\n"
-          : absl::StrFormat("  cells=%d      bits per cell of the sketch; more workers need more\n", spec.cell_bits);
+          : absl::StrFormat("  cells=%d      bits that an integer of the sums has; more workers need more\n",
+                            spec.cell_bits);
   const bool sketch = spec.form == TagcSpec::Form::kSketch;
   e.text +=
       sketch ? "  form=sketch   an index and a sketch, which can be merged undecoded; it grows with the workers\n"
@@ -55,7 +56,8 @@ Explanation Explain(const TagcSpec& spec, uint64_t elements) {
                 : absl::StrFormat("  warmup_rounds=%d  the density falls from %g to %g over so many rounds\n",
                                   spec.warmup_rounds, spec.warmup_density, spec.density);
   e.text += absl::StrFormat(
-      "  slack=%g      cells relative to what decoding needs; below 1, elements are deferred a round\n", spec.slack);
+      "  slack=%g      cells of a sketch relative to what decoding needs; below 1, its elements are deferred a round\n",
+      spec.slack);
   const double chosen = spec.density * static_cast<double>(elements);
   const double p = spec.density;
   const double entropy_bits =
@@ -229,8 +231,10 @@ absl::Status ExplainCodec(const std::string& text, uint64_t elements, bool json,
     return absl::OkStatus();
   }
   out << ToString(spec) << "\n" << e.text;
-  if (std::holds_alternative<TagcSpec>(spec)) {
-    out << "  Workers' frames are merged without decoding them; what cannot be decoded is deferred, never estimated.\n";
+  if (const auto* const tagc = std::get_if<TagcSpec>(&spec); tagc != nullptr) {
+    out << (tagc->form == TagcSpec::Form::kSketch ? "  Workers' frames are merged without decoding them; what cannot "
+                                                    "be decoded is deferred, never estimated.\n"
+                                                  : "  Workers' lists are added as integers; nothing is deferred.\n");
   }
   if (std::holds_alternative<HomomorphicSpec>(spec)) {
     out << "  Workers agree on the range of each run a round ahead, so that frames are merged as integers.\n";

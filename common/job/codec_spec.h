@@ -30,7 +30,7 @@ struct TagcSpec {
   Form form = Form::kAuto;
   uint32_t warmup_rounds = 0;  // density falls geometrically from warmup_density over this many rounds
   double warmup_density = 0.1;
-  double slack = 1.0;  // cells relative to what the peeling threshold asks for; below 1 forces deferral
+  double slack = 1.0;  // cells of a sketch relative to what the peeling threshold asks for; below 1 forces deferral
   // Density of round r (round 0 is the calibration round and sends nothing).
   double DensityAt(uint64_t round) const;
   bool operator==(const TagcSpec&) const = default;
@@ -101,7 +101,7 @@ using CodecSpec = std::variant<DenseSpec, TagcSpec, QuantizedSpec, SparseSpec, H
 
 // Errors: InvalidArgument naming the unknown codec or key, the value found and the values allowed.
 absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text);
-std::string ToString(const CodecSpec& spec);  // canonical: every key, fixed order, every digit
+std::string ToString(const CodecSpec& spec);  // canonical: every key but form=auto, fixed order, every digit
 // The same of what both ends of a frame must agree on: without tagc's form, which is its writer's choice.
 std::string AgreedOf(const CodecSpec& spec);
 

@@ -356,7 +356,7 @@ class Fixed(Agreed):
 
 
 class Tagc(Fixed):
-    """TAGC, arXiv 2504.05638: the largest magnitudes of p through a count sketch, which LHC, arXiv 2402.07529, peels. Where
+    """TAGC, arXiv 2504.05638: the largest magnitudes of p through lists or a count sketch, which LHC, arXiv 2402.07529, peels. Where
     all of it is recovered, the mean is that of the integers that went in. Narrow cells use what is between powers of 2."""
     density_now, largest = Sparse.density_now, Sparse.largest
 

@@ -135,11 +135,12 @@ CODECS = {
     "thc:bits=4": functools.partial(ref.Thc, bits=4, granularity=30, p=1 / 32),
     "powersgd:rank=1": functools.partial(ref.PowerSgd, rank=1),
     "powersgd:rank=3": functools.partial(ref.PowerSgd, rank=3),
-    # Four times the cells that peeling needs: nothing is deferred, which `means` asserts.
-    "tagc:density=0.2,cells=8,slack=4": functools.partial(ref.Tagc, bits=8, density=0.2),
-    "tagc:density=0.07,cells=16,slack=4,warmup_rounds=2,warmup_density=0.4":
+    # The sketch with four times the cells that peeling needs: nothing is deferred, which `means` asserts.
+    "tagc:density=0.2,cells=8": functools.partial(ref.Tagc, bits=8, density=0.2),
+    "tagc:density=0.2,cells=8,form=sketch,slack=4": functools.partial(ref.Tagc, bits=8, density=0.2),
+    "tagc:density=0.07,cells=16,warmup_rounds=2,warmup_density=0.4":
         functools.partial(ref.Tagc, bits=16, density=0.07, warmup=SOME),
-    "tagc:density=0.2,cells=32,slack=4": functools.partial(ref.Tagc, bits=32, density=0.2),
+    "tagc:density=0.2,cells=32": functools.partial(ref.Tagc, bits=32, density=0.2),
 }
 LOOSE = {"powersgd": 1e-4, "thc": 1e-5}  # products of matrices in float32
 

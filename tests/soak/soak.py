@@ -29,6 +29,7 @@ from proxy import Proxy
 
 SETUPS = {
     "tagc": cluster.Setup(rounds=120, pause_ms=20),
+    "tagc-sketch": cluster.Setup(rounds=120, pause_ms=20, codec="tagc:density=0.05,form=sketch"),
     "lans+clip+skips": cluster.Setup(rounds=90, pause_ms=20, optimizer="lans", skips=True),
     "powersgd": cluster.Setup(rounds=121, pause_ms=15, codec="powersgd:rank=2"),
     "topk": cluster.Setup(rounds=120, pause_ms=20, codec="topk:density=0.05"),

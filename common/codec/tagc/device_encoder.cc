@@ -1,5 +1,5 @@
-// TAGC frames of gradients on a device: selected, quantised and sketched there. Two waits per frame: for how many
-// elements were taken, and for them.
+// TAGC frames of gradients on a device: selected, quantised and, where the form asks for it, sketched there. Two waits
+// per frame: for how many elements were taken, and for them.
 #include "common/codec/tagc/device_encoder.h"
 
 #include <cstring>

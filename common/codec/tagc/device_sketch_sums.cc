@@ -68,14 +68,16 @@ class DeviceSums final : public SketchSums {
   kernels::SketchArgs sketch_;
 };
 
-uint64_t CellBytes(const TagcShape& shape) { return shape.limits.max_cells * static_cast<uint64_t>(shape.cell_bytes); }
+uint64_t CellBytes(const TagcShape& shape) {
+  return shape.sketches() ? shape.limits.max_cells * static_cast<uint64_t>(shape.cell_bytes) : 1;
+}
 
 }  // namespace
 
 DeviceNeeds NeedsOnDevice(const TagcShape& shape) {
   DeviceNeeds needs;
   needs.device_bytes = JobMemory::Rounded(CellBytes(shape), 1);
-  needs.pinned_bytes = (static_cast<uint64_t>(shape.limits.max_union) + 1) * kResultBytes;
+  if (shape.sketches()) needs.pinned_bytes = (static_cast<uint64_t>(shape.limits.max_union) + 1) * kResultBytes;
   return needs;
 }
 

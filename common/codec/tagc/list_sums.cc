@@ -82,12 +82,17 @@ void ListSums::Clear() {
 }
 
 absl::Status ListSums::Add(const wire::Segment& s) {
-  GW_RETURN_IF_ERROR(Read(s));
-  if (positions_.empty()) return absl::OkStatus();
-  if (sums_.empty()) sums_.resize(Bytes(shape_));
-  Merge(Sign::kAdd);
-  entries_ += positions_.size();
-  return absl::OkStatus();
+  const absl::Status read = Read(s);
+  if (read.ok() && !positions_.empty()) {
+    if (sums_.empty()) sums_.resize(Bytes(shape_));
+    Merge(Sign::kAdd);
+    entries_ += positions_.size();
+  }
+  if (positions_.capacity() > 2 * kMaxPerSegment) {  // more than our workers write: of no use to the next list
+    positions_ = {};
+    integers_ = {};
+  }
+  return read;
 }
 
 void ListSums::Remove(const wire::Segment& s) {

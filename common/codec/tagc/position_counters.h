@@ -1,4 +1,4 @@
-// How many workers sent each position: bit-sliced counters, so that the union is cheap and taking a frame back is
+// How many workers sketched each position: bit-sliced counters, so that the union is cheap and taking a frame back is
 // exact.
 #pragma once
 

@@ -53,7 +53,7 @@ absl::Status TagcAccumulator::CheckShare(const Segment& s, uint64_t merged, uint
 
 absl::Status TagcAccumulator::OpenSketch(const Segment& s) {
   if (sketched_) return absl::OkStatus();
-  if (shape_.spec.form == TagcSpec::Form::kList) {
+  if (!shape_.sketches()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("bucket %d, round %d: segment type %d of a sketch; frames of %s are lists",
                         shape_.layout().bucket, round_, static_cast<int>(s.type), ToString(shape_.spec)));
@@ -180,8 +180,10 @@ absl::StatusOr<TagcAccumulator::Sums> TagcAccumulator::Decode() {
   for (size_t i = 0, k = 0; i < sums.positions.size() || k < positions.size();) {
     const bool sketched = i < sums.positions.size() && (k == positions.size() || sums.positions[i] <= positions[k]);
     const uint32_t position = sketched ? sums.positions[i] : positions[k];
-    int32_t sum = sketched ? sums.integers[i++] : 0;
-    if (k < positions.size() && positions[k] == position) sum += integers[k++];
+    uint32_t bits = sketched ? static_cast<uint32_t>(sums.integers[i++]) : 0;
+    // It fits where frames are those of honest workers; the cells of others may say anything.
+    if (k < positions.size() && positions[k] == position) bits += static_cast<uint32_t>(integers[k++]);
+    const auto sum = static_cast<int32_t>(bits);
     while (deferred < all.deferred.size() && all.deferred[deferred] < position) ++deferred;
     if (sum == 0 || (deferred < all.deferred.size() && all.deferred[deferred] == position)) continue;
     all.positions.push_back(position);

@@ -1,4 +1,4 @@
-// The shard's side of the TAGC codec: merges frames without decoding them and peels once per round.
+// The shard's side of the TAGC codec: adds lists, merges sketches without decoding them and peels those once per round.
 #pragma once
 
 #include <memory>

@@ -27,7 +27,7 @@ class TagcCodec final : public Codec {
   bool sparse() const override { return true; }
   // The paper's threshold is one that follows the gradients, not the k-th largest magnitude.
   std::optional<kernels::Accuracy> selects() const override { return kernels::Accuracy::kEstimate; }
-  bool defers() const override { return true; }
+  bool defers() const override { return shape_.sketches(); }
   double Density(uint64_t round) const override { return shape_.spec.DensityAt(round); }
 
   RoundPlan InitialPlan() const override {
@@ -51,9 +51,7 @@ class TagcCodec final : public Codec {
   uint64_t device_encoder_bytes() const override { return DeviceRuns::Bytes(shape_.layout()); }
 
   size_t accumulator_bytes() const override {
-    return HostBytes() + (shape_.spec.form == TagcSpec::Form::kList
-                              ? 0
-                              : shape_.limits.max_cells * static_cast<size_t>(shape_.cell_bytes));
+    return HostBytes() + (shape_.sketches() ? shape_.limits.max_cells * static_cast<size_t>(shape_.cell_bytes) : 0);
   }
   DeviceNeeds device_needs() const override {
     DeviceNeeds needs = tagc::NeedsOnDevice(shape_);
@@ -113,8 +111,7 @@ class TagcCodec final : public Codec {
  private:
   // Of an accumulator, beside its cells.
   size_t HostBytes() const {
-    const size_t planes =
-        shape_.spec.form == TagcSpec::Form::kList ? 0 : static_cast<size_t>(std::bit_width(shape_.max_workers()));
+    const size_t planes = shape_.sketches() ? static_cast<size_t>(std::bit_width(shape_.max_workers())) : 0;
     return planes * ((shape_.elements() + 63) / 64) * 8 +
            RangeHistogram(1).memory_bytes() * shape_.layout().runs.size() + tagc::ListSums::Bytes(shape_);
   }

@@ -1,5 +1,5 @@
-// TAGC encoding: ranges, then what the selection takes out of the residual as an index and a sketch,
-// and a list of what the sketch has no room for.
+// TAGC encoding: ranges, then what the selection takes out of the residual, as lists, or as an index and a sketch with
+// lists of what that has no room for.
 #include "common/codec/tagc/tagc_encoder.h"
 
 #include <algorithm>

@@ -110,7 +110,7 @@ TEST_P(ReplicasAgree, WhateverTheOrder) {
 
 INSTANTIATE_TEST_SUITE_P(
     Codecs, ReplicasAgree,
-    ::testing::Values(BoundedCase{"AdamWTagc", "tagc:density=0.05,slack=4", v1::OPTIMIZER_ADAMW},
+    ::testing::Values(BoundedCase{"AdamWTagc", "tagc:density=0.05,form=sketch,slack=4", v1::OPTIMIZER_ADAMW},
                       BoundedCase{"StepTagcOverloaded", "tagc:density=0.05,form=sketch,slack=0.7", v1::OPTIMIZER_STEP},
                       BoundedCase{"SmallTagcParams", "tagc:density=0.05", v1::OPTIMIZER_SGD, PullMode::kParams, true}),
     [](const auto& info) { return info.param.name; });

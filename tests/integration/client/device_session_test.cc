@@ -90,7 +90,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"SgdFixed16", "dense:values=fixed16", v1::OPTIMIZER_SGD},
                       Case{"StepFp32", "dense:values=fp32", v1::OPTIMIZER_STEP},
                       Case{"AdamWTagc", "tagc:density=0.05,slack=4", v1::OPTIMIZER_ADAMW},
-                      Case{"DecayedStepTagc", "tagc:density=0.05,slack=8", v1::OPTIMIZER_STEP},
+                      Case{"DecayedStepTagc", "tagc:density=0.05,form=sketch,slack=8", v1::OPTIMIZER_STEP},
                       Case{"StepTagcOverloaded", "tagc:density=0.05,form=sketch,slack=0.7", v1::OPTIMIZER_STEP, true},
                       Case{"SmallStepTagc", "tagc:density=0.05,slack=8", v1::OPTIMIZER_STEP, false, true}),
     NameOfCase);

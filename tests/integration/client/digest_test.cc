@@ -44,8 +44,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Case{"AdamWFp32", "dense:values=fp32", v1::OPTIMIZER_ADAMW},
         Case{"AdamWFixed32", "dense:values=fixed32", v1::OPTIMIZER_ADAMW},
-        Case{"AdamWTagc", "tagc:density=0.05,slack=4", v1::OPTIMIZER_ADAMW},
-        Case{"StepTagc", "tagc:density=0.05,slack=8", v1::OPTIMIZER_STEP},
+        Case{"AdamWTagc", "tagc:density=0.05,form=sketch,slack=4", v1::OPTIMIZER_ADAMW},
+        Case{"StepTagc", "tagc:density=0.05", v1::OPTIMIZER_STEP},
         Case{"StepTagcOverloaded", "tagc:density=0.05,form=sketch,slack=0.7", v1::OPTIMIZER_STEP, true},
         Case{"SgdTopK", "topk:density=0.05,values=fp16", v1::OPTIMIZER_SGD},
         Case{"StepTopK", "topk:density=0.05", v1::OPTIMIZER_STEP}, Case{"SgdDgc", "dgc:density=0.1", v1::OPTIMIZER_SGD},

@@ -151,7 +151,7 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, RestoredJob,
 
 // Residuals live in the worker processes, which are new here: the run to compare with has new ones, too.
 TEST_F(Restored, CompressedStepsOnThreeServersGoOnAsOnFour) {
-  v1::JobSpec spec = MakeSpec("tagc", "tagc:density=0.05,slack=4", v1::OPTIMIZER_STEP, kWorkers);
+  v1::JobSpec spec = MakeSpec("tagc", "tagc:density=0.05,form=sketch,slack=4", v1::OPTIMIZER_STEP, kWorkers);
   spec.mutable_durability()->set_level(v1::DURABILITY_FSYNC);
   std::vector<std::string> moved;
   TrainAndMove(spec, {4, 3}, &moved);

@@ -132,7 +132,8 @@ TEST_F(DeviceStoreTest, AppliesUpdatesAsTheHostDoes) {
                                                             {v1::OPTIMIZER_STEP, 0.0f},
                                                             {v1::OPTIMIZER_STEP, 0.1f},
                                                             {v1::OPTIMIZER_NONE, 0.0f}};
-  for (const char* codec : {"dense:fp32", "dense:bf16", "dense:fixed32", "dense:fixed16", "tagc:density=0.1"}) {
+  for (const char* codec : {"dense:fp32", "dense:bf16", "dense:fixed32", "dense:fixed16", "tagc:density=0.1",
+                            "tagc:density=0.1,form=sketch"}) {
     for (const auto& [optimizer, decay] : optimizers) {
       SCOPED_TRACE(std::string(codec) + ", optimizer " + std::to_string(optimizer));
       Make(SpecOf(codec, optimizer, decay), 2);

@@ -37,7 +37,7 @@ from worker import WorkerSettings
 PREFACE, PREFACE_BYTES = struct.pack("<8sHH", b"GWIRETCP", 2, 2), 16  # proto/TCP.md: an end that speaks version 2
 PACKET_BYTES, MESSAGE = 20, 4  # of that version
 CHUNK_BYTES, CHUNK = 64, struct.pack("<IB", 0x31465747, 1)  # proto/WIRE.md: its magic and version
-SEGMENT_BYTES, INDEX, LISTED = 24, 6, 18
+SEGMENT_BYTES, INDEX, LIST = 24, 6, 19
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,11 @@ class Pushes:
         for _ in range(segments if kind == 1 else 0):
             type_, param, size, begin, count = struct.unpack_from("<BB2xIQI", chunk, at)
             payload = chunk[at + SEGMENT_BYTES : at + SEGMENT_BYTES + size]
-            if type_ == LISTED and payload:
-                payload = payload[4 : 4 + struct.unpack_from("<I", payload)[0]]
-            if type_ in (INDEX, LISTED):
+            if type_ == LIST:
+                param &= 7  # above are the bits of its integers
+                if payload:
+                    payload = payload[4 : 4 + struct.unpack_from("<I", payload)[0]]
+            if type_ in (INDEX, LIST):
                 self._proxy.add(round_, incarnation, decode_index(param, payload, begin, count))
             at += SEGMENT_BYTES + (size + 7) // 8 * 8
         if kind == 1 and at != len(chunk):

@@ -212,6 +212,11 @@ TEST(CodecSpec, ParsesAndPrintsCanonically) {
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(ToString(*spec), "tagc:density=0.01,cells=16,warmup_rounds=0,warmup_density=0.1,slack=1");
   EXPECT_EQ(ToString(*ParseCodecSpec(ToString(*spec))), ToString(*spec));
+  EXPECT_EQ(ToString(*ParseCodecSpec("tagc:form=auto")), ToString(*ParseCodecSpec("tagc")));
+  EXPECT_EQ(ToString(*ParseCodecSpec("tagc:form=sketch")),
+            "tagc:density=0.01,cells=auto,form=sketch,warmup_rounds=0,warmup_density=0.1,slack=1");
+  EXPECT_THAT(std::string(ParseCodecSpec("tagc:form=sketches").status().message()),
+              HasSubstr("form=sketches is unknown; use one of auto, list, sketch"));
   EXPECT_EQ(ToString(*ParseCodecSpec("dense:bf16")), "dense:values=bf16");
   EXPECT_EQ(ToString(*ParseCodecSpec("dense")), "dense:values=fp32");
   EXPECT_EQ(ToString(*ParseCodecSpec("fp16")), "fp16");
@@ -234,7 +239,7 @@ TEST(CodecSpec, ParsesAndPrintsCanonically) {
 // Who makes a job from the canonical spec must get the codecs of who made it from the original.
 TEST(CodecSpec, PrintsEveryDigit) {
   for (const char* text :
-       {"tagc:density=0.12345678901234", "tagc:slack=1.0000000000000002", "tagc:density=0.0001",
+       {"tagc:density=0.12345678901234", "tagc:form=list", "tagc:slack=1.0000000000000002", "tagc:density=0.0001",
         "tagc:density=1.5e-06,warmup_density=0.30000000000000004", "signum:momentum=0.30000001",
         "terngrad:clip=2.5000002", "threshold:value=0.12345678901234", "topk:density=0.12345678901234"}) {
     const auto spec = ParseCodecSpec(text);

@@ -80,23 +80,22 @@ TEST_P(RestoreTest, GoesOnWithTheSameBitsOnAnyNumberOfShards) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Jobs, RestoreTest,
-                         testing::Values(Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW},
-                                         Case{"dense:values=fixed16", v1::OPTIMIZER_SGD, 3},
-                                         Case{"tagc:density=0.05,slack=4", v1::OPTIMIZER_ADAMW, 2},
-                                         Case{"dense:values=fixed16", v1::OPTIMIZER_SGD},
-                                         Case{"tagc:density=0.05,slack=4", v1::OPTIMIZER_STEP},
-                                         Case{"tagc:density=0.02,warmup_rounds=15,slack=2", v1::OPTIMIZER_ADAMW},
-                                         Case{"dense:values=fp32", v1::OPTIMIZER_NONE},
-                                         // Behind a step, and in the middle of one.
-                                         Case{"powersgd:rank=2", v1::OPTIMIZER_ADAMW},
-                                         Case{"powersgd:rank=3", v1::OPTIMIZER_STEP, 0, "", 11},
-                                         // Update codecs that look at one run alone, or at no value.
-                                         Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, 0, "onebit"},
-                                         Case{"onebit", v1::OPTIMIZER_NONE, 0, "fp16"},
-                                         Case{"dense:fixed16", v1::OPTIMIZER_SGD, 2, "threshold:value=0.5"},
-                                         Case{"randomk:density=0.1", v1::OPTIMIZER_STEP, 0, "randomk:density=0.02"},
-                                         Case{"dense:values=fp32", v1::OPTIMIZER_SGD, 0, "qsgd:bits=2"}));
+INSTANTIATE_TEST_SUITE_P(
+    Jobs, RestoreTest,
+    testing::Values(Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW}, Case{"dense:values=fixed16", v1::OPTIMIZER_SGD, 3},
+                    Case{"tagc:density=0.05,form=sketch,slack=4", v1::OPTIMIZER_ADAMW, 2},
+                    Case{"dense:values=fixed16", v1::OPTIMIZER_SGD}, Case{"tagc:density=0.05", v1::OPTIMIZER_STEP},
+                    Case{"tagc:density=0.02,form=sketch,warmup_rounds=15,slack=2", v1::OPTIMIZER_ADAMW},
+                    Case{"dense:values=fp32", v1::OPTIMIZER_NONE},
+                    // Behind a step, and in the middle of one.
+                    Case{"powersgd:rank=2", v1::OPTIMIZER_ADAMW},
+                    Case{"powersgd:rank=3", v1::OPTIMIZER_STEP, 0, "", 11},
+                    // Update codecs that look at one run alone, or at no value.
+                    Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, 0, "onebit"},
+                    Case{"onebit", v1::OPTIMIZER_NONE, 0, "fp16"},
+                    Case{"dense:fixed16", v1::OPTIMIZER_SGD, 2, "threshold:value=0.5"},
+                    Case{"randomk:density=0.1", v1::OPTIMIZER_STEP, 0, "randomk:density=0.02"},
+                    Case{"dense:values=fp32", v1::OPTIMIZER_SGD, 0, "qsgd:bits=2"}));
 
 // Which elements top-k sends depends on the shards: on as many of them the bits stay, on others nothing is lost.
 TEST(TwoWayRestore, TopKGoesOnWithTheSameBitsOnTheSameNumberOfShards) {
