@@ -34,8 +34,8 @@ uint64_t DenseBound(uint64_t elements) { return elements * 5; }  // float32, or 
 uint64_t UpdateBound(const Codec& codec, uint64_t elements) {
   const uint64_t dense = DenseBound(elements);
   if (!codec.sparse()) return dense + kFrameOverheadBytes;
-  return std::min<uint64_t>(dense, codec.accumulator_bytes() + elements / 8) +
-         kFrameOverheadBytes;  // sums and a bitmap
+  const uint64_t sums_and_bitmap = codec.accumulator_bytes() + elements / 8;
+  return std::min<uint64_t>(dense, sums_and_bitmap) + kFrameOverheadBytes;
 }
 
 // What the kind of a job's rounds means for what it holds.

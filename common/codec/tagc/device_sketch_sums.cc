@@ -68,6 +68,7 @@ class DeviceSums final : public SketchSums {
   kernels::SketchArgs sketch_;
 };
 
+// At least 1, so that there is memory to point to.
 uint64_t CellBytes(const TagcShape& shape) {
   return shape.sketches() ? shape.limits.max_cells * static_cast<uint64_t>(shape.cell_bytes) : 1;
 }

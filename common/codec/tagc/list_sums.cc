@@ -118,11 +118,6 @@ void ListSums::Merge(Sign sign) {
   });
 }
 
-int32_t ListSums::At(uint32_t position) const {
-  if (empty()) return 0;
-  return WithCells(sums_.data(), shape_.cell_bytes, [&](const auto* sums) { return Signed(sums[position]); });
-}
-
 void ListSums::NonZeros(std::vector<uint32_t>* positions, std::vector<int32_t>* integers) const {
   positions->clear();
   integers->clear();

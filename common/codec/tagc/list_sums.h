@@ -31,7 +31,6 @@ class ListSums {
   void Remove(const wire::Segment& segment);
   bool empty() const { return entries_ == 0; }
   uint64_t entries() const { return entries_; }  // of all lists
-  int32_t At(uint32_t position) const;
   // Elements whose sum is not 0, ascending, and their sums.
   void NonZeros(std::vector<uint32_t>* positions, std::vector<int32_t>* integers) const;
   size_t memory_bytes() const { return sums_.capacity(); }

@@ -19,6 +19,7 @@
 #include "common/job/round_mode.h"
 #include "common/transport/malloc_tuning.h"
 #include "tests/bench/lib/flags.h"
+#include "tests/bench/lib/must.h"
 #include "tests/bench/lib/report.h"
 
 namespace gradwire::bench {
@@ -66,18 +67,6 @@ const std::vector<std::string> kSpecs = {
     "tagc:density=0.01,form=sketch",
     "tagc:density=0.001",
 };
-
-template <typename T>
-T Must(absl::StatusOr<T> value) {
-  if (value.ok()) return *std::move(value);
-  std::fprintf(stderr, "bench_codecs: %s\n", value.status().ToString().c_str());
-  std::exit(1);
-}
-void Must(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "bench_codecs: %s\n", status.ToString().c_str());
-  std::exit(1);
-}
 
 double SecondsOf(const std::function<void()>& work) {
   const auto begin = std::chrono::steady_clock::now();

@@ -17,6 +17,7 @@
 #include "common/codec/update/update.h"
 #include "common/transport/malloc_tuning.h"
 #include "tests/bench/lib/flags.h"
+#include "tests/bench/lib/must.h"
 #include "tests/bench/lib/plot.h"
 #include "tests/bench/lib/report.h"
 
@@ -29,18 +30,6 @@ constexpr uint64_t kRow = 64;  // elements that share a scale
 
 const std::vector<std::string> kSpecs = {"tagc:density=0.01", "tagc:density=0.01,form=sketch",
                                          "topk:density=0.01,values=int8", "thc:bits=4"};
-
-template <typename T>
-T Must(absl::StatusOr<T> value) {
-  if (value.ok()) return *std::move(value);
-  std::fprintf(stderr, "bench_scale: %s\n", value.status().ToString().c_str());
-  std::exit(1);
-}
-void Must(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "bench_scale: %s\n", status.ToString().c_str());
-  std::exit(1);
-}
 
 struct Measured {
   double push_bytes = 0;  // of one worker
