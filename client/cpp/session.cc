@@ -194,7 +194,7 @@ class Session::Impl {
   uint64_t start_version() const { return start_version_; }
   bool resumed() const { return resumed_; }
 
-  absl::Status Save(const std::string& path) {
+  absl::Status Save(const std::string& path, std::map<std::string, std::string> notes) {
     GW_RETURN_IF_ERROR(Applying(nullptr, [this](client::Exchanger& e) { return e.Drain(options_.round_timeout_ms); }));
     GW_ASSIGN_OR_RETURN(const std::vector<PlanWindow> plans, exchange_->Plans());
     client::CheckpointIdentity identity;
@@ -202,6 +202,7 @@ class Session::Impl {
     identity.incarnation = incarnation_;
     identity.version = exchange_->version();
     identity.pull = options_.pull;
+    identity.notes = std::move(notes);
     for (const auto& link : links_) {
       const client::ServerEpoch server = link->server_epoch();
       identity.server_epochs.push_back(server.epoch);
@@ -283,6 +284,7 @@ class Session::Impl {
     request.mutable_identity()->set_job(job_.spec().name());
     request.mutable_identity()->set_worker(options_.worker);
     request.mutable_identity()->set_incarnation(incarnation);
+    request.mutable_identity()->set_session(session_);
     *request.mutable_spec() = job_.spec();
     request.set_shard_count(layout_.shard_count());
     request.set_layout_digest(layout_.digest());
@@ -427,6 +429,7 @@ class Session::Impl {
   const Layout layout_;
   const std::unique_ptr<kernels::Backend> backend_;
   PosixDisk disk_;  // of checkpoints
+  const uint64_t session_ = RandomIncarnation();
   uint64_t incarnation_ = 0;
   std::vector<std::unique_ptr<Codec>> codecs_;
   std::vector<const Codec*> codec_pointers_;
@@ -504,7 +507,9 @@ SessionStats Session::stats() const { return impl_->Stats(); }
 uint64_t Session::version() const { return impl_->exchange().version(); }
 uint64_t Session::start_version() const { return impl_->start_version(); }
 bool Session::resumed() const { return impl_->resumed(); }
-absl::Status Session::Save(const std::string& path) { return impl_->Save(path); }
+absl::Status Session::Save(const std::string& path, std::map<std::string, std::string> notes) {
+  return impl_->Save(path, std::move(notes));
+}
 uint64_t Session::incarnation() const { return impl_->incarnation(); }
 const Job& Session::job() const { return impl_->job(); }
 const Layout& Session::layout() const { return impl_->layout(); }

@@ -25,18 +25,38 @@ absl::Status CheckNotBehind(const JobParts& parts, uint64_t other_version) ABSL_
       parts.rounds->initialized() ? "" : " and has no parameters", other_version, std::string(remedy)));
 }
 
-absl::StatusOr<MemberId> FindMember(const JobParts& parts, const v1::WorkerIdentity& identity)
-    ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts.mu) {
-  GW_RETURN_IF_ERROR(parts.shut);
-  absl::StatusOr<MemberId> member = parts.rounds->membership().Find(identity.worker(), identity.incarnation());
+}  // namespace
+
+absl::StatusOr<MemberId> JobShard::FindMember(const v1::WorkerIdentity& identity) const {
+  GW_RETURN_IF_ERROR(parts_.shut);
+  absl::StatusOr<MemberId> member = parts_.rounds->membership().Find(identity.worker(), identity.incarnation());
   if (!member.ok()) {
-    return absl::Status(member.status().code(), absl::StrFormat("job '%s': %s", parts.job.spec().name(),
+    return absl::Status(member.status().code(), absl::StrFormat("job '%s': %s", parts_.job.spec().name(),
                                                                 std::string(member.status().message())));
+  }
+  if (!streams_.Belongs(*member, identity.session())) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "job '%s': another process goes on from the checkpoint of worker '%s', incarnation %016x, and has taken the "
+        "place of this one: stop one of the two", parts_.job.spec().name(), identity.worker(),
+        identity.incarnation()));
   }
   return member;
 }
 
-}  // namespace
+absl::Status JobShard::CheckOneSession(const v1::WorkerIdentity& identity) const {
+  const MemberId member = MakeMemberId(identity.worker(), identity.incarnation());
+  if (!streams_.Has(member) || streams_.Belongs(member, identity.session())) return absl::OkStatus();
+  return absl::AlreadyExistsError(absl::StrFormat(
+      "job '%s': worker '%s' is here and connected, and another process goes on from the same checkpoint, incarnation "
+      "%016x: each worker resumes from a checkpoint of its own. One that was lost without its connection ending is "
+      "replaced when its lease of %d ms has ended",
+      parts_.job.spec().name(), identity.worker(), identity.incarnation(), parts_.job.spec().lease_ms()));
+}
+
+void JobShard::NoteJoined(const v1::WorkerIdentity& identity, MemberId member) {
+  streams_.Assign(member, identity.session());
+  parts_.traffic.Open(member);
+}
 
 absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity, uint64_t not_before,
                                              bool may_initialize, uint64_t other_version) {
@@ -50,15 +70,16 @@ absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity,
     const absl::Status not_behind = CheckNotBehind(parts_, other_version);
     if (not_behind.ok()) {
       GW_RETURN_IF_ERROR(CheckNameFree(identity));
+      GW_RETURN_IF_ERROR(CheckOneSession(identity));
       outcome = parts_.rounds->Join(identity.worker(), identity.incarnation(), not_before, may_initialize,
                                     parts_.environment.clock->Now(), &actions);
     } else {
       outcome = not_behind;
       // It joined before it knew of the others.
-      const absl::StatusOr<MemberId> member = FindMember(parts_, identity);
+      const absl::StatusOr<MemberId> member = FindMember(identity);
       if (member.ok()) parts_.rounds->Leave(*member, parts_.environment.clock->Now(), &actions);
     }
-    if (outcome.ok()) parts_.traffic.Open(outcome->id);
+    if (outcome.ok()) NoteJoined(identity, outcome->id);
     used_ = parts_.environment.clock->Now();
     NoteGone(actions.lost, not_behind.ok() ? "was started anew, and replaced" : "left: this shard is behind");
   }
@@ -100,9 +121,10 @@ absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identit
   {
     absl::MutexLock lock(&parts_.mu);
     GW_RETURN_IF_ERROR(parts_.shut);
+    GW_RETURN_IF_ERROR(CheckOneSession(identity));
     outcome = parts_.rounds->Resume(identity.worker(), identity.incarnation(), point, parts_.environment.clock->Now(),
                                     &actions);
-    if (outcome.ok()) parts_.traffic.Open(outcome->id);
+    if (outcome.ok()) NoteJoined(identity, outcome->id);
     used_ = parts_.environment.clock->Now();
   }
   Run(actions);
@@ -123,11 +145,12 @@ absl::StatusOr<v1::JoinReply> JobShard::CatchUp(const v1::WorkerIdentity& identi
   {
     absl::MutexLock lock(&parts_.mu);
     GW_RETURN_IF_ERROR(parts_.shut);
+    GW_RETURN_IF_ERROR(CheckOneSession(identity));
     const absl::Status nothing_lost = parts_.rounds->CheckNothingLost(identity.worker(), point);
     outcome = nothing_lost.ok() ? parts_.rounds->CatchUp(identity.worker(), identity.incarnation(), not_before,
                                                          parts_.environment.clock->Now(), &actions)
                                 : nothing_lost;
-    if (outcome.ok()) parts_.traffic.Open(outcome->id);
+    if (outcome.ok()) NoteJoined(identity, outcome->id);
     used_ = parts_.environment.clock->Now();
   }
   Run(actions);
@@ -157,7 +180,7 @@ v1::JoinReply JobShard::ReplyTo(const Rounds::JoinOutcome& outcome) {
 absl::StatusOr<v1::HeartbeatReply> JobShard::Heartbeat(const v1::HeartbeatRequest& request) {
   RoundActions actions;  // an election closes and opens nothing
   absl::MutexLock lock(&parts_.mu);
-  GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(parts_, request.identity()));
+  GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(request.identity()));
   parts_.rounds->Renew(member, parts_.environment.clock->Now());
   parts_.rounds->SetMayInitialize(member, request.may_initialize(), &actions);
   parts_.traffic.NoteSanitized(member, request.sanitized_elements());
@@ -176,7 +199,7 @@ absl::Status JobShard::Leave(const v1::LeaveRequest& request) {
   MemberId member = 0;
   {
     absl::MutexLock lock(&parts_.mu);
-    GW_ASSIGN_OR_RETURN(member, FindMember(parts_, request.identity()));
+    GW_ASSIGN_OR_RETURN(member, FindMember(request.identity()));
     parts_.traffic.NoteSanitized(member, request.sanitized_elements());
     parts_.rounds->Leave(member, parts_.environment.clock->Now(), &actions);
     NoteGone(actions.lost, "left");
@@ -231,7 +254,7 @@ void JobShard::SetAddresses(MemberId member, const std::vector<std::string>& add
 
 absl::StatusOr<MemberId> JobShard::Attach(const v1::WorkerIdentity& identity, std::shared_ptr<Outbox> out) {
   absl::MutexLock lock(&parts_.mu);
-  GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(parts_, identity));
+  GW_ASSIGN_OR_RETURN(const MemberId member, FindMember(identity));
   if (streams_.CountOf(member) >= MemberStreams::kMaxPerMember) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "job '%s' worker '%s': it has %d streams open, at most %d may be: end one first", parts_.job.spec().name(),

@@ -66,8 +66,8 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   ParameterDigest& digest() { return digest_; }
   Agreement* agreement() { return stages_.agreement(); }  // null: its shards have nothing to agree on
 
-  // job_members.cc: membership; errors as in Rounds. Join: AlreadyExists where another incarnation of this name has a
-  // stream open, so that nobody takes a worker's place while it is there.
+  // job_members.cc: membership; errors as in Rounds. Join: AlreadyExists where another incarnation of this name, or
+  // another session of this incarnation, has a stream open, so that nobody takes a worker's place while it is there.
   // `other_version`: as in JoinRequest. DataLoss, and the worker is no member any more: this shard is behind the
   // others.
   absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before, bool may_initialize,
@@ -119,7 +119,11 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   // Carries out what the rounds decided. No lock is held.
   void Run(const RoundActions& actions);
   void DropMember(const Member& member);
+  absl::StatusOr<MemberId> FindMember(const v1::WorkerIdentity& identity) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   absl::Status CheckNameFree(const v1::WorkerIdentity& identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
+  absl::Status CheckOneSession(const v1::WorkerIdentity& identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
+  void NoteJoined(const v1::WorkerIdentity& identity, MemberId member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   // To the log, and to the workers that stay.
   void NoteGone(const std::vector<Member>& gone, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   v1::JoinReply ReplyTo(const Rounds::JoinOutcome& outcome);

@@ -320,6 +320,24 @@ def test_one_state_does_not_make_one_worker_of_two(addresses, tmp_path, monkeypa
         train(model, optimizer)
 
 
+def test_a_state_that_was_copied_does_not_make_one_worker_of_two_hosts(addresses, tmp_path):
+    """With worker= the name is the same wherever it runs."""
+    servers = addresses(2)
+    model = torch.nn.Linear(8, 4)
+    with small("j", servers, model, worker="w", max_workers=2) as optimizer:
+        train(model, optimizer, 3)
+        optimizer.save(tmp_path / "state")
+        with pytest.raises(gradwire.AlreadyExists, match="another process goes on from the same checkpoint"):
+            gradwire.join(servers, optimizer.job, [p.detach().clone() for p in model.parameters()], "w",
+                          resume_from=tmp_path / "state", start_timeout=1)
+        version, weight = optimizer.session.version, model.weight.detach().clone()
+        train(model, optimizer)
+        assert optimizer.session.version == version + 1 and not torch.equal(model.weight, weight)
+        optimizer.save(tmp_path / "state")
+    with small("j", servers, model, worker="w", max_workers=2, resume_from=tmp_path / "state") as optimizer:
+        assert optimizer.session.resumed
+
+
 def _written(state, folder):
     state["gradwire"]["checkpoint"].numpy().tofile(folder / "checkpoint")
     return folder / "checkpoint"

@@ -149,11 +149,14 @@ def test_unused_parameters_that_would_change_are_an_error(addresses, options, he
         assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
-def test_unused_parameters_are_remembered_by_a_state(addresses):
+@pytest.mark.parametrize("as_file", [False, True])
+def test_unused_parameters_are_remembered_by_a_state(addresses, tmp_path, as_file):
     servers, model = addresses(1), TwoHeads()
     with sharded(model, servers) as optimizer:
         train_heads(model, optimizer, [0, 0])
-        saved = optimizer.state_dict()
+        saved = tmp_path / "state" if as_file else optimizer.state_dict()
+        if as_file:
+            optimizer.save(saved)
     with sharded(model, servers, resume_from=saved) as optimizer:
         with pytest.raises(gradwire.FailedPrecondition, match="first.* has no gradient in this step and had one before"):
             train_heads(model, optimizer, [1])

@@ -29,6 +29,7 @@ constexpr char kDigestKey[] = "sha256";
 constexpr char kSteps[] = "steps";
 constexpr char kNonFiniteRounds[] = "nonfinite_rounds";
 constexpr char kServerLineages[] = "server_lineages";
+constexpr char kNote[] = "note.";
 constexpr char kParameter[] = "parameter";
 constexpr char kFirstMoment[] = "first_moment";
 constexpr char kSecondMoment[] = "second_moment";
@@ -168,6 +169,7 @@ absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job
   if (!identity.server_lineages.empty()) metadata[kServerLineages] = absl::StrJoin(identity.server_lineages, ",", hex);
   if (SkipsNonFinite(job) || plans[0].nonfinite_rounds() != 0)
     metadata[kNonFiniteRounds] = Hex(plans[0].nonfinite_rounds());
+  for (const auto& [name, value] : identity.notes) metadata[kNote + name] = value;
   std::map<std::string, std::span<const uint8_t>> by_name;
   for (size_t i = 0; i < tensors.entries.size(); ++i) by_name[tensors.entries[i].name] = tensors.data[i];
   ContentDigest digest(metadata);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,6 +30,8 @@ struct CheckpointIdentity {
   // Of the shards that the worker spoke to. A lineage of 0 is not known: files of before have none.
   std::vector<uint64_t> server_epochs;
   std::vector<uint64_t> server_lineages;
+  // What the training loop keeps beside it, by name.
+  std::map<std::string, std::string> notes;
 };
 
 // Writes beside, syncs, renames: at `path` there is always a whole checkpoint, this one or the one before. `plans`: up

@@ -57,6 +57,7 @@ def _export(value: Any, stream: int) -> object:
 
 
 _MAX_SECONDS = 1e9
+_NOTE = "note."  # before the names of notes, in the metadata of a checkpoint
 _PATIENCE_MS = 1000  # of a wait that nothing is said about
 
 
@@ -162,7 +163,8 @@ class Session:
             _waiting.tell(self._core.take_notices())
 
     def stats(self) -> dict[str, float]:
-        """Totals since the join: bytes on the wire, deferred elements, seconds spent. "members": workers of the job now."""
+        """Totals since the join: bytes on the wire, deferred elements, seconds spent. "members": workers of the job, as the latest
+        heartbeat told (three in a lease)."""
         return self._core.stats()
 
     def digest(self) -> str:
@@ -187,13 +189,14 @@ class Session:
         """Whether this session goes on exactly where the checkpoint of `resume_from` stood."""
         return self._core.resumed
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a checkpoint for `resume_from` of `join`: parameters, moments, residuals, who this worker is.
+    def save(self, path: str | os.PathLike[str], notes: Mapping[str, str] | None = None) -> None:
+        """Writes a checkpoint for `resume_from` of `join`: parameters, moments, residuals, who this worker is; and `notes`,
+        what the training loop wants to find in it (read_notes).
 
         Between two rounds; drains first. The file at `path` is replaced at once or not at all, and synced to disk.
         """
         self.drain()
-        self._core.save(os.fspath(path))
+        self._core.save(os.fspath(path), dict(notes or {}))
 
     @property
     def buckets(self) -> int:
@@ -231,15 +234,26 @@ class Session:
         return [float(lr)] if isinstance(lr, (int, float)) else [float(x) for x in lr]
 
 
-def _checkpoint_of(path: str) -> dict[str, str]:
-    """Who wrote a checkpoint, of which job; nothing for what is no checkpoint, which joining will say more about."""
+def _metadata_of(path: str) -> dict[str, str]:
+    """Of a checkpoint; nothing for what is none, which joining will say more about."""
     try:
         with open(path, "rb") as file:
             header = file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000))
-        found = json.loads(header)["__metadata__"]
-        return {key: str(found[key]) for key in ("worker", "job", "version")}
-    except (OSError, ValueError, KeyError, TypeError):
+        return {str(key): str(value) for key, value in json.loads(header)["__metadata__"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def _checkpoint_of(path: str) -> dict[str, str]:
+    """Who wrote it, of which job."""
+    found = _metadata_of(path)
+    wanted = ("worker", "job", "version")
+    return {key: found[key] for key in wanted} if all(key in found for key in wanted) else {}
+
+
+def read_notes(path: str | os.PathLike[str]) -> dict[str, str]:
+    """What Session.save was given as `notes`. Nothing for a file without them, or none that can be read."""
+    return {key[len(_NOTE):]: value for key, value in _metadata_of(os.fspath(path)).items() if key.startswith(_NOTE)}
 
 
 def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], worker: str | None = None, *,

@@ -200,9 +200,9 @@ class PySession {
     EndRound(timeout_ms);
   }
 
-  void Save(const std::string& path) {
+  void Save(const std::string& path, const std::map<std::string, std::string>& notes) {
     CheckProcess();
-    Call([&] { return session_->Save(path); });
+    Call([&] { return session_->Save(path, notes); });
   }
 
   void Drain(int64_t timeout_ms) {
@@ -368,7 +368,7 @@ PYBIND11_MODULE(_core, m) {
       .def("end_round", &PySession::EndRound, py::arg("timeout_ms") = -1)
       .def("exchange", &PySession::Exchange, py::arg("gradients"), py::arg("learning_rates"),
            py::arg("timeout_ms") = -1)
-      .def("save", &PySession::Save)
+      .def("save", &PySession::Save, py::arg("path"), py::arg("notes"))
       .def("drain", &PySession::Drain, py::arg("timeout_ms") = -1)
       .def("leave", &PySession::Leave, py::arg("drain") = true)
       .def("stats", &PySession::Stats)

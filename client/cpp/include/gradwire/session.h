@@ -190,9 +190,9 @@ class Session {
 
   // Between two rounds: drains, then writes what resume_from needs to the file `path`: parameters, moments, residuals,
   // the preconditioner's state and who this worker is. The file is replaced at once or not at all, and synced to disk;
-  // that takes as long as writing 2 to 5 times the parameters. CHECKPOINT.md has the bytes. Errors: FailedPrecondition
-  // (during a round), those of the disk.
-  absl::Status Save(const std::string& path);
+  // that takes as long as writing 2 to 5 times the parameters. CHECKPOINT.md has the bytes. `notes`, UTF-8: what the
+  // training loop wants to find in it. Errors: FailedPrecondition (during a round), those of the disk.
+  absl::Status Save(const std::string& path, std::map<std::string, std::string> notes = {});
 
   // Ends the membership and closes the connections; later calls return Cancelled. Errors are those of Drain and of the
   // shards; the session is over in any case. `drain`: drains first, if no round is open. Without draining, as the
