@@ -2,9 +2,9 @@
 #include "common/codec/tagc/list_sums.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
@@ -19,6 +19,7 @@ using wire::SegmentType;
 namespace {
 
 constexpr uint32_t kMaxPerSegment = 1u << 15;  // 4 bytes each for position and integer fit a chunk
+constexpr uint32_t kWordBits = 64;
 constexpr int kCodingBits = 3;                 // of a list's param; above them the bits of its integers, less 1
 
 uint8_t ParamOf(IndexCoding coding, int bits) {
@@ -77,15 +78,32 @@ void AddLists(const TagcShape& shape, std::span<const uint32_t> positions, std::
 }
 
 void ListSums::Clear() {
-  if (entries_ != 0) std::fill(sums_.begin(), sums_.end(), uint8_t{0});
+  if (std::exchange(dirty_, false)) {
+    // Where few were listed, only theirs: the sums are long.
+    constexpr uint64_t kFew = 16;
+    if (entries_ < shape_.elements() / kFew) {
+      const std::vector<uint32_t> positions = Listed();
+      WithCells(sums_.data(), shape_.cell_bytes, [&](auto* sums) {
+        for (uint32_t position : positions) sums[position] = 0;
+      });
+    } else {
+      std::fill(sums_.begin(), sums_.end(), uint8_t{0});
+    }
+    std::fill(listed_.begin(), listed_.end(), uint64_t{0});
+  }
   entries_ = 0;
 }
 
 absl::Status ListSums::Add(const wire::Segment& s) {
   const absl::Status read = Read(s);
   if (read.ok() && !positions_.empty()) {
-    if (sums_.empty()) sums_.resize(Bytes(shape_));
+    if (sums_.empty()) {
+      sums_.resize(SumBytes(shape_));
+      listed_.resize(Words(shape_));
+    }
     Merge(Sign::kAdd);
+    NoteListed();
+    dirty_ = true;
     entries_ += positions_.size();
   }
   if (positions_.capacity() > 2 * kMaxPerSegment) {  // more than our workers write: of no use to the next list
@@ -122,25 +140,39 @@ void ListSums::NonZeros(std::vector<uint32_t>* positions, std::vector<int32_t>* 
   positions->clear();
   integers->clear();
   if (empty()) return;
+  *positions = Listed();
+  integers->resize(positions->size());
   WithCells(sums_.data(), shape_.cell_bytes, [&](const auto* sums) {
-    constexpr uint64_t kWordBits = 64;
-    const uint64_t elements = shape_.elements();
-    std::vector<uint64_t> taken((elements + kWordBits - 1) / kWordBits);
-    size_t n = 0;
-    for (size_t w = 0; w < taken.size(); ++w) {
-      const auto* const from = sums + w * kWordBits;
-      const uint64_t count = std::min(kWordBits, elements - w * kWordBits);
-      uint64_t bits = 0;
-      for (uint64_t i = 0; i < count; ++i) bits |= uint64_t{from[i] != 0} << i;
-      taken[w] = bits;
-      n += static_cast<size_t>(std::popcount(bits));
+    size_t kept = 0;
+    for (const uint32_t position : *positions) {
+      const int32_t sum = Signed(sums[position]);
+      (*positions)[kept] = position;
+      (*integers)[kept] = sum;
+      kept += sum != 0 ? 1 : 0;  // lists may have cancelled out
     }
-    positions->resize(n + kernels::kIndexRoom);
-    kernels::IndicesOf(taken.data(), taken.size(), 0, positions->data());
-    positions->resize(n);
-    integers->resize(n);
-    for (size_t i = 0; i < n; ++i) (*integers)[i] = Signed(sums[(*positions)[i]]);
+    positions->resize(kept);
+    integers->resize(kept);
   });
+}
+
+void ListSums::NoteListed() {
+  for (size_t i = 0; i < positions_.size();) {
+    const uint32_t word = positions_[i] / kWordBits;
+    uint64_t bits = 0;
+    do {
+      bits |= uint64_t{1} << (positions_[i] % kWordBits);
+    } while (++i < positions_.size() && positions_[i] / kWordBits == word);
+    listed_[word] |= bits;
+  }
+}
+
+std::vector<uint32_t> ListSums::Listed() const {
+  std::vector<uint64_t> words(listed_.size());
+  const size_t n = kernels::UnionOf(listed_.data(), 1, listed_.size(), words.data());
+  std::vector<uint32_t> positions(n + kernels::kIndexRoom);
+  kernels::IndicesOf(listed_.data(), listed_.size(), 0, positions.data());
+  positions.resize(n);
+  return positions;
 }
 
 absl::Status ListSums::Read(const wire::Segment& s) {

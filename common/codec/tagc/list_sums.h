@@ -22,7 +22,8 @@ class ListSums {
  public:
   explicit ListSums(const TagcShape& shape) : shape_(shape) {}
 
-  static uint64_t Bytes(const TagcShape& shape) { return shape.elements() * static_cast<uint64_t>(shape.cell_bytes); }
+  // What the lists of a round take.
+  static uint64_t Bytes(const TagcShape& shape) { return SumBytes(shape) + Words(shape) * sizeof(uint64_t); }
 
   void Clear();
   // Its range must have been checked against the bucket. Errors: InvalidArgument; nothing is changed then.
@@ -33,15 +34,25 @@ class ListSums {
   uint64_t entries() const { return entries_; }  // of all lists
   // Elements whose sum is not 0, ascending, and their sums.
   void NonZeros(std::vector<uint32_t>* positions, std::vector<int32_t>* integers) const;
-  size_t memory_bytes() const { return sums_.capacity(); }
+  size_t memory_bytes() const { return sums_.capacity() + listed_.capacity() * sizeof(uint64_t); }
 
  private:
+  static uint64_t SumBytes(const TagcShape& shape) {
+    return shape.elements() * static_cast<uint64_t>(shape.cell_bytes);
+  }
+  static uint64_t Words(const TagcShape& shape) { return (shape.elements() + 63) / 64; }
+  void NoteListed();
+  // Positions of elements that some list had, ascending.
+  std::vector<uint32_t> Listed() const;
   // Fills positions_ and integers_.
   absl::Status Read(const wire::Segment& segment);
   void Merge(kernels::Sign sign);
 
   const TagcShape shape_;
-  std::vector<uint8_t> sums_;  // little-endian; allocated for the first list
+  // Allocated for the first list.
+  std::vector<uint8_t> sums_;     // little-endian
+  std::vector<uint64_t> listed_;  // a bit for each element that a list had; those that are 0 have a sum of 0
+  bool dirty_ = false;            // something was added since Clear
   uint64_t entries_ = 0;
   // Of one segment.
   std::vector<uint32_t> positions_;
