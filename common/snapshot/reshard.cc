@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "common/base/status_macros.h"
+#include "common/codec/family.h"
 #include "common/codec/plan/plan_check.h"
-#include "common/codec/powersgd/matrices.h"
 #include "common/snapshot/snapshot_format.h"
 
 namespace gradwire {
@@ -46,7 +46,7 @@ void Resharder::Add(uint32_t shard, const ShardState& state) {
     for (size_t age = 0; age < plans.size(); ++age) {
       plans_[b][age][shard] = {&slice, {{}, plans[age].sketch_groups, plans[age].cells_per_group, {}}};
     }
-    if (job_.keeps_whole(slice.codec)) MoveFactors(b, slice, plans, state.version);
+    MoveFactors(b, slice, plans, state.version);
     for (size_t r = 0; r < slice.runs.size(); ++r) {
       const auto found = places_[b].find({slice.runs[r].tensor, slice.runs[r].offset});
       if (found == places_[b].end()) continue;  // of a shard that is not made here
@@ -71,15 +71,12 @@ void Resharder::Add(uint32_t shard, const ShardState& state) {
 
 void Resharder::MoveFactors(uint32_t bucket, const BucketLayout& from, const std::deque<RoundPlan>& plans,
                             uint64_t version) {
-  const std::vector<powersgd::Matrix> matrices = powersgd::MatricesOf(job_, from);
+  const CodecFamily& family = FamilyOf(job_, from);
   for (size_t s = 0; s < states_.size(); ++s) {
-    const std::vector<powersgd::Matrix> targets = powersgd::MatricesOf(job_, to_.at(bucket, shards_[s]));
     std::deque<RoundPlan>& made = made_[s][bucket];
     made.resize(plans.size());
     for (size_t age = 0; age < plans.size(); ++age) {
-      const powersgd::Factor factor = powersgd::FactorPlannedAt(version - age);
-      made[age].factors.resize(SizeOf(targets, factor));
-      CopyFactors(matrices, plans[age].factors, targets, factor, made[age].factors);
+      family.MoveFactors(job_, from, plans[age], version - age, to_.at(bucket, shards_[s]), &made[age]);
     }
   }
 }

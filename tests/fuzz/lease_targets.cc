@@ -11,6 +11,7 @@
 #include "server/lease/etcd_lease.h"
 #include "server/lease/lease_object.h"
 #include "tests/fuzz/targets.h"
+#include "tests/lib/manual_clock.h"
 
 namespace gradwire::fuzz {
 namespace {
@@ -19,11 +20,6 @@ constexpr int64_t kTtlMs = 10'000;
 constexpr TimeNs kLeaseNsPerMs = 1'000'000;
 constexpr TimeNs kNow = 1'000 * kLeaseNsPerMs;
 constexpr char kHolder[] = "me";
-
-class StillClock final : public Clock {
- public:
-  TimeNs Now() override { return kNow; }
-};
 
 // Says one thing and ends.
 class SaidStream final : public transport::Stream {
@@ -158,7 +154,7 @@ void RunEtcd(Input input) {
     answers.emplace_back(rest.begin(), rest.end());
     reader = Reader(reader.rest().subspan(rest.size()));
   }
-  StillClock clock;
+  testing_support::ManualClock clock(kNow);
   EtcdLease lease(std::make_shared<SaidChannel>(std::move(answers)), "/key", {kHolder, kTtlMs}, &clock);
   for (int i = 0; i < 3; ++i) {
     const absl::StatusOr<Lease::State> state = lease.Hold();

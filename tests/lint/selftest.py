@@ -24,6 +24,7 @@ FAULTS = {
         ("client/planted.cc", '// #include "server/daemon.h"\n#include "server/daemon.h"\n', ["L+1: client/ includes"]),
         ("server/planted.cc", '#include "gradwire/session.h"\n#include "gradwire/v1/worker.grpc.pb.h"\n',
          ["L: server/ includes", "L+1: gRPC"]),
+        ("common/codec/planted.cc", "bool a = std::holds_alternative<TagcSpec>(spec);\n", ["L: a codec's kind"]),
     ],
     "lengths": [
         ("tests/planted.py", "pass\n" * 600, ["L+599: 600 lines"]),

@@ -19,6 +19,8 @@ MAY_INCLUDE = {
 OURS = {"client": "client", "common": "common", "etcd": "proto", "gradwire": "client", "gradwire/v1": "proto",
         "kernels": "kernels", "server": "server", "tests": "tests", "..": "a path that is not from the root"}
 
+CODECS = ("dense", "homomorphic", "powersgd", "quantized", "sparse", "tagc")
+
 # What may be seen in few places: how it shows, where it may, and what to do elsewhere. Tests may speak for themselves.
 FENCED = [
     (re.compile(r'#include\s*[<"](grpc|grpcpp)/|#include\s*[<"][\w/]+\.grpc\.pb\.h'),
@@ -28,6 +30,9 @@ FENCED = [
      "Boost is behind common/transport and server/lease/https_client.h"),
     (re.compile(r'#include\s*[<"](cuda\w*|cub|thrust|cooperative_groups|nv)(/|\.h)'),
      ("kernels/cuda/", "tests/gpu/"), "CUDA is behind kernels/backend.h"),
+    (re.compile(r"std::(get|get_if|holds_alternative)<(\w*::)?\w+Spec>"),
+     ("common/job/", *(f"common/codec/{kind}/" for kind in CODECS), "tests/"),
+     "a codec's kind is known to its folder and to common/codec/registry.cc: ask its CodecFamily"),
     (re.compile(r"\b(secure_)?getenv\s*\("),
      ("common/config/", "tests/"), "the environment is read by EnvironmentVariable of common/config/environment.h"),
 ]

@@ -4,10 +4,14 @@
 
 #include <memory>
 
-#include "common/codec/codec.h"
+#include "common/codec/family.h"
 
 namespace gradwire {
 
 std::unique_ptr<Codec> MakeDenseCodec(const CodecContext& context, const DenseSpec& spec);
+
+namespace dense {
+const CodecFamily& Family();
+}
 
 }  // namespace gradwire

@@ -9,9 +9,10 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/codec/family.h"
 #include "common/codec/frame/run_pieces.h"
+#include "common/codec/plan/factor_segments.h"
 #include "common/codec/plan/plan_check.h"
-#include "common/codec/powersgd/factor_frames.h"
 #include "common/job/norms.h"
 #include "kernels/math/fixed_point.h"
 
@@ -57,10 +58,10 @@ wire::FrameHeader HeaderFor(const BucketLayout& layout, wire::FrameKind kind, ui
 class ParameterReader {
  public:
   ParameterReader(const Job& job, const BucketLayout& layout, const ParameterTargets& targets)
-      : job_(job), layout_(layout), targets_(targets) {
-    const std::vector<powersgd::Matrix> matrices = powersgd::MatricesOf(job, layout);
-    most_factors_ = std::max(SizeOf(matrices, powersgd::Factor::kP), SizeOf(matrices, powersgd::Factor::kQ));
-  }
+      : job_(job),
+        layout_(layout),
+        targets_(targets),
+        most_factors_(FamilyOf(job, layout).MostFactors(job, layout)) {}
 
   absl::Status Read(const Segment& s) {
     switch (s.type) {
@@ -73,7 +74,7 @@ class ParameterReader {
         return absl::OkStatus();
       case SegmentType::kFactors:
         if (plans_.size() == PlansKept(job_)) break;
-        return powersgd::ReadFactors(s, most_factors_, &unfinished_.factors);
+        return ReadFactors(s, most_factors_, &unfinished_.factors);
       case SegmentType::kGeometry:
         if (s.bytes != 8 || plans_.size() == PlansKept(job_)) break;
         std::memcpy(&unfinished_.sketch_groups, s.data, 4);
@@ -148,7 +149,7 @@ class ParameterReader {
   const Job& job_;
   const BucketLayout& layout_;
   ParameterTargets targets_;
-  uint64_t most_factors_ = 0;    // of a plan
+  const uint64_t most_factors_;  // of a plan
   std::deque<RoundPlan> plans_;  // the newest first
   RoundPlan unfinished_;         // its geometry comes
   uint64_t covered_[4] = {0, 0, 0, 0};
@@ -188,7 +189,7 @@ std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow
       const uint32_t n = static_cast<uint32_t>(plan.exponents.size());
       writer.Add({SegmentType::kExponents, 0, 0, n, n}, plan.exponents.data());
     }
-    powersgd::AddFactors(plan.factors, &writer);
+    AddFactors(plan.factors, &writer);
     const uint32_t geometry[2] = {plan.sketch_groups, plan.cells_per_group};
     writer.Add({SegmentType::kGeometry, 0, 0, 1, 8}, geometry);
   }

@@ -6,10 +6,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/codec/codec.h"
+#include "common/codec/family.h"
 #include "common/codec/homomorphic/levels.h"
 
 namespace gradwire::homomorphic {
+
+const CodecFamily& Family();
 
 // Errors: InvalidArgument where the sums of max_workers get too long.
 absl::StatusOr<std::unique_ptr<Codec>> MakeHomomorphicCodec(const CodecContext& context, const HomomorphicSpec& spec);

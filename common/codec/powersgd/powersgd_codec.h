@@ -6,9 +6,11 @@
 
 #include <memory>
 
-#include "common/codec/codec.h"
+#include "common/codec/family.h"
 
 namespace gradwire::powersgd {
+
+const CodecFamily& Family();
 
 std::unique_ptr<Codec> MakePowerSgdCodec(const CodecContext& context);
 

@@ -3,9 +3,11 @@
 
 #include <memory>
 
-#include "common/codec/codec.h"
+#include "common/codec/family.h"
 
 namespace gradwire::quantized {
+
+const CodecFamily& Family();
 
 std::unique_ptr<Codec> MakeQuantizedCodec(const CodecContext& context, const QuantizedSpec& spec);
 

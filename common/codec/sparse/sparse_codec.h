@@ -3,9 +3,11 @@
 
 #include <memory>
 
-#include "common/codec/codec.h"
+#include "common/codec/family.h"
 
 namespace gradwire::sparse {
+
+const CodecFamily& Family();
 
 std::unique_ptr<Codec> MakeSparseCodec(const CodecContext& context, const SparseSpec& spec);
 

@@ -5,12 +5,16 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "common/codec/codec.h"
+#include "common/codec/family.h"
 
 namespace gradwire {
 
 // Errors: InvalidArgument where max_workers leaves no integer range in a cell, or the bucket is too large for 32-bit
 // positions.
 absl::StatusOr<std::unique_ptr<Codec>> MakeTagcCodec(const CodecContext& context, const TagcSpec& spec);
+
+namespace tagc {
+const CodecFamily& Family();
+}
 
 }  // namespace gradwire

@@ -9,15 +9,10 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/codec/bits/index_code.h"
+#include "common/codec/family.h"
 #include "common/codec/frame/frame_header.h"
 #include "common/codec/frame/parameters.h"
-#include "common/codec/homomorphic/homomorphic_codec.h"
 #include "common/codec/plan/plan_check.h"
-#include "common/codec/plan/ranges.h"
-#include "common/codec/powersgd/factor_frames.h"
-#include "common/codec/quantized/quantized_shape.h"
-#include "common/codec/sparse/sparse_segment.h"
 #include "common/codec/update/update_body.h"
 #include "common/job/norms.h"
 #include "kernels/cpu/reference/clones.h"
@@ -31,11 +26,6 @@ using wire::SegmentType;
 
 GW_CLONES void MeansOfIntegers(const int32_t* sums, size_t n, float unit, float contributors, float* out) {
   for (size_t i = 0; i < n; ++i) out[i] = kernels::MeanOfInteger(sums[i], unit, contributors);
-}
-
-absl::Status MissingExponents(const Update& update) {
-  return absl::FailedPreconditionError(absl::StrFormat(
-      "update frame of round %d needs the exponents of its round; they are not known here", update.round));
 }
 
 // The norms in an update frame.
@@ -82,16 +72,13 @@ class UpdateReader {
         compressed_(compressed),
         update_(update),
         norms_(job, layout, update),
-        matrices_(powersgd::MatricesOf(job, layout)) {
-    const auto* spec = std::get_if<SparseSpec>(compressed != nullptr ? compressed : &job.codecs()[layout.codec]);
-    if (spec != nullptr && spec->choice == SparseSpec::Choice::kRandomK) {
-      agreement_ = {&job, &layout, update->round, spec->density};
-    }
-  }
+        body_(&layout, update),
+        reader_(compressed == nullptr ? FamilyOf(job, layout).NewSumReader(job, layout)
+                                      : FamilyOf(*compressed).NewCompressedReader(job, layout, *compressed)) {}
 
   // `s` lies in `chunk`.
   absl::Status Read(const Segment& s, const Bytes& chunk) {
-    if (compressed_ != nullptr && IsUpdateBody(s.type) && s.type != UpdateBodyOf(*compressed_)) {
+    if (compressed_ != nullptr && IsUpdateBody(s.type) && s.type != FamilyOf(*compressed_).CompressedType(*compressed_)) {
       return absl::InvalidArgumentError(absl::StrFormat("segment type %d does not belong in an update frame of %s",
                                                         static_cast<int>(s.type), ToString(*compressed_)));
     }
@@ -100,84 +87,31 @@ class UpdateReader {
         return ReadLearningRates(s);
       case SegmentType::kDenseF32:
         return ReadFloats(s, chunk);
-      case SegmentType::kDenseBf16:
-        return ReadBf16(s);
-      case SegmentType::kQuantized:
-        return ReadQuantized(s);
-      case SegmentType::kDenseInt:
-      case SegmentType::kDensePacked:
-        return ReadDenseIntegers(s, chunk);
-      case SegmentType::kLevelSums:
-        return ReadLevelSums(s);
-      case SegmentType::kIndex:
-        GW_RETURN_IF_ERROR(SetBody(Update::Body::kSparse));
-        return ReadPositions(s, &update_->positions);
-      case SegmentType::kValues:
-        return ReadIntegers(s);
-      case SegmentType::kSparse:
-        return ReadPairs(s);
       case SegmentType::kDeferred:
-        return ReadPositions(s, &update_->deferred);
+        return body_.AppendPositions(s, &update_->deferred);
       case SegmentType::kExponents:
         return ReadExponents(s);
       case SegmentType::kGeometry:
         return ReadGeometry(s);
-      case SegmentType::kFactors:
-        return powersgd::ReadFactors(s, powersgd::SizeOf(matrices_, powersgd::FactorSentIn(update_->round)),
-                                     &update_->next.factors);
       case SegmentType::kNorms:
         return norms_.Read(s);
       default:
-        return absl::InvalidArgumentError(
-            absl::StrFormat("segment type %d does not belong in an update frame", static_cast<int>(s.type)));
+        return reader_->Read(s, chunk, &body_);
     }
   }
 
   // `plan`: of the round.
   absl::Status Finish(const RoundPlan& plan) {
-    GW_RETURN_IF_ERROR(CheckWhole());
-    return powersgd::FinishUpdate(matrices_, plan.factors, layout_, update_);
-  }
-
- private:
-  absl::Status CheckWhole() const {
-    const Update::Body body = update_->body;
-    if (body != Update::Body::kEmpty && body != Update::Body::kSparse && covered_ != layout_.elements) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("update frame covers %d of %d elements", covered_, layout_.elements));
-    }
-    if (update_->positions.size() != update_->integers.size() && body == Update::Body::kSparse) {
-      return absl::InvalidArgumentError(absl::StrFormat("update frame has %d positions and %d values",
-                                                        update_->positions.size(), update_->integers.size()));
-    }
+    GW_RETURN_IF_ERROR(body_.Check());
     if (update_->learning_rates.size() != static_cast<size_t>(job_.spec().optimizer().groups_size())) {
       return absl::InvalidArgumentError(absl::StrFormat("update frame has %d learning rates, the job has %d groups",
                                                         update_->learning_rates.size(),
                                                         job_.spec().optimizer().groups_size()));
     }
-    return absl::OkStatus();
+    return reader_->Finish(plan, &body_);
   }
 
-  absl::Status CheckRange(const Segment& s, uint64_t limit) const {
-    if (s.begin <= limit && s.count <= limit - s.begin) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrFormat("segment type %d covers [%d, %d + %d) of %d",
-                                                      static_cast<int>(s.type), s.begin, s.begin, s.count, limit));
-  }
-
-  absl::Status CheckBytes(const Segment& s, uint64_t expected) const {
-    if (s.bytes == expected) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrFormat("segment type %d has %d bytes of payload, expected %d",
-                                                      static_cast<int>(s.type), s.bytes, expected));
-  }
-
-  absl::Status SetBody(Update::Body body) {
-    if (update_->body != Update::Body::kEmpty && update_->body != body) {
-      return absl::InvalidArgumentError("update frame mixes two kinds of body");
-    }
-    update_->body = body;
-    return absl::OkStatus();
-  }
-
+ private:
   absl::Status ReadLearningRates(const Segment& s) {
     GW_RETURN_IF_ERROR(CheckBytes(s, uint64_t{s.count} * 4));
     if (!update_->learning_rates.empty()) return absl::InvalidArgumentError("learning rates appear twice");
@@ -191,118 +125,11 @@ class UpdateReader {
     return absl::OkStatus();
   }
 
-  // These segments cover the bucket once, in order.
-  absl::Status Advance(const Segment& s) {
-    GW_RETURN_IF_ERROR(CheckRange(s, layout_.elements));
-    if (s.begin != covered_) {
-      return absl::InvalidArgumentError(absl::StrFormat("segment begins at %d, expected %d", s.begin, covered_));
-    }
-    covered_ += s.count;
-    return absl::OkStatus();
-  }
-
-  void AddPart(const Segment& s, Bytes values) {
-    if (s.count != 0) update_->dense.push_back({s.begin, s.count, std::move(values)});
-  }
-
-  static Bytes PayloadOf(const Segment& s, const Bytes& chunk) {
-    return chunk.Slice(static_cast<size_t>(s.data - chunk.data()), s.bytes);
-  }
-
   absl::Status ReadFloats(const Segment& s, const Bytes& chunk) {
-    GW_RETURN_IF_ERROR(SetBody(Update::Body::kDenseFloat));
+    GW_RETURN_IF_ERROR(body_.Begin(Update::Body::kDenseFloat));
     GW_RETURN_IF_ERROR(CheckBytes(s, uint64_t{s.count} * 4));
-    GW_RETURN_IF_ERROR(Advance(s));
-    AddPart(s, PayloadOf(s, chunk));
-    return absl::OkStatus();
-  }
-
-  absl::Status ReadLevelSums(const Segment& s) {
-    const auto* spec = std::get_if<HomomorphicSpec>(&job_.codecs()[layout_.codec]);
-    if (spec == nullptr) return absl::InvalidArgumentError("the bucket's codec has no sums of levels");
-    if (update_->exponents.size() != layout_.runs.size()) return MissingExponents(*update_);
-    if (means_reader_ == nullptr) means_reader_ = std::make_unique<homomorphic::MeansReader>(&job_, &layout_, *spec);
-    GW_RETURN_IF_ERROR(SetBody(Update::Body::kDenseFloat));
-    GW_RETURN_IF_ERROR(Advance(s));
-    std::shared_ptr<float[]> means = std::make_shared_for_overwrite<float[]>(s.count);
-    GW_RETURN_IF_ERROR(means_reader_->Read(s, update_->round, update_->exponents, update_->contributors, means.get()));
-    const uint8_t* values = reinterpret_cast<const uint8_t*>(means.get());
-    AddPart(s, Bytes(std::move(means), values, size_t{4} * s.count));
-    return absl::OkStatus();
-  }
-
-  // Memory for the values of a part that travels in another form.
-  float* NewPart(const Segment& s) {
-    std::shared_ptr<float[]> values = std::make_shared_for_overwrite<float[]>(s.count);
-    float* const out = values.get();
-    AddPart(s, Bytes(std::move(values), reinterpret_cast<const uint8_t*>(out), size_t{4} * s.count));
-    return out;
-  }
-
-  absl::Status ReadBf16(const Segment& s) {
-    GW_RETURN_IF_ERROR(SetBody(Update::Body::kDenseFloat));
-    GW_RETURN_IF_ERROR(CheckBytes(s, uint64_t{s.count} * 2));
-    GW_RETURN_IF_ERROR(Advance(s));
-    float* const out = NewPart(s);
-    for (uint32_t i = 0; i < s.count; ++i) {
-      uint16_t bits;
-      std::memcpy(&bits, s.data + 2 * size_t{i}, sizeof(bits));
-      out[i] = kernels::Bf16ToFloat(bits);
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status ReadQuantized(const Segment& s) {
-    const auto* spec = compressed_ == nullptr ? nullptr : std::get_if<QuantizedSpec>(compressed_);
-    if (spec == nullptr) return absl::InvalidArgumentError("a quantized update of a bucket whose update codec is none");
-    if (!quantized_) quantized_ = {{&job_, &layout_, nullptr}, *spec, quantized::MakeQuantizer(*spec)};
-    GW_RETURN_IF_ERROR(SetBody(Update::Body::kDenseFloat));
-    GW_RETURN_IF_ERROR(quantized_->CheckSegment(update_->round, s));
-    GW_RETURN_IF_ERROR(Advance(s));
-    return quantized_->Decode(s, NewPart(s));
-  }
-
-  absl::Status ReadDenseIntegers(const Segment& s, const Bytes& chunk) {
-    GW_RETURN_IF_ERROR(SetBody(Update::Body::kDenseInt));
-    GW_RETURN_IF_ERROR(Advance(s));
-    if (s.type == SegmentType::kDensePacked) {
-      std::shared_ptr<int32_t[]> unpacked = std::make_shared_for_overwrite<int32_t[]>(s.count);
-      GW_RETURN_IF_ERROR(UnpackIntegers(s.payload(), s.param, s.count, unpacked.get()));
-      const uint8_t* values = reinterpret_cast<const uint8_t*>(unpacked.get());
-      AddPart(s, Bytes(std::move(unpacked), values, size_t{4} * s.count));
-      return absl::OkStatus();
-    }
-    if (s.param != 4) return absl::InvalidArgumentError("dense integers of an update frame are 4 bytes wide");
-    GW_RETURN_IF_ERROR(CheckBytes(s, uint64_t{s.count} * 4));
-    AddPart(s, PayloadOf(s, chunk));
-    return absl::OkStatus();
-  }
-
-  absl::Status ReadPositions(const Segment& s, std::vector<uint32_t>* out) {
-    GW_RETURN_IF_ERROR(CheckRange(s, layout_.elements));
-    const size_t before = out->size();
-    if (before != 0 && s.begin <= out->back()) return absl::InvalidArgumentError("position blocks are not ascending");
-    return DecodeIndex(static_cast<IndexCoding>(s.param), s.payload(), static_cast<uint32_t>(s.begin), s.count, out);
-  }
-
-  absl::Status ReadIntegers(const Segment& s) {
-    GW_RETURN_IF_ERROR(SetBody(Update::Body::kSparse));
-    const size_t before = update_->integers.size();
-    if (before + s.count != update_->positions.size()) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("%d values for %d positions", before + s.count, update_->positions.size()));
-    }
-    update_->integers.resize(before + s.count);
-    return UnpackIntegers(s.payload(), s.param, s.count, update_->integers.data() + before);
-  }
-
-  absl::Status ReadPairs(const Segment& s) {
-    GW_RETURN_IF_ERROR(SetBody(Update::Body::kSparseFloat));
-    GW_RETURN_IF_ERROR(Advance(s));
-    sparse::Pairs pairs;
-    GW_RETURN_IF_ERROR(sparse::ReadPairs(s, agreement_, &pairs));
-    update_->positions.insert(update_->positions.end(), pairs.positions.begin(), pairs.positions.end());
-    update_->values.insert(update_->values.end(), pairs.values.begin(), pairs.values.end());
+    GW_RETURN_IF_ERROR(body_.Advance(s));
+    body_.AddPart(s, PayloadOf(s, chunk));
     return absl::OkStatus();
   }
 
@@ -328,11 +155,8 @@ class UpdateReader {
   const CodecSpec* const compressed_;
   Update* update_;
   NormReader norms_;
-  const std::vector<powersgd::Matrix> matrices_;
-  sparse::Agreement agreement_;
-  std::unique_ptr<homomorphic::MeansReader> means_reader_;  // once there is something to read
-  std::optional<quantized::Shape> quantized_;
-  uint64_t covered_ = 0;
+  BodyBuilder body_;
+  const std::unique_ptr<BodyReader> reader_;
 };
 
 absl::StatusOr<Update> Decode(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,

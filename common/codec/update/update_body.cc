@@ -1,8 +1,6 @@
 // See update_body.h.
 #include "common/codec/update/update_body.h"
 
-#include <variant>
-
 namespace gradwire {
 
 bool IsUpdateBody(wire::SegmentType type) {
@@ -20,14 +18,6 @@ bool IsUpdateBody(wire::SegmentType type) {
     default:
       return false;
   }
-}
-
-wire::SegmentType UpdateBodyOf(const CodecSpec& update_codec) {
-  if (std::holds_alternative<QuantizedSpec>(update_codec)) return wire::SegmentType::kQuantized;
-  if (std::holds_alternative<SparseSpec>(update_codec)) return wire::SegmentType::kSparse;
-  const auto* dense = std::get_if<DenseSpec>(&update_codec);
-  const bool bf16 = dense != nullptr && dense->values == DenseSpec::Values::kBf16;
-  return bf16 ? wire::SegmentType::kDenseBf16 : wire::SegmentType::kDenseF32;
 }
 
 }  // namespace gradwire

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/lease/lease.h"
 #include "tests/lib/kube_server.h"
+#include "tests/lib/manual_clock.h"
 
 namespace gradwire {
 namespace {
@@ -18,19 +19,11 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 using testing_support::KubeServer;
+using testing_support::ManualClock;
 using testing_support::TestCertificate;
 
 constexpr int64_t kKubernetesTtlMs = 3000;
 constexpr TimeNs kTtl = kKubernetesTtlMs * 1'000'000;
-
-class FakeClock final : public Clock {
- public:
-  TimeNs Now() override { return now_; }
-  void Advance(TimeNs by) { now_ += by; }
-
- private:
-  TimeNs now_ = 1'000'000'000;
-};
 
 std::string NewFolder() {
   static int count = 0;
@@ -70,7 +63,7 @@ class KubernetesLeaseTest : public testing::Test {
     return std::string(status.message());
   }
 
-  FakeClock clock_;
+  ManualClock clock_{1'000'000'000};
   const std::string folder_;
   const TestCertificate certificate_;
   KubeServer server_;
@@ -102,14 +95,14 @@ TEST_F(KubernetesLeaseTest, ClocksOfOthersAreNotBelieved) {
     const auto two = Make("two");
     server_.Edit("lease", {{"spec", {{"renewTime", renewed}}}});
     EXPECT_FALSE(Holds(*two)) << renewed;
-    clock_.Advance(kTtl);
+    clock_.now += kTtl;
     EXPECT_FALSE(Holds(*two)) << renewed;
     server_.Edit("lease", {{"metadata", {{"labels", {{"any", renewed}}}}}});
-    clock_.Advance(kTtl);
+    clock_.now += kTtl;
     EXPECT_FALSE(Holds(*two)) << "it has changed meanwhile";
-    clock_.Advance(kTtl - 1);
+    clock_.now += kTtl - 1;
     EXPECT_FALSE(Holds(*two));
-    clock_.Advance(2);
+    clock_.now += 2;
     EXPECT_TRUE(Holds(*two)) << renewed;
   }
 }
@@ -120,9 +113,9 @@ TEST_F(KubernetesLeaseTest, LongerLeaseOfAnotherIsWaitedFor) {
   server_.Edit("lease", {{"spec", {{"leaseDurationSeconds", 60}}}});
   const auto two = Make("two");
   EXPECT_FALSE(Holds(*two));
-  clock_.Advance(10 * kTtl);
+  clock_.now += 10 * kTtl;
   EXPECT_FALSE(Holds(*two));
-  clock_.Advance(10 * kTtl + 1);
+  clock_.now += 10 * kTtl + 1;
   EXPECT_TRUE(Holds(*two));
 }
 
@@ -132,11 +125,11 @@ TEST_F(KubernetesLeaseTest, RemovedObjectOfAnotherIsNotTakenAtOnce) {
   ASSERT_EQ(one->Announce(9), absl::OkStatus());
   const auto two = Make("two");
   EXPECT_FALSE(Holds(*two));
-  clock_.Advance(kTtl - 1);
+  clock_.now += kTtl - 1;
   server_.Remove("lease");
   EXPECT_FALSE(Holds(*two)) << "it may have been renewed just before";
   EXPECT_EQ(one->Announce(10).code(), absl::StatusCode::kAborted);
-  clock_.Advance(kTtl + 1);
+  clock_.now += kTtl + 1;
   const absl::StatusOr<Lease::State> state = two->Hold();
   ASSERT_EQ(state.status(), absl::OkStatus());
   EXPECT_TRUE(state->held);
@@ -229,12 +222,12 @@ TEST_F(KubernetesLeaseTest, OverloadedServerIsLeftAlone) {
   const int requests = server_.requests();
   EXPECT_THAT(Said(*one, absl::StatusCode::kUnavailable), HasSubstr("wants no requests"));
   EXPECT_EQ(server_.requests(), requests);
-  clock_.Advance(kTtl / 3);
+  clock_.now += kTtl / 3;
   EXPECT_TRUE(Holds(*one));
   // A wait that would cost the lease is not believed.
   server_.Next("GET", {429, {{"message", "too many"}}, {{"Retry-After", "9223372036854775807"}}});
   EXPECT_FALSE(one->Hold().ok());
-  clock_.Advance(kTtl / 3);
+  clock_.now += kTtl / 3;
   EXPECT_TRUE(Holds(*one));
 }
 

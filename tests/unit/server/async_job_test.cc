@@ -11,6 +11,7 @@
 #include "common/codec/frame/parameters.h"
 #include "common/recovery/replay.h"
 #include "server/job/job_shard.h"
+#include "tests/lib/manual_clock.h"
 #include "tests/unit/server/frame_maker.h"
 #include "tests/unit/server/recording_stream.h"
 #include "tests/unit/server/subject.h"
@@ -20,13 +21,9 @@ namespace {
 
 using testing::HasSubstr;
 using testing_support::FrameMaker;
+using testing_support::ManualClock;
 using testing_support::RecordingStream;
 using testing_support::SmallSpec;
-
-class FixedClock final : public Clock {
- public:
-  TimeNs Now() override { return 1; }
-};
 
 // Keeps records, and what makes them seen until it is told to.
 class KeepingSink final : public UpdateSink {
@@ -158,7 +155,7 @@ class AsyncJobTest : public testing::Test {
     };
   }
 
-  FixedClock clock_;
+  ManualClock clock_;
   const std::unique_ptr<testing_support::Subject> subject_ = testing_support::MakeSubject();
   JobEnvironment environment_;
   v1::JobSpec spec_;

@@ -13,6 +13,7 @@
 
 #include "common/journal/record.h"
 #include "server/job/job_shard.h"
+#include "tests/lib/manual_clock.h"
 #include "tests/unit/server/frame_maker.h"
 #include "tests/unit/server/recording_stream.h"
 #include "tests/unit/server/subject.h"
@@ -20,12 +21,6 @@
 namespace gradwire::testing_support {
 
 inline constexpr TimeNs kMs = 1'000'000;
-
-class ManualClock final : public Clock {
- public:
-  TimeNs Now() override { return now; }
-  std::atomic<TimeNs> now{1};
-};
 
 struct Answered {
   v1::PullMessage control;

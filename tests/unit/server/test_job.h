@@ -6,23 +6,17 @@
 #include <utility>
 #include <vector>
 
-#include "common/base/clock.h"
 #include "kernels/backend.h"
 #include "server/flow/push_stream.h"
 #include "server/job/job_parts.h"
 #include "server/job/make_job.h"
 #include "server/job/update_sink.h"
 #include "server/stages/stage.h"
+#include "tests/lib/manual_clock.h"
 #include "tests/unit/server/frame_maker.h"
 #include "tests/unit/server/recording_stream.h"
 
 namespace gradwire::testing_support {
-
-class StillClock final : public Clock {
- public:
-  TimeNs Now() override { return now; }
-  TimeNs now = 1;
-};
 
 // A worker as its job sees it: a member with a stream.
 struct TestMember {
@@ -41,7 +35,7 @@ class TestJob {
   const ByRounds& by_rounds() const { return by_rounds_; }
   BucketState& bucket(uint32_t b) { return *parts_->buckets[b]; }
   FrameMaker& frames() { return frames_; }
-  StillClock& clock() { return clock_; }
+  ManualClock& clock() { return clock_; }
 
   std::unique_ptr<TestMember> Join(const std::string& worker, uint64_t incarnation = 1);
   // All buckets have parameters, all elements `value`.
@@ -53,7 +47,7 @@ class TestJob {
 
  private:
   const std::unique_ptr<kernels::Backend> backend_ = std::move(*kernels::MakeBackend("cpu"));
-  StillClock clock_;
+  ManualClock clock_;
   FrameMaker frames_;
   std::unique_ptr<JobParts> parts_;
   ByRounds by_rounds_;

@@ -5,20 +5,16 @@
 
 #include <atomic>
 
+#include "tests/lib/manual_clock.h"
 #include "tests/unit/common/journal/records.h"
 
 namespace gradwire::journal {
 namespace {
 
 using testing_support::FakeDisk;
+using testing_support::ManualClock;
 
 constexpr TimeNs kMs = 1'000'000;
-
-class ManualClock final : public Clock {
- public:
-  TimeNs Now() override { return now; }
-  TimeNs now = 1;
-};
 
 // Pumped by the test.
 class JournalTest : public testing::Test {

@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "server/journal/journal.h"
 #include "tests/lib/fake_disk.h"
+#include "tests/lib/manual_clock.h"
 #include "tests/unit/server/frame_maker.h"
 
 namespace gradwire {
@@ -17,17 +18,12 @@ namespace {
 
 using testing_support::FakeDisk;
 using testing_support::FrameMaker;
+using testing_support::ManualClock;
 using testing_support::SmallSpec;
 
 constexpr TimeNs kMs = 1'000'000;
 constexpr char kJournal[] = "/journal";
 constexpr char kSnapshots[] = "/data/snapshots";
-
-class ManualClock final : public Clock {
- public:
-  TimeNs Now() override { return now; }
-  TimeNs now = 1;
-};
 
 // A job of one worker, which pushes without a transport. The journal is pumped by the test, on a disk of its own.
 class SnapshotterTest : public testing::Test {
