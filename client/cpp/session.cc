@@ -40,11 +40,11 @@ uint64_t RandomIncarnation() {
 }
 
 absl::Status CheckTimeouts(const SessionOptions& options) {
-  const std::pair<const char*, int64_t> timeouts[] = {{"connect_timeout_ms", options.connect_timeout_ms},
-                                                      {"start_timeout_ms", options.start_timeout_ms},
-                                                      {"rpc_timeout_ms", options.rpc_timeout_ms},
-                                                      {"round_timeout_ms", options.round_timeout_ms},
-                                                      {"reconnect_timeout_ms", options.reconnect_timeout_ms}};
+  const std::pair<const char*, int64_t> timeouts[] = {{"timeouts.connect_ms", options.timeouts.connect_ms},
+                                                      {"timeouts.start_ms", options.timeouts.start_ms},
+                                                      {"timeouts.rpc_ms", options.timeouts.rpc_ms},
+                                                      {"timeouts.round_ms", options.timeouts.round_ms},
+                                                      {"timeouts.reconnect_ms", options.timeouts.reconnect_ms}};
   for (const auto& [name, value] : timeouts) {
     if (value >= 1 && value <= kMaxTimeoutMs) continue;
     return absl::InvalidArgumentError(
@@ -59,7 +59,7 @@ absl::Status CheckTimeouts(const SessionOptions& options) {
 // How the session pulls, and where its tensors lie.
 FeatureSet WaysOf(const SessionOptions& options) {
   FeatureSet ways;
-  const bool on_gpu = options.device != nullptr;
+  const bool on_gpu = options.place.device != nullptr;
   if (on_gpu) ways.Add(Feature::kWorkersOnGpu);
   switch (options.pull) {
     case PullMode::kMean:
@@ -104,7 +104,7 @@ class Session::Impl {
 
   absl::Status Start() {
     GW_RETURN_IF_ERROR(MakeParts());
-    memory_->After(options_.stream);
+    memory_->After(options_.place.stream);
     GW_RETURN_IF_ERROR(CheckFinite());
     const absl::Status connected = Connect();
     memory_->Wait();
@@ -118,7 +118,7 @@ class Session::Impl {
     if (left_) return absl::OkStatus();
     left_ = true;
     absl::Status drained;
-    if (drain && exchange_ != nullptr) drained = exchange_->Drain(options_.round_timeout_ms);
+    if (drain && exchange_ != nullptr) drained = exchange_->Drain(options_.timeouts.round_ms);
     // In the middle of a round, or when the session has failed, there is nothing to drain.
     if (!absl::IsDeadlineExceeded(drained) && !absl::IsInvalidArgument(drained)) drained = absl::OkStatus();
     for (auto& link : links_) link->Cancel();  // nothing blocks on a slow shard any more
@@ -195,7 +195,7 @@ class Session::Impl {
   bool resumed() const { return resumed_; }
 
   absl::Status Save(const std::string& path, std::map<std::string, std::string> notes) {
-    GW_RETURN_IF_ERROR(Applying(nullptr, [this](client::Exchanger& e) { return e.Drain(options_.round_timeout_ms); }));
+    GW_RETURN_IF_ERROR(Applying(nullptr, [this](client::Exchanger& e) { return e.Drain(options_.timeouts.round_ms); }));
     GW_ASSIGN_OR_RETURN(const std::vector<PlanWindow> plans, exchange_->Plans());
     client::CheckpointIdentity identity;
     identity.worker = options_.worker;
@@ -228,10 +228,10 @@ class Session::Impl {
       for (const BucketPart& part : layout_.parts(b)) of_tensor[part.tensor] = codec_pointers_[b * shards];
     }
     const bool applies_updates = options_.pull == PullMode::kUpdate;
-    if (options_.device == nullptr) {
+    if (options_.place.device == nullptr) {
       memory_ = client::MakeHostMemory(backend_.get());
     } else {
-      GW_ASSIGN_OR_RETURN(memory_, client::MakeDeviceMemory({.device = options_.device.get(),
+      GW_ASSIGN_OR_RETURN(memory_, client::MakeDeviceMemory({.device = options_.place.device.get(),
                                                              .job = &job_,
                                                              .layout = &layout_,
                                                              .codecs = codec_pointers_,
@@ -255,21 +255,21 @@ class Session::Impl {
   }
 
   absl::Status Connect() {
-    if (!options_.resume_from.empty()) return ConnectWithCheckpoint();
+    if (!options_.resume.from.empty()) return ConnectWithCheckpoint();
     return ConnectAnew({});
   }
 
   absl::Status ConnectWithCheckpoint() {
-    if (options_.resume_anew) {
+    if (options_.resume.anew) {
       GW_ASSIGN_OR_RETURN(const client::CheckpointFile old,
-                          client::CheckpointFile::ReadForNewJob(disk_, options_.resume_from, job_));
+                          client::CheckpointFile::ReadForNewJob(disk_, options_.resume.from, job_));
       GW_RETURN_IF_ERROR(old.RestoreForNewJob(replica_.get(), gradients_.get()));
       if (options_.notice) options_.notice(old.DescribeForNewJob());
       return ConnectAnew({});
     }
     GW_ASSIGN_OR_RETURN(
         const client::CheckpointFile checkpoint,
-        client::CheckpointFile::Read(disk_, options_.resume_from, job_, layout_, options_.worker, options_.pull));
+        client::CheckpointFile::Read(disk_, options_.resume.from, job_, layout_, options_.worker, options_.pull));
     GW_RETURN_IF_ERROR(checkpoint.Restore(replica_.get(), gradients_.get()));
     // The frames of later rounds that it sent may be merged, and could not be made again; with asynchronous rounds no
     // round waits for them.
@@ -301,10 +301,10 @@ class Session::Impl {
       link.address = options_.servers[s];
       link.shard = s;
       link.identity = identity;
-      link.connect_timeout_ms = options_.connect_timeout_ms;
-      link.rpc_timeout_ms = options_.rpc_timeout_ms;
+      link.connect_timeout_ms = options_.timeouts.connect_ms;
+      link.rpc_timeout_ms = options_.timeouts.rpc_ms;
       link.durable = job_.durable();
-      link.reconnect_timeout_ms = link.durable ? options_.reconnect_timeout_ms : kBriefReconnectMs;
+      link.reconnect_timeout_ms = link.durable ? options_.timeouts.reconnect_ms : kBriefReconnectMs;
       link.sanitized_elements = [this] { return gradients_->sanitized_elements(); };
       link.notice = options_.notice;
       links_.push_back(std::make_unique<client::ShardLink>(std::move(link)));
@@ -382,7 +382,7 @@ class Session::Impl {
     const std::vector<client::ShardLink*> links = MakeLinks(request.identity());
     starter_ = std::make_unique<client::Starter>(client::StartContext{&job_, &layout_, options_.pull, incarnation_,
                                                                       codec_pointers_, links, replica_.get(),
-                                                                      options_.start_timeout_ms});
+                                                                      options_.timeouts.start_ms});
     absl::StatusOr<client::StartState> start = JoinAndStart(request, links, before);
     for (client::ShardLink* link : links) *replaced = *replaced || link->replaced();
     GW_RETURN_IF_ERROR(start.status());
@@ -417,7 +417,7 @@ class Session::Impl {
   absl::Status CheckNotBehind(uint64_t version, const client::CheckpointIdentity& before) const {
     if (version >= before.version) return absl::OkStatus();
     return absl::DataLossError(absl::StrCat(
-        "the shards hold version ", version, ", the checkpoint '", options_.resume_from, "' is of version ",
+        "the shards hold version ", version, ", the checkpoint '", options_.resume.from, "' is of version ",
         before.version,
         ": these are not the servers it was trained with, or their disks lost what lies between. Join without the "
         "checkpoint to start from what they hold"));
@@ -471,7 +471,7 @@ absl::Status Session::TensorReady(uint32_t tensor, const float* gradient, Stream
 }
 
 absl::Status Session::EndRound(int64_t timeout_ms, Stream* stream) {
-  const int64_t limit_ms = timeout_ms < 0 ? impl_->options().round_timeout_ms : timeout_ms;
+  const int64_t limit_ms = timeout_ms < 0 ? impl_->options().timeouts.round_ms : timeout_ms;
   return impl_->Applying(stream, [&](client::Exchanger& exchange) { return exchange.End(limit_ms); });
 }
 
@@ -487,19 +487,19 @@ absl::Status Session::Exchange(std::span<const float* const> gradients, std::spa
 
 absl::Status Session::Push(uint32_t bucket, std::span<const float* const> gradients) {
   GW_RETURN_IF_ERROR(impl_->ReadyBucket(bucket, gradients));
-  return impl_->exchange().WaitPushed(bucket, impl_->options().round_timeout_ms);
+  return impl_->exchange().WaitPushed(bucket, impl_->options().timeouts.round_ms);
 }
 
 absl::Status Session::Pull(uint32_t bucket) {
   return impl_->Applying(nullptr, [&](client::Exchanger& exchange) {
-    return exchange.WaitApplied(bucket, impl_->options().round_timeout_ms);
+    return exchange.WaitApplied(bucket, impl_->options().timeouts.round_ms);
   });
 }
 
 absl::Status Session::Leave(bool drain) { return impl_->Leave(drain); }
 
 absl::Status Session::Drain(int64_t timeout_ms, Stream* stream) {
-  const int64_t limit_ms = timeout_ms < 0 ? impl_->options().round_timeout_ms : timeout_ms;
+  const int64_t limit_ms = timeout_ms < 0 ? impl_->options().timeouts.round_ms : timeout_ms;
   return impl_->Applying(stream, [&](client::Exchanger& exchange) { return exchange.Drain(limit_ms); });
 }
 

@@ -138,9 +138,9 @@ class Training {
     options.job = spec_;
     options.worker = absl::StrFormat("worker-%d", options_.index);
     for (auto& parameter : parameters_) options.memory.emplace_back(parameter);
-    if (std::filesystem::exists(options_.checkpoint)) options.resume_from = options_.checkpoint;
-    options.round_timeout_ms = 120'000;
-    options.start_timeout_ms = 30'000;
+    if (std::filesystem::exists(options_.checkpoint)) options.resume.from = options_.checkpoint;
+    options.timeouts.round_ms = 120'000;
+    options.timeouts.start_ms = 30'000;
     auto session = Session::Join(std::move(options));
     if (session.ok()) session_ = *std::move(session);
     return session.status();

@@ -2,7 +2,6 @@
 #include "client/cpp/internal/async_exchange.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,26 +15,13 @@
 namespace gradwire::client {
 AsyncExchange::AsyncExchange(const SliceContext& context, std::vector<FrameLink*> links,
                              const std::vector<uint64_t>& versions, std::vector<PlanWindow> plans)
-    : context_(context),
-      links_(std::move(links)),
-      shards_(context.layout->shard_count()),
-      buckets_(context.layout->bucket_count()),
-      thread_(context.job->elements() > kThreadAbove || !context.gradients->memory().on_host()),
-      buckets_of_tensor_(context.job->tensors().size()),
-      remaining_(buckets_),
-      ready_(context.job->tensors().size()),
-      slices_(plans.size()) {
-  for (uint32_t b = 0; b < buckets_; ++b)
-    for (const BucketPart& part : context_.layout->parts(b)) {
-      std::vector<uint32_t>& list = buckets_of_tensor_[part.tensor];
-      if (list.empty() || list.back() != b) list.push_back(b);
-    }
+    : TaskedExchanger(context), context_(context), links_(std::move(links)), slices_(plans.size()) {
   for (size_t i = 0; i < slices_.size(); ++i) {
     slices_[i].plans = std::move(plans[i]);
     slices_[i].version = versions[i];
     slices_[i].encoder = context_.gradients->EncoderOf(*context_.codecs[i]);
   }
-  if (thread_) encoder_thread_ = std::thread([this] { EncodeLoop(); });
+  StartTasks();
 }
 
 AsyncExchange::~AsyncExchange() { Stop(absl::CancelledError("the session was closed")); }
@@ -48,7 +34,7 @@ void AsyncExchange::Stop(const absl::Status& reason) {
     const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !encoding_ && !settling_; };
     mu_.Await(absl::Condition(&idle));
   }
-  if (encoder_thread_.joinable()) encoder_thread_.join();
+  EndTasks();
 }
 
 const BucketLayout& AsyncExchange::LayoutOf(uint32_t slice) const {
@@ -60,28 +46,15 @@ v1::PullKind AsyncExchange::Kind() const {
 }
 
 absl::Status AsyncExchange::Begin(std::span<const float> learning_rates) {
-  const size_t groups = static_cast<size_t>(context_.job->spec().optimizer().groups_size());
-  if (learning_rates.size() != groups && learning_rates.size() != 1)
-    return absl::InvalidArgumentError(absl::StrCat(learning_rates.size(), " learning rates were given; the job has ",
-                                                   groups, " parameter groups: give one for each, or one for all"));
-  for (float rate : learning_rates)
-    if (!std::isfinite(rate)) return absl::InvalidArgumentError(absl::StrCat("learning rate ", rate, " is not finite"));
+  GW_ASSIGN_OR_RETURN(std::vector<float> rates, RatesOf(*context_.job, learning_rates));
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
   if (round_open_) return absl::FailedPreconditionError("a round is still open: call EndRound first");
-  learning_rates_.assign(learning_rates.begin(), learning_rates.end());
-  learning_rates_.resize(groups, learning_rates[0]);
+  learning_rates_ = std::move(rates);
   round_open_ = true;
   round_error_ = absl::OkStatus();
-  ready_.assign(ready_.size(), false);
-  for (uint32_t b = 0; b < buckets_; ++b) {
-    remaining_[b] = 0;
-    uint32_t last = UINT32_MAX;
-    for (const BucketPart& part : context_.layout->parts(b)) {
-      if (part.tensor != last) ++remaining_[b];
-      last = part.tensor;
-    }
-  }
+  ready_.Open();
+  countdown_.Reset();
   for (Slice& slice : slices_) {
     slice.settled = false;
     slice.fate = Fate::kNotSent;
@@ -89,48 +62,7 @@ absl::Status AsyncExchange::Begin(std::span<const float> learning_rates) {
   return absl::OkStatus();
 }
 
-bool AsyncExchange::IsReady(uint32_t tensor) const {
-  absl::MutexLock lock(&mu_);
-  return tensor < ready_.size() && ready_[tensor];
-}
-
 absl::Status AsyncExchange::BeginReplacement() { return context_.job->CheckGoesWith({Feature::kReplaceParameters}); }
-
-absl::Status AsyncExchange::Ready(uint32_t tensor, const float* gradient) {
-  {
-    absl::MutexLock lock(&mu_);
-    GW_RETURN_IF_ERROR(NoteReady(tensor, gradient));
-  }
-  RunTasksInline();
-  return absl::OkStatus();
-}
-
-absl::Status AsyncExchange::NoteReady(uint32_t tensor, const float* gradient) {
-  GW_RETURN_IF_ERROR(failed_);
-  if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
-  if (tensor >= ready_.size())
-    return absl::InvalidArgumentError(
-        absl::StrCat("tensor index ", tensor, "; the job has ", ready_.size(), " tensors"));
-  const Tensor& info = context_.job->tensors()[tensor];
-  if (gradient == nullptr && info.elements > 0)
-    return absl::InvalidArgumentError(absl::StrCat("tensor '", info.name, "': the gradient is a null pointer"));
-  if (ready_[tensor])
-    return absl::FailedPreconditionError(
-        absl::StrCat("tensor '", info.name, "' was reported ready twice in one round"));
-  ready_[tensor] = true;
-  tasks_.push_back({Task::Kind::kTensor, tensor, gradient});
-  return absl::OkStatus();
-}
-
-absl::Status AsyncExchange::CheckAllReady() const {
-  for (size_t t = 0; t < ready_.size(); ++t) {
-    const Tensor& info = context_.job->tensors()[t];
-    if (!ready_[t] && info.elements > 0)
-      return absl::FailedPreconditionError(
-          absl::StrCat("the round cannot end: the gradient of tensor '", info.name, "' was not reported ready"));
-  }
-  return absl::OkStatus();
-}
 
 template <typename Is>
 bool AsyncExchange::Every(uint32_t bucket, Is is) const {
@@ -177,7 +109,7 @@ absl::Status AsyncExchange::End(int64_t timeout_ms) {
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
   if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
-  GW_RETURN_IF_ERROR(CheckAllReady());
+  GW_RETURN_IF_ERROR(ready_.CheckAll());
   const auto all = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return std::all_of(slices_.begin(), slices_.end(), [](const Slice& slice) { return slice.settled; });
   };
@@ -287,26 +219,6 @@ absl::StatusOr<std::vector<PlanWindow>> AsyncExchange::Plans() const {
   return plans;
 }
 
-void AsyncExchange::AddStats(SessionStats* stats) const {
-  absl::MutexLock lock(&mu_);
-  stats->steps = counters_.steps;
-  stats->selected_elements = counters_.selected;
-  stats->deferred_elements = counters_.deferred;
-  stats->sanitized_elements = counters_.sanitized;
-  stats->not_included_frames = counters_.not_included;
-  stats->encode_seconds = static_cast<double>(counters_.encode_ns) * 1e-9;
-  stats->apply_seconds = static_cast<double>(counters_.apply_ns) * 1e-9;
-  stats->wait_seconds = static_cast<double>(counters_.wait_ns) * 1e-9;
-}
-
-void AsyncExchange::FailLocked(const absl::Status& status) {
-  if (failed_.ok()) failed_ = status;
-}
-
-void AsyncExchange::NoteError(const absl::Status& status) {
-  if (round_error_.ok()) round_error_ = status;
-}
-
 void AsyncExchange::OnAck(uint32_t shard, const v1::PushAck& ack) {
   {
     absl::MutexLock lock(&mu_);
@@ -396,45 +308,22 @@ void AsyncExchange::OnLost(uint32_t /*shard*/, const absl::Status& status) {
   FailLocked(status);
 }
 
-void AsyncExchange::EncodeLoop() {
-  const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_ || !tasks_.empty(); };
-  absl::MutexLock lock(&mu_);
-  for (;;) {
-    mu_.Await(absl::Condition(&work));
-    if (stop_) return;
-    RunTask();
-  }
-}
-
-void AsyncExchange::RunTasksInline() {
-  absl::MutexLock lock(&mu_);
-  if (thread_ || encoding_) return;
-  while (!stop_ && !tasks_.empty()) RunTask();
-}
-
-void AsyncExchange::RunTask() {
-  const Task task = tasks_.front();
-  tasks_.pop_front();
-  if (!failed_.ok()) return;  // the caller's gradients must not be read any more
-  encoding_ = reading_gradients_ = true;
-  mu_.Unlock();
+void AsyncExchange::Work(const Task& task) {
   switch (task.kind) {
     case Task::Kind::kTensor:
       ProcessTensor(task);
-      break;
+      return;
     case Task::Kind::kEncode:
       Encode(task.index);
-      break;
+      return;
     case Task::Kind::kPull:
       if (slices_[task.index].version == 0) context_.gradients->Keep(LayoutOf(task.index));  // the frame had no values
       Pull(task.index);
-      break;
+      return;
     case Task::Kind::kResend:
       Resend(task.index);
-      break;
+      return;
   }
-  mu_.Lock();
-  encoding_ = reading_gradients_ = false;
 }
 
 void AsyncExchange::ProcessTensor(const Task& task) {
@@ -448,10 +337,8 @@ void AsyncExchange::ProcessTensor(const Task& task) {
     absl::MutexLock lock(&mu_);
     counters_.encode_ns += spent;
   }
-  for (uint32_t bucket : buckets_of_tensor_[task.index]) {
-    if (--remaining_[bucket] != 0) continue;
+  for (uint32_t bucket : countdown_.Complete(task.index))
     for (uint32_t shard = 0; shard < shards_; ++shard) Encode(bucket * shards_ + shard);
-  }
 }
 
 void AsyncExchange::Encode(uint32_t index) {

@@ -19,19 +19,23 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "client/cpp/internal/exchanger.h"
 #include "client/cpp/internal/slice_work.h"
-#include "common/base/clock.h"
+#include "client/cpp/internal/tasked_exchanger.h"
 
 namespace gradwire::client {
 
-// Thread-safety as Session says. Owns one thread, from construction to Stop, or none for a small job. Memory in flight:
-// one frame and the parameters of every slice; for sparse codecs an accumulator of each.
-class AsyncExchange final : public Exchanger {
- public:
-  // Jobs with more elements than this have a thread (Exchange::kThreadsAbove).
-  static constexpr uint64_t kThreadAbove = 16384;
+// One step of a worker's round.
+struct AsyncTask {
+  enum class Kind { kTensor, kEncode, kPull, kResend };
+  Kind kind = Kind::kTensor;
+  uint32_t index = 0;  // tensor; slice; slice; shard
+  const float* gradient = nullptr;
+};
 
+// Thread-safety as Session says. Owns one thread, from construction to Stop, or none (see kThreadsAbove). Memory in flight:
+// one frame and the parameters of every slice; for sparse codecs an accumulator of each.
+class AsyncExchange final : public TaskedExchanger<AsyncTask> {
+ public:
   // `versions` and `plans`: of the parameters in the replica, per slice. `links` outlive this.
   AsyncExchange(const SliceContext& context, std::vector<FrameLink*> links, const std::vector<uint64_t>& versions,
                 std::vector<PlanWindow> plans);
@@ -39,16 +43,13 @@ class AsyncExchange final : public Exchanger {
 
   absl::Status Begin(std::span<const float> learning_rates) override;
   absl::Status BeginReplacement() override;
-  absl::Status Ready(uint32_t tensor, const float* gradient) override;
   absl::Status End(int64_t timeout_ms) override;
   absl::Status Drain(int64_t timeout_ms) override;  // at once: End leaves nothing
   absl::Status WaitPushed(uint32_t bucket, int64_t timeout_ms) override;
   absl::Status WaitApplied(uint32_t bucket, int64_t timeout_ms) override;
-  bool IsReady(uint32_t tensor) const override;
   void Stop(const absl::Status& reason) override;
   uint64_t version() const override;  // that every slice has passed
   absl::StatusOr<std::vector<PlanWindow>> Plans() const override;
-  void AddStats(SessionStats* stats) const override;
 
   void OnAck(uint32_t shard, const v1::PushAck& ack) override;
   void OnAnswer(uint32_t shard, PullAnswer answer) override;
@@ -77,21 +78,10 @@ class AsyncExchange final : public Exchanger {
     std::vector<Bytes> chunks;  // while `unanswered`, they may turn out to be too old
     bool Complete() const { return !settled && !sending && !unanswered && !waiting && !chunks.empty(); }
   };
-  struct Task {
-    enum class Kind { kTensor, kEncode, kPull, kResend };
-    Kind kind = Kind::kTensor;
-    uint32_t index = 0;  // tensor; slice; slice; shard
-    const float* gradient = nullptr;
-  };
-  struct Counters {
-    uint64_t steps = 0, selected = 0, deferred = 0, not_included = 0, sanitized = 0;
-    TimeNs encode_ns = 0, apply_ns = 0, wait_ns = 0;
-  };
+  using Task = AsyncTask;
 
   const BucketLayout& LayoutOf(uint32_t slice) const;
   v1::PullKind Kind() const;
-  absl::Status NoteReady(uint32_t tensor, const float* gradient) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status CheckAllReady() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Settles slices as they come until `done`.
   template <typename Done>
   absl::Status SettleUntil(Done done, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -101,11 +91,8 @@ class AsyncExchange final : public Exchanger {
   template <typename Is>
   bool Every(uint32_t bucket, Is is) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  void EncodeLoop();
-  // The next task. Releases the lock while it works.
-  void RunTask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Without a thread: all tasks, unless another caller is at them and will see the new ones.
-  void RunTasksInline() ABSL_LOCKS_EXCLUDED(mu_);
+  Task TaskOf(uint32_t tensor, const float* gradient) override { return {Task::Kind::kTensor, tensor, gradient}; }
+  void Work(const Task& task) override ABSL_LOCKS_EXCLUDED(mu_);
   void ProcessTensor(const Task& task);
   void Encode(uint32_t index);
   void SendFrame(uint32_t index);
@@ -116,37 +103,14 @@ class AsyncExchange final : public Exchanger {
   void NoteAck(uint32_t shard, const v1::PushAck& ack) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // What became of the frame is known now, and with it which parameters the slice waits for.
   void NoteLeast(Slice* slice, uint64_t least) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void FailLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void NoteError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const SliceContext context_;
   const std::vector<FrameLink*> links_;
-  const uint32_t shards_;
-  const uint32_t buckets_;
-  const bool thread_;
-  std::vector<std::vector<uint32_t>> buckets_of_tensor_;
-  SteadyClock clock_;
 
-  // Of whoever set encoding_, while a round is open.
-  std::vector<uint32_t> remaining_;  // per bucket: tensors not ready yet
-
-  mutable absl::Mutex mu_;
-  absl::Status failed_ ABSL_GUARDED_BY(mu_);
-  absl::Status round_error_ ABSL_GUARDED_BY(mu_);
-  bool stop_ ABSL_GUARDED_BY(mu_) = false;
-  bool round_open_ ABSL_GUARDED_BY(mu_) = false;
-  bool encoding_ ABSL_GUARDED_BY(mu_) = false;  // someone is at the tasks
   bool settling_ ABSL_GUARDED_BY(mu_) = false;
-  bool reading_gradients_ ABSL_GUARDED_BY(mu_) = false;
-  std::vector<float> learning_rates_ ABSL_GUARDED_BY(mu_);
-  std::vector<bool> ready_ ABSL_GUARDED_BY(mu_);
-  std::deque<Task> tasks_ ABSL_GUARDED_BY(mu_);
-  Counters counters_ ABSL_GUARDED_BY(mu_);
   // What tells of messages is guarded by mu_. Frame and encoder belong to the task at work until the frame is sent,
   // and once a slice is complete all of it to who settles it.
   std::vector<Slice> slices_;
-
-  std::thread encoder_thread_;
 };
 
 }  // namespace gradwire::client

@@ -1,7 +1,6 @@
 // The caller's side of a round and the events of the links; the two worker threads are in exchange_threads.cc.
 #include "client/cpp/internal/exchange.h"
 
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -29,26 +28,15 @@ RoundLedger::Rules RulesOf(const SliceWork& work, uint32_t buckets, uint32_t sha
 }  // namespace
 
 Exchange::Exchange(const ExchangeContext& context, uint64_t version, std::vector<PlanWindow> plans)
-    : context_(context),
+    : TaskedExchanger(context.slices),
+      context_(context),
       staleness_(context.slices.job->spec().rounds().staleness()),
-      shards_(context.slices.layout->shard_count()),
-      buckets_(context.slices.layout->bucket_count()),
-      threads_(context.slices.job->elements() > kThreadsAbove || !context.slices.gradients->memory().on_host()),
-      buckets_of_tensor_(context.slices.job->tensors().size()),
       work_(context.slices, std::move(plans)),
       bytes_((staleness_ + 1) * work_.slices()),
-      remaining_(buckets_),
       ledger_(RulesOf(work_, buckets_, shards_), version),
-      ready_(context.slices.job->tensors().size()),
       spin_(threads_ ? 0 : context.spin_us * kNsPerUs) {
-  for (uint32_t b = 0; b < buckets_; ++b)
-    for (const BucketPart& part : context_.slices.layout->parts(b)) {
-      std::vector<uint32_t>& list = buckets_of_tensor_[part.tensor];
-      if (list.empty() || list.back() != b) list.push_back(b);
-    }
-  if (!threads_) return;
-  encoder_thread_ = std::thread([this] { EncodeLoop(); });
-  apply_thread_ = std::thread([this] { ApplyLoop(); });
+  if (threads_) apply_thread_ = std::thread([this] { ApplyLoop(); });
+  StartTasks();
 }
 
 Exchange::~Exchange() { Stop(absl::CancelledError("the session was closed")); }
@@ -63,7 +51,7 @@ void Exchange::Stop(const absl::Status& reason) {
     };
     mu_.Await(absl::Condition(&idle));
   }
-  if (encoder_thread_.joinable()) encoder_thread_.join();
+  EndTasks();
   if (apply_thread_.joinable()) apply_thread_.join();
 }
 
@@ -71,36 +59,21 @@ void Exchange::OpenRound() {
   const uint64_t round = ledger_.next();
   ledger_.Open();
   apply_allowed_ = false;
-  for (uint32_t b = 0; b < buckets_; ++b) {
-    uint32_t tensors = 0;
-    uint32_t last = UINT32_MAX;
-    for (const BucketPart& part : context_.slices.layout->parts(b)) {
-      if (part.tensor != last) ++tensors;
-      last = part.tensor;
-    }
-    remaining_[b] = tensors;
-  }
+  countdown_.Reset();
   for (uint32_t slice = 0; slice < work_.slices(); ++slice) BytesOf({round, slice}) = SliceBytes();
 }
 
 absl::Status Exchange::Begin(std::span<const float> learning_rates) {
-  const size_t groups = static_cast<size_t>(context_.slices.job->spec().optimizer().groups_size());
-  if (learning_rates.size() != groups && learning_rates.size() != 1)
-    return absl::InvalidArgumentError(absl::StrCat(learning_rates.size(), " learning rates were given; the job has ",
-                                                   groups, " parameter groups: give one for each, or one for all"));
-  for (float rate : learning_rates)
-    if (!std::isfinite(rate)) return absl::InvalidArgumentError(absl::StrCat("learning rate ", rate, " is not finite"));
+  GW_ASSIGN_OR_RETURN(std::vector<float> rates, RatesOf(*context_.slices.job, learning_rates));
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
   if (round_open_)
     return absl::FailedPreconditionError(
         absl::StrCat("round ", ledger_.next() - 1, " is still open: call EndRound first"));
-  learning_rates_.assign(learning_rates.begin(), learning_rates.end());
-  learning_rates_.resize(groups, learning_rates[0]);
+  learning_rates_ = std::move(rates);
   round_open_ = true;
   replacing_ = false;
-  ready_.assign(ready_.size(), false);
-  ready_order_.clear();
+  ready_.Open();
   OpenRound();
   return absl::OkStatus();
 }
@@ -120,57 +93,17 @@ absl::Status Exchange::BeginReplacement() {
           "parameters cannot be replaced before the first step: take one, or join with the new parameters");
     GW_RETURN_IF_ERROR(work_.CheckParametersFinite());  // no other thread is at the replica between two rounds
     round_open_ = replacing_ = true;
-    ready_.assign(ready_.size(), true);
-    ready_order_.clear();
+    ready_.Open(/*all=*/true);
     OpenRound();
     for (uint32_t bucket = 0; bucket < buckets_; ++bucket)
-      tasks_.push_back({Task::Kind::kReplace, bucket, nullptr, {}});
+      tasks_.push_back({Task::Kind::kReplace, bucket, nullptr, {}, ledger_.next() - 1});
   }
   RunTasksInline();
   return absl::OkStatus();
 }
 
-bool Exchange::IsReady(uint32_t tensor) const {
-  absl::MutexLock lock(&mu_);
-  return tensor < ready_.size() && ready_[tensor];
-}
-
-absl::Status Exchange::Ready(uint32_t tensor, const float* gradient) {
-  {
-    absl::MutexLock lock(&mu_);
-    GW_RETURN_IF_ERROR(NoteReady(tensor, gradient));
-  }
-  RunTasksInline();
-  return absl::OkStatus();
-}
-
-absl::Status Exchange::NoteReady(uint32_t tensor, const float* gradient) {
-  GW_RETURN_IF_ERROR(failed_);
-  if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
-  if (tensor >= ready_.size())
-    return absl::InvalidArgumentError(
-        absl::StrCat("tensor index ", tensor, "; the job has ", ready_.size(), " tensors"));
-  const Tensor& info = context_.slices.job->tensors()[tensor];
-  if (gradient == nullptr && info.elements > 0)
-    return absl::InvalidArgumentError(absl::StrCat("tensor '", info.name, "': the gradient is a null pointer"));
-  if (ready_[tensor])
-    return absl::FailedPreconditionError(
-        absl::StrCat("tensor '", info.name, "' was reported ready twice in round ", ledger_.next() - 1));
-  ready_[tensor] = true;
-  ready_order_.push_back(tensor);
-  tasks_.push_back({Task::Kind::kIngest, tensor, gradient, {}});
-  return absl::OkStatus();
-}
-
-absl::Status Exchange::CheckAllReady() const {
-  for (size_t t = 0; t < ready_.size(); ++t) {
-    const Tensor& info = context_.slices.job->tensors()[t];
-    if (!ready_[t] && info.elements > 0)
-      return absl::FailedPreconditionError(absl::StrCat("round ", ledger_.next() - 1,
-                                                        " cannot end: the gradient of tensor '", info.name,
-                                                        "' was not reported ready"));
-  }
-  return absl::OkStatus();
+ExchangeTask Exchange::TaskOf(uint32_t tensor, const float* gradient) {
+  return {Task::Kind::kIngest, tensor, gradient, {}, ledger_.next() - 1};
 }
 
 absl::Status Exchange::WaitUntil(const absl::Condition& done, absl::Time deadline) {
@@ -224,7 +157,8 @@ absl::Status Exchange::StartAgain() {
     GW_RETURN_IF_ERROR(failed_);
     OpenRound();
     apply_allowed_ = true;
-    for (uint32_t tensor : ready_order_) tasks_.push_back({Task::Kind::kAgain, tensor, nullptr, {}});
+    for (uint32_t tensor : ready_.order())
+      tasks_.push_back({Task::Kind::kAgain, tensor, nullptr, {}, ledger_.next() - 1});
   }
   RunTasksInline();
   return absl::OkStatus();
@@ -257,7 +191,7 @@ absl::Status Exchange::End(int64_t timeout_ms) {
       absl::MutexLock lock(&mu_);
       GW_RETURN_IF_ERROR(failed_);
       if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
-      GW_RETURN_IF_ERROR(CheckAllReady());
+      GW_RETURN_IF_ERROR(ready_.CheckAll());
       absl::Status waited = ApplyUntil(absl::Condition(this, &Exchange::MayGoOn), deadline);
       if (!waited.ok()) {
         counters_.wait_ns += clock_.Now() - begin;
@@ -362,36 +296,9 @@ absl::StatusOr<std::vector<PlanWindow>> Exchange::Plans() const {
   return plans;
 }
 
-void Exchange::AddStats(SessionStats* stats) const {
-  absl::MutexLock lock(&mu_);
-  stats->steps = counters_.steps;
-  stats->skipped_rounds = counters_.skipped;
-  stats->nonfinite_rounds = counters_.nonfinite;
-  stats->selected_elements = counters_.selected;
-  stats->deferred_elements = counters_.deferred;
-  stats->sanitized_elements = counters_.sanitized;
-  stats->not_included_frames = counters_.not_included;
-  stats->encode_seconds = static_cast<double>(counters_.encode_ns) * 1e-9;
-  stats->apply_seconds = static_cast<double>(counters_.apply_ns) * 1e-9;
-  stats->wait_seconds = static_cast<double>(counters_.wait_ns) * 1e-9;
-}
-
-void Exchange::Fail(const absl::Status& status) {
-  absl::MutexLock lock(&mu_);
-  FailLocked(status);
-}
-
-void Exchange::FailLocked(const absl::Status& status) {
-  if (failed_.ok()) failed_ = status;
-}
-
-void Exchange::NoteError(const absl::Status& status) {
-  if (round_error_.ok()) round_error_ = status;
-}
-
 void Exchange::Run(const RoundLedger::Actions& actions) {
-  for (Entry entry : actions.abstain) tasks_.push_back({Task::Kind::kAbstain, 0, nullptr, entry});
-  for (Entry entry : actions.ask) tasks_.push_back({Task::Kind::kAsk, 0, nullptr, entry});
+  for (Entry entry : actions.abstain) tasks_.push_back({Task::Kind::kAbstain, 0, nullptr, entry, 0});
+  for (Entry entry : actions.ask) tasks_.push_back({Task::Kind::kAsk, 0, nullptr, entry, 0});
   undecoded_.insert(undecoded_.end(), actions.decode.begin(), actions.decode.end());
 }
 
@@ -472,7 +379,7 @@ void Exchange::OnResumed(uint32_t shard, bool behind) {
     absl::MutexLock lock(&mu_);
     ++resumed_;
     if (behind) ledger_.Dropped();
-    tasks_.push_back({Task::Kind::kResend, shard, nullptr, {}});
+    tasks_.push_back({Task::Kind::kResend, shard, nullptr, {}, 0});
   }
   RunTasksInline();
 }

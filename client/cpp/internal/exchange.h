@@ -21,11 +21,10 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/cpp/include/gradwire/session.h"
-#include "client/cpp/internal/exchanger.h"
 #include "client/cpp/internal/round_ledger.h"
 #include "client/cpp/internal/shard_link.h"
 #include "client/cpp/internal/slice_work.h"
-#include "common/base/clock.h"
+#include "client/cpp/internal/tasked_exchanger.h"
 #include "common/base/spin_budget.h"
 #include "common/codec/codec.h"
 #include "common/job/layout.h"
@@ -39,33 +38,37 @@ struct ExchangeContext {
   int64_t spin_us = 0;            // SessionOptions.spin_us
 };
 
+// One step of a worker's round.
+struct ExchangeTask {
+  enum class Kind { kIngest, kAgain, kAbstain, kAsk, kResend, kReplace };
+  Kind kind = Kind::kIngest;
+  uint32_t index = 0;  // kIngest, kAgain: tensor; kResend: shard; kReplace: bucket
+  const float* gradient = nullptr;
+  RoundLedger::Entry entry;  // kAbstain, kAsk
+  uint64_t round = 0;        // kIngest, kAgain, kReplace
+};
+
 // Thread-safety as Session says. Owns two threads, from construction to Stop, or none (see kThreadsAbove). Memory in
 // flight: the frames of the open rounds (chunks are kept until they are settled, never encoded again) and their update
 // frames.
-class Exchange final : public Exchanger {
+class Exchange final : public TaskedExchanger<ExchangeTask> {
  public:
-  // Jobs with more elements than this have threads: 64 KiB of float32 are encoded about as fast as a thread wakes up.
-  static constexpr uint64_t kThreadsAbove = 16384;
-
   // `version`: of the parameters in the replica; `plans`: up to that version, per slice.
   Exchange(const ExchangeContext& context, uint64_t version, std::vector<PlanWindow> plans);
   ~Exchange() override;
 
   absl::Status Begin(std::span<const float> learning_rates) override;
   absl::Status BeginReplacement() override;
-  absl::Status Ready(uint32_t tensor, const float* gradient) override;
   absl::Status End(int64_t timeout_ms) override;
   absl::Status Drain(int64_t timeout_ms) override;
   absl::Status WaitPushed(uint32_t bucket, int64_t timeout_ms) override;
   absl::Status WaitApplied(uint32_t bucket, int64_t timeout_ms) override;
-  bool IsReady(uint32_t tensor) const override;
 
   // Ends the exchange for good: later calls return `reason`. No memory of the caller is touched after it returned.
   void Stop(const absl::Status& reason) override;
 
   uint64_t version() const override;
   absl::StatusOr<std::vector<PlanWindow>> Plans() const override;
-  void AddStats(SessionStats* stats) const override;
 
   void OnAck(uint32_t shard, const v1::PushAck& ack) override;
   void OnAnswer(uint32_t shard, PullAnswer answer) override;
@@ -76,13 +79,7 @@ class Exchange final : public Exchanger {
 
  private:
   using Entry = RoundLedger::Entry;
-  struct Task {
-    enum class Kind { kIngest, kAgain, kAbstain, kAsk, kResend, kReplace };
-    Kind kind = Kind::kIngest;
-    uint32_t index = 0;  // tensor; kResend: shard; kReplace: bucket
-    const float* gradient = nullptr;
-    Entry entry;  // kAbstain, kAsk
-  };
+  using Task = ExchangeTask;
   // What is pulled to catch up: of every slice the versions from `first` to `last`.
   struct Catching {
     v1::PullKind kind = v1::PULL_UNSPECIFIED;
@@ -92,10 +89,6 @@ class Exchange final : public Exchanger {
     size_t missing = 0;
     bool gone = false;
     uint64_t resumed = 0;  // links that had been mended when it was asked for: it is lost with a later break
-  };
-  struct Counters {
-    uint64_t steps = 0, skipped = 0, nonfinite = 0, selected = 0, deferred = 0, not_included = 0, sanitized = 0;
-    TimeNs encode_ns = 0, apply_ns = 0, wait_ns = 0;
   };
 
   void OpenRound() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -118,8 +111,6 @@ class Exchange final : public Exchanger {
   // Waits for `done` while updates are applied, then for none to be, and closes the rounds that are settled.
   absl::Status ApplyUntil(const absl::Condition& done, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status FinishStep(TimeNs begin) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status NoteReady(uint32_t tensor, const float* gradient) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status CheckAllReady() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits for `done` or failure; on failure until no thread of ours uses the caller's memory.
   absl::Status WaitUntil(const absl::Condition& done, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Awaits `done`; without threads receives on this one meanwhile, if such waits are short. False: not in time.
@@ -128,12 +119,9 @@ class Exchange final : public Exchanger {
   void PollFor(TimeNs budget_ns, const absl::Condition& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status AwaitBucket(uint32_t bucket, bool (RoundLedger::*done)(uint32_t) const, int64_t timeout_ms);
 
-  void EncodeLoop();
-  // The next task. Releases the lock while it works.
-  void RunTask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Without threads: all tasks, unless another caller is at them and will see the new ones.
-  void RunTasksInline() ABSL_LOCKS_EXCLUDED(mu_);
-  void ProcessTensor(const Task& task, uint64_t round);
+  Task TaskOf(uint32_t tensor, const float* gradient) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Work(const Task& task) override ABSL_LOCKS_EXCLUDED(mu_);
+  void ProcessTensor(const Task& task);
   bool EncodeBucket(uint32_t bucket, uint64_t round);
   // False once the exchange has failed: the caller's gradients must not be read any more.
   bool EncodeSlice(Entry entry, std::span<const float> learning_rates);
@@ -160,51 +148,27 @@ class Exchange final : public Exchanger {
   void NoteAnswer(uint32_t shard, PullAnswer answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Does what the ledger decided, or puts it into the queues.
   void Run(const RoundLedger::Actions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
-  void FailLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void NoteError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   SliceBytes& BytesOf(Entry entry) { return bytes_[entry.round % (staleness_ + 1) * work_.slices() + entry.slice]; }
 
   const ExchangeContext context_;
   const uint64_t staleness_;
-  const uint32_t shards_;
-  const uint32_t buckets_;
-  const bool threads_;
-  std::vector<std::vector<uint32_t>> buckets_of_tensor_;
-  SteadyClock clock_;
 
   // One slice is used by one thread at a time, handed over through the ledger and the queues.
   SliceWork work_;
   std::vector<SliceBytes> bytes_;  // of the open rounds, see BytesOf
 
-  // Of the newest round, and of whoever set encoding_ while that is open.
-  std::vector<uint32_t> remaining_;  // per bucket: tensors not ready yet
-
-  mutable absl::Mutex mu_;
-  absl::Status failed_ ABSL_GUARDED_BY(mu_);
-  absl::Status round_error_ ABSL_GUARDED_BY(mu_);
-  bool stop_ ABSL_GUARDED_BY(mu_) = false;
-  bool round_open_ ABSL_GUARDED_BY(mu_) = false;
   bool replacing_ ABSL_GUARDED_BY(mu_) = false;  // the newest round replaces parameters
   bool apply_allowed_ ABSL_GUARDED_BY(mu_) = false;
-  bool encoding_ ABSL_GUARDED_BY(mu_) = false;  // someone is at the tasks
   int polling_ ABSL_GUARDED_BY(mu_) = 0;        // callers that use the links to receive
-  bool reading_gradients_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_replica_ ABSL_GUARDED_BY(mu_) = false;
   RoundLedger ledger_ ABSL_GUARDED_BY(mu_);
-  std::vector<float> learning_rates_ ABSL_GUARDED_BY(mu_);
-  std::vector<bool> ready_ ABSL_GUARDED_BY(mu_);
-  std::vector<uint32_t> ready_order_ ABSL_GUARDED_BY(mu_);
-  std::deque<Task> tasks_ ABSL_GUARDED_BY(mu_);
   std::deque<Entry> undecoded_ ABSL_GUARDED_BY(mu_);
   std::deque<Entry> decoded_ ABSL_GUARDED_BY(mu_);
   std::optional<Catching> catching_ ABSL_GUARDED_BY(mu_);
   uint64_t resumed_ ABSL_GUARDED_BY(mu_) = 0;  // times that a shard has got new streams
   SpinBudget spin_ ABSL_GUARDED_BY(mu_);
-  Counters counters_ ABSL_GUARDED_BY(mu_);
 
-  std::thread encoder_thread_;
   std::thread apply_thread_;
 };
 

@@ -10,54 +10,38 @@
 
 namespace gradwire::client {
 
-void Exchange::EncodeLoop() {
-  const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_ || !tasks_.empty(); };
-  absl::MutexLock lock(&mu_);
-  for (;;) {
-    mu_.Await(absl::Condition(&work));
-    if (stop_) return;
-    RunTask();
+void Exchange::Work(const Task& task) {
+  switch (task.kind) {
+    case Task::Kind::kIngest:
+    case Task::Kind::kAgain:
+      ProcessTensor(task);
+      return;
+    case Task::Kind::kAbstain:
+      SendAgain(task.entry);
+      return;
+    case Task::Kind::kAsk:
+      AskForUpdate(task.entry);
+      return;
+    case Task::Kind::kResend:
+      Resend(task.index);
+      return;
+    case Task::Kind::kReplace:
+      SendReplacement(task.index, task.round);
+      return;
   }
 }
 
-void Exchange::RunTasksInline() {
-  absl::MutexLock lock(&mu_);
-  if (threads_ || encoding_) return;
-  while (!stop_ && !tasks_.empty()) RunTask();
-}
-
-void Exchange::RunTask() {
-  const Task task = tasks_.front();
-  tasks_.pop_front();
-  const uint64_t round = ledger_.next() - 1;  // that tensors are ready for
-  encoding_ = reading_gradients_ = true;
-  mu_.Unlock();
-  if (task.kind == Task::Kind::kAbstain) {
-    SendAgain(task.entry);
-  } else if (task.kind == Task::Kind::kAsk) {
-    AskForUpdate(task.entry);
-  } else if (task.kind == Task::Kind::kResend) {
-    Resend(task.index);
-  } else if (task.kind == Task::Kind::kReplace) {
-    SendReplacement(task.index, round);
-  } else {
-    ProcessTensor(task, round);
-  }
-  mu_.Lock();
-  encoding_ = reading_gradients_ = false;
-}
-
-void Exchange::ProcessTensor(const Task& task, uint64_t round) {
+void Exchange::ProcessTensor(const Task& task) {
   const TimeNs begin = clock_.Now();
-  if (task.kind == Task::Kind::kIngest) context_.slices.gradients->TakeIn(task.index, task.gradient, round);
-  if (CarriesValues(*context_.slices.job, round)) context_.slices.gradients->Select(task.index, round);
+  if (task.kind == Task::Kind::kIngest) context_.slices.gradients->TakeIn(task.index, task.gradient, task.round);
+  if (CarriesValues(*context_.slices.job, task.round)) context_.slices.gradients->Select(task.index, task.round);
   const TimeNs spent = clock_.Now() - begin;
   {
     absl::MutexLock lock(&mu_);
     counters_.encode_ns += spent;
   }
-  for (uint32_t bucket : buckets_of_tensor_[task.index])
-    if (--remaining_[bucket] == 0 && !EncodeBucket(bucket, round)) return;
+  for (uint32_t bucket : countdown_.Complete(task.index))
+    if (!EncodeBucket(bucket, task.round)) return;
 }
 
 bool Exchange::EncodeBucket(uint32_t bucket, uint64_t round) {

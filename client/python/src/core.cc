@@ -134,17 +134,17 @@ class PySession {
         CheckShape(tensor, what, options.job.tensors(static_cast<int>(t)).shape());
     }
     if (device_ != nullptr) {
-      options.device = device_->device();
-      options.stream = device_->stream();
+      options.place.device = device_->device();
+      options.place.stream = device_->stream();
     }
-    options.connect_timeout_ms = connect_timeout_ms;
-    options.start_timeout_ms = start_timeout_ms;
-    options.rpc_timeout_ms = rpc_timeout_ms;
-    options.round_timeout_ms = round_timeout_ms;
+    options.timeouts.connect_ms = connect_timeout_ms;
+    options.timeouts.start_ms = start_timeout_ms;
+    options.timeouts.rpc_ms = rpc_timeout_ms;
+    options.timeouts.round_ms = round_timeout_ms;
     round_timeout_ms_ = round_timeout_ms;
     options.backend = std::move(backend);
-    options.resume_from = std::move(resume_from);
-    options.resume_anew = resume_anew;
+    options.resume.from = std::move(resume_from);
+    options.resume.anew = resume_anew;
     options.notice = [notices = notices_](const std::string& text) { notices->Add(text); };
     session_ = Join(std::move(options));
     gradients_.resize(session_->job().tensors().size());

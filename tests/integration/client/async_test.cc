@@ -216,7 +216,7 @@ TEST(AsyncJob, ACheckpointKeepsTheResidual) {
   ASSERT_TRUE(workers[0]->worker().session().Save(path).ok());
   workers[0]->worker().Drop();
   SessionOptions options = workers[1]->worker().Options(cluster.addresses(), PullMode::kParams);
-  options.resume_from = path;
+  options.resume.from = path;
   auto session = Session::Join(std::move(options));
   ASSERT_TRUE(session.ok()) << session.status();
   EXPECT_FALSE((*session)->resumed());

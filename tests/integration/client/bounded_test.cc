@@ -344,7 +344,7 @@ TEST(BoundedStaleness, ACheckpointIsTakenWhenEverythingIsSettled) {
   }
   Worker again(spec, 0);
   SessionOptions options = again.Options(cluster.addresses());
-  options.resume_from = path;
+  options.resume.from = path;
   auto session = Session::Join(std::move(options));
   ASSERT_TRUE(session.ok()) << session.status();
   EXPECT_FALSE((*session)->resumed());

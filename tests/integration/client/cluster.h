@@ -137,8 +137,8 @@ class Worker {
     options.worker = absl::StrCat("worker-", index_);
     options.pull = pull;
     for (auto& p : parameters_) options.memory.push_back(p);
-    options.round_timeout_ms = 60'000;
-    options.start_timeout_ms = 60'000;
+    options.timeouts.round_ms = 60'000;
+    options.timeouts.start_ms = 60'000;
     return options;
   }
 

@@ -40,8 +40,8 @@ class Damage : public ::testing::TestWithParam<Case> {
     InParallel(kWorkers, [&](int w) {
       Worker worker(Spec(name), w);
       SessionOptions options = worker.Options(servers);
-      options.round_timeout_ms = options.start_timeout_ms = 300'000;
-      options.connect_timeout_ms = options.reconnect_timeout_ms = 120'000;
+      options.timeouts.round_ms = options.timeouts.start_ms = 300'000;
+      options.timeouts.connect_ms = options.timeouts.reconnect_ms = 120'000;
       const absl::Status joined = worker.JoinWith(std::move(options));
       ASSERT_TRUE(joined.ok()) << joined;
       for (uint64_t step = 0; step < kRounds; ++step) {
@@ -123,7 +123,7 @@ TEST(DamageEachTime, EndsSoonAndSaysWhy) {
   spec.set_lease_ms(60'000);
   Worker worker(spec, 0);
   SessionOptions options = worker.Options({proxy.address()});
-  options.round_timeout_ms = options.reconnect_timeout_ms = 300'000;
+  options.timeouts.round_ms = options.timeouts.reconnect_ms = 300'000;
   ASSERT_EQ(worker.JoinWith(std::move(options)), absl::OkStatus());
   worker.Fill(0);
   ASSERT_EQ(worker.Step(0.01f), absl::OkStatus());

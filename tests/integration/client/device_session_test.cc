@@ -170,7 +170,7 @@ TEST(DeviceSessions, ResumeFromCheckpointsOfEither) {
       Worker host(spec, 0);
       const auto run = [&](bool on_device, int from, int to, const std::string& resume_from) {
         SessionOptions options = on_device ? device.Options(cluster.addresses()) : host.Options(cluster.addresses());
-        options.resume_from = resume_from;
+        options.resume.from = resume_from;
         const auto train = [&](auto& worker) {
           const absl::Status joined = worker.JoinWith(std::move(options));
           ASSERT_TRUE(joined.ok()) << joined;
@@ -258,7 +258,7 @@ TEST(DeviceSessions, WhatADeviceHasNotIsSaidAtTheJoin) {
   DeviceWorker bad(large, 0, device);
   SessionOptions options = bad.Options(cluster.addresses());
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  device->runtime().ToDevice(options.memory[1].data() + 9, &nan, sizeof(nan), options.stream);
+  device->runtime().ToDevice(options.memory[1].data() + 9, &nan, sizeof(nan), options.place.stream);
   const absl::Status not_finite = bad.JoinWith(std::move(options));
   EXPECT_EQ(not_finite.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(not_finite.message()), HasSubstr("parameter 9 of tensor 'h.0.attn.weight' is nan"));

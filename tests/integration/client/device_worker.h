@@ -40,8 +40,8 @@ class DeviceWorker {
   SessionOptions Options(const std::vector<std::string>& servers, PullMode pull = PullMode::kUpdate) {
     SessionOptions options = host_.Options(servers, pull);
     for (size_t t = 0; t < parameters_.size(); ++t) options.memory[t] = {parameters_[t], options.memory[t].size()};
-    options.device = device_;
-    options.stream = stream_;
+    options.place.device = device_;
+    options.place.stream = stream_;
     return options;
   }
   absl::Status JoinWith(SessionOptions options) {

@@ -36,8 +36,8 @@ TEST(LostWorker, IsNotWaitedForAfterItsLeaseAndMayJoinAgain) {
     options.identity.set_job("lost");
     options.identity.set_worker("worker-1");
     options.identity.set_incarnation(42);
-    options.connect_timeout_ms = 5000;
-    options.rpc_timeout_ms = 5000;
+    options.timeouts.connect_ms = 5000;
+    options.timeouts.rpc_ms = 5000;
     links.push_back(std::make_unique<client::ShardLink>(options));
     v1::JoinRequest request;
     *request.mutable_identity() = options.identity;
@@ -113,7 +113,7 @@ TEST(LostShard, GetsItsInitialParametersFromAWorkerWithTheValuesOfShard0) {
   Worker other(spec, 1);
   for (auto& tensor : other.parameters()) tensor[0] += 1.0f;
   SessionOptions options = other.Options(cluster.addresses());
-  options.start_timeout_ms = 1000;
+  options.timeouts.start_ms = 1000;
   const auto refused = Session::Join(std::move(options));
   EXPECT_TRUE(absl::IsDeadlineExceeded(refused.status())) << refused.status();
   std::vector<std::string> digests(2);
@@ -186,7 +186,7 @@ TEST(Join, GivesUpOnAServerThatIsNotThere) {
   for (const std::string address : {"grpc://127.0.0.1:1", "grpc://no-such-host.invalid:7070", "inproc://nobody",
                                     "tcp://127.0.0.1:1", "tcp://no-such-host.invalid:7070"}) {
     SessionOptions options = worker.Options({address});
-    options.connect_timeout_ms = 400;
+    options.timeouts.connect_ms = 400;
     const auto session = Session::Join(std::move(options));
     ASSERT_FALSE(session.ok());
     EXPECT_TRUE(absl::IsUnavailable(session.status()) || absl::IsDeadlineExceeded(session.status()))
@@ -200,7 +200,7 @@ TEST(Join, StopsWaitingForAServer) {
   for (const std::string address : {"grpc://127.0.0.1:1", "inproc://nobody", "tcp://127.0.0.1:1"}) {
     std::stop_source stop;
     SessionOptions options = worker.Options({address});
-    options.connect_timeout_ms = 600'000;
+    options.timeouts.connect_ms = 600'000;
     options.stop = stop.get_token();
     absl::Status status;
     std::thread joining([&] { status = Session::Join(std::move(options)).status(); });
@@ -235,7 +235,7 @@ TEST(Join, StopsWaitingForInitialParametersAndLeaves) {
     Worker worker(spec, 0);
     std::stop_source stop;
     SessionOptions options = worker.Options(cluster.addresses());
-    options.start_timeout_ms = 600'000;
+    options.timeouts.start_ms = 600'000;
     options.stop = stop.get_token();
     absl::Status status;
     std::thread joining([&] { status = Session::Join(std::move(options)).status(); });
@@ -250,15 +250,16 @@ TEST(Join, StopsWaitingForInitialParametersAndLeaves) {
 TEST(Join, NamesTheTimeoutThatCannotBe) {
   Cluster cluster(1, "inproc");
   Worker worker(MakeSpec("timeouts", "dense:values=fp32", v1::OPTIMIZER_SGD, 1), 0);
-  const std::pair<int64_t SessionOptions::*, const char*> timeouts[] = {
-      {&SessionOptions::connect_timeout_ms, "connect_timeout_ms"},
-      {&SessionOptions::start_timeout_ms, "start_timeout_ms"},
-      {&SessionOptions::rpc_timeout_ms, "rpc_timeout_ms"},
-      {&SessionOptions::round_timeout_ms, "round_timeout_ms"}};
+  const std::pair<int64_t SessionTimeouts::*, const char*> timeouts[] = {
+      {&SessionTimeouts::connect_ms, "timeouts.connect_ms"},
+      {&SessionTimeouts::start_ms, "timeouts.start_ms"},
+      {&SessionTimeouts::rpc_ms, "timeouts.rpc_ms"},
+      {&SessionTimeouts::round_ms, "timeouts.round_ms"},
+      {&SessionTimeouts::reconnect_ms, "timeouts.reconnect_ms"}};
   for (const auto& [member, name] : timeouts) {
     for (const int64_t value : {int64_t{0}, int64_t{-1}, INT64_MIN, INT64_MAX}) {
       SessionOptions options = worker.Options(cluster.addresses());
-      options.*member = value;
+      options.timeouts.*member = value;
       const absl::Status status = Session::Join(std::move(options)).status();
       EXPECT_EQ(status.message(), absl::StrCat(name, " is ", value, "; allowed are 1 to 1000000000000 milliseconds"));
     }

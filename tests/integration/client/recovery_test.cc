@@ -190,7 +190,7 @@ TEST(KilledServer, ThatStaysAwayIsLostInTheEnd) {
   const std::string address = server->Address();
   Worker worker(spec, 0);
   SessionOptions options = worker.Options({address});
-  options.reconnect_timeout_ms = 500;
+  options.timeouts.reconnect_ms = 500;
   auto session = Session::Join(std::move(options));
   ASSERT_TRUE(session.ok()) << session.status();
   server.reset();

@@ -26,7 +26,7 @@ inline std::set<std::string> Train(const Case& c, const std::string& job, Cluste
   std::atomic<uint64_t> deferred{0};
   const v1::JobSpec large = MakeSpec(job, c.codec, c.optimizer, workers);
   const v1::JobSpec spec = c.small ? Small(large) : large;
-  EXPECT_EQ(Job::Make(spec)->elements() > client::Exchange::kThreadsAbove, !c.small);
+  EXPECT_EQ(Job::Make(spec)->elements() > client::kThreadsAbove, !c.small);
   std::vector<std::string> digests(workers);
   std::vector<std::vector<std::string>> shard_digests(workers);
   InParallel(workers, [&](int w) {

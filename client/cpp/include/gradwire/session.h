@@ -46,6 +46,42 @@ enum class PullMode {
   kMean,        // the mean of what was pushed, unapplied; the job's optimizer must be OPTIMIZER_NONE
 };
 
+// Where a session's tensors lie: its parameters, gradients, residuals and moments.
+struct SessionPlace {
+  // Null: in host memory. Else: on this device, and only frames, update frames and checkpoints pass through the host.
+  // Such a session needs tensors that travel by tagc or dense codecs and, with kUpdate, an optimizer other than lamb,
+  // lans and lion and no clip_norm; else Join returns Unimplemented.
+  std::shared_ptr<Device> device;
+  Stream* stream = nullptr;  // with a device: work launched on this stream before Join makes the parameters' values
+};
+
+// Each from 1 to 10^12 ms.
+struct SessionTimeouts {
+  int64_t connect_ms = 20'000;  // all attempts to reach and join a shard together
+  int64_t start_ms = 600'000;   // the wait for the initial parameters (another worker may upload them)
+  int64_t rpc_ms = 10'000;      // one unary call
+  int64_t round_ms = 600'000;   // EndRound's default
+  // A shard of a durable job that cannot be reached is tried again for this long before it is lost.
+  int64_t reconnect_ms = 60'000;
+};
+
+// What a session begins with in the place of its caller's values.
+struct SessionResume {
+  // A file of Session::Save, of the same job and worker: this session goes on where the one that wrote it stood. Where
+  // the shards wait for the very round that came next (this worker's process ended and was started again, in time),
+  // nothing is lost: with the same gradients the frames have the same bytes, and shards know those that they have
+  // merged. Where the shards went on without this worker, parameters come from them; residuals and the preconditioner's
+  // state are those of the file. Session::resumed tells which of the two; with bounded staleness it is always the
+  // second, for gradients depend on which versions had come when. The session overwrites SessionOptions::memory.
+  // Empty: a newcomer.
+  std::string from;
+  // To be set with `from` where the servers do not have the job (any more), or have another one of this name that
+  // nobody trained yet. The job then begins with the parameters of the file. The file may be of a job of another name,
+  // of another worker and of other servers; where its job differs in nothing else, this worker's residuals and
+  // preconditioner come along. Moments that the shards kept begin at 0.
+  bool anew = false;
+};
+
 struct SessionOptions {
   // Address of shard i at index i; the same list, in order, on every worker. A shard that has standbys is named by all
   // of their addresses, "grpc://a:7070|grpc://b:7070": the one that serves is found, also when another is promoted.
@@ -56,37 +92,15 @@ struct SessionOptions {
   // One span per tensor of the job, of exactly its elements: the parameters (initial values on entry; pulled values
   // from then on), or for kMean where means are written. The caller keeps them alive until the session is destroyed.
   std::vector<std::span<float>> memory;
-  // Where `memory`, gradients, residuals and moments lie. Null: in host memory. Else: on this device, and only frames,
-  // update frames and checkpoints pass through the host. Such a session needs tensors that travel by tagc or dense
-  // codecs and, with kUpdate, an optimizer other than lamb, lans and lion and no clip_norm; else Join returns
-  // Unimplemented.
-  std::shared_ptr<Device> device;
-  Stream* stream = nullptr;  // with a device: work launched on this stream before Join makes the values in `memory`
-  // Timeouts are 1 ms to 10^12 ms each.
-  int64_t connect_timeout_ms = 20'000;  // all attempts to reach and join a shard together
-  int64_t start_timeout_ms = 600'000;   // the wait for the initial parameters (another worker may upload them)
-  int64_t rpc_timeout_ms = 10'000;      // one unary call
-  int64_t round_timeout_ms = 600'000;   // EndRound's default
+  SessionPlace place;  // where they and all the rest lie
+  SessionTimeouts timeouts;
+  SessionResume resume;
   // How long EndRound of a small job (see Session) busy-waits for updates before it blocks, if updates usually come
   // that fast: 0 (never) to 10000 microseconds. A thread that is woken is some 40 us late.
   int64_t spin_us = 100;
-  // A shard of a durable job that cannot be reached is tried again for this long before it is lost.
-  int64_t reconnect_timeout_ms = 60'000;
-  // A request to stop makes Join give up what it waits for (a call that is under way ends by rpc_timeout_ms), leave the
+  // A request to stop makes Join give up what it waits for (a call that is under way ends by timeouts.rpc_ms), leave the
   // job and return Cancelled. Without effect once Join has returned.
   std::stop_token stop;
-  // A file of Session::Save, of the same job and worker: this session goes on where the one that wrote it stood. Where
-  // the shards wait for the very round that came next (this worker's process ended and was started again, in time),
-  // nothing is lost: with the same gradients the frames have the same bytes, and shards know those that they have
-  // merged. Where the shards went on without this worker, parameters come from them; residuals and the preconditioner's
-  // state are those of the file. Session::resumed tells which of the two; with bounded staleness it is always the
-  // second, for gradients depend on which versions had come when. `memory` is overwritten. Empty: a newcomer.
-  std::string resume_from;
-  // To be set with resume_from where the servers do not have the job (any more), or have another one of this name that
-  // nobody trained yet. The job then begins with the parameters of the file. The file may be of a job of another name,
-  // of another worker and of other servers; where its job differs in nothing else, this worker's residuals and
-  // preconditioner come along. Moments that the shards kept begin at 0.
-  bool resume_anew = false;
   // The session calls this with what a person may want to know: a shard is away, is back, a worker has gone. Calls come
   // from threads of the session until it is destroyed; the function must return quickly. May be empty.
   std::function<void(const std::string&)> notice;
@@ -137,9 +151,9 @@ struct SessionStats {
 class Session {
  public:
   // Blocks until the parameters of the start version are in `memory`. Errors: InvalidArgument (options or job; says
-  // which field), Unavailable (a server cannot be reached within connect_timeout_ms), FailedPrecondition (another
+  // which field), Unavailable (a server cannot be reached within timeouts.connect_ms), FailedPrecondition (another
   // spec or shard map), DeadlineExceeded (nobody initialises the parameters), Cancelled (options.stop). With
-  // resume_from also NotFound (no such file, or a shard does not have the job), DataLoss (the file is damaged, or the
+  // resume.from also NotFound (no such file, or a shard does not have the job), DataLoss (the file is damaged, or the
   // shards are behind it: their disks lost versions), FailedPrecondition (it is of another job, worker or pull mode).
   static absl::StatusOr<std::unique_ptr<Session>> Join(SessionOptions options);
   ~Session();  // leaves the job, without draining
@@ -165,7 +179,7 @@ class Session {
   absl::Status EndRound(int64_t timeout_ms = -1, Stream* stream = nullptr);
 
   // Between two rounds: waits until every round that this worker pushed is applied in every bucket, as EndRound does
-  // without staleness. Returns what shards refused since the last EndRound. -1: SessionOptions.round_timeout_ms.
+  // without staleness. Returns what shards refused since the last EndRound. -1: SessionOptions.timeouts.round_ms.
   // `stream`: as for EndRound.
   absl::Status Drain(int64_t timeout_ms = -1, Stream* stream = nullptr);
 
@@ -188,7 +202,7 @@ class Session {
   absl::Status Push(uint32_t bucket, std::span<const float* const> gradients);
   absl::Status Pull(uint32_t bucket);
 
-  // Between two rounds: drains, then writes what resume_from needs to the file `path`: parameters, moments, residuals,
+  // Between two rounds: drains, then writes what SessionOptions.resume needs to the file `path`: parameters, moments, residuals,
   // the preconditioner's state and who this worker is. The file is replaced at once or not at all, and synced to disk;
   // that takes as long as writing 2 to 5 times the parameters. CHECKPOINT.md has the bytes. `notes`, UTF-8: what the
   // training loop wants to find in it. Errors: FailedPrecondition (during a round), those of the disk.

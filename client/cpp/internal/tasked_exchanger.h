@@ -1,0 +1,150 @@
+// What both exchanges share: gradients that get ready become tasks, one of which is worked on at a time, on a thread of
+// the exchange or, where waking one costs more than its work, on those of callers; and how an exchange fails.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "client/cpp/internal/exchanger.h"
+#include "client/cpp/internal/round_input.h"
+#include "client/cpp/internal/slice_work.h"
+#include "common/base/clock.h"
+#include "common/base/status_macros.h"
+
+namespace gradwire::client {
+
+// Jobs with more elements than this have threads: 64 KiB of float32 are encoded about as fast as a thread wakes up.
+inline constexpr uint64_t kThreadsAbove = 16384;
+
+// Thread-safety as Session says.
+template <typename Task>
+class TaskedExchanger : public Exchanger {
+ public:
+  absl::Status Ready(uint32_t tensor, const float* gradient) final {
+    {
+      absl::MutexLock lock(&mu_);
+      GW_RETURN_IF_ERROR(failed_);
+      if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
+      GW_RETURN_IF_ERROR(ready_.Note(tensor, gradient));
+      tasks_.push_back(TaskOf(tensor, gradient));
+    }
+    RunTasksInline();
+    return absl::OkStatus();
+  }
+
+  bool IsReady(uint32_t tensor) const final {
+    absl::MutexLock lock(&mu_);
+    return ready_.Has(tensor);
+  }
+
+  void AddStats(SessionStats* stats) const final {
+    constexpr double kSeconds = 1e-9;
+    absl::MutexLock lock(&mu_);
+    stats->steps = counters_.steps;
+    stats->skipped_rounds = counters_.skipped;
+    stats->nonfinite_rounds = counters_.nonfinite;
+    stats->selected_elements = counters_.selected;
+    stats->deferred_elements = counters_.deferred;
+    stats->sanitized_elements = counters_.sanitized;
+    stats->not_included_frames = counters_.not_included;
+    stats->encode_seconds = static_cast<double>(counters_.encode_ns) * kSeconds;
+    stats->apply_seconds = static_cast<double>(counters_.apply_ns) * kSeconds;
+    stats->wait_seconds = static_cast<double>(counters_.wait_ns) * kSeconds;
+  }
+
+ protected:
+  struct Counters {
+    uint64_t steps = 0, skipped = 0, nonfinite = 0, selected = 0, deferred = 0, not_included = 0, sanitized = 0;
+    TimeNs encode_ns = 0, apply_ns = 0, wait_ns = 0;
+  };
+
+  explicit TaskedExchanger(const SliceContext& slices)
+      : threads_(slices.job->elements() > kThreadsAbove || !slices.gradients->memory().on_host()),
+        shards_(slices.layout->shard_count()),
+        buckets_(slices.layout->bucket_count()),
+        countdown_(*slices.job, *slices.layout),
+        ready_(slices.job) {}
+
+  // The last thing of a constructor, and of Stop, once stop_ is set.
+  void StartTasks() {
+    if (threads_) encoder_thread_ = std::thread([this] { TaskLoop(); });
+  }
+  void EndTasks() {
+    if (encoder_thread_.joinable()) encoder_thread_.join();
+  }
+
+  virtual Task TaskOf(uint32_t tensor, const float* gradient) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) = 0;
+  virtual void Work(const Task& task) ABSL_LOCKS_EXCLUDED(mu_) = 0;
+
+  // Without threads: all tasks, unless another caller is at them and will see the new ones.
+  void RunTasksInline() ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    if (threads_ || encoding_) return;
+    while (!stop_ && !tasks_.empty()) RunTask();
+  }
+
+  void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    FailLocked(status);
+  }
+  void FailLocked(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (failed_.ok()) failed_ = status;
+  }
+  // Of the round: its end returns the first one.
+  void NoteError(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (round_error_.ok()) round_error_ = status;
+  }
+
+  const bool threads_;
+  const uint32_t shards_;
+  const uint32_t buckets_;
+  SteadyClock clock_;
+
+  // Of whoever set encoding_, while a round is open.
+  BucketCountdown countdown_;
+
+  mutable absl::Mutex mu_;
+  absl::Status failed_ ABSL_GUARDED_BY(mu_);
+  absl::Status round_error_ ABSL_GUARDED_BY(mu_);
+  bool stop_ ABSL_GUARDED_BY(mu_) = false;
+  bool round_open_ ABSL_GUARDED_BY(mu_) = false;
+  bool encoding_ ABSL_GUARDED_BY(mu_) = false;  // someone is at the tasks
+  bool reading_gradients_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<float> learning_rates_ ABSL_GUARDED_BY(mu_);
+  ReadyTensors ready_ ABSL_GUARDED_BY(mu_);
+  std::deque<Task> tasks_ ABSL_GUARDED_BY(mu_);
+  Counters counters_ ABSL_GUARDED_BY(mu_);
+
+ private:
+  void TaskLoop() {
+    const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_ || !tasks_.empty(); };
+    absl::MutexLock lock(&mu_);
+    for (;;) {
+      mu_.Await(absl::Condition(&work));
+      if (stop_) return;
+      RunTask();
+    }
+  }
+
+  // The next task. Releases the lock while it is worked on.
+  void RunTask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    if (!failed_.ok()) return;  // the caller's gradients must not be read any more
+    encoding_ = reading_gradients_ = true;
+    mu_.Unlock();
+    Work(task);
+    mu_.Lock();
+    encoding_ = reading_gradients_ = false;
+  }
+
+  std::thread encoder_thread_;
+};
+
+}  // namespace gradwire::client
