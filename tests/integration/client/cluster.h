@@ -26,9 +26,10 @@ class Cluster {
  public:
   using MakeBackendFn = std::function<std::unique_ptr<kernels::Backend>()>;
 
-  // `scheme`: "inproc", "grpc" or "tcp". `backend`: of each shard server; empty: the default one.
+  // `scheme`: "inproc", "grpc" or "tcp". `backend`: of each shard server; empty: the default one. `data_root`: shard i
+  // keeps its durable jobs in folder i there; empty: there can be none.
   Cluster(uint32_t shards, const std::string& scheme, const MakeBackendFn& backend = {},
-          uint64_t device_memory_limit_bytes = 0) {
+          uint64_t device_memory_limit_bytes = 0, const std::string& data_root = "") {
     static std::atomic<int> counter{0};
     spdlog::set_level(spdlog::level::err);
     for (uint32_t s = 0; s < shards; ++s) {
@@ -36,6 +37,7 @@ class Cluster {
       config.listen = {scheme == "inproc" ? absl::StrCat("inproc://client-test-", counter.fetch_add(1))
                                           : absl::StrCat(scheme, "://127.0.0.1:0")};
       config.device_memory_limit_bytes = device_memory_limit_bytes;
+      if (!data_root.empty()) config.data_dir = absl::StrCat(data_root, "/", s);
       EXPECT_TRUE(config.Validate().ok());
       auto daemon = backend ? Daemon::Start(config, &clock_, backend()) : Daemon::Start(config, &clock_);
       EXPECT_TRUE(daemon.ok()) << daemon.status();

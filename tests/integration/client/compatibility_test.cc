@@ -1,15 +1,22 @@
-// Every pair of features of common/job/compatibility.h in a job of its own: all of its tensors learn, or it is refused
-// with the words of the table. A pair that the table forgets fails here because it does not train.
+// Every pair of features of common/job/compatibility.h in a job of its own: all of its tensors learn, and what a durable
+// one learnt is there after a restart and after a restore, or it is refused with the words of the table. A pair that the
+// table forgets fails here because it does not train.
 #include "common/job/compatibility.h"
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/recovery/restore.h"
+#include "common/storage/posix_disk.h"
+#include "kernels/backend.h"
 #include "tests/integration/client/device_backends.h"
 #include "tests/integration/client/device_worker.h"
 #include "tests/integration/client/train.h"
@@ -27,6 +34,7 @@ struct Wanted {
   bool servers_on_gpu = false;
   bool workers_on_gpu = false;
   bool replaces = false;
+  bool restores = false;
 };
 
 void SetOptimizer(v1::JobSpec* spec, v1::OptimizerKind kind) { spec->mutable_optimizer()->set_kind(kind); }
@@ -122,13 +130,14 @@ void Ask(Feature feature, Wanted* wanted) {
     case Feature::kReplaceParameters:
       wanted->replaces = true;
       return;
-    case Feature::kDurable:  // Journals are the same for all features: tests/chaos.
+    case Feature::kDurable:
+      return spec->mutable_durability()->set_level(v1::DURABILITY_FSYNC);
     case Feature::kRestore:
-      return;  // Of directories, not of a running job: RestoreTest.
+      spec->mutable_durability()->set_level(v1::DURABILITY_FSYNC);
+      wanted->restores = true;
+      return;
   }
 }
-
-bool IsWalked(Feature f) { return f != Feature::kDurable && f != Feature::kRestore; }
 
 Wanted Plain(const std::string& name) {
   Wanted wanted;
@@ -164,6 +173,7 @@ FeatureSet Features(const Wanted& wanted) {
   if (wanted.workers_on_gpu) features.Add(Feature::kWorkersOnGpu);
   if (wanted.workers_on_gpu && pull == PullMode::kUpdate) features.Add(Feature::kReplicasOnGpu);
   if (wanted.replaces) features.Add(Feature::kReplaceParameters);
+  if (wanted.restores) features.Add(Feature::kRestore);
   return features;
 }
 
@@ -179,14 +189,16 @@ absl::Status Run(Trainee& worker, const Wanted& wanted) {
   return worker.session().EndRound();
 }
 
+Cluster MakeCluster(const Wanted& wanted, uint32_t shards, const std::string& data_root) {
+  return Cluster(shards, "inproc", wanted.servers_on_gpu ? DeviceBackends().front().make : Cluster::MakeBackendFn{},
+                 wanted.servers_on_gpu ? uint64_t{64} << 20 : 0, data_root);
+}
+
 // Trains the job; the first error of anybody.
-absl::Status Train(const Wanted& wanted) {
-  const NamedBackend device = DeviceBackends().front();
-  Cluster cluster(1, "inproc", wanted.servers_on_gpu ? device.make : Cluster::MakeBackendFn{},
-                  wanted.servers_on_gpu ? uint64_t{64} << 20 : 0);
+absl::Status TrainOn(Cluster& cluster, const Wanted& wanted) {
   GW_RETURN_IF_ERROR(Job::Make(wanted.spec).status());
   if (wanted.workers_on_gpu) {
-    DeviceWorker worker(wanted.spec, 0, MakeDevice(device));
+    DeviceWorker worker(wanted.spec, 0, MakeDevice(DeviceBackends().front()));
     GW_RETURN_IF_ERROR(worker.JoinWith(worker.Options(cluster.addresses(), PullOf(wanted))));
     return Run(worker, wanted);
   }
@@ -199,6 +211,66 @@ absl::Status Train(const Wanted& wanted) {
   return absl::OkStatus();
 }
 
+// The parameters that a newcomer is given.
+absl::StatusOr<std::string> DigestFor(const Wanted& wanted, Cluster& cluster) {
+  Worker worker(wanted.spec, 0);
+  for (std::vector<float>& parameter : worker.parameters()) std::fill(parameter.begin(), parameter.end(), 0.0f);
+  GW_RETURN_IF_ERROR(worker.Join(cluster.addresses(), wanted.spec.rounds().mode() == v1::ROUNDS_ASYNC
+                                                          ? PullMode::kParams
+                                                          : PullMode::kUpdate));
+  return worker.session().Digest();
+}
+
+// Trains the job. What a durable one learnt is there again where a server begins from its directory, and where two do
+// from what was restored onto them.
+absl::Status Train(const Wanted& wanted) {
+  if (!wanted.spec.has_durability()) {
+    Cluster cluster = MakeCluster(wanted, 1, "");
+    return TrainOn(cluster, wanted);
+  }
+  const std::string root = absl::StrCat(::testing::TempDir(), "/compatibility-", getpid());
+  const std::string old = absl::StrCat(root, "/old"), moved = absl::StrCat(root, "/moved");
+  std::filesystem::remove_all(root);
+  std::filesystem::create_directories(old);
+  std::filesystem::create_directories(moved);
+  const bool parameters = wanted.spec.optimizer().kind() != v1::OPTIMIZER_NONE;
+  const std::string& name = wanted.spec.name();
+  uint64_t version = 0;
+  std::string trained;
+  {
+    Cluster cluster = MakeCluster(wanted, 1, old);
+    GW_RETURN_IF_ERROR(TrainOn(cluster, wanted));
+    version = cluster.Describe(0, name).version();
+    if (parameters) trained = cluster.ParametersSha256(0, name);
+  }
+  std::string digest;
+  {
+    Cluster cluster = MakeCluster(wanted, 1, old);
+    if (cluster.Describe(0, name).version() != version) return absl::InternalError("another version after a restart");
+    if (parameters && cluster.ParametersSha256(0, name) != trained)
+      return absl::InternalError("other parameters after a restart");
+    if (parameters && wanted.restores) {
+      GW_ASSIGN_OR_RETURN(digest, DigestFor(wanted, cluster));
+    }
+  }
+  if (!wanted.restores) return absl::OkStatus();
+  PosixDisk disk;
+  GW_ASSIGN_OR_RETURN(const std::unique_ptr<kernels::Backend> backend, kernels::MakeBackend("cpu"));
+  RestoreOptions options;
+  options.from = {absl::StrCat(old, "/0")};
+  options.shards = 2;
+  options.write = {0, 1};
+  options.to = {absl::StrCat(moved, "/0"), absl::StrCat(moved, "/1")};
+  GW_RETURN_IF_ERROR(RestoreJob(disk, options, backend.get()).status());
+  Cluster cluster = MakeCluster(wanted, 2, moved);
+  for (uint32_t shard = 0; shard < 2; ++shard)
+    if (cluster.Describe(shard, name).version() != version)
+      return absl::InternalError("another version after a restore");
+  if (!parameters) return absl::OkStatus();
+  GW_ASSIGN_OR_RETURN(const std::string restored, DigestFor(wanted, cluster));
+  return restored == digest ? absl::OkStatus() : absl::InternalError("other parameters after a restore");
+}
+
 class Compatibility : public ::testing::TestWithParam<size_t> {};
 
 TEST_P(Compatibility, RunsOrIsRefusedInTheWordsOfTheTable) {
@@ -206,7 +278,6 @@ TEST_P(Compatibility, RunsOrIsRefusedInTheWordsOfTheTable) {
   int trained = 0, refused = 0;
   for (size_t i = 0; i < GetParam(); ++i) {
     const Feature other = At(i);
-    if (!IsWalked(one) || !IsWalked(other)) continue;
     SCOPED_TRACE(absl::StrCat(Named(one), " and ", Named(other)));
     Wanted wanted = Plain(absl::StrCat("pair-", GetParam(), "-", i));
     Ask(other, &wanted);
