@@ -18,7 +18,7 @@
 namespace gradwire::client {
 namespace {
 
-constexpr uint32_t kShards = 2;
+constexpr uint32_t kShardCount = 2;
 
 v1::JobSpec SpecOf(const std::string& codec, v1::NonFinitePolicy nonfinite = v1::NONFINITE_REFUSE) {
   v1::JobSpec spec;
@@ -48,7 +48,7 @@ class SliceWorkTest : public testing::Test {
     absl::StatusOr<Job> made = Job::Make(spec);
     ASSERT_TRUE(made.ok()) << made.status();
     job_ = std::make_unique<Job>(*std::move(made));
-    layout_ = std::make_unique<Layout>(*Layout::Make(*job_, kShards));
+    layout_ = std::make_unique<Layout>(*Layout::Make(*job_, kShardCount));
     backend_ = *kernels::MakeBackend("cpu");
     std::vector<std::span<float>> spans;
     for (const Tensor& tensor : job_->tensors()) parameters_.emplace_back(tensor.elements);
@@ -56,7 +56,7 @@ class SliceWorkTest : public testing::Test {
     std::vector<const Codec*> of_tensor(job_->tensors().size()), of_slice;
     std::vector<PlanWindow> plans;
     for (uint32_t b = 0; b < layout_->bucket_count(); ++b) {
-      for (uint32_t s = 0; s < kShards; ++s) {
+      for (uint32_t s = 0; s < kShardCount; ++s) {
         codecs_.push_back(*MakeCodec({job_.get(), &layout_->at(b, s), backend_.get()}));
         of_slice.push_back(codecs_.back().get());
         plans.emplace_back(PlansKept(*job_), codecs_.back()->InitialPlan());
@@ -117,8 +117,8 @@ class SliceWorkTest : public testing::Test {
 
   FrameIdentity IdOf(uint32_t slice, uint64_t round) const {
     FrameIdentity id;
-    id.shard = static_cast<uint16_t>(slice % kShards);
-    id.bucket = slice / kShards;
+    id.shard = static_cast<uint16_t>(slice % kShardCount);
+    id.bucket = slice / kShardCount;
     id.round = round;
     id.learning_rates = kRates;
     return id;
@@ -226,7 +226,7 @@ TEST_F(SliceWorkTest, ASkippedRoundLeavesEverythingAsItWas) {
   for (uint32_t slice = 0; slice < work_->slices(); ++slice) {
     FrameIdentity id = IdOf(slice, 3);
     id.nonfinite_rounds = 1;
-    const BucketLayout& layout = layout_->at(slice / kShards, slice % kShards);
+    const BucketLayout& layout = layout_->at(slice / kShardCount, slice % kShardCount);
     bytes[slice].update_chunks = SkippedUpdate(id, layout, bytes[slice].frame->plan).chunks;
     ASSERT_EQ(Take(slice, 3, true, &bytes[slice]), absl::OkStatus());
     EXPECT_TRUE(bytes[slice].skipped);
@@ -292,8 +292,8 @@ TEST_F(SliceWorkTest, AFrameThatAbstainsHasNoBodyAndSaysWhy) {
     const auto chunks = wire::ParseFrame(work_->EncodeAbstain(3, 9, nonfinite));
     ASSERT_TRUE(chunks.ok()) << chunks.status();
     const wire::FrameHeader& header = chunks->at(0).header;
-    EXPECT_EQ(header.bucket, 3 / kShards);
-    EXPECT_EQ(header.shard, 3 % kShards);
+    EXPECT_EQ(header.bucket, 3 / kShardCount);
+    EXPECT_EQ(header.shard, 3 % kShardCount);
     EXPECT_EQ(header.round, 9u);
     EXPECT_EQ(header.incarnation, 7u);
     EXPECT_EQ(header.flags, wire::kAbstain | (nonfinite ? wire::kNonFinite : 0));
