@@ -318,12 +318,13 @@ class Session::Impl {
     start_version_ = start.version;
     const client::SliceContext context{&job_,           &layout_,       options_.pull,    incarnation_,
                                        codec_pointers_, replica_.get(), gradients_.get(), HashString(options_.worker)};
+    const std::vector<client::FrameLink*> frame_links(links.begin(), links.end());
     if (IsAsync(job_)) {
-      exchange_ = std::make_unique<client::AsyncExchange>(
-          context, std::vector<client::FrameLink*>(links.begin(), links.end()), start.versions, std::move(start.plans));
+      exchange_ =
+          std::make_unique<client::AsyncExchange>(context, frame_links, start.versions, std::move(start.plans));
       return;
     }
-    exchange_ = std::make_unique<client::Exchange>(client::ExchangeContext{context, links, options_.spin_us},
+    exchange_ = std::make_unique<client::Exchange>(client::ExchangeContext{context, frame_links, options_.spin_us},
                                                    start.version, std::move(start.plans));
   }
 

@@ -141,12 +141,12 @@ void Exchange::PollFor(TimeNs budget_ns, const absl::Condition& done) {
   mu_.Unlock();
   bool can_poll = true;
   const bool ended = SpinBudget::Spin(budget_ns, [&] {
-    for (ShardLink* link : context_.links) can_poll = link->Poll() && can_poll;
+    for (FrameLink* link : context_.links) can_poll = link->Poll() && can_poll;
     absl::MutexLock lock(&mu_);
     return !can_poll || done.Eval();
   });
   if (!ended || !can_poll)
-    for (ShardLink* link : context_.links) link->StopPolling();
+    for (FrameLink* link : context_.links) link->StopPolling();
   mu_.Lock();
   --polling_;
 }
@@ -362,9 +362,9 @@ void Exchange::NoteAnswer(uint32_t shard, PullAnswer answer) {
       return;
     case RoundLedger::AnswerEffect::kUnexpected:
       if (ledger_.Behind()) return;  // of an attempt to catch up that was given up
-      return FailLocked(absl::InternalError(absl::StrCat(
-          "shard ", shard, " at ", context_.links[shard]->address(), " answered with bucket ", answer.bucket,
-          " version ", answer.version, "; version ", ledger_.version() + 1, " was asked for")));
+      return FailLocked(context_.links[shard]->Annotate(
+          absl::InternalError(absl::StrCat("it answered with bucket ", answer.bucket, " version ", answer.version,
+                                           "; version ", ledger_.version() + 1, " was asked for"))));
   }
 }
 

@@ -21,8 +21,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/cpp/include/gradwire/session.h"
+#include "client/cpp/internal/frame_link.h"
 #include "client/cpp/internal/round_ledger.h"
-#include "client/cpp/internal/shard_link.h"
 #include "client/cpp/internal/slice_work.h"
 #include "client/cpp/internal/tasked_exchanger.h"
 #include "common/base/spin_budget.h"
@@ -34,7 +34,7 @@ namespace gradwire::client {
 // Borrowed; outlives the exchange.
 struct ExchangeContext {
   SliceContext slices;
-  std::vector<ShardLink*> links;  // per shard
+  std::vector<FrameLink*> links;  // per shard
   int64_t spin_us = 0;            // SessionOptions.spin_us
 };
 

@@ -40,7 +40,7 @@ absl::Status Exchange::CatchUp(absl::Time deadline) {
       if (done) return absl::OkStatus();
       continue;
     }
-    if (!ShardLink::Mends(version.status())) {
+    if (!FrameLink::Mends(version.status())) {
       Fail(version.status());
       return version.status();
     }
@@ -69,10 +69,10 @@ void Exchange::AskFor(uint64_t version, uint64_t resumed, bool* by_updates) {
     wanted.chunks.resize(wanted.missing);
     catching_ = wanted;
   }
-  for (ShardLink* link : context_.links) {
+  for (FrameLink* link : context_.links) {
     for (uint64_t v = wanted.first; v <= wanted.last; ++v) {
       const absl::Status asked = link->RequestPull(wanted.kind, v, 0, buckets_);
-      if (!asked.ok() && !ShardLink::Mends(asked)) Fail(asked);
+      if (!asked.ok() && !FrameLink::Mends(asked)) Fail(asked);
     }
   }
 }

@@ -102,7 +102,7 @@ bool Exchange::SendAbstain(Entry entry) {
 // Where the link has broken the frame is sent again, and asks for it.
 void Exchange::AskForUpdate(Entry entry) {
   const uint32_t bucket = entry.slice / shards_;
-  ShardLink* const link = context_.links[entry.slice % shards_];
+  FrameLink* const link = context_.links[entry.slice % shards_];
   const absl::Status asked = link->RequestPull(v1::PULL_UPDATE, entry.round + 1, bucket, bucket + 1);
   if (!asked.ok() && !link->Mends(asked)) Fail(asked);
 }
@@ -138,7 +138,7 @@ bool Exchange::SendAgain(Entry entry) {
 }
 
 bool Exchange::Send(Entry entry, const std::vector<Bytes>& chunks) {
-  ShardLink* const link = context_.links[entry.slice % shards_];
+  FrameLink* const link = context_.links[entry.slice % shards_];
   std::vector<v1::PullKind> pulls;
   {
     absl::MutexLock lock(&mu_);

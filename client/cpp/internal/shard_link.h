@@ -94,9 +94,8 @@ class ShardLink final : public FrameLink {
   // two seconds of it: the connection of a former worker of this name is about to end. Any other error of the shard is
   // final. Messages name shard and address.
   absl::StatusOr<v1::JoinReply> Join(const v1::JoinRequest& request);
-  // The worker fell behind: joins to start anew, not before `start_version`, as Join does. The start version that the
-  // shard names. Once Start has returned.
-  absl::StatusOr<uint64_t> CatchUp(uint64_t start_version);
+  // As Join does; once Start has returned.
+  absl::StatusOr<uint64_t> CatchUp(uint64_t start_version) override;
   // Opens the streams and starts the heartbeat; streams that cannot be opened are mended as those that break. `events`
   // must live until Close has returned or SetEvents replaced it.
   absl::Status Start(int64_t lease_ms, LinkEvents* events);
@@ -109,9 +108,9 @@ class ShardLink final : public FrameLink {
 
   absl::Status SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull = {}) override;
   absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end) override;
-  // As Channel's; once Start has returned.
-  bool Poll() { return channel()->Poll(); }
-  void StopPolling() { channel()->StopPolling(); }
+  // Once Start has returned.
+  bool Poll() override { return channel()->Poll(); }
+  void StopPolling() override { channel()->StopPolling(); }
   // Ends the streams at once: a blocked SendFrame returns, no more events are delivered. Join and Start return
   // Cancelled. May be called while any of these runs; not together with Close.
   void Cancel();

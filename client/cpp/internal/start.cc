@@ -28,7 +28,7 @@ v1::PullKind StartKind(const Job& job, PullMode pull) {
   return pull == PullMode::kUpdate && job.keeps_parameters() ? v1::PULL_STATE : v1::PULL_PARAMS_F32;
 }
 
-absl::StatusOr<uint64_t> AgreeToCatchUp(const std::vector<ShardLink*>& links, uint64_t version) {
+absl::StatusOr<uint64_t> AgreeToCatchUp(const std::vector<FrameLink*>& links, uint64_t version) {
   std::vector<std::optional<uint64_t>> start(links.size());
   for (int pass = 0; pass < kMaxJoinPasses; ++pass) {
     for (size_t s = 0; s < links.size(); ++s) {
@@ -169,7 +169,7 @@ absl::Status Starter::Again() {
       GW_RETURN_IF_ERROR(state_->Failure());
       mended = state_->mended;
     }
-    const absl::StatusOr<uint64_t> version = AgreeToCatchUp(context_.links, 0);
+    const absl::StatusOr<uint64_t> version = AgreeToCatchUp({context_.links.begin(), context_.links.end()}, 0);
     // A link that cannot be mended fails the start.
     if (absl::IsUnavailable(version.status()) || absl::IsDeadlineExceeded(version.status())) continue;
     GW_RETURN_IF_ERROR(version.status());

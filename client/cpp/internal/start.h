@@ -37,7 +37,7 @@ struct StartState {
 };
 
 // Joins every shard to start anew, not before `version`, until all name the same start; that version.
-absl::StatusOr<uint64_t> AgreeToCatchUp(const std::vector<ShardLink*>& links, uint64_t version);
+absl::StatusOr<uint64_t> AgreeToCatchUp(const std::vector<FrameLink*>& links, uint64_t version);
 // What a worker pulls of the version that it starts from.
 v1::PullKind StartKind(const Job& job, PullMode pull);
 
