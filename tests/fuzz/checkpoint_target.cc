@@ -162,7 +162,7 @@ Seeds CheckpointSeeds() {
     testing_support::FakeDisk disk;
     MakeFolder(disk);
     const State state(static_cast<uint8_t>(choice >> 1));
-    Require(state.Write(disk, {kWorker, 0xABCD, kVersion, PullMode::kUpdate, {7, 8}, {11, 12}}).ok(),
+    Require(state.Write(disk, {kWorker, 0xABCD, kVersion, PullMode::kUpdate, {7, 8}, {11, 12}, {{"note", "1"}}}).ok(),
             "a checkpoint can be written");
     const std::vector<uint8_t> file = *ReadWholeFile(disk, kPath, 1 << 20);
     uint64_t header_bytes;

@@ -257,6 +257,8 @@ absl::Status CheckpointFile::ParseIdentity() {
   for (const auto& [mode, name] : kPullModes)
     if (Metadata("pull") == name) identity_.pull = mode;
   good = good && ParseList("server_epochs", &identity_.server_epochs);
+  for (const auto& [key, value] : header_.metadata)
+    if (key.starts_with(kNote)) identity_.notes[key.substr(sizeof(kNote) - 1)] = value;
   if (header_.metadata.contains(kServerLineages)) {
     good = good && ParseList(kServerLineages, &identity_.server_lineages) &&
            identity_.server_lineages.size() == identity_.server_epochs.size();

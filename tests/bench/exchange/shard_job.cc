@@ -124,8 +124,8 @@ void ShardJob::Join(const ShardJobSpec& spec, Worker* worker, const std::string&
   client::LinkOptions options;
   options.address = spec.address;
   options.identity = request.identity();
-  options.timeouts.connect_ms = kTimeoutMs;
-  options.timeouts.rpc_ms = kTimeoutMs;
+  options.connect_timeout_ms = kTimeoutMs;
+  options.rpc_timeout_ms = kTimeoutMs;
   worker->link = std::make_unique<client::ShardLink>(std::move(options));
   Check(worker->link->Join(request).status());
   Check(worker->link->Start(kLeaseMs, &worker->counter));

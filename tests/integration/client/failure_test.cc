@@ -36,8 +36,8 @@ TEST(LostWorker, IsNotWaitedForAfterItsLeaseAndMayJoinAgain) {
     options.identity.set_job("lost");
     options.identity.set_worker("worker-1");
     options.identity.set_incarnation(42);
-    options.timeouts.connect_ms = 5000;
-    options.timeouts.rpc_ms = 5000;
+    options.connect_timeout_ms = 5000;
+    options.rpc_timeout_ms = 5000;
     links.push_back(std::make_unique<client::ShardLink>(options));
     v1::JoinRequest request;
     *request.mutable_identity() = options.identity;

@@ -79,7 +79,8 @@ struct State {
   }
 
   CheckpointIdentity Identity() const {
-    return {"worker-3", 0xFEDCBA9876543210, 42, PullMode::kUpdate, {7, 0x1'0000'0001}, {5, 0xFEDCBA9876543210}};
+    return {"worker-3", 0xFEDCBA9876543210, 42, PullMode::kUpdate,
+            {7, 0x1'0000'0001}, {5, 0xFEDCBA9876543210}, {{"had_gradients", "101"}, {"empty", ""}}};
   }
   absl::Status Write(Disk& disk) const {
     return WriteCheckpoint(disk, kPath, job, layout, Identity(), *replica, *gradients, plans);
@@ -120,6 +121,7 @@ TEST_P(CheckpointTest, ComesBackWhole) {
   EXPECT_EQ(file->identity().version, 42u);
   EXPECT_EQ(file->identity().server_epochs, (std::vector<uint64_t>{7, 0x1'0000'0001}));
   EXPECT_EQ(file->identity().server_lineages, (std::vector<uint64_t>{5, 0xFEDCBA9876543210}));
+  EXPECT_EQ(file->identity().notes, from.Identity().notes);
   EXPECT_EQ(file->plans(), from.plans);
   ASSERT_EQ(file->Restore(to.replica.get(), to.gradients.get()), absl::OkStatus());
   EXPECT_EQ(to.memory, from.memory);

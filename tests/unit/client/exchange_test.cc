@@ -49,10 +49,11 @@ class ExchangeTest : public testing::Test {
     exchange_.emplace(ExchangeContext{worker_.context, {&links_[0], &links_[1]}}, 0, worker_.plans);
   }
 
-  void Begin(const Tensors& gradient) {
+  void Begin(Tensors gradient) {
+    gradient_ = std::move(gradient);  // borrowed until the round ends
     ASSERT_EQ(exchange_->Begin(OneWorker::kRates), absl::OkStatus());
-    for (uint32_t t = 0; t < gradient.size(); ++t)
-      ASSERT_EQ(exchange_->Ready(t, gradient[t].data()), absl::OkStatus());
+    for (uint32_t t = 0; t < gradient_.size(); ++t)
+      ASSERT_EQ(exchange_->Ready(t, gradient_[t].data()), absl::OkStatus());
   }
 
   // Takes the oldest frame of a shard, and answers it with the update of this worker alone; of nobody where it abstains.
@@ -105,6 +106,7 @@ class ExchangeTest : public testing::Test {
   }
 
   OneWorker worker_;
+  Tensors gradient_;
   HeldLink links_[kShardCount];
   std::optional<Exchange> exchange_;
 };

@@ -95,9 +95,12 @@ class OneWorker {
     if (!frame.empty()) {
       const absl::StatusOr<std::vector<wire::Chunk>> chunks = wire::ParseFrame(frame);
       EXPECT_TRUE(chunks.ok()) << chunks.status();
-      for (const wire::Chunk& chunk : *chunks)
-        for (const wire::Segment& segment : chunk.segments)
-          if (segment.type != wire::SegmentType::kLearningRates) EXPECT_TRUE(shard.Add(segment).ok());
+      for (const wire::Chunk& chunk : *chunks) {
+        for (const wire::Segment& segment : chunk.segments) {
+          if (segment.type == wire::SegmentType::kLearningRates) continue;
+          EXPECT_TRUE(shard.Add(segment).ok());
+        }
+      }
     }
     absl::StatusOr<UpdateFrame> update = shard.Finish(IdOf(slice, round), frame.empty() ? 0 : 1);
     EXPECT_TRUE(update.ok()) << update.status();

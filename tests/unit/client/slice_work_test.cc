@@ -15,10 +15,12 @@ struct Working : OneWorker {
 
   // The frames of a round, one per slice.
   std::vector<SliceBytes> Encode(uint64_t round, const Tensors& gradient) {
-    for (uint32_t t = 0; t < gradient.size(); ++t) {
+    for (uint32_t t = 0; t < gradient.size(); ++t)
       EXPECT_TRUE(gradients->Ingest(t, gradient[t].data(), round).ok());
-      if (round > 0) gradients->Select(t, round);
-    }
+    return EncodeTaken(round);
+  }
+  std::vector<SliceBytes> EncodeTaken(uint64_t round) {
+    for (uint32_t t = 0; round > 0 && t < job.tensors().size(); ++t) gradients->Select(t, round);
     std::vector<SliceBytes> bytes(slices());
     for (uint32_t slice = 0; slice < slices(); ++slice)
       EXPECT_TRUE(work.Encode(slice, round, kRates, &bytes[slice]).ok());
@@ -36,12 +38,20 @@ struct Working : OneWorker {
 
   // A whole round in which everything arrives.
   void Round(uint64_t round, const Tensors& gradient) {
-    std::vector<SliceBytes> bytes = Encode(round, gradient);
+    Deliver(round, Encode(round, gradient));
+    gradients->EndRound();
+  }
+  // The first step: round 0 calibrates, round 1 carries the same gradients.
+  void FirstStep(const Tensors& gradient) {
+    Deliver(0, Encode(0, gradient));
+    Deliver(1, EncodeTaken(1));
+    gradients->EndRound();
+  }
+  void Deliver(uint64_t round, std::vector<SliceBytes> bytes) {
     for (uint32_t slice = 0; slice < slices(); ++slice) {
       bytes[slice].update_chunks = MergeFrame(slice, round, bytes[slice]);
       EXPECT_EQ(Take(slice, round, true, &bytes[slice]), absl::OkStatus());
     }
-    gradients->EndRound();
   }
 
   SliceWork work;
@@ -52,11 +62,9 @@ class EveryCodec : public testing::TestWithParam<const char*> {};
 // With a learning rate of 1 the parameters are what was given, with its sign turned, but for what waits.
 TEST_P(EveryCodec, WhatWasGivenIsInAStepOrInTheResidual) {
   Working worker(SmallSpec(GetParam()));
-  const Tensors zeros = worker.parameters;
-  Tensors given = zeros;
-  worker.Round(0, worker.NextGradient());  // only calibrates
-  EXPECT_EQ(worker.parameters, zeros);
-  for (uint64_t round = 1; round < 6; ++round) {
+  Tensors given = worker.NextGradient();
+  worker.FirstStep(given);
+  for (uint64_t round = 2; round < 7; ++round) {
     const Tensors gradient = worker.NextGradient();
     worker.Round(round, gradient);
     AddTo(&given, gradient);
@@ -133,12 +141,13 @@ TEST(SliceWorkTest, WhatAnUpdateThatIsGoneDeferredIsNotGuessed) {
 
 TEST(SliceWorkTest, AnUpdateOfAnotherRoundIsRefused) {
   Working worker(SmallSpec("dense:fp32"));
+  const std::vector<SliceBytes> bytes = worker.Encode(0, worker.NextGradient());
+  SliceBytes old;
+  old.update_chunks = worker.MergeFrame(0, 0, bytes[0]);
+  worker.gradients->EndRound();
   worker.Round(0, worker.NextGradient());
-  std::vector<SliceBytes> bytes = worker.Encode(1, worker.NextGradient());
-  SliceBytes wrong;
-  wrong.update_chunks = worker.MergeFrame(0, 1, bytes[0]);
-  EXPECT_TRUE(absl::IsInvalidArgument(worker.work.Decode(0, 2, &wrong)));
-  EXPECT_TRUE(absl::IsInvalidArgument(worker.work.Follow(0, 2, wrong.update_chunks)));
+  EXPECT_TRUE(absl::IsInvalidArgument(worker.work.Decode(0, 1, &old)));
+  EXPECT_TRUE(absl::IsInvalidArgument(worker.work.Follow(0, 1, old.update_chunks)));
   EXPECT_EQ(worker.work.plans(0).version(), 1u);
 }
 
@@ -173,7 +182,7 @@ TEST(SliceWorkTest, AFrameThatAbstainsHasNoBodyAndSaysWhy) {
     EXPECT_EQ(header.shard, 3 % kShardCount);
     EXPECT_EQ(header.round, 9u);
     EXPECT_EQ(header.incarnation, 7u);
-    EXPECT_EQ(header.flags, wire::kAbstain | (nonfinite ? wire::kNonFinite : 0));
+    EXPECT_EQ(header.flags & (wire::kAbstain | wire::kNonFinite), wire::kAbstain | (nonfinite ? wire::kNonFinite : 0));
     EXPECT_TRUE(chunks->at(0).segments.empty());
   }
 }
