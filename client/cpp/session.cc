@@ -320,8 +320,7 @@ class Session::Impl {
                                        codec_pointers_, replica_.get(), gradients_.get(), HashString(options_.worker)};
     const std::vector<client::FrameLink*> frame_links(links.begin(), links.end());
     if (IsAsync(job_)) {
-      exchange_ =
-          std::make_unique<client::AsyncExchange>(context, frame_links, start.versions, std::move(start.plans));
+      exchange_ = std::make_unique<client::AsyncExchange>(context, frame_links, start.versions, std::move(start.plans));
       return;
     }
     exchange_ = std::make_unique<client::Exchange>(client::ExchangeContext{context, frame_links, options_.spin_us},

@@ -37,8 +37,8 @@ absl::StatusOr<MemberId> JobShard::FindMember(const v1::WorkerIdentity& identity
   if (!streams_.Belongs(*member, identity.session())) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "job '%s': another process goes on from the checkpoint of worker '%s', incarnation %016x, and has taken the "
-        "place of this one: stop one of the two", parts_.job.spec().name(), identity.worker(),
-        identity.incarnation()));
+        "place of this one: stop one of the two",
+        parts_.job.spec().name(), identity.worker(), identity.incarnation()));
   }
   return member;
 }

@@ -50,7 +50,7 @@ class MemberStreams {
   std::multimap<MemberId, std::shared_ptr<Outbox>> open_;
   std::map<MemberId, std::shared_ptr<UnsentBudget>> unsent_;  // of all streams of a member
   std::map<MemberId, uint64_t> sessions_;
-  std::deque<std::weak_ptr<Outbox>> departed_;                // the oldest first
+  std::deque<std::weak_ptr<Outbox>> departed_;  // the oldest first
 };
 
 }  // namespace gradwire

@@ -32,8 +32,8 @@ struct AsyncTask {
   const float* gradient = nullptr;
 };
 
-// Thread-safety as Session says. Owns one thread, from construction to Stop, or none (see kThreadsAbove). Memory in flight:
-// one frame and the parameters of every slice; for sparse codecs an accumulator of each.
+// Thread-safety as Session says. Owns one thread, from construction to Stop, or none (see kThreadsAbove). Memory in
+// flight: one frame and the parameters of every slice; for sparse codecs an accumulator of each.
 class AsyncExchange final : public TaskedExchanger<AsyncTask> {
  public:
   // `versions` and `plans`: of the parameters in the replica, per slice. `links` outlive this.

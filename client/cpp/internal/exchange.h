@@ -160,7 +160,7 @@ class Exchange final : public TaskedExchanger<ExchangeTask> {
 
   bool replacing_ ABSL_GUARDED_BY(mu_) = false;  // the newest round replaces parameters
   bool apply_allowed_ ABSL_GUARDED_BY(mu_) = false;
-  int polling_ ABSL_GUARDED_BY(mu_) = 0;        // callers that use the links to receive
+  int polling_ ABSL_GUARDED_BY(mu_) = 0;  // callers that use the links to receive
   bool writing_replica_ ABSL_GUARDED_BY(mu_) = false;
   RoundLedger ledger_ ABSL_GUARDED_BY(mu_);
   std::deque<Entry> undecoded_ ABSL_GUARDED_BY(mu_);

@@ -58,10 +58,7 @@ wire::FrameHeader HeaderFor(const BucketLayout& layout, wire::FrameKind kind, ui
 class ParameterReader {
  public:
   ParameterReader(const Job& job, const BucketLayout& layout, const ParameterTargets& targets)
-      : job_(job),
-        layout_(layout),
-        targets_(targets),
-        most_factors_(FamilyOf(job, layout).MostFactors(job, layout)) {}
+      : job_(job), layout_(layout), targets_(targets), most_factors_(FamilyOf(job, layout).MostFactors(job, layout)) {}
 
   absl::Status Read(const Segment& s) {
     switch (s.type) {

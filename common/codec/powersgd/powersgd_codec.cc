@@ -15,8 +15,8 @@
 #include "common/codec/frame/frame_header.h"
 #include "common/codec/frame/run_pieces.h"
 #include "common/codec/grid/grid_limit.h"
-#include "common/codec/powersgd/arithmetic.h"
 #include "common/codec/plan/factor_segments.h"
+#include "common/codec/powersgd/arithmetic.h"
 #include "common/codec/powersgd/factor_frames.h"
 #include "common/codec/powersgd/matrices.h"
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr uint32_t kMaxPerSegment = 1u << 15;  // 4 bytes each for position and integer fit a chunk
 constexpr uint32_t kWordBits = 64;
-constexpr int kCodingBits = 3;                 // of a list's param; above them the bits of its integers, less 1
+constexpr int kCodingBits = 3;  // of a list's param; above them the bits of its integers, less 1
 
 uint8_t ParamOf(IndexCoding coding, int bits) {
   return static_cast<uint8_t>(static_cast<unsigned>(coding) | static_cast<unsigned>(bits - 1) << kCodingBits);
@@ -138,13 +138,11 @@ void ListSums::Merge(Sign sign) {
     using Cell = std::remove_reference_t<decltype(*sums)>;
     const int32_t* const integers = integers_.data();
     if (sign == Sign::kAdd) {
-      ForEachCell(sums, positions_.data(), positions_.size(), [integers](size_t i, Cell& sum) {
-        sum = static_cast<Cell>(sum + static_cast<Cell>(integers[i]));
-      });
+      ForEachCell(sums, positions_.data(), positions_.size(),
+                  [integers](size_t i, Cell& sum) { sum = static_cast<Cell>(sum + static_cast<Cell>(integers[i])); });
     } else {
-      ForEachCell(sums, positions_.data(), positions_.size(), [integers](size_t i, Cell& sum) {
-        sum = static_cast<Cell>(sum - static_cast<Cell>(integers[i]));
-      });
+      ForEachCell(sums, positions_.data(), positions_.size(),
+                  [integers](size_t i, Cell& sum) { sum = static_cast<Cell>(sum - static_cast<Cell>(integers[i])); });
     }
   });
 }

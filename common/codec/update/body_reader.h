@@ -47,7 +47,8 @@ absl::Status MissingExponents(const Update& update);
 // The payload of a segment that lies in `chunk`, whose memory it shares.
 Bytes PayloadOf(const wire::Segment& s, const Bytes& chunk);
 
-// Reads the segments that one codec writes into update frames, beside float32 values, which any may. One for each frame.
+// Reads the segments that one codec writes into update frames, beside float32 values, which any may. One for each
+// frame.
 class BodyReader {
  public:
   virtual ~BodyReader() = default;

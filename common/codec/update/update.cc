@@ -78,7 +78,8 @@ class UpdateReader {
 
   // `s` lies in `chunk`.
   absl::Status Read(const Segment& s, const Bytes& chunk) {
-    if (compressed_ != nullptr && IsUpdateBody(s.type) && s.type != FamilyOf(*compressed_).CompressedType(*compressed_)) {
+    if (compressed_ != nullptr && IsUpdateBody(s.type) &&
+        s.type != FamilyOf(*compressed_).CompressedType(*compressed_)) {
       return absl::InvalidArgumentError(absl::StrFormat("segment type %d does not belong in an update frame of %s",
                                                         static_cast<int>(s.type), ToString(*compressed_)));
     }

@@ -1,6 +1,6 @@
-// Every pair of features of common/job/compatibility.h in a job of its own: all of its tensors learn, and what a durable
-// one learnt is there after a restart and after a restore, or it is refused with the words of the table. A pair that the
-// table forgets fails here because it does not train.
+// Every pair of features of common/job/compatibility.h in a job of its own: all of its tensors learn, and what a
+// durable one learnt is there after a restart and after a restore, or it is refused with the words of the table. A pair
+// that the table forgets fails here because it does not train.
 #include "common/job/compatibility.h"
 
 #include <unistd.h>
@@ -215,9 +215,8 @@ absl::Status TrainOn(Cluster& cluster, const Wanted& wanted) {
 absl::StatusOr<std::string> DigestFor(const Wanted& wanted, Cluster& cluster) {
   Worker worker(wanted.spec, 0);
   for (std::vector<float>& parameter : worker.parameters()) std::fill(parameter.begin(), parameter.end(), 0.0f);
-  GW_RETURN_IF_ERROR(worker.Join(cluster.addresses(), wanted.spec.rounds().mode() == v1::ROUNDS_ASYNC
-                                                          ? PullMode::kParams
-                                                          : PullMode::kUpdate));
+  GW_RETURN_IF_ERROR(worker.Join(
+      cluster.addresses(), wanted.spec.rounds().mode() == v1::ROUNDS_ASYNC ? PullMode::kParams : PullMode::kUpdate));
   return worker.session().Digest();
 }
 

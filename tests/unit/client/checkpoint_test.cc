@@ -79,8 +79,13 @@ struct State {
   }
 
   CheckpointIdentity Identity() const {
-    return {"worker-3", 0xFEDCBA9876543210, 42, PullMode::kUpdate,
-            {7, 0x1'0000'0001}, {5, 0xFEDCBA9876543210}, {{"had_gradients", "101"}, {"empty", ""}}};
+    return {"worker-3",
+            0xFEDCBA9876543210,
+            42,
+            PullMode::kUpdate,
+            {7, 0x1'0000'0001},
+            {5, 0xFEDCBA9876543210},
+            {{"had_gradients", "101"}, {"empty", ""}}};
   }
   absl::Status Write(Disk& disk) const {
     return WriteCheckpoint(disk, kPath, job, layout, Identity(), *replica, *gradients, plans);

@@ -1,5 +1,5 @@
-// The rounds of one worker against shards that answer when the test says so: what waits, what is sent again, what an error
-// ends and what it does not.
+// The rounds of one worker against shards that answer when the test says so: what waits, what is sent again, what an
+// error ends and what it does not.
 #include "client/cpp/internal/exchange.h"
 
 #include <gmock/gmock.h>
@@ -56,7 +56,8 @@ class ExchangeTest : public testing::Test {
       ASSERT_EQ(exchange_->Ready(t, gradient_[t].data()), absl::OkStatus());
   }
 
-  // Takes the oldest frame of a shard, and answers it with the update of this worker alone; of nobody where it abstains.
+  // Takes the oldest frame of a shard, and answers it with the update of this worker alone; of nobody where it
+  // abstains.
   void Answer(uint32_t shard, v1::PushOutcome outcome = v1::PUSH_INCLUDED) {
     ASSERT_FALSE(links_[shard].sent.empty());
     const HeldLink::Sent sent = links_[shard].sent.front();
@@ -78,8 +79,8 @@ class ExchangeTest : public testing::Test {
     answer.bucket = header.bucket;
     answer.version = header.round + 1;
     const bool merged = outcome == v1::PUSH_INCLUDED && !sent.abstains();
-    answer.chunks =
-        worker_.Merge(slice, header.round, worker_.codecs[slice]->InitialPlan(), merged ? sent.chunks : std::vector<Bytes>());
+    answer.chunks = worker_.Merge(slice, header.round, worker_.codecs[slice]->InitialPlan(),
+                                  merged ? sent.chunks : std::vector<Bytes>());
     exchange_->OnAnswer(shard, std::move(answer));
   }
   void AnswerAll(v1::PushOutcome outcome = v1::PUSH_INCLUDED) {

@@ -1,5 +1,5 @@
-// What a worker computes for a slice, against shards that are accumulators: steps, residuals, and what becomes of frames
-// that were not merged, updates that are gone and rounds that were skipped.
+// What a worker computes for a slice, against shards that are accumulators: steps, residuals, and what becomes of
+// frames that were not merged, updates that are gone and rounds that were skipped.
 #include "client/cpp/internal/slice_work.h"
 
 #include <gtest/gtest.h>
@@ -15,8 +15,7 @@ struct Working : OneWorker {
 
   // The frames of a round, one per slice.
   std::vector<SliceBytes> Encode(uint64_t round, const Tensors& gradient) {
-    for (uint32_t t = 0; t < gradient.size(); ++t)
-      EXPECT_TRUE(gradients->Ingest(t, gradient[t].data(), round).ok());
+    for (uint32_t t = 0; t < gradient.size(); ++t) EXPECT_TRUE(gradients->Ingest(t, gradient[t].data(), round).ok());
     return EncodeTaken(round);
   }
   std::vector<SliceBytes> EncodeTaken(uint64_t round) {

@@ -98,8 +98,8 @@ struct SessionOptions {
   // How long EndRound of a small job (see Session) busy-waits for updates before it blocks, if updates usually come
   // that fast: 0 (never) to 10000 microseconds. A thread that is woken is some 40 us late.
   int64_t spin_us = 100;
-  // A request to stop makes Join give up what it waits for (a call that is under way ends by timeouts.rpc_ms), leave the
-  // job and return Cancelled. Without effect once Join has returned.
+  // A request to stop makes Join give up what it waits for (a call that is under way ends by timeouts.rpc_ms), leave
+  // the job and return Cancelled. Without effect once Join has returned.
   std::stop_token stop;
   // The session calls this with what a person may want to know: a shard is away, is back, a worker has gone. Calls come
   // from threads of the session until it is destroyed; the function must return quickly. May be empty.
@@ -202,10 +202,10 @@ class Session {
   absl::Status Push(uint32_t bucket, std::span<const float* const> gradients);
   absl::Status Pull(uint32_t bucket);
 
-  // Between two rounds: drains, then writes what SessionOptions.resume needs to the file `path`: parameters, moments, residuals,
-  // the preconditioner's state and who this worker is. The file is replaced at once or not at all, and synced to disk;
-  // that takes as long as writing 2 to 5 times the parameters. CHECKPOINT.md has the bytes. `notes`, UTF-8: what the
-  // training loop wants to find in it. Errors: FailedPrecondition (during a round), those of the disk.
+  // Between two rounds: drains, then writes what SessionOptions.resume needs to the file `path`: parameters, moments,
+  // residuals, the preconditioner's state and who this worker is. The file is replaced at once or not at all, and
+  // synced to disk; that takes as long as writing 2 to 5 times the parameters. CHECKPOINT.md has the bytes. `notes`,
+  // UTF-8: what the training loop wants to find in it. Errors: FailedPrecondition (during a round), those of the disk.
   absl::Status Save(const std::string& path, std::map<std::string, std::string> notes = {});
 
   // Ends the membership and closes the connections; later calls return Cancelled. Errors are those of Drain and of the
