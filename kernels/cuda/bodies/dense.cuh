@@ -1,7 +1,7 @@
 // Dense merging, fixed point and bfloat16, element by element. Contracts: kernels/backend.h.
 #pragma once
 
-#include "kernels/cuda/bodies/block.cuh"
+#include "kernels/cuda/bodies/lanes.cuh"
 #include "kernels/cuda/device_values.h"
 #include "kernels/math/grid.h"
 
@@ -11,37 +11,33 @@ namespace gradwire::kernels::cuda {
 template <class T>
 struct AddIntegersOp {
   static constexpr int kLanes = 4;
-  int32_t* acc;
-  const uint8_t* values;
+  Typed<int32_t> acc;
+  Packed<T> values;
   uint32_t sign;
 
-  bool aligned() const { return IsAligned<int32_t, kLanes>(acc) && IsAligned<T, kLanes>(values); }
+  bool aligned() const { return AllAligned<kLanes>(acc, values); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    Vector<int32_t, N> a = LoadTyped<N>(acc, i);
-    const Vector<T, N> b = Load<T, N>(values, i);
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) {
-      a.v[k] = static_cast<int32_t>(static_cast<uint32_t>(a.v[k]) + sign * static_cast<uint32_t>(b.v[k]));
-    }
-    StoreTyped<N>(acc, i, a);
+    EachLane<N>(
+        i,
+        [&](int, int32_t& a, T b) {
+          a = static_cast<int32_t>(static_cast<uint32_t>(a) + sign * static_cast<uint32_t>(b));
+        },
+        acc, values);
   }
 };
 
 template <class T>
 struct AssignIntegersOp {
   static constexpr int kLanes = 4;
-  int32_t* acc;
-  const uint8_t* values;
+  Out<Typed<int32_t>> acc;
+  Packed<T> values;
 
-  bool aligned() const { return IsAligned<int32_t, kLanes>(acc) && IsAligned<T, kLanes>(values); }
+  bool aligned() const { return AllAligned<kLanes>(acc, values); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    const Vector<T, N> b = Load<T, N>(values, i);
-    Vector<int32_t, N> a;
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) a.v[k] = b.v[k];
-    StoreTyped<N>(acc, i, a);
+    EachLane<N>(
+        i, [&](int, int32_t& a, T b) { a = b; }, acc, values);
   }
 };
 
@@ -52,38 +48,34 @@ GW_DEVICE uint32_t ToFloatBits(uint16_t bf16) { return static_cast<uint32_t>(bf1
 template <class T>
 struct AddFloatsOp {
   static constexpr int kLanes = 4;
-  int64_t* acc;
-  const uint8_t* values;
+  Typed<int64_t> acc;
+  Packed<T> values;
   uint64_t flip;
 
-  bool aligned() const { return IsAligned<int64_t, kLanes>(acc) && IsAligned<T, kLanes>(values); }
+  bool aligned() const { return AllAligned<kLanes>(acc, values); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    Vector<int64_t, N> a = LoadTyped<N>(acc, i);
-    const Vector<T, N> b = Load<T, N>(values, i);
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) {
-      const uint64_t grid = ToGrid(FloatFromBits(ToFloatBits(b.v[k])));
-      a.v[k] = static_cast<int64_t>(static_cast<uint64_t>(a.v[k]) + ((grid ^ flip) - flip));
-    }
-    StoreTyped<N>(acc, i, a);
+    EachLane<N>(
+        i,
+        [&](int, int64_t& a, T b) {
+          const uint64_t grid = ToGrid(FloatFromBits(ToFloatBits(b)));
+          a = static_cast<int64_t>(static_cast<uint64_t>(a) + ((grid ^ flip) - flip));
+        },
+        acc, values);
   }
 };
 
 template <class T>
 struct AssignFloatsOp {
   static constexpr int kLanes = 4;
-  int64_t* acc;
-  const uint8_t* values;
+  Out<Typed<int64_t>> acc;
+  Packed<T> values;
 
-  bool aligned() const { return IsAligned<int64_t, kLanes>(acc) && IsAligned<T, kLanes>(values); }
+  bool aligned() const { return AllAligned<kLanes>(acc, values); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    const Vector<T, N> b = Load<T, N>(values, i);
-    Vector<int64_t, N> a;
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) a.v[k] = static_cast<int64_t>(ToGrid(FloatFromBits(ToFloatBits(b.v[k]))));
-    StoreTyped<N>(acc, i, a);
+    EachLane<N>(
+        i, [&](int, int64_t& a, T b) { a = static_cast<int64_t>(ToGrid(FloatFromBits(ToFloatBits(b)))); }, acc, values);
   }
 };
 
@@ -92,54 +84,52 @@ struct AssignFloatsOp {
 template <class T>
 struct AddFloatsCheckedOp {
   static constexpr int kLanes = 4;
-  int64_t* acc;
-  const uint8_t* values;
+  Typed<int64_t> acc;
+  Packed<T> values;
   uint64_t flip;
   uint32_t limit_bits;
   uint64_t first_position;
   uint64_t* first_bad;
 
-  bool aligned() const { return IsAligned<int64_t, kLanes>(acc) && IsAligned<T, kLanes>(values); }
+  bool aligned() const { return AllAligned<kLanes>(acc, values); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    Vector<int64_t, N> a = LoadTyped<N>(acc, i);
-    const Vector<T, N> b = Load<T, N>(values, i);
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) {
-      const uint32_t bits = ToFloatBits(b.v[k]);
-      const bool bad = (bits & 0x7FFFFFFFu) >= limit_bits;
-      if (bad) AtomicMin(first_bad, (first_position + i + static_cast<uint64_t>(k)) << 32 | bits);
-      const uint64_t grid = bad ? 0 : ToGrid(FloatFromBits(bits));
-      a.v[k] = static_cast<int64_t>(static_cast<uint64_t>(a.v[k]) + ((grid ^ flip) - flip));
-    }
-    StoreTyped<N>(acc, i, a);
+    EachLane<N>(
+        i,
+        [&](int k, int64_t& a, T b) {
+          const uint32_t bits = ToFloatBits(b);
+          const bool bad = (bits & 0x7FFFFFFFu) >= limit_bits;
+          if (bad) AtomicMin(first_bad, (first_position + i + static_cast<uint64_t>(k)) << 32 | bits);
+          const uint64_t grid = bad ? 0 : ToGrid(FloatFromBits(bits));
+          a = static_cast<int64_t>(static_cast<uint64_t>(a) + ((grid ^ flip) - flip));
+        },
+        acc, values);
   }
 };
 
 template <class T>
 struct AddIntegersCheckedOp {
   static constexpr int kLanes = 4;
-  int32_t* acc;
-  const uint8_t* values;
+  Typed<int32_t> acc;
+  Packed<T> values;
   uint32_t sign;
   int32_t limit;
   uint64_t first_position;
   uint64_t* first_bad;
 
-  bool aligned() const { return IsAligned<int32_t, kLanes>(acc) && IsAligned<T, kLanes>(values); }
+  bool aligned() const { return AllAligned<kLanes>(acc, values); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    Vector<int32_t, N> a = LoadTyped<N>(acc, i);
-    const Vector<T, N> b = Load<T, N>(values, i);
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) {
-      const int32_t v = b.v[k];
-      if (v > limit || v < -limit) {
-        AtomicMin(first_bad, (first_position + i + static_cast<uint64_t>(k)) << 32 | static_cast<uint32_t>(v));
-      }
-      a.v[k] = static_cast<int32_t>(static_cast<uint32_t>(a.v[k]) + sign * static_cast<uint32_t>(v));
-    }
-    StoreTyped<N>(acc, i, a);
+    EachLane<N>(
+        i,
+        [&](int k, int32_t& a, T b) {
+          const int32_t v = b;
+          if (v > limit || v < -limit) {
+            AtomicMin(first_bad, (first_position + i + static_cast<uint64_t>(k)) << 32 | static_cast<uint32_t>(v));
+          }
+          a = static_cast<int32_t>(static_cast<uint32_t>(a) + sign * static_cast<uint32_t>(v));
+        },
+        acc, values);
   }
 };
 
@@ -166,40 +156,34 @@ struct FindMagnitudeOp {
 
 struct GridToMeanOp {
   static constexpr int kLanes = 4;
-  const int64_t* acc;
-  float* out;
+  Typed<const int64_t> acc;
+  Out<Typed<float>> out;
   float unit;
   float count;
 
-  bool aligned() const { return IsAligned<int64_t, kLanes>(acc) && IsAligned<float, kLanes>(out); }
+  bool aligned() const { return AllAligned<kLanes>(acc, out); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    const Vector<int64_t, N> a = LoadTyped<N>(acc, i);
-    Vector<float, N> mean;
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) mean.v[k] = GridMean(a.v[k], unit, count);
-    StoreTyped<N>(out, i, mean);
+    EachLane<N>(
+        i, [&](int, int64_t a, float& mean) { mean = GridMean(a, unit, count); }, acc, out);
   }
 };
 
 template <class T>
 struct QuantizeOp {
   static constexpr int kLanes = 4;
-  float* x;
-  uint8_t* q;
+  Typed<float> x;
+  Out<Packed<T, uint8_t>> q;
   float inverse;
   float unit;
   float limit;
 
-  bool aligned() const { return IsAligned<float, kLanes>(x) && IsAligned<T, kLanes>(q); }
+  bool aligned() const { return AllAligned<kLanes>(x, q); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    Vector<float, N> v = LoadTyped<N>(x, i);
-    Vector<T, N> out;
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) out.v[k] = static_cast<T>(QuantizeOne(v.v[k], inverse, unit, limit, &v.v[k]));
-    StoreTyped<N>(x, i, v);
-    Store<T, N>(q, i, out);
+    EachLane<N>(
+        i, [&](int, float& value, T& out) { out = static_cast<T>(QuantizeOne(value, inverse, unit, limit, &value)); },
+        x, q);
   }
 };
 
@@ -207,78 +191,66 @@ struct QuantizeOp {
 template <class T>
 struct QuantizeRunsOp {
   static constexpr int kLanes = 4;
-  float* x;
-  uint8_t* q;
+  Typed<float> x;
+  Out<Packed<T, uint8_t>> q;
   RunScales scales;
   uint64_t first_position;
   float limit;
 
-  bool aligned() const { return IsAligned<float, kLanes>(x) && IsAligned<T, kLanes>(q); }
+  bool aligned() const { return AllAligned<kLanes>(x, q); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    Vector<float, N> v = LoadTyped<N>(x, i);
-    Vector<T, N> out;
     const uint64_t position = first_position + i;
     uint32_t run = RunOf(scales, position);
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) {
-      if (position + static_cast<uint64_t>(k) >= scales.begin[run + 1]) ++run;
-      const float unit = scales.unit[run];
-      out.v[k] = unit == 0.0f ? T{0} : static_cast<T>(QuantizeOne(v.v[k], 1.0f / unit, unit, limit, &v.v[k]));
-    }
-    StoreTyped<N>(x, i, v);
-    Store<T, N>(q, i, out);
+    EachLane<N>(
+        i,
+        [&](int k, float& value, T& out) {
+          if (position + static_cast<uint64_t>(k) >= scales.begin[run + 1]) ++run;
+          const float unit = scales.unit[run];
+          out = unit == 0.0f ? T{0} : static_cast<T>(QuantizeOne(value, 1.0f / unit, unit, limit, &value));
+        },
+        x, q);
   }
 };
 
 template <class T>
 struct DequantizeOp {
   static constexpr int kLanes = 4;
-  const uint8_t* q;
-  float* x;
+  Packed<T> q;
+  Typed<float> x;
   float unit;
 
-  bool aligned() const { return IsAligned<float, kLanes>(x) && IsAligned<T, kLanes>(q); }
+  bool aligned() const { return AllAligned<kLanes>(q, x); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    Vector<float, N> v = LoadTyped<N>(x, i);
-    const Vector<T, N> b = Load<T, N>(q, i);
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) v.v[k] += static_cast<float>(b.v[k]) * unit;
-    StoreTyped<N>(x, i, v);
+    EachLane<N>(
+        i, [&](int, T b, float& value) { value += static_cast<float>(b) * unit; }, q, x);
   }
 };
 
 struct SplitBf16Op {
   static constexpr int kLanes = 4;
-  float* x;
-  uint8_t* out;
+  Typed<float> x;
+  Out<Packed<uint16_t, uint8_t>> out;
 
-  bool aligned() const { return IsAligned<float, kLanes>(x) && IsAligned<uint16_t, kLanes>(out); }
+  bool aligned() const { return AllAligned<kLanes>(x, out); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    Vector<float, N> v = LoadTyped<N>(x, i);
-    Vector<uint16_t, N> b;
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) b.v[k] = SplitBf16(v.v[k], &v.v[k]);
-    StoreTyped<N>(x, i, v);
-    Store<uint16_t, N>(out, i, b);
+    EachLane<N>(
+        i, [&](int, float& value, uint16_t& bits) { bits = SplitBf16(value, &value); }, x, out);
   }
 };
 
 struct AddBf16Op {
   static constexpr int kLanes = 4;
-  const uint8_t* values;
-  float* x;
+  Packed<uint16_t> values;
+  Typed<float> x;
 
-  bool aligned() const { return IsAligned<float, kLanes>(x) && IsAligned<uint16_t, kLanes>(values); }
+  bool aligned() const { return AllAligned<kLanes>(values, x); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    Vector<float, N> v = LoadTyped<N>(x, i);
-    const Vector<uint16_t, N> b = Load<uint16_t, N>(values, i);
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) v.v[k] += Bf16ToFloat(b.v[k]);
-    StoreTyped<N>(x, i, v);
+    EachLane<N>(
+        i, [&](int, uint16_t bits, float& value) { value += Bf16ToFloat(bits); }, values, x);
   }
 };
 
@@ -286,18 +258,15 @@ struct AddBf16Op {
 template <class T>
 struct AddCellsOp {
   static constexpr int kLanes = 16 / sizeof(T);
-  uint8_t* acc;
-  const uint8_t* cells;
+  Packed<T, uint8_t> acc;
+  Packed<T> cells;
   uint32_t sign;
 
-  bool aligned() const { return IsAligned<T, kLanes>(acc) && IsAligned<T, kLanes>(cells); }
+  bool aligned() const { return AllAligned<kLanes>(acc, cells); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    Vector<T, N> a = Load<T, N>(acc, i);
-    const Vector<T, N> b = Load<T, N>(cells, i);
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) a.v[k] = static_cast<T>(uint32_t{a.v[k]} + sign * uint32_t{b.v[k]});
-    Store<T, N>(acc, i, a);
+    EachLane<N>(
+        i, [&](int, T& a, T b) { a = static_cast<T>(uint32_t{a} + sign * uint32_t{b}); }, acc, cells);
   }
 };
 

@@ -1,7 +1,7 @@
 // Optimizer steps and the preconditioner, element by element. Contracts: kernels/backend.h.
 #pragma once
 
-#include "kernels/cuda/bodies/block.cuh"
+#include "kernels/cuda/bodies/lanes.cuh"
 #include "kernels/cuda/device_values.h"
 #include "kernels/math/fixed_point.h"
 #include "kernels/math/optimizer.h"
@@ -10,39 +10,29 @@ namespace gradwire::kernels::cuda {
 
 struct AddOp {
   static constexpr int kLanes = 4;
-  float* x;
-  const float* y;
+  Typed<float> x;
+  Typed<const float> y;
 
-  bool aligned() const { return IsAligned<float, kLanes>(x) && IsAligned<float, kLanes>(y); }
+  bool aligned() const { return AllAligned<kLanes>(x, y); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    Vector<float, N> a = LoadTyped<N>(x, i);
-    const Vector<float, N> b = LoadTyped<N>(y, i);
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) a.v[k] += b.v[k];
-    StoreTyped<N>(x, i, a);
+    EachLane<N>(
+        i, [&](int, float& a, float b) { a += b; }, x, y);
   }
 };
 
 struct AddPreconditionedOp {
   static constexpr int kLanes = 4;
-  float* x;
-  const float* gradient;
-  float* second_moment;
+  Typed<float> x;
+  Typed<const float> gradient;
+  Typed<float> second_moment;
   PreconditionCoefficients c;
 
-  bool aligned() const {
-    return IsAligned<float, kLanes>(x) && IsAligned<float, kLanes>(gradient) && IsAligned<float, kLanes>(second_moment);
-  }
+  bool aligned() const { return AllAligned<kLanes>(x, gradient, second_moment); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    Vector<float, N> a = LoadTyped<N>(x, i);
-    const Vector<float, N> g = LoadTyped<N>(gradient, i);
-    Vector<float, N> v = LoadTyped<N>(second_moment, i);
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) a.v[k] += Precondition(g.v[k], &v.v[k], c);
-    StoreTyped<N>(x, i, a);
-    StoreTyped<N>(second_moment, i, v);
+    EachLane<N>(
+        i, [&](int, float& a, float g, float& v) { a += Precondition(g, &v, c); }, x, gradient, second_moment);
   }
 };
 
@@ -79,110 +69,89 @@ struct TakeInOp {
 
 struct SgdOp {
   static constexpr int kLanes = 4;
-  float* p;
-  const float* g;
+  Typed<float> p;
+  Typed<const float> g;
   SgdCoefficients c;
 
-  bool aligned() const { return IsAligned<float, kLanes>(p) && IsAligned<float, kLanes>(g); }
+  bool aligned() const { return AllAligned<kLanes>(p, g); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    Vector<float, N> a = LoadTyped<N>(p, i);
-    const Vector<float, N> b = LoadTyped<N>(g, i);
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) a.v[k] = SgdStep(a.v[k], b.v[k], c);
-    StoreTyped<N>(p, i, a);
+    EachLane<N>(
+        i, [&](int, float& a, float b) { a = SgdStep(a, b, c); }, p, g);
   }
 };
 
 struct SgdMomentumOp {
   static constexpr int kLanes = 4;
-  float* p;
-  const float* g;
-  float* momentum;
+  Typed<float> p;
+  Typed<const float> g;
+  Typed<float> momentum;
   SgdCoefficients c;
 
-  bool aligned() const {
-    return IsAligned<float, kLanes>(p) && IsAligned<float, kLanes>(g) && IsAligned<float, kLanes>(momentum);
-  }
+  bool aligned() const { return AllAligned<kLanes>(p, g, momentum); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    Vector<float, N> a = LoadTyped<N>(p, i);
-    const Vector<float, N> b = LoadTyped<N>(g, i);
-    Vector<float, N> m = LoadTyped<N>(momentum, i);
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) a.v[k] = SgdMomentumStep(a.v[k], b.v[k], &m.v[k], c);
-    StoreTyped<N>(p, i, a);
-    StoreTyped<N>(momentum, i, m);
+    EachLane<N>(
+        i, [&](int, float& a, float b, float& m) { a = SgdMomentumStep(a, b, &m, c); }, p, g, momentum);
   }
 };
 
 struct AdamWOp {
   static constexpr int kLanes = 4;
-  float* p;
-  const float* g;
-  float* m;
-  float* v;
+  Typed<float> p;
+  Typed<const float> g;
+  Typed<float> m;
+  Typed<float> v;
   AdamWCoefficients c;
 
-  bool aligned() const {
-    return IsAligned<float, kLanes>(p) && IsAligned<float, kLanes>(g) && IsAligned<float, kLanes>(m) &&
-           IsAligned<float, kLanes>(v);
-  }
+  bool aligned() const { return AllAligned<kLanes>(p, g, m, v); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    Vector<float, N> a = LoadTyped<N>(p, i);
-    const Vector<float, N> b = LoadTyped<N>(g, i);
-    Vector<float, N> first = LoadTyped<N>(m, i);
-    Vector<float, N> second = LoadTyped<N>(v, i);
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) a.v[k] = AdamWStep(a.v[k], b.v[k], &first.v[k], &second.v[k], c);
-    StoreTyped<N>(p, i, a);
-    StoreTyped<N>(m, i, first);
-    StoreTyped<N>(v, i, second);
+    EachLane<N>(
+        i, [&](int, float& a, float b, float& first, float& second) { a = AdamWStep(a, b, &first, &second, c); }, p, g,
+        m, v);
   }
 };
 
 struct PlainStepOp {
   static constexpr int kLanes = 4;
-  float* p;
-  const float* mean;
+  Typed<float> p;
+  Typed<const float> mean;
   float learning_rate;
   float weight_decay;
 
-  bool aligned() const { return IsAligned<float, kLanes>(p) && IsAligned<float, kLanes>(mean); }
+  bool aligned() const { return AllAligned<kLanes>(p, mean); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    Vector<float, N> a = LoadTyped<N>(p, i);
-    const Vector<float, N> b = LoadTyped<N>(mean, i);
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) {
-      a.v[k] = weight_decay == 0.0f ? PlainStep(a.v[k], b.v[k], learning_rate)
-                                    : DecayedPlainStep(a.v[k], b.v[k], learning_rate, weight_decay);
-    }
-    StoreTyped<N>(p, i, a);
+    EachLane<N>(
+        i,
+        [&](int, float& a, float b) {
+          a = weight_decay == 0.0f ? PlainStep(a, b, learning_rate)
+                                   : DecayedPlainStep(a, b, learning_rate, weight_decay);
+        },
+        p, mean);
   }
 };
 
 // out[i] = mean of sums[i], an element at position i. `out` may be `sums`.
 struct MeansOfIntegersOp {
   static constexpr int kLanes = 4;
-  const int32_t* sums;
+  Typed<const int32_t> sums;
   RunScales scales;
-  float* out;
+  Out<Typed<float>> out;
   float count;
 
-  bool aligned() const { return IsAligned<int32_t, kLanes>(sums) && IsAligned<float, kLanes>(out); }
+  bool aligned() const { return AllAligned<kLanes>(sums, out); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
-    const Vector<int32_t, N> sum = LoadTyped<N>(sums, i);
-    Vector<float, N> mean;
     uint32_t run = RunOf(scales, i);
-    GW_UNROLL
-    for (int k = 0; k < N; ++k) {
-      if (i + static_cast<uint64_t>(k) >= scales.begin[run + 1]) ++run;
-      mean.v[k] = MeanOfInteger(sum.v[k], scales.unit[run], count);
-    }
-    StoreTyped<N>(out, i, mean);
+    EachLane<N>(
+        i,
+        [&](int k, int32_t sum, float& mean) {
+          if (i + static_cast<uint64_t>(k) >= scales.begin[run + 1]) ++run;
+          mean = MeanOfInteger(sum, scales.unit[run], count);
+        },
+        sums, out);
   }
 };
 
