@@ -130,6 +130,7 @@ class FrameWriter {
   // The payload is written: computes its CRC.
   void End();
   void Add(const SegmentHeader& header, const void* payload);
+  const FrameHeader& header() const { return header_; }
   size_t max_payload() const { return chunk_bytes_ - kHeaderBytes - kSegmentHeaderBytes - 8; }
   // Closes the frame. A frame without segments is one chunk.
   std::vector<Bytes> Finish();

@@ -27,13 +27,15 @@ absl::Status CheckNotBehind(const JobParts& parts, uint64_t other_version) ABSL_
 
 }  // namespace
 
+absl::Status JobShard::InJob(const absl::Status& status) const {
+  return absl::Status(status.code(),
+                      absl::StrFormat("job '%s': %s", parts_.job.spec().name(), std::string(status.message())));
+}
+
 absl::StatusOr<MemberId> JobShard::FindMember(const v1::WorkerIdentity& identity) const {
   GW_RETURN_IF_ERROR(parts_.shut);
   absl::StatusOr<MemberId> member = parts_.rounds->membership().Find(identity.worker(), identity.incarnation());
-  if (!member.ok()) {
-    return absl::Status(member.status().code(), absl::StrFormat("job '%s': %s", parts_.job.spec().name(),
-                                                                std::string(member.status().message())));
-  }
+  if (!member.ok()) return InJob(member.status());
   if (!streams_.Belongs(*member, identity.session())) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "job '%s': another process goes on from the checkpoint of worker '%s', incarnation %016x, and has taken the "
@@ -128,10 +130,7 @@ absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identit
     used_ = parts_.environment.clock->Now();
   }
   Run(actions);
-  if (!outcome.ok()) {
-    return absl::Status(outcome.status().code(), absl::StrFormat("job '%s': %s", parts_.job.spec().name(),
-                                                                 std::string(outcome.status().message())));
-  }
+  if (!outcome.ok()) return InJob(outcome.status());
   const bool behind = outcome->start_version != point.round;
   spdlog::info("job {} worker {} is back, incarnation {:016x}, in round {}{}", identity.job(), identity.worker(),
                identity.incarnation(), point.round, behind ? ", which is over: it has to catch up" : "");
@@ -154,10 +153,7 @@ absl::StatusOr<v1::JoinReply> JobShard::CatchUp(const v1::WorkerIdentity& identi
     used_ = parts_.environment.clock->Now();
   }
   Run(actions);
-  if (!outcome.ok()) {
-    return absl::Status(outcome.status().code(), absl::StrFormat("job '%s': %s", parts_.job.spec().name(),
-                                                                 std::string(outcome.status().message())));
-  }
+  if (!outcome.ok()) return InJob(outcome.status());
   spdlog::info("job {} worker {} catches up, incarnation {:016x}, goes on with round {}", identity.job(),
                identity.worker(), identity.incarnation(), outcome->start_version);
   return ReplyTo(*outcome);
@@ -278,9 +274,7 @@ void JobShard::DropMember(const Member& member) {
   {
     absl::MutexLock lock(&parts_.mu);
     if (parts_.rounds->membership().Get(member.id) != nullptr) return;  // it has joined again since
-    const absl::Status gone = parts_.rounds->membership().Find(member.worker, member.incarnation).status();
-    why = absl::Status(gone.code(),
-                       absl::StrFormat("job '%s': %s", parts_.job.spec().name(), std::string(gone.message())));
+    why = InJob(parts_.rounds->membership().Find(member.worker, member.incarnation).status());
     streams = streams_.Depart(member.id, &unread);
     streams_.Forget(member.id);
     parts_.traffic.Close(member.id);

@@ -119,6 +119,8 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   // Carries out what the rounds decided. No lock is held.
   void Run(const RoundActions& actions);
   void DropMember(const Member& member);
+  // The same with the job in front of the message.
+  absl::Status InJob(const absl::Status& status) const;
   absl::StatusOr<MemberId> FindMember(const v1::WorkerIdentity& identity) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   absl::Status CheckNameFree(const v1::WorkerIdentity& identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);

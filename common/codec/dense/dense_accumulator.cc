@@ -112,16 +112,13 @@ class DenseAccumulator final : public Accumulator {
   std::unique_ptr<FrameMerge> NewFrameMerge() override;
 
   absl::StatusOr<UpdateFrame> Finish(const FrameIdentity& id, uint32_t contributors) override {
-    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kUpdate, shape_.layout().shape_digest);
-    header.contributors = contributors;
-    FrameWriter writer(header);
-    AddLearningRates(id.learning_rates, &writer);
+    wire::FrameWriter writer = BeginUpdateFrame(id, shape_.layout(), contributors);
     UpdateFrame update;
     if (contributors != 0 && shape_.CarriesValues(round_)) {
       for (size_t block = 0; block < blocks_.size(); ++block) ClearOld(block);
       update.stats.elements = shape_.layout().elements;
       if (shape_.fixed()) {
-        update.decoded = Decoded(header, id.learning_rates);
+        update.decoded = Decoded(writer.header(), id.learning_rates);
         WriteSums(integers_, &writer);
       } else {
         WriteMeans(contributors, &writer);

@@ -32,10 +32,7 @@ class DenseEncoder final : public Encoder {
   absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
                                       std::span<const RunInput> runs) override {
     const BucketLayout& layout = shape_.layout();
-    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kPush, layout.shape_digest);
-    header.plan_digest = plan.Digest();
-    FrameWriter writer(header);
-    dense::AddLearningRates(id.learning_rates, &writer);
+    wire::FrameWriter writer = BeginPush(id, layout, plan);
     if (shape_.fixed()) AddRanges(runs, &writer);
     if (shape_.CarriesValues(id.round)) {
       for (uint64_t begin = 0; begin < layout.elements; begin += kSegmentElements) {

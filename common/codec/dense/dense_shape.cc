@@ -56,12 +56,6 @@ RoundPlan DenseShape::NextPlan(const RoundPlan& plan, const RangeHistogram& rang
   return next;
 }
 
-void AddLearningRates(std::span<const float> rates, FrameWriter* writer) {
-  writer->Add({SegmentType::kLearningRates, 0, 0, static_cast<uint32_t>(rates.size()),
-               static_cast<uint32_t>(rates.size_bytes())},
-              rates.data());
-}
-
 void WriteSums(std::span<const int32_t> sums, FrameWriter* writer) {
   for (uint64_t begin = 0; begin < sums.size(); begin += kSegmentElements) {
     const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(kSegmentElements, sums.size() - begin));

@@ -42,8 +42,6 @@ struct DenseShape {
   RoundPlan NextPlan(const RoundPlan& plan, const RangeHistogram& ranges) const;
 };
 
-// Frames and update frames begin with them.
-void AddLearningRates(std::span<const float> rates, wire::FrameWriter* writer);
 // The sums of all elements, each segment packed if that is smaller.
 void WriteSums(std::span<const int32_t> sums, wire::FrameWriter* writer);
 // The exponents of the next round, behind everything else.

@@ -80,14 +80,11 @@ class DeviceAccumulator final : public Accumulator {
   std::unique_ptr<FrameMerge> NewFrameMerge() override;
 
   absl::StatusOr<UpdateFrame> Finish(const FrameIdentity& id, uint32_t contributors) override {
-    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kUpdate, shape_.layout().shape_digest);
-    header.contributors = contributors;
-    FrameWriter writer(header);
-    AddLearningRates(id.learning_rates, &writer);
+    wire::FrameWriter writer = BeginUpdateFrame(id, shape_.layout(), contributors);
     UpdateFrame update;
     if (contributors != 0 && round_ != 0) {
       update.stats.elements = shape_.layout().elements;
-      update.decoded = Download(header, id.learning_rates);
+      update.decoded = Download(writer.header(), id.learning_rates);
       if (shape_.fixed()) {
         WriteSums({reinterpret_cast<const int32_t*>(bucket_.pinned()), shape_.layout().elements}, &writer);
       } else {

@@ -60,10 +60,7 @@ class DeviceEncoder final : public Encoder {
   EncodedFrame Write(const FrameIdentity& id, const RoundPlan& plan, const uint8_t* largest,
                      const uint8_t* values) const {
     const BucketLayout& layout = shape_.layout();
-    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kPush, layout.shape_digest);
-    header.plan_digest = plan.Digest();
-    wire::FrameWriter writer(header);
-    AddLearningRates(id.learning_rates, &writer);
+    wire::FrameWriter writer = BeginPush(id, layout, plan);
     if (shape_.fixed()) {
       std::vector<int8_t> ranges(layout.runs.size());
       for (size_t i = 0; i < ranges.size(); ++i) {

@@ -87,10 +87,7 @@ class HomomorphicEncoder final : public Encoder {
 
   absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
                                       std::span<const RunInput> runs) override {
-    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kPush, shape_.layout().shape_digest);
-    header.plan_digest = plan.Digest();
-    FrameWriter writer(header);
-    dense::AddLearningRates(id.learning_rates, &writer);
+    wire::FrameWriter writer = BeginPush(id, shape_.layout(), plan);
     std::vector<int8_t> ranges(runs.size());
     for (size_t run = 0; run < runs.size(); ++run) {
       const uint32_t length = shape_.layout().runs[run].length;
@@ -183,10 +180,7 @@ class HomomorphicAccumulator final : public Accumulator {
   }
 
   absl::StatusOr<UpdateFrame> Finish(const FrameIdentity& id, uint32_t contributors) override {
-    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kUpdate, shape_.layout().shape_digest);
-    header.contributors = contributors;
-    FrameWriter writer(header);
-    dense::AddLearningRates(id.learning_rates, &writer);
+    wire::FrameWriter writer = BeginUpdateFrame(id, shape_.layout(), contributors);
     UpdateFrame update;
     if (contributors != 0 && round_ != 0) {
       update.stats.elements = shape_.layout().elements;

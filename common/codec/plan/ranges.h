@@ -75,7 +75,7 @@ class RangeHistogram {
   size_t memory_bytes() const { return bins_.size() * sizeof(uint16_t); }
 
  private:
-  size_t Bins() const { return static_cast<size_t>(largest_ - least_ + 1); }
+  size_t Bins() const { return static_cast<size_t>(largest_ - least_) + 1; }
   size_t Index(size_t run, int range) const { return run * Bins() + static_cast<size_t>(range - least_); }
   uint16_t Bin(size_t run, int range) const { return bins_[Index(run, range)]; }
 

@@ -122,10 +122,7 @@ class PowerSgdEncoder final : public Encoder {
         q += SizeOf(m, Factor::kQ);
       }
     }
-    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kPush, shape_->layout().shape_digest);
-    header.plan_digest = plan.Digest();
-    FrameWriter writer(header);
-    dense::AddLearningRates(id.learning_rates, &writer);
+    wire::FrameWriter writer = BeginPush(id, shape_->layout(), plan);
     AddFactors(values, &writer);
     return FinishEncoded(&writer, plan);
   }
@@ -191,10 +188,7 @@ class PowerSgdAccumulator final : public Accumulator {
   }
 
   absl::StatusOr<UpdateFrame> Finish(const FrameIdentity& id, uint32_t contributors) override {
-    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kUpdate, shape_->layout().shape_digest);
-    header.contributors = contributors;
-    FrameWriter writer(header);
-    dense::AddLearningRates(id.learning_rates, &writer);
+    wire::FrameWriter writer = BeginUpdateFrame(id, shape_->layout(), contributors);
     UpdateFrame update;
     update.next.factors.resize(sums_.size());
     if (contributors != 0) {

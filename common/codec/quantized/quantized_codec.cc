@@ -29,10 +29,7 @@ class QuantizedEncoder final : public Encoder {
 
   absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
                                       std::span<const RunInput> runs) override {
-    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kPush, shape_.layout().shape_digest);
-    header.plan_digest = plan.Digest();
-    FrameWriter writer(header);
-    dense::AddLearningRates(id.learning_rates, &writer);
+    wire::FrameWriter writer = BeginPush(id, shape_.layout(), plan);
     if (id.round != 0) {
       const auto segments = shape_.segments();
       segments.ForEachSegment(SegmentType::kQuantized, 0, [&](size_t first, size_t last, const SegmentHeader& segment) {
@@ -98,10 +95,7 @@ class QuantizedAccumulator final : public Accumulator {
   }
 
   absl::StatusOr<UpdateFrame> Finish(const FrameIdentity& id, uint32_t contributors) override {
-    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kUpdate, shape_.layout().shape_digest);
-    header.contributors = contributors;
-    FrameWriter writer(header);
-    dense::AddLearningRates(id.learning_rates, &writer);
+    wire::FrameWriter writer = BeginUpdateFrame(id, shape_.layout(), contributors);
     UpdateFrame update;
     if (contributors != 0 && round_ != 0) {
       const uint64_t elements = shape_.layout().elements;

@@ -119,10 +119,7 @@ class SparseEncoder final : public Encoder {
   absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
                                       std::span<const RunInput> runs) override {
     const BucketLayout& layout = shape_.layout();
-    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kPush, layout.shape_digest);
-    header.plan_digest = plan.Digest();
-    FrameWriter writer(header);
-    dense::AddLearningRates(id.learning_rates, &writer);
+    wire::FrameWriter writer = BeginPush(id, layout, plan);
     if (id.round != 0) {
       if (shape_.adapts() && shape_.WritesAll(NonZerosOf(runs))) {
         WriteAll(runs, &writer);
@@ -280,10 +277,7 @@ class SparseAccumulator final : public Accumulator {
   }
 
   absl::StatusOr<UpdateFrame> Finish(const FrameIdentity& id, uint32_t contributors) override {
-    wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kUpdate, shape_.layout().shape_digest);
-    header.contributors = contributors;
-    FrameWriter writer(header);
-    dense::AddLearningRates(id.learning_rates, &writer);
+    wire::FrameWriter writer = BeginUpdateFrame(id, shape_.layout(), contributors);
     UpdateFrame update;
     if (contributors != 0 && round_ != 0) {
       Pairs pairs;

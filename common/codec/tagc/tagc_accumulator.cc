@@ -281,12 +281,7 @@ RoundPlan TagcAccumulator::NextPlan(const Sums& sums) const {
 
 absl::StatusOr<UpdateFrame> TagcAccumulator::Finish(const FrameIdentity& id, uint32_t contributors) {
   GW_RETURN_IF_ERROR(plan_status_);
-  wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kUpdate, shape_.layout().shape_digest);
-  header.incarnation = 0;
-  header.contributors = contributors;
-  FrameWriter writer(header);
-  const uint32_t groups = static_cast<uint32_t>(id.learning_rates.size());
-  writer.Add({SegmentType::kLearningRates, 0, 0, groups, groups * 4}, id.learning_rates.data());
+  wire::FrameWriter writer = BeginUpdateFrame(id, shape_.layout(), contributors);
   UpdateFrame update;
   update.next = plan_;
   if (contributors != 0) {

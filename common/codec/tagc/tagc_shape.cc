@@ -117,11 +117,7 @@ int8_t TagcShape::NextRunExponent(int8_t current, int range) const {
 
 std::vector<Bytes> WriteFrame(const TagcShape& shape, const FrameIdentity& id, const EncodedFrame& frame,
                               std::span<const int8_t> ranges, std::span<const uint8_t> cells) {
-  wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kPush, shape.layout().shape_digest);
-  header.plan_digest = frame.plan.Digest();
-  wire::FrameWriter writer(header);
-  const uint32_t groups = static_cast<uint32_t>(id.learning_rates.size());
-  writer.Add({wire::SegmentType::kLearningRates, 0, 0, groups, groups * 4}, id.learning_rates.data());
+  wire::FrameWriter writer = BeginPush(id, shape.layout(), frame.plan);
   AddSplit(wire::SegmentType::kRanges, 0, ranges.data(), ranges.size(), 1, &writer);
   if (TagcShape::Calibrating(id.round, frame.plan)) return writer.Finish();
   const std::span<const uint32_t> positions(frame.positions);

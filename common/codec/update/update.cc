@@ -231,11 +231,7 @@ namespace {
 // An update frame that is no step, up to where its body would begin.
 wire::FrameWriter BeginNoStep(const FrameIdentity& id, const BucketLayout& layout, const RoundPlan& plan,
                               wire::FrameFlags flag) {
-  wire::FrameHeader header = HeaderFor(id, wire::FrameKind::kUpdate, layout.shape_digest);
-  header.flags = flag;
-  wire::FrameWriter writer(header);
-  const uint32_t groups = static_cast<uint32_t>(id.learning_rates.size());
-  writer.Add({SegmentType::kLearningRates, 0, 0, groups, groups * 4}, id.learning_rates.data());
+  wire::FrameWriter writer = BeginUpdateFrame(id, layout, /*contributors=*/0, flag);
   if (!plan.exponents.empty()) {
     const uint32_t runs = static_cast<uint32_t>(plan.exponents.size());
     writer.Add({SegmentType::kExponents, 0, 0, runs, runs}, plan.exponents.data());

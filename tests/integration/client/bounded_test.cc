@@ -55,7 +55,7 @@ std::set<std::string> TrainBounded(const BoundedCase& c, uint32_t staleness, uin
     for (uint64_t step = 0; step < steps; ++step) {
       FillOnGrid(worker, w, step);
       if (random() % 8 == 0) absl::SleepFor(absl::Milliseconds(random() % 8));
-      const absl::Status status = worker.Step(0.01f / static_cast<float>(1 + step / 10));
+      const absl::Status status = worker.Step(FallingRate(step));
       ASSERT_TRUE(status.ok()) << status;
       EXPECT_GE(worker.session().version() + staleness, step + 2) << "round 0 calibrates";
     }

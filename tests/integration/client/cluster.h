@@ -149,8 +149,9 @@ class Worker {
   }
   absl::Status JoinWith(SessionOptions options) {
     auto session = Session::Join(std::move(options));
-    if (session.ok()) session_ = *std::move(session);
-    return session.status();
+    if (!session.ok()) return session.status();
+    session_ = *std::move(session);
+    return absl::OkStatus();
   }
 
   // Gradients that depend on worker, step and the parameters, so that an error anywhere spreads.
@@ -193,6 +194,12 @@ class Worker {
   std::vector<std::vector<float>> gradients_;
   std::unique_ptr<Session> session_;
 };
+
+// A learning rate that falls every ten steps.
+inline float FallingRate(uint64_t step) {
+  const uint64_t tens = step / 10;
+  return 0.01f / static_cast<float>(1 + tens);
+}
 
 // Runs `body(worker)` for every index on its own thread.
 inline void InParallel(int workers, const std::function<void(int)>& body) {

@@ -21,8 +21,6 @@ constexpr int kSessionRounds = 25;
 constexpr int kSessionRounds = 100;
 #endif
 
-float RateOf(int round) { return 0.01f / static_cast<float>(1 + round / 10); }
-
 struct Outcome {
   std::set<std::string> digests;
   std::set<std::vector<std::string>> shards;
@@ -37,7 +35,7 @@ Outcome TrainBeside(const v1::JobSpec& spec, const std::shared_ptr<Device>& devi
   const auto train = [&](auto& worker) {
     for (int round = 0; round < kSessionRounds; ++round) {
       worker.Fill(static_cast<uint64_t>(round));
-      const absl::Status status = worker.Step(RateOf(round));
+      const absl::Status status = worker.Step(FallingRate(static_cast<uint64_t>(round)));
       ASSERT_TRUE(status.ok()) << status;
     }
     const absl::Status drained = worker.session().Drain();
@@ -138,7 +136,7 @@ TEST(DeviceSessions, AsynchronousRounds) {
       const auto train = [&](auto& worker) {
         for (int round = 0; round < kSessionRounds; ++round) {
           worker.Fill(static_cast<uint64_t>(round));
-          const absl::Status status = worker.Step(RateOf(round));
+          const absl::Status status = worker.Step(FallingRate(static_cast<uint64_t>(round)));
           ASSERT_TRUE(status.ok()) << status;
         }
         digests.insert(worker.session().Digest());
@@ -176,7 +174,7 @@ TEST(DeviceSessions, ResumeFromCheckpointsOfEither) {
           ASSERT_TRUE(joined.ok()) << joined;
           for (int round = from; round < to; ++round) {
             worker.Fill(static_cast<uint64_t>(round));
-            const absl::Status status = worker.Step(RateOf(round));
+            const absl::Status status = worker.Step(FallingRate(static_cast<uint64_t>(round)));
             ASSERT_TRUE(status.ok()) << status;
           }
           const absl::Status saved = worker.session().Save(path);

@@ -46,8 +46,9 @@ class DeviceWorker {
   }
   absl::Status JoinWith(SessionOptions options) {
     auto session = Session::Join(std::move(options));
-    if (session.ok()) session_ = *std::move(session);
-    return session.status();
+    if (!session.ok()) return session.status();
+    session_ = *std::move(session);
+    return absl::OkStatus();
   }
 
   // The gradients of a host worker with this index and these parameters.

@@ -35,7 +35,7 @@ inline std::set<std::string> Train(const Case& c, const std::string& job, Cluste
     const std::string first = worker.session().Digest();
     for (int round = 0; round < rounds; ++round) {
       worker.Fill(static_cast<uint64_t>(round));
-      const absl::Status status = worker.Step(0.01f / static_cast<float>(1 + round / 10));
+      const absl::Status status = worker.Step(FallingRate(static_cast<uint64_t>(round)));
       ASSERT_TRUE(status.ok()) << status;
     }
     digests[w] = worker.session().Digest();

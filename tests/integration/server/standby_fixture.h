@@ -63,8 +63,9 @@ class StandbyFixture : public testing::Test {
     if (standby_queue_bytes_ != 0) config.standby_queue_bytes = standby_queue_bytes_;
     node.daemon.reset();
     auto daemon = Daemon::Start(config, &clock_);
-    if (daemon.ok()) node.daemon = *std::move(daemon);
-    return daemon.status();
+    if (!daemon.ok()) return daemon.status();
+    node.daemon = *std::move(daemon);
+    return absl::OkStatus();
   }
   void Start(Node& node) { ASSERT_EQ(TryStart(node), absl::OkStatus()); }
   void StartPair() {
