@@ -45,7 +45,8 @@ absl::Status CheckPreface(std::span<const uint8_t> bytes) {
   const size_t of_magic = std::min(bytes.size(), kMagic.size());
   size_t strange = 0;  // bytes of the magic
   for (size_t i = 0; i < of_magic; ++i) strange += bytes[i] != static_cast<uint8_t>(kMagic[i]) ? 1 : 0;
-  if (strange == 1 && of_magic == kMagic.size()) return Damaged();
+  // One strange byte is damage, more are a stranger: which of the two it is may show later.
+  if (strange == 1) return of_magic == kMagic.size() ? Damaged() : absl::OkStatus();
   if (strange != 0) {
     // An HTTP/2 server begins with a SETTINGS frame: three bytes of length, type 4, no flags.
     const bool http2 = bytes.size() >= 5 && bytes[0] == 0 && bytes[3] == 4;
