@@ -131,7 +131,7 @@ std::optional<NormExchange::Agreed> NormExchange::TryAgree(uint64_t round, size_
   theirs_.erase(told);
   Agreed agreed;
   agreed.sums = sums_.Add(all, norms_[phase]);
-  agreed.skipped = SkipsRound(all);
+  agreed.skipped = SkipsNonFinite(job_) && SkipsRound(all);  // whatever a peer says
   // A shard that was started again may have other frames in the round: what was agreed on holds.
   const auto mine = own_.find(key);
   if (SkipsNonFinite(job_) && mine != own_.end()) {

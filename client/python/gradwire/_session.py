@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 import weakref
@@ -240,7 +241,7 @@ def _metadata_of(path: str) -> dict[str, str]:
         with open(path, "rb") as file:
             header = file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000))
         return {str(key): str(value) for key, value in json.loads(header)["__metadata__"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 
@@ -248,7 +249,8 @@ def _checkpoint_of(path: str) -> dict[str, str]:
     """Who wrote it, of which job."""
     found = _metadata_of(path)
     wanted = ("worker", "job", "version")
-    return {key: found[key] for key in wanted} if all(key in found for key in wanted) else {}
+    whole = all(key in found for key in wanted) and re.fullmatch("[0-9a-f]{16}", found["version"])
+    return {key: found[key] for key in wanted} if whole else {}
 
 
 def read_notes(path: str | os.PathLike[str]) -> dict[str, str]:

@@ -2,9 +2,9 @@
 #include "common/codec/tagc/list_sums.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <type_traits>
-#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
@@ -91,19 +91,20 @@ void AddLists(const TagcShape& shape, std::span<const uint32_t> positions, std::
 }
 
 void ListSums::Clear() {
-  if (std::exchange(dirty_, false)) {
-    // Where few were listed, only theirs: the sums are long.
-    constexpr uint64_t kFew = 16;
-    if (entries_ < shape_.elements() / kFew) {
-      const std::vector<uint32_t> positions = Listed();
-      WithCells(sums_.data(), shape_.cell_bytes, [&](auto* sums) {
-        ForEachCell(sums, positions.data(), positions.size(), [](size_t, auto& sum) { sum = 0; });
-      });
-    } else {
-      std::fill(sums_.begin(), sums_.end(), uint8_t{0});
-    }
-    std::fill(listed_.begin(), listed_.end(), uint64_t{0});
+  // Only what was listed: the sums are long. Without memory of its own, so that it cannot stop half way.
+  if (dirty_) {
+    WithCells(sums_.data(), shape_.cell_bytes, [&](auto* sums) {
+      constexpr size_t kAhead = 8;
+      for (size_t w = 0; w < listed_.size(); ++w) {
+        if (w + kAhead < listed_.size() && listed_[w + kAhead] != 0)
+          __builtin_prefetch(sums + (w + kAhead) * kWordBits, 1);
+        for (uint64_t bits = listed_[w]; bits != 0; bits &= bits - 1)
+          sums[w * kWordBits + static_cast<size_t>(std::countr_zero(bits))] = 0;
+        listed_[w] = 0;
+      }
+    });
   }
+  dirty_ = false;
   entries_ = 0;
 }
 
@@ -111,8 +112,8 @@ absl::Status ListSums::Add(const wire::Segment& s) {
   const absl::Status read = Read(s);
   if (read.ok() && !positions_.empty()) {
     if (sums_.empty()) {
-      sums_.resize(SumBytes(shape_));
       listed_.resize(Words(shape_));
+      sums_.resize(SumBytes(shape_));  // last: it says that both are there
     }
     Merge(Sign::kAdd);
     NoteListed();
