@@ -40,7 +40,7 @@ class CodecFamily {
   virtual uint64_t MostFactors(const Job& job, const BucketLayout& slice) const;
   // Whether the codec publishes this sketch, which is not none. InvalidArgument.
   virtual absl::Status CheckSketch(const Job& job, const BucketLayout& slice, const RoundPlan& plan) const;
-  // The sketch of the slice `to` of a bucket whose slices on all other-numbered shards were `from` (ReshardPlan).
+  // The sketch of the slice `to` of a bucket whose slices, on another number of shards, were `from` (ReshardPlan).
   virtual void ReshardSketch(const Job& job, const BucketLayout& to, std::span<const PlanPart> from,
                              RoundPlan* plan) const;
   // Writes those of the factors of a slice, whose plan of `version` is `plan`, that lie in the slice `to` now.
