@@ -26,9 +26,10 @@ def main() -> int:
         prefix = ["-include-pch", str(parsed)]
 
     def check(unit: Unit) -> str:
-        done = subprocess.run(["clang++-14", "-fsyntax-only", *prefix, "-Wthread-safety", "-Werror",
-                               "-fno-caret-diagnostics", *unit.arguments, str(ROOT / unit.path)], cwd=ROOT, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        # Braces may be left out around an array that is one pointer (kernels/cuda/bodies/lanes.cuh).
+        done = subprocess.run(["clang++-14", "-fsyntax-only", *prefix, *unit.arguments, "-Wthread-safety", "-Werror",
+                               "-Wno-missing-braces", "-fno-caret-diagnostics", str(ROOT / unit.path)], cwd=ROOT,
+                              text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         return "" if done.returncode == 0 else done.stdout.replace(f"{ROOT}/", "").strip()
 
     return report(found for found in in_parallel(check, units) if found)

@@ -56,9 +56,11 @@ bool ShardLink::Mend(const absl::Status& why) {
                          absl::FormatDuration(absl::Milliseconds(options_.reconnect_timeout_ms))));
   for (;;) {
     {
-      // A server that takes workers back and drops them at once is not asked in a tight loop.
       absl::MutexLock lock(&mu_);
-      if (!closing_) stop_.WaitWithTimeout(&mu_, absl::Milliseconds(kMendPauseMs << breaks_));
+      // A server that takes workers back and drops them at once is not asked in a tight loop; half of its time is left
+      // to answer in.
+      const absl::Duration pause = std::min(absl::Milliseconds(kMendPauseMs << breaks_), (deadline - absl::Now()) / 2);
+      if (!closing_) stop_.WaitWithTimeout(&mu_, pause);
       if (closing_) return false;
     }
     std::optional<ResumePoint> point;
