@@ -39,7 +39,8 @@ enum class RecordType : uint8_t {
   // may send again, the oldest of each first.
   kState = 3,
   // Of an update whose own record is gone, or goes with the next cut: what workers that are away may still ask about.
-  // Its contributions, and its frame where that defers elements that they have to take back (else no chunks).
+  // Its contributions, and its frame where that defers elements that they have to take back (else no chunks). Without
+  // any of them: all workers had left.
   kKept = 4,
 };
 

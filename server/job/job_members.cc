@@ -36,18 +36,22 @@ absl::StatusOr<MemberId> JobShard::FindMember(const v1::WorkerIdentity& identity
   GW_RETURN_IF_ERROR(parts_.shut);
   absl::StatusOr<MemberId> member = parts_.rounds->membership().Find(identity.worker(), identity.incarnation());
   if (!member.ok()) return InJob(member.status());
-  if (!streams_.Belongs(*member, identity.session())) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "job '%s': another process goes on from the checkpoint of worker '%s', incarnation %016x, and has taken the "
-        "place of this one: stop one of the two",
-        parts_.job.spec().name(), identity.worker(), identity.incarnation()));
-  }
+  if (!sessions_.Is(*member, identity.session())) return WasReplaced(identity);
   return member;
+}
+
+absl::Status JobShard::WasReplaced(const v1::WorkerIdentity& identity) const {
+  return absl::FailedPreconditionError(
+      absl::StrFormat("job '%s': another process goes on from the checkpoint of worker '%s', incarnation %016x, and "
+                      "has taken the place "
+                      "of this one: stop one of the two",
+                      parts_.job.spec().name(), identity.worker(), identity.incarnation()));
 }
 
 absl::Status JobShard::CheckOneSession(const v1::WorkerIdentity& identity) const {
   const MemberId member = MakeMemberId(identity.worker(), identity.incarnation());
-  if (!streams_.Has(member) || streams_.Belongs(member, identity.session())) return absl::OkStatus();
+  if (sessions_.WasReplaced(member, identity.session())) return WasReplaced(identity);
+  if (!streams_.Has(member) || sessions_.Is(member, identity.session())) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrFormat(
       "job '%s': worker '%s' is here and connected, and another process goes on from the same checkpoint, incarnation "
       "%016x: each worker resumes from a checkpoint of its own. One that was lost without its connection ending is "
@@ -56,7 +60,7 @@ absl::Status JobShard::CheckOneSession(const v1::WorkerIdentity& identity) const
 }
 
 void JobShard::NoteJoined(const v1::WorkerIdentity& identity, MemberId member) {
-  streams_.Assign(member, identity.session());
+  sessions_.Assign(member, identity.session());
   parts_.traffic.Open(member);
 }
 
@@ -205,7 +209,21 @@ absl::Status JobShard::Leave(const v1::LeaveRequest& request) {
   if (agreement() != nullptr) agreement()->exchange().ForgetAddresses(member);
   for (const auto& stream : unread) stream->Cancel();
   Run(actions);
+  NoteAllLeft();
   return absl::OkStatus();
+}
+
+void JobShard::NoteAllLeft() {
+  if (!log_.journals()) return;
+  const uint32_t index = 0;
+  absl::MutexLock bucket_lock(&parts_.buckets[index]->mu);  // in its place among the updates
+  journal::Record all_left{journal::RecordType::kKept, index, 0, {}, {}};
+  {
+    absl::MutexLock lock(&parts_.mu);
+    if (!parts_.shut.ok() || !parts_.rounds->initialized() || !parts_.rounds->membership().members().empty()) return;
+    all_left.round = parts_.rounds->round();
+  }
+  log_.Append(std::move(all_left), [] {});
 }
 
 void JobShard::Tick(WorkPool* pool) {

@@ -29,6 +29,7 @@
 #include "server/job/job_log.h"
 #include "server/job/job_parts.h"
 #include "server/job/make_job.h"
+#include "server/job/member_sessions.h"
 #include "server/job/member_streams.h"
 #include "server/job/memory.h"
 #include "server/job/parameter_digest.h"
@@ -125,6 +126,9 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   absl::Status CheckNameFree(const v1::WorkerIdentity& identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   absl::Status CheckOneSession(const v1::WorkerIdentity& identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
+  absl::Status WasReplaced(const v1::WorkerIdentity& identity) const;
+  // Where the last member has left: to the journal, so that nobody is waited for when the server is started again.
+  void NoteAllLeft();
   void NoteJoined(const v1::WorkerIdentity& identity, MemberId member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   // To the log, and to the workers that stay.
   void NoteGone(const std::vector<Member>& gone, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
@@ -144,6 +148,7 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
 
   const TimeNs made_;
   MemberStreams streams_ ABSL_GUARDED_BY(parts_.mu);
+  MemberSessions sessions_ ABSL_GUARDED_BY(parts_.mu);
   TimeNs used_ ABSL_GUARDED_BY(parts_.mu);                      // a worker joined, or the last one went
   std::optional<TimeNs> next_tick_ ABSL_GUARDED_BY(parts_.mu);  // as NextTick told
   uint64_t gone_ ABSL_GUARDED_BY(parts_.mu) = 0;                // members so far

@@ -21,11 +21,6 @@ void MemberStreams::Detach(MemberId member, const std::shared_ptr<Outbox>& out) 
   }
 }
 
-bool MemberStreams::Belongs(MemberId member, uint64_t session) const {
-  const auto known = sessions_.find(member);
-  return known == sessions_.end() || known->second == session;
-}
-
 MemberStreams::Streams MemberStreams::Depart(MemberId member, Streams* unread) {
   const auto [begin, end] = open_.equal_range(member);
   Streams streams;

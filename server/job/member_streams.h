@@ -35,13 +35,7 @@ class MemberStreams {
   // which are to be cancelled.
   Streams Depart(MemberId member, Streams* unread);
   // What it left unread does not count for whoever comes next with its name.
-  void Forget(MemberId member) {
-    unsent_.erase(member);
-    sessions_.erase(member);
-  }
-  // Whose streams they are: WorkerIdentity.session of the latest join. True also where none is known.
-  bool Belongs(MemberId member, uint64_t session) const;
-  void Assign(MemberId member, uint64_t session) { sessions_[member] = session; }
+  void Forget(MemberId member) { unsent_.erase(member); }
   // The job is gone.
   Streams TakeAll();
 
@@ -49,8 +43,7 @@ class MemberStreams {
   const uint64_t unsent_limit_bytes_;
   std::multimap<MemberId, std::shared_ptr<Outbox>> open_;
   std::map<MemberId, std::shared_ptr<UnsentBudget>> unsent_;  // of all streams of a member
-  std::map<MemberId, uint64_t> sessions_;
-  std::deque<std::weak_ptr<Outbox>> departed_;  // the oldest first
+  std::deque<std::weak_ptr<Outbox>> departed_;                // the oldest first
 };
 
 }  // namespace gradwire

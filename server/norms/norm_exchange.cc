@@ -131,7 +131,7 @@ std::optional<NormExchange::Agreed> NormExchange::TryAgree(uint64_t round, size_
   theirs_.erase(told);
   Agreed agreed;
   agreed.sums = sums_.Add(all, norms_[phase]);
-  agreed.skipped = SkipsNonFinite(job_) && SkipsRound(all);  // whatever a peer says
+  agreed.skipped = SkipsNonFinite(job_) && SkipsRound(all);  // whatever a peer answers
   // A shard that was started again may have other frames in the round: what was agreed on holds.
   const auto mine = own_.find(key);
   if (SkipsNonFinite(job_) && mine != own_.end()) {
@@ -160,6 +160,11 @@ absl::StatusOr<v1::ExchangeReply> NormExchange::Take(const v1::ExchangeRequest& 
     return absl::InvalidArgumentError(absl::StrFormat("job '%s': shard %d tells norms of phase %d to shard %d of %d",
                                                       job_.spec().name(), request.shard(), request.phase(), shard_,
                                                       layout_.shard_count()));
+  }
+  if (request.sums().fate() != v1::FATE_UNSPECIFIED && !SkipsNonFinite(job_)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("job '%s': shard %d tells the fate of a round to shard %d, and the job skips none",
+                        job_.spec().name(), request.shard(), shard_));
   }
   const Key key{request.round(), request.phase()};
   GW_ASSIGN_OR_RETURN(ShardSquares squares, sums_.Decode(request.shard(), request.sums(), norms_[request.phase()]));

@@ -148,6 +148,10 @@ absl::Status Recovery::ReplayUpdate(const journal::Record& record) {
 }
 
 absl::Status Recovery::ReplayOwed(const journal::Record& record) {
+  if (record.chunks.empty() && record.contributions.empty()) {  // all workers had left
+    for (ReplayState::Bucket& known : replay_->buckets) known.last.clear();
+    return absl::OkStatus();
+  }
   BucketState& bucket = *parts_.buckets[record.bucket];
   absl::MutexLock lock(&bucket.mu);
   {

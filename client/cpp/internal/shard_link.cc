@@ -303,14 +303,12 @@ absl::Status ShardLink::OpenStreams() {
 }
 
 void ShardLink::CloseStreams() {
-  {
-    const Use use(this, /*broken_too=*/true);
-    if (!use) return;
-    use->Cancel();
-  }
+  EndStreams();
   std::unique_ptr<Connection> old;  // destroyed without the lock: that waits for its sinks, which take it
   absl::MutexLock lock(&mu_);
-  const auto unused = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return connection_->users == 0; };
+  const auto unused = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return connection_ == nullptr || connection_->users == 0;
+  };
   mu_.Await(absl::Condition(&unused));
   old = std::move(connection_);
 }
@@ -427,6 +425,10 @@ void ShardLink::Cancel() {
     closing_ = true;
     stop_.SignalAll();
   }
+  EndStreams();
+}
+
+void ShardLink::EndStreams() {
   const Use use(this, /*broken_too=*/true);
   if (use) use->Cancel();
 }
@@ -447,6 +449,9 @@ void ShardLink::HeartbeatLoop(int64_t lease_ms) {
       beat_now_ = false;
       request.set_may_initialize(may_initialize_);
     }
+    bool failed = false;
+    Deliver([&failed](LinkEvents* events) { failed = events->HasFailed(); });
+    if (failed) return EndStreams();  // the lease ends soon, and whoever has this worker's name may take its place
     if (!why.ok()) {
       if (!Mend(why)) return;
       last_success = absl::Now();

@@ -58,6 +58,9 @@ class LinkEvents {
   // The streams broke, or the membership ended: where the worker wants to go on. Nothing: it does not, the shard is
   // lost.
   virtual std::optional<ResumePoint> ResumeAt(uint32_t shard) { return std::nullopt; }
+  // It will not go on, for any reason: nobody is to wait for this worker on this shard either. Asked before each
+  // heartbeat.
+  virtual bool HasFailed() { return false; }
   // There are new streams. What was sent on the old ones and not answered may have arrived or not. `behind`: the round
   // is over there, and nobody waits for this worker until it has caught up.
   virtual void OnResumed(uint32_t shard, bool behind) {}
@@ -155,6 +158,7 @@ class ShardLink final : public FrameLink {
   absl::StatusOr<v1::JoinReply> TakeJoined(const std::string& answer, v1::JoinRequest* request);
   v1::JoinRequest RequestToMend(const ResumePoint& point);
   absl::Status OpenStreams();
+  void EndStreams();
   void CloseStreams();
   // The streams of `connection` broke. The heartbeat thread mends it, or the link is lost.
   void Broken(Connection* connection, const absl::Status& reason);

@@ -43,6 +43,11 @@ class TaskedExchanger : public Exchanger {
     return ready_.Has(tensor);
   }
 
+  bool HasFailed() final {
+    absl::MutexLock lock(&mu_);
+    return !failed_.ok();
+  }
+
   void AddStats(SessionStats* stats) const final {
     constexpr double kSeconds = 1e-9;
     absl::MutexLock lock(&mu_);

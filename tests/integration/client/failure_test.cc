@@ -1,6 +1,7 @@
 // Lost workers, lost shards, servers that are not there, jobs that do not match.
 #include "client/cpp/internal/shard_link.h"
 #include "tests/integration/client/cluster.h"
+#include "tests/lib/tcp_proxy.h"
 
 namespace gradwire::testing {
 namespace {
@@ -74,6 +75,38 @@ TEST(LostWorker, IsNotWaitedForAfterItsLeaseAndMayJoinAgain) {
   }
   second.join();
   EXPECT_EQ(digest, first.session().Digest());
+}
+
+// A session that has lost one shard, in a process that lives on: the others have that shard, and do not wait for it on
+// those which it still reaches.
+TEST(FailedSession, IsWaitedForNoLongerThanItsLease) {
+  Cluster cluster(2, "grpc");
+  testing_support::TcpProxy proxy(cluster.addresses()[0]);
+  v1::JobSpec spec = MakeSpec("half", "dense:values=fixed32", v1::OPTIMIZER_ADAMW, 2);
+  Worker stays(spec, 0), fails(spec, 1);
+  InParallel(2, [&](int w) {
+    const absl::Status joined =
+        w == 0 ? stays.Join(cluster.addresses()) : fails.Join({proxy.address(), cluster.addresses()[1]});
+    ASSERT_TRUE(joined.ok()) << joined;
+  });
+  for (uint64_t step = 0; step < 2; ++step) {
+    InParallel(2, [&](int w) {
+      Worker& worker = w == 0 ? stays : fails;
+      worker.Fill(step);
+      ASSERT_TRUE(worker.Step(0.01f).ok());
+    });
+  }
+  proxy.Cut();
+  std::thread lost([&] {
+    fails.Fill(2);
+    EXPECT_FALSE(fails.Step(0.01f).ok());
+  });
+  for (uint64_t step = 2; step < 6; ++step) {
+    stays.Fill(step);
+    const absl::Status stepped = stays.Step(0.01f);
+    ASSERT_TRUE(stepped.ok()) << "step " << step << ": " << stepped;
+  }
+  lost.join();
 }
 
 TEST(Start, InitialParametersAreThoseOfOneWorkerOnEveryShard) {

@@ -123,7 +123,7 @@ TEST(TwoPhasesOfAStep, GoOnBehindTheLeaseOfAWorkerThatDied) {
   Cluster cluster(1, "grpc");
   testing_support::TcpProxy proxy(cluster.addresses()[0]);
   v1::JobSpec spec = MakeSpec("lost", "powersgd:rank=2", v1::OPTIMIZER_SGD, 2);
-  spec.set_lease_ms(700);
+  spec.set_lease_ms(3000);
   Worker stays(spec, 0), dies(spec, 1);
   std::thread joining([&] { ASSERT_TRUE(stays.Join(cluster.addresses()).ok()); });
   SessionOptions options = dies.Options({proxy.address()});

@@ -314,6 +314,26 @@ TEST_F(RecoveryTest, WorkerThatDoesNotComeBackIsWaitedForUntilItsLeaseEnds) {
   EXPECT_EQ(a_->FollowUpdate(3, true).value_or(0), 1u);
 }
 
+TEST_F(RecoveryTest, WorkersThatLeftAreNotWaitedFor) {
+  const auto status = [this] { return (*daemon_->registry().Find("job"))->Describe(false, false); };
+  Start();
+  StartTwo(DurableSpec());
+  for (uint64_t round = 0; round < 2; ++round) Step(round);
+  ASSERT_TRUE(a_->Leave().ok());
+  CrashAndRestart();
+  EXPECT_EQ(status().rounds().members(), 2u) << "as far as the journal says";
+  ResumeBoth(2);
+  ASSERT_TRUE(a_->Leave().ok());
+  ASSERT_TRUE(b_->Leave().ok());
+  while (status().durability().records() == 0) usleep(1000);
+  CrashAndRestart();
+  EXPECT_EQ(status().version(), 2u);
+  EXPECT_EQ(status().rounds().members(), 0u);
+  EXPECT_FALSE(status().rounds().open()) << "the next run is begun by all workers";
+  ResumeBoth(2);
+  Step(2);
+}
+
 TEST_F(RecoveryTest, ServerDiesBeforeTheFirstRound) {
   Start();
   const v1::JobSpec spec = DurableSpec();

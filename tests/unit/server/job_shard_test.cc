@@ -199,6 +199,29 @@ TEST_F(JobShardTest, LeaseEndAbandonsThePartialFrameAndTheOthersGoOn) {
   }
 }
 
+TEST_F(JobShardTest, OfTwoProcessesWithOneCheckpointOneGoesOn) {
+  Start(SmallSpec("job", 2));
+  TestWorker a = Worker("a"), b = Worker("b");
+  a.identity.set_session(100);
+  StartTwo(&a, &b);
+  const Rounds::ResumePoint here{.round = 1};
+  v1::WorkerIdentity copy = a.identity;
+  copy.set_session(200);
+  EXPECT_TRUE(absl::IsAlreadyExists(shard_->Resume(copy, here).status())) << "the first is connected";
+  shard_->Detach(a.stream.member, a.out);
+  ASSERT_TRUE(shard_->Resume(copy, here).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(shard_->Heartbeat(a.HeartbeatRequest()).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(shard_->Resume(a.identity, here).status()));
+  v1::LeaveRequest leave;
+  *leave.mutable_identity() = copy;
+  ASSERT_TRUE(shard_->Leave(leave).ok());
+  // It has sent what the first one has in its residual.
+  EXPECT_TRUE(absl::IsFailedPrecondition(shard_->Resume(a.identity, here).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(shard_->CatchUp(a.identity, here, 0).status()));
+  copy.set_session(300);  // started again from the checkpoint
+  EXPECT_TRUE(shard_->Resume(copy, here).ok());
+}
+
 TEST_F(JobShardTest, AbstainingWorkerIsNotWaitedFor) {
   Start(SmallSpec("job", 2));
   TestWorker a = Worker("a"), b = Worker("b");

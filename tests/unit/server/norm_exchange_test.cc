@@ -124,5 +124,22 @@ TEST_F(NormExchangeTest, WhoHasAgreedAsksNobody) {
   }
 }
 
+TEST_F(NormExchangeTest, TheFateOfARoundIsToldInJobsThatSkipAlone) {
+  const auto shard = Shard(0, Nothing);
+  v1::ExchangeRequest request;
+  request.set_job("job");
+  request.set_layout_digest(layout_->digest());
+  request.set_shard(1);
+  *request.mutable_sums() = sums_->Encode(1, Squares(1, 1.0), 1);
+  request.mutable_sums()->set_fate(v1::FATE_SKIPPED);
+  EXPECT_EQ(shard->Take(request).status().code(), absl::StatusCode::kInvalidArgument);
+  request.mutable_sums()->clear_fate();
+  EXPECT_TRUE(shard->Take(request).ok());
+  shard->Offer(0, 0, Squares(0, 1.0));
+  const std::optional<NormExchange::Agreed> agreed = shard->TryAgree(0, 0);
+  ASSERT_TRUE(agreed.has_value());
+  EXPECT_FALSE(agreed->skipped);
+}
+
 }  // namespace
 }  // namespace gradwire
