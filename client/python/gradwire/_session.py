@@ -310,10 +310,15 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
             return [_export(p, device.stream) for p in parameters]
         return [as_array(p, f"the parameter {names[i] if i < len(names) else i!r}") for i, p in enumerate(parameters)]
 
+    def check_file() -> None:  # before shards lose what it is to replace
+        if checkpoint:
+            _core.check_checkpoint(checkpoint, job_json)
+
     memory = arrays()
     before = _checkpoint_of(checkpoint) if checkpoint else {}
-    _entry.settle_existing(servers, job.name, exist, connect_timeout, start_timeout)
-    anew = bool(before) and _entry.begins_anew(servers, job, int(before["version"], 16), connect_timeout, start_timeout)
+    _entry.settle_existing(servers, job.name, exist, connect_timeout, start_timeout, check_file)
+    anew = bool(before) and _entry.begins_anew(servers, job, int(before["version"], 16), connect_timeout, start_timeout,
+                                               check_file)
     taken, name = None, worker
     if not name:
         wanted = None if anew else before.get("worker")
