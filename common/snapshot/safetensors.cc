@@ -64,6 +64,11 @@ absl::StatusOr<TensorEntry> ParseEntry(const std::string& name, const nlohmann::
 
 }  // namespace
 
+bool IsUtf8(const std::string& text) {
+  const nlohmann::json json = text;
+  return nlohmann::json::parse(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)) == json;
+}
+
 std::vector<uint8_t> MakeSafetensorsHeader(std::vector<TensorEntry>* entries,
                                            const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();

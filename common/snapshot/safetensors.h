@@ -22,6 +22,9 @@ struct TensorEntry {
   uint64_t bytes = 0;
 };
 
+// Whether metadata may have this text: JSON keeps nothing else.
+bool IsUtf8(const std::string& text);
+
 // The bytes before the tensors, which follow in order without gaps. Sets begin and bytes of every entry. The result has
 // a multiple of 8 bytes.
 std::vector<uint8_t> MakeSafetensorsHeader(std::vector<TensorEntry>* entries,

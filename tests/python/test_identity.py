@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import gradwire
 from conftest import Server, server_binary
-from gradwire import _entry, _identity
+from gradwire import _entry, _identity, _waiting
 from gradwire.torch import ShardedOptimizer, load_parameters
 
 SCRIPT = textwrap.dedent("""
@@ -296,6 +296,26 @@ def test_a_state_begins_a_job_that_the_servers_do_not_have(servers, tmp_path, ca
         train(fresh, optimizer, 2)
         assert not torch.equal(fresh.weight, weight)
     assert "begins anew with the parameters of version 4 of job 'j', with this worker's residuals" in caplog.text
+
+
+@pytest.mark.parametrize("exist", ["join", "new"])
+def test_a_damaged_file_costs_no_shard_its_job(servers, tmp_path, exist):
+    running = servers(2)
+    at = [s.address for s in running]
+    model = torch.nn.Linear(8, 4)
+    with small("j", at, model) as optimizer:
+        train(model, optimizer, 3)
+        optimizer.save(tmp_path / "state")
+    if exist == "join":  # shard 0 has it, and cannot go on with it
+        running[1].kill_and_restart()
+    damaged = bytearray((tmp_path / "state").read_bytes())
+    damaged[-5] ^= 1
+    (tmp_path / "damaged").write_bytes(damaged)
+    with pytest.raises(gradwire.DataLoss, match="/damaged' is damaged"):
+        small("j", at, resume_from=tmp_path / "damaged", exist=exist)
+    assert int(_waiting.ask(at, "j")[0]["version"]) == 4
+    with small("j", at, model, resume_from=tmp_path / "state", exist=exist) as optimizer:
+        assert optimizer.session.version == 0
 
 
 @pytest.mark.parametrize("ranks", [False, True])

@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -37,6 +38,7 @@ constexpr char kResidual[] = "residual";
 constexpr char kPreconditioner[] = "preconditioner";
 constexpr char kVelocity[] = "velocity";
 constexpr uint64_t kMaxFileBytes = 1ull << 42;
+constexpr uint64_t kMaxNotesBytes = 1 << 20;  // names and values of all notes; a reader takes headers up to a limit
 
 using Metadata = std::map<std::string, std::string>;
 
@@ -101,6 +103,20 @@ struct TensorList {
   }
 };
 
+// A file with other notes could not be read.
+absl::Status CheckNotes(const Metadata& notes) {
+  uint64_t bytes = 0;
+  for (const auto& [name, value] : notes) bytes += name.size() + value.size();
+  if (bytes > kMaxNotesBytes)
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the notes of a checkpoint have %d bytes; %d are allowed", bytes, kMaxNotesBytes));
+  for (const auto& [name, value] : notes)
+    if (!IsUtf8(name) || !IsUtf8(value))
+      return absl::InvalidArgumentError(
+          absl::StrFormat("the note '%s' of a checkpoint is not UTF-8", absl::Utf8SafeCHexEscape(name)));
+  return absl::OkStatus();
+}
+
 absl::Status WriteFile(Disk& disk, const std::string& path, TensorList& tensors, const Metadata& metadata) {
   const std::string temporary = path + ".tmp";
   if (absl::Status gone = disk.Remove(temporary); !gone.ok() && !absl::IsNotFound(gone)) return gone;
@@ -123,6 +139,7 @@ absl::Status WriteFile(Disk& disk, const std::string& path, TensorList& tensors,
 absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job, const Layout& layout,
                              const CheckpointIdentity& identity, const Replica& replica, const GradientStore& gradients,
                              std::span<const PlanWindow> plans) {
+  GW_RETURN_IF_ERROR(CheckNotes(identity.notes));
   TensorList tensors;
   std::vector<uint32_t> steps;
   for (uint32_t t = 0; t < job.tensors().size(); ++t) {

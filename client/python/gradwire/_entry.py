@@ -90,8 +90,9 @@ def clear(servers: Sequence[str], job: str, timeout: float, doomed: Callable[[di
         time.sleep(_PAUSE_SECONDS if members else 0)
 
 
-def settle_existing(servers: Sequence[str], job: str, exist: str, connect_timeout: float, start_timeout: float) -> None:
-    """exist="new" and "error", before the job is joined."""
+def settle_existing(servers: Sequence[str], job: str, exist: str, connect_timeout: float, start_timeout: float,
+                    check_file: Callable[[], None]) -> None:
+    """exist="new" and "error", before the job is joined. check_file raises where the file that begins it cannot."""
     if exist == "join":
         return
     answers = reachable(servers, job, connect_timeout)
@@ -100,19 +101,23 @@ def settle_existing(servers: Sequence[str], job: str, exist: str, connect_timeou
             raise AlreadyExists(f"job {job!r} exists on the servers and is at version {max(_versions(answers))}, with workers: "
                                 f"{', '.join(sorted(workers_of(answers))) or 'none'}; exist='error' refuses to go on with it")
         return
+    check_file()
     # One that nobody has trained may be another worker's that begins just now.
     clear(servers, job, start_timeout,
           lambda status: int(status["version"]) > 0 or (int(status["joined"]) == 0 and int(status["unused_s"]) >= 2),
           "exist='new' begins anew")
 
 
-def begins_anew(servers: Sequence[str], job: JobSpec, version: int, connect_timeout: float, start_timeout: float) -> bool:
-    """Whether a checkpoint of this version has to begin the job: the servers do not have it, or lost part of it."""
+def begins_anew(servers: Sequence[str], job: JobSpec, version: int, connect_timeout: float, start_timeout: float,
+                check_file: Callable[[], None]) -> bool:
+    """Whether a checkpoint of this version has to begin the job: the servers do not have it, or lost part of it.
+    check_file: see settle_existing."""
     answers = reachable(servers, job.name, connect_timeout)
     if missing(answers):
         return True
     here = statuses(answers)
     if len(here) < len(servers) and job.durability == "none":
+        check_file()
         clear(servers, job.name, start_timeout, lambda status: int(status["version"]) > 0,
               f"{len(servers) - len(here)} of {len(servers)} shards lost it, and a checkpoint begins it anew")
         return True

@@ -3,16 +3,39 @@ a gradient of 0: where that is not the same, step() raises instead of training s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import re
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from ._errors import FailedPrecondition
+from ._errors import DataLoss, FailedPrecondition
 from ._job import JobSpec
 
+logger = logging.getLogger("gradwire")
+
+_HAD, _STEPS = "had_gradients", "steps"  # notes of checkpoints: 0 or 1 for each parameter; a number
 POLICIES = ("refuse", "zeros")
 _ZEROS = ("or pass unused='zeros', which counts a missing gradient as 0 as zero_grad(set_to_none=False) does (the mean of "
           "several workers is then that of DistributedDataParallel)")
+
+
+Before = tuple[list[bool], int]  # which parameters had a gradient, none where that is not known; in how many steps
+
+
+def read_notes(notes: Mapping[str, str], tensors: int, checkpoint: str) -> Before:
+    """What a checkpoint of a job of so many tensors says, for Presence.restore. Raises DataLoss where it says nothing that
+    can be."""
+    if _HAD not in notes:
+        return [], 1
+    had = notes[_HAD]
+    steps = notes.get(_STEPS, str(int("1" in had)))  # files of before do not count them
+    if len(had) != tensors or had.strip("01") or not re.fullmatch("[0-9]{1,18}", steps):
+        raise DataLoss(
+            f"checkpoint {checkpoint!r} was changed: its notes, {_HAD} {had[:64]!r} of {len(had)} characters and {_STEPS} "
+            f"{steps[:64]!r}, are not a 0 or 1 for each of its {tensors} parameters and a number. Resume from another one that "
+            "an optimizer saved, or leave resume_from out to start from what the shards hold")
+    return [digit == "1" for digit in had], int(steps)
 
 
 class Presence:
@@ -29,14 +52,20 @@ class Presence:
         self._had = [False] * len(parameters)  # a gradient, in some step
         self._steps = 0
 
-    def had(self) -> list[bool]:
-        """Per parameter: whether it had a gradient so far. For a state, and `restore`."""
-        return list(self._had)
+    def notes(self) -> dict[str, str]:
+        """For a checkpoint, and `read_notes`."""
+        return {_HAD: "".join("01"[had] for had in self._had), _STEPS: str(self._steps)}
 
-    def restore(self, had: Sequence[bool]) -> None:
+    def restore(self, before: Before, checkpoint: str) -> None:
         """The shards go on from the steps before."""
-        self._had = list(had)
-        self._steps = 1
+        had, self._steps = before
+        if len(had) == len(self._had):
+            self._had = had
+            return
+        self._had = [True] * len(self._had)
+        if self._policy == "refuse":
+            logger.warning("checkpoint %r does not say which parameters had gradients, as those of ShardedOptimizer.save() and "
+                           "state_dict() do: all are taken to have had one. Where some had none, pass unused='zeros'", checkpoint)
 
     def check(self) -> None:
         """Before anything of a step is sent. Raises FailedPrecondition where the step would not be torch's."""

@@ -190,14 +190,17 @@ class Session:
         """Whether this session goes on exactly where the checkpoint of `resume_from` stood."""
         return self._core.resumed
 
-    def save(self, path: str | os.PathLike[str], notes: Mapping[str, str] | None = None) -> None:
-        """Writes a checkpoint for `resume_from` of `join`: parameters, moments, residuals, who this worker is; and `notes`,
-        what the training loop wants to find in it (read_notes).
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a checkpoint for `resume_from` of `join`: parameters, moments, residuals, who this worker is.
 
         Between two rounds; drains first. The file at `path` is replaced at once or not at all, and synced to disk.
         """
+        self._save(path, {})
+
+    def _save(self, path: str | os.PathLike[str], notes: dict[str, str]) -> None:
+        """With what notes_of finds in it."""
         self.drain()
-        self._core.save(os.fspath(path), dict(notes or {}))
+        self._core.save(os.fspath(path), notes)
 
     @property
     def buckets(self) -> int:
@@ -235,27 +238,29 @@ class Session:
         return [float(lr)] if isinstance(lr, (int, float)) else [float(x) for x in lr]
 
 
-def _metadata_of(path: str) -> dict[str, str]:
-    """Of a checkpoint; nothing for what is none, which joining will say more about."""
+def _header_of(path: str) -> tuple[dict[str, str], int]:
+    """Of a checkpoint: its metadata, and how many tensors the job has; nothing for what is none, which joining will say more
+    about."""
     try:
         with open(path, "rb") as file:
-            header = file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000))
-        return {str(key): str(value) for key, value in json.loads(header)["__metadata__"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}
+            header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000)))
+        return {str(key): str(value) for key, value in header["__metadata__"].items()}, int(header["steps"]["shape"][0])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return {}, 0
 
 
 def _checkpoint_of(path: str) -> dict[str, str]:
     """Who wrote it, of which job."""
-    found = _metadata_of(path)
+    found, _ = _header_of(path)
     wanted = ("worker", "job", "version")
     whole = all(key in found for key in wanted) and re.fullmatch("[0-9a-f]{16}", found["version"])
     return {key: found[key] for key in wanted} if whole else {}
 
 
-def read_notes(path: str | os.PathLike[str]) -> dict[str, str]:
-    """What Session.save was given as `notes`. Nothing for a file without them, or none that can be read."""
-    return {key[len(_NOTE):]: value for key, value in _metadata_of(os.fspath(path)).items() if key.startswith(_NOTE)}
+def notes_of(path: str) -> tuple[dict[str, str], int]:
+    """Of a checkpoint, by name, and how many tensors its job has; nothing for what is none."""
+    metadata, tensors = _header_of(path)
+    return {key[len(_NOTE):]: value for key, value in metadata.items() if key.startswith(_NOTE)}, tensors
 
 
 def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], worker: str | None = None, *,
@@ -310,10 +315,15 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
             return [_export(p, device.stream) for p in parameters]
         return [as_array(p, f"the parameter {names[i] if i < len(names) else i!r}") for i, p in enumerate(parameters)]
 
+    def check_file() -> None:  # before shards lose what it is to replace
+        if checkpoint:
+            _core.check_checkpoint(checkpoint, job_json)
+
     memory = arrays()
     before = _checkpoint_of(checkpoint) if checkpoint else {}
-    _entry.settle_existing(servers, job.name, exist, connect_timeout, start_timeout)
-    anew = bool(before) and _entry.begins_anew(servers, job, int(before["version"], 16), connect_timeout, start_timeout)
+    _entry.settle_existing(servers, job.name, exist, connect_timeout, start_timeout, check_file)
+    anew = bool(before) and _entry.begins_anew(servers, job, int(before["version"], 16), connect_timeout, start_timeout,
+                                               check_file)
     taken, name = None, worker
     if not name:
         wanted = None if anew else before.get("worker")

@@ -17,8 +17,8 @@ import torch
 from . import _amp, _lifetime
 from ._errors import Cancelled, FailedPrecondition
 from ._job import Group, JobSpec, Rule, TensorSpec, default_optimizer, default_push
-from ._presence import Presence
-from ._session import Session, join, read_notes
+from ._presence import Presence, read_notes
+from ._session import Session, join, notes_of
 from ._snapshot import load_parameters
 from ._torch_groups import check_apart, check_fixed, check_options, check_parameter, differences, fixed_of, named_groups
 from ._watch import Watch
@@ -27,8 +27,6 @@ __all__ = ["DEFAULT_CODEC", "ShardedOptimizer", "load_parameters"]
 
 # 1 % of the elements, after 40 rounds in which the density falls from 5 %.
 DEFAULT_CODEC = "tagc:density=0.01,warmup_rounds=40,warmup_density=0.05"
-
-_HAD_GRADIENTS = "had_gradients"  # a note of checkpoints: for each parameter 1 if it ever had a gradient
 
 
 @contextlib.contextmanager
@@ -207,19 +205,19 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.named, self.closed = worker, False
         self.superseded = False  # closed for another one of the same job
         addresses = [servers] if isinstance(servers, str) else list(servers)
-        _lifetime.close_former(addresses, job, worker)
         with _checkpoint_file(resume_from) as checkpoint:
+            before = read_notes(*notes_of(checkpoint), checkpoint) if checkpoint else None
+            _lifetime.close_former(addresses, job, worker)
             self.session: Session = join(addresses, self.job, [p.detach() for p in self._params],
                                          worker, pull=pull, connect_timeout=connect_timeout,
                                          start_timeout=start_timeout, rpc_timeout=rpc_timeout,
                                          round_timeout=round_timeout, backend=backend, resume_from=checkpoint,
                                          exist=exist)
-            had = read_notes(checkpoint).get(_HAD_GRADIENTS, "") if checkpoint else ""
         _lifetime.note_optimizer(self, addresses, job)
         if isinstance(resume_from, Mapping):
             self._load_groups(resume_from)
-        if self.session.version > 0 and "1" in had and len(had) == len(self._params):
-            self._presence.restore([digit == "1" for digit in had])
+        if checkpoint and before and self.session.version > 0:
+            self._presence.restore(before, checkpoint)
         self._watch = Watch(self._names, self._params, self.session.digest)
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._params) if overlap]
 
@@ -451,8 +449,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a checkpoint of this worker for resume_from. Between two steps; replaced at once or not at all."""
         self.drain()
-        had = "".join("1" if had else "0" for had in self._presence.had())
-        self.session.save(path, {_HAD_GRADIENTS: had})
+        self.session._save(path, self._presence.notes())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._load_groups(state_dict)

@@ -19,11 +19,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/cpp/internal/checkpoint.h"
 #include "client/python/src/device.h"
 #include "client/python/src/jobs.h"
 #include "client/python/src/tensor.h"
+#include "common/base/status_macros.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
+#include "common/storage/posix_disk.h"
 #include "gradwire/session.h"
 #include "kernels/cuda/async_backend.h"
 
@@ -54,6 +57,18 @@ PullMode ParsePull(const std::string& pull) {
   if (pull == "params_bf16") return PullMode::kParamsBf16;
   if (pull == "mean") return PullMode::kMean;
   throw py::value_error(absl::StrCat("pull='", pull, "' must be 'update', 'params', 'params_bf16' or 'mean'"));
+}
+
+absl::Status ReadCheckpoint(const std::string& path, const v1::JobSpec& spec) {
+  const py::gil_scoped_release release;
+  GW_ASSIGN_OR_RETURN(const Job job, Job::Make(spec));
+  PosixDisk disk;
+  return client::CheckpointFile::ReadForNewJob(disk, path, job).status();
+}
+
+// Raises what a session that begins the job with this file would; reads all of it.
+void CheckCheckpoint(const std::string& path, const std::string& job_json) {
+  Check(ReadCheckpoint(path, ParseJob(job_json)));
 }
 
 // A device, and the stream that arrays on their way to a session are made ready for: DLPack's producers let it wait.
@@ -349,6 +364,7 @@ PYBIND11_MODULE(_core, m) {
   using gradwire::PySession;
   m.doc() = "The C++ session of Gradwire; use the names of the package gradwire instead.";
   m.def("guess_role", &gradwire::RoleName, py::arg("name"), py::arg("shape"));
+  m.def("check_checkpoint", &gradwire::CheckCheckpoint, py::arg("path"), py::arg("job_json"));
   gradwire::AddJobs(m);
   py::class_<PyDevice, std::shared_ptr<PyDevice>>(m, "Device")
       .def(py::init<int, int>(), py::arg("type"), py::arg("index"))

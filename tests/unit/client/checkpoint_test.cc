@@ -87,8 +87,9 @@ struct State {
             {5, 0xFEDCBA9876543210},
             {{"had_gradients", "101"}, {"empty", ""}}};
   }
-  absl::Status Write(Disk& disk) const {
-    return WriteCheckpoint(disk, kPath, job, layout, Identity(), *replica, *gradients, plans);
+  absl::Status Write(Disk& disk) const { return Write(disk, Identity()); }
+  absl::Status Write(Disk& disk, const CheckpointIdentity& identity) const {
+    return WriteCheckpoint(disk, kPath, job, layout, identity, *replica, *gradients, plans);
   }
   absl::StatusOr<CheckpointFile> Read(Disk& disk, const std::string& worker = "worker-3",
                                       PullMode pull = PullMode::kUpdate) const {
@@ -182,6 +183,31 @@ TEST_F(CheckpointOnDisk, IsRefusedWhereItIsAnothers) {
   EXPECT_THAT(refusal(State(other).Read(disk_)), HasSubstr("spec"));
   other.set_name("unit-2");
   EXPECT_THAT(refusal(State(other).Read(disk_)), HasSubstr("job 'unit'"));
+}
+
+TEST_F(CheckpointOnDisk, NotesThatNobodyCouldReadAreRefusedAndTheFileStays) {
+  State state(SpecFor(v1::PUSH_GRADIENT));
+  CheckpointIdentity identity = state.Identity();
+  const uint64_t most = (1 << 20) - std::string("note").size();
+  identity.notes = {{"note", std::string(most, '\x01')}};  // what JSON writes as six characters
+  ASSERT_EQ(state.Write(disk_, identity), absl::OkStatus());
+  EXPECT_EQ(state.Read(disk_)->identity().notes, identity.notes);
+  const std::map<std::string, std::string> good = {{"emoji \xF0\x9F\x8E\x89", "line\nfeed \xEF\xBF\xBD"}};
+  identity.notes = good;
+  ASSERT_EQ(state.Write(disk_, identity), absl::OkStatus());
+  const auto refusal = [&](std::map<std::string, std::string> notes) {
+    identity.notes = std::move(notes);
+    const absl::Status refused = state.Write(disk_, identity);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+    const auto file = state.Read(disk_);
+    EXPECT_TRUE(file.ok() && file->identity().notes == good) << file.status();
+    return std::string(refused.message());
+  };
+  EXPECT_THAT(refusal({{"note", std::string(most + 1, 'x')}}), HasSubstr("1048577 bytes; 1048576 are allowed"));
+  for (const char* text : {"\xFF", "cut \xF0\x9F\x8E", "\xC0\x80", "surrogate \xED\xA0\x80", "\x80"}) {
+    EXPECT_THAT(refusal({{"fine", ""}, {"note", text}}), HasSubstr("note 'note'")) << text;
+    EXPECT_THAT(refusal({{text, "value"}}), HasSubstr("UTF-8"));
+  }
 }
 
 TEST_F(CheckpointOnDisk, SafetensorsFileOfSomethingElseIsNone) {

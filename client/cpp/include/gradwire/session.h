@@ -205,7 +205,8 @@ class Session {
   // Between two rounds: drains, then writes what SessionOptions.resume needs to the file `path`: parameters, moments,
   // residuals, the preconditioner's state and who this worker is. The file is replaced at once or not at all, and
   // synced to disk; that takes as long as writing 2 to 5 times the parameters. CHECKPOINT.md has the bytes. `notes`,
-  // UTF-8: what the training loop wants to find in it. Errors: FailedPrecondition (during a round), those of the disk.
+  // UTF-8, at most 1 MiB together: what the training loop wants to find in it. Errors: InvalidArgument (other notes),
+  // FailedPrecondition (during a round): the file stays as it was; those of the disk.
   absl::Status Save(const std::string& path, std::map<std::string, std::string> notes = {});
 
   // Ends the membership and closes the connections; later calls return Cancelled. Errors are those of Drain and of the
