@@ -1,0 +1,255 @@
+// How tasks are worked on, whatever they are: on which thread, in which order, and which no longer once the exchange
+// has failed or ends.
+#include "client/cpp/internal/tasked_exchanger.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "tests/unit/client/one_worker.h"
+
+namespace gradwire::client {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr uint32_t kTensors = 8;
+constexpr uint32_t kHeld = 5;                          // the tensor whose task ends when the test lets it
+constexpr absl::Duration kHangs = absl::Seconds(120);  // what takes that long never comes
+
+v1::JobSpec SpecOf(uint64_t elements) {
+  v1::JobSpec spec = SmallSpec("dense:fp32");
+  spec.clear_tensors();
+  for (uint32_t t = 0; t < kTensors; ++t) {
+    v1::TensorSpec* tensor = spec.add_tensors();
+    tensor->set_name(absl::StrCat("t", t));
+    tensor->add_shape(elements / kTensors + (t == 0 ? elements % kTensors : 0));
+  }
+  return spec;
+}
+
+struct TensorTask {
+  uint32_t tensor = 0;
+  const float* gradient = nullptr;
+};
+
+// Notes its tasks. Rounds open and never end.
+class NotingExchanger final : public TaskedExchanger<TensorTask> {
+ public:
+  explicit NotingExchanger(const SliceContext& slices) : TaskedExchanger(slices) { StartTasks(); }
+  ~NotingExchanger() override { Join(); }
+
+  // Since the beginning.
+  std::vector<uint32_t> worked() const {
+    absl::MutexLock lock(&mu_);
+    return worked_;
+  }
+  std::vector<const float*> gradients() const {
+    absl::MutexLock lock(&mu_);
+    return gradients_;
+  }
+  std::vector<std::thread::id> threads() const {
+    absl::MutexLock lock(&mu_);
+    return on_;
+  }
+  size_t queued() const {
+    absl::MutexLock lock(&mu_);
+    return tasks_.size();
+  }
+
+  bool AwaitHeld() {
+    const auto held = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return holds_; };
+    absl::MutexLock lock(&mu_);
+    return mu_.AwaitWithTimeout(absl::Condition(&held), kHangs);
+  }
+  void Release() {
+    absl::MutexLock lock(&mu_);
+    released_ = true;
+  }
+  bool AwaitIdle() {
+    const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return tasks_.empty() && !encoding_; };
+    absl::MutexLock lock(&mu_);
+    return mu_.AwaitWithTimeout(absl::Condition(&idle), kHangs) && !reading_gradients_;
+  }
+  // The first half of an exchange's Stop; Join has the other.
+  void AskToEnd() {
+    absl::MutexLock lock(&mu_);
+    stop_ = true;
+  }
+  void Join() {
+    AskToEnd();
+    EndTasks();
+  }
+
+  absl::Status Begin(std::span<const float>) override {
+    absl::MutexLock lock(&mu_);
+    round_open_ = true;
+    ready_.Open();
+    return absl::OkStatus();
+  }
+  void OnLost(uint32_t, const absl::Status& status) override { Fail(status); }
+  absl::Status BeginReplacement() override { return absl::UnimplementedError("no rounds here"); }
+  absl::Status End(int64_t) override { return absl::UnimplementedError("no rounds here"); }
+  absl::Status Drain(int64_t) override { return absl::UnimplementedError("no rounds here"); }
+  absl::Status WaitPushed(uint32_t, int64_t) override { return absl::UnimplementedError("no rounds here"); }
+  absl::Status WaitApplied(uint32_t, int64_t) override { return absl::UnimplementedError("no rounds here"); }
+  void Stop(const absl::Status& reason) override { Fail(reason); }
+  uint64_t version() const override { return 0; }
+  absl::StatusOr<std::vector<PlanWindow>> Plans() const override { return absl::UnimplementedError("no rounds here"); }
+  void OnAck(uint32_t, const v1::PushAck&) override {}
+  void OnAnswer(uint32_t, PullAnswer) override {}
+  void OnMustInitialize(uint32_t) override {}
+
+ private:
+  TensorTask TaskOf(uint32_t tensor, const float* gradient) override { return {tensor, gradient}; }
+  void Work(const TensorTask& task) override {
+    absl::MutexLock lock(&mu_);
+    EXPECT_TRUE(encoding_ && reading_gradients_);
+    EXPECT_EQ(at_work_, 0) << "tensor " << task.tensor << " beside another";
+    ++at_work_;
+    worked_.push_back(task.tensor);
+    gradients_.push_back(task.gradient);
+    on_.push_back(std::this_thread::get_id());
+    if (task.tensor == kHeld) {
+      holds_ = true;
+      mu_.Await(absl::Condition(&released_));
+    }
+    --at_work_;
+  }
+
+  int at_work_ ABSL_GUARDED_BY(mu_) = 0;
+  bool holds_ ABSL_GUARDED_BY(mu_) = false;
+  bool released_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<uint32_t> worked_ ABSL_GUARDED_BY(mu_);
+  std::vector<const float*> gradients_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::thread::id> on_ ABSL_GUARDED_BY(mu_);
+};
+
+class TaskedExchangerTest : public testing::TestWithParam<bool> {
+ protected:
+  explicit TaskedExchangerTest(bool threads = GetParam())
+      : worker_(SpecOf(kThreadsAbove + (threads ? 1 : 0))), exchanger_(worker_.context) {}
+  void TearDown() override {
+    exchanger_.Release();
+    if (caller_.joinable()) caller_.join();
+  }
+
+  absl::Status Ready(uint32_t tensor) { return exchanger_.Ready(tensor, worker_.parameters[tensor].data()); }
+  // Someone is at the task of kHeld, and will be until Release.
+  void Hold() {
+    ASSERT_TRUE(exchanger_.Begin({}).ok());
+    caller_ = std::thread([this] { EXPECT_EQ(Ready(kHeld), absl::OkStatus()); });
+    ASSERT_TRUE(exchanger_.AwaitHeld());
+  }
+  void ReleaseCaller() {
+    exchanger_.Release();
+    caller_.join();
+  }
+
+  OneWorker worker_;
+  NotingExchanger exchanger_;
+  std::thread caller_;
+};
+
+struct WithThreads : TaskedExchangerTest {
+  WithThreads() : TaskedExchangerTest(true) {}
+};
+struct WithoutThreads : TaskedExchangerTest {
+  WithoutThreads() : TaskedExchangerTest(false) {}
+};
+INSTANTIATE_TEST_SUITE_P(Threads, TaskedExchangerTest, testing::Bool(),
+                         [](const auto& info) { return info.param ? "Own" : "None"; });
+
+TEST_P(TaskedExchangerTest, WorksOnWhatIsReadyAndNothingElse) {
+  EXPECT_THAT(std::string(Ready(1).message()), HasSubstr("call BeginRound first"));
+  ASSERT_TRUE(exchanger_.Begin({}).ok());
+  EXPECT_FALSE(exchanger_.IsReady(3));
+  EXPECT_EQ(Ready(3), absl::OkStatus());
+  EXPECT_TRUE(exchanger_.IsReady(3));
+  EXPECT_THAT(std::string(Ready(3).message()), HasSubstr("ready twice"));
+  EXPECT_TRUE(absl::IsInvalidArgument(exchanger_.Ready(kTensors, worker_.parameters[0].data())));
+  EXPECT_EQ(Ready(0), absl::OkStatus());
+  ASSERT_TRUE(exchanger_.AwaitIdle());
+  EXPECT_THAT(exchanger_.worked(), ElementsAre(3, 0));
+  EXPECT_THAT(exchanger_.gradients(), ElementsAre(worker_.parameters[3].data(), worker_.parameters[0].data()));
+  EXPECT_FALSE(exchanger_.HasFailed());
+}
+
+TEST_P(TaskedExchangerTest, DropsWhatIsQueuedOnceItHasFailed) {
+  ASSERT_NO_FATAL_FAILURE(Hold());
+  EXPECT_EQ(Ready(1), absl::OkStatus());
+  EXPECT_EQ(Ready(6), absl::OkStatus());
+  EXPECT_FALSE(exchanger_.HasFailed());
+  exchanger_.OnLost(1, absl::UnavailableError("shard 1 is gone"));
+  exchanger_.OnLost(0, absl::InternalError("shard 0 as well"));
+  EXPECT_TRUE(exchanger_.HasFailed());
+  EXPECT_EQ(Ready(2), absl::UnavailableError("shard 1 is gone"));
+  EXPECT_FALSE(exchanger_.IsReady(2));
+  ReleaseCaller();
+  ASSERT_TRUE(exchanger_.AwaitIdle());
+  EXPECT_THAT(exchanger_.worked(), ElementsAre(kHeld)) << "the caller's gradients are read no more";
+  EXPECT_EQ(Ready(7), absl::UnavailableError("shard 1 is gone"));
+  EXPECT_TRUE(exchanger_.HasFailed());
+  EXPECT_EQ(exchanger_.queued(), 0u);
+}
+
+TEST_P(TaskedExchangerTest, EndsWhileTasksAreQueued) {
+  ASSERT_NO_FATAL_FAILURE(Hold());
+  EXPECT_EQ(Ready(1), absl::OkStatus());
+  EXPECT_EQ(Ready(6), absl::OkStatus());
+  exchanger_.AskToEnd();
+  ReleaseCaller();
+  exchanger_.Join();
+  EXPECT_THAT(exchanger_.worked(), ElementsAre(kHeld));
+  EXPECT_EQ(exchanger_.queued(), 2u);
+}
+
+TEST_F(WithThreads, WorksOnAThreadOfItsOwnInOrder) {
+  ASSERT_NO_FATAL_FAILURE(Hold());
+  const std::thread::id caller = caller_.get_id();
+  for (uint32_t t : {7u, 0u, 2u, 1u}) EXPECT_EQ(Ready(t), absl::OkStatus());
+  EXPECT_THAT(exchanger_.worked(), ElementsAre(kHeld)) << "one at a time";
+  ReleaseCaller();
+  for (uint32_t t : {6u, 3u}) EXPECT_EQ(Ready(t), absl::OkStatus());
+  ASSERT_TRUE(exchanger_.AwaitIdle());
+  EXPECT_THAT(exchanger_.worked(), ElementsAre(kHeld, 7, 0, 2, 1, 6, 3));
+  EXPECT_THAT(exchanger_.threads(), Each(exchanger_.threads()[0]));
+  EXPECT_NE(exchanger_.threads()[0], std::this_thread::get_id());
+  EXPECT_NE(exchanger_.threads()[0], caller);
+}
+
+TEST_F(WithoutThreads, WorksOnItsCallers) {
+  ASSERT_TRUE(exchanger_.Begin({}).ok());
+  EXPECT_EQ(Ready(3), absl::OkStatus());
+  EXPECT_THAT(exchanger_.worked(), ElementsAre(3)) << "done on return";
+  EXPECT_EQ(Ready(1), absl::OkStatus());
+  EXPECT_THAT(exchanger_.worked(), ElementsAre(3, 1));
+  EXPECT_THAT(exchanger_.threads(), Each(std::this_thread::get_id()));
+}
+
+TEST_F(WithoutThreads, OneOfTwoCallersDoesAll) {
+  ASSERT_NO_FATAL_FAILURE(Hold());
+  const std::thread::id caller = caller_.get_id();
+  EXPECT_EQ(Ready(1), absl::OkStatus());
+  EXPECT_EQ(Ready(6), absl::OkStatus());
+  EXPECT_THAT(exchanger_.worked(), ElementsAre(kHeld));
+  EXPECT_EQ(exchanger_.queued(), 2u);
+  ReleaseCaller();
+  EXPECT_THAT(exchanger_.worked(), ElementsAre(kHeld, 1, 6));
+  EXPECT_THAT(exchanger_.threads(), Each(caller));
+  EXPECT_EQ(exchanger_.queued(), 0u);
+  EXPECT_EQ(Ready(0), absl::OkStatus());
+  EXPECT_EQ(exchanger_.threads().back(), std::this_thread::get_id()) << "the next one to come is at them again";
+}
+
+}  // namespace
+}  // namespace gradwire::client
