@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/recovery/restore.h"
@@ -230,6 +231,7 @@ absl::Status Train(const Wanted& wanted) {
   const std::string root = absl::StrCat(::testing::TempDir(), "/compatibility-", getpid());
   const std::string old = absl::StrCat(root, "/old"), moved = absl::StrCat(root, "/moved");
   std::filesystem::remove_all(root);
+  const absl::Cleanup removed = [&root] { std::filesystem::remove_all(root); };
   std::filesystem::create_directories(old);
   std::filesystem::create_directories(moved);
   const bool parameters = wanted.spec.optimizer().kind() != v1::OPTIMIZER_NONE;
