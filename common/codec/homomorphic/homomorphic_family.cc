@@ -1,7 +1,6 @@
 // The homomorphic codecs as a kind: plans with ranges, updates of sums of levels, and what they are in words.
 #include <cmath>
 #include <memory>
-#include <optional>
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"

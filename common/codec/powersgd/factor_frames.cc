@@ -1,8 +1,9 @@
 // See factor_frames.h.
 #include "common/codec/powersgd/factor_frames.h"
 
-#include <algorithm>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "common/codec/powersgd/arithmetic.h"
