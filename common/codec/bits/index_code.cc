@@ -9,6 +9,7 @@
 #include "common/base/status_macros.h"
 #include "common/codec/bits/bit_io.h"
 #include "kernels/cpu/reference/clones.h"
+#include "kernels/cpu/zigzag.h"
 
 namespace gradwire {
 namespace {
@@ -253,61 +254,6 @@ absl::Status DecodeCoordinates(std::span<const uint8_t> payload, uint32_t begin,
   return absl::OkStatus();
 }
 
-uint32_t ZigZag(int32_t v) { return (static_cast<uint32_t>(v) << 1) ^ static_cast<uint32_t>(v >> 31); }
-int32_t UnZigZag(uint32_t v) { return static_cast<int32_t>((v >> 1) ^ (0u - (v & 1u))); }
-
-// Two integers at any offset within a byte fit into 64 bits, and where each pair begins is known: pairs wait for
-// nothing but each other's last bits.
-constexpr int kMostPairBits = 28;
-constexpr int kLeastPairBits = 4;  // a pair fills a byte at least
-constexpr size_t kPackBatch = 256;
-
-// Packs a multiple of 8 integers as long as whole words of `out` are left; returns how many.
-GW_CLONES size_t PackPairs(std::span<const int32_t> values, int bits, std::span<uint8_t> out) {
-  const int width = 2 * bits;
-  uint64_t pairs[kPackBatch / 2];
-  uint64_t before = 0;  // the pair in front
-  size_t done = 0;
-  while (values.size() - done >= kPackBatch && done * static_cast<size_t>(bits) / 8 + kPackBatch * 4 <= out.size()) {
-    const int32_t* const v = values.data() + done;
-    for (size_t i = 0; i < kPackBatch / 2; ++i) {
-      pairs[i] = uint64_t{ZigZag(v[2 * i])} | uint64_t{ZigZag(v[2 * i + 1])} << bits;
-    }
-    uint8_t* const to = out.data() + done * static_cast<size_t>(bits) / 8;
-    for (size_t i = 0; i < kPackBatch / 2; ++i) {
-      const size_t at = i * static_cast<size_t>(width);
-      const int skip = static_cast<int>(at & 7);
-      const uint64_t word = pairs[i] << skip | before >> (width - skip);
-      std::memcpy(to + at / 8, &word, 8);
-      before = pairs[i];
-    }
-    done += kPackBatch;
-  }
-  return done;
-}
-
-// Unpacks an even number of integers as long as whole words of `payload` are left; returns how many.
-GW_CLONES size_t UnpackPairs(std::span<const uint8_t> payload, int bits, size_t n, int32_t* out) {
-  const uint64_t mask = (uint64_t{1} << bits) - 1;
-  uint32_t raw[kPackBatch];
-  size_t done = 0;
-  while (n - done >= kPackBatch) {
-    const size_t begin = done * static_cast<size_t>(bits);
-    if ((begin + (kPackBatch - 2) * static_cast<size_t>(bits)) / 8 + 8 > payload.size()) break;
-    for (size_t i = 0; i < kPackBatch / 2; ++i) {
-      const size_t at = begin + 2 * i * static_cast<size_t>(bits);
-      uint64_t word;
-      std::memcpy(&word, payload.data() + at / 8, 8);
-      word >>= at & 7;
-      raw[2 * i] = static_cast<uint32_t>(word & mask);
-      raw[2 * i + 1] = static_cast<uint32_t>(word >> bits & mask);
-    }
-    for (size_t i = 0; i < kPackBatch; ++i) out[done + i] = UnZigZag(raw[i]);
-    done += kPackBatch;
-  }
-  return done;
-}
-
 }  // namespace
 
 CodedIndex EncodeIndex(std::span<const uint32_t> positions, uint32_t begin, uint32_t count, IndexForm form) {
@@ -358,7 +304,7 @@ absl::Status DecodeIndex(IndexCoding coding, std::span<const uint8_t> payload, u
 
 GW_CLONES int BitsFor(std::span<const int32_t> values) {
   uint32_t all = 1;
-  for (int32_t v : values) all |= ZigZag(v);
+  for (int32_t v : values) all |= kernels::ZigZag(v);
   return std::bit_width(all);
 }
 
@@ -366,10 +312,10 @@ size_t PackedBytes(size_t n, int bits) { return (n * static_cast<size_t>(bits) +
 
 void PackIntegers(std::span<const int32_t> values, int bits, uint8_t* out) {
   size_t done = 0;
-  if (bits >= kLeastPairBits && bits <= kMostPairBits)
-    done = PackPairs(values, bits, {out, PackedBytes(values.size(), bits)});
+  if (bits >= kernels::kLeastPackedBits && bits <= kernels::kMostPackedBits)
+    done = kernels::PackZigZag(values, bits, {out, PackedBytes(values.size(), bits)});
   BitWriter writer(out + PackedBytes(done, bits));  // so far whole bytes were filled
-  for (; done < values.size(); ++done) writer.Put(ZigZag(values[done]), bits);
+  for (; done < values.size(); ++done) writer.Put(kernels::ZigZag(values[done]), bits);
   writer.Flush();
 }
 
@@ -384,9 +330,9 @@ absl::Status UnpackIntegers(std::span<const uint8_t> payload, int bits, size_t n
     return absl::InvalidArgumentError(absl::StrFormat("%d integers of %d bits in %d bytes", n, bits, payload.size()));
   }
   size_t done = 0;
-  if (bits <= kMostPairBits) done = UnpackPairs(payload, bits, n, out);
+  if (bits <= kernels::kMostPackedBits) done = kernels::UnpackZigZag(payload, bits, n, out);
   BitReader reader(payload, done * static_cast<size_t>(bits));
-  for (; done < n; ++done) out[done] = UnZigZag(reader.Take(bits));
+  for (; done < n; ++done) out[done] = kernels::UnZigZag(reader.Take(bits));
   if (!reader.AtPaddedEnd()) return absl::InvalidArgumentError("packed integers: padding is not zero");
   return absl::OkStatus();
 }
