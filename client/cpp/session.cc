@@ -29,8 +29,6 @@
 namespace gradwire {
 namespace {
 
-// A shard of a job in memory is gone if it does not answer at once; a connection that was cut is made again.
-constexpr int64_t kBriefReconnectMs = 1000;
 constexpr int64_t kMaxSpinUs = 10'000;
 constexpr int64_t kMaxTimeoutMs = 1'000'000'000'000;  // 31 years; a time that far ahead is still a time
 
@@ -304,7 +302,7 @@ class Session::Impl {
       link.connect_timeout_ms = options_.timeouts.connect_ms;
       link.rpc_timeout_ms = options_.timeouts.rpc_ms;
       link.durable = job_.durable();
-      link.reconnect_timeout_ms = link.durable ? options_.timeouts.reconnect_ms : kBriefReconnectMs;
+      link.reconnect_timeout_ms = options_.timeouts.reconnect_ms;
       link.sanitized_elements = [this] { return gradients_->sanitized_elements(); };
       link.notice = options_.notice;
       links_.push_back(std::make_unique<client::ShardLink>(std::move(link)));

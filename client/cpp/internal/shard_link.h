@@ -172,7 +172,7 @@ class ShardLink final : public FrameLink {
   bool IsSameServer();
   void Lost(const absl::Status& reason);  // annotated
   // What is told of a shard that was not got back: what happened, and what to do.
-  absl::Status GivenUp(const absl::Status& why, const absl::Status& mended) const;
+  absl::Status GivenUp(const absl::Status& why, const absl::Status& mended, absl::Duration waited) const;
   void Notice(const std::string& text) const;
   void NoteMembers(uint32_t members, uint64_t gone, const std::string& last_gone);
   void HeartbeatLoop(int64_t lease_ms);

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kMendPauseMs = 10;  // doubled with every break in a row that is no lost connection
 constexpr int64_t kAskAgainMs = 50;
+constexpr int64_t kDoubtMs = 1000;  // a job in memory ends with its server: so long after nobody listens there
 
 }  // namespace
 
@@ -74,7 +75,8 @@ bool ShardLink::Mend(const absl::Status& why) {
       return false;
     }
     const int64_t left_ms = std::max<int64_t>(absl::ToInt64Milliseconds(deadline - absl::Now()), 1);
-    const absl::StatusOr<v1::JoinReply> joined = JoinWithin(RequestToMend(*point), left_ms);
+    const absl::StatusOr<v1::JoinReply> joined =
+        JoinWithin(RequestToMend(*point), options_.durable ? left_ms : std::min(left_ms, kDoubtMs));
     const absl::Status mended = joined.ok() ? OpenStreams() : joined.status();
     if (mended.ok()) {
       Notice(absl::StrFormat("shard %d at %s is back after %.1f s", options_.shard, options_.address,
@@ -88,16 +90,17 @@ bool ShardLink::Mend(const absl::Status& why) {
     }
     // Taken back, and dropped again before the streams were open: this process stood still for a lease.
     const bool dropped = joined.ok() && absl::IsNotFound(mended);
-    if (!(Retryable(mended) || dropped) || absl::Now() >= deadline) {
+    const bool ended = !options_.durable && NobodyListens(mended);
+    if (!(Retryable(mended) || dropped) || ended || absl::Now() >= deadline) {
       // A server that was started anew does not know a job that was in its memory only: that it broke off says more.
       const bool forgotten = !options_.durable && (absl::IsNotFound(mended) || Retryable(mended));
-      Lost(absl::IsCancelled(mended) ? why : GivenUp(forgotten ? why : absl::OkStatus(), mended));
+      Lost(absl::IsCancelled(mended) ? why : GivenUp(forgotten ? why : absl::OkStatus(), mended, absl::Now() - began));
       return false;
     }
   }
 }
 
-absl::Status ShardLink::GivenUp(const absl::Status& why, const absl::Status& mended) const {
+absl::Status ShardLink::GivenUp(const absl::Status& why, const absl::Status& mended, absl::Duration waited) const {
   const std::string who = absl::StrCat("shard ", options_.shard, " at ", options_.address, ": ");
   if (why.ok()) {
     if (!Retryable(mended)) return mended;
@@ -108,7 +111,7 @@ absl::Status ShardLink::GivenUp(const absl::Status& why, const absl::Status& men
   return absl::Status(
       why.code(),
       absl::StrCat(who, "this server is lost: the connection broke (", absl::StripPrefix(why.message(), who),
-                   ") and within ", options_.reconnect_timeout_ms, " ms it ",
+                   ") and within ", absl::ToInt64Milliseconds(waited), " ms it ",
                    absl::IsNotFound(mended) ? "was back without the job" : "did not answer",
                    ". The job has durability none and is lost with it: start the server again and the job anew, from a "
                    "checkpoint where there is one (resume_from), or give the job another durability"));

@@ -85,8 +85,9 @@ TEST(FailedSession, IsWaitedForNoLongerThanItsLease) {
   v1::JobSpec spec = MakeSpec("half", "dense:values=fixed32", v1::OPTIMIZER_ADAMW, 2);
   Worker stays(spec, 0), fails(spec, 1);
   InParallel(2, [&](int w) {
-    const absl::Status joined =
-        w == 0 ? stays.Join(cluster.addresses()) : fails.Join({proxy.address(), cluster.addresses()[1]});
+    SessionOptions options = fails.Options({proxy.address(), cluster.addresses()[1]});
+    options.timeouts.reconnect_ms = 500;
+    const absl::Status joined = w == 0 ? stays.Join(cluster.addresses()) : fails.JoinWith(std::move(options));
     ASSERT_TRUE(joined.ok()) << joined;
   });
   for (uint64_t step = 0; step < 2; ++step) {

@@ -1,5 +1,5 @@
-// A worker behind a network that falls silent: its lease ends, the others go on, it says so itself and joins again when
-// the network is back.
+// A worker behind a network that falls silent, of a job that is in the servers' memory alone: its lease ends, the
+// others go on, and it comes back when the network does, by itself or, where that took too long, by joining again.
 #include "tests/integration/client/cluster.h"
 #include "tests/lib/tcp_proxy.h"
 
@@ -8,65 +8,95 @@ namespace {
 
 using testing_support::TcpProxy;
 
-TEST(Partition, OthersGoOnAfterTheLeaseAndTheWorkerComesBack) {
-  Cluster cluster(2, "grpc");
-  TcpProxy proxies[] = {TcpProxy(cluster.addresses()[0]), TcpProxy(cluster.addresses()[1])};
-  const std::vector<std::string> behind = {proxies[0].address(), proxies[1].address()};
-  v1::JobSpec spec = MakeSpec("partition", "dense:values=fixed32", v1::OPTIMIZER_ADAMW, 2);
-  spec.set_lease_ms(900);
-  Worker near(spec, 0);
-  Worker far(spec, 1);
-  ASSERT_TRUE(near.Join(cluster.addresses()).ok());
-  ASSERT_TRUE(far.Join(behind).ok());
-  InParallel(2, [&](int w) {
-    Worker& worker = w == 0 ? near : far;
-    worker.Fill(0);
+class Partition : public ::testing::Test {
+ protected:
+  static v1::JobSpec Spec() {
+    v1::JobSpec spec = MakeSpec("partition", "dense:values=fixed32", v1::OPTIMIZER_ADAMW, 2);
+    spec.set_lease_ms(900);
+    return spec;
+  }
+  // Both workers, and one step.
+  void Start(int64_t reconnect_ms) {
+    SessionOptions options = far_.Options(behind_);
+    options.timeouts.reconnect_ms = reconnect_ms;
+    ASSERT_TRUE(near_.Join(cluster_.addresses()).ok());
+    ASSERT_TRUE(far_.JoinWith(std::move(options)).ok());
+    InParallel(2, [&](int w) { Step(w == 0 ? near_ : far_); });
+    ASSERT_EQ(far_.session().version(), near_.session().version());
+  }
+  static void Step(Worker& worker) {
+    worker.Fill(worker.session().version());
     const absl::Status status = worker.Step(0.01f);
     EXPECT_TRUE(status.ok()) << status;
-  });
-  const uint64_t version = near.session().version();
-  ASSERT_EQ(far.session().version(), version);
+  }
+  // One step of the near worker, which ends with the other's lease, beside one of the far worker; what became of that.
+  void StepApart(std::thread* far, absl::Status* far_stepped) {
+    const uint64_t version = near_.session().version();
+    for (TcpProxy& proxy : proxies_) proxy.Cut();
+    *far = std::thread([this, far_stepped] {
+      far_.Fill(far_.session().version());
+      *far_stepped = far_.Step(0.01f);
+    });
+    Step(near_);
+    EXPECT_EQ(near_.session().version(), version + 1);
+    for (uint32_t s = 0; s < 2; ++s) EXPECT_EQ(cluster_.Workers(s, "partition"), 1);
+  }
+  void Heal() {
+    for (TcpProxy& proxy : proxies_) proxy.Heal();
+  }
+  // Until the far worker, which `come_back` brings back, has gone five steps more.
+  void StepTogether(const std::function<bool()>& come_back) {
+    std::string digest;
+    std::atomic<uint64_t> target{UINT64_MAX};
+    std::thread returning([&] {
+      if (!come_back()) return void(target = 0);
+      target = far_.session().version() + 5;
+      while (far_.session().version() < target && !HasFailure()) Step(far_);
+      digest = far_.session().Digest();
+    });
+    while (near_.session().version() < target && !HasFailure()) Step(near_);
+    returning.join();
+    EXPECT_EQ(digest, near_.session().Digest());
+  }
 
-  for (TcpProxy& proxy : proxies) proxy.Cut();
+  Cluster cluster_{2, "grpc"};
+  TcpProxy proxies_[2] = {TcpProxy(cluster_.addresses()[0]), TcpProxy(cluster_.addresses()[1])};
+  const std::vector<std::string> behind_ = {proxies_[0].address(), proxies_[1].address()};
+  Worker near_{Spec(), 0};
+  Worker far_{Spec(), 1};
+};
+
+TEST_F(Partition, OthersGoOnAfterTheLeaseAndTheWorkerJoinsAgain) {
+  Start(/*reconnect_ms=*/500);
+  std::thread far;
   absl::Status cut_off;
-  std::thread waiting([&] {
-    far.Fill(1);
-    cut_off = far.Step(0.01f);
-  });
-  near.Fill(1);
-  const absl::Status alone = near.Step(0.01f);  // ends with the other's lease
-  EXPECT_TRUE(alone.ok()) << alone;
-  EXPECT_EQ(near.session().version(), version + 1);
-  for (uint32_t s = 0; s < 2; ++s) EXPECT_EQ(cluster.Workers(s, "partition"), 1);
-  waiting.join();
+  StepApart(&far, &cut_off);
+  far.join();
   EXPECT_TRUE(absl::IsUnavailable(cut_off)) << cut_off;
   const std::string said(cut_off.message());  // of whichever shard was missed first
-  EXPECT_TRUE(said.find(behind[0]) != std::string::npos || said.find(behind[1]) != std::string::npos) << cut_off;
-  far.Drop();
-
-  for (TcpProxy& proxy : proxies) proxy.Heal();
-  std::string digest;
-  std::atomic<uint64_t> target{UINT64_MAX};  // both stop at this version, some rounds after the return
-  std::thread returning([&] {
-    const absl::Status joined = far.Join(behind);
+  EXPECT_TRUE(said.find(behind_[0]) != std::string::npos || said.find(behind_[1]) != std::string::npos) << cut_off;
+  far_.Drop();
+  Heal();
+  StepTogether([this] {
+    const absl::Status joined = far_.Join(behind_);
     EXPECT_TRUE(joined.ok()) << joined;
-    target = joined.ok() ? far.session().start_version() + 5 : 0;
-    while (joined.ok() && far.session().version() < target) {
-      far.Fill(far.session().version());
-      const absl::Status status = far.Step(0.01f);
-      EXPECT_TRUE(status.ok()) << status;
-      if (!status.ok()) return;
-    }
-    if (joined.ok()) digest = far.session().Digest();
+    return joined.ok();
   });
-  while (near.session().version() < target) {
-    near.Fill(near.session().version());
-    const absl::Status status = near.Step(0.01f);
-    EXPECT_TRUE(status.ok()) << status;
-    if (!status.ok()) break;
-  }
-  returning.join();
-  EXPECT_EQ(digest, near.session().Digest());
+}
+
+TEST_F(Partition, TheWorkerComesBackByItselfWhereTheNetworkIsBackInTime) {
+  Start(/*reconnect_ms=*/60'000);
+  std::thread far;
+  absl::Status stepped = absl::UnknownError("it has not ended");
+  StepApart(&far, &stepped);
+  Step(near_);
+  Heal();
+  StepTogether([&] {
+    far.join();
+    EXPECT_TRUE(stepped.ok()) << stepped;
+    EXPECT_GE(far_.session().stats().skipped_rounds, 1u);
+    return stepped.ok();
+  });
 }
 
 }  // namespace

@@ -62,7 +62,8 @@ struct SessionTimeouts {
   int64_t start_ms = 600'000;   // the wait for the initial parameters (another worker may upload them)
   int64_t rpc_ms = 10'000;      // one unary call
   int64_t round_ms = 600'000;   // EndRound's default
-  // A shard of a durable job that cannot be reached is tried again for this long before it is lost.
+  // A shard that cannot be reached is tried again for this long before it is lost; one of a job that is not durable,
+  // for a second where nothing listens at its address any more.
   int64_t reconnect_ms = 60'000;
 };
 
@@ -146,9 +147,9 @@ struct SessionStats {
 // exchanges the second one and applies the update. version() goes up by two with each step; so do skipped_rounds where
 // others go on.
 //
-// A shard of a durable job (JobSpec.durability) may break off and be restarted: the session connects again, sends the
-// very bytes of the frames whose round is not over there, and goes on; Join or EndRound takes longer. DataLoss: that
-// shard's disk lost versions that this worker has seen.
+// The network to a shard may break off, and a shard of a durable job (JobSpec.durability) be restarted: the session
+// connects again, sends the very bytes of the frames whose round is not over there, and goes on; Join or EndRound takes
+// longer. DataLoss: that shard's disk lost versions that this worker has seen.
 class Session {
  public:
   // Blocks until the parameters of the start version are in `memory`. Errors: InvalidArgument (options or job; says
