@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
 #include "server/job/job_shard.h"
 
@@ -36,16 +37,20 @@ absl::StatusOr<MemberId> JobShard::FindMember(const v1::WorkerIdentity& identity
   GW_RETURN_IF_ERROR(parts_.shut);
   absl::StatusOr<MemberId> member = parts_.rounds->membership().Find(identity.worker(), identity.incarnation());
   if (!member.ok()) return InJob(member.status());
-  if (!sessions_.Is(*member, identity.session())) return WasReplaced(identity);
+  if (sessions_.WasReplaced(*member, identity.session())) return WasReplaced(identity);
+  if (!sessions_.Is(*member, identity.session())) {
+    return absl::NotFoundError(absl::StrFormat(
+        "job '%s': another process joined from the checkpoint of worker '%s', incarnation %016x: join again",
+        parts_.job.spec().name(), identity.worker(), identity.incarnation()));
+  }
   return member;
 }
 
 absl::Status JobShard::WasReplaced(const v1::WorkerIdentity& identity) const {
-  return absl::FailedPreconditionError(
-      absl::StrFormat("job '%s': another process goes on from the checkpoint of worker '%s', incarnation %016x, and "
-                      "has taken the place "
-                      "of this one: stop one of the two",
-                      parts_.job.spec().name(), identity.worker(), identity.incarnation()));
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "job '%s': another process goes on from the checkpoint of worker '%s', incarnation %016x, and has "
+      "taken the place of this one: stop one of the two",
+      parts_.job.spec().name(), identity.worker(), identity.incarnation()));
 }
 
 absl::Status JobShard::CheckOneSession(const v1::WorkerIdentity& identity) const {
@@ -60,7 +65,9 @@ absl::Status JobShard::CheckOneSession(const v1::WorkerIdentity& identity) const
 }
 
 void JobShard::NoteJoined(const v1::WorkerIdentity& identity, MemberId member) {
-  sessions_.Assign(member, identity.session());
+  sessions_.Joined(member, identity.session(), [this](MemberId other) ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu) {
+    return parts_.rounds->membership().Get(other) != nullptr;
+  });
   parts_.traffic.Open(member);
 }
 
@@ -215,15 +222,17 @@ absl::Status JobShard::Leave(const v1::LeaveRequest& request) {
 
 void JobShard::NoteAllLeft() {
   if (!log_.journals()) return;
-  const uint32_t index = 0;
-  absl::MutexLock bucket_lock(&parts_.buckets[index]->mu);  // in its place among the updates
-  journal::Record all_left{journal::RecordType::kKept, index, 0, {}, {}};
-  {
-    absl::MutexLock lock(&parts_.mu);
-    if (!parts_.shut.ok() || !parts_.rounds->initialized() || !parts_.rounds->membership().members().empty()) return;
-    all_left.round = parts_.rounds->round();
-  }
-  log_.Append(std::move(all_left), [] {});
+  absl::MutexLock lock(&parts_.mu);  // who joins next is recorded behind it
+  if (!parts_.shut.ok() || !parts_.rounds->initialized() || !parts_.rounds->membership().members().empty()) return;
+  uint64_t made = 1;
+  for (uint32_t b = 0; b < parts_.buckets.size(); ++b) made += parts_.rounds->NextVersionOf(b);
+  if (made == all_left_at_) return;  // who came since has added nothing to the journal
+  // Only a hint: without it a server that is started again waits for their leases.
+  CatchBadAlloc("a record", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu) {
+    log_.Append({journal::RecordType::kKept, 0, parts_.rounds->round(), {}, {}}, [] {});
+    all_left_at_ = made;
+    return absl::OkStatus();
+  }).IgnoreError();
 }
 
 void JobShard::Tick(WorkPool* pool) {
@@ -276,6 +285,7 @@ absl::StatusOr<MemberId> JobShard::Attach(const v1::WorkerIdentity& identity, st
   }
   parts_.rounds->Renew(member, parts_.environment.clock->Now());
   streams_.Attach(member, std::move(out));
+  sessions_.Attached(member, identity.session());
   return member;
 }
 

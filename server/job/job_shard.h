@@ -68,7 +68,8 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   Agreement* agreement() { return stages_.agreement(); }  // null: its shards have nothing to agree on
 
   // job_members.cc: membership; errors as in Rounds. Join: AlreadyExists where another incarnation of this name, or
-  // another session of this incarnation, has a stream open, so that nobody takes a worker's place while it is there.
+  // another session of this incarnation, has a stream open, so that nobody takes a worker's place while it is there;
+  // FailedPrecondition where another session took the place of this one.
   // `other_version`: as in JoinRequest. DataLoss, and the worker is no member any more: this shard is behind the
   // others.
   absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before, bool may_initialize,
@@ -127,7 +128,8 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   absl::Status CheckNameFree(const v1::WorkerIdentity& identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   absl::Status CheckOneSession(const v1::WorkerIdentity& identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   absl::Status WasReplaced(const v1::WorkerIdentity& identity) const;
-  // Where the last member has left: to the journal, so that nobody is waited for when the server is started again.
+  // Where the last member has left: to the journal, so that nobody is waited for when the server is started again. A
+  // round that is being closed meanwhile is recorded behind it, and its workers are waited for.
   void NoteAllLeft();
   void NoteJoined(const v1::WorkerIdentity& identity, MemberId member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   // To the log, and to the workers that stay.
@@ -152,6 +154,7 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   TimeNs used_ ABSL_GUARDED_BY(parts_.mu);                      // a worker joined, or the last one went
   std::optional<TimeNs> next_tick_ ABSL_GUARDED_BY(parts_.mu);  // as NextTick told
   uint64_t gone_ ABSL_GUARDED_BY(parts_.mu) = 0;                // members so far
+  uint64_t all_left_at_ ABSL_GUARDED_BY(parts_.mu) = 0;         // as NoteAllLeft counts
   std::string last_gone_ ABSL_GUARDED_BY(parts_.mu);            // and why
 };
 

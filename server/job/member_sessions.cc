@@ -4,6 +4,11 @@
 #include <algorithm>
 
 namespace gradwire {
+namespace {
+
+constexpr int kLooksPerJoin = 4;  // at those who may be forgotten: more than one comes
+
+}  // namespace
 
 bool MemberSessions::Is(MemberId member, uint64_t session) const {
   const auto known = known_.find(member);
@@ -12,23 +17,34 @@ bool MemberSessions::Is(MemberId member, uint64_t session) const {
 
 bool MemberSessions::WasReplaced(MemberId member, uint64_t session) const {
   const auto known = known_.find(member);
-  if (known == known_.end() || known->second.session == session) return false;
-  return std::ranges::find(known->second.replaced, session) != known->second.replaced.end();
+  return known != known_.end() && std::ranges::find(known->second.replaced, session) != known->second.replaced.end();
 }
 
-void MemberSessions::Assign(MemberId member, uint64_t session) {
-  const auto [known, is_new] = known_.try_emplace(member, Known{session, {}});
-  if (is_new) {
-    order_.push_back(member);
-    if (order_.size() <= kMostKnown) return;
-    known_.erase(order_.front());
-    order_.pop_front();
-  } else if (known->second.session != session) {
-    std::deque<uint64_t>& replaced = known->second.replaced;
-    replaced.push_back(known->second.session);
-    if (replaced.size() > kMostReplaced) replaced.pop_front();
+void MemberSessions::Joined(MemberId member, uint64_t session, absl::FunctionRef<bool(MemberId)> is_member) {
+  if (const auto known = known_.find(member); known != known_.end()) {
     known->second.session = session;
+    return;
   }
+  order_.push_back(member);
+  known_[member].session = session;
+  for (int look = 0; look < kLooksPerJoin && order_.size() > kMostKnown; ++look) {
+    const MemberId first = order_.front();
+    order_.pop_front();
+    if (is_member(first)) {
+      order_.push_back(first);
+    } else {
+      known_.erase(first);
+    }
+  }
+}
+
+void MemberSessions::Attached(MemberId member, uint64_t session) {
+  const auto known = known_.find(member);
+  if (known == known_.end() || known->second.holder == session) return;
+  std::vector<uint64_t>& replaced = known->second.replaced;
+  if (known->second.holder != 0) replaced.push_back(known->second.holder);
+  if (replaced.size() > kMostReplaced) replaced.erase(replaced.begin());
+  known->second.holder = session;
 }
 
 }  // namespace gradwire

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "server/rounds/membership.h"
 
 namespace gradwire {
@@ -15,23 +17,26 @@ namespace gradwire {
 // place must not go on when that has gone, or what its residual holds would be pushed twice.
 class MemberSessions {
  public:
-  static constexpr size_t kMostKnown = 4096;   // members, those that came last
-  static constexpr size_t kMostReplaced = 64;  // of one member
+  static constexpr size_t kMostKnown = 1024;   // of those that are no members any more
+  static constexpr size_t kMostReplaced = 16;  // of one member
 
-  // The member is this session, as far as is known.
+  // The session was the last one that joined as this member, as far as is known.
   bool Is(MemberId member, uint64_t session) const;
-  // The member was this session once, and has been another one since.
+  // The session had streams as this member once, and another one has had some since.
   bool WasReplaced(MemberId member, uint64_t session) const;
-  // From now on the member is this session.
-  void Assign(MemberId member, uint64_t session);
+  // The session joined. `is_member`: who is remembered in any case.
+  void Joined(MemberId member, uint64_t session, absl::FunctionRef<bool(MemberId)> is_member);
+  // The session that joined last has a stream. Until then it has taken nobody's place, and may give up.
+  void Attached(MemberId member, uint64_t session);
 
  private:
   struct Known {
     uint64_t session = 0;
-    std::deque<uint64_t> replaced;
+    uint64_t holder = 0;  // of streams, the last one; 0: none, or one of a client that tells no session
+    std::vector<uint64_t> replaced;
   };
   std::map<MemberId, Known> known_;
-  std::deque<MemberId> order_;  // of coming
+  std::deque<MemberId> order_;  // in which they are forgotten
 };
 
 }  // namespace gradwire

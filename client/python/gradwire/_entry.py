@@ -101,7 +101,8 @@ def settle_existing(servers: Sequence[str], job: str, exist: str, connect_timeou
             raise AlreadyExists(f"job {job!r} exists on the servers and is at version {max(_versions(answers))}, with workers: "
                                 f"{', '.join(sorted(workers_of(answers))) or 'none'}; exist='error' refuses to go on with it")
         return
-    check_file()
+    if statuses(answers):
+        check_file()
     # One that nobody has trained may be another worker's that begins just now.
     clear(servers, job, start_timeout,
           lambda status: int(status["version"]) > 0 or (int(status["joined"]) == 0 and int(status["unused_s"]) >= 2),

@@ -245,7 +245,7 @@ def _header_of(path: str) -> tuple[dict[str, str], int]:
         with open(path, "rb") as file:
             header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000)))
         return {str(key): str(value) for key, value in header["__metadata__"].items()}, int(header["steps"]["shape"][0])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError):
         return {}, 0
 
 

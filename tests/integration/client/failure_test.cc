@@ -108,6 +108,8 @@ TEST(FailedSession, IsWaitedForNoLongerThanItsLease) {
     ASSERT_TRUE(stepped.ok()) << "step " << step << ": " << stepped;
   }
   lost.join();
+  // Its lease has ended where it gave no sign of life.
+  EXPECT_EQ(fails.session().Leave(), absl::OkStatus());
 }
 
 TEST(Start, InitialParametersAreThoseOfOneWorkerOnEveryShard) {

@@ -325,7 +325,8 @@ TEST_F(RecoveryTest, WorkersThatLeftAreNotWaitedFor) {
   ResumeBoth(2);
   ASSERT_TRUE(a_->Leave().ok());
   ASSERT_TRUE(b_->Leave().ok());
-  while (status().durability().records() == 0) usleep(1000);
+  for (int ms = 0; status().durability().records() == 0 && ms < 10'000; ++ms) usleep(1000);
+  EXPECT_EQ(status().durability().records(), 1u);
   CrashAndRestart();
   EXPECT_EQ(status().version(), 2u);
   EXPECT_EQ(status().rounds().members(), 0u);

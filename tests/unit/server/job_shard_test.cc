@@ -211,6 +211,12 @@ TEST_F(JobShardTest, OfTwoProcessesWithOneCheckpointOneGoesOn) {
   EXPECT_TRUE(absl::IsAlreadyExists(shard_->Resume(copy, here).status())) << "the first is connected";
   shard_->Detach(a.stream.member, a.out);
   ASSERT_TRUE(shard_->Resume(copy, here).ok());
+  EXPECT_TRUE(absl::IsNotFound(shard_->Heartbeat(a.HeartbeatRequest()).status()));
+  // The copy gives up where it has not begun: the first one comes back.
+  ASSERT_TRUE(shard_->Resume(a.identity, here).ok());
+  EXPECT_TRUE(shard_->Heartbeat(a.HeartbeatRequest()).ok());
+  ASSERT_TRUE(shard_->Resume(copy, here).ok());
+  ASSERT_TRUE(shard_->Attach(copy, std::make_shared<Outbox>(std::make_shared<RecordingStream>())).ok());
   EXPECT_TRUE(absl::IsFailedPrecondition(shard_->Heartbeat(a.HeartbeatRequest()).status()));
   EXPECT_TRUE(absl::IsFailedPrecondition(shard_->Resume(a.identity, here).status()));
   v1::LeaveRequest leave;
