@@ -56,10 +56,10 @@ v1::JobSpec ForTwo() {
 
 class AbuseTest : public testing::Test {
  protected:
-  explicit AbuseTest(uint64_t memory_bytes = 1 << 28)
+  AbuseTest()
       : spec_(ForTwo()),
         backend_(std::move(*kernels::MakeBackend("cpu"))),
-        registry_(Environment(), {.memory_bytes = memory_bytes, .max_jobs = 4}),
+        registry_(Environment(), {.memory_bytes = 1 << 28, .max_jobs = 4}),
         replication_({}, &registry_, nullptr, &clock_),
         worker_(&registry_, &replication_),
         frames_(spec_, 0, 1, 7) {
@@ -310,50 +310,6 @@ TEST_F(AbuseTest, WhereNoThreadCanBeHadAJobIsRefusedAndTheNextOneWorks) {
   }
   EXPECT_EQ(registry_.memory_bytes(), 0u);
   EXPECT_TRUE(registry_.GetOrCreate(spec, 0, 2, 0).ok());
-}
-
-TEST_F(AbuseTest, OneJobIsMadeOfManyCalls) {
-  std::vector<std::shared_ptr<JobShard>> made(8);
-  std::vector<std::thread> threads;
-  for (auto& job : made) {
-    threads.emplace_back([&] { job = registry_.GetOrCreate(spec_, 0, 1, 0).value_or(nullptr); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_THAT(made, testing::Each(made[0]));
-  ASSERT_NE(made[0], nullptr);
-  EXPECT_EQ(registry_.memory_bytes(), made[0]->memory().total());
-  EXPECT_GT(made[0]->memory().layout, 0u);
-  EXPECT_GT(made[0]->memory().histories, 0u);
-  ASSERT_TRUE(registry_.Delete("job").ok());
-  made.clear();
-  EXPECT_EQ(registry_.memory_bytes(), 0u);
-}
-
-class LittleMemoryTest : public AbuseTest {
- protected:
-  LittleMemoryTest() : AbuseTest(400 << 10) {}
-};
-
-TEST_F(LittleMemoryTest, JobsShareTheServersMemoryAndGiveItBack) {
-  v1::JobSpec other = spec_;
-  other.set_name("other");
-  std::vector<std::string> made;
-  absl::Status refused;
-  for (const char* name : {"a", "b", "c", "d"}) {
-    other.set_name(name);
-    const auto job = registry_.GetOrCreate(other, 0, 1, 0);
-    if (job.ok()) {
-      made.push_back(name);
-    } else {
-      refused = job.status();
-    }
-  }
-  ASSERT_FALSE(made.empty());
-  ASSERT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(refused.message(), HasSubstr("--memory-limit-bytes"));
-  EXPECT_LE(registry_.memory_bytes(), registry_.limits().memory_bytes);
-  ASSERT_TRUE(registry_.Delete(made[0]).ok());
-  EXPECT_TRUE(registry_.GetOrCreate(other, 0, 1, 0).ok());
 }
 
 TEST_F(AbuseTest, ADigestIsComputedOnceForAllWhoWaitAndAnewWhenTheParametersAreOthers) {

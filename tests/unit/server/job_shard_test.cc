@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "common/codec/frame/parameters.h"
-#include "server/job/job_registry.h"
 #include "server/rounds/lateness.h"
 #include "tests/unit/server/job_shard_fixture.h"
 
@@ -323,25 +322,6 @@ TEST_F(JobShardTest, ShutEndsStreamsAndRefusesWhatFollows) {
   const Bytes initial = a.frames.Initialize(0, 1.0f)[0];
   EXPECT_EQ(shard_->intake().Take(a.stream, {&initial, 1}).status().code(), absl::StatusCode::kAborted);
   EXPECT_EQ(a.Join().status().code(), absl::StatusCode::kAborted);
-}
-
-TEST_F(JobShardTest, RegistryTellsWhichFieldDiffers) {
-  JobRegistry registry(environment_, {.memory_bytes = 1 << 28, .max_jobs = 1});
-  v1::JobSpec spec = SmallSpec("job", 1);
-  ASSERT_TRUE(registry.GetOrCreate(spec, 0, 2, 0).ok());
-  EXPECT_TRUE(registry.GetOrCreate(spec, 0, 2, 0).ok());
-  EXPECT_THAT(std::string(registry.GetOrCreate(spec, 1, 2, 0).status().message()), HasSubstr("shard 0 of 2"));
-  EXPECT_THAT(std::string(registry.GetOrCreate(spec, 0, 2, 77).status().message()), HasSubstr("digest"));
-  spec.mutable_tensors(1)->set_shape(0, 17);
-  const auto other = registry.GetOrCreate(spec, 0, 2, 0);
-  EXPECT_EQ(other.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(other.status().message()), HasSubstr("tensors[1].shape[0] is 16 here, 17 asked for"));
-  EXPECT_EQ(registry.GetOrCreate(SmallSpec("second", 1), 0, 1, 0).status().code(),
-            absl::StatusCode::kResourceExhausted);
-  ASSERT_TRUE(registry.Delete("job").ok());
-  EXPECT_EQ(registry.Find("job").status().code(), absl::StatusCode::kNotFound);
-  registry.Drain();
-  EXPECT_EQ(registry.GetOrCreate(SmallSpec("second", 1), 0, 1, 0).status().code(), absl::StatusCode::kUnavailable);
 }
 
 }  // namespace
