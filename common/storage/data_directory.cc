@@ -225,11 +225,16 @@ absl::Status DataDirectory::CreateJob(const v1::StoredJob& job, const Fill& fill
 
 absl::Status DataDirectory::RemoveJob(const std::string& name) {
   const std::string path = JobPath(name);
-  const absl::Status renamed = disk_->Rename(path, path + kDeleted);
+  const std::string deleted = path + kDeleted;
+  const auto remove_deleted = [&]() -> absl::Status {
+    GW_RETURN_IF_ERROR(disk_->SyncDirectory(jobs_));
+    return RemoveTree(*disk_, deleted);
+  };
+  if (disk_->List(deleted).ok()) GW_RETURN_IF_ERROR(remove_deleted());  // of an attempt that failed
+  const absl::Status renamed = disk_->Rename(path, deleted);
   if (absl::IsNotFound(renamed)) return absl::OkStatus();
   GW_RETURN_IF_ERROR(renamed);
-  GW_RETURN_IF_ERROR(disk_->SyncDirectory(jobs_));
-  return RemoveTree(*disk_, path + kDeleted);
+  return remove_deleted();
 }
 
 }  // namespace gradwire

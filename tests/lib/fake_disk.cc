@@ -195,13 +195,16 @@ absl::Status FakeDisk::Remove(const std::string& path) {
   return absl::OkStatus();
 }
 
+absl::Status FakeDisk::CheckEmpty(const std::string& path) const {
+  const auto inside = names_.lower_bound(path + "/");
+  if (inside == names_.end() || !inside->first.starts_with(path + "/")) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("'", path, "' is not empty"));
+}
+
 absl::Status FakeDisk::RemoveDirectory(const std::string& path) {
   GW_RETURN_IF_ERROR(Begin());
   if (!names_.contains(path)) return NoSuch(path);
-  const auto inside = names_.lower_bound(path + "/");
-  if (inside != names_.end() && inside->first.starts_with(path + "/")) {
-    return absl::FailedPreconditionError(absl::StrCat("'", path, "' is not empty"));
-  }
+  GW_RETURN_IF_ERROR(CheckEmpty(path));
   Apply({DirectoryOf(path), {{path, std::nullopt}}});
   return absl::OkStatus();
 }
@@ -209,6 +212,7 @@ absl::Status FakeDisk::RemoveDirectory(const std::string& path) {
 absl::Status FakeDisk::Rename(const std::string& from, const std::string& to) {
   GW_RETURN_IF_ERROR(Begin());
   if (!names_.contains(from)) return NoSuch(from);
+  GW_RETURN_IF_ERROR(CheckEmpty(to));
   Change change{DirectoryOf(to), {}};
   for (const auto& [path, content] : names_) {
     if (path != from && !path.starts_with(from + "/")) continue;

@@ -71,6 +71,8 @@ class FakeDisk final : public Disk {
 
   // Counts a call; an error once the power is gone.
   absl::Status Begin();
+  // FailedPrecondition: something is in this directory.
+  absl::Status CheckEmpty(const std::string& path) const;
   void Apply(Change change);
   static void Edit(const Change& change, Names* names);
 

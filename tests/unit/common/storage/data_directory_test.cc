@@ -1,12 +1,15 @@
-// EPOCH, ROLE and LINEAGE: what may be written is what can be read, and what cannot be read says what to do.
+// EPOCH, ROLE and LINEAGE: what may be written is what can be read, and what cannot be read says what to do. Jobs that
+// are removed are gone.
 #include "common/storage/data_directory.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <random>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/names.h"
 #include "common/storage/files.h"
 #include "tests/lib/fake_disk.h"
@@ -86,6 +89,30 @@ TEST_F(DataDirectoryTest, LineageStays) {
   EXPECT_EQ((*directory)->lineage().id(), lineage.id());
   EXPECT_NE(lineage.id(), 0u);
   EXPECT_EQ(Lineage().id(), 0u);
+}
+
+// The disk fails at every call of a removal, and is well again before the next one.
+TEST_F(DataDirectoryTest, AJobWhoseRemovalFailedIsRemovedByTheNextOneForGood) {
+  v1::StoredJob job;
+  job.mutable_spec()->set_name("job");
+  bool over = false;
+  for (uint64_t call = 0; !over; ++call) {
+    for (uint32_t seed = 0; seed < 8; ++seed) {
+      SCOPED_TRACE(absl::StrCat("call ", call, " seed ", seed));
+      testing_support::FakeDisk disk;
+      ASSERT_TRUE(disk.CreateDirectory("/").ok());
+      const auto directory = *DataDirectory::Open(&disk, "/data");
+      ASSERT_EQ(directory->CreateJob(job), absl::OkStatus());
+      disk.CrashAt(disk.calls() + call);
+      over = directory->RemoveJob("job").ok();
+      disk.ProcessDied();
+      if (seed % 2 == 0) directory->CreateJob(job).IgnoreError();  // made anew, unless it is still there
+      ASSERT_EQ(directory->RemoveJob("job"), absl::OkStatus());
+      std::mt19937 random(seed);
+      disk.PowerCycle(random);
+      EXPECT_THAT(*(*DataDirectory::Open(&disk, "/data"))->Jobs(), testing::IsEmpty());
+    }
+  }
 }
 
 }  // namespace
