@@ -328,8 +328,9 @@ uint64_t JobRegistry::unrecovered() const {
 
 absl::Status JobRegistry::Delete(std::string_view name) {
   absl::MutexLock create(&create_mu_);
-  GW_RETURN_IF_ERROR(Remove(name));
+  const absl::Status removed = Remove(name);
   on_change_();
+  GW_RETURN_IF_ERROR(removed);
   spdlog::info("job {} deleted", name);
   return absl::OkStatus();
 }
@@ -337,6 +338,7 @@ absl::Status JobRegistry::Delete(std::string_view name) {
 absl::Status JobRegistry::Remove(std::string_view name) {
   std::shared_ptr<JobShard> job;
   std::unique_ptr<Snapshotter> snapshotter;
+  bool stored = false;
   {
     absl::MutexLock lock(&mu_);
     const auto taker = snapshotters_.find(name);
@@ -345,9 +347,10 @@ absl::Status JobRegistry::Remove(std::string_view name) {
       snapshotters_.erase(taker);
     }
     const auto durable = durable_.find(name);
-    if (durable != durable_.end()) durable_.erase(durable);
     const auto it = jobs_.find(name);
     const auto lost = unrecovered_.find(name);
+    stored = durable != durable_.end() || lost != unrecovered_.end();
+    if (durable != durable_.end()) durable_.erase(durable);
     if (it != jobs_.end()) {
       job = it->second;
       jobs_.erase(it);
@@ -362,7 +365,15 @@ absl::Status JobRegistry::Remove(std::string_view name) {
     snapshotter.reset();
     job->log().Stop();
   }
-  return data_ != nullptr ? data_->RemoveJob(std::string(name)) : absl::OkStatus();
+  const absl::Status removed = data_ != nullptr ? data_->RemoveJob(std::string(name)) : absl::OkStatus();
+  if (removed.ok() || !stored) return removed;
+  const absl::Status stays(removed.code(), absl::StrFormat("job '%s' was deleted, but what is stored of it cannot be "
+                                                           "removed: %s: delete it again",
+                                                           std::string(name), std::string(removed.message())));
+  spdlog::error("{}", stays.ToString());
+  absl::MutexLock lock(&mu_);
+  unrecovered_[std::string(name)] = stays;  // the next start would find it
+  return stays;
 }
 
 void JobRegistry::Drain() {

@@ -86,11 +86,12 @@ class JobRegistry {
   // NotFound names the job and says how to make it.
   absl::StatusOr<std::shared_ptr<JobShard>> Find(std::string_view name) const;
   std::vector<std::shared_ptr<JobShard>> All() const;
-  uint64_t unrecovered() const;  // jobs that are stored here and could not be recovered
+  uint64_t unrecovered() const;  // jobs that are stored here and could not be recovered, or not removed
   // A worker learned that this job has nothing here of what the other shards have: unless somebody uses it, it is
   // forgotten, so that what is put in its place finds nothing in the way.
   void ForgetUnused(const std::shared_ptr<JobShard>& job);
-  // Ends the job's streams and forgets it.
+  // Ends the job's streams and forgets it. An error of the disk: what is stored of it stays, of which everybody is told
+  // who asks for the job, until it is deleted again.
   absl::Status Delete(std::string_view name);
   // The same, unless it has workers or, where one is given, is not at this version: FailedPrecondition.
   absl::Status DeleteUnused(std::string_view name, std::optional<uint64_t> version);

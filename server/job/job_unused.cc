@@ -56,8 +56,9 @@ absl::Status JobRegistry::DeleteUnused(std::string_view name, std::optional<uint
   GW_RETURN_IF_ERROR(job.status());
   GW_RETURN_IF_ERROR(
       (*job)->ShutUnused(absl::AbortedError(absl::StrFormat("job '%s' was deleted", std::string(name))), version, 0));
-  GW_RETURN_IF_ERROR(Remove(name));
+  const absl::Status removed = Remove(name);
   on_change_();
+  GW_RETURN_IF_ERROR(removed);
   spdlog::info("job {} deleted, nobody used it", name);
   return absl::OkStatus();
 }

@@ -38,7 +38,8 @@ constexpr Metric<Reading> kServerMetrics[] = {
      [](const Reading& r) -> double { return r.shard.memory_limit_bytes(); }},
     {"gradwire_jobs", kGauge, "Jobs on this server.", [](const Reading& r) -> double { return r.shard.jobs(); }},
     {"gradwire_unrecovered_jobs", kGauge,
-     "Jobs in the data directory that could not be recovered; the log says why, workers get that error.",
+     "Jobs in the data directory that could not be recovered, or not be removed; the log says why, workers get that "
+     "error.",
      [](const Reading& r) -> double { return r.unrecovered_jobs; }},
     {"gradwire_draining", kGauge, "1 while the server shuts down: nobody may join.",
      [](const Reading& r) -> double { return r.shard.draining(); }},

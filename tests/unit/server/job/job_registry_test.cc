@@ -30,14 +30,15 @@ TEST_F(JobRegistryTest, AJobThatIsThereIsJoinedWithTheSameSpecAndShardingAlone) 
   ASSERT_TRUE(made.ok()) << made.status();
   EXPECT_EQ(*registry_->GetOrCreate(spec, 0, 2, 0), *made);
   EXPECT_EQ(*registry_->GetOrCreate(spec, 0, 2, (*made)->layout().digest()), *made);
-  EXPECT_THAT(registry_->GetOrCreate(spec, 1, 2, 0).status().message(), HasSubstr("is shard 0 of 2, asked for as"));
-  EXPECT_THAT(registry_->GetOrCreate(spec, 0, 2, 77).status().message(), HasSubstr("digest"));
+  EXPECT_THAT(std::string(registry_->GetOrCreate(spec, 1, 2, 0).status().message()),
+              HasSubstr("is shard 0 of 2, asked for as"));
+  EXPECT_THAT(std::string(registry_->GetOrCreate(spec, 0, 2, 77).status().message()), HasSubstr("digest"));
   v1::JobSpec other = spec;
   other.mutable_tensors(1)->set_shape(0, 17);
   other.set_lease_ms(spec.lease_ms() + 1);
   const absl::Status refused = registry_->GetOrCreate(other, 0, 2, 0).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(refused.message(),
+  EXPECT_THAT(std::string(refused.message()),
               AllOf(HasSubstr("tensors[1].shape[0] is 16 here, 17 asked for"), Not(HasSubstr("lease_ms")),
                     HasSubstr("Use another name, or delete the job first")));
   EXPECT_EQ(registry_->All().size(), 1u);
@@ -64,7 +65,7 @@ TEST_F(JobRegistryTest, TheLimitOfMemoryIsToldWithTheNumbers) {
   EXPECT_EQ(registry_->memory_bytes(), one);
   const absl::Status refused = Create(Spec("b", true)).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(refused.message(),
+  EXPECT_THAT(std::string(refused.message()),
               AllOf(HasSubstr("job 'b' may take " + std::to_string(one) + " bytes"),
                     HasSubstr(std::to_string(one) + " of its " + std::to_string(limit) + " (--memory-limit-bytes)"),
                     HasSubstr("use more shards, or delete one of those")));
@@ -78,7 +79,7 @@ TEST_F(JobRegistryTest, TheLimitOfMemoryIsToldWithTheNumbers) {
 TEST_F(JobRegistryTest, WhatIsNotAJobOfThisServerIsRefusedAndLeavesNothing) {
   v1::JobSpec spec = Spec("job", /*durable=*/true);
   EXPECT_EQ(registry_->GetOrCreate(spec, 2, 2, 0).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(registry_->GetOrCreate(spec, 0, 2, 77).status().message(), HasSubstr("digest"));
+  EXPECT_THAT(std::string(registry_->GetOrCreate(spec, 0, 2, 77).status().message()), HasSubstr("digest"));
   spec.set_codec("none");
   EXPECT_EQ(Create(spec).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(registry_->memory_bytes(), 0u);
@@ -91,7 +92,8 @@ TEST_F(JobRegistryTest, AJournalWithoutMemoryLeavesNothing) {
   on_journal_ = [] { throw std::bad_alloc(); };
   const absl::Status refused = Create(Spec("job", /*durable=*/true)).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(refused.message(), HasSubstr("job 'job' cannot be stored on this server: its journal: out of memory"));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("job 'job' cannot be stored on this server: its journal: out of memory"));
   EXPECT_EQ(registry_->memory_bytes(), 0u);
   EXPECT_THAT(Stored(), IsEmpty());
   on_journal_ = nullptr;
@@ -110,7 +112,7 @@ TEST_F(JobRegistryTest, ADiskThatFailsWhileAJobIsMadeLeavesTheRegistryAsItWas) {
     disk_.ProcessDied();  // it is well again
     if (made.ok()) break;
     EXPECT_EQ(made.code(), absl::StatusCode::kUnavailable);
-    EXPECT_THAT(made.message(), HasSubstr("job 'job' cannot be stored on this server"));
+    EXPECT_THAT(std::string(made.message()), HasSubstr("job 'job' cannot be stored on this server"));
     EXPECT_EQ(registry_->memory_bytes(), memory);
     EXPECT_EQ(registry_->Find("job").status().code(), absl::StatusCode::kNotFound);
     EXPECT_EQ(registry_->Durable().size(), 1u);
@@ -144,7 +146,30 @@ TEST_F(JobRegistryTest, DeleteEndsStreamsAndGivesBackMemoryAndDirectory) {
   EXPECT_FALSE(others.stream->finished.has_value());
   const absl::Status again = registry_->Delete("job");
   EXPECT_EQ(again.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(again.message(), HasSubstr("job 'job' does not exist on this server"));
+  EXPECT_THAT(std::string(again.message()), HasSubstr("job 'job' does not exist on this server"));
+}
+
+TEST_F(JobRegistryTest, WhatTheDiskDoesNotRemoveIsToldUntilItIsDeletedAgain) {
+  ASSERT_TRUE(Create(Spec("job", /*durable=*/true)).ok());
+  {
+    const Connected worker = Connect("job", "a");
+    disk_.CrashAt(disk_.calls());
+    const absl::Status failed = registry_->Delete("job");
+    EXPECT_EQ(failed.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(std::string(failed.message()),
+                AllOf(HasSubstr("job 'job' was deleted, but what is stored of it cannot be removed"),
+                      HasSubstr("the power is gone"), HasSubstr("delete it again")));
+    EXPECT_TRUE(worker.stream->finished.has_value());
+    EXPECT_EQ(changes_, 2) << "it is gone for standbys";
+    disk_.ProcessDied();  // it is well again
+    EXPECT_EQ(registry_->Find("job").status(), failed);
+    EXPECT_EQ(Create(Spec("job", true)).status(), failed) << "the next start would find it";
+    EXPECT_EQ(registry_->unrecovered(), 1u);
+  }
+  EXPECT_EQ(registry_->memory_bytes(), 0u);
+  EXPECT_EQ(registry_->Delete("job"), absl::OkStatus());
+  EXPECT_THAT(Stored(), IsEmpty());
+  EXPECT_EQ(registry_->Find("job").status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(JobRegistryTest, WhoDrainsMakesAndJoinsNothing) {
@@ -155,7 +180,7 @@ TEST_F(JobRegistryTest, WhoDrainsMakesAndJoinsNothing) {
   for (const char* name : {"job", "new"}) {
     const absl::Status refused = Create(Spec(name)).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable) << name;
-    EXPECT_THAT(refused.message(), HasSubstr("shutting down"));
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("shutting down"));
   }
   EXPECT_TRUE(registry_->Find("job").ok()) << "its workers end what they have begun";
   EXPECT_EQ(registry_->All().size(), 1u);
@@ -180,7 +205,7 @@ TEST_F(JobRegistryTest, WhatCannotBeRecoveredIsNamedAndStopsNobodyElse) {
     for (const absl::Status& told : {registry_->Find(name).status(), Create(Spec(name, true)).status(),
                                      registry_->DeleteUnused(name, std::nullopt)}) {
       EXPECT_EQ(told.code(), absl::StatusCode::kDataLoss) << told;
-      EXPECT_THAT(told.message(),
+      EXPECT_THAT(std::string(told.message()),
                   AllOf(HasSubstr(std::string("job '") + name + "' could not be recovered"), HasSubstr(reason)));
     }
     EXPECT_EQ(registry_->Delete(name), absl::OkStatus());
@@ -197,7 +222,8 @@ TEST_F(JobRegistryTest, WhatDoesNotFitAnyMoreIsNotRecovered) {
   EXPECT_TRUE(registry_->Find("a").ok());
   const absl::Status told = registry_->Find("b").status();
   EXPECT_EQ(told.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(told.message(), AllOf(HasSubstr("could not be recovered"), HasSubstr("--memory-limit-bytes")));
+  EXPECT_THAT(std::string(told.message()),
+              AllOf(HasSubstr("could not be recovered"), HasSubstr("--memory-limit-bytes")));
   EXPECT_THAT(Stored(), ElementsAre("a.job", "b.job")) << "it is kept for a start with more";
   EXPECT_EQ(registry_->memory_bytes(), one);
 }
@@ -206,7 +232,7 @@ TEST_F(JobRegistryTest, SnapshotsAreOfDurableJobs) {
   ASSERT_TRUE(Create(Spec("job")).ok());
   const absl::Status refused = registry_->RequestSnapshot("job");
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(refused.message(), HasSubstr("job 'job' is not durable"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("job 'job' is not durable"));
   EXPECT_EQ(registry_->RequestSnapshot("other").code(), absl::StatusCode::kNotFound);
 }
 
@@ -214,7 +240,7 @@ TEST_F(JobRegistryTest, AServerWithoutADirectoryTakesJobsThatAskForNone) {
   JobRegistry registry(registry_->environment(), {.memory_bytes = 1 << 28, .max_jobs = 16});
   const absl::Status refused = registry.GetOrCreate(Spec("job", /*durable=*/true), 0, 1, 0).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(refused.message(), HasSubstr("start it with --data-dir"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("start it with --data-dir"));
   EXPECT_EQ(registry.memory_bytes(), 0u);
   EXPECT_TRUE(registry.GetOrCreate(Spec("job"), 0, 1, 0).ok());
 }
@@ -238,11 +264,11 @@ TEST_F(StandbyRegistryTest, GoesOnFromACopyOfTheSameHistoryAlone) {
   for (const uint64_t other : {uint64_t{0}, uint64_t{6}}) {
     const absl::Status refused = registry_->GoOn(stored, 0, other).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(refused.message(), HasSubstr("no copy of this history"));
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("no copy of this history"));
   }
   v1::StoredJob changed = stored;
   changed.mutable_spec()->set_lease_ms(1000);
-  EXPECT_THAT(registry_->GoOn(changed, 0, 5).status().message(), HasSubstr("another spec: lease_ms"));
+  EXPECT_THAT(std::string(registry_->GoOn(changed, 0, 5).status().message()), HasSubstr("another spec: lease_ms"));
 }
 
 TEST_F(StandbyRegistryTest, WhatItIsGivenReplacesWhatIsHere) {

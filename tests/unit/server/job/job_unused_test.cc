@@ -44,7 +44,7 @@ TEST_F(UnusedJobsTest, TheLimitOfJobsIsToldWithWhatToDo) {
   clock_.now += 5 * kSecond;
   const absl::Status refused = Create(Spec("new", true)).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(refused.message(),
+  EXPECT_THAT(std::string(refused.message()),
               AllOf(HasSubstr("job 'new': this server has 3 jobs and --max-jobs is 3"),
                     HasSubstr("without workers: 'idle' (for 5 s): `gradwire job prune` deletes these"),
                     HasSubstr("kept until deleted: 'kept' (for 5 s): `gradwire job delete` deletes one"),
@@ -54,7 +54,7 @@ TEST_F(UnusedJobsTest, TheLimitOfJobsIsToldWithWhatToDo) {
   EXPECT_THAT(Stored(), ElementsAre("kept.job"));
   Connect("idle", "a");
   Connect("kept", "a");
-  EXPECT_THAT(Create(Spec("new")).status().message(),
+  EXPECT_THAT(std::string(Create(Spec("new")).status().message()),
               AllOf(HasSubstr("all of them have workers: delete one with `gradwire job delete`"),
                     Not(HasSubstr("without workers"))));
   EXPECT_TRUE(Create(Spec("idle")).ok()) << "one that is there takes no place";
@@ -66,7 +66,7 @@ TEST_F(UnusedJobsTest, OfManyOnlySomeAreNamed) {
   Start({.memory_bytes = 1 << 28, .max_jobs = 10});
   for (int i = 0; i < 10; ++i) ASSERT_TRUE(Create(Spec("job" + std::to_string(i))).ok());
   clock_.now += kSecond;
-  EXPECT_THAT(Create(Spec("new")).status().message(),
+  EXPECT_THAT(std::string(Create(Spec("new")).status().message()),
               AllOf(HasSubstr("'job7' (for 1 s) and 2 more: "), Not(HasSubstr("job8"))));
 }
 
@@ -85,7 +85,7 @@ TEST_F(UnusedJobsTest, EndAfterTheirTimeUnlessTheyAreDurable) {
   // Who has found it before is told why it is gone.
   const absl::Status ended = idle->Join(worker.identity, 0, true).status();
   EXPECT_EQ(ended.code(), absl::StatusCode::kAborted);
-  EXPECT_THAT(ended.message(), HasSubstr("job 'idle' ended: it had no workers for 10 s"));
+  EXPECT_THAT(std::string(ended.message()), HasSubstr("job 'idle' ended: it had no workers for 10 s"));
   const uint64_t one = idle->memory().total();
   const uint64_t before = registry_->memory_bytes();
   idle.reset();
@@ -153,12 +153,12 @@ TEST_F(UnusedJobsTest, AreDeletedUnlessSomebodyHasComeMeanwhile) {
   const Connected worker = Connect("job", "a");
   absl::Status refused = registry_->DeleteUnused("job", std::nullopt);
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(refused.message(), HasSubstr("job 'job' has 1 workers, one of them is 'a'"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("job 'job' has 1 workers, one of them is 'a'"));
   EXPECT_FALSE(worker.stream->finished.has_value());
   Leave(worker);
   refused = registry_->DeleteUnused("job", 7);
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(refused.message(), HasSubstr("job 'job' is at version 0, not 7"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("job 'job' is at version 0, not 7"));
   EXPECT_THAT(Stored(), ElementsAre("job.job"));
   EXPECT_EQ(registry_->DeleteUnused("job", 0), absl::OkStatus());
   EXPECT_THAT(Stored(), IsEmpty());
