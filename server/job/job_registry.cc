@@ -112,6 +112,10 @@ absl::StatusOr<ReplicatedSink*> JobRegistry::Store(JobShard& shard, uint64_t fol
     stored.set_followed_term(Term());
   }
   absl::Status status = data_->CreateJob(stored);
+  if (absl::IsAlreadyExists(status)) {  // of an attempt that failed: it is no job
+    status = data_->RemoveJob(name);
+    if (status.ok()) status = data_->CreateJob(stored);
+  }
   if (status.ok()) {
     absl::StatusOr<ReplicatedSink*> sink = CatchBadAlloc(
         "its journal",
@@ -119,7 +123,7 @@ absl::StatusOr<ReplicatedSink*> JobRegistry::Store(JobShard& shard, uint64_t fol
     if (sink.ok()) return sink;
     status = sink.status();
   }
-  data_->RemoveJob(name).IgnoreError();  // what stays is found, and replaced or removed, later
+  data_->RemoveJob(name).IgnoreError();  // what stays is replaced later, or found at a start
   return absl::Status(status.code(), absl::StrFormat("job '%s' cannot be stored on this server: %s", name,
                                                      std::string(status.message())));
 }
@@ -257,7 +261,7 @@ absl::Status JobRegistry::InsertNew(const std::shared_ptr<JobShard>& shard, Repl
   absl::Status inserted = Insert(shard, sink, followed_history);
   if (inserted.ok() || sink == nullptr) return inserted;
   shard->log().Stop();
-  data_->RemoveJob(shard->job().spec().name()).IgnoreError();  // what stays is found, and replaced or removed, later
+  data_->RemoveJob(shard->job().spec().name()).IgnoreError();  // what stays is replaced later, or found at a start
   return inserted;
 }
 
