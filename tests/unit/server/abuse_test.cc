@@ -8,11 +8,9 @@
 #include <thread>
 
 #include "absl/time/time.h"
-#include "common/base/crc32c.h"
 #include "common/base/start_thread.h"
 #include "common/base/work_pool.h"
 #include "common/transport/sink_scope.h"
-#include "common/wire/frame.h"
 #include "server/job/job_registry.h"
 #include "server/norms/address_votes.h"
 #include "server/norms/tellers.h"
@@ -27,6 +25,7 @@ using testing::HasSubstr;
 using testing_support::FrameMaker;
 using testing_support::RecordingStream;
 using testing_support::SmallSpec;
+using testing_support::WithHeader;
 
 // While it lives no thread can be started: the stack that each asks for does not fit any address space.
 class NoThreads {
@@ -275,16 +274,13 @@ TEST_F(AbuseTest, AnUploadHoldsNoMoreThanItsBucket) {
   ASSERT_NO_FATAL_FAILURE(Join());
   push_ = Open("Push", pushed_);
   const Bytes whole = frames_.Initialize(0, 1.0f)[0];  // as if it were the first chunk of many
+  constexpr size_t kFlags = 6;
+  constexpr size_t kChunk = 24;
   const uint64_t most = MaxUploadBytes(frames_.at(0).elements);
   uint64_t sent = 0;
   for (uint32_t chunk = 0; pushed_->sent.empty() && sent < 16 * most; ++chunk) {
-    std::vector<uint8_t> bytes(whole.data(), whole.data() + whole.size());
-    bytes[6] &= ~uint8_t{wire::kLastChunk};
-    std::memcpy(bytes.data() + 24, &chunk, 4);
-    const uint32_t crc = Crc32c({bytes.data(), 60});
-    std::memcpy(bytes.data() + 60, &crc, 4);
-    sent += bytes.size();
-    push_->OnMessage({std::string(), {Bytes::FromVector(std::move(bytes))}});
+    sent += whole.size();
+    push_->OnMessage({std::string(), {WithHeader(WithHeader(whole, kFlags, uint16_t{0}), kChunk, chunk)}});
   }
   ASSERT_EQ(pushed_->sent.size(), 1u);
   v1::PushAck ack;

@@ -2,12 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/base/crc32c.h"
 #include "common/codec/codec.h"
 #include "common/codec/update/update.h"
 #include "common/job/job.h"
@@ -54,5 +57,16 @@ class FrameMaker {
 
 // A copy of `bytes` with one bit flipped.
 Bytes FlipBit(const Bytes& bytes, size_t bit);
+
+// A copy of a chunk whose header says `value` at `offset` (proto/WIRE.md), with the checksum that belongs to it.
+template <typename T>
+Bytes WithHeader(const Bytes& chunk, size_t offset, T value) {
+  std::vector<uint8_t> copy(chunk.data(), chunk.data() + chunk.size());
+  std::memcpy(copy.data() + offset, &value, sizeof(value));
+  constexpr size_t kCrcOffset = 60;  // it is over what comes before
+  const uint32_t crc = Crc32c({copy.data(), kCrcOffset});
+  std::memcpy(copy.data() + kCrcOffset, &crc, sizeof(crc));
+  return Bytes::FromVector(std::move(copy));
+}
 
 }  // namespace gradwire::testing_support
