@@ -67,13 +67,21 @@ class HoldingSink final : public UpdateSink {
     records.push_back(std::move(record));
     waiting.push_back(std::move(visible));
   }
-  void Stop() override {}
-  journal::JournalStatus status() const override { return {}; }
-  void SnapshotTaken(uint64_t, uint64_t keep_from) override { kept_from = keep_from; }
+  void Stop() override { stopped = true; }
+  journal::JournalStatus status() const override { return state; }
+  void SnapshotTaken(uint64_t version, uint64_t keep_from) override {
+    snapshot = version;
+    kept_from = keep_from;
+    records_before_cut = records.size();
+  }
 
+  journal::JournalStatus state;  // what it says of itself
   std::vector<journal::Record> records;
   std::vector<std::function<void()>> waiting;
+  uint64_t snapshot = 0;
   uint64_t kept_from = 0;
+  size_t records_before_cut = 0;  // that were there when the last snapshot was taken
+  bool stopped = false;
 };
 
 }  // namespace gradwire::testing_support
