@@ -3,9 +3,10 @@
 //   LOCK                    locked by the server that runs
 //   EPOCH                   decimal; grows with every start and promotion (proto/REPLICATION.md)
 //   ROLE                    what the server of this directory was (proto/REPLICATION.md); absent: a primary, or nothing
-//   LINEAGE                 the key of its lineage (proto/REPLICATION.md); absent: it has served and followed nobody
-//   yet jobs/NAME.job/job       the job (gradwire.v1.StoredJob behind a checksum) jobs/NAME.job/journal/  segments,
-//   proto/JOURNAL.md jobs/NAME.job/snapshots/VERSION/  proto/SNAPSHOT.md
+//   LINEAGE                 the key of its lineage (proto/REPLICATION.md); absent: it served and followed nobody yet
+//   jobs/NAME.job/job       the job (gradwire.v1.StoredJob behind a checksum)
+//   jobs/NAME.job/journal/  segments, proto/JOURNAL.md
+//   jobs/NAME.job/snapshots/VERSION/  proto/SNAPSHOT.md
 #pragma once
 
 #include <atomic>
