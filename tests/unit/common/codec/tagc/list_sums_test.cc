@@ -245,7 +245,7 @@ class RefusedLists : public testing::Test {
     const uint32_t index_bytes = static_cast<uint32_t>(coordinates.size() * sizeof(uint16_t));
     Payload payload(sizeof(index_bytes) + index_bytes);
     std::memcpy(payload.data(), &index_bytes, sizeof(index_bytes));
-    std::memcpy(payload.data() + sizeof(index_bytes), coordinates.data(), index_bytes);
+    if (!coordinates.empty()) std::memcpy(payload.data() + sizeof(index_bytes), coordinates.data(), index_bytes);
     const Payload packed = PackIntegers(integers, bits);
     payload.insert(payload.end(), packed.begin(), packed.end());
     return payload;
