@@ -285,7 +285,7 @@ absl::StatusOr<MemberId> JobShard::Attach(const v1::WorkerIdentity& identity, st
   }
   parts_.rounds->Renew(member, parts_.environment.clock->Now());
   streams_.Attach(member, std::move(out));
-  sessions_.Attached(member, identity.session());
+  sessions_.Attached(identity.session());
   return member;
 }
 

@@ -38,13 +38,13 @@ void MemberSessions::Joined(MemberId member, uint64_t session, absl::FunctionRef
   }
 }
 
-void MemberSessions::Attached(MemberId member, uint64_t session) {
-  const auto known = known_.find(member);
-  if (known == known_.end() || known->second.holder == session) return;
-  std::vector<uint64_t>& replaced = known->second.replaced;
-  if (known->second.holder != 0) replaced.push_back(known->second.holder);
-  if (replaced.size() > kMostReplaced) replaced.erase(replaced.begin());
-  known->second.holder = session;
+void MemberSessions::Attached(uint64_t session) {
+  for (auto& [member, known] : known_) {
+    if (known.session != session || known.holder == session) continue;
+    if (known.holder != 0) known.replaced.push_back(known.holder);
+    if (known.replaced.size() > kMostReplaced) known.replaced.erase(known.replaced.begin());
+    known.holder = session;
+  }
 }
 
 }  // namespace gradwire

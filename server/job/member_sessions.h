@@ -26,8 +26,10 @@ class MemberSessions {
   bool WasReplaced(MemberId member, uint64_t session) const;
   // The session joined. `is_member`: who is remembered in any case.
   void Joined(MemberId member, uint64_t session, absl::FunctionRef<bool(MemberId)> is_member);
-  // The session that joined last has a stream. Until then it has taken nobody's place, and may give up.
-  void Attached(MemberId member, uint64_t session);
+  // The session has a stream. Until then it has taken nobody's place, and may give up; now it has, of every member that
+  // it was the last to join as: one that came too late to go on as the incarnation of its checkpoint goes on as a new
+  // one, with the residual of the checkpoint.
+  void Attached(uint64_t session);
 
  private:
   struct Known {

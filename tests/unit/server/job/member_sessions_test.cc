@@ -10,7 +10,7 @@ bool Nobody(MemberId) { return false; }
 // As a session that gets in.
 void ComesIn(MemberSessions& sessions, MemberId member, uint64_t session) {
   sessions.Joined(member, session, Nobody);
-  sessions.Attached(member, session);
+  sessions.Attached(session);
 }
 
 TEST(MemberSessions, WhoWasReplacedIsKnownLongAfter) {
@@ -41,6 +41,15 @@ TEST(MemberSessions, WhoOnlyJoinedHasTakenNobodysPlace) {
   EXPECT_FALSE(sessions.WasReplaced(1, 10));
   ComesIn(sessions, 1, 10);
   EXPECT_FALSE(sessions.WasReplaced(1, 11));
+}
+
+TEST(MemberSessions, WhoGoesOnAsANewMemberHasTakenThePlaceOfTheOldOne) {
+  MemberSessions sessions;
+  ComesIn(sessions, 1, 10);
+  sessions.Joined(1, 11, Nobody);  // too late to go on as it
+  ComesIn(sessions, 2, 11);
+  EXPECT_TRUE(sessions.WasReplaced(1, 10));
+  EXPECT_FALSE(sessions.WasReplaced(2, 10));
 }
 
 TEST(MemberSessions, ThatTellNoNumberAreNeverReplaced) {
