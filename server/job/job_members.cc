@@ -26,6 +26,13 @@ absl::Status CheckNotBehind(const JobParts& parts, uint64_t other_version) ABSL_
       parts.rounds->initialized() ? "" : " and has no parameters", other_version, std::string(remedy)));
 }
 
+absl::Status ReplacedError(const v1::WorkerIdentity& identity) {
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "job '%s': another process goes on from the checkpoint of worker '%s', incarnation %016x, and has "
+      "taken the place of this one: stop one of the two",
+      identity.job(), identity.worker(), identity.incarnation()));
+}
+
 }  // namespace
 
 absl::Status JobShard::InJob(const absl::Status& status) const {
@@ -37,7 +44,7 @@ absl::StatusOr<MemberId> JobShard::FindMember(const v1::WorkerIdentity& identity
   GW_RETURN_IF_ERROR(parts_.shut);
   absl::StatusOr<MemberId> member = parts_.rounds->membership().Find(identity.worker(), identity.incarnation());
   if (!member.ok()) return InJob(member.status());
-  if (sessions_.WasReplaced(*member, identity.session())) return WasReplaced(identity);
+  if (sessions_.WasReplaced(*member, identity.session())) return ReplacedError(identity);
   if (!sessions_.Is(*member, identity.session())) {
     return absl::NotFoundError(absl::StrFormat(
         "job '%s': another process joined from the checkpoint of worker '%s', incarnation %016x: join again",
@@ -46,16 +53,9 @@ absl::StatusOr<MemberId> JobShard::FindMember(const v1::WorkerIdentity& identity
   return member;
 }
 
-absl::Status JobShard::WasReplaced(const v1::WorkerIdentity& identity) const {
-  return absl::FailedPreconditionError(absl::StrFormat(
-      "job '%s': another process goes on from the checkpoint of worker '%s', incarnation %016x, and has "
-      "taken the place of this one: stop one of the two",
-      parts_.job.spec().name(), identity.worker(), identity.incarnation()));
-}
-
 absl::Status JobShard::CheckOneSession(const v1::WorkerIdentity& identity) const {
   const MemberId member = MakeMemberId(identity.worker(), identity.incarnation());
-  if (sessions_.WasReplaced(member, identity.session())) return WasReplaced(identity);
+  if (sessions_.WasReplaced(member, identity.session())) return ReplacedError(identity);
   if (!streams_.Has(member) || sessions_.Is(member, identity.session())) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrFormat(
       "job '%s': worker '%s' is here and connected, and another process goes on from the same checkpoint, incarnation "
@@ -227,7 +227,8 @@ void JobShard::NoteAllLeft() {
   uint64_t made = 1;
   for (uint32_t b = 0; b < parts_.buckets.size(); ++b) made += parts_.rounds->NextVersionOf(b);
   if (made == all_left_at_) return;  // who came since has added nothing to the journal
-  // Only a hint: without it a server that is started again waits for their leases.
+  // Only a hint: without it a server that is started again waits for their leases, as it does for the workers of a
+  // round that is being closed meanwhile, which is recorded behind it.
   CatchBadAlloc("a record", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu) {
     log_.Append({journal::RecordType::kKept, 0, parts_.rounds->round(), {}, {}}, [] {});
     all_left_at_ = made;

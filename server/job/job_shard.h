@@ -127,9 +127,7 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   absl::Status CheckNameFree(const v1::WorkerIdentity& identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   absl::Status CheckOneSession(const v1::WorkerIdentity& identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
-  absl::Status WasReplaced(const v1::WorkerIdentity& identity) const;
-  // Where the last member has left: to the journal, so that nobody is waited for when the server is started again. A
-  // round that is being closed meanwhile is recorded behind it, and its workers are waited for.
+  // Where the last member has left: to the journal, so that nobody is waited for when the server is started again.
   void NoteAllLeft();
   void NoteJoined(const v1::WorkerIdentity& identity, MemberId member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   // To the log, and to the workers that stay.

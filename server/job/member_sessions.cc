@@ -39,6 +39,7 @@ void MemberSessions::Joined(MemberId member, uint64_t session, absl::FunctionRef
 }
 
 void MemberSessions::Attached(uint64_t session) {
+  if (session == 0) return;  // it cannot be told from others
   for (auto& [member, known] : known_) {
     if (known.session != session || known.holder == session) continue;
     if (known.holder != 0) known.replaced.push_back(known.holder);

@@ -34,7 +34,7 @@ class MemberSessions {
  private:
   struct Known {
     uint64_t session = 0;
-    uint64_t holder = 0;  // of streams, the last one; 0: none, or one of a client that tells no session
+    uint64_t holder = 0;  // of streams, the last one that told a number; 0: none
     std::vector<uint64_t> replaced;
   };
   std::map<MemberId, Known> known_;

@@ -42,12 +42,7 @@ class RegistryTest : public testing::Test {
   // The server is started anew; with `recover`, from what is stored.
   void Start(const JobRegistry::Limits& limits, bool recover = false) {
     registry_.reset();
-    JobEnvironment environment;
-    environment.backend = backend_.get();
-    environment.clock = &clock_;
-    environment.frame_limit_bytes = 1 << 20;
-    environment.job_memory_limit_bytes = 1 << 28;
-    environment.tellers = nullptr;
+    JobEnvironment environment = SmallEnvironment(backend_.get(), &clock_);
     environment.adopt_journal = [this](std::unique_ptr<journal::Journal>) -> std::unique_ptr<UpdateSink> {
       if (on_journal_) on_journal_();
       return std::make_unique<HoldingSink>();

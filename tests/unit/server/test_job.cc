@@ -7,14 +7,18 @@
 
 namespace gradwire::testing_support {
 
-TestJob::TestJob(const v1::JobSpec& spec) : frames_(spec, 0, 1, 1) {
+JobEnvironment SmallEnvironment(kernels::Backend* backend, Clock* clock) {
   JobEnvironment environment;
-  environment.backend = backend_.get();
-  environment.clock = &clock_;
+  environment.backend = backend;
+  environment.clock = clock;
   environment.frame_limit_bytes = 1 << 20;
   environment.job_memory_limit_bytes = 1 << 28;
   environment.tellers = nullptr;
-  parts_ = std::move(*MakeJobParts(*Job::Make(spec), 0, 1, environment));
+  return environment;
+}
+
+TestJob::TestJob(const v1::JobSpec& spec) : frames_(spec, 0, 1, 1) {
+  parts_ = std::move(*MakeJobParts(*Job::Make(spec), 0, 1, SmallEnvironment(backend_.get(), &clock_)));
   by_rounds_ = MakeByRounds(parts_.get());
   parts_->run = [this](const RoundActions& actions) {
     decided.close.insert(decided.close.end(), actions.close.begin(), actions.close.end());

@@ -18,6 +18,9 @@
 
 namespace gradwire::testing_support {
 
+// What a small job needs.
+JobEnvironment SmallEnvironment(kernels::Backend* backend, Clock* clock);
+
 // A worker as its job sees it: a member with a stream.
 struct TestMember {
   MemberId id = 0;
