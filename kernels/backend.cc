@@ -34,6 +34,10 @@ bool Backend::AssignWords(int32_t* acc, const uint8_t* values, size_t n, const W
   return reference::AssignWords(acc, values, n, range);
 }
 
+void Backend::FloatsToMean(const uint8_t* values, int width, size_t n, uint32_t contributors, float* out) {
+  reference::FloatsToMean(values, width, n, contributors, out);
+}
+
 // A histogram of the upper bits of the keys finds the bin of the threshold, one of the lower bits within that bin the
 // key.
 Threshold Backend::FindThreshold(const float* x, size_t n, double wanted, Accuracy accuracy, Stream* stream) {

@@ -94,6 +94,8 @@ class Backend {
   virtual int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n, uint32_t limit_bits, Stream* stream) = 0;
   // out[i] = float32(acc[i]) * 2^-kGridBits / contributors, each operation rounded to nearest even.
   virtual void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out, Stream* stream) = 0;
+  // out[i] = the same of a sum that values[i] alone makes, in host memory. `values` and precondition: as of AddFloats.
+  virtual void FloatsToMean(const uint8_t* values, int width, size_t n, uint32_t contributors, float* out);
 
   // Fixed point ---------------------------------------------------------------------------------------------------
   // q[i] = clamp(round_to_even(x[i] / 2^exponent), -limit, limit); x[i] -= q[i] * 2^exponent. The subtraction is exact:

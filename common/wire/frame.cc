@@ -206,13 +206,21 @@ absl::StatusOr<Chunk> ParseReceived(std::span<const Bytes> slices, std::vector<u
 }
 
 absl::StatusOr<std::vector<Chunk>> ParseFrame(std::span<const Bytes> chunks) {
-  if (chunks.empty()) return absl::InvalidArgumentError("a frame has at least one chunk");
   std::vector<Chunk> parsed;
   parsed.reserve(chunks.size());
+  for (const Bytes& bytes : chunks) {
+    GW_ASSIGN_OR_RETURN(Chunk chunk, ParseChunk(bytes));
+    parsed.push_back(std::move(chunk));
+  }
+  GW_RETURN_IF_ERROR(CheckOrder(parsed));
+  return parsed;
+}
+
+absl::Status CheckOrder(std::span<const Chunk> chunks) {
+  if (chunks.empty()) return absl::InvalidArgumentError("a frame has at least one chunk");
+  const FrameHeader& first = chunks[0].header;
   for (size_t i = 0; i < chunks.size(); ++i) {
-    GW_ASSIGN_OR_RETURN(Chunk chunk, ParseChunk(chunks[i]));
-    const FrameHeader& h = chunk.header;
-    const FrameHeader& first = parsed.empty() ? h : parsed[0].header;
+    const FrameHeader& h = chunks[i].header;
     const bool same = h.kind == first.kind && h.bucket == first.bucket && h.shard == first.shard &&
                       h.round == first.round && h.shape_digest == first.shape_digest &&
                       h.contributors == first.contributors && h.incarnation == first.incarnation &&
@@ -224,9 +232,8 @@ absl::StatusOr<std::vector<Chunk>> ParseFrame(std::span<const Bytes> chunks) {
           absl::StrFormat("chunk %d of %d does not continue its frame (number %d, last %d, same identity %d)", i,
                           chunks.size(), h.chunk, last, same));
     }
-    parsed.push_back(std::move(chunk));
   }
-  return parsed;
+  return absl::OkStatus();
 }
 
 void AppendFrame(std::vector<Bytes>* frame, std::span<const Bytes> more) {

@@ -109,9 +109,11 @@ absl::StatusOr<Chunk> ParseReceived(std::span<const Bytes> slices, std::vector<u
 // The header alone, its own CRC checked: says whose frame it is when the rest of a chunk is damaged.
 absl::StatusOr<FrameHeader> ParseHeader(std::span<const uint8_t> bytes);
 
-// Parses every chunk of a frame and checks their order: chunk numbers from 0, same identity, exactly the last one
-// flagged kLastChunk.
+// Parses every chunk of a frame and checks their order.
 absl::StatusOr<std::vector<Chunk>> ParseFrame(std::span<const Bytes> chunks);
+// The order of parsed chunks: numbers from 0, same identity, exactly the last one flagged kLastChunk. Else
+// InvalidArgument.
+absl::Status CheckOrder(std::span<const Chunk> chunks);
 
 // Appends the segments of the frame `more`, whose header says the same, to those of `frame`.
 void AppendFrame(std::vector<Bytes>* frame, std::span<const Bytes> more);

@@ -275,10 +275,9 @@ void AsyncExchange::OnAnswer(uint32_t shard, PullAnswer answer) {
   if (answer.bucket >= buckets_ || answer.kind != Kind() || answer.chunks.empty()) return;
   Slice& slice = slices_[answer.bucket * shards_ + shard];
   if (!slice.waiting) return;  // asked for again after a break
-  const absl::StatusOr<wire::FrameHeader> header = wire::ParseHeader(answer.chunks[0].span());
-  if (!header.ok()) return FailLocked(links_[shard]->Annotate(header.status()));
-  if (header->round < slice.least) return;  // the same
-  slice.arrived = header->round;
+  const uint64_t version = answer.chunks[0].header.round;
+  if (version < slice.least) return;  // the same
+  slice.arrived = version;
   slice.chunks = std::move(answer.chunks);
   // The acknowledgement may come later, and says how new they have to be.
   if (!slice.unanswered) slice.waiting = false;

@@ -85,7 +85,7 @@ class Exchange final : public TaskedExchanger<ExchangeTask> {
     v1::PullKind kind = v1::PULL_UNSPECIFIED;
     uint64_t first = 0;
     uint64_t last = 0;
-    std::vector<std::vector<Bytes>> chunks;  // [(version - first) * slices + slice]
+    std::vector<std::vector<wire::Chunk>> chunks;  // [(version - first) * slices + slice]
     size_t missing = 0;
     bool gone = false;
     uint64_t resumed = 0;  // links that had been mended when it was asked for: it is lost with a later break

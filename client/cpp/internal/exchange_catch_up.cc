@@ -122,7 +122,7 @@ absl::Status Exchange::TakeCaught() {
   }
   for (uint32_t slice = 0; slice < work_.slices(); ++slice) {
     for (uint64_t v = caught->first; v <= caught->last; ++v) {
-      const std::vector<Bytes>& chunks = caught->chunks[(v - caught->first) * work_.slices() + slice];
+      const std::vector<wire::Chunk>& chunks = caught->chunks[(v - caught->first) * work_.slices() + slice];
       absl::Status taken =
           caught->kind == v1::PULL_UPDATE ? work_.Follow(slice, v - 1, chunks) : work_.Load(slice, v, chunks);
       if (!taken.ok()) return context_.links[slice % shards_]->Annotate(taken);

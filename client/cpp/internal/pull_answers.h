@@ -3,11 +3,12 @@
 
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/internal/shard_link.h"
 #include "common/base/bytes.h"
@@ -15,14 +16,13 @@
 
 namespace gradwire::client {
 
-// Makes one piece of a chunk, and checks it before anything else is made of it: it is in this core's cache.
-inline absl::Status CheckChunk(std::vector<Bytes>* chunk) {
-  if (chunk->empty()) return absl::OkStatus();
-  if (chunk->size() > 1) *chunk = {wire::Flatten(*chunk)};
-  const absl::Status status = wire::ParseReceived(*chunk, nullptr).status();
-  if (status.ok()) return status;
+// The chunk that a message brought, if any; checked at once, while it is in this core's cache. Errors: DataLoss.
+inline absl::StatusOr<std::optional<wire::Chunk>> ReadChunk(std::span<const Bytes> frame) {
+  if (frame.empty()) return std::nullopt;
+  absl::StatusOr<wire::Chunk> chunk = wire::ParseChunk(wire::Flatten(frame));
+  if (chunk.ok()) return *std::move(chunk);
   return absl::DataLossError(
-      absl::StrCat("a chunk of an answer was damaged on its way: ", std::string(status.message())));
+      absl::StrCat("a chunk of an answer was damaged on its way: ", std::string(chunk.status().message())));
 }
 
 // Collects the chunks of one stream into answers. Touched by its sink only.
@@ -30,9 +30,9 @@ class Answers {
  public:
   // The answer whose last chunk this is. `Control`: PushAck or PullMessage.
   template <typename Control>
-  std::optional<PullAnswer> Add(const Control& control, uint64_t version, const std::vector<Bytes>& frame) {
+  std::optional<PullAnswer> Add(const Control& control, uint64_t version, std::optional<wire::Chunk> chunk) {
     PullAnswer& open = open_[{control.bucket(), control.kind()}];
-    if (!frame.empty()) open.chunks.push_back(wire::Flatten(frame));
+    if (chunk) open.chunks.push_back(*std::move(chunk));
     if (!control.last() && control.code() == 0) return std::nullopt;
     PullAnswer answer = std::move(open);
     open_.erase({control.bucket(), control.kind()});

@@ -31,7 +31,7 @@ class Replica {
   // The mean of a slice into the caller's tensors.
   absl::Status WriteMean(const BucketLayout& slice, const Update& update);
   // Decodes a kParameters frame into a slice (and its moments, if this replica has them); returns the frame's plans.
-  absl::StatusOr<PlanWindow> Load(const BucketLayout& slice, std::span<const Bytes> chunks, uint64_t version);
+  absl::StatusOr<PlanWindow> Load(const BucketLayout& slice, std::span<const wire::Chunk> chunks, uint64_t version);
   // The parameters of a slice in position order.
   std::vector<float> Gather(const BucketLayout& slice) const;
 

@@ -36,16 +36,17 @@ class ShardLink::PushSink final : public transport::StreamSink {
   void OnMessage(transport::Message message) override {
     v1::PushAck ack;
     if (over_) return;
-    absl::Status whole = CheckChunk(&message.frame);
+    absl::StatusOr<std::optional<wire::Chunk>> chunk = ReadChunk(message.frame);
     if (!ack.ParseFromString(message.control))
-      whole = absl::DataLossError("an acknowledgement on the push stream cannot be parsed");
+      chunk = absl::DataLossError("an acknowledgement on the push stream cannot be parsed");
     // What follows would lack this chunk.
-    over_ = !whole.ok();
-    if (over_) return link_->Broken(connection_, whole);
+    over_ = !chunk.ok();
+    if (over_) return link_->Broken(connection_, chunk.status());
     link_->NoteHeard(ack.round(), ack.bucket(), ack.outcome() != v1::PUSH_OUTCOME_UNSPECIFIED ? -1 : ack.kind());
     if (ack.outcome() != v1::PUSH_OUTCOME_UNSPECIFIED)
       link_->Deliver([&](LinkEvents* events) { events->OnAck(link_->options_.shard, ack); });
-    if (ack.kind() != v1::PULL_UNSPECIFIED) link_->Answered(answers_.Add(ack, ack.round() + 1, message.frame), message);
+    if (ack.kind() != v1::PULL_UNSPECIFIED)
+      link_->Answered(answers_.Add(ack, ack.round() + 1, *std::move(chunk)), message);
   }
   void OnClosed(absl::Status status) override {
     link_->Broken(connection_, status.ok() ? absl::UnavailableError("the server ended the push stream") : status);
@@ -65,13 +66,13 @@ class ShardLink::PullSink final : public transport::StreamSink {
   void OnMessage(transport::Message message) override {
     v1::PullMessage pull;
     if (over_) return;
-    absl::Status whole = CheckChunk(&message.frame);
+    absl::StatusOr<std::optional<wire::Chunk>> chunk = ReadChunk(message.frame);
     if (!pull.ParseFromString(message.control))
-      whole = absl::DataLossError("a message on the pull stream cannot be parsed");
-    over_ = !whole.ok();
-    if (over_) return link_->Broken(connection_, whole);
+      chunk = absl::DataLossError("a message on the pull stream cannot be parsed");
+    over_ = !chunk.ok();
+    if (over_) return link_->Broken(connection_, chunk.status());
     link_->NoteHeard(pull.version(), pull.bucket(), pull.kind());
-    link_->Answered(answers_.Add(pull, pull.version(), message.frame), message);
+    link_->Answered(answers_.Add(pull, pull.version(), *std::move(chunk)), message);
   }
   void OnClosed(absl::Status status) override {
     link_->Broken(connection_, status.ok() ? absl::UnavailableError("the server ended the pull stream") : status);

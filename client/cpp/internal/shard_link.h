@@ -25,6 +25,7 @@
 #include "client/cpp/internal/server_choice.h"
 #include "common/base/bytes.h"
 #include "common/transport/transport.h"
+#include "common/wire/frame.h"
 #include "gradwire/v1/worker.pb.h"
 
 namespace gradwire::client {
@@ -34,7 +35,7 @@ struct PullAnswer {
   v1::PullKind kind = v1::PULL_UNSPECIFIED;
   uint32_t bucket = 0;
   uint64_t version = 0;
-  std::vector<Bytes> chunks;
+  std::vector<wire::Chunk> chunks;
   absl::Status status;
 };
 

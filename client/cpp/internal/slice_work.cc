@@ -123,7 +123,7 @@ absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, Sli
   return absl::OkStatus();
 }
 
-absl::Status SliceWork::Follow(uint32_t slice, uint64_t round, std::span<const Bytes> chunks) {
+absl::Status SliceWork::Follow(uint32_t slice, uint64_t round, std::span<const wire::Chunk> chunks) {
   GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(chunks, *context_.job, LayoutOf(slice), PlanOf(slice, round)));
   if (update.round != round)
     return absl::InvalidArgumentError(absl::StrCat("bucket ", slice / shards_, ": an update frame of round ",
@@ -133,7 +133,7 @@ absl::Status SliceWork::Follow(uint32_t slice, uint64_t round, std::span<const B
   return absl::OkStatus();
 }
 
-absl::Status SliceWork::Load(uint32_t slice, uint64_t version, std::span<const Bytes> chunks) {
+absl::Status SliceWork::Load(uint32_t slice, uint64_t version, std::span<const wire::Chunk> chunks) {
   GW_ASSIGN_OR_RETURN(states_[slice].plans, context_.replica->Load(LayoutOf(slice), chunks, version));
   return absl::OkStatus();
 }

@@ -38,8 +38,8 @@ struct SliceContext {
 // The bytes of one (round, slice): frames are kept until they are settled, never encoded again.
 struct SliceBytes {
   std::optional<EncodedFrame> frame;
-  std::vector<Bytes> update_chunks;
-  std::vector<Bytes> parameter_chunks;
+  std::vector<wire::Chunk> update_chunks;
+  std::vector<wire::Chunk> parameter_chunks;
   Update update;           // once decoded
   bool nonfinite = false;  // no frame: the gradient is not finite, and the job skips such rounds
   bool skipped = false;    // once applied: the round was
@@ -81,9 +81,9 @@ class SliceWork {
   // FailedPrecondition: this worker replaced parameters, which the round did not take.
   absl::Status Apply(uint32_t slice, uint64_t round, bool included, SliceBytes* bytes);
   // The update frame of a round in which this worker has no part.
-  absl::Status Follow(uint32_t slice, uint64_t round, std::span<const Bytes> chunks);
+  absl::Status Follow(uint32_t slice, uint64_t round, std::span<const wire::Chunk> chunks);
   // What a shard has at `version`: parameters, moments where the replica has them, and the plans.
-  absl::Status Load(uint32_t slice, uint64_t version, std::span<const Bytes> chunks);
+  absl::Status Load(uint32_t slice, uint64_t version, std::span<const wire::Chunk> chunks);
   // What the tensors of the slice hold of the open round waits in the residual: no frame carries it.
   void Keep(uint32_t slice) { context_.gradients->Keep(LayoutOf(slice)); }
 

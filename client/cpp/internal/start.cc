@@ -55,7 +55,7 @@ struct Starter::State {
     std::vector<bool> taken;  // per bucket: its initial frame
     uint32_t acked = 0;       // of these
     uint32_t answered = 0;
-    std::vector<std::vector<Bytes>> answers;  // per bucket
+    std::vector<std::vector<wire::Chunk>> answers;  // per bucket
 
     bool complete() const { return pulling ? answered == answers.size() : uploading && acked == taken.size(); }
     void ForgetTransfers() {
@@ -216,7 +216,7 @@ absl::Status Starter::Upload(uint32_t shard, uint64_t connection) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> Starter::HasValuesOfFirst(const std::vector<std::vector<Bytes>>& answers) {
+absl::StatusOr<bool> Starter::HasValuesOfFirst(const std::vector<std::vector<wire::Chunk>>& answers) {
   for (uint32_t b = 0; b < context_.layout->bucket_count(); ++b) {
     const BucketLayout& slice = context_.layout->at(b, 0);
     const std::vector<float> own = context_.replica->Gather(slice);
@@ -236,7 +236,7 @@ absl::Status Starter::WaitForAll() {
   for (;;) {
     std::vector<std::pair<uint32_t, uint64_t>> upload;  // shard, connection
     std::vector<uint32_t> pull;
-    std::optional<std::vector<std::vector<Bytes>>> compare;
+    std::optional<std::vector<std::vector<wire::Chunk>>> compare;
     {
       absl::MutexLock lock(&state_->mu);
       const auto all = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu) {
@@ -314,7 +314,7 @@ absl::StatusOr<StartState> Starter::Finish() {
         start.plans.emplace_back(PlansKept(*context_.job), context_.codecs[b * shards + s]->InitialPlan());
         continue;
       }
-      const std::vector<Bytes>& answer = state_->shards[s].answers[b];
+      const std::vector<wire::Chunk>& answer = state_->shards[s].answers[b];
       const absl::StatusOr<uint64_t> version = VersionOf(answer);
       if (!version.ok()) return context_.links[s]->Annotate(version.status());
       auto plans = context_.replica->Load(context_.layout->at(b, s), answer, *version);
@@ -333,10 +333,10 @@ bool Starter::asked_to_initialize() const {
   return std::any_of(state_->shards.begin(), state_->shards.end(), [](const auto& s) { return s.must_initialize; });
 }
 
-absl::StatusOr<uint64_t> Starter::VersionOf(std::span<const Bytes> answer) const {
+absl::StatusOr<uint64_t> Starter::VersionOf(std::span<const wire::Chunk> answer) const {
   if (!IsAsync(*context_.job)) return version_;
-  GW_ASSIGN_OR_RETURN(const wire::FrameHeader header, wire::ParseHeader(answer.front().span()));
-  return header.round;
+  GW_RETURN_IF_ERROR(wire::CheckOrder(answer));
+  return answer.front().header.round;
 }
 
 void Starter::OnAck(uint32_t shard, const v1::PushAck& ack) {

@@ -79,12 +79,12 @@ class Starter final : public LinkEvents {
   // OutOfRange: another version has to be agreed on.
   absl::Status WaitForAll();
   // Are the parameters that were pulled from shard 0 those that this worker came with?
-  absl::StatusOr<bool> HasValuesOfFirst(const std::vector<std::vector<Bytes>>& answers);
+  absl::StatusOr<bool> HasValuesOfFirst(const std::vector<std::vector<wire::Chunk>>& answers);
   // The version was replaced before it was pulled, or a shard that was joined again names another one: a later one.
   absl::Status Again();
   absl::StatusOr<StartState> Finish();
   // Of pulled parameters.
-  absl::StatusOr<uint64_t> VersionOf(std::span<const Bytes> answer) const;
+  absl::StatusOr<uint64_t> VersionOf(std::span<const wire::Chunk> answer) const;
 
   const StartContext context_;
   std::atomic<uint64_t> version_{0};

@@ -25,7 +25,6 @@ using wire::SegmentType;
 // Of an accumulator, checked and then merged, first stored, or cleared at once. Few enough to stay in the cache from
 // the one to the other; enough that the fence behind stores that pass the caches costs nothing.
 constexpr uint64_t kBlockElements = 16384;
-constexpr uint64_t kMeanElements = 4096;  // whose sums are in the first-level cache until their means are written
 
 // What a block of an accumulator holds.
 enum class Block : uint8_t {
@@ -286,22 +285,18 @@ class DenseAccumulator final : public Accumulator {
   }
 
   void WriteMeans(uint32_t contributors, FrameWriter* writer) {
-    std::vector<int64_t> sums(std::min<uint64_t>(kMeanElements, grid_.size()));
     for (uint64_t first = 0; first < grid_.size(); first += kSegmentElements) {
       const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(kSegmentElements, grid_.size() - first));
       // Payloads are 8-byte aligned (WIRE.md), so they may be written as float32.
       auto* out = reinterpret_cast<float*>(writer->Begin({SegmentType::kDenseF32, 0, first, count, count * 4}));
-      for (uint64_t begin = first; begin < first + count; begin += kMeanElements) {
-        const uint64_t n = std::min(kMeanElements, first + count - begin);
-        const int64_t* from = grid_.data() + begin;
+      for (uint64_t begin = first; begin < first + count; begin += kBlockElements) {
+        const uint64_t n = std::min(kBlockElements, first + count - begin);
         const size_t block = begin / kBlockElements;
         if (blocks_[block] == Block::kFirst) {
-          const uint8_t* values = FirstOf(block) + begin % kBlockElements * static_cast<uint64_t>(shape_.width());
-          std::fill_n(sums.begin(), n, 0);
-          shape_.backend().AddFloats(sums.data(), values, shape_.width(), n, Sign::kAdd, nullptr);
-          from = sums.data();
+          shape_.backend().FloatsToMean(FirstOf(block), shape_.width(), n, contributors, out + (begin - first));
+        } else {
+          shape_.backend().GridToMean(grid_.data() + begin, n, contributors, out + (begin - first), nullptr);
         }
-        shape_.backend().GridToMean(from, n, contributors, out + (begin - first), nullptr);
       }
       writer->End();
     }
@@ -319,7 +314,7 @@ class DenseAccumulator final : public Accumulator {
   FirstMerge* first_ = nullptr;  // while it may be taken out; all kFirst blocks are its
 };
 
-static_assert(kSegmentElements % kBlockElements == 0 && kBlockElements % kMeanElements == 0);
+static_assert(kSegmentElements % kBlockElements == 0);
 
 // The first frame of a round.
 class FirstMerge final : public FrameMerge {

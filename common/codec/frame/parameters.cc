@@ -209,7 +209,14 @@ std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow
 absl::StatusOr<PlanWindow> DecodeParameters(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
                                             uint64_t version, const ParameterTargets& targets) {
   GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> parsed, wire::ParseFrame(chunks));
-  const wire::FrameHeader& header = parsed[0].header;
+  return DecodeParameters(parsed, job, layout, version, targets);
+}
+
+absl::StatusOr<PlanWindow> DecodeParameters(std::span<const wire::Chunk> chunks, const Job& job,
+                                            const BucketLayout& layout, uint64_t version,
+                                            const ParameterTargets& targets) {
+  GW_RETURN_IF_ERROR(wire::CheckOrder(chunks));
+  const wire::FrameHeader& header = chunks[0].header;
   const bool replaces = header.kind == wire::FrameKind::kPush && (header.flags & wire::kReplace) != 0;
   const bool kind =
       header.kind == wire::FrameKind::kInitialize || header.kind == wire::FrameKind::kParameters || replaces;
@@ -227,7 +234,7 @@ absl::StatusOr<PlanWindow> DecodeParameters(std::span<const Bytes> chunks, const
                         version, header.nonfinite_rounds));
   }
   ParameterReader reader(job, layout, targets);
-  for (const wire::Chunk& chunk : parsed) {
+  for (const wire::Chunk& chunk : chunks) {
     for (const Segment& s : chunk.segments) GW_RETURN_IF_ERROR(reader.Read(s));
   }
   const std::pair<wire::Array, const float*> wanted[] = {{wire::Array::kParameter, targets.parameter},

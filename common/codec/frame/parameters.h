@@ -53,5 +53,8 @@ std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow
 // parameter, named by tensor and index).
 absl::StatusOr<PlanWindow> DecodeParameters(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
                                             uint64_t version, const ParameterTargets& targets);
+absl::StatusOr<PlanWindow> DecodeParameters(std::span<const wire::Chunk> chunks, const Job& job,
+                                            const BucketLayout& layout, uint64_t version,
+                                            const ParameterTargets& targets);
 
 }  // namespace gradwire

@@ -160,10 +160,10 @@ class UpdateReader {
   const std::unique_ptr<BodyReader> reader_;
 };
 
-absl::StatusOr<Update> Decode(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
+// `chunks`: in order.
+absl::StatusOr<Update> Decode(std::span<const wire::Chunk> chunks, const Job& job, const BucketLayout& layout,
                               const RoundPlan& plan, const CodecSpec* compressed) {
-  GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> parsed, wire::ParseFrame(chunks));
-  const wire::FrameHeader& header = parsed[0].header;
+  const wire::FrameHeader& header = chunks[0].header;
   if (header.kind != wire::FrameKind::kUpdate || header.bucket != layout.bucket || header.shard != layout.shard ||
       header.shape_digest != layout.shape_digest) {
     return absl::InvalidArgumentError(absl::StrFormat(
@@ -182,7 +182,7 @@ absl::StatusOr<Update> Decode(std::span<const Bytes> chunks, const Job& job, con
   }
   update.exponents = plan.exponents;
   UpdateReader reader(job, layout, update.replaces ? nullptr : compressed, &update);
-  for (const wire::Chunk& chunk : parsed) {
+  for (const wire::Chunk& chunk : chunks) {
     for (const Segment& s : chunk.segments) GW_RETURN_IF_ERROR(reader.Read(s, chunk.bytes));
   }
   GW_RETURN_IF_ERROR(reader.Finish(plan));
@@ -203,6 +203,11 @@ absl::StatusOr<Update> Decode(std::span<const Bytes> chunks, const Job& job, con
   return update;
 }
 
+const CodecSpec* UpdateCodecOf(const Job& job, const BucketLayout& layout) {
+  const std::optional<CodecSpec>& codec = job.update_codecs()[layout.codec];
+  return codec ? &*codec : nullptr;
+}
+
 }  // namespace
 
 Update BeginUpdate(const wire::FrameHeader& header) {
@@ -217,13 +222,20 @@ Update BeginUpdate(const wire::FrameHeader& header) {
 
 absl::StatusOr<Update> DecodeUpdate(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
                                     const RoundPlan& plan) {
-  const std::optional<CodecSpec>& compressed = job.update_codecs()[layout.codec];
-  return Decode(chunks, job, layout, plan, compressed ? &*compressed : nullptr);
+  GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> parsed, wire::ParseFrame(chunks));
+  return Decode(parsed, job, layout, plan, UpdateCodecOf(job, layout));
+}
+
+absl::StatusOr<Update> DecodeUpdate(std::span<const wire::Chunk> chunks, const Job& job, const BucketLayout& layout,
+                                    const RoundPlan& plan) {
+  GW_RETURN_IF_ERROR(wire::CheckOrder(chunks));
+  return Decode(chunks, job, layout, plan, UpdateCodecOf(job, layout));
 }
 
 absl::StatusOr<Update> DecodeMean(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
                                   const RoundPlan& plan) {
-  return Decode(chunks, job, layout, plan, nullptr);
+  GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> parsed, wire::ParseFrame(chunks));
+  return Decode(parsed, job, layout, plan, nullptr);
 }
 
 namespace {

@@ -73,6 +73,8 @@ void AppendNorms(const Job& job, const Update& update, std::vector<Bytes>* chunk
 // CheckPlan accepts. Errors: InvalidArgument, DataLoss, FailedPrecondition (the plan of its round is not known here).
 absl::StatusOr<Update> DecodeUpdate(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
                                     const RoundPlan& plan);
+absl::StatusOr<Update> DecodeUpdate(std::span<const wire::Chunk> chunks, const Job& job, const BucketLayout& layout,
+                                    const RoundPlan& plan);
 // The same of the frame that an accumulator finished. Where the bucket has an update codec that is not the update frame
 // yet: what the update codec is given (proto/TWO_WAY.md).
 absl::StatusOr<Update> DecodeMean(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,

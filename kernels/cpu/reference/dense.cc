@@ -145,6 +145,15 @@ void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out)
   for (size_t i = 0; i < n; ++i) out[i] = GridMean(acc[i], unit, count);
 }
 
+void FloatsToMean(const uint8_t* values, int width, size_t n, uint32_t contributors, float* out) {
+  const float unit = PowerOfTwo(-kGridBits);
+  const float count = static_cast<float>(contributors);
+  for (size_t i = 0; i < n; ++i) {
+    const uint64_t sum = ToGrid(FloatFromBits(FloatBitsAt(values, width, i)));
+    out[i] = GridMean(static_cast<int64_t>(sum), unit, count);
+  }
+}
+
 GW_CLONES void Quantize(float* x, size_t n, int exponent, int32_t limit, int width, uint8_t* q) {
   const float inverse = PowerOfTwo(-exponent);
   const float unit = PowerOfTwo(exponent);

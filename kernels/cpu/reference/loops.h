@@ -15,6 +15,7 @@ void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n);
 // Index of the first float32 (width 4) or bfloat16 (width 2) whose magnitude has bits >= limit_bits, or -1.
 int64_t FindMagnitude(const uint8_t* values, int width, size_t n, uint32_t limit_bits);
 void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out);
+void FloatsToMean(const uint8_t* values, int width, size_t n, uint32_t contributors, float* out);
 void Quantize(float* x, size_t n, int exponent, int32_t limit, int width, uint8_t* q);
 void Dequantize(const uint8_t* q, int width, size_t n, int exponent, float* x);
 void SplitBf16(float* x, size_t n, uint8_t* out);

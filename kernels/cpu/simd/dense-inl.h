@@ -98,6 +98,34 @@ void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out)
 #endif
 }
 
+// A value times 2^kGridBits is exact, and so is its rounded integer, which a float32 holds: neither needs 64 bits.
+template <int width>
+HWY_INLINE void FloatsToMeanAs(const uint8_t* values, size_t n, uint32_t contributors, float* out) {
+  const F32 d;
+  const VecF32 scale = hn::Set(d, PowerOfTwo(kGridBits));
+  const VecF32 unit = hn::Set(d, PowerOfTwo(-kGridBits));
+  const VecF32 count = hn::Set(d, static_cast<float>(contributors));
+  const size_t lanes = hn::Lanes(d);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    VecF32 value;
+    if constexpr (width == 4) {
+      value = hn::BitCast(d, hn::LoadU(U32(), reinterpret_cast<const uint32_t*>(values + 4 * i)));
+    } else {
+      const hn::Rebind<uint16_t, F32> narrow;
+      const auto bits = hn::LoadU(narrow, reinterpret_cast<const uint16_t*>(values + 2 * i));
+      value = hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(U32(), bits)));
+    }
+    const VecF32 sum = hn::Add(hn::Round(hn::Mul(value, scale)), hn::Zero(d));  // integers have no -0
+    hn::StoreU(hn::Div(hn::Mul(sum, unit), count), d, out + i);
+  }
+  reference::FloatsToMean(values + width * i, width, n - i, contributors, out + i);
+}
+
+void FloatsToMean(const uint8_t* values, int width, size_t n, uint32_t contributors, float* out) {
+  width == 4 ? FloatsToMeanAs<4>(values, n, contributors, out) : FloatsToMeanAs<2>(values, n, contributors, out);
+}
+
 #if HWY_TARGET != HWY_SCALAR && HWY_HAVE_FLOAT64
 template <int width>
 HWY_INLINE void AddFloatsAs(int64_t* acc, const uint8_t* values, size_t n, Sign sign) {

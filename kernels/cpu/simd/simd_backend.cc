@@ -46,6 +46,9 @@ class SimdBackend final : public ReferenceBackend {
   void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out, Stream*) override {
     HWY_NAMESPACE::GridToMean(acc, n, contributors, out);
   }
+  void FloatsToMean(const uint8_t* values, int width, size_t n, uint32_t contributors, float* out) override {
+    HWY_NAMESPACE::FloatsToMean(values, width, n, contributors, out);
+  }
   void Quantize(float* x, size_t n, int exponent, int32_t limit, int width, uint8_t* q, Stream*) override {
     HWY_NAMESPACE::Quantize(x, n, exponent, limit, width, q);
   }

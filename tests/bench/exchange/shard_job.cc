@@ -27,6 +27,12 @@ T Take(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
+size_t BytesOf(const client::PullAnswer& answer) {
+  size_t bytes = 0;
+  for (const wire::Chunk& chunk : answer.chunks) bytes += chunk.bytes.size();
+  return bytes;
+}
+
 }  // namespace
 
 v1::JobSpec BenchJob(const std::string& name, const std::string& codec, size_t bucket_bytes, size_t total_bytes) {
@@ -183,7 +189,7 @@ void ShardJob::PullUpdate() {
   Check(pusher_.link->RequestPull(v1::PULL_UPDATE, round_ + 1, 0, buckets));
   updates_ = pusher_.counter.WaitAnswers(buckets);
   update_bytes_ = 0;
-  for (const client::PullAnswer& answer : updates_) update_bytes_ += TotalSize(answer.chunks);
+  for (const client::PullAnswer& answer : updates_) update_bytes_ += BytesOf(answer);
 }
 
 void ShardJob::PullParameters() {
@@ -191,7 +197,7 @@ void ShardJob::PullParameters() {
   Check(pusher_.link->RequestPull(v1::PULL_PARAMS_F32, round_ + 1, 0, buckets));
   parameter_bytes_ = 0;
   for (const client::PullAnswer& answer : pusher_.counter.WaitAnswers(buckets))
-    parameter_bytes_ += TotalSize(answer.chunks);
+    parameter_bytes_ += BytesOf(answer);
 }
 
 void ShardJob::FinishRound() {

@@ -61,6 +61,7 @@ void MeasureDense(const Config& config, Report* report) {
   cases.back().bytes /= 2;
   cases.back().items /= 2;
   add("GridToMean", 12, Against::kTriad, [&] { b.GridToMean(grid.data(), n, 3, m.data(), nullptr); });
+  add("FloatsToMean fp32", 8, Against::kTriad, [&] { b.FloatsToMean(floats, 4, n, 3, m.data()); });
   for (int width : {1, 2, 4}) {
     add(width == 1   ? "Quantize 1"
         : width == 2 ? "Quantize 2"

@@ -89,7 +89,8 @@ class OneWorker {
   }
 
   // What the shard makes of one frame, which was encoded by `plan`. No frame: of a round without contributors.
-  std::vector<Bytes> Merge(uint32_t slice, uint64_t round, const RoundPlan& plan, const std::vector<Bytes>& frame) {
+  std::vector<wire::Chunk> Merge(uint32_t slice, uint64_t round, const RoundPlan& plan,
+                                 const std::vector<Bytes>& frame) {
     Accumulator& shard = *shards[slice];
     shard.Open(round, plan);
     if (!frame.empty()) {
@@ -104,7 +105,7 @@ class OneWorker {
     }
     absl::StatusOr<UpdateFrame> update = shard.Finish(IdOf(slice, round), frame.empty() ? 0 : 1);
     EXPECT_TRUE(update.ok()) << update.status();
-    return update->chunks;
+    return *wire::ParseFrame(update->chunks);
   }
 
   // What waits to be sent; zeros where nothing does.

@@ -56,8 +56,8 @@ TEST(Replica, SlicesCarryEveryElementOnce) {
       if (s == 1) shard_one.Update(std::span<const float>(values));
       ParameterArrays arrays;
       arrays.parameter = values.data();
-      const std::vector<Bytes> frame =
-          EncodeParameters(slice, PlanWindow(1, 5, {RoundPlan()}), ParameterContent::kFloat32, arrays);
+      const std::vector<wire::Chunk> frame = *wire::ParseFrame(
+          EncodeParameters(slice, PlanWindow(1, 5, {RoundPlan()}), ParameterContent::kFloat32, arrays));
       const auto plan = to.Load(slice, frame, 5);
       ASSERT_TRUE(plan.ok()) << plan.status();
       EXPECT_FALSE(to.Load(slice, frame, 6).ok()) << "another version";

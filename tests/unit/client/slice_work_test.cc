@@ -26,7 +26,7 @@ struct Working : OneWorker {
     return bytes;
   }
 
-  std::vector<Bytes> MergeFrame(uint32_t slice, uint64_t round, const SliceBytes& bytes) {
+  std::vector<wire::Chunk> MergeFrame(uint32_t slice, uint64_t round, const SliceBytes& bytes) {
     return Merge(slice, round, bytes.frame->plan, bytes.frame->chunks);
   }
 
@@ -112,7 +112,8 @@ TEST(SliceWorkTest, ASkippedRoundLeavesEverythingAsItWas) {
   for (uint32_t slice = 0; slice < worker.slices(); ++slice) {
     FrameIdentity id = Working::IdOf(slice, 3);
     id.nonfinite_rounds = 1;
-    bytes[slice].update_chunks = SkippedUpdate(id, worker.LayoutOf(slice), bytes[slice].frame->plan).chunks;
+    bytes[slice].update_chunks =
+        *wire::ParseFrame(SkippedUpdate(id, worker.LayoutOf(slice), bytes[slice].frame->plan).chunks);
     ASSERT_EQ(worker.Take(slice, 3, true, &bytes[slice]), absl::OkStatus());
     EXPECT_TRUE(bytes[slice].skipped);
     EXPECT_EQ(worker.work.plans(slice).version(), 4u);

@@ -313,6 +313,14 @@ TEST_P(SimdBackend, ConvertsTheSame) {
       reference_->AddFloats(a.data() + skip, bytes.data() + 1, width, n - skip, Sign::kAdd, nullptr);
       std::fill_n(b.begin(), skip, 0);
       ASSERT_EQ(a, b) << what;
+      for (uint32_t contributors : {1u, 3u}) {
+        std::vector<float> by_sums(n, 7.0f), direct(n, 7.0f);
+        reference_->GridToMean(a.data() + skip, n - skip, contributors, by_sums.data(), nullptr);
+        for (Backend* backend : {reference_.get(), simd_.get()}) {
+          backend->FloatsToMean(bytes.data() + 1, width, n - skip, contributors, direct.data());
+          for (size_t i = 0; i < n; ++i) ASSERT_EQ(FloatBits(direct[i]), FloatBits(by_sums[i])) << what << i;
+        }
+      }
     }
     for (int width : {1, 2, 4}) {
       const size_t skip = n == 0 ? 0 : random_() % std::min<size_t>(n, 17);
