@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
+#include "server/job/make_job.h"
 #include "server/job/spec_difference.h"
 
 namespace gradwire {

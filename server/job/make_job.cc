@@ -11,45 +11,16 @@
 #include "common/base/status_macros.h"
 #include "common/job/norms.h"
 #include "common/job/round_mode.h"
-#include "server/flow/async_flow.h"
-#include "server/flow/round_flow.h"
-#include "server/rounds/async_rounds.h"
-#include "server/rounds/joint_rounds.h"
+#include "server/job/by_rounds.h"
 
 namespace gradwire {
 namespace {
 
-constexpr TimeNs kNsPerMs = 1'000'000;
 constexpr std::string_view kDeviceFlag = "--device-memory-limit-bytes";
 
 ArraysLimit LimitOfArrays(const JobEnvironment& environment) {
   if (environment.device != nullptr) return {environment.device->memory_limit_bytes(), kDeviceFlag};
   return {environment.job_memory_limit_bytes, "--job-memory-limit-bytes"};
-}
-
-std::unique_ptr<Rounds> MakeRounds(const Job& job, const Layout& layout, const JobEnvironment& environment) {
-  if (IsAsync(job)) {
-    AsyncRounds::Rules rules;
-    rules.buckets = layout.bucket_count();
-    rules.window = PlansKept(job);
-    rules.needs_initialization = job.keeps_parameters();
-    rules.recognize_repeats = environment.recognize_repeats;
-    rules.membership.max_workers = job.spec().max_workers();
-    rules.membership.lease_ns = job.spec().lease_ms() * kNsPerMs;
-    return std::make_unique<AsyncRounds>(rules);
-  }
-  JointRounds::Rules rules;
-  rules.buckets = layout.bucket_count();
-  rules.min_workers = job.spec().min_workers();
-  rules.needs_initialization = job.keeps_parameters();
-  rules.recognize_repeats = environment.recognize_repeats;
-  rules.membership.max_workers = job.spec().max_workers();
-  rules.membership.lease_ns = job.spec().lease_ms() * kNsPerMs;
-  rules.quorum = job.spec().rounds().quorum();
-  rules.deviations = job.spec().rounds().deviations();
-  rules.staleness = job.spec().rounds().staleness();
-  rules.rounds_per_step = RoundsPerStep(job);
-  return std::make_unique<JointRounds>(rules);
 }
 
 // ResourceExhausted: `bytes` do not fit beside the other jobs of this server.
@@ -146,21 +117,12 @@ absl::StatusOr<std::unique_ptr<JobParts>> MakeJobParts(Job job, uint32_t shard_i
         "more shards or raise %s",
         job.spec().name(), shard_index, shard_count, bytes, limit.bytes, std::string(limit.flag)));
   }
-  std::unique_ptr<Rounds> rounds = MakeRounds(job, layout, environment);
+  std::unique_ptr<Rounds> rounds = MakeRounds(job, layout.bucket_count(), environment.recognize_repeats);
   auto parts =
       std::make_unique<JobParts>(std::move(job), std::move(layout), shard_index, environment, std::move(rounds));
   parts->share = std::move(share);
   GW_RETURN_IF_ERROR(Fill(parts.get()));
   return parts;
-}
-
-ByRounds MakeByRounds(JobParts* parts) {
-  if (IsAsync(parts->job)) {
-    return {std::make_unique<AsyncFlow>(parts), std::make_unique<PastFrames>(parts),
-            std::make_unique<NewestAnswers>(&parts->job)};
-  }
-  return {std::make_unique<RoundFlow>(parts), std::make_unique<PastUpdates>(parts),
-          std::make_unique<RoundAnswers>(&parts->job)};
 }
 
 }  // namespace gradwire

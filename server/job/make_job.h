@@ -1,4 +1,4 @@
-// Makes what a job is made of: the one place that asks which kind of rounds it has, and where its arrays lie.
+// Makes what a job is made of: the one place that asks where its arrays lie. (Its rounds: by_rounds.h.)
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/job/job.h"
-#include "server/desk/answers.h"
-#include "server/flow/flow.h"
 #include "server/job/job_parts.h"
-#include "server/job/past_rounds.h"
 
 namespace gradwire {
 
@@ -18,13 +15,5 @@ namespace gradwire {
 // those of Layout::Make and MakeCodec.
 absl::StatusOr<std::unique_ptr<JobParts>> MakeJobParts(Job job, uint32_t shard_index, uint32_t shard_count,
                                                        const JobEnvironment& environment);
-
-// What differs by the kind of the job's rounds, beside the Rounds themselves.
-struct ByRounds {
-  std::unique_ptr<Flow> flow;
-  std::unique_ptr<PastRounds> past;
-  std::unique_ptr<Answers> answers;
-};
-ByRounds MakeByRounds(JobParts* parts);
 
 }  // namespace gradwire

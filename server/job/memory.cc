@@ -9,19 +9,15 @@
 #include "absl/strings/str_format.h"
 #include "common/codec/plan/plan_window.h"
 #include "common/job/norms.h"
-#include "common/job/round_mode.h"
 #include "common/job/update_codec.h"
+#include "server/job/by_rounds.h"
 #include "server/job/job_arrays.h"
-#include "server/rounds/async_rounds.h"
-#include "server/rounds/joint_rounds.h"
 
 namespace gradwire {
 namespace {
 
 constexpr uint64_t kFrameOverheadBytes = 4096;  // headers, learning rates, exponents of small buckets
 constexpr uint64_t kPlanBytes = 8;              // of a run, in frames that carry nothing else: more than any codec's
-// Partial frames of this many workers are held at once; more are refused and come again in the next round.
-constexpr uint64_t kFramesInFlight = 8;
 // A worker that joins is still being sent the version that it starts from when the others pull the next one.
 constexpr uint64_t kSerializedVersions = 2;
 
@@ -36,25 +32,6 @@ uint64_t UpdateBound(const Codec& codec, uint64_t elements) {
   if (!codec.sparse()) return dense + kFrameOverheadBytes;
   const uint64_t sums_and_bitmap = codec.accumulator_bytes() + elements / 8;
   return std::min<uint64_t>(dense, sums_and_bitmap) + kFrameOverheadBytes;
-}
-
-// What the kind of a job's rounds means for what it holds.
-struct RoundNeeds {
-  uint32_t open = 1;              // that frames are merged into at once
-  bool pulls_updates = true;      // and the optimizer's state; else nothing but parameters is pulled
-  uint64_t waiting_versions = 0;  // serialized ones that wait for their pullers, beside kSerializedVersions
-  uint64_t plans = 0;             // of older versions, kept for each bucket
-  uint32_t frames_known = 0;      // of each worker and bucket
-  uint64_t frames_in_flight = 0;
-};
-
-RoundNeeds NeedsOf(const Job& job) {
-  const uint32_t staleness = job.spec().rounds().staleness();
-  const uint64_t workers = std::max<uint32_t>(1, job.spec().max_workers());
-  // Every worker may be sent a version of its own.
-  if (IsAsync(job)) return {1, false, job.spec().max_workers(), PlansKept(job), AsyncRounds::kFramesKnown, workers};
-  // While a version waits for the disk, as many more may follow.
-  return {1 + staleness, true, staleness, 0, JointRounds::FramesKnown(staleness), std::min(kFramesInFlight, workers)};
 }
 
 // Of unsigned numbers; the largest one where the result does not fit.
@@ -108,7 +85,7 @@ uint64_t MaxUploadBytes(uint64_t elements) {
   return elements * sizeof(float) + elements * sizeof(float) / kOfHeaders + 2 * kFrameOverheadBytes;
 }
 
-uint32_t OpenRounds(const Job& job) { return NeedsOf(job).open; }
+uint32_t OpenRounds(const Job& job) { return RoundNeedsOf(job).open; }
 uint32_t RetainedUpdates(const Job& job) { return 1 + OpenRounds(job); }
 uint32_t OwedUpdates(const Job& job) { return 3 + OpenRounds(job); }
 uint32_t MaxWaitersPerMember(const Job& job) { return 4 * OpenRounds(job); }
@@ -127,7 +104,7 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
   MemoryBound bound;
   uint64_t largest_frame = 0;
   uint64_t round_updates = 0;
-  const RoundNeeds rounds = NeedsOf(job);
+  const RoundNeeds rounds = RoundNeedsOf(job);
   const uint64_t serialized_versions = kSerializedVersions + rounds.waiting_versions;
   for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
     const uint64_t elements = layout.at(b, shard).elements;
@@ -190,7 +167,7 @@ uint64_t MaxUnsentBytes(const Job& job, const Layout& layout, uint32_t shard,
     const uint64_t elements = layout.at(b, shard).elements;
     const uint64_t values = job.keeps_parameters() ? 1 + static_cast<uint64_t>(job.moments()) : 0;
     round += elements * sizeof(float) * values + kFrameOverheadBytes;
-    if (!NeedsOf(job).pulls_updates) continue;
+    if (!RoundNeedsOf(job).pulls_updates) continue;
     // As it is compressed it may be longer than as it is.
     round += std::max(UpdateBound(*codecs[b], elements), DenseBound(elements) + kFrameOverheadBytes);
   }

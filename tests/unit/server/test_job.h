@@ -9,6 +9,7 @@
 #include "kernels/backend.h"
 #include "server/flow/push_stream.h"
 #include "server/job/job_parts.h"
+#include "server/job/by_rounds.h"
 #include "server/job/make_job.h"
 #include "server/job/update_sink.h"
 #include "server/stages/stage.h"
