@@ -72,7 +72,7 @@ class AsyncExchange final : public TaskedExchanger<AsyncTask> {
     bool waiting = false;     // for parameters, of version `least` or later
     bool settled = false;
     uint64_t least = 0;
-    uint64_t arrived = 0;       // version of the parameters in `chunks`
+    uint64_t arrived = 0;             // version of the parameters in `chunks`
     std::vector<wire::Chunk> chunks;  // while `unanswered`, they may turn out to be too old
     bool Complete() const { return !settled && !sending && !unanswered && !waiting && !chunks.empty(); }
   };

@@ -48,7 +48,8 @@ absl::Status Replica::WriteMean(const BucketLayout& slice, const Update& update)
   return StepsOf(slice).WriteMean(update);
 }
 
-absl::StatusOr<PlanWindow> Replica::Load(const BucketLayout& slice, std::span<const wire::Chunk> chunks, uint64_t version) {
+absl::StatusOr<PlanWindow> Replica::Load(const BucketLayout& slice, std::span<const wire::Chunk> chunks,
+                                         uint64_t version) {
   std::vector<float> parameter(slice.elements);
   std::vector<float> first;
   std::vector<float> second;

@@ -13,9 +13,10 @@ namespace {
 constexpr size_t kLeastElements = 1 << 14;  // below, two histograms are as fast
 constexpr size_t kLeastLines = 1024;        // in the sample
 constexpr size_t kStrideLines = 64;         // of which one is sampled, unless that gives fewer than kLeastLines
-constexpr int kBinShift = 16;               // of a magnitude: 8 exponent and 7 mantissa bits
-constexpr size_t kBins = size_t{1} << (31 - kBinShift);
-constexpr size_t kBlock = 256;  // bins that are skipped together
+constexpr uint32_t kTop = 1u << 31;         // above every magnitude
+constexpr size_t kBins = size_t{1} << 15;   // of all magnitudes: by 8 exponent and 7 mantissa bits
+constexpr size_t kBlock = 256;              // bins that are skipped together
+constexpr double kFull = 0.75;              // of the room for a bracket, as far as a sample tells
 // Magnitudes within a line are not independent, so the margin is several times the root of the sample.
 constexpr double kDeviations = 4;
 constexpr double kDrift = 0.005;
@@ -24,6 +25,13 @@ constexpr int kAttempts = 3;
 size_t StrideLines(size_t n) { return std::clamp<size_t>(n / kSampleLine / kLeastLines, 1, kStrideLines); }
 
 double Margin(double sampled) { return kDeviations * std::sqrt(sampled) + kDrift * sampled + 8; }
+
+// Lines of `among`, of which the first guess is made.
+LineSample FewOf(const LineSample& among) {
+  LineSample few = {.stride = StrideLines(among.size)};
+  few.size = among.size / (few.stride * kSampleLine) * kSampleLine;
+  return few;
+}
 
 // Room for twice what a bracket of the first attempt should hold, and then some.
 size_t Capacity(size_t n, double wanted) {
@@ -35,7 +43,9 @@ size_t Capacity(size_t n, double wanted) {
 }  // namespace
 
 BracketSearch::BracketSearch(const float* x, const LineSample& among)
-    : among_(among),
+    : x_(x),
+      among_(among),
+      few_(FewOf(among)),
       bins_(kBins * sizeof(uint32_t)),
       blocks_(kBins / kBlock * sizeof(uint32_t)),
       collected_(Capacity(among.size, std::clamp(among.wanted, 0.0, static_cast<double>(among.size))) *
@@ -45,55 +55,80 @@ BracketSearch::BracketSearch(const float* x, const LineSample& among)
   }
   bracket_.collected = collected_.u32();
   bracket_.capacity = Capacity(among.size, among.wanted);
-  Look(x);
+  per_sample_ = static_cast<double>(among_.size) / static_cast<double>(few_.size);
+  sampled_ = among_.wanted / per_sample_;
+  margin_ = Margin(sampled_);
 }
 
-void BracketSearch::Look(const float* x) {
+void BracketSearch::Look(uint32_t low, uint32_t high) {
+  begin_ = low;
+  bin_shift_ = kKeyShift;
+  while ((high - low) >> bin_shift_ > kBins) ++bin_shift_;
+  above_ = 0;
   uint32_t* const bins = bins_.u32();
   std::fill(bins, bins + kBins, 0u);
-  LineSample few = {.stride = StrideLines(among_.size)};
-  const size_t lines = among_.size / (few.stride * kSampleLine);
-  few.size = lines * kSampleLine;
-  const auto line_at = [&](size_t line) { return x + among_.At(few.LineAt(line) * kSampleLine); };
+  const size_t lines = few_.size / kSampleLine;
+  const auto line_at = [&](size_t line) { return x_ + among_.At(few_.LineAt(line) * kSampleLine); };
+  const bool all = low == 0 && high == kTop;
   constexpr size_t kAhead = 8;
   for (size_t line = 0; line < lines; ++line) {
     if (line + kAhead < lines) __builtin_prefetch(line_at(line + kAhead));
     const float* const values = line_at(line);
-    for (size_t i = 0; i < kSampleLine; ++i) ++bins[(FloatBits(values[i]) & 0x7FFFFFFFu) >> kBinShift];
+    for (size_t i = 0; i < kSampleLine; ++i) {
+      const uint32_t magnitude = FloatBits(values[i]) & 0x7FFFFFFFu;
+      if (all || magnitude - low < high - low) {
+        ++bins[(magnitude - low) >> bin_shift_];
+      } else {
+        above_ += magnitude >= high ? 1 : 0;
+      }
+    }
   }
   for (size_t block = 0; block < kBins / kBlock; ++block) {
     uint32_t count = 0;
     for (size_t i = 0; i < kBlock; ++i) count += bins[block * kBlock + i];
     blocks_.u32()[block] = count;
   }
-  per_sample_ = static_cast<double>(among_.size) / static_cast<double>(few.size);
-  sampled_ = among_.wanted / per_sample_;
-  margin_ = Margin(sampled_);
 }
 
-uint32_t BracketSearch::EdgeAbove(double count) {
+uint32_t BracketSearch::EdgeAbove(double count) const {
   const uint32_t* const bins = bins_.u32();
   const uint32_t* const blocks = blocks_.u32();
-  uint64_t above = 0;
+  uint64_t above = above_;
   size_t block = kBins / kBlock;
   while (block > 0 && static_cast<double>(above + blocks[block - 1]) < count) above += blocks[--block];
   for (size_t bin = block * kBlock; bin-- > 0;) {
     above += bins[bin];
-    if (static_cast<double>(above) >= count) return static_cast<uint32_t>(bin) << kBinShift;
+    if (static_cast<double>(above) >= count) return begin_ + (static_cast<uint32_t>(bin) << bin_shift_);
   }
-  return 0;
+  return begin_;
+}
+
+bool BracketSearch::Fits(uint32_t low, uint32_t high) const {
+  const uint32_t* const bins = bins_.u32();
+  uint64_t inside = 0;
+  const size_t end = std::min<size_t>(kBins, (high - begin_) >> bin_shift_);
+  for (size_t bin = (low - begin_) >> bin_shift_; bin < end; ++bin) inside += bins[bin];
+  return static_cast<double>(inside) * per_sample_ < kFull * static_cast<double>(bracket_.capacity);
 }
 
 Bracket* BracketSearch::Next() {
   if (per_sample_ == 0 || attempt_ == kAttempts) return nullptr;
+  if (attempt_ == 0 || begin_ != 0) Look(0, kTop);
   ++attempt_;
   const double guess = sampled_ + shift_;
-  const uint32_t low = EdgeAbove(guess + margin_);
-  if (low == 0) return nullptr;  // zeros would have to be told apart
   const double fewest = guess - margin_;
-  constexpr uint32_t kTop = 1u << 31;  // above every magnitude
-  bracket_.low = low;
-  bracket_.high = fewest <= 0 ? kTop : std::min(kTop, EdgeAbove(fewest) + (1u << kBinShift));
+  bracket_.low = EdgeAbove(guess + margin_);
+  if (bracket_.low == 0) return nullptr;  // zeros would have to be told apart
+  const uint32_t width = 1u << bin_shift_;
+  const uint32_t last = EdgeAbove(fewest);
+  bracket_.high = fewest <= 0 ? kTop : last + width;
+  if (Fits(bracket_.low, bracket_.high)) return &bracket_;
+  // Many lie close together: where within their bins the edges are.
+  Look(bracket_.low, bracket_.low + width);
+  bracket_.low = EdgeAbove(guess + margin_);
+  if (fewest <= 0) return &bracket_;
+  if (last != begin_) Look(last, last + width);
+  bracket_.high = EdgeAbove(fewest) + (1u << bin_shift_);
   return &bracket_;
 }
 

@@ -33,19 +33,27 @@ class BracketSearch {
   bool Finish(Threshold* found);
 
  private:
-  // Counts the magnitudes of a few of the lines.
-  void Look(const float* x);
-  // The lower edge of the bin at which `count` sampled elements lie above; 0 if there are not as many.
-  uint32_t EdgeAbove(double count);
+  // Counts the magnitudes of a few of the lines: those within [low, high) in bins, as narrow as there is room for.
+  void Look(uint32_t low, uint32_t high);
+  // The lower edge of the bin at which `count` sampled elements lie above; that of the lowest bin if there are not as
+  // many.
+  uint32_t EdgeAbove(double count) const;
+  // Whether what the sample says of [low, high) leaves the room for it.
+  bool Fits(uint32_t low, uint32_t high) const;
   Threshold Exact() const;
 
+  const float* const x_;
   const LineSample among_;
+  const LineSample few_;   // of the lines of among_
   double per_sample_ = 0;  // elements per sampled element; 0: no sample
   double sampled_ = 0;     // wanted elements within the sample
   int attempt_ = 0;
   double margin_ = 0;  // of sampled elements, to both sides
   double shift_ = 0;   // of the guess, from what attempts found
   Bracket bracket_;
+  uint32_t begin_ = 0;  // the lowest magnitude that is counted in bins
+  int bin_shift_ = 0;
+  uint64_t above_ = 0;  // sampled elements beyond the bins
   simd::Buffer bins_;
   simd::Buffer blocks_;  // sums of neighbouring bins
   simd::Buffer collected_;

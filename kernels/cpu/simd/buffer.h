@@ -16,6 +16,7 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
 
   uint32_t* u32() { return static_cast<uint32_t*>(data_); }
+  const uint32_t* u32() const { return static_cast<const uint32_t*>(data_); }
   uint64_t* u64() { return static_cast<uint64_t*>(data_); }
 
  private:

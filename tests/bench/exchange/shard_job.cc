@@ -196,8 +196,7 @@ void ShardJob::PullParameters() {
   const uint32_t buckets = static_cast<uint32_t>(codecs_.size());
   Check(pusher_.link->RequestPull(v1::PULL_PARAMS_F32, round_ + 1, 0, buckets));
   parameter_bytes_ = 0;
-  for (const client::PullAnswer& answer : pusher_.counter.WaitAnswers(buckets))
-    parameter_bytes_ += BytesOf(answer);
+  for (const client::PullAnswer& answer : pusher_.counter.WaitAnswers(buckets)) parameter_bytes_ += BytesOf(answer);
 }
 
 void ShardJob::FinishRound() {
