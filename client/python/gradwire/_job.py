@@ -9,6 +9,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from . import _core
+
 ROLES = ("embedding", "attention", "mlp", "norm", "bias", "head", "other")
 _OPTIMIZERS = ("none", "sgd", "adamw", "lamb", "lans", "lion", "step")
 _PUSHES = ("gradient", "step", "delta")
@@ -122,32 +124,22 @@ class Group:
                 "beta2": _real("betas[1]", self.betas[1]), "epsilon": _real("eps", self.eps)}
 
 
-def _name(codec: str) -> str:
-    return codec.split(":", 1)[0]
-
-
-# From the convergence study (tests/bench/README.md). Codecs that keep something on the worker train better by steps: the
-# residual is the momentum. Gradients of those with a momentum of their own, or with nothing but signs, go to plain SGD.
-_SPARSE = frozenset({"tagc", "topk", "threshold", "randomk", "dgc"})
-_TRAIN_BY_STEPS = _SPARSE - {"dgc"} | {"onebit", "efsignsgd", "signum", "powersgd"}
-_TRAIN_BY_SGD = frozenset({"dgc", "signum", "signsgd"})
-
-
 def default_push(codec: str, optimizer: str | None) -> str:
     """What workers push by this codec; an optimizer that was asked for, other than "step", gets gradients."""
-    return "step" if _name(codec) in _TRAIN_BY_STEPS and optimizer in (None, "step") else "gradient"
+    steps = optimizer in (None, "step") and _core.training_defaults(codec)["push_steps"]
+    return "step" if steps else "gradient"
 
 
 def default_optimizer(codec: str, push: str) -> str:
-    """What the shards do with it."""
+    """What the shards do with what workers push."""
     if push != "gradient":
         return "step"
-    return "sgd" if _name(codec) in _TRAIN_BY_SGD else "adamw"
+    return "sgd" if _core.training_defaults(codec)["gradients_to_sgd"] else "adamw"
 
 
 def default_rules(codec: str) -> list[Rule]:
     """With a sparse codec, norms, biases and tensors below 1024 elements travel dense, as 16-bit fixed point."""
-    if _name(codec) not in _SPARSE:
+    if not _core.training_defaults(codec)["small_dense"]:
         return []
     return [Rule("dense:values=fixed16", roles=("norm", "bias")), Rule("dense:values=fixed16", max_elements=1023)]
 
