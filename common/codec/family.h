@@ -42,12 +42,12 @@ class CodecFamily {
 
   // Plans (RoundPlan) -------------------------------------------------------------------------------------------------
 
-  // Whether they have an exponent for each run.
+  // Whether plans have an exponent for each run.
   virtual bool PlansExponents(const CodecSpec& spec) const;
-  // How many factor values the plan of a version has, and how many one of any version can have.
+  // How many factor values the plan of a version has; how many the plan of any version can have.
   virtual uint64_t FactorsAt(const Job& job, const BucketLayout& slice, uint64_t version) const;
   virtual uint64_t MostFactors(const Job& job, const BucketLayout& slice) const;
-  // Whether the codec publishes this sketch, which is not none. InvalidArgument.
+  // InvalidArgument where the codec would never publish this sketch geometry, which is not none.
   virtual absl::Status CheckSketch(const Job& job, const BucketLayout& slice, const RoundPlan& plan) const;
   // The sketch of the slice `to` of a bucket whose slices, on another number of shards, were `from` (ReshardPlan).
   virtual void ReshardSketch(const Job& job, const BucketLayout& to, std::span<const PlanPart> from,
