@@ -65,10 +65,10 @@ struct OpenRound {
 
   uint64_t round = kNone;  // kNone: no round, for the plan of the next is not known yet
   std::unique_ptr<Accumulator> accumulator;
-  uint32_t committed = 0;                  // complete frames in the accumulator
-  std::vector<float> learning_rates;       // of the oldest member among those whose frames are complete
-  MemberId rates_of = 0;                   // that member; with a quorum: the first whose frame was complete
-  bool nonfinite = false;                  // a worker abstains because its gradient is not finite
+  uint32_t committed = 0;             // complete frames in the accumulator
+  std::vector<float> learning_rates;  // of the oldest member whose frame is complete; with a quorum, of the first frame
+  MemberId rates_of = 0;              // whose frame set them
+  bool nonfinite = false;             // a worker abstains because its gradient is not finite
   std::optional<Replacement> replacement;  // nobody contributes: workers replace the parameters
   std::map<MemberId, PartialFrame> partial;
 };
