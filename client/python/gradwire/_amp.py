@@ -47,7 +47,7 @@ class Scaling:
 
 
 def alone(job: JobSpec) -> bool:
-    """No other worker can be in the job: nothing needs to be agreed on."""
+    """Whether no other worker can be in the job, so that nothing needs to be agreed on."""
     return (job.max_workers or job.workers) == 1
 
 

@@ -128,7 +128,7 @@ def begins_anew(servers: Sequence[str], job: JobSpec, version: int, connect_time
 
 
 def patiently(take: Callable[[], Any], timeout: float) -> Any:
-    """What `take` returns. Where a process of this host has the name and is about to end, waits for that."""
+    """What `take` returns. Where another process of this host has the name, waits a little for its end."""
     end = time.monotonic() + min(timeout, _ENDING_SECONDS)
     while True:
         try:

@@ -51,15 +51,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
     params: as for any optimizer; named_parameters() (or the module itself) lets roles and rules see names. Every
     worker builds the same model in the same order with the same arguments; the first worker's values start the job.
 
-    push: "step" (the default for tagc, topk, threshold, randomk, onebit, efsignsgd, signum and powersgd, if no optimizer
-    is named) sends g/sqrt(v), made with each worker's own second moment (betas[1], eps). "delta" sends what the training
-    loop leaves in .grad: how far it came by itself. What a sparse codec does not send of a step or delta waits in the
-    residual, times residual_decay (0.98 for "step", 1 for "delta"), for the next one: the residual is the momentum.
-    "gradient" (the default otherwise) sends the gradient to an optimizer on the shards: "adamw" (the default), "sgd" (the
-    default for dgc, signum and signsgd), "lamb", "lans" or "lion". betas: (0.9, 0.99) for "step" and "lion", else
-    (0.9, 0.999). eps: 1e-6 for "lamb" and "lans", else 1e-8. clip_norm: the mean gradient of all workers is scaled down to this norm on
-    the shards (not with push="step"). roles: name -> role where the guess is wrong; rules: which tensor travels by
-    which codec; without rules, norms, biases and tensors below 1024 elements travel dense beside a sparse codec.
+    push: "step" (the default for tagc, topk, threshold, randomk, onebit, efsignsgd, signum and powersgd, if no
+    optimizer is named) sends g/sqrt(v), made with each worker's own second moment (betas[1], eps). "delta" sends what
+    the training loop leaves in .grad: how far it came by itself. What a sparse codec does not send of a step or delta
+    waits in the residual, times residual_decay (0.98 for "step", 1 for "delta"), for the next one: the residual is the
+    momentum. "gradient" (the default otherwise) sends the gradient to an optimizer on the shards: "adamw" (the
+    default), "sgd" (the default for dgc, signum and signsgd), "lamb", "lans" or "lion". betas: (0.9, 0.99) for "step"
+    and "lion", else (0.9, 0.999). eps: 1e-6 for "lamb" and "lans", else 1e-8. clip_norm: the mean gradient of all
+    workers is scaled down to this norm on the shards (not with push="step"). roles: name -> role where the guess is
+    wrong; rules: which tensor travels by which codec; without rules, norms, biases and tensors below 1024 elements
+    travel dense beside a sparse codec.
     update_codec: what the shards compress the update with on its way back, such as "topk:density=0.001,values=fp16"; they
     keep what it drops for the next step. weight_decay is decoupled, except with "sgd". Learning rates come from
     param_groups and travel with each round, so LR schedulers work; all workers must follow the same schedule.
@@ -67,19 +68,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
     Parameters lie in host memory or all on one CUDA device: move the model there before the optimizer is made. On a device
     gradients are encoded where they are, updates applied where the parameters are, and codecs are tagc or dense.
 
-    Gradients are sent by step(), as they are then: accumulation, clipping, unscaling and several losses work as with any
-    optimizer. overlap=True sends each during backward, as soon as it is there, for loops with one backward pass per step and
-    nothing between that and step(): pass accumulate=N for N backward passes per step, or wrap all but the last in no_sync().
-    With it, what comes after a gradient was sent (clipping, another backward pass, zero_grad()) raises gradwire.FailedPrecondition.
+    Gradients are sent by step(), as they are then: accumulation, clipping, unscaling and several losses work as with
+    any optimizer. overlap=True sends each during backward, as soon as it is there, for loops with one backward pass per
+    step and nothing between that and step(): pass accumulate=N for N backward passes per step, or wrap all but the last
+    in no_sync(). With it, what comes after a gradient was sent (clipping, another backward pass, zero_grad()) raises
+    gradwire.FailedPrecondition.
 
-    unused: torch leaves a parameter without a gradient alone; shards see a gradient of 0. "refuse" (the default): where the
-    two differ (weight decay; momentum of gradients before; a first gradient in a later step, which torch's AdamW
+    unused: torch leaves a parameter without a gradient alone; shards see a gradient of 0. "refuse" (the default): where
+    the two differ (weight decay; momentum of gradients before; a first gradient in a later step, which torch's AdamW
     counts anew) step() raises gradwire.FailedPrecondition. "zeros": a missing gradient counts as 0. Parameters that are
     frozen when the optimizer is made are not part of the job.
 
-    Only step() may write into the parameters: where something else wrote into one (load_state_dict, clamp_), the next step()
-    raises gradwire.FailedPrecondition before anything is sent, unless reset_parameters() has brought the values to the
-    shards and to all workers.
+    Only step() may write into the parameters: where something else wrote into one (load_state_dict, clamp_), the next
+    step() raises gradwire.FailedPrecondition before anything is sent, unless reset_parameters() has brought the values
+    to the shards and to all workers.
 
     quorum=k lets a round close over workers that are late, see JobSpec. A worker that was late or away for rounds catches
     up in step(): parameters jump to where the others are, and skipped_rounds says how many rounds step() passed over.
@@ -95,11 +97,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
     skips the step), gradwire.Unavailable when a shard is lost, gradwire.DeadlineExceeded when other workers are slow:
     then call step() again, without another backward pass.
 
-    nonfinite="skip" is for loops that scale their loss (fp16 autocast): where a gradient of any worker is not finite, all
-    workers and shards skip the step; parameters, moments and residuals stay as they were. A torch.amp.GradScaler on every
-    worker works as it stands: all lower their scale together. After step(), `skipped` says whether the step was skipped, the
-    same on every worker, and stats()["nonfinite_rounds"] how often. Without a GradScaler, set loss_scale: gradients are divided by it as they are sent. With max_workers=1 a GradScaler needs no
-    nonfinite="skip".
+    nonfinite="skip" is for loops that scale their loss (fp16 autocast): where a gradient of any worker is not finite,
+    all workers and shards skip the step; parameters, moments and residuals stay as they were. A torch.amp.GradScaler on
+    every worker works as it stands: all lower their scale together. After step(), `skipped` says whether the step was
+    skipped, the same on every worker, and stats()["nonfinite_rounds"] how often. Without a GradScaler, set loss_scale:
+    gradients are divided by it as they are sent. With max_workers=1 a GradScaler needs no nonfinite="skip".
 
     durability: "none", or "fsync", "interval" or "interval:500" (milliseconds) on servers with --data-dir: then a shard
     server that is killed comes back with every version that anyone saw, and step() goes on when it is there.
@@ -108,13 +110,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
     Only learning rates may change during a job. Any other changed hyper-parameter of a group makes the next step() raise
     gradwire.FailedPrecondition; nothing is ignored.
 
-    state_dict() holds the parameter groups and a checkpoint of this worker (for torch.save): parameters, moments, residuals,
-    the preconditioner, and which version of which job they belong to. save() writes the checkpoint alone to a file. Call
-    either between two steps. To go on from it, make the optimizer with resume_from=, a state_dict() or a path. While the
-    shards wait for this worker's next step (the checkpoint was taken after the last step, and this worker is back within its
-    lease), that is as if nothing had happened; else parameters come from the shards, residuals from the checkpoint:
-    session.resumed tells which of the two. The training loop restores what is its own: its place in the data, schedulers, random
-    numbers.
+    state_dict() holds the parameter groups and a checkpoint of this worker (for torch.save): parameters, moments,
+    residuals, the preconditioner, and which version of which job they belong to. save() writes the checkpoint alone to
+    a file. Call either between two steps. To go on from it, make the optimizer with resume_from=, a state_dict() or a
+    path. While the shards wait for this worker's next step (the checkpoint was taken after the last step, and this
+    worker is back within its lease), that is as if nothing had happened; else parameters come from the shards,
+    residuals from the checkpoint: session.resumed tells which of the two. The training loop restores what is its own:
+    its place in the data, schedulers, random numbers.
 
     Where the servers do not have the job of a state (durability "none" and a server was started again, or job= is another
     name), resume_from begins it: parameters, residuals and the preconditioner are those of the state, moments that shards
@@ -482,7 +484,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self.session.digest()
 
     def drain(self) -> None:
-        """Between two steps: waits until all that this worker pushed is in the parameters. With rounds="sync" nothing is waited for."""
+        """Between two steps: waits until all that this worker pushed is in the parameters. At once with rounds="sync"."""
         before = self.session.version
         try:
             self.session.drain()
