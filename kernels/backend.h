@@ -87,14 +87,15 @@ class Backend {
   // acc[i] += sign * round_to_even(value[i] * 2^kGridBits) in Z/2^64. `values`: float32 (width 4) or bfloat16 (width
   // 2), any alignment. Precondition: all values are finite and below 2^kGridRangeBits in magnitude.
   virtual void AddFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Sign sign, Stream* stream) = 0;
-  // acc[i] = the same, without reading what was there.
+  // acc[i] = value[i] rounded in this way: the first of several additions, without reading what was there.
   virtual void AssignFloats(int64_t* acc, const uint8_t* values, int width, size_t n, Stream* stream) = 0;
   // Index of the first value that is not finite or whose magnitude, as bits of a float32, is not below `limit_bits`
   // (GridLimitBits); -1 if there is no such value.
   virtual int64_t FindOutOfGrid(const uint8_t* values, int width, size_t n, uint32_t limit_bits, Stream* stream) = 0;
   // out[i] = float32(acc[i]) * 2^-kGridBits / contributors, each operation rounded to nearest even.
   virtual void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out, Stream* stream) = 0;
-  // out[i] = the same of a sum that values[i] alone makes, in host memory. `values` and precondition: as of AddFloats.
+  // out[i] = what GridToMean gives for a sum of values[i] alone, in host memory. `values` and precondition: as of
+  // AddFloats.
   virtual void FloatsToMean(const uint8_t* values, int width, size_t n, uint32_t contributors, float* out);
 
   // Fixed point ---------------------------------------------------------------------------------------------------
@@ -126,7 +127,8 @@ class Backend {
   // non-zero elements have this key or a larger one, keep_below the share of the elements with this very key that is
   // still missing. Everything that is not zero is taken where no more than `wanted` elements are not zero; nothing is
   // taken where `wanted` is not above 0. By `accuracy` the threshold is that of all elements or of a sample (SampleOf,
-  // math/select.h); it is exact for these, so every backend finds the same. The default finds it by the two histograms.
+  // math/select.h); it is exact for these, so every backend finds the same threshold. The default implementation takes
+  // the two histograms.
   virtual Threshold FindThreshold(const float* x, size_t n, double wanted, Accuracy accuracy, Stream* stream);
   // Takes the selected elements (IsSelected) out of x as integers (QuantizeOne): where the integer is not 0, appends
   // first_position + i and the integer to `positions` and `integers` (room for n each) and leaves the rest in x[i].
@@ -166,7 +168,8 @@ class Backend {
 inline constexpr int kMinRange = -40;
 inline constexpr int kMaxRange = 23;
 
-// `name`: "auto", "cpu" or "cuda". Errors: FailedPrecondition where "cuda" cannot run, saying why and what to do.
+// `name`: auto, cpu, cpu:TARGET, reference or cuda (kernels/README.md). Errors: InvalidArgument for another name;
+// FailedPrecondition where this machine or build cannot run that backend, saying why.
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(std::string_view name);
 
 }  // namespace gradwire::kernels

@@ -6,9 +6,9 @@
 // A Codec is prepared for one BucketLayout of one job: sizes are validated once. Frames are integers (or float32 that
 // the accumulator maps to integers), so merging is exact, independent of the order of arrival, and invertible.
 //
-// Round 0 of every job calibrates: frames carry only ranges (and learning rates), its update frame only the plan of
-// round 1, and parameters do not change. The client library does this by itself and then pushes the same gradient as
-// round 1. In a job with two phases so does every round of even number: CarriesValues (common/job/round_mode.h).
+// Round 0 of every job calibrates: frames carry only ranges (and learning rates), the update frame only the plan of
+// round 1, and parameters do not change. The client library makes this round by itself and then pushes the same
+// gradient as round 1. In a job with two phases no even round carries values: CarriesValues (common/job/round_mode.h).
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ struct Update;
 inline constexpr int8_t kUncalibrated = -128;
 
 // What every party agrees on before round r of one bucket on one shard is encoded. The plan of round r + 1 is part of
-// the update frame of round r; that of round 0 is Codec::InitialPlan().
+// the update frame of round r; the plan of round 0 is Codec::InitialPlan().
 struct RoundPlan {
   std::vector<int8_t> exponents;  // per run, or empty if the codec has none: a value is an integer times 2^exponent
   uint32_t sketch_groups = 0;
@@ -120,8 +120,8 @@ struct UpdateFrame {
   FinishStats stats;
   bool skipped = false;   // SkippedUpdate
   bool replaces = false;  // ReplacingUpdate
-  // The same update decoded, with values that are still in the accumulator's memory; null where the accumulator does
-  // not offer that. Valid until the accumulator is opened again or gone.
+  // This update decoded, with values that are still in the accumulator's memory; null where the accumulator does not
+  // offer it. Valid until the accumulator is opened again or gone.
   std::shared_ptr<const Update> decoded;
 };
 
@@ -177,10 +177,10 @@ class Codec {
   virtual bool sparse() const = 0;  // sends a part of the elements
   // Whether encoders need a Selection per tensor, and of which accuracy.
   virtual std::optional<kernels::Accuracy> selects() const { return std::nullopt; }
-  // What gradients go through on their way into the residual; nothing for codecs without a velocity.
+  // The momentum that gradients go through on their way into the residual; nothing for codecs without one.
   virtual std::optional<VelocityRule> velocity() const { return std::nullopt; }
-  // Bits of the magnitude from which on a worker refuses an element of a gradient, which could not be sent, or would
-  // never leave the residual again. For codecs whose values are added on the grid: GridLimitBits (grid_limit.h).
+  // A worker refuses an element of a gradient whose magnitude has these bits or larger ones: it could not be sent, or
+  // would never leave the residual again. For codecs whose values are added on the grid: GridLimitBits (grid_limit.h).
   virtual uint32_t gradient_limit_bits() const { return kernels::kGridLimitBits; }
   virtual bool defers() const { return false; }      // update frames may name elements that workers take back
   virtual double Density(uint64_t round) const = 0;  // the share of elements that is sent; 1 for dense codecs
@@ -188,9 +188,9 @@ class Codec {
   virtual std::unique_ptr<Encoder> NewEncoder() const = 0;
   virtual std::unique_ptr<Accumulator> NewAccumulator() const = 0;
   virtual size_t accumulator_bytes() const = 0;  // an upper bound of Accumulator::memory_bytes
-  // An accumulator for a job whose parameters lie in the memory of a device: its sums lie there where the codec has
-  // that, else in host memory. `bucket` meets device_needs() and outlives the accumulator. Errors: InvalidArgument for
-  // a bucket that a device does not take, ResourceExhausted.
+  // An accumulator for a job whose parameters lie in the memory of a device. Its sums lie on the device where the codec
+  // can add there, else in host memory. `bucket` meets device_needs() and outlives the accumulator. Errors:
+  // InvalidArgument for a bucket that a device does not take, ResourceExhausted.
   virtual DeviceNeeds device_needs() const;
   virtual absl::StatusOr<std::unique_ptr<Accumulator>> NewDeviceAccumulator(kernels::cuda::DeviceBucket* bucket) const;
   // An encoder whose RunInputs point to the memory of a device; its frames and what it leaves in `pending` have the
@@ -217,7 +217,7 @@ struct CodecContext {
 };
 
 absl::StatusOr<std::unique_ptr<Codec>> MakeCodec(const CodecContext& context);
-// The same with `spec` in the place of the bucket's; `spec` need not outlive the call.
+// As above, with `spec` in the place of the bucket's own; `spec` need not outlive the call.
 absl::StatusOr<std::unique_ptr<Codec>> MakeCodec(const CodecContext& context, const CodecSpec& spec);
 
 }  // namespace gradwire

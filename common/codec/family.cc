@@ -3,6 +3,8 @@
 
 namespace gradwire {
 
+TrainingDefaults CodecFamily::Training(const CodecSpec&) const { return {}; }
+
 bool CodecFamily::PlansExponents(const CodecSpec&) const { return false; }
 uint64_t CodecFamily::FactorsAt(const Job&, const BucketLayout&, uint64_t) const { return 0; }
 uint64_t CodecFamily::MostFactors(const Job&, const BucketLayout&) const { return 0; }

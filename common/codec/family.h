@@ -21,6 +21,14 @@ struct Explanation {
   double push_bytes = 0;  // per step, of one worker, about
 };
 
+// How a job with a codec trains well, for clients whose user asks for nothing else. From the convergence study
+// (tests/bench/README.md).
+struct TrainingDefaults {
+  bool push_steps = false;        // workers push steps: what the codec keeps on a worker is the momentum then
+  bool gradients_to_sgd = false;  // gradients go to plain SGD: the codec has a momentum of its own, or sends only signs
+  bool small_dense = false;       // norms, biases and small tensors travel dense: a part of them is too little
+};
+
 // One object for each kind of spec, without state; thread-safe. `spec` is always of its kind. Where a slice is named,
 // its codec is of this kind, unless said otherwise.
 class CodecFamily {
@@ -30,15 +38,16 @@ class CodecFamily {
   // As MakeCodec.
   virtual absl::StatusOr<std::unique_ptr<Codec>> Make(const CodecContext& context, const CodecSpec& spec) const = 0;
   virtual Explanation Explain(const CodecSpec& spec, uint64_t elements) const = 0;
+  virtual TrainingDefaults Training(const CodecSpec& spec) const;
 
   // Plans (RoundPlan) -------------------------------------------------------------------------------------------------
 
-  // Whether they have an exponent for each run.
+  // Whether plans have an exponent for each run.
   virtual bool PlansExponents(const CodecSpec& spec) const;
-  // How many factor values the plan of a version has, and how many one of any version can have.
+  // How many factor values the plan of a version has; how many the plan of any version can have.
   virtual uint64_t FactorsAt(const Job& job, const BucketLayout& slice, uint64_t version) const;
   virtual uint64_t MostFactors(const Job& job, const BucketLayout& slice) const;
-  // Whether the codec publishes this sketch, which is not none. InvalidArgument.
+  // InvalidArgument where the codec would never publish this sketch geometry, which is not none.
   virtual absl::Status CheckSketch(const Job& job, const BucketLayout& slice, const RoundPlan& plan) const;
   // The sketch of the slice `to` of a bucket whose slices, on another number of shards, were `from` (ReshardPlan).
   virtual void ReshardSketch(const Job& job, const BucketLayout& to, std::span<const PlanPart> from,

@@ -409,6 +409,18 @@ absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text) {
       ", ", NamesOf<Homomorphic>(kHomomorphicSchemes), ", ", kPowerSgd));
 }
 
+std::vector<std::string> CodecNames() {
+  std::vector<std::string> names = {"dense", "tagc"};
+  const auto add = [&names](const auto& choices) {
+    for (const auto& choice : choices) names.emplace_back(choice.first);
+  };
+  add(kSparseChoices);
+  add(kSchemes);
+  add(kHomomorphicSchemes);
+  names.emplace_back(kPowerSgd);
+  return names;
+}
+
 std::string ToString(const CodecSpec& spec) {
   return std::visit([](const auto& s) { return Print(s); }, spec);
 }

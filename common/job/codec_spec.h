@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -101,6 +102,7 @@ using CodecSpec = std::variant<DenseSpec, TagcSpec, QuantizedSpec, SparseSpec, H
 
 // Errors: InvalidArgument naming the unknown codec or key, the value found and the values allowed.
 absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text);
+std::vector<std::string> CodecNames();        // of every codec that ParseCodecSpec knows
 std::string ToString(const CodecSpec& spec);  // canonical: every key but form=auto, fixed order, every digit
 // The same of what both ends of a frame must agree on: without tagc's form, which is its writer's choice.
 std::string AgreedOf(const CodecSpec& spec);

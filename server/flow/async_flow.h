@@ -1,6 +1,6 @@
 // The flow of asynchronous rounds: a frame is kept until it is whole, then merged alone, and makes a version. Frames
-// that were computed on different versions are encoded by different plans and cannot share an accumulator, and one that
-// waits for its last chunk would hold up the others.
+// that were computed on different versions are encoded by different plans and cannot share an accumulator, and a frame
+// that waits for its last chunk would hold up the others.
 #pragma once
 
 #include "server/flow/flow.h"
@@ -18,7 +18,7 @@ class AsyncFlow final : public Flow {
                                    std::span<const Bytes> received, RoundActions* actions, bool* complete) override
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   uint64_t MadeBy(const wire::FrameHeader& header, PushVerdict verdict, const RoundActions& actions) const override;
-  // The next frame opens it for itself.
+  // Opens nothing: the next frame opens the place for itself.
   void OpenNext(BucketState& bucket) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
     bucket.open[0].round = OpenRound::kNone;
   }
@@ -26,7 +26,7 @@ class AsyncFlow final : public Flow {
  private:
   absl::Status BeginPartial(BucketState& bucket, OpenRound* open, PushStream& stream,
                             const wire::FrameHeader& header) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
-  // They hold nothing of the accumulator.
+  // Drops nothing: unfinished frames hold nothing of the accumulator.
   void DropUnfinished(BucketState&, OpenRound&) override {}
   uint64_t PlanVersionOf(const RoundActions::Close& close) const override {
     return close.contributions.begin()->second.round;
@@ -35,7 +35,7 @@ class AsyncFlow final : public Flow {
   absl::StatusOr<PushVerdict> MergeWhole(BucketState& bucket, OpenRound& open, const PushStream& stream,
                                          const std::vector<std::vector<Bytes>>& chunks, const wire::Chunk& last,
                                          RoundActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
-  // Another stream of the worker has brought the frame meanwhile.
+  // The verdict on a frame that another stream of the worker has brought meanwhile.
   absl::StatusOr<PushVerdict> Repeat(const PushStream& stream, const std::vector<std::vector<Bytes>>& chunks,
                                      const wire::Chunk& last) const;
 };

@@ -21,32 +21,32 @@
 
 namespace gradwire {
 
-// Thread-safe. What of it is under way is in BucketState::upload.
+// Thread-safe. An upload that is under way is in BucketState::upload.
 class InitialUpload {
  public:
-  // What is acknowledged now. Nothing: more is to come, or the acknowledgement goes out when the record is safe. An
-  // error is a refusal.
+  // The verdict to acknowledge now; none where more is to come, or the acknowledgement goes out when the record is
+  // safe. An error is a refusal.
   using Taken = absl::StatusOr<std::optional<PushVerdict>>;
 
   InitialUpload(JobParts* parts, JobLog* log, Desk* desk) : parts_(*parts), log_(*log), desk_(*desk) {}
 
-  // A chunk of a bucket's parameters, or of those sent again that are here.
+  // A chunk of a bucket's parameters, which may be here already and sent again.
   Taken Take(PushStream& stream, const wire::Chunk& chunk, std::span<const Bytes> received);
-  // They were sent again, whole; `digest`: over their chunks.
+  // A bucket's parameters were sent again, whole; `digest`: over their chunks.
   Taken Repeat(const PushStream& stream, uint32_t bucket, uint32_t digest);
-  // The stream has closed: what it left unfinished in the bucket is dropped.
+  // The stream has closed: drops what it left unfinished in the bucket.
   void Abandon(BucketState& bucket, const PushStream& stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 
  private:
   // Keeps the chunk, within what the bucket's parameters may take.
   absl::Status Keep(BucketState& bucket, const wire::Chunk& chunk, std::span<const Bytes> received)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
-  // The bucket's last chunk has come: these are its parameters. *record: what they become.
+  // The bucket's last chunk has come: `chunks` are its parameters. *record: for the journal.
   absl::Status Complete(BucketState& bucket, const PushStream& stream, std::vector<Bytes> chunks,
                         journal::Record* record, RoundActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
-  // The chunks that were kept, which are not any more.
+  // Moves the kept chunks out.
   std::vector<Bytes> TakeKept(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
-  // The record of a bucket may be seen: it is acknowledged; with the last one version 0 is there.
+  // The record of a bucket may be seen: acknowledges its upload. With the last bucket version 0 is there.
   void NoteSafe(uint32_t bucket);
 
   JobParts& parts_;

@@ -1,4 +1,4 @@
-// Where every pushed chunk comes in: it is parsed, judged by its header and handed to the way that it takes, and what
+// Where every pushed chunk comes in: it is parsed, judged by its header and handed to one of the ways below; what
 // became of its frame is acknowledged. Every check of remote bytes ends here in a typed acknowledgement; nothing of a
 // refused frame stays merged.
 //
@@ -31,14 +31,14 @@ class Intake {
       : parts_(*parts), flow_(*flow), upload_(*upload), replacement_(parts, flow) {}
 
   // Merges one chunk, which may have arrived in several slices. The acknowledgement comes with the last chunk of a
-  // frame, a refusal with the one that is at fault; that of journaled initial parameters through `stream.out`, once
+  // frame, a refusal with the chunk at fault; journaled initial parameters are acknowledged through `stream.out`, once
   // they are as durable as the job asks. An error (bytes that cannot be attributed to any frame) ends the stream.
   absl::StatusOr<std::optional<v1::PushAck>> Take(PushStream& stream, std::span<const Bytes> received);
   // Takes back what a closed push stream left unfinished.
   void AbandonStream(const PushStream& stream);
-  // The same of all streams of a member that is lost.
+  // Takes back what all streams of a member that is lost left unfinished.
   void AbandonMember(MemberId member);
-  // Writes to the log how many refusals of each kind were not written.
+  // Writes to the log how many refusals of each kind were held back from it.
   void WarnOfHeldBack(TimeNs now);
 
  private:
@@ -48,7 +48,7 @@ class Intake {
   Ack TakeSkipped(PushStream& stream, const wire::Chunk& chunk, PushStream::Skipped skipped);
   Ack TakeAbstention(PushStream& stream, const wire::FrameHeader& header);
   Ack TakeReplacement(PushStream& stream, const wire::Chunk& chunk, std::span<const Bytes> received);
-  // Of a frame of which a part was merged before; `digest`: over all its chunks.
+  // Acknowledges a frame of which a part was merged before; `digest`: over all its chunks.
   Ack TakeRepeat(PushStream& stream, const wire::FrameHeader& header, uint32_t digest);
   Ack AnswerUpload(PushStream& stream, const wire::FrameHeader& header, const InitialUpload::Taken& taken);
   Ack Refuse(PushStream& stream, const wire::FrameHeader& header, const absl::Status& why);

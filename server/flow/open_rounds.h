@@ -1,4 +1,4 @@
-// What the ways of a chunk have in common: the unfinished frames of a bucket's open rounds, and what a round may hold.
+// What the ways of a chunk (Intake) share: the unfinished frames of a bucket's open rounds, and what a round may hold.
 #pragma once
 
 #include "absl/base/thread_annotations.h"
@@ -13,19 +13,18 @@ namespace gradwire {
 // The identity of the update that the bucket's next version is made by.
 FrameIdentity IdentityOf(const BucketState& bucket, const OpenRound& open) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 
-// Takes back what is merged of the member's unfinished frame, if it has one. Where that cannot be done the bucket
-// stops.
+// Takes the merged part of the member's unfinished frame, if it has one, out again. Where that fails the bucket stops.
 void AbandonPartial(BucketState& bucket, OpenRound& open, MemberId member, InFlight* in_flight)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 
-// A round has either gradients or parameters that replace the job's; `replaces`: which one comes.
+// A round has either gradients or parameters that replace the job's; `replaces`: parameters come.
 absl::Status CheckUnmixed(const OpenRound& open, bool replaces);
 
-// Of a frame of a round that the bucket has not opened.
+// The error for a frame of a round that the bucket has not opened.
 absl::Status StillFinishing(const Job& job, const BucketState& bucket, uint64_t round)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 
-// The frame has a learning rate for each of the job's parameter groups.
+// Not ok unless the frame has a learning rate for each of the job's parameter groups.
 absl::Status CheckLearningRates(const Job& job, const FrameAssembler& frame);
 
 }  // namespace gradwire

@@ -20,9 +20,9 @@ struct PushStream {
   // Frames whose remaining chunks are not merged. At most one per bucket.
   struct Skipped {
     uint64_t round = 0;
-    bool answered = false;      // false: its last chunk, which may ask for more, is waited for
-    uint32_t digest = 0;        // of the chunks so far: judges a repeat
-    bool not_included = false;  // it came too late: no repeat
+    bool answered = false;      // false: waits for the last chunk, which may ask for more
+    uint32_t digest = 0;        // of the chunks so far: tells a repeat from another frame
+    bool not_included = false;  // the frame came too late, and is no repeat
   };
   std::map<uint32_t, Skipped> skipped;
 };

@@ -23,7 +23,7 @@ class ReplacementIntake {
  public:
   ReplacementIntake(JobParts* parts, Flow* flow) : parts_(*parts), flow_(*flow) {}
 
-  // A chunk; with the last one the worker has abstained, and the round is one that replaces. kNotIncluded, kDuplicate:
+  // A chunk. With the last one the worker has abstained, and the round replaces parameters. kNotIncluded, kDuplicate:
   // as Rounds::Abstain.
   absl::StatusOr<PushVerdict> Take(PushStream& stream, const wire::Chunk& chunk, std::span<const Bytes> received,
                                    RoundActions* actions);
@@ -36,7 +36,7 @@ class ReplacementIntake {
   absl::StatusOr<PushVerdict> Complete(BucketState& bucket, OpenRound& open, const PushStream& stream,
                                        const wire::FrameHeader& header, RoundActions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
-  // Decodes it. *first: its values, where it is the first of the round; else they are the same.
+  // Decodes the frame. *first: its values, where it is the round's first; else they must equal the first frame's.
   absl::Status Decode(const BucketState& bucket, const OpenRound& open, const PushStream& stream, uint64_t round,
                       std::span<const Bytes> chunks, std::optional<Replacement>* first) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
@@ -45,7 +45,7 @@ class ReplacementIntake {
   Flow& flow_;
 };
 
-// The update of such a round.
+// The update of a round that replaces parameters.
 UpdateFrame ReplacingUpdateOf(BucketState& bucket, const RoundPlan& plan, const OpenRound& open)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 

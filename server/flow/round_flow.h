@@ -1,4 +1,4 @@
-// The flow of rounds that all workers make together, with or without a quorum and bounded staleness: frames of a bucket
+// The flow of rounds that all workers make together, with or without a quorum or bounded staleness: a bucket's frames
 // are merged into the accumulator of their round chunk by chunk, as they come.
 #pragma once
 
@@ -19,7 +19,7 @@ class RoundFlow final : public Flow {
                                    std::span<const Bytes> received, RoundActions* actions, bool* complete) override
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
   uint64_t MadeBy(const wire::FrameHeader&, PushVerdict, const RoundActions&) const override { return 0; }
-  // The rounds whose plan came with the version.
+  // Opens the rounds whose plan came with the version.
   void OpenNext(BucketState& bucket) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 
  private:
@@ -29,12 +29,12 @@ class RoundFlow final : public Flow {
   uint64_t PlanVersionOf(const RoundActions::Close& close) const override {
     return PlanVersion(parts_.job, close.round);
   }
-  // Whether the round takes the learning rates of this frame in the place of those that it has. InvalidArgument: they
-  // are not those of a member that has been here for longer.
+  // Whether the round takes these learning rates in the place of those that it has. InvalidArgument: they differ from
+  // the rates of an older member.
   absl::StatusOr<bool> TakesRates(const OpenRound& open, MemberId member, std::span<const float> rates);
 
-  // Members whose frame was merged before that of an older one showed that their schedule is another: they are told
-  // with their next frame. Of members only.
+  // Members whose frame was merged before an older member's showed that their schedule is another: they are told
+  // with their next frame. Holds present members only.
   std::map<MemberId, absl::Status> other_rates_ ABSL_GUARDED_BY(parts_.mu);
 };
 

@@ -27,24 +27,24 @@ namespace gradwire {
 
 struct RetainedUpdate {
   SharedChunks chunks;
-  bool is_owed = false;                    // it says what its workers return to their residuals: see OwedUpdates
-  bool skipped = false;                    // the round was
-  std::vector<journal::Contribution> who;  // took part; of durable jobs
-  MemoryAccount::Share share = {};         // of one that replaces parameters, which the job's bound does not cover
+  bool is_owed = false;  // its workers need it to know what they return to their residuals: OwedUpdates
+  bool skipped = false;  // the round was skipped
+  std::vector<journal::Contribution> who;  // took part; in durable jobs
+  MemoryAccount::Share share = {};         // for an update that replaces parameters: the job's bound does not cover it
 };
 
-// What the parameters of a bucket become with the round.
+// What the parameters of a bucket become with a round that replaces them.
 struct Replacement {
   std::vector<float> values;
-  std::string worker;  // that sent them first
+  std::string worker;  // who sent the values first
   MemoryAccount::Share share;
 };
 
 // A frame whose last chunk has not come yet.
 struct PartialFrame {
   std::unique_ptr<FrameAssembler> assembler;  // of a frame that is merged as it comes
-  std::vector<std::vector<Bytes>> chunks;     // asynchronous rounds: those so far, as they were received
-  std::vector<Bytes> parameters;              // of a frame that replaces them: its chunks so far
+  std::vector<std::vector<Bytes>> chunks;     // asynchronous rounds: its chunks so far, as they were received
+  std::vector<Bytes> parameters;              // of a frame that replaces the parameters: its chunks so far
   const void* stream = nullptr;               // the stream that it comes from
   uint64_t held_bytes = 0;                    // counted into the job's bytes in flight
 };
@@ -52,22 +52,22 @@ struct PartialFrame {
 // The upload of a bucket's initial parameters (InitialUpload).
 struct Upload {
   MemberId worker = 0;           // whose parameters are here
-  const void* stream = nullptr;  // that chunks come from; null: none are kept
+  const void* stream = nullptr;  // which the kept chunks come from; null: none are kept
   std::vector<Bytes> chunks;     // so far
-  uint32_t digest = 0;           // ExtendDigest over them
-  uint32_t unsafe = 0;           // whole ones whose records may not be seen yet
-  std::shared_ptr<Outbox> asks;  // is told when they may; null: nobody waits
+  uint32_t digest = 0;           // ExtendDigest over the chunks
+  uint32_t unsafe = 0;           // whole uploads whose records may not be seen yet
+  std::shared_ptr<Outbox> asks;  // is told when the records may be seen; null: nobody waits
 };
 
 // A round that frames are merged into.
 struct OpenRound {
   static constexpr uint64_t kNone = UINT64_MAX;
 
-  uint64_t round = kNone;  // none: its plan is not known yet
+  uint64_t round = kNone;  // kNone: no round, for the plan of the next is not known yet
   std::unique_ptr<Accumulator> accumulator;
   uint32_t committed = 0;             // complete frames in the accumulator
-  std::vector<float> learning_rates;  // of the member that has been here longest, of those whose frames are complete
-  MemberId rates_of = 0;              // with a quorum: of the first of them
+  std::vector<float> learning_rates;  // of the oldest member whose frame is complete; with a quorum, of the first frame
+  MemberId rates_of = 0;              // whose frame set them
   bool nonfinite = false;             // a worker abstains because its gradient is not finite
   std::optional<Replacement> replacement;  // nobody contributes: workers replace the parameters
   std::map<MemberId, PartialFrame> partial;
@@ -84,7 +84,7 @@ struct BucketState {
   uint64_t version ABSL_GUARDED_BY(mu) = 0;  // of the parameters, and the oldest round that is being merged
   // Versions up to this one may be seen: their records meet the job's durability. Without a journal all may.
   uint64_t durable ABSL_GUARDED_BY(mu) = UINT64_MAX;
-  // That has the copy of a version which is not durable yet.
+  // The capture that has a copy of this bucket at a version which is not durable yet; may be null.
   std::shared_ptr<ShardCapture> copied ABSL_GUARDED_BY(mu);
   uint64_t handed ABSL_GUARDED_BY(mu) =
       0;  // the newest version whose record the sink has been given, or is about to be
@@ -95,7 +95,7 @@ struct BucketState {
   // Round r is at r modulo the number of rounds that may be open (OpenRounds). Asynchronous rounds have one place:
   // none, or the round of a frame that was merged, until the version that it makes is there.
   std::vector<OpenRound> open ABSL_GUARDED_BY(mu);
-  // Null: it is over, or not open yet.
+  // The round `round`. Null: it is over, or not open yet.
   OpenRound* Find(uint64_t round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     OpenRound& at = open[round % open.size()];
     return at.round == round ? &at : nullptr;
@@ -106,7 +106,7 @@ struct BucketState {
   // The retained update frames, at most RetainedUpdates; the last one made `version`.
   std::deque<RetainedUpdate> updates ABSL_GUARDED_BY(mu);
   std::map<uint64_t, SharedChunks> owed ABSL_GUARDED_BY(mu);  // by version, at most OwedUpdates
-  uint64_t owed_from ABSL_GUARDED_BY(mu) = 0;                 // an older version may have been given up
+  uint64_t owed_from ABSL_GUARDED_BY(mu) = 0;                 // updates of older versions may have been given up
   Traffic traffic ABSL_GUARDED_BY(mu);                        // of the round that made `version`
   // Parameters serialized at `version` for the kind that was asked for last.
   v1::PullKind serialized_kind ABSL_GUARDED_BY(mu) = v1::PULL_UNSPECIFIED;

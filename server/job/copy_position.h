@@ -14,8 +14,8 @@ struct CopyPosition {
 };
 
 // The first 64 bits of the SHA-256 of the record as it stands in a journal with sequence and synced bytes 0, without
-// its mean. Reads all of it. (Not a CRC-32C: records and frames end with theirs, and then it says nothing about what is
-// before.)
+// its mean. Reads the whole record. (A CRC-32C would not do: records and frames end with their own, and over both it
+// says nothing about the bytes before.)
 uint64_t DigestOf(const journal::Record& record);
 
 }  // namespace gradwire

@@ -14,9 +14,9 @@ namespace gradwire {
 // ResourceExhausted where the job's device memory does not suffice.
 absl::StatusOr<std::unique_ptr<ParameterStore>> MakeDeviceStore(const Job* job, const BucketLayout* layout,
                                                                 kernels::cuda::DeviceBucket* bucket);
-// What it takes of the job's device memory.
+// What such a store takes of the job's device memory.
 uint64_t DeviceStoreBytes(const Job& job, const BucketLayout& layout);
-// Whether it needs DeviceBucket::means: unless every update of the job can be applied to the sent elements alone.
+// Whether such a store needs DeviceBucket::means: unless all updates of the job are applied to the sent elements alone.
 bool NeedsMeans(const Job& job);
 
 }  // namespace gradwire

@@ -12,9 +12,9 @@ namespace gradwire {
 // Thread-safe, without a lock: the bound may be passed by one chunk per transport thread.
 class InFlight {
  public:
-  // Before anything is held.
+  // Called before anything is held.
   void SetLimit(uint64_t bytes) { limit_bytes_ = bytes; }
-  // ResourceExhausted with the numbers: so many more may not be held.
+  // ResourceExhausted with the numbers, where `more` bytes may not be held.
   absl::Status Check(uint64_t more) const {
     if (bytes_ + more <= limit_bytes_) return absl::OkStatus();
     return absl::ResourceExhaustedError(absl::StrFormat(

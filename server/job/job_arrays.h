@@ -16,7 +16,7 @@
 
 namespace gradwire {
 
-// Outlives what it makes. Each bucket once.
+// Outlives what it makes. Makes the store of each bucket once.
 class JobArrays {
  public:
   virtual ~JobArrays() = default;
@@ -30,7 +30,7 @@ class JobArrays {
 std::unique_ptr<JobArrays> MakeHostArrays(const Job* job, const Layout* layout, uint32_t shard,
                                           kernels::Backend* backend);
 
-// Takes `device_bytes`, which is MemoryBound::device, from the device's budget for as long as the arrays live. Errors:
+// Takes `device_bytes` (MemoryBound::device) from the device's budget for as long as the arrays live. Errors:
 // ResourceExhausted, with the figures, where so much is not left.
 absl::StatusOr<std::unique_ptr<JobArrays>> MakeDeviceArrays(const Job* job, const Layout* layout, uint32_t shard,
                                                             const std::vector<std::unique_ptr<Codec>>& codecs,

@@ -27,19 +27,19 @@ struct JobEnvironment {
   Clock* clock = nullptr;
   uint64_t frame_limit_bytes = 0;  // one frame, all chunks
   uint64_t job_memory_limit_bytes = 0;
-  // Of this server; a promotion raises it.
+  // The epoch of this server; a promotion raises it.
   std::shared_ptr<std::atomic<uint64_t>> server_epoch = std::make_shared<std::atomic<uint64_t>>(0);
-  // The id of its lineage; a standby takes that of its primary.
+  // The id of this server's lineage; a standby takes its primary's.
   std::shared_ptr<std::atomic<uint64_t>> server_lineage = std::make_shared<std::atomic<uint64_t>>(0);
-  std::function<void()> tick_sooner;  // may be empty; called without a lock held
+  std::function<void()> tick_sooner;  // a deadline came nearer; may be empty; called without a lock held
   // Null: norms get no threads; a simulator takes their turns (Agreement::Pump).
   std::shared_ptr<Tellers> tellers = std::make_shared<Tellers>();
   std::shared_ptr<absl::Mutex> digest_turn = std::make_shared<absl::Mutex>();  // see ParameterDigest
-  std::shared_ptr<MemoryAccount> account;  // of all jobs; null: only the limit of each counts
+  std::shared_ptr<MemoryAccount> account;  // of all jobs; null: each job has its own limit alone
   // Empty: journals and snapshots get threads of their own. A simulator, which takes their turns itself, is given every
   // journal before it starts, and returns what the job is to write to.
   std::function<std::unique_ptr<UpdateSink>(std::unique_ptr<journal::Journal>)> adopt_journal;
-  // False only where a simulator proves that it notices (JointRounds::Rules).
+  // False only where the simulator proves that it notices what is merged twice (JointRounds::Rules).
   bool recognize_repeats = true;
 };
 

@@ -16,7 +16,7 @@
 
 namespace gradwire {
 
-// Thread-safe once anybody joins; until then of who makes or recovers the job.
+// Thread-safe once anybody joins; until then used by whoever makes or recovers the job.
 class JobLog {
  public:
   // `waits_for_shards`: what has closed is not given to the sink until the shards agree on it.
@@ -25,7 +25,7 @@ class JobLog {
 
   // Before anybody joins: what is there now is safe.
   void SetSink(std::unique_ptr<UpdateSink> sink);
-  // Nothing is journaled from here on. The job was shut.
+  // The job was shut: nothing is journaled from here on.
   void Stop();
 
   // False: nothing is journaled, and Append not called.
@@ -40,22 +40,22 @@ class JobLog {
   uint64_t Bytes() const;  // 0 without a journal
   // The journal has given records up and could be written again: only a snapshot makes the job durable.
   bool WantsSnapshot() const;
-  // Why workers have seen more than would come back if the server ended now; ok where that cannot be.
+  // Not ok where workers have seen more than would come back if the server ended now, saying why.
   absl::Status Unsafe() const;
   // Per bucket the version that meets the job's durability here.
   std::vector<uint64_t> SafeVersions() const;
 
   // What a standby begins with: a record of the bucket's state and, behind it, the updates that made it, as many as
-  // workers may ask for again. Waits for a round that is being applied, never for workers. What the sink is given later
-  // goes on from it; of what it was given before, updates of rounds before the state are in it. FailedPrecondition: the
-  // job has no parameters yet.
+  // workers may ask for again. Waits for a round that is being applied, never for workers. Records that the sink is
+  // given later go on from the state; updates that it was given before, of earlier rounds, are in the state.
+  // FailedPrecondition: the job has no parameters yet.
   absl::StatusOr<std::vector<journal::Record>> CopyBucket(uint32_t bucket);
 
   // `version`: of the job. `recovered`: what had been recovered at the start, which is safe.
   void Describe(uint64_t version, uint64_t recovered, v1::JobStatus* job) const;
 
  private:
-  // The version that the bucket is brought to without anybody else's doing.
+  // The version to which what has closed brings the bucket, whatever workers and other shards do.
   absl::StatusOr<uint64_t> VersionUnderWay(const BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 
   JobParts& parts_;

@@ -26,7 +26,7 @@
 namespace gradwire {
 
 // Owned by the JobShard, which makes and outlives the rooms. The order of locks: ParameterDigest's, BucketState::mu,
-// JobParts::mu, then those that other rooms have for themselves, which are innermost. Nothing is sent and no I/O is
+// JobParts::mu, then the locks that rooms have for themselves, which are innermost. Nothing is sent and no I/O is
 // done under any of them.
 struct JobParts {
   JobParts(Job made_of, Layout laid_out, uint32_t shard, const JobEnvironment& around, std::unique_ptr<Rounds> machine)
@@ -36,7 +36,7 @@ struct JobParts {
         environment(around),
         rounds(std::move(machine)) {}
 
-  // Of any bucket.
+  // The newest version that any bucket has.
   uint64_t NewestVersion() const {
     uint64_t newest = 0;
     for (const auto& bucket : buckets) {
@@ -53,7 +53,7 @@ struct JobParts {
   const JobEnvironment environment;
 
   // Constant once the job is made.
-  MemoryAccount::Share share;  // of who makes the job and takes it out; goes after the arrays
+  MemoryAccount::Share share;  // set by whoever makes the job and takes it out; destroyed after the arrays
   MemoryBound memory;
   uint64_t unsent_limit_bytes = 0;  // of one member's answers
   std::unique_ptr<JobArrays> arrays;

@@ -50,11 +50,13 @@ class JobRegistry {
   // Before any job is made: called when durable jobs come, get their parameters or go. Takes no lock of the registry.
   void SetOnChange(std::function<void()> on_change) { on_change_ = std::move(on_change); }
 
-  // The same: called when a standby that rounds waited for is gone. Rounds then wait for ReplicatedSink::Forgive.
+  // Before any job is made, too: called when a standby that rounds waited for is gone. Rounds then wait for
+  // ReplicatedSink::Forgive.
   void SetOnLostSync(std::function<void()> on_lost_sync) { on_lost_sync_ = std::move(on_lost_sync); }
 
   // Makes the jobs of the data directory anew, before anybody joins. A job that cannot be recovered is told of in the
-  // log, and to everybody who asks for it, until it is deleted. `following`: this is a standby, their ends stay open.
+  // log, and to everybody who asks for it, until it is deleted. `following`: this is a standby, so the jobs stay open
+  // to further records.
   absl::Status Recover(bool following);
 
   // On a standby: an empty shard of this job, stored, to be given records (Recovery::Follow). Replaces what is here of
@@ -62,14 +64,14 @@ class JobRegistry {
   // GetOrCreate.
   absl::StatusOr<std::shared_ptr<JobShard>> Adopt(const v1::StoredJob& stored, uint64_t layout_digest,
                                                   uint64_t history);
-  // The same, but what is here of this history stays, and is gone on from. FailedPrecondition where there is no such.
+  // As Adopt, but goes on from what is here of this history. FailedPrecondition where nothing is.
   absl::StatusOr<std::shared_ptr<JobShard>> GoOn(const v1::StoredJob& stored, uint64_t layout_digest, uint64_t history);
-  // The standby was promoted: opens every job to workers. One that cannot be is told of as in Recover.
+  // The standby was promoted: opens every job to workers. A job that cannot be opened is told of as in Recover.
   void EndFollowing();
   // After FenceAll: this server becomes a standby. Durable jobs are opened again from what is stored, as in Recover;
   // the others are gone.
   absl::Status BeginFollowing();
-  // From then on nothing becomes visible, until it is called again. At first: for ever.
+  // After `until` nothing becomes visible, until this is called again. Before the first call there is no end.
   void ServeUntil(TimeNs until);
   TimeNs serve_until() const { return serve_until_; }
   // Another server has taken over: ends every stream with `status`, and nothing becomes visible any more.
@@ -90,16 +92,16 @@ class JobRegistry {
   // A worker learned that this job has nothing here of what the other shards have: unless somebody uses it, it is
   // forgotten, so that what is put in its place finds nothing in the way.
   void ForgetUnused(const std::shared_ptr<JobShard>& job);
-  // Ends the job's streams and forgets it. An error of the disk: what is stored of it stays, of which everybody is told
-  // who asks for the job, until it is deleted again.
+  // Ends the job's streams and forgets the job. After an error of the disk what is stored of it stays; whoever asks for
+  // the job is told so, until it is deleted again.
   absl::Status Delete(std::string_view name);
-  // The same, unless it has workers or, where one is given, is not at this version: FailedPrecondition.
+  // As Delete. FailedPrecondition where the job has workers or is not at `version`, if one is given.
   absl::Status DeleteUnused(std::string_view name, std::optional<uint64_t> version);
 
   // From now on nobody joins and nothing is created.
   void Drain();
   bool draining() const;
-  // Snapshots are taken as fast as they can be: the server is about to end.
+  // The server is about to end: snapshots are taken as fast as they can be.
   void HurrySnapshots();
   // Ends every stream with `status`.
   void ShutAll(const absl::Status& status);
@@ -119,16 +121,15 @@ class JobRegistry {
   // another one makes it. Errors: as of GetOrCreate.
   absl::StatusOr<std::shared_ptr<JobShard>> FindOrBegin(const std::string& name);
   void EndMaking(const std::string& name);
-  // The directory of a new job, and its journal.
-  // followed_history 0: this server's own.
+  // Makes the directory of a new job, and its journal. followed_history 0: the history is this server's own.
   absl::StatusOr<ReplicatedSink*> Store(JobShard& shard, uint64_t followed_history)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
-  // What is stored of it is replayed, and its sink set.
+  // Replays what is stored of the job, and sets its sink.
   absl::StatusOr<ReplicatedSink*> OpenSink(JobShard& shard, bool following) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   // `sink`: null where the job is not durable. ResourceExhausted: no thread for its snapshots.
   absl::Status Insert(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink, uint64_t followed_history = 0)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
-  // The same of a job that was stored just now: where it fails nothing of it stays.
+  // As Insert, of a job that was stored just now: after an error nothing of it stays.
   absl::Status InsertNew(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink, uint64_t followed_history)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   uint64_t Term() const { return TermOf(*environment_.server_epoch); }
@@ -157,7 +158,7 @@ class JobRegistry {
   std::map<std::string, absl::Status, std::less<>> unrecovered_ ABSL_GUARDED_BY(mu_);
   std::set<std::string, std::less<>> making_ ABSL_GUARDED_BY(mu_);  // names of jobs that are being made
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
-  // Of durable jobs. Destroyed before the jobs, and never under mu_: that waits for their threads.
+  // Of durable jobs. Destroyed before the jobs, and never under mu_: their destructors wait for threads.
   std::map<std::string, std::unique_ptr<Snapshotter>, std::less<>> snapshotters_ ABSL_GUARDED_BY(mu_);
 };
 

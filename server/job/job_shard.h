@@ -79,8 +79,8 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
                                         uint64_t not_before);
   absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::HeartbeatRequest& request);
   absl::Status Leave(const v1::LeaveRequest& request);
-  // Of jobs whose shards agree; others ignore them. Where the shards are, as a worker reaches them; what counts is said
-  // by members, CheckAddresses was ok for it. Errors: InvalidArgument.
+  // Where the shards are, as a worker reaches them; jobs whose shards have nothing to agree on ignore it. Only members
+  // set addresses, and only those that CheckAddresses took. Errors: InvalidArgument.
   absl::Status CheckAddresses(const std::vector<std::string>& addresses);
   void SetAddresses(MemberId member, const std::vector<std::string>& addresses);
   // A stream of a member was opened or has closed. The stream is ended when the member is lost or the job deleted.
@@ -88,14 +88,14 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   absl::StatusOr<MemberId> Attach(const v1::WorkerIdentity& identity, std::shared_ptr<Outbox> out);
   void Detach(MemberId member, const std::shared_ptr<Outbox>& out);
 
-  // Ends leases that have run out, closes what has waited long enough; writes how many warnings were held back. What
-  // takes long of it is done on `pool`, if there is one, which is gone before this is.
+  // Ends leases that have run out, closes buckets that have waited long enough, and logs how many warnings were held
+  // back. The parts that take long are done on `pool`, if there is one, which is gone before this job is.
   void Tick(WorkPool* pool = nullptr);
-  // When Tick has something to do, on the clock of the environment. Where that becomes sooner than this told last,
-  // JobEnvironment::tick_sooner is called.
+  // When Tick has something to do, on the clock of the environment. Where that becomes sooner than the last answer
+  // said, JobEnvironment::tick_sooner is called.
   std::optional<TimeNs> NextTick();
 
-  // job_status.cc. `with_digest`: with that of the parameters, if it can be had.
+  // job_status.cc. `with_digest`: with the digest of the parameters, if it can be had.
   v1::JobStatus Describe(bool with_details, bool with_digest);
   // Bucket by bucket; adds up where nothing else runs.
   MemoryUse MeasureMemory();
@@ -103,17 +103,17 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   bool HasParameters() const;
   // True while the open round has frames that other workers of it still have to match.
   bool RoundInProgress() const;
-  // Nothing is here that anybody would miss: no parameters, and no member that may bring them.
+  // Whether the job has nothing that anybody would miss: no parameters, and no member that may bring them.
   bool Unused() const;
-  // How long it has had no worker; 0 while it has some.
+  // How long the job has had no worker; 0 while it has some.
   TimeNs UnusedFor() const;
 
-  // Shuts it unless it has workers, or is not at `version`, or had workers less than `unused_for` ago:
-  // FailedPrecondition saying which.
+  // Shuts the job. FailedPrecondition, saying which, where it has workers, is not at `version`, or had workers less
+  // than `unused_for` ago.
   absl::Status ShutUnused(const absl::Status& status, std::optional<uint64_t> version, TimeNs unused_for);
   // Ends all streams with `status`; later calls fail with it.
   void Shut(absl::Status status);
-  // What it takes counts no longer against the server's memory: it is about to go.
+  // The job is about to go: what it takes no longer counts against the server's memory.
   void ReturnShare() { parts_.share = {}; }
 
  private:
@@ -121,16 +121,16 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   // Carries out what the rounds decided. No lock is held.
   void Run(const RoundActions& actions);
   void DropMember(const Member& member);
-  // The same with the job in front of the message.
+  // `status` with the job's name in front of its message.
   absl::Status InJob(const absl::Status& status) const;
   absl::StatusOr<MemberId> FindMember(const v1::WorkerIdentity& identity) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   absl::Status CheckNameFree(const v1::WorkerIdentity& identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   absl::Status CheckOneSession(const v1::WorkerIdentity& identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
-  // Where the last member has left: to the journal, so that nobody is waited for when the server is started again.
+  // Tells the journal where the last member has left, so that a server that is started again waits for nobody.
   void NoteAllLeft();
   void NoteJoined(const v1::WorkerIdentity& identity, MemberId member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
-  // To the log, and to the workers that stay.
+  // Tells the log, and the workers that stay.
   void NoteGone(const std::vector<Member>& gone, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   v1::JoinReply ReplyTo(const Rounds::JoinOutcome& outcome);
 
@@ -149,11 +149,11 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   const TimeNs made_;
   MemberStreams streams_ ABSL_GUARDED_BY(parts_.mu);
   MemberSessions sessions_ ABSL_GUARDED_BY(parts_.mu);
-  TimeNs used_ ABSL_GUARDED_BY(parts_.mu);                      // a worker joined, or the last one went
+  TimeNs used_ ABSL_GUARDED_BY(parts_.mu);                      // when a worker joined last, or the last one went
   std::optional<TimeNs> next_tick_ ABSL_GUARDED_BY(parts_.mu);  // as NextTick told
-  uint64_t gone_ ABSL_GUARDED_BY(parts_.mu) = 0;                // members so far
+  uint64_t gone_ ABSL_GUARDED_BY(parts_.mu) = 0;                // members that went, so far
   uint64_t all_left_at_ ABSL_GUARDED_BY(parts_.mu) = 0;         // as NoteAllLeft counts
-  std::string last_gone_ ABSL_GUARDED_BY(parts_.mu);            // and why
+  std::string last_gone_ ABSL_GUARDED_BY(parts_.mu);            // who, and why
 };
 
 }  // namespace gradwire

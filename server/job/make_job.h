@@ -10,7 +10,7 @@
 
 namespace gradwire {
 
-// Its layout, codecs, arrays and rounds, within the memory that it may take. Nothing is open in its buckets yet.
+// Makes the layout, codecs, arrays and rounds of a job, within the memory that it may take. No round is open yet.
 // Errors: InvalidArgument (shard index); ResourceExhausted with the numbers; Unimplemented (a device cannot do it);
 // those of Layout::Make and MakeCodec.
 absl::StatusOr<std::unique_ptr<JobParts>> MakeJobParts(Job job, uint32_t shard_index, uint32_t shard_count,

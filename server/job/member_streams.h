@@ -14,7 +14,7 @@
 
 namespace gradwire {
 
-// Not thread-safe. Ends no stream: that is for who holds no lock.
+// Not thread-safe. Ends no stream: only a caller without a lock may do that.
 class MemberStreams {
  public:
   using Streams = std::vector<std::shared_ptr<Outbox>>;
@@ -31,10 +31,10 @@ class MemberStreams {
   // The member has fewer than kMaxPerMember.
   void Attach(MemberId member, std::shared_ptr<Outbox> out);
   void Detach(MemberId member, const std::shared_ptr<Outbox>& out);
-  // All of a member that is none any more. They may outlive it: at most kMaxDeparted do, *unread are those beyond,
-  // which are to be cancelled.
+  // Returns all streams of a member that has left. At most kMaxDeparted streams outlive their members; *unread: those
+  // beyond, which the caller cancels.
   Streams Depart(MemberId member, Streams* unread);
-  // What it left unread does not count for whoever comes next with its name.
+  // What the member left unread does not count for the next one with its name.
   void Forget(MemberId member) { unsent_.erase(member); }
   // The job is gone.
   Streams TakeAll();

@@ -14,8 +14,9 @@
 
 namespace gradwire {
 
-// Upper bounds in bytes. They do not grow with the number of workers, except for frames in flight. Not counted: what
-// workers that do not read their answers keep alive beyond them (server/README.md, "Memory").
+// Upper bounds in bytes. They do not depend on how many workers are there; histories and frames in flight grow with the
+// spec's max_workers. Not counted: what workers that do not read their answers keep alive beyond them
+// (server/README.md, "Memory").
 struct MemoryBound {
   uint64_t parameters = 0;
   uint64_t moments = 0;
@@ -43,19 +44,19 @@ struct MemoryBound {
 uint32_t OpenRounds(const Job& job);
 // Update frames of a bucket that are kept for whoever asks: those that the slowest worker has not seen, and one more.
 uint32_t RetainedUpdates(const Job& job);
-// Older ones, kept for workers which are in them and have not come back yet: of codecs that may defer elements, and of
-// rounds that were skipped.
+// Older update frames, kept for workers that are in them and have not come back yet: of codecs that may defer elements,
+// and of rounds that were skipped.
 uint32_t OwedUpdates(const Job& job);
-// Pulls of one worker of one bucket that wait at once: an update and parameters of every open round, on the stream that
-// it has and on one before it that is not known to be broken yet. Beyond it a pull takes the place of the oldest of
-// another stream, and is refused where there is none.
+// How many pulls of one worker may wait for one bucket: an update and parameters of every open round, on the worker's
+// stream and on a former one that is not known to be broken yet. One more takes the place of the oldest pull of another
+// stream, and is refused where there is none.
 uint32_t MaxWaitersPerMember(const Job& job);
 
 // What a job holds at one moment, of what MemoryBound bounds and changes while it runs. In bytes where not said
 // otherwise.
 struct MemoryUse {
-  uint64_t in_flight = 0;   // as is counted against the bound
-  uint64_t unfinished = 0;  // of partial frames and uploads, one by one: the same, unless the count is wrong
+  uint64_t in_flight = 0;   // as counted against the bound
+  uint64_t unfinished = 0;  // partial frames and uploads added up: equals in_flight, unless that count is wrong
   uint64_t accumulators = 0;
   uint64_t updates = 0;
   uint64_t serialized = 0;
@@ -63,7 +64,7 @@ struct MemoryUse {
   uint64_t retained_updates = 0;  // how many of one bucket, at most
   uint64_t owed_updates = 0;
   uint64_t waiters = 0;    // pulls of one member that wait in one bucket, at most
-  uint64_t histories = 0;  // incarnations of which is known what they contributed
+  uint64_t histories = 0;  // incarnations whose contributions are known
   uint64_t totals = 0;     // workers that are counted for the status
 };
 
@@ -73,16 +74,16 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
                         const std::vector<std::unique_ptr<Codec>>& codecs, uint64_t frame_limit_bytes, bool on_device);
 
 // Answers that one worker has asked for and not read yet: a version and an update of every open round and of two more,
-// on the stream that it has and on one before it that is not known to be broken yet. See UnsentBudget.
+// on the worker's stream and on a former one that is not known to be broken yet. See UnsentBudget.
 uint64_t MaxUnsentBytes(const Job& job, const Layout& layout, uint32_t shard,
                         const std::vector<std::unique_ptr<Codec>>& codecs);
 
 // The shard map itself may take this much.
 inline constexpr uint64_t kLayoutLimitBytes = 1ull << 30;
-// What it takes at most, before it is made.
+// What the shard map takes at most, known before it is made.
 uint64_t LayoutBytes(const Job& job, uint32_t shard_count);
 
-// What of a bucket's initial parameters may be held before they are whole: themselves, and what chunks cost.
+// What may be held of a bucket's initial parameters before they are whole: the parameters, and what chunks cost.
 uint64_t MaxUploadBytes(uint64_t elements);
 
 // What parameters and moments of one job may take where they lie, and which flag says so.
@@ -91,8 +92,9 @@ struct ArraysLimit {
   std::string_view flag;
 };
 
-// What can be said before the shard map is made. ResourceExhausted, with the numbers, when the least that parameters
-// and moments of a shard take is over `arrays`, or the shard map would be over `limit_bytes` or over kLayoutLimitBytes.
+// The check that is possible before the shard map is made. ResourceExhausted, with the numbers, when the least that
+// parameters and moments of a shard take is over `arrays`, or the shard map would be over `limit_bytes` or over
+// kLayoutLimitBytes.
 absl::Status CheckMemoryBeforeLayout(const Job& job, uint32_t shard, uint32_t shard_count, const ArraysLimit& arrays,
                                      uint64_t limit_bytes);
 

@@ -1,5 +1,5 @@
-// What the jobs of a server may hold together (--memory-limit-bytes), taken before it is used and given back with who
-// used it.
+// The memory that the jobs of a server may hold together (--memory-limit-bytes): taken before it is used, and given
+// back when its user is destroyed.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace gradwire {
 // Thread-safe.
 class MemoryAccount {
  public:
-  // A part of it. Gives it back when it is destroyed.
+  // A part of the account's memory, given back when the share is destroyed.
   class Share {
    public:
     Share() = default;
@@ -37,7 +37,7 @@ class MemoryAccount {
 
   explicit MemoryAccount(uint64_t limit_bytes) : limit_bytes_(limit_bytes) {}
 
-  // Grows or shrinks `share` to `bytes`. False, and it stays as it is: there is not that much left.
+  // Grows or shrinks `share` to `bytes`. False, with `share` as it was: there is not that much left.
   static bool Resize(const std::shared_ptr<MemoryAccount>& account, uint64_t bytes, Share* share) {
     absl::MutexLock lock(&account->mu_);
     const uint64_t others = account->used_ - share->bytes_;
@@ -53,7 +53,7 @@ class MemoryAccount {
     absl::MutexLock lock(&mu_);
     return used_;
   }
-  // All that was ever given back: when this has grown, the allocator may have something for the system.
+  // All bytes that were ever given back: when this grows, the allocator may have something for the system.
   uint64_t returned() const {
     absl::MutexLock lock(&mu_);
     return returned_;

@@ -19,9 +19,10 @@ class ParameterDigest {
  public:
   explicit ParameterDigest(JobParts* parts) : parts_(*parts) {}
 
-  // In hex, empty where the job keeps no parameters; of some time between the call and its return. Computed once for
-  // all who wait for it, and not again while nothing changes, in a bounded share of one core's time for all jobs of the
-  // server. ResourceExhausted: too many wait already. Cancelled, or why the job was shut.
+  // The digest in hex, empty where the job keeps no parameters; of some moment between the call and its return.
+  // Computed once for all who wait for it, and not again while nothing changes, in a bounded share of one core's time
+  // for all jobs of the server. ResourceExhausted: too many wait already. Cancelled, or the reason for which the job
+  // was shut.
   absl::StatusOr<std::string> Get();
 
  private:
@@ -32,7 +33,7 @@ class ParameterDigest {
 
   absl::Mutex mu_;  // before those of the job
   uint64_t asked_ ABSL_GUARDED_BY(mu_) = 0;
-  uint64_t answered_ ABSL_GUARDED_BY(mu_) = 0;  // those who had asked when the last one was begun
+  uint64_t answered_ ABSL_GUARDED_BY(mu_) = 0;  // `asked_` when the last digest was begun
   bool computing_ ABSL_GUARDED_BY(mu_) = false;
   size_t waiters_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<uint64_t> versions_ ABSL_GUARDED_BY(mu_);  // by bucket

@@ -20,20 +20,20 @@ class ParameterStore {
  public:
   virtual ~ParameterStore() = default;
 
-  // The parameters from the chunks of a worker's upload; moments are 0. Errors: those of DecodeParameters; the
+  // Takes the parameters from the chunks of a worker's upload; moments become 0. Errors: those of DecodeParameters; the
   // parameters are unspecified then.
   virtual absl::Status Initialize(std::span<const Bytes> chunks) = 0;
   // Where the bucket has an update codec: makes the update frame of a round that was encoded by `plan` from its mean
   // (UpdateCompressor). The residual moves on with Apply, which comes next. Errors: those of UpdateCompressor.
   virtual absl::Status Compress(const RoundPlan& plan, UpdateFrame* update) = 0;
-  // The same, after a record says what was made of the mean. Errors: those of ReplayResidual.
+  // In replay, where the record has what Compress made: does the same to the residual. Errors: those of ReplayResidual.
   virtual absl::Status ReplayCompression(const RoundPlan& plan, const UpdateFrame& update) = 0;
   // Decodes and applies the update frame of a round that was encoded by `plan`. Errors: those of DecodeUpdate and
   // ApplyUpdate.
   virtual absl::Status Apply(const UpdateFrame& update, const RoundPlan& plan) = 0;
-  // Before Apply: what this bucket has of the norms of `phase`, as SquaresOfPhase. Unimplemented on a device.
+  // Called before Apply: what this bucket has of the norms of `phase`, as SquaresOfPhase. Unimplemented on a device.
   virtual absl::StatusOr<std::vector<double>> Squares(const Update& update, size_t phase) = 0;
-  // The frame of this version, that of `plans`, for pullers.
+  // The parameters frame for pullers, of the version that `plans` ends with.
   virtual std::vector<Bytes> Serialize(const PlanWindow& plans, ParameterContent content) = 0;
   // Copies the arrays that have a target; arrays that the job does not keep leave theirs alone.
   virtual void Read(const ParameterTargets& targets) = 0;

@@ -21,19 +21,19 @@ class PastRounds {
   explicit PastRounds(JobParts* parts) : parts_(*parts) {}
   virtual ~PastRounds() = default;
 
-  // The update that made the bucket's version, just now.
+  // Keeps the update that has just made the bucket's version.
   virtual void Keep(BucketState& bucket, const UpdateFrame& update, std::vector<journal::Contribution> who)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) = 0;
-  // The same of a record whose round is in the state that the shard was recovered from.
+  // As Keep, for a record whose round is already in the state that the shard was recovered from.
   virtual absl::Status KeepReplayed(BucketState& bucket, const journal::Record& record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) = 0;
-  // An update that workers are owed, of a record of that.
+  // Keeps an update that workers are owed, from a record of type kKept.
   void KeepOwed(BucketState& bucket, const journal::Record& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 
   // The bucket as records: its state and, behind it, what else is known of its last rounds, as far as workers may ask.
   // May throw where memory runs out.
   virtual std::vector<journal::Record> CopyOf(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) = 0;
-  // The record of a state alone tells what CopyOf would tell behind it.
+  // Whether the record of a state alone tells all that CopyOf would tell behind it.
   virtual bool StateTellsAll() const = 0;
   // How many rounds before a snapshot its journal reaches back.
   virtual uint64_t RoundsBehindSnapshot() const = 0;
@@ -42,7 +42,7 @@ class PastRounds {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 
  protected:
-  // Lets go of what nobody is owed any more, and of the oldest beyond OwedUpdates.
+  // Drops updates that nobody is owed any more, and the oldest beyond OwedUpdates.
   void LimitOwed(BucketState& bucket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 
   JobParts& parts_;
@@ -61,7 +61,7 @@ class PastUpdates final : public PastRounds {
   uint64_t RoundsBehindSnapshot() const override { return RetainedUpdates(parts_.job); }
 
  private:
-  // `version`: that the update made.
+  // `version`: which the update made.
   void Retain(BucketState& bucket, uint64_t version, RetainedUpdate update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 };
 

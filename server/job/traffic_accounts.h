@@ -15,7 +15,7 @@
 
 namespace gradwire {
 
-// Thread-safe; its mutex is innermost. What is counted of a worker goes with it, what is counted of the job stays.
+// Thread-safe; its mutex is innermost. A worker's counts go with the worker, the job's counts stay.
 class TrafficAccounts {
  public:
   void NoteUpload(uint64_t bytes) { upload_bytes_ += bytes; }
@@ -29,12 +29,12 @@ class TrafficAccounts {
   // What was deferred in rounds that were only replayed does not count.
   void ForgetReplayed() { deferred_elements_ = 0; }
 
-  // A worker is a member from Open to Close; others are not counted, except by NoteFrame, which opens.
+  // A worker counts from Open to Close. NoteFrame opens; the other functions ignore workers that are not open.
   void Open(MemberId member);
   void Close(MemberId member);
   void NoteChunk(MemberId member, uint64_t bytes);
   void NoteFrame(MemberId member);
-  // A total that a worker told; it only grows.
+  // `elements`: a total that the worker told; a smaller one than before is ignored.
   void NoteSanitized(MemberId member, uint64_t elements);
 
   void Describe(v1::JobStatus* status) const;

@@ -19,7 +19,7 @@ struct JournalStatus {
     uint64_t version = 0;  // of every bucket
     bool in_sync = false;
   };
-  bool degraded = false;  // a write or sync failed and has not been made good
+  bool degraded = false;  // a write or sync failed, and its records are not on disk yet
   bool hole = false;      // records were given up: what is on disk ends before them
   std::string reason;     // of the failure
   uint64_t records = 0;   // appended since the start
@@ -40,7 +40,7 @@ class UpdateSink {
   // Takes a record and returns at once. `visible` is called once, on a thread of the sink and without a lock held, when
   // the record meets the job's durability, or when the job's policy lets it go on without. It is not called after Stop.
   virtual void Append(journal::Record record, std::function<void()> visible) = 0;
-  // Writes what it has, as far as the disk lets it, and returns when no `visible` runs any more. Idempotent.
+  // Writes the records that wait, as far as the disk lets it, and returns when no `visible` runs any more. Idempotent.
   virtual void Stop() = 0;
   virtual journal::JournalStatus status() const = 0;
   // A snapshot of `version` is on disk: rounds before `keep_from` are not needed any more, and removed later.

@@ -24,7 +24,7 @@ class WarningLimiter {
     uint64_t warnings;
   };
 
-  // True: write this warning; its window begins. False: it was counted.
+  // True: the caller writes this warning, and its window begins. False: the warning was counted.
   bool Admit(absl::StatusCode kind, TimeNs now);
   // The counts of windows that have ended, each once. A window in which something was counted is followed by another
   // one; otherwise the next warning of its kind is a first one again.

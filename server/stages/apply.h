@@ -1,4 +1,4 @@
-// The optimizer makes the next version of a bucket of an update frame: in a round, in recovery and on a standby alike.
+// The optimizer makes a bucket's next version from an update frame: in a round, in recovery and on a standby alike.
 #pragma once
 
 #include <vector>
@@ -21,11 +21,11 @@ class Apply final : public Stage {
   Apply(JobParts* parts, Flow* flow, PastRounds* past, Snapshots* snapshots, Desk* desk, Stage* next)
       : parts_(*parts), flow_(*flow), past_(*past), snapshots_(*snapshots), desk_(*desk), next_(*next) {}
 
-  // The bucket stops where there is no update or it cannot be applied. Those who wait for the version get it on the
-  // same hold of the mutex, before a later version can take its place.
+  // The bucket stops where there is no update, or none that can be applied. Answers to those who wait for the version
+  // are taken under the same hold of the mutex, before a later version can take its place.
   void Pass(ClosedBucket closed) override;
 
-  // `plan`: by which the update is encoded, one of the bucket's. Errors: those of ParameterStore::Apply.
+  // `plan`: the one of the bucket's plans by which the update is encoded. Errors: those of ParameterStore::Apply.
   absl::Status ApplyTo(BucketState& bucket, const UpdateFrame& update, const RoundPlan& plan,
                        std::vector<journal::Contribution> who) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 

@@ -1,5 +1,5 @@
-// The end of a round: pullers get their answers from whoever comes last, the thread that applied the update or the
-// journal's once its record is safe.
+// The end of a round: pullers are answered by whichever thread comes last, the one that applied the update, or the
+// journal's once the record is safe.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class Publish final : public Stage {
  public:
   Publish(JobParts* parts, Snapshots* snapshots, Desk* desk) : parts_(*parts), snapshots_(*snapshots), desk_(*desk) {}
 
-  // Its version is applied, or its bucket has stopped.
+  // The version is applied, or the bucket has stopped.
   void Pass(ClosedBucket closed) override;
   // The record that makes `version` of a bucket may be seen.
   void NoteSafe(uint32_t bucket, uint64_t version);

@@ -1,4 +1,4 @@
-// The update frame goes to the journal and the standbys, which work on it while it is applied.
+// The update frame goes to the journal and the standbys, which store it while the next stage applies it.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace gradwire {
 
-// Without a journal it only passes on.
+// Without a journal this stage only passes the bucket on.
 class Record final : public Stage {
  public:
-  // `safe`: the record that makes `version` of a bucket meets the job's durability; called by a thread of the log's.
+  // `safe`: called when the record that makes `version` of a bucket meets the job's durability, by a thread of the log.
   using Safe = std::function<void(uint32_t bucket, uint64_t version)>;
   Record(JobLog* log, Safe safe, Stage* next) : log_(*log), safe_(std::move(safe)), next_(*next) {}
   void Pass(ClosedBucket closed) override;

@@ -27,12 +27,12 @@ struct ClosedBucket {
   bool nonfinite = false;  // a gradient of the round is not finite
   // From apply on: what is due to pullers.
   std::vector<Delivery> answers;
-  // Not ok: there is no update. It passes the remaining stages all the same: the bucket stops and its pullers are told.
+  // Not ok: there is no update. The bucket passes the remaining stages all the same; it stops and its pullers are told.
   absl::Status status;
 };
 
-// One way in; one way out, to the next stage. Called without a lock held, by any thread, for the buckets of a job
-// concurrently, for one bucket in the order of its rounds. Throws nothing but std::bad_alloc.
+// A stage has one way in, and one way out to the next stage. Pass is called without a lock held, by any thread: for
+// several buckets of a job at once, for one bucket in the order of its rounds. Throws nothing but std::bad_alloc.
 class Stage {
  public:
   virtual ~Stage() = default;

@@ -21,7 +21,7 @@ class Stages {
   Stages(JobParts* parts, Flow* flow, PastRounds* past, Snapshots* snapshots, JobLog* log, Desk* desk);
   // Errors: those of Agreement::Start.
   absl::Status Start();
-  // No bucket waits for other shards any more.
+  // After this no bucket waits for other shards.
   void Stop();
 
   void Pass(ClosedBucket closed) { first_->Pass(std::move(closed)); }

@@ -1,4 +1,4 @@
-// The rounds of a job whose shards agree on each: one at a time is finished, later ones that have closed wait here.
+// Where a job's shards agree on each round, one round at a time is finished; later ones that have closed wait here.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ class Turn final : public Stage {
     next_.Pass(std::move(closed));
   }
 
-  // The rounds before `round` are through: it passes on what waits of it.
+  // The rounds before `round` are through: passes on the buckets of `round` that wait.
   void Begin(uint64_t round) {
     std::vector<ClosedBucket> its;
     {

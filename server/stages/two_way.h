@@ -1,5 +1,5 @@
-// Two-way compression: the mean of a round becomes the update frame that is written, applied and pulled, encoded once
-// more with the server's own residual. Of jobs that have an update codec.
+// Two-way compression, in jobs that have an update codec: the mean of a round, encoded once more with the server's own
+// residual, becomes the update frame that is written, applied and pulled.
 #pragma once
 
 #include "server/stages/stage.h"

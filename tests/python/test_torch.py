@@ -326,27 +326,6 @@ def test_pushed_steps_train_with_few_bytes(addresses):
         assert ratio < 0.06
 
 
-@pytest.mark.parametrize(("codec", "named", "push", "optimizer"), [
-    ("dense:fp32", None, "gradient", "adamw"), ("thc", None, "gradient", "adamw"), ("tagc", None, "step", "step"),
-    ("topk:density=0.1", None, "step", "step"), ("onebit", None, "step", "step"), ("efsignsgd", "step", "step", "step"),
-    ("topk:density=0.1", "adamw", "gradient", "adamw"), ("tagc", "lion", "gradient", "lion"),
-    ("dgc:density=0.1", None, "gradient", "sgd"), ("signum", None, "step", "step"), ("signsgd", None, "gradient", "sgd"),
-    ("dgc:density=0.1", "adamw", "gradient", "adamw"),
-])
-def test_what_a_codec_is_trained_by_unless_told(addresses, codec, named, push, optimizer):
-    with ShardedOptimizer(make_model(), servers=addresses(1), job="defaults", codec=codec, optimizer=named,
-                          lr=1e-3) as made:
-        assert (made.job.push, made.job.optimizer) == (push, optimizer)
-
-
-@pytest.mark.parametrize("codec", ["tagc", "topk", "threshold", "randomk", "dgc"])
-def test_norms_and_small_tensors_travel_dense_beside_a_sparse_codec(codec):
-    rules = gradwire.default_rules(codec + ":" + ("value=1" if codec == "threshold" else "density=0.1"))
-    assert [(rule.codec, tuple(rule.roles), rule.max_elements) for rule in rules] == [
-        ("dense:values=fixed16", ("norm", "bias"), 0), ("dense:values=fixed16", (), 1023)]
-    assert gradwire.default_rules("onebit") == gradwire.default_rules("dense:fp32") == []
-
-
 def test_what_cannot_be_sharded_is_named(addresses):
     model = make_model()
     model.mlp.double()

@@ -47,7 +47,7 @@ class Scaling:
 
 
 def alone(job: JobSpec) -> bool:
-    """No other worker can be in the job: nothing needs to be agreed on."""
+    """Whether no other worker can be in the job, so that nothing needs to be agreed on."""
     return (job.max_workers or job.workers) == 1
 
 
@@ -75,7 +75,7 @@ class HandedOver:
 
 
 def take(optimizer: Any) -> Scaling | None:
-    """What a GradScaler handed over for this step; None where it did not call step(). It is gone then: the scaler would
-    multiply by what a failed step() left behind."""
+    """What a GradScaler handed over for this step; None where none called step(). Taking removes it: a scaler multiplies by
+    what it finds, also by what a failed step() has left."""
     grad_scale, found_inf, scaler = (optimizer.__dict__.pop(name, None) for name in ("grad_scale", "found_inf", "_scaler"))
     return None if found_inf is None else Scaling(grad_scale, found_inf, scaler)

@@ -1,4 +1,4 @@
-"""Into a job: what becomes of one that exists, how long a worker waits for a place, what a checkpoint begins with."""
+"""How a worker gets into a job: what becomes of one that exists, how long it waits for a place, what its checkpoint begins."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ logger = logging.getLogger("gradwire")
 
 EXIST = ("join", "new", "error")
 _PAUSE_SECONDS = 0.25
-_ENDING_SECONDS = 5.0  # a process that was told to end may take so long
-_GONE_CODES = (0, 5, 9)  # deleted, not there, in use or changed meanwhile: looked at again
+_ENDING_SECONDS = 5.0  # how long a process that was told to end may take
+_GONE_CODES = (0, 5, 9)  # deleted, not there, in use or changed meanwhile: clear() looks again
 
 
 def check_exist(exist: str) -> None:
@@ -62,7 +62,7 @@ def reachable(servers: Sequence[str], job: str, timeout: float) -> list[Answer]:
 
 
 def clear(servers: Sequence[str], job: str, timeout: float, doomed: Callable[[dict[str, Any]], bool], why: str) -> None:
-    """Deletes the job on the shards whose status is `doomed`, when the members that are gone have run out of their leases."""
+    """Deletes the job on the shards whose status is `doomed`, once the leases of members that are gone have ended."""
     end = time.monotonic() + timeout
     leases = Leases()
     told = False
@@ -92,7 +92,8 @@ def clear(servers: Sequence[str], job: str, timeout: float, doomed: Callable[[di
 
 def settle_existing(servers: Sequence[str], job: str, exist: str, connect_timeout: float, start_timeout: float,
                     check_file: Callable[[], None]) -> None:
-    """exist="new" and "error", before the job is joined. check_file raises where the file that begins it cannot."""
+    """Carries out exist="new" and "error", before the job is joined. check_file raises where the checkpoint, if there is one,
+    cannot begin the job."""
     if exist == "join":
         return
     answers = reachable(servers, job, connect_timeout)
@@ -103,7 +104,7 @@ def settle_existing(servers: Sequence[str], job: str, exist: str, connect_timeou
         return
     if statuses(answers):
         check_file()
-    # One that nobody has trained may be another worker's that begins just now.
+    # A job that nobody has trained may be that of another worker, which begins just now.
     clear(servers, job, start_timeout,
           lambda status: int(status["version"]) > 0 or (int(status["joined"]) == 0 and int(status["unused_s"]) >= 2),
           "exist='new' begins anew")
@@ -122,12 +123,12 @@ def begins_anew(servers: Sequence[str], job: JobSpec, version: int, connect_time
         clear(servers, job.name, start_timeout, lambda status: int(status["version"]) > 0,
               f"{len(servers) - len(here)} of {len(servers)} shards lost it, and a checkpoint begins it anew")
         return True
-    # Nobody trained it: another worker has begun it with its checkpoint.
+    # A job that nobody has trained: another worker has begun it with its own checkpoint.
     return version > 0 and len(here) == len(servers) and max(_versions(answers)) == 0
 
 
 def patiently(take: Callable[[], Any], timeout: float) -> Any:
-    """What `take` returns, once a process of this host that has the name has ended."""
+    """What `take` returns. Where another process of this host has the name, waits a little for its end."""
     end = time.monotonic() + min(timeout, _ENDING_SECONDS)
     while True:
         try:
@@ -140,7 +141,7 @@ def patiently(take: Callable[[], Any], timeout: float) -> Any:
 
 def admitted(make: Callable[[], Any], failed: Callable[[], None], servers: Sequence[str], job: JobSpec, worker: str,
              timeout: float) -> Any:
-    """What `make` returns, which joins; `failed` comes between two calls. Where the places are taken, or the name is, it
+    """What `make` returns, which joins; `failed` is called between two tries. Where the name or all places are taken, this
     waits for members that may be gone."""
     end = time.monotonic() + timeout
     leases = Leases()
@@ -155,8 +156,8 @@ def admitted(make: Callable[[], Any], failed: Callable[[], None], servers: Seque
             named = isinstance(refused, AlreadyExists)
             full = any(int(s["joined"]) >= (job.max_workers or job.workers) for s in statuses(answers))
             if not (named or full):
-                raise  # of memory, or of jobs
-            # Who has left meanwhile makes room.
+                raise  # the servers have no memory, or no room for another job
+            # A member that has left meanwhile has made room.
             holders = [name for name in sorted(workers_of(answers)) if name == worker or not named]
             alive = bool(holders) and leases.alive(answers, asked, holders)
             if alive or time.monotonic() >= end:

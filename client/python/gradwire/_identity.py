@@ -1,6 +1,6 @@
-"""Who a worker is: a name that no two processes share, and that one which was killed and started again takes up again.
+"""Who a worker is: a name that no two processes share, and that a process gets again when it was killed and started again.
 
-In this order: GRADWIRE_WORKER; RANK, as torchrun sets it, where its world is this job's; the name of the pod in
+In this order: GRADWIRE_WORKER; torchrun's RANK, where its WORLD_SIZE fits the job's workers; the name of the pod in
 Kubernetes; the host's name. The last two are numbered among the processes of the host (or pod) that are workers of the same
 job: a number is a byte of a file that is locked, and the kernel unlocks it when the process ends, however it ends.
 """
@@ -26,9 +26,9 @@ except ImportError:  # a system without these locks: names have the process's nu
     fcntl = None  # type: ignore[assignment]
 
 _MAX_BASE = 100  # characters; servers take names of 128
-_MOST_PROCESSES = 4096  # of a host, that a checkpoint's name is looked for among
-_lock = threading.RLock()  # a collection inside may free a name
-_held: set[tuple[str, int]] = set()  # names by process, and bytes of the file: of sessions of this process
+_MOST_PROCESSES = 4096  # of a host: so many numbers are tried for the name in a checkpoint
+_lock = threading.RLock()  # its holder may take it again: a garbage collection can release a name
+_held: set[tuple[str, int]] = set()  # by this process: (job and name, 0), or ("", byte of the file)
 _file: int | None = None
 
 
@@ -47,7 +47,7 @@ def _lock_file() -> int:
 
 
 def _host() -> str:
-    """The host's name, and which lock file counts its processes: containers may share the first and not the second."""
+    """The host's name and a token of its lock file: containers may share the name and not the file."""
     fd = _lock_file()
     fcntl.lockf(fd, fcntl.LOCK_EX, 1, 0)
     try:
@@ -65,7 +65,7 @@ def _from_environment(workers: tuple[int, int]) -> str | None:
     if named := os.environ.get("GRADWIRE_WORKER"):
         return named
     rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    # With another world each worker of the job is one of its own, and ranks repeat.
+    # Otherwise several torchruns share the job, and their ranks repeat.
     if rank.isdecimal() and (not world or (world.isdecimal() and workers[0] <= int(world) <= workers[1])):
         return f"rank-{rank}"
     return None
@@ -116,7 +116,7 @@ def _take_on_host(base: str, scope: str, wanted: str | None) -> Name:
             if free:
                 fcntl.lockf(_lock_file(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, key[1])
         except BlockingIOError:
-            free = False  # another process
+            free = False  # another process has it
         if free:
             _held.add(key)
             return Name(text, key)
@@ -124,7 +124,7 @@ def _take_on_host(base: str, scope: str, wanted: str | None) -> Name:
             raise AlreadyExists(_not_this_worker(wanted, "which lives on this host"))
     if wanted is None:
         raise AssertionError
-    return _take_once(wanted, scope)  # of another host
+    return _take_once(wanted, scope)  # the name was given on another host
 
 
 def _take_once(wanted: str, scope: str) -> Name:
@@ -136,8 +136,8 @@ def _take_once(wanted: str, scope: str) -> Name:
 
 
 def take_name(job: str, workers: tuple[int, int], wanted: str | None = None) -> Name:
-    """The first name of this process that is free in this job; or `wanted`, which a checkpoint has: AlreadyExists while
-    another worker of this host has it, FailedPrecondition where this process is another one."""
+    """The first name of this process that is free in this job; or `wanted`, the name in a checkpoint. AlreadyExists while
+    another worker of this host has that name, FailedPrecondition where the environment names this process otherwise."""
     with _lock:
         if chosen := _from_environment(workers):
             if wanted is None:

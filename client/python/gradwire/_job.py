@@ -9,6 +9,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from . import _core
+
 ROLES = ("embedding", "attention", "mlp", "norm", "bias", "head", "other")
 _OPTIMIZERS = ("none", "sgd", "adamw", "lamb", "lans", "lion", "step")
 _PUSHES = ("gradient", "step", "delta")
@@ -122,32 +124,22 @@ class Group:
                 "beta2": _real("betas[1]", self.betas[1]), "epsilon": _real("eps", self.eps)}
 
 
-def _name(codec: str) -> str:
-    return codec.split(":", 1)[0]
-
-
-# From the convergence study (tests/bench/README.md). Codecs that keep something on the worker train better by steps: the
-# residual is the momentum. Gradients of those with a momentum of their own, or with nothing but signs, go to plain SGD.
-_SPARSE = frozenset({"tagc", "topk", "threshold", "randomk", "dgc"})
-_TRAIN_BY_STEPS = _SPARSE - {"dgc"} | {"onebit", "efsignsgd", "signum", "powersgd"}
-_TRAIN_BY_SGD = frozenset({"dgc", "signum", "signsgd"})
-
-
 def default_push(codec: str, optimizer: str | None) -> str:
     """What workers push by this codec; an optimizer that was asked for, other than "step", gets gradients."""
-    return "step" if _name(codec) in _TRAIN_BY_STEPS and optimizer in (None, "step") else "gradient"
+    steps = optimizer in (None, "step") and _core.training_defaults(codec)["push_steps"]
+    return "step" if steps else "gradient"
 
 
 def default_optimizer(codec: str, push: str) -> str:
-    """What the shards do with it."""
+    """What the shards do with what workers push."""
     if push != "gradient":
         return "step"
-    return "sgd" if _name(codec) in _TRAIN_BY_SGD else "adamw"
+    return "sgd" if _core.training_defaults(codec)["gradients_to_sgd"] else "adamw"
 
 
 def default_rules(codec: str) -> list[Rule]:
     """With a sparse codec, norms, biases and tensors below 1024 elements travel dense, as 16-bit fixed point."""
-    if _name(codec) not in _SPARSE:
+    if not _core.training_defaults(codec)["small_dense"]:
         return []
     return [Rule("dense:values=fixed16", roles=("norm", "bias")), Rule("dense:values=fixed16", max_elements=1023)]
 
@@ -158,14 +150,14 @@ class JobSpec:
 
     push: "gradient" (the shards run the optimizer), "step" (gradients preconditioned by each worker's second moment;
     use optimizer="step") or "delta" (how far the training loop came by itself). residual_decay: what waits in the residual
-    of a sparse codec is multiplied by it before a step or a delta is added to it; above 0, at most 1.
+    of a sparse codec is multiplied by this before the next step or delta is added; above 0, at most 1.
     optimizer: one of "none", "sgd", "adamw", "lamb", "lans", "lion", "step"; "lamb" and "lans" step by layer, with the
     norms of whole tensors, on however many shards these lie. clip_norm: the mean of all tensors is scaled down to this
-    norm before it is applied (0: it is not). For these, shard servers must reach each other at the addresses that
-    workers use. workers: how many must join before the first round, and the most there can be unless max_workers says
-    otherwise. rules: None stands for default_rules(codec).
-    update_codec: the shards compress what they send back with it, for example "topk:density=0.001,values=fp16", and keep
-    what that drops for the next round; "" sends the mean as it is. Rules have their own.
+    norm before it is applied (0: it is not). For "lamb", "lans" and clip_norm, shard servers must reach each other at
+    the addresses that workers use. workers: how many must join before the first round, and the most there can be unless
+    max_workers says otherwise. rules: None stands for default_rules(codec).
+    update_codec: the codec by which shards compress what they send back, for example "topk:density=0.001,values=fp16";
+    they keep what it drops for the next round. "" sends the mean as it is. A rule has an update_codec of its own.
     nonfinite: what becomes of a gradient with infinities or NaN: "refuse" (an error names the element, and this worker leaves
     the buckets of that tensor to the others), "sanitize" (such elements count as 0) or "skip" (the step is skipped by all
     workers and on all shards, as with a GradScaler; stats()["nonfinite_rounds"] counts). "skip" needs rounds="sync" and an
@@ -174,17 +166,17 @@ class JobSpec:
     second) or "interval:500" (every 500 ms; up to so much is lost with the power, nothing with the process), or "none" (a
     shard that dies takes the job with it). Other than with "none", every shard server needs --data-dir. on_disk_failure:
     rounds "wait" until the disk is well, or "continue" without it, which the job's status tells.
-    quorum: a round may close with this many workers when the others are late (0: it waits for all). How long it waits is
-    learned from how late they usually are: median + quorum_deviations (0: 6) times the median deviation, and at most as
-    long as the quorum itself took. What comes too late is sent again with the next round; a worker that is rounds behind
-    catches up in end_round() and counts them in stats()["skipped_rounds"].
-    rounds: "sync", or "bounded:S" (1 to 16): end_round() waits for all rounds but the last S, so that a worker may be up
-    to S rounds ahead of the slowest; gradients are then computed on parameters that lack at most S updates, and every
-    round still merges all workers. Not together with a quorum or optimizer="none". "async": nobody waits for anybody.
-    Every contribution is a step of its own, on whatever the parameters are by then, so a job makes as many steps as all
-    workers together; two runs differ. One that was computed on parameters more than S versions old ("async:S", 1 to 256;
-    without it 8 per worker, at least 32) comes with the next round instead. Workers pull parameters: join with
-    pull="params" or "params_bf16".
+    quorum: a round may close with this many workers when the others are late (0: it waits for all). How long a round
+    waits is learned from how late workers usually are: median + quorum_deviations (0: 6) times the median deviation,
+    and at most as long as the quorum itself took. What comes too late is sent again with the next round; a worker that
+    is rounds behind catches up in end_round() and counts them in stats()["skipped_rounds"].
+    rounds: "sync", or "bounded:S" (1 to 16): end_round() waits for all rounds but the last S, so that a worker may be
+    up to S rounds ahead of the slowest; gradients are then computed on parameters that lack at most S updates, and
+    every round still merges all workers. Not together with a quorum or optimizer="none". "async": nobody waits for
+    anybody. Every contribution is a step of its own, on whatever the parameters are by then, so a job makes as many
+    steps as all workers together; two runs differ. A contribution that was computed on parameters more than S versions
+    old ("async:S", 1 to 256; without it 8 per worker, at least 32) comes with the next round instead. Workers pull
+    parameters: join with pull="params" or "params_bf16".
     """
 
     name: str

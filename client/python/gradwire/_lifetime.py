@@ -1,6 +1,6 @@
-"""Leaving: sessions that are still members when the interpreter ends, and optimizers whose cell of a notebook runs again.
+"""Leaving: sessions that are still members when the interpreter ends, and optimizers whose notebook cell runs again.
 
-A worker that ends without leaving is waited for until its lease ends.
+Where a worker ends without leaving, the others wait for it until its lease ends.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ def _key(servers: Sequence[str], job: str) -> tuple[int, int, str, tuple[str, ..
 
 
 def note_session(session: Any) -> None:
-    """It leaves when the interpreter ends, unless it has left or was collected before."""
+    """From now on the session leaves when the interpreter ends, unless it has left or was garbage-collected before."""
     session._process = os.getpid()
     with _lock:
         _sessions.add(session)
 
 
 def note_optimizer(optimizer: Any, servers: Sequence[str], job: str) -> None:
-    """It is closed where this thread makes another one for the same job."""
+    """From now on the optimizer is closed when this thread makes another one for the same job."""
     with _lock:
         _optimizers[:] = [entry for entry in _optimizers if entry[0]() is not None]
         _optimizers.append((weakref.ref(optimizer), _key(servers, job)))
 
 
 def close_former(servers: Sequence[str], job: str, worker: str | None) -> None:
-    """Closes the optimizers that this thread has made before for this job, under this name or both without one.
+    """Closes the optimizers that this thread has made before for this job, with the same `worker` (or both without).
 
-    One thread cannot train two workers of a job, whose steps wait for each other; so it has given up the former.
+    One thread cannot train two workers of a job, whose steps wait for each other: it has given the former one up.
     """
     key = _key(servers, job)
     with _lock:

@@ -1,5 +1,5 @@
 """Parameters without a gradient. torch leaves them as they are; shards, which know one rule for all elements of a round, see
-a gradient of 0: where that is not the same, step() raises instead of training something else."""
+a gradient of 0: where the two differ, step() raises instead of training something else."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _ZEROS = ("or pass unused='zeros', which counts a missing gradient as 0 as zero_
           "several workers is then that of DistributedDataParallel)")
 
 
-Before = tuple[list[bool], int]  # which parameters had a gradient, none where that is not known; in how many steps
+Before = tuple[list[bool], int]  # which parameters had a gradient (empty: not known), and in how many steps
 
 
 def read_notes(notes: Mapping[str, str], tensors: int, checkpoint: str) -> Before:
-    """What a checkpoint of a job of so many tensors says, for Presence.restore. Raises DataLoss where it says nothing that
-    can be."""
+    """What a checkpoint of a job with this many tensors says, for Presence.restore. Raises DataLoss where that cannot be
+    what an optimizer wrote."""
     if _HAD not in notes:
         return [], 1
     had = notes[_HAD]
-    steps = notes.get(_STEPS, str(int("1" in had)))  # files of before do not count them
+    steps = notes.get(_STEPS, str(int("1" in had)))  # older checkpoints do not count their steps
     if len(had) != tensors or had.strip("01") or not re.fullmatch("[0-9]{1,18}", steps):
         raise DataLoss(
             f"checkpoint {checkpoint!r} was changed: its notes, {_HAD} {had[:64]!r} of {len(had)} characters and {_STEPS} "
@@ -39,7 +39,7 @@ def read_notes(notes: Mapping[str, str], tensors: int, checkpoint: str) -> Befor
 
 
 class Presence:
-    """Of the parameters of one optimizer. Knows the steps since it was made, and those that a state tells of."""
+    """Which parameters of one optimizer had gradients, in the steps since it was made and in those that a checkpoint tells of."""
 
     def __init__(self, job: JobSpec, parameters: Sequence[torch.Tensor], frozen: Sequence[tuple[str, torch.Tensor]],
                  policy: str):
@@ -49,7 +49,7 @@ class Presence:
         self._parameters = parameters
         self._frozen = frozen
         self._policy = policy
-        self._had = [False] * len(parameters)  # a gradient, in some step
+        self._had = [False] * len(parameters)  # whether each had a gradient in some step
         self._steps = 0
 
     def notes(self) -> dict[str, str]:
@@ -57,7 +57,7 @@ class Presence:
         return {_HAD: "".join("01"[had] for had in self._had), _STEPS: str(self._steps)}
 
     def restore(self, before: Before, checkpoint: str) -> None:
-        """The shards go on from the steps before."""
+        """Takes over what a checkpoint tells of the steps before it, from which the shards go on."""
         had, self._steps = before
         if len(had) == len(self._had):
             self._had = had
@@ -106,7 +106,7 @@ class Presence:
                 f"its momentum goes on. Give it a gradient in every step, {_ZEROS}")
 
     def _remembers(self, index: int) -> bool:
-        """A gradient of 0 behind others changes the parameter or its moments."""
+        """Whether a gradient of 0 after others changes the parameter or its moments."""
         if self._job.optimizer == "sgd":
             return self._job.groups[self._job.tensors[index].group].momentum != 0
         return self._job.push == "step" or self._job.optimizer not in ("step", "none")

@@ -47,7 +47,7 @@ def as_array(value: Any, what: str) -> np.ndarray:
 
 
 def _export(value: Any, stream: int) -> object:
-    """The DLPack capsule of an array on a device; `stream` waits there for what makes its values, nothing waits here."""
+    """The DLPack capsule of an array on a device; `stream` waits for the work that makes its values, the host does not."""
     if hasattr(value, "detach"):
         value = value.detach()
     torch = sys.modules.get("torch")
@@ -59,7 +59,7 @@ def _export(value: Any, stream: int) -> object:
 
 _MAX_SECONDS = 1e9
 _NOTE = "note."  # before the names of notes, in the metadata of a checkpoint
-_PATIENCE_MS = 1000  # of a wait that nothing is said about
+_PATIENCE_MS = 1000  # shorter waits are not watched
 
 
 def _milliseconds(name: str, seconds: float, least: float = 0.001) -> int:
@@ -80,7 +80,7 @@ class Session:
         self._servers = list(servers)
         self._round_timeout_ms = _milliseconds("round_timeout", round_timeout)
         self._release_name: Callable[[], object] = lambda: None  # where `join` did not choose the name
-        self._quiet_until = 0.0  # waits are told of once in a while
+        self._quiet_until = 0.0  # before this time no wait is logged
         self.worker = worker
         self.job = job
         self._device = device
@@ -106,10 +106,10 @@ class Session:
         self._core.begin_round(self._rates(lr))
 
     def begin_replacement(self) -> None:
-        """In the place of begin_round and tensor_ready: with end_round, what the parameters hold becomes those of the job.
+        """In the place of begin_round and tensor_ready: end_round then makes what the parameters hold the job's parameters.
 
-        Every worker does it in the same step, with the same values. Moments and residuals stay, and optimizers do not
-        count the round. Not before the first step; gradwire.GradwireError for jobs whose workers do not go in step
+        Every worker calls this in the same step, with the same values. Moments and residuals stay, and optimizers do not
+        count the round. Not before the first step. gradwire.GradwireError for jobs whose workers do not go in step
         (quorum, bounded, async) and codec powersgd.
         """
         self._core.begin_replacement()
@@ -117,16 +117,16 @@ class Session:
     def tensor_ready(self, tensor: int | str, gradient: Any) -> None:
         """The gradient of one tensor is complete; returns at once. It must not change until `end_round` returns.
 
-        On a device it is complete once the work that the current stream has now is done, which only the device waits for.
+        On a device the work that is in the current stream now completes the gradient; the host does not wait for that work.
         """
         index = self._index[tensor] if isinstance(tensor, str) else tensor
         self._core.tensor_ready(index, self._borrow(gradient, f"the gradient of {tensor!r}"))
 
     def end_round(self, timeout: float | None = None) -> None:
-        """Waits until every update is applied; from here on parameters change. After DeadlineExceeded call it again.
+        """Waits until every update is applied; the parameters change meanwhile. After DeadlineExceeded call it again.
 
-        With bounded staleness s (JobSpec.rounds) it returns once all but the last s rounds are applied. On a device they
-        change after the work that the current stream has now, and have changed when this returns.
+        With bounded staleness s (JobSpec.rounds) this returns once all but the last s rounds are applied. On a device the
+        parameters change after the work that is in the current stream now, and have changed when this returns.
         """
         self._await_caller()
         end = self._core.end_round
@@ -178,7 +178,7 @@ class Session:
 
     @property
     def version(self) -> int:
-        """Of the parameters in memory: every update before this round is in them."""
+        """The version of the parameters in memory; the updates of as many rounds are in them."""
         return self._core.version
 
     @property
@@ -198,7 +198,7 @@ class Session:
         self._save(path, {})
 
     def _save(self, path: str | os.PathLike[str], notes: dict[str, str]) -> None:
-        """With what notes_of finds in it."""
+        """As save, with notes that notes_of finds in the file."""
         self.drain()
         self._core.save(os.fspath(path), notes)
 
@@ -207,7 +207,7 @@ class Session:
         return self._core.buckets
 
     def leave(self, drain: bool = True) -> None:
-        """Ends the membership; the other workers go on without this one. drain: see drain, which comes first."""
+        """Ends the membership; the other workers go on without this one. drain: calls drain first."""
         try:
             if drain:
                 self._await_caller()
@@ -229,7 +229,7 @@ class Session:
         return _export(gradient, self._device.stream)
 
     def _await_caller(self) -> None:
-        """Parameters on a device change after what the caller's stream does with them until now."""
+        """Lets a session on a device wait, before it changes parameters, for what the caller's stream has to do with them."""
         if self._device is not None and self._parameters:
             _export(self._parameters[0], self._device.stream)
 
@@ -239,8 +239,8 @@ class Session:
 
 
 def _header_of(path: str) -> tuple[dict[str, str], int]:
-    """Of a checkpoint: its metadata, and how many tensors the job has; nothing for what is none, which joining will say more
-    about."""
+    """A checkpoint's metadata, and how many tensors its job has; nothing for a file that is no checkpoint, of which joining
+    says more."""
     try:
         with open(path, "rb") as file:
             header = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000)))
@@ -250,7 +250,7 @@ def _header_of(path: str) -> tuple[dict[str, str], int]:
 
 
 def _checkpoint_of(path: str) -> dict[str, str]:
-    """Who wrote it, of which job."""
+    """Which worker wrote a checkpoint, of which job and version; nothing for a file that is no checkpoint."""
     found, _ = _header_of(path)
     wanted = ("worker", "job", "version")
     whole = all(key in found for key in wanted) and re.fullmatch("[0-9a-f]{16}", found["version"])
@@ -258,7 +258,7 @@ def _checkpoint_of(path: str) -> dict[str, str]:
 
 
 def notes_of(path: str) -> tuple[dict[str, str], int]:
-    """Of a checkpoint, by name, and how many tensors its job has; nothing for what is none."""
+    """A checkpoint's notes by name, and how many tensors its job has; nothing for a file that is no checkpoint."""
     metadata, tensors = _header_of(path)
     return {key[len(_NOTE):]: value for key, value in metadata.items() if key.startswith(_NOTE)}, tensors
 
@@ -277,18 +277,18 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
     the job is left again.
 
     worker: unique in the job. By default GRADWIRE_WORKER, torchrun's RANK, the pod's name or the host's with a number: a
-    process that was killed and is started again has the name of before, and takes its place. Where the places of a job are
-    taken, or the name is, this waits within start_timeout for members that may be gone; if all are alive it raises
+    process that was killed and is started again has its former name, and takes its former place. Where the name or all
+    places of the job are taken, this waits within start_timeout for members that may be gone; if all are alive it raises
     ResourceExhausted or AlreadyExists. A session that was not left leaves when the interpreter ends.
 
     exist: what becomes of a job that was trained before. "join" goes on with it, from the shards' parameters, and the
     logger `gradwire` says so; "new" deletes it and begins anew, unless it has workers (AlreadyExists); "error" raises
-    AlreadyExists. It is "join" for the workers of one run that come one after another: a job that nobody trained yet is
-    joined in any case.
+    AlreadyExists. The workers of one run come one after another, so a job that nobody has trained yet is joined whatever
+    exist says.
 
     resume_from: a file of Session.save. Where the shards wait for the round that came next, this worker goes on with it,
     and nothing is lost or counted twice; where they went on without it, it starts from their parameters with the residuals
-    of the file (see Session.resumed). The worker is then by default the one that wrote the file; where another worker tries
+    of the file (see Session.resumed). The worker is then by default the one that wrote the file; where another worker takes
     it, this raises AlreadyExists or FailedPrecondition: each resumes from a file of its own. Where the servers do not
     have the job (durability none, and a server was started again; or another name), the file begins it: with its parameters
     and, where nothing but names differs, this worker's residuals and preconditioner; moments of the shards begin at 0.
@@ -310,12 +310,12 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
     job_json = job.to_json()
     checkpoint = "" if resume_from is None else os.fspath(resume_from)
 
-    def arrays() -> list[Any]:  # a capsule is taken once
+    def arrays() -> list[Any]:  # anew for each attempt: a capsule can be taken once
         if device is not None:
             return [_export(p, device.stream) for p in parameters]
         return [as_array(p, f"the parameter {names[i] if i < len(names) else i!r}") for i, p in enumerate(parameters)]
 
-    def check_file() -> None:  # before shards lose what it is to replace
+    def check_file() -> None:  # before shards lose the job that the file is to begin anew
         if checkpoint:
             _core.check_checkpoint(checkpoint, job_json)
 

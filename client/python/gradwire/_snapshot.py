@@ -32,9 +32,9 @@ def load_parameters(module: torch.nn.Module, path: str | os.PathLike[str]) -> No
     """Copies parameters.safetensors of a snapshot into a module, in place.
 
     The file has every trained parameter once: what a ShardedOptimizer was given, without frozen parameters and buffers, and
-    tied parameters under the first of their names. So `module.load_state_dict` misses the others, and strict=False would
-    also miss those of another model. Here each tensor of the file must have its parameter, each parameter that requires
-    gradients its tensor: else ValueError names it, and nothing is changed. Parameters that had no names are counted.
+    tied parameters under the first of their names. So `module.load_state_dict` may miss some, and with strict=False it would
+    take the file of another model. Here each tensor of the file must have its parameter, and each parameter that requires
+    gradients its tensor: else ValueError names it, and nothing is changed. Parameters without names go by their number.
     """
     tensors = read_safetensors(path)
     named = dict(module.named_parameters(remove_duplicate=False))

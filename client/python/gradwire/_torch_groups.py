@@ -1,4 +1,4 @@
-"""Parameter groups of torch.optim as a job sees them: which tensors, and which hyper-parameters are fixed with it."""
+"""Parameter groups of torch.optim as a job sees them: which tensors, and which hyper-parameters the job fixes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def named_groups(params: Any) -> tuple[list[dict[str, Any]], list[tuple[str, tor
         raise ValueError("the optimizer got an empty list of parameters")
     groups = [dict(g) for g in entries] if isinstance(entries[0], dict) else [{"params": entries}]
     count = 0
-    seen: dict[int, int] = {}  # which group has it
+    seen: dict[int, int] = {}  # the group of each tensor, by id
     frozen: list[tuple[str, torch.Tensor]] = []
     for number, group in enumerate(groups):
         members = group["params"]
@@ -51,7 +51,7 @@ def named_groups(params: Any) -> tuple[list[dict[str, Any]], list[tuple[str, tor
 
 # What a job fixes when it is created. Learning rates are not among them: they travel with every round.
 _FIXED = ("momentum", "nesterov", "betas", "eps", "weight_decay")
-# What torch's optimizers would do otherwise for a group that has it, and shards cannot.
+# Options of torch's optimizers that those of the shards do not have.
 _UNKNOWN = ("maximize", "amsgrad", "dampening")
 
 
@@ -94,7 +94,7 @@ def check_parameter(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_apart(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
-    """Each parameter is one of its own on the shards: where two of them have the same memory, both updates come into it."""
+    """Each parameter is one of its own on the shards: where two share memory, the updates of both would go there."""
     end, before = 0, ""
     for begin, size, name in sorted((t.data_ptr(), t.numel() * t.element_size(), n) for n, t in zip(names, tensors, strict=True)):
         if size and begin < end:

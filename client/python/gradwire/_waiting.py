@@ -16,7 +16,7 @@ from . import _core
 
 logger = logging.getLogger("gradwire")
 
-FIRST_SECONDS = 5.0  # of a wait, before it is told
+FIRST_SECONDS = 5.0  # how long a wait is before the first line about it
 LONGEST_SECONDS = 60.0  # between two lines
 _POLL_SECONDS = 0.5
 _ASK_MS = 2000
@@ -37,7 +37,7 @@ def statuses(answers: Sequence[Answer]) -> list[dict[str, Any]]:
 
 
 def missing(answers: Sequence[Answer]) -> bool:
-    """No shard has the job."""
+    """Whether no shard has the job."""
     return all(isinstance(answer, tuple) and answer[0] == _NOT_FOUND for answer in answers)
 
 
@@ -46,7 +46,7 @@ def unreachable(answers: Sequence[Answer]) -> list[str]:
 
 
 def workers_of(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
-    """Members by name; one of several shards is awaited where one of them awaits it, gone where it is gone on one."""
+    """Members by name. One that any shard awaits counts as awaited, one whose connection to any shard is gone as gone."""
     workers: dict[str, dict[str, Any]] = {}
     for status in statuses(answers):
         for worker in status["workers"]:
@@ -96,7 +96,7 @@ def tell(notices: Sequence[str]) -> None:
 
 
 class Waiting:
-    """A context in which a wait is told of: first after FIRST_SECONDS, then in ever longer intervals."""
+    """A context that logs what its wait is for: first after FIRST_SECONDS, then in ever longer intervals."""
 
     def __init__(self, what: str, servers: Sequence[str], job: str, worker: str,
                  notices: Callable[[], Sequence[str]] | None = None, waited: float = 0.0, quiet_until: float = 0.0):
@@ -117,7 +117,7 @@ class Waiting:
         self._over.set()
 
     def _run(self) -> None:
-        # Of a daemon thread's wait, which nobody ends when the interpreter does.
+        # A wait in a daemon thread is not ended when the interpreter ends: this thread ends by itself then.
         while not self._over.wait(_POLL_SECONDS) and threading.main_thread().is_alive():
             if self._notices is not None:
                 tell(self._notices())

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-_COST = 100  # of the time that digests take: how long there is none
+_COST = 100  # after a digest there is none for this many times the time that it took
 
 
 class Watch:
-    """Of the parameters of one optimizer. Updates of the session do not count: they pass torch's version counters by, as do
-    writes through p.data or NumPy; for these a digest is taken behind a step and compared before the next one, for about a
-    hundredth of the time."""
+    """Finds writes into the parameters of one optimizer. Torch's version counters show those that go through torch. The
+    session's updates pass the counters by, as do writes through p.data or NumPy; to find the latter, a digest is taken
+    behind a step and compared before the next one, for about a hundredth of the time."""
 
     def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor], digest: Callable[[], str]):
         self._names = names
@@ -30,20 +30,20 @@ class Watch:
         self.note()
 
     def note(self) -> None:
-        """A step was made."""
+        """A step was made: takes a digest, if one is due."""
         begin = time.monotonic()
         if begin < self._due:
             return
         self._digest = self._make_digest()
         end = time.monotonic()
-        self._due = end + 2 * _COST * (end - begin)  # the other one comes before the next step
+        self._due = end + 2 * _COST * (end - begin)  # twice: written() takes one as well
 
     def drained(self) -> None:
-        """Updates came between two steps: the digest is of what was before them."""
+        """Updates came between two steps: drops the digest, which is of what was before them."""
         self._digest = None
 
     def replaced(self) -> str | None:
-        """A parameter that lies elsewhere than it did."""
+        """The name of a parameter that lies elsewhere than it did."""
         for name, p, address in zip(self._names, self._parameters, self._addresses, strict=True):
             if p.data_ptr() != address:
                 return name
@@ -57,6 +57,6 @@ class Watch:
             return written[0] if written else None
         if self._make_digest() != self._digest:
             return written[0] if written else "a parameter (through p.data or NumPy)"
-        self._versions = [p._version for p in self._parameters]  # what was there before was written back
+        self._versions = [p._version for p in self._parameters]  # the former values were written back
         self._digest = None
         return None

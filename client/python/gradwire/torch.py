@@ -31,7 +31,7 @@ DEFAULT_CODEC = "tagc:density=0.01,warmup_rounds=40,warmup_density=0.05"
 
 @contextlib.contextmanager
 def _checkpoint_file(source: str | os.PathLike[str] | Mapping[str, Any] | None) -> Iterator[str | None]:
-    """The path of a checkpoint that is a file, or lies in a state_dict()."""
+    """The path of a checkpoint, which is a file or lies in a state_dict()."""
     if not isinstance(source, Mapping):
         yield None if source is None else os.fspath(source)
         return
@@ -51,38 +51,41 @@ class ShardedOptimizer(torch.optim.Optimizer):
     params: as for any optimizer; named_parameters() (or the module itself) lets roles and rules see names. Every
     worker builds the same model in the same order with the same arguments; the first worker's values start the job.
 
-    push: "step" (the default for tagc, topk, threshold, randomk, onebit, efsignsgd, signum and powersgd, if no optimizer
-    is named) sends g/sqrt(v), made with each worker's own second moment (betas[1], eps). "delta" sends what the training
-    loop leaves in .grad, how far it came by itself. What a sparse codec does not send of either waits, times
-    residual_decay (0.98 for "step", 1 for "delta"), for the next one: the residual is the momentum. "gradient" (the default
-    otherwise) sends the gradient to an optimizer on the shards: "adamw" (the default), "sgd" (the default for dgc,
-    signum and signsgd), "lamb", "lans" or "lion". betas: (0.9, 0.99) for "step" and "lion", else (0.9, 0.999). eps:
-    1e-6 for "lamb" and "lans", else 1e-8. clip_norm: the mean gradient of all workers is scaled down to this norm on
-    the shards (not with push="step"). roles: name -> role where the guess is wrong; rules: which tensor travels by
-    which codec; unless given, norms, biases and tensors below 1024 elements travel dense beside a sparse codec.
+    push: "step" (the default for tagc, topk, threshold, randomk, onebit, efsignsgd, signum and powersgd, if no
+    optimizer is named) sends g/sqrt(v), made with each worker's own second moment (betas[1], eps). "delta" sends what
+    the training loop leaves in .grad: how far it came by itself. What a sparse codec does not send of a step or delta
+    waits in the residual, times residual_decay (0.98 for "step", 1 for "delta"), for the next one: the residual is the
+    momentum. "gradient" (the default otherwise) sends the gradient to an optimizer on the shards: "adamw" (the
+    default), "sgd" (the default for dgc, signum and signsgd), "lamb", "lans" or "lion". betas: (0.9, 0.99) for "step"
+    and "lion", else (0.9, 0.999). eps: 1e-6 for "lamb" and "lans", else 1e-8. clip_norm: the mean gradient of all
+    workers is scaled down to this norm on the shards (not with push="step"). roles: name -> role where the guess is
+    wrong; rules: which tensor travels by which codec; without rules, norms, biases and tensors below 1024 elements
+    travel dense beside a sparse codec.
     update_codec: what the shards compress the update with on its way back, such as "topk:density=0.001,values=fp16"; they
-    keep what it drops for the next step. weight_decay is decoupled but with "sgd". Learning rates come from param_groups and travel with each
-    round, so LR schedulers work; all workers must follow the same schedule.
+    keep what it drops for the next step. weight_decay is decoupled, except with "sgd". Learning rates come from
+    param_groups and travel with each round, so LR schedulers work; all workers must follow the same schedule.
 
     Parameters lie in host memory or all on one CUDA device: move the model there before the optimizer is made. On a device
     gradients are encoded where they are, updates applied where the parameters are, and codecs are tagc or dense.
 
-    Gradients are sent by step(), as they are then: accumulation, clipping, unscaling and several losses work as with any
-    optimizer. overlap=True sends each during backward, as soon as it is there, for loops with one backward pass per step and
-    nothing between that and step(): pass accumulate=N for N backward passes per step, or wrap all but the last in no_sync().
-    What comes too late then (clipping, another backward pass, zero_grad()) raises gradwire.FailedPrecondition.
+    Gradients are sent by step(), as they are then: accumulation, clipping, unscaling and several losses work as with
+    any optimizer. overlap=True sends each during backward, as soon as it is there, for loops with one backward pass per
+    step and nothing between that and step(): pass accumulate=N for N backward passes per step, or wrap all but the last
+    in no_sync(). With it, what comes after a gradient was sent (clipping, another backward pass, zero_grad()) raises
+    gradwire.FailedPrecondition.
 
-    unused: a parameter without a gradient is left alone by torch; shards see a gradient of 0. "refuse" (the default): where
-    that is not the same (weight decay; momentum of gradients before; a first gradient in a later step, which torch's AdamW
+    unused: torch leaves a parameter without a gradient alone; shards see a gradient of 0. "refuse" (the default): where
+    the two differ (weight decay; momentum of gradients before; a first gradient in a later step, which torch's AdamW
     counts anew) step() raises gradwire.FailedPrecondition. "zeros": a missing gradient counts as 0. Parameters that are
     frozen when the optimizer is made are not part of the job.
 
-    Only step() may write into the parameters: where something else wrote into one in between, the next step() raises
-    gradwire.FailedPrecondition before anything is sent.
+    Only step() may write into the parameters: where something else wrote into one (load_state_dict, clamp_), the next
+    step() raises gradwire.FailedPrecondition before anything is sent, unless reset_parameters() has brought the values
+    to the shards and to all workers.
 
     quorum=k lets a round close over workers that are late, see JobSpec. A worker that was late or away for rounds catches
     up in step(): parameters jump to where the others are, and skipped_rounds says how many rounds step() passed over.
-    Advance a learning-rate scheduler by as many, so that it stays in step with the other workers'.
+    Advance a learning-rate scheduler by as many, so that it agrees with the other workers'.
 
     rounds="bounded:S" lets a worker run up to S rounds ahead of the slowest one: step() returns without the last S updates,
     which come with later steps. drain() waits for them; close(), save() and state_dict() do so by themselves.
@@ -91,34 +94,29 @@ class ShardedOptimizer(torch.optim.Optimizer):
     those of a batch of one worker. pull is then "params" (the default) or "params_bf16", else "update" (the default).
 
     step() raises gradwire.InvalidArgument for a non-finite gradient (nonfinite="sanitize" counts it as 0 instead, "skip"
-    skips the step),
-    gradwire.Unavailable when a shard is lost, gradwire.DeadlineExceeded when other workers are slow: then call step()
-    again, without another backward pass.
+    skips the step), gradwire.Unavailable when a shard is lost, gradwire.DeadlineExceeded when other workers are slow:
+    then call step() again, without another backward pass.
 
-    nonfinite="skip" is for loops that scale their loss (fp16 autocast): where a gradient of any worker is not finite, all
-    workers and shards skip the step; parameters, moments and residuals stay as they were. After step(), `skipped` says
-    whether it was, the same on every worker, so that all lower their scale together, and stats()["nonfinite_rounds"] how
-    often. A torch.amp.GradScaler works as it stands, and so does one on every worker: all lower their scale together. Without
-    one, set loss_scale: gradients are divided by it as they are sent. With max_workers=1 a GradScaler needs no
-    nonfinite="skip".
+    nonfinite="skip" is for loops that scale their loss (fp16 autocast): where a gradient of any worker is not finite,
+    all workers and shards skip the step; parameters, moments and residuals stay as they were. A torch.amp.GradScaler on
+    every worker works as it stands: all lower their scale together. After step(), `skipped` says whether the step was
+    skipped, the same on every worker, and stats()["nonfinite_rounds"] how often. Without a GradScaler, set loss_scale:
+    gradients are divided by it as they are sent. With max_workers=1 a GradScaler needs no nonfinite="skip".
 
     durability: "none", or "fsync", "interval" or "interval:500" (milliseconds) on servers with --data-dir: then a shard
     server that is killed comes back with every version that anyone saw, and step() goes on when it is there.
     on_disk_failure: "wait" or "continue", see JobSpec.
 
-    Parameters change by step(). What else writes into them in mid-job (load_state_dict, clamp_) is noticed by the next
-    step(), unless reset_parameters() brings it to the shards and to all workers.
-
     Only learning rates may change during a job. Any other changed hyper-parameter of a group makes the next step() raise
     gradwire.FailedPrecondition; nothing is ignored.
 
-    state_dict() holds the parameter groups and a checkpoint of this worker (for torch.save): parameters, moments, residuals,
-    the preconditioner, and which version of which job they are of. save() writes the checkpoint alone to a file. Both are
-    taken between two steps, and are gone on from by making the optimizer with resume_from=, a state_dict() or a path. While
-    the shards wait for this worker's next step (it was taken after the last step, and this worker is back within its lease),
-    that is as if nothing had happened; else parameters come from the shards, residuals from the checkpoint:
-    session.resumed tells which. The training loop restores what is its own: its place in the data, schedulers, random
-    numbers.
+    state_dict() holds the parameter groups and a checkpoint of this worker (for torch.save): parameters, moments,
+    residuals, the preconditioner, and which version of which job they belong to. save() writes the checkpoint alone to
+    a file. Call either between two steps. To go on from it, make the optimizer with resume_from=, a state_dict() or a
+    path. While the shards wait for this worker's next step (the checkpoint was taken after the last step, and this
+    worker is back within its lease), that is as if nothing had happened; else parameters come from the shards,
+    residuals from the checkpoint: session.resumed tells which of the two. The training loop restores what is its own:
+    its place in the data, schedulers, random numbers.
 
     Where the servers do not have the job of a state (durability "none" and a server was started again, or job= is another
     name), resume_from begins it: parameters, residuals and the preconditioner are those of the state, moments that shards
@@ -200,10 +198,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.skipped = False
         self._loss_scale = 1.0
         self._zeros: torch.Tensor | None = None
-        self._replacing = False  # reset_parameters() timed out
+        self._replacing = False  # reset_parameters() began and has not ended: it timed out
         self._forget_round()
         self.named, self.closed = worker, False
-        self.superseded = False  # closed for another one of the same job
+        self.superseded = False  # closed because this thread made another one for the same job
         addresses = [servers] if isinstance(servers, str) else list(servers)
         with _checkpoint_file(resume_from) as checkpoint:
             before = read_notes(*notes_of(checkpoint), checkpoint) if checkpoint else None
@@ -302,7 +300,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
 
     def _check_sent(self) -> None:
-        """What torch would still take into account comes too late for what backward sent."""
+        """Raises where a gradient or a learning rate was changed after backward sent gradients: torch would still count it."""
         for index, (grad, version) in self._ready.items():
             now = self._params[index].grad
             if now is not grad or (grad is not None and grad._version != version):
@@ -376,8 +374,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._watch.accept()
 
     def _send_all(self) -> bool:
-        """Everything that may still fail comes before the first gradient of the step is sent. False: there is no round, a
-        GradScaler found an infinity and no other worker needs to hear of it."""
+        """Checks all that may still fail, then sends what backward has not sent. False: nothing was sent, for a GradScaler found
+        an infinity and no other worker needs to hear of it."""
         scale = self._loss_scale
         overflow = False
         self._scaling = _amp.take(self)
@@ -395,7 +393,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._check_gradient(index)
         self._begin()
         for index in reversed(range(len(self._params))):
-            if overflow and index == 0:  # whatever became of it since it was found, this step is skipped
+            if overflow and index == 0:  # whatever became of the infinity meanwhile, all skip this step
                 poison = torch.full_like(self._params[0], math.nan, requires_grad=False)
                 self.session.tensor_ready(0, poison)
                 self._ready[0] = (poison, poison._version)
@@ -410,7 +408,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @property
     def loss_scale(self) -> float:
-        """By what the loss of the coming backward passes is multiplied: each .grad is divided by it when it is sent."""
+        """The factor by which the loss of the coming backward passes is multiplied: each .grad is divided by it when sent."""
         return self._loss_scale
 
     @loss_scale.setter
@@ -482,7 +480,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self.session.stats()
 
     def digest(self) -> str:
-        """SHA-256 of the parameters; equal on all workers after the same step (with rounds="bounded:S", and drain())."""
+        """SHA-256 of the parameters; equal on all workers after the same step (with rounds="bounded:S", after drain())."""
         return self.session.digest()
 
     def drain(self) -> None:
@@ -491,13 +489,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         try:
             self.session.drain()
         except Exception:
-            self._watch.drained()  # as far as it came
+            self._watch.drained()  # some updates may have come
             raise
         if self.session.version != before:
             self._watch.drained()
 
     def close(self, drain: bool = True) -> None:
-        """Leaves the job, after drain(). The parameters stay as they are then."""
+        """Leaves the job, after drain() unless drain=False. The parameters stay as they are then."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -25,6 +25,7 @@
 #include "client/python/src/jobs.h"
 #include "client/python/src/tensor.h"
 #include "common/base/status_macros.h"
+#include "common/codec/family.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "common/storage/posix_disk.h"
@@ -357,6 +358,15 @@ std::string RoleName(const std::string& name, const std::vector<uint64_t>& shape
   return v1::Role_Name(GuessRole(name, shape)).substr(5);
 }
 
+std::map<std::string, bool> DefaultsOfCodec(const std::string& codec) {
+  const absl::StatusOr<CodecSpec> spec = ParseCodecSpec(codec);
+  Check(spec.status());
+  const TrainingDefaults defaults = FamilyOf(*spec).Training(*spec);
+  return {{"push_steps", defaults.push_steps},
+          {"gradients_to_sgd", defaults.gradients_to_sgd},
+          {"small_dense", defaults.small_dense}};
+}
+
 }  // namespace
 }  // namespace gradwire
 
@@ -365,6 +375,8 @@ PYBIND11_MODULE(_core, m) {
   using gradwire::PySession;
   m.doc() = "The C++ session of Gradwire; use the names of the package gradwire instead.";
   m.def("guess_role", &gradwire::RoleName, py::arg("name"), py::arg("shape"));
+  m.def("codec_names", &gradwire::CodecNames);
+  m.def("training_defaults", &gradwire::DefaultsOfCodec, py::arg("codec"));
   m.def("check_checkpoint", &gradwire::CheckCheckpoint, py::arg("path"), py::arg("job_json"));
   gradwire::AddJobs(m);
   py::class_<PyDevice, std::shared_ptr<PyDevice>>(m, "Device")

@@ -51,6 +51,7 @@ class PowerSgdFamily final : public CodecFamily {
   Explanation Explain(const CodecSpec& spec, uint64_t elements) const override {
     return powersgd::Explain(std::get<PowerSgdSpec>(spec), elements);
   }
+  TrainingDefaults Training(const CodecSpec&) const override { return {.push_steps = true}; }
 
   uint64_t FactorsAt(const Job& job, const BucketLayout& slice, uint64_t version) const override {
     return SizeOf(MatricesOf(job, slice), FactorPlannedAt(version));

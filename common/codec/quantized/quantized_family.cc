@@ -82,6 +82,13 @@ class QuantizedFamily final : public CodecFamily {
   Explanation Explain(const CodecSpec& spec, uint64_t elements) const override {
     return quantized::Explain(std::get<QuantizedSpec>(spec), elements);
   }
+  TrainingDefaults Training(const CodecSpec& spec) const override {
+    using Scheme = QuantizedSpec::Scheme;
+    const Scheme scheme = std::get<QuantizedSpec>(spec).scheme;
+    const bool votes = scheme == Scheme::kSigNum || scheme == Scheme::kSignSgd;
+    const bool keeps_rest = scheme == Scheme::kOneBit || scheme == Scheme::kEfSignSgd;
+    return {.push_steps = keeps_rest || scheme == Scheme::kSigNum, .gradients_to_sgd = votes};
+  }
   SegmentType CompressedType(const CodecSpec&) const override { return SegmentType::kQuantized; }
   std::unique_ptr<BodyReader> NewCompressedReader(const Job& job, const BucketLayout& slice,
                                                   const CodecSpec& spec) const override {

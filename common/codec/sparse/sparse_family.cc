@@ -124,6 +124,13 @@ class SparseFamily final : public CodecFamily {
   Explanation Explain(const CodecSpec& spec, uint64_t elements) const override {
     return sparse::Explain(std::get<SparseSpec>(spec), elements);
   }
+  TrainingDefaults Training(const CodecSpec& spec) const override {
+    using Choice = SparseSpec::Choice;
+    const Choice choice = std::get<SparseSpec>(spec).choice;
+    if (choice == Choice::kNonZero || choice == Choice::kAdaptive) return {};
+    const bool dgc = choice == Choice::kDgc;
+    return {.push_steps = !dgc, .gradients_to_sgd = dgc, .small_dense = true};
+  }
   std::unique_ptr<BodyReader> NewSumReader(const Job& job, const BucketLayout& slice) const override {
     return NewCompressedReader(job, slice, job.codecs()[slice.codec]);
   }

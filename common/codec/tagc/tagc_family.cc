@@ -79,6 +79,7 @@ class TagcFamily final : public CodecFamily {
   Explanation Explain(const CodecSpec& spec, uint64_t elements) const override {
     return tagc::Explain(std::get<TagcSpec>(spec), elements);
   }
+  TrainingDefaults Training(const CodecSpec&) const override { return {.push_steps = true, .small_dense = true}; }
 
   bool PlansExponents(const CodecSpec&) const override { return true; }
   absl::Status CheckSketch(const Job& job, const BucketLayout& slice, const RoundPlan& plan) const override {

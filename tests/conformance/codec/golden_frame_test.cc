@@ -159,6 +159,12 @@ std::set<std::string> FormsOf(const std::string& codec) {
   return forms;
 }
 
+TEST(AllCodecs, HasEveryCodecThatIsParsed) {
+  std::set<std::string> forms;
+  for (const std::string& codec : AllCodecs()) forms.merge(FormsOf(codec));
+  for (const std::string& name : CodecNames()) EXPECT_TRUE(forms.contains(name)) << name << " is not in AllCodecs()";
+}
+
 TEST(GoldenFrames, EveryFormOfEveryCodecHasOne) {
   std::set<std::string> golden;
   for (const Named& named : kGolden) golden.merge(FormsOf(named.codec));

@@ -5,6 +5,9 @@
 //
 // Exchange is BeginRound + TensorReady for every tensor + EndRound. Calling these yourself, TensorReady from a backward
 // hook, overlaps encoding, sending and pulling of early buckets with the rest of the backward pass.
+//
+// Tensors travel in buckets. A frame is what one worker pushes of a bucket in a round; an update frame is what the
+// shard makes of all their frames. What a codec does not send waits in a residual. Round r makes version r + 1.
 #pragma once
 
 #include <cstdint>
@@ -43,17 +46,17 @@ absl::StatusOr<std::shared_ptr<Device>> OpenCudaDevice(int index);
 enum class PullMode {
   kUpdate,      // update frames; the session replays the optimizer on its replica. Cheapest on the wire
   kParams,      // parameters in float32; the worker holds no optimizer state
-  kParamsBf16,  // the same, rounded to bfloat16
+  kParamsBf16,  // parameters rounded to bfloat16
   kMean,        // the mean of what was pushed, unapplied; the job's optimizer must be OPTIMIZER_NONE
 };
 
 // Where a session's tensors lie: its parameters, gradients, residuals and moments.
 struct SessionPlace {
-  // Null: in host memory. Else: on this device, and only frames, update frames and checkpoints pass through the host.
-  // Such a session needs tensors that travel by tagc or dense codecs and, with kUpdate, an optimizer other than lamb,
-  // lans and lion and no clip_norm; else Join returns Unimplemented.
+  // Null: host memory. Else the tensors lie on this device; only frames, update frames and checkpoints pass through the
+  // host. Such a session needs tensors that travel by tagc or dense codecs and, with kUpdate, an optimizer other than
+  // lamb, lans and lion and no clip_norm; else Join returns Unimplemented.
   std::shared_ptr<Device> device;
-  Stream* stream = nullptr;  // with a device: work launched on this stream before Join makes the parameters' values
+  Stream* stream = nullptr;  // with a device: what was launched on this stream before Join makes the parameters' values
 };
 
 // Each from 1 to 10^12 ms.
@@ -62,25 +65,24 @@ struct SessionTimeouts {
   int64_t start_ms = 600'000;   // the wait for the initial parameters (another worker may upload them)
   int64_t rpc_ms = 10'000;      // one unary call
   int64_t round_ms = 600'000;   // EndRound's default
-  // A shard that cannot be reached is tried again for this long before it is lost; one of a job that is not durable,
-  // for a second where nothing listens at its address any more.
+  // A shard that cannot be reached is tried again for this long before it counts as lost. A shard of a job that is not
+  // durable is lost after one second in which nothing listens at its address.
   int64_t reconnect_ms = 60'000;
 };
 
 // What a session begins with in the place of its caller's values.
 struct SessionResume {
   // A file of Session::Save, of the same job and worker: this session goes on where the one that wrote it stood. Where
-  // the shards wait for the very round that came next (this worker's process ended and was started again, in time),
-  // nothing is lost: with the same gradients the frames have the same bytes, and shards know those that they have
-  // merged. Where the shards went on without this worker, parameters come from them; residuals and the preconditioner's
-  // state are those of the file. Session::resumed tells which of the two; with bounded staleness it is always the
-  // second, for gradients depend on which versions had come when. The session overwrites SessionOptions::memory.
-  // Empty: a newcomer.
+  // the shards still wait for the round that came next (this worker's process was started again in time), nothing is
+  // lost: the same gradients give frames with the same bytes, and shards recognize those that they have merged. Where
+  // the shards went on without this worker, it takes their parameters; residuals and the preconditioner's state come
+  // from the file. Session::resumed tells which of the two happened. With bounded staleness it is always the second,
+  // for gradients depend on when versions came. The session overwrites SessionOptions::memory. Empty: a newcomer.
   std::string from;
-  // To be set with `from` where the servers do not have the job (any more), or have another one of this name that
-  // nobody trained yet. The job then begins with the parameters of the file. The file may be of a job of another name,
-  // of another worker and of other servers; where its job differs in nothing else, this worker's residuals and
-  // preconditioner come along. Moments that the shards kept begin at 0.
+  // Set this beside `from` where the servers do not have the job, or have one of its name that nobody has trained yet:
+  // the job then begins with the parameters of the file. The file may be of a job of another name, of another worker
+  // and of other servers; where the jobs differ in nothing else, the file's residuals and preconditioner are taken,
+  // too. Moments that the shards kept begin at 0.
   bool anew = false;
 };
 
@@ -94,11 +96,11 @@ struct SessionOptions {
   // One span per tensor of the job, of exactly its elements: the parameters (initial values on entry; pulled values
   // from then on), or for kMean where means are written. The caller keeps them alive until the session is destroyed.
   std::vector<std::span<float>> memory;
-  SessionPlace place;  // where they and all the rest lie
+  SessionPlace place;
   SessionTimeouts timeouts;
   SessionResume resume;
   // How long EndRound of a small job (see Session) busy-waits for updates before it blocks, if updates usually come
-  // that fast: 0 (never) to 10000 microseconds. A thread that is woken is some 40 us late.
+  // that fast: 0 (never) to 10000 microseconds. A blocked thread wakes some 40 us late.
   int64_t spin_us = 100;
   // A request to stop makes Join give up what it waits for (a call that is under way ends by timeouts.rpc_ms), leave
   // the job and return Cancelled. Without effect once Join has returned.
@@ -106,17 +108,17 @@ struct SessionOptions {
   // The session calls this with what a person may want to know: a shard is away, is back, a worker has gone. Calls come
   // from threads of the session until it is destroyed; the function must return quickly. May be empty.
   std::function<void(const std::string&)> notice;
-  std::string backend = "auto";  // kernels::MakeBackend
+  std::string backend = "auto";  // see kernels::MakeBackend
 };
 
 // Totals since Join.
 struct SessionStats {
-  uint64_t steps = 0;                // steps that EndRound has ended; the calibration round is none
+  uint64_t steps = 0;                // steps that EndRound has ended; the calibration round is not one
   uint64_t skipped_rounds = 0;       // rounds that went on without this worker, while it was late or away
   uint64_t nonfinite_rounds = 0;     // those of `steps` that all shards skipped: some worker's gradient was not finite
   uint64_t pushed_bytes = 0;         // chunks handed to the transport, headers counted
   uint64_t pulled_bytes = 0;         // chunks received from the transport, headers counted
-  uint64_t start_bytes = 0;          // those of both from before the first round: initial parameters
+  uint64_t start_bytes = 0;          // of the two above, those before the first round: initial parameters
   uint64_t selected_elements = 0;    // elements that sparse codecs sent
   uint64_t deferred_elements = 0;    // elements that update frames named as undecodable; back in the residual
   uint64_t sanitized_elements = 0;   // non-finite gradient elements that counted as 0
@@ -141,15 +143,16 @@ struct SessionStats {
 //
 // A job with bounded staleness s (JobSpec.rounds, ROUNDS_BOUNDED): EndRound of round r returns once version r + 1 - s
 // is applied, and applies whatever else is there. So up to s rounds that this worker has pushed are on their way when
-// EndRound returns; a later EndRound returns what shards refused of them. Drain, Save and Leave wait for them.
+// EndRound returns; a later EndRound returns the error of a frame that a shard refused. Drain, Save and Leave wait for
+// all of them.
 //
 // A job with codec powersgd takes two rounds for a step: TensorReady's frames carry the first factor, EndRound
-// exchanges the second one and applies the update. version() goes up by two with each step; so do skipped_rounds where
-// others go on.
+// exchanges the second one and applies the update. version() goes up by two with each step; so does skipped_rounds
+// with each step that the others make without this worker.
 //
 // The network to a shard may break off, and a shard of a durable job (JobSpec.durability) be restarted: the session
-// connects again, sends the very bytes of the frames whose round is not over there, and goes on; Join or EndRound takes
-// longer. DataLoss: that shard's disk lost versions that this worker has seen.
+// connects again, sends the same bytes of each frame whose round is not over on that shard, and goes on; Join or
+// EndRound takes longer. DataLoss: that shard's disk lost versions that this worker has seen.
 class Session {
  public:
   // Blocks until the parameters of the start version are in `memory`. Errors: InvalidArgument (options or job; says
@@ -166,8 +169,8 @@ class Session {
   absl::Status BeginRound(std::span<const float> learning_rates);
   // The gradient of a tensor is complete. Returns at once; the work happens on the encoding thread (a small job is
   // encoded and sent right here). `gradient`: as many elements as the tensor has; must stay unchanged until EndRound
-  // has returned. With a device the gradient is in its memory, made by what was launched on `stream` until now; nobody
-  // waits for that on the host here.
+  // has returned. With a device the gradient is in its memory, made by what was launched on `stream` until now; this
+  // call does not wait for that work.
   absl::Status TensorReady(uint32_t tensor, const float* gradient, Stream* stream = nullptr);
   // Waits until the round is applied in every bucket (with bounded staleness: see above). The parameters may change
   // from the call until its return. Errors: FailedPrecondition (a tensor was not reported ready; nothing is waited
@@ -189,7 +192,7 @@ class Session {
   // step. What `memory` holds becomes the parameters of the job, on every shard and worker. Moments and residuals stay,
   // optimizers do not count the round. Every worker must have the same values, to the last bit, and leave them until
   // EndRound has returned. Errors: InvalidArgument (a value that is not finite; no round is open then),
-  // FailedPrecondition (before the first step); what does not go with Feature::kReplaceParameters
+  // FailedPrecondition (before the first step), and those of jobs that replacing does not go with
   // (common/job/COMPATIBILITY.md). EndRound's FailedPrecondition: another worker pushed gradients in this step, or has
   // other values; the session has failed then. A worker that ends before EndRound returns may leave some buckets
   // replaced and others not. proto/ROUNDS.md is the contract.
@@ -207,8 +210,8 @@ class Session {
   // Between two rounds: drains, then writes what SessionOptions.resume needs to the file `path`: parameters, moments,
   // residuals, the preconditioner's state and who this worker is. The file is replaced at once or not at all, and
   // synced to disk; that takes as long as writing 2 to 5 times the parameters. CHECKPOINT.md has the bytes. `notes`,
-  // UTF-8, at most 1 MiB together: what the training loop wants to find in it. Errors: InvalidArgument (other notes),
-  // FailedPrecondition (during a round): the file stays as it was; those of the disk.
+  // UTF-8, at most 1 MiB together: what the training loop wants to find in it. Errors: InvalidArgument (notes that are
+  // not that), FailedPrecondition (during a round), and those of the disk; the file stays as it was with the first two.
   absl::Status Save(const std::string& path, std::map<std::string, std::string> notes = {});
 
   // Ends the membership and closes the connections; later calls return Cancelled. Errors are those of Drain and of the
