@@ -8,6 +8,7 @@ namespace gradwire {
 // Stateless and thread-safe.
 class PosixDisk final : public Disk {
  public:
+  // As Disk's.
   absl::StatusOr<std::unique_ptr<AppendFile>> Create(const std::string& path) override;
   absl::StatusOr<std::unique_ptr<ReadFile>> Open(const std::string& path) override;
   absl::StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path) override;

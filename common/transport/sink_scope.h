@@ -13,6 +13,8 @@
 
 namespace gradwire::transport {
 
+class StreamSink;
+
 // The time that a pool's threads spend inside sinks. Thread-safe.
 class SinkLoad {
  public:
@@ -75,5 +77,16 @@ class SinkScope {
   static inline thread_local SinkScope* current_ = nullptr;
   static inline thread_local SinkLoad* load_ = nullptr;
 };
+
+// How the handle of a stream that was cancelled goes: returns once the stream is `closed`, and its sink not called any
+// more. Inside that sink it does not wait: the sink is dropped instead. `mu` is the lock of both.
+inline void LeaveSink(const void* stream, StreamSink** sink, const bool* closed, absl::Mutex* mu)
+    ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+  if (SinkScope::Of(stream)) {
+    *sink = nullptr;
+  } else {
+    mu->Await(absl::Condition(closed));
+  }
+}
 
 }  // namespace gradwire::transport

@@ -43,6 +43,7 @@ class FakeDisk final : public Disk {
   uint64_t TotalBytes() const;
   std::vector<std::string> Files() const;
 
+  // As Disk's.
   absl::StatusOr<std::unique_ptr<AppendFile>> Create(const std::string& path) override;
   absl::StatusOr<std::unique_ptr<ReadFile>> Open(const std::string& path) override;
   absl::StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path) override;  // everybody gets it

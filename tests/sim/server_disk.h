@@ -30,6 +30,7 @@ class ServerDisk final : public Disk {
   uint64_t truncated() const { return truncated_; }                // files that were cut or removed
   uint64_t removed_segments() const { return removed_segments_; }  // of journals
 
+  // As Disk's.
   absl::StatusOr<std::unique_ptr<AppendFile>> Create(const std::string& path) override;
   absl::StatusOr<std::unique_ptr<ReadFile>> Open(const std::string& path) override;
   absl::StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path) override;

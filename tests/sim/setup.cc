@@ -1,24 +1,17 @@
 // See setup.h.
 #include "tests/sim/setup.h"
 
-#include <cstdio>
-#include <cstdlib>
 #include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/job/norms.h"
+#include "tests/lib/must.h"
 
 namespace gradwire::sim {
 namespace {
 
-// Of what a chosen spec gives: an error is the simulator's own.
-template <typename T>
-T Must(absl::StatusOr<T> made) {
-  if (made.ok()) return *std::move(made);
-  std::fprintf(stderr, "%s\n", made.status().ToString().c_str());
-  std::abort();
-}
+using testing_support::Must;
 
 // Vectors, and, for `two_phase`, a matrix and more of either.
 void AddTensors(World& world, bool two_phase, v1::JobSpec* spec) {

@@ -12,8 +12,10 @@
 #include "common/transport/asio/connection.h"
 #include "common/transport/asio/resolve.h"
 #include "common/transport/asio/tcp_transport.h"
-#include "common/transport/asio/ticker.h"
+#include "common/transport/asio/timer.h"
 #include "common/transport/poller.h"
+#include "common/transport/stream_handle.h"
+#include "common/transport/ticker.h"
 
 namespace gradwire::transport {
 namespace tcp {
@@ -116,7 +118,7 @@ class TcpChannel final : public Channel, public ConnectionOwner {
       streams_.emplace(stream.get(), stream);
     }
     stream->Start(std::move(endpoints), std::string(method));
-    return std::make_unique<StreamHandle>(std::move(stream), /*abandon=*/true);
+    return std::make_unique<StreamHandle<Connection>>(std::move(stream), /*abandon=*/true);
   }
 
   bool Poll() override {
@@ -151,7 +153,7 @@ class TcpChannel final : public Channel, public ConnectionOwner {
   std::unordered_map<Connection*, std::shared_ptr<Connection>> streams_ ABSL_GUARDED_BY(mu_);
   // Last: their threads use the others.
   std::unique_ptr<Poller> poller_;
-  Ticker ticker_;
+  Ticker<Timer> ticker_;
 };
 
 }  // namespace

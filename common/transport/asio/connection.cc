@@ -387,11 +387,7 @@ void Connection::End(absl::Status status) {
 void Connection::Abandon() {
   Cancel();
   absl::MutexLock lock(&mu_);
-  if (SinkScope::Of(this)) {
-    sink_ = nullptr;
-    return;
-  }
-  mu_.Await(absl::Condition(&closed_));
+  LeaveSink(this, &sink_, &closed_, &mu_);
 }
 
 bool Connection::Kill() {

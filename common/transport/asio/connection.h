@@ -207,21 +207,4 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string lost_why_ ABSL_GUARDED_BY(mu_);
 };
 
-// What users hold. `abandon`: destroying it cancels (client); a server's stream ends by Finish alone.
-class StreamHandle final : public Stream {
- public:
-  StreamHandle(std::shared_ptr<Connection> connection, bool abandon)
-      : connection_(std::move(connection)), abandon_(abandon) {}
-  ~StreamHandle() override {
-    if (abandon_) connection_->Abandon();
-  }
-  absl::Status Send(Message message) override { return connection_->Send(std::move(message)); }
-  void Finish(absl::Status status) override { connection_->Finish(std::move(status)); }
-  void Cancel() override { connection_->Cancel(); }
-
- private:
-  const std::shared_ptr<Connection> connection_;
-  const bool abandon_;
-};
-
 }  // namespace gradwire::transport::tcp

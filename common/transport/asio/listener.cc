@@ -17,9 +17,10 @@
 #include "common/transport/asio/resolve.h"
 #include "common/transport/asio/server.h"
 #include "common/transport/asio/tcp_transport.h"
-#include "common/transport/asio/ticker.h"
+#include "common/transport/asio/timer.h"
 #include "common/transport/catch_exhausted.h"
 #include "common/transport/poller.h"
+#include "common/transport/ticker.h"
 #include "common/transport/warning_clock.h"
 
 namespace gradwire::transport {
@@ -70,7 +71,7 @@ class TcpListener final : public Listener, public ServerOwner {
   const Endpoint endpoint_;
   std::string address_;
   std::unique_ptr<Poller> poller_;
-  std::unique_ptr<Ticker> ticker_;
+  std::unique_ptr<Ticker<Timer>> ticker_;
 
   absl::Mutex mu_;
   asio::ip::tcp::acceptor acceptor_ ABSL_GUARDED_BY(mu_);
@@ -108,8 +109,8 @@ absl::Status TcpListener::Start(const Address& address) {
     address_ = bound.ToString();
   }
   poller_ = std::make_unique<Poller>(endpoint_.queue.get(), endpoint_.limits.spin_us * kNsPerUs);
-  ticker_ = std::make_unique<Ticker>(endpoint_.queue.get(), std::max<int64_t>(endpoint_.limits.keepalive_ms / 2, 1),
-                                     [this] { Tick(); });
+  ticker_ = std::make_unique<Ticker<Timer>>(
+      endpoint_.queue.get(), std::max<int64_t>(endpoint_.limits.keepalive_ms / 2, 1), [this] { Tick(); });
   absl::MutexLock lock(&mu_);
   AcceptNext();
   return absl::OkStatus();

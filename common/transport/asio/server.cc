@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/transport/sink_scope.h"
+#include "common/transport/stream_handle.h"
 
 namespace gradwire::transport::tcp {
 namespace {
@@ -79,7 +80,7 @@ void ServerConnection::Open(const Packet& packet) {
     stopping = stopping_;
   }
   if (stopping) return Abort(ShuttingDown());
-  handle_ = std::make_shared<StreamHandle>(shared_from_this(), /*abandon=*/false);
+  handle_ = std::make_shared<StreamHandle<Connection>>(shared_from_this(), /*abandon=*/false);
   const SinkScope scope(this);
   absl::StatusOr<std::unique_ptr<StreamSink>> sink = service_->Accept(packet.control, handle_);
   if (!sink.ok()) return Abort(sink.status());

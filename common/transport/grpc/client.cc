@@ -23,6 +23,8 @@
 #include "common/transport/grpc/status_codec.h"
 #include "common/transport/grpc/stream_core.h"
 #include "common/transport/poller.h"
+#include "common/transport/stream_handle.h"
+#include "common/transport/ticker.h"
 
 namespace gradwire::transport {
 namespace {
@@ -212,7 +214,7 @@ class GrpcChannel final : public Channel, public StreamOwner {
       streams_.emplace(stream.get(), stream);
     }
     stream->Start(Stub(), Path(method), queue_->queue());
-    return std::make_unique<StreamHandle>(std::move(stream), /*abandon=*/true);
+    return std::make_unique<StreamHandle<StreamCore>>(std::move(stream), /*abandon=*/true);
   }
 
   bool Poll() override {
@@ -253,7 +255,7 @@ class GrpcChannel final : public Channel, public StreamOwner {
   absl::Mutex mu_;
   std::shared_ptr<::grpc::GenericStub> stub_ ABSL_GUARDED_BY(mu_);  // null: the next call connects
   std::unordered_map<StreamCore*, std::shared_ptr<ClientStream>> streams_ ABSL_GUARDED_BY(mu_);
-  GrpcTicker ticker_;
+  Ticker<GrpcTimer> ticker_;
 };
 
 }  // namespace

@@ -8,9 +8,6 @@
 #include <functional>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
-#include "common/transport/catch_exhausted.h"
 #include "common/transport/poller.h"
 
 #ifdef __SANITIZE_THREAD__
@@ -59,54 +56,23 @@ class GrpcQueue final : public CompletionQueue {
   ::grpc::CompletionQueue* const queue_;
 };
 
-// Calls a function again and again on the threads of a queue. Thread-safe; to be stopped while the queue has threads.
-class GrpcTicker {
+// The timer of a completion queue, for a Ticker. Not thread-safe.
+class GrpcTimer {
  public:
-  GrpcTicker(::grpc::CompletionQueue* queue, int64_t period_ms, std::function<void()> tick)
-      : queue_(queue), period_(period_ms), tick_(std::move(tick)), ticked_(this, &GrpcTicker::OnTick) {
-    absl::MutexLock lock(&mu_);
-    Arm();
+  GrpcTimer(::grpc::CompletionQueue* queue, std::function<void()> fired)
+      : queue_(queue), fired_(std::move(fired)), ended_(this, &GrpcTimer::OnEnd) {}
+  void Start(std::chrono::milliseconds period) {
+    alarm_.Set(queue_, std::chrono::system_clock::now() + period, Tag(&ended_));
   }
-  // Returns when the function does not run and will not run again.
-  void Stop() {
-    absl::MutexLock lock(&mu_);
-    stopping_ = true;
-    alarm_.Cancel();
-    mu_.Await(absl::Condition(&stopped_));
-  }
+  void Cancel() { alarm_.Cancel(); }
 
  private:
-  void Arm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    alarm_.Set(queue_, std::chrono::system_clock::now() + period_, Tag(&ticked_));
-  }
-  void OnTick(bool) {
-    bool stop = false;
-    {
-      absl::MutexLock lock(&mu_);
-      stop = stopping_;
-    }
-    if (!stop) {
-      CatchExhausted("a tick", [this] {
-        tick_();
-        return absl::OkStatus();
-      }).IgnoreError();  // the next one is as good
-    }
-    absl::MutexLock lock(&mu_);
-    if (stopping_) {
-      stopped_ = true;
-    } else {
-      Arm();
-    }
-  }
+  void OnEnd(bool) { fired_(); }
 
   ::grpc::CompletionQueue* const queue_;
-  const std::chrono::milliseconds period_;
-  const std::function<void()> tick_;
-  MemberCompletion<GrpcTicker> ticked_;
-  absl::Mutex mu_;
-  ::grpc::Alarm alarm_ ABSL_GUARDED_BY(mu_);
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  const std::function<void()> fired_;
+  MemberCompletion<GrpcTimer> ended_;
+  ::grpc::Alarm alarm_;
 };
 
 }  // namespace gradwire::transport

@@ -18,6 +18,7 @@
 #include "common/transport/grpc/grpc_options.h"
 #include "common/transport/grpc/grpc_transport.h"
 #include "common/transport/grpc/server.h"
+#include "common/transport/ticker.h"
 #include "gradwire/v1/operator.pb.h"
 #include "gradwire/v1/peer.pb.h"
 #include "gradwire/v1/replication.pb.h"
@@ -86,7 +87,7 @@ class GrpcListener final : public Listener, public CallOwner {
   std::unique_ptr<GrpcQueue> poller_queue_;
   std::unique_ptr<::grpc::Server> server_;
   std::unique_ptr<Poller> poller_;
-  std::unique_ptr<GrpcTicker> ticker_;
+  std::unique_ptr<Ticker<GrpcTimer>> ticker_;
   absl::Mutex mu_;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   int calls_ ABSL_GUARDED_BY(mu_) = 0;
@@ -128,8 +129,8 @@ absl::Status GrpcListener::Start(const Address& address) {
   }
   poller_queue_ = std::make_unique<GrpcQueue>(queue_.get());
   poller_ = std::make_unique<Poller>(poller_queue_.get(), limits_.spin_us * kNsPerUs);
-  ticker_ =
-      std::make_unique<GrpcTicker>(queue_.get(), std::max<int64_t>(limits_.keepalive_ms / 2, 1), [this] { Tick(); });
+  ticker_ = std::make_unique<Ticker<GrpcTimer>>(queue_.get(), std::max<int64_t>(limits_.keepalive_ms / 2, 1),
+                                                [this] { Tick(); });
   return acceptor_->Start([connections](int listener, int socket) {
     ::grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
     connection.listener_fd = listener;

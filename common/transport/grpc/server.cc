@@ -10,6 +10,7 @@
 #include "common/transport/grpc/message_codec.h"
 #include "common/transport/grpc/status_codec.h"
 #include "common/transport/sink_scope.h"
+#include "common/transport/stream_handle.h"
 
 namespace gradwire::transport {
 
@@ -119,7 +120,7 @@ void ServerStream::OnArrived(bool ok) {
 
 void ServerStream::Accept() {
   const absl::Status accepted = CatchExhausted("a stream", [this]() -> absl::Status {
-    handle_ = std::make_shared<StreamHandle>(shared_from_this(), /*abandon=*/false);
+    handle_ = std::make_shared<StreamHandle<StreamCore>>(shared_from_this(), /*abandon=*/false);
     const SinkScope scope(this);
     GW_ASSIGN_OR_RETURN(sink_storage_, owner_->ServiceOf(service_)->Accept(service_->method(index_), handle_));
     return absl::OkStatus();

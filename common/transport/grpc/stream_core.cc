@@ -87,11 +87,7 @@ void StreamCore::Abort(absl::Status status) {
 void StreamCore::Abandon() {
   Cancel();
   absl::MutexLock lock(&mu_);
-  if (SinkScope::Of(this)) {
-    sink_ = nullptr;
-    return;
-  }
-  mu_.Await(absl::Condition(&closed_));
+  LeaveSink(this, &sink_, &closed_, &mu_);
 }
 
 void StreamCore::Break() {

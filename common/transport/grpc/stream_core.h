@@ -124,20 +124,4 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   absl::Status final_status_ ABSL_GUARDED_BY(mu_);
 };
 
-// What users hold. `abandon`: destroying it cancels (client); a server's stream ends by Finish alone.
-class StreamHandle final : public Stream {
- public:
-  StreamHandle(std::shared_ptr<StreamCore> core, bool abandon) : core_(std::move(core)), abandon_(abandon) {}
-  ~StreamHandle() override {
-    if (abandon_) core_->Abandon();
-  }
-  absl::Status Send(Message message) override { return core_->Send(std::move(message)); }
-  void Finish(absl::Status status) override { core_->Finish(std::move(status)); }
-  void Cancel() override { core_->Cancel(); }
-
- private:
-  const std::shared_ptr<StreamCore> core_;
-  const bool abandon_;
-};
-
 }  // namespace gradwire::transport

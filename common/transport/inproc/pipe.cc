@@ -116,11 +116,7 @@ void Pipe::End(Side to, absl::Status status) {
 void Pipe::Abandon() {
   Abort(absl::CancelledError("the client dropped the stream"));
   absl::MutexLock lock(&mu_);
-  if (SinkScope::Of(&to_[kClient])) {
-    to_[kClient].sink = nullptr;
-    return;
-  }
-  mu_.Await(absl::Condition(&to_[kClient].closed));
+  LeaveSink(&to_[kClient], &to_[kClient].sink, &to_[kClient].closed, &mu_);
 }
 
 void Pipe::Schedule(Side to) {

@@ -89,6 +89,7 @@ HWY_INLINE void AddToCells(const uint32_t* positions, const int32_t* integers, s
 
 void SketchAdd(const uint32_t* positions, const int32_t* integers, size_t n, const SketchArgs& args, uint8_t* cells) {
   if (n == 0) return;
+  // As in the reference. Not shared with it: a lambda would be compiled for no target.
   switch (args.cell_bytes) {
     case 1:
       AddToCells<uint8_t>(positions, integers, n, args, cells);

@@ -19,11 +19,13 @@
 #include "common/job/round_mode.h"
 #include "common/transport/malloc_tuning.h"
 #include "tests/bench/lib/flags.h"
-#include "tests/bench/lib/must.h"
 #include "tests/bench/lib/report.h"
+#include "tests/lib/must.h"
 
 namespace gradwire::bench {
 namespace {
+
+using testing_support::Must;
 
 constexpr float kLearningRate = 0.1f;
 constexpr uint64_t kColumns = 1024;

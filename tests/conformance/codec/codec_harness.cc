@@ -4,14 +4,13 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 
 #include "common/base/hash.h"
 #include "common/codec/select/select.h"
 #include "common/job/round_mode.h"
 #include "common/job/update_codec.h"
 #include "kernels/cpu/simd/simd_backend.h"
+#include "tests/lib/must.h"
 
 namespace gradwire::testing {
 
@@ -103,22 +102,9 @@ std::string NameOf(const std::string& codec, const std::string& backend) {
 
 namespace {
 
+using testing_support::Must;
+
 constexpr float kLearningRate = 0.25f;
-
-template <typename T>
-T OrDie(absl::StatusOr<T> value) {
-  if (!value.ok()) {
-    std::fprintf(stderr, "%s\n", value.status().ToString().c_str());
-    std::abort();
-  }
-  return *std::move(value);
-}
-
-void OrDie(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  std::abort();
-}
 
 v1::JobSpec SpecOf(const ClusterOptions& options) {
   v1::JobSpec spec;
@@ -151,18 +137,18 @@ std::vector<std::string> Backends() {
 }
 
 Cluster::Cluster(const ClusterOptions& options) : options_(options), random_(options.seed) {
-  job_ = std::make_unique<Job>(OrDie(Job::Make(SpecOf(options))));
+  job_ = std::make_unique<Job>(Must(Job::Make(SpecOf(options))));
   // One element on two shards leaves one of them an empty share.
-  layout_ = std::make_unique<Layout>(OrDie(Layout::Make(*job_, options.elements == 0 ? 2 : 1)));
+  layout_ = std::make_unique<Layout>(Must(Layout::Make(*job_, options.elements == 0 ? 2 : 1)));
   layout_slice_ = &layout_->at(0, 0);
   if (layout_slice_->elements != options.elements) layout_slice_ = &layout_->at(0, 1);
-  backend_ = OrDie(kernels::MakeBackend(options.backend));
-  codec_ = OrDie(MakeCodec({job_.get(), layout_slice_, backend_.get()}));
+  backend_ = Must(kernels::MakeBackend(options.backend));
+  codec_ = Must(MakeCodec({job_.get(), layout_slice_, backend_.get()}));
   for (uint32_t w = 0; w < options.workers; ++w) encoders_.push_back(codec_->NewEncoder());
   pending_.assign(options.workers, std::vector<float>(options.elements));
   formed_ = pending_;
   if (codec_->velocity()) velocity_ = pending_;
-  compressor_ = OrDie(UpdateCompressor::Make({job_.get(), layout_slice_, backend_.get()}));
+  compressor_ = Must(UpdateCompressor::Make({job_.get(), layout_slice_, backend_.get()}));
   update_residual_.assign(options.elements, 0.0f);
   pushed_.assign(options.elements, 0);
   applied_.assign(options.elements, 0);
@@ -223,7 +209,7 @@ std::vector<EncodedFrame> Cluster::EncodeAll(const GradientFn& gradient) {
       runs.push_back({at, at, selection});
       if (!velocity_.empty()) runs.back().velocity = velocity_[w].data() + layout().run_begin[i];
     }
-    frames.push_back(OrDie(encoders_[w]->Encode(Identity(1000 + w), plan_, runs)));
+    frames.push_back(Must(encoders_[w]->Encode(Identity(1000 + w), plan_, runs)));
     if (carries && !codec_->uses_residual()) std::fill(pending.begin(), pending.end(), 0.0f);
   }
   return frames;
@@ -241,14 +227,14 @@ RoundResult Cluster::OneRound(const GradientFn& gradient) {
   for (const EncodedFrame& frame : frames) {
     const ParsedFrame parsed = ParseAll(frame);
     std::vector<wire::SegmentHeader> headers(parsed.segments.begin(), parsed.segments.end());
-    OrDie(codec_->CheckComplete(round_, plan_, headers));
+    Must(codec_->CheckComplete(round_, plan_, headers));
   }
   MergeShuffled(frames, random_, accumulator.get());
-  UpdateFrame update = OrDie(accumulator->Finish(Identity(0), options_.workers));
+  UpdateFrame update = Must(accumulator->Finish(Identity(0), options_.workers));
   if (compressor_ != nullptr) {
     const bool keeps = KeepsUpdateResidual(*job_, layout().codec);
     std::vector<float> next(update_residual_.size());
-    OrDie(compressor_->Compress(plan_, keeps ? update_residual_.data() : nullptr, next.data(), &update));
+    Must(compressor_->Compress(plan_, keeps ? update_residual_.data() : nullptr, next.data(), &update));
     if (keeps) update_residual_ = std::move(next);
   }
   return Close(std::move(frames), std::move(update));
@@ -258,13 +244,13 @@ RoundResult Cluster::Close(std::vector<EncodedFrame> frames, UpdateFrame update_
   RoundResult result;
   result.frames = std::move(frames);
   result.update_frame = std::move(update_frame);
-  result.update = OrDie(DecodeUpdate(result.update_frame.chunks, *job_, layout(), plan_));
+  result.update = Must(DecodeUpdate(result.update_frame.chunks, *job_, layout(), plan_));
   const Update& u = result.update;
   result.applied = SumsOf(u, layout());
   for (size_t i = 0; i < applied_.size(); ++i) applied_[i] += result.applied[i];
   if (!u.deferred.empty()) {
     for (uint32_t w = 0; w < options_.workers; ++w) {
-      OrDie(codec_->Return(result.frames[w], &u.deferred, RunPointers(w)));
+      Must(codec_->Return(result.frames[w], &u.deferred, RunPointers(w)));
     }
   }
   plan_ = u.next;
@@ -301,7 +287,7 @@ std::vector<T> DenseOf(const Update& update, uint64_t elements) {
 std::string DifferenceOfDecoded(const Cluster& cluster, const UpdateFrame& frame) {
   if (frame.decoded == nullptr) return "";
   const Update& made = *frame.decoded;
-  const Update read = OrDie(DecodeUpdate(frame.chunks, cluster.job(), cluster.layout(), cluster.plan()));
+  const Update read = Must(DecodeUpdate(frame.chunks, cluster.job(), cluster.layout(), cluster.plan()));
   if (made.round != read.round) return "round";
   if (made.contributors != read.contributors) return "contributors";
   if (made.skipped != read.skipped || made.replaces != read.replaces) return "kind";
@@ -345,7 +331,7 @@ std::vector<double> SumsOf(const Update& u, const BucketLayout& layout) {
 
 ParsedFrame ParseAll(const EncodedFrame& frame) {
   ParsedFrame out;
-  out.chunks = OrDie(wire::ParseFrame(frame.chunks));
+  out.chunks = Must(wire::ParseFrame(frame.chunks));
   for (const wire::Chunk& chunk : out.chunks) {
     out.segments.insert(out.segments.end(), chunk.segments.begin(), chunk.segments.end());
   }
@@ -362,7 +348,7 @@ void MergeShuffled(const std::vector<EncodedFrame>& frames, std::mt19937_64& ran
     }
   }
   std::shuffle(all.begin(), all.end(), random);
-  for (const wire::Segment& s : all) OrDie(accumulator->Add(s));
+  for (const wire::Segment& s : all) Must(accumulator->Add(s));
 }
 
 std::vector<uint8_t> Joined(const std::vector<Bytes>& chunks) {

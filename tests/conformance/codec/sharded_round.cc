@@ -2,8 +2,6 @@
 #include "tests/conformance/codec/sharded_round.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <numeric>
 #include <thread>
 
@@ -12,24 +10,15 @@
 #include "absl/synchronization/mutex.h"
 #include "common/codec/frame/frame_assembler.h"
 #include "common/codec/update/update.h"
+#include "tests/lib/must.h"
 
 namespace gradwire::testing {
 namespace {
 
+using testing_support::Must;
+
 constexpr float kShardedRate = 0.25f;
 constexpr uint64_t kRound = 1;
-
-void Must(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  std::abort();
-}
-
-template <typename T>
-T Must(absl::StatusOr<T> value) {
-  Must(value.status());
-  return *std::move(value);
-}
 
 v1::JobSpec SpecOf(const ShardedOptions& options) {
   v1::JobSpec spec;

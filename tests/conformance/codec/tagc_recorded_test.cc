@@ -22,9 +22,12 @@
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "kernels/backend.h"
+#include "tests/lib/must.h"
 
 namespace gradwire::testing {
 namespace {
+
+using testing_support::Must;
 
 constexpr char kCodec[] = "tagc:density=0.01,warmup_rounds=40,warmup_density=0.05";  // DEFAULT_CODEC of gradwire.torch
 constexpr uint32_t kWorkers = 2;
@@ -59,12 +62,6 @@ Recording Load(const std::string& name) {
   }
   EXPECT_TRUE(in.good()) << name;
   return recording;
-}
-
-template <typename T>
-T Must(absl::StatusOr<T> value) {
-  EXPECT_TRUE(value.ok()) << value.status();
-  return *std::move(value);
 }
 
 // The quickstart's job, of the recorded tensors: its workers' residuals, and shards without servers.

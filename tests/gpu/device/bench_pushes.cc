@@ -2,8 +2,6 @@
 #include "tests/gpu/device/bench_pushes.h"
 
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <random>
 #include <string>
@@ -17,6 +15,7 @@
 #include "common/job/layout.h"
 #include "kernels/cuda/device_share.h"
 #include "server/job/job_arrays.h"
+#include "tests/lib/must.h"
 
 namespace gradwire::bench {
 namespace {
@@ -24,18 +23,7 @@ namespace {
 using kernels::cuda::AsyncBackend;
 using kernels::cuda::DeviceRuntime;
 using kernels::cuda::DeviceShare;
-
-template <class T>
-T OrDie(absl::StatusOr<T> value) {
-  if (value.ok()) return *std::move(value);
-  std::fprintf(stderr, "bench_gpu: %s\n", value.status().ToString().c_str());
-  std::exit(1);
-}
-void OrDie(const absl::Status& status) {
-  if (status.ok()) return;
-  std::fprintf(stderr, "bench_gpu: %s\n", status.ToString().c_str());
-  std::exit(1);
-}
+using testing_support::Must;
 
 v1::JobSpec SpecOf(const PushOptions& options) {
   v1::JobSpec spec;
@@ -55,33 +43,33 @@ class PushBench {
   PushBench(AsyncBackend& backend, const PushOptions& options)
       : options_(options),
         runtime_(backend.runtime()),
-        job_(OrDie(Job::Make(SpecOf(options)))),
-        layout_(OrDie(Layout::Make(job_, 1))),
-        host_(OrDie(kernels::MakeBackend("cpu"))),
-        share_(OrDie(DeviceShare::Make(&backend, {}))) {
+        job_(Must(Job::Make(SpecOf(options)))),
+        layout_(Must(Layout::Make(job_, 1))),
+        host_(Must(kernels::MakeBackend("cpu"))),
+        share_(Must(DeviceShare::Make(&backend, {}))) {
     uint64_t device_bytes = 0;
     for (uint32_t b = 0; b < layout_.bucket_count(); ++b) {
-      codecs_.push_back(OrDie(MakeCodec({&job_, &layout_.at(b, 0), host_.get()})));
+      codecs_.push_back(Must(MakeCodec({&job_, &layout_.at(b, 0), host_.get()})));
       device_bytes += DeviceBytes(job_, layout_.at(b, 0), codecs_.back().get());
     }
-    arrays_ = OrDie(MakeDeviceArrays(&job_, &layout_, 0, codecs_, share_.get(), device_bytes));
+    arrays_ = Must(MakeDeviceArrays(&job_, &layout_, 0, codecs_, share_.get(), device_bytes));
     std::mt19937_64 random(3);
     std::normal_distribution<float> normal;
     std::vector<float> gradient(options.bucket_elements);
     for (float& g : gradient) g = normal(random);
     for (uint32_t b = 0; b < layout_.bucket_count(); ++b) {
-      stores_.push_back(OrDie(arrays_->NewStore(b)));
-      accumulators_.push_back(OrDie(arrays_->NewAccumulator(b, *codecs_[b])));
+      stores_.push_back(Must(arrays_->NewStore(b)));
+      accumulators_.push_back(Must(arrays_->NewAccumulator(b, *codecs_[b])));
       std::vector<RunInput> runs;
       const BucketLayout& layout = layout_.at(b, 0);
       for (size_t r = 0; r < layout.runs.size(); ++r)
         runs.push_back({gradient.data() + layout.run_begin[r], nullptr, {}});
-      frames_.push_back(OrDie(codecs_[b]->NewEncoder()->Encode(Identity(b), {}, runs)));
+      frames_.push_back(Must(codecs_[b]->NewEncoder()->Encode(Identity(b), {}, runs)));
       bytes_ += frames_.back().bytes;
     }
     pinned_ = runtime_.AllocatePinned(kPieceBytes);
     target_ = runtime_.Allocate(options.threads * kPieceBytes, nullptr);
-    if (pinned_ == nullptr || target_ == nullptr) OrDie(absl::ResourceExhaustedError("no memory for the copy"));
+    if (pinned_ == nullptr || target_ == nullptr) Must(absl::ResourceExhaustedError("no memory for the copy"));
     for (uint32_t t = 0; t < options.threads; ++t) streams_.push_back(runtime_.NewStream());
   }
   ~PushBench() {
@@ -108,7 +96,7 @@ class PushBench {
   double Rounds() {
     return Timed([this](uint32_t, uint32_t bucket) {
       Push(bucket);
-      OrDie(stores_[bucket]->Apply(OrDie(accumulators_[bucket]->Finish(Identity(bucket), 1)), {}));
+      Must(stores_[bucket]->Apply(Must(accumulators_[bucket]->Finish(Identity(bucket), 1)), {}));
     });
   }
   double bytes() const { return static_cast<double>(bytes_); }
@@ -125,12 +113,12 @@ class PushBench {
     accumulator.Open(1, {});
     const std::unique_ptr<FrameMerge> frame = accumulator.NewFrameMerge();
     for (const Bytes& bytes : frames_[bucket].chunks) {
-      const wire::Chunk chunk = OrDie(wire::ParseReceived({&bytes, 1}, &scratch));
+      const wire::Chunk chunk = Must(wire::ParseReceived({&bytes, 1}, &scratch));
       for (const wire::Segment& s : chunk.segments) {
-        if (s.type != wire::SegmentType::kLearningRates) OrDie(frame->Add(s));
+        if (s.type != wire::SegmentType::kLearningRates) Must(frame->Add(s));
       }
     }
-    OrDie(frame->Settle());
+    Must(frame->Settle());
   }
 
   // fn(thread, bucket) for every bucket, by all threads.

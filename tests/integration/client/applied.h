@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cmath>
-#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -10,28 +9,9 @@
 #include "common/codec/plan/plan_window.h"
 #include "common/codec/update/update.h"
 #include "tests/integration/client/cluster.h"
+#include "tests/lib/recording_sink.h"
 
 namespace gradwire::testing {
-
-// Keeps every update frame of a shard; durable at once.
-class RecordingSink final : public UpdateSink {
- public:
-  explicit RecordingSink(std::vector<journal::Record>* records) : records_(records) {}
-  void Append(journal::Record record, std::function<void()> visible) override {
-    {
-      absl::MutexLock lock(&mu_);
-      if (record.type == journal::RecordType::kUpdate) records_->push_back(std::move(record));
-    }
-    visible();
-  }
-  void Stop() override {}
-  journal::JournalStatus status() const override { return {}; }
-  void SnapshotTaken(uint64_t, uint64_t) override {}
-
- private:
-  absl::Mutex mu_;
-  std::vector<journal::Record>* const records_;
-};
 
 // What the update frames of a job hold together, per tensor: sums over workers, not means.
 class Applied {
@@ -41,7 +21,10 @@ class Applied {
     records_.resize(shards);
     for (const Tensor& tensor : job_.tensors()) sums_.emplace_back(tensor.elements);
   }
-  std::vector<journal::Record>* records(uint32_t shard) { return &records_[shard]; }
+  // Keeps the records of a shard of the job, from its beginning on; durable at once.
+  std::unique_ptr<UpdateSink> SinkOf(uint32_t shard) {
+    return std::make_unique<testing_support::RecordingSink>(&records_[shard]);
+  }
 
   const std::vector<std::vector<double>>& Sum() {
     for (uint32_t s = 0; s < records_.size(); ++s) {
@@ -49,8 +32,10 @@ class Applied {
       for (uint32_t b = 0; b < layout_.bucket_count(); ++b) {
         plans.emplace_back(PlansKept(job_), (*MakeCodec({&job_, &layout_.at(b, s), backend_.get()}))->InitialPlan());
       }
-      for (const journal::Record& record : records_[s])
+      for (const journal::Record& record : records_[s]) {
+        if (record.type != journal::RecordType::kUpdate) continue;
         Add(record, layout_.at(record.bucket, s), &plans[record.bucket]);
+      }
     }
     return sums_;
   }

@@ -1,19 +1,14 @@
 // Shard servers of an asynchronous job are killed with SIGKILL while workers push: what comes back has every frame that
 // was acknowledged as merged once, and nothing twice.
-#include <unistd.h>
-
-#include <chrono>
-#include <filesystem>
-#include <random>
-
 #include "absl/synchronization/blocking_counter.h"
 #include "tests/integration/client/async_jobs.h"
-#include "tests/lib/server_process.h"
+#include "tests/integration/client/server_processes.h"
+#include "tests/lib/temporary_folder.h"
 
 namespace gradwire::testing {
 namespace {
 
-using testing_support::ServerProcess;
+using testing_support::TemporaryFolder;
 
 constexpr int kAsyncWorkers = 3;
 constexpr int kMaxAsyncKills = 25;
@@ -32,35 +27,19 @@ TEST_P(KilledAsyncServers, ApplyExactlyWhatWasPushed) {
   if (c.small) spec = Small(std::move(spec));
   spec.set_lease_ms(10'000);
   spec.mutable_durability()->set_level(c.level);
-  const std::string root = absl::StrCat(::testing::TempDir(), "/killed-async-", getpid());
-  std::filesystem::remove_all(root);
-  std::filesystem::create_directory(root);
-  std::vector<std::unique_ptr<ServerProcess>> servers;
-  std::vector<std::string> addresses;
-  for (int s = 0; s < 2; ++s) {
-    servers.push_back(std::make_unique<ServerProcess>(
-        std::vector<std::string>{"--backend=cpu", "--log-level=error", absl::StrCat("--data-dir=", root, "/", s),
-                                 "--snapshot-journal-bytes=2000000"}));
-    addresses.push_back(servers.back()->Address());
-  }
+  const TemporaryFolder folder("killed-async");
+  ServerProcesses servers({folder.path() + "/0", folder.path() + "/1"}, {"--snapshot-journal-bytes=2000000"});
   std::atomic<bool> done{false};
   int kills = 0;
   absl::BlockingCounter joined_workers(kAsyncWorkers);
   std::thread killer([&] {
-    std::mt19937 random(4711);
     joined_workers.Wait();
-    while (!done && kills < kMaxAsyncKills) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(5 + random() % 60));
-      if (done) break;
-      servers[random() % 2]->KillAndRestart();
-      ++kills;
-      for (auto& server : servers) EXPECT_NE(server->Address(), "");
-    }
+    kills = servers.KillUntil(done, kMaxAsyncKills);
   });
   std::vector<std::unique_ptr<ExactWorker>> workers;
   for (int w = 0; w < kAsyncWorkers; ++w) workers.push_back(std::make_unique<ExactWorker>(spec, w));
   InParallel(kAsyncWorkers, [&](int w) {
-    const absl::Status joined = workers[w]->worker().Join(addresses, PullMode::kParams);
+    const absl::Status joined = workers[w]->worker().Join(servers.addresses(), PullMode::kParams);
     joined_workers.DecrementCount();
     ASSERT_TRUE(joined.ok()) << joined;
     for (int step = 0; step < 40; ++step) {
@@ -73,11 +52,9 @@ TEST_P(KilledAsyncServers, ApplyExactlyWhatWasPushed) {
   done = true;
   killer.join();
   for (auto& worker : workers) worker->worker().Drop();
-  ExpectApplied(spec, addresses, workers);
+  ExpectApplied(spec, servers.addresses(), workers);
   EXPECT_GE(kills, 3);
   std::printf("%d servers killed\n", kills);
-  servers.clear();
-  std::filesystem::remove_all(root);
 }
 
 INSTANTIATE_TEST_SUITE_P(Jobs, KilledAsyncServers,

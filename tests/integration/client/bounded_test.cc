@@ -165,8 +165,7 @@ TEST(BoundedStaleness, WhatWasPushedIsAppliedOrInTheResidual) {
     Cluster cluster(2, "inproc");
     const v1::JobSpec spec = Bounded(Small(MakeSpec("conserved", codec, v1::OPTIMIZER_SGD, kWorkers)), 2);
     Applied applied(spec, 2);
-    for (uint32_t s = 0; s < 2; ++s)
-      cluster.Create(spec, s, 2)->log().SetSink(std::make_unique<RecordingSink>(applied.records(s)));
+    for (uint32_t s = 0; s < 2; ++s) cluster.Create(spec, s, 2)->log().SetSink(applied.SinkOf(s));
     std::vector<std::vector<std::vector<double>>> pushed(kWorkers);
     std::atomic<uint64_t> deferred{0};
     InParallel(kWorkers, [&](int w) {

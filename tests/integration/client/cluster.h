@@ -118,6 +118,13 @@ inline v1::JobSpec Small(v1::JobSpec spec) {
   return spec;
 }
 
+// Joins a job with the session, which takes the place of an earlier one.
+inline absl::Status JoinInto(std::unique_ptr<Session>* session, SessionOptions options) {
+  auto joined = Session::Join(std::move(options));
+  if (joined.ok()) *session = *std::move(joined);
+  return joined.status();
+}
+
 // A worker: its tensors, its gradients, its session.
 class Worker {
  public:
@@ -147,12 +154,7 @@ class Worker {
   absl::Status Join(const std::vector<std::string>& servers, PullMode pull = PullMode::kUpdate) {
     return JoinWith(Options(servers, pull));
   }
-  absl::Status JoinWith(SessionOptions options) {
-    auto session = Session::Join(std::move(options));
-    if (!session.ok()) return session.status();
-    session_ = *std::move(session);
-    return absl::OkStatus();
-  }
+  absl::Status JoinWith(SessionOptions options) { return JoinInto(&session_, std::move(options)); }
 
   // Gradients that depend on worker, step and the parameters, so that an error anywhere spreads.
   void Fill(uint64_t step) {

@@ -3,8 +3,6 @@
 // that the table forgets fails here because it does not train.
 #include "common/job/compatibility.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
@@ -12,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
 #include "common/recovery/restore.h"
@@ -21,6 +18,7 @@
 #include "tests/integration/client/device_backends.h"
 #include "tests/integration/client/device_worker.h"
 #include "tests/integration/client/train.h"
+#include "tests/lib/temporary_folder.h"
 
 namespace gradwire::testing {
 namespace {
@@ -228,10 +226,8 @@ absl::Status Train(const Wanted& wanted) {
     Cluster cluster = MakeCluster(wanted, 1, "");
     return TrainOn(cluster, wanted);
   }
-  const std::string root = absl::StrCat(::testing::TempDir(), "/compatibility-", getpid());
-  const std::string old = absl::StrCat(root, "/old"), moved = absl::StrCat(root, "/moved");
-  std::filesystem::remove_all(root);
-  const absl::Cleanup removed = [&root] { std::filesystem::remove_all(root); };
+  const testing_support::TemporaryFolder root("compatibility");
+  const std::string old = root.path() + "/old", moved = root.path() + "/moved";
   std::filesystem::create_directories(old);
   std::filesystem::create_directories(moved);
   const bool parameters = wanted.spec.optimizer().kind() != v1::OPTIMIZER_NONE;

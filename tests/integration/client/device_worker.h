@@ -44,12 +44,7 @@ class DeviceWorker {
     options.place.stream = stream_;
     return options;
   }
-  absl::Status JoinWith(SessionOptions options) {
-    auto session = Session::Join(std::move(options));
-    if (!session.ok()) return session.status();
-    session_ = *std::move(session);
-    return absl::OkStatus();
-  }
+  absl::Status JoinWith(SessionOptions options) { return JoinInto(&session_, std::move(options)); }
 
   // The gradients of a host worker with this index and these parameters.
   void Fill(uint64_t step) {

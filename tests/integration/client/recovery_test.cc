@@ -1,20 +1,18 @@
 // Shard servers are killed with SIGKILL while workers train; the sessions go on, to the very digest of an undisturbed
 // run.
-#include <unistd.h>
-
 #include <chrono>
-#include <filesystem>
 #include <limits>
 #include <random>
 
 #include "absl/strings/str_replace.h"
 #include "tests/integration/client/cluster.h"
-#include "tests/lib/server_process.h"
+#include "tests/integration/client/server_processes.h"
+#include "tests/lib/temporary_folder.h"
 
 namespace gradwire::testing {
 namespace {
 
-using testing_support::ServerProcess;
+using testing_support::TemporaryFolder;
 
 constexpr int kWorkers = 2;
 constexpr uint64_t kSteps = 60;
@@ -79,37 +77,17 @@ TEST_P(KilledServers, LeaveNoTraceInTheDigest) {
     expected = Train(plain, undisturbed.addresses(), c.pull, kSteps);
   }
   spec.mutable_durability()->set_level(c.level);
-  const std::string root = absl::StrCat(::testing::TempDir(), "/killed-servers-", getpid());
-  std::filesystem::remove_all(root);
-  std::filesystem::create_directory(root);
-  std::vector<std::unique_ptr<ServerProcess>> servers;
-  std::vector<std::string> addresses;
-  for (int s = 0; s < 2; ++s) {
-    servers.push_back(std::make_unique<ServerProcess>(
-        std::vector<std::string>{"--backend=cpu", "--log-level=error", absl::StrCat("--data-dir=", root, "/", s)}));
-    addresses.push_back(servers.back()->Address());
-  }
+  const TemporaryFolder folder("killed-servers");
+  ServerProcesses servers({folder.path() + "/0", folder.path() + "/1"});
   std::atomic<bool> done{false};
   int kills = 0;
-  std::thread killer([&] {
-    std::mt19937 random(4711);
-    while (!done && kills < kMaxKills) {
-      // Wherever the start or the rounds are by then.
-      std::this_thread::sleep_for(std::chrono::milliseconds(5 + random() % 60));
-      if (done) break;
-      servers[random() % 2]->KillAndRestart();
-      ++kills;
-      for (auto& server : servers) EXPECT_NE(server->Address(), "");
-    }
-  });
-  const std::string digest = Train(spec, addresses, c.pull, kSteps);
+  std::thread killer([&] { kills = servers.KillUntil(done, kMaxKills); });
+  const std::string digest = Train(spec, servers.addresses(), c.pull, kSteps);
   done = true;
   killer.join();
   EXPECT_EQ(digest, expected);
   EXPECT_GE(kills, 3);
   std::printf("%d servers killed\n", kills);
-  servers.clear();
-  std::filesystem::remove_all(root);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -146,16 +124,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(KilledServer, WhileAJobStartsDelaysTheStart) {
   constexpr int kStarts = 8;
-  const std::string root = absl::StrCat(::testing::TempDir(), "/killed-starts-", getpid());
-  std::filesystem::remove_all(root);
-  std::filesystem::create_directory(root);
-  std::vector<std::unique_ptr<ServerProcess>> servers;
-  std::vector<std::string> addresses;
-  for (int s = 0; s < 2; ++s) {
-    servers.push_back(std::make_unique<ServerProcess>(
-        std::vector<std::string>{"--backend=cpu", "--log-level=error", absl::StrCat("--data-dir=", root, "/", s)}));
-    addresses.push_back(servers.back()->Address());
-  }
+  const TemporaryFolder folder("killed-starts");
+  ServerProcesses servers({folder.path() + "/0", folder.path() + "/1"});
   std::mt19937 random(815);
   for (int n = 0; n < kStarts; ++n) {
     v1::JobSpec spec = MakeSpec(absl::StrCat("start-", n), "dense:values=fp32", v1::OPTIMIZER_SGD, kWorkers);
@@ -163,12 +133,11 @@ TEST(KilledServer, WhileAJobStartsDelaysTheStart) {
     spec.set_lease_ms(10'000);
     std::thread killer([&] {
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
-      servers[random() % 2]->KillAndRestart();
-      for (auto& server : servers) EXPECT_NE(server->Address(), "");
+      servers.KillOne(random);
     });
     InParallel(kWorkers, [&](int w) {
       Worker worker(spec, w);
-      const absl::Status joined = worker.Join(addresses);
+      const absl::Status joined = worker.Join(servers.addresses());
       ASSERT_TRUE(joined.ok()) << "start " << n << " worker " << w << ": " << joined;
       EXPECT_EQ(worker.session().start_version(), 0u);
       worker.Fill(0);
@@ -177,30 +146,26 @@ TEST(KilledServer, WhileAJobStartsDelaysTheStart) {
     });
     killer.join();
   }
-  servers.clear();
-  std::filesystem::remove_all(root);
 }
 
 TEST(KilledServer, ThatStaysAwayIsLostInTheEnd) {
   v1::JobSpec spec = MakeSpec("away", "dense:values=fp32", v1::OPTIMIZER_SGD, 1);
   spec.mutable_durability()->set_level(v1::DURABILITY_FSYNC);
-  const std::string data = absl::StrCat(::testing::TempDir(), "/away-", getpid());
-  auto server = std::make_unique<ServerProcess>(
-      std::vector<std::string>{"--backend=cpu", "--log-level=error", "--data-dir=" + data});
-  const std::string address = server->Address();
+  const TemporaryFolder folder("away");
+  auto servers = std::make_unique<ServerProcesses>(std::vector<std::string>{folder.path()});
+  const std::string address = servers->addresses()[0];
   Worker worker(spec, 0);
   SessionOptions options = worker.Options({address});
   options.timeouts.reconnect_ms = 500;
   auto session = Session::Join(std::move(options));
   ASSERT_TRUE(session.ok()) << session.status();
-  server.reset();
+  servers.reset();
   const std::vector<float> rates = {0.01f};
   std::vector<const float*> gradients;
   for (const auto& gradient : worker.gradients()) gradients.push_back(gradient.data());
   const absl::Status lost = (*session)->Exchange(gradients, rates);
   EXPECT_TRUE(absl::IsUnavailable(lost)) << lost;
   EXPECT_NE(std::string(lost.message()).find(address), std::string::npos) << lost;
-  std::filesystem::remove_all(data);
 }
 
 }  // namespace

@@ -16,21 +16,12 @@ using ::testing::HasSubstr;
 constexpr int kReplaceWorkers = 2;
 
 struct ReplaceCase {
-  std::string name;
-  const char* codec;
-  v1::OptimizerKind optimizer;
-  PullMode pull = PullMode::kUpdate;
-  float clip = 0;
-  const char* update_codec = "";
-  bool small = false;
+  JobCase job;
   bool skips = false;
 };
 
 v1::JobSpec SpecOf(const ReplaceCase& c) {
-  v1::JobSpec spec = MakeSpec("replace", c.codec, c.optimizer, kReplaceWorkers);
-  if (c.small) spec = Small(std::move(spec));
-  spec.set_clip_norm(c.clip);
-  spec.set_update_codec(c.update_codec);
+  v1::JobSpec spec = SpecOf("replace", c.job, kReplaceWorkers);
   if (c.skips) spec.set_nonfinite(v1::NONFINITE_SKIP);
   return spec;
 }
@@ -66,13 +57,13 @@ TEST_P(ReplacedParameters, AreThoseOfAllShardsAndWorkers) {
     std::vector<std::string> digests(kReplaceWorkers);
     InParallel(kReplaceWorkers, [&](int w) {
       Worker worker(spec, w);
-      ASSERT_EQ(worker.Join(cluster.addresses(), c.pull), absl::OkStatus());
+      ASSERT_EQ(worker.Join(cluster.addresses(), c.job.pull), absl::OkStatus());
       ASSERT_EQ(Train(worker, 0, 4), absl::OkStatus());
       for (const uint32_t seed : {1u, 2u}) {
         Overwrite(worker, seed);
         const auto given = worker.parameters();
         ASSERT_EQ(Replace(worker), absl::OkStatus());
-        if (c.pull != PullMode::kParamsBf16) {
+        if (c.job.pull != PullMode::kParamsBf16) {
           EXPECT_EQ(worker.parameters(), given);
         }
       }
@@ -80,7 +71,7 @@ TEST_P(ReplacedParameters, AreThoseOfAllShardsAndWorkers) {
       EXPECT_EQ(worker.session().stats().nonfinite_rounds, 0u) << "none was skipped";
       ASSERT_EQ(Train(worker, 4, 9), absl::OkStatus());
       digests[w] = worker.session().Digest();
-      if (c.pull == PullMode::kParamsBf16) return;
+      if (c.job.pull == PullMode::kParamsBf16) return;
       for (uint32_t s = 0; s < shards; ++s)
         EXPECT_EQ(worker.session().ShardDigests()[s], cluster.ParametersSha256(s, spec.name())) << "worker " << w;
     });
@@ -92,19 +83,19 @@ TEST_P(ReplacedParameters, AreThoseOfAllShardsAndWorkers) {
 INSTANTIATE_TEST_SUITE_P(
     Jobs, ReplacedParameters,
     ::testing::Values(
-        ReplaceCase{"DenseAdamw", "dense:values=fp32", v1::OPTIMIZER_ADAMW},
-        ReplaceCase{"DenseSgdSmall", "dense:values=fp32", v1::OPTIMIZER_SGD, PullMode::kUpdate, 0, "", true},
-        ReplaceCase{"Fixed", "dense:values=fixed16", v1::OPTIMIZER_ADAMW},
-        ReplaceCase{"FixedParams", "dense:values=fixed16", v1::OPTIMIZER_ADAMW, PullMode::kParams},
-        ReplaceCase{"TagcStep", "tagc:density=0.05", v1::OPTIMIZER_STEP},
-        ReplaceCase{"TagcParams", "tagc:density=0.05", v1::OPTIMIZER_ADAMW, PullMode::kParams},
-        ReplaceCase{"TagcBf16", "tagc:density=0.05", v1::OPTIMIZER_ADAMW, PullMode::kParamsBf16},
-        ReplaceCase{"TopkTwoWay", "topk:density=0.05", v1::OPTIMIZER_STEP, PullMode::kUpdate, 0, "topk:density=0.05"},
-        ReplaceCase{"RandomkStep", "randomk:density=0.05", v1::OPTIMIZER_STEP},
-        ReplaceCase{"Onebit", "onebit", v1::OPTIMIZER_SGD},
-        ReplaceCase{"LansSkipping", "dense:values=fp32", v1::OPTIMIZER_LANS, PullMode::kUpdate, 0, "", false, true},
-        ReplaceCase{"AdamwClipped", "dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, 0.5f}),
-    [](const auto& info) { return info.param.name; });
+        ReplaceCase{{"DenseAdamw", "dense:values=fp32", v1::OPTIMIZER_ADAMW}},
+        ReplaceCase{{"DenseSgdSmall", "dense:values=fp32", v1::OPTIMIZER_SGD, PullMode::kUpdate, 0, "", true}},
+        ReplaceCase{{"Fixed", "dense:values=fixed16", v1::OPTIMIZER_ADAMW}},
+        ReplaceCase{{"FixedParams", "dense:values=fixed16", v1::OPTIMIZER_ADAMW, PullMode::kParams}},
+        ReplaceCase{{"TagcStep", "tagc:density=0.05", v1::OPTIMIZER_STEP}},
+        ReplaceCase{{"TagcParams", "tagc:density=0.05", v1::OPTIMIZER_ADAMW, PullMode::kParams}},
+        ReplaceCase{{"TagcBf16", "tagc:density=0.05", v1::OPTIMIZER_ADAMW, PullMode::kParamsBf16}},
+        ReplaceCase{{"TopkTwoWay", "topk:density=0.05", v1::OPTIMIZER_STEP, PullMode::kUpdate, 0, "topk:density=0.05"}},
+        ReplaceCase{{"RandomkStep", "randomk:density=0.05", v1::OPTIMIZER_STEP}},
+        ReplaceCase{{"Onebit", "onebit", v1::OPTIMIZER_SGD}},
+        ReplaceCase{{"LansSkipping", "dense:values=fp32", v1::OPTIMIZER_LANS}, true},
+        ReplaceCase{{"AdamwClipped", "dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, 0.5f}}),
+    [](const auto& info) { return info.param.job.name; });
 
 // By what is there already: the steps before and after it make what they make without it, bias corrections included.
 TEST(ReplacedParametersTest, RoundIsNoStep) {

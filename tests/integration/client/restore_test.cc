@@ -1,19 +1,16 @@
 // A job moves to another number of servers, real processes all: `gradwire snapshot`, `verify` and `restore`, and the
 // very digest of a run that stayed where it was.
-#include <unistd.h>
-
 #include <barrier>
 #include <cstdio>
 #include <filesystem>
 
 #include "absl/strings/str_join.h"
 #include "tests/integration/client/cluster.h"
-#include "tests/lib/server_process.h"
+#include "tests/integration/client/server_processes.h"
+#include "tests/lib/temporary_folder.h"
 
 namespace gradwire::testing {
 namespace {
-
-using testing_support::ServerProcess;
 
 constexpr int kWorkers = 2;
 constexpr uint64_t kFirstSteps = 20;
@@ -33,19 +30,6 @@ Output RunCli(const std::string& arguments) {
   output.exit_code = WEXITSTATUS(pclose(pipe));
   return output;
 }
-
-// Servers on data directories of their own.
-struct Servers {
-  Servers(const std::vector<std::string>& directories) {
-    for (const std::string& directory : directories) {
-      processes.push_back(std::make_unique<ServerProcess>(
-          std::vector<std::string>{"--backend=cpu", "--log-level=error", "--data-dir=" + directory}));
-    }
-    for (const auto& process : processes) addresses.push_back(process->Address());
-  }
-  std::vector<std::unique_ptr<ServerProcess>> processes;
-  std::vector<std::string> addresses;
-};
 
 // New workers do steps [first, last); returns the digest of their replicas. `half_way` is called while no round is
 // open.
@@ -81,14 +65,9 @@ std::string Train(const v1::JobSpec& spec, const std::vector<std::string>& serve
 
 class Restored : public ::testing::Test {
  protected:
-  Restored() : root_(absl::StrCat(::testing::TempDir(), "/restored-", getpid())) {
-    std::filesystem::remove_all(root_);
-    std::filesystem::create_directories(root_);
-  }
-  ~Restored() override { std::filesystem::remove_all(root_); }
   std::vector<std::string> Directories(const std::string& name, int count) const {
     std::vector<std::string> directories;
-    for (int i = 0; i < count; ++i) directories.push_back(absl::StrCat(root_, "/", name, "-", i));
+    for (int i = 0; i < count; ++i) directories.push_back(absl::StrCat(root_.path(), "/", name, "-", i));
     return directories;
   }
 
@@ -98,10 +77,10 @@ class Restored : public ::testing::Test {
     const std::vector<std::string> old = Directories(spec.name(), 4);
     std::string first;
     {
-      Servers servers(old);
-      first = Train(spec, servers.addresses, 0, kFirstSteps, [&] {
+      ServerProcesses servers(old);
+      first = Train(spec, servers.addresses(), 0, kFirstSteps, [&] {
         const Output taken =
-            RunCli(absl::StrCat("snapshot ", spec.name(), " --servers=", absl::StrJoin(servers.addresses, ",")));
+            RunCli(absl::StrCat("snapshot ", spec.name(), " --servers=", absl::StrJoin(servers.addresses(), ",")));
         EXPECT_EQ(taken.exit_code, 0) << taken.text;
       });
       const Output beside = RunCli("verify " + old[0]);
@@ -116,13 +95,13 @@ class Restored : public ::testing::Test {
       const Output restored =
           RunCli(absl::StrCat("restore --from=", absl::StrJoin(old, ","), " --to=", absl::StrJoin(to, ",")));
       EXPECT_EQ(restored.exit_code, 0) << restored.text;
-      Servers servers(to);
-      moved->push_back(Train(spec, servers.addresses, kFirstSteps, kAllSteps));
+      ServerProcesses servers(to);
+      moved->push_back(Train(spec, servers.addresses(), kFirstSteps, kAllSteps));
     }
     return first;
   }
 
-  const std::string root_;
+  const testing_support::TemporaryFolder root_{"restored"};
 };
 
 class RestoredJob : public Restored, public ::testing::WithParamInterface<std::pair<std::string, v1::OptimizerKind>> {};
@@ -164,8 +143,8 @@ TEST_F(Restored, DamageIsNamedAndEndsWithOne) {
   spec.mutable_durability()->set_level(v1::DURABILITY_FSYNC);
   const std::vector<std::string> old = Directories("damaged", 1);
   {
-    Servers servers(old);
-    Train(spec, servers.addresses, 0, 4);
+    ServerProcesses servers(old);
+    Train(spec, servers.addresses(), 0, 4);
   }
   const std::string segment = old[0] + "/jobs/damaged.job/journal/00000000000000000001.journal";
   std::FILE* file = std::fopen(segment.c_str(), "r+b");
@@ -179,7 +158,7 @@ TEST_F(Restored, DamageIsNamedAndEndsWithOne) {
     EXPECT_NE(verified.text.find(expected), std::string::npos) << verified.text;
   }
   EXPECT_EQ(RunCli("verify --json " + old[0]).exit_code, 1);
-  EXPECT_EQ(RunCli("verify " + root_).exit_code, 1);
+  EXPECT_EQ(RunCli("verify " + root_.path()).exit_code, 1);
   EXPECT_EQ(RunCli("restore --from=" + old[0]).exit_code, 2);
 }
 

@@ -40,21 +40,12 @@ bool IsBad(const v1::JobSpec& spec, uint64_t step) {
 }
 
 struct SkipCase {
-  std::string name;
-  const char* codec;
-  v1::OptimizerKind optimizer;
-  PullMode pull = PullMode::kUpdate;
-  float clip = 0;
-  const char* update_codec = "";
-  bool small = false;
+  JobCase job;
   bool exact = true;  // false: which elements of equal magnitude are sent first depends on the number of the round
 };
 
 v1::JobSpec SpecOf(const SkipCase& c) {
-  v1::JobSpec spec = MakeSpec("skip", c.codec, c.optimizer, kSkipWorkers);
-  if (c.small) spec = Small(std::move(spec));
-  spec.set_clip_norm(c.clip);
-  spec.set_update_codec(c.update_codec);
+  v1::JobSpec spec = SpecOf("skip", c.job, kSkipWorkers);
   spec.set_nonfinite(v1::NONFINITE_SKIP);
   return spec;
 }
@@ -103,32 +94,32 @@ TEST_P(SkippedRounds, AreAsIfTheyHadNotBeen) {
     SCOPED_TRACE(absl::StrCat(shards, " shards"));
     v1::JobSpec spec = SpecOf(c);
     Cluster cluster(shards, shards == 2 ? "grpc" : "inproc");
-    const std::set<std::string> with = TrainSkipping(spec, cluster, c.pull, true);
+    const std::set<std::string> with = TrainSkipping(spec, cluster, c.job.pull, true);
     EXPECT_EQ(with.size(), 1u);
     if (!c.exact) continue;
     spec.set_name("without");
-    EXPECT_EQ(TrainSkipping(spec, cluster, c.pull, false), with);
+    EXPECT_EQ(TrainSkipping(spec, cluster, c.job.pull, false), with);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Jobs, SkippedRounds,
     ::testing::Values(
-        SkipCase{"AdamW", "dense:values=fp32", v1::OPTIMIZER_ADAMW},
-        SkipCase{"AdamWSmallParams", "dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kParams, 0, "", true},
-        SkipCase{"AdamWFixed", "dense:values=fixed32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, 0, "", false, false},
-        SkipCase{"LansFixed", "dense:values=fixed16", v1::OPTIMIZER_LANS, PullMode::kUpdate, 1.0f, "", false, false},
-        SkipCase{"SgdFixed", "dense:values=fixed16", v1::OPTIMIZER_SGD},
-        SkipCase{"TagcSteps", "tagc:density=0.05,form=sketch,slack=4", v1::OPTIMIZER_STEP, PullMode::kUpdate, 0, "",
-                 false, false},
-        SkipCase{"TagcStepsParams", "tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kParams, 0, "", true, false},
-        SkipCase{"ThresholdClipped", "threshold:value=0.06,values=fp16", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, 0.5f},
-        SkipCase{"Dgc", "dgc:density=0.05", v1::OPTIMIZER_SGD, PullMode::kUpdate, 0, "", true, false},
-        SkipCase{"OneBitTwoWayLans", "onebit", v1::OPTIMIZER_LANS, PullMode::kUpdate, 1.0f, "onebit"},
-        SkipCase{"Lamb", "dense:values=fp32", v1::OPTIMIZER_LAMB, PullMode::kParams},
-        SkipCase{"ZenTwoWay", "zen", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, 0, "efsignsgd"},
-        SkipCase{"Adaptive", "adaptive", v1::OPTIMIZER_SGD}),
-    [](const auto& info) { return info.param.name; });
+        SkipCase{{"AdamW", "dense:values=fp32", v1::OPTIMIZER_ADAMW}},
+        SkipCase{{"AdamWSmallParams", "dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kParams, 0, "", true}},
+        SkipCase{{"AdamWFixed", "dense:values=fixed32", v1::OPTIMIZER_ADAMW}, false},
+        SkipCase{{"LansFixed", "dense:values=fixed16", v1::OPTIMIZER_LANS, PullMode::kUpdate, 1.0f}, false},
+        SkipCase{{"SgdFixed", "dense:values=fixed16", v1::OPTIMIZER_SGD}},
+        SkipCase{{"TagcSteps", "tagc:density=0.05,form=sketch,slack=4", v1::OPTIMIZER_STEP}, false},
+        SkipCase{{"TagcStepsParams", "tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kParams, 0, "", true}, false},
+        SkipCase{
+            {"ThresholdClipped", "threshold:value=0.06,values=fp16", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, 0.5f}},
+        SkipCase{{"Dgc", "dgc:density=0.05", v1::OPTIMIZER_SGD, PullMode::kUpdate, 0, "", true}, false},
+        SkipCase{{"OneBitTwoWayLans", "onebit", v1::OPTIMIZER_LANS, PullMode::kUpdate, 1.0f, "onebit"}},
+        SkipCase{{"Lamb", "dense:values=fp32", v1::OPTIMIZER_LAMB, PullMode::kParams}},
+        SkipCase{{"ZenTwoWay", "zen", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, 0, "efsignsgd"}},
+        SkipCase{{"Adaptive", "adaptive", v1::OPTIMIZER_SGD}}),
+    [](const auto& info) { return info.param.job.name; });
 
 TEST(SkippedRound, OfTheVeryFirstStepLeavesTheInitialParameters) {
   for (const char* codec : {"dense:values=fp32", "tagc:density=0.05"}) {

@@ -2,12 +2,12 @@
 // on to the very digest of an undisturbed run.
 #include <unistd.h>
 
-#include <filesystem>
 #include <limits>
 
 #include "gradwire/v1/operator.pb.h"
 #include "tests/integration/client/cluster.h"
 #include "tests/lib/server_process.h"
+#include "tests/lib/temporary_folder.h"
 
 namespace gradwire::testing {
 namespace {
@@ -36,18 +36,9 @@ class PromotedStandbys : public ::testing::TestWithParam<Case> {
     std::string names;
   };
 
-  PromotedStandbys() : root_(absl::StrCat(::testing::TempDir(), "/promoted-", getpid())) {
-    std::filesystem::remove_all(root_);
-    std::filesystem::create_directory(root_);
-  }
-  ~PromotedStandbys() override {
-    for (Pair& pair : pairs_) pair = Pair();
-    std::filesystem::remove_all(root_);
-  }
-
   std::unique_ptr<ServerProcess> Spawn(const std::string& directory, const std::string& follow) {
     std::vector<std::string> flags = {"--backend=cpu", "--log-level=error",
-                                      absl::StrCat("--data-dir=", root_, "/", directory)};
+                                      absl::StrCat("--data-dir=", root_.path(), "/", directory)};
     if (!follow.empty()) flags.push_back("--follow=" + follow);
     return std::make_unique<ServerProcess>(flags);
   }
@@ -105,7 +96,7 @@ class PromotedStandbys : public ::testing::TestWithParam<Case> {
     return digests[0];
   }
 
-  const std::string root_;
+  const testing_support::TemporaryFolder root_{"promoted"};
   Pair pairs_[kShards];
 };
 

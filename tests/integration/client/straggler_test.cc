@@ -26,8 +26,7 @@ TEST_P(Stragglers, WhatWasPushedIsAppliedThreeOfFour) {
   v1::JobSpec spec = Small(MakeSpec("three-of-four", GetParam(), v1::OPTIMIZER_SGD, kWorkers));
   spec.mutable_rounds()->set_quorum(3);
   Applied applied(spec, 2);
-  for (uint32_t s = 0; s < 2; ++s)
-    cluster.Create(spec, s, 2)->log().SetSink(std::make_unique<RecordingSink>(applied.records(s)));
+  for (uint32_t s = 0; s < 2; ++s) cluster.Create(spec, s, 2)->log().SetSink(applied.SinkOf(s));
   std::vector<std::vector<std::vector<double>>> pushed(kWorkers);
   std::vector<SessionStats> stats(kWorkers);
   std::array<std::atomic<int>, 2> emptying{};  // workers that push zeros

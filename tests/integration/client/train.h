@@ -20,6 +20,24 @@ struct Case {
 };
 inline std::string NameOfCase(const ::testing::TestParamInfo<Case>& info) { return info.param.name; }
 
+// What jobs of several suites differ in.
+struct JobCase {
+  std::string name;
+  const char* codec;
+  v1::OptimizerKind optimizer;
+  PullMode pull = PullMode::kUpdate;
+  float clip = 0;
+  const char* update_codec = "";
+  bool small = false;
+};
+inline v1::JobSpec SpecOf(const std::string& job, const JobCase& c, uint32_t workers) {
+  v1::JobSpec spec = MakeSpec(job, c.codec, c.optimizer, workers);
+  if (c.small) spec = Small(std::move(spec));
+  spec.set_clip_norm(c.clip);
+  spec.set_update_codec(c.update_codec);
+  return spec;
+}
+
 // Runs `rounds` steps of `workers` workers; returns the digests of all replicas, checked against the shards.
 inline std::set<std::string> Train(const Case& c, const std::string& job, Cluster& cluster, int workers, int rounds,
                                    uint64_t* deferred_elements = nullptr) {

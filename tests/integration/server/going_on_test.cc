@@ -23,6 +23,19 @@ class GoingOnTest : public StandbyFixture {
     ASSERT_TRUE(GoneOn());
   }
   bool GoneOn() const { return std::filesystem::exists(MarkPath()); }
+  // The standby is started again, and in sync; GoneOn() says how it came to be.
+  void ComeBack() {
+    Mark();
+    Start(standby_);
+    ASSERT_TRUE(Eventually([&] { return InSync(); }));
+  }
+  // Rounds of a pair in sync, up to `rounds`.
+  void Begin(uint64_t rounds) {
+    StartPair();
+    StartWorkers(Spec());
+    ASSERT_TRUE(Eventually([&] { return InSync(); }));
+    for (uint64_t round = 0; round < rounds; ++round) Step(round);
+  }
   std::string MarkPath() const { return root_ + "/standby/jobs/job.job/mark"; }
   void ExpectSame() {
     EXPECT_EQ(Status(standby_).version(), Status(primary_).version());
@@ -74,9 +87,7 @@ TEST_F(GoingOnTest, StandbyThatStartsAgainTakesOnlyWhatItMissed) {
         standby_.daemon.reset();
         if (again != 1) Step(round++);
         if (again != 1) Step(round++);
-        Mark();
-        Start(standby_);
-        ASSERT_TRUE(Eventually([&] { return InSync(); }));
+        ComeBack();
         EXPECT_TRUE(GoneOn());
         Step(round++);
         ExpectSame();
@@ -97,27 +108,19 @@ TEST_F(GoingOnTest, StandbyThatStartsAgainTakesOnlyWhatItMissed) {
 }
 
 TEST_F(GoingOnTest, SoDoesOneWithASnapshot) {
-  StartPair();
-  StartWorkers(Spec());
-  ASSERT_TRUE(Eventually([&] { return InSync(); }));
-  for (uint64_t round = 0; round < 4; ++round) Step(round);
+  Begin(4);
   ASSERT_EQ(standby_.daemon->registry().RequestSnapshot("job"), absl::OkStatus());
   ASSERT_TRUE(Eventually([&] { return Status(standby_).durability().snapshot_version() == 4; }));
   standby_.daemon.reset();
   Step(4);
-  Mark();
-  Start(standby_);
-  ASSERT_TRUE(Eventually([&] { return InSync(); }));
+  ComeBack();
   EXPECT_TRUE(GoneOn());
   Step(5);
   ExpectSame();
 }
 
 TEST_F(GoingOnTest, NotFromAPrimaryThatWasStartedAgain) {
-  StartPair();
-  StartWorkers(Spec());
-  ASSERT_TRUE(Eventually([&] { return InSync(); }));
-  for (uint64_t round = 0; round < 3; ++round) Step(round);
+  Begin(3);
   Mark();
   primary_.daemon.reset();
   Start(primary_);
@@ -130,29 +133,21 @@ TEST_F(GoingOnTest, NotFromAPrimaryThatWasStartedAgain) {
 }
 
 TEST_F(GoingOnTest, NotFromAJobThatWasMadeAnew) {
-  StartPair();
-  StartWorkers(Spec());
-  ASSERT_TRUE(Eventually([&] { return InSync(); }));
-  for (uint64_t round = 0; round < 3; ++round) Step(round);
+  Begin(3);
   standby_.daemon.reset();
   a_.reset();
   b_.reset();
   ASSERT_EQ(primary_.daemon->registry().Delete("job"), absl::OkStatus());
   StartWorkers(Spec());
   for (uint64_t round = 0; round < 3; ++round) Step(round);
-  Mark();
-  Start(standby_);
-  ASSERT_TRUE(Eventually([&] { return InSync(); }));
+  ComeBack();
   EXPECT_FALSE(GoneOn());
   Step(3);
   ExpectSame();
 }
 
 TEST_F(GoingOnTest, NotByAServerThatWasPromotedMeanwhile) {
-  StartPair();
-  StartWorkers(Spec());
-  ASSERT_TRUE(Eventually([&] { return InSync(); }));
-  for (uint64_t round = 0; round < 3; ++round) Step(round);
+  Begin(3);
   standby_.daemon.reset();
   const std::string primary = std::exchange(standby_.follow, "inproc://nowhere");
   Start(standby_);
@@ -161,9 +156,7 @@ TEST_F(GoingOnTest, NotByAServerThatWasPromotedMeanwhile) {
   // Somebody makes a standby of it again.
   std::ofstream(root_ + "/standby/ROLE") << "standby 0\n";
   standby_.follow = primary;
-  Mark();
-  Start(standby_);
-  ASSERT_TRUE(Eventually([&] { return InSync(); }));
+  ComeBack();
   EXPECT_FALSE(GoneOn());
   Step(3);
   ExpectSame();

@@ -21,6 +21,7 @@
 #include "tests/integration/server/raw_worker.h"
 #include "tests/lib/server_process.h"
 #include "tests/lib/small_disk.h"
+#include "tests/lib/temporary_folder.h"
 
 namespace gradwire {
 namespace {
@@ -240,7 +241,8 @@ TEST(ServerProcess, DoesNotStartOnAFullDiskAndSaysWhatToDo) {
 }
 
 TEST(ServerProcess, OperatorToolTakesSnapshotsThatOutliveTheJournal) {
-  const std::string data = testing::TempDir() + "/gradwire-snapshots-" + std::to_string(getpid());
+  const testing_support::TemporaryFolder folder("snapshots");
+  const std::string& data = folder.path();
   v1::JobSpec spec = SmallSpec("job", 1);
   spec.mutable_durability()->set_level(v1::DURABILITY_FSYNC);
   ServerProcess server({"--backend=cpu", "--data-dir=" + data});
@@ -266,7 +268,6 @@ TEST(ServerProcess, OperatorToolTakesSnapshotsThatOutliveTheJournal) {
   EXPECT_THAT(RunCli("job describe job --digest --servers " + again.Address()).text,
               testing::AllOf(HasSubstr("version 3"), HasSubstr(sha)));
   EXPECT_THAT(RunCli("snapshot nobody --servers " + again.Address()).text, HasSubstr("does not exist"));
-  std::filesystem::remove_all(data);
 }
 
 TEST(OperatorTool, SaysWhatToDo) {

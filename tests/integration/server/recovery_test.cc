@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/daemon.h"
 #include "tests/integration/server/raw_worker.h"
+#include "tests/lib/temporary_folder.h"
 
 namespace gradwire {
 namespace {
@@ -29,17 +30,6 @@ v1::JobSpec DurableSpec(const std::string& codec = "dense:values=fp32",
 
 class RecoveryTest : public testing::Test {
  protected:
-  RecoveryTest() : root_(absl::StrCat(testing::TempDir(), "/recovery-", getpid())) {
-    std::filesystem::remove_all(root_);
-    std::filesystem::create_directory(root_);
-  }
-  ~RecoveryTest() override {
-    a_.reset();
-    b_.reset();
-    daemon_.reset();
-    std::filesystem::remove_all(root_);
-  }
-
   absl::Status TryStart(const std::string& directory) {
     ServerConfig config;
     config.listen = {absl::StrCat("inproc://recovery-test-", ++starts_)};
@@ -122,7 +112,8 @@ class RecoveryTest : public testing::Test {
   }
 
   SteadyClock clock_;
-  const std::string root_;
+  const testing_support::TemporaryFolder folder_{"recovery"};
+  const std::string& root_ = folder_.path();
   std::string directory_ = "data";
   int starts_ = static_cast<int>(getpid()) * 100;
   int crashes_ = 0;

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/daemon.h"
 #include "tests/integration/server/raw_worker.h"
+#include "tests/lib/temporary_folder.h"
 
 namespace gradwire::testing_support {
 
@@ -26,16 +27,11 @@ class StandbyFixture : public testing::Test {
     std::unique_ptr<Daemon> daemon = nullptr;
   };
 
-  StandbyFixture() : root_(absl::StrCat(testing::TempDir(), "/standby-", getpid())) {
-    std::filesystem::remove_all(root_);
-    std::filesystem::create_directory(root_);
-  }
   ~StandbyFixture() override {
     a_.reset();
     b_.reset();
     standby_.daemon.reset();
     primary_.daemon.reset();
-    std::filesystem::remove_all(root_);
   }
 
   static v1::JobSpec Spec(const std::string& codec = "dense:values=fp32",
@@ -145,7 +141,8 @@ class StandbyFixture : public testing::Test {
   }
 
   SteadyClock clock_;
-  const std::string root_;
+  const TemporaryFolder folder_{"standby"};
+  const std::string& root_ = folder_.path();
   uint32_t timeout_ms_ = 5000;
   uint32_t max_standbys_ = 4;
   uint64_t standby_queue_bytes_ = 0;  // 0: the default

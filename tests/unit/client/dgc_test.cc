@@ -4,14 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <random>
 
-#include "client/cpp/internal/gradients.h"
 #include "common/codec/select/select.h"
-#include "common/job/job.h"
-#include "common/job/layout.h"
-#include "kernels/backend.h"
+#include "tests/unit/client/one_tensor.h"
 
 namespace gradwire::client {
 namespace {
@@ -19,26 +15,13 @@ namespace {
 constexpr uint64_t kElements = 5000;
 constexpr float kRate = 0.1f;
 
-// One tensor, one shard.
-class DgcTest : public ::testing::Test {
+class DgcTest : public OneTensorTest {
  protected:
   void Prepare(const std::string& codec, uint32_t workers = 1) {
-    v1::JobSpec spec;
-    spec.set_name("unit");
-    spec.add_tensors()->set_name("weight");
-    spec.mutable_tensors(0)->add_shape(kElements);
-    spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_SGD);
-    spec.set_codec(codec);
+    v1::JobSpec spec = Spec(kElements, codec);
     spec.set_max_workers(workers);
-    job_ = std::make_unique<Job>(*Job::Make(spec));
-    layout_ = std::make_unique<Layout>(*Layout::Make(*job_, 1));
-    backend_ = *kernels::MakeBackend("cpu");
-    codec_ = *MakeCodec({job_.get(), &slice(), backend_.get()});
-    encoder_ = codec_->NewEncoder();
-    store_ = std::make_unique<GradientStore>(job_.get(), std::vector<const Codec*>{codec_.get()},
-                                             MakeHostMemory(backend_.get()));
+    Make(spec);
   }
-  const BucketLayout& slice() const { return layout_->at(0, 0); }
 
   std::vector<float> Gradient(uint64_t round) const {
     std::mt19937 random(static_cast<uint32_t>(round));
@@ -68,13 +51,6 @@ class DgcTest : public ::testing::Test {
   std::span<const float> PendingSpan() const { return store_->KeptOf(0).pending.values; }
   std::vector<float> Pending() const { return {PendingSpan().begin(), PendingSpan().end()}; }
   std::span<const float> Velocity() const { return store_->KeptOf(0).velocity.values; }
-
-  std::unique_ptr<Job> job_;
-  std::unique_ptr<Layout> layout_;
-  std::unique_ptr<kernels::Backend> backend_;
-  std::unique_ptr<Codec> codec_;
-  std::unique_ptr<Encoder> encoder_;
-  std::unique_ptr<GradientStore> store_;
 };
 
 TEST_F(DgcTest, IsItsDefinition) {

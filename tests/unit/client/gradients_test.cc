@@ -7,47 +7,24 @@
 #include <tuple>
 #include <utility>
 
-#include "common/job/job.h"
-#include "common/job/layout.h"
-#include "gtest/gtest.h"
-#include "kernels/backend.h"
+#include "tests/unit/client/one_tensor.h"
 
 namespace gradwire::client {
 namespace {
 
-// One tensor of 300 elements in runs of 64, on one shard.
-class GradientStoreTest : public ::testing::Test {
+// The tensor has 300 elements in runs of 64.
+class GradientStoreTest : public OneTensorTest {
  protected:
   void Prepare(const std::string& codec, v1::PushKind push = v1::PUSH_GRADIENT,
                v1::NonFinitePolicy policy = v1::NONFINITE_REFUSE) {
-    v1::JobSpec spec;
-    spec.set_name("unit");
-    spec.add_tensors()->set_name("weight");
-    spec.mutable_tensors(0)->add_shape(300);
-    spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_SGD);
-    spec.set_codec(codec);
+    v1::JobSpec spec = Spec(300, codec);
     spec.set_push(push);
     spec.set_nonfinite(policy);
     spec.set_run_elements(64);
-    auto made_job = Job::Make(spec);
-    ASSERT_TRUE(made_job.ok()) << made_job.status();
-    job_ = std::make_unique<Job>(*std::move(made_job));
-    auto made_layout = Layout::Make(*job_, 1);
-    ASSERT_TRUE(made_layout.ok());
-    layout_ = std::make_unique<Layout>(*std::move(made_layout));
-    ASSERT_EQ(layout_->bucket_count(), 1u);
-    backend_ = *kernels::MakeBackend("cpu");
-    auto codec_made = MakeCodec({job_.get(), &slice(), backend_.get()});
-    ASSERT_TRUE(codec_made.ok()) << codec_made.status();
-    codec_ = *std::move(codec_made);
-    encoder_ = codec_->NewEncoder();
-    store_ = std::make_unique<GradientStore>(job_.get(), std::vector<const Codec*>{codec_.get()},
-                                             MakeHostMemory(backend_.get()));
+    Make(spec);
     gradient_.resize(300);
     for (size_t i = 0; i < gradient_.size(); ++i) gradient_[i] = static_cast<float>(i % 100 + 1);  // exact in bfloat16
   }
-
-  const BucketLayout& slice() const { return layout_->at(0, 0); }
 
   EncodedFrame Encode(uint64_t round) {
     const std::vector<float> rates = {0.1f};
@@ -73,12 +50,6 @@ class GradientStoreTest : public ::testing::Test {
     return values;
   }
 
-  std::unique_ptr<Job> job_;
-  std::unique_ptr<Layout> layout_;
-  std::unique_ptr<kernels::Backend> backend_;
-  std::unique_ptr<Codec> codec_;
-  std::unique_ptr<Encoder> encoder_;
-  std::unique_ptr<GradientStore> store_;
   std::vector<float> gradient_;
 };
 

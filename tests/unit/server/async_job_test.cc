@@ -10,141 +10,63 @@
 #include "absl/strings/str_cat.h"
 #include "common/codec/frame/parameters.h"
 #include "common/recovery/replay.h"
-#include "server/job/job_shard.h"
-#include "tests/lib/manual_clock.h"
-#include "tests/unit/server/frame_maker.h"
-#include "tests/unit/server/recording_stream.h"
-#include "tests/unit/server/subject.h"
+#include "tests/unit/server/holding_sink.h"
+#include "tests/unit/server/job_shard_fixture.h"
 
 namespace gradwire {
 namespace {
 
 using testing::HasSubstr;
-using testing_support::FrameMaker;
-using testing_support::ManualClock;
-using testing_support::RecordingStream;
+using testing_support::HoldingSink;
+using testing_support::JobShardTest;
+using testing_support::SetHoldingSink;
 using testing_support::SmallSpec;
+using testing_support::TestWorker;
 
-// Keeps records, and what makes them seen until it is told to.
-class KeepingSink final : public UpdateSink {
- public:
-  explicit KeepingSink(std::vector<journal::Record>* records) : records_(*records) {}
-  void Append(journal::Record record, std::function<void()> visible) override {
-    records_.push_back(std::move(record));
-    if (appended) std::exchange(appended, nullptr)();
-    held.push_back(std::move(visible));
-    if (!hold) Release();
-  }
-  void Stop() override {}
-  journal::JournalStatus status() const override { return {}; }
-  void SnapshotTaken(uint64_t, uint64_t from) override { keep_from = from; }
-  void Release() {
-    const std::vector<std::function<void()>> now = std::move(held);
-    held.clear();
-    for (const auto& visible : now) visible();
-  }
-  bool hold = false;
-  uint64_t keep_from = 0;
-  std::function<void()> appended;  // called once
-  std::vector<std::function<void()>> held;
-
- private:
-  std::vector<journal::Record>& records_;
-};
-
-// A worker: the frames it makes, its push stream, what came back.
-struct RawWorker {
-  RawWorker(JobShard* shard, const v1::JobSpec& spec, const std::string& name)
-      : shard(shard), frames(spec, 0, 1, /*incarnation=*/1), received(std::make_shared<RecordingStream>()) {
-    identity.set_job(spec.name());
-    identity.set_worker(name);
-    identity.set_incarnation(1);
-  }
-  void Attach() {
-    out = std::make_shared<Outbox>(received);
-    stream.member = *shard->Attach(identity, out);
-    stream.incarnation = 1;
-    stream.worker = identity.worker();
-    stream.out = out;
-  }
-  void Join() {
-    ASSERT_TRUE(shard->Join(identity, 0, true).ok());
-    Attach();
-  }
-  // Nothing: the frame is not whole yet.
-  std::optional<v1::PushAck> Chunk(const Bytes& chunk) {
-    auto ack = shard->intake().Take(stream, {&chunk, 1});
-    EXPECT_TRUE(ack.ok()) << ack.status();
-    return ack.ok() ? *ack : std::nullopt;
-  }
-  v1::PushAck Push(const std::vector<Bytes>& chunks) {
-    std::optional<v1::PushAck> ack;
-    for (const Bytes& chunk : chunks) ack = Chunk(chunk);
-    EXPECT_TRUE(ack.has_value());
-    return ack.value_or(v1::PushAck());
-  }
+// Its parameters come with acknowledgements.
+struct AsyncWorker : TestWorker {
+  AsyncWorker(JobShard* shard, const v1::JobSpec& spec, const std::string& name)
+      : TestWorker(shard, spec, name, /*incarnation=*/1) {}
+  using TestWorker::Push;
   v1::PushAck Push(uint32_t bucket, uint64_t on, float value) { return Push(frames.Push(bucket, on, value)); }
-  void Ask(const v1::PushAck& ack) {
-    const v1::PullKind kind = v1::PULL_PARAMS_F32;
-    EXPECT_TRUE(shard->desk().AcknowledgeFrame(stream.member, ack, {&kind, 1}, out).ok());
-  }
+  void Ask(const v1::PushAck& ack) { Acknowledge(ack, {v1::PULL_PARAMS_F32}); }
   // The versions of the parameters that were sent with acknowledgements since the last call, by bucket.
   std::map<uint32_t, uint64_t> TakeVersions() {
     std::map<uint32_t, uint64_t> versions;
-    for (const transport::Message& message : received->sent) {
+    for (const transport::Message& message : pull->sent) {
       v1::PushAck ack;
       EXPECT_TRUE(ack.ParseFromString(message.control));
       if (message.frame.empty()) continue;
       EXPECT_EQ(ack.kind(), v1::PULL_PARAMS_F32);
       versions[ack.bucket()] = wire::ParseHeader(wire::Flatten(message.frame).span())->round;
     }
-    received->sent.clear();
+    pull->sent.clear();
     return versions;
   }
-
-  JobShard* shard;
-  FrameMaker frames;
-  v1::WorkerIdentity identity;
-  PushStream stream;
-  std::shared_ptr<RecordingStream> received;
-  std::shared_ptr<Outbox> out;
 };
 
-class AsyncJobTest : public testing::Test {
+class AsyncJobTest : public JobShardTest {
  protected:
   AsyncJobTest() {
-    subject_->Set(&environment_);
-    environment_.clock = &clock_;
     environment_.frame_limit_bytes = 16 << 20;
-    environment_.job_memory_limit_bytes = 1 << 28;
     spec_ = SmallSpec("job", 3);
     spec_.mutable_rounds()->set_mode(v1::ROUNDS_ASYNC);
     spec_.mutable_rounds()->set_staleness(3);
   }
-  std::shared_ptr<JobShard> Make() {
-    auto shard = JobShard::Make(spec_, 0, 1, environment_);
-    EXPECT_TRUE(shard.ok()) << shard.status();
-    return *shard;
-  }
   // Two workers of a job whose bucket 0 is at version 1.
   void Start() {
-    shard_ = Make();
-    auto sink = std::make_unique<KeepingSink>(&records_);
-    sink_ = sink.get();
-    shard_->log().SetSink(std::move(sink));
+    JobShardTest::Start(spec_);
+    sink_ = &SetHoldingSink(shard_->log());
+    sink_->holds = false;
     for (const char* name : {"a", "b"}) {
-      workers_.push_back(std::make_unique<RawWorker>(shard_.get(), spec_, name));
-      workers_.back()->Join();
+      workers_.push_back(std::make_unique<AsyncWorker>(shard_.get(), spec_, name));
+      ASSERT_TRUE(workers_.back()->Join().ok());
     }
-    for (uint32_t b = 0; b < a().frames.buckets(); ++b) {
-      for (const Bytes& chunk : a().frames.Initialize(b, 1.0f)) EXPECT_FALSE(a().Chunk(chunk).has_value());
-    }
-    a().received->sent.clear();  // the acknowledgements of these
+    a().InitializeAllRecorded(1.0f);
     EXPECT_EQ(a().Push(0, 0, 1.0f).made(), 1u);
   }
-  RawWorker& a() { return *workers_[0]; }
-  RawWorker& b() { return *workers_[1]; }
-  static std::string Digest(JobShard& shard) { return shard.Describe(false, true).parameters_sha256(); }
+  AsyncWorker& a() { return *workers_[0]; }
+  AsyncWorker& b() { return *workers_[1]; }
   static std::function<absl::Status(const Recovery::RecordVisitor&)> Read(const std::vector<journal::Record>& records) {
     return [&records](const Recovery::RecordVisitor& visit) {
       for (const journal::Record& record : records) {
@@ -155,14 +77,8 @@ class AsyncJobTest : public testing::Test {
     };
   }
 
-  ManualClock clock_;
-  const std::unique_ptr<testing_support::Subject> subject_ = testing_support::MakeSubject();
-  JobEnvironment environment_;
-  v1::JobSpec spec_;
-  std::vector<journal::Record> records_;
-  std::shared_ptr<JobShard> shard_;
-  KeepingSink* sink_ = nullptr;
-  std::vector<std::unique_ptr<RawWorker>> workers_;
+  HoldingSink* sink_ = nullptr;
+  std::vector<std::unique_ptr<AsyncWorker>> workers_;
 };
 
 TEST_F(AsyncJobTest, EveryFrameMakesAVersionAndIsAnsweredWithTheNewest) {
@@ -179,7 +95,7 @@ TEST_F(AsyncJobTest, EveryFrameMakesAVersionAndIsAnsweredWithTheNewest) {
 
 TEST_F(AsyncJobTest, ParametersWaitUntilAllThatIsInThemMayBeSeen) {
   Start();
-  sink_->hold = true;
+  sink_->holds = true;
   b().Ask(b().Push(0, 1, 1.0f));
   EXPECT_TRUE(b().TakeVersions().empty());
   a().Ask(a().Push(0, 1, 1.0f));
@@ -228,8 +144,7 @@ TEST_F(AsyncJobTest, ChunksOfSeveralWorkersDoNotMix) {
   a().Ask(*ack);
   const BucketLayout& layout = a().frames.at(large);
   std::vector<Bytes> chunks;
-  for (const auto& message : a().received->sent)
-    chunks.insert(chunks.end(), message.frame.begin(), message.frame.end());
+  for (const auto& message : a().pull->sent) chunks.insert(chunks.end(), message.frame.begin(), message.frame.end());
   std::vector<float> values(layout.elements);
   const auto plans = DecodeParameters(chunks, a().frames.job(), layout, 3, {.parameter = values.data()});
   ASSERT_TRUE(plans.ok()) << plans.status();
@@ -238,14 +153,14 @@ TEST_F(AsyncJobTest, ChunksOfSeveralWorkersDoNotMix) {
 
 TEST_F(AsyncJobTest, BadFramesAreRefusedAndNothingOfThemStays) {
   Start();
-  const std::string before = Digest(*shard_);
+  const std::string before = Digest();
   const v1::PushAck future = b().Push(0, 2, 1.0f);
   EXPECT_EQ(future.outcome(), v1::PUSH_REFUSED);
   EXPECT_THAT(future.message(), HasSubstr("computed on version 2, but version 1 is the newest"));
   auto flipped = b().frames.Push(0, 1, 1.0f);
   flipped[0] = testing_support::FlipBit(flipped[0], 8 * flipped[0].size() - 9);
   EXPECT_EQ(shard_->intake().Take(b().stream, {&flipped[0], 1}).status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_EQ(Digest(*shard_), before);
+  EXPECT_EQ(Digest(), before);
   EXPECT_EQ(b().Push(0, 1, 1.0f).outcome(), v1::PUSH_INCLUDED);
   const v1::PushAck again = b().Push(0, 1, 1.0f);
   EXPECT_EQ(again.outcome(), v1::PUSH_DUPLICATE);
@@ -286,12 +201,12 @@ TEST_F(AsyncJobTest, TheJournalBringsBackTheBitsAndTheFrames) {
     a().Push(0, on, 0.3f);
     if (on % 2 == 0) b().Push(0, on - 1, 0.7f);
   }
-  EXPECT_EQ(records_.back().contributions.size(), 1u);
+  EXPECT_EQ(sink_->records.back().contributions.size(), 1u);
   const std::shared_ptr<JobShard> recovered = Make();
-  const absl::Status status = recovered->recovery().Recover(nullptr, Read(records_));
+  const absl::Status status = recovered->recovery().Recover(nullptr, Read(sink_->records));
   ASSERT_TRUE(status.ok()) << status;
-  EXPECT_EQ(Digest(*recovered), Digest(*shard_));
-  RawWorker back(recovered.get(), spec_, "a");
+  EXPECT_EQ(DigestOf(*recovered), Digest());
+  AsyncWorker back(recovered.get(), spec_, "a");
   Rounds::ResumePoint point;
   point.from_before = true;
   point.versions = {8, 1};
@@ -305,7 +220,7 @@ TEST_F(AsyncJobTest, TheJournalBringsBackTheBitsAndTheFrames) {
   const auto backend = *kernels::MakeBackend("reference");
   auto replay = ShardReplay::Make(&a().frames.job(), &layout, 0, backend.get(), std::nullopt);
   ASSERT_TRUE(replay.ok());
-  for (const journal::Record& record : records_) ASSERT_TRUE((*replay)->Apply(record).ok());
+  for (const journal::Record& record : sink_->records) ASSERT_TRUE((*replay)->Apply(record).ok());
   EXPECT_TRUE((*replay)->whole());
   EXPECT_EQ((*replay)->version(), 1u);
 }
@@ -313,7 +228,7 @@ TEST_F(AsyncJobTest, TheJournalBringsBackTheBitsAndTheFrames) {
 TEST_F(AsyncJobTest, ASnapshotHasEveryBucketAtItsOwnVersion) {
   Start();
   a().Push(0, 1, 0.3f);
-  sink_->hold = true;
+  sink_->holds = true;
   a().Push(0, 2, 0.3f);
   EXPECT_EQ(shard_->snapshots().Gather(*shard_->snapshots().NewCopy(), absl::ZeroDuration()).code(),
             absl::StatusCode::kDeadlineExceeded);
@@ -325,13 +240,13 @@ TEST_F(AsyncJobTest, ASnapshotHasEveryBucketAtItsOwnVersion) {
   EXPECT_EQ(state.buckets[0].ahead, 3u);
   EXPECT_EQ(state.buckets[1].ahead, 0u);
   shard_->log().CutBehind(9, 9);
-  EXPECT_EQ(sink_->keep_from, 9u - 4u);  // frames may be as old as their plans are kept
+  EXPECT_EQ(sink_->kept_from, 9u - 4u);  // frames may be as old as their plans are kept
   b().Push(0, 1, 0.5f);                  // older than the snapshot
   sink_->Release();
   const std::shared_ptr<JobShard> recovered = Make();
-  const absl::Status status = recovered->recovery().Recover(&state, Read(records_));
+  const absl::Status status = recovered->recovery().Recover(&state, Read(sink_->records));
   ASSERT_TRUE(status.ok()) << status;
-  EXPECT_EQ(Digest(*recovered), Digest(*shard_));
+  EXPECT_EQ(DigestOf(*recovered), Digest());
 }
 
 TEST_F(AsyncJobTest, AStandbyFollowsToTheSameBitsAndKnowsTheFrames) {
@@ -349,20 +264,19 @@ TEST_F(AsyncJobTest, AStandbyFollowsToTheSameBitsAndKnowsTheFrames) {
   }
   const std::vector<journal::Record> nothing;
   ASSERT_TRUE(standby->recovery().Begin(nullptr, Read(nothing)).ok());
-  std::vector<journal::Record> taken;
-  standby->log().SetSink(std::make_unique<KeepingSink>(&taken));
+  SetHoldingSink(standby->log()).holds = false;
   for (const journal::Record& record : first) ASSERT_TRUE(standby->recovery().Follow(record, [] {}).ok());
-  const size_t before = records_.size();
-  const auto calibrated = std::find_if(records_.begin(), records_.end(), [](const journal::Record& record) {
+  const size_t before = sink_->records.size();
+  const auto calibrated = std::find_if(sink_->records.begin(), sink_->records.end(), [](const journal::Record& record) {
     return record.type == journal::RecordType::kUpdate && record.bucket == 0;
   });
   ASSERT_TRUE(a().frames.Follow(0, calibrated->chunks).ok());  // the plan of version 1
   a().Push(0, 1, 0.25f);
-  ASSERT_EQ(records_.size(), before + 1);
-  ASSERT_TRUE(standby->recovery().Follow(records_.back(), [] {}).ok());
-  EXPECT_EQ(Digest(*standby), Digest(*shard_));
+  ASSERT_EQ(sink_->records.size(), before + 1);
+  ASSERT_TRUE(standby->recovery().Follow(sink_->records.back(), [] {}).ok());
+  EXPECT_EQ(DigestOf(*standby), Digest());
   ASSERT_TRUE(standby->recovery().End().ok());
-  RawWorker back(standby.get(), spec_, "a");
+  AsyncWorker back(standby.get(), spec_, "a");
   ASSERT_TRUE(standby->Resume(back.identity, {}).ok());
   back.Attach();
   EXPECT_EQ(back.Push(1, 0, 1.0f).outcome(), v1::PUSH_DUPLICATE);

@@ -29,6 +29,14 @@ v1::JobSpec SmallSpec(const std::string& name, uint32_t min_workers, const std::
   return spec;
 }
 
+v1::WorkerIdentity IdentityOf(const std::string& job, const std::string& worker, uint64_t incarnation) {
+  v1::WorkerIdentity identity;
+  identity.set_job(job);
+  identity.set_worker(worker);
+  identity.set_incarnation(incarnation);
+  return identity;
+}
+
 FrameMaker::FrameMaker(const v1::JobSpec& spec, uint32_t shard, uint32_t shards, uint64_t incarnation)
     : shard_(shard), incarnation_(incarnation), backend_(std::move(*kernels::MakeBackend("cpu"))) {
   job_ = std::make_unique<Job>(*Job::Make(spec));

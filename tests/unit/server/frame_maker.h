@@ -16,6 +16,7 @@
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "gradwire/v1/job.pb.h"
+#include "gradwire/v1/worker.pb.h"
 #include "kernels/backend.h"
 
 namespace gradwire::testing_support {
@@ -23,6 +24,8 @@ namespace gradwire::testing_support {
 // A job of two tensors in two buckets, SGD, float32 gradients, min_workers as given.
 v1::JobSpec SmallSpec(const std::string& name, uint32_t min_workers, const std::string& codec = "dense:values=fp32",
                       uint32_t lease_ms = 10'000);
+
+v1::WorkerIdentity IdentityOf(const std::string& job, const std::string& worker, uint64_t incarnation = 1);
 
 // One worker's view of one shard. Not thread-safe.
 class FrameMaker {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/codec/frame/parameters.h"
+#include "tests/unit/server/holding_sink.h"
 #include "tests/unit/server/job_shard_fixture.h"
 
 namespace gradwire {
@@ -16,9 +17,10 @@ namespace {
 using testing::HasSubstr;
 using testing_support::Answered;
 using testing_support::FlipBit;
-using testing_support::HeldSink;
+using testing_support::HoldingSink;
 using testing_support::JobShardTest;
 using testing_support::RecordingStream;
+using testing_support::SetHoldingSink;
 using testing_support::SmallSpec;
 using testing_support::TestWorker;
 
@@ -195,9 +197,7 @@ TEST_F(JobShardTest, NonFiniteInitialParametersAreRefused) {
 
 TEST_F(JobShardTest, InitialParametersThatComeAgainAreAcknowledgedOnceTheyAreWritten) {
   Start(SmallSpec("job", 1));
-  auto owned = std::make_unique<HeldSink>();
-  HeldSink& sink = *owned;
-  shard_->log().SetSink(std::move(owned));
+  HoldingSink& sink = SetHoldingSink(shard_->log());
   TestWorker a = Worker("a");
   ASSERT_TRUE(a.Join().ok());
   a.PushUnanswered(a.frames.Initialize(0, 1.0f));
@@ -224,9 +224,7 @@ TEST_F(JobShardTest, InitialParametersThatComeAgainAreAcknowledgedOnceTheyAreWri
 
 TEST_F(JobShardTest, AnInitializerThatIsLostBeforeItsRecordIsWrittenLeavesItsSuccessorToBeAcknowledged) {
   Start(SmallSpec("job", 1));
-  auto owned = std::make_unique<HeldSink>();
-  HeldSink& sink = *owned;
-  shard_->log().SetSink(std::move(owned));
+  HoldingSink& sink = SetHoldingSink(shard_->log());
   TestWorker a = Worker("a"), b = Worker("b");
   ASSERT_TRUE(a.Join().ok());
   ASSERT_TRUE(b.Join().ok());

@@ -8,22 +8,22 @@
 #include <vector>
 
 #include "common/journal/record.h"
+#include "tests/unit/server/holding_sink.h"
 #include "tests/unit/server/job_shard_fixture.h"
 
 namespace gradwire {
 namespace {
 
 using testing::HasSubstr;
-using testing_support::HeldSink;
+using testing_support::HoldingSink;
 using testing_support::JobShardTest;
+using testing_support::SetHoldingSink;
 using testing_support::SmallSpec;
 using testing_support::TestWorker;
 
 TEST_F(JobShardTest, NothingIsSeenBeforeItsRecordIsWritten) {
   Start(SmallSpec("job", 2));
-  auto owned = std::make_unique<HeldSink>();
-  HeldSink& sink = *owned;
-  shard_->log().SetSink(std::move(owned));
+  HoldingSink& sink = SetHoldingSink(shard_->log());
   TestWorker a = Worker("a"), b = Worker("b");
   ASSERT_TRUE(a.Join().ok());
   ASSERT_TRUE(b.Join().ok());
@@ -118,9 +118,7 @@ TEST_F(JobShardTest, UpdatesAreCompressedOnceAndASlowWorkerIsSentThoseOfItsRound
 TEST_F(JobShardTest, TheResidualOfTheUpdateCodecIsInRecordsSnapshotsAndCopies) {
   if (environment_.device != nullptr) GTEST_SKIP() << "update codecs are refused on a device";
   Start(TwoWaySpec());
-  auto owned = std::make_unique<HeldSink>();
-  HeldSink& sink = *owned;
-  shard_->log().SetSink(std::move(owned));
+  HoldingSink& sink = SetHoldingSink(shard_->log());
   TestWorker a = Worker("a"), b = Worker("b");
   ASSERT_TRUE(a.Join().ok());
   ASSERT_TRUE(b.Join().ok());

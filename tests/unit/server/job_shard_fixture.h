@@ -3,17 +3,18 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "common/journal/record.h"
+#include "common/codec/update/update.h"
 #include "server/job/job_shard.h"
 #include "tests/lib/manual_clock.h"
 #include "tests/unit/server/frame_maker.h"
 #include "tests/unit/server/recording_stream.h"
+#include "tests/unit/server/small_environment.h"
 #include "tests/unit/server/subject.h"
 
 namespace gradwire::testing_support {
@@ -28,21 +29,22 @@ struct Answered {
 // One worker of the test: its frames, its push stream and its pull stream.
 struct TestWorker {
   TestWorker(JobShard* shard, const v1::JobSpec& spec, const std::string& name, uint64_t incarnation)
-      : shard(shard), frames(spec, shard->shard_index(), shard->layout().shard_count(), incarnation) {
-    identity.set_job(spec.name());
-    identity.set_worker(name);
-    identity.set_incarnation(incarnation);
-  }
+      : shard(shard),
+        frames(spec, shard->shard_index(), shard->layout().shard_count(), incarnation),
+        identity(IdentityOf(spec.name(), name, incarnation)) {}
   absl::StatusOr<v1::JoinReply> Join() {
     auto reply = shard->Join(identity, 0, true);
-    if (!reply.ok()) return reply;
+    if (reply.ok()) Attach();
+    return reply;
+  }
+  // The streams of a member.
+  void Attach() {
     pull = std::make_shared<RecordingStream>();
     out = std::make_shared<Outbox>(pull);
     stream.member = *shard->Attach(identity, out);
     stream.incarnation = identity.incarnation();
     stream.worker = identity.worker();
     stream.out = out;
-    return reply;
   }
   v1::HeartbeatRequest HeartbeatRequest(uint64_t sanitized_elements = 0) const {
     v1::HeartbeatRequest request;
@@ -57,15 +59,16 @@ struct TestWorker {
     request.set_sanitized_elements(sanitized_elements);
     return request;
   }
+  // What a chunk is acknowledged with; nothing: it is not.
+  std::optional<v1::PushAck> Chunk(const Bytes& chunk) {
+    const auto ack = shard->intake().Take(stream, {&chunk, 1});
+    EXPECT_TRUE(ack.ok()) << ack.status();
+    return ack.ok() ? *ack : std::nullopt;
+  }
   // The acknowledgement of the whole frame; fails the test when there is none.
   v1::PushAck Push(const std::vector<Bytes>& chunks) {
     for (const Bytes& chunk : chunks) {
-      auto ack = shard->intake().Take(stream, {&chunk, 1});
-      if (!ack.ok()) {
-        ADD_FAILURE() << ack.status();
-        return {};
-      }
-      if (*ack) return **ack;
+      if (const auto ack = Chunk(chunk)) return *ack;
     }
     ADD_FAILURE() << "no acknowledgement";
     return {};
@@ -86,9 +89,8 @@ struct TestWorker {
   // A frame that is not acknowledged yet.
   void PushUnanswered(const std::vector<Bytes>& chunks) {
     for (const Bytes& chunk : chunks) {
-      const auto ack = shard->intake().Take(stream, {&chunk, 1});
-      ASSERT_TRUE(ack.ok()) << ack.status();
-      ASSERT_FALSE(ack->has_value()) << (*ack)->DebugString();
+      const auto ack = Chunk(chunk);
+      ASSERT_FALSE(ack.has_value()) << ack->DebugString();
     }
   }
   void InitializeAll(float value) {
@@ -96,11 +98,16 @@ struct TestWorker {
       EXPECT_EQ(Push(frames.Initialize(b, value)).outcome(), v1::PUSH_INCLUDED);
     }
   }
-  void Pull(v1::PullKind kind, uint64_t version) {
+  // The same in a job with a sink that lets all be seen at once: acknowledgements come behind it.
+  void InitializeAllRecorded(float value) {
+    for (uint32_t b = 0; b < frames.buckets(); ++b) PushUnanswered(frames.Initialize(b, value));
+    EXPECT_EQ(TakeAcks().size(), frames.buckets());
+  }
+  void Pull(v1::PullKind kind, uint64_t version, std::optional<uint32_t> bucket_end = {}) {
     v1::PullRequest request;
     request.set_kind(kind);
     request.set_version(version);
-    request.set_bucket_end(frames.buckets());
+    request.set_bucket_end(bucket_end.value_or(frames.buckets()));
     EXPECT_TRUE(shard->desk().Pull(stream.member, request, out).ok());
   }
   std::vector<Answered> TakeAnswers() {
@@ -118,14 +125,17 @@ struct TestWorker {
     return answers;
   }
   // Pulls the update that makes `version` of every bucket and follows its plan.
-  void FollowUpdate(uint64_t version) {
+  std::vector<Update> FollowUpdate(uint64_t version) {
     Pull(v1::PULL_UPDATE, version);
-    const auto answers = TakeAnswers();
-    ASSERT_EQ(answers.size(), frames.buckets());
-    for (const Answered& answer : answers) {
-      ASSERT_EQ(answer.control.code(), 0) << answer.control.message();
-      ASSERT_TRUE(frames.Follow(answer.control.bucket(), answer.chunks).ok());
+    std::vector<Update> updates;
+    for (const Answered& answer : TakeAnswers()) {
+      EXPECT_EQ(answer.control.code(), 0) << answer.control.message();
+      const auto update = frames.Follow(answer.control.bucket(), answer.chunks);
+      EXPECT_TRUE(update.ok()) << update.status();
+      if (update.ok()) updates.push_back(*update);
     }
+    EXPECT_EQ(updates.size(), frames.buckets());
+    return updates;
   }
 
   JobShard* shard;
@@ -138,17 +148,17 @@ struct TestWorker {
 
 class JobShardTest : public testing::Test {
  protected:
-  JobShardTest() {
-    subject_->Set(&environment_);
-    environment_.clock = &clock_;
-    environment_.frame_limit_bytes = 1 << 20;
-    environment_.job_memory_limit_bytes = 1 << 28;
+  JobShardTest() { subject_->Set(&environment_); }
+  // Shard 0 of the job, without anything in it.
+  std::shared_ptr<JobShard> Make(uint32_t shards = 1) {
+    auto shard = JobShard::Make(spec_, 0, shards, environment_);
+    EXPECT_TRUE(shard.ok()) << shard.status();
+    return shard.value_or(nullptr);
   }
-  void Start(const v1::JobSpec& spec) {
+  void Start(const v1::JobSpec& spec, uint32_t shards = 1) {
     spec_ = spec;
-    auto shard = JobShard::Make(spec, 0, 1, environment_);
-    ASSERT_TRUE(shard.ok()) << shard.status();
-    shard_ = *shard;
+    shard_ = Make(shards);
+    ASSERT_NE(shard_, nullptr);
   }
   TestWorker Worker(const std::string& name, uint64_t incarnation = 1) {
     return TestWorker(shard_.get(), spec_, name, incarnation);
@@ -169,32 +179,14 @@ class JobShardTest : public testing::Test {
       ASSERT_EQ(ack.outcome(), v1::PUSH_INCLUDED) << ack.message();
     }
   }
-  std::string Digest() { return shard_->Describe(false, true).parameters_sha256(); }
+  static std::string DigestOf(JobShard& shard) { return shard.Describe(false, true).parameters_sha256(); }
+  std::string Digest() { return DigestOf(*shard_); }
 
   ManualClock clock_;
-  const std::unique_ptr<Subject> subject_ = MakeSubject();
-  JobEnvironment environment_;
+  const std::unique_ptr<Subject> subject_ = MakeSubject();  // sets the backend
+  JobEnvironment environment_ = SmallEnvironment(nullptr, &clock_);
   v1::JobSpec spec_;
   std::shared_ptr<JobShard> shard_;
-};
-
-// Keeps what it is given until the test lets it be seen.
-class HeldSink final : public UpdateSink {
- public:
-  void Append(journal::Record record, std::function<void()> visible) override {
-    records.push_back(std::move(record));
-    held.push_back(std::move(visible));
-  }
-  void Stop() override {}
-  journal::JournalStatus status() const override { return {}; }
-  void SnapshotTaken(uint64_t, uint64_t) override {}
-  void Release() {
-    const std::vector<std::function<void()>> now = std::move(held);
-    held.clear();
-    for (const auto& visible : now) visible();
-  }
-  std::vector<journal::Record> records;
-  std::vector<std::function<void()>> held;
 };
 
 }  // namespace gradwire::testing_support

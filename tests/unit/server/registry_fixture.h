@@ -16,8 +16,9 @@
 #include "tests/lib/fake_disk.h"
 #include "tests/lib/manual_clock.h"
 #include "tests/unit/server/frame_maker.h"
+#include "tests/unit/server/holding_sink.h"
 #include "tests/unit/server/recording_stream.h"
-#include "tests/unit/server/test_job.h"
+#include "tests/unit/server/small_environment.h"
 
 namespace gradwire::testing_support {
 
@@ -43,6 +44,7 @@ class RegistryTest : public testing::Test {
   void Start(const JobRegistry::Limits& limits, bool recover = false) {
     registry_.reset();
     JobEnvironment environment = SmallEnvironment(backend_.get(), &clock_);
+    environment.tellers = nullptr;
     environment.adopt_journal = [this](std::unique_ptr<journal::Journal>) -> std::unique_ptr<UpdateSink> {
       if (on_journal_) on_journal_();
       return std::make_unique<HoldingSink>();
@@ -64,9 +66,7 @@ class RegistryTest : public testing::Test {
   Connected Connect(const std::string& job, const std::string& name, uint64_t incarnation = 1) {
     Connected worker;
     worker.job = *registry_->Find(job);
-    worker.identity.set_job(job);
-    worker.identity.set_worker(name);
-    worker.identity.set_incarnation(incarnation);
+    worker.identity = IdentityOf(job, name, incarnation);
     EXPECT_TRUE(worker.job->Join(worker.identity, 0, true).ok());
     worker.member = *worker.job->Attach(worker.identity, worker.out);
     return worker;

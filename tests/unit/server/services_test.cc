@@ -10,6 +10,7 @@
 #include "server/services/dispatcher.h"
 #include "tests/unit/server/frame_maker.h"
 #include "tests/unit/server/recording_stream.h"
+#include "tests/unit/server/small_environment.h"
 
 namespace gradwire {
 namespace {
@@ -45,26 +46,15 @@ class ServicesTest : public testing::Test {
   ServicesTest()
       : spec_(SmallSpec("job", 1)),
         backend_(std::move(*kernels::MakeBackend("cpu"))),
-        registry_(Environment(), {.memory_bytes = 1 << 28, .max_jobs = 4}),
+        registry_(testing_support::SmallEnvironment(backend_.get(), &clock_), {.memory_bytes = 1 << 28, .max_jobs = 4}),
         replication_({}, &registry_, nullptr, &clock_),
         worker_(&registry_, &replication_),
         operator_(&registry_, &replication_),
         standbys_(&replication_),
         peers_(&registry_),
         dispatcher_(&worker_, &operator_, &standbys_, &peers_, &replication_),
-        frames_(spec_, 0, 1, 7) {
-    identity_.set_job("job");
-    identity_.set_worker("a");
-    identity_.set_incarnation(7);
-  }
-  JobEnvironment Environment() {
-    JobEnvironment environment;
-    environment.backend = backend_.get();
-    environment.clock = &clock_;
-    environment.frame_limit_bytes = 1 << 20;
-    environment.job_memory_limit_bytes = 1 << 28;
-    return environment;
-  }
+        frames_(spec_, 0, 1, 7),
+        identity_(testing_support::IdentityOf("job", "a", 7)) {}
   absl::Status Join() {
     v1::JoinRequest request;
     *request.mutable_identity() = identity_;
@@ -99,7 +89,7 @@ class ServicesTest : public testing::Test {
   PeerService peers_;
   Dispatcher dispatcher_;
   FrameMaker frames_;
-  v1::WorkerIdentity identity_;
+  const v1::WorkerIdentity identity_;
 };
 
 TEST_F(ServicesTest, ACallWithoutMemoryIsToldAndTheNextOneWorks) {

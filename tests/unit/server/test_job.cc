@@ -4,21 +4,14 @@
 #include <gtest/gtest.h>
 
 #include "server/flow/flow.h"
+#include "tests/unit/server/small_environment.h"
 
 namespace gradwire::testing_support {
 
-JobEnvironment SmallEnvironment(kernels::Backend* backend, Clock* clock) {
-  JobEnvironment environment;
-  environment.backend = backend;
-  environment.clock = clock;
-  environment.frame_limit_bytes = 1 << 20;
-  environment.job_memory_limit_bytes = 1 << 28;
-  environment.tellers = nullptr;
-  return environment;
-}
-
 TestJob::TestJob(const v1::JobSpec& spec) : frames_(spec, 0, 1, 1) {
-  parts_ = std::move(*MakeJobParts(*Job::Make(spec), 0, 1, SmallEnvironment(backend_.get(), &clock_)));
+  JobEnvironment environment = SmallEnvironment(backend_.get(), &clock_);
+  environment.tellers = nullptr;
+  parts_ = std::move(*MakeJobParts(*Job::Make(spec), 0, 1, environment));
   by_rounds_ = MakeByRounds(parts_.get());
   parts_->run = [this](const RoundActions& actions) {
     decided.close.insert(decided.close.end(), actions.close.begin(), actions.close.end());
@@ -73,6 +66,13 @@ void TestJob::Merge(TestMember& member, uint32_t b, uint64_t round, float value)
     ASSERT_TRUE(taken.ok()) << taken.status();
   }
   EXPECT_TRUE(complete);
+}
+
+ClosedBucket TestJob::Closed(uint32_t b) {
+  ClosedBucket closed;
+  closed.bucket = &bucket(b);
+  closed.close = decided.close.at(0);
+  return closed;
 }
 
 }  // namespace gradwire::testing_support

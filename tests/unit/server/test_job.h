@@ -7,20 +7,20 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "server/desk/desk.h"
 #include "server/flow/push_stream.h"
+#include "server/job/job_log.h"
 #include "server/job/job_parts.h"
 #include "server/job/by_rounds.h"
 #include "server/job/make_job.h"
-#include "server/job/update_sink.h"
+#include "server/snapshot/snapshots.h"
+#include "server/stages/apply.h"
 #include "server/stages/stage.h"
 #include "tests/lib/manual_clock.h"
 #include "tests/unit/server/frame_maker.h"
 #include "tests/unit/server/recording_stream.h"
 
 namespace gradwire::testing_support {
-
-// What a small job needs.
-JobEnvironment SmallEnvironment(kernels::Backend* backend, Clock* clock);
 
 // A worker as its job sees it: a member with a stream.
 struct TestMember {
@@ -46,6 +46,8 @@ class TestJob {
   void Initialize(const TestMember& member, float value);
   // Merges the member's frame of a round, all elements `value`. What closes with it is in `decided`.
   void Merge(TestMember& member, uint32_t bucket, uint64_t round, float value);
+  // What is in `decided`, the first of it: of this bucket.
+  ClosedBucket Closed(uint32_t b);
 
   RoundActions decided;
 
@@ -64,28 +66,16 @@ class KeepingStage final : public Stage {
   std::vector<ClosedBucket> passed;
 };
 
-// A sink whose records become safe when the test says so.
-class HoldingSink final : public UpdateSink {
+// A job with its desk and its log, wired as in JobShard. What is applied is kept.
+class LoggedJob : public TestJob {
  public:
-  void Append(journal::Record record, std::function<void()> visible) override {
-    records.push_back(std::move(record));
-    waiting.push_back(std::move(visible));
-  }
-  void Stop() override { stopped = true; }
-  journal::JournalStatus status() const override { return state; }
-  void SnapshotTaken(uint64_t version, uint64_t keep_from) override {
-    snapshot = version;
-    kept_from = keep_from;
-    records_before_cut = records.size();
-  }
+  using TestJob::TestJob;
 
-  journal::JournalStatus state;  // what it says of itself
-  std::vector<journal::Record> records;
-  std::vector<std::function<void()>> waiting;
-  uint64_t snapshot = 0;
-  uint64_t kept_from = 0;
-  size_t records_before_cut = 0;  // that were there when the last snapshot was taken
-  bool stopped = false;
+  Desk desk{&parts(), by_rounds().answers.get()};
+  Snapshots snapshots{&parts()};
+  JobLog log{&parts(), by_rounds().past.get(), /*waits_for_shards=*/false};
+  KeepingStage applied;
+  Apply apply{&parts(), by_rounds().flow.get(), by_rounds().past.get(), &snapshots, &desk, &applied};
 };
 
 }  // namespace gradwire::testing_support

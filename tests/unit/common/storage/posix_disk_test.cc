@@ -7,6 +7,7 @@
 
 #include <filesystem>
 
+#include "tests/lib/temporary_folder.h"
 #include "tests/unit/common/journal/records.h"
 
 namespace gradwire::journal {
@@ -14,11 +15,8 @@ namespace {
 
 class PosixDiskTest : public testing::Test {
  protected:
-  PosixDiskTest() : directory_(absl::StrCat(testing::TempDir(), "/posix-disk-", getpid())) {
-    std::filesystem::create_directory(directory_);
-  }
-  ~PosixDiskTest() override { std::filesystem::remove_all(directory_); }
-  const std::string directory_;
+  const testing_support::TemporaryFolder folder_{"posix-disk"};
+  const std::string& directory_ = folder_.path();
   PosixDisk disk_;
 };
 

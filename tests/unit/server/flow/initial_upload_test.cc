@@ -2,25 +2,19 @@
 
 #include <gtest/gtest.h>
 
-#include "server/job/job_log.h"
+#include "tests/unit/server/holding_sink.h"
 #include "tests/unit/server/test_job.h"
 
 namespace gradwire {
 namespace {
 
 using testing_support::HoldingSink;
+using testing_support::LoggedJob;
 using testing_support::SmallSpec;
-using testing_support::TestJob;
 using testing_support::TestMember;
 
 class InitialUploadTest : public testing::Test {
  protected:
-  InitialUploadTest() {
-    auto sink = std::make_unique<HoldingSink>();
-    sink_ = sink.get();
-    log_.SetSink(std::move(sink));
-    member_ = job_.Join("a");
-  }
   // What the last chunk is answered with.
   InitialUpload::Taken Upload(TestMember& member, uint32_t bucket, float value) {
     InitialUpload::Taken taken = std::optional<PushVerdict>();
@@ -34,26 +28,24 @@ class InitialUploadTest : public testing::Test {
     return taken;
   }
 
-  TestJob job_{SmallSpec("job", 1)};
-  Desk desk_{&job_.parts(), job_.by_rounds().answers.get()};
-  JobLog log_{&job_.parts(), job_.by_rounds().past.get(), false};
-  InitialUpload upload_{&job_.parts(), &log_, &desk_};
-  HoldingSink* sink_ = nullptr;
-  std::unique_ptr<TestMember> member_;
+  LoggedJob job_{SmallSpec("job", 1)};
+  HoldingSink& sink_ = testing_support::SetHoldingSink(job_.log);
+  InitialUpload upload_{&job_.parts(), &job_.log, &job_.desk};
+  const std::unique_ptr<TestMember> member_ = job_.Join("a");
 };
 
 TEST_F(InitialUploadTest, IsAcknowledgedWhenItsRecordIsSafeAndVersionZeroIsThereWithTheLast) {
   const uint32_t buckets = job_.frames().buckets();
   for (uint32_t b = 0; b < buckets; ++b) EXPECT_EQ(*Upload(*member_, b, 1.0f), std::nullopt);
-  ASSERT_EQ(sink_->records.size(), buckets);
-  EXPECT_EQ(sink_->records[0].type, journal::RecordType::kInitial);
+  ASSERT_EQ(sink_.records.size(), buckets);
+  EXPECT_EQ(sink_.records[0].type, journal::RecordType::kInitial);
   for (uint32_t b = 0; b < buckets; ++b) {
     {
       absl::MutexLock lock(&job_.bucket(0).mu);
       EXPECT_FALSE(job_.bucket(0).ready);
     }
     EXPECT_EQ(member_->received->sent.size(), b);
-    sink_->waiting[b]();
+    sink_.held[b]();
   }
   EXPECT_EQ(member_->received->sent.size(), buckets);
   absl::MutexLock lock(&job_.bucket(0).mu);
@@ -64,11 +56,11 @@ TEST_F(InitialUploadTest, IsAcknowledgedWhenItsRecordIsSafeAndVersionZeroIsThere
 TEST_F(InitialUploadTest, ARepeatMustBeTheSame) {
   EXPECT_TRUE(Upload(*member_, 0, 1.0f).ok());
   EXPECT_EQ(*Upload(*member_, 0, 1.0f), std::nullopt) << "acknowledged with the first one";
-  sink_->waiting[0]();
+  sink_.held[0]();
   EXPECT_EQ(member_->received->sent.size(), 1u);
   EXPECT_EQ(*Upload(*member_, 0, 1.0f), PushVerdict::kDuplicate);
   EXPECT_EQ(Upload(*member_, 0, 2.0f).status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(sink_->records.size(), 1u);
+  EXPECT_EQ(sink_.records.size(), 1u);
 }
 
 TEST_F(InitialUploadTest, OnlyTheChosenWorkerUploads) {

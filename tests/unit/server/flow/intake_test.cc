@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "server/stages/apply.h"
 #include "tests/unit/server/test_job.h"
 
 namespace gradwire {
@@ -21,9 +20,8 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 using testing_support::FlipBit;
-using testing_support::KeepingStage;
+using testing_support::LoggedJob;
 using testing_support::SmallSpec;
-using testing_support::TestJob;
 using testing_support::TestMember;
 using testing_support::WithHeader;
 
@@ -59,12 +57,10 @@ class IntakeTest : public testing::Test {
       job_.parts().traffic.Close(member->id);
       job_.parts().traffic.Open(member->id);
     }
-    ClosedBucket closed;
-    closed.bucket = &job_.bucket(0);
-    closed.close = job_.decided.close.at(0);
-    ASSERT_EQ(by_.flow->Finish(&closed), absl::OkStatus());
+    ClosedBucket closed = job_.Closed(0);
+    ASSERT_EQ(job_.by_rounds().flow->Finish(&closed), absl::OkStatus());
     ASSERT_TRUE(job_.frames().Follow(0, closed.update.chunks).ok());
-    Apply(&job_.parts(), by_.flow.get(), by_.past.get(), &snapshots_, &desk_, &applied_).Pass(std::move(closed));
+    job_.apply.Pass(std::move(closed));
     job_.decided.close.clear();
   }
   std::vector<Bytes> Frame(float value, uint64_t round = 1) { return job_.frames().Push(0, round, value); }
@@ -101,14 +97,9 @@ class IntakeTest : public testing::Test {
     return status;
   }
 
-  TestJob job_;
-  const ByRounds& by_ = job_.by_rounds();
-  Desk desk_{&job_.parts(), by_.answers.get()};
-  Snapshots snapshots_{&job_.parts()};
-  KeepingStage applied_;
-  JobLog log_{&job_.parts(), by_.past.get(), false};
-  InitialUpload upload_{&job_.parts(), &log_, &desk_};
-  Intake intake_{&job_.parts(), by_.flow.get(), &upload_};
+  LoggedJob job_;
+  InitialUpload upload_{&job_.parts(), &job_.log, &job_.desk};
+  Intake intake_{&job_.parts(), job_.by_rounds().flow.get(), &upload_};
   const std::unique_ptr<TestMember> a_;
   const std::unique_ptr<TestMember> b_;
 };
@@ -154,10 +145,8 @@ TEST_F(IntakeTest, AFrameThatBeginsAnewTakesThePlaceOfItsBeginning) {
   EXPECT_EQ(Unfinished(), 1u);
   EXPECT_EQ(TakeAll(a_->stream, {second.begin() + 1, second.end()})->outcome(), v1::PUSH_INCLUDED);
   EXPECT_EQ(TakeAll(b_->stream, Frame(4.0f))->outcome(), v1::PUSH_INCLUDED);
-  ClosedBucket closed;
-  closed.bucket = &job_.bucket(0);
-  closed.close = job_.decided.close.at(0);
-  ASSERT_EQ(by_.flow->Finish(&closed), absl::OkStatus());
+  ClosedBucket closed = job_.Closed(0);
+  ASSERT_EQ(job_.by_rounds().flow->Finish(&closed), absl::OkStatus());
   const absl::StatusOr<Update> update = job_.frames().Follow(0, closed.update.chunks);
   ASSERT_TRUE(update.ok()) << update.status();
   for (const Update::DensePart& part : update->dense) {

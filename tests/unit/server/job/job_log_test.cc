@@ -11,7 +11,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
-#include "server/stages/apply.h"
+#include "tests/unit/server/holding_sink.h"
 #include "tests/unit/server/test_job.h"
 
 namespace gradwire {
@@ -22,9 +22,9 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing_support::HoldingSink;
-using testing_support::KeepingStage;
+using testing_support::LoggedJob;
+using testing_support::SetHoldingSink;
 using testing_support::SmallSpec;
-using testing_support::TestJob;
 using testing_support::TestMember;
 
 v1::JobSpec DurableSpec(v1::DiskFailurePolicy on_failure = v1::DISK_FAILURE_WAIT) {
@@ -39,25 +39,13 @@ class JobLogTest : public testing::Test {
  protected:
   explicit JobLogTest(const v1::JobSpec& spec = DurableSpec()) : job_(spec), member_(job_.Join("a")) {}
 
-  HoldingSink& SetSink() {
-    auto sink = std::make_unique<HoldingSink>();
-    HoldingSink& made = *sink;
-    log_.SetSink(std::move(sink));
-    return made;
-  }
   // The worker's frame of the round closes bucket 0; nothing is applied.
   ClosedBucket Close(uint64_t round) {
     job_.decided.close.clear();
     job_.Merge(*member_, 0, round, 1.0f);
-    ClosedBucket closed;
-    closed.bucket = &job_.bucket(0);
-    closed.close = job_.decided.close.at(0);
-    EXPECT_EQ(by_.flow->Finish(&closed), absl::OkStatus());
+    ClosedBucket closed = job_.Closed(0);
+    EXPECT_EQ(job_.by_rounds().flow->Finish(&closed), absl::OkStatus());
     return closed;
-  }
-  void Apply(ClosedBucket closed) {
-    gradwire::Apply(&job_.parts(), by_.flow.get(), by_.past.get(), &snapshots_, &desk_, &applied_)
-        .Pass(std::move(closed));
   }
   v1::JobStatus Describe(uint64_t version, uint64_t recovered) {
     v1::JobStatus status;
@@ -65,12 +53,8 @@ class JobLogTest : public testing::Test {
     return status;
   }
 
-  TestJob job_;
-  const ByRounds& by_ = job_.by_rounds();
-  Desk desk_{&job_.parts(), by_.answers.get()};
-  Snapshots snapshots_{&job_.parts()};
-  KeepingStage applied_;
-  JobLog log_{&job_.parts(), by_.past.get(), /*waits_for_shards=*/false};
+  LoggedJob job_;
+  JobLog& log_ = job_.log;
   const std::unique_ptr<TestMember> member_;
 };
 
@@ -93,7 +77,7 @@ TEST_F(JobLogTest, WhatIsThereWhenTheSinkComesIsSafe) {
     absl::MutexLock lock(&job_.bucket(b).mu);
     job_.bucket(b).version = 3 + b;
   }
-  HoldingSink& sink = SetSink();
+  HoldingSink& sink = SetHoldingSink(log_);
   EXPECT_TRUE(log_.journals());
   EXPECT_THAT(log_.SafeVersions(), ElementsAre(3, 4));
   {
@@ -107,7 +91,7 @@ TEST_F(JobLogTest, WhatIsThereWhenTheSinkComesIsSafe) {
 }
 
 TEST_F(JobLogTest, ASnapshotIsWantedWhereRecordsAreMissingAndTheDiskIsWell) {
-  HoldingSink& sink = SetSink();
+  HoldingSink& sink = SetHoldingSink(log_);
   sink.state.bytes = 77;
   EXPECT_EQ(log_.Bytes(), 77u);
   EXPECT_FALSE(log_.WantsSnapshot());
@@ -124,7 +108,7 @@ class ContinuingJobLogTest : public JobLogTest {
 };
 
 TEST_F(ContinuingJobLogTest, WhatGoesOnWithoutItsJournalIsUnsafeUntilASnapshotMakesUpForIt) {
-  HoldingSink& sink = SetSink();
+  HoldingSink& sink = SetHoldingSink(log_);
   EXPECT_EQ(log_.Unsafe(), absl::OkStatus());
   sink.state.degraded = true;
   sink.state.reason = "no space left on device";
@@ -141,7 +125,7 @@ TEST_F(ContinuingJobLogTest, WhatGoesOnWithoutItsJournalIsUnsafeUntilASnapshotMa
 }
 
 TEST_F(JobLogTest, TheDurableVersionIsThatOfEveryBucket) {
-  HoldingSink& sink = SetSink();
+  HoldingSink& sink = SetHoldingSink(log_);
   sink.state.durable_versions = {5, 3};
   EXPECT_EQ(Describe(7, 0).durability().durable_version(), 3u);
   EXPECT_EQ(Describe(7, 4).durability().durable_version(), 4u) << "it was recovered";
@@ -151,7 +135,7 @@ TEST_F(JobLogTest, TheDurableVersionIsThatOfEveryBucket) {
 }
 
 TEST_F(JobLogTest, TheStatusIsThatOfTheSink) {
-  HoldingSink& sink = SetSink();
+  HoldingSink& sink = SetHoldingSink(log_);
   sink.state.degraded = true;
   sink.state.hole = true;
   sink.state.reason = "why";
@@ -179,8 +163,8 @@ TEST_F(JobLogTest, TheStatusIsThatOfTheSink) {
 }
 
 TEST_F(JobLogTest, ACutKeepsWhatWorkersThatAreAwayMayAskFor) {
-  HoldingSink& sink = SetSink();
-  const uint64_t behind = by_.past->RoundsBehindSnapshot();
+  HoldingSink& sink = SetHoldingSink(log_);
+  const uint64_t behind = job_.by_rounds().past->RoundsBehindSnapshot();
   ASSERT_GT(behind, 0u);
   {
     absl::MutexLock lock(&job_.parts().mu);
@@ -226,7 +210,7 @@ TEST_F(JobLogTest, ACopyWaitsForARoundThatIsBeingApplied) {
   });
   EXPECT_FALSE(copied.WaitForNotificationWithTimeout(absl::Milliseconds(20)));
   EXPECT_EQ(log_.CopyBucket(1)->at(0).round, 0u) << "of a bucket that has not closed";
-  Apply(std::move(closed));
+  job_.apply.Pass(std::move(closed));
   copying.join();
   ASSERT_TRUE(records.ok()) << records.status();
   ASSERT_EQ(records->size(), 2u);
@@ -237,7 +221,7 @@ TEST_F(JobLogTest, ACopyWaitsForARoundThatIsBeingApplied) {
 }
 
 TEST_F(JobLogTest, ACopyWaitsForNoRoundThatTheShardsStillHaveToAgreeOn) {
-  JobLog waiting(&job_.parts(), by_.past.get(), /*waits_for_shards=*/true);
+  JobLog waiting(&job_.parts(), job_.by_rounds().past.get(), /*waits_for_shards=*/true);
   job_.Initialize(*member_, 1.0f);
   Close(0);  // and is held: its record has not passed the sink
   const auto records = waiting.CopyBucket(0);

@@ -3,32 +3,26 @@
 #include <gtest/gtest.h>
 
 #include "server/job/parameter_digest.h"
+#include "tests/unit/server/holding_sink.h"
 #include "tests/unit/server/test_job.h"
 
 namespace gradwire {
 namespace {
 
 using testing_support::HoldingSink;
+using testing_support::LoggedJob;
 using testing_support::SmallSpec;
-using testing_support::TestJob;
 using testing_support::TestMember;
 
 // A job with all that recovery needs of it.
 struct Shard {
-  explicit Shard(const v1::JobSpec& spec) : job(spec) {
-    auto owned = std::make_unique<HoldingSink>();
-    sink = owned.get();
-    log.SetSink(std::move(owned));
-  }
+  explicit Shard(const v1::JobSpec& spec) : job(spec) {}
   // The round's frame of the only worker, in every bucket.
   void Round(TestMember& member, uint64_t round) {
     for (uint32_t b = 0; b < job.frames().buckets(); ++b) {
       job.decided.close.clear();
       job.Merge(member, b, round, 1.0f);
-      ClosedBucket closed;
-      closed.bucket = &job.bucket(b);
-      closed.close = job.decided.close.at(0);
-      stages.Pass(std::move(closed));
+      stages.Pass(job.Closed(b));
       std::vector<Bytes> update;
       {
         absl::MutexLock lock(&job.bucket(b).mu);
@@ -39,14 +33,11 @@ struct Shard {
   }
   std::string Digest() { return *ParameterDigest(&job.parts()).Get(); }
 
-  TestJob job;
+  LoggedJob job;
+  HoldingSink& sink = testing_support::SetHoldingSink(job.log);
   const ByRounds& by = job.by_rounds();
-  Desk desk{&job.parts(), by.answers.get()};
-  Snapshots snapshots{&job.parts()};
-  JobLog log{&job.parts(), by.past.get(), false};
-  Stages stages{&job.parts(), by.flow.get(), by.past.get(), &snapshots, &log, &desk};
-  Recovery recovery{&job.parts(), by.flow.get(), by.past.get(), &snapshots, &log, &stages};
-  HoldingSink* sink = nullptr;
+  Stages stages{&job.parts(), by.flow.get(), by.past.get(), &job.snapshots, &job.log, &job.desk};
+  Recovery recovery{&job.parts(), by.flow.get(), by.past.get(), &job.snapshots, &job.log, &stages};
 };
 
 class RecoveryTest : public testing::Test {
@@ -58,7 +49,7 @@ class RecoveryTest : public testing::Test {
     }
     before_.job.Initialize(*member, 1.0f);
     for (uint64_t round = 0; round < 3; ++round) before_.Round(*member, round);
-    for (const journal::Record& record : before_.sink->records) records_.push_back(record);
+    for (const journal::Record& record : before_.sink.records) records_.push_back(record);
   }
   Recovery::ReadRecords Read(size_t skipped = SIZE_MAX) const {
     return [this, skipped](const Recovery::RecordVisitor& visit) -> absl::Status {
@@ -110,12 +101,12 @@ TEST_F(RecoveryTest, AStandbyFollowsAndSaysWhenARecordIsSafe) {
   for (const journal::Record& record : records_) {
     ASSERT_EQ(standby.recovery.Follow(record, [&safe] { ++safe; }), absl::OkStatus());
   }
-  EXPECT_EQ(standby.sink->records.size(), records_.size());
+  EXPECT_EQ(standby.sink.records.size(), records_.size());
   EXPECT_EQ(safe, 0);
-  EXPECT_EQ(standby.log.SafeVersions()[0], 0u);
-  for (const auto& visible : standby.sink->waiting) visible();
+  EXPECT_EQ(standby.job.log.SafeVersions()[0], 0u);
+  for (const auto& visible : standby.sink.held) visible();
   EXPECT_EQ(safe, static_cast<int>(records_.size()));
-  EXPECT_EQ(standby.log.SafeVersions()[0], 3u);
+  EXPECT_EQ(standby.job.log.SafeVersions()[0], 3u);
   const std::vector<CopyPosition> positions = standby.recovery.Positions();
   ASSERT_EQ(positions.size(), standby.job.frames().buckets());
   EXPECT_EQ(positions[0].version, 3u);

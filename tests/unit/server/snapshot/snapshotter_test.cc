@@ -12,6 +12,7 @@
 #include "tests/lib/fake_disk.h"
 #include "tests/lib/manual_clock.h"
 #include "tests/unit/server/frame_maker.h"
+#include "tests/unit/server/small_environment.h"
 
 namespace gradwire {
 namespace {
@@ -30,10 +31,6 @@ class SnapshotterTest : public testing::Test {
  protected:
   explicit SnapshotterTest(v1::DiskFailurePolicy policy = v1::DISK_FAILURE_CONTINUE)
       : spec_(Spec(policy)), frames_(spec_, 0, 1, 1) {
-    environment_.backend = backend_.get();
-    environment_.clock = &clock_;
-    environment_.frame_limit_bytes = 1 << 20;
-    environment_.job_memory_limit_bytes = 1 << 28;
     EXPECT_TRUE(journal_disk_.CreateDirectory(kJournal).ok());
     EXPECT_TRUE(disk_.CreateDirectory("/data").ok());
     shard_ = *JobShard::Make(spec_, 0, 1, environment_);
@@ -62,11 +59,7 @@ class SnapshotterTest : public testing::Test {
     return options;
   }
   void Join() {
-    v1::WorkerIdentity identity;
-    identity.set_job("job");
-    identity.set_worker("a");
-    identity.set_incarnation(1);
-    ASSERT_TRUE(shard_->Join(identity, 0, true).ok());
+    ASSERT_TRUE(shard_->Join(testing_support::IdentityOf("job", "a"), 0, true).ok());
     stream_.member = MakeMemberId("a", 1);
     stream_.incarnation = 1;
     stream_.worker = "a";
@@ -89,7 +82,7 @@ class SnapshotterTest : public testing::Test {
   FrameMaker frames_;
   ManualClock clock_;
   const std::unique_ptr<kernels::Backend> backend_ = std::move(*kernels::MakeBackend("cpu"));
-  JobEnvironment environment_;
+  const JobEnvironment environment_ = testing_support::SmallEnvironment(backend_.get(), &clock_);
   FakeDisk journal_disk_;
   FakeDisk disk_;  // of the snapshots; of their thread while one runs
   std::shared_ptr<JobShard> shard_;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "common/codec/update/update.h"
+#include "tests/unit/server/holding_sink.h"
 #include "tests/unit/server/test_job.h"
 
 namespace gradwire {
@@ -13,41 +14,35 @@ namespace {
 using testing::HasSubstr;
 using testing_support::HoldingSink;
 using testing_support::KeepingStage;
+using testing_support::LoggedJob;
+using testing_support::SetHoldingSink;
 using testing_support::SmallSpec;
-using testing_support::TestJob;
 using testing_support::TestMember;
 
 // One worker's job, whose rounds close with its frame.
 class StagesTest : public testing::Test {
  protected:
   void Start(const v1::JobSpec& spec) {
-    job_ = std::make_unique<TestJob>(spec);
-    const ByRounds& by = job_->by_rounds();
-    desk_ = std::make_unique<Desk>(&job_->parts(), by.answers.get());
-    snapshots_ = std::make_unique<Snapshots>(&job_->parts());
-    log_ = std::make_unique<JobLog>(&job_->parts(), by.past.get(), false);
-    finish_ = std::make_unique<Finish>(&job_->parts(), by.flow.get(), log_.get(), &next_);
-    apply_ =
-        std::make_unique<Apply>(&job_->parts(), by.flow.get(), by.past.get(), snapshots_.get(), desk_.get(), &applied_);
+    job_ = std::make_unique<LoggedJob>(spec);
+    finish_ = std::make_unique<Finish>(&job_->parts(), job_->by_rounds().flow.get(), &job_->log, &next_);
     member_ = job_->Join("a");
     job_->Initialize(*member_, 1.0f);
   }
-  HoldingSink* SetSink() {
-    auto sink = std::make_unique<HoldingSink>();
-    HoldingSink* const made = sink.get();
-    log_->SetSink(std::move(sink));
-    return made;
+  // Asks for the update that makes a version of bucket 0.
+  void Ask(uint64_t version) {
+    v1::PullRequest request;
+    request.set_kind(v1::PULL_UPDATE);
+    request.set_version(version);
+    request.set_bucket_end(1);
+    ASSERT_TRUE(job_->desk.Pull(member_->id, request, member_->out).ok());
   }
   // What comes out of Finish when the worker's frame has closed a bucket.
   ClosedBucket Finished(uint32_t bucket, uint64_t round, float value) {
     job_->decided.close.clear();
     job_->Merge(*member_, bucket, round, value);
     EXPECT_EQ(job_->decided.close.size(), 1u);
-    ClosedBucket closed;
-    closed.bucket = &job_->bucket(bucket);
-    closed.close = job_->decided.close.at(0);
     next_.passed.clear();
-    finish_->Pass(std::move(closed));
+    finish_->Pass(job_->Closed(bucket));
     EXPECT_EQ(next_.passed.size(), 1u);
     return std::move(next_.passed.at(0));
   }
@@ -56,20 +51,16 @@ class StagesTest : public testing::Test {
     return *job_->bucket(b).updates.back().chunks;
   }
 
-  std::unique_ptr<TestJob> job_;
-  std::unique_ptr<Desk> desk_;
-  std::unique_ptr<Snapshots> snapshots_;
-  std::unique_ptr<JobLog> log_;
-  KeepingStage next_, applied_;
+  std::unique_ptr<LoggedJob> job_;
+  KeepingStage next_;
   std::unique_ptr<Finish> finish_;
-  std::unique_ptr<Apply> apply_;
   std::unique_ptr<TestMember> member_;
 };
 
 TEST_F(StagesTest, FinishMakesTheUpdateAndSaysWhoTookPart) {
   Start(SmallSpec("job", 1));
   EXPECT_TRUE(Finished(0, 0, 1.0f).who.empty()) << "nothing is journaled";
-  SetSink();
+  SetHoldingSink(job_->log);
   const ClosedBucket closed = Finished(1, 0, 1.0f);
   EXPECT_EQ(closed.status, absl::OkStatus());
   EXPECT_FALSE(closed.update.chunks.empty());
@@ -90,47 +81,43 @@ TEST_F(StagesTest, FinishPassesOnWhyThereIsNoUpdate) {
 
 TEST_F(StagesTest, RecordPassesOnBeforeItIsSafe) {
   Start(SmallSpec("job", 1));
-  HoldingSink* const sink = SetSink();
+  HoldingSink& sink = SetHoldingSink(job_->log);
   std::vector<std::pair<uint32_t, uint64_t>> safe;
   KeepingStage next;
   Record record(
-      log_.get(), [&](uint32_t bucket, uint64_t version) { safe.emplace_back(bucket, version); }, &next);
+      &job_->log, [&](uint32_t bucket, uint64_t version) { safe.emplace_back(bucket, version); }, &next);
   record.Pass(Finished(1, 0, 1.0f));
   ASSERT_EQ(next.passed.size(), 1u) << "it is applied while it is written";
-  ASSERT_EQ(sink->records.size(), 1u);
-  EXPECT_EQ(sink->records[0].bucket, 1u);
-  EXPECT_EQ(sink->records[0].chunks.size(), next.passed[0].update.chunks.size());
+  ASSERT_EQ(sink.records.size(), 1u);
+  EXPECT_EQ(sink.records[0].bucket, 1u);
+  EXPECT_EQ(sink.records[0].chunks.size(), next.passed[0].update.chunks.size());
   EXPECT_TRUE(safe.empty());
-  sink->waiting[0]();
+  sink.held[0]();
   EXPECT_EQ(safe, (std::vector<std::pair<uint32_t, uint64_t>>{{1, 1}}));
 }
 
 TEST_F(StagesTest, RecordWritesNothingOfABucketThatStopped) {
   Start(SmallSpec("job", 1));
-  HoldingSink* const sink = SetSink();
+  HoldingSink& sink = SetHoldingSink(job_->log);
   KeepingStage next;
   Record record(
-      log_.get(), [](uint32_t, uint64_t) {}, &next);
+      &job_->log, [](uint32_t, uint64_t) {}, &next);
   ClosedBucket closed;
   closed.bucket = &job_->bucket(0);
   closed.status = absl::InternalError("it broke");
   record.Pass(std::move(closed));
-  EXPECT_TRUE(sink->records.empty());
+  EXPECT_TRUE(sink.records.empty());
   ASSERT_EQ(next.passed.size(), 1u);
   EXPECT_EQ(next.passed[0].status, absl::InternalError("it broke"));
 }
 
 TEST_F(StagesTest, ApplyMakesTheVersionAndTakesTheAnswersThatAreDue) {
   Start(SmallSpec("job", 1));
-  v1::PullRequest request;
-  request.set_kind(v1::PULL_UPDATE);
-  request.set_version(1);
-  request.set_bucket_end(1);
-  ASSERT_TRUE(desk_->Pull(member_->id, request, member_->out).ok());
-  apply_->Pass(Finished(0, 0, 1.0f));
-  ASSERT_EQ(applied_.passed.size(), 1u);
-  EXPECT_EQ(applied_.passed[0].status, absl::OkStatus());
-  ASSERT_EQ(applied_.passed[0].answers.size(), 1u);
+  Ask(1);
+  job_->apply.Pass(Finished(0, 0, 1.0f));
+  ASSERT_EQ(job_->applied.passed.size(), 1u);
+  EXPECT_EQ(job_->applied.passed[0].status, absl::OkStatus());
+  ASSERT_EQ(job_->applied.passed[0].answers.size(), 1u);
   EXPECT_TRUE(member_->received->sent.empty()) << "nothing is sent under a lock: that is for the next stage";
   absl::MutexLock lock(&job_->bucket(0).mu);
   EXPECT_EQ(job_->bucket(0).version, 1u);
@@ -139,18 +126,14 @@ TEST_F(StagesTest, ApplyMakesTheVersionAndTakesTheAnswersThatAreDue) {
 
 TEST_F(StagesTest, ApplyStopsTheBucketThatHasNoUpdate) {
   Start(SmallSpec("job", 1));
-  v1::PullRequest request;
-  request.set_kind(v1::PULL_UPDATE);
-  request.set_version(1);
-  request.set_bucket_end(1);
-  ASSERT_TRUE(desk_->Pull(member_->id, request, member_->out).ok());
+  Ask(1);
   ClosedBucket closed;
   closed.bucket = &job_->bucket(0);
   closed.status = absl::InternalError("it broke");
-  apply_->Pass(std::move(closed));
-  ASSERT_EQ(applied_.passed.size(), 1u);
-  ASSERT_EQ(applied_.passed[0].answers.size(), 1u);
-  EXPECT_THAT(std::string(applied_.passed[0].answers[0].status.message()), HasSubstr("it broke"));
+  job_->apply.Pass(std::move(closed));
+  ASSERT_EQ(job_->applied.passed.size(), 1u);
+  ASSERT_EQ(job_->applied.passed[0].answers.size(), 1u);
+  EXPECT_THAT(std::string(job_->applied.passed[0].answers[0].status.message()), HasSubstr("it broke"));
   absl::MutexLock lock(&job_->bucket(0).mu);
   EXPECT_EQ(job_->bucket(0).version, 0u);
   EXPECT_FALSE(job_->bucket(0).failure.ok());
@@ -158,15 +141,11 @@ TEST_F(StagesTest, ApplyStopsTheBucketThatHasNoUpdate) {
 
 TEST_F(StagesTest, PublishAnswersWhenARecordIsSafe) {
   Start(SmallSpec("job", 1));
-  SetSink();
-  Publish publish(&job_->parts(), snapshots_.get(), desk_.get());
-  v1::PullRequest request;
-  request.set_kind(v1::PULL_UPDATE);
-  request.set_version(1);
-  request.set_bucket_end(1);
-  ASSERT_TRUE(desk_->Pull(member_->id, request, member_->out).ok());
-  apply_->Pass(Finished(0, 0, 1.0f));
-  publish.Pass(std::move(applied_.passed.at(0)));
+  SetHoldingSink(job_->log);
+  Publish publish(&job_->parts(), &job_->snapshots, &job_->desk);
+  Ask(1);
+  job_->apply.Pass(Finished(0, 0, 1.0f));
+  publish.Pass(std::move(job_->applied.passed.at(0)));
   EXPECT_TRUE(member_->received->sent.empty());
   publish.NoteSafe(0, 1);
   EXPECT_FALSE(member_->received->sent.empty());
@@ -182,8 +161,8 @@ TEST_F(StagesTest, TwoWayEncodesTheMeanOnceMore) {
   for (uint32_t b = 0; b < buckets; ++b) {
     two_way.Pass(Finished(b, 0, 1.0f));
     ASSERT_EQ(next.passed.back().status, absl::OkStatus());
-    apply_->Pass(std::move(next.passed.back()));
-    ASSERT_EQ(applied_.passed.back().status, absl::OkStatus());
+    job_->apply.Pass(std::move(next.passed.back()));
+    ASSERT_EQ(job_->applied.passed.back().status, absl::OkStatus());
     ASSERT_TRUE(job_->frames().Follow(b, Update(b)).ok());
   }
   ClosedBucket closed = Finished(0, 1, 1.0f);
@@ -220,7 +199,7 @@ TEST_F(StagesTest, AgreementHoldsARoundUntilAllItsBucketsHaveClosed) {
   for (uint32_t b = 0; b < buckets; ++b) {
     agreement.Pass(Finished(b, 0, 1.0f));
     ASSERT_EQ(next.passed.size(), b + 1) << "round 0 has nothing to agree on";
-    apply_->Pass(std::move(next.passed.back()));
+    job_->apply.Pass(std::move(next.passed.back()));
     ASSERT_TRUE(job_->frames().Follow(b, Update(b)).ok());
   }
   next.passed.clear();

@@ -1,4 +1,4 @@
-// For what can fail only where a benchmark itself is wrong: says why and ends the program.
+// For what can fail only where a test or a benchmark itself is wrong: says why and ends the program.
 #pragma once
 
 #include <cerrno>
@@ -9,12 +9,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace gradwire::bench {
+namespace gradwire::testing_support {
 
 inline void Must(const absl::Status& status) {
   if (status.ok()) return;
   std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, status.ToString().c_str());
-  std::exit(1);
+  std::abort();
 }
 
 template <typename T>
@@ -23,4 +23,4 @@ T Must(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-}  // namespace gradwire::bench
+}  // namespace gradwire::testing_support

@@ -1,40 +1,39 @@
-// Calls a function again and again on the threads of a poller.
+// Calls a function again and again on the threads of a poller. A transport brings the timer of its own queue.
 #pragma once
 
-#include <boost/asio/steady_timer.hpp>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
-#include "common/transport/asio/io_queue.h"
 #include "common/transport/catch_exhausted.h"
 
-namespace gradwire::transport::tcp {
+namespace gradwire::transport {
 
+// `Timer` is made of a queue and a function, which it calls once after each Start, on a thread of that queue: when the
+// period is over, or soon where Cancel was called.
 // Thread-safe. To be stopped while the queue still has threads.
+template <typename Timer>
 class Ticker {
  public:
-  Ticker(IoQueue* queue, int64_t period_ms, std::function<void()> tick)
-      : period_(period_ms), tick_(std::move(tick)), timer_(queue->context()), ticked_(this, &Ticker::OnTick) {
+  template <typename Queue>
+  Ticker(Queue* queue, int64_t period_ms, std::function<void()> tick)
+      : period_(period_ms), tick_(std::move(tick)), timer_(queue, [this] { OnTimer(); }) {
     absl::MutexLock lock(&mu_);
-    Arm();
+    timer_.Start(period_);
   }
   // Returns when the function does not run and will not run again.
   void Stop() {
     absl::MutexLock lock(&mu_);
     stopping_ = true;
-    timer_.cancel();
+    timer_.Cancel();
     mu_.Await(absl::Condition(&stopped_));
   }
 
  private:
-  void Arm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    timer_.expires_after(period_);
-    timer_.async_wait(IoQueue::Handler(&ticked_));
-  }
-  void OnTick(error_code, size_t) {
+  void OnTimer() {
     bool stop = false;
     {
       absl::MutexLock lock(&mu_);
@@ -50,17 +49,16 @@ class Ticker {
     if (stopping_) {
       stopped_ = true;
     } else {
-      Arm();
+      timer_.Start(period_);
     }
   }
 
   const std::chrono::milliseconds period_;
   const std::function<void()> tick_;
   absl::Mutex mu_;
-  asio::steady_timer timer_ ABSL_GUARDED_BY(mu_);
-  Operation<Ticker> ticked_;
+  Timer timer_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-}  // namespace gradwire::transport::tcp
+}  // namespace gradwire::transport
