@@ -35,4 +35,10 @@ std::vector<Bytes> Rechunk(const std::vector<Bytes>& frame, size_t chunk_bytes) 
   return writer.Finish();
 }
 
+std::vector<Bytes> BytesOf(const std::vector<wire::Chunk>& chunks) {
+  std::vector<Bytes> bytes;
+  for (const wire::Chunk& chunk : chunks) bytes.push_back(chunk.bytes);
+  return bytes;
+}
+
 }  // namespace gradwire::sim

@@ -82,10 +82,9 @@ void WorkerSession::OnAsyncAnswer(uint32_t shard, client::PullAnswer answer) {
                         v1::PullKind_Name(answer.kind), " ", answer.status.ToString());
   });
   if (answer.status.ok() && !answer.chunks.empty() && !Outlived(shard)) {
-    const absl::StatusOr<wire::FrameHeader> header = wire::ParseHeader(answer.chunks[0].span());
-    if (!header.ok()) return world_->Violate(absl::StrCat("an answer: ", header.status().ToString()));
+    const uint64_t version = answer.chunks[0].header.round;
     const uint32_t slice = answer.bucket * setup_->shards + shard;
-    if (header->round > 0) node_->oracle()->Seen({header->round - 1, slice}, {});
+    if (version > 0) node_->oracle()->Seen({version - 1, slice}, {});
   }
   async_->OnAnswer(shard, std::move(answer));
   PollAsync();

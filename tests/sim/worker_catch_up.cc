@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/internal/start.h"
+#include "tests/sim/chunks.h"
 #include "tests/sim/worker_link.h"
 
 namespace gradwire::sim {
@@ -83,7 +84,7 @@ void WorkerSession::CatchUpTo(uint64_t version) {
 }
 
 void WorkerSession::OnCaught(uint32_t shard, v1::PullKind kind, uint32_t bucket, uint64_t version,
-                             const absl::Status& status, std::vector<Bytes> chunks) {
+                             const absl::Status& status, std::vector<wire::Chunk> chunks) {
   Catching& catching = *catching_;
   if (kind != catching.kind || version < catching.first || version > catching.last) return;  // of an earlier attempt
   if (absl::IsOutOfRange(status)) {
@@ -92,7 +93,7 @@ void WorkerSession::OnCaught(uint32_t shard, v1::PullKind kind, uint32_t bucket,
   }
   if (!status.ok()) return Fail(status);
   const uint32_t slice = bucket * setup_->shards + shard;
-  std::vector<Bytes>& here = catching.chunks[(version - catching.first) * setup_->slices() + slice];
+  std::vector<wire::Chunk>& here = catching.chunks[(version - catching.first) * setup_->slices() + slice];
   if (!here.empty()) return;
   here = std::move(chunks);
   if (--catching.missing == 0) TakeCaught();
@@ -107,9 +108,9 @@ void WorkerSession::TakeCaught() {
   for (uint32_t slice = 0; slice < setup_->slices(); ++slice) {
     const std::vector<float> residual = ResidualOf(slice);
     for (uint64_t v = caught.first; v <= caught.last; ++v) {
-      const std::vector<Bytes>& chunks = caught.chunks[(v - caught.first) * setup_->slices() + slice];
+      const std::vector<wire::Chunk>& chunks = caught.chunks[(v - caught.first) * setup_->slices() + slice];
       if (!Outlived(slice % setup_->shards))
-        node_->oracle()->Seen({v - 1, slice}, updates ? chunks : std::vector<Bytes>());
+        node_->oracle()->Seen({v - 1, slice}, updates ? BytesOf(chunks) : std::vector<Bytes>());
       const absl::Status taken = updates ? work_->Follow(slice, v - 1, chunks) : work_->Load(slice, v, chunks);
       if (!taken.ok()) return world_->Violate(absl::StrCat(node_->name(), ": catching up: ", taken.ToString()));
     }

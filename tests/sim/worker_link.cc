@@ -40,10 +40,14 @@ void LinkEnd::OnMessage(const transport::Message& message) {
 template <typename Control>
 void LinkEnd::Take(WorkerSession& session, const Control& control, uint64_t version,
                    const transport::Message& message) {
-  std::vector<Bytes>& open = open_[{control.bucket(), control.kind()}];
-  if (!message.frame.empty()) open.push_back(wire::Flatten(message.frame));
+  std::vector<wire::Chunk>& open = open_[{control.bucket(), control.kind()}];
+  if (!message.frame.empty()) {
+    absl::StatusOr<wire::Chunk> chunk = wire::ParseChunk(wire::Flatten(message.frame));
+    if (!chunk.ok()) return session.world_->Violate(absl::StrCat("an answer: ", chunk.status().ToString()));
+    open.push_back(*std::move(chunk));
+  }
   if (!control.last() && control.code() == 0) return;
-  std::vector<Bytes> chunks = std::move(open);
+  std::vector<wire::Chunk> chunks = std::move(open);
   open_.erase({control.bucket(), control.kind()});
   const absl::Status status(static_cast<absl::StatusCode>(control.code()), std::string(control.message()));
   session.OnAnswer(shard_, control.kind(), control.bucket(), version, status, std::move(chunks));
@@ -182,7 +186,7 @@ void WorkerSession::FinishStart() {
       plans.emplace_back(PlansKept(*setup_->job), setup_->codecs[slice]->InitialPlan());
       continue;
     }
-    const std::vector<Bytes>& answer = link.answers[slice / setup_->shards];
+    const std::vector<wire::Chunk>& answer = link.answers[slice / setup_->shards];
     versions.back() = VersionOf(answer);
     auto loaded = replica_->Load(setup_->LayoutOf(slice), answer, versions.back());
     if (!loaded.ok()) return world_->Violate(absl::StrCat("the parameters of a start: ", loaded.status().ToString()));

@@ -37,7 +37,7 @@ class LinkEnd final : public ClientEnd {
   const uint32_t shard_;
   const uint64_t connection_;
   const bool push_;
-  std::map<std::pair<uint32_t, int>, std::vector<Bytes>> open_;  // by bucket and kind
+  std::map<std::pair<uint32_t, int>, std::vector<wire::Chunk>> open_;  // by bucket and kind
 };
 
 struct WorkerSession::Link {
@@ -61,7 +61,7 @@ struct WorkerSession::Link {
   uint32_t uploaded = 0;
   uint32_t answered = 0;
   bool trained = false;  // an answer is of a later version than the one that was asked for
-  std::vector<std::vector<Bytes>> answers;
+  std::vector<std::vector<wire::Chunk>> answers;
 
   // Both streams break; who hears of it, and when.
   void Drop(TimeNs client_delay, TimeNs server_delay) {

@@ -276,12 +276,12 @@ void WorkerSession::OnAck(uint32_t shard, const v1::PushAck& ack) {
   Run(actions);
 }
 
-uint64_t WorkerSession::VersionOf(const std::vector<Bytes>& answer) const {
-  return setup_->async() ? wire::ParseHeader(answer[0].span()).value().round : version_;
+uint64_t WorkerSession::VersionOf(const std::vector<wire::Chunk>& answer) const {
+  return setup_->async() ? answer[0].header.round : version_;
 }
 
 void WorkerSession::OnAnswer(uint32_t shard, v1::PullKind kind, uint32_t bucket, uint64_t version,
-                             const absl::Status& status, std::vector<Bytes> chunks) {
+                             const absl::Status& status, std::vector<wire::Chunk> chunks) {
   if (!training()) {
     Link& link = *links_[shard];
     if (!status.ok()) return Fail(status);
@@ -309,7 +309,8 @@ void WorkerSession::OnAnswer(uint32_t shard, v1::PullKind kind, uint32_t bucket,
   if (!status.ok()) return Fail(status);
   switch (ledger_->Answered(entry, kind, &actions)) {
     case client::RoundLedger::AnswerEffect::kTaken:
-      if (!Outlived(shard)) node_->oracle()->Seen(entry, kind == v1::PULL_UPDATE ? chunks : std::vector<Bytes>());
+      if (!Outlived(shard))
+        node_->oracle()->Seen(entry, kind == v1::PULL_UPDATE ? BytesOf(chunks) : std::vector<Bytes>());
       (kind == v1::PULL_UPDATE ? Of(entry).bytes.update_chunks : Of(entry).bytes.parameter_chunks) = std::move(chunks);
       return Run(actions);
     case client::RoundLedger::AnswerEffect::kRepeated:
@@ -384,12 +385,12 @@ void WorkerSession::Check() const {
     for (uint64_t age = 0; age <= setup_->staleness(); ++age) {
       const client::SliceBytes& bytes = sending_[age * setup_->slices() + slice].bytes;
       if (bytes.frame) held += TotalSize(bytes.frame->chunks);
-      held += TotalSize(bytes.update_chunks) + TotalSize(bytes.parameter_chunks);
+      held += TotalSize(BytesOf(bytes.update_chunks)) + TotalSize(BytesOf(bytes.parameter_chunks));
       limit += 3 * (setup_->LayoutOf(slice).elements * 3 * sizeof(float) + kFrameOverheadBytes);
     }
   }
   if (catching_)
-    for (const std::vector<Bytes>& chunks : catching_->chunks) held += TotalSize(chunks);
+    for (const std::vector<wire::Chunk>& chunks : catching_->chunks) held += TotalSize(BytesOf(chunks));
   if (held > limit)
     world_->Violate(absl::StrCat(node_->name(), " holds ", held, " bytes of frames and answers, the bound is ", limit));
 }

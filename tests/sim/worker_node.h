@@ -51,7 +51,7 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
     v1::PullKind kind = v1::PULL_UNSPECIFIED;
     uint64_t first = 0;
     uint64_t last = 0;
-    std::vector<std::vector<Bytes>> chunks;  // [(version - first) * slices + slice]
+    std::vector<std::vector<wire::Chunk>> chunks;  // [(version - first) * slices + slice]
     size_t missing = 0;
     uint64_t resumed = 0;
   };
@@ -71,7 +71,7 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void RequestPull(uint32_t shard, v1::PullKind kind, uint64_t version, uint32_t bucket, uint32_t count);
   void FinishStart();
   // Of pulled parameters: with asynchronous rounds a later one than was asked for.
-  uint64_t VersionOf(const std::vector<Bytes>& answer) const;
+  uint64_t VersionOf(const std::vector<wire::Chunk>& answer) const;
 
   // As ShardLink.
   v1::JoinRequest RequestTo(uint32_t shard) const;
@@ -103,7 +103,7 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void SendAgain(Entry entry);
   void OnAck(uint32_t shard, const v1::PushAck& ack);
   void OnAnswer(uint32_t shard, v1::PullKind kind, uint32_t bucket, uint64_t version, const absl::Status& status,
-                std::vector<Bytes> chunks);
+                std::vector<wire::Chunk> chunks);
   void Run(const client::RoundLedger::Actions& actions);
   // What may be applied is, and the caller's step ends where it may.
   void GoOn();
@@ -132,7 +132,7 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void AgreeNext(uint32_t shard, int pass, uint64_t version);
   void CatchUpTo(uint64_t version);
   void OnCaught(uint32_t shard, v1::PullKind kind, uint32_t bucket, uint64_t version, const absl::Status& status,
-                std::vector<Bytes> chunks);
+                std::vector<wire::Chunk> chunks);
   void TakeCaught();
   // `held`: what the residual was before it was settled.
   void CheckResidual(Entry entry, bool included, const std::vector<float>& held);
