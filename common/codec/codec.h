@@ -58,8 +58,9 @@ struct Selection {
 
 // One run's memory on the worker.
 struct RunInput {
-  const float* gradient = nullptr;  // read by codecs without residual (Codec::uses_residual() false)
-  float* pending = nullptr;         // residual + gradient on entry; on return, the residual: what was not sent
+  const float* gradient =
+      nullptr;               // read by codecs without residual (Codec::uses_residual() false) or chooses_by_mean()
+  float* pending = nullptr;  // residual + gradient on entry; on return, the residual: what was not sent
   Selection selection;
   // For encoders on a device, where all these pointers are in its memory: if not null, takes the place of `selection`.
   const kernels::cuda::DeviceSelection* device_selection = nullptr;
@@ -175,6 +176,8 @@ class Codec {
   virtual ~Codec() = default;
   virtual bool uses_residual() const = 0;
   virtual bool sparse() const = 0;  // sends a part of the elements
+  // An update codec that sends what the round's mean has, which `gradient` of its inputs is then.
+  virtual bool chooses_by_mean() const { return false; }
   // Whether encoders need a Selection per tensor, and of which accuracy.
   virtual std::optional<kernels::Accuracy> selects() const { return std::nullopt; }
   // The momentum that gradients go through on their way into the residual; nothing for codecs without one.

@@ -152,7 +152,12 @@ constexpr std::pair<std::string_view, SparseSpec::Choice> kSparseChoices[] = {
     {"topk", SparseSpec::Choice::kTopK},       {"threshold", SparseSpec::Choice::kThreshold},
     {"randomk", SparseSpec::Choice::kRandomK}, {"dgc", SparseSpec::Choice::kDgc},
     {"zen", SparseSpec::Choice::kNonZero},     {"adaptive", SparseSpec::Choice::kAdaptive},
+    {"union", SparseSpec::Choice::kUnion},
 };
+// All but the last, which is an update codec alone.
+constexpr std::span<const std::pair<std::string_view, SparseSpec::Choice>> kPushedChoices(kSparseChoices,
+                                                                                          std::size(kSparseChoices) -
+                                                                                              1);
 constexpr std::pair<std::string_view, SparseSpec::Values> kSparseValues[] = {
     {"fp32", SparseSpec::Values::kFp32}, {"fp16", SparseSpec::Values::kFp16}, {"bf16", SparseSpec::Values::kBf16},
     {"int8", SparseSpec::Values::kInt8}, {"int4", SparseSpec::Values::kInt4},
@@ -268,6 +273,9 @@ absl::StatusOr<CodecSpec> ParseSparse(std::string_view name, SparseSpec::Choice 
   if (choice == SparseSpec::Choice::kThreshold) {
     settings = "value, values";
     GW_RETURN_IF_ERROR(TakeNumber(name, "value", 1e-30, 1e5, &values, &spec.threshold));
+  } else if (choice == SparseSpec::Choice::kUnion) {
+    settings = "values";
+    spec.density = 1;  // at most
   } else {
     GW_RETURN_IF_ERROR(TakeNumber(name, "density", 1e-6, 1.0, &values, &spec.density));
   }
@@ -347,6 +355,8 @@ std::string Print(const SparseSpec& spec) {
                           ",run=", spec.run_elements);
     case SparseSpec::Choice::kAdaptive:
       return absl::StrCat(name, ":run=", spec.run_elements);
+    case SparseSpec::Choice::kUnion:
+      return absl::StrCat(name, ":values=", values);
     case SparseSpec::Choice::kTopK:
     case SparseSpec::Choice::kDgc:
       break;
@@ -405,7 +415,7 @@ absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text) {
   if (name == kPowerSgd) return ParsePowerSgd(std::move(values));
   return absl::InvalidArgumentError(absl::StrCat(
       "unknown codec '", std::string(name), "'; known: dense (dense:", NamesOf<DenseSpec::Values>(kDenseValues),
-      "), tagc (tagc:density=0.01), ", NamesOf<SparseSpec::Choice>(kSparseChoices), ", ", NamesOf<Scheme>(kSchemes),
+      "), tagc (tagc:density=0.01), ", NamesOf<SparseSpec::Choice>(kPushedChoices), ", ", NamesOf<Scheme>(kSchemes),
       ", ", NamesOf<Homomorphic>(kHomomorphicSchemes), ", ", kPowerSgd));
 }
 
@@ -414,7 +424,7 @@ std::vector<std::string> CodecNames() {
   const auto add = [&names](const auto& choices) {
     for (const auto& choice : choices) names.emplace_back(choice.first);
   };
-  add(kSparseChoices);
+  add(kPushedChoices);
   add(kSchemes);
   add(kHomomorphicSchemes);
   names.emplace_back(kPowerSgd);

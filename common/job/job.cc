@@ -308,6 +308,7 @@ template <typename Spec>
 absl::StatusOr<Codecs> ParseCodecs(Spec* from) {
   Codecs codecs;
   GW_ASSIGN_OR_RETURN(codecs.first, ParseCodecSpec(from->codec()));
+  GW_RETURN_IF_ERROR(CheckPushCodec(codecs.first));
   from->set_codec(ToString(codecs.first));
   if (from->update_codec().empty()) return codecs;
   GW_ASSIGN_OR_RETURN(codecs.second, ParseCodecSpec(from->update_codec()));

@@ -30,13 +30,22 @@ absl::Status CheckUpdateCodec(const CodecSpec& spec) {
   if (const auto* sparse = std::get_if<SparseSpec>(&spec)) {
     using Choice = SparseSpec::Choice;
     const bool chosen_by_value = sparse->choice == Choice::kTopK || sparse->choice == Choice::kThreshold;
-    if (chosen_by_value || sparse->choice == Choice::kRandomK) return absl::OkStatus();
-    return Refused(spec, "it is a codec of what one worker pushes; use topk, threshold or randomk");
+    if (chosen_by_value || sparse->choice == Choice::kRandomK || sparse->choice == Choice::kUnion)
+      return absl::OkStatus();
+    return Refused(spec, "it is a codec of what one worker pushes; use topk, threshold, randomk or union");
   }
   return Refused(
       spec,
       "its frames are there to be merged, and an update is merged already; use topk, threshold or randomk to "
-      "send a part of it, or a quantizer");
+      "send a part of it, union or a quantizer to send all of it in fewer bits");
+}
+
+absl::Status CheckPushCodec(const CodecSpec& spec) {
+  const auto* sparse = std::get_if<SparseSpec>(&spec);
+  if (sparse == nullptr || sparse->choice != SparseSpec::Choice::kUnion) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "codec '%s': it is what shards send back, so an update_codec; workers push by topk, tagc or another codec",
+      ToString(spec)));
 }
 
 bool KeepsUpdateResidual(const Job& job, uint32_t codec) {

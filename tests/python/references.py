@@ -275,6 +275,18 @@ class Threshold(Sparse):
         return np.abs(p) >= self.value
 
 
+class Union(Sparse):
+    """An update codec (proto/TWO_WAY.md): what anybody sent, with what earlier rounds left there."""
+
+    def take_in(self, w, t, g):
+        self.touched = getattr(self, "touched", {})
+        self.touched[t] = g != 0
+        return super().take_in(w, t, g)
+
+    def choose(self, t, p):
+        return self.touched[t]
+
+
 class RandomK(Sparse):
     """Stich et al. 2018, definition 2.1: random positions, those of all workers the same."""
 

@@ -158,10 +158,12 @@ def test_means_are_those_of_the_definition(server, name, codec, workers):
     ("dense:fp32", "dense:bf16"), ("dense:fp32", "onebit"), ("dense:fp32", "efsignsgd"), ("dense:fp32", "terngrad"),
     ("dense:fp32", "natural:bits=3,norm=max"), ("dense:fp32", "threshold:value=0.5"), ("signsgd", "signsgd"),
     ("topk:density=0.2", "topk:density=0.2"), ("randomk:density=0.3", "randomk:density=0.3"),
+    ("topk:density=0.2", "union:values=int8"), ("dense:fp32", "union:values=int4"), ("zen", "union:values=bf16"),
 ])
 def test_means_are_compressed_as_gradients_are(server, name, codec, update_codec):
     """proto/TWO_WAY.md."""
-    definition = functools.partial(ref.BothWays, push=CODECS[codec], update=CODECS[update_codec])
+    unions = {f"union:values={values}": functools.partial(ref.Union, values=values) for values in ref.VALUES}
+    definition = functools.partial(ref.BothWays, push=CODECS[codec], update=(CODECS | unions)[update_codec])
     compare(server, name, codec, definition, 2, update_codec=update_codec)
 
 

@@ -197,6 +197,7 @@ class SparseEncoder final : public Encoder {
       return;
     }
     const float threshold = static_cast<float>(shape_.spec.threshold);
+    const auto not_zero = [](float value, uint32_t) { return value != 0; };
     for (size_t r = 0; r < runs.size(); ++r) {
       const Run& run = layout.runs[r];
       const float* const x = shape_.keeps_rest() ? runs[r].pending : runs[r].gradient;
@@ -204,8 +205,13 @@ class SparseEncoder final : public Encoder {
       switch (shape_.spec.choice) {
         case Choice::kNonZero:
         case Choice::kAdaptive:
-          Take(x, run.length, first, [](float value, uint32_t) { return value != 0; });
+          Take(x, run.length, first, not_zero);
           break;
+        case Choice::kUnion: {
+          const float* const mean = runs[r].gradient;
+          Take(x, run.length, first, [mean](float, uint32_t i) { return mean[i] != 0; });
+          break;
+        }
         case Choice::kThreshold:
           Take(x, run.length, first, [threshold](float value, uint32_t) { return std::fabs(value) >= threshold; });
           break;
@@ -362,6 +368,7 @@ class SparseCodec final : public Codec {
     return VelocityRule{shape_.spec.momentum, shape_.spec.nesterov,
                         static_cast<float>(static_cast<double>(shape_.spec.clip) / std::sqrt(workers))};
   }
+  bool chooses_by_mean() const override { return shape_.spec.choice == Choice::kUnion; }
   double Density(uint64_t round) const override { return shape_.spec.DensityAt(round); }
   uint32_t gradient_limit_bits() const override { return GridLimitBits(*shape_.context.job); }
   RoundPlan InitialPlan() const override { return {}; }

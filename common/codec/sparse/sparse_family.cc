@@ -16,8 +16,9 @@ using wire::SegmentType;
 Explanation Explain(const SparseSpec& spec, uint64_t elements) {
   Explanation e;
   const double n = static_cast<double>(elements);
-  const bool all =
-      spec.choice == SparseSpec::Choice::kNonZero || spec.choice == SparseSpec::Choice::kAdaptive;  // that are not 0
+  using Choice = SparseSpec::Choice;
+  const bool all = spec.choice == Choice::kNonZero || spec.choice == Choice::kAdaptive ||
+                   spec.choice == Choice::kUnion;  // that are not 0
   const double p = all ? 0.01 : spec.density;
   double index_bits = p >= 1 ? 0 : n * -(p * std::log2(p) + (1 - p) * std::log2(1 - p));
   switch (spec.choice) {
@@ -72,6 +73,11 @@ Explanation Explain(const SparseSpec& spec, uint64_t elements) {
       if (spec.index == Index::kBitmap) index_bits = n;
       break;
     }
+    case SparseSpec::Choice::kUnion:
+      e.text =
+          "  of what shards send back: the elements that at least one worker sent. How many that are depends on the "
+          "workers: bytes below are for 1 % of them\n";
+      break;
     case SparseSpec::Choice::kAdaptive:
       e.text = absl::StrFormat(
           "  every element that is not 0, without loss: as positions and values where that takes fewer bytes, else "

@@ -99,6 +99,7 @@ absl::StatusOr<EncodedFrame> UpdateCompressor::Encode(const Update& mean, float*
   id.learning_rates = mean.learning_rates;
   id.draws = HashString(kDraws);
   std::vector<RunInput> runs(layout.runs.size());
+  if (codec_->chooses_by_mean()) mean_.resize(layout.elements);
   for (size_t first = 0, last = 0; first < runs.size(); first = last) {
     while (last < runs.size() && layout.runs[last].tensor == layout.runs[first].tensor) ++last;
     const uint64_t begin = layout.run_begin[first];
@@ -107,6 +108,9 @@ absl::StatusOr<EncodedFrame> UpdateCompressor::Encode(const Update& mean, float*
     for (size_t r = first; r < last; ++r) {
       float* const at = sum + layout.run_begin[r];
       runs[r] = {.gradient = at, .pending = at, .selection = selection};
+      if (!codec_->chooses_by_mean()) continue;
+      runs[r].gradient = mean_.data() + layout.run_begin[r];
+      mean.MeanOfRun(layout, static_cast<uint32_t>(r), mean_.data() + layout.run_begin[r]);
     }
   }
   return encoder_->Encode(id, codec_->InitialPlan(), runs);

@@ -33,6 +33,7 @@ class UpdateCompressor {
   const CodecContext context_;
   std::unique_ptr<Codec> codec_;
   std::unique_ptr<Encoder> encoder_;
+  std::vector<float> mean_;  // of all elements, where the codec chooses by it
 };
 
 // The residual that an update left behind, from its record alone: the bits that Compress left. `update`: with its mean.

@@ -15,6 +15,7 @@
 #include "common/codec/codec.h"
 #include "common/codec/select/select.h"
 #include "common/codec/update/update.h"
+#include "common/codec/update/update_compressor.h"
 #include "common/transport/malloc_tuning.h"
 #include "tests/bench/lib/flags.h"
 #include "tests/bench/lib/plot.h"
@@ -30,8 +31,19 @@ constexpr float kLearningRate = 0.1f;
 constexpr uint64_t kColumns = 1024;
 constexpr uint64_t kRow = 64;  // elements that share a scale
 
-const std::vector<std::string> kSpecs = {"tagc:density=0.01", "tagc:density=0.01,form=sketch",
-                                         "topk:density=0.01,values=int8", "thc:bits=4"};
+// How gradients travel, and updates.
+struct Case {
+  std::string codec;
+  std::string update_codec = {};
+  std::string name() const { return update_codec.empty() ? codec : absl::StrCat(codec, " / ", update_codec); }
+};
+const std::vector<Case> kCases = {{"tagc:density=0.01"},
+                                  {"tagc:density=0.01", "union:values=int4"},
+                                  {"tagc:density=0.01,form=sketch"},
+                                  {"topk:density=0.01,values=int8"},
+                                  {"topk:density=0.01,values=int8", "union:values=int8"},
+                                  {"topk:density=0.01,values=int8", "union:values=int4"},
+                                  {"thc:bits=4"}};
 
 struct Measured {
   double push_bytes = 0;  // of one worker
@@ -43,12 +55,13 @@ struct Measured {
 // One bucket of a job on one shard, and its workers.
 class Bench {
  public:
-  Bench(const std::string& spec, uint64_t elements, uint32_t workers, kernels::Backend* backend)
+  Bench(const Case& spec, uint64_t elements, uint32_t workers, kernels::Backend* backend)
       : backend_(backend), pending_(workers, std::vector<float>(elements)), scales_(elements / kRow) {
     v1::JobSpec job;
     job.set_name("scale");
     job.mutable_optimizer()->set_kind(v1::OPTIMIZER_SGD);
-    job.set_codec(spec);
+    job.set_codec(spec.codec);
+    job.set_update_codec(spec.update_codec);
     job.set_max_workers(workers);
     job.set_bucket_bytes(1u << 30);
     auto* tensor = job.add_tensors();
@@ -58,6 +71,8 @@ class Bench {
     job_ = std::make_unique<Job>(Must(Job::Make(job)));
     layout_ = std::make_unique<Layout>(Must(Layout::Make(*job_, 1)));
     codec_ = Must(MakeCodec({job_.get(), &at(), backend_}));
+    compressor_ = Must(UpdateCompressor::Make({job_.get(), &at(), backend_}));
+    if (compressor_ != nullptr) residual_.resize(elements);
     accumulator_ = codec_->NewAccumulator();
     plan_ = codec_->InitialPlan();
     for (uint32_t w = 0; w < workers; ++w) encoders_.push_back(codec_->NewEncoder());
@@ -84,8 +99,9 @@ class Bench {
       }
       measured.add_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / workers;
     }
-    const UpdateFrame update =
+    UpdateFrame update =
         Must(accumulator_->Finish({0, 0, round_, 0, {&kLearningRate, 1}, 0}, static_cast<uint32_t>(frames.size())));
+    if (compressor_ != nullptr) Must(compressor_->Compress(plan_, residual_.data(), residual_.data(), &update));
     measured.pull_bytes = static_cast<double>(TotalSize(update.chunks));
     const Update decoded = Must(DecodeUpdate(update.chunks, *job_, at(), plan_));
     for (uint32_t w = 0; w < pending_.size() && !decoded.deferred.empty(); ++w) {
@@ -126,6 +142,8 @@ class Bench {
   std::unique_ptr<Layout> layout_;
   std::unique_ptr<Codec> codec_;
   std::unique_ptr<Accumulator> accumulator_;
+  std::unique_ptr<UpdateCompressor> compressor_;  // null: updates are as the accumulator finished them
+  std::vector<float> residual_;                   // of the compressor
   std::vector<std::unique_ptr<Encoder>> encoders_;
   RoundPlan plan_;
   uint64_t round_ = 0;
@@ -134,17 +152,17 @@ class Bench {
 };
 
 int Main(int argc, char** argv) {
-  std::string name = "cpu", only;
+  std::string backend = "cpu", only;
   int elements_log2 = 20, rounds = 5, most = 32;
   Flags flags("scale", "What one worker pushes and pulls per round, against the number of workers. No network.");
-  flags.Add("--backend", &name, "The arithmetic: reference, cpu, cpu:avx2, ...");
+  flags.Add("--backend", &backend, "The arithmetic: reference, cpu, cpu:avx2, ...");
   flags.Add("--log2-elements", &elements_log2, "Elements of the model: 2 to this power")->check(CLI::Range(16, 24));
   flags.Add("--rounds", &rounds, "Rounds after the first; figures are those of the last")->check(CLI::Range(1, 100));
   flags.Add("--workers", &most, "The largest number of workers")->check(CLI::Range(1, 64));
-  flags.Add("--only", &only, "Codecs whose spec contains this");
+  flags.Add("--only", &only, "Codecs whose specs contain this");
   flags.Parse(argc, argv);
   transport::TuneMalloc();
-  const auto made = kernels::MakeBackend(name);
+  const auto made = kernels::MakeBackend(backend);
   if (!made.ok()) {
     std::fprintf(stderr, "bench_scale: %s\n", std::string(made.status().message()).c_str());
     return 2;
@@ -153,10 +171,11 @@ int Main(int argc, char** argv) {
   Report report("scale");
   report.Note("command", absl::StrCat("tests/bench/run scale --log2-elements=", elements_log2, " --rounds=", rounds));
   Plot plot(absl::StrCat("One worker's bytes per round, 2^", elements_log2, " elements"), "workers", "KiB", 2);
-  std::printf("%-32s %8s %12s %12s %18s %22s\n", "codec", "workers", "push KiB", "pull KiB", "both ways, fewer",
+  std::printf("%-48s %8s %12s %12s %18s %22s\n", "codec", "workers", "push KiB", "pull KiB", "both ways, fewer",
               "added, M elements/s");
-  for (const std::string& spec : kSpecs) {
-    if (spec.find(only) == std::string::npos) continue;
+  for (const Case& spec : kCases) {
+    const std::string name = spec.name();
+    if (name.find(only) == std::string::npos) continue;
     std::vector<std::pair<double, double>> pushed, pulled;
     for (uint32_t workers = 1; workers <= static_cast<uint32_t>(most); workers *= 2) {
       Bench bench(spec, elements, workers, made->get());
@@ -164,20 +183,20 @@ int Main(int argc, char** argv) {
       for (int r = 0; r <= rounds; ++r) last = bench.Round();
       const double fewer = 8 * static_cast<double>(elements) / (last.push_bytes + last.pull_bytes);
       const double rate = last.sent / last.add_seconds;
-      std::printf("%-32s %8u %12.1f %12.1f %17.1fx", spec.c_str(), workers, last.push_bytes / 1024,
+      std::printf("%-48s %8u %12.1f %12.1f %17.1fx", name.c_str(), workers, last.push_bytes / 1024,
                   last.pull_bytes / 1024, fewer);
       if (last.sent > 0) std::printf(" %22.0f", 1e-6 * rate);
       std::printf("\n");
       std::fflush(stdout);
       pushed.emplace_back(workers, last.push_bytes / 1024);
       pulled.emplace_back(workers, last.pull_bytes / 1024);
-      const std::string at = absl::StrCat(spec, " ", workers, " workers ");
+      const std::string at = absl::StrCat(name, " ", workers, " workers ");
       report.Add({at + "push", last.push_bytes / 1024, "KiB", {}, "", {}});
       report.Add({at + "pull", last.pull_bytes / 1024, "KiB", {}, "", {}});
       if (last.sent > 0) report.Add({at + "added", 1e-6 * rate, "M/s", {}, "", {}});
     }
-    plot.AddLine(spec + " push", pushed);
-    plot.AddLine(spec + " pull", pulled);
+    plot.AddLine(name + " push", pushed);
+    plot.AddLine(name + " pull", pulled);
   }
   const std::string json = flags.json();
   const std::string path = json.empty() ? "" : absl::StrCat(absl::StripSuffix(json, ".json"), ".svg");

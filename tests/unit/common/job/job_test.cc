@@ -207,6 +207,15 @@ TEST(Job, StepsOfTwoRoundsRefuseWhatDoesNotKnowThem) {
   EXPECT_THAT(ErrorOf(spec), HasSubstr("use dense for the other tensors"));
 }
 
+TEST(Job, UnionIsAnUpdateCodecAlone) {
+  v1::JobSpec spec = SmallSpec();
+  spec.set_codec("topk:density=0.1,values=int8");
+  spec.set_update_codec("union:values=int8");
+  EXPECT_EQ(ErrorOf(spec), "");
+  spec.set_codec("union:values=int8");
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("it is what shards send back, so an update_codec"));
+}
+
 TEST(CodecSpec, ParsesAndPrintsCanonically) {
   const auto spec = ParseCodecSpec("tagc:density=0.01,cells=16");
   ASSERT_TRUE(spec.ok()) << spec.status();
@@ -226,6 +235,7 @@ TEST(CodecSpec, ParsesAndPrintsCanonically) {
             "topk:density=0.01,values=int4,warmup_rounds=0,warmup_density=0.1");
   EXPECT_EQ(ToString(*ParseCodecSpec("threshold:value=0.5")), "threshold:value=0.5,values=fp32");
   EXPECT_EQ(ToString(*ParseCodecSpec("randomk:density=0.1")), "randomk:density=0.1,values=fp32");
+  EXPECT_EQ(ToString(*ParseCodecSpec("union:values=int4")), "union:values=int4");
   EXPECT_EQ(ToString(*ParseCodecSpec("dgc:density=0.1,nesterov=true")),
             "dgc:density=0.1,values=fp32,momentum=0.9,nesterov=true,clip=0,warmup_rounds=0,warmup_density=0.1");
   EXPECT_EQ(ToString(*ParseCodecSpec("uniform")), "uniform:bits=4,rounding=nearest");
@@ -266,6 +276,7 @@ TEST(CodecSpec, RefusesWithTheAllowedValues) {
   EXPECT_THAT(error("topk:value=1"), HasSubstr("has no setting 'value'"));
   EXPECT_THAT(error("fp16:bits=3"), HasSubstr("has no setting"));
   EXPECT_THAT(error("topq"), HasSubstr("topk, threshold, randomk, dgc, zen, adaptive, fp16, onebit"));
+  EXPECT_THAT(error("union:density=0.1"), HasSubstr("has no setting 'density'; it has: values"));
   EXPECT_THAT(error("dgc:momentum=1"), HasSubstr("momentum=1 must be a number from 0 to 0.9999"));
   EXPECT_THAT(error("dgc:nesterov=yes"), HasSubstr("use one of false, true"));
   EXPECT_THAT(error("uniform:bits=9"), HasSubstr("bits=9 must be a number from 2 to 8"));
