@@ -83,22 +83,19 @@ TEST_P(TwoWayResidual, ReplayFromTheRecordLeavesTheSameResidual) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, TwoWayResidual,
-                         ::testing::Values(Pair{"topk:density=0.05,values=fp16", "topk:density=0.05,values=fp16"},
-                                           Pair{"topk:density=0.1", "topk:density=0.02"},
-                                           Pair{"topk:density=0.1", "topk:density=0.02,values=bf16"},
-                                           Pair{"topk:density=0.1,values=int8", "topk:density=0.02,values=int4"},
-                                           Pair{"topk:density=0.1", "union:values=int8"},
-                                           Pair{"tagc:density=0.1", "union:values=int4"},
-                                           Pair{"dense:fp32", "union:values=int4"},
-                                           Pair{"threshold:value=0.5", "threshold:value=3"},
-                                           Pair{"randomk:density=0.1", "randomk:density=0.02,values=bf16"},
-                                           Pair{"dense:fp32", "dense:bf16"}, Pair{"dense:fixed16", "topk:density=0.02"},
-                                           Pair{"tagc:density=0.1", "topk:density=0.02"},
-                                           Pair{"tagc:density=0.1,cells=32,form=sketch,slack=0.3", "fp16"},
-                                           Pair{"dense:bf16", "fp16"}, Pair{"onebit", "onebit"},
-                                           Pair{"efsignsgd", "efsignsgd"}, Pair{"topk:density=0.05", "onebit"}),
-                         NameOfPair);
+INSTANTIATE_TEST_SUITE_P(
+    Codecs, TwoWayResidual,
+    ::testing::Values(Pair{"topk:density=0.05,values=fp16", "topk:density=0.05,values=fp16"},
+                      Pair{"topk:density=0.1", "topk:density=0.02"},
+                      Pair{"topk:density=0.1", "topk:density=0.02,values=bf16"},
+                      Pair{"topk:density=0.1,values=int8", "topk:density=0.02,values=int4"},
+                      Pair{"topk:density=0.1", "union:values=int8"}, Pair{"tagc:density=0.1", "union:values=int4"},
+                      Pair{"dense:fp32", "union:values=int4"}, Pair{"threshold:value=0.5", "threshold:value=3"},
+                      Pair{"randomk:density=0.1", "randomk:density=0.02,values=bf16"}, Pair{"dense:fp32", "dense:bf16"},
+                      Pair{"dense:fixed16", "topk:density=0.02"}, Pair{"tagc:density=0.1", "topk:density=0.02"},
+                      Pair{"tagc:density=0.1,cells=32,form=sketch,slack=0.3", "fp16"}, Pair{"dense:bf16", "fp16"},
+                      Pair{"onebit", "onebit"}, Pair{"efsignsgd", "efsignsgd"}, Pair{"topk:density=0.05", "onebit"}),
+    NameOfPair);
 
 class TwoWayIdentity : public ::testing::TestWithParam<const char*> {};
 
