@@ -58,8 +58,8 @@ struct Selection {
 
 // One run's memory on the worker.
 struct RunInput {
-  const float* gradient =
-      nullptr;               // read by codecs without residual (Codec::uses_residual() false) or chooses_by_mean()
+  // Read by codecs without residual (Codec::uses_residual() false), and by those that choose by the mean.
+  const float* gradient = nullptr;
   float* pending = nullptr;  // residual + gradient on entry; on return, the residual: what was not sent
   Selection selection;
   // For encoders on a device, where all these pointers are in its memory: if not null, takes the place of `selection`.
@@ -176,7 +176,7 @@ class Codec {
   virtual ~Codec() = default;
   virtual bool uses_residual() const = 0;
   virtual bool sparse() const = 0;  // sends a part of the elements
-  // An update codec that sends what the round's mean has, which `gradient` of its inputs is then.
+  // Of an update codec: it sends the elements that the round's mean has. RunInput::gradient is that mean.
   virtual bool chooses_by_mean() const { return false; }
   // Whether encoders need a Selection per tensor, and of which accuracy.
   virtual std::optional<kernels::Accuracy> selects() const { return std::nullopt; }

@@ -9,7 +9,7 @@ namespace gradwire {
 
 // InvalidArgument, saying why and what to use instead, for a codec that cannot be an update codec.
 absl::Status CheckUpdateCodec(const CodecSpec& spec);
-// The same for one that cannot be anything else.
+// InvalidArgument for a codec that can be nothing but an update codec.
 absl::Status CheckPushCodec(const CodecSpec& spec);
 
 // Whether what the update codec of Job::codecs()[codec] drops is kept on the shard for the next round. False as well

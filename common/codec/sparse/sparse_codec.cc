@@ -197,7 +197,6 @@ class SparseEncoder final : public Encoder {
       return;
     }
     const float threshold = static_cast<float>(shape_.spec.threshold);
-    const auto not_zero = [](float value, uint32_t) { return value != 0; };
     for (size_t r = 0; r < runs.size(); ++r) {
       const Run& run = layout.runs[r];
       const float* const x = shape_.keeps_rest() ? runs[r].pending : runs[r].gradient;
@@ -205,7 +204,7 @@ class SparseEncoder final : public Encoder {
       switch (shape_.spec.choice) {
         case Choice::kNonZero:
         case Choice::kAdaptive:
-          Take(x, run.length, first, not_zero);
+          Take(x, run.length, first, [](float value, uint32_t) { return value != 0; });
           break;
         case Choice::kUnion: {
           const float* const mean = runs[r].gradient;
