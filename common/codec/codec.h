@@ -157,7 +157,8 @@ class Accumulator {
   // What merges the segments of one frame better than Add does one by one. Null: use Add.
   virtual std::unique_ptr<FrameMerge> NewFrameMerge() { return nullptr; }
   // Closes the round over `contributors` complete frames and encodes the update frame. Deterministic: the same
-  // multiset of segments gives the same bytes. The learning rates are written into the update frame.
+  // multiset of segments gives the same bytes. The learning rates are written into the update frame. Only Open may
+  // follow: the sums may be gone.
   virtual absl::StatusOr<UpdateFrame> Finish(const FrameIdentity& id, uint32_t contributors) = 0;
   virtual size_t memory_bytes() const = 0;
 };

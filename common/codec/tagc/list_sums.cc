@@ -148,24 +148,29 @@ void ListSums::Merge(Sign sign) {
   });
 }
 
-void ListSums::NonZeros(std::vector<uint32_t>* positions, std::vector<int32_t>* integers) const {
+void ListSums::Take(std::vector<uint32_t>* positions, std::vector<int32_t>* integers) {
   positions->clear();
   integers->clear();
-  if (empty()) return;
+  if (!dirty_) return;
   *positions = Listed();
   integers->resize(positions->size());
-  WithCells(sums_.data(), shape_.cell_bytes, [&](const auto* sums) {
+  WithCells(sums_.data(), shape_.cell_bytes, [&](auto* sums) {
+    using Cell = std::remove_reference_t<decltype(*sums)>;
     size_t kept = 0;
     uint32_t* const at = positions->data();
     int32_t* const out = integers->data();
-    ForEachCell(sums, at, positions->size(), [&](size_t i, auto cell) {
+    ForEachCell(sums, at, positions->size(), [&](size_t i, Cell& cell) {
       at[kept] = at[i];
       out[kept] = Signed(cell);
       kept += cell != 0 ? 1 : 0;  // lists may have cancelled out
+      cell = 0;
     });
     positions->resize(kept);
     integers->resize(kept);
   });
+  std::fill(listed_.begin(), listed_.end(), 0);
+  dirty_ = false;
+  entries_ = 0;
 }
 
 void ListSums::NoteListed() {

@@ -32,8 +32,8 @@ class ListSums {
   void Remove(const wire::Segment& segment);
   bool empty() const { return entries_ == 0; }
   uint64_t entries() const { return entries_; }  // of all lists
-  // Elements whose sum is not 0, ascending, and their sums.
-  void NonZeros(std::vector<uint32_t>* positions, std::vector<int32_t>* integers) const;
+  // Elements whose sum is not 0, ascending, and their sums; then clears, while they are at hand.
+  void Take(std::vector<uint32_t>* positions, std::vector<int32_t>* integers);
   size_t memory_bytes() const { return sums_.capacity() + listed_.capacity() * sizeof(uint64_t); }
 
  private:

@@ -162,8 +162,9 @@ void TagcAccumulator::Remove(const Segment& s) {
 
 absl::StatusOr<TagcAccumulator::Sums> TagcAccumulator::Decode() {
   Sums sums;
+  sums.sent = (sketched_ ? counters_->Total() : 0) + lists_.entries();
   if (!sketched_) {
-    lists_.NonZeros(&sums.positions, &sums.integers);
+    lists_.Take(&sums.positions, &sums.integers);
     return sums;
   }
   GW_RETURN_IF_ERROR(DecodeSketch(&sums));
@@ -171,9 +172,10 @@ absl::StatusOr<TagcAccumulator::Sums> TagcAccumulator::Decode() {
   // An element may be in one worker's sketch and in another's list.
   std::vector<uint32_t> positions;
   std::vector<int32_t> integers;
-  lists_.NonZeros(&positions, &integers);
+  lists_.Take(&positions, &integers);
   Sums all;
   all.deferred = std::move(sums.deferred);
+  all.sent = sums.sent;
   all.positions.reserve(sums.positions.size() + positions.size());
   all.integers.reserve(sums.positions.size() + positions.size());
   size_t deferred = 0;
@@ -269,8 +271,7 @@ RoundPlan TagcAccumulator::NextPlan(const Sums& sums) const {
   } else {
     // In the first round many magnitudes are tied (a step is 1 everywhere), so all workers chose the same ones. They
     // will not in the next: provide for no overlap at all.
-    const uint64_t sent = (sketched_ ? counters_->Total() : 0) + lists_.entries();
-    const uint64_t seen = round_ == 1 ? sent : sums.positions.size() + sums.deferred.size();
+    const uint64_t seen = round_ == 1 ? sums.sent : sums.positions.size() + sums.deferred.size();
     geometry = NextGeometry(seen, density / shape_.spec.DensityAt(round_), {plan_.sketch_groups, plan_.cells_per_group},
                             round_ > 1, shape_.spec.slack, shape_.limits);
   }

@@ -30,6 +30,7 @@ class TagcAccumulator final : public Accumulator {
     std::vector<uint32_t> positions;
     std::vector<int32_t> integers;
     std::vector<uint32_t> deferred;
+    uint64_t sent = 0;  // elements in all frames together
   };
 
   absl::Status AddRanges(const wire::Segment& segment);

@@ -201,14 +201,16 @@ TEST_P(CodecConformance, RemoveRestoresTheAccumulator) {
     const ParsedFrame taken_out = ParseAll(all.back());
     auto clean = cluster.OpenAccumulator();
     MergeShuffled(kept, cluster.random(), clean.get());
+    auto full = cluster.OpenAccumulator();
+    MergeShuffled(all, cluster.random(), full.get());
     auto dirty = cluster.OpenAccumulator();
     MergeShuffled(all, cluster.random(), dirty.get());
-    const auto with_all = dirty->Finish(cluster.Identity(0), 3);
     for (const wire::Segment& s : taken_out.segments) {
       if (s.type != wire::SegmentType::kLearningRates) dirty->Remove(s);
     }
     const auto expected = clean->Finish(cluster.Identity(0), 3);
     const auto restored = dirty->Finish(cluster.Identity(0), 3);
+    const auto with_all = full->Finish(cluster.Identity(0), 3);
     ASSERT_TRUE(expected.ok() && restored.ok() && with_all.ok());
     EXPECT_EQ(Joined(restored->chunks), Joined(expected->chunks));
     if (r == 1) {

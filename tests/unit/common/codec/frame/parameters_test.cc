@@ -155,13 +155,16 @@ TEST(FrameAssembler, AbandonTakesAPartialFrameBackOut) {
     }
     plan = accumulator->Finish(id, 1)->next;
     accumulator->Open(1, plan);
+    auto undisturbed = f.codec->NewAccumulator();
+    undisturbed->Open(1, plan);
     const auto frame = f.Frame(1, plan, Ramp(f.at().elements));
-    const auto finish = [&] { return wire::Flatten(accumulator->Finish({1, 0, 1, 0, {&rate, 1}}, 1)->chunks); };
-    FrameAssembler whole(f.codec.get(), &f.at(), accumulator.get(), &plan, 1, 1 << 30);
-    for (const Bytes& c : frame) ASSERT_TRUE(whole.Add(*wire::ParseChunk(c), {&c, 1}).ok()) << codec;
-    ASSERT_TRUE(whole.complete()) << codec;
-    whole.Commit();
-    const Bytes before = finish();
+    const auto finish = [&](Accumulator& of) { return wire::Flatten(of.Finish({1, 0, 1, 0, {&rate, 1}}, 1)->chunks); };
+    for (Accumulator* each : {accumulator.get(), undisturbed.get()}) {
+      FrameAssembler whole(f.codec.get(), &f.at(), each, &plan, 1, 1 << 30);
+      for (const Bytes& c : frame) ASSERT_TRUE(whole.Add(*wire::ParseChunk(c), {&c, 1}).ok()) << codec;
+      ASSERT_TRUE(whole.complete()) << codec;
+      whole.Commit();
+    }
     {
       FrameAssembler partial(f.codec.get(), &f.at(), accumulator.get(), &plan, 1, 1 << 30);
       const auto other = f.Frame(1, plan, std::vector<float>(f.at().elements, 0.125f));
@@ -173,8 +176,8 @@ TEST(FrameAssembler, AbandonTakesAPartialFrameBackOut) {
       ASSERT_TRUE(partial.Add(*wire::ParseReceived(slices, &scratch), slices).ok());
       std::fill(scratch.begin(), scratch.end(), 0xA5);
     }
-    const Bytes after = finish();
-    EXPECT_EQ(std::vector<uint8_t>(before.span().begin(), before.span().end()),
+    const Bytes expected = finish(*undisturbed), after = finish(*accumulator);
+    EXPECT_EQ(std::vector<uint8_t>(expected.span().begin(), expected.span().end()),
               std::vector<uint8_t>(after.span().begin(), after.span().end()))
         << codec;
   }
