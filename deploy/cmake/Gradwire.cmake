@@ -23,7 +23,7 @@ endif()
 # Bits are promised: no contraction of a*b+c, no fast-math, anywhere.
 add_library(gradwire_options INTERFACE)
 target_compile_options(gradwire_options INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off -fno-fast-math>
+  $<$<COMPILE_LANGUAGE:CXX>:-pthread -ffp-contract=off -fno-fast-math>
   $<$<COMPILE_LANGUAGE:CUDA>:--fmad=false --ftz=false --prec-div=true --prec-sqrt=true -Xcompiler=-ffp-contract=off>)
 target_include_directories(gradwire_options INTERFACE ${PROJECT_SOURCE_DIR})
 add_library(gradwire_warnings INTERFACE)
@@ -34,6 +34,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LES
   # GCC 12 and 13 warn about overlapping memcpy inside std::string operator+ (GCC bug 105651): no such overlap exists.
   target_compile_options(gradwire_warnings INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict> $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wno-restrict>)
+  if(GRADWIRE_PRECOMPILE)  # there it does not know that the header is the system's, and warns in two more ways
+    target_compile_options(gradwire_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-array-bounds -Wno-stringop-overflow>)
+  endif()
 endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
   target_compile_options(gradwire_warnings INTERFACE -Wthread-safety)
@@ -47,6 +50,12 @@ if(GRADWIRE_SANITIZE)
   target_compile_options(gradwire_options INTERFACE -fsanitize=${GRADWIRE_SANITIZE} -fno-omit-frame-pointer
                          -fno-sanitize-recover=all)
   target_link_options(gradwire_options INTERFACE -fsanitize=${GRADWIRE_SANITIZE})
+endif()
+# The tests' own text: much of it, run once for each time it is compiled. What it tests is compiled as ever.
+add_library(gradwire_test_options INTERFACE)
+target_compile_options(gradwire_test_options INTERFACE $<$<CONFIG:Release>:-O1>)
+if(GRADWIRE_SANITIZE MATCHES undefined)
+  target_compile_options(gradwire_test_options INTERFACE -fno-sanitize=undefined)
 endif()
 if(GRADWIRE_FUZZ)
   target_compile_options(gradwire_options INTERFACE -fsanitize=fuzzer-no-link)
@@ -105,6 +114,31 @@ macro(gradwire_find_dependencies)
   endif()
 endmacro()
 
+# Lets the C++ files of a target share the parsed foreign headers of its kind: library, program or test. Flags and definitions
+# must be the same for all targets of a kind, else the compiler says that the parsed headers are invalid.
+function(gradwire_precompile target kind)
+  if(NOT GRADWIRE_PRECOMPILE)
+    return()
+  endif()
+  set(prefix gradwire_prefix_${kind})
+  set(folder ${PROJECT_SOURCE_DIR}/deploy/cmake/prefix)
+  if(NOT TARGET ${prefix})
+    if(kind STREQUAL library)
+      add_library(${prefix} STATIC ${folder}/main.cc)
+    else()
+      add_executable(${prefix} ${folder}/main.cc)
+    endif()
+    target_link_libraries(${prefix} PRIVATE gradwire_options gradwire_warnings protobuf::libprotobuf absl::statusor)
+    if(kind STREQUAL test)
+      target_link_libraries(${prefix} PRIVATE gradwire_test_options GTest::gmock GTest::gtest)
+      target_precompile_headers(${prefix} PRIVATE ${folder}/test.h)
+    else()
+      target_precompile_headers(${prefix} PRIVATE ${folder}/library.h)
+    endif()
+  endif()
+  target_precompile_headers(${target} REUSE_FROM ${prefix})
+endfunction()
+
 # gradwire_library(NAME SRCS a.cc b.cc DEPS other::target [PUBLIC_DEPS ...])
 function(gradwire_library name)
   cmake_parse_arguments(ARG "" "" "SRCS;DEPS;PUBLIC_DEPS" ${ARGN})
@@ -113,6 +147,7 @@ function(gradwire_library name)
     # Private: who links the library compiles as they like, and has nothing of this repository on the include path.
     target_link_libraries(${name} PRIVATE gradwire_options PUBLIC ${ARG_PUBLIC_DEPS}
                           PRIVATE gradwire_warnings ${ARG_DEPS})
+    gradwire_precompile(${name} library)
   else()
     add_library(${name} INTERFACE)
     target_link_libraries(${name} INTERFACE ${ARG_PUBLIC_DEPS} ${ARG_DEPS})
@@ -124,14 +159,16 @@ function(gradwire_binary name)
   cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE gradwire_options gradwire_warnings ${ARG_DEPS})
+  gradwire_precompile(${name} program)
 endfunction()
 
 # gradwire_test(NAME GROUP unit SRCS a_test.cc DEPS ...): a GoogleTest program, labelled with its group for tests/run.
 function(gradwire_test name)
   cmake_parse_arguments(ARG "" "GROUP" "SRCS;DEPS" ${ARGN})
   add_executable(${name} ${ARG_SRCS})
-  target_link_libraries(${name} PRIVATE gradwire_options gradwire_warnings ${ARG_DEPS} GTest::gmock GTest::gtest
-                        GTest::gtest_main)
+  target_link_libraries(${name} PRIVATE gradwire_options gradwire_warnings gradwire_test_options ${ARG_DEPS}
+                        GTest::gmock GTest::gtest GTest::gtest_main)
+  gradwire_precompile(${name} test)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   if(GRADWIRE_SANITIZE MATCHES thread)  # tests/tsan: makes the distribution's absl::Mutex visible
     target_sources(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests/tsan/absl_mutex.cc)
@@ -148,5 +185,6 @@ function(gradwire_bench name)
   cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE gradwire_options gradwire_warnings ${ARG_DEPS})
+  gradwire_precompile(${name} program)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bench)
 endfunction()

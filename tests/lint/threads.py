@@ -21,8 +21,8 @@ def main() -> int:
     prefix = []
     if not options.files:
         parsed = ROOT / "build/lint/prefix.pch"
-        subprocess.run(["clang++-14", "-std=c++20", "-DGTEST_HAS_PTHREAD=1", "-x", "c++-header",
-                        str(ROOT / "tests/lint/prefix.h"), "-o", str(parsed)], check=True)
+        subprocess.run(["clang++-14", "-std=c++20", "-DGTEST_HAS_PTHREAD=1", f"-I{ROOT}", "-x", "c++-header",
+                        str(ROOT / "deploy/cmake/prefix/test.h"), "-o", str(parsed)], check=True)
         prefix = ["-include-pch", str(parsed)]
 
     def check(unit: Unit) -> str:

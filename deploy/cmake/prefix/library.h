@@ -1,10 +1,9 @@
-// Foreign headers that most files include, parsed once for tests/lint/threads.py. Order and completeness do not matter.
+// Foreign headers that most files include, parsed once for all of them where GRADWIRE_PRECOMPILE is on. A file still
+// names what it uses. Order and completeness do not matter.
 #pragma once
 
-#include <gmock/gmock.h>
 #include <google/protobuf/message.h>
 #include <google/protobuf/util/json_util.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
