@@ -177,11 +177,15 @@ void AppendCheck(size_t frame_bytes, uint64_t number, std::string* control) {
   control->append(bytes, sizeof(bytes));
 }
 
+bool EndsWithCheck(std::string_view control) {
+  return control.size() >= kCheckBytes &&
+         control.substr(control.size() - kCheckBytes).starts_with(std::string_view(kCheckTag, sizeof(kCheckTag)));
+}
+
 absl::Status TakeCheck(size_t frame_bytes, uint64_t number, std::string* control) {
   const auto damaged = [] { return absl::DataLossError("a message was damaged on its way: it fails its CRC-32C"); };
-  if (control->size() < kCheckBytes) return damaged();
+  if (!EndsWithCheck(*control)) return damaged();
   const size_t size = control->size() - kCheckBytes;
-  if (std::memcmp(control->data() + size, kCheckTag, sizeof(kCheckTag)) != 0) return damaged();
   const auto stored = Load<uint32_t>(reinterpret_cast<const uint8_t*>(control->data()) + size + sizeof(kCheckTag));
   control->resize(size);
   return stored == CheckOf(*control, frame_bytes, number) ? absl::OkStatus() : damaged();
@@ -256,7 +260,11 @@ absl::StatusOr<Message> DecodeMessage(const ::grpc::ByteBuffer& buffer, std::opt
   if (!found.ok() && number) return absl::DataLossError(found.message());
   if (!found.ok()) return found;
   CopyPrefix(slices, control_bytes, &message.control);
-  if (number) GW_RETURN_IF_ERROR(TakeCheck(cursor.left(), *number, &message.control));
+  if (number) {
+    GW_RETURN_IF_ERROR(TakeCheck(cursor.left(), *number, &message.control));
+  } else if (EndsWithCheck(message.control)) {
+    return absl::DataLossError("a message has a check, but its call does not say so: it was damaged on its way");
+  }
   if (cursor.left() == 0) return message;
   const size_t first = cursor.slice_index();
   message.frame.reserve(slices.size() - first);

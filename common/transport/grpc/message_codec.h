@@ -27,6 +27,9 @@ inline constexpr size_t kCheckBytes = 6;
 void AppendCheck(size_t frame_bytes, uint64_t number, std::string* control);
 // Removes it. DataLoss: it is not there, or is another one.
 absl::Status TakeCheck(size_t frame_bytes, uint64_t number, std::string* control);
+// Whether `control` ends as one with a check does. On a call whose metadata names no checks it says that these were
+// damaged: gRPC keeps a damaged key for all later calls of the connection.
+bool EndsWithCheck(std::string_view control);
 // The value of kStatusCheckKey.
 std::string StatusCheck(int code, std::string_view message);
 
@@ -44,7 +47,7 @@ size_t EncodedSize(const Message& message);
 
 // The frame of the result references the slices of `buffer`. InvalidArgument when the top-level fields do not parse,
 // or when something follows field 15; where the message has a check, that of `number`, DataLoss for that and for what
-// TakeCheck says.
+// TakeCheck says; without `number`, DataLoss where it has one all the same.
 absl::StatusOr<Message> DecodeMessage(const ::grpc::ByteBuffer& buffer, std::optional<uint64_t> number = std::nullopt);
 
 // Unary messages: all bytes as one string.

@@ -6,6 +6,7 @@
 #include <grpcpp/security/credentials.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <thread>
@@ -145,6 +146,28 @@ TEST_F(GrpcWireTest, MalformedBytesEndTheStreamAndNothingElse) {
   std::vector<std::string> replies;
   EXPECT_TRUE(client_->Exchange(kStream, {{TextMessage("fine").control}}, &replies).ok());
   EXPECT_EQ(replies.size(), 1u);
+}
+
+// As a call arrives whose metadata were damaged, or come from a damaged table of its connection: nothing else would
+// notice what becomes of its messages.
+TEST_F(GrpcWireTest, MessagesWithACheckAreRefusedWhereTheirCallDoesNotSaySo) {
+  std::atomic<int> served = 0;
+  service_.on_call = [&](Method, std::string_view request) -> absl::StatusOr<std::string> {
+    ++served;
+    return std::string(request);
+  };
+  const std::string check(
+      "\xFD\x7F"
+      "crc?",
+      6);
+  std::vector<std::string> replies;
+  const std::string control = TextMessage("message").control;
+  EXPECT_EQ(client_->Exchange(kUnary, {{control + check}}, &replies).error_code(), ::grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(served, 0);
+  EXPECT_EQ(client_->Exchange(kStream, {{control + check}}, &replies).error_code(), ::grpc::StatusCode::DATA_LOSS);
+  EXPECT_TRUE(replies.empty());
+  EXPECT_TRUE(client_->Exchange(kUnary, {{control}}, &replies).ok());
+  EXPECT_EQ(served, 1);
 }
 
 TEST_F(GrpcWireTest, HealthFollowsSetServing) {
