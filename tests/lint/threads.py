@@ -11,6 +11,21 @@ import sys
 from tree import ROOT, Unit, compiled, in_parallel, need, report
 
 
+BATCH = 8  # sources of a target that are parsed as one, since their headers take most of the time
+
+
+def batches(units: list[Unit]) -> list[list[Unit]]:
+    """Sources of one target and the same arguments together; alone, what includes itself (Highway's foreach_target.h)."""
+    found: dict[object, list[list[Unit]]] = {}
+    for unit in units:
+        alone = "foreach_target.h" in (ROOT / unit.path).read_text()
+        of = found.setdefault(unit.path if alone else (unit.target, unit.arguments), [[]])
+        if len(of[-1]) == BATCH:
+            of.append([])
+        of[-1].append(unit)
+    return [batch for of in found.values() for batch in of]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--like", type=pathlib.Path, help="the build/lint of another checkout, for its settings")
@@ -25,14 +40,19 @@ def main() -> int:
                         str(ROOT / "deploy/cmake/prefix/test.h"), "-o", str(parsed)], check=True)
         prefix = ["-include-pch", str(parsed)]
 
-    def check(unit: Unit) -> str:
+    def check(batch: list[Unit]) -> list[str]:
+        text = "".join(f'#include "{ROOT / unit.path}"\n' for unit in batch)
         # Braces may be left out around an array that is one pointer (kernels/cuda/bodies/lanes.cuh).
-        done = subprocess.run(["clang++-14", "-fsyntax-only", *prefix, *unit.arguments, "-Wthread-safety", "-Werror",
-                               "-Wno-missing-braces", "-fno-caret-diagnostics", str(ROOT / unit.path)], cwd=ROOT,
+        done = subprocess.run(["clang++-14", "-fsyntax-only", *prefix, *batch[0].arguments, "-Wthread-safety", "-Werror",
+                               "-Wno-missing-braces", "-fno-caret-diagnostics", "-x", "c++", "-"], cwd=ROOT, input=text,
                               text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-        return "" if done.returncode == 0 else done.stdout.replace(f"{ROOT}/", "").strip()
+        if done.returncode == 0:
+            return []
+        if len(batch) > 1:  # each by itself: what is found is its own, not that of two names that meet
+            return [found for unit in batch for found in check([unit])]
+        return [done.stdout.replace(f"{ROOT}/", "").strip()]
 
-    return report(found for found in in_parallel(check, units) if found)
+    return report(found for of in in_parallel(check, batches(units)) for found in of)
 
 
 if __name__ == "__main__":
