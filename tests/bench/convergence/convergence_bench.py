@@ -17,9 +17,11 @@ from pathlib import Path
 
 import torch
 
+import frontier
 import report
 import study
 
+STAGES = {**study.STAGES, "frontier": frontier.run_all}
 ARCHIVE = Path(__file__).with_name("results.jsonl.xz")
 
 
@@ -30,23 +32,24 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="file of finished runs (default: beside --json)")
     parser.add_argument("--fresh", action="store_true", help="begin without the repository's finished runs")
     parser.add_argument("--minutes", type=float, default=0.0, help="time for runs that are missing (default 0: only show)")
-    parser.add_argument("--stages", default=",".join(study.STAGES), help="which, in this order (default %(default)s)")
+    parser.add_argument("--stages", default=",".join(STAGES), help="which, in this order (default %(default)s)")
     parser.add_argument("--archive", action="store_true", help="keep the finished runs in the repository")
     args = parser.parse_args()
-    unknown = set(args.stages.split(",")) - set(study.STAGES)
+    unknown = set(args.stages.split(",")) - set(STAGES)
     if unknown:
-        parser.error(f"there is no stage {', '.join(sorted(unknown))}: {', '.join(study.STAGES)}")
+        parser.error(f"there is no stage {', '.join(sorted(unknown))}: {', '.join(STAGES)}")
     torch.set_num_threads(1)
     path = args.results or args.json.with_suffix(".jsonl")
     if not path.exists() and not args.fresh and ARCHIVE.exists():
         path.write_bytes(lzma.decompress(ARCHIVE.read_bytes()))
     if args.minutes > 0:
-        study.run_study(path, [study.STAGES[name] for name in args.stages.split(",")], 60 * args.minutes)
-    figures = report.collect(report.Frozen(path))
+        study.run_study(path, [STAGES[name] for name in args.stages.split(",")], 60 * args.minutes)
+    figures = report.collect(study.Frozen(path))
     figures["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
     print(report.text(figures))
     args.json.write_text(json.dumps(figures, indent=1) + "\n")
     report.plot(figures, args.json.with_suffix(".svg"))
+    frontier.plot(figures["frontier"], args.json.with_name("frontier.svg"))
     print(f"\nfigures: {args.json}; runs: {path}; plots: {args.json.with_suffix('.svg')}")
     if args.archive:
         ARCHIVE.write_bytes(lzma.compress(path.read_bytes(), preset=9))

@@ -6,8 +6,9 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
+import frontier
 import study
-from study import ARMS, DENSE, SEEDS, WORKERS, Case, Results
+from study import ARMS, DENSE, SEEDS, WORKERS, Case, Frozen, Results
 from tasks import TASKS, task
 from training import Result, Run
 
@@ -23,20 +24,6 @@ SHOWN = (
     ("onebit", "gradient, AdamW", "onebit", "1-bit both ways, AdamW", "#d99a00"),
     ("topk:density=0.01,values=fp16", "step", "topk:density=0.01,values=fp16", "top-k 1 % both ways, steps", "#4fae4a"),
 )
-
-
-class Frozen(Results):
-    """Results that are there; StopIteration-free: a run that is missing is None instead of being made."""
-
-    class Missing(Exception):
-        pass
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, self._missing)
-
-    @staticmethod
-    def _missing(run: Run) -> Result:
-        raise Frozen.Missing
 
 
 def seeds_of(results: Results, run: Run) -> list[Result]:
@@ -101,7 +88,7 @@ def ratio(e: dict, baselines: dict[str, dict]) -> float:
 def grid_table(results: Results) -> dict:
     """task -> workers -> codec -> arm -> entry; `ratio`: its loss relative to the better dense baseline, by the same seeds."""
     table: dict = {}
-    for name in TASKS:
+    for name in ARMS["step"].centers:  # those of the frontier have none
         for workers in WORKERS:
             dense = baselines(results, name, workers)
             if not dense:
@@ -136,7 +123,7 @@ def collect(results: Results) -> dict:
         dense, compressed = study.two_way_runs(name)
         two_way[name] = {which: variant_table(results, name, runs, lambda run: study.two_way_tuned(results, run))
                          for which, runs in (("uncompressed", dense), ("compressed", compressed))}
-    return {"name": "convergence", "grid": grid, "settled": settled, "two_way": two_way}
+    return {"name": "convergence", "grid": grid, "settled": settled, "two_way": two_way, "frontier": frontier.collect(results)}
 
 
 def number(value: float) -> str:
@@ -187,7 +174,7 @@ def text(report: dict) -> str:
     for name, parts in report["two_way"].items():
         for which, found in parts.items():
             lines += variant_lines(f"top-k 0.1 % both ways, fp16 values: {TASKS[name].title}, {which}", found)
-    return "\n".join(lines)
+    return "\n".join(lines + frontier.lines(report["frontier"]))
 
 
 def plot(report: dict, path: Path) -> None:

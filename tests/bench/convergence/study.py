@@ -68,6 +68,20 @@ class Results:
         return iter(self._known.values())
 
 
+class Frozen(Results):
+    """Results that are there: a run that is missing raises Missing instead of being made."""
+
+    class Missing(Exception):
+        pass
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, self._missing)
+
+    @staticmethod
+    def _missing(run: Run) -> Result:
+        raise Frozen.Missing
+
+
 @dataclass(frozen=True)
 class Arm:
     """A way to use a codec: what is pushed, and what the shards do with it."""

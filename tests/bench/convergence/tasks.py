@@ -23,7 +23,7 @@ import torch
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "client/examples/gpt"))
+sys.path.append(str(Path(__file__).resolve().parents[3] / "client/examples/gpt"))  # has a `report`, too
 
 from data import load_corpus, training_batch, validation_batch
 from model import Gpt, GptConfig, role_of
@@ -320,7 +320,71 @@ class PythonText(Task):
         return self.model.loss(*self.validation).item()
 
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (SourceLines, Digits, PythonText, AllSourceLines, LargeDigits)}
+class LargePythonText(PythonText):
+    """The same with 0.85 million parameters, nearly the quickstart's; 16 workers take a window each."""
+
+    name, title, batch, steps = "gpt_large", "byte-level GPT of 0.85 million parameters, text of the Python library", 16, 400
+    CONFIG = GptConfig(context_tokens=32, width=128, layers=4, heads=4)
+
+
+# Words -----------------------------------------------------------------------------------------------------------------
+
+
+class NextWord(Task):
+    """Which word of Python code comes next? Embeddings of the four before, a hidden layer, a softmax (Bengio et al. 2003)."""
+
+    name, title, batch, steps = "words", "next word of Python code, an embedding and two layers, 0.82 million parameters", 128, 400
+
+    WORDS, CONTEXT, EMBEDDING, HIDDEN = 4096, 4, 64, 128
+    BLOCK = 512  # words; each eighth block is held out
+
+    def __init__(self) -> None:
+        packages = _packages()
+        text = [word for name in sorted(packages) for line in packages[name] for word in line]
+        most = sorted(Counter(text).items(), key=lambda c: (-c[1], c[0]))[: self.WORDS - 1]
+        index = {word: i + 1 for i, (word, _) in enumerate(most)}  # 0: any other
+        ids = torch.tensor([index.get(word, 0) for word in text])
+        windows = ids.unfold(0, self.CONTEXT + 1, 1)
+        held_out = torch.arange(len(windows)) // self.BLOCK % 8 == 0
+        apart = held_out == torch.cat([held_out[self.CONTEXT:], held_out[-self.CONTEXT:]])  # no window lies in two blocks
+        self.train = windows[~held_out & apart]
+        self.validation = windows[held_out & apart][::101]
+        d, h = self.EMBEDDING, self.HIDDEN
+        self.tensors = [Tensor("embedding.weight", (self.WORDS, d), "embedding"),
+                        Tensor("hidden.weight", (h, self.CONTEXT * d), "mlp"), Tensor("hidden.bias", (h,), "bias"),
+                        Tensor("head.weight", (self.WORDS, h), "head"), Tensor("head.bias", (self.WORDS,), "bias")]
+
+    def initial(self, seed: int) -> list[np.ndarray]:
+        """Normal, of a variance of 1 over what a layer takes; biases 0."""
+        random = np.random.Generator(np.random.Philox(key=[seed, 2]))
+        return [np.zeros(t.shape, np.float32) if t.role == "bias" else
+                (random.standard_normal(t.shape) * (1 if t.role == "embedding" else t.shape[1] ** -0.5)).astype(np.float32)
+                for t in self.tensors]
+
+    @staticmethod
+    def _logits(words: torch.Tensor, p: list[torch.Tensor]) -> torch.Tensor:
+        """words [workers, examples, context]; each worker's own parameters."""
+        embedded = torch.stack([F.embedding(w, own) for w, own in zip(words, p[0], strict=True)]).flatten(2)
+        hidden = torch.tanh(embedded @ p[1].mT + p[2][:, None])
+        return hidden @ p[3].mT + p[4][:, None]
+
+    def gradients(self, parameters: list[np.ndarray], seed: int, step: int) -> list[np.ndarray]:
+        workers = len(parameters[0])
+        each = self.batch // workers
+        windows = self.train[np.stack([indices(seed, w, step, each, len(self.train)) for w in range(workers)])]
+        p = [torch.from_numpy(a).requires_grad_() for a in parameters]
+        logits = self._logits(windows[..., :-1], p)
+        loss = F.cross_entropy(logits.flatten(0, 1), windows[..., -1].flatten(), reduction="sum") / each
+        return [g.contiguous().numpy() for g in torch.autograd.grad(loss, p)]
+
+    @torch.no_grad()
+    def held_out(self, parameters: list[np.ndarray]) -> float:
+        p = [torch.from_numpy(a)[None] for a in parameters]
+        return F.cross_entropy(self._logits(self.validation[None, :, :-1], p)[0], self.validation[:, -1]).item()
+
+
+TASKS: dict[str, type[Task]] = {task.name: task for task in (SourceLines, Digits, PythonText, AllSourceLines, LargeDigits,
+                                                             LargePythonText, NextWord)}
 
 
 @functools.cache
