@@ -30,6 +30,7 @@ namespace gradwire {
 namespace {
 
 constexpr int64_t kMaxSpinUs = 10'000;
+constexpr uint32_t kMaxEncodeThreads = 64;
 constexpr int64_t kMaxTimeoutMs = 1'000'000'000'000;  // 31 years; a time that far ahead is still a time
 
 uint64_t RandomIncarnation() {
@@ -37,7 +38,7 @@ uint64_t RandomIncarnation() {
   return (uint64_t{device()} << 32 | device()) | 1;
 }
 
-absl::Status CheckTimeouts(const SessionOptions& options) {
+absl::Status CheckNumbers(const SessionOptions& options) {
   const std::pair<const char*, int64_t> timeouts[] = {{"timeouts.connect_ms", options.timeouts.connect_ms},
                                                       {"timeouts.start_ms", options.timeouts.start_ms},
                                                       {"timeouts.rpc_ms", options.timeouts.rpc_ms},
@@ -51,6 +52,9 @@ absl::Status CheckTimeouts(const SessionOptions& options) {
   if (options.spin_us < 0 || options.spin_us > kMaxSpinUs)
     return absl::InvalidArgumentError(
         absl::StrCat("spin_us is ", options.spin_us, "; allowed are 0 to ", kMaxSpinUs, " microseconds"));
+  if (options.encode_threads < 1 || options.encode_threads > kMaxEncodeThreads)
+    return absl::InvalidArgumentError(
+        absl::StrCat("encode_threads is ", options.encode_threads, "; allowed are 1 to ", kMaxEncodeThreads));
   return absl::OkStatus();
 }
 
@@ -77,7 +81,7 @@ FeatureSet WaysOf(const SessionOptions& options) {
 absl::Status CheckOptions(const SessionOptions& options, const Job& job) {
   if (options.servers.empty()) return absl::InvalidArgumentError("no servers were given");
   if (options.worker.empty()) return absl::InvalidArgumentError("the worker has no name; names are unique in the job");
-  GW_RETURN_IF_ERROR(CheckTimeouts(options));
+  GW_RETURN_IF_ERROR(CheckNumbers(options));
   GW_RETURN_IF_ERROR(job.CheckGoesWith(WaysOf(options)));
   if (job.elements() == 0) return absl::InvalidArgumentError("the tensors of the job have no elements");
   if (options.memory.size() != job.tensors().size())
@@ -318,11 +322,13 @@ class Session::Impl {
                                        codec_pointers_, replica_.get(), gradients_.get(), HashString(options_.worker)};
     const std::vector<client::FrameLink*> frame_links(links.begin(), links.end());
     if (IsAsync(job_)) {
-      exchange_ = std::make_unique<client::AsyncExchange>(context, frame_links, start.versions, std::move(start.plans));
+      exchange_ = std::make_unique<client::AsyncExchange>(context, frame_links, start.versions, std::move(start.plans),
+                                                          options_.encode_threads);
       return;
     }
-    exchange_ = std::make_unique<client::Exchange>(client::ExchangeContext{context, frame_links, options_.spin_us},
-                                                   start.version, std::move(start.plans));
+    exchange_ = std::make_unique<client::Exchange>(
+        client::ExchangeContext{context, frame_links, options_.spin_us, options_.encode_threads}, start.version,
+        std::move(start.plans));
   }
 
   // Goes on with the round that came next when the checkpoint was written, as the incarnation that wrote it. False: a

@@ -18,6 +18,7 @@ class StreamHandle final : public Stream {
     if (abandon_) core_->Abandon();
   }
   absl::Status Send(Message message) override { return core_->Send(std::move(message)); }
+  absl::StatusOr<bool> TrySend(Message& message) override { return core_->TrySend(message); }
   void Finish(absl::Status status) override { core_->Finish(std::move(status)); }
   void Cancel() override { core_->Cancel(); }
 

@@ -341,6 +341,12 @@ def test_impossible_timeouts_are_named(name, seconds):
         gradwire.join("inproc://nobody", make_job("j"), make_parameters(), **{name: seconds})
 
 
+@pytest.mark.parametrize("threads", [0, -1, 65])
+def test_impossible_numbers_of_threads_are_named(threads):
+    with pytest.raises(ValueError, match=f"encode_threads={threads} must lie between 1 and 64"):
+        gradwire.join("inproc://nobody", make_job("j"), make_parameters(), encode_threads=threads)
+
+
 def test_timeouts_must_be_numbers(addresses):
     with pytest.raises(TypeError, match="rpc_timeout must be a number of seconds, not str"):
         gradwire.join("inproc://nobody", make_job("j"), make_parameters(), rpc_timeout="10")

@@ -8,8 +8,8 @@
 
 namespace gradwire::sim {
 
-absl::Status WorkerSession::AsyncLink::SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull) {
-  return session_->PushAsync(shard_, chunks, {pull.begin(), pull.end()});
+absl::Status WorkerSession::AsyncLink::SendFrame(client::OutgoingFrame frame) {
+  return session_->PushAsync(shard_, frame.chunks, frame.pull);
 }
 
 absl::Status WorkerSession::AsyncLink::RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin,

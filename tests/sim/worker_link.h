@@ -74,7 +74,7 @@ struct WorkerSession::Link {
 class WorkerSession::AsyncLink final : public client::FrameLink {
  public:
   AsyncLink(WorkerSession* session, uint32_t shard) : session_(session), shard_(shard) {}
-  absl::Status SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull) override;
+  absl::Status SendFrame(client::OutgoingFrame frame) override;
   absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end) override;
   absl::StatusOr<uint64_t> CatchUp(uint64_t) override { return absl::UnimplementedError("nobody is behind"); }
   absl::Status Annotate(const absl::Status& status) const override { return status; }

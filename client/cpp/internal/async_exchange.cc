@@ -14,8 +14,9 @@
 
 namespace gradwire::client {
 AsyncExchange::AsyncExchange(const SliceContext& context, std::vector<FrameLink*> links,
-                             const std::vector<uint64_t>& versions, std::vector<PlanWindow> plans)
-    : TaskedExchanger(context), context_(context), links_(std::move(links)), slices_(plans.size()) {
+                             const std::vector<uint64_t>& versions, std::vector<PlanWindow> plans,
+                             uint32_t encode_threads)
+    : TaskedExchanger(context, std::move(links), encode_threads), context_(context), slices_(plans.size()) {
   for (size_t i = 0; i < slices_.size(); ++i) {
     slices_[i].plans = std::move(plans[i]);
     slices_[i].version = versions[i];
@@ -31,7 +32,7 @@ void AsyncExchange::Stop(const absl::Status& reason) {
     absl::MutexLock lock(&mu_);
     FailLocked(reason);
     stop_ = true;
-    const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !encoding_ && !settling_; };
+    const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !Encoding() && !settling_; };
     mu_.Await(absl::Condition(&idle));
   }
   EndTasks();
@@ -100,7 +101,7 @@ absl::Status AsyncExchange::SettleUntil(Done done, absl::Time deadline) {
   counters_.wait_ns += clock_.Now() - begin;
   if (failed_.ok()) return absl::OkStatus();
   // The caller's memory is not used any more when it is told.
-  const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !reading_gradients_ && !settling_; };
+  const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !Encoding() && !settling_; };
   mu_.Await(absl::Condition(&idle));
   return failed_;
 }
@@ -196,7 +197,7 @@ absl::Status AsyncExchange::Settle(uint32_t index) {
   counters_.deferred += deferred;
   if (calibrated && slice.fate != Fate::kRefused) {
     slice.fate = Fate::kNotSent;
-    tasks_.push_back({Task::Kind::kEncode, index, nullptr});
+    AddTask({Task::Kind::kEncode, index, nullptr});
   } else {
     slice.settled = true;
   }
@@ -256,7 +257,7 @@ void AsyncExchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
   slice.fate = Fate::kRefused;
   slice.least = slice.version;
   slice.chunks.clear();
-  tasks_.push_back({Task::Kind::kPull, index, nullptr});  // what was asked for with the frame is not answered
+  AddTask({Task::Kind::kPull, index, nullptr});  // what was asked for with the frame is not answered
 }
 
 void AsyncExchange::NoteLeast(Slice* slice, uint64_t least) {
@@ -297,7 +298,7 @@ std::optional<ResumePoint> AsyncExchange::ResumeAt(uint32_t shard) {
 void AsyncExchange::OnResumed(uint32_t shard, bool /*behind*/) {
   {
     absl::MutexLock lock(&mu_);
-    tasks_.push_back({Task::Kind::kResend, shard, nullptr});
+    AddTask({Task::Kind::kResend, shard, nullptr});
   }
   RunTasksInline();
 }
@@ -305,6 +306,20 @@ void AsyncExchange::OnResumed(uint32_t shard, bool /*behind*/) {
 void AsyncExchange::OnLost(uint32_t /*shard*/, const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   FailLocked(status);
+}
+
+TaskPlace AsyncExchange::PlaceOf(const Task& task) const {
+  switch (task.kind) {
+    case Task::Kind::kTensor:
+      return {TaskPlace::Rank::kTakeIn, turns_.of_tensor[task.index]};
+    case Task::Kind::kEncode:
+      return PlaceOfSlice(TaskPlace::Rank::kEncode, task.index);
+    case Task::Kind::kPull:
+      return PlaceOfSlice(TaskPlace::Rank::kMessage, task.index);
+    case Task::Kind::kResend:
+      break;
+  }
+  return {TaskPlace::Rank::kMessage, 0, task.index};
 }
 
 void AsyncExchange::Work(const Task& task) {
@@ -332,23 +347,17 @@ void AsyncExchange::ProcessTensor(const Task& task) {
   context_.gradients->TakeIn(task.index, task.gradient, round);
   context_.gradients->Select(task.index, round);
   const TimeNs spent = clock_.Now() - begin;
-  {
-    absl::MutexLock lock(&mu_);
-    counters_.encode_ns += spent;
-  }
+  absl::MutexLock lock(&mu_);
+  counters_.encode_ns += spent;
   for (uint32_t bucket : countdown_.Complete(task.index))
-    for (uint32_t shard = 0; shard < shards_; ++shard) Encode(bucket * shards_ + shard);
+    for (uint32_t shard = 0; shard < shards_; ++shard)
+      AddTask({Task::Kind::kEncode, bucket * shards_ + shard, nullptr});
 }
 
 void AsyncExchange::Encode(uint32_t index) {
   Slice& slice = slices_[index];
   const TimeNs begin = clock_.Now();
-  absl::Status taken;
-  for (const BucketPart& part : context_.layout->parts(index / shards_)) {
-    // Of every tensor: what is refused is not kept either.
-    const absl::Status of_tensor = context_.gradients->Taken(part.tensor);
-    if (taken.ok()) taken = of_tensor;
-  }
+  const absl::Status taken = context_.gradients->TakenOf(context_.layout->parts(index / shards_));
   const bool bad = !taken.ok();
   FrameIdentity id;
   id.shard = static_cast<uint16_t>(index % shards_);
@@ -390,14 +399,13 @@ void AsyncExchange::Encode(uint32_t index) {
 }
 
 void AsyncExchange::SendFrame(uint32_t index) {
+  OutgoingFrame frame{{}, {Kind()}, 0, turns_.of_bucket[index / shards_]};  // a step's frames have no rounds in common
   {
-    // Sending may block on a slow peer; the caller's gradients are not read meanwhile.
     absl::MutexLock lock(&mu_);
-    reading_gradients_ = false;
     slices_[index].sending = true;
+    frame.chunks = slices_[index].frame->chunks;
   }
-  const v1::PullKind kind = Kind();
-  const absl::Status sent = links_[index % shards_]->SendFrame(slices_[index].frame->chunks, std::span(&kind, 1));
+  const absl::Status sent = links_[index % shards_]->SendFrame(std::move(frame));
   GW_FAILPOINT("worker.frame.sent");
   Sent(index, sent);
 }
@@ -406,7 +414,6 @@ void AsyncExchange::Pull(uint32_t index) {
   uint64_t least = 0;
   {
     absl::MutexLock lock(&mu_);
-    reading_gradients_ = false;
     least = slices_[index].least;
   }
   Sent(index, links_[index % shards_]->RequestPull(Kind(), least, index / shards_, index / shards_ + 1));
@@ -441,7 +448,6 @@ void AsyncExchange::Sent(uint32_t index, const absl::Status& status) {
   absl::MutexLock lock(&mu_);
   slices_[index].sending = false;
   if (!status.ok() && !FrameLink::Mends(status)) FailLocked(status);
-  reading_gradients_ = failed_.ok();
 }
 
 }  // namespace gradwire::client

@@ -1,7 +1,7 @@
 // The steps of one worker with asynchronous rounds: each bucket on each shard (a slice) is pushed on the version that
 // the worker has of it, and pulled at whichever version is the newest then.
 //
-//   TensorReady -> [encoding thread: ingest, select, encode, send, ask for parameters] -> shard
+//   TensorReady -> [encoding threads: ingest, select; encode, send, ask for parameters] -> shard
 //   shard -> ack, parameters -> [EndRound: settle the frame, load the parameters]
 //
 // A frame that is alone in its version is decoded by its worker as the shard decodes it: what it defers is known here,
@@ -30,13 +30,14 @@ struct AsyncTask {
   const float* gradient = nullptr;
 };
 
-// Thread-safety as Session says. Owns one thread, from construction to Stop, or none (see kThreadsAbove). Memory in
-// flight: one frame and the parameters of every slice; for sparse codecs an accumulator of each.
+// Thread-safety as Session says. Owns the encoding threads, from construction to Stop, or none (see kThreadsAbove).
+// Memory in flight: one frame and the parameters of every slice; for sparse codecs an accumulator of each.
 class AsyncExchange final : public TaskedExchanger<AsyncTask> {
  public:
-  // `versions` and `plans`: of the parameters in the replica, per slice. `links` outlive this.
+  // `versions` and `plans`: of the parameters in the replica, per slice. `links` outlive this. `encode_threads`:
+  // SessionOptions.encode_threads.
   AsyncExchange(const SliceContext& context, std::vector<FrameLink*> links, const std::vector<uint64_t>& versions,
-                std::vector<PlanWindow> plans);
+                std::vector<PlanWindow> plans, uint32_t encode_threads = 1);
   ~AsyncExchange() override;
 
   absl::Status Begin(std::span<const float> learning_rates) override;
@@ -90,6 +91,7 @@ class AsyncExchange final : public TaskedExchanger<AsyncTask> {
   bool Every(uint32_t bucket, Is is) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Task TaskOf(uint32_t tensor, const float* gradient) override { return {Task::Kind::kTensor, tensor, gradient}; }
+  TaskPlace PlaceOf(const Task& task) const override;
   void Work(const Task& task) override ABSL_LOCKS_EXCLUDED(mu_);
   void ProcessTensor(const Task& task);
   void Encode(uint32_t index);
@@ -103,7 +105,6 @@ class AsyncExchange final : public TaskedExchanger<AsyncTask> {
   void NoteLeast(Slice* slice, uint64_t least) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const SliceContext context_;
-  const std::vector<FrameLink*> links_;
 
   bool settling_ ABSL_GUARDED_BY(mu_) = false;
   // What tells of messages is guarded by mu_. Frame and encoder belong to the task at work until the frame is sent,

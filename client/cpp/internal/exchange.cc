@@ -28,7 +28,7 @@ RoundLedger::Rules RulesOf(const SliceWork& work, uint32_t buckets, uint32_t sha
 }  // namespace
 
 Exchange::Exchange(const ExchangeContext& context, uint64_t version, std::vector<PlanWindow> plans)
-    : TaskedExchanger(context.slices),
+    : TaskedExchanger(context.slices, context.links, context.encode_threads),
       context_(context),
       staleness_(context.slices.job->spec().rounds().staleness()),
       work_(context.slices, std::move(plans)),
@@ -47,7 +47,7 @@ void Exchange::Stop(const absl::Status& reason) {
     FailLocked(reason);
     stop_ = true;
     const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-      return !encoding_ && !writing_replica_ && polling_ == 0;
+      return !Encoding() && !writing_replica_ && polling_ == 0;
     };
     mu_.Await(absl::Condition(&idle));
   }
@@ -95,15 +95,15 @@ absl::Status Exchange::BeginReplacement() {
     round_open_ = replacing_ = true;
     ready_.Open(/*all=*/true);
     OpenRound();
-    for (uint32_t bucket = 0; bucket < buckets_; ++bucket)
-      tasks_.push_back({Task::Kind::kReplace, bucket, nullptr, {}, ledger_.next() - 1});
+    for (uint32_t slice = 0; slice < work_.slices(); ++slice)
+      AddTask({Task::Kind::kReplace, 0, nullptr, {ledger_.next() - 1, slice}});
   }
   RunTasksInline();
   return absl::OkStatus();
 }
 
 ExchangeTask Exchange::TaskOf(uint32_t tensor, const float* gradient) {
-  return {Task::Kind::kIngest, tensor, gradient, {}, ledger_.next() - 1};
+  return {Task::Kind::kIngest, tensor, gradient, {ledger_.next() - 1, 0}};
 }
 
 absl::Status Exchange::WaitUntil(const absl::Condition& done, absl::Time deadline) {
@@ -121,8 +121,8 @@ absl::Status Exchange::WaitUntil(const absl::Condition& done, absl::Time deadlin
   }
   if (failed_.ok()) return absl::OkStatus();
   apply_allowed_ = false;
-  tasks_.clear();
-  const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !reading_gradients_ && !writing_replica_; };
+  tasks_.Clear();
+  const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !Encoding() && !writing_replica_; };
   mu_.Await(absl::Condition(&idle));
   return failed_;
 }
@@ -141,12 +141,12 @@ void Exchange::PollFor(TimeNs budget_ns, const absl::Condition& done) {
   mu_.Unlock();
   bool can_poll = true;
   const bool ended = SpinBudget::Spin(budget_ns, [&] {
-    for (FrameLink* link : context_.links) can_poll = link->Poll() && can_poll;
+    for (FrameLink* link : links_) can_poll = link->Poll() && can_poll;
     absl::MutexLock lock(&mu_);
     return !can_poll || done.Eval();
   });
   if (!ended || !can_poll)
-    for (FrameLink* link : context_.links) link->StopPolling();
+    for (FrameLink* link : links_) link->StopPolling();
   mu_.Lock();
   --polling_;
 }
@@ -157,8 +157,7 @@ absl::Status Exchange::StartAgain() {
     GW_RETURN_IF_ERROR(failed_);
     OpenRound();
     apply_allowed_ = true;
-    for (uint32_t tensor : ready_.order())
-      tasks_.push_back({Task::Kind::kAgain, tensor, nullptr, {}, ledger_.next() - 1});
+    for (uint32_t tensor : ready_.order()) AddTask({Task::Kind::kAgain, tensor, nullptr, {ledger_.next() - 1, 0}});
   }
   RunTasksInline();
   return absl::OkStatus();
@@ -297,8 +296,8 @@ absl::StatusOr<std::vector<PlanWindow>> Exchange::Plans() const {
 }
 
 void Exchange::Run(const RoundLedger::Actions& actions) {
-  for (Entry entry : actions.abstain) tasks_.push_back({Task::Kind::kAbstain, 0, nullptr, entry, 0});
-  for (Entry entry : actions.ask) tasks_.push_back({Task::Kind::kAsk, 0, nullptr, entry, 0});
+  for (Entry entry : actions.abstain) AddTask({Task::Kind::kAbstain, 0, nullptr, entry});
+  for (Entry entry : actions.ask) AddTask({Task::Kind::kAsk, 0, nullptr, entry});
   undecoded_.insert(undecoded_.end(), actions.decode.begin(), actions.decode.end());
 }
 
@@ -318,8 +317,8 @@ void Exchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
   if (effect == RoundLedger::AckEffect::kNotIncluded) ++counters_.not_included;
   ledger_.Heard(ack.open_round());
   if (effect == RoundLedger::AckEffect::kRefused || effect == RoundLedger::AckEffect::kLost) {
-    const absl::Status refused = context_.links[shard]->Annotate(
-        absl::Status(static_cast<absl::StatusCode>(ack.code()), std::string(ack.message())));
+    const absl::Status refused =
+        links_[shard]->Annotate(absl::Status(static_cast<absl::StatusCode>(ack.code()), std::string(ack.message())));
     // A worker that may not even abstain has no place in this round, and nobody would end it.
     if (effect == RoundLedger::AckEffect::kLost) return FailLocked(refused);
     NoteError(refused);
@@ -362,7 +361,7 @@ void Exchange::NoteAnswer(uint32_t shard, PullAnswer answer) {
       return;
     case RoundLedger::AnswerEffect::kUnexpected:
       if (ledger_.Behind()) return;  // of an attempt to catch up that was given up
-      return FailLocked(context_.links[shard]->Annotate(
+      return FailLocked(links_[shard]->Annotate(
           absl::InternalError(absl::StrCat("it answered with bucket ", answer.bucket, " version ", answer.version,
                                            "; version ", ledger_.version() + 1, " was asked for"))));
   }
@@ -379,7 +378,7 @@ void Exchange::OnResumed(uint32_t shard, bool behind) {
     absl::MutexLock lock(&mu_);
     ++resumed_;
     if (behind) ledger_.Dropped();
-    tasks_.push_back({Task::Kind::kResend, shard, nullptr, {}, 0});
+    AddTask({Task::Kind::kResend, shard, nullptr, {}});
   }
   RunTasksInline();
 }

@@ -1,9 +1,9 @@
 // The rounds of one worker: tensors get ready, buckets are encoded and sent, updates arrive and are applied.
 //
-//   TensorReady -> [encoding thread: ingest, select, encode, send, ask for the update] -> shard
+//   TensorReady -> [encoding threads: ingest, select; encode, send, ask for the update] -> shard
 //   shard -> ack, update frame -> [applying thread: decode; apply after EndRound; settle]
 //
-// A small job in host memory has neither thread: waking one costs more than its work. TensorReady encodes, EndRound
+// A small job in host memory has no threads: waking one costs more than its work. TensorReady encodes, EndRound
 // applies.
 #pragma once
 
@@ -36,21 +36,21 @@ struct ExchangeContext {
   SliceContext slices;
   std::vector<FrameLink*> links;  // per shard
   int64_t spin_us = 0;            // SessionOptions.spin_us
+  uint32_t encode_threads = 1;    // SessionOptions.encode_threads
 };
 
 // One step of a worker's round.
 struct ExchangeTask {
-  enum class Kind { kIngest, kAgain, kAbstain, kAsk, kResend, kReplace };
+  enum class Kind { kIngest, kAgain, kEncode, kReplace, kAbstain, kAsk, kResend };
   Kind kind = Kind::kIngest;
-  uint32_t index = 0;  // kIngest, kAgain: tensor; kResend: shard; kReplace: bucket
-  const float* gradient = nullptr;
-  RoundLedger::Entry entry;  // kAbstain, kAsk
-  uint64_t round = 0;        // kIngest, kAgain, kReplace
+  uint32_t index = 0;               // kIngest, kAgain: tensor; kResend: shard
+  const float* gradient = nullptr;  // kIngest
+  RoundLedger::Entry entry;         // the others; of kIngest and kAgain its round
 };
 
-// Thread-safety as Session says. Owns two threads, from construction to Stop, or none (see kThreadsAbove). Memory in
-// flight: the frames of the open rounds (chunks are kept until they are settled, never encoded again) and their update
-// frames.
+// Thread-safety as Session says. Owns the encoding threads and one that applies, from construction to Stop, or none
+// (see kThreadsAbove). Memory in flight: the frames of the open rounds (chunks are kept until they are settled, never
+// encoded again) and their update frames.
 class Exchange final : public TaskedExchanger<ExchangeTask> {
  public:
   // `version`: of the parameters in the replica; `plans`: up to that version, per slice.
@@ -121,19 +121,18 @@ class Exchange final : public TaskedExchanger<ExchangeTask> {
 
   Task TaskOf(uint32_t tensor, const float* gradient) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Work(const Task& task) override ABSL_LOCKS_EXCLUDED(mu_);
+  TaskPlace PlaceOf(const Task& task) const override;
   void ProcessTensor(const Task& task);
-  bool EncodeBucket(uint32_t bucket, uint64_t round);
-  // False once the exchange has failed: the caller's gradients must not be read any more.
-  bool EncodeSlice(Entry entry, std::span<const float> learning_rates);
-  bool SendAbstain(Entry entry);
+  void EncodeSlice(Entry entry);
+  void SendAbstain(Entry entry);
   void AskForUpdate(Entry entry);
-  bool SendReplacement(uint32_t bucket, uint64_t round);
+  void SendReplacement(Entry entry);
   // The same bytes again for every frame of `shard` whose acknowledgement or update is missing: the shard knows by
   // digest what it had merged, and answers with what is missing here.
   void Resend(uint32_t shard);
   // The frame with values or, once it was refused, one that abstains; unless the slice has all it needs meanwhile.
-  bool SendAgain(Entry entry);
-  bool Send(Entry entry, const std::vector<Bytes>& chunks);
+  void SendAgain(Entry entry);
+  void Send(Entry entry, std::vector<Bytes> chunks);
 
   void ApplyLoop();
   // The next entry that may be applied, decoded_.end() if none.

@@ -33,7 +33,7 @@ absl::Status Exchange::CatchUp(absl::Time deadline) {
       resumed = resumed_;
       asked = catching_.has_value();  // by a call that could not wait for the answers
     }
-    const absl::StatusOr<uint64_t> version = asked ? 0 : AgreeToCatchUp(context_.links, 0);
+    const absl::StatusOr<uint64_t> version = asked ? 0 : AgreeToCatchUp(links_, 0);
     if (version.ok()) {
       if (!asked) AskFor(*version, resumed, &by_updates);
       GW_ASSIGN_OR_RETURN(const bool done, WaitForCaught(&by_updates, deadline));
@@ -69,7 +69,7 @@ void Exchange::AskFor(uint64_t version, uint64_t resumed, bool* by_updates) {
     wanted.chunks.resize(wanted.missing);
     catching_ = wanted;
   }
-  for (FrameLink* link : context_.links) {
+  for (FrameLink* link : links_) {
     for (uint64_t v = wanted.first; v <= wanted.last; ++v) {
       const absl::Status asked = link->RequestPull(wanted.kind, v, 0, buckets_);
       if (!asked.ok() && !FrameLink::Mends(asked)) Fail(asked);
@@ -125,7 +125,7 @@ absl::Status Exchange::TakeCaught() {
       const std::vector<wire::Chunk>& chunks = caught->chunks[(v - caught->first) * work_.slices() + slice];
       absl::Status taken =
           caught->kind == v1::PULL_UPDATE ? work_.Follow(slice, v - 1, chunks) : work_.Load(slice, v, chunks);
-      if (!taken.ok()) return context_.links[slice % shards_]->Annotate(taken);
+      if (!taken.ok()) return links_[slice % shards_]->Annotate(taken);
     }
     if (!carried) work_.Keep(slice);
   }

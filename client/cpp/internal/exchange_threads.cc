@@ -1,4 +1,4 @@
-// The work of an exchange: encoding in order of readiness, applying in order of arrival; on two threads or, without
+// The work of an exchange: encoding what is ready, applying in order of arrival; on threads of its own or, without
 // them, on those of the callers.
 #include <algorithm>
 #include <utility>
@@ -10,11 +10,34 @@
 
 namespace gradwire::client {
 
+TaskPlace Exchange::PlaceOf(const Task& task) const {
+  switch (task.kind) {
+    case Task::Kind::kIngest:
+    case Task::Kind::kAgain:
+      return {TaskPlace::Rank::kTakeIn, turns_.of_tensor[task.index]};
+    case Task::Kind::kEncode:
+    case Task::Kind::kReplace:
+      return PlaceOfSlice(TaskPlace::Rank::kEncode, task.entry.slice);
+    case Task::Kind::kAbstain:
+    case Task::Kind::kAsk:
+      return PlaceOfSlice(TaskPlace::Rank::kMessage, task.entry.slice);
+    case Task::Kind::kResend:
+      break;
+  }
+  return {TaskPlace::Rank::kMessage, 0, task.index};
+}
+
 void Exchange::Work(const Task& task) {
   switch (task.kind) {
     case Task::Kind::kIngest:
     case Task::Kind::kAgain:
       ProcessTensor(task);
+      return;
+    case Task::Kind::kEncode:
+      EncodeSlice(task.entry);
+      return;
+    case Task::Kind::kReplace:
+      SendReplacement(task.entry);
       return;
     case Task::Kind::kAbstain:
       SendAgain(task.entry);
@@ -25,95 +48,75 @@ void Exchange::Work(const Task& task) {
     case Task::Kind::kResend:
       Resend(task.index);
       return;
-    case Task::Kind::kReplace:
-      SendReplacement(task.index, task.round);
-      return;
   }
 }
 
 void Exchange::ProcessTensor(const Task& task) {
+  const uint64_t round = task.entry.round;
   const TimeNs begin = clock_.Now();
-  if (task.kind == Task::Kind::kIngest) context_.slices.gradients->TakeIn(task.index, task.gradient, task.round);
-  if (CarriesValues(*context_.slices.job, task.round)) context_.slices.gradients->Select(task.index, task.round);
+  if (task.kind == Task::Kind::kIngest) context_.slices.gradients->TakeIn(task.index, task.gradient, round);
+  if (CarriesValues(*context_.slices.job, round)) context_.slices.gradients->Select(task.index, round);
   const TimeNs spent = clock_.Now() - begin;
-  {
-    absl::MutexLock lock(&mu_);
-    counters_.encode_ns += spent;
-  }
+  absl::MutexLock lock(&mu_);
+  counters_.encode_ns += spent;
   for (uint32_t bucket : countdown_.Complete(task.index))
-    if (!EncodeBucket(bucket, task.round)) return;
+    for (uint32_t shard = 0; shard < shards_; ++shard)
+      AddTask({Task::Kind::kEncode, 0, nullptr, {round, bucket * shards_ + shard}});
 }
 
-bool Exchange::EncodeBucket(uint32_t bucket, uint64_t round) {
+void Exchange::EncodeSlice(Entry entry) {
   // What carries no values says something of what is pending: nobody abstains, so every run gets calibrated.
   const TimeNs begin = clock_.Now();
-  absl::Status taken;
-  for (const BucketPart& part : context_.slices.layout->parts(bucket)) {
-    const absl::Status of_tensor = context_.slices.gradients->Taken(part.tensor);
-    if (taken.ok()) taken = of_tensor;
-  }
-  const bool abstain = CarriesValues(*context_.slices.job, round) && !taken.ok();
+  const bool carries = CarriesValues(*context_.slices.job, entry.round);
+  const absl::Status taken = context_.slices.gradients->TakenOf(context_.slices.layout->parts(entry.slice / shards_));
   const bool skips = SkipsNonFinite(*context_.slices.job);
-  std::vector<float> rates;
-  {
-    absl::MutexLock lock(&mu_);
-    counters_.encode_ns += clock_.Now() - begin;
-    if (!taken.ok() && !skips) NoteError(taken);
-    rates = learning_rates_;
-  }
-  for (uint32_t shard = 0; shard < shards_; ++shard) {
-    const Entry entry{round, bucket * shards_ + shard};
-    if (abstain && !skips) work_.Keep(entry.slice);
-    BytesOf(entry).nonfinite = abstain && skips;
-    if (!(abstain ? SendAbstain(entry) : EncodeSlice(entry, rates))) return false;
-  }
-  return true;
-}
-
-bool Exchange::EncodeSlice(Entry entry, std::span<const float> learning_rates) {
+  const bool abstains = carries && !taken.ok();
   SliceBytes& bytes = BytesOf(entry);
-  const TimeNs begin = clock_.Now();
-  const absl::Status encoded = work_.Encode(entry.slice, entry.round, learning_rates, &bytes);
+  absl::Status encoded = taken;
+  if (!abstains) {
+    std::vector<float> rates;
+    {
+      absl::MutexLock lock(&mu_);
+      rates = learning_rates_;
+    }
+    encoded = work_.Encode(entry.slice, entry.round, rates, &bytes);
+  }
+  const bool nonfinite = abstains && skips;
+  bytes.nonfinite = nonfinite;
+  if (carries && !encoded.ok() && !nonfinite) work_.Keep(entry.slice);
   const TimeNs spent = clock_.Now() - begin;
   {
     absl::MutexLock lock(&mu_);
     counters_.encode_ns += spent;
-    if (encoded.ok()) counters_.selected += bytes.frame->positions.size();
-    if (!encoded.ok()) NoteError(encoded);
+    if (!taken.ok() && !skips) NoteError(taken);
+    if (!abstains && !encoded.ok()) NoteError(encoded);
+    if (bytes.frame) counters_.selected += bytes.frame->positions.size();
   }
-  if (!encoded.ok()) {
-    if (CarriesValues(*context_.slices.job, entry.round)) work_.Keep(entry.slice);
-    return SendAbstain(entry);
-  }
+  if (!bytes.frame) return SendAbstain(entry);
   GW_FAILPOINT("worker.frame.encoded");
-  return Send(entry, bytes.frame->chunks);
+  Send(entry, bytes.frame->chunks);
 }
 
-bool Exchange::SendAbstain(Entry entry) {
+void Exchange::SendAbstain(Entry entry) {
   {
     absl::MutexLock lock(&mu_);
     ledger_.Abstains(entry);
   }
   const SliceBytes& bytes = BytesOf(entry);
-  if (bytes.replacement) return Send(entry, *bytes.replacement);
-  return Send(entry, work_.EncodeAbstain(entry.slice, entry.round, bytes.nonfinite));
+  Send(entry, bytes.replacement ? *bytes.replacement : work_.EncodeAbstain(entry.slice, entry.round, bytes.nonfinite));
 }
 
 // Where the link has broken the frame is sent again, and asks for it.
 void Exchange::AskForUpdate(Entry entry) {
   const uint32_t bucket = entry.slice / shards_;
-  FrameLink* const link = context_.links[entry.slice % shards_];
+  FrameLink* const link = links_[entry.slice % shards_];
   const absl::Status asked = link->RequestPull(v1::PULL_UPDATE, entry.round + 1, bucket, bucket + 1);
   if (!asked.ok() && !link->Mends(asked)) Fail(asked);
 }
 
-bool Exchange::SendReplacement(uint32_t bucket, uint64_t round) {
-  for (uint32_t shard = 0; shard < shards_; ++shard) {
-    const Entry entry{round, bucket * shards_ + shard};
-    BytesOf(entry).replacement = work_.EncodeReplacement(entry.slice, round);
-    if (!SendAbstain(entry)) return false;
-  }
-  return true;
+void Exchange::SendReplacement(Entry entry) {
+  BytesOf(entry).replacement = work_.EncodeReplacement(entry.slice, entry.round);
+  SendAbstain(entry);
 }
 
 void Exchange::Resend(uint32_t shard) {
@@ -122,39 +125,34 @@ void Exchange::Resend(uint32_t shard) {
     absl::MutexLock lock(&mu_);
     entries = ledger_.Unanswered(shard);
   }
-  for (Entry entry : entries)
-    if (!SendAgain(entry)) return;
+  for (Entry entry : entries) SendAgain(entry);
 }
 
-bool Exchange::SendAgain(Entry entry) {
+void Exchange::SendAgain(Entry entry) {
   bool abstained = false;
   {
     absl::MutexLock lock(&mu_);
-    if (!failed_.ok()) return false;
-    if (!ledger_.SendAgain(entry)) return true;
+    if (!failed_.ok() || !ledger_.SendAgain(entry)) return;
     abstained = ledger_.abstained(entry);
   }
-  return abstained ? SendAbstain(entry) : Send(entry, BytesOf(entry).frame->chunks);
+  if (abstained) return SendAbstain(entry);
+  Send(entry, BytesOf(entry).frame->chunks);
 }
 
-bool Exchange::Send(Entry entry, const std::vector<Bytes>& chunks) {
-  FrameLink* const link = context_.links[entry.slice % shards_];
-  std::vector<v1::PullKind> pulls;
+void Exchange::Send(Entry entry, std::vector<Bytes> chunks) {
+  FrameLink* const link = links_[entry.slice % shards_];
+  OutgoingFrame frame{std::move(chunks), {}, entry.round, turns_.of_bucket[entry.slice / shards_]};
   {
     absl::MutexLock lock(&mu_);
-    pulls = ledger_.Wanted(entry);
-    // Sending may block on a slow peer; the caller's gradients are not read meanwhile.
-    reading_gradients_ = false;
+    frame.pull = ledger_.Wanted(entry);
   }
-  const absl::Status sent = link->SendFrame(chunks, pulls);
+  const absl::Status sent = link->SendFrame(std::move(frame));
   GW_FAILPOINT("worker.frame.sent");
   absl::MutexLock lock(&mu_);
   if (!sent.ok() && !link->Mends(sent)) FailLocked(sent);
-  reading_gradients_ = failed_.ok();
   RoundLedger::Actions actions;
   ledger_.Sent(entry, &actions);
   Run(actions);
-  return failed_.ok();
 }
 
 void Exchange::ApplyLoop() {
@@ -192,7 +190,7 @@ void Exchange::ApplyNext() {
   mu_.Lock();
   counters_.apply_ns += spent;
   writing_replica_ = false;
-  if (!status.ok()) return FailLocked(context_.links[entry.slice % shards_]->Annotate(status));
+  if (!status.ok()) return FailLocked(links_[entry.slice % shards_]->Annotate(status));
   if (decode) return decoded_.push_back(entry);
   counters_.deferred += deferred;
   if (skipped && entry.slice == 0) ++counters_.nonfinite;  // alike in all of them

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -12,14 +11,25 @@
 
 namespace gradwire::client {
 
+// The chunks of one frame, and which kinds of the version that its round makes are asked for with it.
+struct OutgoingFrame {
+  std::vector<Bytes> chunks = {};
+  std::vector<v1::PullKind> pull = {};
+  // Of frames that wait for the network, those of the oldest round go first, and of a round those of the lowest turn.
+  uint64_t round = 0;
+  uint32_t turn = 0;
+};
+
 // Thread-safe.
 class FrameLink {
  public:
   virtual ~FrameLink() = default;
-  // Sends the chunks of one frame, and asks for the kinds `pull` of the version that its round makes. Blocks while the
-  // transport's window is full. Unavailable while there are no streams: where breaks are mended, OnResumed or OnLost
-  // follows.
-  virtual absl::Status SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull = {}) = 0;
+  // Queues a frame, and returns at once: a slow shard holds nobody. Unavailable while there are no streams: where
+  // breaks are mended, OnResumed or OnLost follows.
+  virtual absl::Status SendFrame(OutgoingFrame frame) = 0;
+  // False: so much waits for the network that no further frame should be encoded for this shard now. LinkEvents::OnRoom
+  // follows. May be called under any lock.
+  virtual bool HasRoom() const { return true; }
   virtual absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end) = 0;
   // The worker fell behind: joins to start anew, not before `start_version`. The start version that the shard names.
   virtual absl::StatusOr<uint64_t> CatchUp(uint64_t start_version) = 0;

@@ -38,6 +38,8 @@ void GradientStore::TakeIn(uint32_t tensor, const float* gradient, uint64_t roun
   memory_->FindOutOfGrid(tensor, {gradient, job_->tensors()[tensor].elements}, state.codec->gradient_limit_bits());
   if (job_->spec().push() == v1::PUSH_STEP) ++state.steps;
   Pass(tensor, gradient, /*checked=*/true);
+  // Known at once, and then only read, by as many threads as encode the tensor's slices.
+  if (memory_->on_host()) Taken(tensor).IgnoreError();
 }
 
 void GradientStore::Save(State* state) {
@@ -111,6 +113,13 @@ absl::Status GradientStore::Taken(uint32_t tensor) {
     }
   }
   return *state.taken;
+}
+
+absl::Status GradientStore::TakenOf(std::span<const BucketPart> parts) {
+  absl::Status taken;
+  // Every one is asked: what is refused must not be kept either.
+  for (const BucketPart& part : parts) taken.Update(Taken(part.tensor));
+  return taken;
 }
 
 absl::Status GradientStore::Refuse(uint32_t tensor, uint64_t bad) {

@@ -18,11 +18,11 @@
 
 namespace gradwire::client {
 
-// Not thread-safe as a whole: TakeIn, Taken, Select, InputsOf, Encoded and Keep run on the encoding thread; Returned,
-// Undo and Deferred, and Keep as well, on the applying thread, for slices that the encoding thread is done with in its
-// round. Frames of several
-// rounds may be on their way: what they carry is in them alone, and comes back by addition, in any order. Slices share
-// no elements.
+// Not thread-safe as a whole. TakeIn and Select run on an encoding thread, for different tensors at once where the
+// memory is the host's. TakenOf, InputsOf, Encoded and Keep run on one, for different slices at once, when all tensors
+// of the slice were taken in and selected. Returned, Undo and Deferred, and Keep as well, run on the applying thread,
+// for slices that the encoding threads are done with in their round. Frames of several rounds may be on their way: what
+// they carry is in them alone, and comes back by addition, in any order. Slices share no elements.
 class GradientStore {
  public:
   // `codecs`: for each tensor one codec it travels by (null for a tensor without elements). Job and codecs outlive
@@ -34,6 +34,8 @@ class GradientStore {
   // in.
   void TakeIn(uint32_t tensor, const float* gradient, uint64_t round);
   absl::Status Taken(uint32_t tensor);
+  // Of all tensors of a bucket: the first error.
+  absl::Status TakenOf(std::span<const BucketPart> parts);
   absl::Status Ingest(uint32_t tensor, const float* gradient, uint64_t round) {
     TakeIn(tensor, gradient, round);
     return Taken(tensor);

@@ -5,6 +5,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "client/cpp/internal/tensor_memory.h"
 #include "common/base/large_array.h"
 #include "common/codec/select/select.h"
@@ -41,7 +43,10 @@ class HostMemory final : public TensorMemory {
   explicit HostMemory(kernels::Backend* backend) : backend_(*backend) {}
   bool on_host() const override { return true; }
 
-  std::span<float> Allocate(uint64_t elements) override { return arrays_.emplace_back(elements); }
+  std::span<float> Allocate(uint64_t elements) override {
+    absl::MutexLock lock(&mu_);
+    return arrays_.emplace_back(elements);
+  }
   void ToHost(std::span<const float> from, float* to) override { std::copy(from.begin(), from.end(), to); }
   HostView View(std::span<const float> values) override { return {{}, values}; }
   void FromHost(const float* from, std::span<float> to) override { std::copy_n(from, to.size(), to.begin()); }
@@ -50,13 +55,18 @@ class HostMemory final : public TensorMemory {
 
   void Announce(uint32_t, kernels::Stream*) override {}
   void FindOutOfGrid(uint32_t tensor, std::span<const float> gradient, uint32_t limit_bits) override {
+    const int64_t first = backend_.FindOutOfGrid(reinterpret_cast<const uint8_t*>(gradient.data()), sizeof(float),
+                                                 gradient.size(), limit_bits, nullptr);
+    absl::MutexLock lock(&mu_);
     if (first_bad_.size() <= tensor) first_bad_.resize(tensor + 1);
-    first_bad_[tensor] = backend_.FindOutOfGrid(reinterpret_cast<const uint8_t*>(gradient.data()), sizeof(float),
-                                                gradient.size(), limit_bits, nullptr);
+    first_bad_[tensor] = first;
   }
-  int64_t FirstOutOfGrid(uint32_t tensor) override { return first_bad_[tensor]; }
+  int64_t FirstOutOfGrid(uint32_t tensor) override {
+    absl::MutexLock lock(&mu_);
+    return first_bad_[tensor];
+  }
   void TakeIn(const Intake& in, std::optional<uint32_t> checked) override {
-    if (checked && first_bad_[*checked] >= 0) return;
+    if (checked && FirstOutOfGrid(*checked) >= 0) return;
     if (in.decay != 1.0f) {
       for (float& x : in.pending) x *= in.decay;
     }
@@ -83,9 +93,13 @@ class HostMemory final : public TensorMemory {
     std::copy(from.begin(), from.end(), to.begin());
   }
   absl::StatusOr<const float*> Hold(std::vector<float> values) override {
+    absl::MutexLock lock(&mu_);
     return held_.emplace_back(std::move(values)).data();
   }
-  void ReleaseHeld() override { held_.clear(); }
+  void ReleaseHeld() override {
+    absl::MutexLock lock(&mu_);
+    held_.clear();
+  }
 
   void After(kernels::Stream*) override {}
   absl::Status Return(const BucketLayout&, const Codec& codec, const EncodedFrame& frame,
@@ -98,10 +112,11 @@ class HostMemory final : public TensorMemory {
 
  private:
   kernels::Backend& backend_;
-  std::deque<LargeArray<float>> arrays_;
-  std::vector<int64_t> first_bad_;  // per tensor
   std::unordered_map<const Codec*, std::unique_ptr<Encoder>> encoders_;
-  std::vector<std::vector<float>> held_;
+  absl::Mutex mu_;
+  std::deque<LargeArray<float>> arrays_ ABSL_GUARDED_BY(mu_);
+  std::vector<int64_t> first_bad_ ABSL_GUARDED_BY(mu_);  // per tensor
+  std::vector<std::vector<float>> held_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace

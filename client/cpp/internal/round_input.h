@@ -36,6 +36,15 @@ class ReadyTensors {
   std::vector<uint32_t> order_;
 };
 
+// In which order tensors are taken in, and buckets leave, where several are ready: those of small tensors before those
+// of large ones, so that a wide head or embedding holds nobody; of equal ones those that the next forward pass needs
+// first. The same on every worker, so that a shard gets the same bucket from all of them at about the same time.
+struct Turns {
+  Turns(const Job& job, const Layout& layout);
+  std::vector<uint32_t> of_tensor;
+  std::vector<uint32_t> of_bucket;
+};
+
 // Which buckets are complete with a tensor. Not thread-safe.
 class BucketCountdown {
  public:

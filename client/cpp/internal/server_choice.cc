@@ -12,6 +12,9 @@ namespace gradwire::client {
 namespace {
 
 constexpr int64_t kAskTimeoutMs = 1000;  // of one server
+// What a stream holds is sent in the order in which it came: so little that a small frame is not long behind large ones
+// (FrameQueue), and enough for the network while the rest is fetched.
+constexpr size_t kSendWindowBytes = 1u << 20;
 
 }  // namespace
 
@@ -20,7 +23,7 @@ absl::Status ServerChoice::Dial() {
   std::vector<Server> servers;
   const std::vector<std::string> addresses = absl::StrSplit(addresses_, '|');
   for (const std::string& address : addresses) {
-    auto dialled = transport::Dial(address);
+    auto dialled = transport::Dial(address, {.send_window_bytes = kSendWindowBytes});
     if (!dialled.ok()) return dialled.status();
     servers.push_back({address, *std::move(dialled)});
   }

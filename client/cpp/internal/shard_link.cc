@@ -48,6 +48,7 @@ class ShardLink::PushSink final : public transport::StreamSink {
     if (ack.kind() != v1::PULL_UNSPECIFIED)
       link_->Answered(answers_.Add(ack, ack.round() + 1, *std::move(chunk)), message);
   }
+  void OnRoom() override { link_->PumpFrames(); }
   void OnClosed(absl::Status status) override {
     link_->Broken(connection_, status.ok() ? absl::UnavailableError("the server ended the push stream") : status);
   }
@@ -92,6 +93,7 @@ struct ShardLink::Connection {
   PullSink pulls;
   std::unique_ptr<transport::Stream> push;
   std::unique_ptr<transport::Stream> pull;
+  std::optional<FrameQueue> frames;  // of `push`, from when it is open
   // Both streams are there, unless it was broken from the start.
   void Cancel() {
     if (push != nullptr) push->Cancel();
@@ -286,6 +288,7 @@ absl::Status ShardLink::OpenStreams() {
   auto push = channel()->Open("gradwire.v1.Worker/Push", &connection->pushes);
   if (!push.ok()) return Annotate(push.status());
   connection->push = *std::move(push);
+  connection->frames.emplace(connection->push.get(), &frames_);
   auto pull = channel()->Open("gradwire.v1.Worker/Pull", &connection->pulls);
   if (!pull.ok()) return Annotate(pull.status());
   connection->pull = *std::move(pull);
@@ -322,19 +325,29 @@ void ShardLink::AllowInitialize(bool may) {
   stop_.SignalAll();
 }
 
-absl::Status ShardLink::SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull) {
+absl::Status ShardLink::SendFrame(OutgoingFrame frame) {
   const Use use(this);
   if (!use) return WhyBroken();
-  v1::PushMessage last;
-  for (v1::PullKind kind : pull) last.add_pull(kind);
-  for (const Bytes& chunk : chunks) {
-    const bool is_last = &chunk == &chunks.back();
-    absl::Status sent = use->push->Send({is_last ? last.SerializeAsString() : std::string(), {chunk}});
-    if (!sent.ok()) return Annotate(OfEndedStream(sent));
-    pushed_bytes_.fetch_add(chunk.size(), std::memory_order_relaxed);
-    if (!is_last) GW_FAILPOINT("worker.frame.half_sent");
+  return Annotate(OfEndedStream(use->frames->Add(std::move(frame))));
+}
+
+void ShardLink::PumpFrames() {
+  {
+    const Use use(this);
+    if (!use) return;
+    const absl::Status sent = use->frames->Pump();
+    // Why a stream has ended is told by its OnClosed; a message that cannot be sent ends none.
+    if (absl::IsResourceExhausted(sent)) Broken(use.get(), sent);
   }
-  return absl::OkStatus();
+  Deliver([&](LinkEvents* events) { events->OnRoom(options_.shard); });
+}
+
+void ShardLink::AwaitRoom() {
+  absl::MutexLock lock(&mu_);
+  const auto room = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return HasRoom() || closing_ || lost_ || connection_ == nullptr || connection_->broken;
+  };
+  mu_.Await(absl::Condition(&room));
 }
 
 absl::Status ShardLink::RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end) {

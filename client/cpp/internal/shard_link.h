@@ -22,6 +22,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/cpp/internal/frame_link.h"
+#include "client/cpp/internal/frame_queue.h"
 #include "client/cpp/internal/server_choice.h"
 #include "common/base/bytes.h"
 #include "common/transport/transport.h"
@@ -54,6 +55,8 @@ class LinkEvents {
   virtual ~LinkEvents() = default;
   virtual void OnAck(uint32_t shard, const v1::PushAck& ack) = 0;
   virtual void OnAnswer(uint32_t shard, PullAnswer answer) = 0;
+  // Frames have left since HasRoom may have said that there is none.
+  virtual void OnRoom(uint32_t shard) {}
   // The shard asks this worker for the initial parameters (their uploader was lost).
   virtual void OnMustInitialize(uint32_t shard) = 0;
   // The streams broke, or the membership ended: where the worker wants to go on. Nothing: it does not, the shard is
@@ -110,18 +113,21 @@ class ShardLink final : public FrameLink {
   // (JoinRequest.may_initialize), and the shard is told at once. False: it no longer may. Shard 0 is told so always.
   void AllowInitialize(bool may);
 
-  absl::Status SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull = {}) override;
+  absl::Status SendFrame(OutgoingFrame frame) override;
+  bool HasRoom() const override { return frames_.unsent < kMostUnsentBytes; }
+  // Blocks until HasRoom, or until there are no streams: for a caller whose frames nothing else bounds.
+  void AwaitRoom();
   absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end) override;
   // Once Start has returned.
   bool Poll() override { return channel()->Poll(); }
   void StopPolling() override { channel()->StopPolling(); }
-  // Ends the streams at once: a blocked SendFrame returns, no more events are delivered. Join and Start return
+  // Ends the streams at once: a blocked AwaitRoom returns, no more events are delivered. Join and Start return
   // Cancelled. May be called while any of these runs; not together with Close.
   void Cancel();
-  // Ends heartbeat and streams; tells the shard if `leave`. Idempotent; not while SendFrame runs (see Cancel).
+  // Ends heartbeat and streams; tells the shard if `leave`. Idempotent; not while AwaitRoom runs (see Cancel).
   absl::Status Close(bool leave);
 
-  uint64_t pushed_bytes() const { return pushed_bytes_.load(std::memory_order_relaxed); }
+  uint64_t pushed_bytes() const { return frames_.sent.load(std::memory_order_relaxed); }
   uint64_t pulled_bytes() const { return pulled_bytes_.load(std::memory_order_relaxed); }
   // Of the job, as the shard said last.
   uint32_t members() const { return members_.load(std::memory_order_relaxed); }
@@ -133,6 +139,9 @@ class ShardLink final : public FrameLink {
   absl::Status Annotate(const absl::Status& status) const override;
 
  private:
+  // What may wait for the network beside the transport's window, before encoders turn to other shards.
+  static constexpr uint64_t kMostUnsentBytes = 8u << 20;
+
   class PushSink;
   class PullSink;
   struct Connection;
@@ -165,6 +174,8 @@ class ShardLink final : public FrameLink {
   void Broken(Connection* connection, const absl::Status& reason);
   // A message on a stream. `kind` tells its answers apart.
   void NoteHeard(uint64_t version, uint32_t bucket, int kind);
+  // The push stream has room.
+  void PumpFrames();
   absl::Status WhyBroken();
   void BreakStreams(const absl::Status& status);  // of the current connection
   // On the heartbeat thread; `why`: the streams broke. False: the link is lost or closing.
@@ -186,8 +197,8 @@ class ShardLink final : public FrameLink {
   const LinkOptions options_;
   ServerChoice servers_;
   std::thread heartbeat_;
-  int64_t leave_timeout_ms_;  // not longer than the lease, which ends the membership as well
-  std::atomic<uint64_t> pushed_bytes_{0};
+  int64_t leave_timeout_ms_;   // not longer than the lease, which ends the membership as well
+  FrameQueue::Totals frames_;  // of the queue of the current connection, and of those before
   std::atomic<uint64_t> pulled_bytes_{0};
   std::atomic<uint32_t> members_{0};
   std::atomic<uint64_t> gone_{0};  // HeartbeatReply.gone

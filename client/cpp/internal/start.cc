@@ -210,7 +210,8 @@ absl::Status Starter::Upload(uint32_t shard, uint64_t connection) {
       absl::MutexLock lock(&state_->mu);
       if (state_->shards[shard].connection != connection) return absl::OkStatus();
     }
-    const absl::Status sent = context_.links[shard]->SendFrame(frame);
+    context_.links[shard]->AwaitRoom();
+    const absl::Status sent = context_.links[shard]->SendFrame({.chunks = frame});
     if (!sent.ok()) return ShardLink::Mends(sent) ? absl::OkStatus() : sent;
   }
   return absl::OkStatus();

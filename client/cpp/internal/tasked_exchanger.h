@@ -1,9 +1,9 @@
-// What both exchanges share: gradients that get ready become tasks, one of which is worked on at a time, on a thread of
-// the exchange or, where waking one costs more than its work, on those of callers; and how an exchange fails.
+// What both exchanges share: gradients that get ready become tasks, which threads of the exchange work on or, where
+// waking one costs more than its work, callers, one at a time; and how an exchange fails.
 #pragma once
 
 #include <cstdint>
-#include <deque>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -14,6 +14,7 @@
 #include "client/cpp/internal/exchanger.h"
 #include "client/cpp/internal/round_input.h"
 #include "client/cpp/internal/slice_work.h"
+#include "client/cpp/internal/task_queue.h"
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
 
@@ -32,11 +33,14 @@ class TaskedExchanger : public Exchanger {
       GW_RETURN_IF_ERROR(failed_);
       if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
       GW_RETURN_IF_ERROR(ready_.Note(tensor, gradient));
-      tasks_.push_back(TaskOf(tensor, gradient));
+      AddTask(TaskOf(tensor, gradient));
     }
     RunTasksInline();
     return absl::OkStatus();
   }
+
+  // Without threads the caller goes on with what waited for room; with threads they look again, for the lock was taken.
+  void OnRoom(uint32_t /*shard*/) final { RunTasksInline(); }
 
   bool IsReady(uint32_t tensor) const final {
     absl::MutexLock lock(&mu_);
@@ -69,30 +73,47 @@ class TaskedExchanger : public Exchanger {
     TimeNs encode_ns = 0, apply_ns = 0, wait_ns = 0;
   };
 
-  explicit TaskedExchanger(const SliceContext& slices)
+  // `links`: per shard. `encode_threads`: of a job that has threads; gradients on a device have one.
+  TaskedExchanger(const SliceContext& slices, std::vector<FrameLink*> links, uint32_t encode_threads)
       : threads_(slices.job->elements() > kThreadsAbove || !slices.gradients->memory().on_host()),
         shards_(slices.layout->shard_count()),
         buckets_(slices.layout->bucket_count()),
+        links_(std::move(links)),
+        turns_(*slices.job, *slices.layout),
+        ready_(slices.job),
         countdown_(*slices.job, *slices.layout),
-        ready_(slices.job) {}
+        encode_threads_(slices.gradients->memory().on_host() ? encode_threads : 1) {}
 
   // The last thing of a constructor, and of Stop, once stop_ is set.
   void StartTasks() {
-    if (threads_) encoder_thread_ = std::thread([this] { TaskLoop(); });
+    for (uint32_t i = 0; threads_ && i < encode_threads_; ++i) encoders_.emplace_back([this] { TaskLoop(); });
   }
   void EndTasks() {
-    if (encoder_thread_.joinable()) encoder_thread_.join();
+    for (std::thread& encoder : encoders_) encoder.join();
+    encoders_.clear();
   }
 
   virtual Task TaskOf(uint32_t tensor, const float* gradient) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) = 0;
+  virtual TaskPlace PlaceOf(const Task& task) const = 0;
   virtual void Work(const Task& task) ABSL_LOCKS_EXCLUDED(mu_) = 0;
 
-  // Without threads: all tasks, unless another caller is at them and will see the new ones.
+  void AddTask(Task task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const TaskPlace place = PlaceOf(task);
+    tasks_.Add(place, std::move(task));
+  }
+  // Of a frame of this slice that is to be encoded, or of what else concerns it.
+  TaskPlace PlaceOfSlice(TaskPlace::Rank rank, uint32_t slice) const {
+    return {rank, turns_.of_bucket[slice / shards_], slice % shards_, slice, rank == TaskPlace::Rank::kEncode};
+  }
+
+  // Without threads: all tasks that may begin, unless another caller is at them and will see the new ones.
   void RunTasksInline() ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
-    if (threads_ || encoding_) return;
-    while (!stop_ && !tasks_.empty()) RunTask();
+    if (threads_ || Encoding()) return;
+    while (!stop_ && tasks_.CanBegin(HasRoom())) RunTask();
   }
+  // Someone is at a task, and may read the caller's gradients.
+  bool Encoding() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return tasks_.at_work() > 0; }
 
   void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
@@ -109,26 +130,24 @@ class TaskedExchanger : public Exchanger {
   const bool threads_;
   const uint32_t shards_;
   const uint32_t buckets_;
+  const std::vector<FrameLink*> links_;
+  const Turns turns_;
   SteadyClock clock_;
-
-  // Of whoever set encoding_, while a round is open.
-  BucketCountdown countdown_;
 
   mutable absl::Mutex mu_;
   absl::Status failed_ ABSL_GUARDED_BY(mu_);
   absl::Status round_error_ ABSL_GUARDED_BY(mu_);
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   bool round_open_ ABSL_GUARDED_BY(mu_) = false;
-  bool encoding_ ABSL_GUARDED_BY(mu_) = false;  // someone is at the tasks
-  bool reading_gradients_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<float> learning_rates_ ABSL_GUARDED_BY(mu_);
   ReadyTensors ready_ ABSL_GUARDED_BY(mu_);
-  std::deque<Task> tasks_ ABSL_GUARDED_BY(mu_);
+  BucketCountdown countdown_ ABSL_GUARDED_BY(mu_);
+  TaskQueue<Task> tasks_ ABSL_GUARDED_BY(mu_);
   Counters counters_ ABSL_GUARDED_BY(mu_);
 
  private:
   void TaskLoop() {
-    const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_ || !tasks_.empty(); };
+    const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_ || tasks_.CanBegin(HasRoom()); };
     absl::MutexLock lock(&mu_);
     for (;;) {
       mu_.Await(absl::Condition(&work));
@@ -137,19 +156,24 @@ class TaskedExchanger : public Exchanger {
     }
   }
 
-  // The next task. Releases the lock while it is worked on.
+  // The next task that may begin. Releases the lock while it is worked on.
   void RunTask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    const Task task = std::move(tasks_.front());
-    tasks_.pop_front();
-    if (!failed_.ok()) return;  // the caller's gradients must not be read any more
-    encoding_ = reading_gradients_ = true;
-    mu_.Unlock();
-    Work(task);
-    mu_.Lock();
-    encoding_ = reading_gradients_ = false;
+    const auto next = tasks_.Begin(HasRoom());
+    if (!next) return;
+    if (failed_.ok()) {  // else the caller's gradients must not be read any more
+      mu_.Unlock();
+      Work(next->task);
+      mu_.Lock();
+    }
+    tasks_.End(next->place);
   }
 
-  std::thread encoder_thread_;
+  auto HasRoom() const {
+    return [this](uint32_t shard) { return links_[shard]->HasRoom(); };
+  }
+
+  const uint32_t encode_threads_;
+  std::vector<std::thread> encoders_;
 };
 
 }  // namespace gradwire::client

@@ -52,9 +52,10 @@ class SliceSteps {
   virtual absl::Status WriteMean(const Update& update) = 0;
 };
 
-// Two sides, one thread at a time each: the gradients', and that of the replica. Pointers and spans are in this memory
-// unless they are said to be on the host. On a device work is launched and not waited for, unless a function says so; a
-// stream of the caller is a cudaStream_t, null the calling thread's own. In host memory everything is done on return.
+// Two sides, one thread at a time each: the gradients', and that of the replica. In host memory the gradients' side
+// takes several threads, each at arrays and tensors of its own. Pointers and spans are in this memory unless they are
+// said to be on the host. On a device work is launched and not waited for, unless a function says so; a stream of the
+// caller is a cudaStream_t, null the calling thread's own. In host memory everything is done on return.
 class TensorMemory {
  public:
   virtual ~TensorMemory() = default;

@@ -266,7 +266,7 @@ def notes_of(path: str) -> tuple[dict[str, str], int]:
 def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], worker: str | None = None, *,
          pull: str = "update", connect_timeout: float = 20.0, start_timeout: float = 600.0, rpc_timeout: float = 10.0,
          round_timeout: float = 600.0, backend: str = "auto",
-         resume_from: str | os.PathLike[str] | None = None, exist: str = "join") -> Session:
+         resume_from: str | os.PathLike[str] | None = None, exist: str = "join", encode_threads: int = 1) -> Session:
     """Joins a job and brings `parameters` to its current version, in place.
 
     servers: address of each shard, the same list on every worker. parameters: one float32 C-contiguous array per tensor of
@@ -293,8 +293,13 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
     have the job (durability none, and a server was started again; or another name), the file begins it: with its parameters
     and, where nothing but names differs, this worker's residuals and preconditioner; moments of the shards begin at 0.
 
+    encode_threads, 1 to 64: threads that encode gradients in host memory, of jobs with more than 16384 elements. What is
+    sent has the same bits with any number; more than one pays where steps wait for encoding and backward leaves cores free.
+
     While this waits, and while rounds do, the logger `gradwire` tells for whom.
     """
+    if not 1 <= encode_threads <= 64:
+        raise ValueError(f"encode_threads={encode_threads} must lie between 1 and 64")
     _entry.check_exist(exist)
     milliseconds = {f"{name}_ms": _milliseconds(name, value)
                     for name, value in (("connect_timeout", connect_timeout), ("start_timeout", start_timeout),
@@ -336,6 +341,7 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
         left = max(0.001, start_timeout - (time.monotonic() - begin))
         return _core.Session(servers=servers, job_json=job_json, worker=name, pull=pull, memory=memory or arrays(),
                              backend=backend, resume_from=checkpoint, device=device, resume_anew=anew,
+                             encode_threads=encode_threads,
                              **{**milliseconds, "start_timeout_ms": int(left * 1000)})
 
     try:

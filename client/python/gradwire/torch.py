@@ -144,7 +144,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  run_elements: int = 0, seed: int = 0, durability: str = "none", on_disk_failure: str = "wait",
                  connect_timeout: float = 20.0, start_timeout: float = 600.0,
                  rpc_timeout: float = 10.0, round_timeout: float = 600.0, backend: str = "auto",
-                 resume_from: str | os.PathLike[str] | Mapping[str, Any] | None = None, exist: str = "join"):
+                 resume_from: str | os.PathLike[str] | Mapping[str, Any] | None = None, exist: str = "join",
+                 encode_threads: int = 1):
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate} must be at least 1")
         push = push or default_push(codec, optimizer)
@@ -210,7 +211,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                                          worker, pull=pull, connect_timeout=connect_timeout,
                                          start_timeout=start_timeout, rpc_timeout=rpc_timeout,
                                          round_timeout=round_timeout, backend=backend, resume_from=checkpoint,
-                                         exist=exist)
+                                         exist=exist, encode_threads=encode_threads)
         _lifetime.note_optimizer(self, addresses, job)
         if isinstance(resume_from, Mapping):
             self._load_groups(resume_from)

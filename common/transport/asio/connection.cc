@@ -77,13 +77,28 @@ absl::Status Connection::Lost(const std::string& why) const {
 
 // ---- Sending ----
 
-absl::Status Connection::Send(Message message) {
-  const absl::StatusOr<bool> first = CatchExhausted("a message to send", [&] { return Queue(std::move(message)); });
+absl::Status Connection::Send(Message message) { return QueueAndPump(std::move(message), !SinkScope::Any()); }
+
+absl::StatusOr<bool> Connection::TrySend(Message& message) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!Sendable()) {
+      room_wanted_ = true;
+      return false;
+    }
+  }
+  GW_RETURN_IF_ERROR(QueueAndPump(std::move(message), /*wait=*/false));
+  return true;
+}
+
+absl::Status Connection::QueueAndPump(Message message, bool wait) {
+  const absl::StatusOr<bool> first =
+      CatchExhausted("a message to send", [&] { return Queue(std::move(message), wait); });
   if (first.ok() && *first) Pump();
   return first.status();
 }
 
-absl::StatusOr<bool> Connection::Queue(Message message) {
+absl::StatusOr<bool> Connection::Queue(Message message, bool wait) {
   if (message.control.size() > kMaxControlBytes || TotalSize(message.frame) > UINT32_MAX) {
     return absl::ResourceExhaustedError(absl::StrCat("a message of ", message.control.size(), " bytes of control and ",
                                                      TotalSize(message.frame), " of frame; at most ", kMaxControlBytes,
@@ -92,7 +107,7 @@ absl::StatusOr<bool> Connection::Queue(Message message) {
   Outgoing outgoing = Pack(PacketType::kMessage, absl::StatusCode::kOk, std::move(message));
   {
     absl::MutexLock lock(&mu_);
-    if (!Sendable() && !SinkScope::Any()) mu_.Await(absl::Condition(this, &Connection::HalfEmpty));
+    if (!Sendable() && wait) mu_.Await(absl::Condition(this, &Connection::HalfEmpty));
     if (broken_ || finish_requested_) {
       if (!abort_status_.ok()) return abort_status_;
       if (over() && !final_->ok()) return *final_;
@@ -121,7 +136,9 @@ void Connection::Enqueue(Outgoing outgoing) {
 void Connection::Pump() {
   std::vector<Outgoing> done;  // freed without the lock
   bool ended = false;
+  bool room = false;
   for (;;) {
+    if (std::exchange(room, false)) TellOfRoom();
     std::array<iovec, kMaxPieces> pieces;
     msghdr message{};
     int socket = -1;
@@ -154,6 +171,7 @@ void Connection::Pump() {
       sent_.store(true, std::memory_order_relaxed);
       Written(static_cast<size_t>(n), &done);
       if (queued_bytes_ <= PauseReadsAbove()) ResumeIfPaused();
+      room = room_wanted_ && HalfEmpty();
     } else if (why == EAGAIN || why == EWOULDBLOCK) {
       if (broken_) continue;
       socket_.async_wait(asio::ip::tcp::socket::wait_write, IoQueue::Handler(&writable_));
@@ -181,6 +199,24 @@ void Connection::AfterLastWords() {
   if (socket_.is_open()) (void)::shutdown(socket_.native_handle(), SHUT_WR);
   final_ = abort_status_;
   ResumeIfPaused();
+  CloseIfOver();
+}
+
+void Connection::TellOfRoom() {
+  StreamSink* sink = nullptr;
+  {
+    absl::MutexLock lock(&mu_);
+    if (over() || closing_ || broken_) return;
+    room_wanted_ = false;
+    telling_ = true;
+    sink = sink_;
+  }
+  if (sink != nullptr) {
+    const SinkScope scope(this);
+    sink->OnRoom();
+  }
+  absl::MutexLock lock(&mu_);
+  telling_ = false;
   CloseIfOver();
 }
 
@@ -404,7 +440,7 @@ void Connection::Shut() {
 }
 
 void Connection::CloseIfOver() {
-  if (!over() || delivering_ || closing_) return;
+  if (!over() || delivering_ || telling_ || closing_) return;
   closing_ = true;
   endpoint_.queue->Post(&close_);
 }

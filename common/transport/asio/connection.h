@@ -57,6 +57,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   // As Stream's.
   absl::Status Send(Message message) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<bool> TrySend(Message& message) ABSL_LOCKS_EXCLUDED(mu_);
   void Finish(absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the stream with `status` in place of what the peer says; unsent messages are dropped.
@@ -148,8 +149,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
   // Fills `pieces` from the front of the queue; how many.
   size_t Gather(iovec* pieces) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // True: this thread is to Pump.
-  absl::StatusOr<bool> Queue(Message message) ABSL_LOCKS_EXCLUDED(mu_);
+  // `wait`: for room. True: this thread is to Pump.
+  absl::StatusOr<bool> Queue(Message message, bool wait) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status QueueAndPump(Message message, bool wait) ABSL_LOCKS_EXCLUDED(mu_);
+  // Tells the sink that asked for room, where there is some.
+  void TellOfRoom() ABSL_LOCKS_EXCLUDED(mu_);
   // `bytes` were written; what is done with goes to `done`.
   void Written(size_t bytes, std::vector<Outgoing>* done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -190,6 +194,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   size_t in_flight_ ABSL_GUARDED_BY(mu_) = 0;      // messages of the queue's front that are being written
   bool writing_ ABSL_GUARDED_BY(mu_);              // a thread writes, or will when the socket takes more
   bool reading_ ABSL_GUARDED_BY(mu_) = true;       // a thread reads, or will
+  bool room_wanted_ ABSL_GUARDED_BY(mu_) = false;  // TrySend found none
+  bool telling_ ABSL_GUARDED_BY(mu_) = false;      // the sink is being told of room
   bool paused_ ABSL_GUARDED_BY(mu_) = false;       // reading waits until the peer takes what sinks sent
   bool delivering_ ABSL_GUARDED_BY(mu_) = false;
   bool finish_requested_ ABSL_GUARDED_BY(mu_) = false;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "common/base/status_macros.h"
 #include "common/transport/catch_exhausted.h"
 #include "common/transport/grpc/message_codec.h"
 #include "common/transport/sink_scope.h"
@@ -22,14 +23,26 @@ void StreamCore::set_sink(StreamSink* sink) {
 }
 
 absl::Status StreamCore::Send(Message message) {
-  return CatchExhausted("a message to send", [&] { return Queue(std::move(message)); });
+  return CatchExhausted("a message to send", [&] { return Queue(std::move(message), !SinkScope::Any()); });
 }
 
-absl::Status StreamCore::Queue(Message message) {
+absl::StatusOr<bool> StreamCore::TrySend(Message& message) {
+  {
+    absl::MutexLock lock(&mu_);
+    if (!CanSend()) {
+      room_wanted_ = true;
+      return false;
+    }
+  }
+  GW_RETURN_IF_ERROR(CatchExhausted("a message to send", [&] { return Queue(std::move(message), /*wait=*/false); }));
+  return true;
+}
+
+absl::Status StreamCore::Queue(Message message, bool wait) {
   ::grpc::ByteBuffer buffer;
   {
     absl::MutexLock lock(&mu_);
-    if (!CanSend() && !SinkScope::Any()) mu_.Await(absl::Condition(this, &StreamCore::HalfEmpty));
+    if (!CanSend() && wait) mu_.Await(absl::Condition(this, &StreamCore::HalfEmpty));
     if (broken_ || finish_requested_) {
       if (!abort_status_.ok()) return abort_status_;
       if (!final_status_.ok()) return final_status_;
@@ -160,7 +173,27 @@ void StreamCore::OnWriteDone(bool ok) {
   }
   Pump();
   Resume();
+  TellOfRoom();
   MaybeClose();
+}
+
+void StreamCore::TellOfRoom() {
+  for (;;) {
+    StreamSink* sink = nullptr;
+    {
+      absl::MutexLock lock(&mu_);
+      if (!room_wanted_ || telling_ || closing_ || broken_ || !HalfEmpty()) return;
+      room_wanted_ = false;
+      telling_ = true;
+      sink = sink_;
+    }
+    if (sink != nullptr) {
+      SinkScope scope(this);
+      sink->OnRoom();
+    }
+    absl::MutexLock lock(&mu_);
+    telling_ = false;
+  }
 }
 
 void StreamCore::Pump() {
@@ -268,7 +301,7 @@ void StreamCore::MaybeClose() {
   absl::Status status;
   {
     absl::MutexLock lock(&mu_);
-    if (!ended_ || writing_ || reading_ || closing_) return;
+    if (!ended_ || writing_ || reading_ || telling_ || closing_) return;
     closing_ = true;
     sink = sink_;
     status = final_status_;

@@ -10,6 +10,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "common/transport/poller.h"
 #include "common/transport/transport.h"
@@ -25,6 +26,7 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   virtual ~StreamCore() = default;
 
   absl::Status Send(Message message) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<bool> TrySend(Message& message) ABSL_LOCKS_EXCLUDED(mu_);
   void Finish(absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the stream with `status` in place of what the peer or gRPC says; unsent messages are dropped.
@@ -76,7 +78,8 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
  private:
   static constexpr int kLostTicks = 4;
 
-  absl::Status Queue(Message message) ABSL_LOCKS_EXCLUDED(mu_);
+  // `wait`: for room.
+  absl::Status Queue(Message message, bool wait) ABSL_LOCKS_EXCLUDED(mu_);
   void OnReadDone(bool ok) ABSL_LOCKS_EXCLUDED(mu_);
   void Deliver(absl::StatusOr<Message> message) ABSL_LOCKS_EXCLUDED(mu_);
   void NextRead() ABSL_LOCKS_EXCLUDED(mu_);
@@ -84,6 +87,8 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   void Pump() ABSL_LOCKS_EXCLUDED(mu_);
   // Starts the read that was put off.
   void Resume() ABSL_LOCKS_EXCLUDED(mu_);
+  // Tells the sink that asked for room, where there is some. MaybeClose is to follow.
+  void TellOfRoom() ABSL_LOCKS_EXCLUDED(mu_);
   void MaybeClose() ABSL_LOCKS_EXCLUDED(mu_);
   void DropQueue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool CanSend() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -112,7 +117,9 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   bool with_sink_ ABSL_GUARDED_BY(mu_) = false;  // a message is
   bool wrote_ ABSL_GUARDED_BY(mu_) = false;      // since the last tick
   int silent_ticks_ ABSL_GUARDED_BY(mu_) = 0;    // that a read has waited
-  bool paused_ ABSL_GUARDED_BY(mu_) = false;     // a server's read waits until the peer takes what sinks sent
+  bool room_wanted_ ABSL_GUARDED_BY(mu_) = false;  // TrySend found none
+  bool telling_ ABSL_GUARDED_BY(mu_) = false;      // the sink is being told of room
+  bool paused_ ABSL_GUARDED_BY(mu_) = false;       // a server's read waits until the peer takes what sinks sent
   bool finish_requested_ ABSL_GUARDED_BY(mu_) = false;
   bool end_started_ ABSL_GUARDED_BY(mu_) = false;
   bool broken_ ABSL_GUARDED_BY(mu_) = false;  // nothing can be sent any more

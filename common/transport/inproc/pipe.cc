@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
 #include "common/transport/sink_scope.h"
 
 namespace gradwire::transport {
@@ -62,13 +63,27 @@ bool Pipe::Held(Side to) const {
 
 absl::Status Pipe::Send(Side from, Message message) {
   const Side to = Other(from);
-  const size_t bytes = MessageBytes(message);
   absl::MutexLock lock(&mu_);
-  Direction& d = to_[to];
-  const auto can_send = [this, to]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return to_[to].finished || to_[to].queued_bytes <= to_[to].window_bytes;
-  };
+  const auto can_send = [this, to]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return CanSend(to); };
   if (!can_send() && !SinkScope::Any()) mu_.Await(absl::Condition(&can_send));
+  return Queue(from, std::move(message));
+}
+
+absl::StatusOr<bool> Pipe::TrySend(Side from, Message& message) {
+  const Side to = Other(from);
+  absl::MutexLock lock(&mu_);
+  if (!CanSend(to)) {
+    to_[to].room_wanted = true;
+    return false;
+  }
+  GW_RETURN_IF_ERROR(Queue(from, std::move(message)));
+  return true;
+}
+
+absl::Status Pipe::Queue(Side from, Message message) {
+  const Side to = Other(from);
+  const size_t bytes = MessageBytes(message);
+  Direction& d = to_[to];
   if (d.finished) {
     if (!d.status.ok()) return d.status;
     return absl::FailedPreconditionError("the stream has ended; open a new one");
@@ -138,12 +153,12 @@ bool Pipe::Step(Side to) {
   {
     absl::MutexLock lock(&mu_);
     Direction& d = to_[to];
-    if (d.closed || (d.queue.empty() && !d.finished) || Held(to)) {
+    if (d.closed || (d.queue.empty() && (!d.finished || d.telling)) || Held(to)) {
       d.delivering = false;
       return false;
     }
     sink = d.sink;
-    end = d.queue.empty();
+    end = d.closing = d.queue.empty();
     if (!end) {
       message = std::move(d.queue.front());
       d.queue.pop_front();
@@ -155,11 +170,33 @@ bool Pipe::Step(Side to) {
     Close(to, sink);
     return false;
   }
+  TellOfRoom(to);
   if (sink != nullptr) {
     SinkScope scope(&to_[to]);
     sink->OnMessage(std::move(message));
   }
   return true;
+}
+
+void Pipe::TellOfRoom(Side to) {
+  const Side from = Other(to);
+  StreamSink* sink = nullptr;
+  {
+    absl::MutexLock lock(&mu_);
+    Direction& d = to_[to];
+    if (!d.room_wanted || d.finished || d.queued_bytes > d.window_bytes / 2) return;
+    if (to_[from].closing || to_[from].closed) return;
+    d.room_wanted = false;
+    to_[from].telling = true;
+    sink = to_[from].sink;
+  }
+  if (sink != nullptr) {
+    SinkScope scope(&to_[from]);
+    sink->OnRoom();
+  }
+  absl::MutexLock lock(&mu_);
+  to_[from].telling = false;
+  Schedule(from);
 }
 
 void Pipe::Close(Side to, StreamSink* sink) {

@@ -8,6 +8,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "common/transport/inproc/executor.h"
 #include "common/transport/transport.h"
@@ -26,6 +27,7 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
   // Accepts the stream on the executor, then starts deliveries. `sink` is the client's.
   void Open(Service* service, std::string method, StreamSink* sink) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Send(Side from, Message message) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<bool> TrySend(Side from, Message& message) ABSL_LOCKS_EXCLUDED(mu_);
   void Finish(Side from, absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends both directions at once.
   void Abort(absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
@@ -40,14 +42,23 @@ class Pipe : public std::enable_shared_from_this<Pipe> {
     StreamSink* sink = nullptr;
     std::deque<Message> queue;
     size_t queued_bytes = 0;
-    bool ready = false;       // the sink may be called
-    bool delivering = false;  // a closure is on its way or running
-    bool finished = false;    // no more is queued; after the last message the sink is closed with `status`
-    bool closed = false;      // OnClosed has returned
+    bool ready = false;        // the sink may be called
+    bool delivering = false;   // a closure is on its way or running
+    bool finished = false;     // no more is queued; after the last message the sink is closed with `status`
+    bool closing = false;      // OnClosed is or was called
+    bool closed = false;       // OnClosed has returned
+    bool room_wanted = false;  // TrySend found none; the other side's sink is to be told
+    bool telling = false;      // `sink` is being told of room in the other direction
     absl::Status status;
   };
 
   void Accept(Service* service, const std::string& method) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Queue(Side from, Message message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool CanSend(Side to) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return to_[to].finished || to_[to].queued_bytes <= to_[to].window_bytes;
+  }
+  // Tells the sink of the side that asked for room towards `to`, where there is some.
+  void TellOfRoom(Side to) ABSL_LOCKS_EXCLUDED(mu_);
   void Schedule(Side to) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Deliver(Side to) ABSL_LOCKS_EXCLUDED(mu_);
   // Takes the next step for `to`: a message, or its end. False when there is nothing to do now.
@@ -72,6 +83,7 @@ class PipeHandle final : public Stream {
     if (side_ == Pipe::kClient) pipe_->Abandon();
   }
   absl::Status Send(Message message) override { return pipe_->Send(side_, std::move(message)); }
+  absl::StatusOr<bool> TrySend(Message& message) override { return pipe_->TrySend(side_, message); }
   void Finish(absl::Status status) override { pipe_->Finish(side_, std::move(status)); }
   void Cancel() override { pipe_->Abort(absl::CancelledError("the stream was cancelled")); }
 

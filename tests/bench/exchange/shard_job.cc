@@ -140,7 +140,7 @@ void ShardJob::Join(const ShardJobSpec& spec, Worker* worker, const std::string&
 void ShardJob::Initialize() {
   const std::vector<float> zeros(LayoutOf(0).elements);
   for (uint32_t b = 0; b < layout_->bucket_count(); ++b)
-    Check(pusher_.link->SendFrame(EncodeInitialize(LayoutOf(b), kPusher, zeros.data())));
+    Check(pusher_.link->SendFrame({.chunks = EncodeInitialize(LayoutOf(b), kPusher, zeros.data())}));
   pusher_.counter.WaitAcks(codecs_.size());
 }
 
@@ -165,7 +165,7 @@ void ShardJob::Encode() {
 }
 
 void ShardJob::Push() {
-  for (const EncodedFrame& frame : frames_) Check(pusher_.link->SendFrame(frame.chunks));
+  for (const EncodedFrame& frame : frames_) Check(pusher_.link->SendFrame({.chunks = frame.chunks}));
   pusher_.counter.WaitAcks(frames_.size());
 }
 
@@ -179,7 +179,7 @@ void ShardJob::Close() {
     header.shape_digest = LayoutOf(b).shape_digest;
     header.incarnation = kHolder;
     header.plan_digest = plans_[b].Digest();
-    Check(holder_.link->SendFrame(wire::FrameWriter(header).Finish()));
+    Check(holder_.link->SendFrame({.chunks = wire::FrameWriter(header).Finish()}));
   }
   holder_.counter.WaitAcks(codecs_.size());
 }

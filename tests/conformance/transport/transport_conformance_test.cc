@@ -1,5 +1,5 @@
 // The conformance suite of transports: the same tests over inproc, gRPC on TCP, gRPC on a unix socket, and plain TCP.
-// To add a transport, add the address it listens on to the instantiation at the end.
+// To add a transport, add the address it listens on to EveryTransport.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/transport/transport.h"
 #include "tests/conformance/transport/testing.h"
+#include "tests/conformance/transport/transport_fixture.h"
 
 namespace gradwire::transport {
 namespace {
@@ -21,63 +22,6 @@ using namespace testing;  // NOLINT: tests/conformance/transport/testing.h
 using ::testing::HasSubstr;
 
 constexpr int64_t kCallTimeoutMs = 60000;
-constexpr size_t kMiB = 1 << 20;
-// What may be under way below a transport's own window: gRPC's write buffer and HTTP/2 windows, and the kernel's socket
-// buffers, which grow to tens of MiB by themselves.
-constexpr size_t kBelowUs = 48u << 20;
-
-class TransportTest : public ::testing::TestWithParam<std::string> {
- protected:
-  std::string ListenAddress() {
-    static std::atomic<int> counter = 0;
-    const std::string unique = absl::StrCat(getpid(), "-", counter++);
-    if (GetParam() == "unix") return absl::StrCat("unix://", ::testing::TempDir(), "/gw-", unique, ".sock");
-    if (GetParam() == "inproc") return absl::StrCat("inproc://test-", unique);
-    return absl::StrCat(GetParam(), "://127.0.0.1:0");
-  }
-  void StartListener(const std::string& address) {
-    auto listener = Listen(address, &service_, limits_);
-    ASSERT_TRUE(listener.ok()) << listener.status();
-    listener_ = *std::move(listener);
-  }
-  // Stops channel and listener before what was declared earlier in the test, and the service refers to, is gone.
-  class [[nodiscard]] Running {
-   public:
-    explicit Running(TransportTest* test) : test_(test) {}
-    ~Running() {
-      test_->channel_.reset();
-      test_->listener_.reset();
-    }
-
-   private:
-    TransportTest* const test_;
-  };
-  Running Start() {
-    StartListener(ListenAddress());
-    auto channel = Dial(listener_->address(), limits_);
-    EXPECT_TRUE(channel.ok()) << channel.status();
-    if (channel.ok()) channel_ = *std::move(channel);
-    return Running(this);
-  }
-  // Opens a stream that must open.
-  std::unique_ptr<Stream> OpenStream(StreamSink* sink, Method method = kStream) {
-    auto stream = channel_->Open(method, sink);
-    EXPECT_TRUE(stream.ok()) << stream.status();
-    return stream.ok() ? *std::move(stream) : nullptr;
-  }
-  // The status of a stream, whether Open or OnClosed tells it.
-  absl::Status StreamStatus(Method method) {
-    RecordingSink sink;
-    auto stream = channel_->Open(method, &sink);
-    return stream.ok() ? sink.Wait() : stream.status();
-  }
-
-  // Order matters: the channel goes first, then the listener, then what it calls.
-  Limits limits_;
-  TestService service_;
-  std::unique_ptr<Listener> listener_;
-  std::shared_ptr<Channel> channel_;
-};
 
 TEST_P(TransportTest, CallReturnsTheReply) {
   service_.on_call = [](Method method, std::string_view request) -> absl::StatusOr<std::string> {
@@ -254,50 +198,6 @@ TEST_P(TransportTest, ReceivedBytesOutliveTheStream) {
   EXPECT_TRUE(FrameOf(messages[0]) == std::string(100000, 'k'));
 }
 
-TEST_P(TransportTest, BlockedSinkStopsTheSender) {
-  limits_.send_window_bytes = kMiB;
-  constexpr size_t kMessages = 256;
-  constexpr size_t kBytes = 256 << 10;
-  // The window, one message, and what the kernel and HTTP/2 may hold.
-  constexpr size_t kBound = kMiB + kBelowUs;
-  Gate gate;
-  std::atomic<size_t> delivered = 0;
-  service_.on_accept = [&](Method, std::shared_ptr<Stream>) -> absl::StatusOr<std::unique_ptr<StreamSink>> {
-    return std::make_unique<RecordingSink>([&](Message) {
-      gate.Pass();
-      ++delivered;
-    });
-  };
-  const Running running = Start();
-  RecordingSink sink;
-  auto stream = OpenStream(&sink);
-  absl::Mutex mu;
-  size_t sent = 0;
-  std::thread sender([&] {
-    for (size_t i = 0; i < kMessages; ++i) {
-      if (!stream->Send(TextMessage("x", std::string(kBytes, 'b'))).ok()) break;
-      absl::MutexLock lock(&mu);
-      ++sent;
-    }
-  });
-  {
-    // Until no message was taken for half a second.
-    absl::MutexLock lock(&mu);
-    for (size_t seen = SIZE_MAX; seen != sent;) {
-      seen = sent;
-      const auto more = [&] { return sent != seen; };
-      mu.AwaitWithTimeout(absl::Condition(&more), absl::Milliseconds(500));
-    }
-    EXPECT_LE(sent * kBytes, kBound);
-    EXPECT_LT(sent, kMessages);
-  }
-  gate.Open();
-  sender.join();
-  stream->Finish();
-  EXPECT_TRUE(sink.Wait().ok());
-  EXPECT_EQ(delivered, kMessages);
-}
-
 TEST_P(TransportTest, BlockedSinksDoNotStopOtherStreamsOrCalls) {
   constexpr int kBlocked = 12;
   Gate gate;
@@ -322,40 +222,6 @@ TEST_P(TransportTest, BlockedSinksDoNotStopOtherStreamsOrCalls) {
   gate.Open();
   for (auto& s : streams) s->Finish();
   for (auto& s : sinks) EXPECT_TRUE(s->Wait().ok());
-}
-
-TEST_P(TransportTest, EchoPeerThatDoesNotReadIsHeld) {
-  // The server's sink never blocks in Send; its reads must wait instead, or its queue would grow without bound.
-  limits_.send_window_bytes = kMiB;
-  constexpr size_t kMessages = 512;
-  constexpr size_t kBytes = 256 << 10;
-  std::atomic<size_t> echoed = 0;
-  service_.on_accept = [&](Method, std::shared_ptr<Stream> stream) -> absl::StatusOr<std::unique_ptr<StreamSink>> {
-    return std::make_unique<RecordingSink>([&echoed, stream](Message m) {
-      ++echoed;
-      (void)stream->Send(std::move(m));
-    });
-  };
-  const Running running = Start();
-  Gate gate;
-  RecordingSink sink([&](Message) { gate.Pass(); });
-  auto stream = OpenStream(&sink);
-  std::atomic<size_t> sent = 0;
-  std::thread sender([&] {
-    for (size_t i = 0; i < kMessages && stream->Send(TextMessage("x", std::string(kBytes, 'b'))).ok(); ++i) ++sent;
-  });
-  absl::Mutex mu;
-  absl::MutexLock lock(&mu);
-  for (size_t seen = SIZE_MAX; seen != sent;) {
-    seen = sent;
-    const auto never = [] { return false; };
-    mu.AwaitWithTimeout(absl::Condition(&never), absl::Milliseconds(500));
-  }
-  EXPECT_LT(sent, kMessages);
-  EXPECT_LT(echoed * kBytes, kMiB + kBelowUs);
-  gate.Open();
-  sender.join();
-  EXPECT_TRUE(sink.WaitForCount(kMessages));
 }
 
 TEST_P(TransportTest, ServerEndsWithStatusAfterItsMessages) {
@@ -441,26 +307,6 @@ TEST_P(TransportTest, ServerSinkIsClosedOnceForEveryWayToEnd) {
     EXPECT_TRUE(sink.closed());
     EXPECT_EQ(end(5).code(), absl::StatusCode::kCancelled);
   }
-}
-
-TEST_P(TransportTest, CancelReleasesABlockedSender) {
-  limits_.send_window_bytes = kMiB;
-  Gate gate;
-  service_.on_accept = [&](Method, std::shared_ptr<Stream>) -> absl::StatusOr<std::unique_ptr<StreamSink>> {
-    return std::make_unique<RecordingSink>([&](Message) { gate.Pass(); });
-  };
-  const Running running = Start();
-  RecordingSink sink;
-  auto stream = OpenStream(&sink);
-  std::atomic<size_t> sent = 0;
-  std::thread sender([&] {
-    while (stream->Send(TextMessage("x", std::string(kMiB, 'b'))).ok()) ++sent;
-  });
-  while (sent < 2) std::this_thread::yield();
-  stream->Cancel();
-  sender.join();
-  EXPECT_EQ(sink.Wait().code(), absl::StatusCode::kCancelled);
-  gate.Open();
 }
 
 TEST_P(TransportTest, StreamDestroyedInsideItsSink) {
@@ -589,8 +435,7 @@ TEST_P(TransportTest, AddressInUse) {
   EXPECT_THAT(std::string(second.status().message()), HasSubstr("address in use"));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TransportTest, ::testing::Values("inproc", "grpc", "unix", "tcp"),
-                         [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(All, TransportTest, EveryTransport(), [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace gradwire::transport

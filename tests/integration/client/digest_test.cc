@@ -1,6 +1,6 @@
-// After many rounds every replica and every shard hold the same bits, whatever the arrival order and the transport, and
-// whatever the number of shards unless elements were deferred: which ones a sketch cannot decode depends on the slices
-// it is made of.
+// After many rounds every replica and every shard hold the same bits, whatever the arrival order, the transport and the
+// number of encoding threads, and whatever the number of shards unless elements were deferred: which ones a sketch
+// cannot decode depends on the slices it is made of.
 #include <algorithm>
 #include <random>
 #include <set>
@@ -24,11 +24,13 @@ TEST_P(DigestTest, AgreesAcrossShardsTransportsAndArrivalOrders) {
   uint64_t deferred = 0;
   for (uint32_t shards : {1u, 2u, 4u}) {
     std::set<std::string> digests;
+    Case c = GetParam();
     for (const std::string scheme : {"inproc", "grpc", "tcp"}) {
       Cluster cluster(shards, scheme);
-      digests.merge(Train(GetParam(), absl::StrCat("digest-", shards), cluster, 2, kDigestRounds, &deferred));
+      digests.merge(Train(c, absl::StrCat("digest-", shards), cluster, 2, kDigestRounds, &deferred));
+      ++c.encode_threads;
     }
-    EXPECT_EQ(digests.size(), 1u) << shards << " shards: replicas differ, or transports do";
+    EXPECT_EQ(digests.size(), 1u) << shards << " shards: replicas differ, or transports or threads do";
     all.merge(digests);
   }
   if (GetParam().defers) {

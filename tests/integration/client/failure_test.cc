@@ -302,6 +302,17 @@ TEST(Join, NamesTheTimeoutThatCannotBe) {
   }
 }
 
+TEST(Join, NamesTheNumberOfThreadsThatCannotBe) {
+  Cluster cluster(1, "inproc");
+  Worker worker(MakeSpec("threads", "dense:values=fp32", v1::OPTIMIZER_SGD, 1), 0);
+  for (const uint32_t threads : {0u, 65u, UINT32_MAX}) {
+    SessionOptions options = worker.Options(cluster.addresses());
+    options.encode_threads = threads;
+    EXPECT_EQ(Session::Join(std::move(options)).status(),
+              absl::InvalidArgumentError(absl::StrCat("encode_threads is ", threads, "; allowed are 1 to 64")));
+  }
+}
+
 TEST(Join, RefusesWhatDoesNotFit) {
   Cluster cluster(1, "inproc");
   const v1::JobSpec spec = MakeSpec("fit", "dense:values=fp32", v1::OPTIMIZER_SGD, 2);

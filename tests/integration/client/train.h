@@ -17,6 +17,7 @@ struct Case {
   v1::OptimizerKind optimizer;
   bool defers = false;  // the sketches are too small on purpose
   bool small = false;
+  uint32_t encode_threads = 1;
 };
 inline std::string NameOfCase(const ::testing::TestParamInfo<Case>& info) { return info.param.name; }
 
@@ -49,7 +50,9 @@ inline std::set<std::string> Train(const Case& c, const std::string& job, Cluste
   std::vector<std::vector<std::string>> shard_digests(workers);
   InParallel(workers, [&](int w) {
     Worker worker(spec, w);
-    ASSERT_TRUE(worker.Join(cluster.addresses()).ok());
+    SessionOptions options = worker.Options(cluster.addresses());
+    options.encode_threads = c.encode_threads;
+    ASSERT_TRUE(worker.JoinWith(std::move(options)).ok());
     const std::string first = worker.session().Digest();
     for (int round = 0; round < rounds; ++round) {
       worker.Fill(static_cast<uint64_t>(round));

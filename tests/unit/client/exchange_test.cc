@@ -31,8 +31,8 @@ class HeldLink final : public FrameLink {
     bool abstains() const { return (header().flags & wire::kAbstain) != 0; }
   };
   explicit HeldLink(uint32_t shard) : shard_(shard) {}
-  absl::Status SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull) override {
-    sent.push_back({chunks, {pull.begin(), pull.end()}});
+  absl::Status SendFrame(OutgoingFrame frame) override {
+    sent.push_back({std::move(frame.chunks), std::move(frame.pull)});
     return broken ? absl::UnavailableError("the stream broke") : absl::OkStatus();
   }
   absl::Status RequestPull(v1::PullKind, uint64_t, uint32_t, uint32_t) override { return absl::OkStatus(); }

@@ -78,6 +78,27 @@ TEST(ReadyTensorsTest, TakesEachTensorOnce) {
   EXPECT_TRUE(ready.order().empty());
 }
 
+TEST(TurnsTest, SmallTensorsFirstAndThenInTheOrderOfTheNextForward) {
+  const Job job = MakeJob();  // sizes 3, 700, 0, 5000, 1, 1, 64, 2000, 12
+  const Layout layout = *Layout::Make(job, 2);
+  const Turns turns(job, layout);
+  EXPECT_THAT(turns.of_tensor, ElementsAre(3, 6, 0, 8, 1, 2, 5, 7, 4));
+  std::vector<uint32_t> order(layout.bucket_count());
+  for (uint32_t b = 0; b < order.size(); ++b) order[turns.of_bucket[b]] = b;
+  const auto largest = [&](uint32_t bucket) {
+    uint64_t elements = 0;
+    for (const BucketPart& part : layout.parts(bucket))
+      elements = std::max(elements, job.tensors()[part.tensor].elements);
+    return elements;
+  };
+  ASSERT_GT(order.size(), 3u);
+  for (size_t i = 1; i < order.size(); ++i) {
+    EXPECT_LE(largest(order[i - 1]), largest(order[i]));
+    if (largest(order[i - 1]) < largest(order[i])) continue;
+    EXPECT_GT(order[i - 1], order[i]) << "buckets are numbered in backward order";
+  }
+}
+
 TEST(BucketCountdownTest, ABucketIsCompleteWithTheLastOfItsTensors) {
   const Job job = MakeJob();
   const absl::StatusOr<Layout> layout = Layout::Make(job, 2);

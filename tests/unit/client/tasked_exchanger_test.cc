@@ -1,10 +1,11 @@
-// How tasks are worked on, whatever they are: on which thread, in which order, and which no longer once the exchange
+// How tasks are worked on, whatever they are: on which threads, in which order, and which no longer once the exchange
 // has failed or ends.
 #include "client/cpp/internal/tasked_exchanger.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -24,6 +25,7 @@ using testing::HasSubstr;
 
 constexpr uint32_t kTensors = 8;
 constexpr uint32_t kHeld = 5;                          // the tensor whose task ends when the test lets it
+constexpr uint32_t kShard = 1;                         // that all tasks are for
 constexpr absl::Duration kHangs = absl::Seconds(120);  // what takes that long never comes
 
 v1::JobSpec SpecOf(uint64_t elements) {
@@ -42,11 +44,31 @@ struct TensorTask {
   const float* gradient = nullptr;
 };
 
+// A shard that has room as the test says.
+class RoomyLink final : public FrameLink {
+ public:
+  bool HasRoom() const override { return room; }
+  absl::Status SendFrame(OutgoingFrame) override { return absl::UnimplementedError("nothing is sent here"); }
+  absl::Status RequestPull(v1::PullKind, uint64_t, uint32_t, uint32_t) override {
+    return absl::UnimplementedError("nothing is pulled here");
+  }
+  absl::StatusOr<uint64_t> CatchUp(uint64_t) override { return absl::UnimplementedError("nobody is behind"); }
+  absl::Status Annotate(const absl::Status& status) const override { return status; }
+  std::atomic<bool> room = true;
+};
+
 // Notes its tasks. Rounds open and never end.
 class NotingExchanger final : public TaskedExchanger<TensorTask> {
  public:
-  explicit NotingExchanger(const SliceContext& slices) : TaskedExchanger(slices) { StartTasks(); }
-  ~NotingExchanger() override { Join(); }
+  // `wants_room`: tasks wait for room on kShard.
+  NotingExchanger(const SliceContext& slices, FrameLink* link, uint32_t threads = 1, bool wants_room = false)
+      : TaskedExchanger(slices, {link, link}, threads), most_at_work_(threads), wants_room_(wants_room) {
+    StartTasks();
+  }
+  ~NotingExchanger() override {
+    Release();
+    Join();
+  }
 
   // Since the beginning.
   std::vector<uint32_t> worked() const {
@@ -66,6 +88,11 @@ class NotingExchanger final : public TaskedExchanger<TensorTask> {
     return tasks_.size();
   }
 
+  bool AwaitWorked(size_t tasks) {
+    const auto worked = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return worked_.size() >= tasks; };
+    absl::MutexLock lock(&mu_);
+    return mu_.AwaitWithTimeout(absl::Condition(&worked), kHangs);
+  }
   bool AwaitHeld() {
     const auto held = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return holds_; };
     absl::MutexLock lock(&mu_);
@@ -76,9 +103,9 @@ class NotingExchanger final : public TaskedExchanger<TensorTask> {
     released_ = true;
   }
   bool AwaitIdle() {
-    const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return tasks_.empty() && !encoding_; };
+    const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return tasks_.empty() && !Encoding(); };
     absl::MutexLock lock(&mu_);
-    return mu_.AwaitWithTimeout(absl::Condition(&idle), kHangs) && !reading_gradients_;
+    return mu_.AwaitWithTimeout(absl::Condition(&idle), kHangs);
   }
   // The first half of an exchange's Stop; Join has the other.
   void AskToEnd() {
@@ -111,10 +138,13 @@ class NotingExchanger final : public TaskedExchanger<TensorTask> {
 
  private:
   TensorTask TaskOf(uint32_t tensor, const float* gradient) override { return {tensor, gradient}; }
+  TaskPlace PlaceOf(const TensorTask& task) const override {
+    return {TaskPlace::Rank::kEncode, 0, kShard, task.tensor, wants_room_};
+  }
   void Work(const TensorTask& task) override {
     absl::MutexLock lock(&mu_);
-    EXPECT_TRUE(encoding_ && reading_gradients_);
-    EXPECT_EQ(at_work_, 0) << "tensor " << task.tensor << " beside another";
+    EXPECT_TRUE(Encoding());
+    EXPECT_LT(at_work_, most_at_work_) << "tensor " << task.tensor << " beside others";
     ++at_work_;
     worked_.push_back(task.tensor);
     gradients_.push_back(task.gradient);
@@ -126,7 +156,9 @@ class NotingExchanger final : public TaskedExchanger<TensorTask> {
     --at_work_;
   }
 
-  int at_work_ ABSL_GUARDED_BY(mu_) = 0;
+  const uint32_t most_at_work_;
+  const bool wants_room_;
+  uint32_t at_work_ ABSL_GUARDED_BY(mu_) = 0;
   bool holds_ ABSL_GUARDED_BY(mu_) = false;
   bool released_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<uint32_t> worked_ ABSL_GUARDED_BY(mu_);
@@ -137,7 +169,7 @@ class NotingExchanger final : public TaskedExchanger<TensorTask> {
 class TaskedExchangerTest : public testing::TestWithParam<bool> {
  protected:
   explicit TaskedExchangerTest(bool threads = GetParam())
-      : worker_(SpecOf(kThreadsAbove + (threads ? 1 : 0))), exchanger_(worker_.context) {}
+      : worker_(SpecOf(kThreadsAbove + (threads ? 1 : 0))), exchanger_(worker_.context, &link_) {}
   void TearDown() override {
     exchanger_.Release();
     if (caller_.joinable()) caller_.join();
@@ -156,6 +188,7 @@ class TaskedExchangerTest : public testing::TestWithParam<bool> {
   }
 
   OneWorker worker_;
+  RoomyLink link_;
   NotingExchanger exchanger_;
   std::thread caller_;
 };
@@ -225,6 +258,31 @@ TEST_F(WithThreads, WorksOnAThreadOfItsOwnInOrder) {
   EXPECT_THAT(exchanger_.threads(), Each(exchanger_.threads()[0]));
   EXPECT_NE(exchanger_.threads()[0], std::this_thread::get_id());
   EXPECT_NE(exchanger_.threads()[0], caller);
+}
+
+TEST_F(WithThreads, AsManyAsAreGivenWorkBesideEachOther) {
+  NotingExchanger two(worker_.context, &link_, /*threads=*/2);
+  ASSERT_TRUE(two.Begin({}).ok());
+  ASSERT_TRUE(two.Ready(kHeld, worker_.parameters[kHeld].data()).ok());
+  ASSERT_TRUE(two.AwaitHeld());
+  for (uint32_t t : {7u, 0u, 2u}) EXPECT_EQ(two.Ready(t, worker_.parameters[t].data()), absl::OkStatus());
+  ASSERT_TRUE(two.AwaitWorked(4)) << "one of them is held, the other goes on";
+  EXPECT_THAT(two.worked(), ElementsAre(kHeld, 7, 0, 2));
+  two.Release();
+  ASSERT_TRUE(two.AwaitIdle());
+}
+
+TEST_P(TaskedExchangerTest, WaitsForRoom) {
+  NotingExchanger waits(worker_.context, &link_, 1, /*wants_room=*/true);
+  ASSERT_TRUE(waits.Begin({}).ok());
+  link_.room = false;
+  EXPECT_EQ(waits.Ready(3, worker_.parameters[3].data()), absl::OkStatus());
+  waits.OnRoom(kShard);  // for something else that was faster
+  EXPECT_EQ(waits.queued(), 1u);
+  link_.room = true;
+  waits.OnRoom(kShard);
+  ASSERT_TRUE(waits.AwaitIdle());
+  EXPECT_THAT(waits.worked(), ElementsAre(3));
 }
 
 TEST_F(WithoutThreads, WorksOnItsCallers) {

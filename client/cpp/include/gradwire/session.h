@@ -102,6 +102,10 @@ struct SessionOptions {
   // How long EndRound of a small job (see Session) busy-waits for updates before it blocks, if updates usually come
   // that fast: 0 (never) to 10000 microseconds. A blocked thread wakes some 40 us late.
   int64_t spin_us = 100;
+  // Threads that take in and encode gradients, 1 to 64, of a session that has threads (see Session); tensors on a
+  // device have one. What is sent has the same bits with any number. More than one pays where encoding is what steps
+  // wait for and backward leaves cores free.
+  uint32_t encode_threads = 1;
   // A request to stop makes Join give up what it waits for (a call that is under way ends by timeouts.rpc_ms), leave
   // the job and return Cancelled. Without effect once Join has returned.
   std::stop_token stop;
@@ -124,14 +128,18 @@ struct SessionStats {
   uint64_t sanitized_elements = 0;   // non-finite gradient elements that counted as 0
   uint64_t not_included_frames = 0;  // frames that came too late for their round; back in the residual
   uint32_t members = 0;              // workers of the job, this one counted, as shard 0 said with its last heartbeat
-  double encode_seconds = 0;         // encoding, on the encoding thread or in TensorReady
+  double encode_seconds = 0;         // encoding, on all encoding threads together or in TensorReady
   double apply_seconds = 0;          // decoding and the optimizer, on the applying thread or in EndRound
   double wait_seconds = 0;           // callers' time inside EndRound
 };
 
 // Thread-safe, except that one round is driven by one thread at a time: BeginRound and EndRound must not overlap each
-// other; TensorReady may be called from any thread between them. Owns two threads (none for a small job in host memory,
-// of at most 16384 elements) and, per shard, one for heartbeats and those of its connection.
+// other; TensorReady may be called from any thread between them. Owns encode_threads threads and one more (none for a
+// small job in host memory, of at most 16384 elements) and, per shard, one for heartbeats and those of its connection.
+//
+// No shard holds the frames of another: of each, frames of 8 MiB may wait for the network beside 1 MiB in the
+// transport, and one frame per encoding thread; what is above is encoded later. Frames are kept until their round is
+// over (with bounded staleness s, those of s + 1 rounds).
 //
 // Errors are absl statuses. When a shard is lost (Unavailable, naming its address) or refuses this worker for good,
 // the session has failed: every later call returns the same status at once. Join again to go on; the new session
@@ -167,8 +175,8 @@ class Session {
 
   // Opens the next round. `learning_rates`: one per parameter group, or one for all.
   absl::Status BeginRound(std::span<const float> learning_rates);
-  // The gradient of a tensor is complete. Returns at once; the work happens on the encoding thread (a small job is
-  // encoded and sent right here). `gradient`: as many elements as the tensor has; must stay unchanged until EndRound
+  // The gradient of a tensor is complete. Returns at once; the work happens on encoding threads (a small job is encoded
+  // and sent right here). `gradient`: as many elements as the tensor has; must stay unchanged until EndRound
   // has returned. With a device the gradient is in its memory, made by what was launched on `stream` until now; this
   // call does not wait for that work.
   absl::Status TensorReady(uint32_t tensor, const float* gradient, Stream* stream = nullptr);

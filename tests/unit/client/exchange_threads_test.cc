@@ -1,0 +1,130 @@
+// Exchanges with encoding threads against a shard that takes no more: what the others get, and what is encoded.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <set>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "client/cpp/internal/exchange.h"
+#include "tests/unit/client/one_worker.h"
+
+namespace gradwire::client {
+namespace {
+
+constexpr absl::Duration kHangs = absl::Seconds(120);  // what takes that long never comes
+
+// Several buckets of several tensors; large enough for threads.
+v1::JobSpec LargeSpec() {
+  v1::JobSpec spec = SmallSpec("dense:fp32");
+  for (uint64_t size : {9000, 70, 12000, 4096, 3}) {
+    v1::TensorSpec* tensor = spec.add_tensors();
+    tensor->set_name(absl::StrCat("t", spec.tensors_size()));
+    tensor->add_shape(size);
+  }
+  return spec;
+}
+
+// A shard that is sent frames until it is full. Thread-safe.
+class FillingLink final : public FrameLink {
+ public:
+  bool HasRoom() const override { return frames_ < capacity; }
+  absl::Status SendFrame(OutgoingFrame frame) override {
+    absl::MutexLock lock(&mu_);
+    const wire::FrameHeader header = wire::ParseHeader(frame.chunks[0].span()).value();
+    EXPECT_TRUE(sent_.insert(header.bucket).second || again_) << "bucket " << header.bucket << " was sent twice";
+    ++frames_;
+    return absl::OkStatus();
+  }
+  absl::Status RequestPull(v1::PullKind, uint64_t, uint32_t, uint32_t) override { return absl::OkStatus(); }
+  absl::StatusOr<uint64_t> CatchUp(uint64_t) override { return absl::UnimplementedError("nobody is behind"); }
+  absl::Status Annotate(const absl::Status& status) const override { return status; }
+
+  bool AwaitFrames(size_t frames) {
+    const auto there = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return sent_.size() >= frames; };
+    absl::MutexLock lock(&mu_);
+    return mu_.AwaitWithTimeout(absl::Condition(&there), kHangs);
+  }
+  std::set<uint32_t> sent() const {  // buckets
+    absl::MutexLock lock(&mu_);
+    return sent_;
+  }
+
+  void AllowAgain() {
+    absl::MutexLock lock(&mu_);
+    again_ = true;
+  }
+
+  std::atomic<size_t> capacity = SIZE_MAX;
+
+ private:
+  mutable absl::Mutex mu_;
+  std::set<uint32_t> sent_ ABSL_GUARDED_BY(mu_);
+  bool again_ ABSL_GUARDED_BY(mu_) = false;  // frames may come twice
+  std::atomic<size_t> frames_ = 0;
+};
+
+// Round 0 of one worker, whose frames nobody answers.
+struct Sender {
+  explicit Sender(uint32_t threads)
+      : worker(LargeSpec()),
+        exchange(ExchangeContext{worker.context, {&links[0], &links[1]}, 0, threads}, 0, worker.plans) {}
+  void Begin() {
+    ASSERT_EQ(exchange.Begin(OneWorker::kRates), absl::OkStatus());
+    gradient = worker.NextGradient();
+    for (uint32_t t = 0; t < gradient.size(); ++t) ASSERT_EQ(exchange.Ready(t, gradient[t].data()), absl::OkStatus());
+  }
+  size_t buckets() const { return worker.layout.bucket_count(); }
+
+  OneWorker worker;
+  Tensors gradient;
+  FillingLink links[kShardCount];
+  Exchange exchange;
+};
+
+class ExchangeThreadsTest : public testing::TestWithParam<uint32_t> {};
+INSTANTIATE_TEST_SUITE_P(Threads, ExchangeThreadsTest, testing::Values(1, 2, 5),
+                         [](const auto& info) { return absl::StrCat(info.param); });
+
+TEST_P(ExchangeThreadsTest, AShardThatTakesNothingHoldsNoOther) {
+  Sender sender(GetParam());
+  ASSERT_GE(sender.buckets(), 8u);
+  sender.links[0].capacity = 2;
+  ASSERT_NO_FATAL_FAILURE(sender.Begin());
+  ASSERT_TRUE(sender.links[1].AwaitFrames(sender.buckets()));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(sender.exchange.End(0)));
+  const size_t held = sender.links[0].sent().size();
+  EXPECT_LE(held, 2 + GetParam() - 1) << "what is encoded for it is bounded";
+  sender.exchange.Stop(absl::CancelledError("it was left"));
+  EXPECT_LT(sender.links[0].sent().size(), sender.buckets());
+  EXPECT_TRUE(absl::IsCancelled(sender.exchange.End(1000)));
+}
+
+TEST_P(ExchangeThreadsTest, WhatAShardHadNoRoomForFollows) {
+  Sender sender(GetParam());
+  sender.links[0].capacity = 1;
+  ASSERT_NO_FATAL_FAILURE(sender.Begin());
+  ASSERT_TRUE(sender.links[1].AwaitFrames(sender.buckets()));
+  sender.links[0].capacity = SIZE_MAX;
+  sender.exchange.OnRoom(0);
+  EXPECT_TRUE(sender.links[0].AwaitFrames(sender.buckets()));
+}
+
+TEST_P(ExchangeThreadsTest, ABreakWhileItEncodesLosesNoFrame) {
+  Sender sender(GetParam());
+  sender.links[0].capacity = 1;
+  sender.links[0].AllowAgain();
+  ASSERT_NO_FATAL_FAILURE(sender.Begin());
+  sender.exchange.OnResumed(0, /*behind=*/false);
+  sender.links[0].capacity = SIZE_MAX;
+  sender.exchange.OnRoom(0);
+  EXPECT_TRUE(sender.links[0].AwaitFrames(sender.buckets()));
+  EXPECT_TRUE(sender.links[1].AwaitFrames(sender.buckets()));
+}
+
+}  // namespace
+}  // namespace gradwire::client
