@@ -97,6 +97,9 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
 
   // job_status.cc. `with_digest`: with the digest of the parameters, if it can be had.
   v1::JobStatus Describe(bool with_details, bool with_digest);
+  // Notes rounds from now on, see TraceRecorder::Record. ResourceExhausted: the server has no memory left for it.
+  absl::Status RecordTrace(uint64_t first_round, uint64_t rounds);
+  v1::TracePage ReadTrace(uint64_t from, size_t limit);
   // Bucket by bucket; adds up where nothing else runs.
   MemoryUse MeasureMemory();
   uint64_t NewestVersion() const { return parts_.NewestVersion(); }

@@ -1,6 +1,7 @@
 // The work of an exchange: encoding in order of readiness, applying in order of arrival; on two threads or, without
 // them, on those of the callers.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "client/cpp/internal/exchange.h"
@@ -33,9 +34,12 @@ void Exchange::Work(const Task& task) {
 
 void Exchange::ProcessTensor(const Task& task) {
   const TimeNs begin = clock_.Now();
+  std::optional<TraceSpan> span(std::in_place, trace_,
+                                TraceSubject{.stage = v1::TRACE_TAKE_IN, .round = task.round, .bucket = task.index});
   if (task.kind == Task::Kind::kIngest) context_.slices.gradients->TakeIn(task.index, task.gradient, task.round);
   if (CarriesValues(*context_.slices.job, task.round)) context_.slices.gradients->Select(task.index, task.round);
   const TimeNs spent = clock_.Now() - begin;
+  span.reset();
   {
     absl::MutexLock lock(&mu_);
     counters_.encode_ns += spent;
@@ -146,7 +150,11 @@ bool Exchange::Send(Entry entry, const std::vector<Bytes>& chunks) {
     // Sending may block on a slow peer; the caller's gradients are not read meanwhile.
     reading_gradients_ = false;
   }
-  const absl::Status sent = link->SendFrame(chunks, pulls);
+  absl::Status sent;
+  {
+    const TraceSpan span(trace_, SubjectOf(v1::TRACE_SEND, entry.round, entry.slice, TotalSize(chunks)));
+    sent = link->SendFrame(chunks, pulls);
+  }
   GW_FAILPOINT("worker.frame.sent");
   absl::MutexLock lock(&mu_);
   if (!sent.ok() && !link->Mends(sent)) FailLocked(sent);

@@ -11,6 +11,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -112,6 +113,9 @@ class ShardLink final : public FrameLink {
 
   absl::Status SendFrame(const std::vector<Bytes>& chunks, std::span<const v1::PullKind> pull = {}) override;
   absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end) override;
+  // A call of gradwire.v1.Operator on the server that serves now, within rpc_timeout_ms; once Start has returned, until
+  // Close.
+  absl::StatusOr<std::string> CallOperator(std::string_view method, std::string request);
   // Once Start has returned.
   bool Poll() override { return channel()->Poll(); }
   void StopPolling() override { channel()->StopPolling(); }

@@ -16,6 +16,7 @@
 #include "client/cpp/internal/slice_work.h"
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
+#include "common/trace/recorder.h"
 
 namespace gradwire::client {
 
@@ -70,7 +71,8 @@ class TaskedExchanger : public Exchanger {
   };
 
   explicit TaskedExchanger(const SliceContext& slices)
-      : threads_(slices.job->elements() > kThreadsAbove || !slices.gradients->memory().on_host()),
+      : trace_(slices.trace),
+        threads_(slices.job->elements() > kThreadsAbove || !slices.gradients->memory().on_host()),
         shards_(slices.layout->shard_count()),
         buckets_(slices.layout->bucket_count()),
         countdown_(*slices.job, *slices.layout),
@@ -106,6 +108,15 @@ class TaskedExchanger : public Exchanger {
     if (round_error_.ok()) round_error_ = status;
   }
 
+  TraceSubject SubjectOf(v1::TraceStage stage, uint64_t round, uint32_t slice, uint64_t bytes = 0) const {
+    return {stage, round, slice / shards_, slice % shards_, 0, bytes};
+  }
+  // An instant.
+  void Trace(const TraceSubject& subject) const {
+    if (trace_ != nullptr) trace_->Note(subject);
+  }
+
+  TraceRecorder* const trace_;  // may be null
   const bool threads_;
   const uint32_t shards_;
   const uint32_t buckets_;
