@@ -75,8 +75,11 @@ absl::Status Trace(const Options& options, std::ostream& out) {
   if (version <= rounds.first)
     return absl::DeadlineExceededError(
         absl::StrCat("job '", options.job, "' made no round within ", options.wait_s, " s: is anybody training?"));
-  out << absl::StrFormat("%s: rounds %d to %d of job %s\n", options.out_path, rounds.first,
-                         std::min(version, rounds.first + rounds.count) - 1, options.job);
+  const uint64_t last = std::min(version, rounds.first + rounds.count) - 1;
+  out << (options.json
+              ? absl::StrFormat("{\"file\":%s,\"first_round\":%d,\"last_round\":%d}\n", Quoted(options.out_path),
+                                rounds.first, last)
+              : absl::StrFormat("%s: rounds %d to %d of job %s\n", options.out_path, rounds.first, last, options.job));
   return absl::OkStatus();
 }
 

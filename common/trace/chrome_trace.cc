@@ -53,13 +53,14 @@ class Writer {
                   {"events", process.events.size()},
                   {"dropped_events", process.dropped}};
     if (!process.missing.empty()) about["missing"] = process.missing;
+    if (process.missing.empty() && process.offset_ns == 0) clock_ = absl::StrCat("the steady clock of ", process.name);
     processes_.push_back(std::move(about));
   }
 
   std::string Finish() {
     Json file = {{"traceEvents", std::move(events_)},
                  {"displayTimeUnit", "ms"},
-                 {"otherData", {{"clock", "the steady clock of shard 0"}, {"processes", std::move(processes_)}}}};
+                 {"otherData", {{"clock", std::move(clock_)}, {"processes", std::move(processes_)}}}};
     return file.dump(-1, ' ', false, Json::error_handler_t::replace);
   }
 
@@ -111,6 +112,7 @@ class Writer {
 
   const std::vector<std::string>& tensors_;
   std::set<std::pair<char, uint64_t>> arrows_;  // their ends, so far
+  std::string clock_;
   Json events_ = Json::array();
   Json processes_ = Json::array();
 };

@@ -1,27 +1,43 @@
 """Where the time of a round goes: the file of gradwire.Trace, of two workers and two shards."""
 
 import collections
+import concurrent.futures
 import json
 import logging
+import os
+import pathlib
+import subprocess
+import threading
 
 import numpy as np
 import pytest
 
 import gradwire
 
-from test_session import in_parallel, make_job, make_parameters
+from test_session import in_parallel
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 FIRST, ROUNDS = 3, 2
 OF_WORKERS = {"encode", "send", "acknowledged", "received", "decode", "step"}
 OF_SHARDS = {"merge", "finish", "record", "apply", "answer"}
 
 
+def make_job(name, columns=40, **options):
+    """With 400 columns the job is so large that the session has threads of its own."""
+    tensors = [gradwire.TensorSpec("embed.weight", (50, columns)), gradwire.TensorSpec("norm.weight", (64,))]
+    return gradwire.JobSpec(name, tensors, run_elements=256, bucket_bytes=4096, **options)
+
+
+def make_arrays(job, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(tensor.shape, dtype=np.float32) for tensor in job.tensors]
+
+
 def train(servers, job, index, trace, steps=8):
-    """Returns the session's digest. The second worker begins its rounds late."""
-    rng = np.random.default_rng(index)
-    with gradwire.join(servers, job, make_parameters(), f"worker-{index}", trace=trace) as session:
-        for _ in range(steps):
-            session.exchange([rng.standard_normal(p.shape, dtype=np.float32) for p in make_parameters()], lr=0.01)
+    """Returns the session's digest."""
+    with gradwire.join(servers, job, make_arrays(job), f"worker-{index}", trace=trace) as session:
+        for step in range(steps):
+            session.exchange(make_arrays(job, seed=100 * index + step), lr=0.01)
         return session.digest()
 
 
@@ -31,10 +47,11 @@ def events_of(path):
     return file, [event for event in file["traceEvents"] if event["ph"] == "X"]
 
 
-@pytest.mark.parametrize("codec", ["dense:values=fp32", "tagc:density=0.05"])
-def test_a_trace_has_every_stage_of_every_bucket(addresses, tmp_path, codec):
+@pytest.mark.parametrize(("codec", "columns"), [("dense:values=fp32", 400), ("tagc:density=0.05", 400),
+                                                ("dense:values=fp32", 40)])
+def test_a_trace_has_every_stage_of_every_bucket(addresses, tmp_path, codec, columns):
     servers = addresses(2)
-    job = make_job("traced", codec=codec, workers=2, bucket_bytes=4096)
+    job = make_job("traced", columns, codec=codec, workers=2)
     paths = [tmp_path / f"{index}.json" for index in range(2)]
     in_parallel(2, lambda i: train(servers, job, i, gradwire.Trace(paths[i], FIRST, ROUNDS)))
     for index, path in enumerate(paths):
@@ -76,6 +93,33 @@ def test_a_trace_has_every_stage_of_every_bucket(addresses, tmp_path, codec):
         assert all(ends["s"] <= ends["f"] + error_us for ends in whole)
 
 
+def test_the_tool_traces_the_shards_of_a_job_that_trains(addresses, tmp_path):
+    servers, path, done = addresses(2), tmp_path / "t.json", threading.Event()
+    tool = pathlib.Path(os.environ.get("GRADWIRE_BIN", ROOT / "build/release/bin")) / "gradwire"
+
+    def keep_training():
+        job = make_job("running")
+        with gradwire.join(servers, job, make_arrays(job), "worker") as session:
+            while not done.is_set():
+                session.exchange([np.ones_like(p) for p in make_arrays(job)], lr=1e-6)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        training = pool.submit(keep_training)
+        try:
+            command = [tool, "trace", "running", "--servers", ",".join(servers), "--rounds=2", "--out", path, "--json"]
+            while (told := subprocess.run(command, capture_output=True, text=True)).returncode != 0:
+                assert "running" in told.stderr and not training.done(), told.stderr  # it has not joined yet
+        finally:
+            done.set()
+        training.result()
+    told = json.loads(told.stdout)
+    file, events = events_of(path)
+    assert [process["name"] for process in file["otherData"]["processes"]] == ["shard 0", "shard 1"]
+    assert {event["args"]["round"] for event in events} == {told["first_round"], told["last_round"]}
+    assert told["last_round"] == told["first_round"] + 1
+    assert OF_SHARDS <= {event["name"] for event in events}
+
+
 def test_without_a_trace_nothing_is_written_and_bits_are_the_same(addresses, tmp_path):
     servers = addresses(2)
     traces = [None, gradwire.Trace(tmp_path / "t.json", 1, 3)]
@@ -95,6 +139,6 @@ def test_a_session_that_ends_before_writes_what_there_is(addresses, tmp_path, ca
 def test_what_cannot_be_is_refused(addresses, tmp_path):
     servers, job = addresses(1), make_job("refused")
     with pytest.raises(gradwire.InvalidArgument, match="trace.rounds is 0"):
-        gradwire.join(servers, job, make_parameters(), "w", trace=gradwire.Trace(tmp_path / "t.json", rounds=0))
+        gradwire.join(servers, job, make_arrays(job), "w", trace=gradwire.Trace(tmp_path / "t.json", rounds=0))
     with pytest.raises(gradwire.InvalidArgument, match="there is no folder"):
-        gradwire.join(servers, job, make_parameters(), "w", trace=gradwire.Trace(tmp_path / "none" / "t.json"))
+        gradwire.join(servers, job, make_arrays(job), "w", trace=gradwire.Trace(tmp_path / "none" / "t.json"))

@@ -1,11 +1,13 @@
 // See shard_trace.h.
 #include "client/cpp/internal/shard_trace.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/trace/recorder.h"
 #include "gradwire/v1/operator.pb.h"
 
 namespace gradwire::client {
@@ -51,7 +53,7 @@ absl::StatusOr<TracedProcess> ReadShardTrace(const OperatorCall& call, const Tra
     process.offset_ns = begin + took / 2 - page.clock_ns();  // as if both ways took as long
     process.clock_error_ns = took / 2;
   }
-  for (uint64_t from = 0, total = 1; from < total;) {
+  for (uint64_t from = 0, total = 1; from < std::min<uint64_t>(total, TraceRecorder::kMaxNotes);) {
     GW_ASSIGN_OR_RETURN(const v1::TracePage page, ReadPage(call, rounds.job, from, kEventsPerPage));
     if (page.first_round() != rounds.first || page.rounds() != rounds.count)
       return absl::FailedPreconditionError(
@@ -67,6 +69,7 @@ absl::StatusOr<TracedProcess> ReadShardTrace(const OperatorCall& call, const Tra
 }
 
 void AlignToFirst(std::vector<TracedProcess>* processes) {
+  if (!processes->front().missing.empty()) return;
   const int64_t offset_ns = processes->front().offset_ns;
   const int64_t error_ns = processes->front().clock_error_ns;
   for (TracedProcess& process : *processes) {

@@ -33,7 +33,8 @@ absl::StatusOr<TracedProcess> ReadShardTrace(const OperatorCall& call, const Tra
                                              Clock* clock);
 
 // `processes`: shards in order, each with the offset to one clock, and a worker on that clock, if any. Afterwards their
-// offsets are those to the clock of the first shard, which every file of a job has in common.
+// offsets are those to the clock of the first shard, which every file of a job has in common; a shard that could not be
+// asked leaves them as they are.
 void AlignToFirst(std::vector<TracedProcess>* processes);
 
 }  // namespace gradwire::client

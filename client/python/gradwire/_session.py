@@ -313,9 +313,7 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
     device = None if place is None else _core.Device(*place)
     job_json = job.to_json()
     checkpoint = "" if resume_from is None else os.fspath(resume_from)
-    traced: dict[str, Any] = {}
-    if trace is not None:
-        traced = {"trace_path": os.fspath(trace.path), "trace_first_round": trace.first_round, "trace_rounds": trace.rounds}
+    traced = trace or Trace("")
 
     def arrays() -> list[Any]:  # anew for each attempt: a capsule can be taken once
         if device is not None:
@@ -343,7 +341,8 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
         left = max(0.001, start_timeout - (time.monotonic() - begin))
         return _core.Session(servers=servers, job_json=job_json, worker=name, pull=pull, memory=memory or arrays(),
                              backend=backend, resume_from=checkpoint, device=device, resume_anew=anew,
-                             **traced, **{**milliseconds, "start_timeout_ms": int(left * 1000)})
+                             trace_path=os.fspath(traced.path), trace_first_round=traced.first_round,
+                             trace_rounds=traced.rounds, **{**milliseconds, "start_timeout_ms": int(left * 1000)})
 
     try:
         with _waiting.Waiting("joining", servers, job.name, name):
