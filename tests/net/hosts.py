@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 INTERFACE = "eth0"  # of a host
+_NETWORK = "10.77.0"
 _MTU_BYTES = 1500
 _LEAST_BURST_BYTES = 128 << 10  # more than the largest packet that the kernel hands to a link in one piece
 _BURST_SECONDS = 0.004  # a timer tick, in which the bucket must not run over
@@ -46,17 +47,20 @@ def _run(*command: str) -> None:
 class Hosts:
     """The namespaces of some hosts. Not thread-safe; processes that were started in them should have ended at the end."""
 
-    def __init__(self, names: Sequence[str], rate_bit_s: float | None = None):
-        """rate_bit_s: of each host's link, each way; None: as fast as the machine is."""
+    def __init__(self, names: Sequence[str], rate_bit_s: float | None = None, congestion: str = ""):
+        """rate_bit_s: of each host's link, each way; None: as fast as the machine is. congestion: the control of TCP on all
+        hosts, such as "cubic"; empty: the system's.
+        """
         self._names = list(names)
         self._rate_bit_s = rate_bit_s
+        self._congestion = congestion
         self._hub = f"gw-{os.getpid()}-hub"
 
     def _namespace(self, host: str) -> str:
         return f"gw-{os.getpid()}-{self._names.index(host)}"
 
     def address(self, host: str) -> str:
-        return f"10.77.0.{self._names.index(host) + 1}"
+        return f"{_NETWORK}.{self._names.index(host) + 1}"
 
     def __enter__(self) -> Hosts:
         reason = why_not()
@@ -85,6 +89,9 @@ class Hosts:
             _run("ip", "-n", namespace, "address", "add", f"{self.address(host)}/24", "dev", INTERFACE)
             for device in ("lo", INTERFACE):
                 _run("ip", "-n", namespace, "link", "set", device, "up")
+            if self._congestion:  # of the route: a namespace may not choose every control as its default
+                _run("ip", "-n", namespace, "route", "replace", f"{_NETWORK}.0/24", "dev", INTERFACE, "proto", "kernel",
+                     "scope", "link", "src", self.address(host), "congctl", self._congestion)
             if self._rate_bit_s is None:
                 continue
             burst = max(_LEAST_BURST_BYTES, int(self._rate_bit_s / 8 * _BURST_SECONDS))

@@ -54,7 +54,7 @@ def run_once(way: str, rate: str, args: argparse.Namespace, trace: str) -> list[
     """What each worker printed."""
     workers = [f"worker-{i}" for i in range(args.workers)]
     shards = [f"shard-{i}" for i in range(args.shards)] if way not in ("alone", "ddp") else []
-    with tempfile.TemporaryDirectory() as folder, Hosts([*workers, *shards], rate_of(rate)) as hosts:
+    with tempfile.TemporaryDirectory() as folder, Hosts([*workers, *shards], rate_of(rate), args.congestion) as hosts:
         running: list[subprocess.Popen] = []
         try:
             servers = [f"{args.scheme}://{hosts.address(shard)}:{PORT}" for shard in shards]
@@ -65,7 +65,8 @@ def run_once(way: str, rate: str, args: argparse.Namespace, trace: str) -> list[
                 settings = Settings(way=way, worker=i, workers=args.workers, steps=args.steps, sequences=args.sequences,
                                     width=args.width, layers=args.layers, servers=servers,
                                     master=hosts.address(workers[0]), interface=INTERFACE,
-                                    trace=trace.format(worker=worker) if trace else "")
+                                    trace=trace.format(worker=worker) if trace else "",
+                                    bucket_bytes=args.bucket_bytes)
                 processes.append(hosts.popen(worker, [sys.executable, Path(__file__).with_name("network_worker.py"),
                                                       json.dumps(asdict(settings))], stdout=subprocess.PIPE, text=True))
             running.extend(processes)
@@ -95,6 +96,8 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, default=4, help="of 128 bytes, per worker and step")
     parser.add_argument("--width", type=int, default=256, help="of the model; with 6 layers 4.9 million parameters")
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--bucket-bytes", type=int, default=0, help="of jobs on shard servers; 0: their default")
+    parser.add_argument("--congestion", default="", help="control of TCP on all hosts, such as cubic; default: the system's")
     parser.add_argument("--trace", type=Path, help="a folder: traces of three steps of each way through shards")
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
@@ -119,8 +122,9 @@ def main() -> None:
                     parameters = result["parameters"]
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     print(f"network on {machine}")
+    congestion = args.congestion or Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     print(f"  {args.workers} workers, {args.shards} shards over {args.scheme}://, {parameters / 1e6:.1f} million parameters; "
-          f"{args.turns} turns of {args.steps} steps")
+          f"{args.turns} turns of {args.steps} steps; congestion control {congestion}")
     rows = []
     for rate in rates:
         ddp = statistics.median(seconds["ddp", rate]) if "ddp" in ways else None

@@ -38,6 +38,7 @@ class Settings:
     master: str  # of DDP: address of worker 0
     interface: str
     trace: str  # a file; empty: none
+    bucket_bytes: int  # of the job; 0: its default
 
 
 @contextlib.contextmanager
@@ -64,7 +65,7 @@ def trained_by_shards(model: Gpt, settings: Settings):
     trace = gradwire.Trace(settings.trace, 1 + settings.steps // 2, 3) if settings.trace else None
     with gradwire.torch.ShardedOptimizer(model, servers=settings.servers, job="network", worker=f"worker-{settings.worker}",
                                          workers=settings.workers, codec=settings.way, lr=LR, overlap=True,
-                                         trace=trace) as optimizer:
+                                         bucket_bytes=settings.bucket_bytes, trace=trace) as optimizer:
         yield model, optimizer
 
 
