@@ -413,6 +413,8 @@ absl::Status RunCommand(const Options& options, std::ostream& out) {
       return TakeSnapshots(options, out);
     case Command::kPromote:
       return Promote(options, out);
+    case Command::kTrace:
+      return Trace(options, out);
     case Command::kVerify:
       return Verify(options, out);
     case Command::kRestore:

@@ -24,6 +24,9 @@ absl::Status ReportFeatures(bool json, std::ostream& out);
 // explain.cc: what a codec spec means, key by key.
 absl::Status ExplainCodec(const std::string& text, uint64_t elements, bool json, std::ostream& out);
 
+// trace.cc: a file of what the shards do in the next rounds of a job.
+absl::Status Trace(const Options& options, std::ostream& out);
+
 // offline.cc: what is done with data directories. DataLoss where one is damaged.
 absl::Status Verify(const Options& options, std::ostream& out);
 absl::Status Restore(const Options& options, std::ostream& out);

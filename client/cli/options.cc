@@ -20,6 +20,7 @@ constexpr char kFooter[] =
     "  gradwire job describe my-job --digest\n"
     "  gradwire job prune --unused-s 3600\n"
     "  gradwire snapshot my-job\n"
+    "  gradwire trace my-job --rounds 3 --out trace.json\n"
     "  gradwire status --servers 'grpc://a:7070|grpc://b:7070'\n"
     "  gradwire promote grpc://b:7070\n"
     "  gradwire verify /var/lib/gradwire\n"
@@ -119,6 +120,18 @@ void DefineOthers(CLI::App& app, Options& o) {
   snapshot->add_option("job", o.job, "The job's name")->required();
   AddCommon(snapshot, o, true);
   Select(snapshot, o, Command::kSnapshot);
+  CLI::App* trace = app.add_subcommand("trace",
+                                       "Write what the shards do in the next rounds of a job that trains, as a file "
+                                       "for https://ui.perfetto.dev; a worker "
+                                       "adds what it does itself to a file of its own (trace= of gradwire.join)");
+  trace->add_option("job", o.job, "The job's name")->required();
+  trace->add_option("--rounds", o.rounds, "How many, 1 to 1000")->check(CLI::Range(1u, 1000u))->capture_default_str();
+  trace->add_option("--out", o.out_path, "The file, Chrome's trace event format")->required();
+  trace->add_option("--wait-s", o.wait_s, "For the rounds, in seconds, 1 to 86400; then what there is is written")
+      ->check(CLI::Range(1u, 86400u))
+      ->capture_default_str();
+  AddCommon(trace, o, true);
+  Select(trace, o, Command::kTrace);
   CLI::App* verify = app.add_subcommand(
       "verify", "Check every file of data directories as a starting server would; changes nothing, asks no server");
   verify->add_option("directories", o.directories, "What servers are given as --data-dir")->required();

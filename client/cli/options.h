@@ -18,6 +18,7 @@ enum class Command {
   kJobDelete,
   kJobPrune,
   kSnapshot,
+  kTrace,
   kPromote,
   kVerify,
   kRestore,
@@ -42,6 +43,9 @@ struct Options {
   uint32_t shards = 1;
   uint64_t elements = 1'000'000;  // codec explain: of which size
   uint32_t unused_s = 60;         // job prune: without workers for this long
+  uint32_t rounds = 1;            // trace
+  uint32_t wait_s = 60;           // trace: for the rounds
+  std::string out_path;           // trace
   int64_t timeout_ms = 10'000;
   bool json = false;
   bool digest = false;

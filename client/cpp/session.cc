@@ -14,6 +14,7 @@
 #include "client/cpp/internal/exchange.h"
 #include "client/cpp/internal/gradients.h"
 #include "client/cpp/internal/replica.h"
+#include "client/cpp/internal/session_trace.h"
 #include "client/cpp/internal/shard_link.h"
 #include "client/cpp/internal/start.h"
 #include "client/cpp/internal/tensor_memory.h"
@@ -82,6 +83,7 @@ absl::Status CheckOptions(const SessionOptions& options, const Job& job) {
   if (options.servers.empty()) return absl::InvalidArgumentError("no servers were given");
   if (options.worker.empty()) return absl::InvalidArgumentError("the worker has no name; names are unique in the job");
   GW_RETURN_IF_ERROR(CheckNumbers(options));
+  GW_RETURN_IF_ERROR(client::SessionTrace::Check(options.trace));
   GW_RETURN_IF_ERROR(job.CheckGoesWith(WaysOf(options)));
   if (job.elements() == 0) return absl::InvalidArgumentError("the tensors of the job have no elements");
   if (options.memory.size() != job.tensors().size())
@@ -101,7 +103,11 @@ absl::Status CheckOptions(const SessionOptions& options, const Job& job) {
 class Session::Impl {
  public:
   Impl(SessionOptions options, Job job, Layout layout, std::unique_ptr<kernels::Backend> backend)
-      : options_(std::move(options)), job_(std::move(job)), layout_(std::move(layout)), backend_(std::move(backend)) {}
+      : options_(std::move(options)),
+        job_(std::move(job)),
+        layout_(std::move(layout)),
+        backend_(std::move(backend)),
+        trace_(options_.trace, &job_, options_.worker, options_.notice) {}
   ~Impl() { Leave(/*drain=*/false).IgnoreError(); }
 
   absl::Status Start() {
@@ -113,6 +119,12 @@ class Session::Impl {
     if (options_.stop.stop_requested()) return absl::CancelledError("joining was stopped");
     GW_RETURN_IF_ERROR(connected);
     start_bytes_ = WireBytes();
+    std::vector<client::OperatorCall> shards;
+    for (const auto& link : links_)
+      shards.emplace_back([l = link.get()](std::string_view method, std::string request) {
+        return l->CallOperator(method, std::move(request));
+      });
+    trace_.Begin(std::move(shards));
     return absl::OkStatus();
   }
 
@@ -123,6 +135,7 @@ class Session::Impl {
     if (drain && exchange_ != nullptr) drained = exchange_->Drain(options_.timeouts.round_ms);
     // In the middle of a round, or when the session has failed, there is nothing to drain.
     if (!absl::IsDeadlineExceeded(drained) && !absl::IsInvalidArgument(drained)) drained = absl::OkStatus();
+    trace_.End();
     for (auto& link : links_) link->Cancel();  // nothing blocks on a slow shard any more
     if (exchange_ != nullptr) exchange_->Stop(absl::CancelledError("the session was left"));
     if (memory_ != nullptr) memory_->Wait();
@@ -184,6 +197,12 @@ class Session::Impl {
     absl::Status status = wait(*exchange_);
     memory_->Wait();
     return status;
+  }
+
+  absl::Status EndRound(int64_t timeout_ms, Stream* stream) {
+    GW_RETURN_IF_ERROR(Applying(stream, [&](client::Exchanger& exchange) { return exchange.End(timeout_ms); }));
+    trace_.NoteVersion(exchange_->version());
+    return absl::OkStatus();
   }
 
   client::Exchanger& exchange() { return *exchange_; }
@@ -318,8 +337,15 @@ class Session::Impl {
 
   void MakeExchange(const std::vector<client::ShardLink*>& links, client::StartState start) {
     start_version_ = start.version;
-    const client::SliceContext context{&job_,           &layout_,       options_.pull,    incarnation_,
-                                       codec_pointers_, replica_.get(), gradients_.get(), HashString(options_.worker)};
+    const client::SliceContext context{&job_,
+                                       &layout_,
+                                       options_.pull,
+                                       incarnation_,
+                                       codec_pointers_,
+                                       replica_.get(),
+                                       gradients_.get(),
+                                       HashString(options_.worker),
+                                       trace_.recorder()};
     const std::vector<client::FrameLink*> frame_links(links.begin(), links.end());
     if (IsAsync(job_)) {
       exchange_ = std::make_unique<client::AsyncExchange>(context, frame_links, start.versions, std::move(start.plans),
@@ -432,6 +458,7 @@ class Session::Impl {
   const Job job_;
   const Layout layout_;
   const std::unique_ptr<kernels::Backend> backend_;
+  client::SessionTrace trace_;
   PosixDisk disk_;  // of checkpoints
   const uint64_t session_ = RandomIncarnation();
   uint64_t incarnation_ = 0;
@@ -476,7 +503,7 @@ absl::Status Session::TensorReady(uint32_t tensor, const float* gradient, Stream
 
 absl::Status Session::EndRound(int64_t timeout_ms, Stream* stream) {
   const int64_t limit_ms = timeout_ms < 0 ? impl_->options().timeouts.round_ms : timeout_ms;
-  return impl_->Applying(stream, [&](client::Exchanger& exchange) { return exchange.End(limit_ms); });
+  return impl_->EndRound(limit_ms, stream);
 }
 
 absl::Status Session::Exchange(std::span<const float* const> gradients, std::span<const float> learning_rates,

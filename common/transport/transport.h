@@ -37,8 +37,8 @@ class StreamSink {
   virtual ~StreamSink() = default;
   // At most one further message is received before this returns: a slow sink slows its sender down (backpressure).
   virtual void OnMessage(Message message) = 0;
-  // Once after each time that TrySend found no room: half of the window is empty. On any thread that sends on the stream
-  // or serves the transport, so possibly inside a call of Send or TrySend.
+  // Once after each time that TrySend found no room: half of the window is empty. On any thread that sends on the
+  // stream or serves the transport, so possibly inside a call of Send or TrySend.
   virtual void OnRoom() {}
   // The peer finished (OK), failed, or the connection was lost (a client sees Unavailable, a server Cancelled).
   // Nothing is delivered afterwards, and nothing can be sent: a server's sink hears of a client's half-close here,
@@ -54,8 +54,8 @@ class Stream {
   // Queues a message. Blocks while more than the transport's window (default 8 MiB) is queued unsent, unless called
   // from inside a sink of this transport, where it never blocks. Fails once the stream is closed.
   virtual absl::Status Send(Message message) = 0;
-  // Never blocks. True: `message` is queued. False: Send would block here, inside a sink as well; `message` is as it was,
-  // and the sink's OnRoom follows, or its OnClosed. Errors: as Send. A stream without a window has room always.
+  // Never blocks. True: `message` is queued. False: Send would block here, inside a sink as well; `message` is as it
+  // was, and the sink's OnRoom follows, or its OnClosed. Errors: as Send. A stream without a window has room always.
   virtual absl::StatusOr<bool> TrySend(Message& message) {
     const absl::Status sent = Send(std::move(message));
     if (!sent.ok()) return sent;

@@ -173,6 +173,10 @@ void Desk::Deliver(std::vector<Delivery> deliveries) {
 
 absl::Status Desk::Send(const Delivery& delivery) {
   Outbox& out = *delivery.to.out;
+  TraceSpan span(&parts_.trace, {.stage = v1::TRACE_ANSWER,
+                                 .round = delivery.to.version - 1,
+                                 .bucket = delivery.bucket,
+                                 .member = delivery.to.member});
   if (delivery.chunks == nullptr || delivery.chunks->empty()) {
     out.Send({ControlOf(delivery, true, true), {}}).IgnoreError();  // it fails only when the stream is closing
     return absl::OkStatus();
@@ -181,6 +185,7 @@ absl::Status Desk::Send(const Delivery& delivery) {
   if (out.unsent() != nullptr) {
     GW_ASSIGN_OR_RETURN(chunks, UnsentBudget::Count(out.unsent(), chunks));
   }
+  span.SetBytes(TotalSize(chunks));
   for (size_t i = 0; i < chunks.size(); ++i) {
     GW_FAILPOINT("answer.before_chunk");
     const size_t size = chunks[i].size();

@@ -67,6 +67,11 @@ absl::StatusOr<std::optional<v1::PushAck>> Intake::Take(PushStream& stream, std:
     stream.skipped.erase(skipped);
   }
   if (absl::Status status = CheckHeader(stream, header); !status.ok()) return Refuse(stream, header, status);
+  const TraceSpan span(&parts_.trace, {.stage = v1::TRACE_MERGE,
+                                       .round = header.round,
+                                       .bucket = header.bucket,
+                                       .member = stream.member,
+                                       .bytes = size});
   if (header.kind == wire::FrameKind::kInitialize) {
     return AnswerUpload(stream, header, upload_.Take(stream, *chunk, received));
   }

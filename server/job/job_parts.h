@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
+#include "common/trace/recorder.h"
 #include "server/job/bucket_state.h"
 #include "server/job/in_flight.h"
 #include "server/job/job_arrays.h"
@@ -64,11 +65,13 @@ struct JobParts {
   // Synchronise themselves.
   InFlight in_flight;
   TrafficAccounts traffic;
+  TraceRecorder trace{environment.clock};
   std::atomic<bool> replaying{false};  // nobody has joined yet: records are being replayed, or a primary is followed
 
   mutable absl::Mutex mu;
   const std::unique_ptr<Rounds> rounds ABSL_PT_GUARDED_BY(mu);
-  absl::Status shut ABSL_GUARDED_BY(mu);  // not ok: the job is gone, and this is why
+  MemoryAccount::Share trace_share ABSL_GUARDED_BY(mu);  // of `trace`, which the bound does not cover
+  absl::Status shut ABSL_GUARDED_BY(mu);                 // not ok: the job is gone, and this is why
 };
 
 }  // namespace gradwire

@@ -54,8 +54,7 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   const Layout& layout() const { return parts_.layout; }
   uint32_t shard_index() const { return parts_.shard_index; }
   const MemoryBound& memory() const { return parts_.memory; }
-  // FailedPrecondition naming the first difference, unless it is this very job and sharding. layout_digest 0: not
-  // compared.
+  // FailedPrecondition naming the first difference, unless it is this job and sharding. layout_digest 0: any.
   absl::Status CheckSame(const Job& job, uint32_t shard_index, uint32_t shard_count, uint64_t layout_digest) const;
 
   // The rooms.
@@ -70,8 +69,7 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   // job_members.cc: membership; errors as in Rounds. Join: AlreadyExists where another incarnation of this name, or
   // another session of this incarnation, has a stream open, so that nobody takes a worker's place while it is there;
   // FailedPrecondition where another session took the place of this one.
-  // `other_version`: as in JoinRequest. DataLoss, and the worker is no member any more: this shard is behind the
-  // others.
+  // `other_version`: as in JoinRequest. DataLoss, and the worker is no member any more: this shard is behind others.
   absl::StatusOr<v1::JoinReply> Join(const v1::WorkerIdentity& identity, uint64_t not_before, bool may_initialize,
                                      uint64_t other_version = 0);
   absl::StatusOr<v1::JoinReply> Resume(const v1::WorkerIdentity& identity, const Rounds::ResumePoint& point);
@@ -91,12 +89,14 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   // Ends leases that have run out, closes buckets that have waited long enough, and logs how many warnings were held
   // back. The parts that take long are done on `pool`, if there is one, which is gone before this job is.
   void Tick(WorkPool* pool = nullptr);
-  // When Tick has something to do, on the clock of the environment. Where that becomes sooner than the last answer
-  // said, JobEnvironment::tick_sooner is called.
+  // When Tick has something to do, by the environment's clock. Where that becomes sooner, its tick_sooner is called.
   std::optional<TimeNs> NextTick();
 
   // job_status.cc. `with_digest`: with the digest of the parameters, if it can be had.
   v1::JobStatus Describe(bool with_details, bool with_digest);
+  // Notes rounds from now on, see TraceRecorder::Record. ResourceExhausted: the server has no memory left for it.
+  absl::Status RecordTrace(uint64_t first_round, uint64_t rounds);
+  v1::TracePage ReadTrace(uint64_t from, size_t limit);
   // Bucket by bucket; adds up where nothing else runs.
   MemoryUse MeasureMemory();
   uint64_t NewestVersion() const { return parts_.NewestVersion(); }

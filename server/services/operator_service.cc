@@ -1,6 +1,8 @@
 // Handlers of the operator's service; see operator_service.h.
 #include "server/services/operator_service.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_format.h"
 #include "common/base/names.h"
 #include "common/base/status_macros.h"
@@ -10,6 +12,8 @@ namespace gradwire {
 namespace {
 
 constexpr TimeNs kSecond = 1'000'000'000;
+constexpr uint64_t kMaxTracedRounds = 1000;
+constexpr uint32_t kMaxTracePage = 4096;
 constexpr char kServerVersion[] = GRADWIRE_VERSION;
 
 }  // namespace
@@ -37,6 +41,12 @@ absl::StatusOr<std::string> OperatorService::Call(std::string_view method, std::
   if (method == "DescribeShard") {
     return HandleUnary<v1::DescribeShardRequest>(
         request, [this](const auto&) -> absl::StatusOr<v1::ShardStatus> { return DescribeShard(); });
+  }
+  if (method == "RecordTrace") {
+    return HandleUnary<v1::RecordTraceRequest>(request, [this](const auto& r) { return RecordTrace(r); });
+  }
+  if (method == "ReadTrace") {
+    return HandleUnary<v1::ReadTraceRequest>(request, [this](const auto& r) { return ReadTrace(r); });
   }
   return absl::UnimplementedError(absl::StrFormat("gradwire.v1.Operator has no method '%s'", Printable(method)));
 }
@@ -87,6 +97,21 @@ absl::StatusOr<v1::PromoteReply> OperatorService::Promote(const v1::PromoteReque
   GW_ASSIGN_OR_RETURN(const uint64_t epoch, replication_->Promote(request.force()));
   reply.set_server_epoch(epoch);
   return reply;
+}
+
+absl::StatusOr<v1::RecordTraceReply> OperatorService::RecordTrace(const v1::RecordTraceRequest& request) {
+  if (request.rounds() < 1 || request.rounds() > kMaxTracedRounds) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("a trace of %d rounds was asked for; allowed are 1 to %d", request.rounds(), kMaxTracedRounds));
+  }
+  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.job()));
+  GW_RETURN_IF_ERROR(job->RecordTrace(request.first_round(), request.rounds()));
+  return v1::RecordTraceReply();
+}
+
+absl::StatusOr<v1::TracePage> OperatorService::ReadTrace(const v1::ReadTraceRequest& request) {
+  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.job()));
+  return job->ReadTrace(request.from(), std::min(request.limit(), kMaxTracePage));
 }
 
 metrics::Reading OperatorService::Read() {

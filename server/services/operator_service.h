@@ -33,6 +33,8 @@ class OperatorService {
   absl::StatusOr<v1::DeleteJobReply> DeleteJob(const v1::DeleteJobRequest& request);
   absl::StatusOr<v1::TakeSnapshotReply> TakeSnapshot(const v1::TakeSnapshotRequest& request);
   absl::StatusOr<v1::PromoteReply> Promote(const v1::PromoteRequest& request);
+  absl::StatusOr<v1::RecordTraceReply> RecordTrace(const v1::RecordTraceRequest& request);
+  absl::StatusOr<v1::TracePage> ReadTrace(const v1::ReadTraceRequest& request);
   v1::ShardStatus DescribeShard() const;
 
   JobRegistry* const registry_;

@@ -22,6 +22,7 @@ void Publish::Pass(ClosedBucket closed) {
 
 void Publish::NoteSafe(uint32_t index, uint64_t version) {
   GW_FAILPOINT("version.before_visible");
+  parts_.trace.Note({.stage = v1::TRACE_SAFE, .round = version - 1, .bucket = index});
   BucketState& bucket = *parts_.buckets[index];
   std::vector<Delivery> ready;
   {

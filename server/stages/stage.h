@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/base/clock.h"
 #include "common/codec/codec.h"
 #include "common/journal/record.h"
 #include "server/desk/delivery.h"
@@ -27,6 +28,7 @@ struct ClosedBucket {
   bool nonfinite = false;  // a gradient of the round is not finite
   // From apply on: what is due to pullers.
   std::vector<Delivery> answers;
+  TimeNs since = 0;  // of a traced round: when the stage before passed it on (Traced)
   // Not ok: there is no update. The bucket passes the remaining stages all the same; it stops and its pullers are told.
   absl::Status status;
 };

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "server/stages/agreement.h"
@@ -10,12 +11,14 @@
 #include "server/stages/finish.h"
 #include "server/stages/publish.h"
 #include "server/stages/record.h"
+#include "server/stages/traced.h"
 #include "server/stages/turn.h"
 #include "server/stages/two_way.h"
 
 namespace gradwire {
 
-// Made from the last stage to the first, each with its next one; a stage that the job does not need is left out.
+// Made from the last stage to the first, each with its next one, before which a Traced stands; a stage that the job
+// does not need is left out.
 class Stages {
  public:
   Stages(JobParts* parts, Flow* flow, PastRounds* past, Snapshots* snapshots, JobLog* log, Desk* desk);
@@ -30,6 +33,11 @@ class Stages {
   Agreement* agreement() { return agreement_.get(); }  // null: the job's shards have nothing to agree on
 
  private:
+  // A Traced in front of `next`, behind `before`.
+  Stage* Trace(v1::TraceStage before, Stage* next);
+
+  TraceRecorder* const trace_;
+  std::vector<std::unique_ptr<Traced>> traced_;
   Publish publish_;
   Apply apply_;
   Record record_;

@@ -2,6 +2,7 @@
 #include "client/cpp/internal/async_exchange.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -187,7 +188,9 @@ absl::Status AsyncExchange::Settle(uint32_t index) {
   } else if (slice.frame.has_value() && !calibrated) {
     GW_RETURN_IF_ERROR(context_.gradients->Returned(layout, codec, *slice.frame));
   }
+  std::optional<TraceSpan> span(std::in_place, trace_, SubjectOf(v1::TRACE_STEP, slices_[index].version, index));
   GW_ASSIGN_OR_RETURN(PlanWindow plans, context_.replica->Load(layout, slice.chunks, slice.arrived));
+  span.reset();
   GW_FAILPOINT("worker.update.applied");
   absl::MutexLock lock(&mu_);
   slice.plans = std::move(plans);
@@ -233,6 +236,7 @@ void AsyncExchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
   const uint32_t index = ack.bucket() * shards_ + shard;
   Slice& slice = slices_[index];
   if (!slice.unanswered || ack.round() != slice.version) return;  // answered before
+  Trace(SubjectOf(v1::TRACE_ACKNOWLEDGED, slice.version, index));
   slice.unanswered = false;
   switch (ack.outcome()) {
     case v1::PUSH_INCLUDED:
@@ -278,6 +282,7 @@ void AsyncExchange::OnAnswer(uint32_t shard, PullAnswer answer) {
   if (!slice.waiting) return;  // asked for again after a break
   const uint64_t version = answer.chunks[0].header.round;
   if (version < slice.least) return;  // the same
+  Trace(SubjectOf(v1::TRACE_RECEIVED, slice.version, answer.bucket * shards_ + shard));
   slice.arrived = version;
   slice.chunks = std::move(answer.chunks);
   // The acknowledgement may come later, and says how new they have to be.
@@ -344,8 +349,11 @@ void AsyncExchange::ProcessTensor(const Task& task) {
   const TimeNs begin = clock_.Now();
   // Schedules that count rounds count versions; version 0 only calibrates.
   const uint64_t round = std::max<uint64_t>(version(), 1);
+  std::optional<TraceSpan> span(std::in_place, trace_,
+                                TraceSubject{.stage = v1::TRACE_TAKE_IN, .round = round, .bucket = task.index});
   context_.gradients->TakeIn(task.index, task.gradient, round);
   context_.gradients->Select(task.index, round);
+  span.reset();
   const TimeNs spent = clock_.Now() - begin;
   absl::MutexLock lock(&mu_);
   counters_.encode_ns += spent;
@@ -373,12 +381,14 @@ void AsyncExchange::Encode(uint32_t index) {
   }
   id.learning_rates = rates;
   absl::StatusOr<EncodedFrame> frame = absl::CancelledError();
+  std::optional<TraceSpan> span(std::in_place, trace_, SubjectOf(v1::TRACE_ENCODE, slices_[index].version, index));
   if (!bad) frame = slice.encoder->Encode(id, slice.plans.newest(), context_.gradients->InputsOf(LayoutOf(index)));
   if (!frame.ok()) {
     context_.gradients->Keep(LayoutOf(index));
   } else if (slice.version > 0) {
     context_.gradients->Encoded(LayoutOf(index));
   }
+  span.reset();
   const TimeNs spent = clock_.Now() - begin;
   {
     absl::MutexLock lock(&mu_);
@@ -405,7 +415,12 @@ void AsyncExchange::SendFrame(uint32_t index) {
     slices_[index].sending = true;
     frame.chunks = slices_[index].frame->chunks;
   }
-  const absl::Status sent = links_[index % shards_]->SendFrame(std::move(frame));
+  const uint64_t bytes = TotalSize(frame.chunks);
+  absl::Status sent;
+  {
+    const TraceSpan span(trace_, SubjectOf(v1::TRACE_SEND, slices_[index].version, index, bytes));
+    sent = links_[index % shards_]->SendFrame(std::move(frame));
+  }
   GW_FAILPOINT("worker.frame.sent");
   Sent(index, sent);
 }

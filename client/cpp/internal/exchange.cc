@@ -103,6 +103,7 @@ absl::Status Exchange::BeginReplacement() {
 }
 
 ExchangeTask Exchange::TaskOf(uint32_t tensor, const float* gradient) {
+  Trace({.stage = v1::TRACE_READY, .round = ledger_.next() - 1, .bucket = tensor});
   return {Task::Kind::kIngest, tensor, gradient, {ledger_.next() - 1, 0}};
 }
 
@@ -188,6 +189,7 @@ absl::Status Exchange::End(int64_t timeout_ms) {
     bool behind = false;
     {
       absl::MutexLock lock(&mu_);
+      const TraceSpan span(trace_, {.stage = v1::TRACE_END_ROUND, .round = ledger_.next() - 1});
       GW_RETURN_IF_ERROR(failed_);
       if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
       GW_RETURN_IF_ERROR(ready_.CheckAll());
@@ -312,8 +314,9 @@ void Exchange::OnAck(uint32_t shard, const v1::PushAck& ack) {
 void Exchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
   if (ack.bucket() >= buckets_) return;
   RoundLedger::Actions actions;
-  const RoundLedger::AckEffect effect =
-      ledger_.Acked({ack.round(), ack.bucket() * shards_ + shard}, ack.outcome(), &actions);
+  const Entry entry{ack.round(), ack.bucket() * shards_ + shard};
+  Trace(SubjectOf(v1::TRACE_ACKNOWLEDGED, entry.round, entry.slice));
+  const RoundLedger::AckEffect effect = ledger_.Acked(entry, ack.outcome(), &actions);
   if (effect == RoundLedger::AckEffect::kNotIncluded) ++counters_.not_included;
   ledger_.Heard(ack.open_round());
   if (effect == RoundLedger::AckEffect::kRefused || effect == RoundLedger::AckEffect::kLost) {
@@ -344,6 +347,7 @@ void Exchange::NoteAnswer(uint32_t shard, PullAnswer answer) {
   if (!answer.status.ok() && !gone) return FailLocked(answer.status);
   RoundLedger::Actions actions;
   const Entry entry{answer.version - 1, answer.bucket * shards_ + shard};
+  Trace(SubjectOf(v1::TRACE_RECEIVED, entry.round, entry.slice));
   if (gone && answer.bucket < buckets_) {
     if (ledger_.Gone(entry, answer.kind, &actions) != RoundLedger::AnswerEffect::kTaken) return;
     SliceBytes& bytes = BytesOf(entry);

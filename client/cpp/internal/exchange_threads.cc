@@ -1,6 +1,7 @@
 // The work of an exchange: encoding what is ready, applying in order of arrival; on threads of its own or, without
 // them, on those of the callers.
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "client/cpp/internal/exchange.h"
@@ -54,9 +55,12 @@ void Exchange::Work(const Task& task) {
 void Exchange::ProcessTensor(const Task& task) {
   const uint64_t round = task.entry.round;
   const TimeNs begin = clock_.Now();
+  std::optional<TraceSpan> span(std::in_place, trace_,
+                                TraceSubject{.stage = v1::TRACE_TAKE_IN, .round = round, .bucket = task.index});
   if (task.kind == Task::Kind::kIngest) context_.slices.gradients->TakeIn(task.index, task.gradient, round);
   if (CarriesValues(*context_.slices.job, round)) context_.slices.gradients->Select(task.index, round);
   const TimeNs spent = clock_.Now() - begin;
+  span.reset();
   absl::MutexLock lock(&mu_);
   counters_.encode_ns += spent;
   for (uint32_t bucket : countdown_.Complete(task.index))
@@ -146,7 +150,12 @@ void Exchange::Send(Entry entry, std::vector<Bytes> chunks) {
     absl::MutexLock lock(&mu_);
     frame.pull = ledger_.Wanted(entry);
   }
-  const absl::Status sent = link->SendFrame(std::move(frame));
+  const uint64_t bytes = TotalSize(frame.chunks);
+  absl::Status sent;
+  {
+    const TraceSpan span(trace_, SubjectOf(v1::TRACE_SEND, entry.round, entry.slice, bytes));
+    sent = link->SendFrame(std::move(frame));
+  }
   GW_FAILPOINT("worker.frame.sent");
   absl::MutexLock lock(&mu_);
   if (!sent.ok() && !link->Mends(sent)) FailLocked(sent);

@@ -433,6 +433,13 @@ void ShardLink::Lost(const absl::Status& reason) {
   Deliver([&](LinkEvents* events) { events->OnLost(options_.shard, reason); });
 }
 
+absl::StatusOr<std::string> ShardLink::CallOperator(std::string_view method, std::string request) {
+  absl::StatusOr<std::string> reply =
+      channel()->Call("gradwire.v1.Operator/" + std::string(method), std::move(request), options_.rpc_timeout_ms);
+  if (reply.ok()) return reply;
+  return Annotate(reply.status());
+}
+
 void ShardLink::Cancel() {
   {
     absl::MutexLock lock(&mu_);

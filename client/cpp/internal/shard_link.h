@@ -11,6 +11,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -118,6 +119,9 @@ class ShardLink final : public FrameLink {
   // Blocks until HasRoom, or until there are no streams: for a caller whose frames nothing else bounds.
   void AwaitRoom();
   absl::Status RequestPull(v1::PullKind kind, uint64_t version, uint32_t bucket_begin, uint32_t bucket_end) override;
+  // A call of gradwire.v1.Operator on the server that serves now, within rpc_timeout_ms; once Start has returned, until
+  // Close.
+  absl::StatusOr<std::string> CallOperator(std::string_view method, std::string request);
   // Once Start has returned.
   bool Poll() override { return channel()->Poll(); }
   void StopPolling() override { channel()->StopPolling(); }

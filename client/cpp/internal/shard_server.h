@@ -31,11 +31,11 @@ class Server {
     }
     return reply;
   }
+  // The same of serialized messages.
+  absl::StatusOr<std::string> CallBytes(const std::string& method, std::string request) const;
   const std::string& address() const { return address_; }
 
  private:
-  absl::StatusOr<std::string> CallBytes(const std::string& method, std::string request) const;
-
   std::string address_;
   int64_t timeout_ms_ = 0;
   std::shared_ptr<transport::Channel> channel_;

@@ -35,6 +35,7 @@ bool SliceWork::NeedsUpdate(uint32_t slice) const {
 
 absl::Status SliceWork::Encode(uint32_t slice, uint64_t round, std::span<const float> learning_rates,
                                SliceBytes* bytes) {
+  const TraceSpan span = Span(v1::TRACE_ENCODE, slice, round);
   FrameIdentity id;
   id.shard = static_cast<uint16_t>(slice % shards_);
   id.bucket = slice / shards_;
@@ -79,6 +80,7 @@ std::vector<Bytes> SliceWork::EncodeReplacement(uint32_t slice, uint64_t round) 
 
 absl::Status SliceWork::Decode(uint32_t slice, uint64_t round, SliceBytes* bytes) const {
   if (bytes->update_chunks.empty()) return absl::OkStatus();  // not needed, or gone
+  const TraceSpan span = Span(v1::TRACE_DECODE, slice, round);
   GW_ASSIGN_OR_RETURN(bytes->update,
                       DecodeUpdate(bytes->update_chunks, *context_.job, LayoutOf(slice), PlanOf(slice, round)));
   if (bytes->update.round != round)
@@ -88,6 +90,7 @@ absl::Status SliceWork::Decode(uint32_t slice, uint64_t round, SliceBytes* bytes
 }
 
 absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, SliceBytes* bytes) {
+  const TraceSpan span = Span(v1::TRACE_STEP, slice, round);
   const BucketLayout& layout = LayoutOf(slice);
   bytes->skipped = bytes->update.skipped;
   const bool gone = ParametersKind() == v1::PULL_UNSPECIFIED ? bytes->update_gone : bytes->parameters_gone;

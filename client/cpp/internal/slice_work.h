@@ -19,6 +19,7 @@
 #include "common/codec/update/update.h"
 #include "common/job/layout.h"
 #include "common/job/norms.h"
+#include "common/trace/recorder.h"
 #include "gradwire/v1/worker.pb.h"
 
 namespace gradwire::client {
@@ -32,7 +33,8 @@ struct SliceContext {
   std::vector<const Codec*> codecs;  // [bucket * shard_count + shard]
   Replica* replica = nullptr;
   GradientStore* gradients = nullptr;
-  uint64_t draws = 0;  // FrameIdentity::draws
+  uint64_t draws = 0;              // FrameIdentity::draws
+  TraceRecorder* trace = nullptr;  // may be null: nothing is noted
 };
 
 // The bytes of one (round, slice): frames are kept until they are settled, never encoded again.
@@ -93,6 +95,9 @@ class SliceWork {
     PlanWindow plans;
   };
 
+  TraceSpan Span(v1::TraceStage stage, uint32_t slice, uint64_t round) const {
+    return {context_.trace, {.stage = stage, .round = round, .bucket = slice / shards_, .shard = slice % shards_}};
+  }
   const RoundPlan& PlanOf(uint32_t slice, uint64_t round) const {
     return *states_[slice].plans.OfRound(*context_.job, round);
   }

@@ -17,6 +17,7 @@
 #include "client/cpp/internal/task_queue.h"
 #include "common/base/clock.h"
 #include "common/base/status_macros.h"
+#include "common/trace/recorder.h"
 
 namespace gradwire::client {
 
@@ -75,7 +76,8 @@ class TaskedExchanger : public Exchanger {
 
   // `links`: per shard. `encode_threads`: of a job that has threads; gradients on a device have one.
   TaskedExchanger(const SliceContext& slices, std::vector<FrameLink*> links, uint32_t encode_threads)
-      : threads_(slices.job->elements() > kThreadsAbove || !slices.gradients->memory().on_host()),
+      : trace_(slices.trace),
+        threads_(slices.job->elements() > kThreadsAbove || !slices.gradients->memory().on_host()),
         shards_(slices.layout->shard_count()),
         buckets_(slices.layout->bucket_count()),
         links_(std::move(links)),
@@ -127,6 +129,15 @@ class TaskedExchanger : public Exchanger {
     if (round_error_.ok()) round_error_ = status;
   }
 
+  TraceSubject SubjectOf(v1::TraceStage stage, uint64_t round, uint32_t slice, uint64_t bytes = 0) const {
+    return {stage, round, slice / shards_, slice % shards_, 0, bytes};
+  }
+  // An instant.
+  void Trace(const TraceSubject& subject) const {
+    if (trace_ != nullptr) trace_->Note(subject);
+  }
+
+  TraceRecorder* const trace_;  // may be null
   const bool threads_;
   const uint32_t shards_;
   const uint32_t buckets_;

@@ -8,10 +8,11 @@ from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExcee
                       InvalidArgument, NotFound, ResourceExhausted, Unavailable)
 from ._job import Group, JobSpec, Rule, TensorSpec, default_rules
 from ._session import Session, join
+from ._trace import Trace
 
 __all__ = [
     "Aborted", "AlreadyExists", "Cancelled", "DataLoss", "DeadlineExceeded", "FailedPrecondition", "GradwireError",
     "Group", "InvalidArgument", "JobSpec", "NotFound", "ResourceExhausted", "Rule", "Session", "TensorSpec",
-    "Unavailable", "default_rules", "guess_role", "join",
+    "Trace", "Unavailable", "default_rules", "guess_role", "join",
 ]
 __version__ = "0.1.0"

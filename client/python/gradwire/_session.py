@@ -16,6 +16,7 @@ import numpy as np
 from . import _core, _entry, _identity, _lifetime, _waiting
 from ._errors import DeadlineExceeded
 from ._job import JobSpec
+from ._trace import Trace
 
 
 _DLPACK_HOST = (1, 3)  # kDLCPU, and kDLCUDAHost: pinned memory of the host
@@ -266,7 +267,8 @@ def notes_of(path: str) -> tuple[dict[str, str], int]:
 def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], worker: str | None = None, *,
          pull: str = "update", connect_timeout: float = 20.0, start_timeout: float = 600.0, rpc_timeout: float = 10.0,
          round_timeout: float = 600.0, backend: str = "auto",
-         resume_from: str | os.PathLike[str] | None = None, exist: str = "join", encode_threads: int = 1) -> Session:
+         resume_from: str | os.PathLike[str] | None = None, exist: str = "join", encode_threads: int = 1,
+         trace: Trace | None = None) -> Session:
     """Joins a job and brings `parameters` to its current version, in place.
 
     servers: address of each shard, the same list on every worker. parameters: one float32 C-contiguous array per tensor of
@@ -295,6 +297,7 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
 
     encode_threads, 1 to 64: threads that encode gradients in host memory, of jobs with more than 16384 elements. What is
     sent has the same bits with any number; more than one pays where steps wait for encoding and backward leaves cores free.
+    trace: of which rounds a file shows where their time goes; see Trace.
 
     While this waits, and while rounds do, the logger `gradwire` tells for whom.
     """
@@ -314,6 +317,7 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
     device = None if place is None else _core.Device(*place)
     job_json = job.to_json()
     checkpoint = "" if resume_from is None else os.fspath(resume_from)
+    traced = trace or Trace("")
 
     def arrays() -> list[Any]:  # anew for each attempt: a capsule can be taken once
         if device is not None:
@@ -341,7 +345,8 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
         left = max(0.001, start_timeout - (time.monotonic() - begin))
         return _core.Session(servers=servers, job_json=job_json, worker=name, pull=pull, memory=memory or arrays(),
                              backend=backend, resume_from=checkpoint, device=device, resume_anew=anew,
-                             encode_threads=encode_threads,
+                             encode_threads=encode_threads, trace_path=os.fspath(traced.path),
+                             trace_first_round=traced.first_round, trace_rounds=traced.rounds,
                              **{**milliseconds, "start_timeout_ms": int(left * 1000)})
 
     try:

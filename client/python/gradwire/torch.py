@@ -21,6 +21,7 @@ from ._presence import Presence, read_notes
 from ._session import Session, join, notes_of
 from ._snapshot import load_parameters
 from ._torch_groups import check_apart, check_fixed, check_options, check_parameter, differences, fixed_of, named_groups
+from ._trace import Trace
 from ._watch import Watch
 
 __all__ = ["DEFAULT_CODEC", "ShardedOptimizer", "load_parameters"]
@@ -127,6 +128,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     is killed and started again takes its place again. An optimizer that was not closed leaves when the interpreter ends, and
     when the same thread makes another one for the job (a cell of a notebook that runs again).
 
+    trace: of which rounds a file shows where their time goes, on this worker and on the shards; see gradwire.Trace.
+
     load_state_dict() restores the learning rates, and whatever schedulers keep in the groups; it raises ValueError for
     the state of another optimizer and for other hyper-parameters than the job's. Loading the state of another version or
     job warns: parameters and moments live on the shards and stay as they are.
@@ -145,7 +148,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  connect_timeout: float = 20.0, start_timeout: float = 600.0,
                  rpc_timeout: float = 10.0, round_timeout: float = 600.0, backend: str = "auto",
                  resume_from: str | os.PathLike[str] | Mapping[str, Any] | None = None, exist: str = "join",
-                 encode_threads: int = 1):
+                 encode_threads: int = 1, trace: Trace | None = None):
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate} must be at least 1")
         push = push or default_push(codec, optimizer)
@@ -211,7 +214,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                                          worker, pull=pull, connect_timeout=connect_timeout,
                                          start_timeout=start_timeout, rpc_timeout=rpc_timeout,
                                          round_timeout=round_timeout, backend=backend, resume_from=checkpoint,
-                                         exist=exist, encode_threads=encode_threads)
+                                         exist=exist, encode_threads=encode_threads, trace=trace)
         _lifetime.note_optimizer(self, addresses, job)
         if isinstance(resume_from, Mapping):
             self._load_groups(resume_from)

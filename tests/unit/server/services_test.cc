@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <new>
 #include <optional>
+#include <set>
 
 #include "server/job/job_registry.h"
 #include "server/services/dispatcher.h"
@@ -68,6 +70,24 @@ class ServicesTest : public testing::Test {
     *request.mutable_identity() = identity_;
     return dispatcher_.Call("gradwire.v1.Worker/Heartbeat", request.SerializeAsString()).status();
   }
+  absl::Status RecordTrace(const std::string& job, uint64_t first_round, uint64_t rounds) {
+    v1::RecordTraceRequest request;
+    request.set_job(job);
+    request.set_first_round(first_round);
+    request.set_rounds(rounds);
+    return dispatcher_.Call("gradwire.v1.Operator/RecordTrace", request.SerializeAsString()).status();
+  }
+  v1::TracePage ReadTrace(uint64_t from, uint32_t limit) {
+    v1::ReadTraceRequest request;
+    request.set_job("job");
+    request.set_from(from);
+    request.set_limit(limit);
+    const auto answer = dispatcher_.Call("gradwire.v1.Operator/ReadTrace", request.SerializeAsString());
+    EXPECT_EQ(answer.status(), absl::OkStatus());
+    v1::TracePage page;
+    EXPECT_TRUE(answer.ok() && page.ParseFromString(*answer));
+    return page;
+  }
   // Opens a stream as this worker.
   std::unique_ptr<transport::StreamSink> Open(const std::shared_ptr<RecordingStream>& stream) {
     auto sink = dispatcher_.Accept("gradwire.v1.Worker/Push", stream);
@@ -100,6 +120,59 @@ TEST_F(ServicesTest, ACallWithoutMemoryIsToldAndTheNextOneWorks) {
   EXPECT_THAT(status.message(), HasSubstr("gradwire.v1.Worker/Heartbeat: out of memory"));
   clock_.exhausted = false;
   EXPECT_EQ(Heartbeat(), absl::OkStatus());
+}
+
+TEST_F(ServicesTest, ATraceHasWhatBecameOfEveryBucket) {
+  ASSERT_EQ(Join(), absl::OkStatus());
+  ASSERT_EQ(RecordTrace("job", 0, 1), absl::OkStatus());
+  auto stream = std::make_shared<RecordingStream>();
+  auto sink = Open(stream);
+  v1::PushMessage wants_update;
+  wants_update.add_pull(v1::PULL_UPDATE);
+  for (uint32_t b = 0; b < frames_.buckets(); ++b) sink->OnMessage({std::string(), {frames_.Initialize(b, 1.0f)[0]}});
+  for (uint64_t round : {uint64_t{0}, uint64_t{1}})
+    for (uint32_t b = 0; b < frames_.buckets(); ++b)
+      sink->OnMessage({wants_update.SerializeAsString(), {frames_.Push(b, round, 1.0f)[0]}});
+  const v1::TracePage page = ReadTrace(0, 4096);
+  ASSERT_EQ(page.members_size(), 1);
+  EXPECT_EQ(page.members(0).worker(), "a");
+  EXPECT_EQ(page.clock_ns(), clock_.Now());
+  std::map<v1::TraceStage, std::set<uint32_t>> buckets;
+  for (const v1::TraceEvent& event : page.events()) {
+    EXPECT_EQ(event.round(), 0u);
+    EXPECT_LE(event.begin_ns(), event.end_ns());
+    buckets[event.stage()].insert(event.bucket());
+    if (event.stage() != v1::TRACE_MERGE && event.stage() != v1::TRACE_ANSWER) continue;
+    EXPECT_EQ(event.member(), page.members(0).id());
+    EXPECT_GT(event.bytes(), 0u);
+  }
+  for (v1::TraceStage stage : {v1::TRACE_MERGE, v1::TRACE_FINISH, v1::TRACE_RECORD, v1::TRACE_APPLY, v1::TRACE_ANSWER})
+    EXPECT_EQ(buckets[stage].size(), frames_.buckets()) << v1::TraceStage_Name(stage);
+  EXPECT_EQ(buckets.size(), 5u) << "stages that this job does not have";
+  const v1::TracePage rest = ReadTrace(page.total() - 1, 4096);
+  ASSERT_EQ(rest.events_size(), 1);
+  EXPECT_EQ(rest.events(0).SerializeAsString(), page.events(page.events_size() - 1).SerializeAsString());
+  EXPECT_EQ(ReadTrace(0, 0).events_size(), 0);
+  sink->OnClosed(absl::OkStatus());
+}
+
+TEST_F(ServicesTest, ATraceIsBoundedAndCounted) {
+  EXPECT_EQ(RecordTrace("job", 0, 1).code(), absl::StatusCode::kNotFound);
+  ASSERT_EQ(Join(), absl::OkStatus());
+  for (uint64_t rounds : {uint64_t{0}, uint64_t{1001}, UINT64_MAX})
+    EXPECT_THAT(RecordTrace("job", 0, rounds).message(), HasSubstr("allowed are 1 to 1000"));
+  const uint64_t before = registry_.environment().account->used();
+  for (uint64_t first : {uint64_t{0}, uint64_t{7}, UINT64_MAX})
+    EXPECT_EQ(RecordTrace("job", first, 5), absl::OkStatus());
+  EXPECT_EQ(registry_.environment().account->used(), before + TraceRecorder::kMaxBytes);
+  EXPECT_EQ(ReadTrace(0, 10).total(), 0u);
+  ASSERT_EQ(registry_.Delete("job"), absl::OkStatus());
+  EXPECT_EQ(registry_.environment().account->used(), 0u);
+  MemoryAccount::Share others;
+  ASSERT_EQ(Join(), absl::OkStatus());
+  const auto& account = registry_.environment().account;
+  ASSERT_TRUE(MemoryAccount::Resize(account, account->limit_bytes() - account->used(), &others));
+  EXPECT_EQ(RecordTrace("job", 0, 1).code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST_F(ServicesTest, AStreamWithoutMemoryEndsAndTheNextOneWorks) {

@@ -86,6 +86,20 @@ struct SessionResume {
   bool anew = false;
 };
 
+// Where the time of some rounds goes: what this session and every shard did to each bucket, and when, as one file in
+// Chrome's trace format (https://ui.perfetto.dev, or any JSON reader). Times are those of shard 0's clock; the file
+// says by how much other processes' may be off. Other workers' frames and answers are in it as the shards saw them; a
+// worker with a `path` of its own, and the same rounds, writes a file whose events may be put beside these. The shards
+// note the rounds that were asked for last, whoever asked. Noting costs a bucket some microseconds; before and after
+// these rounds nothing.
+struct TraceOptions {
+  // Written one round after those that are noted, or when the session is left before; what goes wrong with that is a
+  // notice. In a folder that exists. Empty: nothing is noted.
+  std::string path;
+  uint64_t first_round = 2;  // of the job, counted from 0; the first step is rounds 0 and 1
+  uint64_t rounds = 1;       // 1 to 1000; at most 32768 events are kept by each process
+};
+
 struct SessionOptions {
   // Address of shard i at index i; the same list, in order, on every worker. A shard that has standbys is named by all
   // of their addresses, "grpc://a:7070|grpc://b:7070": the one that serves is found, also when another is promoted.
@@ -109,6 +123,7 @@ struct SessionOptions {
   // A request to stop makes Join give up what it waits for (a call that is under way ends by timeouts.rpc_ms), leave
   // the job and return Cancelled. Without effect once Join has returned.
   std::stop_token stop;
+  TraceOptions trace;
   // The session calls this with what a person may want to know: a shard is away, is back, a worker has gone. Calls come
   // from threads of the session until it is destroyed; the function must return quickly. May be empty.
   std::function<void(const std::string&)> notice;

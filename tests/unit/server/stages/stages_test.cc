@@ -69,6 +69,36 @@ TEST_F(StagesTest, FinishMakesTheUpdateAndSaysWhoTookPart) {
   EXPECT_TRUE(closed.who[0].included);
 }
 
+TEST_F(StagesTest, TracedNotesHowLongTheStageBeforeHadTheBucket) {
+  Start(SmallSpec("job", 1));
+  TraceRecorder& trace = job_->parts().trace;
+  Traced behind(&trace, v1::TRACE_TWO_WAY, &next_);
+  Traced front(&trace, v1::TRACE_UNSPECIFIED, &next_);
+  const auto pass = [&](uint64_t round) {
+    ClosedBucket closed;
+    closed.bucket = &job_->bucket(1);
+    closed.close.bucket = 1;
+    closed.close.round = round;
+    next_.passed.clear();
+    front.Pass(std::move(closed));
+    job_->clock().now += 30;
+    closed = std::move(next_.passed.at(0));
+    behind.Pass(std::move(closed));
+    EXPECT_EQ(next_.passed.size(), 2u);
+  };
+  pass(3);
+  EXPECT_EQ(trace.Read(0, 10).total, 0u) << "nobody asked";
+  trace.Record(4, 1);
+  pass(3);
+  pass(4);
+  const TraceRecorder::Page page = trace.Read(0, 10);
+  ASSERT_EQ(page.notes.size(), 1u);
+  EXPECT_EQ(page.notes[0].subject.stage, v1::TRACE_TWO_WAY);
+  EXPECT_EQ(page.notes[0].subject.round, 4u);
+  EXPECT_EQ(page.notes[0].subject.bucket, 1u);
+  EXPECT_EQ(page.notes[0].end_ns - page.notes[0].begin_ns, 30);
+}
+
 TEST_F(StagesTest, FinishPassesOnWhyThereIsNoUpdate) {
   Start(SmallSpec("job", 1));
   ClosedBucket closed;

@@ -1,0 +1,86 @@
+// gradwire trace: what the shards note of the next rounds of a job that trains; see commands.h.
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "client/cli/commands.h"
+#include "client/cpp/internal/shard_server.h"
+#include "client/cpp/internal/shard_trace.h"
+#include "common/base/clock.h"
+#include "common/base/status_macros.h"
+#include "common/trace/chrome_trace.h"
+#include "gradwire/v1/operator.pb.h"
+
+namespace gradwire::cli {
+namespace {
+
+using client::Server;
+
+constexpr absl::Duration kPoll = absl::Milliseconds(20);
+constexpr uint64_t kAhead = 1;  // the open round has begun: the first that is whole is the next one
+
+// The newest version that a shard of the job has.
+absl::StatusOr<uint64_t> VersionOf(const std::vector<Server>& servers, const std::string& job) {
+  uint64_t version = 0;
+  v1::DescribeJobRequest request;
+  request.set_job(job);
+  for (const Server& server : servers) {
+    GW_ASSIGN_OR_RETURN(const v1::JobStatus status, server.Call<v1::JobStatus>("DescribeJob", request));
+    version = std::max(version, status.version());
+  }
+  return version;
+}
+
+client::OperatorCall CallOf(const Server& server) {
+  return [&server](std::string_view method, std::string request) {
+    return server.CallBytes(std::string(method), std::move(request));
+  };
+}
+
+}  // namespace
+
+absl::Status Trace(const Options& options, std::ostream& out) {
+  GW_RETURN_IF_ERROR(RequireServers(options));
+  std::vector<Server> servers;
+  for (const std::string& address : options.servers) {
+    GW_ASSIGN_OR_RETURN(Server server, Server::ConnectServing(address, options.timeout_ms));
+    servers.push_back(std::move(server));
+  }
+  GW_ASSIGN_OR_RETURN(uint64_t version, VersionOf(servers, options.job));
+  const client::TracedRounds rounds{options.job, version + kAhead, options.rounds};
+  for (const Server& server : servers) GW_RETURN_IF_ERROR(client::RecordShardTrace(CallOf(server), rounds));
+  const absl::Time deadline = absl::Now() + absl::Seconds(options.wait_s);
+  while (version <= rounds.first + rounds.count && absl::Now() < deadline) {
+    absl::SleepFor(kPoll);
+    GW_ASSIGN_OR_RETURN(version, VersionOf(servers, options.job));
+  }
+  SteadyClock clock;
+  std::vector<TracedProcess> processes;
+  for (const Server& server : servers) {
+    const auto shard = static_cast<uint32_t>(processes.size());
+    GW_ASSIGN_OR_RETURN(TracedProcess process, client::ReadShardTrace(CallOf(server), rounds, shard, &clock));
+    processes.push_back(std::move(process));
+  }
+  client::AlignToFirst(&processes);
+  std::ofstream file(options.out_path, std::ios::binary | std::ios::trunc);
+  file << ChromeTrace(processes, {});
+  file.close();
+  if (!file.good()) return absl::UnknownError(absl::StrCat("'", options.out_path, "' cannot be written"));
+  if (version <= rounds.first)
+    return absl::DeadlineExceededError(
+        absl::StrCat("job '", options.job, "' made no round within ", options.wait_s, " s: is anybody training?"));
+  const uint64_t last = std::min(version, rounds.first + rounds.count) - 1;
+  out << (options.json
+              ? absl::StrFormat("{\"file\":%s,\"first_round\":%d,\"last_round\":%d}\n", Quoted(options.out_path),
+                                rounds.first, last)
+              : absl::StrFormat("%s: rounds %d to %d of job %s\n", options.out_path, rounds.first, last, options.job));
+  return absl::OkStatus();
+}
+
+}  // namespace gradwire::cli
