@@ -115,8 +115,9 @@ void ServerStream::OnArrived(bool ok) {
   } else {
     Accept();
   }
-  BeginWriting();
+  // Reading first: a stream that is refused ends as soon as it may write, and it must not be over before its read began.
   BeginReading();
+  BeginWriting();
 }
 
 void ServerStream::Accept() {
