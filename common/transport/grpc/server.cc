@@ -115,7 +115,7 @@ void ServerStream::OnArrived(bool ok) {
   } else {
     Accept();
   }
-  // Reading first: a stream that is refused ends as soon as it may write, and it must not be over before its read began.
+  // Reading first: a stream that is refused ends as soon as it may write, but not before its read began.
   BeginReading();
   BeginWriting();
 }

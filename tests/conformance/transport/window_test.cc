@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "common/transport/transport.h"
 #include "tests/conformance/transport/testing.h"
@@ -83,10 +84,12 @@ TEST_P(WindowTest, TrySendNeverBlocksAndTheSinkHearsOfRoom) {
   limits_.send_window_bytes = kMiB;
   constexpr size_t kBytes = 256 << 10;
   Gate gate;
-  std::vector<std::string> delivered;  // the first two letters of each frame
+  absl::Mutex mu;
+  std::vector<std::string> delivered;  // the first two letters of each frame; under `mu`
   service_.on_accept = [&](Method, std::shared_ptr<Stream>) -> absl::StatusOr<std::unique_ptr<StreamSink>> {
     return std::make_unique<RecordingSink>([&](Message message) {
       gate.Pass();
+      const absl::MutexLock lock(&mu);
       delivered.push_back(FrameOf(message).substr(0, 2));
     });
   };
@@ -127,6 +130,7 @@ TEST_P(WindowTest, TrySendNeverBlocksAndTheSinkHearsOfRoom) {
   EXPECT_GT(sink.told(), 0);
   EXPECT_FALSE(sink.overlapped());
   EXPECT_FALSE(sink.after_end());
+  const absl::MutexLock lock(&mu);
   ASSERT_EQ(delivered.size(), end);
   for (size_t i = 0; i < end; ++i) EXPECT_EQ(delivered[i], absl::StrCat(absl::Dec(i % 100, absl::kZeroPad2)));
 }
