@@ -121,8 +121,9 @@ inline v1::JobSpec Small(v1::JobSpec spec) {
 // Joins a job with the session, which takes the place of an earlier one.
 inline absl::Status JoinInto(std::unique_ptr<Session>* session, SessionOptions options) {
   auto joined = Session::Join(std::move(options));
-  if (joined.ok()) *session = *std::move(joined);
-  return joined.status();
+  if (!joined.ok()) return joined.status();
+  *session = *std::move(joined);
+  return absl::OkStatus();
 }
 
 // A worker: its tensors, its gradients, its session.
