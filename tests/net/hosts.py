@@ -54,8 +54,8 @@ class Hosts:
     """The namespaces of some hosts, and the processes started in them, which end with them. Not thread-safe."""
 
     def __init__(self, rates_bit_s: Mapping[str, float | None], congestion: str = ""):
-        """rates_bit_s: of each host's link, each way; None: as fast as the machine is. congestion: the control of TCP on
-        all hosts, such as "cubic"; empty: the system's.
+        """rates_bit_s: of each host's link, each way; None: as fast as the machine is. congestion: the control of TCP
+        on all hosts, such as "cubic"; empty: the system's.
         """
         self._rates_bit_s = dict(rates_bit_s)
         self._index = {host: i for i, host in enumerate(self._rates_bit_s)}
@@ -123,7 +123,7 @@ class Hosts:
                 _run("ip", "netns", "delete", namespace)
 
     def popen(self, host: str, command: Sequence[str | os.PathLike[str]], **options: Any) -> subprocess.Popen:
-        """Starts a program on a host; `options` are those of subprocess.Popen. It is killed where the hosts end first."""
+        """Starts a program on a host; `options` are those of subprocess.Popen. It is killed if the hosts end first."""
         process = subprocess.Popen(["ip", "netns", "exec", self._namespace(host), *command], **options)
         self._processes.append(process)
         return process
