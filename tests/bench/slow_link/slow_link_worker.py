@@ -1,7 +1,7 @@
 """The worker of the benchmark `slow_link`: pushes dense float32 gradients, a round for each line "go" on stdin.
 
-argv[1]: its settings, as JSON. Prints "joined", then for each round time.monotonic() as it hands over the first tensor, and
-"ended" when the round is over. The clock is the machine's, so that its times compare with those of other processes.
+argv[1]: its settings, as JSON. Prints "joined", then for each round time.monotonic() as it hands over the first tensor,
+and "ended" when the round is over. The clock is the machine's: its times compare with those of other processes.
 """
 
 from __future__ import annotations
