@@ -5,8 +5,8 @@
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 JOBS=${GRADWIRE_JOBS:-$(nproc)}
 BUILD_SECONDS=0
-# GRADWIRE_UNITY=N: N source files are compiled as one, and foreign headers are parsed once, for builds from nothing (a third of
-# the time); then one changed file compiles N.
+# GRADWIRE_UNITY=N: N source files are compiled as one, and foreign headers are parsed once, for builds from nothing
+# (the sanitizer presets: half of the time); then one changed file compiles N.
 # Objects of one checkout serve another: paths below ROOT are hashed relative to it.
 export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=true CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-time_macros}
 

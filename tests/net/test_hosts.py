@@ -1,6 +1,7 @@
-"""The namespaces are what the benchmark of networks takes them for: apart, connected, and as slow as asked."""
+"""The namespaces are what the benchmarks take them for: apart, connected, as slow as asked, and counted."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -8,7 +9,8 @@ import pytest
 
 from hosts import INTERFACE, Hosts, why_not
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+WHY_NOT = why_not()
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 
 def output(hosts, host, *command):
@@ -47,31 +49,57 @@ def connect(hosts, of_server, of_client):
 
 
 def test_hosts_reach_each_other_and_have_nothing_else():
-    with Hosts(["a", "b"]) as hosts:
+    with Hosts({"a": None, "b": None}) as hosts:
         assert connect(hosts, 'end.sendall(b"hello")', "print(end.recv(9).decode())") == ("", "hello\n")
         links = json.loads(output(hosts, "a", "ip", "-json", "link"))
         assert {link["ifname"] for link in links} == {"lo", INTERFACE}
 
 
 def test_either_direction_of_a_link_has_its_token_bucket():
-    with Hosts(["a"], rate_bit_s=8e6) as hosts:
-        for namespace, device in ((hosts._namespace("a"), INTERFACE), (hosts._hub, "port0")):
-            shown = subprocess.run(["tc", "-n", namespace, "-json", "qdisc", "show", "dev", device], check=True,
-                                   capture_output=True, text=True)
-            (bucket,) = json.loads(shown.stdout)
-            assert bucket["kind"] == "tbf" and bucket["options"]["rate"] == 1_000_000  # bytes
+    rates_bit_s = {"a": 8e6, "b": None, "c": 16e6}
+    with Hosts(rates_bit_s) as hosts:
+        for host, rate_bit_s in rates_bit_s.items():
+            for namespace, device in ((hosts._namespace(host), INTERFACE), (hosts._hub, hosts._port(host))):
+                shown = subprocess.run(["tc", "-n", namespace, "-json", "qdisc", "show", "dev", device], check=True,
+                                       capture_output=True, text=True)
+                rates = [q["options"]["rate"] for q in json.loads(shown.stdout) if q["kind"] == "tbf"]  # bytes
+                assert rates == ([] if rate_bit_s is None else [rate_bit_s / 8])
+
+
+def test_what_a_link_brings_is_counted():
+    sent = 4 << 20
+    with Hosts({"a": None, "b": 400e6}) as hosts:
+        before = hosts.delivered_bytes_of_all()
+        assert connect(hosts, "while end.recv(1 << 20): pass", f"end.sendall(bytes({sent}))") == ("", "")
+        brought = {host: hosts.delivered_bytes(host) - before[host] for host in before}
+        assert sent <= brought["b"] <= 1.1 * sent
+        assert brought["a"] < 0.1 * sent  # acknowledgements
 
 
 @pytest.mark.parametrize("control", ["reno", "cubic"])
 def test_hosts_have_the_congestion_control_asked_for(control):
-    with Hosts(["a", "b"], congestion=control) as hosts:
+    with Hosts({"a": None, "b": None}, congestion=control) as hosts:
         assert connect(hosts, CONGESTION, CONGESTION) == (f"{control}\n", f"{control}\n")
 
 
+def namespaces():
+    return subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
+
+
 def test_nothing_is_left_behind():
-    with Hosts(["a", "b"], rate_bit_s=1e9) as hosts:
+    with Hosts({"a": 1e9, "b": 1e9}) as hosts:
         names = [hosts._hub, hosts._namespace("a"), hosts._namespace("b")]
-        there = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
-        assert all(name in there for name in names)
-    after = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
-    assert not any(name in after for name in names)
+        assert all(name in namespaces() for name in names)
+        process = hosts.popen("a", ["sleep", "600"])
+    assert not any(name in namespaces() for name in names)
+    assert process.returncode is not None
+
+
+def test_hosts_that_cannot_be_made_say_why(tmp_path, monkeypatch):
+    tc = tmp_path / "tc"
+    tc.write_text("#!/bin/sh\necho there is no tbf >&2\nexit 1\n")
+    tc.chmod(0o755)
+    before = namespaces()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert "there is no tbf" in why_not()
+    assert namespaces() == before

@@ -44,9 +44,10 @@ def main() -> None:
         path.write_bytes(lzma.decompress(ARCHIVE.read_bytes()))
     if args.minutes > 0:
         study.run_study(path, [STAGES[name] for name in args.stages.split(",")], 60 * args.minutes)
-    figures = report.collect(study.Frozen(path))
+    results = study.Frozen(path)
+    figures = report.collect(results) | {"frontier": frontier.collect(results)}
     figures["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
-    print(report.text(figures))
+    print("\n".join([report.text(figures), *frontier.lines(figures["frontier"])]))
     args.json.write_text(json.dumps(figures, indent=1) + "\n")
     report.plot(figures, args.json.with_suffix(".svg"))
     frontier.plot(figures["frontier"], args.json.with_name("frontier.svg"))

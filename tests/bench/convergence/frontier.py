@@ -10,14 +10,15 @@ import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import report
 from study import DENSE, RESIDUAL_DECAY, SEEDS, Frozen, Results, climb
-from tasks import TASKS, task
+from tasks import TASKS
 from training import Result, Run
 
 NAMES = ("gpt_large", "words")
 WORKERS = (16, 8, 4, 2)  # in the order in which they are run
 SEARCH = 3  # runs of a search for a learning rate
-FP32_BYTES = 4
+UNION = "union:values=int4"
 # What it is to come to: so many times fewer bytes than fp32 both ways together, at this part of dense AdamW's loss.
 AIM_BYTES, AIM_LOSS = 100, 1.01
 _CENTERS = {"gpt_large": 0.004, "words": 0.008}  # where searches begin
@@ -43,7 +44,6 @@ def families(name: str, workers: int) -> list[Family]:
     def by_density(title: str, make, densities: tuple[float, ...]) -> Family:
         return Family(title, tuple((f"{100 * d:g} %", make(d)) for d in densities))
 
-    UNION = "union:values=int4"
     most, some = (0.005, 0.01, 0.0025, 0.00125), (0.005, 0.00125)
     return [
         Family("dense, AdamW", (("", Run(name, DENSE, workers=workers)),)),
@@ -77,14 +77,10 @@ def at_their_best(results: Results, family: Family) -> list[Run]:
 
 
 def entry(runs: list[Result], name: str) -> dict:
-    """Of a setting's seeds: losses, and times fewer bytes than float32 both ways."""
-    steps, dense = runs[0].run.total_steps, FP32_BYTES * task(name).elements
-    good = [r for r in runs if not r.error]
-    fewer = {way: dense * steps / statistics.fmean(getattr(r, f"{way}_bytes") for r in good) if good else 0.0
-             for way in ("pushed", "pulled")}
-    both = 2 / (1 / fewer["pushed"] + 1 / fewer["pulled"]) if good else 0.0
-    return {"lr": runs[0].run.lr, "losses": [r.loss for r in runs], "loss": statistics.fmean(r.loss for r in runs),
-            **{f"{way}_times_fewer": value for way, value in fewer.items()}, "times_fewer": both}
+    """That of the report, and `times_fewer`: bytes than float32, both ways together."""
+    e = report.entry(runs, name)
+    pushed, pulled = e["pushed_times_fewer"], e["pulled_times_fewer"]
+    return {**e, "times_fewer": 2 / (1 / pushed + 1 / pulled) if pushed and pulled else 0.0}
 
 
 def collect(results: Results) -> dict:
@@ -99,7 +95,7 @@ def collect(results: Results) -> dict:
                 except Frozen.Missing:
                     continue
                 for (setting, _), run in zip(family.points, runs, strict=True):
-                    seeds = [r for r in (results.find(replace(run, seed=seed)) for seed in SEEDS) if r is not None]
+                    seeds = report.seeds_of(results, run)
                     if seeds:
                         rows.setdefault(family.title, {})[setting] = entry(seeds, name)
             if "dense, AdamW" in rows:
@@ -108,10 +104,10 @@ def collect(results: Results) -> dict:
 
 
 def _compared(rows: dict) -> dict:
-    dense = rows["dense, AdamW"][""]["losses"]
+    dense = rows["dense, AdamW"][""]["by_seed"]
     entries = [e for settings in rows.values() for e in settings.values()]
     for e in entries:
-        e["ratios"] = [a / b for a, b in zip(e["losses"], dense)]
+        e["ratios"] = [loss / dense[seed] for seed, loss in e["by_seed"].items() if seed in dense]
         e["ratio"] = statistics.fmean(e["ratios"])
     for e in entries:
         e["dominated"] = any(o is not e and o["times_fewer"] >= e["times_fewer"] and o["ratio"] <= e["ratio"] for o in entries)
@@ -124,13 +120,14 @@ def lines(found: dict) -> list[str]:
         for workers, rows in by_workers.items():
             dense = rows["dense, AdamW"][""]
             text.append(f"\nfrontier: {TASKS[name].title}, {workers} workers; dense AdamW {dense['loss']:.4f} "
-                        f"({len(dense['losses'])} seeds, lr {dense['lr']:g})")
+                        f"({dense['seeds']} seeds, lr {dense['lr']:g})")
             text.append(f"{'':<50}{'both ways':>10}{'push':>8}{'pull':>8} fewer   loss / dense AdamW's, least to most of the seeds")
             for family, settings in rows.items():
                 for setting, e in settings.items():
                     told = "" if e["dominated"] else "frontier"
-                    text.append(f"{f'{family} {setting}':<50}{e['times_fewer']:>9.0f}x{e['pushed_times_fewer']:>7.0f}x"
-                                f"{e['pulled_times_fewer']:>7.0f}x{e['ratio']:>10.3f}  {min(e['ratios']):.3f} to {max(e['ratios']):.3f}  {told}")
+                    pushed, pulled = (e[f"{way}_times_fewer"] or 0 for way in ("pushed", "pulled"))
+                    text.append(f"{f'{family} {setting}':<50}{e['times_fewer']:>9.0f}x{pushed:>7.0f}x{pulled:>7.0f}x"
+                                f"{e['ratio']:>10.3f}  {min(e['ratios']):.3f} to {max(e['ratios']):.3f}  {told}")
     return text
 
 

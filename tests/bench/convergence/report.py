@@ -6,7 +6,6 @@ import statistics
 from dataclasses import replace
 from pathlib import Path
 
-import frontier
 import study
 from study import ARMS, DENSE, SEEDS, WORKERS, Case, Frozen, Results
 from tasks import TASKS, task
@@ -114,7 +113,7 @@ def variant_table(results: Results, name: str, variants: list[tuple[str, Run]], 
 
 
 def collect(results: Results) -> dict:
-    """All figures of the study."""
+    """All figures of the study but the frontier's."""
     grid = grid_table(results)
     settled = {name: variant_table(results, name, study.variants(name), lambda run: study.variant_at_its_best(results, run))
                for name in ("logistic", "digits", "gpt")}
@@ -123,7 +122,7 @@ def collect(results: Results) -> dict:
         dense, compressed = study.two_way_runs(name)
         two_way[name] = {which: variant_table(results, name, runs, lambda run: study.two_way_tuned(results, run))
                          for which, runs in (("uncompressed", dense), ("compressed", compressed))}
-    return {"name": "convergence", "grid": grid, "settled": settled, "two_way": two_way, "frontier": frontier.collect(results)}
+    return {"name": "convergence", "grid": grid, "settled": settled, "two_way": two_way}
 
 
 def number(value: float) -> str:
@@ -174,7 +173,7 @@ def text(report: dict) -> str:
     for name, parts in report["two_way"].items():
         for which, found in parts.items():
             lines += variant_lines(f"top-k 0.1 % both ways, fp16 values: {TASKS[name].title}, {which}", found)
-    return "\n".join(lines + frontier.lines(report["frontier"]))
+    return "\n".join(lines)
 
 
 def plot(report: dict, path: Path) -> None:

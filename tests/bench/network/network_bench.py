@@ -16,14 +16,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import asdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests/net"))
 
-from hosts import INTERFACE, Hosts, why_not
+from hosts import INTERFACE, Hosts, start_shard, why_not
 from network_worker import Settings
 
 UNITS = {"K": 1e3, "M": 1e6, "G": 1e9}
@@ -38,49 +37,31 @@ def rate_of(text: str) -> float | None:
     return None if text == "none" else float(text[:-1]) * UNITS[text[-1]]
 
 
-def start_shard(hosts: Hosts, host: str, listen: str, folder: Path) -> subprocess.Popen:
-    ready = folder / f"{host}.addresses"
-    binary = Path(os.environ["GRADWIRE_BIN"]) / "gradwire-server"
-    shard = hosts.popen(host, [binary, "--listen", listen, "--port-file", ready, "--log-level", "warning"])
-    deadline = time.monotonic() + 30
-    while not ready.exists():
-        if shard.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"{host}: gradwire-server did not come up")
-        time.sleep(0.02)
-    return shard
-
-
 def run_once(way: str, rate: str, args: argparse.Namespace, trace: str) -> list[dict]:
     """What each worker printed."""
     workers = [f"worker-{i}" for i in range(args.workers)]
     shards = [f"shard-{i}" for i in range(args.shards)] if way not in ("alone", "ddp") else []
-    with tempfile.TemporaryDirectory() as folder, Hosts([*workers, *shards], rate_of(rate), args.congestion) as hosts:
-        running: list[subprocess.Popen] = []
-        try:
-            servers = [f"{args.scheme}://{hosts.address(shard)}:{PORT}" for shard in shards]
-            for shard, listen in zip(shards, servers, strict=True):
-                running.append(start_shard(hosts, shard, listen, Path(folder)))
-            processes = []
-            for i, worker in enumerate(workers):
-                settings = Settings(way=way, worker=i, workers=args.workers, steps=args.steps, sequences=args.sequences,
-                                    width=args.width, layers=args.layers, servers=servers,
-                                    master=hosts.address(workers[0]), interface=INTERFACE,
-                                    trace=trace.format(worker=worker) if trace else "",
-                                    bucket_bytes=args.bucket_bytes)
-                processes.append(hosts.popen(worker, [sys.executable, Path(__file__).with_name("network_worker.py"),
-                                                      json.dumps(asdict(settings))], stdout=subprocess.PIPE, text=True))
-            running.extend(processes)
-            results = []
-            for worker, process in zip(workers, processes, strict=True):
-                text, _ = process.communicate(timeout=DEADLINE_SECONDS)
-                if process.returncode != 0:
-                    raise RuntimeError(f"{worker} of {way} at {rate} ended with {process.returncode}")
-                results.append(json.loads(text.splitlines()[-1]))
-            return results
-        finally:
-            for process in running:
-                process.kill()
-                process.wait()
+    rates_bit_s = dict.fromkeys([*workers, *shards], rate_of(rate))
+    with tempfile.TemporaryDirectory() as folder, Hosts(rates_bit_s, args.congestion) as hosts:
+        servers = [f"{args.scheme}://{hosts.address(shard)}:{PORT}" for shard in shards]
+        for shard, listen in zip(shards, servers, strict=True):
+            start_shard(hosts, shard, listen, Path(folder))
+        processes = []
+        for i, worker in enumerate(workers):
+            settings = Settings(way=way, worker=i, workers=args.workers, steps=args.steps, sequences=args.sequences,
+                                width=args.width, layers=args.layers, servers=servers,
+                                master=hosts.address(workers[0]), interface=INTERFACE,
+                                trace=trace.format(worker=worker) if trace else "",
+                                bucket_bytes=args.bucket_bytes)
+            processes.append(hosts.popen(worker, [sys.executable, Path(__file__).with_name("network_worker.py"),
+                                                  json.dumps(asdict(settings))], stdout=subprocess.PIPE, text=True))
+        results = []
+        for worker, process in zip(workers, processes, strict=True):
+            text, _ = process.communicate(timeout=DEADLINE_SECONDS)
+            if process.returncode != 0:
+                raise RuntimeError(f"{worker} of {way} at {rate} ended with {process.returncode}")
+            results.append(json.loads(text.splitlines()[-1]))
+        return results
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """How long after TensorReady each of several shards has a round's frames, with one of them behind a slow link.
 
-Each shard server runs in a network namespace of its own, behind a token bucket on the worker's end of a veth pair. What a
-shard has received is what that end has sent, counted by the kernel behind the bucket; headers count, too (1 to 5 %). One
-worker pushes dense float32 gradients, all of them ready at once. Needs root (ip, tc); takes what it made away again.
+The worker and each shard server are hosts of their own: network namespaces, the shards' links limited by token buckets.
+What a shard has received is counted by the kernel behind its bucket; headers count, too (1 to 5 %). The worker pushes
+dense float32 gradients, all of them ready at once. Needs root (ip, tc).
 
   tests/bench/run slow_link [--mbit=400] [--slower=10] [--mib=16] [--rounds=3] [--transport=tcp] [--encode-threads=1]
 """
@@ -13,86 +13,86 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "tests/net"))
 
-import gradwire
+from hosts import Hosts, start_shard, why_not
+from slow_link_worker import TENSOR_BYTES, Settings
 
-SHARDS = 4
-SLOW = 0  # the shard behind the slow link: the first one that a bucket is encoded for
+SHARDS = tuple(f"shard-{i}" for i in range(4))
+SLOW = SHARDS[0]  # behind the slow link: the first one that a bucket is encoded for
+WORKER = "worker-0"
 PORT = 7070
 OTHERS_RATE = 0.85  # the aim: of their links
 MOST_S = 120.0  # for a round
+POLL_S = 0.001  # between polls, beside their own milliseconds
 
 
-def run(*command: object) -> None:
-    subprocess.run([str(part) for part in command], check=True)
+class Worker:
+    """The process of slow_link_worker.py. RuntimeError where it says something else than it should, such as nothing."""
+
+    def __init__(self, hosts: Hosts, settings: Settings):
+        program = Path(__file__).with_name("slow_link_worker.py")
+        self._process = hosts.popen(WORKER, [sys.executable, program, json.dumps(asdict(settings))],
+                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.expect("joined")
+
+    def expect(self, line: str) -> None:
+        told = self._process.stdout.readline()
+        if told != f"{line}\n":
+            raise RuntimeError(f"{WORKER} said {told!r} instead of {line!r}")
+
+    def begin_round(self) -> float:
+        """time.monotonic() as the first tensor is ready."""
+        self._process.stdin.write("go\n")
+        told = self._process.stdout.readline()
+        if not told:
+            raise RuntimeError(f"{WORKER} ended in a round")
+        return float(told)
+
+    def end_round(self) -> None:
+        self.expect("ended")
 
 
-class Link:
-    """A shard server in a namespace, and the veth pair to it. Names are of this process."""
-
-    def __init__(self, shard: int, mbit: float, transport: str, stack: ExitStack):
-        self.name = f"gwsl{os.getpid()}-{shard}"  # at most 15 characters
-        subnet = f"10.{200 + os.getpid() % 50}.{shard}"
-        run("ip", "netns", "add", self.name)
-        stack.callback(subprocess.run, ["ip", "netns", "del", self.name], check=False)  # and the pair with it
-        run("ip", "link", "add", self.name, "type", "veth", "peer", "name", "eth0", "netns", self.name)
-        run("ip", "addr", "add", f"{subnet}.1/24", "dev", self.name)
-        run("ip", "link", "set", self.name, "up")
-        for command in (f"addr add {subnet}.2/24 dev eth0", "link set eth0 up", "link set lo up"):
-            run("ip", "-n", self.name, *command.split())
-        run("tc", "qdisc", "add", "dev", self.name, "root", "tbf", "rate", f"{mbit}mbit", "burst", "128kb", "latency", "100ms")
-        server = subprocess.Popen(["ip", "netns", "exec", self.name, f"{os.environ['GRADWIRE_BIN']}/gradwire-server",
-                                   f"--listen={transport}://0.0.0.0:{PORT}"], stdout=subprocess.DEVNULL,
-                                  stderr=subprocess.DEVNULL)
-        stack.callback(server.wait)
-        stack.callback(server.terminate)
-        self.address = f"{transport}://{subnet}.2:{PORT}"
-
-    def sent_bytes(self) -> int:
-        return int(Path(f"/sys/class/net/{self.name}/statistics/tx_bytes").read_text())
+def times_of_round(worker: Worker, hosts: Hosts, payload: int) -> list[float]:
+    """Seconds from the first tensor_ready until each shard's link has brought it `payload` bytes; at most MOST_S."""
+    before = hosts.delivered_bytes_of_all()
+    begin = worker.begin_round()
+    found: dict[str, float] = {}
+    while len(found) < len(SHARDS) and time.monotonic() - begin < MOST_S:
+        brought = hosts.delivered_bytes_of_all()
+        now = time.monotonic()
+        for shard in SHARDS:
+            if brought[shard] - before[shard] >= payload:
+                found.setdefault(shard, now - begin)
+        time.sleep(POLL_S)
+    worker.end_round()
+    return [found.get(shard, MOST_S) for shard in SHARDS]
 
 
-def times_of_round(session: gradwire.Session, gradients: list[np.ndarray], links: list[Link], payload: int) -> list[float]:
-    """Seconds from the first tensor_ready until each link has carried `payload` bytes."""
-    session.begin_round(0.1)
-    before = [link.sent_bytes() for link in links]
-    begin = time.monotonic()
-    for t, gradient in enumerate(gradients):
-        session.tensor_ready(t, gradient)
-    found: list[float | None] = [None] * len(links)
-    while None in found and time.monotonic() - begin < MOST_S:
-        for i, link in enumerate(links):
-            if found[i] is None and link.sent_bytes() - before[i] >= payload:
-                found[i] = time.monotonic() - begin
-        time.sleep(0.001)
-    session.end_round(MOST_S)
-    return [MOST_S if at is None else at for at in found]
+def rate_mbit(args: argparse.Namespace, shard: str) -> float:
+    return args.mbit / args.slower if shard == SLOW else args.mbit
 
 
 def measure(args: argparse.Namespace) -> list[list[float]]:
     """By round and shard."""
-    with ExitStack() as stack:
-        rates = [args.mbit / args.slower if shard == SLOW else args.mbit for shard in range(SHARDS)]
-        links = [Link(shard, rate, args.transport, stack) for shard, rate in enumerate(rates)]
-        shapes = [(1 << 20,)] * (args.mib * SHARDS // 4)  # of 4 MiB each
-        tensors = [gradwire.TensorSpec(f"t{i}", shape) for i, shape in enumerate(shapes)]
-        job = gradwire.JobSpec(name="slow-link", tensors=tensors, optimizer="sgd", codec="dense:fp32", push="gradient")
-        gradients = [np.full(shape, 0.01, np.float32) for shape in shapes]
-        options = {} if args.encode_threads == 1 else {"encode_threads": args.encode_threads}
-        with gradwire.join([link.address for link in links], job, [np.zeros(s, np.float32) for s in shapes], "worker-0",
-                           start_timeout=MOST_S, **options) as session:
-            times_of_round(session, gradients, links, 0)  # calibrates, too
-            payload = args.mib << 20
-            return [times_of_round(session, gradients, links, payload) for _ in range(args.rounds)]
+    rates_bit_s = {WORKER: None, **{shard: 1e6 * rate_mbit(args, shard) for shard in SHARDS}}
+    payload = args.mib << 20
+    with tempfile.TemporaryDirectory() as folder, Hosts(rates_bit_s) as hosts:
+        servers = [f"{args.transport}://{hosts.address(shard)}:{PORT}" for shard in SHARDS]
+        for shard, server in zip(SHARDS, servers, strict=True):
+            start_shard(hosts, shard, server, Path(folder))
+        worker = Worker(hosts, Settings(servers, len(SHARDS) * payload // TENSOR_BYTES, args.encode_threads, MOST_S))
+        times_of_round(worker, hosts, 0)  # calibrates, too
+        return [times_of_round(worker, hosts, payload) for _ in range(args.rounds)]
 
 
 def main() -> None:
@@ -106,19 +106,20 @@ def main() -> None:
     parser.add_argument("--encode-threads", type=int, default=1)
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()
-    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None:
-        sys.exit("slow_link: needs root, ip and tc, for network namespaces and token buckets")
+    reason = why_not()
+    if reason is not None:
+        sys.exit(f"tests/bench/run slow_link: {reason}")
     rounds = measure(args)
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
-    print(f"slow_link on {machine}\n  {args.mib} MiB to each of {SHARDS} shards over {args.transport}://, links of "
-          f"{args.mbit:g} Mbit/s, one {args.slower:g} times slower; median of {args.rounds} rounds")
+    print(f"slow_link on {machine}\n  {args.mib} MiB to each of {len(SHARDS)} shards over {args.transport}://, links "
+          f"of {args.mbit:g} Mbit/s, one {args.slower:g} times slower; median of {args.rounds} rounds")
     rows = []
-    for shard in range(SHARDS):
-        link = args.mbit / args.slower if shard == SLOW else args.mbit
-        seconds = statistics.median(times[shard] for times in rounds)
+    for i, shard in enumerate(SHARDS):
+        link = rate_mbit(args, shard)
+        seconds = statistics.median(times[i] for times in rounds)
         mbit = args.mib * (1 << 20) * 8 / 1e6 / seconds
         target = 0.0 if shard == SLOW else OTHERS_RATE
-        rows.append({"case": f"shard {shard}" + (", slow link" if shard == SLOW else ""), "value": seconds, "unit": "s",
+        rows.append({"case": f"shard {i}" + (", slow link" if shard == SLOW else ""), "value": seconds, "unit": "s",
                      "ratio": mbit / link, "ratio_to": "its link", "target": target, "met": mbit / link >= target})
         print(f"{rows[-1]['case']:<20} has its frames after {seconds:7.3f} s  {mbit:7.1f} Mbit/s  {mbit / link:6.3f}x of "
               + ("its link" if shard == SLOW else f"its link  target {target:g}  {'met' if rows[-1]['met'] else 'missed'}"))
