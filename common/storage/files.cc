@@ -1,6 +1,7 @@
 // See files.h.
 #include "common/storage/files.h"
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
@@ -36,7 +37,7 @@ absl::Status RemoveTree(Disk& disk, const std::string& path) {
   if (removed.ok() || absl::IsNotFound(removed)) return absl::OkStatus();
   const absl::StatusOr<std::vector<std::string>> names = disk.List(path);
   if (!names.ok()) return removed;
-  for (const std::string& name : *names) GW_RETURN_IF_ERROR(RemoveTree(disk, path + "/" + name));
+  for (const std::string& name : *names) GW_RETURN_IF_ERROR(RemoveTree(disk, absl::StrCat(path, "/", name)));
   return disk.RemoveDirectory(path);
 }
 

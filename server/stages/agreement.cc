@@ -169,8 +169,8 @@ bool Agreement::TakeHeld() {
   }
   agreeing_.emplace().round = round_;
   for (std::optional<HeldBucket>& bucket : held_) {
-    if (bucket) agreeing_->held.push_back(*std::move(bucket));
-    bucket.reset();
+    std::optional<HeldBucket> taken = std::exchange(bucket, std::nullopt);
+    if (taken) agreeing_->held.push_back(*std::move(taken));
   }
   return true;
 }

@@ -142,8 +142,9 @@ class Training {
     options.timeouts.round_ms = 120'000;
     options.timeouts.start_ms = 30'000;
     auto session = Session::Join(std::move(options));
-    if (session.ok()) session_ = *std::move(session);
-    return session.status();
+    if (!session.ok()) return session.status();
+    session_ = *std::move(session);
+    return absl::OkStatus();
   }
 
   // Until the test lets the worker begin the round that follows this version.

@@ -131,8 +131,8 @@ class Thc final : public Levels {
         below_(spec.granularity + 1) {
     uint8_t level = 0;
     for (int32_t value = -half_; value <= half_; ++value) {
-      if (static_cast<size_t>(level) + 1 < table_.size() && table_[level + 1u] <= value) ++level;
-      const bool last = static_cast<size_t>(level) + 1 == table_.size();
+      if (level + size_t{1} < table_.size() && table_[level + 1u] <= value) ++level;
+      const bool last = level + size_t{1} == table_.size();
       below_[static_cast<size_t>(value + half_)] = {
           static_cast<float>(table_[level] + half_),
           last ? 1.0f : static_cast<float>(table_[level + 1u] - table_[level]), level};

@@ -89,7 +89,7 @@ Geometry ShareOfGeometry(double capacity, double share, double slack, const Geom
 
 absl::Status CheckGeometry(const Geometry& geometry, const GeometryLimits& limits) {
   if (geometry.groups != 0 && geometry.cells_per_group != 0 && geometry.cells_per_group % 3 == 0 &&
-      geometry.cells_per_group / 3 <= kMaxThird &&
+      geometry.cells_per_group <= 3 * kMaxThird &&
       uint64_t{geometry.groups} * geometry.cells_per_group <= limits.max_cells) {
     return absl::OkStatus();
   }

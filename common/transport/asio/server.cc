@@ -102,13 +102,14 @@ void ServerConnection::Call(const Packet& packet) {
   std::string joined;
   for (const Bytes& slice : packet.body) joined.append(reinterpret_cast<const char*>(slice.data()), slice.size());
   absl::StatusOr<std::string> reply = stopping ? ShuttingDown() : service_->Call(packet.control, joined);
+  const absl::Status status = reply.status();
   Message message;
-  if (reply.ok()) {
+  if (status.ok()) {
     message.frame.push_back(Bytes::FromString(*std::move(reply)));
   } else {
-    message.control = std::string(reply.status().message().substr(0, kMaxControlBytes));
+    message.control = std::string(status.message().substr(0, kMaxControlBytes));
   }
-  Enqueue(Pack(PacketType::kReply, reply.status().code(), std::move(message)));
+  Enqueue(Pack(PacketType::kReply, status.code(), std::move(message)));
   {
     absl::MutexLock lock(&mu_);
     in_call_ = false;

@@ -221,8 +221,7 @@ size_t EncodedSize(const Message& message) {
   const size_t head = EncodedSize(message) - (copy ? 0 : frame_bytes);
   grpc_slice raw = grpc_slice_malloc(head);
   uint8_t* out = GRPC_SLICE_START_PTR(raw);
-  if (!message.control.empty()) std::memcpy(out, message.control.data(), message.control.size());
-  out += message.control.size();
+  out = std::copy(message.control.begin(), message.control.end(), out);
   if (frame_bytes > 0) {
     *out++ = kFrameTag;
     out = PutVarint(out, frame_bytes);

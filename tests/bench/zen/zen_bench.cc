@@ -125,7 +125,8 @@ void MeasureEquations(const Gradients& all, Report* report) {
     const auto gamma = [&](uint32_t i) {  // of i workers, over all groups of so many
       double unions = 0;
       for (uint32_t first = 0; first < n; first += i) unions += CountOf(UnionOf(gradients, first, i));
-      return unions / (n / i) / sent;
+      const uint32_t groups = n / i;
+      return unions / groups / sent;
     };
     const double dense_bytes = 4 * elements;
     report->Add({absl::StrFormat("density of a worker, %d workers", n), sent / elements, "", {}, "", {}});
@@ -156,7 +157,8 @@ void MeasureEquations(const Gradients& all, Report* report) {
         stage +=
             static_cast<double>(ShardedRound({"zen:index=coo", sum.size(), 1, 1}).Exchange({sum}).push_bytes[0][0]);
       }
-      hc += stage / (n / i);
+      const uint32_t groups = n / i;
+      hc += stage / groups;
       hc_expected += gamma(i) * kPairBytes * sent;
     }
     report->Add({absl::StrFormat("hierarchical centralization, %d nodes", n), hc, "bytes", ApartBy(hc, hc_expected),
