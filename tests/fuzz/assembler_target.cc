@@ -133,7 +133,7 @@ void RunAssembler(Input bytes) {
 
 // Frames of the largest values there are, and of the largest that a sum of two has room for.
 void AddLargeSeeds(Seeds* seeds) {
-  for (uint8_t b = 0; b < Buckets().size(); ++b) {
+  for (uint8_t b = 0; b < BucketCount(); ++b) {
     const Bucket& bucket = Buckets()[b];
     if (!SumsAreKnown(bucket)) continue;
     for (const float value : {std::nextafter(262'144.0f, 0.0f), 170'000.0f, std::numeric_limits<float>::max()}) {
@@ -146,8 +146,8 @@ void AddLargeSeeds(Seeds* seeds) {
 Seeds AssemblerSeeds() {
   Seeds seeds;
   AddLargeSeeds(&seeds);
-  for (uint8_t b = 0; b < Buckets().size(); ++b) {
-    for (uint8_t r = 0; r < Buckets()[b].rounds.size(); ++r) {
+  for (uint8_t b = 0; b < BucketCount(); ++b) {
+    for (uint8_t r = 0; r < RoundCount(Buckets()[b]); ++r) {
       for (uint8_t slicing : {0, 1}) {
         seeds.push_back(MakeInput(b, r, slicing, Buckets()[b].rounds[r].frames[1].chunks));
       }

@@ -2,6 +2,9 @@
 #include "tests/fuzz/buckets.h"
 
 #include <cmath>
+#include <utility>
+
+#include "tests/fuzz/target.h"
 
 namespace gradwire::fuzz {
 namespace {
@@ -48,7 +51,14 @@ std::vector<Bucket> MakeBuckets() {
     buckets.push_back(MakeBucket("tagc:density=0.1,cells=8", kElements, update_codec));
   }
   buckets.push_back(MakeBucket("powersgd:rank=2", kElements));
+  buckets.push_back(MakeBucket("topk:density=0.1,values=int8", kElements, "union:values=int4"));
   return buckets;
+}
+
+template <typename T>
+uint8_t CountInByte(const std::vector<T>& items) {
+  Require(items.size() <= UINT8_MAX, "a byte names each of them");
+  return static_cast<uint8_t>(items.size());
 }
 
 }  // namespace
@@ -61,6 +71,10 @@ const std::vector<Bucket>& Buckets() {
 const Bucket& BucketOf(uint8_t bucket) { return Buckets()[bucket % Buckets().size()]; }
 
 const Round& RoundOf(const Bucket& bucket, uint8_t round) { return bucket.rounds[round % bucket.rounds.size()]; }
+
+uint8_t BucketCount() { return CountInByte(Buckets()); }
+
+uint8_t RoundCount(const Bucket& bucket) { return CountInByte(bucket.rounds); }
 
 FrameIdentity IdentityOf(const Bucket& bucket, uint64_t round, uint64_t incarnation) {
   const BucketLayout& layout = bucket.cluster->layout();

@@ -31,6 +31,9 @@ const std::vector<Bucket>& Buckets();
 // Those that an input names.
 const Bucket& BucketOf(uint8_t bucket);
 const Round& RoundOf(const Bucket& bucket, uint8_t round);
+// How many a byte of the input tells apart.
+uint8_t BucketCount();
+uint8_t RoundCount(const Bucket& bucket);
 
 FrameIdentity IdentityOf(const Bucket& bucket, uint64_t round, uint64_t incarnation);
 

@@ -141,7 +141,7 @@ void RunPlan(Input input) {
 
 Seeds PlanSeeds() {
   Seeds seeds;
-  for (uint8_t b = 0; b < Buckets().size(); ++b) {
+  for (uint8_t b = 0; b < BucketCount(); ++b) {
     for (const Round& round : Buckets()[b].rounds) {
       seeds.push_back({b, static_cast<uint8_t>(round.round)});
       Append(round.plan.sketch_groups, &seeds.back());

@@ -57,7 +57,7 @@ void RunParameters(Input bytes) {
 
 Seeds ParameterSeeds() {
   Seeds seeds;
-  for (uint8_t b = 0; b < Buckets().size(); ++b) {
+  for (uint8_t b = 0; b < BucketCount(); ++b) {
     const BucketLayout& layout = Buckets()[b].cluster->layout();
     const std::vector<float> values(layout.elements, 0.25f);
     seeds.push_back(MakeInput(b, 0, 1, EncodeInitialize(layout, 1, values.data())));

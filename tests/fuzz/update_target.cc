@@ -46,8 +46,8 @@ void RunUpdate(Input bytes) {
 
 Seeds UpdateSeeds() {
   Seeds seeds;
-  for (uint8_t b = 0; b < Buckets().size(); ++b) {
-    for (uint8_t r = 0; r < Buckets()[b].rounds.size(); ++r) {
+  for (uint8_t b = 0; b < BucketCount(); ++b) {
+    for (uint8_t r = 0; r < RoundCount(Buckets()[b]); ++r) {
       seeds.push_back(MakeInput(b, r, 0, Buckets()[b].rounds[r].update));
     }
   }
