@@ -51,7 +51,8 @@ TEST(LineSample, TakesOneLineOfEachStretchAnywhereInIt) {
         ASSERT_EQ(sample.At(i + kSampleLine - 1), begin + kSampleLine - 1) << "a line is taken as a whole";
         ++taken[begin % stretch / kSampleLine];
       }
-      const double share = static_cast<double>(sample.size / kSampleLine) / static_cast<double>(sample.stride);
+      const uint64_t lines = sample.size / kSampleLine;
+      const double share = static_cast<double>(lines) / static_cast<double>(sample.stride);
       for (uint64_t count : taken) EXPECT_NEAR(static_cast<double>(count), share, 5 * std::sqrt(share));
     }
   }

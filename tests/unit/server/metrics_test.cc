@@ -15,7 +15,6 @@ namespace {
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 using testing::AllOf;
-using testing::Contains;
 using testing::HasSubstr;
 using testing::Not;
 
