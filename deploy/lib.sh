@@ -13,7 +13,20 @@ export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=true CCACHE_SLOPPINESS=${CCACHE_SLO
 say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# build PRESET TARGET...: configures once, then builds; quiet unless it fails.
+# show_last: shows the lines of a build in one line of a terminal.
+show_last() { stdbuf -oL tr '\n' '\r' >&2; printf '\n' >&2; }
+
+# every_minute: reads the lines of a build, and says once a minute how far it is.
+every_minute() {
+  local line told=$SECONDS
+  while IFS= read -r line; do
+    [[ $((SECONDS - told)) -ge 60 && $line =~ ^\[([0-9]+)/([0-9]+)\] ]] || continue
+    printf '    %s of %s steps are built\n' "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}" >&2
+    told=$SECONDS
+  done
+}
+
+# build PRESET TARGET...: configures once, then builds; says how far it is, and shows the log if it fails.
 build() {
   local preset=$1; shift
   local dir=$ROOT/build/$preset log=$ROOT/build/$preset.log began=$SECONDS
@@ -29,12 +42,9 @@ build() {
   fi
   say "building ($preset: $*); log in build/$preset.log"
   (cd "$ROOT" && cmake --preset "$preset" "${args[@]}") > "$log" 2>&1 || { tail -30 "$log" >&2; die "cmake failed; see $log"; }
-  if [ -t 2 ]; then
-    (cd "$ROOT" && cmake --build "$dir" -j "$JOBS" --target "$@") 2>&1 | tee -a "$log" | stdbuf -oL tr '\n' '\r' >&2
-    [ "${PIPESTATUS[0]}" = 0 ] || { tail -40 "$log" >&2; die "build failed; see $log"; }
-    printf '\n' >&2
-  else
-    (cd "$ROOT" && cmake --build "$dir" -j "$JOBS" --target "$@") >> "$log" 2>&1 || { tail -40 "$log" >&2; die "build failed; see $log"; }
-  fi
+  local show=every_minute
+  [ ! -t 2 ] || show=show_last
+  (cd "$ROOT" && cmake --build "$dir" -j "$JOBS" --target "$@") 2>&1 | tee -a "$log" | $show ||
+    { tail -40 "$log" >&2; die "build failed; see $log"; }
   BUILD_SECONDS=$((BUILD_SECONDS + SECONDS - began))
 }

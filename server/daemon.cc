@@ -73,9 +73,10 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
   std::unique_ptr<Daemon> daemon(new Daemon());
   daemon->clock_ = clock;
   daemon->backend_ = std::move(backend);
-  spdlog::info("backend {} (asked for: {}{}{})", daemon->backend_->name(), config.backend,
-               config.backend == "auto" ? "; not a GPU: " : "",
-               config.backend == "auto" ? kernels::WhyAutoIsNotCuda() : "");
+  spdlog::info("computing on {}{}", daemon->backend_->name(),
+               config.backend == "auto" && daemon->backend_->async() == nullptr
+                   ? absl::StrCat(" (the GPU is not used: ", kernels::WhyAutoIsNotCuda(), ")")
+                   : "");
   if (kernels::cuda::AsyncBackend* device = daemon->backend_->async()) {
     GW_ASSIGN_OR_RETURN(daemon->device_, kernels::cuda::DeviceShare::Make(
                                              device, {.memory_limit_bytes = config.device_memory_limit_bytes}));

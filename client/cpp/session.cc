@@ -537,6 +537,7 @@ absl::Status Session::Drain(int64_t timeout_ms, Stream* stream) {
 SessionStats Session::stats() const { return impl_->Stats(); }
 uint64_t Session::version() const { return impl_->exchange().version(); }
 uint64_t Session::start_version() const { return impl_->start_version(); }
+uint64_t Session::start_step() const { return StepsIn(impl_->job(), impl_->start_version()); }
 bool Session::resumed() const { return impl_->resumed(); }
 absl::Status Session::Save(const std::string& path, std::map<std::string, std::string> notes) {
   return impl_->Save(path, std::move(notes));

@@ -21,4 +21,9 @@ inline bool CarriesValues(const Job& job, uint64_t round) { return job.two_phase
 // Which step of the optimizer, from 1 on, a round that carries values makes.
 inline uint64_t StepOf(const Job& job, uint64_t round) { return job.two_phase() ? (round + 1) / 2 : round; }
 
+// How many steps have been made by a version: those of the rounds before it.
+inline uint64_t StepsIn(const Job& job, uint64_t version) {
+  return job.two_phase() ? version / 2 : version - (version != 0 ? 1 : 0);
+}
+
 }  // namespace gradwire

@@ -66,8 +66,9 @@ absl::Status JobShard::CheckSame(const Job& job, uint32_t shard_index, uint32_t 
   }
   if (job.digest() != parts_.job.digest()) {
     return absl::FailedPreconditionError(
-        absl::StrFormat("job '%s' exists here with another spec: %s. Use another name, or delete the job first", name,
-                        DescribeDifference(parts_.job.spec(), job.spec())));
+        absl::StrFormat("job '%s' exists here with another spec: %s. Use another name, or begin the job anew: "
+                        "exist='new' in Python, or 'gradwire job delete'",
+                        name, DescribeDifference(parts_.job.spec(), job.spec())));
   }
   if (layout_digest != 0 && layout_digest != parts_.layout.digest()) {
     return absl::FailedPreconditionError(absl::StrFormat(

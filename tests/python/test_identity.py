@@ -108,7 +108,7 @@ def test_a_worker_that_was_killed_takes_its_place_again(addresses, script, rank)
     again = script(servers, "j", steps=0, **rank)
     assert again.line() == ["joined", name, "4"]
     assert again.line()[2] == digest
-    assert "goes on with it, alone, from version 4" in again.errors()
+    assert "goes on with it, alone, from step 3 (start_step; version 4)" in again.errors()
 
 
 def test_two_processes_of_a_host_have_two_names(addresses, script):
@@ -238,7 +238,7 @@ def test_a_script_that_runs_twice_is_told_what_it_goes_on_with(addresses, caplog
     fresh = torch.nn.Linear(8, 4)
     with small("j", servers, fresh) as optimizer:
         assert optimizer.session.version == 4 and torch.equal(fresh.weight, model.weight)
-    assert "goes on with it, alone, from version 4" in caplog.text and "were replaced by those of the shards" in caplog.text
+    assert "goes on with it, alone, from step 3 (start_step; version 4)" in caplog.text and "were replaced by those of the shards" in caplog.text
     with pytest.raises(gradwire.AlreadyExists, match="is at version 4.*exist='error'"):
         small("j", servers, exist="error")
     with pytest.raises(ValueError, match="exist='maybe' must be one of"):
@@ -445,16 +445,16 @@ def test_who_is_waited_for_is_told(addresses, script, caplog, monkeypatch):
         until(lambda: goes_on(optimizer))  # when the lease of the other has ended
         until(lambda: optimizer.stats()["members"] == 1)
         train(model, optimizer)
-    assert "worker 'rank-1' gave no sign of life for 10000 ms; the job has 1 workers now" in caplog.text
+    assert "worker 'rank-1' gave no sign of life for 10000 ms; training goes on with 1 worker" in caplog.text
 
 
 def test_workers_that_have_not_come_are_told(addresses, caplog, monkeypatch):
     monkeypatch.setattr(gradwire._waiting, "FIRST_SECONDS", 1.0)
     model = torch.nn.Linear(8, 4)
     with small("j", addresses(1), model, worker="me", workers=2, round_timeout=4.0) as optimizer:
-        with pytest.raises(gradwire.DeadlineExceeded, match=r"workers: 1 of 2 have joined \(me\)"):
+        with pytest.raises(gradwire.DeadlineExceeded, match=r"workers: 1 of 2 have joined \(me;"):
             train(model, optimizer)
-    assert "waits for workers: 1 of 2 have joined (me)" in caplog.text
+    assert "waits for workers: 1 of 2 have joined (me; start the others" in caplog.text
 
 
 def test_a_shard_that_is_away_is_told_and_so_is_its_return(servers, caplog):

@@ -1,6 +1,7 @@
 """Loops as they are written for torch.optim: each trains as plain torch does, or says what to do."""
 
 import copy
+import warnings
 
 import pytest
 
@@ -158,6 +159,44 @@ def test_one_cycle_without_momentum(addresses):
             schedule.step()
 
     as_torch(addresses, body)
+
+
+def test_a_script_that_runs_again_takes_up_its_schedule(addresses):
+    """start_step; and torch does not warn that the scheduler was advanced before the first step of this optimizer."""
+    servers, steps = addresses(2), 6
+
+    def train(model, optimizer, first, last):
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
+        for _ in range(first):
+            schedule.step()
+        for step in range(first, last):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+            schedule.step()
+        return model
+
+    reference = network()
+    train(reference, torch.optim.AdamW(reference.parameters(), lr=LR, weight_decay=0.0), 0, steps)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for first, last in ((0, 2), (2, steps)):
+            model = network(first)
+            with sharded(model, servers) as optimizer:
+                assert optimizer.start_step == first
+                train(model, optimizer, first, last)
+    assert_close(model, reference)
+
+
+def test_a_step_of_two_rounds_is_one_step(addresses):
+    servers, model = addresses(1), network()
+    for first in (0, 3):
+        with ShardedOptimizer(model, servers=servers, job="two", codec="powersgd:rank=1", lr=LR) as optimizer:
+            assert optimizer.start_step == first
+            for step in range(3):
+                optimizer.zero_grad()
+                loss_of(model, step).backward()
+                optimizer.step()
 
 
 def test_cycling_momentum_is_refused_when_the_scheduler_is_made(addresses):

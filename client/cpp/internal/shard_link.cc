@@ -417,9 +417,10 @@ void ShardLink::NoteMembers(uint32_t members, uint64_t gone, const std::string& 
   members_ = members;
   const uint64_t before = gone_.exchange(gone);
   if (options_.shard != 0 || gone <= before) return;
-  Notice(absl::StrFormat("%s%s; the job has %d workers now", last_gone,
-                         gone - before == 1 ? "" : absl::StrFormat(" (and %d more before)", gone - before - 1),
-                         members));
+  const std::string others =
+      gone - before == 1 ? "" : absl::StrFormat(" (since the last report %d others, too)", gone - before - 1);
+  Notice(
+      absl::StrFormat("%s%s; training goes on with %d worker%s", last_gone, others, members, members == 1 ? "" : "s"));
 }
 
 void ShardLink::Lost(const absl::Status& reason) {

@@ -175,10 +175,10 @@ def tell_start(core: Any, servers: Sequence[str], job: str, worker: str, keeps: 
         return
     others = sorted(name for name in workers_of(ask(servers, job)) if name != worker)
     replaced = "; the parameters that it came with were replaced by those of the shards" if keeps else ""
+    where = f"step {core.start_step} (start_step; version {core.start_version})"
     if others:
-        logger.info("job %r: worker %s comes in at version %d, beside %s%s", job, worker, core.start_version,
-                    ", ".join(others), replaced)
+        logger.warning("job %r: worker %s comes in at %s, beside %s%s", job, worker, where, ", ".join(others), replaced)
     else:
-        logger.warning("job %r was trained before: worker %s goes on with it, alone, from version %d%s. To begin anew, or to be "
-                       "refused, pass exist='new' or exist='error'", job, worker, core.start_version, replaced)
+        logger.warning("job %r was trained before: worker %s goes on with it, alone, from %s%s. To begin anew, or to be "
+                       "refused, pass exist='new' or exist='error'", job, worker, where, replaced)
 

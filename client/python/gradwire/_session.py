@@ -184,7 +184,14 @@ class Session:
 
     @property
     def start_version(self) -> int:
+        """The version of the parameters at which this session joined."""
         return self._core.start_version
+
+    @property
+    def start_step(self) -> int:
+        """How many steps the job had made when this session joined: a training loop takes up its schedule there. Asynchronous
+        rounds: 0."""
+        return self._core.start_step
 
     @property
     def resumed(self) -> bool:

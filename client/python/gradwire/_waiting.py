@@ -73,7 +73,8 @@ def waited_for(servers: Sequence[str], answers: Sequence[Answer], me: str) -> st
     for status in closed[:1]:
         least = int(status["spec"]["min_workers"])
         if int(status["joined"]) < least:
-            said.append(f"workers: {status['joined']} of {least} have joined ({', '.join(sorted(workers)) or 'nobody'})")
+            said.append(f"workers: {status['joined']} of {least} have joined ({', '.join(sorted(workers)) or 'nobody'}; start the "
+                        "others with the same job and servers)")
         elif not status["initialized"]:
             said.append("the initial parameters, which one of the workers sends: " + ", ".join(sorted(workers)))
     said += [_named(worker) for name, worker in sorted(workers.items()) if worker["awaited"] and name != me]

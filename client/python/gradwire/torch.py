@@ -48,6 +48,7 @@ def _checkpoint_file(source: str | os.PathLike[str] | Mapping[str, Any] | None) 
 class ShardedOptimizer(torch.optim.Optimizer):
     """A drop-in torch.optim.Optimizer: step() compresses and pushes the gradients, and applies the update that the shards
     merged from all workers. client/python/README.md says what is different for a loop that was written for torch.optim.
+    Each worker needs data of its own (torch's DistributedSampler); with the same data all compute the same gradient.
 
     params: as for any optimizer; named_parameters() (or the module itself) lets roles and rules see names. Every
     worker builds the same model in the same order with the same arguments; the first worker's values start the job.
@@ -216,12 +217,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
                                          round_timeout=round_timeout, backend=backend, resume_from=checkpoint,
                                          exist=exist, encode_threads=encode_threads, trace=trace)
         _lifetime.note_optimizer(self, addresses, job)
+        # Schedulers warn when they are advanced before a step: steps were made, by others or before.
+        self._opt_called = self.start_step > 0
         if isinstance(resume_from, Mapping):
             self._load_groups(resume_from)
         if checkpoint and before and self.session.version > 0:
             self._presence.restore(before, checkpoint)
         self._watch = Watch(self._names, self._params, self.session.digest)
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._params) if overlap]
+
+    @property
+    def start_step(self) -> int:
+        """How many steps the job had made when this optimizer was made, 0 for a job that begins: a loop that counts its steps or
+        has a scheduler begins there. Asynchronous rounds: 0."""
+        return self.session.start_step
 
     # A round, as this worker sees it ----------------------------------------------------------------------------------
 

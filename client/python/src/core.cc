@@ -271,6 +271,7 @@ class PySession {
   }
   uint64_t version() const { return session_->version(); }
   uint64_t start_version() const { return session_->start_version(); }
+  uint64_t start_step() const { return session_->start_step(); }
   bool resumed() const { return session_->resumed(); }
   uint32_t buckets() const { return session_->layout().bucket_count(); }
 
@@ -412,6 +413,7 @@ PYBIND11_MODULE(_core, m) {
       .def("shard_digests", &PySession::ShardDigests)
       .def_property_readonly("version", &PySession::version)
       .def_property_readonly("start_version", &PySession::start_version)
+      .def_property_readonly("start_step", &PySession::start_step)
       .def_property_readonly("resumed", &PySession::resumed)
       .def_property_readonly("buckets", &PySession::buckets);
 }

@@ -247,7 +247,9 @@ class Session {
   // `staleness` versions beyond it until Drain.
   uint64_t version() const;
   uint64_t start_version() const;  // the version at which this session joined
-  bool resumed() const;            // whether the session went on exactly where the checkpoint stood
+  // How many steps the job had made by then: a training loop takes up its schedule there. Asynchronous rounds: 0.
+  uint64_t start_step() const;
+  bool resumed() const;  // whether the session went on exactly where the checkpoint stood
   uint64_t incarnation() const;
   const Job& job() const;
   const Layout& layout() const;
