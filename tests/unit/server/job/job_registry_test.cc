@@ -40,7 +40,7 @@ TEST_F(JobRegistryTest, AJobThatIsThereIsJoinedWithTheSameSpecAndShardingAlone) 
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(refused.message()),
               AllOf(HasSubstr("tensors[1].shape[0] is 16 here, 17 asked for"), Not(HasSubstr("lease_ms")),
-                    HasSubstr("Use another name, or delete the job first")));
+                    HasSubstr("Use another name, or begin the job anew")));
   EXPECT_EQ(registry_->All().size(), 1u);
 }
 
