@@ -17,68 +17,75 @@ FrameQueue::~FrameQueue() {
 }
 
 absl::Status FrameQueue::Add(OutgoingFrame frame) {
-  {
-    absl::MutexLock lock(&mu_);
-    if (!failed_.ok()) return failed_;
-    totals_.unsent += TotalSize(frame.chunks);
+  absl::MutexLock lock(&mu_);
+  if (!failed_.ok()) return failed_;
+  totals_.unsent += TotalSize(frame.chunks);
+  if (!begun_ && waiting_.empty()) {
+    Begin(std::move(frame));
+  } else {
     waiting_.emplace(Place{frame.round, frame.turn, arrived_++}, std::move(frame));
   }
-  return Pump();
+  return PumpLocked();
 }
 
 absl::Status FrameQueue::Pump() {
-  {
-    absl::MutexLock lock(&mu_);
-    if (!failed_.ok()) return failed_;
-    again_ = pumping_;
-    if (pumping_) return absl::OkStatus();
-    pumping_ = true;
-  }
-  for (transport::Message message; Next(&message);) {
-    const absl::StatusOr<bool> sent = stream_.TrySend(message);
-    bool half = false;
-    {
-      absl::MutexLock lock(&mu_);
-      if (!sent.ok()) {
-        failed_ = sent.status();
-        pumping_ = false;
-        return failed_;
-      }
-      if (!*sent) {
-        if (std::exchange(again_, false)) continue;  // room may have come before this thread stops
-        pumping_ = false;
-        return absl::OkStatus();
-      }
-      const size_t bytes = begun_->chunks[chunk_].size();
-      totals_.unsent -= bytes;
-      totals_.sent += bytes;
-      half = !at_last_chunk();
-      if (half) {
-        ++chunk_;
-      } else {
-        begun_.reset();
-      }
-    }
-    if (half) GW_FAILPOINT("worker.frame.half_sent");
-  }
-  return absl::OkStatus();
+  absl::MutexLock lock(&mu_);
+  return PumpLocked();
 }
 
-bool FrameQueue::Next(transport::Message* message) {
-  absl::MutexLock lock(&mu_);
-  if (!begun_) {
-    if (waiting_.empty()) {
-      pumping_ = again_ = false;
-      return false;
+absl::Status FrameQueue::PumpLocked() {
+  if (!failed_.ok()) return failed_;
+  again_ = pumping_;
+  if (pumping_) return absl::OkStatus();
+  pumping_ = true;
+  while (failed_.ok() && HasNext()) {
+    transport::Message message = Next();
+    const bool half = !at_last_chunk();
+    mu_.Unlock();
+    const absl::StatusOr<bool> sent = stream_.TrySend(message);
+    if (half && sent.ok() && *sent) GW_FAILPOINT("worker.frame.half_sent");
+    mu_.Lock();
+    if (!sent.ok()) {
+      failed_ = sent.status();
+    } else if (*sent) {
+      Sent();
+    } else if (!std::exchange(again_, false)) {
+      break;  // else room may have come before this thread stops
     }
-    begun_ = std::move(waiting_.extract(waiting_.begin()).mapped());
-    chunk_ = 0;
   }
-  v1::PushMessage control;
-  if (at_last_chunk())
+  pumping_ = false;
+  return failed_;
+}
+
+bool FrameQueue::HasNext() {
+  if (!begun_ && !waiting_.empty()) Begin(std::move(waiting_.extract(waiting_.begin()).mapped()));
+  return begun_.has_value();
+}
+
+transport::Message FrameQueue::Next() const {
+  transport::Message message{{}, {begun_->chunks[chunk_]}};
+  if (at_last_chunk() && !begun_->pull.empty()) {
+    v1::PushMessage control;
     for (v1::PullKind kind : begun_->pull) control.add_pull(kind);
-  *message = {control.SerializeAsString(), {begun_->chunks[chunk_]}};
-  return true;
+    message.control = control.SerializeAsString();
+  }
+  return message;
+}
+
+void FrameQueue::Begin(OutgoingFrame frame) {
+  begun_ = std::move(frame);
+  chunk_ = 0;
+}
+
+void FrameQueue::Sent() {
+  const size_t bytes = begun_->chunks[chunk_].size();
+  totals_.unsent -= bytes;
+  totals_.sent += bytes;
+  if (at_last_chunk()) {
+    begun_.reset();
+  } else {
+    ++chunk_;
+  }
 }
 
 }  // namespace gradwire::client

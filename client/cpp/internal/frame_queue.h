@@ -40,8 +40,12 @@ class FrameQueue {
  private:
   using Place = std::tuple<uint64_t, uint32_t, uint64_t>;  // round, turn, order of arrival
 
-  // The next chunk; false: there is none, and this thread is not at it any more.
-  bool Next(transport::Message* message) ABSL_LOCKS_EXCLUDED(mu_);
+  // Releases the lock while it sends.
+  absl::Status PumpLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool HasNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // begins a frame where none has begun
+  transport::Message Next() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Begin(OutgoingFrame frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Sent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // what Next said
   bool at_last_chunk() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return chunk_ + 1 == begun_->chunks.size(); }
 
   transport::Stream& stream_;

@@ -23,26 +23,23 @@ void StreamCore::set_sink(StreamSink* sink) {
 }
 
 absl::Status StreamCore::Send(Message message) {
-  return CatchExhausted("a message to send", [&] { return Queue(std::move(message), !SinkScope::Any()); });
+  const WhereFull where_full = SinkScope::Any() ? WhereFull::kQueue : WhereFull::kWait;
+  return CatchExhausted("a message to send", [&] { return Queue(message, where_full); }).status();
 }
 
 absl::StatusOr<bool> StreamCore::TrySend(Message& message) {
-  {
-    absl::MutexLock lock(&mu_);
-    if (!CanSend()) {
-      room_wanted_ = true;
-      return false;
-    }
-  }
-  GW_RETURN_IF_ERROR(CatchExhausted("a message to send", [&] { return Queue(std::move(message), /*wait=*/false); }));
-  return true;
+  return CatchExhausted("a message to send", [&] { return Queue(message, WhereFull::kRefuse); });
 }
 
-absl::Status StreamCore::Queue(Message message, bool wait) {
+absl::StatusOr<bool> StreamCore::Queue(Message& message, WhereFull where_full) {
   ::grpc::ByteBuffer buffer;
   {
     absl::MutexLock lock(&mu_);
-    if (!CanSend() && wait) mu_.Await(absl::Condition(this, &StreamCore::HalfEmpty));
+    if (!CanSend() && where_full == WhereFull::kRefuse) {
+      room_wanted_ = true;
+      return false;
+    }
+    if (!CanSend() && where_full == WhereFull::kWait) mu_.Await(absl::Condition(this, &StreamCore::HalfEmpty));
     if (broken_ || finish_requested_) {
       if (!abort_status_.ok()) return abort_status_;
       if (!final_status_.ok()) return final_status_;
@@ -55,14 +52,14 @@ absl::Status StreamCore::Queue(Message message, bool wait) {
     if (writing_ || !queue_.empty()) {  // what is queued goes first; whoever cleared writing_ is about to pump
       queue_.push_back(std::move(buffer));
       queued_bytes_ += bytes;
-      return absl::OkStatus();
+      return true;
     }
     queued_bytes_ += bytes;
     writing_ = true;
     in_flight_bytes_ = bytes;
   }
   StartWrite(buffer, false, &write_done_);
-  return absl::OkStatus();
+  return true;
 }
 
 void StreamCore::Finish(absl::Status status) {

@@ -78,8 +78,10 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
  private:
   static constexpr int kLostTicks = 4;
 
-  // `wait`: for room.
-  absl::Status Queue(Message message, bool wait) ABSL_LOCKS_EXCLUDED(mu_);
+  // What a sender does where the window is full.
+  enum class WhereFull { kWait, kQueue, kRefuse };
+  // False: it is refused, and the message as it was.
+  absl::StatusOr<bool> Queue(Message& message, WhereFull where_full) ABSL_LOCKS_EXCLUDED(mu_);
   void OnReadDone(bool ok) ABSL_LOCKS_EXCLUDED(mu_);
   void Deliver(absl::StatusOr<Message> message) ABSL_LOCKS_EXCLUDED(mu_);
   void NextRead() ABSL_LOCKS_EXCLUDED(mu_);
