@@ -3,11 +3,15 @@
 // interleaved rounds. Merge is one worker's frame into the shard's sums, bytes received to bytes merged; finish makes
 // the update frame of the round; decode makes means of it. Error: |decoded - gradient| / |gradient| of one worker's
 // frame.
+//
+// Lists (TAGC's, top-k's) from 0.05 to 10 % density are compared with what they cannot go below: the entropy of which
+// elements are chosen, and the bits of their values.
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -15,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/codec/codec.h"
 #include "common/codec/select/select.h"
+#include "common/codec/sparse/sparse_segment.h"
 #include "common/codec/update/update.h"
 #include "common/job/round_mode.h"
 #include "common/transport/malloc_tuning.h"
@@ -70,6 +75,46 @@ const std::vector<std::string> kSpecs = {
     "tagc:density=0.001",
 };
 
+// Codecs that write lists; a density of these is behind each.
+const std::vector<std::string> kLists = {"tagc", "topk:values=int8"};
+const std::vector<double> kListDensities = {0.0005, 0.001, 0.01, 0.05, 0.1};
+constexpr double kSizeTarget = 1.1;        // of a list's bound
+constexpr double kEncodeTarget = 0.5;      // of memcpy,
+constexpr double kEncodeTargetAt = 0.01;   // at this density
+constexpr double kElementsTarget = 150e6;  // that a shard adds per second and core
+
+constexpr int kAgreedPositions = 15;  // random-k's: not on the wire (WIRE.md, "Sparse segments")
+
+// What a frame's lists hold.
+struct Listed {
+  uint64_t elements = 0;
+  double value_bits = 0;
+
+  // Bytes below which no code of the positions gets, were they independent, with the values as they are.
+  double BoundBytes(uint64_t of) const {
+    const double p = static_cast<double>(elements) / static_cast<double>(of);
+    const double entropy = p <= 0 || p >= 1 ? 0 : -p * std::log2(p) - (1 - p) * std::log2(1 - p);
+    return (entropy * static_cast<double>(of) + value_bits) / 8;
+  }
+};
+
+void Count(const wire::Segment& s, Listed* listed) {
+  if (s.type == wire::SegmentType::kList && s.bytes > sizeof(uint32_t)) {
+    uint32_t index_bytes = 0;
+    std::memcpy(&index_bytes, s.data, sizeof(index_bytes));
+    const uint64_t bits = (s.param >> 3) + 1;
+    const uint64_t n = 8 * (s.bytes - sizeof(index_bytes) - index_bytes) / bits;  // padding is less than a byte
+    listed->elements += n;
+    listed->value_bits += static_cast<double>(n * bits);
+  } else if (s.type == wire::SegmentType::kSparse && (s.param & 15) != kAgreedPositions) {
+    sparse::Pairs pairs;
+    Must(sparse::ReadPairs(s, {}, &pairs));
+    listed->elements += pairs.positions.size();
+    listed->value_bits +=
+        8.0 * static_cast<double>(BytesOf(static_cast<ValueFormat>(s.param >> 4), pairs.positions.size()));
+  }
+}
+
 double SecondsOf(const std::function<void()>& work) {
   const auto begin = std::chrono::steady_clock::now();
   work();
@@ -115,6 +160,7 @@ class Bench {
   Times Step() {
     Times times;
     bytes_ = update_bytes_ = 0;
+    listed_ = {};
     do {
       Round(&times);
     } while (!CarriesValues(*job_, round_ - 1));
@@ -122,6 +168,7 @@ class Bench {
   }
 
   uint64_t bytes() const { return bytes_; }
+  const Listed& listed() const { return listed_; }
   uint64_t update_bytes() const { return update_bytes_; }
   double error() const { return error_; }
 
@@ -144,13 +191,17 @@ class Bench {
     });
     bytes_ += frame.bytes;
     accumulator_->Open(round_, plan_);
+    std::vector<wire::Chunk> chunks;
     times->merge += SecondsOf([&] {
-      for (const wire::Chunk& chunk : Must(wire::ParseFrame(frame.chunks))) {
+      chunks = Must(wire::ParseFrame(frame.chunks));
+      for (const wire::Chunk& chunk : chunks) {
         for (const wire::Segment& s : chunk.segments) {
           if (s.type != wire::SegmentType::kLearningRates) Must(accumulator_->Add(s));
         }
       }
     });
+    for (const wire::Chunk& chunk : chunks)
+      for (const wire::Segment& s : chunk.segments) Count(s, &listed_);
     UpdateFrame update;
     times->finish += SecondsOf([&] { update = Must(accumulator_->Finish(id, 1)); });
     update_bytes_ += TotalSize(update.chunks);
@@ -177,6 +228,7 @@ class Bench {
   std::vector<float> means_;
   uint64_t bytes_ = 0;
   uint64_t update_bytes_ = 0;
+  Listed listed_;
   double error_ = 0;
 };
 
@@ -187,6 +239,72 @@ std::vector<float> MakeGradient(size_t elements) {
   std::vector<float> gradient(elements);
   for (float& x : gradient) x = 0.01f * normal(random) * std::exp(normal(random));
   return gradient;
+}
+
+// A codec, what it is measured by, and its times, one of each round.
+struct Contestant {
+  std::string spec;
+  double density;  // of lists that are compared with their bounds; 0: one of the table
+  std::unique_ptr<Bench> bench;
+  std::vector<Bench::Times> times;
+
+  std::vector<double> Seconds(double Bench::Times::*stage) const {
+    std::vector<double> taken;
+    for (const Bench::Times& t : times) taken.push_back(t.*stage);
+    return taken;
+  }
+};
+
+void ReportCodecs(const std::vector<Contestant>& contestants, const std::vector<double>& copying, size_t n,
+                  Report* report) {
+  const double elements = static_cast<double>(n);
+  const double gigabytes = 4e-9 * elements;
+  std::printf("%-32s %12s %8s %12s | %14s %14s %14s %14s | %9s\n", "codec", "push B/el", "fewer", "update B/el",
+              "encode GB/s", "merge GB/s", "finish GB/s", "decode GB/s", "error");
+  for (const Contestant& c : contestants) {
+    if (c.density != 0) continue;
+    const double push = static_cast<double>(c.bench->bytes()) / elements;
+    const double update = static_cast<double>(c.bench->update_bytes()) / elements;
+    std::printf("%-32s %12.4f %7.1fx %12.4f |", c.spec.c_str(), push, 4 / push, update);
+    report->Add({c.spec + " push", push, "bytes per element", {}, "", {}});
+    report->Add({c.spec + " update", update, "bytes per element", {}, "", {}});
+    report->Add({c.spec + " error", c.bench->error(), "of the gradient's norm", {}, "", {}});
+    for (const auto& [what, stage] :
+         {std::pair("encode", &Bench::Times::encode), std::pair("merge", &Bench::Times::merge),
+          std::pair("finish", &Bench::Times::finish), std::pair("decode", &Bench::Times::decode)}) {
+      const std::vector<double> taken = c.Seconds(stage);
+      const double rate = gigabytes / Median(taken);
+      const Ratio ratio = MedianRatio(copying, taken);
+      std::printf(" %7.2f (%4.2f)", rate, ratio.median);
+      report->Add({absl::StrCat(c.spec, " ", what), rate, "GB/s", ratio, "copy", {}});
+    }
+    std::printf(" | %9.2e\n", c.bench->error());
+  }
+  std::printf("In brackets: of memcpy. Merge, finish and decode of sparse codecs count the dense gradient too.\n");
+}
+
+void ReportLists(const std::vector<Contestant>& contestants, const std::vector<double>& copying, size_t n,
+                 Report* report) {
+  Report lists("codecs, lists");
+  for (const Contestant& c : contestants) {
+    if (c.density == 0) continue;
+    const Listed& listed = c.bench->listed();
+    const double bytes = static_cast<double>(c.bench->bytes());
+    const std::vector<double> encoding = c.Seconds(&Bench::Times::encode);
+    const double added = static_cast<double>(listed.elements) / Median(c.Seconds(&Bench::Times::merge));
+    const std::optional<double> encode_target =
+        c.density == kEncodeTargetAt ? std::optional(kEncodeTarget) : std::nullopt;
+    for (const Row& row :
+         {Row{c.spec + " size", bytes / static_cast<double>(listed.elements), "B/listed", bytes / listed.BoundBytes(n),
+              "its bound", kSizeTarget, true},
+          Row{c.spec + " encode", 4e-9 * static_cast<double>(n) / Median(encoding), "GB/s",
+              MedianRatio(copying, encoding), "copy", encode_target, false},
+          Row{c.spec + " merge", 1e-6 * added, "M listed/s", added / kElementsTarget, "150 M listed/s", 1.0, false}}) {
+      lists.Add(row);
+      report->Add(row);
+    }
+  }
+  lists.Print();
 }
 
 int Main(int argc, char** argv) {
@@ -208,57 +326,36 @@ int Main(int argc, char** argv) {
   }
   kernels::Backend* const backend = made->get();
   const std::vector<float> gradient = MakeGradient(static_cast<size_t>(mib) << 18);
-  const double gigabytes = static_cast<double>(gradient.size()) * 4e-9;
-  const double elements = static_cast<double>(gradient.size());
 
   std::vector<float> copy(gradient.size());
-  std::vector<std::string> specs;
-  std::vector<std::unique_ptr<Bench>> benches;
-  std::vector<std::vector<Bench::Times>> times;
-  std::vector<std::function<double()>> contestants = {
+  std::vector<Contestant> contestants;
+  const auto add = [&](const std::string& spec, double density) {
+    if (spec.find(only) == std::string::npos) return;
+    contestants.push_back({spec, density, std::make_unique<Bench>(spec, gradient, workers, backend), {}});
+  };
+  for (const std::string& spec : kSpecs) add(spec, 0);
+  for (const std::string& codec : kLists)
+    for (double density : kListDensities)
+      add(absl::StrCat(codec, codec.find(':') == std::string::npos ? ":" : ",", "density=", density), density);
+  std::vector<std::function<double()>> runs = {
       [&] { return SecondsOf([&] { std::memcpy(copy.data(), gradient.data(), gradient.size() * 4); }); }};
-  for (const std::string& spec : kSpecs) {
-    if (spec.find(only) == std::string::npos) continue;
-    specs.push_back(spec);
-    benches.push_back(std::make_unique<Bench>(spec, gradient, workers, backend));
-    contestants.push_back([&, at = specs.size() - 1] {
-      times[at].push_back(benches[at]->Step());
-      return times[at].back().encode;
+  for (Contestant& c : contestants) {
+    runs.push_back([&c] {
+      c.times.push_back(c.bench->Step());
+      return c.times.back().encode;
     });
   }
-  times.resize(specs.size());
-  const std::vector<std::vector<double>> seconds = Interleave(rounds, contestants);
+  const std::vector<double> copying = Interleave(rounds, runs)[0];
 
   Report report("codecs");
   report.Note("backend", std::string(backend->name()));
   report.Note("command",
               absl::StrCat("tests/bench/run codecs --mib=", mib, " --rounds=", rounds, " --workers=", workers));
   std::printf("%d MiB of float32, backend %s, one thread; memcpy %.1f GB/s; medians of %d interleaved rounds\n", mib,
-              std::string(backend->name()).c_str(), gigabytes / Median(seconds[0]), rounds);
-  std::printf("%-32s %12s %8s %12s | %14s %14s %14s %14s | %9s\n", "codec", "push B/el", "fewer", "update B/el",
-              "encode GB/s", "merge GB/s", "finish GB/s", "decode GB/s", "error");
-  for (size_t i = 0; i < specs.size(); ++i) {
-    const Bench& bench = *benches[i];
-    std::printf("%-32s %12.4f %7.1fx %12.4f |", specs[i].c_str(), static_cast<double>(bench.bytes()) / elements,
-                4 * elements / static_cast<double>(bench.bytes()),
-                static_cast<double>(bench.update_bytes()) / elements);
-    report.Add({specs[i] + " push", static_cast<double>(bench.bytes()) / elements, "bytes per element", {}, "", {}});
-    report.Add(
-        {specs[i] + " update", static_cast<double>(bench.update_bytes()) / elements, "bytes per element", {}, "", {}});
-    report.Add({specs[i] + " error", bench.error(), "of the gradient's norm", {}, "", {}});
-    for (const auto& [what, member] :
-         {std::pair("encode", &Bench::Times::encode), std::pair("merge", &Bench::Times::merge),
-          std::pair("finish", &Bench::Times::finish), std::pair("decode", &Bench::Times::decode)}) {
-      std::vector<double> taken;
-      for (const Bench::Times& t : times[i]) taken.push_back(t.*member);
-      const double rate = gigabytes / Median(taken);
-      const Ratio ratio = MedianRatio(seconds[0], taken);
-      std::printf(" %7.2f (%4.2f)", rate, ratio.median);
-      report.Add({absl::StrCat(specs[i], " ", what), rate, "GB/s", ratio, "copy", {}});
-    }
-    std::printf(" | %9.2e\n", bench.error());
-  }
-  std::printf("In brackets: of memcpy. Merge, finish and decode of sparse codecs count the dense gradient too.\n");
+              std::string(backend->name()).c_str(), 4e-9 * static_cast<double>(gradient.size()) / Median(copying),
+              rounds);
+  ReportCodecs(contestants, copying, gradient.size(), &report);
+  ReportLists(contestants, copying, gradient.size(), &report);
   return report.WriteJson(flags.json());
 }
 
