@@ -17,13 +17,11 @@ namespace {
 absl::Status OtherRates(std::span<const float> rates, std::span<const float> others, const std::string& of) {
   size_t g = 0;
   while (rates[g] == others[g]) ++g;
-  return absl::InvalidArgumentError(
-      absl::StrFormat("learning rate %.9g of group %d differs from %.9g of worker '%s', which is in the job for "
-                      "longer: all workers follow "
-                      "one schedule. One that comes in later, or again, takes it up where the job is: start_step of "
-                      "its optimizer or session "
-                      "says at which step",
-                      rates[g], g, others[g], of));
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "learning rate %.9g of group %d differs from %.9g of worker '%s', which is in the job for longer: "
+      "all workers follow one schedule. One that comes in later, or again, takes it up where the job is: "
+      "start_step of its optimizer or session says at which step",
+      rates[g], g, others[g], of));
 }
 
 }  // namespace

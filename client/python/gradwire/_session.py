@@ -189,8 +189,8 @@ class Session:
 
     @property
     def start_step(self) -> int:
-        """How many steps the job had made when this session joined: a training loop takes up its schedule there. Asynchronous
-        rounds: 0."""
+        """How many steps the job had made when this session joined: a training loop takes up its schedule there. With
+        asynchronous rounds they are those of all workers together."""
         return self._core.start_step
 
     @property

@@ -229,7 +229,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     @property
     def start_step(self) -> int:
         """How many steps the job had made when this optimizer was made, 0 for a job that begins: a loop that counts its steps or
-        has a scheduler begins there. Asynchronous rounds: 0."""
+        has a scheduler begins there. With asynchronous rounds they are those of all workers together."""
         return self.session.start_step
 
     # A round, as this worker sees it ----------------------------------------------------------------------------------

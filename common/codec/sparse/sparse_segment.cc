@@ -16,7 +16,6 @@ using wire::SegmentHeader;
 using wire::SegmentType;
 
 // The param of a segment: index coding in the lower half, value format in the upper one.
-constexpr uint8_t kAgreedCoding = 15;  // no index: the positions of the agreement
 constexpr int kFormats = 5;
 
 uint8_t ParamOf(uint8_t coding, ValueFormat format) {

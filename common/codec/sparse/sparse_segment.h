@@ -17,6 +17,8 @@ namespace gradwire::sparse {
 
 // A reader refuses longer segments.
 inline constexpr uint32_t kMaxSegmentElements = 1u << 20;
+// The index coding of a segment without an index: its positions are those of the agreement.
+inline constexpr uint8_t kAgreedCoding = 15;
 
 // Positions and values of one segment.
 struct Pairs {

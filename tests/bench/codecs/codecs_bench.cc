@@ -83,8 +83,6 @@ constexpr double kEncodeTarget = 0.5;      // of memcpy,
 constexpr double kEncodeTargetAt = 0.01;   // at this density
 constexpr double kElementsTarget = 150e6;  // that a shard adds per second and core
 
-constexpr int kAgreedPositions = 15;  // random-k's: not on the wire (WIRE.md, "Sparse segments")
-
 // What a frame's lists hold.
 struct Listed {
   uint64_t elements = 0;
@@ -106,7 +104,7 @@ void Count(const wire::Segment& s, Listed* listed) {
     const uint64_t n = 8 * (s.bytes - sizeof(index_bytes) - index_bytes) / bits;  // padding is less than a byte
     listed->elements += n;
     listed->value_bits += static_cast<double>(n * bits);
-  } else if (s.type == wire::SegmentType::kSparse && (s.param & 15) != kAgreedPositions) {
+  } else if (s.type == wire::SegmentType::kSparse && (s.param & 15) != sparse::kAgreedCoding) {
     sparse::Pairs pairs;
     Must(sparse::ReadPairs(s, {}, &pairs));
     listed->elements += pairs.positions.size();

@@ -247,7 +247,8 @@ class Session {
   // `staleness` versions beyond it until Drain.
   uint64_t version() const;
   uint64_t start_version() const;  // the version at which this session joined
-  // How many steps the job had made by then: a training loop takes up its schedule there. Asynchronous rounds: 0.
+  // How many steps the job had made by then: a training loop takes up its schedule there. With asynchronous rounds
+  // they are those of all workers together.
   uint64_t start_step() const;
   bool resumed() const;  // whether the session went on exactly where the checkpoint stood
   uint64_t incarnation() const;
