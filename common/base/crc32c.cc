@@ -67,6 +67,8 @@ constexpr std::array<ByteTable, 4> MakeShiftTables(size_t bytes) {
 
 constexpr size_t kLongStride = 4096;
 constexpr size_t kShortStride = 256;
+constexpr std::array<ByteTable, 4> kLongShift = MakeShiftTables(kLongStride);
+constexpr std::array<ByteTable, 4> kShortShift = MakeShiftTables(kShortStride);
 
 uint32_t Shift(const std::array<ByteTable, 4>& t, uint32_t crc) {
   return t[0][crc & 0xFF] ^ t[1][(crc >> 8) & 0xFF] ^ t[2][(crc >> 16) & 0xFF] ^ t[3][crc >> 24];
@@ -159,11 +161,6 @@ GW_FOLD_TARGET uint32_t FoldVectors(const uint8_t*& p, size_t& n, Copy& copy, ui
   return static_cast<uint32_t>(s);
 }
 
-bool HasFolding() {
-  static const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
-  return has;
-}
-
 template <typename Copy>
 __attribute__((target("sse4.2"))) uint32_t ThreeStreams(const uint8_t*& p, size_t& n, Copy& copy, uint32_t state,
                                                         size_t stride, const std::array<ByteTable, 4>& shift) {
@@ -191,11 +188,11 @@ __attribute__((target("sse4.2"))) uint32_t ThreeStreams(const uint8_t*& p, size_
 template <typename Copy>
 __attribute__((target("sse4.2"))) uint32_t Crc32cSse42(const uint8_t* p, size_t n, Copy copy, uint32_t state,
                                                        bool may_fold) {
-  static const std::array<ByteTable, 4> long_shift = MakeShiftTables(kLongStride);
-  static const std::array<ByteTable, 4> short_shift = MakeShiftTables(kShortStride);
-  if (may_fold && n >= kFoldFrom) state = FoldVectors(p, n, copy, state);
-  state = ThreeStreams(p, n, copy, state, kLongStride, long_shift);
-  state = ThreeStreams(p, n, copy, state, kShortStride, short_shift);
+  if (n >= 3 * kShortStride) {
+    if (may_fold && n >= kFoldFrom) state = FoldVectors(p, n, copy, state);
+    state = ThreeStreams(p, n, copy, state, kLongStride, kLongShift);
+    state = ThreeStreams(p, n, copy, state, kShortStride, kShortShift);
+  }
   uint64_t s = state;
   for (; n >= 8; p += 8, n -= 8) {
     s = __builtin_ia32_crc32di(s, Load<uint64_t>(p));
@@ -210,10 +207,15 @@ __attribute__((target("sse4.2"))) uint32_t Crc32cSse42(const uint8_t* p, size_t 
   return state;
 }
 
-bool HasSse42() {
-  static const bool has = __builtin_cpu_supports("sse4.2");
-  return has;
+enum class Cpu { kAny, kSse42, kFolds };
+Cpu CpuOfThis() {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("sse4.2")) return Cpu::kAny;
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq") ? Cpu::kFolds : Cpu::kSse42;
 }
+// Most of what has a checksum is a header, which takes no longer than asking whether a static is there. Until this one
+// is, at the program's start, it says kAny, which is right everywhere.
+const Cpu kCpu = CpuOfThis();
 #endif
 
 }  // namespace
@@ -233,21 +235,21 @@ uint32_t Crc32cPortable(std::span<const uint8_t> data, uint32_t crc) {
 
 uint32_t Crc32cUnfolded(std::span<const uint8_t> data, uint32_t crc) {
 #if defined(__x86_64__)
-  if (HasSse42()) return ~Crc32cSse42(data.data(), data.size(), NoCopy{}, ~crc, false);
+  if (kCpu != Cpu::kAny) return ~Crc32cSse42(data.data(), data.size(), NoCopy{}, ~crc, false);
 #endif
   return Crc32cPortable(data, crc);
 }
 
 uint32_t Crc32c(std::span<const uint8_t> data, uint32_t crc) {
 #if defined(__x86_64__)
-  if (HasSse42()) return ~Crc32cSse42(data.data(), data.size(), NoCopy{}, ~crc, HasFolding());
+  if (kCpu != Cpu::kAny) return ~Crc32cSse42(data.data(), data.size(), NoCopy{}, ~crc, kCpu == Cpu::kFolds);
 #endif
   return Crc32cPortable(data, crc);
 }
 
 uint32_t CopyCrc32c(std::span<const uint8_t> data, uint8_t* out, uint32_t crc) {
 #if defined(__x86_64__)
-  if (HasSse42()) return ~Crc32cSse42(data.data(), data.size(), CopyTo{out}, ~crc, HasFolding());
+  if (kCpu != Cpu::kAny) return ~Crc32cSse42(data.data(), data.size(), CopyTo{out}, ~crc, kCpu == Cpu::kFolds);
 #endif
   if (!data.empty()) std::memcpy(out, data.data(), data.size());
   return Crc32cPortable(data, crc);

@@ -49,12 +49,12 @@ class SinkLoad {
 class SinkScope {
  public:
   explicit SinkScope(const void* stream)
-      : stream_(stream), outer_(current_), begin_ns_(outer_ == nullptr ? SteadyClock().Now() : 0) {
+      : stream_(stream), outer_(current_), begin_ns_(Counts() ? SteadyClock().Now() : 0) {
     current_ = this;
   }
   ~SinkScope() {
     current_ = outer_;
-    if (outer_ == nullptr && load_ != nullptr) load_->Add(stream_, SteadyClock().Now() - begin_ns_);
+    if (Counts()) load_->Add(stream_, SteadyClock().Now() - begin_ns_);
   }
   SinkScope(const SinkScope&) = delete;
   SinkScope& operator=(const SinkScope&) = delete;
@@ -71,6 +71,8 @@ class SinkScope {
   static void CountInto(SinkLoad* load) { load_ = load; }
 
  private:
+  bool Counts() const { return outer_ == nullptr && load_ != nullptr; }
+
   const void* const stream_;
   SinkScope* const outer_;
   const int64_t begin_ns_;

@@ -181,16 +181,17 @@ absl::Status Desk::Send(const Delivery& delivery) {
     out.Send({ControlOf(delivery, true, true), {}}).IgnoreError();  // it fails only when the stream is closing
     return absl::OkStatus();
   }
-  std::vector<Bytes> chunks = *delivery.chunks;
-  if (out.unsent() != nullptr) {
-    GW_ASSIGN_OR_RETURN(chunks, UnsentBudget::Count(out.unsent(), chunks));
-  }
-  span.SetBytes(TotalSize(chunks));
+  const std::vector<Bytes>& chunks = *delivery.chunks;
+  const uint64_t bytes = TotalSize(chunks);
+  if (out.unsent() != nullptr) GW_RETURN_IF_ERROR(out.unsent()->CheckRoom(bytes));
+  span.SetBytes(bytes);
   for (size_t i = 0; i < chunks.size(); ++i) {
     GW_FAILPOINT("answer.before_chunk");
     const size_t size = chunks[i].size();
+    transport::Message message{ControlOf(delivery, i == 0, i + 1 == chunks.size()), {}};
+    message.frame.push_back(out.unsent() == nullptr ? chunks[i] : UnsentBudget::Count(out.unsent(), chunks[i]));
     // A stream that has closed loses its answer; its worker pulls again on the next one.
-    if (!out.Send({ControlOf(delivery, i == 0, i + 1 == chunks.size()), {std::move(chunks[i])}}).ok()) break;
+    if (!out.Send(std::move(message)).ok()) break;
     if (delivery.to.kind == v1::PULL_UPDATE) {
       parts_.traffic.NoteUpdatePulled(size);
     } else {

@@ -3,7 +3,6 @@
 
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 
 namespace gradwire {
@@ -21,24 +20,18 @@ struct UnsentBudget::Counted {
   const Bytes chunk;
 };
 
-absl::StatusOr<std::vector<Bytes>> UnsentBudget::Count(const std::shared_ptr<UnsentBudget>& budget,
-                                                       std::span<const Bytes> chunks) {
-  const uint64_t size = TotalSize(chunks);
-  // Sound without a lock: the limit may be passed by one answer per thread.
-  const uint64_t unsent = budget->bytes_;
-  if (unsent + size > budget->limit_bytes_) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "%d bytes of answers wait to be sent to this worker, and %d more would pass its limit of %d: read what was "
-        "asked for before asking for more",
-        unsent, size, budget->limit_bytes_));
-  }
-  std::vector<Bytes> counted;
-  counted.reserve(chunks.size());
-  for (const Bytes& chunk : chunks) {
-    const auto owner = std::make_shared<const Counted>(budget, chunk);
-    counted.emplace_back(owner, chunk.data(), chunk.size());
-  }
-  return counted;
+absl::Status UnsentBudget::CheckRoom(uint64_t bytes) const {
+  const uint64_t unsent = bytes_;
+  if (unsent + bytes <= limit_bytes_) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "%d bytes of answers wait to be sent to this worker, and %d more would pass its limit of %d: read what was "
+      "asked for before asking for more",
+      unsent, bytes, limit_bytes_));
+}
+
+Bytes UnsentBudget::Count(const std::shared_ptr<UnsentBudget>& budget, const Bytes& chunk) {
+  const auto owner = std::make_shared<const Counted>(budget, chunk);
+  return {owner, chunk.data(), chunk.size()};
 }
 
 }  // namespace gradwire

@@ -5,10 +5,8 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <span>
-#include <vector>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "common/base/bytes.h"
 
 namespace gradwire {
@@ -18,10 +16,11 @@ class UnsentBudget {
  public:
   explicit UnsentBudget(uint64_t limit_bytes) : limit_bytes_(limit_bytes) {}
 
-  // The same bytes, each of which counts until its last copy is gone. ResourceExhausted with the numbers, and nothing
-  // is counted: together they would be over the limit.
-  static absl::StatusOr<std::vector<Bytes>> Count(const std::shared_ptr<UnsentBudget>& budget,
-                                                  std::span<const Bytes> chunks);
+  // ResourceExhausted with the numbers: an answer of so many bytes would pass the limit. Sound without a lock: the
+  // limit may be passed by one answer per thread.
+  absl::Status CheckRoom(uint64_t bytes) const;
+  // The same bytes, which count until their last copy is gone.
+  static Bytes Count(const std::shared_ptr<UnsentBudget>& budget, const Bytes& chunk);
 
   uint64_t bytes() const { return bytes_; }
   uint64_t limit_bytes() const { return limit_bytes_; }

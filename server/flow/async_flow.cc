@@ -116,10 +116,10 @@ absl::StatusOr<PushVerdict> AsyncFlow::Repeat(const PushStream& stream, const st
   return PushVerdict::kDuplicate;
 }
 
-uint64_t AsyncFlow::MadeBy(const wire::FrameHeader& header, PushVerdict verdict, const RoundActions& actions) const {
+uint64_t AsyncFlow::MadeBy(const wire::FrameHeader& header, PushVerdict verdict, std::optional<uint64_t> closed) const {
   switch (verdict) {
     case PushVerdict::kAccept:
-      return actions.close.empty() ? 0 : actions.close.back().round + 1;
+      return closed ? *closed + 1 : 0;
     case PushVerdict::kNotIncluded:  // it lost against a version that may not be there yet
       return header.round + 1;
     case PushVerdict::kDuplicate:

@@ -17,7 +17,7 @@ class AsyncFlow final : public Flow {
   absl::StatusOr<PushVerdict> Take(BucketState& bucket, OpenRound& open, PushStream& stream, const wire::Chunk& chunk,
                                    std::span<const Bytes> received, RoundActions* actions, bool* complete) override
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
-  uint64_t MadeBy(const wire::FrameHeader& header, PushVerdict verdict, const RoundActions& actions) const override;
+  uint64_t MadeBy(const wire::FrameHeader& header, PushVerdict verdict, std::optional<uint64_t> closed) const override;
   // Opens nothing: the next frame opens the place for itself.
   void OpenNext(BucketState& bucket) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
     bucket.open[0].round = OpenRound::kNone;

@@ -39,8 +39,9 @@ class Flow {
                                            const wire::Chunk& chunk, std::span<const Bytes> received,
                                            RoundActions* actions, bool* complete)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) = 0;
-  // PushAck::made of a frame with this verdict; `actions`: those that came with the verdict.
-  virtual uint64_t MadeBy(const wire::FrameHeader& header, PushVerdict verdict, const RoundActions& actions) const = 0;
+  // PushAck::made of a frame with this verdict; `closed`: the round that it closed, if it closed one.
+  virtual uint64_t MadeBy(const wire::FrameHeader& header, PushVerdict verdict,
+                          std::optional<uint64_t> closed) const = 0;
 
   // Makes the update of a bucket that has closed, once the bucket is at that round. Errors: those of
   // Accumulator::Finish; the bucket stopped; our own bugs.

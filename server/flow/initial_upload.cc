@@ -62,7 +62,7 @@ InitialUpload::Taken InitialUpload::Take(PushStream& stream, const wire::Chunk& 
     NoteSafe(header.bucket);
   }
   GW_FAILPOINT("initialize.between_buckets");
-  parts_.run(actions);
+  parts_.run(std::move(actions));
   if (log_.journals()) return std::nullopt;
   return PushVerdict::kAccept;
 }

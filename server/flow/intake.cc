@@ -130,14 +130,15 @@ Intake::Ack Intake::TakeFrame(PushStream& stream, const wire::Chunk& chunk, std:
       if (!verdict.ok()) AbandonPartial(bucket, *open, stream.member, &parts_.in_flight);
     }
   }
+  const std::optional<uint64_t> closed = actions.last_closed();
   // The update goes out before the acknowledgement: pullers wait for it, nobody waits for the latter alone.
-  parts_.run(actions);
+  parts_.run(std::move(actions));
   if (!verdict.ok()) return Refuse(stream, header, verdict.status());
   if (*verdict == PushVerdict::kNotIncluded && !IsLast(header)) {
     stream.skipped[header.bucket] = {.round = header.round, .not_included = true};
     return std::nullopt;
   }
-  if (complete || *verdict == PushVerdict::kNotIncluded) return AckOf(stream, header, *verdict, actions);
+  if (complete || *verdict == PushVerdict::kNotIncluded) return AckOf(stream, header, *verdict, closed);
   if (*verdict == PushVerdict::kAccept) return std::nullopt;
   if (IsLast(header)) return TakeRepeat(stream, header, digest);
   stream.skipped[header.bucket] = {.round = header.round, .digest = digest};
@@ -172,9 +173,10 @@ Intake::Ack Intake::TakeReplacement(PushStream& stream, const wire::Chunk& chunk
   const wire::FrameHeader& header = chunk.header;
   RoundActions actions;
   const absl::StatusOr<PushVerdict> verdict = replacement_.Take(stream, chunk, received, &actions);
-  parts_.run(actions);
+  const std::optional<uint64_t> closed = actions.last_closed();
+  parts_.run(std::move(actions));
   if (!verdict.ok()) return Refuse(stream, header, verdict.status());
-  if (IsLast(header)) return AckOf(stream, header, *verdict, actions);
+  if (IsLast(header)) return AckOf(stream, header, *verdict, closed);
   if (*verdict == PushVerdict::kNotIncluded) {
     stream.skipped[header.bucket] = {.round = header.round, .not_included = true};
   }
@@ -203,9 +205,10 @@ Intake::Ack Intake::TakeAbstention(PushStream& stream, const wire::FrameHeader& 
     }
     parts_.rounds->Renew(stream.member, now);
   }
-  parts_.run(actions);
+  const std::optional<uint64_t> closed = actions.last_closed();
+  parts_.run(std::move(actions));
   if (!verdict.ok()) return Refuse(stream, header, verdict.status());
-  return AckOf(stream, header, *verdict, actions);
+  return AckOf(stream, header, *verdict, closed);
 }
 
 Intake::Ack Intake::AnswerUpload(PushStream& stream, const wire::FrameHeader& header,
@@ -235,7 +238,7 @@ Intake::Ack Intake::Refuse(PushStream& stream, const wire::FrameHeader& header, 
     parts_.rounds->Abstain(stream.member, header.bucket, header.round, parts_.environment.clock->Now(), &actions)
         .IgnoreError();
   }
-  parts_.run(actions);
+  parts_.run(std::move(actions));
   v1::PushAck ack;
   ack.set_bucket(header.bucket);
   ack.set_round(header.round);
@@ -248,9 +251,9 @@ Intake::Ack Intake::Refuse(PushStream& stream, const wire::FrameHeader& header, 
 }
 
 Intake::Ack Intake::AckOf(PushStream& stream, const wire::FrameHeader& header, PushVerdict verdict,
-                          const RoundActions& actions) {
+                          std::optional<uint64_t> closed) {
   v1::PushAck ack;
-  if (header.kind == wire::FrameKind::kPush) ack.set_made(flow_.MadeBy(header, verdict, actions));
+  if (header.kind == wire::FrameKind::kPush) ack.set_made(flow_.MadeBy(header, verdict, closed));
   if (verdict == PushVerdict::kNotIncluded) {
     parts_.traffic.NoteNotIncluded();
     absl::MutexLock lock(&parts_.mu);

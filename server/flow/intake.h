@@ -52,7 +52,9 @@ class Intake {
   Ack TakeRepeat(PushStream& stream, const wire::FrameHeader& header, uint32_t digest);
   Ack AnswerUpload(PushStream& stream, const wire::FrameHeader& header, const InitialUpload::Taken& taken);
   Ack Refuse(PushStream& stream, const wire::FrameHeader& header, const absl::Status& why);
-  Ack AckOf(PushStream& stream, const wire::FrameHeader& header, PushVerdict verdict, const RoundActions& actions = {});
+  // `closed`: the round that the frame closed, if it closed one.
+  Ack AckOf(PushStream& stream, const wire::FrameHeader& header, PushVerdict verdict,
+            std::optional<uint64_t> closed = std::nullopt);
 
   JobParts& parts_;
   Flow& flow_;

@@ -18,7 +18,7 @@ class RoundFlow final : public Flow {
   absl::StatusOr<PushVerdict> Take(BucketState& bucket, OpenRound& open, PushStream& stream, const wire::Chunk& chunk,
                                    std::span<const Bytes> received, RoundActions* actions, bool* complete) override
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
-  uint64_t MadeBy(const wire::FrameHeader&, PushVerdict, const RoundActions&) const override { return 0; }
+  uint64_t MadeBy(const wire::FrameHeader&, PushVerdict, std::optional<uint64_t>) const override { return 0; }
   // Opens the rounds whose plan came with the version.
   void OpenNext(BucketState& bucket) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 

@@ -96,7 +96,7 @@ absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity,
     used_ = parts_.environment.clock->Now();
     NoteGone(actions.lost, not_behind.ok() ? "was started anew, and replaced" : "left: this shard is behind");
   }
-  Run(actions);
+  Run(std::move(actions));
   GW_RETURN_IF_ERROR(outcome.status());
   spdlog::info("job {} worker {} joined, incarnation {:016x}, starts at round {}{}", identity.job(), identity.worker(),
                identity.incarnation(), outcome->start_version, outcome->must_initialize ? ", initializes" : "");
@@ -140,7 +140,7 @@ absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identit
     if (outcome.ok()) NoteJoined(identity, outcome->id);
     used_ = parts_.environment.clock->Now();
   }
-  Run(actions);
+  Run(std::move(actions));
   if (!outcome.ok()) return InJob(outcome.status());
   const bool behind = outcome->start_version != point.round;
   spdlog::info("job {} worker {} is back, incarnation {:016x}, in round {}{}", identity.job(), identity.worker(),
@@ -163,7 +163,7 @@ absl::StatusOr<v1::JoinReply> JobShard::CatchUp(const v1::WorkerIdentity& identi
     if (outcome.ok()) NoteJoined(identity, outcome->id);
     used_ = parts_.environment.clock->Now();
   }
-  Run(actions);
+  Run(std::move(actions));
   if (!outcome.ok()) return InJob(outcome.status());
   spdlog::info("job {} worker {} catches up, incarnation {:016x}, goes on with round {}", identity.job(),
                identity.worker(), identity.incarnation(), outcome->start_version);
@@ -215,7 +215,7 @@ absl::Status JobShard::Leave(const v1::LeaveRequest& request) {
   }
   if (agreement() != nullptr) agreement()->exchange().ForgetAddresses(member);
   for (const auto& stream : unread) stream->Cancel();
-  Run(actions);
+  Run(std::move(actions));
   NoteAllLeft();
   return absl::OkStatus();
 }
@@ -249,9 +249,9 @@ void JobShard::Tick(WorkPool* pool) {
     spdlog::warn("job {} worker {}: no sign of life for {} ms, no longer waited for", parts_.job.spec().name(),
                  member.worker, parts_.job.spec().lease_ms());
   }
-  if (pool == nullptr || actions.close.empty()) return Run(actions);
+  if (pool == nullptr || actions.close.empty()) return Run(std::move(actions));
   // Other jobs' leases do not wait until these buckets are closed.
-  pool->Do([self = shared_from_this(), actions = std::move(actions)] { self->Run(actions); });
+  pool->Do([self = shared_from_this(), actions = std::move(actions)]() mutable { self->Run(std::move(actions)); });
 }
 
 std::optional<TimeNs> JobShard::NextTick() {

@@ -60,7 +60,7 @@ struct JobParts {
   std::unique_ptr<JobArrays> arrays;
   std::vector<std::unique_ptr<BucketState>> buckets;  // each synchronises itself
   // Carries out what the rounds decided; no lock is held.
-  std::function<void(const RoundActions&)> run;
+  std::function<void(RoundActions)> run;
 
   // Synchronise themselves.
   InFlight in_flight;

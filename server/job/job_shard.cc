@@ -28,7 +28,7 @@ JobShard::JobShard(std::unique_ptr<JobParts> parts)
       made_(parts_.environment.clock->Now()),
       streams_(parts_.unsent_limit_bytes),
       used_(made_) {
-  parts_.run = [this](const RoundActions& actions) { Run(actions); };
+  parts_.run = [this](RoundActions actions) { Run(std::move(actions)); };
   for (const auto& bucket : parts_.buckets) {
     absl::MutexLock lock(&bucket->mu);
     by_rounds_.flow->OpenNext(*bucket);
@@ -79,15 +79,15 @@ absl::Status JobShard::CheckSame(const Job& job, uint32_t shard_index, uint32_t 
   return absl::OkStatus();
 }
 
-void JobShard::Run(const RoundActions& actions) {
+void JobShard::Run(RoundActions actions) {
   for (const Member& member : actions.lost) DropMember(member);
-  for (const RoundActions::Close& close : actions.close) {
+  for (RoundActions::Close& close : actions.close) {
     BucketState& bucket = *parts_.buckets[close.bucket];
     // Every bucket of the round is closed, whatever happens to the others.
     const absl::Status closed = CatchBadAlloc("closing a bucket", [&] {
       ClosedBucket passing;
       passing.bucket = &bucket;
-      passing.close = close;
+      passing.close = std::move(close);
       stages_.Pass(std::move(passing));
       return absl::OkStatus();
     });

@@ -119,7 +119,7 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
  private:
   explicit JobShard(std::unique_ptr<JobParts> parts);
   // Carries out what the rounds decided. No lock is held.
-  void Run(const RoundActions& actions);
+  void Run(RoundActions actions);
   void DropMember(const Member& member);
   // `status` with the job's name in front of its message.
   absl::Status InJob(const absl::Status& status) const;

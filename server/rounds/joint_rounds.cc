@@ -220,8 +220,8 @@ void JointRounds::Advance(TimeNs now, RoundActions* actions) {
 
 void JointRounds::OpenNext(TimeNs now, RoundActions* actions) {
   short_rounds_ += rounds_[0].is_short ? 1 : 0;
-  rounds_.pop_front();
-  rounds_.push_back(NewRound(now));
+  std::rotate(rounds_.begin(), rounds_.begin() + 1, rounds_.end());
+  rounds_.back() = NewRound(now);
   ++round_;
   gathered_ = false;
   actions->opened = round_;

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -135,8 +134,8 @@ class JointRounds final : public Rounds {
   uint64_t round_ = 0;
   std::vector<uint64_t> recovered_versions_;  // per bucket, when the journal had been replayed
   bool open_ = false;
-  bool gathered_ = false;     // the open round is the one that min_workers opened
-  std::deque<Round> rounds_;  // from round_ on: 1 + staleness
+  bool gathered_ = false;      // the open round is the one that min_workers opened
+  std::vector<Round> rounds_;  // from round_ on: 1 + staleness
   uint64_t short_rounds_ = 0;
 };
 

@@ -38,6 +38,10 @@ struct RoundActions {
   std::vector<Close> close;             // finish these accumulators, in order
   std::optional<uint64_t> opened;       // the last round that opened
 
+  // The round of the last of `close`.
+  std::optional<uint64_t> last_closed() const {
+    return close.empty() ? std::nullopt : std::optional(close.back().round);
+  }
   bool empty() const { return lost.empty() && !restart_initialization && close.empty() && !opened; }
 };
 

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_format.h"
 #include "common/base/failpoint.h"
 #include "common/base/out_of_memory.h"
@@ -25,7 +25,7 @@ void PushSink::OnMessage(transport::Message message) {
 absl::Status PushSink::Handle(transport::Message message) {
   v1::PushMessage request;
   if (!request.ParseFromString(message.control)) return absl::InvalidArgumentError("not a gradwire.v1.PushMessage");
-  std::vector<v1::PullKind> pull;
+  absl::InlinedVector<v1::PullKind, 4> pull;
   for (int kind : request.pull()) {
     if (std::find(pull.begin(), pull.end(), kind) != pull.end()) {
       return absl::InvalidArgumentError(

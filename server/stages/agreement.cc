@@ -88,7 +88,7 @@ void Agreement::Restore(uint64_t round) {
   turn_->Begin(round);
 }
 
-void Agreement::Pass(ClosedBucket closed) {
+void Agreement::Pass(ClosedBucket&& closed) {
   const uint64_t round = closed.close.round;
   if (round == 0) return next_.Pass(std::move(closed));
   const uint32_t bucket = closed.close.bucket;
@@ -100,7 +100,7 @@ void Agreement::Pass(ClosedBucket closed) {
   work_ = true;
 }
 
-absl::StatusOr<HeldBucket> Agreement::Hold(ClosedBucket closed) const {
+absl::StatusOr<HeldBucket> Agreement::Hold(ClosedBucket&& closed) const {
   GW_RETURN_IF_ERROR(closed.status);
   BucketState& bucket = *closed.bucket;
   HeldBucket held;

@@ -62,7 +62,7 @@ class Agreement final : public Stage {
   void Restore(uint64_t round);
 
   // Round 0 passes at once: it calibrates.
-  void Pass(ClosedBucket closed) override;
+  void Pass(ClosedBucket&& closed) override;
 
   // Without a thread of its own (JobEnvironment::tellers is null) one other thread calls Pump while HasWork. Pump goes
   // as far as what the shards have told each other allows.
@@ -73,7 +73,7 @@ class Agreement final : public Stage {
 
  private:
   void Run();
-  absl::StatusOr<HeldBucket> Hold(ClosedBucket closed) const;
+  absl::StatusOr<HeldBucket> Hold(ClosedBucket&& closed) const;
   // Whether there is a round to agree on: the one under way, or else the next, once all its buckets are held.
   bool TakeHeld();
   // Agrees phase by phase. False: other shards have not told their part yet.

@@ -9,7 +9,7 @@
 
 namespace gradwire {
 
-void Apply::Pass(ClosedBucket closed) {
+void Apply::Pass(ClosedBucket&& closed) {
   BucketState& bucket = *closed.bucket;
   {
     absl::MutexLock lock(&bucket.mu);

@@ -23,7 +23,7 @@ class Apply final : public Stage {
 
   // The bucket stops where there is no update, or none that can be applied. Answers to those who wait for the version
   // are taken under the same hold of the mutex, before a later version can take its place.
-  void Pass(ClosedBucket closed) override;
+  void Pass(ClosedBucket&& closed) override;
 
   // `plan`: the one of the bucket's plans by which the update is encoded. Errors: those of ParameterStore::Apply.
   absl::Status ApplyTo(BucketState& bucket, const UpdateFrame& update, const RoundPlan& plan,

@@ -9,7 +9,7 @@
 
 namespace gradwire {
 
-void Finish::Pass(ClosedBucket closed) {
+void Finish::Pass(ClosedBucket&& closed) {
   GW_FAILPOINT("round.before_close");
   closed.status = CatchBadAlloc("merging", [&]() -> absl::Status {
     GW_RETURN_IF_ERROR(flow_.Finish(&closed));

@@ -13,7 +13,7 @@ class Finish final : public Stage {
   Finish(JobParts* parts, Flow* flow, JobLog* log, Stage* next)
       : parts_(*parts), flow_(*flow), log_(*log), next_(*next) {}
   // Where memory runs out the round is closed all the same: the bucket stops and its pullers are told.
-  void Pass(ClosedBucket closed) override;
+  void Pass(ClosedBucket&& closed) override;
 
  private:
   std::vector<journal::Contribution> WhoTookPart(const RoundActions::Close& close) const;

@@ -12,7 +12,7 @@
 
 namespace gradwire {
 
-void Publish::Pass(ClosedBucket closed) {
+void Publish::Pass(ClosedBucket&& closed) {
   if (!closed.status.ok()) {
     spdlog::error("job {} round {} bucket {}: {}", parts_.job.spec().name(), closed.close.round, closed.close.bucket,
                   closed.status.ToString());

@@ -17,7 +17,7 @@ class Publish final : public Stage {
   Publish(JobParts* parts, Snapshots* snapshots, Desk* desk) : parts_(*parts), snapshots_(*snapshots), desk_(*desk) {}
 
   // The version is applied, or the bucket has stopped.
-  void Pass(ClosedBucket closed) override;
+  void Pass(ClosedBucket&& closed) override;
   // The record that makes `version` of a bucket may be seen.
   void NoteSafe(uint32_t bucket, uint64_t version);
   // No bucket of the job goes on after `round`, because of something that concerns them all.

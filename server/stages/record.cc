@@ -6,7 +6,7 @@
 
 namespace gradwire {
 
-void Record::Pass(ClosedBucket closed) {
+void Record::Pass(ClosedBucket&& closed) {
   GW_FAILPOINT("round.before_journal");
   if (closed.status.ok() && log_.journals()) {
     const uint64_t version = closed.close.round + 1;

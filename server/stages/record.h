@@ -16,7 +16,7 @@ class Record final : public Stage {
   // `safe`: called when the record that makes `version` of a bucket meets the job's durability, by a thread of the log.
   using Safe = std::function<void(uint32_t bucket, uint64_t version)>;
   Record(JobLog* log, Safe safe, Stage* next) : log_(*log), safe_(std::move(safe)), next_(*next) {}
-  void Pass(ClosedBucket closed) override;
+  void Pass(ClosedBucket&& closed) override;
 
  private:
   JobLog& log_;

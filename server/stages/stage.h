@@ -17,7 +17,7 @@
 
 namespace gradwire {
 
-// Moved from stage to stage; whoever has it owns it.
+// Handed from stage to stage; whoever has it owns it.
 struct ClosedBucket {
   BucketState* bucket = nullptr;
   RoundActions::Close close;  // which round, and who is in it
@@ -34,11 +34,12 @@ struct ClosedBucket {
 };
 
 // A stage has one way in, and one way out to the next stage. Pass is called without a lock held, by any thread: for
-// several buckets of a job at once, for one bucket in the order of its rounds. Throws nothing but std::bad_alloc.
+// several buckets of a job at once, for one bucket in the order of its rounds. What a stage is given is its own, to
+// pass on or to move to where it waits. Throws nothing but std::bad_alloc.
 class Stage {
  public:
   virtual ~Stage() = default;
-  virtual void Pass(ClosedBucket closed) = 0;
+  virtual void Pass(ClosedBucket&& closed) = 0;
 };
 
 }  // namespace gradwire

@@ -27,7 +27,7 @@ class Stages {
   // After this no bucket waits for other shards.
   void Stop();
 
-  void Pass(ClosedBucket closed) { first_->Pass(std::move(closed)); }
+  void Pass(ClosedBucket&& closed) { first_->Pass(std::move(closed)); }
   Apply& apply() { return apply_; }
   Publish& publish() { return publish_; }
   Agreement* agreement() { return agreement_.get(); }  // null: the job's shards have nothing to agree on

@@ -14,7 +14,7 @@ class Traced final : public Stage {
   // `before`: the stage that passes buckets to this one; unspecified: this is the first.
   Traced(TraceRecorder* trace, v1::TraceStage before, Stage* next) : trace_(*trace), before_(before), next_(*next) {}
 
-  void Pass(ClosedBucket closed) override {
+  void Pass(ClosedBucket&& closed) override {
     if (trace_.Wants(closed.close.round)) {
       const TimeNs now = trace_.Now();
       if (closed.since != 0 && before_ != v1::TRACE_UNSPECIFIED) {

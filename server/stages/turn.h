@@ -17,7 +17,7 @@ class Turn final : public Stage {
  public:
   explicit Turn(Stage* next) : next_(*next) {}
 
-  void Pass(ClosedBucket closed) override {
+  void Pass(ClosedBucket&& closed) override {
     {
       absl::MutexLock lock(&mu_);
       if (closed.close.round > round_) {

@@ -7,7 +7,7 @@
 
 namespace gradwire {
 
-void TwoWay::Pass(ClosedBucket closed) {
+void TwoWay::Pass(ClosedBucket&& closed) {
   if (closed.status.ok()) {
     closed.status = CatchBadAlloc("merging", [&closed]() -> absl::Status {
       BucketState& bucket = *closed.bucket;

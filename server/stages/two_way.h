@@ -9,7 +9,7 @@ namespace gradwire {
 class TwoWay final : public Stage {
  public:
   explicit TwoWay(Stage* next) : next_(*next) {}
-  void Pass(ClosedBucket closed) override;
+  void Pass(ClosedBucket&& closed) override;
 
  private:
   Stage& next_;

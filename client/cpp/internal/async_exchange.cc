@@ -93,8 +93,8 @@ absl::Status AsyncExchange::SettleUntil(Done done, absl::Time deadline) {
     const TimeNs from = clock_.Now();
     const absl::Status settled = Settle(index);
     const TimeNs spent = clock_.Now() - from;
-    RunTasksInline();  // what only calibrated is encoded again
     mu_.Lock();
+    RunTasksInline();  // what only calibrated is encoded again
     settling_ = false;
     counters_.apply_ns += spent;
     if (!settled.ok()) FailLocked(links_[index % shards_]->Annotate(settled));
@@ -224,10 +224,8 @@ absl::StatusOr<std::vector<PlanWindow>> AsyncExchange::Plans() const {
 }
 
 void AsyncExchange::OnAck(uint32_t shard, const v1::PushAck& ack) {
-  {
-    absl::MutexLock lock(&mu_);
-    NoteAck(shard, ack);
-  }
+  absl::MutexLock lock(&mu_);
+  NoteAck(shard, ack);
   RunTasksInline();  // the pull instead of a refused push
 }
 
@@ -301,10 +299,8 @@ std::optional<ResumePoint> AsyncExchange::ResumeAt(uint32_t shard) {
 }
 
 void AsyncExchange::OnResumed(uint32_t shard, bool /*behind*/) {
-  {
-    absl::MutexLock lock(&mu_);
-    AddTask({Task::Kind::kResend, shard, nullptr});
-  }
+  absl::MutexLock lock(&mu_);
+  AddTask({Task::Kind::kResend, shard, nullptr});
   RunTasksInline();
 }
 

@@ -82,22 +82,20 @@ absl::Status Exchange::BeginReplacement() {
   FeatureSet asked{Feature::kReplaceParameters};
   if (!context_.slices.gradients->memory().on_host()) asked.Add(Feature::kWorkersOnGpu);
   GW_RETURN_IF_ERROR(context_.slices.job->CheckGoesWith(asked));
-  {
-    absl::MutexLock lock(&mu_);
-    GW_RETURN_IF_ERROR(failed_);
-    if (round_open_)
-      return absl::FailedPreconditionError(
-          absl::StrCat("round ", ledger_.next() - 1, " is still open: call EndRound first"));
-    if (!CarriesValues(*context_.slices.job, ledger_.next()))
-      return absl::FailedPreconditionError(
-          "parameters cannot be replaced before the first step: take one, or join with the new parameters");
-    GW_RETURN_IF_ERROR(work_.CheckParametersFinite());  // no other thread is at the replica between two rounds
-    round_open_ = replacing_ = true;
-    ready_.Open(/*all=*/true);
-    OpenRound();
-    for (uint32_t slice = 0; slice < work_.slices(); ++slice)
-      AddTask({Task::Kind::kReplace, 0, nullptr, {ledger_.next() - 1, slice}});
-  }
+  absl::MutexLock lock(&mu_);
+  GW_RETURN_IF_ERROR(failed_);
+  if (round_open_)
+    return absl::FailedPreconditionError(
+        absl::StrCat("round ", ledger_.next() - 1, " is still open: call EndRound first"));
+  if (!CarriesValues(*context_.slices.job, ledger_.next()))
+    return absl::FailedPreconditionError(
+        "parameters cannot be replaced before the first step: take one, or join with the new parameters");
+  GW_RETURN_IF_ERROR(work_.CheckParametersFinite());  // no other thread is at the replica between two rounds
+  round_open_ = replacing_ = true;
+  ready_.Open(/*all=*/true);
+  OpenRound();
+  for (uint32_t slice = 0; slice < work_.slices(); ++slice)
+    AddTask({Task::Kind::kReplace, 0, nullptr, {ledger_.next() - 1, slice}});
   RunTasksInline();
   return absl::OkStatus();
 }
@@ -153,13 +151,11 @@ void Exchange::PollFor(TimeNs budget_ns, const absl::Condition& done) {
 }
 
 absl::Status Exchange::StartAgain() {
-  {
-    absl::MutexLock lock(&mu_);
-    GW_RETURN_IF_ERROR(failed_);
-    OpenRound();
-    apply_allowed_ = true;
-    for (uint32_t tensor : ready_.order()) AddTask({Task::Kind::kAgain, tensor, nullptr, {ledger_.next() - 1, 0}});
-  }
+  absl::MutexLock lock(&mu_);
+  GW_RETURN_IF_ERROR(failed_);
+  OpenRound();
+  apply_allowed_ = true;
+  for (uint32_t tensor : ready_.order()) AddTask({Task::Kind::kAgain, tensor, nullptr, {ledger_.next() - 1, 0}});
   RunTasksInline();
   return absl::OkStatus();
 }
@@ -304,10 +300,8 @@ void Exchange::Run(const RoundLedger::Actions& actions) {
 }
 
 void Exchange::OnAck(uint32_t shard, const v1::PushAck& ack) {
-  {
-    absl::MutexLock lock(&mu_);
-    NoteAck(shard, ack);
-  }
+  absl::MutexLock lock(&mu_);
+  NoteAck(shard, ack);
   RunTasksInline();  // the frame that abstains instead of a refused one
 }
 
@@ -332,10 +326,8 @@ void Exchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
 }
 
 void Exchange::OnAnswer(uint32_t shard, PullAnswer answer) {
-  {
-    absl::MutexLock lock(&mu_);
-    NoteAnswer(shard, std::move(answer));
-  }
+  absl::MutexLock lock(&mu_);
+  NoteAnswer(shard, std::move(answer));
   RunTasksInline();  // another answer is asked for where this one is gone
 }
 
@@ -378,12 +370,10 @@ std::optional<ResumePoint> Exchange::ResumeAt(uint32_t shard) {
 }
 
 void Exchange::OnResumed(uint32_t shard, bool behind) {
-  {
-    absl::MutexLock lock(&mu_);
-    ++resumed_;
-    if (behind) ledger_.Dropped();
-    AddTask({Task::Kind::kResend, shard, nullptr, {}});
-  }
+  absl::MutexLock lock(&mu_);
+  ++resumed_;
+  if (behind) ledger_.Dropped();
+  AddTask({Task::Kind::kResend, shard, nullptr, {}});
   RunTasksInline();
 }
 

@@ -63,7 +63,8 @@ bool FrameQueue::HasNext() {
 }
 
 transport::Message FrameQueue::Next() const {
-  transport::Message message{{}, {begun_->chunks[chunk_]}};
+  transport::Message message;
+  message.frame.push_back(begun_->chunks[chunk_]);
   if (at_last_chunk() && !begun_->pull.empty()) {
     v1::PushMessage control;
     for (v1::PullKind kind : begun_->pull) control.add_pull(kind);

@@ -20,7 +20,7 @@ void RoundLedger::Open() {
 }
 
 void RoundLedger::Close() {
-  rounds_.pop_front();
+  rounds_.erase(rounds_.begin());
   ++round_;
 }
 

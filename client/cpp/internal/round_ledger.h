@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
 #include <vector>
 
 #include "gradwire/v1/worker.pb.h"
@@ -143,8 +142,8 @@ class RoundLedger {
   const Rules rules_;
   const uint32_t slices_;
   uint64_t round_;
-  std::deque<Round> rounds_;  // from round_ on
-  uint64_t latest_ = 0;       // round that was heard of
+  std::vector<Round> rounds_;  // from round_ on
+  uint64_t latest_ = 0;        // round that was heard of
   bool dropped_ = false;
   bool gone_ = false;  // something, since MoveTo
 };

@@ -42,11 +42,16 @@ class ShardLink::PushSink final : public transport::StreamSink {
     // What follows would lack this chunk.
     over_ = !chunk.ok();
     if (over_) return link_->Broken(connection_, chunk.status());
-    link_->NoteHeard(ack.round(), ack.bucket(), ack.outcome() != v1::PUSH_OUTCOME_UNSPECIFIED ? -1 : ack.kind());
-    if (ack.outcome() != v1::PUSH_OUTCOME_UNSPECIFIED)
-      link_->Deliver([&](LinkEvents* events) { events->OnAck(link_->options_.shard, ack); });
+    const bool acknowledges = ack.outcome() != v1::PUSH_OUTCOME_UNSPECIFIED;
+    link_->NoteHeard(ack.round(), ack.bucket(), acknowledges ? -1 : ack.kind());
+    std::optional<PullAnswer> answer;
     if (ack.kind() != v1::PULL_UNSPECIFIED)
-      link_->Answered(answers_.Add(ack, ack.round() + 1, *std::move(chunk)), message);
+      answer = link_->Received(answers_.Add(ack, ack.round() + 1, *std::move(chunk)), message);
+    if (!acknowledges && !answer) return;
+    link_->Deliver([&](LinkEvents* events) {
+      if (acknowledges) events->OnAck(link_->options_.shard, ack);
+      if (answer) events->OnAnswer(link_->options_.shard, *std::move(answer));
+    });
   }
   void OnRoom() override { link_->PumpFrames(); }
   void OnClosed(absl::Status status) override {
@@ -73,7 +78,9 @@ class ShardLink::PullSink final : public transport::StreamSink {
     over_ = !chunk.ok();
     if (over_) return link_->Broken(connection_, chunk.status());
     link_->NoteHeard(pull.version(), pull.bucket(), pull.kind());
-    link_->Answered(answers_.Add(pull, pull.version(), *std::move(chunk)), message);
+    std::optional<PullAnswer> answer = link_->Received(answers_.Add(pull, pull.version(), *std::move(chunk)), message);
+    if (!answer) return;
+    link_->Deliver([&](LinkEvents* events) { events->OnAnswer(link_->options_.shard, *std::move(answer)); });
   }
   void OnClosed(absl::Status status) override {
     link_->Broken(connection_, status.ok() ? absl::UnavailableError("the server ended the pull stream") : status);
@@ -146,11 +153,10 @@ void ShardLink::Deliver(absl::FunctionRef<void(LinkEvents*)> call) {
   delivered_.SignalAll();
 }
 
-void ShardLink::Answered(std::optional<PullAnswer> answer, const transport::Message& message) {
+std::optional<PullAnswer> ShardLink::Received(std::optional<PullAnswer> answer, const transport::Message& message) {
   pulled_bytes_.fetch_add(TotalSize(message.frame), std::memory_order_relaxed);
-  if (!answer) return;
-  answer->status = Annotate(answer->status);
-  Deliver([&](LinkEvents* events) { events->OnAnswer(options_.shard, *std::move(answer)); });
+  if (answer) answer->status = Annotate(answer->status);
+  return answer;
 }
 
 void ShardLink::SetEvents(LinkEvents* events) {

@@ -8,7 +8,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -193,8 +193,8 @@ class ShardLink final : public FrameLink {
   void NoteMembers(uint32_t members, uint64_t gone, const std::string& last_gone);
   void HeartbeatLoop(int64_t lease_ms);
   uint64_t SanitizedElements() const { return options_.sanitized_elements ? options_.sanitized_elements() : 0; }
-  // `message` has arrived, the last chunk of `answer` if there is one.
-  void Answered(std::optional<PullAnswer> answer, const transport::Message& message);
+  // `message` has arrived, the last chunk of `answer` if there is one: counts it, and says whose it is.
+  std::optional<PullAnswer> Received(std::optional<PullAnswer> answer, const transport::Message& message);
   // Runs `call` on the current receiver, which stays the receiver meanwhile.
   void Deliver(absl::FunctionRef<void(LinkEvents*)> call);
 
@@ -222,7 +222,7 @@ class ShardLink final : public FrameLink {
   // Breaks in a row that were no lost connection, with nothing new heard since; what was heard of the newest version.
   int breaks_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t heard_version_ ABSL_GUARDED_BY(mu_) = 0;
-  std::set<std::pair<uint32_t, int>> heard_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_set<std::pair<uint32_t, int>> heard_ ABSL_GUARDED_BY(mu_);
   bool joined_ ABSL_GUARDED_BY(mu_) = false;
   v1::JoinRequest join_ ABSL_GUARDED_BY(mu_);      // the last one that Join was asked for
   ServerEpoch server_epoch_ ABSL_GUARDED_BY(mu_);  // of the last join

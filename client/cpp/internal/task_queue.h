@@ -40,7 +40,16 @@ class TaskQueue {
   };
 
   void Add(const TaskPlace& place, Task task) {
-    waiting_.emplace(Key{place.rank, place.turn, added_++}, Entry{place, std::move(task)});
+    const Key key{place.rank, place.turn, added_++};
+    if (spare_.empty()) {
+      waiting_.emplace(key, Entry{place, std::move(task)});
+      return;
+    }
+    Node node = std::move(spare_.back());
+    spare_.pop_back();
+    node.key() = key;
+    node.mapped() = {place, std::move(task)};
+    waiting_.insert(std::move(node));
   }
   // Whether a task may begin. `has_room`: of a shard.
   template <typename HasRoom>
@@ -53,7 +62,10 @@ class TaskQueue {
     const auto first = First(has_room);
     if (first == waiting_.end()) return std::nullopt;
     at_work_.push_back(first->second.place);
-    return std::move(waiting_.extract(first).mapped());
+    Node node = waiting_.extract(first);
+    std::optional<Entry> entry(std::move(node.mapped()));
+    if (spare_.size() < kMaxSpare) spare_.push_back(std::move(node));
+    return entry;
   }
   void End(const TaskPlace& place) { at_work_.erase(std::find(at_work_.begin(), at_work_.end(), place)); }
   void Clear() { waiting_.clear(); }
@@ -64,6 +76,8 @@ class TaskQueue {
 
  private:
   using Key = std::tuple<TaskPlace::Rank, uint32_t, uint64_t>;
+  using Node = typename std::map<Key, Entry>::node_type;
+  static constexpr size_t kMaxSpare = 64;
 
   template <typename HasRoom>
   typename std::map<Key, Entry>::const_iterator First(const HasRoom& has_room) const {
@@ -82,6 +96,7 @@ class TaskQueue {
   }
 
   std::map<Key, Entry> waiting_;
+  std::vector<Node> spare_;  // for tasks to come: a small round would spend as long on memory as on its queue
   std::vector<TaskPlace> at_work_;
   uint64_t added_ = 0;
 };

@@ -29,19 +29,20 @@ template <typename Task>
 class TaskedExchanger : public Exchanger {
  public:
   absl::Status Ready(uint32_t tensor, const float* gradient) final {
-    {
-      absl::MutexLock lock(&mu_);
-      GW_RETURN_IF_ERROR(failed_);
-      if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
-      GW_RETURN_IF_ERROR(ready_.Note(tensor, gradient));
-      AddTask(TaskOf(tensor, gradient));
-    }
+    absl::MutexLock lock(&mu_);
+    GW_RETURN_IF_ERROR(failed_);
+    if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
+    GW_RETURN_IF_ERROR(ready_.Note(tensor, gradient));
+    AddTask(TaskOf(tensor, gradient));
     RunTasksInline();
     return absl::OkStatus();
   }
 
   // Without threads the caller goes on with what waited for room; with threads they look again, for the lock was taken.
-  void OnRoom(uint32_t /*shard*/) final { RunTasksInline(); }
+  void OnRoom(uint32_t /*shard*/) final {
+    absl::MutexLock lock(&mu_);
+    RunTasksInline();
+  }
 
   bool IsReady(uint32_t tensor) const final {
     absl::MutexLock lock(&mu_);
@@ -108,11 +109,12 @@ class TaskedExchanger : public Exchanger {
     return {rank, turns_.of_bucket[slice / shards_], slice % shards_, slice, rank == TaskPlace::Rank::kEncode};
   }
 
-  // Without threads: all tasks that may begin, unless another caller is at them and will see the new ones.
-  void RunTasksInline() ABSL_LOCKS_EXCLUDED(mu_) {
-    absl::MutexLock lock(&mu_);
+  // Without threads: all tasks that may begin, unless another caller is at them and will see the new ones. Releases the
+  // lock while it is at one.
+  void RunTasksInline() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (threads_ || Encoding()) return;
-    while (!stop_ && tasks_.CanBegin(HasRoom())) RunTask();
+    while (!stop_ && RunTask()) {
+    }
   }
   // Someone is at a task, and may read the caller's gradients.
   bool Encoding() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return tasks_.at_work() > 0; }
@@ -167,16 +169,17 @@ class TaskedExchanger : public Exchanger {
     }
   }
 
-  // The next task that may begin. Releases the lock while it is worked on.
-  void RunTask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  // The next task that may begin; false: there is none. Releases the lock while it is worked on.
+  bool RunTask() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const auto next = tasks_.Begin(HasRoom());
-    if (!next) return;
+    if (!next) return false;
     if (failed_.ok()) {  // else the caller's gradients must not be read any more
       mu_.Unlock();
       Work(next->task);
       mu_.Lock();
     }
     tasks_.End(next->place);
+    return true;
   }
 
   auto HasRoom() const {

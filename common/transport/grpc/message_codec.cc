@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <span>
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/crc32c.h"
 #include "common/base/little_endian.h"
@@ -41,7 +44,7 @@ uint8_t* PutVarint(uint8_t* out, uint64_t v) {
 // Reads a sequence of slices as one string of bytes.
 class Cursor {
  public:
-  Cursor(const std::vector<::grpc::Slice>& slices, size_t total) : slices_(slices), left_(total) { SkipEmpty(); }
+  Cursor(std::span<const ::grpc::Slice> slices, size_t total) : slices_(slices), left_(total) { SkipEmpty(); }
 
   size_t left() const { return left_; }
   size_t slice_index() const { return slice_; }
@@ -93,7 +96,7 @@ class Cursor {
     while (slice_ < slices_.size() && slices_[slice_].size() == 0) ++slice_;
   }
 
-  const std::vector<::grpc::Slice>& slices_;
+  const std::span<const ::grpc::Slice> slices_;
   size_t left_;
   size_t slice_ = 0;
   size_t offset_ = 0;
@@ -153,7 +156,7 @@ uint32_t CheckOf(std::string_view text, uint64_t first, uint64_t second = 0) {
   return Crc32c(bytes, Crc32c({reinterpret_cast<const uint8_t*>(text.data()), text.size()}));
 }
 
-void CopyPrefix(const std::vector<::grpc::Slice>& slices, size_t bytes, std::string* out) {
+void CopyPrefix(std::span<const ::grpc::Slice> slices, size_t bytes, std::string* out) {
   out->reserve(bytes);
   for (const ::grpc::Slice& slice : slices) {
     if (out->size() == bytes) return;
@@ -162,9 +165,14 @@ void CopyPrefix(const std::vector<::grpc::Slice>& slices, size_t bytes, std::str
   }
 }
 
-std::vector<::grpc::Slice> SlicesOf(const ::grpc::ByteBuffer& buffer) {
-  std::vector<::grpc::Slice> slices;
-  (void)buffer.Dump(&slices);  // fails for a buffer that was never filled; it has no slices either
+using Slices = absl::InlinedVector<::grpc::Slice, 1>;
+
+Slices SlicesOf(const ::grpc::ByteBuffer& buffer) {
+  Slices slices(1);
+  if (buffer.TrySingleSlice(slices.data()).ok()) return slices;
+  std::vector<::grpc::Slice> all;
+  (void)buffer.Dump(&all);  // fails for a buffer that was never filled; it has no slices either
+  slices.assign(std::make_move_iterator(all.begin()), std::make_move_iterator(all.end()));
   return slices;
 }
 
@@ -249,7 +257,7 @@ size_t EncodedSize(const Message& message) {
 }
 
 absl::StatusOr<Message> DecodeMessage(const ::grpc::ByteBuffer& buffer, std::optional<uint64_t> number) {
-  std::vector<::grpc::Slice> slices = SlicesOf(buffer);
+  Slices slices = SlicesOf(buffer);
   size_t total = 0;
   for (const ::grpc::Slice& slice : slices) total += slice.size();
   Message message;

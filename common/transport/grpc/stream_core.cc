@@ -167,6 +167,7 @@ void StreamCore::OnWriteDone(bool ok) {
       broken_ = true;
       DropQueue();
     }
+    if (queue_.empty() && !finish_requested_ && !paused_ && !room_wanted_ && !ended_) return;  // nothing waited for it
   }
   Pump();
   Resume();
@@ -224,6 +225,7 @@ void StreamCore::Pump() {
 void StreamCore::NextRead() {
   {
     absl::MutexLock lock(&mu_);
+    with_sink_ = false;
     if (queued_bytes_ > PauseReadsAbove() && !broken_) {
       paused_ = true;
       return;
@@ -233,29 +235,11 @@ void StreamCore::NextRead() {
   StartRead(&read_buffer_, &read_done_);
 }
 
-// A message has left its memory when the next one is read: that memory is in this core's cache.
 void StreamCore::OnReadDone(bool ok) {
   std::shared_ptr<StreamCore> self = shared_from_this();
   if (ok) {
-    {
-      absl::MutexLock lock(&mu_);
-      with_sink_ = true;
-      silent_ticks_ = 0;
-    }
-    const absl::Status delivered = CatchExhausted("a message", [&] {
-      if (checks_ && IsAlive(read_buffer_)) return CheckAlive(read_buffer_, received_);
-      absl::StatusOr<Message> message =
-          DecodeMessage(read_buffer_, checks_ ? std::optional<uint64_t>(received_) : std::nullopt);
-      ++received_;
-      read_buffer_.Clear();
-      Deliver(std::move(message));
-      return absl::OkStatus();
-    });
+    const absl::Status delivered = CatchExhausted("a message", [this] { return Deliver(); });
     if (!delivered.ok()) Abort(delivered);
-    {
-      absl::MutexLock lock(&mu_);
-      with_sink_ = false;
-    }
     NextRead();
     return;
   }
@@ -267,19 +251,23 @@ void StreamCore::OnReadDone(bool ok) {
   MaybeClose();
 }
 
-void StreamCore::Deliver(absl::StatusOr<Message> message) {
-  if (!message.ok()) {
-    Abort(message.status());
-    return;
-  }
+absl::Status StreamCore::Deliver() {
   StreamSink* sink = nullptr;
   {
     absl::MutexLock lock(&mu_);
+    with_sink_ = true;
+    silent_ticks_ = 0;
     if (abort_status_.ok()) sink = sink_;
   }
-  if (sink == nullptr) return;
+  if (checks_ && IsAlive(read_buffer_)) return CheckAlive(read_buffer_, received_);
+  GW_ASSIGN_OR_RETURN(Message message,
+                      DecodeMessage(read_buffer_, checks_ ? std::optional<uint64_t>(received_) : std::nullopt));
+  ++received_;
+  read_buffer_.Clear();  // a message has left its memory when the next one is read: that is in this core's cache
+  if (sink == nullptr) return absl::OkStatus();
   SinkScope scope(this);
-  sink->OnMessage(*std::move(message));
+  sink->OnMessage(std::move(message));
+  return absl::OkStatus();
 }
 
 void StreamCore::Ended(absl::Status status) {

@@ -83,7 +83,8 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   // False: it is refused, and the message as it was.
   absl::StatusOr<bool> Queue(Message& message, WhereFull where_full) ABSL_LOCKS_EXCLUDED(mu_);
   void OnReadDone(bool ok) ABSL_LOCKS_EXCLUDED(mu_);
-  void Deliver(absl::StatusOr<Message> message) ABSL_LOCKS_EXCLUDED(mu_);
+  // Gives the sink what was read. Errors: it was damaged on its way.
+  absl::Status Deliver() ABSL_LOCKS_EXCLUDED(mu_);
   void NextRead() ABSL_LOCKS_EXCLUDED(mu_);
   // Starts the next write, or the end, if nothing is in flight.
   void Pump() ABSL_LOCKS_EXCLUDED(mu_);

@@ -62,7 +62,7 @@ class TestJob {
 // A last stage that keeps what comes.
 class KeepingStage final : public Stage {
  public:
-  void Pass(ClosedBucket closed) override { passed.push_back(std::move(closed)); }
+  void Pass(ClosedBucket&& closed) override { passed.push_back(std::move(closed)); }
   std::vector<ClosedBucket> passed;
 };
 

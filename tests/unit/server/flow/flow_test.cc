@@ -92,7 +92,7 @@ TEST(AsyncFlow, AFrameIsMergedAloneAndMakesAVersion) {
   ASSERT_EQ(job.decided.close.size(), 1u);
   const Flow& flow = *job.by_rounds().flow;
   wire::FrameHeader header;
-  EXPECT_EQ(flow.MadeBy(header, PushVerdict::kAccept, job.decided), 1u);
+  EXPECT_EQ(flow.MadeBy(header, PushVerdict::kAccept, job.decided.last_closed()), 1u);
   EXPECT_EQ(flow.MadeBy(header, PushVerdict::kAccept, {}), 0u) << "an abstention makes none";
   EXPECT_EQ(flow.MadeBy(header, PushVerdict::kDuplicate, {}), 1u);
   EXPECT_EQ(flow.MadeBy(header, PushVerdict::kNotIncluded, {}), 1u) << "against which it lost";
