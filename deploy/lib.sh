@@ -42,9 +42,11 @@ build() {
   fi
   say "building ($preset: $*); log in build/$preset.log"
   (cd "$ROOT" && cmake --preset "$preset" "${args[@]}") > "$log" 2>&1 || { tail -30 "$log" >&2; die "cmake failed; see $log"; }
+  trap 'die "interrupted; what was built stays: the same command goes on from there"' INT
   local show=every_minute
   [ ! -t 2 ] || show=show_last
   (cd "$ROOT" && cmake --build "$dir" -j "$JOBS" --target "$@") 2>&1 | tee -a "$log" | $show ||
     { tail -40 "$log" >&2; die "build failed; see $log"; }
+  trap - INT
   BUILD_SECONDS=$((BUILD_SECONDS + SECONDS - began))
 }

@@ -38,6 +38,10 @@ void Backend::FloatsToMean(const uint8_t* values, int width, size_t n, uint32_t 
   reference::FloatsToMean(values, width, n, contributors, out);
 }
 
+void Backend::MarkAtLeast(const float* x, size_t n, uint32_t least, uint64_t* words) {
+  reference::MarkAtLeast(x, n, least, words);
+}
+
 // A histogram of the upper bits of the keys finds the bin of the threshold, one of the lower bits within that bin the
 // key.
 Threshold Backend::FindThreshold(const float* x, size_t n, double wanted, Accuracy accuracy, Stream* stream) {

@@ -130,6 +130,9 @@ class Backend {
   // math/select.h); it is exact for these, so every backend finds the same threshold. The default implementation takes
   // the two histograms.
   virtual Threshold FindThreshold(const float* x, size_t n, double wanted, Accuracy accuracy, Stream* stream);
+  // words[i / 64] has at bit i % 64 whether the magnitude of x[i], as bits of a float32, is at least `least`; bits from
+  // n on are 0. In host memory.
+  virtual void MarkAtLeast(const float* x, size_t n, uint32_t least, uint64_t* words);
   // Takes the selected elements (IsSelected) out of x as integers (QuantizeOne): where the integer is not 0, appends
   // first_position + i and the integer to `positions` and `integers` (room for n each) and leaves the rest in x[i].
   // Positions ascend. Returns how many were taken.

@@ -299,9 +299,11 @@ void FrameWriter::End() {
 }
 
 void FrameWriter::Add(const SegmentHeader& header, const void* payload) {
-  uint8_t* p = Begin(header);
-  if (header.bytes != 0) std::memcpy(p, payload, header.bytes);
-  End();
+  uint8_t* const p = Begin(header);
+  uint8_t* const start = chunks_.back().data.get() + open_segment_;
+  const uint32_t of_header = Crc32c({start, kCrcOffsetInSegment});
+  Store<uint32_t>(start + kCrcOffsetInSegment,
+                  CopyCrc32c({static_cast<const uint8_t*>(payload), header.bytes}, p, of_header));
 }
 
 std::vector<Bytes> FrameWriter::Finish() {

@@ -46,6 +46,27 @@ def test_trains_each_way_and_reports(quickstart, tmp_path: Path) -> None:
     assert (tmp_path / "report.html").stat().st_size > 20_000
     assert report["untried"] == quickstart.untried((quickstart.DENSE, quickstart.STEPS, quickstart.TAGC), 16)
     assert html.escape(report["untried"]) in (tmp_path / "report.html").read_text()
+    for sentence in quickstart.conclusions(report):
+        assert html.escape(sentence) in (tmp_path / "report.html").read_text()
+        assert sentence in done.stdout
+
+
+def test_conclusions_say_what_the_table_says(quickstart) -> None:
+    def run(title: str, losses: list[float], compression: float, seconds: float) -> dict:
+        return {"title": title, "val_loss": sum(losses) / len(losses), "val_loss_by_seed": dict(enumerate(losses)),
+                "push_compression": compression, "pull_compression": 1.0, "seconds_per_step": seconds}
+
+    dense = run("dense", [2.0, 2.1], 1.0, 0.2)
+    other = run("TAGC", [1.9, 2.11], 55.4, 0.1)
+    same = run("dense again", [2.0, 2.1], 1.0, 0.2)
+    said = quickstart.conclusions({"runs": {"dense": dense, "tagc": other, "again": same}})
+    assert said == [
+        "TAGC: a validation loss 2.2% below that of dense training (1 of 2 seeds lower); 55 times fewer bytes pushed and as many "
+        "bytes pulled; a step took 0.50 of dense's time on this machine, where no network is in between",
+        "dense again: a validation loss level with that of dense training (0 of 2 seeds lower); as many bytes pushed and as many "
+        "bytes pulled; a step took 1.00 of dense's time on this machine, where no network is in between",
+    ]
+    assert quickstart.conclusions({"runs": {"tagc": other}}) == []
 
 
 def test_runs_take_the_best_of_one_grid(quickstart, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from gradwire.torch import DEFAULT_CODEC
-from report import write_report
+from report import conclusions, write_report
 from worker import WorkerSettings
 
 HERE = Path(__file__).resolve().parent
@@ -391,6 +391,8 @@ def main() -> None:
     print_table(report["runs"])
     if unequal:
         print(f"\n{unequal}")
+    for sentence in conclusions(report):
+        print(f"\n{sentence}.")
     print("\nEvery worker's parameters equal the shards' bit for bit (SHA-256, checked after each run).")
     if len(args.backends) > 1:
         check_backends(report["runs"])

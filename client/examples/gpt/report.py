@@ -61,6 +61,32 @@ def table(report: dict) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
+def conclusions(report: dict) -> list[str]:
+    """What the numbers say of each run beside dense training, a sentence each; none where there was no dense run."""
+    dense = report["runs"].get("dense")
+    if dense is None:
+        return []
+    return [f"{run['title']}: {_conclusion(run, dense)}" for name, run in report["runs"].items() if name != "dense"]
+
+
+def _conclusion(run: dict, dense: dict) -> str:
+    share = run["val_loss"] / dense["val_loss"] - 1
+    level = "level with" if abs(share) < 0.0005 else f"{abs(share):.1%} {'below' if share < 0 else 'above'}"
+    losses, others = run["val_loss_by_seed"], dense["val_loss_by_seed"]
+    both = losses.keys() & others.keys()
+    lower = sum(losses[seed] < others[seed] for seed in both)
+    time = run["seconds_per_step"] / dense["seconds_per_step"]
+    return (
+        f"a validation loss {level} that of dense training ({lower} of {len(both)} seeds lower); "
+        f"{_bytes(run['push_compression'])} pushed and {_bytes(run['pull_compression'])} pulled; "
+        f"a step took {time:.2f} of dense's time on this machine, where no network is in between"
+    )
+
+
+def _bytes(compression: float) -> str:
+    return f"{compression:.0f} times fewer bytes" if compression >= 1.5 else "as many bytes"
+
+
 def write_report(report: dict, out: Path) -> None:
     """Leaves report.json, loss_steps.png, loss_bytes.png and report.html in `out`."""
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
@@ -71,13 +97,14 @@ def write_report(report: dict, out: Path) -> None:
         for name, title in (("loss_steps.png", "loss over steps"), ("loss_bytes.png", "loss over bytes"))
     )
     first = next(iter(report["runs"].values()))
+    sentences = "".join(f"<p>{html.escape(sentence)}.</p>" for sentence in conclusions(report))
     (out / "report.html").write_text(
         "<!doctype html><html lang=en><meta charset=utf-8><title>Gradwire quickstart</title>"
         f"<style>{STYLE}</style>"
         f"<h1>Gradwire quickstart</h1><p>A byte-level GPT of {first['parameters']:,} parameters, trained on the source "
         f"text of the Python standard library by {first['workers']} workers through {first['shards']} shards, "
         f"{first['steps']} steps, {len(first['curves'])} seed(s). Every run starts from the same parameters and sees "
-        f"the same data.</p>{table(report)}{images}"
+        f"the same data.</p>{table(report)}{sentences}{images}"
         "<p class=note>Bytes are those of all frames, headers counted, as the shards received and sent them, per "
         "worker and step over the whole model. Ratios are against float32. Deferred elements could not be decoded in "
         "their round and arrived in a later one. After every run each worker's parameters were compared with the "

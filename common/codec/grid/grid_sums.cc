@@ -4,6 +4,11 @@
 #include "kernels/math/grid.h"
 
 namespace gradwire {
+namespace {
+
+constexpr size_t kAhead = 24;  // sums are long, and what is listed of them lies far apart: fetched so far ahead
+
+}  // namespace
 
 void GridSums::Add(uint64_t begin, const float* values, size_t n, kernels::Sign sign) {
   context_.backend->AddFloats(sums_.data() + begin, reinterpret_cast<const uint8_t*>(values), sizeof(float), n, sign,
@@ -12,6 +17,7 @@ void GridSums::Add(uint64_t begin, const float* values, size_t n, kernels::Sign 
 
 void GridSums::Add(std::span<const uint32_t> positions, const float* values, kernels::Sign sign) {
   for (size_t i = 0; i < positions.size(); ++i) {
+    if (i + kAhead < positions.size()) __builtin_prefetch(&sums_[positions[i + kAhead]], 1);
     // Modulo 2^64, as the backend's sums.
     const uint64_t grid = kernels::ToGrid(values[i]);
     const uint64_t sum = static_cast<uint64_t>(sums_[positions[i]]);
@@ -20,7 +26,10 @@ void GridSums::Add(std::span<const uint32_t> positions, const float* values, ker
 }
 
 void GridSums::Clear(std::span<const uint32_t> positions) {
-  for (const uint32_t position : positions) sums_[position] = 0;
+  for (size_t i = 0; i < positions.size(); ++i) {
+    if (i + kAhead < positions.size()) __builtin_prefetch(&sums_[positions[i + kAhead]], 1);
+    sums_[positions[i]] = 0;
+  }
 }
 
 void GridSums::Means(uint64_t begin, size_t n, uint32_t contributors, float* out) const {
@@ -30,6 +39,7 @@ void GridSums::Means(uint64_t begin, size_t n, uint32_t contributors, float* out
 void GridSums::Means(std::span<const uint32_t> positions, uint32_t contributors, float* out) const {
   const float unit = kernels::PowerOfTwo(-kernels::kGridBits);
   for (size_t i = 0; i < positions.size(); ++i) {
+    if (i + kAhead < positions.size()) __builtin_prefetch(&sums_[positions[i + kAhead]]);
     out[i] = kernels::GridMean(sums_[positions[i]], unit, static_cast<float>(contributors));
   }
 }

@@ -3,6 +3,7 @@
 #include "common/codec/sparse/sparse_codec.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -114,7 +115,8 @@ absl::Status ReadSegment(const Segment& s, const Agreement& agreement, Pairs* ou
 
 class SparseEncoder final : public Encoder {
  public:
-  explicit SparseEncoder(const Shape& shape) : shape_(shape) {}
+  explicit SparseEncoder(const Shape& shape)
+      : shape_(shape), marks_((std::min<uint64_t>(kStretch, shape.layout().elements) + kWordBits - 1) / kWordBits) {}
 
   absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
                                       std::span<const RunInput> runs) override {
@@ -196,6 +198,7 @@ class SparseEncoder final : public Encoder {
       }
       return;
     }
+    constexpr uint32_t kNotZero = 1;
     const float threshold = static_cast<float>(shape_.spec.threshold);
     for (size_t r = 0; r < runs.size(); ++r) {
       const Run& run = layout.runs[r];
@@ -204,20 +207,20 @@ class SparseEncoder final : public Encoder {
       switch (shape_.spec.choice) {
         case Choice::kNonZero:
         case Choice::kAdaptive:
-          Take(x, run.length, first, [](float value, uint32_t) { return value != 0; });
+          Take(x, run.length, first, {x, kNotZero}, [](float, uint32_t) { return true; });
           break;
-        case Choice::kUnion: {
-          const float* const mean = runs[r].gradient;
-          Take(x, run.length, first, [mean](float, uint32_t i) { return mean[i] != 0; });
+        case Choice::kUnion:
+          Take(x, run.length, first, {runs[r].gradient, kNotZero}, [](float, uint32_t) { return true; });
           break;
-        }
         case Choice::kThreshold:
-          Take(x, run.length, first, [threshold](float value, uint32_t) { return std::fabs(value) >= threshold; });
+          Take(x, run.length, first, {x, kernels::FloatBits(threshold)},
+               [threshold](float value, uint32_t) { return std::fabs(value) >= threshold; });
           break;
         default: {
           const uint32_t phase = TiePhaseOf(*shape_.context.job, run, round);
           const Selection& selection = runs[r].selection;
-          Take(x, run.length, first, [&](float value, uint32_t i) {
+          const Candidates least = {x, std::max(selection.key << kernels::kKeyShift, kNotZero)};
+          Take(x, run.length, first, least, [&](float value, uint32_t i) {
             return kernels::IsSelected(value, selection.key, selection.keep_below, run.offset + i, phase);
           });
         }
@@ -225,18 +228,34 @@ class SparseEncoder final : public Encoder {
     }
   }
 
-  // Those of x[0 .. n), at the positions from `first` on, that `chosen(value, index)` says.
+  // What may be chosen: where the magnitude of `of`, as bits of a float32, is at least `least`.
+  struct Candidates {
+    const float* of;
+    uint32_t least;
+  };
+  // Those of the candidates among x[0 .. n), at the positions from `first` on, that `chosen(value, index)` says.
   template <typename Chosen>
-  void Take(const float* x, uint32_t n, uint32_t first, Chosen chosen) {
-    for (uint32_t i = 0; i < n; ++i) {
-      if (!chosen(x[i], i)) continue;
-      pairs_.positions.push_back(first + i);
-      pairs_.values.push_back(x[i]);
+  void Take(const float* x, uint32_t n, uint32_t first, const Candidates& candidates, Chosen chosen) {
+    for (uint32_t begin = 0; begin < n; begin += kStretch) {
+      const uint32_t length = std::min(kStretch, n - begin);
+      shape_.context.backend->MarkAtLeast(candidates.of + begin, length, candidates.least, marks_.data());
+      for (uint32_t at = 0; at < length; at += kWordBits) {
+        for (uint64_t bits = marks_[at / kWordBits]; bits != 0; bits &= bits - 1) {
+          const uint32_t i = begin + at + static_cast<uint32_t>(std::countr_zero(bits));
+          if (!chosen(x[i], i)) continue;
+          pairs_.positions.push_back(first + i);
+          pairs_.values.push_back(x[i]);
+        }
+      }
     }
   }
 
+  static constexpr uint32_t kWordBits = 64;
+  static constexpr uint32_t kStretch = 1 << 17;  // elements; what is marked of them stays in the L1 cache
+
   const Shape shape_;
   Pairs pairs_;
+  std::vector<uint64_t> marks_;  // of a stretch
 };
 
 class SparseAccumulator final : public Accumulator {

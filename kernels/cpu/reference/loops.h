@@ -27,6 +27,7 @@ void AddPreconditioned(float* x, const float* gradient, float* second_moment, si
                        const PreconditionCoefficients& c);
 void UpperHistogram(const float* x, size_t n, uint64_t* bins);
 void LowerHistogram(const float* x, size_t n, uint32_t upper, uint64_t* bins);
+void MarkAtLeast(const float* x, size_t n, uint32_t least, uint64_t* words);
 size_t TakeSelected(float* x, size_t n, const SelectArgs& args, uint32_t first_position, uint32_t* positions,
                     int32_t* integers);
 

@@ -74,6 +74,16 @@ void LowerHistogram(const float* x, size_t n, uint32_t upper, uint64_t* bins) {
   if (upper == 0) bins[0] -= zeros;
 }
 
+GW_CLONES void MarkAtLeast(const float* x, size_t n, uint32_t least, uint64_t* words) {
+  for (size_t begin = 0; begin < n; begin += kBlock) {
+    uint64_t word = 0;
+    const size_t length = std::min(kBlock, n - begin);
+    for (size_t i = 0; i < length; ++i)
+      word |= static_cast<uint64_t>((FloatBits(x[begin + i]) & 0x7FFFFFFFu) >= least) << i;
+    words[begin / kBlock] = word;
+  }
+}
+
 GW_CLONES size_t TakeSelected(float* x, size_t n, const SelectArgs& args, uint32_t first_position, uint32_t* positions,
                               int32_t* integers) {
   const float inverse = PowerOfTwo(-args.exponent);

@@ -289,6 +289,10 @@ HWY_INLINE void MarkCandidates(const float* x, size_t n, VecI32 least_minus_one,
   words[whole] = AtLeast64(last, least_minus_one) & ((uint64_t{1} << (n % 64)) - 1);
 }
 
+void MarkAtLeast(const float* x, size_t n, uint32_t least, uint64_t* words) {
+  MarkCandidates(x, n, hn::Set(I32(), static_cast<int32_t>(least) - 1), words);
+}
+
 // In stretches that stay in the L2 cache: first a bitmap of what may be selected, then the work on that alone. Where
 // there is little of it, stretches are long, since many places at once are read fastest; where there is much, they are
 // short, and the next one is read beside the work.

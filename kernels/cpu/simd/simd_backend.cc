@@ -66,6 +66,9 @@ class SimdBackend final : public ReferenceBackend {
     if (FindThresholdByBracket(x, SampleOf(n, wanted, accuracy), &found)) return found;
     return Backend::FindThreshold(x, n, wanted, accuracy, stream);
   }
+  void MarkAtLeast(const float* x, size_t n, uint32_t least, uint64_t* words) override {
+    HWY_NAMESPACE::MarkAtLeast(x, n, least, words);
+  }
   size_t TakeSelected(float* x, size_t n, const SelectArgs& args, uint32_t first_position, uint32_t* positions,
                       int32_t* integers, Stream*) override {
     return HWY_NAMESPACE::TakeSelected(x, n, args, first_position, positions, integers);

@@ -169,6 +169,23 @@ TEST_P(SimdBackend, EstimatesTheSameThreshold) {
   }
 }
 
+TEST_P(SimdBackend, MarksWhatIsAtLeastSoLarge) {
+  ForAll([&](const std::vector<float>& x, const std::string& what) {
+    for (uint32_t least : {0u, 1u, FloatBits(1e-3f), FloatBits(1.0f), 0x7F800000u, 0x7FFFFFFFu}) {
+      const size_t words = (x.size() + 63) / 64;
+      for (Backend* backend : {reference_.get(), simd_.get()}) {
+        std::vector<uint64_t> marks(words + 1, 7);
+        backend->MarkAtLeast(x.data(), x.size(), least, marks.data());
+        for (size_t i = 0; i < 64 * words; ++i) {
+          const bool want = i < x.size() && (FloatBits(x[i]) & 0x7FFFFFFF) >= least;
+          ASSERT_EQ(marks[i / 64] >> i % 64 & 1, want ? 1u : 0u) << what << ", element " << i << ", least " << least;
+        }
+        ASSERT_EQ(marks[words], 7u) << "wrote behind the room it has";
+      }
+    }
+  });
+}
+
 TEST_P(SimdBackend, TakesTheSame) {
   ForAll([&](const std::vector<float>& x, const std::string& what) {
     for (double density : {0.001, 0.02, 0.3, 1.0}) {
