@@ -78,9 +78,8 @@ absl::StatusOr<FrameHeader> LoadHeader(std::span<const uint8_t> bytes) {
   return h;
 }
 
-uint32_t SegmentCrc(const uint8_t* header, const uint8_t* payload, size_t bytes) {
-  return Crc32c({payload, bytes}, Crc32c({header, kCrcOffsetInSegment}));
-}
+// A segment's CRC is that of its header, extended by its payload.
+uint32_t SegmentHeaderCrc(const uint8_t* header) { return Crc32c({header, kCrcOffsetInSegment}); }
 
 // Where the parser's bytes come from, front to back: before it looks at bytes it fetches them.
 // A chunk that lies in memory as it is.
@@ -146,7 +145,7 @@ absl::StatusOr<Segment> LoadSegment(const uint8_t* p, size_t left, uint32_t numb
                                                       s.bytes, left - kSegmentHeaderBytes));
   }
   s.data = p + kSegmentHeaderBytes;
-  const uint32_t crc = source.FetchCrc(s.data, s.bytes, Crc32c({p, kCrcOffsetInSegment}));
+  const uint32_t crc = source.FetchCrc(s.data, s.bytes, SegmentHeaderCrc(p));
   if (crc != Load<uint32_t>(p + kCrcOffsetInSegment)) {
     return absl::DataLossError(
         absl::StrFormat("segment %d (type %d) fails its CRC-32C (computed 0x%08x, stored 0x%08x)", number, p[0], crc,
@@ -295,15 +294,15 @@ uint8_t* FrameWriter::Begin(const SegmentHeader& header) {
 
 void FrameWriter::End() {
   uint8_t* p = chunks_.back().data.get() + open_segment_;
-  Store<uint32_t>(p + kCrcOffsetInSegment, SegmentCrc(p, p + kSegmentHeaderBytes, Load<uint32_t>(p + 4)));
+  Store<uint32_t>(p + kCrcOffsetInSegment,
+                  Crc32c({p + kSegmentHeaderBytes, Load<uint32_t>(p + 4)}, SegmentHeaderCrc(p)));
 }
 
 void FrameWriter::Add(const SegmentHeader& header, const void* payload) {
   uint8_t* const p = Begin(header);
   uint8_t* const start = chunks_.back().data.get() + open_segment_;
-  const uint32_t of_header = Crc32c({start, kCrcOffsetInSegment});
   Store<uint32_t>(start + kCrcOffsetInSegment,
-                  CopyCrc32c({static_cast<const uint8_t*>(payload), header.bytes}, p, of_header));
+                  CopyCrc32c({static_cast<const uint8_t*>(payload), header.bytes}, p, SegmentHeaderCrc(start)));
 }
 
 std::vector<Bytes> FrameWriter::Finish() {
