@@ -72,17 +72,20 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
                                                       std::unique_ptr<kernels::Backend> backend) {
   std::unique_ptr<Daemon> daemon(new Daemon());
   daemon->clock_ = clock;
-  daemon->backend_ = std::move(backend);
-  spdlog::info("computing on {}{}", daemon->backend_->name(),
-               config.backend == "auto" && daemon->backend_->async() == nullptr
+  spdlog::info("computing on {}{}", backend->name(),
+               config.backend == "auto" && backend->async() == nullptr
                    ? absl::StrCat(" (the GPU is not used: ", kernels::WhyAutoIsNotCuda(), ")")
                    : "");
-  if (kernels::cuda::AsyncBackend* device = daemon->backend_->async()) {
+  if (kernels::cuda::AsyncBackend* device = backend->async()) {
+    daemon->gpu_backend_ = std::move(backend);
+    // What has no kernels on the device is summed in host memory.
+    GW_ASSIGN_OR_RETURN(backend, kernels::MakeBackend("cpu"));
     GW_ASSIGN_OR_RETURN(daemon->device_, kernels::cuda::DeviceShare::Make(
                                              device, {.memory_limit_bytes = config.device_memory_limit_bytes}));
     spdlog::info("jobs are on {}: up to {} bytes of its memory", device->runtime().Describe(),
                  daemon->device_->memory_limit_bytes());
   }
+  daemon->backend_ = std::move(backend);
   JobEnvironment environment;
   environment.backend = daemon->backend_.get();
   environment.device = daemon->device_.get();

@@ -59,8 +59,9 @@ class Daemon {
 
   Clock* clock_ = nullptr;
   PosixDisk disk_;
-  std::unique_ptr<DataDirectory> data_;  // null without --data-dir
-  std::unique_ptr<kernels::Backend> backend_;
+  std::unique_ptr<DataDirectory> data_;                 // null without --data-dir
+  std::unique_ptr<kernels::Backend> backend_;           // over host memory
+  std::unique_ptr<kernels::Backend> gpu_backend_;       // null: jobs are in host memory
   std::unique_ptr<kernels::cuda::DeviceShare> device_;  // null: jobs are in host memory
   std::unique_ptr<JobRegistry> registry_;
   std::unique_ptr<Replication> replication_;

@@ -213,13 +213,15 @@ class Codec {
                               std::span<float* const> residual) const = 0;
 };
 
-// Everything a codec is prepared from. `layout`, `job` and `backend` must outlive the codec.
+// Everything a codec is prepared from. `layout`, `job` and `backend` must outlive the codec. `backend` computes in host
+// memory; the parts of a codec that compute on a device get it with their DeviceBucket.
 struct CodecContext {
   const Job* job = nullptr;
   const BucketLayout* layout = nullptr;
   kernels::Backend* backend = nullptr;
 };
 
+// Errors: those of the codec's family; Internal for a backend over a device's memory.
 absl::StatusOr<std::unique_ptr<Codec>> MakeCodec(const CodecContext& context);
 // As above, with `spec` in the place of the bucket's own; `spec` need not outlive the call.
 absl::StatusOr<std::unique_ptr<Codec>> MakeCodec(const CodecContext& context, const CodecSpec& spec);

@@ -1,6 +1,8 @@
 // From a spec to its kind of codec: the one place that knows every codec.
+#include <string>
 #include <variant>
 
+#include "absl/strings/str_cat.h"
 #include "common/codec/dense/dense_codec.h"
 #include "common/codec/family.h"
 #include "common/codec/homomorphic/homomorphic_codec.h"
@@ -31,6 +33,10 @@ absl::StatusOr<std::unique_ptr<Codec>> MakeCodec(const CodecContext& context) {
 }
 
 absl::StatusOr<std::unique_ptr<Codec>> MakeCodec(const CodecContext& context, const CodecSpec& spec) {
+  if (!context.backend->host_memory()) {
+    return absl::InternalError(absl::StrCat("a codec was given the backend '", std::string(context.backend->name()),
+                                            "', which cannot read its arrays: they are in host memory"));
+  }
   return FamilyOf(spec).Make(context, spec);
 }
 

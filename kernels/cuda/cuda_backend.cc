@@ -15,7 +15,7 @@ std::string WhyAutoIsNotCuda() {
   const cudaError_t error = cudaGetDeviceCount(&devices);
   if (error != cudaSuccess) return absl::StrCat("no GPU, or no driver for it, was found: ", cudaGetErrorString(error));
   if (devices == 0) return "no GPU was found";
-  return "there is a GPU, but none has yet been seen to give the CPU's bits; --backend=cuda takes it all the same";
+  return "its memory may be wanted by what trains beside this server; --backend=cuda takes it";
 }
 
 namespace cuda {

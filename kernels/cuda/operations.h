@@ -242,7 +242,7 @@ class Operations {
     device_.Launch(Take<Tiles>{x, n, IsAligned<float, 4>(x), args.key, args.keep_below, args.phase, args.first_element,
                                PowerOfTwo(-args.exponent), PowerOfTwo(args.exponent), LargestFloatWithin(args.limit),
                                selection, scales, start, first_position, positions, integers, taken, state},
-                   tiles, 0, stream);
+                   tiles, Take<Tiles>::SharedBytes(), stream);
   }
 
   // Sketch --------------------------------------------------------------------------------------------------------
@@ -250,15 +250,19 @@ class Operations {
   void SketchAdd(const uint32_t* positions, const int32_t* integers, ElementCount count, const SketchArgs& args,
                  uint8_t* cells, Stream* stream) {
     if (count.most == 0 || args.groups == 0) return;
-    const Scratch<Device> memory(device_, GroupBytes(count, args), stream);
-    const SketchGroups groups = Group(positions, count, args, memory.as(), stream);
+    const size_t size = size_t{args.groups} * args.cells_per_group;
+    const Scratch<Device> memory(device_, size * sizeof(uint32_t), stream);
+    uint32_t* const sums = memory.template as<uint32_t>();
+    device_.Fill(sums, 0, size * sizeof(uint32_t), stream);
+    Scatter(AddToCellSumsOp{positions, integers, args.salt, args.groups, args.cells_per_group / 3, sums}, count,
+            stream);
     switch (args.cell_bytes) {
       case 1:
-        return AddTo<uint8_t>(groups, integers, cells, stream);
+        return ForEach(AddSumsToCellsOp<uint8_t>{cells, sums}, size, stream);
       case 2:
-        return AddTo<uint16_t>(groups, integers, cells, stream);
+        return ForEach(AddSumsToCellsOp<uint16_t>{cells, sums}, size, stream);
       default:
-        return AddTo<uint32_t>(groups, integers, cells, stream);
+        return ForEach(AddSumsToCellsOp<uint32_t>{cells, sums}, size, stream);
     }
   }
 
@@ -364,15 +368,15 @@ class Operations {
   }
 
   static size_t GroupBytes(ElementCount count, const SketchArgs& args) {
-    return (2 * size_t{args.groups} + 1 + count.most) * sizeof(uint32_t);
+    return count.most * sizeof(SketchItem) + (2 * size_t{args.groups} + 1) * sizeof(uint32_t);
   }
 
   SketchGroups Group(const uint32_t* positions, ElementCount count, const SketchArgs& args, uint8_t* memory,
                      Stream* stream) {
     SketchGroups s = {positions, count, args.salt, args.groups, args.cells_per_group / 3, nullptr, nullptr, nullptr};
-    s.cursor = reinterpret_cast<uint32_t*>(memory);
+    s.items = reinterpret_cast<SketchItem*>(memory);
+    s.cursor = reinterpret_cast<uint32_t*>(s.items + count.most);
     s.offsets = s.cursor + args.groups;
-    s.order = s.offsets + args.groups + 1;
     const size_t shared = args.groups <= tuning::kSharedGroups ? args.groups * sizeof(uint32_t) : 0;
     const uint64_t blocks = Blocks(count.most, CountByGroup::kTile);
     device_.Fill(s.cursor, 0, args.groups * sizeof(uint32_t), stream);
@@ -385,19 +389,6 @@ class Operations {
   // Blocks that may each have `slot_bytes` of scratch memory.
   static uint64_t Slots(uint64_t slot_bytes, uint32_t groups) {
     return std::clamp<uint64_t>(tuning::kWideScratchBytes / slot_bytes, 1, groups);
-  }
-
-  template <class T>
-  void AddTo(const SketchGroups& s, const int32_t* integers, uint8_t* cells, Stream* stream) {
-    using Body = AddToGroups<T>;
-    const bool aligned = reinterpret_cast<uintptr_t>(cells) % sizeof(T) == 0;
-    const uint64_t bytes = Body::SumBytes(s.third);
-    if (bytes <= device_.shared_limit()) {
-      return device_.Launch(Body{s, integers, cells, aligned, nullptr}, s.groups, bytes, stream);
-    }
-    const uint64_t blocks = Slots(bytes, s.groups);
-    const Scratch<Device> slots(device_, blocks * bytes, stream);
-    device_.Launch(Body{s, integers, cells, aligned, slots.template as<uint32_t>()}, blocks, 0, stream);
   }
 
   template <class T>

@@ -1,5 +1,5 @@
 // One tuning struct per kernel: threads of a block, and what each thread or block takes at once. None of them changes a
-// result. The values are chosen by reasoning (README.md says how), not by measurement.
+// result. Most values are chosen by reasoning, not by measurement (README.md).
 #pragma once
 
 #include <cstdint>
@@ -25,15 +25,15 @@ inline constexpr Tuning kHistogram = {.threads = 512, .per_thread = 1, .min_bloc
 inline constexpr int kHistogramCopies = 2;
 inline constexpr Tuning kPickBin = {.threads = 512};
 
-// Selection: rows of one 16-byte vector per thread; a tile is threads * rows * 4 elements.
-inline constexpr Tuning kTake = {.threads = 256, .per_thread = 4, .min_blocks = 3};
+// Selection: a tile is threads * kTakeWords * 32 elements; a thread has per_thread 16-byte loads under way.
+inline constexpr Tuning kTake = {.threads = 256, .per_thread = 4, .min_blocks = 6};
+inline constexpr uint32_t kTakeWords = 2;
 
-// Sketches: counting and scattering elements by group, then one block per group.
+// Peeling: counting and scattering elements by group, then one block per group.
 inline constexpr Tuning kGroup = {.threads = 256, .per_thread = 8, .min_blocks = 4};
 inline constexpr uint32_t kSharedGroups = 4096;  // up to here, a block counts its elements per group in shared memory
 inline constexpr Tuning kGroupScan = {.threads = 1024};
-inline constexpr Tuning kSketchAdd = {.threads = 512, .per_thread = 1, .min_blocks = 2};
-inline constexpr Tuning kPeel = {.threads = 512, .per_thread = 1, .min_blocks = 2};
+inline constexpr Tuning kPeel = {.threads = 1024, .per_thread = 1, .min_blocks = 1};
 inline constexpr uint64_t kWideScratchBytes = uint64_t{64} << 20;  // for groups that shared memory cannot hold
 
 }  // namespace tuning

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 
 #include "absl/synchronization/mutex.h"
 #include "common/base/clock.h"
@@ -22,8 +23,8 @@ class Journal;
 
 // Everything pointed to outlives the job.
 struct JobEnvironment {
-  kernels::Backend* backend = nullptr;
-  kernels::cuda::DeviceShare* device = nullptr;  // where the backend's memory is not the host's: the jobs' share
+  kernels::Backend* backend = nullptr;           // over host memory
+  kernels::cuda::DeviceShare* device = nullptr;  // null: jobs are in host memory
   Clock* clock = nullptr;
   uint64_t frame_limit_bytes = 0;  // one frame, all chunks
   uint64_t job_memory_limit_bytes = 0;
@@ -39,6 +40,8 @@ struct JobEnvironment {
   // Empty: journals and snapshots get threads of their own. A simulator, which takes their turns itself, is given every
   // journal before it starts, and returns what the job is to write to.
   std::function<std::unique_ptr<UpdateSink>(std::unique_ptr<journal::Journal>)> adopt_journal;
+  // What sums are computed on.
+  std::string_view backend_name() const { return device != nullptr ? device->backend().name() : backend->name(); }
   // False only where the simulator proves that it notices what is merged twice (JointRounds::Rules).
   bool recognize_repeats = true;
 };

@@ -126,7 +126,7 @@ v1::ShardStatus OperatorService::DescribeShard() const {
   const JobEnvironment& environment = registry_->environment();
   v1::ShardStatus status;
   status.set_version(kServerVersion);
-  status.set_backend(std::string(environment.backend->name()));
+  status.set_backend(std::string(environment.backend_name()));
   status.set_uptime_s(static_cast<uint64_t>((environment.clock->Now() - started_) / kSecond));
   status.set_memory_bytes(registry_->memory_bytes());
   status.set_memory_limit_bytes(registry_->limits().memory_bytes);

@@ -27,6 +27,7 @@
 #define GW_UNROLL _Pragma("unroll")
 #else
 #include <atomic>
+#include <bit>
 #define GW_DEVICE inline
 #define GW_HOST_DEVICE inline
 #define GW_UNROLL
@@ -112,8 +113,10 @@ inline bool IsAligned(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % alignof(Vector<T, N>) == 0;
 }
 
-// Relaxed atomics on integers; each returns the value before.
+// Relaxed atomics on integers; each returns the value before. LowestBit: the position of the lowest set bit of v != 0.
 #if defined(__CUDACC__)
+GW_DEVICE uint32_t LowestBit(uint32_t v) { return static_cast<uint32_t>(__ffs(static_cast<int>(v))) - 1; }
+GW_DEVICE uint32_t CountBits(uint32_t v) { return static_cast<uint32_t>(__popc(v)); }
 GW_DEVICE uint32_t AtomicAdd(uint32_t* p, uint32_t v) { return atomicAdd(p, v); }
 GW_DEVICE uint64_t AtomicAdd(uint64_t* p, uint64_t v) {
   return atomicAdd(reinterpret_cast<unsigned long long*>(p), static_cast<unsigned long long>(v));
@@ -123,6 +126,8 @@ GW_DEVICE void AtomicMin(uint64_t* p, uint64_t v) {
 }
 GW_DEVICE void AtomicMax(uint32_t* p, uint32_t v) { atomicMax(p, v); }
 #else
+inline uint32_t LowestBit(uint32_t v) { return static_cast<uint32_t>(std::countr_zero(v)); }
+inline uint32_t CountBits(uint32_t v) { return static_cast<uint32_t>(std::popcount(v)); }
 template <class T>
 inline T AtomicAdd(T* p, T v) {
   return std::atomic_ref<T>(*p).fetch_add(v, std::memory_order_relaxed);

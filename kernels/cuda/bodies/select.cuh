@@ -200,15 +200,22 @@ struct InitTiles {
   }
 };
 
-// TakeSelected in one pass: every tile counts, learns from the tiles before it where its elements go, and writes them.
-// Tiles: what Block::TilePrefix needs.
+// TakeSelected in one pass over tiles of consecutive elements. A tile marks in shared memory, a bit each, what is
+// taken; makes a list of it; learns from the tiles before it where its elements go; and writes them, neighbours in the
+// list by neighbouring threads. Few elements are taken: reading those again, from a cache, is less than holding all of
+// a tile. Tiles: what Block::TilePrefix needs.
 template <class Tiles>
 struct Take {
   static constexpr Tuning kTuning = tuning::kTake;
-  static constexpr int kLanes = 4;
-  static constexpr int kRows = kTuning.per_thread;
-  static constexpr uint64_t kTile = uint64_t{kTuning.threads} * kRows * kLanes;
-  static_assert(kRows <= 4 && kTuning.threads * kLanes < (1 << 16), "a row's count has 16 bits of 64");
+  static constexpr uint32_t kLanes = 4;
+  static constexpr uint32_t kWordBits = 32;
+  static constexpr uint32_t kWords = tuning::kTakeWords;  // of marks, per thread
+  static constexpr uint32_t kStretch = kWords * kWordBits;
+  static constexpr uint64_t kTile = uint64_t{kTuning.threads} * kStretch;
+  static constexpr uint32_t kBatch = kTuning.per_thread;  // vectors that a thread loads before it looks at them
+  static constexpr uint32_t kBatches = kStretch / kLanes / kBatch;
+  static_assert(kBatches * kBatch * kLanes == kStretch && kWordBits % kLanes == 0);
+  static_assert(kTile <= 1 << 16, "the list holds places within the tile");
 
   float* x;
   uint64_t n;
@@ -229,6 +236,8 @@ struct Take {
   uint64_t* taken;
   Tiles tiles;
 
+  static uint64_t SharedBytes() { return kTile / 8 + kTile * sizeof(uint16_t); }  // the marks, then the list
+
   // QuantizeOne of element i.
   GW_DEVICE int32_t Quantized(float v, uint64_t i, float* rest) const {
     if (scales.runs == 0) return QuantizeOne(v, inverse, unit, limit, rest);
@@ -236,79 +245,79 @@ struct Take {
     return QuantizeOne(v, 1.0f / scale, scale, limit, rest);
   }
 
-  // The elements of one thread: kLanes of each row. A bit of `takes` for each that is taken.
-  struct Mine {
-    float x[kRows * kLanes];
-    uint32_t takes;
-  };
-
-  GW_DEVICE uint64_t First(uint64_t tile, int row, uint32_t thread) const {
-    return tile * kTile + (uint64_t{kTuning.threads} * row + thread) * kLanes;
-  }
-
-  // Counts of the rows, 16 bits each.
-  GW_DEVICE uint64_t Choose(uint64_t tile, uint32_t thread, Mine* mine) const {
+  // Sets the bits of this thread's vectors, which lie beside its neighbours', so that loads are coalesced.
+  GW_DEVICE void Mark(uint64_t tile, uint32_t thread, uint32_t* marks) const {
     const uint32_t least = selection != nullptr ? selection->key : key;
     const uint64_t below = selection != nullptr ? selection->keep_below : keep_below;
-    GW_UNROLL
-    for (int row = 0; row < kRows; ++row) {
-      const uint64_t i = First(tile, row, thread);
-      if (vectors && i + kLanes <= n) {
-        const Vector<float, kLanes> v = Load<float, kLanes>(x, i);
+    for (uint32_t batch = 0; batch < kBatches; ++batch) {
+      Vector<float, kLanes> v[kBatch];
+      const uint32_t first = (kTuning.threads * kBatch * batch + thread) * kLanes;
+      GW_UNROLL
+      for (uint32_t row = 0; row < kBatch; ++row) {
+        const uint64_t i = tile * kTile + first + kTuning.threads * kLanes * row;
+        if (vectors && i + kLanes <= n) {
+          v[row] = Load<float, kLanes>(x, i);
+        } else {
+          GW_UNROLL
+          for (uint32_t k = 0; k < kLanes; ++k) v[row].v[k] = i + k < n ? x[i + k] : 0.0f;
+        }
+      }
+      GW_UNROLL
+      for (uint32_t row = 0; row < kBatch; ++row) {
+        const uint32_t at = first + kTuning.threads * kLanes * row;
+        uint32_t bits = 0;
         GW_UNROLL
-        for (int k = 0; k < kLanes; ++k) mine->x[row * kLanes + k] = v.v[k];
-      } else {
-        GW_UNROLL
-        for (int k = 0; k < kLanes; ++k) mine->x[row * kLanes + k] = i + k < n ? x[i + k] : 0.0f;
+        for (uint32_t k = 0; k < kLanes; ++k) {
+          if (KeyOf(v[row].v[k]) >= least)
+            bits |= static_cast<uint32_t>(Takes(v[row].v[k], tile * kTile + at + k, least, below)) << k;
+        }
+        if (bits != 0) AtomicAdd(&marks[at / kWordBits], bits << at % kWordBits);
       }
     }
-    mine->takes = 0;
-    uint64_t counts = 0;
-    GW_UNROLL
-    for (int j = 0; j < kRows * kLanes; ++j) {
-      const float v = mine->x[j];
-      if (KeyOf(v) < least) continue;
-      const uint64_t i = First(tile, j / kLanes, thread) + j % kLanes;
-      float rest;
-      if (IsSelected(v, least, below, first_element + i, phase) && Quantized(v, i, &rest) != 0) {
-        mine->takes |= 1u << j;
-        counts += uint64_t{1} << (16 * (j / kLanes));
-      }
-    }
-    return counts;
   }
 
-  GW_DEVICE void Write(uint64_t tile, uint32_t thread, const Mine& mine, uint32_t at, int row) const {
+  GW_DEVICE bool Takes(float v, uint64_t i, uint32_t least, uint64_t below) const {
+    float rest;
+    return IsSelected(v, least, below, first_element + i, phase) && Quantized(v, i, &rest) != 0;
+  }
+
+  // Writes this thread's stretch of the marks to the list, from `at` on.
+  static GW_DEVICE void List(uint32_t thread, const uint32_t* marks, uint32_t at, uint16_t* list) {
     GW_UNROLL
-    for (int k = 0; k < kLanes; ++k) {
-      if ((mine.takes >> (row * kLanes + k) & 1) == 0) continue;
-      const uint64_t i = First(tile, row, thread) + k;
-      float rest;
-      integers[at] = Quantized(mine.x[row * kLanes + k], i, &rest);
-      positions[at] = first_position + static_cast<uint32_t>(i);
-      x[i] = rest;
-      ++at;
+    for (uint32_t word = thread * kWords; word < (thread + 1) * kWords; ++word) {
+      for (uint32_t left = marks[word]; left != 0; left &= left - 1)
+        list[at++] = static_cast<uint16_t>(word * kWordBits + LowestBit(left));
     }
   }
 
   template <class Block>
   GW_DEVICE void operator()(Block& block) const {
     const uint64_t tile = block.index();
-    typename Block::template PerThread<Mine> mine(block);
-    typename Block::template PerThread<uint64_t> before(block);
-    block.Phase([&](uint32_t thread) { before[thread] = Choose(tile, thread, &mine[thread]); });
-    const uint64_t totals = block.ExclusiveSum(before);
-    uint32_t total = 0;
-    for (int row = 0; row < kRows; ++row) total += static_cast<uint32_t>(totals >> (16 * row)) & 0xFFFFu;
+    uint32_t* const marks = block.template Shared<uint32_t>();
+    uint16_t* const list = reinterpret_cast<uint16_t*>(marks + kTile / kWordBits);
+    typename Block::template PerThread<uint32_t> before(block);
+    block.Phase([&](uint32_t thread) {
+      GW_UNROLL
+      for (uint32_t word = 0; word < kWords; ++word) marks[kTuning.threads * word + thread] = 0;
+    });
+    block.Phase([&](uint32_t thread) { Mark(tile, thread, marks); });
+    block.Phase([&](uint32_t thread) {
+      before[thread] = 0;
+      GW_UNROLL
+      for (uint32_t word = 0; word < kWords; ++word) before[thread] += CountBits(marks[thread * kWords + word]);
+    });
+    const uint32_t total = block.ExclusiveSum(before);
+    block.Phase([&](uint32_t thread) { List(thread, marks, before[thread], list); });
     const uint32_t base = block.TilePrefix(tiles, total) + (start != nullptr ? static_cast<uint32_t>(*start) : 0);
     block.Final([&](uint32_t thread) {
-      uint32_t at = base;
-      GW_UNROLL
-      for (int row = 0; row < kRows; ++row) {
-        Write(tile, thread, mine[thread], at + (static_cast<uint32_t>(before[thread] >> (16 * row)) & 0xFFFFu), row);
-        at += static_cast<uint32_t>(totals >> (16 * row)) & 0xFFFFu;
+      for (uint32_t j = thread; j < total; j += kTuning.threads) {
+        const uint64_t i = tile * kTile + list[j];
+        float rest;
+        integers[base + j] = Quantized(x[i], i, &rest);
+        positions[base + j] = first_position + static_cast<uint32_t>(i);
+        x[i] = rest;
       }
-      if (thread == 0 && tile + 1 == block.count()) *taken = at;
+      if (thread == 0 && tile + 1 == block.count()) *taken = base + total;
     });
   }
 };

@@ -1,16 +1,54 @@
-// The sketch: elements are sorted by group, then one block adds or peels one group with its cells in shared memory.
-// Contracts: kernels/backend.h; cells: math/sketch.h. All sums are modulo 2^32, of which the low bits count, and every
-// order of adding and peeling gives the same.
+// The sketch. Adding: 32-bit sums of all cells, then into the cells. Peeling: elements are sorted by group, then one
+// block peels one group with its cells in shared memory. Contracts: kernels/backend.h; cells: math/sketch.h. All sums
+// are modulo 2^32, of which the low bits count, and every order of adding and peeling gives the same.
 #pragma once
 
 #include "kernels/cuda/bodies/block.cuh"
+#include "kernels/cuda/bodies/lanes.cuh"
 #include "kernels/cuda/device_values.h"
 #include "kernels/cuda/tuning.h"
 #include "kernels/math/sketch.h"
 
 namespace gradwire::kernels::cuda {
 
-// What the kernels of one sketch share. order[offsets[g] .. offsets[g + 1]) are the elements of group g, in any order.
+// sums[cell] += integer, for the three cells of each element. Cells of one and two bytes have no atomics of their own;
+// the sums of all cells fit the GPU's cache, which is where its atomics are done.
+struct AddToCellSumsOp {
+  const uint32_t* positions;
+  const int32_t* integers;
+  uint64_t salt;
+  uint32_t groups;
+  uint32_t third;  // cells per group / 3
+  uint32_t* sums;
+
+  GW_DEVICE void Run(uint64_t i) const {
+    const SketchCells at = CellsOf(positions[i], salt, groups, third);
+    const uint64_t group = uint64_t{at.group} * (3 * third);
+    for (uint32_t c : at.cell) AtomicAdd(&sums[group + c], static_cast<uint32_t>(integers[i]));
+  }
+};
+
+// T: uint8_t, uint16_t, uint32_t.
+template <class T>
+struct AddSumsToCellsOp {
+  static constexpr int kLanes = 4;
+  Packed<T, uint8_t> cells;
+  Typed<const uint32_t> sums;
+
+  bool aligned() const { return AllAligned<kLanes>(cells, sums); }
+  template <int N>
+  GW_DEVICE void Run(uint64_t i) const {
+    EachLane<N>(
+        i, [&](int, T& cell, uint32_t sum) { cell = static_cast<T>(cell + sum); }, cells, sums);
+  }
+};
+
+struct SketchItem {
+  uint32_t element;   // index into the list
+  uint32_t position;  // positions[element]: looked up once, where neighbours in the list are neighbours in memory
+};
+
+// What the kernels that sort by group share. items[offsets[g] .. offsets[g + 1]) are those of group g, in any order.
 struct SketchGroups {
   const uint32_t* positions;
   ElementCount count;
@@ -19,10 +57,11 @@ struct SketchGroups {
   uint32_t third;     // cells per group / 3
   uint32_t* offsets;  // groups + 1
   uint32_t* cursor;   // groups: counts, then the next free place of each group
-  uint32_t* order;    // count
+  SketchItem* items;  // count
 
-  GW_DEVICE uint32_t GroupOf(uint64_t i) const { return SketchGroup(SketchHash(positions[i], salt), groups); }
-  GW_DEVICE SketchCells Cells(uint32_t element) const { return CellsOf(positions[element], salt, groups, third); }
+  GW_DEVICE SketchItem ItemAt(uint64_t i) const { return {static_cast<uint32_t>(i), positions[i]}; }
+  GW_DEVICE uint32_t GroupOf(uint32_t position) const { return SketchGroup(SketchHash(position, salt), groups); }
+  GW_DEVICE SketchCells Cells(uint32_t position) const { return CellsOf(position, salt, groups, third); }
 };
 
 // cursor[g] += elements of group g. `cursor` starts at 0.
@@ -41,7 +80,7 @@ struct CountByGroup {
     block.Phase([&](uint32_t thread) {
       const uint64_t n = s.count.get();
       for (uint64_t i = block.index() * kTuning.threads + thread; i < n; i += block.count() * kTuning.threads) {
-        AtomicAdd(&counts[s.GroupOf(i)], 1u);
+        AtomicAdd(&counts[s.GroupOf(s.positions[i])], 1u);
       }
     });
     block.Final([&](uint32_t thread) {
@@ -78,7 +117,7 @@ struct ScanGroups {
   }
 };
 
-// Writes each element to its group's part of `order`. A tile claims its places in a group at once.
+// Writes each element to its group's part of `items`. A tile claims its places in a group at once.
 struct ScatterToGroups {
   static constexpr Tuning kTuning = tuning::kGroup;
   static constexpr int kPerThread = kTuning.per_thread;
@@ -86,6 +125,7 @@ struct ScatterToGroups {
   SketchGroups s;
 
   struct Mine {
+    uint32_t position[kPerThread];
     uint32_t group[kPerThread];
     uint32_t rank[kPerThread];
   };
@@ -96,7 +136,8 @@ struct ScatterToGroups {
     if (s.groups > tuning::kSharedGroups) {
       block.Final([&](uint32_t thread) {
         for (uint64_t i = block.index() * kTuning.threads + thread; i < n; i += block.count() * kTuning.threads) {
-          s.order[AtomicAdd(&s.cursor[s.GroupOf(i)], 1u)] = static_cast<uint32_t>(i);
+          const SketchItem item = s.ItemAt(i);
+          s.items[AtomicAdd(&s.cursor[s.GroupOf(item.position)], 1u)] = item;
         }
       });
       return;
@@ -112,7 +153,8 @@ struct ScatterToGroups {
         for (int k = 0; k < kPerThread; ++k) {
           const uint64_t i = tile + uint64_t{kTuning.threads} * k + thread;
           if (i >= n) break;
-          mine[thread].group[k] = s.GroupOf(i);
+          mine[thread].position[k] = s.positions[i];
+          mine[thread].group[k] = s.GroupOf(mine[thread].position[k]);
           mine[thread].rank[k] = AtomicAdd(&places[mine[thread].group[k]], 1u);
         }
       });
@@ -126,46 +168,8 @@ struct ScatterToGroups {
         for (int k = 0; k < kPerThread; ++k) {
           const uint64_t i = tile + uint64_t{kTuning.threads} * k + thread;
           if (i >= n) break;
-          s.order[places[mine[thread].group[k]] + mine[thread].rank[k]] = static_cast<uint32_t>(i);
-        }
-      });
-    }
-  }
-};
-
-// Adds each group's integers to its cells. T: uint8_t, uint16_t, uint32_t.
-template <class T>
-struct AddToGroups {
-  static constexpr Tuning kTuning = tuning::kSketchAdd;
-  SketchGroups s;
-  const int32_t* integers;
-  uint8_t* cells;
-  bool aligned;     // cells, to T
-  uint32_t* slots;  // null: shared memory holds a group's sums; else each block has its own 3 * third of them here
-
-  static uint64_t SumBytes(uint32_t third) { return uint64_t{3} * third * sizeof(uint32_t); }
-
-  template <class Block>
-  GW_DEVICE void operator()(Block& block) const {
-    const uint32_t size = 3 * s.third;
-    uint32_t* sums = slots != nullptr ? slots + block.index() * size : block.template Shared<uint32_t>();
-    for (uint64_t g = block.index(); g < s.groups; g += block.count()) {
-      const uint32_t begin = s.offsets[g], end = s.offsets[g + 1];
-      if (begin == end) continue;
-      block.Phase([&](uint32_t thread) {
-        for (uint32_t c = thread; c < size; c += kTuning.threads) sums[c] = 0;
-      });
-      block.Phase([&](uint32_t thread) {
-        for (uint32_t e = begin + thread; e < end; e += kTuning.threads) {
-          const uint32_t element = s.order[e];
-          const SketchCells at = s.Cells(element);
-          for (uint32_t c : at.cell) AtomicAdd(&sums[c], static_cast<uint32_t>(integers[element]));
-        }
-      });
-      block.Phase([&](uint32_t thread) {
-        uint8_t* group = cells + g * size * sizeof(T);
-        for (uint32_t c = thread; c < size; c += kTuning.threads) {
-          StoreOne(group, c, static_cast<T>(LoadOne<T>(group, c, aligned) + sums[c]), aligned);
+          s.items[places[mine[thread].group[k]] + mine[thread].rank[k]] = {static_cast<uint32_t>(i),
+                                                                           mine[thread].position[k]};
         }
       });
     }
@@ -244,7 +248,7 @@ struct PeelGroups {
     block.Phase([&](uint32_t thread) {
       if (thread == 0) *at.queued = 0;  // not a phase earlier: threads may still be leaving the loop that reads it
       for (uint32_t e = begin + thread; e < end; e += kTuning.threads) {
-        const SketchCells of = s.Cells(s.order[e]);
+        const SketchCells of = s.Cells(s.items[e].position);
         for (uint32_t c : of.cell) AtomicAdd(&at.words[c], kOne + Word{e - begin});
       }
     });
@@ -255,7 +259,11 @@ struct PeelGroups {
     });
   }
 
-  // Replaces each queued cell by the element that it resolves, or kNone.
+  GW_DEVICE uint32_t NumberOn(const State& at, uint32_t cell) const {
+    return static_cast<uint32_t>(at.words[cell] & (kOne - 1));
+  }
+
+  // Leaves in the queue the cells that resolve an element.
   template <class Block>
   GW_DEVICE void Resolve(Block& block, const State& at, uint32_t begin, uint32_t from, uint32_t to) const {
     block.Phase([&](uint32_t thread) {
@@ -263,32 +271,32 @@ struct PeelGroups {
         const uint32_t cell = at.queue[i];
         at.queue[i] = kNone;
         if (!HoldsOne(at.words[cell])) continue;
-        const uint32_t number = static_cast<uint32_t>(at.words[cell] & (kOne - 1));
-        const uint32_t element = s.order[begin + number];
-        const SketchCells of = s.Cells(element);
+        const SketchCells of = s.Cells(s.items[begin + NumberOn(at, cell)].position);
         const uint32_t first = HoldsOne(at.words[of.cell[0]])   ? of.cell[0]
                                : HoldsOne(at.words[of.cell[1]]) ? of.cell[1]
                                                                 : of.cell[2];
-        if (first != cell) continue;
-        sums[element] = SignExtend(at.values[cell]);
-        resolved[element] = 1;
-        at.queue[i] = static_cast<Index>(number);
+        if (first == cell) at.queue[i] = static_cast<Index>(cell);
       }
     });
   }
 
-  // Takes the elements resolved by the same threads out of their cells.
+  // Takes the elements of those cells out of all of their cells. No other thread touches a cell that holds one element
+  // before that is out.
   template <class Block>
   GW_DEVICE void Remove(Block& block, const State& at, uint32_t begin, uint32_t from, uint32_t to) const {
     block.Phase([&](uint32_t thread) {
       for (uint32_t i = from + thread; i < to; i += kTuning.threads) {
-        const Index number = at.queue[i];
-        if (number == kNone) continue;
-        const uint32_t element = s.order[begin + number];
-        const SketchCells of = s.Cells(element);
+        const Index cell = at.queue[i];
+        if (cell == kNone) continue;
+        const uint32_t number = NumberOn(at, cell);
+        const SketchItem item = s.items[begin + number];
+        const int32_t sum = SignExtend(at.values[cell]);
+        const SketchCells of = s.Cells(item.position);
         const Word word = kOne + Word{number};
+        sums[item.element] = sum;
+        resolved[item.element] = 1;
         for (uint32_t c : of.cell) {
-          AtomicAdd(&at.values[c], 0u - static_cast<uint32_t>(sums[element]));
+          AtomicAdd(&at.values[c], 0u - static_cast<uint32_t>(sum));
           const Word left = static_cast<Word>(AtomicAdd(&at.words[c], static_cast<Word>(0 - word)) - word);
           if (HoldsOne(left)) Enqueue(at, c);
         }

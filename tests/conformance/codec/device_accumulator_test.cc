@@ -178,6 +178,16 @@ TEST_P(DeviceAccumulator, RefusesWhatTheHostRefusesAndTakesItBack) {
   }
 }
 
+// What a codec does itself, it does in host memory, which the backend of a device cannot read: on the host layer that
+// would pass for right.
+TEST(DeviceCodecs, AreNotMadeWithTheBackendOfADevice) {
+  Cluster cluster({.codec = "topk:density=0.05", .workers = 1, .elements = 4096, .seed = 5});
+  kernels::cuda::QueuedBackend device("queued", kernels::cuda::HostDeviceOptions{}, Lag::kLatest);
+  const absl::Status refused = MakeCodec({&cluster.job(), &cluster.layout(), &device}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("the backend 'queued'"));
+}
+
 INSTANTIATE_TEST_SUITE_P(Lags, DeviceAccumulator, ::testing::Values(Lag::kLatest, Lag::kRandom),
                          [](const auto& info) { return info.param == Lag::kLatest ? "Latest" : "Random"; });
 

@@ -15,7 +15,7 @@ struct PushOptions {
 
 // Chunks of dense:fp32 frames from host memory into the accumulators (parsed, CRCs checked, through the receive ring,
 // added and checked on the device; one verdict per frame) against copies of as many bytes from pinned memory by as many
-// threads; and whole rounds: pushes, update frames, AdamW.
+// threads; whole rounds: pushes, update frames, AdamW; and both on the CPU.
 void MeasurePushes(kernels::cuda::AsyncBackend& backend, const PushOptions& options, Report& report);
 
 }  // namespace gradwire::bench

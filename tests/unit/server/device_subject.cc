@@ -19,11 +19,12 @@ class DeviceSubject final : public Subject {
     EXPECT_EQ(backend_.device().allocated(), 0) << "device or pinned memory was not freed";
   }
   void Set(JobEnvironment* environment) override {
-    environment->backend = &backend_;
+    environment->backend = host_backend_.get();
     environment->device = share_.get();
   }
 
  private:
+  const std::unique_ptr<kernels::Backend> host_backend_ = *kernels::MakeBackend("cpu");
   QueuedBackend backend_{"queued", HostDeviceOptions{.memory_bytes = 1 << 26}, Lag::kLatest};
   std::unique_ptr<DeviceShare> share_ = *DeviceShare::Make(&backend_, {.ring_slots = 4, .ring_slot_bytes = 1 << 10});
 };
