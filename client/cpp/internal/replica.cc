@@ -50,11 +50,14 @@ absl::Status Replica::WriteMean(const BucketLayout& slice, const Update& update)
 
 absl::StatusOr<PlanWindow> Replica::Load(const BucketLayout& slice, std::span<const wire::Chunk> chunks,
                                          uint64_t version) {
-  std::vector<float> parameter(slice.elements);
+  std::vector<float> parameter;
   std::vector<float> first;
   std::vector<float> second;
   ParameterTargets targets;
-  targets.parameter = parameter.data();
+  if (job_->keeps_parameters()) {  // else plans are all that is pulled
+    parameter.assign(slice.elements, 0.0f);
+    targets.parameter = parameter.data();
+  }
   if (!slice.runs.empty() && !first_moment_[slice.runs[0].tensor].empty()) {
     first.assign(slice.elements, 0.0f);
     targets.first_moment = first.data();

@@ -14,6 +14,7 @@
 #include "common/codec/plan/factor_segments.h"
 #include "common/codec/plan/plan_check.h"
 #include "common/job/norms.h"
+#include "kernels/cpu/reference/clones.h"
 #include "kernels/math/fixed_point.h"
 
 namespace gradwire {
@@ -24,6 +25,37 @@ using wire::Segment;
 using wire::SegmentType;
 
 constexpr uint64_t kSegmentElements = 65536;
+constexpr uint32_t kInfinityBits = 0x7F800000;
+constexpr uint32_t kSignBit = 0x80000000;
+
+// Plain loops, which the compiler vectorises. The first two return the bits of the largest magnitude.
+GW_CLONES uint32_t ReadFloats(const uint8_t* __restrict from, uint32_t n, float* __restrict to) {
+  uint32_t largest = 0;
+  for (uint32_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, from + 4 * size_t{i}, 4);
+    to[i] = kernels::FloatFromBits(bits);
+    largest = std::max(largest, bits & ~kSignBit);
+  }
+  return largest;
+}
+GW_CLONES uint32_t ReadBf16(const uint8_t* __restrict from, uint32_t n, float* __restrict to) {
+  uint32_t largest = 0;
+  for (uint32_t i = 0; i < n; ++i) {
+    uint16_t half;
+    std::memcpy(&half, from + 2 * size_t{i}, 2);
+    const uint32_t bits = uint32_t{half} << 16;
+    to[i] = kernels::FloatFromBits(bits);
+    largest = std::max(largest, bits & ~kSignBit);
+  }
+  return largest;
+}
+GW_CLONES void WriteBf16(const float* __restrict from, uint32_t n, uint8_t* __restrict to) {
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint16_t bits = kernels::FloatToBf16(from[i]);
+    std::memcpy(to + 2 * size_t{i}, &bits, 2);
+  }
+}
 
 void AddFloats(const float* values, uint64_t elements, wire::Array array, FrameWriter* writer) {
   for (uint64_t begin = 0; begin < elements; begin += kSegmentElements) {
@@ -35,11 +67,7 @@ void AddFloats(const float* values, uint64_t elements, wire::Array array, FrameW
 void AddBf16(const float* values, uint64_t elements, FrameWriter* writer) {
   for (uint64_t begin = 0; begin < elements; begin += kSegmentElements) {
     const uint32_t count = static_cast<uint32_t>(std::min(kSegmentElements, elements - begin));
-    uint8_t* out = writer->Begin({SegmentType::kDenseBf16, 0, begin, count, count * 2});
-    for (uint32_t i = 0; i < count; ++i) {
-      const uint16_t bits = kernels::FloatToBf16(values[begin + i]);
-      std::memcpy(out + 2 * size_t{i}, &bits, 2);
-    }
+    WriteBf16(values + begin, count, writer->Begin({SegmentType::kDenseBf16, 0, begin, count, count * 2}));
     writer->End();
   }
 }
@@ -120,15 +148,8 @@ class ParameterReader {
     float* target = arrays[s.param];
     if (target == nullptr) return absl::OkStatus();
     target += s.begin;
-    if (width == 4) {
-      if (s.bytes != 0) std::memcpy(target, s.data, s.bytes);
-    } else {
-      for (uint32_t i = 0; i < s.count; ++i) {
-        uint16_t bits;
-        std::memcpy(&bits, s.data + 2 * size_t{i}, 2);
-        target[i] = kernels::Bf16ToFloat(bits);
-      }
-    }
+    if ((width == 4 ? ReadFloats(s.data, s.count, target) : ReadBf16(s.data, s.count, target)) < kInfinityBits)
+      return absl::OkStatus();
     for (uint32_t i = 0; i < s.count; ++i) {
       if (!std::isfinite(target[i])) return NonFinite(s.begin + i, target[i]);
     }

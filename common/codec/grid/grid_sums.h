@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/base/large_array.h"
 #include "common/codec/codec.h"
 #include "common/codec/grid/grid_limit.h"
 
@@ -39,12 +40,13 @@ class GridSums {
 
   // out[i] = the mean of what was added at begin + i.
   void Means(uint64_t begin, size_t n, uint32_t contributors, float* out) const;
-  void Means(std::span<const uint32_t> positions, uint32_t contributors, float* out) const;
+  // Those of elements far apart, whose sums are 0 then: for the last look at them, while they are at hand.
+  void TakeMeans(std::span<const uint32_t> positions, uint32_t contributors, float* out);
 
  private:
   const CodecContext context_;
   const uint32_t limit_bits_;
-  std::vector<int64_t> sums_;
+  LargeArray<int64_t> sums_;
 };
 
 }  // namespace gradwire

@@ -284,11 +284,10 @@ class SparseAccumulator final : public Accumulator {
     GW_RETURN_IF_ERROR(Read(s));
     GW_RETURN_IF_ERROR(
         sums_.Check(pairs_.values.data(), pairs_.values.size(), [&](size_t i) { return pairs_.positions[i]; }));
-    if (const int64_t full = counts_.FindFull(pairs_.positions); full >= 0) {
+    if (const int64_t full = counts_.Increment(pairs_.positions); full >= 0) {
       return absl::InvalidArgumentError(absl::StrFormat("element %d was sent by more workers than the job has", full));
     }
     sums_.Add(pairs_.positions, pairs_.values.data(), kernels::Sign::kAdd);
-    counts_.Increment(pairs_.positions);
     if (s.type == SegmentType::kDenseF32) all_written_ += s.count;
     return absl::OkStatus();
   }
@@ -306,8 +305,6 @@ class SparseAccumulator final : public Accumulator {
     if (contributors != 0 && round_ != 0) {
       Pairs pairs;
       pairs.positions = counts_.Union();
-      pairs.values.resize(pairs.positions.size());
-      sums_.Means(pairs.positions, contributors, pairs.values.data());
       update.stats.elements = pairs.positions.size();
       update.stats.traffic = TrafficOf(pairs.positions.size(), contributors);
       const double density = static_cast<double>(pairs.positions.size()) /
@@ -316,6 +313,9 @@ class SparseAccumulator final : public Accumulator {
         WriteBlocks(shape_.layout().elements, &writer,
                     [&](uint64_t begin, uint32_t count, float* out) { sums_.Means(begin, count, contributors, out); });
       } else {
+        pairs.values.resize(pairs.positions.size());
+        sums_.TakeMeans(pairs.positions, contributors, pairs.values.data());
+        counts_.Clear();
         shape_.Write(pairs, pairs.values, ValueFormat::kFp32, round_, density, &writer);
       }
     }

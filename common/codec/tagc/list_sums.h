@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/base/large_array.h"
 #include "common/codec/tagc/tagc_shape.h"
 
 namespace gradwire::tagc {
@@ -50,7 +51,7 @@ class ListSums {
 
   const TagcShape shape_;
   // Allocated for the first list.
-  std::vector<uint8_t> sums_;     // little-endian
+  LargeArray<uint8_t> sums_;      // little-endian
   std::vector<uint64_t> listed_;  // a bit for each element that a list had; those that are 0 have a sum of 0
   bool dirty_ = false;            // something was added since Clear
   uint64_t entries_ = 0;

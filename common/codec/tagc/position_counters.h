@@ -19,29 +19,24 @@ class PositionCounters {
 
   void Clear() { std::fill(planes_.begin(), planes_.end(), uint64_t{0}); }
 
-  // The first of `positions` (ascending) whose count cannot grow any further, or -1. Precondition: all are below
-  // `elements`.
-  int64_t FindFull(std::span<const uint32_t> positions) const {
-    int64_t found = -1;
-    ForEachWord(positions, [&](size_t word, uint64_t full) {
-      for (size_t w = word; full != 0 && w < planes_.size(); w += words_) full &= planes_[w];
-      if (full != 0 && found < 0) found = static_cast<int64_t>(word * 64) + std::countr_zero(full);
-    });
-    return found;
-  }
-
-  // Adds 1 to the count of each of `positions` (ascending). Precondition: FindFull returned -1.
-  void Increment(std::span<const uint32_t> positions) {
+  // Adds 1 to the count of each of `positions` (ascending) and returns -1; or returns the first of them whose count
+  // cannot grow any further, and changes nothing. Precondition: all are below `elements`.
+  int64_t Increment(std::span<const uint32_t> positions) {
+    uint64_t lost = 0;
     ForEachWord(positions, [&](size_t word, uint64_t carry) {
       for (size_t w = word; carry != 0 && w < planes_.size(); w += words_) {
         const uint64_t next = planes_[w] & carry;
         planes_[w] ^= carry;
         carry = next;
       }
+      lost |= carry;
     });
+    if (lost == 0) return -1;
+    Decrement(positions);
+    return FirstFull(positions);
   }
 
-  // Exactly undoes Increment.
+  // Exactly undoes an Increment.
   void Decrement(std::span<const uint32_t> positions) {
     ForEachWord(positions, [&](size_t word, uint64_t borrow) {
       for (size_t w = word; borrow != 0 && w < planes_.size(); w += words_) {
@@ -75,6 +70,15 @@ class PositionCounters {
   size_t memory_bytes() const { return planes_.size() * sizeof(uint64_t); }
 
  private:
+  int64_t FirstFull(std::span<const uint32_t> positions) const {
+    int64_t found = -1;
+    ForEachWord(positions, [&](size_t word, uint64_t full) {
+      for (size_t w = word; full != 0 && w < planes_.size(); w += words_) full &= planes_[w];
+      if (full != 0 && found < 0) found = static_cast<int64_t>(word * 64) + std::countr_zero(full);
+    });
+    return found;
+  }
+
   // Calls fn(word, mask) once per 64-bit word that holds positions.
   template <typename Fn>
   static void ForEachWord(std::span<const uint32_t> positions, Fn fn) {

@@ -105,12 +105,11 @@ absl::Status TagcAccumulator::AddPositions(const Segment& s) {
   GW_RETURN_IF_ERROR(
       DecodeIndex(static_cast<IndexCoding>(s.param), s.payload(), static_cast<uint32_t>(s.begin), s.count, &scratch_));
   GW_RETURN_IF_ERROR(OpenSketch(s));
-  if (const int64_t full = counters_->FindFull(scratch_); full >= 0) {
+  if (const int64_t full = counters_->Increment(scratch_); full >= 0) {
     return absl::InvalidArgumentError(
         absl::StrFormat("bucket %d, round %d: element %d was sent more often than max_workers (%d) allows",
                         shape_.layout().bucket, round_, full, shape_.max_workers()));
   }
-  counters_->Increment(scratch_);
   merged_elements_ += s.count;
   return absl::OkStatus();
 }

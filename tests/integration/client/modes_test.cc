@@ -35,18 +35,21 @@ TEST(PullParams, FollowsTheShardsWithDenseAndSparseCodecs) {
 TEST(PullMean, IsTheMeanOfWhatWasPushed) {
   Cluster cluster(2, "grpc");
   const v1::JobSpec spec = MakeSpec("mean", "dense:values=fp32", v1::OPTIMIZER_NONE, 2);
-  InParallel(2, [&](int w) {
-    Worker worker(spec, w);
-    const absl::Status joined = worker.Join(cluster.addresses(), PullMode::kMean);
-    ASSERT_TRUE(joined.ok()) << joined;
-    for (int step = 0; step < 3; ++step) {
-      for (auto& gradient : worker.gradients())
-        for (size_t i = 0; i < gradient.size(); ++i) gradient[i] = static_cast<float>(i % 7 + w * 2 + step);
-      ASSERT_TRUE(worker.Step(0).ok());
-      for (auto& mean : worker.parameters())
-        for (size_t i = 0; i < mean.size(); ++i) ASSERT_EQ(mean[i], static_cast<float>(i % 7 + 1 + step));
-    }
-  });
+  for (const uint64_t before : {0u, 3u}) {  // the second time the job was there: workers were started again
+    InParallel(2, [&](int w) {
+      Worker worker(spec, w);
+      const absl::Status joined = worker.Join(cluster.addresses(), PullMode::kMean);
+      ASSERT_TRUE(joined.ok()) << joined;
+      EXPECT_EQ(worker.session().start_version() > 0, before > 0);
+      for (int step = 0; step < 3; ++step) {
+        for (auto& gradient : worker.gradients())
+          for (size_t i = 0; i < gradient.size(); ++i) gradient[i] = static_cast<float>(i % 7 + w * 2 + step);
+        ASSERT_TRUE(worker.Step(0).ok());
+        for (auto& mean : worker.parameters())
+          for (size_t i = 0; i < mean.size(); ++i) ASSERT_EQ(mean[i], static_cast<float>(i % 7 + 1 + step));
+      }
+    });
+  }
 }
 
 TEST(LateJoiner, StartsAtTheSameRoundOnEveryShard) {

@@ -24,17 +24,17 @@ TEST(PositionCounters, CountLikeIntegersAndRefuseToWrap) {
           added.erase(added.begin() + static_cast<ptrdiff_t>(which));
         } else {
           std::vector<uint32_t> positions;
-          bool full = false;
+          int64_t full = -1;
           for (uint32_t p = 0; p < elements; ++p) {
             if (random() % 3 != 0) continue;
             positions.push_back(p);
-            full |= counts[p] == capacity;
+            if (full < 0 && counts[p] == capacity) full = p;
           }
-          ASSERT_EQ(counters.FindFull(positions) >= 0, full);
-          if (full) continue;
-          counters.Increment(positions);
-          for (uint32_t p : positions) ++counts[p];
-          added.push_back(positions);
+          ASSERT_EQ(counters.Increment(positions), full);
+          if (full < 0) {
+            for (uint32_t p : positions) ++counts[p];
+            added.push_back(positions);
+          }
         }
         std::vector<uint32_t> expected;
         for (uint32_t p = 0; p < elements; ++p) {

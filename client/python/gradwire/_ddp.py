@@ -1,0 +1,172 @@
+"""DistributedDataParallel over shard servers: a communication hook in the place of all-reduce."""
+
+# Without `from __future__ import annotations`: DistributedDataParallel looks at those of the hook.
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ._errors import FailedPrecondition
+from ._job import JobSpec, Rule, TensorSpec, default_rules
+from ._session import Session, join
+from ._torch_groups import check_parameter
+
+# What torch puts before the names of parameters when it wraps a module: equal models have equal names.
+_WRAPPERS = re.compile(r"(^|\.)(module|_orig_mod|_fsdp_wrapped_module)(?=\.)")
+
+
+_BAD = "gradwire.nonfinite"  # the tensor beside the model's that says whether a gradient was not finite
+
+
+def plain_name(name: str) -> str:
+    return _WRAPPERS.sub("", name).lstrip(".")
+
+
+class DDPState:
+    """What `ddp_hook` needs: a worker's place in a job whose shards take the mean of gradients.
+
+        state = DDPState(model, servers=[...], job="lm")
+        model.register_comm_hook(state, ddp_hook)
+
+    Compressed gradients go to the shards as backward makes them, and their means come back before backward() returns: what
+    all-reduce does, for as many bytes as the codec takes. The optimizer, its state and the loop stay as they are. What a codec
+    does not send waits in a residual on this worker.
+
+    model: the DistributedDataParallel, or the module in it; its float32 parameters that require gradients, by name without the
+    prefixes of wrappers. codec, rules, roles: as for ShardedOptimizer. The default sends four bits per element. Sparse codecs
+    are made for an optimizer on the shards: one that divides by its own second moment, as AdamW does, loses by means of which
+    most elements are 0 in most steps. codec="dense:fp32" gives DistributedDataParallel's own trajectory up to the rounding
+    of sums.
+
+    local_group: a process group of the processes of one host (each host has as many): their gradients are reduced first, the
+    group's first process speaks for them with the shards, and the means are broadcast within the host. All of them make a
+    DDPState with it. workers: how many speak with the shards; by default the world's size over the group's.
+
+    nonfinite: "spread" (the default): where a gradient of any worker is not finite, all gradients of that step are NaN on every
+    worker, so that a GradScaler on each skips it, as after all-reduce. The values that were finite have left the residual then.
+    "refuse": backward() raises gradwire.InvalidArgument, which names the tensor, on that worker.
+
+    Processes that are started again, by torchrun or by hand, begin the job anew, with residuals of 0, once the leases of those
+    before have ended (lease_ms): the model and the optimizer come from your checkpoint, as without Gradwire.
+
+    Errors of a round (gradwire.Unavailable, DeadlineExceeded) come out of backward(). `session` is None on processes that others
+    speak for. Other arguments are those of gradwire.join and JobSpec. Close it, or use it in a `with`, when training ends: the
+    others go on without this worker.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, servers: str | Sequence[str], job: str,
+                 codec: str = "thc:bits=4", rules: Sequence[Rule] | None = None,
+                 roles: dict[str, str] | None = None, workers: int | None = None, worker: str | None = None,
+                 local_group: dist.ProcessGroup | None = None, bucket_bytes: int = 0, lease_ms: int = 10_000,
+                 nonfinite: str = "spread", seed: int = 0, **joining: Any):
+        if not dist.is_initialized():
+            raise FailedPrecondition("DDPState: torch.distributed is not initialized: call init_process_group() first, as "
+                                     "DistributedDataParallel wants it too")
+        self._group = local_group
+        self._group_size = 1 if local_group is None else dist.get_world_size(local_group)
+        self._leader = None if local_group is None else dist.get_global_rank(local_group, 0)
+        if workers is None:
+            workers, odd = divmod(dist.get_world_size(), self._group_size)
+            if odd:
+                raise ValueError(f"local_group has {self._group_size} of {dist.get_world_size()} processes: each host needs as "
+                                 "many; or pass workers=")
+        ignored = getattr(model, "parameters_to_ignore", ())  # of DistributedDataParallel
+        named = [(plain_name(name), p) for name, p in model.named_parameters()
+                 if p.requires_grad and plain_name(name) not in ignored]
+        if not named:
+            raise ValueError("all parameters are frozen (requires_grad=False): there is nothing to reduce")
+        for name, p in named:
+            check_parameter(name, p)
+        if nonfinite not in ("spread", "refuse"):
+            raise ValueError(f"nonfinite={nonfinite!r} must be 'spread' or 'refuse'")
+        self._index = {id(p): i for i, (_, p) in enumerate(named)}
+        self._pending: list[tuple[dist.GradBucket, torch.futures.Future[torch.Tensor]]] = []
+        self._means = [torch.zeros_like(p, requires_grad=False) for _, p in named]
+        tensors = [TensorSpec(name, tuple(p.shape), (roles or {}).get(name)) for name, p in named]
+        rules = default_rules(codec) if rules is None else list(rules)
+        self._bad: torch.Tensor | None = None  # 1 where a gradient of this step is not finite; its mean tells all
+        if nonfinite == "spread":
+            self._bad = self._means[0].new_zeros(1)
+            self._means.append(torch.zeros_like(self._bad))
+            tensors.append(TensorSpec(_BAD, (1,)))
+            rules = [Rule("dense:fp32", _BAD), *rules]
+        self.session: Session | None = None
+        if self._leader is None or dist.get_rank() == self._leader:
+            spec = JobSpec(name=job, tensors=tensors, optimizer="none", codec=codec, rules=rules, workers=workers,
+                           max_workers=workers, bucket_bytes=bucket_bytes, lease_ms=lease_ms, seed=seed,
+                           nonfinite="refuse" if nonfinite == "refuse" else "sanitize")
+            # Not into a job that goes on: whoever came first would be in a round that the others are not in, and wait for them.
+            self.session = join(servers, spec, self._means, worker, pull="mean", exist="new", **joining)
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The hook: the mean of a bucket over all workers. Buckets of a step come in order, the same on every process."""
+        buffer = bucket.buffer()
+        if self._group is not None:
+            dist.reduce(buffer, self._leader, group=self._group)
+        if self.session is not None:
+            if not self._pending:
+                self.session.begin_round(0.0)
+            if self._group is not None:
+                buffer.div_(self._group_size)
+            if self._bad is not None and not torch.isfinite(buffer).all():
+                self._bad.fill_(1)
+            for p, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                self.session.tensor_ready(self._index_of(p), gradient)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
+            devices=[buffer.device] if buffer.is_cuda else [])
+        self._pending.append((bucket, future))
+        if bucket.is_last():
+            self._end()
+        return future
+
+    def _end(self) -> None:
+        pending, self._pending = self._pending, []
+        spoilt = False
+        if self.session is not None:
+            if self._bad is not None:
+                self.session.tensor_ready(len(self._means) - 1, self._bad)
+            self.session.end_round()
+            if self._bad is not None:
+                spoilt = bool(self._means[-1] > 0)
+                self._bad.zero_()
+        for bucket, future in pending:
+            if self.session is not None:
+                for p, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                    gradient.copy_(self._means[self._index_of(p)])
+                if spoilt:
+                    bucket.buffer().fill_(float("nan"))
+            if self._group is not None:
+                dist.broadcast(bucket.buffer(), self._leader, group=self._group)
+            future.set_result(bucket.buffer())
+
+    def _index_of(self, parameter: torch.Tensor) -> int:
+        index = self._index.get(id(parameter))
+        if index is None:
+            raise FailedPrecondition("DistributedDataParallel reduces a parameter that was not there when DDPState was made: "
+                                     "make it behind everything that adds or replaces parameters (.to(), freezing)")
+        return index
+
+    def stats(self) -> dict[str, float]:
+        """Session.stats(); empty on processes that others speak for."""
+        return {} if self.session is None else self.session.stats()
+
+    def close(self) -> None:
+        """Leaves the job; the other workers go on without this one."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.leave()
+
+    def __enter__(self) -> "DDPState":
+        return self
+
+    def __exit__(self, kind: object, *exc: object) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            session.leave(drain=kind is None)
+
+
+def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The communication hook: `model.register_comm_hook(DDPState(model, ...), ddp_hook)`."""
+    return state.reduce(bucket)

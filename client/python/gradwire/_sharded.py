@@ -1,0 +1,525 @@
+"""An optimizer whose step goes through parameter-shard servers."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pathlib
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import _amp, _lifetime
+from ._errors import Cancelled, FailedPrecondition
+from ._job import Group, JobSpec, Rule, TensorSpec, default_optimizer, default_push
+from ._presence import Presence, read_notes
+from ._session import Session, join, notes_of
+from ._torch_groups import check_apart, check_fixed, check_options, check_parameter, differences, fixed_of, named_groups
+from ._trace import Trace
+from ._watch import Watch
+
+# 1 % of the elements, after 40 rounds in which the density falls from 5 %.
+DEFAULT_CODEC = "tagc:density=0.01,warmup_rounds=40,warmup_density=0.05"
+
+
+@contextlib.contextmanager
+def _checkpoint_file(source: str | os.PathLike[str] | Mapping[str, Any] | None) -> Iterator[str | None]:
+    """The path of a checkpoint, which is a file or lies in a state_dict()."""
+    if not isinstance(source, Mapping):
+        yield None if source is None else os.fspath(source)
+        return
+    checkpoint = source.get("gradwire", {}).get("checkpoint")
+    if checkpoint is None:
+        raise ValueError("resume_from: this is no state_dict() of a ShardedOptimizer, or one without a checkpoint")
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "checkpoint"
+        path.write_bytes(checkpoint.numpy().tobytes())
+        yield str(path)
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """A drop-in torch.optim.Optimizer: step() compresses and pushes the gradients, and applies the update that the shards
+    merged from all workers. client/python/README.md says what is different for a loop that was written for torch.optim.
+    Each worker needs data of its own (torch's DistributedSampler); with the same data all compute the same gradient.
+
+    params: as for any optimizer; named_parameters() (or the module itself) lets roles and rules see names. Every
+    worker builds the same model in the same order with the same arguments; the first worker's values start the job.
+
+    push: "step" (the default for tagc, topk, threshold, randomk, onebit, efsignsgd, signum and powersgd, if no
+    optimizer is named) sends g/sqrt(v), made with each worker's own second moment (betas[1], eps). "delta" sends what
+    the training loop leaves in .grad: how far it came by itself. What a sparse codec does not send of a step or delta
+    waits in the residual, times residual_decay (0.98 for "step", 1 for "delta"), for the next one: the residual is the
+    momentum. "gradient" (the default otherwise) sends the gradient to an optimizer on the shards: "adamw" (the
+    default), "sgd" (the default for dgc, signum and signsgd), "lamb", "lans" or "lion". betas: (0.9, 0.99) for "step"
+    and "lion", else (0.9, 0.999). eps: 1e-6 for "lamb" and "lans", else 1e-8. clip_norm: the mean gradient of all
+    workers is scaled down to this norm on the shards (not with push="step"). roles: name -> role where the guess is
+    wrong; rules: which tensor travels by which codec; without rules, norms, biases and tensors below 1024 elements
+    travel dense beside a sparse codec.
+    update_codec: what the shards compress the update with on its way back, such as "topk:density=0.001,values=fp16"; they
+    keep what it drops for the next step. weight_decay is decoupled, except with "sgd". Learning rates come from
+    param_groups and travel with each round, so LR schedulers work; all workers must follow the same schedule.
+
+    Parameters lie in host memory or all on one CUDA device: move the model there before the optimizer is made. On a device
+    gradients are encoded where they are, updates applied where the parameters are, and codecs are tagc or dense.
+
+    Gradients are sent by step(), as they are then: accumulation, clipping, unscaling and several losses work as with
+    any optimizer. overlap=True sends each during backward, as soon as it is there, for loops with one backward pass per
+    step and nothing between that and step(): pass accumulate=N for N backward passes per step, or wrap all but the last
+    in no_sync(). With it, what comes after a gradient was sent (clipping, another backward pass, zero_grad()) raises
+    gradwire.FailedPrecondition.
+
+    unused: torch leaves a parameter without a gradient alone; shards see a gradient of 0. "refuse" (the default): where
+    the two differ (weight decay; momentum of gradients before; a first gradient in a later step, which torch's AdamW
+    counts anew) step() raises gradwire.FailedPrecondition. "zeros": a missing gradient counts as 0. Parameters that are
+    frozen when the optimizer is made are not part of the job.
+
+    Only step() may write into the parameters: where something else wrote into one (load_state_dict, clamp_), the next
+    step() raises gradwire.FailedPrecondition before anything is sent, unless reset_parameters() has brought the values
+    to the shards and to all workers.
+
+    quorum=k lets a round close over workers that are late, see JobSpec. A worker that was late or away for rounds catches
+    up in step(): parameters jump to where the others are, and skipped_rounds says how many rounds step() passed over.
+    Advance a learning-rate scheduler by as many, so that it agrees with the other workers'.
+
+    rounds="bounded:S" lets a worker run up to S rounds ahead of the slowest one: step() returns without the last S updates,
+    which come with later steps. drain() waits for them; close(), save() and state_dict() do so by themselves.
+
+    rounds="async" makes every worker's step a step of the job, and none waits for another: see JobSpec. Learning rates are
+    those of a batch of one worker. pull is then "params" (the default) or "params_bf16", else "update" (the default).
+
+    step() raises gradwire.InvalidArgument for a non-finite gradient (nonfinite="sanitize" counts it as 0 instead, "skip"
+    skips the step), gradwire.Unavailable when a shard is lost, gradwire.DeadlineExceeded when other workers are slow:
+    then call step() again, without another backward pass.
+
+    nonfinite="skip" is for loops that scale their loss (fp16 autocast): where a gradient of any worker is not finite,
+    all workers and shards skip the step; parameters, moments and residuals stay as they were. A torch.amp.GradScaler on
+    every worker works as it stands: all lower their scale together. After step(), `skipped` says whether the step was
+    skipped, the same on every worker, and stats()["nonfinite_rounds"] how often. Without a GradScaler, set loss_scale:
+    gradients are divided by it as they are sent. With max_workers=1 a GradScaler needs no nonfinite="skip".
+
+    durability: "none", or "fsync", "interval" or "interval:500" (milliseconds) on servers with --data-dir: then a shard
+    server that is killed comes back with every version that anyone saw, and step() goes on when it is there.
+    on_disk_failure: "wait" or "continue", see JobSpec.
+
+    Only learning rates may change during a job. Any other changed hyper-parameter of a group makes the next step() raise
+    gradwire.FailedPrecondition; nothing is ignored.
+
+    state_dict() holds the parameter groups and a checkpoint of this worker (for torch.save): parameters, moments,
+    residuals, the preconditioner, and which version of which job they belong to. save() writes the checkpoint alone to
+    a file. Call either between two steps. To go on from it, make the optimizer with resume_from=, a state_dict() or a
+    path. While the shards wait for this worker's next step (the checkpoint was taken after the last step, and this
+    worker is back within its lease), that is as if nothing had happened; else parameters come from the shards,
+    residuals from the checkpoint: session.resumed tells which of the two. The training loop restores what is its own:
+    its place in the data, schedulers, random numbers.
+
+    Where the servers do not have the job of a state (durability "none" and a server was started again, or job= is another
+    name), resume_from begins it: parameters, residuals and the preconditioner are those of the state, moments that shards
+    kept begin at 0.
+
+    exist: "join" goes on with a job of this name that was trained before, from the shards' parameters, which the logger
+    `gradwire` tells; "new" begins it anew unless it has workers; "error" refuses. worker: see gradwire.join; a process that
+    is killed and started again takes its place again. An optimizer that was not closed leaves when the interpreter ends, and
+    when the same thread makes another one for the job (a cell of a notebook that runs again).
+
+    trace: of which rounds a file shows where their time goes, on this worker and on the shards; see gradwire.Trace.
+
+    load_state_dict() restores the learning rates, and whatever schedulers keep in the groups; it raises ValueError for
+    the state of another optimizer and for other hyper-parameters than the job's. Loading the state of another version or
+    job warns: parameters and moments live on the shards and stay as they are.
+    """
+
+    def __init__(self, params: Any, *, servers: str | Sequence[str], job: str, worker: str | None = None,
+                 workers: int = 1, max_workers: int | None = None, push: str | None = None,
+                 optimizer: str | None = None, lr: float = 1e-3, momentum: float = 0.0, nesterov: bool = False,
+                 betas: tuple[float, float] | None = None, eps: float | None = None, weight_decay: float = 0.0,
+                 clip_norm: float = 0.0, residual_decay: float | None = None, codec: str = DEFAULT_CODEC,
+                 update_codec: str = "", rules: Sequence[Rule] | None = None,
+                 roles: dict[str, str] | None = None, nonfinite: str = "refuse", pull: str | None = None,
+                 accumulate: int = 1, overlap: bool = False, unused: str = "refuse", lease_ms: int = 10_000, quorum: int = 0,
+                 quorum_deviations: float = 0.0, rounds: str = "sync", bucket_bytes: int = 0,
+                 run_elements: int = 0, seed: int = 0, durability: str = "none", on_disk_failure: str = "wait",
+                 connect_timeout: float = 20.0, start_timeout: float = 600.0,
+                 rpc_timeout: float = 10.0, round_timeout: float = 600.0, backend: str = "auto",
+                 resume_from: str | os.PathLike[str] | Mapping[str, Any] | None = None, exist: str = "join",
+                 encode_threads: int = 1, trace: Trace | None = None):
+        if accumulate < 1:
+            raise ValueError(f"accumulate={accumulate} must be at least 1")
+        push = push or default_push(codec, optimizer)
+        pull = pull or ("params" if rounds.startswith("async") else "update")
+        optimizer = optimizer or default_optimizer(codec, push)
+        betas = betas or ((0.9, 0.99) if push == "step" or optimizer == "lion" else (0.9, 0.999))
+        if eps is None:
+            eps = 1e-6 if optimizer in ("lamb", "lans") else 1e-8
+        if residual_decay is None:
+            residual_decay = 0.98 if push == "step" else 1.0
+        groups, frozen = named_groups(params)
+        check_options(groups)
+        names = [group.pop("_names") for group in groups]
+        for i, group in enumerate(groups):
+            if push == "step" and (tuple(group.get("betas", betas)), group.get("eps", eps)) != (tuple(betas), eps):
+                raise ValueError(f"parameter group {i} has its own betas or eps: with push='step' all groups share them")
+            if optimizer != "sgd" and (group.get("momentum", momentum) or group.get("nesterov", nesterov)):
+                raise ValueError(f"momentum and nesterov are options of optimizer='sgd'; this one is {optimizer!r}")
+        super().__init__(groups, dict(lr=lr, momentum=momentum, nesterov=nesterov, betas=betas, eps=eps,
+                                      weight_decay=weight_decay))
+        # Schedulers look here for what they may cycle (OneCycleLR: cycle_momentum), and say so where there is nothing.
+        for key in ("momentum", "betas"):
+            del self.defaults[key]
+        self._params: list[torch.Tensor] = []
+        self._names: list[str] = []
+        specs: list[TensorSpec] = []
+        for g, group in enumerate(self.param_groups):
+            for name, p in zip(names[g], group["params"], strict=True):
+                check_parameter(name, p)
+                specs.append(TensorSpec(name, tuple(p.shape), (roles or {}).get(name), g))
+                self._params.append(p)
+                self._names.append(name)
+        check_apart(self._names, self._params)
+        self.job = JobSpec(
+            name=job, tensors=specs, optimizer=optimizer, clip_norm=clip_norm, push=push, codec=codec,
+            update_codec=update_codec, rules=rules, nonfinite=nonfinite,
+            groups=[Group(g["weight_decay"], g["momentum"], g["nesterov"], tuple(g["betas"]), g["eps"])
+                    for g in self.param_groups],
+            step_beta2=betas[1], step_eps=eps, residual_decay=residual_decay, workers=workers,
+            max_workers=max_workers or workers, lease_ms=lease_ms, quorum=quorum, quorum_deviations=quorum_deviations,
+            rounds=rounds, bucket_bytes=bucket_bytes, run_elements=run_elements, seed=seed, durability=durability,
+            on_disk_failure=on_disk_failure)
+        self._fixed = [fixed_of(g) for g in self.param_groups]
+        self._presence = Presence(self.job, self._params, frozen, unused)
+        self._accumulate = accumulate
+        self._overlap = overlap
+        self._sync = True
+        self._skipped = 0
+        self.skipped_rounds = 0
+        self._nonfinite = 0
+        self.skipped = False
+        self._loss_scale = 1.0
+        self._zeros: torch.Tensor | None = None
+        self._replacing = False  # reset_parameters() began and has not ended: it timed out
+        self._forget_round()
+        self.named, self.closed = worker, False
+        self.superseded = False  # closed because this thread made another one for the same job
+        addresses = [servers] if isinstance(servers, str) else list(servers)
+        with _checkpoint_file(resume_from) as checkpoint:
+            before = read_notes(*notes_of(checkpoint), checkpoint) if checkpoint else None
+            _lifetime.close_former(addresses, job, worker)
+            self.session: Session = join(addresses, self.job, [p.detach() for p in self._params],
+                                         worker, pull=pull, connect_timeout=connect_timeout,
+                                         start_timeout=start_timeout, rpc_timeout=rpc_timeout,
+                                         round_timeout=round_timeout, backend=backend, resume_from=checkpoint,
+                                         exist=exist, encode_threads=encode_threads, trace=trace)
+        _lifetime.note_optimizer(self, addresses, job)
+        # Schedulers warn when they are advanced before a step: steps were made, by others or before.
+        self._opt_called = self.start_step > 0
+        if isinstance(resume_from, Mapping):
+            self._load_groups(resume_from)
+        if checkpoint and before and self.session.version > 0:
+            self._presence.restore(before, checkpoint)
+        self._watch = Watch(self._names, self._params, self.session.digest)
+        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._params) if overlap]
+
+    @property
+    def start_step(self) -> int:
+        """How many steps the job had made when this optimizer was made, 0 for a job that begins: a loop that counts its steps or
+        has a scheduler begins there. With asynchronous rounds they are those of all workers together."""
+        return self.session.start_step
+
+    # A round, as this worker sees it ----------------------------------------------------------------------------------
+
+    def _forget_round(self) -> None:
+        self._passes = [0] * len(getattr(self, "_params", ()))
+        self._ready: dict[int, tuple[torch.Tensor | None, int]] = {}  # gradient as sent, its version counter
+        self._rates: list[float] | None = None
+        self._stepping = False  # everything was sent; a step() that timed out is called again
+        self._scaling: _amp.Scaling | None = None
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        def accumulated(_: torch.Tensor) -> None:
+            if index in self._ready:
+                raise FailedPrecondition(
+                    f"the gradient of {self._names[index]!r} grew after it was sent: make the optimizer without overlap=True, "
+                    "or wrap all but the last backward pass of a step in no_sync(), or pass accumulate=N")
+            if not self._sync:
+                return
+            self._passes[index] += 1
+            if self._passes[index] >= self._accumulate:
+                self._check_gradient(index)
+                self._begin()
+                self._send(index, self._loss_scale)
+
+        return accumulated
+
+    def _begin(self) -> None:
+        if self._rates is not None:
+            return
+        check_fixed(self.param_groups, self._fixed)
+        self._check_memory()
+        rates = self._current_rates()
+        self.session.begin_round(rates)
+        self._rates = rates
+
+    def _send(self, index: int, scale: float) -> None:
+        grad = self._params[index].grad
+        if grad is None:
+            self.session.tensor_ready(index, self._zero_gradient(self._params[index]))
+            self._ready[index] = (None, 0)
+            return
+        if scale != 1.0:
+            grad.mul_(1.0 / scale)
+        self.session.tensor_ready(index, grad.contiguous())
+        self._ready[index] = (grad, grad._version)
+
+    def _zero_gradient(self, parameter: torch.Tensor) -> torch.Tensor:
+        elements = parameter.numel()
+        if self._zeros is None or self._zeros.numel() < elements:
+            self._zeros = torch.zeros(elements, device=parameter.device)
+        return self._zeros[:elements]
+
+    def _current_rates(self) -> list[float]:
+        return [float(group["lr"]) for group in self.param_groups]
+
+    def _check_memory(self) -> None:
+        if (name := self._watch.replaced()) is not None:
+            raise FailedPrecondition(f"the memory of parameter {name!r} was replaced (p.data = ...): the session updates the "
+                                     "old one. Make a new optimizer and a new job")
+        if (name := self._watch.written()) is not None:
+            remedy = "call reset_parameters() on every worker behind it" if self.session.version > 0 else \
+                "write them before the optimizer is made"
+            raise FailedPrecondition(
+                f"{name} was written to outside of step() (load_state_dict, clamp_, init): the shards and the other "
+                f"workers do not have these values; {remedy}")
+
+    def _check_gradient(self, index: int) -> None:
+        grad = self._params[index].grad
+        if grad is not None and (grad.is_sparse or grad.dtype != torch.float32):
+            raise TypeError(f"the gradient of {self._names[index]!r} must be dense float32")
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's. Raises where gradients are with the shards already: with overlap=True, or after step() timed out."""
+        if self._rates is not None:
+            raise FailedPrecondition(
+                "step() timed out and its round is still open: call step() again" if self._stepping else
+                "gradients of this backward pass were sent already (overlap=True) and cannot be discarded: call step() first, or "
+                "make the optimizer without overlap=True")
+        self._forget_round()
+        super().zero_grad(set_to_none)
+
+    def _check_sent(self) -> None:
+        """Raises where a gradient or a learning rate was changed after backward sent gradients: torch would still count it."""
+        for index, (grad, version) in self._ready.items():
+            now = self._params[index].grad
+            if now is not grad or (grad is not None and grad._version != version):
+                raise FailedPrecondition(
+                    f"the gradient of {self._names[index]!r} was changed between backward() and step(), after it was sent "
+                    "(gradient clipping?): make the optimizer without overlap=True")
+        if self._rates is not None and self._rates != self._current_rates():
+            raise FailedPrecondition("a learning rate was changed between backward() and step(), after the round had begun: "
+                                     "change it behind step(), or make the optimizer without overlap=True")
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Sends the gradients that backward has not sent yet, waits for the update of this round and applies it."""
+        if self.closed:
+            raise FailedPrecondition(
+                f"this optimizer has left job {self.job.name!r}: " +
+                ("this thread made another one for the same job. Optimizers that are used side by side need a job= of their own"
+                 if self.superseded else "it was closed. Make another one"))
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self._stepping and not self._send_all():
+            self.skipped = True
+            self._forget_round()
+            return loss
+        self._stepping = True
+        try:
+            self.session.end_round()
+        except TimeoutError:
+            raise  # the round is still open
+        except Exception:
+            self._forget_round()
+            raise
+        self._presence.note()
+        self._watch.note()
+        stats = self.session.stats()
+        before, self._skipped = self._skipped, int(stats["skipped_rounds"])
+        self.skipped_rounds = self._skipped - before
+        before, self._nonfinite = self._nonfinite, int(stats["nonfinite_rounds"])
+        self.skipped = self._nonfinite > before
+        if self._scaling is not None:
+            self._scaling.tell(self, self.skipped)
+        self._forget_round()
+        return loss
+
+    def send(self) -> None:
+        """Sends all gradients now; step() then only waits for the update. For loops that do something else meanwhile: until step()
+        returns, gradients, parameters and learning rates stay as they are."""
+        if not self._stepping and self._send_all():
+            self._stepping = True
+
+    def reset_parameters(self) -> None:
+        """What was written into the parameters becomes the job's: on the shards, and on every worker.
+
+        For model.load_state_dict(), clamp_(), a new init of a layer in mid-job. Every worker calls it, behind the same
+        step and with the same values, to the last bit. Gradients, moments and residuals stay, and the step counts of
+        optimizers do not move. Not before the first step. gradwire.DeadlineExceeded: others are slow, call it again;
+        gradwire.FailedPrecondition: another worker stepped instead, or has other values; this session is over then.
+        gradwire.GradwireError with quorum, rounds other than "sync", and codec powersgd.
+        """
+        if self._rates is not None:
+            raise FailedPrecondition("gradients of this step were sent already: call reset_parameters() behind step()")
+        if (name := self._watch.replaced()) is not None:
+            raise FailedPrecondition(f"the memory of parameter {name!r} was replaced (p.data = ...): the session updates the "
+                                     "old one. Write into it instead (p.data.copy_), or make a new optimizer and a new job")
+        if not self._replacing:
+            self.session.begin_replacement()
+            self._replacing = True
+        try:
+            self.session.end_round()
+        except TimeoutError:
+            raise  # the round is still open
+        except Exception:
+            self._replacing = False
+            raise
+        self._replacing = False
+        self._watch.accept()
+
+    def _send_all(self) -> bool:
+        """Checks all that may still fail, then sends what backward has not sent. False: nothing was sent, for a GradScaler found
+        an infinity and no other worker needs to hear of it."""
+        scale = self._loss_scale
+        overflow = False
+        self._scaling = _amp.take(self)
+        if self._scaling is not None:
+            self._scaling.check(self.job, self._overlap)
+            scale *= self._scaling.grad_scale
+            overflow = self._scaling.found_inf
+            if overflow and self.job.nonfinite != "skip":
+                return False
+        if self._replacing:
+            raise FailedPrecondition("reset_parameters() timed out and its round is still open: call it again")
+        self._check_sent()
+        self._presence.check()
+        for index in range(len(self._params)):
+            self._check_gradient(index)
+        self._begin()
+        for index in reversed(range(len(self._params))):
+            if overflow and index == 0:  # whatever became of the infinity meanwhile, all skip this step
+                poison = torch.full_like(self._params[0], math.nan, requires_grad=False)
+                self.session.tensor_ready(0, poison)
+                self._ready[0] = (poison, poison._version)
+            elif index not in self._ready:
+                self._send(index, scale)
+        return True
+
+    # What GradScaler.step() hands over while it calls step().
+    _step_supports_amp_scaling = True
+    grad_scale = _amp.HandedOver()
+    found_inf = _amp.HandedOver()
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor by which the loss of the coming backward passes is multiplied: each .grad is divided by it when sent."""
+        return self._loss_scale
+
+    @loss_scale.setter
+    def loss_scale(self, scale: float) -> None:
+        scale = float(scale)
+        if not 0.0 < scale < math.inf:
+            raise ValueError(f"loss_scale={scale!r} must be a finite number above 0")
+        if self._rates is not None and scale != self._loss_scale:
+            raise FailedPrecondition("loss_scale was changed between backward() and step(), after gradients were sent: set "
+                                     "it before backward()")
+        self._loss_scale = scale
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside only accumulate; nothing is sent."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    # State ------------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        state["gradwire"] = {"job": self.job.name, "version": self.session.version}
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "checkpoint"
+            try:
+                self.save(path)
+                state["gradwire"]["checkpoint"] = torch.from_numpy(np.fromfile(path, np.uint8))
+            except (Cancelled, FailedPrecondition) as error:
+                warnings.warn(f"this state has no checkpoint to resume from: {error}", stacklevel=2)
+        return state
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a checkpoint of this worker for resume_from. Between two steps; replaced at once or not at all."""
+        self.drain()
+        self.session._save(path, self._presence.notes())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._load_groups(state_dict)
+        taken, here = state_dict["gradwire"], {"job": self.job.name, "version": self.session.version}
+        if {key: taken[key] for key in here} != here:
+            warnings.warn(f"this state is of version {taken['version']} of job {taken['job']!r}; this is version "
+                          f"{here['version']} of job {here['job']!r}: learning rates are restored, parameters and moments "
+                          "stay as they are. To begin or go on with the parameters of a state, pass resume_from=state to "
+                          "ShardedOptimizer", stacklevel=2)
+
+    def _load_groups(self, state_dict: Mapping[str, Any]) -> None:
+        taken = state_dict.get("gradwire")
+        if taken is None:
+            raise ValueError("this is not a state_dict() of a ShardedOptimizer: the state of another optimizer cannot be "
+                             "brought to the shards")
+        groups = state_dict["param_groups"]
+        if len(groups) != len(self._fixed):
+            raise ValueError(f"the state has {len(groups)} parameter groups; this optimizer has {len(self._fixed)}")
+        for difference in differences(groups, self._fixed):
+            raise ValueError(f"in the state, {difference}. Make the optimizer with the values of the state, for a new job")
+        super().load_state_dict({k: v for k, v in state_dict.items() if k != "gradwire"})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if hasattr(self, "session"):
+            raise FailedPrecondition("a job's tensors are fixed when it is created: make a new optimizer and a new job")
+        super().add_param_group(param_group)
+
+    def stats(self) -> dict[str, float]:
+        """Totals of the session: bytes on the wire, deferred elements, seconds spent."""
+        return self.session.stats()
+
+    def digest(self) -> str:
+        """SHA-256 of the parameters; equal on all workers after the same step (with rounds="bounded:S", after drain())."""
+        return self.session.digest()
+
+    def drain(self) -> None:
+        """Between two steps: waits until all that this worker pushed is in the parameters. At once with rounds="sync"."""
+        before = self.session.version
+        try:
+            self.session.drain()
+        except Exception:
+            self._watch.drained()  # some updates may have come
+            raise
+        if self.session.version != before:
+            self._watch.drained()
+
+    def close(self, drain: bool = True) -> None:
+        """Leaves the job, after drain() unless drain=False. The parameters stay as they are then."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self.closed = True
+        self.session.leave(drain)
+
+    def __enter__(self) -> ShardedOptimizer:
+        return self
+
+    def __exit__(self, kind: object, *exc: object) -> None:
+        self.close(drain=kind is None)

@@ -1,0 +1,89 @@
+"""A process of test_ddp.py under torchrun: trains one small model in a way that its arguments choose, and saves what came out."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from gradwire.torch import DDPState, ddp_hook
+from torch.nn.parallel import DistributedDataParallel
+
+INPUTS, CLASSES, BATCH = 64, 10, 32
+
+
+def model_of(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(INPUTS, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU(),
+                               torch.nn.LayerNorm(128), torch.nn.Linear(128, CLASSES))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--servers", nargs="*", default=[], help="none: plain DistributedDataParallel")
+    parser.add_argument("--codec", default="dense:fp32", help="empty: the default")
+    parser.add_argument("--job", default="ddp")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--per-host", type=int, default=1)
+    parser.add_argument("--wrapped", action="store_true", help="rank 1's module has the name that torch.compile gives")
+    parser.add_argument("--nan-at", type=int, default=-1, help="the step in which rank 1's gradient is not finite")
+    parser.add_argument("--nonfinite", default="spread")
+    parser.add_argument("--scaler", action="store_true", help="losses are scaled")
+    parser.add_argument("--die-at", type=int, default=-1, help="the step in which rank 1 is killed")
+    parser.add_argument("--again", action="store_true", help="from the checkpoint of the run that was killed")
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    net = model_of(0)
+    wrapped = torch.nn.ModuleDict({"_orig_mod": net}) if args.wrapped and rank == 1 else net
+    model = DistributedDataParallel(net, bucket_cap_mb=0.02)
+    groups = [dist.new_group(list(range(begin, begin + args.per_host))) for begin in range(0, dist.get_world_size(), args.per_host)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    teacher = torch.nn.Linear(INPUTS, CLASSES)
+    data = torch.Generator().manual_seed(100 + rank)
+    checkpoint = args.out.with_suffix(".checkpoint")
+    begin = 0
+    if args.again:
+        saved = torch.load(checkpoint)
+        net.load_state_dict(saved["net"])
+        optimizer.load_state_dict(saved["optimizer"])
+        begin = saved["step"]
+    losses = []
+    scaler = torch.amp.GradScaler("cpu", enabled=args.scaler)
+    with contextlib.ExitStack() as stack:
+        state = None
+        if args.servers:
+            state = stack.enter_context(DDPState(
+                wrapped, servers=args.servers, job=args.job, **({"codec": args.codec} if args.codec else {}), nonfinite=args.nonfinite,
+                local_group=groups[rank // args.per_host] if args.per_host > 1 else None))
+            model.register_comm_hook(state, ddp_hook)
+        for step in range(begin, args.steps):
+            optimizer.zero_grad()
+            for part in range(args.accumulate):
+                inputs = torch.randn(BATCH, INPUTS, generator=data)
+                loss = torch.nn.functional.cross_entropy(model(inputs), teacher(inputs).argmax(1))
+                if step == args.nan_at and rank == 1:
+                    loss = loss * float("nan")
+                with contextlib.nullcontext() if part == args.accumulate - 1 else model.no_sync():
+                    scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(loss.item())
+            if rank == 0:
+                torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, checkpoint)
+            if step == args.die_at and rank == 1:
+                os._exit(9)
+        torch.save({"net": net.state_dict(), "losses": losses, "begin": begin, "scale": scaler.get_scale(),
+                    "stats": state.stats() if state else {}},
+                   args.out.with_suffix(f".{rank}"))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The hook for DistributedDataParallel, under torchrun, against plain DistributedDataParallel doing the same."""
+
+import functools
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+
+torch = pytest.importorskip("torch")
+gradwire = pytest.importorskip("gradwire")
+gradwire_torch = pytest.importorskip("gradwire.torch")
+
+WORKER = pathlib.Path(__file__).with_name("ddp_worker.py")
+
+
+def torchrun(script, *arguments, processes=2):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", script,
+               *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"})
+
+
+def trained(out, *flags, processes=2):
+    """Trains in a way that flags choose (ddp_worker.py); returns what each process saved."""
+    done = torchrun(WORKER, "--out", out, *flags, processes=processes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [torch.load(out.with_suffix(f".{rank}")) for rank in range(processes)]
+
+
+@pytest.fixture
+def train(tmp_path):
+    runs = iter(range(100))
+    return lambda *flags, **how: trained(tmp_path / f"run-{next(runs)}", *flags, **how)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Plain DistributedDataParallel, with the same flags."""
+    return functools.cache(lambda *flags, **how: trained(tmp_path_factory.mktemp("plain") / "run", *flags, **how))
+
+
+def assert_same_trajectory(found, expected):
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine["losses"] == pytest.approx(theirs["losses"], rel=1e-5)
+        for name, value in theirs["net"].items():
+            torch.testing.assert_close(mine["net"][name], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_dense_goes_the_way_of_all_reduce(train, plain, addresses, accumulate):
+    flags = ("--accumulate", accumulate) if accumulate > 1 else ()
+    found = train("--servers", *addresses(2), *flags)
+    assert_same_trajectory(found, plain(*flags))
+    assert all(torch.equal(found[0]["net"][name], value) for name, value in found[1]["net"].items()), "replicas differ"
+    assert found[0]["stats"]["pushed_bytes"] > 0
+
+
+def test_processes_of_a_host_send_one_frame(train, plain, addresses):
+    found = train("--servers", *addresses(1), "--per-host", 2, processes=4)
+    assert_same_trajectory(found, plain(processes=4))
+    assert [bool(process["stats"]) for process in found] == [True, False, True, False]
+
+
+def test_the_default_trains_as_well_for_fewer_bytes(train, plain, addresses):
+    found = train("--servers", *addresses(2), "--codec", "", "--steps", 300)[0]
+    dense = plain("--steps", 300)[0]
+
+    def last(run):
+        return sum(run["losses"][-50:]) / 50
+
+    assert last(found) <= 1.02 * last(dense)
+    elements = sum(value.numel() for value in found["net"].values())
+    assert found["stats"]["pushed_bytes"] < 300 * 4 * elements / 7
+
+
+def test_wrappers_do_not_keep_equal_models_apart(train, plain, addresses):
+    assert_same_trajectory(train("--servers", *addresses(1), "--wrapped"), plain())
+
+
+def test_names_without_what_torch_puts_before_them():
+    from gradwire._ddp import plain_name
+
+    assert plain_name("module._orig_mod.h.0.weight") == "h.0.weight"
+    assert plain_name("h._orig_mod.0.bias") == "h.0.bias"
+    assert plain_name("submodule.module_list.0.weight") == "submodule.module_list.0.weight"
+
+
+def test_a_gradient_that_is_not_finite_spoils_the_step_of_all_as_after_all_reduce(train, plain, addresses):
+    found = train("--servers", *addresses(1), "--nan-at", 3, "--scaler")
+    expected = plain("--nan-at", 3, "--scaler")
+    assert [process["scale"] for process in found] == [process["scale"] for process in expected]
+    assert found[0]["scale"] < 2.0**16, "the step was skipped"
+    # The worker's own loss is not a number in that step.
+    assert_same_trajectory(found[:1], expected[:1])
+
+
+def test_or_comes_out_of_backward(tmp_path, addresses):
+    done = torchrun(WORKER, "--out", tmp_path / "run", "--servers", *addresses(1), "--nan-at", 3, "--nonfinite", "refuse")
+    assert done.returncode != 0
+    assert re.search(r"InvalidArgument.*tensor '\d\.(weight|bias)'.*nan", done.stderr), done.stderr
+
+
+def test_processes_that_were_killed_are_started_again_and_go_on(tmp_path, addresses):
+    out, servers = tmp_path / "run", addresses(2)
+    assert torchrun(WORKER, "--out", out, "--servers", *servers, "--die-at", 8).returncode != 0
+    found = trained(out, "--servers", *servers, "--again")
+    assert found[0]["begin"] == found[1]["begin"] >= 8
+    assert all(torch.equal(found[0]["net"][name], value) for name, value in found[1]["net"].items())
+    assert found[0]["losses"][-1] < 2.2, "it learned"
+
+
+def test_what_is_needed_is_said():
+    with pytest.raises(gradwire.FailedPrecondition, match="init_process_group"):
+        gradwire_torch.DDPState(torch.nn.Linear(2, 2), servers="grpc://127.0.0.1:1", job="no group")
+
+
+def test_example(addresses):
+    done = torchrun(ROOT / "client/examples/ddp.py", *addresses(2))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"step 100: loss [01]\.\d+, \d+ kB pushed", done.stdout), done.stdout

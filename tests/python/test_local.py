@@ -1,0 +1,133 @@
+"""LocalSGD against the same algorithm in plain torch."""
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from conftest import ROOT
+
+torch = pytest.importorskip("torch")
+gradwire = pytest.importorskip("gradwire")
+from gradwire.torch import LocalSGD
+
+EVERY, ROUNDS, LR, OUTER = 4, 5, 0.01, dict(lr=0.7, momentum=0.9, nesterov=True)
+DILOCO = dict(codec="dense:fp32")
+
+
+def model_of(width=24):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(12, width), torch.nn.Tanh(), torch.nn.Linear(width, 3))
+
+
+def batches(worker):
+    generator = torch.Generator().manual_seed(100 + worker)
+    while True:
+        inputs = torch.randn(16, 12, generator=generator)
+        yield inputs, inputs[:, :3] * 2
+
+
+def backward(model, batch):
+    model.zero_grad()
+    loss = torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+    loss.backward()
+    return loss.item()
+
+
+def train(model, addresses, worker=0, workers=1, steps=EVERY * ROUNDS, defaults=DILOCO, **options):
+    """A worker; returns its losses and what was told of its session."""
+    losses, data = [], batches(worker)
+    local = torch.optim.AdamW(model.parameters(), lr=LR)
+    with LocalSGD(local, model, every=EVERY, servers=addresses, job="local", workers=workers, worker=f"w{worker}",
+                  **defaults, **options) as optimizer:
+        for _ in range(steps):
+            losses.append(backward(model, next(data)))
+            optimizer.step()
+        stats = optimizer.stats()
+    return losses, stats
+
+
+def parameters_of(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def reference(workers, late=False):
+    """Every worker's parameters after the same rounds. late: updates come one round late, as overlap=True has them."""
+    models = [model_of() for _ in range(workers)]
+    local = [torch.optim.AdamW(m.parameters(), lr=LR) for m in models]
+    data = [batches(w) for w in range(workers)]
+    shared = [torch.nn.Parameter(p.detach().clone()) for p in models[0].parameters()]
+    outer = torch.optim.SGD(shared, **OUTER)
+    begin = [[p.detach().clone() for p in m.parameters()] for m in models]
+    waiting = None  # the progress of all workers that is on its way
+
+    def update(progress):
+        for s, *moved in zip(shared, *progress):
+            s.grad = torch.stack(moved).mean(0)
+        outer.step()
+
+    with torch.no_grad():
+        for _ in range(ROUNDS):
+            for m, o, d in zip(models, local, data):
+                for _ in range(EVERY):
+                    with torch.enable_grad():
+                        backward(m, next(d))
+                    o.step()
+            progress = [[b - p for b, p in zip(begin[w], m.parameters())] for w, m in enumerate(models)]
+            kept = progress if late else [[torch.zeros_like(s) for s in shared]] * workers
+            if not late:
+                update(progress)
+            elif waiting is not None:
+                update(waiting)
+            if late and waiting is None:  # the first round: nothing has come yet
+                kept = None
+            waiting = progress
+            for w, m in enumerate(models):
+                for i, p in enumerate(m.parameters()):
+                    if kept is not None:
+                        p.copy_(shared[i] - kept[w][i])
+                    begin[w][i].copy_(p)
+        if late:
+            update(waiting)
+            for m in models:
+                for p, s in zip(m.parameters(), shared):
+                    p.copy_(s)
+    return [parameters_of(m) for m in models]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_rounds_are_those_of_diloco(addresses, overlap):
+    servers, found = addresses(2), [model_of(), model_of()]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda w: train(found[w], servers, w, 2, overlap=overlap), range(2)))
+    for model, expected in zip(found, reference(2, late=overlap)):
+        torch.testing.assert_close(parameters_of(model), expected, rtol=0, atol=1e-5)
+    assert torch.equal(parameters_of(found[0]), parameters_of(found[1])), "replicas differ"
+
+
+def test_sparse_progress_trains_for_few_bytes(addresses):
+    losses, stats = train(model_of(512), addresses(1), steps=EVERY * 60, defaults={})
+    assert sum(losses[-20:]) < 0.1 * sum(losses[:20])
+    assert stats["steps"] == 60, "a round every fourth step"
+    assert stats["pushed_bytes"] < 60 * 4 * 12 * 512 / 5
+
+
+def test_what_does_not_fit_is_said():
+    model = model_of()
+    local = torch.optim.AdamW(model.parameters(), lr=LR)
+    with pytest.raises(ValueError, match="every=0"):
+        LocalSGD(local, model, every=0, servers="grpc://127.0.0.1:1", job="j")
+    with pytest.raises(ValueError, match="4 of 4 parameters of the optimizer are none of the model's"):
+        LocalSGD(local, model_of(), every=1, servers="grpc://127.0.0.1:1", job="j")
+
+
+def test_example(addresses):
+    servers = addresses(2)
+    workers = [subprocess.Popen([sys.executable, ROOT / "client/examples/local.py", str(w), *servers], stdout=subprocess.PIPE,
+                                text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) for w in range(2)]
+    told = [worker.communicate(timeout=120)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0]
+    assert re.search(r"step 400: loss [01]\.\d+, \d+ kB pushed", told[0]), told
