@@ -1,4 +1,4 @@
-"""A process of test_ddp.py under torchrun: trains one small model in a way that its arguments choose, and saves what came out."""
+"""A process of test_ddp.py: trains one small model in a way that its arguments choose, and saves what came out."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def model_of(seed: int) -> torch.nn.Module:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--store", type=Path, required=True, help="where the processes find each other")
     parser.add_argument("--servers", nargs="*", default=[], help="none: plain DistributedDataParallel")
     parser.add_argument("--codec", default="dense:fp32", help="empty: the default")
     parser.add_argument("--job", default="ddp")
@@ -38,7 +39,8 @@ def main() -> None:
     parser.add_argument("--die-at", type=int, default=-1, help="the step in which rank 1 is killed")
     parser.add_argument("--again", action="store_true", help="from the checkpoint of the run that was killed")
     args = parser.parse_args()
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", init_method=f"file://{args.store}", rank=int(os.environ["RANK"]),
+                            world_size=int(os.environ["WORLD_SIZE"]))
     rank = dist.get_rank()
     net = model_of(0)
     wrapped = torch.nn.ModuleDict({"_orig_mod": net}) if args.wrapped and rank == 1 else net

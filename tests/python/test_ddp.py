@@ -1,4 +1,4 @@
-"""The hook for DistributedDataParallel, under torchrun, against plain DistributedDataParallel doing the same."""
+"""The hook for DistributedDataParallel against plain DistributedDataParallel doing the same."""
 
 import functools
 import os
@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -16,19 +17,33 @@ gradwire = pytest.importorskip("gradwire")
 gradwire_torch = pytest.importorskip("gradwire.torch")
 
 WORKER = pathlib.Path(__file__).with_name("ddp_worker.py")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 
 
-def torchrun(script, *arguments, processes=2):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", script,
-               *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"})
+def run(out, *flags, processes=2):
+    """ddp_worker.py as torchrun would start it. Returns the first code of an end that is not 0, else 0, and what all said; the
+    others are ended with it."""
+    store = out.with_suffix(f".store-{len(list(out.parent.iterdir()))}")
+    workers = [subprocess.Popen([sys.executable, WORKER, "--out", out, "--store", store, *map(str, flags)],
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                env={**ENVIRONMENT, "RANK": str(rank), "WORLD_SIZE": str(processes)})
+               for rank in range(processes)]
+    end = time.monotonic() + 120
+    codes = [None]
+    while None in codes and not any(codes) and time.monotonic() < end:
+        time.sleep(0.05)
+        codes = [worker.poll() for worker in workers]
+    for worker in workers:
+        if worker.poll() is None:
+            worker.kill()
+    said = "".join(worker.communicate()[0] for worker in workers)
+    return next((code for code in codes if code), "no end" if None in codes else 0), said
 
 
 def trained(out, *flags, processes=2):
-    """Trains in a way that flags choose (ddp_worker.py); returns what each process saved."""
-    done = torchrun(WORKER, "--out", out, *flags, processes=processes)
-    assert done.returncode == 0, done.stdout + done.stderr
+    """Trains in a way that flags choose; returns what each process saved."""
+    code, said = run(out, *flags, processes=processes)
+    assert code == 0, said
     return [torch.load(out.with_suffix(f".{rank}")) for rank in range(processes)]
 
 
@@ -51,7 +66,7 @@ def assert_same_trajectory(found, expected):
             torch.testing.assert_close(mine["net"][name], value, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("accumulate", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_dense_goes_the_way_of_all_reduce(train, plain, addresses, accumulate):
     flags = ("--accumulate", accumulate) if accumulate > 1 else ()
     found = train("--servers", *addresses(2), *flags)
@@ -60,12 +75,14 @@ def test_dense_goes_the_way_of_all_reduce(train, plain, addresses, accumulate):
     assert found[0]["stats"]["pushed_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_processes_of_a_host_send_one_frame(train, plain, addresses):
     found = train("--servers", *addresses(1), "--per-host", 2, processes=4)
     assert_same_trajectory(found, plain(processes=4))
     assert [bool(process["stats"]) for process in found] == [True, False, True, False]
 
 
+@pytest.mark.slow
 def test_the_default_trains_as_well_for_fewer_bytes(train, plain, addresses):
     found = train("--servers", *addresses(2), "--codec", "", "--steps", 300)[0]
     dense = plain("--steps", 300)[0]
@@ -100,14 +117,15 @@ def test_a_gradient_that_is_not_finite_spoils_the_step_of_all_as_after_all_reduc
 
 
 def test_or_comes_out_of_backward(tmp_path, addresses):
-    done = torchrun(WORKER, "--out", tmp_path / "run", "--servers", *addresses(1), "--nan-at", 3, "--nonfinite", "refuse")
-    assert done.returncode != 0
-    assert re.search(r"InvalidArgument.*tensor '\d\.(weight|bias)'.*nan", done.stderr), done.stderr
+    code, said = run(tmp_path / "run", "--servers", *addresses(1), "--nan-at", 3, "--nonfinite", "refuse")
+    assert code != 0
+    assert re.search(r"InvalidArgument.*tensor '\d\.(weight|bias)'.*nan", said), said
 
 
+@pytest.mark.slow
 def test_processes_that_were_killed_are_started_again_and_go_on(tmp_path, addresses):
     out, servers = tmp_path / "run", addresses(2)
-    assert torchrun(WORKER, "--out", out, "--servers", *servers, "--die-at", 8).returncode != 0
+    assert run(out, "--servers", *servers, "--die-at", 8)[0] == 9
     found = trained(out, "--servers", *servers, "--again")
     assert found[0]["begin"] == found[1]["begin"] >= 8
     assert all(torch.equal(found[0]["net"][name], value) for name, value in found[1]["net"].items())
@@ -119,7 +137,10 @@ def test_what_is_needed_is_said():
         gradwire_torch.DDPState(torch.nn.Linear(2, 2), servers="grpc://127.0.0.1:1", job="no group")
 
 
+@pytest.mark.slow
 def test_example(addresses):
-    done = torchrun(ROOT / "client/examples/ddp.py", *addresses(2))
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+                           ROOT / "client/examples/ddp.py", *addresses(2)], capture_output=True, text=True, timeout=120,
+                          env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert re.search(r"step 100: loss [01]\.\d+, \d+ kB pushed", done.stdout), done.stdout
