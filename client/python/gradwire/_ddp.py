@@ -14,14 +14,14 @@ from ._session import Session, join
 from ._torch_groups import check_parameter
 
 # What torch puts before the names of parameters when it wraps a module: equal models have equal names.
-_WRAPPERS = re.compile(r"(^|\.)(module|_orig_mod|_fsdp_wrapped_module)(?=\.)")
+_WRAPPERS = re.compile(r"^((module|_orig_mod)\.)+|(?<=\.)_orig_mod\.")
 
 
 _BAD = "gradwire.nonfinite"  # the tensor beside the model's that says whether a gradient was not finite
 
 
 def plain_name(name: str) -> str:
-    return _WRAPPERS.sub("", name).lstrip(".")
+    return _WRAPPERS.sub("", name)
 
 
 class DDPState:
@@ -152,19 +152,17 @@ class DDPState:
         """Session.stats(); empty on processes that others speak for."""
         return {} if self.session is None else self.session.stats()
 
-    def close(self) -> None:
+    def close(self, drain: bool = True) -> None:
         """Leaves the job; the other workers go on without this one."""
         session, self.session = self.session, None
         if session is not None:
-            session.leave()
+            session.leave(drain)
 
     def __enter__(self) -> "DDPState":
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
-        session, self.session = self.session, None
-        if session is not None:
-            session.leave(drain=kind is None)
+        self.close(drain=kind is None)
 
 
 def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

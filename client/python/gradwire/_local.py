@@ -58,14 +58,11 @@ class LocalSGD:
             residual_decay=(0.95 if sparse else 1.0) if residual_decay is None else residual_decay, **options)
         self._shared = [p for _, p in shared]
         self._sent = False  # a round is on its way
-        self._take()
+        with torch.no_grad():
+            for p, start in zip(self._parameters, self._shared, strict=True):
+                p.copy_(start)
         # Where each parameter stood when its progress was counted last.
-        self._begin = [p.detach().clone() for p in self._parameters] if overlap else self._shared
-
-    @torch.no_grad()
-    def _take(self) -> None:
-        for p, shared in zip(self._parameters, self._shared, strict=True):
-            p.copy_(shared)
+        self._begin = [p.detach().clone() for p in self._parameters]
 
     @torch.no_grad()
     def _progress(self) -> list[torch.Tensor]:
@@ -75,7 +72,7 @@ class LocalSGD:
         """A step of the local optimizer; every `every`-th of them a round, too."""
         loss = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
         self._steps += 1
-        if self._steps == self._every:
+        if self._steps >= self._every:  # more: the round timed out
             self.synchronize()
         return loss
 
@@ -83,28 +80,31 @@ class LocalSGD:
         """A round now: all workers call it at the same place. Called again after gradwire.DeadlineExceeded, it goes on waiting."""
         if self._overlap:
             self._settle()
-            progress = self._progress()
-            for shared, moved in zip(self._shared, progress, strict=True):
-                shared.grad = moved
-            self.outer.send()
-            self._sent = True
-            for begin, p in zip(self._begin, self._parameters, strict=True):
-                begin.copy_(p.detach())
-        else:
-            if not self._sent:
-                for shared, moved in zip(self._shared, self._progress(), strict=True):
-                    shared.grad = moved
-                self._sent = True  # what is on its way stays as it is, however often this is called
-            self.outer.step()
-            self._sent = False
-            self._take()
+        if not self._sent:
+            self._send()
+        if not self._overlap:
+            self._settle()
         self._steps = 0
 
+    def _send(self) -> None:
+        for shared, moved in zip(self._shared, self._progress(), strict=True):
+            shared.grad = moved
+        self.outer.send()
+        self._sent = True
+        for begin, p in zip(self._begin, self._parameters, strict=True):
+            begin.copy_(p.detach())
+
     def _settle(self) -> None:
-        """Waits for the round on its way; local progress since then is kept."""
+        """Waits for the round on its way; local progress since it was sent is kept."""
         if not self._sent:
             return
-        self.outer.step()
+        try:
+            self.outer.step()
+        except TimeoutError:
+            raise  # the round is still open
+        except Exception:
+            self._sent = False
+            raise
         self._sent = False
         progress = self._progress()
         with torch.no_grad():
