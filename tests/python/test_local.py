@@ -1,9 +1,11 @@
 """LocalSGD against the same algorithm in plain torch."""
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -37,17 +39,31 @@ def backward(model, batch):
     return loss.item()
 
 
-def train(model, addresses, worker=0, workers=1, steps=EVERY * ROUNDS, defaults=DILOCO, **options):
-    """A worker; returns its losses and what was told of its session."""
+def train(model, addresses, worker=0, workers=1, steps=EVERY * ROUNDS, defaults=DILOCO, pause=0.0, waits=None, **options):
+    """A worker; returns its losses and what was told of its session. pause: before each step of worker 1. waits: who had to call
+    again."""
     losses, data = [], batches(worker)
     local = torch.optim.AdamW(model.parameters(), lr=LR)
     with LocalSGD(local, model, every=EVERY, servers=addresses, job="local", workers=workers, worker=f"w{worker}",
                   **defaults, **options) as optimizer:
         for _ in range(steps):
             losses.append(backward(model, next(data)))
-            optimizer.step()
+            if worker == 1:
+                time.sleep(pause)
+            try:
+                optimizer.step()
+            except gradwire.DeadlineExceeded:
+                waits.append(worker)
+                patiently(optimizer.synchronize)
         stats = optimizer.stats()
     return losses, stats
+
+
+def patiently(wait):
+    for _ in range(100):
+        with contextlib.suppress(gradwire.DeadlineExceeded):
+            return wait()
+    raise AssertionError("no end")
 
 
 def parameters_of(model):
@@ -106,6 +122,15 @@ def test_rounds_are_those_of_diloco(addresses, overlap):
     for model, expected in zip(found, reference(2, late=overlap)):
         torch.testing.assert_close(parameters_of(model), expected, rtol=0, atol=1e-5)
     assert torch.equal(parameters_of(found[0]), parameters_of(found[1])), "replicas differ"
+
+
+def test_a_round_that_timed_out_goes_on(addresses):
+    servers, found, waits = addresses(1), [model_of(), model_of()], []
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda w: train(found[w], servers, w, 2, pause=0.15, waits=waits, round_timeout=(0.2, 60)[w]), range(2)))
+    assert 0 in waits
+    for model, expected in zip(found, reference(2)):
+        torch.testing.assert_close(parameters_of(model), expected, rtol=0, atol=1e-5)
 
 
 def test_sparse_progress_trains_for_few_bytes(addresses):
