@@ -24,6 +24,8 @@ namespace {
 // The ticker looks at least this often, so that a lease that begins while it waits is noticed in time.
 constexpr absl::Duration kLongestTick = absl::Milliseconds(100);
 constexpr absl::Duration kShortestTick = absl::Milliseconds(1);
+// Who wakes so late did not run meanwhile, nor did what hears the workers: the process was stopped, its machine frozen.
+constexpr TimeNs kNoticedSleep = 20'000'000;
 // Freed memory goes back to the system when jobs of this size have gone, or when this much lies idle. It is looked at
 // now and then only: that takes the allocator's lock, and rounds fault the memory in again.
 constexpr uint64_t kMuchFreedBytes = 16u << 20;
@@ -196,13 +198,15 @@ absl::Duration Daemon::UntilNextTick() {
 void Daemon::TickUntilStopped() {
   for (;;) {
     const absl::Duration wait = UntilNextTick();
+    const TimeNs due = clock_->Now() + absl::ToInt64Nanoseconds(wait);
     {
       absl::MutexLock lock(&mu_);
       if (!stopped_ && !tick_sooner_) wake_.WaitWithTimeout(&mu_, wait);
       if (stopped_) return;
       tick_sooner_ = false;
     }
-    registry_->Tick(closers_.get());
+    const TimeNs slept = clock_->Now() - due;
+    registry_->Tick(closers_.get(), slept < kNoticedSleep ? 0 : slept);
     ReturnFreedMemory();
   }
 }

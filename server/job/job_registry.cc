@@ -409,12 +409,12 @@ void JobRegistry::WarnRefused(std::string_view what, const absl::Status& status)
   }).IgnoreError();
 }
 
-void JobRegistry::Tick(WorkPool* pool) {
+void JobRegistry::Tick(WorkPool* pool, TimeNs slept) {
   for (const WarningLimiter::Count& more : refusals_.TakeEnded(environment_.clock->Now())) {
     spdlog::warn("{} more streams and calls refused with {} within 10 s", more.warnings,
                  absl::StatusCodeToString(more.kind));
   }
-  for (const auto& job : All()) job->Tick(pool);
+  for (const auto& job : All()) job->Tick(pool, slept);
   EndUnused();
 }
 

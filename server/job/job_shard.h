@@ -87,8 +87,9 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   void Detach(MemberId member, const std::shared_ptr<Outbox>& out);
 
   // Ends leases that have run out, closes buckets that have waited long enough, and logs how many warnings were held
-  // back. The parts that take long are done on `pool`, if there is one, which is gone before this job is.
-  void Tick(WorkPool* pool = nullptr);
+  // back. The parts that take long are done on `pool`, if there is one, which is gone before this job is. `slept`: so
+  // long this process did not run before the call, see Rounds::Excuse.
+  void Tick(WorkPool* pool = nullptr, TimeNs slept = 0);
   // When Tick has something to do, by the environment's clock. Where that becomes sooner, its tick_sooner is called.
   std::optional<TimeNs> NextTick();
 

@@ -102,6 +102,10 @@ bool Membership::Remove(MemberId id) {
   return true;
 }
 
+void Membership::Excuse(TimeNs slept) {
+  for (auto& [id, member] : members_) member.lease_end += slept;
+}
+
 std::vector<MemberId> Membership::Expire(TimeNs now) {
   std::vector<MemberId> expired;
   for (const auto& [id, member] : members_) {

@@ -37,6 +37,9 @@ class Server:
             time.sleep(0.02)
         self.address = self._port_file.read_text().split()[0]
 
+    def log(self) -> str:
+        return self._log_path.read_text()
+
     def kill_and_restart(self) -> None:
         """SIGKILL, then another process at the same address."""
         self.process.kill()

@@ -1,6 +1,7 @@
 """The NumPy session: exchange, errors, digests, lost workers and shards."""
 
 import concurrent.futures
+import contextlib
 import os
 import pathlib
 import signal
@@ -250,6 +251,23 @@ KILLED = textwrap.dedent("""
     print("in the middle", flush=True)
     time.sleep(60)
 """)
+
+
+def test_a_server_that_stood_still_beyond_a_lease_keeps_its_workers(servers):
+    server, = servers(1)
+    job = make_job("frozen", workers=2, lease_ms=1000)
+    with contextlib.ExitStack() as both:
+        workers = in_parallel(2, lambda i: gradwire.join([server.address], job, make_parameters(), f"w{i}"))
+        for worker in workers:
+            both.enter_context(worker)
+        gradients = [np.ones_like(p) for p in make_parameters()]
+        for stopped_s in (0.0, 1.6, 1.6):
+            server.process.send_signal(signal.SIGSTOP)
+            time.sleep(stopped_s)
+            server.process.send_signal(signal.SIGCONT)
+            time.sleep(0.3)  # leases would end now
+            in_parallel(2, lambda i: workers[i].exchange(gradients, lr=0.01))
+        assert "no longer waited for" not in server.log()
 
 
 def test_worker_killed_in_the_middle_of_a_push(addresses):

@@ -96,6 +96,16 @@ TEST_F(AsyncRoundsTest, ARepeatIsADuplicateAndOtherBytesAreRefused) {
   EXPECT_EQ(machine_->NextVersionOf(0), 2u);
 }
 
+TEST_F(AsyncRoundsTest, LeasesLastLongerByWhatTheServerSlept) {
+  Make(1, 8);
+  Join("a");
+  machine_->Excuse(kAsyncLease);
+  machine_->Tick(2 * kAsyncLease - 1, &actions_);
+  EXPECT_TRUE(actions_.lost.empty());
+  machine_->Tick(2 * kAsyncLease, &actions_);
+  EXPECT_EQ(actions_.lost.size(), 1u);
+}
+
 TEST_F(AsyncRoundsTest, KnowsTheFramesOfAWorkerThatWasAway) {
   Make(1, 8);
   const MemberId a = Join("a");

@@ -77,6 +77,17 @@ TEST_F(JointRoundsTest, NextJoinerInitializesWhenTheFirstIsLost) {
   EXPECT_TRUE(machine_->CheckInitializer(b.id, 0).ok());
 }
 
+TEST_F(JointRoundsTest, LeasesLastLongerByWhatTheServerSlept) {
+  Make(2, 1, true);
+  Join("a", 1, 0, 0);
+  machine_->Excuse(3 * kLease);
+  machine_->Tick(4 * kLease - 1, &actions_);
+  EXPECT_TRUE(actions_.lost.empty());
+  EXPECT_EQ(*machine_->NextTick(), 4 * kLease);
+  machine_->Tick(4 * kLease, &actions_);
+  EXPECT_EQ(actions_.lost.size(), 1u);
+}
+
 TEST_F(JointRoundsTest, OnlyAMemberThatMayIsChosenToInitialize) {
   Make(1, 1, true);
   const auto a = Join("a", 1, 0, 0, false);
