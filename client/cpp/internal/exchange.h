@@ -140,7 +140,8 @@ class Exchange final : public TaskedExchanger<ExchangeTask> {
   bool CanApply() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return !undecoded_.empty() || (apply_allowed_ && Applicable() != decoded_.end());
   }
-  // Decodes or applies the next slice. Releases the lock while it works.
+  // Decodes the next slice that has come, and applies it where that may be; else applies the next that is decoded.
+  // Releases the lock while it works.
   void ApplyNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   void NoteAck(uint32_t shard, const v1::PushAck& ack) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

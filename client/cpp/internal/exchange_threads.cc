@@ -185,22 +185,23 @@ void Exchange::ApplyNext() {
   const auto next = decode ? queue.cbegin() : Applicable();
   const Entry entry = *next;
   queue.erase(next);
+  const bool apply = !decode || (apply_allowed_ && ledger_.MayApply(entry));
   const bool included = ledger_.included(entry);
   writing_replica_ = true;
   mu_.Unlock();
   SliceBytes& bytes = BytesOf(entry);
   const TimeNs begin = clock_.Now();
-  const absl::Status status =
-      decode ? work_.Decode(entry.slice, entry.round, &bytes) : work_.Apply(entry.slice, entry.round, included, &bytes);
+  absl::Status status = decode ? work_.Decode(entry.slice, entry.round, &bytes) : absl::OkStatus();
+  if (apply && status.ok()) status = work_.Apply(entry.slice, entry.round, included, &bytes);
   const uint64_t deferred = entry.round > 0 ? bytes.update.deferred.size() : 0;
   const bool skipped = bytes.skipped;
-  if (!decode) bytes = SliceBytes();
+  if (apply) bytes = SliceBytes();
   const TimeNs spent = clock_.Now() - begin;
   mu_.Lock();
   counters_.apply_ns += spent;
   writing_replica_ = false;
   if (!status.ok()) return FailLocked(links_[entry.slice % shards_]->Annotate(status));
-  if (decode) return decoded_.push_back(entry);
+  if (!apply) return decoded_.push_back(entry);
   counters_.deferred += deferred;
   if (skipped && entry.slice == 0) ++counters_.nonfinite;  // alike in all of them
   ledger_.Settled(entry);
