@@ -62,13 +62,12 @@ bool FrameQueue::HasNext() {
   return begun_.has_value();
 }
 
-transport::Message FrameQueue::Next() const {
+transport::Message FrameQueue::Next() {
   transport::Message message;
   message.frame.push_back(begun_->chunks[chunk_]);
   if (at_last_chunk() && !begun_->pull.empty()) {
-    v1::PushMessage control;
-    for (v1::PullKind kind : begun_->pull) control.add_pull(kind);
-    message.control = control.SerializeAsString();
+    control_.mutable_pull()->Assign(begun_->pull.begin(), begun_->pull.end());
+    message.control = control_.SerializeAsString();
   }
   return message;
 }

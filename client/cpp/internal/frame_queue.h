@@ -43,7 +43,7 @@ class FrameQueue {
   // Releases the lock while it sends.
   absl::Status PumpLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool HasNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // begins a frame where none has begun
-  transport::Message Next() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  transport::Message Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Begin(OutgoingFrame frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Sent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // what Next said
   bool at_last_chunk() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return chunk_ + 1 == begun_->chunks.size(); }
@@ -54,7 +54,8 @@ class FrameQueue {
   absl::Mutex mu_;
   std::map<Place, OutgoingFrame> waiting_ ABSL_GUARDED_BY(mu_);
   std::optional<OutgoingFrame> begun_ ABSL_GUARDED_BY(mu_);
-  size_t chunk_ ABSL_GUARDED_BY(mu_) = 0;  // of begun_, which goes next
+  size_t chunk_ ABSL_GUARDED_BY(mu_) = 0;         // of begun_, which goes next
+  v1::PushMessage control_ ABSL_GUARDED_BY(mu_);  // of Next, kept for its memory
   uint64_t arrived_ ABSL_GUARDED_BY(mu_) = 0;
   bool pumping_ ABSL_GUARDED_BY(mu_) = false;  // a thread is at it
   bool again_ ABSL_GUARDED_BY(mu_) = false;    // and is to look once more

@@ -180,7 +180,7 @@ class GrpcChannel final : public Channel, public StreamOwner {
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(timeout_ms));
     if (checks_) {
       context.AddMetadata(kChecksKey, "1");
-      AppendCheck(0, 0, &request);
+      AppendCheck(&request);
     }
     ::grpc::CompletionQueue queue;
     ::grpc::ByteBuffer reply;

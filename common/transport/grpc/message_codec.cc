@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/crc32c.h"
 #include "common/base/little_endian.h"
@@ -165,24 +164,40 @@ void CopyPrefix(std::span<const ::grpc::Slice> slices, size_t bytes, std::string
   }
 }
 
-using Slices = absl::InlinedVector<::grpc::Slice, 1>;
+// What a buffer holds; small messages lie in one slice.
+class SlicesOf {
+ public:
+  explicit SlicesOf(const ::grpc::ByteBuffer& buffer) {
+    if (buffer.TrySingleSlice(&one_).ok()) {
+      all_ = {&one_, 1};
+    } else {
+      (void)buffer.Dump(&many_);  // fails for a buffer that was never filled; it has no slices either
+      all_ = many_;
+    }
+  }
+  SlicesOf(const SlicesOf&) = delete;
+  SlicesOf& operator=(const SlicesOf&) = delete;
 
-Slices SlicesOf(const ::grpc::ByteBuffer& buffer) {
-  Slices slices(1);
-  if (buffer.TrySingleSlice(slices.data()).ok()) return slices;
-  std::vector<::grpc::Slice> all;
-  (void)buffer.Dump(&all);  // fails for a buffer that was never filled; it has no slices either
-  slices.assign(std::make_move_iterator(all.begin()), std::make_move_iterator(all.end()));
-  return slices;
+  std::span<::grpc::Slice> all() { return all_; }
+
+ private:
+  ::grpc::Slice one_;
+  std::vector<::grpc::Slice> many_;
+  std::span<::grpc::Slice> all_;
+};
+
+uint8_t* PutCheck(uint8_t* out, uint32_t crc) {
+  out = std::copy(std::begin(kCheckTag), std::end(kCheckTag), out);
+  Store<uint32_t>(out, crc);
+  return out + sizeof(crc);
 }
 
 }  // namespace
 
-void AppendCheck(size_t frame_bytes, uint64_t number, std::string* control) {
-  const uint32_t crc = CheckOf(*control, frame_bytes, number);
-  char bytes[kCheckBytes] = {kCheckTag[0], kCheckTag[1]};
-  Store<uint32_t>(reinterpret_cast<uint8_t*>(bytes) + sizeof(kCheckTag), crc);
-  control->append(bytes, sizeof(bytes));
+void AppendCheck(std::string* message) {
+  const uint32_t crc = CheckOf(*message, 0);
+  message->resize(message->size() + kCheckBytes);
+  PutCheck(reinterpret_cast<uint8_t*>(message->data() + message->size() - kCheckBytes), crc);
 }
 
 bool EndsWithCheck(std::string_view control) {
@@ -218,18 +233,15 @@ std::string StatusCheck(int code, std::string_view message) {
   return absl::StrCat(absl::Hex(CheckOf(message, static_cast<size_t>(code)), absl::kZeroPad8));
 }
 
-size_t EncodedSize(const Message& message) {
-  const size_t frame_bytes = TotalSize(message.frame);
-  return message.control.size() + (frame_bytes == 0 ? 0 : 1 + VarintSize(frame_bytes) + frame_bytes);
-}
-
-::grpc::ByteBuffer EncodeMessage(Message message) {
+::grpc::ByteBuffer EncodeMessage(Message message, std::optional<uint64_t> number) {
   const size_t frame_bytes = TotalSize(message.frame);
   const bool copy = frame_bytes < kCopyBelow;
-  const size_t head = EncodedSize(message) - (copy ? 0 : frame_bytes);
+  const size_t before_frame = frame_bytes == 0 ? 0 : 1 + VarintSize(frame_bytes);
+  const size_t head = message.control.size() + (number ? kCheckBytes : 0) + before_frame + (copy ? frame_bytes : 0);
   grpc_slice raw = grpc_slice_malloc(head);
   uint8_t* out = GRPC_SLICE_START_PTR(raw);
   out = std::copy(message.control.begin(), message.control.end(), out);
+  if (number) out = PutCheck(out, CheckOf(message.control, frame_bytes, *number));
   if (frame_bytes > 0) {
     *out++ = kFrameTag;
     out = PutVarint(out, frame_bytes);
@@ -257,7 +269,8 @@ size_t EncodedSize(const Message& message) {
 }
 
 absl::StatusOr<Message> DecodeMessage(const ::grpc::ByteBuffer& buffer, std::optional<uint64_t> number) {
-  Slices slices = SlicesOf(buffer);
+  SlicesOf held(buffer);
+  const std::span<::grpc::Slice> slices = held.all();
   size_t total = 0;
   for (const ::grpc::Slice& slice : slices) total += slice.size();
   Message message;
@@ -286,7 +299,7 @@ absl::StatusOr<Message> DecodeMessage(const ::grpc::ByteBuffer& buffer, std::opt
 
 std::string ToString(const ::grpc::ByteBuffer& buffer) {
   std::string out;
-  CopyPrefix(SlicesOf(buffer), buffer.Length(), &out);
+  CopyPrefix(SlicesOf(buffer).all(), buffer.Length(), &out);
   return out;
 }
 

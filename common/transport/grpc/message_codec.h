@@ -23,9 +23,9 @@ inline constexpr char kChecksKey[] = "gradwire-checks";
 inline constexpr char kStatusCheckKey[] = "gradwire-check";
 inline constexpr size_t kCheckBytes = 6;
 
-// `number`: of messages sent before it; 0 for unary calls.
-void AppendCheck(size_t frame_bytes, uint64_t number, std::string* control);
-// Removes it. DataLoss: it is not there, or is another one.
+// Of unary calls; messages of streams have theirs from EncodeMessage.
+void AppendCheck(std::string* message);
+// Removes it. `number`: of messages sent before it; 0 for unary calls. DataLoss: it is not there, or is another one.
 absl::Status TakeCheck(size_t frame_bytes, uint64_t number, std::string* control);
 // Whether `control` ends as one with a check does. On a call whose metadata names no checks it says that these were
 // damaged: gRPC keeps a damaged key for all later calls of the connection.
@@ -39,11 +39,9 @@ bool IsAlive(const ::grpc::ByteBuffer& buffer);
 // DataLoss: not so many were `received`.
 absl::Status CheckAlive(const ::grpc::ByteBuffer& buffer, uint64_t received);
 
-// Bytes that EncodeMessage will produce.
-size_t EncodedSize(const Message& message);
-
-// Slices of the result own references to the frame's Bytes. Small frames are copied behind the control bytes.
-::grpc::ByteBuffer EncodeMessage(Message message);
+// Slices of the result own references to the frame's Bytes. Small frames are copied behind the control bytes. With a
+// check where there is a `number`: of messages sent before it.
+::grpc::ByteBuffer EncodeMessage(Message message, std::optional<uint64_t> number = std::nullopt);
 
 // The frame of the result references the slices of `buffer`. InvalidArgument when the top-level fields do not parse,
 // or when something follows field 15; where the message has a check, that of `number`, DataLoss for that and for what

@@ -67,7 +67,7 @@ absl::StatusOr<std::string> UnaryCall::Answer() {
   if (checks_ ? !TakeCheck(0, 0, &request).ok() : EndsWithCheck(request))
     return absl::UnavailableError("the request was damaged on its way");
   absl::StatusOr<std::string> reply = owner_->ServiceOf(service_)->Call(service_->method(index_), request);
-  if (reply.ok() && checks_) AppendCheck(0, 0, &*reply);
+  if (reply.ok() && checks_) AppendCheck(&*reply);
   return reply;
 }
 

@@ -45,8 +45,7 @@ absl::StatusOr<bool> StreamCore::Queue(Message& message, WhereFull where_full) {
       if (!final_status_.ok()) return final_status_;
       return absl::FailedPreconditionError("the stream has ended; open a new one");
     }
-    if (checks_) AppendCheck(TotalSize(message.frame), sent_, &message.control);
-    buffer = EncodeMessage(std::move(message));
+    buffer = EncodeMessage(std::move(message), checks_ ? std::optional<uint64_t>(sent_) : std::nullopt);
     const size_t bytes = buffer.Length();
     ++sent_;
     if (writing_ || !queue_.empty()) {  // what is queued goes first; whoever cleared writing_ is about to pump
