@@ -55,6 +55,11 @@ def test_trains_on_its_own_servers(environment, tmp_path):
         assert "quick" in listed
 
 
+def test_the_demo_needs_nothing_else(environment, tmp_path):
+    printed = run(environment / "bin/python", "-m", "gradwire", "demo", "--steps=40", cwd=tmp_path)
+    assert re.search(r"step +39: loss \d+\.\d+\neach worker pushed", printed), printed
+
+
 def test_all_say_the_same_version(environment):
     python = environment / "bin/python"
     code = "import importlib.metadata as m, gradwire; print(m.version('gradwire'), gradwire.__version__)"

@@ -3,6 +3,7 @@
 `gradwire.torch.ShardedOptimizer` is a torch.optim.Optimizer; `join` is the session underneath, for NumPy and others.
 """
 
+from ._cluster import LocalCluster, local_cluster
 from ._core import guess_role
 from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, FailedPrecondition, GradwireError,
                       InvalidArgument, NotFound, ResourceExhausted, Unavailable)
@@ -12,7 +13,7 @@ from ._trace import Trace
 
 __all__ = [
     "Aborted", "AlreadyExists", "Cancelled", "DataLoss", "DeadlineExceeded", "FailedPrecondition", "GradwireError",
-    "Group", "InvalidArgument", "JobSpec", "NotFound", "ResourceExhausted", "Rule", "Session", "TensorSpec",
-    "Trace", "Unavailable", "default_rules", "guess_role", "join",
+    "Group", "InvalidArgument", "JobSpec", "LocalCluster", "NotFound", "ResourceExhausted", "Rule", "Session", "TensorSpec",
+    "Trace", "Unavailable", "default_rules", "guess_role", "join", "local_cluster",
 ]
 __version__ = "0.1.0"

@@ -1,14 +1,28 @@
-"""Console scripts of the wheel. The process becomes the program, so signals and exit status are the program's own."""
+"""The programs that come with the package, and the wheel's console scripts for them, which become the program: signals and
+exit status are its own."""
 
 import os
 import pathlib
+import shutil
 import sys
 from typing import NoReturn
 
 
+def find_program(name: str) -> pathlib.Path:
+    """In the wheel beside the package; in a build tree where the build puts it; else on PATH. FileNotFoundError: nowhere."""
+    package = pathlib.Path(__file__).parent
+    for program in (package / "bin" / name, package.parents[1] / "bin" / name):
+        if os.access(program, os.X_OK):
+            return program
+    found = shutil.which(name)
+    if found is None:
+        raise FileNotFoundError(f"{name} is neither beside the package {package} nor on PATH: install the wheel, or build it "
+                                "(deploy/quickstart)")
+    return pathlib.Path(found)
+
+
 def _become(name: str) -> NoReturn:
-    program = pathlib.Path(__file__).with_name("bin") / name
-    os.execv(program, [name, *sys.argv[1:]])
+    os.execv(find_program(name), [name, *sys.argv[1:]])
 
 
 def server() -> NoReturn:
