@@ -24,7 +24,8 @@ namespace {
 // The ticker looks at least this often, so that a lease that begins while it waits is noticed in time.
 constexpr absl::Duration kLongestTick = absl::Milliseconds(100);
 constexpr absl::Duration kShortestTick = absl::Milliseconds(1);
-// Who wakes so late did not run meanwhile, nor did what hears the workers: the process was stopped, its machine frozen.
+// A ticker that comes so late did not run meanwhile, nor did what hears the workers: the process was stopped, its
+// machine frozen, or both waited for the same.
 constexpr TimeNs kNoticedSleep = 20'000'000;
 // Freed memory goes back to the system when jobs of this size have gone, or when this much lies idle. It is looked at
 // now and then only: that takes the allocator's lock, and rounds fault the memory in again.
@@ -196,16 +197,17 @@ absl::Duration Daemon::UntilNextTick() {
 }
 
 void Daemon::TickUntilStopped() {
+  TimeNs ran = clock_->Now();
   for (;;) {
     const absl::Duration wait = UntilNextTick();
-    const TimeNs due = clock_->Now() + absl::ToInt64Nanoseconds(wait);
     {
       absl::MutexLock lock(&mu_);
       if (!stopped_ && !tick_sooner_) wake_.WaitWithTimeout(&mu_, wait);
       if (stopped_) return;
       tick_sooner_ = false;
     }
-    const TimeNs slept = clock_->Now() - due;
+    const TimeNs last = std::exchange(ran, clock_->Now());
+    const TimeNs slept = ran - last - absl::ToInt64Nanoseconds(wait);
     registry_->Tick(closers_.get(), slept < kNoticedSleep ? 0 : slept);
     ReturnFreedMemory();
   }

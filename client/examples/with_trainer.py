@@ -32,7 +32,8 @@ model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=64, n_
                                    eos_token_id=0))  # random, tiny
 text = open(__file__).read().encode() * 4
 samples = [torch.tensor(list(text[i : i + 64])) for i in range(0, len(text) - 64, 5)]
-arguments = TrainingArguments(tempfile.mkdtemp(), per_device_train_batch_size=8, max_steps=100, learning_rate=3e-3,
+folder = tempfile.TemporaryDirectory()
+arguments = TrainingArguments(folder.name, per_device_train_batch_size=8, max_steps=100, learning_rate=3e-3,
                               logging_steps=50, report_to="none", save_strategy="no", disable_tqdm=True,
                               use_cpu=not torch.cuda.is_available())
 trainer = Trainer(model, arguments, train_dataset=[{"input_ids": s, "labels": s} for s in samples])

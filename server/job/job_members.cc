@@ -236,12 +236,11 @@ void JobShard::NoteAllLeft() {
   }).IgnoreError();
 }
 
-void JobShard::Tick(WorkPool* pool, TimeNs slept) {
+void JobShard::Tick(TimeNs now, WorkPool* pool, TimeNs slept) {
   RoundActions actions;
-  const TimeNs now = parts_.environment.clock->Now();
   {
     absl::MutexLock lock(&parts_.mu);
-    if (slept > 0) parts_.rounds->Excuse(slept);
+    if (slept > 0) parts_.rounds->Excuse(slept, now);
     parts_.rounds->Tick(now, &actions);
     NoteGone(actions.lost, absl::StrFormat("gave no sign of life for %d ms", parts_.job.spec().lease_ms()));
   }

@@ -410,11 +410,12 @@ void JobRegistry::WarnRefused(std::string_view what, const absl::Status& status)
 }
 
 void JobRegistry::Tick(WorkPool* pool, TimeNs slept) {
-  for (const WarningLimiter::Count& more : refusals_.TakeEnded(environment_.clock->Now())) {
+  const TimeNs now = environment_.clock->Now();
+  for (const WarningLimiter::Count& more : refusals_.TakeEnded(now)) {
     spdlog::warn("{} more streams and calls refused with {} within 10 s", more.warnings,
                  absl::StatusCodeToString(more.kind));
   }
-  for (const auto& job : All()) job->Tick(pool, slept);
+  for (const auto& job : All()) job->Tick(now, pool, slept);
   EndUnused();
 }
 

@@ -106,7 +106,7 @@ class JobRegistry {
   // Ends every stream with `status`.
   void ShutAll(const absl::Status& status);
 
-  // JobShard::Tick of every job, and the end of jobs that nobody uses; writes what warnings were held back.
+  // JobShard::Tick of every job at one time, and the end of jobs that nobody uses; writes what warnings were held back.
   void Tick(WorkPool* pool = nullptr, TimeNs slept = 0);
   // Writes that `what` was refused with `status`, or counts it where one like it was written just now.
   void WarnRefused(std::string_view what, const absl::Status& status);

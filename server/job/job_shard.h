@@ -88,8 +88,8 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
 
   // Ends leases that have run out, closes buckets that have waited long enough, and logs how many warnings were held
   // back. The parts that take long are done on `pool`, if there is one, which is gone before this job is. `slept`: so
-  // long this process did not run before the call, see Rounds::Excuse.
-  void Tick(WorkPool* pool = nullptr, TimeNs slept = 0);
+  // long this process did not run before `now`, see Rounds::Excuse.
+  void Tick(TimeNs now, WorkPool* pool = nullptr, TimeNs slept = 0);
   // When Tick has something to do, by the environment's clock. Where that becomes sooner, its tick_sooner is called.
   std::optional<TimeNs> NextTick();
 

@@ -102,8 +102,11 @@ bool Membership::Remove(MemberId id) {
   return true;
 }
 
-void Membership::Excuse(TimeNs slept) {
-  for (auto& [id, member] : members_) member.lease_end += slept;
+void Membership::Excuse(TimeNs slept, TimeNs now) {
+  for (auto& [id, member] : members_) {
+    // Who was heard already, since this process runs again, has a whole lease.
+    member.lease_end = std::max(member.lease_end, std::min(member.lease_end + slept, now + rules_.lease_ns));
+  }
 }
 
 std::vector<MemberId> Membership::Expire(TimeNs now) {

@@ -59,8 +59,8 @@ class Membership {
   absl::Status CheckNotSuperseded(std::string_view worker, uint64_t incarnation) const;
   const Member* Get(MemberId id) const;
   void Renew(MemberId id, TimeNs now);
-  // All leases last `slept` longer: so long nobody's sign of life could have been heard.
-  void Excuse(TimeNs slept);
+  // All leases last `slept` longer, up to a whole one from `now`: so long nobody's sign of life could have been heard.
+  void Excuse(TimeNs slept, TimeNs now);
   void SetMayInitialize(MemberId id, bool may_initialize);
   bool Remove(MemberId id);
   // Removes and returns the members whose lease has ended.

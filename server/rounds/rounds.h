@@ -121,7 +121,7 @@ class Rounds {
   virtual std::optional<TimeNs> NextTick() const = 0;
   virtual void Renew(MemberId id, TimeNs now) = 0;
   // This process did not run for so long, and heard no sign of life: see Membership::Excuse.
-  virtual void Excuse(TimeNs slept) = 0;
+  virtual void Excuse(TimeNs slept, TimeNs now) = 0;
   // What the latest join or heartbeat of `id` said. Only members that may are chosen to send the initial parameters;
   // one that no longer may is replaced.
   virtual void SetMayInitialize(MemberId id, bool may_initialize, RoundActions* actions) = 0;

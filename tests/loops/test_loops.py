@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -22,11 +23,15 @@ for package in ("accelerate", "transformers", "lightning"):
 def server(tmp_path):
     ports = tmp_path / "addresses"
     process = subprocess.Popen([BIN / "gradwire-server", "--listen", "grpc://127.0.0.1:0", "--port-file", ports])
-    while not ports.exists():
-        assert process.poll() is None
-    yield ports.read_text().split()[0]
-    process.kill()
-    process.wait()
+    try:
+        end = time.monotonic() + 30
+        while not ports.exists():
+            assert process.poll() is None and time.monotonic() < end, "the server did not come up"
+            time.sleep(0.02)
+        yield ports.read_text().split()[0]
+    finally:
+        process.kill()
+        process.wait()
 
 
 def run(out, mode, example, *servers):
@@ -64,6 +69,7 @@ def last_loss(said):
 def test_dense_goes_the_way_of_all_reduce(example, folder, server):
     expected, _ = plain(example, folder)
     found, _ = run(folder / f"{example}-dense", "dense:fp32", example, server)
+    assert found[0]["counted"]["steps"] > 0
     assert found[0]["parameters"].keys() == expected[0]["parameters"].keys()
     for name, value in expected[0]["parameters"].items():
         assert torch.equal(found[0]["parameters"][name], found[1]["parameters"][name]), "replicas differ"

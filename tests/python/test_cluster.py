@@ -12,8 +12,10 @@ import pytest
 
 import gradwire
 from gradwire._demo import _loss_and_gradients
+from conftest import server_binary
 from test_session import make_job, make_parameters
 
+pytestmark = pytest.mark.skipif(not server_binary().exists(), reason=f"{server_binary()} is not built")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
@@ -48,7 +50,7 @@ def test_servers_live_as_long_as_the_with(transport):
 def test_a_data_directory_is_gone_on_with(tmp_path):
     job, end = make_job("kept", durability="fsync"), 0
     for _ in range(2):
-        with gradwire.local_cluster(2, data_dir=tmp_path) as cluster:
+        with gradwire.local_cluster(2, data_dir=tmp_path / "not" / "there") as cluster:
             before = end
             begin, end = steps(cluster, job, 4)
             assert begin == before
@@ -56,26 +58,61 @@ def test_a_data_directory_is_gone_on_with(tmp_path):
 
 
 OWNER = """
-import sys, time
+import os, sys, time
 import gradwire
 cluster = gradwire.local_cluster(2)
-print(*(process.pid for process in cluster._processes), flush=True)
+print(cluster._logs[0].parent, *(process.pid for process in cluster._processes), flush=True)
 {end}
+"""
+FORKED = """
+if os.fork() == 0:  # as a DataLoader's worker, which outlives its parent
+    print(os.getpid(), flush=True)
+time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("end", ["sys.exit()", "time.sleep(60)"])
+@pytest.mark.parametrize("end", ["sys.exit()", "time.sleep(60)", FORKED])
 def test_servers_end_with_the_process_that_started_them(end):
     owner = subprocess.Popen([sys.executable, "-c", OWNER.format(end=end)], stdout=subprocess.PIPE, env=ENVIRONMENT)
-    servers = [int(pid) for pid in owner.stdout.readline().split()]
+    folder, *servers = owner.stdout.readline().decode().split()
+    servers = [int(pid) for pid in servers]
     assert len(servers) == 2
+    child = int(owner.stdout.readline()) if end == FORKED else None
     if end != "sys.exit()":
         owner.send_signal(signal.SIGKILL)
     owner.wait(30)
     until = time.monotonic() + 30
-    while any(map(alive, servers)) and time.monotonic() < until:
+    while (any(map(alive, servers)) or os.path.exists(folder)) and time.monotonic() < until:
         time.sleep(0.05)
+    if child is not None:
+        os.kill(child, signal.SIGKILL)
     assert not any(map(alive, servers))
+    assert not os.path.exists(folder)
+
+
+def test_a_cluster_that_nobody_refers_to_runs():
+    servers = gradwire.local_cluster(1).servers
+    cluster, = (c for c in gradwire._cluster._running if c.servers == servers)
+    assert steps(cluster, make_job("job"), 2)[1] > 0
+    cluster.stop()
+    cluster.stop()
+
+
+FORK = """
+import os, sys
+import gradwire
+cluster = gradwire.local_cluster(1)
+if os.fork() == 0:
+    print("child", flush=True)
+    sys.exit()
+os.wait()
+print("alive" if cluster._processes[0].poll() is None and cluster.log(0) else "ended")
+"""
+
+
+def test_a_fork_that_ends_ends_no_server():
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+    assert done.stdout == "child\nalive\n", done.stdout + done.stderr
 
 
 def test_a_server_that_cannot_start_is_told():
@@ -83,6 +120,8 @@ def test_a_server_that_cannot_start_is_told():
         gradwire.local_cluster(2, flags=["--no-such-flag"])
     with pytest.raises(ValueError, match="at least one"):
         gradwire.local_cluster(0)
+    with pytest.raises(ValueError, match="a list of flags"):
+        gradwire.local_cluster(flags="--spin-us=0")
     with pytest.raises(ValueError, match="'grpc' or 'tcp'"):
         gradwire.local_cluster(transport="udp")
 
@@ -115,3 +154,13 @@ def test_demo():
     assert float(re.search(r"\((\d+\.\d) times as much\)", done.stdout).group(1)) > 50
     refused = demo("--codec", "nonsense")
     assert refused.returncode == 1 and "unknown codec 'nonsense'" in refused.stderr
+
+
+def test_the_demo_can_be_interrupted():
+    process = subprocess.Popen([sys.executable, "-m", "gradwire", "demo", "--steps", "1000000"], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    while "step" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert "Traceback" not in process.communicate(timeout=30)[1]
+    assert process.returncode == 130

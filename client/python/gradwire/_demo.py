@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -38,7 +39,8 @@ def _loss_and_gradients(parameters: list[np.ndarray], inputs: np.ndarray,
     return loss, [inputs.T @ back, active.T @ likely]
 
 
-def _train(worker: int, servers: Sequence[str], workers: int, steps: int, codec: str) -> dict[str, float]:
+def _train(worker: int, servers: Sequence[str], workers: int, steps: int, codec: str,
+           stopped: threading.Event) -> dict[str, float]:
     rng = np.random.default_rng(worker)
     teacher = np.random.default_rng(1000).standard_normal((_INPUTS, _CLASSES), dtype=np.float32)
     start = np.random.default_rng(2000)  # the same on every worker
@@ -49,6 +51,8 @@ def _train(worker: int, servers: Sequence[str], workers: int, steps: int, codec:
     loss = 0.0
     with join(servers, job, parameters, f"worker-{worker}") as session:
         for step in range(steps):
+            if stopped.is_set():
+                break
             loss, gradients = _loss_and_gradients(parameters, *_batch(rng, teacher))
             session.exchange(gradients, lr=2e-3)  # compressed, summed on the shards, stepped there and here
             if worker == 0 and (step % max(steps // _LINES, 1) == 0 or step == steps - 1):
@@ -61,8 +65,12 @@ def _demo(shards: int, workers: int, steps: int, codec: str) -> None:
     with local_cluster(shards) as cluster:
         print(f"shards at {' '.join(cluster.servers)}; workers: {workers}; {elements:,} parameters; {codec}")
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            running = [pool.submit(_train, w, cluster.servers, workers, steps, codec) for w in range(workers)]
-            stats = [worker.result() for worker in running]
+            stopped = threading.Event()
+            running = [pool.submit(_train, w, cluster.servers, workers, steps, codec, stopped) for w in range(workers)]
+            try:
+                stats = [worker.result() for worker in running]
+            finally:
+                stopped.set()
     dense = 4 * elements * steps
     pushed = sum(s["pushed_bytes"] for s in stats) / workers
     pulled = sum(s["pulled_bytes"] for s in stats) / workers
@@ -91,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         _demo(given.shards, given.workers, given.steps, given.codec)
+    except KeyboardInterrupt:
+        return 130
     except (GradwireError, FileNotFoundError, ValueError) as error:
         parser.exit(1, f"python -m gradwire: {error}\n")
     return 0

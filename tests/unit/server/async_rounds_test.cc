@@ -99,7 +99,7 @@ TEST_F(AsyncRoundsTest, ARepeatIsADuplicateAndOtherBytesAreRefused) {
 TEST_F(AsyncRoundsTest, LeasesLastLongerByWhatTheServerSlept) {
   Make(1, 8);
   Join("a");
-  machine_->Excuse(kAsyncLease);
+  machine_->Excuse(kAsyncLease, kAsyncLease);
   machine_->Tick(2 * kAsyncLease - 1, &actions_);
   EXPECT_TRUE(actions_.lost.empty());
   machine_->Tick(2 * kAsyncLease, &actions_);

@@ -111,7 +111,7 @@ TEST_F(JobShardTest, QuorumClosesOverThePartialFrameOfTheLateWorker) {
   EXPECT_LE(*shard_->NextTick(), clock_.now + 10 * kMs);
   EXPECT_EQ(shard_->Describe(false, false).version(), round);
   clock_.now += 10 * kMs;
-  shard_->Tick();
+  shard_->Tick(clock_.now);
   const v1::JobStatus status = shard_->Describe(false, false);
   EXPECT_EQ(status.version(), round + 1);
   EXPECT_EQ(status.rounds().short_rounds(), 1u);
@@ -143,7 +143,7 @@ TEST_F(JobShardTest, AWorkerThatWasAwayFindsTheSparseUpdateThatItIsIn) {
   clock_.now += 5'000 * kMs;
   ASSERT_TRUE(shard_->Heartbeat(a.HeartbeatRequest()).ok());
   clock_.now += 6'000 * kMs;
-  shard_->Tick();
+  shard_->Tick(clock_.now);
   for (uint64_t round = 2; round < 5; ++round) {
     PushAll(&a, round, 1.0f);
     a.FollowUpdate(round + 1);
@@ -186,7 +186,7 @@ TEST_F(JobShardTest, LeaseEndAbandonsThePartialFrameAndTheOthersGoOn) {
   clock_.now += 5'000 * kMs;
   ASSERT_TRUE(shard_->Heartbeat(a.HeartbeatRequest()).ok());
   clock_.now += 6'000 * kMs;
-  shard_->Tick();
+  shard_->Tick(clock_.now);
   EXPECT_EQ(b.pull->finished->code(), absl::StatusCode::kNotFound);
   a.Pull(v1::PULL_PARAMS_F32, 2);
   const auto answers = a.TakeAnswers();

@@ -80,12 +80,17 @@ TEST_F(JointRoundsTest, NextJoinerInitializesWhenTheFirstIsLost) {
 TEST_F(JointRoundsTest, LeasesLastLongerByWhatTheServerSlept) {
   Make(2, 1, true);
   Join("a", 1, 0, 0);
-  machine_->Excuse(3 * kLease);
-  machine_->Tick(4 * kLease - 1, &actions_);
+  const TimeNs now = 3 * kLease;
+  Join("b", 1, 0, now - 1);  // was heard when the server ran again, before it noticed that it had not
+  machine_->Excuse(3 * kLease - 100, now);
+  EXPECT_EQ(*machine_->NextTick(), 4 * kLease - 100);
+  machine_->Tick(4 * kLease - 101, &actions_);
   EXPECT_TRUE(actions_.lost.empty());
-  EXPECT_EQ(*machine_->NextTick(), 4 * kLease);
+  machine_->Tick(4 * kLease - 100, &actions_);
+  ASSERT_EQ(actions_.lost.size(), 1u);
+  EXPECT_EQ(actions_.lost[0].worker, "a");
   machine_->Tick(4 * kLease, &actions_);
-  EXPECT_EQ(actions_.lost.size(), 1u);
+  EXPECT_EQ(actions_.lost.size(), 2u) << "no longer than a lease from now";
 }
 
 TEST_F(JointRoundsTest, OnlyAMemberThatMayIsChosenToInitialize) {
