@@ -1,0 +1,109 @@
+"""How a job goes, in a line for people and in scalars for TensorBoard."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from typing import Any, Protocol, TextIO
+
+from ._session import Session
+
+_POLL_SECONDS = 0.2
+_BYTES_PER_ELEMENT = 4  # float32
+
+
+class ScalarWriter(Protocol):
+    """What torch.utils.tensorboard.SummaryWriter and others have."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
+
+
+class Progress:
+    """Tells every few seconds how a job goes, while a `with` lasts.
+
+        with gradwire.Progress(optimizer, writer=SummaryWriter()):
+            for batch in loader:
+                ...
+
+    source: a Session, or what has one: ShardedOptimizer, LocalSGD, DDPState (silent on processes that others speak for). every:
+    seconds between two lines. file: where the line goes, by default standard error: on a terminal it is written over, elsewhere
+    each is a line of its own; None: nowhere. writer: has add_scalar(tag, value, step), as TensorBoard's SummaryWriter; it gets
+    gradwire/steps_per_second, pushed_bytes_per_step, pulled_bytes_per_step, saved (as float32 the bytes would be so many times as
+    many), waiting (the share of time that went by in waiting for others) and members. Steps without news are told of too: the
+    rate is 0 then.
+    """
+
+    def __init__(self, source: Any, *, every: float = 10.0, file: TextIO | None = sys.stderr, writer: ScalarWriter | None = None):
+        if not every > 0:
+            raise ValueError(f"every={every!r} must be a number of seconds above 0")
+        self._session: Session | None = source if isinstance(source, Session) else source.session
+        self._every, self._file, self._writer = every, file, writer
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gradwire-progress")
+        self._wrote = 0  # characters of the line that is on the terminal
+
+    def __enter__(self) -> Progress:
+        if self._session is not None:
+            self._elements = sum(math.prod(tensor.shape) for tensor in self._session.job.tensors)
+            self._last, self._at = self._session.stats(), time.monotonic()
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._session is None:
+            return
+        self._over.set()
+        self._thread.join()
+        self._tell()
+        if self._wrote and self._file is not None:
+            print(file=self._file, flush=True)
+
+    def _run(self) -> None:
+        # A wait in a daemon thread is not ended when the interpreter ends: this thread ends by itself then.
+        due = self._at + self._every
+        while not self._over.wait(min(_POLL_SECONDS, self._every)) and threading.main_thread().is_alive():
+            if time.monotonic() >= due:
+                self._tell()
+                due += self._every
+
+    def _tell(self) -> None:
+        assert self._session is not None
+        now, at = self._session.stats(), time.monotonic()
+        seconds, steps = at - self._at, now["steps"] - self._last["steps"]
+        per_step = {name: (now[name] - self._last[name]) / max(steps, 1) for name in ("pushed_bytes", "pulled_bytes")}
+        sent = sum(per_step.values())
+        values = {
+            "steps_per_second": steps / seconds,
+            "pushed_bytes_per_step": per_step["pushed_bytes"],
+            "pulled_bytes_per_step": per_step["pulled_bytes"],
+            "saved": 2 * _BYTES_PER_ELEMENT * self._elements / sent if steps and sent else 0.0,
+            "waiting": min(1.0, (now["wait_seconds"] - self._last["wait_seconds"]) / seconds),
+            "members": now["members"],
+        }
+        self._last, self._at = now, at
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(f"gradwire/{name}", value, int(now["steps"]))
+        if self._file is not None:
+            self._write(f"job {self._session.job.name!r}: step {now['steps']:,.0f}, {values['steps_per_second']:.3g} steps/s; per step "
+                        f"{_size(per_step['pushed_bytes'])} pushed, {_size(per_step['pulled_bytes'])} pulled"
+                        + (f" (float32: {values['saved']:.3g} times as much)" if values["saved"] else "")
+                        + f"; {values['waiting']:.0%} of the time waiting; {now['members']:.0f} members")
+
+    def _write(self, line: str) -> None:
+        assert self._file is not None
+        if self._file.isatty():
+            print("\r" + line.ljust(self._wrote), end="", file=self._file, flush=True)
+            self._wrote = len(line)
+        else:
+            print(line, file=self._file, flush=True)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

@@ -1,0 +1,100 @@
+"""The line that tells how a job goes, and what TensorBoard gets."""
+
+import io
+import re
+import time
+
+import numpy as np
+import pytest
+
+import gradwire
+from test_session import make_job, make_parameters
+
+
+class Writer:
+    def __init__(self):
+        self.scalars = {}
+
+    def add_scalar(self, tag, value, step):
+        self.scalars.setdefault(tag, []).append((step, value))
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def train(session, steps, pause=0.0):
+    for _ in range(steps):
+        session.exchange([np.ones_like(p) for p in make_parameters()], lr=0.01)
+        time.sleep(pause)
+
+
+def test_tells_what_the_session_counts(addresses):
+    job = make_job("told", codec="dense:fp32")
+    elements = sum(p.size for p in make_parameters())
+    with gradwire.join(addresses(2), job, make_parameters(), "w") as session:
+        train(session, 5)
+        file, writer = io.StringIO(), Writer()
+        before = session.stats()
+        with gradwire.Progress(session, every=0.2, file=file, writer=writer):
+            train(session, 10, pause=0.1)
+        after = session.stats()
+    lines = file.getvalue().splitlines()
+    assert 3 <= len(lines) <= 10
+    for line in lines:
+        assert re.fullmatch(r"job 'told': step \d+, [\d.]+ steps/s; per step [\d.]+ k?B pushed, [\d.]+ k?B pulled( \(float32: "
+                            r"[\d.]+ times as much\))?; \d+% of the time waiting; 1 members", line), line
+    assert lines[-1].startswith("job 'told': step 15, ")
+    steps = [step for step, _ in writer.scalars["gradwire/steps_per_second"]]
+    assert steps == sorted(steps) and steps[-1] == 15 and len(steps) == len(lines)
+    told = [(step, value) for step, value in writer.scalars["gradwire/pushed_bytes_per_step"]]
+    sent, last = 0.0, 5
+    for step, value in told:
+        sent, last = sent + value * (step - last), step
+    assert sent == pytest.approx(after["pushed_bytes"] - before["pushed_bytes"])
+    assert 4 * elements < sent / 10 < 4.5 * elements
+    assert all(0.8 < value <= 1 for _, value in writer.scalars["gradwire/saved"] if value)
+
+
+def test_outlives_its_session(addresses):
+    session, file = gradwire.join(addresses(1), make_job("left"), make_parameters(), "w"), io.StringIO()
+    with gradwire.Progress(session, every=0.1, file=file):
+        train(session, 2)
+        session.leave()
+        time.sleep(0.3)
+    assert len(file.getvalue().splitlines()) >= 3 and "step 2, " in file.getvalue()
+
+
+def test_a_terminal_has_one_line(addresses):
+    with gradwire.join(addresses(1), make_job("terminal"), make_parameters(), "w") as session:
+        file = Terminal()
+        with gradwire.Progress(session, every=0.1, file=file):
+            train(session, 5, pause=0.1)
+    assert file.getvalue().count("\n") == 1 and file.getvalue().endswith("\n") and file.getvalue().count("\r") > 2
+
+
+def test_takes_what_has_a_session(addresses):
+    torch = pytest.importorskip("torch")
+    from gradwire.torch import ShardedOptimizer
+
+    model, file = torch.nn.Linear(20, 20), io.StringIO()
+    with ShardedOptimizer(model, servers=addresses(1), job="optimizer", lr=0.1) as optimizer:
+        with gradwire.Progress(optimizer, every=60, file=file):
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.ones(20)).sum().backward()
+                optimizer.step()
+    assert "step 3, " in file.getvalue()
+
+
+def test_is_silent_where_others_speak():
+    class Led:
+        session = None
+
+    file = io.StringIO()
+    with gradwire.Progress(Led(), file=file):
+        pass
+    assert file.getvalue() == ""
+    with pytest.raises(ValueError, match="every=0"):
+        gradwire.Progress(Led(), every=0)
