@@ -26,7 +26,7 @@ constexpr absl::Duration kLongestTick = absl::Milliseconds(100);
 constexpr absl::Duration kShortestTick = absl::Milliseconds(1);
 // A ticker that comes so late did not run meanwhile, nor did what hears the workers: the process was stopped, its
 // machine frozen, or both waited for the same.
-constexpr TimeNs kNoticedSleep = 20'000'000;
+constexpr TimeNs kNoticedSleep = 500'000'000;
 // Freed memory goes back to the system when jobs of this size have gone, or when this much lies idle. It is looked at
 // now and then only: that takes the allocator's lock, and rounds fault the memory in again.
 constexpr uint64_t kMuchFreedBytes = 16u << 20;

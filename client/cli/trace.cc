@@ -23,7 +23,7 @@ namespace {
 using client::Server;
 
 constexpr absl::Duration kPoll = absl::Milliseconds(20);
-constexpr uint64_t kAhead = 1;  // the open round has begun: the first that is whole is the next one
+constexpr uint64_t kMostAhead = 4096;  // rounds that may go by while the shards are told
 
 // The newest version that a shard of the job has.
 absl::StatusOr<uint64_t> VersionOf(const std::vector<Server>& servers, const std::string& job) {
@@ -43,6 +43,19 @@ client::OperatorCall CallOf(const Server& server) {
   };
 }
 
+// Tells every shard before the first of the rounds begins, however fast they go.
+absl::StatusOr<client::TracedRounds> Record(const std::vector<Server>& servers, const Options& options) {
+  client::TracedRounds rounds{options.job, 0, options.rounds};
+  GW_ASSIGN_OR_RETURN(uint64_t version, VersionOf(servers, options.job));
+  // The open round has begun: the first that is whole is the next one.
+  for (uint64_t ahead = 1; ahead <= kMostAhead && version >= rounds.first; ahead *= 2) {
+    rounds.first = version + ahead;
+    for (const Server& server : servers) GW_RETURN_IF_ERROR(client::RecordShardTrace(CallOf(server), rounds));
+    GW_ASSIGN_OR_RETURN(version, VersionOf(servers, options.job));
+  }
+  return rounds;
+}
+
 }  // namespace
 
 absl::Status Trace(const Options& options, std::ostream& out) {
@@ -52,10 +65,9 @@ absl::Status Trace(const Options& options, std::ostream& out) {
     GW_ASSIGN_OR_RETURN(Server server, Server::ConnectServing(address, options.timeout_ms));
     servers.push_back(std::move(server));
   }
-  GW_ASSIGN_OR_RETURN(uint64_t version, VersionOf(servers, options.job));
-  const client::TracedRounds rounds{options.job, version + kAhead, options.rounds};
-  for (const Server& server : servers) GW_RETURN_IF_ERROR(client::RecordShardTrace(CallOf(server), rounds));
+  GW_ASSIGN_OR_RETURN(const client::TracedRounds rounds, Record(servers, options));
   const absl::Time deadline = absl::Now() + absl::Seconds(options.wait_s);
+  uint64_t version = 0;
   while (version <= rounds.first + rounds.count && absl::Now() < deadline) {
     absl::SleepFor(kPoll);
     GW_ASSIGN_OR_RETURN(version, VersionOf(servers, options.job));

@@ -129,6 +129,39 @@ def test_a_lost_workers_place_is_waited_for(addresses, script, caplog):
     assert "worker another waits for a place, of members that may be gone: rank-7" in caplog.text
 
 
+def test_a_place_that_becomes_free_between_two_looks_is_taken(monkeypatch):
+    tried = []
+
+    def make():
+        tried.append(None)
+        if len(tried) == 1 or memory == 0:
+            raise gradwire.ResourceExhausted("max_workers is 1")
+        return "joined"
+
+    monkeypatch.setattr(_entry, "ask", lambda servers, job: [{"joined": 0, "workers": []}])
+    job = gradwire.JobSpec("j", [gradwire.TensorSpec("w", (4,))])
+    memory = 1
+    assert _entry.admitted(make, lambda: None, ["s"], job, "w", 10) == "joined"
+    memory = 0
+    with pytest.raises(gradwire.ResourceExhausted):
+        _entry.admitted(make, lambda: None, ["s"], job, "w", 10)
+    assert len(tried) == 4
+
+
+def test_a_lease_that_is_lengthened_once_is_no_sign_of_life(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(_entry.time, "monotonic", lambda: now[0])
+    leases = _entry.Leases()
+
+    def alive(at, left):
+        now[0] = at
+        return leases.alive([{"workers": [{"worker": "w", "incarnation": "1", "awaited": False, "connected": True,
+                                           "lease_left_ms": int(left * 1000)}]}], at, ["w"])
+
+    assert [alive(*look) for look in ((0, 10), (3, 7), (9, 7), (12, 4))] == [False] * 4
+    assert alive(15, 10)
+
+
 def test_members_that_live_keep_their_places_and_names(addresses):
     servers = addresses(1)
     with small("j", servers, worker="here", lease_ms=1500):

@@ -16,6 +16,7 @@ logger = logging.getLogger("gradwire")
 
 EXIST = ("join", "new", "error")
 _PAUSE_SECONDS = 0.25
+_RENEWALS = 2  # a server that had not run for a while lengthens leases, too
 _ENDING_SECONDS = 5.0  # how long a process that was told to end may take
 _GONE_CODES = (0, 5, 9)  # deleted, not there, in use or changed meanwhile: clear() looks again
 
@@ -29,8 +30,9 @@ class Leases:
     """Which members are alive: those whose lease was renewed while somebody looked."""
 
     def __init__(self) -> None:
-        # By name and incarnation: when the lease ends at the latest, as it was first seen. An answer may be old when it comes.
-        self._first: dict[tuple[str, str], float] = {}
+        # By name and incarnation: when the lease ends at the latest, as it was seen last. An answer may be old when it comes.
+        self._ends: dict[tuple[str, str], float] = {}
+        self._renewed: dict[tuple[str, str], int] = {}  # how often it was seen to end later than that
 
     def alive(self, answers: Sequence[Answer], asked: float, names: Sequence[str]) -> bool:
         """Whether all of these members are alive. False: one may be gone, its place will be free. asked: time.monotonic()
@@ -38,9 +40,11 @@ class Leases:
         now, all_alive = time.monotonic(), True
         for name, worker in workers_of(answers).items():
             if name in names:
-                left = int(worker["lease_left_ms"]) / 1000
-                first = self._first.setdefault((name, worker["incarnation"]), now + left)
-                all_alive = all_alive and asked + left > first
+                left, key = int(worker["lease_left_ms"]) / 1000, (name, worker["incarnation"])
+                if asked + left > self._ends.setdefault(key, now + left):
+                    self._ends[key] = now + left
+                    self._renewed[key] = self._renewed.get(key, 0) + 1
+                all_alive = all_alive and self._renewed.get(key, 0) >= _RENEWALS
         return all_alive
 
 
@@ -145,7 +149,7 @@ def admitted(make: Callable[[], Any], failed: Callable[[], None], servers: Seque
     waits for members that may be gone."""
     end = time.monotonic() + timeout
     leases = Leases()
-    told = False
+    told = free = False
     while True:
         try:
             return make()
@@ -156,7 +160,11 @@ def admitted(make: Callable[[], Any], failed: Callable[[], None], servers: Seque
             named = isinstance(refused, AlreadyExists)
             full = any(int(s["joined"]) >= (job.max_workers or job.workers) for s in statuses(answers))
             if not (named or full):
-                raise  # the servers have no memory, or no room for another job
+                if free:
+                    raise  # the servers have no memory, or no room for another job
+                free = True  # or a place became free since
+                continue
+            free = False
             # A member that has left meanwhile has made room.
             holders = [name for name in sorted(workers_of(answers)) if name == worker or not named]
             alive = bool(holders) and leases.alive(answers, asked, holders)
