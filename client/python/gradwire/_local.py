@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from . import _core
+from ._session import Session
 from ._sharded import ShardedOptimizer
 
 
@@ -119,6 +120,10 @@ class LocalSGD:
     def param_groups(self) -> list[dict[str, Any]]:
         """The local optimizer's."""
         return self.optimizer.param_groups
+
+    @property
+    def session(self) -> Session:
+        return self.outer.session
 
     def stats(self) -> dict[str, float]:
         return self.outer.stats()

@@ -87,9 +87,9 @@ class Progress:
             for name, value in values.items():
                 self._writer.add_scalar(f"gradwire/{name}", value, int(now["steps"]))
         if self._file is not None:
-            self._write(f"job {self._session.job.name!r}: step {now['steps']:,.0f}, {values['steps_per_second']:.3g} steps/s; per step "
+            self._write(f"job {self._session.job.name!r}: step {now['steps']:,.0f}, {_three(values['steps_per_second'])} steps/s; per step "
                         f"{_size(per_step['pushed_bytes'])} pushed, {_size(per_step['pulled_bytes'])} pulled"
-                        + (f" (float32: {values['saved']:.3g} times as much)" if values["saved"] else "")
+                        + (f" (float32: {_three(values['saved'])} times as much)" if values["saved"] else "")
                         + f"; {values['waiting']:.0%} of the time waiting; {now['members']:.0f} members")
 
     def _write(self, line: str) -> None:
@@ -101,9 +101,14 @@ class Progress:
             print(line, file=self._file, flush=True)
 
 
+def _three(number: float) -> str:
+    """Three digits, or all of a larger number."""
+    return f"{number:,.0f}" if number >= 99.95 else f"{number:.3g}"
+
+
 def _size(count: float) -> str:
     for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
+        if count < 999.5:
+            return f"{_three(count)} {unit}"
         count /= 1000
-    return f"{count:.3g} GB"
+    return f"{_three(count)} GB"
