@@ -1,9 +1,10 @@
-// Index codes, packed integers and plans: the parts of frames that are decoded by themselves.
+// Index codes, packed integers, values of runs and plans: the parts of frames that are decoded by themselves.
 #include <algorithm>
 #include <bit>
 #include <cstring>
 
 #include "common/codec/bits/index_code.h"
+#include "common/codec/bits/run_values.h"
 #include "common/codec/plan/plan_check.h"
 #include "tests/fuzz/buckets.h"
 #include "tests/fuzz/targets.h"
@@ -76,6 +77,39 @@ Seeds IndexSeeds() {
     add(coded.coding, 1000, count, coded.payload);
     const CodedIndex wide = EncodeIndex(positions, 1000, count, IndexForm::kCoordinates);
     add(wide.coding, 1000, count, wide.payload);
+  }
+  return seeds;
+}
+
+// u8 coding, u16 number of runs, payload, which also serves as values to be encoded.
+void RunRunValues(Input input) {
+  Reader reader(input);
+  const RunCoding coding = static_cast<RunCoding>(reader.Take<uint8_t>());
+  const uint32_t count = reader.Take<uint16_t>();
+  const auto require_round_trip = [](const std::vector<int8_t>& values) {
+    const CodedRuns coded = EncodeRuns(values);
+    Require(coded.payload.size() <= values.size(), "values of runs never take more than a byte each");
+    std::vector<int8_t> again;
+    Require(
+        DecodeRuns(coded.coding, coded.payload, static_cast<uint32_t>(values.size()), &again).ok() && again == values,
+        "values of runs that are encoded and decoded stay the same");
+  };
+  std::vector<int8_t> values = {7};
+  const bool decoded = DecodeRuns(coding, reader.rest(), count, &values).ok();
+  Require(values.size() == (decoded ? count : 0), "as many values as runs, or none");
+  if (decoded) require_round_trip(values);
+  require_round_trip({reader.rest().begin(), reader.rest().end()});
+}
+
+Seeds RunValueSeeds() {
+  Seeds seeds;
+  for (int step : {0, 1, 5, 100}) {
+    std::vector<int8_t> values;
+    for (int i = 0; i < 40; ++i) values.push_back(static_cast<int8_t>(-20 + (i / 4) % 2 * step));
+    const CodedRuns coded = EncodeRuns(values);
+    seeds.push_back({static_cast<uint8_t>(coded.coding)});
+    Append(static_cast<uint16_t>(values.size()), &seeds.back());
+    seeds.back().insert(seeds.back().end(), coded.payload.begin(), coded.payload.end());
   }
   return seeds;
 }

@@ -12,6 +12,7 @@ std::span<const Target> Targets() {
       {"update", RunUpdate, UpdateSeeds, true},
       {"parameters", RunParameters, ParameterSeeds, true},
       {"index", RunIndex, IndexSeeds},
+      {"run_values", RunRunValues, RunValueSeeds},
       {"integers", RunIntegers, IntegerSeeds},
       {"plan", RunPlan, PlanSeeds},
       {"message", RunMessage, MessageSeeds},

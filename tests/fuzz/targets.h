@@ -20,6 +20,8 @@ void RunParameters(Input input);
 Seeds ParameterSeeds();
 void RunIndex(Input input);
 Seeds IndexSeeds();
+void RunRunValues(Input input);
+Seeds RunValueSeeds();
 void RunIntegers(Input input);
 Seeds IntegerSeeds();
 void RunPlan(Input input);

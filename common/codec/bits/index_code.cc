@@ -123,8 +123,10 @@ GW_CLONES std::vector<uint8_t> EncodeRice(std::span<const uint32_t> positions, u
 // Decodes gaps as long as whole words of input are left: several from each word, since a gap's code begins where the
 // one before it ends and that is all they have to wait for. Returns how many were decoded and moves `*position` (of the
 // bit stream) and `*next` (the least position that may follow); stops before what it cannot judge.
-GW_CLONES uint32_t DecodeRiceWords(std::span<const uint8_t> stream, int k, uint32_t n, uint64_t end, uint64_t* position,
-                                   uint64_t* next, uint32_t* positions) {
+GW_CLONES uint32_t DecodeRiceWords(std::span<const uint8_t> stream, int k, uint32_t n, uint64_t end,
+                                   const LookAhead& ahead, uint64_t* position, uint64_t* next, uint32_t* positions) {
+  const char* const memory = static_cast<const char*>(ahead.memory);
+  const size_t stride = ahead.stride;
   constexpr uint32_t kWindowBits = 57;
   const uint64_t mask = (uint64_t{1} << k) - 1;
   uint64_t at = *position;
@@ -142,6 +144,7 @@ GW_CLONES uint32_t DecodeRiceWords(std::span<const uint8_t> stream, int k, uint3
       if (used + length > kWindowBits) break;
       const uint64_t p = from + (uint64_t{quotient} << k) + (word >> (quotient + 1) & mask);
       if (p >= end) break;
+      __builtin_prefetch(memory + p * stride, 1);
       positions[decoded] = static_cast<uint32_t>(p);
       from = p + 1;
       word >>= length;
@@ -156,7 +159,8 @@ GW_CLONES uint32_t DecodeRiceWords(std::span<const uint8_t> stream, int k, uint3
   return i;
 }
 
-absl::Status DecodeRice(std::span<const uint8_t> payload, uint32_t begin, uint32_t count, std::vector<uint32_t>* out) {
+absl::Status DecodeRice(std::span<const uint8_t> payload, uint32_t begin, uint32_t count, const LookAhead& ahead,
+                        std::vector<uint32_t>* out) {
   if (payload.size() < kRiceHeaderBytes) {
     return absl::InvalidArgumentError(absl::StrFormat("Rice index of %d bytes", payload.size()));
   }
@@ -176,7 +180,7 @@ absl::Status DecodeRice(std::span<const uint8_t> payload, uint32_t begin, uint32
   const uint64_t end = uint64_t{begin} + count;
   uint32_t i = 0;
   for (;;) {
-    i += DecodeRiceWords(stream, k, n - i, end, &position, &next, positions + i);
+    i += DecodeRiceWords(stream, k, n - i, end, ahead, &position, &next, positions + i);
     BitReader reader(stream, position);
     if (i == n) {
       if (reader.AtPaddedEnd()) return absl::OkStatus();
@@ -278,7 +282,7 @@ CodedIndex EncodeIndex(std::span<const uint32_t> positions, uint32_t begin, uint
 }
 
 absl::Status DecodeIndex(IndexCoding coding, std::span<const uint8_t> payload, uint32_t begin, uint32_t count,
-                         std::vector<uint32_t>* out) {
+                         std::vector<uint32_t>* out, const LookAhead& ahead) {
   if (uint64_t{begin} + count > (uint64_t{1} << 32)) {
     return absl::InvalidArgumentError(absl::StrFormat("index of [%d, %d + %d) is past 2^32", begin, begin, count));
   }
@@ -293,7 +297,7 @@ absl::Status DecodeIndex(IndexCoding coding, std::span<const uint8_t> payload, u
     case IndexCoding::kBitmap:
       return DecodeBitmap(payload, begin, count, out);
     case IndexCoding::kRice:
-      return DecodeRice(payload, begin, count, out);
+      return DecodeRice(payload, begin, count, ahead, out);
     case IndexCoding::kCoordinates:
       return DecodeCoordinates(payload, begin, count, CoordinateBytes(count), out);
     case IndexCoding::kWideCoordinates:

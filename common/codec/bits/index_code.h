@@ -33,10 +33,16 @@ struct CodedIndex {
 CodedIndex EncodeIndex(std::span<const uint32_t> positions, uint32_t begin, uint32_t count,
                        IndexForm form = IndexForm::kSmallest);
 
+// Where what lies at a position will be looked at: it is fetched while later positions are decoded. By default nothing.
+struct LookAhead {
+  const void* memory = "";
+  size_t stride = 0;  // bytes per position
+};
+
 // Appends the positions to `out`. Never trusts the payload: errors are InvalidArgument (unknown coding, wrong size,
 // position outside, not ascending, bits left over).
 absl::Status DecodeIndex(IndexCoding coding, std::span<const uint8_t> payload, uint32_t begin, uint32_t count,
-                         std::vector<uint32_t>* out);
+                         std::vector<uint32_t>* out, const LookAhead& ahead = {});
 
 // Bit-packing of zigzag integers, `bits` (1 to 32) each, little-endian bit order, padded to a byte.
 int BitsFor(std::span<const int32_t> values);  // smallest `bits` that holds all of them, at least 1

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "common/base/large_array.h"
+#include "common/codec/bits/index_code.h"
 #include "common/codec/codec.h"
 #include "common/codec/grid/grid_limit.h"
 
@@ -35,6 +36,8 @@ class GridSums {
   // All of these: values have passed Check, positions lie in the bucket.
   void Add(uint64_t begin, const float* values, size_t n, kernels::Sign sign);
   void Add(std::span<const uint32_t> positions, const float* values, kernels::Sign sign);
+  // For who decodes positions that will be added.
+  LookAhead ahead() const { return {sums_.data(), sizeof(int64_t)}; }
   void Clear() { std::fill(sums_.begin(), sums_.end(), 0); }
   void Clear(std::span<const uint32_t> positions);
 

@@ -37,32 +37,38 @@ class RangeHistogram {
 
   void Clear() { std::fill(bins_.begin(), bins_.end(), uint16_t{0}); }
 
-  // `segment`: kRanges. Errors: InvalidArgument; nothing is changed then.
-  absl::Status Check(const wire::Segment& segment) const {
+  // Of runs from `begin` on. Errors: InvalidArgument; nothing is changed then.
+  absl::Status Check(uint64_t begin, std::span<const int8_t> ranges) const {
     const uint64_t runs = bins_.size() / Bins();
-    if (segment.bytes != segment.count || segment.begin > runs || segment.count > runs - segment.begin) {
+    if (begin > runs || ranges.size() > runs - begin) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("ranges of runs [%d, %d + %d) in %d bytes; the bucket has %d runs", segment.begin,
-                          segment.begin, segment.count, segment.bytes, runs));
+          absl::StrFormat("ranges of runs [%d, %d + %d); the bucket has %d runs", begin, begin, ranges.size(), runs));
     }
-    for (uint32_t i = 0; i < segment.count; ++i) {
-      const int range = static_cast<int8_t>(segment.data[i]);
-      if (range < least_ || range > largest_) {
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      if (ranges[i] < least_ || ranges[i] > largest_) {
         return absl::InvalidArgumentError(
-            absl::StrFormat("run %d: range %d is outside [%d, %d]", segment.begin + i, range, least_, largest_));
+            absl::StrFormat("run %d: range %d is outside [%d, %d]", begin + i, ranges[i], least_, largest_));
       }
-      if (Bin(segment.begin + i, range) == UINT16_MAX) return absl::InvalidArgumentError("too many contributions");
+      if (Bin(begin + i, ranges[i]) == UINT16_MAX) return absl::InvalidArgumentError("too many contributions");
     }
     return absl::OkStatus();
   }
 
-  // Precondition: Check returned OK (kAdd), or this segment was added before (kSubtract).
-  void Merge(const wire::Segment& segment, kernels::Sign sign) {
-    for (uint32_t i = 0; i < segment.count; ++i) {
-      uint16_t& bin = bins_[Index(segment.begin + i, static_cast<int8_t>(segment.data[i]))];
+  // Precondition: Check returned OK (kAdd), or these were added before (kSubtract).
+  void Merge(uint64_t begin, std::span<const int8_t> ranges, kernels::Sign sign) {
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      uint16_t& bin = bins_[Index(begin + i, ranges[i])];
       bin = static_cast<uint16_t>(bin + static_cast<int>(sign));
     }
   }
+
+  // The same of `segment`: kRanges, a byte per run.
+  absl::Status Check(const wire::Segment& segment) const {
+    if (segment.bytes != segment.count)
+      return absl::InvalidArgumentError(absl::StrFormat("ranges of %d runs in %d bytes", segment.count, segment.bytes));
+    return Check(segment.begin, RangesOf(segment));
+  }
+  void Merge(const wire::Segment& segment, kernels::Sign sign) { Merge(segment.begin, RangesOf(segment), sign); }
 
   // Largest range seen for a run; the least one - 1 if none was.
   int Max(size_t run) const {
@@ -75,6 +81,9 @@ class RangeHistogram {
   size_t memory_bytes() const { return bins_.size() * sizeof(uint16_t); }
 
  private:
+  static std::span<const int8_t> RangesOf(const wire::Segment& segment) {
+    return {reinterpret_cast<const int8_t*>(segment.data), segment.count};
+  }
   size_t Bins() const { return static_cast<size_t>(largest_ - least_) + 1; }
   size_t Index(size_t run, int range) const { return run * Bins() + static_cast<size_t>(range - least_); }
   uint16_t Bin(size_t run, int range) const { return bins_[Index(run, range)]; }

@@ -98,8 +98,8 @@ void WriteBlocks(uint64_t elements, FrameWriter* writer, Fill fill) {
 
 // Appends the pairs of a segment of a frame, whichever form it has. Its range must have been checked. Errors:
 // InvalidArgument.
-absl::Status ReadSegment(const Segment& s, const Agreement& agreement, Pairs* out) {
-  if (s.type == SegmentType::kSparse) return ReadPairs(s, agreement, out);
+absl::Status ReadSegment(const Segment& s, const Agreement& agreement, Pairs* out, const LookAhead& ahead = {}) {
+  if (s.type == SegmentType::kSparse) return ReadPairs(s, agreement, out, ahead);
   if (s.param != 0 || s.bytes != uint64_t{s.count} * sizeof(float)) {
     return absl::InvalidArgumentError(absl::StrFormat("%d float32 values in %d bytes", s.count, s.bytes));
   }
@@ -343,7 +343,7 @@ class SparseAccumulator final : public Accumulator {
   absl::Status Read(const Segment& s) {
     pairs_.positions.clear();
     pairs_.values.clear();
-    return ReadSegment(s, shape_.AgreementOf(round_), &pairs_);
+    return ReadSegment(s, shape_.AgreementOf(round_), &pairs_, sums_.ahead());
   }
 
   Traffic TrafficOf(uint64_t in_union, uint32_t contributors) const {

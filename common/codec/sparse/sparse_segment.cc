@@ -54,7 +54,7 @@ void WritePairs(std::span<const uint32_t> positions, std::span<float> values, ui
   writer->End();
 }
 
-absl::Status ReadPairs(const Segment& s, const Agreement& agreement, Pairs* out) {
+absl::Status ReadPairs(const Segment& s, const Agreement& agreement, Pairs* out, const LookAhead& ahead) {
   const uint8_t coding = s.param & 15;
   const int format = s.param >> 4;
   if (format >= kFormats || s.count > kMaxSegmentElements || s.bytes < 4) {
@@ -79,7 +79,7 @@ absl::Status ReadPairs(const Segment& s, const Agreement& agreement, Pairs* out)
     }
   } else {
     status = DecodeIndex(static_cast<IndexCoding>(coding), payload.first(index_bytes), static_cast<uint32_t>(s.begin),
-                         s.count, &out->positions);
+                         s.count, &out->positions, ahead);
   }
   const size_t n = out->positions.size() - before;
   if (status.ok()) {

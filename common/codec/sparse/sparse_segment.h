@@ -47,6 +47,7 @@ void WritePairs(std::span<const uint32_t> positions, std::span<float> values, ui
 
 // Appends the pairs of a segment. Its range must have been checked against the bucket. Errors: InvalidArgument; `out`
 // is as it was then.
-absl::Status ReadPairs(const wire::Segment& segment, const Agreement& agreement, Pairs* out);
+absl::Status ReadPairs(const wire::Segment& segment, const Agreement& agreement, Pairs* out,
+                       const LookAhead& ahead = {});
 
 }  // namespace gradwire::sparse

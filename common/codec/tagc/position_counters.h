@@ -79,9 +79,15 @@ class PositionCounters {
     return found;
   }
 
-  // Calls fn(word, mask) once per 64-bit word that holds positions.
+  // Calls fn(word, mask) for positions of a 64-bit word: once for all of them where many share one, else for each by
+  // itself, since whether the next one is in the same word cannot be foreseen then.
   template <typename Fn>
   static void ForEachWord(std::span<const uint32_t> positions, Fn fn) {
+    if (positions.empty()) return;
+    if (positions.size() < (positions.back() - positions.front()) / kSharing) {
+      for (const uint32_t position : positions) fn(position / 64, uint64_t{1} << (position % 64));
+      return;
+    }
     for (size_t i = 0; i < positions.size();) {
       const size_t word = positions[i] / 64;
       uint64_t mask = 0;
@@ -89,6 +95,8 @@ class PositionCounters {
       fn(word, mask);
     }
   }
+
+  static constexpr uint32_t kSharing = 16;  // elements for each position, from which on hardly any share a word
 
   size_t words_;
   std::vector<uint64_t> planes_;  // plane after plane, words_ each

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/codec/bits/index_code.h"
+#include "common/codec/bits/run_values.h"
 
 namespace gradwire::tagc {
 
@@ -92,8 +93,9 @@ absl::Status TagcAccumulator::AddRanges(const Segment& s) {
   const uint64_t runs = shape_.layout().runs.size();
   GW_RETURN_IF_ERROR(CheckRange(s, runs));
   GW_RETURN_IF_ERROR(CheckShare(s, merged_runs_, runs));
-  GW_RETURN_IF_ERROR(ranges_.Check(s));
-  ranges_.Merge(s, Sign::kAdd);
+  GW_RETURN_IF_ERROR(DecodeRuns(static_cast<RunCoding>(s.param), s.payload(), s.count, &frame_ranges_));
+  GW_RETURN_IF_ERROR(ranges_.Check(s.begin, frame_ranges_));
+  ranges_.Merge(s.begin, frame_ranges_, Sign::kAdd);
   merged_runs_ += s.count;
   return absl::OkStatus();
 }
@@ -139,7 +141,9 @@ absl::Status TagcAccumulator::AddList(const Segment& s) {
 
 void TagcAccumulator::Remove(const Segment& s) {
   if (s.type == SegmentType::kRanges) {
-    ranges_.Merge(s, Sign::kSubtract);
+    // They were decoded once already, by Add.
+    if (!DecodeRuns(static_cast<RunCoding>(s.param), s.payload(), s.count, &frame_ranges_).ok()) return;
+    ranges_.Merge(s.begin, frame_ranges_, Sign::kSubtract);
     merged_runs_ -= s.count;
   } else if (s.type == SegmentType::kIndex) {
     scratch_.clear();
@@ -294,8 +298,7 @@ absl::StatusOr<UpdateFrame> TagcAccumulator::Finish(const FrameIdentity& id, uin
     update.stats = {.elements = sums.positions.size(), .deferred = sums.deferred.size()};
     update.next = NextPlan(sums);
   }
-  const uint32_t runs = static_cast<uint32_t>(update.next.exponents.size());
-  writer.Add({SegmentType::kExponents, 0, 0, runs, runs}, update.next.exponents.data());
+  AddRuns(SegmentType::kExponents, 0, update.next.exponents, &writer);
   const uint32_t geometry[2] = {update.next.sketch_groups, update.next.cells_per_group};
   writer.Add({SegmentType::kGeometry, 0, 0, 2, sizeof(geometry)}, geometry);
   update.chunks = writer.Finish();

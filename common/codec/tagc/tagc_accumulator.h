@@ -63,6 +63,7 @@ class TagcAccumulator final : public Accumulator {
   uint64_t merged_elements_ = 0;
   uint64_t merged_cells_ = 0;
   std::vector<uint32_t> scratch_;
+  std::vector<int8_t> frame_ranges_;
 };
 
 }  // namespace gradwire::tagc

@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/codec/bits/index_code.h"
+#include "common/codec/bits/run_values.h"
 #include "common/codec/plan/ranges.h"
 #include "common/codec/tagc/list_sums.h"
 #include "kernels/math/fixed_point.h"
@@ -118,7 +119,10 @@ int8_t TagcShape::NextRunExponent(int8_t current, int range) const {
 std::vector<Bytes> WriteFrame(const TagcShape& shape, const FrameIdentity& id, const EncodedFrame& frame,
                               std::span<const int8_t> ranges, std::span<const uint8_t> cells) {
   wire::FrameWriter writer = BeginPush(id, shape.layout(), frame.plan);
-  AddSplit(wire::SegmentType::kRanges, 0, ranges.data(), ranges.size(), 1, &writer);
+  for (size_t begin = 0, n = 0; begin < ranges.size(); begin += n) {
+    n = std::min(ranges.size() - begin, writer.max_payload());
+    AddRuns(wire::SegmentType::kRanges, begin, ranges.subspan(begin, n), &writer);
+  }
   if (TagcShape::Calibrating(id.round, frame.plan)) return writer.Finish();
   const std::span<const uint32_t> positions(frame.positions);
   const size_t sketched = shape.SketchedOf(frame.plan, positions.size());
@@ -149,6 +153,13 @@ void AddSplit(wire::SegmentType type, uint8_t param, const void* data, uint64_t 
     writer->Add({type, param, begin, n, n * static_cast<uint32_t>(item_bytes)},
                 static_cast<const uint8_t*>(data) + begin * item_bytes);
   }
+}
+
+void AddRuns(wire::SegmentType type, uint64_t begin, std::span<const int8_t> values, wire::FrameWriter* writer) {
+  const CodedRuns coded = EncodeRuns(values);
+  writer->Add({type, static_cast<uint8_t>(coded.coding), begin, static_cast<uint32_t>(values.size()),
+               static_cast<uint32_t>(coded.payload.size())},
+              coded.payload.data());
 }
 
 void AddIndex(wire::SegmentType type, std::span<const uint32_t> positions, uint64_t begin, uint32_t count,

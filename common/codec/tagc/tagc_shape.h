@@ -58,6 +58,9 @@ std::vector<Bytes> WriteFrame(const TagcShape& shape, const FrameIdentity& id, c
 void AddSplit(wire::SegmentType type, uint8_t param, const void* data, uint64_t count, size_t item_bytes,
               wire::FrameWriter* writer);
 
+// Writes the values of the runs from `begin` on as one segment.
+void AddRuns(wire::SegmentType type, uint64_t begin, std::span<const int8_t> values, wire::FrameWriter* writer);
+
 // Writes the positions that lie in [begin, begin + count) as one segment.
 void AddIndex(wire::SegmentType type, std::span<const uint32_t> positions, uint64_t begin, uint32_t count,
               wire::FrameWriter* writer);

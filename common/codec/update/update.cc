@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/codec/bits/run_values.h"
 #include "common/codec/family.h"
 #include "common/codec/frame/frame_header.h"
 #include "common/codec/frame/parameters.h"
@@ -135,13 +136,11 @@ class UpdateReader {
   }
 
   absl::Status ReadExponents(const Segment& s) {
-    GW_RETURN_IF_ERROR(CheckBytes(s, s.count));
     if (s.begin != 0 || s.count != layout_.runs.size()) {
       return absl::InvalidArgumentError(
           absl::StrFormat("exponents of %d runs; the bucket has %d", s.count, layout_.runs.size()));
     }
-    update_->next.exponents.assign(s.data, s.data + s.bytes);
-    return absl::OkStatus();
+    return DecodeRuns(static_cast<RunCoding>(s.param), s.payload(), s.count, &update_->next.exponents);
   }
 
   absl::Status ReadGeometry(const Segment& s) {

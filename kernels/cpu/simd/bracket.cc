@@ -60,6 +60,18 @@ BracketSearch::BracketSearch(const float* x, const LineSample& among)
   margin_ = Margin(sampled_);
 }
 
+template <class Count>
+void BracketSearch::ForEachSampled(const Count& count) const {
+  const size_t lines = few_.size / kSampleLine;
+  const auto line_at = [&](size_t line) { return x_ + among_.At(few_.LineAt(line) * kSampleLine); };
+  constexpr size_t kAhead = 8;
+  for (size_t line = 0; line < lines; ++line) {
+    if (line + kAhead < lines) __builtin_prefetch(line_at(line + kAhead));
+    const float* const values = line_at(line);
+    for (size_t i = 0; i < kSampleLine; ++i) count(FloatBits(values[i]) & 0x7FFFFFFFu);
+  }
+}
+
 void BracketSearch::Look(uint32_t low, uint32_t high) {
   begin_ = low;
   bin_shift_ = kKeyShift;
@@ -67,21 +79,19 @@ void BracketSearch::Look(uint32_t low, uint32_t high) {
   above_ = 0;
   uint32_t* const bins = bins_.u32();
   std::fill(bins, bins + kBins, 0u);
-  const size_t lines = few_.size / kSampleLine;
-  const auto line_at = [&](size_t line) { return x_ + among_.At(few_.LineAt(line) * kSampleLine); };
-  const bool all = low == 0 && high == kTop;
-  constexpr size_t kAhead = 8;
-  for (size_t line = 0; line < lines; ++line) {
-    if (line + kAhead < lines) __builtin_prefetch(line_at(line + kAhead));
-    const float* const values = line_at(line);
-    for (size_t i = 0; i < kSampleLine; ++i) {
-      const uint32_t magnitude = FloatBits(values[i]) & 0x7FFFFFFFu;
-      if (all || magnitude - low < high - low) {
-        ++bins[(magnitude - low) >> bin_shift_];
+  const int shift = bin_shift_;
+  if (low == 0 && high == kTop) {
+    ForEachSampled([bins, shift](uint32_t magnitude) { ++bins[magnitude >> shift]; });
+  } else {
+    uint64_t above = 0;
+    ForEachSampled([&](uint32_t magnitude) {
+      if (magnitude - low < high - low) {
+        ++bins[(magnitude - low) >> shift];
       } else {
-        above_ += magnitude >= high ? 1 : 0;
+        above += magnitude >= high ? 1 : 0;
       }
-    }
+    });
+    above_ = above;
   }
   for (size_t block = 0; block < kBins / kBlock; ++block) {
     uint32_t count = 0;

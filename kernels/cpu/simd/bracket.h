@@ -33,7 +33,10 @@ class BracketSearch {
   bool Finish(Threshold* found);
 
  private:
-  // Counts the magnitudes of a few of the lines: those within [low, high) in bins, as narrow as there is room for.
+  // Calls count(magnitude) for the elements of a few of the lines.
+  template <class Count>
+  void ForEachSampled(const Count& count) const;
+  // Counts their magnitudes: those within [low, high) in bins, as narrow as there is room for.
   void Look(uint32_t low, uint32_t high);
   // The lower edge of the bin at which `count` sampled elements lie above; that of the lowest bin if there are not as
   // many.

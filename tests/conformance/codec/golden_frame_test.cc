@@ -124,6 +124,28 @@ TEST_P(GoldenFrame, BytesHaveNotChanged) {
   }
 }
 
+// Enough runs that their ranges and exponents travel as differences.
+TEST(GoldenRunsFrame, BytesHaveNotChanged) {
+  ClusterOptions options;
+  options.codec = "tagc:density=0.02";
+  options.workers = 2;
+  options.elements = 700;
+  options.run_elements = 64;
+  options.seed = 42;
+  Cluster cluster(options);
+  const GradientFn gradient = [](uint32_t worker, uint64_t round, std::vector<float>* out) {
+    for (size_t i = 0; i < out->size(); ++i) {
+      const float scale = i < 400 ? 0x1p-8f : 0x1p-11f;
+      (*out)[i] = static_cast<float>(static_cast<int>((i * 37 + worker * 11 + round * 5) % 101) - 50) * scale;
+    }
+  };
+  for (int r = 0; r < 2; ++r) {
+    const RoundResult result = cluster.Round(gradient);
+    CompareWithGolden("tagc_runs_round" + std::to_string(r) + "_push", Joined(result.frames[1].chunks));
+    CompareWithGolden("tagc_runs_round" + std::to_string(r) + "_update", Joined(result.update_frame.chunks));
+  }
+}
+
 // Ten elements, of which the sketch takes seven.
 TEST(GoldenListedFrame, BytesHaveNotChanged) {
   ClusterOptions options;
