@@ -123,8 +123,10 @@ GW_CLONES std::vector<uint8_t> EncodeRice(std::span<const uint32_t> positions, u
 // Decodes gaps as long as whole words of input are left: several from each word, since a gap's code begins where the
 // one before it ends and that is all they have to wait for. Returns how many were decoded and moves `*position` (of the
 // bit stream) and `*next` (the least position that may follow); stops before what it cannot judge.
-GW_CLONES uint32_t DecodeRiceWords(std::span<const uint8_t> stream, int k, uint32_t n, uint64_t end,
-                                   const LookAhead& ahead, uint64_t* position, uint64_t* next, uint32_t* positions) {
+template <bool kFetch>
+inline __attribute__((always_inline)) uint32_t DecodeWords(std::span<const uint8_t> stream, int k, uint32_t n,
+                                                           uint64_t end, const LookAhead& ahead, uint64_t* position,
+                                                           uint64_t* next, uint32_t* positions) {
   const char* const memory = static_cast<const char*>(ahead.memory);
   const size_t stride = ahead.stride;
   constexpr uint32_t kWindowBits = 57;
@@ -144,7 +146,7 @@ GW_CLONES uint32_t DecodeRiceWords(std::span<const uint8_t> stream, int k, uint3
       if (used + length > kWindowBits) break;
       const uint64_t p = from + (uint64_t{quotient} << k) + (word >> (quotient + 1) & mask);
       if (p >= end) break;
-      __builtin_prefetch(memory + p * stride, 1);
+      if constexpr (kFetch) __builtin_prefetch(memory + p * stride, 1);
       positions[decoded] = static_cast<uint32_t>(p);
       from = p + 1;
       word >>= length;
@@ -157,6 +159,15 @@ GW_CLONES uint32_t DecodeRiceWords(std::span<const uint8_t> stream, int k, uint3
   *position = at;
   *next = from;
   return i;
+}
+
+GW_CLONES uint32_t DecodeRiceWords(std::span<const uint8_t> stream, int k, uint32_t n, uint64_t end,
+                                   const LookAhead& ahead, uint64_t* position, uint64_t* next, uint32_t* positions) {
+  return DecodeWords<false>(stream, k, n, end, ahead, position, next, positions);
+}
+GW_CLONES uint32_t DecodeAndFetch(std::span<const uint8_t> stream, int k, uint32_t n, uint64_t end,
+                                  const LookAhead& ahead, uint64_t* position, uint64_t* next, uint32_t* positions) {
+  return DecodeWords<true>(stream, k, n, end, ahead, position, next, positions);
 }
 
 absl::Status DecodeRice(std::span<const uint8_t> payload, uint32_t begin, uint32_t count, const LookAhead& ahead,
@@ -180,7 +191,8 @@ absl::Status DecodeRice(std::span<const uint8_t> payload, uint32_t begin, uint32
   const uint64_t end = uint64_t{begin} + count;
   uint32_t i = 0;
   for (;;) {
-    i += DecodeRiceWords(stream, k, n - i, end, ahead, &position, &next, positions + i);
+    i += (ahead.stride == 0 ? DecodeRiceWords : DecodeAndFetch)(stream, k, n - i, end, ahead, &position, &next,
+                                                                positions + i);
     BitReader reader(stream, position);
     if (i == n) {
       if (reader.AtPaddedEnd()) return absl::OkStatus();

@@ -35,8 +35,8 @@ CodedIndex EncodeIndex(std::span<const uint32_t> positions, uint32_t begin, uint
 
 // Where what lies at a position will be looked at: it is fetched while later positions are decoded. By default nothing.
 struct LookAhead {
-  const void* memory = "";
-  size_t stride = 0;  // bytes per position
+  const void* memory = nullptr;
+  size_t stride = 0;  // bytes per position; 0: nothing is fetched
 };
 
 // Appends the positions to `out`. Never trusts the payload: errors are InvalidArgument (unknown coding, wrong size,

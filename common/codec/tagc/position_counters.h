@@ -79,12 +79,11 @@ class PositionCounters {
     return found;
   }
 
-  // Calls fn(word, mask) for positions of a 64-bit word: once for all of them where many share one, else for each by
-  // itself, since whether the next one is in the same word cannot be foreseen then.
+  // Calls fn(word, mask) for positions of a 64-bit word: once for all of them, or for each by itself where it cannot be
+  // foreseen whether the next one is in the same word.
   template <typename Fn>
   static void ForEachWord(std::span<const uint32_t> positions, Fn fn) {
-    if (positions.empty()) return;
-    if (positions.size() < (positions.back() - positions.front()) / kSharing) {
+    if (!Foreseeable(positions)) {
       for (const uint32_t position : positions) fn(position / 64, uint64_t{1} << (position % 64));
       return;
     }
@@ -96,7 +95,17 @@ class PositionCounters {
     }
   }
 
-  static constexpr uint32_t kSharing = 16;  // elements for each position, from which on hardly any share a word
+  // Of a few neighbours hardly any share a word, or most do.
+  static bool Foreseeable(std::span<const uint32_t> positions) {
+    constexpr size_t kLooks = 32;
+    if (positions.size() < 4 * kLooks) return true;
+    size_t shared = 0;
+    for (size_t look = 0; look < kLooks; ++look) {
+      const size_t i = look * (positions.size() - 1) / kLooks;
+      shared += positions[i] / 64 == positions[i + 1] / 64 ? 1 : 0;
+    }
+    return shared <= kLooks / 8 || shared >= kLooks * 3 / 4;
+  }
 
   size_t words_;
   std::vector<uint64_t> planes_;  // plane after plane, words_ each
