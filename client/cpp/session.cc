@@ -91,6 +91,7 @@ absl::Status CheckOptions(const SessionOptions& options, const Job& job) {
         absl::StrCat("memory was given for ", options.memory.size(), " tensors; the job has ", job.tensors().size()));
   for (size_t t = 0; t < options.memory.size(); ++t) {
     if (options.memory[t].size() == job.tensors()[t].elements) continue;
+    if (options.memory[t].empty() && options.pull == PullMode::kMean) continue;
     return absl::InvalidArgumentError(absl::StrCat("tensor '", job.tensors()[t].name, "' has ",
                                                    job.tensors()[t].elements, " elements in the job; its memory has ",
                                                    options.memory[t].size()));

@@ -60,7 +60,7 @@ absl::StatusOr<FrameHeader> LoadHeader(std::span<const uint8_t> bytes) {
   if (p[5] < 1 || p[5] > 4) return absl::InvalidArgumentError(absl::StrFormat("unknown frame kind %d", p[5]));
   h.kind = static_cast<FrameKind>(p[5]);
   h.flags = Load<uint16_t>(p + 6);
-  if (h.flags & ~(kLastChunk | kAbstain | kNonFinite | kReplace)) {
+  if (h.flags & ~(kLastChunk | kAbstain | kNonFinite | kReplace | kWithoutBody)) {
     return absl::InvalidArgumentError(absl::StrFormat("unknown frame flags 0x%04x", h.flags));
   }
   h.bucket = Load<uint32_t>(p + 8);

@@ -35,6 +35,7 @@ enum FrameFlags : uint16_t {
   kNonFinite = 4,
   // push, with kAbstain: carries parameters that replace the job's; update: its dense body is parameters.
   kReplace = 8,
+  kWithoutBody = 16,  // update: its body was left out, for whoever pulls plans
 };
 
 struct FrameHeader {

@@ -1,10 +1,13 @@
 // See answers.h.
 #include "server/desk/answers.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "common/base/out_of_memory.h"
+#include "common/base/status_macros.h"
+#include "common/codec/update/update.h"
 #include "common/job/norms.h"
 
 namespace gradwire {
@@ -14,6 +17,10 @@ ParameterContent ContentOf(v1::PullKind kind) {
   if (kind == v1::PULL_PARAMS_BF16) return ParameterContent::kBf16;
   return kind == v1::PULL_STATE ? ParameterContent::kState : ParameterContent::kFloat32;
 }
+
+// A plan is kept for others who ask for it where it takes no more than this, or than this part of its update frame.
+constexpr uint64_t kKeptPlanBytes = 4096;
+constexpr uint64_t kKeptPlanPart = 16;
 
 Delivery Refusal(const BucketState& bucket, const Waiter& waiter, absl::Status why) {
   return Delivery{waiter, bucket.layout->bucket, std::move(why), nullptr};
@@ -52,6 +59,7 @@ bool RoundAnswers::IsWaitingForParameters(const BucketState& bucket, const Waite
 
 std::optional<Delivery> RoundAnswers::Answer(BucketState& bucket, const Waiter& waiter) const {
   if (waiter.kind == v1::PULL_UPDATE) return UpdateOf(bucket, waiter);
+  if (waiter.kind == v1::PULL_PLAN) return PlanOf(bucket, waiter);
   if (waiter.prepared != nullptr || waiter.version == bucket.version) return Parameters(bucket, waiter);
   return Refusal(bucket, waiter,
                  absl::OutOfRangeError(absl::StrFormat(
@@ -84,10 +92,28 @@ Delivery RoundAnswers::UpdateOf(const BucketState& bucket, const Waiter& waiter)
           name, b, waiter.version, bucket.version - bucket.updates.size() + 1, bucket.version, bucket.version)));
 }
 
+Delivery RoundAnswers::PlanOf(BucketState& bucket, const Waiter& waiter) const {
+  if (bucket.plan_only != nullptr && bucket.plan_only_version == waiter.version)
+    return Delivery{waiter, bucket.layout->bucket, absl::OkStatus(), bucket.plan_only};
+  Delivery delivery = UpdateOf(bucket, waiter);
+  if (!delivery.status.ok()) return delivery;
+  absl::StatusOr<SharedChunks> chunks = CatchBadAlloc("a plan for pullers", [&]() -> absl::StatusOr<SharedChunks> {
+    GW_ASSIGN_OR_RETURN(std::vector<Bytes> plan, WithoutBody(*delivery.chunks));
+    return std::make_shared<const std::vector<Bytes>>(std::move(plan));
+  });
+  if (!chunks.ok()) return Refusal(bucket, waiter, chunks.status());
+  if (TotalSize(**chunks) <= std::max<uint64_t>(kKeptPlanBytes, TotalSize(*delivery.chunks) / kKeptPlanPart)) {
+    bucket.plan_only = *chunks;
+    bucket.plan_only_version = waiter.version;
+  }
+  delivery.chunks = *std::move(chunks);
+  return delivery;
+}
+
 absl::Status NewestAnswers::CheckOtherKind(v1::PullKind kind) const {
   return absl::InvalidArgumentError(
       absl::StrFormat("job '%s' has asynchronous rounds: its workers pull parameters (params or params_bf16), not %s",
-                      job_.spec().name(), kind == v1::PULL_UPDATE ? "updates" : "the optimizer's state"));
+                      job_.spec().name(), kind == v1::PULL_STATE ? "the optimizer's state" : "updates"));
 }
 
 bool NewestAnswers::IsWaitingForParameters(const BucketState& bucket, const Waiter& waiter) const {

@@ -54,6 +54,8 @@ class RoundAnswers final : public Answers {
  private:
   absl::Status CheckOtherKind(v1::PullKind) const override { return absl::OkStatus(); }
   Delivery UpdateOf(const BucketState& bucket, const Waiter& waiter) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+  // The update without its body; a small one is made once for all who ask for it.
+  Delivery PlanOf(BucketState& bucket, const Waiter& waiter) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 };
 
 // Asynchronous rounds: parameters of the version or of any later one, as soon as all that is in it may be seen.

@@ -8,6 +8,7 @@
 #include "common/base/failpoint.h"
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
+#include "common/job/pull_kinds.h"
 
 namespace gradwire {
 namespace {
@@ -57,7 +58,7 @@ absl::Status Desk::Pull(MemberId member, const v1::PullRequest& request, const s
         absl::StrFormat("job '%s': bucket range [%d, %d) is not within the %d buckets of this job", name,
                         request.bucket_begin(), request.bucket_end(), parts_.buckets.size()));
   }
-  if (request.kind() == v1::PULL_UPDATE && request.version() == 0) {
+  if (IsOfUpdate(request.kind()) && request.version() == 0) {
     return absl::InvalidArgumentError(
         absl::StrFormat("job '%s': no update makes version 0: pull its parameters or its state", name));
   }
@@ -119,7 +120,7 @@ std::optional<Delivery> Desk::AnswerOrWait(uint32_t b, Waiter waiter, std::vecto
 }
 
 void Desk::Prepare(BucketState& bucket, Waiter* waiter) {
-  if (waiter->prepared != nullptr || waiter->kind == v1::PULL_UPDATE || !bucket.ready) return;
+  if (waiter->prepared != nullptr || IsOfUpdate(waiter->kind) || !bucket.ready) return;
   if (!answers_.IsWaitingForParameters(bucket, *waiter)) return;
   // Where memory runs out, the answer is tried for once more when it is due.
   CatchBadAlloc("parameters for pullers", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
@@ -192,7 +193,7 @@ absl::Status Desk::Send(const Delivery& delivery) {
     message.frame.push_back(out.unsent() == nullptr ? chunks[i] : UnsentBudget::Count(out.unsent(), chunks[i]));
     // A stream that has closed loses its answer; its worker pulls again on the next one.
     if (!out.Send(std::move(message)).ok()) break;
-    if (delivery.to.kind == v1::PULL_UPDATE) {
+    if (IsOfUpdate(delivery.to.kind)) {
       parts_.traffic.NoteUpdatePulled(size);
     } else {
       parts_.traffic.NoteParametersPulled(size);

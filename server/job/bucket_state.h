@@ -111,6 +111,9 @@ struct BucketState {
   // Parameters serialized at `version` for the kind that was asked for last.
   v1::PullKind serialized_kind ABSL_GUARDED_BY(mu) = v1::PULL_UNSPECIFIED;
   SharedChunks serialized ABSL_GUARDED_BY(mu);
+  // The update of the version that was last pulled without its body.
+  uint64_t plan_only_version ABSL_GUARDED_BY(mu) = 0;
+  SharedChunks plan_only ABSL_GUARDED_BY(mu);
   std::vector<Waiter> waiting ABSL_GUARDED_BY(mu);  // at most MaxWaitersPerMember each
 
   // The retained update that `round` made; null: it is not there.

@@ -1,4 +1,4 @@
-"""A process of test_ddp.py: trains one small model in a way that its arguments choose, and saves what came out."""
+"""A process of test_ddp.py and test_fsdp.py: trains one small model in a way that its arguments choose, and saves what came out."""
 
 from __future__ import annotations
 
@@ -9,16 +9,35 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gradwire.torch import DDPState, ddp_hook
+from gradwire.torch import DDPState, FSDPState, ddp_hook
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 INPUTS, CLASSES, BATCH = 64, 10, 32
 
 
-def model_of(seed: int) -> torch.nn.Module:
+class Net(torch.nn.Sequential):
+    idle = False  # the third layer takes no part
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self):
+            inputs = inputs if self.idle and number == 2 else layer(inputs)
+        return inputs
+
+
+def model_of(seed: int) -> Net:
     torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(INPUTS, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU(),
-                               torch.nn.LayerNorm(128), torch.nn.Linear(128, CLASSES))
+    return Net(torch.nn.Linear(INPUTS, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU(),
+               torch.nn.LayerNorm(128), torch.nn.Linear(128, CLASSES))
+
+
+def sharded(net: Net, reduce: str) -> torch.nn.Module:
+    """Over all processes: two units inside, and the rest of the net."""
+    policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, reduce))
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    for unit in (net[0], net[2]):
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
+    return fully_shard(net, mesh=mesh, mp_policy=policy)
 
 
 def main() -> None:
@@ -37,14 +56,20 @@ def main() -> None:
     parser.add_argument("--nonfinite", default="spread")
     parser.add_argument("--scaler", action="store_true", help="losses are scaled")
     parser.add_argument("--die-at", type=int, default=-1, help="the step in which rank 1 is killed")
+    parser.add_argument("--fsdp", action="store_true", help="FSDP in the place of DistributedDataParallel")
+    parser.add_argument("--reduce", default="float32", help="FSDP: the type in which gradients are reduced")
+    parser.add_argument("--no-sync", action="store_true", help="FSDP: gradients that are accumulated are reduced once")
+    parser.add_argument("--clip", type=float, default=0.0, help="the norm of gradients is clipped to this")
+    parser.add_argument("--idle", action="store_true", help="FSDP: one unit takes no part in the loss")
     parser.add_argument("--again", action="store_true", help="from the checkpoint of the run that was killed")
     args = parser.parse_args()
     dist.init_process_group("gloo", init_method=f"file://{args.store}", rank=int(os.environ["RANK"]),
                             world_size=int(os.environ["WORLD_SIZE"]))
     rank = dist.get_rank()
     net = model_of(0)
+    net.idle = args.idle
     wrapped = torch.nn.ModuleDict({"_orig_mod": net}) if args.wrapped and rank == 1 else net
-    model = DistributedDataParallel(net, bucket_cap_mb=0.02)
+    model = sharded(net, args.reduce) if args.fsdp else DistributedDataParallel(net, bucket_cap_mb=0.02)
     groups = [dist.new_group(list(range(begin, begin + args.per_host))) for begin in range(0, dist.get_world_size(), args.per_host)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     teacher = torch.nn.Linear(INPUTS, CLASSES)
@@ -61,10 +86,14 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         state = None
         if args.servers:
-            state = stack.enter_context(DDPState(
-                wrapped, servers=args.servers, job=args.job, **({"codec": args.codec} if args.codec else {}), nonfinite=args.nonfinite,
-                local_group=groups[rank // args.per_host] if args.per_host > 1 else None))
-            model.register_comm_hook(state, ddp_hook)
+            how = {"servers": args.servers, "job": args.job, "nonfinite": args.nonfinite} | (
+                {"codec": args.codec} if args.codec else {})
+            if args.fsdp:
+                state = stack.enter_context(FSDPState(model, **how))
+            else:
+                state = stack.enter_context(DDPState(
+                    wrapped, local_group=groups[rank // args.per_host] if args.per_host > 1 else None, **how))
+                model.register_comm_hook(state, ddp_hook)
         for step in range(begin, args.steps):
             optimizer.zero_grad()
             for part in range(args.accumulate):
@@ -72,16 +101,22 @@ def main() -> None:
                 loss = torch.nn.functional.cross_entropy(model(inputs), teacher(inputs).argmax(1))
                 if step == args.nan_at and rank == 1:
                     loss = loss * float("nan")
-                with contextlib.nullcontext() if part == args.accumulate - 1 else model.no_sync():
+                last = part == args.accumulate - 1
+                if args.fsdp:
+                    model.set_requires_gradient_sync(last or not args.no_sync)
+                with contextlib.nullcontext() if last or args.fsdp else model.no_sync():
                     scaler.scale(loss).backward()
+            if args.clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
             scaler.step(optimizer)
             scaler.update()
             losses.append(loss.item())
-            if rank == 0:
+            if rank == 0 and not args.fsdp:
                 torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, checkpoint)
             if step == args.die_at and rank == 1:
                 os._exit(9)
-        torch.save({"net": net.state_dict(), "losses": losses, "begin": begin, "scale": scaler.get_scale(),
+        values = {name: value.full_tensor() if args.fsdp else value for name, value in net.state_dict().items()}
+        torch.save({"net": values, "losses": losses, "begin": begin, "scale": scaler.get_scale(),
                     "stats": state.stats() if state else {}},
                    args.out.with_suffix(f".{rank}"))
     dist.destroy_process_group()

@@ -212,7 +212,7 @@ void WorkerSession::FinishStart() {
   client::RoundLedger::Rules rules;
   rules.buckets = setup_->layout->bucket_count();
   rules.shards = setup_->shards;
-  for (uint32_t slice = 0; slice < setup_->slices(); ++slice) rules.updates.push_back(work_->NeedsUpdate(slice));
+  for (uint32_t slice = 0; slice < setup_->slices(); ++slice) rules.updates.push_back(work_->UpdateKind(slice));
   rules.parameters = work_->ParametersKind();
   rules.skips = work_->skips();
   ledger_ = std::make_unique<client::RoundLedger>(std::move(rules), version_);

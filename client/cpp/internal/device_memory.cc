@@ -50,6 +50,7 @@ class DeviceSteps final : public SliceSteps {
     }
     ForEachTensorPiece(slice_, [&](const Run&, uint64_t elements, uint64_t position) {
       float* const out = runs_[RunOf(slice_, position)].parameter;
+      if (out == nullptr) return;
       if (means == nullptr) {
         bucket_.runtime().Fill(out, 0, elements * sizeof(float), bucket_.stream());
       } else {

@@ -8,6 +8,7 @@
 #include "client/cpp/internal/deadline.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
+#include "common/job/pull_kinds.h"
 #include "common/job/round_mode.h"
 
 namespace gradwire::client {
@@ -19,7 +20,7 @@ RoundLedger::Rules RulesOf(const SliceWork& work, uint32_t buckets, uint32_t sha
   RoundLedger::Rules rules;
   rules.buckets = buckets;
   rules.shards = shards;
-  for (uint32_t slice = 0; slice < work.slices(); ++slice) rules.updates.push_back(work.NeedsUpdate(slice));
+  for (uint32_t slice = 0; slice < work.slices(); ++slice) rules.updates.push_back(work.UpdateKind(slice));
   rules.parameters = work.ParametersKind();
   rules.skips = work.skips();
   return rules;
@@ -343,14 +344,14 @@ void Exchange::NoteAnswer(uint32_t shard, PullAnswer answer) {
   if (gone && answer.bucket < buckets_) {
     if (ledger_.Gone(entry, answer.kind, &actions) != RoundLedger::AnswerEffect::kTaken) return;
     SliceBytes& bytes = BytesOf(entry);
-    (answer.kind == v1::PULL_UPDATE ? bytes.update_gone : bytes.parameters_gone) = true;
+    (IsOfUpdate(answer.kind) ? bytes.update_gone : bytes.parameters_gone) = true;
     return Run(actions);
   }
   switch (answer.bucket < buckets_ ? ledger_.Answered(entry, answer.kind, &actions)
                                    : RoundLedger::AnswerEffect::kUnexpected) {
     case RoundLedger::AnswerEffect::kTaken: {
       SliceBytes& bytes = BytesOf(entry);
-      (answer.kind == v1::PULL_UPDATE ? bytes.update_chunks : bytes.parameter_chunks) = std::move(answer.chunks);
+      (IsOfUpdate(answer.kind) ? bytes.update_chunks : bytes.parameter_chunks) = std::move(answer.chunks);
       return Run(actions);
     }
     case RoundLedger::AnswerEffect::kRepeated:

@@ -23,6 +23,7 @@ class HostSteps final : public SliceSteps {
 
   absl::Status WriteMean(const Update& update) override {
     for (uint32_t i = 0; i < runs_.size(); ++i) {
+      if (runs_[i].parameter == nullptr) continue;
       if (update.contributors == 0 || update.body == Update::Body::kEmpty)
         std::memset(runs_[i].parameter, 0, slice_.runs[i].length * sizeof(float));
       else

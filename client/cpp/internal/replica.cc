@@ -1,6 +1,7 @@
 // See replica.h.
 #include "client/cpp/internal/replica.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/base/sha256.h"
@@ -40,6 +41,11 @@ std::vector<RunState> Replica::RunsOf(const BucketLayout& slice) {
     runs[i] = {at(tensors_[run.tensor], run), at(first_moment_[run.tensor], run), at(second_moment_[run.tensor], run)};
   }
   return runs;
+}
+
+bool Replica::Wants(const BucketLayout& slice) const {
+  return slice.runs.empty() ||
+         std::ranges::any_of(slice.runs, [this](const Run& run) { return !tensors_[run.tensor].empty(); });
 }
 
 absl::Status Replica::Apply(const BucketLayout& slice, const Update& update) { return StepsOf(slice).Apply(update); }

@@ -26,9 +26,11 @@ class Replica {
   Replica(const Job* job, const Layout* layout, std::shared_ptr<TensorMemory> memory,
           std::vector<std::span<float>> tensors, bool with_moments);
 
+  // The caller gave memory for a tensor of the slice, or there is none in it.
+  bool Wants(const BucketLayout& slice) const;
   // One step of the optimizer over a slice.
   absl::Status Apply(const BucketLayout& slice, const Update& update);
-  // The mean of a slice into the caller's tensors.
+  // The mean of a slice into those of the caller's tensors that have memory.
   absl::Status WriteMean(const BucketLayout& slice, const Update& update);
   // Decodes a kParameters frame into a slice (and its moments, if this replica has them); returns the frame's plans.
   absl::StatusOr<PlanWindow> Load(const BucketLayout& slice, std::span<const wire::Chunk> chunks, uint64_t version);

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/job/pull_kinds.h"
+
 namespace gradwire::client {
 
 RoundLedger::RoundLedger(Rules rules, uint64_t round)
@@ -13,7 +15,7 @@ void RoundLedger::Open() {
   Round round;
   round.slices.resize(slices_);
   for (uint32_t i = 0; i < slices_; ++i) {
-    round.slices[i].update_missing = rules_.updates[i];
+    round.slices[i].update_missing = rules_.updates[i] != v1::PULL_UNSPECIFIED;
     round.slices[i].parameters_missing = rules_.parameters != v1::PULL_UNSPECIFIED;
   }
   rounds_.push_back(std::move(round));
@@ -36,7 +38,10 @@ void RoundLedger::Abstains(Entry entry) { At(entry).abstained = true; }
 std::vector<v1::PullKind> RoundLedger::Wanted(Entry entry) const {
   const Slice& slice = At(entry);
   std::vector<v1::PullKind> kinds;
-  if (slice.update_missing) kinds.push_back(v1::PULL_UPDATE);
+  if (slice.update_missing) {
+    const v1::PullKind kind = rules_.updates[entry.slice];
+    kinds.push_back(kind == v1::PULL_UNSPECIFIED ? v1::PULL_UPDATE : kind);
+  }
   if (slice.parameters_missing) kinds.push_back(rules_.parameters);
   return kinds;
 }
@@ -66,7 +71,7 @@ RoundLedger::AckEffect RoundLedger::Acked(Entry entry, v1::PushOutcome outcome, 
 
 bool* RoundLedger::Missing(Entry entry, v1::PullKind kind) {
   Slice& slice = At(entry);
-  if (kind == v1::PULL_UPDATE && slice.update_missing) return &slice.update_missing;
+  if (IsOfUpdate(kind) && slice.update_missing) return &slice.update_missing;
   return kind == rules_.parameters && slice.parameters_missing ? &slice.parameters_missing : nullptr;
 }
 
@@ -84,8 +89,8 @@ RoundLedger::AnswerEffect RoundLedger::Gone(Entry entry, v1::PullKind kind, Acti
   if (Missing(entry, kind) == nullptr) return AnswerEffect::kRepeated;
   gone_ = true;
   Slice& slice = At(entry);
-  (kind == v1::PULL_UPDATE ? slice.update_gone : slice.parameters_gone) = true;
-  if (kind != v1::PULL_UPDATE && rules_.skips && !rules_.updates[entry.slice]) {
+  (IsOfUpdate(kind) ? slice.update_gone : slice.parameters_gone) = true;
+  if (!IsOfUpdate(kind) && rules_.skips && rules_.updates[entry.slice] == v1::PULL_UNSPECIFIED) {
     slice.update_missing = true;
     actions->ask.push_back(entry);
   }

@@ -19,7 +19,7 @@ class RoundLedger {
   struct Rules {
     uint32_t buckets = 0;
     uint32_t shards = 0;
-    std::vector<bool> updates;                       // of slices whose update frames are wanted
+    std::vector<v1::PullKind> updates;               // of slices whose update frames are wanted; else unspecified
     v1::PullKind parameters = v1::PULL_UNSPECIFIED;  // what is wanted of every slice beside them; unspecified: nothing
     bool skips = false;  // where parameters are gone, the update frame is wanted: it is kept if the round was skipped
   };

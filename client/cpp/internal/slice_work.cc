@@ -16,6 +16,7 @@ SliceWork::SliceWork(const SliceContext& context, std::vector<PlanWindow> plans)
     : context_(context), shards_(context.layout->shard_count()), states_(plans.size()) {
   for (uint32_t i = 0; i < states_.size(); ++i) {
     states_[i].encoder = context_.gradients->EncoderOf(*context_.codecs[i]);
+    states_[i].wanted = context_.replica->Wants(LayoutOf(i));
     states_[i].plans = std::move(plans[i]);
   }
 }
@@ -29,8 +30,10 @@ v1::PullKind SliceWork::ParametersKind() const {
   return context_.pull == PullMode::kParamsBf16 ? v1::PULL_PARAMS_BF16 : v1::PULL_UNSPECIFIED;
 }
 
-bool SliceWork::NeedsUpdate(uint32_t slice) const {
-  return ParametersKind() == v1::PULL_UNSPECIFIED || context_.codecs[slice]->defers();
+v1::PullKind SliceWork::UpdateKind(uint32_t slice) const {
+  if (!states_[slice].wanted) return v1::PULL_PLAN;
+  const bool needed = ParametersKind() == v1::PULL_UNSPECIFIED || context_.codecs[slice]->defers();
+  return needed ? v1::PULL_UPDATE : v1::PULL_UNSPECIFIED;
 }
 
 absl::Status SliceWork::Encode(uint32_t slice, uint64_t round, std::span<const float> learning_rates,
@@ -81,8 +84,12 @@ std::vector<Bytes> SliceWork::EncodeReplacement(uint32_t slice, uint64_t round) 
 absl::Status SliceWork::Decode(uint32_t slice, uint64_t round, SliceBytes* bytes) const {
   if (bytes->update_chunks.empty()) return absl::OkStatus();  // not needed, or gone
   const TraceSpan span = Span(v1::TRACE_DECODE, slice, round);
+  const auto decode = states_[slice].wanted
+                          ? static_cast<absl::StatusOr<Update> (*)(std::span<const wire::Chunk>, const Job&,
+                                                                   const BucketLayout&, const RoundPlan&)>(DecodeUpdate)
+                          : DecodePlan;
   GW_ASSIGN_OR_RETURN(bytes->update,
-                      DecodeUpdate(bytes->update_chunks, *context_.job, LayoutOf(slice), PlanOf(slice, round)));
+                      decode(bytes->update_chunks, *context_.job, LayoutOf(slice), PlanOf(slice, round)));
   if (bytes->update.round != round)
     return absl::InvalidArgumentError(absl::StrCat("bucket ", slice / shards_, ": an update frame of round ",
                                                    bytes->update.round, " came where round ", round, " was expected"));
@@ -101,7 +108,8 @@ absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, Sli
       GW_RETURN_IF_ERROR(context_.replica->Apply(layout, bytes->update));
       break;
     case PullMode::kMean:
-      if (CarriesValues(*context_.job, round)) GW_RETURN_IF_ERROR(context_.replica->WriteMean(layout, bytes->update));
+      if (states_[slice].wanted && CarriesValues(*context_.job, round))
+        GW_RETURN_IF_ERROR(context_.replica->WriteMean(layout, bytes->update));
       break;
     case PullMode::kParams:
     case PullMode::kParamsBf16: {

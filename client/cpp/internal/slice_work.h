@@ -61,8 +61,9 @@ class SliceWork {
   uint32_t slices() const { return static_cast<uint32_t>(states_.size()); }
   const BucketLayout& LayoutOf(uint32_t slice) const;
   const PlanWindow& plans(uint32_t slice) const { return states_[slice].plans; }  // up to the slice's version
-  // A worker that pulls parameters still reads the update frames of codecs that defer: they name the elements.
-  bool NeedsUpdate(uint32_t slice) const;
+  // What is wanted of its update frames. Nothing: unspecified. A worker that pulls parameters still reads those of
+  // codecs that defer, which name the elements; one that wants no mean of the slice leaves out the body.
+  v1::PullKind UpdateKind(uint32_t slice) const;
   // Rounds with gradients that are not finite, in this job.
   bool skips() const { return SkipsNonFinite(*context_.job); }
   // Unspecified: it pulls none.
@@ -92,6 +93,7 @@ class SliceWork {
  private:
   struct State {
     Encoder* encoder = nullptr;
+    bool wanted = true;  // means of it go into the caller's memory
     PlanWindow plans;
   };
 

@@ -9,15 +9,13 @@ import torch
 import torch.distributed as dist
 
 from ._errors import FailedPrecondition
-from ._job import JobSpec, Rule, TensorSpec, default_rules
-from ._session import Session, join
+from ._job import Rule, TensorSpec
+from ._means import MeanExchange
+from ._session import Session
 from ._torch_groups import check_parameter
 
 # What torch puts before the names of parameters when it wraps a module: equal models have equal names.
 _WRAPPERS = re.compile(r"^((module|_orig_mod)\.)+|(?<=\.)_orig_mod\.")
-
-
-_BAD = "gradwire.nonfinite"  # the tensor beside the model's that says whether a gradient was not finite
 
 
 def plain_name(name: str) -> str:
@@ -79,41 +77,35 @@ class DDPState:
             raise ValueError("all parameters are frozen (requires_grad=False): there is nothing to reduce")
         for name, p in named:
             check_parameter(name, p)
-        if nonfinite not in ("spread", "refuse"):
-            raise ValueError(f"nonfinite={nonfinite!r} must be 'spread' or 'refuse'")
+        MeanExchange.check_nonfinite(nonfinite)
         self._index = {id(p): i for i, (_, p) in enumerate(named)}
         self._pending: list[tuple[dist.GradBucket, torch.futures.Future[torch.Tensor]]] = []
         self._means = [torch.zeros_like(p, requires_grad=False) for _, p in named]
-        tensors = [TensorSpec(name, tuple(p.shape), (roles or {}).get(name)) for name, p in named]
-        rules = default_rules(codec) if rules is None else list(rules)
-        self._bad: torch.Tensor | None = None  # 1 where a gradient of this step is not finite; its mean tells all
-        if nonfinite == "spread":
-            self._bad = self._means[0].new_zeros(1)
-            self._means.append(torch.zeros_like(self._bad))
-            tensors.append(TensorSpec(_BAD, (1,)))
-            rules = [Rule("dense:fp32", _BAD), *rules]
-        self.session: Session | None = None
+        self._exchange: MeanExchange | None = None
         if self._leader is None or dist.get_rank() == self._leader:
-            spec = JobSpec(name=job, tensors=tensors, optimizer="none", codec=codec, rules=rules, workers=workers,
-                           max_workers=workers, bucket_bytes=bucket_bytes, lease_ms=lease_ms, seed=seed,
-                           nonfinite="refuse" if nonfinite == "refuse" else "sanitize")
-            # Not into a job that goes on: whoever came first would be in a round that the others are not in, and wait for them.
-            self.session = join(servers, spec, self._means, worker, pull="mean", exist="new", **joining)
+            tensors = [TensorSpec(name, tuple(p.shape), (roles or {}).get(name)) for name, p in named]
+            self._exchange = MeanExchange(
+                tensors, self._means, servers=servers, job=job, codec=codec, rules=rules, workers=workers, worker=worker,
+                bucket_bytes=bucket_bytes, lease_ms=lease_ms, nonfinite=nonfinite, seed=seed, device=self._means[0].device,
+                **joining)
+
+    @property
+    def session(self) -> Session | None:
+        return None if self._exchange is None else self._exchange.session
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The hook: the mean of a bucket over all workers. Buckets of a step come in order, the same on every process."""
         buffer = bucket.buffer()
         if self._group is not None:
             dist.reduce(buffer, self._leader, group=self._group)
-        if self.session is not None:
+        if self._exchange is not None:
             if not self._pending:
-                self.session.begin_round(0.0)
+                self._exchange.begin()
             if self._group is not None:
                 buffer.div_(self._group_size)
-            if self._bad is not None and not torch.isfinite(buffer).all():
-                self._bad.fill_(1)
+            self._exchange.look(buffer)
             for p, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-                self.session.tensor_ready(self._index_of(p), gradient)
+                self._exchange.send(self._index_of(p), gradient)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[buffer.device] if buffer.is_cuda else [])
         self._pending.append((bucket, future))
@@ -123,16 +115,9 @@ class DDPState:
 
     def _end(self) -> None:
         pending, self._pending = self._pending, []
-        spoilt = False
-        if self.session is not None:
-            if self._bad is not None:
-                self.session.tensor_ready(len(self._means) - 1, self._bad)
-            self.session.end_round()
-            if self._bad is not None:
-                spoilt = bool(self._means[-1] > 0)
-                self._bad.zero_()
+        spoilt = self._exchange is not None and self._exchange.end()
         for bucket, future in pending:
-            if self.session is not None:
+            if self._exchange is not None:
                 for p, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
                     gradient.copy_(self._means[self._index_of(p)])
                 if spoilt:
@@ -154,9 +139,9 @@ class DDPState:
 
     def close(self, drain: bool = True) -> None:
         """Leaves the job; the other workers go on without this one."""
-        session, self.session = self.session, None
-        if session is not None:
-            session.leave(drain)
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.session.leave(drain)
 
     def __enter__(self) -> "DDPState":
         return self

@@ -85,7 +85,7 @@ class Session:
         self.worker = worker
         self.job = job
         self._device = device
-        self._parameters = parameters if device is not None else ()
+        self._parameters = [p for p in parameters if p is not None] if device is not None else []
         self._index = {t.name: i for i, t in enumerate(job.tensors)}
 
     def exchange(self, gradients: Sequence[Any] | Mapping[str, Any], lr: float | Sequence[float]) -> None:
@@ -271,7 +271,7 @@ def notes_of(path: str) -> tuple[dict[str, str], int]:
     return {key[len(_NOTE):]: value for key, value in metadata.items() if key.startswith(_NOTE)}, tensors
 
 
-def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], worker: str | None = None, *,
+def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any | None], worker: str | None = None, *,
          pull: str = "update", connect_timeout: float = 20.0, start_timeout: float = 600.0, rpc_timeout: float = 10.0,
          round_timeout: float = 600.0, backend: str = "auto",
          resume_from: str | os.PathLike[str] | None = None, exist: str = "join", encode_threads: int = 1,
@@ -281,7 +281,9 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
     servers: address of each shard, the same list on every worker. parameters: one float32 C-contiguous array per tensor of
     the job (where the means are written, for pull="mean"), which the session updates in place: NumPy arrays, torch
     tensors or anything else with DLPack, all in host memory or all on one CUDA device. On a device the gradients lie there
-    as well, residuals and moments too, and tensors travel by tagc or dense codecs.
+    as well, residuals and moments too, and tensors travel by tagc or dense codecs. For pull="mean" None says that this
+    worker does not want the mean of a tensor: it pushes its gradients, and of a bucket (JobSpec.bucket_bytes) in which it wants
+    none pulls a few bytes.
     The first worker's values start the job. Timeouts are in seconds, from 0.001 to 1e9. Ctrl-C is heard while this waits:
     the job is left again.
 
@@ -316,7 +318,7 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
                                         ("rpc_timeout", rpc_timeout), ("round_timeout", round_timeout))}
     servers = [servers] if isinstance(servers, str) else list(servers)
     names = [t.name for t in job.tensors]
-    places = {device_of(p) for p in parameters}
+    places = {device_of(p) for p in parameters if p is not None}
     if len(places) > 1:
         raise ValueError("the parameters lie in several places; a session takes them in host memory or on one device: "
                          "use a job and a session for each")
@@ -328,8 +330,9 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any], 
 
     def arrays() -> list[Any]:  # anew for each attempt: a capsule can be taken once
         if device is not None:
-            return [_export(p, device.stream) for p in parameters]
-        return [as_array(p, f"the parameter {names[i] if i < len(names) else i!r}") for i, p in enumerate(parameters)]
+            return [None if p is None else _export(p, device.stream) for p in parameters]
+        return [None if p is None else as_array(p, f"the parameter {names[i] if i < len(names) else i!r}")
+                for i, p in enumerate(parameters)]
 
     def check_file() -> None:  # before shards lose the job that the file is to begin anew
         if checkpoint:

@@ -1,8 +1,10 @@
-"""PyTorch: ShardedOptimizer in the place of torch's optimizers, LocalSGD around one, ddp_hook for DistributedDataParallel."""
+"""PyTorch: ShardedOptimizer in the place of torch's optimizers, LocalSGD around one, ddp_hook for DistributedDataParallel,
+FSDPState for fully_shard."""
 
 from ._ddp import DDPState, ddp_hook
+from ._fsdp import FSDPState
 from ._local import LocalSGD
 from ._sharded import DEFAULT_CODEC, ShardedOptimizer
 from ._snapshot import load_parameters
 
-__all__ = ["DEFAULT_CODEC", "DDPState", "LocalSGD", "ShardedOptimizer", "ddp_hook", "load_parameters"]
+__all__ = ["DEFAULT_CODEC", "DDPState", "FSDPState", "LocalSGD", "ShardedOptimizer", "ddp_hook", "load_parameters"]

@@ -142,6 +142,10 @@ class PySession {
     options.worker = std::move(worker);
     options.pull = ParsePull(pull);
     for (size_t t = 0; t < memory.size(); ++t) {
+      if (memory[t].is_none()) {  // its mean is not wanted
+        options.memory.emplace_back();
+        continue;
+      }
       const std::string name = static_cast<int>(t) < options.job.tensors_size()
                                    ? options.job.tensors(static_cast<int>(t)).name()
                                    : std::to_string(t);

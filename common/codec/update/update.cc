@@ -159,9 +159,11 @@ class UpdateReader {
   const std::unique_ptr<BodyReader> reader_;
 };
 
+enum class Content { kWhole, kPlan };
+
 // `chunks`: in order.
 absl::StatusOr<Update> Decode(std::span<const wire::Chunk> chunks, const Job& job, const BucketLayout& layout,
-                              const RoundPlan& plan, const CodecSpec* compressed) {
+                              const RoundPlan& plan, const CodecSpec* compressed, Content content = Content::kWhole) {
   const wire::FrameHeader& header = chunks[0].header;
   if (header.kind != wire::FrameKind::kUpdate || header.bucket != layout.bucket || header.shard != layout.shard ||
       header.shape_digest != layout.shape_digest) {
@@ -169,6 +171,11 @@ absl::StatusOr<Update> Decode(std::span<const wire::Chunk> chunks, const Job& jo
         "not the update frame of bucket %d on shard %d (kind %d, bucket %d, shard %d, shape 0x%08x, expected 0x%08x)",
         layout.bucket, layout.shard, static_cast<int>(header.kind), header.bucket, header.shard, header.shape_digest,
         layout.shape_digest));
+  }
+  const bool without_body = (header.flags & wire::kWithoutBody) != 0;
+  if (without_body != (content == Content::kPlan)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("update frame of round %d %s its body", header.round, without_body ? "is without" : "has"));
   }
   Update update = BeginUpdate(header);
   const bool no_step = update.skipped || update.replaces;
@@ -182,7 +189,11 @@ absl::StatusOr<Update> Decode(std::span<const wire::Chunk> chunks, const Job& jo
   update.exponents = plan.exponents;
   UpdateReader reader(job, layout, update.replaces ? nullptr : compressed, &update);
   for (const wire::Chunk& chunk : chunks) {
-    for (const Segment& s : chunk.segments) GW_RETURN_IF_ERROR(reader.Read(s, chunk.bytes));
+    for (const Segment& s : chunk.segments) {
+      if (without_body && IsUpdateBody(s.type))
+        return absl::InvalidArgumentError("update frame without its body has a part of it");
+      GW_RETURN_IF_ERROR(reader.Read(s, chunk.bytes));
+    }
   }
   GW_RETURN_IF_ERROR(reader.Finish(plan));
   GW_RETURN_IF_ERROR(CheckPlan(job, layout, update.round + 1, update.next));
@@ -192,7 +203,7 @@ absl::StatusOr<Update> Decode(std::span<const wire::Chunk> chunks, const Job& jo
   if (no_step && update.contributors != 0) {
     return absl::InvalidArgumentError("update frame of a round that is no step has contributors");
   }
-  const bool parameters = update.body == Update::Body::kDenseFloat || layout.elements == 0;
+  const bool parameters = update.body == Update::Body::kDenseFloat || layout.elements == 0 || without_body;
   if (update.replaces && (!parameters || !update.deferred.empty())) {
     return absl::InvalidArgumentError("update frame that replaces parameters has another body than parameters");
   }
@@ -229,6 +240,25 @@ absl::StatusOr<Update> DecodeUpdate(std::span<const wire::Chunk> chunks, const J
                                     const RoundPlan& plan) {
   GW_RETURN_IF_ERROR(wire::CheckOrder(chunks));
   return Decode(chunks, job, layout, plan, UpdateCodecOf(job, layout));
+}
+
+absl::StatusOr<Update> DecodePlan(std::span<const wire::Chunk> chunks, const Job& job, const BucketLayout& layout,
+                                  const RoundPlan& plan) {
+  GW_RETURN_IF_ERROR(wire::CheckOrder(chunks));
+  return Decode(chunks, job, layout, plan, UpdateCodecOf(job, layout), Content::kPlan);
+}
+
+absl::StatusOr<std::vector<Bytes>> WithoutBody(std::span<const Bytes> chunks) {
+  GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> parsed, wire::ParseFrame(chunks));
+  wire::FrameHeader header = parsed[0].header;
+  header.flags = static_cast<uint16_t>((header.flags & ~wire::kLastChunk) | wire::kWithoutBody);
+  wire::FrameWriter writer(header);
+  for (const wire::Chunk& chunk : parsed) {
+    for (const Segment& s : chunk.segments) {
+      if (!IsUpdateBody(s.type)) writer.Add(s, s.data);
+    }
+  }
+  return writer.Finish();
 }
 
 absl::StatusOr<Update> DecodeMean(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,

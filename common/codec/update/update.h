@@ -80,6 +80,13 @@ absl::StatusOr<Update> DecodeUpdate(std::span<const wire::Chunk> chunks, const J
 absl::StatusOr<Update> DecodeMean(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
                                   const RoundPlan& plan);
 
+// The update frame without its body, for who only needs the plan of the next round, what was deferred and how the round
+// went. Errors: of ParseFrame.
+absl::StatusOr<std::vector<Bytes>> WithoutBody(std::span<const Bytes> chunks);
+// Decodes what WithoutBody made. Errors: those of DecodeUpdate, which refuses such a frame.
+absl::StatusOr<Update> DecodePlan(std::span<const wire::Chunk> chunks, const Job& job, const BucketLayout& layout,
+                                  const RoundPlan& plan);
+
 template <typename T>
 void Update::CopyDense(uint64_t begin, uint64_t n, T* out) const {
   static_assert(sizeof(T) == 4);

@@ -432,6 +432,32 @@ TEST_P(CodecConformance, TheUpdateFrameCarriesTheNextPlan) {
   }
 }
 
+// Without its body it says the same of all else, and is no update frame.
+TEST_P(CodecConformance, AnUpdateFrameWithoutItsBodyCarriesThePlanAndWhatWasDeferred) {
+  Cluster cluster(Options(2, 5000));
+  const GradientFn gradient = GaussianGradient(12, 5000);
+  for (int r = 0; r < 3; ++r) {
+    const RoundPlan plan = cluster.plan();
+    const RoundResult result = cluster.Round(gradient);
+    const auto chunks = WithoutBody(result.update_frame.chunks);
+    ASSERT_TRUE(chunks.ok()) << chunks.status();
+    EXPECT_LE(TotalSize(*chunks), TotalSize(result.update_frame.chunks));
+    const auto parsed = wire::ParseFrame(*chunks);
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    const auto decoded = DecodePlan(*parsed, cluster.job(), cluster.layout(), plan);
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    EXPECT_EQ(decoded->round, result.update.round);
+    EXPECT_EQ(decoded->contributors, result.update.contributors);
+    EXPECT_EQ(decoded->learning_rates, result.update.learning_rates);
+    EXPECT_EQ(decoded->next, result.update.next);
+    EXPECT_EQ(decoded->deferred, result.update.deferred);
+    EXPECT_TRUE(absl::IsInvalidArgument(DecodeUpdate(*chunks, cluster.job(), cluster.layout(), plan).status()));
+    const auto whole = wire::ParseFrame(result.update_frame.chunks);
+    ASSERT_TRUE(whole.ok());
+    EXPECT_TRUE(absl::IsInvalidArgument(DecodePlan(*whole, cluster.job(), cluster.layout(), plan).status()));
+  }
+}
+
 TEST_P(CodecConformance, MemoryStaysWithinItsBound) {
   Cluster cluster(Options(4, 70'000));
   const GradientFn gradient = GaussianGradient(13, 70'000);

@@ -81,6 +81,62 @@ TEST(LateJoiner, StartsAtTheSameRoundOnEveryShard) {
   EXPECT_EQ(digests[0], digests[1]);
 }
 
+// Two workers that each want the means of half of the tensors get those that they would get with all; what travels back
+// of the other half is what the next round needs.
+TEST(PullMean, OfSomeTensorsIsAsOfAllAndTakesFewerBytes) {
+  for (const char* codec : {"dense:fp32", "dense:fixed16", "tagc:density=0.05", "tagc:density=0.05,form=sketch",
+                            "topk:density=0.05", "thc:bits=4", "powersgd:rank=2"}) {
+    SCOPED_TRACE(codec);
+    v1::JobSpec spec = MakeSpec("some", codec, v1::OPTIMIZER_NONE, 2);
+    spec.set_bucket_bytes(1 << 14);
+    std::vector<std::vector<std::vector<float>>> means[2];  // [all or some][worker]: its parameters
+    uint64_t pulled[2] = {};
+    for (const bool some : {false, true}) {
+      means[some].resize(2);
+      std::vector<uint64_t> bytes(2);
+      Cluster cluster(2, "inproc");
+      InParallel(2, [&](int w) {
+        Worker worker(spec, w);
+        SessionOptions options = worker.Options(cluster.addresses(), PullMode::kMean);
+        for (size_t t = 0; some && t < options.memory.size(); ++t) {
+          if ((t < options.memory.size() / 2) == (w == 0)) continue;
+          std::fill(options.memory[t].begin(), options.memory[t].end(), 7.0f);
+          options.memory[t] = {};
+        }
+        const absl::Status joined = worker.JoinWith(std::move(options));
+        ASSERT_TRUE(joined.ok()) << joined;
+        for (uint64_t step = 0; step < 6; ++step) {
+          worker.FillApart(step);
+          const absl::Status status = worker.Step(0.0f);
+          ASSERT_TRUE(status.ok()) << status;
+        }
+        means[some][static_cast<size_t>(w)] = worker.parameters();
+        bytes[static_cast<size_t>(w)] = worker.session().stats().pulled_bytes;
+      });
+      pulled[some] = bytes[0] + bytes[1];
+    }
+    const size_t tensors = means[0][0].size();
+    for (size_t t = 0; t < tensors; ++t) {
+      const size_t of = t < tensors / 2 ? 0 : 1;
+      EXPECT_EQ(means[1][of][t], means[0][of][t]) << "tensor " << t;
+      for (const float x : means[1][1 - of][t]) ASSERT_EQ(x, 7.0f) << "tensor " << t;
+    }
+    // Factors are the plan of the next round: there is nothing to leave out.
+    const bool factors = std::string_view(codec).starts_with("powersgd");
+    EXPECT_LT(static_cast<double>(pulled[1]), (factors ? 1.01 : 0.75) * static_cast<double>(pulled[0]));
+  }
+}
+
+TEST(PullMean, OfNothingIsRefusedWhereParametersArePulled) {
+  Cluster cluster(1, "inproc");
+  Worker worker(MakeSpec("none", "dense:fp32", v1::OPTIMIZER_ADAMW, 1), 0);
+  SessionOptions options = worker.Options(cluster.addresses());
+  options.memory[1] = {};
+  const absl::Status status = worker.JoinWith(std::move(options));
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_NE(status.message().find("its memory has 0"), std::string_view::npos) << status;
+}
+
 TEST(NonFinite, IsRefusedByNameAndTheOthersGoOn) {
   for (const auto& [codec, small] :
        {std::pair("dense:values=fp32", false), {"tagc:density=0.05", false}, {"tagc:density=0.05", true}}) {

@@ -17,7 +17,10 @@ class RoundLedgerTest : public ::testing::Test {
  protected:
   RoundLedgerTest() { Make(); }
   void Make(v1::PullKind parameters = v1::PULL_UNSPECIFIED, bool updates = true) {
-    ledger_.emplace(RoundLedger::Rules{2, 2, std::vector<bool>(4, updates), parameters}, 5);
+    ledger_.emplace(
+        RoundLedger::Rules{2, 2, std::vector<v1::PullKind>(4, updates ? v1::PULL_UPDATE : v1::PULL_UNSPECIFIED),
+                           parameters},
+        5);
     actions_ = {};
   }
   AckEffect Ack(Entry entry, v1::PushOutcome outcome) { return ledger_->Acked(entry, outcome, &actions_); }
@@ -238,7 +241,9 @@ TEST_F(RoundLedgerTest, WhereParametersAreGoneTheUpdateSaysWhetherTheRoundWasSki
   const Entry entry{5, 3};
   for (const bool kept : {true, false}) {
     Make();
-    ledger_.emplace(RoundLedger::Rules{2, 2, std::vector<bool>(4, false), v1::PULL_PARAMS_F32, /*skips=*/true}, 5);
+    ledger_.emplace(RoundLedger::Rules{2, 2, std::vector<v1::PullKind>(4, v1::PULL_UNSPECIFIED), v1::PULL_PARAMS_F32,
+                                       /*skips=*/true},
+                    5);
     ledger_->Open();
     Sent(entry);
     Ack(entry, v1::PUSH_INCLUDED);
@@ -283,6 +288,24 @@ TEST_F(RoundLedgerTest, AWorkerIsBehindWhereTheNextRoundIsOverToo) {
   EXPECT_FALSE(ledger_->Behind());
   ledger_->Dropped();
   EXPECT_TRUE(ledger_->Behind());
+}
+
+// A slice whose means are not wanted asks for the plan, also where parameters would have been gone.
+TEST_F(RoundLedgerTest, AsksForPlansWhereNothingElseIsWanted) {
+  RoundLedger ledger({2, 2, {v1::PULL_UPDATE, v1::PULL_UPDATE, v1::PULL_PLAN, v1::PULL_PLAN}}, 1);
+  ledger.Open();
+  RoundLedger::Actions actions;
+  for (uint32_t slice = 0; slice < 4; ++slice) {
+    const RoundLedger::Entry entry{1, slice};
+    const v1::PullKind kind = slice < 2 ? v1::PULL_UPDATE : v1::PULL_PLAN;
+    EXPECT_EQ(ledger.Wanted(entry), std::vector<v1::PullKind>{kind});
+    ledger.Sent(entry, &actions);
+    EXPECT_EQ(ledger.Acked(entry, v1::PUSH_INCLUDED, &actions), RoundLedger::AckEffect::kIncluded);
+    EXPECT_EQ(actions.decode.size(), slice);
+    EXPECT_EQ(ledger.Answered(entry, kind, &actions), RoundLedger::AnswerEffect::kTaken);
+    EXPECT_EQ(ledger.Answered(entry, kind, &actions), RoundLedger::AnswerEffect::kRepeated);
+    EXPECT_EQ(actions.decode.size(), slice + 1);
+  }
 }
 
 }  // namespace

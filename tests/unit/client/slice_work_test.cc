@@ -156,19 +156,19 @@ TEST(SliceWorkTest, AsksForWhatItsPullNeeds) {
     const char* codec;
     PullMode pull;
     v1::PullKind parameters;
-    bool update;
+    v1::PullKind update;
   };
   const Case cases[] = {
-      {"topk:density=0.1", PullMode::kUpdate, v1::PULL_UNSPECIFIED, true},
-      {"topk:density=0.1", PullMode::kParams, v1::PULL_PARAMS_F32, false},
-      {"tagc:density=0.1,form=sketch", PullMode::kParams, v1::PULL_PARAMS_F32, true},
-      {"tagc:density=0.1,form=list", PullMode::kParamsBf16, v1::PULL_PARAMS_BF16, false},
+      {"topk:density=0.1", PullMode::kUpdate, v1::PULL_UNSPECIFIED, v1::PULL_UPDATE},
+      {"topk:density=0.1", PullMode::kParams, v1::PULL_PARAMS_F32, v1::PULL_UNSPECIFIED},
+      {"tagc:density=0.1,form=sketch", PullMode::kParams, v1::PULL_PARAMS_F32, v1::PULL_UPDATE},
+      {"tagc:density=0.1,form=list", PullMode::kParamsBf16, v1::PULL_PARAMS_BF16, v1::PULL_UNSPECIFIED},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(absl::StrCat(c.codec, " ", static_cast<int>(c.pull)));
     Working worker(SmallSpec(c.codec), c.pull);
     EXPECT_EQ(worker.work.ParametersKind(), c.parameters);
-    for (uint32_t slice = 0; slice < worker.slices(); ++slice) EXPECT_EQ(worker.work.NeedsUpdate(slice), c.update);
+    for (uint32_t slice = 0; slice < worker.slices(); ++slice) EXPECT_EQ(worker.work.UpdateKind(slice), c.update);
   }
 }
 

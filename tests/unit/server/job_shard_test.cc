@@ -280,12 +280,21 @@ TEST_F(JobShardTest, OldVersionsAreOutOfRangeAndSayWhereToStart) {
     PushAll(&a, round, 1.0f);
     a.FollowUpdate(round + 1);
   }
-  a.Pull(v1::PULL_UPDATE, 3);
-  for (const Answered& answer : a.TakeAnswers()) EXPECT_EQ(answer.control.code(), 0);
-  a.Pull(v1::PULL_UPDATE, 2);
-  for (const Answered& answer : a.TakeAnswers()) {
-    EXPECT_EQ(answer.control.code(), static_cast<int>(absl::StatusCode::kOutOfRange));
-    EXPECT_THAT(answer.control.message(), HasSubstr("start from version 4"));
+  for (const v1::PullKind kind : {v1::PULL_UPDATE, v1::PULL_PLAN}) {
+    for (int time = 0; time < 2; ++time) {
+      a.Pull(kind, 3);
+      const std::vector<Answered> answers = a.TakeAnswers();
+      ASSERT_FALSE(answers.empty());
+      for (const Answered& answer : answers) {
+        EXPECT_EQ(answer.control.code(), 0) << answer.control.message();
+        EXPECT_EQ(answer.control.kind(), kind);
+      }
+    }
+    a.Pull(kind, 2);
+    for (const Answered& answer : a.TakeAnswers()) {
+      EXPECT_EQ(answer.control.code(), static_cast<int>(absl::StatusCode::kOutOfRange));
+      EXPECT_THAT(answer.control.message(), HasSubstr("start from version 4"));
+    }
   }
   a.Pull(v1::PULL_STATE, 3);
   for (const Answered& answer : a.TakeAnswers()) {

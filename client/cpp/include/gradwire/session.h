@@ -109,6 +109,8 @@ struct SessionOptions {
   PullMode pull = PullMode::kUpdate;
   // One span per tensor of the job, of exactly its elements: the parameters (initial values on entry; pulled values
   // from then on), or for kMean where means are written. The caller keeps them alive until the session is destroyed.
+  // With kMean a span may be empty: that mean is not wanted. Of a bucket that has no other tensor only what the next
+  // round needs is pulled.
   std::vector<std::span<float>> memory;
   SessionPlace place;
   SessionTimeouts timeouts;

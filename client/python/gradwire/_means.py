@@ -1,0 +1,64 @@
+"""Gradients of one process in, means over all of them out: what DistributedDataParallel's and FSDP's hooks share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ._job import JobSpec, Rule, TensorSpec, default_rules
+from ._session import Session, join
+
+_BAD = "gradwire.nonfinite"  # the tensor beside the model's that says whether a gradient was not finite
+
+
+class MeanExchange:
+    """A session whose shards keep no parameters. Of `tensors`, `means` has where each mean goes; None: it is not wanted.
+
+    nonfinite: "spread" says with each step whether a gradient of any worker was not finite; "refuse" raises InvalidArgument on
+    the worker whose gradient it was.
+    """
+
+    def __init__(self, tensors: Sequence[TensorSpec], means: Sequence[torch.Tensor | None], *, servers: str | Sequence[str],
+                 job: str, codec: str, rules: Sequence[Rule] | None, workers: int, worker: str | None, bucket_bytes: int,
+                 lease_ms: int, nonfinite: str, seed: int, device: torch.device, **joining: Any):
+        tensors, means = list(tensors), list(means)
+        rules = default_rules(codec) if rules is None else list(rules)
+        self._bad: torch.Tensor | None = None  # 1 where a gradient of this step is not finite; its mean tells all
+        if nonfinite == "spread":
+            self._bad = torch.zeros(1, device=device)
+            self._any_bad = torch.zeros(1, device=device)
+            means.append(self._any_bad)
+            tensors.append(TensorSpec(_BAD, (1,)))
+            rules = [Rule("dense:fp32", _BAD), *rules]
+        self._last = len(tensors) - 1
+        spec = JobSpec(name=job, tensors=tensors, optimizer="none", codec=codec, rules=rules, workers=workers,
+                       max_workers=workers, bucket_bytes=bucket_bytes, lease_ms=lease_ms, seed=seed,
+                       nonfinite="refuse" if nonfinite == "refuse" else "sanitize")
+        # Not into a job that goes on: whoever came first would be in a round that the others are not in, and wait for them.
+        self.session: Session = join(servers, spec, means, worker, pull="mean", exist="new", **joining)
+
+    @staticmethod
+    def check_nonfinite(nonfinite: str) -> None:
+        if nonfinite not in ("spread", "refuse"):
+            raise ValueError(f"nonfinite={nonfinite!r} must be 'spread' or 'refuse'")
+
+    def begin(self) -> None:
+        self.session.begin_round(0.0)
+
+    def look(self, gradients: torch.Tensor) -> None:
+        """Notes whether they are finite. Before they are sent."""
+        if self._bad is not None and not torch.isfinite(gradients).all():
+            self._bad.fill_(1)
+
+    def send(self, index: int, gradient: torch.Tensor) -> None:
+        self.session.tensor_ready(index, gradient)
+
+    def end(self) -> bool:
+        """Waits for the means. Whether a gradient of any worker was not finite."""
+        if self._bad is not None:
+            self.session.tensor_ready(self._last, self._bad)
+        self.session.end_round()
+        if self._bad is None:
+            return False
+        self._bad.zero_()
+        return bool(self._any_bad > 0)

@@ -1,0 +1,107 @@
+"""FSDPState against plain FSDP doing the same."""
+
+import functools
+import re
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+from test_ddp import ENVIRONMENT, assert_same_trajectory, run, trained
+
+torch = pytest.importorskip("torch")
+gradwire_torch = pytest.importorskip("gradwire.torch")
+
+
+@pytest.fixture
+def train(tmp_path):
+    runs = iter(range(100))
+    return lambda *flags, **how: trained(tmp_path / f"run-{next(runs)}", "--fsdp", *flags, **how)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Plain FSDP, with the same flags."""
+    return functools.cache(lambda *flags, **how: trained(tmp_path_factory.mktemp("plain") / "run", "--fsdp", *flags, **how))
+
+
+@pytest.mark.parametrize("flags", [
+    (),
+    pytest.param(("--clip", 0.1), marks=pytest.mark.slow),
+    pytest.param(("--accumulate", 3, "--no-sync"), marks=pytest.mark.slow),
+    pytest.param(("--accumulate", 3), marks=pytest.mark.slow),
+], ids=lambda flags: " ".join(map(str, flags)) or "plain")
+def test_dense_goes_the_way_of_reduce_scatter(train, plain, addresses, flags):
+    found = train("--servers", *addresses(2), *flags)
+    assert_same_trajectory(found, plain(*flags))
+
+
+@pytest.mark.slow
+def test_each_of_three_ranks_has_its_part(train, plain, addresses):
+    """Of layers whose rows do not divide by three."""
+    assert_same_trajectory(train("--servers", *addresses(2), processes=3), plain(processes=3))
+
+
+def test_a_rank_pulls_the_means_of_its_own_part(train, addresses):
+    found = train("--servers", *addresses(1))
+    for process in found:
+        elements = sum(value.numel() for value in process["net"].values())
+        per_step = process["stats"]["pulled_bytes"] / 20
+        assert process["stats"]["pushed_bytes"] / 20 >= 4 * elements
+        assert 2 * elements < per_step < 3 * elements, "half of what is pushed, where parts meet, and headers"
+
+
+@pytest.mark.slow
+def test_gradients_that_are_reduced_as_bfloat16(train, plain, addresses):
+    found, expected = (run[0]["losses"] for run in (train("--servers", *addresses(1), "--reduce", "bfloat16"),
+                                                    plain("--reduce", "bfloat16")))
+    assert found == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.slow
+def test_the_default_trains_as_well_for_fewer_bytes(train, plain, addresses):
+    found = train("--servers", *addresses(2), "--codec", "", "--steps", 300)[0]
+    dense = plain("--steps", 300)[0]
+
+    def last(run):
+        return sum(run["losses"][-50:]) / 50
+
+    assert last(found) <= 1.02 * last(dense)
+    elements = sum(value.numel() for value in found["net"].values())
+    assert found["stats"]["pushed_bytes"] < 300 * 4 * elements / 6  # parts are padded to powers of two
+    assert found["stats"]["pulled_bytes"] < 300 * 4 * elements / 7
+
+
+@pytest.mark.slow
+def test_a_gradient_that_is_not_finite_spoils_the_step_of_all(train, addresses):
+    found = train("--servers", *addresses(1), "--nan-at", 3)
+    for process in found:
+        assert all(loss == loss for loss in process["losses"][:3])
+        assert all(value.isnan().any() for value in process["net"].values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags, said", [
+    (("--reduce", "float16"), r"reduces torch.float16 .* means of float32 or bfloat16"),
+    (("--idle",), r"gave no gradients to .*2.*: every unit"),
+    (("--nan-at", 3, "--nonfinite", "refuse"), r"InvalidArgument.*tensor '\w+\.\d'.*nan"),
+], ids=["float16", "idle", "refused"])
+def test_or_an_error_says_why(tmp_path, addresses, flags, said):
+    code, text = run(tmp_path / "run", "--fsdp", "--servers", *addresses(1), *flags)
+    assert code != 0
+    assert re.search(said, text), text
+
+
+def test_a_model_that_is_not_sharded_is_refused():
+    with pytest.raises(TypeError, match="fully_shard"):
+        gradwire_torch.FSDPState(torch.nn.Linear(2, 2), servers="grpc://127.0.0.1:1", job="not sharded")
+
+
+@pytest.mark.slow
+def test_example(addresses):
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+                           ROOT / "client/examples/fsdp.py", *addresses(2)], capture_output=True, text=True, timeout=120,
+                          env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"step 100: loss [01]\.\d+, \d+ kB pushed, \d+ kB pulled", done.stdout), done.stdout
