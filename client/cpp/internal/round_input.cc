@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -53,27 +52,19 @@ absl::Status ReadyTensors::CheckAll() const {
 
 namespace {
 
-// Places in ascending order of (elements, position), which are all different.
-std::vector<uint32_t> RankOf(const std::vector<std::pair<uint64_t, uint32_t>>& keys) {
-  std::vector<uint32_t> order(keys.size()), rank(keys.size());
-  std::iota(order.begin(), order.end(), 0u);
-  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return keys[a] < keys[b]; });
-  for (uint32_t i = 0; i < order.size(); ++i) rank[order[i]] = i;
-  return rank;
-}
+constexpr uint64_t kSmallElements = 1 << 14;  // of a tensor that takes the network next to no time
 
 }  // namespace
 
 Turns::Turns(const Job& job, const Layout& layout) {
-  std::vector<std::pair<uint64_t, uint32_t>> tensors, buckets;
-  for (uint32_t t = 0; t < job.tensors().size(); ++t) tensors.emplace_back(job.tensors()[t].elements, t);
-  for (uint32_t b = 0; b < layout.bucket_count(); ++b) {  // in backward order
-    uint64_t largest = 0;
-    for (const BucketPart& part : layout.parts(b)) largest = std::max(largest, job.tensors()[part.tensor].elements);
-    buckets.emplace_back(largest, layout.bucket_count() - b);
+  const auto small = [&job](uint32_t tensor) { return job.tensors()[tensor].elements <= kSmallElements; };
+  for (uint32_t t = 0; t < job.tensors().size(); ++t) of_tensor.push_back(small(t) ? 0 : 1);
+  const uint32_t buckets = layout.bucket_count();
+  for (uint32_t b = 0; b < buckets; ++b) {  // in backward order
+    const bool all_small =
+        std::ranges::all_of(layout.parts(b), [&](const BucketPart& part) { return small(part.tensor); });
+    of_bucket.push_back(all_small ? b : buckets + b);
   }
-  of_tensor = RankOf(tensors);
-  of_bucket = RankOf(buckets);
 }
 
 BucketCountdown::BucketCountdown(const Job& job, const Layout& layout)

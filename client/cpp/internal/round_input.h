@@ -36,9 +36,10 @@ class ReadyTensors {
   std::vector<uint32_t> order_;
 };
 
-// In which order tensors are taken in, and buckets leave, where several are ready: those of small tensors before those
-// of large ones, so that a wide head or embedding holds nobody; of equal ones those that the next forward pass needs
-// first. The same on every worker, so that a shard gets the same bucket from all of them at about the same time.
+// In which order tensors are taken in, and buckets leave, where several are ready; the lowest turn first. Small tensors
+// go before the others, so that a wide head or embedding does not hold them; all else in the order in which backward
+// makes it, which is the same on every worker whenever each of them is ready: a shard gets a bucket from all of them at
+// about the same time, and answers it while they send the next ones.
 struct Turns {
   Turns(const Job& job, const Layout& layout);
   std::vector<uint32_t> of_tensor;

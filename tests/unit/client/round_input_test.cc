@@ -22,10 +22,9 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 // Tensors of sizes from nothing to several buckets, in two parameter groups.
-Job MakeJob() {
+Job MakeJob(const std::vector<uint64_t>& sizes = {3, 700, 0, 5000, 1, 1, 64, 2000, 12}) {
   v1::JobSpec spec;
   spec.set_name("input");
-  const uint64_t sizes[] = {3, 700, 0, 5000, 1, 1, 64, 2000, 12};
   for (uint64_t size : sizes) {
     v1::TensorSpec* tensor = spec.add_tensors();
     tensor->set_name(absl::StrCat("t", spec.tensors_size()));
@@ -78,24 +77,27 @@ TEST(ReadyTensorsTest, TakesEachTensorOnce) {
   EXPECT_TRUE(ready.order().empty());
 }
 
-TEST(TurnsTest, SmallTensorsFirstAndThenInTheOrderOfTheNextForward) {
-  const Job job = MakeJob();  // sizes 3, 700, 0, 5000, 1, 1, 64, 2000, 12
+TEST(TurnsTest, SmallTensorsFirstAndThenInTheOrderOfBackward) {
+  const Job job = MakeJob({3, 20'000, 64, 70'000, 16'384, 16'385, 1});
   const Layout layout = *Layout::Make(job, 2);
   const Turns turns(job, layout);
-  EXPECT_THAT(turns.of_tensor, ElementsAre(3, 6, 0, 8, 1, 2, 5, 7, 4));
-  std::vector<uint32_t> order(layout.bucket_count());
-  for (uint32_t b = 0; b < order.size(); ++b) order[turns.of_bucket[b]] = b;
-  const auto largest = [&](uint32_t bucket) {
-    uint64_t elements = 0;
-    for (const BucketPart& part : layout.parts(bucket))
-      elements = std::max(elements, job.tensors()[part.tensor].elements);
-    return elements;
+  EXPECT_THAT(turns.of_tensor, ElementsAre(0, 1, 0, 1, 0, 1, 0));
+  std::vector<std::pair<uint32_t, uint32_t>> order;  // turn, bucket
+  for (uint32_t b = 0; b < layout.bucket_count(); ++b) order.emplace_back(turns.of_bucket[b], b);
+  std::sort(order.begin(), order.end());
+  const auto is_small = [&](uint32_t bucket) {
+    return std::ranges::all_of(layout.parts(bucket),
+                               [&](const BucketPart& part) { return job.tensors()[part.tensor].elements <= 16'384; });
   };
-  ASSERT_GT(order.size(), 3u);
-  for (size_t i = 1; i < order.size(); ++i) {
-    EXPECT_LE(largest(order[i - 1]), largest(order[i]));
-    if (largest(order[i - 1]) < largest(order[i])) continue;
-    EXPECT_GT(order[i - 1], order[i]) << "buckets are numbered in backward order";
+  size_t small = 0;
+  for (uint32_t b = 0; b < layout.bucket_count(); ++b) small += is_small(b) ? 1 : 0;
+  ASSERT_GT(small, 1u);
+  ASSERT_LT(small + 3, order.size());
+  for (size_t i = 0; i < order.size(); ++i) {
+    EXPECT_EQ(is_small(order[i].second), i < small);
+    if (i != 0 && i != small) {
+      EXPECT_LT(order[i - 1].second, order[i].second) << "buckets are numbered in backward order";
+    }
   }
 }
 
