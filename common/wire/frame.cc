@@ -63,6 +63,9 @@ absl::StatusOr<FrameHeader> LoadHeader(std::span<const uint8_t> bytes) {
   if (h.flags & ~(kLastChunk | kAbstain | kNonFinite | kReplace | kWithoutBody)) {
     return absl::InvalidArgumentError(absl::StrFormat("unknown frame flags 0x%04x", h.flags));
   }
+  if ((h.flags & kWithoutBody) != 0 && h.kind != FrameKind::kUpdate) {
+    return absl::InvalidArgumentError("only update frames are without their body");
+  }
   h.bucket = Load<uint32_t>(p + 8);
   h.shard = Load<uint16_t>(p + 12);
   h.segments = Load<uint16_t>(p + 14);

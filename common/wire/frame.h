@@ -61,10 +61,10 @@ enum class SegmentType : uint8_t {
   kDenseF32 = 2,       // float32 elements; param: Array
   kDenseBf16 = 3,      // bfloat16 elements; param: Array
   kDenseInt = 4,       // little-endian two's complement elements; param: bytes each (1, 2, 4)
-  kRanges = 5,         // int8 per run: the exponent this worker's values ask for
+  kRanges = 5,         // per run the exponent this worker's values ask for
   kIndex = 6,          // set of element positions; param: IndexCoding
   kCells = 7,          // sketch cells; param: bytes each
-  kExponents = 8,      // int8 per run: exponents of the next round (update) or of this version (parameters)
+  kExponents = 8,      // per run, of the next round (update) or of this version (parameters)
   kGeometry = 9,       // u32 sketch groups, u32 cells per group, of the next round
   kValues = 10,        // integers for the positions of the kIndex before it, bit-packed; param: bits each
   kDeferred = 11,      // set of element positions that could not be decoded; param: IndexCoding

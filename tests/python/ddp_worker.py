@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from gradwire.torch import DDPState, FSDPState, ddp_hook
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -18,10 +19,19 @@ INPUTS, CLASSES, BATCH = 64, 10, 32
 
 class Net(torch.nn.Sequential):
     idle = False  # the third layer takes no part
+    checkpoint = False  # or is computed twice
+
+    def __init__(self, *layers: torch.nn.Module):
+        super().__init__(*layers)
+        self.scale = torch.nn.Parameter(torch.linspace(0.5, 1.5, INPUTS))  # beside what its layers have
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        inputs = inputs * self.scale
         for number, layer in enumerate(self):
-            inputs = inputs if self.idle and number == 2 else layer(inputs)
+            if self.checkpoint and number == 2:
+                inputs = torch.utils.checkpoint.checkpoint(layer, inputs, use_reentrant=True)
+            elif not self.idle or number != 2:
+                inputs = layer(inputs)
         return inputs
 
 
@@ -31,11 +41,11 @@ def model_of(seed: int) -> Net:
                torch.nn.LayerNorm(128), torch.nn.Linear(128, CLASSES))
 
 
-def sharded(net: Net, reduce: str) -> torch.nn.Module:
-    """Over all processes: two units inside, and the rest of the net."""
+def sharded(net: Net, reduce: str, together: bool) -> torch.nn.Module:
+    """Over all processes: two units inside, or one of both layers, and the rest of the net."""
     policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, reduce))
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
-    for unit in (net[0], net[2]):
+    for unit in ([net[0], net[2]],) if together else (net[0], net[2]):
         fully_shard(unit, mesh=mesh, mp_policy=policy)
     return fully_shard(net, mesh=mesh, mp_policy=policy)
 
@@ -60,6 +70,9 @@ def main() -> None:
     parser.add_argument("--reduce", default="float32", help="FSDP: the type in which gradients are reduced")
     parser.add_argument("--no-sync", action="store_true", help="FSDP: gradients that are accumulated are reduced once")
     parser.add_argument("--clip", type=float, default=0.0, help="the norm of gradients is clipped to this")
+    parser.add_argument("--together", action="store_true", help="FSDP: two layers are one unit")
+    parser.add_argument("--checkpoint", action="store_true", help="FSDP: a layer is computed twice, in a backward of its own")
+    parser.add_argument("--hook", action="store_true", help="FSDP: a parameter has a hook that wants its reduced gradient")
     parser.add_argument("--idle", action="store_true", help="FSDP: one unit takes no part in the loss")
     parser.add_argument("--again", action="store_true", help="from the checkpoint of the run that was killed")
     args = parser.parse_args()
@@ -67,9 +80,9 @@ def main() -> None:
                             world_size=int(os.environ["WORLD_SIZE"]))
     rank = dist.get_rank()
     net = model_of(0)
-    net.idle = args.idle
+    net.idle, net.checkpoint = args.idle, args.checkpoint
     wrapped = torch.nn.ModuleDict({"_orig_mod": net}) if args.wrapped and rank == 1 else net
-    model = sharded(net, args.reduce) if args.fsdp else DistributedDataParallel(net, bucket_cap_mb=0.02)
+    model = sharded(net, args.reduce, args.together) if args.fsdp else DistributedDataParallel(net, bucket_cap_mb=0.02)
     groups = [dist.new_group(list(range(begin, begin + args.per_host))) for begin in range(0, dist.get_world_size(), args.per_host)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     teacher = torch.nn.Linear(INPUTS, CLASSES)
@@ -90,6 +103,8 @@ def main() -> None:
                 {"codec": args.codec} if args.codec else {})
             if args.fsdp:
                 state = stack.enter_context(FSDPState(model, **how))
+                if args.hook:
+                    net.scale.register_post_accumulate_grad_hook(print)
             else:
                 state = stack.enter_context(DDPState(
                     wrapped, local_group=groups[rank // args.per_host] if args.per_host > 1 else None, **how))

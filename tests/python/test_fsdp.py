@@ -31,6 +31,8 @@ def plain(tmp_path_factory):
     pytest.param(("--clip", 0.1), marks=pytest.mark.slow),
     pytest.param(("--accumulate", 3, "--no-sync"), marks=pytest.mark.slow),
     pytest.param(("--accumulate", 3), marks=pytest.mark.slow),
+    pytest.param(("--together",), marks=pytest.mark.slow),
+    pytest.param(("--checkpoint",), marks=pytest.mark.slow),
 ], ids=lambda flags: " ".join(map(str, flags)) or "plain")
 def test_dense_goes_the_way_of_reduce_scatter(train, plain, addresses, flags):
     found = train("--servers", *addresses(2), *flags)
@@ -85,12 +87,19 @@ def test_a_gradient_that_is_not_finite_spoils_the_step_of_all(train, addresses):
 @pytest.mark.parametrize("flags, said", [
     (("--reduce", "float16"), r"reduces torch.float16 .* means of float32 or bfloat16"),
     (("--idle",), r"gave no gradients to .*2.*: every unit"),
-    (("--nan-at", 3, "--nonfinite", "refuse"), r"InvalidArgument.*tensor '\w+\.\d'.*nan"),
-], ids=["float16", "idle", "refused"])
+    (("--hook",), r"\(root\) has a hook that sees reduced gradients"),
+    (("--nan-at", 3, "--nonfinite", "refuse"), r"InvalidArgument.*tensor '[\w()]+\.\d'.*nan"),
+], ids=["float16", "idle", "hook", "refused"])
 def test_or_an_error_says_why(tmp_path, addresses, flags, said):
     code, text = run(tmp_path / "run", "--fsdp", "--servers", *addresses(1), *flags)
     assert code != 0
     assert re.search(said, text), text
+
+
+@pytest.mark.slow
+def test_one_process_has_nothing_to_reduce(tmp_path, addresses):
+    code, text = run(tmp_path / "run", "--fsdp", "--servers", *addresses(1), processes=1)
+    assert code != 0 and "leave FSDPState out" in text, text
 
 
 def test_a_model_that_is_not_sharded_is_refused():

@@ -87,7 +87,8 @@ absl::StatusOr<PlanWindow> Replica::Load(const BucketLayout& slice, std::span<co
 std::vector<float> Replica::Gather(const BucketLayout& slice) const {
   std::vector<float> values(slice.elements);
   ForEachTensorPiece(slice, [&](const Run& run, uint64_t elements, uint64_t position) {
-    memory_->ToHost(tensors_[run.tensor].subspan(run.offset, elements), values.data() + position);
+    if (!tensors_[run.tensor].empty())
+      memory_->ToHost(tensors_[run.tensor].subspan(run.offset, elements), values.data() + position);
   });
   return values;
 }

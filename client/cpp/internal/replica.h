@@ -34,7 +34,7 @@ class Replica {
   absl::Status WriteMean(const BucketLayout& slice, const Update& update);
   // Decodes a kParameters frame into a slice (and its moments, if this replica has them); returns the frame's plans.
   absl::StatusOr<PlanWindow> Load(const BucketLayout& slice, std::span<const wire::Chunk> chunks, uint64_t version);
-  // The parameters of a slice in position order.
+  // The parameters of a slice in position order; 0 for those without memory.
   std::vector<float> Gather(const BucketLayout& slice) const;
 
   // Of a tensor, all its elements; a moment that this replica does not have is empty.

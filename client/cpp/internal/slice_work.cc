@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/failpoint.h"
 #include "common/base/status_macros.h"
+#include "common/codec/family.h"
 #include "common/codec/frame/parameters.h"
 #include "common/job/round_mode.h"
 #include "common/wire/frame.h"
@@ -16,7 +17,10 @@ SliceWork::SliceWork(const SliceContext& context, std::vector<PlanWindow> plans)
     : context_(context), shards_(context.layout->shard_count()), states_(plans.size()) {
   for (uint32_t i = 0; i < states_.size(); ++i) {
     states_[i].encoder = context_.gradients->EncoderOf(*context_.codecs[i]);
-    states_[i].wanted = context_.replica->Wants(LayoutOf(i));
+    // Factors are the plan of the next round: without its body their update frame is the same.
+    const BucketLayout& layout = LayoutOf(i);
+    states_[i].wanted =
+        context_.replica->Wants(layout) || FamilyOf(*context_.job, layout).MostFactors(*context_.job, layout) != 0;
     states_[i].plans = std::move(plans[i]);
   }
 }

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-
-try:
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
-except ImportError:  # an older torch: FSDPState says so
-    FSDPModule = None  # type: ignore[assignment,misc]
 
 from ._ddp import plain_name
 from ._errors import FailedPrecondition
@@ -22,6 +16,7 @@ from ._session import Session
 
 # Of a bucket where the caller does not say. Where two ranks' parts meet in one, both pull it: that is to be a small share.
 _MIN_BUCKET_BYTES, _MAX_BUCKET_BYTES, _SHARE = 16 << 10, 4 << 20, 8
+_FINAL = "_root_post_backward_final_callback"  # of FSDP's states: runs behind the last reduction of a backward()
 
 
 class FSDPState:
@@ -35,38 +30,37 @@ class FSDPState:
     its state and the loop stay as they are. What a codec does not send waits in a residual on this rank: as many float32 as the
     whole model has parameters. Gradients are kept until backward ends.
 
-    model: the root module, with a mesh of one dimension. The tensors of the job are named "unit.rank": of each unit
-    (the name of the module that fully_shard was given, or "root") and rank the part that the rank owns, a vector; `rules` may
-    name them, as in Rule("dense:fp32", "root.*"). codec: the default sends four bits per element; sparse codecs are made for an
-    optimizer on the shards (see DDPState). "dense:fp32" gives plain FSDP's trajectory up to the rounding of sums. bucket_bytes 0:
-    an eighth of a rank's part, at most 4 MiB. nonfinite, seed, lease_ms, worker and what goes on to gradwire.join: as for DDPState,
-    also what holds for processes that are started again.
+    model: the root module, sharded over all processes (two or more), with a mesh of one dimension. The tensors of the job are
+    named "unit.rank": of each unit (the name of the module that fully_shard was given; the model itself is "(root)") and rank
+    the part that the rank owns, a vector; `rules` may name them, as in Rule("dense:fp32", "head.*"). codec: the default sends four
+    bits per element; sparse codecs are made for an optimizer on the shards (see DDPState). "dense:fp32" gives plain FSDP's
+    trajectory up to the rounding of sums. bucket_bytes 0: an eighth of a rank's part, at most 4 MiB. nonfinite, seed, lease_ms,
+    worker and what goes on to gradwire.join: as for DDPState, also what holds for processes that are started again.
 
     Accumulate gradients with model.set_requires_gradient_sync(False), as without Gradwire, so that they travel once.
-    Gradients are reduced as float32 or bfloat16 (MixedPrecisionPolicy.reduce_dtype), by FSDP's default factor. Errors of a round come
-    out of backward(). Close it, or use it in a `with`, when training ends; then FSDP reduces by itself again.
+    Gradients are reduced as float32 or bfloat16 (MixedPrecisionPolicy.reduce_dtype), by FSDP's default factor. Hooks that see
+    reduced gradients in backward (register_post_accumulate_grad_hook, set_all_reduce_hook) are refused: these come at its end.
+
+    Errors of a round come out of backward(), and are the end of it: start again from your checkpoint. Close it, or use it in a
+    `with`, when training ends, outside of backward(); then FSDP reduces by itself again.
     """
 
     def __init__(self, model: torch.nn.Module, *, servers: str | Sequence[str], job: str, codec: str = "thc:bits=4",
                  rules: Sequence[Rule] | None = None, worker: str | None = None, bucket_bytes: int = 0,
                  lease_ms: int = 10_000, nonfinite: str = "spread", seed: int = 0, **joining: Any):
-        if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
-            raise RuntimeError(f"FSDPState needs FSDPModule.set_custom_reduce_scatter, which torch {torch.__version__} does not have")
-        if not isinstance(model, FSDPModule):
-            raise TypeError(f"FSDPState: {type(model).__name__} did not go through torch.distributed.fsdp.fully_shard; for "
-                            "DistributedDataParallel there is DDPState")
         MeanExchange.check_nonfinite(nonfinite)
-        rank, size = dist.get_rank(), dist.get_world_size()
-        self._units = [_Unit(self, plain_name(name) or "root", module, size) for name, module in _units_of(model)]
-        self._units = [unit for unit in self._units if unit.length]
+        self._units = [unit for unit in _units_of(model) if unit.length]
         if not self._units:
             raise ValueError("all parameters are frozen (requires_grad=False): there is nothing to reduce")
-        device = self._units[0].parameters[0].to_local().device
+        mesh = self._units[0].mesh
+        rank, size = mesh.get_local_rank(), mesh.size()
+        if size == 1:
+            raise ValueError("FSDPState: there is one process, which has nothing to reduce: leave FSDPState out")
         tensors: list[TensorSpec] = []
         means: list[torch.Tensor | None] = []
         for owner in range(size):  # a rank's parts lie together, so that it pulls few buckets
             for unit in self._units:
-                unit.index[owner] = len(tensors)
+                unit.index.append(len(tensors))
                 tensors.append(TensorSpec(f"{unit.name}.{owner}", (unit.length,)))
                 means.append(unit.mean if owner == rank else None)
         if bucket_bytes == 0:
@@ -74,43 +68,52 @@ class FSDPState:
             bucket_bytes = min(max(part // _SHARE, _MIN_BUCKET_BYTES), _MAX_BUCKET_BYTES)
         self._exchange: MeanExchange | None = MeanExchange(
             tensors, means, servers=servers, job=job, codec=codec, rules=rules, workers=size, worker=worker,
-            bucket_bytes=bucket_bytes, lease_ms=lease_ms, nonfinite=nonfinite, seed=seed, device=device, **joining)
+            bucket_bytes=bucket_bytes, lease_ms=lease_ms, nonfinite=nonfinite, seed=seed, device=self._units[0].mean.device,
+            **joining)
         self._open = False
+        self._failed = ""  # what ended it
         for unit in self._units:
-            unit.install()
+            unit.install(self)
 
     @property
     def session(self) -> Session | None:
         """None once this is closed."""
         return None if self._exchange is None else self._exchange.session
 
-    def _send(self, unit: _Unit, gradients: torch.Tensor) -> None:
-        exchange = self._exchange
-        if exchange is None:
-            raise FailedPrecondition("FSDPState: it was closed in the middle of a backward()")
-        if not self._open:
-            self._open = True
-            exchange.begin()
-            # Behind FSDP's own, in which the last units are reduced.
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)  # type: ignore[attr-defined]
-        exchange.look(gradients)
-        for owner, part in enumerate(gradients.view(-1, unit.length)):
-            exchange.send(unit.index[owner], part)
+    def reduce(self, unit: _Unit, output: torch.Tensor, gradients: torch.Tensor, op: Any) -> None:
+        """In the place of a unit's reduce-scatter."""
+        if self._failed or self._exchange is None:
+            raise FailedPrecondition(f"FSDPState: it has ended ({self._failed or 'closed'}): make a new one")
+        try:
+            if unit.output is not None:
+                raise FailedPrecondition(f"FSDPState: {unit.name} was reduced twice, in one backward() or because an earlier one "
+                                         "failed")
+            unit.check(gradients, op)
+            if not self._open:
+                self._exchange.begin()
+                self._open = True
+            unit.take(output, gradients, self._exchange)
+        except BaseException as error:
+            self._failed = str(error) or type(error).__name__
+            raise
 
-    def _end(self) -> None:
-        missing = [unit.name for unit in self._units if not unit.outputs]
-        if missing:
-            self.close(drain=False)
-            raise FailedPrecondition(f"FSDPState: backward() gave no gradients to {', '.join(missing)}: every unit must have "
-                                     "some in each, for what its residual holds would be lost; freeze its parameters before "
-                                     "FSDPState is made, or let it take part in the loss")
-        assert self._exchange is not None
-        spoilt = self._exchange.end()
-        self._open = False
-        for unit in self._units:
-            if spoilt:
-                unit.mean.fill_(float("nan"))
-            unit.deliver()
+    def end_backward(self) -> None:
+        """Behind the last reduction of a backward()."""
+        if not self._open or self._failed or self._exchange is None:
+            return
+        try:
+            missing = [unit.name for unit in self._units if unit.output is None]
+            if missing:
+                raise FailedPrecondition(f"FSDPState: backward() gave no gradients to {', '.join(missing)}: every unit must "
+                                         "have some in each, for what its residual holds would be lost; freeze its parameters "
+                                         "before FSDPState is made, or let it take part in the loss")
+            spoilt = self._exchange.end()
+            self._open = False
+            for unit in self._units:
+                unit.deliver(spoilt)
+        except BaseException as error:
+            self._failed = str(error) or type(error).__name__
+            raise
 
     def stats(self) -> dict[str, float]:
         """Session.stats(); empty once it is closed."""
@@ -123,7 +126,7 @@ class FSDPState:
             return
         for unit in self._units:
             unit.uninstall()
-        exchange.session.leave(drain)
+        exchange.session.leave(drain and not self._open)
 
     def __enter__(self) -> FSDPState:
         return self
@@ -132,87 +135,108 @@ class FSDPState:
         self.close(drain=kind is None)
 
 
-def _units_of(model: torch.nn.Module) -> list[tuple[str, FSDPModule]]:
-    """With their names; those that backward reaches first come last."""
-    return [(name, module) for name, module in model.named_modules() if isinstance(module, FSDPModule)]
+def _units_of(model: torch.nn.Module) -> Iterator[_Unit]:
+    try:
+        from torch.distributed.fsdp import FSDPModule
+    except ImportError:
+        raise RuntimeError(f"FSDPState needs fully_shard, which torch {torch.__version__} does not have") from None
+    if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+        raise RuntimeError(f"FSDPState needs FSDPModule.set_custom_reduce_scatter, which torch {torch.__version__} does not have")
+    if not isinstance(model, FSDPModule):
+        raise TypeError(f"FSDPState: {type(model).__name__} did not go through torch.distributed.fsdp.fully_shard; for "
+                        "DistributedDataParallel there is DDPState")
+    states = set()
+    for name, module in model.named_modules():
+        state = module._get_fsdp_state() if isinstance(module, FSDPModule) else None
+        if state is None or id(state) in states:  # one of several that fully_shard was given together
+            continue
+        states.add(id(state))
+        name = plain_name(name) or "(root)"
+        if len(state._fsdp_param_groups) > 1:
+            raise ValueError(f"FSDPState: {name} has parameters on {len(state._fsdp_param_groups)} meshes; one is supported")
+        for group in state._fsdp_param_groups:
+            yield _Unit(name, module, state, group)
 
 
 class _Unit:
-    """What one call of fully_shard manages, and the communication that FSDP is given for it."""
+    """What one call of fully_shard manages. FSDP takes it for a torch.distributed.fsdp ReduceScatter."""
 
-    def __init__(self, state: FSDPState, name: str, module: FSDPModule, size: int):
+    def __init__(self, name: str, module: Any, state: Any, group: Any):
         self.name = name
-        self._state = state
-        self._module = module
-        self.parameters = [p for p in _own_parameters(module) if isinstance(p, DTensor) and p.requires_grad]
+        self.index: list[int] = []  # of the job's tensors, by rank
+        self.output: torch.Tensor | None = None  # which FSDP takes for reduced
+        self._module, self._fsdp_state, self._group = module, state, group
+        # In FSDP's order, which is that of the flat gradients.
+        self._parameters = [p.sharded_param for p in group.fsdp_params if p.sharded_param.requires_grad]
         self._lengths = []  # of each parameter's part, padded
-        for p in self.parameters:
+        for p in self._parameters:
             if p.device_mesh.ndim != 1:
                 raise ValueError(f"FSDPState: {name} is sharded over a mesh of {p.device_mesh.ndim} dimensions; one is supported")
             if p.placements[0].dim != 0:
                 raise ValueError(f"FSDPState: a parameter of {name} is sharded along dimension {p.placements[0].dim}; only "
                                  "dimension 0 is supported")
-            if p.device_mesh.size() != size:
-                raise ValueError(f"FSDPState: {name} is sharded over {p.device_mesh.size()} of {size} processes; it must be all")
-            rows = -(-p.shape[0] // size)
-            self._lengths.append(rows * (p.numel() // p.shape[0]))
+            if p.device_mesh.size() != dist.get_world_size():
+                raise ValueError(f"FSDPState: {name} is sharded over {p.device_mesh.size()} of {dist.get_world_size()} processes; "
+                                 "it must be all")
+            self._lengths.append(-(-p.shape[0] // p.device_mesh.size()) * p.shape[1:].numel())
         self.length = sum(self._lengths)
-        self.mean = torch.zeros(self.length, device=self.parameters[0].to_local().device if self.parameters else None)
-        self.index: dict[int, int] = {}  # of the job's tensors, by rank
-        self.outputs: list[torch.Tensor] = []  # which FSDP takes for reduced
-        self._inputs: list[torch.Tensor] = []  # in use until the round ends
+        if self.length:
+            self.mesh = self._parameters[0].device_mesh
+            self.mean = torch.zeros(self.length, dtype=torch.float32, device=self._parameters[0].to_local().device)
+        self._inputs: torch.Tensor | None = None  # in use until the round ends
 
-    def install(self) -> None:
-        self._module.set_custom_reduce_scatter(_Comm(self))
+    def install(self, owner: FSDPState) -> None:
+        self._owner = owner
+        self._before = self._group._reduce_scatter_comm
+        self._module.set_custom_reduce_scatter(self)
+        # A callback of ours would end with the innermost backward(), which a reentrant checkpoint makes.
+        final = getattr(self._fsdp_state, _FINAL)
+
+        def end() -> None:
+            final()
+            owner.end_backward()
+
+        setattr(self._fsdp_state, _FINAL, end)
 
     def uninstall(self) -> None:
-        from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+        self._module.set_custom_reduce_scatter(self._before)
+        delattr(self._fsdp_state, _FINAL)
+        self.output = self._inputs = None
 
-        self._module.set_custom_reduce_scatter(DefaultReduceScatter())
-
-    def reduce(self, output: torch.Tensor, gradients: torch.Tensor, op: Any) -> None:
+    def check(self, gradients: torch.Tensor, op: Any) -> None:
         if op != dist.ReduceOp.AVG or gradients.dtype not in (torch.float32, torch.bfloat16):
             raise FailedPrecondition(f"FSDPState: {self.name} reduces {gradients.dtype} by {op}: means of float32 or bfloat16 are "
                                      "supported (MixedPrecisionPolicy(reduce_dtype=torch.float32), no gradient_divide_factor)")
         if gradients.numel() != self.length * len(self.index):
-            raise FailedPrecondition(f"FSDPState: {gradients.numel()} gradients of {self.name} were reduced, {self.length * len(self.index)} "
-                                     "are in the job: some parameter has none, was frozen or unfrozen; make FSDPState behind "
-                                     "that, and let all parameters of a unit take part in the loss")
-        if self.outputs:
-            raise FailedPrecondition(f"FSDPState: {self.name} was reduced twice in one backward()")
-        output.zero_()  # to which the means are added, wherever FSDP has put it by then
-        self.outputs.append(output)
-        self._inputs.append(gradients.float())
-        self._state._send(self, self._inputs[-1])
+            raise FailedPrecondition(f"FSDPState: {gradients.numel()} gradients of {self.name} were reduced, "
+                                     f"{self.length * len(self.index)} are in the job: some parameter has none, was frozen or "
+                                     "unfrozen; make FSDPState behind that, and let all parameters of a unit take part in the loss")
+        if self._group._all_reduce_hook is not None or any(
+                getattr(p, "_post_accumulate_grad_hooks", None) for p in self._parameters):
+            raise FailedPrecondition(f"FSDPState: {self.name} has a hook that sees reduced gradients in backward(), which come at "
+                                     "its end: do what it does behind backward()")
 
-    def deliver(self) -> None:
+    def take(self, output: torch.Tensor, gradients: torch.Tensor, exchange: MeanExchange) -> None:
+        output.zero_()  # to which the means are added, wherever FSDP has put it by then
+        self.output, self._inputs = output, gradients.float()
+        exchange.look(self._inputs)
+        for index, part in zip(self.index, self._inputs.view(-1, self.length), strict=True):
+            exchange.send(index, part)
+
+    def deliver(self, spoilt: bool) -> None:
         """The means to where FSDP has put the reduced gradients: the output itself, or what it was cast or added to."""
-        output = self.outputs.pop()
-        self._inputs.clear()
+        self.output = self._inputs = None
+        if spoilt:
+            self.mean.fill_(float("nan"))
         begin = 0
-        for p, length in zip(self.parameters, self._lengths, strict=True):
+        for p, length in zip(self._parameters, self._lengths, strict=True):
             gradient = p.grad.to_local()
             gradient.add_(self.mean[begin : begin + gradient.numel()].view_as(gradient))
             begin += length
-        del output
-
-
-class _Comm:
-    """torch.distributed.fsdp's ReduceScatter."""
-
-    def __init__(self, unit: _Unit):
-        self._unit = unit
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: Any,
                  async_op: bool = False) -> None:
-        self._unit.reduce(output_tensor, input_tensor, op)
-
-
-def _own_parameters(module: Any) -> list[torch.nn.Parameter]:
-    """Those that fully_shard manages with this module: what no nested one does; shared ones once."""
-    nested = {id(p) for child in module.modules() if child is not module and isinstance(child, FSDPModule)
-              for p in child.parameters()}
-    return [p for p in module.parameters() if id(p) not in nested]
+        self._owner.reduce(self, output_tensor, input_tensor, op)

@@ -25,8 +25,8 @@ class MeanExchange:
         rules = default_rules(codec) if rules is None else list(rules)
         self._bad: torch.Tensor | None = None  # 1 where a gradient of this step is not finite; its mean tells all
         if nonfinite == "spread":
-            self._bad = torch.zeros(1, device=device)
-            self._any_bad = torch.zeros(1, device=device)
+            self._bad = torch.zeros(1, dtype=torch.float32, device=device)
+            self._any_bad = torch.zeros(1, dtype=torch.float32, device=device)
             means.append(self._any_bad)
             tensors.append(TensorSpec(_BAD, (1,)))
             rules = [Rule("dense:fp32", _BAD), *rules]

@@ -110,6 +110,8 @@ TEST(PullMean, OfSomeTensorsIsAsOfAllAndTakesFewerBytes) {
           const absl::Status status = worker.Step(0.0f);
           ASSERT_TRUE(status.ok()) << status;
         }
+        EXPECT_EQ(worker.session().Digest().size(), 64u);
+        EXPECT_EQ(worker.session().ShardDigests().size(), 2u);
         means[some][static_cast<size_t>(w)] = worker.parameters();
         bytes[static_cast<size_t>(w)] = worker.session().stats().pulled_bytes;
       });
