@@ -2,13 +2,10 @@
 
 import functools
 import re
-import subprocess
-import sys
 
 import pytest
 
-from conftest import ROOT
-from test_ddp import ENVIRONMENT, assert_same_trajectory, run, trained
+from test_ddp import assert_same_trajectory, assert_trains_as_well, example, run, trained
 
 torch = pytest.importorskip("torch")
 gradwire_torch = pytest.importorskip("gradwire.torch")
@@ -63,16 +60,8 @@ def test_gradients_that_are_reduced_as_bfloat16(train, plain, addresses):
 
 @pytest.mark.slow
 def test_the_default_trains_as_well_for_fewer_bytes(train, plain, addresses):
-    found = train("--servers", *addresses(2), "--codec", "", "--steps", 300)[0]
-    dense = plain("--steps", 300)[0]
-
-    def last(run):
-        return sum(run["losses"][-50:]) / 50
-
-    assert last(found) <= 1.02 * last(dense)
-    elements = sum(value.numel() for value in found["net"].values())
-    assert found["stats"]["pushed_bytes"] < 300 * 4 * elements / 6  # parts are padded to powers of two
-    assert found["stats"]["pulled_bytes"] < 300 * 4 * elements / 7
+    # Parts are padded to powers of two.
+    assert_trains_as_well(train, plain, addresses, pushed=6, pulled=7)
 
 
 @pytest.mark.slow
@@ -109,8 +98,5 @@ def test_a_model_that_is_not_sharded_is_refused():
 
 @pytest.mark.slow
 def test_example(addresses):
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-                           ROOT / "client/examples/fsdp.py", *addresses(2)], capture_output=True, text=True, timeout=120,
-                          env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"step 100: loss [01]\.\d+, \d+ kB pushed, \d+ kB pulled", done.stdout), done.stdout
+    printed = example("fsdp.py", addresses(2))
+    assert re.search(r"step 100: loss [01]\.\d+, \d+ kB pushed, \d+ kB pulled", printed), printed

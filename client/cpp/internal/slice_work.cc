@@ -88,12 +88,11 @@ std::vector<Bytes> SliceWork::EncodeReplacement(uint32_t slice, uint64_t round) 
 absl::Status SliceWork::Decode(uint32_t slice, uint64_t round, SliceBytes* bytes) const {
   if (bytes->update_chunks.empty()) return absl::OkStatus();  // not needed, or gone
   const TraceSpan span = Span(v1::TRACE_DECODE, slice, round);
-  const auto decode = states_[slice].wanted
-                          ? static_cast<absl::StatusOr<Update> (*)(std::span<const wire::Chunk>, const Job&,
-                                                                   const BucketLayout&, const RoundPlan&)>(DecodeUpdate)
-                          : DecodePlan;
-  GW_ASSIGN_OR_RETURN(bytes->update,
-                      decode(bytes->update_chunks, *context_.job, LayoutOf(slice), PlanOf(slice, round)));
+  const BucketLayout& layout = LayoutOf(slice);
+  const RoundPlan& plan = PlanOf(slice, round);
+  GW_ASSIGN_OR_RETURN(bytes->update, states_[slice].wanted
+                                         ? DecodeUpdate(bytes->update_chunks, *context_.job, layout, plan)
+                                         : DecodePlan(bytes->update_chunks, *context_.job, layout, plan));
   if (bytes->update.round != round)
     return absl::InvalidArgumentError(absl::StrCat("bucket ", slice / shards_, ": an update frame of round ",
                                                    bytes->update.round, " came where round ", round, " was expected"));

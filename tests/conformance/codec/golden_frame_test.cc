@@ -44,6 +44,16 @@ void CompareWithGolden(const std::string& name, const std::vector<uint8_t>& byte
   EXPECT_EQ(Hex(bytes), text.str()) << "the bytes of " << name << " have changed";
 }
 
+// The first two rounds: what the second worker pushes, and the update.
+void CompareRounds(const std::string& name, const GradientFn& gradient, Cluster* cluster) {
+  for (int r = 0; r < 2; ++r) {
+    const RoundResult result = cluster->Round(gradient);
+    const std::string stem = name + "_round" + std::to_string(r);
+    CompareWithGolden(stem + "_push", Joined(result.frames[1].chunks));
+    CompareWithGolden(stem + "_update", Joined(result.update_frame.chunks));
+  }
+}
+
 // A codec, the stem of its files, and maybe an update codec.
 struct Named {
   const char* name;
@@ -116,12 +126,7 @@ TEST_P(GoldenFrame, BytesHaveNotChanged) {
       (*out)[i] = static_cast<float>(static_cast<int>((i * 37 + worker * 11 + round * 5) % 101) - 50) * 0x1p-8f;
     }
   };
-  for (int r = 0; r < 2; ++r) {
-    const RoundResult result = cluster.Round(gradient);
-    const std::string stem = std::string(name) + "_round" + std::to_string(r);
-    CompareWithGolden(stem + "_push", Joined(result.frames[1].chunks));
-    CompareWithGolden(stem + "_update", Joined(result.update_frame.chunks));
-  }
+  CompareRounds(name, gradient, &cluster);
 }
 
 // Enough runs that their ranges and exponents travel as differences.
@@ -139,11 +144,7 @@ TEST(GoldenRunsFrame, BytesHaveNotChanged) {
       (*out)[i] = static_cast<float>(static_cast<int>((i * 37 + worker * 11 + round * 5) % 101) - 50) * scale;
     }
   };
-  for (int r = 0; r < 2; ++r) {
-    const RoundResult result = cluster.Round(gradient);
-    CompareWithGolden("tagc_runs_round" + std::to_string(r) + "_push", Joined(result.frames[1].chunks));
-    CompareWithGolden("tagc_runs_round" + std::to_string(r) + "_update", Joined(result.update_frame.chunks));
-  }
+  CompareRounds("tagc_runs", gradient, &cluster);
 }
 
 // Ten elements, of which the sketch takes seven.
