@@ -51,6 +51,12 @@ def test_a_rank_pulls_the_means_of_its_own_part(train, addresses):
         assert 2 * elements < per_step < 3 * elements, "half of what is pushed, where parts meet, and headers"
 
 
+def test_sparse_codecs_leave_out_what_they_promise(train, addresses):
+    pushed = [train("--servers", *addresses(1), "--codec", codec)[0]["stats"]["pushed_bytes"]
+              for codec in ("dense:fp32", "topk:density=0.1,values=int8")]
+    assert pushed[1] < pushed[0] / 12, "11.5 bits for one of ten elements, and headers"
+
+
 @pytest.mark.slow
 def test_gradients_that_are_reduced_as_bfloat16(train, plain, addresses):
     found, expected = (run[0]["losses"] for run in (train("--servers", *addresses(1), "--reduce", "bfloat16"),

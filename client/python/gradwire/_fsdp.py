@@ -61,7 +61,8 @@ class FSDPState:
         for owner in range(size):  # a rank's parts lie together, so that it pulls few buckets
             for unit in self._units:
                 unit.index.append(len(tensors))
-                tensors.append(TensorSpec(f"{unit.name}.{owner}", (unit.length,)))
+                # A vector, of which the guess would be that it is a bias, which sparse codecs send whole.
+                tensors.append(TensorSpec(f"{unit.name}.{owner}", (unit.length,), "other"))
                 means.append(unit.mean if owner == rank else None)
         if bucket_bytes == 0:
             part = 4 * sum(unit.length for unit in self._units)
