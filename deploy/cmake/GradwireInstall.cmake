@@ -32,7 +32,7 @@ set_target_properties(gradwire_client_shared PROPERTIES
   VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 
 install(TARGETS gradwire_client_shared EXPORT gradwire COMPONENT library INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(FILES ${PROJECT_SOURCE_DIR}/client/cpp/include/gradwire/session.h
+install(FILES ${PROJECT_SOURCE_DIR}/client/cpp/include/gradwire/c.h ${PROJECT_SOURCE_DIR}/client/cpp/include/gradwire/session.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/gradwire COMPONENT library)
 install(FILES ${PROJECT_BINARY_DIR}/proto/gradwire/v1/job.pb.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/gradwire/v1 COMPONENT library)

@@ -12,7 +12,7 @@ import sys
 
 from tree import ROOT, files, report
 
-CODE = {".h", ".cc", ".cu", ".cuh", ".py", ".pyi", ".proto", ".txt", ".cmake", ".in", ".json", ".yaml", ".toml", ""}
+CODE = {".h", ".c", ".cc", ".cu", ".cuh", ".py", ".pyi", ".proto", ".txt", ".cmake", ".in", ".json", ".yaml", ".toml", ""}
 MADE = ("build/", "jobs/", "/")  # by programs, at run time
 
 

@@ -53,7 +53,7 @@ class Unit:
 
 
 def compiled(build: pathlib.Path | None = None) -> list[Unit]:
-    """Every source that some target compiles, once. `build`: the configured build/lint of another checkout, whose
+    """Every C++ source that some target compiles, once. `build`: the configured build/lint of another checkout, whose
     generated files and settings serve for this one."""
     if build is None:
         subprocess.run(["bash", "-c", f"source {shlex.quote(str(ROOT / 'deploy/lib.sh'))}; build lint gradwire_generated"],
@@ -63,7 +63,7 @@ def compiled(build: pathlib.Path | None = None) -> list[Unit]:
     units = {}
     for entry in json.loads((build / "compile_commands.json").read_text()):
         path = pathlib.Path(entry["file"]).relative_to(home)
-        if path.parts[0] == "build" or not (ROOT / path).exists():
+        if path.parts[0] == "build" or path.suffix == ".c" or not (ROOT / path).exists():
             continue
         command = shlex.split(entry["command"])
         begin = next(i for i, word in enumerate(command) if word.endswith("clang++-14"))  # behind ccache

@@ -25,9 +25,9 @@ def example(folder: pathlib.Path) -> pathlib.Path:
 def test_only_what_is_meant_for_others_is_installed(prefix):
     found = {str(path.relative_to(prefix)) for path in prefix.rglob("*") if not path.is_dir()}
     assert {re.sub(r"\.so\.[\d.]+$", ".so", path) for path in found} == {
-        "bin/gradwire", "bin/gradwire-server", LIBRARY, "lib/pkgconfig/gradwire.pc", "include/gradwire/session.h",
-        "include/gradwire/v1/job.pb.h", *(f"lib/cmake/gradwire/gradwire{name}.cmake"
-                                          for name in ("Config", "ConfigVersion", "Targets", "Targets-release"))}
+        "bin/gradwire", "bin/gradwire-server", LIBRARY, "lib/pkgconfig/gradwire.pc", "include/gradwire/c.h",
+        "include/gradwire/session.h", "include/gradwire/v1/job.pb.h",
+        *(f"lib/cmake/gradwire/gradwire{name}.cmake" for name in ("Config", "ConfigVersion", "Targets", "Targets-release"))}
 
 
 def test_nothing_names_the_checkout(prefix):
@@ -40,8 +40,10 @@ def test_nothing_names_the_checkout(prefix):
 def test_the_library_exports_what_its_headers_declare(prefix):
     symbols = [line.split(maxsplit=2)[2] for line in run("nm", "-DC", "--defined-only", prefix / LIBRARY).splitlines()]
     public = re.compile(r"(?:(?:typeinfo|typeinfo name|vtable) for )?gradwire::(?:Session::|OpenCudaDevice|v1::)"
-                        r"|.*google::protobuf::Arena::CreateMaybeMessage<gradwire::v1::")
+                        r"|gradwire_[a-z_]+$|.*google::protobuf::Arena::CreateMaybeMessage<gradwire::v1::")
     assert any(symbol.startswith("gradwire::Session::Join(") for symbol in symbols)
+    declared = set(re.findall(r"^(?!static|[ /]).*\b(gradwire_\w+)\(", (prefix / "include/gradwire/c.h").read_text(), re.M))
+    assert {symbol for symbol in symbols if symbol.startswith("gradwire_")} == declared
     assert [symbol for symbol in symbols if not public.match(symbol)] == []
 
 
@@ -67,6 +69,13 @@ def test_pkg_config(prefix, tmp_path):
     run("c++", "-std=c++20", example(tmp_path), *flags, f"-Wl,-rpath,{prefix}/lib", "-o", tmp_path / "quick")
     with serving(prefix / "bin/gradwire-server", tmp_path) as addresses:
         assert run(tmp_path / "quick", *addresses) == FITTED
+
+
+def test_c_compiler_needs_the_library_alone(prefix, tmp_path):
+    run("cc", "-std=c99", "-pedantic-errors", "-Wall", "-Wextra", "-Werror", ROOT / "client/examples/quick.c", f"-I{prefix}/include",
+        f"-L{prefix}/lib", "-lgradwire_client", f"-Wl,-rpath,{prefix}/lib", "-o", tmp_path / "quick-c")
+    with serving(prefix / "bin/gradwire-server", tmp_path) as addresses:
+        assert run(tmp_path / "quick-c", *addresses) == FITTED
 
 
 def owners(path: pathlib.Path) -> set[str]:

@@ -19,8 +19,9 @@ def test_quick_python(addresses):
     assert re.fullmatch(r"loss \d+\.\d+, pushed \d+ bytes per step\n", done.stdout), done.stdout
 
 
-def test_quick_cpp(addresses):
-    binary = pathlib.Path(server_binary()).with_name("gradwire-quick")
+@pytest.mark.parametrize("name", ["gradwire-quick", "gradwire-quick-c"])
+def test_quick_cpp_and_c(addresses, name):
+    binary = pathlib.Path(server_binary()).with_name(name)
     if not binary.exists():
         pytest.skip(f"{binary} is not built")
     done = subprocess.run([binary, *addresses(2)], capture_output=True, text=True, timeout=60)
