@@ -74,6 +74,22 @@ def test_a_terminal_has_one_line(addresses):
     assert file.getvalue().count("\n") == 1 and file.getvalue().endswith("\n") and file.getvalue().count("\r") >= 2
 
 
+def test_report_draws_what_was_told(addresses, tmp_path):
+    pytest.importorskip("matplotlib")
+    with gradwire.join(addresses(1), make_job("drawn", codec="topk:density=0.1"), make_parameters(), "w") as session:
+        with gradwire.Progress(session, every=0.1, file=None) as progress:
+            with pytest.raises(gradwire.FailedPrecondition, match="nothing was told yet: the first news come after 0.1 seconds"):
+                progress.report(tmp_path / "early.svg")
+            train(session, 5, pause=0.1)
+        progress.report(tmp_path / "progress.svg")
+        progress.report(tmp_path / "progress.png")
+    assert not (tmp_path / "early.svg").exists()
+    text = (tmp_path / "progress.svg").read_text()
+    for said in ("job 'drawn': 5 steps, 0 rounds", "steps per second", "pushed", "pulled", "float32, each way", "workers"):
+        assert f"<!-- {said}" in text, said
+    assert (tmp_path / "progress.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_takes_what_has_a_session(addresses):
     torch = pytest.importorskip("torch")
     from gradwire.torch import ShardedOptimizer

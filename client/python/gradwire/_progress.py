@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 import time
 from typing import Any, Protocol, TextIO
 
+from ._errors import FailedPrecondition
 from ._session import Session
 
 _POLL_SECONDS = 0.2
@@ -32,7 +34,7 @@ class Progress:
     each is a line of its own; None: nowhere. writer: has add_scalar(tag, value, step), as TensorBoard's SummaryWriter; it gets
     gradwire/steps_per_second, pushed_bytes_per_step, pulled_bytes_per_step, saved (as float32 the bytes would be so many times as
     many), waiting (the share of time that went by in waiting for others) and members. Steps without news are told of too: the
-    rate is 0 then.
+    rate is 0 then. report() draws all of them.
     """
 
     def __init__(self, source: Any, *, every: float = 10.0, file: TextIO | None = sys.stderr, writer: ScalarWriter | None = None):
@@ -43,6 +45,7 @@ class Progress:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gradwire-progress")
         self._wrote = 0  # characters of the line that is on the terminal
+        self._told: list[dict[str, float]] = []
 
     def __enter__(self) -> Progress:
         if self._session is not None:
@@ -83,6 +86,7 @@ class Progress:
             "members": now["members"],
         }
         self._last, self._at = now, at
+        self._told.append({"steps": now["steps"], "skipped_rounds": now["skipped_rounds"], **values})
         if self._writer is not None:
             for name, value in values.items():
                 self._writer.add_scalar(f"gradwire/{name}", value, int(now["steps"]))
@@ -91,6 +95,43 @@ class Progress:
                         f"{_size(per_step['pushed_bytes'])} pushed, {_size(per_step['pulled_bytes'])} pulled"
                         + (f" (float32: {_three(values['saved'])} times as much)" if values["saved"] else "")
                         + f"; {values['waiting']:.0%} of the time waiting; {now['members']:.0f} members")
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Draws what was told so far, over the job's steps: their rate, bytes each way, the share of time spent waiting, members.
+        The file's ending says as what: .svg, .png, .pdf. Thread-safe. Raises FailedPrecondition before the first line,
+        RuntimeError where matplotlib is not installed.
+        """
+        told = list(self._told)
+        if not told:
+            raise FailedPrecondition(f"nothing was told yet: the first news come after {self._every:g} seconds, or with the end of "
+                                     "the `with`")
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise RuntimeError("report() draws with matplotlib: pip install matplotlib") from None
+        assert self._session is not None
+        steps = [entry["steps"] for entry in told]
+        figure = Figure(figsize=(8, 8), layout="constrained")
+        rate, sent, waiting, members = figure.subplots(4, 1, sharex=True)
+        figure.suptitle(f"job {self._session.job.name!r}: {steps[-1]:,.0f} steps, {told[-1]['skipped_rounds']:,.0f} rounds went on "
+                        "without this worker", fontsize=10)
+        dense = _BYTES_PER_ELEMENT * self._elements
+        for axis, label, lines in (
+                (rate, "steps per second", {"": "steps_per_second"}),
+                (sent, "bytes per step", {"pushed": "pushed_bytes_per_step", "pulled": "pulled_bytes_per_step"}),
+                (waiting, "share of time waiting", {"": "waiting"}), (members, "workers", {"": "members"})):
+            for name, key in lines.items():
+                axis.plot(steps, [entry[key] for entry in told], marker=".", linewidth=1, label=name)
+            axis.set_ylabel(label)
+            axis.set_ylim(bottom=0)
+            axis.grid(alpha=0.3)
+        sent.set_yscale("log")
+        sent.set_ylim(auto=True)
+        sent.axhline(dense, color="#888888", linestyle=":", linewidth=1, label="float32, each way")
+        sent.legend(frameon=False, fontsize=8)
+        waiting.set_ylim(top=1)
+        members.set_xlabel("step")
+        figure.savefig(path)
 
     def _write(self, line: str) -> None:
         assert self._file is not None
