@@ -1,0 +1,161 @@
+"""Runs of `training`: what is asked for, made with real processes, and what came out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "tests/net"))
+
+from hosts import INTERFACE, Hosts, start_shard
+from systems import System
+from worker import Settings
+
+DEADLINE_SECONDS = 1800
+WARM_PERIODS = 3  # that do not count: a job's first step makes two rounds, DistributedDataParallel's remakes its buckets
+SHARD_PORT, MASTER_PORT = 7070, 29500
+UNITS = {"K": 1e3, "M": 1e6, "G": 1e9}
+LOOPBACK = "loopback"  # in the place of a link: no hosts of their own
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of one system. `turn` tells repeated ones apart. link: bit/s of each host, each way, such as 100M; none: as fast
+    as the machine; loopback: no hosts. compute_ms: of a sleep in the place of computing; 0: it computes."""
+
+    system: str
+    model: str
+    workers: int
+    link: str
+    compute_ms: float
+    steps: int  # measured, or all where it is evaluated
+    lr: float
+    evaluate_every: int = 0
+    seed: int = 1
+    turn: int = 0
+    shards: int = 2
+    scheme: str = "tcp"
+    congestion: str = ""
+    bucket_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """seconds: of each measured step, the mean over its period, of all workers. Bytes: per worker and step, with headers."""
+
+    seconds: list[float]
+    curve: list[list[float]]  # [step, validation loss] of the first worker
+    parameters: int
+    sent_bytes: float
+    received_bytes: float
+    error: str = ""
+
+
+class FinishedRuns:
+    """A file of runs and their outcomes, a JSON line each. One process at a time."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._known: dict[Run, Outcome] = {}
+        text = path.read_text() if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # killed while it wrote the last line
+            path.write_text(whole)
+        for line in whole.splitlines():
+            entry = json.loads(line)
+            self._known[Run(**entry["run"])] = Outcome(**entry["outcome"])
+
+    def find(self, run: Run) -> Outcome | None:
+        return self._known.get(run)
+
+    def make(self, run: Run, trace: str = "") -> Outcome:
+        outcome = execute(run, trace)
+        self._known[run] = outcome
+        with open(self._path, "a") as file:
+            file.write(json.dumps({"run": asdict(run), "outcome": asdict(outcome)}, separators=(",", ":")) + "\n")
+        return outcome
+
+    def __iter__(self) -> Iterator[tuple[Run, Outcome]]:
+        return iter(self._known.items())
+
+
+def rate_of(link: str) -> float | None:
+    """100M -> 1e8 bit/s; none: None. ValueError for anything else."""
+    if link == "none":
+        return None
+    if len(link) < 2 or link[-1] not in UNITS:
+        raise ValueError(f"link {link!r}: a rate in bit/s such as 100M or 1G, or none")
+    return float(link[:-1]) * UNITS[link[-1]]
+
+
+@contextlib.contextmanager
+def _on_hosts(run: Run, folder: Path) -> Iterator[tuple[Settings, list]]:
+    """The settings that all workers share, and for each worker what starts a program where it is."""
+    workers = [f"worker-{i}" for i in range(run.workers)]
+    shards = [f"shard-{i}" for i in range(run.shards)] if System(run.system).uses_shards else []
+    with Hosts(dict.fromkeys([*workers, *shards], rate_of(run.link)), run.congestion) as hosts:
+        servers = [f"{run.scheme}://{hosts.address(shard)}:{SHARD_PORT}" for shard in shards]
+        for shard, listen in zip(shards, servers, strict=True):
+            start_shard(hosts, shard, listen, folder)
+        starts = [lambda command, host=worker, **options: hosts.popen(host, command, **options) for worker in workers]
+        yield _shared(run, servers, hosts.address(workers[0]), MASTER_PORT, INTERFACE), starts
+
+
+@contextlib.contextmanager
+def _on_loopback(run: Run) -> Iterator[tuple[Settings, list]]:
+    import socket
+
+    import gradwire
+
+    with contextlib.ExitStack() as stack:
+        servers = []
+        if System(run.system).uses_shards:
+            servers = stack.enter_context(gradwire.local_cluster(shards=run.shards, transport=run.scheme)).servers
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        yield _shared(run, servers, "127.0.0.1", port, ""), [subprocess.Popen] * run.workers
+
+
+def _shared(run: Run, servers: list[str], master: str, port: int, interface: str) -> Settings:
+    skipped = 0 if run.evaluate_every else WARM_PERIODS * System(run.system).period
+    return Settings(system=run.system, model=run.model, compute_ms=run.compute_ms, worker=0, workers=run.workers, servers=servers,
+                    master=master, port=port, interface=interface, steps=skipped + run.steps, skipped_steps=skipped, lr=run.lr,
+                    seed=run.seed, evaluate_every=run.evaluate_every, trace="", bucket_bytes=run.bucket_bytes)
+
+
+def execute(run: Run, trace: str = "") -> Outcome:
+    """trace: a file's name with {worker} in it; empty: none. An outcome with `error` where a worker fails."""
+    place = _on_loopback(run) if run.link == LOOPBACK else None
+    with tempfile.TemporaryDirectory() as folder, place or _on_hosts(run, Path(folder)) as (shared, starts):
+        processes = []
+        for i, start in enumerate(starts):
+            settings = replace(shared, worker=i, trace=trace.format(worker=f"worker-{i}") if trace else "")
+            log = Path(folder) / f"worker-{i}.log"
+            with open(log, "wb") as errors:
+                command = [sys.executable, str(Path(__file__).with_name("worker.py")), json.dumps(asdict(settings))]
+                processes.append((start(command, stdout=subprocess.PIPE, stderr=errors, text=True), log))
+        found = []
+        try:
+            for process, log in processes:
+                text, _ = process.communicate(timeout=DEADLINE_SECONDS)
+                if process.returncode != 0:
+                    return Outcome([], [], 0, 0, 0, log.read_text(errors="replace").strip().splitlines()[-1])
+                found.append(json.loads(text.splitlines()[-1]))
+        except subprocess.TimeoutExpired:
+            return Outcome([], [], 0, 0, 0, f"not done in {DEADLINE_SECONDS} s")
+        finally:
+            for process, _ in processes:
+                process.kill()
+                process.wait()
+    period = System(run.system).period
+    seconds = [sum(f["seconds"][i : i + period]) / period for f in found for i in range(0, len(f["seconds"]), period)]
+    mean = {way: sum(f[way] for f in found) / len(found) for way in ("sent_bytes", "received_bytes")}
+    return Outcome(seconds if not run.evaluate_every else [], found[0]["curve"], found[0]["parameters"], **mean)

@@ -1,0 +1,106 @@
+"""What `training` measures by itself: grids of links and workers for the time of a step, and one search of learning rates per
+system for its loss. A loss does not depend on the link, as all systems but local steps wait for each other in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from measuring import LOOPBACK, FinishedRuns, Run
+from systems import System
+
+MODEL = "gpt-5m"
+DDP, ALONE = "ddp", "alone"
+POWER_SGD = "ddp powersgd-1"
+TORCH = (DDP, "ddp fp16", POWER_SGD, "ddp powersgd-4")
+TOPK = "sharded topk:density=0.03,values=int4 both"
+GRADWIRE = ("sharded dense:fp32", "sharded tagc:density=0.01", TOPK, "sharded topk:density=0.001,values=fp16 both",
+            "ddp-hook thc:bits=4", "ddp-hook powersgd:rank=1", "local-16 topk:density=0.05,values=int8 both")
+FSDP = ("fsdp", "fsdp-hook thc:bits=4", "fsdp-hook tagc:density=0.2",
+        "zero2", "zero2-hook dense:fp32", "zero2-hook thc:bits=4", "zero2-hook tagc:density=0.2")
+# Times do not depend on these; losses are searched from here, by factors of 2.
+FIRST_RATE = {True: 4e-3, False: 2e-3}
+TIMED_RATE = 1e-3
+LEARNING_STEPS, EVALUATE_EVERY = 320, 16
+MOST_RATES = 5
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Cells of links and workers, in each of which all systems take turns."""
+
+    name: str
+    title: str
+    systems: tuple[str, ...]
+    links: tuple[str, ...]
+    workers: tuple[int, ...] = (2,)
+    compute_ms: float = 0
+    turns: int = 3
+    periods: int = 6  # of a system, measured each turn
+    model: str = MODEL
+    shards: int = 0  # 0: as many as workers
+    scheme: str = "tcp"
+    congestion: str = "cubic"
+    bucket_bytes: int = 0
+
+    def cells(self) -> Iterator[tuple[int, str]]:
+        return ((workers, link) for workers in self.workers for link in self.links)
+
+    def run(self, system: str, workers: int, link: str, turn: int) -> Run:
+        return Run(system=system, model=self.model, workers=workers, link=link, compute_ms=self.compute_ms,
+                   steps=self.periods * System(system).period, lr=TIMED_RATE, turn=turn, shards=self.shards or workers,
+                   scheme=self.scheme, congestion=self.congestion, bucket_bytes=self.bucket_bytes)
+
+    def runs(self) -> Iterator[Run]:
+        """In the order in which they are made: all cells once, then again, the systems backwards every other time."""
+        for turn in range(self.turns):
+            for workers, link in self.cells():
+                for system in self.systems if turn % 2 == 0 else reversed(self.systems):
+                    yield self.run(system, workers, link, turn)
+
+
+GRIDS = {grid.name: grid for grid in (
+    Grid("wan", "slow links, computing replaced by 100 ms", (ALONE, *TORCH, *GRADWIRE), ("10M", "50M"), compute_ms=100),
+    Grid("lan", "links of a site, computing as it is", (ALONE, *TORCH, *GRADWIRE), ("200M", "1G", "none")),
+    Grid("fsdp", "fully sharded, computing replaced by 100 ms", (ALONE, *FSDP), ("50M", "200M", "1G"), compute_ms=100),
+    Grid("scaling", "more workers at 1 Gbit/s, computing replaced by 300 ms",
+         (ALONE, DDP, POWER_SGD, "sharded tagc:density=0.01", TOPK, "ddp-hook thc:bits=4"), ("1G",), (1, 2, 4, 8), 300),
+)}
+LEARNERS = (*TORCH, *GRADWIRE, "fsdp", "fsdp-hook thc:bits=4", "fsdp-hook tagc:density=0.2")  # zero2 computes the same
+
+
+def learning_run(system: str, lr: float) -> Run:
+    return Run(system=system, model=MODEL, workers=2, link=LOOPBACK, compute_ms=0, steps=LEARNING_STEPS, lr=lr,
+               evaluate_every=EVALUATE_EVERY)
+
+
+def loss_of(runs: FinishedRuns, run: Run) -> float | None:
+    """At the end; infinite for a run that failed or diverged; None: it was not made."""
+    outcome = runs.find(run)
+    if outcome is None:
+        return None
+    last = outcome.curve[-1][1] if outcome.curve else float("inf")
+    return last if last == last else float("inf")
+
+
+def next_rate(runs: FinishedRuns, system: str) -> Run | None:
+    """The learning rate to try next: neighbours of the best one, by factors of 2; None: both are there, or enough are."""
+    first = FIRST_RATE[System(system).pushes_steps]
+    tried = {e: loss for e in range(-MOST_RATES, MOST_RATES + 1)
+             if (loss := loss_of(runs, learning_run(system, first * 2.0**e))) is not None}
+    if not tried:
+        return learning_run(system, first)
+    best = min(tried, key=tried.get)
+    missing = [e for e in (best - 1, best + 1) if e not in tried]
+    return learning_run(system, first * 2.0 ** missing[0]) if missing and len(tried) < MOST_RATES else None
+
+
+def best_rate(runs: FinishedRuns, system: str) -> Run | None:
+    """Of those that were tried; None: none was."""
+    among = [(loss_of(runs, run), run.lr) for run, _ in runs if run == learning_run(system, run.lr)]
+    return learning_run(system, min(among)[1]) if among else None
+
+
+def searched(runs: FinishedRuns, system: str) -> bool:
+    return next_rate(runs, system) is None
+

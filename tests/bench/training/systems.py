@@ -1,0 +1,177 @@
+"""The loops that `training` compares: what people use, and the same through shard servers.
+
+  alone                    a worker by itself, which exchanges nothing
+  ddp [fp16|powersgd-R]    DistributedDataParallel over gloo, with torch's communication hook of that name
+  fsdp, zero2              fully_shard over gloo, a unit per block; zero2: parameters stay gathered until backward has used them
+  ddp-hook CODEC           DistributedDataParallel whose hook is Gradwire's (DDPState)
+  fsdp-hook, zero2-hook CODEC   the same with reduce-scatter through the shards (FSDPState)
+  sharded CODEC [both]     ShardedOptimizer; both: the update comes back by the same codec
+  local-H CODEC [both]     LocalSGD with H local steps a round, overlapped with the next
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+BETAS = (0.9, 0.95)  # of AdamW, wherever it runs
+POWER_SGD_BEGINS = 2  # step, torch's least: so it takes the same way from the first counted step on
+_HOOKED = re.compile(r"(ddp|fsdp|zero2)-hook \S+")
+_SHARDED = re.compile(r"(sharded|local-[1-9]\d*) \S+( both)?")
+_TORCH = re.compile(r"alone|fsdp|zero2|ddp( fp16| powersgd-[1-9]\d*)?")
+# The codec of a loop can do without the optimizer's second moment: its learning rate is another.
+_STEPS = re.compile(r"sharded (tagc|topk|threshold|randomk|onebit|efsignsgd|signum|powersgd)\b")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker is. servers: empty for loops without; master: host of rank 0; interface: of gloo, empty: its default."""
+
+    worker: int
+    workers: int
+    servers: list[str]
+    master: str
+    port: int
+    interface: str
+    bucket_bytes: int  # of jobs; 0: their default
+    trace: Any  # gradwire.Trace | None
+
+
+@dataclass(frozen=True)
+class System:
+    """A loop by its name, as above; ValueError for others."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if not any(pattern.fullmatch(self.name) for pattern in (_HOOKED, _SHARDED, _TORCH)):
+            raise ValueError(f"there is no system {self.name!r}:{__doc__.split(':', 1)[1]}")
+
+    @property
+    def loop(self) -> str:
+        return self.name.split()[0]
+
+    @property
+    def uses_shards(self) -> bool:
+        return not _TORCH.fullmatch(self.name)
+
+    @property
+    def period(self) -> int:
+        """Steps after which a loop does the same again."""
+        return int(self.loop.removeprefix("local-")) if self.loop.startswith("local-") else 1
+
+    @property
+    def pushes_steps(self) -> bool:
+        return _STEPS.match(self.name) is not None
+
+    def open(self, model: torch.nn.Module, units: list[torch.nn.Module], place: Place,
+             lr: float) -> contextlib.AbstractContextManager[tuple[Callable[..., Any], Any]]:
+        """What to call for a forward pass, and the optimizer."""
+        words = self.name.split()
+        makers = {"alone": _alone, "ddp": _ddp, "fsdp": _fsdp, "zero2": _fsdp, "ddp-hook": _ddp_hook, "fsdp-hook": _fsdp_hook,
+                  "zero2-hook": _fsdp_hook, "sharded": _sharded}
+        return makers.get(words[0], _local)(model, units, place, lr, words)
+
+
+@contextlib.contextmanager
+def _group(place: Place) -> Iterator[None]:
+    os.environ.update(MASTER_ADDR=place.master, MASTER_PORT=str(place.port))
+    if place.interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = place.interface
+    dist.init_process_group("gloo", rank=place.worker, world_size=place.workers, timeout=datetime.timedelta(minutes=10))
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _adamw(model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=lr, betas=BETAS, weight_decay=0.0)
+
+
+def _options(place: Place, words: list[str]) -> dict[str, Any]:
+    """Of a job on shard servers."""
+    both = {"update_codec": words[1]} if words[-1] == "both" else {}
+    return {"servers": place.servers, "job": "training", "worker": f"worker-{place.worker}", "codec": words[1],
+            "bucket_bytes": place.bucket_bytes, "trace": place.trace, **both}
+
+
+@contextlib.contextmanager
+def _alone(model, units, place, lr, words):
+    yield model, _adamw(model, lr)
+
+
+@contextlib.contextmanager
+def _ddp(model, units, place, lr, words):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    with _group(place):
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        if words[1:] == ["fp16"]:
+            wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        elif len(words) > 1:
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=int(words[1].removeprefix("powersgd-")),
+                                                start_powerSGD_iter=POWER_SGD_BEGINS)
+            wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        yield wrapped, _adamw(model, lr)
+
+
+def _fully_sharded(model: torch.nn.Module, units: list[torch.nn.Module], place: Place, loop: str) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.init_device_mesh("cpu", (place.workers,))
+    for unit in [*units, model]:
+        fully_shard(unit, mesh=mesh, reshard_after_forward=loop.startswith("fsdp"))
+
+
+@contextlib.contextmanager
+def _fsdp(model, units, place, lr, words):
+    with _group(place):
+        _fully_sharded(model, units, place, words[0])
+        yield model, _adamw(model, lr)
+
+
+@contextlib.contextmanager
+def _ddp_hook(model, units, place, lr, words):
+    from gradwire.torch import DDPState, ddp_hook
+
+    with _group(place):
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        with DDPState(wrapped, **_options(place, words)) as state:
+            wrapped.register_comm_hook(state, ddp_hook)
+            yield wrapped, _adamw(model, lr)
+
+
+@contextlib.contextmanager
+def _fsdp_hook(model, units, place, lr, words):
+    from gradwire.torch import FSDPState
+
+    with _group(place):
+        _fully_sharded(model, units, place, words[0])
+        with FSDPState(model, **_options(place, words)):
+            yield model, _adamw(model, lr)
+
+
+@contextlib.contextmanager
+def _sharded(model, units, place, lr, words):
+    from gradwire.torch import ShardedOptimizer
+
+    own = {} if System(" ".join(words)).pushes_steps else {"betas": BETAS}
+    with ShardedOptimizer(model, workers=place.workers, lr=lr, overlap=True, **own, **_options(place, words)) as optimizer:
+        yield model, optimizer
+
+
+@contextlib.contextmanager
+def _local(model, units, place, lr, words):
+    from gradwire.torch import LocalSGD
+
+    with LocalSGD(_adamw(model, lr), model, every=System(" ".join(words)).period, overlap=True, workers=place.workers,
+                  **_options(place, words)) as optimizer:
+        yield model, optimizer
