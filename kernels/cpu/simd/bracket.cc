@@ -14,9 +14,10 @@ constexpr size_t kLeastElements = 1 << 14;  // below, two histograms are as fast
 constexpr size_t kLeastLines = 1024;        // in the sample
 constexpr size_t kStrideLines = 64;         // of which one is sampled, unless that gives fewer than kLeastLines
 constexpr uint32_t kTop = 1u << 31;         // above every magnitude
-constexpr size_t kBins = size_t{1} << 15;   // of all magnitudes: by 8 exponent and 7 mantissa bits
-constexpr size_t kBlock = 256;              // bins that are skipped together
-constexpr double kFull = 0.75;              // of the room for a bracket, as far as a sample tells
+constexpr int kWholeShift = 16;             // of all magnitudes: bins by 8 exponent and 7 mantissa bits
+constexpr size_t kBins = kTop >> kWholeShift;
+constexpr size_t kBlock = 256;  // bins that are skipped together
+constexpr double kFull = 0.75;  // of the room for a bracket, as far as a sample tells
 // Magnitudes within a line are not independent, so the margin is several times the root of the sample.
 constexpr double kDeviations = 4;
 constexpr double kDrift = 0.005;
@@ -64,7 +65,7 @@ template <class Count>
 void BracketSearch::ForEachSampled(const Count& count) const {
   const size_t lines = few_.size / kSampleLine;
   const auto line_at = [&](size_t line) { return x_ + among_.At(few_.LineAt(line) * kSampleLine); };
-  constexpr size_t kAhead = 8;
+  constexpr size_t kAhead = 16;
   for (size_t line = 0; line < lines; ++line) {
     if (line + kAhead < lines) __builtin_prefetch(line_at(line + kAhead));
     const float* const values = line_at(line);
@@ -74,16 +75,17 @@ void BracketSearch::ForEachSampled(const Count& count) const {
 
 void BracketSearch::Look(uint32_t low, uint32_t high) {
   begin_ = low;
-  bin_shift_ = kKeyShift;
-  while ((high - low) >> bin_shift_ > kBins) ++bin_shift_;
   above_ = 0;
   uint32_t* const bins = bins_.u32();
   std::fill(bins, bins + kBins, 0u);
-  const int shift = bin_shift_;
   if (low == 0 && high == kTop) {
-    ForEachSampled([bins, shift](uint32_t magnitude) { ++bins[magnitude >> shift]; });
+    bin_shift_ = kWholeShift;
+    ForEachSampled([bins](uint32_t magnitude) { ++bins[magnitude >> kWholeShift]; });
   } else {
+    bin_shift_ = kKeyShift;
+    while ((high - low) >> bin_shift_ > kBins) ++bin_shift_;
     uint64_t above = 0;
+    const int shift = bin_shift_;
     ForEachSampled([&](uint32_t magnitude) {
       if (magnitude - low < high - low) {
         ++bins[(magnitude - low) >> shift];
@@ -166,6 +168,7 @@ Threshold BracketSearch::Exact() const {
   for (const uint32_t* m = bracket_.collected; m != end; ++m) ++bins[((*m >> kKeyShift) - first) >> shift];
   uint32_t bin = static_cast<uint32_t>(bins.size()) - 1;
   while (bin > 0 && bins[bin] < wanted) wanted -= bins[bin--];
+  if (shift == 0) return {.key = first + bin, .keep_below = ShareOfTies(wanted, bins[bin])};
   std::vector<uint32_t> fine(size_t{1} << shift, 0);
   for (const uint32_t* m = bracket_.collected; m != end; ++m) {
     const uint32_t distance = (*m >> kKeyShift) - first;
