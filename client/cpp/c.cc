@@ -58,14 +58,29 @@ gradwire_code OnSession(gradwire_session* session, Work&& work) noexcept {
   });
 }
 
-// What the caller knows of a struct; what lies beyond has the value 0.
+// The size of a struct as its caller knows it.
 template <typename Struct>
-absl::StatusOr<Struct> Known(const Struct* given, absl::string_view what) {
+absl::StatusOr<size_t> SizeOf(const Struct* given, absl::string_view what) {
   static_assert(std::is_trivially_copyable_v<Struct>);
   if (given == nullptr) return absl::InvalidArgumentError(absl::StrCat(what, " is null"));
-  if (given->struct_size < sizeof(size_t)) {
+  const size_t size = given->struct_size;
+  if (size < sizeof(size_t) || size % alignof(Struct) != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(what, ".struct_size is ", given->struct_size, ": set it to the size of the struct"));
+        absl::StrCat(what, ".struct_size is ", size, ": set it to the size of the struct"));
+  }
+  return size;
+}
+
+// What the caller knows of a struct; what lies beyond has the value 0. Refused where it knows and says more than this
+// library does.
+template <typename Struct>
+absl::StatusOr<Struct> Known(const Struct* given, absl::string_view what) {
+  const auto size = SizeOf(given, what);
+  if (!size.ok()) return size.status();
+  const char* const bytes = reinterpret_cast<const char*>(given);
+  if (std::any_of(bytes + std::min(*size, sizeof(Struct)), bytes + *size, [](char byte) { return byte != 0; })) {
+    return absl::UnimplementedError(
+        absl::StrCat(what, " has fields that this library, ", GRADWIRE_VERSION, ", does not know: leave them 0"));
   }
   Struct known = {};
   std::memcpy(&known, given, std::min(given->struct_size, sizeof(Struct)));
@@ -105,6 +120,9 @@ absl::StatusOr<SessionOptions> OptionsOf(const gradwire_options& given) {
     options.servers.emplace_back(given.servers[i]);
   }
   for (size_t i = 0; i < given.tensor_count; ++i) {
+    const auto status =
+        CheckGiven(given.tensors[i].data, given.tensors[i].elements, absl::StrCat("options.tensors[", i, "].data"));
+    if (!status.ok()) return status;
     options.memory.emplace_back(given.tensors[i].data, given.tensors[i].elements);
   }
   auto pull = PullOf(given.pull);
@@ -158,10 +176,7 @@ gradwire_code gradwire_begin_round(gradwire_session* session, const float* learn
 }
 
 gradwire_code gradwire_tensor_ready(gradwire_session* session, uint32_t tensor, const float* gradient) {
-  return gradwire::c_api::OnSession(session, [&](gradwire::Session& s) {
-    const auto status = gradwire::c_api::CheckGiven(gradient, 1, "gradient");
-    return status.ok() ? s.TensorReady(tensor, gradient) : status;
-  });
+  return gradwire::c_api::OnSession(session, [&](gradwire::Session& s) { return s.TensorReady(tensor, gradient); });
 }
 
 gradwire_code gradwire_end_round(gradwire_session* session, int64_t timeout_ms) {
@@ -195,10 +210,10 @@ gradwire_code gradwire_save(gradwire_session* session, const char* path) {
 gradwire_code gradwire_get_stats(const gradwire_session* session, gradwire_stats* stats) {
   return gradwire::c_api::Guarded([&]() -> absl::Status {
     if (session == nullptr) return absl::InvalidArgumentError("session is null");
-    const auto known = gradwire::c_api::Known(stats, "stats");
-    if (!known.ok()) return known.status();
+    const auto size = gradwire::c_api::SizeOf(stats, "stats");
+    if (!size.ok()) return size.status();
     const gradwire::SessionStats found = session->session->stats();
-    const gradwire_stats out = {.struct_size = stats->struct_size,
+    const gradwire_stats out = {.struct_size = *size,
                                 .steps = found.steps,
                                 .skipped_rounds = found.skipped_rounds,
                                 .nonfinite_rounds = found.nonfinite_rounds,
@@ -208,7 +223,8 @@ gradwire_code gradwire_get_stats(const gradwire_session* session, gradwire_stats
                                 .encode_seconds = found.encode_seconds,
                                 .apply_seconds = found.apply_seconds,
                                 .wait_seconds = found.wait_seconds};
-    std::memcpy(stats, &out, std::min(stats->struct_size, sizeof(out)));
+    std::memset(static_cast<void*>(stats), 0, *size);
+    std::memcpy(stats, &out, std::min(*size, sizeof(out)));
     return absl::OkStatus();
   });
 }

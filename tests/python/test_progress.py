@@ -85,7 +85,7 @@ def test_report_draws_what_was_told(addresses, tmp_path):
         progress.report(tmp_path / "progress.png")
     assert not (tmp_path / "early.svg").exists()
     text = (tmp_path / "progress.svg").read_text()
-    for said in ("job 'drawn': 5 steps, 0 rounds", "steps per second", "pushed", "pulled", "float32, each way", "workers"):
+    for said in ("job 'drawn': 5 steps of this worker, 0 rounds", "steps per second", "pushed", "pulled", "float32, each way", "workers"):
         assert f"<!-- {said}" in text, said
     assert (tmp_path / "progress.png").read_bytes().startswith(b"\x89PNG")
 
@@ -124,8 +124,9 @@ def test_is_silent_where_others_speak():
         session = None
 
     file = io.StringIO()
-    with gradwire.Progress(Led(), file=file):
+    with gradwire.Progress(Led(), file=file) as progress:
         pass
+    progress.report("nowhere/progress.svg")
     assert file.getvalue() == ""
     with pytest.raises(ValueError, match="every=0"):
         gradwire.Progress(Led(), every=0)

@@ -13,6 +13,7 @@ from ._errors import FailedPrecondition
 from ._session import Session
 
 _POLL_SECONDS = 0.2
+_KEPT = 4096  # of what was told, for report(); then every other one goes
 _BYTES_PER_ELEMENT = 4  # float32
 
 
@@ -86,7 +87,9 @@ class Progress:
             "members": now["members"],
         }
         self._last, self._at = now, at
-        self._told.append({"steps": now["steps"], "skipped_rounds": now["skipped_rounds"], **values})
+        self._told.append({"step": now["steps"], "skipped_rounds": now["skipped_rounds"], **values})
+        if len(self._told) > _KEPT:
+            del self._told[1::2]
         if self._writer is not None:
             for name, value in values.items():
                 self._writer.add_scalar(f"gradwire/{name}", value, int(now["steps"]))
@@ -97,10 +100,12 @@ class Progress:
                         + f"; {values['waiting']:.0%} of the time waiting; {now['members']:.0f} members")
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Draws what was told so far, over the job's steps: their rate, bytes each way, the share of time spent waiting, members.
-        The file's ending says as what: .svg, .png, .pdf. Thread-safe. Raises FailedPrecondition before the first line,
-        RuntimeError where matplotlib is not installed.
+        """Draws what was told so far, over this worker's steps: their rate, bytes each way, the share of time spent waiting,
+        members; of a long run 2,000 to 4,000 points. The file's ending says as what: .svg, .png, .pdf. Nothing on processes that
+        others speak for. Raises FailedPrecondition before the first line, RuntimeError where matplotlib is not installed.
         """
+        if self._session is None:
+            return
         told = list(self._told)
         if not told:
             raise FailedPrecondition(f"nothing was told yet: the first news come after {self._every:g} seconds, or with the end of "
@@ -109,24 +114,25 @@ class Progress:
             from matplotlib.figure import Figure
         except ImportError:
             raise RuntimeError("report() draws with matplotlib: pip install matplotlib") from None
-        assert self._session is not None
-        steps = [entry["steps"] for entry in told]
+        steps = [entry["step"] for entry in told]
+        sending = [entry for entry in told if entry["pushed_bytes_per_step"]]  # others are times without a step
         figure = Figure(figsize=(8, 8), layout="constrained")
         rate, sent, waiting, members = figure.subplots(4, 1, sharex=True)
-        figure.suptitle(f"job {self._session.job.name!r}: {steps[-1]:,.0f} steps, {told[-1]['skipped_rounds']:,.0f} rounds went on "
-                        "without this worker", fontsize=10)
+        figure.suptitle(f"job {self._session.job.name!r}: {steps[-1]:,.0f} steps of this worker, {told[-1]['skipped_rounds']:,.0f} "
+                        "rounds went on without it", fontsize=10)
         dense = _BYTES_PER_ELEMENT * self._elements
-        for axis, label, lines in (
-                (rate, "steps per second", {"": "steps_per_second"}),
-                (sent, "bytes per step", {"pushed": "pushed_bytes_per_step", "pulled": "pulled_bytes_per_step"}),
-                (waiting, "share of time waiting", {"": "waiting"}), (members, "workers", {"": "members"})):
-            for name, key in lines.items():
-                axis.plot(steps, [entry[key] for entry in told], marker=".", linewidth=1, label=name)
+        for axis, label, key in ((rate, "steps per second", "steps_per_second"), (waiting, "share of time waiting", "waiting"),
+                                 (members, "workers", "members")):
+            axis.plot(steps, [entry[key] for entry in told], marker=".", linewidth=1)
             axis.set_ylabel(label)
             axis.set_ylim(bottom=0)
-            axis.grid(alpha=0.3)
+        for name in ("pushed", "pulled"):
+            sent.plot([entry["step"] for entry in sending], [entry[f"{name}_bytes_per_step"] for entry in sending], marker=".",
+                      linewidth=1, label=name)
+        sent.set_ylabel("bytes per step")
         sent.set_yscale("log")
-        sent.set_ylim(auto=True)
+        for axis in (rate, sent, waiting, members):
+            axis.grid(alpha=0.3)
         sent.axhline(dense, color="#888888", linestyle=":", linewidth=1, label="float32, each way")
         sent.legend(frameon=False, fontsize=8)
         waiting.set_ylim(top=1)

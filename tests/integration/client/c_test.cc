@@ -112,6 +112,9 @@ TEST_F(CTest, RefusesWhatIsMissingByItsName) {
   options_.tensors = nullptr;
   ExpectRefused(Join(), "options.tensors is null, and 2");
   options_.tensors = tensors_.data();
+  tensors_[1].data = nullptr;
+  ExpectRefused(Join(), "options.tensors[1].data is null, and 4");
+  tensors_[1].data = b_.data();
   tensors_[1].elements = 3;
   EXPECT_EQ(Join(), GRADWIRE_INVALID_ARGUMENT);
   EXPECT_EQ(session_, nullptr);
@@ -122,6 +125,10 @@ TEST_F(CTest, RefusesWhatIsMissingByItsName) {
   const std::array<const float*, 2> gradients = {a_.data(), nullptr};
   ExpectRefused(gradwire_exchange(session_, gradients.data(), 2, &kRate, 1), "gradients[1] is null");
   ExpectRefused(gradwire_save(session_, nullptr), "path is null");
+  ASSERT_EQ(gradwire_begin_round(session_, &kRate, 1), GRADWIRE_OK);
+  ExpectRefused(gradwire_tensor_ready(session_, 1, nullptr), "tensor 'b': the gradient is a null pointer");
+  for (uint32_t tensor : {0u, 1u}) ASSERT_EQ(gradwire_tensor_ready(session_, tensor, b_.data()), GRADWIRE_OK);
+  ASSERT_EQ(gradwire_end_round(session_, -1), GRADWIRE_OK);
   ASSERT_EQ(Exchange(2), GRADWIRE_OK) << "nothing of the above has left a trace: " << gradwire_last_error();
   EXPECT_EQ(gradwire_parameter_version(nullptr), 0u);
 }
@@ -137,8 +144,30 @@ TEST_F(CTest, TakesStructsOfACallerThatKnowsLessOfThem) {
   EXPECT_GT(stats.pushed_bytes, 0u) << "initial parameters";
   EXPECT_EQ(stats.pulled_bytes, 17u);
   EXPECT_EQ(stats.struct_size, offsetof(gradwire_stats, pulled_bytes));
-  stats.struct_size = 0;
-  ExpectRefused(gradwire_get_stats(session_, &stats), "stats.struct_size is 0");
+  for (const size_t wrong : {size_t{0}, sizeof(stats) - 1}) {
+    stats.struct_size = wrong;
+    ExpectRefused(gradwire_get_stats(session_, &stats), absl::StrCat("stats.struct_size is ", wrong));
+  }
+}
+
+TEST_F(CTest, RefusesWhatACallerOfALaterVersionSays) {
+  struct {
+    gradwire_options known;
+    uint64_t later;
+  } options = {.known = options_, .later = 1};
+  options.known.struct_size = sizeof(options);
+  EXPECT_EQ(gradwire_join(&options.known, &session_), GRADWIRE_UNIMPLEMENTED);
+  EXPECT_THAT(gradwire_last_error(), HasSubstr("options has fields that this library"));
+  options.later = 0;
+  ASSERT_EQ(gradwire_join(&options.known, &session_), GRADWIRE_OK) << gradwire_last_error();
+  struct {
+    gradwire_stats known;
+    uint64_t later;
+  } stats = {.known = {}, .later = 1};
+  stats.known.struct_size = sizeof(stats);
+  ASSERT_EQ(gradwire_get_stats(session_, &stats.known), GRADWIRE_OK);
+  EXPECT_EQ(stats.known.members, 1u);
+  EXPECT_EQ(stats.later, 0u);
 }
 
 TEST_F(CTest, TellsThatNobodyListens) {

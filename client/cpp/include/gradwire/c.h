@@ -8,10 +8,10 @@
  *   gradwire_leave(session, 1);
  *   gradwire_free(session);
  *
- * Stable: functions and fields are only added, fields at the end of structs, whose first field says how much of them
- * the caller knows. Functions that return a gradwire_code return GRADWIRE_OK, or an error that gradwire_last_error()
- * describes. Thread-safe as a Session is: one thread at a time drives a round, gradwire_tensor_ready may be called from
- * any. No function throws. */
+ * Stable within a minor version of the library, which its soname has: functions and fields are only added, fields at
+ * the end of the structs that have a struct_size, which says how much of them the caller knows. Functions that return a
+ * gradwire_code return GRADWIRE_OK, or an error that gradwire_last_error() describes. Thread-safe as a Session is: one
+ * thread at a time drives a round, gradwire_tensor_ready may be called from any. No function throws. */
 #ifndef GRADWIRE_C_H_
 #define GRADWIRE_C_H_
 
@@ -76,7 +76,7 @@ typedef struct gradwire_options {
   int64_t round_ms;
   uint32_t encode_threads; /* 0: one */
   /* Called with what a person may want to know (a shard is away, a worker has gone), from threads of the session until
-   * gradwire_free, with `notice_data`. Must return quickly. May be null. */
+   * gradwire_free, with `notice_data`. Must return quickly and call nothing of this session. May be null. */
   void (*notice)(void* notice_data, const char* text);
   void* notice_data;
 } gradwire_options;
@@ -90,7 +90,7 @@ static inline gradwire_options gradwire_no_options(void) {
 }
 
 typedef struct gradwire_stats {
-  size_t struct_size; /* sizeof(gradwire_stats), set by the caller: what lies beyond is not written */
+  size_t struct_size; /* sizeof(gradwire_stats), set by the caller; the library sets what it does not know to 0 */
   uint64_t steps;
   uint64_t skipped_rounds;
   uint64_t nonfinite_rounds;
@@ -135,7 +135,8 @@ uint64_t gradwire_start_step(const gradwire_session* session);
 /* 1 where the session went on exactly where the checkpoint stood, else 0. */
 int gradwire_resumed(const gradwire_session* session);
 
-/* Ends the membership, after a drain if `drain` is not 0; later calls return GRADWIRE_CANCELLED. */
+/* Ends the membership, after a drain if `drain` is not 0 and no round is open; later rounds return GRADWIRE_CANCELLED.
+ */
 gradwire_code gradwire_leave(gradwire_session* session, int drain);
 /* Leaves without draining, if that was not done, and frees the session. Null: does nothing. */
 void gradwire_free(gradwire_session* session);
