@@ -22,7 +22,7 @@ from typing import Any
 INTERFACE = "eth0"  # of a host
 _NETWORK = "10.77.0"
 _MTU_BYTES = 1500
-_LEAST_BURST_BYTES = 128 << 10  # more than the largest packet that the kernel hands to a link in one piece
+_LEAST_BURST_BYTES = 8 << 10  # some packets; larger pieces the kernel cuts. What a quiet link saves up must not matter
 _BURST_SECONDS = 0.004  # a timer tick, in which the bucket must not run over
 _QUEUE = "50ms"  # of packets that wait at the bucket; later ones are dropped
 _START_SECONDS = 30  # for a shard server

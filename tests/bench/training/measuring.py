@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -41,6 +44,7 @@ class Run:
     seed: int = 1
     turn: int = 0
     shards: int = 2
+    together: bool = False  # shard i runs on the host of worker i
     scheme: str = "tcp"
     congestion: str = ""
     bucket_bytes: int = 0
@@ -56,6 +60,7 @@ class Outcome:
     sent_bytes: float
     received_bytes: float
     error: str = ""
+    machine: str = ""
 
 
 class FinishedRuns:
@@ -76,7 +81,13 @@ class FinishedRuns:
         return self._known.get(run)
 
     def make(self, run: Run, trace: str = "") -> Outcome:
-        outcome = execute(run, trace)
+        """Makes a run and keeps what came out, unless something else went wrong than training itself."""
+        try:
+            outcome = execute(run, trace)
+        except (OSError, RuntimeError) as error:  # hosts or servers could not be had
+            outcome = failed(str(error))
+        if outcome.error and not (run.evaluate_every and "finite" in outcome.error):
+            return outcome
         self._known[run] = outcome
         with open(self._path, "a") as file:
             file.write(json.dumps({"run": asdict(run), "outcome": asdict(outcome)}, separators=(",", ":")) + "\n")
@@ -84,6 +95,14 @@ class FinishedRuns:
 
     def __iter__(self) -> Iterator[tuple[Run, Outcome]]:
         return iter(self._known.items())
+
+
+def failed(why: str) -> Outcome:
+    return Outcome([], [], 0, 0, 0, why, machine())
+
+
+def machine() -> str:
+    return f"{platform.machine()}, {os.cpu_count()} cores"
 
 
 def rate_of(link: str) -> float | None:
@@ -99,11 +118,12 @@ def rate_of(link: str) -> float | None:
 def _on_hosts(run: Run, folder: Path) -> Iterator[tuple[Settings, list]]:
     """The settings that all workers share, and for each worker what starts a program where it is."""
     workers = [f"worker-{i}" for i in range(run.workers)]
-    shards = [f"shard-{i}" for i in range(run.shards)] if System(run.system).uses_shards else []
+    count = run.shards if System(run.system).uses_shards else 0
+    shards = [f"worker-{i % run.workers}" if run.together else f"shard-{i}" for i in range(count)]
     with Hosts(dict.fromkeys([*workers, *shards], rate_of(run.link)), run.congestion) as hosts:
-        servers = [f"{run.scheme}://{hosts.address(shard)}:{SHARD_PORT}" for shard in shards]
-        for shard, listen in zip(shards, servers, strict=True):
-            start_shard(hosts, shard, listen, folder)
+        servers = [f"{run.scheme}://{hosts.address(host)}:{SHARD_PORT + i}" for i, host in enumerate(shards)]
+        for host, listen in zip(shards, servers, strict=True):
+            start_shard(hosts, host, listen, folder)
         starts = [lambda command, host=worker, **options: hosts.popen(host, command, **options) for worker in workers]
         yield _shared(run, servers, hosts.address(workers[0]), MASTER_PORT, INTERFACE), starts
 
@@ -132,7 +152,8 @@ def _shared(run: Run, servers: list[str], master: str, port: int, interface: str
 
 
 def execute(run: Run, trace: str = "") -> Outcome:
-    """trace: a file's name with {worker} in it; empty: none. An outcome with `error` where a worker fails."""
+    """trace: a file's name with {worker} in it; empty: none. An outcome with `error` where a worker fails. RuntimeError where
+    hosts cannot be had."""
     place = _on_loopback(run) if run.link == LOOPBACK else None
     with tempfile.TemporaryDirectory() as folder, place or _on_hosts(run, Path(folder)) as (shared, starts):
         processes = []
@@ -142,20 +163,31 @@ def execute(run: Run, trace: str = "") -> Outcome:
             with open(log, "wb") as errors:
                 command = [sys.executable, str(Path(__file__).with_name("worker.py")), json.dumps(asdict(settings))]
                 processes.append((start(command, stdout=subprocess.PIPE, stderr=errors, text=True), log))
-        found = []
         try:
-            for process, log in processes:
-                text, _ = process.communicate(timeout=DEADLINE_SECONDS)
-                if process.returncode != 0:
-                    return Outcome([], [], 0, 0, 0, log.read_text(errors="replace").strip().splitlines()[-1])
-                found.append(json.loads(text.splitlines()[-1]))
-        except subprocess.TimeoutExpired:
-            return Outcome([], [], 0, 0, 0, f"not done in {DEADLINE_SECONDS} s")
+            why = _wait(processes)
+            found = [json.loads(process.stdout.read().splitlines()[-1]) for process, _ in processes] if not why else []
         finally:
             for process, _ in processes:
                 process.kill()
                 process.wait()
+    if why:
+        return failed(why)
     period = System(run.system).period
     seconds = [sum(f["seconds"][i : i + period]) / period for f in found for i in range(0, len(f["seconds"]), period)]
     mean = {way: sum(f[way] for f in found) / len(found) for way in ("sent_bytes", "received_bytes")}
-    return Outcome(seconds if not run.evaluate_every else [], found[0]["curve"], found[0]["parameters"], **mean)
+    return Outcome(seconds if not run.evaluate_every else [], found[0]["curve"], found[0]["parameters"], **mean,
+                   machine=machine())
+
+
+def _wait(processes: list[tuple[subprocess.Popen, Path]]) -> str:
+    """Until all have ended; or why the first one failed that did."""
+    end = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < end:
+        codes = [process.poll() for process, _ in processes]
+        for code, (_, log) in zip(codes, processes, strict=True):
+            if code not in (None, 0):
+                return (log.read_text(errors="replace").strip().splitlines() or [f"a worker ended with {code}"])[-1]
+        if all(code == 0 for code in codes):
+            return ""
+        time.sleep(0.05)
+    return f"not done in {DEADLINE_SECONDS} s"

@@ -12,11 +12,11 @@ from systems import System
 MODEL = "gpt-5m"
 DDP, ALONE = "ddp", "alone"
 POWER_SGD = "ddp powersgd-1"
-TORCH = (DDP, "ddp fp16", POWER_SGD, "ddp powersgd-4")
+TORCH = (DDP, "ddp buckets-4", "ddp fp16", POWER_SGD, "ddp powersgd-4")
 TOPK = "sharded topk:density=0.03,values=int4 both"
 GRADWIRE = ("sharded dense:fp32", "sharded tagc:density=0.01", TOPK, "sharded topk:density=0.001,values=fp16 both",
             "ddp-hook thc:bits=4", "ddp-hook powersgd:rank=1", "local-16 topk:density=0.05,values=int8 both")
-FSDP = ("fsdp", "fsdp-hook thc:bits=4", "fsdp-hook tagc:density=0.2",
+FSDP = ("fsdp", "fsdp-hook dense:fp32", "fsdp-hook thc:bits=4", "fsdp-hook tagc:density=0.2",
         "zero2", "zero2-hook dense:fp32", "zero2-hook thc:bits=4", "zero2-hook tagc:density=0.2")
 # Times do not depend on these; losses are searched from here, by factors of 2.
 FIRST_RATE = {True: 4e-3, False: 2e-3}
@@ -39,6 +39,7 @@ class Grid:
     periods: int = 6  # of a system, measured each turn
     model: str = MODEL
     shards: int = 0  # 0: as many as workers
+    together: bool = False  # shard i runs on the host of worker i
     scheme: str = "tcp"
     congestion: str = "cubic"
     bucket_bytes: int = 0
@@ -49,7 +50,7 @@ class Grid:
     def run(self, system: str, workers: int, link: str, turn: int) -> Run:
         return Run(system=system, model=self.model, workers=workers, link=link, compute_ms=self.compute_ms,
                    steps=self.periods * System(system).period, lr=TIMED_RATE, turn=turn, shards=self.shards or workers,
-                   scheme=self.scheme, congestion=self.congestion, bucket_bytes=self.bucket_bytes)
+                   together=self.together, scheme=self.scheme, congestion=self.congestion, bucket_bytes=self.bucket_bytes)
 
     def runs(self) -> Iterator[Run]:
         """In the order in which they are made: all cells once, then again, the systems backwards every other time."""
@@ -60,13 +61,14 @@ class Grid:
 
 
 GRIDS = {grid.name: grid for grid in (
-    Grid("wan", "slow links, computing replaced by 100 ms", (ALONE, *TORCH, *GRADWIRE), ("10M", "50M"), compute_ms=100),
-    Grid("lan", "links of a site, computing as it is", (ALONE, *TORCH, *GRADWIRE), ("200M", "1G", "none")),
+    Grid("slow", "slow links, computing replaced by 100 ms", (ALONE, *TORCH, *GRADWIRE), ("10M", "50M"), compute_ms=100),
+    Grid("fast", "faster links, computing as it is", (ALONE, *TORCH, *GRADWIRE), ("200M", "1G", "none")),
     Grid("fsdp", "fully sharded, computing replaced by 100 ms", (ALONE, *FSDP), ("50M", "200M", "1G"), compute_ms=100),
     Grid("scaling", "more workers at 1 Gbit/s, computing replaced by 300 ms",
-         (ALONE, DDP, POWER_SGD, "sharded tagc:density=0.01", TOPK, "ddp-hook thc:bits=4"), ("1G",), (1, 2, 4, 8), 300),
+         (ALONE, DDP, "ddp buckets-4", POWER_SGD, "sharded tagc:density=0.01", TOPK, "ddp-hook thc:bits=4"), ("1G",), (1, 2, 4, 8), 300,
+         together=True),
 )}
-LEARNERS = (*TORCH, *GRADWIRE, "fsdp", "fsdp-hook thc:bits=4", "fsdp-hook tagc:density=0.2")  # zero2 computes the same
+LEARNERS = (*(s for s in TORCH if "buckets" not in s), *GRADWIRE, "fsdp", "fsdp-hook thc:bits=4", "fsdp-hook tagc:density=0.2")  # zero2 computes the same
 
 
 def learning_run(system: str, lr: float) -> Run:

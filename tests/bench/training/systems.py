@@ -2,7 +2,8 @@
 
   alone                    a worker by itself, which exchanges nothing
   ddp [fp16|powersgd-R]    DistributedDataParallel over gloo, with torch's communication hook of that name
-  fsdp, zero2              fully_shard over gloo, a unit per block; zero2: parameters stay gathered until backward has used them
+  ddp buckets-M            the same with buckets of M MiB in the place of torch's 25
+  fsdp, zero2              fully_shard over gloo, a unit per block (its reduce-scatter blocks backward); zero2: parameters stay gathered until backward has used them
   ddp-hook CODEC           DistributedDataParallel whose hook is Gradwire's (DDPState)
   fsdp-hook, zero2-hook CODEC   the same with reduce-scatter through the shards (FSDPState)
   sharded CODEC [both]     ShardedOptimizer; both: the update comes back by the same codec
@@ -24,9 +25,10 @@ import torch.distributed as dist
 
 BETAS = (0.9, 0.95)  # of AdamW, wherever it runs
 POWER_SGD_BEGINS = 2  # step, torch's least: so it takes the same way from the first counted step on
+ONE_BUCKET_MIB = 1 << 10  # the hook starts collectives from callbacks: of two buckets they may cross, which gloo does not forgive
 _HOOKED = re.compile(r"(ddp|fsdp|zero2)-hook \S+")
 _SHARDED = re.compile(r"(sharded|local-[1-9]\d*) \S+( both)?")
-_TORCH = re.compile(r"alone|fsdp|zero2|ddp( fp16| powersgd-[1-9]\d*)?")
+_TORCH = re.compile(r"alone|fsdp|zero2|ddp( fp16| powersgd-[1-9]\d*| buckets-[1-9]\d*)?")
 # The codec of a loop can do without the optimizer's second moment: its learning rate is another.
 _STEPS = re.compile(r"sharded (tagc|topk|threshold|randomk|onebit|efsignsgd|signum|powersgd)\b")
 
@@ -108,16 +110,27 @@ def _alone(model, units, place, lr, words):
     yield model, _adamw(model, lr)
 
 
+def _wrapped(model: torch.nn.Module, **options: Any) -> torch.nn.parallel.DistributedDataParallel:
+    """Its tables of angles are the same everywhere: they need not travel before every forward pass."""
+    return torch.nn.parallel.DistributedDataParallel(model, forward_sync_buffers=False, **options)
+
+
 @contextlib.contextmanager
 def _ddp(model, units, place, lr, words):
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     with _group(place):
-        wrapped = torch.nn.parallel.DistributedDataParallel(model)
-        if words[1:] == ["fp16"]:
+        option = words[1] if len(words) > 1 else ""
+        options = {}
+        if option.startswith("buckets-"):
+            options = {"bucket_cap_mb": int(option.removeprefix("buckets-"))}
+        elif option.startswith("powersgd-"):
+            options = {"bucket_cap_mb": ONE_BUCKET_MIB}
+        wrapped = _wrapped(model, **options)
+        if option == "fp16":
             wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        elif len(words) > 1:
-            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=int(words[1].removeprefix("powersgd-")),
+        elif option.startswith("powersgd-"):
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=int(option.removeprefix("powersgd-")),
                                                 start_powerSGD_iter=POWER_SGD_BEGINS)
             wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         yield wrapped, _adamw(model, lr)
@@ -127,8 +140,10 @@ def _fully_sharded(model: torch.nn.Module, units: list[torch.nn.Module], place: 
     from torch.distributed.fsdp import fully_shard
 
     mesh = dist.init_device_mesh("cpu", (place.workers,))
-    for unit in [*units, model]:
-        fully_shard(unit, mesh=mesh, reshard_after_forward=loop.startswith("fsdp"))
+    whole = loop.startswith("fsdp")
+    for unit in units:
+        fully_shard(unit, mesh=mesh, reshard_after_forward=whole)
+    fully_shard(model, mesh=mesh, reshard_after_forward=None if whole else False)
 
 
 @contextlib.contextmanager
@@ -143,7 +158,7 @@ def _ddp_hook(model, units, place, lr, words):
     from gradwire.torch import DDPState, ddp_hook
 
     with _group(place):
-        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        wrapped = _wrapped(model)
         with DDPState(wrapped, **_options(place, words)) as state:
             wrapped.register_comm_hook(state, ddp_hook)
             yield wrapped, _adamw(model, lr)
@@ -166,6 +181,23 @@ def _sharded(model, units, place, lr, words):
     own = {} if System(" ".join(words)).pushes_steps else {"betas": BETAS}
     with ShardedOptimizer(model, workers=place.workers, lr=lr, overlap=True, **own, **_options(place, words)) as optimizer:
         yield model, optimizer
+
+
+@contextlib.contextmanager
+def shared_parameters(model: torch.nn.Module, optimizer: Any) -> Iterator[None]:
+    """In it the model has what all workers agreed on last: those of local steps have each gone on from there by itself."""
+    shared = getattr(optimizer, "outer", None)
+    if shared is None:
+        yield
+        return
+    own = [p.detach().clone() for p in model.parameters()]
+    agreed = [p for group in shared.param_groups for p in group["params"]]
+    with torch.no_grad():
+        for p, value in zip(model.parameters(), agreed, strict=True):
+            p.copy_(value)
+        yield
+        for p, value in zip(model.parameters(), own, strict=True):
+            p.copy_(value)
 
 
 @contextlib.contextmanager

@@ -16,8 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
-import os
-import platform
 import sys
 import time
 from pathlib import Path
@@ -50,7 +48,8 @@ def make_times(runs: FinishedRuns, grids: list[Grid], deadline: float, trace: Pa
             where = ""
             if trace is not None and run.turn == 0:
                 trace.mkdir(parents=True, exist_ok=True)
-                where = str(trace.resolve() / f"{run.system.replace(' ', '-').replace(':', '_')}-{run.link}-{{worker}}.json")
+                name = f"{run.system.replace(' ', '-').replace(':', '_')}-{run.link}-of-{run.workers}"
+                where = str(trace.resolve() / f"{name}-{{worker}}.json")
             outcome = runs.make(run, where)
             print(outcome.error or f"{1e3 * figures.median(outcome.seconds):.0f} ms", file=sys.stderr)
 
@@ -63,12 +62,14 @@ def make_losses(runs: FinishedRuns, names: list[str], deadline: float) -> None:
             print(f"  {name}, learning rate {run.lr:g} ...", end=" ", file=sys.stderr, flush=True)
             outcome = runs.make(run)
             print(outcome.error or f"loss {plan.loss_of(runs, run):.4f}", file=sys.stderr)
+            if runs.find(run) is None:
+                break
 
 
 def own_grid(args: argparse.Namespace) -> Grid:
     return Grid(OWN, "as told", tuple(args.systems.split(";")), tuple(args.links.split(",")),
                 tuple(map(int, args.workers.split(","))), args.compute_ms, args.turns, args.periods, args.model, args.shards,
-                args.scheme, args.congestion, args.bucket_bytes)
+                args.together, args.scheme, args.congestion, args.bucket_bytes)
 
 
 def parse() -> argparse.Namespace:
@@ -77,7 +78,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, required=True, help="where the figures go; the plots lie beside it")
     parser.add_argument("--list", action="store_true", help="print grids and systems")
     parser.add_argument("--results", type=Path, help="file of finished runs (default: beside --json)")
-    parser.add_argument("--fresh", action="store_true", help="begin without the repository's finished runs")
+    parser.add_argument("--fresh", action="store_true", help="with --minutes: begin without any finished runs")
     parser.add_argument("--archive", action="store_true", help="keep the finished runs in the repository")
     parser.add_argument("--minutes", type=float, default=0.0, help="time for runs that are missing (default 0: only show)")
     parser.add_argument("--grids", default=",".join([*GRIDS, "losses"]), help="which, in this order (default %(default)s)")
@@ -90,10 +91,11 @@ def parse() -> argparse.Namespace:
     own.add_argument("--turns", type=int, default=3)
     own.add_argument("--periods", type=int, default=9, help="measured each turn; a step, or the local steps of a round")
     own.add_argument("--shards", type=int, default=0, help="default: as many as workers")
+    own.add_argument("--together", action="store_true", help="shard i on the host of worker i; else on hosts of their own")
     own.add_argument("--scheme", default="tcp", choices=["tcp", "grpc"])
     own.add_argument("--congestion", default="cubic", help="control of TCP on all hosts (default %(default)s)")
     own.add_argument("--bucket-bytes", type=int, default=0, help="of jobs on shard servers; 0: their default")
-    own.add_argument("--trace", type=Path, help="a folder: traces of three steps of each system that goes through shards")
+    own.add_argument("--trace", type=Path, help="a folder: traces of three steps of each system through shards that is run")
     args = parser.parse_args()
     unknown = set(args.grids.split(",")) - {*GRIDS, "losses"}
     if unknown:
@@ -124,28 +126,27 @@ def main() -> None:
         show_list()
         return
     path = args.results or args.json.with_suffix(".jsonl")
-    if not path.exists() and not args.fresh and ARCHIVE.exists():
-        path.write_bytes(lzma.decompress(ARCHIVE.read_bytes()))
-    if args.fresh and args.results is None:
-        path.unlink(missing_ok=True)
-    runs = FinishedRuns(path)
     chosen = args.grids.split(",")
     grids = [own_grid(args)] if args.systems else [GRIDS[name] for name in chosen if name in GRIDS]
+    reason = why_not() if args.minutes > 0 and grids else None
+    if reason is not None:
+        sys.exit(f"tests/bench/run training: {reason}")
+    if args.fresh and args.minutes > 0:
+        path.unlink(missing_ok=True)
+    elif not path.exists() and ARCHIVE.exists():
+        path.write_bytes(lzma.decompress(ARCHIVE.read_bytes()))
+    runs = FinishedRuns(path)
     if args.minutes > 0:
-        reason = why_not() if grids else None
-        if reason is not None:
-            sys.exit(f"tests/bench/run training: {reason}")
         deadline = time.monotonic() + 60 * args.minutes
         make_times(runs, grids, deadline, args.trace)
         if "losses" in chosen and not args.systems:
             make_losses(runs, list(LEARNERS), deadline)
     found = figures.collect(runs, grids)
-    found["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
     print("\n".join(figures.lines(found)))
     args.json.write_text(json.dumps(found, indent=1) + "\n")
     plots = figures.plot(found, args.json)
     print(f"\nfigures: {args.json}; runs: {path}" + (f"; plots: {', '.join(map(str, plots))}" if plots else ""))
-    if args.archive:
+    if args.archive and path.exists():
         ARCHIVE.write_bytes(lzma.compress(path.read_bytes(), preset=9))
 
 

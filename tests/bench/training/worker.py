@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from models import Text, replay
-from systems import Place, System
+from systems import Place, System, shared_parameters
 
 WARM_STEPS = 0.05  # of all, in which the learning rate rises
 LAST_RATE = 0.1  # of the highest
@@ -85,8 +85,11 @@ def main() -> None:
             seconds.append(time.perf_counter() - begin)
             if settings.evaluate_every and (step + 1) % settings.evaluate_every == 0:
                 # The module itself: DistributedDataParallel's forward would wait for the others.
-                curve.append((step + 1, text.held_out(text.module)))
+                with shared_parameters(text.module, optimizer):
+                    curve.append((step + 1, text.held_out(text.module)))
         after = link_bytes(settings.interface)
+    if curve and System(settings.system).period > 1:  # its last round ended with the optimizer
+        curve[-1] = (settings.steps, text.held_out(text.module))
     measured = settings.steps - settings.skipped_steps
     sent, received = ((now - then) / measured for now, then in zip(after, before, strict=True))
     print(json.dumps({"seconds": seconds[settings.skipped_steps:], "curve": curve, "parameters": parameters,
