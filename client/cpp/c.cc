@@ -83,7 +83,7 @@ absl::StatusOr<Struct> Known(const Struct* given, absl::string_view what) {
         absl::StrCat(what, " has fields that this library, ", GRADWIRE_VERSION, ", does not know: leave them 0"));
   }
   Struct known = {};
-  std::memcpy(&known, given, std::min(given->struct_size, sizeof(Struct)));
+  std::memcpy(&known, given, std::min(*size, sizeof(Struct)));
   return known;
 }
 

@@ -144,7 +144,7 @@ class Hosts:
 
 def start_shard(hosts: Hosts, host: str, address: str, folder: Path) -> subprocess.Popen:
     """A shard server of the build in GRADWIRE_BIN, once it listens at `address`; `folder` takes a file of its own."""
-    ready = folder / f"{host}.addresses"
+    ready = folder / f"{host}-{address.rpartition(':')[2]}.addresses"  # several may run on a host
     binary = Path(os.environ["GRADWIRE_BIN"]) / "gradwire-server"
     shard = hosts.popen(host, [binary, "--listen", address, "--port-file", ready, "--log-level", "warning"])
     deadline = time.monotonic() + _START_SECONDS

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "lib"))
+
+from json_lines import append_line, read_lines
 from training import Result, Run, Servers, execute
 
 SEEDS = (1, 2, 3)
@@ -30,12 +34,7 @@ class Results:
         self._deadline = deadline
         self._known: dict[str, Result] = {}
         self.made = 0
-        text = path.read_text() if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:  # killed while it wrote the last line
-            path.write_text(whole)
-        for line in whole.splitlines():
-            entry = json.loads(line)
+        for entry in read_lines(path):
             run = Run(**entry["run"])
             self._known[self._key(run)] = Result(run, tuple(map(tuple, entry["curve"])), entry["seconds"],
                                                  entry.get("error", ""))
@@ -58,8 +57,7 @@ class Results:
         entry = {"run": run.to_dict(), "curve": result.curve, "seconds": result.seconds}
         if result.error:
             entry["error"] = result.error
-        with open(self._path, "a") as file:
-            file.write(json.dumps(entry, separators=(",", ":")) + "\n")
+        append_line(self._path, entry)
         self._known[self._key(run)] = result
         self.made += 1
         return result

@@ -12,7 +12,6 @@ from measuring import FinishedRuns
 from plan import ALONE, DDP, POWER_SGD, Grid
 from systems import System
 
-FP32_BYTES = 4
 COLORS = ("#222222", "#888888", "#b08030", "#d9b060", "#0b7a75", "#c8553d", "#1f5fa8", "#7b2d8b", "#4fae4a", "#d99a00",
           "#5f9ea0", "#a0522d")
 
@@ -25,7 +24,8 @@ def collect(runs: FinishedRuns, grids: list[Grid]) -> dict:
     """grid -> cells -> system -> figures. What was not run is missing."""
     return {"name": "training", "losses": _losses(runs), "machines": sorted({o.machine for _, o in runs}),
             "grids": {grid.name: {"title": grid.title, "model": grid.model, "compute_ms": grid.compute_ms,
-                                  "shards": grid.shards, "together": grid.together, "cells": [c for cell in grid.cells() if (c := _cell(runs, grid, *cell))]}
+                                  "shards": grid.shards, "together": grid.together,
+                                  "cells": [c for cell in grid.cells() if (c := _cell(runs, grid, *cell))]}
                       for grid in grids}}
 
 
@@ -35,7 +35,7 @@ def _losses(runs: FinishedRuns) -> dict:
         best = plan.best_rate(runs, system)
         if best is not None:
             outcome = runs.find(best)
-            found[system] = {"loss": plan.loss_of(runs, best), "lr": best.lr, "searched": plan.searched(runs, system),
+            found[system] = {"loss": plan.loss_of(runs, best), "lr": best.lr, "searched": plan.next_rate(runs, system) is None,
                              "curve": outcome.curve, "error": outcome.error}
     return found
 
@@ -153,8 +153,9 @@ def _cell_lines(cell: dict, losses: dict) -> list[str]:
         waiting = f"{row['not_computing_ms']:.0f}" if "not_computing_ms" in row else "-"
         ratio = f"{row['ms'] / ddp:.3f}" if ddp else "-"
         loss = f"{losses[system]['loss']:.3f}" if system in losses else "-"
+        failed = f"  a turn failed: {row['error']}" if "error" in row else ""
         text.append(f"    {system:<44}{row['ms']:>9.0f}{f'{low:.0f} to {high:.0f}':>15}{waiting:>15}{ratio:>8}"
-                    f"{row['sent_bytes'] / 1e3:>10.1f}{row['received_bytes'] / 1e3:>10.1f}{loss:>8}{'  a turn failed: ' + row['error'] if 'error' in row else ''}")
+                    f"{row['sent_bytes'] / 1e3:>10.1f}{row['received_bytes'] / 1e3:>10.1f}{loss:>8}{failed}")
     return text
 
 

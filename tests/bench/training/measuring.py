@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "tests/net"))
+sys.path[:0] = [str(ROOT / "tests/net"), str(ROOT / "tests/bench/lib")]
 
 from hosts import INTERFACE, Hosts, start_shard
-from systems import System
+from json_lines import append_line, read_lines
+from systems import Place, System
 from worker import Settings
 
 DEADLINE_SECONDS = 1800
@@ -69,12 +70,7 @@ class FinishedRuns:
     def __init__(self, path: Path):
         self._path = path
         self._known: dict[Run, Outcome] = {}
-        text = path.read_text() if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:  # killed while it wrote the last line
-            path.write_text(whole)
-        for line in whole.splitlines():
-            entry = json.loads(line)
+        for entry in read_lines(path):
             self._known[Run(**entry["run"])] = Outcome(**entry["outcome"])
 
     def find(self, run: Run) -> Outcome | None:
@@ -89,8 +85,7 @@ class FinishedRuns:
         if outcome.error and not (run.evaluate_every and "finite" in outcome.error):
             return outcome
         self._known[run] = outcome
-        with open(self._path, "a") as file:
-            file.write(json.dumps({"run": asdict(run), "outcome": asdict(outcome)}, separators=(",", ":")) + "\n")
+        append_line(self._path, {"run": asdict(run), "outcome": asdict(outcome)})
         return outcome
 
     def __iter__(self) -> Iterator[tuple[Run, Outcome]]:
@@ -146,9 +141,11 @@ def _on_loopback(run: Run) -> Iterator[tuple[Settings, list]]:
 
 def _shared(run: Run, servers: list[str], master: str, port: int, interface: str) -> Settings:
     skipped = 0 if run.evaluate_every else WARM_PERIODS * System(run.system).period
-    return Settings(system=run.system, model=run.model, compute_ms=run.compute_ms, worker=0, workers=run.workers, servers=servers,
-                    master=master, port=port, interface=interface, steps=skipped + run.steps, skipped_steps=skipped, lr=run.lr,
-                    seed=run.seed, evaluate_every=run.evaluate_every, trace="", bucket_bytes=run.bucket_bytes)
+    steps = skipped + run.steps
+    place = Place(worker=0, workers=run.workers, servers=servers, master=master, port=port, interface=interface,
+                  bucket_bytes=run.bucket_bytes, trace="", traced_round=1 + steps // 2)
+    return Settings(system=run.system, model=run.model, compute_ms=run.compute_ms, place=place, steps=steps, skipped_steps=skipped,
+                    lr=run.lr, seed=run.seed, evaluate_every=run.evaluate_every)
 
 
 def execute(run: Run, trace: str = "") -> Outcome:
@@ -158,7 +155,7 @@ def execute(run: Run, trace: str = "") -> Outcome:
     with tempfile.TemporaryDirectory() as folder, place or _on_hosts(run, Path(folder)) as (shared, starts):
         processes = []
         for i, start in enumerate(starts):
-            settings = replace(shared, worker=i, trace=trace.format(worker=f"worker-{i}") if trace else "")
+            settings = replace(shared, place=replace(shared.place, worker=i, trace=trace.format(worker=f"worker-{i}")))
             log = Path(folder) / f"worker-{i}.log"
             with open(log, "wb") as errors:
                 command = [sys.executable, str(Path(__file__).with_name("worker.py")), json.dumps(asdict(settings))]

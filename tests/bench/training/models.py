@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "client/examples/gpt"))
+sys.path.append(str(Path(__file__).resolve().parents[3] / "client/examples/gpt"))
 
 from data import load_corpus, training_batch, validation_batch
 from model import Gpt, GptConfig

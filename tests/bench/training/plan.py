@@ -68,7 +68,8 @@ GRIDS = {grid.name: grid for grid in (
          (ALONE, DDP, "ddp buckets-4", POWER_SGD, "sharded tagc:density=0.01", TOPK, "ddp-hook thc:bits=4"), ("1G",), (1, 2, 4, 8), 300,
          together=True),
 )}
-LEARNERS = (*(s for s in TORCH if "buckets" not in s), *GRADWIRE, "fsdp", "fsdp-hook thc:bits=4", "fsdp-hook tagc:density=0.2")  # zero2 computes the same
+# Other buckets compute the same, and so does zero2.
+LEARNERS = (*(s for s in TORCH if "buckets" not in s), *GRADWIRE, "fsdp", "fsdp-hook thc:bits=4", "fsdp-hook tagc:density=0.2")
 
 
 def learning_run(system: str, lr: float) -> Run:
@@ -101,8 +102,3 @@ def best_rate(runs: FinishedRuns, system: str) -> Run | None:
     """Of those that were tried; None: none was."""
     among = [(loss_of(runs, run), run.lr) for run, _ in runs if run == learning_run(system, run.lr)]
     return learning_run(system, min(among)[1]) if among else None
-
-
-def searched(runs: FinishedRuns, system: str) -> bool:
-    return next_rate(runs, system) is None
-

@@ -3,7 +3,8 @@
   alone                    a worker by itself, which exchanges nothing
   ddp [fp16|powersgd-R]    DistributedDataParallel over gloo, with torch's communication hook of that name
   ddp buckets-M            the same with buckets of M MiB in the place of torch's 25
-  fsdp, zero2              fully_shard over gloo, a unit per block (its reduce-scatter blocks backward); zero2: parameters stay gathered until backward has used them
+  fsdp, zero2              fully_shard over gloo, a unit per block (its reduce-scatter blocks backward);
+                           zero2: parameters stay gathered until backward has used them
   ddp-hook CODEC           DistributedDataParallel whose hook is Gradwire's (DDPState)
   fsdp-hook, zero2-hook CODEC   the same with reduce-scatter through the shards (FSDPState)
   sharded CODEC [both]     ShardedOptimizer; both: the update comes back by the same codec
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 BETAS = (0.9, 0.95)  # of AdamW, wherever it runs
+TRACED_ROUNDS = 3
 POWER_SGD_BEGINS = 2  # step, torch's least: so it takes the same way from the first counted step on
 ONE_BUCKET_MIB = 1 << 10  # the hook starts collectives from callbacks: of two buckets they may cross, which gloo does not forgive
 _HOOKED = re.compile(r"(ddp|fsdp|zero2)-hook \S+")
@@ -44,7 +46,8 @@ class Place:
     port: int
     interface: str
     bucket_bytes: int  # of jobs; 0: their default
-    trace: Any  # gradwire.Trace | None
+    trace: str  # a file for three rounds of a job; empty: none
+    traced_round: int  # the first of them
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,12 @@ class System:
             raise ValueError(f"there is no system {self.name!r}:{__doc__.split(':', 1)[1]}")
 
     @property
+    def words(self) -> list[str]:
+        return self.name.split()
+
+    @property
     def loop(self) -> str:
-        return self.name.split()[0]
+        return self.words[0]
 
     @property
     def uses_shards(self) -> bool:
@@ -77,10 +84,9 @@ class System:
     def open(self, model: torch.nn.Module, units: list[torch.nn.Module], place: Place,
              lr: float) -> contextlib.AbstractContextManager[tuple[Callable[..., Any], Any]]:
         """What to call for a forward pass, and the optimizer."""
-        words = self.name.split()
         makers = {"alone": _alone, "ddp": _ddp, "fsdp": _fsdp, "zero2": _fsdp, "ddp-hook": _ddp_hook, "fsdp-hook": _fsdp_hook,
                   "zero2-hook": _fsdp_hook, "sharded": _sharded}
-        return makers.get(words[0], _local)(model, units, place, lr, words)
+        return makers.get(self.loop, _local)(self, model, units, place, lr)
 
 
 @contextlib.contextmanager
@@ -98,15 +104,19 @@ def _adamw(model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=lr, betas=BETAS, weight_decay=0.0)
 
 
-def _options(place: Place, words: list[str]) -> dict[str, Any]:
+def _options(place: Place, system: System) -> dict[str, Any]:
     """Of a job on shard servers."""
-    both = {"update_codec": words[1]} if words[-1] == "both" else {}
-    return {"servers": place.servers, "job": "training", "worker": f"worker-{place.worker}", "codec": words[1],
-            "bucket_bytes": place.bucket_bytes, "trace": place.trace, **both}
+    import gradwire
+
+    codec = system.words[1]
+    both = {"update_codec": codec} if system.words[-1] == "both" else {}
+    trace = gradwire.Trace(place.trace, place.traced_round, TRACED_ROUNDS) if place.trace else None
+    return {"servers": place.servers, "job": "training", "worker": f"worker-{place.worker}", "codec": codec,
+            "bucket_bytes": place.bucket_bytes, "trace": trace, **both}
 
 
 @contextlib.contextmanager
-def _alone(model, units, place, lr, words):
+def _alone(system, model, units, place, lr):
     yield model, _adamw(model, lr)
 
 
@@ -116,11 +126,11 @@ def _wrapped(model: torch.nn.Module, **options: Any) -> torch.nn.parallel.Distri
 
 
 @contextlib.contextmanager
-def _ddp(model, units, place, lr, words):
+def _ddp(system, model, units, place, lr):
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     with _group(place):
-        option = words[1] if len(words) > 1 else ""
+        option = " ".join(system.words[1:])
         options = {}
         if option.startswith("buckets-"):
             options = {"bucket_cap_mb": int(option.removeprefix("buckets-"))}
@@ -136,50 +146,50 @@ def _ddp(model, units, place, lr, words):
         yield wrapped, _adamw(model, lr)
 
 
-def _fully_sharded(model: torch.nn.Module, units: list[torch.nn.Module], place: Place, loop: str) -> None:
+def _fully_sharded(system: System, model: torch.nn.Module, units: list[torch.nn.Module], place: Place) -> None:
     from torch.distributed.fsdp import fully_shard
 
     mesh = dist.init_device_mesh("cpu", (place.workers,))
-    whole = loop.startswith("fsdp")
+    whole = system.loop.startswith("fsdp")
     for unit in units:
         fully_shard(unit, mesh=mesh, reshard_after_forward=whole)
     fully_shard(model, mesh=mesh, reshard_after_forward=None if whole else False)
 
 
 @contextlib.contextmanager
-def _fsdp(model, units, place, lr, words):
+def _fsdp(system, model, units, place, lr):
     with _group(place):
-        _fully_sharded(model, units, place, words[0])
+        _fully_sharded(system, model, units, place)
         yield model, _adamw(model, lr)
 
 
 @contextlib.contextmanager
-def _ddp_hook(model, units, place, lr, words):
+def _ddp_hook(system, model, units, place, lr):
     from gradwire.torch import DDPState, ddp_hook
 
     with _group(place):
         wrapped = _wrapped(model)
-        with DDPState(wrapped, **_options(place, words)) as state:
+        with DDPState(wrapped, **_options(place, system)) as state:
             wrapped.register_comm_hook(state, ddp_hook)
             yield wrapped, _adamw(model, lr)
 
 
 @contextlib.contextmanager
-def _fsdp_hook(model, units, place, lr, words):
+def _fsdp_hook(system, model, units, place, lr):
     from gradwire.torch import FSDPState
 
     with _group(place):
-        _fully_sharded(model, units, place, words[0])
-        with FSDPState(model, **_options(place, words)):
+        _fully_sharded(system, model, units, place)
+        with FSDPState(model, **_options(place, system)):
             yield model, _adamw(model, lr)
 
 
 @contextlib.contextmanager
-def _sharded(model, units, place, lr, words):
+def _sharded(system, model, units, place, lr):
     from gradwire.torch import ShardedOptimizer
 
-    own = {} if System(" ".join(words)).pushes_steps else {"betas": BETAS}
-    with ShardedOptimizer(model, workers=place.workers, lr=lr, overlap=True, **own, **_options(place, words)) as optimizer:
+    own = {} if system.pushes_steps else {"betas": BETAS}
+    with ShardedOptimizer(model, workers=place.workers, lr=lr, overlap=True, **own, **_options(place, system)) as optimizer:
         yield model, optimizer
 
 
@@ -201,9 +211,9 @@ def shared_parameters(model: torch.nn.Module, optimizer: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _local(model, units, place, lr, words):
+def _local(system, model, units, place, lr):
     from gradwire.torch import LocalSGD
 
-    with LocalSGD(_adamw(model, lr), model, every=System(" ".join(words)).period, overlap=True, workers=place.workers,
-                  **_options(place, words)) as optimizer:
+    with LocalSGD(_adamw(model, lr), model, every=system.period, overlap=True, workers=place.workers,
+                  **_options(place, system)) as optimizer:
         yield model, optimizer

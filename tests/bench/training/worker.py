@@ -15,7 +15,6 @@ from systems import Place, System, shared_parameters
 
 WARM_STEPS = 0.05  # of all, in which the learning rate rises
 LAST_RATE = 0.1  # of the highest
-TRACED_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -23,19 +22,12 @@ class Settings:
     system: str
     model: str
     compute_ms: float  # a sleep in the place of computing; 0: it computes
-    worker: int
-    workers: int
-    servers: list[str]
-    master: str
-    port: int
-    interface: str
+    place: Place
     steps: int
     skipped_steps: int  # at the beginning, that are not measured
     lr: float
     seed: int
     evaluate_every: int  # steps; 0: never
-    trace: str  # a file; empty: none
-    bucket_bytes: int
 
 
 def learning_rate(settings: Settings, step: int) -> float:
@@ -53,31 +45,23 @@ def link_bytes(interface: str) -> tuple[int, int]:
     return int((counters / "tx_bytes").read_text()), int((counters / "rx_bytes").read_text())
 
 
-def traced(settings: Settings) -> object:
-    if not settings.trace:
-        return None
-    import gradwire
-
-    return gradwire.Trace(settings.trace, 1 + settings.steps // 2, TRACED_ROUNDS)  # from the middle of the run
-
-
 def main() -> None:
-    settings = Settings(**json.loads(sys.argv[1]))
+    told = json.loads(sys.argv[1])
+    settings = Settings(**{**told, "place": Place(**told["place"])})
+    place = settings.place
     torch.set_num_threads(1)
     text = Text(settings.model, settings.seed)
     if settings.compute_ms:
-        replay(text, settings.compute_ms / 1e3, settings.worker)
-    place = Place(settings.worker, settings.workers, settings.servers, settings.master, settings.port, settings.interface,
-                  settings.bucket_bytes, traced(settings))
+        replay(text, settings.compute_ms / 1e3, place.worker)
     parameters = sum(p.numel() for p in text.module.parameters())
     seconds, curve, before = [], [], (0, 0)
     with System(settings.system).open(text.module, text.units, place, settings.lr) as (forward, optimizer):
         for step in range(settings.steps):
             if step == settings.skipped_steps:
-                before = link_bytes(settings.interface)
+                before = link_bytes(place.interface)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(settings, step)
-            batch = text.batch(settings.worker, step)
+            batch = text.batch(place.worker, step)
             begin = time.perf_counter()
             optimizer.zero_grad()
             text.loss(forward, batch).backward()
@@ -87,7 +71,7 @@ def main() -> None:
                 # The module itself: DistributedDataParallel's forward would wait for the others.
                 with shared_parameters(text.module, optimizer):
                     curve.append((step + 1, text.held_out(text.module)))
-        after = link_bytes(settings.interface)
+        after = link_bytes(place.interface)
     if curve and System(settings.system).period > 1:  # its last round ended with the optimizer
         curve[-1] = (settings.steps, text.held_out(text.module))
     measured = settings.steps - settings.skipped_steps
