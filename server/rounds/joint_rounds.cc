@@ -159,7 +159,11 @@ std::optional<TimeNs> JointRounds::CloseTime(uint64_t round, uint32_t bucket, bo
     // Nobody is left in this round. It stays open for the next joiner to enter, unless somebody waits for a later one.
     return anyone || (later && round == round_) ? std::optional<TimeNs>(kAtOnce) : std::nullopt;
   }
-  if (!open.quorum_at) return std::nullopt;
+  if (!open.quorum_at) {
+    // Those who could make it one rest, and enough wait for the next one.
+    const std::optional<TimeNs> rest = round == round_ && waiting_since_ ? lateness_.Rest() : std::nullopt;
+    return rest ? std::optional<TimeNs>(*waiting_since_ + *rest) : std::nullopt;
+  }
   if (!awaited) return kAtOnce;
   const std::optional<TimeNs> deadline = lateness_.Deadline();
   return deadline ? std::optional<TimeNs>(*open.quorum_at + *deadline) : std::nullopt;
@@ -169,7 +173,7 @@ std::optional<TimeNs> JointRounds::NextClose() const {
   std::optional<TimeNs> next;
   if (rules_.quorum == 0) return next;
   for (uint32_t b = 0; b < rules_.buckets; ++b) {
-    if (!rounds_[0].buckets[b].quorum_at || rounds_[0].buckets[b].closed) continue;
+    if ((!rounds_[0].buckets[b].quorum_at && !waiting_since_) || rounds_[0].buckets[b].closed) continue;
     bool missing = false;
     const std::optional<TimeNs> time = CloseTime(round_, b, &missing);
     if (time && (!next || *time < *next)) next = time;
@@ -199,6 +203,16 @@ void JointRounds::Regather() {
   open_ = false;
 }
 
+void JointRounds::NoteWaiting(TimeNs now) {
+  const auto waits = [this](const auto& m) {
+    return m.second.start_round > round_ && m.second.start_round != Membership::kNever;
+  };
+  const auto& members = membership_.members();
+  const bool enough = rules_.quorum > 0 && std::count_if(members.begin(), members.end(), waits) >= rules_.quorum;
+  if (!enough) waiting_since_.reset();
+  if (enough && !waiting_since_) waiting_since_ = now;
+}
+
 void JointRounds::Advance(TimeNs now, RoundActions* actions) {
   ElectInitializer(actions);
   Regather();
@@ -210,6 +224,7 @@ void JointRounds::Advance(TimeNs now, RoundActions* actions) {
     actions->opened = round_;
   }
   for (;;) {
+    NoteWaiting(now);
     for (uint64_t round = round_; Find(round) != nullptr; ++round) {
       for (uint32_t b = 0; b < rules_.buckets; ++b) CloseIfDue(round, b, now, actions);
     }
@@ -223,6 +238,7 @@ void JointRounds::OpenNext(TimeNs now, RoundActions* actions) {
   std::rotate(rounds_.begin(), rounds_.begin() + 1, rounds_.end());
   rounds_.back() = NewRound(now);
   ++round_;
+  waiting_since_.reset();
   gathered_ = false;
   actions->opened = round_;
 }

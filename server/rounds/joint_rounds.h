@@ -123,6 +123,8 @@ class JointRounds final : public Rounds {
   // The round that opened when min_workers had joined waits for that many again where some were lost and nothing of it
   // has come.
   void Regather();
+  // Since when as many members as make a quorum wait for the round behind the open one.
+  void NoteWaiting(TimeNs now);
   // Opens round 0, closes what can be closed, opens later rounds, until nothing changes.
   void Advance(TimeNs now, RoundActions* actions);
   void OpenNext(TimeNs now, RoundActions* actions);
@@ -137,6 +139,7 @@ class JointRounds final : public Rounds {
   bool open_ = false;
   bool gathered_ = false;      // the open round is the one that min_workers opened
   std::vector<Round> rounds_;  // from round_ on: 1 + staleness
+  std::optional<TimeNs> waiting_since_;
   uint64_t short_rounds_ = 0;
 };
 

@@ -57,7 +57,9 @@ void Lateness::Update() {
   const TimeNs median = Median(late);
   for (TimeNs& l : late) l = std::abs(l - median);
   const double deadline = static_cast<double>(median) + deviations_ * static_cast<double>(Median(late));
-  deadline_ = static_cast<TimeNs>(std::min(deadline, static_cast<double>(Median(took))));
+  const TimeNs quorum_takes = Median(took);
+  deadline_ = static_cast<TimeNs>(std::min(deadline, static_cast<double>(quorum_takes)));
+  rest_ = std::max(kShortestRest, kRests * (quorum_takes + *deadline_));
 }
 
 }  // namespace gradwire

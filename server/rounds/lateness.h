@@ -24,6 +24,8 @@ class Lateness {
  public:
   static constexpr size_t kWindow = 64;
   static constexpr size_t kFewest = 8;
+  static constexpr TimeNs kShortestRest = 1'000'000'000;  // no pause of a scheduler lasts as long
+  static constexpr TimeNs kRests = 4;
 
   explicit Lateness(double deviations) : deviations_(deviations) {}
 
@@ -36,6 +38,9 @@ class Lateness {
 
   // From the quorum on; nothing: for as long as it takes.
   std::optional<TimeNs> Deadline() const { return deadline_; }
+  // How long a round may do without its quorum while as many members wait for the next one: whoever takes longer rests.
+  // kRests times as long as rounds take, kShortestRest at least; nothing: for as long as it takes.
+  std::optional<TimeNs> Rest() const { return rest_; }
 
  private:
   struct Observed {
@@ -50,6 +55,7 @@ class Lateness {
   const double deviations_;
   std::deque<Observed> window_;  // ascending rounds
   std::optional<TimeNs> deadline_;
+  std::optional<TimeNs> rest_;
 };
 
 }  // namespace gradwire

@@ -273,6 +273,52 @@ TEST_F(QuorumTest, CatchingUpIsNotUndoneByAnEarlierResume) {
   EXPECT_EQ(Push(2, 3), PushVerdict::kAccept) << "its frames are in no round any more";
 }
 
+// Those whose round it is evaluate, say, and renew their leases: no later round is held up by them for good.
+TEST_F(QuorumTest, AsManyAsAQuorumThatWaitForTheNextRoundGoOnWithoutThoseWhoRest) {
+  constexpr TimeNs kStep = Lateness::kShortestRest / 8;
+  for (uint32_t quorum : {1u, 2u}) {
+    SCOPED_TRACE(quorum);
+    ids_.clear();
+    Make(2, 4, quorum);
+    const auto round_of = [&](uint64_t round, std::initializer_list<uint32_t> workers) {
+      for (uint32_t w : workers) {
+        for (uint32_t b : {0u, 1u}) Push(w, round, b);
+      }
+    };
+    for (uint64_t round = 0; round < Lateness::kFewest; ++round) {
+      now_ += 1000;
+      round_of(round, {0, 1});
+      now_ += 100;
+      round_of(round, {2, 3});
+    }
+    const uint64_t open = machine_->round();
+    ASSERT_EQ(open, Lateness::kFewest);
+    const auto passes = [&](TimeNs time) {
+      now_ += time;
+      for (MemberId id : ids_) machine_->Renew(id, now_);
+      return TickCloses();
+    };
+    if (quorum == 2) Push(0, open, 0);
+    EXPECT_EQ(machine_->CatchUp("b", 1, 0, now_, &actions_)->start_version, open + 1);
+    if (quorum == 2) {
+      EXPECT_FALSE(passes(2 * Lateness::kShortestRest)) << "one that waits is no quorum";
+      EXPECT_EQ(machine_->CatchUp("c", 1, 0, now_, &actions_)->start_version, open + 1);
+    }
+    for (int i = 0; i < 7; ++i) EXPECT_FALSE(passes(kStep)) << i;
+    ASSERT_TRUE(passes(kStep));
+    ASSERT_EQ(actions_.close.size(), 2u);
+    EXPECT_EQ(actions_.close[0].contributors, quorum == 2 ? 1u : 0u);
+    EXPECT_EQ(actions_.close[1].contributors, 0u);
+    EXPECT_EQ(machine_->round(), open + 1);
+    // It is theirs now, and who rested is late.
+    round_of(open + 1, {1});
+    if (quorum == 2) round_of(open + 1, {2});
+    passes(10'000);
+    EXPECT_EQ(machine_->round(), open + 2);
+    EXPECT_EQ(Push(0, open, 1), PushVerdict::kNotIncluded);
+  }
+}
+
 TEST_F(QuorumTest, ReplacedIncarnationNeitherResumesNorCatchesUp) {
   Make(1, 2, 0);
   ASSERT_TRUE(machine_->Join("a", 2, 0, false, now_, &actions_).ok());
