@@ -137,15 +137,6 @@ def test_parameters_that_share_memory_are_refused(addresses):
         optimizer.step()
 
 
-def test_a_memory_format_that_cannot_be_sharded_is_told_with_the_remedy(addresses):
-    model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    with pytest.raises(ValueError, match="weight.*channels_last.*contiguous_format"):
-        sharded(model, ["grpc://127.0.0.1:1"])
-    with sharded(model.to(memory_format=torch.contiguous_format), addresses(1)) as optimizer:
-        model(torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)).sum().backward()
-        optimizer.step()
-
-
 # Schedulers -----------------------------------------------------------------------------------------------------------
 
 

@@ -17,9 +17,10 @@ import torch
 from . import _amp, _lifetime
 from ._errors import Cancelled, FailedPrecondition
 from ._job import Group, JobSpec, Rule, TensorSpec, default_optimizer, default_push
+from ._masters import Masters, gradient_of
 from ._presence import Presence, read_notes
 from ._session import Session, join, notes_of
-from ._torch_groups import check_apart, check_fixed, check_options, check_parameter, differences, fixed_of, named_groups
+from ._torch_groups import check_apart, check_fixed, check_options, check_tensor, differences, fixed_of, named_groups
 from ._trace import Trace
 from ._watch import Watch
 
@@ -63,6 +64,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
     update_codec: what the shards compress the update with on its way back, such as "topk:density=0.001,values=fp16"; they
     keep what it drops for the next step. weight_decay is decoupled, except with "sgd". Learning rates come from
     param_groups and travel with each round, so LR schedulers work; all workers must follow the same schedule.
+
+    Parameters are float32, bfloat16 or float16. The job's are float32: of 16-bit ones, and of those in another memory format
+    (channels_last), masters in float32 lie here and on the shards, and are rounded into the parameters after each step;
+    pull="params_bf16" then halves what comes back. Gradients of 16 bits, and sparse ones (nn.Embedding(sparse=True)), are sent
+    as dense float32: use a codec that leaves zeros out, such as zen, for the latter.
 
     Parameters lie in host memory or all on one CUDA device: move the model there before the optimizer is made. On a device
     gradients are encoded where they are, updates applied where the parameters are, and codecs are tagc or dense.
@@ -175,11 +181,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         specs: list[TensorSpec] = []
         for g, group in enumerate(self.param_groups):
             for name, p in zip(names[g], group["params"], strict=True):
-                check_parameter(name, p)
+                check_tensor(f"parameter {name!r}", p)
                 specs.append(TensorSpec(name, tuple(p.shape), (roles or {}).get(name), g))
                 self._params.append(p)
                 self._names.append(name)
         check_apart(self._names, self._params)
+        self._masters = Masters(self._params)
         self.job = JobSpec(
             name=job, tensors=specs, optimizer=optimizer, clip_norm=clip_norm, push=push, codec=codec,
             update_codec=update_codec, rules=rules, nonfinite=nonfinite,
@@ -208,11 +215,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         with _checkpoint_file(resume_from) as checkpoint:
             before = read_notes(*notes_of(checkpoint), checkpoint) if checkpoint else None
             _lifetime.close_former(addresses, job, worker)
-            self.session: Session = join(addresses, self.job, [p.detach() for p in self._params],
+            self.session: Session = join(addresses, self.job, self._masters.tensors,
                                          worker, pull=pull, connect_timeout=connect_timeout,
                                          start_timeout=start_timeout, rpc_timeout=rpc_timeout,
                                          round_timeout=round_timeout, backend=backend, resume_from=checkpoint,
                                          exist=exist, encode_threads=encode_threads, trace=trace)
+        self._masters.publish()
         _lifetime.note_optimizer(self, addresses, job)
         # Schedulers warn when they are advanced before a step: steps were made, by others or before.
         self._opt_called = self.start_step > 0
@@ -220,7 +228,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._load_groups(resume_from)
         if checkpoint and before and self.session.version > 0:
             self._presence.restore(before, checkpoint)
-        self._watch = Watch(self._names, self._params, self.session.digest)
+        self._watch = Watch(self._names, self._params, self._digest_of_memory)
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._params) if overlap]
 
     @property
@@ -269,9 +277,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self.session.tensor_ready(index, self._zero_gradient(self._params[index]))
             self._ready[index] = (None, 0)
             return
+        gradient = gradient_of(grad)
         if scale != 1.0:
-            grad.mul_(1.0 / scale)
-        self.session.tensor_ready(index, grad.contiguous())
+            gradient.mul_(1.0 / scale)
+        self.session.tensor_ready(index, gradient)
         self._ready[index] = (grad, grad._version)
 
     def _zero_gradient(self, parameter: torch.Tensor) -> torch.Tensor:
@@ -296,8 +305,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _check_gradient(self, index: int) -> None:
         grad = self._params[index].grad
-        if grad is not None and (grad.is_sparse or grad.dtype != torch.float32):
-            raise TypeError(f"the gradient of {self._names[index]!r} must be dense float32")
+        if grad is not None:
+            check_tensor(f"the gradient of {self._names[index]!r}", grad)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Raises where gradients are with the shards already: with overlap=True, or after step() timed out."""
@@ -344,6 +353,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         except Exception:
             self._forget_round()
             raise
+        self._masters.publish()
         self._presence.note()
         self._watch.note()
         stats = self.session.stats()
@@ -377,6 +387,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             raise FailedPrecondition(f"the memory of parameter {name!r} was replaced (p.data = ...): the session updates the "
                                      "old one. Write into it instead (p.data.copy_), or make a new optimizer and a new job")
         if not self._replacing:
+            self._masters.take()
             self.session.begin_replacement()
             self._replacing = True
         try:
@@ -387,6 +398,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._replacing = False
             raise
         self._replacing = False
+        self._masters.publish()
         self._watch.accept()
 
     def _send_all(self) -> bool:
@@ -410,7 +422,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._begin()
         for index in reversed(range(len(self._params))):
             if overflow and index == 0:  # whatever became of the infinity meanwhile, all skip this step
-                poison = torch.full_like(self._params[0], math.nan, requires_grad=False)
+                poison = torch.full_like(self._masters.tensors[0], math.nan)
                 self.session.tensor_ready(0, poison)
                 self._ready[0] = (poison, poison._version)
             elif index not in self._ready:
@@ -499,14 +511,19 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """SHA-256 of the parameters; equal on all workers after the same step (with rounds="bounded:S", after drain())."""
         return self.session.digest()
 
+    def _digest_of_memory(self) -> str:
+        return self.session.digest() if self._masters.published() else "written"
+
     def drain(self) -> None:
         """Between two steps: waits until all that this worker pushed is in the parameters. At once with rounds="sync"."""
         before = self.session.version
         try:
             self.session.drain()
         except Exception:
-            self._watch.drained()  # some updates may have come
+            self._masters.publish()  # some updates may have come
+            self._watch.drained()
             raise
+        self._masters.publish()
         if self.session.version != before:
             self._watch.drained()
 
@@ -517,6 +534,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._hooks = []
         self.closed = True
         self.session.leave(drain)
+        self._masters.publish()
 
     def __enter__(self) -> ShardedOptimizer:
         return self

@@ -53,6 +53,7 @@ def named_groups(params: Any) -> tuple[list[dict[str, Any]], list[tuple[str, tor
 _FIXED = ("momentum", "nesterov", "betas", "eps", "weight_decay")
 # Options of torch's optimizers that those of the shards do not have.
 _UNKNOWN = ("maximize", "amsgrad", "dampening")
+_CONVERTED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def fixed_of(group: dict[str, Any]) -> dict[str, Any]:
@@ -83,11 +84,19 @@ def check_fixed(groups: Sequence[dict[str, Any]], fixed: Sequence[dict[str, Any]
                                  "cycle_momentum=False")
 
 
-def check_parameter(name: str, tensor: torch.Tensor) -> None:
+def check_tensor(what: str, tensor: torch.Tensor) -> None:
+    """For what is converted to float32 here, and from it."""
     if tensor.device.type not in ("cpu", "cuda"):
-        raise TypeError(f"parameter {name!r} lies on {tensor.device}; Gradwire takes CPU and CUDA tensors")
+        raise TypeError(f"{what} lies on {tensor.device}; Gradwire takes CPU and CUDA tensors")
+    if tensor.dtype not in _CONVERTED:
+        raise TypeError(f"{what} is {tensor.dtype}; Gradwire takes float32, bfloat16 and float16")
+
+
+def check_parameter(name: str, tensor: torch.Tensor) -> None:
+    """For what is used as it lies in memory."""
+    check_tensor(f"parameter {name!r}", tensor)
     if tensor.dtype != torch.float32:
-        raise TypeError(f"parameter {name!r} is {tensor.dtype}; Gradwire takes float32 parameters")
+        raise TypeError(f"parameter {name!r} is {tensor.dtype}; Gradwire takes float32 parameters here")
     if not tensor.is_contiguous():
         raise ValueError(f"parameter {name!r} must be contiguous (channels_last is not): move the module to "
                          "memory_format=torch.contiguous_format before the optimizer is made; inputs may be of any format")

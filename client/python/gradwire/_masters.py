@@ -1,0 +1,40 @@
+"""Float32 masters of parameters that a session cannot take as they lie: 16-bit ones, and those in another memory format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+class Masters:
+    """What the session of one optimizer updates. A float32 parameter is its own master; any other has one here, which is
+    copied into it behind every step, rounded."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor]):
+        self._parameters = [p.detach() for p in parameters]
+        self.tensors = [p if p.dtype == torch.float32 and p.is_contiguous()
+                        else p.to(torch.float32, memory_format=torch.contiguous_format, copy=True) for p in self._parameters]
+        self._apart = [(p, m) for p, m in zip(self._parameters, self.tensors, strict=True) if p is not m]
+
+    def publish(self) -> None:
+        """The masters have changed: so do the parameters. Torch's version counters do not see it, as with float32 ones."""
+        for parameter, master in self._apart:
+            parameter.data.copy_(master)
+
+    def take(self) -> None:
+        """The parameters were written to: so are the masters. Where a value is what its master rounds to, the master stays."""
+        for parameter, master in self._apart:
+            written = parameter.ne(master.to(parameter.dtype))
+            master.copy_(torch.where(written, parameter, master))
+
+    def published(self) -> bool:
+        """Whether the parameters hold what publish() wrote."""
+        return all(torch.equal(parameter, master.to(parameter.dtype)) for parameter, master in self._apart)
+
+
+def gradient_of(grad: torch.Tensor) -> torch.Tensor:
+    """`grad` as the session takes it: dense, contiguous float32; itself where it is that."""
+    if grad.is_sparse:
+        grad = grad.to_dense()
+    return grad.to(torch.float32, memory_format=torch.contiguous_format)

@@ -1,0 +1,209 @@
+"""Parameters that are not contiguous float32: the shards keep float32 masters of them."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gradwire
+from gradwire.torch import LocalSGD, ShardedOptimizer
+from test_torch import assert_close, in_parallel, seeded
+
+LR = 0.02
+HALVES = [torch.bfloat16, torch.float16]
+
+
+def network(dtype):
+    return seeded(0, lambda: torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))).to(dtype)
+
+
+def loss_of(model, step, worker=0):
+    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(100 * step + worker))
+    return torch.nn.functional.mse_loss(model(x.to(model[0].weight.dtype)).float(), x[:, :3] * 2)
+
+
+def sharded(model, servers, job="masters", **options):
+    return ShardedOptimizer(model, servers=servers, job=job, codec="dense:values=fp32", **{"lr": LR, **options})
+
+
+class WithMasters:
+    """What people write around torch.optim.AdamW for a 16-bit model."""
+
+    def __init__(self, model, **options):
+        self.parameters = list(model.parameters())
+        self.masters = [torch.nn.Parameter(p.detach().float()) for p in self.parameters]
+        self.optimizer = torch.optim.AdamW(self.masters, lr=LR, weight_decay=0.0, **options)
+
+    @torch.no_grad()
+    def step(self, gradients=None):
+        for i, (p, m) in enumerate(zip(self.parameters, self.masters, strict=True)):
+            m.grad = p.grad.float() if gradients is None else gradients[i]
+        self.optimizer.step()
+        for p, m in zip(self.parameters, self.masters, strict=True):
+            p.copy_(m)
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"pull": "params"}, {"loss_scale": 128.0}], ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_16_bit_model_trains_as_with_masters(addresses, dtype, options):
+    options = dict(options)
+    scale = options.pop("loss_scale", 1.0)
+    model, reference = network(dtype), network(dtype)
+    theirs = WithMasters(reference)
+    with sharded(model, addresses(2), **options) as optimizer:
+        optimizer.loss_scale = scale
+        for step in range(30):
+            for m, o in ((model, optimizer), (reference, theirs)):
+                m.zero_grad()
+                (loss_of(m, step) * (scale if m is model else 1.0)).backward()
+                o.step()
+        for ours, master in zip(optimizer._masters.tensors, theirs.masters, strict=True):
+            torch.testing.assert_close(ours, master.detach(), rtol=0, atol=1e-5 if scale == 1.0 else 5e-3)
+        for p, master in zip(model.parameters(), optimizer._masters.tensors, strict=True):
+            assert p.dtype == dtype and torch.equal(p, master.to(dtype))
+    # Steps that 16 bits would round away have added up.
+    moved = [(m - p.float()).abs().max() for p, m in zip(network(dtype).parameters(), theirs.masters, strict=True)]
+    assert min(moved) > 5 * LR
+
+
+def test_workers_agree_and_take_the_mean_of_16_bit_gradients(addresses):
+    reference = network(torch.bfloat16)
+    theirs = WithMasters(reference)
+    for step in range(10):
+        sums = [torch.zeros_like(m) for m in theirs.masters]
+        for worker in range(2):
+            reference.zero_grad()
+            loss_of(reference, step, worker).backward()
+            for total, p in zip(sums, reference.parameters(), strict=True):
+                total += p.grad.float()
+        theirs.step([total / 2 for total in sums])
+    servers = addresses(2)
+
+    def train(worker):
+        model = network(torch.bfloat16)
+        with sharded(model, servers, workers=2, worker=f"w{worker}", pull=("update", "params_bf16")[worker]) as optimizer:
+            for step in range(10):
+                model.zero_grad()
+                loss_of(model, step, worker).backward()
+                optimizer.step()
+        return model
+
+    first, second = in_parallel(2, train)
+    assert_close(first, reference, 0.02)
+    for p, q in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_a_grad_scaler_trains_a_float16_model(addresses):
+    model = network(torch.float16)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=100)
+    losses = []
+    with sharded(model, addresses(1), nonfinite="skip") as optimizer:
+        for step in range(60):
+            model.zero_grad()
+            loss = loss_of(model, step)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(loss.item())
+        assert optimizer.stats()["nonfinite_rounds"] > 0
+    assert 1.0 < scaler.get_scale() < 2.0**20
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+
+
+def test_what_16_bits_drop_is_in_a_checkpoint(addresses):
+    servers = addresses(1)
+    model = network(torch.bfloat16)
+    with sharded(model, servers, "before") as optimizer:
+        for step in range(5):
+            model.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+        state, digest = copy.deepcopy(optimizer.state_dict()), optimizer.digest()
+        masters = [m.clone() for m in optimizer._masters.tensors]
+    again = network(torch.bfloat16)
+    with sharded(again, servers, "behind", resume_from=state) as optimizer:
+        assert optimizer.digest() == digest
+        for m, before, p, q in zip(optimizer._masters.tensors, masters, again.parameters(), model.parameters(), strict=True):
+            assert torch.equal(m, before) and not torch.equal(m, p.float()) and torch.equal(p, q)
+
+
+@pytest.mark.parametrize("through", [lambda p: p.detach(), lambda p: p.data], ids=["torch", "data"])
+def test_writes_into_16_bit_parameters_are_noticed_and_brought_to_all(addresses, through):
+    model = network(torch.bfloat16)
+
+    def step(number):
+        model.zero_grad()
+        loss_of(model, number).backward()
+        optimizer.step()
+
+    with sharded(model, addresses(1)) as optimizer:
+        step(0)
+        optimizer._watch._due = 0.0
+        step(1)
+        before = [m.clone() for m in optimizer._masters.tensors]
+        with torch.no_grad():
+            through(model[0].weight)[0, 0] = 3.0
+        with pytest.raises(gradwire.FailedPrecondition, match="reset_parameters"):
+            step(2)
+        optimizer.reset_parameters()
+        assert model[0].weight[0, 0] == 3.0 and optimizer._masters.tensors[0][0, 0] == 3.0
+        before[0][0, 0] = 3.0
+        for m, expected in zip(optimizer._masters.tensors, before, strict=True):
+            assert torch.equal(m, expected)  # the bits that 16 do not hold are still there
+        step(3)
+
+
+def test_a_model_in_channels_last_trains_as_it_does_in_torch(addresses):
+    def make():
+        return seeded(3, lambda: torch.nn.Conv2d(3, 4, 3)).to(memory_format=torch.channels_last)
+
+    model, reference = make(), make()
+    theirs = torch.optim.AdamW(reference.parameters(), lr=LR, weight_decay=0.0)
+    with sharded(model, addresses(2)) as optimizer:
+        for step in range(6):
+            x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(step)).to(memory_format=torch.channels_last)
+            for m, o in ((model, optimizer), (reference, theirs)):
+                m.zero_grad()
+                m(x).square().sum().backward()
+                o.step()
+    assert model.weight.is_contiguous(memory_format=torch.channels_last)
+    assert_close(model, reference)
+
+
+def test_sparse_gradients_of_embeddings_are_those_of_torch(addresses):
+    def make():
+        return seeded(1, lambda: torch.nn.Embedding(50, 4, sparse=True))
+
+    model, reference = make(), make()
+    theirs = torch.optim.SGD(reference.parameters(), lr=LR)
+    with ShardedOptimizer(model, servers=addresses(2), job="embedding", codec="zen", optimizer="sgd", push="gradient",
+                          lr=LR) as optimizer:
+        for step in range(6):
+            rows = torch.randint(0, 50, (8,), generator=torch.Generator().manual_seed(step))  # some of them twice
+            for m, o in ((model, optimizer), (reference, theirs)):
+                m.zero_grad()
+                m(rows).square().sum().backward()
+                assert m.weight.grad.is_sparse
+                o.step()
+    assert_close(model, reference)
+
+
+def test_local_steps_of_a_16_bit_model(addresses):
+    model = network(torch.bfloat16)
+    with LocalSGD(torch.optim.SGD(model.parameters(), lr=0.2), model, every=4, servers=addresses(1), job="local") as optimizer:
+        losses = []
+        for step in range(80):
+            model.zero_grad()
+            loss = loss_of(model, step)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+
+
+def test_other_types_are_refused_by_name(addresses):
+    model = network(torch.float64)
+    with pytest.raises(TypeError, match="parameter '0.weight' is torch.float64; Gradwire takes float32, bfloat16 and float16"):
+        sharded(model, ["grpc://127.0.0.1:1"])
