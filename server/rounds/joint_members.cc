@@ -143,6 +143,17 @@ void JointRounds::Tick(TimeNs now, RoundActions* actions) {
   if (!lost.empty() || (due && *due <= now)) Lose(lost, now, actions);
 }
 
+void JointRounds::Excuse(TimeNs slept, TimeNs now) {
+  membership_.Excuse(slept, now);
+  const auto postpone = [slept, now](std::optional<TimeNs>& since) {
+    if (since) since = std::min(*since + slept, now);  // what was noted since this process runs again is not earlier
+  };
+  postpone(waiting_since_);
+  for (Round& round : rounds_) {
+    for (BucketRound& bucket : round.buckets) postpone(bucket.quorum_at);
+  }
+}
+
 std::optional<TimeNs> JointRounds::NextTick() const {
   const std::optional<TimeNs> expiry = membership_.NextExpiry();
   const std::optional<TimeNs> close = NextClose();

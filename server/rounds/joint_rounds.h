@@ -62,7 +62,8 @@ class JointRounds final : public Rounds {
   void Tick(TimeNs now, RoundActions* actions) override;
   std::optional<TimeNs> NextTick() const override;
   void Renew(MemberId id, TimeNs now) override { membership_.Renew(id, now); }
-  void Excuse(TimeNs slept, TimeNs now) override { membership_.Excuse(slept, now); }
+  // Deadlines of quorums stand still for that time, too.
+  void Excuse(TimeNs slept, TimeNs now) override;
   void SetMayInitialize(MemberId id, bool may_initialize, RoundActions* actions) override;
 
   absl::Status CheckInitializer(MemberId id, uint32_t bucket) const override;

@@ -46,6 +46,46 @@ def test_every_codec_says_what_it_is_trained_by_unless_told(addresses):
                                           ("dense:values=fixed16", (), 1023)] if small_dense else [])
 
 
+# Names as the models have them: torch.nn.Transformer (made here), nanoGPT, GPT-2, Llama, BERT, T5 (those of their sources).
+NAMED = {
+    "attention": ["transformer.h.0.attn.c_attn.weight", "h.3.attn.c_proj.weight", "model.layers.1.self_attn.q_proj.weight",
+                  "model.layers.1.self_attn.o_proj.weight", "bert.encoder.layer.0.attention.self.query.weight",
+                  "bert.encoder.layer.0.attention.output.dense.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"],
+    "embedding": ["transformer.wte.weight", "transformer.wpe.weight", "model.embed_tokens.weight",
+                  "bert.embeddings.word_embeddings.weight"],
+    "mlp": ["transformer.h.0.mlp.c_fc.weight", "h.3.mlp.c_proj.weight", "model.layers.1.mlp.gate_proj.weight",
+            "bert.encoder.layer.0.intermediate.dense.weight"],
+    "head": ["lm_head.weight"],
+}
+
+
+def test_attention_and_embeddings_may_travel_dense(addresses):
+    class Translator(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = torch.nn.Embedding(300, 32)
+            self.transformer = torch.nn.Transformer(32, 2, 1, 1, 64)
+
+    for role, names in NAMED.items():
+        assert {name: gradwire.guess_role(name, (64, 64)) for name in names} == dict.fromkeys(names, role)
+    rules = gradwire.default_rules("topk:density=0.05", ("attention", "embedding"))
+    torch.manual_seed(0)
+    model = Translator()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with ShardedOptimizer(model, servers=addresses(1), job="selective", codec="topk:density=0.05", rules=rules) as optimizer:
+        tokens = model.embed(torch.arange(300).reshape(100, 3))
+        model.transformer(tokens, tokens).square().mean().backward()
+        optimizer.step()
+    changed = {name: (p != before[name]).float().mean().item() for name, p in model.named_parameters()}
+    sparse = {name for name, share in changed.items() if share < 0.06}
+    assert sparse == {f"transformer.{part}.layers.0.linear{i}.weight" for part in ("encoder", "decoder") for i in (1, 2)}
+    assert min(share for name, share in changed.items() if name not in sparse) > 0.4
+    # Beside a codec that is dense in itself only what was asked for.
+    assert [(r.codec, tuple(r.roles)) for r in gradwire.default_rules("thc", ("attention",))] == [("dense:values=fixed16", ("attention",))]
+    with pytest.raises(ValueError, match="'attn'.*attention"):
+        ShardedOptimizer(torch.nn.Linear(4, 4), servers=["grpc://127.0.0.1:1"], job="x", rules=gradwire.default_rules("tagc", ("attn",)))
+
+
 @pytest.mark.parametrize(("codec", "named", "push", "optimizer"), [
     ("topk:density=0.1", None, "step", "step"), ("efsignsgd", "step", "step", "step"),
     ("topk:density=0.1", "adamw", "gradient", "adamw"), ("tagc", "lion", "gradient", "lion"),

@@ -12,6 +12,7 @@ from typing import Any
 from . import _core
 
 ROLES = ("embedding", "attention", "mlp", "norm", "bias", "head", "other")
+_SMALL = "dense:values=fixed16"  # what travels dense beside a codec that is not
 _OPTIMIZERS = ("none", "sgd", "adamw", "lamb", "lans", "lion", "step")
 _PUSHES = ("gradient", "step", "delta")
 _POLICIES = ("refuse", "sanitize", "skip")
@@ -137,11 +138,17 @@ def default_optimizer(codec: str, push: str) -> str:
     return "sgd" if _core.training_defaults(codec)["gradients_to_sgd"] else "adamw"
 
 
-def default_rules(codec: str) -> list[Rule]:
-    """With a sparse codec, norms, biases and tensors below 1024 elements travel dense, as 16-bit fixed point."""
-    if not _core.training_defaults(codec)["small_dense"]:
-        return []
-    return [Rule("dense:values=fixed16", roles=("norm", "bias")), Rule("dense:values=fixed16", max_elements=1023)]
+def default_rules(codec: str, dense_roles: Sequence[str] = ()) -> list[Rule]:
+    """With a sparse codec, norms, biases and tensors below 1024 elements travel dense, as 16-bit fixed point.
+
+    dense_roles: what else does, with any codec that is not dense itself. ("attention", "embedding") is the layer-selective
+    compression of TAGC: ShardedOptimizer(..., rules=default_rules(codec, ("attention", "embedding"))). Roles come from names
+    as torch.nn.Transformer, nanoGPT and Hugging Face's models have them (guess_role); `roles=` sets others right.
+    """
+    small_dense = _core.training_defaults(codec)["small_dense"]
+    roles = [*(("norm", "bias") if small_dense else ()), *dense_roles]
+    rules = [Rule(_SMALL, roles=roles)] if roles else []
+    return [*rules, Rule(_SMALL, max_elements=1023)] if small_dense else rules
 
 
 @dataclasses.dataclass

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cpp/internal/checkpoint.h"
@@ -365,7 +366,7 @@ class PySession {
 };
 
 std::string RoleName(const std::string& name, const std::vector<uint64_t>& shape) {
-  return v1::Role_Name(GuessRole(name, shape)).substr(5);
+  return absl::AsciiStrToLower(v1::Role_Name(GuessRole(name, shape)).substr(5));  // without "ROLE_"
 }
 
 std::map<std::string, bool> DefaultsOfCodec(const std::string& codec) {

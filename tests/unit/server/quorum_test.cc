@@ -319,6 +319,30 @@ TEST_F(QuorumTest, AsManyAsAQuorumThatWaitForTheNextRoundGoOnWithoutThoseWhoRest
   }
 }
 
+// What members sent meanwhile is still in the sockets when the server, or its machine, goes on.
+TEST_F(QuorumTest, TimeInWhichTheServerDidNotRunMakesNobodyLate) {
+  Make(1, 3, 2);
+  const uint64_t round = Learn(500, 3);
+  now_ += 1000;
+  Push(0, round);
+  Push(1, round);
+  now_ += 100;
+  constexpr TimeNs kFrozen = kQuorumLease / 2;
+  now_ += kFrozen;
+  machine_->Excuse(kFrozen, now_);
+  EXPECT_FALSE(TickCloses());
+  EXPECT_EQ(*machine_->NextTick(), now_ - 100 + 500);
+  // A quorum that came behind the freeze counts from then.
+  EXPECT_EQ(Push(2, round), PushVerdict::kAccept);
+  now_ += 1000;
+  Push(0, round + 1);
+  Push(1, round + 1);
+  machine_->Excuse(kFrozen, now_);
+  EXPECT_EQ(*machine_->NextTick(), now_ + 500);
+  now_ += 500;
+  EXPECT_TRUE(TickCloses());
+}
+
 TEST_F(QuorumTest, ReplacedIncarnationNeitherResumesNorCatchesUp) {
   Make(1, 2, 0);
   ASSERT_TRUE(machine_->Join("a", 2, 0, false, now_, &actions_).ok());
