@@ -190,17 +190,29 @@ absl::Status FillScalars(v1::JobSpec* spec) {
   if (spec->lease_ms() < 100 || spec->lease_ms() > 86'400'000) {
     return absl::InvalidArgumentError(absl::StrFormat("lease_ms = %d must lie in [100, 86400000]", spec->lease_ms()));
   }
-  if (spec->bucket_bytes() == 0) spec->set_bucket_bytes(4u << 20);
   if (spec->run_elements() == 0) spec->set_run_elements(4096);
   if (!std::has_single_bit(spec->run_elements()) || spec->run_elements() < 64 || spec->run_elements() > 65536) {
     return absl::InvalidArgumentError(
         absl::StrFormat("run_elements = %d must be a power of two from 64 to 65536", spec->run_elements()));
   }
+  if (spec->bucket_bytes() == 0) return absl::OkStatus();  // FillBucketBytes
   if (spec->bucket_bytes() < spec->run_elements() * 4 || spec->bucket_bytes() > kMaxBucketBytes) {
     return absl::InvalidArgumentError(absl::StrFormat("bucket_bytes = %d must lie in [%d (one run), %d]",
                                                       spec->bucket_bytes(), spec->run_elements() * 4, kMaxBucketBytes));
   }
   return absl::OkStatus();
+}
+
+// What a round takes on a slow link beyond its bytes is the way back of one bucket: nothing of that comes before all of
+// it was pushed. So where all elements travel, buckets are a small part of the model. Buckets of sparse codecs are a
+// hundredth of their size on the wire, and each costs a frame's header and index.
+void FillBucketBytes(v1::JobSpec* spec, const CodecSpec& codec, uint64_t elements) {
+  constexpr uint64_t kMost = 4u << 20, kLeast = 512u << 10, kParts = 32;
+  const uint64_t run_bytes = spec->run_elements() * sizeof(float);
+  const bool all_travel = std::holds_alternative<DenseSpec>(codec) || std::holds_alternative<QuantizedSpec>(codec) ||
+                          std::holds_alternative<HomomorphicSpec>(codec);
+  const uint64_t part = (elements * sizeof(float) / kParts + run_bytes - 1) / run_bytes * run_bytes;
+  if (spec->bucket_bytes() == 0) spec->set_bucket_bytes(all_travel ? std::clamp(part, kLeast, kMost) : kMost);
 }
 
 absl::StatusOr<Tensor> MakeTensor(const v1::JobSpec& spec, int index) {
@@ -395,6 +407,7 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
     if (job.elements_ > kMaxElements) return absl::InvalidArgumentError("the job has more than 2^40 elements");
     job.tensors_.push_back(std::move(tensor));
   }
+  FillBucketBytes(&job.spec_, fallback.first, job.elements_);
   for (const CodecSpec& codec : job.codecs_) job.features_.Add(FeatureOf(codec));
   GW_RETURN_IF_ERROR(CheckTogether(job.features_));
   job.two_phase_ = job.features_.Has(Feature::kPowerSgd);

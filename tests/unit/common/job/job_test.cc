@@ -323,6 +323,30 @@ TEST(Job, RulesThatTakeLongToMatchAreRefused) {
   EXPECT_EQ(ErrorOf(spec), "") << "as many that begin otherwise are no trouble";
 }
 
+// The way back of one bucket is what a round takes on a slow link beyond its bytes.
+TEST(Job, CutsWhatTravelsWholeIntoSmallParts) {
+  const auto bucket_bytes = [](const char* codec, uint64_t elements, uint32_t said = 0) {
+    v1::JobSpec spec = SmallSpec();
+    spec.clear_tensors();
+    spec.set_codec(codec);
+    spec.set_bucket_bytes(said);
+    spec.add_tensors()->set_name("t");
+    spec.mutable_tensors(0)->add_shape(elements);
+    return Job::Make(spec)->spec().bucket_bytes();
+  };
+  constexpr uint64_t kMiB = 1 << 20;
+  for (const char* codec : {"dense:fp32", "thc:bits=4", "fp16"}) {
+    EXPECT_EQ(bucket_bytes(codec, 1000), kMiB / 2);
+    EXPECT_EQ(bucket_bytes(codec, 8 * kMiB), kMiB);
+    EXPECT_EQ(bucket_bytes(codec, 8 * kMiB + 1), kMiB + 16384) << "whole runs";
+    EXPECT_EQ(bucket_bytes(codec, 256 * kMiB), 4 * kMiB);
+    EXPECT_EQ(bucket_bytes(codec, 8 * kMiB, 2 * kMiB), 2 * kMiB);
+  }
+  for (const char* codec : {"tagc:density=0.01", "topk:density=0.01", "zen"}) {
+    EXPECT_EQ(bucket_bytes(codec, 8 * kMiB), 4 * kMiB);
+  }
+}
+
 TEST(Job, HasABoundedNumberOfCodecs) {
   v1::JobSpec spec = SmallSpec();
   for (int i = 0; i < 400; ++i) {
