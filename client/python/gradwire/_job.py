@@ -12,6 +12,8 @@ from typing import Any
 from . import _core
 
 ROLES = ("embedding", "attention", "mlp", "norm", "bias", "head", "other")
+# 1 % of the elements, after 40 rounds in which the density falls from 5 %.
+DEFAULT_CODEC = "tagc:density=0.01,warmup_rounds=40,warmup_density=0.05"
 _SMALL = "dense:values=fixed16"  # what travels dense beside a codec that is not
 _OPTIMIZERS = ("none", "sgd", "adamw", "lamb", "lans", "lion", "step")
 _PUSHES = ("gradient", "step", "delta")
@@ -136,6 +138,28 @@ def default_optimizer(codec: str, push: str) -> str:
     if push != "gradient":
         return "step"
     return "sgd" if _core.training_defaults(codec)["gradients_to_sgd"] else "adamw"
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """How a codec is trained with."""
+
+    push: str
+    optimizer: str
+    betas: tuple[float, float]
+    eps: float
+    residual_decay: float
+
+
+def training_with(codec: str, push: str | None, optimizer: str | None, betas: tuple[float, float] | None, eps: float | None,
+                  residual_decay: float | None) -> Training:
+    """What the caller said, and what goes with it where that is None."""
+    push = push or default_push(codec, optimizer)
+    optimizer = optimizer or default_optimizer(codec, push)
+    steps = push == "step"
+    return Training(push, optimizer, betas or ((0.9, 0.99) if steps or optimizer == "lion" else (0.9, 0.999)),
+                    (1e-6 if optimizer in ("lamb", "lans") else 1e-8) if eps is None else eps,
+                    (0.98 if steps else 1.0) if residual_decay is None else residual_decay)
 
 
 def default_rules(codec: str, dense_roles: Sequence[str] = ()) -> list[Rule]:

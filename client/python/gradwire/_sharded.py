@@ -16,16 +16,13 @@ import torch
 
 from . import _amp, _lifetime
 from ._errors import Cancelled, FailedPrecondition
-from ._job import Group, JobSpec, Rule, TensorSpec, default_optimizer, default_push
+from ._job import DEFAULT_CODEC, Group, JobSpec, Rule, TensorSpec, training_with
 from ._masters import Masters, gradient_of
 from ._presence import Presence, read_notes
 from ._session import Session, join, notes_of
 from ._torch_groups import check_apart, check_fixed, check_options, check_tensor, differences, fixed_of, named_groups
 from ._trace import Trace
 from ._watch import Watch
-
-# 1 % of the elements, after 40 rounds in which the density falls from 5 %.
-DEFAULT_CODEC = "tagc:density=0.01,warmup_rounds=40,warmup_density=0.05"
 
 
 @contextlib.contextmanager
@@ -155,14 +152,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  encode_threads: int = 1, trace: Trace | None = None):
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate} must be at least 1")
-        push = push or default_push(codec, optimizer)
         pull = pull or ("params" if rounds.startswith("async") else "update")
-        optimizer = optimizer or default_optimizer(codec, push)
-        betas = betas or ((0.9, 0.99) if push == "step" or optimizer == "lion" else (0.9, 0.999))
-        if eps is None:
-            eps = 1e-6 if optimizer in ("lamb", "lans") else 1e-8
-        if residual_decay is None:
-            residual_decay = 0.98 if push == "step" else 1.0
+        training = training_with(codec, push, optimizer, betas, eps, residual_decay)
+        push, optimizer, betas, eps = training.push, training.optimizer, training.betas, training.eps
         groups, frozen = named_groups(params)
         check_options(groups)
         names = [group.pop("_names") for group in groups]
@@ -192,7 +184,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             update_codec=update_codec, rules=rules, nonfinite=nonfinite,
             groups=[Group(g["weight_decay"], g["momentum"], g["nesterov"], tuple(g["betas"]), g["eps"])
                     for g in self.param_groups],
-            step_beta2=betas[1], step_eps=eps, residual_decay=residual_decay, workers=workers,
+            step_beta2=betas[1], step_eps=eps, residual_decay=training.residual_decay, workers=workers,
             max_workers=max_workers or workers, lease_ms=lease_ms, quorum=quorum, quorum_deviations=quorum_deviations,
             rounds=rounds, bucket_bytes=bucket_bytes, run_elements=run_elements, seed=seed, durability=durability,
             on_disk_failure=on_disk_failure)

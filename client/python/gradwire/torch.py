@@ -3,8 +3,9 @@ FSDPState for fully_shard."""
 
 from ._ddp import DDPState, ddp_hook
 from ._fsdp import FSDPState
+from ._job import DEFAULT_CODEC
 from ._local import LocalSGD
-from ._sharded import DEFAULT_CODEC, ShardedOptimizer
+from ._sharded import ShardedOptimizer
 from ._snapshot import load_parameters
 
 __all__ = ["DEFAULT_CODEC", "DDPState", "FSDPState", "LocalSGD", "ShardedOptimizer", "ddp_hook", "load_parameters"]

@@ -338,7 +338,7 @@ TEST(Job, CutsWhatTravelsWholeIntoSmallParts) {
   for (const char* codec : {"dense:fp32", "thc:bits=4", "fp16"}) {
     EXPECT_EQ(bucket_bytes(codec, 1000), kMiB / 2);
     EXPECT_EQ(bucket_bytes(codec, 8 * kMiB), kMiB);
-    EXPECT_EQ(bucket_bytes(codec, 8 * kMiB + 1), kMiB + 16384) << "whole runs";
+    EXPECT_EQ(bucket_bytes(codec, 8 * kMiB + 8), kMiB + 16384) << "whole runs";
     EXPECT_EQ(bucket_bytes(codec, 256 * kMiB), 4 * kMiB);
     EXPECT_EQ(bucket_bytes(codec, 8 * kMiB, 2 * kMiB), 2 * kMiB);
   }

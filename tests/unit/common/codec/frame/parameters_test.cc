@@ -26,6 +26,7 @@ struct Fixture {
     spec.set_name("job");
     spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_SGD);
     spec.set_codec(codec);
+    spec.set_bucket_bytes(4 << 20);
     spec.set_max_workers(workers);
     if (staleness > 0) spec.mutable_rounds()->set_mode(v1::ROUNDS_BOUNDED);
     spec.mutable_rounds()->set_staleness(staleness);
