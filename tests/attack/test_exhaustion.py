@@ -73,7 +73,8 @@ def test_memory_of_jobs_without_frames_is_counted(victim, rpc):
     with server.channel() as channel:
         for number in range(jobs):
             spec = rpc.job.JobSpec(name=f"prey-{number}", optimizer=rpc.job.OptimizerSpec(kind=rpc.job.OPTIMIZER_ADAMW),
-                                   run_elements=64, tensors=[rpc.job.TensorSpec(name="t", shape=[4 << 20])])
+                                   run_elements=64, bucket_bytes=4 * _MIB,
+                                   tensors=[rpc.job.TensorSpec(name="t", shape=[4 << 20])])
             try:
                 rpc.Operator(channel).CreateJob(rpc.operator.CreateJobRequest(spec=spec, shard_count=4096), timeout=60)
             except grpc.RpcError as error:
