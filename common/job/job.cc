@@ -207,12 +207,13 @@ absl::Status FillScalars(v1::JobSpec* spec) {
 // it was pushed. So where all elements travel, buckets are a small part of the model. Buckets of sparse codecs are a
 // hundredth of their size on the wire, and each costs a frame's header and index.
 void FillBucketBytes(v1::JobSpec* spec, const CodecSpec& codec, uint64_t elements) {
+  if (spec->bucket_bytes() != 0) return;
   constexpr uint64_t kMost = 4u << 20, kLeast = 512u << 10, kParts = 32;
   const uint64_t run_bytes = spec->run_elements() * sizeof(float);
   const bool all_travel = std::holds_alternative<DenseSpec>(codec) || std::holds_alternative<QuantizedSpec>(codec) ||
                           std::holds_alternative<HomomorphicSpec>(codec);
   const uint64_t part = (elements * sizeof(float) / kParts + run_bytes - 1) / run_bytes * run_bytes;
-  if (spec->bucket_bytes() == 0) spec->set_bucket_bytes(all_travel ? std::clamp(part, kLeast, kMost) : kMost);
+  spec->set_bucket_bytes(all_travel ? std::clamp(part, kLeast, kMost) : kMost);
 }
 
 absl::StatusOr<Tensor> MakeTensor(const v1::JobSpec& spec, int index) {

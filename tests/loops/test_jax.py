@@ -92,12 +92,13 @@ def test_goes_into_a_chain_and_goes_on_where_the_job_is(server):
 
 def test_masters_of_bfloat16_add_up_what_it_rounds_away(server):
     optimizer = ShardedTransformation(servers=server, job="half", codec="dense:fp32", optimizer="sgd", learning_rate=1.0)
-    params = {"w": jnp.ones(1000, jnp.bfloat16)}
+    params = {"w": jnp.ones(1000, jnp.bfloat16), "scale": jnp.float32(1)}
     state = optimizer.init(params)
     for _ in range(64):
-        updates, state = optimizer.update({"w": jnp.full(1000, 2.0**-11, jnp.bfloat16)}, state, params)
+        updates, state = optimizer.update({"w": jnp.full(1000, 2.0**-11, jnp.bfloat16), "scale": jnp.float32(0.5)}, state, params)
         params = optax.apply_updates(params, updates)
     np.testing.assert_array_equal(params["w"].astype(jnp.float32), 1 - 64 * 2.0**-11)
+    assert params["scale"] == 1 - 64 * 0.5
     optimizer.close()
 
 

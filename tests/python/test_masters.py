@@ -155,6 +155,18 @@ def test_writes_into_16_bit_parameters_are_noticed_and_brought_to_all(addresses,
         step(3)
 
 
+def test_what_is_written_behind_the_last_step_stays(addresses, tmp_path):
+    model = network(torch.bfloat16)
+    with sharded(model, addresses(1)) as optimizer:
+        loss_of(model, 0).backward()
+        optimizer.step()
+        with torch.no_grad():
+            model[0].weight.fill_(3.0)
+        optimizer.save(tmp_path / "checkpoint")
+        assert (model[0].weight == 3.0).all()
+    assert (model[0].weight == 3.0).all()
+
+
 def test_a_model_in_channels_last_trains_as_it_does_in_torch(addresses):
     def make():
         return seeded(3, lambda: torch.nn.Conv2d(3, 4, 3)).to(memory_format=torch.channels_last)

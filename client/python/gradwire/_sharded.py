@@ -503,6 +503,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """SHA-256 of the parameters; equal on all workers after the same step (with rounds="bounded:S", after drain())."""
         return self.session.digest()
 
+    def _updates_came(self, before: int) -> bool:
+        """Whether the version is no longer `before`; then parameters are those of their masters. Else they are let be: what was
+        written into them since is the caller's."""
+        if self.session.version == before:
+            return False
+        self._masters.publish()
+        return True
+
     def _digest_of_memory(self) -> str:
         return self.session.digest() if self._masters.published() else "written"
 
@@ -512,11 +520,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         try:
             self.session.drain()
         except Exception:
-            self._masters.publish()  # some updates may have come
-            self._watch.drained()
+            self._updates_came(before)
+            self._watch.drained()  # some may have come in part
             raise
-        self._masters.publish()
-        if self.session.version != before:
+        if self._updates_came(before):
             self._watch.drained()
 
     def close(self, drain: bool = True) -> None:
@@ -525,8 +532,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             hook.remove()
         self._hooks = []
         self.closed = True
+        before = self.session.version
         self.session.leave(drain)
-        self._masters.publish()
+        self._updates_came(before)
 
     def __enter__(self) -> ShardedOptimizer:
         return self

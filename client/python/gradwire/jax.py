@@ -25,7 +25,7 @@ class ShardedState(NamedTuple):
 class ShardedTransformation:
     """What optax.adamw(...) is to one process, for all workers of a job: init(params) joins it, update(gradients, state, params)
     compresses and pushes the gradients, waits for the update that the shards merged from all workers, and returns what is to be
-    added to the parameters. Both work under jit, update() as an ordered callback.
+    added to the parameters. update() works under jit, as an ordered callback; init() does not.
 
         optimizer = ShardedTransformation(servers=[...], job="lm", learning_rate=1e-3, workers=2)
         state = optimizer.init(params)
@@ -87,7 +87,7 @@ class ShardedTransformation:
     def _step(self, gradients: list[Any], parameters: list[Any], count: Any) -> list[np.ndarray]:
         if self.session is None:
             raise FailedPrecondition("this transformation is in no job: call init(params) first, and update() before close()")
-        self.session.exchange([np.ascontiguousarray(g, np.float32) for g in gradients], float(self._rate(int(count))))
+        self.session.exchange([np.asarray(g, np.float32, order="C") for g in gradients], float(self._rate(int(count))))
         # Of what the caller has: what it rounds away in one step comes with the next.
         return [(new - np.asarray(old, np.float32)).astype(old.dtype) for new, old in zip(self._memory, parameters, strict=True)]
 
