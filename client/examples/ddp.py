@@ -1,6 +1,6 @@
 """DistributedDataParallel whose gradients travel compressed through shard servers.
 
-torchrun --nproc-per-node=2 client/examples/ddp.py grpc://127.0.0.1:7070
+PYTHONPATH=build/release/python .venv/bin/torchrun --nproc-per-node=2 client/examples/ddp.py grpc://127.0.0.1:7070
 """
 
 import sys

@@ -14,6 +14,25 @@ absl::Status Refused(const CodecSpec& spec, const char* why) {
   return absl::InvalidArgumentError(absl::StrFormat("update_codec '%s': %s", ToString(spec), why));
 }
 
+// Whether what a shard does not send waits for the next round: a scheme that is biased, but whose definition has no
+// residual (signs), or that is unbiased has none.
+bool KeepsRest(Scheme scheme) {
+  switch (scheme) {
+    case Scheme::kFp16:
+    case Scheme::kOneBit:
+    case Scheme::kEfSignSgd:
+      return true;
+    case Scheme::kSignSgd:
+    case Scheme::kSigNum:
+    case Scheme::kTernGrad:
+    case Scheme::kQsgd:
+    case Scheme::kLinear:
+    case Scheme::kNatural:
+      return false;
+  }
+  return false;
+}
+
 }  // namespace
 
 absl::Status CheckUpdateCodec(const CodecSpec& spec) {
@@ -52,10 +71,7 @@ bool KeepsUpdateResidual(const Job& job, uint32_t codec) {
   const std::optional<CodecSpec>& spec = job.update_codecs()[codec];
   if (!spec) return false;
   if (const auto* dense = std::get_if<DenseSpec>(&*spec)) return dense->values == DenseSpec::Values::kBf16;
-  if (const auto* quantized = std::get_if<QuantizedSpec>(&*spec)) {
-    return quantized->scheme == Scheme::kFp16 || quantized->scheme == Scheme::kOneBit ||
-           quantized->scheme == Scheme::kEfSignSgd;
-  }
+  if (const auto* quantized = std::get_if<QuantizedSpec>(&*spec)) return KeepsRest(quantized->scheme);
   return std::holds_alternative<SparseSpec>(*spec);
 }
 

@@ -13,8 +13,7 @@ namespace gradwire::transport {
 
 absl::StatusOr<std::shared_ptr<Channel>> Dial(std::string_view text, const Limits& limits) {
   GW_ASSIGN_OR_RETURN(Address address, ParseAddress(text));
-  const bool has_port = address.scheme == Scheme::kGrpc || address.scheme == Scheme::kTcp;
-  if (has_port && address.port == 0)
+  if (!address.host.empty() && address.port == 0)
     return absl::InvalidArgumentError("port 0 can be listened on, not dialled; use the port the listener printed");
   return CatchExhausted("a channel", [&]() -> absl::StatusOr<std::shared_ptr<Channel>> {
     if (address.scheme == Scheme::kInproc) return DialInproc(ProcessInprocRegistry(), address, limits);

@@ -389,7 +389,7 @@ def main() -> None:
     report = run_plan(plan, args.out, unequal)
     print()
     print_table(report["runs"])
-    if unequal:
+    if unequal and not args.fast:  # the report has it in any case
         print(f"\n{unequal}")
     for sentence in conclusions(report):
         print(f"\n{sentence}.")

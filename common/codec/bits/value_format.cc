@@ -44,6 +44,66 @@ absl::Status ReadScale(std::span<const uint8_t> payload, float* scale) {
   return absl::InvalidArgumentError(absl::StrFormat("values: scale %g is not a finite, non-negative number", *scale));
 }
 
+// What 2bit has for a segment: two magnitudes, the means of those below and above the middle between the two (Lloyd's
+// algorithm from the mean of all, a few turns of it).
+struct Magnitudes {
+  float low = 0;
+  float high = 0;
+  // Between finite numbers, without a sum that is not.
+  float middle() const { return 0.5f * low + 0.5f * high; }
+};
+constexpr int kLloydTurns = 4;
+
+Magnitudes TwoMagnitudes(const float* values, size_t n) {
+  double all = 0;
+  for (size_t i = 0; i < n; ++i) all += std::fabs(values[i]);
+  const float mean = static_cast<float>(all / static_cast<double>(n));
+  Magnitudes found{mean, mean};
+  for (int turn = 0; turn < kLloydTurns; ++turn) {
+    const float middle = found.middle();
+    double above = 0;
+    double below = 0;
+    size_t many = 0;
+    for (size_t i = 0; i < n; ++i) {
+      const float magnitude = std::fabs(values[i]);
+      const bool high = magnitude > middle;
+      above += high ? magnitude : 0;
+      below += high ? 0 : magnitude;
+      many += high;
+    }
+    if (many == 0 || many == n) break;
+    found = {static_cast<float>(below / static_cast<double>(n - many)),
+             static_cast<float>(above / static_cast<double>(many))};
+  }
+  return found;
+}
+
+void WriteTwoBits(const float* values, size_t n, uint8_t* out) {
+  const Magnitudes magnitudes = TwoMagnitudes(values, n);
+  std::memcpy(out, &magnitudes, sizeof(magnitudes));
+  std::memset(out + 8, 0, (n + 3) / 4);
+  const float middle = magnitudes.middle();
+  for (size_t i = 0; i < n; ++i) {
+    const int code = (values[i] < 0 ? 1 : 0) | (std::fabs(values[i]) > middle ? 2 : 0);
+    out[8 + i / 4] = static_cast<uint8_t>(out[8 + i / 4] | code << (i % 4 * 2));
+  }
+}
+
+absl::Status ReadTwoBits(std::span<const uint8_t> payload, size_t n, float* values) {
+  Magnitudes magnitudes;
+  std::memcpy(&magnitudes, payload.data(), sizeof(magnitudes));
+  if (!std::isfinite(magnitudes.high) || std::signbit(magnitudes.low) || !(magnitudes.low <= magnitudes.high)) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "2bit values: magnitudes %g, %g are not finite, 0 or more, in order", magnitudes.low, magnitudes.high));
+  }
+  if (n % 4 != 0 && payload.back() >> (n % 4 * 2) != 0) {
+    return absl::InvalidArgumentError("2bit values: padding is not 0");
+  }
+  const float of_code[] = {magnitudes.low, -magnitudes.low, magnitudes.high, -magnitudes.high};
+  for (size_t i = 0; i < n; ++i) values[i] = of_code[payload[8 + i / 4] >> (i % 4 * 2) & 3];
+  return absl::OkStatus();
+}
+
 GW_CLONES void WriteHalves(const float* values, size_t n, uint8_t* out) {
   for (size_t i = 0; i < n; ++i) {
     const uint16_t bits = kernels::FloatToHalf(values[i]);
@@ -72,6 +132,8 @@ size_t BytesOf(ValueFormat format, size_t n) {
       return n == 0 ? 0 : 4 + n;
     case ValueFormat::kInt4:
       return n == 0 ? 0 : 4 + (n + 1) / 2;
+    case ValueFormat::k2Bit:
+      return n == 0 ? 0 : 8 + (n + 3) / 4;
   }
   return 0;
 }
@@ -105,6 +167,8 @@ void WriteValues(ValueFormat format, const float* values, size_t n, uint8_t* out
       }
       return;
     }
+    case ValueFormat::k2Bit:
+      return WriteTwoBits(values, n, out);
   }
 }
 
@@ -141,6 +205,8 @@ absl::Status ReadValues(ValueFormat format, std::span<const uint8_t> payload, si
         values[i] = scale * static_cast<float>(nibble < 8 ? nibble : nibble - 16);
       }
       break;
+    case ValueFormat::k2Bit:
+      return ReadTwoBits(payload, n, values);
   }
   return absl::OkStatus();
 }

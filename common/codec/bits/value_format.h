@@ -12,11 +12,11 @@ namespace gradwire {
 
 using ValueFormat = SparseSpec::Values;
 
-// Of a payload with n values. int8 and int4 have a float32 scale in front, unless n is 0.
+// Of a payload with n values. int8 and int4 have a float32 scale in front, 2bit two magnitudes, unless n is 0.
 size_t BytesOf(ValueFormat format, size_t n);
 
 // Writes BytesOf(format, n) bytes. Nearest values, ties to even; magnitudes that a format cannot hold become its
-// largest. Precondition: all finite.
+// largest (2bit: the nearer of two). Precondition: all finite.
 void WriteValues(ValueFormat format, const float* values, size_t n, uint8_t* out);
 
 // The values that `payload` stands for. Errors: InvalidArgument (size; a scale that is not finite and positive or zero;

@@ -84,10 +84,22 @@ class QuantizedFamily final : public CodecFamily {
   }
   TrainingDefaults Training(const CodecSpec& spec) const override {
     using Scheme = QuantizedSpec::Scheme;
-    const Scheme scheme = std::get<QuantizedSpec>(spec).scheme;
-    const bool votes = scheme == Scheme::kSigNum || scheme == Scheme::kSignSgd;
-    const bool keeps_rest = scheme == Scheme::kOneBit || scheme == Scheme::kEfSignSgd;
-    return {.push_steps = keeps_rest || scheme == Scheme::kSigNum, .gradients_to_sgd = votes};
+    switch (std::get<QuantizedSpec>(spec).scheme) {
+      case Scheme::kOneBit:
+      case Scheme::kEfSignSgd:
+        return {.push_steps = true};
+      case Scheme::kSignSgd:
+        return {.gradients_to_sgd = true};
+      case Scheme::kSigNum:
+        return {.push_steps = true, .gradients_to_sgd = true};
+      case Scheme::kFp16:
+      case Scheme::kTernGrad:
+      case Scheme::kQsgd:
+      case Scheme::kLinear:
+      case Scheme::kNatural:
+        return {};
+    }
+    return {};
   }
   SegmentType CompressedType(const CodecSpec&) const override { return SegmentType::kQuantized; }
   std::unique_ptr<BodyReader> NewCompressedReader(const Job& job, const BucketLayout& slice,

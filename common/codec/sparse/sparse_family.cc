@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/codec/bits/value_format.h"
 #include "common/codec/sparse/sparse_codec.h"
 #include "common/codec/sparse/sparse_segment.h"
 
@@ -88,8 +89,7 @@ Explanation Explain(const SparseSpec& spec, uint64_t elements) {
           spec.run_elements);
       break;
   }
-  constexpr double kBits[] = {32, 16, 16, 8, 4};
-  const double bits = kBits[static_cast<int>(spec.values)];
+  const double bits = 8 * static_cast<double>(BytesOf(spec.values, 801) - BytesOf(spec.values, 1)) / 800;
   e.text += absl::StrFormat("  values in %d bits each%s\n", static_cast<int>(bits),
                             bits == 32 ? ""
                             : spec.choice == SparseSpec::Choice::kNonZero

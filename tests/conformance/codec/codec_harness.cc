@@ -21,7 +21,8 @@ CodecTraits TraitsOf(const std::string& codec) {
   const bool rounds = is("zen") && codec.find("values=") != std::string::npos;
   traits.keeps_rest = !(is("signsgd") || is("signum") || is("terngrad") || stochastic || rounds);
   traits.unbiased = stochastic || codec == "terngrad";
-  const bool scaled = is("onebit") || is("efsignsgd") || is("dgc") || codec.find("=int") != std::string::npos;
+  const bool scaled = is("onebit") || is("efsignsgd") || is("dgc") || codec.find("=int") != std::string::npos ||
+                      codec.find("=2bit") != std::string::npos;
   const bool homomorphic = is("uniform") || is("thc");
   traits.rounding = is("powersgd") ? 1e-4 : homomorphic ? 5e-5 : scaled ? 1e-5 : 0;
   if (is("fp16")) traits.run_bits = [](uint64_t n) { return 16 * n; };
@@ -68,6 +69,7 @@ std::vector<std::string> AllCodecs() {
           "topk:density=0.02,values=bf16",
           "topk:density=0.02,values=int8",
           "topk:density=0.02,values=int4",
+          "topk:density=0.02,values=2bit",
           "threshold:value=0.01",
           "randomk:density=0.02,values=bf16",
           "dgc:density=0.02,momentum=0.5",

@@ -1,0 +1,136 @@
+// Values of sparse segments: sizes, what comes back, and refusal of everything malformed.
+#include "common/codec/bits/value_format.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace gradwire {
+namespace {
+
+constexpr ValueFormat kAll[] = {ValueFormat::kFp32, ValueFormat::kFp16, ValueFormat::kBf16,
+                                ValueFormat::kInt8, ValueFormat::kInt4, ValueFormat::k2Bit};
+
+std::vector<uint8_t> Written(ValueFormat format, const std::vector<float>& values) {
+  std::vector<uint8_t> out(BytesOf(format, values.size()), 0xA5);
+  WriteValues(format, values.data(), values.size(), out.data());
+  return out;
+}
+
+std::vector<float> Read(ValueFormat format, const std::vector<uint8_t>& payload, size_t n) {
+  std::vector<float> out(n, 99);
+  const absl::Status status = ReadValues(format, payload, n, out.data());
+  EXPECT_TRUE(status.ok()) << status;
+  return out;
+}
+
+std::vector<float> ThereAndBack(ValueFormat format, const std::vector<float>& values) {
+  return Read(format, Written(format, values), values.size());
+}
+
+void ExpectRefused(ValueFormat format, const std::vector<uint8_t>& payload, size_t n) {
+  std::vector<float> out(n);
+  EXPECT_EQ(ReadValues(format, payload, n, out.data()).code(), absl::StatusCode::kInvalidArgument);
+}
+
+double SquaredError(ValueFormat format, const std::vector<float>& values) {
+  const std::vector<float> found = ThereAndBack(format, values);
+  double sum = 0;
+  for (size_t i = 0; i < values.size(); ++i) sum += std::pow(static_cast<double>(values[i]) - found[i], 2);
+  return sum;
+}
+
+// The largest of many normal numbers, as top-k picks them.
+std::vector<float> Tails(size_t n, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> out;
+  while (out.size() < n) {
+    const float x = normal(random);
+    if (std::fabs(x) > 2) out.push_back(x);
+  }
+  return out;
+}
+
+TEST(ValueFormat, NoValuesTakeNoBytes) {
+  for (ValueFormat format : kAll) {
+    EXPECT_EQ(BytesOf(format, 0), 0u);
+    EXPECT_TRUE(ReadValues(format, {}, 0, nullptr).ok());
+  }
+}
+
+TEST(ValueFormat, SizesAreThoseOfTheSpec) {
+  EXPECT_EQ(BytesOf(ValueFormat::kInt4, 7), 8u);
+  EXPECT_EQ(BytesOf(ValueFormat::k2Bit, 1), 9u);
+  EXPECT_EQ(BytesOf(ValueFormat::k2Bit, 8), 10u);
+  EXPECT_EQ(BytesOf(ValueFormat::k2Bit, 9), 11u);
+  for (ValueFormat format : kAll) {
+    const std::vector<uint8_t> payload = Written(format, Tails(9, 1));
+    ExpectRefused(format, {payload.begin(), payload.end() - 1}, 9);
+    ExpectRefused(format, payload, 100);
+  }
+}
+
+TEST(ValueFormat, TwoBitsKeepSignsAndTwoMagnitudes) {
+  EXPECT_EQ(ThereAndBack(ValueFormat::k2Bit, {-1, 1, 8, -10, 1, -1, 9}), (std::vector<float>{-1, 1, 9, -9, 1, -1, 9}));
+  EXPECT_EQ(ThereAndBack(ValueFormat::k2Bit, {3, -3, 3}), (std::vector<float>{3, -3, 3}));
+  EXPECT_EQ(ThereAndBack(ValueFormat::k2Bit, {0, -0.0f}), (std::vector<float>{0, 0}));
+  EXPECT_EQ(ThereAndBack(ValueFormat::k2Bit, {-7}), (std::vector<float>{-7}));
+}
+
+TEST(ValueFormat, TwoBitsOfWhatTopKPicksLoseLessThanATwentiethOfItsEnergy) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    for (size_t n : {5, 100, 10000}) {
+      const std::vector<float> values = Tails(n, seed);
+      double energy = 0;
+      for (float v : values) energy += static_cast<double>(v) * v;
+      EXPECT_LT(SquaredError(ValueFormat::k2Bit, values), energy / 20) << n << ", seed " << seed;
+    }
+  }
+}
+
+// One turn further changes nothing that matters: each magnitude is the mean of what is nearer to it.
+TEST(ValueFormat, TwoBitsAreNoWorseThanAnyOtherTwoMagnitudesByMuch) {
+  const std::vector<float> values = Tails(2000, 3);
+  double best = std::numeric_limits<double>::infinity();
+  for (float low = 2; low < 3; low += 0.02f) {
+    for (float high = low; high < 4; high += 0.02f) {
+      double sum = 0;
+      for (float v : values)
+        sum += std::pow(std::min(std::fabs(std::fabs(v) - low), std::fabs(std::fabs(v) - high)), 2);
+      best = std::min(best, sum);
+    }
+  }
+  EXPECT_LT(SquaredError(ValueFormat::k2Bit, values), 1.1 * best);
+}
+
+TEST(ValueFormat, TwoBitsTakeTheLargestAndTheLeastNumbers) {
+  const float largest = std::numeric_limits<float>::max(), least = std::numeric_limits<float>::denorm_min();
+  EXPECT_EQ(ThereAndBack(ValueFormat::k2Bit, {largest, -largest, 1}), (std::vector<float>{largest, -largest, 1}));
+  EXPECT_EQ(ThereAndBack(ValueFormat::k2Bit, {least, -least}), (std::vector<float>{least, -least}));
+  EXPECT_EQ(ThereAndBack(ValueFormat::k2Bit, std::vector<float>(5000, largest)), std::vector<float>(5000, largest));
+}
+
+TEST(ValueFormat, TwoBitsThatNobodyWritesAreRefused) {
+  const auto with = [](float low, float high, uint8_t codes) {
+    std::vector<uint8_t> payload(9, codes);
+    std::memcpy(payload.data(), &low, 4);
+    std::memcpy(payload.data() + 4, &high, 4);
+    return payload;
+  };
+  EXPECT_EQ(Read(ValueFormat::k2Bit, with(1, 2, 0b111001), 3), (std::vector<float>{-1, 2, -2}));
+  ExpectRefused(ValueFormat::k2Bit, with(2, 1, 0), 3);
+  ExpectRefused(ValueFormat::k2Bit, with(-1, 1, 0), 3);
+  ExpectRefused(ValueFormat::k2Bit, with(-0.0f, 1, 0), 3);
+  ExpectRefused(ValueFormat::k2Bit, with(1, std::numeric_limits<float>::infinity(), 0), 3);
+  ExpectRefused(ValueFormat::k2Bit, with(1, std::nanf(""), 0), 3);
+  ExpectRefused(ValueFormat::k2Bit, with(std::nanf(""), 1, 0), 3);
+  ExpectRefused(ValueFormat::k2Bit, with(1, 2, 0b1000000), 3);
+}
+
+}  // namespace
+}  // namespace gradwire
