@@ -13,7 +13,6 @@ namespace gradwire::kernels {
 std::string WhyAutoIsNotCuda() {
   int devices = 0;
   const cudaError_t error = cudaGetDeviceCount(&devices);
-  if (error == cudaErrorInsufficientDriver) return "no NVIDIA driver, or too old a one, was found";
   if (error != cudaSuccess) return absl::StrCat("no GPU, or no driver for it, was found: ", cudaGetErrorString(error));
   if (devices == 0) return "no GPU was found";
   return "its memory may be wanted by what trains beside this server; --backend=cuda takes it";
