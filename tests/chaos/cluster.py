@@ -114,7 +114,7 @@ class Server:
         """How many seconds that took."""
         begin = time.monotonic()
         while not self._ports.exists():
-            assert self.process.running, f"{self.name} ended: {self._log.read_text(errors='backslashreplace')[-2000:]}"
+            assert self.process.running, f"{self.name} ended: {_tail(self._log)}"
             assert time.monotonic() < begin + _PATIENCE_S, f"{self.name} does not serve"
             time.sleep(0.001)
         self.address = self._ports.read_text().split()[0]
@@ -157,15 +157,19 @@ class Worker:
         """How its session of that number began."""
         deadline = time.monotonic() + _PATIENCE_S
         while len(starts := [e for e in self.events() if "start_version" in e]) < times:
-            assert self.process.running, f"worker {self.index} ended: {self._log.read_text(errors='backslashreplace')[-2000:]}"
+            assert self.process.running, self.ended()
             assert time.monotonic() < deadline, f"worker {self.index} does not join"
             time.sleep(0.005)
         return starts[times - 1]
 
     def finish(self) -> dict:
         code = self.process.wait()
-        assert code == 0, f"worker {self.index} ended with {code}: {self._log.read_text(errors='backslashreplace')[-2000:]}"
+        assert code == 0, self.ended()
         return self.events()[-1]
+
+    def ended(self) -> str:
+        """How it did, and what it said at last."""
+        return f"worker {self.index} ended with {self.process.wait()} at version {self.version}: {_tail(self._log)}"
 
 
 class Cluster:
@@ -220,7 +224,8 @@ class Cluster:
         """Until every worker has it."""
         deadline = time.monotonic() + _PATIENCE_S
         while min(worker.version for worker in self.workers) < version:
-            assert all(worker.process.running for worker in self.workers), "a worker ended early"
+            for worker in self.workers:
+                assert worker.process.running, f"{worker.ended()}; of the servers' logs:\n{self.logs_of_servers()}"
             assert time.monotonic() < deadline, f"version {version} was not reached"
             time.sleep(0.002)
 
@@ -229,8 +234,12 @@ class Cluster:
         wait_for_any([process, *(w.process for w in self.workers if w.process is not process)])
         process.note_end()
         assert not process.running, "the job ended and nothing came to the failpoint"
-        assert process.wait() == -signal.SIGKILL, f"exit code {process.wait()}: {process.log.read_text(errors='backslashreplace')[-2000:]}"
+        assert process.wait() == -signal.SIGKILL, f"exit code {process.wait()}: {_tail(process.log)}"
         return process.ended_ns
+
+    def logs_of_servers(self) -> str:
+        return "\n".join(f"{path.name}: {_tail(path)}" for path in sorted(self._folder.glob("*.log"))
+                         if path.name.startswith(("shard-", "one", "two")))
 
     def rounds_after(self, ns: int) -> float:
         """Seconds from `ns` until a round was over that had not begun by then: two versions later, for the first worker."""
@@ -253,6 +262,10 @@ class Cluster:
         for shard, job in enumerate(describe(server.address for server in self.servers)):
             assert job["parameters_sha256"] == ends[0]["shard_digests"][shard], f"shard {shard} differs from the workers"
         return ends[0]["digest"]
+
+
+def _tail(log: pathlib.Path) -> str:
+    return log.read_text(errors="backslashreplace")[-2000:]
 
 
 def describe(addresses: Iterable[str]) -> list[dict]:
