@@ -106,6 +106,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
     *environment.server_epoch = daemon->data_->epoch();
     spdlog::info("data directory {}, server epoch {}", config.data_dir, daemon->data_->epoch());
   }
+  *environment.first_epoch = environment.server_epoch->load();
   daemon->registry_ = std::make_unique<JobRegistry>(
       environment,
       JobRegistry::Limits{config.memory_limit_bytes, config.max_jobs, config.snapshot_journal_bytes,

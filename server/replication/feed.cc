@@ -149,6 +149,10 @@ void Feed::CameIntoSync(const Tap& tap) {
   spdlog::info("job {}: standby {} is in sync", tap.shard().job().spec().name(), options_.name);
   TimeNs never = 0;
   in_sync_since_.compare_exchange_strong(never, clock_->Now());
+  BeatSoon();
+}
+
+void Feed::BeatSoon() {
   absl::MutexLock lock(&mu_);
   beat_now_ = true;
   wake_.Signal();
@@ -388,6 +392,7 @@ absl::Status Feed::SendBeat() {
   next_beat_ = clock_->Now() + NsOfMs(options_.timeout_ms) / kBeatsPerTimeout;
   v1::FollowMessage message;
   v1::FollowBeat& beat = *message.mutable_beat();
+  beat.set_server_epoch(*registry_->environment().server_epoch);  // before it is looked who is in sync
   const std::vector<JobRegistry::DurableJob> jobs = registry_->Durable();
   beat.set_jobs(static_cast<uint32_t>(
       std::count_if(jobs.begin(), jobs.end(), [](const auto& job) { return job.shard->HasParameters(); })));

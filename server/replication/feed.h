@@ -62,6 +62,8 @@ class Feed {
   absl::Status OnRequest(const v1::FollowRequest& request);
   // Jobs came, got their parameters or went.
   void JobsChanged();
+  // Tells who is in sync, and this server's epoch, at the next opportunity.
+  void BeatSoon();
   // Without a thread: sends what there is to send. One call at a time, and none once Stop was called. When the next one
   // is due, unless something happens before.
   TimeNs TakeTurn();

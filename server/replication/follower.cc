@@ -377,6 +377,7 @@ absl::Status Follower::Deleted(Line& line, const v1::FollowDeleted& deleted) {
 void Follower::Beat(const Line& line, const v1::FollowBeat& beat) {
   absl::MutexLock lock(&mu_);
   const bool in_sync = beat.jobs() == static_cast<uint32_t>(beat.in_sync_size());
+  if (TermOf(beat.server_epoch()) == TermOf(state_.epoch)) state_.epoch = std::max(state_.epoch, beat.server_epoch());
   if (in_sync && !state_.in_sync) spdlog::info("in sync with {}", options_.primary);
   state_.in_sync = in_sync;
   state_.why_not = in_sync ? ""

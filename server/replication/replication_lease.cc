@@ -78,12 +78,13 @@ bool Replication::GoOnAlone() {
     if (!lost_sync_) return true;
     lost_sync_ = false;
   }
-  // Who was in sync knows the epoch of before, so it does not take over any more.
+  // Who was lost knows the epoch of before, so it does not take over any more. Who is in sync is told the next one.
   const uint64_t next = epoch() + 1;
   absl::Status status = data_->RaiseEpoch(next);
   if (status.ok()) status = lease_->Announce(next);
   if (status.ok()) {
     *registry_->environment().server_epoch = next;
+    for (const auto& feed : Feeds()) feed->BeatSoon();
     for (const JobRegistry::DurableJob& job : registry_->Durable()) job.sink->Forgive();
     return true;
   }

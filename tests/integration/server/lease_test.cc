@@ -149,6 +149,63 @@ TEST_P(LeasePairTest, StandbyThatFellOutOfSyncDoesNotTakeOver) {
   Step(2);
 }
 
+TEST_P(LeasePairTest, WorkerThatBreaksOffWhileTheServerGoesOnAloneComesBack) {
+  StartAll(Spec());
+  if (HasFatalFailure()) return;
+  Step(0);
+  const uint64_t before = Shard(primary_).server_epoch();
+  standby_.daemon.reset();
+  Step(1);  // of the next epoch, which nobody has told the workers
+  ASSERT_EQ(a_->Resume(primary_.address, 2, before).status(), absl::OkStatus());
+  ASSERT_EQ(b_->Resume(primary_.address, 2, Shard(primary_).server_epoch()).status(), absl::OkStatus());
+  Step(2);
+  EXPECT_EQ(Status(primary_).version(), 3u);
+}
+
+TEST_P(LeasePairTest, StandbyInSyncTakesOverAlsoWhereAnotherOneWasLost) {
+  StartAll(Spec());
+  if (HasFatalFailure()) return;
+  Node third;
+  third.directory = "three";
+  third.follow = primary_.address;
+  third.lease = service_->AddressOf("shard-0", service_->port());
+  Start(third);
+  const auto both = [this] {
+    const v1::JobStatus status = Status(primary_);
+    return status.followers_size() == 2 && status.followers(0).in_sync() && status.followers(1).in_sync();
+  };
+  ASSERT_TRUE(Eventually(both));
+  Step(0);
+  const uint64_t before = Shard(primary_).server_epoch();
+  third.daemon.reset();
+  Step(1);
+  EXPECT_GT(Shard(primary_).server_epoch(), before);
+  Step(2);
+  primary_.daemon.reset();
+  ASSERT_TRUE(Eventually([&] { return Serves(standby_); })) << "it has been in sync all the time";
+  ResumeBoth(standby_, 3);
+  Step(3);
+}
+
+TEST_P(LeasePairTest, StandbyThatIsBackBeforeItsLossIsAnnouncedTakesOver) {
+  StartAll(Spec());
+  if (HasFatalFailure()) return;
+  Step(0);
+  const uint64_t before = Shard(primary_).server_epoch();
+  primary_way_->Cut();
+  standby_.daemon.reset();
+  Start(standby_);
+  ASSERT_TRUE(Eventually([&] { return InSync(); }));
+  primary_way_->Heal();
+  if (!Eventually([&] { return Shard(primary_).server_epoch() > before; })) GTEST_SKIP() << "the lease had ended";
+  Step(1);
+  Step(2);
+  primary_.daemon.reset();
+  ASSERT_TRUE(Eventually([&] { return Serves(standby_); })) << "it is in sync again";
+  ResumeBoth(standby_, 3);
+  Step(3);
+}
+
 TEST_P(LeasePairTest, JobsThatCloseSlowlyHoldUpNeitherTheLeaseNorItsEnd) {
   Start(primary_);
   ASSERT_TRUE(Eventually([&] { return Serves(primary_); }));
