@@ -21,7 +21,7 @@ import frontier
 import report
 import study
 
-STAGES = {**study.STAGES, "frontier": frontier.run_all}
+STAGES = {**study.STAGES, **frontier.STAGES}
 ARCHIVE = Path(__file__).with_name("results.jsonl.xz")
 
 
@@ -32,7 +32,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="file of finished runs (default: beside --json)")
     parser.add_argument("--fresh", action="store_true", help="begin without the repository's finished runs")
     parser.add_argument("--minutes", type=float, default=0.0, help="time for runs that are missing (default 0: only show)")
-    parser.add_argument("--stages", default=",".join(STAGES), help="which, in this order (default %(default)s)")
+    parser.add_argument("--stages", default=",".join((*study.STAGES, "frontier")), help=f"which, in this order: {', '.join(STAGES)} (default %(default)s)")
+    parser.add_argument("--add", type=Path, action="append", default=[], help="a file of finished runs of another process, which are taken over")
     parser.add_argument("--archive", action="store_true", help="keep the finished runs in the repository")
     args = parser.parse_args()
     unknown = set(args.stages.split(",")) - set(STAGES)
@@ -42,6 +43,8 @@ def main() -> None:
     path = args.results or args.json.with_suffix(".jsonl")
     if not path.exists() and not args.fresh and ARCHIVE.exists():
         path.write_bytes(lzma.decompress(ARCHIVE.read_bytes()))
+    for other in args.add:
+        study.take_over(path, other)
     if args.minutes > 0:
         study.run_study(path, [STAGES[name] for name in args.stages.split(",")], 60 * args.minutes)
     results = study.Frozen(path)

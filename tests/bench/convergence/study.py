@@ -66,6 +66,14 @@ class Results:
         return iter(self._known.values())
 
 
+def take_over(path: Path, other: Path) -> None:
+    """Adds the runs of another file that this one lacks."""
+    mine = {json.dumps(entry["run"], sort_keys=True) for entry in read_lines(path)}
+    for entry in read_lines(other):
+        if json.dumps(entry["run"], sort_keys=True) not in mine:
+            append_line(path, entry)
+
+
 class Frozen(Results):
     """Results that are there: a run that is missing raises Missing instead of being made."""
 
