@@ -95,7 +95,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
   environment.clock = clock;
   environment.frame_limit_bytes = config.frame_limit_bytes;
   environment.job_memory_limit_bytes = config.job_memory_limit_bytes;
-  *environment.server_epoch = RandomEpoch();
+  environment.epochs->Begin(RandomEpoch());
   environment.tick_sooner = [d = daemon.get()] {
     absl::MutexLock lock(&d->mu_);
     d->tick_sooner_ = true;
@@ -103,10 +103,9 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
   };
   if (!config.data_dir.empty()) {
     GW_ASSIGN_OR_RETURN(daemon->data_, DataDirectory::Open(&daemon->disk_, config.data_dir));
-    *environment.server_epoch = daemon->data_->epoch();
+    environment.epochs->Begin(daemon->data_->epoch());
     spdlog::info("data directory {}, server epoch {}", config.data_dir, daemon->data_->epoch());
   }
-  *environment.first_epoch = environment.server_epoch->load();
   daemon->registry_ = std::make_unique<JobRegistry>(
       environment,
       JobRegistry::Limits{config.memory_limit_bytes, config.max_jobs, config.snapshot_journal_bytes,

@@ -12,6 +12,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/device_share.h"
 #include "server/job/memory_account.h"
+#include "server/job/served_epochs.h"
 #include "server/job/update_sink.h"
 #include "server/norms/tellers.h"
 
@@ -28,10 +29,8 @@ struct JobEnvironment {
   Clock* clock = nullptr;
   uint64_t frame_limit_bytes = 0;  // one frame, all chunks
   uint64_t job_memory_limit_bytes = 0;
-  // The epoch of this server; a promotion raises it, and with a lease the loss of a standby.
-  std::shared_ptr<std::atomic<uint64_t>> server_epoch = std::make_shared<std::atomic<uint64_t>>(0);
-  // The one with which it began to serve: who knows it or a later one has seen nothing that was recovered since.
-  std::shared_ptr<std::atomic<uint64_t>> first_epoch = std::make_shared<std::atomic<uint64_t>>(0);
+  // A promotion begins them anew; with a lease the loss of a standby raises them.
+  std::shared_ptr<ServedEpochs> epochs = std::make_shared<ServedEpochs>();
   // The id of this server's lineage; a standby takes its primary's.
   std::shared_ptr<std::atomic<uint64_t>> server_lineage = std::make_shared<std::atomic<uint64_t>>(0);
   std::function<void()> tick_sooner;  // a deadline came nearer; may be empty; called without a lock held

@@ -176,7 +176,7 @@ v1::JoinReply JobShard::ReplyTo(const Rounds::JoinOutcome& outcome) {
   reply.set_must_initialize(outcome.must_initialize);
   reply.set_waiting_for_workers(outcome.waiting_for_workers);
   reply.set_lease_ms(parts_.job.spec().lease_ms());
-  reply.set_server_epoch(*parts_.environment.server_epoch);
+  reply.set_server_epoch(parts_.environment.epochs->now());
   reply.set_lineage(*parts_.environment.server_lineage);
   absl::MutexLock lock(&parts_.mu);
   reply.set_members(static_cast<uint32_t>(parts_.rounds->membership().members().size()));

@@ -132,7 +132,7 @@ class JobRegistry {
   // As Insert, of a job that was stored just now: after an error nothing of it stays.
   absl::Status InsertNew(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink, uint64_t followed_history)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
-  uint64_t Term() const { return TermOf(*environment_.server_epoch); }
+  uint64_t Term() const { return TermOf(environment_.epochs->now()); }
   absl::Status RecoverJob(const std::string& name, bool following) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   // Takes the job out, ends it and removes what is stored of it.
   absl::Status Remove(std::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);

@@ -242,7 +242,7 @@ bool Feed::Idle() const { return !changed_ && !beat_now_ && !overflowed_ && queu
 absl::Status Feed::Turn() {
   if (!greeted_) {
     v1::FollowMessage hello;
-    hello.mutable_hello()->set_server_epoch(*registry_->environment().server_epoch);
+    hello.mutable_hello()->set_server_epoch(registry_->environment().epochs->now());
     hello.mutable_hello()->set_lineage_key(options_.lineage.key());
     GW_RETURN_IF_ERROR(Send(hello));
     greeted_ = true;
@@ -392,7 +392,7 @@ absl::Status Feed::SendBeat() {
   next_beat_ = clock_->Now() + NsOfMs(options_.timeout_ms) / kBeatsPerTimeout;
   v1::FollowMessage message;
   v1::FollowBeat& beat = *message.mutable_beat();
-  beat.set_server_epoch(*registry_->environment().server_epoch);  // before it is looked who is in sync
+  beat.set_server_epoch(registry_->environment().epochs->now());  // before it is looked who is in sync
   const std::vector<JobRegistry::DurableJob> jobs = registry_->Durable();
   beat.set_jobs(static_cast<uint32_t>(
       std::count_if(jobs.begin(), jobs.end(), [](const auto& job) { return job.shard->HasParameters(); })));

@@ -337,8 +337,7 @@ absl::Status Replication::Serve(uint64_t epoch, uint64_t known_epoch) {
   GW_RETURN_IF_ERROR(EnsureLineage());
   GW_RETURN_IF_ERROR(data_->RaiseEpoch(epoch));
   GW_RETURN_IF_ERROR(data_->SetRole({StoredRole::Kind::kPrimary, known_epoch, ""}));
-  *registry_->environment().first_epoch = epoch;
-  *registry_->environment().server_epoch = epoch;
+  registry_->environment().epochs->Begin(epoch);
   registry_->EndFollowing();
   {
     absl::MutexLock lock(&mu_);

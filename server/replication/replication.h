@@ -120,7 +120,7 @@ class Replication {
   // Tells the former primary; how long until it has to be told again, forever if not at all.
   absl::Duration TellOnce(transport::Channel& channel, uint64_t epoch);
   std::vector<std::shared_ptr<Feed>> Feeds() ABSL_LOCKS_EXCLUDED(mu_);
-  uint64_t epoch() const { return *registry_->environment().server_epoch; }
+  uint64_t epoch() const { return registry_->environment().epochs->now(); }
 
   const ReplicationOptions options_;
   JobRegistry* const registry_;

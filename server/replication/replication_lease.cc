@@ -83,7 +83,7 @@ bool Replication::GoOnAlone() {
   absl::Status status = data_->RaiseEpoch(next);
   if (status.ok()) status = lease_->Announce(next);
   if (status.ok()) {
-    *registry_->environment().server_epoch = next;
+    registry_->environment().epochs->Raise(next);
     for (const auto& feed : Feeds()) feed->BeatSoon();
     for (const JobRegistry::DurableJob& job : registry_->Durable()) job.sink->Forgive();
     return true;

@@ -76,9 +76,7 @@ absl::StatusOr<v1::JoinReply> WorkerService::GoOn(const v1::JoinRequest& request
   point.round = request.resume_round();
   const JobEnvironment& environment = registry_->environment();
   const bool other_lineage = request.known_lineage() != 0 && request.known_lineage() != *environment.server_lineage;
-  const bool of_now =
-      request.known_epoch() >= *environment.first_epoch && request.known_epoch() <= *environment.server_epoch;
-  point.from_before = request.known_epoch() != 0 && (other_lineage || !of_now);
+  point.from_before = request.known_epoch() != 0 && (other_lineage || !environment.epochs->Has(request.known_epoch()));
   point.seen.assign(request.resume_seen().begin(), request.resume_seen().end());
   point.versions.assign(request.resume_versions().begin(), request.resume_versions().end());
   return Taken(*job, request,

@@ -94,7 +94,7 @@ absl::Status ServerProcess::Start() {
   environment.clock = world_;
   environment.frame_limit_bytes = kFrameLimitBytes;
   environment.job_memory_limit_bytes = 1u << 30;
-  *environment.server_epoch = data_->epoch();
+  environment.epochs->Begin(data_->epoch());
   environment.adopt_journal = [this](std::unique_ptr<journal::Journal> journal) {
     return AdoptJournal(std::move(journal));
   };
