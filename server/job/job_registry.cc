@@ -81,7 +81,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::Job
   absl::MutexLock create(&create_mu_);
   {
     absl::MutexLock lock(&mu_);
-    if (jobs_.contains(name) || unrecovered_.contains(name) || draining_) {
+    if (jobs_.contains(name) || unrecovered_.contains(name) || draining_ || following_) {
       return absl::UnavailableError(absl::StrFormat("job '%s': this server has changed its state: try again", name));
     }
   }
@@ -129,7 +129,7 @@ absl::StatusOr<ReplicatedSink*> JobRegistry::Store(JobShard& shard, uint64_t fol
 }
 
 absl::StatusOr<ReplicatedSink*> JobRegistry::OpenSink(JobShard& shard, bool following) {
-  const ReplicationHooks hooks{&serve_until_, on_change_, on_lost_sync_, NewHistory()};
+  const ReplicationHooks hooks{&serve_until_, on_change_, on_lost_sync_, NewHistory(), following};
   return OpenJournal(*data_, shard, environment_.clock, {following, SegmentBytes(), hooks, environment_.adopt_journal});
 }
 
@@ -174,6 +174,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GoOn(const v1::StoredJob&
 void JobRegistry::EndFollowing() {
   absl::MutexLock create(&create_mu_);
   for (const DurableJob& job : Durable()) {
+    job.sink->Serve();
     const absl::Status ended = job.shard->recovery().End();
     if (ended.ok()) continue;
     const std::string name = job.shard->job().spec().name();
@@ -190,6 +191,8 @@ void JobRegistry::EndFollowing() {
     job.shard->log().Stop();
     NoteUnrecovered(name, ended);
   }
+  absl::MutexLock lock(&mu_);
+  following_ = false;
 }
 
 void JobRegistry::FenceAll(const absl::Status& status) {
@@ -207,6 +210,7 @@ absl::Status JobRegistry::BeginFollowing() {
     jobs.swap(jobs_);
     durable_.clear();
     unrecovered_.clear();
+    following_ = true;
   }
   snapshotters.clear();
   for (const auto& [name, job] : jobs) {

@@ -17,6 +17,7 @@ class ServedEpochs {
   // It goes on with a larger one, and has lost nothing.
   void Raise(uint64_t epoch) { last_ = epoch; }
 
+  uint64_t first() const { return first_; }
   uint64_t now() const { return last_; }
   // Whoever was told `epoch` has seen nothing of before Begin.
   bool Has(uint64_t epoch) const { return first_ <= epoch && epoch <= last_; }

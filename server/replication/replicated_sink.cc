@@ -22,7 +22,7 @@ T& At(std::vector<T>& list, size_t index) {
 }  // namespace
 
 ReplicatedSink::ReplicatedSink(std::unique_ptr<UpdateSink> journal, Clock* clock, ReplicationHooks hooks)
-    : journal_(std::move(journal)), clock_(clock), hooks_(std::move(hooks)) {}
+    : journal_(std::move(journal)), clock_(clock), hooks_(std::move(hooks)), following_(hooks_.following) {}
 
 ReplicatedSink::~ReplicatedSink() { Stop(); }
 
@@ -31,8 +31,8 @@ void ReplicatedSink::Append(journal::Record record, std::function<void()> visibl
   if (record.type != journal::RecordType::kUpdate) {
     const bool initial = record.type == journal::RecordType::kInitial;
     return journal_->Append(std::move(record), [this, initial, visible = std::move(visible)] {
+      if (initial) return Begun(visible);
       CallAll({visible});
-      if (initial) hooks_.changed();
     });
   }
   const uint64_t version = record.round + 1;
@@ -93,6 +93,23 @@ bool ReplicatedSink::GoOn(RecordFollower* follower, uint64_t history, const std:
   return true;
 }
 
+void ReplicatedSink::Begun(const Visible& visible) {
+  {
+    absl::MutexLock lock(&mu_);
+    ++beginning_;
+  }
+  CallAll({visible});
+  bool lost = false;
+  {
+    absl::MutexLock lock(&mu_);
+    --beginning_;
+    lost = hooks_.lost_sync && !following_ && !over_;
+    losses_ += lost;  // from now on beats count this job
+  }
+  hooks_.changed();
+  if (lost) hooks_.lost_sync();
+}
+
 void ReplicatedSink::Journaled(uint32_t bucket, uint64_t version) {
   std::vector<Visible> ready;
   {
@@ -108,7 +125,8 @@ void ReplicatedSink::Journaled(uint32_t bucket, uint64_t version) {
 }
 
 void ReplicatedSink::TakeReady(uint32_t index, std::vector<Visible>* ready) {
-  if (index >= buckets_.size() || missed_ || clock_->Now() >= *hooks_.serve_until) return;
+  if (index >= buckets_.size() || beginning_ > 0 || losses_ > forgiven_) return;
+  if (clock_->Now() >= *hooks_.serve_until) return;
   Bucket& bucket = buckets_[index];
   const auto taken_by_all = [&](uint64_t version) ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return std::all_of(taps_.begin(), taps_.end(), [&](const Tap& tap) {
@@ -137,6 +155,11 @@ void ReplicatedSink::CallAll(const std::vector<Visible>& ready) {
 void ReplicatedSink::Stop() {
   journal_->Stop();
   Fence();
+}
+
+void ReplicatedSink::Serve() {
+  absl::MutexLock lock(&mu_);
+  following_ = false;
 }
 
 void ReplicatedSink::Fence() {
@@ -208,7 +231,7 @@ void ReplicatedSink::Detach(RecordFollower* follower) {
     absl::MutexLock lock(&mu_);
     const Tap* tap = TapOf(follower);
     lost = tap != nullptr && tap->in_sync && hooks_.lost_sync && !over_;
-    missed_ = missed_ || lost;
+    losses_ += lost;
     std::erase_if(taps_, [follower](const Tap& tap) { return tap.follower == follower; });
     for (uint32_t b = 0; b < buckets_.size(); ++b) TakeReady(b, &ready);
   }
@@ -216,10 +239,15 @@ void ReplicatedSink::Detach(RecordFollower* follower) {
   if (lost) hooks_.lost_sync();
 }
 
-void ReplicatedSink::Forgive() {
+uint64_t ReplicatedSink::losses() const {
+  absl::MutexLock lock(&mu_);
+  return losses_;
+}
+
+void ReplicatedSink::Forgive(uint64_t losses) {
   {
     absl::MutexLock lock(&mu_);
-    missed_ = false;
+    forgiven_ = std::max(forgiven_, losses);
   }
   Resume();
 }

@@ -52,6 +52,7 @@ absl::Status Replication::Start() {
     registry_->SetOnLostSync([this] {
       absl::MutexLock lock(&mu_);
       lost_sync_ = true;
+      look_now_ = true;
       wake_.SignalAll();
     });
     // who serves is not for the directory to say
@@ -408,6 +409,7 @@ TimeNs Replication::TakeTurns() {
 void Replication::Describe(v1::ShardStatus* status) const {
   absl::MutexLock lock(&mu_);
   status->set_server_epoch(epoch());
+  status->set_first_epoch(registry_->environment().epochs->first());
   status->set_lineage(lineage_.id());
   if (role_ == Role::kFenced) {
     status->set_fenced(true);

@@ -144,6 +144,7 @@ class Replication {
   mutable absl::Mutex mu_;
   absl::CondVar wake_;
   bool lost_sync_ ABSL_GUARDED_BY(mu_) = false;  // with a lease: see GoOnAlone
+  bool look_now_ ABSL_GUARDED_BY(mu_) = false;   // that came about since the lease's thread has looked
   bool forced_ ABSL_GUARDED_BY(mu_) = false;     // an operator wants it whatever it lacks
   Role role_ ABSL_GUARDED_BY(mu_) = Role::kPrimary;
   std::string fenced_why_ ABSL_GUARDED_BY(mu_);

@@ -24,7 +24,8 @@ void Replication::HoldLease() {
   for (;;) {
     const absl::Duration wait = LookAtLease();
     absl::MutexLock lock(&mu_);
-    if (!stop_ && !lost_sync_) wake_.WaitWithTimeout(&mu_, wait);
+    if (!stop_ && !look_now_) wake_.WaitWithTimeout(&mu_, wait);
+    look_now_ = false;
     if (stop_) break;
   }
   registry_->ServeUntil(0);  // before somebody else may
@@ -78,6 +79,8 @@ bool Replication::GoOnAlone() {
     if (!lost_sync_) return true;
     lost_sync_ = false;
   }
+  std::vector<std::pair<JobRegistry::DurableJob, uint64_t>> losses;  // those that come later wait for a later epoch
+  for (const JobRegistry::DurableJob& job : registry_->Durable()) losses.emplace_back(job, job.sink->losses());
   // Who was lost knows the epoch of before, so it does not take over any more. Who is in sync is told the next one.
   const uint64_t next = epoch() + 1;
   absl::Status status = data_->RaiseEpoch(next);
@@ -85,7 +88,7 @@ bool Replication::GoOnAlone() {
   if (status.ok()) {
     registry_->environment().epochs->Raise(next);
     for (const auto& feed : Feeds()) feed->BeatSoon();
-    for (const JobRegistry::DurableJob& job : registry_->Durable()) job.sink->Forgive();
+    for (const auto& [job, known] : losses) job.sink->Forgive(known);
     return true;
   }
   spdlog::warn("rounds wait: a standby fell out of sync, and that cannot be announced: {}", status.ToString());
@@ -105,7 +108,8 @@ std::string Replication::WhyNotEligible(const Lease::State& state) const {
   if (state.last_epoch == 0 && (stored.kind == StoredRole::Kind::kNone || stored.kind == StoredRole::Kind::kPrimary)) {
     return "";
   }
-  if (state.last_primary == name_ && TermOf(epoch()) == TermOf(state.last_epoch)) return "";
+  // That of its directory is later where an announcement failed, or was made and not answered.
+  if (state.last_primary == name_ && TermOf(data_->epoch()) >= TermOf(state.last_epoch)) return "";
   if (known.in_sync && (state.last_epoch == 0 || known.epoch == state.last_epoch)) return "";
   return absl::StrFormat("the last primary was %s with epoch %s, and this server may lack versions of it (%s)",
                          Printable(state.last_primary), EpochText(state.last_epoch),
@@ -130,10 +134,10 @@ void Replication::TakeOver(const Lease::State& state) {
                                                       "what the lease says",
                                                       state.last_epoch, own));
   }
-  if (status.ok()) follower->Stop();
   if (status.ok()) status = data_->RaiseEpoch(next);
   if (status.ok()) status = lease_->Announce(next);
   if (status.ok()) {
+    follower->Stop();  // not before: where the announcement fails it goes on, and may still be told that it is in sync
     registry_->ServeUntil(UntilOf(state));
     status = Serve(next, known);
   }
@@ -153,13 +157,11 @@ void Replication::StandBy() {
   const StoredRole stored = data_->role();
   registry_->ServeUntil(std::numeric_limits<TimeNs>::max());  // a standby shows nothing to workers, whoever holds it
   absl::Status status = registry_->BeginFollowing();
-  {
-    absl::MutexLock lock(&mu_);
-    role_ = Role::kStandby;
-    lost_sync_ = false;
-  }
   if (status.ok()) status = StartFollower(stored.epoch);
-  if (!status.ok()) spdlog::error("this server cannot become a standby: {}", status.ToString());
+  if (!status.ok()) return spdlog::error("this server cannot become a standby yet: {}", status.ToString());
+  absl::MutexLock lock(&mu_);
+  role_ = Role::kStandby;
+  lost_sync_ = false;
 }
 
 absl::StatusOr<uint64_t> Replication::PromoteByLease(bool force) {

@@ -24,7 +24,10 @@ absl::StatusOr<std::string> Dispatcher::Call(transport::Method method, std::stri
   return CatchBadAlloc(method, [&]() -> absl::StatusOr<std::string> {
     if (method.starts_with(kWorker)) {
       GW_RETURN_IF_ERROR(replication_->CheckServing());
-      return worker_->Call(method.substr(kWorker.size()), request);
+      absl::StatusOr<std::string> reply = worker_->Call(method.substr(kWorker.size()), request);
+      // What a server says of its jobs while it becomes a standby is not so.
+      if (!reply.ok()) GW_RETURN_IF_ERROR(replication_->CheckServing());
+      return reply;
     }
     if (method.starts_with(kPeer)) {
       GW_RETURN_IF_ERROR(replication_->CheckServing());

@@ -158,7 +158,8 @@ def test_demo():
 
 def test_the_demo_can_be_interrupted():
     process = subprocess.Popen([sys.executable, "-m", "gradwire", "demo", "--steps", "1000000"], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+                               stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a shell's "&" ignores it
     while "step" not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)

@@ -43,7 +43,10 @@ bool ShardLink::IsSameServer() {
   for (int attempt = 0; attempt < kMostDoubts; ++attempt) {
     const auto status = servers_.Describe();
     absl::MutexLock lock(&mu_);
-    if (status.ok()) return status->server_epoch() == server_epoch_.epoch;
+    if (status.ok()) {
+      const uint64_t first = status->first_epoch() != 0 ? status->first_epoch() : status->server_epoch();
+      return first <= server_epoch_.epoch && server_epoch_.epoch <= status->server_epoch();
+    }
     if (!closing_) stop_.WaitWithTimeout(&mu_, absl::Milliseconds(kAskAgainMs));
   }
   return false;

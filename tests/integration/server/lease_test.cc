@@ -15,6 +15,7 @@ namespace gradwire {
 namespace {
 
 using testing::HasSubstr;
+using testing_support::FreePort;
 using testing_support::LeaseService;
 using testing_support::LeaseServices;
 using testing_support::SlowGate;
@@ -204,6 +205,24 @@ TEST_P(LeasePairTest, StandbyThatIsBackBeforeItsLossIsAnnouncedTakesOver) {
   ASSERT_TRUE(Eventually([&] { return Serves(standby_); })) << "it is in sync again";
   ResumeBoth(standby_, 3);
   Step(3);
+}
+
+TEST_P(LeasePairTest, StandbyThatHasNotHeardOfAJobDoesNotTakeOver) {
+  primary_.address = absl::StrCat("tcp://127.0.0.1:", FreePort());
+  TcpProxy way(primary_.address);
+  standby_.follow = way.address();
+  Start(primary_);
+  ASSERT_TRUE(Eventually([&] { return Serves(primary_); }));
+  Start(standby_);
+  usleep(1'500'000);  // it is told that all of no jobs are in sync
+  way.Cut();
+  StartWorkers(Spec());
+  Step(0);
+  a_.reset();
+  b_.reset();
+  primary_.daemon.reset();
+  usleep(3'000'000);  // longer than the lease lives
+  EXPECT_FALSE(Serves(standby_));
 }
 
 TEST_P(LeasePairTest, JobsThatCloseSlowlyHoldUpNeitherTheLeaseNorItsEnd) {
