@@ -47,6 +47,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::FindOrBegin(const std::st
     if (draining_) {
       return absl::UnavailableError("this server is shutting down and takes no new workers: try again when it is back");
     }
+    if (following_) return absl::UnavailableError("this server is a standby, or becomes one: ask its primary");
     const auto lost = unrecovered_.find(name);
     if (lost != unrecovered_.end()) return lost->second;
     const auto it = jobs_.find(name);
@@ -174,9 +175,11 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GoOn(const v1::StoredJob&
 void JobRegistry::EndFollowing() {
   absl::MutexLock create(&create_mu_);
   for (const DurableJob& job : Durable()) {
-    job.sink->Serve();
     const absl::Status ended = job.shard->recovery().End();
-    if (ended.ok()) continue;
+    if (ended.ok()) {
+      job.sink->Serve(job.shard->HasParameters());
+      continue;
+    }
     const std::string name = job.shard->job().spec().name();
     job.shard->Shut(ended);
     std::unique_ptr<Snapshotter> snapshotter;
@@ -235,6 +238,10 @@ std::vector<JobRegistry::DurableJob> JobRegistry::Durable() const {
 
 absl::Status JobRegistry::Recover(bool following) {
   absl::MutexLock create(&create_mu_);
+  {
+    absl::MutexLock lock(&mu_);
+    following_ = following;
+  }
   GW_ASSIGN_OR_RETURN(const std::vector<std::string> names, data_->Jobs());
   for (const std::string& name : names) {
     const absl::Status recovered = CatchBadAlloc(

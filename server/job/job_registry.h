@@ -157,7 +157,7 @@ class JobRegistry {
   std::map<std::string, DurableJob, std::less<>> durable_ ABSL_GUARDED_BY(mu_);  // of jobs_
   std::map<std::string, absl::Status, std::less<>> unrecovered_ ABSL_GUARDED_BY(mu_);
   std::set<std::string, std::less<>> making_ ABSL_GUARDED_BY(mu_);  // names of jobs that are being made
-  bool following_ ABSL_GUARDED_BY(mu_) = false;  // from BeginFollowing to EndFollowing: nothing is created
+  bool following_ ABSL_GUARDED_BY(mu_) = false;  // until EndFollowing nobody joins and nothing is created
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   // Of durable jobs. Destroyed before the jobs, and never under mu_: their destructors wait for threads.
   std::map<std::string, std::unique_ptr<Snapshotter>, std::less<>> snapshotters_ ABSL_GUARDED_BY(mu_);

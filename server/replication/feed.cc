@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -394,10 +395,13 @@ absl::Status Feed::SendBeat() {
   v1::FollowBeat& beat = *message.mutable_beat();
   beat.set_server_epoch(registry_->environment().epochs->now());  // before it is looked who is in sync
   const std::vector<JobRegistry::DurableJob> jobs = registry_->Durable();
-  beat.set_jobs(static_cast<uint32_t>(
-      std::count_if(jobs.begin(), jobs.end(), [](const auto& job) { return job.shard->HasParameters(); })));
-  for (const auto& tap : Taps()) {
-    if (tap->sink().InSync(tap.get())) beat.add_in_sync(tap->number());
+  std::set<const JobShard*> with_parameters;
+  for (const JobRegistry::DurableJob& job : jobs) {
+    if (job.shard->HasParameters()) with_parameters.insert(job.shard.get());
+  }
+  beat.set_jobs(static_cast<uint32_t>(with_parameters.size()));
+  for (const auto& tap : Taps()) {  // also of jobs that are gone
+    if (with_parameters.contains(&tap->shard()) && tap->sink().InSync(tap.get())) beat.add_in_sync(tap->number());
   }
   return Send(message);
 }

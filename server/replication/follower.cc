@@ -151,7 +151,8 @@ Follower::Follower(FollowerOptions options, JobRegistry* registry, Clock* clock)
   absl::MutexLock lock(&mu_);
   state_.epoch = options_.known_epoch;
   state_.lineage = options_.lineage;
-  state_.why_not = "it has not reached its primary since it started";
+  state_.in_sync = options_.in_sync;
+  if (!state_.in_sync) state_.why_not = "it has not reached its primary since it started";
 }
 
 Follower::~Follower() { Stop(); }
@@ -212,7 +213,7 @@ absl::Duration Follower::NoteEnd(const absl::Status& ended) {
   if (state_.connected || why != said_) spdlog::warn("not following {}: {}", options_.primary, why);
   said_ = why;
   state_.connected = false;
-  if (!IsLoss(ended)) state_.in_sync = false;
+  if (!IsLoss(ended) && !stop_) state_.in_sync = false;
   if (!state_.in_sync) state_.why_not = why;
   return absl::Milliseconds(std::exchange(pause_ms_, std::min(2 * pause_ms_, kLastPauseMs)));
 }

@@ -31,14 +31,17 @@ void ReplicatedSink::Append(journal::Record record, std::function<void()> visibl
   if (record.type != journal::RecordType::kUpdate) {
     const bool initial = record.type == journal::RecordType::kInitial;
     return journal_->Append(std::move(record), [this, initial, visible = std::move(visible)] {
-      if (initial) return Begun(visible);
       CallAll({visible});
+      if (initial) hooks_.changed();
     });
   }
   const uint64_t version = record.round + 1;
+  bool first = false;
   {
     absl::MutexLock lock(&mu_);
     if (over_) return;
+    first = hooks_.lost_sync && !following_ && !std::exchange(begun_, true);
+    losses_ += first;
     At(buckets_, bucket).pending.push_back({version, clock_->Now(), false, std::move(visible)});
     for (Tap& tap : taps_) {
       At(tap.given, bucket) = version + 1;
@@ -46,7 +49,10 @@ void ReplicatedSink::Append(journal::Record record, std::function<void()> visibl
     }
     if (keeps_recent_) KeepRecent(record);
   }
-  journal_->Append(std::move(record), [this, bucket, version] { Journaled(bucket, version); });
+  journal_->Append(std::move(record), [this, bucket, version, first] {
+    if (first) hooks_.lost_sync();
+    Journaled(bucket, version);
+  });
 }
 
 void ReplicatedSink::KeepRecent(const journal::Record& record) {
@@ -93,23 +99,6 @@ bool ReplicatedSink::GoOn(RecordFollower* follower, uint64_t history, const std:
   return true;
 }
 
-void ReplicatedSink::Begun(const Visible& visible) {
-  {
-    absl::MutexLock lock(&mu_);
-    ++beginning_;
-  }
-  CallAll({visible});
-  bool lost = false;
-  {
-    absl::MutexLock lock(&mu_);
-    --beginning_;
-    lost = hooks_.lost_sync && !following_ && !over_;
-    losses_ += lost;  // from now on beats count this job
-  }
-  hooks_.changed();
-  if (lost) hooks_.lost_sync();
-}
-
 void ReplicatedSink::Journaled(uint32_t bucket, uint64_t version) {
   std::vector<Visible> ready;
   {
@@ -125,7 +114,7 @@ void ReplicatedSink::Journaled(uint32_t bucket, uint64_t version) {
 }
 
 void ReplicatedSink::TakeReady(uint32_t index, std::vector<Visible>* ready) {
-  if (index >= buckets_.size() || beginning_ > 0 || losses_ > forgiven_) return;
+  if (index >= buckets_.size() || losses_ > forgiven_) return;
   if (clock_->Now() >= *hooks_.serve_until) return;
   Bucket& bucket = buckets_[index];
   const auto taken_by_all = [&](uint64_t version) ABSL_SHARED_LOCKS_REQUIRED(mu_) {
@@ -157,9 +146,10 @@ void ReplicatedSink::Stop() {
   Fence();
 }
 
-void ReplicatedSink::Serve() {
+void ReplicatedSink::Serve(bool has_parameters) {
   absl::MutexLock lock(&mu_);
   following_ = false;
+  begun_ = has_parameters;
 }
 
 void ReplicatedSink::Fence() {

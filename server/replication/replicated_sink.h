@@ -37,8 +37,8 @@ struct ReplicationHooks {
   const std::atomic<TimeNs>* serve_until = nullptr;
   // Initial parameters were journaled: the job may be followed from now on.
   std::function<void()> changed;
-  // May be empty. A standby in sync is gone, or one may hold itself for in sync that knows nothing of this job, whose
-  // parameters have come: nothing becomes visible until Forgive.
+  // May be empty. A standby in sync is gone, or the job's first update is journaled, and one may hold itself for in
+  // sync that has not heard of this job: nothing becomes visible until Forgive.
   std::function<void()> lost_sync;
   // Of the records that pass: nobody else's. Whoever has followed this history up to some record has all before it.
   uint64_t history = 0;
@@ -81,8 +81,8 @@ class ReplicatedSink final : public UpdateSink {
   bool WaitedFor(const RecordFollower* follower) const;
   // Since when something waits for it; none: nothing does.
   std::optional<TimeNs> WaitingSince(const RecordFollower* follower) const;
-  // This server was promoted.
-  void Serve();
+  // This server was promoted; whether standbys of its new epoch know of the job from the start.
+  void Serve(bool has_parameters);
   // Nothing becomes visible any more.
   void Fence();
   // How often lost_sync was called. Goes on without the standbys of the first `losses` of them.
@@ -116,8 +116,6 @@ class ReplicatedSink final : public UpdateSink {
   Tap* TapOf(const RecordFollower* follower) ABSL_SHARED_LOCKS_REQUIRED(mu_);
   const Tap* TapOf(const RecordFollower* follower) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void Journaled(uint32_t bucket, uint64_t version);
-  // Initial parameters are journaled.
-  void Begun(const Visible& visible);
   // Takes what of a bucket has become visible.
   void TakeReady(uint32_t bucket, std::vector<Visible>* ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Judge(Tap& tap) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -139,7 +137,7 @@ class ReplicatedSink final : public UpdateSink {
   uint64_t recent_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   int calling_ ABSL_GUARDED_BY(mu_) = 0;
   bool following_ ABSL_GUARDED_BY(mu_);
-  int beginning_ ABSL_GUARDED_BY(mu_) = 0;  // initial parameters that are being made visible
+  bool begun_ ABSL_GUARDED_BY(mu_) = false;  // every standby of the present epoch knows of this job
   uint64_t losses_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t forgiven_ ABSL_GUARDED_BY(mu_) = 0;  // of losses_: nobody who was lost by these takes over any more
   bool over_ ABSL_GUARDED_BY(mu_) = false;      // stopped or fenced

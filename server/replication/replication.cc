@@ -160,11 +160,12 @@ absl::Status Replication::Run(const std::string& name, std::function<void(bool)>
   return absl::OkStatus();
 }
 
-absl::Status Replication::StartFollower(uint64_t known_epoch) {
+absl::Status Replication::StartFollower(uint64_t known_epoch, bool in_sync) {
   FollowerOptions options;
   options.primary = options_.follow;
   options.name = name_;
   options.known_epoch = known_epoch;
+  options.in_sync = in_sync;
   options.lineage = lineage();
   options.adopt = [this](const Lineage& lineage) { return Adopt(lineage); };
   options.timeout_ms = options_.follower_timeout_ms;

@@ -99,7 +99,8 @@ class Replication {
   absl::Status Adopt(const Lineage& lineage);
   absl::Status KeepLineage(const Lineage& lineage);
   Lineage lineage() const;
-  absl::Status StartFollower(uint64_t known_epoch);
+  // What the one before it had heard last.
+  absl::Status StartFollower(uint64_t known_epoch, bool in_sync = false);
   // Opens the jobs with `epoch`, once that and the role are stored.
   absl::Status Serve(uint64_t epoch, uint64_t known_epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mu_);
   void TellLater(uint64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mu_);
@@ -112,7 +113,10 @@ class Replication {
   // Lets rounds go on without a standby that fell out of sync, once it cannot take over any more. False: not yet.
   bool GoOnAlone() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mu_);
   std::string WhyNotEligible(const Lease::State& state) const;
-  void StandBy();
+  // After an attempt to take over that failed.
+  void FollowAgain();
+  // False: not yet.
+  bool StandBy();
   absl::StatusOr<uint64_t> PromoteByLease(bool force);
   Role role() const;
   absl::Status CallFence(transport::Channel& channel, uint64_t epoch) const;
@@ -139,6 +143,7 @@ class Replication {
   // Of the lease's thread.
   std::unique_ptr<Lease> lease_;
   std::string lease_said_;
+  bool paused_ = false;  // the follower was stopped to take over
   std::thread lease_thread_;
 
   mutable absl::Mutex mu_;

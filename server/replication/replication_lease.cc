@@ -39,7 +39,7 @@ absl::Duration Replication::LookAtLease() {
   if (!state.ok() && said != lease_said_) spdlog::warn("the lease cannot be looked at: {}", said);
   if (!state.ok() || !state->held || role() == Role::kPrimary) lease_said_ = said;
   if (role() == Role::kFenced) {
-    StandBy();
+    if (!StandBy()) lease_->Release();  // for another one
     return wait;
   }
   if (!state.ok()) return wait / 2;
@@ -57,12 +57,13 @@ absl::Duration Replication::LookAtLease() {
     if (clock_->Now() < registry_->serve_until()) registry_->ServeUntil(UntilOf(*state));
     return GoOnAlone() ? wait : wait / 2;
   }
-  if (!state->held) return wait;
-  const std::string why = WhyNotEligible(*state);
-  if (why.empty()) {
+  const std::string why = state->held ? WhyNotEligible(*state) : "";
+  if (state->held && why.empty()) {
     TakeOver(*state);
     return wait;
   }
+  FollowAgain();
+  if (!state->held) return wait;
   if (why != lease_said_) spdlog::warn("the lease is free, but this server does not take it: {}", why);
   lease_said_ = why;
   lease_->Release();
@@ -134,34 +135,56 @@ void Replication::TakeOver(const Lease::State& state) {
                                                       "what the lease says",
                                                       state.last_epoch, own));
   }
+  if (status.ok()) {
+    follower->Stop();  // what it has is not replaced from here on, whether an announcement is answered or not
+    paused_ = true;
+    const std::string heard = WhyNotEligible(state);
+    if (!heard.empty()) status = absl::UnavailableError(heard);
+  }
   if (status.ok()) status = data_->RaiseEpoch(next);
   if (status.ok()) status = lease_->Announce(next);
   if (status.ok()) {
-    follower->Stop();  // not before: where the announcement fails it goes on, and may still be told that it is in sync
+    {
+      absl::MutexLock lock(&mu_);
+      lost_sync_ = false;
+    }
     registry_->ServeUntil(UntilOf(state));
     status = Serve(next, known);
   }
   absl::MutexLock lock(&mu_);
   forced_ = false;
-  if (status.ok()) {
-    lost_sync_ = false;
-    wake_.SignalAll();
-    return;
-  }
+  if (status.ok()) return wake_.SignalAll();
   spdlog::error("the lease is held, but this server cannot serve: {}", status.ToString());
   lease_->Release();
 }
 
-void Replication::StandBy() {
+void Replication::FollowAgain() {
+  if (!paused_) return;
+  absl::MutexLock change(&change_mu_);
+  FollowerState known;
+  {
+    absl::MutexLock lock(&mu_);
+    known = follower_->state();
+  }
+  const absl::Status status = StartFollower(known.epoch, known.in_sync);
+  if (!status.ok()) return spdlog::error("this server cannot follow again yet: {}", status.ToString());
+  paused_ = false;
+}
+
+bool Replication::StandBy() {
   absl::MutexLock change(&change_mu_);
   const StoredRole stored = data_->role();
   registry_->ServeUntil(std::numeric_limits<TimeNs>::max());  // a standby shows nothing to workers, whoever holds it
   absl::Status status = registry_->BeginFollowing();
   if (status.ok()) status = StartFollower(stored.epoch);
-  if (!status.ok()) return spdlog::error("this server cannot become a standby yet: {}", status.ToString());
+  if (!status.ok()) {
+    spdlog::error("this server cannot become a standby yet: {}", status.ToString());
+    return false;
+  }
+  paused_ = false;
   absl::MutexLock lock(&mu_);
   role_ = Role::kStandby;
-  lost_sync_ = false;
+  return true;
 }
 
 absl::StatusOr<uint64_t> Replication::PromoteByLease(bool force) {
