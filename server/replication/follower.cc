@@ -213,7 +213,7 @@ absl::Duration Follower::NoteEnd(const absl::Status& ended) {
   if (state_.connected || why != said_) spdlog::warn("not following {}: {}", options_.primary, why);
   said_ = why;
   state_.connected = false;
-  if (!IsLoss(ended) && !stop_) state_.in_sync = false;
+  if (!IsLoss(ended)) state_.in_sync = false;
   if (!state_.in_sync) state_.why_not = why;
   return absl::Milliseconds(std::exchange(pause_ms_, std::min(2 * pause_ms_, kLastPauseMs)));
 }
@@ -324,6 +324,10 @@ absl::Status Follower::Hello(const v1::FollowHello& hello) {
     return absl::FailedPreconditionError(absl::StrFormat(
         "its epoch is %s, which no primary has that this server of epoch %s could follow: is --follow right?",
         EpochText(hello.server_epoch()), EpochText(least)));
+  }
+  if (TermOf(hello.server_epoch()) < options_.least_term) {
+    return absl::UnavailableError(absl::StrFormat("its epoch is %s, of a term that has ended: it is being replaced",
+                                                  EpochText(hello.server_epoch())));
   }
   if (!same) GW_RETURN_IF_ERROR(options_.adopt(lineage));
   absl::MutexLock lock(&mu_);

@@ -32,6 +32,7 @@ struct FollowerOptions {
   std::string name;          // of this server, for the primary's status
   uint64_t known_epoch = 0;  // of `lineage`: a primary with a smaller one is refused
   bool in_sync = false;      // with that, as another follower was told last
+  uint64_t least_term = 0;   // one of an earlier term is replaced, whether it knows or not: nothing is taken of it
   Lineage lineage;           // whose jobs this server has; none: nobody's yet
   // The primary's, told before anything of it is taken: on disk when it returns ok. FailedPrecondition where the jobs
   // that this server has are of another one.

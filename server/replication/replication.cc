@@ -166,6 +166,7 @@ absl::Status Replication::StartFollower(uint64_t known_epoch, bool in_sync) {
   options.name = name_;
   options.known_epoch = known_epoch;
   options.in_sync = in_sync;
+  if (options_.make_lease) options.least_term = TermOf(data_->epoch());
   options.lineage = lineage();
   options.adopt = [this](const Lineage& lineage) { return Adopt(lineage); };
   options.timeout_ms = options_.follower_timeout_ms;
@@ -174,7 +175,7 @@ absl::Status Replication::StartFollower(uint64_t known_epoch, bool in_sync) {
   auto follower = std::make_shared<Follower>(std::move(options), registry_, clock_);
   GW_RETURN_IF_ERROR(follower->Start());
   absl::MutexLock lock(&mu_);
-  follower_ = std::move(follower);
+  follower_.swap(follower);  // the one before ends without the lock
   return absl::OkStatus();
 }
 

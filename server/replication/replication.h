@@ -113,8 +113,6 @@ class Replication {
   // Lets rounds go on without a standby that fell out of sync, once it cannot take over any more. False: not yet.
   bool GoOnAlone() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mu_);
   std::string WhyNotEligible(const Lease::State& state) const;
-  // After an attempt to take over that failed.
-  void FollowAgain();
   // False: not yet.
   bool StandBy();
   absl::StatusOr<uint64_t> PromoteByLease(bool force);
@@ -143,7 +141,6 @@ class Replication {
   // Of the lease's thread.
   std::unique_ptr<Lease> lease_;
   std::string lease_said_;
-  bool paused_ = false;  // the follower was stopped to take over
   std::thread lease_thread_;
 
   mutable absl::Mutex mu_;

@@ -37,15 +37,16 @@ absl::Duration Replication::LookAtLease() {
   const absl::StatusOr<Lease::State> state = lease_->Hold();
   const std::string said = state.ok() ? "" : std::string(state.status().message());
   if (!state.ok() && said != lease_said_) spdlog::warn("the lease cannot be looked at: {}", said);
-  if (!state.ok() || !state->held || role() == Role::kPrimary) lease_said_ = said;
-  if (role() == Role::kFenced) {
+  const Role role = this->role();
+  if (!state.ok() || !state->held || role == Role::kPrimary) lease_said_ = said;
+  if (role == Role::kFenced) {
     if (!StandBy()) lease_->Release();  // for another one
     return wait;
   }
   if (!state.ok()) return wait / 2;
-  if (role() == Role::kPrimary) {
+  if (role == Role::kPrimary) {
     absl::MutexLock change(&change_mu_);
-    if (role() != Role::kPrimary) return absl::ZeroDuration();
+    if (this->role() != Role::kPrimary) return absl::ZeroDuration();
     if (!state->held) {
       const std::string holder = IsServerName(state->holder) ? state->holder : "";
       BecomeFenced(
@@ -62,7 +63,6 @@ absl::Duration Replication::LookAtLease() {
     TakeOver(*state);
     return wait;
   }
-  FollowAgain();
   if (!state->held) return wait;
   if (why != lease_said_) spdlog::warn("the lease is free, but this server does not take it: {}", why);
   lease_said_ = why;
@@ -135,9 +135,9 @@ void Replication::TakeOver(const Lease::State& state) {
                                                       "what the lease says",
                                                       state.last_epoch, own));
   }
-  if (status.ok()) {
-    follower->Stop();  // what it has is not replaced from here on, whether an announcement is answered or not
-    paused_ = true;
+  const bool stopped = status.ok();
+  if (stopped) {
+    follower->Stop();  // what it has is not replaced from here on
     const std::string heard = WhyNotEligible(state);
     if (!heard.empty()) status = absl::UnavailableError(heard);
   }
@@ -151,24 +151,20 @@ void Replication::TakeOver(const Lease::State& state) {
     registry_->ServeUntil(UntilOf(state));
     status = Serve(next, known);
   }
+  if (!status.ok()) {
+    spdlog::error("the lease is held, but this server cannot serve: {}", status.ToString());
+    lease_->Release();
+    registry_->ServeUntil(std::numeric_limits<TimeNs>::max());
+  }
+  if (stopped && !status.ok()) {
+    // Of a later term only, as the directory has it now: the announcement may have been made.
+    const FollowerState heard = follower->state();
+    const absl::Status follows = StartFollower(heard.epoch, heard.in_sync);
+    if (!follows.ok()) spdlog::error("this server does not follow until it can: {}", follows.ToString());
+  }
   absl::MutexLock lock(&mu_);
   forced_ = false;
-  if (status.ok()) return wake_.SignalAll();
-  spdlog::error("the lease is held, but this server cannot serve: {}", status.ToString());
-  lease_->Release();
-}
-
-void Replication::FollowAgain() {
-  if (!paused_) return;
-  absl::MutexLock change(&change_mu_);
-  FollowerState known;
-  {
-    absl::MutexLock lock(&mu_);
-    known = follower_->state();
-  }
-  const absl::Status status = StartFollower(known.epoch, known.in_sync);
-  if (!status.ok()) return spdlog::error("this server cannot follow again yet: {}", status.ToString());
-  paused_ = false;
+  if (status.ok()) wake_.SignalAll();
 }
 
 bool Replication::StandBy() {
@@ -181,7 +177,6 @@ bool Replication::StandBy() {
     spdlog::error("this server cannot become a standby yet: {}", status.ToString());
     return false;
   }
-  paused_ = false;
   absl::MutexLock lock(&mu_);
   role_ = Role::kStandby;
   return true;
