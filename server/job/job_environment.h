@@ -29,7 +29,7 @@ struct JobEnvironment {
   Clock* clock = nullptr;
   uint64_t frame_limit_bytes = 0;  // one frame, all chunks
   uint64_t job_memory_limit_bytes = 0;
-  // A promotion begins them anew; with a lease the loss of a standby raises them.
+  // A promotion begins them anew; with a lease the loss of a standby raises them, and the first update of a job.
   std::shared_ptr<ServedEpochs> epochs = std::make_shared<ServedEpochs>();
   // The id of this server's lineage; a standby takes its primary's.
   std::shared_ptr<std::atomic<uint64_t>> server_lineage = std::make_shared<std::atomic<uint64_t>>(0);

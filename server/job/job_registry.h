@@ -80,7 +80,7 @@ class JobRegistry {
 
   // The job of this spec, made if there is none of its name. layout_digest 0: not compared. Errors: InvalidArgument
   // (spec), FailedPrecondition (another job of this name; says what differs), ResourceExhausted (memory, number of
-  // jobs), Unavailable (draining), DataLoss (the job is here but could not be recovered), those of the disk.
+  // jobs), Unavailable (draining, a standby), DataLoss (the job is here but could not be recovered), those of the disk.
   absl::StatusOr<std::shared_ptr<JobShard>> GetOrCreate(const v1::JobSpec& spec, uint32_t shard_index,
                                                         uint32_t shard_count, uint64_t layout_digest);
   // Wants a snapshot soon. FailedPrecondition for a job that is not durable.

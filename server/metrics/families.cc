@@ -49,7 +49,9 @@ constexpr Metric<Reading> kServerMetrics[] = {
      [](const Reading& r) -> double { return r.shard.fenced(); }},
     {"gradwire_epoch_term", kGauge, "Term of the server epoch: grows with every promotion. Random without --data-dir.",
      [](const Reading& r) -> double { return TermOf(r.shard.server_epoch()); }},
-    {"gradwire_epoch_starts", kGauge, "Starts within the term of the server epoch. Random without --data-dir.",
+    {"gradwire_epoch_starts", kGauge,
+     "Starts within the term of the server epoch; with a lease also standbys lost and jobs begun. Random without "
+     "--data-dir.",
      [](const Reading& r) -> double { return StartsOf(r.shard.server_epoch()); }},
 };
 

@@ -99,7 +99,7 @@ class Replication {
   absl::Status Adopt(const Lineage& lineage);
   absl::Status KeepLineage(const Lineage& lineage);
   Lineage lineage() const;
-  // What the one before it had heard last.
+  // Both: what the one before it had heard last.
   absl::Status StartFollower(uint64_t known_epoch, bool in_sync = false);
   // Opens the jobs with `epoch`, once that and the role are stored.
   absl::Status Serve(uint64_t epoch, uint64_t known_epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mu_);
@@ -110,7 +110,8 @@ class Replication {
   absl::Duration LookAtLease();
   TimeNs UntilOf(const Lease::State& state) const;
   void TakeOver(const Lease::State& state);
-  // Lets rounds go on without a standby that fell out of sync, once it cannot take over any more. False: not yet.
+  // Lets rounds go on without a standby that fell out of sync, or has not heard of a job, once it cannot take over any
+  // more. False: not yet.
   bool GoOnAlone() ABSL_EXCLUSIVE_LOCKS_REQUIRED(change_mu_);
   std::string WhyNotEligible(const Lease::State& state) const;
   // False: not yet.

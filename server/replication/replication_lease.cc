@@ -92,7 +92,9 @@ bool Replication::GoOnAlone() {
     for (const auto& [job, known] : losses) job.sink->Forgive(known);
     return true;
   }
-  spdlog::warn("rounds wait: a standby fell out of sync, and that cannot be announced: {}", status.ToString());
+  spdlog::warn(
+      "rounds wait: a standby fell out of sync, or may not know of a job, and the next epoch cannot be announced: {}",
+      status.ToString());
   absl::MutexLock lock(&mu_);
   lost_sync_ = true;
   return false;

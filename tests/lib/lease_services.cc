@@ -9,11 +9,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
+#include "common/config/environment.h"
 
 extern char** environ;
 
@@ -96,10 +96,7 @@ class KubeApiserver final : public Kubernetes {
   int port() const override { return port_; }
 
  private:
-  static std::string Path() {
-    const char* const path = std::getenv("GRADWIRE_KUBE_APISERVER");
-    return path == nullptr ? "" : path;
-  }
+  static std::string Path() { return EnvironmentVariable("GRADWIRE_KUBE_APISERVER"); }
   std::vector<std::string> Command(const std::string& folder) const {
     std::ofstream(folder + "/tokens.csv") << kToken << ",tests,1,\"system:masters\"\n";
     const std::string key = certificate_.key_file();

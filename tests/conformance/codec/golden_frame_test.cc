@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -14,6 +13,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/config/environment.h"
 #include "common/job/codec_spec.h"
 #include "tests/conformance/codec/codec_harness.h"
 
@@ -33,7 +33,7 @@ std::string Hex(const std::vector<uint8_t>& bytes) {
 
 void CompareWithGolden(const std::string& name, const std::vector<uint8_t>& bytes) {
   const std::string path = std::string(GRADWIRE_GOLDEN_DIR) + "/" + name + ".hex";
-  if (std::getenv("GRADWIRE_UPDATE_GOLDEN") != nullptr) {
+  if (!EnvironmentVariable("GRADWIRE_UPDATE_GOLDEN").empty()) {
     std::ofstream(path) << Hex(bytes);
     return;
   }

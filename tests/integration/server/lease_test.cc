@@ -60,6 +60,13 @@ class LeasePairTest : public StandbyFixture, public testing::WithParamInterface<
     StartWorkers(spec);
     ASSERT_TRUE(Eventually([&] { return InSync(); }));
   }
+  // The primary ends, and `round` is the standby's.
+  void TakeOver(uint64_t round) {
+    primary_.daemon.reset();
+    ASSERT_TRUE(Eventually([&] { return Serves(standby_); }));
+    ResumeBoth(standby_, round);
+    Step(round);
+  }
 
   std::unique_ptr<LeaseService> service_;
   std::unique_ptr<TcpProxy> primary_way_, standby_way_;
@@ -75,10 +82,9 @@ TEST_P(LeasePairTest, WhoeverHoldsTheLeaseServes) {
   const auto refused = standby_.daemon->replication().Promote(false);
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("the lease decides"));
   // It ends, and gives the lease back.
-  primary_.daemon.reset();
-  ASSERT_TRUE(Eventually([&] { return Serves(standby_); }));
-  ResumeBoth(standby_, 3);
-  for (uint64_t round = 3; round < 6; ++round) Step(round);
+  TakeOver(3);
+  Step(4);
+  Step(5);
   // It comes back as the other's standby, and takes over again.
   Start(primary_);
   std::swap(primary_, standby_);
@@ -86,11 +92,8 @@ TEST_P(LeasePairTest, WhoeverHoldsTheLeaseServes) {
   ASSERT_TRUE(Eventually([&] { return InSync(); }));
   EXPECT_FALSE(Serves(standby_));
   Step(6);
-  primary_.daemon.reset();
-  ASSERT_TRUE(Eventually([&] { return Serves(standby_); }));
+  TakeOver(7);
   EXPECT_EQ(TermOf(Shard(standby_).server_epoch()), 3u);
-  ResumeBoth(standby_, 7);
-  Step(7);
   Step(8);
   EXPECT_EQ(Status(standby_).parameters_sha256(), expected);
 }
@@ -182,10 +185,7 @@ TEST_P(LeasePairTest, StandbyInSyncTakesOverAlsoWhereAnotherOneWasLost) {
   Step(1);
   EXPECT_GT(Shard(primary_).server_epoch(), before);
   Step(2);
-  primary_.daemon.reset();
-  ASSERT_TRUE(Eventually([&] { return Serves(standby_); })) << "it has been in sync all the time";
-  ResumeBoth(standby_, 3);
-  Step(3);
+  TakeOver(3);  // it has been in sync all the time
 }
 
 TEST_P(LeasePairTest, StandbyThatIsBackBeforeItsLossIsAnnouncedTakesOver) {
@@ -201,10 +201,7 @@ TEST_P(LeasePairTest, StandbyThatIsBackBeforeItsLossIsAnnouncedTakesOver) {
   if (!Eventually([&] { return Shard(primary_).server_epoch() > before; })) GTEST_SKIP() << "the lease had ended";
   Step(1);
   Step(2);
-  primary_.daemon.reset();
-  ASSERT_TRUE(Eventually([&] { return Serves(standby_); })) << "it is in sync again";
-  ResumeBoth(standby_, 3);
-  Step(3);
+  TakeOver(3);  // it is in sync again
 }
 
 TEST_P(LeasePairTest, StandbyThatHasNotHeardOfAJobDoesNotTakeOver) {
