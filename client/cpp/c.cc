@@ -189,9 +189,6 @@ gradwire_code gradwire_exchange(gradwire_session* session, const float* const* g
     if (auto status = gradwire::c_api::CheckGiven(gradients, gradient_count, "gradients"); !status.ok()) return status;
     if (auto status = gradwire::c_api::CheckGiven(learning_rates, rate_count, "learning_rates"); !status.ok())
       return status;
-    for (size_t i = 0; i < gradient_count; ++i) {
-      if (gradients[i] == nullptr) return absl::InvalidArgumentError(absl::StrCat("gradients[", i, "] is null"));
-    }
     return s.Exchange({gradients, gradient_count}, {learning_rates, rate_count});
   });
 }

@@ -7,8 +7,10 @@
 #include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "client/cpp/internal/async_exchange.h"
 #include "client/cpp/internal/checkpoint.h"
 #include "client/cpp/internal/exchange.h"
@@ -130,12 +132,12 @@ class Session::Impl {
   }
 
   absl::Status Leave(bool drain) {
-    if (left_) return absl::OkStatus();
-    left_ = true;
     absl::Status drained;
     if (drain && exchange_ != nullptr) drained = exchange_->Drain(options_.timeouts.round_ms);
-    // In the middle of a round, or when the session has failed, there is nothing to drain.
+    // In the middle of a round, or when the session has failed or was left, there is nothing to drain.
     if (!absl::IsDeadlineExceeded(drained) && !absl::IsInvalidArgument(drained)) drained = absl::OkStatus();
+    absl::MutexLock leaving(&leave_mu_);
+    if (std::exchange(left_, true)) return drained;
     trace_.End();
     for (auto& link : links_) link->Cancel();  // nothing blocks on a slow shard any more
     if (exchange_ != nullptr) exchange_->Stop(absl::CancelledError("the session was left"));
@@ -186,6 +188,17 @@ class Session::Impl {
     if (gradients.size() == job_.tensors().size()) return absl::OkStatus();
     return absl::InvalidArgumentError(
         absl::StrCat(gradients.size(), " gradients were given; the job has ", job_.tensors().size(), " tensors"));
+  }
+
+  // Before a round is opened for them.
+  absl::Status CheckGradients(std::span<const float* const> gradients) const {
+    GW_RETURN_IF_ERROR(CheckCount(gradients));
+    for (size_t t = 0; t < gradients.size(); ++t) {
+      const Tensor& tensor = job_.tensors()[t];
+      if (gradients[t] == nullptr && tensor.elements != 0)
+        return absl::InvalidArgumentError(absl::StrCat("tensor '", tensor.name, "': the gradient is a null pointer"));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status Ready(uint32_t tensor, const float* gradient, Stream* stream) {
@@ -474,7 +487,8 @@ class Session::Impl {
   uint64_t start_version_ = 0;
   uint64_t start_bytes_ = 0;
   bool resumed_ = false;
-  bool left_ = false;
+  absl::Mutex leave_mu_;  // held while it is left; another caller returns when that is done
+  bool left_ ABSL_GUARDED_BY(leave_mu_) = false;
 };
 
 absl::StatusOr<std::shared_ptr<Device>> OpenCudaDevice(int index) { return kernels::cuda::MakeAsyncCudaBackend(index); }
@@ -509,12 +523,15 @@ absl::Status Session::EndRound(int64_t timeout_ms, Stream* stream) {
 
 absl::Status Session::Exchange(std::span<const float* const> gradients, std::span<const float> learning_rates,
                                Stream* stream) {
-  GW_RETURN_IF_ERROR(impl_->CheckCount(gradients));
+  GW_RETURN_IF_ERROR(impl_->CheckGradients(gradients));
   GW_RETURN_IF_ERROR(BeginRound(learning_rates));
   // Backward order, in which buckets are filled.
-  for (size_t t = gradients.size(); t-- > 0;)
-    GW_RETURN_IF_ERROR(TensorReady(static_cast<uint32_t>(t), gradients[t], stream));
-  return EndRound(-1, stream);
+  absl::Status ready;
+  for (size_t t = gradients.size(); t-- > 0 && ready.ok();)
+    ready = TensorReady(static_cast<uint32_t>(t), gradients[t], stream);
+  const absl::Status ended =
+      EndRound(-1, stream);  // of a session that failed: once nothing reads the gradients any more
+  return ready.ok() ? ended : ready;
 }
 
 absl::Status Session::Push(uint32_t bucket, std::span<const float* const> gradients) {

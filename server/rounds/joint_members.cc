@@ -83,12 +83,13 @@ absl::StatusOr<JointRounds::JoinOutcome> JointRounds::Resume(std::string_view wo
   GW_ASSIGN_OR_RETURN(JoinOutcome outcome, Join(worker, incarnation, 0, false, now, actions));
   if (told_later) {
     // Until it asks for another one.
-  } else if (over) {
+  } else if (!over) {
+    membership_.Advance(id, round_);
+  } else if (rules_.needs_initialization) {
     membership_.Postpone(id, Membership::kNever);
     Advance(now, actions);
-  } else {
-    membership_.Advance(id, round_);
-  }
+  }  // else there is nothing to catch up to: it is in a later round, as a newcomer, and follows the means kept until
+     // then
   outcome.start_version = over ? round_ : round;
   return outcome;
 }

@@ -51,6 +51,7 @@ class JointRounds final : public Rounds {
                                    bool may_initialize, TimeNs now, RoundActions* actions) override;
   // The worker is in the open round at once, or in the later one that CatchUp has told it since. Where `point.round` is
   // over for good, start_version is another one: the worker is a member again, but nobody waits for it until CatchUp.
+  // Without parameters there is nothing to catch up to: then it is in the next round that it can be in.
   absl::StatusOr<JoinOutcome> Resume(std::string_view worker, uint64_t incarnation, const ResumePoint& point,
                                      TimeNs now, RoundActions* actions) override;
   absl::StatusOr<JoinOutcome> CatchUp(std::string_view worker, uint64_t incarnation, uint64_t not_before, TimeNs now,

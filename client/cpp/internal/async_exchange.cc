@@ -109,9 +109,8 @@ absl::Status AsyncExchange::SettleUntil(Done done, absl::Time deadline) {
 
 absl::Status AsyncExchange::End(int64_t timeout_ms) {
   absl::MutexLock lock(&mu_);
-  GW_RETURN_IF_ERROR(failed_);
-  if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
-  GW_RETURN_IF_ERROR(ready_.CheckAll());
+  if (failed_.ok() && !round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
+  if (failed_.ok()) GW_RETURN_IF_ERROR(ready_.CheckAll());
   const auto all = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return std::all_of(slices_.begin(), slices_.end(), [](const Slice& slice) { return slice.settled; });
   };
@@ -279,7 +278,7 @@ void AsyncExchange::OnAnswer(uint32_t shard, PullAnswer answer) {
   Slice& slice = slices_[answer.bucket * shards_ + shard];
   if (!slice.waiting) return;  // asked for again after a break
   const uint64_t version = answer.chunks[0].header.round;
-  if (version < slice.least) return;  // the same
+  if (version < slice.least || (!slice.chunks.empty() && version <= slice.arrived)) return;  // the same
   Trace(SubjectOf(v1::TRACE_RECEIVED, slice.version, answer.bucket * shards_ + shard));
   slice.arrived = version;
   slice.chunks = std::move(answer.chunks);

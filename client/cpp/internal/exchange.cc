@@ -48,7 +48,7 @@ void Exchange::Stop(const absl::Status& reason) {
     FailLocked(reason);
     stop_ = true;
     const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-      return !Encoding() && !writing_replica_ && polling_ == 0;
+      return !Encoding() && !writing_replica_ && polling_ == 0 && !agreeing_;
     };
     mu_.Await(absl::Condition(&idle));
   }
@@ -64,13 +64,22 @@ void Exchange::OpenRound() {
   for (uint32_t slice = 0; slice < work_.slices(); ++slice) BytesOf({round, slice}) = SliceBytes();
 }
 
-absl::Status Exchange::Begin(std::span<const float> learning_rates) {
-  GW_ASSIGN_OR_RETURN(std::vector<float> rates, RatesOf(*context_.slices.job, learning_rates));
-  absl::MutexLock lock(&mu_);
+absl::Status Exchange::CheckMayBegin() const {
   GW_RETURN_IF_ERROR(failed_);
   if (round_open_)
     return absl::FailedPreconditionError(
         absl::StrCat("round ", ledger_.next() - 1, " is still open: call EndRound first"));
+  if (catching_)
+    return absl::FailedPreconditionError(
+        "the shards are ahead, and what this worker needs to go on was asked for by a Drain or a Save that timed out: "
+        "call Drain again first");
+  return absl::OkStatus();
+}
+
+absl::Status Exchange::Begin(std::span<const float> learning_rates) {
+  GW_ASSIGN_OR_RETURN(std::vector<float> rates, RatesOf(*context_.slices.job, learning_rates));
+  absl::MutexLock lock(&mu_);
+  GW_RETURN_IF_ERROR(CheckMayBegin());
   learning_rates_ = std::move(rates);
   round_open_ = true;
   replacing_ = false;
@@ -84,10 +93,7 @@ absl::Status Exchange::BeginReplacement() {
   if (!context_.slices.gradients->memory().on_host()) asked.Add(Feature::kWorkersOnGpu);
   GW_RETURN_IF_ERROR(context_.slices.job->CheckGoesWith(asked));
   absl::MutexLock lock(&mu_);
-  GW_RETURN_IF_ERROR(failed_);
-  if (round_open_)
-    return absl::FailedPreconditionError(
-        absl::StrCat("round ", ledger_.next() - 1, " is still open: call EndRound first"));
+  GW_RETURN_IF_ERROR(CheckMayBegin());
   if (!CarriesValues(*context_.slices.job, ledger_.next()))
     return absl::FailedPreconditionError(
         "parameters cannot be replaced before the first step: take one, or join with the new parameters");
@@ -119,7 +125,10 @@ absl::Status Exchange::WaitUntil(const absl::Condition& done, absl::Time deadlin
     if (over()) break;
     ApplyNext();
   }
-  if (failed_.ok()) return absl::OkStatus();
+  return failed_.ok() ? absl::OkStatus() : Failed();
+}
+
+absl::Status Exchange::Failed() {
   apply_allowed_ = false;
   tasks_.Clear();
   const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !Encoding() && !writing_replica_; };
@@ -173,8 +182,14 @@ bool Exchange::AllApplied() const { return ledger_.AllSettled() && !writing_repl
 
 absl::Status Exchange::ApplyUntil(const absl::Condition& done, absl::Time deadline) {
   apply_allowed_ = true;
-  GW_RETURN_IF_ERROR(WaitUntil(done, deadline));
+  absl::Status waited = WaitUntil(done, deadline);
   apply_allowed_ = false;
+  if (!waited.ok()) {
+    // Nothing is written to the caller's tensors behind its back.
+    const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !writing_replica_; };
+    mu_.Await(absl::Condition(&idle));
+    return waited;
+  }
   while (ledger_.version() > ledger_.round()) ledger_.Close();
   return absl::OkStatus();
 }
@@ -187,7 +202,7 @@ absl::Status Exchange::End(int64_t timeout_ms) {
     {
       absl::MutexLock lock(&mu_);
       const TraceSpan span(trace_, {.stage = v1::TRACE_END_ROUND, .round = ledger_.next() - 1});
-      GW_RETURN_IF_ERROR(failed_);
+      if (!failed_.ok()) return Failed();
       if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
       GW_RETURN_IF_ERROR(ready_.CheckAll());
       absl::Status waited = ApplyUntil(absl::Condition(this, &Exchange::MayGoOn), deadline);
@@ -195,9 +210,8 @@ absl::Status Exchange::End(int64_t timeout_ms) {
         counters_.wait_ns += clock_.Now() - begin;
         return waited;
       }
-      const bool means = context_.slices.pull == PullMode::kMean;
-      behind = means ? ledger_.AnyGone() : ledger_.Behind();
-      if (behind && means) {
+      behind = Follows() && ledger_.Behind();
+      if (!Follows() && ledger_.AnyGone()) {
         FailLocked(absl::FailedPreconditionError(absl::StrCat(
             "this worker was away for so long that means which the others have are no longer kept (round ",
             ledger_.round() - 1, "); a job whose optimizer is none has no parameters to go on from: join again")));
@@ -234,14 +248,8 @@ absl::Status Exchange::Drain(int64_t timeout_ms) {
     GW_RETURN_IF_ERROR(failed_);
     if (round_open_)
       return absl::FailedPreconditionError(absl::StrCat("round ", ledger_.next() - 1, " is open: call EndRound first"));
-    const absl::Status applied = ApplyUntil(absl::Condition(this, &Exchange::AllApplied), deadline);
-    if (!applied.ok()) {
-      apply_allowed_ = false;
-      const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !writing_replica_; };
-      mu_.Await(absl::Condition(&idle));
-      return applied;
-    }
-    behind = ledger_.Behind();
+    GW_RETURN_IF_ERROR(ApplyUntil(absl::Condition(this, &Exchange::AllApplied), deadline));
+    behind = Follows() && ledger_.Behind();
   }
   if (behind) GW_RETURN_IF_ERROR(CatchUp(deadline));
   absl::MutexLock lock(&mu_);
@@ -373,7 +381,7 @@ std::optional<ResumePoint> Exchange::ResumeAt(uint32_t shard) {
 void Exchange::OnResumed(uint32_t shard, bool behind) {
   absl::MutexLock lock(&mu_);
   ++resumed_;
-  if (behind) ledger_.Dropped();
+  if (behind && Follows()) ledger_.Dropped();
   AddTask({Task::Kind::kResend, shard, nullptr, {}});
   RunTasksInline();
 }

@@ -91,6 +91,7 @@ class Exchange final : public TaskedExchanger<ExchangeTask> {
     uint64_t resumed = 0;  // links that had been mended when it was asked for: it is lost with a later break
   };
 
+  absl::Status CheckMayBegin() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void OpenRound() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A round without values is over: the same gradients travel again, in the next one.
   absl::Status StartAgain();
@@ -106,13 +107,17 @@ class Exchange final : public TaskedExchanger<ExchangeTask> {
   void NoteCaught(uint32_t shard, PullAnswer answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The worker may go on with the next round; what is here of later versions is applied.
   bool MayGoOn() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // It has parameters, and may catch up with the others. Who pulls means has those that are kept, and no others.
+  bool Follows() const { return context_.slices.pull != PullMode::kMean; }
   bool Carried() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // the newest round did carry values
   bool AllApplied() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Waits for `done` while updates are applied, then for none to be, and closes the rounds that are settled.
   absl::Status ApplyUntil(const absl::Condition& done, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status FinishStep(TimeNs begin) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Waits for `done` or failure; on failure until no thread of ours uses the caller's memory.
+  // Waits for `done` or failure, which is Failed.
   absl::Status WaitUntil(const absl::Condition& done, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Why it did, once no thread of ours uses the caller's memory any more.
+  absl::Status Failed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Awaits `done`; without threads receives on this one meanwhile, if such waits are short. False: not in time.
   bool WaitFor(const absl::Condition& done, absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Receives on this thread until `done` or for about budget_ns. Releases the lock meanwhile.
@@ -162,6 +167,7 @@ class Exchange final : public TaskedExchanger<ExchangeTask> {
   bool apply_allowed_ ABSL_GUARDED_BY(mu_) = false;
   int polling_ ABSL_GUARDED_BY(mu_) = 0;  // callers that use the links to receive
   bool writing_replica_ ABSL_GUARDED_BY(mu_) = false;
+  bool agreeing_ ABSL_GUARDED_BY(mu_) = false;  // a caller asks the shards where to go on, by their links
   RoundLedger ledger_ ABSL_GUARDED_BY(mu_);
   std::deque<Entry> undecoded_ ABSL_GUARDED_BY(mu_);
   std::deque<Entry> decoded_ ABSL_GUARDED_BY(mu_);

@@ -32,15 +32,21 @@ absl::Status Exchange::CatchUp(absl::Time deadline) {
       by_updates = by_updates && !ledger_.AnyGone() && ledger_.next() > 1;
       resumed = resumed_;
       asked = catching_.has_value();  // by a call that could not wait for the answers
+      agreeing_ = !asked;
     }
     const absl::StatusOr<uint64_t> version = asked ? 0 : AgreeToCatchUp(links_, 0);
+    {
+      absl::MutexLock lock(&mu_);
+      agreeing_ = false;
+    }
     if (version.ok()) {
       if (!asked) AskFor(*version, resumed, &by_updates);
       GW_ASSIGN_OR_RETURN(const bool done, WaitForCaught(&by_updates, deadline));
       if (done) return absl::OkStatus();
       continue;
     }
-    if (!FrameLink::Mends(version.status())) {
+    // Aborted: rounds went on while one shard after the other was asked.
+    if (!FrameLink::Mends(version.status()) && !absl::IsAborted(version.status())) {
       Fail(version.status());
       return version.status();
     }
@@ -48,7 +54,11 @@ absl::Status Exchange::CatchUp(absl::Time deadline) {
     absl::MutexLock lock(&mu_);
     const auto changed = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !failed_.ok() || resumed_ != resumed; };
     mu_.AwaitWithDeadline(absl::Condition(&changed), std::min(deadline, absl::Now() + kPause));
-    if (absl::Now() >= deadline) return version.status();
+    GW_RETURN_IF_ERROR(failed_);
+    if (absl::Now() >= deadline)
+      return absl::DeadlineExceededError(absl::StrCat("round ", ledger_.next() - 1, ": the shards are ahead, and ",
+                                                      version.status().message(),
+                                                      ". The round stays open: call again to go on waiting"));
   }
 }
 

@@ -293,8 +293,10 @@ class PySession {
       const int64_t slice_ms = std::min(kSignalSliceMs, limit_ms - spent_ms);
       if (slice_ms < 0) break;
       status = Released([&] { return wait(slice_ms); });
+      // What has come to its end is told first: an interrupt would hide it.
+      if (!absl::IsDeadlineExceeded(status)) break;
       if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    } while (absl::IsDeadlineExceeded(status));
+    } while (true);
     return status;
   }
 

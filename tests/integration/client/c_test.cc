@@ -123,7 +123,8 @@ TEST_F(CTest, RefusesWhatIsMissingByItsName) {
   ExpectRefused(gradwire_begin_round(nullptr, &kRate, 1), "session is null");
   ExpectRefused(gradwire_begin_round(session_, nullptr, 1), "learning_rates is null");
   const std::array<const float*, 2> gradients = {a_.data(), nullptr};
-  ExpectRefused(gradwire_exchange(session_, gradients.data(), 2, &kRate, 1), "gradients[1] is null");
+  ExpectRefused(gradwire_exchange(session_, gradients.data(), 2, &kRate, 1),
+                "tensor 'b': the gradient is a null pointer");
   ExpectRefused(gradwire_save(session_, nullptr), "path is null");
   ASSERT_EQ(gradwire_begin_round(session_, &kRate, 1), GRADWIRE_OK);
   ExpectRefused(gradwire_tensor_ready(session_, 1, nullptr), "tensor 'b': the gradient is a null pointer");

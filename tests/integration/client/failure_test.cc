@@ -357,5 +357,48 @@ TEST(EndRound, TimesOutAndGoesOn) {
   TimeOutAndGoOn(Small(spec));
 }
 
+TEST(EndRound, WritesNothingToTheParametersOnceItHasTimedOut) {
+  const v1::JobSpec spec = MakeSpec("timed-out", "dense:values=fp32", v1::OPTIMIZER_SGD, 2);
+  Cluster cluster(1, "inproc");
+  Worker workers[] = {Worker(spec, 0), Worker(spec, 1)};
+  InParallel(2, [&](int w) {
+    ASSERT_TRUE(workers[w].Join(cluster.addresses()).ok());
+    workers[w].Fill(0);
+    EXPECT_TRUE(workers[w].Step(0.01f).ok());  // which calibrates
+  });
+  auto& [first, second] = workers;
+  ASSERT_TRUE(first.session().BeginRound(std::vector<float>{0.01f}).ok());
+  for (uint32_t t = 0; t < first.gradients().size(); ++t)
+    ASSERT_TRUE(first.session().TensorReady(t, first.gradients()[t].data()).ok());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(first.session().EndRound(1)));
+  const std::vector<std::vector<float>> before = first.parameters();
+  const uint64_t first_pulled = first.session().stats().pulled_bytes;
+  const uint64_t second_pulled = second.session().stats().pulled_bytes;
+  EXPECT_TRUE(second.Step(0.01f).ok());
+  const uint64_t update = second.session().stats().pulled_bytes - second_pulled;
+  while (first.session().stats().pulled_bytes < first_pulled + update)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // in which what has come might be applied
+  EXPECT_EQ(first.parameters(), before);
+  EXPECT_TRUE(first.session().EndRound().ok());
+  EXPECT_EQ(first.parameters(), second.parameters());
+}
+
+TEST(Exchange, OpensNoRoundForAGradientThatIsMissing) {
+  const v1::JobSpec spec = Small(MakeSpec("null", "dense:values=fp32", v1::OPTIMIZER_SGD, 1));
+  Cluster cluster(1, "inproc");
+  Worker worker(spec, 0);
+  ASSERT_TRUE(worker.Join(cluster.addresses()).ok());
+  std::vector<const float*> gradients;
+  for (const auto& gradient : worker.gradients()) gradients.push_back(gradient.data());
+  const float* const third = std::exchange(gradients[2], nullptr);
+  const std::vector<float> rates = {0.01f};
+  const absl::Status refused = worker.session().Exchange(gradients, rates);
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_NE(refused.message().find(spec.tensors(2).name()), absl::string_view::npos) << refused;
+  gradients[2] = third;
+  EXPECT_TRUE(worker.session().Exchange(gradients, rates).ok());
+}
+
 }  // namespace
 }  // namespace gradwire::testing

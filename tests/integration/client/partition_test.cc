@@ -10,16 +10,18 @@ using testing_support::TcpProxy;
 
 class Partition : public ::testing::Test {
  protected:
-  static v1::JobSpec Spec() {
-    v1::JobSpec spec = MakeSpec("partition", "dense:values=fixed32", v1::OPTIMIZER_ADAMW, 2);
+  explicit Partition(v1::OptimizerKind optimizer = v1::OPTIMIZER_ADAMW, PullMode pull = PullMode::kUpdate)
+      : pull_(pull), near_(Spec(optimizer), 0), far_(Spec(optimizer), 1) {}
+  static v1::JobSpec Spec(v1::OptimizerKind optimizer) {
+    v1::JobSpec spec = MakeSpec("partition", "dense:values=fixed32", optimizer, 2);
     spec.set_lease_ms(900);
     return spec;
   }
   // Both workers, and one step.
   void Start(int64_t reconnect_ms) {
-    SessionOptions options = far_.Options(behind_);
+    SessionOptions options = far_.Options(behind_, pull_);
     options.timeouts.reconnect_ms = reconnect_ms;
-    ASSERT_TRUE(near_.Join(cluster_.addresses()).ok());
+    ASSERT_TRUE(near_.Join(cluster_.addresses(), pull_).ok());
     ASSERT_TRUE(far_.JoinWith(std::move(options)).ok());
     InParallel(2, [&](int w) { Step(w == 0 ? near_ : far_); });
     ASSERT_EQ(far_.session().version(), near_.session().version());
@@ -62,8 +64,13 @@ class Partition : public ::testing::Test {
   Cluster cluster_{2, "grpc"};
   TcpProxy proxies_[2] = {TcpProxy(cluster_.addresses()[0]), TcpProxy(cluster_.addresses()[1])};
   const std::vector<std::string> behind_ = {proxies_[0].address(), proxies_[1].address()};
-  Worker near_{Spec(), 0};
-  Worker far_{Spec(), 1};
+  const PullMode pull_;
+  Worker near_, far_;
+};
+
+class PartitionOfMeans : public Partition {
+ protected:
+  PartitionOfMeans() : Partition(v1::OPTIMIZER_NONE, PullMode::kMean) {}
 };
 
 TEST_F(Partition, OthersGoOnAfterTheLeaseAndTheWorkerJoinsAgain) {
@@ -97,6 +104,29 @@ TEST_F(Partition, TheWorkerComesBackByItselfWhereTheNetworkIsBackInTime) {
     EXPECT_GE(far_.session().stats().skipped_rounds, 1u);
     return stepped.ok();
   });
+}
+
+TEST_F(PartitionOfMeans, WhoComesBackRoundsBehindIsInTheMeansAgain) {
+  Start(/*reconnect_ms=*/60'000);
+  std::thread far;
+  absl::Status stepped = absl::UnknownError("it has not ended");
+  StepApart(&far, &stepped);
+  Step(near_);
+  Heal();
+  far.join();
+  ASSERT_TRUE(stepped.ok()) << stepped;
+  const uint64_t target = near_.session().version() + 5;
+  const auto step_until = [this](uint64_t version) {
+    InParallel(2, [&](int w) {
+      Worker& worker = w == 0 ? near_ : far_;
+      while (worker.session().version() < version && !HasFailure()) Step(worker);
+    });
+  };
+  step_until(target);
+  const uint64_t left_out = far_.session().stats().not_included_frames;
+  step_until(target + 1);
+  EXPECT_EQ(far_.session().stats().not_included_frames, left_out);
+  EXPECT_EQ(near_.parameters(), far_.parameters());
 }
 
 }  // namespace

@@ -36,12 +36,13 @@ class HeldLink final : public FrameLink {
     return broken ? absl::UnavailableError("the stream broke") : absl::OkStatus();
   }
   absl::Status RequestPull(v1::PullKind, uint64_t, uint32_t, uint32_t) override { return absl::OkStatus(); }
-  absl::StatusOr<uint64_t> CatchUp(uint64_t) override { return absl::UnimplementedError("nobody is behind"); }
+  absl::StatusOr<uint64_t> CatchUp(uint64_t) override { return goes_on; }
   absl::Status Annotate(const absl::Status& status) const override {
     return absl::Status(status.code(), absl::StrCat("shard ", shard_, ": ", std::string(status.message())));
   }
   std::deque<Sent> sent;
   bool broken = false;
+  absl::StatusOr<uint64_t> goes_on = absl::UnimplementedError("nobody is behind");  // with this version
 
  private:
   const uint32_t shard_;
@@ -207,6 +208,34 @@ TEST_F(ExchangeTest, AConnectionThatBreaksWhileItSendsIsNoError) {
   Calibrate();
   AnswerAll();
   EXPECT_EQ(exchange_->End(0), absl::OkStatus());
+}
+
+TEST_F(ExchangeTest, WhoCannotCatchUpInTimeMayTryAgain) {
+  Begin(worker_.NextGradient());
+  Calibrate();
+  AnswerAll();
+  exchange_->OnResumed(0, /*behind=*/true);
+  for (const absl::Status& away : {absl::UnavailableError("shard 0 is away"), absl::AbortedError("could not agree")}) {
+    links_[0].goes_on = away;
+    const absl::Status late = exchange_->End(0);
+    EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
+    EXPECT_THAT(std::string(late.message()), HasSubstr(std::string(away.message())));
+  }
+  for (HeldLink& link : links_) link.goes_on = 2;
+  EXPECT_EQ(exchange_->End(0), absl::OkStatus()) << "they go on with the version that this worker has";
+}
+
+TEST_F(ExchangeTest, NoRoundBeginsBeforeItHasCaughtUp) {
+  Begin(worker_.NextGradient());
+  Calibrate();
+  AnswerAll();
+  ASSERT_EQ(exchange_->End(0), absl::OkStatus());
+  exchange_->OnResumed(0, /*behind=*/true);
+  for (HeldLink& link : links_) link.goes_on = 4;
+  EXPECT_TRUE(absl::IsDeadlineExceeded(exchange_->Drain(0)));
+  const absl::Status early = exchange_->Begin(OneWorker::kRates);
+  EXPECT_TRUE(absl::IsFailedPrecondition(early));
+  EXPECT_THAT(std::string(early.message()), HasSubstr("call Drain again"));
 }
 
 TEST_F(ExchangeTest, ALostShardEndsEverything) {

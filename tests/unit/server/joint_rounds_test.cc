@@ -244,6 +244,28 @@ TEST_F(JointRoundsTest, LeaseEndClosesTheRoundOverTheOthers) {
   EXPECT_EQ(machine_->Classify(b.id, 1, 0).status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST_F(JointRoundsTest, WhoPullsMeansAndIsRoundsBehindIsInALaterRound) {
+  Make(1, 2);
+  const auto a = Join("a");
+  const auto b = Join("b");
+  Complete(a.id, 0, 0);
+  machine_->Renew(a.id, 500);
+  machine_->Tick(kLease, &actions_);
+  Complete(a.id, 0, 1);
+  ASSERT_EQ(machine_->round(), 2u) << "without b";
+  actions_ = {};
+  const auto back = machine_->Resume("b", 1, {.round = 0}, kLease, &actions_);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->start_version, 2u);
+  EXPECT_EQ(Complete(b.id, 0, 1), PushVerdict::kNotIncluded);
+  Complete(a.id, 0, 2);
+  Complete(a.id, 0, 3);
+  EXPECT_EQ(machine_->round(), 3u) << "waits for b";
+  EXPECT_EQ(Complete(b.id, 0, 2), PushVerdict::kNotIncluded);
+  EXPECT_EQ(Complete(b.id, 0, 3), PushVerdict::kAccept);
+  EXPECT_EQ(machine_->round(), 4u);
+}
+
 TEST_F(JointRoundsTest, CompleteFramesOfALostWorkerStayIncluded) {
   Make(1, 2);
   const auto a = Join("a");
