@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -130,6 +131,34 @@ def test_a_gradient_that_is_not_finite_spoils_the_step_of_all_as_after_all_reduc
     assert found[0]["scale"] < 2.0**16, "the step was skipped"
     # The worker's own loss is not a number in that step.
     assert_same_trajectory(found[:1], expected[:1])
+
+
+@pytest.mark.parametrize(("workers", "huge"), [(1, 3e5), (3, 2e5), (3, -2e5)])
+def test_a_gradient_that_sums_cannot_hold_spoils_the_step_of_all(addresses, caplog, workers, huge):
+    from gradwire._job import TensorSpec
+    from gradwire._means import MeanExchange, grid_limit
+
+    assert grid_limit(workers) == {1: 2**18, 3: 174762.65625}[workers]
+    servers = addresses(1)
+
+    def work(worker):
+        mean = torch.zeros(4)
+        exchange = MeanExchange([TensorSpec("w", (4,))], [mean], servers=servers, job="huge", codec="dense:fp32", rules=None,
+                                workers=workers, worker=f"w{worker}", bucket_bytes=0, lease_ms=10_000, nonfinite="spread",
+                                seed=0, device=mean.device)
+        spoilt = []
+        with exchange.session:
+            for value in (huge if worker == 0 else 3.0, 1e5):
+                gradient = torch.tensor([1.0, 2.0, value, 4.0])
+                exchange.begin()
+                exchange.look(gradient)
+                exchange.send(0, gradient)
+                spoilt.append(exchange.end())
+        return spoilt, mean.tolist()
+
+    with ThreadPoolExecutor(workers) as pool:
+        assert list(pool.map(work, range(workers))) == [([True, False], [1, 2, 1e5, 4])] * workers
+    assert f"of worker w0 has a magnitude of {abs(huge):g}" in caplog.text
 
 
 def test_or_comes_out_of_backward(tmp_path, addresses):

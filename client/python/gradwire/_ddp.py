@@ -42,8 +42,9 @@ class DDPState:
     group's first process speaks for them with the shards, and the means are broadcast within the host. All of them make a
     DDPState with it. workers: how many speak with the shards; by default the world's size over the group's.
 
-    nonfinite: "spread" (the default): where a gradient of any worker is not finite, all gradients of that step are NaN on every
-    worker, so that a GradScaler on each skips it, as after all-reduce. The values that were finite have left the residual then.
+    nonfinite: "spread" (the default): where a gradient of any worker is not finite, or too large for the shards' sums (2^18, from
+    3 workers on 2^19 / workers, which the log tells), all gradients of that step are NaN on every worker, so that a GradScaler on
+    each skips it, as after all-reduce. The values that were finite have left the residual then.
     "refuse": backward() raises gradwire.InvalidArgument, which names the tensor, on that worker.
 
     Processes that are started again, by torchrun or by hand, begin the job anew, with residuals of 0, once the leases of those

@@ -1,21 +1,33 @@
 """Gradients of one process in, means over all of them out: what DistributedDataParallel's and FSDP's hooks share."""
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from ._job import JobSpec, Rule, TensorSpec, default_rules
 from ._session import Session, join
 
-_BAD = "gradwire.nonfinite"  # the tensor beside the model's that says whether a gradient was not finite
+logger = logging.getLogger("gradwire")
+
+_BAD = "gradwire.nonfinite"  # the tensor beside the model's that says whether a gradient cannot be summed
+
+
+def grid_limit(workers: int) -> float:
+    """From this magnitude on a worker's gradient does not fit into the sums of so many: GridLimitBits in kernels/math/grid.h, the
+    smallest gradient_limit_bits() of all codecs. The session would count such an element as 0."""
+    share = 2.0**19 / workers
+    limit = np.float32(share)
+    return min(2.0**18, float(limit if float(limit) <= share else np.nextafter(limit, np.float32(0))))
 
 
 class MeanExchange:
     """A session whose shards keep no parameters. Of `tensors`, `means` has where each mean goes; None: it is not wanted.
 
-    nonfinite: "spread" says with each step whether a gradient of any worker was not finite; "refuse" raises InvalidArgument on
-    the worker whose gradient it was.
+    nonfinite: "spread" says with each step whether a gradient of any worker was not finite, or too large for sums; "refuse"
+    raises InvalidArgument on the worker whose gradient it was.
     """
 
     def __init__(self, tensors: Sequence[TensorSpec], means: Sequence[torch.Tensor | None], *, servers: str | Sequence[str],
@@ -23,7 +35,9 @@ class MeanExchange:
                  lease_ms: int, nonfinite: str, seed: int, device: torch.device, **joining: Any):
         tensors, means = list(tensors), list(means)
         rules = default_rules(codec) if rules is None else list(rules)
-        self._bad: torch.Tensor | None = None  # 1 where a gradient of this step is not finite; its mean tells all
+        self._limit = grid_limit(workers)
+        self._told = False
+        self._bad: torch.Tensor | None = None  # 1 where a gradient of this step cannot be summed; its mean tells all
         if nonfinite == "spread":
             self._bad = torch.zeros(1, dtype=torch.float32, device=device)
             self._any_bad = torch.zeros(1, dtype=torch.float32, device=device)
@@ -46,15 +60,22 @@ class MeanExchange:
         self.session.begin_round(0.0)
 
     def look(self, gradients: torch.Tensor) -> None:
-        """Notes whether they are finite. Before they are sent."""
-        if self._bad is not None and not torch.isfinite(gradients).all():
-            self._bad.fill_(1)
+        """Notes whether they can be summed. Before they are sent."""
+        if self._bad is None or (gradients.abs() < self._limit).all():  # false for NaN
+            return
+        self._bad.fill_(1)
+        if not self._told and torch.isfinite(gradients).all():
+            self._told = True
+            logger.warning("job %r: a gradient of worker %s has a magnitude of %g, and sums hold those below %.9g: all gradients of "
+                           "this step are NaN on every worker, and those of later steps like it. A GradScaler skips such steps and "
+                           "lowers its scale; without one, look at the loss and the learning rate", self.session.job.name,
+                           self.session.worker, gradients.abs().max().item(), self._limit)
 
     def send(self, index: int, gradient: torch.Tensor) -> None:
         self.session.tensor_ready(index, gradient)
 
     def end(self) -> bool:
-        """Waits for the means. Whether a gradient of any worker was not finite."""
+        """Waits for the means. Whether a gradient of any worker could not be summed."""
         if self._bad is not None:
             self.session.tensor_ready(self._last, self._bad)
         self.session.end_round()
