@@ -7,6 +7,7 @@ import contextlib
 import os
 from pathlib import Path
 
+import gradwire
 import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
@@ -74,6 +75,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", action="store_true", help="FSDP: a layer is computed twice, in a backward of its own")
     parser.add_argument("--hook", action="store_true", help="FSDP: a parameter has a hook that wants its reduced gradient")
     parser.add_argument("--idle", action="store_true", help="FSDP: one unit takes no part in the loss")
+    parser.add_argument("--behind-close", action="store_true", help="another backward() when DDPState is closed")
     parser.add_argument("--again", action="store_true", help="from the checkpoint of the run that was killed")
     args = parser.parse_args()
     dist.init_process_group("gloo", init_method=f"file://{args.store}", rank=int(os.environ["RANK"]),
@@ -131,9 +133,15 @@ def main() -> None:
             if step == args.die_at and rank == 1:
                 os._exit(9)
         values = {name: value.full_tensor() if args.fsdp else value for name, value in net.state_dict().items()}
-        torch.save({"net": values, "losses": losses, "begin": begin, "scale": scaler.get_scale(),
-                    "stats": state.stats() if state else {}},
-                   args.out.with_suffix(f".{rank}"))
+        found = {"net": values, "losses": losses, "begin": begin, "scale": scaler.get_scale(),
+                 "stats": state.stats() if state else {}}
+    if args.behind_close:
+        try:
+            model(inputs).sum().backward()
+            found["refused"] = ""
+        except gradwire.FailedPrecondition as error:
+            found["refused"] = str(error)
+    torch.save(found, args.out.with_suffix(f".{rank}"))
     dist.destroy_process_group()
 
 

@@ -167,6 +167,11 @@ def test_or_comes_out_of_backward(tmp_path, addresses):
     assert re.search(r"InvalidArgument.*tensor '\d\.(weight|bias)'.*nan", said), said
 
 
+def test_a_backward_behind_close_is_refused_on_every_process(train, addresses):
+    found = train("--servers", *addresses(1), "--steps", 2, "--per-host", 2, "--behind-close")
+    assert all("closed" in process["refused"] for process in found)
+
+
 @pytest.mark.slow
 def test_processes_that_were_killed_are_started_again_and_go_on(tmp_path, addresses):
     out, servers = tmp_path / "run", addresses(2)

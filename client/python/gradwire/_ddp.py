@@ -52,7 +52,7 @@ class DDPState:
 
     Errors of a round (gradwire.Unavailable, DeadlineExceeded) come out of backward(). `session` is None on processes that others
     speak for. Other arguments are those of gradwire.join and JobSpec. Close it, or use it in a `with`, when training ends: the
-    others go on without this worker.
+    others go on without this worker, and a backward() behind that raises gradwire.FailedPrecondition.
     """
 
     def __init__(self, model: torch.nn.Module, *, servers: str | Sequence[str], job: str,
@@ -82,7 +82,8 @@ class DDPState:
         self._index = {id(p): i for i, (_, p) in enumerate(named)}
         self._pending: list[tuple[dist.GradBucket, torch.futures.Future[torch.Tensor]]] = []
         self._means = [torch.zeros_like(p, requires_grad=False) for _, p in named]
-        self._exchange: MeanExchange | None = None
+        self._closed = False
+        self._exchange: MeanExchange | None = None  # of who speaks with the shards, until it is closed
         if self._leader is None or dist.get_rank() == self._leader:
             tensors = [TensorSpec(name, tuple(p.shape), (roles or {}).get(name)) for name, p in named]
             self._exchange = MeanExchange(
@@ -96,6 +97,10 @@ class DDPState:
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The hook: the mean of a bucket over all workers. Buckets of a step come in order, the same on every process."""
+        if self._closed:
+            raise FailedPrecondition("DDPState: it was closed, and DistributedDataParallel still calls its hook: close it when "
+                                     "training ends, or wrap the module in DistributedDataParallel anew, which then reduces by "
+                                     "itself or with the hook of a new DDPState")
         buffer = bucket.buffer()
         if self._group is not None:
             dist.reduce(buffer, self._leader, group=self._group)
@@ -140,6 +145,7 @@ class DDPState:
 
     def close(self, drain: bool = True) -> None:
         """Leaves the job; the other workers go on without this one."""
+        self._closed = True
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.session.leave(drain)
