@@ -145,8 +145,129 @@ def test_what_does_not_fit_is_said():
     local = torch.optim.AdamW(model.parameters(), lr=LR)
     with pytest.raises(ValueError, match="every=0"):
         LocalSGD(local, model, every=0, servers="grpc://127.0.0.1:1", job="j")
+    with pytest.raises(ValueError, match="rounds='bounded:2'.*overlap=True"):
+        LocalSGD(local, model, every=1, servers="grpc://127.0.0.1:1", job="j", rounds="bounded:2")
     with pytest.raises(ValueError, match="4 of 4 parameters of the optimizer are none of the model's"):
         LocalSGD(local, model_of(), every=1, servers="grpc://127.0.0.1:1", job="j")
+
+
+def local_sgd(model, servers, every=2, workers=1, worker=0, local=None, **options):
+    local = torch.optim.SGD(model.parameters(), lr=0.1) if local is None else local
+    return LocalSGD(local, model, every=every, servers=servers, job="short", workers=workers, worker=f"w{worker}",
+                    **{"codec": "dense:fp32", "lr": 1.0, "momentum": 0.0, **options})
+
+
+def steps(model, optimizer, count, worker=0):
+    data = batches(worker)
+    for _ in range(count):
+        backward(model, next(data))
+        optimizer.step()
+
+
+def written(model, value=2.0):
+    state = {name: torch.full_like(p, value) for name, p in model.state_dict().items()}
+    model.load_state_dict(state)
+    return parameters_of(model)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_is_loaded_is_no_progress_of_a_worker(addresses, overlap):
+    servers = addresses(1)
+
+    def work(worker):
+        model = model_of()
+        with local_sgd(model, servers, workers=2, worker=worker, overlap=overlap) as optimizer:
+            steps(model, optimizer, 3, worker)
+            loaded = written(model)
+            for call in (optimizer.step, optimizer.synchronize):
+                with pytest.raises(gradwire.FailedPrecondition, match="'0.weight' was written.*reset_parameters"):
+                    call()
+            optimizer.reset_parameters()
+            assert torch.equal(parameters_of(model), loaded)
+            steps(model, optimizer, 2, worker)
+        assert 0 < (parameters_of(model) - loaded).abs().max() < 1.9
+        return parameters_of(model)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert torch.equal(*pool.map(work, range(2)))
+
+
+def test_what_is_loaded_before_the_first_round_comes_too_late(addresses):
+    model = model_of()
+    with local_sgd(model, addresses(1)) as optimizer:
+        before = parameters_of(model)
+        written(model)
+        with pytest.raises(gradwire.FailedPrecondition, match="before LocalSGD is made"):
+            optimizer.step()
+        assert not torch.equal(parameters_of(model), before)
+
+
+def test_what_a_hook_of_the_local_optimizer_writes_is_progress(addresses):
+    model = model_of()
+    local = torch.optim.SGD(model.parameters(), lr=0.1)
+    with local_sgd(model, addresses(1), local=local) as optimizer:
+        local.register_step_post_hook(torch.no_grad()(lambda *_: model[0].weight.clamp_(-0.1, 0.1)))
+        steps(model, optimizer, 5)
+    assert model[0].weight.abs().max() <= 0.1
+
+
+@pytest.mark.parametrize("late", ["unfrozen", "added"])
+def test_a_parameter_that_would_train_alone_is_refused(addresses, late):
+    model = model_of()
+    if late == "unfrozen":
+        model[0].weight.requires_grad_(False)
+    local = torch.optim.SGD(model.parameters() if late == "unfrozen" else model[2].parameters(), lr=0.1)
+    with local_sgd(model, addresses(1), local=local) as optimizer:
+        steps(model, optimizer, 3)
+        if late == "unfrozen":
+            model[0].weight.requires_grad_(True)
+        else:
+            local.add_param_group({"params": list(model[0].parameters())})
+        before = parameters_of(model)
+        with pytest.raises(gradwire.FailedPrecondition, match="trains parameter '0.weight', which was frozen or not there"):
+            optimizer.step()
+        assert torch.equal(parameters_of(model), before)
+        optimizer.close(drain=False)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_close_brings_the_last_steps_together(addresses, overlap):
+    servers = addresses(1)
+
+    def work(worker):
+        model = model_of()
+        with local_sgd(model, servers, every=3, workers=2, worker=worker, overlap=overlap) as optimizer:
+            steps(model, optimizer, 5, worker)
+        optimizer.close()
+        return parameters_of(model)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert torch.equal(*pool.map(work, range(2)))
+
+
+def test_an_exception_begins_no_round(addresses):
+    model = model_of()
+    with pytest.raises(KeyError), local_sgd(model, addresses(1)) as optimizer:
+        steps(model, optimizer, 3)
+        raise KeyError
+    assert optimizer.outer.closed and optimizer.stats()["steps"] == 1
+
+
+def test_close_leaves_also_where_the_last_round_fails(addresses):
+    model = model_of()
+    optimizer = local_sgd(model, addresses(1))
+    steps(model, optimizer, 3)
+    written(model)
+    with pytest.raises(gradwire.FailedPrecondition, match="reset_parameters"):
+        optimizer.close()
+    assert optimizer.outer.closed
+
+
+def test_names_are_those_of_the_model_that_was_compiled(addresses):
+    model = model_of()
+    wrapped = torch.nn.ModuleDict({"_orig_mod": model})  # as torch.compile names it
+    with local_sgd(wrapped, addresses(1)) as optimizer:
+        assert [t.name for t in optimizer.outer.job.tensors] == [name for name, _ in model.named_parameters()]
 
 
 def test_example(addresses):

@@ -1,7 +1,6 @@
 """DistributedDataParallel over shard servers: a communication hook in the place of all-reduce."""
 
 # Without `from __future__ import annotations`: DistributedDataParallel looks at those of the hook.
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,14 +11,7 @@ from ._errors import FailedPrecondition
 from ._job import Rule, TensorSpec
 from ._means import MeanExchange
 from ._session import Session
-from ._torch_groups import check_parameter
-
-# What torch puts before the names of parameters when it wraps a module: equal models have equal names.
-_WRAPPERS = re.compile(r"^((module|_orig_mod)\.)+|(?<=\.)_orig_mod\.")
-
-
-def plain_name(name: str) -> str:
-    return _WRAPPERS.sub("", name)
+from ._torch_groups import check_parameter, plain_name
 
 
 class DDPState:

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ._ddp import plain_name
 from ._errors import FailedPrecondition
 from ._job import Rule, TensorSpec
 from ._means import MeanExchange
 from ._session import Session
+from ._torch_groups import plain_name
 
 # Of a bucket where the caller does not say. Where two ranks' parts meet in one, both pull it: that is to be a small share.
 _MIN_BUCKET_BYTES, _MAX_BUCKET_BYTES, _SHARE = 16 << 10, 4 << 20, 8

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from . import _core
+from ._errors import FailedPrecondition
 from ._session import Session
 from ._sharded import ShardedOptimizer
+from ._torch_groups import plain_name
+from ._watch import Versions
+
+
+def _accept(versions: Versions, *_: Any) -> None:
+    versions.accept()
 
 
 class LocalSGD:
@@ -32,8 +40,15 @@ class LocalSGD:
     (at the end: in close()). Nobody waits for the network unless a round takes longer than `every` steps; updates come one
     round late.
 
-    Other arguments are ShardedOptimizer's: workers, quorum, update_codec, durability ... `outer` is that optimizer, of
-    parameters that only rounds change. Its errors come out of step(). Workers call step() equally often, or the others wait.
+    What is written into the parameters outside of the local optimizer's step (load_state_dict, init) would count as progress of
+    this worker: the next step() raises gradwire.FailedPrecondition, unless reset_parameters() has made it the job's. What belongs
+    to each step, such as clamp_, goes into a hook of the local optimizer (register_step_post_hook). step() raises as well where
+    that optimizer trains parameters that were frozen, or not there, when this was made.
+
+    Other arguments are ShardedOptimizer's: workers, quorum, update_codec, durability ... but not rounds="bounded:S", which
+    overlap=True is for. `outer` is that optimizer, of parameters that only rounds change. Its errors come out of step(). Workers
+    call step() equally often, or the others wait: also before close(), which begins a last round where steps were made since the
+    one before.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, *, every: int, servers: Any, job: str,
@@ -41,7 +56,10 @@ class LocalSGD:
                  nesterov: bool | None = None, residual_decay: float | None = None, overlap: bool = False, **options: Any):
         if every < 1:
             raise ValueError(f"every={every} must be at least 1")
-        names = {id(p): name for name, p in model.named_parameters()}
+        if (rounds := str(options.get("rounds", "sync"))).startswith("bounded"):
+            raise ValueError(f"rounds={rounds!r}: LocalSGD would go on without its own progress of the last rounds. Pass "
+                             "overlap=True, which lets a round travel while the next steps are made")
+        self._names = names = {id(p): plain_name(name) for name, p in model.named_parameters()}
         self.optimizer = optimizer
         self._parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         unknown = sum(id(p) not in names for p in self._parameters)
@@ -64,6 +82,8 @@ class LocalSGD:
                 p.copy_(start)
         # Where each parameter stood when its progress was counted last.
         self._begin = [p.detach().clone() for p in self._parameters]
+        self._versions = Versions([name for name, _ in shared], self._parameters)
+        self._hook = optimizer.register_step_post_hook(functools.partial(_accept, self._versions))
 
     @torch.no_grad()
     def _progress(self) -> list[torch.Tensor]:
@@ -71,14 +91,37 @@ class LocalSGD:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """A step of the local optimizer; every `every`-th of them a round, too."""
-        loss = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
+        self._check()
+        try:
+            loss = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
+        finally:
+            self._versions.accept()
         self._steps += 1
         if self._steps >= self._every:  # more: the round timed out
             self.synchronize()
         return loss
 
+    def _check(self) -> None:
+        """Raises where something else than the local optimizer's steps on the shared parameters would count, or not count."""
+        if (name := self._versions.written()) is not None:
+            remedy = "call reset_parameters() on every worker behind it" if self.session.version > 0 or self._sent else \
+                "write it before LocalSGD is made"
+            raise FailedPrecondition(
+                f"parameter {name!r} was written to outside of the local optimizer's step (load_state_dict, init): it would count "
+                f"as this worker's progress; {remedy}. What belongs to each step (clamp_) goes into a hook: "
+                "optimizer.register_step_post_hook")
+        shared = {id(p) for p in self._parameters}
+        for p in (p for group in self.optimizer.param_groups for p in group["params"]):
+            if p.requires_grad and id(p) not in shared:
+                name = self._names.get(id(p))
+                raise FailedPrecondition(
+                    f"the local optimizer trains {'a new parameter' if name is None else f'parameter {name!r}'}, which was frozen or "
+                    "not there when LocalSGD was made: each worker would train it alone. Make LocalSGD anew behind that, for a new "
+                    "job")
+
     def synchronize(self) -> None:
         """A round now: all workers call it at the same place. Called again after gradwire.DeadlineExceeded, it goes on waiting."""
+        self._check()
         if self._overlap:
             self._settle()
         if not self._sent:
@@ -99,6 +142,15 @@ class LocalSGD:
         """Waits for the round on its way; local progress since it was sent is kept."""
         if not self._sent:
             return
+        self._wait()
+        progress = self._progress()
+        with torch.no_grad():
+            for p, begin, shared, moved in zip(self._parameters, self._begin, self._shared, progress, strict=True):
+                torch.sub(shared, moved, out=p)
+                begin.copy_(shared)
+        self._versions.accept()
+
+    def _wait(self) -> None:
         try:
             self.outer.step()
         except TimeoutError:
@@ -107,11 +159,23 @@ class LocalSGD:
             self._sent = False
             raise
         self._sent = False
-        progress = self._progress()
-        with torch.no_grad():
-            for p, begin, shared, moved in zip(self._parameters, self._begin, self._shared, progress, strict=True):
-                torch.sub(shared, moved, out=p)
-                begin.copy_(shared)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """What was written into the parameters becomes the job's, on the shards and on every worker, as with
+        ShardedOptimizer.reset_parameters: every worker calls it, behind the same step and with the same values. Local steps since
+        the last round, and the update of a round on its way, are gone."""
+        if self._sent:
+            self._wait()
+        if not self.outer._replacing:
+            for p, shared in zip(self._parameters, self._shared, strict=True):
+                shared.copy_(p)
+        self.outer.reset_parameters()
+        for p, begin, shared in zip(self._parameters, self._begin, self._shared, strict=True):
+            p.copy_(shared)
+            begin.copy_(shared)
+        self._steps = 0
+        self._versions.accept()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)
@@ -129,9 +193,19 @@ class LocalSGD:
         return self.outer.stats()
 
     def close(self, drain: bool = True) -> None:
-        """Leaves the job, with the last round's update in the parameters unless drain=False."""
-        if drain:
-            self._settle()
+        """Leaves the job. Unless drain=False, what this worker did is in the parameters then: where it made steps since the last
+        round, all workers make a last one here, and its update has come."""
+        self._hook.remove()
+        try:
+            if drain and not self.outer.closed:
+                if self._steps:
+                    self.synchronize()
+                elif self._sent:
+                    self._check()
+                self._settle()
+        except BaseException:
+            self.outer.close(drain=False)
+            raise
         self.outer.close(drain)
 
     def __enter__(self) -> LocalSGD:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ._errors import FailedPrecondition
+
+# What torch puts before the names of parameters when it wraps a module: equal models have equal names.
+_WRAPPERS = re.compile(r"^((module|_orig_mod)\.)+|(?<=\.)_orig_mod\.")
+
+
+def plain_name(name: str) -> str:
+    return _WRAPPERS.sub("", name)
 
 
 def named_groups(params: Any) -> tuple[list[dict[str, Any]], list[tuple[str, torch.Tensor]]]:

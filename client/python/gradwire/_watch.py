@@ -10,6 +10,25 @@ import torch
 _COST = 100  # after a digest there is none for this many times the time that it took
 
 
+class Versions:
+    """Finds the writes that torch's version counters show."""
+
+    def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor]):
+        self._names, self._parameters = names, parameters
+        self.accept()
+
+    def accept(self) -> None:
+        """What was written until now is right."""
+        self._versions = [p._version for p in self._parameters]
+
+    def written(self) -> str | None:
+        """The name of a parameter that was written into since."""
+        for name, p, version in zip(self._names, self._parameters, self._versions, strict=True):
+            if p._version != version:
+                return name
+        return None
+
+
 class Watch:
     """Finds writes into the parameters of one optimizer. Torch's version counters show those that go through torch. The
     session's updates pass the counters by, as do writes through p.data or NumPy; to find the latter, a digest is taken
@@ -18,6 +37,7 @@ class Watch:
     def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor], digest: Callable[[], str]):
         self._names = names
         self._parameters = parameters
+        self._versions = Versions(names, parameters)
         self._make_digest = digest
         self._due = 0.0
         self.accept()
@@ -25,7 +45,7 @@ class Watch:
     def accept(self) -> None:
         """What the parameters hold now is right."""
         self._addresses = [p.data_ptr() for p in self._parameters]
-        self._versions = [p._version for p in self._parameters]
+        self._versions.accept()
         self._digest: str | None = None
         self.note()
 
@@ -51,12 +71,12 @@ class Watch:
 
     def written(self) -> str | None:
         """Before a step: what was written into since the one before, as the subject of a sentence."""
-        written = [f"parameter {name!r}" for name, p, version in
-                   zip(self._names, self._parameters, self._versions, strict=True) if p._version != version]
+        name = self._versions.written()
+        written = None if name is None else f"parameter {name!r}"
         if self._digest is None:
-            return written[0] if written else None
+            return written
         if self._make_digest() != self._digest:
-            return written[0] if written else "a parameter (through p.data or NumPy)"
-        self._versions = [p._version for p in self._parameters]  # the former values were written back
+            return written or "a parameter (through p.data or NumPy)"
+        self._versions.accept()  # the former values were written back
         self._digest = None
         return None
