@@ -184,6 +184,27 @@ def test_a_model_in_channels_last_trains_as_it_does_in_torch(addresses):
     assert_close(model, reference)
 
 
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_transposed_parameter_trains_as_it_does_in_torch(addresses, overlap, scale):
+    def make():
+        model = network(torch.float32)
+        model[0].weight = torch.nn.Parameter(seeded(4, lambda: torch.randn(6, 8)).t())
+        return model
+
+    model, reference = make(), make()
+    theirs = torch.optim.AdamW(reference.parameters(), lr=LR, weight_decay=0.0)
+    with sharded(model, addresses(1), overlap=overlap) as optimizer:
+        optimizer.loss_scale = scale
+        for step in range(4):
+            for m, o in ((model, optimizer), (reference, theirs)):
+                o.zero_grad()
+                (loss_of(m, step) * (scale if m is model else 1.0)).backward()
+                o.step()
+    assert not model[0].weight.is_contiguous()
+    assert_close(model, reference, 1e-5)
+
+
 def test_sparse_gradients_of_embeddings_are_those_of_torch(addresses):
     def make():
         return seeded(1, lambda: torch.nn.Embedding(50, 4, sparse=True))

@@ -172,3 +172,16 @@ def test_a_parameter_that_is_unfrozen_later_is_not_forgotten(addresses):
     with sharded(model, addresses(1), "thaw", optimizer="sgd", unused="zeros") as optimizer:
         thaw(model, optimizer)
     assert_close(model, reference)
+
+
+def test_missing_gradients_are_float32_whatever_the_default_type(addresses):
+    model = TwoHeads()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with sharded(model, addresses(1), unused="zeros") as optimizer:
+            for step in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(8, 4, dtype=torch.float32), 0).square().mean().backward()
+                optimizer.step()
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -37,4 +37,4 @@ def gradient_of(grad: torch.Tensor) -> torch.Tensor:
     """`grad` as the session takes it: dense, contiguous float32; itself where it is that."""
     if grad.is_sparse:
         grad = grad.to_dense()
-    return grad.to(torch.float32, memory_format=torch.contiguous_format)
+    return grad.to(torch.float32).contiguous()

@@ -248,9 +248,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 return
             self._passes[index] += 1
             if self._passes[index] >= self._accumulate:
-                self._check_gradient(index)
+                gradient = self._gradient_of(index)
                 self._begin()
-                self._send(index, self._loss_scale)
+                self._send(index, gradient, self._loss_scale)
 
         return accumulated
 
@@ -263,13 +263,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.session.begin_round(rates)
         self._rates = rates
 
-    def _send(self, index: int, scale: float) -> None:
+    def _send(self, index: int, gradient: torch.Tensor | None, scale: float) -> None:
         grad = self._params[index].grad
-        if grad is None:
+        if grad is None or gradient is None:
             self.session.tensor_ready(index, self._zero_gradient(self._params[index]))
             self._ready[index] = (None, 0)
             return
-        gradient = gradient_of(grad)
         if scale != 1.0:
             gradient.mul_(1.0 / scale)
         self.session.tensor_ready(index, gradient)
@@ -278,7 +277,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _zero_gradient(self, parameter: torch.Tensor) -> torch.Tensor:
         elements = parameter.numel()
         if self._zeros is None or self._zeros.numel() < elements:
-            self._zeros = torch.zeros(elements, device=parameter.device)
+            self._zeros = torch.zeros(elements, dtype=torch.float32, device=parameter.device)
         return self._zeros[:elements]
 
     def _current_rates(self) -> list[float]:
@@ -295,10 +294,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 f"{name} was written to outside of step() (load_state_dict, clamp_, init): the shards and the other "
                 f"workers do not have these values; {remedy}")
 
-    def _check_gradient(self, index: int) -> None:
+    def _gradient_of(self, index: int) -> torch.Tensor | None:
+        """As the session takes it. Before the round begins: what fails here leaves none open."""
         grad = self._params[index].grad
-        if grad is not None:
-            check_tensor(f"the gradient of {self._names[index]!r}", grad)
+        if grad is None:
+            return None
+        check_tensor(f"the gradient of {self._names[index]!r}", grad)
+        return gradient_of(grad)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Raises where gradients are with the shards already: with overlap=True, or after step() timed out."""
@@ -409,8 +411,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             raise FailedPrecondition("reset_parameters() timed out and its round is still open: call it again")
         self._check_sent()
         self._presence.check()
-        for index in range(len(self._params)):
-            self._check_gradient(index)
+        gradients = {index: self._gradient_of(index) for index in range(len(self._params)) if index not in self._ready}
         self._begin()
         for index in reversed(range(len(self._params))):
             if overflow and index == 0:  # whatever became of the infinity meanwhile, all skip this step
@@ -418,7 +419,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 self.session.tensor_ready(0, poison)
                 self._ready[0] = (poison, poison._version)
             elif index not in self._ready:
-                self._send(index, scale)
+                self._send(index, gradients[index], scale)
         return True
 
     # What GradScaler.step() hands over while it calls step().
