@@ -95,6 +95,28 @@ def test_workers_agree_and_take_the_mean_of_16_bit_gradients(addresses):
         assert torch.equal(p, q)
 
 
+def test_a_refused_gradient_leaves_the_model_where_the_masters_are(addresses):
+    servers = addresses(1)
+
+    def train(worker):
+        model = network(torch.bfloat16)
+        with sharded(model, servers, workers=2, worker=f"w{worker}") as optimizer:
+            for step in range(4):
+                model.zero_grad()
+                loss_of(model, step, worker).backward()
+                if worker == step == 1:
+                    model[0].bias.grad[0] = torch.nan
+                    with pytest.raises(gradwire.InvalidArgument, match="non-finite"):
+                        optimizer.step()
+                else:
+                    optimizer.step()
+                for p, master in zip(model.parameters(), optimizer._masters.tensors, strict=True):
+                    assert torch.equal(p, master.to(p.dtype))
+        return model
+
+    assert_close(*in_parallel(2, train), tolerance=0)
+
+
 def test_a_grad_scaler_trains_a_float16_model(addresses):
     model = network(torch.float16)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=100)

@@ -22,7 +22,7 @@ def network(seed=0):
 def loss_of(model, step, worker=0):
     generator = torch.Generator().manual_seed(100 * step + worker)
     x = torch.randn(16, 6, generator=generator)
-    return torch.nn.functional.mse_loss(model(x), x[:, :3] * 2)
+    return torch.nn.functional.mse_loss(model(x.to(model[0].weight.dtype)).float(), x[:, :3] * 2)
 
 
 def sharded(model, servers, job="loop", **options):
@@ -478,3 +478,81 @@ def test_advice_for_a_gradient_that_is_not_finite(addresses):
         with pytest.raises(gradwire.InvalidArgument, match="non-finite element.*nonfinite=\"skip\"") as raised:
             optimizer.step()
         assert "sanitize" not in str(raised.value)
+
+
+# A step() that does not end as it should ------------------------------------------------------------------------------
+
+
+def fail_next_round(optimizer, error, when):
+    end = optimizer.session.end_round
+
+    def fail():
+        del optimizer.session.end_round
+        if when == "behind its end":
+            end()
+        raise error
+
+    optimizer.session.end_round = fail
+
+
+@pytest.mark.parametrize("rounds", ["sync", "bounded:2"])
+@pytest.mark.parametrize("when", ["while it waits", "behind its end"])
+def test_ctrl_c_in_step_loses_no_round_and_makes_none_twice(addresses, when, rounds):
+    model, reference = network().to(torch.bfloat16), network().to(torch.bfloat16)
+
+    def train(model, optimizer, interrupted):
+        for step in range(5):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            if step == interrupted:
+                fail_next_round(optimizer, KeyboardInterrupt, when)
+                with pytest.raises(KeyboardInterrupt):
+                    optimizer.step()
+                if when == "behind its end":
+                    continue
+                with pytest.raises(gradwire.FailedPrecondition, match="interrupted.*call step"):
+                    optimizer.zero_grad()
+            optimizer.step()
+        optimizer.drain()
+        return optimizer.digest()
+
+    servers = addresses(1)
+    with sharded(model, servers, "interrupted", rounds=rounds) as ours, sharded(reference, servers, "not", rounds=rounds) as theirs:
+        digests = train(model, ours, 2), train(reference, theirs, None)
+        assert ours.stats()["steps"] == 5
+        assert ours._masters.published()
+    if rounds == "sync":  # which updates a gradient lacks is not the same in two runs of others
+        assert digests[0] == digests[1]
+        assert_close(model, reference, tolerance=0)
+
+
+def test_ctrl_c_in_reset_parameters(addresses):
+    model = network()
+    with sharded(model, addresses(1)) as optimizer:
+        loss_of(model, 0).backward()
+        optimizer.step()
+        with torch.no_grad():
+            model[0].weight.fill_(2.0)
+        fail_next_round(optimizer, KeyboardInterrupt, "behind its end")
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.reset_parameters()
+        optimizer.step()
+        assert (model[0].weight - 2.0).abs().max() < 0.5
+
+
+def test_a_closure_runs_once_in_a_step_that_is_called_again(addresses):
+    model, losses = network(), []
+    with sharded(model, addresses(1)) as optimizer:
+        def closure():
+            optimizer.zero_grad()
+            loss = loss_of(model, len(losses))
+            loss.backward()
+            losses.append(loss.item())
+            return loss
+
+        optimizer.step(closure)
+        fail_next_round(optimizer, gradwire.DeadlineExceeded("others are slow"), "while it waits")
+        with pytest.raises(gradwire.DeadlineExceeded):
+            optimizer.step(closure)
+        assert optimizer.step(closure).item() == losses[1] and len(losses) == 2
+        assert optimizer.step(closure).item() == losses[2] and optimizer.stats()["steps"] == 3

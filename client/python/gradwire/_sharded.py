@@ -97,7 +97,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     step() raises gradwire.InvalidArgument for a non-finite gradient (nonfinite="sanitize" counts it as 0 instead, "skip"
     skips the step), gradwire.Unavailable when a shard is lost, gradwire.DeadlineExceeded when other workers are slow:
-    then call step() again, without another backward pass.
+    then call step() again, without another backward pass; a closure is not run again. So after Ctrl-C in step().
 
     nonfinite="skip" is for loops that scale their loss (fp16 autocast): where a gradient of any worker is not finite,
     all workers and shards skip the step; parameters, moments and residuals stay as they were. A torch.amp.GradScaler on
@@ -199,7 +199,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.skipped = False
         self._loss_scale = 1.0
         self._zeros: torch.Tensor | None = None
-        self._replacing = False  # reset_parameters() began and has not ended: it timed out
+        self._replacing = False  # reset_parameters() began and has not ended
         self._forget_round()
         self.named, self.closed = worker, False
         self.superseded = False  # closed because this thread made another one for the same job
@@ -235,7 +235,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._passes = [0] * len(getattr(self, "_params", ()))
         self._ready: dict[int, tuple[torch.Tensor | None, int]] = {}  # gradient as sent, its version counter
         self._rates: list[float] | None = None
-        self._stepping = False  # everything was sent; a step() that timed out is called again
+        self._stepping = False  # everything was sent
+        self._waiting = False  # a step() timed out or was interrupted, and is called again
+        self._loss: Any = None  # of its closure
         self._scaling: _amp.Scaling | None = None
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
@@ -303,10 +305,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return gradient_of(grad)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's. Raises where gradients are with the shards already: with overlap=True, or after step() timed out."""
+        """As torch's. Raises where gradients are with the shards already: with overlap=True, or where step() has not ended."""
         if self._rates is not None:
             raise FailedPrecondition(
-                "step() timed out and its round is still open: call step() again" if self._stepping else
+                "step() timed out or was interrupted, and its round is still open: call step() again" if self._stepping else
                 "gradients of this backward pass were sent already (overlap=True) and cannot be discarded: call step() first, or "
                 "make the optimizer without overlap=True")
         self._forget_round()
@@ -331,22 +333,36 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 f"this optimizer has left job {self.job.name!r}: " +
                 ("this thread made another one for the same job. Optimizers that are used side by side need a job= of their own"
                  if self.superseded else "it was closed. Make another one"))
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        if not self._waiting:
+            self._loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    self._loss = closure()
+        loss = self._loss
         if not self._stepping and not self._send_all():
             self.skipped = True
             self._forget_round()
             return loss
-        self._stepping = True
+        self._stepping = self._waiting = True
+        self._end_round(self._round_closed, self._forget_round)
+        return loss
+
+    def _end_round(self, closed: Callable[[], None], lost: Callable[[], None]) -> None:
+        """Waits for the round that is open, and calls `closed` behind its end, `lost` where it cannot end. An error may be behind
+        its end, too: one of the round (a gradient that was refused), and Ctrl-C. Behind a timeout, and Ctrl-C in the middle, the
+        round stays open."""
+        rounds = self.session.stats()["steps"]
         try:
             self.session.end_round()
-        except TimeoutError:
-            raise  # the round is still open
-        except Exception:
-            self._forget_round()
+        except BaseException as error:
+            if self.session.stats()["steps"] > rounds:
+                closed()
+            elif isinstance(error, Exception) and not isinstance(error, TimeoutError):
+                lost()
             raise
+        closed()
+
+    def _round_closed(self) -> None:
         self._masters.publish()
         self._presence.note()
         self._watch.note()
@@ -358,7 +374,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if self._scaling is not None:
             self._scaling.tell(self, self.skipped)
         self._forget_round()
-        return loss
 
     def send(self) -> None:
         """Sends all gradients now; step() then only waits for the update. For loops that do something else meanwhile: until step()
@@ -384,13 +399,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._masters.take()
             self.session.begin_replacement()
             self._replacing = True
-        try:
-            self.session.end_round()
-        except TimeoutError:
-            raise  # the round is still open
-        except Exception:
-            self._replacing = False
-            raise
+        self._end_round(self._replaced, self._not_replaced)
+
+    def _not_replaced(self) -> None:
+        self._replacing = False
+
+    def _replaced(self) -> None:
         self._replacing = False
         self._masters.publish()
         self._watch.accept()
@@ -408,7 +422,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             if overflow and self.job.nonfinite != "skip":
                 return False
         if self._replacing:
-            raise FailedPrecondition("reset_parameters() timed out and its round is still open: call it again")
+            raise FailedPrecondition("reset_parameters() timed out or was interrupted, and its round is still open: call it again")
         self._check_sent()
         self._presence.check()
         gradients = {index: self._gradient_of(index) for index in range(len(self._params)) if index not in self._ready}
