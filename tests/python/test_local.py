@@ -15,6 +15,7 @@ from conftest import ROOT
 torch = pytest.importorskip("torch")
 gradwire = pytest.importorskip("gradwire")
 from gradwire.torch import LocalSGD
+from test_training_loop import fail_next_round
 
 EVERY, ROUNDS, LR, OUTER = 4, 5, 0.01, dict(lr=0.7, momentum=0.9, nesterov=True)
 DILOCO = dict(codec="dense:fp32")
@@ -261,6 +262,24 @@ def test_close_leaves_also_where_the_last_round_fails(addresses):
     with pytest.raises(gradwire.FailedPrecondition, match="reset_parameters"):
         optimizer.close()
     assert optimizer.outer.closed
+
+
+@pytest.mark.parametrize("when", ["while it waits", "behind its end"])
+def test_ctrl_c_in_a_round_makes_none_twice(addresses, when):
+    model, reference = model_of(), model_of()
+    theirs = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for count in (1, 1, 2):
+        steps(reference, theirs, count)
+    with local_sgd(model, addresses(1)) as optimizer:
+        steps(model, optimizer, 1)
+        fail_next_round(optimizer.outer, KeyboardInterrupt, when)
+        with pytest.raises(KeyboardInterrupt):
+            steps(model, optimizer, 1)
+        if when == "while it waits":
+            optimizer.synchronize()
+        steps(model, optimizer, 2)
+        assert optimizer.stats()["steps"] == 2
+    torch.testing.assert_close(parameters_of(model), parameters_of(reference), rtol=0, atol=1e-6)
 
 
 def test_names_are_those_of_the_model_that_was_compiled(addresses):

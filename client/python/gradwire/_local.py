@@ -153,10 +153,10 @@ class LocalSGD:
     def _wait(self) -> None:
         try:
             self.outer.step()
-        except TimeoutError:
-            raise  # the round is still open
-        except Exception:
-            self._sent = False
+        except BaseException:
+            self._sent = self.outer._stepping  # by a timeout or Ctrl-C the round is still open
+            if not self._sent and not self._overlap:
+                self._steps = 0
             raise
         self._sent = False
 
