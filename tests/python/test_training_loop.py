@@ -556,3 +556,29 @@ def test_a_closure_runs_once_in_a_step_that_is_called_again(addresses):
             optimizer.step(closure)
         assert optimizer.step(closure).item() == losses[1] and len(losses) == 2
         assert optimizer.step(closure).item() == losses[2] and optimizer.stats()["steps"] == 3
+
+
+# A constructor that fails, in a cell of a notebook that then runs again -----------------------------------------------
+
+
+def test_a_state_of_other_hyper_parameters_is_refused_before_the_job_is_joined(addresses):
+    servers, model = addresses(1), network()
+    with sharded(model, servers) as optimizer:
+        loss_of(model, 0).backward()
+        optimizer.step()
+        state = optimizer.state_dict()
+    state["param_groups"][0]["weight_decay"] = 0.5
+    with pytest.raises(ValueError, match="weight_decay of parameter group 0 is 0.5"):
+        sharded(model, ["grpc://127.0.0.1:1"], resume_from=state)
+
+
+def test_whoever_fails_behind_joining_has_left(addresses, monkeypatch):
+    servers, model = addresses(1), network()
+    with monkeypatch.context() as patched:
+        patched.setattr(_watch.Watch, "accept", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError) as kept:  # with its traceback, as IPython keeps it
+            sharded(model, servers, lease_ms=60_000)
+    with sharded(model, servers, lease_ms=60_000, start_timeout=5.0) as optimizer:
+        loss_of(model, 0).backward()
+        optimizer.step()
+    assert kept.tb

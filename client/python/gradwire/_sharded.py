@@ -201,27 +201,35 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._zeros: torch.Tensor | None = None
         self._replacing = False  # reset_parameters() began and has not ended
         self._forget_round()
+        self._hooks: list[Any] = []
         self.named, self.closed = worker, False
         self.superseded = False  # closed because this thread made another one for the same job
         addresses = [servers] if isinstance(servers, str) else list(servers)
         with _checkpoint_file(resume_from) as checkpoint:
             before = read_notes(*notes_of(checkpoint), checkpoint) if checkpoint else None
+            if isinstance(resume_from, Mapping):
+                self._check_groups(resume_from)
             _lifetime.close_former(addresses, job, worker)
             self.session: Session = join(addresses, self.job, self._masters.tensors,
                                          worker, pull=pull, connect_timeout=connect_timeout,
                                          start_timeout=start_timeout, rpc_timeout=rpc_timeout,
                                          round_timeout=round_timeout, backend=backend, resume_from=checkpoint,
                                          exist=exist, encode_threads=encode_threads, trace=trace)
-        self._masters.publish()
+        try:
+            self._masters.publish()
+            # Schedulers warn when they are advanced before a step: steps were made, by others or before.
+            self._opt_called = self.start_step > 0
+            if isinstance(resume_from, Mapping):
+                self._load_groups(resume_from)
+            if checkpoint and before and self.session.version > 0:
+                self._presence.restore(before, checkpoint)
+            self._watch = Watch(self._names, self._params, self._digest_of_memory)
+            self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._params) if overlap]
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.session.leave(drain=False)
+            raise
         _lifetime.note_optimizer(self, addresses, job)
-        # Schedulers warn when they are advanced before a step: steps were made, by others or before.
-        self._opt_called = self.start_step > 0
-        if isinstance(resume_from, Mapping):
-            self._load_groups(resume_from)
-        if checkpoint and before and self.session.version > 0:
-            self._presence.restore(before, checkpoint)
-        self._watch = Watch(self._names, self._params, self._digest_of_memory)
-        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._params) if overlap]
 
     @property
     def start_step(self) -> int:
@@ -493,9 +501,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                           "stay as they are. To begin or go on with the parameters of a state, pass resume_from=state to "
                           "ShardedOptimizer", stacklevel=2)
 
-    def _load_groups(self, state_dict: Mapping[str, Any]) -> None:
-        taken = state_dict.get("gradwire")
-        if taken is None:
+    def _check_groups(self, state_dict: Mapping[str, Any]) -> None:
+        if state_dict.get("gradwire") is None:
             raise ValueError("this is not a state_dict() of a ShardedOptimizer: the state of another optimizer cannot be "
                              "brought to the shards")
         groups = state_dict["param_groups"]
@@ -503,6 +510,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             raise ValueError(f"the state has {len(groups)} parameter groups; this optimizer has {len(self._fixed)}")
         for difference in differences(groups, self._fixed):
             raise ValueError(f"in the state, {difference}. Make the optimizer with the values of the state, for a new job")
+
+    def _load_groups(self, state_dict: Mapping[str, Any]) -> None:
+        self._check_groups(state_dict)
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "gradwire"})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
