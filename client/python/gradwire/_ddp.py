@@ -11,7 +11,7 @@ from ._errors import FailedPrecondition
 from ._job import Rule, TensorSpec
 from ._means import MeanExchange
 from ._session import Session
-from ._torch_groups import check_parameter, plain_name
+from ._torch_groups import check_parameter, plain_name, roles_of
 
 
 class DDPState:
@@ -70,6 +70,7 @@ class DDPState:
             raise ValueError("all parameters are frozen (requires_grad=False): there is nothing to reduce")
         for name, p in named:
             check_parameter(name, p)
+        roles = roles_of(roles, [name for name, _ in named], (plain_name(name) for name, _ in model.named_parameters()))
         MeanExchange.check_nonfinite(nonfinite)
         self._index = {id(p): i for i, (_, p) in enumerate(named)}
         self._pending: list[tuple[dist.GradBucket, torch.futures.Future[torch.Tensor]]] = []
@@ -77,7 +78,7 @@ class DDPState:
         self._closed = False
         self._exchange: MeanExchange | None = None  # of who speaks with the shards, until it is closed
         if self._leader is None or dist.get_rank() == self._leader:
-            tensors = [TensorSpec(name, tuple(p.shape), (roles or {}).get(name)) for name, p in named]
+            tensors = [TensorSpec(name, tuple(p.shape), roles.get(name)) for name, p in named]
             self._exchange = MeanExchange(
                 tensors, self._means, servers=servers, job=job, codec=codec, rules=rules, workers=workers, worker=worker,
                 bucket_bytes=bucket_bytes, lease_ms=lease_ms, nonfinite=nonfinite, seed=seed, device=self._means[0].device,

@@ -12,7 +12,7 @@ from . import _core
 from ._errors import FailedPrecondition
 from ._session import Session
 from ._sharded import ShardedOptimizer
-from ._torch_groups import plain_name
+from ._torch_groups import plain_names
 from ._watch import Versions
 
 
@@ -59,7 +59,8 @@ class LocalSGD:
         if (rounds := str(options.get("rounds", "sync"))).startswith("bounded"):
             raise ValueError(f"rounds={rounds!r}: LocalSGD would go on without its own progress of the last rounds. Pass "
                              "overlap=True, which lets a round travel while the next steps are made")
-        self._names = names = {id(p): plain_name(name) for name, p in model.named_parameters()}
+        plain = plain_names(name for name, _ in model.named_parameters())
+        self._names = names = {id(p): plain[name] for name, p in model.named_parameters()}
         self.optimizer = optimizer
         self._parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         unknown = sum(id(p) not in names for p in self._parameters)

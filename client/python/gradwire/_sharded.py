@@ -20,7 +20,7 @@ from ._job import DEFAULT_CODEC, Group, JobSpec, Rule, TensorSpec, training_with
 from ._masters import Masters, gradient_of
 from ._presence import Presence, read_notes
 from ._session import Session, join, notes_of
-from ._torch_groups import check_apart, check_fixed, check_options, check_tensor, differences, fixed_of, named_groups
+from ._torch_groups import check_apart, check_fixed, check_options, check_tensor, differences, fixed_of, named_groups, roles_of
 from ._trace import Trace
 from ._watch import Watch
 
@@ -45,8 +45,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
     merged from all workers. client/python/README.md says what is different for a loop that was written for torch.optim.
     Each worker needs data of its own (torch's DistributedSampler); with the same data all compute the same gradient.
 
-    params: as for any optimizer; named_parameters() (or the module itself) lets roles and rules see names. Every
-    worker builds the same model in the same order with the same arguments; the first worker's values start the job.
+    params: as for any optimizer; named_parameters() (or the module itself) lets roles and rules see names, which are those that
+    the model had before it was wrapped (torch.compile). Every worker builds the same model in the same order with the same
+    arguments; the first worker's values start the job.
 
     push: "step" (the default for tagc, topk, threshold, randomk, onebit, efsignsgd, signum and powersgd, if no
     optimizer is named) sends g/sqrt(v), made with each worker's own second moment (betas[1], eps). "delta" sends what
@@ -158,6 +159,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         groups, frozen = named_groups(params)
         check_options(groups)
         names = [group.pop("_names") for group in groups]
+        roles = roles_of(roles, [name for group in names for name in group], (name for name, _ in frozen))
         for i, group in enumerate(groups):
             if push == "step" and (tuple(group.get("betas", betas)), group.get("eps", eps)) != (tuple(betas), eps):
                 raise ValueError(f"parameter group {i} has its own betas or eps: with push='step' all groups share them")
@@ -174,7 +176,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for g, group in enumerate(self.param_groups):
             for name, p in zip(names[g], group["params"], strict=True):
                 check_tensor(f"parameter {name!r}", p)
-                specs.append(TensorSpec(name, tuple(p.shape), (roles or {}).get(name), g))
+                specs.append(TensorSpec(name, tuple(p.shape), roles.get(name), g))
                 self._params.append(p)
                 self._names.append(name)
         check_apart(self._names, self._params)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ._torch_groups import plain_names
+
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """The float32 tensors of a file, by name."""
@@ -40,6 +42,10 @@ def load_parameters(module: torch.nn.Module, path: str | os.PathLike[str]) -> No
     named = dict(module.named_parameters(remove_duplicate=False))
     if tensors and all(name.startswith("param.") for name in tensors) and not named.keys() & tensors.keys():
         named = {f"param.{i}": p for i, p in enumerate(module.parameters())}
+    if not tensors.keys() <= named.keys():  # one of them is without what torch.compile puts before names
+        of_file, of_module = plain_names(tensors), plain_names(named)
+        tensors = {of_file[name]: values for name, values in tensors.items()}
+        named = {of_module[name]: p for name, p in named.items()}
     targets: list[tuple[Any, np.ndarray]] = []
     for name, values in tensors.items():
         if name not in named:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,23 @@ def plain_name(name: str) -> str:
     return _WRAPPERS.sub("", name)
 
 
+def plain_names(names: Iterable[str]) -> dict[str, str]:
+    """The plain name of each; or each as it is, where two would become one: a part of the model may be called "module"."""
+    plain = {name: plain_name(name) for name in names}
+    return plain if len(set(plain.values())) == len(plain) else {name: name for name in plain}
+
+
+def roles_of(roles: Mapping[str, str] | None, names: Sequence[str], others: Iterable[str] = ()) -> dict[str, str]:
+    """Roles by plain name. Raises where one is of none of `names`, nor of `others`, which are not in the job."""
+    known = {*names, *others}
+    plain = {name if name in known else plain_name(name): role for name, role in (roles or {}).items()}
+    if unknown := [name for name in plain if name not in known]:
+        raise ValueError(f"roles: no parameter is called {unknown[0]!r}; the first one is {names[0]!r}")
+    return plain
+
+
 def named_groups(params: Any) -> tuple[list[dict[str, Any]], list[tuple[str, torch.Tensor]]]:
-    """Parameter groups with tensors and names, from any of the forms that torch.optim takes, or a module; and the frozen
+    """Parameter groups with tensors and plain names, from any of the forms that torch.optim takes, or a module; and the frozen
     parameters, which are in none of them."""
     if isinstance(params, torch.nn.Module):
         params = params.named_parameters()
@@ -54,7 +69,10 @@ def named_groups(params: Any) -> tuple[list[dict[str, Any]], list[tuple[str, tor
         group["_names"] = names
     if not seen:
         raise ValueError(f"all {count} parameters are frozen (requires_grad=False): there is nothing to train")
-    return groups, frozen
+    plain = plain_names([*(name for group in groups for name in group["_names"]), *(name for name, _ in frozen)])
+    for group in groups:
+        group["_names"] = [plain[name] for name in group["_names"]]
+    return groups, [(plain[name], tensor) for name, tensor in frozen]
 
 
 # What a job fixes when it is created. Learning rates are not among them: they travel with every round.
