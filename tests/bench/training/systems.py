@@ -204,10 +204,10 @@ def shared_parameters(model: torch.nn.Module, optimizer: Any) -> Iterator[None]:
     agreed = [p for group in shared.param_groups for p in group["params"]]
     with torch.no_grad():
         for p, value in zip(model.parameters(), agreed, strict=True):
-            p.copy_(value)
+            p.data.copy_(value)  # unseen by LocalSGD, which would take it for progress
         yield
         for p, value in zip(model.parameters(), own, strict=True):
-            p.copy_(value)
+            p.data.copy_(value)
 
 
 @contextlib.contextmanager
