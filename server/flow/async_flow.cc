@@ -26,7 +26,7 @@ RoundPlan Completed(RoundPlan plan, const RoundPlan& newest) {
 }  // namespace
 
 absl::Status AsyncFlow::BeginPartial(BucketState&, OpenRound* open, PushStream& stream, const wire::FrameHeader&) {
-  open->partial[stream.member].stream = &stream;
+  open->partial[stream.member].stream = stream.number;
   return absl::OkStatus();
 }
 

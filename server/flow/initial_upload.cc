@@ -31,18 +31,26 @@ InitialUpload::Taken InitialUpload::Take(PushStream& stream, const wire::Chunk& 
       parts_.rounds->Renew(stream.member, parts_.environment.clock->Now());
     }
     repeat = absl::IsAlreadyExists(status) && upload.worker == stream.member;
-    if (header.chunk == 0 || !status.ok() || upload.stream != &stream) {
-      TakeKept(bucket);
-      upload.stream = &stream;
-      if (status.ok()) upload.digest = 0;
-    }
-    if (status.ok()) status = Keep(bucket, chunk, received);
-    if (!status.ok() || IsLast(header)) {
-      std::vector<Bytes> chunks = TakeKept(bucket);
-      upload.stream = nullptr;
-      if (status.ok()) {
-        status = Complete(bucket, stream, std::move(chunks), &record, &actions);
-        complete = status.ok();
+    // What others send, and this worker's former stream, leaves what is here as it is.
+    const bool superseded = status.ok() && upload.from == stream.member && upload.stream > stream.number;
+    if (status.ok() && !superseded) {
+      if (header.chunk == 0) {
+        TakeKept(bucket);
+        upload.stream = stream.number;
+        upload.from = stream.member;
+        upload.digest = 0;
+      }
+      status = upload.stream == stream.number
+                   ? Keep(bucket, chunk, received)
+                   : absl::InvalidArgumentError(absl::StrFormat(
+                         "chunk %d of parameters whose beginning is not here: send them from chunk 0", header.chunk));
+      if (upload.stream == stream.number && (!status.ok() || IsLast(header))) {
+        std::vector<Bytes> chunks = TakeKept(bucket);
+        upload.stream = 0;
+        if (status.ok()) {
+          status = Complete(bucket, stream, std::move(chunks), &record, &actions);
+          complete = status.ok();
+        }
       }
     }
   }
@@ -120,9 +128,9 @@ InitialUpload::Taken InitialUpload::Repeat(const PushStream& stream, uint32_t in
 }
 
 void InitialUpload::Abandon(BucketState& bucket, const PushStream& stream) {
-  if (bucket.upload.stream == &stream) {
+  if (bucket.upload.stream == stream.number) {
     TakeKept(bucket);
-    bucket.upload.stream = nullptr;
+    bucket.upload.stream = 0;
   }
   if (bucket.upload.asks == stream.out) bucket.upload.asks = nullptr;
 }

@@ -122,7 +122,8 @@ Intake::Ack Intake::TakeFrame(PushStream& stream, const wire::Chunk& chunk, std:
   {
     absl::MutexLock lock(&bucket.mu);
     OpenRound* const open = flow_.PlaceOf(bucket, header.round);
-    const bool begun = open != nullptr && open->partial.contains(stream.member);
+    if (IsSuperseded(stream, open)) return Drop(stream, header);
+    const bool begun = BegunBy(stream, /*replaces=*/false, open) != nullptr;
     if (header.chunk == 0 || !begun) verdict = flow_.Begin(bucket, open, stream, header);
     if (verdict.ok() && *verdict == PushVerdict::kDuplicate) digest = ExtendDigest(chunk, 0);
     if (verdict.ok() && *verdict == PushVerdict::kAccept) {
@@ -169,8 +170,18 @@ Intake::Ack Intake::TakeRepeat(PushStream& stream, const wire::FrameHeader& head
   return AckOf(stream, header, PushVerdict::kDuplicate);
 }
 
+Intake::Ack Intake::Drop(PushStream& stream, const wire::FrameHeader& header) {
+  if (!IsLast(header)) stream.skipped[header.bucket] = {.round = header.round, .answered = true};
+  return std::nullopt;
+}
+
 Intake::Ack Intake::TakeReplacement(PushStream& stream, const wire::Chunk& chunk, std::span<const Bytes> received) {
   const wire::FrameHeader& header = chunk.header;
+  {
+    BucketState& bucket = *parts_.buckets[header.bucket];
+    absl::MutexLock lock(&bucket.mu);
+    if (IsSuperseded(stream, bucket.Find(header.round))) return Drop(stream, header);
+  }
   RoundActions actions;
   const absl::StatusOr<PushVerdict> verdict = replacement_.Take(stream, chunk, received, &actions);
   const std::optional<uint64_t> closed = actions.last_closed();
@@ -227,7 +238,7 @@ Intake::Ack Intake::Refuse(PushStream& stream, const wire::FrameHeader& header, 
     absl::MutexLock lock(&bucket.mu);
     if (OpenRound* const open = flow_.PlaceOf(bucket, header.round); open != nullptr) {
       const auto partial = open->partial.find(stream.member);
-      if (partial != open->partial.end() && partial->second.stream == &stream) {
+      if (partial != open->partial.end() && partial->second.stream == stream.number) {
         AbandonPartial(bucket, *open, stream.member, &parts_.in_flight);
       }
     }
@@ -272,7 +283,7 @@ void Intake::AbandonStream(const PushStream& stream) {
     absl::MutexLock lock(&bucket->mu);
     for (OpenRound& open : bucket->open) {
       const auto it = open.partial.find(stream.member);
-      if (it == open.partial.end() || it->second.stream != &stream) continue;
+      if (it == open.partial.end() || it->second.stream != stream.number) continue;
       AbandonPartial(*bucket, open, stream.member, &parts_.in_flight);
     }
     upload_.Abandon(*bucket, stream);

@@ -50,6 +50,8 @@ class Intake {
   Ack TakeReplacement(PushStream& stream, const wire::Chunk& chunk, std::span<const Bytes> received);
   // Acknowledges a frame of which a part was merged before; `digest`: over all its chunks.
   Ack TakeRepeat(PushStream& stream, const wire::FrameHeader& header, uint32_t digest);
+  // Neither takes nor answers a frame of which the member's later stream has begun to bring the same.
+  static Ack Drop(PushStream& stream, const wire::FrameHeader& header);
   Ack AnswerUpload(PushStream& stream, const wire::FrameHeader& header, const InitialUpload::Taken& taken);
   Ack Refuse(PushStream& stream, const wire::FrameHeader& header, const absl::Status& why);
   // `closed`: the round that the frame closed, if it closed one.

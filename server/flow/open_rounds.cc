@@ -31,6 +31,19 @@ void AbandonPartial(BucketState& bucket, OpenRound& open, MemberId member, InFli
   open.partial.erase(it);
 }
 
+const PartialFrame* BegunBy(const PushStream& stream, bool replaces, const OpenRound* open) {
+  if (open == nullptr) return nullptr;
+  const auto it = open->partial.find(stream.member);
+  const bool begun = it != open->partial.end() && it->second.stream == stream.number && it->second.replaces == replaces;
+  return begun ? &it->second : nullptr;
+}
+
+bool IsSuperseded(const PushStream& stream, const OpenRound* open) {
+  if (open == nullptr) return false;
+  const auto it = open->partial.find(stream.member);
+  return it != open->partial.end() && it->second.stream > stream.number;
+}
+
 absl::Status CheckUnmixed(const OpenRound& open, bool replaces) {
   const bool gradients = open.committed > 0 || open.nonfinite;
   if (replaces ? !gradients : !open.replacement) return absl::OkStatus();

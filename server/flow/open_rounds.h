@@ -5,6 +5,7 @@
 #include "absl/status/status.h"
 #include "common/codec/frame/frame_assembler.h"
 #include "common/job/job.h"
+#include "server/flow/push_stream.h"
 #include "server/job/bucket_state.h"
 #include "server/job/in_flight.h"
 
@@ -16,6 +17,12 @@ FrameIdentity IdentityOf(const BucketState& bucket, const OpenRound& open) ABSL_
 // Takes the merged part of the member's unfinished frame, if it has one, out again. Where that fails the bucket stops.
 void AbandonPartial(BucketState& bucket, OpenRound& open, MemberId member, InFlight* in_flight)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+
+// What is here of the frame that a chunk from this stream goes on with; null: nothing. `replaces`: the frame's kind.
+const PartialFrame* BegunBy(const PushStream& stream, bool replaces, const OpenRound* open);
+
+// The member has sent the frame anew on a later stream, while this one has yet to end.
+bool IsSuperseded(const PushStream& stream, const OpenRound* open);
 
 // A round has either gradients or parameters that replace the job's; `replaces`: parameters come.
 absl::Status CheckUnmixed(const OpenRound& open, bool replaces);

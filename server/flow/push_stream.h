@@ -1,6 +1,7 @@
 // What one push stream remembers between its chunks.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -13,6 +14,7 @@ namespace gradwire {
 
 // Used by one thread at a time (sinks are serial).
 struct PushStream {
+  uint64_t number = ++numbers;  // from 1; a member's later stream has a larger one
   MemberId member = 0;
   uint64_t incarnation = 0;
   std::string worker;
@@ -25,6 +27,9 @@ struct PushStream {
     bool not_included = false;  // the frame came too late, and is no repeat
   };
   std::map<uint32_t, Skipped> skipped;
+
+ private:
+  inline static std::atomic<uint64_t> numbers = 0;
 };
 
 }  // namespace gradwire

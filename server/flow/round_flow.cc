@@ -32,7 +32,8 @@ absl::Status RoundFlow::BeginPartial(BucketState& bucket, OpenRound* open, PushS
   const bool replaces = (header.flags & wire::kReplace) != 0;
   GW_RETURN_IF_ERROR(CheckUnmixed(*open, replaces));
   PartialFrame& partial = open->partial[stream.member];
-  partial.stream = &stream;
+  partial.stream = stream.number;
+  partial.replaces = replaces;
   if (replaces) return absl::OkStatus();
   partial.assembler = std::make_unique<FrameAssembler>(bucket.codec.get(), bucket.layout, open->accumulator.get(),
                                                        bucket.plans.OfRound(parts_.job, header.round), header.round,

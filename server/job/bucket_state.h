@@ -45,14 +45,16 @@ struct PartialFrame {
   std::unique_ptr<FrameAssembler> assembler;  // of a frame that is merged as it comes
   std::vector<std::vector<Bytes>> chunks;     // asynchronous rounds: its chunks so far, as they were received
   std::vector<Bytes> parameters;              // of a frame that replaces the parameters: its chunks so far
-  const void* stream = nullptr;               // the stream that it comes from
+  uint64_t stream = 0;                        // the number of the stream that it comes from
+  bool replaces = false;                      // it carries parameters
   uint64_t held_bytes = 0;                    // counted into the job's bytes in flight
 };
 
 // The upload of a bucket's initial parameters (InitialUpload).
 struct Upload {
   MemberId worker = 0;           // whose parameters are here
-  const void* stream = nullptr;  // which the kept chunks come from; null: none are kept
+  uint64_t stream = 0;           // the number of that which the kept chunks come from; 0: none are kept
+  MemberId from = 0;             // whose stream that is
   std::vector<Bytes> chunks;     // so far
   uint32_t digest = 0;           // ExtendDigest over the chunks
   uint32_t unsafe = 0;           // whole uploads whose records may not be seen yet

@@ -297,12 +297,16 @@ void JobShard::Detach(MemberId member, const std::shared_ptr<Outbox>& out) {
 }
 
 void JobShard::DropMember(const Member& member) {
+  {
+    absl::MutexLock lock(&parts_.mu);
+    if (parts_.rounds->membership().Get(member.id) != nullptr) return;  // it has joined again since
+  }
   intake_.AbandonMember(member.id);
   MemberStreams::Streams streams, unread;
   absl::Status why;
   {
     absl::MutexLock lock(&parts_.mu);
-    if (parts_.rounds->membership().Get(member.id) != nullptr) return;  // it has joined again since
+    if (parts_.rounds->membership().Get(member.id) != nullptr) return;  // or meanwhile
     why = InJob(parts_.rounds->membership().Find(member.worker, member.incarnation).status());
     streams = streams_.Depart(member.id, &unread);
     streams_.Forget(member.id);

@@ -110,8 +110,8 @@ void Journal::Write(std::vector<Entry> taken, TimeNs now) {
 
 void Journal::LimitBacklog() {
   if (!degraded() || writer_->unsynced_bytes() <= options_.backlog_limit_bytes) return;
-  if (options_.on_failure == OnFailure::kWait) return;  // bounded by the rounds that wait
-  hole_end_ = std::max(hole_end_, writer_->backlog_end());
+  if (options_.on_failure == OnFailure::kWait) return;                     // bounded by the rounds that wait
+  hole_end_ = std::max({hole_end_, writer_->backlog_end(), uint64_t{1}});  // 1: of initial parameters
   spdlog::error(
       "job {}: {} bytes of update frames could not be written and are given up; until a snapshot is taken, "
       "this shard cannot be recovered beyond them",

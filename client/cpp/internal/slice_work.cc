@@ -118,7 +118,7 @@ absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, Sli
     case PullMode::kParamsBf16: {
       GW_ASSIGN_OR_RETURN(loaded, context_.replica->Load(layout, bytes->parameter_chunks, round + 1));
       const bool no_step = loaded->nonfinite_rounds() > states_[slice].plans.nonfinite_rounds();
-      bytes->skipped = no_step && !bytes->replacement;
+      bytes->skipped = skips() && no_step && !bytes->replacement;
       bytes->update.replaces = no_step && bytes->replacement;
       break;
     }

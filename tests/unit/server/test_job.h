@@ -30,6 +30,16 @@ struct TestMember {
   PushStream stream;
 };
 
+// Its next one.
+inline PushStream LaterStreamOf(const TestMember& member) {
+  PushStream later;
+  later.member = member.stream.member;
+  later.incarnation = member.stream.incarnation;
+  later.worker = member.stream.worker;
+  later.out = member.stream.out;
+  return later;
+}
+
 // What the rounds decided is kept in `decided` and carried out by nobody.
 class TestJob {
  public:

@@ -9,6 +9,7 @@ namespace gradwire {
 namespace {
 
 using testing_support::HoldingSink;
+using testing_support::LaterStreamOf;
 using testing_support::LoggedJob;
 using testing_support::SmallSpec;
 using testing_support::TestMember;
@@ -67,6 +68,27 @@ TEST_F(InitialUploadTest, OnlyTheChosenWorkerUploads) {
   const auto other = job_.Join("b", 2);
   EXPECT_EQ(Upload(*other, 0, 1.0f).status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_TRUE(Upload(*member_, 0, 1.0f).ok());
+}
+
+TEST_F(InitialUploadTest, WhatOthersSendLeavesAnUploadThatIsUnderWay) {
+  const auto other = job_.Join("b", 2);
+  const std::vector<Bytes> chunks = job_.frames().Initialize(0, 1.0f);
+  std::vector<uint8_t> scratch;
+  auto chunk = wire::ParseReceived({&chunks[0], 1}, &scratch);
+  ASSERT_TRUE(chunk.ok());
+  chunk->header.flags &= static_cast<uint16_t>(~wire::kLastChunk);
+  EXPECT_EQ(*upload_.Take(member_->stream, *chunk, {&chunks[0], 1}), std::nullopt);
+  const uint64_t held = job_.parts().in_flight.bytes();
+  EXPECT_GT(held, 0u);
+  EXPECT_EQ(Upload(*other, 0, 2.0f).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(job_.parts().in_flight.bytes(), held);
+  // The worker comes back on a later stream while the former one has yet to end.
+  PushStream later = LaterStreamOf(*member_);
+  EXPECT_EQ(*upload_.Take(later, *chunk, {&chunks[0], 1}), std::nullopt);
+  EXPECT_EQ(*upload_.Take(member_->stream, *chunk, {&chunks[0], 1}), std::nullopt);
+  EXPECT_EQ(job_.parts().in_flight.bytes(), held);
+  chunk->header.chunk = 1;
+  EXPECT_TRUE(upload_.Take(later, *chunk, {&chunks[0], 1}).ok()) << "goes on with its own beginning";
 }
 
 TEST_F(InitialUploadTest, WhatAClosedStreamLeftIsDropped) {

@@ -20,6 +20,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 using testing_support::FlipBit;
+using testing_support::LaterStreamOf;
 using testing_support::LoggedJob;
 using testing_support::SmallSpec;
 using testing_support::TestMember;
@@ -155,6 +156,21 @@ TEST_F(IntakeTest, AFrameThatBeginsAnewTakesThePlaceOfItsBeginning) {
     EXPECT_THAT(means, testing::Each(3.0f)) << "nothing of what was begun";
   }
   EXPECT_FALSE(update->dense.empty());
+}
+
+TEST_F(IntakeTest, AllChunksOfAFrameAreOfOneKind) {
+  Begin();
+  const std::vector<Bytes> gradients = Frame(1.0f);
+  const auto replacing = [](const Bytes& chunk) {
+    return WithHeader(chunk, kFlagsOffset, static_cast<uint16_t>(wire::kAbstain | wire::kReplace));
+  };
+  const std::string why = "chunk 1 of a frame whose beginning is not here";
+  EXPECT_EQ(Take(a_->stream, replacing(gradients[0])), std::nullopt);
+  ExpectRefused(Take(a_->stream, gradients[1]), absl::StatusCode::kInvalidArgument, why);
+  EXPECT_EQ(Take(b_->stream, gradients[0]), std::nullopt);
+  ExpectRefused(Take(b_->stream, replacing(gradients[1])), absl::StatusCode::kInvalidArgument, why);
+  EXPECT_EQ(Held(), 0u);
+  EXPECT_EQ(Unfinished(), 0u);
 }
 
 TEST_F(IntakeTest, ARefusedFrameIsNotWaitedForAndMayComeOnceMore) {
@@ -337,18 +353,30 @@ TEST_P(UnfinishedFrameTest, ChunksComeInOrderFromTheFirst) {
   EXPECT_EQ(Counted().refused_frames(), 2u);
 }
 
+TEST_P(UnfinishedFrameTest, WhatAFormerStreamStillBringsDoesNotSpoilTheFrame) {
+  const std::vector<Bytes> chunks = Frame(1.0f);
+  PushStream later = LaterStreamOf(*a_);
+  EXPECT_EQ(Take(a_->stream, chunks[0]), std::nullopt);
+  EXPECT_EQ(Take(later, chunks[0]), std::nullopt);
+  for (size_t i = 1; i < chunks.size(); ++i) EXPECT_EQ(Take(a_->stream, chunks[i]), std::nullopt) << i;
+  EXPECT_EQ(Take(a_->stream, chunks[0]), std::nullopt);
+  EXPECT_EQ(TakeAll(later, {chunks.begin() + 1, chunks.end()})->outcome(), v1::PUSH_INCLUDED);
+  EXPECT_EQ(Held(), 0u);
+  EXPECT_EQ(Counted().refused_frames(), 0u);
+}
+
 TEST_P(UnfinishedFrameTest, AStreamThatClosesReturnsWhatItLeft) {
   const std::vector<Bytes> chunks = Frame(1.0f);
   EXPECT_EQ(Take(a_->stream, chunks[0]), std::nullopt);
   EXPECT_EQ(Take(b_->stream, chunks[0]), std::nullopt);
-  const PushStream others = a_->stream;
+  const PushStream others = LaterStreamOf(*a_);
   intake_.AbandonStream(others);
   EXPECT_EQ(Held(), 2 * chunks[0].size()) << "another stream of the same member";
   intake_.AbandonStream(a_->stream);
   EXPECT_EQ(Held(), chunks[0].size());
   EXPECT_EQ(Unfinished(), 1u);
   // The old stream is told of as closed when the frame is under way on the next one.
-  PushStream next = b_->stream;
+  PushStream next = LaterStreamOf(*b_);
   EXPECT_EQ(Take(next, chunks[0]), std::nullopt);
   intake_.AbandonStream(b_->stream);
   EXPECT_EQ(Held(), chunks[0].size());

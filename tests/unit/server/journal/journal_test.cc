@@ -142,6 +142,21 @@ TEST_F(JournalTest, BacklogOverItsLimitLeavesAHoleThatASnapshotCloses) {
   EXPECT_FALSE(journal_->status().hole);
 }
 
+TEST_F(JournalTest, InitialParametersThatAreGivenUpLeaveAHole) {
+  Open(Level::kFsync, OnFailure::kContinue);
+  disk_.set_capacity(0);
+  for (int i = 0; i < 40; ++i) {
+    journal::Record record = MakeRecord(0);
+    record.type = journal::RecordType::kInitial;
+    journal_->Append(std::move(record), [] {});
+  }
+  journal_->Pump();
+  EXPECT_TRUE(journal_->status().hole);
+  journal_->SnapshotTaken(1, 0);
+  journal_->Pump();
+  EXPECT_FALSE(journal_->status().hole);
+}
+
 TEST_F(JournalTest, SnapshotLetsOldSegmentsGo) {
   Open(Level::kFsync, OnFailure::kWait);
   for (int i = 0; i < 40; ++i) {
