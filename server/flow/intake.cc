@@ -123,7 +123,7 @@ Intake::Ack Intake::TakeFrame(PushStream& stream, const wire::Chunk& chunk, std:
     absl::MutexLock lock(&bucket.mu);
     OpenRound* const open = flow_.PlaceOf(bucket, header.round);
     if (IsSuperseded(stream, open)) return Drop(stream, header);
-    const bool begun = BegunBy(stream, /*replaces=*/false, open) != nullptr;
+    const bool begun = HasBegun(stream, /*replaces=*/false, open);
     if (header.chunk == 0 || !begun) verdict = flow_.Begin(bucket, open, stream, header);
     if (verdict.ok() && *verdict == PushVerdict::kDuplicate) digest = ExtendDigest(chunk, 0);
     if (verdict.ok() && *verdict == PushVerdict::kAccept) {

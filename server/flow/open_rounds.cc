@@ -31,11 +31,10 @@ void AbandonPartial(BucketState& bucket, OpenRound& open, MemberId member, InFli
   open.partial.erase(it);
 }
 
-const PartialFrame* BegunBy(const PushStream& stream, bool replaces, const OpenRound* open) {
-  if (open == nullptr) return nullptr;
+bool HasBegun(const PushStream& stream, bool replaces, const OpenRound* open) {
+  if (open == nullptr) return false;
   const auto it = open->partial.find(stream.member);
-  const bool begun = it != open->partial.end() && it->second.stream == stream.number && it->second.replaces == replaces;
-  return begun ? &it->second : nullptr;
+  return it != open->partial.end() && it->second.stream == stream.number && it->second.replaces == replaces;
 }
 
 bool IsSuperseded(const PushStream& stream, const OpenRound* open) {

@@ -18,8 +18,8 @@ FrameIdentity IdentityOf(const BucketState& bucket, const OpenRound& open) ABSL_
 void AbandonPartial(BucketState& bucket, OpenRound& open, MemberId member, InFlight* in_flight)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 
-// What is here of the frame that a chunk from this stream goes on with; null: nothing. `replaces`: the frame's kind.
-const PartialFrame* BegunBy(const PushStream& stream, bool replaces, const OpenRound* open);
+// The beginning of the frame that a chunk from this stream goes on with is here. `replaces`: the frame's kind.
+bool HasBegun(const PushStream& stream, bool replaces, const OpenRound* open);
 
 // The member has sent the frame anew on a later stream, while this one has yet to end.
 bool IsSuperseded(const PushStream& stream, const OpenRound* open);

@@ -28,7 +28,7 @@ absl::StatusOr<PushVerdict> ReplacementIntake::Take(PushStream& stream, const wi
   BucketState& bucket = *parts_.buckets[header.bucket];
   absl::MutexLock lock(&bucket.mu);
   OpenRound* const open = bucket.Find(header.round);
-  const bool begun = BegunBy(stream, /*replaces=*/true, open) != nullptr;
+  const bool begun = HasBegun(stream, /*replaces=*/true, open);
   GW_RETURN_IF_ERROR(CheckAllowed(header));
   PushVerdict verdict = PushVerdict::kAccept;
   if (header.chunk == 0 || !begun) {
