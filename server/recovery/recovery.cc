@@ -14,6 +14,16 @@
 #include "common/journal/record_plan.h"
 
 namespace gradwire {
+namespace {
+
+// A journal that gave records up goes on behind them; a snapshot has made good what they did, not what they told. Where
+// its first record is the one behind the snapshot, those that workers may ask about are missing, too.
+bool MissesRecordsBefore(uint64_t round, const ReplayState::Bucket& known) {
+  if (known.first_round != UINT64_MAX) return round > known.end_round;
+  return known.from_snapshot && known.base > 0 && round >= known.base;
+}
+
+}  // namespace
 
 absl::Status Recovery::Recover(const ShardState* snapshot, const ReadRecords& read) {
   GW_RETURN_IF_ERROR(Begin(snapshot, read));
@@ -28,6 +38,7 @@ absl::Status Recovery::Begin(const ShardState* snapshot, const ReadRecords& read
     Load(*snapshot);
     for (uint32_t b = 0; b < parts_.buckets.size(); ++b) {
       replay_->buckets[b].initial = true;
+      replay_->buckets[b].from_snapshot = true;
       replay_->buckets[b].base = snapshot->version + snapshot->buckets[b].ahead;
     }
     snapshots_.NoteTaken(snapshot->version, absl::OkStatus());
@@ -122,6 +133,12 @@ absl::Status Recovery::ReplayUpdate(const journal::Record& record) {
         absl::StrFormat("job '%s' bucket %d: the journal goes on with round %d where round %d should follow: what lies "
                         "between was given up when the disk failed; delete the job, or restore it from a snapshot",
                         parts_.job.spec().name(), record.bucket, record.round, bucket.version));
+  }
+  if (MissesRecordsBefore(record.round, known)) {
+    known.gap_end = record.round;
+    known.first_round = record.round;
+    bucket.updates.clear();  // they would be taken for those of later versions
+    bucket.owed_from = std::max(bucket.owed_from, record.round + 1);
   }
   known.first_round = std::min(known.first_round, record.round);
   known.end_round = record.round + 1;
@@ -229,8 +246,10 @@ Rounds::Recovered Recovery::OpenBuckets(uint64_t oldest, uint64_t newest, const 
     recovered.versions.push_back(bucket.version);
     const uint64_t first = std::min(known.first_round, bucket.version);
     if (known.base > 0) recovered.known_from = std::max(recovered.known_from, first);
-    // The snapshot got to disk, the records that made its version did not: whose frames are in it is not known.
-    if (known.end_round < known.base) recovered.nothing_known_before = newest;
+    // Whose frames were in rounds whose records are missing is not known. Where the snapshot got to disk, and the
+    // records that made its version did not, those are the last ones.
+    const uint64_t unknown = known.end_round < known.base ? newest : known.gap_end;
+    recovered.nothing_known_before = std::max(recovered.nothing_known_before, unknown);
     // Whoever is in the open round contributed to every bucket of it that has closed.
     if (bucket.version != newest) continue;
     for (const journal::Contribution& c : known.last) {

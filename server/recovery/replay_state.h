@@ -16,6 +16,8 @@ struct ReplayState {
     uint64_t base = 0;                        // version of that state: updates before it are in it
     uint64_t first_round = UINT64_MAX;        // of its first record
     uint64_t end_round = 0;                   // behind its last record
+    uint64_t gap_end = 0;                     // records before this round are missing; 0: none are
+    bool from_snapshot = false;               // and no later state followed
     std::vector<journal::Contribution> last;  // of its last record
   };
   std::vector<Bucket> buckets;

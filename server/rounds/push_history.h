@@ -43,7 +43,10 @@ class PushHistory {
   // All that is known of a bucket, in an order in which it can be noted again.
   std::vector<Merged> Of(uint32_t bucket) const;
   // False: what this incarnation contributed to `round` may be forgotten.
-  bool Knows(MemberId id, uint64_t round) const { return round >= forgotten_ || entries_.contains(id); }
+  bool Knows(MemberId id, uint64_t round) const {
+    const auto it = entries_.find(id);
+    return it == entries_.end() ? round >= forgotten_ : round >= it->second.from;
+  }
   // Of some incarnation, one of the last frames in `bucket`, as many as may be unanswered, is of `round`: it may not
   // have read the update.
   bool MayMissUpdate(uint32_t bucket, uint64_t round) const;
@@ -62,7 +65,7 @@ class PushHistory {
   void Drop(MemberId id);  // it never comes back
   // What was before `round` is not known of anybody who is not known.
   void Forget(uint64_t round) { forgotten_ = std::max(forgotten_, round); }
-  // What was before `round` is not known of anybody.
+  // What was before `round` is not known of anybody who is known so far either.
   void ForgetAll(uint64_t round);
 
  private:
@@ -71,7 +74,10 @@ class PushHistory {
     uint32_t digest = 0;
     bool used = false;
   };
-  using Entries = std::vector<Entry>;  // [bucket * depth + age], the latest first
+  struct Entries {
+    std::vector<Entry> last;  // [bucket * depth + age], the latest first
+    uint64_t from = 0;        // whether it contributed to earlier rounds is not known
+  };
 
   const uint32_t buckets_;
   const uint32_t depth_;

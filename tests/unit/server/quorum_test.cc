@@ -403,6 +403,21 @@ TEST(PushHistory, WhatMissingRecordsWouldSayIsNotGuessed) {
   EXPECT_EQ(*machine.Classify(a, 0, 7), PushVerdict::kAccept);
 }
 
+// Records in the middle are missing, and who has later ones may have been in the missing ones as well.
+TEST(PushHistory, WhatIsBehindMissingRecordsIsKnown) {
+  PushHistory history(1, 4);
+  for (const MemberId id : {1, 2}) history.Restore(id, 0, 3, 30);
+  history.Restore(1, 0, 6, 60);  // the records of rounds 4 and 5 are missing
+  history.ForgetAll(6);
+  EXPECT_NE(history.Find(1, 0, 6), nullptr);
+  EXPECT_FALSE(history.Knows(1, 5));
+  EXPECT_FALSE(history.Knows(1, 3));
+  EXPECT_TRUE(history.Knows(1, 7));
+  EXPECT_FALSE(history.Knows(2, 5));
+  EXPECT_TRUE(history.Knows(2, 6));
+  EXPECT_EQ(history.incarnations(), 1u);
+}
+
 // What a standby is sent names every incarnation that ever was: of those before the last ones nothing is kept.
 TEST(PushHistory, StaysBoundedWhileRecordsAreReplayed) {
   constexpr uint64_t kRounds = 500;

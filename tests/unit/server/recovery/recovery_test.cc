@@ -43,12 +43,12 @@ struct Shard {
 class RecoveryTest : public testing::Test {
  protected:
   RecoveryTest() {
-    const auto member = before_.job.Join("a");
+    member_ = before_.job.Join("a");
     for (uint32_t b = 0; b < before_.job.frames().buckets(); ++b) {
       records_.push_back({journal::RecordType::kInitial, b, 0, {}, before_.job.frames().Initialize(b, 1.0f)});
     }
-    before_.job.Initialize(*member, 1.0f);
-    for (uint64_t round = 0; round < 3; ++round) before_.Round(*member, round);
+    before_.job.Initialize(*member_, 1.0f);
+    for (uint64_t round = 0; round < 3; ++round) before_.Round(*member_, round);
     for (const journal::Record& record : before_.sink.records) records_.push_back(record);
   }
   Recovery::ReadRecords Read(size_t skipped = SIZE_MAX) const {
@@ -62,7 +62,23 @@ class RecoveryTest : public testing::Test {
     };
   }
 
+  // A snapshot of version 3, and two rounds behind it. The journal has given up the rounds in [from, to).
+  std::shared_ptr<ShardCapture> GoOnWithoutRecordsOf(uint64_t from, uint64_t to) {
+    std::shared_ptr<ShardCapture> snapshot = *before_.job.snapshots.NewCopy();
+    for (const auto& visible : before_.sink.held) visible();
+    EXPECT_TRUE(before_.job.snapshots.Gather(snapshot, absl::Seconds(10)).ok());
+    const size_t seen = before_.sink.records.size();
+    for (uint64_t round = 3; round < 5; ++round) before_.Round(*member_, round);
+    records_.insert(records_.end(), before_.sink.records.begin() + static_cast<std::ptrdiff_t>(seen),
+                    before_.sink.records.end());
+    std::erase_if(records_, [=](const journal::Record& record) {
+      return record.type == journal::RecordType::kUpdate && record.round >= from && record.round < to;
+    });
+    return snapshot;
+  }
+
   Shard before_{SmallSpec("job", 1)};
+  std::unique_ptr<TestMember> member_;
   std::vector<journal::Record> records_;
 };
 
@@ -86,6 +102,36 @@ TEST_F(RecoveryTest, ARecordThatIsMissingIsNoticed) {
   const size_t first_update = before_.job.frames().buckets();
   EXPECT_EQ(after.recovery.Recover(nullptr, Read(first_update)).code(), absl::StatusCode::kDataLoss);
 }
+
+struct Missing {
+  uint64_t from, to;  // records of these rounds, before the snapshot
+  size_t kept;        // updates behind them, of those that are retained
+};
+class MissingRecordsTest : public RecoveryTest, public testing::WithParamInterface<Missing> {};
+
+// The snapshot made good what they did.
+TEST_P(MissingRecordsTest, WhatTheyToldIsNotKnown) {
+  const Missing missing = GetParam();
+  const auto snapshot = GoOnWithoutRecordsOf(missing.from, missing.to);
+  Shard after(SmallSpec("job", 1));
+  ASSERT_EQ(after.recovery.Recover(&snapshot->state, Read()), absl::OkStatus());
+  EXPECT_EQ(after.Digest(), before_.Digest());
+  {
+    absl::MutexLock lock(&after.job.bucket(0).mu);
+    EXPECT_EQ(after.job.bucket(0).updates.size(), missing.kept);
+    EXPECT_EQ(after.job.bucket(0).UpdateOf(missing.to - 1), nullptr);
+    EXPECT_EQ(after.job.bucket(0).owed_from, missing.to + 1) << "whether they were skipped is not known";
+  }
+  absl::MutexLock lock(&after.job.parts().mu);
+  const Rounds& rounds = *after.job.parts().rounds;
+  EXPECT_EQ(rounds.Classify(member_->id, 0, missing.to - 1).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(*rounds.Classify(member_->id, 0, 3), PushVerdict::kDuplicate);
+  EXPECT_EQ(*rounds.Classify(member_->id, 0, 4), PushVerdict::kDuplicate);
+  EXPECT_EQ(*rounds.Classify(member_->id, 0, 5), PushVerdict::kAccept);
+}
+
+INSTANTIATE_TEST_SUITE_P(Rounds, MissingRecordsTest,
+                         testing::Values(Missing{1, 2, 2}, Missing{1, 3, 2}, Missing{0, 3, 2}));
 
 TEST_F(RecoveryTest, WithoutRecordsWorkersUploadAgain) {
   Shard after(SmallSpec("job", 1));
