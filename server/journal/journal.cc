@@ -61,11 +61,10 @@ void Journal::Run() {
 TimeNs Journal::Pump() {
   const TimeNs now = clock_->Now();
   std::vector<Entry> taken;
-  uint64_t keep_from = 0;
   {
     absl::MutexLock lock(&mu_);
     taken.swap(queue_);
-    std::swap(keep_from, keep_from_);
+    cut_to_ = std::max(cut_to_, std::exchange(keep_from_, 0));
     if (hole_end_ != 0 && snapshot_version_ >= hole_end_) hole_end_ = 0;
   }
   const uint64_t records = taken.size();
@@ -73,13 +72,7 @@ TimeNs Journal::Pump() {
   if (retry) writer_->Heal().IgnoreError();
   Write(std::move(taken), now);
   if (retry || degraded() != was_degraded_) NoteHealth(now);
-  if (keep_from != 0 && !degraded()) {
-    GW_FAILPOINT("journal.cut.before");
-    absl::Status cut = writer_->Sync();  // what was kept of the records that go
-    if (cut.ok()) cut = writer_->Cut(keep_from);
-    GW_FAILPOINT("journal.cut.after");
-    if (!cut.ok()) spdlog::warn("job {}: old journal segments stay: {}", options_.job, cut.ToString());
-  }
+  if (cut_to_ != 0 && !degraded()) Cut();
   PublishStatus(records);
   // A server that was replaced shows nothing any more.
   if (!degraded() || (options_.on_failure == OnFailure::kContinue && !writer_->fenced())) {
@@ -88,6 +81,16 @@ TimeNs Journal::Pump() {
     for (const Visible& visible : met) visible();
   }
   return NextTurn();
+}
+
+void Journal::Cut() {
+  GW_FAILPOINT("journal.cut.before");
+  absl::Status cut = writer_->Sync();  // what was kept of the records that go
+  if (degraded()) return;              // until it is well again: the next snapshot may be long to come
+  if (cut.ok()) cut = writer_->Cut(cut_to_);
+  cut_to_ = 0;
+  GW_FAILPOINT("journal.cut.after");
+  if (!cut.ok()) spdlog::warn("job {}: old journal segments stay: {}", options_.job, cut.ToString());
 }
 
 void Journal::Write(std::vector<Entry> taken, TimeNs now) {

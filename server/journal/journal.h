@@ -75,6 +75,7 @@ class Journal final : public UpdateSink {
   void Run();
   // Writes what was taken, and syncs where the level or the time asks for it.
   void Write(std::vector<Entry> taken, TimeNs now);
+  void Cut();
   // After a try: logs what changed and sets the time of the next one.
   void NoteHealth(TimeNs now);
   void LimitBacklog();
@@ -92,6 +93,7 @@ class Journal final : public UpdateSink {
   TimeNs retry_at_ = 0;
   TimeNs retry_ns_ = 0;
   bool was_degraded_ = false;
+  uint64_t cut_to_ = 0;    // what a snapshot lets go is removed up to here; 0: nothing is to be removed
   uint64_t hole_end_ = 0;  // version behind the records that were given up; 0: none were
   WarningLimiter warnings_;
 
@@ -99,7 +101,7 @@ class Journal final : public UpdateSink {
   mutable absl::Mutex mu_;
   absl::CondVar wake_;
   std::vector<Entry> queue_ ABSL_GUARDED_BY(mu_);
-  uint64_t keep_from_ ABSL_GUARDED_BY(mu_) = 0;         // 0: nothing is to be removed
+  uint64_t keep_from_ ABSL_GUARDED_BY(mu_) = 0;         // for cut_to_
   uint64_t snapshot_version_ ABSL_GUARDED_BY(mu_) = 0;  // the newest that was taken
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   JournalStatus status_ ABSL_GUARDED_BY(mu_);

@@ -174,6 +174,28 @@ TEST_F(JournalTest, SnapshotLetsOldSegmentsGo) {
   EXPECT_EQ(recovered.records.back().round, 19u);
 }
 
+TEST_F(JournalTest, SegmentsThatASnapshotLetsGoGoOnceTheDiskIsWell) {
+  Open(Level::kFsync, OnFailure::kWait);
+  for (int i = 0; i < 40; ++i) {
+    Append(1);
+    journal_->Pump();
+  }
+  disk_.set_sync_error(absl::UnknownError("I/O error"));
+  Append(1);
+  journal_->Pump();
+  ASSERT_TRUE(journal_->status().degraded);
+  const uint64_t before = journal_->status().bytes;
+  journal_->SnapshotTaken(14, 12);
+  journal_->Pump();
+  EXPECT_GE(journal_->status().bytes, before);
+  disk_.set_sync_error(absl::OkStatus());
+  clock_.now += 10 * kMs;
+  journal_->Pump();
+  ASSERT_FALSE(journal_->status().degraded);
+  EXPECT_LT(journal_->status().bytes, before / 2 + 5000);
+  EXPECT_LE(Recover(disk_).records.front().round, 12u);
+}
+
 TEST_F(JournalTest, ThreadCommitsAndStopWritesTheRest) {
   Open(Level::kInterval, OnFailure::kWait);
   journal_->Start();
