@@ -152,6 +152,7 @@ std::optional<TimeNs> JointRounds::CloseTime(uint64_t round, uint32_t bucket, bo
     later = later || (member.start_round > round && member.start_round != Membership::kNever);
     if (member.start_round > round || open.contributions.contains(id)) continue;
     *missing = true;
+    if (rules_.quorum == 0) return std::nullopt;  // it waits for all, whoever they are
     // Who has not been heard of since an earlier round cannot have this one: it is not waited for.
     awaited = awaited || member.start_round == round || member.heard_round + 1 >= round;
   }
