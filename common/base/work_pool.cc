@@ -23,6 +23,7 @@ void WorkPool::Do(std::function<void()> work) {
   {
     absl::MutexLock lock(&mu_);
     if (idle_ <= queue_.size() && threads_.size() < limit_) {
+      threads_.reserve(threads_.size() + 1);  // a thread that finds no room there would end the process
       absl::StatusOr<std::thread> thread = StartThread("a pool", [this] { Run(); });
       if (thread.ok()) threads_.push_back(*std::move(thread));
     }

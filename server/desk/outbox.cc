@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "common/transport/sink_scope.h"
 
 namespace gradwire {
@@ -26,9 +27,8 @@ absl::Status Outbox::Send(transport::Message message) {
 
 absl::Status Outbox::SendWhenRoom(transport::Message message) {
   if (!Enter()) return absl::CancelledError("the stream is closed");
-  absl::Status status = stream_->Send(std::move(message));
-  Exit();
-  return status;
+  const absl::Cleanup exit = [this] { Exit(); };  // also where memory runs out
+  return stream_->Send(std::move(message));
 }
 
 void Outbox::Finish(absl::Status status) {
@@ -38,8 +38,8 @@ void Outbox::Finish(absl::Status status) {
     finished_ = true;
     ++users_;
   }
+  const absl::Cleanup exit = [this] { Exit(); };
   stream_->Finish(std::move(status));
-  Exit();
 }
 
 void Outbox::Cancel() {
@@ -48,8 +48,8 @@ void Outbox::Cancel() {
     if (closed_) return;
     ++users_;
   }
+  const absl::Cleanup exit = [this] { Exit(); };
   stream_->Cancel();
-  Exit();
 }
 
 void Outbox::Close() {

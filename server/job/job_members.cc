@@ -237,21 +237,30 @@ void JobShard::NoteAllLeft() {
 }
 
 void JobShard::Tick(TimeNs now, WorkPool* pool, TimeNs slept) {
-  RoundActions actions;
-  {
+  const auto actions = std::make_shared<RoundActions>();
+  // What the rounds have decided is carried out, also where memory runs out meanwhile.
+  const absl::Status ticked = CatchBadAlloc("a tick", [&] {
     absl::MutexLock lock(&parts_.mu);
     if (slept > 0) parts_.rounds->Excuse(slept, now);
-    parts_.rounds->Tick(now, &actions);
-    NoteGone(actions.lost, absl::StrFormat("gave no sign of life for %d ms", parts_.job.spec().lease_ms()));
-  }
+    parts_.rounds->Tick(now, actions.get());
+    NoteGone(actions->lost, absl::StrFormat("gave no sign of life for %d ms", parts_.job.spec().lease_ms()));
+    return absl::OkStatus();
+  });
   intake_.WarnOfHeldBack(now);
-  for (const Member& member : actions.lost) {
+  if (!ticked.ok()) spdlog::warn("job {}: {}", parts_.job.spec().name(), ticked.ToString());
+  for (const Member& member : actions->lost) {
     spdlog::warn("job {} worker {}: no sign of life for {} ms, no longer waited for", parts_.job.spec().name(),
                  member.worker, parts_.job.spec().lease_ms());
   }
-  if (pool == nullptr || actions.close.empty()) return Run(std::move(actions));
   // Other jobs' leases do not wait until these buckets are closed.
-  pool->Do([self = shared_from_this(), actions = std::move(actions)]() mutable { self->Run(std::move(actions)); });
+  if (pool != nullptr && !actions->close.empty() &&
+      CatchBadAlloc("closing buckets", [&] {
+        pool->Do([self = shared_from_this(), actions] { self->Run(std::move(*actions)); });
+        return absl::OkStatus();
+      }).ok()) {
+    return;
+  }
+  Run(std::move(*actions));
 }
 
 std::optional<TimeNs> JobShard::NextTick() {
@@ -299,14 +308,16 @@ void JobShard::Detach(MemberId member, const std::shared_ptr<Outbox>& out) {
 void JobShard::DropMember(const Member& member) {
   {
     absl::MutexLock lock(&parts_.mu);
-    if (parts_.rounds->membership().Get(member.id) != nullptr) return;  // it has joined again since
+    // It has joined again since, and may have begun frames.
+    if (parts_.rounds->membership().Get(member.id) != nullptr) return;
   }
   intake_.AbandonMember(member.id);
   MemberStreams::Streams streams, unread;
   absl::Status why;
   {
     absl::MutexLock lock(&parts_.mu);
-    if (parts_.rounds->membership().Get(member.id) != nullptr) return;  // or meanwhile
+    // Or meanwhile: its streams are those of one that is here. What it had begun it is told to begin anew.
+    if (parts_.rounds->membership().Get(member.id) != nullptr) return;
     why = InJob(parts_.rounds->membership().Find(member.worker, member.incarnation).status());
     streams = streams_.Depart(member.id, &unread);
     streams_.Forget(member.id);

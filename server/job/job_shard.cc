@@ -80,7 +80,13 @@ absl::Status JobShard::CheckSame(const Job& job, uint32_t shard_index, uint32_t 
 }
 
 void JobShard::Run(RoundActions actions) {
-  for (const Member& member : actions.lost) DropMember(member);
+  for (const Member& member : actions.lost) {
+    // One that is not told finds its round over, or its stream at an end, later.
+    CatchBadAlloc("the end of a member", [&] {
+      DropMember(member);
+      return absl::OkStatus();
+    }).IgnoreError();
+  }
   for (RoundActions::Close& close : actions.close) {
     BucketState& bucket = *parts_.buckets[close.bucket];
     // Every bucket of the round is closed, whatever happens to the others.

@@ -190,6 +190,7 @@ void JointRounds::CloseIfDue(uint64_t round, uint32_t bucket, TimeNs now, RoundA
     if (!time || *time > now) return;
     Round& open = *Find(round);
     BucketRound& closing = open.buckets[bucket];
+    actions->close.reserve(actions->close.size() + 1);  // what is closed is told, or nothing is
     closing.closed = true;
     open.is_short = open.is_short || missing;
     ++open.closed;

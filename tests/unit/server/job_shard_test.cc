@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <vector>
@@ -197,6 +198,29 @@ TEST_F(JobShardTest, LeaseEndAbandonsThePartialFrameAndTheOthersGoOn) {
     ASSERT_TRUE(DecodeParameters(answer.chunks, a.frames.job(), layout, 2, {.parameter = values.data()}).ok());
     EXPECT_THAT(values, testing::Each(0.0f));  // 1 - 0.5 * 2: nothing of b's 100
   }
+}
+
+// Fails as where memory runs out.
+class ExhaustedStream final : public transport::Stream {
+ public:
+  absl::Status Send(transport::Message) override { return absl::OkStatus(); }
+  void Finish(absl::Status) override { throw std::bad_alloc(); }
+  void Cancel() override {}
+};
+
+TEST_F(JobShardTest, TheRoundOfAMemberThatCannotBeToldOfItsEndGoesOn) {
+  Start(SmallSpec("job", 2));
+  TestWorker a = Worker("a"), b = Worker("b");
+  StartTwo(&a, &b);
+  const auto out = std::make_shared<Outbox>(std::make_shared<ExhaustedStream>());
+  ASSERT_TRUE(shard_->Attach(b.identity, out).ok());
+  PushAll(&a, 1, 2.0f);
+  clock_.now += 5'000 * kMs;
+  ASSERT_TRUE(shard_->Heartbeat(a.HeartbeatRequest()).ok());
+  clock_.now += 6'000 * kMs;
+  EXPECT_NO_THROW(shard_->Tick(clock_.now));
+  EXPECT_EQ(shard_->Describe(false, false).version(), 2u);
+  out->Close();  // waits for nobody
 }
 
 TEST_F(JobShardTest, OfTwoProcessesWithOneCheckpointOneGoesOn) {
