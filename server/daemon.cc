@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "common/base/failpoint.h"
 #include "common/base/names.h"
+#include "common/base/out_of_memory.h"
 #include "common/base/start_thread.h"
 #include "common/base/status_macros.h"
 #include "common/transport/caps.h"
@@ -100,6 +101,10 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
     absl::MutexLock lock(&d->mu_);
     d->tick_sooner_ = true;
     d->wake_.SignalAll();
+  };
+  environment.slept = [d = daemon.get()](TimeNs now) {
+    const TimeNs late = now - d->tick_due_.load(std::memory_order_relaxed);
+    return late < kNoticedSleep ? 0 : late;
   };
   if (!config.data_dir.empty()) {
     GW_ASSIGN_OR_RETURN(daemon->data_, DataDirectory::Open(&daemon->disk_, config.data_dir));
@@ -198,18 +203,26 @@ absl::Duration Daemon::UntilNextTick() {
 
 void Daemon::TickUntilStopped() {
   TimeNs ran = clock_->Now();
+  absl::Duration wait = kShortestTick;
   for (;;) {
-    const absl::Duration wait = UntilNextTick();
+    const TimeNs due = ran + absl::ToInt64Nanoseconds(wait);
+    tick_due_.store(due, std::memory_order_relaxed);
     {
       absl::MutexLock lock(&mu_);
       if (!stopped_ && !tick_sooner_) wake_.WaitWithTimeout(&mu_, wait);
       if (stopped_) return;
       tick_sooner_ = false;
     }
-    const TimeNs last = std::exchange(ran, clock_->Now());
-    const TimeNs slept = ran - last - absl::ToInt64Nanoseconds(wait);
-    registry_->Tick(closers_.get(), slept < kNoticedSleep ? 0 : slept);
-    ReturnFreedMemory();
+    ran = clock_->Now();
+    const TimeNs slept = ran - due;
+    wait = kLongestTick;
+    const absl::Status ticked = CatchBadAlloc("a tick", [&] {
+      registry_->Tick(closers_.get(), slept < kNoticedSleep ? 0 : slept);
+      ReturnFreedMemory();
+      wait = UntilNextTick();
+      return absl::OkStatus();
+    });
+    if (!ticked.ok()) registry_->WarnRefused("a tick", ticked);
   }
 }
 
@@ -217,7 +230,11 @@ void Daemon::TickReplicationUntilStopped() {
   absl::MutexLock lock(&mu_);
   while (!stopped_) {
     mu_.Unlock();
-    replication_->Tick();
+    const absl::Status ticked = CatchBadAlloc("a tick", [this] {
+      replication_->Tick();
+      return absl::OkStatus();
+    });
+    if (!ticked.ok()) registry_->WarnRefused("a tick", ticked);
     mu_.Lock();
     mu_.AwaitWithTimeout(absl::Condition(&stopped_), kLongestTick);
   }

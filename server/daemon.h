@@ -2,7 +2,9 @@
 // run it in their own process over any transport.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -80,6 +82,9 @@ class Daemon {
   TimeNs next_look_ = 0;
   uint64_t returned_ = 0;    // what jobs had given back when memory was returned last
   uint64_t free_bytes_ = 0;  // of the heap, at the last look
+
+  // When the ticker looks again at the latest; who comes later before it finds that this process did not run.
+  std::atomic<TimeNs> tick_due_{std::numeric_limits<TimeNs>::max()};
 
   absl::Mutex mu_;
   absl::CondVar wake_;

@@ -31,7 +31,7 @@ absl::StatusOr<PushVerdict> Flow::Begin(BucketState& bucket, OpenRound* open, Pu
 absl::StatusOr<PushVerdict> Flow::Complete(const PushStream& stream, const wire::FrameHeader& header, uint32_t digest,
                                            RoundActions* actions) {
   absl::MutexLock lock(&parts_.mu);
-  const TimeNs now = parts_.environment.clock->Now();
+  const TimeNs now = parts_.NowOfRounds();
   GW_ASSIGN_OR_RETURN(const PushVerdict verdict,
                       parts_.rounds->Complete(stream.member, header.bucket, header.round, digest, now, actions));
   parts_.rounds->Renew(stream.member, now);

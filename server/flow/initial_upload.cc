@@ -109,7 +109,7 @@ absl::Status InitialUpload::Complete(BucketState& bucket, const PushStream& stre
   *record = {journal::RecordType::kInitial, index, 0, {}, std::move(chunks)};
   absl::MutexLock job_lock(&parts_.mu);
   ++unsafe_;
-  parts_.rounds->Initialized(stream.member, index, parts_.environment.clock->Now(), actions);
+  parts_.rounds->Initialized(stream.member, index, parts_.NowOfRounds(), actions);
   return absl::OkStatus();
 }
 

@@ -203,7 +203,7 @@ Intake::Ack Intake::TakeAbstention(PushStream& stream, const wire::FrameHeader& 
     absl::MutexLock lock(&bucket.mu);
     OpenRound* const open = bucket.Find(header.round);
     absl::MutexLock job_lock(&parts_.mu);
-    const TimeNs now = parts_.environment.clock->Now();
+    const TimeNs now = parts_.NowOfRounds();
     if (nonfinite && open == nullptr) {
       verdict = parts_.rounds->Classify(stream.member, header.bucket, header.round);
       if (verdict.ok() && *verdict == PushVerdict::kAccept) verdict = StillFinishing(parts_.job, bucket, header.round);
@@ -246,8 +246,7 @@ Intake::Ack Intake::Refuse(PushStream& stream, const wire::FrameHeader& header, 
   if (header.kind == wire::FrameKind::kPush) {
     absl::MutexLock lock(&parts_.mu);
     // The others do not wait for a contribution that was refused. Fails where nobody waits for it anyway.
-    parts_.rounds->Abstain(stream.member, header.bucket, header.round, parts_.environment.clock->Now(), &actions)
-        .IgnoreError();
+    parts_.rounds->Abstain(stream.member, header.bucket, header.round, parts_.NowOfRounds(), &actions).IgnoreError();
   }
   parts_.run(std::move(actions));
   v1::PushAck ack;

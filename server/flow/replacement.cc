@@ -66,7 +66,7 @@ absl::StatusOr<PushVerdict> ReplacementIntake::Complete(BucketState& bucket, Ope
   PushVerdict verdict;
   {
     absl::MutexLock lock(&parts_.mu);
-    const TimeNs now = parts_.environment.clock->Now();
+    const TimeNs now = parts_.NowOfRounds();
     GW_ASSIGN_OR_RETURN(verdict, parts_.rounds->Abstain(stream.member, header.bucket, header.round, now, actions));
     parts_.rounds->Renew(stream.member, now);
   }

@@ -34,6 +34,8 @@ struct JobEnvironment {
   // The id of this server's lineage; a standby takes its primary's.
   std::shared_ptr<std::atomic<uint64_t>> server_lineage = std::make_shared<std::atomic<uint64_t>>(0);
   std::function<void()> tick_sooner;  // a deadline came nearer; may be empty; called without a lock held
+  // How long this process did not run before this time, as far as is known; may be empty. Called with locks held.
+  std::function<TimeNs(TimeNs now)> slept;
   // Null: norms get no threads; a simulator takes their turns (Agreement::Pump).
   std::shared_ptr<Tellers> tellers = std::make_shared<Tellers>();
   std::shared_ptr<absl::Mutex> digest_turn = std::make_shared<absl::Mutex>();  // see ParameterDigest

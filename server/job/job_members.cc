@@ -85,12 +85,12 @@ absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity,
       GW_RETURN_IF_ERROR(CheckNameFree(identity));
       GW_RETURN_IF_ERROR(CheckOneSession(identity));
       outcome = parts_.rounds->Join(identity.worker(), identity.incarnation(), not_before, may_initialize,
-                                    parts_.environment.clock->Now(), &actions);
+                                    parts_.NowOfRounds(), &actions);
     } else {
       outcome = not_behind;
       // It joined before it knew of the others.
       const absl::StatusOr<MemberId> member = FindMember(identity);
-      if (member.ok()) parts_.rounds->Leave(*member, parts_.environment.clock->Now(), &actions);
+      if (member.ok()) parts_.rounds->Leave(*member, parts_.NowOfRounds(), &actions);
     }
     if (outcome.ok()) NoteJoined(identity, outcome->id);
     used_ = parts_.environment.clock->Now();
@@ -135,8 +135,7 @@ absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identit
     absl::MutexLock lock(&parts_.mu);
     GW_RETURN_IF_ERROR(parts_.shut);
     GW_RETURN_IF_ERROR(CheckOneSession(identity));
-    outcome = parts_.rounds->Resume(identity.worker(), identity.incarnation(), point, parts_.environment.clock->Now(),
-                                    &actions);
+    outcome = parts_.rounds->Resume(identity.worker(), identity.incarnation(), point, parts_.NowOfRounds(), &actions);
     if (outcome.ok()) NoteJoined(identity, outcome->id);
     used_ = parts_.environment.clock->Now();
   }
@@ -158,7 +157,7 @@ absl::StatusOr<v1::JoinReply> JobShard::CatchUp(const v1::WorkerIdentity& identi
     GW_RETURN_IF_ERROR(CheckOneSession(identity));
     const absl::Status nothing_lost = parts_.rounds->CheckNothingLost(identity.worker(), point);
     outcome = nothing_lost.ok() ? parts_.rounds->CatchUp(identity.worker(), identity.incarnation(), not_before,
-                                                         parts_.environment.clock->Now(), &actions)
+                                                         parts_.NowOfRounds(), &actions)
                                 : nothing_lost;
     if (outcome.ok()) NoteJoined(identity, outcome->id);
     used_ = parts_.environment.clock->Now();
@@ -208,7 +207,7 @@ absl::Status JobShard::Leave(const v1::LeaveRequest& request) {
     absl::MutexLock lock(&parts_.mu);
     GW_ASSIGN_OR_RETURN(member, FindMember(request.identity()));
     parts_.traffic.NoteSanitized(member, request.sanitized_elements());
-    parts_.rounds->Leave(member, parts_.environment.clock->Now(), &actions);
+    parts_.rounds->Leave(member, parts_.NowOfRounds(), &actions);
     NoteGone(actions.lost, "left");
     // The worker closes its streams itself: what it has sent is still answered.
     streams_.Depart(member, &unread);
@@ -241,7 +240,7 @@ void JobShard::Tick(TimeNs now, WorkPool* pool, TimeNs slept) {
   // What the rounds have decided is carried out, also where memory runs out meanwhile.
   const absl::Status ticked = CatchBadAlloc("a tick", [&] {
     absl::MutexLock lock(&parts_.mu);
-    if (slept > 0) parts_.rounds->Excuse(slept, now);
+    parts_.Excuse(slept, now);
     parts_.rounds->Tick(now, actions.get());
     NoteGone(actions->lost, absl::StrFormat("gave no sign of life for %d ms", parts_.job.spec().lease_ms()));
     return absl::OkStatus();

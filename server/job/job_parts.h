@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -47,6 +48,21 @@ struct JobParts {
     return newest;
   }
 
+  // The time, for the rounds. Where this process has been stopped, those who are late are excused first: the ticker,
+  // which sees to that for all jobs, may come behind the frames that arrived meanwhile.
+  TimeNs NowOfRounds() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    const TimeNs now = environment.clock->Now();
+    if (environment.slept) Excuse(environment.slept(now), now);
+    return now;
+  }
+  // This process did not run for so long before `now`: see Rounds::Excuse. What was excused before is so once.
+  void Excuse(TimeNs slept, TimeNs now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    const TimeNs from = std::max(now - slept, excused_until);
+    if (slept <= 0 || from >= now) return;
+    rounds->Excuse(now - from, now);
+    excused_until = now;
+  }
+
   // Constant.
   const Job job;
   const Layout layout;
@@ -70,6 +86,7 @@ struct JobParts {
 
   mutable absl::Mutex mu;
   const std::unique_ptr<Rounds> rounds ABSL_PT_GUARDED_BY(mu);
+  TimeNs excused_until ABSL_GUARDED_BY(mu) = std::numeric_limits<TimeNs>::min();
   MemoryAccount::Share trace_share ABSL_GUARDED_BY(mu);  // of `trace`, which the bound does not cover
   absl::Status shut ABSL_GUARDED_BY(mu);                 // not ok: the job is gone, and this is why
 };

@@ -133,6 +133,37 @@ TEST_F(JobShardTest, QuorumClosesOverThePartialFrameOfTheLateWorker) {
   EXPECT_EQ((*ack)->open_round(), round + 1);
 }
 
+// What came meanwhile is read before the ticker has run, frame by frame.
+TEST_F(JobShardTest, FramesThatCameWhileThisProcessWasStoppedAreInTime) {
+  v1::JobSpec spec = SmallSpec("job", 4);
+  spec.mutable_rounds()->set_quorum(2);
+  TimeNs slept = 0;
+  environment_.slept = [&slept](TimeNs) { return slept; };
+  Start(spec);
+  TestWorker a = Worker("a"), b = Worker("b"), c = Worker("c"), d = Worker("d");
+  for (TestWorker* worker : {&a, &b, &c, &d}) ASSERT_TRUE(worker->Join().ok());
+  a.InitializeAll(1.0f);
+  for (TestWorker* worker : {&a, &b, &c, &d}) PushAll(worker, 0, 1.0f);
+  uint64_t round = 1;
+  for (; round <= Lateness::kFewest; ++round) {
+    for (TestWorker* worker : {&a, &b, &d}) PushAll(worker, round, 1.0f);
+    clock_.now += 10 * kMs;
+    PushAll(&c, round, 1.0f);
+    clock_.now += 100 * kMs;
+  }
+  for (TestWorker* worker : {&a, &b}) PushAll(worker, round, 1.0f);
+  clock_.now += 2'000 * kMs;
+  slept = 1'995 * kMs;
+  PushAll(&c, round, 1.0f);
+  EXPECT_EQ(shard_->Describe(false, false).version(), round);
+  shard_->Tick(clock_.now, nullptr, slept);
+  EXPECT_EQ(shard_->Describe(false, false).version(), round) << "5 ms are left";
+  slept = 0;
+  clock_.now += 5 * kMs;
+  shard_->Tick(clock_.now);
+  EXPECT_EQ(shard_->Describe(false, false).version(), round + 1) << "what was excused once is not excused again";
+}
+
 // Only that update says which elements come back, be it none: without it the worker could not go on.
 TEST_F(JobShardTest, AWorkerThatWasAwayFindsTheSparseUpdateThatItIsIn) {
   Start(SmallSpec("job", 2, "tagc:density=0.05"));
