@@ -11,6 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/cpp/internal/deadline.h"
 #include "common/base/status_macros.h"
 #include "common/codec/frame/parameters.h"
 #include "common/job/round_mode.h"
@@ -19,7 +20,12 @@
 namespace gradwire::client {
 namespace {
 
-constexpr int kMaxJoinPasses = 8;
+constexpr int kMaxCatchUpPasses = 8;
+constexpr int kPassesWithoutLead = 4;
+
+// How far ahead of the latest version that a shard named all are asked to start: rounds that are faster than asking
+// would go on without end. Shards refuse a lead of 64 rounds.
+uint64_t LeadOf(int pass) { return pass < kPassesWithoutLead ? 0 : 1u << std::min(pass - kPassesWithoutLead, 5); }
 
 }  // namespace
 
@@ -30,7 +36,8 @@ v1::PullKind StartKind(const Job& job, PullMode pull) {
 
 absl::StatusOr<uint64_t> AgreeToCatchUp(const std::vector<FrameLink*>& links, uint64_t version) {
   std::vector<std::optional<uint64_t>> start(links.size());
-  for (int pass = 0; pass < kMaxJoinPasses; ++pass) {
+  for (int pass = 0; pass < kMaxCatchUpPasses; ++pass) {
+    version += LeadOf(pass);
     for (size_t s = 0; s < links.size(); ++s) {
       if (start[s] == version) continue;
       GW_ASSIGN_OR_RETURN(start[s], links[s]->CatchUp(version));
@@ -39,7 +46,7 @@ absl::StatusOr<uint64_t> AgreeToCatchUp(const std::vector<FrameLink*>& links, ui
     if (std::all_of(start.begin(), start.end(), [version](const auto& v) { return v == version; })) return version;
   }
   return absl::AbortedError(absl::StrCat("the ", links.size(),
-                                         " shards could not agree on a version to go on with after ", kMaxJoinPasses,
+                                         " shards could not agree on a version to go on with after ", kMaxCatchUpPasses,
                                          " attempts (latest ", version, "): join again"));
 }
 
@@ -73,15 +80,17 @@ struct Starter::State {
   bool compared ABSL_GUARDED_BY(mu) = false;  // this worker's values with those of shard 0
   bool same_as_first ABSL_GUARDED_BY(mu) = false;
   absl::Status failed ABSL_GUARDED_BY(mu);
+  uint64_t newest_at_first ABSL_GUARDED_BY(mu) = 0;  // version of any shard, when each had been asked once
 
   uint64_t NewestVersion() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     uint64_t newest = 0;
     for (const Shard& shard : shards) newest = std::max(newest, shard.version);
     return newest;
   }
-  // A shard that was asked before the others may have gone on since, or may have lost versions: it says which.
+  // A shard that was asked before the others may have gone on since, or may have lost versions: it says which. What
+  // another one has come to after all were asked says nothing of that: rounds may be faster than asking.
   bool Agrees(uint32_t shard, uint64_t start, const Job& job) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
-    const bool near = IsAsync(job) || NewestVersion() <= shards[shard].version + MostApart(job);
+    const bool near = IsAsync(job) || newest_at_first <= shards[shard].version + MostApart(job);
     return shards[shard].start == start && near;
   }
 
@@ -104,7 +113,9 @@ Starter::~Starter() = default;
 
 absl::Status Starter::JoinAll(const v1::JoinRequest& request) {
   const size_t shards = context_.links.size();
-  for (int pass = 0; pass < kMaxJoinPasses; ++pass) {
+  const absl::Time deadline = DeadlineOf(context_.timeout_ms);
+  for (int pass = 0;; ++pass) {
+    version_ += LeadOf(pass);
     for (uint32_t s = 0; s < shards; ++s) {
       if (pass > 0) {
         absl::MutexLock lock(&state_->mu);
@@ -126,12 +137,15 @@ absl::Status Starter::JoinAll(const v1::JoinRequest& request) {
     }
     absl::MutexLock lock(&state_->mu);
     GW_RETURN_IF_ERROR(state_->failed);
+    if (pass == 0) state_->newest_at_first = state_->NewestVersion();
     uint32_t agree = 0;
     while (agree < shards && state_->Agrees(agree, version_, *context_.job)) ++agree;
     if (agree == shards) return absl::OkStatus();
+    if (absl::Now() >= deadline)
+      return absl::AbortedError(absl::StrCat("the ", shards, " shards could not agree on a start version within ",
+                                             context_.timeout_ms, " ms and ", pass + 1, " attempts (latest ",
+                                             version_.load(), "): join again"));
   }
-  return absl::AbortedError(absl::StrCat("the ", shards, " shards could not agree on a start version after ",
-                                         kMaxJoinPasses, " attempts (latest ", version_.load(), "): join again"));
 }
 
 void Starter::NoteJoined(uint32_t shard, const v1::JoinReply& reply) {

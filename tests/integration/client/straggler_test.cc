@@ -174,6 +174,38 @@ TEST(Stragglers, CatchesUpInShortWaitsWhileTheOthersRest) {
   EXPECT_GT(near.session().stats().skipped_rounds, 0u);
 }
 
+// Also where rounds are over before all shards were asked, again and again.
+TEST(Stragglers, ANewcomerThatIsFarAwayJoinsWhileRoundsAreFast) {
+  constexpr uint32_t kShards = 3;
+  Cluster cluster(kShards, "grpc");
+  std::vector<std::unique_ptr<TcpProxy>> proxies;
+  std::vector<std::string> far_away;
+  for (const std::string& address : cluster.addresses()) {
+    far_away.push_back(proxies.emplace_back(std::make_unique<TcpProxy>(address))->address());
+    proxies.back()->PassThrough([](uint64_t, bool, char*, size_t) { absl::SleepFor(absl::Milliseconds(1)); });
+  }
+  v1::JobSpec spec = Small(MakeSpec("fast", "dense:values=fp32", v1::OPTIMIZER_SGD, 3));
+  spec.set_min_workers(2);
+  spec.mutable_rounds()->set_quorum(1);
+  std::atomic<bool> done{false};
+  InParallel(3, [&](int w) {
+    Worker worker(spec, w);
+    if (w == 2) {  // how late the others are is learned first: for that long rounds wait for it
+      while (cluster.Describe(0, "fast").version() < 100) absl::SleepFor(absl::Milliseconds(5));
+      const absl::Status joined = worker.Join(far_away);
+      EXPECT_TRUE(joined.ok()) << joined;
+      done = true;
+      return;
+    }
+    ASSERT_TRUE(worker.Join(cluster.addresses()).ok());
+    while (!done) {
+      worker.Fill(0);
+      const absl::Status status = worker.Step(0.01f);
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  });
+}
+
 // A newcomer gets its start version although rounds do not wait for it.
 TEST(Stragglers, NewcomerJoinsWhileAQuorumTrains) {
   Cluster cluster(2, "inproc");
