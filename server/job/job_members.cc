@@ -40,6 +40,13 @@ absl::Status JobShard::InJob(const absl::Status& status) const {
                       absl::StrFormat("job '%s': %s", parts_.job.spec().name(), std::string(status.message())));
 }
 
+absl::Status JobShard::CheckInstance(uint64_t known) const {
+  if (known == 0 || instance_ == 0 || known == instance_) return absl::OkStatus();
+  return InJob(absl::FailedPreconditionError(
+      "the job that this worker was in was deleted, and this is another one of its name, which goes on from other "
+      "parameters: start the worker again, without its checkpoint, and it joins this one"));
+}
+
 absl::StatusOr<MemberId> JobShard::FindMember(const v1::WorkerIdentity& identity) const {
   GW_RETURN_IF_ERROR(parts_.shut);
   absl::StatusOr<MemberId> member = parts_.rounds->membership().Find(identity.worker(), identity.incarnation());
@@ -177,6 +184,7 @@ v1::JoinReply JobShard::ReplyTo(const Rounds::JoinOutcome& outcome) {
   reply.set_lease_ms(parts_.job.spec().lease_ms());
   reply.set_server_epoch(parts_.environment.epochs->now());
   reply.set_lineage(*parts_.environment.server_lineage);
+  reply.set_instance(instance_);
   absl::MutexLock lock(&parts_.mu);
   reply.set_members(static_cast<uint32_t>(parts_.rounds->membership().members().size()));
   reply.set_gone(gone_);

@@ -27,7 +27,7 @@ absl::Status NoSuchJob(std::string_view name) {
 }
 
 // Only ever compared for equality: no run depends on it.
-uint64_t NewHistory() {
+uint64_t NewId() {
   std::random_device device;
   return static_cast<uint64_t>(device()) << 32 | device() | 1;
 }
@@ -79,6 +79,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::Job
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
                       JobShard::Make(spec, shard_index, shard_count, environment_));
   GW_RETURN_IF_ERROR(made->CheckSame(made->job(), shard_index, shard_count, layout_digest));
+  made->SetInstance(NewId());
   absl::MutexLock create(&create_mu_);
   {
     absl::MutexLock lock(&mu_);
@@ -108,6 +109,7 @@ absl::StatusOr<ReplicatedSink*> JobRegistry::Store(JobShard& shard, uint64_t fol
   *stored.mutable_spec() = shard.job().spec();
   stored.set_shard_index(shard.shard_index());
   stored.set_shard_count(shard.layout().shard_count());
+  stored.set_instance(shard.instance());
   if (followed_history != 0) {
     stored.set_followed_history(followed_history);
     stored.set_followed_term(Term());
@@ -130,7 +132,7 @@ absl::StatusOr<ReplicatedSink*> JobRegistry::Store(JobShard& shard, uint64_t fol
 }
 
 absl::StatusOr<ReplicatedSink*> JobRegistry::OpenSink(JobShard& shard, bool following) {
-  const ReplicationHooks hooks{&serve_until_, on_change_, on_lost_sync_, NewHistory(), following};
+  const ReplicationHooks hooks{&serve_until_, on_change_, on_lost_sync_, NewId(), following};
   return OpenJournal(*data_, shard, environment_.clock, {following, SegmentBytes(), hooks, environment_.adopt_journal});
 }
 
@@ -147,8 +149,9 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::Adopt(const v1::StoredJob
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
                       JobShard::Make(stored.spec(), stored.shard_index(), stored.shard_count(), environment_));
   GW_RETURN_IF_ERROR(made->CheckSame(made->job(), stored.shard_index(), stored.shard_count(), layout_digest));
+  made->SetInstance(stored.instance());
   // A primary that says nothing of its history is not gone on from: one that nobody has.
-  const uint64_t followed = history != 0 ? history : NewHistory();
+  const uint64_t followed = history != 0 ? history : NewId();
   GW_ASSIGN_OR_RETURN(ReplicatedSink* const sink, Store(*made, followed));
   GW_RETURN_IF_ERROR(InsertNew(made, sink, followed));
   return made;
@@ -262,6 +265,7 @@ absl::Status JobRegistry::RecoverJob(const std::string& name, bool following) {
   GW_ASSIGN_OR_RETURN(const v1::StoredJob stored, data_->LoadJob(name));
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
                       JobShard::Make(stored.spec(), stored.shard_index(), stored.shard_count(), environment_));
+  made->SetInstance(stored.instance());
   GW_ASSIGN_OR_RETURN(ReplicatedSink* const sink, OpenSink(*made, following));
   // A later term: this server was primary since, and what it has is its own.
   return Insert(made, sink, following && stored.followed_term() == Term() ? stored.followed_history() : 0);

@@ -54,6 +54,12 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   const Layout& layout() const { return parts_.layout; }
   uint32_t shard_index() const { return parts_.shard_index; }
   const MemoryBound& memory() const { return parts_.memory; }
+  // Of the job, as in JoinReply: told from one that was deleted, and made anew with this name. Set before anybody
+  // joins.
+  uint64_t instance() const { return instance_; }
+  void SetInstance(uint64_t instance) { instance_ = instance; }
+  // FailedPrecondition: a worker has joined another instance, `known`. 0: any.
+  absl::Status CheckInstance(uint64_t known) const;
   // FailedPrecondition naming the first difference, unless it is this job and sharding. layout_digest 0: any.
   absl::Status CheckSame(const Job& job, uint32_t shard_index, uint32_t shard_count, uint64_t layout_digest) const;
 
@@ -147,6 +153,7 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   Recovery recovery_;
   ParameterDigest digest_;
 
+  uint64_t instance_ = 0;  // 0: it has none
   const TimeNs made_;
   MemberStreams streams_ ABSL_GUARDED_BY(parts_.mu);
   MemberSessions sessions_ ABSL_GUARDED_BY(parts_.mu);

@@ -340,6 +340,7 @@ absl::Status Feed::Begin(uint32_t number, const JobRegistry::DurableJob& job) {
   *begin.mutable_stored()->mutable_spec() = shard.job().spec();
   begin.mutable_stored()->set_shard_index(shard.shard_index());
   begin.mutable_stored()->set_shard_count(shard.layout().shard_count());
+  begin.mutable_stored()->set_instance(shard.instance());
   begin.set_layout_digest(shard.layout().digest());
   begin.set_history(tap->sink().history());
   begin.set_goes_on(goes_on);

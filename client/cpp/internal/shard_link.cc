@@ -210,6 +210,7 @@ absl::StatusOr<uint64_t> ShardLink::CatchUp(uint64_t start_version) {
     request = join_;
     request.set_known_epoch(server_epoch_.epoch);
     request.set_known_lineage(server_epoch_.lineage);
+    request.set_known_instance(instance_);
   }
   request.set_catch_up(true);
   request.set_start_version(start_version);
@@ -271,6 +272,7 @@ absl::StatusOr<v1::JoinReply> ShardLink::TakeJoined(const std::string& answer, v
   members_ = reply.members();
   gone_ = reply.gone();
   server_epoch_ = its;
+  instance_ = reply.instance();
   return reply;
 }
 

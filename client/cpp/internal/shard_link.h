@@ -226,6 +226,7 @@ class ShardLink final : public FrameLink {
   bool joined_ ABSL_GUARDED_BY(mu_) = false;
   v1::JoinRequest join_ ABSL_GUARDED_BY(mu_);      // the last one that Join was asked for
   ServerEpoch server_epoch_ ABSL_GUARDED_BY(mu_);  // of the last join
+  uint64_t instance_ ABSL_GUARDED_BY(mu_) = 0;     // of the job, as that join told it
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 

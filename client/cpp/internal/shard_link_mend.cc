@@ -25,6 +25,7 @@ v1::JoinRequest ShardLink::RequestToMend(const ResumePoint& point) {
     request = join_;
     request.set_known_epoch(server_epoch_.epoch);
     request.set_known_lineage(server_epoch_.lineage);
+    request.set_known_instance(instance_);
   }
   if (!point.anew) {
     request.set_resume(true);

@@ -400,5 +400,35 @@ TEST(Exchange, OpensNoRoundForAGradientThatIsMissing) {
   EXPECT_TRUE(worker.session().Exchange(gradients, rates).ok());
 }
 
+// A worker that was cut off does not go on in a job that only has the name of its own, at a version near to it.
+TEST(Failures, AWorkerDoesNotGoOnInAJobThatWasMadeAnew) {
+  Cluster cluster(1, "grpc");
+  testing_support::TcpProxy proxy(cluster.addresses()[0]);
+  v1::JobSpec spec = Small(MakeSpec("anew", "dense:values=fp32", v1::OPTIMIZER_ADAMW, 2));
+  spec.set_min_workers(1);
+  spec.set_lease_ms(900);
+  Worker old(spec, 0);
+  ASSERT_TRUE(old.Join({proxy.address()}).ok());
+  const auto train = [](Worker& worker) {
+    for (int i = 0; i < 4; ++i) {
+      worker.Fill(0);
+      const absl::Status status = worker.Step(0.01f);
+      ASSERT_TRUE(status.ok()) << status;
+    }
+  };
+  train(old);
+  proxy.Cut();
+  absl::SleepFor(absl::Seconds(2));  // its connections are given up
+  ASSERT_TRUE(cluster.Delete(0, "anew").ok());
+  Worker other(spec, 1);
+  ASSERT_TRUE(other.Join(cluster.addresses()).ok());
+  train(other);
+  proxy.Heal();
+  old.Fill(0);
+  const absl::Status status = old.Step(0.01f);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_NE(std::string(status.message()).find("start the worker again"), std::string::npos) << status;
+}
+
 }  // namespace
 }  // namespace gradwire::testing

@@ -235,6 +235,18 @@ TEST_F(JobRegistryTest, SnapshotsAreOfDurableJobs) {
   EXPECT_EQ(registry_->RequestSnapshot("other").code(), absl::StatusCode::kNotFound);
 }
 
+TEST_F(JobRegistryTest, AJobIsTheSameAfterAStartAndAnotherOneWhenItIsMadeAnew) {
+  const uint64_t instance = (*Create(Spec("job", /*durable=*/true)))->instance();
+  EXPECT_NE(instance, 0u);
+  Start({.memory_bytes = 1 << 28, .max_jobs = 16}, /*recover=*/true);
+  ASSERT_EQ((*registry_->Find("job"))->instance(), instance);
+  EXPECT_TRUE((*registry_->Find("job"))->CheckInstance(instance).ok());
+  EXPECT_TRUE((*registry_->Find("job"))->CheckInstance(0).ok()) << "of a worker that knows none";
+  ASSERT_EQ(registry_->Delete("job"), absl::OkStatus());
+  ASSERT_TRUE(Create(Spec("job", true)).ok());
+  EXPECT_EQ((*registry_->Find("job"))->CheckInstance(instance).code(), absl::StatusCode::kFailedPrecondition);
+}
+
 TEST_F(JobRegistryTest, AServerWithoutADirectoryTakesJobsThatAskForNone) {
   JobRegistry registry(registry_->environment(), {.memory_bytes = 1 << 28, .max_jobs = 16});
   const absl::Status refused = registry.GetOrCreate(Spec("job", /*durable=*/true), 0, 1, 0).status();
@@ -271,7 +283,8 @@ TEST_F(StandbyRegistryTest, GoesOnFromACopyOfTheSameHistoryAlone) {
 }
 
 TEST_F(StandbyRegistryTest, WhatItIsGivenReplacesWhatIsHere) {
-  const v1::StoredJob stored = StoredAs(Spec("job", /*durable=*/true));
+  v1::StoredJob stored = StoredAs(Spec("job", /*durable=*/true));
+  stored.set_instance(9);
   const auto before = registry_->Adopt(stored, 0, 5);
   ASSERT_TRUE(before.ok()) << before.status();
   const uint64_t one = registry_->memory_bytes();
@@ -279,6 +292,7 @@ TEST_F(StandbyRegistryTest, WhatItIsGivenReplacesWhatIsHere) {
   ASSERT_TRUE(after.ok()) << after.status();
   EXPECT_NE(*after, *before);
   EXPECT_EQ(*registry_->Find("job"), *after);
+  EXPECT_EQ((*after)->instance(), 9u);
   EXPECT_EQ(registry_->memory_bytes(), one) << "what goes does not stand in its way";
   EXPECT_EQ(registry_->Durable()[0].followed_history, 6u);
 }
