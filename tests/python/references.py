@@ -146,8 +146,9 @@ def efsignsgd(x, u):
 
 
 def terngrad(x, u, clip=0.0):
-    """Wen et al. 2017, eq. 1 to 4: s sign(g) b, P(b = 1) = |g| / s, s = max |g|; eq. 5 clips at c standard deviations."""
-    if clip:
+    """Wen et al. 2017, eq. 1 to 4: s sign(g) b, P(b = 1) = |g| / s, s = max |g|; eq. 5 clips at c standard deviations, which
+    here must be more than the mean."""
+    if clip * x.std() > abs(x.mean()):
         x = np.clip(x, -clip * x.std(), clip * x.std())
     s = np.abs(x).max()
     return s * np.sign(x) * (u * s < np.abs(x))

@@ -13,7 +13,7 @@ namespace gradwire::quantized {
 
 // What becomes of the difference between a value and what was sent for it.
 enum class Rest {
-  kDropped,   // unbiased schemes, and SignSGD
+  kDropped,   // unbiased schemes, what TernGrad clips, and SignSGD
   kResidual,  // added to the next gradient
   kMomentum,  // nothing is subtracted: what was pending decays and stays
 };

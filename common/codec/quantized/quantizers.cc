@@ -108,8 +108,8 @@ class ScaledSign final : public Quantizer {
   }
 };
 
-// TernGrad (Wen et al. 2017, eq. 1-4): s * sign(x) * b, b = 1 with probability |x| / s, s the largest magnitude. Five
-// digits of base 3 are a byte.
+// TernGrad (Wen et al. 2017, eq. 1-5): s * sign(x) * b, b = 1 with probability |x| / s, s the largest magnitude, or
+// what it is clipped to. Five digits of base 3 are a byte.
 class TernGrad final : public Quantizer {
  public:
   explicit TernGrad(float clip) : clip_(clip) {}
@@ -121,7 +121,10 @@ class TernGrad final : public Quantizer {
     if (clip_ > 0) {
       const double mean = Sum(x, n) / static_cast<double>(n);
       const double variance = std::max(0.0, SumOfSquares(x, n) / static_cast<double>(n) - mean * mean);
-      scale = std::min(scale, clip_ * static_cast<float>(std::sqrt(variance)));
+      const float bound = clip_ * static_cast<float>(std::sqrt(variance));
+      // It is meant for tails. Of a run that hardly deviates from its mean (of one element, of equal ones) it would
+      // take most or all, and nothing keeps that.
+      if (std::fabs(mean) < static_cast<double>(bound)) scale = std::min(scale, bound);
     }
     Store(out, scale);
     uint8_t* byte = out + 4;
