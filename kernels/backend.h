@@ -104,8 +104,8 @@ class Backend {
   virtual void Quantize(float* x, size_t n, int exponent, int32_t limit, int width, uint8_t* q, Stream* stream) = 0;
   // x[i] += q[i] * 2^exponent.
   virtual void Dequantize(const uint8_t* q, int width, size_t n, int exponent, float* x, Stream* stream) = 0;
-  // bf16: out[i] = round_to_even(x[i]); x[i] -= out[i].
-  virtual void SplitBf16(float* x, size_t n, uint8_t* out, Stream* stream) = 0;
+  // bf16: out[i] = round_to_even(x[i]), clamped to the magnitude `largest`, a finite bf16; x[i] -= out[i].
+  virtual void SplitBf16(float* x, size_t n, float largest, uint8_t* out, Stream* stream) = 0;
   // x[i] += bf16 value[i], any alignment.
   virtual void AddBf16(const uint8_t* values, size_t n, float* x, Stream* stream) = 0;
   // Smallest e with |x[i]| <= 2^e for all i, clamped to [kMinRange, kMaxRange]; kMinRange if all are 0.

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -183,9 +184,13 @@ class Codec {
   virtual std::optional<kernels::Accuracy> selects() const { return std::nullopt; }
   // The momentum that gradients go through on their way into the residual; nothing for codecs without one.
   virtual std::optional<VelocityRule> velocity() const { return std::nullopt; }
-  // A worker refuses an element of a gradient whose magnitude has these bits or larger ones: it could not be sent, or
-  // would never leave the residual again. For codecs whose values are added on the grid: GridLimitBits (grid_limit.h).
+  // A worker refuses an element of a gradient whose magnitude has these bits or larger ones: it could not be sent at
+  // once, and from the residual it would leave over several rounds at best. For codecs whose values are added on the
+  // grid: GridLimitBits (grid_limit.h).
   virtual uint32_t gradient_limit_bits() const { return kernels::kGridLimitBits; }
+  // The largest magnitude that a frame carries where something keeps what is beyond it: encoders with a residual leave
+  // that there. What a worker holds back for a codec without one must be cut to this.
+  virtual float largest_sent() const { return std::numeric_limits<float>::max(); }
   virtual bool defers() const { return false; }      // update frames may name elements that workers take back
   virtual double Density(uint64_t round) const = 0;  // the share of elements that is sent; 1 for dense codecs
   virtual RoundPlan InitialPlan() const = 0;
@@ -219,6 +224,7 @@ struct CodecContext {
   const Job* job = nullptr;
   const BucketLayout* layout = nullptr;
   kernels::Backend* backend = nullptr;
+  bool update = false;  // for an update codec: its frames are not added up
 };
 
 // Errors: those of the codec's family; Internal for a backend over a device's memory.

@@ -46,8 +46,8 @@ class DeviceBackend : public AsyncBackend {
   void Dequantize(const uint8_t* q, int width, size_t n, int exponent, float* x, Stream* stream) override {
     operations_.Dequantize(q, width, n, exponent, x, stream);
   }
-  void SplitBf16(float* x, size_t n, uint8_t* out, Stream* stream) override {
-    operations_.SplitBf16(x, n, out, stream);
+  void SplitBf16(float* x, size_t n, float largest, uint8_t* out, Stream* stream) override {
+    operations_.SplitBf16(x, n, largest, out, stream);
   }
   void AddBf16(const uint8_t* values, size_t n, float* x, Stream* stream) override {
     operations_.AddBf16(values, n, x, stream);

@@ -177,7 +177,9 @@ class Operations {
     }
   }
 
-  void SplitBf16(float* x, size_t n, uint8_t* out, Stream* stream) { ForEach(SplitBf16Op{x, out}, n, stream); }
+  void SplitBf16(float* x, size_t n, float largest, uint8_t* out, Stream* stream) {
+    ForEach(SplitBf16Op{x, out, largest}, n, stream);
+  }
   void AddBf16(const uint8_t* values, size_t n, float* x, Stream* stream) { ForEach(AddBf16Op{values, x}, n, stream); }
 
   // *largest: bits of the largest |x|, 0 where n is 0.

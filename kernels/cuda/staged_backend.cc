@@ -97,10 +97,10 @@ class StagedBackend final : public Backend {
     const In<uint8_t> dq(runtime_, q, Bytes(n, width));
     device_->Dequantize(dq.get(), width, n, exponent, dx.get(), nullptr);
   }
-  void SplitBf16(float* x, size_t n, uint8_t* out, Stream*) override {
+  void SplitBf16(float* x, size_t n, float largest, uint8_t* out, Stream*) override {
     const InOut<float> dx(runtime_, x, n);
     const Out<uint8_t> o(runtime_, out, 2 * n);
-    device_->SplitBf16(dx.get(), n, o.get(), nullptr);
+    device_->SplitBf16(dx.get(), n, largest, o.get(), nullptr);
   }
   void AddBf16(const uint8_t* values, size_t n, float* x, Stream*) override {
     const In<uint8_t> v(runtime_, values, 2 * n);

@@ -55,11 +55,16 @@ GW_HD float GridMean(int64_t sum, float unit, float contributors) {
   return static_cast<float>(sum) * unit / contributors;
 }
 
-// The bfloat16 nearest to x, ties to even; *rest = x minus it. Where that would be infinity, the largest finite one:
-// the rest keeps what is missing.
-GW_HD uint16_t SplitBf16(float x, float* rest) {
-  uint16_t bits = FloatToBf16(x);
-  if ((bits & 0x7FFFu) == 0x7F80u) bits = static_cast<uint16_t>(bits - 1);
+inline constexpr float kLargestBf16 = 0x1.FEp127f;
+
+// The bfloat16 nearest to x, ties to even, of magnitude `largest` (a finite bfloat16) at most; *rest = x minus it, so
+// that it keeps what is missing. NaN stays NaN.
+GW_HD uint16_t SplitBf16(float x, float largest, float* rest) {
+  const uint32_t rounded = FloatToBf16(x);
+  const uint32_t magnitude = rounded & 0x7FFFu;
+  const uint32_t bound = FloatBits(largest) >> 16;
+  const bool above = magnitude > bound && magnitude <= 0x7F80u;
+  const auto bits = static_cast<uint16_t>(above ? (rounded & 0x8000u) | bound : rounded);
   *rest = x - Bf16ToFloat(bits);
   return bits;
 }

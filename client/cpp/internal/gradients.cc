@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/codec/frame/run_pieces.h"
+#include "common/codec/grid/grid_limit.h"
 #include "common/job/norms.h"
 
 namespace gradwire::client {
@@ -66,6 +67,7 @@ void GradientStore::Undo(const BucketLayout& layout) {
       if (before.empty()) return memory_->Zero(here);  // it was made in this round
       memory_->Copy(before.subspan(first.offset, elements), here);
     };
+    Gathered(&state);
     restore(state.before.pending, state.pending);
     restore(state.before.second_moment, state.second_moment);
     restore(state.before.velocity, state.velocity);
@@ -106,13 +108,46 @@ absl::Status GradientStore::Taken(uint32_t tensor) {
     } else {
       state.taken = Refuse(tensor, static_cast<uint64_t>(bad));
     }
-    if (!state.taken->ok()) {
+    if (state.taken->ok()) {
+      HoldBack(tensor);
+    } else {
       state.source = nullptr;
       state.from_pending = false;
       if (job_->spec().push() == v1::PUSH_STEP) --state.steps;
     }
   }
   return *state.taken;
+}
+
+void GradientStore::HoldBack(uint32_t tensor) {
+  State& state = tensors_[tensor];
+  if (state.codec->uses_residual() || !state.from_pending) return;
+  {
+    absl::MutexLock lock(&allocation_mu_);
+    if (!std::exchange(state.gathered, false)) return;
+  }
+  const float largest = state.codec->largest_sent();
+  memory_->FindOutOfGrid(tensor, state.pending, std::bit_cast<uint32_t>(largest) + 1);
+  if (memory_->FirstOutOfGrid(tensor) < 0) return;
+  std::vector<float> sent(state.pending.size());
+  memory_->ToHost(state.pending, sent.data());
+  std::vector<float> rest(sent.size());
+  for (size_t i = 0; i < sent.size(); ++i) {
+    const float all = std::exchange(sent[i], Within(sent[i], largest));
+    if (all != sent[i]) rest[i] = all - sent[i];
+  }
+  const absl::StatusOr<const float*> held_sent = memory_->Hold(std::move(sent));
+  const absl::StatusOr<const float*> held_rest = memory_->Hold(std::move(rest));
+  Gathered(&state);
+  if (!held_sent.ok() || !held_rest.ok()) return;  // the frame is refused, and comes back
+  memory_->Copy({*held_rest, state.pending.size()}, state.pending);
+  state.source = *held_sent;
+  state.from_pending = false;
+}
+
+void GradientStore::Gathered(State* state) {
+  absl::MutexLock lock(&allocation_mu_);
+  state->gathered = true;
 }
 
 absl::Status GradientStore::TakenOf(std::span<const BucketPart> parts) {
@@ -185,6 +220,7 @@ std::vector<float*> GradientStore::ResidualOf(const BucketLayout& layout) {
 float* GradientStore::ResidualOf(const Run& run) {
   std::span<float>& pending = tensors_[run.tensor].pending;
   absl::MutexLock lock(&allocation_mu_);
+  tensors_[run.tensor].gathered = true;
   if (pending.empty()) pending = memory_->Allocate(job_->tensors()[run.tensor].elements);
   return pending.data() + run.offset;
 }
@@ -199,8 +235,9 @@ void GradientStore::Encoded(const BucketLayout& layout) {
 
 void GradientStore::Keep(const BucketLayout& layout) {
   ForEachTensorPiece(layout, [this](const Run& first, uint64_t elements, uint64_t) {
-    const State& state = tensors_[first.tensor];
-    if (state.from_pending || state.source == nullptr) return;  // it is there, or there is nothing
+    State& state = tensors_[first.tensor];
+    if (state.from_pending) return Gathered(&state);  // it is there
+    if (state.source == nullptr) return;
     memory_->Add({state.source + first.offset, elements}, ResidualOf(first));
   });
 }
@@ -225,6 +262,7 @@ GradientStore::Memory GradientStore::MemoryOf(uint32_t tensor, bool has_pending,
   State& state = tensors_[tensor];
   if (has_pending && state.pending.empty()) state.pending = memory_->Allocate(job_->tensors()[tensor].elements);
   state.steps = steps;
+  state.gathered = has_pending;
   return {state.pending, state.second_moment, state.velocity};
 }
 

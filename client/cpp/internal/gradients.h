@@ -105,6 +105,7 @@ class GradientStore {
     std::optional<absl::Status> taken;  // none: not known yet
     const float* source = nullptr;      // what codecs without residual read; null: nothing was taken in
     bool from_pending = false;          // that is `pending`
+    bool gathered = false;              // `pending` may have what earlier rounds did not send
     std::optional<uint64_t> selected;   // the round that `choice` was made for
     Choice choice;
   };
@@ -113,6 +114,10 @@ class GradientStore {
   void Pass(uint32_t tensor, const float* values, bool checked);
   absl::Status Refuse(uint32_t tensor, uint64_t bad);
   void Save(State* state);
+  // For a codec without residual: what was gathered over several rounds and is too large for one frame leaves over
+  // several, too.
+  void HoldBack(uint32_t tensor);
+  void Gathered(State* state);
   absl::Status Sanitize(uint32_t tensor);
   // The memory of the runs of `layout`; zeros where there was none.
   std::vector<float*> ResidualOf(const BucketLayout& layout);

@@ -149,7 +149,7 @@ void WriteValues(ValueFormat format, const float* values, size_t n, uint8_t* out
     case ValueFormat::kBf16:
       for (size_t i = 0; i < n; ++i) {
         float rest;
-        const uint16_t bits = kernels::SplitBf16(values[i], &rest);
+        const uint16_t bits = kernels::SplitBf16(values[i], kernels::kLargestBf16, &rest);
         std::memcpy(out + 2 * i, &bits, 2);
       }
       return;

@@ -67,7 +67,7 @@ class DenseEncoder final : public Encoder {
       shape_.backend().Quantize(run.pending + offset, n, plan.exponents[index], shape_.limit(), shape_.width(), out,
                                 nullptr);
     } else if (shape_.width() == 2) {
-      shape_.backend().SplitBf16(run.pending + offset, n, out, nullptr);
+      shape_.backend().SplitBf16(run.pending + offset, n, shape_.largest_sent(), out, nullptr);
     } else {
       std::memcpy(out, run.gradient + offset, n * sizeof(float));
     }
@@ -86,6 +86,8 @@ class DenseCodec final : public Codec {
   uint32_t gradient_limit_bits() const override {
     return shape_.fixed() ? Codec::gradient_limit_bits() : shape_.limit_bits();
   }
+
+  float largest_sent() const override { return shape_.fixed() ? Codec::largest_sent() : shape_.largest_sent(); }
 
   RoundPlan InitialPlan() const override {
     RoundPlan plan;

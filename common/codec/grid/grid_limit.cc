@@ -15,6 +15,11 @@ uint32_t MostFramesOfSum(const Job& job) { return IsAsync(job) ? 1 : job.spec().
 
 uint32_t GridLimitBits(const Job& job) { return kernels::GridLimitBits(MostFramesOfSum(job)); }
 
+float LargestSent(const CodecContext& context) {
+  if (context.update) return kernels::kLargestBf16;
+  return std::bit_cast<float>((GridLimitBits(*context.job) - 1) & 0xFFFF0000u);
+}
+
 float GridLimit(const Job& job) { return std::bit_cast<float>(GridLimitBits(job)); }
 
 absl::Status OutOfGrid(const Job& job, uint32_t tensor, const std::string& what, float value) {

@@ -1,10 +1,12 @@
 // What float32 values that frames carry have to stay below, so that their sums on the grid never leave 64 bits.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
+#include "common/codec/codec.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 
@@ -16,6 +18,15 @@ uint32_t MostFramesOfSum(const Job& job);
 // 2^19 / max_workers.
 uint32_t GridLimitBits(const Job& job);
 float GridLimit(const Job& job);
+
+// The largest magnitude that an encoder sends while something keeps what is beyond: the largest bfloat16 below the
+// limit, which every format holds. With so few digits what is left is exact, and a scale's rounding stays below the
+// limit. Update frames are added to nothing: the largest bfloat16 of all.
+float LargestSent(const CodecContext& context);
+// Clamped to it; what is not finite stays, for others to refuse.
+inline float Within(float x, float largest) {
+  return std::fabs(x) > largest && std::isfinite(x) ? std::copysign(largest, x) : x;
+}
 
 // InvalidArgument for a value that is not finite or reaches the limit, naming tensor, element, limit and what to do.
 absl::Status OutOfGrid(const Job& job, const BucketLayout& layout, uint64_t position, float value);

@@ -2,6 +2,7 @@
 #include "common/codec/powersgd/powersgd_codec.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -9,6 +10,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/codec/bits/reductions.h"
 #include "common/codec/bits/salts.h"
 #include "common/codec/dense/dense_shape.h"
 #include "common/codec/frame/coverage.h"
@@ -109,6 +111,7 @@ class PowerSgdEncoder final : public Encoder {
       } else {
         MultiplyByP(m, from, runs, to);
       }
+      Cut(sent, to, SizeOf(m, sent));
       GW_RETURN_IF_ERROR(CheckGrid(m, to, SizeOf(m, sent)));
       from += SizeOf(m, planned);
       to += SizeOf(m, sent);
@@ -147,6 +150,15 @@ class PowerSgdEncoder final : public Encoder {
       const float* const row = rows.Get(i, [&](size_t run) { return runs[run].pending; });
       for (uint32_t k = 0; k < m.rank; ++k) AddScaled(row, p[k * m.rows + i], m.cols, q + k * m.cols);
     }
+  }
+
+  // Of P only the directions matter, which a smaller scale leaves; what is cut from Q stays in the residual.
+  void Cut(Factor sent, float* values, uint64_t n) const {
+    const float largest = LargestMagnitude(values, n);
+    const float bound = LargestSent(shape_->context);
+    if (!(largest > bound) || !std::isfinite(largest)) return;
+    const float scale = bound / largest;
+    for (uint64_t i = 0; i < n; ++i) values[i] = sent == Factor::kP ? values[i] * scale : Within(values[i], bound);
   }
 
   absl::Status CheckGrid(const Matrix& m, const float* values, uint64_t n) const {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
+#include "common/codec/bits/reductions.h"
 #include "common/codec/bits/salts.h"
 #include "common/codec/dense/dense_shape.h"
 #include "common/codec/frame/coverage.h"
@@ -51,7 +52,7 @@ class QuantizedEncoder final : public Encoder {
     const Rest rest = quantizer.rest();
     const float* const x = rest == Rest::kDropped ? input.gradient : input.pending;
     const uint64_t salt = quantizer.stochastic() ? WorkerSalt(*shape_.context.job, run, id.round, id.draws) : 0;
-    quantizer.Encode(x, run.length, salt, out);
+    quantizer.Encode(rest == Rest::kResidual ? Sendable(x, run.length) : x, run.length, salt, out);
     if (rest == Rest::kMomentum) {
       for (uint32_t i = 0; i < run.length; ++i) input.pending[i] *= shape_.spec.momentum;
     }
@@ -61,7 +62,17 @@ class QuantizedEncoder final : public Encoder {
     for (uint32_t i = 0; i < run.length; ++i) input.pending[i] -= sent_[i];
   }
 
+  // x[0 .. n) without what lies beyond LargestSent.
+  const float* Sendable(const float* x, uint32_t n) {
+    if (LargestMagnitude(x, n) <= largest_sent_) return x;
+    cut_.resize(std::max<size_t>(cut_.size(), n));
+    for (uint32_t i = 0; i < n; ++i) cut_[i] = Within(x[i], largest_sent_);
+    return cut_.data();
+  }
+
   const Shape shape_;
+  const float largest_sent_ = LargestSent(shape_.context);
+  std::vector<float> cut_;
   std::vector<float> sent_;
 };
 
@@ -136,6 +147,9 @@ class QuantizedCodec final : public Codec {
   uint32_t gradient_limit_bits() const override {
     // Of signs alone the magnitude is not sent.
     return shape_.quantizer->sends_magnitudes() ? GridLimitBits(*shape_.context.job) : Codec::gradient_limit_bits();
+  }
+  float largest_sent() const override {
+    return shape_.quantizer->sends_magnitudes() ? LargestSent(shape_.context) : Codec::largest_sent();
   }
   RoundPlan InitialPlan() const override { return {}; }
   std::unique_ptr<Encoder> NewEncoder() const override { return std::make_unique<QuantizedEncoder>(shape_); }

@@ -147,6 +147,10 @@ class SparseEncoder final : public Encoder {
     const BucketLayout& layout = shape_.layout();
     Choose(round, runs);
     GW_RETURN_IF_ERROR(CheckHeld());
+    if (shape_.keeps_rest()) {
+      const float largest = LargestSent(shape_.context);
+      for (float& value : pairs_.values) value = Within(value, largest);
+    }
     const double density =
         layout.elements == 0 ? 0 : static_cast<double>(pairs_.positions.size()) / static_cast<double>(layout.elements);
     shape_.Write(pairs_, pairs_.values, shape_.spec.values, round, density, writer);
@@ -389,6 +393,10 @@ class SparseCodec final : public Codec {
   bool chooses_by_mean() const override { return shape_.spec.choice == Choice::kUnion; }
   double Density(uint64_t round) const override { return shape_.spec.DensityAt(round); }
   uint32_t gradient_limit_bits() const override { return GridLimitBits(*shape_.context.job); }
+  float largest_sent() const override {
+    const float largest = LargestSent(shape_.context);
+    return shape_.spec.values == ValueFormat::kFp16 ? std::min(largest, kernels::kLargestHalf) : largest;
+  }
   RoundPlan InitialPlan() const override { return {}; }
   std::unique_ptr<Encoder> NewEncoder() const override { return std::make_unique<SparseEncoder>(shape_); }
   std::unique_ptr<Accumulator> NewAccumulator() const override { return std::make_unique<SparseAccumulator>(shape_); }

@@ -67,7 +67,9 @@ absl::StatusOr<std::unique_ptr<UpdateCompressor>> UpdateCompressor::Make(const C
   const std::optional<CodecSpec>& spec = context.job->update_codecs()[context.layout->codec];
   if (!spec) return nullptr;
   std::unique_ptr<UpdateCompressor> compressor(new UpdateCompressor(context));
-  GW_ASSIGN_OR_RETURN(compressor->codec_, MakeCodec(context, *spec));
+  CodecContext of_update = context;
+  of_update.update = true;
+  GW_ASSIGN_OR_RETURN(compressor->codec_, MakeCodec(of_update, *spec));
   compressor->encoder_ = compressor->codec_->NewEncoder();
   return compressor;
 }

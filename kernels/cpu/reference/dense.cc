@@ -186,10 +186,10 @@ GW_CLONES void Dequantize(const uint8_t* q, int width, size_t n, int exponent, f
   }
 }
 
-GW_CLONES void SplitBf16(float* x, size_t n, uint8_t* out) {
+GW_CLONES void SplitBf16(float* x, size_t n, float largest, uint8_t* out) {
   for (size_t i = 0; i < n; ++i) {
     float rest;
-    Store<uint16_t>(out, i, kernels::SplitBf16(x[i], &rest));
+    Store<uint16_t>(out, i, kernels::SplitBf16(x[i], largest, &rest));
     x[i] = rest;
   }
 }

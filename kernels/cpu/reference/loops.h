@@ -18,7 +18,7 @@ void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out)
 void FloatsToMean(const uint8_t* values, int width, size_t n, uint32_t contributors, float* out);
 void Quantize(float* x, size_t n, int exponent, int32_t limit, int width, uint8_t* q);
 void Dequantize(const uint8_t* q, int width, size_t n, int exponent, float* x);
-void SplitBf16(float* x, size_t n, uint8_t* out);
+void SplitBf16(float* x, size_t n, float largest, uint8_t* out);
 void AddBf16(const uint8_t* values, size_t n, float* x);
 int RangeOf(const float* x, size_t n);
 

@@ -40,7 +40,9 @@ class ReferenceBackend : public Backend {
   void Dequantize(const uint8_t* q, int width, size_t n, int exponent, float* x, Stream*) override {
     reference::Dequantize(q, width, n, exponent, x);
   }
-  void SplitBf16(float* x, size_t n, uint8_t* out, Stream*) override { reference::SplitBf16(x, n, out); }
+  void SplitBf16(float* x, size_t n, float largest, uint8_t* out, Stream*) override {
+    reference::SplitBf16(x, n, largest, out);
+  }
   void AddBf16(const uint8_t* values, size_t n, float* x, Stream*) override { reference::AddBf16(values, n, x); }
   int RangeOf(const float* x, size_t n, Stream*) override { return reference::RangeOf(x, n); }
 

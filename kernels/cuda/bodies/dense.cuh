@@ -232,12 +232,13 @@ struct SplitBf16Op {
   static constexpr int kLanes = 4;
   Typed<float> x;
   Out<Packed<uint16_t, uint8_t>> out;
+  float largest;
 
   bool aligned() const { return AllAligned<kLanes>(x, out); }
   template <int N>
   GW_DEVICE void Run(uint64_t i) const {
     EachLane<N>(
-        i, [&](int, float& value, uint16_t& bits) { bits = SplitBf16(value, &value); }, x, out);
+        i, [&](int, float& value, uint16_t& bits) { bits = SplitBf16(value, largest, &value); }, x, out);
   }
 };
 

@@ -72,7 +72,8 @@ void MeasureDense(const Config& config, Report* report) {
                      : "Dequantize 4",
         8 + width, Against::kTriad, [&, width] { b.Dequantize(bytes.data(), width, n, -12, m.data(), nullptr); });
   }
-  add("SplitBf16", 10, Against::kTriad, [&] { b.SplitBf16(m.data(), n, bytes.data(), nullptr); });
+  add("SplitBf16", 10, Against::kTriad,
+      [&] { b.SplitBf16(m.data(), n, kernels::kLargestBf16, bytes.data(), nullptr); });
   add("AddBf16", 10, Against::kTriad, [&] { b.AddBf16(bytes.data(), n, m.data(), nullptr); });
   for (int width : {1, 2, 4}) {
     add(width == 1   ? "AddCells 1"

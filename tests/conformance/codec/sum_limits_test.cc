@@ -268,5 +268,53 @@ TEST_P(SumLimits, SumsAreRightOrRefusedByName) {
 INSTANTIATE_TEST_SUITE_P(Codecs, SumLimits, ::testing::ValuesIn(AllCodecs()),
                          [](const auto& info) { return NameOf(info.param, "cpu"); });
 
+// What is pending at the limit and beyond, though no gradient is, leaves over several rounds: every frame is merged.
+class PendingLimits : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(PendingLimits, NothingIsRefusedOrLost) {
+  constexpr uint64_t kFew = 96;
+  for (const uint32_t max_workers : {2u, 1024u}) {
+    const float limit = max_workers == 2 ? 262'144.0f : 512.0f;
+    // The first one rounds to the limit as bfloat16 and as binary16, the last one is beyond binary16 in any job.
+    for (const float pending : {std::nextafter(limit, 0.0f), limit, 1.5f * limit, 70'000.0f + 3 * limit}) {
+      Cluster cluster({.codec = GetParam(), .workers = 2, .max_workers = max_workers, .elements = kFew});
+      const auto push = [&](uint32_t worker, uint64_t round, std::vector<float>* out) {
+        for (uint64_t i = 0; i < kFew && round <= 2; ++i) {
+          const bool large = i % 3 == 0;
+          const float magnitude = !large ? 0.25f : round == 1 ? pending : 0.0f;  // float32 has no digits for both
+          (*out)[i] = (i + worker) % 2 == 0 ? magnitude : -magnitude;
+        }
+      };
+      for (uint64_t rounds = 0; rounds < 40; ++rounds) cluster.Round(push);
+      const double tolerance = TraitsOf(GetParam()).rounding * static_cast<double>(pending) + 40 * kFew * 0x1p-44;
+      EXPECT_LE(cluster.LargestLoss(), tolerance) << pending << " of " << max_workers << " workers";
+    }
+  }
+}
+
+std::vector<std::string> WithResidual() {
+  std::vector<std::string> codecs = CodecsWith([](const CodecTraits& traits) { return traits.keeps_rest; });
+  std::erase_if(codecs, [](const std::string& codec) {
+    return codec == "dense:fp32" || codec.starts_with("zen") || codec == "adaptive" ||
+           codec.find("cells=8") != std::string::npos;  // which are for fewer workers
+  });
+  return codecs;
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, PendingLimits, ::testing::ValuesIn(WithResidual()),
+                         [](const auto& info) { return NameOf(info.param, "cpu"); });
+
+TEST(PendingLimit, WhatIsBeyondLeaves) {
+  for (const char* codec : {"dense:bf16", "fp16", "topk:density=1", "topk:density=1,values=fp16",
+                            "topk:density=1,values=int8", "dgc:density=1,momentum=0"}) {
+    Cluster cluster({.codec = codec, .workers = 1, .max_workers = 1024, .elements = 8});
+    for (int round = 0; round < 5; ++round) {
+      cluster.Round(
+          [](uint32_t, uint64_t round, std::vector<float>* out) { out->assign(8, round == 1 ? -1900.0f : 0.0f); });
+    }
+    EXPECT_EQ(cluster.applied(), std::vector<double>(8, -1900)) << codec;
+  }
+}
+
 }  // namespace
 }  // namespace gradwire::testing

@@ -133,7 +133,7 @@ class Bench {
         [=, this] { backend_.AddCells(a_.as<uint8_t>(), bytes, 1, n_, Sign::kAdd, stream_); });
     Add("AdamW", 28, {}, [=, this] { backend_.AdamW(a, b, c, d, n_, adamw, stream_); });
     Add("quantise to int8", 9, {}, [=, this] { backend_.Quantize(a, n_, -4, 127, 1, bytes, stream_); });
-    Add("split bfloat16", 10, {}, [=, this] { backend_.SplitBf16(a, n_, bytes, stream_); });
+    Add("split bfloat16", 10, {}, [=, this] { backend_.SplitBf16(a, n_, kLargestBf16, bytes, stream_); });
   }
 
   // Encode: threshold, selection, sketch. Decode: peeling, sparse step; and with AdamW on the dense rest.

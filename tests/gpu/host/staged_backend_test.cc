@@ -80,7 +80,7 @@ TEST_P(StagedBackend, FixedPoint) {
   Compare("SplitBf16, AddBf16, RangeOf", [&](Backend& b, std::mt19937_64& random) {
     std::vector<float> x = MakeValues(Pattern::kNormal, n_, random);
     std::vector<uint8_t> out(2 * n_);
-    b.SplitBf16(x.data(), n_, out.data(), nullptr);
+    b.SplitBf16(x.data(), n_, 1.0f, out.data(), nullptr);
     const std::vector<uint32_t> rest = Bits(x);
     b.AddBf16(out.data(), n_, x.data(), nullptr);
     return std::tuple(out, rest, Bits(x), b.RangeOf(x.data(), n_, nullptr));

@@ -81,9 +81,9 @@ class DeviceMemoryTest : public ::testing::TestWithParam<MemoryCase> {
   }
 
   // The caller's stream makes them, and does so as late as it may.
-  void TakeIn(uint64_t round) {
+  void TakeIn(uint64_t round, float deviation = 0.1f, float mean = 0) {
     for (uint32_t t = 0; t < gradients_.size(); ++t) {
-      for (float& x : gradients_[t]) x = std::normal_distribution<float>(0, 0.1f)(random_);
+      for (float& x : gradients_[t]) x = mean + deviation * std::normal_distribution<float>(0, 1)(random_);
       host_->TakeIn(t, gradients_[t].data(), round);
       device_.runtime().ToDevice(on_device_[t], gradients_[t].data(), gradients_[t].size() * sizeof(float), stream_);
       device_memory_->Announce(t, stream_);
@@ -161,6 +161,26 @@ TEST_P(DeviceMemoryTest, FramesThatAreMergedReturnedDeferredOrNeverSent) {
     if (HasFatalFailure()) return;
   }
   ExpectSame(24);
+}
+
+TEST_P(DeviceMemoryTest, WhatIsTooLargeForOneFrameLeavesOverSeveral) {
+  for (uint64_t round = 1; round < 9; ++round) {
+    if (round < 4)
+      TakeIn(round, 1000, 250'000);
+    else
+      TakeIn(round);
+    for (uint32_t shard = 0; shard < 2; ++shard) {
+      if (round < 4) {
+        for (GradientStore* store : {host_.get(), store_.get()}) store->Keep(layout_->at(0, shard));
+        continue;
+      }
+      const EncodedFrame expected = Encode(*host_, shard, round), found = Encode(*store_, shard, round);
+      ASSERT_EQ(BytesOf(found), BytesOf(expected)) << "round " << round;
+    }
+    for (GradientStore* store : {host_.get(), store_.get()}) store->EndRound();
+    ExpectSame(round);
+    if (HasFatalFailure()) return;
+  }
 }
 
 std::vector<MemoryCase> MemoryCases() {

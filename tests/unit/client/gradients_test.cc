@@ -7,6 +7,8 @@
 #include <tuple>
 #include <utility>
 
+#include "common/codec/update/update.h"
+#include "common/wire/frame.h"
 #include "tests/unit/client/one_tensor.h"
 
 namespace gradwire::client {
@@ -50,6 +52,30 @@ class GradientStoreTest : public OneTensorTest {
     return values;
   }
 
+  // What an element gets of a frame alone, which must be merged.
+  float CarriedBy(const EncodedFrame& frame) {
+    const uint64_t round = wire::ParseFrame(frame.chunks)->front().header.round;
+    const std::unique_ptr<Accumulator> accumulator = codec_->NewAccumulator();
+    accumulator->Open(round, frame.plan);
+    const std::vector<wire::Chunk> chunks = *wire::ParseFrame(frame.chunks);
+    for (const wire::Chunk& chunk : chunks) {
+      for (const wire::Segment& s : chunk.segments) {
+        if (s.type == wire::SegmentType::kLearningRates) continue;
+        const absl::Status added = accumulator->Add(s);
+        EXPECT_TRUE(added.ok()) << added;
+      }
+    }
+    const std::vector<float> rates = {0.1f};
+    FrameIdentity id;
+    id.round = round;
+    id.learning_rates = rates;
+    const auto update = accumulator->Finish(id, 1);
+    const Update decoded = *DecodeUpdate(update->chunks, *job_, slice(), frame.plan);
+    std::vector<float> mean(slice().runs[0].length);
+    decoded.MeanOfRun(slice(), 0, mean.data());
+    return mean[7];
+  }
+
   std::vector<float> gradient_;
 };
 
@@ -75,6 +101,39 @@ TEST_F(GradientStoreTest, FrameThatWasNotIncludedTravelsWithTheNextOne) {
     store_->EndRound();
     ASSERT_TRUE(store_->Ingest(0, gradient_.data(), 3).ok());
     EXPECT_EQ(Values(), gradient_) << codec;
+  }
+}
+
+TEST_F(GradientStoreTest, WhatManyLateFramesGiveBackLeavesOverSeveralRounds) {
+  constexpr float kBelow = 250'000.0f;  // of the limit of 2^18, as every gradient
+  for (const char* codec : {"dense:values=fp32", "dense:values=bf16", "zen", "zen:values=fp16", "adaptive", "terngrad",
+                            "fp16", "topk:density=1"}) {
+    SCOPED_TRACE(codec);
+    Prepare(codec);
+    const float gradient = std::string(codec) == "zen:values=fp16" ? 60'000.0f : kBelow;
+    std::fill(gradient_.begin(), gradient_.end(), gradient);
+    for (uint64_t round = 1; round <= 3; ++round) {
+      ASSERT_TRUE(store_->Ingest(0, gradient_.data(), round).ok());
+      store_->Select(0, round);
+      store_->Keep(slice());
+      store_->EndRound();
+    }
+    double sent = 0;
+    const auto send = [&](uint64_t round, float values) {
+      std::fill(gradient_.begin(), gradient_.end(), values);
+      ASSERT_TRUE(store_->Ingest(0, gradient_.data(), round).ok());
+      store_->Select(0, round);
+      const EncodedFrame frame = Encode(round);
+      store_->Encoded(slice());
+      store_->EndRound();
+      const float carried = CarriedBy(frame);
+      EXPECT_LT(carried, 262'144.0f);
+      sent += static_cast<double>(carried);
+    };
+    send(4, -64);
+    EXPECT_GT(sent, 0);
+    for (uint64_t round = 5; round < 25; ++round) send(round, 0);
+    EXPECT_EQ(sent, 3 * static_cast<double>(gradient) - 64);
   }
 }
 

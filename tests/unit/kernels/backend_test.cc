@@ -138,7 +138,7 @@ TEST_F(BackendTest, Bf16RoundsToNearestEvenAndKeepsTheRest) {
                      -std::numeric_limits<float>::max()});
   std::vector<float> rest = x;
   std::vector<uint8_t> out(2 * x.size());
-  backend_->SplitBf16(rest.data(), rest.size(), out.data(), nullptr);
+  backend_->SplitBf16(rest.data(), rest.size(), kLargestBf16, out.data(), nullptr);
   for (size_t i = 0; i < x.size(); ++i) {
     uint16_t bits;
     std::memcpy(&bits, &out[2 * i], 2);

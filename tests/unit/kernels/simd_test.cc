@@ -376,8 +376,8 @@ TEST_P(SimdBackend, ConvertsTheSame) {
     }
     std::vector<float> a = x, b = x;
     std::vector<uint8_t> wa(2 * n + 1), wb(2 * n + 1);
-    reference_->SplitBf16(a.data(), n, wa.data() + 1, nullptr);
-    simd_->SplitBf16(b.data(), n, wb.data() + 1, nullptr);
+    reference_->SplitBf16(a.data(), n, 510.0f, wa.data() + 1, nullptr);
+    simd_->SplitBf16(b.data(), n, 510.0f, wb.data() + 1, nullptr);
     ASSERT_EQ(wa, wb) << what;
     ExpectSameBits(a, b, what);
     reference_->AddBf16(wa.data() + 1, n, a.data(), nullptr);
