@@ -44,6 +44,14 @@ absl::Status RoundFlow::BeginPartial(BucketState& bucket, OpenRound* open, PushS
 absl::StatusOr<PushVerdict> RoundFlow::Take(BucketState& bucket, OpenRound& open, PushStream& stream,
                                             const wire::Chunk& chunk, std::span<const Bytes> received,
                                             RoundActions* actions, bool* complete) {
+  if (chunk.header.chunk == 0 && IsFull(open, stream.member)) {
+    AbandonPartial(bucket, open, stream.member, &parts_.in_flight);
+    absl::MutexLock lock(&parts_.mu);
+    GW_ASSIGN_OR_RETURN(const PushVerdict verdict,
+                        parts_.rounds->Abstain(stream.member, chunk.header.bucket, chunk.header.round,
+                                               parts_.environment.clock->Now(), actions));
+    return verdict == PushVerdict::kAccept ? PushVerdict::kNotIncluded : verdict;
+  }
   PartialFrame& partial = open.partial.at(stream.member);
   const uint64_t chunk_bytes = chunk.bytes.size();
   GW_RETURN_IF_ERROR(parts_.in_flight.Check(chunk_bytes));
@@ -75,6 +83,13 @@ absl::StatusOr<PushVerdict> RoundFlow::Take(BucketState& bucket, OpenRound& open
   parts_.in_flight.Return(partial.held_bytes);
   open.partial.erase(stream.member);
   return verdict;
+}
+
+bool RoundFlow::IsFull(const OpenRound& open, MemberId member) const {
+  const auto others = std::count_if(open.partial.begin(), open.partial.end(), [member](const auto& partial) {
+    return partial.first != member && !partial.second.replaces;
+  });
+  return open.committed + static_cast<uint64_t>(others) >= parts_.job.spec().max_workers();
 }
 
 absl::StatusOr<bool> RoundFlow::TakesRates(const OpenRound& open, MemberId member, std::span<const float> rates) {

@@ -29,6 +29,9 @@ class RoundFlow final : public Flow {
   uint64_t PlanVersionOf(const RoundActions::Close& close) const override {
     return PlanVersion(parts_.job, close.round);
   }
+  // Whether the round has frames, or beginnings of them, of as many others as sums are dimensioned for: workers that
+  // left may have filled it. One more waits in its worker's residual; an accumulator need not have room for its chunks.
+  bool IsFull(const OpenRound& open, MemberId member) const;
   // Whether the round takes these learning rates in the place of those that it has. InvalidArgument: they differ from
   // the rates of an older member.
   absl::StatusOr<bool> TakesRates(const OpenRound& open, MemberId member, std::span<const float> rates);

@@ -113,6 +113,35 @@ TEST_F(JobShardTest, FramesAreAcknowledgedAtOnceAndTheLastOfARoundTogetherWithIt
   EXPECT_EQ(sent[1].kind(), v1::PULL_PARAMS_F32);
 }
 
+TEST_F(JobShardTest, FramesBeyondThoseOfAllWorkersWaitAtTheirWorkers) {
+  for (const char* codec : {"dense:fp32", "dense:fixed16", "tagc:density=0.1", "tagc:density=0.1,form=sketch",
+                            "topk:density=1", "uniform:bits=4"}) {
+    SCOPED_TRACE(codec);
+    v1::JobSpec spec = SmallSpec("job", 2, codec);
+    spec.set_max_workers(2);
+    Start(spec);
+    // The round waits for two workers at once, and takes the frames of those that do not stay.
+    for (int w = 0; w < 2; ++w) {
+      TestWorker passing = Worker("passing-" + std::to_string(w));
+      ASSERT_TRUE(passing.Join().ok());
+      if (w == 0) passing.InitializeAll(1.0f);
+      PushAll(&passing, 0, 1.0f);
+      ASSERT_TRUE(shard_->Leave(passing.LeaveRequest()).ok());
+    }
+    TestWorker a = Worker("a"), b = Worker("b");
+    for (TestWorker* worker : {&a, &b}) {
+      ASSERT_TRUE(worker->Join().ok());
+      for (uint32_t k = 0; k < a.frames.buckets(); ++k) {
+        const v1::PushAck ack = worker->Push(worker->frames.Push(k, 0, 1.0f));
+        EXPECT_EQ(ack.outcome(), v1::PUSH_NOT_INCLUDED) << ack.message();
+      }
+    }
+    EXPECT_EQ(shard_->Describe(false, false).version(), 1u) << "nobody is waited for";
+    for (TestWorker* worker : {&a, &b}) worker->FollowUpdate(1);
+    for (TestWorker* worker : {&a, &b}) PushAll(worker, 1, 1.0f);
+  }
+}
+
 TEST_F(JobShardTest, ARefusedFrameIsAnsweredByItsRefusalAlone) {
   Start(SmallSpec("job", 1));
   TestWorker a = Worker("a");
