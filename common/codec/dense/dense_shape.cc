@@ -51,6 +51,8 @@ RoundPlan DenseShape::NextPlan(const RoundPlan& plan, const RangeHistogram& rang
   for (size_t i = 0; i < next.exponents.size(); ++i) {
     const int range = ranges.Max(i);
     if (range < kernels::kMinRange) continue;
+    // Nothing anywhere: following it down would hold back most of the first gradient that comes.
+    if (range == kernels::kMinRange && plan.exponents[i] != kUncalibrated) continue;
     next.exponents[i] = NextExponent(plan.exponents[i], range, limit(), headroom);
   }
   return next;

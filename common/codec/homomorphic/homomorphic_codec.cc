@@ -197,6 +197,8 @@ class HomomorphicAccumulator final : public Accumulator {
     update.next = plan_;
     for (size_t run = 0; run < update.next.exponents.size(); ++run) {
       const int range = ranges_.Max(run);
+      // Nothing anywhere: following it down would hold back all of the first gradient that comes.
+      if (range == kLeastRange && plan_.exponents[run] != kUncalibrated && shape_.levels->keeps_zeros()) continue;
       // Magnitudes are ranges themselves: a limit of 1, nothing left for growth, which the residual takes.
       if (range >= kLeastRange) update.next.exponents[run] = NextExponent(plan_.exponents[run], range, 1, 0);
     }

@@ -60,6 +60,7 @@ class Uniform final : public Levels {
   int bits() const override { return bits_; }
   int32_t LargestInteger() const override { return limit_; }
   bool keeps_rest() const override { return nearest_; }
+  bool keeps_zeros() const override { return true; }
   int RangeOfRun(const float* x, size_t n) const override {
     return RangeOf(static_cast<double>(LargestMagnitude(x, n)));
   }
@@ -142,6 +143,7 @@ class Thc final : public Levels {
   int bits() const override { return bits_; }
   int32_t LargestInteger() const override { return half_; }
   bool keeps_rest() const override { return true; }
+  bool keeps_zeros() const override { return false; }
   int RangeOfRun(const float* x, size_t n) const override {
     return RangeOf(std::sqrt(SumOfSquares(x, n) / static_cast<double>(PositionsOf(n))));
   }

@@ -39,6 +39,9 @@ class Levels {
   // Whether the worker keeps what a frame does not say; else only what lies beyond the range.
   virtual bool keeps_rest() const = 0;
 
+  // Whether a run of zeros stands for zeros at any range; else chance puts something there.
+  virtual bool keeps_zeros() const = 0;
+
   // What a worker asks for; x is finite.
   virtual int RangeOfRun(const float* x, size_t n) const = 0;
   // `shared`, `own`: salts of all workers (SharedSalt) and of this one.

@@ -418,6 +418,18 @@ TEST_P(CodecConformance, ARoundWithoutContributorsKeepsThePlan) {
   EXPECT_EQ(update->next, expected);
 }
 
+TEST(AgreedExponents, OutliveARoundOfZeros) {
+  for (const char* codec : {"dense:fixed32", "dense:fixed16", "tagc:density=1,cells=16", "uniform:bits=8",
+                            "uniform:bits=4,rounding=stochastic"}) {
+    Cluster cluster({.codec = codec, .workers = 2, .elements = 100});
+    const GradientFn ones = [](uint32_t, uint64_t, std::vector<float>* out) { out->assign(100, 1.0f); };
+    for (int round = 0; round < 4; ++round) cluster.Round(ones);
+    for (uint32_t w = 0; w < 2; ++w) cluster.pending(w).assign(100, 0.0f);  // but for rounding it is
+    cluster.Round([](uint32_t, uint64_t, std::vector<float>*) {});
+    for (const double sum : cluster.Round(ones).applied) EXPECT_NEAR(sum, 2, 1e-4) << codec;
+  }
+}
+
 TEST_P(CodecConformance, TheUpdateFrameCarriesTheNextPlan) {
   Cluster cluster(Options(2, 5000));
   const GradientFn gradient = GaussianGradient(12, 5000);
