@@ -16,6 +16,7 @@
 #include "common/job/glob.h"
 #include "common/job/matrix_shape.h"
 #include "common/job/update_codec.h"
+#include "common/wire/frame.h"
 
 namespace gradwire {
 namespace {
@@ -30,6 +31,8 @@ constexpr size_t kMaxCodecBytes = 1024;
 constexpr uint32_t kMaxWorkers = 1u << 14;
 constexpr uint32_t kMaxStaleness = 16;
 constexpr uint64_t kMaxBucketBytes = uint64_t{1} << 30;
+// Exponents, a byte for each run of a bucket, are one segment of one chunk.
+constexpr uint64_t kMaxExponents = wire::kMaxChunkBytes - wire::kHeaderBytes - wire::kSegmentHeaderBytes - 8;
 // Versions that a frame may be behind with asynchronous rounds; the default grows with max_workers.
 constexpr uint32_t kAsyncStalenessPerWorker = 8;
 constexpr uint32_t kLeastAsyncStaleness = 32;
@@ -313,6 +316,34 @@ absl::Status FillPowerSgd(const Tensor& tensor, CodecSpec* codec) {
       tensor.name, tensor.elements, kMaxBucketBytes / 4));
 }
 
+bool HasExponents(const CodecSpec& codec) {
+  const auto* const dense = std::get_if<DenseSpec>(&codec);
+  return (dense != nullptr && dense->fixed()) || std::holds_alternative<TagcSpec>(codec) ||
+         std::holds_alternative<HomomorphicSpec>(codec);
+}
+
+// However runs are dealt to shards: one may have all those of a bucket.
+absl::Status CheckExponents(const Job& job) {
+  const uint64_t run_elements = job.spec().run_elements();
+  const uint64_t whole = job.spec().bucket_bytes() / (sizeof(float) * run_elements);
+  std::vector<uint64_t> all(job.codecs().size());
+  std::vector<uint64_t> most(job.codecs().size(), whole);  // in a bucket: every tensor may end with a shorter one
+  for (const Tensor& tensor : job.tensors()) {
+    all[tensor.codec] += (tensor.elements + run_elements - 1) / run_elements;
+    ++most[tensor.codec];
+  }
+  for (size_t c = 0; c < all.size(); ++c) {
+    const uint64_t runs = std::min(all[c], most[c]);
+    if (!HasExponents(job.codecs()[c]) || runs <= kMaxExponents) continue;
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "job '%s': a bucket of bucket_bytes = %d may have %d runs of run_elements = %d; codec '%s' sends an exponent "
+        "for "
+        "each, and frames take %d of them: set smaller bucket_bytes or larger run_elements",
+        job.spec().name(), job.spec().bucket_bytes(), runs, run_elements, ToString(job.codecs()[c]), kMaxExponents));
+  }
+  return absl::OkStatus();
+}
+
 // How tensors travel: to the shards, and back.
 using Codecs = std::pair<CodecSpec, std::optional<CodecSpec>>;
 
@@ -409,6 +440,7 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
     job.tensors_.push_back(std::move(tensor));
   }
   FillBucketBytes(&job.spec_, fallback.first, job.elements_);
+  GW_RETURN_IF_ERROR(CheckExponents(job));
   for (const CodecSpec& codec : job.codecs_) job.features_.Add(FeatureOf(codec));
   GW_RETURN_IF_ERROR(CheckTogether(job.features_));
   job.two_phase_ = job.features_.Has(Feature::kPowerSgd);

@@ -7,6 +7,7 @@
 namespace gradwire {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 v1::JobSpec SmallSpec() {
@@ -345,6 +346,29 @@ TEST(Job, CutsWhatTravelsWholeIntoSmallParts) {
   for (const char* codec : {"tagc:density=0.01", "topk:density=0.01", "zen"}) {
     EXPECT_EQ(bucket_bytes(codec, 8 * kMiB), 4 * kMiB);
   }
+}
+
+TEST(Job, RefusesMoreExponentsThanAFrameTakes) {
+  const auto error = [](const char* codec, uint64_t elements, uint32_t bucket_bytes, uint32_t run_elements) {
+    v1::JobSpec spec = SmallSpec();
+    spec.clear_tensors();
+    spec.set_codec(codec);
+    spec.set_bucket_bytes(bucket_bytes);
+    spec.set_run_elements(run_elements);
+    spec.add_tensors()->set_name("t");
+    spec.mutable_tensors(0)->add_shape(elements);
+    return ErrorOf(spec);
+  };
+  constexpr uint64_t kLarge = uint64_t{1} << 30;
+  for (const char* codec : {"dense:fixed32", "dense:fixed16", "tagc:density=0.01", "uniform:bits=4", "thc:bits=4"}) {
+    EXPECT_THAT(error(codec, kLarge, 1 << 30, 64), AllOf(HasSubstr("run_elements"), HasSubstr("bucket_bytes")))
+        << codec;
+    EXPECT_EQ(error(codec, kLarge, 1 << 30, 128), "");
+    EXPECT_EQ(error(codec, kLarge, 1 << 29, 64), "");
+    EXPECT_EQ(error(codec, 1000, 1 << 30, 64), "") << "it has no such bucket";
+  }
+  for (const char* codec : {"dense:fp32", "topk:density=0.01", "fp16"})
+    EXPECT_EQ(error(codec, kLarge, 1 << 30, 64), "");
 }
 
 TEST(Job, HasABoundedNumberOfCodecs) {
