@@ -20,6 +20,7 @@
 #include "client/cpp/internal/shard_link.h"
 #include "client/cpp/internal/start.h"
 #include "client/cpp/internal/tensor_memory.h"
+#include "common/base/float_mode.h"
 #include "common/base/hash.h"
 #include "common/base/status_macros.h"
 #include "common/job/job.h"
@@ -494,9 +495,13 @@ class Session::Impl {
 absl::StatusOr<std::shared_ptr<Device>> OpenCudaDevice(int index) { return kernels::cuda::MakeAsyncCudaBackend(index); }
 
 Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Session::~Session() = default;
+Session::~Session() {
+  const AgreedFloatMode mode;
+  impl_.reset();
+}
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Join(SessionOptions options) {
+  const AgreedFloatMode mode;
   GW_ASSIGN_OR_RETURN(Job job, Job::Make(options.job));
   GW_RETURN_IF_ERROR(CheckOptions(options, job));
   GW_ASSIGN_OR_RETURN(Layout layout, Layout::Make(job, static_cast<uint32_t>(options.servers.size())));
@@ -507,16 +512,22 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Join(SessionOptions options) {
 }
 
 absl::Status Session::BeginRound(std::span<const float> learning_rates) {
+  const AgreedFloatMode mode;
   return impl_->exchange().Begin(learning_rates);
 }
 
-absl::Status Session::BeginReplacement() { return impl_->exchange().BeginReplacement(); }
+absl::Status Session::BeginReplacement() {
+  const AgreedFloatMode mode;
+  return impl_->exchange().BeginReplacement();
+}
 
 absl::Status Session::TensorReady(uint32_t tensor, const float* gradient, Stream* stream) {
+  const AgreedFloatMode mode;
   return impl_->Ready(tensor, gradient, stream);
 }
 
 absl::Status Session::EndRound(int64_t timeout_ms, Stream* stream) {
+  const AgreedFloatMode mode;
   const int64_t limit_ms = timeout_ms < 0 ? impl_->options().timeouts.round_ms : timeout_ms;
   return impl_->EndRound(limit_ms, stream);
 }
@@ -535,19 +546,25 @@ absl::Status Session::Exchange(std::span<const float* const> gradients, std::spa
 }
 
 absl::Status Session::Push(uint32_t bucket, std::span<const float* const> gradients) {
+  const AgreedFloatMode mode;
   GW_RETURN_IF_ERROR(impl_->ReadyBucket(bucket, gradients));
   return impl_->exchange().WaitPushed(bucket, impl_->options().timeouts.round_ms);
 }
 
 absl::Status Session::Pull(uint32_t bucket) {
+  const AgreedFloatMode mode;
   return impl_->Applying(nullptr, [&](client::Exchanger& exchange) {
     return exchange.WaitApplied(bucket, impl_->options().timeouts.round_ms);
   });
 }
 
-absl::Status Session::Leave(bool drain) { return impl_->Leave(drain); }
+absl::Status Session::Leave(bool drain) {
+  const AgreedFloatMode mode;
+  return impl_->Leave(drain);
+}
 
 absl::Status Session::Drain(int64_t timeout_ms, Stream* stream) {
+  const AgreedFloatMode mode;
   const int64_t limit_ms = timeout_ms < 0 ? impl_->options().timeouts.round_ms : timeout_ms;
   return impl_->Applying(stream, [&](client::Exchanger& exchange) { return exchange.Drain(limit_ms); });
 }
@@ -558,6 +575,7 @@ uint64_t Session::start_version() const { return impl_->start_version(); }
 uint64_t Session::start_step() const { return StepsIn(impl_->job(), impl_->start_version()); }
 bool Session::resumed() const { return impl_->resumed(); }
 absl::Status Session::Save(const std::string& path, std::map<std::string, std::string> notes) {
+  const AgreedFloatMode mode;
   return impl_->Save(path, std::move(notes));
 }
 uint64_t Session::incarnation() const { return impl_->incarnation(); }

@@ -1,9 +1,14 @@
 // After many rounds every replica and every shard hold the same bits, whatever the arrival order, the transport and the
 // number of encoding threads, and whatever the number of shards unless elements were deferred: which ones a sketch
 // cannot decode depends on the slices it is made of.
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
 #include <algorithm>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "tests/integration/client/train.h"
 
@@ -90,6 +95,33 @@ TEST(LosslessCodecs, TrainAsDenseFloatsDo) {
     EXPECT_LT(traffic.gaps_bytes(), traffic.sketch_bytes());
   }
 }
+
+#if defined(__SSE2__)
+// As after torch.set_flush_denormal(True).
+TEST(FlushedSubnormals, OfAWorkersThreadChangeNoBit) {
+  constexpr uint32_t kFlush = 0x8040;
+  for (const bool small : {true, false}) {
+    v1::JobSpec spec = MakeSpec("flushed", "dense:fp32", v1::OPTIMIZER_SGD, 1);
+    if (small) spec = Small(std::move(spec));
+    Cluster cluster(1, "inproc");
+    std::thread([&] {
+      Worker worker(spec, 0);
+      for (auto& tensor : worker.parameters()) std::fill(tensor.begin(), tensor.end(), 1e-39f);
+      const uint32_t before = _mm_getcsr();
+      _mm_setcsr(before | kFlush);
+      const absl::Status joined = worker.Join(cluster.addresses());
+      absl::Status stepped;
+      for (int step = 0; step < 3; ++step) stepped.Update(worker.Step(1.0f));
+      const bool flushes = (_mm_getcsr() & kFlush) == kFlush;
+      _mm_setcsr(before);
+      ASSERT_TRUE(joined.ok() && stepped.ok()) << joined << stepped;
+      EXPECT_TRUE(flushes) << "the caller's own arithmetic is its own affair";
+      EXPECT_NE(worker.parameters()[0][0], 0);
+      EXPECT_EQ(worker.session().ShardDigests()[0], cluster.ParametersSha256(0, "flushed")) << small;
+    }).join();
+  }
+}
+#endif
 
 TEST(TwoJobs, DoNotDisturbEachOther) {
   const Case dense{"dense", "dense:values=fixed32", v1::OPTIMIZER_ADAMW};
