@@ -11,6 +11,7 @@
 // gradient as round 1. In a job with two phases no even round carries values: CarriesValues (common/job/round_mode.h).
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -67,6 +68,13 @@ struct RunInput {
   const kernels::cuda::DeviceSelection* device_selection = nullptr;
   // The run's velocity, where the codec has one (Codec::velocity). The encoder sets it to 0 where something was sent.
   float* velocity = nullptr;
+};
+
+// Finite magnitudes from `from` on are cut to `to`.
+struct SentLimit {
+  float from = std::numeric_limits<float>::infinity();
+  float to = std::numeric_limits<float>::max();
+  float Cut(float x) const { return std::fabs(x) >= from && std::isfinite(x) ? std::copysign(to, x) : x; }
 };
 
 // Momentum that a worker keeps beside its residual: DGC (Lin et al. 2017, arXiv 1712.01887, sections 3.2 and 3.3).
@@ -188,9 +196,9 @@ class Codec {
   // once, and from the residual it would leave over several rounds at best. For codecs whose values are added on the
   // grid: GridLimitBits (grid_limit.h).
   virtual uint32_t gradient_limit_bits() const { return kernels::kGridLimitBits; }
-  // The largest magnitude that a frame carries where something keeps what is beyond it: encoders with a residual leave
-  // that there. What a worker holds back for a codec without one must be cut to this.
-  virtual float largest_sent() const { return std::numeric_limits<float>::max(); }
+  // What a frame carries where something keeps the rest: encoders with a residual leave it there. What was gathered for
+  // a codec without one must be cut by this.
+  virtual SentLimit sent_limit() const { return {}; }
   virtual bool defers() const { return false; }      // update frames may name elements that workers take back
   virtual double Density(uint64_t round) const = 0;  // the share of elements that is sent; 1 for dense codecs
   virtual RoundPlan InitialPlan() const = 0;

@@ -9,7 +9,6 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/codec/frame/run_pieces.h"
-#include "common/codec/grid/grid_limit.h"
 #include "common/job/norms.h"
 
 namespace gradwire::client {
@@ -126,14 +125,14 @@ void GradientStore::HoldBack(uint32_t tensor) {
     absl::MutexLock lock(&allocation_mu_);
     if (!std::exchange(state.gathered, false)) return;
   }
-  const float largest = state.codec->largest_sent();
-  memory_->FindOutOfGrid(tensor, state.pending, std::bit_cast<uint32_t>(largest) + 1);
+  const SentLimit limit = state.codec->sent_limit();
+  memory_->FindOutOfGrid(tensor, state.pending, std::bit_cast<uint32_t>(limit.from));
   if (memory_->FirstOutOfGrid(tensor) < 0) return;
   std::vector<float> sent(state.pending.size());
   memory_->ToHost(state.pending, sent.data());
   std::vector<float> rest(sent.size());
   for (size_t i = 0; i < sent.size(); ++i) {
-    const float all = std::exchange(sent[i], Within(sent[i], largest));
+    const float all = std::exchange(sent[i], limit.Cut(sent[i]));
     if (all != sent[i]) rest[i] = all - sent[i];
   }
   const absl::StatusOr<const float*> held_sent = memory_->Hold(std::move(sent));

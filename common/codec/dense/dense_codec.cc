@@ -67,7 +67,7 @@ class DenseEncoder final : public Encoder {
       shape_.backend().Quantize(run.pending + offset, n, plan.exponents[index], shape_.limit(), shape_.width(), out,
                                 nullptr);
     } else if (shape_.width() == 2) {
-      shape_.backend().SplitBf16(run.pending + offset, n, shape_.largest_sent(), out, nullptr);
+      shape_.backend().SplitBf16(run.pending + offset, n, shape_.sent_limit().to, out, nullptr);
     } else {
       std::memcpy(out, run.gradient + offset, n * sizeof(float));
     }
@@ -87,7 +87,7 @@ class DenseCodec final : public Codec {
     return shape_.fixed() ? Codec::gradient_limit_bits() : shape_.limit_bits();
   }
 
-  float largest_sent() const override { return shape_.fixed() ? Codec::largest_sent() : shape_.largest_sent(); }
+  SentLimit sent_limit() const override { return shape_.fixed() ? SentLimit() : shape_.sent_limit(); }
 
   RoundPlan InitialPlan() const override {
     RoundPlan plan;

@@ -29,7 +29,9 @@ struct DenseShape {
   }
   uint8_t param() const { return fixed() ? static_cast<uint8_t>(width()) : 0; }
   uint32_t limit_bits() const { return GridLimitBits(*context.job); }  // of floats
-  float largest_sent() const { return LargestSent(context); }          // of floats
+  SentLimit sent_limit() const {                                       // the same
+    return SentLimitOf(context, width() == 4 ? kAllDigits : kBf16Digits);
+  }
   int32_t limit() const { return IntegerLimit(8 * width(), context.job->spec().max_workers()); }
   bool CarriesValues(uint64_t round) const { return gradwire::CarriesValues(*context.job, round); }
   const BucketLayout& layout() const { return *context.layout; }

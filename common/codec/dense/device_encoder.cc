@@ -51,7 +51,7 @@ class DeviceEncoder final : public Encoder {
       bucket_.backend().QuantizeRuns(input.pending, n, runs_.scales(), begin, shape_.limit(), shape_.width(), out,
                                      bucket_.stream());
     } else if (shape_.width() == 2) {
-      bucket_.backend().SplitBf16(input.pending, n, shape_.largest_sent(), out, bucket_.stream());
+      bucket_.backend().SplitBf16(input.pending, n, shape_.sent_limit().to, out, bucket_.stream());
     } else {
       bucket_.runtime().Copy(out, input.gradient, n * sizeof(float), bucket_.stream());
     }

@@ -2,6 +2,7 @@
 #include "common/codec/grid/grid_limit.h"
 
 #include <bit>
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_format.h"
@@ -15,9 +16,16 @@ uint32_t MostFramesOfSum(const Job& job) { return IsAsync(job) ? 1 : job.spec().
 
 uint32_t GridLimitBits(const Job& job) { return kernels::GridLimitBits(MostFramesOfSum(job)); }
 
-float LargestSent(const CodecContext& context) {
-  if (context.update) return kernels::kLargestBf16;
-  return std::bit_cast<float>((GridLimitBits(*context.job) - 1) & 0xFFFF0000u);
+SentLimit SentLimitOf(const CodecContext& context, int digits) {
+  const uint32_t limit = GridLimitBits(*context.job);
+  const auto largest = [limit](int with) {
+    const uint32_t cleared = (1u << (kAllDigits - with)) - 1;
+    return (limit - 1) & ~cleared;
+  };
+  if (context.update) return {.from = std::numeric_limits<float>::infinity(), .to = kernels::kLargestBf16};
+  if (digits == kAllDigits)
+    return {.from = std::bit_cast<float>(limit), .to = std::bit_cast<float>(largest(kBf16Digits))};
+  return {.from = std::bit_cast<float>(largest(digits) + 1), .to = std::bit_cast<float>(largest(digits))};
 }
 
 float GridLimit(const Job& job) { return std::bit_cast<float>(GridLimitBits(job)); }

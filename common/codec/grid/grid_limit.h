@@ -1,7 +1,6 @@
 // What float32 values that frames carry have to stay below, so that their sums on the grid never leave 64 bits.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <string>
 
@@ -19,14 +18,14 @@ uint32_t MostFramesOfSum(const Job& job);
 uint32_t GridLimitBits(const Job& job);
 float GridLimit(const Job& job);
 
-// The largest magnitude that an encoder sends while something keeps what is beyond: the largest bfloat16 below the
-// limit, which every format holds. With so few digits what is left is exact, and a scale's rounding stays below the
-// limit. Update frames are added to nothing: the largest bfloat16 of all.
-float LargestSent(const CodecContext& context);
-// Clamped to it; what is not finite stays, for others to refuse.
-inline float Within(float x, float largest) {
-  return std::fabs(x) > largest && std::isfinite(x) ? std::copysign(largest, x) : x;
-}
+// What an encoder sends while something keeps what is beyond. Values below the limit go as they are where the format
+// has them all; where it has the first `digits` binary digits, or rounds, up to the largest such number below the
+// limit. What is cut is cut to few digits, so that what is left is exact. Update frames are added to nothing: all there
+// is.
+inline constexpr int kAllDigits = 24;
+inline constexpr int kBf16Digits = 8;
+inline constexpr int kFp16Digits = 11;
+SentLimit SentLimitOf(const CodecContext& context, int digits);
 
 // InvalidArgument for a value that is not finite or reaches the limit, naming tensor, element, limit and what to do.
 absl::Status OutOfGrid(const Job& job, const BucketLayout& layout, uint64_t position, float value);

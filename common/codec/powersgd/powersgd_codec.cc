@@ -155,10 +155,10 @@ class PowerSgdEncoder final : public Encoder {
   // Of P only the directions matter, which a smaller scale leaves; what is cut from Q stays in the residual.
   void Cut(Factor sent, float* values, uint64_t n) const {
     const float largest = LargestMagnitude(values, n);
-    const float bound = LargestSent(shape_->context);
-    if (!(largest > bound) || !std::isfinite(largest)) return;
-    const float scale = bound / largest;
-    for (uint64_t i = 0; i < n; ++i) values[i] = sent == Factor::kP ? values[i] * scale : Within(values[i], bound);
+    const SentLimit limit = SentLimitOf(shape_->context, kAllDigits);
+    if (largest < limit.from || !std::isfinite(largest)) return;
+    const float scale = limit.to / largest;
+    for (uint64_t i = 0; i < n; ++i) values[i] = sent == Factor::kP ? values[i] * scale : limit.Cut(values[i]);
   }
 
   absl::Status CheckGrid(const Matrix& m, const float* values, uint64_t n) const {

@@ -62,16 +62,16 @@ class QuantizedEncoder final : public Encoder {
     for (uint32_t i = 0; i < run.length; ++i) input.pending[i] -= sent_[i];
   }
 
-  // x[0 .. n) without what lies beyond LargestSent.
+  // x[0 .. n) without what lies beyond the limit.
   const float* Sendable(const float* x, uint32_t n) {
-    if (LargestMagnitude(x, n) <= largest_sent_) return x;
+    if (LargestMagnitude(x, n) < limit_.from) return x;
     cut_.resize(std::max<size_t>(cut_.size(), n));
-    for (uint32_t i = 0; i < n; ++i) cut_[i] = Within(x[i], largest_sent_);
+    for (uint32_t i = 0; i < n; ++i) cut_[i] = limit_.Cut(x[i]);
     return cut_.data();
   }
 
   const Shape shape_;
-  const float largest_sent_ = LargestSent(shape_.context);
+  const SentLimit limit_ = shape_.sent_limit();
   std::vector<float> cut_;
   std::vector<float> sent_;
 };
@@ -148,9 +148,7 @@ class QuantizedCodec final : public Codec {
     // Of signs alone the magnitude is not sent.
     return shape_.quantizer->sends_magnitudes() ? GridLimitBits(*shape_.context.job) : Codec::gradient_limit_bits();
   }
-  float largest_sent() const override {
-    return shape_.quantizer->sends_magnitudes() ? LargestSent(shape_.context) : Codec::largest_sent();
-  }
+  SentLimit sent_limit() const override { return shape_.sent_limit(); }
   RoundPlan InitialPlan() const override { return {}; }
   std::unique_ptr<Encoder> NewEncoder() const override { return std::make_unique<QuantizedEncoder>(shape_); }
   std::unique_ptr<Accumulator> NewAccumulator() const override {

@@ -12,6 +12,7 @@
 #include "common/codec/codec.h"
 #include "common/codec/dense/dense_shape.h"
 #include "common/codec/frame/run_segments.h"
+#include "common/codec/grid/grid_limit.h"
 #include "common/codec/quantized/quantizer.h"
 
 namespace gradwire::quantized {
@@ -25,6 +26,11 @@ struct Shape {
   const BucketLayout& layout() const { return *context.layout; }
   auto segments() const {
     return RunSegments(context.layout, [q = quantizer.get()](size_t n) { return q->BytesOf(n); });
+  }
+
+  SentLimit sent_limit() const {
+    if (!quantizer->sends_magnitudes()) return {};
+    return SentLimitOf(context, spec.scheme == QuantizedSpec::Scheme::kFp16 ? kFp16Digits : kAllDigits);
   }
 
   // The values of a segment that passed CheckSegment. out: s.count.

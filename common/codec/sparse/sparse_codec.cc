@@ -50,6 +50,17 @@ struct Shape {
   bool adapts() const { return spec.choice == Choice::kAdaptive; }
   // What is not sent waits in the residual; zen and adaptive send all there is.
   bool keeps_rest() const { return spec.choice != Choice::kNonZero && !adapts(); }
+  SentLimit sent_limit() const {
+    switch (spec.values) {
+      case ValueFormat::kFp32:
+      case ValueFormat::k2Bit:  // means of magnitudes
+        return SentLimitOf(context, kAllDigits);
+      case ValueFormat::kFp16:
+        return SentLimitOf(context, kFp16Digits);
+      default:
+        return SentLimitOf(context, kBf16Digits);  // integers times a scale, too, round
+    }
+  }
   // Whether `n` non-zeros of the bucket are sent with all the zeros between them: where that takes fewer bytes than
   // their values and a bitmap, which is the smallest index of so many.
   bool WritesAll(uint64_t n) const {
@@ -148,8 +159,8 @@ class SparseEncoder final : public Encoder {
     Choose(round, runs);
     GW_RETURN_IF_ERROR(CheckHeld());
     if (shape_.keeps_rest()) {
-      const float largest = LargestSent(shape_.context);
-      for (float& value : pairs_.values) value = Within(value, largest);
+      const SentLimit limit = shape_.sent_limit();
+      for (float& value : pairs_.values) value = limit.Cut(value);
     }
     const double density =
         layout.elements == 0 ? 0 : static_cast<double>(pairs_.positions.size()) / static_cast<double>(layout.elements);
@@ -393,9 +404,10 @@ class SparseCodec final : public Codec {
   bool chooses_by_mean() const override { return shape_.spec.choice == Choice::kUnion; }
   double Density(uint64_t round) const override { return shape_.spec.DensityAt(round); }
   uint32_t gradient_limit_bits() const override { return GridLimitBits(*shape_.context.job); }
-  float largest_sent() const override {
-    const float largest = LargestSent(shape_.context);
-    return shape_.spec.values == ValueFormat::kFp16 ? std::min(largest, kernels::kLargestHalf) : largest;
+  SentLimit sent_limit() const override {
+    const SentLimit limit = shape_.sent_limit();
+    if (shape_.spec.values != ValueFormat::kFp16 || limit.to <= kernels::kLargestHalf) return limit;
+    return {.from = std::nextafter(kernels::kLargestHalf, limit.from), .to = kernels::kLargestHalf};
   }
   RoundPlan InitialPlan() const override { return {}; }
   std::unique_ptr<Encoder> NewEncoder() const override { return std::make_unique<SparseEncoder>(shape_); }

@@ -194,8 +194,9 @@ TEST(TwoPhasesOfAStep, LearnAMatrixOfLowRank) {
   });
 }
 
-// The factors of 8 workers whose gradients are 20,000 everywhere do not fit 64 bits of the grid; those of 15,000 do.
-TEST(TwoPhasesOfAStep, SumLargeFactorsRightOrRefuseThemByName) {
+// The factors of 8 workers whose gradients are 20,000 everywhere do not fit 64 bits of the grid, those of 15,000 do:
+// what is beyond waits for the next step.
+TEST(TwoPhasesOfAStep, SumLargeFactorsOverSeveralSteps) {
   constexpr int kWorkers = 8;
   v1::JobSpec spec;
   spec.set_name("large");
@@ -212,21 +213,16 @@ TEST(TwoPhasesOfAStep, SumLargeFactorsRightOrRefuseThemByName) {
     InParallel(kWorkers, [&](int w) {
       Worker worker(spec, w);
       ASSERT_TRUE(worker.Join(cluster.addresses(), PullMode::kMean).ok());
-      bool refused = false;
-      for (int step = 0; step < 3 && !refused; ++step) {
-        std::fill(worker.gradients()[0].begin(), worker.gradients()[0].end(), magnitude);
+      float sum = 0;
+      for (int step = 0; step < 4; ++step) {
+        std::fill(worker.gradients()[0].begin(), worker.gradients()[0].end(), step == 0 ? magnitude : 0.0f);
         const absl::Status status = worker.Step(0.0f);
-        refused = !status.ok();
-        if (refused) {
-          EXPECT_EQ(magnitude, 20'000.0f) << status;
-          for (const char* part : {"tensor 'w'", "factor", "65536"})
-            EXPECT_NE(std::string(status.message()).find(part), std::string::npos) << status;
-        } else {
-          for (const float x : worker.parameters()[0]) ASSERT_GT(x, 0.0f) << "step " << step;
-          ASSERT_LE(std::abs(worker.parameters()[0][0] - magnitude), 0.1f * magnitude) << "step " << step;
-        }
+        ASSERT_TRUE(status.ok()) << status;
+        sum += worker.parameters()[0][0];
+        if (step != 0) continue;
+        EXPECT_EQ(std::abs(sum - magnitude) < 0.1f * magnitude, magnitude == 15'000.0f) << sum;
       }
-      EXPECT_EQ(refused, magnitude == 20'000.0f);
+      EXPECT_LE(std::abs(sum - magnitude), 1e-3f * magnitude);
     });
   }
 }
