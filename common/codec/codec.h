@@ -211,10 +211,8 @@ class Codec {
   virtual DeviceNeeds device_needs() const;
   virtual absl::StatusOr<std::unique_ptr<Accumulator>> NewDeviceAccumulator(kernels::cuda::DeviceBucket* bucket) const;
   // An encoder whose RunInputs point to the memory of a device; its frames and what it leaves in `pending` have the
-  // bits of NewEncoder's. It takes device_encoder_bytes() of the job's memory there, once. `bucket` outlives the
-  // encoder. Errors: Unimplemented, where the codec has no such encoder; ResourceExhausted.
+  // bits of NewEncoder's. `bucket` outlives the encoder. Errors: Unimplemented, where the codec has no such encoder.
   virtual absl::StatusOr<std::unique_ptr<Encoder>> NewDeviceEncoder(kernels::cuda::DeviceBucket* bucket) const;
-  virtual uint64_t device_encoder_bytes() const { return 0; }
   // Checks that the segments of a whole frame, in order, cover the bucket exactly once.
   virtual absl::Status CheckComplete(uint64_t round, const RoundPlan& plan,
                                      std::span<const wire::SegmentHeader> segments) const = 0;

@@ -92,18 +92,19 @@ class AsyncBackend : public Backend {
   virtual void TakeSelectedAsync(float* x, size_t n, const SelectArgs& args, const DeviceSelection* selection,
                                  uint32_t first_position, uint32_t* positions, int32_t* integers, uint64_t* taken,
                                  Stream* stream) = 0;
-  // Pieces of a bucket: x[i] is at first_position + i, and has the unit of its run; n > 0. Appends behind the *start
-  // elements that are there; *taken: how many there are then. args.exponent is not used.
-  virtual void AppendSelectedAsync(float* x, size_t n, const SelectArgs& args, const DeviceSelection* selection,
-                                   const RunScales& scales, uint32_t first_position, uint32_t* positions,
-                                   int32_t* integers, const uint64_t* start, uint64_t* taken, Stream* stream) = 0;
-  // Quantize (width 2 or 4) of such a piece. Runs of unit 0 give integers of 0 and are left alone.
-  virtual void QuantizeRuns(float* x, size_t n, const RunScales& scales, uint64_t first_position, int32_t limit,
-                            int width, uint8_t* q, Stream* stream) = 0;
-  // LargestMagnitudeAsync of each of `runs` consecutive runs; x[0] is the first element of first_run. `begin`: as in
-  // RunScales.
-  virtual void LargestOfRuns(const float* x, const uint64_t* begin, uint32_t first_run, uint32_t runs,
-                             uint32_t* largest, Stream* stream) = 0;
+  // The same of all runs of a bucket; *taken: how many there are together.
+  virtual void TakeSelectedOfRuns(const RunPlaces& runs, int32_t limit, uint32_t* positions, int32_t* integers,
+                                  uint64_t* taken, Stream* stream) = 0;
+  // largest[r]: LargestMagnitudeAsync of run r.
+  virtual void LargestOfRuns(const RunPlaces& runs, uint32_t* largest, Stream* stream) = 0;
+  // Quantize (width 2 or 4), SplitBf16 and Copy of all runs of a bucket, element i of run r to position
+  // runs.at[r].position + i of `out`, which is aligned to what is written. Runs of unit 0 give integers of 0 and are
+  // left alone.
+  virtual void QuantizeRuns(const RunPlaces& runs, int32_t limit, int width, uint8_t* out, Stream* stream) = 0;
+  virtual void SplitBf16Runs(const RunPlaces& runs, float largest, uint8_t* out, Stream* stream) = 0;
+  virtual void CopyRuns(const RunPlaces& runs, float* out, Stream* stream) = 0;
+  // The other way; runs whose x is null are left out.
+  virtual void CopyToRuns(const float* from, const RunPlaces& runs, Stream* stream) = 0;
   virtual void SketchAddAsync(const uint32_t* positions, const int32_t* integers, ElementCount count,
                               const SketchArgs& args, uint8_t* cells, Stream* stream) = 0;
   // Sets all count.most of `sums` and `resolved`; those past the count to 0.

@@ -147,19 +147,22 @@ class DeviceBackend : public AsyncBackend {
                          Stream* stream) override {
     operations_.TakeSelected(x, n, args, selection, first_position, positions, integers, taken, stream);
   }
-  void AppendSelectedAsync(float* x, size_t n, const SelectArgs& args, const DeviceSelection* selection,
-                           const RunScales& scales, uint32_t first_position, uint32_t* positions, int32_t* integers,
-                           const uint64_t* start, uint64_t* taken, Stream* stream) override {
-    operations_.AppendSelected(x, n, args, selection, scales, first_position, positions, integers, start, taken,
-                               stream);
+  void TakeSelectedOfRuns(const RunPlaces& runs, int32_t limit, uint32_t* positions, int32_t* integers, uint64_t* taken,
+                          Stream* stream) override {
+    operations_.TakeSelectedOfRuns(runs, limit, positions, integers, taken, stream);
   }
-  void QuantizeRuns(float* x, size_t n, const RunScales& scales, uint64_t first_position, int32_t limit, int width,
-                    uint8_t* q, Stream* stream) override {
-    operations_.QuantizeRuns(x, n, scales, first_position, limit, width, q, stream);
+  void LargestOfRuns(const RunPlaces& runs, uint32_t* largest, Stream* stream) override {
+    operations_.LargestOfRuns(runs, largest, stream);
   }
-  void LargestOfRuns(const float* x, const uint64_t* begin, uint32_t first_run, uint32_t runs, uint32_t* largest,
-                     Stream* stream) override {
-    operations_.LargestOfRuns(x, begin, first_run, runs, largest, stream);
+  void QuantizeRuns(const RunPlaces& runs, int32_t limit, int width, uint8_t* out, Stream* stream) override {
+    operations_.QuantizeRuns(runs, limit, width, out, stream);
+  }
+  void SplitBf16Runs(const RunPlaces& runs, float largest, uint8_t* out, Stream* stream) override {
+    operations_.SplitBf16Runs(runs, largest, out, stream);
+  }
+  void CopyRuns(const RunPlaces& runs, float* out, Stream* stream) override { operations_.CopyRuns(runs, out, stream); }
+  void CopyToRuns(const float* from, const RunPlaces& runs, Stream* stream) override {
+    operations_.CopyToRuns(from, runs, stream);
   }
   void SketchAddAsync(const uint32_t* positions, const int32_t* integers, ElementCount count, const SketchArgs& args,
                       uint8_t* cells, Stream* stream) override {

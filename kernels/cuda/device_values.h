@@ -45,4 +45,25 @@ GW_HD uint32_t RunOf(const RunScales& s, uint64_t position) {
   return low;
 }
 
+// Where a run of a bucket lies in device memory, and what a kernel needs to know of it.
+struct RunPlace {
+  float* x = nullptr;
+  const DeviceSelection* selection = nullptr;  // if not null: replaces key and keep_below
+  uint64_t keep_below = 0;                     // this and the next three as in SelectArgs
+  uint64_t first_element = 0;
+  uint32_t key = 0;
+  uint32_t phase = 0;
+  uint32_t length = 0;    // > 0
+  uint32_t position = 0;  // of its first element in the bucket
+  float unit = 0.0f;      // as in RunScales
+};
+
+// The runs of a bucket in the order of their positions, which leave no gap. One launch does for all of them: on several
+// shards neighbours in a bucket lie apart in the tensor.
+struct RunPlaces {
+  const RunPlace* at = nullptr;  // in device memory
+  uint32_t count = 0;
+  uint32_t longest = 0;  // elements of a run at most
+};
+
 }  // namespace gradwire::kernels::cuda

@@ -155,14 +155,20 @@ class Operations {
     }
   }
 
-  void QuantizeRuns(float* x, size_t n, const RunScales& scales, uint64_t first_position, int32_t limit, int width,
-                    uint8_t* q, Stream* stream) {
+  void QuantizeRuns(const RunPlaces& runs, int32_t limit, int width, uint8_t* out, Stream* stream) {
     const float bound = LargestFloatWithin(limit);
     if (width == 4) {
-      ForEach(QuantizeRunsOp<int32_t>{x, q, scales, first_position, bound}, n, stream);
+      ForEachOfRuns(runs, QuantizeRunOp<int32_t>{reinterpret_cast<int32_t*>(out), bound}, stream);
     } else {
-      ForEach(QuantizeRunsOp<int16_t>{x, q, scales, first_position, bound}, n, stream);
+      ForEachOfRuns(runs, QuantizeRunOp<int16_t>{reinterpret_cast<int16_t*>(out), bound}, stream);
     }
+  }
+  void SplitBf16Runs(const RunPlaces& runs, float largest, uint8_t* out, Stream* stream) {
+    ForEachOfRuns(runs, SplitBf16RunOp{reinterpret_cast<uint16_t*>(out), largest}, stream);
+  }
+  void CopyRuns(const RunPlaces& runs, float* out, Stream* stream) { ForEachOfRuns(runs, CopyRunOp{out}, stream); }
+  void CopyToRuns(const float* from, const RunPlaces& runs, Stream* stream) {
+    ForEachOfRuns(runs, CopyToRunOp{from}, stream);
   }
 
   void Dequantize(const uint8_t* q, int width, size_t n, int exponent, float* x, Stream* stream) {
@@ -188,9 +194,8 @@ class Operations {
     Strided(cuda::LargestMagnitude{x, n, IsAligned<float, 4>(x), largest}, n, 0, stream);
   }
 
-  void LargestOfRuns(const float* x, const uint64_t* begin, uint32_t first_run, uint32_t runs, uint32_t* largest,
-                     Stream* stream) {
-    device_.Launch(cuda::LargestOfRuns{x, begin, first_run, largest}, runs, 0, stream);
+  void LargestOfRuns(const RunPlaces& runs, uint32_t* largest, Stream* stream) {
+    device_.Launch(cuda::LargestOfRuns{runs.at, largest}, runs.count, 0, stream);
   }
 
   // Selection -----------------------------------------------------------------------------------------------------
@@ -229,22 +234,24 @@ class Operations {
   void TakeSelected(float* x, size_t n, const SelectArgs& args, const DeviceSelection* selection,
                     uint32_t first_position, uint32_t* positions, int32_t* integers, uint64_t* taken, Stream* stream) {
     if (n == 0) return device_.Fill(taken, 0, sizeof(*taken), stream);
-    AppendSelected(x, n, args, selection, {}, first_position, positions, integers, nullptr, taken, stream);
+    const OneArray source = {x,
+                             n,
+                             IsAligned<float, 4>(x),
+                             args.key,
+                             args.keep_below,
+                             args.phase,
+                             args.first_element,
+                             PowerOfTwo(-args.exponent),
+                             PowerOfTwo(args.exponent),
+                             selection,
+                             first_position};
+    TakeFrom(source, Blocks(n, kTakeTile), args.limit, positions, integers, taken, stream);
   }
-  // The same behind *start elements, with the unit of each element's run where `scales` has runs. Precondition: n > 0.
-  void AppendSelected(float* x, size_t n, const SelectArgs& args, const DeviceSelection* selection,
-                      const RunScales& scales, uint32_t first_position, uint32_t* positions, int32_t* integers,
-                      const uint64_t* start, uint64_t* taken, Stream* stream) {
-    using Tiles = typename Device::Tiles;
-    const uint32_t tiles = static_cast<uint32_t>(Blocks(n, Take<Tiles>::kTile));
-    const size_t bytes = device_.TileBytes(tiles);
-    const Scratch<Device> memory(device_, bytes, stream);
-    const Tiles state = device_.MakeTiles(tiles, memory.as(), bytes);
-    device_.Launch(InitTiles<Tiles>{state, tiles}, Blocks(tiles + 32, InitTiles<Tiles>::kTuning.threads), 0, stream);
-    device_.Launch(Take<Tiles>{x, n, IsAligned<float, 4>(x), args.key, args.keep_below, args.phase, args.first_element,
-                               PowerOfTwo(-args.exponent), PowerOfTwo(args.exponent), LargestFloatWithin(args.limit),
-                               selection, scales, start, first_position, positions, integers, taken, state},
-                   tiles, Take<Tiles>::SharedBytes(), stream);
+  void TakeSelectedOfRuns(const RunPlaces& runs, int32_t limit, uint32_t* positions, int32_t* integers, uint64_t* taken,
+                          Stream* stream) {
+    if (runs.count == 0) return device_.Fill(taken, 0, sizeof(*taken), stream);
+    const uint32_t tiles = static_cast<uint32_t>(Blocks(runs.longest, kTakeTile));
+    TakeFrom(ManyRuns{runs.at, tiles}, uint64_t{runs.count} * tiles, limit, positions, integers, taken, stream);
   }
 
   // Sketch --------------------------------------------------------------------------------------------------------
@@ -345,6 +352,26 @@ class Operations {
   template <class Op>
   void Scatter(const Op& op, ElementCount count, Stream* stream) {
     device_.Launch(Scattered<Op>{op, count}, Blocks(count.most, Scattered<Op>::kTile), 0, stream);
+  }
+
+  template <class Op>
+  void ForEachOfRuns(const RunPlaces& runs, const Op& op, Stream* stream) {
+    const uint32_t tiles = static_cast<uint32_t>(Blocks(runs.longest, EachOfRuns<Op>::kTile));
+    device_.Launch(EachOfRuns<Op>{op, runs.at, tiles}, uint64_t{runs.count} * tiles, 0, stream);
+  }
+
+  template <class Source>
+  void TakeFrom(const Source& source, uint64_t count, int32_t limit, uint32_t* positions, int32_t* integers,
+                uint64_t* taken, Stream* stream) {
+    using Tiles = typename Device::Tiles;
+    using Body = Take<Tiles, Source>;
+    const uint32_t tiles = static_cast<uint32_t>(count);
+    const size_t bytes = device_.TileBytes(tiles);
+    const Scratch<Device> memory(device_, bytes, stream);
+    const Tiles state = device_.MakeTiles(tiles, memory.as(), bytes);
+    device_.Launch(InitTiles<Tiles>{state, tiles}, Blocks(tiles + 32, InitTiles<Tiles>::kTuning.threads), 0, stream);
+    device_.Launch(Body{source, LargestFloatWithin(limit), positions, integers, taken, state}, tiles,
+                   Body::SharedBytes(), stream);
   }
 
   // A grid that strides: as many blocks as the device holds at once, and fewer than 2^31 elements for each.

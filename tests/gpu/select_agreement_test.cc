@@ -1,4 +1,7 @@
 // Histograms, the threshold, and taking what is selected: the CUDA kernels against the reference, bit for bit.
+#include <algorithm>
+#include <numeric>
+
 #include "kernels/math/select.h"
 #include "tests/gpu/agreement.h"
 
@@ -147,105 +150,175 @@ TEST_P(SelectAgreement, AsynchronousReductions) {
   }
 }
 
-// A bucket in three pieces of ragged runs: ranges, and what is taken, as run by run on the host.
-TEST_P(SelectAgreement, PiecesOfABucket) {
+// Ragged runs that fill a bucket of n elements and lie anywhere in an array, aligned or not, some longer than a tile.
+struct ScatteredRuns {
+  ScatteredRuns(size_t n, std::mt19937_64& random) {
+    for (size_t position = 0; position < n;) {
+      const size_t most = random() % 8 == 0 ? 40'000 : 900;
+      const size_t length = std::min(n - position, 1 + random() % most);
+      const int exponent = static_cast<int>(random() % 20) - 15;
+      runs.push_back({.position = position, .length = length, .exponent = exponent, .unscaled = random() % 8 == 0});
+      position += length;
+    }
+    std::vector<size_t> order(runs.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::shuffle(order.begin(), order.end(), random);
+    for (const size_t r : order) {
+      elements += random() % 5;
+      runs[r].at = elements;
+      elements += runs[r].length;
+    }
+  }
+
+  // In an array at x.
+  std::vector<RunPlace> PlacesIn(float* x, const SelectArgs& args) const {
+    std::vector<RunPlace> places;
+    for (const Run& run : runs) {
+      RunPlace& place = places.emplace_back();
+      place.x = x + run.at;
+      place.keep_below = args.keep_below;
+      place.first_element = args.first_element + run.position;
+      place.key = args.key;
+      place.phase = args.phase;
+      place.length = static_cast<uint32_t>(run.length);
+      place.position = static_cast<uint32_t>(run.position);
+      place.unit = run.unscaled ? 0.0f : PowerOfTwo(run.exponent);
+    }
+    return places;
+  }
+  RunPlaces Table(const RunPlace* places) const {
+    size_t longest = 0;
+    for (const Run& run : runs) longest = std::max(longest, run.length);
+    return {places, static_cast<uint32_t>(runs.size()), static_cast<uint32_t>(longest)};
+  }
+
+  struct Run {
+    size_t position = 0;
+    size_t length = 0;
+    int exponent = 0;
+    bool unscaled = false;
+    size_t at = 0;
+  };
+  std::vector<Run> runs;
+  size_t elements = 0;  // of the array
+};
+
+TEST_P(SelectAgreement, RunsOfABucketAreTakenAsRunByRun) {
   for (Pattern pattern : kPatterns) {
     for (size_t n : kLengths) {
       for (size_t words : {0u, 1u}) {
-        std::vector<float> x = MakeValues(pattern, n, random_);
-        std::vector<uint64_t> begin = {0};
-        std::vector<int> exponents;
-        std::vector<float> units;
-        while (begin.back() < n) {
-          begin.push_back(std::min<uint64_t>(n, begin.back() + 1 + random_() % 900));
-          exponents.push_back(static_cast<int>(random_() % 20) - 15);
-          units.push_back(PowerOfTwo(exponents.back()));
-        }
-        const size_t runs = units.size();
-        std::vector<uint32_t> positions(n, 7), expected_largest(runs, 0);
+        ScatteredRuns bucket(n, random_);
+        for (auto& run : bucket.runs) run.unscaled = false;
+        std::vector<float> x = MakeValues(pattern, bucket.elements, random_);
+        std::vector<uint32_t> positions(n, 7), largest(bucket.runs.size(), 0);
         std::vector<int32_t> integers(n, 7);
+        const SelectArgs args = {KeyOf(0.5f), uint64_t{1} << 31, 777, 1000, 0, 32767};
         auto dx = OnDevice(x, words * 4);
-        auto dbegin = OnDevice(begin);
-        auto dunits = OnDevice(units);
+        auto dplaces = OnDevice(bucket.PlacesIn(dx.get(), args));
         auto dpositions = OnDevice(positions);
         auto dintegers = OnDevice(integers);
-        auto dlargest = OnDevice(std::vector<uint32_t>(runs, 9));
-        auto dcounts = OnDevice(std::vector<uint64_t>(4, 0));
-        const RunScales scales = {dbegin.get(), dunits.get(), static_cast<uint32_t>(runs)};
-        const SelectArgs args = {KeyOf(0.5f), uint64_t{1} << 31, 777, 1000, 0, 32767};
+        auto dlargest = OnDevice(std::vector<uint32_t>(bucket.runs.size(), 9));
+        auto dtaken = OnDevice(std::vector<uint64_t>{99});
+        const RunPlaces table = bucket.Table(dplaces.get());
+        backend().LargestOfRuns(table, dlargest.get(), nullptr);
+        backend().TakeSelectedOfRuns(table, args.limit, dpositions.get(), dintegers.get(), dtaken.get(), nullptr);
         size_t taken = 0;
-        const size_t bounds[] = {0, runs / 3, runs / 2, runs};
-        for (size_t piece = 0; piece < 3; ++piece) {
-          const size_t first = bounds[piece], last = bounds[piece + 1];
-          const uint64_t at = begin[first], size = begin[last] - at;
-          if (size == 0) {
-            backend().runtime().Copy(dcounts.get() + piece + 1, dcounts.get() + piece, 8, nullptr);
-            continue;
-          }
-          backend().LargestOfRuns(dx.get() + at, dbegin.get(), static_cast<uint32_t>(first),
-                                  static_cast<uint32_t>(last - first), dlargest.get() + first, nullptr);
-          backend().AppendSelectedAsync(dx.get() + at, size, args, nullptr, scales, static_cast<uint32_t>(at),
-                                        dpositions.get(), dintegers.get(), dcounts.get() + piece,
-                                        dcounts.get() + piece + 1, nullptr);
-          for (size_t run = first; run < last; ++run) {
-            for (uint64_t i = begin[run]; i < begin[run + 1]; ++i) {
-              expected_largest[run] = std::max(expected_largest[run], std::bit_cast<uint32_t>(std::abs(x[i])));
-            }
-            SelectArgs of_run = args;
-            of_run.first_element += begin[run] - at;
-            of_run.exponent = exponents[run];
-            taken += reference_->TakeSelected(&x[begin[run]], begin[run + 1] - begin[run], of_run,
-                                              static_cast<uint32_t>(begin[run]), &positions[taken], &integers[taken],
-                                              nullptr);
-          }
+        for (size_t r = 0; r < bucket.runs.size(); ++r) {
+          const ScatteredRuns::Run& run = bucket.runs[r];
+          for (size_t i = 0; i < run.length; ++i)
+            largest[r] = std::max(largest[r], std::bit_cast<uint32_t>(std::abs(x[run.at + i])));
+          SelectArgs of_run = args;
+          of_run.first_element += run.position;
+          of_run.exponent = run.exponent;
+          taken += reference_->TakeSelected(&x[run.at], run.length, of_run, static_cast<uint32_t>(run.position),
+                                            &positions[taken], &integers[taken], nullptr);
         }
-        ASSERT_EQ(dlargest.Read(), expected_largest) << n;
-        ASSERT_EQ(dcounts.Read()[3], taken) << n;
+        ASSERT_EQ(dlargest.Read(), largest) << n;
+        ASSERT_EQ(dtaken.Read()[0], taken) << n;
         ASSERT_TRUE(SameBits(dx.Read(), x)) << n;
-        positions.resize(taken);
-        integers.resize(taken);
-        std::vector<uint32_t> device_positions = dpositions.Read();
-        std::vector<int32_t> device_integers = dintegers.Read();
-        for (size_t i = taken; i < n; ++i) ASSERT_EQ(device_positions[i], 7u) << "written behind what was taken";
-        device_positions.resize(taken);
-        device_integers.resize(taken);
-        ASSERT_EQ(device_positions, positions) << n;
-        ASSERT_EQ(device_integers, integers) << n;
+        ASSERT_EQ(dpositions.Read(), positions) << n;  // nothing is written behind what was taken
+        ASSERT_EQ(dintegers.Read(), integers) << n;
       }
     }
   }
 }
 
-TEST_P(SelectAgreement, QuantizeRuns) {
-  for (int width : {2, 4}) {
-    for (size_t n : kLengths) {
-      for (size_t offset : {0u, 1u}) {
-        std::vector<float> x = MakeValues(Pattern::kNormal, n, random_);
-        std::vector<uint8_t> q(n * static_cast<size_t>(width), 3);
-        std::vector<uint64_t> begin = {0, 100};  // x begins within the second run
-        std::vector<float> units = {1.0f};
-        auto dx = OnDevice(x, offset * 4);
-        auto dq = OnDevice(q, offset * 2);
-        while (begin.back() < 150 + n) {
-          const uint64_t from = begin.back();
-          begin.push_back(std::min<uint64_t>(150 + n, from + (from < 150 ? 51 : 1) + random_() % 900));
-          const int exponent = static_cast<int>(random_() % 20) - 15;
-          const bool unscaled = random_() % 4 == 0;
-          units.push_back(unscaled ? 0.0f : PowerOfTwo(exponent));
-          const uint64_t first = std::max<uint64_t>(from, 150) - 150, size = begin.back() - 150 - first;
-          uint8_t* out = q.data() + first * static_cast<size_t>(width);
-          if (unscaled) {
-            std::fill_n(out, size * static_cast<size_t>(width), uint8_t{0});
+// A threshold that was found on the device, one per tensor, is read where it is.
+TEST_P(SelectAgreement, RunsOfABucketHaveThresholdsOfTheirOwn) {
+  std::vector<float> x = MakeValues(Pattern::kNormal, 10'000, random_);
+  auto dx = OnDevice(x);
+  auto dselections = OnDevice(std::vector<DeviceSelection>(2));
+  std::vector<RunPlace> places(2);
+  std::vector<uint32_t> positions(10'000);
+  std::vector<int32_t> integers(10'000);
+  size_t taken = 0;
+  for (uint32_t r = 0; r < 2; ++r) {
+    const double wanted = r == 0 ? 50.0 : 2000.0;
+    backend().FindThresholdAsync(dx.get() + 5000 * r, 5000, wanted, Accuracy::kExact, dselections.get() + r, nullptr);
+    places[r] = {.x = dx.get() + 5000 * r,
+                 .selection = dselections.get() + r,
+                 .length = 5000,
+                 .position = 5000 * r,
+                 .unit = 0x1p-10f};
+    const Threshold found = reference_->FindThreshold(&x[5000 * r], 5000, wanted, Accuracy::kExact, nullptr);
+    const SelectArgs args = {found.key, found.keep_below, 0, 0, -10, 32767};
+    taken += reference_->TakeSelected(&x[5000 * r], 5000, args, 5000 * r, &positions[taken], &integers[taken], nullptr);
+  }
+  auto dplaces = OnDevice(places);
+  auto dpositions = OnDevice(std::vector<uint32_t>(10'000));
+  auto dintegers = OnDevice(std::vector<int32_t>(10'000));
+  auto dtaken = OnDevice(std::vector<uint64_t>{99});
+  backend().TakeSelectedOfRuns({dplaces.get(), 2, 5000}, 32767, dpositions.get(), dintegers.get(), dtaken.get(),
+                               nullptr);
+  EXPECT_EQ(dtaken.Read()[0], taken);
+  EXPECT_EQ(dpositions.Read(), positions);
+  EXPECT_EQ(dintegers.Read(), integers);
+  EXPECT_TRUE(SameBits(dx.Read(), x));
+}
+
+TEST_P(SelectAgreement, RunsOfABucketAreQuantizedSplitAndCopied) {
+  for (size_t n : kLengths) {
+    for (size_t words : {0u, 1u}) {
+      const ScatteredRuns bucket(n, random_);
+      const std::vector<float> values = MakeValues(Pattern::kNormal, bucket.elements, random_);
+      for (const int width : {2, 4, 0, 1}) {  // 0: bfloat16; 1: as they are
+        std::vector<float> x = values;
+        const size_t bytes = width == 0 ? 2 : width == 1 ? 4 : static_cast<size_t>(width);
+        std::vector<uint8_t> out(n * bytes, 3);
+        auto dx = OnDevice(x, words * 4);
+        auto dplaces = OnDevice(bucket.PlacesIn(dx.get(), {}));
+        auto dout = OnDevice(out, words * 4);
+        const RunPlaces table = bucket.Table(dplaces.get());
+        if (width == 0) backend().SplitBf16Runs(table, 1.5f, dout.get(), nullptr);
+        if (width == 1) backend().CopyRuns(table, reinterpret_cast<float*>(dout.get()), nullptr);
+        if (width > 1) backend().QuantizeRuns(table, 30'000, width, dout.get(), nullptr);
+        for (const ScatteredRuns::Run& run : bucket.runs) {
+          uint8_t* const to = &out[run.position * bytes];
+          if (width == 0) {
+            reference_->SplitBf16(&x[run.at], run.length, 1.5f, to, nullptr);
+          } else if (width == 1) {
+            std::memcpy(to, &x[run.at], run.length * bytes);
+          } else if (run.unscaled) {
+            std::fill_n(to, run.length * bytes, uint8_t{0});
           } else {
-            reference_->Quantize(x.data() + first, size, exponent, 30'000, width, out, nullptr);
+            reference_->Quantize(&x[run.at], run.length, run.exponent, 30'000, width, to, nullptr);
           }
         }
-        auto dbegin = OnDevice(begin);
-        auto dunits = OnDevice(units);
-        backend().QuantizeRuns(dx.get(), n, {dbegin.get(), dunits.get(), static_cast<uint32_t>(units.size())}, 150,
-                               30'000, width, dq.get(), nullptr);
-        ASSERT_EQ(dq.Read(), q) << "width " << width << ", n " << n;
+        ASSERT_EQ(dout.Read(), out) << "width " << width << ", n " << n;
         ASSERT_TRUE(SameBits(dx.Read(), x)) << "width " << width << ", n " << n;
+        if (width != 1 || bucket.runs.empty()) continue;
+        std::vector<RunPlace> some = bucket.PlacesIn(dx.get(), {});
+        some.back().x = nullptr;
+        auto dsome = OnDevice(some);
+        backend().Dequantize(dout.get(), 4, n, 0, reinterpret_cast<float*>(dout.get()), nullptr);  // other values
+        std::vector<float> others(n);
+        const std::vector<uint8_t> bytes_of_others = dout.Read();
+        std::memcpy(others.data(), bytes_of_others.data(), n * sizeof(float));
+        backend().CopyToRuns(reinterpret_cast<const float*>(dout.get()), bucket.Table(dsome.get()), nullptr);
+        for (const ScatteredRuns::Run& run : bucket.runs) {
+          if (&run != &bucket.runs.back()) std::copy_n(&others[run.position], run.length, &x[run.at]);
+        }
+        ASSERT_TRUE(SameBits(dx.Read(), x)) << "n " << n;
       }
     }
   }

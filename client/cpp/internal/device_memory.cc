@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/internal/tensor_memory.h"
 #include "common/base/status_macros.h"
+#include "common/codec/frame/device_places.h"
 #include "common/codec/frame/device_return.h"
-#include "common/codec/frame/run_pieces.h"
 #include "common/job/codec_spec.h"
 #include "common/job/norms.h"
 #include "common/optimizer/device_optimizer.h"
@@ -24,6 +24,7 @@ using kernels::cuda::DeviceShare;
 using kernels::cuda::Event;
 using kernels::cuda::JobMemory;
 using kernels::cuda::RoundMemory;
+using kernels::cuda::RunPlace;
 
 // Chunks on their way up: small beside what a training loop has, and enough for the bus.
 constexpr DeviceShare::Options kShare = {.ring_slots = 16, .ring_slot_bytes = 1u << 18};
@@ -48,15 +49,14 @@ class DeviceSteps final : public SliceSteps {
     if (update.contributors != 0 && update.body != Update::Body::kEmpty) {
       GW_ASSIGN_OR_RETURN(means, optimizer_.MeansOf(update));
     }
-    ForEachTensorPiece(slice_, [&](const Run&, uint64_t elements, uint64_t position) {
-      float* const out = runs_[RunOf(slice_, position)].parameter;
-      if (out == nullptr) return;
-      if (means == nullptr) {
-        bucket_.runtime().Fill(out, 0, elements * sizeof(float), bucket_.stream());
-      } else {
-        bucket_.runtime().Copy(out, means + position, elements * sizeof(float), bucket_.stream());
-      }
-    });
+    GW_ASSIGN_OR_RETURN(
+        const DevicePlaces outputs,
+        DevicePlaces::Make(slice_, &bucket_, [&](size_t run, RunPlace* place) { place->x = runs_[run].parameter; }));
+    if (means == nullptr) {
+      bucket_.runtime().Fill(bucket_.means(), 0, slice_.elements * sizeof(float), bucket_.stream());
+      means = bucket_.means();
+    }
+    bucket_.backend().CopyToRuns(means, outputs.runs(), bucket_.stream());
     return absl::OkStatus();
   }
 
@@ -88,7 +88,7 @@ Needs NeedsOf(const DeviceMemoryOptions& options) {
   const uint32_t shards = options.layout->shard_count();
   for (uint32_t slice = 0; slice < options.codecs.size(); ++slice) {
     const BucketLayout& layout = options.layout->at(slice / shards, slice % shards);
-    needs.device_bytes += options.codecs[slice]->device_encoder_bytes() + DeviceOptimizer::Bytes(layout);
+    needs.device_bytes += DeviceOptimizer::Bytes(layout);
     needs.means = std::max(needs.means, layout.elements);
     most_runs = std::max<uint64_t>(most_runs, layout.runs.size());
   }

@@ -9,7 +9,6 @@
 #include "common/codec/dense/dense_shape.h"
 #include "common/codec/dense/device_accumulator.h"
 #include "common/codec/dense/device_encoder.h"
-#include "common/codec/frame/device_runs.h"
 #include "common/codec/frame/frame_header.h"
 #include "common/codec/frame/run_pieces.h"
 #include "kernels/math/fixed_point.h"
@@ -107,7 +106,6 @@ class DenseCodec final : public Codec {
   absl::StatusOr<std::unique_ptr<Encoder>> NewDeviceEncoder(kernels::cuda::DeviceBucket* bucket) const override {
     return dense::MakeDeviceEncoder(shape_, bucket);
   }
-  uint64_t device_encoder_bytes() const override { return DeviceRuns::Bytes(shape_.layout()); }
 
   absl::Status CheckComplete(uint64_t round, const RoundPlan&, std::span<const SegmentHeader> segments) const override {
     size_t next = 0;

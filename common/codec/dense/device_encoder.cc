@@ -4,9 +4,8 @@
 #include <utility>
 
 #include "common/base/status_macros.h"
-#include "common/codec/frame/device_runs.h"
+#include "common/codec/frame/device_places.h"
 #include "common/codec/frame/frame_header.h"
-#include "common/codec/frame/stretches.h"
 #include "kernels/cuda/device_bucket.h"
 
 namespace gradwire::dense {
@@ -18,10 +17,7 @@ using kernels::cuda::RoundMemory;
 
 class DeviceEncoder final : public Encoder {
  public:
-  DeviceEncoder(const DenseShape& shape, DeviceBucket* bucket)
-      : shape_(shape), bucket_(*bucket), runs_(shape.context.layout, bucket) {}
-
-  absl::Status Allocate() { return runs_.Allocate(); }
+  DeviceEncoder(const DenseShape& shape, DeviceBucket* bucket) : shape_(shape), bucket_(*bucket) {}
 
   absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
                                       std::span<const RunInput> runs) override {
@@ -31,29 +27,29 @@ class DeviceEncoder final : public Encoder {
     const size_t values_at = shape_.fixed() ? JobMemory::Rounded(runs.size(), sizeof(uint32_t)) : 0;
     const size_t bytes = values_at + (id.round != 0 ? layout.elements * width : 0);
     GW_ASSIGN_OR_RETURN(const RoundMemory memory, RoundMemory::Make(&bucket_, bytes));
-    if (shape_.fixed()) runs_.SetExponents(plan.exponents);
-    ForEachStretch(layout, runs, [&](size_t first, size_t count, uint64_t begin, uint64_t n) {
-      if (shape_.fixed()) {
-        bucket_.backend().LargestOfRuns(runs[first].pending, runs_.scales().begin, static_cast<uint32_t>(first),
-                                        static_cast<uint32_t>(count),
-                                        reinterpret_cast<uint32_t*>(memory.data()) + first, bucket_.stream());
-      }
-      if (id.round != 0) Launch(runs[first], begin, n, memory.data() + values_at + begin * width);
-    });
+    GW_ASSIGN_OR_RETURN(const DevicePlaces places,
+                        DevicePlaces::Make(layout, &bucket_, [&](size_t r, kernels::cuda::RunPlace* place) {
+                          place->x = copies() ? const_cast<float*>(runs[r].gradient) : runs[r].pending;
+                          if (shape_.fixed()) place->unit = UnitOf(plan.exponents[r]);
+                        }));
+    if (shape_.fixed()) {
+      bucket_.backend().LargestOfRuns(places.runs(), reinterpret_cast<uint32_t*>(memory.data()), bucket_.stream());
+    }
+    if (id.round != 0) Launch(places.runs(), memory.data() + values_at);
     const uint8_t* results = bucket_.Fetch(memory.data(), bytes, &spill_);
     return Write(id, plan, results, results + values_at);
   }
 
  private:
-  // Elements [begin, begin + n) of the bucket.
-  void Launch(const RunInput& input, uint64_t begin, uint64_t n, uint8_t* out) {
-    if (shape_.fixed()) {
-      bucket_.backend().QuantizeRuns(input.pending, n, runs_.scales(), begin, shape_.limit(), shape_.width(), out,
-                                     bucket_.stream());
-    } else if (shape_.width() == 2) {
-      bucket_.backend().SplitBf16(input.pending, n, shape_.sent_limit().to, out, bucket_.stream());
+  bool copies() const { return !shape_.fixed() && shape_.width() == 4; }  // floats as they are
+
+  void Launch(const kernels::cuda::RunPlaces& runs, uint8_t* out) {
+    if (copies()) {
+      bucket_.backend().CopyRuns(runs, reinterpret_cast<float*>(out), bucket_.stream());
+    } else if (shape_.fixed()) {
+      bucket_.backend().QuantizeRuns(runs, shape_.limit(), shape_.width(), out, bucket_.stream());
     } else {
-      bucket_.runtime().Copy(out, input.gradient, n * sizeof(float), bucket_.stream());
+      bucket_.backend().SplitBf16Runs(runs, shape_.sent_limit().to, out, bucket_.stream());
     }
   }
 
@@ -83,16 +79,13 @@ class DeviceEncoder final : public Encoder {
 
   const DenseShape shape_;
   DeviceBucket& bucket_;
-  DeviceRuns runs_;
   std::vector<uint8_t> spill_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Encoder>> MakeDeviceEncoder(const DenseShape& shape, DeviceBucket* bucket) {
-  auto encoder = std::make_unique<DeviceEncoder>(shape, bucket);
-  GW_RETURN_IF_ERROR(encoder->Allocate());
-  return encoder;
+std::unique_ptr<Encoder> MakeDeviceEncoder(const DenseShape& shape, DeviceBucket* bucket) {
+  return std::make_unique<DeviceEncoder>(shape, bucket);
 }
 
 }  // namespace gradwire::dense

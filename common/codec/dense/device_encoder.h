@@ -11,7 +11,6 @@
 namespace gradwire::dense {
 
 // As Codec::NewDeviceEncoder.
-absl::StatusOr<std::unique_ptr<Encoder>> MakeDeviceEncoder(const DenseShape& shape,
-                                                           kernels::cuda::DeviceBucket* bucket);
+std::unique_ptr<Encoder> MakeDeviceEncoder(const DenseShape& shape, kernels::cuda::DeviceBucket* bucket);
 
 }  // namespace gradwire::dense

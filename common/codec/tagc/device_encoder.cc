@@ -7,8 +7,7 @@
 
 #include "common/base/status_macros.h"
 #include "common/codec/bits/salts.h"
-#include "common/codec/frame/device_runs.h"
-#include "common/codec/frame/stretches.h"
+#include "common/codec/frame/device_places.h"
 #include "kernels/cuda/device_bucket.h"
 #include "kernels/math/select.h"
 
@@ -16,15 +15,11 @@ namespace gradwire::tagc {
 namespace {
 
 using kernels::cuda::DeviceBucket;
-using kernels::cuda::JobMemory;
 using kernels::cuda::RoundMemory;
 
 class DeviceEncoder final : public Encoder {
  public:
-  DeviceEncoder(const TagcShape& shape, DeviceBucket* bucket)
-      : shape_(shape), bucket_(*bucket), runs_(shape.context.layout, bucket) {}
-
-  absl::Status Allocate() { return runs_.Allocate(); }
+  DeviceEncoder(const TagcShape& shape, DeviceBucket* bucket) : shape_(shape), bucket_(*bucket) {}
 
   absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
                                       std::span<const RunInput> runs) override {
@@ -32,18 +27,25 @@ class DeviceEncoder final : public Encoder {
     EncodedFrame frame;
     frame.plan = plan;
     cells_.clear();
-    GW_RETURN_IF_ERROR(TagcShape::Calibrating(id.round, plan) ? FindRanges(runs) : Take(id, plan, runs, &frame));
+    GW_RETURN_IF_ERROR(TagcShape::Calibrating(id.round, plan) ? FindRanges(id, plan, runs)
+                                                              : Take(id, plan, runs, &frame));
     frame.chunks = WriteFrame(shape_, id, frame, ranges_, cells_);
     frame.bytes = TotalSize(frame.chunks);
     return frame;
   }
 
  private:
-  // Launches the search for the largest magnitude of every run.
-  void LaunchRanges(std::span<const RunInput> runs, uint32_t* largest) {
-    ForEachStretch(shape_.layout(), runs, [&](size_t first, size_t count, uint64_t, uint64_t) {
-      bucket_.backend().LargestOfRuns(runs[first].pending, runs_.scales().begin, static_cast<uint32_t>(first),
-                                      static_cast<uint32_t>(count), largest + first, bucket_.stream());
+  absl::StatusOr<DevicePlaces> PlacesOf(const FrameIdentity& id, const RoundPlan& plan,
+                                        std::span<const RunInput> runs) {
+    return DevicePlaces::Make(shape_.layout(), &bucket_, [&](size_t r, kernels::cuda::RunPlace* place) {
+      const Run& run = shape_.layout().runs[r];
+      place->x = runs[r].pending;
+      place->selection = runs[r].device_selection;
+      place->key = runs[r].selection.key;
+      place->keep_below = runs[r].selection.keep_below;
+      place->phase = TiePhaseOf(*shape_.context.job, run, id.round);
+      place->first_element = run.offset;
+      place->unit = UnitOf(plan.exponents[r]);
     });
   }
   void SetRanges(size_t runs, const uint8_t* largest) {
@@ -53,9 +55,10 @@ class DeviceEncoder final : public Encoder {
     }
   }
 
-  absl::Status FindRanges(std::span<const RunInput> runs) {
+  absl::Status FindRanges(const FrameIdentity& id, const RoundPlan& plan, std::span<const RunInput> runs) {
+    GW_ASSIGN_OR_RETURN(const DevicePlaces places, PlacesOf(id, plan, runs));
     GW_ASSIGN_OR_RETURN(const RoundMemory memory, RoundMemory::Make(&bucket_, runs.size() * sizeof(uint32_t)));
-    LaunchRanges(runs, reinterpret_cast<uint32_t*>(memory.data()));
+    bucket_.backend().LargestOfRuns(places.runs(), reinterpret_cast<uint32_t*>(memory.data()), bucket_.stream());
     SetRanges(runs.size(), bucket_.Fetch(memory.data(), runs.size() * sizeof(uint32_t), &spill_));
     return absl::OkStatus();
   }
@@ -63,37 +66,21 @@ class DeviceEncoder final : public Encoder {
   absl::Status Take(const FrameIdentity& id, const RoundPlan& plan, std::span<const RunInput> runs,
                     EncodedFrame* frame) {
     const uint64_t elements = shape_.elements();
-    // How many were taken before each stretch and at the end, then the largest magnitudes: both come to the host.
-    const size_t counts = runs.size() + 1;
-    const size_t largest_at = counts * sizeof(uint64_t);
-    const size_t notes_bytes = largest_at + runs.size() * sizeof(uint32_t);
+    GW_ASSIGN_OR_RETURN(const DevicePlaces places, PlacesOf(id, plan, runs));
+    // How many were taken, then the largest magnitudes: both come to the host.
+    const size_t notes_bytes = sizeof(uint64_t) + runs.size() * sizeof(uint32_t);
     GW_ASSIGN_OR_RETURN(const RoundMemory notes, RoundMemory::Make(&bucket_, notes_bytes));
     GW_ASSIGN_OR_RETURN(const RoundMemory taken, RoundMemory::Make(&bucket_, 2 * elements * sizeof(uint32_t)));
-    auto* count = reinterpret_cast<uint64_t*>(notes.data());
     auto* positions = reinterpret_cast<uint32_t*>(taken.data());
     auto* integers = reinterpret_cast<int32_t*>(positions + elements);
-    LaunchRanges(runs, reinterpret_cast<uint32_t*>(notes.data() + largest_at));
-    runs_.SetExponents(plan.exponents);
-    bucket_.runtime().Fill(count, 0, sizeof(*count), bucket_.stream());
-    size_t stretches = 0;
-    ForEachStretch(shape_.layout(), runs, [&](size_t first, size_t, uint64_t begin, uint64_t n) {
-      const Run& run = shape_.layout().runs[first];
-      const kernels::SelectArgs args = {
-          .key = runs[first].selection.key,
-          .keep_below = runs[first].selection.keep_below,
-          .phase = TiePhaseOf(*shape_.context.job, run, id.round),
-          .first_element = run.offset,
-          .limit = shape_.limit,
-      };
-      bucket_.backend().AppendSelectedAsync(runs[first].pending, n, args, runs[first].device_selection, runs_.scales(),
-                                            static_cast<uint32_t>(begin), positions, integers, count + stretches,
-                                            count + stretches + 1, bucket_.stream());
-      ++stretches;
-    });
+    bucket_.backend().LargestOfRuns(places.runs(), reinterpret_cast<uint32_t*>(notes.data() + sizeof(uint64_t)),
+                                    bucket_.stream());
+    bucket_.backend().TakeSelectedOfRuns(places.runs(), shape_.limit, positions, integers,
+                                         reinterpret_cast<uint64_t*>(notes.data()), bucket_.stream());
     const uint8_t* results = bucket_.Fetch(notes.data(), notes_bytes, &spill_);
     uint64_t n = 0;
-    std::memcpy(&n, results + stretches * sizeof(n), sizeof(n));
-    SetRanges(runs.size(), results + largest_at);
+    std::memcpy(&n, results, sizeof(n));
+    SetRanges(runs.size(), results + sizeof(n));
     return Sketch(shape_.SketchOf(id.round, plan), positions, integers, n, frame);
   }
 
@@ -124,7 +111,6 @@ class DeviceEncoder final : public Encoder {
 
   const TagcShape shape_;
   DeviceBucket& bucket_;
-  DeviceRuns runs_;
   // Kept between rounds.
   std::vector<int8_t> ranges_;
   std::vector<uint8_t> cells_;
@@ -133,10 +119,8 @@ class DeviceEncoder final : public Encoder {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Encoder>> MakeDeviceEncoder(const TagcShape& shape, DeviceBucket* bucket) {
-  auto encoder = std::make_unique<DeviceEncoder>(shape, bucket);
-  GW_RETURN_IF_ERROR(encoder->Allocate());
-  return encoder;
+std::unique_ptr<Encoder> MakeDeviceEncoder(const TagcShape& shape, DeviceBucket* bucket) {
+  return std::make_unique<DeviceEncoder>(shape, bucket);
 }
 
 }  // namespace gradwire::tagc

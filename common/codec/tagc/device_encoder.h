@@ -11,6 +11,6 @@
 namespace gradwire::tagc {
 
 // As Codec::NewDeviceEncoder.
-absl::StatusOr<std::unique_ptr<Encoder>> MakeDeviceEncoder(const TagcShape& shape, kernels::cuda::DeviceBucket* bucket);
+std::unique_ptr<Encoder> MakeDeviceEncoder(const TagcShape& shape, kernels::cuda::DeviceBucket* bucket);
 
 }  // namespace gradwire::tagc

@@ -3,7 +3,6 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
-#include "common/codec/frame/device_runs.h"
 #include "common/codec/frame/run_pieces.h"
 #include "common/codec/tagc/device_encoder.h"
 #include "common/codec/tagc/list_sums.h"
@@ -48,7 +47,6 @@ class TagcCodec final : public Codec {
   absl::StatusOr<std::unique_ptr<Encoder>> NewDeviceEncoder(kernels::cuda::DeviceBucket* bucket) const override {
     return tagc::MakeDeviceEncoder(shape_, bucket);
   }
-  uint64_t device_encoder_bytes() const override { return DeviceRuns::Bytes(shape_.layout()); }
 
   size_t accumulator_bytes() const override {
     return HostBytes() + (shape_.sketches() ? shape_.limits.max_cells * static_cast<size_t>(shape_.cell_bytes) : 0);

@@ -109,7 +109,7 @@ GW_DEVICE void StoreOne(void* base, uint64_t i, T value, bool aligned) {
 
 // Whether Load and Store of N elements of T at multiples of N are aligned.
 template <class T, int N>
-inline bool IsAligned(const void* p) {
+GW_HD bool IsAligned(const void* p) {
   return reinterpret_cast<uintptr_t>(p) % alignof(Vector<T, N>) == 0;
 }
 

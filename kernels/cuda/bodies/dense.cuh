@@ -187,29 +187,36 @@ struct QuantizeOp {
   }
 };
 
-// The same with the unit of each element's run; element i is at first_position + i.
+// The same, and the three after it, of all runs of a bucket (EachOfRuns).
 template <class T>
-struct QuantizeRunsOp {
-  static constexpr int kLanes = 4;
-  Typed<float> x;
-  Out<Packed<T, uint8_t>> q;
-  RunScales scales;
-  uint64_t first_position;
+struct QuantizeRunOp {
+  T* out;
   float limit;
 
-  bool aligned() const { return AllAligned<kLanes>(x, q); }
-  template <int N>
-  GW_DEVICE void Run(uint64_t i) const {
-    const uint64_t position = first_position + i;
-    uint32_t run = RunOf(scales, position);
-    EachLane<N>(
-        i,
-        [&](int k, float& value, T& out) {
-          if (position + static_cast<uint64_t>(k) >= scales.begin[run + 1]) ++run;
-          const float unit = scales.unit[run];
-          out = unit == 0.0f ? T{0} : static_cast<T>(QuantizeOne(value, 1.0f / unit, unit, limit, &value));
-        },
-        x, q);
+  GW_DEVICE void Run(const RunPlace& run, uint32_t i) const {
+    T integer = 0;
+    if (run.unit != 0.0f) integer = static_cast<T>(QuantizeOne(run.x[i], 1.0f / run.unit, run.unit, limit, &run.x[i]));
+    out[run.position + i] = integer;
+  }
+};
+
+struct SplitBf16RunOp {
+  uint16_t* out;
+  float largest;
+  GW_DEVICE void Run(const RunPlace& run, uint32_t i) const {
+    out[run.position + i] = SplitBf16(run.x[i], largest, &run.x[i]);
+  }
+};
+
+struct CopyRunOp {
+  float* out;
+  GW_DEVICE void Run(const RunPlace& run, uint32_t i) const { out[run.position + i] = run.x[i]; }
+};
+
+struct CopyToRunOp {
+  const float* from;
+  GW_DEVICE void Run(const RunPlace& run, uint32_t i) const {
+    if (run.x != nullptr) run.x[i] = from[run.position + i];
   }
 };
 

@@ -62,4 +62,25 @@ struct Scattered {
   }
 };
 
+// The same for the runs of a bucket, of each of which blocks take as many tiles as the longest has. Op: `void Run(const
+// RunPlace& run, uint32_t i) const` treats element i of the run.
+template <class Op>
+struct EachOfRuns {
+  static constexpr Tuning kTuning = tuning::kElementwise;
+  static constexpr uint32_t kTile = 4096;
+  Op op;
+  const RunPlace* runs;
+  uint32_t tiles;  // of a run
+
+  template <class Block>
+  GW_DEVICE void operator()(Block& block) const {
+    const RunPlace run = runs[block.index() / tiles];
+    const uint32_t begin = static_cast<uint32_t>(block.index() % tiles) * kTile;
+    const uint32_t end = begin + kTile < run.length ? begin + kTile : run.length;
+    block.Final([&](uint32_t thread) {
+      for (uint32_t i = begin + thread; i < end; i += kTuning.threads) op.Run(run, i);
+    });
+  }
+};
+
 }  // namespace gradwire::kernels::cuda

@@ -54,23 +54,20 @@ struct LargestMagnitude {
   }
 };
 
-// largest[r] = bits of the largest |x| of run first_run + r: a block per run. x[0] is the first element of first_run.
+// largest[r] = bits of the largest |x| of run r: a block per run.
 struct LargestOfRuns {
   static constexpr Tuning kTuning = tuning::kRange;
-  const float* x;
-  const uint64_t* begin;  // RunScales::begin
-  uint32_t first_run;
+  const RunPlace* runs;
   uint32_t* largest;
 
   template <class Block>
   GW_DEVICE void operator()(Block& block) const {
     typename Block::template PerThread<uint32_t> most(block);
-    const uint64_t run = first_run + block.index();
-    const uint64_t end = begin[run + 1] - begin[first_run];
+    const RunPlace run = runs[block.index()];
     block.Phase([&](uint32_t thread) {
       uint32_t bits = 0;
-      for (uint64_t i = begin[run] - begin[first_run] + thread; i < end; i += kTuning.threads) {
-        const uint32_t magnitude = FloatBits(x[i]) & 0x7FFFFFFFu;
+      for (uint32_t i = thread; i < run.length; i += kTuning.threads) {
+        const uint32_t magnitude = FloatBits(run.x[i]) & 0x7FFFFFFFu;
         bits = magnitude > bits ? magnitude : bits;
       }
       most[thread] = bits;
@@ -200,23 +197,25 @@ struct InitTiles {
   }
 };
 
-// TakeSelected in one pass over tiles of consecutive elements. A tile marks in shared memory, a bit each, what is
-// taken; makes a list of it; learns from the tiles before it where its elements go; and writes them, neighbours in the
-// list by neighbouring threads. Few elements are taken: reading those again, from a cache, is less than holding all of
-// a tile. Tiles: what Block::TilePrefix needs.
-template <class Tiles>
-struct Take {
-  static constexpr Tuning kTuning = tuning::kTake;
-  static constexpr uint32_t kLanes = 4;
-  static constexpr uint32_t kWordBits = 32;
-  static constexpr uint32_t kWords = tuning::kTakeWords;  // of marks, per thread
-  static constexpr uint32_t kStretch = kWords * kWordBits;
-  static constexpr uint64_t kTile = uint64_t{kTuning.threads} * kStretch;
-  static constexpr uint32_t kBatch = kTuning.per_thread;  // vectors that a thread loads before it looks at them
-  static constexpr uint32_t kBatches = kStretch / kLanes / kBatch;
-  static_assert(kBatches * kBatch * kLanes == kStretch && kWordBits % kLanes == 0);
-  static_assert(kTile <= 1 << 16, "the list holds places within the tile");
+// What one tile of Take looks at.
+struct TakeTile {
+  float* x;
+  uint64_t n;      // elements of x
+  uint64_t begin;  // the tile's first element
+  bool vectors;    // x is aligned for them
+  uint32_t key;
+  uint64_t keep_below;
+  uint32_t phase;
+  uint64_t first_element;
+  float inverse;
+  float unit;
+  uint32_t first_position;
+};
 
+inline constexpr uint64_t kTakeTile = uint64_t{tuning::kTake.threads} * tuning::kTakeWords * 32;
+
+// Tiles of one array.
+struct OneArray {
   float* x;
   uint64_t n;
   bool vectors;
@@ -226,40 +225,89 @@ struct Take {
   uint64_t first_element;
   float inverse;
   float unit;
-  float limit;
   const DeviceSelection* selection;  // if not null: key and keep_below are taken from it
-  RunScales scales;                  // if there are runs: unit and inverse are taken from the run of the position
-  const uint64_t* start;             // if not null: where the first element goes; else 0
   uint32_t first_position;
+
+  GW_DEVICE TakeTile TileOf(uint64_t index) const {
+    return {x,
+            n,
+            index * kTakeTile,
+            vectors,
+            selection != nullptr ? selection->key : key,
+            selection != nullptr ? selection->keep_below : keep_below,
+            phase,
+            first_element,
+            inverse,
+            unit,
+            first_position};
+  }
+};
+
+// As many tiles of each run as the longest has: none holds elements of two runs.
+struct ManyRuns {
+  const RunPlace* runs;
+  uint32_t tiles;  // of a run
+
+  GW_DEVICE TakeTile TileOf(uint64_t index) const {
+    const RunPlace& run = runs[index / tiles];
+    return {run.x,
+            run.length,
+            index % tiles * kTakeTile,
+            IsAligned<float, 4>(run.x),
+            run.selection != nullptr ? run.selection->key : run.key,
+            run.selection != nullptr ? run.selection->keep_below : run.keep_below,
+            run.phase,
+            run.first_element,
+            1.0f / run.unit,
+            run.unit,
+            run.position};
+  }
+};
+
+// TakeSelected in one pass over tiles of consecutive elements. A tile marks in shared memory, a bit each, what is
+// taken; makes a list of it; learns from the tiles before it where its elements go; and writes them, neighbours in the
+// list by neighbouring threads. Few elements are taken: reading those again, from a cache, is less than holding all of
+// a tile. Tiles: what Block::TilePrefix needs. Source: OneArray or ManyRuns.
+template <class Tiles, class Source>
+struct Take {
+  static constexpr Tuning kTuning = tuning::kTake;
+  static constexpr uint32_t kLanes = 4;
+  static constexpr uint32_t kWordBits = 32;
+  static constexpr uint32_t kWords = tuning::kTakeWords;  // of marks, per thread
+  static constexpr uint32_t kStretch = kWords * kWordBits;
+  static constexpr uint32_t kBatch = kTuning.per_thread;  // vectors that a thread loads before it looks at them
+  static constexpr uint32_t kBatches = kStretch / kLanes / kBatch;
+  static_assert(kBatches * kBatch * kLanes == kStretch && kWordBits % kLanes == 0);
+  static_assert(kTakeTile == uint64_t{kTuning.threads} * kStretch);
+  static_assert(kTakeTile <= 1 << 16, "the list holds places within the tile");
+
+  Source source;
+  float limit;
   uint32_t* positions;
   int32_t* integers;
   uint64_t* taken;
   Tiles tiles;
 
-  static uint64_t SharedBytes() { return kTile / 8 + kTile * sizeof(uint16_t); }  // the marks, then the list
+  static uint64_t SharedBytes() { return kTakeTile / 8 + kTakeTile * sizeof(uint16_t); }  // the marks, then the list
 
-  // QuantizeOne of element i.
-  GW_DEVICE int32_t Quantized(float v, uint64_t i, float* rest) const {
-    if (scales.runs == 0) return QuantizeOne(v, inverse, unit, limit, rest);
-    const float scale = scales.unit[RunOf(scales, first_position + i)];
-    return QuantizeOne(v, 1.0f / scale, scale, limit, rest);
+  GW_DEVICE int32_t Quantized(const TakeTile& tile, float v, float* rest) const {
+    return QuantizeOne(v, tile.inverse, tile.unit, limit, rest);
   }
 
   // Sets the bits of this thread's vectors, which lie beside its neighbours', so that loads are coalesced.
-  GW_DEVICE void Mark(uint64_t tile, uint32_t thread, uint32_t* marks) const {
-    const uint32_t least = selection != nullptr ? selection->key : key;
-    const uint64_t below = selection != nullptr ? selection->keep_below : keep_below;
+  GW_DEVICE void Mark(const TakeTile& tile, uint32_t thread, uint32_t* marks) const {
     for (uint32_t batch = 0; batch < kBatches; ++batch) {
       Vector<float, kLanes> v[kBatch];
       const uint32_t first = (kTuning.threads * kBatch * batch + thread) * kLanes;
+      if (tile.begin + kTuning.threads * kBatch * kLanes * batch >= tile.n) return;  // for all threads
       GW_UNROLL
       for (uint32_t row = 0; row < kBatch; ++row) {
-        const uint64_t i = tile * kTile + first + kTuning.threads * kLanes * row;
-        if (vectors && i + kLanes <= n) {
-          v[row] = Load<float, kLanes>(x, i);
+        const uint64_t i = tile.begin + first + kTuning.threads * kLanes * row;
+        if (tile.vectors && i + kLanes <= tile.n) {
+          v[row] = Load<float, kLanes>(tile.x, i);
         } else {
           GW_UNROLL
-          for (uint32_t k = 0; k < kLanes; ++k) v[row].v[k] = i + k < n ? x[i + k] : 0.0f;
+          for (uint32_t k = 0; k < kLanes; ++k) v[row].v[k] = i + k < tile.n ? tile.x[i + k] : 0.0f;
         }
       }
       GW_UNROLL
@@ -268,17 +316,18 @@ struct Take {
         uint32_t bits = 0;
         GW_UNROLL
         for (uint32_t k = 0; k < kLanes; ++k) {
-          if (KeyOf(v[row].v[k]) >= least)
-            bits |= static_cast<uint32_t>(Takes(v[row].v[k], tile * kTile + at + k, least, below)) << k;
+          if (KeyOf(v[row].v[k]) >= tile.key)
+            bits |= static_cast<uint32_t>(Takes(tile, v[row].v[k], tile.begin + at + k)) << k;
         }
         if (bits != 0) AtomicAdd(&marks[at / kWordBits], bits << at % kWordBits);
       }
     }
   }
 
-  GW_DEVICE bool Takes(float v, uint64_t i, uint32_t least, uint64_t below) const {
+  GW_DEVICE bool Takes(const TakeTile& tile, float v, uint64_t i) const {
     float rest;
-    return IsSelected(v, least, below, first_element + i, phase) && Quantized(v, i, &rest) != 0;
+    return IsSelected(v, tile.key, tile.keep_below, tile.first_element + i, tile.phase) &&
+           Quantized(tile, v, &rest) != 0;
   }
 
   // Writes this thread's stretch of the marks to the list, from `at` on.
@@ -292,9 +341,9 @@ struct Take {
 
   template <class Block>
   GW_DEVICE void operator()(Block& block) const {
-    const uint64_t tile = block.index();
+    const TakeTile tile = source.TileOf(block.index());
     uint32_t* const marks = block.template Shared<uint32_t>();
-    uint16_t* const list = reinterpret_cast<uint16_t*>(marks + kTile / kWordBits);
+    uint16_t* const list = reinterpret_cast<uint16_t*>(marks + kTakeTile / kWordBits);
     typename Block::template PerThread<uint32_t> before(block);
     block.Phase([&](uint32_t thread) {
       GW_UNROLL
@@ -308,16 +357,16 @@ struct Take {
     });
     const uint32_t total = block.ExclusiveSum(before);
     block.Phase([&](uint32_t thread) { List(thread, marks, before[thread], list); });
-    const uint32_t base = block.TilePrefix(tiles, total) + (start != nullptr ? static_cast<uint32_t>(*start) : 0);
+    const uint32_t base = block.TilePrefix(tiles, total);
     block.Final([&](uint32_t thread) {
       for (uint32_t j = thread; j < total; j += kTuning.threads) {
-        const uint64_t i = tile * kTile + list[j];
+        const uint64_t i = tile.begin + list[j];
         float rest;
-        integers[base + j] = Quantized(x[i], i, &rest);
-        positions[base + j] = first_position + static_cast<uint32_t>(i);
-        x[i] = rest;
+        integers[base + j] = Quantized(tile, tile.x[i], &rest);
+        positions[base + j] = tile.first_position + static_cast<uint32_t>(i);
+        tile.x[i] = rest;
       }
-      if (thread == 0 && tile + 1 == block.count()) *taken = base + total;
+      if (thread == 0 && block.index() + 1 == block.count()) *taken = base + total;
     });
   }
 };
