@@ -20,6 +20,7 @@
 #include "client/cpp/internal/shard_link.h"
 #include "client/cpp/internal/start.h"
 #include "client/cpp/internal/tensor_memory.h"
+#include "client/cpp/internal/ways.h"
 #include "common/base/float_mode.h"
 #include "common/base/hash.h"
 #include "common/base/status_macros.h"
@@ -62,32 +63,12 @@ absl::Status CheckNumbers(const SessionOptions& options) {
   return absl::OkStatus();
 }
 
-// How the session pulls, and where its tensors lie.
-FeatureSet WaysOf(const SessionOptions& options) {
-  FeatureSet ways;
-  const bool on_gpu = options.place.device != nullptr;
-  if (on_gpu) ways.Add(Feature::kWorkersOnGpu);
-  switch (options.pull) {
-    case PullMode::kMean:
-      ways.Add(Feature::kPullMeans);
-      break;
-    case PullMode::kUpdate:
-      ways.Add(Feature::kPullUpdates);
-      if (on_gpu) ways.Add(Feature::kReplicasOnGpu);
-      break;
-    default:
-      ways.Add(Feature::kPullParameters);
-      break;
-  }
-  return ways;
-}
-
 absl::Status CheckOptions(const SessionOptions& options, const Job& job) {
   if (options.servers.empty()) return absl::InvalidArgumentError("no servers were given");
   if (options.worker.empty()) return absl::InvalidArgumentError("the worker has no name; names are unique in the job");
   GW_RETURN_IF_ERROR(CheckNumbers(options));
   GW_RETURN_IF_ERROR(client::SessionTrace::Check(options.trace));
-  GW_RETURN_IF_ERROR(job.CheckGoesWith(WaysOf(options)));
+  GW_RETURN_IF_ERROR(job.CheckGoesWith(client::WaysOf(options.pull, options.place.device != nullptr)));
   if (job.elements() == 0) return absl::InvalidArgumentError("the tensors of the job have no elements");
   if (options.memory.size() != job.tensors().size())
     return absl::InvalidArgumentError(

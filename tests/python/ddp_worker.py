@@ -42,10 +42,10 @@ def model_of(seed: int) -> Net:
                torch.nn.LayerNorm(128), torch.nn.Linear(128, CLASSES))
 
 
-def sharded(net: Net, reduce: str, together: bool) -> torch.nn.Module:
+def sharded(net: Net, reduce: str, together: bool, device: str) -> torch.nn.Module:
     """Over all processes: two units inside, or one of both layers, and the rest of the net."""
     policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, reduce))
-    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = dist.init_device_mesh(device, (dist.get_world_size(),))
     for unit in ([net[0], net[2]],) if together else (net[0], net[2]):
         fully_shard(unit, mesh=mesh, mp_policy=policy)
     return fully_shard(net, mesh=mesh, mp_policy=policy)
@@ -76,18 +76,19 @@ def main() -> None:
     parser.add_argument("--hook", action="store_true", help="FSDP: a parameter has a hook that wants its reduced gradient")
     parser.add_argument("--idle", action="store_true", help="FSDP: one unit takes no part in the loss")
     parser.add_argument("--behind-close", action="store_true", help="another backward() when DDPState is closed")
+    parser.add_argument("--device", default="cpu", help="of the model; all processes share one GPU")
     parser.add_argument("--again", action="store_true", help="from the checkpoint of the run that was killed")
     args = parser.parse_args()
     dist.init_process_group("gloo", init_method=f"file://{args.store}", rank=int(os.environ["RANK"]),
                             world_size=int(os.environ["WORLD_SIZE"]))
     rank = dist.get_rank()
-    net = model_of(0)
+    net = model_of(0).to(args.device)
     net.idle, net.checkpoint = args.idle, args.checkpoint
     wrapped = torch.nn.ModuleDict({"_orig_mod": net}) if args.wrapped and rank == 1 else net
-    model = sharded(net, args.reduce, args.together) if args.fsdp else DistributedDataParallel(net, bucket_cap_mb=0.02)
+    model = sharded(net, args.reduce, args.together, args.device) if args.fsdp else DistributedDataParallel(net, bucket_cap_mb=0.02)
     groups = [dist.new_group(list(range(begin, begin + args.per_host))) for begin in range(0, dist.get_world_size(), args.per_host)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    teacher = torch.nn.Linear(INPUTS, CLASSES)
+    teacher = torch.nn.Linear(INPUTS, CLASSES).to(args.device)
     data = torch.Generator().manual_seed(100 + rank)
     checkpoint = args.out.with_suffix(".checkpoint")
     begin = 0
@@ -97,7 +98,7 @@ def main() -> None:
         optimizer.load_state_dict(saved["optimizer"])
         begin = saved["step"]
     losses = []
-    scaler = torch.amp.GradScaler("cpu", enabled=args.scaler)
+    scaler = torch.amp.GradScaler(args.device, enabled=args.scaler)
     with contextlib.ExitStack() as stack:
         state = None
         if args.servers:
@@ -114,7 +115,7 @@ def main() -> None:
         for step in range(begin, args.steps):
             optimizer.zero_grad()
             for part in range(args.accumulate):
-                inputs = torch.randn(BATCH, INPUTS, generator=data)
+                inputs = torch.randn(BATCH, INPUTS, generator=data).to(args.device)
                 loss = torch.nn.functional.cross_entropy(model(inputs), teacher(inputs).argmax(1))
                 if step == args.nan_at and rank == 1:
                     loss = loss * float("nan")
@@ -132,7 +133,7 @@ def main() -> None:
                 torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, checkpoint)
             if step == args.die_at and rank == 1:
                 os._exit(9)
-        values = {name: value.full_tensor() if args.fsdp else value for name, value in net.state_dict().items()}
+        values = {name: (value.full_tensor() if args.fsdp else value).cpu() for name, value in net.state_dict().items()}
         found = {"net": values, "losses": losses, "begin": begin, "scale": scaler.get_scale(),
                  "stats": state.stats() if state else {}}
     if args.behind_close:
@@ -142,6 +143,7 @@ def main() -> None:
         except gradwire.FailedPrecondition as error:
             found["refused"] = str(error)
     torch.save(found, args.out.with_suffix(f".{rank}"))
+    dist.barrier()  # gloo may hang in destroy_process_group where another process has torn it down
     dist.destroy_process_group()
 
 

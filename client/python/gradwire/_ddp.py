@@ -42,6 +42,9 @@ class DDPState:
     Processes that are started again, by torchrun or by hand, begin the job anew, with residuals of 0, once the leases of those
     before have ended (lease_ms): the model and the optimizer come from your checkpoint, as without Gradwire.
 
+    On a CUDA device gradients are encoded where they are by codec tagc or dense; for others, and with place="host", they come to
+    host memory first.
+
     Errors of a round (gradwire.Unavailable, DeadlineExceeded) come out of backward(). `session` is None on processes that others
     speak for. Other arguments are those of gradwire.join and JobSpec. Close it, or use it in a `with`, when training ends: the
     others go on without this worker, and a backward() behind that raises gradwire.FailedPrecondition.
@@ -81,8 +84,7 @@ class DDPState:
             tensors = [TensorSpec(name, tuple(p.shape), roles.get(name)) for name, p in named]
             self._exchange = MeanExchange(
                 tensors, self._means, servers=servers, job=job, codec=codec, rules=rules, workers=workers, worker=worker,
-                bucket_bytes=bucket_bytes, lease_ms=lease_ms, nonfinite=nonfinite, seed=seed, device=self._means[0].device,
-                **joining)
+                bucket_bytes=bucket_bytes, lease_ms=lease_ms, nonfinite=nonfinite, seed=seed, **joining)
 
     @property
     def session(self) -> Session | None:

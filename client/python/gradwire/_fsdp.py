@@ -69,8 +69,7 @@ class FSDPState:
             bucket_bytes = min(max(part // _SHARE, _MIN_BUCKET_BYTES), _MAX_BUCKET_BYTES)
         self._exchange: MeanExchange | None = MeanExchange(
             tensors, means, servers=servers, job=job, codec=codec, rules=rules, workers=size, worker=worker,
-            bucket_bytes=bucket_bytes, lease_ms=lease_ms, nonfinite=nonfinite, seed=seed, device=self._units[0].mean.device,
-            **joining)
+            bucket_bytes=bucket_bytes, lease_ms=lease_ms, nonfinite=nonfinite, seed=seed, **joining)
         self._open = False
         self._failed = ""  # what ended it
         for unit in self._units:

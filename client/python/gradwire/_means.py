@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ._job import JobSpec, Rule, TensorSpec, default_rules
+from ._place import Staging, check_place, host_copy, place_of
 from ._session import Session, join
 
 logger = logging.getLogger("gradwire")
@@ -27,27 +28,38 @@ class MeanExchange:
     """A session whose shards keep no parameters. Of `tensors`, `means` has where each mean goes; None: it is not wanted.
 
     nonfinite: "spread" says with each step whether a gradient of any worker was not finite, or too large for sums; "refuse"
-    raises InvalidArgument on the worker whose gradient it was.
+    raises InvalidArgument on the worker whose gradient it was. Means that lie on a GPU where the session is in host memory (`place`) are
+    copied there.
     """
 
     def __init__(self, tensors: Sequence[TensorSpec], means: Sequence[torch.Tensor | None], *, servers: str | Sequence[str],
                  job: str, codec: str, rules: Sequence[Rule] | None, workers: int, worker: str | None, bucket_bytes: int,
-                 lease_ms: int, nonfinite: str, seed: int, device: torch.device, **joining: Any):
+                 lease_ms: int, nonfinite: str, seed: int, place: str = "auto", **joining: Any):
+        check_place(place)
         tensors, means = list(tensors), list(means)
         rules = default_rules(codec) if rules is None else list(rules)
         self._limit = grid_limit(workers)
         self._told = False
-        self._bad: torch.Tensor | None = None  # 1 where a gradient of this step cannot be summed; its mean tells all
-        if nonfinite == "spread":
-            self._bad = torch.zeros(1, dtype=torch.float32, device=device)
-            self._any_bad = torch.zeros(1, dtype=torch.float32, device=device)
-            means.append(self._any_bad)
+        spreads = nonfinite == "spread"
+        if spreads:
             tensors.append(TensorSpec(_BAD, (1,)))
             rules = [Rule("dense:fp32", _BAD), *rules]
         self._last = len(tensors) - 1
         spec = JobSpec(name=job, tensors=tensors, optimizer="none", codec=codec, rules=rules, workers=workers,
                        max_workers=workers, bucket_bytes=bucket_bytes, lease_ms=lease_ms, seed=seed,
                        nonfinite="refuse" if nonfinite == "refuse" else "sanitize")
+        at = place_of(spec, "mean", [m for m in means if m is not None], place)
+        self._staging = None if at.type == "cuda" else Staging()
+        self._landed = []  # means on a GPU, and where the session writes them
+        for i, mean in enumerate(means):
+            if mean is not None and mean.device != at:
+                means[i] = host_copy(mean)
+                self._landed.append((mean, means[i]))
+        self._bad: torch.Tensor | None = None  # 1 where a gradient of this step cannot be summed; its mean tells all
+        if spreads:
+            self._bad = torch.zeros(1, dtype=torch.float32, device=at)
+            self._any_bad = torch.zeros(1, dtype=torch.float32, device=at)
+            means.append(self._any_bad)
         # Not into a job that goes on: whoever came first would be in a round that the others are not in, and wait for them.
         self.session: Session = join(servers, spec, means, worker, pull="mean", exist="new", **joining)
 
@@ -72,13 +84,15 @@ class MeanExchange:
                            self.session.worker, gradients.abs().max().item(), self._limit)
 
     def send(self, index: int, gradient: torch.Tensor) -> None:
-        self.session.tensor_ready(index, gradient)
+        self.session.tensor_ready(index, gradient if self._staging is None else self._staging.bring(index, gradient))
 
     def end(self) -> bool:
         """Waits for the means. Whether a gradient of any worker could not be summed."""
         if self._bad is not None:
             self.session.tensor_ready(self._last, self._bad)
         self.session.end_round()
+        for mean, landed in self._landed:
+            mean.copy_(landed)
         if self._bad is None:
             return False
         self._bad.zero_()

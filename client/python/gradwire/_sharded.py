@@ -18,6 +18,7 @@ from . import _amp, _lifetime
 from ._errors import Cancelled, FailedPrecondition
 from ._job import DEFAULT_CODEC, Group, JobSpec, Rule, TensorSpec, training_with
 from ._masters import Masters, gradient_of
+from ._place import Staging, check_place, place_of
 from ._presence import Presence, read_notes
 from ._session import Session, join, notes_of
 from ._torch_groups import check_apart, check_fixed, check_options, check_tensor, differences, fixed_of, named_groups, roles_of
@@ -68,8 +69,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
     pull="params_bf16" then halves what comes back. Gradients of 16 bits, and sparse ones (nn.Embedding(sparse=True)), are sent
     as dense float32: use a codec that leaves zeros out, such as zen, for the latter.
 
-    Parameters lie in host memory or all on one CUDA device: move the model there before the optimizer is made. On a device
-    gradients are encoded where they are, updates applied where the parameters are, and codecs are tagc or dense.
+    Parameters lie in host memory or on CUDA devices: move the model there before the optimizer is made. On one device, with codec
+    tagc or dense, gradients are encoded where they are and updates applied where the parameters are. For the rest (other codecs,
+    clip_norm, LAMB, LANS, LION with pull="update"; several devices), and with place="host", gradients come to host memory, and
+    float32 masters of the parameters lie there; the logger `gradwire` says which. reset_parameters() of a model on a device needs
+    place="host".
 
     Gradients are sent by step(), as they are then: accumulation, clipping, unscaling and several losses work as with
     any optimizer. overlap=True sends each during backward, as soon as it is there, for loops with one backward pass per
@@ -148,11 +152,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  quorum_deviations: float = 0.0, rounds: str = "sync", bucket_bytes: int = 0,
                  run_elements: int = 0, seed: int = 0, durability: str = "none", on_disk_failure: str = "wait",
                  connect_timeout: float = 20.0, start_timeout: float = 600.0,
-                 rpc_timeout: float = 10.0, round_timeout: float = 600.0, backend: str = "auto",
+                 rpc_timeout: float = 10.0, round_timeout: float = 600.0, backend: str = "auto", place: str = "auto",
                  resume_from: str | os.PathLike[str] | Mapping[str, Any] | None = None, exist: str = "join",
                  encode_threads: int = 1, trace: Trace | None = None):
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate} must be at least 1")
+        check_place(place)
         pull = pull or ("params" if rounds.startswith("async") else "update")
         training = training_with(codec, push, optimizer, betas, eps, residual_decay)
         push, optimizer, betas, eps = training.push, training.optimizer, training.betas, training.eps
@@ -180,7 +185,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 self._params.append(p)
                 self._names.append(name)
         check_apart(self._names, self._params)
-        self._masters = Masters(self._params)
         self.job = JobSpec(
             name=job, tensors=specs, optimizer=optimizer, clip_norm=clip_norm, push=push, codec=codec,
             update_codec=update_codec, rules=rules, nonfinite=nonfinite,
@@ -190,6 +194,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             max_workers=max_workers or workers, lease_ms=lease_ms, quorum=quorum, quorum_deviations=quorum_deviations,
             rounds=rounds, bucket_bytes=bucket_bytes, run_elements=run_elements, seed=seed, durability=durability,
             on_disk_failure=on_disk_failure)
+        device = place_of(self.job, pull, self._params, place)
+        self._masters = Masters(self._params, device)
+        self._staging = Staging()
         self._fixed = [fixed_of(g) for g in self.param_groups]
         self._presence = Presence(self.job, self._params, frozen, unused)
         self._accumulate = accumulate
@@ -278,18 +285,19 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _send(self, index: int, gradient: torch.Tensor | None, scale: float) -> None:
         grad = self._params[index].grad
         if grad is None or gradient is None:
-            self.session.tensor_ready(index, self._zero_gradient(self._params[index]))
+            self.session.tensor_ready(index, self._zero_gradient(self._masters.tensors[index]))
             self._ready[index] = (None, 0)
             return
         if scale != 1.0:
             gradient.mul_(1.0 / scale)
-        self.session.tensor_ready(index, gradient)
+        at_place = gradient if self._masters.tensors[index].is_cuda else self._staging.bring(index, gradient)
+        self.session.tensor_ready(index, at_place)
         self._ready[index] = (grad, grad._version)
 
-    def _zero_gradient(self, parameter: torch.Tensor) -> torch.Tensor:
-        elements = parameter.numel()
+    def _zero_gradient(self, master: torch.Tensor) -> torch.Tensor:
+        elements = master.numel()
         if self._zeros is None or self._zeros.numel() < elements:
-            self._zeros = torch.zeros(elements, dtype=torch.float32, device=parameter.device)
+            self._zeros = torch.zeros(elements, dtype=torch.float32, device=master.device)
         return self._zeros[:elements]
 
     def _current_rates(self) -> list[float]:

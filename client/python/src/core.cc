@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cpp/internal/checkpoint.h"
+#include "client/cpp/internal/ways.h"
 #include "client/python/src/device.h"
 #include "client/python/src/jobs.h"
 #include "client/python/src/tensor.h"
@@ -72,6 +73,13 @@ absl::Status ReadCheckpoint(const std::string& path, const v1::JobSpec& spec) {
 // Raises what a session that begins the job with this file would; reads all of it.
 void CheckCheckpoint(const std::string& path, const std::string& job_json) {
   Check(ReadCheckpoint(path, ParseJob(job_json)));
+}
+
+// What of a job does not go with a session whose tensors lie on a GPU; empty where all does.
+std::string WhyNotOnGpu(const std::string& job_json, const std::string& pull) {
+  const absl::StatusOr<Job> job = Job::Make(ParseJob(job_json));
+  Check(job.status());
+  return std::string(job->CheckGoesWith(client::WaysOf(ParsePull(pull), /*on_gpu=*/true)).message());
 }
 
 // A device, and the stream that arrays on their way to a session are made ready for: DLPack's producers let it wait.
@@ -391,6 +399,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("codec_names", &gradwire::CodecNames);
   m.def("training_defaults", &gradwire::DefaultsOfCodec, py::arg("codec"));
   m.def("check_checkpoint", &gradwire::CheckCheckpoint, py::arg("path"), py::arg("job_json"));
+  m.def("why_not_on_gpu", &gradwire::WhyNotOnGpu, py::arg("job_json"), py::arg("pull"));
   gradwire::AddJobs(m);
   py::class_<PyDevice, std::shared_ptr<PyDevice>>(m, "Device")
       .def(py::init<int, int>(), py::arg("type"), py::arg("index"))
