@@ -47,9 +47,9 @@ absl::StatusOr<PushVerdict> RoundFlow::Take(BucketState& bucket, OpenRound& open
   if (chunk.header.chunk == 0 && IsFull(open, stream.member)) {
     AbandonPartial(bucket, open, stream.member, &parts_.in_flight);
     absl::MutexLock lock(&parts_.mu);
-    GW_ASSIGN_OR_RETURN(const PushVerdict verdict,
-                        parts_.rounds->Abstain(stream.member, chunk.header.bucket, chunk.header.round,
-                                               parts_.environment.clock->Now(), actions));
+    GW_ASSIGN_OR_RETURN(
+        const PushVerdict verdict,
+        parts_.rounds->Abstain(stream.member, chunk.header.bucket, chunk.header.round, parts_.NowOfRounds(), actions));
     return verdict == PushVerdict::kAccept ? PushVerdict::kNotIncluded : verdict;
   }
   PartialFrame& partial = open.partial.at(stream.member);

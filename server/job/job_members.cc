@@ -253,12 +253,15 @@ void JobShard::Tick(TimeNs now, WorkPool* pool, TimeNs slept) {
     NoteGone(actions->lost, absl::StrFormat("gave no sign of life for %d ms", parts_.job.spec().lease_ms()));
     return absl::OkStatus();
   });
-  intake_.WarnOfHeldBack(now);
-  if (!ticked.ok()) spdlog::warn("job {}: {}", parts_.job.spec().name(), ticked.ToString());
-  for (const Member& member : actions->lost) {
-    spdlog::warn("job {} worker {}: no sign of life for {} ms, no longer waited for", parts_.job.spec().name(),
-                 member.worker, parts_.job.spec().lease_ms());
-  }
+  CatchBadAlloc("a warning", [&] {
+    intake_.WarnOfHeldBack(now);
+    if (!ticked.ok()) spdlog::warn("job {}: {}", parts_.job.spec().name(), ticked.ToString());
+    for (const Member& member : actions->lost) {
+      spdlog::warn("job {} worker {}: no sign of life for {} ms, no longer waited for", parts_.job.spec().name(),
+                   member.worker, parts_.job.spec().lease_ms());
+    }
+    return absl::OkStatus();
+  }).IgnoreError();
   // Other jobs' leases do not wait until these buckets are closed.
   if (pool != nullptr && !actions->close.empty() &&
       CatchBadAlloc("closing buckets", [&] {

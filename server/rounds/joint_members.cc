@@ -134,14 +134,20 @@ void JointRounds::Leave(MemberId id, TimeNs now, RoundActions* actions) {
 }
 
 void JointRounds::Tick(TimeNs now, RoundActions* actions) {
-  std::vector<Member> lost;
+  // Who is lost is told before anything else, and rounds that memory was lacking to advance are advanced by a later
+  // tick.
+  const size_t before = actions->lost.size();
   for (const auto& [id, member] : membership_.members()) {
-    if (member.lease_end <= now) lost.push_back(member);
+    if (member.lease_end <= now) actions->lost.push_back(member);
   }
+  overdue_ = overdue_ || actions->lost.size() > before;
   membership_.Expire(now);
-  for (const Member& member : lost) history_.Depart(member.id);
+  for (size_t i = before; i < actions->lost.size(); ++i) history_.Depart(actions->lost[i].id);
   const std::optional<TimeNs> due = NextClose();
-  if (!lost.empty() || (due && *due <= now)) Lose(lost, now, actions);
+  overdue_ = overdue_ || (due && *due <= now);
+  if (!overdue_) return;
+  Lose({}, now, actions);
+  overdue_ = false;
 }
 
 void JointRounds::Excuse(TimeNs slept, TimeNs now) {

@@ -190,11 +190,11 @@ void JointRounds::CloseIfDue(uint64_t round, uint32_t bucket, TimeNs now, RoundA
     if (!time || *time > now) return;
     Round& open = *Find(round);
     BucketRound& closing = open.buckets[bucket];
-    actions->close.reserve(actions->close.size() + 1);  // what is closed is told, or nothing is
+    actions->close.emplace_back();  // what is closed is told, or nothing is
     closing.closed = true;
     open.is_short = open.is_short || missing;
     ++open.closed;
-    actions->close.push_back({bucket, round, closing.included, std::move(closing.contributions)});
+    actions->close.back() = {bucket, round, closing.included, std::move(closing.contributions)};
     closing.contributions.clear();
   }
 }

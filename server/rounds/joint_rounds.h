@@ -142,6 +142,7 @@ class JointRounds final : public Rounds {
   bool gathered_ = false;      // the open round is the one that min_workers opened
   std::vector<Round> rounds_;  // from round_ on: 1 + staleness
   std::optional<TimeNs> waiting_since_;
+  bool overdue_ = false;  // a tick found something to do, and has not done it
   uint64_t short_rounds_ = 0;
 };
 

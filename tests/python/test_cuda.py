@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from conftest import Server
 from gradwire.torch import LocalSGD, ShardedOptimizer
 from test_ddp import assert_same_trajectory, plain, train  # noqa: F401  (fixtures)
-from test_torch import assert_close, seeded
+from test_torch import assert_close, in_parallel, seeded
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -113,6 +113,27 @@ def test_half_precision_with_a_grad_scaler_as_torch(addresses, place):
                 scaler.update()
                 losses[m].append(loss.item())
     assert losses[model] == pytest.approx(losses[reference], rel=0.02)
+
+
+@pytest.mark.parametrize("place", ["auto", "host"])
+def test_an_overflow_on_one_worker_skips_the_step_of_both(addresses, place):
+    servers = addresses(2)
+
+    def work(worker):
+        model = network()
+        scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+        with ShardedOptimizer(model, servers=servers, job="skip", worker=f"w{worker}", workers=2, lr=1e-3, codec="dense:fp32",
+                              nonfinite="skip", place=place) as optimizer:
+            for step in range(8):
+                optimizer.zero_grad()
+                loss = loss_of(model, 10 * step + worker) * (float("inf") if (worker, step) == (1, 3) else 1.0)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                assert optimizer.skipped == (step == 3)
+            return optimizer.digest(), scaler.get_scale()
+
+    assert len(set(in_parallel(2, work))) == 1
 
 
 def test_parameters_can_be_replaced_where_they_lie_in_host_memory(addresses):

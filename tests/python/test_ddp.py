@@ -145,7 +145,7 @@ def test_a_gradient_that_sums_cannot_hold_spoils_the_step_of_all(addresses, capl
         mean = torch.zeros(4)
         exchange = MeanExchange([TensorSpec("w", (4,))], [mean], servers=servers, job="huge", codec="dense:fp32", rules=None,
                                 workers=workers, worker=f"w{worker}", bucket_bytes=0, lease_ms=10_000, nonfinite="spread",
-                                seed=0, device=mean.device)
+                                seed=0)
         spoilt = []
         with exchange.session:
             for value in (huge if worker == 0 else 3.0, 1e5):

@@ -2,6 +2,7 @@
 // encoded on one, updates applied on the other.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -49,14 +50,16 @@ class DeviceSteps final : public SliceSteps {
     if (update.contributors != 0 && update.body != Update::Body::kEmpty) {
       GW_ASSIGN_OR_RETURN(means, optimizer_.MeansOf(update));
     }
-    GW_ASSIGN_OR_RETURN(
-        const DevicePlaces outputs,
-        DevicePlaces::Make(slice_, &bucket_, [&](size_t run, RunPlace* place) { place->x = runs_[run].parameter; }));
+    if (!outputs_) {
+      const auto fill = [&](size_t run, RunPlace* place) { place->x = runs_[run].parameter; };
+      GW_ASSIGN_OR_RETURN(DevicePlaces places, DevicePlaces::Make(slice_, &bucket_, fill));
+      outputs_.emplace(std::move(places));
+    }
     if (means == nullptr) {
       bucket_.runtime().Fill(bucket_.means(), 0, slice_.elements * sizeof(float), bucket_.stream());
       means = bucket_.means();
     }
-    bucket_.backend().CopyToRuns(means, outputs.runs(), bucket_.stream());
+    bucket_.backend().CopyToRuns(means, outputs_->runs(), bucket_.stream());
     return absl::OkStatus();
   }
 
@@ -66,6 +69,7 @@ class DeviceSteps final : public SliceSteps {
   const std::vector<RunState> runs_;
   DeviceOptimizer optimizer_;
   absl::Status prepared_;
+  std::optional<DevicePlaces> outputs_;  // of means
 };
 
 // What a session takes; follows from the options.

@@ -21,11 +21,6 @@ namespace gradwire::client {
 namespace {
 
 constexpr int kMaxCatchUpPasses = 8;
-constexpr int kPassesWithoutLead = 4;
-
-// How far ahead of the latest version that a shard named all are asked to start: rounds that are faster than asking
-// would go on without end. Shards refuse a lead of 64 rounds.
-uint64_t LeadOf(int pass) { return pass < kPassesWithoutLead ? 0 : 1u << std::min(pass - kPassesWithoutLead, 5); }
 
 }  // namespace
 
@@ -37,7 +32,6 @@ v1::PullKind StartKind(const Job& job, PullMode pull) {
 absl::StatusOr<uint64_t> AgreeToCatchUp(const std::vector<FrameLink*>& links, uint64_t version) {
   std::vector<std::optional<uint64_t>> start(links.size());
   for (int pass = 0; pass < kMaxCatchUpPasses; ++pass) {
-    version += LeadOf(pass);
     for (size_t s = 0; s < links.size(); ++s) {
       if (start[s] == version) continue;
       GW_ASSIGN_OR_RETURN(start[s], links[s]->CatchUp(version));
@@ -114,8 +108,9 @@ Starter::~Starter() = default;
 absl::Status Starter::JoinAll(const v1::JoinRequest& request) {
   const size_t shards = context_.links.size();
   const absl::Time deadline = DeadlineOf(context_.timeout_ms);
+  // Rounds may be faster than asking. Each time a shard waits for this worker from the version on that it named. To ask
+  // for a later one would let a shard go on alone where the next one does not answer.
   for (int pass = 0;; ++pass) {
-    version_ += LeadOf(pass);
     for (uint32_t s = 0; s < shards; ++s) {
       if (pass > 0) {
         absl::MutexLock lock(&state_->mu);
@@ -176,6 +171,7 @@ absl::StatusOr<StartState> Starter::Run() {
 }
 
 absl::Status Starter::Again() {
+  const absl::Time deadline = DeadlineOf(context_.timeout_ms);
   for (;;) {
     uint64_t mended = 0;
     {
@@ -184,8 +180,10 @@ absl::Status Starter::Again() {
       mended = state_->mended;
     }
     const absl::StatusOr<uint64_t> version = AgreeToCatchUp({context_.links.begin(), context_.links.end()}, 0);
-    // A link that cannot be mended fails the start.
-    if (absl::IsUnavailable(version.status()) || absl::IsDeadlineExceeded(version.status())) continue;
+    // A link that cannot be mended fails the start. Aborted: rounds went on while one shard after the other was asked.
+    const bool again = absl::IsUnavailable(version.status()) || absl::IsDeadlineExceeded(version.status()) ||
+                       (absl::IsAborted(version.status()) && absl::Now() < deadline);
+    if (again) continue;
     GW_RETURN_IF_ERROR(version.status());
     absl::MutexLock lock(&state_->mu);
     if (state_->mended != mended) continue;

@@ -27,8 +27,8 @@ class LocalSGD:
         optimizer = LocalSGD(torch.optim.AdamW(model.parameters(), lr=4e-4), model, every=32, servers=[...], job="lm", workers=2)
 
     optimizer: any of torch's; its state stays on this worker, and so does its learning rate: give the schedulers that one.
-    model: the module, for the names of its parameters. All parameters of the optimizer take part, as float32 in host memory or
-    on one CUDA device (codecs tagc or dense there).
+    model: the module, for the names of its parameters. All parameters of the optimizer take part; on CUDA devices as with
+    ShardedOptimizer.
 
     In a round each worker sends how far it came since the last one (push="delta"), by `codec`; the shards step by the mean with
     `lr`, `momentum` and `nesterov`, and every worker goes on from where that leads. What a sparse codec does not send waits,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ._job import JobSpec, Rule, TensorSpec, default_rules
-from ._place import Staging, check_place, host_copy, place_of
+from ._place import Staging, check_place, host_copy, place_of, threads_for
 from ._session import Session, join
 
 logger = logging.getLogger("gradwire")
@@ -34,7 +34,8 @@ class MeanExchange:
 
     def __init__(self, tensors: Sequence[TensorSpec], means: Sequence[torch.Tensor | None], *, servers: str | Sequence[str],
                  job: str, codec: str, rules: Sequence[Rule] | None, workers: int, worker: str | None, bucket_bytes: int,
-                 lease_ms: int, nonfinite: str, seed: int, place: str = "auto", **joining: Any):
+                 lease_ms: int, nonfinite: str, seed: int, place: str = "auto",
+                 encode_threads: int | None = None, **joining: Any):
         check_place(place)
         tensors, means = list(tensors), list(means)
         rules = default_rules(codec) if rules is None else list(rules)
@@ -48,7 +49,8 @@ class MeanExchange:
         spec = JobSpec(name=job, tensors=tensors, optimizer="none", codec=codec, rules=rules, workers=workers,
                        max_workers=workers, bucket_bytes=bucket_bytes, lease_ms=lease_ms, seed=seed,
                        nonfinite="refuse" if nonfinite == "refuse" else "sanitize")
-        at = place_of(spec, "mean", [m for m in means if m is not None], place)
+        given = [m for m in means if m is not None]
+        at = place_of(spec, "mean", given, place)
         self._staging = None if at.type == "cuda" else Staging()
         self._landed = []  # means on a GPU, and where the session writes them
         for i, mean in enumerate(means):
@@ -61,7 +63,8 @@ class MeanExchange:
             self._any_bad = torch.zeros(1, dtype=torch.float32, device=at)
             means.append(self._any_bad)
         # Not into a job that goes on: whoever came first would be in a round that the others are not in, and wait for them.
-        self.session: Session = join(servers, spec, means, worker, pull="mean", exist="new", **joining)
+        self.session: Session = join(servers, spec, means, worker, pull="mean", exist="new",
+                                     encode_threads=threads_for(encode_threads, given, at), **joining)
 
     @staticmethod
     def check_nonfinite(nonfinite: str) -> None:

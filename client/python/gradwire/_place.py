@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 
 import torch
@@ -53,3 +54,14 @@ class Staging:
             copy = self._copies[index] = host_copy(gradient)
             return copy
         return copy.copy_(gradient)
+
+
+def threads_for(chosen: int | None, tensors: Sequence[torch.Tensor], at: torch.device) -> int:
+    """What was chosen, else one: beside a backward on the CPU more are in its way. Where a GPU does that, half of the cores that
+    each process of this host has, up to eight."""
+    if chosen is not None:
+        return chosen
+    if at != HOST or not any(t.is_cuda for t in tensors):
+        return 1
+    processes = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))  # of torchrun
+    return max(1, min(8, len(os.sched_getaffinity(0)) // (2 * processes)))

@@ -7,6 +7,7 @@ import math
 import os
 import pathlib
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from . import _amp, _lifetime
 from ._errors import Cancelled, FailedPrecondition
 from ._job import DEFAULT_CODEC, Group, JobSpec, Rule, TensorSpec, training_with
 from ._masters import Masters, gradient_of
-from ._place import Staging, check_place, place_of
+from ._place import Staging, check_place, place_of, threads_for
 from ._presence import Presence, read_notes
 from ._session import Session, join, notes_of
 from ._torch_groups import check_apart, check_fixed, check_options, check_tensor, differences, fixed_of, named_groups, roles_of
@@ -72,7 +73,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     Parameters lie in host memory or on CUDA devices: move the model there before the optimizer is made. On one device, with codec
     tagc or dense, gradients are encoded where they are and updates applied where the parameters are. For the rest (other codecs,
     clip_norm, LAMB, LANS, LION with pull="update"; several devices), and with place="host", gradients come to host memory, and
-    float32 masters of the parameters lie there; the logger `gradwire` says which. reset_parameters() of a model on a device needs
+    float32 masters of the parameters lie there; encode_threads is then by default half of the process's cores, up to 8. The logger
+    `gradwire` says so. reset_parameters() of a model on a device needs
     place="host".
 
     Gradients are sent by step(), as they are then: accumulation, clipping, unscaling and several losses work as with
@@ -154,7 +156,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  connect_timeout: float = 20.0, start_timeout: float = 600.0,
                  rpc_timeout: float = 10.0, round_timeout: float = 600.0, backend: str = "auto", place: str = "auto",
                  resume_from: str | os.PathLike[str] | Mapping[str, Any] | None = None, exist: str = "join",
-                 encode_threads: int = 1, trace: Trace | None = None):
+                 encode_threads: int | None = None, trace: Trace | None = None):
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate} must be at least 1")
         check_place(place)
@@ -197,6 +199,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         device = place_of(self.job, pull, self._params, place)
         self._masters = Masters(self._params, device)
         self._staging = Staging()
+        self._beginning = threading.Lock()
         self._fixed = [fixed_of(g) for g in self.param_groups]
         self._presence = Presence(self.job, self._params, frozen, unused)
         self._accumulate = accumulate
@@ -223,7 +226,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                                          worker, pull=pull, connect_timeout=connect_timeout,
                                          start_timeout=start_timeout, rpc_timeout=rpc_timeout,
                                          round_timeout=round_timeout, backend=backend, resume_from=checkpoint,
-                                         exist=exist, encode_threads=encode_threads, trace=trace)
+                                         exist=exist, trace=trace,
+                                         encode_threads=threads_for(encode_threads, self._params, device))
         try:
             self._masters.publish()
             # Schedulers warn when they are advanced before a step: steps were made, by others or before.
@@ -274,13 +278,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return accumulated
 
     def _begin(self) -> None:
-        if self._rates is not None:
-            return
-        check_fixed(self.param_groups, self._fixed)
-        self._check_memory()
-        rates = self._current_rates()
-        self.session.begin_round(rates)
-        self._rates = rates
+        with self._beginning:  # backward has a thread for each device
+            if self._rates is not None:
+                return
+            check_fixed(self.param_groups, self._fixed)
+            self._check_memory()
+            rates = self._current_rates()
+            self.session.begin_round(rates)
+            self._rates = rates
 
     def _send(self, index: int, gradient: torch.Tensor | None, scale: float) -> None:
         grad = self._params[index].grad
