@@ -18,7 +18,6 @@ namespace {
 
 using dense::DenseShape;
 using dense::kSegmentElements;
-using kernels::Sign;
 using wire::FrameWriter;
 using wire::Segment;
 using wire::SegmentHeader;

@@ -87,7 +87,7 @@ class HomomorphicEncoder final : public Encoder {
 
   absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
                                       std::span<const RunInput> runs) override {
-    wire::FrameWriter writer = BeginPush(id, shape_.layout(), plan);
+    FrameWriter writer = BeginPush(id, shape_.layout(), plan);
     std::vector<int8_t> ranges(runs.size());
     for (size_t run = 0; run < runs.size(); ++run) {
       const uint32_t length = shape_.layout().runs[run].length;
@@ -180,7 +180,7 @@ class HomomorphicAccumulator final : public Accumulator {
   }
 
   absl::StatusOr<UpdateFrame> Finish(const FrameIdentity& id, uint32_t contributors) override {
-    wire::FrameWriter writer = BeginUpdateFrame(id, shape_.layout(), contributors);
+    FrameWriter writer = BeginUpdateFrame(id, shape_.layout(), contributors);
     UpdateFrame update;
     if (contributors != 0 && round_ != 0) {
       update.stats.elements = shape_.layout().elements;

@@ -134,9 +134,9 @@ class Thc final : public Levels {
     for (int32_t value = -half_; value <= half_; ++value) {
       if (level + size_t{1} < table_.size() && table_[level + 1u] <= value) ++level;
       const bool last = level + size_t{1} == table_.size();
-      below_[static_cast<size_t>(value + half_)] = {
-          static_cast<float>(table_[level] + half_),
-          last ? 1.0f : static_cast<float>(table_[level + 1u] - table_[level]), level};
+      const int32_t at = value + half_;
+      below_[static_cast<size_t>(at)] = {static_cast<float>(table_[level] + half_),
+                                         last ? 1.0f : static_cast<float>(table_[level + 1u] - table_[level]), level};
     }
   }
   size_t PositionsOf(size_t n) const override { return std::bit_ceil(n); }
