@@ -82,7 +82,7 @@ struct BucketState {
 
   absl::Mutex mu;
   std::unique_ptr<ParameterStore> store ABSL_GUARDED_BY(mu);
-  bool ready ABSL_GUARDED_BY(mu) = false;    // the initial parameters are complete
+  bool ready ABSL_GUARDED_BY(mu) = false;    // the initial parameters are complete, or a later state is here
   uint64_t version ABSL_GUARDED_BY(mu) = 0;  // of the parameters, and the oldest round that is being merged
   // Versions up to this one may be seen: their records meet the job's durability. Without a journal all may.
   uint64_t durable ABSL_GUARDED_BY(mu) = UINT64_MAX;

@@ -97,6 +97,7 @@ absl::Status Recovery::ReplayInitial(const journal::Record& record) {
   GW_ASSIGN_OR_RETURN(const wire::FrameHeader header, wire::ParseHeader(record.chunks[0].span()));
   known.initial = true;
   known.incarnation = header.incarnation;
+  bucket.ready = true;
   return absl::OkStatus();
 }
 
@@ -115,6 +116,7 @@ absl::Status Recovery::ReplayWhole(const journal::Record& record) {
   bucket.version = record.round;
   bucket.plans = std::move(plans);
   bucket.updates.clear();
+  bucket.ready = true;
   known = {};
   known.initial = true;
   known.base = record.round;
@@ -191,6 +193,7 @@ void Recovery::Load(const ShardState& snapshot) {
     bucket.store->Load(from.Arrays());
     bucket.version = snapshot.version + from.ahead;
     bucket.plans = from.plans;
+    bucket.ready = true;
   }
 }
 
@@ -208,6 +211,10 @@ absl::Status Recovery::End() {
     initialized = initialized && (whole || !parts_.job.keeps_parameters());
   }
   if (!initialized && newest == 0) {  // it never began: workers upload again
+    for (const auto& bucket : parts_.buckets) {
+      absl::MutexLock lock(&bucket->mu);
+      bucket->ready = false;
+    }
     parts_.replaying = false;
     return absl::OkStatus();
   }

@@ -41,6 +41,10 @@ absl::Status Snapshots::Begin(const std::shared_ptr<ShardCapture>& copy) {
     copy->missing = static_cast<uint32_t>(parts_.buckets.size());
   }
   const uint64_t newest = parts_.NewestVersion();
+  const bool whole = std::all_of(parts_.buckets.begin(), parts_.buckets.end(), [](const auto& bucket) {
+    absl::MutexLock lock(&bucket->mu);
+    return bucket->ready;
+  });
   {
     absl::MutexLock lock(&parts_.mu);
     GW_RETURN_IF_ERROR(parts_.shut);
@@ -49,6 +53,10 @@ absl::Status Snapshots::Begin(const std::shared_ptr<ShardCapture>& copy) {
       return absl::FailedPreconditionError("the job has no parameters yet");
     }
     copy->boundary = parts_.rounds->NextBoundary();
+    // With a boundary those that have not come yet are waited for; without one they would be taken as they are.
+    if (replaying && !copy->boundary && !whole) {
+      return absl::FailedPreconditionError("the primary has not sent all buckets yet");
+    }
     if (copy->boundary && replaying) copy->boundary = newest;
     copy->state.version = copy->boundary.value_or(0);
   }

@@ -28,7 +28,8 @@ class Snapshots {
   absl::StatusOr<std::shared_ptr<ShardCapture>> NewCopy() const;
   // A copy of everything at the next version that all buckets pass, this one if no bucket of the open round has closed;
   // with asynchronous rounds of every bucket at a version of its own, which may be seen. Rounds go on. One at a time.
-  // Errors: DeadlineExceeded (the round did not end in time), FailedPrecondition (no parameters yet), Cancelled,
+  // Errors: DeadlineExceeded (the round did not end in time), FailedPrecondition (no parameters yet, or not all of
+  // them: a standby that is still being sent an asynchronous job), Cancelled,
   // Aborted (buckets were already past it: try again), ResourceExhausted.
   absl::Status Gather(const std::shared_ptr<ShardCapture>& copy, absl::Duration timeout);
   void Cancel();  // this one and all later ones

@@ -160,5 +160,46 @@ TEST_F(RecoveryTest, AStandbyFollowsAndSaysWhenARecordIsSafe) {
   EXPECT_EQ(standby.Digest(), before_.Digest());
 }
 
+// Its buckets are at versions of their own: one that has not come looks like one that nobody has trained yet.
+TEST(AsyncStandby, TakesNoSnapshotBeforeAllBucketsAreHere) {
+  v1::JobSpec spec = SmallSpec("job", 1);
+  spec.mutable_rounds()->set_mode(v1::ROUNDS_ASYNC);
+  spec.mutable_rounds()->set_staleness(3);
+  Shard primary(spec);
+  primary.sink.holds = false;
+  const auto member = primary.job.Join("a");
+  primary.job.Initialize(*member, 1.0f);
+  const uint32_t buckets = primary.job.frames().buckets();
+  ASSERT_GT(buckets, 1u);
+  for (uint32_t b = 0; b < buckets; ++b) {
+    primary.job.decided.close.clear();
+    primary.job.Merge(*member, b, 0, 1.0f);
+    primary.stages.Pass(primary.job.Closed(b));
+  }
+  Shard standby(spec);
+  standby.sink.holds = false;
+  ASSERT_TRUE(standby.recovery.Begin(nullptr, [](const auto&) { return absl::OkStatus(); }).ok());
+  const auto take = [&standby](ShardState* state) {
+    const std::shared_ptr<ShardCapture> copy = *standby.job.snapshots.NewCopy();
+    const absl::Status taken = standby.job.snapshots.Gather(copy, absl::Seconds(10));
+    *state = std::move(copy->state);
+    return taken;
+  };
+  ShardState state;
+  for (uint32_t b = 0; b < buckets; ++b) {
+    EXPECT_EQ(take(&state).code(), absl::StatusCode::kFailedPrecondition) << b;
+    BucketState& bucket = primary.job.bucket(b);
+    std::vector<journal::Record> records;
+    {
+      absl::MutexLock lock(&bucket.mu);
+      records = primary.by.past->CopyOf(bucket);
+    }
+    for (journal::Record& record : records) ASSERT_EQ(standby.recovery.Follow(record, [] {}), absl::OkStatus());
+  }
+  ASSERT_EQ(take(&state), absl::OkStatus());
+  EXPECT_EQ(state.version, 1u);
+  for (const ShardState::Bucket& bucket : state.buckets) EXPECT_NE(bucket.parameter[0], 0.0f);
+}
+
 }  // namespace
 }  // namespace gradwire
