@@ -120,9 +120,10 @@ absl::StatusOr<ReplicatedSink*> JobRegistry::Store(JobShard& shard, uint64_t fol
     if (status.ok()) status = data_->CreateJob(stored);
   }
   if (status.ok()) {
-    absl::StatusOr<ReplicatedSink*> sink = CatchBadAlloc(
-        "its journal",
-        [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_) { return OpenSink(shard, followed_history != 0); });
+    absl::StatusOr<ReplicatedSink*> sink =
+        CatchBadAlloc("its journal", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_) {
+          return OpenSink(shard, followed_history != 0, /*starting=*/false);
+        });
     if (sink.ok()) return sink;
     status = sink.status();
   }
@@ -131,9 +132,10 @@ absl::StatusOr<ReplicatedSink*> JobRegistry::Store(JobShard& shard, uint64_t fol
                                                      std::string(status.message())));
 }
 
-absl::StatusOr<ReplicatedSink*> JobRegistry::OpenSink(JobShard& shard, bool following) {
+absl::StatusOr<ReplicatedSink*> JobRegistry::OpenSink(JobShard& shard, bool following, bool starting) {
   const ReplicationHooks hooks{&serve_until_, on_change_, on_lost_sync_, NewId(), following};
-  return OpenJournal(*data_, shard, environment_.clock, {following, SegmentBytes(), hooks, environment_.adopt_journal});
+  return OpenJournal(*data_, shard, environment_.clock,
+                     {following, SegmentBytes(), hooks, environment_.adopt_journal, starting});
 }
 
 uint64_t JobRegistry::SegmentBytes() const { return std::min(kMaxSegmentBytes, limits_.snapshot_journal_bytes); }
@@ -224,7 +226,7 @@ absl::Status JobRegistry::BeginFollowing() {
     job->ReturnShare();
   }
   jobs.clear();
-  return Recover(/*following=*/true);
+  return RecoverAll(/*following=*/true, /*starting=*/false);
 }
 
 void JobRegistry::ServeUntil(TimeNs until) {
@@ -239,7 +241,7 @@ std::vector<JobRegistry::DurableJob> JobRegistry::Durable() const {
   return all;
 }
 
-absl::Status JobRegistry::Recover(bool following) {
+absl::Status JobRegistry::RecoverAll(bool following, bool starting) {
   absl::MutexLock create(&create_mu_);
   {
     absl::MutexLock lock(&mu_);
@@ -247,8 +249,9 @@ absl::Status JobRegistry::Recover(bool following) {
   }
   GW_ASSIGN_OR_RETURN(const std::vector<std::string> names, data_->Jobs());
   for (const std::string& name : names) {
-    const absl::Status recovered = CatchBadAlloc(
-        "its recovery", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_) { return RecoverJob(name, following); });
+    const absl::Status recovered = CatchBadAlloc("its recovery", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_) {
+      return RecoverJob(name, following, starting);
+    });
     if (!recovered.ok()) NoteUnrecovered(name, recovered);
   }
   return absl::OkStatus();
@@ -261,12 +264,14 @@ void JobRegistry::NoteUnrecovered(const std::string& name, const absl::Status& w
       why.code(), absl::StrFormat("job '%s' could not be recovered: %s", name, std::string(why.message())));
 }
 
-absl::Status JobRegistry::RecoverJob(const std::string& name, bool following) {
+absl::Status JobRegistry::RecoverJob(const std::string& name, bool following, bool starting) {
   GW_ASSIGN_OR_RETURN(const v1::StoredJob stored, data_->LoadJob(name));
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
                       JobShard::Make(stored.spec(), stored.shard_index(), stored.shard_count(), environment_));
   made->SetInstance(stored.instance());
-  GW_ASSIGN_OR_RETURN(ReplicatedSink* const sink, OpenSink(*made, following));
+  const uint64_t epoch = data_->epoch();
+  GW_ASSIGN_OR_RETURN(ReplicatedSink* const sink, OpenSink(*made, following, starting));
+  if (data_->epoch() != epoch) environment_.epochs->Begin(data_->epoch());
   // A later term: this server was primary since, and what it has is its own.
   return Insert(made, sink, following && stored.followed_term() == Term() ? stored.followed_history() : 0);
 }

@@ -56,8 +56,8 @@ class JobRegistry {
 
   // Makes the jobs of the data directory anew, before anybody joins. A job that cannot be recovered is told of in the
   // log, and to everybody who asks for it, until it is deleted. `following`: this is a standby, so the jobs stay open
-  // to further records.
-  absl::Status Recover(bool following);
+  // to further records. The epoch is raised above those of the journals: nobody was told it yet.
+  absl::Status Recover(bool following) { return RecoverAll(following, /*starting=*/true); }
 
   // On a standby: an empty shard of this job, stored, to be given records (Recovery::Follow). Replaces what is here of
   // this name. layout_digest: of the primary's shard map; history: of the records that will follow. Errors as of
@@ -125,7 +125,8 @@ class JobRegistry {
   absl::StatusOr<ReplicatedSink*> Store(JobShard& shard, uint64_t followed_history)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   // Replays what is stored of the job, and sets its sink.
-  absl::StatusOr<ReplicatedSink*> OpenSink(JobShard& shard, bool following) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+  absl::StatusOr<ReplicatedSink*> OpenSink(JobShard& shard, bool following, bool starting)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   // `sink`: null where the job is not durable. ResourceExhausted: no thread for its snapshots.
   absl::Status Insert(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink, uint64_t followed_history = 0)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
@@ -133,7 +134,10 @@ class JobRegistry {
   absl::Status InsertNew(const std::shared_ptr<JobShard>& shard, ReplicatedSink* sink, uint64_t followed_history)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   uint64_t Term() const { return TermOf(environment_.epochs->now()); }
-  absl::Status RecoverJob(const std::string& name, bool following) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
+  // `starting`: nobody was told this server's epoch yet; a journal of a later one raises it.
+  absl::Status RecoverAll(bool following, bool starting);
+  absl::Status RecoverJob(const std::string& name, bool following, bool starting)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   // Takes the job out, ends it and removes what is stored of it.
   absl::Status Remove(std::string_view name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(create_mu_);
   void NoteUnrecovered(const std::string& name, const absl::Status& why);

@@ -13,6 +13,7 @@
 #include "common/journal/journal_reader.h"
 #include "common/snapshot/snapshot_files.h"
 #include "server/journal/journal.h"
+#include "server/replication/epoch.h"
 
 namespace gradwire {
 namespace {
@@ -70,6 +71,22 @@ absl::Status JournalMissing(const std::string& directory) {
                    "`gradwire restore`, or delete the job"));
 }
 
+// What this server writes behind records of a later epoch is damage to the next start. EPOCH was lost, or the job's
+// directory is a copy from elsewhere.
+absl::Status GoBehindEpoch(uint64_t written, bool may_raise, DataDirectory* data) {
+  if (written <= data->epoch()) return absl::OkStatus();
+  // Not that epoch itself: whoever was told it would take this server for that one.
+  if (may_raise && CredibleAfter(data->epoch(), written)) {
+    spdlog::warn("data directory {}: server epoch {} is below {}, by which its journals were written: it is raised",
+                 data->path(), data->epoch(), written);
+    return data->RaiseEpoch(written + 1);
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "its journal was written by a server of epoch ", written, ", and this one has ", data->epoch(), ": ", kEpochFile,
+      " in '", data->path(), "' must be at least ", written,
+      ". Stop this server, write that there, and start it again; or restore the job with `gradwire restore`"));
+}
+
 }  // namespace
 
 absl::StatusOr<ReplicatedSink*> OpenJournal(DataDirectory& data, JobShard& shard, Clock* clock, const JournalUse& use) {
@@ -78,7 +95,6 @@ absl::StatusOr<ReplicatedSink*> OpenJournal(DataDirectory& data, JobShard& shard
   journal::JournalWriter::Options options;
   options.directory = data.JournalOf(name);
   options.identity = {shard.job().digest(), shard.layout().digest(), shard.shard_index()};
-  options.epoch = data.epoch();
   options.segment_bytes = use.segment_bytes;
   absl::Status damage;
   GW_ASSIGN_OR_RETURN(const std::optional<ShardState> snapshot, NewestSnapshot(data, shard, &damage));
@@ -93,6 +109,8 @@ absl::StatusOr<ReplicatedSink*> OpenJournal(DataDirectory& data, JobShard& shard
   if (replayed.ok() && !use.following) replayed = shard.recovery().End();
   if (!damage.ok() && !snapshot && (!replayed.ok() || shard.NewestVersion() == 0)) return Unrecoverable(damage);
   GW_RETURN_IF_ERROR(replayed);
+  GW_RETURN_IF_ERROR(GoBehindEpoch(found.epoch, use.may_raise_epoch, &data));
+  options.epoch = data.epoch();
   if (found.records > 0) {
     spdlog::info("job {} recovered: {} records, {} bytes in {:.3f} s{}", name, found.records, found.bytes,
                  static_cast<double>(clock->Now() - begin) / kNsPerSecond,

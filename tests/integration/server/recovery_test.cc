@@ -287,6 +287,29 @@ TEST_F(RecoveryTest, DamagedSnapshotIsPassedOverForTheOneBefore) {
   EXPECT_EQ(Status().parameters_sha256(), digest);
 }
 
+TEST_F(RecoveryTest, AnEpochThatWasLostIsMadeAgainFromTheJournals) {
+  const auto epoch = [this] { return daemon_->registry().environment().epochs->now(); };
+  Start();
+  StartTwo(DurableSpec());
+  Step(0);
+  for (uint64_t round = 1; round < 3; ++round) {
+    CrashAndRestart();
+    ResumeBoth(round);
+    Step(round);
+  }
+  const uint64_t before = epoch();
+  daemon_.reset();
+  ASSERT_TRUE(std::filesystem::remove(absl::StrCat(root_, "/", directory_, "/EPOCH")));
+  Start(directory_);
+  EXPECT_GT(epoch(), before) << "no worker takes it for the server of before";
+  ResumeBoth(3);
+  Step(3);
+  const std::string digest = Status().parameters_sha256();
+  CrashAndRestart();
+  ResumeBoth(4);
+  EXPECT_EQ(Status().parameters_sha256(), digest);
+}
+
 TEST_F(RecoveryTest, WorkerThatDoesNotComeBackIsWaitedForUntilItsLeaseEnds) {
   v1::JobSpec spec = DurableSpec();
   spec.set_lease_ms(2000);  // both must be there after two rounds, whatever the disk takes for them
