@@ -7,18 +7,28 @@
 #include "common/base/status_macros.h"
 
 namespace gradwire {
+namespace {
+
+absl::Status WriteBeside(Disk& disk, const std::string& temporary, const std::string& path,
+                         std::span<const uint8_t> bytes) {
+  GW_ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file, disk.Create(temporary));
+  GW_RETURN_IF_ERROR(file->Append({&bytes, 1}));
+  GW_RETURN_IF_ERROR(file->Sync());
+  GW_FAILPOINT("file.before_rename");
+  return disk.Rename(temporary, path);
+}
+
+}  // namespace
 
 absl::Status WriteFileAtomically(Disk& disk, const std::string& directory, const std::string& name,
                                  std::span<const uint8_t> bytes) {
   const std::string path = directory + "/" + name;
   const std::string temporary = path + ".tmp";
   if (absl::Status gone = disk.Remove(temporary); !gone.ok() && !absl::IsNotFound(gone)) return gone;
-  GW_ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file, disk.Create(temporary));
-  GW_RETURN_IF_ERROR(file->Append({&bytes, 1}));
-  GW_RETURN_IF_ERROR(file->Sync());
-  GW_FAILPOINT("file.before_rename");
-  GW_RETURN_IF_ERROR(disk.Rename(temporary, path));
-  return disk.SyncDirectory(directory);
+  const absl::Status written = WriteBeside(disk, temporary, path, bytes);
+  if (written.ok()) return disk.SyncDirectory(directory);
+  disk.Remove(temporary).IgnoreError();  // gives the room back; otherwise the next one does
+  return written;
 }
 
 absl::StatusOr<std::vector<uint8_t>> ReadWholeFile(Disk& disk, const std::string& path, uint64_t limit_bytes) {

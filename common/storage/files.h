@@ -12,7 +12,7 @@
 
 namespace gradwire {
 
-// Writes beside, syncs, renames, syncs the directory.
+// Writes beside, syncs, renames, syncs the directory. What could not be renamed is removed.
 absl::Status WriteFileAtomically(Disk& disk, const std::string& directory, const std::string& name,
                                  std::span<const uint8_t> bytes);
 // ResourceExhausted where the file has more than `limit_bytes`.

@@ -117,9 +117,8 @@ absl::Status CheckNotes(const Metadata& notes) {
   return absl::OkStatus();
 }
 
-absl::Status WriteFile(Disk& disk, const std::string& path, TensorList& tensors, const Metadata& metadata) {
-  const std::string temporary = path + ".tmp";
-  if (absl::Status gone = disk.Remove(temporary); !gone.ok() && !absl::IsNotFound(gone)) return gone;
+absl::Status WriteTemporary(Disk& disk, const std::string& temporary, const std::string& path, TensorList& tensors,
+                            const Metadata& metadata) {
   GW_ASSIGN_OR_RETURN(const std::unique_ptr<AppendFile> file, disk.Create(temporary));
   const std::vector<uint8_t> header = MakeSafetensorsHeader(&tensors.entries, metadata);
   std::vector<std::span<const uint8_t>> pieces = {header};
@@ -127,7 +126,17 @@ absl::Status WriteFile(Disk& disk, const std::string& path, TensorList& tensors,
   GW_RETURN_IF_ERROR(file->Append(pieces));
   GW_RETURN_IF_ERROR(file->Sync());
   GW_FAILPOINT("checkpoint.before_rename");
-  GW_RETURN_IF_ERROR(disk.Rename(temporary, path));
+  return disk.Rename(temporary, path);
+}
+
+absl::Status WriteFile(Disk& disk, const std::string& path, TensorList& tensors, const Metadata& metadata) {
+  const std::string temporary = path + ".tmp";
+  if (absl::Status gone = disk.Remove(temporary); !gone.ok() && !absl::IsNotFound(gone)) return gone;
+  absl::Status written = WriteTemporary(disk, temporary, path, tensors, metadata);
+  if (!written.ok()) {
+    disk.Remove(temporary).IgnoreError();  // gives the room back; otherwise the next one does
+    return written;
+  }
   GW_FAILPOINT("checkpoint.after_rename");
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos) return disk.SyncDirectory(".");

@@ -210,6 +210,22 @@ TEST_F(CheckpointOnDisk, NotesThatNobodyCouldReadAreRefusedAndTheFileStays) {
   }
 }
 
+TEST_F(CheckpointOnDisk, AFullDiskKeepsTheOneBeforeAndNothingElse) {
+  State state(SpecFor(v1::PUSH_GRADIENT));
+  ASSERT_EQ(state.Write(disk_), absl::OkStatus());
+  disk_.set_capacity(disk_.TotalBytes() * 3 / 2);
+  EXPECT_EQ(state.Write(disk_).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(disk_.Files(), std::vector<std::string>{kPath});
+  EXPECT_EQ(WriteFileAtomically(disk_, "/run", "other", std::vector<uint8_t>(disk_.TotalBytes())).code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(disk_.Files(), std::vector<std::string>{kPath});
+  EXPECT_TRUE(state.Read(disk_).ok());
+  disk_.set_capacity(UINT64_MAX);
+  disk_.set_sync_error(absl::DataLossError("input/output error"));
+  EXPECT_FALSE(state.Write(disk_).ok());
+  EXPECT_EQ(disk_.Files(), std::vector<std::string>{kPath});
+}
+
 TEST_F(CheckpointOnDisk, SafetensorsFileOfSomethingElseIsNone) {
   State state(SpecFor(v1::PUSH_GRADIENT));
   std::vector<TensorEntry> none;
