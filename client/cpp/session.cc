@@ -224,6 +224,7 @@ class Session::Impl {
       const client::ServerEpoch server = link->server_epoch();
       identity.server_epochs.push_back(server.epoch);
       identity.server_lineages.push_back(server.lineage);
+      identity.job_instances.push_back(link->job_instance());
     }
     return client::WriteCheckpoint(disk_, path, job_, layout_, identity, *replica_, *gradients_, plans);
   }
@@ -370,6 +371,7 @@ class Session::Impl {
         request.set_shard_index(static_cast<uint32_t>(lease_ms.size()));
         request.set_known_epoch(identity.server_epochs[lease_ms.size()]);
         request.set_known_lineage(identity.server_lineages[lease_ms.size()]);
+        if (KnowsInstances(identity)) request.set_known_instance(identity.job_instances[lease_ms.size()]);
         const absl::StatusOr<v1::JoinReply> reply = link->Join(request);
         if (absl::IsFailedPrecondition(reply.status())) return false;
         if (!reply.ok()) return Abandoned(reply.status());
@@ -435,9 +437,33 @@ class Session::Impl {
         return links[s]->Annotate(absl::FailedPreconditionError(absl::StrCat(
             "this server has epoch ", links[s]->server_epoch().epoch, " and was replaced by one of epoch ",
             before.server_epochs[s], ", which the checkpoint knows: stop this server, or name the other one")));
+    for (size_t s = 0; s < links.size(); ++s) GW_RETURN_IF_ERROR(CheckSameInstance(*links[s], s, before));
     GW_ASSIGN_OR_RETURN(client::StartState start, starter_->Run());
     GW_RETURN_IF_ERROR(CheckNotBehind(start.version, before));
     return start;
+  }
+
+  // At version 0 nothing was trained: it belongs to any job.
+  static bool KnowsInstances(const client::CheckpointIdentity& before) {
+    return before.version > 0 && !before.job_instances.empty();
+  }
+
+  // A job in memory that its server lost with its own end, and others made anew, is gone on with: residuals come along,
+  // parameters are the shards'. One that was deleted is not.
+  absl::Status CheckSameInstance(client::ShardLink& link, size_t shard,
+                                 const client::CheckpointIdentity& before) const {
+    if (!KnowsInstances(before)) return absl::OkStatus();
+    const uint64_t known = before.job_instances[shard], found = link.job_instance();
+    if (known == 0 || found == 0 || known == found) return absl::OkStatus();
+    const client::ServerEpoch server = link.server_epoch();
+    const bool restarted =
+        server.epoch != before.server_epochs[shard] || server.lineage != before.server_lineages[shard];
+    if (restarted && !job_.durable()) return absl::OkStatus();
+    return link.Annotate(absl::FailedPreconditionError(absl::StrCat(
+        "the job '", job_.spec().name(), "' that the checkpoint '", options_.resume.from,
+        "' was trained in was deleted, and this is another one of its name, which goes on from other parameters: start "
+        "this worker again without the checkpoint, and it joins that one, or give the job another name, and the "
+        "checkpoint begins it")));
   }
 
   absl::Status CheckNotBehind(uint64_t version, const client::CheckpointIdentity& before) const {

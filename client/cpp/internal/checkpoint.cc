@@ -1,6 +1,7 @@
 // See checkpoint.h.
 #include "client/cpp/internal/checkpoint.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <deque>
@@ -30,6 +31,7 @@ constexpr char kDigestKey[] = "sha256";
 constexpr char kSteps[] = "steps";
 constexpr char kNonFiniteRounds[] = "nonfinite_rounds";
 constexpr char kServerLineages[] = "server_lineages";
+constexpr char kJobInstances[] = "job_instances";
 constexpr char kNote[] = "note.";
 constexpr char kParameter[] = "parameter";
 constexpr char kFirstMoment[] = "first_moment";
@@ -193,6 +195,8 @@ absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job
                        {"pull", NameOf(identity.pull)},
                        {"server_epochs", absl::StrJoin(identity.server_epochs, ",", hex)}};
   if (!identity.server_lineages.empty()) metadata[kServerLineages] = absl::StrJoin(identity.server_lineages, ",", hex);
+  if (std::ranges::any_of(identity.job_instances, [](uint64_t instance) { return instance != 0; }))
+    metadata[kJobInstances] = absl::StrJoin(identity.job_instances, ",", hex);
   if (SkipsNonFinite(job) || plans[0].nonfinite_rounds() != 0)
     metadata[kNonFiniteRounds] = Hex(plans[0].nonfinite_rounds());
   for (const auto& [name, value] : identity.notes) metadata[kNote + name] = value;
@@ -290,6 +294,10 @@ absl::Status CheckpointFile::ParseIdentity() {
            identity_.server_lineages.size() == identity_.server_epochs.size();
   } else {
     identity_.server_lineages.resize(identity_.server_epochs.size());
+  }
+  if (header_.metadata.contains(kJobInstances)) {
+    good = good && ParseList(kJobInstances, &identity_.job_instances) &&
+           identity_.job_instances.size() == identity_.server_epochs.size();
   }
   return good ? absl::OkStatus() : Damaged("its metadata");
 }

@@ -32,6 +32,8 @@ struct CheckpointIdentity {
   std::vector<uint64_t> server_lineages;
   // What the training loop keeps beside it, by name.
   std::map<std::string, std::string> notes;
+  // Of the job on each shard (JoinReply.instance). Not written where no shard has told one; files of before have none.
+  std::vector<uint64_t> job_instances = {};
 };
 
 // Writes beside, syncs, renames: at `path` there is always a whole checkpoint, this one or the one before. `plans`: up

@@ -179,6 +179,7 @@ absl::StatusOr<v1::JoinReply> ShardLink::Join(const v1::JoinRequest& request) {
     join_.clear_resume_round();
     join_.clear_known_epoch();
     join_.clear_known_lineage();
+    join_.clear_known_instance();
   }
   return JoinWithin(request, options_.connect_timeout_ms);
 }
@@ -197,6 +198,11 @@ bool ShardLink::replaced() {
 ServerEpoch ShardLink::server_epoch() {
   absl::MutexLock lock(&mu_);
   return server_epoch_;
+}
+
+uint64_t ShardLink::job_instance() {
+  absl::MutexLock lock(&mu_);
+  return instance_;
 }
 
 absl::StatusOr<uint64_t> ShardLink::CatchUp(uint64_t start_version) {

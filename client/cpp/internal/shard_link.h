@@ -139,6 +139,8 @@ class ShardLink final : public FrameLink {
   bool replaced();
   // Of the server, as its last reply to a join says.
   ServerEpoch server_epoch();
+  // Of the job, as that reply says: JoinReply.instance.
+  uint64_t job_instance();
   const std::string& address() const { return options_.address; }
   absl::Status Annotate(const absl::Status& status) const override;
 

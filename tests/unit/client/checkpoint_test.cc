@@ -85,7 +85,8 @@ struct State {
             PullMode::kUpdate,
             {7, 0x1'0000'0001},
             {5, 0xFEDCBA9876543210},
-            {{"had_gradients", "101"}, {"empty", ""}}};
+            {{"had_gradients", "101"}, {"empty", ""}},
+            {9, 0xFEDCBA9876543210}};
   }
   absl::Status Write(Disk& disk) const { return Write(disk, Identity()); }
   absl::Status Write(Disk& disk, const CheckpointIdentity& identity) const {
@@ -128,6 +129,7 @@ TEST_P(CheckpointTest, ComesBackWhole) {
   EXPECT_EQ(file->identity().server_epochs, (std::vector<uint64_t>{7, 0x1'0000'0001}));
   EXPECT_EQ(file->identity().server_lineages, (std::vector<uint64_t>{5, 0xFEDCBA9876543210}));
   EXPECT_EQ(file->identity().notes, from.Identity().notes);
+  EXPECT_EQ(file->identity().job_instances, from.Identity().job_instances);
   EXPECT_EQ(file->plans(), from.plans);
   ASSERT_EQ(file->Restore(to.replica.get(), to.gradients.get()), absl::OkStatus());
   EXPECT_EQ(to.memory, from.memory);
