@@ -190,7 +190,10 @@ absl::Status SnapshotFiles::WriteTo(const std::string& path, const ShardState& s
   manifest["files"][kParameters] = {{"bytes", parameters_file.bytes}, {"sha256", parameters_file.sha256}};
   manifest["files"][kState] = {{"bytes", state_file.bytes}, {"sha256", state_file.sha256}};
   manifest["spec"] = nlohmann::ordered_json::parse(spec, nullptr, /*allow_exceptions=*/false);
-  const std::string text = manifest.dump(2) + "\n";
+  std::string text = manifest.dump(2) + "\n";
+  Sha256 sha;
+  sha.Update(BytesOf(text.data(), text.size()));
+  text.insert(text.find('\n') + 1, ManifestDigestLine(sha.Hex()));
   return WriteFileAtomically(*disk_, path, kManifest, BytesOf(text.data(), text.size()));
 }
 

@@ -19,6 +19,10 @@ inline constexpr int kFormatVersion = 1;       // all buckets are of the snapsho
 inline constexpr int kAheadFormatVersion = 2;  // some are later ones: "ahead" says how much
 inline constexpr int kSkipsFormatVersion = 3;  // rounds before it were skipped: "nonfinite_rounds" says how many
 inline constexpr char kNonFiniteRounds[] = "nonfinite_rounds";
+inline constexpr char kManifestDigest[] = "manifest_sha256";  // of the manifest without the line of this key
+inline std::string ManifestDigestLine(const std::string& hex) {
+  return absl::StrCat("  \"", kManifestDigest, "\": \"", hex, "\",\n");
+}
 inline constexpr char kManifest[] = "manifest.json";
 inline constexpr char kParameters[] = "parameters.safetensors";
 inline constexpr char kState[] = "state.safetensors";

@@ -56,6 +56,20 @@ bool AheadAt(const nlohmann::json& object, SnapshotManifest* manifest) {
   return true;
 }
 
+// Manifests of before have no digest, and are believed.
+bool IsIntact(const std::vector<uint8_t>& bytes, const nlohmann::json& json) {
+  if (!json.is_object() || !json.contains(kManifestDigest)) return true;
+  const std::string digest = TextAt(json, kManifestDigest);
+  const std::string line = ManifestDigestLine(digest);
+  std::string text(bytes.begin(), bytes.end());
+  const size_t at = text.find(line);
+  if (at == std::string::npos) return false;
+  text.erase(at, line.size());
+  Sha256 sha;
+  sha.Update({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+  return sha.Hex() == digest;
+}
+
 // A file of a snapshot, checked against the manifest.
 struct Loaded {
   std::unique_ptr<uint8_t[]> memory;
@@ -167,6 +181,7 @@ absl::StatusOr<SnapshotManifest> ReadManifest(Disk& disk, const std::string& dir
   if (absl::IsNotFound(text.status())) return Damaged(path, "the file is missing");
   GW_RETURN_IF_ERROR(text.status());
   const nlohmann::json json = nlohmann::json::parse(*text, nullptr, /*allow_exceptions=*/false);
+  if (!IsIntact(*text, json)) return Damaged(path, "its SHA-256 is not the one that it says");
   SnapshotManifest manifest;
   uint64_t format_version = 0, shard = 0, shards = 0;
   if (!json.is_object() || TextAt(json, "format") != kFormat ||

@@ -53,6 +53,13 @@ struct Subject {
     for (const char* name : kNames) {
       files[name] = *ReadWholeFile(disk, SnapshotPath(kSnapshots, kSnapshotVersion) + "/" + name, 1 << 20);
     }
+    // As those of before: a digest would refuse all others before they are looked at.
+    std::vector<uint8_t>& manifest = files[kNames[0]];
+    std::string text(manifest.begin(), manifest.end());
+    const size_t line = text.find("  \"manifest_sha256\"");
+    Require(line != std::string::npos, "a manifest has a digest");
+    text.erase(line, text.find('\n', line) + 1 - line);
+    manifest.assign(text.begin(), text.end());
   }
 };
 
