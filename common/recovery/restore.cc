@@ -19,7 +19,6 @@
 #include "common/snapshot/snapshot_files.h"
 #include "common/snapshot/snapshot_reader.h"
 #include "common/storage/data_directory.h"
-#include "common/storage/files.h"
 
 namespace gradwire {
 namespace {
@@ -306,15 +305,10 @@ class Restorer {
   // Returns the directory, locked.
   absl::StatusOr<std::unique_ptr<DataDirectory>> WriteShard(const std::string& path, uint32_t shard,
                                                             const ShardState& state) {
-    GW_RETURN_IF_ERROR(disk_.CreateDirectory(path));
-    // Workers have seen the epochs of the servers before: those that start here must be later.
-    GW_ASSIGN_OR_RETURN(const uint64_t epoch, ReadEpoch(disk_, path));
-    if (epoch < epoch_) {
-      const std::string text = absl::StrCat(epoch_, "\n");
-      GW_RETURN_IF_ERROR(
-          WriteFileAtomically(disk_, path, kEpochFile, {reinterpret_cast<const uint8_t*>(text.data()), text.size()}));
-    }
+    // Locks it: where a server runs there, nothing is changed.
     GW_ASSIGN_OR_RETURN(std::unique_ptr<DataDirectory> directory, DataDirectory::Open(&disk_, path));
+    // Workers have seen the epochs of the servers before: those that start here must be later.
+    if (directory->epoch() <= epoch_) GW_RETURN_IF_ERROR(directory->RaiseEpoch(epoch_ + 1));
     v1::StoredJob stored;
     *stored.mutable_spec() = job().spec();
     stored.set_shard_index(shard);

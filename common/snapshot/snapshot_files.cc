@@ -224,10 +224,11 @@ absl::StatusOr<uint64_t> SnapshotFiles::RemoveOld(size_t keep) {
   GW_RETURN_IF_ERROR(RemoveUnfinished());
   if (enough) GW_RETURN_IF_ERROR(RemoveNamed(kDamaged));
   while (versions.size() > keep) {
-    // Under another name first: half of a snapshot must not look like one.
+    // Under another name first, on disk, too: half of a snapshot must not look like one.
     const std::string path = SnapshotPath(directory_, versions.front());
     GW_RETURN_IF_ERROR(disk_->Rename(path, path + kUnfinished));
     GW_FAILPOINT("snapshot.removing_old");
+    GW_RETURN_IF_ERROR(disk_->SyncDirectory(directory_));
     GW_RETURN_IF_ERROR(RemoveTree(*disk_, path + kUnfinished));
     versions.erase(versions.begin());
   }

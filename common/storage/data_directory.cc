@@ -218,7 +218,11 @@ absl::Status DataDirectory::CreateJob(const v1::StoredJob& job, const Fill& fill
   GW_FAILPOINT("job.before_rename");
   if (status.ok()) status = disk_->Rename(made, path);
   GW_FAILPOINT("job.after_rename");
-  if (status.ok()) return disk_->SyncDirectory(jobs_);
+  if (status.ok()) {
+    status = disk_->SyncDirectory(jobs_);
+    if (!status.ok()) RemoveJob(name).IgnoreError();  // a start after a loss of power might find it, or not
+    return status;
+  }
   RemoveTree(*disk_, made).IgnoreError();  // gives the room back; otherwise the next start does
   return status;
 }

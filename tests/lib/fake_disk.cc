@@ -231,6 +231,7 @@ absl::Status FakeDisk::CreateDirectory(const std::string& path) {
 
 absl::Status FakeDisk::SyncDirectory(const std::string& path) {
   GW_RETURN_IF_ERROR(Begin());
+  if (path == failing_directory_ && passing_-- <= 0) GW_RETURN_IF_ERROR(directory_error_);
   for (const Change& change : unsynced_) {
     if (change.directory == path) Edit(change, &durable_);
   }

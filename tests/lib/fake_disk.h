@@ -38,6 +38,12 @@ class FakeDisk final : public Disk {
   // While set, syncs and writes fail with it.
   void set_sync_error(absl::Status status) { sync_error_ = std::move(status); }
   void set_write_error(absl::Status status) { write_error_ = std::move(status); }
+  // Syncs of the directory `path` fail with it, but for the next `passing` ones.
+  void set_directory_error(std::string path, absl::Status status, int passing = 0) {
+    failing_directory_ = std::move(path);
+    directory_error_ = std::move(status);
+    passing_ = passing;
+  }
   void FlipBit(const std::string& path, uint64_t bit);
   uint64_t SizeOf(const std::string& path) const;
   uint64_t TotalBytes() const;
@@ -87,6 +93,9 @@ class FakeDisk final : public Disk {
   uint64_t capacity_ = UINT64_MAX;
   absl::Status sync_error_;
   absl::Status write_error_;
+  std::string failing_directory_;
+  absl::Status directory_error_;
+  int passing_ = 0;
 };
 
 }  // namespace gradwire::testing_support

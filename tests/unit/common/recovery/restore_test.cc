@@ -282,5 +282,17 @@ TEST_F(RestoreErrors, EpochsGrow) {
   EXPECT_GE(*ReadEpoch(disk_, "/new/0"), seen);
 }
 
+TEST_F(RestoreErrors, AShardWhoseDirectoryCannotBeSyncedDoesNotStay) {
+  for (const std::string jobs : {"/new/0/jobs", "/new/1/jobs"}) {
+    disk_.set_directory_error(jobs, absl::DataLossError("input/output error"), /*passing=*/1);
+    EXPECT_EQ(Restore(Onto(2)).status().code(), absl::StatusCode::kDataLoss);
+    disk_.set_directory_error("", absl::OkStatus());
+    for (const std::string& file : disk_.Files()) {
+      EXPECT_FALSE(file.starts_with("/new/") && file.find("/jobs/job.job/") != std::string::npos) << file;
+    }
+  }
+  EXPECT_TRUE(Restore(Onto(2)).ok());
+}
+
 }  // namespace
 }  // namespace gradwire

@@ -84,7 +84,8 @@ TEST_F(VerifyTest, EveryFlippedBitIsFoundAndItsFileNamed) {
   for (const std::string& file : disk_.Files()) {
     // People may edit the epoch without harm, as long as it is a number.
     if (!file.starts_with("/data/0/jobs")) continue;
-    const uint64_t named = file.ends_with("manifest.json") ? 8 * sizeof("{ \"manifest_sha256\"") : 0;  // see SNAPSHOT.md
+    const uint64_t named =
+        file.ends_with("manifest.json") ? 8 * sizeof("{\n  \"manifest_sha256\"") : 0;  // see SNAPSHOT.md
     for (int i = 0; i < 4; ++i, ++flips) {
       const uint64_t bit = named + random() % (disk_.SizeOf(file) * 8 - named);
       disk_.FlipBit(file, bit);
