@@ -55,4 +55,14 @@ uint64_t JournalReach::From(uint64_t version) const {
   return updates_.empty() ? version : least;
 }
 
+uint64_t JournalReach::ReplayedFrom(const std::vector<uint64_t>& versions) const {
+  uint64_t least = UINT64_MAX;
+  for (size_t b = 0; b < updates_.size(); ++b) {
+    uint64_t end = EndOf(b, versions[b]);
+    if (states_[b] && *states_[b] > end) end = EndOf(b, *states_[b]);
+    least = std::min(least, end);
+  }
+  return least;
+}
+
 }  // namespace gradwire

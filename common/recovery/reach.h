@@ -28,6 +28,9 @@ class JournalReach {
   std::optional<Range> Alone() const;
   // The newest version that all buckets come to from `version` on, without a gap; at least `version`.
   uint64_t From(uint64_t version) const;
+  // The newest version that all buckets have passed once a server has replayed the journal from these versions of them
+  // on, one each: a record of a bucket's state takes it over a gap, as of a standby that was copied to once more.
+  uint64_t ReplayedFrom(const std::vector<uint64_t>& versions) const;
   // The newest version that any bucket has a record of; 0: none has.
   uint64_t newest() const { return newest_; }
   // Of the updates; nothing: there are none.

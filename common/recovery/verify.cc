@@ -45,6 +45,7 @@ std::optional<ShardState> CheckSnapshots(Disk& disk, const ShardFiles& files, Sh
     snapshot.status = state.status();
     report->newest = std::max(report->newest, version);
     if (state.ok()) {
+      for (const ShardState::Bucket& bucket : state->buckets) snapshot.versions.push_back(version + bucket.ahead);
       newest = *std::move(state);
     } else {
       report->damage.push_back({path, 0, std::string(state.status().message())});
@@ -59,7 +60,7 @@ void CheckReach(const JournalReach& reach, ShardReport* report) {
   uint64_t furthest = 0;
   for (SnapshotReport& snapshot : report->snapshots) {
     if (!snapshot.status.ok()) continue;
-    snapshot.recoverable_to = reach.From(snapshot.version);
+    snapshot.recoverable_to = snapshot.versions.empty() ? snapshot.version : reach.ReplayedFrom(snapshot.versions);
     furthest = std::max(furthest, snapshot.recoverable_to);
   }
   // Without damage every snapshot that is kept can be gone on from.

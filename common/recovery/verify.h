@@ -17,8 +17,9 @@ namespace gradwire {
 struct SnapshotReport {
   uint64_t version = 0;
   uint64_t bytes = 0;
-  absl::Status status;          // why it cannot be loaded
-  uint64_t recoverable_to = 0;  // the version that it and the journal make
+  absl::Status status;             // why it cannot be loaded
+  std::vector<uint64_t> versions;  // of its buckets: with asynchronous rounds some are later ones
+  uint64_t recoverable_to = 0;     // the version that it and the journal make
 };
 
 // One shard of a job.

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "common/base/sha256.h"
+#include "common/recovery/reach.h"
 #include "tests/unit/common/recovery/trained_job.h"
 
 namespace gradwire {
@@ -60,6 +61,34 @@ TEST_F(VerifyTest, TellsWhatIsThere) {
   EXPECT_EQ(shard.parameters_sha256, sha.Hex());
   EXPECT_FALSE(Verify("/data/1").damaged());
   EXPECT_EQ(VerifyDirectory(disk_, "/data", job_.backend()).status().code(), absl::StatusCode::kNotFound);
+}
+
+// As on a standby that was away: what it lacked came as the state of every bucket.
+TEST_F(VerifyTest, AStateInTheJournalGoesOnFromSnapshotsBeforeIt) {
+  job_.JournalState(&disk_, 0);
+  job_.Rounds(1);
+  job_.Snapshot(0);
+  job_.Rounds(1);
+  const DirectoryReport report = Verify();
+  EXPECT_FALSE(report.damaged());
+  EXPECT_EQ(report.shards[0].version, 11u);
+  for (const SnapshotReport& snapshot : report.shards[0].snapshots) EXPECT_EQ(snapshot.recoverable_to, 11u);
+}
+
+// As with asynchronous rounds.
+TEST(JournalReach, BeginsWithEachBucketWhereItIs) {
+  JournalReach reach(2);
+  for (uint64_t round = 5; round < 9; ++round) {
+    for (const uint32_t bucket : {0u, 1u}) {
+      journal::Record record;
+      record.bucket = bucket;
+      record.round = round + 4 * bucket;
+      reach.Note(record);
+    }
+  }
+  EXPECT_EQ(reach.ReplayedFrom({6, 9}), 9u);
+  EXPECT_EQ(reach.ReplayedFrom({6, 13}), 9u);
+  EXPECT_EQ(reach.ReplayedFrom({6, 6}), 6u) << "records are missing";
 }
 
 TEST_F(VerifyTest, ShardsOfOneJobAreCompared) {
