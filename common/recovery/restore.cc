@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/base/sha256.h"
 #include "common/base/status_macros.h"
 #include "common/job/round_mode.h"
 #include "common/journal/journal_reader.h"
@@ -27,6 +28,9 @@ namespace {
 struct Source {
   ShardFiles files;
   bool in_use = false;
+  uint64_t journal_epoch = 0;  // of the server that wrote its last segment
+  // Where the shard has other sources: by bucket, what each round's update was, as a digest.
+  std::vector<std::map<uint64_t, std::string>> updates = {};
   std::map<uint64_t, uint64_t> reach;  // by version of a snapshot, or of the journal's begin: what the journal goes to
   uint64_t newest() const {
     uint64_t newest = 0;
@@ -50,6 +54,12 @@ struct Source {
   }
 };
 
+std::string DigestOf(const journal::Record& record) {
+  Sha256 sha;
+  for (const Bytes& chunk : record.chunks) sha.Update(chunk.span());
+  return sha.Hex();
+}
+
 class Restorer {
  public:
   Restorer(Disk& disk, const RestoreOptions& options, kernels::Backend* backend)
@@ -60,7 +70,8 @@ class Restorer {
     GW_RETURN_IF_ERROR(FindSources());
     GW_RETURN_IF_ERROR(CheckTargets());
     for (std::vector<Source>& sources : shards_) {
-      for (Source& source : sources) GW_RETURN_IF_ERROR(Reach(source));
+      for (Source& source : sources) GW_RETURN_IF_ERROR(Reach(source, sources.size() > 1));
+      GW_RETURN_IF_ERROR(KeepOneHistory(&sources));
     }
     GW_ASSIGN_OR_RETURN(std::vector<ShardState> states, Gather());
     GW_RETURN_IF_ERROR(Write(states));
@@ -101,7 +112,9 @@ class Restorer {
       for (ShardFiles& files : shards) {
         names.insert(files.job->spec().name());
         if (!files.damage.ok()) report_.warnings.push_back(std::string(files.damage.message()));
-        found.push_back({std::move(files), locked.ok() && *locked, {}});
+        Source& source = found.emplace_back();
+        source.files = std::move(files);
+        source.in_use = locked.ok() && *locked;
       }
     }
     if (found.empty()) {
@@ -149,18 +162,25 @@ class Restorer {
     return absl::OkStatus();
   }
 
-  absl::Status Reach(Source& source) {
+  absl::Status Reach(Source& source, bool has_others) {
     JournalReach reach(from().bucket_count());
+    source.updates.resize(from().bucket_count());
     if (!source.files.journal.empty()) {
       const auto damaged = [this](const journal::Damage& damage) {
         report_.warnings.push_back(absl::StrFormat("'%s' offset %d: %s", damage.path, damage.offset, damage.what));
       };
       const auto note = [&](const journal::Record& record) {
         reach.Note(record);
+        if (has_others && record.type == journal::RecordType::kUpdate && record.bucket < source.updates.size()) {
+          source.updates[record.bucket][record.round] = DigestOf(record);
+        }
         return absl::OkStatus();
       };
-      GW_RETURN_IF_ERROR(
-          journal::InspectJournal(disk_, source.files.journal, source.files.identity(), damaged, note).status());
+      GW_ASSIGN_OR_RETURN(const journal::ReadResult read,
+                          journal::InspectJournal(disk_, source.files.journal, source.files.identity(), damaged, note));
+      source.journal_epoch = read.epoch;
+      // EPOCH may have been lost, or the source is a job's directory alone.
+      if (read.epoch < kEpochsEnd / 2) epoch_ = std::max(epoch_, read.epoch);
     }
     for (const auto& [version, path] : source.files.snapshots) source.reach[version] = reach.From(version);
     if (const auto alone = reach.Alone()) {
@@ -169,6 +189,45 @@ class Restorer {
       source.reach.try_emplace(0, reach.From(0));
     }
     return absl::OkStatus();
+  }
+
+  // A primary that died and the standby that took over, or two copies that were both gone on from, are not one shard:
+  // what one has is no part of what the other has come to. The later server's is kept.
+  absl::Status KeepOneHistory(std::vector<Source>* sources) {
+    const auto latest = std::ranges::max_element(*sources, {}, &Source::journal_epoch);
+    const std::string path = latest->files.path;
+    const uint64_t epoch = latest->journal_epoch;
+    const std::vector<std::map<uint64_t, std::string>> updates = latest->updates;
+    for (auto source = sources->begin(); source != sources->end();) {
+      const std::optional<uint64_t> apart = WhereApart(updates, source->updates);
+      if (!apart) {
+        ++source;
+        continue;
+      }
+      const std::string what = absl::StrFormat("'%s' and '%s' went apart: their records of round %d differ", path,
+                                               source->files.path, *apart);
+      if (source->journal_epoch == epoch) {
+        return absl::FailedPreconditionError(absl::StrCat(what, ": name one of them"));
+      }
+      report_.warnings.push_back(absl::StrFormat("%s; the first is used, which a later server wrote (epoch %d, not %d)",
+                                                 what, epoch, source->journal_epoch));
+      source = sources->erase(source);
+    }
+    return absl::OkStatus();
+  }
+
+  // The last round of which both have the update of a bucket, and not the same one.
+  static std::optional<uint64_t> WhereApart(const std::vector<std::map<uint64_t, std::string>>& a,
+                                            const std::vector<std::map<uint64_t, std::string>>& b) {
+    for (size_t bucket = 0; bucket < a.size(); ++bucket) {
+      for (auto mine = a[bucket].rbegin(); mine != a[bucket].rend(); ++mine) {
+        const auto theirs = b[bucket].find(mine->first);
+        if (theirs == b[bucket].end()) continue;
+        if (theirs->second != mine->second) return mine->first;
+        break;
+      }
+    }
+    return std::nullopt;
   }
 
   static bool Reaches(const std::vector<Source>& sources, uint64_t version) {

@@ -282,6 +282,53 @@ TEST_F(RestoreErrors, EpochsGrow) {
   EXPECT_GE(*ReadEpoch(disk_, "/new/0"), seen);
 }
 
+TEST_F(RestoreErrors, OfTwoHistoriesOfAShardTheLaterServersIsUsed) {
+  RestoreOptions options = Onto(2);
+  for (const int later : {0, 1}) {
+    SCOPED_TRACE(later);
+    const std::string root = absl::StrCat("/else-", later);
+    TrainedJob other(TrainedSpec("dense:values=fp32", v1::OPTIMIZER_ADAMW));
+    ASSERT_TRUE(disk_.CreateDirectory(root).ok());
+    for (int i = 0; i < later; ++i) ASSERT_TRUE(DataDirectory::Open(&disk_, root + "/1").ok());
+    other.Begin(&disk_, root, 4);
+    other.Rounds(3);
+    options.from.push_back(root + "/1");
+    if (later == 0) {
+      ASSERT_TRUE(Restore(options).ok()) << "it is behind";
+      options.to = Paths("/newer", 2);
+      ASSERT_TRUE(disk_.CreateDirectory("/newer").ok());
+    }
+    other.set_seed(1);
+    other.Rounds(4);
+    const auto restored = Restore(options);
+    if (later == 0) {
+      EXPECT_EQ(restored.status().code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(std::string(restored.status().message()), HasSubstr("/else-0/1/jobs/job.job' went apart"));
+      options.from.pop_back();
+    } else {
+      ASSERT_TRUE(restored.ok()) << restored.status();
+      EXPECT_EQ(restored->version, 5u);
+      EXPECT_THAT(restored->sources[1].path, HasSubstr("/else-1/1"));
+      EXPECT_THAT(restored->warnings, testing::ElementsAre(HasSubstr("'/old/1/jobs/job.job' went apart")));
+    }
+  }
+}
+
+// Sources that are directories of the job, not of a server, have no EPOCH.
+TEST_F(RestoreErrors, EpochsOfTheJournalsCountToo) {
+  RestoreOptions options = Onto(2);
+  TrainedJob other(TrainedSpec("dense:values=fp32", v1::OPTIMIZER_ADAMW));
+  ASSERT_TRUE(disk_.CreateDirectory("/else").ok());
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(DataDirectory::Open(&disk_, "/else/2").ok());
+  other.Begin(&disk_, "/else", 4);
+  other.Rounds(2);
+  for (uint32_t s = 0; s < 4; ++s) other.Snapshot(s);
+  options.from = Paths("/else", 4);
+  for (std::string& path : options.from) path += "/jobs/job.job";
+  ASSERT_TRUE(Restore(options).ok());
+  EXPECT_GT(*ReadEpoch(disk_, "/new/0"), 6u);
+}
+
 TEST_F(RestoreErrors, AShardWhoseDirectoryCannotBeSyncedDoesNotStay) {
   for (const std::string jobs : {"/new/0/jobs", "/new/1/jobs"}) {
     disk_.set_directory_error(jobs, absl::DataLossError("input/output error"), /*passing=*/1);

@@ -101,7 +101,7 @@ class TrainedJob {
       for (uint32_t t = 0; t < gradients_.size(); ++t) {
         // Round 1 sends what round 0 calibrated for; so does any round behind one without values.
         if (round_ == 0 || CarriesValues(*job_, round_ - 1)) {
-          std::mt19937 random(static_cast<uint32_t>(1 + w + 100 * t + 10'000 * round_));
+          std::mt19937 random(static_cast<uint32_t>(1 + w + 100 * t + 10'000 * round_) + seed_);
           std::normal_distribution<float> normal;
           auto& memory = workers_[w].memory[t];
           memory.resize(gradients_[t]);
@@ -119,6 +119,7 @@ class TrainedJob {
     }
     ++round_;
   }
+  void set_seed(uint32_t seed) { seed_ = seed; }  // of the gradients to come
   void Rounds(int count) {
     for (int i = 0; i < count; ++i) Round();
   }
@@ -299,6 +300,7 @@ class TrainedJob {
   std::vector<Shard> shards_;
   std::vector<Worker> workers_;
   uint64_t round_ = 0;
+  uint32_t seed_ = 0;
   uint64_t deferred_ = 0;
 };
 
