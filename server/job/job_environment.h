@@ -38,7 +38,8 @@ struct JobEnvironment {
   std::function<TimeNs(TimeNs now)> slept;
   // Null: norms get no threads; a simulator takes their turns (Agreement::Pump).
   std::shared_ptr<Tellers> tellers = std::make_shared<Tellers>();
-  std::shared_ptr<absl::Mutex> digest_turn = std::make_shared<absl::Mutex>();  // see ParameterDigest
+  std::shared_ptr<absl::Mutex> digest_turn = std::make_shared<absl::Mutex>();                // see ParameterDigest
+  std::shared_ptr<std::atomic<int>> digest_waiters = std::make_shared<std::atomic<int>>(0);  // so is this
   std::shared_ptr<MemoryAccount> account;  // of all jobs; null: each job has its own limit alone
   // Empty: journals and snapshots get threads of their own. A simulator, which takes their turns itself, is given every
   // journal before it starts, and returns what the job is to write to.

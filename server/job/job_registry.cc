@@ -20,6 +20,9 @@ namespace {
 
 // Whole segments are removed after a snapshot: a longer one than the growth that leads to a snapshot would stay.
 constexpr uint64_t kMaxSegmentBytes = 64u << 20;
+// Whoever waits for a job that another call makes keeps a thread of the transport, of which there are not many.
+constexpr size_t kMaxWaiters = 16;  // for one job
+constexpr size_t kMaxWaitersOfAll = 64;
 
 absl::Status NoSuchJob(std::string_view name) {
   return absl::NotFoundError(absl::StrFormat(
@@ -39,11 +42,26 @@ JobEnvironment JobRegistry::WithAccount(JobEnvironment environment, const Limits
   return environment;
 }
 
+absl::Status JobRegistry::AwaitMade(const std::string& name) {
+  if (!making_.contains(name)) return absl::OkStatus();
+  const auto here = waiting_.emplace(name, 0).first;
+  if (here->second >= kMaxWaiters || waiters_ >= kMaxWaitersOfAll) {
+    if (here->second == 0) waiting_.erase(here);
+    return absl::UnavailableError(absl::StrFormat("job '%s' is being made: try again", Printable(name)));
+  }
+  ++here->second;
+  ++waiters_;
+  const auto made = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !making_.contains(name); };
+  mu_.Await(absl::Condition(&made));
+  --waiters_;
+  if (--here->second == 0) waiting_.erase(here);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::FindOrBegin(const std::string& name) {
   {
     absl::MutexLock lock(&mu_);
-    const auto made = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !making_.contains(name); };
-    mu_.Await(absl::Condition(&made));
+    GW_RETURN_IF_ERROR(AwaitMade(name));
     if (draining_) {
       return absl::UnavailableError("this server is shutting down and takes no new workers: try again when it is back");
     }
@@ -77,8 +95,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::Job
   const absl::Cleanup ended = [this, &name] { EndMaking(name); };
   // A spec of a few bytes may ask for seconds of work: under no lock that others want.
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
-                      JobShard::Make(spec, shard_index, shard_count, environment_));
-  GW_RETURN_IF_ERROR(made->CheckSame(made->job(), shard_index, shard_count, layout_digest));
+                      JobShard::Make(spec, shard_index, shard_count, environment_, layout_digest));
   made->SetInstance(NewId());
   absl::MutexLock create(&create_mu_);
   {
@@ -148,9 +165,9 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::Adopt(const v1::StoredJob
   const absl::Status removed = Remove(name);
   if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
   if (before.ok()) (*before)->ReturnShare();  // whoever followed it has still to let go of it
-  GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> made,
-                      JobShard::Make(stored.spec(), stored.shard_index(), stored.shard_count(), environment_));
-  GW_RETURN_IF_ERROR(made->CheckSame(made->job(), stored.shard_index(), stored.shard_count(), layout_digest));
+  GW_ASSIGN_OR_RETURN(
+      const std::shared_ptr<JobShard> made,
+      JobShard::Make(stored.spec(), stored.shard_index(), stored.shard_count(), environment_, layout_digest));
   made->SetInstance(stored.instance());
   // A primary that says nothing of its history is not gone on from: one that nobody has.
   const uint64_t followed = history != 0 ? history : NewId();

@@ -80,7 +80,8 @@ class JobRegistry {
 
   // The job of this spec, made if there is none of its name. layout_digest 0: not compared. Errors: InvalidArgument
   // (spec), FailedPrecondition (another job of this name; says what differs), ResourceExhausted (memory, number of
-  // jobs), Unavailable (draining, a standby), DataLoss (the job is here but could not be recovered), those of the disk.
+  // jobs), Unavailable (draining, a standby, or many wait for this job to be made), DataLoss (the job is here but could
+  // not be recovered), those of the disk.
   absl::StatusOr<std::shared_ptr<JobShard>> GetOrCreate(const v1::JobSpec& spec, uint32_t shard_index,
                                                         uint32_t shard_count, uint64_t layout_digest);
   // Wants a snapshot soon. FailedPrecondition for a job that is not durable.
@@ -120,6 +121,8 @@ class JobRegistry {
   // The job of this name; null: there is none, and this call has begun to make it, which EndMaking ends. Waits while
   // another one makes it. Errors: as of GetOrCreate.
   absl::StatusOr<std::shared_ptr<JobShard>> FindOrBegin(const std::string& name);
+  // Returns when nobody makes a job of this name. Unavailable: too many wait already.
+  absl::Status AwaitMade(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndMaking(const std::string& name);
   // Makes the directory of a new job, and its journal. followed_history 0: the history is this server's own.
   absl::StatusOr<ReplicatedSink*> Store(JobShard& shard, uint64_t followed_history)
@@ -160,7 +163,9 @@ class JobRegistry {
   std::map<std::string, std::shared_ptr<JobShard>, std::less<>> jobs_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, DurableJob, std::less<>> durable_ ABSL_GUARDED_BY(mu_);  // of jobs_
   std::map<std::string, absl::Status, std::less<>> unrecovered_ ABSL_GUARDED_BY(mu_);
-  std::set<std::string, std::less<>> making_ ABSL_GUARDED_BY(mu_);  // names of jobs that are being made
+  std::set<std::string, std::less<>> making_ ABSL_GUARDED_BY(mu_);           // names of jobs that are being made
+  std::map<std::string, size_t, std::less<>> waiting_ ABSL_GUARDED_BY(mu_);  // calls that wait for one, by its name
+  size_t waiters_ ABSL_GUARDED_BY(mu_) = 0;                                  // for all of them
   bool following_ ABSL_GUARDED_BY(mu_) = false;  // until EndFollowing nobody joins and nothing is created
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   // Of durable jobs. Destroyed before the jobs, and never under mu_: their destructors wait for threads.

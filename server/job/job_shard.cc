@@ -41,15 +41,16 @@ JobShard::~JobShard() {
 }
 
 absl::StatusOr<std::shared_ptr<JobShard>> JobShard::Make(const v1::JobSpec& spec, uint32_t shard_index,
-                                                         uint32_t shard_count, const JobEnvironment& environment) {
+                                                         uint32_t shard_count, const JobEnvironment& environment,
+                                                         uint64_t layout_digest) {
   GW_ASSIGN_OR_RETURN(Job job, Job::Make(spec));
-  return Make(std::move(job), shard_index, shard_count, environment);
+  return Make(std::move(job), shard_index, shard_count, environment, layout_digest);
 }
 
 absl::StatusOr<std::shared_ptr<JobShard>> JobShard::Make(Job job, uint32_t shard_index, uint32_t shard_count,
-                                                         const JobEnvironment& environment) {
+                                                         const JobEnvironment& environment, uint64_t layout_digest) {
   GW_ASSIGN_OR_RETURN(std::unique_ptr<JobParts> parts,
-                      MakeJobParts(std::move(job), shard_index, shard_count, environment));
+                      MakeJobParts(std::move(job), shard_index, shard_count, environment, layout_digest));
   std::shared_ptr<JobShard> shard(new JobShard(std::move(parts)));
   GW_RETURN_IF_ERROR(shard->stages_.Start());
   return shard;
@@ -70,13 +71,7 @@ absl::Status JobShard::CheckSame(const Job& job, uint32_t shard_index, uint32_t 
                         "exist='new' in Python, or 'gradwire job delete'",
                         name, DescribeDifference(parts_.job.spec(), job.spec())));
   }
-  if (layout_digest != 0 && layout_digest != parts_.layout.digest()) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "job '%s': the worker's shard map has digest %016x, this server's %016x, from equal specs: worker "
-        "and server run different versions of Gradwire",
-        name, layout_digest, parts_.layout.digest()));
-  }
-  return absl::OkStatus();
+  return CheckLayoutDigest(parts_.job, parts_.layout, layout_digest);
 }
 
 void JobShard::Run(RoundActions actions) {

@@ -43,11 +43,13 @@ namespace gradwire {
 // Thread-safe. Owned by the registry and by the streams that are open on it.
 class JobShard : public std::enable_shared_from_this<JobShard> {
  public:
-  // Errors: InvalidArgument (spec, shard index); ResourceExhausted with the numbers.
+  // Errors: InvalidArgument (spec, shard index); ResourceExhausted with the numbers; before anything large is made,
+  // FailedPrecondition where the shard map has another digest than `layout_digest`. 0: any.
   static absl::StatusOr<std::shared_ptr<JobShard>> Make(const v1::JobSpec& spec, uint32_t shard_index,
-                                                        uint32_t shard_count, const JobEnvironment& environment);
+                                                        uint32_t shard_count, const JobEnvironment& environment,
+                                                        uint64_t layout_digest = 0);
   static absl::StatusOr<std::shared_ptr<JobShard>> Make(Job job, uint32_t shard_index, uint32_t shard_count,
-                                                        const JobEnvironment& environment);
+                                                        const JobEnvironment& environment, uint64_t layout_digest = 0);
   ~JobShard();
 
   const Job& job() const { return parts_.job; }

@@ -96,8 +96,16 @@ absl::Status Fill(JobParts* parts) {
 
 }  // namespace
 
+absl::Status CheckLayoutDigest(const Job& job, const Layout& layout, uint64_t layout_digest) {
+  if (layout_digest == 0 || layout_digest == layout.digest()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "job '%s': the worker's shard map has digest %016x, this server's %016x, from equal specs: worker "
+      "and server run different versions of Gradwire",
+      job.spec().name(), layout_digest, layout.digest()));
+}
+
 absl::StatusOr<std::unique_ptr<JobParts>> MakeJobParts(Job job, uint32_t shard_index, uint32_t shard_count,
-                                                       const JobEnvironment& environment) {
+                                                       const JobEnvironment& environment, uint64_t layout_digest) {
   if (shard_index >= shard_count) {
     return absl::InvalidArgumentError(absl::StrFormat("job '%s': shard index %d is not below the shard count %d",
                                                       job.spec().name(), shard_index, shard_count));
@@ -108,6 +116,7 @@ absl::StatusOr<std::unique_ptr<JobParts>> MakeJobParts(Job job, uint32_t shard_i
   MemoryAccount::Share share;
   GW_RETURN_IF_ERROR(Reserve(job, environment, LayoutBytes(job, shard_count), &share));
   GW_ASSIGN_OR_RETURN(Layout layout, Layout::Make(job, shard_count));
+  GW_RETURN_IF_ERROR(CheckLayoutDigest(job, layout, layout_digest));
   // Before anything large is allocated or any codec prepared.
   const MemoryBound least =
       BoundMemory(job, layout, shard_index, {}, environment.frame_limit_bytes, environment.device != nullptr);

@@ -2,6 +2,7 @@
 #include "server/job/parameter_digest.h"
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@ namespace gradwire {
 namespace {
 
 constexpr size_t kMaxWaiters = 16;
+constexpr int kMaxWaitersOfAll = 64;                 // for all jobs of a server: each keeps a thread of the transport
 constexpr size_t kElementsAtOnce = size_t{1} << 18;  // about a millisecond's worth
 constexpr int kPauses = 3;                           // for each unit of time at work: a share of 1/4
 
@@ -29,8 +31,17 @@ absl::StatusOr<std::string> ParameterDigest::Get() {
     return absl::ResourceExhaustedError(absl::StrFormat("job '%s': %d callers wait for its digest already: try again",
                                                         parts_.job.spec().name(), waiters_));
   }
+  std::atomic<int>& of_all = *parts_.environment.digest_waiters;
   ++waiters_;
-  const absl::Cleanup waited = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { --waiters_; };
+  const int others = of_all.fetch_add(1);
+  const absl::Cleanup waited = [this, &of_all]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    --waiters_;
+    of_all.fetch_sub(1);
+  };
+  if (others >= kMaxWaitersOfAll) {
+    return absl::ResourceExhaustedError(absl::StrFormat(
+        "job '%s': %d callers wait for digests of jobs already: try again", parts_.job.spec().name(), others));
+  }
   const uint64_t ticket = ++asked_;
   while (answered_ < ticket) {
     const auto over = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !computing_ || answered_ >= ticket; };

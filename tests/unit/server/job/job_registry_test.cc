@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
 #include <new>
 #include <optional>
@@ -11,6 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "tests/unit/server/registry_fixture.h"
 
 namespace gradwire {
@@ -54,6 +58,41 @@ TEST_F(JobRegistryTest, OneJobIsMadeOfManyCalls) {
   EXPECT_EQ(registry_->memory_bytes(), made[0]->memory().total());
   EXPECT_GT(made[0]->memory().layout, 0u);
   EXPECT_GT(made[0]->memory().histories, 0u);
+}
+
+TEST_F(JobRegistryTest, ABoundedNumberOfCallsWaitForAJobThatIsBeingMade) {
+  constexpr int kMayWait = 16;
+  const v1::JobSpec spec = Spec("job", /*durable=*/true);
+  absl::Notification begun, go_on;
+  on_journal_ = [&] {
+    begun.Notify();
+    go_on.WaitForNotification();
+  };
+  std::atomic<int> made = 0, refused = 0;
+  std::vector<std::thread> threads;
+  const auto ask = [&] {
+    const absl::Status asked = Create(spec).status();
+    EXPECT_TRUE(asked.ok() || absl::IsUnavailable(asked)) << asked;
+    ++(asked.ok() ? made : refused);
+  };
+  threads.emplace_back(ask);
+  begun.WaitForNotification();
+  for (int i = 0; i < kMayWait + 1; ++i) threads.emplace_back(ask);
+  const absl::Time bound = absl::Now() + absl::Seconds(30);
+  while (refused == 0 && absl::Now() < bound) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_EQ(refused, 1) << "one more than may wait: it is to try again";
+  go_on.Notify();
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(made, kMayWait + 1);
+}
+
+TEST_F(JobRegistryTest, TheDigestOfAShardMapIsComparedBeforeAnythingLargeIsMade) {
+  const uint64_t one = (*Create(Spec("job")))->memory().total();
+  Start({.memory_bytes = one - 1, .max_jobs = 16});
+  EXPECT_EQ(Create(Spec("job")).status().code(), absl::StatusCode::kResourceExhausted);
+  const absl::Status refused = registry_->GetOrCreate(Spec("job"), 0, 1, /*layout_digest=*/77).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("digest"));
 }
 
 TEST_F(JobRegistryTest, TheLimitOfMemoryIsToldWithTheNumbers) {

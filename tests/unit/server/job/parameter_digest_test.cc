@@ -115,6 +115,20 @@ TEST(ParameterDigest, IsComputedOnceForAllWhoWaitAndTheirNumberIsBounded) {
   }
 }
 
+TEST(ParameterDigest, ThoseWhoWaitForOtherJobsCountToo) {
+  TestJob job(SmallSpec("job", 1));
+  ParameterDigest digest(&job.parts());
+  const auto member = job.Join("a");
+  job.Initialize(*member, 1.0f);
+  std::atomic<int>& waiters = *job.parts().environment.digest_waiters;
+  waiters = 64;
+  EXPECT_EQ(digest.Get().status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(waiters, 64);
+  waiters = 63;
+  EXPECT_EQ(*digest.Get(), DigestOfAll(job, 1.0f));
+  EXPECT_EQ(waiters, 63);
+}
+
 TEST(ParameterDigest, SaysWhyTheJobWasShut) {
   TestJob job(SmallSpec("job", 1));
   ParameterDigest digest(&job.parts());
