@@ -170,7 +170,7 @@ void Connection::Pump() {
     if (n > 0) {
       sent_.store(true, std::memory_order_relaxed);
       Written(static_cast<size_t>(n), &done);
-      if (queued_bytes_ <= PauseReadsAbove()) ResumeIfPaused();
+      if (unsent_bytes() <= PauseReadsAbove()) ResumeIfPaused();
       room = room_wanted_ && HalfEmpty();
     } else if (why == EAGAIN || why == EWOULDBLOCK) {
       if (broken_) continue;
@@ -319,7 +319,7 @@ bool Connection::Process() {
         reader_.Discard();
         break;
       }
-      if (queued_bytes_ > PauseReadsAbove() && !broken_) {
+      if (unsent_bytes() > PauseReadsAbove() && !broken_) {
         paused_ = true;
         return false;
       }
@@ -484,8 +484,11 @@ void Connection::Tick() {
   {
     absl::MutexLock lock(&mu_);
     if (released_) return;
-    const int lost_ticks = lost_ticks_.load();
-    if (!waiting_.load() && established_.load()) {
+    const bool sent = sent_.exchange(false);
+    // It takes no reply: it has as long as a peer of a stream.
+    const bool stuck = paused_ && answers_calls() && !sent;
+    const int lost_ticks = stuck ? kLostTicks : lost_ticks_.load();
+    if (!waiting_.load() && established_.load() && !stuck) {
       silent_ticks_.store(0);
     } else if (silent_ticks_.fetch_add(1) + 1 >= lost_ticks && !over()) {
       lost_why_ = absl::StrCat("no sign of life for ", lost_ticks * endpoint_.limits.keepalive_ms / 2, " ms");
@@ -493,7 +496,7 @@ void Connection::Tick() {
     }
     // The peer has so much time to take our last words, and to go.
     if (over() || !abort_status_.ok()) kill = kill || ++ending_ticks_ > kLostTicks;
-    give = !sent_.exchange(false) && give_life_.load() && !writing_;
+    give = !sent && give_life_.load() && !writing_;
   }
   if (kill) {
     Kill();

@@ -51,6 +51,7 @@ void Prepare(asio::ip::tcp::socket& socket);
 
 // Thread-safe. Shared by its owner, until Ended, and the Stream handle.
 // Queue bound: window_bytes plus one message per blocked sender, plus what sinks send (a server reads no further then).
+// Of calls it is one reply.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   virtual ~Connection() = default;
@@ -84,6 +85,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     std::string head;
     Message message;
     size_t bytes() const { return head.size() + message.control.size() + TotalSize(message.frame); }
+    static constexpr size_t kOwnBytes = 256;  // memory that it takes beside those bytes, about
   };
 
   enum class Side { kClient, kServer };
@@ -141,11 +143,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Handles what was received. False: reading is paused.
   bool Process() ABSL_LOCKS_EXCLUDED(mu_);
   bool Sendable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return queued_bytes_ <= endpoint_.limits.send_window_bytes || broken_ || finish_requested_;
+    return unsent_bytes() <= endpoint_.limits.send_window_bytes || broken_ || finish_requested_;
   }
   // What a sender that found the window full waits for: it is woken once for half a window, not for each message.
   bool HalfEmpty() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return queued_bytes_ <= endpoint_.limits.send_window_bytes / 2 || broken_ || finish_requested_;
+    return unsent_bytes() <= endpoint_.limits.send_window_bytes / 2 || broken_ || finish_requested_;
   }
   // Fills `pieces` from the front of the queue; how many.
   size_t Gather(iovec* pieces) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -168,8 +170,17 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Outgoing LastWords() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // They were written.
   void AfterLastWords() ABSL_LOCKS_EXCLUDED(mu_);
-  // A server reads no further while more than this is queued to be sent.
-  size_t PauseReadsAbove() const { return side_ == Side::kClient ? SIZE_MAX : endpoint_.limits.send_window_bytes; }
+  // What is queued to be sent, in memory.
+  size_t unsent_bytes() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return queued_bytes_ + Outgoing::kOwnBytes * queue_.size();
+  }
+  // A server that is called: a stream has signs of life.
+  bool answers_calls() const { return side_ == Side::kServer && established_.load() && !give_life_.load(); }
+  // A server reads no further while more than this is queued to be sent; no further call while a reply is.
+  size_t PauseReadsAbove() const {
+    if (side_ == Side::kClient) return SIZE_MAX;
+    return answers_calls() ? 0 : endpoint_.limits.send_window_bytes;
+  }
   bool over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return final_.has_value(); }
 
   ConnectionOwner* const owner_;
@@ -189,7 +200,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   StreamSink* sink_ ABSL_GUARDED_BY(mu_) = nullptr;
   std::deque<Outgoing> queue_ ABSL_GUARDED_BY(mu_);
-  size_t queued_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t queued_bytes_ ABSL_GUARDED_BY(mu_) = 0;   // of the queue, not written yet
   size_t front_written_ ABSL_GUARDED_BY(mu_) = 0;  // bytes of the queue's front that were written
   size_t in_flight_ ABSL_GUARDED_BY(mu_) = 0;      // messages of the queue's front that are being written
   bool writing_ ABSL_GUARDED_BY(mu_);              // a thread writes, or will when the socket takes more

@@ -483,6 +483,46 @@ TEST_F(TcpAttackTest, HalfSentMessagesTakeNoMoreThanTheirShare) {
   ExpectServing();
 }
 
+TEST_F(TcpAttackTest, ACallerThatTakesNoReplyIsGivenNoFurtherOne) {
+  limits_.send_window_bytes = 256 * kMiB;
+  std::atomic<size_t> answered = 0;
+  service_.on_call = [&](Method, std::string_view request) -> absl::StatusOr<std::string> {
+    if (request != "much") return std::string(request);
+    ++answered;
+    return std::string(kMiB, 'r');
+  };
+  Start();
+  constexpr size_t kCalls = 128;
+  RawPeer peer(address_);
+  peer.Send(Preface());
+  for (size_t i = 0; i < kCalls; ++i) peer.Send(PacketBytes(PacketType::kCall, std::string(kUnary), "much"));
+  for (size_t seen = SIZE_MAX; seen != answered;) {
+    seen = answered;
+    absl::SleepFor(absl::Milliseconds(300));
+  }
+  EXPECT_LE(answered * kMiB, 49 * kMiB);  // one, and what the kernel holds
+  ExpectServing();
+  const size_t reply_bytes = tcp::kHeaderBytes + kMiB;
+  EXPECT_EQ(peer.Read(Preface().size() + kCalls * reply_bytes).size(), Preface().size() + kCalls * reply_bytes);
+  EXPECT_EQ(answered, kCalls) << "who takes them late gets them all";
+}
+
+TEST_F(TcpAttackTest, ACallerThatTakesNoReplyIsCutOff) {
+  limits_.keepalive_ms = 100;
+  service_.on_call = [](Method, std::string_view request) -> absl::StatusOr<std::string> {
+    return request == "much" ? std::string(kMiB, 'r') : std::string(request);
+  };
+  Start();
+  RawPeer peer(address_);
+  peer.Send(Preface());
+  const absl::Time bound = absl::Now() + absl::Milliseconds(kHangMs);
+  // Once nobody reads them any more, calls cannot be sent.
+  while (peer.Send(PacketBytes(PacketType::kCall, std::string(kUnary), "much")) && absl::Now() < bound)
+    absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_LT(absl::Now(), bound) << "hang: the connection stays";
+  ExpectServing();
+}
+
 TEST_F(TcpAttackTest, APeerThatDoesNotReadHoldsNothingUp) {
   limits_.send_window_bytes = kMiB;
   std::atomic<size_t> sent = 0;
