@@ -72,6 +72,7 @@ void Poller::Loop() {
     Leave(got);
     if (!got) return;
     waiting_.fetch_sub(1);
+    events_.fetch_add(1);  // before the look at resting_: the keeper looks at them the other way round
     if (resting_.load()) WakeKeeper();
     const TimeNs begin = spin_ns_ != 0 ? SteadyClock().Now() : 0;
     Run(event);
@@ -127,7 +128,6 @@ bool Poller::Next(SpinBudget* spin, CompletionQueue::Event* event) {
 }
 
 void Poller::Run(const CompletionQueue::Event& event) {
-  events_.fetch_add(1);
   // Operations catch what they can undo. What is left here costs the call or stream that it happened to, which ends by
   // its signs of life, not the process.
   CatchExhausted("a completion", [&] {
@@ -140,7 +140,9 @@ void Poller::RunReady() {
   polls_.fetch_add(1);
   if (!callers_.load()) callers_.store(true);
   CompletionQueue::Event event;
-  if (queue_->TryNext(&event) == CompletionQueue::Got::kCompletion) Run(event);
+  if (queue_->TryNext(&event) != CompletionQueue::Got::kCompletion) return;
+  events_.fetch_add(1);
+  Run(event);
 }
 
 void Poller::HandBack() {
