@@ -54,6 +54,7 @@ void Poller::Spawn() {
   ended_.clear();
   if (running_ == kMaxThreads) return;
   try {
+    ended_.reserve(threads_.size() + 1);  // whoever ends says so without memory
     threads_.emplace_back([this] { Loop(); });
     ++running_;
     waiting_.fetch_add(1);  // on behalf of the new thread

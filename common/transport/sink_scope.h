@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <new>
+#include <unordered_map>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "common/base/clock.h"
 
@@ -22,13 +23,17 @@ class SinkLoad {
     int64_t all_ns = 0;
     int64_t busiest_ns = 0;  // of the stream whose sink took most
   };
-  void Add(const void* stream, int64_t ns) {
+  // Without memory it is lost: that costs a measurement.
+  void Add(const void* stream, int64_t ns) noexcept {
     absl::MutexLock lock(&mu_);
-    spent_ns_[stream] += ns;
+    try {
+      spent_ns_[stream] += ns;
+    } catch (const std::bad_alloc&) {
+    }
   }
   // Since the last call.
   Spent Take() {
-    absl::flat_hash_map<const void*, int64_t> spent_ns;
+    std::unordered_map<const void*, int64_t> spent_ns;
     {
       absl::MutexLock lock(&mu_);
       spent_ns.swap(spent_ns_);
@@ -43,7 +48,8 @@ class SinkLoad {
 
  private:
   absl::Mutex mu_;
-  absl::flat_hash_map<const void*, int64_t> spent_ns_ ABSL_GUARDED_BY(mu_);
+  // Not one of Abseil's: where there is no memory it stays as it was.
+  std::unordered_map<const void*, int64_t> spent_ns_ ABSL_GUARDED_BY(mu_);
 };
 
 class SinkScope {

@@ -5,7 +5,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -158,7 +157,9 @@ absl::Status Acceptor::BindPath() {
 absl::Status Acceptor::Start(Take take) {
   take_ = std::move(take);
   return CatchExhausted("the thread of a listener", [&] {
-    thread_ = std::thread([this] { Run(); });
+    std::vector<pollfd> polled = {{wake_, POLLIN, 0}};
+    for (int listener : listeners_) polled.push_back({listener, POLLIN, 0});
+    thread_ = std::thread([this, polled = std::move(polled)]() mutable { Run(std::move(polled)); });
     return absl::OkStatus();
   });
 }
@@ -169,16 +170,22 @@ void Acceptor::Stop() {
   thread_.join();
 }
 
-void Acceptor::Run() {
+void Acceptor::Run(std::vector<pollfd> polled) {
   bool well = true;
   for (;;) {
-    std::vector<pollfd> polled = {{wake_, POLLIN, 0}};
-    for (int listener : listeners_) polled.push_back({well ? listener : -1, POLLIN, 0});
-    poll(polled.data(), polled.size(), well ? kSweepMs : kRetryMs);
+    for (size_t i = 1; i < polled.size(); ++i) polled[i].fd = well ? listeners_[i - 1] : -1;
+    if (poll(polled.data(), polled.size(), well ? kSweepMs : kRetryMs) < 0) continue;
     if (polled[0].revents != 0) return;
     well = true;
-    for (size_t i = 1; i < polled.size(); ++i)
-      if (polled[i].revents != 0) well = AcceptAll(polled[i].fd) && well;
+    for (size_t i = 1; i < polled.size(); ++i) {
+      if (polled[i].revents == 0) continue;
+      // What there is no memory for now is tried again, as what there are no descriptors for.
+      const absl::Status accepted = CatchExhausted("connections", [&] {
+        well = AcceptAll(polled[i].fd) && well;
+        return absl::OkStatus();
+      });
+      well = accepted.ok() && well;
+    }
     const TimeNs now = SteadyClock().Now();
     if (now - swept_ < TimeNs{kSweepMs} * 1'000'000) continue;
     swept_ = now;

@@ -5,6 +5,7 @@
 // socket (by its inode) stands; which connection a call came on is told by the peer's address.
 #pragma once
 
+#include <poll.h>
 #include <sys/stat.h>
 
 #include <functional>
@@ -60,7 +61,7 @@ class Acceptor {
   absl::Status Bind(int family, const void* name, size_t bytes);
   absl::Status BindHost();
   absl::Status BindPath();
-  void Run();
+  void Run(std::vector<pollfd> polled);
   // Accepts what waits at `listener`. False: nothing can be accepted now.
   bool AcceptAll(int listener);
   void Admit(int listener, int socket);
