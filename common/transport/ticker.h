@@ -8,6 +8,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/transport/catch_exhausted.h"
 
 namespace gradwire::transport {
@@ -45,13 +47,24 @@ class Ticker {
         return absl::OkStatus();
       }).IgnoreError();  // the next one is as good
     }
+    while (!StartOrStop()) absl::SleepFor(kRetry);
+  }
+  // False: there is no memory for the timer, without which nothing would tick again, or stop.
+  bool StartOrStop() ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     if (stopping_) {
       stopped_ = true;
-    } else {
-      timer_.Start(period_);
+      return true;
     }
+    return CatchExhausted("a timer",
+                          [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+                            timer_.Start(period_);
+                            return absl::OkStatus();
+                          })
+        .ok();
   }
+
+  static constexpr absl::Duration kRetry = absl::Milliseconds(10);
 
   const std::chrono::milliseconds period_;
   const std::function<void()> tick_;

@@ -13,6 +13,7 @@
 #include "common/transport/asio/resolve.h"
 #include "common/transport/asio/tcp_transport.h"
 #include "common/transport/asio/timer.h"
+#include "common/transport/catch_exhausted.h"
 #include "common/transport/poller.h"
 #include "common/transport/stream_handle.h"
 #include "common/transport/ticker.h"
@@ -56,9 +57,17 @@ class ClientStream final : public Connection {
       absl::MutexLock lock(&mu_);
       is_cut = cut();
     }
-    if (error && !is_cut && next_ < endpoints_.size()) return ConnectNext();
+    std::string why = error.message();
+    if (error && !is_cut && next_ < endpoints_.size()) {
+      const absl::Status connects = CatchExhausted("connecting", [this] {
+        ConnectNext();
+        return absl::OkStatus();
+      });
+      if (connects.ok()) return;
+      why = std::string(connects.message());
+    }
     if (error || is_cut) {
-      ReadEnded(error.message());
+      ReadEnded(why);
     } else {
       Established(kLostTicks, /*give=*/true);
       ReadMore();
@@ -117,7 +126,14 @@ class TcpChannel final : public Channel, public ConnectionOwner {
       absl::MutexLock lock(&mu_);
       streams_.emplace(stream.get(), stream);
     }
-    stream->Start(std::move(endpoints), std::string(method));
+    const absl::Status started = CatchExhausted("a stream", [&] {
+      stream->Start(std::move(endpoints), std::string(method));
+      return absl::OkStatus();
+    });
+    if (!started.ok()) {  // nothing of it is under way
+      Ended(stream.get());
+      return started;
+    }
     return std::make_unique<StreamHandle<Connection>>(std::move(stream), /*abandon=*/true);
   }
 

@@ -174,8 +174,14 @@ void Connection::Pump() {
       room = room_wanted_ && HalfEmpty();
     } else if (why == EAGAIN || why == EWOULDBLOCK) {
       if (broken_) continue;
-      socket_.async_wait(asio::ip::tcp::socket::wait_write, IoQueue::Handler(&writable_));
-      return;
+      const absl::Status waits = CatchExhausted("waiting for the peer", [this] {
+        socket_.async_wait(asio::ip::tcp::socket::wait_write, IoQueue::Handler(&writable_));
+        return absl::OkStatus();
+      });
+      if (waits.ok()) return;
+      broken_ = true;
+      Shut();
+      ResumeIfPaused();
     } else if (why != EINTR) {
       broken_ = true;
       ResumeIfPaused();
@@ -267,7 +273,11 @@ void Connection::DropQueue() {
 
 void Connection::ReadMore() {
   waiting_.store(true);
-  socket_.async_wait(asio::ip::tcp::socket::wait_read, IoQueue::Handler(&readable_));
+  const absl::Status waits = CatchExhausted("waiting for the peer", [this] {
+    socket_.async_wait(asio::ip::tcp::socket::wait_read, IoQueue::Handler(&readable_));
+    return absl::OkStatus();
+  });
+  if (!waits.ok()) ReadEnded(std::string(waits.message()));
 }
 
 void Connection::OnReadable(error_code error, size_t) {

@@ -140,8 +140,11 @@ TcpListener::~TcpListener() {
 
 void TcpListener::AcceptNext() {
   if (stopping_ || accepting_ || unopened_ >= endpoint_.caps.max_handshakes) return;
-  accepting_ = true;
-  acceptor_.async_accept(accepted_, IoQueue::Handler(&accept_));
+  // Where there is no memory for it, the next tick tries again.
+  accepting_ = CatchExhausted("a connection", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+                 acceptor_.async_accept(accepted_, IoQueue::Handler(&accept_));
+                 return absl::OkStatus();
+               }).ok();
 }
 
 void TcpListener::OnAccept(error_code error, size_t) {

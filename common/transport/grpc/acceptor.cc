@@ -272,17 +272,19 @@ bool Acceptor::MakeRoom(bool unopened) {
   return true;
 }
 
-void Acceptor::CallBegan(const std::string& peer) {
+std::string Acceptor::CallBegan(const std::string& peer) {
+  std::string name = Decoded(peer);
   absl::MutexLock lock(&mu_);
-  const auto it = connections_.find(Decoded(peer));
-  if (it == connections_.end()) return;
+  const auto it = connections_.find(name);
+  if (it == connections_.end()) return name;
   ++it->second.calls;
   it->second.opened = true;
+  return name;
 }
 
-void Acceptor::CallEnded(const std::string& peer) {
+void Acceptor::CallEnded(const std::string& name) {
   absl::MutexLock lock(&mu_);
-  const auto it = connections_.find(Decoded(peer));
+  const auto it = connections_.find(name);
   if (it == connections_.end()) return;
   it->second.calls = std::max(it->second.calls - 1, 0);
   it->second.used = SteadyClock().Now();

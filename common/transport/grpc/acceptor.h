@@ -42,9 +42,9 @@ class Acceptor {
   // Nothing is accepted any more when it returns.
   void Stop();
 
-  // A call came in from this peer, as gRPC names it, and has ended.
-  void CallBegan(const std::string& peer) ABSL_LOCKS_EXCLUDED(mu_);
-  void CallEnded(const std::string& peer) ABSL_LOCKS_EXCLUDED(mu_);
+  // A call came in from this peer, as gRPC names it; what it is called here. It has ended: of the peer called so here.
+  std::string CallBegan(const std::string& peer) ABSL_LOCKS_EXCLUDED(mu_);
+  void CallEnded(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
   void Warn(const std::string& what);
 
  private:

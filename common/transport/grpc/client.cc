@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status_macros.h"
+#include "common/transport/catch_exhausted.h"
 #include "common/transport/grpc/grpc_options.h"
 #include "common/transport/grpc/grpc_queue.h"
 #include "common/transport/grpc/grpc_transport.h"
@@ -213,7 +214,14 @@ class GrpcChannel final : public Channel, public StreamOwner {
       absl::MutexLock lock(&mu_);
       streams_.emplace(stream.get(), stream);
     }
-    stream->Start(Stub(), Path(method), queue_->queue());
+    const absl::Status started = CatchExhausted("a stream", [&] {
+      stream->Start(Stub(), Path(method), queue_->queue());
+      return absl::OkStatus();
+    });
+    if (!started.ok()) {  // nothing of it is under way
+      Release(stream.get());
+      return started;
+    }
     return std::make_unique<StreamHandle<StreamCore>>(std::move(stream), /*abandon=*/true);
   }
 

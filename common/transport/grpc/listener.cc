@@ -62,8 +62,8 @@ class GrpcListener final : public Listener, public CallOwner {
   bool Arrived(RawService* service, int index) override;
   absl::Status Started(std::shared_ptr<StreamCore> stream) override;
   void Ended(StreamCore* stream) override;
-  void CallBegan(const std::string& peer) override { acceptor_->CallBegan(peer); }
-  void CallEnded(const std::string& peer) override { acceptor_->CallEnded(peer); }
+  std::string CallBegan(const std::string& peer) override { return acceptor_->CallBegan(peer); }
+  void CallEnded(const std::string& name) override { acceptor_->CallEnded(name); }
   void Request(RawService* service, int index);
   // Where there is no memory for it now, the next tick asks for the call.
   void RequestOrRemember(RawService* service, int index) ABSL_LOCKS_EXCLUDED(mu_);

@@ -48,11 +48,13 @@ void UnaryCall::OnArrived(bool ok) {
     delete this;
     return;
   }
-  checks_ = HasChecks(context_);
-  peer_ = context_.peer();
-  owner_->CallBegan(peer_);
-  absl::StatusOr<std::string> reply = ShuttingDown();
-  if (owner_->Arrived(service_, index_)) reply = CatchExhausted("a call", [this] { return Answer(); });
+  const bool serving = owner_->Arrived(service_, index_);  // first: whatever becomes of this call, there is a next one
+  const absl::StatusOr<std::string> reply = CatchExhausted("a call", [&]() -> absl::StatusOr<std::string> {
+    checks_ = HasChecks(context_);
+    peer_ = owner_->CallBegan(context_.peer());
+    if (!serving) return ShuttingDown();
+    return Answer();
+  });
   if (reply.ok()) {
     responder_.Finish(FromString(*reply), Said(absl::OkStatus()), Tag(&finished_));
   } else {
@@ -94,20 +96,25 @@ ServerStream::ServerStream(CallOwner* owner, RawService* service, int index, con
       finished_(this, &ServerStream::OnFinished) {}
 
 void ServerStream::Request(::grpc::ServerCompletionQueue* queue) {
-  pending_ = shared_from_this();
+  alive_ = shared_from_this();
   context_.AsyncNotifyWhenDone(Tag(&done_));
   service_->RequestStream(index_, &context_, &call_, queue, Tag(&arrived_));
 }
 
 void ServerStream::OnArrived(bool ok) {
-  std::shared_ptr<StreamCore> self = std::move(pending_);
-  if (!ok) return;  // the server shuts down; `done_` is not delivered for a call that never was
-  checks_ = HasChecks(context_);
-  set_checks(checks_);
-  peer_ = context_.peer();
-  owner_->CallBegan(peer_);
-  const bool serving = owner_->Arrived(service_, index_);
-  const absl::Status started = owner_->Started(self);
+  std::shared_ptr<StreamCore> self = alive_;
+  if (!ok) {  // the server shuts down; `done_` is not delivered for a call that never was
+    alive_.reset();
+    return;
+  }
+  const bool serving =
+      owner_->Arrived(service_, index_);  // first: whatever becomes of this stream, there is a next one
+  const absl::Status started = CatchExhausted("a stream", [&] {
+    checks_ = HasChecks(context_);
+    set_checks(checks_);
+    peer_ = owner_->CallBegan(context_.peer());
+    return owner_->Started(self);
+  });
   if (!serving) {
     Abort(ShuttingDown());
   } else if (!started.ok()) {
@@ -162,6 +169,7 @@ void ServerStream::StartAbort(const absl::Status& status) {
 }
 
 void ServerStream::OnCoreClosed() {
+  const std::shared_ptr<StreamCore> last = std::move(alive_);
   sink_storage_.reset();
   handle_.reset();
   owner_->CallEnded(peer_);

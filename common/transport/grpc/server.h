@@ -25,12 +25,13 @@ class CallOwner {
   virtual Service* ServiceOf(RawService* raw) = 0;
   // A call of this method came in: asks for the next one. Counted until Ended. False when the listener shuts down.
   virtual bool Arrived(RawService* service, int index) = 0;
-  // Keeps the stream alive until Ended. ResourceExhausted: there are more than there may be, it is to end.
+  // Knows of the stream until Ended. ResourceExhausted: there are more than there may be, it is to end.
   virtual absl::Status Started(std::shared_ptr<StreamCore> stream) = 0;
   virtual void Ended(StreamCore* stream_or_null) = 0;
-  // Around a call, what gRPC calls its peer.
-  virtual void CallBegan(const std::string& peer) = 0;
-  virtual void CallEnded(const std::string& peer) = 0;
+  // Around a call: of what gRPC calls its peer; then of what CallBegan has returned, or "" where it was not called. Its
+  // end needs no memory.
+  virtual std::string CallBegan(const std::string& peer) = 0;
+  virtual void CallEnded(const std::string& name) = 0;
 };
 
 // Owns itself from Request to its last completion.
@@ -100,7 +101,7 @@ class ServerStream final : public StreamCore {
   MemberCompletion<ServerStream> finished_;
   bool checks_ = false;
   std::string peer_;
-  std::shared_ptr<StreamCore> pending_;  // until the call arrives
+  std::shared_ptr<StreamCore> alive_;  // this one, from Request until it was closed
   std::shared_ptr<Stream> handle_;
   std::unique_ptr<StreamSink> sink_storage_;
   std::atomic<bool> cancelled_ = false;
