@@ -82,8 +82,9 @@ void StreamCore::Cancel() {
 void StreamCore::Abort(absl::Status status) {
   {
     absl::MutexLock lock(&mu_);
-    if (closing_ || !abort_status_.ok()) return;
-    abort_status_ = status;
+    // Who cancels a stream that ends already does not wait for a peer that takes nothing; it keeps its reason.
+    if (closing_ || (!abort_status_.ok() && !absl::IsCancelled(status))) return;
+    if (abort_status_.ok()) abort_status_ = status;
     finish_requested_ = true;
     DropQueue();
     broken_ = true;

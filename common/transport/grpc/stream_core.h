@@ -29,7 +29,8 @@ class StreamCore : public std::enable_shared_from_this<StreamCore> {
   absl::StatusOr<bool> TrySend(Message& message) ABSL_LOCKS_EXCLUDED(mu_);
   void Finish(absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
   void Cancel() ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends the stream with `status` in place of what the peer or gRPC says; unsent messages are dropped.
+  // Ends the stream with `status` in place of what the peer or gRPC says; unsent messages are dropped. The first one
+  // counts; Cancelled hurries the end that another one began.
   void Abort(absl::Status status) ABSL_LOCKS_EXCLUDED(mu_);
   // To be called every half of the keepalive time. With checks, gives and expects signs of life: gRPC's keepalive is
   // that of the connection, and a stream whose bytes went astray would wait for ever.

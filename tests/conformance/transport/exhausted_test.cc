@@ -12,6 +12,9 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "tests/conformance/transport/testing.h"
 
 namespace gradwire::transport {
@@ -27,12 +30,12 @@ class ExhaustedTest : public ::testing::TestWithParam<std::tuple<std::string, st
  protected:
   // Once the service has its functions, which connections read.
   void Start() {
-    auto listener = Listen(absl::StrCat(std::get<0>(GetParam()), "://127.0.0.1:0"), &service_);
+    auto listener = Listen(absl::StrCat(std::get<0>(GetParam()), "://127.0.0.1:0"), &service_, limits_);
     ASSERT_TRUE(listener.ok()) << listener.status();
     listener_ = *std::move(listener);
-    bystander_ = *Dial(listener_->address());
+    bystander_ = *Dial(listener_->address(), limits_);
     stream_ = *bystander_->Open(kStream, &echoes_);
-    channel_ = *Dial(listener_->address());
+    channel_ = *Dial(listener_->address(), limits_);
   }
   void TearDown() override { stream_.reset(); }
 
@@ -57,6 +60,7 @@ class ExhaustedTest : public ::testing::TestWithParam<std::tuple<std::string, st
     stream.reset();
   }
 
+  Limits limits_;
   TestService service_;
   std::unique_ptr<Listener> listener_;
   RecordingSink echoes_;
@@ -117,6 +121,42 @@ TEST_P(ExhaustedTest, AMessageEndsItsStream) {
   stream_.reset();
   listener_.reset();
   EXPECT_EQ(ends, kTimes) << "each sink hears of its end, once";
+}
+
+TEST_P(ExhaustedTest, AStreamThatIsNotReadCanBeCancelledAfterItsEnd) {
+  constexpr int kMessages = 64;
+  constexpr size_t kBytes = 1 << 20;
+  limits_.send_window_bytes = 2 * kMessages * kBytes;  // what is unsent keeps no read back
+  // Over tcp:// it ends within twice that time; over gRPC at once, or with the connection.
+  limits_.keepalive_ms = std::get<0>(GetParam()) == "tcp" ? 1000 : 2 * absl::ToInt64Milliseconds(HangBound());
+  std::shared_ptr<Stream> ending;
+  absl::Notification accepted, closed;
+  service_.on_accept = [&](Method method,
+                           std::shared_ptr<Stream> stream) -> absl::StatusOr<std::unique_ptr<StreamSink>> {
+    if (method != kOtherStream)
+      return std::make_unique<RecordingSink>([stream](Message message) { (void)stream->Send(std::move(message)); });
+    ending = stream;
+    for (int i = 0; i < kMessages; ++i) (void)stream->Send(TextMessage("x", std::string(kBytes, 'f')));
+    accepted.Notify();
+    return std::make_unique<RecordingSink>([](const Message&) { Throw(); },
+                                           [&closed](const absl::Status&) { closed.Notify(); });
+  };
+  Start();
+  Gate gate;
+  RecordingSink deaf([&](const Message&) { gate.Pass(); });
+  auto stream = *channel_->Open(kOtherStream, &deaf);
+  accepted.WaitForNotification();
+  absl::SleepFor(absl::Milliseconds(500));  // until nothing more goes through
+  ASSERT_TRUE(stream->Send(TextMessage("x")).ok());
+  absl::Status sent;
+  while ((sent = ending->Send(TextMessage("y"))).ok()) absl::SleepFor(absl::Milliseconds(1));
+  ExpectRefused(sent);
+  ending->Cancel();
+  EXPECT_TRUE(closed.WaitForNotificationWithTimeout(HangBound() / 2)) << "it waits for who does not read";
+  gate.Open();
+  stream.reset();
+  ending.reset();
+  ExpectServing();
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ExhaustedTest,
