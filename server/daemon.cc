@@ -55,7 +55,7 @@ transport::Caps CapsOf(const ServerConfig& config) {
   if (config.max_connections != 0) caps.max_connections = static_cast<int>(config.max_connections);
   caps.max_handshakes = static_cast<int>(config.max_handshakes);
   caps.max_streams = static_cast<int>(config.max_streams);
-  caps.receive_bytes = config.receive_limit_bytes;
+  if (config.receive_limit_bytes != 0) caps.receive_bytes = config.receive_limit_bytes;
   caps.warn = [](const std::string& what) { spdlog::warn("{}", what); };
   return caps;
 }

@@ -11,6 +11,7 @@
 #include "common/base/names.h"
 #include "common/base/status_macros.h"
 #include "common/config/message_file.h"
+#include "common/wire/frame.h"
 #include "gradwire/v1/server_config.pb.h"
 #include "server/lease/lease.h"
 #include "server/metrics/exporter.h"
@@ -33,6 +34,8 @@ constexpr uint64_t kDefaultMaxConnections = 16384;
 constexpr uint32_t kMaxHandshakes = 65536;
 constexpr uint32_t kMaxStreams = 1u << 20;
 constexpr uint64_t kMinReceiveBytes = 16u << 20;
+constexpr uint64_t kDefaultReceiveBytes = 512u << 20;                               // at least
+constexpr uint64_t kMessageBytes = wire::kDefaultChunkBytes + (uint64_t{1} << 10);  // of a worker, about
 constexpr uint32_t kMinFollowerTimeoutMs = 100;
 constexpr uint32_t kMaxFollowerTimeoutMs = 600'000;
 constexpr uint32_t kMinLeaseTtlMs = 1000;
@@ -99,6 +102,8 @@ absl::Status ServerConfig::Validate() {
   GW_RETURN_IF_ERROR(CheckRange("unused_job_ms", unused_job_ms, 0, kMaxUnusedJobMs));
   GW_RETURN_IF_ERROR(CheckRange("max_handshakes", max_handshakes, 1, kMaxHandshakes));
   GW_RETURN_IF_ERROR(CheckRange("max_streams", max_streams, 1, kMaxStreams));
+  if (receive_limit_bytes == 0)
+    receive_limit_bytes = std::min(std::max(kDefaultReceiveBytes, max_streams * kMessageBytes), machine / 4);
   GW_RETURN_IF_ERROR(CheckRange("receive_limit_bytes", receive_limit_bytes, kMinReceiveBytes, machine));
   GW_RETURN_IF_ERROR(FitConnections(*this, &max_connections));
   GW_RETURN_IF_ERROR(

@@ -34,9 +34,11 @@ struct ServerConfig {
   uint32_t max_connections = 0;                  // per address; 0: as many as descriptors allow, at most 16384
   uint32_t max_handshakes = 1024;                // 1 to 65536; per address
   uint32_t max_streams = 8192;                   // 1 to 1048576; per address
-  uint64_t receive_limit_bytes = 512ull << 20;   // 16 MiB and more; messages that have come in part, per address
-  std::string metrics_listen;                    // HOST:PORT of the page for Prometheus; empty: there is none
-  std::string port_file;                         // where to write the bound addresses, one per line; empty: nowhere
+  // 16 MiB and more; messages that have come in part, per address; 0: one of a worker's for each of max_streams, 512
+  // MiB at least, a quarter of memory at most.
+  uint64_t receive_limit_bytes = 0;
+  std::string metrics_listen;  // HOST:PORT of the page for Prometheus; empty: there is none
+  std::string port_file;       // where to write the bound addresses, one per line; empty: nowhere
 
   // Fills in what depends on the machine and checks every range. InvalidArgument names the knob, the value found and
   // the values allowed.

@@ -86,7 +86,9 @@ void Define(CLI::App& app, Given& g) {
   app.add_option(
       "--receive-limit-bytes", g.receive_limit_bytes,
       "Bytes that messages which have come in part may take, of each tcp:// address, 16777216 and more. Beyond\n"
-      "it the connection whose message began first is closed. Default 536870912");
+      "it the connection whose message began first is closed: of workers that push at once as many as it has\n"
+      "261 KiB are served. Default: that for each of --max-streams, 536870912 at least, a quarter of memory at\n"
+      "most");
   app.add_option(
       "--data-dir", g.data_dir,
       "Directory for the journals of durable jobs, of this server alone; made if it is missing. A restarted\n"

@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 
 namespace gradwire {
@@ -15,6 +17,19 @@ TEST(ServerConfig, DefaultsAreValidAndTakeMostOfTheMemory) {
   ASSERT_TRUE(config.Validate().ok());
   EXPECT_GT(config.memory_limit_bytes, 0u);
   EXPECT_EQ(config.job_memory_limit_bytes, config.memory_limit_bytes);
+}
+
+TEST(ServerConfig, EveryStreamMayHaveAMessageThatHasComeInPart) {
+  const uint64_t most = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE) / 4;
+  ServerConfig usual, few, given;
+  few.max_streams = 1;
+  given.receive_limit_bytes = 64u << 20;
+  ASSERT_TRUE(usual.Validate().ok());
+  ASSERT_TRUE(few.Validate().ok());
+  ASSERT_TRUE(given.Validate().ok());
+  EXPECT_EQ(usual.receive_limit_bytes, std::min<uint64_t>(8192 * (261u << 10), most));
+  EXPECT_EQ(few.receive_limit_bytes, std::min<uint64_t>(512u << 20, most));
+  EXPECT_EQ(given.receive_limit_bytes, 64u << 20);
 }
 
 TEST(ServerConfig, NamesTheKnobTheValueAndTheRange) {
