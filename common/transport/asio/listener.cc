@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <boost/asio/ip/v6_only.hpp>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -149,13 +150,16 @@ void TcpListener::AcceptNext() {
 
 void TcpListener::OnAccept(error_code error, size_t) {
   std::shared_ptr<ServerConnection> connection;
-  bool refused = false;
+  std::optional<asio::ip::tcp::socket> refused;  // closed once it was told
   {
     absl::MutexLock lock(&mu_);
     if (!error && !stopping_) {
       const auto most = static_cast<size_t>(endpoint_.caps.max_connections);
-      refused = Standing() >= most && !MakeRoom();
-      if (!refused) connection = Take();
+      if (Standing() >= most && !MakeRoom()) {
+        refused.emplace(std::move(accepted_));
+      } else {
+        connection = Take();
+      }
     }
     error_code ignored;
     if (connection == nullptr && !error) accepted_.close(ignored);
