@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <memory>
+#include <utility>
 
 #include "common/transport/grpc/grpc_queue.h"
 #include "common/transport/grpc/raw_service.h"
@@ -70,7 +71,9 @@ class ServerStream final : public StreamCore {
  private:
   void StartRead(::grpc::ByteBuffer* buffer, Completion* done) override { call_.Read(buffer, Tag(done)); }
   void StartWrite(const ::grpc::ByteBuffer& buffer, bool more, Completion* done) override {
-    call_.Write(buffer, OptionsFor(more), Tag(done));
+    // The first one takes gRPC's headers along: with the hint they would wait until something else is written.
+    const bool begun = std::exchange(begun_, true);
+    call_.Write(buffer, OptionsFor(more && begun), Tag(done));
   }
   void StartEnd(const absl::Status& status) override;
   void StartAbort(const absl::Status& status) override;
@@ -100,6 +103,7 @@ class ServerStream final : public StreamCore {
   MemberCompletion<ServerStream> done_;
   MemberCompletion<ServerStream> finished_;
   bool checks_ = false;
+  bool begun_ = false;  // to write; of the thread that does
   std::string peer_;
   std::shared_ptr<StreamCore> alive_;  // this one, from Request until it was closed
   std::shared_ptr<Stream> handle_;

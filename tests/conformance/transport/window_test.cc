@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/transport/transport.h"
 #include "tests/conformance/transport/testing.h"
 #include "tests/conformance/transport/transport_fixture.h"
@@ -20,6 +21,19 @@ namespace {
 using namespace testing;  // NOLINT: tests/conformance/transport/testing.h
 
 class WindowTest : public TransportTest {};
+
+TEST_P(WindowTest, WhatIsSentAtOnceArrivesAtOnce) {
+  limits_.keepalive_ms = 2 * absl::ToInt64Milliseconds(HangBound());  // no sign of life moves it on
+  service_.on_accept = [](Method, std::shared_ptr<Stream> stream) -> absl::StatusOr<std::unique_ptr<StreamSink>> {
+    for (int i = 0; i < 3; ++i) (void)stream->Send(TextMessage("x"));
+    return std::make_unique<RecordingSink>();
+  };
+  const Running running = Start();
+  RecordingSink sink;
+  auto stream = OpenStream(&sink);
+  EXPECT_TRUE(sink.WaitForCount(3));
+  stream.reset();
+}
 
 TEST_P(WindowTest, BlockedSinkStopsTheSender) {
   limits_.send_window_bytes = kMiB;
