@@ -337,8 +337,7 @@ absl::Status CheckExponents(const Job& job) {
     if (!HasExponents(job.codecs()[c]) || runs <= kMaxExponents) continue;
     return absl::InvalidArgumentError(absl::StrFormat(
         "job '%s': a bucket of bucket_bytes = %d may have %d runs of run_elements = %d; codec '%s' sends an exponent "
-        "for "
-        "each, and frames take %d of them: set smaller bucket_bytes or larger run_elements",
+        "for each, and frames take %d of them: set smaller bucket_bytes or larger run_elements",
         job.spec().name(), job.spec().bucket_bytes(), runs, run_elements, ToString(job.codecs()[c]), kMaxExponents));
   }
   return absl::OkStatus();

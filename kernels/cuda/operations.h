@@ -234,17 +234,18 @@ class Operations {
   void TakeSelected(float* x, size_t n, const SelectArgs& args, const DeviceSelection* selection,
                     uint32_t first_position, uint32_t* positions, int32_t* integers, uint64_t* taken, Stream* stream) {
     if (n == 0) return device_.Fill(taken, 0, sizeof(*taken), stream);
-    const OneArray source = {x,
-                             n,
-                             IsAligned<float, 4>(x),
-                             args.key,
-                             args.keep_below,
-                             args.phase,
-                             args.first_element,
-                             PowerOfTwo(-args.exponent),
-                             PowerOfTwo(args.exponent),
-                             selection,
-                             first_position};
+    const TakeTile first = {x,
+                            n,
+                            0,
+                            IsAligned<float, 4>(x),
+                            args.key,
+                            args.keep_below,
+                            args.phase,
+                            args.first_element,
+                            PowerOfTwo(-args.exponent),
+                            PowerOfTwo(args.exponent),
+                            first_position};
+    const OneArray source = {first, selection};
     TakeFrom(source, Blocks(n, kTakeTile), args.limit, positions, integers, taken, stream);
   }
   void TakeSelectedOfRuns(const RunPlaces& runs, int32_t limit, uint32_t* positions, int32_t* integers, uint64_t* taken,

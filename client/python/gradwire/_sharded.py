@@ -74,8 +74,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     tagc or dense, gradients are encoded where they are and updates applied where the parameters are. For the rest (other codecs,
     clip_norm, LAMB, LANS, LION with pull="update"; several devices), and with place="host", gradients come to host memory, and
     float32 masters of the parameters lie there; encode_threads is then by default half of the process's cores, up to 8. The logger
-    `gradwire` says so. reset_parameters() of a model on a device needs
-    place="host".
+    `gradwire` says so. reset_parameters() of a model on a device needs place="host".
 
     Gradients are sent by step(), as they are then: accumulation, clipping, unscaling and several losses work as with
     any optimizer. overlap=True sends each during backward, as soon as it is there, for loops with one backward pass per

@@ -210,36 +210,27 @@ struct TakeTile {
   float inverse;
   float unit;
   uint32_t first_position;
+
+  // Takes key and keep_below from there, if it is not null.
+  GW_DEVICE void SelectBy(const DeviceSelection* selection) {
+    if (selection == nullptr) return;
+    key = selection->key;
+    keep_below = selection->keep_below;
+  }
 };
 
 inline constexpr uint64_t kTakeTile = uint64_t{tuning::kTake.threads} * tuning::kTakeWords * 32;
 
 // Tiles of one array.
 struct OneArray {
-  float* x;
-  uint64_t n;
-  bool vectors;
-  uint32_t key;
-  uint64_t keep_below;
-  uint32_t phase;
-  uint64_t first_element;
-  float inverse;
-  float unit;
-  const DeviceSelection* selection;  // if not null: key and keep_below are taken from it
-  uint32_t first_position;
+  TakeTile first;
+  const DeviceSelection* selection;
 
   GW_DEVICE TakeTile TileOf(uint64_t index) const {
-    return {x,
-            n,
-            index * kTakeTile,
-            vectors,
-            selection != nullptr ? selection->key : key,
-            selection != nullptr ? selection->keep_below : keep_below,
-            phase,
-            first_element,
-            inverse,
-            unit,
-            first_position};
+    TakeTile tile = first;
+    tile.begin = index * kTakeTile;
+    tile.SelectBy(selection);
+    return tile;
   }
 };
 
@@ -250,17 +241,19 @@ struct ManyRuns {
 
   GW_DEVICE TakeTile TileOf(uint64_t index) const {
     const RunPlace& run = runs[index / tiles];
-    return {run.x,
-            run.length,
-            index % tiles * kTakeTile,
-            IsAligned<float, 4>(run.x),
-            run.selection != nullptr ? run.selection->key : run.key,
-            run.selection != nullptr ? run.selection->keep_below : run.keep_below,
-            run.phase,
-            run.first_element,
-            1.0f / run.unit,
-            run.unit,
-            run.position};
+    TakeTile tile = {run.x,
+                     run.length,
+                     index % tiles * kTakeTile,
+                     IsAligned<float, 4>(run.x),
+                     run.key,
+                     run.keep_below,
+                     run.phase,
+                     run.first_element,
+                     1.0f / run.unit,
+                     run.unit,
+                     run.position};
+    tile.SelectBy(run.selection);
+    return tile;
   }
 };
 
