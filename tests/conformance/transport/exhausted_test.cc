@@ -12,7 +12,6 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "tests/conformance/transport/testing.h"
@@ -130,29 +129,29 @@ TEST_P(ExhaustedTest, AStreamThatIsNotReadCanBeCancelledAfterItsEnd) {
   // Over tcp:// it ends within twice that time; over gRPC at once, or with the connection.
   limits_.keepalive_ms = std::get<0>(GetParam()) == "tcp" ? 1000 : 2 * absl::ToInt64Milliseconds(HangBound());
   std::shared_ptr<Stream> ending;
-  absl::Notification accepted, closed;
+  Gate accepted, closed;
   service_.on_accept = [&](Method method,
                            std::shared_ptr<Stream> stream) -> absl::StatusOr<std::unique_ptr<StreamSink>> {
     if (method != kOtherStream)
       return std::make_unique<RecordingSink>([stream](Message message) { (void)stream->Send(std::move(message)); });
     ending = stream;
     for (int i = 0; i < kMessages; ++i) (void)stream->Send(TextMessage("x", std::string(kBytes, 'f')));
-    accepted.Notify();
+    accepted.Open();
     return std::make_unique<RecordingSink>([](const Message&) { Throw(); },
-                                           [&closed](const absl::Status&) { closed.Notify(); });
+                                           [&closed](const absl::Status&) { closed.Open(); });
   };
   Start();
   Gate gate;
   RecordingSink deaf([&](const Message&) { gate.Pass(); });
   auto stream = *channel_->Open(kOtherStream, &deaf);
-  accepted.WaitForNotification();
+  ASSERT_TRUE(accepted.Pass());
   absl::SleepFor(absl::Milliseconds(500));  // until nothing more goes through
   ASSERT_TRUE(stream->Send(TextMessage("x")).ok());
   absl::Status sent;
   while ((sent = ending->Send(TextMessage("y"))).ok()) absl::SleepFor(absl::Milliseconds(1));
   ExpectRefused(sent);
   ending->Cancel();
-  EXPECT_TRUE(closed.WaitForNotificationWithTimeout(HangBound() / 2)) << "it waits for who does not read";
+  EXPECT_TRUE(closed.Pass()) << "it waits for who does not read";
   gate.Open();
   stream.reset();
   ending.reset();
