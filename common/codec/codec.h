@@ -88,8 +88,8 @@ struct VelocityRule {
 struct EncodedFrame {
   std::vector<Bytes> chunks;
   uint64_t bytes = 0;               // sum of chunk sizes, headers counted
-  std::vector<uint32_t> positions;  // sparse codecs: what was sent, ascending
-  std::vector<int32_t> integers;    // sparse codecs: the integer at each position
+  std::vector<uint32_t> positions;  // TAGC: what was sent, ascending
+  std::vector<int32_t> integers;    // TAGC: the integer at each position
   RoundPlan plan;                   // the plan by which the frame was encoded
 };
 

@@ -126,8 +126,8 @@ TEST_P(ExhaustedTest, AStreamThatIsNotReadCanBeCancelledAfterItsEnd) {
   constexpr int kMessages = 64;
   constexpr size_t kBytes = 1 << 20;
   limits_.send_window_bytes = 2 * kMessages * kBytes;  // what is unsent keeps no read back
-  // Over tcp:// it ends within twice that time; over gRPC at once, or with the connection.
-  limits_.keepalive_ms = std::get<0>(GetParam()) == "tcp" ? 1000 : 2 * absl::ToInt64Milliseconds(HangBound());
+  // Over gRPC it ends at once, or with the connection; over others within twice that time.
+  limits_.keepalive_ms = std::get<0>(GetParam()) != "grpc" ? 1000 : 2 * absl::ToInt64Milliseconds(HangBound());
   std::shared_ptr<Stream> ending;
   Gate accepted, closed;
   service_.on_accept = [&](Method method,
