@@ -60,11 +60,10 @@ inline constexpr float kLargestBf16 = 0x1.FEp127f;
 // The bfloat16 nearest to x, ties to even, of magnitude `largest` (a finite bfloat16) at most; *rest = x minus it, so
 // that it keeps what is missing. NaN stays NaN.
 GW_HD uint16_t SplitBf16(float x, float largest, float* rest) {
-  const uint32_t rounded = FloatToBf16(x);
-  const uint32_t magnitude = rounded & 0x7FFFu;
-  const uint32_t bound = FloatBits(largest) >> 16;
-  const bool above = magnitude > bound && magnitude <= 0x7F80u;
-  const auto bits = static_cast<uint16_t>(above ? (rounded & 0x8000u) | bound : rounded);
+  // Bounded before it is rounded, which gives the same as the other way round: rounding keeps order.
+  const float above = x > largest ? largest : x;  // either keeps NaN, and is one instruction
+  const float bounded = above < -largest ? -largest : above;
+  const uint16_t bits = FloatToBf16(bounded);
   *rest = x - Bf16ToFloat(bits);
   return bits;
 }

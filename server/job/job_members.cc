@@ -100,7 +100,7 @@ absl::StatusOr<v1::JoinReply> JobShard::Join(const v1::WorkerIdentity& identity,
       if (member.ok()) parts_.rounds->Leave(*member, parts_.NowOfRounds(), &actions);
     }
     if (outcome.ok()) NoteJoined(identity, outcome->id);
-    used_ = parts_.environment.clock->Now();
+    attendance_.NoteCame(parts_.environment.clock->Now());
     NoteGone(actions.lost, not_behind.ok() ? "was started anew, and replaced" : "left: this shard is behind");
   }
   Run(std::move(actions));
@@ -127,12 +127,10 @@ absl::Status JobShard::CheckNameFree(const v1::WorkerIdentity& identity) const {
 
 void JobShard::NoteGone(const std::vector<Member>& gone, const std::string& why) {
   for (const Member& member : gone) {
-    ++gone_;
-    last_gone_ = absl::StrFormat("worker '%s' %s", member.worker, why);
+    attendance_.NoteGone(absl::StrFormat("worker '%s' %s", member.worker, why), parts_.environment.clock->Now());
     spdlog::info("job {} worker {} incarnation {:016x} {}; {} workers stay", parts_.job.spec().name(), member.worker,
                  member.incarnation, why, parts_.rounds->membership().members().size());
   }
-  if (!gone.empty()) used_ = parts_.environment.clock->Now();
 }
 
 absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identity, const Rounds::ResumePoint& point) {
@@ -144,7 +142,7 @@ absl::StatusOr<v1::JoinReply> JobShard::Resume(const v1::WorkerIdentity& identit
     GW_RETURN_IF_ERROR(CheckOneSession(identity));
     outcome = parts_.rounds->Resume(identity.worker(), identity.incarnation(), point, parts_.NowOfRounds(), &actions);
     if (outcome.ok()) NoteJoined(identity, outcome->id);
-    used_ = parts_.environment.clock->Now();
+    attendance_.NoteCame(parts_.environment.clock->Now());
   }
   Run(std::move(actions));
   if (!outcome.ok()) return InJob(outcome.status());
@@ -167,7 +165,7 @@ absl::StatusOr<v1::JoinReply> JobShard::CatchUp(const v1::WorkerIdentity& identi
                                                          parts_.NowOfRounds(), &actions)
                                 : nothing_lost;
     if (outcome.ok()) NoteJoined(identity, outcome->id);
-    used_ = parts_.environment.clock->Now();
+    attendance_.NoteCame(parts_.environment.clock->Now());
   }
   Run(std::move(actions));
   if (!outcome.ok()) return InJob(outcome.status());
@@ -187,7 +185,7 @@ v1::JoinReply JobShard::ReplyTo(const Rounds::JoinOutcome& outcome) {
   reply.set_instance(instance_);
   absl::MutexLock lock(&parts_.mu);
   reply.set_members(static_cast<uint32_t>(parts_.rounds->membership().members().size()));
-  reply.set_gone(gone_);
+  reply.set_gone(attendance_.gone());
   return reply;
 }
 
@@ -202,8 +200,8 @@ absl::StatusOr<v1::HeartbeatReply> JobShard::Heartbeat(const v1::HeartbeatReques
   reply.set_round(parts_.rounds->round());
   reply.set_members(static_cast<uint32_t>(parts_.rounds->membership().members().size()));
   reply.set_must_initialize(parts_.rounds->MustInitialize(member));
-  reply.set_gone(gone_);
-  reply.set_last_gone(last_gone_);
+  reply.set_gone(attendance_.gone());
+  reply.set_last_gone(attendance_.last_gone());
   return reply;
 }
 
@@ -233,12 +231,12 @@ void JobShard::NoteAllLeft() {
   if (!parts_.shut.ok() || !parts_.rounds->initialized() || !parts_.rounds->membership().members().empty()) return;
   uint64_t made = 1;
   for (uint32_t b = 0; b < parts_.buckets.size(); ++b) made += parts_.rounds->NextVersionOf(b);
-  if (made == all_left_at_) return;  // who came since has added nothing to the journal
+  if (attendance_.KnowsAllLeft(made)) return;  // who came since has added nothing to the journal
   // Only a hint: without it a server that is started again waits for their leases, as it does for the workers of a
   // round that is being closed meanwhile, which is recorded behind it.
   CatchBadAlloc("a record", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu) {
     log_.Append({journal::RecordType::kKept, 0, parts_.rounds->round(), {}, {}}, [] {});
-    all_left_at_ = made;
+    attendance_.NoteAllLeft(made);
     return absl::OkStatus();
   }).IgnoreError();
 }

@@ -25,9 +25,8 @@ JobShard::JobShard(std::unique_ptr<JobParts> parts)
       intake_(&parts_, by_rounds_.flow.get(), &upload_),
       recovery_(&parts_, by_rounds_.flow.get(), by_rounds_.past.get(), &snapshots_, &log_, &stages_),
       digest_(&parts_),
-      made_(parts_.environment.clock->Now()),
       streams_(parts_.unsent_limit_bytes),
-      used_(made_) {
+      attendance_(parts_.environment.clock->Now()) {
   parts_.run = [this](RoundActions actions) { Run(std::move(actions)); };
   for (const auto& bucket : parts_.buckets) {
     absl::MutexLock lock(&bucket->mu);
@@ -126,7 +125,7 @@ bool JobShard::RoundInProgress() const {
 
 TimeNs JobShard::UnusedFor() const {
   absl::MutexLock lock(&parts_.mu);
-  return parts_.rounds->membership().members().empty() ? parts_.environment.clock->Now() - used_ : 0;
+  return parts_.rounds->membership().members().empty() ? parts_.environment.clock->Now() - attendance_.used() : 0;
 }
 
 absl::Status JobShard::ShutUnused(const absl::Status& status, std::optional<uint64_t> version, TimeNs unused_for) {
@@ -143,7 +142,7 @@ absl::Status JobShard::ShutUnused(const absl::Status& status, std::optional<uint
       return absl::FailedPreconditionError(
           absl::StrFormat("job '%s' is at version %d, not %d", name, parts_.rounds->round(), *version));
     }
-    if (parts_.environment.clock->Now() - used_ < unused_for) {
+    if (parts_.environment.clock->Now() - attendance_.used() < unused_for) {
       return absl::FailedPreconditionError(absl::StrFormat("job '%s' had a worker until now", name));
     }
     parts_.shut = status;  // nobody joins from here on, and nobody has a stream

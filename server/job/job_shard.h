@@ -26,6 +26,7 @@
 #include "server/flow/flow.h"
 #include "server/flow/initial_upload.h"
 #include "server/flow/intake.h"
+#include "server/job/attendance.h"
 #include "server/job/by_rounds.h"
 #include "server/job/job_log.h"
 #include "server/job/job_parts.h"
@@ -56,8 +57,7 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   const Layout& layout() const { return parts_.layout; }
   uint32_t shard_index() const { return parts_.shard_index; }
   const MemoryBound& memory() const { return parts_.memory; }
-  // Of the job, as in JoinReply: told from one that was deleted, and made anew with this name. Set before anybody
-  // joins.
+  // As in JoinReply: tells the job from one of its name that was deleted. Set before anybody joins.
   uint64_t instance() const { return instance_; }
   void SetInstance(uint64_t instance) { instance_ = instance; }
   // FailedPrecondition: a worker has joined another instance, `known`. 0: any.
@@ -110,28 +110,21 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   MemoryUse MeasureMemory();
   uint64_t NewestVersion() const { return parts_.NewestVersion(); }
   bool HasParameters() const;
-  // True while the open round has frames that other workers of it still have to match.
-  bool RoundInProgress() const;
-  // Whether the job has nothing that anybody would miss: no parameters, and no member that may bring them.
-  bool Unused() const;
-  // How long the job has had no worker; 0 while it has some.
-  TimeNs UnusedFor() const;
+  bool RoundInProgress() const;  // has frames that other workers of the open round still have to match
+  bool Unused() const;           // nobody would miss it: no parameters, and no member that may bring them
+  TimeNs UnusedFor() const;      // how long it has had no worker; 0 while it has some
 
   // Shuts the job. FailedPrecondition, saying which, where it has workers, is not at `version`, or had workers less
   // than `unused_for` ago.
   absl::Status ShutUnused(const absl::Status& status, std::optional<uint64_t> version, TimeNs unused_for);
-  // Ends all streams with `status`; later calls fail with it.
-  void Shut(absl::Status status);
-  // The job is about to go: what it takes no longer counts against the server's memory.
-  void ReturnShare() { parts_.share = {}; }
+  void Shut(absl::Status status);            // ends all streams with it; later calls fail with it
+  void ReturnShare() { parts_.share = {}; }  // the job is about to go: its memory no longer counts
 
  private:
   explicit JobShard(std::unique_ptr<JobParts> parts);
-  // Carries out what the rounds decided. No lock is held.
-  void Run(RoundActions actions);
+  void Run(RoundActions actions);  // carries out what the rounds decided; no lock is held
   void DropMember(const Member& member);
-  // `status` with the job's name in front of its message.
-  absl::Status InJob(const absl::Status& status) const;
+  absl::Status InJob(const absl::Status& status) const;  // with the job's name in front of its message
   absl::StatusOr<MemberId> FindMember(const v1::WorkerIdentity& identity) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
   absl::Status CheckNameFree(const v1::WorkerIdentity& identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(parts_.mu);
@@ -156,14 +149,10 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   ParameterDigest digest_;
 
   uint64_t instance_ = 0;  // 0: it has none
-  const TimeNs made_;
   MemberStreams streams_ ABSL_GUARDED_BY(parts_.mu);
   MemberSessions sessions_ ABSL_GUARDED_BY(parts_.mu);
-  TimeNs used_ ABSL_GUARDED_BY(parts_.mu);                      // when a worker joined last, or the last one went
+  Attendance attendance_ ABSL_GUARDED_BY(parts_.mu);
   std::optional<TimeNs> next_tick_ ABSL_GUARDED_BY(parts_.mu);  // as NextTick told
-  uint64_t gone_ ABSL_GUARDED_BY(parts_.mu) = 0;                // members that went, so far
-  uint64_t all_left_at_ ABSL_GUARDED_BY(parts_.mu) = 0;         // as NoteAllLeft counts
-  std::string last_gone_ ABSL_GUARDED_BY(parts_.mu);            // who, and why
 };
 
 }  // namespace gradwire

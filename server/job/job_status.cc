@@ -68,8 +68,8 @@ v1::JobStatus JobShard::Describe(bool with_details, bool with_digest) {
   rounds.set_nonfinite_rounds(nonfinite_rounds);
   const bool unused = parts_.rounds->membership().members().empty();
   status.set_joined(static_cast<uint32_t>(parts_.rounds->membership().members().size()));
-  status.set_age_s(static_cast<uint64_t>((now - made_) / kNsPerStatusS));
-  status.set_unused_s(unused ? static_cast<uint64_t>((now - used_) / kNsPerStatusS) : 0);
+  status.set_age_s(static_cast<uint64_t>((now - attendance_.made()) / kNsPerStatusS));
+  status.set_unused_s(unused ? static_cast<uint64_t>((now - attendance_.used()) / kNsPerStatusS) : 0);
   if (!with_details) return status;
   for (const auto& [id, member] : parts_.rounds->membership().members()) {
     v1::WorkerStatus& worker = *status.add_workers();

@@ -18,11 +18,11 @@ namespace gradwire {
 namespace {
 
 // A journal that gave records up goes on behind them; a snapshot has made good what they did, not what they told. Where
-// its first record is the one behind the snapshot, those that workers may ask about are missing, too; but a restored
-// asynchronous job has none, and buckets at versions of their own.
-bool MissesRecordsBefore(uint64_t round, const ReplayState::Bucket& known, bool asynchronous) {
+// its first record is the one behind the snapshot, those that workers may ask about are missing, too, unless a state
+// tells all of it (PastRounds::StateTellsAll).
+bool MissesRecordsBefore(uint64_t round, const ReplayState::Bucket& known, bool state_tells_all) {
   if (known.first_round != UINT64_MAX) return round > known.end_round;
-  return !asynchronous && known.from_snapshot && known.base > 0 && round >= known.base;
+  return !state_tells_all && known.from_snapshot && known.base > 0 && round >= known.base;
 }
 
 }  // namespace
@@ -138,7 +138,7 @@ absl::Status Recovery::ReplayUpdate(const journal::Record& record) {
                         "between was given up when the disk failed; delete the job, or restore it from a snapshot",
                         parts_.job.spec().name(), record.bucket, record.round, bucket.version));
   }
-  if (MissesRecordsBefore(record.round, known, IsAsync(parts_.job))) {
+  if (MissesRecordsBefore(record.round, known, past_.StateTellsAll())) {
     known.gap_end = record.round;
     known.first_round = record.round;
     bucket.updates.clear();  // they would be taken for those of later versions

@@ -22,8 +22,8 @@ FAULTS = {
          '#include <cuda_runtime.h>\nint a = getenv("A") != nullptr;\n#include "../proto/x.h"\n',
          ["L: common/ includes", "L+1: gRPC", "L+2: Boost", "L+3: CUDA", "L+4: the environment", "L+5: common/ includes"]),
         ("client/planted.cc", '// #include "server/daemon.h"\n#include "server/daemon.h"\n', ["L+1: client/ includes"]),
-        ("server/planted.cc", '#include "gradwire/session.h"\n#include "gradwire/v1/worker.grpc.pb.h"\n',
-         ["L: server/ includes", "L+1: gRPC"]),
+        ("server/planted.cc", '#include "gradwire/session.h"\n#include "gradwire/v1/worker.grpc.pb.h"\nbool a = IsAsync(job);\n',
+         ["L: server/ includes", "L+1: gRPC", "L+2: what the kind"]),
         ("common/codec/planted.cc", "bool a = std::holds_alternative<TagcSpec>(spec);\n", ["L: a codec's kind"]),
     ],
     "lengths": [

@@ -33,6 +33,9 @@ FENCED = [
     (re.compile(r"std::(get|get_if|holds_alternative)<(\w*::)?\w+Spec>"),
      ("common/job/", *(f"common/codec/{kind}/" for kind in CODECS), "tests/"),
      "a codec's kind is known to its folder and to common/codec/registry.cc: ask its CodecFamily"),
+    (re.compile(r"\bIsAsync\("),
+     ("server/job/by_rounds.cc", "common/", "client/", "tests/"),
+     "what the kind of a job's rounds means for a server is chosen in server/job/by_rounds.cc: ask Rounds, Flow, PastRounds or Answers"),
     (re.compile(r"\b(secure_)?getenv\s*\("),
      ("common/config/", "tests/"), "the environment is read by EnvironmentVariable of common/config/environment.h"),
 ]
