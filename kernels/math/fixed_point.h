@@ -49,11 +49,11 @@ GW_HD int RangeOfBits(uint32_t magnitude_bits) {
 
 GW_HD float Bf16ToFloat(uint16_t bits) { return FloatFromBits(static_cast<uint32_t>(bits) << 16); }
 
-// Rounds to nearest even. NaN stays NaN.
-GW_HD uint16_t FloatToBf16(float x) {
+// Rounds to nearest even. NaN stays NaN. The bfloat16 is the upper half; the lower one says nothing.
+GW_HD uint32_t Bf16InUpperHalf(float x) {
   const uint32_t bits = FloatBits(x);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
-  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+  return (bits & 0x7FFFFFFFu) > 0x7F800000u ? bits | 0x400000u : bits + 0x7FFFu + ((bits >> 16) & 1u);
 }
+GW_HD uint16_t FloatToBf16(float x) { return static_cast<uint16_t>(Bf16InUpperHalf(x) >> 16); }
 
 }  // namespace gradwire::kernels

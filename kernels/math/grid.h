@@ -63,9 +63,9 @@ GW_HD uint16_t SplitBf16(float x, float largest, float* rest) {
   // Bounded before it is rounded, which gives the same as the other way round: rounding keeps order.
   const float above = x > largest ? largest : x;  // either keeps NaN, and is one instruction
   const float bounded = above < -largest ? -largest : above;
-  const uint16_t bits = FloatToBf16(bounded);
-  *rest = x - Bf16ToFloat(bits);
-  return bits;
+  const uint32_t rounded = Bf16InUpperHalf(bounded);
+  *rest = x - FloatFromBits(rounded & 0xFFFF0000u);
+  return static_cast<uint16_t>(rounded >> 16);
 }
 
 }  // namespace gradwire::kernels
