@@ -179,6 +179,14 @@ gradwire_code gradwire_tensor_ready(gradwire_session* session, uint32_t tensor, 
   return gradwire::c_api::OnSession(session, [&](gradwire::Session& s) { return s.TensorReady(tensor, gradient); });
 }
 
+gradwire_code gradwire_rows_ready(gradwire_session* session, uint32_t tensor, const int64_t* rows, size_t row_count,
+                                  const float* values) {
+  return gradwire::c_api::OnSession(session, [&](gradwire::Session& s) {
+    const auto status = gradwire::c_api::CheckGiven(rows, row_count, "rows");
+    return status.ok() ? s.RowsReady(tensor, {{rows, row_count}, values}) : status;
+  });
+}
+
 gradwire_code gradwire_end_round(gradwire_session* session, int64_t timeout_ms) {
   return gradwire::c_api::OnSession(session, [&](gradwire::Session& s) { return s.EndRound(timeout_ms); });
 }

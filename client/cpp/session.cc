@@ -16,6 +16,7 @@
 #include "client/cpp/internal/exchange.h"
 #include "client/cpp/internal/gradients.h"
 #include "client/cpp/internal/replica.h"
+#include "client/cpp/internal/round_input.h"
 #include "client/cpp/internal/session_trace.h"
 #include "client/cpp/internal/shard_link.h"
 #include "client/cpp/internal/start.h"
@@ -158,7 +159,7 @@ class Session::Impl {
     if (bucket >= layout_.bucket_count())
       return absl::InvalidArgumentError(
           absl::StrCat("bucket ", bucket, "; the job has ", layout_.bucket_count(), " buckets"));
-    GW_RETURN_IF_ERROR(CheckCount(gradients));
+    GW_RETURN_IF_ERROR(client::CheckCount(job_, gradients));
     for (const BucketPart& part : layout_.parts(bucket)) {
       if (exchange_->IsReady(part.tensor)) continue;
       GW_RETURN_IF_ERROR(Ready(part.tensor, gradients[part.tensor], nullptr));
@@ -166,26 +167,21 @@ class Session::Impl {
     return absl::OkStatus();
   }
 
-  absl::Status CheckCount(std::span<const float* const> gradients) const {
-    if (gradients.size() == job_.tensors().size()) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat(gradients.size(), " gradients were given; the job has ", job_.tensors().size(), " tensors"));
-  }
-
   // Before a round is opened for them.
   absl::Status CheckGradients(std::span<const float* const> gradients) const {
-    GW_RETURN_IF_ERROR(CheckCount(gradients));
-    for (size_t t = 0; t < gradients.size(); ++t) {
-      const Tensor& tensor = job_.tensors()[t];
-      if (gradients[t] == nullptr && tensor.elements != 0)
-        return absl::InvalidArgumentError(absl::StrCat("tensor '", tensor.name, "': the gradient is a null pointer"));
-    }
-    return absl::OkStatus();
+    return client::CheckGradients(job_, gradients);
   }
 
   absl::Status Ready(uint32_t tensor, const float* gradient, Stream* stream) {
     memory_->Announce(tensor, stream);
     return exchange_->Ready(tensor, gradient);
+  }
+  absl::Status Ready(uint32_t tensor, const RowGradient& rows) {
+    if (!memory_->on_host())
+      return absl::UnimplementedError(
+          "RowsReady takes rows in host memory, and this session's tensors lie on a device: give TensorReady the whole "
+          "gradient");
+    return exchange_->Ready(tensor, client::GivenGradient(rows));
   }
   // A wait of the exchange in which it may write to the caller's tensors.
   absl::Status Applying(Stream* stream, absl::FunctionRef<absl::Status(client::Exchanger&)> wait) {
@@ -533,6 +529,11 @@ absl::Status Session::TensorReady(uint32_t tensor, const float* gradient, Stream
   return impl_->Ready(tensor, gradient, stream);
 }
 
+absl::Status Session::RowsReady(uint32_t tensor, const RowGradient& gradient) {
+  const AgreedFloatMode mode;
+  return impl_->Ready(tensor, gradient);
+}
+
 absl::Status Session::EndRound(int64_t timeout_ms, Stream* stream) {
   const AgreedFloatMode mode;
   const int64_t limit_ms = timeout_ms < 0 ? impl_->options().timeouts.round_ms : timeout_ms;
@@ -547,8 +548,7 @@ absl::Status Session::Exchange(std::span<const float* const> gradients, std::spa
   absl::Status ready;
   for (size_t t = gradients.size(); t-- > 0 && ready.ok();)
     ready = TensorReady(static_cast<uint32_t>(t), gradients[t], stream);
-  const absl::Status ended =
-      EndRound(-1, stream);  // of a session that failed: once nothing reads the gradients any more
+  const absl::Status ended = EndRound(-1, stream);  // of a session that failed: once nothing reads the gradients
   return ready.ok() ? ended : ready;
 }
 

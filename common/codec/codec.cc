@@ -12,6 +12,14 @@ uint32_t RoundPlan::Digest() const {
   return static_cast<uint32_t>(h);
 }
 
+absl::StatusOr<EncodedFrame> Encoder::EncodeElements(const FrameIdentity&, const RoundPlan&, Elements) {
+  return absl::UnimplementedError("this codec does not take elements alone");
+}
+
+absl::StatusOr<Elements> Codec::Carried(const EncodedFrame&) const {
+  return absl::UnimplementedError("this codec does not take elements alone");
+}
+
 DeviceNeeds Codec::device_needs() const {
   DeviceNeeds needs;
   needs.host_bytes = 2 * accumulator_bytes();

@@ -84,13 +84,21 @@ struct VelocityRule {
   float largest_norm = 0;  // a worker's gradient of one tensor is scaled down to this norm; 0: it is not
 };
 
+// Elements of a bucket; all others are 0.
+struct Elements {
+  std::vector<uint32_t> positions;  // ascending, of the bucket
+  std::vector<float> values;
+};
+
 // An encoded frame and what is needed to take parts of it back.
 struct EncodedFrame {
   std::vector<Bytes> chunks;
   uint64_t bytes = 0;               // sum of chunk sizes, headers counted
   std::vector<uint32_t> positions;  // TAGC: what was sent, ascending
   std::vector<int32_t> integers;    // TAGC: the integer at each position
+  uint64_t sent = 0;                // other sparse codecs: how many elements
   RoundPlan plan;                   // the plan by which the frame was encoded
+  uint64_t selected() const { return positions.empty() ? sent : positions.size(); }  // of sparse codecs
 };
 
 // What the header and the learning-rate segment of a frame say.
@@ -113,6 +121,10 @@ class Encoder {
   // no values and `pending` is left as it is.
   virtual absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
                                               std::span<const RunInput> runs) = 0;
+  // The frame of a bucket whose gradient is `elements`, in a time that grows with them. Only where the codec takes
+  // them.
+  virtual absl::StatusOr<EncodedFrame> EncodeElements(const FrameIdentity& id, const RoundPlan& plan,
+                                                      Elements elements);
 };
 
 // What Finish reports beside the update frame.
@@ -186,6 +198,8 @@ class Codec {
   virtual ~Codec() = default;
   virtual bool uses_residual() const = 0;
   virtual bool sparse() const = 0;  // sends a part of the elements
+  // It sends all that is not 0 and keeps nothing: encoders take such elements alone, and Carried tells them again.
+  virtual bool takes_elements() const { return false; }
   // Of an update codec: it sends the elements that the round's mean has. RunInput::gradient is that mean.
   virtual bool chooses_by_mean() const { return false; }
   // Whether encoders need a Selection per tensor, and of which accuracy.
@@ -222,6 +236,8 @@ class Codec {
   // the residual meanwhile stays: Return is one addition more.
   virtual absl::Status Return(const EncodedFrame& frame, const std::vector<uint32_t>* positions,
                               std::span<float* const> residual) const = 0;
+  // What `frame` sent, as Return would add it. Only of a codec that takes elements.
+  virtual absl::StatusOr<Elements> Carried(const EncodedFrame& frame) const;
 };
 
 // Everything a codec is prepared from. `layout`, `job` and `backend` must outlive the codec. `backend` computes in host

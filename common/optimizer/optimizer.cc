@@ -65,6 +65,14 @@ void ApplySparseSteps(const Job& job, const BucketLayout& layout, const Update& 
   }
 }
 
+// A step of SGD that leaves alone what has no gradient, to the bit: it has no momentum and no decay, and a rate that is
+// not negative (else -0 would become 0).
+bool IsPlainSgd(const v1::OptimizerSpec& optimizer, std::span<const GroupStep> steps) {
+  return optimizer.kind() == v1::OPTIMIZER_SGD && std::ranges::all_of(steps, [](const GroupStep& step) {
+           return step.sgd.momentum == 0 && step.sgd.weight_decay == 0 && step.learning_rate >= 0;
+         });
+}
+
 absl::Status CheckNorms(const Job& job, const BucketLayout& layout, const Update& update) {
   const size_t per_tensor = NormsOf(job).size();
   const size_t expected = per_tensor == 0 ? 0 : per_tensor * TensorsOf(layout).size();
@@ -179,8 +187,10 @@ absl::Status ApplyUpdate(const Job& job, const BucketLayout& layout, const Updat
   GW_RETURN_IF_ERROR(CheckNorms(job, layout, update));
   for (size_t i = 0; i < runs.size(); ++i) GW_RETURN_IF_ERROR(CheckMemory(job, layout, runs[i], i));
   std::vector<GroupStep> steps = DeriveSteps(job, update);
-  const bool sparse = update.body == Update::Body::kSparse || update.body == Update::Body::kSparseFloat;
-  if (sparse && HasSparseSteps(optimizer) && !ClipsNorm(job)) {
+  const bool pairs = update.body == Update::Body::kSparseFloat;
+  const bool sparse = pairs || update.body == Update::Body::kSparse;
+  const bool alone = (sparse && HasSparseSteps(optimizer)) || (pairs && IsPlainSgd(optimizer, steps));
+  if (alone && !ClipsNorm(job)) {
     ApplySparseSteps(job, layout, update, steps, runs, backend);
     return absl::OkStatus();
   }

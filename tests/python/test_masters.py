@@ -227,13 +227,14 @@ def test_a_transposed_parameter_trains_as_it_does_in_torch(addresses, overlap, s
     assert_close(model, reference, 1e-5)
 
 
-def test_sparse_gradients_of_embeddings_are_those_of_torch(addresses):
+@pytest.mark.parametrize("codec", ["zen", "adaptive", "dense:fp32"])
+def test_sparse_gradients_of_embeddings_are_those_of_torch(addresses, codec):
     def make():
         return seeded(1, lambda: torch.nn.Embedding(50, 4, sparse=True))
 
     model, reference = make(), make()
     theirs = torch.optim.SGD(reference.parameters(), lr=LR)
-    with ShardedOptimizer(model, servers=addresses(2), job="embedding", codec="zen", optimizer="sgd", push="gradient",
+    with ShardedOptimizer(model, servers=addresses(2), job="embedding", codec=codec, optimizer="sgd", push="gradient",
                           lr=LR) as optimizer:
         for step in range(6):
             rows = torch.randint(0, 50, (8,), generator=torch.Generator().manual_seed(step))  # some of them twice
@@ -243,6 +244,56 @@ def test_sparse_gradients_of_embeddings_are_those_of_torch(addresses):
                 assert m.weight.grad.is_sparse
                 o.step()
     assert_close(model, reference)
+
+
+def test_workers_take_the_mean_of_sparse_gradients(addresses):
+    """Beside a dense layer; with a scaled loss, and rows that a worker's batch does not touch."""
+    class Words(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(30, 4, sparse=True)
+            self.head = torch.nn.Linear(4, 1)
+
+        def loss(self, step, worker):
+            rows = torch.randint(0, 10 + 20 * worker, (5,), generator=torch.Generator().manual_seed(10 * step + worker))
+            return self.head(self.table(rows)).square().mean()
+
+    reference = seeded(1, Words)
+    theirs = torch.optim.SGD(reference.parameters(), lr=LR)
+    for step in range(8):
+        theirs.zero_grad()
+        gradients = [torch.zeros_like(p) for p in reference.parameters()]
+        for worker in range(2):
+            reference.zero_grad()
+            reference.loss(step, worker).backward()
+            for total, p in zip(gradients, reference.parameters(), strict=True):
+                total += p.grad.to_dense()
+        for total, p in zip(gradients, reference.parameters(), strict=True):
+            p.grad = total / 2
+        theirs.step()
+    servers = addresses(2)
+    models = [seeded(1, Words) for _ in range(2)]
+
+    def run(worker):
+        with ShardedOptimizer(models[worker], servers=servers, job="words", worker=f"w{worker}", workers=2, codec="zen",
+                              optimizer="sgd", push="gradient", lr=LR) as optimizer:
+            optimizer.loss_scale = 128.0
+            for step in range(8):
+                optimizer.zero_grad()
+                (models[worker].loss(step, worker) * 128.0).backward()
+                optimizer.step()
+
+    in_parallel(2, run)
+    for model in models:
+        assert_close(model, reference)
+
+
+def test_a_sparse_gradient_that_is_not_finite_is_refused_by_its_element(addresses):
+    table = torch.nn.Embedding(50, 4, sparse=True)
+    with ShardedOptimizer(table, servers=addresses(1), job="bad", codec="zen", optimizer="sgd", push="gradient", lr=LR) as optimizer:
+        (table(torch.tensor([7])) * torch.tensor([1.0, float("inf"), 1.0, 1.0])).sum().backward()
+        with pytest.raises(gradwire.InvalidArgument, match=r"'weight' has a non-finite element in round \d: index 29 is inf"):
+            optimizer.step()
 
 
 def test_local_steps_of_a_16_bit_model(addresses):

@@ -48,6 +48,10 @@ def test_two_workers_agree(addresses, codec, update_codec):
             assert session.version == 21
             stats = session.stats()
             assert stats["steps"] == 20 and stats["pushed_bytes"] > 0 and stats["pulled_bytes"] > 0
+            if codec.startswith(("tagc", "topk")):  # norm.weight travels dense
+                assert 0.9 < stats["selected_elements"] / (20 * 0.05 * 4000) < 1.1
+            else:
+                assert stats["selected_elements"] == 0
             if update_codec:  # 4040 parameters of 4 bytes, 20 times
                 assert stats["pulled_bytes"] < 4040 * 4 * 20 / 4
             return session.digest(), parameters
@@ -429,3 +433,54 @@ def test_a_failed_join_frees_its_name(closed_port, addresses):
     assert session.worker == before and default_name("j") != before
     del session
     assert default_name("j") == before
+
+
+def test_gradients_by_rows_are_those_given_whole(addresses):
+    def work(name, by_rows):
+        parameters = make_parameters()
+        rng = np.random.default_rng(3)
+        with gradwire.join(addresses(2), make_job(name, codec="zen", optimizer="sgd"), parameters, "w") as session:
+            for _ in range(5):
+                session.begin_round(0.1)
+                for tensor in ("head.weight", "embed.weight"):
+                    shape = parameters[0 if tensor == "embed.weight" else 2].shape
+                    rows = np.flatnonzero(rng.random(shape[0]) < 0.2)
+                    values = rng.standard_normal((len(rows), shape[1]), dtype=np.float32)
+                    if by_rows:
+                        session.rows_ready(tensor, rows, values)
+                        continue
+                    whole = np.zeros(shape, np.float32)
+                    whole[rows] = values
+                    session.tensor_ready(tensor, whole)
+                session.rows_ready(1, np.arange(40), np.ones(40, np.float32))  # a row of a vector is an element
+                session.end_round()
+            return session.digest()
+
+    assert work("rows", True) == work("whole", False)
+
+
+def test_rows_that_do_not_fit_are_refused_and_the_round_goes_on(addresses):
+    parameters = make_parameters()
+    with gradwire.join(addresses(1), make_job("misfits", codec="zen", optimizer="sgd"), parameters, "w") as session:
+        session.begin_round(0.1)
+        one = np.ones((1, 40), np.float32)
+        for rows, values, error, words in [
+                ([7], one.astype(np.float64), TypeError, "must be float32"),
+                (np.array([7], np.int32), one, TypeError, "rows .* must be an array of int64"),
+                (np.array([[7]]), one, ValueError, "of one dimension"),
+                ([7, 8], one, ValueError, r"values of shape \[1, 40\] for 2 rows, where \[2, 40\] is expected"),
+                ([7], np.ones((1, 39), np.float32), ValueError, r"\[1, 40\] is expected"),
+                ([50], one, gradwire.InvalidArgument, "row 50 .* rows 0 to 50, exclusive"),
+                ([8, 7], np.ones((2, 40), np.float32), gradwire.InvalidArgument, "rows must ascend, each of them once")]:
+            with pytest.raises(error, match=words):
+                session.rows_ready("embed.weight", rows, values)
+        session.rows_ready("embed.weight", [7], one)
+        with pytest.raises(gradwire.FailedPrecondition, match="ready twice"):
+            session.rows_ready("embed.weight", [7], one)
+        session.tensor_ready("norm.weight", np.zeros(40, np.float32))
+        session.rows_ready("head.weight", np.zeros(0, np.int64), np.zeros((0, 50), np.float32))
+        session.end_round()
+    expected = make_parameters()
+    expected[0][7] -= np.float32(0.1)
+    for found, wanted in zip(parameters, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)

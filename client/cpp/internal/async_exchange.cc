@@ -377,7 +377,7 @@ void AsyncExchange::Encode(uint32_t index) {
   id.learning_rates = rates;
   absl::StatusOr<EncodedFrame> frame = absl::CancelledError();
   std::optional<TraceSpan> span(std::in_place, trace_, SubjectOf(v1::TRACE_ENCODE, slices_[index].version, index));
-  if (!bad) frame = slice.encoder->Encode(id, slice.plans.newest(), context_.gradients->InputsOf(LayoutOf(index)));
+  if (!bad) frame = context_.gradients->Encode(id, slice.plans.newest(), LayoutOf(index), slice.encoder);
   if (!frame.ok()) {
     context_.gradients->Keep(LayoutOf(index));
   } else if (slice.version > 0) {
@@ -391,7 +391,7 @@ void AsyncExchange::Encode(uint32_t index) {
     slice.waiting = true;
     slice.least = slice.version;
     if (frame.ok()) {
-      counters_.selected += frame->positions.size();
+      counters_.selected += frame->selected();
       slice.frame = *std::move(frame);
       slice.unanswered = true;
     } else {

@@ -27,7 +27,7 @@ struct AsyncTask {
   enum class Kind { kTensor, kEncode, kPull, kResend };
   Kind kind = Kind::kTensor;
   uint32_t index = 0;  // tensor; slice; slice; shard
-  const float* gradient = nullptr;
+  GivenGradient gradient;
 };
 
 // Thread-safety as Session says. Owns the encoding threads, from construction to Stop, or none (see kThreadsAbove).
@@ -90,7 +90,9 @@ class AsyncExchange final : public TaskedExchanger<AsyncTask> {
   template <typename Is>
   bool Every(uint32_t bucket, Is is) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  Task TaskOf(uint32_t tensor, const float* gradient) override { return {Task::Kind::kTensor, tensor, gradient}; }
+  Task TaskOf(uint32_t tensor, const GivenGradient& gradient) override {
+    return {Task::Kind::kTensor, tensor, gradient};
+  }
   TaskPlace PlaceOf(const Task& task) const override;
   void Work(const Task& task) override ABSL_LOCKS_EXCLUDED(mu_);
   void ProcessTensor(const Task& task);

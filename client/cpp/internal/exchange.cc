@@ -107,7 +107,7 @@ absl::Status Exchange::BeginReplacement() {
   return absl::OkStatus();
 }
 
-ExchangeTask Exchange::TaskOf(uint32_t tensor, const float* gradient) {
+ExchangeTask Exchange::TaskOf(uint32_t tensor, const GivenGradient& gradient) {
   Trace({.stage = v1::TRACE_READY, .round = ledger_.next() - 1, .bucket = tensor});
   return {Task::Kind::kIngest, tensor, gradient, {ledger_.next() - 1, 0}};
 }

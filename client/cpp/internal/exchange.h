@@ -43,9 +43,9 @@ struct ExchangeContext {
 struct ExchangeTask {
   enum class Kind { kIngest, kAgain, kEncode, kReplace, kAbstain, kAsk, kResend };
   Kind kind = Kind::kIngest;
-  uint32_t index = 0;               // kIngest, kAgain: tensor; kResend: shard
-  const float* gradient = nullptr;  // kIngest
-  RoundLedger::Entry entry;         // the others; of kIngest and kAgain its round
+  uint32_t index = 0;        // kIngest, kAgain: tensor; kResend: shard
+  GivenGradient gradient;    // kIngest
+  RoundLedger::Entry entry;  // the others; of kIngest and kAgain its round
 };
 
 // Thread-safety as Session says. Owns the encoding threads and one that applies, from construction to Stop, or none
@@ -124,7 +124,7 @@ class Exchange final : public TaskedExchanger<ExchangeTask> {
   void PollFor(TimeNs budget_ns, const absl::Condition& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status AwaitBucket(uint32_t bucket, bool (RoundLedger::*done)(uint32_t) const, int64_t timeout_ms);
 
-  Task TaskOf(uint32_t tensor, const float* gradient) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Task TaskOf(uint32_t tensor, const GivenGradient& gradient) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Work(const Task& task) override ABSL_LOCKS_EXCLUDED(mu_);
   TaskPlace PlaceOf(const Task& task) const override;
   void ProcessTensor(const Task& task);

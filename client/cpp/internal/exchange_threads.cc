@@ -94,7 +94,7 @@ void Exchange::EncodeSlice(Entry entry) {
     counters_.encode_ns += spent;
     if (!taken.ok() && !skips) NoteError(taken);
     if (!abstains && !encoded.ok()) NoteError(encoded);
-    if (bytes.frame) counters_.selected += bytes.frame->positions.size();
+    if (bytes.frame) counters_.selected += bytes.frame->selected();
   }
   if (!bytes.frame) return SendAbstain(entry);
   GW_FAILPOINT("worker.frame.encoded");

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "client/cpp/include/gradwire/session.h"
 #include "client/cpp/internal/shard_link.h"
+#include "client/cpp/internal/tensor_elements.h"
 #include "common/codec/plan/plan_window.h"
 
 namespace gradwire::client {
@@ -21,7 +22,7 @@ class Exchanger : public LinkEvents {
   // In the place of Begin and Ready: the round replaces the job's parameters by those of the replica. Errors:
   // Unimplemented, FailedPrecondition.
   virtual absl::Status BeginReplacement() = 0;
-  virtual absl::Status Ready(uint32_t tensor, const float* gradient) = 0;
+  virtual absl::Status Ready(uint32_t tensor, const GivenGradient& gradient) = 0;
   virtual absl::Status End(int64_t timeout_ms) = 0;
   // Between two rounds: waits until all that was pushed is settled, and what was applied is that of version().
   virtual absl::Status Drain(int64_t timeout_ms) = 0;

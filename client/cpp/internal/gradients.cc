@@ -1,6 +1,7 @@
 // See gradients.h.
 #include "client/cpp/internal/gradients.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <utility>
@@ -27,13 +28,25 @@ GradientStore::GradientStore(const Job* job, std::vector<const Codec*> codecs, s
   }
 }
 
-void GradientStore::TakeIn(uint32_t tensor, const float* gradient, uint64_t round) {
+void GradientStore::TakeIn(uint32_t tensor, const GivenGradient& given, uint64_t round) {
   State& state = tensors_[tensor];
-  state.gradient = gradient;
+  state.gradient = given.values;
   state.round = round;
   state.taken.reset();
   state.selected.reset();
   if (state.codec == nullptr) return;
+  state.by_rows = given.rows && state.codec->takes_elements() && job_->spec().push() != v1::PUSH_STEP;
+  if (state.by_rows) return TakeInRows(tensor, *given.rows);
+  WaitInArray(tensor);
+  if (given.rows) {
+    const absl::StatusOr<const float*> held = memory_->Hold(DenseOf(job_->tensors()[tensor], *given.rows));
+    if (!held.ok()) {
+      state.taken = held.status();
+      return;
+    }
+    state.gradient = *held;
+  }
+  const float* const gradient = state.gradient;
   if (SkipsNonFinite(*job_)) Save(&state);
   memory_->FindOutOfGrid(tensor, {gradient, job_->tensors()[tensor].elements}, state.codec->gradient_limit_bits());
   if (job_->spec().push() == v1::PUSH_STEP) ++state.steps;
@@ -42,11 +55,78 @@ void GradientStore::TakeIn(uint32_t tensor, const float* gradient, uint64_t roun
   if (memory_->on_host()) Taken(tensor).IgnoreError();
 }
 
+void GradientStore::TakeInRows(uint32_t tensor, const RowGradient& gradient) {
+  State& state = tensors_[tensor];
+  const Tensor& info = job_->tensors()[tensor];
+  state.source = nullptr;
+  state.from_pending = false;
+  state.elements.clear();
+  WaitByElement(&state);
+  if (SkipsNonFinite(*job_)) {
+    absl::MutexLock lock(&waiting_mu_);
+    state.before.waiting = state.waiting;
+  }
+  const uint32_t limit_bits = state.codec->gradient_limit_bits();
+  memory_->FindOutOfGrid(tensor, {gradient.values, gradient.rows.size() * RowElements(info)}, limit_bits);
+  TensorElements elements = ElementsOf(info, gradient);
+  if (memory_->FirstOutOfGrid(tensor) >= 0) {
+    const float limit = std::bit_cast<float>(limit_bits);
+    for (TensorElement& element : elements) {
+      if (std::fabs(element.value) < limit) continue;  // false for NaN
+      if (job_->spec().nonfinite() != v1::NONFINITE_SANITIZE) {
+        state.taken = Refuse(tensor, element.index, element.value);
+        return;
+      }
+      element.value = 0.0f;
+      Sanitized();
+    }
+  }
+  state.elements = std::move(elements);
+  AddWaiting(&state);
+  state.taken = absl::OkStatus();
+}
+
+void GradientStore::AddWaiting(State* state) {
+  absl::MutexLock lock(&waiting_mu_);
+  if (state->waiting.empty()) return;
+  state->elements = Merged(std::exchange(state->waiting, {}), state->elements);
+  const SentLimit limit = state->codec->sent_limit();
+  for (TensorElement& element : state->elements) {
+    const float all = std::exchange(element.value, limit.Cut(element.value));
+    if (all != element.value) state->waiting.push_back({element.index, all - element.value});
+  }
+}
+
+void GradientStore::WaitInArray(uint32_t tensor) {
+  State& state = tensors_[tensor];
+  TensorElements waiting;
+  {
+    absl::MutexLock lock(&waiting_mu_);
+    waiting = std::exchange(state.waiting, {});
+  }
+  state.elements.clear();
+  if (waiting.empty()) return;
+  float* const pending = ResidualOf({.tensor = tensor});
+  for (const TensorElement& element : waiting) pending[element.index] += element.value;
+}
+
+void GradientStore::WaitByElement(State* state) {
+  absl::MutexLock lock(&waiting_mu_);
+  if (state->pending.empty()) return;
+  state->waiting = Merged(ElementsOf(std::span<const float>(state->pending)), state->waiting);
+  memory_->Zero(state->pending);
+  state->idle = std::exchange(state->pending, {});
+  state->gathered = false;
+}
+
 void GradientStore::Save(State* state) {
   const auto save = [this](std::span<const float> now, std::span<float>* before) {
-    if (now.empty()) return;
+    if (now.empty()) {
+      if (!before->empty()) memory_->Zero(*before);  // what there was waits by element since
+      return;
+    }
     if (before->empty()) {
-      absl::MutexLock lock(&allocation_mu_);
+      absl::MutexLock lock(&waiting_mu_);
       *before = memory_->Allocate(now.size());
     }
     memory_->Copy(now, *before);
@@ -58,8 +138,20 @@ void GradientStore::Save(State* state) {
 }
 
 void GradientStore::Undo(const BucketLayout& layout) {
+  for (const TensorRuns& runs : TensorsIn(layout)) {
+    State& state = tensors_[runs.tensor];
+    if (!state.by_rows) continue;
+    TensorElements before;
+    ForEachIn(state.before.waiting, layout, runs,
+              [&](size_t i, size_t, uint64_t) { before.push_back(state.before.waiting[i]); });
+    absl::MutexLock lock(&waiting_mu_);
+    ForEachIn(state.waiting, layout, runs, [&](size_t i, size_t, uint64_t) { state.waiting[i].value = 0; });
+    std::erase_if(state.waiting, [](const TensorElement& element) { return element.value == 0; });
+    state.waiting = Merged(state.waiting, before);
+  }
   ForEachTensorPiece(layout, [this](const Run& first, uint64_t elements, uint64_t) {
     State& state = tensors_[first.tensor];
+    if (state.by_rows) return;
     const auto restore = [&](std::span<const float> before, std::span<float> now) {
       if (now.empty()) return;
       const std::span<float> here = now.subspan(first.offset, elements);
@@ -122,7 +214,7 @@ void GradientStore::HoldBack(uint32_t tensor) {
   State& state = tensors_[tensor];
   if (state.codec->uses_residual() || !state.from_pending) return;
   {
-    absl::MutexLock lock(&allocation_mu_);
+    absl::MutexLock lock(&waiting_mu_);
     if (!std::exchange(state.gathered, false)) return;
   }
   const SentLimit limit = state.codec->sent_limit();
@@ -145,7 +237,7 @@ void GradientStore::HoldBack(uint32_t tensor) {
 }
 
 void GradientStore::Gathered(State* state) {
-  absl::MutexLock lock(&allocation_mu_);
+  absl::MutexLock lock(&waiting_mu_);
   state->gathered = true;
 }
 
@@ -157,9 +249,13 @@ absl::Status GradientStore::TakenOf(std::span<const BucketPart> parts) {
 }
 
 absl::Status GradientStore::Refuse(uint32_t tensor, uint64_t bad) {
-  const State& state = tensors_[tensor];
   float value = 0;
-  memory_->ToHost({state.gradient + bad, 1}, &value);
+  memory_->ToHost({tensors_[tensor].gradient + bad, 1}, &value);
+  return Refuse(tensor, bad, value);
+}
+
+absl::Status GradientStore::Refuse(uint32_t tensor, uint64_t bad, float value) const {
+  const State& state = tensors_[tensor];
   const bool finite = std::isfinite(value);
   return absl::InvalidArgumentError(absl::StrCat(
       "the gradient of tensor '", job_->tensors()[tensor].name, "' has a ", finite ? "huge" : "non-finite",
@@ -179,7 +275,7 @@ absl::Status GradientStore::Sanitize(uint32_t tensor) {
   for (float& x : values) {
     if (std::fabs(x) < limit) continue;  // false for NaN
     x = 0.0f;
-    sanitized_elements_.fetch_add(1, std::memory_order_relaxed);
+    Sanitized();
   }
   GW_ASSIGN_OR_RETURN(const float* held, memory_->Hold(std::move(values)));
   Pass(tensor, held, /*checked=*/false);
@@ -210,6 +306,39 @@ std::vector<RunInput> GradientStore::InputsOf(const BucketLayout& layout) {
   return inputs;
 }
 
+bool GradientStore::HasRows(const BucketLayout& layout) const {
+  return std::ranges::any_of(TensorsIn(layout),
+                             [this](const TensorRuns& runs) { return tensors_[runs.tensor].by_rows; });
+}
+
+Elements GradientStore::ElementsOfSlice(const BucketLayout& layout) const {
+  Elements found;
+  const auto add = [&found](uint64_t position, float value) {
+    if (value == 0) return;
+    found.positions.push_back(static_cast<uint32_t>(position));
+    found.values.push_back(value);
+  };
+  for (const TensorRuns& runs : TensorsIn(layout)) {
+    const State& state = tensors_[runs.tensor];
+    if (state.by_rows) {
+      ForEachIn(state.elements, layout, runs,
+                [&](size_t i, size_t, uint64_t position) { add(position, state.elements[i].value); });
+      continue;
+    }
+    for (size_t run = runs.first; run < runs.last && state.source != nullptr; ++run) {
+      const float* const values = state.source + layout.runs[run].offset;
+      for (uint32_t i = 0; i < layout.runs[run].length; ++i) add(layout.run_begin[run] + i, values[i]);
+    }
+  }
+  return found;
+}
+
+absl::StatusOr<EncodedFrame> GradientStore::Encode(const FrameIdentity& id, const RoundPlan& plan,
+                                                   const BucketLayout& layout, Encoder* encoder) {
+  if (HasRows(layout)) return encoder->EncodeElements(id, plan, ElementsOfSlice(layout));
+  return encoder->Encode(id, plan, InputsOf(layout));
+}
+
 std::vector<float*> GradientStore::ResidualOf(const BucketLayout& layout) {
   std::vector<float*> residual(layout.runs.size());
   for (size_t i = 0; i < residual.size(); ++i) residual[i] = ResidualOf(layout.runs[i]);
@@ -218,8 +347,9 @@ std::vector<float*> GradientStore::ResidualOf(const BucketLayout& layout) {
 
 float* GradientStore::ResidualOf(const Run& run) {
   std::span<float>& pending = tensors_[run.tensor].pending;
-  absl::MutexLock lock(&allocation_mu_);
+  absl::MutexLock lock(&waiting_mu_);
   tensors_[run.tensor].gathered = true;
+  if (pending.empty()) pending = std::exchange(tensors_[run.tensor].idle, {});
   if (pending.empty()) pending = memory_->Allocate(job_->tensors()[run.tensor].elements);
   return pending.data() + run.offset;
 }
@@ -233,16 +363,49 @@ void GradientStore::Encoded(const BucketLayout& layout) {
 }
 
 void GradientStore::Keep(const BucketLayout& layout) {
+  for (const TensorRuns& runs : TensorsIn(layout)) {
+    State& state = tensors_[runs.tensor];
+    if (!state.by_rows) continue;
+    TensorElements kept;
+    ForEachIn(state.elements, layout, runs, [&](size_t i, size_t, uint64_t) { kept.push_back(state.elements[i]); });
+    absl::MutexLock lock(&waiting_mu_);
+    state.waiting = Merged(state.waiting, kept);
+  }
   ForEachTensorPiece(layout, [this](const Run& first, uint64_t elements, uint64_t) {
     State& state = tensors_[first.tensor];
     if (state.from_pending) return Gathered(&state);  // it is there
-    if (state.source == nullptr) return;
+    if (state.source == nullptr) return;              // by rows, or nothing was taken in
     memory_->Add({state.source + first.offset, elements}, ResidualOf(first));
   });
 }
 
 absl::Status GradientStore::Returned(const BucketLayout& layout, const Codec& codec, const EncodedFrame& frame) {
+  if (HasRows(layout)) {
+    GW_ASSIGN_OR_RETURN(const Elements carried, codec.Carried(frame));
+    ReturnElements(layout, carried);
+    return absl::OkStatus();
+  }
   return memory_->Return(layout, codec, frame, nullptr, ResidualOf(layout));
+}
+
+void GradientStore::ReturnElements(const BucketLayout& layout, const Elements& carried) {
+  size_t k = 0;
+  for (const TensorRuns& runs : TensorsIn(layout)) {
+    State& state = tensors_[runs.tensor];
+    TensorElements returned;
+    for (size_t run = runs.first; k < carried.positions.size() && carried.positions[k] < layout.run_begin[runs.last];
+         ++k) {
+      if (carried.positions[k] >= layout.run_begin[run + 1]) run = RunOf(layout, carried.positions[k]);
+      returned.push_back({layout.runs[run].offset + carried.positions[k] - layout.run_begin[run], carried.values[k]});
+    }
+    if (state.by_rows) {
+      absl::MutexLock lock(&waiting_mu_);
+      state.waiting = Merged(state.waiting, returned);
+    } else if (!returned.empty()) {
+      float* const pending = ResidualOf({.tensor = runs.tensor});
+      for (const TensorElement& element : returned) pending[element.index] += element.value;
+    }
+  }
 }
 
 absl::Status GradientStore::Deferred(const BucketLayout& layout, const Codec& codec, const EncodedFrame& frame,
@@ -254,12 +417,20 @@ absl::Status GradientStore::Deferred(const BucketLayout& layout, const Codec& co
 
 GradientStore::Kept GradientStore::KeptOf(uint32_t tensor) const {
   const State& state = tensors_[tensor];
+  if (!state.waiting.empty()) {
+    Kept kept;
+    kept.pending.copy.resize(job_->tensors()[tensor].elements);
+    for (const TensorElement& element : state.waiting) kept.pending.copy[element.index] = element.value;
+    kept.pending.values = kept.pending.copy;
+    return kept;
+  }
   return {memory_->View(state.pending), memory_->View(state.second_moment), memory_->View(state.velocity), state.steps};
 }
 
 GradientStore::Memory GradientStore::MemoryOf(uint32_t tensor, bool has_pending, uint64_t steps) {
   State& state = tensors_[tensor];
-  if (has_pending && state.pending.empty()) state.pending = memory_->Allocate(job_->tensors()[tensor].elements);
+  if (has_pending) ResidualOf({.tensor = tensor});
+  state.waiting.clear();
   state.steps = steps;
   state.gathered = has_pending;
   return {state.pending, state.second_moment, state.velocity};
@@ -270,6 +441,7 @@ void GradientStore::EndRound() {
     state.gradient = nullptr;
     state.source = nullptr;
     state.from_pending = false;
+    state.elements.clear();
   }
   memory_->ReleaseHeld();
 }

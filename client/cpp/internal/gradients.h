@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "client/cpp/internal/tensor_elements.h"
 #include "client/cpp/internal/tensor_memory.h"
 #include "common/codec/codec.h"
 #include "common/job/job.h"
@@ -32,17 +33,20 @@ class GradientStore {
   // Takes in the gradient of a tensor for `round`, once per step. Taken, before an encoder sees the tensor, waits for
   // the verdict. InvalidArgument for a non-finite element unless NONFINITE_SANITIZE says what to do: nothing was taken
   // in.
-  void TakeIn(uint32_t tensor, const float* gradient, uint64_t round);
+  void TakeIn(uint32_t tensor, const GivenGradient& gradient, uint64_t round);
   absl::Status Taken(uint32_t tensor);
   // Of all tensors of a bucket: the first error.
   absl::Status TakenOf(std::span<const BucketPart> parts);
-  absl::Status Ingest(uint32_t tensor, const float* gradient, uint64_t round) {
+  absl::Status Ingest(uint32_t tensor, const GivenGradient& gradient, uint64_t round) {
     TakeIn(tensor, gradient, round);
     return Taken(tensor);
   }
   // Chooses what a sparse codec sends in `round`; before every encoding of the tensor.
   void Select(uint32_t tensor, uint64_t round);
   std::vector<RunInput> InputsOf(const BucketLayout& layout);
+  // The frame of a slice, by its encoder. Errors: those of Encoder::Encode.
+  absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan, const BucketLayout& layout,
+                                      Encoder* encoder);
   // The encoder that takes these inputs; borrowed, the same one in every call.
   Encoder* EncoderOf(const Codec& codec) { return memory_->EncoderOf(codec); }
   const TensorMemory& memory() const { return *memory_; }
@@ -90,6 +94,10 @@ class GradientStore {
     std::span<float> second_moment;  // PUSH_STEP
     uint64_t steps = 0;              // PUSH_STEP
     std::span<float> velocity;       // codecs with a velocity()
+    // The gradient was given by rows, to a codec that takes elements: `pending` is empty, and this waits in its place.
+    bool by_rows = false;
+    TensorElements waiting;
+    std::span<float> idle;  // an array of zeros that was `pending`
 
     // What these were before this round, in jobs that may skip it; empty where they were.
     struct Before {
@@ -97,6 +105,7 @@ class GradientStore {
       std::span<float> second_moment;
       std::span<float> velocity;
       uint64_t steps = 0;
+      TensorElements waiting;
     } before;
 
     // Of this round.
@@ -106,13 +115,26 @@ class GradientStore {
     const float* source = nullptr;      // what codecs without residual read; null: nothing was taken in
     bool from_pending = false;          // that is `pending`
     bool gathered = false;              // `pending` may have what earlier rounds did not send
+    TensorElements elements;            // by rows: what encoders read
     std::optional<uint64_t> selected;   // the round that `choice` was made for
     Choice choice;
   };
 
+  // Of a codec that takes elements.
+  void TakeInRows(uint32_t tensor, const RowGradient& gradient);
+  // Adds what waited to the elements, and holds back what is too large for one frame.
+  void AddWaiting(State* state);
+  // What waits goes into an array, for gradients that are given whole; and back.
+  void WaitInArray(uint32_t tensor);
+  void WaitByElement(State* state);
+  bool HasRows(const BucketLayout& layout) const;
+  Elements ElementsOfSlice(const BucketLayout& layout) const;
+  void ReturnElements(const BucketLayout& layout, const Elements& carried);
   // Brings `values` to where encoders read this round. `checked`: unless FindOutOfGrid found something in the tensor.
   void Pass(uint32_t tensor, const float* values, bool checked);
   absl::Status Refuse(uint32_t tensor, uint64_t bad);
+  absl::Status Refuse(uint32_t tensor, uint64_t bad, float value) const;
+  void Sanitized() { sanitized_elements_.fetch_add(1, std::memory_order_relaxed); }
   void Save(State* state);
   // For a codec without residual: what was gathered over several rounds and is too large for one frame leaves over
   // several, too.
@@ -126,7 +148,7 @@ class GradientStore {
   const Job* const job_;
   const std::shared_ptr<TensorMemory> memory_;
   std::vector<State> tensors_;
-  absl::Mutex allocation_mu_;  // of State::pending, which both threads may be the first to need
+  absl::Mutex waiting_mu_;  // of State::pending, which both threads may be the first to need, waiting and gathered
   std::atomic<uint64_t> sanitized_elements_{0};
 };
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
 
 namespace gradwire::client {
 
@@ -21,18 +22,37 @@ absl::StatusOr<std::vector<float>> RatesOf(const Job& job, std::span<const float
   return rates;
 }
 
+absl::Status CheckCount(const Job& job, std::span<const float* const> gradients) {
+  if (gradients.size() == job.tensors().size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(gradients.size(), " gradients were given; the job has ", job.tensors().size(), " tensors"));
+}
+
+absl::Status CheckGradients(const Job& job, std::span<const float* const> gradients) {
+  GW_RETURN_IF_ERROR(CheckCount(job, gradients));
+  for (size_t t = 0; t < gradients.size(); ++t) {
+    const Tensor& tensor = job.tensors()[t];
+    if (gradients[t] == nullptr && tensor.elements != 0)
+      return absl::InvalidArgumentError(absl::StrCat("tensor '", tensor.name, "': the gradient is a null pointer"));
+  }
+  return absl::OkStatus();
+}
+
 void ReadyTensors::Open(bool all) {
   ready_.assign(ready_.size(), all);
   order_.clear();
 }
 
-absl::Status ReadyTensors::Note(uint32_t tensor, const float* gradient) {
+absl::Status ReadyTensors::Note(uint32_t tensor, const GivenGradient& gradient) {
   if (tensor >= ready_.size())
     return absl::InvalidArgumentError(
         absl::StrCat("tensor index ", tensor, "; the job has ", ready_.size(), " tensors"));
   const Tensor& info = job_.tensors()[tensor];
-  if (gradient == nullptr && info.elements > 0)
+  if (gradient.rows) {
+    GW_RETURN_IF_ERROR(CheckRows(info, *gradient.rows));
+  } else if (gradient.values == nullptr && info.elements > 0) {
     return absl::InvalidArgumentError(absl::StrCat("tensor '", info.name, "': the gradient is a null pointer"));
+  }
   if (ready_[tensor])
     return absl::FailedPreconditionError(absl::StrCat("tensor '", info.name, "' was reported ready twice in a round"));
   ready_[tensor] = true;

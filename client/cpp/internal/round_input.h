@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/cpp/internal/tensor_elements.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 
@@ -15,6 +16,10 @@ namespace gradwire::client {
 // One for each parameter group, from one for each or one for all. InvalidArgument.
 absl::StatusOr<std::vector<float>> RatesOf(const Job& job, std::span<const float> learning_rates);
 
+// That there is one for each tensor; and that none is a null pointer. InvalidArgument.
+absl::Status CheckCount(const Job& job, std::span<const float* const> gradients);
+absl::Status CheckGradients(const Job& job, std::span<const float* const> gradients);
+
 // The tensors of a job that are ready in a round. Not thread-safe.
 class ReadyTensors {
  public:
@@ -22,8 +27,8 @@ class ReadyTensors {
 
   // A round opens, in which none is ready, or all are because it has no gradients.
   void Open(bool all = false);
-  // InvalidArgument (no such tensor, a null pointer), FailedPrecondition (it is ready already).
-  absl::Status Note(uint32_t tensor, const float* gradient);
+  // InvalidArgument (no such tensor, a null pointer, no rows of it), FailedPrecondition (it is ready already).
+  absl::Status Note(uint32_t tensor, const GivenGradient& gradient);
   // FailedPrecondition names a tensor with elements that is not ready.
   absl::Status CheckAll() const;
   bool Has(uint32_t tensor) const { return tensor < ready_.size() && ready_[tensor]; }

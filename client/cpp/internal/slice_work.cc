@@ -50,8 +50,8 @@ absl::Status SliceWork::Encode(uint32_t slice, uint64_t round, std::span<const f
   id.incarnation = context_.incarnation;
   id.learning_rates = learning_rates;
   id.draws = context_.draws;
-  const std::vector<RunInput> inputs = context_.gradients->InputsOf(LayoutOf(slice));
-  GW_ASSIGN_OR_RETURN(bytes->frame, states_[slice].encoder->Encode(id, PlanOf(slice, round), inputs));
+  GW_ASSIGN_OR_RETURN(bytes->frame,
+                      context_.gradients->Encode(id, PlanOf(slice, round), LayoutOf(slice), states_[slice].encoder));
   if (CarriesValues(*context_.job, round)) context_.gradients->Encoded(LayoutOf(slice));
   return absl::OkStatus();
 }

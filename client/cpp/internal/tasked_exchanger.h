@@ -28,7 +28,7 @@ inline constexpr uint64_t kThreadsAbove = 16384;
 template <typename Task>
 class TaskedExchanger : public Exchanger {
  public:
-  absl::Status Ready(uint32_t tensor, const float* gradient) final {
+  absl::Status Ready(uint32_t tensor, const GivenGradient& gradient) final {
     absl::MutexLock lock(&mu_);
     GW_RETURN_IF_ERROR(failed_);
     if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
@@ -96,7 +96,7 @@ class TaskedExchanger : public Exchanger {
     encoders_.clear();
   }
 
-  virtual Task TaskOf(uint32_t tensor, const float* gradient) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) = 0;
+  virtual Task TaskOf(uint32_t tensor, const GivenGradient& gradient) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) = 0;
   virtual TaskPlace PlaceOf(const Task& task) const = 0;
   virtual void Work(const Task& task) ABSL_LOCKS_EXCLUDED(mu_) = 0;
 

@@ -44,8 +44,16 @@ class Masters:
         return all(torch.equal(parameter, master.to(parameter.device, parameter.dtype)) for parameter, master in self._apart)
 
 
-def gradient_of(grad: torch.Tensor) -> torch.Tensor:
-    """`grad` as the session takes it: dense, contiguous float32; itself where it is that."""
+def gradient_of(grad: torch.Tensor, by_rows: bool = False) -> torch.Tensor:
+    """`grad` as the session takes it: dense, contiguous float32; itself where it is that. `by_rows`: a gradient that is sparse
+    along its first dimension stays so, coalesced."""
+    if grad.is_sparse and by_rows and grad.sparse_dim() == 1:
+        return grad.to(torch.float32).coalesce()
     if grad.is_sparse:
         grad = grad.to_dense()
     return grad.to(torch.float32).contiguous()
+
+
+def rows_of(grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of a sparse gradient of gradient_of, and their values."""
+    return grad.indices()[0].contiguous(), grad.values().contiguous()

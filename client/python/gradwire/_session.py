@@ -123,6 +123,16 @@ class Session:
         index = self._index[tensor] if isinstance(tensor, str) else tensor
         self._core.tensor_ready(index, self._borrow(gradient, f"the gradient of {tensor!r}"))
 
+    def rows_ready(self, tensor: int | str, rows: Any, values: Any) -> None:
+        """The gradient of one tensor is complete, and 0 but for `rows` (int64, ascending, each once) along its first dimension,
+        whose `values` (float32, C-contiguous) are a tensor of as many rows. In host memory; neither may change until
+        `end_round` returns. The same is sent as by tensor_ready. With a codec that sends all that is not 0 ("zen",
+        "adaptive") the work grows with these rows.
+        """
+        index = self._index[tensor] if isinstance(tensor, str) else tensor
+        what = f"the gradient of {tensor!r}"
+        self._core.rows_ready(index, np.asarray(rows), as_array(values, what))
+
     def end_round(self, timeout: float | None = None) -> None:
         """Waits until every update is applied; the parameters change meanwhile. After DeadlineExceeded call it again.
 

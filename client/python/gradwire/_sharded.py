@@ -18,7 +18,7 @@ import torch
 from . import _amp, _lifetime
 from ._errors import Cancelled, FailedPrecondition
 from ._job import DEFAULT_CODEC, Group, JobSpec, Rule, TensorSpec, training_with
-from ._masters import Masters, gradient_of
+from ._masters import Masters, gradient_of, rows_of
 from ._place import Staging, check_place, place_of, threads_for
 from ._presence import Presence, read_notes
 from ._session import Session, join, notes_of
@@ -67,8 +67,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     Parameters are float32, bfloat16 or float16. The job's are float32: of 16-bit ones, and of those in another memory format
     (channels_last), masters in float32 lie here and on the shards, and are rounded into the parameters after each step;
-    pull="params_bf16" then halves what comes back. Gradients of 16 bits, and sparse ones (nn.Embedding(sparse=True)), are sent
-    as dense float32: use a codec that leaves zeros out, such as zen, for the latter.
+    pull="params_bf16" then halves what comes back. Gradients of 16 bits are sent as float32. Sparse ones
+    (nn.Embedding(sparse=True)) are taken by their rows: with codec zen or adaptive and a plain optimizer="sgd" a step takes a
+    time that grows with these rows; with others it grows with the tensor.
 
     Parameters lie in host memory or on CUDA devices: move the model there before the optimizer is made. On one device, with codec
     tagc or dense, gradients are encoded where they are and updates applied where the parameters are. For the rest (other codecs,
@@ -292,6 +293,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self.session.tensor_ready(index, self._zero_gradient(self._masters.tensors[index]))
             self._ready[index] = (None, 0)
             return
+        if gradient.is_sparse:
+            rows, values = rows_of(gradient)
+            self.session.rows_ready(index, rows, values if scale == 1.0 else values.mul_(1.0 / scale))
+            self._ready[index] = (grad, grad._version)
+            return
         if scale != 1.0:
             gradient.mul_(1.0 / scale)
         at_place = gradient if self._masters.tensors[index].is_cuda else self._staging.bring(index, gradient)
@@ -324,7 +330,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if grad is None:
             return None
         check_tensor(f"the gradient of {self._names[index]!r}", grad)
-        return gradient_of(grad)
+        return gradient_of(grad, by_rows=not grad.is_cuda)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's. Raises where gradients are with the shards already: with overlap=True, or where step() has not ended."""

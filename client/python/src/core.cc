@@ -209,6 +209,15 @@ class PySession {
     Ready(tensor, GradientOf(tensor, gradient));
   }
 
+  void RowsReady(uint32_t tensor, const py::object& rows, const py::object& values) {
+    CheckProcess();
+    const Tensor& info = TensorAt(tensor);
+    const std::string what = absl::StrCat("the gradient of '", info.name, "'");
+    GivenRows given(rows, values, what, info.shape);
+    Check(session_->RowsReady(tensor, given.gradient()));
+    rows_[tensor] = std::move(given);
+  }
+
   // After Ctrl-C the round is still open.
   void EndRound(int64_t timeout_ms) {
     CheckProcess();
@@ -217,6 +226,7 @@ class PySession {
     // These two leave the round open, and its gradients borrowed.
     if (!absl::IsDeadlineExceeded(status) && !absl::IsFailedPrecondition(status)) {
       for (auto& gradient : gradients_) gradient.reset();
+      rows_.clear();
     }
     Check(status);
   }
@@ -338,12 +348,17 @@ class PySession {
     gradients_[tensor] = std::move(gradient);
   }
 
-  BorrowedTensor GradientOf(uint32_t tensor, const py::object& gradient) const {
+  const Tensor& TensorAt(uint32_t tensor) const {
     const auto& tensors = session_->job().tensors();
     if (tensor >= tensors.size()) throw py::index_error(absl::StrCat("tensor index ", tensor, " of ", tensors.size()));
-    const std::string what = absl::StrCat("the gradient of '", tensors[tensor].name, "'");
+    return tensors[tensor];
+  }
+
+  BorrowedTensor GradientOf(uint32_t tensor, const py::object& gradient) const {
+    const Tensor& info = TensorAt(tensor);
+    const std::string what = absl::StrCat("the gradient of '", info.name, "'");
     BorrowedTensor borrowed(gradient, DeviceName(), what, false);
-    CheckShape(borrowed, what, tensors[tensor].shape);
+    CheckShape(borrowed, what, info.shape);
     return borrowed;
   }
 
@@ -373,6 +388,7 @@ class PySession {
   std::unique_ptr<Session> session_;
   std::vector<BorrowedTensor> memory_;
   std::vector<std::optional<BorrowedTensor>> gradients_;
+  std::map<uint32_t, GivenRows> rows_;  // of the open round, as gradients_
 };
 
 std::string RoleName(const std::string& name, const std::vector<uint64_t>& shape) {
@@ -417,6 +433,7 @@ PYBIND11_MODULE(_core, m) {
       .def("begin_round", &PySession::BeginRound)
       .def("begin_replacement", &PySession::BeginReplacement)
       .def("tensor_ready", &PySession::TensorReady)
+      .def("rows_ready", &PySession::RowsReady, py::arg("tensor"), py::arg("rows"), py::arg("values"))
       .def("end_round", &PySession::EndRound, py::arg("timeout_ms") = -1)
       .def("exchange", &PySession::Exchange, py::arg("gradients"), py::arg("learning_rates"),
            py::arg("timeout_ms") = -1)

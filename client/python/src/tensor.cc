@@ -2,6 +2,7 @@
 #include "client/python/src/tensor.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace gradwire {
 
@@ -55,6 +56,24 @@ void BorrowedTensor::TakeArray(const py::object& object, const std::string& what
   values_ = {const_cast<float*>(static_cast<const float*>(array.data())), static_cast<size_t>(array.size())};
   shape_.assign(array.shape(), array.shape() + array.ndim());
   array_ = object;
+}
+
+GivenRows::GivenRows(const py::object& rows, const py::object& values, const std::string& what,
+                     std::span<const uint64_t> shape) {
+  if (!py::isinstance<py::array_t<int64_t>>(rows))
+    throw py::type_error(absl::StrCat("the rows of ", what, " must be an array of int64"));
+  const auto indices = py::reinterpret_borrow<py::array>(rows);
+  if (indices.ndim() != 1 || !(indices.flags() & py::array::c_style))
+    throw py::value_error(absl::StrCat("the rows of ", what, " must be C-contiguous, of one dimension"));
+  values_.emplace(values, nullptr, what, false);
+  std::vector<uint64_t> wanted(shape.begin(), shape.end());
+  if (wanted.empty()) throw py::value_error(what + " has no rows: the tensor has no dimension");
+  wanted[0] = static_cast<uint64_t>(indices.size());
+  if (values_->shape() != wanted)
+    throw py::value_error(absl::StrCat(what, " has values of shape [", absl::StrJoin(values_->shape(), ", "), "] for ",
+                                       wanted[0], " rows, where [", absl::StrJoin(wanted, ", "), "] is expected"));
+  indices_ = {static_cast<const int64_t*>(indices.data()), static_cast<size_t>(indices.size())};
+  rows_ = rows;
 }
 
 }  // namespace gradwire

@@ -6,9 +6,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "gradwire/session.h"
 
 namespace gradwire {
 
@@ -59,6 +62,21 @@ class BorrowedTensor {
   std::unique_ptr<DlManagedTensor, Deleter> managed_;  // on a device
   std::span<float> values_;
   std::vector<uint64_t> shape_;
+};
+
+// Rows of a gradient: their indices, one int64 each, and their values. In host memory.
+class GivenRows {
+ public:
+  GivenRows() = default;
+  // `shape`: of the tensor. TypeError or ValueError, naming `what`.
+  GivenRows(const pybind11::object& rows, const pybind11::object& values, const std::string& what,
+            std::span<const uint64_t> shape);
+  RowGradient gradient() const { return {indices_, values_->values().data()}; }
+
+ private:
+  pybind11::object rows_;
+  std::span<const int64_t> indices_;
+  std::optional<BorrowedTensor> values_;
 };
 
 }  // namespace gradwire

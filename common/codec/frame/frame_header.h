@@ -48,8 +48,9 @@ inline wire::FrameWriter BeginUpdateFrame(const FrameIdentity& id, const BucketL
 }
 
 // The frame that was written, encoded by `plan`.
-inline EncodedFrame FinishEncoded(wire::FrameWriter* writer, const RoundPlan& plan) {
+inline EncodedFrame FinishEncoded(wire::FrameWriter* writer, const RoundPlan& plan, uint64_t sent = 0) {
   EncodedFrame frame;
+  frame.sent = sent;
   frame.chunks = writer->Finish();
   frame.bytes = TotalSize(frame.chunks);
   frame.plan = plan;

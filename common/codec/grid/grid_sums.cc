@@ -13,13 +13,13 @@ namespace {
 constexpr size_t kAhead = 24;  // sums are long, and what is listed of them lies far apart: fetched so far ahead
 constexpr size_t kBatch = 256;
 
-// What the values add to sums, modulo 2^64, as the backend's sums are. A plain loop, which the compiler vectorises.
-GW_CLONES void ToGrid(const float* values, size_t n, kernels::Sign sign, uint64_t* out) {
+}  // namespace
+
+// A plain loop, which the compiler vectorises.
+GW_CLONES void GridValues(const float* values, size_t n, kernels::Sign sign, uint64_t* out) {
   const uint64_t negate = sign == kernels::Sign::kAdd ? 0 : ~uint64_t{0};
   for (size_t i = 0; i < n; ++i) out[i] = (kernels::ToGrid(values[i]) ^ negate) - negate;
 }
-
-}  // namespace
 
 void GridSums::Add(uint64_t begin, const float* values, size_t n, kernels::Sign sign) {
   context_.backend->AddFloats(sums_.data() + begin, reinterpret_cast<const uint8_t*>(values), sizeof(float), n, sign,
@@ -30,7 +30,7 @@ void GridSums::Add(std::span<const uint32_t> positions, const float* values, ker
   uint64_t grid[kBatch];
   for (size_t begin = 0; begin < positions.size(); begin += kBatch) {
     const size_t end = std::min(positions.size(), begin + kBatch);
-    ToGrid(values + begin, end - begin, sign, grid);
+    GridValues(values + begin, end - begin, sign, grid);
     for (size_t i = begin; i < end; ++i) {
       if (i + kAhead < positions.size()) __builtin_prefetch(&sums_[positions[i + kAhead]], 1);
       int64_t& sum = sums_[positions[i]];

@@ -14,6 +14,9 @@
 
 namespace gradwire {
 
+// What values that were checked add to sums, modulo 2^64, as the backend's sums are.
+void GridValues(const float* values, size_t n, kernels::Sign sign, uint64_t* out);
+
 // Not thread-safe.
 class GridSums {
  public:

@@ -16,10 +16,9 @@
 #include "common/codec/frame/coverage.h"
 #include "common/codec/frame/frame_header.h"
 #include "common/codec/frame/run_pieces.h"
-#include "common/codec/grid/grid_sums.h"
 #include "common/codec/sparse/agreed.h"
 #include "common/codec/sparse/sparse_segment.h"
-#include "common/codec/tagc/position_counters.h"
+#include "common/codec/sparse/sums.h"
 #include "kernels/math/half.h"
 #include "kernels/math/select.h"
 
@@ -131,16 +130,29 @@ class SparseEncoder final : public Encoder {
 
   absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
                                       std::span<const RunInput> runs) override {
-    const BucketLayout& layout = shape_.layout();
-    wire::FrameWriter writer = BeginPush(id, layout, plan);
-    if (id.round != 0) {
-      if (shape_.adapts() && shape_.WritesAll(NonZerosOf(runs))) {
-        WriteAll(runs, &writer);
-      } else {
-        GW_RETURN_IF_ERROR(WriteChosen(id.round, runs, &writer));
-      }
+    wire::FrameWriter writer = BeginPush(id, shape_.layout(), plan);
+    if (id.round == 0) return FinishEncoded(&writer, plan);
+    if (shape_.adapts() && shape_.WritesAll(NonZerosOf(runs))) {
+      WriteAll(runs, &writer);
+      return FinishEncoded(&writer, plan, shape_.layout().elements);
     }
-    return FinishEncoded(&writer, plan);
+    Choose(id.round, runs);
+    GW_RETURN_IF_ERROR(WriteChosen(id.round, &writer));
+    TakeFrom(runs);
+    return FinishEncoded(&writer, plan, pairs_.positions.size());
+  }
+
+  absl::StatusOr<EncodedFrame> EncodeElements(const FrameIdentity& id, const RoundPlan& plan,
+                                              Elements elements) override {
+    wire::FrameWriter writer = BeginPush(id, shape_.layout(), plan);
+    if (id.round == 0) return FinishEncoded(&writer, plan);
+    pairs_ = std::move(elements);
+    if (shape_.WritesAll(pairs_.positions.size())) {
+      WriteAll(&writer);
+      return FinishEncoded(&writer, plan, shape_.layout().elements);
+    }
+    GW_RETURN_IF_ERROR(WriteChosen(id.round, &writer));
+    return FinishEncoded(&writer, plan, pairs_.positions.size());
   }
 
  private:
@@ -154,9 +166,9 @@ class SparseEncoder final : public Encoder {
     return n;
   }
 
-  absl::Status WriteChosen(uint64_t round, std::span<const RunInput> runs, FrameWriter* writer) {
+  // Those that were chosen.
+  absl::Status WriteChosen(uint64_t round, FrameWriter* writer) {
     const BucketLayout& layout = shape_.layout();
-    Choose(round, runs);
     GW_RETURN_IF_ERROR(CheckHeld());
     if (shape_.keeps_rest()) {
       const SentLimit limit = shape_.sent_limit();
@@ -165,6 +177,12 @@ class SparseEncoder final : public Encoder {
     const double density =
         layout.elements == 0 ? 0 : static_cast<double>(pairs_.positions.size()) / static_cast<double>(layout.elements);
     shape_.Write(pairs_, pairs_.values, shape_.spec.values, round, density, writer);
+    return absl::OkStatus();
+  }
+
+  // What is written no longer waits.
+  void TakeFrom(std::span<const RunInput> runs) const {
+    const BucketLayout& layout = shape_.layout();
     for (size_t k = 0, run = 0; shape_.keeps_rest() && k < pairs_.positions.size(); ++k) {
       while (pairs_.positions[k] >= layout.run_begin[run + 1]) ++run;
       const uint64_t at = pairs_.positions[k] - layout.run_begin[run];
@@ -172,7 +190,6 @@ class SparseEncoder final : public Encoder {
       // Momentum factor masking (Lin et al. 2017, section 3.3).
       if (runs[run].velocity != nullptr) runs[run].velocity[at] = 0;
     }
-    return absl::OkStatus();
   }
 
   // What binary16 does not reach becomes its largest value, and without a residual nothing keeps the rest.
@@ -198,6 +215,14 @@ class SparseEncoder final : public Encoder {
       ForEachRunPiece(shape_.layout(), begin, count, [&](size_t run, uint64_t offset, uint64_t n, uint64_t position) {
         std::memcpy(out + (position - begin), runs[run].gradient + offset, n * sizeof(float));
       });
+    });
+  }
+  void WriteAll(FrameWriter* writer) const {
+    size_t k = 0;
+    WriteBlocks(shape_.layout().elements, writer, [&](uint64_t begin, uint32_t count, float* out) {
+      std::fill_n(out, count, 0.0f);
+      for (; k < pairs_.positions.size() && pairs_.positions[k] < begin + count; ++k)
+        out[pairs_.positions[k] - begin] = pairs_.values[k];
     });
   }
 
@@ -273,22 +298,15 @@ class SparseEncoder final : public Encoder {
   std::vector<uint64_t> marks_;  // of a stretch
 };
 
+// Sums: WholeSums or PagedSums (sums.h).
+template <typename Sums>
 class SparseAccumulator final : public Accumulator {
  public:
-  explicit SparseAccumulator(const Shape& shape)
-      : shape_(shape),
-        sums_(shape.context),
-        counts_(shape.layout().elements, shape.context.job->spec().max_workers()) {}
-  static size_t Bytes(const Shape& shape) {
-    const uint64_t elements = shape.layout().elements;
-    const tagc::PositionCounters counts(elements, shape.context.job->spec().max_workers());
-    const uint64_t segment = std::min<uint64_t>(kMaxSegmentElements, elements);
-    return GridSums::Bytes(shape.layout()) + counts.memory_bytes() + segment * (sizeof(uint32_t) + sizeof(float));
-  }
+  explicit SparseAccumulator(const Shape& shape) : shape_(shape), sums_(shape.context) {}
+  static size_t MostBytes(const Shape& shape) { return Sums::MostBytes(shape.context) + SegmentBytes(shape); }
 
   void Open(uint64_t round, const RoundPlan& plan) override {
-    sums_.Clear(counts_.Union());
-    counts_.Clear();
+    sums_.Clear();
     all_written_ = 0;
     round_ = round;
     plan_ = plan;
@@ -297,20 +315,14 @@ class SparseAccumulator final : public Accumulator {
   absl::Status Add(const Segment& s) override {
     GW_RETURN_IF_ERROR(CheckRange(s));
     GW_RETURN_IF_ERROR(Read(s));
-    GW_RETURN_IF_ERROR(
-        sums_.Check(pairs_.values.data(), pairs_.values.size(), [&](size_t i) { return pairs_.positions[i]; }));
-    if (const int64_t full = counts_.Increment(pairs_.positions); full >= 0) {
-      return absl::InvalidArgumentError(absl::StrFormat("element %d was sent by more workers than the job has", full));
-    }
-    sums_.Add(pairs_.positions, pairs_.values.data(), kernels::Sign::kAdd);
+    GW_RETURN_IF_ERROR(sums_.Add(pairs_));
     if (s.type == SegmentType::kDenseF32) all_written_ += s.count;
     return absl::OkStatus();
   }
 
   void Remove(const Segment& s) override {
     Read(s).IgnoreError();  // was added
-    sums_.Add(pairs_.positions, pairs_.values.data(), kernels::Sign::kSubtract);
-    counts_.Decrement(pairs_.positions);
+    sums_.Remove(pairs_);
     if (s.type == SegmentType::kDenseF32) all_written_ -= s.count;
   }
 
@@ -319,7 +331,7 @@ class SparseAccumulator final : public Accumulator {
     UpdateFrame update;
     if (contributors != 0 && round_ != 0) {
       Pairs pairs;
-      pairs.positions = counts_.Union();
+      pairs.positions = sums_.Union();
       update.stats.elements = pairs.positions.size();
       update.stats.traffic = TrafficOf(pairs.positions.size(), contributors);
       const double density = static_cast<double>(pairs.positions.size()) /
@@ -330,7 +342,6 @@ class SparseAccumulator final : public Accumulator {
       } else {
         pairs.values.resize(pairs.positions.size());
         sums_.TakeMeans(pairs.positions, contributors, pairs.values.data());
-        counts_.Clear();
         shape_.Write(pairs, pairs.values, ValueFormat::kFp32, round_, density, &writer);
       }
     }
@@ -339,9 +350,13 @@ class SparseAccumulator final : public Accumulator {
     return update;
   }
 
-  size_t memory_bytes() const override { return Bytes(shape_); }
+  size_t memory_bytes() const override { return sums_.memory_bytes() + SegmentBytes(shape_); }
 
  private:
+  static size_t SegmentBytes(const Shape& shape) {
+    return std::min<uint64_t>(kMaxSegmentElements, shape.layout().elements) * (sizeof(uint32_t) + sizeof(float));
+  }
+
   absl::Status CheckRange(const Segment& s) const {
     const uint64_t elements = shape_.layout().elements;
     const bool pairs = s.type == SegmentType::kSparse && s.param >> 4 == static_cast<int>(shape_.spec.values);
@@ -366,7 +381,7 @@ class SparseAccumulator final : public Accumulator {
     Traffic traffic;
     traffic.elements = elements;
     traffic.contributors = contributors;
-    traffic.sent = counts_.Total();
+    traffic.sent = sums_.Total();
     traffic.in_union = in_union;
     traffic.dense_pushes = elements == 0 ? 0 : static_cast<uint32_t>(all_written_ / elements);
     traffic.dense_update = shape_.WritesAll(in_union);
@@ -374,8 +389,7 @@ class SparseAccumulator final : public Accumulator {
   }
 
   const Shape shape_;
-  GridSums sums_;
-  tagc::PositionCounters counts_;
+  Sums sums_;
   Pairs pairs_;               // of one segment
   uint64_t all_written_ = 0;  // elements in segments of the dense form
   uint64_t round_ = 0;
@@ -388,6 +402,7 @@ class SparseCodec final : public Codec {
 
   bool uses_residual() const override { return shape_.keeps_rest(); }
   bool sparse() const override { return true; }
+  bool takes_elements() const override { return !shape_.keeps_rest(); }
   std::optional<kernels::Accuracy> selects() const override {
     if (shape_.spec.choice == Choice::kTopK) return kernels::Accuracy::kExact;
     // Lin et al. 2017, section 3.3 and appendix: thresholds come from a sample of the gradient.
@@ -411,8 +426,13 @@ class SparseCodec final : public Codec {
   }
   RoundPlan InitialPlan() const override { return {}; }
   std::unique_ptr<Encoder> NewEncoder() const override { return std::make_unique<SparseEncoder>(shape_); }
-  std::unique_ptr<Accumulator> NewAccumulator() const override { return std::make_unique<SparseAccumulator>(shape_); }
-  size_t accumulator_bytes() const override { return SparseAccumulator::Bytes(shape_); }
+  std::unique_ptr<Accumulator> NewAccumulator() const override {
+    if (pages()) return std::make_unique<SparseAccumulator<PagedSums>>(shape_);
+    return std::make_unique<SparseAccumulator<WholeSums>>(shape_);
+  }
+  size_t accumulator_bytes() const override {
+    return pages() ? SparseAccumulator<PagedSums>::MostBytes(shape_) : SparseAccumulator<WholeSums>::MostBytes(shape_);
+  }
 
   absl::Status CheckComplete(uint64_t round, const RoundPlan&, std::span<const SegmentHeader> segments) const override {
     const bool all = shape_.adapts() && segments.size() > 1 && segments[1].type == SegmentType::kDenseF32;
@@ -422,14 +442,7 @@ class SparseCodec final : public Codec {
   absl::Status Return(const EncodedFrame& frame, const std::vector<uint32_t>* positions,
                       std::span<float* const> residual) const override {
     if (positions != nullptr) return absl::OkStatus();  // nothing is deferred
-    GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> chunks, wire::ParseFrame(frame.chunks));
-    Pairs pairs;
-    for (const wire::Chunk& chunk : chunks) {
-      for (const Segment& s : chunk.segments) {
-        if (s.type != SegmentType::kLearningRates)
-          GW_RETURN_IF_ERROR(ReadSegment(s, shape_.AgreementOf(chunk.header.round), &pairs));
-      }
-    }
+    GW_ASSIGN_OR_RETURN(const Pairs pairs, Carried(frame));
     const BucketLayout& layout = shape_.layout();
     for (size_t k = 0, run = 0; k < pairs.positions.size(); ++k) {
       while (pairs.positions[k] >= layout.run_begin[run + 1]) ++run;
@@ -438,7 +451,22 @@ class SparseCodec final : public Codec {
     return absl::OkStatus();
   }
 
+  absl::StatusOr<Elements> Carried(const EncodedFrame& frame) const override {
+    GW_ASSIGN_OR_RETURN(const std::vector<wire::Chunk> chunks, wire::ParseFrame(frame.chunks));
+    Pairs pairs;
+    for (const wire::Chunk& chunk : chunks) {
+      for (const Segment& s : chunk.segments) {
+        if (s.type != SegmentType::kLearningRates)
+          GW_RETURN_IF_ERROR(ReadSegment(s, shape_.AgreementOf(chunk.header.round), &pairs));
+      }
+    }
+    return pairs;
+  }
+
  private:
+  // Gradients that are sparse by nature may be so in a bucket that is touched here and there.
+  bool pages() const { return shape_.spec.choice == Choice::kNonZero; }
+
   const Shape shape_;
 };
 

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "common/codec/bits/index_code.h"
 #include "common/codec/bits/value_format.h"
+#include "common/codec/codec.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "common/wire/frame.h"
@@ -21,10 +22,7 @@ inline constexpr uint32_t kMaxSegmentElements = 1u << 20;
 inline constexpr uint8_t kAgreedCoding = 15;
 
 // Positions and values of one segment.
-struct Pairs {
-  std::vector<uint32_t> positions;  // ascending, of the bucket
-  std::vector<float> values;
-};
+using Pairs = Elements;
 
 // Where positions may go without saying: random-k's, in one round. density 0: nowhere.
 struct Agreement {

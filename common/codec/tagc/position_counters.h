@@ -17,6 +17,10 @@ class PositionCounters {
   PositionCounters(uint64_t elements, uint32_t max_count)
       : words_((elements + 63) / 64), planes_(static_cast<size_t>(std::bit_width(max_count)) * words_, 0) {}
 
+  static size_t Bytes(uint64_t elements, uint32_t max_count) {
+    return (elements + 63) / 64 * static_cast<size_t>(std::bit_width(max_count)) * sizeof(uint64_t);
+  }
+
   void Clear() { std::fill(planes_.begin(), planes_.end(), uint64_t{0}); }
 
   // Adds 1 to the count of each of `positions` (ascending) and returns -1; or returns the first of them whose count

@@ -65,12 +65,18 @@ TEST_F(CTest, TrainsInWholeRoundsAndInParts) {
   for (uint32_t tensor : {1u, 0u}) ASSERT_EQ(gradwire_tensor_ready(session_, tensor, gradient.data()), GRADWIRE_OK);
   ASSERT_EQ(gradwire_end_round(session_, -1), GRADWIRE_OK);
   EXPECT_EQ(b_, (std::array<float, 4>{1, 2, 3, 4}));
+  ASSERT_EQ(gradwire_begin_round(session_, &kRate, 1), GRADWIRE_OK);
+  const int64_t row = 1;
+  ASSERT_EQ(gradwire_rows_ready(session_, 1, &row, 1, gradient.data()), GRADWIRE_OK) << gradwire_last_error();
+  ASSERT_EQ(gradwire_rows_ready(session_, 0, nullptr, 0, nullptr), GRADWIRE_OK) << "no rows: zeros";
+  ASSERT_EQ(gradwire_end_round(session_, -1), GRADWIRE_OK);
+  EXPECT_EQ(b_, (std::array<float, 4>{1, 2, 1, 2}));
   ASSERT_EQ(gradwire_drain(session_, -1), GRADWIRE_OK);
 
   gradwire_stats stats = {};
   stats.struct_size = sizeof(stats);
   ASSERT_EQ(gradwire_get_stats(session_, &stats), GRADWIRE_OK);
-  EXPECT_EQ(stats.steps, 2u);
+  EXPECT_EQ(stats.steps, 3u);
   EXPECT_GT(stats.pushed_bytes, 2 * 7 * sizeof(float));
   const uint64_t version = gradwire_parameter_version(session_);
   EXPECT_GE(version, 2u);
@@ -128,6 +134,9 @@ TEST_F(CTest, RefusesWhatIsMissingByItsName) {
   ExpectRefused(gradwire_save(session_, nullptr), "path is null");
   ASSERT_EQ(gradwire_begin_round(session_, &kRate, 1), GRADWIRE_OK);
   ExpectRefused(gradwire_tensor_ready(session_, 1, nullptr), "tensor 'b': the gradient is a null pointer");
+  ExpectRefused(gradwire_rows_ready(session_, 1, nullptr, 1, b_.data()), "rows is null");
+  const int64_t beyond = 2;
+  ExpectRefused(gradwire_rows_ready(session_, 1, &beyond, 1, b_.data()), "tensor 'b': row 2");
   for (uint32_t tensor : {0u, 1u}) ASSERT_EQ(gradwire_tensor_ready(session_, tensor, b_.data()), GRADWIRE_OK);
   ASSERT_EQ(gradwire_end_round(session_, -1), GRADWIRE_OK);
   ASSERT_EQ(Exchange(2), GRADWIRE_OK) << "nothing of the above has left a trace: " << gradwire_last_error();

@@ -137,7 +137,7 @@ class NotingExchanger final : public TaskedExchanger<TensorTask> {
   void OnMustInitialize(uint32_t) override {}
 
  private:
-  TensorTask TaskOf(uint32_t tensor, const float* gradient) override { return {tensor, gradient}; }
+  TensorTask TaskOf(uint32_t tensor, const GivenGradient& gradient) override { return {tensor, gradient.values}; }
   TaskPlace PlaceOf(const TensorTask& task) const override {
     return {TaskPlace::Rank::kEncode, 0, kShard, task.tensor, wants_room_};
   }

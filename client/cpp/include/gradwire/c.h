@@ -117,6 +117,11 @@ gradwire_code gradwire_join(const gradwire_options* options, gradwire_session** 
 gradwire_code gradwire_begin_round(gradwire_session* session, const float* learning_rates, size_t count);
 /* `gradient`, of all elements of the tensor, must stay unchanged until gradwire_end_round has returned. */
 gradwire_code gradwire_tensor_ready(gradwire_session* session, uint32_t tensor, const float* gradient);
+/* The same of a gradient that is 0 but for some rows of the tensor, along its first dimension: `values` has row after
+ * row, in the order of `rows`, which ascend. With codec zen or adaptive the work grows with them, else with the tensor.
+ */
+gradwire_code gradwire_rows_ready(gradwire_session* session, uint32_t tensor, const int64_t* rows, size_t row_count,
+                                  const float* values);
 /* timeout_ms -1: options.round_ms. */
 gradwire_code gradwire_end_round(gradwire_session* session, int64_t timeout_ms);
 /* A whole round; `gradients`: one for each tensor. */

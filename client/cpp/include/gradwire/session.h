@@ -132,6 +132,12 @@ struct SessionOptions {
   std::string backend = "auto";  // see kernels::MakeBackend
 };
 
+// A gradient that is 0 but for some rows of its tensor, along the first dimension, as an embedding's is.
+struct RowGradient {
+  std::span<const int64_t> rows;  // ascending, each of them once
+  const float* values = nullptr;  // row after row, in the order of `rows`
+};
+
 // Totals since Join.
 struct SessionStats {
   uint64_t steps = 0;                // steps that EndRound has ended; the calibration round is not one
@@ -197,6 +203,11 @@ class Session {
   // has returned. With a device the gradient is in its memory, made by what was launched on `stream` until now; this
   // call does not wait for that work.
   absl::Status TensorReady(uint32_t tensor, const float* gradient, Stream* stream = nullptr);
+  // The same of a gradient that is known by its rows; in host memory, unchanged until EndRound has returned. It sends
+  // what TensorReady would. With a codec that sends all that is not 0 (zen, adaptive) the work grows with these rows,
+  // with others with the tensor. InvalidArgument: they are no rows of this tensor; Unimplemented: of a session on a
+  // device.
+  absl::Status RowsReady(uint32_t tensor, const RowGradient& gradient);
   // Waits until the round is applied in every bucket (with bounded staleness: see above). The parameters may change
   // from the call until its return. Errors: FailedPrecondition (a tensor was not reported ready; nothing is waited
   // for), DeadlineExceeded (the round stays open: call again), InvalidArgument (a non-finite gradient under

@@ -1,0 +1,98 @@
+"""One worker of the benchmark `embedding`: trains a table of embeddings for some steps, and prints what they took as JSON.
+argv[1]: its settings, as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+SYSTEMS = ("ddp", "ddp sparse", "zen")
+LR = 0.01
+WARM_STEPS = 2  # that do not count: a job's first step makes two rounds, DistributedDataParallel's remakes its buckets
+TIMEOUT = datetime.timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class Settings:
+    system: str
+    rows: int  # of the table
+    width: int
+    touched: int  # rows that a worker's batch touches, of them
+    steps: int  # that count
+    worker: int
+    workers: int
+    servers: list[str]
+    run_elements: int
+    master: str
+    port: int
+    interface: str
+
+
+def link_bytes(interface: str) -> tuple[int, int]:
+    """What the host has sent and received, with headers."""
+    counters = Path("/sys/class/net") / interface / "statistics"
+    return int((counters / "tx_bytes").read_text()), int((counters / "rx_bytes").read_text())
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+@contextlib.contextmanager
+def opened(settings: Settings, table: nn.Embedding) -> Iterator[tuple[Callable, torch.optim.Optimizer]]:
+    """The module as the loop calls it, and the optimizer."""
+    if settings.system == "zen":
+        import gradwire
+        from gradwire.torch import ShardedOptimizer
+
+        with ShardedOptimizer(table, servers=settings.servers, job="embedding", worker=f"worker-{settings.worker}",
+                              workers=settings.workers, codec=f"zen:run={settings.run_elements}", push="gradient", optimizer="sgd",
+                              lr=LR, rules=[gradwire.Rule(codec=f"zen:run={settings.run_elements}")],
+                              start_timeout=TIMEOUT.total_seconds(), round_timeout=TIMEOUT.total_seconds(),
+                              rpc_timeout=120.0) as optimizer:
+            yield table, optimizer
+        return
+    os.environ.update(GLOO_SOCKET_IFNAME=settings.interface, MASTER_ADDR=settings.master, MASTER_PORT=str(settings.port))
+    dist.init_process_group("gloo", rank=settings.worker, world_size=settings.workers, timeout=TIMEOUT)
+    yield nn.parallel.DistributedDataParallel(table), torch.optim.SGD(table.parameters(), lr=LR)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    settings = Settings(**json.loads(sys.argv[1]))
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    table = nn.Embedding(settings.rows, settings.width, sparse=settings.system != "ddp")
+    random = torch.Generator().manual_seed(1 + settings.worker)
+    seconds, before = [], (0, 0)
+    with opened(settings, table) as (forward, optimizer):
+        for step in range(WARM_STEPS + settings.steps):
+            if step == WARM_STEPS:
+                before = link_bytes(settings.interface)
+            rows = torch.randint(settings.rows, (settings.touched,), generator=random)
+            begin = time.perf_counter()
+            optimizer.zero_grad()
+            forward(rows).square().sum().backward()
+            optimizer.step()
+            if step >= WARM_STEPS:
+                seconds.append(time.perf_counter() - begin)
+        after = link_bytes(settings.interface)
+    sent, received = ((now - then) / settings.steps for now, then in zip(after, before, strict=True))
+    print(json.dumps({"seconds": seconds, "sent_bytes": sent, "received_bytes": received, "peak_bytes": peak_bytes(),
+                      "sum": table.weight.detach().sum(dtype=torch.float64).item()}))
+
+
+if __name__ == "__main__":
+    main()
