@@ -17,6 +17,17 @@ namespace gradwire {
 // What values that were checked add to sums, modulo 2^64, as the backend's sums are.
 void GridValues(const float* values, size_t n, kernels::Sign sign, uint64_t* out);
 
+// OutOfGrid (grid_limit.h) for the first of values[0 .. n) that is not finite or too large for a sum of all workers;
+// `position_of(i)` is that of values[i].
+template <typename PositionOf>
+absl::Status CheckOnGrid(const CodecContext& context, uint32_t limit_bits, const float* values, size_t n,
+                         PositionOf position_of) {
+  const int64_t bad =
+      context.backend->FindOutOfGrid(reinterpret_cast<const uint8_t*>(values), sizeof(float), n, limit_bits, nullptr);
+  if (bad < 0) return absl::OkStatus();
+  return OutOfGrid(*context.job, *context.layout, position_of(static_cast<size_t>(bad)), values[bad]);
+}
+
 // Not thread-safe.
 class GridSums {
  public:
@@ -26,14 +37,10 @@ class GridSums {
 
   static size_t Bytes(const BucketLayout& layout) { return layout.elements * sizeof(int64_t); }
 
-  // OutOfGrid (grid_limit.h) for the first of values[0 .. n) that is not finite or too large for a sum of all workers;
-  // `position_of(i)` is that of values[i].
+  // CheckOnGrid for these sums.
   template <typename PositionOf>
   absl::Status Check(const float* values, size_t n, PositionOf position_of) const {
-    const int64_t bad = context_.backend->FindOutOfGrid(reinterpret_cast<const uint8_t*>(values), sizeof(float), n,
-                                                        limit_bits_, nullptr);
-    if (bad < 0) return absl::OkStatus();
-    return OutOfGrid(*context_.job, *context_.layout, position_of(static_cast<size_t>(bad)), values[bad]);
+    return CheckOnGrid(context_, limit_bits_, values, n, position_of);
   }
 
   // All of these: values have passed Check, positions lie in the bucket.

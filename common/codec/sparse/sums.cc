@@ -16,15 +16,6 @@ absl::Status SentTooOften(int64_t position) {
   return absl::InvalidArgumentError(absl::StrFormat("element %d was sent by more workers than the job has", position));
 }
 
-// Whether the values may be added.
-absl::Status CheckValues(const CodecContext& context, uint32_t limit_bits, const Pairs& pairs) {
-  const int64_t bad = context.backend->FindOutOfGrid(reinterpret_cast<const uint8_t*>(pairs.values.data()),
-                                                     sizeof(float), pairs.values.size(), limit_bits, nullptr);
-  if (bad < 0) return absl::OkStatus();
-  const size_t i = static_cast<size_t>(bad);
-  return OutOfGrid(*context.job, *context.layout, pairs.positions[i], pairs.values[i]);
-}
-
 uint64_t PagesOf(uint64_t elements, uint32_t page) { return (elements + page - 1) / page; }
 
 }  // namespace
@@ -160,7 +151,8 @@ void PagedSums::AddValues(const Pairs& pairs, kernels::Sign sign) {
 }
 
 absl::Status PagedSums::Add(const Pairs& pairs) {
-  GW_RETURN_IF_ERROR(CheckValues(context_, limit_bits_, pairs));
+  GW_RETURN_IF_ERROR(CheckOnGrid(context_, limit_bits_, pairs.values.data(), pairs.values.size(),
+                                 [&](size_t i) { return pairs.positions[i]; }));
   MakeSlots(pairs.positions);
   if (const int64_t full = Count(pairs.positions); full >= 0) return SentTooOften(full);
   AddValues(pairs, kernels::Sign::kAdd);

@@ -8,7 +8,7 @@ Workers and shard servers are hosts of their own: network namespaces, with links
 and memory: dense DDP takes four tables per worker, Gradwire one, and another one for all shards together; systems for which
 there is too little are left out, with a word.
 
-  tests/bench/run embedding [--rows=10000000] [--width=64] [--touched=0.001,0.0001] [--link=1G] [--steps=5]
+  tests/bench/run embedding [--rows=10000000] [--width=64] [--touched=0.0001,0.001] [--link=1G] [--steps=5]
                             [--systems="ddp;ddp sparse;zen"]
 """
 

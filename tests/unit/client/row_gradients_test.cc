@@ -88,6 +88,23 @@ class RowGradientsTest : public ::testing::Test {
     EXPECT_TRUE(frame.ok()) << frame.status();
     return *std::move(frame);
   }
+  // A round of both stores, whose frames are merged; they are the same.
+  void SendAlike(uint64_t round) {
+    std::vector<std::vector<float>> dense;
+    for (uint32_t t = 0; t < 3; ++t) {
+      const RowsOf given = RandomRows(t, 0.01f);
+      dense.push_back(DenseOf(tensor(t), given.view()));
+      ASSERT_TRUE(whole_->Ingest(t, dense[t].data(), round).ok());
+      ASSERT_TRUE(rows_->Ingest(t, given.view(), round).ok());
+    }
+    for (uint32_t i = 0; i < slices(); ++i) {
+      ASSERT_EQ(BytesOf(Encode(*whole_, i, round)), BytesOf(Encode(*rows_, i, round))) << "round " << round;
+      whole_->Encoded(slice(i));
+      rows_->Encoded(slice(i));
+    }
+    whole_->EndRound();
+    rows_->EndRound();
+  }
   static std::vector<uint8_t> BytesOf(const EncodedFrame& frame) {
     std::vector<uint8_t> bytes;
     for (const Bytes& chunk : frame.chunks) bytes.insert(bytes.end(), chunk.span().begin(), chunk.span().end());
@@ -178,21 +195,7 @@ TEST_F(RowGradientsTest, SendAndGetBackWhatWholeGradientsDo) {
 
 TEST_F(RowGradientsTest, ArePushedAsStepsToo) {
   Prepare("zen", v1::NONFINITE_REFUSE, v1::PUSH_STEP);
-  for (uint64_t round = 1; round <= 5; ++round) {
-    for (uint32_t t = 0; t < 3; ++t) {
-      const RowsOf given = RandomRows(t, 0.01f);
-      const std::vector<float> dense = DenseOf(tensor(t), given.view());
-      ASSERT_TRUE(whole_->Ingest(t, dense.data(), round).ok());
-      ASSERT_TRUE(rows_->Ingest(t, given.view(), round).ok());
-    }
-    for (uint32_t i = 0; i < slices(); ++i) {
-      ASSERT_EQ(BytesOf(Encode(*whole_, i, round)), BytesOf(Encode(*rows_, i, round)));
-      whole_->Encoded(slice(i));
-      rows_->Encoded(slice(i));
-    }
-    whole_->EndRound();
-    rows_->EndRound();
-  }
+  for (uint64_t round = 1; round <= 5; ++round) SendAlike(round);
 }
 
 TEST_F(RowGradientsTest, ARestoredCheckpointsResidualIsSentWithThem) {
@@ -201,22 +204,7 @@ TEST_F(RowGradientsTest, ARestoredCheckpointsResidualIsSentWithThem) {
     const GradientStore::Memory memory = store->MemoryOf(0, true, 0);
     for (size_t i = 0; i < memory.pending.size(); i += 7) memory.pending[i] = static_cast<float>(i);
   }
-  for (uint64_t round = 1; round <= 2; ++round) {
-    std::vector<std::vector<float>> dense;
-    for (uint32_t t = 0; t < 3; ++t) {
-      const RowsOf given = RandomRows(t, 0.01f);
-      dense.push_back(DenseOf(tensor(t), given.view()));
-      ASSERT_TRUE(whole_->Ingest(t, dense[t].data(), round).ok());
-      ASSERT_TRUE(rows_->Ingest(t, given.view(), round).ok());
-    }
-    for (uint32_t i = 0; i < slices(); ++i) {
-      ASSERT_EQ(BytesOf(Encode(*whole_, i, round)), BytesOf(Encode(*rows_, i, round))) << round;
-      whole_->Encoded(slice(i));
-      rows_->Encoded(slice(i));
-    }
-    whole_->EndRound();
-    rows_->EndRound();
-  }
+  for (uint64_t round = 1; round <= 2; ++round) SendAlike(round);
 }
 
 TEST_F(RowGradientsTest, ThatAreNotFiniteAreRefusedByElement) {
