@@ -6,13 +6,13 @@ import argparse
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 import gradwire
 import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
 from gradwire.torch import DDPState, FSDPState, ddp_hook
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 INPUTS, CLASSES, BATCH = 64, 10, 32
@@ -22,31 +22,40 @@ class Net(torch.nn.Sequential):
     idle = False  # the third layer takes no part
     checkpoint = False  # or is computed twice
 
-    def __init__(self, *layers: torch.nn.Module):
+    def __init__(self, *layers: torch.nn.Module, bare: bool):
         super().__init__(*layers)
-        self.scale = torch.nn.Parameter(torch.linspace(0.5, 1.5, INPUTS))  # beside what its layers have
+        self.bare = bare  # nothing beside what its layers have
+        if not bare:
+            self.scale = torch.nn.Parameter(torch.linspace(0.5, 1.5, INPUTS))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        inputs = inputs * self.scale
+        if not self.bare:
+            inputs = inputs * self.scale
         for number, layer in enumerate(self):
             if self.checkpoint and number == 2:
                 inputs = torch.utils.checkpoint.checkpoint(layer, inputs, use_reentrant=True)
             elif not self.idle or number != 2:
                 inputs = layer(inputs)
-        return inputs
+        return inputs * 1.0 if self.bare else inputs
 
 
-def model_of(seed: int) -> Net:
+def model_of(seed: int, bare: bool) -> Net:
     torch.manual_seed(seed)
     return Net(torch.nn.Linear(INPUTS, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU(),
-               torch.nn.LayerNorm(128), torch.nn.Linear(128, CLASSES))
+               torch.nn.LayerNorm(128), torch.nn.Linear(128, CLASSES), bare=bare)
 
 
 def sharded(net: Net, reduce: str, together: bool, device: str) -> torch.nn.Module:
-    """Over all processes: two units inside, or one of both layers, and the rest of the net."""
+    """Over all processes: two units inside, or one of both layers, the last one if it is frozen or the net is bare, and the rest
+    of the net, which then has no parameters."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, reduce))
     mesh = dist.init_device_mesh(device, (dist.get_world_size(),))
-    for unit in ([net[0], net[2]],) if together else (net[0], net[2]):
+    units: list[Any] = [[net[0], net[2]]] if together else [net[0], net[2]]
+    if net.bare or not net[5].weight.requires_grad:
+        units += [net[4], net[5]]
+    for unit in units:
         fully_shard(unit, mesh=mesh, mp_policy=policy)
     return fully_shard(net, mesh=mesh, mp_policy=policy)
 
@@ -73,6 +82,9 @@ def main() -> None:
     parser.add_argument("--clip", type=float, default=0.0, help="the norm of gradients is clipped to this")
     parser.add_argument("--together", action="store_true", help="FSDP: two layers are one unit")
     parser.add_argument("--checkpoint", action="store_true", help="FSDP: a layer is computed twice, in a backward of its own")
+    parser.add_argument("--bare", action="store_true", help="FSDP: the root manages no parameters, and computes behind its last unit")
+    parser.add_argument("--frozen", action="store_true", help="FSDP: the last unit is frozen")
+    parser.add_argument("--sgd", action="store_true", help="SGD, whose steps have the size of gradients, in the place of AdamW")
     parser.add_argument("--hook", action="store_true", help="FSDP: a parameter has a hook that wants its reduced gradient")
     parser.add_argument("--idle", action="store_true", help="FSDP: one unit takes no part in the loss")
     parser.add_argument("--behind-close", action="store_true", help="another backward() when DDPState is closed")
@@ -82,18 +94,20 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{args.store}", rank=int(os.environ["RANK"]),
                             world_size=int(os.environ["WORLD_SIZE"]))
     rank = dist.get_rank()
-    net = model_of(0).to(args.device)
+    net = model_of(0, args.bare).to(args.device)
+    net[5].requires_grad_(not args.frozen)
     net.idle, net.checkpoint = args.idle, args.checkpoint
     wrapped = torch.nn.ModuleDict({"_orig_mod": net}) if args.wrapped and rank == 1 else net
     model = sharded(net, args.reduce, args.together, args.device) if args.fsdp else DistributedDataParallel(net, bucket_cap_mb=0.02)
     groups = [dist.new_group(list(range(begin, begin + args.per_host))) for begin in range(0, dist.get_world_size(), args.per_host)]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    make = torch.optim.SGD if args.sgd else torch.optim.AdamW
+    optimizer = make(model.parameters(), lr=args.lr)
     teacher = torch.nn.Linear(INPUTS, CLASSES).to(args.device)
     data = torch.Generator().manual_seed(100 + rank)
     checkpoint = args.out.with_suffix(".checkpoint")
     begin = 0
     if args.again:
-        saved = torch.load(checkpoint)
+        saved = torch.load(checkpoint, weights_only=True)
         net.load_state_dict(saved["net"])
         optimizer.load_state_dict(saved["optimizer"])
         begin = saved["step"]

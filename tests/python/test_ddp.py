@@ -45,7 +45,7 @@ def trained(out, *flags, processes=2):
     """Trains in a way that flags choose; returns what each process saved."""
     code, said = run(out, *flags, processes=processes)
     assert code == 0, said
-    return [torch.load(out.with_suffix(f".{rank}")) for rank in range(processes)]
+    return [torch.load(out.with_suffix(f".{rank}"), weights_only=True) for rank in range(processes)]
 
 
 @pytest.fixture

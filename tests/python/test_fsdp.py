@@ -9,6 +9,9 @@ from test_ddp import assert_same_trajectory, assert_trains_as_well, example, run
 
 torch = pytest.importorskip("torch")
 gradwire_torch = pytest.importorskip("gradwire.torch")
+fsdp = pytest.importorskip("torch.distributed.fsdp")
+pytestmark = pytest.mark.skipif(not hasattr(getattr(fsdp, "FSDPModule", None), "set_custom_reduce_scatter"),
+                                reason="FSDPState needs torch 2.9")
 
 
 @pytest.fixture
@@ -25,6 +28,8 @@ def plain(tmp_path_factory):
 
 @pytest.mark.parametrize("flags", [
     (),
+    ("--bare", "--sgd", "--lr", 0.2),
+    pytest.param(("--frozen",), marks=pytest.mark.slow),
     pytest.param(("--clip", 0.1), marks=pytest.mark.slow),
     pytest.param(("--accumulate", 3, "--no-sync"), marks=pytest.mark.slow),
     pytest.param(("--accumulate", 3), marks=pytest.mark.slow),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +49,8 @@ class FSDPState:
                  rules: Sequence[Rule] | None = None, worker: str | None = None, bucket_bytes: int = 0,
                  lease_ms: int = 10_000, nonfinite: str = "spread", seed: int = 0, **joining: Any):
         MeanExchange.check_nonfinite(nonfinite)
-        self._units = [unit for unit in _units_of(model) if unit.length]
+        states = list(_states_of(model))
+        self._units = [unit for state in states for unit in _units_of(*state) if unit.length]
         if not self._units:
             raise ValueError("all parameters are frozen (requires_grad=False): there is nothing to reduce")
         mesh = self._units[0].mesh
@@ -74,6 +75,12 @@ class FSDPState:
         self._failed = ""  # what ended it
         for unit in self._units:
             unit.install(self)
+        # Of all states: FSDP takes that of the one whose output backward comes to first, which may manage no parameters.
+        # A callback of ours would end with the innermost backward(), which a reentrant checkpoint makes.
+        self._states = [state for _, _, state in states]
+        for state in self._states:
+            setattr(state, _FINAL, self._behind(getattr(state, _FINAL)))
+        self._watch = model.register_forward_pre_hook(self._check_ended)
 
     @property
     def session(self) -> Session | None:
@@ -96,6 +103,18 @@ class FSDPState:
         except BaseException as error:
             self._failed = str(error) or type(error).__name__
             raise
+
+    def _behind(self, final: Callable[[], None]) -> Callable[[], None]:
+        def end() -> None:
+            final()
+            self.end_backward()
+
+        return end
+
+    def _check_ended(self, model: torch.nn.Module, inputs: object) -> None:
+        if self._open and torch.is_grad_enabled():
+            self._failed = self._failed or "a backward() did not come to its end"
+            raise FailedPrecondition(f"FSDPState: it has ended ({self._failed}): no means were delivered; make a new one")
 
     def end_backward(self) -> None:
         """Behind the last reduction of a backward()."""
@@ -124,6 +143,9 @@ class FSDPState:
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
+        self._watch.remove()
+        for state in self._states:
+            delattr(state, _FINAL)
         for unit in self._units:
             unit.uninstall()
         exchange.session.leave(drain and not self._open)
@@ -135,46 +157,66 @@ class FSDPState:
         self.close(drain=kind is None)
 
 
-def _units_of(model: torch.nn.Module) -> Iterator[_Unit]:
+def _states_of(model: torch.nn.Module) -> Iterator[tuple[str, Any, Any]]:
+    """Name, module and FSDP's state of each call of fully_shard."""
     try:
         from torch.distributed.fsdp import FSDPModule
-    except ImportError:
-        raise RuntimeError(f"FSDPState needs fully_shard, which torch {torch.__version__} does not have") from None
+    except ImportError:  # before 2.6
+        FSDPModule = object
     if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
-        raise RuntimeError(f"FSDPState needs FSDPModule.set_custom_reduce_scatter, which torch {torch.__version__} does not have")
+        raise RuntimeError(f"FSDPState needs torch 2.9 or later (FSDPModule.set_custom_reduce_scatter); this is {torch.__version__}")
     if not isinstance(model, FSDPModule):
         raise TypeError(f"FSDPState: {type(model).__name__} did not go through torch.distributed.fsdp.fully_shard; for "
                         "DistributedDataParallel there is DDPState")
-    states = set()
+    seen = set()
     for name, module in model.named_modules():
         state = module._get_fsdp_state() if isinstance(module, FSDPModule) else None
-        if state is None or id(state) in states:  # one of several that fully_shard was given together
+        if state is None or id(state) in seen:  # one of several that fully_shard was given together
             continue
-        states.add(id(state))
-        name = plain_name(name) or "(root)"
-        if len(state._fsdp_param_groups) > 1:
-            raise ValueError(f"FSDPState: {name} has parameters on {len(state._fsdp_param_groups)} meshes; one is supported")
-        for group in state._fsdp_param_groups:
-            yield _Unit(name, module, state, group)
+        seen.add(id(state))
+        _check_has(state, _FINAL)
+        yield plain_name(name) or "(root)", module, state
+
+
+def _units_of(name: str, module: Any, state: Any) -> Iterator[_Unit]:
+    groups = _groups_of(state)
+    if len(groups) > 1:
+        raise ValueError(f"FSDPState: {name} has parameters on {len(groups)} meshes; one is supported")
+    for group in groups:
+        _check_has(group, "_reduce_scatter_comm", "_all_reduce_hook", "fsdp_params")
+        yield _Unit(name, module, group)
+
+
+def _check_has(one: Any, *names: str) -> None:
+    """What FSDP does not promise, and FSDPState needs."""
+    for name in names:
+        if not hasattr(one, name):
+            raise RuntimeError(f"FSDPState does not know the FSDP of torch {torch.__version__}: {type(one).__name__} has no {name}")
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """What FSDP reduces for a module together: a list in newer torch, one or None up to 2.11."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
 
 
 class _Unit:
     """What one call of fully_shard manages. FSDP takes it for a torch.distributed.fsdp ReduceScatter."""
 
-    def __init__(self, name: str, module: Any, state: Any, group: Any):
+    def __init__(self, name: str, module: Any, group: Any):
         self.name = name
         self.index: list[int] = []  # of the job's tensors, by rank
         self.output: torch.Tensor | None = None  # which FSDP takes for reduced
-        self._module, self._fsdp_state, self._group = module, state, group
+        self._module, self._group = module, group
         # In FSDP's order, which is that of the flat gradients.
         self._parameters = [p.sharded_param for p in group.fsdp_params if p.sharded_param.requires_grad]
         self._lengths = []  # of each parameter's part, padded
         for p in self._parameters:
             if p.device_mesh.ndim != 1:
                 raise ValueError(f"FSDPState: {name} is sharded over a mesh of {p.device_mesh.ndim} dimensions; one is supported")
-            if p.placements[0].dim != 0:
-                raise ValueError(f"FSDPState: a parameter of {name} is sharded along dimension {p.placements[0].dim}; only "
-                                 "dimension 0 is supported")
+            if getattr(p.placements[0], "dim", None) != 0:
+                raise ValueError(f"FSDPState: a parameter of {name} is placed as {p.placements[0]}; only Shard(dim=0) is supported")
             if p.device_mesh.size() != dist.get_world_size():
                 raise ValueError(f"FSDPState: {name} is sharded over {p.device_mesh.size()} of {dist.get_world_size()} processes; "
                                  "it must be all")
@@ -189,18 +231,9 @@ class _Unit:
         self._owner = owner
         self._before = self._group._reduce_scatter_comm
         self._module.set_custom_reduce_scatter(self)
-        # A callback of ours would end with the innermost backward(), which a reentrant checkpoint makes.
-        final = getattr(self._fsdp_state, _FINAL)
-
-        def end() -> None:
-            final()
-            owner.end_backward()
-
-        setattr(self._fsdp_state, _FINAL, end)
 
     def uninstall(self) -> None:
         self._module.set_custom_reduce_scatter(self._before)
-        delattr(self._fsdp_state, _FINAL)
         self.output = self._inputs = None
 
     def check(self, gradients: torch.Tensor, op: Any) -> None:
