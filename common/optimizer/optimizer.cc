@@ -2,6 +2,7 @@
 #include "common/optimizer/optimizer.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -65,11 +66,11 @@ void ApplySparseSteps(const Job& job, const BucketLayout& layout, const Update& 
   }
 }
 
-// A step of SGD that leaves alone what has no gradient, to the bit: it has no momentum and no decay, and a rate that is
-// not negative (else -0 would become 0).
+// A step of SGD that leaves finite parameters without a gradient alone, to the bit: it has no momentum and no decay,
+// and a rate without a sign (else -0 would become 0).
 bool IsPlainSgd(const v1::OptimizerSpec& optimizer, std::span<const GroupStep> steps) {
   return optimizer.kind() == v1::OPTIMIZER_SGD && std::ranges::all_of(steps, [](const GroupStep& step) {
-           return step.sgd.momentum == 0 && step.sgd.weight_decay == 0 && step.learning_rate >= 0;
+           return step.sgd.momentum == 0 && step.sgd.weight_decay == 0 && !std::signbit(step.learning_rate);
          });
 }
 

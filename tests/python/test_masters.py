@@ -288,6 +288,34 @@ def test_workers_take_the_mean_of_sparse_gradients(addresses):
         assert_close(model, reference)
 
 
+def test_a_table_that_a_batch_leaves_out_costs_nothing(addresses):
+    model, reference = (seeded(1, lambda: torch.nn.ModuleDict({"table": torch.nn.Embedding(50, 4, sparse=True),
+                                                               "head": torch.nn.Linear(4, 1)})) for _ in range(2))
+    theirs = torch.optim.SGD(reference.parameters(), lr=LR)
+    with ShardedOptimizer(model, servers=addresses(2), job="left-out", codec="zen", optimizer="sgd", push="gradient",
+                          lr=LR) as optimizer:
+        for step in range(5):
+            for m, o in ((model, optimizer), (reference, theirs)):
+                o.zero_grad()
+                inputs = m["table"](torch.tensor([step, 7])) if step != 2 else torch.ones(2, 4)
+                m["head"](inputs).square().sum().backward()
+                o.step()
+        assert optimizer._zeros is None, "no gradient of zeros was made for the table"
+    assert_close(model, reference)
+
+
+def test_a_sparse_gradient_that_is_only_said_to_be_coalesced_is_summed(addresses):
+    model, reference = (seeded(1, lambda: torch.nn.Embedding(50, 4, sparse=True)) for _ in range(2))
+    theirs = torch.optim.SGD(reference.parameters(), lr=LR)
+    with ShardedOptimizer(model, servers=addresses(1), job="said", codec="zen", optimizer="sgd", push="gradient", lr=LR) as optimizer:
+        for m, o in ((model, optimizer), (reference, theirs)):
+            m.weight.grad = torch.sparse_coo_tensor(torch.tensor([[9, 3, 9]]), torch.arange(12.0).view(3, 4), (50, 4))
+            if m is model:
+                m.weight.grad._coalesced_(True)
+            o.step()
+    assert_close(model, reference)
+
+
 def test_a_sparse_gradient_that_is_not_finite_is_refused_by_its_element(addresses):
     table = torch.nn.Embedding(50, 4, sparse=True)
     with ShardedOptimizer(table, servers=addresses(1), job="bad", codec="zen", optimizer="sgd", push="gradient", lr=LR) as optimizer:

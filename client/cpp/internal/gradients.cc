@@ -38,21 +38,29 @@ void GradientStore::TakeIn(uint32_t tensor, const GivenGradient& given, uint64_t
   state.by_rows = given.rows && state.codec->takes_elements() && job_->spec().push() != v1::PUSH_STEP;
   if (state.by_rows) return TakeInRows(tensor, *given.rows);
   WaitInArray(tensor);
+  if (SkipsNonFinite(*job_)) Save(&state);
   if (given.rows) {
-    const absl::StatusOr<const float*> held = memory_->Hold(DenseOf(job_->tensors()[tensor], *given.rows));
+    const absl::StatusOr<const float*> held = HeldOf(tensor, *given.rows);
     if (!held.ok()) {
       state.taken = held.status();
+      state.source = nullptr;
+      state.from_pending = false;
       return;
     }
     state.gradient = *held;
   }
   const float* const gradient = state.gradient;
-  if (SkipsNonFinite(*job_)) Save(&state);
   memory_->FindOutOfGrid(tensor, {gradient, job_->tensors()[tensor].elements}, state.codec->gradient_limit_bits());
   if (job_->spec().push() == v1::PUSH_STEP) ++state.steps;
   Pass(tensor, gradient, /*checked=*/true);
   // Known at once, and then only read, by as many threads as encode the tensor's slices.
   if (memory_->on_host()) Taken(tensor).IgnoreError();
+}
+
+absl::StatusOr<const float*> GradientStore::HeldOf(uint32_t tensor, const RowGradient& gradient) {
+  const Tensor& info = job_->tensors()[tensor];
+  GW_ASSIGN_OR_RETURN(const CheckedRows rows, CheckedRows::Of(info, gradient));
+  return memory_->Hold(DenseOf(info, rows));
 }
 
 void GradientStore::TakeInRows(uint32_t tensor, const RowGradient& gradient) {
@@ -64,11 +72,17 @@ void GradientStore::TakeInRows(uint32_t tensor, const RowGradient& gradient) {
   WaitByElement(&state);
   if (SkipsNonFinite(*job_)) {
     absl::MutexLock lock(&waiting_mu_);
+    state.waiting = Summed(std::move(state.waiting));
     state.before.waiting = state.waiting;
   }
+  const absl::StatusOr<CheckedRows> rows = CheckedRows::Of(info, gradient);
+  if (!rows.ok()) {
+    state.taken = rows.status();
+    return;
+  }
   const uint32_t limit_bits = state.codec->gradient_limit_bits();
-  memory_->FindOutOfGrid(tensor, {gradient.values, gradient.rows.size() * RowElements(info)}, limit_bits);
-  TensorElements elements = ElementsOf(info, gradient);
+  memory_->FindOutOfGrid(tensor, {rows->values, rows->rows.size() * RowElements(info)}, limit_bits);
+  TensorElements elements = ElementsOf(info, *rows);
   if (memory_->FirstOutOfGrid(tensor) >= 0) {
     const float limit = std::bit_cast<float>(limit_bits);
     for (TensorElement& element : elements) {
@@ -88,13 +102,17 @@ void GradientStore::TakeInRows(uint32_t tensor, const RowGradient& gradient) {
 
 void GradientStore::AddWaiting(State* state) {
   absl::MutexLock lock(&waiting_mu_);
-  if (state->waiting.empty()) return;
-  state->elements = Merged(std::exchange(state->waiting, {}), state->elements);
+  if (!std::exchange(state->gathered, false) && state->waiting.empty()) return;
+  TensorElements waiting = Summed(std::exchange(state->waiting, {}));
+  const float decay = DecayOf(*state);
+  for (TensorElement& element : waiting) element.value *= decay;
+  state->elements = Merged(waiting, state->elements);
   const SentLimit limit = state->codec->sent_limit();
   for (TensorElement& element : state->elements) {
     const float all = std::exchange(element.value, limit.Cut(element.value));
     if (all != element.value) state->waiting.push_back({element.index, all - element.value});
   }
+  state->gathered = !state->waiting.empty();
 }
 
 void GradientStore::WaitInArray(uint32_t tensor) {
@@ -113,10 +131,9 @@ void GradientStore::WaitInArray(uint32_t tensor) {
 void GradientStore::WaitByElement(State* state) {
   absl::MutexLock lock(&waiting_mu_);
   if (state->pending.empty()) return;
-  state->waiting = Merged(ElementsOf(std::span<const float>(state->pending)), state->waiting);
+  state->waiting = Merged(ElementsOf(std::span<const float>(state->pending)), Summed(std::move(state->waiting)));
   memory_->Zero(state->pending);
   state->idle = std::exchange(state->pending, {});
-  state->gathered = false;
 }
 
 void GradientStore::Save(State* state) {
@@ -145,6 +162,9 @@ void GradientStore::Undo(const BucketLayout& layout) {
     ForEachIn(state.before.waiting, layout, runs,
               [&](size_t i, size_t, uint64_t) { before.push_back(state.before.waiting[i]); });
     absl::MutexLock lock(&waiting_mu_);
+    state.gathered = true;
+    if (before.empty() && state.waiting.empty()) continue;
+    state.waiting = Summed(std::move(state.waiting));
     ForEachIn(state.waiting, layout, runs, [&](size_t i, size_t, uint64_t) { state.waiting[i].value = 0; });
     std::erase_if(state.waiting, [](const TensorElement& element) { return element.value == 0; });
     state.waiting = Merged(state.waiting, before);
@@ -166,6 +186,12 @@ void GradientStore::Undo(const BucketLayout& layout) {
   });
 }
 
+float GradientStore::DecayOf(const State& state) const {
+  // The residual of steps and deltas is their momentum; gradients have theirs on the shards, or in `velocity`.
+  const bool decays = job_->spec().push() != v1::PUSH_GRADIENT && state.codec->sparse();
+  return decays ? job_->spec().step().residual_decay() : 1.0f;
+}
+
 void GradientStore::Pass(uint32_t tensor, const float* values, bool checked) {
   State& state = tensors_[tensor];
   state.from_pending = !state.pending.empty();
@@ -175,8 +201,7 @@ void GradientStore::Pass(uint32_t tensor, const float* values, bool checked) {
   intake.gradient = {values, state.pending.size()};
   intake.pending = state.pending;
   const auto& step = job_->spec().step();
-  // The residual of steps and deltas is their momentum; gradients have theirs on the shards, or in `velocity`.
-  if (job_->spec().push() != v1::PUSH_GRADIENT && state.codec->sparse()) intake.decay = step.residual_decay();
+  intake.decay = DecayOf(state);
   if (job_->spec().push() == v1::PUSH_STEP) {
     intake.second_moment = state.second_moment;
     intake.precondition = kernels::MakePrecondition(step.beta2(), step.epsilon(), state.steps);
@@ -366,10 +391,10 @@ void GradientStore::Keep(const BucketLayout& layout) {
   for (const TensorRuns& runs : TensorsIn(layout)) {
     State& state = tensors_[runs.tensor];
     if (!state.by_rows) continue;
-    TensorElements kept;
-    ForEachIn(state.elements, layout, runs, [&](size_t i, size_t, uint64_t) { kept.push_back(state.elements[i]); });
     absl::MutexLock lock(&waiting_mu_);
-    state.waiting = Merged(state.waiting, kept);
+    state.gathered = true;
+    ForEachIn(state.elements, layout, runs,
+              [&](size_t i, size_t, uint64_t) { state.waiting.push_back(state.elements[i]); });
   }
   ForEachTensorPiece(layout, [this](const Run& first, uint64_t elements, uint64_t) {
     State& state = tensors_[first.tensor];
@@ -400,7 +425,8 @@ void GradientStore::ReturnElements(const BucketLayout& layout, const Elements& c
     }
     if (state.by_rows) {
       absl::MutexLock lock(&waiting_mu_);
-      state.waiting = Merged(state.waiting, returned);
+      state.gathered = true;
+      state.waiting.insert(state.waiting.end(), returned.begin(), returned.end());
     } else if (!returned.empty()) {
       float* const pending = ResidualOf({.tensor = runs.tensor});
       for (const TensorElement& element : returned) pending[element.index] += element.value;
@@ -420,7 +446,7 @@ GradientStore::Kept GradientStore::KeptOf(uint32_t tensor) const {
   if (!state.waiting.empty()) {
     Kept kept;
     kept.pending.copy.resize(job_->tensors()[tensor].elements);
-    for (const TensorElement& element : state.waiting) kept.pending.copy[element.index] = element.value;
+    for (const TensorElement& element : state.waiting) kept.pending.copy[element.index] += element.value;
     kept.pending.values = kept.pending.copy;
     return kept;
   }

@@ -94,7 +94,8 @@ class GradientStore {
     std::span<float> second_moment;  // PUSH_STEP
     uint64_t steps = 0;              // PUSH_STEP
     std::span<float> velocity;       // codecs with a velocity()
-    // The gradient was given by rows, to a codec that takes elements: `pending` is empty, and this waits in its place.
+    // The gradient was given by rows, to a codec that takes elements: `pending` is empty, and these wait in its place,
+    // in the order in which they came back.
     bool by_rows = false;
     TensorElements waiting;
     std::span<float> idle;  // an array of zeros that was `pending`
@@ -114,7 +115,7 @@ class GradientStore {
     std::optional<absl::Status> taken;  // none: not known yet
     const float* source = nullptr;      // what codecs without residual read; null: nothing was taken in
     bool from_pending = false;          // that is `pending`
-    bool gathered = false;              // `pending` may have what earlier rounds did not send
+    bool gathered = false;              // `pending` or `waiting` may have what earlier rounds did not send
     TensorElements elements;            // by rows: what encoders read
     std::optional<uint64_t> selected;   // the round that `choice` was made for
     Choice choice;
@@ -122,6 +123,8 @@ class GradientStore {
 
   // Of a codec that takes elements.
   void TakeInRows(uint32_t tensor, const RowGradient& gradient);
+  // The gradient given whole, until the round ends.
+  absl::StatusOr<const float*> HeldOf(uint32_t tensor, const RowGradient& gradient);
   // Adds what waited to the elements, and holds back what is too large for one frame.
   void AddWaiting(State* state);
   // What waits goes into an array, for gradients that are given whole; and back.
@@ -130,6 +133,7 @@ class GradientStore {
   bool HasRows(const BucketLayout& layout) const;
   Elements ElementsOfSlice(const BucketLayout& layout) const;
   void ReturnElements(const BucketLayout& layout, const Elements& carried);
+  float DecayOf(const State& state) const;  // of what waits, per round
   // Brings `values` to where encoders read this round. `checked`: unless FindOutOfGrid found something in the tensor.
   void Pass(uint32_t tensor, const float* values, bool checked);
   absl::Status Refuse(uint32_t tensor, uint64_t bad);

@@ -2,6 +2,7 @@
 #include "client/cpp/internal/tensor_elements.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status_macros.h"
 
 namespace gradwire::client {
 
@@ -23,9 +24,15 @@ absl::Status CheckRows(const Tensor& tensor, const RowGradient& gradient) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<CheckedRows> CheckedRows::Of(const Tensor& tensor, const RowGradient& gradient) {
+  CheckedRows checked{{gradient.rows.begin(), gradient.rows.end()}, gradient.values};
+  GW_RETURN_IF_ERROR(CheckRows(tensor, {checked.rows, checked.values}));
+  return checked;
+}
+
 uint64_t RowElements(const Tensor& tensor) { return tensor.elements == 0 ? 0 : tensor.elements / tensor.shape[0]; }
 
-TensorElements ElementsOf(const Tensor& tensor, const RowGradient& gradient) {
+TensorElements ElementsOf(const Tensor& tensor, const CheckedRows& gradient) {
   const uint64_t width = RowElements(tensor);
   TensorElements elements;
   elements.reserve(gradient.rows.size() * width);
@@ -44,7 +51,7 @@ TensorElements ElementsOf(std::span<const float> values, uint64_t first) {
   return elements;
 }
 
-std::vector<float> DenseOf(const Tensor& tensor, const RowGradient& gradient) {
+std::vector<float> DenseOf(const Tensor& tensor, const CheckedRows& gradient) {
   const uint64_t width = RowElements(tensor);
   std::vector<float> dense(tensor.elements);
   const float* values = gradient.values;
@@ -53,6 +60,21 @@ std::vector<float> DenseOf(const Tensor& tensor, const RowGradient& gradient) {
     values += width;
   }
   return dense;
+}
+
+TensorElements Summed(TensorElements elements) {
+  const auto by_index = [](const TensorElement& a, const TensorElement& b) { return a.index < b.index; };
+  if (!std::is_sorted(elements.begin(), elements.end(), by_index))
+    std::stable_sort(elements.begin(), elements.end(), by_index);
+  size_t n = 0;
+  for (const TensorElement& element : elements) {
+    if (n > 0 && elements[n - 1].index == element.index)
+      elements[n - 1].value += element.value;
+    else
+      elements[n++] = element;
+  }
+  elements.resize(n);
+  return elements;
 }
 
 TensorElements Merged(const TensorElements& a, const TensorElements& b) {

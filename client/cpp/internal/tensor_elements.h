@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "client/cpp/include/gradwire/session.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
@@ -29,18 +30,27 @@ struct TensorElement {
   uint64_t index = 0;  // in the tensor
   float value = 0;
 };
-using TensorElements = std::vector<TensorElement>;  // of one tensor, ascending, each once
+using TensorElements = std::vector<TensorElement>;  // of one tensor; where nothing else is said ascending, each once
 
 // Whether these may be rows of the tensor. InvalidArgument names it.
 absl::Status CheckRows(const Tensor& tensor, const RowGradient& gradient);
+// Rows that are what CheckRows says, whatever the caller writes to its own meanwhile.
+struct CheckedRows {
+  // Copies the rows. Errors: those of CheckRows.
+  static absl::StatusOr<CheckedRows> Of(const Tensor& tensor, const RowGradient& gradient);
+  std::vector<int64_t> rows;
+  const float* values = nullptr;  // the caller's
+};
 // Elements that one row of the tensor has.
 uint64_t RowElements(const Tensor& tensor);
 // Those that are not 0.
-TensorElements ElementsOf(const Tensor& tensor, const RowGradient& gradient);
+TensorElements ElementsOf(const Tensor& tensor, const CheckedRows& gradient);
 // Those that are not 0 among `values`, which begin at element `first`.
 TensorElements ElementsOf(std::span<const float> values, uint64_t first = 0);
 // The gradient as all other functions take it.
-std::vector<float> DenseOf(const Tensor& tensor, const RowGradient& gradient);
+std::vector<float> DenseOf(const Tensor& tensor, const CheckedRows& gradient);
+// Of elements in any order: ascending, each once, summed in the order in which they stood.
+TensorElements Summed(TensorElements elements);
 // The sums.
 TensorElements Merged(const TensorElements& a, const TensorElements& b);
 

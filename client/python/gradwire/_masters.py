@@ -48,7 +48,11 @@ def gradient_of(grad: torch.Tensor, by_rows: bool = False) -> torch.Tensor:
     """`grad` as the session takes it: dense, contiguous float32; itself where it is that. `by_rows`: a gradient that is sparse
     along its first dimension stays so, coalesced."""
     if grad.is_sparse and by_rows and grad.sparse_dim() == 1:
-        return grad.to(torch.float32).coalesce()
+        grad = grad.to(torch.float32).coalesce()
+        rows = grad.indices()[0]
+        if bool((rows[1:] <= rows[:-1]).any()):  # it was only said to be coalesced
+            grad = torch.sparse_coo_tensor(grad.indices(), grad.values(), grad.shape).coalesce()
+        return grad
     if grad.is_sparse:
         grad = grad.to_dense()
     return grad.to(torch.float32).contiguous()

@@ -211,6 +211,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.skipped = False
         self._loss_scale = 1.0
         self._zeros: torch.Tensor | None = None
+        self._by_rows: set[int] = set()  # tensors whose gradients came as rows
         self._replacing = False  # reset_parameters() began and has not ended
         self._forget_round()
         self._hooks: list[Any] = []
@@ -290,10 +291,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _send(self, index: int, gradient: torch.Tensor | None, scale: float) -> None:
         grad = self._params[index].grad
         if grad is None or gradient is None:
-            self.session.tensor_ready(index, self._zero_gradient(self._masters.tensors[index]))
+            master = self._masters.tensors[index]
+            if index in self._by_rows:
+                self.session.rows_ready(index, torch.empty(0, dtype=torch.int64), master.new_empty((0, *master.shape[1:])))
+            else:
+                self.session.tensor_ready(index, self._zero_gradient(master))
             self._ready[index] = (None, 0)
             return
         if gradient.is_sparse:
+            self._by_rows.add(index)
             rows, values = rows_of(gradient)
             self.session.rows_ready(index, rows, values if scale == 1.0 else values.mul_(1.0 / scale))
             self._ready[index] = (grad, grad._version)

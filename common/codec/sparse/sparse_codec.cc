@@ -213,7 +213,8 @@ class SparseEncoder final : public Encoder {
   void WriteAll(std::span<const RunInput> runs, FrameWriter* writer) const {
     WriteBlocks(shape_.layout().elements, writer, [&](uint64_t begin, uint32_t count, float* out) {
       ForEachRunPiece(shape_.layout(), begin, count, [&](size_t run, uint64_t offset, uint64_t n, uint64_t position) {
-        std::memcpy(out + (position - begin), runs[run].gradient + offset, n * sizeof(float));
+        const float* const from = runs[run].gradient + offset;
+        std::transform(from, from + n, out + (position - begin), [](float x) { return x + 0.0f; });  // -0 is 0
       });
     });
   }

@@ -27,6 +27,7 @@ struct RowsOf {
   std::vector<int64_t> rows;
   std::vector<float> values;
   RowGradient view() const { return {rows, values.data()}; }
+  CheckedRows checked() const { return {rows, values.data()}; }
 };
 
 // Tables of rows of 6, 5 and 1 elements, whose buckets are cut across rows and have more than one of them.
@@ -44,6 +45,7 @@ class RowGradientsTest : public ::testing::Test {
     }
     spec.mutable_optimizer()->set_kind(push == v1::PUSH_STEP ? v1::OPTIMIZER_STEP : v1::OPTIMIZER_SGD);
     spec.set_push(push);
+    if (push == v1::PUSH_DELTA) spec.mutable_step()->set_residual_decay(0.5f);
     spec.set_codec(codec);
     spec.set_nonfinite(policy);
     spec.set_run_elements(64);
@@ -93,7 +95,7 @@ class RowGradientsTest : public ::testing::Test {
     std::vector<std::vector<float>> dense;
     for (uint32_t t = 0; t < 3; ++t) {
       const RowsOf given = RandomRows(t, 0.01f);
-      dense.push_back(DenseOf(tensor(t), given.view()));
+      dense.push_back(DenseOf(tensor(t), given.checked()));
       ASSERT_TRUE(whole_->Ingest(t, dense[t].data(), round).ok());
       ASSERT_TRUE(rows_->Ingest(t, given.view(), round).ok());
     }
@@ -126,12 +128,19 @@ class RowGradientsTest : public ::testing::Test {
   std::unique_ptr<GradientStore> whole_, rows_;
 };
 
+struct RowCase {
+  v1::NonFinitePolicy policy;
+  v1::PushKind push;
+};
+
 TEST_F(RowGradientsTest, SendAndGetBackWhatWholeGradientsDo) {
   for (const char* codec :
        {"zen", "zen:values=bf16", "zen:values=fp16", "adaptive", "dense:fp32", "topk:density=0.1"}) {
-    for (const v1::NonFinitePolicy policy : {v1::NONFINITE_REFUSE, v1::NONFINITE_SKIP}) {
-      SCOPED_TRACE(absl::StrCat(codec, ", policy ", policy));
-      Prepare(codec, policy);
+    for (const auto& [policy, push] :
+         {RowCase{v1::NONFINITE_REFUSE, v1::PUSH_GRADIENT}, RowCase{v1::NONFINITE_SKIP, v1::PUSH_GRADIENT},
+          RowCase{v1::NONFINITE_REFUSE, v1::PUSH_DELTA}}) {
+      SCOPED_TRACE(absl::StrCat(codec, ", policy ", policy, ", push ", push));
+      Prepare(codec, policy, push);
       // With what waits, the largest come beyond what a frame takes (2^18; binary16 ends at 65504).
       const float largest = std::string(codec) == "zen:values=fp16" ? 64.0f : 250.0f;
       std::vector<std::pair<uint32_t, std::pair<EncodedFrame, EncodedFrame>>> late;
@@ -141,7 +150,7 @@ TEST_F(RowGradientsTest, SendAndGetBackWhatWholeGradientsDo) {
         std::vector<std::vector<float>> dense;
         for (uint32_t t = 0; t < 3; ++t) {
           given.push_back(RandomRows(t, scale));
-          dense.push_back(DenseOf(tensor(t), given[t].view()));
+          dense.push_back(DenseOf(tensor(t), given[t].checked()));
         }
         for (uint32_t t = 0; t < 3; ++t) {
           ASSERT_TRUE(whole_->Ingest(t, dense[t].data(), round).ok());
@@ -198,6 +207,64 @@ TEST_F(RowGradientsTest, ArePushedAsStepsToo) {
   for (uint64_t round = 1; round <= 5; ++round) SendAlike(round);
 }
 
+TEST_F(RowGradientsTest, AreOfTheSameBytesWhereACodecSendsAll) {
+  Prepare("adaptive");
+  std::vector<std::vector<float>> dense(3);
+  for (uint32_t t = 0; t < 3; ++t) {
+    RowsOf all;
+    for (uint64_t row = 0; row < tensor(t).shape[0]; ++row) all.rows.push_back(static_cast<int64_t>(row));
+    all.values.assign(tensor(t).elements, 0.25f);
+    all.values[tensor(t).elements / 2] = -0.0f;
+    dense[t] = all.values;
+    ASSERT_TRUE(rows_->Ingest(t, all.view(), 1).ok());
+    ASSERT_TRUE(whole_->Ingest(t, dense[t].data(), 1).ok());
+  }
+  for (uint32_t i = 0; i < slices(); ++i) ASSERT_EQ(BytesOf(Encode(*whole_, i, 1)), BytesOf(Encode(*rows_, i, 1)));
+}
+
+TEST_F(RowGradientsTest, FramesWithNothingOfATensorComeBackAsWell) {
+  Prepare("zen:values=fp16");
+  const std::vector<float> zeros(1200);
+  for (uint64_t round = 1; round <= 3; ++round) {
+    RowsOf given{{150}, std::vector<float>(6, round == 1 ? 0.0f : 70000.0f)};
+    const std::vector<float> dense = DenseOf(tensor(0), given.checked());
+    ASSERT_TRUE(rows_->Ingest(0, given.view(), round).ok());
+    ASSERT_TRUE(whole_->Ingest(0, dense.data(), round).ok());
+    for (uint32_t t = 1; t < 3; ++t) {
+      ASSERT_TRUE(rows_->Ingest(t, RowGradient{}, round).ok());
+      ASSERT_TRUE(whole_->Ingest(t, zeros.data(), round).ok());
+    }
+    if (round == 3) break;
+    for (uint32_t i = 0; i < slices(); ++i) {
+      const EncodedFrame whole = Encode(*whole_, i, round), rows = Encode(*rows_, i, round);
+      ASSERT_EQ(BytesOf(whole), BytesOf(rows)) << "round " << round;
+      whole_->Encoded(slice(i));
+      rows_->Encoded(slice(i));
+      ASSERT_TRUE(whole_->Returned(slice(i), *codecs_[i], whole).ok());
+      ASSERT_TRUE(rows_->Returned(slice(i), *codecs_[i], rows).ok());
+    }
+    whole_->EndRound();
+    rows_->EndRound();
+    for (uint32_t t = 0; t < 3; ++t) ASSERT_EQ(Waiting(*whole_, t), Waiting(*rows_, t)) << "round " << round;
+  }
+}
+
+TEST_F(RowGradientsTest, RowsThatAreOverwrittenInTheRoundAreRefused) {
+  for (const char* codec : {"zen", "dense:fp32"}) {
+    Prepare(codec);
+    ReadyTensors ready(job_.get());
+    RowsOf given{{3, 150}, std::vector<float>(12, 1.0f)};
+    ASSERT_TRUE(ready.Note(0, given.view()).ok());
+    given.rows = {205, 7};  // of the next batch, before the round has ended
+    const absl::Status status = rows_->Ingest(0, given.view(), 1);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("row 205"));
+    for (uint32_t i = 0; i < slices(); ++i) rows_->Keep(slice(i));
+    rows_->EndRound();
+    EXPECT_EQ(Waiting(*rows_, 0), std::vector<float>(1200)) << "nothing of it was taken in";
+  }
+}
+
 TEST_F(RowGradientsTest, ARestoredCheckpointsResidualIsSentWithThem) {
   Prepare("zen");
   for (GradientStore* store : {whole_.get(), rows_.get()}) {
@@ -226,7 +293,7 @@ TEST_F(RowGradientsTest, ThatAreNotFiniteAreSanitized) {
   given.values[11] = 262144.0f;
   RowsOf clean = given;
   clean.values[0] = clean.values[11] = 0;
-  const std::vector<float> dense = DenseOf(tensor(0), clean.view());
+  const std::vector<float> dense = DenseOf(tensor(0), clean.checked());
   const std::vector<float> nothing(200);
   ASSERT_TRUE(rows_->Ingest(0, given.view(), 1).ok());
   ASSERT_TRUE(whole_->Ingest(0, dense.data(), 1).ok());
@@ -256,6 +323,15 @@ TEST_F(RowGradientsTest, RowsThatAreNoneAreRefused) {
   EXPECT_THAT(std::string(ready.Note(0, RowGradient{rows, nullptr}).message()), HasSubstr("null pointer"));
   EXPECT_FALSE(ready.Has(0));
   EXPECT_TRUE(ready.Note(0, RowGradient{}).ok()) << "no row at all is a gradient of zeros";
+}
+
+TEST(TensorElements, OfOneIndexAreAddedInTheirOrder) {
+  const float large = 16777216.0f;  // to which 1 adds nothing
+  const TensorElements sums = Summed({{7, large}, {2, 1}, {7, 1}, {7, -large}, {0, 5}, {2, 1}});
+  ASSERT_EQ(sums.size(), 3u);
+  EXPECT_EQ(sums[0].index, 0u);
+  EXPECT_EQ(sums[1].value, 2.0f);
+  EXPECT_EQ(sums[2].value, 0.0f);
 }
 
 TEST(TensorElements, AreFoundInTheRunsOfASlice) {

@@ -162,6 +162,29 @@ TEST(ApplyUpdate, UsesTheLearningRateAndDecayOfEachGroup) {
   }
 }
 
+TEST(ApplyUpdate, OfPairsIsTheDenseStepAlsoWhereARateOrAParameterIsMinusZero) {
+  const Job job = *Job::Make(Spec(v1::OPTIMIZER_SGD, 0.0f));
+  const Layout layout = *Layout::Make(job, 1);
+  auto backend = *kernels::MakeBackend("cpu");
+  const BucketLayout& at = layout.at(0, 0);
+  for (const float rate : {0.0f, -0.0f, 0.1f}) {
+    std::vector<Model> models;
+    for (const Update::Body body : {Update::Body::kSparseFloat, Update::Body::kDenseFloat}) {
+      Model& model = models.emplace_back(job);
+      std::vector<RunState> runs;
+      for (const auto& r : at.runs) runs.push_back({&model.p[r.tensor][r.offset], nullptr, nullptr});
+      for (auto& tensor : model.p) std::fill(tensor.begin(), tensor.end(), -0.0f);
+      Update update = UpdateFor(at, 1, body);
+      std::fill(update.learning_rates.begin(), update.learning_rates.end(), rate);
+      ASSERT_TRUE(ApplyUpdate(job, at, update, runs, *backend).ok());
+    }
+    for (uint32_t t = 0; t < 3; ++t) {
+      for (size_t i = 0; i < models[0].p[t].size(); ++i)
+        ASSERT_EQ(std::signbit(models[0].p[t][i]), std::signbit(models[1].p[t][i])) << "rate " << rate << ", " << i;
+    }
+  }
+}
+
 TEST(ApplyUpdate, DoesNothingWhereNothingWasSent) {
   const Job job = *Job::Make(Spec(v1::OPTIMIZER_ADAMW, 0.1f));
   const Layout layout = *Layout::Make(job, 1);
