@@ -14,7 +14,7 @@ say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
 # show_last: shows the lines of a build in one line of a terminal.
-show_last() { stdbuf -oL tr '\n' '\r' >&2; printf '\n' >&2; }
+show_last() { stdbuf -o0 tr '\n' '\r' >&2; printf '\n' >&2; }
 
 # every_minute: reads the lines of a build, and says once a minute how far it is.
 every_minute() {

@@ -9,7 +9,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <thread>
+#include <utility>
 
 #include "common/base/clock.h"
 #include "common/base/failpoint.h"
@@ -38,6 +40,25 @@ int WaitForSignal(const sigset_t& set) {
   sigwait(&set, &number);
   return number;
 }
+
+// While this lives, a signal ends the process at once: what is on disk is as after a kill, which recovery is made for.
+class ExitsOnSignal {
+ public:
+  ExitsOnSignal(const sigset_t& signals, const char* said)
+      : thread_([&signals, said](std::stop_token stop) {
+          WaitForSignal(signals);
+          if (stop.stop_requested()) return;
+          spdlog::warn("{}: exiting at once", said);
+          _exit(kExitFailed);
+        }) {}
+  ~ExitsOnSignal() {
+    thread_.request_stop();
+    pthread_kill(thread_.native_handle(), SIGTERM);
+  }
+
+ private:
+  std::jthread thread_;
+};
 
 // Written beside and renamed, so that a reader sees all of it or nothing. No link is followed: the file beside is new,
 // with a name that nobody knows before, and a link at `path` is replaced.
@@ -87,7 +108,9 @@ int Main(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   transport::TuneMalloc();
   SteadyClock clock;
+  std::optional<ExitsOnSignal> hasty(std::in_place, signals, "signal before this server was ready");
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(config, &clock);
+  hasty.reset();
   if (!daemon.ok()) {
     spdlog::error("cannot start: {}", daemon.status().ToString());
     return kExitFailed;
@@ -98,17 +121,10 @@ int Main(int argc, char** argv) {
   }
   const int first = WaitForSignal(signals);
   spdlog::info("signal {}: draining for up to {} ms; another signal exits at once", first, config.drain_ms);
-  std::jthread impatient([&signals](std::stop_token stop) {
-    WaitForSignal(signals);
-    if (stop.stop_requested()) return;
-    spdlog::warn("second signal: exiting at once");
-    _exit(kExitFailed);
-  });
+  std::optional<ExitsOnSignal> impatient(std::in_place, signals, "second signal");
   const absl::Status drained = (*daemon)->Drain(config.drain_ms);
   daemon->reset();
-  impatient.request_stop();
-  pthread_kill(impatient.native_handle(), SIGTERM);
-  impatient.join();
+  impatient.reset();
   spdlog::info("stopped");
   return drained.ok() ? 0 : kExitFailed;
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -44,28 +45,72 @@ absl::StatusOr<std::vector<Server>> ConnectAll(const Options& options) {
   return servers;
 }
 
-// Asks every server and prints a JSON array, or one table row per server through `row`.
-template <typename Reply, typename Request, typename Row>
-absl::Status AskAll(const Options& options, const std::string& method, const Request& request, std::ostream& out,
-                    const std::string& title, Row row) {
-  GW_ASSIGN_OR_RETURN(const std::vector<Server> servers, ConnectAll(options));
-  std::vector<Reply> replies;
-  for (const Server& server : servers) {
-    GW_ASSIGN_OR_RETURN(Reply reply, server.template Call<Reply>(method, request));
-    replies.push_back(std::move(reply));
+template <typename Reply>
+struct Answer {
+  std::string address;
+  absl::StatusOr<Reply> reply;
+};
+
+// Every server is asked, also behind one that fails.
+template <typename Reply, typename Request>
+std::vector<Answer<Reply>> AskEach(const Options& options, const std::string& method, const Request& request) {
+  std::vector<Answer<Reply>> answers;
+  for (const std::string& addresses : options.servers) {
+    const absl::StatusOr<Server> server = Server::ConnectServing(addresses, options.timeout_ms);
+    if (server.ok())
+      answers.push_back({server->address(), server->template Call<Reply>(method, request)});
+    else
+      answers.push_back({addresses, server.status()});
   }
-  if (!options.json) out << title;
-  if (options.json) out << "[";
-  for (size_t i = 0; i < replies.size(); ++i) {
+  return answers;
+}
+
+// A JSON array, or of each server what `row` makes of its reply, or its error. Returns the first error.
+template <typename Reply, typename Row>
+absl::Status Print(const Options& options, const std::vector<Answer<Reply>>& answers, std::ostream& out,
+                   const std::string& title, Row row) {
+  absl::Status failed;
+  out << (options.json ? "[" : title);
+  for (const Answer<Reply>& answer : answers) {
+    failed.Update(answer.reply.status());
+    const std::string error(answer.reply.status().message());
     if (options.json) {
-      out << (i == 0 ? "" : ",") << "{\"server\":" << Quoted(servers[i].address())
-          << ",\"status\":" << ToJson(replies[i]) << "}";
-    } else {
-      row(servers[i].address(), replies[i]);
+      out << (&answer == &answers.front() ? "" : ",") << "{\"server\":" << Quoted(answer.address)
+          << (answer.reply.ok() ? ",\"status\":" + ToJson(*answer.reply) : ",\"error\":" + Quoted(error)) << "}";
+    } else if (answer.reply.ok()) {
+      row(answer.address, *answer.reply);
+    } else if (answers.size() > 1) {  // of a single one the command tells it
+      out << answer.address << ": FAILED: " << error << "\n";
     }
   }
   if (options.json) out << "]\n";
-  return absl::OkStatus();
+  return failed;
+}
+
+template <typename Reply, typename Request, typename Row>
+absl::Status AskAll(const Options& options, const std::string& method, const Request& request, std::ostream& out,
+                    const std::string& title, Row row) {
+  GW_RETURN_IF_ERROR(RequireServers(options));
+  return Print(options, AskEach<Reply>(options, method, request), out, title, row);
+}
+
+// A server that has no such job (any more) is no failure where another one had it: the command is given again when one
+// was away.
+absl::Status DeleteJob(const Options& options, std::ostream& out) {
+  GW_RETURN_IF_ERROR(RequireServers(options));
+  v1::DeleteJobRequest request;
+  request.set_job(options.job);
+  const auto answers = AskEach<v1::DeleteJobReply>(options, "DeleteJob", request);
+  const absl::Status first = Print(options, answers, out, "", [&](const std::string& a, const v1::DeleteJobReply&) {
+    out << a << ": job " << options.job << " deleted\n";
+  });
+  absl::Status failed;
+  bool deleted = false;
+  for (const auto& answer : answers) {
+    deleted = deleted || answer.reply.ok();
+    if (!absl::IsNotFound(answer.reply.status())) failed.Update(answer.reply.status());
+  }
+  return deleted || !failed.ok() ? failed : first;
 }
 
 void PrintDurability(const v1::DurabilityStatus& status, std::ostream& out) {
@@ -193,8 +238,16 @@ absl::StatusOr<std::vector<uint64_t>> TakeSnapshotsOnce(const Options& options, 
   v1::TakeSnapshotRequest request;
   request.set_job(options.job);
   std::vector<v1::JobStatus> before;
+  std::set<uint32_t> shards;
   for (const Server& server : servers) {
     GW_ASSIGN_OR_RETURN(before.emplace_back(), StatusOf(server, options.job));
+    shards.insert(before.back().shard_index());
+  }
+  if (const uint32_t count = before[0].shard_count(); shards.size() != count) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "job '%s' has %d shards, and the servers given have %d of them: name those of all, for nothing can be restored "
+        "without one",
+        options.job, count, shards.size()));
   }
   for (const Server& server : servers) {
     GW_RETURN_IF_ERROR(server.Call<v1::TakeSnapshotReply>("TakeSnapshot", request).status());
@@ -401,14 +454,8 @@ absl::Status RunCommand(const Options& options, std::ostream& out) {
       return ListJobs(options, out);
     case Command::kJobPrune:
       return PruneJobs(options, out);
-    case Command::kJobDelete: {
-      v1::DeleteJobRequest request;
-      request.set_job(options.job);
-      return AskAll<v1::DeleteJobReply>(options, "DeleteJob", request, out, "",
-                                        [&](const std::string& a, const v1::DeleteJobReply&) {
-                                          out << a << ": job " << options.job << " deleted\n";
-                                        });
-    }
+    case Command::kJobDelete:
+      return DeleteJob(options, out);
     case Command::kSnapshot:
       return TakeSnapshots(options, out);
     case Command::kPromote:

@@ -9,7 +9,9 @@
 int main(int argc, char** argv) {
   const gradwire::cli::Options options = gradwire::cli::ParseOptions(argc, argv);
   if (options.exit) return options.exit_code;
-  const absl::Status status = gradwire::cli::RunCommand(options, std::cout);
+  absl::Status status = gradwire::cli::RunCommand(options, std::cout);
+  std::cout.flush();
+  if (status.ok() && !std::cout) status = absl::UnknownError("the output could not be written");
   if (status.ok()) return 0;
   std::fprintf(stderr, "gradwire: %s\n", std::string(status.message()).c_str());
   return absl::IsInvalidArgument(status) ? 2 : 1;

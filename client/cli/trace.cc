@@ -1,5 +1,6 @@
 // gradwire trace: what the shards note of the next rounds of a job that trains; see commands.h.
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <utility>
@@ -56,6 +57,15 @@ absl::StatusOr<client::TracedRounds> Record(const std::vector<Server>& servers, 
   return rounds;
 }
 
+// Asked before the wait, and not when the rounds are over. A file that is there stays as it is.
+absl::Status CheckWritable(const std::string& path) {
+  const bool there = std::filesystem::exists(path);
+  const bool writable = std::ofstream(path, std::ios::binary | std::ios::app).is_open();
+  if (writable && !there) std::filesystem::remove(path);
+  if (writable) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--out: '", path, "' cannot be written"));
+}
+
 }  // namespace
 
 absl::Status Trace(const Options& options, std::ostream& out) {
@@ -65,6 +75,7 @@ absl::Status Trace(const Options& options, std::ostream& out) {
     GW_ASSIGN_OR_RETURN(Server server, Server::ConnectServing(address, options.timeout_ms));
     servers.push_back(std::move(server));
   }
+  GW_RETURN_IF_ERROR(CheckWritable(options.out_path));
   GW_ASSIGN_OR_RETURN(const client::TracedRounds rounds, Record(servers, options));
   const absl::Time deadline = absl::Now() + absl::Seconds(options.wait_s);
   uint64_t version = 0;
@@ -79,19 +90,23 @@ absl::Status Trace(const Options& options, std::ostream& out) {
     GW_ASSIGN_OR_RETURN(TracedProcess process, client::ReadShardTrace(CallOf(server), rounds, shard, &clock));
     processes.push_back(std::move(process));
   }
+  if (version <= rounds.first)
+    return absl::DeadlineExceededError(
+        absl::StrCat("job '", options.job, "' made no round within ", options.wait_s, " s: is anybody training?"));
   client::AlignToFirst(&processes);
   std::ofstream file(options.out_path, std::ios::binary | std::ios::trunc);
   file << ChromeTrace(processes, {});
   file.close();
   if (!file.good()) return absl::UnknownError(absl::StrCat("'", options.out_path, "' cannot be written"));
-  if (version <= rounds.first)
-    return absl::DeadlineExceededError(
-        absl::StrCat("job '", options.job, "' made no round within ", options.wait_s, " s: is anybody training?"));
   const uint64_t last = std::min(version, rounds.first + rounds.count) - 1;
+  uint64_t dropped = 0;
+  for (const TracedProcess& process : processes) dropped += process.dropped;
   out << (options.json
-              ? absl::StrFormat("{\"file\":%s,\"first_round\":%d,\"last_round\":%d}\n", Quoted(options.out_path),
-                                rounds.first, last)
+              ? absl::StrFormat("{\"file\":%s,\"first_round\":%d,\"last_round\":%d,\"dropped_events\":%d}\n",
+                                Quoted(options.out_path), rounds.first, last, dropped)
               : absl::StrFormat("%s: rounds %d to %d of job %s\n", options.out_path, rounds.first, last, options.job));
+  if (dropped > 0 && !options.json)
+    out << absl::StrFormat("%d events found no room on the shards, the last ones: ask for fewer --rounds\n", dropped);
   return absl::OkStatus();
 }
 

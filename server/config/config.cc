@@ -2,7 +2,6 @@
 #include "server/config/config.h"
 
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 
@@ -13,6 +12,7 @@
 #include "common/config/message_file.h"
 #include "common/wire/frame.h"
 #include "gradwire/v1/server_config.pb.h"
+#include "server/config/memory.h"
 #include "server/lease/lease.h"
 #include "server/metrics/exporter.h"
 
@@ -41,12 +41,6 @@ constexpr uint32_t kMaxFollowerTimeoutMs = 600'000;
 constexpr uint32_t kMinLeaseTtlMs = 1000;
 constexpr uint32_t kMaxStandbys = 64;
 constexpr uint64_t kMinStandbyQueueBytes = 1u << 20;
-
-uint64_t MachineMemoryBytes() {
-  const long pages = sysconf(_SC_PHYS_PAGES);
-  const long page_bytes = sysconf(_SC_PAGE_SIZE);
-  return pages > 0 && page_bytes > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(page_bytes) : 1ull << 30;
-}
 
 absl::Status CheckRange(const char* knob, uint64_t value, uint64_t least, uint64_t most) {
   if (value >= least && value <= most) return absl::OkStatus();
@@ -88,11 +82,11 @@ void RaiseDescriptorLimit() {
 }
 
 absl::Status ServerConfig::Validate() {
-  const uint64_t machine = MachineMemoryBytes();
-  if (memory_limit_bytes == 0) memory_limit_bytes = machine / 10 * 7;
+  const uint64_t usable = UsableMemoryBytes();
+  if (memory_limit_bytes == 0) memory_limit_bytes = usable / 10 * 7;
   if (job_memory_limit_bytes == 0) job_memory_limit_bytes = memory_limit_bytes;
   if (listen.empty()) return absl::InvalidArgumentError("no address to listen on: give --listen grpc://127.0.0.1:7070");
-  GW_RETURN_IF_ERROR(CheckRange("memory_limit_bytes", memory_limit_bytes, kMinMemoryBytes, machine));
+  GW_RETURN_IF_ERROR(CheckRange("memory_limit_bytes", memory_limit_bytes, kMinMemoryBytes, usable));
   GW_RETURN_IF_ERROR(CheckRange("job_memory_limit_bytes", job_memory_limit_bytes, kMinMemoryBytes, memory_limit_bytes));
   GW_RETURN_IF_ERROR(CheckRange("frame_limit_bytes", frame_limit_bytes, kMinFrameBytes, kMaxFrameBytes));
   GW_RETURN_IF_ERROR(CheckRange("drain_ms", drain_ms, 0, kMaxDrainMs));
@@ -103,8 +97,8 @@ absl::Status ServerConfig::Validate() {
   GW_RETURN_IF_ERROR(CheckRange("max_handshakes", max_handshakes, 1, kMaxHandshakes));
   GW_RETURN_IF_ERROR(CheckRange("max_streams", max_streams, 1, kMaxStreams));
   if (receive_limit_bytes == 0)
-    receive_limit_bytes = std::min(std::max(kDefaultReceiveBytes, max_streams * kMessageBytes), machine / 4);
-  GW_RETURN_IF_ERROR(CheckRange("receive_limit_bytes", receive_limit_bytes, kMinReceiveBytes, machine));
+    receive_limit_bytes = std::min(std::max(kDefaultReceiveBytes, max_streams * kMessageBytes), usable / 4);
+  GW_RETURN_IF_ERROR(CheckRange("receive_limit_bytes", receive_limit_bytes, kMinReceiveBytes, usable));
   GW_RETURN_IF_ERROR(FitConnections(*this, &max_connections));
   GW_RETURN_IF_ERROR(
       CheckRange("follower_timeout_ms", follower_timeout_ms, kMinFollowerTimeoutMs, kMaxFollowerTimeoutMs));

@@ -56,7 +56,8 @@ void Define(CLI::App& app, Given& g) {
       ->delimiter(',');
   app.add_option(
       "--memory-limit-bytes", g.memory_limit_bytes,
-      "Bytes that all jobs together may take; more is refused when a job is created. Default: 70 % of memory");
+      "Bytes that all jobs together may take; more is refused when a job is created. Default: 70 % of what the machine "
+      "has or the container is limited to");
   app.add_option("--job-memory-limit-bytes", g.job_memory_limit_bytes,
                  "Bytes that one job may take. Default: --memory-limit-bytes");
   app.add_option(

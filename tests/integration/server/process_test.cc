@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -240,6 +241,82 @@ TEST(ServerProcess, DoesNotStartOnAFullDiskAndSaysWhatToDo) {
                                        HasSubstr("make room on that disk")));
 }
 
+// A job on two servers, as `gradwire job create` makes it. Returns where they listen.
+std::string CreateOnTwo(ServerProcess& a, ServerProcess& b) {
+  std::string text;
+  EXPECT_TRUE(google::protobuf::TextFormat::PrintToString(SmallSpec("job", 1), &text));
+  const std::string spec_path = testing::TempDir() + "/two-" + std::to_string(getpid()) + ".textproto";
+  std::ofstream(spec_path) << text;
+  const std::string servers = absl::StrCat(a.Address(), ",", b.Address());
+  const Output created = RunCli("job create --spec " + spec_path + " --servers " + servers);
+  EXPECT_EQ(created.exit_code, 0) << created.text;
+  std::remove(spec_path.c_str());
+  return servers;
+}
+
+TEST(ServerProcess, JobIsDeletedWhereItStillIs) {
+  ServerProcess a({"--backend=cpu"}), b({"--backend=cpu"});
+  const std::string servers = CreateOnTwo(a, b);
+  EXPECT_EQ(RunCli("job delete job --servers " + a.Address()).exit_code, 0);  // as if b had been away
+  const Output rest = RunCli("job delete job --servers " + servers);
+  EXPECT_EQ(rest.exit_code, 0) << rest.text;
+  EXPECT_THAT(rest.text, testing::AllOf(HasSubstr(a.Address() + ": FAILED: "), HasSubstr("does not exist"),
+                                        HasSubstr(b.Address() + ": job job deleted")));
+  const Output gone = RunCli("job delete job --servers " + servers);
+  EXPECT_EQ(gone.exit_code, 1);
+  EXPECT_THAT(gone.text, HasSubstr("does not exist"));
+}
+
+TEST(ServerProcess, WhatOneServerSaysIsShownWhereAnotherIsAway) {
+  ServerProcess a({"--backend=cpu"}), b({"--backend=cpu"});
+  const std::string servers = CreateOnTwo(a, b);
+  b.Signal(SIGKILL);
+  b.WaitForExit();
+  for (const std::string command : {"job list", "job describe job", "job delete job"}) {
+    const Output out = RunCli(command + " --timeout-ms 500 --servers " + servers);
+    EXPECT_EQ(out.exit_code, 1) << command;
+    EXPECT_THAT(out.text, testing::AllOf(HasSubstr(a.Address()), HasSubstr("FAILED"))) << command;
+  }
+  EXPECT_THAT(RunCli("job list --servers " + a.Address()).text, testing::Not(HasSubstr("waits for")))
+      << "it is deleted";
+}
+
+TEST(ServerProcess, SnapshotNeedsAllShards) {
+  ServerProcess a({"--backend=cpu"}), b({"--backend=cpu"});
+  CreateOnTwo(a, b);
+  const Output one = RunCli("snapshot job --servers " + a.Address());
+  EXPECT_EQ(one.exit_code, 1);
+  EXPECT_THAT(one.text, HasSubstr("has 2 shards"));
+}
+
+TEST(ServerProcess, TraceLooksFirstWhetherItsFileCanBeWritten) {
+  ServerProcess server({"--backend=cpu"});
+  const std::string trace = "trace job --servers " + server.Address() + " --out ";
+  const Output wrong = RunCli(trace + "/nowhere/at/all.json");
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_THAT(wrong.text, HasSubstr("'/nowhere/at/all.json' cannot be written"));
+  const testing_support::TemporaryFolder folder("traces");
+  const std::string old = folder.path() + "/old.json";
+  std::ofstream(old) << "of yesterday";
+  EXPECT_EQ(RunCli(trace + old).exit_code, 1) << "there is no such job";
+  EXPECT_EQ(std::filesystem::file_size(old), 12u);
+  EXPECT_EQ(RunCli(trace + folder.path() + "/new.json").exit_code, 1);
+  EXPECT_FALSE(std::filesystem::exists(folder.path() + "/new.json"));
+}
+
+TEST(ServerProcess, SignalBeforeItServesEndsIt) {
+  const testing_support::TemporaryFolder folder("slow");
+  ASSERT_EQ(mkfifo((folder.path() + "/EPOCH").c_str(), 0600), 0);  // which nobody writes: reading it takes for ever
+  ServerProcess server({"--backend=cpu", "--data-dir=" + folder.path()});
+  const std::string tasks = absl::StrCat("/proc/", server.pid(), "/task");
+  const auto threads = [&tasks] {
+    return std::distance(std::filesystem::directory_iterator(tasks), std::filesystem::directory_iterator());
+  };
+  for (int tries = 0; tries < 500 && threads() < 2; ++tries) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.WaitForExit(), 1);
+}
+
 TEST(ServerProcess, OperatorToolTakesSnapshotsThatOutliveTheJournal) {
   const testing_support::TemporaryFolder folder("snapshots");
   const std::string& data = folder.path();
@@ -279,6 +356,8 @@ TEST(OperatorTool, SaysWhatToDo) {
   EXPECT_THAT(incomplete.text, testing::AllOf(HasSubstr("gradwire job create: --spec is required"),
                                               HasSubstr("`gradwire job create --help`")));
   EXPECT_THAT(RunCli("job list").text, HasSubstr("GRADWIRE_SERVERS"));
+  const Output full = RunCli("features > /dev/full");
+  EXPECT_EQ(full.exit_code, 1);
   const Output nobody = RunCli("job list --timeout-ms 500 --servers grpc://127.0.0.1:1");
   EXPECT_EQ(nobody.exit_code, 1);
   EXPECT_THAT(nobody.text, HasSubstr("is gradwire-server running there"));

@@ -7,7 +7,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
+#include <string>
+
+#include "server/config/memory.h"
 
 namespace gradwire {
 namespace {
@@ -20,7 +24,7 @@ TEST(ServerConfig, DefaultsAreValidAndTakeMostOfTheMemory) {
 }
 
 TEST(ServerConfig, EveryStreamMayHaveAMessageThatHasComeInPart) {
-  const uint64_t most = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE) / 4;
+  const uint64_t most = UsableMemoryBytes() / 4;
   ServerConfig usual, few, given;
   few.max_streams = 1;
   given.receive_limit_bytes = 64u << 20;
@@ -30,6 +34,46 @@ TEST(ServerConfig, EveryStreamMayHaveAMessageThatHasComeInPart) {
   EXPECT_EQ(usual.receive_limit_bytes, std::min<uint64_t>(8192 * (261u << 10), most));
   EXPECT_EQ(few.receive_limit_bytes, std::min<uint64_t>(512u << 20, most));
   EXPECT_EQ(given.receive_limit_bytes, 64u << 20);
+}
+
+// A tree with /proc/self/cgroup and files of limits.
+class GroupsTest : public ::testing::Test {
+ protected:
+  void Write(const std::string& path, const std::string& text) {
+    const std::filesystem::path file = root_ / path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+  uint64_t Usable() const { return UsableMemoryBytes(root_.string()); }
+
+  const std::filesystem::path root_ =
+      std::filesystem::path(::testing::TempDir()) / ("groups-" + std::to_string(getpid()));
+  const uint64_t machine_ = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
+};
+
+TEST_F(GroupsTest, TheLeastLimitOfThoseAroundCounts) {
+  EXPECT_EQ(Usable(), machine_) << "no groups at all";
+  Write("proc/self/cgroup", "0::/kubepods/pod7/one\n");
+  Write("sys/fs/cgroup/kubepods/pod7/one/memory.max", "max\n");
+  EXPECT_EQ(Usable(), machine_);
+  Write("sys/fs/cgroup/kubepods/pod7/memory.max", "134217728\n");
+  Write("sys/fs/cgroup/kubepods/memory.max", "268435456\n");
+  EXPECT_EQ(Usable(), 134217728u);
+}
+
+TEST_F(GroupsTest, AContainersOwnGroupIsAtTheTop) {
+  Write("proc/self/cgroup", "0::/\n");
+  Write("sys/fs/cgroup/memory.max", "67108864\n");
+  EXPECT_EQ(Usable(), 67108864u);
+}
+
+TEST_F(GroupsTest, OfTheFirstVersionToo) {
+  Write("proc/self/cgroup", "5:cpu,cpuacct:/a\n4:memory:/docker/x\nnonsense\n0::\n");
+  Write("sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", "33554432\n");
+  EXPECT_EQ(Usable(), 33554432u);
+  Write("sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(Usable(), machine_) << "as the kernel writes none";
 }
 
 TEST(ServerConfig, NamesTheKnobTheValueAndTheRange) {
