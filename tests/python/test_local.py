@@ -15,6 +15,7 @@ from conftest import ROOT
 torch = pytest.importorskip("torch")
 gradwire = pytest.importorskip("gradwire")
 from gradwire.torch import LocalSGD
+from test_torch import in_parallel
 from test_training_loop import fail_next_round
 
 EVERY, ROUNDS, LR, OUTER = 4, 5, 0.01, dict(lr=0.7, momentum=0.9, nesterov=True)
@@ -280,6 +281,40 @@ def test_ctrl_c_in_a_round_makes_none_twice(addresses, when):
         steps(model, optimizer, 2)
         assert optimizer.stats()["steps"] == 2
     torch.testing.assert_close(parameters_of(model), parameters_of(reference), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("nonfinite", ["skip", "sanitize"])
+def test_progress_that_is_not_finite_heals(addresses, nonfinite):
+    servers, models, spoilt = addresses(1), [model_of() for _ in range(2)], [False, False]
+
+    def run(worker):
+        data, local = batches(worker), torch.optim.SGD(models[worker].parameters(), lr=LR)
+
+        def spoil(*_):
+            if worker == 1 and not spoilt[1]:
+                spoilt[1] = True
+                with torch.no_grad():
+                    models[1][0].bias[3] = float("nan")
+
+        local.register_step_post_hook(spoil)
+        with LocalSGD(local, models[worker], every=EVERY, servers=servers, job="heals", workers=2, worker=f"w{worker}",
+                      nonfinite=nonfinite, **DILOCO) as optimizer:
+            for _ in range(3 * EVERY):
+                backward(models[worker], next(data))
+                optimizer.step()
+
+    in_parallel(2, run)
+    for model in models:
+        assert parameters_of(model).isfinite().all()
+
+
+def test_a_worker_that_is_started_again_knows_its_step(addresses):
+    servers = addresses(1)
+    train(model_of(), servers, steps=EVERY * 3)
+    model = model_of()
+    with LocalSGD(torch.optim.SGD(model.parameters(), lr=LR), model, every=EVERY, servers=servers, job="local", worker="w0",
+                  **DILOCO) as optimizer:
+        assert optimizer.start_step == EVERY * 3
 
 
 def test_names_are_those_of_the_model_that_was_compiled(addresses):

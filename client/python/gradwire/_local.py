@@ -86,6 +86,11 @@ class LocalSGD:
         self._versions = Versions([name for name, _ in shared], self._parameters)
         self._hook = optimizer.register_step_post_hook(functools.partial(_accept, self._versions))
 
+    @property
+    def start_step(self) -> int:
+        """The local step at which this worker begins: 0, or where the job is when it is started again."""
+        return self.outer.start_step * self._every
+
     @torch.no_grad()
     def _progress(self) -> list[torch.Tensor]:
         return [begin - p for begin, p in zip(self._begin, self._parameters, strict=True)]
@@ -147,7 +152,8 @@ class LocalSGD:
         progress = self._progress()
         with torch.no_grad():
             for p, begin, shared, moved in zip(self._parameters, self._begin, self._shared, progress, strict=True):
-                torch.sub(shared, moved, out=p)
+                # Where this worker's own progress is not finite (a round that was skipped, sanitized) the shared value stands.
+                torch.where(moved.isfinite(), shared - moved, shared, out=p)
                 begin.copy_(shared)
         self._versions.accept()
 

@@ -253,7 +253,7 @@ class Session:
 
     @staticmethod
     def _rates(lr: float | Sequence[float]) -> list[float]:
-        return [float(lr)] if isinstance(lr, (int, float)) else [float(x) for x in lr]
+        return [float(lr)] if np.ndim(lr) == 0 else [float(x) for x in lr]  # type: ignore[arg-type, union-attr]
 
 
 def _header_of(path: str) -> tuple[dict[str, str], int]:
