@@ -24,6 +24,7 @@ def loss_of(params, inputs):
 
 optimizer = ShardedTransformation(servers=servers, job="jax-example", learning_rate=4e-3, workers=2, worker=f"worker-{worker}")
 state = optimizer.init(params)
+params = optimizer.parameters(params)  # those of the job
 
 
 @jax.jit

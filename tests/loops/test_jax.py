@@ -38,8 +38,10 @@ def mean_of(params, step, worker=0):
     return jax.tree.map(lambda a, b: (a + b) / 2, *(jax.grad(loss_of)(params, step, w) for w in range(2)))
 
 
-def train(optimizer, gradients_of, params, worker=0, wrap=jax.jit):
+def train(optimizer, gradients_of, params, worker=0, wrap=jax.jit, ours=None):
     state = optimizer.init(params)
+    if ours is not None:
+        params = ours.parameters(params)
 
     def step(params, state, number):
         updates, state = optimizer.update(gradients_of(params, number, worker), state, params)
@@ -64,7 +66,7 @@ def test_two_workers_go_the_way_of_optax(server, wrap):
     def ours(worker):
         optimizer = ShardedTransformation(servers=server, job="jax", codec="dense:fp32", learning_rate=schedule, workers=2,
                                           worker=f"w{worker}", weight_decay=0.1)
-        params = train(optimizer, jax.grad(loss_of), start(), worker, wrap)
+        params = train(optimizer, jax.grad(loss_of), start(), worker, wrap, ours=optimizer)
         optimizer.close()
         return params
 
@@ -85,9 +87,49 @@ def test_goes_into_a_chain_and_goes_on_where_the_job_is(server):
     again = optimizer()
     state = again.init(start())
     assert state.count == STEPS
-    updates, state = again.update(jax.tree.map(jnp.zeros_like, params), state, start())
-    assert_close(optax.apply_updates(start(), updates), params)  # it has the job's parameters from the first update on
+    assert_close(again.parameters(start()), params)
+    updates, state = again.update(jax.tree.map(jnp.zeros_like, params), state, again.parameters(start()))
+    assert_close(optax.apply_updates(again.parameters(start()), updates), params)
     again.close()
+
+
+@pytest.mark.parametrize("case", ["behind a restart", "gathered", "a checkpoint"])
+def test_parameters_that_are_not_the_jobs_are_refused(server, case):
+    first = ShardedTransformation(servers=server, job=case.replace(" ", "-"), codec="dense:fp32", optimizer="sgd", learning_rate=0.1)
+    ours = optax.MultiSteps(first, 2) if case == "gathered" else first
+    params = start()
+    state = ours.init(params)
+    gradients = jax.grad(loss_of)(params, 0)
+    updates, state = ours.update(gradients, state, params)
+    if case == "behind a restart":
+        jax.block_until_ready(updates)
+        first.close()
+        ours = ShardedTransformation(servers=server, job="behind-a-restart", codec="dense:fp32", optimizer="sgd", learning_rate=0.1)
+        state = ours.init(params)
+    else:
+        params = optax.apply_updates(params, updates)
+    if case == "a checkpoint":
+        params = jax.tree.map(lambda p: 0.9 * p, params)
+    with pytest.raises(Exception, match="not the job's: 'a.bias'|not the job's: 'a.kernel'"):
+        jax.block_until_ready(ours.update(gradients, state, params))
+
+
+def test_close_waits_for_the_steps_that_were_dispatched(server):
+    optimizer = ShardedTransformation(servers=server, job="dispatched", codec="dense:fp32", optimizer="sgd", learning_rate=0.01)
+    params = {"w": jnp.ones((512, 512)) / 512}
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params, state):
+        gradients = jax.grad(lambda p: jnp.square(jnp.tanh(p["w"] @ p["w"] @ p["w"])).mean())(params)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    session = optimizer.session
+    for _ in range(30):
+        params, state = step(params, state)
+    optimizer.close()
+    assert session.stats()["steps"] == 30
 
 
 def test_masters_of_bfloat16_add_up_what_it_rounds_away(server):
@@ -127,3 +169,4 @@ def test_example(server):
     assert [worker.returncode for worker in workers] == [0, 0], said
     losses = [float(x) for x in re.findall(r"loss ([0-9.]+)", said[0])]
     assert len(losses) == 4 and losses[-1] < 0.4 * losses[0]
+    assert "failed" not in "".join(said), said

@@ -115,6 +115,30 @@ def test_a_fork_that_ends_ends_no_server():
     assert done.stdout == "child\nalive\n", done.stdout + done.stderr
 
 
+JOINS = """
+import os
+import gradwire, numpy
+with gradwire.local_cluster(1) as cluster:
+    def join(name):
+        job = gradwire.JobSpec(name=name, tensors=[gradwire.TensorSpec("w", (100,))])
+        return gradwire.join(cluster.servers, job, [numpy.zeros(100, numpy.float32)], "w")
+    session = join("first")
+    if (child := os.fork()) == 0:
+        try:
+            join("second")
+        except gradwire.FailedPrecondition as error:
+            print("spawn" in str(error), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    session.leave()
+"""
+
+
+def test_a_fork_of_a_worker_is_refused():
+    done = subprocess.run([sys.executable, "-c", JOINS], capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+    assert done.stdout == "True\n", done.stdout + done.stderr
+
+
 def test_a_server_that_cannot_start_is_told():
     with pytest.raises(gradwire.Unavailable, match="(?s)shard server 0 ended.*--no-such-flag"):
         gradwire.local_cluster(2, flags=["--no-such-flag"])

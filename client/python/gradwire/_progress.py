@@ -91,8 +91,9 @@ class Progress:
         if len(self._told) > _KEPT:
             del self._told[1::2]
         if self._writer is not None:
+            first = self._session.start_step  # of a worker that was started again: its curves go on
             for name, value in values.items():
-                self._writer.add_scalar(f"gradwire/{name}", value, int(now["steps"]))
+                self._writer.add_scalar(f"gradwire/{name}", value, first + int(now["steps"]))
         if self._file is not None:
             self._write(f"job {self._session.job.name!r}: step {now['steps']:,.0f}, {_three(values['steps_per_second'])} steps/s; per step "
                         f"{_size(per_step['pushed_bytes'])} pushed, {_size(per_step['pulled_bytes'])} pulled"

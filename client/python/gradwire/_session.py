@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import _core, _entry, _identity, _lifetime, _waiting
-from ._errors import DeadlineExceeded
+from ._errors import DeadlineExceeded, FailedPrecondition
 from ._job import JobSpec
 from ._trace import Trace
 
@@ -281,6 +281,18 @@ def notes_of(path: str) -> tuple[dict[str, str], int]:
     return {key[len(_NOTE):]: value for key, value in metadata.items() if key.startswith(_NOTE)}, tensors
 
 
+_joined_in = 0  # the process in which this, or the one that it is a fork of, joined first
+
+
+def _check_process() -> None:
+    """A fork has the transports of its parent without their threads: it would wait for ever."""
+    global _joined_in
+    _joined_in = _joined_in or os.getpid()
+    if _joined_in != os.getpid():
+        raise FailedPrecondition("this process is a fork of one that has joined a job, and cannot join one itself: start workers by "
+                                 "multiprocessing.get_context('spawn'), or fork before the first session is made")
+
+
 def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any | None], worker: str | None = None, *,
          pull: str = "update", connect_timeout: float = 20.0, start_timeout: float = 600.0, rpc_timeout: float = 10.0,
          round_timeout: float = 600.0, backend: str = "auto",
@@ -323,6 +335,7 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any | 
     if not 1 <= encode_threads <= 64:
         raise ValueError(f"encode_threads={encode_threads} must lie between 1 and 64")
     _entry.check_exist(exist)
+    _check_process()
     milliseconds = {f"{name}_ms": _milliseconds(name, value)
                     for name, value in (("connect_timeout", connect_timeout), ("start_timeout", start_timeout),
                                         ("rpc_timeout", rpc_timeout), ("round_timeout", round_timeout))}

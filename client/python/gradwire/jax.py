@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,9 @@ from ._job import DEFAULT_CODEC, Group, JobSpec, Rule, TensorSpec, training_with
 from ._session import Session, join
 
 __all__ = ["ShardedState", "ShardedTransformation"]
+
+# Steps that were dispatched run, before sessions end with the interpreter.
+atexit.register(jax.effects_barrier)
 
 
 class ShardedState(NamedTuple):
@@ -29,14 +33,18 @@ class ShardedTransformation:
 
         optimizer = ShardedTransformation(servers=[...], job="lm", learning_rate=1e-3, workers=2)
         state = optimizer.init(params)
+        params = optimizer.parameters(params)  # the job's: its first worker's, or where it is by now
         updates, state = optimizer.update(jax.grad(loss)(params, batch), state, params)
         params = optax.apply_updates(params, updates)
 
     learning_rate: a number, or a schedule: what it gives for the number of steps of the job so far. Other arguments are those of
     gradwire.torch.ShardedOptimizer, whose docstring says more. The job's parameters are float32 and lie in host memory, once more
-    (16-bit leaves have float32 masters there); the first worker's start the job, and whoever joins later has the job's from the
-    first update on. Gradients and updates go through host memory. One init() for each of these. An error in update() ends the
-    training: JAX raises it as its own, with the text of gradwire's; `close` leaves the job, as does the end of the interpreter.
+    (16-bit leaves have float32 masters there); the first worker's start the job. update() is a step of all workers, and adds it to
+    the job's parameters: it raises where the caller's are others, as behind a restart without parameters(), with values of a
+    checkpoint, or where something around this one drops or gathers updates (optax.MultiSteps: gather gradients before update()).
+    Gradients and updates go through host memory. One init() for each of these. An error in update() ends the training and leaves
+    the job: JAX raises it as its own, with the text of gradwire's; `close` leaves the job, as does the end of the interpreter,
+    behind the steps that were dispatched.
     """
 
     def __init__(self, *, servers: str | Sequence[str], job: str, learning_rate: float | Callable[[int], float] = 1e-3,
@@ -74,6 +82,14 @@ class ShardedTransformation:
         self.session = join(self._servers, self._make_job(tensors), self._memory, self._worker, **self._joining)
         return ShardedState(jax.numpy.asarray(self.session.start_step, jax.numpy.int32))
 
+    def parameters(self, params: Any) -> Any:
+        """The job's parameters, in the form of `params`. Not under jit."""
+        if self.session is None:
+            raise FailedPrecondition("this transformation is in no job: call init(params) first")
+        leaves, tree = jax.tree_util.tree_flatten(params)
+        # Copies: JAX may take NumPy's memory as it is, which the session writes to.
+        return tree.unflatten(jax.numpy.asarray(new.copy(), old.dtype) for new, old in zip(self._memory, leaves, strict=True))
+
     def update(self, updates: Any, state: ShardedState, params: Any = None) -> tuple[Any, ShardedState]:
         """A step of the job. `updates`: the gradients of this worker's batch."""
         if params is None:
@@ -87,15 +103,34 @@ class ShardedTransformation:
     def _step(self, gradients: list[Any], parameters: list[Any], count: Any) -> list[np.ndarray]:
         if self.session is None:
             raise FailedPrecondition("this transformation is in no job: call init(params) first, and update() before close()")
-        self.session.exchange([np.asarray(g, np.float32, order="C") for g in gradients], float(self._rate(int(count))))
+        try:
+            self._check_parameters([np.asarray(p) for p in parameters])
+            self.session.exchange([np.asarray(g, np.float32, order="C") for g in gradients], float(self._rate(int(count))))
+        except BaseException:  # nobody waits for one whose training has ended
+            session, self.session = self.session, None
+            session.leave(drain=False)
+            raise
         # Of what the caller has: what it rounds away in one step comes with the next.
         return [(new - np.asarray(old, np.float32)).astype(old.dtype) for new, old in zip(self._memory, parameters, strict=True)]
 
+    def _check_parameters(self, parameters: list[np.ndarray]) -> None:
+        """Whether they are the job's, but for what adding a step to them rounds."""
+        for tensor, here, given in zip(self.session.job.tensors if self.session else [], self._memory, parameters, strict=True):
+            apart = np.abs(given.astype(np.float32) - here).max(initial=0.0)
+            if not apart <= 16 * float(jax.numpy.finfo(given.dtype).eps) * max(np.abs(here).max(initial=0.0), 1e-30):
+                raise FailedPrecondition(
+                    f"update() was given parameters that are not the job's: {tensor.name!r} is {apart:.3g} apart. Begin with "
+                    "params = transformation.parameters(params) behind init(); values of a checkpoint belong before it. Nothing "
+                    "around this transformation may drop, scale or gather its updates (optax.MultiSteps, lookahead)")
+
     def close(self) -> None:
-        """Leaves the job."""
-        if self.session is not None:
-            self.session.leave()
-            self.session = None
+        """Waits for the steps that were dispatched, and leaves the job."""
+        try:
+            jax.effects_barrier()
+        finally:
+            if self.session is not None:
+                self.session.leave()
+                self.session = None
 
 
 def _name(path: Any) -> str:

@@ -376,7 +376,8 @@ class PySession {
 
   bool SameProcess() const { return getpid() == process_; }
   void CheckProcess() const {
-    if (!SameProcess()) Check(absl::FailedPreconditionError("a session does not survive fork(): join in the child"));
+    if (!SameProcess())
+      Check(absl::FailedPreconditionError("a session does not survive fork(): start workers by spawn"));
   }
 
   static constexpr int64_t kSignalSliceMs = 200;
