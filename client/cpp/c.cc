@@ -133,7 +133,8 @@ absl::StatusOr<SessionOptions> OptionsOf(const gradwire_options& given) {
   const std::pair<int64_t, int64_t*> timeouts[] = {{given.connect_ms, &options.timeouts.connect_ms},
                                                    {given.start_ms, &options.timeouts.start_ms},
                                                    {given.rpc_ms, &options.timeouts.rpc_ms},
-                                                   {given.round_ms, &options.timeouts.round_ms}};
+                                                   {given.round_ms, &options.timeouts.round_ms},
+                                                   {given.reconnect_ms, &options.timeouts.reconnect_ms}};
   for (const auto& [told, timeout] : timeouts) {
     if (told != 0) *timeout = told;
   }

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 
 import pytest
 
@@ -50,6 +51,20 @@ def test_snapshot_is_a_state_dict(servers):
     assert_loads(snapshot / "parameters.safetensors", model)
     state = safetensors_torch.load_file(snapshot / "state.safetensors")
     assert state["second_moment/0.weight"].shape == (96, 24) and state["second_moment/0.weight"].abs().sum() > 0
+
+
+def test_a_shard_that_is_away_is_tried_again_as_long_as_is_asked(servers):
+    model = make_model()
+    server, = servers(1, durable=True)
+    with ShardedOptimizer(model, servers=[server.address], job="j", codec="dense:fp32", durability="fsync",
+                          reconnect_timeout=1.0) as optimizer:
+        train(model, optimizer, range(2))
+        server.process.kill()
+        server.process.wait()
+        begin = time.monotonic()
+        with pytest.raises(gradwire.Unavailable):
+            train(model, optimizer, range(2, 4))
+        assert time.monotonic() - begin < 40, "the default is a minute"
 
 
 def test_shards_are_put_together_by_restore(servers, tmp_path):

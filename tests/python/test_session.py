@@ -357,7 +357,7 @@ def test_ctrl_c_ends_a_join_that_waits(closed_port):
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1, 0, 0.0001, 1e300])
-@pytest.mark.parametrize("name", ["connect_timeout", "start_timeout", "rpc_timeout", "round_timeout"])
+@pytest.mark.parametrize("name", ["connect_timeout", "start_timeout", "rpc_timeout", "round_timeout", "reconnect_timeout"])
 def test_impossible_timeouts_are_named(name, seconds):
     with pytest.raises(ValueError, match=f"{name}=.*from 0.001 to 1e\\+09"):
         gradwire.join("inproc://nobody", make_job("j"), make_parameters(), **{name: seconds})

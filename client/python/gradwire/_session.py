@@ -295,7 +295,7 @@ def _check_process() -> None:
 
 def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any | None], worker: str | None = None, *,
          pull: str = "update", connect_timeout: float = 20.0, start_timeout: float = 600.0, rpc_timeout: float = 10.0,
-         round_timeout: float = 600.0, backend: str = "auto",
+         round_timeout: float = 600.0, reconnect_timeout: float = 60.0, backend: str = "auto",
          resume_from: str | os.PathLike[str] | None = None, exist: str = "join", encode_threads: int = 1,
          trace: Trace | None = None) -> Session:
     """Joins a job and brings `parameters` to its current version, in place.
@@ -306,7 +306,9 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any | 
     as well, residuals and moments too, and tensors travel by tagc or dense codecs. For pull="mean" None says that this
     worker does not want the mean of a tensor: it pushes its gradients, and of a bucket (JobSpec.bucket_bytes) in which it wants
     none pulls a few bytes.
-    The first worker's values start the job. Timeouts are in seconds, from 0.001 to 1e9. Ctrl-C is heard while this waits:
+    The first worker's values start the job. Timeouts are in seconds, from 0.001 to 1e9; reconnect_timeout: how long a shard that
+    cannot be reached is tried again before training ends with Unavailable. Give it more where a durable shard comes back slowly
+    (its pod moves, its journal is long). Ctrl-C is heard while this waits:
     the job is left again.
 
     worker: unique in the job. By default GRADWIRE_WORKER, torchrun's RANK, the pod's name or the host's with a number: a
@@ -338,7 +340,8 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any | 
     _check_process()
     milliseconds = {f"{name}_ms": _milliseconds(name, value)
                     for name, value in (("connect_timeout", connect_timeout), ("start_timeout", start_timeout),
-                                        ("rpc_timeout", rpc_timeout), ("round_timeout", round_timeout))}
+                                        ("rpc_timeout", rpc_timeout), ("round_timeout", round_timeout),
+                                        ("reconnect_timeout", reconnect_timeout))}
     servers = [servers] if isinstance(servers, str) else list(servers)
     names = [t.name for t in job.tensors]
     places = {device_of(p) for p in parameters if p is not None}

@@ -154,7 +154,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  quorum_deviations: float = 0.0, rounds: str = "sync", bucket_bytes: int = 0,
                  run_elements: int = 0, seed: int = 0, durability: str = "none", on_disk_failure: str = "wait",
                  connect_timeout: float = 20.0, start_timeout: float = 600.0,
-                 rpc_timeout: float = 10.0, round_timeout: float = 600.0, backend: str = "auto", place: str = "auto",
+                 rpc_timeout: float = 10.0, round_timeout: float = 600.0, reconnect_timeout: float = 60.0, backend: str = "auto",
+                 place: str = "auto",
                  resume_from: str | os.PathLike[str] | Mapping[str, Any] | None = None, exist: str = "join",
                  encode_threads: int | None = None, trace: Trace | None = None):
         if accumulate < 1:
@@ -226,7 +227,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self.session: Session = join(addresses, self.job, self._masters.tensors,
                                          worker, pull=pull, connect_timeout=connect_timeout,
                                          start_timeout=start_timeout, rpc_timeout=rpc_timeout,
-                                         round_timeout=round_timeout, backend=backend, resume_from=checkpoint,
+                                         round_timeout=round_timeout, reconnect_timeout=reconnect_timeout,
+                                         backend=backend, resume_from=checkpoint,
                                          exist=exist, trace=trace,
                                          encode_threads=threads_for(encode_threads, self._params, device))
         try:

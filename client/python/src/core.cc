@@ -141,9 +141,9 @@ class PySession {
  public:
   PySession(std::vector<std::string> servers, const std::string& job_json, std::string worker, const std::string& pull,
             const std::vector<py::object>& memory, int64_t connect_timeout_ms, int64_t start_timeout_ms,
-            int64_t rpc_timeout_ms, int64_t round_timeout_ms, std::string backend, std::string resume_from,
-            std::shared_ptr<PyDevice> device, bool resume_anew, uint32_t encode_threads, std::string trace_path,
-            uint64_t trace_first_round, uint64_t trace_rounds)
+            int64_t rpc_timeout_ms, int64_t round_timeout_ms, int64_t reconnect_timeout_ms, std::string backend,
+            std::string resume_from, std::shared_ptr<PyDevice> device, bool resume_anew, uint32_t encode_threads,
+            std::string trace_path, uint64_t trace_first_round, uint64_t trace_rounds)
       : device_(std::move(device)) {
     SessionOptions options;
     options.servers = std::move(servers);
@@ -172,6 +172,7 @@ class PySession {
     options.timeouts.start_ms = start_timeout_ms;
     options.timeouts.rpc_ms = rpc_timeout_ms;
     options.timeouts.round_ms = round_timeout_ms;
+    options.timeouts.reconnect_ms = reconnect_timeout_ms;
     round_timeout_ms_ = round_timeout_ms;
     options.backend = std::move(backend);
     options.resume.from = std::move(resume_from);
@@ -424,13 +425,13 @@ PYBIND11_MODULE(_core, m) {
                              [](const PyDevice& device) { return reinterpret_cast<uintptr_t>(device.stream()); });
   py::class_<PySession>(m, "Session")
       .def(py::init<std::vector<std::string>, const std::string&, std::string, const std::string&,
-                    const std::vector<py::object>&, int64_t, int64_t, int64_t, int64_t, std::string, std::string,
-                    std::shared_ptr<PyDevice>, bool, uint32_t, std::string, uint64_t, uint64_t>(),
+                    const std::vector<py::object>&, int64_t, int64_t, int64_t, int64_t, int64_t, std::string,
+                    std::string, std::shared_ptr<PyDevice>, bool, uint32_t, std::string, uint64_t, uint64_t>(),
            py::arg("servers"), py::arg("job_json"), py::arg("worker"), py::arg("pull"), py::arg("memory"),
            py::arg("connect_timeout_ms"), py::arg("start_timeout_ms"), py::arg("rpc_timeout_ms"),
-           py::arg("round_timeout_ms"), py::arg("backend"), py::arg("resume_from"), py::arg("device") = py::none(),
-           py::arg("resume_anew") = false, py::arg("encode_threads") = 1, py::arg("trace_path") = "",
-           py::arg("trace_first_round") = 2, py::arg("trace_rounds") = 1)
+           py::arg("round_timeout_ms"), py::arg("reconnect_timeout_ms"), py::arg("backend"), py::arg("resume_from"),
+           py::arg("device") = py::none(), py::arg("resume_anew") = false, py::arg("encode_threads") = 1,
+           py::arg("trace_path") = "", py::arg("trace_first_round") = 2, py::arg("trace_rounds") = 1)
       .def("begin_round", &PySession::BeginRound)
       .def("begin_replacement", &PySession::BeginReplacement)
       .def("tensor_ready", &PySession::TensorReady)

@@ -143,6 +143,12 @@ TEST_F(CTest, RefusesWhatIsMissingByItsName) {
   EXPECT_EQ(gradwire_parameter_version(nullptr), 0u);
 }
 
+TEST_F(CTest, NamesTheTimeoutThatCannotBe) {
+  options_.reconnect_ms = -1;
+  ASSERT_NE(Join(), GRADWIRE_OK);
+  EXPECT_NE(std::string(gradwire_last_error()).find("timeouts.reconnect_ms is -1"), std::string::npos);
+}
+
 TEST_F(CTest, TakesStructsOfACallerThatKnowsLessOfThem) {
   options_.struct_size = offsetof(gradwire_options, resume_from);
   options_.resume_from = "no such file, and not read";

@@ -79,6 +79,7 @@ typedef struct gradwire_options {
    * gradwire_free, with `notice_data`. Must return quickly and call nothing of this session. May be null. */
   void (*notice)(void* notice_data, const char* text);
   void* notice_data;
+  int64_t reconnect_ms; /* how long a shard that cannot be reached is tried again; 0: SessionTimeouts' default */
 } gradwire_options;
 
 /* Options with nothing in them but their size: begin with these. */
