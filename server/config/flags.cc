@@ -115,7 +115,9 @@ void Define(CLI::App& app, Given& g) {
       "--lease-ttl-ms", g.lease_ttl_ms,
       "Milliseconds without a renewal after which the lease is free, 1000 to 600000; kept in whole seconds.\n"
       "Default 10000");
-  app.add_option("--name", g.name, "Of this server, in the status of others. Default: host and addresses");
+  app.add_option("--name", g.name,
+                 "Of this server, in the status of others; with --lease also what says that it was the last primary,\n"
+                 "so give it where host or --listen may change. Default: host and addresses");
   app.add_option(
       "--snapshot-journal-bytes", g.snapshot_journal_bytes,
       "Bytes by which the journal of a job grows before a snapshot is taken and its old part removed, 1048576 "

@@ -58,3 +58,15 @@ def test_a_snapshot_fits_a_wrapped_model(tmp_path, monkeypatch, make, file_of):
     load_parameters(model, tmp_path)
     for p, value in zip(model.parameters(), values.values(), strict=True):
         assert torch.equal(p, torch.from_numpy(value))
+
+
+def test_numbers_of_another_order_are_said(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))
+    path = tmp_path / "parameters.safetensors"
+    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors.save_file({f"param.{i}": p.detach() for i, p in enumerate([*model[1].parameters(), *model[0].parameters()])}, path)
+    with pytest.raises(ValueError, match=r"'param.0' is \[2, 3\] .*another order than the module's"):
+        load_parameters(model, path)
+    safetensors.save_file({f"param.{i}": p.detach() for i, p in enumerate(model[0].parameters())}, path)
+    with pytest.raises(ValueError, match="'param.2' requires gradients and is not in the snapshot: its parameters have no names"):
+        load_parameters(model, path)

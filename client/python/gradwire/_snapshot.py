@@ -12,6 +12,10 @@ import torch
 from ._torch_groups import plain_names
 
 
+_NUMBERED = ": its parameters have no names, and were perhaps given to the optimizer in another order than the module's, or not " \
+    "all: safetensors.torch.load_file(path) gives them by their number among what the optimizer was given"
+
+
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """The float32 tensors of a file, by name."""
     with open(path, "rb") as file:
@@ -36,11 +40,14 @@ def load_parameters(module: torch.nn.Module, path: str | os.PathLike[str]) -> No
     The file has every trained parameter once: what a ShardedOptimizer was given, without frozen parameters and buffers, and
     tied parameters under the first of their names. So `module.load_state_dict` may miss some, and with strict=False it would
     take the file of another model. Here each tensor of the file must have its parameter, and each parameter that requires
-    gradients its tensor: else ValueError names it, and nothing is changed. Parameters without names go by their number.
+    gradients its tensor: else ValueError names it, and nothing is changed. Parameters that the optimizer was given without names go by their number
+    among those it was given, which is right only where these were all of the module's in their order: give it the module, or
+    named_parameters().
     """
     tensors = read_safetensors(path)
     named = dict(module.named_parameters(remove_duplicate=False))
-    if tensors and all(name.startswith("param.") for name in tensors) and not named.keys() & tensors.keys():
+    numbered = bool(tensors) and all(name.startswith("param.") for name in tensors) and not named.keys() & tensors.keys()
+    if numbered:
         named = {f"param.{i}": p for i, p in enumerate(module.parameters())}
     if not tensors.keys() <= named.keys():  # one of them is without what torch.compile puts before names
         of_file, of_module = plain_names(tensors), plain_names(named)
@@ -52,13 +59,13 @@ def load_parameters(module: torch.nn.Module, path: str | os.PathLike[str]) -> No
             raise ValueError(f"the snapshot has a parameter {name!r}, the module has none of this name")
         if tuple(named[name].shape) != values.shape:
             raise ValueError(f"parameter {name!r} is {list(values.shape)} in the snapshot and {list(named[name].shape)} in "
-                             "the module")
+                             "the module" + (_NUMBERED if numbered else ""))
         targets.append((named[name], values))
     loaded = {id(parameter) for parameter, _ in targets}
     for name, parameter in named.items():
         if parameter.requires_grad and id(parameter) not in loaded:
-            raise ValueError(f"parameter {name!r} requires gradients and is not in the snapshot: freeze it, or load it from "
-                             "elsewhere first and set requires_grad afterwards")
+            raise ValueError(f"parameter {name!r} requires gradients and is not in the snapshot" + (_NUMBERED if numbered else
+                             ": freeze it, or load it from elsewhere first and set requires_grad afterwards"))
     with torch.no_grad():
         for parameter, values in targets:
             parameter.copy_(torch.from_numpy(values.copy()))
