@@ -18,6 +18,7 @@
 #include "common/transport/caps.h"
 #include "common/transport/malloc_tuning.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "server/config/memory.h"
 
 namespace gradwire {
 namespace {
@@ -110,6 +111,10 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
     GW_ASSIGN_OR_RETURN(daemon->data_, DataDirectory::Open(&daemon->disk_, config.data_dir));
     environment.epochs->Begin(daemon->data_->epoch());
     spdlog::info("data directory {}, server epoch {}", config.data_dir, daemon->data_->epoch());
+  }
+  if (const uint64_t usable = UsableMemoryBytes(); config.memory_limit_bytes > usable) {
+    spdlog::warn("--memory-limit-bytes is {}, and the container is limited to {}: jobs may end this process",
+                 config.memory_limit_bytes, usable);
   }
   daemon->registry_ = std::make_unique<JobRegistry>(
       environment,

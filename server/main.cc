@@ -44,17 +44,25 @@ int WaitForSignal(const sigset_t& set) {
 // While this lives, a signal ends the process at once: what is on disk is as after a kill, which recovery is made for.
 class ExitsOnSignal {
  public:
-  ExitsOnSignal(const sigset_t& signals, const char* said)
-      : thread_([&signals, said](std::stop_token stop) {
-          WaitForSignal(signals);
-          if (stop.stop_requested()) return;
+  explicit ExitsOnSignal(const char* said)
+      : thread_([said](std::stop_token stop) {
+          sigset_t signals = StopSignals();
+          sigaddset(&signals, kStop);
+          const int number = WaitForSignal(signals);
+          if (number == kStop) return;
+          if (stop.stop_requested()) {  // it came for whoever waits next
+            kill(getpid(), number);
+            return;
+          }
           spdlog::warn("{}: exiting at once", said);
           _exit(kExitFailed);
         }) {}
   ~ExitsOnSignal() {
     thread_.request_stop();
-    pthread_kill(thread_.native_handle(), SIGTERM);
+    pthread_kill(thread_.native_handle(), kStop);
   }
+
+  static constexpr int kStop = SIGUSR1;  // of this thread; blocked in all
 
  private:
   std::jthread thread_;
@@ -105,10 +113,12 @@ int Main(int argc, char** argv) {
 
   // Blocked before any thread starts: every thread inherits it, and only WaitForSignal takes them.
   const sigset_t signals = StopSignals();
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  sigset_t blocked = signals;
+  sigaddset(&blocked, ExitsOnSignal::kStop);
+  pthread_sigmask(SIG_BLOCK, &blocked, nullptr);
   transport::TuneMalloc();
   SteadyClock clock;
-  std::optional<ExitsOnSignal> hasty(std::in_place, signals, "signal before this server was ready");
+  std::optional<ExitsOnSignal> hasty(std::in_place, "signal before this server was ready");
   absl::StatusOr<std::unique_ptr<Daemon>> daemon = Daemon::Start(config, &clock);
   hasty.reset();
   if (!daemon.ok()) {
@@ -121,7 +131,7 @@ int Main(int argc, char** argv) {
   }
   const int first = WaitForSignal(signals);
   spdlog::info("signal {}: draining for up to {} ms; another signal exits at once", first, config.drain_ms);
-  std::optional<ExitsOnSignal> impatient(std::in_place, signals, "second signal");
+  std::optional<ExitsOnSignal> impatient(std::in_place, "second signal");
   const absl::Status drained = (*daemon)->Drain(config.drain_ms);
   daemon->reset();
   impatient.reset();

@@ -70,7 +70,8 @@ template <typename Reply, typename Row>
 absl::Status Print(const Options& options, const std::vector<Answer<Reply>>& answers, std::ostream& out,
                    const std::string& title, Row row) {
   absl::Status failed;
-  out << (options.json ? "[" : title);
+  if (options.json) out << "[";
+  if (!options.json && std::ranges::any_of(answers, [](const auto& answer) { return answer.reply.ok(); })) out << title;
   for (const Answer<Reply>& answer : answers) {
     failed.Update(answer.reply.status());
     const std::string error(answer.reply.status().message());
@@ -100,17 +101,17 @@ absl::Status DeleteJob(const Options& options, std::ostream& out) {
   GW_RETURN_IF_ERROR(RequireServers(options));
   v1::DeleteJobRequest request;
   request.set_job(options.job);
-  const auto answers = AskEach<v1::DeleteJobReply>(options, "DeleteJob", request);
-  const absl::Status first = Print(options, answers, out, "", [&](const std::string& a, const v1::DeleteJobReply&) {
-    out << a << ": job " << options.job << " deleted\n";
-  });
-  absl::Status failed;
-  bool deleted = false;
-  for (const auto& answer : answers) {
-    deleted = deleted || answer.reply.ok();
-    if (!absl::IsNotFound(answer.reply.status())) failed.Update(answer.reply.status());
+  auto answers = AskEach<v1::DeleteJobReply>(options, "DeleteJob", request);
+  std::set<std::string> had_none;
+  for (const auto& answer : answers)
+    if (absl::IsNotFound(answer.reply.status())) had_none.insert(answer.address);
+  if (std::ranges::any_of(answers, [](const auto& answer) { return answer.reply.ok(); })) {
+    for (auto& answer : answers)
+      if (had_none.contains(answer.address)) answer.reply = v1::DeleteJobReply();
   }
-  return deleted || !failed.ok() ? failed : first;
+  return Print(options, answers, out, "", [&](const std::string& address, const v1::DeleteJobReply&) {
+    out << address << (had_none.contains(address) ? ": has no job " : ": deleted job ") << options.job << "\n";
+  });
 }
 
 void PrintDurability(const v1::DurabilityStatus& status, std::ostream& out) {

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -59,9 +60,12 @@ absl::StatusOr<client::TracedRounds> Record(const std::vector<Server>& servers, 
 
 // Asked before the wait, and not when the rounds are over. A file that is there stays as it is.
 absl::Status CheckWritable(const std::string& path) {
-  const bool there = std::filesystem::exists(path);
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  const bool there = std::filesystem::exists(status);
+  if (there && !std::filesystem::is_regular_file(status)) return absl::OkStatus();  // a pipe is opened once
   const bool writable = std::ofstream(path, std::ios::binary | std::ios::app).is_open();
-  if (writable && !there) std::filesystem::remove(path);
+  if (writable && !there) std::filesystem::remove(path, error);
   if (writable) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("--out: '", path, "' cannot be written"));
 }

@@ -86,7 +86,7 @@ absl::Status ServerConfig::Validate() {
   if (memory_limit_bytes == 0) memory_limit_bytes = usable / 10 * 7;
   if (job_memory_limit_bytes == 0) job_memory_limit_bytes = memory_limit_bytes;
   if (listen.empty()) return absl::InvalidArgumentError("no address to listen on: give --listen grpc://127.0.0.1:7070");
-  GW_RETURN_IF_ERROR(CheckRange("memory_limit_bytes", memory_limit_bytes, kMinMemoryBytes, usable));
+  GW_RETURN_IF_ERROR(CheckRange("memory_limit_bytes", memory_limit_bytes, kMinMemoryBytes, MachineMemoryBytes()));
   GW_RETURN_IF_ERROR(CheckRange("job_memory_limit_bytes", job_memory_limit_bytes, kMinMemoryBytes, memory_limit_bytes));
   GW_RETURN_IF_ERROR(CheckRange("frame_limit_bytes", frame_limit_bytes, kMinFrameBytes, kMaxFrameBytes));
   GW_RETURN_IF_ERROR(CheckRange("drain_ms", drain_ms, 0, kMaxDrainMs));
@@ -97,8 +97,9 @@ absl::Status ServerConfig::Validate() {
   GW_RETURN_IF_ERROR(CheckRange("max_handshakes", max_handshakes, 1, kMaxHandshakes));
   GW_RETURN_IF_ERROR(CheckRange("max_streams", max_streams, 1, kMaxStreams));
   if (receive_limit_bytes == 0)
-    receive_limit_bytes = std::min(std::max(kDefaultReceiveBytes, max_streams * kMessageBytes), usable / 4);
-  GW_RETURN_IF_ERROR(CheckRange("receive_limit_bytes", receive_limit_bytes, kMinReceiveBytes, usable));
+    receive_limit_bytes =
+        std::max(kMinReceiveBytes, std::min(std::max(kDefaultReceiveBytes, max_streams * kMessageBytes), usable / 4));
+  GW_RETURN_IF_ERROR(CheckRange("receive_limit_bytes", receive_limit_bytes, kMinReceiveBytes, MachineMemoryBytes()));
   GW_RETURN_IF_ERROR(FitConnections(*this, &max_connections));
   GW_RETURN_IF_ERROR(
       CheckRange("follower_timeout_ms", follower_timeout_ms, kMinFollowerTimeoutMs, kMaxFollowerTimeoutMs));

@@ -17,12 +17,6 @@
 namespace gradwire {
 namespace {
 
-uint64_t MachineMemoryBytes() {
-  const long pages = sysconf(_SC_PHYS_PAGES);
-  const long page_bytes = sysconf(_SC_PAGE_SIZE);
-  return pages > 0 && page_bytes > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(page_bytes) : 1ull << 30;
-}
-
 // The limit in a file; "max", what is no number and 0 are none.
 uint64_t LimitIn(const std::string& path) {
   std::ifstream file(path);
@@ -43,6 +37,12 @@ uint64_t LeastOf(const std::string& hierarchy, std::string group, const std::str
 }
 
 }  // namespace
+
+uint64_t MachineMemoryBytes() {
+  const long pages = sysconf(_SC_PHYS_PAGES);
+  const long page_bytes = sysconf(_SC_PAGE_SIZE);
+  return pages > 0 && page_bytes > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(page_bytes) : 1ull << 30;
+}
 
 uint64_t UsableMemoryBytes(const std::string& root) {
   uint64_t bytes = MachineMemoryBytes();

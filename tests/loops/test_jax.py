@@ -114,6 +114,22 @@ def test_parameters_that_are_not_the_jobs_are_refused(server, case):
         jax.block_until_ready(ours.update(gradients, state, params))
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_rounding_is_no_difference(server, dtype):
+    """Of a single element that goes through 0, and of one that is all but 0."""
+    optimizer = ShardedTransformation(servers=server, job=f"round-{jnp.dtype(dtype).name}", codec="dense:fp32", optimizer="sgd",
+                                      learning_rate=1.0)
+    params = {"gate": jnp.full((1,), 0.01, dtype), "bias": jnp.zeros(3, dtype)}
+    state = optimizer.init(params)
+    steps = np.random.default_rng(1).normal(0, 1e-3, 400)
+    for number, step in enumerate(steps):
+        gradients = {"gate": jnp.full((1,), step, dtype), "bias": jnp.full(3, 1e-7 * (-1) ** number, dtype)}
+        updates, state = optimizer.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+    jax.block_until_ready(params)
+    optimizer.close()
+
+
 def test_close_waits_for_the_steps_that_were_dispatched(server):
     optimizer = ShardedTransformation(servers=server, job="dispatched", codec="dense:fp32", optimizer="sgd", learning_rate=0.01)
     params = {"w": jnp.ones((512, 512)) / 512}

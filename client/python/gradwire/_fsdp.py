@@ -50,6 +50,8 @@ class FSDPState:
                  lease_ms: int = 10_000, nonfinite: str = "spread", seed: int = 0, **joining: Any):
         MeanExchange.check_nonfinite(nonfinite)
         states = list(_states_of(model))
+        if any(_FINAL in vars(state) for _, _, state in states):
+            raise FailedPrecondition("another FSDPState reduces this model's gradients: close() it first")
         self._units = [unit for state in states for unit in _units_of(*state) if unit.length]
         if not self._units:
             raise ValueError("all parameters are frozen (requires_grad=False): there is nothing to reduce")
@@ -90,7 +92,7 @@ class FSDPState:
     def reduce(self, unit: _Unit, output: torch.Tensor, gradients: torch.Tensor, op: Any) -> None:
         """In the place of a unit's reduce-scatter."""
         if self._failed or self._exchange is None:
-            raise FailedPrecondition(f"FSDPState: it has ended ({self._failed or 'closed'}): make a new one")
+            raise FailedPrecondition(f"FSDPState: it has ended ({self._failed or 'closed'}): close it, and make a new one")
         try:
             if unit.output is not None:
                 raise FailedPrecondition(f"FSDPState: {unit.name} was reduced twice, in one backward() or because an earlier one "
@@ -114,7 +116,7 @@ class FSDPState:
     def _check_ended(self, model: torch.nn.Module, inputs: object) -> None:
         if self._open and torch.is_grad_enabled():
             self._failed = self._failed or "a backward() did not come to its end"
-            raise FailedPrecondition(f"FSDPState: it has ended ({self._failed}): no means were delivered; make a new one")
+            raise FailedPrecondition(f"FSDPState: it has ended ({self._failed}): no means were delivered; close it, and make a new one")
 
     def end_backward(self) -> None:
         """Behind the last reduction of a backward()."""
@@ -143,12 +145,14 @@ class FSDPState:
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
-        self._watch.remove()
-        for state in self._states:
-            delattr(state, _FINAL)
-        for unit in self._units:
-            unit.uninstall()
-        exchange.session.leave(drain and not self._open)
+        try:
+            self._watch.remove()
+            for state in self._states:
+                delattr(state, _FINAL)
+            for unit in self._units:
+                unit.uninstall()
+        finally:
+            exchange.session.leave(drain and not self._open)
 
     def __enter__(self) -> FSDPState:
         return self

@@ -289,7 +289,7 @@ def _check_process() -> None:
     global _joined_in
     _joined_in = _joined_in or os.getpid()
     if _joined_in != os.getpid():
-        raise FailedPrecondition("this process is a fork of one that has joined a job, and cannot join one itself: start workers by "
+        raise FailedPrecondition("this process is a fork of one that has joined a job, or tried to, and cannot join one itself: start workers by "
                                  "multiprocessing.get_context('spawn'), or fork before the first session is made")
 
 

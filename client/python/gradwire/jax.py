@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,8 +17,12 @@ from ._session import Session, join
 
 __all__ = ["ShardedState", "ShardedTransformation"]
 
-# Steps that were dispatched run, before sessions end with the interpreter.
-atexit.register(jax.effects_barrier)
+
+@atexit.register
+def _finish() -> None:
+    """Steps that the main thread dispatched run, before sessions end with the interpreter. What failed was told by JAX."""
+    with contextlib.suppress(Exception):
+        jax.effects_barrier()
 
 
 class ShardedState(NamedTuple):
@@ -65,6 +70,7 @@ class ShardedTransformation:
             lease_ms=lease_ms, quorum=quorum, seed=seed, durability=durability)
         self._worker, self._joining = worker, joining
         self._memory: list[np.ndarray] = []  # the session's parameters
+        self._scales: list[float] = []  # of each the largest magnitude, before or behind the last step
         self.session: Session | None = None
 
     def init(self, params: Any) -> ShardedState:
@@ -78,15 +84,19 @@ class ShardedTransformation:
             if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating) or leaf.dtype.itemsize > 4:
                 raise TypeError(f"parameter {_name(path)!r} is {leaf.dtype}; Gradwire takes float32, bfloat16 and float16")
         self._memory = [np.array(leaf, np.float32, order="C") for _, leaf in named]
+        self._scales = [0.0] * len(self._memory)
         tensors = [TensorSpec(_name(path), tuple(leaf.shape)) for path, leaf in named]
         self.session = join(self._servers, self._make_job(tensors), self._memory, self._worker, **self._joining)
         return ShardedState(jax.numpy.asarray(self.session.start_step, jax.numpy.int32))
 
     def parameters(self, params: Any) -> Any:
-        """The job's parameters, in the form of `params`. Not under jit."""
+        """The job's parameters, in the form of `params`, behind the steps that this thread dispatched. Not under jit."""
         if self.session is None:
             raise FailedPrecondition("this transformation is in no job: call init(params) first")
         leaves, tree = jax.tree_util.tree_flatten(params)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            raise TypeError("ShardedTransformation.parameters() gives values: call it outside of jit")
+        jax.effects_barrier()
         # Copies: JAX may take NumPy's memory as it is, which the session writes to.
         return tree.unflatten(jax.numpy.asarray(new.copy(), old.dtype) for new, old in zip(self._memory, leaves, strict=True))
 
@@ -104,33 +114,46 @@ class ShardedTransformation:
         if self.session is None:
             raise FailedPrecondition("this transformation is in no job: call init(params) first, and update() before close()")
         try:
+            before = [_largest(here) for here in self._memory]
+            self._scales = [max(last, now) for last, now in zip(self._scales, before, strict=True)]
             self._check_parameters([np.asarray(p) for p in parameters])
             self.session.exchange([np.asarray(g, np.float32, order="C") for g in gradients], float(self._rate(int(count))))
+            self._scales = before
         except BaseException:  # nobody waits for one whose training has ended
             session, self.session = self.session, None
-            session.leave(drain=False)
+            with contextlib.suppress(Exception):
+                session.leave(drain=False)
             raise
         # Of what the caller has: what it rounds away in one step comes with the next.
         return [(new - np.asarray(old, np.float32)).astype(old.dtype) for new, old in zip(self._memory, parameters, strict=True)]
 
     def _check_parameters(self, parameters: list[np.ndarray]) -> None:
-        """Whether they are the job's, but for what adding a step to them rounds."""
-        for tensor, here, given in zip(self.session.job.tensors if self.session else [], self._memory, parameters, strict=True):
-            apart = np.abs(given.astype(np.float32) - here).max(initial=0.0)
-            if not apart <= 16 * float(jax.numpy.finfo(given.dtype).eps) * max(np.abs(here).max(initial=0.0), 1e-30):
+        """Whether they are the job's, but for what adding a step to them rounds: as much as the larger of both ends has it."""
+        assert self.session is not None
+        for tensor, here, scale, given in zip(self.session.job.tensors, self._memory, self._scales, parameters, strict=True):
+            apart = np.abs(given.astype(np.float32) - here)[np.isfinite(here)].max(initial=0.0)
+            kind = jax.numpy.finfo(given.dtype)
+            if not apart <= 16 * float(kind.eps) * scale + 2 * float(kind.smallest_subnormal):
                 raise FailedPrecondition(
                     f"update() was given parameters that are not the job's: {tensor.name!r} is {apart:.3g} apart. Begin with "
                     "params = transformation.parameters(params) behind init(); values of a checkpoint belong before it. Nothing "
                     "around this transformation may drop, scale or gather its updates (optax.MultiSteps, lookahead)")
 
     def close(self) -> None:
-        """Waits for the steps that were dispatched, and leaves the job."""
+        """Waits for the steps that this thread dispatched, and leaves the job."""
+        if self.session is None:
+            return
         try:
             jax.effects_barrier()
         finally:
             if self.session is not None:
                 self.session.leave()
                 self.session = None
+
+
+def _largest(values: np.ndarray) -> float:
+    """Of what is finite."""
+    return float(np.abs(values)[np.isfinite(values)].max(initial=0.0))
 
 
 def _name(path: Any) -> str:
