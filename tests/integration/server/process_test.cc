@@ -273,7 +273,7 @@ TEST(ServerProcess, WhatOneServerSaysIsShownWhereAnotherIsAway) {
   b.Signal(SIGKILL);
   b.WaitForExit();
   for (const std::string command : {"job list", "job describe job", "job delete job"}) {
-    const Output out = RunCli(command + " --timeout-ms 500 --servers " + servers);
+    const Output out = RunCli(absl::StrCat(command, " --timeout-ms 500 --servers ", servers));
     EXPECT_EQ(out.exit_code, 1) << command;
     EXPECT_THAT(out.text, testing::AllOf(HasSubstr(a.Address()), HasSubstr("FAILED"))) << command;
   }
