@@ -289,8 +289,8 @@ def _check_process() -> None:
     global _joined_in
     _joined_in = _joined_in or os.getpid()
     if _joined_in != os.getpid():
-        raise FailedPrecondition("this process is a fork of one that has joined a job, or tried to, and cannot join one itself: start workers by "
-                                 "multiprocessing.get_context('spawn'), or fork before the first session is made")
+        raise FailedPrecondition("this process is a fork of one that has joined a job, or tried to, and cannot join one itself: "
+                                 "start workers by multiprocessing.get_context('spawn'), or fork before the first session is made")
 
 
 def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any | None], worker: str | None = None, *,
@@ -308,8 +308,7 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any | 
     none pulls a few bytes.
     The first worker's values start the job. Timeouts are in seconds, from 0.001 to 1e9; reconnect_timeout: how long a shard that
     cannot be reached is tried again before training ends with Unavailable. Give it more where a durable shard comes back slowly
-    (its pod moves, its journal is long). Ctrl-C is heard while this waits:
-    the job is left again.
+    (its pod moves, its journal is long). Ctrl-C is heard while this waits: the job is left again.
 
     worker: unique in the job. By default GRADWIRE_WORKER, torchrun's RANK, the pod's name or the host's with a number: a
     process that was killed and is started again has its former name, and takes its former place. Where the name or all
