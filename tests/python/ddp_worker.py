@@ -85,6 +85,10 @@ def main() -> None:
     parser.add_argument("--bare", action="store_true", help="FSDP: the root manages no parameters, and computes behind its last unit")
     parser.add_argument("--frozen", action="store_true", help="FSDP: the last unit is frozen")
     parser.add_argument("--sgd", action="store_true", help="SGD, whose steps have the size of gradients, in the place of AdamW")
+    parser.add_argument("--beta1", type=float, default=0.9, help="of AdamW")
+    parser.add_argument("--beta2", type=float, default=0.999)
+    parser.add_argument("--weight-decay", type=float, default=0.01)
+    parser.add_argument("--push", default="gradient")
     parser.add_argument("--hook", action="store_true", help="FSDP: a parameter has a hook that wants its reduced gradient")
     parser.add_argument("--idle", action="store_true", help="FSDP: one unit takes no part in the loss")
     parser.add_argument("--behind-close", action="store_true", help="another backward() when DDPState is closed")
@@ -100,8 +104,8 @@ def main() -> None:
     wrapped = torch.nn.ModuleDict({"_orig_mod": net}) if args.wrapped and rank == 1 else net
     model = sharded(net, args.reduce, args.together, args.device) if args.fsdp else DistributedDataParallel(net, bucket_cap_mb=0.02)
     groups = [dist.new_group(list(range(begin, begin + args.per_host))) for begin in range(0, dist.get_world_size(), args.per_host)]
-    make = torch.optim.SGD if args.sgd else torch.optim.AdamW
-    optimizer = make(model.parameters(), lr=args.lr)
+    optimizer = (torch.optim.SGD(model.parameters(), lr=args.lr) if args.sgd else
+                 torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(args.beta1, args.beta2), weight_decay=args.weight_decay))
     teacher = torch.nn.Linear(INPUTS, CLASSES).to(args.device)
     data = torch.Generator().manual_seed(100 + rank)
     checkpoint = args.out.with_suffix(".checkpoint")
@@ -116,7 +120,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         state = None
         if args.servers:
-            how = {"servers": args.servers, "job": args.job, "nonfinite": args.nonfinite} | (
+            how = {"servers": args.servers, "job": args.job, "nonfinite": args.nonfinite, "push": args.push} | (
                 {"codec": args.codec} if args.codec else {})
             if args.fsdp:
                 state = stack.enter_context(FSDPState(model, **how))

@@ -67,15 +67,18 @@ def assert_same_trajectory(found, expected):
             torch.testing.assert_close(mine["net"][name], value, rtol=0, atol=1e-6)
 
 
-def assert_trains_as_well(train, plain, addresses, **times_fewer):
-    """With the default codec as with none, for so many times fewer bytes each way."""
-    found = train("--servers", *addresses(2), "--codec", "", "--steps", 300)[0]
+STEPS = ("--push", "step", "--sgd", "--lr", 4e-3)
+
+
+def assert_trains_as_well(train, plain, addresses, codec="", flags=(), at_most=1.02, **times_fewer):
+    """With the codec (empty: the default one) as with none, for so many times fewer bytes each way."""
+    found = train("--servers", *addresses(2), "--codec", codec, "--steps", 300, *flags)[0]
     dense = plain("--steps", 300)[0]
 
     def last(run):
         return sum(run["losses"][-50:]) / 50
 
-    assert last(found) <= 1.02 * last(dense)
+    assert last(found) <= at_most * last(dense)
     elements = sum(value.numel() for value in found["net"].values())
     for way, times in times_fewer.items():
         assert found["stats"][f"{way}_bytes"] < 300 * 4 * elements / times
@@ -109,6 +112,17 @@ def test_processes_of_a_host_send_one_frame(train, plain, addresses):
 @pytest.mark.slow
 def test_the_default_trains_as_well_for_fewer_bytes(train, plain, addresses):
     assert_trains_as_well(train, plain, addresses, pushed=7)
+
+
+def test_steps_are_those_of_adam_without_momentum(train, plain, addresses):
+    """Of one worker, so that the mean of steps is the step."""
+    found = train("--servers", *addresses(1), "--push", "step", "--sgd", processes=1)
+    assert_same_trajectory(found, plain("--beta1", 0, "--beta2", 0.99, "--weight-decay", 0, processes=1))
+
+
+@pytest.mark.slow
+def test_a_sparse_codec_that_pushes_steps_trains_as_well(train, plain, addresses):
+    assert_trains_as_well(train, plain, addresses, "tagc:density=0.01", STEPS, at_most=1.01, pushed=30)
 
 
 def test_wrappers_do_not_keep_equal_models_apart(train, plain, addresses):
@@ -185,6 +199,13 @@ def test_processes_that_were_killed_are_started_again_and_go_on(tmp_path, addres
 def test_what_is_needed_is_said():
     with pytest.raises(gradwire.FailedPrecondition, match="init_process_group"):
         gradwire_torch.DDPState(torch.nn.Linear(2, 2), servers="grpc://127.0.0.1:1", job="no group")
+
+
+def test_what_may_be_pushed_is_said():
+    from gradwire._means import MeanExchange
+
+    with pytest.raises(ValueError, match="push='delta' must be 'gradient' or 'step'"):
+        MeanExchange.check("spread", "delta")
 
 
 @pytest.mark.slow

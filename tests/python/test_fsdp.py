@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from test_ddp import assert_same_trajectory, assert_trains_as_well, example, run, trained
+from test_ddp import STEPS, assert_same_trajectory, assert_trains_as_well, example, run, trained
 
 torch = pytest.importorskip("torch")
 gradwire_torch = pytest.importorskip("gradwire.torch")
@@ -76,8 +76,14 @@ def test_the_default_trains_as_well_for_fewer_bytes(train, plain, addresses):
 
 
 @pytest.mark.slow
-def test_a_gradient_that_is_not_finite_spoils_the_step_of_all(train, addresses):
-    found = train("--servers", *addresses(1), "--nan-at", 3)
+def test_a_sparse_codec_that_pushes_steps_trains_as_well(train, plain, addresses):
+    assert_trains_as_well(train, plain, addresses, "tagc:density=0.01", STEPS, at_most=1.01, pushed=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("push", ["gradient", "step"])
+def test_a_gradient_that_is_not_finite_spoils_the_step_of_all(train, addresses, push):
+    found = train("--servers", *addresses(1), "--nan-at", 3, "--push", push)
     for process in found:
         assert all(loss == loss for loss in process["losses"][:3])
         assert all(value.isnan().any() for value in process["net"].values())

@@ -25,10 +25,18 @@ class DDPState:
     does not send waits in a residual on this worker.
 
     model: the DistributedDataParallel, or the module in it; its float32 parameters that require gradients, by name without the
-    prefixes of wrappers. codec, rules, roles: as for ShardedOptimizer. The default sends four bits per element. Sparse codecs
-    are made for an optimizer on the shards: one that divides by its own second moment, as AdamW does, loses by means of which
-    most elements are 0 in most steps. codec="dense:fp32" gives DistributedDataParallel's own trajectory up to the rounding
-    of sums.
+    prefixes of wrappers. codec, rules, roles: as for ShardedOptimizer. The default sends four bits per element. codec="dense:fp32"
+    gives DistributedDataParallel's own trajectory up to the rounding of sums.
+
+    push: what travels. "gradient"; or "step", for sparse codecs (tagc, topk ...): an optimizer that divides by its own second
+    moment, as AdamW does, loses by means of which most elements are 0 in most steps. So each worker divides its gradients
+    first (step_beta2 is that of the second moment), what backward() leaves in `.grad` is the mean of such steps, and
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=4e-3, weight_decay=0.01)
+
+    takes the place of AdamW, at once to twice its learning rate. Leave clip_grad_norm_ and GradScaler out: a step has no scale.
+    residual_decay: what waits in the residual is multiplied by this in every round (None: 0.98 with push="step", 1 with
+    "gradient", which allows no other).
 
     local_group: a process group of the processes of one host (each host has as many): their gradients are reduced first, the
     group's first process speaks for them with the shards, and the means are broadcast within the host. All of them make a
@@ -54,7 +62,8 @@ class DDPState:
                  codec: str = "thc:bits=4", rules: Sequence[Rule] | None = None,
                  roles: dict[str, str] | None = None, workers: int | None = None, worker: str | None = None,
                  local_group: dist.ProcessGroup | None = None, bucket_bytes: int = 0, lease_ms: int = 10_000,
-                 nonfinite: str = "spread", seed: int = 0, **joining: Any):
+                 nonfinite: str = "spread", seed: int = 0, push: str = "gradient", step_beta2: float = 0.99,
+                 residual_decay: float | None = None, **joining: Any):
         if not dist.is_initialized():
             raise FailedPrecondition("DDPState: torch.distributed is not initialized: call init_process_group() first, as "
                                      "DistributedDataParallel wants it too")
@@ -74,7 +83,7 @@ class DDPState:
         for name, p in named:
             check_parameter(name, p)
         roles = roles_of(roles, [name for name, _ in named], (plain_name(name) for name, _ in model.named_parameters()))
-        MeanExchange.check_nonfinite(nonfinite)
+        MeanExchange.check(nonfinite, push)
         self._index = {id(p): i for i, (_, p) in enumerate(named)}
         self._pending: list[tuple[dist.GradBucket, torch.futures.Future[torch.Tensor]]] = []
         self._means = [torch.zeros_like(p, requires_grad=False) for _, p in named]
@@ -84,7 +93,8 @@ class DDPState:
             tensors = [TensorSpec(name, tuple(p.shape), roles.get(name)) for name, p in named]
             self._exchange = MeanExchange(
                 tensors, self._means, servers=servers, job=job, codec=codec, rules=rules, workers=workers, worker=worker,
-                bucket_bytes=bucket_bytes, lease_ms=lease_ms, nonfinite=nonfinite, seed=seed, **joining)
+                bucket_bytes=bucket_bytes, lease_ms=lease_ms, nonfinite=nonfinite, seed=seed, push=push, step_beta2=step_beta2,
+                residual_decay=residual_decay, **joining)
 
     @property
     def session(self) -> Session | None:

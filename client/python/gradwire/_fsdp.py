@@ -33,9 +33,9 @@ class FSDPState:
     model: the root module, sharded over all processes (two or more), with a mesh of one dimension. The tensors of the job are
     named "unit.rank": of each unit (the name of the module that fully_shard was given; the model itself is "(root)") and rank
     the part that the rank owns, a vector; `rules` may name them, as in Rule("dense:fp32", "head.*"). codec: the default sends four
-    bits per element; sparse codecs are made for an optimizer on the shards (see DDPState). "dense:fp32" gives plain FSDP's
-    trajectory up to the rounding of sums. bucket_bytes 0: an eighth of a rank's part, at most 4 MiB. nonfinite, seed, lease_ms,
-    worker and what goes on to gradwire.join: as for DDPState, also what holds for processes that are started again.
+    bits per element; with sparse codecs take push="step" and torch.optim.SGD (see DDPState). "dense:fp32" gives plain FSDP's
+    trajectory up to the rounding of sums. bucket_bytes 0: an eighth of a rank's part, at most 4 MiB. push, step_beta2,
+    residual_decay, nonfinite, seed, lease_ms, worker and what goes on to gradwire.join: as for DDPState, also what holds for processes that are started again.
 
     Accumulate gradients with model.set_requires_gradient_sync(False), as without Gradwire, so that they travel once.
     Gradients are reduced as float32 or bfloat16 (MixedPrecisionPolicy.reduce_dtype), by FSDP's default factor. Hooks that see
@@ -47,8 +47,9 @@ class FSDPState:
 
     def __init__(self, model: torch.nn.Module, *, servers: str | Sequence[str], job: str, codec: str = "thc:bits=4",
                  rules: Sequence[Rule] | None = None, worker: str | None = None, bucket_bytes: int = 0,
-                 lease_ms: int = 10_000, nonfinite: str = "spread", seed: int = 0, **joining: Any):
-        MeanExchange.check_nonfinite(nonfinite)
+                 lease_ms: int = 10_000, nonfinite: str = "spread", seed: int = 0, push: str = "gradient",
+                 step_beta2: float = 0.99, residual_decay: float | None = None, **joining: Any):
+        MeanExchange.check(nonfinite, push)
         states = list(_states_of(model))
         if any(_FINAL in vars(state) for _, _, state in states):
             raise FailedPrecondition("another FSDPState reduces this model's gradients: close() it first")
@@ -72,7 +73,8 @@ class FSDPState:
             bucket_bytes = min(max(part // _SHARE, _MIN_BUCKET_BYTES), _MAX_BUCKET_BYTES)
         self._exchange: MeanExchange | None = MeanExchange(
             tensors, means, servers=servers, job=job, codec=codec, rules=rules, workers=size, worker=worker,
-            bucket_bytes=bucket_bytes, lease_ms=lease_ms, nonfinite=nonfinite, seed=seed, **joining)
+            bucket_bytes=bucket_bytes, lease_ms=lease_ms, nonfinite=nonfinite, seed=seed, push=push, step_beta2=step_beta2,
+            residual_decay=residual_decay, **joining)
         self._open = False
         self._failed = ""  # what ended it
         for unit in self._units:

@@ -140,6 +140,13 @@ def default_optimizer(codec: str, push: str) -> str:
     return "sgd" if _core.training_defaults(codec)["gradients_to_sgd"] else "adamw"
 
 
+def residual_decay_of(push: str, residual_decay: float | None) -> float:
+    """What the caller said, or what goes with what is pushed."""
+    if residual_decay is not None:
+        return residual_decay
+    return 0.98 if push == "step" else 1.0
+
+
 @dataclasses.dataclass(frozen=True)
 class Training:
     """How a codec is trained with."""
@@ -159,7 +166,7 @@ def training_with(codec: str, push: str | None, optimizer: str | None, betas: tu
     steps = push == "step"
     return Training(push, optimizer, betas or ((0.9, 0.99) if steps or optimizer == "lion" else (0.9, 0.999)),
                     (1e-6 if optimizer in ("lamb", "lans") else 1e-8) if eps is None else eps,
-                    (0.98 if steps else 1.0) if residual_decay is None else residual_decay)
+                    residual_decay_of(push, residual_decay))
 
 
 def default_rules(codec: str, dense_roles: Sequence[str] = ()) -> list[Rule]:

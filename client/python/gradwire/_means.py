@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._job import JobSpec, Rule, TensorSpec, default_rules
+from ._job import JobSpec, Rule, TensorSpec, default_rules, residual_decay_of
 from ._place import Staging, check_place, host_copy, place_of, threads_for
 from ._session import Session, join
 
@@ -34,8 +34,8 @@ class MeanExchange:
 
     def __init__(self, tensors: Sequence[TensorSpec], means: Sequence[torch.Tensor | None], *, servers: str | Sequence[str],
                  job: str, codec: str, rules: Sequence[Rule] | None, workers: int, worker: str | None, bucket_bytes: int,
-                 lease_ms: int, nonfinite: str, seed: int, place: str = "auto",
-                 encode_threads: int | None = None, **joining: Any):
+                 lease_ms: int, nonfinite: str, seed: int, push: str = "gradient", step_beta2: float = 0.99,
+                 residual_decay: float | None = None, place: str = "auto", encode_threads: int | None = None, **joining: Any):
         check_place(place)
         tensors, means = list(tensors), list(means)
         rules = default_rules(codec) if rules is None else list(rules)
@@ -47,7 +47,8 @@ class MeanExchange:
             rules = [Rule("dense:fp32", _BAD), *rules]
         self._last = len(tensors) - 1
         spec = JobSpec(name=job, tensors=tensors, optimizer="none", codec=codec, rules=rules, workers=workers,
-                       max_workers=workers, bucket_bytes=bucket_bytes, lease_ms=lease_ms, seed=seed,
+                       max_workers=workers, bucket_bytes=bucket_bytes, lease_ms=lease_ms, seed=seed, push=push,
+                       step_beta2=step_beta2, residual_decay=residual_decay_of(push, residual_decay),
                        nonfinite="refuse" if nonfinite == "refuse" else "sanitize")
         given = [m for m in means if m is not None]
         at = place_of(spec, "mean", given, place)
@@ -67,9 +68,11 @@ class MeanExchange:
                                      encode_threads=threads_for(encode_threads, given, at), **joining)
 
     @staticmethod
-    def check_nonfinite(nonfinite: str) -> None:
+    def check(nonfinite: str, push: str) -> None:
         if nonfinite not in ("spread", "refuse"):
             raise ValueError(f"nonfinite={nonfinite!r} must be 'spread' or 'refuse'")
+        if push not in ("gradient", "step"):
+            raise ValueError(f"push={push!r} must be 'gradient' or 'step'")
 
     def begin(self) -> None:
         self.session.begin_round(0.0)

@@ -16,8 +16,8 @@ TORCH = (DDP, "ddp buckets-4", "ddp fp16", POWER_SGD, "ddp powersgd-4")
 TOPK = "sharded topk:density=0.03,values=int4 both"
 GRADWIRE = ("sharded dense:fp32", "sharded tagc:density=0.01", TOPK, "sharded topk:density=0.001,values=fp16 both",
             "ddp-hook thc:bits=4", "ddp-hook powersgd:rank=1", "local-16 topk:density=0.05,values=int8 both")
-FSDP = ("fsdp", "fsdp-hook dense:fp32", "fsdp-hook thc:bits=4", "fsdp-hook tagc:density=0.2",
-        "zero2", "zero2-hook dense:fp32", "zero2-hook thc:bits=4", "zero2-hook tagc:density=0.2")
+HOOKED = ("dense:fp32", "thc:bits=4", "tagc:density=0.2", "tagc:density=0.01")
+FSDP = tuple(name for loop in ("fsdp", "zero2") for name in (loop, *(f"{loop}-hook {codec}" for codec in HOOKED)))
 # Times do not depend on these; losses are searched from here, by factors of 2.
 FIRST_RATE = {True: 4e-3, False: 2e-3}
 TIMED_RATE = 1e-3
@@ -69,7 +69,7 @@ GRIDS = {grid.name: grid for grid in (
          together=True),
 )}
 # Other buckets compute the same, and so does zero2.
-LEARNERS = (*(s for s in TORCH if "buckets" not in s), *GRADWIRE, "fsdp", "fsdp-hook thc:bits=4", "fsdp-hook tagc:density=0.2")
+LEARNERS = (*(s for s in TORCH if "buckets" not in s), *GRADWIRE, "fsdp", *(f"fsdp-hook {codec}" for codec in HOOKED[1:]))
 
 
 def learning_run(system: str, lr: float) -> Run:

@@ -5,7 +5,8 @@
   ddp buckets-M            the same with buckets of M MiB in the place of torch's 25
   fsdp, zero2              fully_shard over gloo, a unit per block (its reduce-scatter blocks backward);
                            zero2: parameters stay gathered until backward has used them
-  ddp-hook CODEC           DistributedDataParallel whose hook is Gradwire's (DDPState)
+  ddp-hook CODEC           DistributedDataParallel whose hook is Gradwire's (DDPState); sparse codecs push steps, which
+                           torch's SGD takes
   fsdp-hook, zero2-hook CODEC   the same with reduce-scatter through the shards (FSDPState)
   sharded CODEC [both]     ShardedOptimizer; both: the update comes back by the same codec
   local-H CODEC [both]     LocalSGD with H local steps a round, overlapped with the next
@@ -32,7 +33,7 @@ _HOOKED = re.compile(r"(ddp|fsdp|zero2)-hook \S+")
 _SHARDED = re.compile(r"(sharded|local-[1-9]\d*) \S+( both)?")
 _TORCH = re.compile(r"alone|fsdp|zero2|ddp( fp16| powersgd-[1-9]\d*| buckets-[1-9]\d*)?")
 # The codec of a loop can do without the optimizer's second moment: its learning rate is another.
-_STEPS = re.compile(r"sharded (tagc|topk|threshold|randomk|onebit|efsignsgd|signum|powersgd)\b")
+_STEPS = re.compile(r"sharded (tagc|topk|threshold|randomk|onebit|efsignsgd|signum|powersgd)\b|\w+-hook (tagc|topk|threshold|randomk)\b")
 
 
 @dataclass(frozen=True)
@@ -104,15 +105,21 @@ def _adamw(model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=lr, betas=BETAS, weight_decay=0.0)
 
 
+def _hooked(system: System, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr) if system.pushes_steps else _adamw(model, lr)
+
+
 def _options(place: Place, system: System) -> dict[str, Any]:
     """Of a job on shard servers."""
     import gradwire
 
     codec = system.words[1]
-    both = {"update_codec": codec} if system.words[-1] == "both" else {}
+    more = {"update_codec": codec} if system.words[-1] == "both" else {}
+    if system.loop.endswith("-hook") and system.pushes_steps:
+        more["push"] = "step"
     trace = gradwire.Trace(place.trace, place.traced_round, TRACED_ROUNDS) if place.trace else None
     return {"servers": place.servers, "job": "training", "worker": f"worker-{place.worker}", "codec": codec,
-            "bucket_bytes": place.bucket_bytes, "trace": trace, **both}
+            "bucket_bytes": place.bucket_bytes, "trace": trace, **more}
 
 
 @contextlib.contextmanager
@@ -171,7 +178,7 @@ def _ddp_hook(system, model, units, place, lr):
         wrapped = _wrapped(model)
         with DDPState(wrapped, **_options(place, system)) as state:
             wrapped.register_comm_hook(state, ddp_hook)
-            yield wrapped, _adamw(model, lr)
+            yield wrapped, _hooked(system, model, lr)
 
 
 @contextlib.contextmanager
@@ -181,7 +188,7 @@ def _fsdp_hook(system, model, units, place, lr):
     with _group(place):
         _fully_sharded(system, model, units, place)
         with FSDPState(model, **_options(place, system)):
-            yield model, _adamw(model, lr)
+            yield model, _hooked(system, model, lr)
 
 
 @contextlib.contextmanager
