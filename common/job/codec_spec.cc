@@ -128,12 +128,14 @@ absl::StatusOr<CodecSpec> ParseTagc(KeyValues values) {
     }
     values.erase(it);
   }
+  if (const auto it = values.find("bits"); it != values.end() && it->second == "auto") values.erase(it);
+  GW_RETURN_IF_ERROR(TakeNumber("tagc", "bits", 2u, 16u, &values, &spec.bits));
   GW_RETURN_IF_ERROR(TakeChoice<TagcSpec::Form>("tagc", "form", kForms, &values, &spec.form));
   GW_RETURN_IF_ERROR(TakeNumber("tagc", "density", 1e-6, 1.0, &values, &spec.density));
   GW_RETURN_IF_ERROR(TakeNumber("tagc", "warmup_rounds", 0u, 100'000'000u, &values, &spec.warmup_rounds));
   GW_RETURN_IF_ERROR(TakeNumber("tagc", "warmup_density", 1e-6, 1.0, &values, &spec.warmup_density));
   GW_RETURN_IF_ERROR(TakeNumber("tagc", "slack", 0.1, 8.0, &values, &spec.slack));
-  GW_RETURN_IF_ERROR(RefuseRest("tagc", values, "density, cells, form, warmup_rounds, warmup_density, slack"));
+  GW_RETURN_IF_ERROR(RefuseRest("tagc", values, "density, bits, cells, form, warmup_rounds, warmup_density, slack"));
   return spec;
 }
 
@@ -317,11 +319,12 @@ std::string Print(const DenseSpec& spec) {
 
 std::string Print(const TagcSpec& spec) {
   const std::string cells = spec.cell_bits == 0 ? "auto" : std::to_string(spec.cell_bits);
-  // Shape digests in journals are made of these words (AgreedOf), and are older than forms.
+  // Shape digests in journals are made of these words (AgreedOf), and are older than forms and bits.
+  const std::string bits = spec.bits == 0 ? "" : absl::StrCat("bits=", spec.bits, ",");
   const std::string form =
       spec.form == TagcSpec::Form::kAuto ? "" : absl::StrCat("form=", NameOf<TagcSpec::Form>(kForms, spec.form), ",");
-  return absl::StrFormat("tagc:density=%s,cells=%s,%swarmup_rounds=%d,warmup_density=%s,slack=%s",
-                         Shortest(spec.density), cells, form, spec.warmup_rounds, Shortest(spec.warmup_density),
+  return absl::StrFormat("tagc:density=%s,%scells=%s,%swarmup_rounds=%d,warmup_density=%s,slack=%s",
+                         Shortest(spec.density), bits, cells, form, spec.warmup_rounds, Shortest(spec.warmup_density),
                          Shortest(spec.slack));
 }
 

@@ -20,14 +20,17 @@ struct DenseSpec {
   bool operator==(const DenseSpec&) const = default;
 };
 
-// "tagc:density=0.01,cells=auto|8|16|32,form=auto|list|sketch,warmup_rounds=0,warmup_density=0.1,slack=1.0". TAGC
-// (arXiv 2504.05638); where we deviate from the paper: README.md.
+// "tagc:density=0.01,bits=auto|2..16,cells=auto|8|16|32,form=auto|list|sketch,warmup_rounds=0,warmup_density=0.1,
+// slack=1.0". TAGC (arXiv 2504.05638); where we deviate from the paper: README.md.
 struct TagcSpec {
   // How a frame writes its elements down. kAuto: as what takes fewest bytes, a list where frames go straight to a
   // shard; a shard takes both. kList: lists alone, so that shards need no room for sketches.
   enum class Form : uint8_t { kAuto, kList, kSketch };
-  double density = 0.01;   // fraction of elements that a worker sends per round, (0, 1]
-  uint32_t cell_bits = 0;  // 8, 16, 32; 0: by max_workers (8 up to 4 workers, 16 up to 1024, else 32)
+  double density = 0.01;  // fraction of elements that a worker sends per round, (0, 1]
+  uint32_t bits = 0;  // of an integer that a worker sends, at most, sign counted; 0: as many as the cells have room for
+  // Of an integer of the sums: 8, 16, 32; 0: by max_workers and, where these are given, bits (8 up to 4 workers, 16 up
+  // to 1024, else 32).
+  uint32_t cell_bits = 0;
   Form form = Form::kAuto;
   uint32_t warmup_rounds = 0;  // density falls geometrically from warmup_density over this many rounds
   double warmup_density = 0.1;

@@ -81,7 +81,7 @@ void RunCodecSpec(Input input) {
 Seeds CodecSpecSeeds() {
   Seeds seeds;
   for (std::string_view text :
-       {"dense", "dense:fp32", "dense:values=fixed16", "tagc", "tagc:density=0.05,cells=16,form=list",
+       {"dense", "dense:fp32", "dense:values=fixed16", "tagc", "tagc:density=0.05,bits=9,cells=16,form=list",
         "tagc:density=1e-06,cells=auto,warmup_rounds=100,warmup_density=0.25,slack=1.125", "signum:momentum=0.5",
         "terngrad:clip=2.5", "natural:bits=3,norm=l2", "topk:density=0.001,values=int4,warmup_rounds=9",
         "threshold:value=0.5", "union:values=int4", "randomk:values=bf16", "dgc:momentum=0.5,nesterov=true,clip=2",

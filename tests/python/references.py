@@ -369,9 +369,9 @@ class Agreed(Codec):
 class Fixed(Agreed):
     """Integers times 2^e; one worker's within +-limit, so that sums of all never wrap. headroom: bits for growth."""
 
-    def __init__(self, *job, bits, headroom):
+    def __init__(self, *job, bits, headroom, most=math.inf):
         super().__init__(*job)
-        self.limit = (2 ** (bits - 1) - 1) // self.workers
+        self.limit = min((2 ** (bits - 1) - 1) // self.workers, most)
         self.above_range = headroom - int(math.log2(self.limit))
 
     def range_of(self, x):
@@ -384,14 +384,16 @@ class Fixed(Agreed):
 
 class Tagc(Fixed):
     """TAGC, arXiv 2504.05638: the largest magnitudes of p through lists or a count sketch, which LHC, arXiv 2402.07529, peels. Where
-    all of it is recovered, the mean is that of the integers that went in. Narrow cells use what is between powers of 2."""
+    all of it is recovered, the mean is that of the integers that went in. Narrow cells use what is between powers of 2. own: bits of
+    a worker's integers, where they are fewer than the cells have room for; of two, a sign stands for twice as much, too."""
     density_now, largest = Sparse.density_now, Sparse.largest
 
-    def __init__(self, *job, bits, density, warmup=None):
+    def __init__(self, *job, bits, density, warmup=None, own=None):
         workers = job[1]
-        limit = (2 ** (bits - 1) - 1) // workers
-        beyond = limit > 1 and limit >= 1.5 * 2 ** int(math.log2(limit))
-        super().__init__(*job, bits=bits, headroom=4 if bits == 32 else -int(beyond))
+        most = 2 ** (own - 1) - 1 if own else math.inf
+        limit = min((2 ** (bits - 1) - 1) // workers, most)
+        beyond = own == 2 or limit > 1 and limit >= 1.5 * 2 ** int(math.log2(limit))
+        super().__init__(*job, bits=bits, headroom=4 if bits == 32 and not own else -int(beyond), most=most)
         self.density, self.warmup = density, warmup
 
     def send(self, w, t, g):

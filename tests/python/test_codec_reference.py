@@ -142,6 +142,10 @@ CODECS = {
     "tagc:density=0.07,cells=16,warmup_rounds=2,warmup_density=0.4":
         functools.partial(ref.Tagc, bits=16, density=0.07, warmup=SOME),
     "tagc:density=0.2,cells=32": functools.partial(ref.Tagc, bits=32, density=0.2),
+    "tagc:density=0.2,bits=2": functools.partial(ref.Tagc, bits=8, own=2, density=0.2),
+    "tagc:density=0.2,bits=2,cells=32": functools.partial(ref.Tagc, bits=32, own=2, density=0.2),
+    "tagc:density=0.2,bits=4,form=sketch,slack=4": functools.partial(ref.Tagc, bits=8, own=4, density=0.2),
+    "tagc:density=0.2,bits=7,cells=16": functools.partial(ref.Tagc, bits=16, own=7, density=0.2),
 }
 LOOSE = {"powersgd": 1e-4, "thc": 1e-5}  # products of matrices in float32
 

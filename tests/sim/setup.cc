@@ -68,13 +68,10 @@ std::unique_ptr<Setup> MakeSetup(World& world) {
   setup->pull = world.Chance(0.8) ? PullMode::kUpdate : PullMode::kParams;
   v1::JobSpec spec;
   spec.set_name("sim");
-  static constexpr const char* kCodecs[] = {"dense:values=fixed16",
-                                            "dense:values=fixed32",
-                                            "dense:values=fp32",
-                                            "tagc:density=0.1",
-                                            "tagc:density=0.3,form=sketch,slack=0.7",
-                                            "topk:density=0.2",
-                                            "powersgd:rank=2"};
+  static constexpr const char* kCodecs[] = {"dense:values=fixed16",    "dense:values=fixed32",
+                                            "dense:values=fp32",       "tagc:density=0.1",
+                                            "tagc:density=0.1,bits=2", "tagc:density=0.3,form=sketch,slack=0.7",
+                                            "topk:density=0.2",        "powersgd:rank=2"};
   spec.set_codec(kCodecs[world.Below(std::size(kCodecs))]);
   const bool steps = spec.codec().starts_with("tagc");
   const bool two_phase = spec.codec().starts_with("powersgd");

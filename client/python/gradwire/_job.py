@@ -12,8 +12,8 @@ from typing import Any
 from . import _core
 
 ROLES = ("embedding", "attention", "mlp", "norm", "bias", "head", "other")
-# 1 % of the elements, after 40 rounds in which the density falls from 5 %.
-DEFAULT_CODEC = "tagc:density=0.01,warmup_rounds=40,warmup_density=0.05"
+# 1 % of the elements as a sign each, after 40 rounds in which the density falls from 5 %.
+DEFAULT_CODEC = "tagc:density=0.01,bits=2,warmup_rounds=40,warmup_density=0.05"
 _SMALL = "dense:values=fixed16"  # what travels dense beside a codec that is not
 _OPTIMIZERS = ("none", "sgd", "adamw", "lamb", "lans", "lion", "step")
 _PUSHES = ("gradient", "step", "delta")

@@ -1,4 +1,5 @@
 // TAGC as a kind of codec: plans with a sketch, updates of positions and integers, and what it is in words.
+#include <algorithm>
 #include <cmath>
 #include <memory>
 
@@ -28,6 +29,12 @@ Explanation Explain(const TagcSpec& spec, uint64_t elements) {
             "overflow\n"
           : absl::StrFormat("  cells=%d      bits that an integer of the sums has; more workers need more\n",
                             spec.cell_bits);
+  e.text += spec.bits == 0
+                ? "  bits=auto     bits of an integer that a worker sends: as many as those of the sums allow\n"
+                : absl::StrFormat(
+                      "  bits=%d        bits of an integer that a worker sends, at most; the rest "
+                      "waits in the residual\n",
+                      spec.bits);
   const bool sketch = spec.form == TagcSpec::Form::kSketch;
   e.text +=
       sketch ? "  form=sketch   an index and a sketch, which can be merged undecoded; it grows with the workers\n"
@@ -45,8 +52,9 @@ Explanation Explain(const TagcSpec& spec, uint64_t elements) {
   const double p = spec.density;
   const double entropy_bits =
       p >= 1 ? 0 : static_cast<double>(elements) * -(p * std::log2(p) + (1 - p) * std::log2(1 - p));
-  const double cell_bits = spec.cell_bits == 0 ? 16 : spec.cell_bits;
-  e.push_bytes = entropy_bits / 8 + chosen * (sketch ? spec.slack / kPeelingLoad : 1) * cell_bits / 8;
+  const double cell_bits = spec.cell_bits != 0 ? spec.cell_bits : spec.bits != 0 ? 8 : 16;
+  const double value_bits = spec.bits != 0 ? std::min<double>(spec.bits, cell_bits) : cell_bits;
+  e.push_bytes = entropy_bits / 8 + chosen * (sketch ? spec.slack / kPeelingLoad * cell_bits : value_bits) / 8;
   e.text += sketch ? "  Workers' frames are merged without decoding them; what cannot be decoded is deferred, never "
                      "estimated.\n"
                    : "  Workers' lists are added as integers; nothing is deferred.\n";

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
@@ -23,8 +24,18 @@ constexpr int kWideCellHeadroom = 4;           // bits of 32; precision is not s
 constexpr int kRangeOfUnseenRun = 0;           // |x| <= 1: what a run that was all zero so far is prepared for
 constexpr double kFill = 0.98;                 // of a sketch's capacity, at which peeling still fails now and then
 
+// What the setting `bits` allows a worker; without it, what the cells do.
+int32_t LimitOfBits(const TagcSpec& spec) {
+  return spec.bits == 0 ? std::numeric_limits<int32_t>::max() : (int32_t{1} << (spec.bits - 1)) - 1;
+}
+
 int CellBits(const TagcSpec& spec, uint32_t max_workers) {
   if (spec.cell_bits != 0) return static_cast<int>(spec.cell_bits);
+  if (spec.bits != 0) {
+    int bits = 8;
+    while (bits < 32 && IntegerLimit(bits, max_workers) < LimitOfBits(spec)) bits *= 2;
+    return bits;
+  }
   return max_workers <= 4 ? 8 : max_workers <= 1024 ? 16 : 32;
 }
 
@@ -34,10 +45,11 @@ uint32_t IndexBlock(double density) {
   return block;
 }
 
-// Bits that the largest value stays below the limit. In a narrow cell every bit counts: the largest value may then
-// exceed the limit by a third, which is clipped and stays in the residual.
-int Headroom(int cell_bytes, int32_t limit) {
-  if (cell_bytes == 4) return limit >= (1 << 16) ? kWideCellHeadroom : 0;
+// Bits that the largest value stays below the limit. Where every bit counts the largest value may exceed the limit by a
+// third, or, where an integer is but a sign, by its double: that is clipped and stays in the residual.
+int Headroom(const TagcSpec& spec, int cell_bytes, int32_t limit) {
+  if (spec.bits == 2) return -1;
+  if (spec.bits == 0 && cell_bytes == 4) return limit >= (1 << 16) ? kWideCellHeadroom : 0;
   const int32_t power = static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(limit)));
   return limit - power >= power / 2 && limit > 1 ? -1 : 0;
 }
@@ -50,7 +62,7 @@ absl::StatusOr<TagcShape> TagcShape::Make(const CodecContext& context, const Tag
   shape.spec = spec;
   const int bits = CellBits(spec, shape.max_workers());
   shape.cell_bytes = bits / 8;
-  shape.limit = IntegerLimit(bits, shape.max_workers());
+  shape.limit = std::min(IntegerLimit(bits, shape.max_workers()), LimitOfBits(spec));
   if (shape.limit < 1) {
     return absl::InvalidArgumentError(
         absl::StrFormat("codec 'tagc': %d-bit cells leave no range for %d workers; set cells=%d or lower max_workers",
@@ -61,7 +73,7 @@ absl::StatusOr<TagcShape> TagcShape::Make(const CodecContext& context, const Tag
         absl::StrFormat("bucket %d has %d elements on shard %d, positions are 32 bits wide; lower bucket_bytes",
                         context.layout->bucket, shape.elements(), context.layout->shard));
   }
-  shape.headroom = Headroom(shape.cell_bytes, shape.limit);
+  shape.headroom = Headroom(spec, shape.cell_bytes, shape.limit);
   shape.index_block = IndexBlock(spec.density);
   shape.limits = LimitsFor(spec, shape.elements(), shape.max_workers());
   return shape;

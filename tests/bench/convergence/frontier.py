@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import report
-from study import DENSE, RESIDUAL_DECAY, SEEDS, Frozen, OutOfTime, Results, climb
+from gradwire.torch import DEFAULT_CODEC
+from study import DENSE, RESIDUAL_DECAY, SEEDS, SMALL, Frozen, OutOfTime, Results, climb
 from tasks import TASKS
 from training import Result, Run
 
@@ -25,7 +26,9 @@ UNION = "union:values=int4"
 # What it is to come to: so many times fewer bytes than fp32 both ways together, at this part of the better baseline's loss.
 AIM_BYTES, AIM_LOSS = 100, 1.01
 BASELINES = {"dense, AdamW": 0.95, "dense, AdamW, beta2 0.99": 0.99}  # beta2
-AIMED = (*BASELINES, "top-k 2 bits both ways, all kept", "gradients, top-k 2 bits both ways, all kept")  # by their first points
+WARM = ",warmup_rounds={rounds},warmup_density=0.2"  # the density falls from 20 %
+STEPS_TITLE, GRADIENTS_TITLE = (f"{what}top-k 2 bits both ways, from 20 %" for what in ("", "gradients, "))
+AIMED = (*BASELINES, STEPS_TITLE, GRADIENTS_TITLE)  # by their first points
 _CENTERS = {"gpt_large": 0.002, "words": 0.008}  # where searches begin; those of steps and deltas at twice as much
 
 
@@ -51,8 +54,13 @@ def families(name: str, workers: int) -> list[Family]:
     def both_ways(title: str, values: str, densities: tuple[float, ...]) -> Family:
         return by_density(title, lambda d: step(*2 * (topk(d, values),), decay=1.0), densities)
 
-    def gradients(density: float) -> Run:
-        return Run(name, topk(density), update_codec=topk(density), workers=workers, beta2=STEP_BETA2)
+    def gradients(codec: str) -> Run:
+        return Run(name, codec, update_codec=codec, workers=workers, beta2=STEP_BETA2)
+
+    def falling(title: str, make) -> Family:
+        """By density, each behind rounds in which it falls."""
+        return Family(title, tuple((f"{100 * d:g} % behind {rounds}", make(topk(d) + WARM.format(rounds=rounds)))
+                                   for d, rounds in ((0.033, 40), (0.01, 100), (0.003, 100))))
 
     def deltas(steps: int, density: float) -> Run:
         return Run(name, topk(density), "delta", "step", update_codec=topk(density), workers=workers, local_steps=steps, beta2=STEP_BETA2)
@@ -61,10 +69,14 @@ def families(name: str, workers: int) -> list[Family]:
         *(Family(title, (("", Run(name, DENSE, workers=WORKERS[0], beta2=beta2)),)) for title, beta2 in BASELINES.items()),
         Family("dense, steps", (("", step(DENSE)),)),
         both_ways("top-k 2 bits both ways, all kept", "2bit", (0.038, 0.01, 0.003)),
-        by_density("gradients, top-k 2 bits both ways, all kept", gradients, (0.038, 0.01)),
+        falling(STEPS_TITLE, lambda codec: step(codec, codec, decay=1.0)),
+        by_density("gradients, top-k 2 bits both ways, all kept", lambda d: gradients(topk(d)), (0.038, 0.01)),
+        falling(GRADIENTS_TITLE, gradients),
         both_ways("top-k int4 both ways, all kept", "int4", (0.029,)),
         both_ways("top-k int8 both ways, all kept", "int8", (0.021,)),
         by_density("TAGC", lambda d: step(f"tagc:density={d:g}"), (0.01, 0.0025)),
+        by_density("TAGC of 2 bits", lambda d: step(f"tagc:density={d:g},bits=2"), (0.01, 0.0025)),
+        Family("ShardedOptimizer's default", (("", replace(step(DEFAULT_CODEC), small=SMALL)),)),
         by_density("TAGC, union int4", lambda d: step(f"tagc:density={d:g}", UNION), (0.01, 0.0025)),
         by_density("top-k 2 bits, union 2 bits", lambda d: step(topk(d), "union:values=2bit"), (0.005, 0.00125)),
         by_density("deltas of 4 steps, top-k 2 bits both ways", lambda d: deltas(4, d), (0.04,)),
@@ -144,7 +156,10 @@ def collect(results: Results) -> dict:
     found: dict = {}
     for name in NAMES:
         for workers in sorted(WORKERS):
-            for _, e in points(results, name, workers):
+            of_workers = points(results, name, workers)
+            if all(e["family"] in BASELINES for _, e in of_workers):  # which are the same for any number
+                continue
+            for _, e in of_workers:
                 found.setdefault(name, {}).setdefault(workers, {}).setdefault(e["family"], {})[e["setting"]] = e
     return found
 

@@ -70,6 +70,7 @@ constexpr Named kGolden[] = {
     {"tagc_16", "tagc:density=0.1,cells=16,form=sketch"},
     {"tagc_32", "tagc:density=0.1,cells=32,form=sketch"},
     {"tagc_list", "tagc:density=0.1"},
+    {"tagc_bits", "tagc:density=0.1,bits=2"},
     {"fp16", "fp16"},
     {"onebit", "onebit"},
     {"signsgd", "signsgd"},

@@ -29,7 +29,8 @@ namespace {
 
 using testing_support::Must;
 
-constexpr char kCodec[] = "tagc:density=0.01,warmup_rounds=40,warmup_density=0.05";  // DEFAULT_CODEC of gradwire.torch
+// DEFAULT_CODEC of gradwire.torch.
+constexpr char kCodec[] = "tagc:density=0.01,bits=2,warmup_rounds=40,warmup_density=0.05";
 constexpr uint32_t kWorkers = 2;
 constexpr float kRate = 0.5f;
 

@@ -222,7 +222,9 @@ TEST(CodecSpec, ParsesAndPrintsCanonically) {
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(ToString(*spec), "tagc:density=0.01,cells=16,warmup_rounds=0,warmup_density=0.1,slack=1");
   EXPECT_EQ(ToString(*ParseCodecSpec(ToString(*spec))), ToString(*spec));
-  EXPECT_EQ(ToString(*ParseCodecSpec("tagc:form=auto")), ToString(*ParseCodecSpec("tagc")));
+  EXPECT_EQ(ToString(*ParseCodecSpec("tagc:form=auto,bits=auto")), ToString(*ParseCodecSpec("tagc")));
+  EXPECT_EQ(ToString(*ParseCodecSpec("tagc:bits=2")),
+            "tagc:density=0.01,bits=2,cells=auto,warmup_rounds=0,warmup_density=0.1,slack=1");
   EXPECT_EQ(ToString(*ParseCodecSpec("tagc:form=sketch")),
             "tagc:density=0.01,cells=auto,form=sketch,warmup_rounds=0,warmup_density=0.1,slack=1");
   EXPECT_THAT(std::string(ParseCodecSpec("tagc:form=sketches").status().message()),
@@ -250,8 +252,8 @@ TEST(CodecSpec, ParsesAndPrintsCanonically) {
 // Who makes a job from the canonical spec must get the codecs of who made it from the original.
 TEST(CodecSpec, PrintsEveryDigit) {
   for (const char* text :
-       {"tagc:density=0.12345678901234", "tagc:form=list", "tagc:slack=1.0000000000000002", "tagc:density=0.0001",
-        "tagc:density=1.5e-06,warmup_density=0.30000000000000004", "signum:momentum=0.30000001",
+       {"tagc:density=0.12345678901234", "tagc:form=list,bits=5", "tagc:slack=1.0000000000000002",
+        "tagc:density=0.0001", "tagc:density=1.5e-06,warmup_density=0.30000000000000004", "signum:momentum=0.30000001",
         "terngrad:clip=2.5000002", "threshold:value=0.12345678901234", "topk:density=0.12345678901234"}) {
     const auto spec = ParseCodecSpec(text);
     ASSERT_TRUE(spec.ok()) << spec.status();
@@ -268,7 +270,8 @@ TEST(CodecSpec, RefusesWithTheAllowedValues) {
   EXPECT_THAT(error("tagc:density=2"), HasSubstr("density=2 must be a number from 1e-06 to 1"));
   EXPECT_THAT(error("tagc:density=0.01x"), HasSubstr("density=0.01x"));
   EXPECT_THAT(error("tagc:density=nan"), HasSubstr("density=nan"));
-  EXPECT_THAT(error("tagc:bits=3"), HasSubstr("has no setting 'bits'"));
+  EXPECT_THAT(error("tagc:bit=3"), HasSubstr("has no setting 'bit'"));
+  EXPECT_THAT(error("tagc:bits=17"), HasSubstr("bits=17 must be a number from 2 to 16"));
   EXPECT_THAT(error("tagc:cells=12"), HasSubstr("use auto, 8, 16 or 32"));
   EXPECT_THAT(error("dense:int3"), HasSubstr("use one of fp32, bf16, fixed32, fixed16"));
   EXPECT_THAT(error("qsgd:bits=9"), HasSubstr("bits=9 must be a number from 2 to 8"));

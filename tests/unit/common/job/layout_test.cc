@@ -214,6 +214,7 @@ TEST(Layout, ShapesAreTheSameForEveryFormOfTagc) {
   EXPECT_EQ(digests_of("tagc"), digests_of("tagc:form=list"));
   EXPECT_EQ(digests_of("tagc"), digests_of("tagc:form=sketch"));
   EXPECT_NE(digests_of("tagc"), digests_of("tagc:cells=16"));
+  EXPECT_NE(digests_of("tagc"), digests_of("tagc:bits=2"));
 }
 
 TEST(Layout, AcceptsEmptyTensorsAndRefusesNonsense) {
