@@ -206,6 +206,10 @@ def test_what_may_be_pushed_is_said():
 
     with pytest.raises(ValueError, match="push='delta' must be 'gradient' or 'step'"):
         MeanExchange.check("spread", "delta")
+    with pytest.raises(ValueError, match="step_beta2=0.9 is for push='step'"):
+        MeanExchange.check("spread", "gradient", step_beta2=0.9)
+    with pytest.raises(ValueError, match="residual_decay=2 must be above 0, and at most 1"):
+        MeanExchange.check("spread", "step", residual_decay=2)
 
 
 @pytest.mark.slow

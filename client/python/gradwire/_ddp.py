@@ -30,13 +30,13 @@ class DDPState:
 
     push: what travels. "gradient"; or "step", for sparse codecs (tagc, topk ...): an optimizer that divides by its own second
     moment, as AdamW does, loses by means of which most elements are 0 in most steps. So each worker divides its gradients
-    first (step_beta2 is that of the second moment), what backward() leaves in `.grad` is the mean of such steps, and
+    first (step_beta2, 0.99, is that of the second moment), what backward() leaves in `.grad` is the mean of such steps, and
 
         optimizer = torch.optim.SGD(model.parameters(), lr=4e-3, weight_decay=0.01)
 
     takes the place of AdamW, at once to twice its learning rate. Leave clip_grad_norm_ and GradScaler out: a step has no scale.
-    residual_decay: what waits in the residual is multiplied by this in every round (None: 0.98 with push="step", 1 with
-    "gradient", which allows no other).
+    Accumulate in no_sync() alone: else steps are added, and the next one is made of them. residual_decay (0.98): what waits in a
+    sparse codec's residual is multiplied by this in every round.
 
     local_group: a process group of the processes of one host (each host has as many): their gradients are reduced first, the
     group's first process speaks for them with the shards, and the means are broadcast within the host. All of them make a
@@ -62,7 +62,7 @@ class DDPState:
                  codec: str = "thc:bits=4", rules: Sequence[Rule] | None = None,
                  roles: dict[str, str] | None = None, workers: int | None = None, worker: str | None = None,
                  local_group: dist.ProcessGroup | None = None, bucket_bytes: int = 0, lease_ms: int = 10_000,
-                 nonfinite: str = "spread", seed: int = 0, push: str = "gradient", step_beta2: float = 0.99,
+                 nonfinite: str = "spread", seed: int = 0, push: str = "gradient", step_beta2: float | None = None,
                  residual_decay: float | None = None, **joining: Any):
         if not dist.is_initialized():
             raise FailedPrecondition("DDPState: torch.distributed is not initialized: call init_process_group() first, as "
@@ -83,7 +83,7 @@ class DDPState:
         for name, p in named:
             check_parameter(name, p)
         roles = roles_of(roles, [name for name, _ in named], (plain_name(name) for name, _ in model.named_parameters()))
-        MeanExchange.check(nonfinite, push)
+        MeanExchange.check(nonfinite, push, step_beta2, residual_decay)
         self._index = {id(p): i for i, (_, p) in enumerate(named)}
         self._pending: list[tuple[dist.GradBucket, torch.futures.Future[torch.Tensor]]] = []
         self._means = [torch.zeros_like(p, requires_grad=False) for _, p in named]

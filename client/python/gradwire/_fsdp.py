@@ -28,7 +28,7 @@ class FSDPState:
     Each unit's gradients go to the shards, compressed, as backward makes them, in the place of its reduce-scatter; before
     backward() returns each rank has the means of its own part, and pulls no others. The all-gathers of parameters, the optimizer,
     its state and the loop stay as they are. What a codec does not send waits in a residual on this rank: as many float32 as the
-    whole model has parameters. Gradients are kept until backward ends.
+    whole model has parameters; with push="step" the second moment takes as many again. Gradients are kept until backward ends.
 
     model: the root module, sharded over all processes (two or more), with a mesh of one dimension. The tensors of the job are
     named "unit.rank": of each unit (the name of the module that fully_shard was given; the model itself is "(root)") and rank
@@ -37,7 +37,8 @@ class FSDPState:
     trajectory up to the rounding of sums. bucket_bytes 0: an eighth of a rank's part, at most 4 MiB. push, step_beta2,
     residual_decay, nonfinite, seed, lease_ms, worker and what goes on to gradwire.join: as for DDPState, also what holds for processes that are started again.
 
-    Accumulate gradients with model.set_requires_gradient_sync(False), as without Gradwire, so that they travel once.
+    Accumulate gradients with model.set_requires_gradient_sync(False), as without Gradwire, so that they travel once, and
+    with push="step" are one step.
     Gradients are reduced as float32 or bfloat16 (MixedPrecisionPolicy.reduce_dtype), by FSDP's default factor. Hooks that see
     reduced gradients in backward (register_post_accumulate_grad_hook, set_all_reduce_hook) are refused: these come at its end.
 
@@ -48,8 +49,8 @@ class FSDPState:
     def __init__(self, model: torch.nn.Module, *, servers: str | Sequence[str], job: str, codec: str = "thc:bits=4",
                  rules: Sequence[Rule] | None = None, worker: str | None = None, bucket_bytes: int = 0,
                  lease_ms: int = 10_000, nonfinite: str = "spread", seed: int = 0, push: str = "gradient",
-                 step_beta2: float = 0.99, residual_decay: float | None = None, **joining: Any):
-        MeanExchange.check(nonfinite, push)
+                 step_beta2: float | None = None, residual_decay: float | None = None, **joining: Any):
+        MeanExchange.check(nonfinite, push, step_beta2, residual_decay)
         states = list(_states_of(model))
         if any(_FINAL in vars(state) for _, _, state in states):
             raise FailedPrecondition("another FSDPState reduces this model's gradients: close() it first")

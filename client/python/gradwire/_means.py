@@ -34,12 +34,14 @@ class MeanExchange:
 
     def __init__(self, tensors: Sequence[TensorSpec], means: Sequence[torch.Tensor | None], *, servers: str | Sequence[str],
                  job: str, codec: str, rules: Sequence[Rule] | None, workers: int, worker: str | None, bucket_bytes: int,
-                 lease_ms: int, nonfinite: str, seed: int, push: str = "gradient", step_beta2: float = 0.99,
+                 lease_ms: int, nonfinite: str, seed: int, push: str = "gradient", step_beta2: float | None = None,
                  residual_decay: float | None = None, place: str = "auto", encode_threads: int | None = None, **joining: Any):
         check_place(place)
         tensors, means = list(tensors), list(means)
         rules = default_rules(codec) if rules is None else list(rules)
         self._limit = grid_limit(workers)
+        self._remedy = ("what is divided by its own second moment has no scale: scale the loss down" if push == "step" else
+                        "a GradScaler skips such steps and lowers its scale; without one, look at the loss and the learning rate")
         self._told = False
         spreads = nonfinite == "spread"
         if spreads:
@@ -48,7 +50,8 @@ class MeanExchange:
         self._last = len(tensors) - 1
         spec = JobSpec(name=job, tensors=tensors, optimizer="none", codec=codec, rules=rules, workers=workers,
                        max_workers=workers, bucket_bytes=bucket_bytes, lease_ms=lease_ms, seed=seed, push=push,
-                       step_beta2=step_beta2, residual_decay=residual_decay_of(push, residual_decay),
+                       step_beta2=0.99 if step_beta2 is None else step_beta2,
+                       residual_decay=residual_decay_of(push, residual_decay),
                        nonfinite="refuse" if nonfinite == "refuse" else "sanitize")
         given = [m for m in means if m is not None]
         at = place_of(spec, "mean", given, place)
@@ -68,11 +71,17 @@ class MeanExchange:
                                      encode_threads=threads_for(encode_threads, given, at), **joining)
 
     @staticmethod
-    def check(nonfinite: str, push: str) -> None:
+    def check(nonfinite: str, push: str, step_beta2: float | None = None, residual_decay: float | None = None) -> None:
+        """What every process refuses, also those that others speak for."""
         if nonfinite not in ("spread", "refuse"):
             raise ValueError(f"nonfinite={nonfinite!r} must be 'spread' or 'refuse'")
         if push not in ("gradient", "step"):
             raise ValueError(f"push={push!r} must be 'gradient' or 'step'")
+        for name, value in (("step_beta2", step_beta2), ("residual_decay", residual_decay)):
+            if value is not None and push == "gradient":
+                raise ValueError(f"{name}={value!r} is for push='step'")
+            if value is not None and not 0 < value <= 1:
+                raise ValueError(f"{name}={value!r} must be above 0, and at most 1")
 
     def begin(self) -> None:
         self.session.begin_round(0.0)
@@ -85,9 +94,8 @@ class MeanExchange:
         if not self._told and torch.isfinite(gradients).all():
             self._told = True
             logger.warning("job %r: a gradient of worker %s has a magnitude of %g, and sums hold those below %.9g: all gradients of "
-                           "this step are NaN on every worker, and those of later steps like it. A GradScaler skips such steps and "
-                           "lowers its scale; without one, look at the loss and the learning rate", self.session.job.name,
-                           self.session.worker, gradients.abs().max().item(), self._limit)
+                           "this step are NaN on every worker, and those of later steps like it; %s", self.session.job.name,
+                           self.session.worker, gradients.abs().max().item(), self._limit, self._remedy)
 
     def send(self, index: int, gradient: torch.Tensor) -> None:
         self.session.tensor_ready(index, gradient if self._staging is None else self._staging.bring(index, gradient))

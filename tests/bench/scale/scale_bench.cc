@@ -38,6 +38,7 @@ struct Case {
   std::string name() const { return update_codec.empty() ? codec : absl::StrCat(codec, " / ", update_codec); }
 };
 const std::vector<Case> kCases = {{"tagc:density=0.01"},
+                                  {"tagc:density=0.01,bits=4"},
                                   {"tagc:density=0.01,bits=2"},
                                   {"tagc:density=0.01", "union:values=int4"},
                                   {"tagc:density=0.01,form=sketch"},
