@@ -193,7 +193,7 @@ def plot(found: dict, path: Path) -> None:
     if not names:
         return
     columns = sorted({workers for name in names for workers in found[name]})
-    figure, axes = plt.subplots(len(names), len(columns), figsize=(4.2 * len(columns), 3.4 * len(names)), squeeze=False)
+    figure, axes = plt.subplots(len(names), len(columns), figsize=(max(9, 4.2 * len(columns)), 3.4 * len(names)), squeeze=False)
     colors = plt.get_cmap("tab20").colors
     order = [family.title for family in families(names[0], 2)]
     for row, name in zip(axes, names):
@@ -213,7 +213,7 @@ def plot(found: dict, path: Path) -> None:
     for axis in axes[-1]:
         axis.set_xlabel("times fewer bytes than fp32, both ways")
     by_title = {t: h for axis in axes.flat for h, t in zip(*axis.get_legend_handles_labels())}
-    figure.legend(by_title.values(), by_title.keys(), loc="lower center", ncols=4, frameon=False, fontsize=8)
-    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    figure.legend(by_title.values(), by_title.keys(), loc="lower center", ncols=3, frameon=False, fontsize=8)
+    figure.tight_layout(rect=(0, 0.17, 1, 1))
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
