@@ -208,6 +208,8 @@ def test_what_may_be_pushed_is_said():
         MeanExchange.check("spread", "delta")
     with pytest.raises(ValueError, match="step_beta2=0.9 is for push='step'"):
         MeanExchange.check("spread", "gradient", step_beta2=0.9)
+    with pytest.raises(ValueError, match="step_beta2=1 must be above 0, and below 1"):
+        MeanExchange.check("spread", "step", step_beta2=1)
     with pytest.raises(ValueError, match="residual_decay=2 must be above 0, and at most 1"):
         MeanExchange.check("spread", "step", residual_decay=2)
 

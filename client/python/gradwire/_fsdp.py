@@ -35,12 +35,12 @@ class FSDPState:
     the part that the rank owns, a vector; `rules` may name them, as in Rule("dense:fp32", "head.*"). codec: the default sends four
     bits per element; with sparse codecs take push="step" and torch.optim.SGD (see DDPState). "dense:fp32" gives plain FSDP's
     trajectory up to the rounding of sums. bucket_bytes 0: an eighth of a rank's part, at most 4 MiB. push, step_beta2,
-    residual_decay, nonfinite, seed, lease_ms, worker and what goes on to gradwire.join: as for DDPState, also what holds for processes that are started again.
+    residual_decay, nonfinite, seed, lease_ms, worker and what goes on to gradwire.join: as for DDPState, also what holds for
+    processes that are started again.
 
     Accumulate gradients with model.set_requires_gradient_sync(False), as without Gradwire, so that they travel once, and
-    with push="step" are one step.
-    Gradients are reduced as float32 or bfloat16 (MixedPrecisionPolicy.reduce_dtype), by FSDP's default factor. Hooks that see
-    reduced gradients in backward (register_post_accumulate_grad_hook, set_all_reduce_hook) are refused: these come at its end.
+    with push="step" are one step. Gradients are reduced as float32 or bfloat16 (MixedPrecisionPolicy.reduce_dtype), by
+    FSDP's default factor. Hooks that see reduced gradients in backward (register_post_accumulate_grad_hook, set_all_reduce_hook) are refused: these come at its end.
 
     Errors of a round come out of backward(), and are the end of it: start again from your checkpoint. Close it, or use it in a
     `with`, when training ends, outside of backward(); then FSDP reduces by itself again.

@@ -80,8 +80,10 @@ class MeanExchange:
         for name, value in (("step_beta2", step_beta2), ("residual_decay", residual_decay)):
             if value is not None and push == "gradient":
                 raise ValueError(f"{name}={value!r} is for push='step'")
-            if value is not None and not 0 < value <= 1:
-                raise ValueError(f"{name}={value!r} must be above 0, and at most 1")
+        if step_beta2 is not None and not 0 < step_beta2 < 1:
+            raise ValueError(f"step_beta2={step_beta2!r} must be above 0, and below 1")
+        if residual_decay is not None and not 0 < residual_decay <= 1:
+            raise ValueError(f"residual_decay={residual_decay!r} must be above 0, and at most 1")
 
     def begin(self) -> None:
         self.session.begin_round(0.0)

@@ -105,7 +105,7 @@ def _adamw(model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=lr, betas=BETAS, weight_decay=0.0)
 
 
-def _hooked(system: System, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
+def _own_optimizer(system: System, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=lr) if system.pushes_steps else _adamw(model, lr)
 
 
@@ -178,7 +178,7 @@ def _ddp_hook(system, model, units, place, lr):
         wrapped = _wrapped(model)
         with DDPState(wrapped, **_options(place, system)) as state:
             wrapped.register_comm_hook(state, ddp_hook)
-            yield wrapped, _hooked(system, model, lr)
+            yield wrapped, _own_optimizer(system, model, lr)
 
 
 @contextlib.contextmanager
@@ -188,7 +188,7 @@ def _fsdp_hook(system, model, units, place, lr):
     with _group(place):
         _fully_sharded(system, model, units, place)
         with FSDPState(model, **_options(place, system)):
-            yield model, _hooked(system, model, lr)
+            yield model, _own_optimizer(system, model, lr)
 
 
 @contextlib.contextmanager
