@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,17 @@ def sharded(net: Net, reduce: str, together: bool, device: str) -> torch.nn.Modu
     return fully_shard(net, mesh=mesh, mp_policy=policy)
 
 
+def wrapped_fully(net: Net, reduce: str, device: str) -> torch.nn.Module:
+    """FSDP1, of the same units."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+
+    wrap = functools.partial(FullyShardedDataParallel, use_orig_params=True, device_id=torch.device(device),
+                             mixed_precision=MixedPrecision(reduce_dtype=getattr(torch, reduce)))
+    for number in (0, 2, *((4, 5) if net.bare or not net[5].weight.requires_grad else ())):
+        net[number] = wrap(net[number])
+    return wrap(net)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -77,6 +89,7 @@ def main() -> None:
     parser.add_argument("--scaler", action="store_true", help="losses are scaled")
     parser.add_argument("--die-at", type=int, default=-1, help="the step in which rank 1 is killed")
     parser.add_argument("--fsdp", action="store_true", help="FSDP in the place of DistributedDataParallel")
+    parser.add_argument("--wrapper", action="store_true", help="FSDP: FullyShardedDataParallel in the place of fully_shard")
     parser.add_argument("--reduce", default="float32", help="FSDP: the type in which gradients are reduced")
     parser.add_argument("--no-sync", action="store_true", help="FSDP: gradients that are accumulated are reduced once")
     parser.add_argument("--clip", type=float, default=0.0, help="the norm of gradients is clipped to this")
@@ -102,7 +115,12 @@ def main() -> None:
     net[5].requires_grad_(not args.frozen)
     net.idle, net.checkpoint = args.idle, args.checkpoint
     wrapped = torch.nn.ModuleDict({"_orig_mod": net}) if args.wrapped and rank == 1 else net
-    model = sharded(net, args.reduce, args.together, args.device) if args.fsdp else DistributedDataParallel(net, bucket_cap_mb=0.02)
+    if args.wrapper:
+        model = wrapped_fully(net, args.reduce, args.device)
+    elif args.fsdp:
+        model = sharded(net, args.reduce, args.together, args.device)
+    else:
+        model = DistributedDataParallel(net, bucket_cap_mb=0.02)
     groups = [dist.new_group(list(range(begin, begin + args.per_host))) for begin in range(0, dist.get_world_size(), args.per_host)]
     optimizer = (torch.optim.SGD(model.parameters(), lr=args.lr) if args.sgd else
                  torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(args.beta1, args.beta2), weight_decay=args.weight_decay))
@@ -137,12 +155,14 @@ def main() -> None:
                 loss = torch.nn.functional.cross_entropy(model(inputs), teacher(inputs).argmax(1))
                 if step == args.nan_at and rank == 1:
                     loss = loss * float("nan")
-                last = part == args.accumulate - 1
-                if args.fsdp:
-                    model.set_requires_gradient_sync(last or not args.no_sync)
-                with contextlib.nullcontext() if last or args.fsdp else model.no_sync():
+                synchronized = part == args.accumulate - 1 or (args.fsdp and not args.no_sync)
+                if args.fsdp and not args.wrapper:
+                    model.set_requires_gradient_sync(synchronized)
+                with contextlib.nullcontext() if synchronized or not hasattr(model, "no_sync") else model.no_sync():
                     scaler.scale(loss).backward()
-            if args.clip:
+            if args.clip and args.wrapper:
+                model.clip_grad_norm_(args.clip)
+            elif args.clip:
                 torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
             scaler.step(optimizer)
             scaler.update()
@@ -151,7 +171,8 @@ def main() -> None:
                 torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, checkpoint)
             if step == args.die_at and rank == 1:
                 os._exit(9)
-        values = {name: (value.full_tensor() if args.fsdp else value).cpu() for name, value in net.state_dict().items()}
+        values = {name: (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu()
+                  for name, value in (model if args.wrapper else net).state_dict().items()}
         found = {"net": values, "losses": losses, "begin": begin, "scale": scaler.get_scale(),
                  "stats": state.stats() if state else {}}
     if args.behind_close:

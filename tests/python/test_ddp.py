@@ -134,6 +134,7 @@ def test_names_without_what_torch_puts_before_them():
 
     assert plain_name("module._orig_mod.h.0.weight") == "h.0.weight"
     assert plain_name("h._orig_mod.0.bias") == "h.0.bias"
+    assert plain_name("_fsdp_wrapped_module.h.0._fsdp_wrapped_module._checkpoint_wrapped_module.bias") == "h.0.bias"
     assert plain_name("encoder.module.weight") == "encoder.module.weight", "a part of the model has that name"
     assert plain_name("submodule.module_list.0.weight") == "submodule.module_list.0.weight"
 

@@ -1,4 +1,4 @@
-"""FSDPState against plain FSDP doing the same."""
+"""FSDPState against plain FSDP doing the same: fully_shard, and with --wrapper FullyShardedDataParallel."""
 
 import functools
 import re
@@ -12,6 +12,9 @@ gradwire_torch = pytest.importorskip("gradwire.torch")
 fsdp = pytest.importorskip("torch.distributed.fsdp")
 pytestmark = pytest.mark.skipif(not hasattr(getattr(fsdp, "FSDPModule", None), "set_custom_reduce_scatter"),
                                 reason="FSDPState needs torch 2.9")
+
+
+GENERATIONS = ["FSDP2", "FSDP1"]
 
 
 @pytest.fixture
@@ -35,6 +38,13 @@ def plain(tmp_path_factory):
     pytest.param(("--accumulate", 3), marks=pytest.mark.slow),
     pytest.param(("--together",), marks=pytest.mark.slow),
     pytest.param(("--checkpoint",), marks=pytest.mark.slow),
+    ("--wrapper",),
+    pytest.param(("--wrapper", "--bare", "--sgd", "--lr", 0.2), marks=pytest.mark.slow),
+    pytest.param(("--wrapper", "--frozen"), marks=pytest.mark.slow),
+    pytest.param(("--wrapper", "--clip", 0.1), marks=pytest.mark.slow),
+    pytest.param(("--wrapper", "--accumulate", 3, "--no-sync"), marks=pytest.mark.slow),
+    pytest.param(("--wrapper", "--accumulate", 3), marks=pytest.mark.slow),
+    pytest.param(("--wrapper", "--checkpoint"), marks=pytest.mark.slow),
 ], ids=lambda flags: " ".join(map(str, flags)) or "plain")
 def test_dense_goes_the_way_of_reduce_scatter(train, plain, addresses, flags):
     found = train("--servers", *addresses(2), *flags)
@@ -42,9 +52,10 @@ def test_dense_goes_the_way_of_reduce_scatter(train, plain, addresses, flags):
 
 
 @pytest.mark.slow
-def test_each_of_three_ranks_has_its_part(train, plain, addresses):
+@pytest.mark.parametrize("flags", [(), ("--wrapper",)], ids=GENERATIONS)
+def test_each_of_three_ranks_has_its_part(train, plain, addresses, flags):
     """Of layers whose rows do not divide by three."""
-    assert_same_trajectory(train("--servers", *addresses(2), processes=3), plain(processes=3))
+    assert_same_trajectory(train("--servers", *addresses(2), *flags, processes=3), plain(*flags, processes=3))
 
 
 def test_a_rank_pulls_the_means_of_its_own_part(train, addresses):
@@ -63,9 +74,10 @@ def test_sparse_codecs_leave_out_what_they_promise(train, addresses):
 
 
 @pytest.mark.slow
-def test_gradients_that_are_reduced_as_bfloat16(train, plain, addresses):
-    found, expected = (run[0]["losses"] for run in (train("--servers", *addresses(1), "--reduce", "bfloat16"),
-                                                    plain("--reduce", "bfloat16")))
+@pytest.mark.parametrize("flags", [(), ("--wrapper",)], ids=GENERATIONS)
+def test_gradients_that_are_reduced_as_bfloat16(train, plain, addresses, flags):
+    flags = ("--reduce", "bfloat16", *flags)
+    found, expected = (run[0]["losses"] for run in (train("--servers", *addresses(1), *flags), plain(*flags)))
     assert found == pytest.approx(expected, rel=0.02)
 
 
@@ -81,9 +93,9 @@ def test_a_sparse_codec_that_pushes_steps_trains_as_well(train, plain, addresses
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("push", ["gradient", "step"])
-def test_a_gradient_that_is_not_finite_spoils_the_step_of_all(train, addresses, push):
-    found = train("--servers", *addresses(1), "--nan-at", 3, "--push", push)
+@pytest.mark.parametrize("flags", [(), ("--push", "step"), ("--wrapper",)], ids=" ".join)
+def test_a_gradient_that_is_not_finite_spoils_the_step_of_all(train, addresses, flags):
+    found = train("--servers", *addresses(1), "--nan-at", 3, *flags)
     for process in found:
         assert all(loss == loss for loss in process["losses"][:3])
         assert all(value.isnan().any() for value in process["net"].values())
@@ -91,11 +103,13 @@ def test_a_gradient_that_is_not_finite_spoils_the_step_of_all(train, addresses, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags, said", [
-    (("--reduce", "float16"), r"reduces torch.float16 .* means of float32 or bfloat16"),
+    (("--reduce", "float16"), r"reduces torch.float16: means of float32 or bfloat16"),
+    (("--wrapper", "--reduce", "float16"), r"reduces torch.float16: means of float32 or bfloat16"),
     (("--idle",), r"gave no gradients to .*2.*: every unit"),
+    (("--wrapper", "--idle"), r"gave no gradients to .*2.*: every unit"),
     (("--hook",), r"\(root\) has a hook that sees reduced gradients"),
     (("--nan-at", 3, "--nonfinite", "refuse"), r"InvalidArgument.*tensor '[\w()]+\.\d'.*nan"),
-], ids=["float16", "idle", "hook", "refused"])
+], ids=["float16", "FSDP1 float16", "idle", "FSDP1 idle", "hook", "refused"])
 def test_or_an_error_says_why(tmp_path, addresses, flags, said):
     code, text = run(tmp_path / "run", "--fsdp", "--servers", *addresses(1), *flags)
     assert code != 0
@@ -103,8 +117,9 @@ def test_or_an_error_says_why(tmp_path, addresses, flags, said):
 
 
 @pytest.mark.slow
-def test_one_process_has_nothing_to_reduce(tmp_path, addresses):
-    code, text = run(tmp_path / "run", "--fsdp", "--servers", *addresses(1), processes=1)
+@pytest.mark.parametrize("flags", [(), ("--wrapper",)], ids=GENERATIONS)
+def test_one_process_has_nothing_to_reduce(tmp_path, addresses, flags):
+    code, text = run(tmp_path / "run", "--fsdp", "--servers", *addresses(1), *flags, processes=1)
     assert code != 0 and "leave FSDPState out" in text, text
 
 

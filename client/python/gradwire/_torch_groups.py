@@ -11,7 +11,8 @@ import torch
 from ._errors import FailedPrecondition
 
 # What torch puts before the names of parameters when it wraps a module: equal models have equal names.
-_WRAPPERS = re.compile(r"^((module|_orig_mod)\.)+|(?<=\.)_orig_mod\.")
+_INSIDE = "_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module"
+_WRAPPERS = re.compile(rf"^((module|{_INSIDE})\.)+|(?<=\.)({_INSIDE})\.")
 
 
 def plain_name(name: str) -> str:

@@ -1,5 +1,5 @@
 """PyTorch: ShardedOptimizer in the place of torch's optimizers, LocalSGD around one, ddp_hook for DistributedDataParallel,
-FSDPState for fully_shard."""
+FSDPState for fully sharded models."""
 
 from ._ddp import DDPState, ddp_hook
 from ._fsdp import FSDPState

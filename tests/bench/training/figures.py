@@ -101,11 +101,11 @@ def aims() -> Iterator[Aim]:
     for system in plan.GRADWIRE[1:]:
         yield Aim("times faster than DDP", "slow", system, 5, True, lambda rows, s=system: _ddp_ms(rows) / rows[s]["ms"])
         yield Aim("not computing, of PowerSGD 1's", "slow", system, 0.5, False, _waiting(system, POWER_SGD))
-    for grid in ("fast", "own"):
+    for grid in ("dense", "fast", "own"):
         yield Aim("of DDP's step", grid, "sharded dense:fp32", 1.05, False,
                   lambda rows: rows["sharded dense:fp32"]["ms"] / _ddp_ms(rows))
     for loop in ("fsdp", "zero2"):
-        for codec, bound in (("tagc:density=0.2", 1.15), ("thc:bits=4", 2)):
+        for codec, bound in (("tagc:density=0.2", 1.15), ("thc:bits=4", 2), ("tagc:density=0.01,bits=2", 2)):
             system = f"{loop}-hook {codec}"
             yield Aim(f"times faster than {loop}", "fsdp", system, bound, True, _times_faster(system, loop))
 

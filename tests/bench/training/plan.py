@@ -14,9 +14,10 @@ DDP, ALONE = "ddp", "alone"
 POWER_SGD = "ddp powersgd-1"
 TORCH = (DDP, "ddp buckets-4", "ddp fp16", POWER_SGD, "ddp powersgd-4")
 TOPK = "sharded topk:density=0.03,values=int4 both"
-GRADWIRE = ("sharded dense:fp32", "sharded tagc:density=0.01", TOPK, "sharded topk:density=0.001,values=fp16 both",
+TAGC = "sharded tagc:density=0.01,bits=2"  # ShardedOptimizer's default behind its denser beginning
+GRADWIRE = ("sharded dense:fp32", TAGC, TOPK, "sharded topk:density=0.001,values=fp16 both",
             "ddp-hook thc:bits=4", "ddp-hook powersgd:rank=1", "local-16 topk:density=0.05,values=int8 both")
-HOOKED = ("dense:fp32", "thc:bits=4", "tagc:density=0.2", "tagc:density=0.01")
+HOOKED = ("dense:fp32", "thc:bits=4", "tagc:density=0.2", "tagc:density=0.01,bits=2")
 FSDP = tuple(name for loop in ("fsdp", "zero2") for name in (loop, *(f"{loop}-hook {codec}" for codec in HOOKED)))
 # Times do not depend on these; losses are searched from here, by factors of 2.
 FIRST_RATE = {True: 4e-3, False: 2e-3}
@@ -35,7 +36,7 @@ class Grid:
     links: tuple[str, ...]
     workers: tuple[int, ...] = (2,)
     compute_ms: float = 0
-    turns: int = 3
+    turns: int = 2
     periods: int = 6  # of a system, measured each turn
     model: str = MODEL
     shards: int = 0  # 0: as many as workers
@@ -61,11 +62,13 @@ class Grid:
 
 
 GRIDS = {grid.name: grid for grid in (
+    Grid("dense", "all elements travel, computing replaced by 100 ms", (ALONE, DDP, "ddp buckets-4", "sharded dense:fp32"),
+         ("100M", "1G", "none"), compute_ms=100, turns=3),
     Grid("slow", "slow links, computing replaced by 100 ms", (ALONE, *TORCH, *GRADWIRE), ("10M", "50M"), compute_ms=100),
     Grid("fast", "faster links, computing as it is", (ALONE, *TORCH, *GRADWIRE), ("200M", "1G", "none")),
     Grid("fsdp", "fully sharded, computing replaced by 100 ms", (ALONE, *FSDP), ("50M", "200M", "1G"), compute_ms=100),
     Grid("scaling", "more workers at 1 Gbit/s, computing replaced by 300 ms",
-         (ALONE, DDP, "ddp buckets-4", POWER_SGD, "sharded tagc:density=0.01", TOPK, "ddp-hook thc:bits=4"), ("1G",), (1, 2, 4, 8), 300,
+         (ALONE, DDP, "ddp buckets-4", POWER_SGD, TAGC, TOPK, "ddp-hook thc:bits=4"), ("1G",), (1, 2, 4, 8), 300,
          together=True),
 )}
 # Other buckets compute the same, and so does zero2.
