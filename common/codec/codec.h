@@ -121,8 +121,8 @@ class Encoder {
   // no values and `pending` is left as it is.
   virtual absl::StatusOr<EncodedFrame> Encode(const FrameIdentity& id, const RoundPlan& plan,
                                               std::span<const RunInput> runs) = 0;
-  // The frame of a bucket whose gradient is `elements`, in a time that grows with them. Only where the codec takes
-  // them.
+  // The frame of a bucket whose gradient is `elements`, in a time that grows with them. Where the codec takes
+  // them, and where it is `union`, whose caller has the residual.
   virtual absl::StatusOr<EncodedFrame> EncodeElements(const FrameIdentity& id, const RoundPlan& plan,
                                                       Elements elements);
 };

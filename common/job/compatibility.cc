@@ -139,7 +139,6 @@ constexpr Conflict kConflicts[] = {
     // Where it lies.
     {F::kServersOnGpu, F::kBounded, true, kNotOnServers, kServersOnCpu},
     {F::kServersOnGpu, F::kPowerSgd, true, kNotOnServers, kServersOnCpu},
-    {F::kServersOnGpu, F::kUpdateCodec, true, kNotOnServers, "start the servers with --backend=cpu, or leave it out"},
     {F::kServersOnGpu, F::kLamb, true, kNotOnServers, kServersOnCpu},
     {F::kServersOnGpu, F::kLans, true, kNotOnServers, kServersOnCpu},
     {F::kServersOnGpu, F::kLion, true, kNotOnServers, kServersOnCpu},

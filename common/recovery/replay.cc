@@ -91,7 +91,8 @@ absl::Status ShardReplay::ApplyTo(Bucket& bucket, const journal::Record& record,
   GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(record.chunks, job_, slice, *plan));
   if (!arrays.update_residual.empty()) {
     float* const residual = arrays.update_residual.data();
-    GW_RETURN_IF_ERROR(ReplayResidual(job_, slice, *plan, record.mean_chunks, update, backend_, residual, residual));
+    GW_RETURN_IF_ERROR(ReplayResidual(job_, slice, *plan, record.mean_chunks, update, backend_, residual, &change_));
+    change_.ApplyTo(residual);
   }
   GW_RETURN_IF_ERROR(ApplyUpdate(job_, slice, update, bucket.runs, backend_));
   arrays.plans.Push(std::move(update.next), update.skipped || update.replaces);

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/codec/update/update_compressor.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
 #include "common/journal/record.h"
@@ -60,6 +61,7 @@ class ShardReplay {
   kernels::Backend& backend_;
   ShardState state_;
   std::vector<Bucket> buckets_;
+  ResidualChange change_;  // of one record
 };
 
 }  // namespace gradwire

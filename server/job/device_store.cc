@@ -1,6 +1,7 @@
 // See device_store.h.
 #include "server/job/device_store.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "common/codec/update/update.h"
 #include "common/optimizer/device_optimizer.h"
 #include "common/optimizer/steps.h"
+#include "server/job/update_compression.h"
 
 namespace gradwire {
 namespace {
@@ -17,8 +19,12 @@ using kernels::cuda::JobMemory;
 
 class DeviceStore final : public ParameterStore {
  public:
-  DeviceStore(const Job* job, const BucketLayout* layout, DeviceBucket* bucket)
-      : job_(*job), layout_(*layout), bucket_(*bucket), optimizer_(job, layout, bucket) {}
+  DeviceStore(const Job* job, const BucketLayout* layout, UpdateCompression compression, DeviceBucket* bucket)
+      : job_(*job),
+        layout_(*layout),
+        compression_(std::move(compression)),
+        bucket_(*bucket),
+        optimizer_(job, layout, bucket) {}
 
   absl::Status Allocate() {
     if (!job_.keeps_parameters()) return absl::OkStatus();
@@ -41,12 +47,16 @@ class DeviceStore final : public ParameterStore {
     return absl::OkStatus();
   }
 
-  // A bucket on a device has no update codec (MakeJobParts).
-  absl::Status Compress(const RoundPlan&, UpdateFrame*) override { return absl::OkStatus(); }
-  absl::Status ReplayCompression(const RoundPlan&, const UpdateFrame&) override { return absl::OkStatus(); }
+  absl::Status Compress(const RoundPlan& plan, UpdateFrame* update) override {
+    return compression_.Compress(plan, update);
+  }
+  absl::Status ReplayCompression(const RoundPlan& plan, const UpdateFrame& update) override {
+    return compression_.Replay(plan, update);
+  }
 
   // Returns when everything is launched.
   absl::Status Apply(const UpdateFrame& frame, const RoundPlan& plan) override {
+    compression_.Settle();
     std::shared_ptr<const Update> update = frame.decoded;
     if (update == nullptr) {
       GW_ASSIGN_OR_RETURN(Update decoded, DecodeUpdate(frame.chunks, job_, layout_, plan));
@@ -73,6 +83,7 @@ class DeviceStore final : public ParameterStore {
       arrays.first_moment = copy(arrays_.first_moment, &copies[1]);
       arrays.second_moment = copy(arrays_.second_moment, &copies[2]);
     }
+    arrays.update_residual = compression_.residual();
     return EncodeParameters(layout_, plans, content, arrays);
   }
 
@@ -80,6 +91,8 @@ class DeviceStore final : public ParameterStore {
     if (targets.parameter != nullptr) Download(arrays_.parameter, targets.parameter);
     if (targets.first_moment != nullptr) Download(arrays_.first_moment, targets.first_moment);
     if (targets.second_moment != nullptr) Download(arrays_.second_moment, targets.second_moment);
+    if (targets.update_residual != nullptr && compression_.residual() != nullptr)
+      std::copy_n(compression_.residual(), layout_.elements, targets.update_residual);
   }
 
   void Load(const ParameterArrays& arrays) override {
@@ -87,6 +100,7 @@ class DeviceStore final : public ParameterStore {
     if (arrays.parameter != nullptr) bucket_.Upload(arrays_.parameter, arrays.parameter, bytes);
     if (arrays.first_moment != nullptr) bucket_.Upload(arrays_.first_moment, arrays.first_moment, bytes);
     if (arrays.second_moment != nullptr) bucket_.Upload(arrays_.second_moment, arrays.second_moment, bytes);
+    if (arrays.update_residual != nullptr) compression_.LoadResidual(arrays.update_residual);
   }
 
  private:
@@ -108,6 +122,7 @@ class DeviceStore final : public ParameterStore {
 
   const Job& job_;
   const BucketLayout& layout_;
+  UpdateCompression compression_;
   DeviceBucket& bucket_;
   DeviceOptimizer optimizer_;
   ParameterTargets arrays_;  // in device memory, in position order; null where the job keeps none
@@ -116,8 +131,9 @@ class DeviceStore final : public ParameterStore {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ParameterStore>> MakeDeviceStore(const Job* job, const BucketLayout* layout,
-                                                                DeviceBucket* bucket) {
-  auto store = std::make_unique<DeviceStore>(job, layout, bucket);
+                                                                kernels::Backend* backend, DeviceBucket* bucket) {
+  GW_ASSIGN_OR_RETURN(UpdateCompression compression, UpdateCompression::Make(job, layout, backend));
+  auto store = std::make_unique<DeviceStore>(job, layout, std::move(compression), bucket);
   GW_RETURN_IF_ERROR(store->Allocate());
   return store;
 }
@@ -128,6 +144,9 @@ uint64_t DeviceStoreBytes(const Job& job, const BucketLayout& layout) {
          DeviceOptimizer::Bytes(layout);
 }
 
-bool NeedsMeans(const Job& job) { return job.keeps_parameters() && !HasSparseSteps(job.spec().optimizer()); }
+bool NeedsMeans(const Job& job, const BucketLayout& layout) {
+  return job.keeps_parameters() &&
+         (!HasSparseSteps(job.spec().optimizer()) || job.update_codecs()[layout.codec].has_value());
+}
 
 }  // namespace gradwire

@@ -30,10 +30,11 @@ class JobArrays {
 std::unique_ptr<JobArrays> MakeHostArrays(const Job* job, const Layout* layout, uint32_t shard,
                                           kernels::Backend* backend);
 
-// Takes `device_bytes` (MemoryBound::device) from the device's budget for as long as the arrays live. Errors:
+// `backend`: over host memory. Takes `device_bytes` (MemoryBound::device) from the device's budget for as long as the arrays live. Errors:
 // ResourceExhausted, with the figures, where so much is not left.
 absl::StatusOr<std::unique_ptr<JobArrays>> MakeDeviceArrays(const Job* job, const Layout* layout, uint32_t shard,
                                                             const std::vector<std::unique_ptr<Codec>>& codecs,
+                                                            kernels::Backend* backend,
                                                             kernels::cuda::DeviceShare* share, uint64_t device_bytes);
 // The part of device_bytes that bucket `layout` takes; `codec` may be null: then what every codec takes.
 uint64_t DeviceBytes(const Job& job, const BucketLayout& layout, const Codec* codec);

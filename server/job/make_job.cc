@@ -39,7 +39,8 @@ absl::StatusOr<std::unique_ptr<JobArrays>> MakeArrays(const JobParts& parts,
   kernels::cuda::DeviceShare* const device = parts.environment.device;
   if (device == nullptr) return MakeHostArrays(&parts.job, &parts.layout, parts.shard_index, parts.environment.backend);
   GW_RETURN_IF_ERROR(parts.job.CheckGoesWith({Feature::kServersOnGpu}));
-  auto made = MakeDeviceArrays(&parts.job, &parts.layout, parts.shard_index, codecs, device, parts.memory.device);
+  auto made = MakeDeviceArrays(&parts.job, &parts.layout, parts.shard_index, codecs, parts.environment.backend, device,
+                               parts.memory.device);
   if (made.ok()) return made;
   return absl::Status(made.status().code(),
                       absl::StrFormat("job '%s': shard %d of %d: %s: use more shards, delete a job or raise %s",

@@ -7,22 +7,17 @@
 #include "common/base/large_array.h"
 #include "common/base/status_macros.h"
 #include "common/codec/update/update.h"
-#include "common/codec/update/update_compressor.h"
-#include "common/job/update_codec.h"
 #include "common/optimizer/layerwise.h"
 #include "common/optimizer/optimizer.h"
+#include "server/job/update_compression.h"
 
 namespace gradwire {
 namespace {
 
 class HostStore final : public ParameterStore {
  public:
-  // `compressor`: null where the bucket has no update codec.
-  HostStore(const Job* job, const BucketLayout* layout, kernels::Backend* backend,
-            std::unique_ptr<UpdateCompressor> compressor)
-      : job_(*job), layout_(*layout), backend_(*backend), compressor_(std::move(compressor)) {
-    if (compressor_ != nullptr) next_residual_.resize(layout_.elements);
-    if (KeepsUpdateResidual(job_, layout_.codec)) residual_.resize(layout_.elements);
+  HostStore(const Job* job, const BucketLayout* layout, kernels::Backend* backend, UpdateCompression compression)
+      : job_(*job), layout_(*layout), backend_(*backend), compression_(std::move(compression)) {
     if (job_.keeps_parameters()) {
       parameters_.resize(layout_.elements);
       if (job_.moments() > 0) first_moment_.resize(layout_.elements);
@@ -43,18 +38,15 @@ class HostStore final : public ParameterStore {
   }
 
   absl::Status Compress(const RoundPlan& plan, UpdateFrame* update) override {
-    if (compressor_ == nullptr) return absl::OkStatus();
-    return compressor_->Compress(plan, residual_.empty() ? nullptr : residual_.data(), next_residual_.data(), update);
+    return compression_.Compress(plan, update);
   }
 
   absl::Status ReplayCompression(const RoundPlan& plan, const UpdateFrame& update) override {
-    if (residual_.empty()) return absl::OkStatus();
-    return ReplayResidual(job_, layout_, plan, update.mean, *update.decoded, backend_, residual_.data(),
-                          next_residual_.data());
+    return compression_.Replay(plan, update);
   }
 
   absl::Status Apply(const UpdateFrame& update, const RoundPlan& plan) override {
-    if (!residual_.empty()) std::swap(residual_, next_residual_);
+    compression_.Settle();
     if (update.decoded != nullptr) return ApplyUpdate(job_, layout_, *update.decoded, runs_, backend_);
     GW_ASSIGN_OR_RETURN(const Update decoded, DecodeUpdate(update.chunks, job_, layout_, plan));
     return ApplyUpdate(job_, layout_, decoded, runs_, backend_);
@@ -69,7 +61,7 @@ class HostStore final : public ParameterStore {
     if (!parameters_.empty()) arrays.parameter = parameters_.data();
     if (!first_moment_.empty()) arrays.first_moment = first_moment_.data();
     if (!second_moment_.empty()) arrays.second_moment = second_moment_.data();
-    if (!residual_.empty()) arrays.update_residual = residual_.data();
+    arrays.update_residual = compression_.residual();
     return EncodeParameters(layout_, plans, content, arrays);
   }
 
@@ -78,7 +70,8 @@ class HostStore final : public ParameterStore {
     if (targets.first_moment != nullptr) std::copy(first_moment_.begin(), first_moment_.end(), targets.first_moment);
     if (targets.second_moment != nullptr)
       std::copy(second_moment_.begin(), second_moment_.end(), targets.second_moment);
-    if (targets.update_residual != nullptr) std::copy(residual_.begin(), residual_.end(), targets.update_residual);
+    if (targets.update_residual != nullptr && compression_.residual() != nullptr)
+      std::copy_n(compression_.residual(), layout_.elements, targets.update_residual);
   }
 
   void Load(const ParameterArrays& arrays) override {
@@ -86,7 +79,7 @@ class HostStore final : public ParameterStore {
     if (arrays.first_moment != nullptr) std::copy_n(arrays.first_moment, first_moment_.size(), first_moment_.begin());
     if (arrays.second_moment != nullptr)
       std::copy_n(arrays.second_moment, second_moment_.size(), second_moment_.begin());
-    if (arrays.update_residual != nullptr) std::copy_n(arrays.update_residual, residual_.size(), residual_.begin());
+    if (arrays.update_residual != nullptr) compression_.LoadResidual(arrays.update_residual);
   }
 
  private:
@@ -97,9 +90,7 @@ class HostStore final : public ParameterStore {
   LargeArray<float> parameters_;
   LargeArray<float> first_moment_;
   LargeArray<float> second_moment_;
-  const std::unique_ptr<UpdateCompressor> compressor_;  // may be null
-  LargeArray<float> residual_;                          // of the update codec, where it keeps one
-  LargeArray<float> next_residual_;                     // from Compress until Apply
+  UpdateCompression compression_;
   std::vector<RunState> runs_;
 };
 
@@ -107,8 +98,8 @@ class HostStore final : public ParameterStore {
 
 absl::StatusOr<std::unique_ptr<ParameterStore>> MakeHostStore(const Job* job, const BucketLayout* layout,
                                                               kernels::Backend* backend) {
-  GW_ASSIGN_OR_RETURN(std::unique_ptr<UpdateCompressor> compressor, UpdateCompressor::Make({job, layout, backend}));
-  return std::make_unique<HostStore>(job, layout, backend, std::move(compressor));
+  GW_ASSIGN_OR_RETURN(UpdateCompression compression, UpdateCompression::Make(job, layout, backend));
+  return std::make_unique<HostStore>(job, layout, backend, std::move(compression));
 }
 
 }  // namespace gradwire

@@ -59,6 +59,20 @@ NAMED = {
 }
 
 
+@pytest.mark.parametrize(("codec", "push", "rounds", "back"), [
+    ("topk:density=0.1", None, "sync", ""), ("topk:density=0.1,values=int8", None, "sync", "union:values=int4"),
+    ("topk:density=0.1,values=int8", "gradient", "sync", "union:values=int8"),
+    ("dgc:density=0.1,values=fp16", None, "sync", "union:values=int8"), ("topk:density=0.1,values=int8", None, "async", ""),
+    ("tagc", None, "sync", ""), ("zen:values=fp16", None, "sync", ""),
+])
+def test_what_was_pushed_in_few_bits_comes_back_in_few(addresses, codec, push, rounds, back):
+    with ShardedOptimizer(torch.nn.Linear(40, 60), servers=addresses(1), job="back", codec=codec, push=push, rounds=rounds) as made:
+        assert made.job.update_codec == back
+    with ShardedOptimizer(torch.nn.Linear(40, 60), servers=addresses(1), job="as-it-is", codec=codec, rounds=rounds,
+                          update_codec="") as made:
+        assert made.job.update_codec == ""
+
+
 def test_attention_and_embeddings_may_travel_dense(addresses):
     class Translator(torch.nn.Module):
         def __init__(self):

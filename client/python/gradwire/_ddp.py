@@ -25,8 +25,8 @@ class DDPState:
     does not send waits in a residual on this worker.
 
     model: the DistributedDataParallel, or the module in it; its float32 parameters that require gradients, by name without the
-    prefixes of wrappers. codec, rules, roles: as for ShardedOptimizer. The default sends four bits per element. codec="dense:fp32"
-    gives DistributedDataParallel's own trajectory up to the rounding of sums.
+    prefixes of wrappers. codec, update_codec, rules, roles: as for ShardedOptimizer. The default sends four bits per element.
+    codec="dense:fp32" gives DistributedDataParallel's own trajectory up to the rounding of sums.
 
     push: what travels. "gradient"; or "step", for sparse codecs (tagc, topk ...): an optimizer that divides by its own second
     moment, as AdamW does, loses by means of which most elements are 0 in most steps. So each worker divides its gradients
@@ -63,7 +63,7 @@ class DDPState:
                  roles: dict[str, str] | None = None, workers: int | None = None, worker: str | None = None,
                  local_group: dist.ProcessGroup | None = None, bucket_bytes: int = 0, lease_ms: int = 10_000,
                  nonfinite: str = "spread", seed: int = 0, push: str = "gradient", step_beta2: float | None = None,
-                 residual_decay: float | None = None, **joining: Any):
+                 residual_decay: float | None = None, update_codec: str | None = None, **joining: Any):
         if not dist.is_initialized():
             raise FailedPrecondition("DDPState: torch.distributed is not initialized: call init_process_group() first, as "
                                      "DistributedDataParallel wants it too")
@@ -94,7 +94,7 @@ class DDPState:
             self._exchange = MeanExchange(
                 tensors, self._means, servers=servers, job=job, codec=codec, rules=rules, workers=workers, worker=worker,
                 bucket_bytes=bucket_bytes, lease_ms=lease_ms, nonfinite=nonfinite, seed=seed, push=push, step_beta2=step_beta2,
-                residual_decay=residual_decay, **joining)
+                residual_decay=residual_decay, update_codec=update_codec, **joining)
 
     @property
     def session(self) -> Session | None:

@@ -34,8 +34,8 @@ class FSDPState:
     FullyShardedDataParallel was given; the model itself is "(root)") and rank the part that the rank owns, a vector; `rules` may
     name them, as in Rule("dense:fp32", "head.*"). codec: the default sends four bits per element; with sparse codecs take
     push="step" and torch.optim.SGD (see DDPState). "dense:fp32" gives plain FSDP's trajectory up to the rounding of sums.
-    bucket_bytes 0: an eighth of a rank's part, at most 4 MiB. push, step_beta2, residual_decay, nonfinite, seed, lease_ms, worker and what goes on to gradwire.join: as for DDPState, also what holds for
-    processes that are started again.
+    bucket_bytes 0: an eighth of a rank's part, at most 4 MiB. update_codec, push, step_beta2, residual_decay, nonfinite, seed,
+    lease_ms, worker and what goes on to gradwire.join: as for DDPState, also what holds for processes that are started again.
 
     Accumulate gradients with model.set_requires_gradient_sync(False), or no_sync(), as without Gradwire, so that they travel
     once, and with push="step" are one step. Gradients are reduced as float32 or bfloat16 (reduce_dtype of MixedPrecisionPolicy or
@@ -49,7 +49,7 @@ class FSDPState:
     def __init__(self, model: torch.nn.Module, *, servers: str | Sequence[str], job: str, codec: str = "thc:bits=4",
                  rules: Sequence[Rule] | None = None, worker: str | None = None, bucket_bytes: int = 0,
                  lease_ms: int = 10_000, nonfinite: str = "spread", seed: int = 0, push: str = "gradient",
-                 step_beta2: float | None = None, residual_decay: float | None = None, **joining: Any):
+                 step_beta2: float | None = None, residual_decay: float | None = None, update_codec: str | None = None, **joining: Any):
         MeanExchange.check(nonfinite, push, step_beta2, residual_decay)
         found = sharded(model)
         self._units, self._ends = found.units, found.ends
@@ -68,7 +68,7 @@ class FSDPState:
         self._exchange: MeanExchange | None = MeanExchange(
             tensors, means, servers=servers, job=job, codec=codec, rules=rules, workers=size, worker=worker,
             bucket_bytes=bucket_bytes, lease_ms=lease_ms, nonfinite=nonfinite, seed=seed, push=push, step_beta2=step_beta2,
-            residual_decay=residual_decay, **joining)
+            residual_decay=residual_decay, update_codec=update_codec, **joining)
         self._inputs: dict[Unit, torch.Tensor] | None = None  # of the round that is open, in use until it ends
         self._failed = ""  # what ended it
         for unit in self._units:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ._job import JobSpec, Rule, TensorSpec, default_rules, residual_decay_of
+from ._job import JobSpec, Rule, TensorSpec, default_rules, default_update_codec, residual_decay_of
 from ._place import Staging, check_place, host_copy, place_of, threads_for
 from ._session import Session, join
 
@@ -35,7 +35,7 @@ class MeanExchange:
     def __init__(self, tensors: Sequence[TensorSpec], means: Sequence[torch.Tensor | None], *, servers: str | Sequence[str],
                  job: str, codec: str, rules: Sequence[Rule] | None, workers: int, worker: str | None, bucket_bytes: int,
                  lease_ms: int, nonfinite: str, seed: int, push: str = "gradient", step_beta2: float | None = None,
-                 residual_decay: float | None = None, place: str = "auto", encode_threads: int | None = None, **joining: Any):
+                 residual_decay: float | None = None, update_codec: str | None = None, place: str = "auto", encode_threads: int | None = None, **joining: Any):
         check_place(place)
         tensors, means = list(tensors), list(means)
         rules = default_rules(codec) if rules is None else list(rules)
@@ -48,7 +48,8 @@ class MeanExchange:
             tensors.append(TensorSpec(_BAD, (1,)))
             rules = [Rule("dense:fp32", _BAD), *rules]
         self._last = len(tensors) - 1
-        spec = JobSpec(name=job, tensors=tensors, optimizer="none", codec=codec, rules=rules, workers=workers,
+        back = default_update_codec(codec, push, "mean") if update_codec is None else update_codec
+        spec = JobSpec(name=job, tensors=tensors, optimizer="none", codec=codec, update_codec=back, rules=rules, workers=workers,
                        max_workers=workers, bucket_bytes=bucket_bytes, lease_ms=lease_ms, seed=seed, push=push,
                        step_beta2=0.99 if step_beta2 is None else step_beta2,
                        residual_decay=residual_decay_of(push, residual_decay),

@@ -17,7 +17,7 @@ import torch
 
 from . import _amp, _lifetime
 from ._errors import Cancelled, FailedPrecondition
-from ._job import DEFAULT_CODEC, Group, JobSpec, Rule, TensorSpec, training_with
+from ._job import DEFAULT_CODEC, Group, JobSpec, Rule, TensorSpec, default_update_codec, training_with
 from ._masters import Masters, gradient_of, rows_of
 from ._place import Staging, check_place, place_of, threads_for
 from ._presence import Presence, read_notes
@@ -62,8 +62,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
     wrong; rules: which tensor travels by which codec; without rules, norms, biases and tensors below 1024 elements
     travel dense beside a sparse codec.
     update_codec: what the shards compress the update with on its way back, such as "topk:density=0.001,values=fp16"; they
-    keep what it drops for the next step. weight_decay is decoupled, except with "sgd". Learning rates come from
-    param_groups and travel with each round, so LR schedulers work; all workers must follow the same schedule.
+    keep what it drops for the next step; "": nothing. By default the elements that topk, threshold, randomk or dgc pushed with
+    reduced values come back in 4 bits each, or 8, where no steps were pushed. weight_decay is decoupled, except with "sgd".
+    Learning rates come from param_groups and travel with each round, so LR schedulers work; all workers must follow the same
+    schedule.
 
     Parameters are float32, bfloat16 or float16. The job's are float32: of 16-bit ones, and of those in another memory format
     (channels_last), masters in float32 lie here and on the shards, and are rounded into the parameters after each step;
@@ -148,7 +150,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  optimizer: str | None = None, lr: float = 1e-3, momentum: float = 0.0, nesterov: bool = False,
                  betas: tuple[float, float] | None = None, eps: float | None = None, weight_decay: float = 0.0,
                  clip_norm: float = 0.0, residual_decay: float | None = None, codec: str = DEFAULT_CODEC,
-                 update_codec: str = "", rules: Sequence[Rule] | None = None,
+                 update_codec: str | None = None, rules: Sequence[Rule] | None = None,
                  roles: dict[str, str] | None = None, nonfinite: str = "refuse", pull: str | None = None,
                  accumulate: int = 1, overlap: bool = False, unused: str = "refuse", lease_ms: int = 10_000, quorum: int = 0,
                  quorum_deviations: float = 0.0, rounds: str = "sync", bucket_bytes: int = 0,
@@ -190,7 +192,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         check_apart(self._names, self._params)
         self.job = JobSpec(
             name=job, tensors=specs, optimizer=optimizer, clip_norm=clip_norm, push=push, codec=codec,
-            update_codec=update_codec, rules=rules, nonfinite=nonfinite,
+            update_codec=default_update_codec(codec, push, pull) if update_codec is None else update_codec, rules=rules,
+            nonfinite=nonfinite,
             groups=[Group(g["weight_decay"], g["momentum"], g["nesterov"], tuple(g["betas"]), g["eps"])
                     for g in self.param_groups],
             step_beta2=betas[1], step_eps=eps, residual_decay=training.residual_decay, workers=workers,

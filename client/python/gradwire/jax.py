@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from ._errors import FailedPrecondition
-from ._job import DEFAULT_CODEC, Group, JobSpec, Rule, TensorSpec, training_with
+from ._job import DEFAULT_CODEC, Group, JobSpec, Rule, TensorSpec, default_update_codec, training_with
 from ._session import Session, join
 
 __all__ = ["ShardedState", "ShardedTransformation"]
@@ -56,16 +56,17 @@ class ShardedTransformation:
                  workers: int = 1, max_workers: int | None = None, worker: str | None = None, push: str | None = None,
                  optimizer: str | None = None, momentum: float = 0.0, nesterov: bool = False,
                  betas: tuple[float, float] | None = None, eps: float | None = None, weight_decay: float = 0.0,
-                 clip_norm: float = 0.0, residual_decay: float | None = None, codec: str = DEFAULT_CODEC, update_codec: str = "",
+                 clip_norm: float = 0.0, residual_decay: float | None = None, codec: str = DEFAULT_CODEC, update_codec: str | None = None,
                  rules: Sequence[Rule] | None = None, nonfinite: str = "refuse", quorum: int = 0, lease_ms: int = 10_000,
                  durability: str = "none", seed: int = 0, **joining: Any):
         self._servers = servers
         self._rate = learning_rate if callable(learning_rate) else lambda count: learning_rate
         training = training_with(codec, push, optimizer, betas, eps, residual_decay)
+        back = default_update_codec(codec, training.push, joining.get("pull", "update")) if update_codec is None else update_codec
         group = Group(weight_decay, momentum, nesterov, training.betas, training.eps)
         self._make_job: Callable[[list[TensorSpec]], JobSpec] = lambda tensors: JobSpec(
             name=job, tensors=tensors, optimizer=training.optimizer, clip_norm=clip_norm, push=training.push, codec=codec,
-            update_codec=update_codec, rules=rules, nonfinite=nonfinite, groups=[group], step_beta2=training.betas[1],
+            update_codec=back, rules=rules, nonfinite=nonfinite, groups=[group], step_beta2=training.betas[1],
             step_eps=training.eps, residual_decay=training.residual_decay, workers=workers, max_workers=max_workers or workers,
             lease_ms=lease_ms, quorum=quorum, seed=seed, durability=durability)
         self._worker, self._joining = worker, joining

@@ -403,7 +403,8 @@ std::map<std::string, bool> DefaultsOfCodec(const std::string& codec) {
   const TrainingDefaults defaults = FamilyOf(*spec).Training(*spec);
   return {{"push_steps", defaults.push_steps},
           {"gradients_to_sgd", defaults.gradients_to_sgd},
-          {"small_dense", defaults.small_dense}};
+          {"small_dense", defaults.small_dense},
+          {"union_back", defaults.union_back}};
 }
 
 }  // namespace

@@ -135,7 +135,10 @@ class SparseFamily final : public CodecFamily {
     const Choice choice = std::get<SparseSpec>(spec).choice;
     if (choice == Choice::kNonZero || choice == Choice::kAdaptive) return {};
     const bool dgc = choice == Choice::kDgc;
-    return {.push_steps = !dgc, .gradients_to_sgd = dgc, .small_dense = true};
+    return {.push_steps = !dgc,
+            .gradients_to_sgd = dgc,
+            .small_dense = true,
+            .union_back = std::get<SparseSpec>(spec).values != SparseSpec::Values::kFp32};
   }
   std::unique_ptr<BodyReader> NewSumReader(const Job& job, const BucketLayout& slice) const override {
     return NewCompressedReader(job, slice, job.codecs()[slice.codec]);

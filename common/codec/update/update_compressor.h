@@ -9,10 +9,30 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/large_array.h"
 #include "common/codec/codec.h"
 #include "common/codec/update/update.h"
 
 namespace gradwire {
+
+// What a round makes of the residual of a bucket: nothing, other values at some positions, or all of it anew.
+class ResidualChange {
+ public:
+  void Clear();
+  // From here on all is anew: memory for it.
+  float* Whole(uint64_t elements);
+  // From here on these are.
+  Elements* Some();
+
+  void ApplyTo(float* residual) const;
+  // The same, once.
+  void MoveTo(LargeArray<float>* residual);
+
+ private:
+  bool whole_ = false;
+  LargeArray<float> all_;  // whole_; else its memory may stay
+  Elements some_;          // else
+};
 
 // Of one bucket on its shard. Not thread-safe.
 class UpdateCompressor {
@@ -22,13 +42,14 @@ class UpdateCompressor {
 
   // Turns a round's mean, as the accumulator finished it, into the update frame: `update->mean` is then what
   // `update->chunks` was. An update without a body stays as it is, and so does the residual. `plan`: by which the round
-  // was encoded. residual, next: layout.elements each, before and after the round; they may be one. Where the codec
-  // keeps no residual, `residual` is null and `next` scratch. Errors: those of DecodeMean.
-  absl::Status Compress(const RoundPlan& plan, const float* residual, float* next, UpdateFrame* update);
+  // was encoded. residual: layout.elements before the round; null where the codec keeps none, `change` is scratch then.
+  // Takes a time that grows with the elements, with `union` with those that the mean has. Errors: those of DecodeMean.
+  absl::Status Compress(const RoundPlan& plan, const float* residual, ResidualChange* change, UpdateFrame* update);
 
  private:
   explicit UpdateCompressor(const CodecContext& context) : context_(context) {}
-  absl::StatusOr<EncodedFrame> Encode(const Update& mean, float* sum);
+  absl::StatusOr<EncodedFrame> Encode(const Update& mean, const float* residual, ResidualChange* change);
+  absl::StatusOr<EncodedFrame> EncodeAll(const FrameIdentity& id, const Update& mean, float* sum);
 
   const CodecContext context_;
   std::unique_ptr<Codec> codec_;
@@ -36,10 +57,10 @@ class UpdateCompressor {
   std::vector<float> mean_;  // of all elements, where the codec chooses by it
 };
 
-// The residual that an update left behind, from its record alone: the bits that Compress left. `update`: with its mean.
-// residual and next may be one. Errors: those of DecodeMean and DecodeUpdate; DataLoss: the mean is missing.
+// The change that an update made, from its record alone: the bits of Compress. `mean`: of the update. Errors: those of
+// DecodeMean and DecodeUpdate; DataLoss: the mean is missing, or another one.
 absl::Status ReplayResidual(const Job& job, const BucketLayout& layout, const RoundPlan& plan,
                             std::span<const Bytes> mean, const Update& update, kernels::Backend& backend,
-                            const float* residual, float* next);
+                            const float* residual, ResidualChange* change);
 
 }  // namespace gradwire

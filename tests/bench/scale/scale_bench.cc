@@ -103,7 +103,10 @@ class Bench {
     }
     UpdateFrame update =
         Must(accumulator_->Finish({0, 0, round_, 0, {&kLearningRate, 1}, 0}, static_cast<uint32_t>(frames.size())));
-    if (compressor_ != nullptr) Must(compressor_->Compress(plan_, residual_.data(), residual_.data(), &update));
+    if (compressor_ != nullptr) {
+      Must(compressor_->Compress(plan_, residual_.data(), &change_, &update));
+      change_.ApplyTo(residual_.data());
+    }
     measured.pull_bytes = static_cast<double>(TotalSize(update.chunks));
     const Update decoded = Must(DecodeUpdate(update.chunks, *job_, at(), plan_));
     for (uint32_t w = 0; w < pending_.size() && !decoded.deferred.empty(); ++w) {
@@ -146,6 +149,7 @@ class Bench {
   std::unique_ptr<Accumulator> accumulator_;
   std::unique_ptr<UpdateCompressor> compressor_;  // null: updates are as the accumulator finished them
   std::vector<float> residual_;                   // of the compressor
+  ResidualChange change_;
   std::vector<std::unique_ptr<Encoder>> encoders_;
   RoundPlan plan_;
   uint64_t round_ = 0;

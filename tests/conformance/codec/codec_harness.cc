@@ -237,9 +237,9 @@ RoundResult Cluster::OneRound(const GradientFn& gradient) {
   UpdateFrame update = Must(accumulator->Finish(Identity(0), options_.workers));
   if (compressor_ != nullptr) {
     const bool keeps = KeepsUpdateResidual(*job_, layout().codec);
-    std::vector<float> next(update_residual_.size());
-    Must(compressor_->Compress(plan_, keeps ? update_residual_.data() : nullptr, next.data(), &update));
-    if (keeps) update_residual_ = std::move(next);
+    ResidualChange change;
+    Must(compressor_->Compress(plan_, keeps ? update_residual_.data() : nullptr, &change, &update));
+    if (keeps) change.ApplyTo(update_residual_.data());
   }
   return Close(std::move(frames), std::move(update));
 }

@@ -106,6 +106,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"dense:values=fp32", v1::OPTIMIZER_SGD, PullMode::kUpdate, v1::DURABILITY_INTERVAL, true, 2},
         Case{"topk:density=0.05,values=fp16", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 0,
              "topk:density=0.02,values=fp16"},
+        Case{"topk:density=0.05,values=int8", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_INTERVAL, true, 0,
+             "union:values=int4"},
         Case{"onebit", v1::OPTIMIZER_NONE, PullMode::kMean, v1::DURABILITY_INTERVAL, true, 0, "onebit"},
         Case{"dense:values=fp32", v1::OPTIMIZER_SGD, PullMode::kUpdate, v1::DURABILITY_INTERVAL, true, 2,
              "qsgd:bits=4"},
@@ -120,7 +122,9 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 0, "", true},
         Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kParams, v1::DURABILITY_INTERVAL, true, 0, "", true},
         Case{"topk:density=0.05", v1::OPTIMIZER_LANS, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 0,
-             "topk:density=0.02,values=fp16", true}));
+             "topk:density=0.02,values=fp16", true},
+        Case{"topk:density=0.05,values=int8", v1::OPTIMIZER_SGD, PullMode::kUpdate, v1::DURABILITY_FSYNC, false, 0,
+             "union:values=int4", true}));
 
 TEST(KilledServer, WhileAJobStartsDelaysTheStart) {
   constexpr int kStarts = 8;

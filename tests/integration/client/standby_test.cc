@@ -146,6 +146,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"tagc:density=0.05,form=sketch", v1::OPTIMIZER_ADAMW, PullMode::kParams, v1::DURABILITY_FSYNC},
         Case{"topk:density=0.05", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC,
              "topk:density=0.02,values=fp16"},
+        Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kUpdate, v1::DURABILITY_FSYNC, "union:values=int4"},
         Case{"dense:values=fp32", v1::OPTIMIZER_LANS, PullMode::kUpdate, v1::DURABILITY_FSYNC},
         Case{"tagc:density=0.05", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, "", true}));
 

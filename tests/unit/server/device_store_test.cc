@@ -9,6 +9,7 @@
 #include <numeric>
 #include <random>
 
+#include "absl/strings/str_cat.h"
 #include "common/codec/select/select.h"
 #include "server/job/job_arrays.h"
 #include "tests/gpu/host/queued_device.h"
@@ -22,10 +23,12 @@ using kernels::cuda::Lag;
 using kernels::cuda::QueuedBackend;
 
 // Three tensors of two parameter groups in one bucket: stretches of one group begin and end within it.
-v1::JobSpec SpecOf(const std::string& codec, v1::OptimizerKind optimizer, float weight_decay) {
+v1::JobSpec SpecOf(const std::string& codec, v1::OptimizerKind optimizer, float weight_decay,
+                   const std::string& update_codec = "") {
   v1::JobSpec spec;
   spec.set_name("store");
   spec.set_codec(codec);
+  spec.set_update_codec(update_codec);
   spec.set_max_workers(2);
   spec.set_run_elements(64);
   spec.mutable_optimizer()->set_kind(optimizer);
@@ -45,16 +48,19 @@ v1::JobSpec SpecOf(const std::string& codec, v1::OptimizerKind optimizer, float 
 }
 
 struct Arrays {
-  explicit Arrays(uint64_t elements) : parameter(elements), first_moment(elements), second_moment(elements) {}
-  ParameterTargets Targets() { return {parameter.data(), first_moment.data(), second_moment.data()}; }
+  explicit Arrays(uint64_t elements)
+      : parameter(elements), first_moment(elements), second_moment(elements), update_residual(elements) {}
+  ParameterTargets Targets() {
+    return {parameter.data(), first_moment.data(), second_moment.data(), update_residual.data()};
+  }
   bool operator==(const Arrays& other) const {
     const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
       return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
     };
     return same(parameter, other.parameter) && same(first_moment, other.first_moment) &&
-           same(second_moment, other.second_moment);
+           same(second_moment, other.second_moment) && same(update_residual, other.update_residual);
   }
-  std::vector<float> parameter, first_moment, second_moment;
+  std::vector<float> parameter, first_moment, second_moment, update_residual;
 };
 
 class DeviceStoreTest : public ::testing::Test {
@@ -68,7 +74,7 @@ class DeviceStoreTest : public ::testing::Test {
     codecs_.push_back(*MakeCodec({job_.get(), &slice(), host_.get()}));
     const uint64_t bytes = DeviceBytes(*job_, slice(), codecs_[0].get());
     for (size_t i = 0; i < copies; ++i) {
-      arrays_.push_back(*MakeDeviceArrays(job_.get(), layout_.get(), 0, codecs_, share_.get(), bytes));
+      arrays_.push_back(*MakeDeviceArrays(job_.get(), layout_.get(), 0, codecs_, host_.get(), share_.get(), bytes));
       stores_.push_back(*arrays_.back()->NewStore(0));
       accumulators_.push_back(*arrays_.back()->NewAccumulator(0, *codecs_[0]));
     }
@@ -132,11 +138,21 @@ TEST_F(DeviceStoreTest, AppliesUpdatesAsTheHostDoes) {
                                                             {v1::OPTIMIZER_STEP, 0.0f},
                                                             {v1::OPTIMIZER_STEP, 0.1f},
                                                             {v1::OPTIMIZER_NONE, 0.0f}};
-  for (const char* codec : {"dense:fp32", "dense:bf16", "dense:fixed32", "dense:fixed16", "tagc:density=0.1",
-                            "tagc:density=0.1,form=sketch"}) {
+  const std::pair<const char*, const char*> codecs[] = {{"dense:fp32", ""},
+                                                        {"dense:bf16", ""},
+                                                        {"dense:fixed32", ""},
+                                                        {"dense:fixed16", ""},
+                                                        {"tagc:density=0.1", ""},
+                                                        {"tagc:density=0.1,form=sketch", ""},
+                                                        {"dense:fp32", "topk:density=0.1,values=int8"},
+                                                        {"dense:fixed32", "fp16"},
+                                                        {"tagc:density=0.1", "union:values=int4"},
+                                                        {"tagc:density=0.1", "qsgd:bits=4"},
+                                                        {"topk:density=0.1,values=int8", "union:values=int4"}};
+  for (const auto& [codec, update_codec] : codecs) {
     for (const auto& [optimizer, decay] : optimizers) {
-      SCOPED_TRACE(std::string(codec) + ", optimizer " + std::to_string(optimizer));
-      Make(SpecOf(codec, optimizer, decay), 2);
+      SCOPED_TRACE(absl::StrCat(codec, " and ", update_codec, ", optimizer ", static_cast<int>(optimizer)));
+      Make(SpecOf(codec, optimizer, decay, update_codec), 2);
       const std::unique_ptr<ParameterStore> host = *MakeHostStore(job_.get(), &slice(), host_.get());
       const std::unique_ptr<Accumulator> sums = codecs_[0]->NewAccumulator();
       if (job_->keeps_parameters()) {
@@ -153,8 +169,13 @@ TEST_F(DeviceStoreTest, AppliesUpdatesAsTheHostDoes) {
           Merge(frame, *a);
         }
         const FrameIdentity id = {0, 0, round, 0, rates};
-        const UpdateFrame update = *sums->Finish(id, 1);
-        const UpdateFrame resident = *accumulators_[0]->Finish(id, 1);
+        UpdateFrame update = *sums->Finish(id, 1);
+        UpdateFrame resident = *accumulators_[0]->Finish(id, 1);
+        ASSERT_TRUE(host->Compress(plan, &update).ok());
+        ASSERT_TRUE(stores_[0]->Compress(plan, &resident).ok());
+        if (!update.mean.empty()) {
+          ASSERT_TRUE(stores_[1]->ReplayCompression(plan, update).ok());
+        }
         ASSERT_TRUE(host->Apply(update, plan).ok());
         ASSERT_TRUE(stores_[0]->Apply(resident, plan).ok());
         ASSERT_TRUE(stores_[1]->Apply(update, plan).ok());  // as recovery does: the device never merged it
@@ -162,7 +183,8 @@ TEST_F(DeviceStoreTest, AppliesUpdatesAsTheHostDoes) {
         const Arrays expected = Read(*host);
         EXPECT_TRUE(Read(*stores_[0]) == expected) << "round " << round;
         EXPECT_TRUE(Read(*stores_[1]) == expected) << "round " << round << ", from the frame";
-        for (const auto content : {ParameterContent::kFloat32, ParameterContent::kBf16, ParameterContent::kState}) {
+        for (const auto content : {ParameterContent::kFloat32, ParameterContent::kBf16, ParameterContent::kState,
+                                   ParameterContent::kShard}) {
           const std::vector<Bytes> a = host->Serialize(PlanWindow(1, round + 1, {plan}), content);
           const std::vector<Bytes> b = stores_[0]->Serialize(PlanWindow(1, round + 1, {plan}), content);
           ASSERT_EQ(a.size(), b.size());
@@ -175,13 +197,15 @@ TEST_F(DeviceStoreTest, AppliesUpdatesAsTheHostDoes) {
 }
 
 TEST_F(DeviceStoreTest, LoadsWhatItRead) {
-  Make(SpecOf("dense:fp32", v1::OPTIMIZER_ADAMW, 0), 1);
+  Make(SpecOf("dense:fp32", v1::OPTIMIZER_ADAMW, 0, "topk:density=0.1"), 1);
   EXPECT_TRUE(Read(*stores_[0]) == Arrays(slice().elements)) << "not zero at the start";
   Arrays arrays(slice().elements);
   std::iota(arrays.parameter.begin(), arrays.parameter.end(), 1.0f);
   std::iota(arrays.first_moment.begin(), arrays.first_moment.end(), 2.0f);
   std::iota(arrays.second_moment.begin(), arrays.second_moment.end(), 3.0f);
-  stores_[0]->Load({arrays.parameter.data(), arrays.first_moment.data(), arrays.second_moment.data()});
+  std::iota(arrays.update_residual.begin(), arrays.update_residual.end(), 4.0f);
+  stores_[0]->Load({arrays.parameter.data(), arrays.first_moment.data(), arrays.second_moment.data(),
+                    arrays.update_residual.data()});
   EXPECT_TRUE(Read(*stores_[0]) == arrays);
 }
 
@@ -189,11 +213,11 @@ TEST_F(DeviceStoreTest, JobThatDoesNotFitTheBudgetIsRefusedWithTheFigures) {
   Make(SpecOf("tagc:density=0.1", v1::OPTIMIZER_ADAMW, 0), 1);
   const uint64_t bytes = DeviceBytes(*job_, slice(), codecs_[0].get());
   const uint64_t left = share_->memory_limit_bytes() - share_->budget().used();
-  const auto refused = MakeDeviceArrays(job_.get(), layout_.get(), 0, codecs_, share_.get(), left + 1);
+  const auto refused = MakeDeviceArrays(job_.get(), layout_.get(), 0, codecs_, host_.get(), share_.get(), left + 1);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.status().message()), ::testing::HasSubstr(std::to_string(left + 1)));
   EXPECT_THAT(std::string(refused.status().message()), ::testing::HasSubstr(std::to_string(left)));
-  const auto too_small = MakeDeviceArrays(job_.get(), layout_.get(), 0, codecs_, share_.get(), bytes - 256);
+  const auto too_small = MakeDeviceArrays(job_.get(), layout_.get(), 0, codecs_, host_.get(), share_.get(), bytes - 256);
   ASSERT_TRUE(too_small.ok());
   const auto store = (*too_small)->NewStore(0);
   EXPECT_FALSE(store.ok() && (*too_small)->NewAccumulator(0, *codecs_[0]).ok())

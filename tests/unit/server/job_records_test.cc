@@ -14,7 +14,6 @@
 namespace gradwire {
 namespace {
 
-using testing::HasSubstr;
 using testing_support::HoldingSink;
 using testing_support::JobShardTest;
 using testing_support::SetHoldingSink;
@@ -80,12 +79,6 @@ void ExpectSameBytes(const std::vector<Bytes>& a, const std::vector<Bytes>& b) {
 }
 
 TEST_F(JobShardTest, UpdatesAreCompressedOnceAndASlowWorkerIsSentThoseOfItsRound) {
-  if (environment_.device != nullptr) {
-    const absl::Status refused = JobShard::Make(TwoWaySpec(), 0, 1, environment_).status();
-    EXPECT_EQ(refused.code(), absl::StatusCode::kUnimplemented);
-    EXPECT_THAT(std::string(refused.message()), HasSubstr("--backend=cpu"));
-    return;
-  }
   Start(TwoWaySpec());
   TestWorker a = Worker("a"), b = Worker("b");
   StartTwo(&a, &b);
@@ -116,7 +109,6 @@ TEST_F(JobShardTest, UpdatesAreCompressedOnceAndASlowWorkerIsSentThoseOfItsRound
 }
 
 TEST_F(JobShardTest, TheResidualOfTheUpdateCodecIsInRecordsSnapshotsAndCopies) {
-  if (environment_.device != nullptr) GTEST_SKIP() << "update codecs are refused on a device";
   Start(TwoWaySpec());
   HoldingSink& sink = SetHoldingSink(shard_->log());
   TestWorker a = Worker("a"), b = Worker("b");

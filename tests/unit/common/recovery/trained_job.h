@@ -266,10 +266,12 @@ class TrainedJob {
     deferred_ += update->stats.deferred;
     const auto compressor = *UpdateCompressor::Make({job_.get(), &slice, backend_.get()});
     const std::vector<float>& residual = shards_[s].replay->state().buckets[b].update_residual;
-    std::vector<float> next(slice.elements);
+    std::vector<float> next = residual;
     if (compressor != nullptr) {
-      ASSERT_EQ(compressor->Compress(plan, residual.empty() ? nullptr : residual.data(), next.data(), &*update),
+      ResidualChange change;
+      ASSERT_EQ(compressor->Compress(plan, residual.empty() ? nullptr : residual.data(), &change, &*update),
                 absl::OkStatus());
+      if (!residual.empty()) change.ApplyTo(next.data());
     }
     const auto decoded = DecodeUpdate(update->chunks, *job_, slice, plan);
     ASSERT_TRUE(decoded.ok()) << decoded.status();
