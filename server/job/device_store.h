@@ -18,7 +18,8 @@ absl::StatusOr<std::unique_ptr<ParameterStore>> MakeDeviceStore(const Job* job, 
                                                                 kernels::cuda::DeviceBucket* bucket);
 // What such a store takes of the job's device memory.
 uint64_t DeviceStoreBytes(const Job& job, const BucketLayout& layout);
-// Whether such a store needs DeviceBucket::means: unless all updates are sums that are applied to the sent elements alone.
+// Whether such a store needs DeviceBucket::means: unless all updates are sums that are applied to the sent elements
+// alone.
 bool NeedsMeans(const Job& job, const BucketLayout& layout);
 
 }  // namespace gradwire

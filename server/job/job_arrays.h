@@ -30,8 +30,8 @@ class JobArrays {
 std::unique_ptr<JobArrays> MakeHostArrays(const Job* job, const Layout* layout, uint32_t shard,
                                           kernels::Backend* backend);
 
-// `backend`: over host memory. Takes `device_bytes` (MemoryBound::device) from the device's budget for as long as the arrays live. Errors:
-// ResourceExhausted, with the figures, where so much is not left.
+// `backend`: over host memory. Takes `device_bytes` (MemoryBound::device) from the device's budget for as long as the
+// arrays live. Errors: ResourceExhausted, with the figures, where so much is not left.
 absl::StatusOr<std::unique_ptr<JobArrays>> MakeDeviceArrays(const Job* job, const Layout* layout, uint32_t shard,
                                                             const std::vector<std::unique_ptr<Codec>>& codecs,
                                                             kernels::Backend* backend,

@@ -5,7 +5,7 @@
   zen          nn.Embedding(sparse=True) and ShardedOptimizer with codec zen: the shards add the rows
 
 Workers and shard servers are hosts of their own: network namespaces, with links limited by token buckets. Needs root (ip, tc),
-and memory: dense DDP takes four tables per worker, Gradwire one, and another one for all shards together; systems for which
+and memory: dense DDP takes three tables per worker, Gradwire two, and two more for all shards together; systems for which
 there is too little are left out, with a word.
 
   tests/bench/run embedding [--rows=10000000] [--width=64] [--touched=0.0001,0.001] [--link=1G] [--steps=5]
@@ -32,8 +32,8 @@ from embedding_worker import SYSTEMS, Settings
 from hosts import INTERFACE, Hosts, start_shard, why_not
 
 SHARD_PORT, MASTER_PORT = 7070, 29500
-TABLES = {"ddp": 4.0, "ddp sparse": 1.2, "zen": 1.3}  # of memory, per worker
-SHARD_TABLES = 1.5  # of all shards together
+TABLES = {"ddp": 3.2, "ddp sparse": 1.2, "zen": 2.2}  # of memory, per worker
+SHARD_TABLES = 2.1  # of all shards together
 MOST_SECONDS = 3600
 UNITS = {"K": 1e3, "M": 1e6, "G": 1e9}
 
@@ -76,6 +76,8 @@ def measure(args: argparse.Namespace, system: str, touched: int) -> dict:
         for process, log in started:
             told, _ = process.communicate(timeout=MOST_SECONDS)
             if process.returncode != 0:
+                if process.returncode < 0:
+                    return {"error": f"a worker was ended by signal {-process.returncode}, by 9 where memory runs out"}
                 log.seek(0)
                 return {"error": (log.read().strip().splitlines() or [f"ended with {process.returncode}"])[-1]}
             found.append(json.loads(told.splitlines()[-1]))

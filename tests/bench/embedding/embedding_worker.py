@@ -66,7 +66,8 @@ def opened(settings: Settings, table: nn.Embedding) -> Iterator[tuple[Callable, 
         return
     os.environ.update(GLOO_SOCKET_IFNAME=settings.interface, MASTER_ADDR=settings.master, MASTER_PORT=str(settings.port))
     dist.init_process_group("gloo", rank=settings.worker, world_size=settings.workers, timeout=TIMEOUT)
-    yield nn.parallel.DistributedDataParallel(table), torch.optim.SGD(table.parameters(), lr=LR)
+    dense = settings.system == "ddp"  # whose gradient is its bucket: a table less
+    yield nn.parallel.DistributedDataParallel(table, gradient_as_bucket_view=dense), torch.optim.SGD(table.parameters(), lr=LR)
     dist.destroy_process_group()
 
 

@@ -94,7 +94,8 @@ class PushBench {
       codecs_.push_back(Must(MakeCodec({&job_, &layout_.at(b, 0), host_backend_.get()})));
       device_bytes += DeviceBytes(job_, layout_.at(b, 0), codecs_.back().get());
     }
-    on_device_.emplace(Must(MakeDeviceArrays(&job_, &layout_, 0, codecs_, host_backend_.get(), share_.get(), device_bytes)), codecs_);
+    on_device_.emplace(
+        Must(MakeDeviceArrays(&job_, &layout_, 0, codecs_, host_backend_.get(), share_.get(), device_bytes)), codecs_);
     on_host_.emplace(MakeHostArrays(&job_, &layout_, 0, host_backend_.get()), codecs_);
     std::mt19937_64 random(3);
     std::normal_distribution<float> normal;

@@ -217,7 +217,8 @@ TEST_F(DeviceStoreTest, JobThatDoesNotFitTheBudgetIsRefusedWithTheFigures) {
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.status().message()), ::testing::HasSubstr(std::to_string(left + 1)));
   EXPECT_THAT(std::string(refused.status().message()), ::testing::HasSubstr(std::to_string(left)));
-  const auto too_small = MakeDeviceArrays(job_.get(), layout_.get(), 0, codecs_, host_.get(), share_.get(), bytes - 256);
+  const auto too_small =
+      MakeDeviceArrays(job_.get(), layout_.get(), 0, codecs_, host_.get(), share_.get(), bytes - 256);
   ASSERT_TRUE(too_small.ok());
   const auto store = (*too_small)->NewStore(0);
   EXPECT_FALSE(store.ok() && (*too_small)->NewAccumulator(0, *codecs_[0]).ok())
