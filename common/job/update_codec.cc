@@ -75,4 +75,10 @@ bool KeepsUpdateResidual(const Job& job, uint32_t codec) {
   return std::holds_alternative<SparseSpec>(*spec);
 }
 
+bool SendsElementsOfMean(const Job& job, uint32_t codec) {
+  const std::optional<CodecSpec>& spec = job.update_codecs()[codec];
+  const auto* sparse = spec ? std::get_if<SparseSpec>(&*spec) : nullptr;
+  return sparse != nullptr && sparse->choice == SparseSpec::Choice::kUnion;
+}
+
 }  // namespace gradwire

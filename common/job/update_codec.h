@@ -15,5 +15,7 @@ absl::Status CheckPushCodec(const CodecSpec& spec);
 // Whether what the update codec of Job::codecs()[codec] drops is kept on the shard for the next round. False as well
 // where there is no update codec.
 bool KeepsUpdateResidual(const Job& job, uint32_t codec);
+// Whether updates by it have the elements of the mean that are not 0, all of them and no others.
+bool SendsElementsOfMean(const Job& job, uint32_t codec);
 
 }  // namespace gradwire

@@ -12,6 +12,7 @@
 #include "common/base/status_macros.h"
 #include "common/codec/select/select.h"
 #include "common/codec/update/update_body.h"
+#include "common/job/update_codec.h"
 #include "kernels/math/fixed_point.h"
 
 namespace gradwire {
@@ -38,10 +39,9 @@ void AddMean(const BucketLayout& layout, const Update& mean, kernels::Backend& b
   }
 }
 
-// Whether an update has the elements that its mean has, and the residual of others stays: those of `union`.
+// Whether the residual changes where `mean` has elements, and nowhere else.
 bool HasElementsOf(const Job& job, const BucketLayout& layout, const Update& mean) {
-  const auto* sparse = std::get_if<SparseSpec>(&*job.update_codecs()[layout.codec]);
-  return sparse != nullptr && sparse->choice == SparseSpec::Choice::kUnion &&
+  return SendsElementsOfMean(job, layout.codec) &&
          (mean.body == Update::Body::kSparse || mean.body == Update::Body::kSparseFloat);
 }
 
