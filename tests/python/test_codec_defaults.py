@@ -66,10 +66,12 @@ NAMED = {
     ("tagc", None, "sync", ""), ("zen:values=fp16", None, "sync", ""),
 ])
 def test_what_was_pushed_in_few_bits_comes_back_in_few(addresses, codec, push, rounds, back):
-    with ShardedOptimizer(torch.nn.Linear(40, 60), servers=addresses(1), job="back", codec=codec, push=push, rounds=rounds) as made:
+    common = {"servers": addresses(1), "codec": codec, "push": push, "rounds": rounds}
+    with ShardedOptimizer(torch.nn.Linear(40, 60), job="back", **common) as made:
         assert made.job.update_codec == back
-    with ShardedOptimizer(torch.nn.Linear(40, 60), servers=addresses(1), job="as-it-is", codec=codec, rounds=rounds,
-                          update_codec="") as made:
+    with ShardedOptimizer(torch.nn.Linear(40, 60), job="other-pull", pull="params", **common) as made:
+        assert made.job.update_codec == back, "workers of a job may pull differently"
+    with ShardedOptimizer(torch.nn.Linear(40, 60), job="as-it-is", update_codec="", **common) as made:
         assert made.job.update_codec == ""
 
 

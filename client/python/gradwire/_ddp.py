@@ -75,7 +75,7 @@ class DDPState:
             if odd:
                 raise ValueError(f"local_group has {self._group_size} of {dist.get_world_size()} processes: each host needs as "
                                  "many; or pass workers=")
-        ignored = getattr(model, "parameters_to_ignore", ())  # of DistributedDataParallel
+        ignored = set(map(plain_name, getattr(model, "parameters_to_ignore", ())))  # of DistributedDataParallel
         named = [(plain_name(name), p) for name, p in model.named_parameters()
                  if p.requires_grad and plain_name(name) not in ignored]
         if not named:

@@ -39,8 +39,9 @@ class FSDPState:
 
     Accumulate gradients with model.set_requires_gradient_sync(False), or no_sync(), as without Gradwire, so that they travel
     once, and with push="step" are one step. Gradients are reduced as float32 or bfloat16 (reduce_dtype of MixedPrecisionPolicy or
-    MixedPrecision), by FSDP's default factor. What sees reduced gradients in backward (register_post_accumulate_grad_hook,
-    set_all_reduce_hook, optimizers that step there) is refused: they come at its end.
+    MixedPrecision), by FSDP's default factor. What sees reduced gradients in backward (set_all_reduce_hook, FSDP2's
+    register_post_accumulate_grad_hook, optimizers that step there) is refused: they come at its end. So is a unit that is reduced
+    twice in a backward(): FSDP1 does so with several reentrant checkpoints in one unit.
 
     Errors of a round come out of backward(), and are the end of it: start again from your checkpoint. Close it, or use it in a
     `with`, when training ends, outside of backward(); then FSDP reduces by itself again.

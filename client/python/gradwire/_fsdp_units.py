@@ -99,6 +99,10 @@ def _check_processes() -> None:
         raise ValueError("FSDPState: there is one process, which has nothing to reduce: leave FSDPState out")
 
 
+def _name_of(module: str) -> str:
+    return plain_name(module + ".").rstrip(".") or "(root)"
+
+
 def _check_ranks(name: str, ranks: int) -> None:
     if ranks != dist.get_world_size():
         raise ValueError(f"FSDPState: {name} is sharded over {ranks} of {dist.get_world_size()} processes; it must be all")
@@ -115,7 +119,7 @@ def _of_groups(model: torch.nn.Module, kind: Any) -> Sharded:
         if state is None or id(state) in states:  # one of several that fully_shard was given together
             continue
         states[id(state)] = state
-        name = plain_name(name) or "(root)"
+        name = _name_of(name)
         groups = _groups_of(state)
         if len(groups) > 1:
             raise ValueError(f"FSDPState: {name} has parameters on {len(groups)} meshes; one is supported")
@@ -195,7 +199,7 @@ def _of_wrappers(model: Any, kind: Any) -> Sharded:
     if not model.check_is_root():
         raise TypeError("FSDPState: it takes the outermost FullyShardedDataParallel; this one is inside another")
     _check_has(model, "_exec_order_data")
-    units: list[Unit] = [_FlatUnit.of(plain_name(name) or "(root)", module) for name, module in model.named_modules()
+    units: list[Unit] = [_FlatUnit.of(_name_of(name), module) for name, module in model.named_modules()
                          if isinstance(module, kind) and module._handle is not None]
     return Sharded(units, [(model._exec_order_data, _ITERATION)])
 
@@ -219,7 +223,7 @@ class _FlatUnit(Unit):
                              "not sharded at all has DistributedDataParallel and DDPState)")
         _check_ranks(name, module.process_group.size())
         if module._comm_hook is not None:
-            raise FailedPrecondition(f"FSDPState: {name} has another communication hook")
+            raise FailedPrecondition(f"FSDPState: {name} has a communication hook: if it is another FSDPState's, close() that first")
         return _FlatUnit(name, module)
 
     def install(self, reduce: Reduce) -> None:

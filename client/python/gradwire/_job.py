@@ -140,9 +140,10 @@ def default_optimizer(codec: str, push: str) -> str:
     return "sgd" if _core.training_defaults(codec)["gradients_to_sgd"] else "adamw"
 
 
-def default_update_codec(codec: str, push: str, pull: str) -> str:
-    """What the shards send back by: the elements that a sparse codec of reduced values pushed, in fewer bits."""
-    if pull not in ("update", "mean") or not _core.training_defaults(codec)["union_back"]:
+def default_update_codec(codec: str, push: str, rounds: str = "sync") -> str:
+    """What the shards send back by: the elements that a sparse codec of reduced values pushed, in fewer bits. Of what all workers
+    say alike, so not of what each pulls."""
+    if rounds.startswith("async") or not _core.training_defaults(codec)["union_back"]:
         return ""
     return "union:values=int4" if push == "step" else "union:values=int8"  # a second moment of gradients wants more digits
 

@@ -192,7 +192,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         check_apart(self._names, self._params)
         self.job = JobSpec(
             name=job, tensors=specs, optimizer=optimizer, clip_norm=clip_norm, push=push, codec=codec,
-            update_codec=default_update_codec(codec, push, pull) if update_codec is None else update_codec, rules=rules,
+            update_codec=default_update_codec(codec, push, rounds) if update_codec is None else update_codec, rules=rules,
             nonfinite=nonfinite,
             groups=[Group(g["weight_decay"], g["momentum"], g["nesterov"], tuple(g["betas"]), g["eps"])
                     for g in self.param_groups],

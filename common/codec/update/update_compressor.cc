@@ -49,6 +49,8 @@ bool HasElementsOf(const Job& job, const BucketLayout& layout, const Update& mea
 void AddMeanOf(const BucketLayout& layout, const Update& mean, const float* residual, Elements* sums) {
   const float contributors = static_cast<float>(mean.contributors);
   float unit = 0;
+  sums->positions.reserve(mean.positions.size());
+  sums->values.reserve(mean.positions.size());
   for (size_t k = 0, run = 0, of_unit = SIZE_MAX; k < mean.positions.size(); ++k) {
     const uint32_t position = mean.positions[k];
     float value;
