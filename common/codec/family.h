@@ -27,8 +27,7 @@ struct TrainingDefaults {
   bool push_steps = false;        // workers push steps: what the codec keeps on a worker is the momentum then
   bool gradients_to_sgd = false;  // gradients go to plain SGD: the codec has a momentum of its own, or sends only signs
   bool small_dense = false;       // norms, biases and small tensors travel dense: a part of them is too little
-  bool union_back =
-      false;  // updates come back by `union`: as the elements that were pushed, in fewer bits than float32
+  bool union_back = false;        // updates come back by `union`: what was pushed, in fewer bits than float32
 };
 
 // One object for each kind of spec, without state; thread-safe. `spec` is always of its kind. Where a slice is named,
