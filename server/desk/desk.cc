@@ -62,14 +62,13 @@ absl::Status Desk::Pull(MemberId member, const v1::PullRequest& request, const s
     return absl::InvalidArgumentError(
         absl::StrFormat("job '%s': no update makes version 0: pull its parameters or its state", name));
   }
-  std::vector<Delivery> ready, given_up;
   for (uint32_t b = request.bucket_begin(); b < request.bucket_end(); ++b) {
+    std::vector<Delivery> ready;
     std::optional<Delivery> answer =
-        AnswerOrWait(b, {member, out, request.kind(), request.version(), std::nullopt}, &given_up);
+        AnswerOrWait(b, {member, out, request.kind(), request.version(), std::nullopt}, &ready);
     if (answer) ready.push_back(*std::move(answer));
+    Deliver(std::move(ready));  // now: parameters of the first bucket travel while those of the next are written down
   }
-  Deliver(std::move(given_up));
-  Deliver(std::move(ready));
   return absl::OkStatus();
 }
 

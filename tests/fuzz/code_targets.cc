@@ -78,6 +78,14 @@ Seeds IndexSeeds() {
     const CodedIndex wide = EncodeIndex(positions, 1000, count, IndexForm::kCoordinates);
     add(wide.coding, 1000, count, wide.payload);
   }
+  for (uint32_t length : {2u, 16u, 64u}) {  // stretches
+    std::vector<uint32_t> positions;
+    for (uint32_t p = 1000; p < 1000 + kMaxPositions / 4; p += 7 * length + p % 5) {
+      for (uint32_t i = 0; i < length + p % 2; ++i) positions.push_back(p + i);
+    }
+    const CodedIndex coded = EncodeIndex(positions, 1000, kMaxPositions);
+    add(coded.coding, 1000, kMaxPositions, coded.payload);
+  }
   return seeds;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
@@ -212,6 +213,111 @@ absl::Status DecodeRice(std::span<const uint8_t> payload, uint32_t begin, uint32
   }
 }
 
+// ---- Stretches of positions that follow each other ----
+
+constexpr size_t kStretchesHeaderBytes = 10;  // u32 n, u8 k, u8 w, u32 least length
+constexpr int kMaxLengthBits = 32;
+
+GW_CLONES size_t CountStretches(std::span<const uint32_t> positions) {
+  const uint32_t* const p = positions.data();
+  uint32_t n = 1;
+  for (size_t i = 1; i < positions.size(); ++i) n += p[i] - p[i - 1] != 1 ? 1 : 0;
+  return n;
+}
+
+// `starts` are first positions without all positions before them, so that they are coded as single positions are: what
+// lies between them, but one element, are the gaps.
+struct Stretches {
+  std::vector<uint32_t> starts, lengths;
+  uint32_t least = 0;
+  int k = 0, width = 0;
+  uint64_t bytes = 0;
+};
+
+Stretches StretchesOf(std::span<const uint32_t> positions, uint32_t begin, size_t n) {
+  Stretches found;
+  found.starts.reserve(n);
+  found.lengths.reserve(n);
+  uint32_t before = 0;  // positions
+  for (size_t first = 0, last = 0; first < positions.size(); first = last) {
+    for (last = first + 1; last < positions.size() && positions[last] - positions[last - 1] == 1;) ++last;
+    const uint32_t length = static_cast<uint32_t>(last - first);
+    found.starts.push_back(positions[first] - before);
+    found.lengths.push_back(length);
+    before += length;
+  }
+  const auto [least, most] = std::minmax_element(found.lengths.begin(), found.lengths.end());
+  found.least = *least;
+  found.width = std::bit_width(*most - *least);
+  uint64_t bits = 0;
+  found.k = BestRiceParameter(found.starts, begin, &bits);
+  found.bytes = kStretchesHeaderBytes + (bits + n * static_cast<uint64_t>(found.width) + 7) / 8;
+  return found;
+}
+
+std::vector<uint8_t> EncodeStretches(const Stretches& stretches, uint32_t begin) {
+  std::vector<uint8_t> out(stretches.bytes);
+  const uint32_t n = static_cast<uint32_t>(stretches.starts.size());
+  std::memcpy(out.data(), &n, 4);
+  out[4] = static_cast<uint8_t>(stretches.k);
+  out[5] = static_cast<uint8_t>(stretches.width);
+  std::memcpy(out.data() + 6, &stretches.least, 4);
+  BitWriter writer(out.data() + kStretchesHeaderBytes);
+  uint32_t next = begin;
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint32_t gap = stretches.starts[i] - next;
+    writer.Zeros(gap >> stretches.k);
+    writer.Put(1, 1);
+    writer.Put(gap & ((uint32_t{1} << stretches.k) - 1), stretches.k);
+    writer.Put(stretches.lengths[i] - stretches.least, stretches.width);
+    next = stretches.starts[i] + 1;
+  }
+  writer.Flush();
+  return out;
+}
+
+absl::Status DecodeStretches(std::span<const uint8_t> payload, uint32_t begin, uint32_t count,
+                             std::vector<uint32_t>* out) {
+  if (payload.size() < kStretchesHeaderBytes) {
+    return absl::InvalidArgumentError(absl::StrFormat("index of stretches in %d bytes", payload.size()));
+  }
+  uint32_t n = 0, least = 0;
+  std::memcpy(&n, payload.data(), 4);
+  std::memcpy(&least, payload.data() + 6, 4);
+  const int k = payload[4];
+  const int width = payload[5];
+  const std::span<const uint8_t> stream = payload.subspan(kStretchesHeaderBytes);
+  if (n == 0 || n > count || k > kMaxRiceBits || width > kMaxLengthBits || least == 0 || n > stream.size() * 8) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "index of %d stretches with parameters %d and %d, of %d positions or more, in %d bytes, for %d elements", n, k,
+        width, least, payload.size(), count));
+  }
+  const size_t before = out->size();
+  const auto refuse = [&](absl::Status why) {
+    out->resize(before);
+    return why;
+  };
+  BitReader reader(stream);
+  const uint64_t end = uint64_t{begin} + count;
+  uint64_t next = begin;
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint64_t quotient = reader.TakeUnary();
+    const uint64_t first = next + (quotient << k) + reader.Take(k);
+    const uint64_t last = first + least + reader.Take(width);
+    if (quotient > count || last > end || reader.overrun()) {
+      return refuse(absl::InvalidArgumentError(
+          absl::StrFormat("index of stretches: stretch %d of %d is not within [%d, %d)", i, n, begin, end)));
+    }
+    const size_t at = out->size();
+    out->resize(at + (last - first));
+    std::iota(out->begin() + static_cast<ptrdiff_t>(at), out->end(), static_cast<uint32_t>(first));
+    next = last + 1;
+  }
+  if (reader.AtPaddedEnd()) return absl::OkStatus();
+  return refuse(
+      absl::InvalidArgumentError(absl::StrFormat("index of stretches: bits are left over behind %d stretches", n)));
+}
+
 std::vector<uint8_t> EncodeBitmap(std::span<const uint32_t> positions, uint32_t begin, uint32_t count) {
   std::vector<uint8_t> out((uint64_t{count} + 7) / 8);
   for (uint32_t p : positions) {
@@ -287,6 +393,13 @@ CodedIndex EncodeIndex(std::span<const uint32_t> positions, uint32_t begin, uint
   const uint64_t rice = kRiceHeaderBytes + (bits + 7) / 8;
   const uint64_t bitmap = (uint64_t{count} + 7) / 8;
   const uint64_t coordinates = positions.size() * CoordinateBytes(count);
+  // Of fewer than 2 positions each they hardly pay for their lengths, nor beside values where most positions are there.
+  const bool most = positions.size() > count / 2;
+  if (const size_t n = most ? positions.size() : CountStretches(positions); 2 * n <= positions.size()) {
+    const Stretches stretches = StretchesOf(positions, begin, n);
+    if (stretches.bytes < std::min({rice, bitmap, coordinates}))
+      return {IndexCoding::kStretches, EncodeStretches(stretches, begin)};
+  }
   if (coordinates < std::min(rice, bitmap))
     return {IndexCoding::kCoordinates, EncodeCoordinates(positions, begin, CoordinateBytes(count))};
   if (rice < bitmap) return {IndexCoding::kRice, EncodeRice(positions, begin, k, bits)};
@@ -314,6 +427,8 @@ absl::Status DecodeIndex(IndexCoding coding, std::span<const uint8_t> payload, u
       return DecodeCoordinates(payload, begin, count, CoordinateBytes(count), out);
     case IndexCoding::kWideCoordinates:
       return DecodeCoordinates(payload, begin, count, kWideCoordinateBytes, out);
+    case IndexCoding::kStretches:
+      return DecodeStretches(payload, begin, count, out);
   }
   return absl::InvalidArgumentError(absl::StrFormat("unknown index coding %d", static_cast<int>(coding)));
 }

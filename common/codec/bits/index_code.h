@@ -1,5 +1,5 @@
-// Coding of sets of element positions: bitmap, Golomb-Rice gaps, coordinates or nothing at all, whichever is smallest.
-// Spec: proto/WIRE.md, "Index codes".
+// Coding of sets of element positions: bitmap, Golomb-Rice gaps of positions or of stretches of them, coordinates or
+// nothing at all, whichever is smallest. Spec: proto/WIRE.md, "Index codes".
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,10 @@ enum class IndexCoding : uint8_t {
   kRice = 3,    // u32 n, u8 k, then n gaps (difference to the previous position minus 1), unary quotient, k-bit rest
   kCoordinates = 4,      // position - begin each: u16 where count is at most 65536, else u32
   kWideCoordinates = 5,  // position - begin each: u32; ZEN's COO
+  // u32 n stretches of positions that follow each other, as those of rows do, u8 k, u8 w, u32 least length; then for
+  // each its gap (to the end of the one before it, minus 1), coded as by kRice, and w bits of its length minus the
+  // least
+  kStretches = 6,
 };
 
 // Which of them a writer takes. kSmallest: whatever is smallest. kCoordinates: 32-bit coordinates. kBitmap: a bitmap.
@@ -33,7 +37,8 @@ struct CodedIndex {
 CodedIndex EncodeIndex(std::span<const uint32_t> positions, uint32_t begin, uint32_t count,
                        IndexForm form = IndexForm::kSmallest);
 
-// Where what lies at a position will be looked at: it is fetched while later positions are decoded. By default nothing.
+// Where what lies at a position will be looked at: it is fetched while later positions are decoded (of kRice alone,
+// whose positions lie far from each other). By default nothing.
 struct LookAhead {
   const void* memory = nullptr;
   size_t stride = 0;  // bytes per position; 0: nothing is fetched

@@ -8,7 +8,10 @@ Workers and shard servers are hosts of their own: network namespaces, with links
 and memory: dense DDP takes three tables per worker, Gradwire two, and two more for all shards together; systems for which
 there is too little are left out, with a word.
 
-  tests/bench/run embedding [--rows=10000000] [--width=64] [--touched=0.0001,0.001] [--link=1G] [--steps=5]
+Rows are drawn evenly, where workers have hardly one in common, or as words are (zipf: row k as often as 1 / k), where they have many
+and a batch touches fewer than it draws.
+
+  tests/bench/run embedding [--rows=10000000] [--width=64] [--drawn=0.0001,0.001] [--law=even|zipf] [--link=1G] [--steps=5]
                             [--systems="ddp;ddp sparse;zen"]
 """
 
@@ -28,7 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests/net"))
 
-from embedding_worker import SYSTEMS, Settings
+from embedding_worker import LAWS, SYSTEMS, Settings
 from hosts import INTERFACE, Hosts, start_shard, why_not
 
 SHARD_PORT, MASTER_PORT = 7070, 29500
@@ -57,7 +60,7 @@ def resident_bytes(process: subprocess.Popen) -> int:
     return 0
 
 
-def measure(args: argparse.Namespace, system: str, touched: int) -> dict:
+def measure(args: argparse.Namespace, system: str, drawn: int) -> dict:
     """What came out of a run; {"error": why} where it failed."""
     workers = [f"worker-{i}" for i in range(args.workers)]
     shards = [f"shard-{i}" for i in range(args.shards)] if system == "zen" else []
@@ -66,7 +69,7 @@ def measure(args: argparse.Namespace, system: str, touched: int) -> dict:
         daemons = [start_shard(hosts, shard, server, Path(folder)) for shard, server in zip(shards, servers, strict=True)]
         started = []
         for i, worker in enumerate(workers):
-            settings = Settings(system, args.rows, args.width, touched, args.steps, i, args.workers, servers, args.run_elements,
+            settings = Settings(system, args.rows, args.width, drawn, args.law, args.steps, i, args.workers, servers, args.run_elements,
                                 hosts.address(workers[0]), MASTER_PORT, INTERFACE)
             program = Path(__file__).with_name("embedding_worker.py")
             log = open(Path(folder) / f"{worker}.log", "w+")
@@ -94,7 +97,8 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--touched", default="0.0001,0.001", help="shares of the rows that a batch touches")
+    parser.add_argument("--drawn", default="0.0001,0.001", help="rows that a batch draws, of all")
+    parser.add_argument("--law", choices=LAWS, default="even", help="by which it draws them")
     parser.add_argument("--link", default="1G", help="of each host, each way, in bit/s such as 100M; none: as fast as the machine")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
@@ -111,22 +115,22 @@ def main() -> None:
     table = 4 * args.rows * args.width
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     print(f"embedding on {machine}\n  {args.rows:,} rows x {args.width} ({table / 1e9:.2f} GB as float32), {args.workers} workers, "
-          f"{args.shards} shards, links of {args.link}; median of {args.steps} steps, the workers' mean\n"
-          f"{'touched':>9} {'system':<12}{'ms/step':>10}{'sent':>10}{'received':>10}   MB a worker and step; peak of a worker, of all shards",
+          f"{args.shards} shards, links of {args.link}, {args.law} draws; median of {args.steps} steps, the workers' mean\n"
+          f"{'drawn':>9} {'system':<12}{'ms/step':>10}{'sent':>10}{'received':>10}   MB a worker and step; peak of a worker, of all shards",
           flush=True)
     rows = []
-    for share in (float(text) for text in args.touched.split(",")):
-        touched = round(share * args.rows)
+    for share in (float(text) for text in args.drawn.split(",")):
+        drawn = round(share * args.rows)
         for system in args.systems.split(";"):
             need = (TABLES[system] * args.workers + (SHARD_TABLES if system == "zen" else 0)) * table
             if need > memory_bytes("MemAvailable"):
                 print(f"{share:>9.3%} {system:<12} left out: it needs about {need / 1e9:.0f} GB of memory", flush=True)
                 continue
-            found = measure(args, system, touched)
+            found = measure(args, system, drawn)
             if "error" in found:
                 print(f"{share:>9.3%} {system:<12} failed: {found['error']}", flush=True)
                 continue
-            rows.append({"case": f"{system}, {share:.3%} touched", "share": share, "system": system, "unit": "ms",
+            rows.append({"case": f"{system}, {share:.3%} drawn", "share": share, "system": system, "unit": "ms",
                          "value": found["ms"], **found})
             print(f"{share:>9.3%} {system:<12}{found['ms']:>10.0f}{found['sent_bytes'] / 1e6:>10.2f}"
                   f"{found['received_bytes'] / 1e6:>10.2f}   {found['worker_bytes'] / 1e9:.2f} GB, "

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import math
 import os
 import resource
 import sys
@@ -19,7 +20,8 @@ import torch.distributed as dist
 from torch import nn
 
 SYSTEMS = ("ddp", "ddp sparse", "zen")
-LR = 0.01
+LAWS = ("even", "zipf")
+LR = 1e-4  # a row that words are drawn by often comes hundreds of times in a batch
 WARM_STEPS = 2  # that do not count: a job's first step makes two rounds, DistributedDataParallel's remakes its buckets
 TIMEOUT = datetime.timedelta(minutes=30)
 
@@ -29,7 +31,8 @@ class Settings:
     system: str
     rows: int  # of the table
     width: int
-    touched: int  # rows that a worker's batch touches, of them
+    drawn: int  # rows of a worker's batch
+    law: str  # by which they are drawn
     steps: int  # that count
     worker: int
     workers: int
@@ -71,6 +74,13 @@ def opened(settings: Settings, table: nn.Embedding) -> Iterator[tuple[Callable, 
     dist.destroy_process_group()
 
 
+def draw(settings: Settings, random: torch.Generator) -> torch.Tensor:
+    if settings.law == "even":
+        return torch.randint(settings.rows, (settings.drawn,), generator=random)
+    at = torch.rand(settings.drawn, generator=random, dtype=torch.float64)
+    return (torch.exp(at * math.log(settings.rows + 1)) - 1).long().clamp_(max=settings.rows - 1)  # row k about as often as 1 / (k + 1)
+
+
 def main() -> None:
     settings = Settings(**json.loads(sys.argv[1]))
     torch.set_num_threads(1)
@@ -82,7 +92,7 @@ def main() -> None:
         for step in range(WARM_STEPS + settings.steps):
             if step == WARM_STEPS:
                 before = link_bytes(settings.interface)
-            rows = torch.randint(settings.rows, (settings.touched,), generator=random)
+            rows = draw(settings, random)
             begin = time.perf_counter()
             optimizer.zero_grad()
             forward(rows).square().sum().backward()

@@ -47,7 +47,6 @@ struct Leg {
   std::function<void()> run;
   std::function<size_t()> bytes;  // of the last run
   std::function<void(size_t)> raw;
-  bool targets = false;
   Samples mine, theirs, theirs_dense;
 };
 
@@ -64,7 +63,6 @@ class LegBench {
               [this] { job_.Push(); },
               [this] { return job_.frame_bytes(); },
               [this](size_t n) { bench_.raw->Push(n, buffer_); },
-              true,
               {},
               {},
               {}},
@@ -72,7 +70,6 @@ class LegBench {
               [this] { job_.PullUpdate(); },
               [this] { return job_.update_bytes(); },
               [this](size_t n) { bench_.raw->Pull(n); },
-              false,
               {},
               {},
               {}},
@@ -80,7 +77,6 @@ class LegBench {
                     [this] { job_.PullParameters(); },
                     [this] { return job_.parameter_bytes(); },
                     [this](size_t n) { bench_.raw->Pull(n); },
-                    false,
                     {},
                     {},
                     {}} {}
@@ -150,7 +146,7 @@ class LegBench {
             "raw TCP",
             {},
             true};
-    if (leg.targets && codec_.dense && bucket_bytes_ >= kTargetFrom) {
+    if (codec_.dense && bucket_bytes_ >= kTargetFrom) {
       goodput.target = kGoodputTarget;
       cpu.target = kCpuTarget;
     }

@@ -51,6 +51,40 @@ TEST(IndexCode, RoundTripsClusters) {
   ExpectRoundTrip(positions, 0, 65'536);
 }
 
+// Rows of a table that are touched here and there, and parts of such.
+TEST(IndexCode, RoundTripsStretches) {
+  std::mt19937_64 random(23);
+  for (uint32_t begin : {0u, 7u, 4'000'000'000u}) {
+    for (uint32_t least : {1u, 2u, 16u, 64u}) {
+      for (uint32_t more : {0u, 1u, 5u, 48u}) {
+        std::vector<uint32_t> positions;
+        uint32_t next = begin;
+        for (int i = 0; i < 300; ++i) {
+          next += static_cast<uint32_t>(random() >> (50 + random() % 14));
+          const uint32_t end = next + least + (more == 0 ? 0 : static_cast<uint32_t>(random() % (more + 1)));
+          for (; next < end; ++next) positions.push_back(next);
+          ++next;
+        }
+        ExpectRoundTrip(positions, begin, next - begin);
+        ExpectRoundTrip(positions, begin, positions.back() - begin + 1);
+      }
+    }
+  }
+}
+
+// 1 % of 2^14 rows of 64 elements: as numbers of rows they take a byte each.
+TEST(IndexCode, RowsTakeAsMuchAsTheirNumbers) {
+  const std::vector<uint32_t> rows = RandomPositions(0, 1u << 14, 0.01, 4);
+  std::vector<uint32_t> positions;
+  for (uint32_t row : rows) {
+    for (uint32_t i = 0; i < 64; ++i) positions.push_back(64 * row + i);
+  }
+  const CodedIndex coded = EncodeIndex(positions, 0, 1u << 20);
+  EXPECT_EQ(coded.coding, IndexCoding::kStretches);
+  const size_t numbers = EncodeIndex(rows, 0, 1u << 14).payload.size();
+  EXPECT_LE(coded.payload.size(), 3 * numbers) << "gaps are 64 times as long, and some rows follow each other";
+}
+
 // Codes are put together several at a time; among short ones there are some that fit no word.
 TEST(IndexCode, RoundTripsLongGapsAmongShortOnes) {
   std::mt19937_64 random(17);
@@ -68,6 +102,8 @@ TEST(IndexCode, RoundTripsLongGapsAmongShortOnes) {
 }
 
 TEST(IndexCode, ChoosesTheSmallestForm) {
+  std::vector<uint32_t> holes = RandomPositions(0, 65536, 0.99, 1);
+  EXPECT_EQ(EncodeIndex(holes, 0, 65536).coding, IndexCoding::kBitmap) << "of most positions";
   EXPECT_EQ(EncodeIndex({}, 0, 100).coding, IndexCoding::kEmpty);
   EXPECT_EQ(EncodeIndex(RandomPositions(0, 100, 1, 1), 0, 100).coding, IndexCoding::kFull);
   EXPECT_EQ(EncodeIndex(RandomPositions(0, 65536, 0.5, 1), 0, 65536).coding, IndexCoding::kBitmap);
@@ -111,6 +147,11 @@ TEST(IndexCode, AgreesWithTheWorkedExample) {
   std::vector<uint32_t> decoded;
   EXPECT_TRUE(DecodeIndex(IndexCoding::kRice, rice, 0, 100, &decoded).ok());
   EXPECT_EQ(decoded, positions);
+  const std::vector<uint8_t> stretches = {3, 0, 0, 0, 3, 1, 3, 0, 0, 0, 0xB7, 0x00, 0x15};
+  decoded.clear();
+  EXPECT_TRUE(DecodeIndex(IndexCoding::kStretches, stretches, 0, 100, &decoded).ok());
+  const std::vector<uint32_t> all = {3, 4, 5, 6, 10, 11, 12, 64, 65, 66, 67};
+  EXPECT_EQ(decoded, all);
 }
 
 TEST(IndexCode, IsNearTheEntropy) {
@@ -129,7 +170,7 @@ TEST(IndexCode, RefusesMalformedPayloads) {
     const absl::Status status = DecodeIndex(coding, payload, begin, count, &out);
     return status.code() == absl::StatusCode::kInvalidArgument && out.size() == 2;
   };
-  EXPECT_TRUE(refuses(static_cast<IndexCoding>(6), {}, 0, 8));
+  EXPECT_TRUE(refuses(static_cast<IndexCoding>(7), {}, 0, 8));
   EXPECT_TRUE(refuses(IndexCoding::kEmpty, {0}, 0, 8));
   EXPECT_TRUE(refuses(IndexCoding::kFull, {0}, 0, 8));
   EXPECT_TRUE(refuses(IndexCoding::kFull, {}, 4'294'967'295u, 2));
@@ -167,9 +208,41 @@ TEST(IndexCode, RefusesMalformedPayloads) {
   EXPECT_TRUE(refuses(IndexCoding::kRice, good.payload, 0, 900)) << "position outside";
 }
 
+TEST(IndexCode, RefusesMalformedStretches) {
+  const std::vector<uint8_t> good = {3, 0, 0, 0, 3, 1, 3, 0, 0, 0, 0xB7, 0x00, 0x15};
+  const auto refuses = [&good](size_t at, uint8_t byte, uint32_t count = 100) {
+    std::vector<uint8_t> payload = good;
+    payload[at] = byte;
+    std::vector<uint32_t> out = {1, 2};
+    const absl::Status status = DecodeIndex(IndexCoding::kStretches, payload, 0, count, &out);
+    return status.code() == absl::StatusCode::kInvalidArgument && out.size() == 2;
+  };
+  EXPECT_FALSE(refuses(0, 3)) << "as it is";
+  EXPECT_FALSE(refuses(0, 3, 68));
+  EXPECT_TRUE(refuses(0, 3, 67)) << "outside";
+  EXPECT_TRUE(refuses(0, 0)) << "no stretch";
+  EXPECT_TRUE(refuses(0, 2)) << "one fewer than coded";
+  EXPECT_TRUE(refuses(0, 4)) << "one more than coded";
+  EXPECT_TRUE(refuses(3, 0x80)) << "more than elements";
+  EXPECT_TRUE(refuses(4, 32)) << "parameter of gaps";
+  EXPECT_TRUE(refuses(5, 33)) << "bits of lengths";
+  EXPECT_TRUE(refuses(6, 0)) << "of no position";
+  EXPECT_TRUE(refuses(9, 0xFF)) << "longer than all elements";
+  EXPECT_TRUE(refuses(12, 0x35)) << "padding";
+  for (size_t size = 0; size < good.size(); ++size) {
+    std::vector<uint32_t> out;
+    EXPECT_FALSE(DecodeIndex(IndexCoding::kStretches, std::span(good).first(size), 0, 100, &out).ok()) << size;
+    EXPECT_TRUE(out.empty());
+  }
+  std::vector<uint8_t> longer = good;
+  longer.push_back(0);
+  std::vector<uint32_t> out;
+  EXPECT_FALSE(DecodeIndex(IndexCoding::kStretches, longer, 0, 100, &out).ok()) << "a byte too many";
+}
+
 TEST(IndexCode, RandomPayloadsNeverCrash) {
   std::mt19937_64 random(99);
-  int decoded = 0;
+  int decoded = 0, stretches = 0;
   for (int i = 0; i < 200'000; ++i) {
     std::vector<uint8_t> payload(random() % 40);
     for (uint8_t& b : payload) {  // a quarter of the bits
@@ -181,11 +254,20 @@ TEST(IndexCode, RandomPayloadsNeverCrash) {
       payload[1] = payload[2] = payload[3] = 0;
       payload[4] = static_cast<uint8_t>(random() % 34);
     }
+    const auto coding = static_cast<IndexCoding>(random() % 8);
+    if (coding == IndexCoding::kStretches && payload.size() >= 10) {
+      payload.resize(10 + random() % 4);
+      payload[0] = static_cast<uint8_t>(random() % 6);
+      payload[4] = static_cast<uint8_t>(random() % 4);
+      payload[5] = static_cast<uint8_t>(random() % 3);
+      payload[6] = static_cast<uint8_t>(random() % 8);
+      payload[7] = payload[8] = payload[9] = 0;
+    }
     const uint32_t begin = static_cast<uint32_t>(random() >> (random() % 64));
     const uint32_t count = static_cast<uint32_t>(random() % 300);
     std::vector<uint32_t> out;
-    if (!DecodeIndex(static_cast<IndexCoding>(random() % 6), payload, begin, count, &out).ok()) continue;
-    ++decoded;
+    if (!DecodeIndex(coding, payload, begin, count, &out).ok()) continue;
+    ++(coding == IndexCoding::kStretches ? stretches : decoded);
     for (size_t k = 0; k < out.size(); ++k) {
       ASSERT_GE(out[k], begin);
       ASSERT_LT(out[k], uint64_t{begin} + count);
@@ -193,6 +275,7 @@ TEST(IndexCode, RandomPayloadsNeverCrash) {
     }
   }
   EXPECT_GT(decoded, 100);
+  EXPECT_GT(stretches, 100);
 }
 
 TEST(PackIntegers, RoundTripsEveryWidth) {

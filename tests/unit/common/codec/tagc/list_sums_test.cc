@@ -329,7 +329,6 @@ TEST_F(RefusedLists, WithAnIndexThatIsNoneOrUnknown) {
   ExpectRefused(HeaderOf(IndexCoding::kEmpty), PayloadOf({}, {1}), "integers without positions");
   ExpectRefused(HeaderOf(IndexCoding::kEmpty, 2), {}, "an empty one that has bits");
   ExpectRefused(HeaderOf(IndexCoding::kFull), {}, "a full one without integers");
-  ExpectRefused(HeaderOf(static_cast<IndexCoding>(6)), PayloadOf({3}, {1}), "unknown");
   ExpectRefused(HeaderOf(static_cast<IndexCoding>(7)), PayloadOf({3}, {1}), "unknown");
 }
 
