@@ -393,9 +393,9 @@ CodedIndex EncodeIndex(std::span<const uint32_t> positions, uint32_t begin, uint
   const uint64_t rice = kRiceHeaderBytes + (bits + 7) / 8;
   const uint64_t bitmap = (uint64_t{count} + 7) / 8;
   const uint64_t coordinates = positions.size() * CoordinateBytes(count);
-  // Of fewer than 2 positions each they hardly pay for their lengths, nor beside values where most positions are there.
+  // Few positions each save little, and where most positions are there a bitmap takes little beside their values.
   const bool most = positions.size() > count / 2;
-  if (const size_t n = most ? positions.size() : CountStretches(positions); 2 * n <= positions.size()) {
+  if (const size_t n = most ? positions.size() : CountStretches(positions); 4 * n <= 3 * positions.size()) {
     const Stretches stretches = StretchesOf(positions, begin, n);
     if (stretches.bytes < std::min({rice, bitmap, coordinates}))
       return {IndexCoding::kStretches, EncodeStretches(stretches, begin)};

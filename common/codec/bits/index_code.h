@@ -19,7 +19,7 @@ enum class IndexCoding : uint8_t {
   kCoordinates = 4,      // position - begin each: u16 where count is at most 65536, else u32
   kWideCoordinates = 5,  // position - begin each: u32; ZEN's COO
   // u32 n stretches of positions that follow each other, as those of rows do, u8 k, u8 w, u32 least length; then for
-  // each its gap (to the end of the one before it, minus 1), coded as by kRice, and w bits of its length minus the
+  // each its gap (elements since the one before it, minus 1), coded as by kRice, and w bits of its length minus the
   // least
   kStretches = 6,
 };

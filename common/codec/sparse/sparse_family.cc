@@ -59,7 +59,8 @@ Explanation Explain(const SparseSpec& spec, uint64_t elements) {
       break;
     case SparseSpec::Choice::kNonZero: {
       using Index = SparseSpec::Index;
-      const char* const index = spec.index == Index::kSmallest      ? "index=smallest  coordinates, gaps or a bitmap"
+      const char* const index = spec.index == Index::kSmallest
+                                    ? "index=smallest  coordinates, gaps, stretches or a bitmap"
                                 : spec.index == Index::kAuto        ? "index=auto  32-bit coordinates or a bitmap"
                                 : spec.index == Index::kCoordinates ? "index=coo   32-bit coordinates"
                                                                     : "index=bitmap  one bit per element";

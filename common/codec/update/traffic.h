@@ -35,7 +35,7 @@ struct FormBytes {
   double dense = 0;
   double coordinates = 0;  // ZEN's COO: 32 bits each of index and value
   double bitmap = 0;
-  double gaps = 0;    // an index at its entropy, as gap codes are within a few percent
+  double gaps = 0;    // an index at the entropy of even positions, of which gap codes are within a few percent
   double sketch = 0;  // the push as index and cells that hold the union, as TAGC's; the update as gaps
 };
 

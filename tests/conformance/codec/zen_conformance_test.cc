@@ -29,6 +29,11 @@ std::vector<float> EmbeddingGradient(uint64_t rows, int tokens, uint64_t seed) {
   return gradient;
 }
 
+uint64_t NonZeroBytes(const std::vector<float>& gradient) {
+  return sizeof(float) *
+         static_cast<uint64_t>(std::count_if(gradient.begin(), gradient.end(), [](float x) { return x != 0; }));
+}
+
 // Every element with the same probability.
 std::vector<float> EvenGradient(uint64_t elements, double density, uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -60,6 +65,17 @@ Sizes SizesOf(const std::string& codec, const std::vector<float>& gradient, uint
   ShardedRound round({codec, gradient.size(), shards});
   const ShardedResult result = round.Exchange({gradient});
   return {Sum(result.push_bytes[0]), Sum(result.update_bytes)};
+}
+
+// A row is one stretch of positions, or two where shards have parts of it.
+TEST(Zen, RowsTakeHardlyMoreThanTheirValues) {
+  const std::vector<float> gradient = EmbeddingGradient(20'000, 2000, 3);
+  const uint64_t values = NonZeroBytes(gradient);
+  for (const uint32_t shards : {1u, 3u}) {
+    const Sizes sizes = SizesOf("zen:run=64", gradient, shards);
+    EXPECT_LE(sizes.push, values + values / 40 + shards * 2000) << shards;
+    EXPECT_LE(sizes.update, values + values / 40 + shards * 2000) << shards;
+  }
 }
 
 TEST(Zen, EightThreadsPushWithoutLoss) {

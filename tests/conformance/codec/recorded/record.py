@@ -75,14 +75,25 @@ def decode_index(coding: int, payload: bytes, begin: int, count: int) -> list[in
     if coding in (4, 5):
         width = "H" if coding == 4 and count <= 1 << 16 else "I"
         return [begin + p for p in struct.unpack(f"<{len(payload) // struct.calcsize(width)}{width}", payload)]
+    if coding not in (3, 6):
+        raise ValueError(f"unknown index coding {coding}")
+    stretches = coding == 6
     n, k = struct.unpack_from("<IB", payload)
-    bits, at, position, positions = bits_of(payload[5:]), 0, begin - 1, []
+    width, least = struct.unpack_from("<BI", payload, 5) if stretches else (0, 1)
+    bits, at, next_position, positions = bits_of(payload[10 if stretches else 5 :]), 0, begin, []
+
+    def take(count: int) -> int:
+        nonlocal at
+        at += count
+        return int(bits[at - count : at][::-1] or "0", 2)
+
     for _ in range(n):
         one = bits.index("1", at)
-        low = bits[one + 1 : one + 1 + k][::-1]
-        position += ((one - at) << k | int(low or "0", 2)) + 1
-        positions.append(position)
-        at = one + 1 + k
+        quotient, at = one - at, one + 1
+        first = next_position + (quotient << k | take(k))
+        last = first + least + take(width)
+        positions += range(first, last)
+        next_position = last + 1 if stretches else last
     return positions
 
 

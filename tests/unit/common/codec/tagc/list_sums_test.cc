@@ -295,8 +295,14 @@ TEST_F(RefusedLists, OfEveryCodingThatAreCutOrHaveOtherIndexBytes) {
   spoil(every(100));
   spoil(every(2));
   spoil(every(1));
+  Values rows;
+  for (uint32_t p = kIndexBlock; p < 2 * kIndexBlock; ++p) {
+    if (p % 640 < 64) rows[p] = static_cast<int32_t>(p % 100) + 1;
+  }
+  spoil(rows);
   EXPECT_THAT(codings, ElementsAre(static_cast<int>(IndexCoding::kCoordinates), static_cast<int>(IndexCoding::kRice),
-                                   static_cast<int>(IndexCoding::kBitmap), static_cast<int>(IndexCoding::kFull)));
+                                   static_cast<int>(IndexCoding::kBitmap), static_cast<int>(IndexCoding::kFull),
+                                   static_cast<int>(IndexCoding::kStretches)));
 }
 
 TEST_F(RefusedLists, WithPositionsThatAreNotAscendingOrOutside) {
