@@ -206,17 +206,24 @@ absl::Status FillScalars(v1::JobSpec* spec) {
   return absl::OkStatus();
 }
 
+bool IsZen(const CodecSpec& codec) {
+  const SparseSpec* const sparse = std::get_if<SparseSpec>(&codec);
+  return sparse != nullptr && sparse->choice == SparseSpec::Choice::kNonZero;
+}
+
 // What a round takes on a slow link beyond its bytes is the way back of one bucket: nothing of that comes before all of
 // it was pushed. So where all elements travel, buckets are a small part of the model. Buckets of sparse codecs are a
-// hundredth of their size on the wire, and each costs a frame's header and index.
-void FillBucketBytes(v1::JobSpec* spec, const CodecSpec& codec, uint64_t elements) {
+// hundredth of their size on the wire, and each costs a frame's header and index. Those of large tables, of which a
+// batch touches few rows (`touched` elements), have next to nothing else.
+void FillBucketBytes(v1::JobSpec* spec, const CodecSpec& codec, uint64_t elements, uint64_t touched) {
   if (spec->bucket_bytes() != 0) return;
-  constexpr uint64_t kMost = 4u << 20, kLeast = 512u << 10, kParts = 32;
+  constexpr uint64_t kMostOfTables = 16u << 20, kMost = 4u << 20, kLeast = 512u << 10, kParts = 32;
   const uint64_t run_bytes = spec->run_elements() * sizeof(float);
   const bool all_travel = std::holds_alternative<DenseSpec>(codec) || std::holds_alternative<QuantizedSpec>(codec) ||
                           std::holds_alternative<HomomorphicSpec>(codec);
   const uint64_t part = (elements * sizeof(float) / kParts + run_bytes - 1) / run_bytes * run_bytes;
-  spec->set_bucket_bytes(all_travel ? std::clamp(part, kLeast, kMost) : kMost);
+  const uint64_t sparse = touched > elements / 2 ? std::clamp(part, kMost, kMostOfTables) : kMost;
+  spec->set_bucket_bytes(all_travel && sparse == kMost ? std::clamp(part, kLeast, kMost) : sparse);
 }
 
 absl::StatusOr<Tensor> MakeTensor(const v1::JobSpec& spec, int index) {
@@ -438,7 +445,9 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
     if (job.elements_ > kMaxElements) return absl::InvalidArgumentError("the job has more than 2^40 elements");
     job.tensors_.push_back(std::move(tensor));
   }
-  FillBucketBytes(&job.spec_, fallback.first, job.elements_);
+  uint64_t touched = 0;
+  for (const Tensor& tensor : job.tensors_) touched += IsZen(job.codecs_[tensor.codec]) ? tensor.elements : 0;
+  FillBucketBytes(&job.spec_, fallback.first, job.elements_, touched);
   GW_RETURN_IF_ERROR(CheckExponents(job));
   for (const CodecSpec& codec : job.codecs_) job.features_.Add(FeatureOf(codec));
   GW_RETURN_IF_ERROR(CheckTogether(job.features_));

@@ -203,7 +203,8 @@ class JobSpec:
     the addresses that workers use. workers: how many must join before the first round, and the most there can be unless
     max_workers says otherwise. rules: None stands for default_rules(codec).
     bucket_bytes: of float32, over all shards; 0 is 4 MiB, and where all elements travel (dense, thc ...) a 32nd of the model if
-    that is less, 512 KiB at least. On a slow link a round takes as long as its bytes and, once more, one bucket.
+    that is less, 512 KiB at least; where most elements are those of tables (zen) a 32nd if that is more, 16 MiB at most. On a
+    slow link a round takes as long as its bytes and, once more, one bucket.
     update_codec: the codec by which shards compress what they send back, for example "topk:density=0.001,values=fp16";
     they keep what it drops for the next round. "" sends the mean as it is. A rule has an update_codec of its own.
     nonfinite: what becomes of a gradient with infinities or NaN: "refuse" (an error names the element, and this worker leaves

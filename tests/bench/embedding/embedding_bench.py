@@ -69,7 +69,7 @@ def measure(args: argparse.Namespace, system: str, drawn: int) -> dict:
         daemons = [start_shard(hosts, shard, server, Path(folder)) for shard, server in zip(shards, servers, strict=True)]
         started = []
         for i, worker in enumerate(workers):
-            settings = Settings(system, args.rows, args.width, drawn, args.law, args.steps, i, args.workers, servers, args.run_elements,
+            settings = Settings(system, args.rows, args.width, drawn, args.law, args.steps, i, args.workers, servers, args.run_elements, args.bucket_bytes,
                                 hosts.address(workers[0]), MASTER_PORT, INTERFACE)
             program = Path(__file__).with_name("embedding_worker.py")
             log = open(Path(folder) / f"{worker}.log", "w+")
@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--run-elements", type=int, default=4096, help="of zen: elements that are dealt to a shard as one")
+    parser.add_argument("--bucket-bytes", type=int, default=0, help="of zen's job; 0: its default")
     parser.add_argument("--systems", default=";".join(SYSTEMS))
     parser.add_argument("--json", type=Path, required=True)
     args = parser.parse_args()

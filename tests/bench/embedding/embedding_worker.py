@@ -38,6 +38,7 @@ class Settings:
     workers: int
     servers: list[str]
     run_elements: int
+    bucket_bytes: int
     master: str
     port: int
     interface: str
@@ -62,7 +63,7 @@ def opened(settings: Settings, table: nn.Embedding) -> Iterator[tuple[Callable, 
 
         with ShardedOptimizer(table, servers=settings.servers, job="embedding", worker=f"worker-{settings.worker}",
                               workers=settings.workers, codec=f"zen:run={settings.run_elements}", push="gradient", optimizer="sgd",
-                              lr=LR, rules=[gradwire.Rule(codec=f"zen:run={settings.run_elements}")],
+                              lr=LR, bucket_bytes=settings.bucket_bytes, rules=[gradwire.Rule(codec=f"zen:run={settings.run_elements}")],
                               start_timeout=TIMEOUT.total_seconds(), round_timeout=TIMEOUT.total_seconds(),
                               rpc_timeout=120.0) as optimizer:
             yield table, optimizer
@@ -102,7 +103,7 @@ def main() -> None:
         after = link_bytes(settings.interface)
     sent, received = ((now - then) / settings.steps for now, then in zip(after, before, strict=True))
     print(json.dumps({"seconds": seconds, "sent_bytes": sent, "received_bytes": received, "peak_bytes": peak_bytes(),
-                      "sum": table.weight.detach().sum(dtype=torch.float64).item()}))
+                      "sum": sum(rows.sum(dtype=torch.float64).item() for rows in table.weight.detach().split(1 << 18))}))  # in parts: it copies
 
 
 if __name__ == "__main__":

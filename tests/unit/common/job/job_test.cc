@@ -349,6 +349,27 @@ TEST(Job, CutsWhatTravelsWholeIntoSmallParts) {
   for (const char* codec : {"tagc:density=0.01", "topk:density=0.01", "zen"}) {
     EXPECT_EQ(bucket_bytes(codec, 8 * kMiB), 4 * kMiB);
   }
+  EXPECT_EQ(bucket_bytes("topk:density=0.01", 256 * kMiB), 4 * kMiB);
+  EXPECT_EQ(bucket_bytes("zen", 64 * kMiB), 8 * kMiB) << "tables";
+  EXPECT_EQ(bucket_bytes("zen", 256 * kMiB), 16 * kMiB);
+  EXPECT_EQ(bucket_bytes("adaptive", 256 * kMiB), 4 * kMiB);
+}
+
+// Most elements are a table's, whatever the other tensors have.
+TEST(Job, CutsTablesIntoLargeParts) {
+  for (const bool large : {true, false}) {
+    v1::JobSpec spec = SmallSpec();
+    spec.clear_tensors();
+    spec.set_codec("dense:fp32");
+    v1::CodecRule* const rule = spec.add_rules();
+    rule->set_pattern("table");
+    rule->set_codec("zen");
+    spec.add_tensors()->set_name("table");
+    spec.mutable_tensors(0)->add_shape(large ? 200u << 20 : 20u << 20);
+    spec.add_tensors()->set_name("rest");
+    spec.mutable_tensors(1)->add_shape(100u << 20);
+    EXPECT_EQ(Job::Make(spec)->spec().bucket_bytes(), (large ? 16u : 4u) << 20);
+  }
 }
 
 TEST(Job, RefusesMoreExponentsThanAFrameTakes) {
