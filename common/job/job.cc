@@ -222,8 +222,11 @@ void FillBucketBytes(v1::JobSpec* spec, const CodecSpec& codec, uint64_t element
   const bool all_travel = std::holds_alternative<DenseSpec>(codec) || std::holds_alternative<QuantizedSpec>(codec) ||
                           std::holds_alternative<HomomorphicSpec>(codec);
   const uint64_t part = (elements * sizeof(float) / kParts + run_bytes - 1) / run_bytes * run_bytes;
-  const uint64_t sparse = touched > elements / 2 ? std::clamp(part, kMost, kMostOfTables) : kMost;
-  spec->set_bucket_bytes(all_travel && sparse == kMost ? std::clamp(part, kLeast, kMost) : sparse);
+  if (touched > elements / 2 && part > kMost) {
+    spec->set_bucket_bytes(std::min(part, kMostOfTables));
+  } else {
+    spec->set_bucket_bytes(all_travel ? std::clamp(part, kLeast, kMost) : kMost);
+  }
 }
 
 absl::StatusOr<Tensor> MakeTensor(const v1::JobSpec& spec, int index) {

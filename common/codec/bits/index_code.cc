@@ -58,6 +58,12 @@ int BestRiceParameter(std::span<const uint32_t> positions, uint32_t begin, uint6
   return best;
 }
 
+inline __attribute__((always_inline)) void PutGap(uint32_t gap, int k, BitWriter* writer) {
+  writer->Zeros(gap >> k);
+  writer->Put(1, 1);
+  writer->Put(gap & ((uint32_t{1} << k) - 1), k);
+}
+
 constexpr size_t kRiceBatch = 256;  // gaps whose codes are computed before they are written
 
 // Codes of gaps, those of two neighbours behind each other. What is longer than 64 bits has a length above 64 (not the
@@ -92,12 +98,7 @@ GW_CLONES std::vector<uint8_t> EncodeRice(std::span<const uint32_t> positions, u
   std::memcpy(out.data(), &n, 4);
   out[4] = static_cast<uint8_t>(k);
   BitWriter writer(out.data() + kRiceHeaderBytes);
-  const auto put = [&writer, k](uint32_t gap) {
-    writer.Zeros(gap >> k);
-    writer.Put(1, 1);
-    writer.Put(gap & ((uint32_t{1} << k) - 1), k);
-  };
-  put(positions[0] - begin);
+  PutGap(positions[0] - begin, k, &writer);
   size_t i = 1;
   RiceCodes codes;
   while (i + 4 <= n) {
@@ -110,12 +111,12 @@ GW_CLONES std::vector<uint8_t> EncodeRice(std::span<const uint32_t> positions, u
       if (length <= BitWriter::kMaxBits) {
         writer.PutLong(codes.bits[j / 2] | codes.bits[j / 2 + 1] << first, static_cast<int>(length));
       } else {
-        for (size_t g = j; g < j + 4; ++g) put(p[g] - positions[i + g - 1] - 1);
+        for (size_t g = j; g < j + 4; ++g) PutGap(p[g] - positions[i + g - 1] - 1, k, &writer);
       }
     }
     i += batch;
   }
-  for (; i < n; ++i) put(positions[i] - positions[i - 1] - 1);
+  for (; i < n; ++i) PutGap(positions[i] - positions[i - 1] - 1, k, &writer);
   writer.Flush();
   out.resize(out.size() - BitWriter::kSlackBytes);
   return out;
@@ -265,10 +266,7 @@ std::vector<uint8_t> EncodeStretches(const Stretches& stretches, uint32_t begin)
   BitWriter writer(out.data() + kStretchesHeaderBytes);
   uint32_t next = begin;
   for (uint32_t i = 0; i < n; ++i) {
-    const uint32_t gap = stretches.starts[i] - next;
-    writer.Zeros(gap >> stretches.k);
-    writer.Put(1, 1);
-    writer.Put(gap & ((uint32_t{1} << stretches.k) - 1), stretches.k);
+    PutGap(stretches.starts[i] - next, stretches.k, &writer);
     writer.Put(stretches.lengths[i] - stretches.least, stretches.width);
     next = stretches.starts[i] + 1;
   }
