@@ -72,6 +72,14 @@ def wrapped_fully(net: Net, reduce: str, device: str) -> torch.nn.Module:
     return wrap(net)
 
 
+def gathered(layer: Any) -> torch.Tensor:
+    """The matrix of a layer of its own unit, as the forward pass sees it."""
+    layer.unshard()
+    seen = layer.weight.detach().clone().cpu()
+    layer.reshard()
+    return seen
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -102,6 +110,8 @@ def main() -> None:
     parser.add_argument("--beta2", type=float, default=0.999)
     parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--push", default="gradient")
+    parser.add_argument("--gather", help="FSDPState's")
+    parser.add_argument("--ahead", action="store_true", help="FSDP: the first two units are gathered ahead, beside each other")
     parser.add_argument("--hook", action="store_true", help="FSDP: a parameter has a hook that wants its reduced gradient")
     parser.add_argument("--idle", action="store_true", help="FSDP: one unit takes no part in the loss")
     parser.add_argument("--behind-close", action="store_true", help="another backward() when DDPState is closed")
@@ -141,7 +151,7 @@ def main() -> None:
             how = {"servers": args.servers, "job": args.job, "nonfinite": args.nonfinite, "push": args.push} | (
                 {"codec": args.codec} if args.codec else {})
             if args.fsdp:
-                state = stack.enter_context(FSDPState(model, **how))
+                state = stack.enter_context(FSDPState(model, gather=args.gather, **how))
                 if args.hook:
                     net.scale.register_post_accumulate_grad_hook(print)
             else:
@@ -150,6 +160,9 @@ def main() -> None:
                 model.register_comm_hook(state, ddp_hook)
         for step in range(begin, args.steps):
             optimizer.zero_grad()
+            if args.ahead:
+                for unit in (net[0], net[2]):
+                    unit.unshard(async_op=True)
             for part in range(args.accumulate):
                 inputs = torch.randn(BATCH, INPUTS, generator=data).to(args.device)
                 loss = torch.nn.functional.cross_entropy(model(inputs), teacher(inputs).argmax(1))
@@ -175,6 +188,10 @@ def main() -> None:
                   for name, value in (model if args.wrapper else net).state_dict().items()}
         found = {"net": values, "losses": losses, "begin": begin, "scale": scaler.get_scale(),
                  "stats": state.stats() if state else {}}
+        if args.gather:
+            found["gathered"] = gathered(net[0])
+    if args.gather:
+        found["gathered behind close"] = gathered(net[0])
     if args.behind_close:
         try:
             model(inputs).sum().backward()

@@ -201,6 +201,16 @@ def integers(values, largest):
     return values if scale == 0 else np.rint(values / scale) * scale
 
 
+def as_int8(part, block=128):
+    """What FSDP's units see of a rank's part of a matrix (FSDPState, gather="int8"), in float32 as ZeRO++ has it."""
+    flat = np.float32(part).reshape(-1)
+    out = []
+    for values in np.split(flat, range(block, len(flat), block)):
+        scale = np.abs(values).max(initial=0) / np.float32(127)
+        out.append(np.rint(values / scale) * scale if scale > 0 else 0 * values)
+    return np.concatenate(out).reshape(np.shape(part))
+
+
 def two_magnitudes(values):
     """Of a segment: the sign and one of two magnitudes, four turns of Lloyd's algorithm (IEEE Trans. Inf. Theory 28(2), 1982) from
     the mean."""

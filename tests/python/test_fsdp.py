@@ -5,8 +5,10 @@ import re
 
 import pytest
 
+from references import as_int8
 from test_ddp import STEPS, assert_same_trajectory, assert_trains_as_well, example, run, trained
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 gradwire_torch = pytest.importorskip("gradwire.torch")
 fsdp = pytest.importorskip("torch.distributed.fsdp")
@@ -73,6 +75,33 @@ def test_sparse_codecs_leave_out_what_they_promise(train, addresses):
     assert pushed[1] < pushed[0] / 12, "11.5 bits for one of ten elements, and headers"
 
 
+def test_parameters_are_gathered_as_int8(train, plain, addresses):
+    """Forward passes see what NumPy makes of each rank's part; each rank's own part stays what it was."""
+    found = train("--servers", *addresses(2), "--gather", "int8")
+    assert found[0]["losses"] == pytest.approx(plain()[0]["losses"], rel=0.02)
+    for process in found:
+        own = process["net"]["0.weight"]
+        expected = [as_int8(part.numpy()) for part in own.chunk(2)]
+        assert process["gathered"].numpy() == pytest.approx(np.concatenate(expected), rel=1e-6)
+        assert not torch.equal(process["gathered"], own)
+        assert torch.equal(process["gathered behind close"], own), "FSDP gathers by itself again"
+
+
+@pytest.mark.slow
+def test_units_that_are_gathered_ahead(train, addresses):
+    """What FSDP waits for later comes out the same."""
+    runs = [train("--servers", *addresses(1), "--gather", "int8", *flags) for flags in ((), ("--ahead",))]
+    assert_same_trajectory(*runs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [("--frozen",), ("--together",), ("--bare", "--sgd", "--lr", 0.2), ("--checkpoint",),
+                                   ("--accumulate", 3, "--no-sync")], ids=lambda flags: " ".join(map(str, flags)))
+def test_int8_goes_with_what_units_may_be(train, plain, addresses, flags):
+    found = train("--servers", *addresses(1), "--gather", "int8", *flags)
+    assert found[0]["losses"] == pytest.approx(plain(*flags)[0]["losses"], rel=0.03)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--wrapper",)], ids=GENERATIONS)
 def test_gradients_that_are_reduced_as_bfloat16(train, plain, addresses, flags):
@@ -108,8 +137,9 @@ def test_a_gradient_that_is_not_finite_spoils_the_step_of_all(train, addresses, 
     (("--idle",), r"gave no gradients to .*2.*: every unit"),
     (("--wrapper", "--idle"), r"gave no gradients to .*2.*: every unit"),
     (("--hook",), r"\(root\) has a hook that sees reduced gradients"),
+    (("--wrapper", "--gather", "int8"), r'gather="int8" needs fully_shard'),
     (("--nan-at", 3, "--nonfinite", "refuse"), r"InvalidArgument.*tensor '[\w()]+\.\d'.*nan"),
-], ids=["float16", "FSDP1 float16", "idle", "FSDP1 idle", "hook", "refused"])
+], ids=["float16", "FSDP1 float16", "idle", "FSDP1 idle", "hook", "FSDP1 int8", "refused"])
 def test_or_an_error_says_why(tmp_path, addresses, flags, said):
     code, text = run(tmp_path / "run", "--fsdp", "--servers", *addresses(1), *flags)
     assert code != 0
@@ -121,6 +151,11 @@ def test_or_an_error_says_why(tmp_path, addresses, flags, said):
 def test_one_process_has_nothing_to_reduce(tmp_path, addresses, flags):
     code, text = run(tmp_path / "run", "--fsdp", "--servers", *addresses(1), *flags, processes=1)
     assert code != 0 and "leave FSDPState out" in text, text
+
+
+def test_a_format_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="'int4' is not one of exact, int8"):
+        gradwire_torch.FSDPState(torch.nn.Linear(2, 2), servers="grpc://127.0.0.1:1", job="no format", gather="int4")
 
 
 def test_a_model_that_is_not_sharded_is_refused():

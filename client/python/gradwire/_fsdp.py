@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ._errors import FailedPrecondition
+from ._fsdp_gather import FORMATS
 from ._fsdp_units import Unit, sharded
 from ._job import Rule, TensorSpec
 from ._means import MeanExchange
@@ -25,8 +26,8 @@ class FSDPState:
         state = FSDPState(model, servers=[...], job="lm")
 
     Each unit's gradients go to the shards, compressed, as backward makes them, in the place of its reduce-scatter; before
-    backward() returns each rank has the means of its own part, and pulls no others. The all-gathers of parameters, the optimizer,
-    its state and the loop stay as they are. What a codec does not send waits in a residual on this rank: as many float32 as the
+    backward() returns each rank has the means of its own part, and pulls no others. The optimizer, its state, checkpoints and the
+    loop stay as they are. What a codec does not send waits in a residual on this rank: as many float32 as the
     whole model has parameters; with push="step" the second moment takes as many again. Gradients are kept until backward ends.
 
     model: the root module, sharded over all processes (two or more), with a mesh of one dimension, or as FULL_SHARD or
@@ -36,6 +37,11 @@ class FSDPState:
     push="step" and torch.optim.SGD (see DDPState). "dense:fp32" gives plain FSDP's trajectory up to the rounding of sums.
     bucket_bytes 0: an eighth of a rank's part, at most 4 MiB. update_codec, push, step_beta2, residual_decay, nonfinite, seed,
     lease_ms, worker and what goes on to gradwire.join: as for DDPState, also what holds for processes that are started again.
+
+    gather: how parameters travel between ranks. "int8": FSDP2's all-gathers take a quarter of the bytes: forward and backward pass,
+    and evaluation, see matrices as int8, each 128 consecutive elements of a rank's part with the scale of their largest; a rank's own
+    part, which the optimizer changes and checkpoints hold, stays as exact as it was, and vectors travel exactly. "exact": FSDP's own.
+    By default int8 with fully_shard and a codec that is not dense, unless set_custom_all_gather has been called.
 
     Accumulate gradients with model.set_requires_gradient_sync(False), or no_sync(), as without Gradwire, so that they travel
     once, and with push="step" are one step. Gradients are reduced as float32 or bfloat16 (reduce_dtype of MixedPrecisionPolicy or
@@ -50,10 +56,18 @@ class FSDPState:
     def __init__(self, model: torch.nn.Module, *, servers: str | Sequence[str], job: str, codec: str = "thc:bits=4",
                  rules: Sequence[Rule] | None = None, worker: str | None = None, bucket_bytes: int = 0,
                  lease_ms: int = 10_000, nonfinite: str = "spread", seed: int = 0, push: str = "gradient",
-                 step_beta2: float | None = None, residual_decay: float | None = None, update_codec: str | None = None, **joining: Any):
+                 step_beta2: float | None = None, residual_decay: float | None = None, update_codec: str | None = None,
+                 gather: str | None = None, **joining: Any):
         MeanExchange.check(nonfinite, push, step_beta2, residual_decay)
+        if gather not in (None, *FORMATS):
+            raise ValueError(f"FSDPState: gather={gather!r} is not one of {', '.join(FORMATS)}")
         found = sharded(model)
-        self._units, self._ends = found.units, found.ends
+        if gather is None:
+            free = found.gathered and all(unit.gathered_by_torch for unit in found.gathered)
+            gather = "int8" if free and not codec.startswith("dense") else "exact"
+        elif gather == "int8" and not found.gathered:
+            raise ValueError('FSDPState: gather="int8" needs fully_shard (FSDP2): FullyShardedDataParallel has no place for it')
+        self._units, self._gathered, self._ends = found.units, found.gathered, found.ends
         rank, size = self._units[0].rank, dist.get_world_size()
         tensors: list[TensorSpec] = []
         means: list[torch.Tensor | None] = []
@@ -74,6 +88,9 @@ class FSDPState:
         self._failed = ""  # what ended it
         for unit in self._units:
             unit.install(self._reduce)
+        if gather == "int8":
+            for unit in self._gathered:
+                unit.gather_as_int8()
         for one, name in self._ends:
             setattr(one, name, self._behind(getattr(one, name)))
         self._watch = model.register_forward_pre_hook(self._check_ended)
@@ -149,6 +166,8 @@ class FSDPState:
                 delattr(one, name)
             for unit in self._units:
                 unit.uninstall()
+            for unit in self._gathered:
+                unit.gather_as_before()
         finally:
             exchange.session.leave(drain and not inside)
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ._errors import FailedPrecondition
+from ._fsdp_gather import Int8Gather, Part
 from ._torch_groups import plain_name
 
 _FINAL = "_root_post_backward_final_callback"  # of FSDP2's states
@@ -53,10 +54,12 @@ class Unit:
 @dataclass
 class Sharded:
     """A model that FSDP has sharded over all processes. units: those that have something to reduce. ends: objects and the name of
-    their method that FSDP calls behind the last reduction of a backward(), which may be set on the object."""
+    their method that FSDP calls behind the last reduction of a backward(), which may be set on the object. gathered: units whose
+    parameters another than FSDP may gather."""
 
     units: list[Unit]
     ends: list[tuple[Any, str]]
+    gathered: list[_GroupUnit]
 
     def __post_init__(self) -> None:
         for one, name in self.ends:
@@ -112,7 +115,7 @@ def _of_groups(model: torch.nn.Module, kind: Any) -> Sharded:
     """fully_shard. Ends are those of all states: FSDP takes that of the one whose output backward comes to first, which may manage
     no parameters. A callback of ours would end with the innermost backward(), which a reentrant checkpoint makes."""
     _check_processes()
-    units: list[Unit] = []
+    units: list[_GroupUnit] = []
     states: dict[int, Any] = {}
     for name, module in model.named_modules():
         state = module._get_fsdp_state() if isinstance(module, kind) else None
@@ -124,7 +127,7 @@ def _of_groups(model: torch.nn.Module, kind: Any) -> Sharded:
         if len(groups) > 1:
             raise ValueError(f"FSDPState: {name} has parameters on {len(groups)} meshes; one is supported")
         units += [_GroupUnit.of(name, module, group) for group in groups]
-    return Sharded(units, [(state, _FINAL) for state in states.values()])
+    return Sharded([*units], [(state, _FINAL) for state in states.values()], units)
 
 
 def _groups_of(state: Any) -> list[Any]:
@@ -139,6 +142,7 @@ class _GroupUnit(Unit):
 
     def __init__(self, name: str, module: Any, group: Any, parameters: list[Any], lengths: list[int]):
         first = parameters[0] if parameters else None
+        self._gather_before: Any = None
         super().__init__(name, sum(lengths), first.device_mesh.get_local_rank() if first is not None else 0,
                          first.to_local().device if first is not None else torch.device("cpu"))
         self._module, self._group = module, group
@@ -147,7 +151,7 @@ class _GroupUnit(Unit):
 
     @staticmethod
     def of(name: str, module: Any, group: Any) -> _GroupUnit:
-        _check_has(group, "_reduce_scatter_comm", "_all_reduce_hook", "fsdp_params")
+        _check_has(group, "_reduce_scatter_comm", "_all_gather_comm", "_all_reduce_hook", "fsdp_params")
         # In FSDP's order, which is that of the flat gradients.
         parameters = [p.sharded_param for p in group.fsdp_params if p.sharded_param.requires_grad]
         for p in parameters:
@@ -167,6 +171,22 @@ class _GroupUnit(Unit):
 
     def uninstall(self) -> None:
         self._module.set_custom_reduce_scatter(self._before)
+
+    @property
+    def gathered_by_torch(self) -> bool:
+        """And by no one whom the user, or another library, has put there."""
+        return type(self._group._all_gather_comm).__module__.startswith("torch.")
+
+    def gather_as_int8(self) -> None:
+        """From here on FSDP gathers its parameters so."""
+        # In FSDP's order, frozen ones too. Vectors, as biases and scales of norms, are few, and next to no others of their size.
+        parts = [Part(p._sharded_param_data.numel(), exact=p.sharded_param.ndim < 2) for p in self._group.fsdp_params]
+        self._gather_before = self._group._all_gather_comm
+        self._module.set_custom_all_gather(Int8Gather(parts))
+
+    def gather_as_before(self) -> None:
+        if self._gather_before is not None:
+            self._module.set_custom_all_gather(self._gather_before)
 
     def check(self, gradients: torch.Tensor) -> None:
         super().check(gradients)
@@ -201,7 +221,7 @@ def _of_wrappers(model: Any, kind: Any) -> Sharded:
     _check_has(model, "_exec_order_data")
     units: list[Unit] = [_FlatUnit.of(_name_of(name), module) for name, module in model.named_modules()
                          if isinstance(module, kind) and module._handle is not None]
-    return Sharded(units, [(model._exec_order_data, _ITERATION)])
+    return Sharded(units, [(model._exec_order_data, _ITERATION)], [])
 
 
 class _FlatUnit(Unit):

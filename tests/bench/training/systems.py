@@ -7,7 +7,8 @@
                            zero2: parameters stay gathered until backward has used them
   ddp-hook CODEC           DistributedDataParallel whose hook is Gradwire's (DDPState); sparse codecs push steps, which
                            torch's SGD takes
-  fsdp-hook, zero2-hook CODEC   the same with reduce-scatter through the shards (FSDPState)
+  fsdp-hook, zero2-hook CODEC [int8]   the same with reduce-scatter through the shards (FSDPState); int8: parameters are gathered
+                           so, which is its default
   sharded CODEC [both]     ShardedOptimizer; both: the update comes back by the same codec
   local-H CODEC [both]     LocalSGD with H local steps a round, overlapped with the next
 """
@@ -29,7 +30,7 @@ BETAS = (0.9, 0.95)  # of AdamW, wherever it runs
 TRACED_ROUNDS = 3
 POWER_SGD_BEGINS = 2  # step, torch's least: so it takes the same way from the first counted step on
 ONE_BUCKET_MIB = 1 << 10  # the hook starts collectives from callbacks: of two buckets they may cross, which gloo does not forgive
-_HOOKED = re.compile(r"(ddp|fsdp|zero2)-hook \S+")
+_HOOKED = re.compile(r"ddp-hook \S+|(fsdp|zero2)-hook \S+( int8)?")
 _SHARDED = re.compile(r"(sharded|local-[1-9]\d*) \S+( both)?")
 _TORCH = re.compile(r"alone|fsdp|zero2|ddp( fp16| powersgd-[1-9]\d*| buckets-[1-9]\d*)?")
 # The codec of a loop can do without the optimizer's second moment: its learning rate is another.
@@ -187,7 +188,8 @@ def _fsdp_hook(system, model, units, place, lr):
 
     with _group(place):
         _fully_sharded(system, model, units, place)
-        with FSDPState(model, **_options(place, system)):
+        gather = "int8" if system.words[-1] == "int8" else "exact"
+        with FSDPState(model, gather=gather, **_options(place, system)):
             yield model, _own_optimizer(system, model, lr)
 
 
