@@ -162,7 +162,8 @@ constexpr std::span<const std::pair<std::string_view, SparseSpec::Choice>> kPush
                                                                                               1);
 constexpr std::pair<std::string_view, SparseSpec::Values> kSparseValues[] = {
     {"fp32", SparseSpec::Values::kFp32}, {"fp16", SparseSpec::Values::kFp16}, {"bf16", SparseSpec::Values::kBf16},
-    {"int8", SparseSpec::Values::kInt8}, {"int4", SparseSpec::Values::kInt4}, {"2bit", SparseSpec::Values::k2Bit},
+    {"int8", SparseSpec::Values::kInt8}, {"int6", SparseSpec::Values::kInt6}, {"int4", SparseSpec::Values::kInt4},
+    {"2bit", SparseSpec::Values::k2Bit},
 };
 // Of zen, which has no residual that could keep what coarser ones drop.
 constexpr std::span<const std::pair<std::string_view, SparseSpec::Values>> kZenValues(kSparseValues, 3);

@@ -56,14 +56,14 @@ struct QuantizedSpec {
 };
 
 // A part of the elements, values in float32 or less. Frames carry positions and values; sums on the grid.
-//   "topk:density=0.01,values=fp32|fp16|bf16|int8|int4|2bit,warmup_rounds=0,warmup_density=0.1"
+//   "topk:density=0.01,values=fp32|fp16|bf16|int8|int6|int4|2bit,warmup_rounds=0,warmup_density=0.1"
 //   "threshold:value=0.001,values=fp32"  "randomk:density=0.01,values=fp32"
 //   "dgc:density=0.01,values=fp32,momentum=0.9,nesterov=false,clip=0,warmup_rounds=0,warmup_density=0.1"
 //   "zen:index=smallest|auto|coo|bitmap,values=fp32|fp16|bf16,run=16"  "adaptive:run=64"
 //   "union:values=int8", an update codec alone: the elements that the round's mean has
 struct SparseSpec {
   enum class Choice : uint8_t { kTopK, kThreshold, kRandomK, kDgc, kNonZero, kAdaptive, kUnion };
-  enum class Values : uint8_t { kFp32, kFp16, kBf16, kInt8, kInt4, k2Bit };
+  enum class Values : uint8_t { kFp32, kFp16, kBf16, kInt8, kInt4, k2Bit, kInt6 };
   enum class Index : uint8_t { kSmallest, kAuto, kCoordinates, kBitmap };
   Choice choice = Choice::kTopK;
   // topk, dgc, randomk: fraction of the elements that a worker sends per round, (0, 1]; zen, adaptive, union: 1.

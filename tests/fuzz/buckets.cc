@@ -52,7 +52,7 @@ std::vector<Bucket> MakeBuckets() {
     buckets.push_back(MakeBucket("tagc:density=0.1,cells=8", kElements, update_codec));
   }
   buckets.push_back(MakeBucket("powersgd:rank=2", kElements));
-  buckets.push_back(MakeBucket("topk:density=0.1,values=int8", kElements, "union:values=int4"));
+  buckets.push_back(MakeBucket("topk:density=0.1,values=int8", kElements, "union:values=int6"));
   return buckets;
 }
 

@@ -84,9 +84,9 @@ Seeds CodecSpecSeeds() {
        {"dense", "dense:fp32", "dense:values=fixed16", "tagc", "tagc:density=0.05,bits=9,cells=16,form=list",
         "tagc:density=1e-06,cells=auto,warmup_rounds=100,warmup_density=0.25,slack=1.125", "signum:momentum=0.5",
         "terngrad:clip=2.5", "natural:bits=3,norm=l2", "topk:density=0.001,values=int4,warmup_rounds=9",
-        "threshold:value=0.5", "union:values=int4", "randomk:values=bf16", "dgc:momentum=0.5,nesterov=true,clip=2",
-        "uniform:rounding=stochastic", "thc:bits=2,granularity=20,p=0.1", "zen", "zen:index=auto,values=fp16,run=64",
-        "adaptive:run=4"}) {
+        "threshold:value=0.5,values=int6", "union:values=int4", "randomk:values=bf16",
+        "dgc:momentum=0.5,nesterov=true,clip=2", "uniform:rounding=stochastic", "thc:bits=2,granularity=20,p=0.1",
+        "zen", "zen:index=auto,values=fp16,run=64", "adaptive:run=4"}) {
     seeds.push_back(SeedOf(text));
   }
   return seeds;

@@ -224,8 +224,8 @@ def two_magnitudes(values):
     return np.where(values < 0, -1, 1) * np.where(magnitudes > (low + high) / 2, high, low)
 
 
-VALUES = {"fp32": fp32, "fp16": fp16, "bf16": bf16, "int8": lambda v: integers(v, 127), "int4": lambda v: integers(v, 7),
-          "2bit": two_magnitudes}
+VALUES = {"fp32": fp32, "fp16": fp16, "bf16": bf16, "int8": lambda v: integers(v, 127), "int6": lambda v: integers(v, 31),
+          "int4": lambda v: integers(v, 7), "2bit": two_magnitudes}
 
 
 class Sparse(Codec):

@@ -61,8 +61,8 @@ NAMED = {
 
 @pytest.mark.parametrize(("codec", "push", "rounds", "back"), [
     ("topk:density=0.1", None, "sync", ""), ("topk:density=0.1,values=int8", None, "sync", "union:values=int4"),
-    ("topk:density=0.1,values=int8", "gradient", "sync", "union:values=int8"),
-    ("dgc:density=0.1,values=fp16", None, "sync", "union:values=int8"), ("topk:density=0.1,values=int8", None, "async", ""),
+    ("topk:density=0.1,values=int8", "gradient", "sync", "union:values=int6"),
+    ("dgc:density=0.1,values=fp16", None, "sync", "union:values=int6"), ("topk:density=0.1,values=int8", None, "async", ""),
     ("tagc", None, "sync", ""), ("zen:values=fp16", None, "sync", ""),
 ])
 def test_what_was_pushed_in_few_bits_comes_back_in_few(addresses, codec, push, rounds, back):

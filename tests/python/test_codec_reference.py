@@ -113,6 +113,7 @@ CODECS = {
     "topk:density=0.07,values=fp16": functools.partial(ref.TopK, density=0.07, values="fp16"),
     "topk:density=0.2,values=bf16": functools.partial(ref.TopK, density=0.2, values="bf16"),
     "topk:density=0.2,values=int8": functools.partial(ref.TopK, density=0.2, values="int8"),
+    "topk:density=0.2,values=int6": functools.partial(ref.TopK, density=0.2, values="int6"),
     "topk:density=0.2,values=2bit": functools.partial(ref.TopK, density=0.2, values="2bit"),
     "topk:density=0.2,values=int4,warmup_rounds=2,warmup_density=0.4":
         functools.partial(ref.TopK, density=0.2, values="int4", warmup=SOME),
@@ -163,7 +164,8 @@ def test_means_are_those_of_the_definition(server, name, codec, workers):
     ("dense:fp32", "dense:bf16"), ("dense:fp32", "onebit"), ("dense:fp32", "efsignsgd"), ("dense:fp32", "terngrad"),
     ("dense:fp32", "natural:bits=3,norm=max"), ("dense:fp32", "threshold:value=0.5"), ("signsgd", "signsgd"),
     ("topk:density=0.2", "topk:density=0.2"), ("randomk:density=0.3", "randomk:density=0.3"),
-    ("topk:density=0.2", "union:values=int8"), ("topk:density=0.2,values=2bit", "union:values=2bit"),
+    ("topk:density=0.2", "union:values=int8"), ("topk:density=0.2", "union:values=int6"),
+    ("topk:density=0.2,values=2bit", "union:values=2bit"),
     ("dense:fp32", "union:values=int4"), ("zen", "union:values=bf16"),
 ])
 def test_means_are_compressed_as_gradients_are(server, name, codec, update_codec):

@@ -145,7 +145,7 @@ def default_update_codec(codec: str, push: str, rounds: str = "sync") -> str:
     say alike, so not of what each pulls."""
     if rounds.startswith("async") or not _core.training_defaults(codec)["union_back"]:
         return ""
-    return "union:values=int4" if push == "step" else "union:values=int8"  # a second moment of gradients wants more digits
+    return "union:values=int4" if push == "step" else "union:values=int6"  # a second moment of gradients wants more digits
 
 
 def residual_decay_of(push: str, residual_decay: float | None) -> float:

@@ -6,6 +6,8 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
+#include "common/base/status_macros.h"
+#include "common/codec/bits/bit_io.h"
 #include "kernels/cpu/reference/clones.h"
 #include "kernels/math/fixed_point.h"
 #include "kernels/math/grid.h"
@@ -14,9 +16,19 @@
 namespace gradwire {
 namespace {
 
-// Largest integer of int8 and int4: symmetric.
-constexpr int kLargest8 = 127;
-constexpr int kLargest4 = 7;
+// Of an integer format; 0 for others.
+constexpr uint32_t BitsOf(ValueFormat format) {
+  switch (format) {
+    case ValueFormat::kInt8:
+      return 8;
+    case ValueFormat::kInt6:
+      return 6;
+    case ValueFormat::kInt4:
+      return 4;
+    default:
+      return 0;
+  }
+}
 
 float LargestMagnitude(const float* values, size_t n) {
   float largest = 0;
@@ -28,6 +40,9 @@ int ToInteger(float x, float inverse, int largest) {
   const float scaled = std::clamp(x * inverse, -static_cast<float>(largest), static_cast<float>(largest));
   return static_cast<int>(kernels::RoundToEven(scaled));
 }
+
+// Symmetric: of `bits` bits up to this.
+constexpr int LargestOf(uint32_t bits) { return (1 << (bits - 1)) - 1; }
 
 // Returns 1 / scale; 0 where all values are.
 float WriteScale(const float* values, size_t n, int largest, uint8_t* out) {
@@ -104,6 +119,39 @@ absl::Status ReadTwoBits(std::span<const uint8_t> payload, size_t n, float* valu
   return absl::OkStatus();
 }
 
+void WriteIntegers(uint32_t bits, const float* values, size_t n, uint8_t* out) {
+  const int largest = LargestOf(bits);
+  const float inverse = WriteScale(values, n, largest, out);
+  out += sizeof(float);
+  if (bits == 8) {
+    for (size_t i = 0; i < n; ++i) out[i] = static_cast<uint8_t>(ToInteger(values[i], inverse, largest));
+    return;
+  }
+  const uint32_t mask = (1u << bits) - 1;
+  BitWriter to(out);
+  for (size_t i = 0; i < n; ++i) {
+    to.Put(static_cast<uint32_t>(ToInteger(values[i], inverse, largest)) & mask, static_cast<int>(bits));
+  }
+  to.Flush();
+}
+
+absl::Status ReadIntegers(uint32_t bits, std::span<const uint8_t> payload, size_t n, float* values) {
+  float scale = 0;
+  GW_RETURN_IF_ERROR(ReadScale(payload, &scale));
+  if (bits == 8) {
+    const uint8_t* in = payload.data() + sizeof(scale);
+    for (size_t i = 0; i < n; ++i) values[i] = scale * static_cast<float>(static_cast<int8_t>(in[i]));
+    return absl::OkStatus();
+  }
+  const int sign = 1 << (bits - 1);
+  BitReader from(payload.subspan(sizeof(scale)));
+  for (size_t i = 0; i < n; ++i) {
+    values[i] = scale * static_cast<float>((static_cast<int>(from.Take(static_cast<int>(bits))) ^ sign) - sign);
+  }
+  if (from.AtPaddedEnd()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat("int%d values: padding is not 0", bits));
+}
+
 GW_CLONES void WriteHalves(const float* values, size_t n, uint8_t* out) {
   for (size_t i = 0; i < n; ++i) {
     const uint16_t bits = kernels::FloatToHalf(values[i]);
@@ -129,9 +177,9 @@ size_t BytesOf(ValueFormat format, size_t n) {
     case ValueFormat::kBf16:
       return 2 * n;
     case ValueFormat::kInt8:
-      return n == 0 ? 0 : 4 + n;
+    case ValueFormat::kInt6:
     case ValueFormat::kInt4:
-      return n == 0 ? 0 : 4 + (n + 1) / 2;
+      return n == 0 ? 0 : sizeof(float) + (n * BitsOf(format) + 7) / 8;
     case ValueFormat::k2Bit:
       return n == 0 ? 0 : 8 + (n + 3) / 4;
   }
@@ -153,20 +201,10 @@ void WriteValues(ValueFormat format, const float* values, size_t n, uint8_t* out
         std::memcpy(out + 2 * i, &bits, 2);
       }
       return;
-    case ValueFormat::kInt8: {
-      const float inverse = WriteScale(values, n, kLargest8, out);
-      for (size_t i = 0; i < n; ++i) out[4 + i] = static_cast<uint8_t>(ToInteger(values[i], inverse, kLargest8));
-      return;
-    }
-    case ValueFormat::kInt4: {
-      const float inverse = WriteScale(values, n, kLargest4, out);
-      std::memset(out + 4, 0, (n + 1) / 2);
-      for (size_t i = 0; i < n; ++i) {
-        const int nibble = ToInteger(values[i], inverse, kLargest4) & 15;
-        out[4 + i / 2] = static_cast<uint8_t>(out[4 + i / 2] | nibble << (i % 2 * 4));
-      }
-      return;
-    }
+    case ValueFormat::kInt8:
+    case ValueFormat::kInt6:
+    case ValueFormat::kInt4:
+      return WriteIntegers(BitsOf(format), values, n, out);
     case ValueFormat::k2Bit:
       return WriteTwoBits(values, n, out);
   }
@@ -178,7 +216,6 @@ absl::Status ReadValues(ValueFormat format, std::span<const uint8_t> payload, si
         absl::StrFormat("%d values take %d bytes, found %d", n, BytesOf(format, n), payload.size()));
   }
   if (n == 0) return absl::OkStatus();
-  float scale = 0;
   switch (format) {
     case ValueFormat::kFp32:
       std::memcpy(values, payload.data(), 4 * n);
@@ -194,17 +231,9 @@ absl::Status ReadValues(ValueFormat format, std::span<const uint8_t> payload, si
       }
       break;
     case ValueFormat::kInt8:
-      if (absl::Status status = ReadScale(payload, &scale); !status.ok()) return status;
-      for (size_t i = 0; i < n; ++i) values[i] = scale * static_cast<float>(static_cast<int8_t>(payload[4 + i]));
-      break;
+    case ValueFormat::kInt6:
     case ValueFormat::kInt4:
-      if (absl::Status status = ReadScale(payload, &scale); !status.ok()) return status;
-      if (n % 2 == 1 && payload.back() >> 4 != 0) return absl::InvalidArgumentError("int4 values: padding is not 0");
-      for (size_t i = 0; i < n; ++i) {
-        const int nibble = payload[4 + i / 2] >> (i % 2 * 4) & 15;
-        values[i] = scale * static_cast<float>(nibble < 8 ? nibble : nibble - 16);
-      }
-      break;
+      return ReadIntegers(BitsOf(format), payload, n, values);
     case ValueFormat::k2Bit:
       return ReadTwoBits(payload, n, values);
   }

@@ -12,7 +12,7 @@ namespace gradwire {
 
 using ValueFormat = SparseSpec::Values;
 
-// Of a payload with n values. int8 and int4 have a float32 scale in front, 2bit two magnitudes, unless n is 0.
+// Of a payload with n values. int8, int6 and int4 have a float32 scale in front, 2bit two magnitudes, unless n is 0.
 size_t BytesOf(ValueFormat format, size_t n);
 
 // Writes BytesOf(format, n) bytes. Nearest values, ties to even; magnitudes that a format cannot hold become its

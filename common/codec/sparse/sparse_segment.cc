@@ -16,7 +16,7 @@ using wire::SegmentHeader;
 using wire::SegmentType;
 
 // The param of a segment: index coding in the lower half, value format in the upper one.
-constexpr int kFormats = 6;
+constexpr int kFormats = 7;
 
 uint8_t ParamOf(uint8_t coding, ValueFormat format) {
   return static_cast<uint8_t>(coding | static_cast<uint8_t>(format) << 4);

@@ -43,7 +43,7 @@ const std::vector<Case> kCases = {{"tagc:density=0.01"},
                                   {"tagc:density=0.01", "union:values=int4"},
                                   {"tagc:density=0.01,form=sketch"},
                                   {"topk:density=0.01,values=int8"},
-                                  {"topk:density=0.01,values=int8", "union:values=int8"},
+                                  {"topk:density=0.01,values=int8", "union:values=int6"},
                                   {"topk:density=0.01,values=int8", "union:values=int4"},
                                   {"thc:bits=4"}};
 

@@ -18,8 +18,7 @@ TOPK = "sharded topk:density=0.03,values=int4 both"
 TAGC = "sharded tagc:density=0.01,bits=2"  # ShardedOptimizer's default behind its denser beginning
 GRADWIRE = ("sharded dense:fp32", TAGC, TOPK, "sharded topk:density=0.001,values=fp16 both",
             "ddp-hook thc:bits=4", "ddp-hook powersgd:rank=1", "local-16 topk:density=0.05,values=int8 both")
-HOOKED = ("thc:bits=4 int8", "tagc:density=0.2 int8", "tagc:density=0.01,bits=2 int8", "dense:fp32", "thc:bits=4", "tagc:density=0.2",
-          "tagc:density=0.01,bits=2")
+HOOKED = ("thc:bits=4 int8", "tagc:density=0.2 int8", "tagc:density=0.2", "tagc:density=0.01,bits=2 int8")
 FSDP = tuple(name for loop in ("fsdp", "zero2") for name in (loop, *(f"{loop}-hook {codec}" for codec in HOOKED)))
 # Times do not depend on these; losses are searched from here, by factors of 2.
 FIRST_RATE = {True: 4e-3, False: 2e-3}
@@ -74,7 +73,7 @@ GRIDS = {grid.name: grid for grid in (
          together=True),
 )}
 # Other buckets compute the same, and so does zero2. What the aims are about comes first.
-LEARNERS = tuple(dict.fromkeys((DDP, POWER_SGD, TAGC, "fsdp", *(f"fsdp-hook {codec}" for codec in HOOKED if codec != "dense:fp32"),
+LEARNERS = tuple(dict.fromkeys((DDP, POWER_SGD, TAGC, "fsdp", *(f"fsdp-hook {codec}" for codec in HOOKED),
                                 *(s for s in TORCH if "buckets" not in s), *GRADWIRE)))
 # Steps are timed behind a beginning that is denser; losses are of all of them.
 WITH_BEGINNING = {TAGC: f"sharded {DEFAULT_CODEC}"}

@@ -70,6 +70,7 @@ std::vector<std::string> AllCodecs() {
           "topk:density=0.02,values=fp16",
           "topk:density=0.02,values=bf16",
           "topk:density=0.02,values=int8",
+          "topk:density=0.02,values=int6",
           "topk:density=0.02,values=int4",
           "topk:density=0.02,values=2bit",
           "threshold:value=0.01",

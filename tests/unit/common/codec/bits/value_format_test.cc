@@ -12,8 +12,8 @@
 namespace gradwire {
 namespace {
 
-constexpr ValueFormat kAll[] = {ValueFormat::kFp32, ValueFormat::kFp16, ValueFormat::kBf16,
-                                ValueFormat::kInt8, ValueFormat::kInt4, ValueFormat::k2Bit};
+constexpr ValueFormat kAll[] = {ValueFormat::kFp32, ValueFormat::kFp16, ValueFormat::kBf16, ValueFormat::kInt8,
+                                ValueFormat::kInt6, ValueFormat::kInt4, ValueFormat::k2Bit};
 
 std::vector<uint8_t> Written(ValueFormat format, const std::vector<float>& values) {
   std::vector<uint8_t> out(BytesOf(format, values.size()), 0xA5);
@@ -65,6 +65,8 @@ TEST(ValueFormat, NoValuesTakeNoBytes) {
 
 TEST(ValueFormat, SizesAreThoseOfTheSpec) {
   EXPECT_EQ(BytesOf(ValueFormat::kInt4, 7), 8u);
+  EXPECT_EQ(BytesOf(ValueFormat::kInt6, 4), 7u);
+  EXPECT_EQ(BytesOf(ValueFormat::kInt6, 5), 8u);
   EXPECT_EQ(BytesOf(ValueFormat::k2Bit, 1), 9u);
   EXPECT_EQ(BytesOf(ValueFormat::k2Bit, 8), 10u);
   EXPECT_EQ(BytesOf(ValueFormat::k2Bit, 9), 11u);
@@ -72,6 +74,45 @@ TEST(ValueFormat, SizesAreThoseOfTheSpec) {
     const std::vector<uint8_t> payload = Written(format, Tails(9, 1));
     ExpectRefused(format, {payload.begin(), payload.end() - 1}, 9);
     ExpectRefused(format, payload, 100);
+  }
+}
+
+// WIRE.md by hand: scale 2, then 31, -31, 1, -2 and 5, of six bits each.
+TEST(ValueFormat, SixBitsLieAsTheSpecSays) {
+  const std::vector<float> values = {62, -62, 2, -4, 10};
+  const std::vector<uint8_t> written = {0, 0, 0, 0x40, 0b01'011111, 0b0001'1000, 0b111110'00, 0b00'000101};
+  EXPECT_EQ(Written(ValueFormat::kInt6, values), written);
+  EXPECT_EQ(Read(ValueFormat::kInt6, written, 5), values);
+}
+
+TEST(ValueFormat, IntegersAreTheNearestMultiplesOfTheirScale) {
+  for (const auto& [format, largest] :
+       {std::pair(ValueFormat::kInt8, 127), std::pair(ValueFormat::kInt6, 31), std::pair(ValueFormat::kInt4, 7)}) {
+    for (size_t n = 1; n < 20; ++n) {
+      const std::vector<float> values = Tails(n, n);
+      const std::vector<float> found = ThereAndBack(format, values);
+      float most = 0;
+      for (float v : values) most = std::max(most, std::fabs(v));
+      for (size_t i = 0; i < n; ++i) EXPECT_NEAR(found[i], values[i], 0.5001f * most / static_cast<float>(largest));
+    }
+    EXPECT_EQ(ThereAndBack(format, {0, -0.0f, 0}), (std::vector<float>{0, 0, 0}));
+    const float huge = 0.99f * std::numeric_limits<float>::max();  // a scale rounds: senders keep below (SentLimitOf)
+    for (float v : ThereAndBack(format, {huge, -huge})) EXPECT_NEAR(std::fabs(v) / huge, 1, 1e-6);
+  }
+}
+
+TEST(ValueFormat, IntegersThatNobodyWritesAreRefused) {
+  for (ValueFormat format : {ValueFormat::kInt8, ValueFormat::kInt6, ValueFormat::kInt4}) {
+    for (float scale : {-1.0f, -0.0f, std::nanf(""), std::numeric_limits<float>::infinity()}) {
+      std::vector<uint8_t> payload(BytesOf(format, 3), 0);
+      std::memcpy(payload.data(), &scale, 4);
+      ExpectRefused(format, payload, 3);
+    }
+  }
+  for (ValueFormat format : {ValueFormat::kInt6, ValueFormat::kInt4}) {
+    std::vector<uint8_t> payload = Written(format, {1, 1, 1});
+    payload.back() |= 0x80;  // padding
+    ExpectRefused(format, payload, 3);
   }
 }
 
