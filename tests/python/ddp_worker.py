@@ -46,12 +46,12 @@ def model_of(seed: int, bare: bool) -> Net:
                torch.nn.LayerNorm(128), torch.nn.Linear(128, CLASSES), bare=bare)
 
 
-def sharded(net: Net, reduce: str, together: bool, device: str) -> torch.nn.Module:
+def sharded(net: Net, reduce: str, together: bool, device: str, parameters: str) -> torch.nn.Module:
     """Over all processes: two units inside, or one of both layers, the last one if it is frozen or the net is bare, and the rest
     of the net, which then has no parameters."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, reduce))
+    policy = MixedPrecisionPolicy(param_dtype=getattr(torch, parameters), reduce_dtype=getattr(torch, reduce))
     mesh = dist.init_device_mesh(device, (dist.get_world_size(),))
     units: list[Any] = [[net[0], net[2]]] if together else [net[0], net[2]]
     if net.bare or not net[5].weight.requires_grad:
@@ -72,11 +72,20 @@ def wrapped_fully(net: Net, reduce: str, device: str) -> torch.nn.Module:
     return wrap(net)
 
 
+class OwnGather:
+    """Gathers parameters as torch does."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False) -> Any:
+        return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
 def gathered(layer: Any) -> torch.Tensor:
     """The matrix of a layer of its own unit, as the forward pass sees it."""
-    layer.unshard()
+    layer.unshard()  # nothing, where it still is
     seen = layer.weight.detach().clone().cpu()
-    layer.reshard()
     return seen
 
 
@@ -111,6 +120,10 @@ def main() -> None:
     parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--push", default="gradient")
     parser.add_argument("--gather", help="FSDPState's")
+    parser.add_argument("--gathered", action="store_true", help="FSDP: saves what the forward pass sees of the first unit's matrix")
+    parser.add_argument("--own-gather", action="store_true", help="FSDP: parameters are gathered by another than torch's")
+    parser.add_argument("--own-gather-of-one", action="store_true", help="FSDP: on rank 1 alone")
+    parser.add_argument("--parameters", default="float32", help="FSDP: the type that passes compute in")
     parser.add_argument("--ahead", action="store_true", help="FSDP: the first two units are gathered ahead, beside each other")
     parser.add_argument("--hook", action="store_true", help="FSDP: a parameter has a hook that wants its reduced gradient")
     parser.add_argument("--idle", action="store_true", help="FSDP: one unit takes no part in the loss")
@@ -128,7 +141,9 @@ def main() -> None:
     if args.wrapper:
         model = wrapped_fully(net, args.reduce, args.device)
     elif args.fsdp:
-        model = sharded(net, args.reduce, args.together, args.device)
+        model = sharded(net, args.reduce, args.together, args.device, args.parameters)
+        if args.own_gather or (args.own_gather_of_one and rank == 1):
+            net[0].set_custom_all_gather(OwnGather())
     else:
         model = DistributedDataParallel(net, bucket_cap_mb=0.02)
     groups = [dist.new_group(list(range(begin, begin + args.per_host))) for begin in range(0, dist.get_world_size(), args.per_host)]
@@ -188,9 +203,9 @@ def main() -> None:
                   for name, value in (model if args.wrapper else net).state_dict().items()}
         found = {"net": values, "losses": losses, "begin": begin, "scale": scaler.get_scale(),
                  "stats": state.stats() if state else {}}
-        if args.gather:
+        if args.gathered:
             found["gathered"] = gathered(net[0])
-    if args.gather:
+    if args.gathered:
         found["gathered behind close"] = gathered(net[0])
     if args.behind_close:
         try:

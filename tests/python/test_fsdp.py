@@ -75,16 +75,30 @@ def test_sparse_codecs_leave_out_what_they_promise(train, addresses):
     assert pushed[1] < pushed[0] / 12, "11.5 bits for one of ten elements, and headers"
 
 
+def assert_gathered(process, as_int8s, ranks=2):
+    """Forward passes see what NumPy makes of each rank's part; each rank's own part stays what it was, and is seen behind close()."""
+    own = process["net"]["0.weight"]
+    parts = [as_int8(part.numpy()) if as_int8s else part.numpy() for part in own.chunk(ranks)]
+    assert process["gathered"].float().numpy() == pytest.approx(np.concatenate(parts), rel=1e-6)
+    assert torch.equal(process["gathered"], own) == (not as_int8s)
+    assert torch.equal(process["gathered behind close"], own)
+
+
 def test_parameters_are_gathered_as_int8(train, plain, addresses):
-    """Forward passes see what NumPy makes of each rank's part; each rank's own part stays what it was."""
-    found = train("--servers", *addresses(2), "--gather", "int8")
+    found = train("--servers", *addresses(2), "--gather", "int8", "--gathered")
     assert found[0]["losses"] == pytest.approx(plain()[0]["losses"], rel=0.02)
     for process in found:
-        own = process["net"]["0.weight"]
-        expected = [as_int8(part.numpy()) for part in own.chunk(2)]
-        assert process["gathered"].numpy() == pytest.approx(np.concatenate(expected), rel=1e-6)
-        assert not torch.equal(process["gathered"], own)
-        assert torch.equal(process["gathered behind close"], own), "FSDP gathers by itself again"
+        assert_gathered(process, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags, as_int8s", [
+    (("--codec", ""), True), (("--codec", "tagc:density=0.1"), True), (("--codec", "dense:bf16"), False), ((), False),
+    (("--codec", "", "--gather", "exact"), False), (("--codec", "", "--own-gather"), False),
+], ids=["default", "TAGC", "bf16", "dense", "exact", "another"])
+def test_by_default_where_the_codec_is_not_dense(train, addresses, flags, as_int8s):
+    for process in train("--servers", *addresses(1), "--gathered", *flags):
+        assert_gathered(process, as_int8s)
 
 
 @pytest.mark.slow
@@ -95,11 +109,28 @@ def test_units_that_are_gathered_ahead(train, addresses):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [("--frozen",), ("--together",), ("--bare", "--sgd", "--lr", 0.2), ("--checkpoint",),
-                                   ("--accumulate", 3, "--no-sync")], ids=lambda flags: " ".join(map(str, flags)))
+@pytest.mark.parametrize("flags", [("--frozen",), ("--bare", "--sgd", "--lr", 0.2), ("--checkpoint",), ("--accumulate", 3, "--no-sync")],
+                         ids=lambda flags: " ".join(map(str, flags)))
 def test_int8_goes_with_what_units_may_be(train, plain, addresses, flags):
-    found = train("--servers", *addresses(1), "--gather", "int8", *flags)
+    found = train("--servers", *addresses(1), "--gather", "int8", "--gathered", *flags)
     assert found[0]["losses"] == pytest.approx(plain(*flags)[0]["losses"], rel=0.03)
+    for process in found:
+        assert_gathered(process, True)
+
+
+@pytest.mark.slow
+def test_int8_with_three_ranks_whose_parts_differ(train, plain, addresses):
+    found = train("--servers", *addresses(1), "--gather", "int8", "--gathered", processes=3)
+    assert found[0]["losses"] == pytest.approx(plain(processes=3)[0]["losses"], rel=0.03)
+    for process in found:
+        assert_gathered(process, True, ranks=3)
+
+
+@pytest.mark.slow
+def test_int8_of_what_is_computed_in_bfloat16(train, plain, addresses):
+    flags = ("--parameters", "bfloat16")
+    found = train("--servers", *addresses(1), "--gather", "int8", *flags)
+    assert found[0]["losses"] == pytest.approx(plain(*flags)[0]["losses"], rel=0.05)
 
 
 @pytest.mark.slow
@@ -138,8 +169,10 @@ def test_a_gradient_that_is_not_finite_spoils_the_step_of_all(train, addresses, 
     (("--wrapper", "--idle"), r"gave no gradients to .*2.*: every unit"),
     (("--hook",), r"\(root\) has a hook that sees reduced gradients"),
     (("--wrapper", "--gather", "int8"), r'gather="int8" needs fully_shard'),
+    (("--own-gather", "--gather", "int8"), r"would take the place of what set_custom_all_gather"),
+    (("--codec", "", "--own-gather-of-one"), r"this process would do, and others would not"),
     (("--nan-at", 3, "--nonfinite", "refuse"), r"InvalidArgument.*tensor '[\w()]+\.\d'.*nan"),
-], ids=["float16", "FSDP1 float16", "idle", "FSDP1 idle", "hook", "FSDP1 int8", "refused"])
+], ids=["float16", "FSDP1 float16", "idle", "FSDP1 idle", "hook", "FSDP1 int8", "another int8", "one rank", "refused"])
 def test_or_an_error_says_why(tmp_path, addresses, flags, said):
     code, text = run(tmp_path / "run", "--fsdp", "--servers", *addresses(1), *flags)
     assert code != 0

@@ -10,13 +10,31 @@ import torch.distributed as dist
 
 from ._errors import FailedPrecondition
 from ._fsdp_gather import FORMATS
-from ._fsdp_units import Unit, sharded
+from ._fsdp_units import Sharded, Unit, sharded
 from ._job import Rule, TensorSpec
 from ._means import MeanExchange
 from ._session import Session
 
 # Of a bucket where the caller does not say. Where two ranks' parts meet in one, both pull it: that is to be a small share.
 _MIN_BUCKET_BYTES, _MAX_BUCKET_BYTES, _SHARE = 16 << 10, 4 << 20, 8
+
+
+def _gather_of(found: Sharded, gather: str | None, codec: str) -> str:
+    """What FSDPState's `gather` comes to, on all processes."""
+    if gather == "int8" and not found.gathered:
+        raise ValueError('FSDPState: gather="int8" needs fully_shard (FSDP2): FullyShardedDataParallel has no place for it')
+    if gather == "int8" and any(unit.gathered_by_others for unit in found.gathered):
+        raise ValueError('FSDPState: gather="int8" would take the place of what set_custom_all_gather, or a tensor with '
+                         "fsdp_pre_all_gather, has put there")
+    if gather is None:
+        free = found.gathered and not any(unit.gathered_by_others for unit in found.gathered)
+        gather = "int8" if free and not codec.startswith("dense") else "exact"
+    told = torch.tensor([FORMATS.index(gather), -FORMATS.index(gather)], device=found.units[0].mean.device)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    if told.sum() != 0:
+        raise FailedPrecondition(f'FSDPState: gather="{gather}" is what this process would do, and others would not: all must be told '
+                                 "the same, with the same codec, by the same version of gradwire")
+    return gather
 
 
 class FSDPState:
@@ -38,10 +56,11 @@ class FSDPState:
     bucket_bytes 0: an eighth of a rank's part, at most 4 MiB. update_codec, push, step_beta2, residual_decay, nonfinite, seed,
     lease_ms, worker and what goes on to gradwire.join: as for DDPState, also what holds for processes that are started again.
 
-    gather: how parameters travel between ranks. "int8": FSDP2's all-gathers take a quarter of the bytes: forward and backward pass,
-    and evaluation, see matrices as int8, each 128 consecutive elements of a rank's part with the scale of their largest; a rank's own
-    part, which the optimizer changes and checkpoints hold, stays as exact as it was, and vectors travel exactly. "exact": FSDP's own.
-    By default int8 with fully_shard and a codec that is not dense, unless set_custom_all_gather has been called.
+    gather: how parameters travel between ranks. "int8": FSDP2's all-gathers take a quarter of float32's bytes, half of bfloat16's:
+    forward and backward pass, and evaluation, see matrices as int8, each 128 consecutive elements of a rank's part with the scale of
+    their largest; a rank's own part, which the optimizer changes and checkpoints hold, stays as exact as it was, and vectors travel
+    exactly. What FSDP gathers of several types together, or gathers again from fewer ranks (reshard_after_forward=N), goes as it is.
+    "exact": FSDP's own. By default int8 with fully_shard and a codec that is not dense, unless another all-gather is there.
 
     Accumulate gradients with model.set_requires_gradient_sync(False), or no_sync(), as without Gradwire, so that they travel
     once, and with push="step" are one step. Gradients are reduced as float32 or bfloat16 (reduce_dtype of MixedPrecisionPolicy or
@@ -62,11 +81,7 @@ class FSDPState:
         if gather not in (None, *FORMATS):
             raise ValueError(f"FSDPState: gather={gather!r} is not one of {', '.join(FORMATS)}")
         found = sharded(model)
-        if gather is None:
-            free = found.gathered and all(unit.gathered_by_torch for unit in found.gathered)
-            gather = "int8" if free and not codec.startswith("dense") else "exact"
-        elif gather == "int8" and not found.gathered:
-            raise ValueError('FSDPState: gather="int8" needs fully_shard (FSDP2): FullyShardedDataParallel has no place for it')
+        gather = _gather_of(found, gather, codec)
         self._units, self._gathered, self._ends = found.units, found.gathered, found.ends
         rank, size = self._units[0].rank, dist.get_world_size()
         tensors: list[TensorSpec] = []
@@ -164,10 +179,10 @@ class FSDPState:
             self._watch.remove()
             for one, name in self._ends:
                 delattr(one, name)
-            for unit in self._units:
-                unit.uninstall()
             for unit in self._gathered:
                 unit.gather_as_before()
+            for unit in self._units:
+                unit.uninstall()
         finally:
             exchange.session.leave(drain and not inside)
 

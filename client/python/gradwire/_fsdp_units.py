@@ -84,7 +84,7 @@ def sharded(model: torch.nn.Module) -> Sharded:
     if FSDPModule is None or not isinstance(model, FSDPModule):
         raise TypeError(f"FSDPState: {type(model).__name__} did not go through torch.distributed.fsdp.fully_shard, nor is it a "
                         "FullyShardedDataParallel; for DistributedDataParallel there is DDPState")
-    if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+    if not hasattr(FSDPModule, "set_custom_reduce_scatter") or not hasattr(FSDPModule, "set_custom_all_gather"):
         raise RuntimeError("FSDPState behind fully_shard needs torch 2.9 or later (FSDPModule.set_custom_reduce_scatter); this is "
                            f"{torch.__version__}")
     return _of_groups(model, FSDPModule)
@@ -143,6 +143,8 @@ class _GroupUnit(Unit):
     def __init__(self, name: str, module: Any, group: Any, parameters: list[Any], lengths: list[int]):
         first = parameters[0] if parameters else None
         self._gather_before: Any = None
+        # In FSDP's order, frozen ones too. Vectors, as biases and scales of norms, are few, and next to no others of their size.
+        self._parts = [Part(p._sharded_param_data.numel(), exact=p.sharded_param.ndim < 2) for p in group.fsdp_params]
         super().__init__(name, sum(lengths), first.device_mesh.get_local_rank() if first is not None else 0,
                          first.to_local().device if first is not None else torch.device("cpu"))
         self._module, self._group = module, group
@@ -152,6 +154,8 @@ class _GroupUnit(Unit):
     @staticmethod
     def of(name: str, module: Any, group: Any) -> _GroupUnit:
         _check_has(group, "_reduce_scatter_comm", "_all_gather_comm", "_all_reduce_hook", "fsdp_params")
+        for p in group.fsdp_params:
+            _check_has(p, "_sharded_param_data", "_sharded_local_tensor")
         # In FSDP's order, which is that of the flat gradients.
         parameters = [p.sharded_param for p in group.fsdp_params if p.sharded_param.requires_grad]
         for p in parameters:
@@ -173,20 +177,23 @@ class _GroupUnit(Unit):
         self._module.set_custom_reduce_scatter(self._before)
 
     @property
-    def gathered_by_torch(self) -> bool:
-        """And by no one whom the user, or another library, has put there."""
-        return type(self._group._all_gather_comm).__module__.startswith("torch.")
+    def gathered_by_others(self) -> bool:
+        """By whom the user, or another library, has put there; or tensors say themselves what of them is gathered."""
+        return type(self._group._all_gather_comm).__name__ != "DefaultAllGather" or any(
+            hasattr(p._sharded_local_tensor, "fsdp_pre_all_gather") for p in self._group.fsdp_params)
 
     def gather_as_int8(self) -> None:
         """From here on FSDP gathers its parameters so."""
-        # In FSDP's order, frozen ones too. Vectors, as biases and scales of norms, are few, and next to no others of their size.
-        parts = [Part(p._sharded_param_data.numel(), exact=p.sharded_param.ndim < 2) for p in self._group.fsdp_params]
         self._gather_before = self._group._all_gather_comm
-        self._module.set_custom_all_gather(Int8Gather(parts))
+        self._gather_by(Int8Gather(self._parts))
 
     def gather_as_before(self) -> None:
-        if self._gather_before is not None:
-            self._module.set_custom_all_gather(self._gather_before)
+        if isinstance(self._group._all_gather_comm, Int8Gather):
+            self._gather_by(self._gather_before)
+
+    def _gather_by(self, gather: Any) -> None:
+        self._module.reshard()  # what was gathered otherwise
+        self._module.set_custom_all_gather(gather)
 
     def check(self, gradients: torch.Tensor) -> None:
         super().check(gradients)

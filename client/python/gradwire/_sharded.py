@@ -63,7 +63,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     travel dense beside a sparse codec.
     update_codec: what the shards compress the update with on its way back, such as "topk:density=0.001,values=fp16"; they
     keep what it drops for the next step; "": nothing. By default the elements that topk, threshold, randomk or dgc pushed with
-    reduced values come back in 4 bits each, or 8, where no steps were pushed. weight_decay is decoupled, except with "sgd".
+    reduced values come back in 4 bits each, or 6, where no steps were pushed. weight_decay is decoupled, except with "sgd".
     Learning rates come from param_groups and travel with each round, so LR schedulers work; all workers must follow the same
     schedule.
 

@@ -86,6 +86,7 @@ constexpr Named kGolden[] = {
     {"topk_fp16", "topk:density=0.1,values=fp16"},
     {"topk_bf16", "topk:density=0.1,values=bf16"},
     {"topk_int8", "topk:density=0.1,values=int8"},
+    {"topk_int6", "topk:density=0.1,values=int6"},
     {"topk_int4", "topk:density=0.1,values=int4"},
     {"topk_2bit", "topk:density=0.1,values=2bit"},
     {"threshold", "threshold:value=0.15"},
