@@ -104,8 +104,8 @@ class FSDPState:
         for unit in self._units:
             unit.install(self._reduce)
         if gather == "int8":
-            for unit in self._gathered:
-                unit.gather_as_int8()
+            for gathered in self._gathered:
+                gathered.gather_as_int8()
         for one, name in self._ends:
             setattr(one, name, self._behind(getattr(one, name)))
         self._watch = model.register_forward_pre_hook(self._check_ended)
@@ -179,8 +179,8 @@ class FSDPState:
             self._watch.remove()
             for one, name in self._ends:
                 delattr(one, name)
-            for unit in self._gathered:
-                unit.gather_as_before()
+            for gathered in self._gathered:
+                gathered.gather_as_before()
             for unit in self._units:
                 unit.uninstall()
         finally:
