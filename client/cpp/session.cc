@@ -589,7 +589,7 @@ uint64_t Session::incarnation() const { return impl_->incarnation(); }
 const Job& Session::job() const { return impl_->job(); }
 const Layout& Session::layout() const { return impl_->layout(); }
 std::string Session::Digest() const { return impl_->replica().Digest(); }
-
+uint32_t Session::Checksum() const { return impl_->replica().Checksum(); }
 std::vector<std::string> Session::ShardDigests() const {
   std::vector<std::string> digests;
   for (uint32_t s = 0; s < layout().shard_count(); ++s) digests.push_back(impl_->replica().ShardDigest(s));

@@ -144,7 +144,7 @@ def test_gradients_that_are_reduced_as_bfloat16(train, plain, addresses, flags):
 @pytest.mark.slow
 def test_the_default_trains_as_well_for_fewer_bytes(train, plain, addresses):
     # Parts are padded to powers of two.
-    assert_trains_as_well(train, plain, addresses, pushed=6, pulled=7)
+    assert_trains_as_well(train, plain, addresses, at_most=1.01, pushed=4, pulled=5)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/crc32c.h"
 #include "common/base/sha256.h"
 #include "common/base/status_macros.h"
 #include "common/codec/frame/parameters.h"
@@ -97,6 +98,16 @@ std::string Replica::Digest() const {
   Sha256 sha;
   for (std::span<float> tensor : tensors_) sha.Update(memory_->View(tensor).values);
   return sha.Hex();
+}
+
+uint32_t Replica::Checksum() const {
+  uint32_t crc = 0;
+  for (std::span<float> tensor : tensors_) {
+    const auto view = memory_->View(tensor);
+    const std::span<const float> values = view.values;
+    crc = Crc32c({reinterpret_cast<const uint8_t*>(values.data()), values.size_bytes()}, crc);
+  }
+  return crc;
 }
 
 std::string Replica::ShardDigest(uint32_t shard) const {

@@ -47,6 +47,7 @@ class Replica {
   TensorMemory& memory() const { return *memory_; }
 
   std::string Digest() const;
+  uint32_t Checksum() const;
   std::string ShardDigest(uint32_t shard) const;
 
  private:

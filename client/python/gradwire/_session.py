@@ -183,6 +183,10 @@ class Session:
         """SHA-256 of the parameters in the job's order."""
         return self._core.digest()
 
+    def checksum(self) -> int:
+        """CRC-32C of the same, in a hundredth of the time: to see whether somebody has written there."""
+        return self._core.checksum()
+
     def shard_digests(self) -> list[str]:
         """Per shard, as `gradwire job describe --digest` reports it."""
         return self._core.shard_digests()

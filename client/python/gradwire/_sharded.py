@@ -242,7 +242,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 self._load_groups(resume_from)
             if checkpoint and before and self.session.version > 0:
                 self._presence.restore(before, checkpoint)
-            self._watch = Watch(self._names, self._params, self._digest_of_memory)
+            self._watch = Watch(self._names, self._params, self._checksum_of_memory)
             self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(self._params) if overlap]
         except BaseException:
             with contextlib.suppress(Exception):
@@ -567,8 +567,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._masters.publish()
         return True
 
-    def _digest_of_memory(self) -> str:
-        return self.session.digest() if self._masters.published() else "written"
+    def _checksum_of_memory(self) -> int:
+        return self.session.checksum() if self._masters.published() else -1  # -1: not what the masters are
 
     def drain(self) -> None:
         """Between two steps: waits until all that this worker pushed is in the parameters. At once with rounds="sync"."""

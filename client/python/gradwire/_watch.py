@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-_COST = 100  # after a digest there is none for this many times the time that it took
+# After a checksum there is none for so many times the time that it took. One worker's delays those of all: the longer, the rarer.
+_COST, _COST_OF_LONG = 100, 1000
+_LONG = 1e-3  # seconds
 
 
 class Versions:
@@ -31,14 +33,14 @@ class Versions:
 
 class Watch:
     """Finds writes into the parameters of one optimizer. Torch's version counters show those that go through torch. The
-    session's updates pass the counters by, as do writes through p.data or NumPy; to find the latter, a digest is taken
-    behind a step and compared before the next one, for about a hundredth of the time."""
+    session's updates pass the counters by, as do writes through p.data or NumPy; to find the latter, a checksum is taken
+    behind a step and compared before the next one, for about a hundredth of the time, of large models a thousandth."""
 
-    def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor], digest: Callable[[], str]):
+    def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor], checksum: Callable[[], int]):
         self._names = names
         self._parameters = parameters
         self._versions = Versions(names, parameters)
-        self._make_digest = digest
+        self._make_checksum = checksum
         self._due = 0.0
         self.accept()
 
@@ -46,21 +48,22 @@ class Watch:
         """What the parameters hold now is right."""
         self._addresses = [p.data_ptr() for p in self._parameters]
         self._versions.accept()
-        self._digest: str | None = None
+        self._checksum: int | None = None
         self.note()
 
     def note(self) -> None:
-        """A step was made: takes a digest, if one is due."""
+        """A step was made: takes a checksum, if one is due."""
         begin = time.monotonic()
         if begin < self._due:
             return
-        self._digest = self._make_digest()
+        self._checksum = self._make_checksum()
         end = time.monotonic()
-        self._due = end + 2 * _COST * (end - begin)  # twice: written() takes one as well
+        took = 2 * (end - begin)  # written() takes one as well
+        self._due = end + took * (_COST if took < 2 * _LONG else _COST_OF_LONG)
 
     def drained(self) -> None:
-        """Updates came between two steps: drops the digest, which is of what was before them."""
-        self._digest = None
+        """Updates came between two steps: drops the checksum, which is of what was before them."""
+        self._checksum = None
 
     def replaced(self) -> str | None:
         """The name of a parameter that lies elsewhere than it did."""
@@ -73,10 +76,10 @@ class Watch:
         """Before a step: what was written into since the one before, as the subject of a sentence."""
         name = self._versions.written()
         written = None if name is None else f"parameter {name!r}"
-        if self._digest is None:
+        if self._checksum is None:
             return written
-        if self._make_digest() != self._digest:
+        if self._make_checksum() != self._checksum:
             return written or "a parameter (through p.data or NumPy)"
         self._versions.accept()  # the former values were written back
-        self._digest = None
+        self._checksum = None
         return None

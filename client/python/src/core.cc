@@ -290,6 +290,9 @@ class PySession {
   std::string Digest() const {
     return Released([&] { return session_->Digest(); });
   }
+  uint32_t Checksum() const {
+    return Released([&] { return session_->Checksum(); });
+  }
   std::vector<std::string> ShardDigests() const {
     return Released([&] { return session_->ShardDigests(); });
   }
@@ -446,6 +449,7 @@ PYBIND11_MODULE(_core, m) {
       .def("stats", &PySession::Stats)
       .def("take_notices", &PySession::TakeNotices)
       .def("digest", &PySession::Digest)
+      .def("checksum", &PySession::Checksum)
       .def("shard_digests", &PySession::ShardDigests)
       .def_property_readonly("version", &PySession::version)
       .def_property_readonly("start_version", &PySession::start_version)

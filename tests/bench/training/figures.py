@@ -105,7 +105,7 @@ def aims() -> Iterator[Aim]:
         yield Aim("of DDP's step", grid, "sharded dense:fp32", 1.05, False,
                   lambda rows: rows["sharded dense:fp32"]["ms"] / _ddp_ms(rows))
     for loop in ("fsdp", "zero2"):
-        for codec, bound in (("tagc:density=0.2 int8", 1.15), ("thc:bits=4 int8", 2), ("tagc:density=0.01,bits=2 int8", 2)):
+        for codec, bound in (("tagc:density=0.2 int8", 1.15), ("thc:bits=6 int8", 2), ("tagc:density=0.01,bits=2 int8", 2)):
             system = f"{loop}-hook {codec}"
             yield Aim(f"times faster than {loop}", "fsdp", system, bound, True, _times_faster(system, loop))
 

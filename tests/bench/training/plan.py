@@ -18,7 +18,7 @@ TOPK = "sharded topk:density=0.03,values=int4 both"
 TAGC = "sharded tagc:density=0.01,bits=2"  # ShardedOptimizer's default behind its denser beginning
 GRADWIRE = ("sharded dense:fp32", TAGC, TOPK, "sharded topk:density=0.001,values=fp16 both",
             "ddp-hook thc:bits=4", "ddp-hook powersgd:rank=1", "local-16 topk:density=0.05,values=int8 both")
-HOOKED = ("thc:bits=4 int8", "tagc:density=0.2 int8", "tagc:density=0.2", "tagc:density=0.01,bits=2 int8")
+HOOKED = ("thc:bits=6 int8", "tagc:density=0.2 int8", "tagc:density=0.2", "tagc:density=0.01,bits=2 int8")
 FSDP = tuple(name for loop in ("fsdp", "zero2") for name in (loop, *(f"{loop}-hook {codec}" for codec in HOOKED)))
 # Times do not depend on these; losses are searched from here, by factors of 2.
 FIRST_RATE = {True: 4e-3, False: 2e-3}
@@ -74,7 +74,8 @@ GRIDS = {grid.name: grid for grid in (
 )}
 # Other buckets compute the same, and so does zero2. What the aims are about comes first.
 LEARNERS = tuple(dict.fromkeys((DDP, POWER_SGD, TAGC, "fsdp", *(f"fsdp-hook {codec}" for codec in HOOKED),
-                                *(s for s in TORCH if "buckets" not in s), *GRADWIRE)))
+                                *(s for s in TORCH if "buckets" not in s), *GRADWIRE, "fsdp-hook thc:bits=4",
+                                "fsdp-hook thc:bits=4 int8", "fsdp-hook dense:fp32 int8")))
 # Steps are timed behind a beginning that is denser; losses are of all of them.
 WITH_BEGINNING = {TAGC: f"sharded {DEFAULT_CODEC}"}
 
