@@ -129,8 +129,13 @@ def test_int8_with_three_ranks_whose_parts_differ(train, plain, addresses):
 @pytest.mark.slow
 def test_int8_of_what_is_computed_in_bfloat16(train, plain, addresses):
     flags = ("--parameters", "bfloat16")
-    found = train("--servers", *addresses(1), "--gather", "int8", *flags)
+    found = train("--servers", *addresses(1), "--gather", "int8", "--gathered", *flags)
     assert found[0]["losses"] == pytest.approx(plain(*flags)[0]["losses"], rel=0.05)
+    for process in found:
+        own = process["net"]["0.weight"].bfloat16()
+        expected = np.concatenate([as_int8(part.float().numpy()) for part in own.chunk(2)])
+        assert process["gathered"].float().numpy() == pytest.approx(expected, rel=2**-7)
+        assert not torch.equal(process["gathered"], own) and torch.equal(process["gathered behind close"], own)
 
 
 @pytest.mark.slow

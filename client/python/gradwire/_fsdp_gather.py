@@ -27,7 +27,14 @@ class Part:
     exact: bool
 
 
-class Int8Gather:
+class Allocates:
+    """Where FSDP's communication takes place: in memory of its own."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class Int8Gather(Allocates):
     """Gathers one unit's parameters. FSDP takes it for a torch.distributed.fsdp AllGather. Elements come out as multiples of a
     127th of the largest one of their block, the nearest, the same on all ranks (their own part, too); of a block with one that is
     not finite all are NaN. Inputs of other lengths (parameters that are resharded to fewer ranks between the passes, and are what
@@ -50,9 +57,6 @@ class Int8Gather:
         self._exact_length += -self._exact_length % _ALIGNED
         self._scales_length = -(-self._coded_length // BLOCK // _ALIGNED) * _ALIGNED
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup,
                  async_op: bool = False) -> dist.Work | None:
         if input_tensor.numel() != self._length or input_tensor.dtype not in _FLOATS or not self._coded_length:
@@ -60,10 +64,9 @@ class Int8Gather:
         sent = self.encode(input_tensor)
         received = sent.new_empty(group.size() * sent.numel())
         work = _all_gather(received, sent, group=group, async_op=async_op)
-        pending = _Gathering(self, work, received, output_tensor)
         if async_op:
-            return pending
-        pending.decode()
+            return _Gathering(self, work, received, output_tensor)
+        self.decode(received, output_tensor)
         return None
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
@@ -118,11 +121,7 @@ class _Gathering(dist.Work):
         super().__init__()
         self._gather, self._work, self._received, self._output = gather, work, received, output
 
-    def decode(self) -> None:
-        self._gather.decode(self._received, self._output)
-
     def wait(self, timeout: Any = None) -> bool:
-        if self._work is not None:
-            self._work.wait()
-        self.decode()
+        self._work.wait()
+        self._gather.decode(self._received, self._output)
         return True

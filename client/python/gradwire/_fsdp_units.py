@@ -3,7 +3,7 @@ promise a place for another reduction; what else is needed they have, and this l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ._errors import FailedPrecondition
-from ._fsdp_gather import Int8Gather, Part
+from ._fsdp_gather import Allocates, Int8Gather, Part
 from ._torch_groups import plain_name
 
 _FINAL = "_root_post_backward_final_callback"  # of FSDP2's states
@@ -137,7 +137,7 @@ def _groups_of(state: Any) -> list[Any]:
     return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
 
 
-class _GroupUnit(Unit):
+class _GroupUnit(Allocates, Unit):
     """What one call of fully_shard manages. FSDP takes it for a torch.distributed.fsdp ReduceScatter."""
 
     def __init__(self, name: str, module: Any, group: Any, parameters: list[Any], lengths: list[int]):
@@ -210,9 +210,6 @@ class _GroupUnit(Unit):
             gradient = p.grad.to_local()
             gradient.add_(mean[begin : begin + gradient.numel()].view_as(gradient))
             begin += length
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: Any,
                  async_op: bool = False) -> None:

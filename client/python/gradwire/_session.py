@@ -184,7 +184,7 @@ class Session:
         return self._core.digest()
 
     def checksum(self) -> int:
-        """CRC-32C of the same, in a hundredth of the time: to see whether somebody has written there."""
+        """CRC-32C of the same, in a twelfth of the time: to see whether somebody has written there."""
         return self._core.checksum()
 
     def shard_digests(self) -> list[str]:

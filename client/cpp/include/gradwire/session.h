@@ -269,7 +269,7 @@ class Session {
   const Layout& layout() const;
   // SHA-256 (hex) of the memory, tensor by tensor, float32 little-endian. Not during a round.
   std::string Digest() const;
-  // CRC-32C of the same, to see whether somebody has written there: a hundredth of the time. Not during a round.
+  // CRC-32C of the same, to see whether somebody has written there: a twelfth of the time. Not during a round.
   uint32_t Checksum() const;
   // Per shard, its slices in layout order: what the shard's DescribeJob reports as parameters_sha256.
   std::vector<std::string> ShardDigests() const;
