@@ -173,7 +173,6 @@ void Poller::Keep() {
     }
     if (!Look()) {
       absl::MutexLock lock(&mu_);
-      idle_looks_ = 0;
       resting_.store(true);
       // An event between the look and the store: look again.
       if (events_.load() != seen_events_) resting_.store(false);
@@ -185,18 +184,20 @@ bool Poller::Look() {
   if (const uint64_t polls = polls_.load(); callers_.load()) {
     if (polls == seen_polls_) HandBack();
     seen_polls_ = polls;
-    stuck_looks_ = idle_looks_ = 0;
+    stuck_looks_ = 0;
     return true;
   }
+  bool attended = false;
   {
     absl::MutexLock lock(&mu_);
+    attended = inside_;
     if (!inside_ && reserve_ > 0 && (parallel_ || entries_ == seen_entries_)) turn_.Signal();
     seen_entries_ = entries_;
   }
   const uint64_t events = events_.load();
   const int waiting = waiting_.load();
   stuck_looks_ = waiting <= 0 && events == seen_events_ ? stuck_looks_ + 1 : 0;
-  idle_looks_ = waiting > 0 && events == seen_events_ ? idle_looks_ + 1 : 0;
+  const bool single = events - seen_events_ <= kSingle;
   seen_events_ = events;
   if (stuck_looks_ >= kStuckLooks) {
     absl::MutexLock lock(&mu_);
@@ -205,7 +206,7 @@ bool Poller::Look() {
     stuck_looks_ = kStuckLooks - 1;  // one more at every look while nobody waits
   }
   if (++looks_ == kLoadLooks) Measure();
-  return idle_looks_ < kCalmLooks;
+  return !attended || !single;
 }
 
 void Poller::Measure() {
@@ -231,7 +232,7 @@ void Poller::Measure() {
     Spawn();
   }
   spare_looks_ = running_ > 1 && cpu < kFull * (running_ - 1) ? spare_looks_ + kLoadLooks : 0;
-  if (spare_looks_ >= kCalmLooks) {
+  if (spare_looks_ >= kSpareLooks) {
     surplus_.store(1);
     spare_looks_ = 0;
   }

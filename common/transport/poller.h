@@ -4,11 +4,12 @@
 // One thread is the fastest: two that wait in the queue are woken in turn, which doubles the time of a round trip and
 // costs a third of the goodput. So one waits there at a time; a thread that comes back while nobody is there goes on at
 // once, the others are the reserve. But a sink may block, and may have much to do. So a keeper looks at the pool every
-// few milliseconds while it is in use. It sends one of the reserve in when nobody waits in the queue; with a single
-// busy stream only when nobody has since the last look: two threads that take turns at its messages are slower than
-// one. It adds a thread when all of them stay inside their sinks, or when they use up their CPU time, sinks take a good
-// part of it and there are more busy streams than threads, or all of their time goes into sinks; it takes one away when
-// the others have time to spare.
+// few milliseconds while more than single completions come, or nobody waits in the queue; else it sleeps until the next
+// completion, as a process has a pool for every server that it talks to. It sends one of the reserve in when nobody
+// waits in the queue; with a single busy stream only when nobody has since the last look: two threads that take turns
+// at its messages are slower than one. It adds a thread when all of them stay inside their sinks, or when they use up
+// their CPU time, sinks take a good part of it and there are more busy streams than threads, or all of their time goes
+// into sinks; it takes one away when the others have time to spare.
 //
 // A thread outside the pool that is about to wait for a message can run the completions itself (RunReady), which saves
 // waking one thread for the message and another for what the message says. Two threads in the queue would be in each
@@ -85,10 +86,11 @@ class Poller {
  private:
   static constexpr int kMaxThreads = 256;
   static constexpr int kLookMs = 2;
-  static constexpr int kStuckLooks = 4;  // so many looks without an event while no thread waits
-  static constexpr int kLoadLooks = 5;   // over so many looks the load is measured
-  // So many looks with a thread to spare take it away, or send the keeper to rest.
-  static constexpr int kCalmLooks = 100;
+  static constexpr int kStuckLooks = 4;    // so many looks without an event while no thread waits
+  static constexpr int kLoadLooks = 5;     // over so many looks the load is measured
+  static constexpr int kSpareLooks = 100;  // so many with a thread to spare take it away
+  // Up to so many completions between two looks send the keeper to rest, where a thread waits for the next.
+  static constexpr uint64_t kSingle = 4;
   // A thread is full with this part of its time on a CPU. With less than kInSinks of it inside sinks, another thread
   // would only be in its way.
   static constexpr double kFull = 0.9;
@@ -109,7 +111,7 @@ class Poller {
   void Rest() ABSL_LOCKS_EXCLUDED(mu_);
   bool MayRun() const { return !callers_.load() || draining_.load(); }
   void Keep();
-  // One look of the keeper. False when the queue has been unused for a calm time.
+  // One look of the keeper. False: it may rest until the next completion.
   bool Look() ABSL_LOCKS_EXCLUDED(mu_);
   void WakeKeeper() ABSL_LOCKS_EXCLUDED(mu_);
   // Measures the load since the last measurement.
@@ -146,7 +148,6 @@ class Poller {
   uint64_t seen_entries_ = 0;
   bool parallel_ = false;  // messages come on several busy streams
   int stuck_looks_ = 0;
-  int idle_looks_ = 0;
   int looks_ = 0;  // since the last measurement
   int spare_looks_ = 0;
   struct Load {

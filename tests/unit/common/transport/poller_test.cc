@@ -2,15 +2,21 @@
 #include "common/transport/poller.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/transport/sink_scope.h"
 
 namespace gradwire::transport {
@@ -85,6 +91,57 @@ TEST(Poller, SinksThatWaitForEachOtherAllGetAThread) {
   arrived.Wait();
   for (auto& sink : sinks) sink->LetGo();
   left.Wait();
+}
+
+// Times that threads of this process, but this one, have blocked.
+uint64_t TimesBlocked() {
+  uint64_t all = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    if (task.path().filename() == std::to_string(gettid())) continue;
+    std::ifstream status(task.path() / "status");
+    for (std::string word; status >> word;)
+      if (uint64_t times = 0; word == "voluntary_ctxt_switches:" && status >> times) all += times;
+  }
+  return all;
+}
+
+class CountedSink final : public Completion {
+ public:
+  void Run(bool) override { ++runs; }
+  std::atomic<int> runs = 0;
+};
+
+TEST(Poller, SingleCompletionsLetItsKeeperSleep) {
+  constexpr int kCompletions = 10;
+  PostedQueue queue;
+  CountedSink sink;
+  Poller poller(&queue, 0);
+  const uint64_t before = TimesBlocked();
+  for (int i = 0; i < kCompletions; ++i) {
+    queue.Post(&sink);
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+  EXPECT_EQ(sink.runs, kCompletions);
+  EXPECT_LE(TimesBlocked() - before, 8 * kCompletions) << "a look every two milliseconds would be 25 each";
+}
+
+TEST(Poller, ItsKeeperIsWokenForSinksThatBlock) {
+  PostedQueue queue;
+  Poller poller(&queue, 0);
+  absl::SleepFor(absl::Milliseconds(50));  // it rests
+  for (int round = 0; round < 3; ++round) {
+    absl::BlockingCounter arrived(2);
+    absl::BlockingCounter left(2);
+    MeetingSink first(&arrived, &left), second(&arrived, &left);
+    queue.Post(&first);
+    absl::SleepFor(absl::Milliseconds(20));
+    queue.Post(&second);
+    arrived.Wait();
+    first.LetGo();
+    second.LetGo();
+    left.Wait();
+    absl::SleepFor(absl::Milliseconds(20));
+  }
 }
 
 TEST(SinkLoad, TellsTheBusiestStreamAndBeginsAnew) {
