@@ -119,7 +119,7 @@ void PrintJson(const Job& job, const Layout& layout, std::ostream& out) {
 }  // namespace
 
 absl::Status ReportLayout(const v1::JobSpec& spec, uint32_t shards, bool json, std::ostream& out) {
-  GW_ASSIGN_OR_RETURN(const Job job, Job::Make(spec));
+  GW_ASSIGN_OR_RETURN(const Job job, Job::Make(spec, shards));
   GW_ASSIGN_OR_RETURN(const Layout layout, Layout::Make(job, shards));
   if (json) {
     PrintJson(job, layout, out);

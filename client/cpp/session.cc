@@ -70,6 +70,8 @@ absl::Status CheckOptions(const SessionOptions& options, const Job& job) {
   GW_RETURN_IF_ERROR(CheckNumbers(options));
   GW_RETURN_IF_ERROR(client::SessionTrace::Check(options.trace));
   GW_RETURN_IF_ERROR(job.CheckGoesWith(client::WaysOf(options.pull, options.place.device != nullptr)));
+  if (options.early_updates && (IsAsync(job) || options.place.device != nullptr))
+    return absl::InvalidArgumentError("early_updates: asynchronous rounds and tensors on a device do not have them");
   if (job.elements() == 0) return absl::InvalidArgumentError("the tensors of the job have no elements");
   if (options.memory.size() != job.tensors().size())
     return absl::InvalidArgumentError(
@@ -345,9 +347,10 @@ class Session::Impl {
                                                           options_.encode_threads);
       return;
     }
-    exchange_ = std::make_unique<client::Exchange>(
-        client::ExchangeContext{context, frame_links, options_.spin_us, options_.encode_threads}, start.version,
-        std::move(start.plans));
+    exchange_ =
+        std::make_unique<client::Exchange>(client::ExchangeContext{context, frame_links, options_.spin_us,
+                                                                   options_.encode_threads, options_.early_updates},
+                                           start.version, std::move(start.plans));
   }
 
   // Goes on with the round that came next when the checkpoint was written, as the incarnation that wrote it. False: a
@@ -505,7 +508,7 @@ Session::~Session() {
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Join(SessionOptions options) {
   const AgreedFloatMode mode;
-  GW_ASSIGN_OR_RETURN(Job job, Job::Make(options.job));
+  GW_ASSIGN_OR_RETURN(Job job, Job::Make(options.job, static_cast<uint32_t>(options.servers.size())));
   GW_RETURN_IF_ERROR(CheckOptions(options, job));
   GW_ASSIGN_OR_RETURN(Layout layout, Layout::Make(job, static_cast<uint32_t>(options.servers.size())));
   GW_ASSIGN_OR_RETURN(std::unique_ptr<kernels::Backend> backend, kernels::MakeBackend(options.backend));
@@ -590,10 +593,6 @@ const Job& Session::job() const { return impl_->job(); }
 const Layout& Session::layout() const { return impl_->layout(); }
 std::string Session::Digest() const { return impl_->replica().Digest(); }
 uint32_t Session::Checksum() const { return impl_->replica().Checksum(); }
-std::vector<std::string> Session::ShardDigests() const {
-  std::vector<std::string> digests;
-  for (uint32_t s = 0; s < layout().shard_count(); ++s) digests.push_back(impl_->replica().ShardDigest(s));
-  return digests;
-}
+std::vector<std::string> Session::ShardDigests() const { return impl_->replica().ShardDigests(); }
 
 }  // namespace gradwire

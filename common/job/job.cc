@@ -213,11 +213,13 @@ bool IsZen(const CodecSpec& codec) {
 
 // What a round takes on a slow link beyond its bytes is the way back of one bucket: nothing of that comes before all of
 // it was pushed. So where all elements travel, buckets are a small part of the model. Buckets of sparse codecs are a
-// hundredth of their size on the wire, and each costs a frame's header and index. Those of large tables, of which a
-// batch touches few rows (`touched` elements), have next to nothing else.
-void FillBucketBytes(v1::JobSpec* spec, const CodecSpec& codec, uint64_t elements, uint64_t touched) {
+// hundredth of their size on the wire, and each costs a frame's header and index, and a message, for each shard: beyond
+// four shards they grow with these. Those of large tables, of which a batch touches few rows (`touched` elements), have
+// next to nothing else.
+void FillBucketBytes(v1::JobSpec* spec, const CodecSpec& codec, uint64_t elements, uint64_t touched, uint64_t shards) {
   if (spec->bucket_bytes() != 0) return;
   constexpr uint64_t kMostOfTables = 16u << 20, kMost = 4u << 20, kLeast = 512u << 10, kParts = 32;
+  constexpr uint64_t kOfShard = 1u << 20;
   const uint64_t run_bytes = spec->run_elements() * sizeof(float);
   const bool all_travel = std::holds_alternative<DenseSpec>(codec) || std::holds_alternative<QuantizedSpec>(codec) ||
                           std::holds_alternative<HomomorphicSpec>(codec);
@@ -225,7 +227,8 @@ void FillBucketBytes(v1::JobSpec* spec, const CodecSpec& codec, uint64_t element
   if (touched > elements / 2 && part > kMost) {
     spec->set_bucket_bytes(std::min(part, kMostOfTables));
   } else {
-    spec->set_bucket_bytes(all_travel ? std::clamp(part, kLeast, kMost) : kMost);
+    const uint64_t most = std::clamp(shards * kOfShard, kMost, kMostOfTables);
+    spec->set_bucket_bytes(all_travel ? std::clamp(part, kLeast, kMost) : most);
   }
 }
 
@@ -384,7 +387,7 @@ absl::Status Job::CheckGoesWith(const FeatureSet& asked) const {
   return absl::Status(together.code(), absl::StrFormat("job '%s': %s", spec_.name(), std::string(together.message())));
 }
 
-absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
+absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec, uint32_t shards) {
   Job job;
   GW_RETURN_IF_ERROR(CheckTexts(spec));
   job.spec_ = spec;
@@ -450,7 +453,7 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
   }
   uint64_t touched = 0;
   for (const Tensor& tensor : job.tensors_) touched += IsZen(job.codecs_[tensor.codec]) ? tensor.elements : 0;
-  FillBucketBytes(&job.spec_, fallback.first, job.elements_, touched);
+  FillBucketBytes(&job.spec_, fallback.first, job.elements_, touched, shards);
   GW_RETURN_IF_ERROR(CheckExponents(job));
   for (const CodecSpec& codec : job.codecs_) job.features_.Add(FeatureOf(codec));
   GW_RETURN_IF_ERROR(CheckTogether(job.features_));

@@ -59,14 +59,17 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize(("codec", "push", "rounds", "back"), [
-    ("topk:density=0.1", None, "sync", ""), ("topk:density=0.1,values=int8", None, "sync", "union:values=int4"),
-    ("topk:density=0.1,values=int8", "gradient", "sync", "union:values=int6"),
-    ("dgc:density=0.1,values=fp16", None, "sync", "union:values=int6"), ("topk:density=0.1,values=int8", None, "async", ""),
-    ("tagc", None, "sync", ""), ("zen:values=fp16", None, "sync", ""),
+@pytest.mark.parametrize(("codec", "push", "most", "rounds", "back"), [
+    ("topk:density=0.1", None, 3, "sync", ""), ("topk:density=0.1,values=int8", None, 3, "sync", "union:values=int4"),
+    ("topk:density=0.1,values=int8", "gradient", 3, "sync", "union:values=int6"),
+    ("topk:density=0.1,values=int8", "gradient", 2, "sync", "union:values=int4"),
+    ("dgc:density=0.1,values=fp16", None, 3, "sync", "union:values=int6"),
+    ("dgc:density=0.1,values=fp16", None, None, "sync", "union:values=int4"),
+    ("topk:density=0.1,values=int8", None, 3, "async", ""),
+    ("tagc", None, 3, "sync", ""), ("zen:values=fp16", None, 3, "sync", ""),
 ])
-def test_what_was_pushed_in_few_bits_comes_back_in_few(addresses, codec, push, rounds, back):
-    common = {"servers": addresses(1), "codec": codec, "push": push, "rounds": rounds}
+def test_what_was_pushed_in_few_bits_comes_back_in_few(addresses, codec, push, most, rounds, back):
+    common = {"servers": addresses(1), "codec": codec, "push": push, "rounds": rounds, "max_workers": most}
     with ShardedOptimizer(torch.nn.Linear(40, 60), job="back", **common) as made:
         assert made.job.update_codec == back
     with ShardedOptimizer(torch.nn.Linear(40, 60), job="other-pull", pull="params", **common) as made:

@@ -249,8 +249,12 @@ absl::StatusOr<CheckpointFile> CheckpointFile::ReadForNewJob(Disk& disk, const s
 bool CheckpointFile::SameButName() const {
   v1::JobSpec spec = job_->spec();
   spec.set_name(Metadata("job"));
-  const absl::StatusOr<Job> before = Job::Make(spec);
-  return before.ok() && Metadata("job_digest") == Hex(before->digest());
+  const auto is_of = [this](const absl::StatusOr<Job>& job) {
+    return job.ok() && Metadata("job_digest") == Hex(job->digest());
+  };
+  if (is_of(Job::Make(spec))) return true;
+  spec.set_bucket_bytes(0);  // which may have been as it is by default with the shards there were
+  return is_of(Job::Make(spec, static_cast<uint32_t>(identity_.server_epochs.size())));
 }
 
 std::string CheckpointFile::DescribeForNewJob() const {

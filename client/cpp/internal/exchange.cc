@@ -59,7 +59,7 @@ void Exchange::Stop(const absl::Status& reason) {
 void Exchange::OpenRound() {
   const uint64_t round = ledger_.next();
   ledger_.Open();
-  apply_allowed_ = false;
+  apply_allowed_ = context_.early_updates && !replacing_;
   countdown_.Reset();
   for (uint32_t slice = 0; slice < work_.slices(); ++slice) BytesOf({round, slice}) = SliceBytes();
 }

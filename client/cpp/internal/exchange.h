@@ -37,6 +37,7 @@ struct ExchangeContext {
   std::vector<FrameLink*> links;  // per shard
   int64_t spin_us = 0;            // SessionOptions.spin_us
   uint32_t encode_threads = 1;    // SessionOptions.encode_threads
+  bool early_updates = false;     // SessionOptions.early_updates
 };
 
 // One step of a worker's round.

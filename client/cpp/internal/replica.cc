@@ -119,4 +119,10 @@ std::string Replica::ShardDigest(uint32_t shard) const {
   return sha.Hex();
 }
 
+std::vector<std::string> Replica::ShardDigests() const {
+  std::vector<std::string> digests;
+  for (uint32_t shard = 0; shard < layout_->shard_count(); ++shard) digests.push_back(ShardDigest(shard));
+  return digests;
+}
+
 }  // namespace gradwire::client

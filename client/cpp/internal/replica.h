@@ -49,6 +49,7 @@ class Replica {
   std::string Digest() const;
   uint32_t Checksum() const;
   std::string ShardDigest(uint32_t shard) const;
+  std::vector<std::string> ShardDigests() const;  // of all
 
  private:
   std::vector<RunState> RunsOf(const BucketLayout& slice);

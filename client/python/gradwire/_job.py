@@ -140,12 +140,13 @@ def default_optimizer(codec: str, push: str) -> str:
     return "sgd" if _core.training_defaults(codec)["gradients_to_sgd"] else "adamw"
 
 
-def default_update_codec(codec: str, push: str, rounds: str = "sync") -> str:
-    """What the shards send back by: the elements that a sparse codec of reduced values pushed, in fewer bits. Of what all workers
-    say alike, so not of what each pulls."""
+def default_update_codec(codec: str, push: str, workers: int, rounds: str = "sync") -> str:
+    """What the shards send back by: the elements that a sparse codec of reduced values pushed, in fewer bits. workers: the most that
+    there can be. Of what all workers say alike, so not of what each pulls."""
     if rounds.startswith("async") or not _core.training_defaults(codec)["union_back"]:
         return ""
-    return "union:values=int4" if push == "step" else "union:values=int6"  # a second moment of gradients wants more digits
+    # A second moment of the gradients of many wants more digits.
+    return "union:values=int4" if push == "step" or workers <= 2 else "union:values=int6"
 
 
 def residual_decay_of(push: str, residual_decay: float | None) -> float:
@@ -202,7 +203,7 @@ class JobSpec:
     norm before it is applied (0: it is not). For "lamb", "lans" and clip_norm, shard servers must reach each other at
     the addresses that workers use. workers: how many must join before the first round, and the most there can be unless
     max_workers says otherwise. rules: None stands for default_rules(codec).
-    bucket_bytes: of float32, over all shards; 0 is 4 MiB, and where all elements travel (dense, thc ...) a 32nd of the model if
+    bucket_bytes: of float32, over all shards; 0 is 4 MiB (1 MiB a shard from four on, 16 at most), and where all elements travel (dense, thc ...) a 32nd of the model if
     that is less, 512 KiB at least; where most elements are those of tables (zen) a 32nd if that is more, 16 MiB at most. On a
     slow link a round takes as long as its bytes and, once more, one bucket.
     update_codec: the codec by which shards compress what they send back, for example "topk:density=0.001,values=fp16";

@@ -48,7 +48,7 @@ class MeanExchange:
             tensors.append(TensorSpec(_BAD, (1,)))
             rules = [Rule("dense:fp32", _BAD), *rules]
         self._last = len(tensors) - 1
-        back = default_update_codec(codec, push) if update_codec is None else update_codec
+        back = default_update_codec(codec, push, workers) if update_codec is None else update_codec
         spec = JobSpec(name=job, tensors=tensors, optimizer="none", codec=codec, update_codec=back, rules=rules, workers=workers,
                        max_workers=workers, bucket_bytes=bucket_bytes, lease_ms=lease_ms, seed=seed, push=push,
                        step_beta2=0.99 if step_beta2 is None else step_beta2,

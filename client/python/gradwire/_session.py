@@ -301,7 +301,7 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any | 
          pull: str = "update", connect_timeout: float = 20.0, start_timeout: float = 600.0, rpc_timeout: float = 10.0,
          round_timeout: float = 600.0, reconnect_timeout: float = 60.0, backend: str = "auto",
          resume_from: str | os.PathLike[str] | None = None, exist: str = "join", encode_threads: int = 1,
-         trace: Trace | None = None) -> Session:
+         trace: Trace | None = None, early_updates: bool = False) -> Session:
     """Joins a job and brings `parameters` to its current version, in place.
 
     servers: address of each shard, the same list on every worker. parameters: one float32 C-contiguous array per tensor of
@@ -334,6 +334,8 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any | 
     encode_threads, 1 to 64: threads that encode gradients in host memory, of jobs with more than 16384 elements. What is
     sent has the same bits with any number; more than one pays where steps wait for encoding and backward leaves cores free.
     trace: of which rounds a file shows where their time goes; see Trace.
+    early_updates: updates are applied as they come, not only in end_round, to tensors of buckets that were sent: for loops that
+    read no parameter between its tensor_ready and end_round. Not with asynchronous rounds, nor on a device.
 
     While this waits, and while rounds do, the logger `gradwire` tells for whom.
     """
@@ -384,7 +386,7 @@ def join(servers: str | Sequence[str], job: JobSpec, parameters: Sequence[Any | 
         left = max(0.001, start_timeout - (time.monotonic() - begin))
         return _core.Session(servers=servers, job_json=job_json, worker=name, pull=pull, memory=memory or arrays(),
                              backend=backend, resume_from=checkpoint, device=device, resume_anew=anew,
-                             encode_threads=encode_threads, trace_path=os.fspath(traced.path),
+                             encode_threads=encode_threads, early_updates=early_updates, trace_path=os.fspath(traced.path),
                              trace_first_round=traced.first_round, trace_rounds=traced.rounds,
                              **{**milliseconds, "start_timeout_ms": int(left * 1000)})
 

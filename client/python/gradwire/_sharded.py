@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import pathlib
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from . import _amp, _lifetime
+from ._checkpoint import checkpoint_file, kept_checkpoint
 from ._errors import Cancelled, FailedPrecondition
 from ._job import DEFAULT_CODEC, Group, JobSpec, Rule, TensorSpec, default_update_codec, training_with
 from ._masters import Masters, gradient_of, rows_of
@@ -25,21 +23,6 @@ from ._session import Session, join, notes_of
 from ._torch_groups import check_apart, check_fixed, check_options, check_tensor, differences, fixed_of, named_groups, roles_of
 from ._trace import Trace
 from ._watch import Watch
-
-
-@contextlib.contextmanager
-def _checkpoint_file(source: str | os.PathLike[str] | Mapping[str, Any] | None) -> Iterator[str | None]:
-    """The path of a checkpoint, which is a file or lies in a state_dict()."""
-    if not isinstance(source, Mapping):
-        yield None if source is None else os.fspath(source)
-        return
-    checkpoint = source.get("gradwire", {}).get("checkpoint")
-    if checkpoint is None:
-        raise ValueError("resume_from: this is no state_dict() of a ShardedOptimizer, or one without a checkpoint")
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "checkpoint"
-        path.write_bytes(checkpoint.numpy().tobytes())
-        yield str(path)
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -63,7 +46,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     travel dense beside a sparse codec.
     update_codec: what the shards compress the update with on its way back, such as "topk:density=0.001,values=fp16"; they
     keep what it drops for the next step; "": nothing. By default the elements that topk, threshold, randomk or dgc pushed with
-    reduced values come back in 4 bits each, or 6, where no steps were pushed. weight_decay is decoupled, except with "sgd".
+    reduced values come back in 4 bits each, or 6, where more than two workers do not push steps. weight_decay is decoupled, except with "sgd".
     Learning rates come from param_groups and travel with each round, so LR schedulers work; all workers must follow the same
     schedule.
 
@@ -84,6 +67,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
     step and nothing between that and step(): pass accumulate=N for N backward passes per step, or wrap all but the last
     in no_sync(). With it, what comes after a gradient was sent (clipping, another backward pass, zero_grad()) raises
     gradwire.FailedPrecondition.
+
+    early_updates=True, with overlap=True, applies updates as they come, while backward still runs, to parameters whose gradients
+    it has made and sent, as an optimizer in backward does: step() then waits for the last of them alone. For loops in which
+    nothing reads a parameter once its gradient is there: no retain_graph or create_graph, no second use as p.detach(). Parameters
+    in host memory, rounds that are not asynchronous.
 
     unused: torch leaves a parameter without a gradient alone; shards see a gradient of 0. "refuse" (the default): where
     the two differ (weight decay; momentum of gradients before; a first gradient in a later step, which torch's AdamW
@@ -159,9 +147,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  rpc_timeout: float = 10.0, round_timeout: float = 600.0, reconnect_timeout: float = 60.0, backend: str = "auto",
                  place: str = "auto",
                  resume_from: str | os.PathLike[str] | Mapping[str, Any] | None = None, exist: str = "join",
-                 encode_threads: int | None = None, trace: Trace | None = None):
+                 encode_threads: int | None = None, trace: Trace | None = None, early_updates: bool = False):
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate} must be at least 1")
+        if early_updates and not overlap:
+            raise ValueError("early_updates=True needs overlap=True: without it no gradient is sent before step()")
         check_place(place)
         pull = pull or ("params" if rounds.startswith("async") else "update")
         training = training_with(codec, push, optimizer, betas, eps, residual_decay)
@@ -192,8 +182,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         check_apart(self._names, self._params)
         self.job = JobSpec(
             name=job, tensors=specs, optimizer=optimizer, clip_norm=clip_norm, push=push, codec=codec,
-            update_codec=default_update_codec(codec, push, rounds) if update_codec is None else update_codec, rules=rules,
-            nonfinite=nonfinite,
+            update_codec=default_update_codec(codec, push, max_workers or workers, rounds) if update_codec is None else update_codec,
+            rules=rules, nonfinite=nonfinite,
             groups=[Group(g["weight_decay"], g["momentum"], g["nesterov"], tuple(g["betas"]), g["eps"])
                     for g in self.param_groups],
             step_beta2=betas[1], step_eps=eps, residual_decay=training.residual_decay, workers=workers,
@@ -222,7 +212,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.named, self.closed = worker, False
         self.superseded = False  # closed because this thread made another one for the same job
         addresses = [servers] if isinstance(servers, str) else list(servers)
-        with _checkpoint_file(resume_from) as checkpoint:
+        with checkpoint_file(resume_from) as checkpoint:
             before = read_notes(*notes_of(checkpoint), checkpoint) if checkpoint else None
             if isinstance(resume_from, Mapping):
                 self._check_groups(resume_from)
@@ -232,7 +222,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                                          start_timeout=start_timeout, rpc_timeout=rpc_timeout,
                                          round_timeout=round_timeout, reconnect_timeout=reconnect_timeout,
                                          backend=backend, resume_from=checkpoint,
-                                         exist=exist, trace=trace,
+                                         exist=exist, trace=trace, early_updates=early_updates,
                                          encode_threads=threads_for(encode_threads, self._params, device))
         try:
             self._masters.publish()
@@ -509,13 +499,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         state["gradwire"] = {"job": self.job.name, "version": self.session.version}
-        with tempfile.TemporaryDirectory() as folder:
-            path = pathlib.Path(folder) / "checkpoint"
-            try:
-                self.save(path)
-                state["gradwire"]["checkpoint"] = torch.from_numpy(np.fromfile(path, np.uint8))
-            except (Cancelled, FailedPrecondition) as error:
-                warnings.warn(f"this state has no checkpoint to resume from: {error}", stacklevel=2)
+        try:
+            state["gradwire"]["checkpoint"] = kept_checkpoint(self.save)
+        except (Cancelled, FailedPrecondition) as error:
+            warnings.warn(f"this state has no checkpoint to resume from: {error}", stacklevel=2)
         return state
 
     def save(self, path: str | os.PathLike[str]) -> None:

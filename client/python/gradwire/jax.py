@@ -62,7 +62,7 @@ class ShardedTransformation:
         self._servers = servers
         self._rate = learning_rate if callable(learning_rate) else lambda count: learning_rate
         training = training_with(codec, push, optimizer, betas, eps, residual_decay)
-        back = default_update_codec(codec, training.push) if update_codec is None else update_codec
+        back = default_update_codec(codec, training.push, max_workers or workers) if update_codec is None else update_codec
         group = Group(weight_decay, momentum, nesterov, training.betas, training.eps)
         self._make_job: Callable[[list[TensorSpec]], JobSpec] = lambda tensors: JobSpec(
             name=job, tensors=tensors, optimizer=training.optimizer, clip_norm=clip_norm, push=training.push, codec=codec,

@@ -21,6 +21,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/mutex.h"
 #include "client/cpp/internal/checkpoint.h"
 #include "client/cpp/internal/ways.h"
 #include "client/python/src/device.h"
@@ -143,7 +144,7 @@ class PySession {
             const std::vector<py::object>& memory, int64_t connect_timeout_ms, int64_t start_timeout_ms,
             int64_t rpc_timeout_ms, int64_t round_timeout_ms, int64_t reconnect_timeout_ms, std::string backend,
             std::string resume_from, std::shared_ptr<PyDevice> device, bool resume_anew, uint32_t encode_threads,
-            std::string trace_path, uint64_t trace_first_round, uint64_t trace_rounds)
+            std::string trace_path, uint64_t trace_first_round, uint64_t trace_rounds, bool early_updates)
       : device_(std::move(device)) {
     SessionOptions options;
     options.servers = std::move(servers);
@@ -178,6 +179,7 @@ class PySession {
     options.resume.from = std::move(resume_from);
     options.resume.anew = resume_anew;
     options.encode_threads = encode_threads;
+    options.early_updates = early_updates;
     options.trace.path = std::move(trace_path);
     options.trace.first_round = trace_first_round;
     options.trace.rounds = trace_rounds;
@@ -416,6 +418,7 @@ std::map<std::string, bool> DefaultsOfCodec(const std::string& codec) {
 PYBIND11_MODULE(_core, m) {
   using gradwire::PyDevice;
   using gradwire::PySession;
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);  // Debian's Abseil looks in release builds, too
   m.doc() = "The C++ session of Gradwire; use the names of the package gradwire instead.";
   m.def("guess_role", &gradwire::RoleName, py::arg("name"), py::arg("shape"));
   m.def("codec_names", &gradwire::CodecNames);
@@ -430,12 +433,13 @@ PYBIND11_MODULE(_core, m) {
   py::class_<PySession>(m, "Session")
       .def(py::init<std::vector<std::string>, const std::string&, std::string, const std::string&,
                     const std::vector<py::object>&, int64_t, int64_t, int64_t, int64_t, int64_t, std::string,
-                    std::string, std::shared_ptr<PyDevice>, bool, uint32_t, std::string, uint64_t, uint64_t>(),
+                    std::string, std::shared_ptr<PyDevice>, bool, uint32_t, std::string, uint64_t, uint64_t, bool>(),
            py::arg("servers"), py::arg("job_json"), py::arg("worker"), py::arg("pull"), py::arg("memory"),
            py::arg("connect_timeout_ms"), py::arg("start_timeout_ms"), py::arg("rpc_timeout_ms"),
            py::arg("round_timeout_ms"), py::arg("reconnect_timeout_ms"), py::arg("backend"), py::arg("resume_from"),
            py::arg("device") = py::none(), py::arg("resume_anew") = false, py::arg("encode_threads") = 1,
-           py::arg("trace_path") = "", py::arg("trace_first_round") = 2, py::arg("trace_rounds") = 1)
+           py::arg("trace_path") = "", py::arg("trace_first_round") = 2, py::arg("trace_rounds") = 1,
+           py::arg("early_updates") = false)
       .def("begin_round", &PySession::BeginRound)
       .def("begin_replacement", &PySession::BeginReplacement)
       .def("tensor_ready", &PySession::TensorReady)

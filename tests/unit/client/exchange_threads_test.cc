@@ -1,8 +1,10 @@
-// Exchanges with encoding threads against a shard that takes no more: what the others get, and what is encoded.
+// Exchanges with threads against shards that take no more, or answer early: what the others get, what is encoded, and
+// when updates are applied.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -37,6 +39,7 @@ class FillingLink final : public FrameLink {
     absl::MutexLock lock(&mu_);
     const wire::FrameHeader header = wire::ParseHeader(frame.chunks[0].span()).value();
     EXPECT_TRUE(sent_.insert(header.bucket).second || again_) << "bucket " << header.bucket << " was sent twice";
+    chunks_[header.bucket] = std::move(frame.chunks);
     ++frames_;
     return absl::OkStatus();
   }
@@ -48,6 +51,12 @@ class FillingLink final : public FrameLink {
     const auto there = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return sent_.size() >= frames; };
     absl::MutexLock lock(&mu_);
     return mu_.AwaitWithTimeout(absl::Condition(&there), kHangs);
+  }
+  std::vector<Bytes> AwaitBucket(uint32_t bucket) {
+    const auto there = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return chunks_.contains(bucket); };
+    absl::MutexLock lock(&mu_);
+    EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&there), kHangs));
+    return chunks_[bucket];
   }
   std::set<uint32_t> sent() const {  // buckets
     absl::MutexLock lock(&mu_);
@@ -64,6 +73,7 @@ class FillingLink final : public FrameLink {
  private:
   mutable absl::Mutex mu_;
   std::set<uint32_t> sent_ ABSL_GUARDED_BY(mu_);
+  std::map<uint32_t, std::vector<Bytes>> chunks_ ABSL_GUARDED_BY(mu_);
   bool again_ ABSL_GUARDED_BY(mu_) = false;  // frames may come twice
   std::atomic<size_t> frames_ = 0;
 };
@@ -124,6 +134,49 @@ TEST_P(ExchangeThreadsTest, ABreakWhileItEncodesLosesNoFrame) {
   sender.exchange.OnRoom(0);
   EXPECT_TRUE(sender.links[0].AwaitFrames(sender.buckets()));
   EXPECT_TRUE(sender.links[1].AwaitFrames(sender.buckets()));
+}
+
+// The update of one slice comes while other tensors are not ready yet.
+class EarlyUpdates : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Early, EarlyUpdates, testing::Bool(),
+                         [](const auto& info) { return info.param ? "asked_for" : "by_default_not"; });
+
+TEST_P(EarlyUpdates, AreAppliedBeforeTheRoundEndsWhereAskedFor) {
+  constexpr uint32_t kBucket = 0, kShard = 1, kSlice = kBucket * kShardCount + kShard;
+  OneWorker worker(LargeSpec());
+  for (uint32_t s = 0; s < worker.slices(); ++s) worker.plans[s].Push(worker.codecs[s]->InitialPlan(), false);
+  FillingLink links[kShardCount];
+  Exchange exchange({worker.context, {&links[0], &links[1]}, 0, 1, GetParam()}, 1, worker.plans);
+  const Tensors zeros = worker.parameters;
+  const Tensors gradient = worker.NextGradient();
+  ASSERT_EQ(exchange.Begin(OneWorker::kRates), absl::OkStatus());
+  for (const BucketPart& part : worker.layout.parts(kBucket))
+    ASSERT_EQ(exchange.Ready(part.tensor, gradient[part.tensor].data()), absl::OkStatus());
+
+  PullAnswer answer;
+  answer.kind = v1::PULL_UPDATE;
+  answer.bucket = kBucket;
+  answer.version = 2;
+  answer.chunks = worker.Merge(kSlice, 1, worker.codecs[kSlice]->InitialPlan(), links[kShard].AwaitBucket(kBucket));
+  v1::PushAck ack;
+  ack.set_bucket(kBucket);
+  ack.set_round(1);
+  ack.set_outcome(v1::PUSH_INCLUDED);
+  exchange.OnAck(kShard, ack);
+  exchange.OnAnswer(kShard, std::move(answer));
+  SessionStats stats;
+  for (const absl::Time hangs = absl::Now() + kHangs; stats.apply_seconds == 0 && absl::Now() < hangs;)
+    exchange.AddStats(&stats);
+  EXPECT_GT(stats.apply_seconds, 0) << "it was never decoded";
+  EXPECT_FALSE(exchange.End(0).ok()) << "most tensors are not ready";
+  exchange.Stop(absl::CancelledError("it was left"));
+
+  Tensors expected = zeros;
+  if (GetParam())
+    for (const auto& run : worker.LayoutOf(kSlice).runs)
+      for (uint64_t i = run.offset; i < run.offset + run.length; ++i)
+        expected[run.tensor][i] = -gradient[run.tensor][i];
+  EXPECT_EQ(worker.parameters, expected);
 }
 
 }  // namespace

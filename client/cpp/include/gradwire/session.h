@@ -122,6 +122,11 @@ struct SessionOptions {
   // device have one. What is sent has the same bits with any number. More than one pays where encoding is what steps
   // wait for and backward leaves cores free.
   uint32_t encode_threads = 1;
+  // Updates are applied as they come, not only in EndRound, to tensors of buckets that this worker has sent: a longer
+  // round of the network or of a large replica hides behind backward. For callers that do not read a parameter between
+  // its TensorReady and EndRound. Of small jobs (see Session) EndRound applies all the same. Not with asynchronous
+  // rounds, nor on a device.
+  bool early_updates = false;
   // A request to stop makes Join give up what it waits for (a call that is under way ends by timeouts.rpc_ms), leave
   // the job and return Cancelled. Without effect once Join has returned.
   std::stop_token stop;
