@@ -197,7 +197,7 @@ bool Poller::Look() {
   const uint64_t events = events_.load();
   const int waiting = waiting_.load();
   stuck_looks_ = waiting <= 0 && events == seen_events_ ? stuck_looks_ + 1 : 0;
-  const bool single = events - seen_events_ <= kSingle;
+  const bool idle = events == seen_events_;
   seen_events_ = events;
   if (stuck_looks_ >= kStuckLooks) {
     absl::MutexLock lock(&mu_);
@@ -206,7 +206,7 @@ bool Poller::Look() {
     stuck_looks_ = kStuckLooks - 1;  // one more at every look while nobody waits
   }
   if (++looks_ == kLoadLooks) Measure();
-  return !attended || !single;
+  return !attended || !idle;
 }
 
 void Poller::Measure() {

@@ -4,7 +4,7 @@
 // One thread is the fastest: two that wait in the queue are woken in turn, which doubles the time of a round trip and
 // costs a third of the goodput. So one waits there at a time; a thread that comes back while nobody is there goes on at
 // once, the others are the reserve. But a sink may block, and may have much to do. So a keeper looks at the pool every
-// few milliseconds while more than single completions come, or nobody waits in the queue; else it sleeps until the next
+// few milliseconds until nothing has come since its last look and a thread waits; then it sleeps until the next
 // completion, as a process has a pool for every server that it talks to. It sends one of the reserve in when nobody
 // waits in the queue; with a single busy stream only when nobody has since the last look: two threads that take turns
 // at its messages are slower than one. It adds a thread when all of them stay inside their sinks, or when they use up
@@ -89,8 +89,6 @@ class Poller {
   static constexpr int kStuckLooks = 4;    // so many looks without an event while no thread waits
   static constexpr int kLoadLooks = 5;     // over so many looks the load is measured
   static constexpr int kSpareLooks = 100;  // so many with a thread to spare take it away
-  // Up to so many completions between two looks send the keeper to rest, where a thread waits for the next.
-  static constexpr uint64_t kSingle = 4;
   // A thread is full with this part of its time on a CPU. With less than kInSinks of it inside sinks, another thread
   // would only be in its way.
   static constexpr double kFull = 0.9;

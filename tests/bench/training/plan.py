@@ -16,6 +16,7 @@ POWER_SGD = "ddp powersgd-1"
 TORCH = (DDP, "ddp buckets-4", "ddp fp16", POWER_SGD, "ddp powersgd-4")
 TOPK = "sharded topk:density=0.03,values=int4 both"
 TAGC = "sharded tagc:density=0.01,bits=2"  # ShardedOptimizer's default behind its denser beginning
+EARLY = f"{TAGC} early"
 GRADWIRE = ("sharded dense:fp32", TAGC, TOPK, "sharded topk:density=0.001,values=fp16 both",
             "ddp-hook thc:bits=4", "ddp-hook powersgd:rank=1", "local-16 topk:density=0.05,values=int8 both")
 HOOKED = ("thc:bits=6 int8", "tagc:density=0.2 int8", "tagc:density=0.2", "tagc:density=0.01,bits=2 int8")
@@ -69,7 +70,7 @@ GRIDS = {grid.name: grid for grid in (
     Grid("fast", "faster links, computing as it is", (ALONE, *TORCH, *GRADWIRE), ("200M", "1G", "none")),
     Grid("fsdp", "fully sharded, computing replaced by 100 ms", (ALONE, *FSDP), ("50M", "200M", "1G"), compute_ms=100),
     Grid("scaling", "more workers at 1 Gbit/s, computing replaced by 300 ms",
-         (ALONE, DDP, "ddp buckets-4", POWER_SGD, TAGC, TOPK, "ddp-hook thc:bits=4"), ("1G",), (1, 2, 4, 8), 300,
+         (ALONE, DDP, "ddp buckets-4", POWER_SGD, TAGC, EARLY, TOPK, "ddp-hook thc:bits=4"), ("1G",), (1, 2, 4, 8), 300,
          together=True),
 )}
 # Other buckets compute the same, and so does zero2. What the aims are about comes first.
