@@ -224,10 +224,10 @@ void FillBucketBytes(v1::JobSpec* spec, const CodecSpec& codec, uint64_t element
   const bool all_travel = std::holds_alternative<DenseSpec>(codec) || std::holds_alternative<QuantizedSpec>(codec) ||
                           std::holds_alternative<HomomorphicSpec>(codec);
   const uint64_t part = (elements * sizeof(float) / kParts + run_bytes - 1) / run_bytes * run_bytes;
-  if (touched > elements / 2 && part > kMost) {
-    spec->set_bucket_bytes(std::min(part, kMostOfTables));
+  const uint64_t most = std::clamp(shards * kOfShard, kMost, kMostOfTables);
+  if (touched > elements / 2) {
+    spec->set_bucket_bytes(std::clamp(part, most, kMostOfTables));
   } else {
-    const uint64_t most = std::clamp(shards * kOfShard, kMost, kMostOfTables);
     spec->set_bucket_bytes(all_travel ? std::clamp(part, kLeast, kMost) : most);
   }
 }

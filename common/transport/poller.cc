@@ -139,7 +139,10 @@ void Poller::Run(const CompletionQueue::Event& event) {
 
 void Poller::RunReady() {
   polls_.fetch_add(1);
-  if (!callers_.load()) callers_.store(true);
+  if (!callers_.load()) {
+    callers_.store(true);
+    if (resting_.load()) WakeKeeper();  // it is who hands back for callers that forget
+  }
   CompletionQueue::Event event;
   if (queue_->TryNext(&event) != CompletionQueue::Got::kCompletion) return;
   events_.fetch_add(1);
@@ -168,7 +171,10 @@ void Poller::Keep() {
   while (true) {
     {
       absl::MutexLock lock(&mu_);
-      mu_.Await(wanted);
+      if (resting_.load()) {
+        mu_.Await(wanted);
+        BeginMeasuring();
+      }
       if (mu_.AwaitWithTimeout(absl::Condition(&draining), absl::Milliseconds(kLookMs))) return;
     }
     if (!Look()) {
@@ -209,11 +215,16 @@ bool Poller::Look() {
   return !attended || !idle;
 }
 
+SinkLoad::Spent Poller::BeginMeasuring() {
+  looks_ = 0;
+  measured_ = {running_, SteadyClock().Now(), CpuNs()};
+  return load_.Take();
+}
+
 void Poller::Measure() {
   absl::MutexLock lock(&mu_);
-  looks_ = 0;
-  const Load last = std::exchange(measured_, {running_, SteadyClock().Now(), CpuNs()});
-  const SinkLoad::Spent spent = load_.Take();
+  const Load last = measured_;
+  const SinkLoad::Spent spent = BeginMeasuring();
   if (last.threads != running_) {
     spare_looks_ = 0;
     return;

@@ -112,6 +112,8 @@ class Poller {
   // One look of the keeper. False: it may rest until the next completion.
   bool Look() ABSL_LOCKS_EXCLUDED(mu_);
   void WakeKeeper() ABSL_LOCKS_EXCLUDED(mu_);
+  // From here on, whatever was before; what was spent in sinks until now.
+  SinkLoad::Spent BeginMeasuring() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Measures the load since the last measurement.
   void Measure() ABSL_LOCKS_EXCLUDED(mu_);
   void Spawn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -88,7 +88,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::Job
   const std::string& name = spec.name();
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> known, FindOrBegin(name));
   if (known != nullptr) {
-    GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(spec));
+    GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(spec, shard_count));
     GW_RETURN_IF_ERROR(known->CheckSame(asked, shard_index, shard_count, layout_digest));
     return known;
   }

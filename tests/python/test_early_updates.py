@@ -47,5 +47,9 @@ def test_early_updates_come_before_step_and_compute_the_same(addresses, codec):
 def test_early_updates_are_refused_where_they_cannot_be(addresses):
     with pytest.raises(ValueError, match="early_updates=True needs overlap=True"):
         ShardedOptimizer(torch.nn.Linear(4, 4), servers=addresses(1), job="early", early_updates=True)
+    model = torch.nn.Linear(4, 4)
+    with pytest.raises(ValueError, match="LocalSGD"):
+        gradwire.torch.LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), model, every=2, servers=addresses(1), job="early",
+                                overlap=True, early_updates=True)
     with pytest.raises(gradwire.InvalidArgument, match="asynchronous rounds"):
         ShardedOptimizer(torch.nn.Linear(4, 4), servers=addresses(1), job="early", rounds="async", overlap=True, early_updates=True)

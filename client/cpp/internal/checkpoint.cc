@@ -254,7 +254,8 @@ bool CheckpointFile::SameButName() const {
   };
   if (is_of(Job::Make(spec))) return true;
   spec.set_bucket_bytes(0);  // which may have been as it is by default with the shards there were
-  return is_of(Job::Make(spec, static_cast<uint32_t>(identity_.server_epochs.size())));
+  if (is_of(Job::Make(spec, static_cast<uint32_t>(identity_.server_epochs.size())))) return true;
+  return is_of(Job::Make(spec));  // on any number, before it grew with them
 }
 
 std::string CheckpointFile::DescribeForNewJob() const {

@@ -128,6 +128,12 @@ absl::Status Exchange::WaitUntil(const absl::Condition& done, absl::Time deadlin
   return failed_.ok() ? absl::OkStatus() : Failed();
 }
 
+absl::Status Exchange::Failure() {
+  const auto unwritten = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !writing_replica_; };
+  if (context_.early_updates) mu_.Await(absl::Condition(&unwritten));
+  return failed_;
+}
+
 absl::Status Exchange::Failed() {
   apply_allowed_ = false;
   tasks_.Clear();

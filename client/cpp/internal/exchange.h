@@ -1,7 +1,7 @@
 // The rounds of one worker: tensors get ready, buckets are encoded and sent, updates arrive and are applied.
 //
 //   TensorReady -> [encoding threads: ingest, select; encode, send, ask for the update] -> shard
-//   shard -> ack, update frame -> [applying thread: decode; apply after EndRound; settle]
+//   shard -> ack, update frame -> [applying thread: decode; apply after EndRound, or early; settle]
 //
 // A small job in host memory has no threads: waking one costs more than its work. TensorReady encodes, EndRound
 // applies.
@@ -125,6 +125,7 @@ class Exchange final : public TaskedExchanger<ExchangeTask> {
   void PollFor(TimeNs budget_ns, const absl::Condition& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status AwaitBucket(uint32_t bucket, bool (RoundLedger::*done)(uint32_t) const, int64_t timeout_ms);
 
+  absl::Status Failure() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Task TaskOf(uint32_t tensor, const GivenGradient& gradient) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Work(const Task& task) override ABSL_LOCKS_EXCLUDED(mu_);
   TaskPlace PlaceOf(const Task& task) const override;
@@ -143,8 +144,10 @@ class Exchange final : public TaskedExchanger<ExchangeTask> {
   void ApplyLoop();
   // The next entry that may be applied, decoded_.end() if none.
   std::deque<Entry>::const_iterator Applicable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The caller's memory.
+  bool MayWrite() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return apply_allowed_ && failed_.ok(); }
   bool CanApply() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return !undecoded_.empty() || (apply_allowed_ && Applicable() != decoded_.end());
+    return !undecoded_.empty() || (MayWrite() && Applicable() != decoded_.end());
   }
   // Decodes the next slice that has come, and applies it where that may be; else applies the next that is decoded.
   // Releases the lock while it works.

@@ -185,7 +185,7 @@ void Exchange::ApplyNext() {
   const auto next = decode ? queue.cbegin() : Applicable();
   const Entry entry = *next;
   queue.erase(next);
-  const bool apply = !decode || (apply_allowed_ && ledger_.MayApply(entry));
+  const bool apply = !decode || (MayWrite() && ledger_.MayApply(entry));
   const bool included = ledger_.included(entry);
   writing_replica_ = true;
   mu_.Unlock();

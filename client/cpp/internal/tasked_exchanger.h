@@ -30,7 +30,7 @@ class TaskedExchanger : public Exchanger {
  public:
   absl::Status Ready(uint32_t tensor, const GivenGradient& gradient) final {
     absl::MutexLock lock(&mu_);
-    GW_RETURN_IF_ERROR(failed_);
+    if (!failed_.ok()) return Failure();
     if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
     GW_RETURN_IF_ERROR(ready_.Note(tensor, gradient));
     AddTask(TaskOf(tensor, gradient));
@@ -96,6 +96,8 @@ class TaskedExchanger : public Exchanger {
     encoders_.clear();
   }
 
+  // Why it has failed, once nothing is written to the caller's tensors any more. Only where it has.
+  virtual absl::Status Failure() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return failed_; }
   virtual Task TaskOf(uint32_t tensor, const GivenGradient& gradient) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) = 0;
   virtual TaskPlace PlaceOf(const Task& task) const = 0;
   virtual void Work(const Task& task) ABSL_LOCKS_EXCLUDED(mu_) = 0;

@@ -56,6 +56,8 @@ class LocalSGD:
                  nesterov: bool | None = None, residual_decay: float | None = None, overlap: bool = False, **options: Any):
         if every < 1:
             raise ValueError(f"every={every} must be at least 1")
+        if options.get("early_updates"):
+            raise ValueError("early_updates: rounds of LocalSGD do not lie in a backward pass. Pass overlap=True, which hides them")
         if (rounds := str(options.get("rounds", "sync"))).startswith("bounded"):
             raise ValueError(f"rounds={rounds!r}: LocalSGD would go on without its own progress of the last rounds. Pass "
                              "overlap=True, which lets a round travel while the next steps are made")

@@ -134,7 +134,7 @@ class Session:
         self._core.rows_ready(index, np.asarray(rows), as_array(values, what))
 
     def end_round(self, timeout: float | None = None) -> None:
-        """Waits until every update is applied; the parameters change meanwhile. After DeadlineExceeded call it again.
+        """Waits until every update is applied; the parameters change meanwhile (with early_updates before, too). After DeadlineExceeded call it again.
 
         With bounded staleness s (JobSpec.rounds) this returns once all but the last s rounds are applied. On a device the
         parameters change after the work that is in the current stream now, and have changed when this returns.

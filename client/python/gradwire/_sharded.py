@@ -70,8 +70,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     early_updates=True, with overlap=True, applies updates as they come, while backward still runs, to parameters whose gradients
     it has made and sent, as an optimizer in backward does: step() then waits for the last of them alone. For loops in which
-    nothing reads a parameter once its gradient is there: no retain_graph or create_graph, no second use as p.detach(). Parameters
-    in host memory, rounds that are not asynchronous.
+    nothing reads a parameter once its gradient is there: no retain_graph or create_graph, no second use as p.detach(). What ends
+    between backward() and step() (an exception, Ctrl-C) leaves some parameters a step ahead of others. Parameters in host
+    memory, rounds that are not asynchronous.
 
     unused: torch leaves a parameter without a gradient alone; shards see a gradient of 0. "refuse" (the default): where
     the two differ (weight decay; momentum of gradients before; a first gradient in a later step, which torch's AdamW
@@ -406,7 +407,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def send(self) -> None:
         """Sends all gradients now; step() then only waits for the update. For loops that do something else meanwhile: until step()
-        returns, gradients, parameters and learning rates stay as they are."""
+        returns, gradients, parameters and learning rates stay as they are (parameters change with early_updates=True)."""
         if not self._stepping and self._send_all():
             self._stepping = True
 

@@ -124,8 +124,9 @@ struct SessionOptions {
   uint32_t encode_threads = 1;
   // Updates are applied as they come, not only in EndRound, to tensors of buckets that this worker has sent: a longer
   // round of the network or of a large replica hides behind backward. For callers that do not read a parameter between
-  // its TensorReady and EndRound. Of small jobs (see Session) EndRound applies all the same. Not with asynchronous
-  // rounds, nor on a device.
+  // its TensorReady and EndRound: whoever leaves between the two finds some tensors a version ahead of others. A
+  // session that has failed writes nothing more. Of small jobs (see Session) EndRound applies all the same. Not with
+  // asynchronous rounds, nor on a device.
   bool early_updates = false;
   // A request to stop makes Join give up what it waits for (a call that is under way ends by timeouts.rpc_ms), leave
   // the job and return Cancelled. Without effect once Join has returned.
@@ -214,14 +215,14 @@ class Session {
   // device.
   absl::Status RowsReady(uint32_t tensor, const RowGradient& gradient);
   // Waits until the round is applied in every bucket (with bounded staleness: see above). The parameters may change
-  // from the call until its return. Errors: FailedPrecondition (a tensor was not reported ready; nothing is waited
-  // for), DeadlineExceeded (the round stays open: call again), InvalidArgument (a non-finite gradient under
-  // NONFINITE_REFUSE: names tensor, index, value and round; this worker contributed nothing to the buckets of that
-  // tensor, its finite neighbours wait in the residual), or what a shard refused. Under NONFINITE_SKIP such a round is
-  // no error: parameters, moments and this worker's residuals are as they were before it, and stats().nonfinite_rounds
-  // has grown, on every worker. All errors but the first two leave the round closed and the parameters at the new
-  // version. With a device the parameters change after what was launched on `stream` until now, and have changed on
-  // return, for every stream.
+  // from the call until its return (with early_updates from TensorReady on). Errors: FailedPrecondition (a tensor was
+  // not reported ready; nothing is waited for), DeadlineExceeded (the round stays open: call again), InvalidArgument (a
+  // non-finite gradient under NONFINITE_REFUSE: names tensor, index, value and round; this worker contributed nothing
+  // to the buckets of that tensor, its finite neighbours wait in the residual), or what a shard refused. Under
+  // NONFINITE_SKIP such a round is no error: parameters, moments and this worker's residuals are as they were before
+  // it, and stats().nonfinite_rounds has grown, on every worker. All errors but the first two leave the round closed
+  // and the parameters at the new version. With a device the parameters change after what was launched on `stream`
+  // until now, and have changed on return, for every stream.
   absl::Status EndRound(int64_t timeout_ms = -1, Stream* stream = nullptr);
 
   // Between two rounds: waits until every round that this worker pushed is applied in every bucket, as EndRound does
@@ -257,12 +258,13 @@ class Session {
 
   // Ends the membership and closes the connections; later calls return Cancelled. Errors are those of Drain and of the
   // shards; the session is over in any case. `drain`: drains first, if no round is open. Without draining, as the
-  // destructor leaves, shards merge what was pushed all the same, but `memory` stays at the version that it has.
+  // destructor leaves, shards merge what was pushed all the same, but `memory` stays at the version that it has; of an
+  // open round with early_updates some tensors have the next one.
   absl::Status Leave(bool drain = true);
 
   SessionStats stats() const;
   // The version of the parameters in memory: every bucket has reached it. With bounded staleness buckets may be up to
-  // `staleness` versions beyond it until Drain.
+  // `staleness` versions beyond it until Drain, with early_updates in an open round one.
   uint64_t version() const;
   uint64_t start_version() const;  // the version at which this session joined
   // How many steps the job had made by then: a training loop takes up its schedule there. With asynchronous rounds

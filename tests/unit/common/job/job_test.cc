@@ -358,6 +358,8 @@ TEST(Job, CutsWhatTravelsWholeIntoSmallParts) {
     EXPECT_EQ(bucket_bytes("tagc:density=0.01", 256 * kMiB, 0, static_cast<uint32_t>(shards)), mib * kMiB) << shards;
     EXPECT_EQ(bucket_bytes("tagc:density=0.01", 256 * kMiB, 2 * kMiB, static_cast<uint32_t>(shards)), 2 * kMiB);
     EXPECT_EQ(bucket_bytes("dense:fp32", 256 * kMiB, 0, static_cast<uint32_t>(shards)), 4 * kMiB);
+    EXPECT_EQ(bucket_bytes("zen", 40 * kMiB, 0, static_cast<uint32_t>(shards)), std::max<uint64_t>(mib, 5) * kMiB)
+        << "tables";
   }
 }
 
