@@ -1,10 +1,12 @@
 // Updates that are applied while a round is open, and jobs whose buckets have their default size.
 #include <gmock/gmock.h>
 
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "tests/integration/client/cluster.h"
 #include "tests/lib/tcp_proxy.h"
+#include "tests/lib/temporary_folder.h"
 
 namespace gradwire::testing {
 namespace {
@@ -139,6 +141,34 @@ TEST(DefaultBuckets, OfAJobThatServersMadeAreThoseOfItsWorkers) {
     auto again = cluster.Create(spec, s, kShards);
     ASSERT_NE(again, nullptr) << "the same spec is the same job";
   }
+}
+
+TEST(DefaultBuckets, OnOtherNumbersOfShardsLoseNothingOfACheckpoint) {
+  Cluster many(6, "tcp"), few(2, "tcp");
+  v1::JobSpec spec = MakeSpec("before", "tagc:density=0.05", v1::OPTIMIZER_STEP, 1);
+  spec.clear_bucket_bytes();
+  Worker before(spec, 0);
+  ASSERT_EQ(before.Join(many.addresses()), absl::OkStatus());
+  before.Fill(0);
+  ASSERT_EQ(before.Step(0.1f), absl::OkStatus());
+  const testing_support::TemporaryFolder folder("buckets");
+  const std::string path = folder.path() + "/checkpoint";
+  ASSERT_EQ(before.session().Save(path), absl::OkStatus());
+
+  spec.set_name("after");
+  Worker after(spec, 0);
+  SessionOptions options = after.Options(few.addresses());
+  options.resume = {path, /*anew=*/true};
+  std::vector<std::string> told;
+  absl::Mutex mu;
+  options.notice = [&](const std::string& text) {
+    absl::MutexLock lock(&mu);
+    told.push_back(text);
+  };
+  ASSERT_EQ(after.JoinWith(std::move(options)), absl::OkStatus());
+  EXPECT_EQ(after.parameters(), before.parameters());
+  after.Drop();
+  EXPECT_THAT(told, ::testing::Contains(::testing::HasSubstr("with this worker's residuals and preconditioner")));
 }
 
 }  // namespace
