@@ -452,7 +452,7 @@ TEST_F(TcpAttackTest, StreamsBeyondTheCapAreRefusedAndTold) {
   RawPeer one_more(address_);
   one_more.Send(OpenBytes());
   one_more.ExpectStatus(absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(warned, 1);
+  EXPECT_EQ(Warnings(warned), 1);
   crowd.clear();
   const absl::Time bound = absl::Now() + HangBound();
   for (bool served = false; !served && absl::Now() < bound;) {
@@ -479,7 +479,7 @@ TEST_F(TcpAttackTest, HalfSentMessagesTakeNoMoreThanTheirShare) {
   }
   // Those that began first were dropped: the first four of twenty have heard the end.
   for (int i = 0; i < 4; ++i) EXPECT_NE(crowd[i].Read(), "no end") << i;
-  EXPECT_GE(warned, 1);
+  EXPECT_GE(Warnings(warned), 1);
   ExpectServing();
 }
 

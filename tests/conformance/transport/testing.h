@@ -1,6 +1,7 @@
 // What transport tests share: a sink that records, and a service scripted by method name.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/transport/transport.h"
 
@@ -19,6 +21,13 @@ constexpr std::string_view kOtherStream = "gradwire.v1.Worker/Pull";
 
 // Far above what anything here takes; reached only by a hang.
 inline absl::Duration HangBound() { return absl::Seconds(60); }
+
+// How often a listener warned, once it did: a peer may hear of its end before the operator does.
+inline int Warnings(const std::atomic<int>& warned) {
+  for (const absl::Time bound = absl::Now() + HangBound(); warned == 0 && absl::Now() < bound;)
+    absl::SleepFor(absl::Milliseconds(10));
+  return warned;
+}
 
 inline std::string FrameOf(const Message& message) {
   std::string out;
