@@ -78,15 +78,15 @@ void PrintTables(const Job& job, const Layout& layout, std::ostream& out) {
     uint64_t elements = 0;
     for (const BucketPart& part : layout.parts(b)) elements += part.end - part.begin;
     const auto parts = layout.parts(b);
-    out << absl::StrFormat("%6d %12d %-44s %s\n", b, elements, CodecsOf(job, layout.at(b, 0).codec),
-                           absl::StrJoin(parts, ", ", [&job](std::string* s, const BucketPart& part) {
-                             s->append(job.tensors()[part.tensor].name);
-                           }));
+    out << absl::StrFormat(
+        "%6d %12d %-44s %s\n", b, elements, CodecsOf(job, layout.slices()[layout.first_slice(b)].codec),
+        absl::StrJoin(parts, ", ",
+                      [&job](std::string* s, const BucketPart& part) { s->append(job.tensors()[part.tensor].name); }));
   }
-  out << absl::StrFormat("\n%6s %12s %12s\n", "shard", "elements", "float32");
+  out << absl::StrFormat("\n%6s %12s %12s %7s\n", "shard", "elements", "float32", "slices");
   for (uint32_t s = 0; s < layout.shard_count(); ++s) {
-    out << absl::StrFormat("%6d %12d %12s\n", s, layout.shard_elements(s),
-                           HumanBytes(4.0 * static_cast<double>(layout.shard_elements(s))));
+    out << absl::StrFormat("%6d %12d %12s %7d\n", s, layout.shard_elements(s),
+                           HumanBytes(4.0 * static_cast<double>(layout.shard_elements(s))), layout.bucket_count(s));
   }
   out << absl::StrFormat("largest shard: %.4f of even\n", Balance(layout, job.elements()));
   PrintImpossible(job, out);
@@ -106,10 +106,16 @@ void PrintJson(const Job& job, const Layout& layout, std::ostream& out) {
   out << "],\"buckets\":[";
   for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
     std::vector<uint64_t> elements;
-    for (uint32_t s = 0; s < layout.shard_count(); ++s) elements.push_back(layout.at(b, s).elements);
+    std::vector<std::string> numbers;
+    for (uint32_t s = 0; s < layout.shard_count(); ++s) {
+      const BucketLayout* const slice = layout.find(b, s);
+      elements.push_back(slice == nullptr ? 0 : slice->elements);
+      numbers.push_back(slice == nullptr ? "null" : absl::StrCat(slice->bucket));
+    }
     out << (b == 0 ? "" : ",")
-        << absl::StrFormat("{\"bucket\":%d,\"codec\":%s,\"elements_per_shard\":[%s]}", b,
-                           Quoted(ToString(job.codecs()[layout.at(b, 0).codec])), absl::StrJoin(elements, ","));
+        << absl::StrFormat("{\"bucket\":%d,\"codec\":%s,\"elements_per_shard\":[%s],\"number_on_shard\":[%s]}", b,
+                           Quoted(ToString(job.codecs()[layout.slices()[layout.first_slice(b)].codec])),
+                           absl::StrJoin(elements, ","), absl::StrJoin(numbers, ","));
   }
   out << "],\"shard_bytes\":[";
   for (uint32_t s = 0; s < layout.shard_count(); ++s) out << (s == 0 ? "" : ",") << layout.shard_elements(s) * 4;
@@ -119,7 +125,7 @@ void PrintJson(const Job& job, const Layout& layout, std::ostream& out) {
 }  // namespace
 
 absl::Status ReportLayout(const v1::JobSpec& spec, uint32_t shards, bool json, std::ostream& out) {
-  GW_ASSIGN_OR_RETURN(const Job job, Job::Make(spec, shards));
+  GW_ASSIGN_OR_RETURN(const Job job, Job::Make(spec));
   GW_ASSIGN_OR_RETURN(const Layout layout, Layout::Make(job, shards));
   if (json) {
     PrintJson(job, layout, out);

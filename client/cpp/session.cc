@@ -229,19 +229,16 @@ class Session::Impl {
 
  private:
   absl::Status MakeParts() {
-    const uint32_t shards = layout_.shard_count();
     std::vector<const Codec*> of_tensor(job_.tensors().size());
-    for (uint32_t b = 0; b < layout_.bucket_count(); ++b) {
-      for (uint32_t s = 0; s < shards; ++s) {
-        CodecContext context;
-        context.job = &job_;
-        context.layout = &layout_.at(b, s);
-        context.backend = backend_.get();
-        GW_ASSIGN_OR_RETURN(std::unique_ptr<Codec> codec, MakeCodec(context));
-        codecs_.push_back(std::move(codec));
-        codec_pointers_.push_back(codecs_.back().get());
-      }
-      for (const BucketPart& part : layout_.parts(b)) of_tensor[part.tensor] = codec_pointers_[b * shards];
+    for (const BucketLayout& slice : layout_.slices()) {
+      CodecContext context;
+      context.job = &job_;
+      context.layout = &slice;
+      context.backend = backend_.get();
+      GW_ASSIGN_OR_RETURN(std::unique_ptr<Codec> codec, MakeCodec(context));
+      codecs_.push_back(std::move(codec));
+      codec_pointers_.push_back(codecs_.back().get());
+      for (const BucketPart& part : layout_.parts(slice.job_bucket)) of_tensor[part.tensor] = codec_pointers_.back();
     }
     const bool applies_updates = options_.pull == PullMode::kUpdate;
     if (options_.place.device == nullptr) {
@@ -508,7 +505,7 @@ Session::~Session() {
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Join(SessionOptions options) {
   const AgreedFloatMode mode;
-  GW_ASSIGN_OR_RETURN(Job job, Job::Make(options.job, static_cast<uint32_t>(options.servers.size())));
+  GW_ASSIGN_OR_RETURN(Job job, Job::Make(options.job));
   GW_RETURN_IF_ERROR(CheckOptions(options, job));
   GW_ASSIGN_OR_RETURN(Layout layout, Layout::Make(job, static_cast<uint32_t>(options.servers.size())));
   GW_ASSIGN_OR_RETURN(std::unique_ptr<kernels::Backend> backend, kernels::MakeBackend(options.backend));

@@ -104,6 +104,12 @@ struct PowerSgdSpec {
 
 using CodecSpec = std::variant<DenseSpec, TagcSpec, QuantizedSpec, SparseSpec, HomomorphicSpec, PowerSgdSpec>;
 
+// Whether workers send all elements with it: how much a frame carries grows with what it is of.
+inline bool AllTravel(const CodecSpec& codec) {
+  return std::holds_alternative<DenseSpec>(codec) || std::holds_alternative<QuantizedSpec>(codec) ||
+         std::holds_alternative<HomomorphicSpec>(codec);
+}
+
 // Errors: InvalidArgument naming the unknown codec or key, the value found and the values allowed.
 absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text);
 std::vector<std::string> CodecNames();        // of every codec that ParseCodecSpec knows

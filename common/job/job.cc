@@ -198,7 +198,11 @@ absl::Status FillScalars(v1::JobSpec* spec) {
     return absl::InvalidArgumentError(
         absl::StrFormat("run_elements = %d must be a power of two from 64 to 65536", spec->run_elements()));
   }
-  if (spec->bucket_bytes() == 0) return absl::OkStatus();  // FillBucketBytes
+  if (spec->slice_bytes() > kMaxBucketBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("slice_bytes = %d must lie in [0, %d]", spec->slice_bytes(), kMaxBucketBytes));
+  }
+  if (spec->bucket_bytes() == 0) return absl::OkStatus();  // FillBuckets
   if (spec->bucket_bytes() < spec->run_elements() * 4 || spec->bucket_bytes() > kMaxBucketBytes) {
     return absl::InvalidArgumentError(absl::StrFormat("bucket_bytes = %d must lie in [%d (one run), %d]",
                                                       spec->bucket_bytes(), spec->run_elements() * 4, kMaxBucketBytes));
@@ -213,22 +217,22 @@ bool IsZen(const CodecSpec& codec) {
 
 // What a round takes on a slow link beyond its bytes is the way back of one bucket: nothing of that comes before all of
 // it was pushed. So where all elements travel, buckets are a small part of the model. Buckets of sparse codecs are a
-// hundredth of their size on the wire, and each costs a frame's header and index, and a message, for each shard: beyond
-// four shards they grow with these. Those of large tables, of which a batch touches few rows (`touched` elements), have
-// next to nothing else.
-void FillBucketBytes(v1::JobSpec* spec, const CodecSpec& codec, uint64_t elements, uint64_t touched, uint64_t shards) {
+// hundredth of their size on the wire, and each of many shards has a large slice of few of them: not the whole, which
+// would have all workers send to one shard at a time. Those of large tables, of which a batch touches few rows
+// (`touched` elements), have next to nothing but frames' headers; what is hot in them is spread over the shards. A job
+// that says bucket_bytes, and no slice_bytes, has its runs dealt one by one, as before there was any.
+void FillBuckets(v1::JobSpec* spec, const CodecSpec& codec, uint64_t elements, uint64_t touched) {
   if (spec->bucket_bytes() != 0) return;
-  constexpr uint64_t kMostOfTables = 16u << 20, kMost = 4u << 20, kLeast = 512u << 10, kParts = 32;
-  constexpr uint64_t kOfShard = 1u << 20;
+  constexpr uint64_t kMostOfTables = 16u << 20, kMost = 4u << 20, kLeast = 512u << 10, kParts = 32, kOfShard = 1u << 20;
   const uint64_t run_bytes = spec->run_elements() * sizeof(float);
-  const bool all_travel = std::holds_alternative<DenseSpec>(codec) || std::holds_alternative<QuantizedSpec>(codec) ||
-                          std::holds_alternative<HomomorphicSpec>(codec);
   const uint64_t part = (elements * sizeof(float) / kParts + run_bytes - 1) / run_bytes * run_bytes;
-  const uint64_t most = std::clamp(shards * kOfShard, kMost, kMostOfTables);
   if (touched > elements / 2) {
-    spec->set_bucket_bytes(std::clamp(part, most, kMostOfTables));
+    spec->set_bucket_bytes(std::clamp(part, kMost, kMostOfTables));
+  } else if (AllTravel(codec)) {
+    spec->set_bucket_bytes(std::clamp(part, kLeast, kMost));
   } else {
-    spec->set_bucket_bytes(all_travel ? std::clamp(part, kLeast, kMost) : most);
+    spec->set_bucket_bytes(kMost);
+    if (spec->slice_bytes() == 0) spec->set_slice_bytes(kOfShard);
   }
 }
 
@@ -387,7 +391,7 @@ absl::Status Job::CheckGoesWith(const FeatureSet& asked) const {
   return absl::Status(together.code(), absl::StrFormat("job '%s': %s", spec_.name(), std::string(together.message())));
 }
 
-absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec, uint32_t shards) {
+absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
   Job job;
   GW_RETURN_IF_ERROR(CheckTexts(spec));
   job.spec_ = spec;
@@ -453,7 +457,7 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec, uint32_t shards) {
   }
   uint64_t touched = 0;
   for (const Tensor& tensor : job.tensors_) touched += IsZen(job.codecs_[tensor.codec]) ? tensor.elements : 0;
-  FillBucketBytes(&job.spec_, fallback.first, job.elements_, touched, shards);
+  FillBuckets(&job.spec_, fallback.first, job.elements_, touched);
   GW_RETURN_IF_ERROR(CheckExponents(job));
   for (const CodecSpec& codec : job.codecs_) job.features_.Add(FeatureOf(codec));
   GW_RETURN_IF_ERROR(CheckTogether(job.features_));

@@ -28,8 +28,7 @@ class Job {
  public:
   // Fills defaults and validates. Errors: InvalidArgument that names the field, the tensor, what was found and what
   // is allowed.
-  // `shards`: on how many it will lie; matters where bucket_bytes is unsaid.
-  static absl::StatusOr<Job> Make(const v1::JobSpec& spec, uint32_t shards = 1);
+  static absl::StatusOr<Job> Make(const v1::JobSpec& spec);
 
   const v1::JobSpec& spec() const { return spec_; }  // with defaults filled in
   const std::vector<Tensor>& tensors() const { return tensors_; }

@@ -18,7 +18,7 @@ constexpr uint64_t kTensorBytes = 5;
 template <typename Fn>
 void ForEachRunOf(const Layout& layout, uint32_t shard, Fn fn) {
   size_t number = 0;
-  for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
+  for (uint32_t b = 0; b < layout.bucket_count(shard); ++b) {
     for (const Run& run : layout.at(b, shard).runs) fn(run, number++);
   }
 }
@@ -43,7 +43,7 @@ NormSums::NormSums(const Layout* layout, size_t tensors) : layout_(*layout) {
   std::vector<Found> found;
   for (uint32_t s = 0; s < layout_.shard_count(); ++s) {
     std::vector<size_t>& first = first_run_.emplace_back(1, 0);
-    for (uint32_t b = 0; b < layout_.bucket_count(); ++b) first.push_back(first.back() + layout_.at(b, s).runs.size());
+    for (uint32_t b = 0; b < layout_.bucket_count(s); ++b) first.push_back(first.back() + layout_.at(b, s).runs.size());
     ForEachRunOf(layout_, s, [&](const Run& run, size_t number) {
       found.push_back({run.tensor, run.offset, {s, static_cast<uint32_t>(number)}});
     });

@@ -51,7 +51,7 @@ class ShardReplay {
   };
 
   ShardReplay(const Job* job, const Layout* layout, uint32_t shard, kernels::Backend* backend)
-      : job_(*job), layout_(*layout), shard_(shard), backend_(*backend), buckets_(layout->bucket_count()) {}
+      : job_(*job), layout_(*layout), shard_(shard), backend_(*backend), buckets_(layout->bucket_count(shard)) {}
   absl::Status Prepare(std::optional<ShardState> from);
   absl::Status ApplyTo(Bucket& bucket, const journal::Record& record, uint64_t until);
 

@@ -163,8 +163,9 @@ class Restorer {
   }
 
   absl::Status Reach(Source& source, bool has_others) {
-    JournalReach reach(from().bucket_count());
-    source.updates.resize(from().bucket_count());
+    const uint32_t buckets = from().bucket_count(source.files.shard);
+    JournalReach reach(buckets);
+    source.updates.resize(buckets);
     if (!source.files.journal.empty()) {
       const auto damaged = [this](const journal::Damage& damage) {
         report_.warnings.push_back(absl::StrFormat("'%s' offset %d: %s", damage.path, damage.offset, damage.what));

@@ -82,7 +82,7 @@ void AddDigest(const Job& job, const ShardState& state, ShardReport* report) {
 }
 
 absl::Status CheckJournal(Disk& disk, const ShardFiles& files, ShardReplay& replay, ShardReport* report) {
-  JournalReach reach(files.layout->bucket_count());
+  JournalReach reach(files.layout->bucket_count(files.shard));
   GW_ASSIGN_OR_RETURN(const journal::ReadResult read,
                       journal::InspectJournal(
                           disk, files.journal, files.identity(),

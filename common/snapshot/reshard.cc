@@ -26,10 +26,11 @@ Resharder::Resharder(const Job* job, const Layout* from, const Layout* to, std::
       plans_(to->bucket_count()),
       made_(shards_.size(), std::vector<std::deque<RoundPlan>>(to->bucket_count())),
       states_(shards_.size()) {
-  for (uint32_t b = 0; b < to_.bucket_count(); ++b) {
-    for (size_t s = 0; s < shards_.size(); ++s) {
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    for (uint32_t b = 0; b < to_.bucket_count(shards_[s]); ++b) {
       const BucketLayout& slice = to_.at(b, shards_[s]);
-      for (size_t r = 0; r < slice.runs.size(); ++r) places_[b][{slice.runs[r].tensor, slice.runs[r].offset}] = {s, r};
+      for (size_t r = 0; r < slice.runs.size(); ++r)
+        places_[slice.job_bucket][{slice.runs[r].tensor, slice.runs[r].offset}] = {s, r};
       states_[s].buckets.emplace_back().Allocate(job_, slice);
     }
   }
@@ -37,22 +38,22 @@ Resharder::Resharder(const Job* job, const Layout* from, const Layout* to, std::
 
 void Resharder::Add(uint32_t shard, const ShardState& state) {
   for (ShardState& made : states_) made.version = state.version;
-  for (uint32_t b = 0; b < from_.bucket_count(); ++b) {
-    const BucketLayout& slice = from_.at(b, shard);
-    const ShardState::Bucket& bucket = state.buckets[b];
+  for (const ShardState::Bucket& bucket : state.buckets) {
+    const BucketLayout& slice = from_.at(static_cast<uint32_t>(&bucket - state.buckets.data()), shard);
+    const uint32_t b = slice.job_bucket;
     const std::deque<RoundPlan>& plans = bucket.plans.newest_first();
     nonfinite_rounds_ = bucket.plans.nonfinite_rounds();
-    plans_[b].resize(plans.size(), std::vector<PlanPart>(from_.shard_count()));
+    plans_[b].resize(plans.size());
     for (size_t age = 0; age < plans.size(); ++age) {
       plans_[b][age][shard] = {&slice, {{}, plans[age].sketch_groups, plans[age].cells_per_group, {}}};
     }
-    MoveFactors(b, slice, plans, state.version);
+    MoveFactors(slice, plans, state.version);
     for (size_t r = 0; r < slice.runs.size(); ++r) {
       const auto found = places_[b].find({slice.runs[r].tensor, slice.runs[r].offset});
       if (found == places_[b].end()) continue;  // of a shard that is not made here
       const Place place = found->second;
-      ShardState::Bucket& target = states_[place.state].buckets[b];
-      const BucketLayout& target_slice = to_.at(b, shards_[place.state]);
+      const BucketLayout& target_slice = *to_.find(b, shards_[place.state]);
+      ShardState::Bucket& target = states_[place.state].buckets[target_slice.bucket];
       for (const snapshot::Array array : kArrays) {
         if ((bucket.*array).empty()) continue;
         std::copy_n((bucket.*array).data() + slice.run_begin[r], slice.runs[r].length,
@@ -69,31 +70,35 @@ void Resharder::Add(uint32_t shard, const ShardState& state) {
   }
 }
 
-void Resharder::MoveFactors(uint32_t bucket, const BucketLayout& from, const std::deque<RoundPlan>& plans,
-                            uint64_t version) {
+void Resharder::MoveFactors(const BucketLayout& from, const std::deque<RoundPlan>& plans, uint64_t version) {
   const CodecFamily& family = FamilyOf(job_, from);
   for (size_t s = 0; s < states_.size(); ++s) {
-    std::deque<RoundPlan>& made = made_[s][bucket];
+    const BucketLayout* const to = to_.find(from.job_bucket, shards_[s]);
+    if (to == nullptr) continue;
+    std::deque<RoundPlan>& made = made_[s][from.job_bucket];
     made.resize(plans.size());
     for (size_t age = 0; age < plans.size(); ++age) {
-      family.MoveFactors(job_, from, plans[age], version - age, to_.at(bucket, shards_[s]), &made[age]);
+      family.MoveFactors(job_, from, plans[age], version - age, *to, &made[age]);
     }
   }
 }
 
 absl::StatusOr<std::vector<ShardState>> Resharder::Finish() {
   for (size_t s = 0; s < states_.size(); ++s) {
-    for (uint32_t b = 0; b < to_.bucket_count(); ++b) {
+    for (uint32_t b = 0; b < to_.bucket_count(shards_[s]); ++b) {
       const BucketLayout& slice = to_.at(b, shards_[s]);
-      std::deque<RoundPlan>& made = made_[s][b];
-      made.resize(plans_[b].size());  // an empty slice has got none
+      const std::vector<std::map<uint32_t, PlanPart>>& plans = plans_[slice.job_bucket];
+      std::deque<RoundPlan>& made = made_[s][slice.job_bucket];
+      made.resize(plans.size());  // an empty slice has got none
       for (size_t age = 0; age < made.size(); ++age) {
         RoundPlan& plan = made[age];
         if (from_.digest() == to_.digest()) {
-          plan.sketch_groups = plans_[b][age][shards_[s]].plan.sketch_groups;
-          plan.cells_per_group = plans_[b][age][shards_[s]].plan.cells_per_group;
+          plan.sketch_groups = plans[age].at(shards_[s]).plan.sketch_groups;
+          plan.cells_per_group = plans[age].at(shards_[s]).plan.cells_per_group;
         } else {
-          RoundPlan moved = ReshardPlan(job_, slice, std::move(plan.exponents), plans_[b][age]);
+          std::vector<PlanPart> parts;
+          for (const auto& [shard, part] : plans[age]) parts.push_back(part);
+          RoundPlan moved = ReshardPlan(job_, slice, std::move(plan.exponents), parts);
           moved.factors = std::move(plan.factors);
           plan = std::move(moved);
         }

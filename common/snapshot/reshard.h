@@ -36,16 +36,16 @@ class Resharder {
   using RunKey = std::pair<uint32_t, uint64_t>;  // tensor, offset
 
   // Those of `plans`, of `version` and before, to the plans that are made.
-  void MoveFactors(uint32_t bucket, const BucketLayout& from, const std::deque<RoundPlan>& plans, uint64_t version);
+  void MoveFactors(const BucketLayout& from, const std::deque<RoundPlan>& plans, uint64_t version);
 
   const Job& job_;
   const Layout& from_;
   const Layout& to_;
   const std::vector<uint32_t> shards_;
-  std::vector<std::map<RunKey, Place>> places_;  // by bucket
-  // By bucket, age and shard of `from`; age 0: the newest plan.
-  std::vector<std::vector<std::vector<PlanPart>>> plans_;
-  std::vector<std::vector<std::deque<RoundPlan>>> made_;  // by state and bucket, the newest first
+  // By bucket of the job:
+  std::vector<std::map<RunKey, Place>> places_;
+  std::vector<std::vector<std::map<uint32_t, PlanPart>>> plans_;  // and age and shard of `from`; age 0: the newest plan
+  std::vector<std::vector<std::deque<RoundPlan>>> made_;          // by state before, the newest first
   std::vector<ShardState> states_;
   uint32_t nonfinite_rounds_ = 0;
 };

@@ -63,7 +63,7 @@ struct Piece {
 
 inline std::vector<std::vector<Piece>> PiecesOf(const Job& job, const Layout& layout, uint32_t shard) {
   std::vector<std::vector<Piece>> pieces(job.tensors().size());
-  for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
+  for (uint32_t b = 0; b < layout.bucket_count(shard); ++b) {
     const BucketLayout& slice = layout.at(b, shard);
     for (size_t r = 0; r < slice.runs.size(); ++r) {
       const Run& run = slice.runs[r];

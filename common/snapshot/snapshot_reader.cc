@@ -243,12 +243,12 @@ absl::StatusOr<ShardState> LoadSnapshot(Disk& disk, const std::string& directory
   GW_ASSIGN_OR_RETURN(const Loaded rest, LoadFile(disk, directory, kState, manifest));
   ShardState state;
   state.version = manifest.version;
-  if (!manifest.ahead.empty() && manifest.ahead.size() != layout.bucket_count()) {
-    return Damaged(directory + "/" + kManifest, absl::StrFormat("it has versions of %d buckets; the job has %d",
-                                                                manifest.ahead.size(), layout.bucket_count()));
+  if (!manifest.ahead.empty() && manifest.ahead.size() != layout.bucket_count(shard)) {
+    return Damaged(directory + "/" + kManifest, absl::StrFormat("it has versions of %d buckets; the shard has %d",
+                                                                manifest.ahead.size(), layout.bucket_count(shard)));
   }
-  state.buckets.resize(layout.bucket_count());
-  for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
+  state.buckets.resize(layout.bucket_count(shard));
+  for (uint32_t b = 0; b < layout.bucket_count(shard); ++b) {
     const BucketLayout& slice = layout.at(b, shard);
     ShardState::Bucket& bucket = state.buckets[b];
     if (!manifest.ahead.empty()) bucket.ahead = manifest.ahead[b];

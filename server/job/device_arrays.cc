@@ -23,7 +23,7 @@ class DeviceArrays final : public JobArrays {
       : job_(*job), layout_(*layout), shard_(shard), backend_(*backend), memory_(std::move(memory)) {}
 
   absl::Status MakeBuckets(const std::vector<std::unique_ptr<Codec>>& codecs, kernels::cuda::DeviceShare* share) {
-    for (uint32_t b = 0; b < layout_.bucket_count(); ++b) {
+    for (uint32_t b = 0; b < layout_.bucket_count(shard_); ++b) {
       const DeviceNeeds needs = codecs[b]->device_needs();
       GW_ASSIGN_OR_RETURN(
           std::unique_ptr<DeviceBucket> bucket,

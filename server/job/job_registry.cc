@@ -88,7 +88,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::Job
   const std::string& name = spec.name();
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> known, FindOrBegin(name));
   if (known != nullptr) {
-    GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(spec, shard_count));
+    GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(spec));
     GW_RETURN_IF_ERROR(known->CheckSame(asked, shard_index, shard_count, layout_digest));
     return known;
   }
@@ -110,7 +110,8 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::Job
   }
   GW_RETURN_IF_ERROR(InsertNew(made, sink, /*followed_history=*/0));
   spdlog::info("job {} created: shard {} of {}, {} buckets, {} elements, up to {}", name, shard_index, shard_count,
-               made->layout().bucket_count(), made->layout().shard_elements(shard_index), made->memory().ToString());
+               made->layout().bucket_count(shard_index), made->layout().shard_elements(shard_index),
+               made->memory().ToString());
   return made;
 }
 

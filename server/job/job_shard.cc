@@ -42,7 +42,7 @@ JobShard::~JobShard() {
 absl::StatusOr<std::shared_ptr<JobShard>> JobShard::Make(const v1::JobSpec& spec, uint32_t shard_index,
                                                          uint32_t shard_count, const JobEnvironment& environment,
                                                          uint64_t layout_digest) {
-  GW_ASSIGN_OR_RETURN(Job job, Job::Make(spec, shard_count));
+  GW_ASSIGN_OR_RETURN(Job job, Job::Make(spec));
   return Make(std::move(job), shard_index, shard_count, environment, layout_digest);
 }
 

@@ -75,7 +75,7 @@ absl::StatusOr<std::unique_ptr<BucketState>> MakeBucket(const JobParts& parts, u
 // Codecs, arrays and buckets.
 absl::Status Fill(JobParts* parts) {
   std::vector<std::unique_ptr<Codec>> codecs;
-  for (uint32_t b = 0; b < parts->layout.bucket_count(); ++b) {
+  for (uint32_t b = 0; b < parts->layout.bucket_count(parts->shard_index); ++b) {
     GW_ASSIGN_OR_RETURN(std::unique_ptr<Codec> codec,
                         MakeCodec({&parts->job, &parts->layout.at(b, parts->shard_index), parts->environment.backend}));
     codecs.push_back(std::move(codec));
@@ -88,7 +88,7 @@ absl::Status Fill(JobParts* parts) {
   GW_RETURN_IF_ERROR(CheckBound(*parts));
   GW_RETURN_IF_ERROR(Reserve(parts->job, environment, parts->memory.total(), &parts->share));
   GW_ASSIGN_OR_RETURN(parts->arrays, MakeArrays(*parts, codecs));
-  for (uint32_t b = 0; b < parts->layout.bucket_count(); ++b) {
+  for (uint32_t b = 0; b < parts->layout.bucket_count(parts->shard_index); ++b) {
     GW_ASSIGN_OR_RETURN(std::unique_ptr<BucketState> bucket, MakeBucket(*parts, b, std::move(codecs[b])));
     parts->buckets.push_back(std::move(bucket));
   }
@@ -127,7 +127,7 @@ absl::StatusOr<std::unique_ptr<JobParts>> MakeJobParts(Job job, uint32_t shard_i
         "more shards or raise %s",
         job.spec().name(), shard_index, shard_count, bytes, limit.bytes, std::string(limit.flag)));
   }
-  std::unique_ptr<Rounds> rounds = MakeRounds(job, layout.bucket_count(), environment.recognize_repeats);
+  std::unique_ptr<Rounds> rounds = MakeRounds(job, layout.bucket_count(shard_index), environment.recognize_repeats);
   auto parts =
       std::make_unique<JobParts>(std::move(job), std::move(layout), shard_index, environment, std::move(rounds));
   parts->share = std::move(share);

@@ -71,7 +71,8 @@ LayoutSize EstimateLayout(const Job& job, uint32_t shard_count) {
     bucket %= capacity;
   }
   for (uint64_t bucket : open) size.buckets = Add(size.buckets, bucket != 0);
-  const uint64_t per_bucket = Add(Multiply(shard_count, sizeof(BucketLayout) + kHeapBlockBytes), sizeof(BucketPart));
+  const uint64_t per_bucket =
+      Add(Multiply(shard_count, sizeof(BucketLayout) + sizeof(uint32_t) + kHeapBlockBytes), sizeof(BucketPart));
   size.bytes = Add(Multiply(size.runs, sizeof(Run) + sizeof(uint64_t)), Multiply(size.buckets, per_bucket));
   return size;
 }
@@ -106,7 +107,7 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
   uint64_t round_updates = 0;
   const RoundNeeds rounds = RoundNeedsOf(job);
   const uint64_t serialized_versions = kSerializedVersions + rounds.waiting_versions;
-  for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
+  for (uint32_t b = 0; b < layout.bucket_count(shard); ++b) {
     const uint64_t elements = layout.at(b, shard).elements;
     const Codec* codec = b < codecs.size() ? codecs[b].get() : nullptr;
     const bool two_way = job.update_codecs()[layout.at(b, shard).codec].has_value();
@@ -145,13 +146,11 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
     bound.updates += 2 * round_updates;  // the round that is held, and what is decoded of it
     // Where all runs lie; the squares of those here, and of all as others tell them, in the rounds that are kept.
     uint64_t runs = 0;
-    for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
-      for (uint32_t s = 0; s < layout.shard_count(); ++s) runs += layout.at(b, s).runs.size();
-    }
+    for (const BucketLayout& slice : layout.slices()) runs += slice.runs.size();
     bound.updates += 2 * runs * sizeof(uint64_t) + runs * norms * sizeof(double) * (3 + OpenRounds(job));
   }
   bound.layout = LayoutBytes(job, layout.shard_count());
-  bound.histories = PushHistory::MaxBytes(layout.bucket_count(), rounds.frames_known, job.spec().max_workers());
+  bound.histories = PushHistory::MaxBytes(layout.bucket_count(shard), rounds.frames_known, job.spec().max_workers());
   const v1::DurabilitySpec& durability = job.spec().durability();
   if (durability.level() == v1::DURABILITY_INTERVAL || durability.on_failure() == v1::DISK_FAILURE_CONTINUE) {
     bound.journal = std::min(kMaxJournalBytes, Multiply(kJournalRounds, round_updates));
@@ -163,7 +162,7 @@ MemoryBound BoundMemory(const Job& job, const Layout& layout, uint32_t shard,
 uint64_t MaxUnsentBytes(const Job& job, const Layout& layout, uint32_t shard,
                         const std::vector<std::unique_ptr<Codec>>& codecs) {
   uint64_t round = 0;
-  for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
+  for (uint32_t b = 0; b < layout.bucket_count(shard); ++b) {
     const uint64_t elements = layout.at(b, shard).elements;
     const uint64_t values = job.keeps_parameters() ? 1 + static_cast<uint64_t>(job.moments()) : 0;
     round += elements * sizeof(float) * values + kFrameOverheadBytes;
@@ -177,13 +176,15 @@ uint64_t MaxUnsentBytes(const Job& job, const Layout& layout, uint32_t shard,
 absl::Status CheckMemoryBeforeLayout(const Job& job, uint32_t shard, uint32_t shard_count, const ArraysLimit& arrays,
                                      uint64_t limit_bytes) {
   if (shard_count == 0) return absl::OkStatus();  // Layout::Make refuses it
-  // The loads of shards differ by at most one run of each length, and by the largest tensor that is kept whole.
+  // The loads of shards differ by at most one run of each length, by the largest tensor that is kept whole, and by a
+  // piece of slice_bytes and its smaller ones.
   std::set<uint64_t> runs;
   for (const Tensor& tensor : job.tensors()) {
     runs.insert(job.keeps_whole(tensor.codec) ? tensor.elements : job.run_elements(tensor.codec));
   }
   const uint64_t mean = job.elements() / shard_count;
-  const uint64_t least = mean - std::min(mean, std::accumulate(runs.begin(), runs.end(), uint64_t{0}));
+  const uint64_t pieces = 2 * runs.size() * (job.spec().slice_bytes() / sizeof(float));
+  const uint64_t least = mean - std::min(mean, std::accumulate(runs.begin(), runs.end(), pieces));
   const uint64_t bytes = Multiply(least, sizeof(float) * static_cast<uint64_t>(1 + job.moments()));
   if (job.keeps_parameters() && bytes > arrays.bytes) {
     return absl::ResourceExhaustedError(

@@ -69,7 +69,7 @@ absl::StatusOr<v1::JoinReply> WorkerService::Join(const v1::JoinRequest& request
 absl::StatusOr<v1::JoinReply> WorkerService::GoOn(const v1::JoinRequest& request) {
   GW_RETURN_IF_ERROR(replication_->CheckNotReplaced(request.known_epoch(), request.known_lineage()));
   GW_ASSIGN_OR_RETURN(const std::shared_ptr<JobShard> job, registry_->Find(request.spec().name()));
-  GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(request.spec(), request.shard_count()));
+  GW_ASSIGN_OR_RETURN(const Job asked, Job::Make(request.spec()));
   GW_RETURN_IF_ERROR(job->CheckSame(asked, request.shard_index(), request.shard_count(), request.layout_digest()));
   GW_RETURN_IF_ERROR(job->CheckInstance(request.known_instance()));
   GW_RETURN_IF_ERROR(job->CheckAddresses(AddressesOf(request)));

@@ -35,8 +35,8 @@ Agreement::Agreement(JobParts* parts, StopJob stop, Stage* next)
       stop_(std::move(stop)),
       next_(*next),
       sums_(&parts_.layout, parts_.job.tensors().size()),
-      held_(parts_.layout.bucket_count()),
-      versions_(parts_.layout.bucket_count()),
+      held_(parts_.layout.bucket_count(parts_.shard_index)),
+      versions_(parts_.layout.bucket_count(parts_.shard_index)),
       exchange_(
           &parts_.job, &parts_.layout, parts_.shard_index, parts_.environment.tellers,
           [this](uint64_t round, size_t phase) { return WrittenSquares(round, phase); },

@@ -75,6 +75,7 @@ v1::JobSpec SpecOf(const Options& options) {
   spec.set_min_workers(options.workers);
   spec.set_max_workers(options.workers);
   spec.set_bucket_bytes(options.large ? 4 << 20 : 16 << 10);
+  spec.set_slice_bytes(spec.bucket_bytes() / 4 * 3);
   spec.set_run_elements(256);
   spec.set_lease_ms(options.lease_ms);
   spec.mutable_rounds()->set_quorum(options.quorum);

@@ -57,9 +57,9 @@ struct State {
     for (const Tensor& tensor : job.tensors()) memory.emplace_back(tensor.elements, 0.5f);
     for (std::vector<float>& tensor : memory) spans.emplace_back(tensor);
     std::vector<const Codec*> of_tensor(job.tensors().size());
-    for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
-      for (uint32_t s = 0; s < kShards; ++s) codecs.push_back(*MakeCodec({&job, &layout.at(b, s), backend.get()}));
-      for (const BucketPart& part : layout.parts(b)) of_tensor[part.tensor] = codecs.back().get();
+    for (const BucketLayout& slice : layout.slices()) {
+      codecs.push_back(*MakeCodec({&job, &slice, backend.get()}));
+      for (const BucketPart& part : layout.parts(slice.job_bucket)) of_tensor[part.tensor] = codecs.back().get();
     }
     for (const auto& codec : codecs) {
       plans.emplace_back(PlansKept(job), kVersion, std::deque<RoundPlan>(PlansKept(job), codec->InitialPlan()));
@@ -140,7 +140,7 @@ void RunCheckpoint(Input input) {
           "it is this worker's");
   Require(file->plans().size() == state.codecs.size(), "there is a plan for every slice");
   for (size_t i = 0; i < file->plans().size(); ++i) {
-    const BucketLayout& slice = state.layout.at(static_cast<uint32_t>(i / kShards), static_cast<uint32_t>(i % kShards));
+    const BucketLayout& slice = state.layout.slices()[i];
     Require(file->plans()[i].version() == file->identity().version, "plans are of the version");
     for (uint64_t age = 0; const RoundPlan& plan : file->plans()[i].newest_first()) {
       Require(CheckPlan(state.job, slice, file->plans()[i].version() - age++, plan).ok(), "plans fit");

@@ -2,7 +2,9 @@
 // and given codecs.
 #include <google/protobuf/stubs/logging.h>
 
+#include <algorithm>
 #include <memory>
+#include <vector>
 
 #include "common/codec/codec.h"
 #include "common/codec/plan/plan_check.h"
@@ -63,7 +65,17 @@ void RunJob(Input input) {
   uint64_t elements = 0;
   for (uint32_t s = 0; s < shards; ++s) elements += layout->shard_elements(s);
   Require(elements == job->elements(), "every element lies on one shard");
-  for (uint32_t b = 0; b < layout->bucket_count() && b < 4; ++b) TryCodec(*job, layout->at(b, b % shards));
+  std::vector<bool> has(layout->slices().size());
+  for (uint32_t s = 0; s < shards; ++s)
+    for (uint32_t b = 0; b < layout->bucket_count(s); ++b) {
+      const uint32_t slice = layout->slice_of(b, s);
+      const BucketLayout& at = layout->at(b, s);
+      Require(!has[slice] && at.bucket == b && at.shard == s, "every slice is one shard's");
+      Require(layout->find(at.job_bucket, s) == &at, "and found by the job's bucket");
+      has[slice] = true;
+    }
+  Require(std::count(has.begin(), has.end(), false) == 0, "all slices are the shards'");
+  for (size_t i = 0; i < has.size() && i < 4; ++i) TryCodec(*job, layout->slices()[i]);
 }
 
 Seeds JobSeeds() {

@@ -49,7 +49,7 @@ const Fixture& Shared() {
 ShardSquares SquaresOf(uint32_t shard, bool totals) {
   ShardSquares squares;
   for (size_t i = 0; i < kNorms * Shared().sums.runs(shard); ++i) squares.runs.push_back(static_cast<double>(i));
-  for (uint32_t b = 0; totals && b < Shared().layout.bucket_count(); ++b) {
+  for (uint32_t b = 0; totals && b < Shared().layout.bucket_count(shard); ++b) {
     for (const uint32_t tensor : TensorsOf(Shared().layout.at(b, shard))) squares.totals[tensor].assign(kNorms, 2.0);
   }
   return squares;

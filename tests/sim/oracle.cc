@@ -63,7 +63,7 @@ RoundPlan Oracle::PlanOf(Entry entry) const {
 
 void Oracle::Appended(uint32_t shard, const journal::Record& record) {
   if (record.type != journal::RecordType::kUpdate) return;
-  const Entry entry{record.round, record.bucket * setup_->shards + shard};
+  const Entry entry{record.round, setup_->layout->slice_of(record.bucket, shard)};
   std::vector<Made>& made = made_[entry.slice];
   const std::string where = absl::StrCat("shard ", shard, " bucket ", record.bucket, " round ", record.round);
   if (record.round > made.size()) return world_->Violate(absl::StrCat(where, " was made before round ", made.size()));
@@ -93,7 +93,7 @@ void Oracle::Appended(uint32_t shard, const journal::Record& record) {
 
 void Oracle::Followed(uint32_t shard, const journal::Record& record) {
   if (record.type != journal::RecordType::kUpdate) return;
-  const std::vector<Made>& made = made_[record.bucket * setup_->shards + shard];
+  const std::vector<Made>& made = made_[setup_->layout->slice_of(record.bucket, shard)];
   if (record.round >= made.size() || !Same(made[record.round].chunks, record.chunks))
     world_->Violate(absl::StrCat("the standby of shard ", shard, " takes an update of round ", record.round,
                                  " that is not its primary's"));
@@ -246,9 +246,9 @@ bool Oracle::Advance(uint32_t shard, uint64_t version) {
   Replay& replay = replays_[shard];
   while (replay.digests.size() <= version) {
     const uint64_t round = replay.digests.size() - 1;
-    for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards)
+    for (const uint32_t slice : setup_->layout->slices_of(shard))
       if (round >= made_[slice].size()) return false;
-    for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards) {
+    for (const uint32_t slice : setup_->layout->slices_of(shard)) {
       const absl::Status applied = replay.replica->Apply(setup_->LayoutOf(slice), made_[slice][round].update);
       if (!applied.ok()) world_->Violate(absl::StrCat("the replay of the updates failed: ", applied.ToString()));
     }
@@ -277,7 +277,7 @@ void Oracle::Recovered(uint32_t shard, uint64_t version, uint64_t epoch, bool ma
   bool lost = false;
   uint64_t all_seen = UINT64_MAX;
   const uint64_t apart = MostApart(*setup_->job);
-  for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards) {
+  for (const uint32_t slice : setup_->layout->slices_of(shard)) {
     const uint64_t seen = SeenVersion(slice);
     all_seen = std::min(all_seen, seen);
     // Only some buckets of the rounds behind `version` may be there, and which is not known here.
@@ -289,7 +289,7 @@ void Oracle::Recovered(uint32_t shard, uint64_t version, uint64_t epoch, bool ma
         absl::StrCat("shard ", shard, " came back with version ", version, "; workers have seen ", all_seen));
   if (!may_lose) return;
   if (lost) world_->Count(Event::kRolledBack);
-  for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards) {
+  for (const uint32_t slice : setup_->layout->slices_of(shard)) {
     std::vector<Made>& made = made_[slice];
     for (uint64_t round = version + apart; round < made.size() && synced_until; ++round) {
       const TimeNs promised = *synced_until - setup_->job->spec().durability().interval_ms() * kMs - kWriteSlack;

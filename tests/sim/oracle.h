@@ -102,7 +102,7 @@ class Oracle {
   absl::StatusOr<std::vector<Bytes>> MergeOne(Entry entry, const journal::Contribution& of, const RoundPlan& plan);
   const std::vector<float>& ValuesOf(uint32_t slice, uint64_t version);
   std::vector<float> MeanOf(uint32_t slice, const Update& update);
-  uint32_t ShardOf(uint32_t slice) const { return slice % setup_->shards; }
+  uint32_t ShardOf(uint32_t slice) const { return setup_->LayoutOf(slice).shard; }
   RoundPlan PlanOf(Entry entry) const;
   // Merges the frames that the record names. Nothing: a violation was found.
   absl::StatusOr<std::vector<Bytes>> Merge(Entry entry, const journal::Record& record, const RoundPlan& plan,

@@ -51,7 +51,7 @@ absl::StatusOr<std::vector<Bytes>> Oracle::MergeOne(Entry entry, const journal::
     assembler.Commit();
     FrameIdentity id;
     id.shard = static_cast<uint16_t>(ShardOf(entry.slice));
-    id.bucket = entry.slice / setup_->shards;
+    id.bucket = setup_->LayoutOf(entry.slice).bucket;
     id.round = entry.round;
     id.learning_rates = {&kLearningRate, 1};
     GW_ASSIGN_OR_RETURN(UpdateFrame update, accumulator.Finish(id, 1));
@@ -116,8 +116,8 @@ void Oracle::CheckConserved(uint64_t member, const std::vector<std::vector<doubl
 void Oracle::RecoveredAsync(uint32_t shard, const std::vector<uint64_t>& versions, uint64_t epoch, bool may_lose,
                             std::optional<TimeNs> synced_until) {
   bool lost = false;
-  for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards) {
-    const uint64_t version = versions[slice / setup_->shards];
+  for (const uint32_t slice : setup_->layout->slices_of(shard)) {
+    const uint64_t version = versions[setup_->LayoutOf(slice).bucket];
     std::vector<Made>& made = made_[slice];
     if (SeenVersion(slice) > version) {
       lost = true;

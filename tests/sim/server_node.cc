@@ -356,7 +356,7 @@ void ServerNode::TellRecovered() {
   if (setup_->async()) {
     const auto job = process_->job();
     const std::vector<uint64_t> versions =
-        job == nullptr ? std::vector<uint64_t>(setup_->layout->bucket_count()) : job->log().SafeVersions();
+        job == nullptr ? std::vector<uint64_t>(setup_->layout->bucket_count(shard_)) : job->log().SafeVersions();
     oracle_->RecoveredAsync(shard_, versions, process_->epoch(), may_lose, kept);
   } else {
     oracle_->Recovered(shard_, version, process_->epoch(), may_lose, kept);

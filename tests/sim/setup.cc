@@ -55,7 +55,8 @@ std::string Setup::ToString() const {
       ", ", v1::DurabilityLevel_Name(spec.durability().level()), waits_for_disk() ? ", waits" : ", goes on",
       spec.rounds().quorum() > 0 ? absl::StrCat(", quorum ", spec.rounds().quorum()) : "",
       spec.clip_norm() > 0 ? ", clips" : "", SkipsNonFinite(*job) ? ", skips" : "", async() ? ", asynchronous" : "",
-      standbys ? ", standbys" : "", staleness() > 0 ? absl::StrCat(", staleness ", staleness()) : "",
+      standbys ? ", standbys" : "", spec.slice_bytes() > 0 ? ", slices" : "",
+      staleness() > 0 ? absl::StrCat(", staleness ", staleness()) : "",
       pull == PullMode::kUpdate ? ", pulls updates" : ", pulls parameters");
 }
 
@@ -89,6 +90,7 @@ std::unique_ptr<Setup> MakeSetup(World& world) {
   spec.set_lease_ms(2000);
   spec.set_bucket_bytes(512);
   spec.set_run_elements(64);
+  if (world.Chance(0.5)) spec.set_slice_bytes(512);
   spec.set_seed(world.Below(1000));
   if (!two_phase && world.Chance(0.15)) {
     spec.mutable_rounds()->set_mode(v1::ROUNDS_ASYNC);
@@ -112,8 +114,8 @@ std::unique_ptr<Setup> MakeSetup(World& world) {
   setup->job = std::make_unique<Job>(Must(Job::Make(spec)));
   setup->layout = std::make_unique<Layout>(Must(Layout::Make(*setup->job, setup->shards)));
   setup->backend = Must(kernels::MakeBackend("reference"));
-  for (uint32_t slice = 0; slice < setup->layout->bucket_count() * setup->shards; ++slice)
-    setup->codecs.push_back(Must(MakeCodec({setup->job.get(), &setup->LayoutOf(slice), setup->backend.get()})));
+  for (const BucketLayout& slice : setup->layout->slices())
+    setup->codecs.push_back(Must(MakeCodec({setup->job.get(), &slice, setup->backend.get()})));
   return setup;
 }
 

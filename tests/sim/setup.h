@@ -29,10 +29,10 @@ struct Setup {
   std::unique_ptr<Job> job;
   std::unique_ptr<Layout> layout;
   std::unique_ptr<kernels::Backend> backend;
-  std::vector<std::unique_ptr<Codec>> codecs;  // [bucket * shards + shard]
+  std::vector<std::unique_ptr<Codec>> codecs;  // of Layout::slices()
 
   uint32_t slices() const { return static_cast<uint32_t>(codecs.size()); }
-  const BucketLayout& LayoutOf(uint32_t slice) const { return layout->at(slice / shards, slice % shards); }
+  const BucketLayout& LayoutOf(uint32_t slice) const { return layout->slices()[slice]; }
   std::vector<const Codec*> CodecPointers() const;
   // The parameters of version 0, per tensor: the same for every worker.
   std::vector<std::vector<float>> InitialParameters() const;

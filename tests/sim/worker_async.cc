@@ -69,7 +69,7 @@ absl::Status WorkerSession::PushAsync(uint32_t shard, const std::vector<Bytes>& 
   const absl::StatusOr<wire::FrameHeader> header = wire::ParseHeader(chunks[0].span());
   if (!header.ok()) return header.status();
   const std::vector<Bytes> cut = Rechunk(chunks, setup_->chunk_bytes);
-  const Entry entry{header->round, header->bucket * setup_->shards + shard};
+  const Entry entry{header->round, setup_->layout->slice_of(header->bucket, shard)};
   const bool again = node_->oracle()->Pushed(member(), entry, cut);
   if (again) world_->Count(Event::kResentFrames);
   if (SendTo(shard, cut, pull, entry.round, /*whole=*/again)) return absl::OkStatus();
@@ -83,7 +83,7 @@ void WorkerSession::OnAsyncAnswer(uint32_t shard, client::PullAnswer answer) {
   });
   if (answer.status.ok() && !answer.chunks.empty() && !Outlived(shard)) {
     const uint64_t version = answer.chunks[0].header.round;
-    const uint32_t slice = answer.bucket * setup_->shards + shard;
+    const uint32_t slice = setup_->layout->slice_of(answer.bucket, shard);
     if (version > 0) node_->oracle()->Seen({version - 1, slice}, {});
   }
   async_->OnAnswer(shard, std::move(answer));

@@ -92,7 +92,7 @@ void WorkerSession::OnCaught(uint32_t shard, v1::PullKind kind, uint32_t bucket,
     return AgreeToCatchUp();
   }
   if (!status.ok()) return Fail(status);
-  const uint32_t slice = bucket * setup_->shards + shard;
+  const uint32_t slice = setup_->layout->slice_of(bucket, shard);
   std::vector<wire::Chunk>& here = catching.chunks[(version - catching.first) * setup_->slices() + slice];
   if (!here.empty()) return;
   here = std::move(chunks);
@@ -109,7 +109,7 @@ void WorkerSession::TakeCaught() {
     const std::vector<float> residual = ResidualOf(slice);
     for (uint64_t v = caught.first; v <= caught.last; ++v) {
       const std::vector<wire::Chunk>& chunks = caught.chunks[(v - caught.first) * setup_->slices() + slice];
-      if (!Outlived(slice % setup_->shards))
+      if (!Outlived(setup_->LayoutOf(slice).shard))
         node_->oracle()->Seen({v - 1, slice}, updates ? BytesOf(chunks) : std::vector<Bytes>());
       const absl::Status taken = updates ? work_->Follow(slice, v - 1, chunks) : work_->Load(slice, v, chunks);
       if (!taken.ok()) return world_->Violate(absl::StrCat(node_->name(), ": catching up: ", taken.ToString()));

@@ -65,7 +65,7 @@ void WorkerSession::Start() {
   world_->Trace([&] { return absl::StrCat(node_->name(), ": incarnation ", incarnation_, " starts"); });
   for (uint32_t shard = 0; shard < setup_->shards; ++shard) {
     links_.push_back(std::make_unique<Link>());
-    links_.back()->answers.resize(setup_->layout->bucket_count());
+    links_.back()->answers.resize(setup_->layout->bucket_count(shard));
   }
   JoinNext(0, 0, kFirstBackoff);
 }
@@ -133,16 +133,16 @@ void WorkerSession::Joined(uint32_t shard, int pass, const v1::JoinReply& reply)
 
 void WorkerSession::StartStep() {
   if (over_ || !started_ || training()) return;
-  const uint32_t buckets = setup_->layout->bucket_count();
+  const auto all = [this](uint32_t shard) { return setup_->layout->bucket_count(shard); };
   bool complete = true;
   // All workers begin with the same values, so whoever pulled those of shard 0 may upload what others have none of.
   const bool same_as_first =
-      version_ == 0 && links_[0]->pulling && links_[0]->answered == buckets && !links_[0]->trained;
+      version_ == 0 && links_[0]->pulling && links_[0]->answered == all(0) && !links_[0]->trained;
   may_initialize_ = may_initialize_ || same_as_first;
   for (uint32_t shard = 0; shard < setup_->shards; ++shard) {
     Link& link = *links_[shard];
     const bool upload = version_ == 0 && link.must_initialize;
-    if (upload && !link.uploading && (shard == 0 || links_[0]->uploaded == buckets || same_as_first)) {
+    if (upload && !link.uploading && (shard == 0 || links_[0]->uploaded == all(0) || same_as_first)) {
       link.uploading = true;
       Upload(shard);
     }
@@ -150,13 +150,13 @@ void WorkerSession::StartStep() {
       link.pulling = true;
       RequestPull(shard, client::StartKind(*setup_->job, setup_->pull), version_);
     }
-    complete = complete && (link.pulling ? link.answered == buckets : link.uploaded == buckets);
+    complete = complete && (link.pulling ? link.answered : link.uploaded) == all(shard);
   }
   if (complete) FinishStart();
 }
 
 void WorkerSession::Upload(uint32_t shard) {
-  for (uint32_t b = 0; b < setup_->layout->bucket_count(); ++b) {
+  for (uint32_t b = 0; b < setup_->layout->bucket_count(shard); ++b) {
     const BucketLayout& slice = setup_->layout->at(b, shard);
     const std::vector<float> values = replica_->Gather(slice);
     SendTo(shard, Rechunk(EncodeInitialize(slice, incarnation_, values.data()), setup_->chunk_bytes), {}, std::nullopt);
@@ -164,7 +164,7 @@ void WorkerSession::Upload(uint32_t shard) {
 }
 
 void WorkerSession::RequestPull(uint32_t shard, v1::PullKind kind, uint64_t version) {
-  RequestPull(shard, kind, version, 0, setup_->layout->bucket_count());
+  RequestPull(shard, kind, version, 0, setup_->layout->bucket_count(shard));
 }
 
 void WorkerSession::RequestPull(uint32_t shard, v1::PullKind kind, uint64_t version, uint32_t bucket, uint32_t count) {
@@ -180,13 +180,13 @@ void WorkerSession::FinishStart() {
   std::vector<PlanWindow> plans;
   std::vector<uint64_t> versions;
   for (uint32_t slice = 0; slice < setup_->slices(); ++slice) {
-    Link& link = *links_[slice % setup_->shards];
+    Link& link = *links_[setup_->LayoutOf(slice).shard];
     versions.push_back(version_);
     if (!link.pulling) {
       plans.emplace_back(PlansKept(*setup_->job), setup_->codecs[slice]->InitialPlan());
       continue;
     }
-    const std::vector<wire::Chunk>& answer = link.answers[slice / setup_->shards];
+    const std::vector<wire::Chunk>& answer = link.answers[setup_->LayoutOf(slice).bucket];
     versions.back() = VersionOf(answer);
     auto loaded = replica_->Load(setup_->LayoutOf(slice), answer, versions.back());
     if (!loaded.ok()) return world_->Violate(absl::StrCat("the parameters of a start: ", loaded.status().ToString()));
@@ -195,7 +195,7 @@ void WorkerSession::FinishStart() {
   world_->Trace([&] { return absl::StrCat(node_->name(), ": starts at version ", version_); });
   for (uint32_t shard = 0; shard < setup_->shards; ++shard) {
     if (Outlived(shard)) continue;
-    for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards) {
+    for (const uint32_t slice : setup_->layout->slices_of(shard)) {
       if (links_[shard]->pulling && versions[slice] > 0) node_->oracle()->Seen({versions[slice] - 1, slice}, {});
       if (setup_->async())
         node_->oracle()->CheckSlice(slice, versions[slice], replica_->Gather(setup_->LayoutOf(slice)),
@@ -210,8 +210,7 @@ void WorkerSession::FinishStart() {
                            replica_.get(), gradients_.get()},
       std::move(plans));
   client::RoundLedger::Rules rules;
-  rules.buckets = setup_->layout->bucket_count();
-  rules.shards = setup_->shards;
+  rules.slices = setup_->layout->slices();
   for (uint32_t slice = 0; slice < setup_->slices(); ++slice) rules.updates.push_back(work_->UpdateKind(slice));
   rules.parameters = work_->ParametersKind();
   rules.skips = work_->skips();

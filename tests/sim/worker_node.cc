@@ -75,9 +75,9 @@ WorkerSession::WorkerSession(WorkerNode* node, uint64_t incarnation)
       bad_(memory_.size()),
       sending_((setup_->staleness() + 1) * setup_->slices()) {
   std::vector<const Codec*> of_tensor(memory_.size());
-  for (uint32_t b = 0; b < setup_->layout->bucket_count(); ++b)
-    for (const BucketPart& part : setup_->layout->parts(b))
-      of_tensor[part.tensor] = setup_->codecs[b * setup_->shards].get();
+  for (uint32_t slice = 0; slice < setup_->slices(); ++slice)
+    for (const BucketPart& part : setup_->layout->parts(setup_->LayoutOf(slice).job_bucket))
+      of_tensor[part.tensor] = setup_->codecs[slice].get();
   gradients_ = std::make_unique<client::GradientStore>(setup_->job.get(), of_tensor,
                                                        client::MakeHostMemory(setup_->backend.get()));
   replica_ = std::make_unique<client::Replica>(
@@ -189,7 +189,7 @@ void WorkerSession::SendSlice(uint32_t slice) {
   const uint64_t round = ledger_->next() - 1;
   Sending& sending = Of({round, slice});
   bool abstain = false;
-  for (const BucketPart& part : setup_->layout->parts(slice / setup_->shards))
+  for (const BucketPart& part : setup_->layout->parts(setup_->LayoutOf(slice).job_bucket))
     abstain = abstain || (Carries(round) && bad_[part.tensor]);
   sending.before = ResidualOf(slice);
   if (!abstain) {
@@ -221,7 +221,7 @@ void WorkerSession::SendFrame(Entry entry, bool abstain) {
   }
   const std::vector<Bytes> chunks =
       abstain ? work_->EncodeAbstain(entry.slice, entry.round, bytes.nonfinite) : bytes.frame->chunks;
-  SendTo(entry.slice % setup_->shards, chunks, ledger_->Wanted(entry), entry.round);
+  SendTo(setup_->LayoutOf(entry.slice).shard, chunks, ledger_->Wanted(entry), entry.round);
   client::RoundLedger::Actions actions;
   ledger_->Sent(entry, &actions);
   Run(actions);
@@ -249,7 +249,7 @@ void WorkerSession::OnAck(uint32_t shard, const v1::PushAck& ack) {
                         v1::PushOutcome_Name(ack.outcome()), " ", ack.message());
   });
   if (ack.outcome() == v1::PUSH_DUPLICATE) world_->Count(Event::kDuplicateRecognized);
-  if (ack.bucket() >= setup_->layout->bucket_count()) return world_->Violate("an acknowledgement of no bucket");
+  if (ack.bucket() >= setup_->layout->bucket_count(shard)) return world_->Violate("an acknowledgement of no bucket");
   if (async_) {
     if (ack.outcome() == v1::PUSH_NOT_INCLUDED) world_->Count(Event::kNotIncluded);
     if (ack.outcome() == v1::PUSH_REFUSED) world_->Count(Event::kRefused);
@@ -258,7 +258,7 @@ void WorkerSession::OnAck(uint32_t shard, const v1::PushAck& ack) {
     return PollAsync();
   }
   client::RoundLedger::Actions actions;
-  switch (ledger_->Acked({ack.round(), ack.bucket() * setup_->shards + shard}, ack.outcome(), &actions)) {
+  switch (ledger_->Acked({ack.round(), setup_->layout->slice_of(ack.bucket(), shard)}, ack.outcome(), &actions)) {
     case client::RoundLedger::AckEffect::kNotIncluded:
       world_->Count(Event::kNotIncluded);
       break;
@@ -298,7 +298,7 @@ void WorkerSession::OnAnswer(uint32_t shard, v1::PullKind kind, uint32_t bucket,
   });
   if (catching_) return OnCaught(shard, kind, bucket, version, status, std::move(chunks));
   if (version <= ledger_->round()) return;
-  const Entry entry{version - 1, bucket * setup_->shards + shard};
+  const Entry entry{version - 1, setup_->layout->slice_of(bucket, shard)};
   client::RoundLedger::Actions actions;
   if (absl::IsOutOfRange(status)) {
     if (ledger_->Gone(entry, kind, &actions) != client::RoundLedger::AnswerEffect::kTaken) return;
@@ -330,7 +330,8 @@ void WorkerSession::Run(const client::RoundLedger::Actions& actions) {
     });
   for (Entry entry : actions.ask) {
     world_->Count(Event::kFateAsked);
-    RequestPull(entry.slice % setup_->shards, v1::PULL_UPDATE, entry.round + 1, entry.slice / setup_->shards, 1);
+    RequestPull(setup_->LayoutOf(entry.slice).shard, v1::PULL_UPDATE, entry.round + 1,
+                setup_->LayoutOf(entry.slice).bucket, 1);
   }
   for (Entry entry : actions.decode) {
     const absl::Status status = work_->Decode(entry.slice, entry.round, &Of(entry).bytes);
@@ -352,7 +353,7 @@ bool WorkerSession::SettleNext() {
 
 void WorkerSession::Settle(Entry entry) {
   client::SliceBytes& bytes = Of(entry).bytes;
-  const uint32_t shard = entry.slice % setup_->shards;
+  const uint32_t shard = setup_->LayoutOf(entry.slice).shard;
   const bool included = ledger_->included(entry);
   const std::vector<float> held = ResidualOf(entry.slice);
   const absl::Status status = work_->Apply(entry.slice, entry.round, included, &bytes);
@@ -370,8 +371,8 @@ void WorkerSession::Settle(Entry entry) {
 
 // Where all slices of the shard have the same version.
 void WorkerSession::CheckShard(uint32_t shard) {
-  const uint64_t version = work_->plans(shard).version();
-  for (uint32_t slice = shard; slice < setup_->slices(); slice += setup_->shards)
+  const uint64_t version = work_->plans(setup_->layout->slice_of(0, shard)).version();
+  for (const uint32_t slice : setup_->layout->slices_of(shard))
     if (work_->plans(slice).version() != version) return;
   if (!Outlived(shard)) node_->oracle()->CheckDigest(shard, version, replica_->ShardDigest(shard), node_->name());
 }
@@ -403,7 +404,7 @@ void WorkerSession::CheckResidual(Entry entry, bool included, const std::vector<
   // A frame that came too late is given back none the less where the worker was not told.
   const bool told = !sending.bytes.update_gone || included;
   const bool skipped =
-      Outlived(entry.slice % setup_->shards) ? sending.bytes.skipped : told && node_->oracle()->Skipped(entry);
+      Outlived(setup_->LayoutOf(entry.slice).shard) ? sending.bytes.skipped : told && node_->oracle()->Skipped(entry);
   if (skipped || (sending.bytes.nonfinite && sending.bytes.update_gone)) {
     expected = untaken_[entry.slice];
   } else if (setup_->returns_by_addition()) {

@@ -39,10 +39,6 @@ void AsyncExchange::Stop(const absl::Status& reason) {
   EndTasks();
 }
 
-const BucketLayout& AsyncExchange::LayoutOf(uint32_t slice) const {
-  return context_.layout->at(slice / shards_, slice % shards_);
-}
-
 v1::PullKind AsyncExchange::Kind() const {
   return context_.pull == PullMode::kParamsBf16 ? v1::PULL_PARAMS_BF16 : v1::PULL_PARAMS_F32;
 }
@@ -67,9 +63,9 @@ absl::Status AsyncExchange::Begin(std::span<const float> learning_rates) {
 absl::Status AsyncExchange::BeginReplacement() { return context_.job->CheckGoesWith({Feature::kReplaceParameters}); }
 
 template <typename Is>
-bool AsyncExchange::Every(uint32_t bucket, Is is) const {
-  const auto begin = slices_.begin() + static_cast<ptrdiff_t>(bucket) * shards_;
-  return std::all_of(begin, begin + shards_, is);
+bool AsyncExchange::Every(uint32_t job_bucket, Is is) const {
+  return std::all_of(slices_.begin() + layout_.first_slice(job_bucket),
+                     slices_.begin() + layout_.first_slice(job_bucket + 1), is);
 }
 
 template <typename Done>
@@ -97,7 +93,7 @@ absl::Status AsyncExchange::SettleUntil(Done done, absl::Time deadline) {
     RunTasksInline();  // what only calibrated is encoded again
     settling_ = false;
     counters_.apply_ns += spent;
-    if (!settled.ok()) FailLocked(links_[index % shards_]->Annotate(settled));
+    if (!settled.ok()) FailLocked(LinkOf(index)->Annotate(settled));
   }
   counters_.wait_ns += clock_.Now() - begin;
   if (failed_.ok()) return absl::OkStatus();
@@ -129,8 +125,9 @@ absl::Status AsyncExchange::Drain(int64_t /*timeout_ms*/) {
 }
 
 absl::Status AsyncExchange::WaitPushed(uint32_t bucket, int64_t timeout_ms) {
-  if (bucket >= buckets_)
-    return absl::InvalidArgumentError(absl::StrCat("bucket ", bucket, "; the job has ", buckets_, " buckets"));
+  if (bucket >= layout_.bucket_count())
+    return absl::InvalidArgumentError(
+        absl::StrCat("bucket ", bucket, "; the job has ", layout_.bucket_count(), " buckets"));
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
   const auto pushed = [this, bucket]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -142,8 +139,9 @@ absl::Status AsyncExchange::WaitPushed(uint32_t bucket, int64_t timeout_ms) {
 }
 
 absl::Status AsyncExchange::WaitApplied(uint32_t bucket, int64_t timeout_ms) {
-  if (bucket >= buckets_)
-    return absl::InvalidArgumentError(absl::StrCat("bucket ", bucket, "; the job has ", buckets_, " buckets"));
+  if (bucket >= layout_.bucket_count())
+    return absl::InvalidArgumentError(
+        absl::StrCat("bucket ", bucket, "; the job has ", layout_.bucket_count(), " buckets"));
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
   if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
@@ -163,20 +161,20 @@ absl::StatusOr<std::vector<uint32_t>> AsyncExchange::DeferredOf(uint32_t index) 
   for (const wire::Chunk& chunk : chunks)
     for (const wire::Segment& segment : chunk.segments) GW_RETURN_IF_ERROR(slice.decoder->Add(segment));
   FrameIdentity id;
-  id.shard = static_cast<uint16_t>(index % shards_);
-  id.bucket = index / shards_;
+  id.shard = static_cast<uint16_t>(At(index).shard);
+  id.bucket = At(index).bucket;
   id.round = slice.version;
   const std::vector<float> rates(static_cast<size_t>(context_.job->spec().optimizer().groups_size()));
   id.learning_rates = rates;
   GW_ASSIGN_OR_RETURN(const UpdateFrame alone, slice.decoder->Finish(id, 1));
   if (alone.stats.deferred == 0) return std::vector<uint32_t>();
-  GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(alone.chunks, *context_.job, LayoutOf(index), slice.frame->plan));
+  GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(alone.chunks, *context_.job, At(index), slice.frame->plan));
   return std::move(update.deferred);
 }
 
 absl::Status AsyncExchange::Settle(uint32_t index) {
   Slice& slice = slices_[index];
-  const BucketLayout& layout = LayoutOf(index);
+  const BucketLayout& layout = At(index);
   const Codec& codec = *context_.codecs[index];
   const bool calibrated = slice.frame.has_value() && slice.version == 0;  // it carried no values
   uint64_t deferred = 0;
@@ -229,8 +227,9 @@ void AsyncExchange::OnAck(uint32_t shard, const v1::PushAck& ack) {
 }
 
 void AsyncExchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
-  if (ack.bucket() >= buckets_) return;
-  const uint32_t index = ack.bucket() * shards_ + shard;
+  const std::optional<uint32_t> of = SliceOf(ack.bucket(), shard);
+  if (!of) return;
+  const uint32_t index = *of;
   Slice& slice = slices_[index];
   if (!slice.unanswered || ack.round() != slice.version) return;  // answered before
   Trace(SubjectOf(v1::TRACE_ACKNOWLEDGED, slice.version, index));
@@ -274,12 +273,13 @@ void AsyncExchange::NoteLeast(Slice* slice, uint64_t least) {
 void AsyncExchange::OnAnswer(uint32_t shard, PullAnswer answer) {
   absl::MutexLock lock(&mu_);
   if (!answer.status.ok()) return FailLocked(answer.status);
-  if (answer.bucket >= buckets_ || answer.kind != Kind() || answer.chunks.empty()) return;
-  Slice& slice = slices_[answer.bucket * shards_ + shard];
+  const std::optional<uint32_t> index = SliceOf(answer.bucket, shard);
+  if (!index || answer.kind != Kind() || answer.chunks.empty()) return;
+  Slice& slice = slices_[*index];
   if (!slice.waiting) return;  // asked for again after a break
   const uint64_t version = answer.chunks[0].header.round;
   if (version < slice.least || (!slice.chunks.empty() && version <= slice.arrived)) return;  // the same
-  Trace(SubjectOf(v1::TRACE_RECEIVED, slice.version, answer.bucket * shards_ + shard));
+  Trace(SubjectOf(v1::TRACE_RECEIVED, slice.version, *index));
   slice.arrived = version;
   slice.chunks = std::move(answer.chunks);
   // The acknowledgement may come later, and says how new they have to be.
@@ -290,7 +290,7 @@ std::optional<ResumePoint> AsyncExchange::ResumeAt(uint32_t shard) {
   absl::MutexLock lock(&mu_);
   if (!failed_.ok()) return std::nullopt;
   ResumePoint point;
-  for (uint32_t index = shard; index < slices_.size(); index += shards_) {
+  for (const uint32_t index : layout_.slices_of(shard)) {
     const Slice& slice = slices_[index];
     point.versions.push_back(slice.Complete() ? slice.arrived : slice.version);
   }
@@ -331,7 +331,7 @@ void AsyncExchange::Work(const Task& task) {
       Encode(task.index);
       return;
     case Task::Kind::kPull:
-      if (slices_[task.index].version == 0) context_.gradients->Keep(LayoutOf(task.index));  // the frame had no values
+      if (slices_[task.index].version == 0) context_.gradients->Keep(At(task.index));  // the frame had no values
       Pull(task.index);
       return;
     case Task::Kind::kResend:
@@ -353,18 +353,18 @@ void AsyncExchange::ProcessTensor(const Task& task) {
   absl::MutexLock lock(&mu_);
   counters_.encode_ns += spent;
   for (uint32_t bucket : countdown_.Complete(task.index))
-    for (uint32_t shard = 0; shard < shards_; ++shard)
-      AddTask({Task::Kind::kEncode, bucket * shards_ + shard, nullptr});
+    for (uint32_t slice = layout_.first_slice(bucket); slice < layout_.first_slice(bucket + 1); ++slice)
+      AddTask({Task::Kind::kEncode, slice, nullptr});
 }
 
 void AsyncExchange::Encode(uint32_t index) {
   Slice& slice = slices_[index];
   const TimeNs begin = clock_.Now();
-  const absl::Status taken = context_.gradients->TakenOf(context_.layout->parts(index / shards_));
+  const absl::Status taken = context_.gradients->TakenOf(layout_.parts(At(index).job_bucket));
   const bool bad = !taken.ok();
   FrameIdentity id;
-  id.shard = static_cast<uint16_t>(index % shards_);
-  id.bucket = index / shards_;
+  id.shard = static_cast<uint16_t>(At(index).shard);
+  id.bucket = At(index).bucket;
   id.round = slice.version;
   id.incarnation = context_.incarnation;
   id.draws = context_.draws;
@@ -377,11 +377,11 @@ void AsyncExchange::Encode(uint32_t index) {
   id.learning_rates = rates;
   absl::StatusOr<EncodedFrame> frame = absl::CancelledError();
   std::optional<TraceSpan> span(std::in_place, trace_, SubjectOf(v1::TRACE_ENCODE, slices_[index].version, index));
-  if (!bad) frame = context_.gradients->Encode(id, slice.plans.newest(), LayoutOf(index), slice.encoder);
+  if (!bad) frame = context_.gradients->Encode(id, slice.plans.newest(), At(index), slice.encoder);
   if (!frame.ok()) {
-    context_.gradients->Keep(LayoutOf(index));
+    context_.gradients->Keep(At(index));
   } else if (slice.version > 0) {
-    context_.gradients->Encoded(LayoutOf(index));
+    context_.gradients->Encoded(At(index));
   }
   span.reset();
   const TimeNs spent = clock_.Now() - begin;
@@ -404,7 +404,7 @@ void AsyncExchange::Encode(uint32_t index) {
 }
 
 void AsyncExchange::SendFrame(uint32_t index) {
-  OutgoingFrame frame{{}, {Kind()}, 0, turns_.of_bucket[index / shards_]};  // a step's frames have no rounds in common
+  OutgoingFrame frame{{}, {Kind()}, 0, TurnOf(index)};  // a step's frames have no rounds in common
   {
     absl::MutexLock lock(&mu_);
     slices_[index].sending = true;
@@ -414,7 +414,7 @@ void AsyncExchange::SendFrame(uint32_t index) {
   absl::Status sent;
   {
     const TraceSpan span(trace_, SubjectOf(v1::TRACE_SEND, slices_[index].version, index, bytes));
-    sent = links_[index % shards_]->SendFrame(std::move(frame));
+    sent = LinkOf(index)->SendFrame(std::move(frame));
   }
   GW_FAILPOINT("worker.frame.sent");
   Sent(index, sent);
@@ -426,11 +426,11 @@ void AsyncExchange::Pull(uint32_t index) {
     absl::MutexLock lock(&mu_);
     least = slices_[index].least;
   }
-  Sent(index, links_[index % shards_]->RequestPull(Kind(), least, index / shards_, index / shards_ + 1));
+  Sent(index, LinkOf(index)->RequestPull(Kind(), least, At(index).bucket, At(index).bucket + 1));
 }
 
 void AsyncExchange::Resend(uint32_t shard) {
-  for (uint32_t index = shard; index < slices_.size(); index += shards_) {
+  for (const uint32_t index : layout_.slices_of(shard)) {
     Slice& slice = slices_[index];
     bool again = false;
     bool waiting = false;

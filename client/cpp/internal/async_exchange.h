@@ -79,7 +79,6 @@ class AsyncExchange final : public TaskedExchanger<AsyncTask> {
   };
   using Task = AsyncTask;
 
-  const BucketLayout& LayoutOf(uint32_t slice) const;
   v1::PullKind Kind() const;
   // Settles slices as they come until `done`.
   template <typename Done>
@@ -88,7 +87,7 @@ class AsyncExchange final : public TaskedExchanger<AsyncTask> {
   absl::Status Settle(uint32_t index);
   absl::StatusOr<std::vector<uint32_t>> DeferredOf(uint32_t index);
   template <typename Is>
-  bool Every(uint32_t bucket, Is is) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Every(uint32_t job_bucket, Is is) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Task TaskOf(uint32_t tensor, const GivenGradient& gradient) override {
     return {Task::Kind::kTensor, tensor, gradient};

@@ -59,8 +59,8 @@ std::string Hex(uint64_t value) { return absl::StrFormat("%016x", value); }
 bool ParseHex(const std::string& text, uint64_t* value) { return absl::SimpleHexAtoi(text, value); }
 
 // `age`: versions before that of the checkpoint.
-std::string PlanName(const char* part, uint32_t bucket, uint32_t shard, uint64_t age) {
-  const std::string newest = absl::StrFormat("%s/%d/%d", part, bucket, shard);
+std::string PlanName(const char* part, const BucketLayout& slice, uint64_t age) {
+  const std::string newest = absl::StrFormat("%s/%d/%d", part, slice.bucket, slice.shard);
   return age == 0 ? newest : absl::StrFormat("%s/%d", newest, age);
 }
 
@@ -169,20 +169,18 @@ absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job
   tensors.Add(kSteps, TensorType::kU32, {job.tensors().size(), 2}, std::span<const uint32_t>(steps));
   for (uint32_t i = 0; i < plans.size(); ++i)
     for (uint64_t age = 0; const RoundPlan& plan : plans[i].newest_first())
-      if (const std::string name = PlanName("factors", i / layout.shard_count(), i % layout.shard_count(), age++);
-          !plan.factors.empty())
+      if (const std::string name = PlanName("factors", layout.slices()[i], age++); !plan.factors.empty())
         tensors.Add(name, TensorType::kF32, {plan.factors.size()}, std::span<const float>(plan.factors));
   std::deque<std::array<uint32_t, 2>> geometries;
   for (uint32_t i = 0; i < plans.size(); ++i)
     for (uint64_t age = 0; const RoundPlan& plan : plans[i].newest_first())
-      tensors.Add(PlanName("geometry", i / layout.shard_count(), i % layout.shard_count(), age++), TensorType::kU32,
-                  {2},
+      tensors.Add(PlanName("geometry", layout.slices()[i], age++), TensorType::kU32, {2},
                   std::span<const uint32_t>(
                       geometries.emplace_back(std::array<uint32_t, 2>{plan.sketch_groups, plan.cells_per_group})));
   for (uint32_t i = 0; i < plans.size(); ++i)
     for (uint64_t age = 0; const RoundPlan& plan : plans[i].newest_first())
-      tensors.Add(PlanName("exponents", i / layout.shard_count(), i % layout.shard_count(), age++), TensorType::kI8,
-                  {plan.exponents.size()}, std::span<const int8_t>(plan.exponents));
+      tensors.Add(PlanName("exponents", layout.slices()[i], age++), TensorType::kI8, {plan.exponents.size()},
+                  std::span<const int8_t>(plan.exponents));
   const auto hex = [](std::string* out, uint64_t number) { *out += Hex(number); };
   Metadata metadata = {{"format", kFormat},
                        {"format_version", kFormatVersion},
@@ -253,9 +251,8 @@ bool CheckpointFile::SameButName() const {
     return job.ok() && Metadata("job_digest") == Hex(job->digest());
   };
   if (is_of(Job::Make(spec))) return true;
-  spec.set_bucket_bytes(0);  // which may have been as it is by default with the shards there were
-  if (is_of(Job::Make(spec, static_cast<uint32_t>(identity_.server_epochs.size())))) return true;
-  return is_of(Job::Make(spec));  // on any number, before it grew with them
+  spec.clear_slice_bytes();  // as jobs were by default before there was slice_bytes
+  return is_of(Job::Make(spec));
 }
 
 std::string CheckpointFile::DescribeForNewJob() const {
@@ -335,30 +332,27 @@ absl::Status CheckpointFile::ParsePlans(const Layout& layout) {
   const bool counted = SkipsNonFinite(*job_) || !Metadata(kNonFiniteRounds).empty();
   if (counted && (!ParseHex(Metadata(kNonFiniteRounds), &nonfinite_rounds) || nonfinite_rounds > identity_.version))
     return Damaged("its metadata");
-  for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
-    for (uint32_t s = 0; s < layout.shard_count(); ++s) {
-      std::deque<RoundPlan> plans;
-      for (uint64_t age = 0; age < PlansKept(*job_) && age <= identity_.version; ++age) {
-        const std::string name = PlanName("exponents", b, s, age);
-        const auto exponents = header_.entries.find(name);
-        const uint64_t count = exponents == header_.entries.end() ? 0 : exponents->second.bytes;
-        GW_ASSIGN_OR_RETURN(const auto values, Find(name, TensorType::kI8, count));
-        GW_ASSIGN_OR_RETURN(const auto geometry, Find(PlanName("geometry", b, s, age), TensorType::kU32, 8));
-        RoundPlan& plan = plans.emplace_back();
-        plan.exponents.assign(values.begin(), values.end());
-        plan.sketch_groups = Load<uint32_t>(geometry.data());
-        plan.cells_per_group = Load<uint32_t>(geometry.data() + 4);
-        const std::string factors_name = PlanName("factors", b, s, age);
-        if (const auto factors = header_.entries.find(factors_name); factors != header_.entries.end()) {
-          GW_ASSIGN_OR_RETURN(const auto bytes, Find(factors_name, TensorType::kF32, factors->second.bytes));
-          plan.factors.resize(bytes.size() / sizeof(float));
-          std::memcpy(plan.factors.data(), bytes.data(), bytes.size());
-        }
-        GW_RETURN_IF_ERROR(CheckPlan(*job_, layout.at(b, s), identity_.version - age, plan));
+  for (const BucketLayout& slice : layout.slices()) {
+    std::deque<RoundPlan> plans;
+    for (uint64_t age = 0; age < PlansKept(*job_) && age <= identity_.version; ++age) {
+      const std::string name = PlanName("exponents", slice, age);
+      const auto exponents = header_.entries.find(name);
+      const uint64_t count = exponents == header_.entries.end() ? 0 : exponents->second.bytes;
+      GW_ASSIGN_OR_RETURN(const auto values, Find(name, TensorType::kI8, count));
+      GW_ASSIGN_OR_RETURN(const auto geometry, Find(PlanName("geometry", slice, age), TensorType::kU32, 8));
+      RoundPlan& plan = plans.emplace_back();
+      plan.exponents.assign(values.begin(), values.end());
+      plan.sketch_groups = Load<uint32_t>(geometry.data());
+      plan.cells_per_group = Load<uint32_t>(geometry.data() + 4);
+      const std::string factors_name = PlanName("factors", slice, age);
+      if (const auto factors = header_.entries.find(factors_name); factors != header_.entries.end()) {
+        GW_ASSIGN_OR_RETURN(const auto bytes, Find(factors_name, TensorType::kF32, factors->second.bytes));
+        plan.factors.resize(bytes.size() / sizeof(float));
+        std::memcpy(plan.factors.data(), bytes.data(), bytes.size());
       }
-      plans_.emplace_back(PlansKept(*job_), identity_.version, std::move(plans),
-                          static_cast<uint32_t>(nonfinite_rounds));
+      GW_RETURN_IF_ERROR(CheckPlan(*job_, slice, identity_.version - age, plan));
     }
+    plans_.emplace_back(PlansKept(*job_), identity_.version, std::move(plans), static_cast<uint32_t>(nonfinite_rounds));
   }
   return absl::OkStatus();
 }

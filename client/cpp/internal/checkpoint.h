@@ -37,7 +37,7 @@ struct CheckpointIdentity {
 };
 
 // Writes beside, syncs, renames: at `path` there is always a whole checkpoint, this one or the one before. `plans`: up
-// to the version, [bucket * shard_count + shard]. Errors: InvalidArgument (notes that are not UTF-8, or of more than 1
+// to the version, of Layout::slices(). Errors: InvalidArgument (notes that are not UTF-8, or of more than 1
 // MiB together: nothing is written); those of the disk, and nothing stays beside.
 absl::Status WriteCheckpoint(Disk& disk, const std::string& path, const Job& job, const Layout& layout,
                              const CheckpointIdentity& identity, const Replica& replica, const GradientStore& gradients,

@@ -89,9 +89,7 @@ Needs NeedsOf(const DeviceMemoryOptions& options) {
   for (const Tensor& tensor : job.tensors())
     needs.device_bytes += static_cast<uint64_t>(arrays) * JobMemory::Rounded(tensor.elements, sizeof(float));
   uint64_t most_runs = 0;
-  const uint32_t shards = options.layout->shard_count();
-  for (uint32_t slice = 0; slice < options.codecs.size(); ++slice) {
-    const BucketLayout& layout = options.layout->at(slice / shards, slice % shards);
+  for (const BucketLayout& layout : options.layout->slices()) {
     needs.device_bytes += DeviceOptimizer::Bytes(layout);
     needs.means = std::max(needs.means, layout.elements);
     most_runs = std::max<uint64_t>(most_runs, layout.runs.size());

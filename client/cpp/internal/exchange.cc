@@ -16,10 +16,9 @@ namespace {
 
 constexpr TimeNs kNsPerUs = 1000;
 
-RoundLedger::Rules RulesOf(const SliceWork& work, uint32_t buckets, uint32_t shards) {
+RoundLedger::Rules RulesOf(const SliceWork& work, const Layout& layout) {
   RoundLedger::Rules rules;
-  rules.buckets = buckets;
-  rules.shards = shards;
+  rules.slices = layout.slices();
   for (uint32_t slice = 0; slice < work.slices(); ++slice) rules.updates.push_back(work.UpdateKind(slice));
   rules.parameters = work.ParametersKind();
   rules.skips = work.skips();
@@ -34,7 +33,7 @@ Exchange::Exchange(const ExchangeContext& context, uint64_t version, std::vector
       staleness_(context.slices.job->spec().rounds().staleness()),
       work_(context.slices, std::move(plans)),
       bytes_((staleness_ + 1) * work_.slices()),
-      ledger_(RulesOf(work_, buckets_, shards_), version),
+      ledger_(RulesOf(work_, layout_), version),
       spin_(threads_ ? 0 : context.spin_us * kNsPerUs) {
   if (threads_) apply_thread_ = std::thread([this] { ApplyLoop(); });
   StartTasks();
@@ -272,8 +271,10 @@ absl::Status Exchange::FinishStep(TimeNs begin) {
 }
 
 absl::Status Exchange::AwaitBucket(uint32_t bucket, bool (RoundLedger::*done)(uint32_t) const, int64_t timeout_ms) {
-  if (bucket >= buckets_)
-    return absl::InvalidArgumentError(absl::StrCat("bucket ", bucket, "; the job has ", buckets_, " buckets"));
+  if (bucket >= layout_.bucket_count()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("bucket ", bucket, "; the job has ", layout_.bucket_count(), " buckets"));
+  }
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
   const auto is_done = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return (ledger_.*done)(bucket); };
@@ -321,9 +322,10 @@ void Exchange::OnAck(uint32_t shard, const v1::PushAck& ack) {
 }
 
 void Exchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
-  if (ack.bucket() >= buckets_) return;
+  const std::optional<uint32_t> slice = SliceOf(ack.bucket(), shard);
+  if (!slice) return;
   RoundLedger::Actions actions;
-  const Entry entry{ack.round(), ack.bucket() * shards_ + shard};
+  const Entry entry{ack.round(), *slice};
   Trace(SubjectOf(v1::TRACE_ACKNOWLEDGED, entry.round, entry.slice));
   const RoundLedger::AckEffect effect = ledger_.Acked(entry, ack.outcome(), &actions);
   if (effect == RoundLedger::AckEffect::kNotIncluded) ++counters_.not_included;
@@ -352,17 +354,24 @@ void Exchange::NoteAnswer(uint32_t shard, PullAnswer answer) {
   if (answer.version <= ledger_.round()) return;  // asked for again after a break, and settled by the first answer
   const bool gone = absl::IsOutOfRange(answer.status);
   if (!answer.status.ok() && !gone) return FailLocked(answer.status);
+  const auto unexpected = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (ledger_.Behind()) return;  // of an attempt to catch up that was given up
+    FailLocked(links_[shard]->Annotate(
+        absl::InternalError(absl::StrCat("it answered with bucket ", answer.bucket, " version ", answer.version,
+                                         "; version ", ledger_.version() + 1, " was asked for"))));
+  };
+  const std::optional<uint32_t> slice = SliceOf(answer.bucket, shard);
+  if (!slice) return unexpected();
   RoundLedger::Actions actions;
-  const Entry entry{answer.version - 1, answer.bucket * shards_ + shard};
+  const Entry entry{answer.version - 1, *slice};
   Trace(SubjectOf(v1::TRACE_RECEIVED, entry.round, entry.slice));
-  if (gone && answer.bucket < buckets_) {
+  if (gone) {
     if (ledger_.Gone(entry, answer.kind, &actions) != RoundLedger::AnswerEffect::kTaken) return;
     SliceBytes& bytes = BytesOf(entry);
     (IsOfUpdate(answer.kind) ? bytes.update_gone : bytes.parameters_gone) = true;
     return Run(actions);
   }
-  switch (answer.bucket < buckets_ ? ledger_.Answered(entry, answer.kind, &actions)
-                                   : RoundLedger::AnswerEffect::kUnexpected) {
+  switch (ledger_.Answered(entry, answer.kind, &actions)) {
     case RoundLedger::AnswerEffect::kTaken: {
       SliceBytes& bytes = BytesOf(entry);
       (IsOfUpdate(answer.kind) ? bytes.update_chunks : bytes.parameter_chunks) = std::move(answer.chunks);
@@ -371,10 +380,7 @@ void Exchange::NoteAnswer(uint32_t shard, PullAnswer answer) {
     case RoundLedger::AnswerEffect::kRepeated:
       return;
     case RoundLedger::AnswerEffect::kUnexpected:
-      if (ledger_.Behind()) return;  // of an attempt to catch up that was given up
-      return FailLocked(links_[shard]->Annotate(
-          absl::InternalError(absl::StrCat("it answered with bucket ", answer.bucket, " version ", answer.version,
-                                           "; version ", ledger_.version() + 1, " was asked for"))));
+      return unexpected();
   }
 }
 

@@ -79,9 +79,9 @@ void Exchange::AskFor(uint64_t version, uint64_t resumed, bool* by_updates) {
     wanted.chunks.resize(wanted.missing);
     catching_ = wanted;
   }
-  for (FrameLink* link : links_) {
+  for (uint32_t shard = 0; shard < links_.size(); ++shard) {
     for (uint64_t v = wanted.first; v <= wanted.last; ++v) {
-      const absl::Status asked = link->RequestPull(wanted.kind, v, 0, buckets_);
+      const absl::Status asked = links_[shard]->RequestPull(wanted.kind, v, 0, layout_.bucket_count(shard));
       if (!asked.ok() && !FrameLink::Mends(asked)) Fail(asked);
     }
   }
@@ -135,7 +135,7 @@ absl::Status Exchange::TakeCaught() {
       const std::vector<wire::Chunk>& chunks = caught->chunks[(v - caught->first) * work_.slices() + slice];
       absl::Status taken =
           caught->kind == v1::PULL_UPDATE ? work_.Follow(slice, v - 1, chunks) : work_.Load(slice, v, chunks);
-      if (!taken.ok()) return links_[slice % shards_]->Annotate(taken);
+      if (!taken.ok()) return LinkOf(slice)->Annotate(taken);
     }
     if (!carried) work_.Keep(slice);
   }
@@ -144,15 +144,15 @@ absl::Status Exchange::TakeCaught() {
 
 void Exchange::NoteCaught(uint32_t shard, PullAnswer answer) {
   Catching& catching = *catching_;
-  if (answer.bucket >= buckets_ || answer.kind != catching.kind || answer.version < catching.first ||
-      answer.version > catching.last)
+  const std::optional<uint32_t> slice = SliceOf(answer.bucket, shard);
+  if (!slice || answer.kind != catching.kind || answer.version < catching.first || answer.version > catching.last)
     return;  // of an earlier attempt
   if (absl::IsOutOfRange(answer.status)) {
     catching.gone = true;
     return;
   }
   if (!answer.status.ok()) return FailLocked(answer.status);
-  const size_t index = (answer.version - catching.first) * work_.slices() + answer.bucket * shards_ + shard;
+  const size_t index = (answer.version - catching.first) * work_.slices() + *slice;
   if (!catching.chunks[index].empty()) return;
   catching.chunks[index] = std::move(answer.chunks);
   --catching.missing;

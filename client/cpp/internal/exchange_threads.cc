@@ -64,15 +64,15 @@ void Exchange::ProcessTensor(const Task& task) {
   absl::MutexLock lock(&mu_);
   counters_.encode_ns += spent;
   for (uint32_t bucket : countdown_.Complete(task.index))
-    for (uint32_t shard = 0; shard < shards_; ++shard)
-      AddTask({Task::Kind::kEncode, 0, nullptr, {round, bucket * shards_ + shard}});
+    for (uint32_t slice = layout_.first_slice(bucket); slice < layout_.first_slice(bucket + 1); ++slice)
+      AddTask({Task::Kind::kEncode, 0, nullptr, {round, slice}});
 }
 
 void Exchange::EncodeSlice(Entry entry) {
   // What carries no values says something of what is pending: nobody abstains, so every run gets calibrated.
   const TimeNs begin = clock_.Now();
   const bool carries = CarriesValues(*context_.slices.job, entry.round);
-  const absl::Status taken = context_.slices.gradients->TakenOf(context_.slices.layout->parts(entry.slice / shards_));
+  const absl::Status taken = context_.slices.gradients->TakenOf(layout_.parts(At(entry.slice).job_bucket));
   const bool skips = SkipsNonFinite(*context_.slices.job);
   const bool abstains = carries && !taken.ok();
   SliceBytes& bytes = BytesOf(entry);
@@ -112,8 +112,8 @@ void Exchange::SendAbstain(Entry entry) {
 
 // Where the link has broken the frame is sent again, and asks for it.
 void Exchange::AskForUpdate(Entry entry) {
-  const uint32_t bucket = entry.slice / shards_;
-  FrameLink* const link = links_[entry.slice % shards_];
+  const uint32_t bucket = At(entry.slice).bucket;
+  FrameLink* const link = LinkOf(entry.slice);
   const absl::Status asked = link->RequestPull(v1::PULL_UPDATE, entry.round + 1, bucket, bucket + 1);
   if (!asked.ok() && !link->Mends(asked)) Fail(asked);
 }
@@ -144,8 +144,8 @@ void Exchange::SendAgain(Entry entry) {
 }
 
 void Exchange::Send(Entry entry, std::vector<Bytes> chunks) {
-  FrameLink* const link = links_[entry.slice % shards_];
-  OutgoingFrame frame{std::move(chunks), {}, entry.round, turns_.of_bucket[entry.slice / shards_]};
+  FrameLink* const link = LinkOf(entry.slice);
+  OutgoingFrame frame{std::move(chunks), {}, entry.round, TurnOf(entry.slice)};
   {
     absl::MutexLock lock(&mu_);
     frame.pull = ledger_.Wanted(entry);
@@ -200,7 +200,7 @@ void Exchange::ApplyNext() {
   mu_.Lock();
   counters_.apply_ns += spent;
   writing_replica_ = false;
-  if (!status.ok()) return FailLocked(links_[entry.slice % shards_]->Annotate(status));
+  if (!status.ok()) return FailLocked(LinkOf(entry.slice)->Annotate(status));
   if (!apply) return decoded_.push_back(entry);
   counters_.deferred += deferred;
   if (skipped && entry.slice == 0) ++counters_.nonfinite;  // alike in all of them

@@ -34,7 +34,7 @@ class Exchanger : public LinkEvents {
   virtual void Stop(const absl::Status& reason) = 0;
 
   virtual uint64_t version() const = 0;
-  // Up to the version of the replica, [bucket * shard_count + shard]. FailedPrecondition before Drain.
+  // Up to the version of the replica, of Layout::slices(). FailedPrecondition before Drain.
   virtual absl::StatusOr<std::vector<PlanWindow>> Plans() const = 0;
   virtual void AddStats(SessionStats* stats) const = 0;
 };

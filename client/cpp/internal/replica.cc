@@ -24,12 +24,7 @@ Replica::Replica(const Job* job, const Layout* layout, std::shared_ptr<TensorMem
     if (job->moments() >= 1) first_moment_[t] = memory_->Allocate(tensors_[t].size());
     if (job->moments() >= 2) second_moment_[t] = memory_->Allocate(tensors_[t].size());
   }
-  for (uint32_t b = 0; b < layout->bucket_count(); ++b) {
-    for (uint32_t s = 0; s < layout->shard_count(); ++s) {
-      const BucketLayout& slice = layout->at(b, s);
-      steps_.push_back(memory_->NewSteps(job, &slice, RunsOf(slice)));
-    }
-  }
+  for (const BucketLayout& slice : layout->slices()) steps_.push_back(memory_->NewSteps(job, &slice, RunsOf(slice)));
 }
 
 std::vector<RunState> Replica::RunsOf(const BucketLayout& slice) {
@@ -112,7 +107,7 @@ uint32_t Replica::Checksum() const {
 
 std::string Replica::ShardDigest(uint32_t shard) const {
   Sha256 sha;
-  for (uint32_t bucket = 0; bucket < layout_->bucket_count(); ++bucket) {
+  for (uint32_t bucket = 0; bucket < layout_->bucket_count(shard); ++bucket) {
     const std::vector<float> values = Gather(layout_->at(bucket, shard));
     sha.Update(std::span<const float>(values));
   }

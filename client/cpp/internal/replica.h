@@ -53,9 +53,7 @@ class Replica {
 
  private:
   std::vector<RunState> RunsOf(const BucketLayout& slice);
-  SliceSteps& StepsOf(const BucketLayout& slice) {
-    return *steps_[slice.bucket * layout_->shard_count() + slice.shard];
-  }
+  SliceSteps& StepsOf(const BucketLayout& slice) { return *steps_[layout_->slice_of(slice.bucket, slice.shard)]; }
 
   const Job* const job_;
   const Layout* const layout_;
@@ -63,7 +61,7 @@ class Replica {
   const std::vector<std::span<float>> tensors_;
   std::vector<std::span<float>> first_moment_;  // empty where there is none
   std::vector<std::span<float>> second_moment_;
-  std::vector<std::unique_ptr<SliceSteps>> steps_;  // [bucket * shard_count + shard]
+  std::vector<std::unique_ptr<SliceSteps>> steps_;  // of Layout::slices()
 };
 
 }  // namespace gradwire::client

@@ -9,7 +9,7 @@
 namespace gradwire::client {
 
 RoundLedger::RoundLedger(Rules rules, uint64_t round)
-    : rules_(std::move(rules)), slices_(rules_.buckets * rules_.shards), round_(round) {}
+    : rules_(std::move(rules)), slices_(static_cast<uint32_t>(rules_.slices.size())), round_(round) {}
 
 void RoundLedger::Open() {
   Round round;
@@ -135,9 +135,9 @@ void RoundLedger::SetSent(Entry entry, bool sent) {
 std::vector<RoundLedger::Entry> RoundLedger::Unanswered(uint32_t shard) const {
   std::vector<Entry> entries;
   for (uint64_t round = round_; IsOpen(round); ++round)
-    for (uint32_t slice = shard; slice < slices_; slice += rules_.shards) {
+    for (uint32_t slice = 0; slice < slices_; ++slice) {
       const Slice& s = At({round, slice});
-      if (s.sent && !s.complete) entries.push_back({round, slice});
+      if (rules_.slices[slice].shard == shard && s.sent && !s.complete) entries.push_back({round, slice});
     }
   return entries;
 }
@@ -145,7 +145,8 @@ std::vector<RoundLedger::Entry> RoundLedger::Unanswered(uint32_t shard) const {
 std::vector<uint32_t> RoundLedger::SeenBuckets(uint32_t shard) const {
   std::vector<uint32_t> seen;
   const bool parameters = rules_.parameters != v1::PULL_UNSPECIFIED;
-  for (uint32_t slice = shard; slice < slices_; slice += rules_.shards) {
+  for (uint32_t slice = 0; slice < slices_; ++slice) {
+    if (rules_.slices[slice].shard != shard) continue;
     size_t versions = 0;
     for (size_t i = 0; i < rounds_.size(); ++i) {
       const Slice& s = rounds_[i].slices[slice];
@@ -153,7 +154,7 @@ std::vector<uint32_t> RoundLedger::SeenBuckets(uint32_t shard) const {
       const bool has_parameters = parameters && !s.parameters_missing && !s.parameters_gone;
       if (has_update || has_parameters) versions = i + 1;
     }
-    seen.insert(seen.end(), versions, slice / rules_.shards);
+    seen.insert(seen.end(), versions, rules_.slices[slice].bucket);
   }
   return seen;
 }
@@ -166,19 +167,20 @@ bool RoundLedger::SendAgain(Entry entry) {
 }
 
 template <typename F>
-bool RoundLedger::EveryOf(uint32_t bucket, F is) const {
-  return std::all_of(rounds_.begin(), rounds_.end(), [&](const Round& round) {
-    const auto begin = round.slices.begin() + static_cast<ptrdiff_t>(bucket) * rules_.shards;
-    return std::all_of(begin, begin + rules_.shards, is);
+bool RoundLedger::EveryOf(uint32_t job_bucket, F is) const {
+  const auto of = std::ranges::equal_range(rules_.slices, job_bucket, {}, &BucketLayout::job_bucket);
+  const auto begin = of.begin() - rules_.slices.begin(), end = of.end() - rules_.slices.begin();
+  return std::ranges::all_of(rounds_, [&](const Round& round) {
+    return std::all_of(round.slices.begin() + begin, round.slices.begin() + end, is);
   });
 }
 
-bool RoundLedger::BucketAcked(uint32_t bucket) const {
-  return EveryOf(bucket, [](const Slice& s) { return s.acked; });
+bool RoundLedger::BucketAcked(uint32_t job_bucket) const {
+  return EveryOf(job_bucket, [](const Slice& s) { return s.acked; });
 }
 
-bool RoundLedger::BucketSettled(uint32_t bucket) const {
-  return EveryOf(bucket, [](const Slice& s) { return s.settled; });
+bool RoundLedger::BucketSettled(uint32_t job_bucket) const {
+  return EveryOf(job_bucket, [](const Slice& s) { return s.settled; });
 }
 
 }  // namespace gradwire::client

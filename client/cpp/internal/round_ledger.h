@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
+#include "common/job/layout.h"
 #include "gradwire/v1/worker.pb.h"
 
 namespace gradwire::client {
@@ -17,13 +19,12 @@ namespace gradwire::client {
 class RoundLedger {
  public:
   struct Rules {
-    uint32_t buckets = 0;
-    uint32_t shards = 0;
+    std::span<const BucketLayout> slices;            // of the layout; outlives the ledger
     std::vector<v1::PullKind> updates;               // of slices whose update frames are wanted; else unspecified
     v1::PullKind parameters = v1::PULL_UNSPECIFIED;  // what is wanted of every slice beside them; unspecified: nothing
     bool skips = false;  // where parameters are gone, the update frame is wanted: it is kept if the round was skipped
   };
-  // `slice`: bucket * shards + shard.
+  // `slice`: index into Rules::slices.
   struct Entry {
     uint64_t round = 0;
     uint32_t slice = 0;
@@ -79,8 +80,8 @@ class RoundLedger {
   // After a break: the frames of `shard` to send again, oldest round first. What had arrived is not known here; the
   // shard knows it by the digests.
   std::vector<Entry> Unanswered(uint32_t shard) const;
-  // Of each bucket as many times as rounds, from the oldest open one to the last of which this shard has answered
-  // something; ascending.
+  // Of each of its buckets as many times as rounds, from the oldest open one to the last of which this shard has
+  // answered something; ascending.
   std::vector<uint32_t> SeenBuckets(uint32_t shard) const;
   // A frame is about to be sent again, after a break or to abstain. False: everything has come meanwhile. A shard that
   // forgot the frame may judge it anew; nothing is decoded before Sent, for its bytes are in use.
@@ -106,9 +107,9 @@ class RoundLedger {
   bool AllSettled(uint64_t round) const { return Of(round).settled == slices_; }
   bool AllSent(uint64_t round) const { return !IsOpen(round) || Of(round).sent == slices_; }  // also when it is over
   uint32_t settled(uint64_t round) const { return IsOpen(round) ? Of(round).settled : slices_; }
-  // Every slice of the bucket, in every open round.
-  bool BucketAcked(uint32_t bucket) const;
-  bool BucketSettled(uint32_t bucket) const;
+  // Every slice of the job's bucket, in every open round.
+  bool BucketAcked(uint32_t job_bucket) const;
+  bool BucketSettled(uint32_t job_bucket) const;
 
  private:
   struct Slice {
@@ -135,7 +136,7 @@ class RoundLedger {
   // What an answer of this kind ends; null: it is not missed.
   bool* Missing(Entry entry, v1::PullKind kind);
   template <typename F>
-  bool EveryOf(uint32_t bucket, F is) const;
+  bool EveryOf(uint32_t job_bucket, F is) const;
   void SetSent(Entry entry, bool sent);
   void CompleteIfDone(Entry entry, Actions* actions);
 

@@ -14,7 +14,7 @@
 namespace gradwire::client {
 
 SliceWork::SliceWork(const SliceContext& context, std::vector<PlanWindow> plans)
-    : context_(context), shards_(context.layout->shard_count()), states_(plans.size()) {
+    : context_(context), states_(plans.size()) {
   for (uint32_t i = 0; i < states_.size(); ++i) {
     states_[i].encoder = context_.gradients->EncoderOf(*context_.codecs[i]);
     // Factors are the plan of the next round: without its body their update frame is the same.
@@ -23,10 +23,6 @@ SliceWork::SliceWork(const SliceContext& context, std::vector<PlanWindow> plans)
         context_.replica->Wants(layout) || FamilyOf(*context_.job, layout).MostFactors(*context_.job, layout) != 0;
     states_[i].plans = std::move(plans[i]);
   }
-}
-
-const BucketLayout& SliceWork::LayoutOf(uint32_t slice) const {
-  return context_.layout->at(slice / shards_, slice % shards_);
 }
 
 v1::PullKind SliceWork::ParametersKind() const {
@@ -44,8 +40,8 @@ absl::Status SliceWork::Encode(uint32_t slice, uint64_t round, std::span<const f
                                SliceBytes* bytes) {
   const TraceSpan span = Span(v1::TRACE_ENCODE, slice, round);
   FrameIdentity id;
-  id.shard = static_cast<uint16_t>(slice % shards_);
-  id.bucket = slice / shards_;
+  id.shard = static_cast<uint16_t>(LayoutOf(slice).shard);
+  id.bucket = LayoutOf(slice).bucket;
   id.round = round;
   id.incarnation = context_.incarnation;
   id.learning_rates = learning_rates;
@@ -60,8 +56,8 @@ std::vector<Bytes> SliceWork::EncodeAbstain(uint32_t slice, uint64_t round, bool
   wire::FrameHeader header;
   header.kind = wire::FrameKind::kPush;
   header.flags = static_cast<uint16_t>(wire::kAbstain | (nonfinite ? wire::kNonFinite : 0));
-  header.bucket = slice / shards_;
-  header.shard = static_cast<uint16_t>(slice % shards_);
+  header.bucket = LayoutOf(slice).bucket;
+  header.shard = static_cast<uint16_t>(LayoutOf(slice).shard);
   header.round = round;
   header.shape_digest = LayoutOf(slice).shape_digest;
   header.incarnation = context_.incarnation;
@@ -94,7 +90,7 @@ absl::Status SliceWork::Decode(uint32_t slice, uint64_t round, SliceBytes* bytes
                                          ? DecodeUpdate(bytes->update_chunks, *context_.job, layout, plan)
                                          : DecodePlan(bytes->update_chunks, *context_.job, layout, plan));
   if (bytes->update.round != round)
-    return absl::InvalidArgumentError(absl::StrCat("bucket ", slice / shards_, ": an update frame of round ",
+    return absl::InvalidArgumentError(absl::StrCat("bucket ", LayoutOf(slice).bucket, ": an update frame of round ",
                                                    bytes->update.round, " came where round ", round, " was expected"));
   return absl::OkStatus();
 }
@@ -125,7 +121,7 @@ absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, Sli
   }
   if (bytes->replacement && !bytes->update.replaces)
     return absl::FailedPreconditionError(absl::StrCat(
-        "bucket ", slice / shards_, ": round ", round,
+        "bucket ", LayoutOf(slice).bucket, ": round ", round,
         " did not replace the parameters, as this worker asked for: every worker must ask for it in the same step"));
   GW_FAILPOINT("worker.update.applied");
   GW_RETURN_IF_ERROR(Settle(slice, round, included, *bytes));
@@ -140,7 +136,7 @@ absl::Status SliceWork::Apply(uint32_t slice, uint64_t round, bool included, Sli
 absl::Status SliceWork::Follow(uint32_t slice, uint64_t round, std::span<const wire::Chunk> chunks) {
   GW_ASSIGN_OR_RETURN(Update update, DecodeUpdate(chunks, *context_.job, LayoutOf(slice), PlanOf(slice, round)));
   if (update.round != round)
-    return absl::InvalidArgumentError(absl::StrCat("bucket ", slice / shards_, ": an update frame of round ",
+    return absl::InvalidArgumentError(absl::StrCat("bucket ", LayoutOf(slice).bucket, ": an update frame of round ",
                                                    update.round, " came where round ", round, " was expected"));
   GW_RETURN_IF_ERROR(context_.replica->Apply(LayoutOf(slice), update));
   states_[slice].plans.Push(std::move(update.next), update.skipped || update.replaces);
@@ -166,7 +162,7 @@ absl::Status SliceWork::Settle(uint32_t slice, uint64_t round, bool included, co
   if (!included) return context_.gradients->Returned(layout, codec, *bytes.frame);
   if (bytes.update_gone && codec.defers())
     return absl::DataLossError(absl::StrCat(
-        "bucket ", slice / shards_, ": the frame of round ", round,
+        "bucket ", LayoutOf(slice).bucket, ": the frame of round ", round,
         " was merged, but which of its elements were deferred is no longer known: this worker was away for "
         "too long"));
   return context_.gradients->Deferred(layout, codec, *bytes.frame, bytes.update.deferred);

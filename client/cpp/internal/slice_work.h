@@ -30,7 +30,7 @@ struct SliceContext {
   const Layout* layout = nullptr;
   PullMode pull = PullMode::kUpdate;
   uint64_t incarnation = 0;
-  std::vector<const Codec*> codecs;  // [bucket * shard_count + shard]
+  std::vector<const Codec*> codecs;  // of Layout::slices()
   Replica* replica = nullptr;
   GradientStore* gradients = nullptr;
   uint64_t draws = 0;              // FrameIdentity::draws
@@ -52,14 +52,14 @@ struct SliceBytes {
   bool parameters_gone = false;
 };
 
-// Not thread-safe for one slice; different slices may be worked on at once. `slice`: bucket * shard_count + shard.
+// Not thread-safe for one slice; different slices may be worked on at once. `slice`: index into Layout::slices().
 class SliceWork {
  public:
   // `plans`: up to the version in the replica, per slice.
   SliceWork(const SliceContext& context, std::vector<PlanWindow> plans);
 
   uint32_t slices() const { return static_cast<uint32_t>(states_.size()); }
-  const BucketLayout& LayoutOf(uint32_t slice) const;
+  const BucketLayout& LayoutOf(uint32_t slice) const { return context_.layout->slices()[slice]; }
   const PlanWindow& plans(uint32_t slice) const { return states_[slice].plans; }  // up to the slice's version
   // What is wanted of its update frames. Nothing: unspecified. A worker that pulls parameters still reads those of
   // codecs that defer, which name the elements; one that wants no mean of the slice leaves out the body.
@@ -98,7 +98,8 @@ class SliceWork {
   };
 
   TraceSpan Span(v1::TraceStage stage, uint32_t slice, uint64_t round) const {
-    return {context_.trace, {.stage = stage, .round = round, .bucket = slice / shards_, .shard = slice % shards_}};
+    const BucketLayout& layout = LayoutOf(slice);
+    return {context_.trace, {.stage = stage, .round = round, .bucket = layout.bucket, .shard = layout.shard}};
   }
   const RoundPlan& PlanOf(uint32_t slice, uint64_t round) const {
     return *states_[slice].plans.OfRound(*context_.job, round);
@@ -106,7 +107,6 @@ class SliceWork {
   absl::Status Settle(uint32_t slice, uint64_t round, bool included, const SliceBytes& bytes);
 
   const SliceContext context_;
-  const uint32_t shards_;
   std::vector<State> states_;
 };
 

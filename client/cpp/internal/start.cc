@@ -97,9 +97,9 @@ struct Starter::State {
 Starter::Starter(const StartContext& context) : context_(context), state_(std::make_unique<State>()) {
   absl::MutexLock lock(&state_->mu);
   state_->shards.resize(context_.links.size());
-  for (State::Shard& shard : state_->shards) {
-    shard.taken.resize(context_.layout->bucket_count());
-    shard.answers.resize(context_.layout->bucket_count());
+  for (uint32_t s = 0; s < state_->shards.size(); ++s) {
+    state_->shards[s].taken.resize(context_.layout->bucket_count(s));
+    state_->shards[s].answers.resize(context_.layout->bucket_count(s));
   }
 }
 
@@ -209,12 +209,12 @@ void Starter::AllowInitialize(bool may) {
 
 absl::Status Starter::RequestPull(uint32_t shard) {
   const absl::Status asked = context_.links[shard]->RequestPull(StartKind(*context_.job, context_.pull), version_, 0,
-                                                                context_.layout->bucket_count());
+                                                                context_.layout->bucket_count(shard));
   return ShardLink::Mends(asked) ? absl::OkStatus() : asked;  // OnJoinedAnew or OnLost follows
 }
 
 absl::Status Starter::Upload(uint32_t shard, uint64_t connection) {
-  for (uint32_t b = 0; b < context_.layout->bucket_count(); ++b) {
+  for (uint32_t b = 0; b < context_.layout->bucket_count(shard); ++b) {
     const BucketLayout& slice = context_.layout->at(b, shard);
     const std::vector<float> values = context_.replica->Gather(slice);
     const std::vector<Bytes> frame = EncodeInitialize(slice, context_.incarnation, values.data());
@@ -230,7 +230,7 @@ absl::Status Starter::Upload(uint32_t shard, uint64_t connection) {
 }
 
 absl::StatusOr<bool> Starter::HasValuesOfFirst(const std::vector<std::vector<wire::Chunk>>& answers) {
-  for (uint32_t b = 0; b < context_.layout->bucket_count(); ++b) {
+  for (uint32_t b = 0; b < context_.layout->bucket_count(0); ++b) {
     const BucketLayout& slice = context_.layout->at(b, 0);
     const std::vector<float> own = context_.replica->Gather(slice);
     std::vector<float> theirs(slice.elements);
@@ -317,25 +317,24 @@ absl::Status Starter::WaitForAll() {
 absl::StatusOr<StartState> Starter::Finish() {
   StartState start;
   start.version = version_;
-  const uint32_t shards = static_cast<uint32_t>(context_.links.size());
   absl::MutexLock lock(&state_->mu);
   GW_RETURN_IF_ERROR(state_->failed);
-  for (uint32_t b = 0; b < context_.layout->bucket_count(); ++b) {
-    for (uint32_t s = 0; s < shards; ++s) {
-      start.versions.push_back(version_);
-      if (!state_->shards[s].pulling) {
-        start.plans.emplace_back(PlansKept(*context_.job), context_.codecs[b * shards + s]->InitialPlan());
-        continue;
-      }
-      const std::vector<wire::Chunk>& answer = state_->shards[s].answers[b];
-      const absl::StatusOr<uint64_t> version = VersionOf(answer);
-      if (!version.ok()) return context_.links[s]->Annotate(version.status());
-      auto plans = context_.replica->Load(context_.layout->at(b, s), answer, *version);
-      if (!plans.ok()) return context_.links[s]->Annotate(plans.status());
-      start.versions.back() = *version;
-      start.plans.push_back(*std::move(plans));
-      state_->shards[s].answers[b].clear();
+  for (size_t i = 0; i < context_.layout->slices().size(); ++i) {
+    const BucketLayout& slice = context_.layout->slices()[i];
+    State::Shard& shard = state_->shards[slice.shard];
+    start.versions.push_back(version_);
+    if (!shard.pulling) {
+      start.plans.emplace_back(PlansKept(*context_.job), context_.codecs[i]->InitialPlan());
+      continue;
     }
+    const std::vector<wire::Chunk>& answer = shard.answers[slice.bucket];
+    const absl::StatusOr<uint64_t> version = VersionOf(answer);
+    if (!version.ok()) return context_.links[slice.shard]->Annotate(version.status());
+    auto plans = context_.replica->Load(slice, answer, *version);
+    if (!plans.ok()) return context_.links[slice.shard]->Annotate(plans.status());
+    start.versions.back() = *version;
+    start.plans.push_back(*std::move(plans));
+    shard.answers[slice.bucket].clear();
   }
   if (IsAsync(*context_.job)) start.version = *std::min_element(start.versions.begin(), start.versions.end());
   return start;

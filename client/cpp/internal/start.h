@@ -24,7 +24,7 @@ struct StartContext {
   const Layout* layout = nullptr;
   PullMode pull = PullMode::kUpdate;
   uint64_t incarnation = 0;
-  std::vector<const Codec*> codecs;  // [bucket * shard_count + shard]
+  std::vector<const Codec*> codecs;  // of Layout::slices()
   std::vector<ShardLink*> links;
   Replica* replica = nullptr;
   int64_t timeout_ms = 0;
@@ -33,7 +33,7 @@ struct StartContext {
 struct StartState {
   uint64_t version = 0;            // asynchronous rounds: that every slice has passed
   std::vector<uint64_t> versions;  // per slice: `version`, or with asynchronous rounds later ones
-  std::vector<PlanWindow> plans;   // up to that version, [bucket * shard_count + shard]
+  std::vector<PlanWindow> plans;   // up to that version, of Layout::slices()
 };
 
 // Joins every shard to start anew, not before `version`, until all name the same start; that version.

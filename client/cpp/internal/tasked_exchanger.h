@@ -79,8 +79,7 @@ class TaskedExchanger : public Exchanger {
   TaskedExchanger(const SliceContext& slices, std::vector<FrameLink*> links, uint32_t encode_threads)
       : trace_(slices.trace),
         threads_(slices.job->elements() > kThreadsAbove || !slices.gradients->memory().on_host()),
-        shards_(slices.layout->shard_count()),
-        buckets_(slices.layout->bucket_count()),
+        layout_(*slices.layout),
         links_(std::move(links)),
         turns_(*slices.job, *slices.layout),
         ready_(slices.job),
@@ -108,7 +107,7 @@ class TaskedExchanger : public Exchanger {
   }
   // Of a frame of this slice that is to be encoded, or of what else concerns it.
   TaskPlace PlaceOfSlice(TaskPlace::Rank rank, uint32_t slice) const {
-    return {rank, turns_.of_bucket[slice / shards_], slice % shards_, slice, rank == TaskPlace::Rank::kEncode};
+    return {rank, TurnOf(slice), At(slice).shard, slice, rank == TaskPlace::Rank::kEncode};
   }
 
   // Without threads: all tasks that may begin, unless another caller is at them and will see the new ones. Releases the
@@ -134,7 +133,15 @@ class TaskedExchanger : public Exchanger {
   }
 
   TraceSubject SubjectOf(v1::TraceStage stage, uint64_t round, uint32_t slice, uint64_t bytes = 0) const {
-    return {stage, round, slice / shards_, slice % shards_, 0, bytes};
+    return {stage, round, At(slice).bucket, At(slice).shard, 0, bytes};
+  }
+  const BucketLayout& At(uint32_t slice) const { return layout_.slices()[slice]; }
+  uint32_t TurnOf(uint32_t slice) const { return turns_.of_bucket[At(slice).job_bucket]; }
+  FrameLink* LinkOf(uint32_t slice) const { return links_[At(slice).shard]; }
+  // What a shard calls a bucket; none: it has none of this number.
+  std::optional<uint32_t> SliceOf(uint32_t bucket, uint32_t shard) const {
+    if (bucket >= layout_.bucket_count(shard)) return std::nullopt;
+    return layout_.slice_of(bucket, shard);
   }
   // An instant.
   void Trace(const TraceSubject& subject) const {
@@ -143,8 +150,7 @@ class TaskedExchanger : public Exchanger {
 
   TraceRecorder* const trace_;  // may be null
   const bool threads_;
-  const uint32_t shards_;
-  const uint32_t buckets_;
+  const Layout& layout_;
   const std::vector<FrameLink*> links_;
   const Turns turns_;
   SteadyClock clock_;

@@ -113,7 +113,7 @@ struct DeviceMemoryOptions {
   kernels::cuda::AsyncBackend* device = nullptr;
   const Job* job = nullptr;
   const Layout* layout = nullptr;
-  std::vector<const Codec*> codecs;  // [bucket * shard_count + shard]
+  std::vector<const Codec*> codecs;  // of Layout::slices()
   bool applies_updates = false;      // steps of the optimizer, and so its moments
 };
 // Takes all that a session will need there, beside what a round needs now and then. Errors: Unimplemented for a codec

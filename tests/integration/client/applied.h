@@ -29,7 +29,7 @@ class Applied {
   const std::vector<std::vector<double>>& Sum() {
     for (uint32_t s = 0; s < records_.size(); ++s) {
       std::vector<PlanWindow> plans;
-      for (uint32_t b = 0; b < layout_.bucket_count(); ++b) {
+      for (uint32_t b = 0; b < layout_.bucket_count(s); ++b) {
         plans.emplace_back(PlansKept(job_), (*MakeCodec({&job_, &layout_.at(b, s), backend_.get()}))->InitialPlan());
       }
       for (const journal::Record& record : records_[s]) {

@@ -107,6 +107,7 @@ inline v1::JobSpec MakeSpec(const std::string& name, const std::string& codec, v
   spec.set_min_workers(workers);
   spec.set_max_workers(workers);
   spec.set_bucket_bytes(16 << 10);
+  spec.set_slice_bytes(12 << 10);  // more than a shard's share of a bucket: slices are few
   spec.set_run_elements(256);
   spec.set_lease_ms(2000);
   return spec;

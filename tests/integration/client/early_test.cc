@@ -126,12 +126,13 @@ TEST(EarlyUpdatesOf, AsynchronousRoundsAreRefused) {
   EXPECT_THAT(joined.message(), ::testing::HasSubstr("early_updates"));
 }
 
-// The size of buckets that a spec leaves open depends on how many shards there are, for whoever fills it in.
+// Buckets and slices that a spec leaves open are the same for whoever fills them in.
 TEST(DefaultBuckets, OfAJobThatServersMadeAreThoseOfItsWorkers) {
   constexpr uint32_t kShards = 6;
   Cluster cluster(kShards, "tcp");
   v1::JobSpec spec = MakeSpec("bare", "tagc:density=0.05", v1::OPTIMIZER_STEP, 1);
   spec.clear_bucket_bytes();
+  spec.clear_slice_bytes();
   for (uint32_t s = 0; s < kShards; ++s) cluster.Create(spec, s, kShards);
   Worker worker(spec, 0);
   ASSERT_EQ(worker.Join(cluster.addresses()), absl::OkStatus());
@@ -147,6 +148,7 @@ TEST(DefaultBuckets, OnOtherNumbersOfShardsLoseNothingOfACheckpoint) {
   Cluster many(6, "tcp"), few(2, "tcp");
   v1::JobSpec spec = MakeSpec("before", "tagc:density=0.05", v1::OPTIMIZER_STEP, 1);
   spec.clear_bucket_bytes();
+  spec.clear_slice_bytes();
   Worker before(spec, 0);
   ASSERT_EQ(before.Join(many.addresses()), absl::OkStatus());
   before.Fill(0);

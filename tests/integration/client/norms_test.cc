@@ -119,7 +119,7 @@ TEST(Norms, AreRefusedFromAPeerThatIsNone) {
   EXPECT_EQ(shard->agreement()->exchange().Take(request).status().code(), absl::StatusCode::kInvalidArgument)
       << "the shard itself";
   size_t runs = 0;
-  for (uint32_t b = 0; b < shard->layout().bucket_count(); ++b) runs += shard->layout().at(b, 1).runs.size();
+  for (const uint32_t slice : shard->layout().slices_of(1)) runs += shard->layout().slices()[slice].runs.size();
   request.set_shard(1);
   for (size_t i = 0; i < 2 * runs; ++i) request.mutable_sums()->add_runs(1);
   EXPECT_TRUE(shard->agreement()->exchange().Take(request).ok());

@@ -47,9 +47,9 @@ struct State {
     for (const Tensor& tensor : job.tensors()) memory.emplace_back(tensor.elements);
     for (auto& tensor : memory) spans.emplace_back(tensor);
     std::vector<const Codec*> of_tensor(job.tensors().size());
-    for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
-      for (uint32_t s = 0; s < shards; ++s) codecs.push_back(*MakeCodec({&job, &layout.at(b, s), backend.get()}));
-      for (const BucketPart& part : layout.parts(b)) of_tensor[part.tensor] = codecs.back().get();
+    for (const BucketLayout& slice : layout.slices()) {
+      codecs.push_back(*MakeCodec({&job, &slice, backend.get()}));
+      for (const BucketPart& part : layout.parts(slice.job_bucket)) of_tensor[part.tensor] = codecs.back().get();
     }
     for (const auto& codec : codecs) plans.emplace_back(1, 42, std::deque<RoundPlan>{codec->InitialPlan()});
     replica = std::make_unique<Replica>(&job, &layout, MakeHostMemory(backend.get()), spans, true);

@@ -18,7 +18,7 @@ class RoundLedgerTest : public ::testing::Test {
   RoundLedgerTest() { Make(); }
   void Make(v1::PullKind parameters = v1::PULL_UNSPECIFIED, bool updates = true) {
     ledger_.emplace(
-        RoundLedger::Rules{2, 2, std::vector<v1::PullKind>(4, updates ? v1::PULL_UPDATE : v1::PULL_UNSPECIFIED),
+        RoundLedger::Rules{slices_, std::vector<v1::PullKind>(4, updates ? v1::PULL_UPDATE : v1::PULL_UNSPECIFIED),
                            parameters},
         5);
     actions_ = {};
@@ -32,6 +32,14 @@ class RoundLedgerTest : public ::testing::Test {
     Answer(entry);
   }
 
+  static BucketLayout Slice(uint32_t bucket, uint32_t shard) {
+    BucketLayout slice;
+    slice.bucket = slice.job_bucket = bucket;
+    slice.shard = shard;
+    return slice;
+  }
+
+  const std::vector<BucketLayout> slices_ = {Slice(0, 0), Slice(0, 1), Slice(1, 0), Slice(1, 1)};
   std::optional<RoundLedger> ledger_;
   RoundLedger::Actions actions_;
 };
@@ -241,7 +249,7 @@ TEST_F(RoundLedgerTest, WhereParametersAreGoneTheUpdateSaysWhetherTheRoundWasSki
   const Entry entry{5, 3};
   for (const bool kept : {true, false}) {
     Make();
-    ledger_.emplace(RoundLedger::Rules{2, 2, std::vector<v1::PullKind>(4, v1::PULL_UNSPECIFIED), v1::PULL_PARAMS_F32,
+    ledger_.emplace(RoundLedger::Rules{slices_, std::vector<v1::PullKind>(4, v1::PULL_UNSPECIFIED), v1::PULL_PARAMS_F32,
                                        /*skips=*/true},
                     5);
     ledger_->Open();
@@ -292,7 +300,7 @@ TEST_F(RoundLedgerTest, AWorkerIsBehindWhereTheNextRoundIsOverToo) {
 
 // A slice whose means are not wanted asks for the plan, also where parameters would have been gone.
 TEST_F(RoundLedgerTest, AsksForPlansWhereNothingElseIsWanted) {
-  RoundLedger ledger({2, 2, {v1::PULL_UPDATE, v1::PULL_UPDATE, v1::PULL_PLAN, v1::PULL_PLAN}}, 1);
+  RoundLedger ledger({slices_, {v1::PULL_UPDATE, v1::PULL_UPDATE, v1::PULL_PLAN, v1::PULL_PLAN}}, 1);
   ledger.Open();
   RoundLedger::Actions actions;
   for (uint32_t slice = 0; slice < 4; ++slice) {

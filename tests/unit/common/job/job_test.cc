@@ -329,14 +329,14 @@ TEST(Job, RulesThatTakeLongToMatchAreRefused) {
 
 // The way back of one bucket is what a round takes on a slow link beyond its bytes.
 TEST(Job, CutsWhatTravelsWholeIntoSmallParts) {
-  const auto bucket_bytes = [](const char* codec, uint64_t elements, uint32_t said = 0, uint32_t shards = 1) {
+  const auto bucket_bytes = [](const char* codec, uint64_t elements, uint32_t said = 0) {
     v1::JobSpec spec = SmallSpec();
     spec.clear_tensors();
     spec.set_codec(codec);
     spec.set_bucket_bytes(said);
     spec.add_tensors()->set_name("t");
     spec.mutable_tensors(0)->add_shape(elements);
-    return Job::Make(spec, shards)->spec().bucket_bytes();
+    return Job::Make(spec)->spec().bucket_bytes();
   };
   constexpr uint64_t kMiB = 1 << 20;
   for (const char* codec : {"dense:fp32", "thc:bits=4", "fp16"}) {
@@ -353,14 +353,31 @@ TEST(Job, CutsWhatTravelsWholeIntoSmallParts) {
   EXPECT_EQ(bucket_bytes("zen", 64 * kMiB), 8 * kMiB) << "tables";
   EXPECT_EQ(bucket_bytes("zen", 256 * kMiB), 16 * kMiB);
   EXPECT_EQ(bucket_bytes("adaptive", 256 * kMiB), 4 * kMiB);
-  const uint64_t by_shards[][2] = {{4, 4}, {5, 5}, {8, 8}, {16, 16}, {64, 16}};
-  for (const auto& [shards, mib] : by_shards) {
-    EXPECT_EQ(bucket_bytes("tagc:density=0.01", 256 * kMiB, 0, static_cast<uint32_t>(shards)), mib * kMiB) << shards;
-    EXPECT_EQ(bucket_bytes("tagc:density=0.01", 256 * kMiB, 2 * kMiB, static_cast<uint32_t>(shards)), 2 * kMiB);
-    EXPECT_EQ(bucket_bytes("dense:fp32", 256 * kMiB, 0, static_cast<uint32_t>(shards)), 4 * kMiB);
-    EXPECT_EQ(bucket_bytes("zen", 40 * kMiB, 0, static_cast<uint32_t>(shards)), std::max<uint64_t>(mib, 5) * kMiB)
-        << "tables";
+}
+
+// What was stored, or names its buckets, is cut as it always was.
+TEST(Job, OfSparseCodecsHasLargeSlicesWhereItsSpecSaysNothing) {
+  const auto slice_bytes = [](const char* codec, uint32_t bucket_bytes, uint64_t said) {
+    v1::JobSpec spec = SmallSpec();
+    spec.set_codec(codec);
+    spec.set_bucket_bytes(bucket_bytes);
+    spec.set_slice_bytes(said);
+    return Job::Make(spec)->spec().slice_bytes();
+  };
+  constexpr uint64_t kMiB = 1 << 20;
+  for (const char* codec : {"tagc:density=0.01", "topk:density=0.01", "adaptive"}) {
+    EXPECT_EQ(slice_bytes(codec, 0, 0), kMiB);
+    EXPECT_EQ(slice_bytes(codec, 0, 2 * kMiB), 2 * kMiB);
+    EXPECT_EQ(slice_bytes(codec, 4 * kMiB, 0), 0u);
+    EXPECT_EQ(slice_bytes(codec, 4 * kMiB, 2 * kMiB), 2 * kMiB);
   }
+  for (const char* codec : {"dense:fp32", "thc:bits=4", "zen"}) {
+    EXPECT_EQ(slice_bytes(codec, 0, 0), 0u);
+    EXPECT_EQ(slice_bytes(codec, 0, kMiB), kMiB);
+  }
+  v1::JobSpec spec = SmallSpec();
+  spec.set_slice_bytes(uint64_t{1} << 40);
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("slice_bytes"));
 }
 
 // Most elements are a table's, whatever the other tensors have.

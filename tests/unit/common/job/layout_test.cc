@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <set>
 
+#include "absl/strings/str_format.h"
 #include "common/base/hash.h"
 
 namespace gradwire {
@@ -71,8 +72,11 @@ double Imbalance(const Layout& layout) {
 void ExpectEveryElementOnce(const Job& job, const Layout& layout) {
   std::vector<std::vector<std::pair<uint64_t, uint64_t>>> ranges(job.tensors().size());
   for (uint32_t b = 0; b < layout.bucket_count(); ++b) {
-    for (uint32_t s = 0; s < layout.shard_count(); ++s) {
-      const BucketLayout& at = layout.at(b, s);
+    for (uint32_t i = layout.first_slice(b); i < layout.first_slice(b + 1); ++i) {
+      const BucketLayout& at = layout.slices()[i];
+      EXPECT_EQ(at.job_bucket, b);
+      EXPECT_EQ(&layout.at(at.bucket, at.shard), &at);
+      EXPECT_EQ(layout.find(b, at.shard), &at);
       EXPECT_EQ(at.run_begin.size(), at.runs.size() + 1);
       EXPECT_EQ(at.run_begin.back(), at.elements);
       for (size_t i = 0; i < at.runs.size(); ++i) {
@@ -127,13 +131,11 @@ TEST(Layout, HotRegionsSpreadOverShards) {
   const auto layout = Layout::Make(*job, 8);
   std::vector<uint64_t> hot(8, 0);
   uint64_t total = 0;
-  for (uint32_t b = 0; b < layout->bucket_count(); ++b) {
-    for (uint32_t s = 0; s < 8; ++s) {
-      for (const gradwire::Run& r : layout->at(b, s).runs) {
-        if (r.tensor != 0 || r.offset > job->tensors()[0].elements / 10) continue;  // the most frequent tenth
-        hot[s] += r.length;
-        total += r.length;
-      }
+  for (const BucketLayout& slice : layout->slices()) {
+    for (const gradwire::Run& r : slice.runs) {
+      if (r.tensor != 0 || r.offset > job->tensors()[0].elements / 10) continue;  // the most frequent tenth
+      hot[slice.shard] += r.length;
+      total += r.length;
     }
   }
   EXPECT_LE(static_cast<double>(*std::max_element(hot.begin(), hot.end())) * 8 / static_cast<double>(total), 1.1);
@@ -215,6 +217,52 @@ TEST(Layout, ShapesAreTheSameForEveryFormOfTagc) {
   EXPECT_EQ(digests_of("tagc"), digests_of("tagc:form=sketch"));
   EXPECT_NE(digests_of("tagc"), digests_of("tagc:cells=16"));
   EXPECT_NE(digests_of("tagc"), digests_of("tagc:bits=2"));
+}
+
+// As many as a shard needs to get its share, but of embeddings, heads and norms.
+TEST(Layout, SlicesOfSparseCodecsAreFewAndLarge) {
+  v1::JobSpec spec = Gpt2Spec(12, 768, 50257);
+  const auto job = Job::Make(spec);
+  ASSERT_EQ(job->spec().slice_bytes(), 1u << 20);
+  spec.set_bucket_bytes(job->spec().bucket_bytes());
+  const auto dealt = Job::Make(spec);
+  for (const uint32_t shards : {1, 2, 3, 8, 64}) {
+    SCOPED_TRACE(shards);
+    const auto layout = Layout::Make(*job, shards);
+    ASSERT_TRUE(layout.ok());
+    ExpectEveryElementOnce(*job, *layout);
+    EXPECT_LE(Imbalance(*layout), 1.05);
+    size_t of_blocks = 0, elements = 0;  // of matrices
+    for (const BucketLayout& slice : layout->slices()) {
+      EXPECT_GT(slice.elements, 0u);
+      const v1::Role role = job->tensors()[slice.runs[0].tensor].role;
+      if (role != v1::ROLE_MLP && role != v1::ROLE_ATTENTION) continue;
+      ++of_blocks;
+      elements += slice.elements;
+    }
+    EXPECT_GT(elements / of_blocks, 150'000u);
+    // One by one they are dealt to all shards.
+    EXPECT_EQ(Layout::Make(*dealt, shards)->slices().size(), size_t{layout->bucket_count()} * shards);
+  }
+}
+
+TEST(Layout, EveryShardHasASlice) {
+  v1::JobSpec spec = TinySpec(3);
+  for (const uint64_t slice_bytes : {0, 1024}) {
+    spec.set_slice_bytes(slice_bytes);
+    const auto job = Job::Make(spec);
+    const auto layout = Layout::Make(*job, 9);
+    ASSERT_TRUE(layout.ok());
+    ExpectEveryElementOnce(*job, *layout);
+    for (uint32_t s = 0; s < 9; ++s) EXPECT_EQ(layout->bucket_count(s), 1u);
+  }
+}
+
+// Of a job that was stored before there was slice_bytes; the digest is that of the version before.
+TEST(Layout, JobsWithoutSlicesKeepTheirShardMap) {
+  v1::JobSpec spec = Gpt2Spec(2, 96, 1000);
+  spec.set_bucket_bytes(256 << 10);
+  EXPECT_EQ(absl::StrFormat("%016x", Layout::Make(*Job::Make(spec), 5)->digest()), "372ccdac8d0096d8");
 }
 
 TEST(Layout, AcceptsEmptyTensorsAndRefusesNonsense) {

@@ -37,6 +37,7 @@ inline v1::JobSpec TrainedSpec(const std::string& codec, v1::OptimizerKind optim
   spec.mutable_optimizer()->set_kind(optimizer);
   spec.set_codec(codec);
   spec.set_bucket_bytes(65536);
+  if (!codec.starts_with("dense")) spec.set_slice_bytes(49152);
   spec.set_run_elements(256);
   spec.set_min_workers(2);
   spec.set_max_workers(2);
@@ -65,7 +66,7 @@ class TrainedJob {
       Shard& shard = Open(disk, absl::StrCat(root, "/", s), s);
       ASSERT_TRUE(shard.directory->CreateJob(stored).ok());
       shard.replay = std::move(*ShardReplay::Make(job_.get(), layout_, s, backend_.get(), std::nullopt));
-      for (uint32_t b = 0; b < layout_->bucket_count() && job_->keeps_parameters(); ++b) {
+      for (uint32_t b = 0; b < layout_->bucket_count(s) && job_->keeps_parameters(); ++b) {
         const BucketLayout& slice = layout_->at(b, s);
         std::vector<float> values;
         for (size_t r = 0; r < slice.runs.size(); ++r) {
@@ -112,7 +113,7 @@ class TrainedJob {
       }
     }
     for (uint32_t s = 0; s < shards_.size(); ++s) {
-      for (uint32_t b = 0; b < layout_->bucket_count(); ++b) CloseBucket(s, b);
+      for (uint32_t b = 0; b < layout_->bucket_count(s); ++b) CloseBucket(s, b);
     }
     if (CarriesValues(*job_, round_)) {
       for (Worker& worker : workers_) worker.store->EndRound();
@@ -136,7 +137,7 @@ class TrainedJob {
     ASSERT_TRUE(RemoveTree(*disk, shard.directory->JournalOf("job")).ok());
     ASSERT_TRUE(disk->CreateDirectory(shard.directory->JournalOf("job")).ok());
     shard.writer = NewWriter(disk, s);
-    for (uint32_t b = 0; b < layout_->bucket_count(); ++b) {
+    for (uint32_t b = 0; b < layout_->bucket_count(s); ++b) {
       const ShardState::Bucket& bucket = shard.replay->state().buckets[b];
       journal::Record record;
       record.type = journal::RecordType::kState;
@@ -157,7 +158,7 @@ class TrainedJob {
     std::vector<std::vector<float>> tensors;
     for (uint64_t elements : gradients_) tensors.emplace_back(elements);
     for (uint32_t s = 0; s < shards_.size(); ++s) {
-      for (uint32_t b = 0; b < layout_->bucket_count(); ++b) {
+      for (uint32_t b = 0; b < layout_->bucket_count(s); ++b) {
         const BucketLayout& slice = layout_->at(b, s);
         const std::vector<float>& values = shards_[s].replay->state().buckets[b].*array;
         for (size_t r = 0; r < slice.runs.size() && !values.empty(); ++r) {
@@ -194,7 +195,7 @@ class TrainedJob {
     shards_.clear();
     shards_.resize(shards);
     for (uint32_t s = 0; s < shards; ++s) {
-      for (uint32_t b = 0; b < layout_->bucket_count(); ++b) {
+      for (uint32_t b = 0; b < layout_->bucket_count(s); ++b) {
         codecs_.push_back(std::move(*MakeCodec({job_.get(), &layout_->at(b, s), backend_.get()})));
         shards_[s].codecs.push_back(codecs_.back().get());
       }
@@ -203,8 +204,9 @@ class TrainedJob {
 
   void NewWorkers() {
     std::vector<const Codec*> by_tensor(job_->tensors().size());
-    for (uint32_t b = 0; b < layout_->bucket_count(); ++b) {
-      for (const BucketPart& part : layout_->parts(b)) by_tensor[part.tensor] = shards_[0].codecs[b];
+    for (const BucketLayout& slice : layout_->slices()) {
+      for (const BucketPart& part : layout_->parts(slice.job_bucket))
+        by_tensor[part.tensor] = shards_[slice.shard].codecs[slice.bucket];
     }
     workers_.clear();
     for (uint32_t w = 0; w < job_->spec().max_workers(); ++w) {
