@@ -168,8 +168,10 @@ bool RoundLedger::SendAgain(Entry entry) {
 
 template <typename F>
 bool RoundLedger::EveryOf(uint32_t job_bucket, F is) const {
-  const auto of = std::ranges::equal_range(rules_.slices, job_bucket, {}, &BucketLayout::job_bucket);
-  const auto begin = of.begin() - rules_.slices.begin(), end = of.end() - rules_.slices.begin();
+  const auto from = [this](uint32_t bucket) {
+    return std::ranges::lower_bound(rules_.slices, bucket, {}, &BucketLayout::job_bucket) - rules_.slices.begin();
+  };
+  const auto begin = from(job_bucket), end = from(job_bucket + 1);
   return std::ranges::all_of(rounds_, [&](const Round& round) {
     return std::all_of(round.slices.begin() + begin, round.slices.begin() + end, is);
   });
