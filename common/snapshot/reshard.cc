@@ -38,8 +38,9 @@ Resharder::Resharder(const Job* job, const Layout* from, const Layout* to, std::
 
 void Resharder::Add(uint32_t shard, const ShardState& state) {
   for (ShardState& made : states_) made.version = state.version;
-  for (const ShardState::Bucket& bucket : state.buckets) {
-    const BucketLayout& slice = from_.at(static_cast<uint32_t>(&bucket - state.buckets.data()), shard);
+  for (uint32_t i = 0; i < from_.bucket_count(shard); ++i) {
+    const ShardState::Bucket& bucket = state.buckets[i];
+    const BucketLayout& slice = from_.at(i, shard);
     const uint32_t b = slice.job_bucket;
     const std::deque<RoundPlan>& plans = bucket.plans.newest_first();
     nonfinite_rounds_ = bucket.plans.nonfinite_rounds();

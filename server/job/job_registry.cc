@@ -110,8 +110,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> JobRegistry::GetOrCreate(const v1::Job
   }
   GW_RETURN_IF_ERROR(InsertNew(made, sink, /*followed_history=*/0));
   spdlog::info("job {} created: shard {} of {}, {} buckets, {} elements, up to {}", name, shard_index, shard_count,
-               made->layout().bucket_count(shard_index), made->layout().shard_elements(shard_index),
-               made->memory().ToString());
+               made->bucket_count(), made->layout().shard_elements(shard_index), made->memory().ToString());
   return made;
 }
 

@@ -56,6 +56,7 @@ class JobShard : public std::enable_shared_from_this<JobShard> {
   const Job& job() const { return parts_.job; }
   const Layout& layout() const { return parts_.layout; }
   uint32_t shard_index() const { return parts_.shard_index; }
+  uint32_t bucket_count() const { return parts_.layout.bucket_count(parts_.shard_index); }
   const MemoryBound& memory() const { return parts_.memory; }
   // As in JoinReply: tells the job from one of its name that was deleted. Set before anybody joins.
   uint64_t instance() const { return instance_; }

@@ -28,10 +28,7 @@ constexpr uint64_t kNotCopied = std::numeric_limits<uint64_t>::max();
 class Feed::Tap final : public RecordFollower {
  public:
   Tap(Feed* feed, uint32_t number, JobRegistry::DurableJob job)
-      : feed_(feed),
-        number_(number),
-        job_(std::move(job)),
-        from_(job_.shard->layout().bucket_count(job_.shard->shard_index()), kNotCopied) {}
+      : feed_(feed), number_(number), job_(std::move(job)), from_(job_.shard->bucket_count(), kNotCopied) {}
 
   const std::string& name() const override { return feed_->options_.name; }
   void Enqueue(const journal::Record& record) override { feed_->Enqueue(number_, record); }
@@ -349,7 +346,7 @@ absl::Status Feed::Begin(uint32_t number, const JobRegistry::DurableJob& job) {
   begin.set_goes_on(goes_on);
   GW_RETURN_IF_ERROR(Send(message));
   if (goes_on) return absl::OkStatus();  // its records are queued
-  for (uint32_t b = 0; b < shard.layout().bucket_count(shard.shard_index()); ++b) {
+  for (uint32_t b = 0; b < shard.bucket_count(); ++b) {
     const absl::StatusOr<std::vector<journal::Record>> copy = shard.log().CopyBucket(b);
     if (!copy.ok()) {  // a job that stopped, or was deleted just now; it stays behind, and the others go on
       spdlog::warn("job {} cannot be followed by standby {}: {}", shard.job().spec().name(), options_.name,
@@ -371,7 +368,7 @@ bool Feed::GoOn(Tap& tap, const JobRegistry::DurableJob& job) {
   const auto copy = std::find_if(options_.copies.begin(), options_.copies.end(),
                                  [&](const v1::FollowCopy& c) { return c.job() == name; });
   if (copy == options_.copies.end()) return false;
-  const int buckets = static_cast<int>(job.shard->layout().bucket_count(job.shard->shard_index()));
+  const int buckets = static_cast<int>(job.shard->bucket_count());
   if (copy->versions_size() != buckets || copy->digests_size() != buckets) return false;
   std::vector<CopyPosition> positions;
   for (int b = 0; b < buckets; ++b) positions.push_back({copy->versions(b), copy->digests(b)});

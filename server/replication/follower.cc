@@ -271,8 +271,7 @@ void Follower::CloseStream() {
 
 void Follower::AddCopies(v1::FollowOpen* open) const {
   for (const JobRegistry::DurableJob& job : registry_->Durable()) {
-    if (job.followed_history == 0 || job.shard->layout().bucket_count(job.shard->shard_index()) > kMaxCopyBuckets)
-      continue;
+    if (job.followed_history == 0 || job.shard->bucket_count() > kMaxCopyBuckets) continue;
     const std::vector<CopyPosition> positions = job.shard->recovery().Positions();
     if (positions.empty()) continue;
     v1::FollowCopy& copy = *open->add_copies();

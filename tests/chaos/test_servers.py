@@ -72,7 +72,7 @@ AT_WORK = [
     Place("norms.before_write", 82, SKIPS),
     Place("norms.before_write", 85, SKIPS, shard=1),
     Place("round.before_journal", 101),
-    # Between the phases of a step, and behind it, in some bucket: four of them on a shard.
+    # Between the phases of a step, and behind it, in some bucket: two on shard 0, three on shard 1.
     Place("push.chunk_merged", 610, TWO_PHASES),
     Place("round.before_close", 150, TWO_PHASES),
     Place("round.before_journal", 153, TWO_PHASES, shard=1),

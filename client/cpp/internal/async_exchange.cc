@@ -125,9 +125,7 @@ absl::Status AsyncExchange::Drain(int64_t /*timeout_ms*/) {
 }
 
 absl::Status AsyncExchange::WaitPushed(uint32_t bucket, int64_t timeout_ms) {
-  if (bucket >= layout_.bucket_count())
-    return absl::InvalidArgumentError(
-        absl::StrCat("bucket ", bucket, "; the job has ", layout_.bucket_count(), " buckets"));
+  GW_RETURN_IF_ERROR(CheckBucket(bucket));
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
   const auto pushed = [this, bucket]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -139,9 +137,7 @@ absl::Status AsyncExchange::WaitPushed(uint32_t bucket, int64_t timeout_ms) {
 }
 
 absl::Status AsyncExchange::WaitApplied(uint32_t bucket, int64_t timeout_ms) {
-  if (bucket >= layout_.bucket_count())
-    return absl::InvalidArgumentError(
-        absl::StrCat("bucket ", bucket, "; the job has ", layout_.bucket_count(), " buckets"));
+  GW_RETURN_IF_ERROR(CheckBucket(bucket));
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
   if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");

@@ -271,10 +271,7 @@ absl::Status Exchange::FinishStep(TimeNs begin) {
 }
 
 absl::Status Exchange::AwaitBucket(uint32_t bucket, bool (RoundLedger::*done)(uint32_t) const, int64_t timeout_ms) {
-  if (bucket >= layout_.bucket_count()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("bucket ", bucket, "; the job has ", layout_.bucket_count(), " buckets"));
-  }
+  GW_RETURN_IF_ERROR(CheckBucket(bucket));
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
   const auto is_done = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return (ledger_.*done)(bucket); };

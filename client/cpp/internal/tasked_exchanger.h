@@ -10,6 +10,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "client/cpp/internal/exchanger.h"
 #include "client/cpp/internal/round_input.h"
@@ -138,6 +139,11 @@ class TaskedExchanger : public Exchanger {
   const BucketLayout& At(uint32_t slice) const { return layout_.slices()[slice]; }
   uint32_t TurnOf(uint32_t slice) const { return turns_.of_bucket[At(slice).job_bucket]; }
   FrameLink* LinkOf(uint32_t slice) const { return links_[At(slice).shard]; }
+  absl::Status CheckBucket(uint32_t job_bucket) const {
+    if (job_bucket < layout_.bucket_count()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("bucket ", job_bucket, "; the job has ", layout_.bucket_count(), " buckets"));
+  }
   // What a shard calls a bucket; none: it has none of this number.
   std::optional<uint32_t> SliceOf(uint32_t bucket, uint32_t shard) const {
     if (bucket >= layout_.bucket_count(shard)) return std::nullopt;
