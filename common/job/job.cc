@@ -202,10 +202,11 @@ absl::Status FillScalars(v1::JobSpec* spec) {
     return absl::InvalidArgumentError(
         absl::StrFormat("slice_bytes = %d must lie in [0, %d]", spec->slice_bytes(), kMaxBucketBytes));
   }
-  if (spec->bucket_bytes() == 0) return absl::OkStatus();  // FillBuckets
-  if (spec->bucket_bytes() < spec->run_elements() * 4 || spec->bucket_bytes() > kMaxBucketBytes) {
-    return absl::InvalidArgumentError(absl::StrFormat("bucket_bytes = %d must lie in [%d (one run), %d]",
-                                                      spec->bucket_bytes(), spec->run_elements() * 4, kMaxBucketBytes));
+  for (const auto& [name, bytes] :
+       {std::pair{"bucket_bytes", spec->bucket_bytes()}, {"table_bucket_bytes", spec->table_bucket_bytes()}}) {
+    if (bytes == 0 || (bytes >= spec->run_elements() * 4 && bytes <= kMaxBucketBytes)) continue;  // 0: FillBuckets
+    return absl::InvalidArgumentError(absl::StrFormat("%s = %d must lie in [%d (one run), %d]", name, bytes,
+                                                      spec->run_elements() * 4, kMaxBucketBytes));
   }
   return absl::OkStatus();
 }
@@ -218,22 +219,20 @@ bool IsZen(const CodecSpec& codec) {
 // What a round takes on a slow link beyond its bytes is the way back of one bucket: nothing of that comes before all of
 // it was pushed. So where all elements travel, buckets are a small part of the model. Buckets of sparse codecs are a
 // hundredth of their size on the wire, and each of many shards has a large slice of few of them: not the whole, which
-// would have all workers send to one shard at a time. Those of large tables, of which a batch touches few rows
-// (`touched` elements), have next to nothing but frames' headers; what is hot in them is spread over the shards. A job
-// that says bucket_bytes, and no slice_bytes, has its runs dealt one by one, as before there was any.
-void FillBuckets(v1::JobSpec* spec, const CodecSpec& codec, uint64_t elements, uint64_t touched) {
+// would have all workers send to one shard at a time. Those of large tables, of which a batch touches few rows, have
+// next to nothing but frames' headers; what is hot in them is spread over the shards. A job that says bucket_bytes, and
+// nothing else, has buckets of one size, and its runs dealt one by one, as before there was anything else.
+// `codec`: of the `rest`, the elements that are no tables'.
+void FillBuckets(v1::JobSpec* spec, const CodecSpec& codec, uint64_t rest, uint64_t tables) {
   if (spec->bucket_bytes() != 0) return;
-  constexpr uint64_t kMostOfTables = 16u << 20, kMost = 4u << 20, kLeast = 512u << 10, kParts = 32, kOfShard = 1u << 20;
-  const uint64_t run_bytes = spec->run_elements() * sizeof(float);
-  const uint64_t part = (elements * sizeof(float) / kParts + run_bytes - 1) / run_bytes * run_bytes;
-  if (touched > elements / 2) {
-    spec->set_bucket_bytes(std::clamp(part, kMost, kMostOfTables));
-  } else if (AllTravel(codec)) {
-    spec->set_bucket_bytes(std::clamp(part, kLeast, kMost));
-  } else {
-    spec->set_bucket_bytes(kMost);
-    if (spec->slice_bytes() == 0) spec->set_slice_bytes(kOfShard);
-  }
+  constexpr uint64_t kMostOfTables = 64u << 20, kMost = 4u << 20, kLeast = 512u << 10, kParts = 32, kOfShard = 1u << 20;
+  const auto part = [run_bytes = spec->run_elements() * sizeof(float)](uint64_t elements) {
+    return (elements * sizeof(float) / kParts + run_bytes - 1) / run_bytes * run_bytes;
+  };
+  if (tables != 0 && spec->table_bucket_bytes() == 0)
+    spec->set_table_bucket_bytes(std::clamp(part(tables), kMost, kMostOfTables));
+  spec->set_bucket_bytes(AllTravel(codec) ? std::clamp(part(rest), kLeast, kMost) : kMost);
+  if (spec->slice_bytes() == 0 && !AllTravel(codec) && rest >= tables) spec->set_slice_bytes(kOfShard);
 }
 
 absl::StatusOr<Tensor> MakeTensor(const v1::JobSpec& spec, int index) {
@@ -342,9 +341,9 @@ bool HasExponents(const CodecSpec& codec) {
 // However runs are dealt to shards: one may have all those of a bucket.
 absl::Status CheckExponents(const Job& job) {
   const uint64_t run_elements = job.spec().run_elements();
-  const uint64_t whole = job.spec().bucket_bytes() / (sizeof(float) * run_elements);
   std::vector<uint64_t> all(job.codecs().size());
-  std::vector<uint64_t> most(job.codecs().size(), whole);  // in a bucket: every tensor may end with a shorter one
+  std::vector<uint64_t> most;  // in a bucket: every tensor may end with a shorter one
+  for (uint32_t c = 0; c < job.codecs().size(); ++c) most.push_back(job.bucket_elements(c) / run_elements);
   for (const Tensor& tensor : job.tensors()) {
     all[tensor.codec] += (tensor.elements + run_elements - 1) / run_elements;
     ++most[tensor.codec];
@@ -383,6 +382,12 @@ uint32_t Job::run_elements(uint32_t codec) const {
   const auto* sparse = std::get_if<SparseSpec>(&codecs_[codec]);
   const bool shorter = sparse != nullptr && sparse->run_elements != 0;
   return shorter ? std::min(sparse->run_elements, spec_.run_elements()) : spec_.run_elements();
+}
+
+uint64_t Job::bucket_elements(uint32_t codec) const {
+  const bool own = spec_.table_bucket_bytes() != 0 && IsZen(codecs_[codec]);
+  const uint64_t bytes = own ? spec_.table_bucket_bytes() : spec_.bucket_bytes(), run = spec_.run_elements();
+  return std::max(run, bytes / sizeof(float) / run * run);
 }
 
 absl::Status Job::CheckGoesWith(const FeatureSet& asked) const {
@@ -455,9 +460,9 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
     if (job.elements_ > kMaxElements) return absl::InvalidArgumentError("the job has more than 2^40 elements");
     job.tensors_.push_back(std::move(tensor));
   }
-  uint64_t touched = 0;
-  for (const Tensor& tensor : job.tensors_) touched += IsZen(job.codecs_[tensor.codec]) ? tensor.elements : 0;
-  FillBuckets(&job.spec_, fallback.first, job.elements_, touched);
+  uint64_t tables = 0;
+  for (const Tensor& tensor : job.tensors_) tables += IsZen(job.codecs_[tensor.codec]) ? tensor.elements : 0;
+  FillBuckets(&job.spec_, fallback.first, job.elements_ - tables, tables);
   GW_RETURN_IF_ERROR(CheckExponents(job));
   for (const CodecSpec& codec : job.codecs_) job.features_.Add(FeatureOf(codec));
   GW_RETURN_IF_ERROR(CheckTogether(job.features_));

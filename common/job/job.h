@@ -46,6 +46,9 @@ class Job {
   bool keeps_whole(uint32_t codec) const { return std::holds_alternative<PowerSgdSpec>(codecs_[codec]); }
   // Elements of a run of the tensors that have this codec: the spec's, or fewer where the codec wants that.
   uint32_t run_elements(uint32_t codec) const;
+  // How many fill a bucket of this codec, over all shards: whole runs of the job. A tensor that is kept whole may be
+  // longer.
+  uint64_t bucket_elements(uint32_t codec) const;
   uint64_t digest() const { return digest_; }  // of the canonical spec: equal specs, equal digest
   bool keeps_parameters() const { return spec_.optimizer().kind() != v1::OPTIMIZER_NONE; }
   // Its versions are journaled: workers may go on after a server was restarted.

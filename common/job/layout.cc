@@ -17,8 +17,6 @@ constexpr uint32_t kMaxShards = 4096;
 // bucket, so a small norm does not break the bucket of the large layers around it. Buckets are numbered in the order
 // in which backward completes them. A tensor that is kept whole may overfill one.
 std::vector<std::vector<BucketPart>> MakeBuckets(const Job& job) {
-  const uint64_t run = job.spec().run_elements();
-  const uint64_t capacity = std::max<uint64_t>(run, job.spec().bucket_bytes() / 4 / run * run);
   struct Open {
     std::vector<BucketPart> parts;
     uint64_t elements = 0;
@@ -32,6 +30,7 @@ std::vector<std::vector<BucketPart>> MakeBuckets(const Job& job) {
   for (uint32_t t = static_cast<uint32_t>(job.tensors().size()); t-- > 0;) {
     const Tensor& tensor = job.tensors()[t];
     Open& bucket = open[tensor.codec];
+    const uint64_t capacity = job.bucket_elements(tensor.codec);
     // A tensor that would overfill a bucket starts its own, so that small ones stay whole.
     if (bucket.elements != 0 && bucket.elements + tensor.elements > capacity) close(bucket);
     const bool whole = job.keeps_whole(tensor.codec);
@@ -107,7 +106,8 @@ class Dealer {
 // loads that long ones left, for they would go to few shards, one after the other.
 struct Kind {
   uint64_t run_elements = 0;
-  bool whole = false;     // pieces are tensors
+  bool whole = false;  // pieces are tensors
+  uint64_t bucket_elements = 0;
   uint64_t slice_of = 1;  // a piece is one of so many of JobSpec.slice_bytes
   auto operator<=>(const Kind&) const = default;
 };
@@ -115,7 +115,7 @@ struct Kind {
 // Pieces are smaller where a worker may send most elements of one: where all travel, and of tables, whose frequent rows
 // have most of what a sparse codec chooses.
 Kind KindOf(const Job& job, const Tensor& tensor) {
-  Kind kind{job.run_elements(tensor.codec), job.keeps_whole(tensor.codec)};
+  Kind kind{job.run_elements(tensor.codec), job.keeps_whole(tensor.codec), job.bucket_elements(tensor.codec)};
   if (kind.whole || job.spec().slice_bytes() == 0) return kind;
   if (tensor.role == v1::ROLE_EMBEDDING || tensor.role == v1::ROLE_HEAD) kind.slice_of = 16;
   if (AllTravel(job.codecs()[tensor.codec])) kind.slice_of = 64;
@@ -135,7 +135,7 @@ class PieceDealer {
     // Where a shard's share of a bucket is as large, it has some of every bucket: on a slow link all of them receive at
     // any time.
     const uint64_t most = job.spec().slice_bytes() / sizeof(float);
-    if (job.spec().bucket_bytes() / sizeof(float) / shards >= most) return;
+    if (kind.bucket_elements / shards >= most) return;
     if (kind.slice_of > 1) {
       piece_elements_ = most / kind.slice_of;
       return;

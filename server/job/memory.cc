@@ -53,13 +53,11 @@ struct LayoutSize {
 // Counts as Layout::Make cuts, without cutting.
 LayoutSize EstimateLayout(const Job& job, uint32_t shard_count) {
   constexpr uint64_t kHeapBlockBytes = 32;  // run_begin of a bucket without runs
-  const uint64_t run = job.spec().run_elements();
-  const uint64_t capacity = std::max<uint64_t>(run, job.spec().bucket_bytes() / 4 / run * run);
   LayoutSize size;
   std::vector<uint64_t> open(job.codecs().size());  // elements in the open bucket of each codec
   for (size_t t = job.tensors().size(); t-- > 0;) {
     const Tensor& tensor = job.tensors()[t];
-    const uint64_t cut = job.run_elements(tensor.codec);
+    const uint64_t cut = job.run_elements(tensor.codec), capacity = job.bucket_elements(tensor.codec);
     size.runs = Add(size.runs, tensor.elements / cut + (tensor.elements % cut != 0));
     uint64_t& bucket = open[tensor.codec];
     if (bucket != 0 && Add(bucket, tensor.elements) > capacity) {

@@ -204,12 +204,12 @@ class JobSpec:
     the addresses that workers use. workers: how many must join before the first round, and the most there can be unless
     max_workers says otherwise. rules: None stands for default_rules(codec).
     bucket_bytes: of float32, over all shards; 0 is 4 MiB, and where all elements travel (dense, thc ...) a 32nd of the model if
-    that is less, 512 KiB at least; where most elements are those of tables (zen) a 32nd if that is more, 16 MiB at most. On a
-    slow link a round takes as long as its bytes and, once more, one bucket. slice_bytes: where there are so many
-    shards that their shares of a bucket are smaller, about how much of it lies on one of them together (embeddings and heads a
-    16th, where all elements travel a 64th): each slice is a frame each way in a round. 0: a bucket lies on all shards, but where
-    bucket_bytes is 0 and the codec sends few elements it is 1 MiB: to go on with a job from before there was slice_bytes, say
-    its bucket_bytes.
+    that is less, 512 KiB at least. On a slow link a round takes as long as its bytes and, once more, one bucket.
+    table_bucket_bytes: the same of tables (zen); 0 is bucket_bytes, and where that is 0 a 32nd of the tables, 4 to 64 MiB.
+    slice_bytes: where there are so many shards that their shares of a bucket are smaller, about how much of it lies on one of
+    them together (embeddings and heads a 16th, where all elements travel a 64th): each slice is a frame each way in a round.
+    0: a bucket lies on all shards, but where bucket_bytes is 0 and the codec sends few elements it is 1 MiB. To go on with a
+    job from before there was slice_bytes, or table_bucket_bytes, say its bucket_bytes.
     update_codec: the codec by which shards compress what they send back, for example "topk:density=0.001,values=fp16";
     they keep what it drops for the next round. "" sends the mean as it is. A rule has an update_codec of its own.
     nonfinite: what becomes of a gradient with infinities or NaN: "refuse" (an error names the element, and this worker leaves
@@ -249,6 +249,7 @@ class JobSpec:
     lease_ms: int = 10_000
     bucket_bytes: int = 0
     slice_bytes: int = 0
+    table_bucket_bytes: int = 0
     run_elements: int = 0
     seed: int = 0
     durability: str = "none"
@@ -292,6 +293,7 @@ class JobSpec:
             "lease_ms": _whole("lease_ms", self.lease_ms, 0, 32),
             "bucket_bytes": _whole("bucket_bytes", self.bucket_bytes, 0, 64),
             "slice_bytes": _whole("slice_bytes", self.slice_bytes, 0, 64),
+            "table_bucket_bytes": _whole("table_bucket_bytes", self.table_bucket_bytes, 0, 64),
             "run_elements": _whole("run_elements", self.run_elements, 0, 32),
             "seed": _whole("seed", self.seed, 0, 64),
             "durability": _durability(self.durability, self.on_disk_failure),

@@ -12,7 +12,7 @@ Rows are drawn evenly, where workers have hardly one in common, or as words are 
 and a batch touches fewer than it draws.
 
   tests/bench/run embedding [--rows=10000000] [--width=64] [--drawn=0.0001,0.001] [--law=even|zipf] [--link=1G] [--steps=5]
-                            [--systems="ddp;ddp sparse;zen"]
+                            [--workers=2] [--shards=2] [--together] [--systems="ddp;ddp sparse;zen"]
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ def resident_bytes(process: subprocess.Popen) -> int:
 def measure(args: argparse.Namespace, system: str, drawn: int) -> dict:
     """What came out of a run; {"error": why} where it failed."""
     workers = [f"worker-{i}" for i in range(args.workers)]
-    shards = [f"shard-{i}" for i in range(args.shards)] if system == "zen" else []
+    count = args.shards if system == "zen" else 0
+    shards = [workers[i % args.workers] if args.together else f"shard-{i}" for i in range(count)]
     with tempfile.TemporaryDirectory() as folder, Hosts(dict.fromkeys([*workers, *shards], rate_of(args.link))) as hosts:
-        servers = [f"tcp://{hosts.address(shard)}:{SHARD_PORT}" for shard in shards]
+        servers = [f"tcp://{hosts.address(shard)}:{SHARD_PORT + i}" for i, shard in enumerate(shards)]
         daemons = [start_shard(hosts, shard, server, Path(folder)) for shard, server in zip(shards, servers, strict=True)]
         started = []
         for i, worker in enumerate(workers):
@@ -103,6 +104,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--shards", type=int, default=2)
+    parser.add_argument("--together", action="store_true", help="shard i on the host of worker i, as the paper's nodes; else on hosts of their own")
     parser.add_argument("--run-elements", type=int, default=4096, help="of zen: elements that are dealt to a shard as one")
     parser.add_argument("--bucket-bytes", type=int, default=0, help="of zen's job; 0: its default")
     parser.add_argument("--systems", default=";".join(SYSTEMS))
@@ -116,7 +118,8 @@ def main() -> None:
     table = 4 * args.rows * args.width
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     print(f"embedding on {machine}\n  {args.rows:,} rows x {args.width} ({table / 1e9:.2f} GB as float32), {args.workers} workers, "
-          f"{args.shards} shards, links of {args.link}, {args.law} draws; median of {args.steps} steps, the workers' mean\n"
+          f"{args.shards} shards{' on the same hosts' if args.together else ''}, links of {args.link}, {args.law} draws; "
+          f"median of {args.steps} steps, the workers' mean\n"
           f"{'drawn':>9} {'system':<12}{'ms/step':>10}{'sent':>10}{'received':>10}   MB a worker and step; peak of a worker, of all shards",
           flush=True)
     rows = []

@@ -9,8 +9,8 @@
                            torch's SGD takes
   fsdp-hook, zero2-hook CODEC [int8]   the same with reduce-scatter through the shards (FSDPState); int8: parameters are gathered
                            so, which is its default
-  sharded CODEC [both] [early]   ShardedOptimizer; both: the update comes back by the same codec; early: it is applied while
-                           backward still runs
+  sharded CODEC [both] [early] [params]   ShardedOptimizer; both: the update comes back by the same codec; early: it is applied
+                           while backward still runs; params: parameters come back in its place
   local-H CODEC [both]     LocalSGD with H local steps a round, overlapped with the next
 """
 
@@ -32,7 +32,7 @@ TRACED_ROUNDS = 3
 POWER_SGD_BEGINS = 2  # step, torch's least: so it takes the same way from the first counted step on
 ONE_BUCKET_MIB = 1 << 10  # the hook starts collectives from callbacks: of two buckets they may cross, which gloo does not forgive
 _HOOKED = re.compile(r"ddp-hook \S+|(fsdp|zero2)-hook \S+( int8)?")
-_SHARDED = re.compile(r"sharded \S+( both)?( early)?|local-[1-9]\d* \S+( both)?")
+_SHARDED = re.compile(r"sharded \S+( both)?( early)?( params)?|local-[1-9]\d* \S+( both)?")
 _TORCH = re.compile(r"alone|fsdp|zero2|ddp( fp16| powersgd-[1-9]\d*| buckets-[1-9]\d*)?")
 # The codec of a loop can do without the optimizer's second moment: its learning rate is another.
 _STEPS = re.compile(r"sharded (tagc|topk|threshold|randomk|onebit|efsignsgd|signum|powersgd)\b|\w+-hook (tagc|topk|threshold|randomk)\b")
@@ -199,7 +199,7 @@ def _sharded(system, model, units, place, lr):
     from gradwire.torch import ShardedOptimizer
 
     own = {} if system.pushes_steps else {"betas": BETAS}
-    with ShardedOptimizer(model, workers=place.workers, lr=lr, overlap=True,
+    with ShardedOptimizer(model, workers=place.workers, lr=lr, overlap=True, pull="params" if "params" in system.words else "update",
                           early_updates="early" in system.words, **own, **_options(place, system)) as optimizer:
         yield model, optimizer
 

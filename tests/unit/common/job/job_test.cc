@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/job/layout.h"
+
 namespace gradwire {
 namespace {
 
@@ -350,8 +352,7 @@ TEST(Job, CutsWhatTravelsWholeIntoSmallParts) {
     EXPECT_EQ(bucket_bytes(codec, 8 * kMiB), 4 * kMiB);
   }
   EXPECT_EQ(bucket_bytes("topk:density=0.01", 256 * kMiB), 4 * kMiB);
-  EXPECT_EQ(bucket_bytes("zen", 64 * kMiB), 8 * kMiB) << "tables";
-  EXPECT_EQ(bucket_bytes("zen", 256 * kMiB), 16 * kMiB);
+  EXPECT_EQ(bucket_bytes("zen", 256 * kMiB), 4 * kMiB);
   EXPECT_EQ(bucket_bytes("adaptive", 256 * kMiB), 4 * kMiB);
 }
 
@@ -380,21 +381,40 @@ TEST(Job, OfSparseCodecsHasLargeSlicesWhereItsSpecSaysNothing) {
   EXPECT_THAT(ErrorOf(spec), HasSubstr("slice_bytes"));
 }
 
-// Most elements are a table's, whatever the other tensors have.
+// Whatever the other tensors have, whose buckets do not grow with the tables.
 TEST(Job, CutsTablesIntoLargeParts) {
-  for (const bool large : {true, false}) {
-    v1::JobSpec spec = SmallSpec();
-    spec.clear_tensors();
-    spec.set_codec("dense:fp32");
-    v1::CodecRule* const rule = spec.add_rules();
-    rule->set_pattern("table");
-    rule->set_codec("zen");
-    spec.add_tensors()->set_name("table");
-    spec.mutable_tensors(0)->add_shape(large ? 200u << 20 : 20u << 20);
-    spec.add_tensors()->set_name("rest");
-    spec.mutable_tensors(1)->add_shape(100u << 20);
-    EXPECT_EQ(Job::Make(spec)->spec().bucket_bytes(), (large ? 16u : 4u) << 20);
-  }
+  v1::JobSpec spec = SmallSpec();
+  spec.clear_tensors();
+  spec.set_codec("dense:fp32");
+  v1::CodecRule* const rule = spec.add_rules();
+  rule->set_pattern("table");
+  rule->set_codec("zen");
+  spec.add_tensors()->set_name("table");
+  spec.add_tensors()->set_name("rest");
+  spec.mutable_tensors(1)->add_shape(16u << 20);
+  const auto made = [&spec](uint64_t table_elements) {
+    spec.mutable_tensors(0)->clear_shape();
+    spec.mutable_tensors(0)->add_shape(table_elements);
+    return Job::Make(spec).value();
+  };
+  constexpr uint64_t kMillion = 1 << 20;
+  EXPECT_EQ(made(kMillion).spec().table_bucket_bytes(), 4u << 20);
+  EXPECT_EQ(made(256 * kMillion).spec().table_bucket_bytes(), 32u << 20);
+  const Job job = made(1024 * kMillion);
+  EXPECT_EQ(job.spec().table_bucket_bytes(), 64u << 20);
+  EXPECT_EQ(job.bucket_elements(job.tensors()[0].codec), 16 * kMillion);
+  EXPECT_EQ(job.spec().bucket_bytes(), 2u << 20);
+  EXPECT_EQ(job.bucket_elements(job.tensors()[1].codec), kMillion / 2);
+  EXPECT_EQ(Layout::Make(job, 2)->bucket_count(), 64 + 32);
+
+  spec.set_table_bucket_bytes(kMillion);
+  EXPECT_EQ(made(256 * kMillion).bucket_elements(0), kMillion / 4) << "as told";
+  spec.set_bucket_bytes(kMillion);
+  spec.clear_table_bucket_bytes();
+  EXPECT_EQ(made(256 * kMillion).spec().table_bucket_bytes(), 0u) << "all buckets are as told";
+  EXPECT_EQ(made(256 * kMillion).bucket_elements(0), kMillion / 4);
+  spec.set_table_bucket_bytes(1);
+  EXPECT_THAT(ErrorOf(spec), HasSubstr("table_bucket_bytes = 1 must lie in [16384 (one run)"));
 }
 
 TEST(Job, RefusesMoreExponentsThanAFrameTakes) {
