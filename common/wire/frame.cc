@@ -15,6 +15,7 @@ namespace {
 constexpr size_t kCrcOffsetInHeader = 60;
 constexpr size_t kCrcOffsetInSegment = 20;
 
+constexpr size_t kBodyBytesOffset = 32;  // in a header
 constexpr size_t Padded(size_t n) { return (n + 7) & ~size_t{7}; }
 
 void StoreHeader(const FrameHeader& h, uint8_t* p) {
@@ -29,7 +30,7 @@ void StoreHeader(const FrameHeader& h, uint8_t* p) {
   Store<uint64_t>(p + 16, h.round);
   Store<uint32_t>(p + 24, h.chunk);
   Store<uint32_t>(p + 28, h.shape_digest);
-  Store<uint32_t>(p + 32, h.body_bytes);
+  Store<uint32_t>(p + kBodyBytesOffset, h.body_bytes);
   Store<uint32_t>(p + 36, h.contributors);
   Store<uint64_t>(p + 40, h.incarnation);
   Store<uint32_t>(p + 48, h.plan_digest);
@@ -72,7 +73,7 @@ absl::StatusOr<FrameHeader> LoadHeader(std::span<const uint8_t> bytes) {
   h.round = Load<uint64_t>(p + 16);
   h.chunk = Load<uint32_t>(p + 24);
   h.shape_digest = Load<uint32_t>(p + 28);
-  h.body_bytes = Load<uint32_t>(p + 32);
+  h.body_bytes = Load<uint32_t>(p + kBodyBytesOffset);
   h.contributors = Load<uint32_t>(p + 36);
   h.incarnation = Load<uint64_t>(p + 40);
   h.plan_digest = Load<uint32_t>(p + 48);
@@ -254,6 +255,14 @@ void AppendFrame(std::vector<Bytes>* frame, std::span<const Bytes> more) {
   }
 }
 
+size_t PiecesOfChunk(std::span<const Bytes> pieces) {
+  size_t found = pieces[0].size(), count = 1;
+  if (found < kHeaderBytes) return count;
+  const size_t size = kHeaderBytes + Load<uint32_t>(pieces[0].data() + kBodyBytesOffset);
+  for (; found < size && count < pieces.size(); ++count) found += pieces[count].size();
+  return count;
+}
+
 Bytes Flatten(std::span<const Bytes> slices) {
   if (slices.size() == 1) return slices[0];
   std::vector<uint8_t> joined;
@@ -272,9 +281,10 @@ void FrameWriter::OpenChunk::Reserve(size_t bytes, size_t limit) {
   data = std::move(grown);
 }
 
-uint8_t* FrameWriter::Begin(const SegmentHeader& header) {
-  const size_t size = kSegmentHeaderBytes + Padded(header.bytes);
-  if (chunks_.empty() || chunks_.back().size + size > chunk_bytes_ || chunks_.back().segments == kMaxSegmentsPerChunk) {
+uint8_t* FrameWriter::Open(const SegmentHeader& header, size_t kept) {
+  const size_t size = kSegmentHeaderBytes + kept;
+  if (chunks_.empty() || chunks_.back().size + kSegmentHeaderBytes + Padded(header.bytes) > chunk_bytes_ ||
+      chunks_.back().segments == kMaxSegmentsPerChunk || !chunks_.back().borrowed.empty()) {
     chunks_.emplace_back();
     chunks_.back().Reserve(kHeaderBytes + size, chunk_bytes_);
     chunks_.back().size = kHeaderBytes;
@@ -285,14 +295,20 @@ uint8_t* FrameWriter::Begin(const SegmentHeader& header) {
   chunk.size += size;
   uint8_t* p = chunk.data.get() + open_segment_;
   std::memset(p, 0, kSegmentHeaderBytes);
-  std::memset(p + size - (Padded(header.bytes) - header.bytes), 0, Padded(header.bytes) - header.bytes);
   p[0] = static_cast<uint8_t>(header.type);
   p[1] = header.param;
   Store<uint32_t>(p + 4, header.bytes);
   Store<uint64_t>(p + 8, header.begin);
   Store<uint32_t>(p + 16, header.count);
   ++chunk.segments;
-  return p + kSegmentHeaderBytes;
+  return p;
+}
+
+uint8_t* FrameWriter::Begin(const SegmentHeader& header) {
+  const size_t kept = Padded(header.bytes);
+  uint8_t* const payload = Open(header, kept) + kSegmentHeaderBytes;
+  std::memset(payload + header.bytes, 0, kept - header.bytes);
+  return payload;
 }
 
 void FrameWriter::End() {
@@ -306,6 +322,13 @@ void FrameWriter::Add(const SegmentHeader& header, const void* payload) {
   uint8_t* const start = chunks_.back().data.get() + open_segment_;
   Store<uint32_t>(start + kCrcOffsetInSegment,
                   CopyCrc32c({static_cast<const uint8_t*>(payload), header.bytes}, p, SegmentHeaderCrc(start)));
+}
+
+void FrameWriter::Borrow(const SegmentHeader& header, std::shared_ptr<const void> owner, const void* payload) {
+  const Bytes borrowed(std::move(owner), static_cast<const uint8_t*>(payload), header.bytes);
+  uint8_t* const p = Open(header, 0);
+  Store<uint32_t>(p + kCrcOffsetInSegment, Crc32c(borrowed.span(), SegmentHeaderCrc(p)));
+  chunks_.back().borrowed = borrowed;
 }
 
 std::vector<Bytes> FrameWriter::Finish() {
@@ -322,10 +345,15 @@ std::vector<Bytes> FrameWriter::Finish() {
     h.flags = static_cast<uint16_t>((header_.flags & ~kLastChunk) | (i + 1 == chunks_.size() ? kLastChunk : 0));
     h.chunk = static_cast<uint32_t>(i);
     h.segments = chunk.segments;
-    h.body_bytes = static_cast<uint32_t>(chunk.size - kHeaderBytes);
+    h.body_bytes = static_cast<uint32_t>(chunk.size - kHeaderBytes + Padded(chunk.borrowed.size()));
     StoreHeader(h, chunk.data.get());
     const uint8_t* data = chunk.data.get();
     out.emplace_back(std::shared_ptr<const void>(std::move(chunk.data)), data, chunk.size);
+    if (chunk.borrowed.empty()) continue;
+    static constexpr uint8_t kPadding[8] = {};
+    const size_t padding = Padded(chunk.borrowed.size()) - chunk.borrowed.size();
+    out.push_back(std::move(chunk.borrowed));
+    if (padding != 0) out.push_back(Bytes::Borrow({kPadding, padding}));
   }
   chunks_.clear();
   return out;

@@ -122,6 +122,9 @@ void AppendFrame(std::vector<Bytes>* frame, std::span<const Bytes> more);
 // One contiguous Bytes of a message that arrived in slices; copies only if there is more than one.
 Bytes Flatten(std::span<const Bytes> slices);
 
+// How many of `pieces` (at least one) FrameWriter made of the first chunk there.
+size_t PiecesOfChunk(std::span<const Bytes> pieces);
+
 // Builds a frame. Not thread-safe.
 class FrameWriter {
  public:
@@ -133,9 +136,12 @@ class FrameWriter {
   // The payload is written: computes its CRC.
   void End();
   void Add(const SegmentHeader& header, const void* payload);
+  // As Add, without copying: the chunk ends with this payload, which stays in the memory that `owner` keeps as it is.
+  void Borrow(const SegmentHeader& header, std::shared_ptr<const void> owner, const void* payload);
   const FrameHeader& header() const { return header_; }
   size_t max_payload() const { return chunk_bytes_ - kHeaderBytes - kSegmentHeaderBytes - 8; }
-  // Closes the frame. A frame without segments is one chunk.
+  // Closes the frame. A frame without segments is one chunk. Chunks with a borrowed payload are several pieces, one
+  // after the other (PiecesOfChunk).
   std::vector<Bytes> Finish();
 
  private:
@@ -144,8 +150,11 @@ class FrameWriter {
     size_t size = 0;
     size_t capacity = 0;
     uint16_t segments = 0;
+    Bytes borrowed;  // payload of the last segment, where that is not in `data`
     void Reserve(size_t bytes, size_t limit);
   };
+  // Starts a segment of which `kept` bytes, with padding, will follow the header; returns where it is.
+  uint8_t* Open(const SegmentHeader& header, size_t kept);
 
   FrameHeader header_;
   size_t chunk_bytes_;

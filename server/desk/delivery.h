@@ -14,7 +14,7 @@
 
 namespace gradwire {
 
-// The chunks of one answer; shared by every puller of it.
+// The chunks of one answer, in pieces (wire::PiecesOfChunk); shared by every puller of it.
 using SharedChunks = std::shared_ptr<const std::vector<Bytes>>;
 
 // A pull that waits for its version.

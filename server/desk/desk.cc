@@ -9,6 +9,7 @@
 #include "common/base/out_of_memory.h"
 #include "common/base/status_macros.h"
 #include "common/job/pull_kinds.h"
+#include "common/wire/frame.h"
 
 namespace gradwire {
 namespace {
@@ -162,11 +163,11 @@ std::vector<Delivery> Desk::TakeReady(BucketState& bucket) {
 void Desk::Deliver(std::vector<Delivery> deliveries) {
   for (Delivery& delivery : deliveries) {
     const absl::Status sent = CatchBadAlloc("an answer", [&] { return Send(delivery); });
+    delivery.chunks = nullptr;
     if (sent.ok()) continue;
     // A worker that lets its answers pile up is told so in place of the next one.
     delivery.status = absl::Status(sent.code(), absl::StrFormat("job '%s' bucket %d: %s", parts_.job.spec().name(),
                                                                 delivery.bucket, sent.message()));
-    delivery.chunks = nullptr;
     CatchBadAlloc("an answer", [&] { return Send(delivery); }).IgnoreError();
   }
 }
@@ -181,15 +182,20 @@ absl::Status Desk::Send(const Delivery& delivery) {
     out.Send({ControlOf(delivery, true, true), {}}).IgnoreError();  // it fails only when the stream is closing
     return absl::OkStatus();
   }
-  const std::vector<Bytes>& chunks = *delivery.chunks;
-  const uint64_t bytes = TotalSize(chunks);
+  std::span<const Bytes> pieces = *delivery.chunks;
+  const uint64_t bytes = TotalSize(pieces);
   if (out.unsent() != nullptr) GW_RETURN_IF_ERROR(out.unsent()->CheckRoom(bytes));
   span.SetBytes(bytes);
-  for (size_t i = 0; i < chunks.size(); ++i) {
+  std::shared_ptr<const void> counted;
+  if (out.unsent() != nullptr) counted = UnsentBudget::Count(out.unsent(), delivery.chunks, bytes);
+  for (bool first = true; !pieces.empty(); first = false) {
     GW_FAILPOINT("answer.before_chunk");
-    const size_t size = chunks[i].size();
-    transport::Message message{ControlOf(delivery, i == 0, i + 1 == chunks.size()), {}};
-    message.frame.push_back(out.unsent() == nullptr ? chunks[i] : UnsentBudget::Count(out.unsent(), chunks[i]));
+    const std::span<const Bytes> chunk = pieces.first(wire::PiecesOfChunk(pieces));
+    pieces = pieces.subspan(chunk.size());
+    const size_t size = TotalSize(chunk);
+    transport::Message message{ControlOf(delivery, first, pieces.empty()), {}};
+    for (const Bytes& piece : chunk)
+      message.frame.push_back(counted == nullptr ? piece : Bytes(counted, piece.data(), piece.size()));
     // A stream that has closed loses its answer; its worker pulls again on the next one.
     if (!out.Send(std::move(message)).ok()) break;
     if (IsOfUpdate(delivery.to.kind)) {

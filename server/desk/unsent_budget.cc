@@ -7,17 +7,19 @@
 
 namespace gradwire {
 
-// Owns a chunk on its way.
+// Owns an answer on its way.
 struct UnsentBudget::Counted {
-  Counted(std::shared_ptr<UnsentBudget> budget, const Bytes& chunk) : budget(std::move(budget)), chunk(chunk) {
-    this->budget->bytes_ += chunk.size();
+  Counted(std::shared_ptr<UnsentBudget> budget, std::shared_ptr<const void> answer, uint64_t bytes)
+      : budget(std::move(budget)), answer(std::move(answer)), bytes(bytes) {
+    this->budget->bytes_ += bytes;
   }
-  ~Counted() { budget->bytes_ -= chunk.size(); }
+  ~Counted() { budget->bytes_ -= bytes; }
   Counted(const Counted&) = delete;
   Counted& operator=(const Counted&) = delete;
 
   const std::shared_ptr<UnsentBudget> budget;
-  const Bytes chunk;
+  const std::shared_ptr<const void> answer;
+  const uint64_t bytes;
 };
 
 absl::Status UnsentBudget::CheckRoom(uint64_t bytes) const {
@@ -29,9 +31,9 @@ absl::Status UnsentBudget::CheckRoom(uint64_t bytes) const {
       unsent, bytes, limit_bytes_));
 }
 
-Bytes UnsentBudget::Count(const std::shared_ptr<UnsentBudget>& budget, const Bytes& chunk) {
-  const auto owner = std::make_shared<const Counted>(budget, chunk);
-  return {owner, chunk.data(), chunk.size()};
+std::shared_ptr<const void> UnsentBudget::Count(std::shared_ptr<UnsentBudget> budget,
+                                                std::shared_ptr<const void> answer, uint64_t bytes) {
+  return std::make_shared<const Counted>(std::move(budget), std::move(answer), bytes);
 }
 
 }  // namespace gradwire

@@ -7,7 +7,6 @@
 #include <memory>
 
 #include "absl/status/status.h"
-#include "common/base/bytes.h"
 
 namespace gradwire {
 
@@ -19,8 +18,10 @@ class UnsentBudget {
   // ResourceExhausted with the numbers: an answer of so many bytes would pass the limit. Sound without a lock: the
   // limit may be passed by one answer per thread.
   absl::Status CheckRoom(uint64_t bytes) const;
-  // The same bytes, which count until their last copy is gone.
-  static Bytes Count(const std::shared_ptr<UnsentBudget>& budget, const Bytes& chunk);
+  // Keeps an answer of so many bytes, which count until the last copy of what this returns is gone: until then a worker
+  // that has left one chunk unread may hold all of them.
+  static std::shared_ptr<const void> Count(std::shared_ptr<UnsentBudget> budget, std::shared_ptr<const void> answer,
+                                           uint64_t bytes);
 
   uint64_t bytes() const { return bytes_; }
   uint64_t limit_bytes() const { return limit_bytes_; }

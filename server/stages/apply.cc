@@ -32,12 +32,12 @@ void Apply::Pass(ClosedBucket&& closed) {
 absl::Status Apply::ApplyTo(BucketState& bucket, const UpdateFrame& update, const RoundPlan& plan,
                             std::vector<journal::Contribution> who) {
   snapshots_.BeforeUpdate(bucket);
+  bucket.serialized = nullptr;  // it would keep the parameters as they are: a copy
   GW_RETURN_IF_ERROR(bucket.store->Apply(update, plan));
   parts_.traffic.NoteUpdate(update.stats);
   bucket.traffic = update.stats.traffic;
   ++bucket.version;
   bucket.plans.Push(update.next, update.skipped || update.replaces);
-  bucket.serialized = nullptr;
   past_.Keep(bucket, update, std::move(who));
   if (!parts_.replaying) flow_.OpenNext(bucket);  // else recovery does, once
   snapshots_.AfterUpdate(bucket);

@@ -57,10 +57,17 @@ GW_CLONES void WriteBf16(const float* __restrict from, uint32_t n, uint8_t* __re
   }
 }
 
-void AddFloats(const float* values, uint64_t elements, wire::Array array, FrameWriter* writer) {
+// `lent`: as ParameterArrays'.
+void AddFloats(const float* values, uint64_t elements, wire::Array array, const std::shared_ptr<const void>& lent,
+               FrameWriter* writer) {
   for (uint64_t begin = 0; begin < elements; begin += kSegmentElements) {
     const uint32_t count = static_cast<uint32_t>(std::min(kSegmentElements, elements - begin));
-    writer->Add({SegmentType::kDenseF32, static_cast<uint8_t>(array), begin, count, count * 4}, values + begin);
+    const wire::SegmentHeader header{SegmentType::kDenseF32, static_cast<uint8_t>(array), begin, count, count * 4};
+    if (lent != nullptr) {
+      writer->Borrow(header, lent, values + begin);
+    } else {
+      writer->Add(header, values + begin);
+    }
   }
 }
 
@@ -194,7 +201,7 @@ std::vector<Bytes> EncodeReplacement(const BucketLayout& layout, uint64_t round,
 }
 
 void AddParameters(const float* values, uint64_t elements, FrameWriter* writer) {
-  AddFloats(values, elements, wire::Array::kParameter, writer);
+  AddFloats(values, elements, wire::Array::kParameter, nullptr, writer);
 }
 
 std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow& plans, ParameterContent content,
@@ -212,17 +219,20 @@ std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow
     writer.Add({SegmentType::kGeometry, 0, 0, 1, 8}, geometry);
   }
   if (content == ParameterContent::kShard && arrays.update_residual != nullptr) {
-    AddFloats(arrays.update_residual, layout.elements, wire::Array::kUpdateResidual, &writer);
+    AddFloats(arrays.update_residual, layout.elements, wire::Array::kUpdateResidual, arrays.lent, &writer);
   }
   if (arrays.parameter == nullptr) return writer.Finish();
   if (content == ParameterContent::kBf16) {
     AddBf16(arrays.parameter, layout.elements, &writer);
     return writer.Finish();
   }
-  AddFloats(arrays.parameter, layout.elements, wire::Array::kParameter, &writer);
+  const auto add = [&](const float* values, wire::Array array) {
+    if (values != nullptr) AddFloats(values, layout.elements, array, arrays.lent, &writer);
+  };
+  add(arrays.parameter, wire::Array::kParameter);
   if (content == ParameterContent::kState || content == ParameterContent::kShard) {
-    if (arrays.first_moment) AddFloats(arrays.first_moment, layout.elements, wire::Array::kFirstMoment, &writer);
-    if (arrays.second_moment) AddFloats(arrays.second_moment, layout.elements, wire::Array::kSecondMoment, &writer);
+    add(arrays.first_moment, wire::Array::kFirstMoment);
+    add(arrays.second_moment, wire::Array::kSecondMoment);
   }
   return writer.Finish();
 }

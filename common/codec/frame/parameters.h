@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -27,6 +28,8 @@ struct ParameterArrays {
   const float* first_moment = nullptr;
   const float* second_moment = nullptr;
   const float* update_residual = nullptr;
+  // Keeps all of them as they are: a frame borrows what it would send as it is (FrameWriter::Borrow). Null: it copies.
+  std::shared_ptr<const void> lent = nullptr;
 };
 
 // The same, to be filled.

@@ -144,7 +144,8 @@ TEST_F(AsyncJobTest, ChunksOfSeveralWorkersDoNotMix) {
   a().Ask(*ack);
   const BucketLayout& layout = a().frames.at(large);
   std::vector<Bytes> chunks;
-  for (const auto& message : a().pull->sent) chunks.insert(chunks.end(), message.frame.begin(), message.frame.end());
+  for (const auto& message : a().pull->sent)
+    if (!message.frame.empty()) chunks.push_back(wire::Flatten(message.frame));
   std::vector<float> values(layout.elements);
   const auto plans = DecodeParameters(chunks, a().frames.job(), layout, 3, {.parameter = values.data()});
   ASSERT_TRUE(plans.ok()) << plans.status();

@@ -116,7 +116,7 @@ struct TestWorker {
     for (const transport::Message& message : pull->sent) {
       Answered answer;
       EXPECT_TRUE(answer.control.ParseFromString(message.control));
-      chunks.insert(chunks.end(), message.frame.begin(), message.frame.end());
+      if (!message.frame.empty()) chunks.push_back(wire::Flatten(message.frame));
       if (!answer.control.last()) continue;
       answer.chunks.swap(chunks);
       answers.push_back(std::move(answer));

@@ -78,6 +78,46 @@ TEST(Frame, SplitsIntoChunks) {
   EXPECT_EQ(segments, 6u);
 }
 
+// The bytes are those of a frame that has copied its payloads.
+TEST(Frame, BorrowedPayloadsStayWhereTheyAre) {
+  const std::vector<uint8_t> small = Bits(20), large = Bits(1001);
+  const auto owner = std::make_shared<int>(1);
+  const auto write = [&](bool borrow) {
+    FrameWriter writer(SomeHeader(), 1200);
+    const auto add = [&](const SegmentHeader& header, const std::vector<uint8_t>& payload) {
+      borrow&& payload.size() > 100 ? writer.Borrow(header, owner, payload.data()) : writer.Add(header, payload.data());
+    };
+    add({SegmentType::kCells, 1, 0, 20, 20}, small);
+    for (uint32_t i = 0; i < 3; ++i) add({SegmentType::kCells, 1, 1000 * (i + 1), 1001, 1001}, large);
+    add({SegmentType::kCells, 1, 5000, 20, 20}, small);
+    return writer.Finish();
+  };
+  const std::vector<Bytes> copied = write(false), borrowed = write(true);
+  EXPECT_EQ(owner.use_count(), 1 + 3) << "kept by the frame";
+  std::vector<Bytes> chunks;
+  for (std::span<const Bytes> left = borrowed; !left.empty();) {
+    const size_t pieces = PiecesOfChunk(left);
+    ASSERT_LE(pieces, left.size());
+    if (pieces > 1) {
+      EXPECT_EQ(left[1].data(), large.data());
+    }
+    chunks.push_back(Flatten(left.first(pieces)));
+    left = left.subspan(pieces);
+  }
+  ASSERT_EQ(chunks.size(), 4u);  // nothing follows a borrowed payload in its chunk
+  const auto parsed = ParseFrame(chunks), expected = ParseFrame(copied);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  ASSERT_TRUE(expected.ok());
+  const auto payloads = [](const std::vector<Chunk>& frame) {
+    std::vector<std::pair<uint64_t, std::vector<uint8_t>>> all;
+    for (const Chunk& chunk : frame)
+      for (const Segment& s : chunk.segments) all.push_back({s.begin, {s.data, s.data + s.bytes}});
+    return all;
+  };
+  EXPECT_EQ(payloads(*parsed), payloads(*expected));
+  for (const Bytes& chunk : copied) EXPECT_EQ(PiecesOfChunk({&chunk, 1}), 1u);
+}
+
 TEST(Frame, EmptyFrameIsOneChunk) {
   FrameHeader h = SomeHeader();
   h.flags = kAbstain;
