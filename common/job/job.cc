@@ -222,7 +222,7 @@ bool IsZen(const CodecSpec& codec) {
 // would have all workers send to one shard at a time. Those of large tables, of which a batch touches few rows, have
 // next to nothing but frames' headers; what is hot in them is spread over the shards. A job that says bucket_bytes, and
 // nothing else, has buckets of one size, and its runs dealt one by one, as before there was anything else.
-// `codec`: of the `rest`, the elements that are no tables'.
+// `codec`: the job's. `rest`: elements that are no tables'.
 void FillBuckets(v1::JobSpec* spec, const CodecSpec& codec, uint64_t rest, uint64_t tables) {
   if (spec->bucket_bytes() != 0) return;
   constexpr uint64_t kMostOfTables = 64u << 20, kMost = 4u << 20, kLeast = 512u << 10, kParts = 32, kOfShard = 1u << 20;

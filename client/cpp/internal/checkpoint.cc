@@ -251,7 +251,10 @@ bool CheckpointFile::SameButName() const {
     return job.ok() && Metadata("job_digest") == Hex(job->digest());
   };
   if (is_of(Job::Make(spec))) return true;
-  spec.clear_slice_bytes();  // as jobs were by default before there was slice_bytes
+  // As jobs were by default before there were these.
+  spec.clear_table_bucket_bytes();
+  if (is_of(Job::Make(spec))) return true;
+  spec.clear_slice_bytes();
   return is_of(Job::Make(spec));
 }
 

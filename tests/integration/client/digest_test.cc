@@ -71,6 +71,28 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"SmallStepTagcOverloaded", "tagc:density=0.05,form=sketch,slack=0.7", v1::OPTIMIZER_STEP, true, true}),
     NameOfCase);
 
+// How frames are written down changes no bit, on any number of shards.
+TEST(FormsOfTagc, TrainAlike) {
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr int kMost = 8;
+#else
+  constexpr int kMost = 64;
+#endif
+  for (const int workers : {1, 2, 8, kMost}) {
+    std::set<std::string> digests;
+    uint64_t deferred = 0;
+    for (const uint32_t shards : {1u, 2u, 4u}) {
+      for (const char* form : {"list", "sketch,slack=4"}) {
+        const Case c{"forms", absl::StrCat("tagc:density=0.02,form=", form), v1::OPTIMIZER_STEP};
+        Cluster cluster(shards, "tcp");
+        digests.merge(Train(c, "forms", cluster, workers, workers > 8 ? 4 : 20, &deferred));
+      }
+    }
+    EXPECT_EQ(digests.size(), 1u) << workers << " workers";
+    EXPECT_EQ(deferred, 0u) << workers << " workers";
+  }
+}
+
 // All there is, summed on the same grid: eight workers at once, and the replicas have the bits of dense float32.
 TEST(LosslessCodecs, TrainAsDenseFloatsDo) {
   const auto train = [](const std::string& codec, Cluster& cluster) {
