@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
 from gradwire.torch import DDPState, FSDPState, ddp_hook
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 INPUTS, CLASSES, BATCH = 64, 10, 32
@@ -92,7 +93,7 @@ def gathered(layer: Any) -> torch.Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--store", type=Path, required=True, help="where the processes find each other")
+    parser.add_argument("--store", type=Path, required=True, help="where the processes find each other; with torchrun whenever it starts them")
     parser.add_argument("--servers", nargs="*", default=[], help="none: plain DistributedDataParallel")
     parser.add_argument("--codec", default="dense:fp32", help="empty: the default")
     parser.add_argument("--job", default="ddp")
@@ -104,7 +105,7 @@ def main() -> None:
     parser.add_argument("--nan-at", type=int, default=-1, help="the step in which rank 1's gradient is not finite")
     parser.add_argument("--nonfinite", default="spread")
     parser.add_argument("--scaler", action="store_true", help="losses are scaled")
-    parser.add_argument("--die-at", type=int, default=-1, help="the step in which rank 1 is killed")
+    parser.add_argument("--die-at", type=int, default=-1, help="the step in which rank 1 is killed, once")
     parser.add_argument("--fsdp", action="store_true", help="FSDP in the place of DistributedDataParallel")
     parser.add_argument("--wrapper", action="store_true", help="FSDP: FullyShardedDataParallel in the place of fully_shard")
     parser.add_argument("--reduce", default="float32", help="FSDP: the type in which gradients are reduced")
@@ -115,6 +116,7 @@ def main() -> None:
     parser.add_argument("--bare", action="store_true", help="FSDP: the root manages no parameters, and computes behind its last unit")
     parser.add_argument("--frozen", action="store_true", help="FSDP: the last unit is frozen")
     parser.add_argument("--sgd", action="store_true", help="SGD, whose steps have the size of gradients, in the place of AdamW")
+    parser.add_argument("--zero", action="store_true", help="AdamW whose state is sharded, by torch's ZeroRedundancyOptimizer")
     parser.add_argument("--beta1", type=float, default=0.9, help="of AdamW")
     parser.add_argument("--beta2", type=float, default=0.999)
     parser.add_argument("--weight-decay", type=float, default=0.01)
@@ -129,9 +131,11 @@ def main() -> None:
     parser.add_argument("--idle", action="store_true", help="FSDP: one unit takes no part in the loss")
     parser.add_argument("--behind-close", action="store_true", help="another backward() when DDPState is closed")
     parser.add_argument("--device", default="cpu", help="of the model; all processes share one GPU")
-    parser.add_argument("--again", action="store_true", help="from the checkpoint of the run that was killed")
+    parser.add_argument("--again", action="store_true", help="from the checkpoint of the run that was killed, as whenever torchrun has started it again")
     args = parser.parse_args()
-    dist.init_process_group("gloo", init_method=f"file://{args.store}", rank=int(os.environ["RANK"]),
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    again = args.again or restarts > 0
+    dist.init_process_group("gloo", init_method=f"file://{args.store}{restarts or ''}", rank=int(os.environ["RANK"]),
                             world_size=int(os.environ["WORLD_SIZE"]))
     rank = dist.get_rank()
     net = model_of(0, args.bare).to(args.device)
@@ -147,13 +151,19 @@ def main() -> None:
     else:
         model = DistributedDataParallel(net, bucket_cap_mb=0.02)
     groups = [dist.new_group(list(range(begin, begin + args.per_host))) for begin in range(0, dist.get_world_size(), args.per_host)]
-    optimizer = (torch.optim.SGD(model.parameters(), lr=args.lr) if args.sgd else
-                 torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(args.beta1, args.beta2), weight_decay=args.weight_decay))
+    adamw = {"lr": args.lr, "betas": (args.beta1, args.beta2), "weight_decay": args.weight_decay}
+    optimizer: torch.optim.Optimizer
+    if args.sgd:
+        optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
+    elif args.zero:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, **adamw)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), **adamw)
     teacher = torch.nn.Linear(INPUTS, CLASSES).to(args.device)
     data = torch.Generator().manual_seed(100 + rank)
     checkpoint = args.out.with_suffix(".checkpoint")
     begin = 0
-    if args.again:
+    if again:
         saved = torch.load(checkpoint, weights_only=True)
         net.load_state_dict(saved["net"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -195,9 +205,11 @@ def main() -> None:
             scaler.step(optimizer)
             scaler.update()
             losses.append(loss.item())
-            if rank == 0 and not args.fsdp:
-                torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, checkpoint)
-            if step == args.die_at and rank == 1:
+            if rank == 0 and not args.fsdp and not args.zero:
+                torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1},
+                           unfinished := checkpoint.with_suffix(".unfinished"))
+                unfinished.rename(checkpoint)
+            if step == args.die_at and rank == 1 and not again:
                 os._exit(9)
         values = {name: (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu()
                   for name, value in (model if args.wrapper else net).state_dict().items()}

@@ -103,6 +103,10 @@ def test_dense_goes_the_way_of_all_reduce(train, plain, addresses, accumulate):
 
 
 @pytest.mark.slow
+def test_an_optimizer_with_sharded_state_works_as_it_stands(train, plain, addresses):
+    assert_same_trajectory(train("--servers", *addresses(2), "--zero"), plain("--zero"))
+
+
 def test_processes_of_a_host_send_one_frame(train, plain, addresses):
     found = train("--servers", *addresses(1), "--per-host", 2, processes=4)
     assert_same_trajectory(found, plain(processes=4))
@@ -197,6 +201,25 @@ def test_processes_that_were_killed_are_started_again_and_go_on(tmp_path, addres
     assert found[0]["begin"] == found[1]["begin"] >= 8
     assert all(torch.equal(found[0]["net"][name], value) for name, value in found[1]["net"].items())
     assert found[0]["losses"][-1] < 2.2, "it learned"
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_killed_process_again_and_the_loss_goes_on(train, tmp_path, addresses):
+    servers, steps = addresses(2), 200
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1",
+                           WORKER, "--out", tmp_path / "torchrun", "--store", tmp_path / "store", "--die-at", "40", "--steps", str(steps), "--servers", *servers],
+                          capture_output=True, text=True, timeout=180, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    found = [torch.load(tmp_path / f"torchrun.{rank}", weights_only=True) for rank in range(2)]
+    undisturbed = train("--servers", *servers, "--job", "undisturbed", "--steps", steps)[0]
+    assert found[0]["begin"] == found[1]["begin"] >= 40
+    assert all(torch.equal(found[0]["net"][name], value) for name, value in found[1]["net"].items())
+
+    def mean(losses):
+        return sum(losses) / len(losses)
+
+    assert mean(found[0]["losses"][:10]) < mean(undisturbed["losses"][:10]) * 0.95, "it does not begin anew"
+    assert mean(found[0]["losses"][-50:]) < mean(undisturbed["losses"][-50:]) * 1.1, "other batches"
 
 
 def test_what_is_needed_is_said():
