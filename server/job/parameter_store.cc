@@ -54,6 +54,7 @@ class HostStore final : public ParameterStore {
   }
 
   absl::StatusOr<std::vector<double>> Squares(const Update& update, size_t phase) override {
+    // They are read alone, so that what was lent may stay lent.
     const auto read = [](const LentArray& array) { return const_cast<float*>(array.data()); };
     Point({read(parameters_), read(first_moment_), read(second_moment_)});
     return SquaresOfPhase(job_, layout_, update, runs_, phase);

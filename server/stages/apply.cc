@@ -32,7 +32,7 @@ void Apply::Pass(ClosedBucket&& closed) {
 absl::Status Apply::ApplyTo(BucketState& bucket, const UpdateFrame& update, const RoundPlan& plan,
                             std::vector<journal::Contribution> who) {
   snapshots_.BeforeUpdate(bucket);
-  bucket.serialized = nullptr;  // it would keep the parameters as they are: a copy
+  bucket.serialized = nullptr;  // before: else the store would go on in a copy, for this borrows its arrays
   GW_RETURN_IF_ERROR(bucket.store->Apply(update, plan));
   parts_.traffic.NoteUpdate(update.stats);
   bucket.traffic = update.stats.traffic;

@@ -28,7 +28,7 @@ struct ParameterArrays {
   const float* first_moment = nullptr;
   const float* second_moment = nullptr;
   const float* update_residual = nullptr;
-  // Keeps all of them as they are: a frame borrows what it would send as it is (FrameWriter::Borrow). Null: it copies.
+  // Keeps those that the frame takes as they are, for it borrows floats (FrameWriter::Borrow). Null: it copies them.
   std::shared_ptr<const void> lent = nullptr;
 };
 

@@ -2,8 +2,8 @@
 (DeMo). Not the product: the choice alone, with NumPy in one process, of steps with a residual, whose values travel as float32; tensors
 below 1,024 elements travel whole. Prints held-out losses relative to uncompressed steps; takes some minutes a line.
 
-  tests/bench/convergence/chunks.py [--tasks=gpt_large,words] [--workers=4] [--densities=0.01,0.0025] [--rates=0.002,0.004,0.008]
-                                    [--seeds=1]
+  .venv/bin/python tests/bench/convergence/chunks.py [--tasks=gpt_large,words] [--workers=4] [--densities=0.01,0.0025] [--rates=0.002,0.004,0.008]
+                                                     [--seeds=1]
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Draws the way of every slice of one round from traces (`--trace`), one panel for each on the same scale of time: a row is a slice, in
 the order in which they are encoded.
 
-  tests/bench/training/trace_picture.py OUT.svg TITLE=TRACE.json [TITLE=TRACE.json ...]
+  .venv/bin/python tests/bench/training/trace_picture.py OUT.svg TITLE=TRACE.json [TITLE=TRACE.json ...]
 """
 
 from __future__ import annotations
