@@ -45,6 +45,10 @@ const std::vector<Case> kCases = {{"tagc:density=0.01"},
                                   {"topk:density=0.01,values=int8"},
                                   {"topk:density=0.01,values=int8", "union:values=int6"},
                                   {"topk:density=0.01,values=int8", "union:values=int4"},
+                                  {"threshold:value=0.5,values=int8"},
+                                  {"threshold:value=0.5,values=int8", "union:values=int4"},
+                                  {"randomk:density=0.01,values=int8"},
+                                  {"randomk:density=0.01,values=int8", "union:values=int4"},
                                   {"thc:bits=4"}};
 
 struct Measured {

@@ -21,6 +21,7 @@ MODELS = {
     "gpt-1m": (GptConfig(), 8),
     "gpt-5m": (GptConfig(width=256, layers=6), 4),
     "gpt-25m": (GptConfig(width=512, layers=8, heads=8), 2),
+    "gpt-deep": (GptConfig(width=64, layers=48), 4),  # 2.4 million parameters in 291 tensors
 }
 VALIDATION_WINDOWS = 128
 RECORDED_STEPS = 2

@@ -21,6 +21,7 @@ GRADWIRE = ("sharded dense:fp32", TAGC, TOPK, "sharded topk:density=0.001,values
             "ddp-hook thc:bits=4", "ddp-hook powersgd:rank=1", "local-16 topk:density=0.05,values=int8 both")
 HOOKED = ("thc:bits=6 int8", "tagc:density=0.2 int8", "tagc:density=0.2", "tagc:density=0.01,bits=2 int8")
 FSDP = tuple(name for loop in ("fsdp", "zero2") for name in (loop, *(f"{loop}-hook {codec}" for codec in HOOKED)))
+MODELS_SYSTEMS = (ALONE, DDP, "ddp buckets-4", POWER_SGD, GRADWIRE[0], TAGC)  # that other models are timed with
 # Times do not depend on these; losses are searched from here, by factors of 2.
 FIRST_RATE = {True: 4e-3, False: 2e-3}
 TIMED_RATE = 1e-3
@@ -72,6 +73,8 @@ GRIDS = {grid.name: grid for grid in (
     Grid("scaling", "more workers at 1 Gbit/s, computing replaced by 300 ms",
          (ALONE, DDP, "ddp buckets-4", POWER_SGD, TAGC, EARLY, TOPK, "ddp-hook thc:bits=4"), ("1G",), (1, 2, 4, 8), 300,
          together=True),
+    Grid("large", "25 million parameters, computing replaced by 300 ms", MODELS_SYSTEMS, ("200M", "1G"), compute_ms=300, model="gpt-25m"),
+    Grid("deep", "291 small tensors, computing replaced by 100 ms", MODELS_SYSTEMS, ("50M", "1G"), compute_ms=100, model="gpt-deep"),
 )}
 # Other buckets compute the same, and so does zero2. What the aims are about comes first.
 LEARNERS = tuple(dict.fromkeys((DDP, POWER_SGD, TAGC, "fsdp", *(f"fsdp-hook {codec}" for codec in HOOKED),
