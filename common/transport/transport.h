@@ -28,6 +28,12 @@ using Method = std::string_view;
 struct Message {
   std::string control;       // serialized protobuf, without the `frame` field
   std::vector<Bytes> frame;  // raw bytes; on the receiving side usually one or a few slices, never copied twice
+  // Null, or what the bytes of a frame to be sent still need, and not its size: so that reading them twice is reading
+  // them in a core's cache. Transports call Complete right before they send or deliver it.
+  std::function<void()> late = nullptr;
+  void Complete() {
+    if (late != nullptr) std::exchange(late, nullptr)();
+  }
 };
 
 // Receives what a stream delivers. Calls for one stream never overlap and come in order, but for OnRoom, which may come

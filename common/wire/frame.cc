@@ -325,13 +325,15 @@ void FrameWriter::Add(const SegmentHeader& header, const void* payload) {
 }
 
 void FrameWriter::Borrow(const SegmentHeader& header, std::shared_ptr<const void> owner, const void* payload) {
-  const Bytes borrowed(std::move(owner), static_cast<const uint8_t*>(payload), header.bytes);
-  uint8_t* const p = Open(header, 0);
-  Store<uint32_t>(p + kCrcOffsetInSegment, Crc32c(borrowed.span(), SegmentHeaderCrc(p)));
-  chunks_.back().borrowed = borrowed;
+  if (header.bytes == 0) return Add(header, payload);
+  Open(header, 0);
+  chunks_.back().borrowed = Bytes(std::move(owner), static_cast<const uint8_t*>(payload), header.bytes);
+  chunks_.back().borrowed_segment = open_segment_;
 }
 
-std::vector<Bytes> FrameWriter::Finish() {
+std::vector<Bytes> FrameWriter::Finish() { return FinishToSend().Take(); }
+
+FrameToSend FrameWriter::FinishToSend() {
   if (chunks_.empty()) {
     chunks_.emplace_back();
     chunks_.back().Reserve(kHeaderBytes, chunk_bytes_);
@@ -339,7 +341,9 @@ std::vector<Bytes> FrameWriter::Finish() {
   }
   std::vector<Bytes> out;
   out.reserve(chunks_.size());
-  for (size_t i = 0; i < chunks_.size(); ++i) {
+  std::unique_ptr<FrameToSend::Late[]> late;
+  const size_t count = chunks_.size();
+  for (size_t i = 0; i < count; ++i) {
     OpenChunk& chunk = chunks_[i];
     FrameHeader h = header_;
     h.flags = static_cast<uint16_t>((header_.flags & ~kLastChunk) | (i + 1 == chunks_.size() ? kLastChunk : 0));
@@ -347,6 +351,12 @@ std::vector<Bytes> FrameWriter::Finish() {
     h.segments = chunk.segments;
     h.body_bytes = static_cast<uint32_t>(chunk.size - kHeaderBytes + Padded(chunk.borrowed.size()));
     StoreHeader(h, chunk.data.get());
+    if (!chunk.borrowed.empty()) {
+      if (late == nullptr) late = std::make_unique<FrameToSend::Late[]>(count);
+      late[i].head = chunk.data;
+      late[i].segment = chunk.borrowed_segment;
+      late[i].payload = chunk.borrowed;
+    }
     const uint8_t* data = chunk.data.get();
     out.emplace_back(std::shared_ptr<const void>(std::move(chunk.data)), data, chunk.size);
     if (chunk.borrowed.empty()) continue;
@@ -356,7 +366,26 @@ std::vector<Bytes> FrameWriter::Finish() {
     if (padding != 0) out.push_back(Bytes::Borrow({kPadding, padding}));
   }
   chunks_.clear();
-  return out;
+  return FrameToSend(std::move(out), std::move(late), count);
+}
+
+FrameToSend::FrameToSend(std::vector<Bytes> pieces) : pieces_(std::move(pieces)) {}
+
+FrameToSend::FrameToSend(std::vector<Bytes> pieces, std::unique_ptr<Late[]> late, size_t chunks)
+    : pieces_(std::move(pieces)), late_(std::move(late)), chunks_(chunks) {}
+
+std::vector<Bytes> FrameToSend::Take() && {
+  for (size_t i = 0; i < chunks_; ++i) Complete(i);
+  return std::move(pieces_);
+}
+
+void FrameToSend::Complete(size_t chunk) const {
+  if (late_ == nullptr || late_[chunk].head == nullptr) return;
+  Late& late = late_[chunk];
+  absl::call_once(late.once, [&late] {
+    uint8_t* const p = late.head.get() + late.segment;
+    Store<uint32_t>(p + kCrcOffsetInSegment, Crc32c(late.payload.span(), SegmentHeaderCrc(p)));
+  });
 }
 
 }  // namespace gradwire::wire

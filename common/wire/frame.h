@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/base/call_once.h"
 #include "absl/status/statusor.h"
 #include "common/base/bytes.h"
 
@@ -125,6 +126,36 @@ Bytes Flatten(std::span<const Bytes> slices);
 // How many of `pieces` (at least one) FrameWriter made of the first chunk there.
 size_t PiecesOfChunk(std::span<const Bytes> pieces);
 
+// A frame to be sent, maybe to several: chunks in pieces, one chunk after the other (PiecesOfChunk). Checksums of
+// borrowed payloads may still be missing; Complete computes them. Thread-safe.
+class FrameToSend {
+ public:
+  FrameToSend(std::vector<Bytes> pieces);  // with all checksums; NOLINT(google-explicit-constructor)
+  FrameToSend(FrameToSend&&) = default;
+  FrameToSend& operator=(FrameToSend&&) = default;
+
+  const std::vector<Bytes>& pieces() const { return pieces_; }
+  // To be called before a chunk's pieces are read, by its number in the frame: reads its payload, which is then in a
+  // core's cache for whoever sends it. Chunks that are complete stay as they are.
+  void Complete(size_t chunk) const;
+  // The pieces, all of them complete.
+  std::vector<Bytes> Take() &&;
+
+ private:
+  friend class FrameWriter;
+  struct Late {
+    absl::once_flag once;
+    std::shared_ptr<uint8_t[]> head;  // the first piece; null: it is complete
+    size_t segment = 0;               // offset of the header of its last segment there
+    Bytes payload;                    // of that segment
+  };
+  FrameToSend(std::vector<Bytes> pieces, std::unique_ptr<Late[]> late, size_t chunks);
+
+  std::vector<Bytes> pieces_;
+  std::unique_ptr<Late[]> late_;  // per chunk; null: all are complete
+  size_t chunks_ = 0;
+};
+
 // Builds a frame. Not thread-safe.
 class FrameWriter {
  public:
@@ -136,13 +167,16 @@ class FrameWriter {
   // The payload is written: computes its CRC.
   void End();
   void Add(const SegmentHeader& header, const void* payload);
-  // As Add, without copying: the chunk ends with this payload, which stays in the memory that `owner` keeps as it is.
+  // As Add, without copying or reading: the chunk ends with this payload, in memory that stays as it is while `owner`
+  // lives.
   void Borrow(const SegmentHeader& header, std::shared_ptr<const void> owner, const void* payload);
   const FrameHeader& header() const { return header_; }
   size_t max_payload() const { return chunk_bytes_ - kHeaderBytes - kSegmentHeaderBytes - 8; }
   // Closes the frame. A frame without segments is one chunk. Chunks with a borrowed payload are several pieces, one
   // after the other (PiecesOfChunk).
   std::vector<Bytes> Finish();
+  // The same, without the checksums of borrowed payloads.
+  FrameToSend FinishToSend();
 
  private:
   struct OpenChunk {
@@ -150,7 +184,8 @@ class FrameWriter {
     size_t size = 0;
     size_t capacity = 0;
     uint16_t segments = 0;
-    Bytes borrowed;  // payload of the last segment, where that is not in `data`
+    Bytes borrowed;               // payload of the last segment, where that is not in `data`
+    size_t borrowed_segment = 0;  // offset of its header
     void Reserve(size_t bytes, size_t limit);
   };
   // Starts a segment of which `kept` bytes, with padding, will follow the header; returns where it is.

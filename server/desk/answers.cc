@@ -37,18 +37,17 @@ absl::Status Answers::CheckKind(v1::PullKind kind) const {
 Delivery Answers::Parameters(BucketState& bucket, const Waiter& waiter) {
   if (waiter.prepared != nullptr) return Delivery{waiter, bucket.layout->bucket, absl::OkStatus(), waiter.prepared};
   // Also called while a round is published: an exception here would lose the other waiters of the bucket.
-  absl::StatusOr<SharedChunks> chunks = CatchBadAlloc(
-      "parameters for pullers", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) -> absl::StatusOr<SharedChunks> {
+  absl::StatusOr<SharedFrame> frame = CatchBadAlloc(
+      "parameters for pullers", [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) -> absl::StatusOr<SharedFrame> {
         return SerializeParameters(bucket, waiter.kind);
       });
-  if (!chunks.ok()) return Refusal(bucket, waiter, chunks.status());
-  return Delivery{waiter, bucket.layout->bucket, absl::OkStatus(), *std::move(chunks)};
+  if (!frame.ok()) return Refusal(bucket, waiter, frame.status());
+  return Delivery{waiter, bucket.layout->bucket, absl::OkStatus(), *std::move(frame)};
 }
 
-SharedChunks SerializeParameters(BucketState& bucket, v1::PullKind kind) {
+SharedFrame SerializeParameters(BucketState& bucket, v1::PullKind kind) {
   if (bucket.serialized != nullptr && bucket.serialized_kind == kind) return bucket.serialized;
-  bucket.serialized =
-      std::make_shared<const std::vector<Bytes>>(bucket.store->Serialize(bucket.plans, ContentOf(kind)));
+  bucket.serialized = std::make_shared<const wire::FrameToSend>(bucket.store->Serialize(bucket.plans, ContentOf(kind)));
   bucket.serialized_kind = kind;
   return bucket.serialized;
 }
@@ -72,7 +71,7 @@ Delivery RoundAnswers::UpdateOf(const BucketState& bucket, const Waiter& waiter)
   const std::string& name = job_.spec().name();
   const uint64_t age = bucket.version - waiter.version;
   if (age < bucket.updates.size()) {
-    return Delivery{waiter, b, absl::OkStatus(), bucket.updates[bucket.updates.size() - 1 - age].chunks};
+    return Delivery{waiter, b, absl::OkStatus(), bucket.updates[bucket.updates.size() - 1 - age].frame};
   }
   if (const auto owed = bucket.owed.find(waiter.version); owed != bucket.owed.end()) {
     return Delivery{waiter, b, absl::OkStatus(), owed->second};
@@ -97,16 +96,17 @@ Delivery RoundAnswers::PlanOf(BucketState& bucket, const Waiter& waiter) const {
     return Delivery{waiter, bucket.layout->bucket, absl::OkStatus(), bucket.plan_only};
   Delivery delivery = UpdateOf(bucket, waiter);
   if (!delivery.status.ok()) return delivery;
-  absl::StatusOr<SharedChunks> chunks = CatchBadAlloc("a plan for pullers", [&]() -> absl::StatusOr<SharedChunks> {
-    GW_ASSIGN_OR_RETURN(std::vector<Bytes> plan, WithoutBody(*delivery.chunks));
-    return std::make_shared<const std::vector<Bytes>>(std::move(plan));
+  absl::StatusOr<SharedFrame> frame = CatchBadAlloc("a plan for pullers", [&]() -> absl::StatusOr<SharedFrame> {
+    GW_ASSIGN_OR_RETURN(std::vector<Bytes> plan, WithoutBody(delivery.frame->pieces()));
+    return std::make_shared<const wire::FrameToSend>(std::move(plan));
   });
-  if (!chunks.ok()) return Refusal(bucket, waiter, chunks.status());
-  if (TotalSize(**chunks) <= std::max<uint64_t>(kKeptPlanBytes, TotalSize(*delivery.chunks) / kKeptPlanPart)) {
-    bucket.plan_only = *chunks;
+  if (!frame.ok()) return Refusal(bucket, waiter, frame.status());
+  if (TotalSize((*frame)->pieces()) <=
+      std::max<uint64_t>(kKeptPlanBytes, TotalSize(delivery.frame->pieces()) / kKeptPlanPart)) {
+    bucket.plan_only = *frame;
     bucket.plan_only_version = waiter.version;
   }
-  delivery.chunks = *std::move(chunks);
+  delivery.frame = *std::move(frame);
   return delivery;
 }
 

@@ -39,7 +39,7 @@ class Answers {
 };
 
 // The bucket's parameters, encoded once per version and kind. May throw where memory runs out.
-SharedChunks SerializeParameters(BucketState& bucket, v1::PullKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
+SharedFrame SerializeParameters(BucketState& bucket, v1::PullKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu);
 
 // Rounds that all workers make together: the update of a round and the parameters of a version, exactly those.
 class RoundAnswers final : public Answers {

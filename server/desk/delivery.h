@@ -7,15 +7,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/base/bytes.h"
+#include "common/wire/frame.h"
 #include "gradwire/v1/worker.pb.h"
 #include "server/desk/outbox.h"
 #include "server/rounds/membership.h"
 
 namespace gradwire {
 
-// The chunks of one answer, in pieces (wire::PiecesOfChunk); shared by every puller of it.
-using SharedChunks = std::shared_ptr<const std::vector<Bytes>>;
+// The frame of one answer; shared by every puller of it.
+using SharedFrame = std::shared_ptr<const wire::FrameToSend>;
 
 // A pull that waits for its version.
 struct Waiter {
@@ -26,7 +26,7 @@ struct Waiter {
   // The round of the frame that it was asked for with: answered as PushAck, else as PullMessage.
   std::optional<uint64_t> pushed = {};
   // Parameters of a version that is there and may not be seen yet: the bucket may go on before it may.
-  SharedChunks prepared = nullptr;
+  SharedFrame prepared = nullptr;
   uint64_t prepared_version = 0;
 };
 
@@ -34,8 +34,8 @@ struct Waiter {
 struct Delivery {
   Waiter to;
   uint32_t bucket = 0;
-  absl::Status status;  // not OK: sent instead of chunks
-  SharedChunks chunks;
+  absl::Status status;  // not OK: sent instead of a frame
+  SharedFrame frame;
   // Else acknowledges the frame that it was asked for with.
   v1::PushOutcome outcome = v1::PUSH_OUTCOME_UNSPECIFIED;
   uint64_t open_round = 0;  // as in PushAck

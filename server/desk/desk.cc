@@ -20,7 +20,7 @@ std::string ControlOf(const Delivery& delivery, bool first, bool last) {
     control.set_bucket(delivery.bucket);
     control.set_kind(delivery.to.kind);
     control.set_last(last);
-    if (delivery.chunks != nullptr) return;
+    if (delivery.frame != nullptr) return;
     control.set_code(static_cast<int>(delivery.status.code()));
     control.set_message(std::string(delivery.status.message()));
   };
@@ -163,7 +163,7 @@ std::vector<Delivery> Desk::TakeReady(BucketState& bucket) {
 void Desk::Deliver(std::vector<Delivery> deliveries) {
   for (Delivery& delivery : deliveries) {
     const absl::Status sent = CatchBadAlloc("an answer", [&] { return Send(delivery); });
-    delivery.chunks = nullptr;
+    delivery.frame = nullptr;
     if (sent.ok()) continue;
     // A worker that lets its answers pile up is told so in place of the next one.
     delivery.status = absl::Status(sent.code(), absl::StrFormat("job '%s' bucket %d: %s", parts_.job.spec().name(),
@@ -178,22 +178,24 @@ absl::Status Desk::Send(const Delivery& delivery) {
                                  .round = delivery.to.version - 1,
                                  .bucket = delivery.bucket,
                                  .member = delivery.to.member});
-  if (delivery.chunks == nullptr || delivery.chunks->empty()) {
+  if (delivery.frame == nullptr || delivery.frame->pieces().empty()) {
     out.Send({ControlOf(delivery, true, true), {}}).IgnoreError();  // it fails only when the stream is closing
     return absl::OkStatus();
   }
-  std::span<const Bytes> pieces = *delivery.chunks;
+  std::span<const Bytes> pieces = delivery.frame->pieces();
   const uint64_t bytes = TotalSize(pieces);
   if (out.unsent() != nullptr) GW_RETURN_IF_ERROR(out.unsent()->CheckRoom(bytes));
   span.SetBytes(bytes);
   std::shared_ptr<const void> counted;
-  if (out.unsent() != nullptr) counted = UnsentBudget::Count(out.unsent(), delivery.chunks, bytes);
-  for (bool first = true; !pieces.empty(); first = false) {
+  if (out.unsent() != nullptr) counted = UnsentBudget::Count(out.unsent(), delivery.frame, bytes);
+  for (size_t number = 0; !pieces.empty(); ++number) {
     GW_FAILPOINT("answer.before_chunk");
     const std::span<const Bytes> chunk = pieces.first(wire::PiecesOfChunk(pieces));
     pieces = pieces.subspan(chunk.size());
     const size_t size = TotalSize(chunk);
-    transport::Message message{ControlOf(delivery, first, pieces.empty()), {}};
+    transport::Message message{ControlOf(delivery, number == 0, pieces.empty()), {}};
+    // Updates were complete when their round was written.
+    if (!IsOfUpdate(delivery.to.kind)) message.late = [frame = delivery.frame, number] { frame->Complete(number); };
     for (const Bytes& piece : chunk)
       message.frame.push_back(counted == nullptr ? piece : Bytes(counted, piece.data(), piece.size()));
     // A stream that has closed loses its answer; its worker pulls again on the next one.

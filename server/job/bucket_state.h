@@ -26,7 +26,7 @@
 namespace gradwire {
 
 struct RetainedUpdate {
-  SharedChunks chunks;
+  SharedFrame frame;
   bool is_owed = false;  // its workers need it to know what they return to their residuals: OwedUpdates
   bool skipped = false;  // the round was skipped
   std::vector<journal::Contribution> who;  // took part; in durable jobs
@@ -107,15 +107,15 @@ struct BucketState {
 
   // The retained update frames, at most RetainedUpdates; the last one made `version`.
   std::deque<RetainedUpdate> updates ABSL_GUARDED_BY(mu);
-  std::map<uint64_t, SharedChunks> owed ABSL_GUARDED_BY(mu);  // by version, at most OwedUpdates
-  uint64_t owed_from ABSL_GUARDED_BY(mu) = 0;                 // updates of older versions may have been given up
-  Traffic traffic ABSL_GUARDED_BY(mu);                        // of the round that made `version`
+  std::map<uint64_t, SharedFrame> owed ABSL_GUARDED_BY(mu);  // by version, at most OwedUpdates
+  uint64_t owed_from ABSL_GUARDED_BY(mu) = 0;                // updates of older versions may have been given up
+  Traffic traffic ABSL_GUARDED_BY(mu);                       // of the round that made `version`
   // Parameters serialized at `version` for the kind that was asked for last.
   v1::PullKind serialized_kind ABSL_GUARDED_BY(mu) = v1::PULL_UNSPECIFIED;
-  SharedChunks serialized ABSL_GUARDED_BY(mu);
+  SharedFrame serialized ABSL_GUARDED_BY(mu);
   // The update of the version that was last pulled without its body.
   uint64_t plan_only_version ABSL_GUARDED_BY(mu) = 0;
-  SharedChunks plan_only ABSL_GUARDED_BY(mu);
+  SharedFrame plan_only ABSL_GUARDED_BY(mu);
   std::vector<Waiter> waiting ABSL_GUARDED_BY(mu);  // at most MaxWaitersPerMember each
 
   // The retained update that `round` made; null: it is not there.

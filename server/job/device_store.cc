@@ -69,7 +69,7 @@ class DeviceStore final : public ParameterStore {
     return absl::UnimplementedError("norms are not there on a device");
   }
 
-  std::vector<Bytes> Serialize(const PlanWindow& plans, ParameterContent content) override {
+  wire::FrameToSend Serialize(const PlanWindow& plans, ParameterContent content) override {
     std::vector<float> copies[3];
     ParameterArrays arrays;
     const auto copy = [&](const float* array, std::vector<float>* to) -> const float* {

@@ -95,9 +95,9 @@ MemoryUse JobShard::MeasureMemory() {
       use.partial_frames += open.partial.size();
       for (const auto& [member, partial] : open.partial) use.unfinished += partial.held_bytes;
     }
-    for (const RetainedUpdate& update : bucket->updates) use.updates += TotalSize(*update.chunks);
-    for (const auto& [version, chunks] : bucket->owed) use.updates += TotalSize(*chunks);
-    if (bucket->serialized != nullptr) use.serialized += TotalSize(*bucket->serialized);
+    for (const RetainedUpdate& update : bucket->updates) use.updates += TotalSize(update.frame->pieces());
+    for (const auto& [version, frame] : bucket->owed) use.updates += TotalSize(frame->pieces());
+    if (bucket->serialized != nullptr) use.serialized += TotalSize(bucket->serialized->pieces());
     use.retained_updates = std::max<uint64_t>(use.retained_updates, bucket->updates.size());
     use.owed_updates = std::max<uint64_t>(use.owed_updates, bucket->owed.size());
     std::map<MemberId, uint64_t> waiters;

@@ -60,7 +60,7 @@ class HostStore final : public ParameterStore {
     return SquaresOfPhase(job_, layout_, update, runs_, phase);
   }
 
-  std::vector<Bytes> Serialize(const PlanWindow& plans, ParameterContent content) override {
+  wire::FrameToSend Serialize(const PlanWindow& plans, ParameterContent content) override {
     ParameterArrays arrays;
     if (parameters_.size() != 0) arrays.parameter = parameters_.data();
     if (first_moment_.size() != 0) arrays.first_moment = first_moment_.data();
@@ -72,7 +72,7 @@ class HostStore final : public ParameterStore {
       arrays.lent = std::make_shared<const std::array<std::shared_ptr<const void>, 3>>(
           std::array{parameters_.Lend(), first_moment_.Lend(), second_moment_.Lend()});
     }
-    return EncodeParameters(layout_, plans, content, arrays);
+    return EncodeParametersToSend(layout_, plans, content, arrays);
   }
 
   void Read(const ParameterTargets& targets) override {

@@ -33,10 +33,9 @@ class ParameterStore {
   virtual absl::Status Apply(const UpdateFrame& update, const RoundPlan& plan) = 0;
   // Called before Apply: what this bucket has of the norms of `phase`, as SquaresOfPhase. Unimplemented on a device.
   virtual absl::StatusOr<std::vector<double>> Squares(const Update& update, size_t phase) = 0;
-  // The parameters frame for pullers, of the version that `plans` ends with. Its chunks may come in pieces
-  // (wire::PiecesOfChunk), but not those of kShard. Calls that change parameters leave it as it is. Throws
-  // std::bad_alloc.
-  virtual std::vector<Bytes> Serialize(const PlanWindow& plans, ParameterContent content) = 0;
+  // The parameters frame for pullers, of the version that `plans` ends with. Its chunks may come in pieces, and want to
+  // be completed, but not those of kShard. Calls that change parameters leave it as it is. Throws std::bad_alloc.
+  virtual wire::FrameToSend Serialize(const PlanWindow& plans, ParameterContent content) = 0;
   // Copies the arrays that have a target; arrays that the job does not keep leave theirs alone.
   virtual void Read(const ParameterTargets& targets) = 0;
   // Replaces the arrays that are given.

@@ -19,7 +19,7 @@ journal::Contribution ContributionOf(const PushHistory::Merged& frame) {
 journal::Record StateOf(BucketState& bucket, std::vector<journal::Contribution> merged)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(bucket.mu) {
   return {journal::RecordType::kState, bucket.layout->bucket, bucket.version, std::move(merged),
-          bucket.store->Serialize(bucket.plans, ParameterContent::kShard)};
+          bucket.store->Serialize(bucket.plans, ParameterContent::kShard).Take()};
 }
 
 // What kind of update workers that are away are still owed, see OwedUpdates.
@@ -43,7 +43,7 @@ void PastRounds::LimitOwed(BucketState& bucket) {
 }
 
 void PastRounds::KeepOwed(BucketState& bucket, const journal::Record& record) {
-  bucket.owed[record.round + 1] = std::make_shared<const std::vector<Bytes>>(record.chunks);
+  bucket.owed[record.round + 1] = std::make_shared<const wire::FrameToSend>(record.chunks);
   LimitOwed(bucket);
 }
 
@@ -58,7 +58,7 @@ std::vector<journal::Record> PastRounds::RecordsBefore(BucketState& bucket, uint
         kept.try_emplace(frame.round, journal::Record{journal::RecordType::kKept, index, frame.round, {}, {}});
     it->second.contributions.push_back(ContributionOf(frame));
     const auto owed = bucket.owed.find(frame.round + 1);
-    if (added && owed != bucket.owed.end()) it->second.chunks = *owed->second;
+    if (added && owed != bucket.owed.end()) it->second.chunks = owed->second->pieces();
   }
   std::vector<journal::Record> records;
   for (auto& [of, record] : kept) records.push_back(std::move(record));
@@ -67,7 +67,7 @@ std::vector<journal::Record> PastRounds::RecordsBefore(BucketState& bucket, uint
 
 void PastUpdates::Keep(BucketState& bucket, const UpdateFrame& update, std::vector<journal::Contribution> who) {
   RetainedUpdate retained;
-  retained.chunks = std::make_shared<const std::vector<Bytes>>(update.chunks);
+  retained.frame = std::make_shared<const wire::FrameToSend>(update.chunks);
   retained.is_owed = IsOwed(bucket, update.skipped, update.replaces);
   retained.skipped = update.skipped;
   retained.who = std::move(who);
@@ -80,7 +80,7 @@ absl::Status PastUpdates::KeepReplayed(BucketState& bucket, const journal::Recor
   GW_ASSIGN_OR_RETURN(const wire::FrameHeader header, wire::ParseHeader(record.chunks[0].span()));
   const bool skipped = (header.flags & wire::kNonFinite) != 0;
   Retain(bucket, record.round + 1,
-         {std::make_shared<const std::vector<Bytes>>(record.chunks),
+         {std::make_shared<const wire::FrameToSend>(record.chunks),
           IsOwed(bucket, skipped, (header.flags & wire::kReplace) != 0), skipped, record.contributions});
   return absl::OkStatus();
 }
@@ -90,7 +90,7 @@ void PastUpdates::Retain(BucketState& bucket, uint64_t version, RetainedUpdate u
   if (bucket.updates.size() <= RetainedUpdates(parts_.job)) return;
   RetainedUpdate oldest = std::move(bucket.updates.front());
   bucket.updates.pop_front();
-  if (oldest.is_owed) bucket.owed[version - RetainedUpdates(parts_.job)] = std::move(oldest.chunks);
+  if (oldest.is_owed) bucket.owed[version - RetainedUpdates(parts_.job)] = std::move(oldest.frame);
   LimitOwed(bucket);
 }
 
@@ -99,7 +99,8 @@ std::vector<journal::Record> PastUpdates::CopyOf(BucketState& bucket) {
   uint64_t round = bucket.version - bucket.updates.size();
   for (journal::Record& record : RecordsBefore(bucket, round)) records.push_back(std::move(record));
   for (const RetainedUpdate& update : bucket.updates) {
-    records.push_back({journal::RecordType::kUpdate, bucket.layout->bucket, round++, update.who, *update.chunks});
+    records.push_back(
+        {journal::RecordType::kUpdate, bucket.layout->bucket, round++, update.who, update.frame->pieces()});
   }
   return records;
 }

@@ -278,7 +278,7 @@ std::vector<CopyPosition> Recovery::Positions() {
       if (bucket->updates.empty() || replay_->buckets[last.bucket].end_round != bucket->version) return {};
       last.round = bucket->version - 1;
       last.contributions = bucket->updates.back().who;
-      last.chunks = *bucket->updates.back().chunks;
+      last.chunks = bucket->updates.back().frame->pieces();
     }
     positions.push_back({last.round + 1, DigestOf(last)});
   }

@@ -283,15 +283,15 @@ std::map<uint32_t, std::vector<double>> Agreement::TotalsOf(uint64_t round, size
   for (size_t p = 0; p < phase; ++p) first += phases[p].size();
   std::map<uint32_t, std::vector<double>> totals;
   for (const auto& bucket : parts_.buckets) {
-    SharedChunks chunks;
+    SharedFrame frame;
     {
       absl::MutexLock lock(&bucket->mu);
       const RetainedUpdate* const update = bucket->UpdateOf(round);
       if (update == nullptr) continue;
-      chunks = update->chunks;
+      frame = update->frame;
     }
     Update update;
-    if (!DecodeNorms(*chunks, parts_.job, *bucket->layout, &update).ok()) continue;
+    if (!DecodeNorms(frame->pieces(), parts_.job, *bucket->layout, &update).ok()) continue;
     const std::vector<uint32_t> tensors = TensorsOf(*bucket->layout);
     for (size_t t = 0; update.norms.size() == per_tensor * tensors.size() && t < tensors.size(); ++t) {
       const double* const begin = update.norms.data() + t * per_tensor + first;

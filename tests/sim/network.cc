@@ -16,6 +16,7 @@ class SimStream::ServerEnd final : public transport::Stream {
       return absl::CancelledError("the stream is closed");
     if (stream->broken_ || !stream->server_lives_()) return absl::OkStatus();  // into a connection that is no more
     World* const world = stream->world_;
+    message.Complete();
     world->At(stream->Arrival(&stream->last_down_), [stream, message = std::move(message)] {
       if (!stream->broken_ && stream->client_ != nullptr) stream->client_->OnMessage(message);
     });

@@ -204,8 +204,8 @@ void AddParameters(const float* values, uint64_t elements, FrameWriter* writer) 
   AddFloats(values, elements, wire::Array::kParameter, nullptr, writer);
 }
 
-std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow& plans, ParameterContent content,
-                                    const ParameterArrays& arrays) {
+wire::FrameToSend EncodeParametersToSend(const BucketLayout& layout, const PlanWindow& plans, ParameterContent content,
+                                         const ParameterArrays& arrays) {
   wire::FrameHeader header = HeaderFor(layout, wire::FrameKind::kParameters, plans.version());
   header.nonfinite_rounds = plans.nonfinite_rounds();
   FrameWriter writer(header);
@@ -221,10 +221,10 @@ std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow
   if (content == ParameterContent::kShard && arrays.update_residual != nullptr) {
     AddFloats(arrays.update_residual, layout.elements, wire::Array::kUpdateResidual, arrays.lent, &writer);
   }
-  if (arrays.parameter == nullptr) return writer.Finish();
+  if (arrays.parameter == nullptr) return writer.FinishToSend();
   if (content == ParameterContent::kBf16) {
     AddBf16(arrays.parameter, layout.elements, &writer);
-    return writer.Finish();
+    return writer.FinishToSend();
   }
   const auto add = [&](const float* values, wire::Array array) {
     if (values != nullptr) AddFloats(values, layout.elements, array, arrays.lent, &writer);
@@ -234,7 +234,12 @@ std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow
     add(arrays.first_moment, wire::Array::kFirstMoment);
     add(arrays.second_moment, wire::Array::kSecondMoment);
   }
-  return writer.Finish();
+  return writer.FinishToSend();
+}
+
+std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow& plans, ParameterContent content,
+                                    const ParameterArrays& arrays) {
+  return EncodeParametersToSend(layout, plans, content, arrays).Take();
 }
 
 absl::StatusOr<PlanWindow> DecodeParameters(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,

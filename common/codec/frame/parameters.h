@@ -46,7 +46,9 @@ std::vector<Bytes> EncodeReplacement(const BucketLayout& layout, uint64_t round,
                                      const float* parameters);
 // Appends parameters as a dense body of float32.
 void AddParameters(const float* values, uint64_t elements, wire::FrameWriter* writer);
-// Of the version of `plans`.
+// Of the version of `plans`. What is lent is read as its chunks are completed.
+wire::FrameToSend EncodeParametersToSend(const BucketLayout& layout, const PlanWindow& plans, ParameterContent content,
+                                         const ParameterArrays& arrays);
 std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow& plans, ParameterContent content,
                                     const ParameterArrays& arrays);
 

@@ -233,6 +233,7 @@ void Connection::OnWritable(error_code, size_t) {
 
 size_t Connection::Gather(iovec* pieces) {
   size_t count = 0;
+  size_t completed = 0;
   size_t skip = front_written_;
   const auto add = [&](const void* data, size_t bytes) {
     const size_t step = std::min(skip, bytes);
@@ -241,7 +242,12 @@ size_t Connection::Gather(iovec* pieces) {
     pieces[count++] = {const_cast<char*>(static_cast<const char*>(data)) + step, bytes - step};
     return true;
   };
-  for (const Outgoing& item : queue_) {
+  for (Outgoing& item : queue_) {
+    if (item.message.late != nullptr) {
+      if (completed >= kCompletedBytes) break;
+      completed += item.bytes();
+      item.message.Complete();
+    }
     bool all = add(item.head.data(), item.head.size()) && add(item.message.control.data(), item.message.control.size());
     for (const Bytes& slice : item.message.frame) all = all && add(slice.data(), slice.size());
     ++in_flight_;

@@ -130,6 +130,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  private:
   static constexpr size_t kMaxPieces = 64;  // per call of the kernel
+  // Of messages that are completed for it no more: they are sent from a core's cache.
+  static constexpr size_t kCompletedBytes = 256u << 10;
   // After so many bytes other connections have their turn.
   static constexpr size_t kBurstBytes = 4u << 20;
 

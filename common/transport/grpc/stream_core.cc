@@ -32,6 +32,7 @@ absl::StatusOr<bool> StreamCore::TrySend(Message& message) {
 }
 
 absl::StatusOr<bool> StreamCore::Queue(Message& message, WhereFull where_full) {
+  message.Complete();
   ::grpc::ByteBuffer buffer;
   {
     absl::MutexLock lock(&mu_);

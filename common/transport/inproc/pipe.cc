@@ -173,6 +173,7 @@ bool Pipe::Step(Side to) {
   TellOfRoom(to);
   if (sink != nullptr) {
     SinkScope scope(&to_[to]);
+    message.Complete();
     sink->OnMessage(std::move(message));
   }
   return true;

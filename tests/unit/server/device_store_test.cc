@@ -185,8 +185,8 @@ TEST_F(DeviceStoreTest, AppliesUpdatesAsTheHostDoes) {
         EXPECT_TRUE(Read(*stores_[1]) == expected) << "round " << round << ", from the frame";
         for (const auto content : {ParameterContent::kFloat32, ParameterContent::kBf16, ParameterContent::kState,
                                    ParameterContent::kShard}) {
-          const std::vector<Bytes> a = host->Serialize(PlanWindow(1, round + 1, {plan}), content);
-          const std::vector<Bytes> b = stores_[0]->Serialize(PlanWindow(1, round + 1, {plan}), content);
+          const std::vector<Bytes> a = host->Serialize(PlanWindow(1, round + 1, {plan}), content).Take();
+          const std::vector<Bytes> b = stores_[0]->Serialize(PlanWindow(1, round + 1, {plan}), content).Take();
           ASSERT_EQ(a.size(), b.size());
           for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(std::ranges::equal(a[i].span(), b[i].span()));
         }

@@ -13,6 +13,7 @@ namespace gradwire::testing_support {
 class RecordingStream final : public transport::Stream {
  public:
   absl::Status Send(transport::Message message) override {
+    message.Complete();
     sent.push_back(std::move(message));
     return absl::OkStatus();
   }

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <random>
 #include <sstream>
+#include <thread>
 
 #include "common/base/crc32c.h"
 
@@ -116,6 +117,33 @@ TEST(Frame, BorrowedPayloadsStayWhereTheyAre) {
   };
   EXPECT_EQ(payloads(*parsed), payloads(*expected));
   for (const Bytes& chunk : copied) EXPECT_EQ(PiecesOfChunk({&chunk, 1}), 1u);
+}
+
+TEST(Frame, ChunksAreCompletedAsTheyAreSent) {
+  const std::vector<uint8_t> payload = Bits(1000);
+  FrameWriter writer(SomeHeader(), 1200);
+  writer.Add({SegmentType::kCells, 1, 0, 20, 20}, payload.data());
+  for (uint32_t i = 1; i < 4; ++i)
+    writer.Borrow({SegmentType::kCells, 1, 1000 * i, 1000, 1000}, nullptr, payload.data());
+  writer.Add({SegmentType::kCells, 1, 5000, 20, 20}, payload.data());
+  FrameToSend frame = writer.FinishToSend();
+  const std::vector<Bytes>& pieces = frame.pieces();
+  ASSERT_EQ(pieces.size(), 7u);  // the first chunk has the small segment and a borrowed payload
+  const auto chunk_at = [&](size_t piece, size_t count) { return Flatten(std::span(pieces).subspan(piece, count)); };
+  EXPECT_EQ(ParseChunk(chunk_at(2, 2)).status().code(), absl::StatusCode::kDataLoss) << "nobody has read its payload";
+  std::vector<std::thread> senders;  // of several pullers
+  for (int i = 0; i < 4; ++i) senders.emplace_back([&] { frame.Complete(1); });
+  for (std::thread& sender : senders) sender.join();
+  EXPECT_TRUE(ParseChunk(chunk_at(2, 2)).ok());
+  EXPECT_FALSE(ParseChunk(chunk_at(4, 2)).ok());
+  frame.Complete(0);
+  frame.Complete(3);  // nothing is late there
+  std::vector<Bytes> chunks;
+  const std::vector<Bytes> all = std::move(frame).Take();
+  for (std::span<const Bytes> left = all; !left.empty(); left = left.subspan(PiecesOfChunk(left)))
+    chunks.push_back(Flatten(left.first(PiecesOfChunk(left))));
+  EXPECT_EQ(chunks.size(), 4u);
+  EXPECT_TRUE(ParseFrame(chunks).ok());
 }
 
 TEST(Frame, EmptyFrameIsOneChunk) {

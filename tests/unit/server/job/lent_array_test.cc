@@ -76,13 +76,14 @@ TEST(LentArray, FramesOfAVersionOutliveIt) {
   job.Initialize(*member, 1.0f);
   BucketState& bucket = job.bucket(0);
   absl::MutexLock lock(&bucket.mu);
-  const std::vector<Bytes> frame = bucket.store->Serialize(bucket.plans, ParameterContent::kState);
-  const std::vector<Bytes> copied = bucket.store->Serialize(bucket.plans, ParameterContent::kShard);
+  wire::FrameToSend lent = bucket.store->Serialize(bucket.plans, ParameterContent::kState);
+  const std::vector<Bytes> copied = bucket.store->Serialize(bucket.plans, ParameterContent::kShard).Take();
   const std::vector<float> later(bucket.layout->elements, 5.0f);
   bucket.store->Load({.parameter = later.data(), .first_moment = later.data()});
   std::vector<float> read(bucket.layout->elements);
   bucket.store->Read({.parameter = read.data()});
   EXPECT_EQ(read, later);
+  const std::vector<Bytes> frame = std::move(lent).Take();  // what is lent is read now
   for (const auto* const sent : {&frame, &copied}) {
     std::vector<Bytes> chunks;
     for (std::span<const Bytes> left = *sent; !left.empty(); left = left.subspan(wire::PiecesOfChunk(left)))

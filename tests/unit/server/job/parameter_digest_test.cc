@@ -64,7 +64,7 @@ class CountedStore final : public ParameterStore {
   absl::StatusOr<std::vector<double>> Squares(const Update& update, size_t phase) override {
     return of_->Squares(update, phase);
   }
-  std::vector<Bytes> Serialize(const PlanWindow& plans, ParameterContent content) override {
+  wire::FrameToSend Serialize(const PlanWindow& plans, ParameterContent content) override {
     return of_->Serialize(plans, content);
   }
   void Read(const ParameterTargets& targets) override {

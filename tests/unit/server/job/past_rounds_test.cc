@@ -45,7 +45,7 @@ TEST_F(PastRoundsTest, UpdatesAreRetainedUpToTheirNumber) {
   const size_t most = RetainedUpdates(job_->parts().job);
   ASSERT_EQ(bucket.updates.size(), most);
   ASSERT_NE(bucket.UpdateOf(9), nullptr);
-  EXPECT_EQ(bucket.UpdateOf(9)->chunks->front().span()[0], 9);
+  EXPECT_EQ(bucket.UpdateOf(9)->frame->pieces().front().span()[0], 9);
   EXPECT_NE(bucket.UpdateOf(10 - most), nullptr);
   EXPECT_EQ(bucket.UpdateOf(10 - most - 1), nullptr);
   EXPECT_EQ(bucket.UpdateOf(10), nullptr) << "not made yet";

@@ -26,7 +26,7 @@ struct Shard {
       std::vector<Bytes> update;
       {
         absl::MutexLock lock(&job.bucket(b).mu);
-        update = *job.bucket(b).updates.back().chunks;
+        update = job.bucket(b).updates.back().frame->pieces();
       }
       ASSERT_TRUE(job.frames().Follow(b, update).ok());
     }

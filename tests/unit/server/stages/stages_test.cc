@@ -48,7 +48,7 @@ class StagesTest : public testing::Test {
   }
   std::vector<Bytes> Update(uint32_t b) {
     absl::MutexLock lock(&job_->bucket(b).mu);
-    return *job_->bucket(b).updates.back().chunks;
+    return job_->bucket(b).updates.back().frame->pieces();
   }
 
   std::unique_ptr<LoggedJob> job_;
