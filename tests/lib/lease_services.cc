@@ -11,6 +11,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "common/config/environment.h"
@@ -42,9 +43,36 @@ std::vector<std::string> EtcdCommand(const std::string& folder, int port) {
           "fatal"};
 }
 
+// Where etcd's files lie: in memory where there is room, because it syncs every change and a busy disk then takes
+// longer than a lease waits; else in `folder`.
+class EtcdFolder {
+ public:
+  explicit EtcdFolder(const std::string& folder) : path_(InMemory().value_or(folder)), ours_(path_ != folder) {}
+  ~EtcdFolder() {
+    std::error_code ignored;
+    if (ours_) std::filesystem::remove_all(path_, ignored);
+  }
+  EtcdFolder(const EtcdFolder&) = delete;
+  EtcdFolder& operator=(const EtcdFolder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  static std::optional<std::string> InMemory() {
+    constexpr uintmax_t kRoom = uintmax_t{1} << 29;  // etcd sets 64 MB aside for each of its logs
+    std::error_code why_not;
+    const auto space = std::filesystem::space("/dev/shm", why_not);
+    std::string path = "/dev/shm/gradwire-etcd-XXXXXX";
+    if (why_not || space.available < kRoom || mkdtemp(path.data()) == nullptr) return std::nullopt;
+    return path;
+  }
+  const std::string path_;
+  const bool ours_;
+};
+
 class Etcd final : public LeaseService {
  public:
-  explicit Etcd(const std::string& folder) : port_(FreePort()), process_(EtcdCommand(folder, port_)) {}
+  explicit Etcd(const std::string& folder)
+      : folder_(folder), port_(FreePort()), process_(EtcdCommand(folder_.path(), port_)) {}
   std::string why_not() const override {
     return process_.spawned() ? "" : "there is no etcd: deploy/bootstrap --chaos installs it";
   }
@@ -54,6 +82,7 @@ class Etcd final : public LeaseService {
   }
 
  private:
+  const EtcdFolder folder_;
   const int port_;
   const Program process_;
 };
@@ -88,7 +117,10 @@ class FakeKubernetes final : public Kubernetes {
 class KubeApiserver final : public Kubernetes {
  public:
   explicit KubeApiserver(const std::string& folder)
-      : Kubernetes(folder), etcd_(EtcdCommand(folder, etcd_port_)), process_(Command(folder)) {}
+      : Kubernetes(folder),
+        etcd_folder_(folder),
+        etcd_(EtcdCommand(etcd_folder_.path(), etcd_port_)),
+        process_(Command(folder)) {}
   std::string why_not() const override {
     if (Path().empty()) return "GRADWIRE_KUBE_APISERVER names no kube-apiserver";
     return etcd_.spawned() && process_.spawned() ? "" : "kube-apiserver or etcd cannot be started";
@@ -114,6 +146,7 @@ class KubeApiserver final : public Kubernetes {
             "--authorization-mode=RBAC"};
   }
 
+  const EtcdFolder etcd_folder_;
   const int etcd_port_ = FreePort();
   const int port_ = FreePort();
   const Program etcd_;

@@ -20,7 +20,7 @@ OUTSIDE = {name: value for name, value in os.environ.items() if name not in ("PY
 
 def run(*command: object, cwd: pathlib.Path | None = None, **environment: str) -> str:
     """Runs a command as an outsider; returns what it printed."""
-    done = subprocess.run([str(word) for word in command], cwd=cwd, env={**OUTSIDE, **environment}, timeout=1500,
+    done = subprocess.run([str(word) for word in command], cwd=cwd, env={**OUTSIDE, **environment}, timeout=3000,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, f"{command}:\n{done.stdout[-6000:]}"
     return done.stdout

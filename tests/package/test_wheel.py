@@ -1,4 +1,4 @@
-"""`pip wheel .`, installed into a fresh environment: its servers, its tool, its package."""
+"""The wheel, and what a fresh environment has behind `pip install .`: servers, tool, package, every example."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import sys
 import sysconfig
 import tomllib
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from conftest import ROOT, run, serving
 
 PACKAGE = ROOT / "client/python/gradwire"
+# One of several processes that share this machine, and no download of models.
+ALONE = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +30,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def environment(wheel, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A new virtual environment with the wheel. It sees the packages of this one, so that torch is not fetched again."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A new virtual environment, as on a bare machine: `pip install .`, which fetches what builds it and what it needs, and the
+    other people's loops."""
     folder = tmp_path_factory.mktemp("environment")
-    run(sys.executable, "-m", "venv", "--without-pip", folder)
-    site = next(folder.glob("lib/python*/site-packages"))
-    (site / "more.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    run(sys.executable, "-m", "pip", "--python", folder / "bin/python", "install", "--no-deps", "--no-index", wheel)
+    run(sys.executable, "-m", "venv", folder)
+    requirements = ROOT / "deploy"
+    run(folder / "bin/pip", "install", "-q", "--disable-pip-version-check", f"{ROOT}[torch]", "--config-settings=cmake.define.GRADWIRE_WERROR=ON",
+        "-c", requirements / "requirements.txt", "-r", requirements / "requirements.loops.txt")
     return folder
 
 
@@ -58,6 +62,26 @@ def test_trains_on_its_own_servers(environment, tmp_path):
 def test_the_demo_needs_nothing_else(environment, tmp_path):
     printed = run(environment / "bin/python", "-m", "gradwire", "demo", "--steps=40", cwd=tmp_path)
     assert re.search(r"step +39: loss \d+\.\d+\neach worker pushed", printed), printed
+
+
+@pytest.mark.parametrize("example", ["ddp", "fsdp", "with_accelerate", "with_trainer", "with_lightning"])
+def test_trains_in_the_loop_of(environment, example, tmp_path):
+    with serving(environment / "bin/gradwire-server", tmp_path) as addresses:
+        printed = run(environment / "bin/torchrun", "--standalone", "--nproc-per-node=2", ROOT / f"client/examples/{example}.py",
+                      *addresses, cwd=tmp_path, **ALONE)
+        assert re.search(r"\d+ kB pushed", printed), printed
+
+
+@pytest.mark.parametrize("example", ["local", "with_jax", "quick"])
+def test_trains_two_workers_of(environment, example, tmp_path):
+    def work(rank):
+        name = () if example == "quick" else (rank,)
+        return run(environment / "bin/python", ROOT / f"client/examples/{example}.py", *name, *addresses, cwd=tmp_path,
+                   RANK=str(rank), WORLD_SIZE="2", **ALONE)
+
+    with serving(environment / "bin/gradwire-server", tmp_path) as addresses, ThreadPoolExecutor() as threads:
+        printed = list(threads.map(work, range(2)))
+        assert re.search(r"pushed \d+ bytes|\d+ kB pushed", printed[0]), printed
 
 
 def test_all_say_the_same_version(environment):

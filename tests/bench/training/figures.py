@@ -108,6 +108,8 @@ def aims() -> Iterator[Aim]:
         for codec, bound in (("tagc:density=0.2 int8", 1.15), ("thc:bits=6 int8", 2), ("tagc:density=0.01,bits=2 int8", 2)):
             system = f"{loop}-hook {codec}"
             yield Aim(f"times faster than {loop}", "fsdp", system, bound, True, _times_faster(system, loop))
+    for system in ("fsdp-hook tagc:density=0.2", "fsdp-hook tagc:density=0.2 int8"):
+        yield Aim("times faster than fsdp", "share", system, 1.15, True, _times_faster(system, "fsdp"))
 
 
 SCALING_AIM = 0.95

@@ -70,9 +70,13 @@ GRIDS = {grid.name: grid for grid in (
     Grid("slow", "slow links, computing replaced by 100 ms", (ALONE, *TORCH, *GRADWIRE), ("10M", "50M"), compute_ms=100),
     Grid("fast", "faster links, computing as it is", (ALONE, *TORCH, *GRADWIRE), ("200M", "1G", "none")),
     Grid("fsdp", "fully sharded, computing replaced by 100 ms", (ALONE, *FSDP), ("50M", "200M", "1G"), compute_ms=100),
+    Grid("share", "fully sharded, computing replaced by 500 ms, so that synchronising takes FSDP the share of TAGC's authors",
+         (ALONE, *(system for system in FSDP if system.startswith("fsdp"))), ("1G",), compute_ms=500),
     Grid("scaling", "more workers at 1 Gbit/s, computing replaced by 300 ms",
          (ALONE, DDP, "ddp buckets-4", POWER_SGD, TAGC, EARLY, TOPK, "ddp-hook thc:bits=4"), ("1G",), (1, 2, 4, 8), 300,
          together=True),
+    Grid("workers", "more workers on slower links, computing replaced by 300 ms",
+         (ALONE, "ddp buckets-4", POWER_SGD, TAGC, TOPK), ("50M", "200M"), (4, 8), 300, together=True),
     Grid("large", "25 million parameters, computing replaced by 300 ms", MODELS_SYSTEMS, ("200M", "1G"), compute_ms=300, model="gpt-25m"),
     Grid("deep", "291 small tensors, computing replaced by 100 ms", MODELS_SYSTEMS, ("50M", "1G"), compute_ms=100, model="gpt-deep"),
 )}

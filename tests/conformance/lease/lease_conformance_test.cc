@@ -63,8 +63,10 @@ class LeaseConformance : public testing::TestWithParam<std::string> {
     EXPECT_EQ(lease.status(), absl::OkStatus());
     return *std::move(lease);
   }
+  // Asks again, as a server does, where a busy machine's service was too late to answer.
   static Lease::State HoldNow(Lease& lease) {
-    const absl::StatusOr<Lease::State> state = lease.Hold();
+    absl::StatusOr<Lease::State> state = lease.Hold();
+    for (int again = 0; again < 5 && absl::IsDeadlineExceeded(state.status()); ++again) state = lease.Hold();
     EXPECT_EQ(state.status(), absl::OkStatus());
     return state.ok() ? *state : Lease::State();
   }

@@ -181,6 +181,34 @@ TEST_P(TransportTest, FramesOfAnySlicing) {
   EXPECT_EQ(FrameOf(messages[want.size()]), "frame alone");
 }
 
+TEST_P(TransportTest, MessagesAreCompletedOnceBeforeTheyLeave) {
+  const Running running = Start();
+  RecordingSink sink;
+  auto stream = OpenStream(&sink);
+  const std::vector<size_t> sizes = {1, 4096, 300000, 3 * kMiB, 7 * kMiB};
+  std::vector<std::atomic<int>> completed(sizes.size());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    auto memory = std::make_shared<std::string>(sizes[i], '?');
+    Message message = TextMessage("x");
+    message.frame.push_back(Bytes::FromString("what is known before; "));
+    message.frame.emplace_back(memory, reinterpret_cast<const uint8_t*>(memory->data()), memory->size());
+    message.late = [memory, i, &completed] {
+      ++completed[i];
+      memory->assign(memory->size(), static_cast<char>('a' + i));
+    };
+    ASSERT_TRUE(stream->Send(std::move(message)).ok());
+  }
+  stream->Finish();
+  ASSERT_TRUE(sink.Wait().ok());
+  const auto messages = sink.messages();
+  ASSERT_EQ(messages.size(), sizes.size());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    EXPECT_EQ(completed[i], 1);
+    EXPECT_TRUE(FrameOf(messages[i]) == "what is known before; " + std::string(sizes[i], static_cast<char>('a' + i)))
+        << "message " << i;
+  }
+}
+
 TEST_P(TransportTest, ReceivedBytesOutliveTheStream) {
   const Running running = Start();
   std::vector<Message> messages;
