@@ -2,7 +2,10 @@
 #include "kernels/cpu/bitmap.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cstring>
+#include <type_traits>
 
 #include "kernels/cpu/reference/clones.h"
 
@@ -42,14 +45,19 @@ inline __attribute__((always_inline)) size_t IndicesAtOnce(const uint64_t* words
 #if !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 says so of its own intrinsics
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
+alignas(64) constexpr std::array<uint8_t, 64> kNumbers = [] {
+  std::array<uint8_t, 64> numbers{};
+  for (uint8_t i = 0; i < 64; ++i) numbers[i] = i;
+  return numbers;
+}();
+
 // A word is the mask by which one instruction moves the numbers 0 to 63 together.
 __attribute__((target("avx512f,avx512bw,avx512vbmi2,popcnt"))) size_t IndicesByCompress(const uint64_t* words,
                                                                                         size_t count, uint32_t first,
                                                                                         uint32_t* out) {
-  alignas(64) uint8_t numbers[64];
-  for (uint8_t i = 0; i < 64; ++i) numbers[i] = i;
-  const __m512i all = _mm512_load_si512(numbers);
+  const __m512i all = _mm512_load_si512(kNumbers.data());
   uint32_t* const begin = out;
   __m512i base = _mm512_set1_epi32(static_cast<int>(first));
   for (size_t w = 0; w < count; ++w) {
@@ -67,6 +75,32 @@ __attribute__((target("avx512f,avx512bw,avx512vbmi2,popcnt"))) size_t IndicesByC
   return static_cast<size_t>(out - begin);
 }
 
+__attribute__((target("avx512f,avx512bw,avx512vbmi2,popcnt"))) size_t TakeByCompress(uint8_t* cells, uint32_t first,
+                                                                                     uint32_t* numbers,
+                                                                                     int32_t* values) {
+  const __m512i held = _mm512_loadu_si512(cells);
+  const __mmask64 set = _mm512_test_epi8_mask(held, held);
+  const __m512i which = _mm512_maskz_compress_epi8(set, _mm512_load_si512(kNumbers.data()));
+  const __m512i what = _mm512_maskz_compress_epi8(set, held);
+  const __m512i base = _mm512_set1_epi32(static_cast<int>(first));
+  _mm512_storeu_si512(cells, _mm512_setzero_si512());
+  _mm512_storeu_si512(numbers, _mm512_add_epi32(base, _mm512_cvtepu8_epi32(_mm512_castsi512_si128(which))));
+  _mm512_storeu_si512(values, _mm512_cvtepi8_epi32(_mm512_castsi512_si128(what)));
+  const int bits = std::popcount(static_cast<uint64_t>(set));
+  if (__builtin_expect(bits > 16, 0)) {
+    _mm512_storeu_si512(numbers + 16,
+                        _mm512_add_epi32(base, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(which, 1))));
+    _mm512_storeu_si512(numbers + 32,
+                        _mm512_add_epi32(base, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(which, 2))));
+    _mm512_storeu_si512(numbers + 48,
+                        _mm512_add_epi32(base, _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(which, 3))));
+    _mm512_storeu_si512(values + 16, _mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(what, 1)));
+    _mm512_storeu_si512(values + 32, _mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(what, 2)));
+    _mm512_storeu_si512(values + 48, _mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(what, 3)));
+  }
+  return static_cast<size_t>(bits);
+}
+
 #if !defined(__clang__)
 #pragma GCC diagnostic pop
 #endif
@@ -77,7 +111,61 @@ bool HasCompress() {
 }
 #endif
 
+// Eight at a time: the highest bit of each byte says whether it is 0, and a product brings these together.
+inline __attribute__((always_inline)) uint64_t NonzeroOf(const uint8_t* cells) {
+  constexpr uint64_t kHighest = 0x8080'8080'8080'8080;
+  uint64_t found = 0;
+  for (int i = 0; i < 64; i += 8) {
+    uint64_t eight;
+    std::memcpy(&eight, cells + i, sizeof(eight));
+    const uint64_t set = (((eight & ~kHighest) + ~kHighest) | eight) & kHighest;
+    found |= (set * 0x0002'0408'1020'4081 >> 56) << i;
+  }
+  return found;
+}
+
+template <typename Cell>
+inline __attribute__((always_inline)) uint64_t NonzeroOf(const Cell* cells) {
+  uint64_t found = 0;
+  for (int i = 0; i < 64; ++i) found |= uint64_t{cells[i] != 0} << i;
+  return found;
+}
+
+template <typename Cell>
+inline __attribute__((always_inline)) size_t TakeOneByOne(Cell* cells, uint32_t first, uint32_t* numbers,
+                                                          int32_t* values) {
+  constexpr int kAtOnce = 8;  // without a branch, as above
+  uint64_t set = NonzeroOf(cells);
+  const int bits = std::popcount(set);
+  for (int i = 0; i < bits; i += kAtOnce) {
+    for (int j = i; j < i + kAtOnce; ++j) {
+      const int number = std::countr_zero(set);
+      numbers[j] = first + static_cast<uint32_t>(number);
+      values[j] = static_cast<std::make_signed_t<Cell>>(cells[number & 63]);
+      set &= set - 1;
+    }
+  }
+  std::fill_n(cells, 64, Cell{0});
+  return static_cast<size_t>(bits);
+}
+
 }  // namespace
+
+GW_CLONES size_t TakeNonzeroByCell(uint8_t* cells, uint32_t first, uint32_t* numbers, int32_t* values) {
+  return TakeOneByOne(cells, first, numbers, values);
+}
+size_t TakeNonzero(uint8_t* cells, uint32_t first, uint32_t* numbers, int32_t* values) {
+#if defined(__x86_64__)
+  if (HasCompress()) return TakeByCompress(cells, first, numbers, values);
+#endif
+  return TakeNonzeroByCell(cells, first, numbers, values);
+}
+GW_CLONES size_t TakeNonzero(uint16_t* cells, uint32_t first, uint32_t* numbers, int32_t* values) {
+  return TakeOneByOne(cells, first, numbers, values);
+}
+GW_CLONES size_t TakeNonzero(uint32_t* cells, uint32_t first, uint32_t* numbers, int32_t* values) {
+  return TakeOneByOne(cells, first, numbers, values);
+}
 
 GW_CLONES size_t IndicesByBit(const uint64_t* words, size_t count, uint32_t first, uint32_t* out) {
   constexpr size_t kBlock = 64;

@@ -62,11 +62,6 @@ GW_CLONES bool AllWithin(std::span<const int32_t> integers, int32_t limit) {
   return outside == 0;
 }
 
-template <typename T>
-int32_t Signed(T cell) {
-  return static_cast<std::make_signed_t<T>>(cell);
-}
-
 }  // namespace
 
 void AddLists(const TagcShape& shape, std::span<const uint32_t> positions, std::span<const int32_t> integers,
@@ -100,18 +95,17 @@ void AddLists(const TagcShape& shape, std::span<const uint32_t> positions, std::
 }
 
 void ListSums::Clear() {
-  // Only what was listed: the sums are long. Without memory of its own, so that it cannot stop half way.
+  // Only what was reached: the sums are long. Without memory of its own, so that it cannot stop half way.
   if (dirty_) {
     WithCells(sums_.data(), shape_.cell_bytes, [&](auto* sums) {
-      constexpr size_t kAhead = 8;
-      for (size_t w = 0; w < listed_.size(); ++w) {
-        if (w + kAhead < listed_.size() && listed_[w + kAhead] != 0)
-          __builtin_prefetch(sums + (w + kAhead) * kWordBits, 1);
-        for (uint64_t bits = listed_[w]; bits != 0; bits &= bits - 1)
-          sums[w * kWordBits + static_cast<size_t>(std::countr_zero(bits))] = 0;
-        listed_[w] = 0;
+      for (size_t w = 0; w < reached_.size(); ++w) {
+        for (uint64_t bits = reached_[w]; bits != 0; bits &= bits - 1) {
+          const size_t page = w * kWordBits + static_cast<size_t>(std::countr_zero(bits));
+          std::fill_n(sums + page * kPage, kPage, 0);
+        }
       }
     });
+    std::fill(reached_.begin(), reached_.end(), 0);
   }
   dirty_ = false;
   entries_ = 0;
@@ -121,11 +115,10 @@ absl::Status ListSums::Add(const wire::Segment& s) {
   const absl::Status read = Read(s);
   if (read.ok() && !positions_.empty()) {
     if (sums_.empty()) {
-      listed_.resize(Words(shape_));
+      reached_.resize(Pages(shape_) / kWordBits);
       sums_.resize(SumBytes(shape_));  // last: it says that both are there
     }
     Merge(Sign::kAdd);
-    NoteListed();
     dirty_ = true;
     entries_ += positions_.size();
   }
@@ -146,10 +139,15 @@ void ListSums::Remove(const wire::Segment& s) {
 void ListSums::Merge(Sign sign) {
   WithCells(sums_.data(), shape_.cell_bytes, [&](auto* sums) {
     using Cell = std::remove_reference_t<decltype(*sums)>;
+    const uint32_t* const positions = positions_.data();
     const int32_t* const integers = integers_.data();
+    uint64_t* const reached = reached_.data();
     if (sign == Sign::kAdd) {
-      ForEachCell(sums, positions_.data(), positions_.size(),
-                  [integers](size_t i, Cell& sum) { sum = static_cast<Cell>(sum + static_cast<Cell>(integers[i])); });
+      ForEachCell(sums, positions, positions_.size(), [=](size_t i, Cell& sum) {
+        sum = static_cast<Cell>(sum + static_cast<Cell>(integers[i]));
+        const uint32_t page = positions[i] / kPage;
+        reached[page / kWordBits] |= uint64_t{1} << (page % kWordBits);
+      });
     } else {
       ForEachCell(sums, positions_.data(), positions_.size(),
                   [integers](size_t i, Cell& sum) { sum = static_cast<Cell>(sum - static_cast<Cell>(integers[i])); });
@@ -161,45 +159,28 @@ void ListSums::Take(std::vector<uint32_t>* positions, std::vector<int32_t>* inte
   positions->clear();
   integers->clear();
   if (!dirty_) return;
-  *positions = Listed();
-  integers->resize(positions->size());
+  std::vector<uint32_t> pages(reached_.size() * kWordBits + kernels::kIndexRoom);
+  pages.resize(kernels::IndicesOf(reached_.data(), reached_.size(), 0, pages.data()));
+  const auto make_room = [&](size_t entries) {
+    positions->resize(entries + kPage + kernels::kIndexRoom);
+    integers->resize(positions->size());
+  };
+  make_room(std::min(entries_, shape_.elements()));
+  size_t n = 0;
   WithCells(sums_.data(), shape_.cell_bytes, [&](auto* sums) {
-    using Cell = std::remove_reference_t<decltype(*sums)>;
-    size_t kept = 0;
-    uint32_t* const at = positions->data();
-    int32_t* const out = integers->data();
-    ForEachCell(sums, at, positions->size(), [&](size_t i, Cell& cell) {
-      at[kept] = at[i];
-      out[kept] = Signed(cell);
-      kept += cell != 0 ? 1 : 0;  // lists may have cancelled out
-      cell = 0;
-    });
-    positions->resize(kept);
-    integers->resize(kept);
+    constexpr size_t kAhead = 16;
+    for (size_t i = 0; i < pages.size(); ++i) {
+      __builtin_prefetch(sums + size_t{pages[std::min(i + kAhead, pages.size() - 1)]} * kPage, 1);
+      if (positions->size() < n + kPage + kernels::kIndexRoom) make_room(2 * n);
+      n += kernels::TakeNonzero(sums + size_t{pages[i]} * kPage, pages[i] * kPage, positions->data() + n,
+                                integers->data() + n);
+    }
   });
-  std::fill(listed_.begin(), listed_.end(), 0);
+  positions->resize(n);
+  integers->resize(n);
+  std::fill(reached_.begin(), reached_.end(), 0);
   dirty_ = false;
   entries_ = 0;
-}
-
-void ListSums::NoteListed() {
-  // Each by itself: whether the next one is in the same word cannot be foreseen.
-  constexpr size_t kAhead = 16;
-  uint64_t* const listed = listed_.data();
-  const size_t n = positions_.size();
-  for (size_t i = 0; i < n; ++i) {
-    __builtin_prefetch(listed + positions_[std::min(i + kAhead, n - 1)] / kWordBits, 1);
-    listed[positions_[i] / kWordBits] |= uint64_t{1} << (positions_[i] % kWordBits);
-  }
-}
-
-std::vector<uint32_t> ListSums::Listed() const {
-  std::vector<uint64_t> words(listed_.size());
-  const size_t n = kernels::UnionOf(listed_.data(), 1, listed_.size(), words.data());
-  std::vector<uint32_t> positions(n + kernels::kIndexRoom);
-  kernels::IndicesOf(listed_.data(), listed_.size(), 0, positions.data());
-  positions.resize(n);
-  return positions;
 }
 
 absl::Status ListSums::Read(const wire::Segment& s) {

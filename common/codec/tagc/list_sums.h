@@ -2,6 +2,7 @@
 // "Frames of the TAGC codec".
 #pragma once
 
+#include <climits>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -24,7 +25,7 @@ class ListSums {
   explicit ListSums(const TagcShape& shape) : shape_(shape) {}
 
   // What the lists of a round take.
-  static uint64_t Bytes(const TagcShape& shape) { return SumBytes(shape) + Words(shape) * sizeof(uint64_t); }
+  static uint64_t Bytes(const TagcShape& shape) { return SumBytes(shape) + Pages(shape) / CHAR_BIT; }
 
   void Clear();
   // Its range must have been checked against the bucket. Errors: InvalidArgument; nothing is changed then.
@@ -35,25 +36,29 @@ class ListSums {
   uint64_t entries() const { return entries_; }  // of all lists
   // Elements whose sum is not 0, ascending, and their sums; then clears, while they are at hand.
   void Take(std::vector<uint32_t>* positions, std::vector<int32_t>* integers);
-  size_t memory_bytes() const { return sums_.capacity() + listed_.capacity() * sizeof(uint64_t); }
+  size_t memory_bytes() const { return sums_.capacity() + reached_.capacity() * sizeof(uint64_t); }
 
  private:
-  static uint64_t SumBytes(const TagcShape& shape) {
-    return shape.elements() * static_cast<uint64_t>(shape.cell_bytes);
+  static constexpr uint32_t kPage = 64;  // elements
+  // A multiple of 64, so that whole words of bits tell of them.
+  static uint64_t Pages(const TagcShape& shape) {
+    constexpr uint64_t kOfWord = uint64_t{64} * kPage;
+    return (shape.elements() + kOfWord - 1) / kOfWord * 64;
   }
-  static uint64_t Words(const TagcShape& shape) { return (shape.elements() + 63) / 64; }
-  void NoteListed();
-  // Positions of elements that some list had, ascending.
-  std::vector<uint32_t> Listed() const;
+  static uint64_t SumBytes(const TagcShape& shape) {
+    return Pages(shape) * kPage * static_cast<uint64_t>(shape.cell_bytes);
+  }
   // Fills positions_ and integers_.
   absl::Status Read(const wire::Segment& segment);
   void Merge(kernels::Sign sign);
 
   const TagcShape shape_;
   // Allocated for the first list.
-  LargeArray<uint8_t> sums_;      // little-endian
-  std::vector<uint64_t> listed_;  // a bit for each element that a list had; those that are 0 have a sum of 0
-  bool dirty_ = false;            // something was added since Clear
+  LargeArray<uint8_t> sums_;  // little-endian
+  // A bit for each page that a list reached; sums elsewhere are 0. A bit for each element would be another line of
+  // memory to wait for with each of them.
+  std::vector<uint64_t> reached_;
+  bool dirty_ = false;  // something was added since Clear
   uint64_t entries_ = 0;
   // Of one segment.
   std::vector<uint32_t> positions_;

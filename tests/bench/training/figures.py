@@ -123,7 +123,7 @@ def lines(report: dict) -> list[str]:
                     f"{grid['shards'] or 'as many'} shards{'' if grid['shards'] else ' as workers'}, "
                     f"{'on the hosts of workers' if grid['together'] else 'on hosts of their own'}")
         for cell in grid["cells"]:
-            text += _cell_lines(cell, report["losses"])
+            text += _cell_lines(cell, report["losses"] if grid["model"] == plan.MODEL else {})
             for aim in aims():
                 value = aim.found(cell) if aim.grid == name else None
                 if value is not None:

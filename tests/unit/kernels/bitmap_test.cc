@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 namespace gradwire::kernels {
@@ -48,6 +50,46 @@ TEST_P(Indices, OfFullWordsBesideEmptyOnes) {
 
 INSTANTIATE_TEST_SUITE_P(ByBit, Indices, ::testing::Values(&IndicesByBit));
 INSTANTIATE_TEST_SUITE_P(OfThisMachine, Indices, ::testing::Values(&IndicesOf));
+
+template <typename Cell>
+class Nonzero : public ::testing::Test {
+ protected:
+  using Take = size_t (*)(Cell* cells, uint32_t first, uint32_t* numbers, int32_t* values);
+
+  static void IsTakenBy(Take take) {
+    std::mt19937_64 random(1);
+    constexpr Cell kTop = Cell{1} << (8 * sizeof(Cell) - 1);
+    const Cell values[] = {1, 2, 127, 128, kTop, kTop - 1, static_cast<Cell>(-1), 64};
+    for (int round = 0; round < 2000; ++round) {
+      Cell cells[64] = {};
+      std::vector<uint32_t> numbers;
+      std::vector<int32_t> held;
+      for (uint32_t i = 0; i < 64; ++i) {
+        if (random() % 64 >= static_cast<uint64_t>(round % 65)) continue;
+        cells[i] = values[random() % 8];
+        numbers.push_back(4'000'000'000 + i);
+        held.push_back(static_cast<std::make_signed_t<Cell>>(cells[i]));
+      }
+      std::vector<uint32_t> taken(numbers.size() + kIndexRoom + 1, 7);
+      std::vector<int32_t> those(taken.size(), 7);
+      const size_t n = take(cells, 4'000'000'000, taken.data(), those.data());
+      EXPECT_EQ(taken.back(), 7u) << "wrote behind the room it has";
+      EXPECT_EQ(those.back(), 7) << "wrote behind the room it has";
+      taken.resize(n);
+      those.resize(n);
+      ASSERT_EQ(taken, numbers);
+      ASSERT_EQ(those, held);
+      ASSERT_TRUE(std::all_of(std::begin(cells), std::end(cells), [](Cell cell) { return cell == 0; }));
+    }
+  }
+};
+using Cells = ::testing::Types<uint8_t, uint16_t, uint32_t>;
+TYPED_TEST_SUITE(Nonzero, Cells);
+
+TYPED_TEST(Nonzero, IsTaken) {
+  this->IsTakenBy(&TakeNonzero);
+  if constexpr (sizeof(TypeParam) == 1) this->IsTakenBy(&TakeNonzeroByCell);
+}
 
 TEST(UnionOf, HasTheBitsOfAnyPlane) {
   const std::vector<uint64_t> planes = {1, 0, 2, 0, 3, uint64_t{1} << 63};  // three planes of two words
