@@ -6,7 +6,7 @@
 
 namespace gradwire::kernels {
 
-// Entries behind the last index that IndicesOf may write.
+// Entries behind the last one that IndicesOf and TakeNonzero may write.
 inline constexpr size_t kIndexRoom = 48;
 
 // Writes first + the numbers of the one bits of `count` words, ascending, and returns how many there are. By the best
@@ -21,7 +21,7 @@ size_t IndicesByBit(const uint64_t* words, size_t count, uint32_t first, uint32_
 size_t UnionOf(const uint64_t* planes, size_t plane_count, size_t words, uint64_t* any);
 
 // Moves what is not 0 out of 64 cells, which are 0 then: writes first + the number of each, ascending, and what it held
-// as a signed integer, and returns how many these are. May write kIndexRoom entries more.
+// as a signed integer, and returns how many these are.
 size_t TakeNonzero(uint8_t* cells, uint32_t first, uint32_t* numbers, int32_t* values);
 size_t TakeNonzero(uint16_t* cells, uint32_t first, uint32_t* numbers, int32_t* values);
 size_t TakeNonzero(uint32_t* cells, uint32_t first, uint32_t* numbers, int32_t* values);

@@ -9,6 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -59,12 +61,26 @@ class EtcdFolder {
  private:
   static std::optional<std::string> InMemory() {
     constexpr uintmax_t kRoom = uintmax_t{1} << 29;  // etcd sets 64 MB aside for each of its logs
+    RemoveOrphans();
     std::error_code why_not;
-    const auto space = std::filesystem::space("/dev/shm", why_not);
-    std::string path = "/dev/shm/gradwire-etcd-XXXXXX";
+    const auto space = std::filesystem::space(kMemory, why_not);
+    std::string path = absl::StrCat(kMemory, kPrefix, getpid(), "-XXXXXX");
     if (why_not || space.available < kRoom || mkdtemp(path.data()) == nullptr) return std::nullopt;
     return path;
   }
+  // Of tests that were killed.
+  static void RemoveOrphans() {
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(kMemory, ignored)) {
+      const std::string path = entry.path();
+      const size_t name = std::string(kMemory).size();
+      if (path.compare(name, std::string(kPrefix).size(), kPrefix) != 0) continue;
+      const int process = std::atoi(path.c_str() + name + std::string(kPrefix).size());
+      if (process > 0 && kill(process, 0) != 0 && errno == ESRCH) std::filesystem::remove_all(path, ignored);
+    }
+  }
+  static constexpr char kMemory[] = "/dev/shm";
+  static constexpr char kPrefix[] = "/gradwire-etcd-";
   const std::string path_;
   const bool ours_;
 };

@@ -18,9 +18,9 @@ BUILD = pathlib.Path(os.environ.get("GRADWIRE_BIN", ROOT / "build/release/bin"))
 OUTSIDE = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "GRADWIRE_BIN")}
 
 
-def run(*command: object, cwd: pathlib.Path | None = None, **environment: str) -> str:
+def run(*command: object, cwd: pathlib.Path | None = None, timeout: float = 1500, **environment: str) -> str:
     """Runs a command as an outsider; returns what it printed."""
-    done = subprocess.run([str(word) for word in command], cwd=cwd, env={**OUTSIDE, **environment}, timeout=3000,
+    done = subprocess.run([str(word) for word in command], cwd=cwd, env={**OUTSIDE, **environment}, timeout=timeout,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, f"{command}:\n{done.stdout[-6000:]}"
     return done.stdout

@@ -1,14 +1,16 @@
-"""The wheel, and what a fresh environment has behind `pip install .`: servers, tool, package, every example."""
+"""What a wheel holds; and what a fresh environment has behind `pip install .`: servers, tool, package, every example."""
 
 from __future__ import annotations
 
 import json
 import pathlib
 import re
+import shutil
 import sys
 import sysconfig
 import tomllib
 import zipfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,6 +18,11 @@ import pytest
 from conftest import ROOT, run, serving
 
 PACKAGE = ROOT / "client/python/gradwire"
+EXAMPLES = ROOT / "client/examples"
+TORCHRUN = ("ddp", "fsdp")  # what torchrun starts,
+LOOPS = ("with_accelerate", "with_trainer", "with_lightning")  # in other people's loops,
+PAIRS = ("quick", "local", "with_jax")  # and what is started twice by itself
+PUSHED = r"[1-9]\d* kB pushed|pushed [1-9]\d* (?:bytes|kB)"
 # One of several processes that share this machine, and no download of models.
 ALONE = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
@@ -29,16 +36,26 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return next(folder.glob("gradwire-*.whl"))
 
 
+def pip_install(folder: pathlib.Path, *what: object) -> None:
+    run(folder / "bin/pip", "install", "-q", "--disable-pip-version-check", "-c", ROOT / "deploy/requirements.txt", *what,
+        timeout=3000)
+
+
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A new virtual environment, as on a bare machine: `pip install .`, which fetches what builds it and what it needs, and the
-    other people's loops."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
+    """A new virtual environment, as on a bare machine: `pip install .` fetches what builds it and what it needs."""
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", folder)
-    requirements = ROOT / "deploy"
-    run(folder / "bin/pip", "install", "-q", "--disable-pip-version-check", f"{ROOT}[torch]", "--config-settings=cmake.define.GRADWIRE_WERROR=ON",
-        "-c", requirements / "requirements.txt", "-r", requirements / "requirements.loops.txt")
-    return folder
+    pip_install(folder, f"{ROOT}[torch]", "--config-settings=cmake.define.GRADWIRE_WERROR=ON")
+    yield folder
+    shutil.rmtree(folder)  # gigabytes
+
+
+@pytest.fixture(scope="module")
+def loops(environment) -> pathlib.Path:
+    """The same, and from here on with what other people's loops come in."""
+    pip_install(environment, "-r", ROOT / "deploy/requirements.loops.txt")
+    return environment
 
 
 def test_holds_the_package_and_the_programs_alone(wheel):
@@ -64,24 +81,15 @@ def test_the_demo_needs_nothing_else(environment, tmp_path):
     assert re.search(r"step +39: loss \d+\.\d+\neach worker pushed", printed), printed
 
 
-@pytest.mark.parametrize("example", ["ddp", "fsdp", "with_accelerate", "with_trainer", "with_lightning"])
-def test_trains_in_the_loop_of(environment, example, tmp_path):
+def started_by_torchrun(environment, example, addresses, folder):
+    return run(environment / "bin/torchrun", "--standalone", "--nproc-per-node=2", EXAMPLES / f"{example}.py", *addresses,
+               cwd=folder, timeout=300, **ALONE)
+
+
+@pytest.mark.parametrize("example", TORCHRUN)
+def test_trains_in_a_loop_of_torch(environment, example, tmp_path):
     with serving(environment / "bin/gradwire-server", tmp_path) as addresses:
-        printed = run(environment / "bin/torchrun", "--standalone", "--nproc-per-node=2", ROOT / f"client/examples/{example}.py",
-                      *addresses, cwd=tmp_path, **ALONE)
-        assert re.search(r"\d+ kB pushed", printed), printed
-
-
-@pytest.mark.parametrize("example", ["local", "with_jax", "quick"])
-def test_trains_two_workers_of(environment, example, tmp_path):
-    def work(rank):
-        name = () if example == "quick" else (rank,)
-        return run(environment / "bin/python", ROOT / f"client/examples/{example}.py", *name, *addresses, cwd=tmp_path,
-                   RANK=str(rank), WORLD_SIZE="2", **ALONE)
-
-    with serving(environment / "bin/gradwire-server", tmp_path) as addresses, ThreadPoolExecutor() as threads:
-        printed = list(threads.map(work, range(2)))
-        assert re.search(r"pushed \d+ bytes|\d+ kB pushed", printed[0]), printed
+        assert re.findall(PUSHED, started_by_torchrun(environment, example, addresses, tmp_path))
 
 
 def test_all_say_the_same_version(environment):
@@ -91,6 +99,28 @@ def test_all_say_the_same_version(environment):
     assert package == module
     for program in ("gradwire", "gradwire-server"):
         assert run(environment / "bin" / program, "--version").strip() == package
+
+
+@pytest.mark.parametrize("example", LOOPS)
+def test_trains_in_the_loop_of(loops, example, tmp_path):
+    with serving(loops / "bin/gradwire-server", tmp_path) as addresses:
+        assert re.findall(PUSHED, started_by_torchrun(loops, example, addresses, tmp_path))
+
+
+@pytest.mark.parametrize("example", PAIRS)
+def test_trains_two_workers_of(loops, example, tmp_path):
+    def work(rank):
+        number = () if example == "quick" else (rank,)
+        return run(loops / "bin/python", EXAMPLES / f"{example}.py", *number, *addresses, cwd=tmp_path, timeout=300,
+                   RANK=str(rank), WORLD_SIZE="2", **ALONE)
+
+    with serving(loops / "bin/gradwire-server", tmp_path) as addresses, ThreadPoolExecutor() as threads:
+        printed = list(threads.map(work, range(2)))
+        assert re.findall(PUSHED, printed[0]), printed
+
+
+def test_these_are_all_examples():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*TORCHRUN, *LOOPS, *PAIRS}
 
 
 def test_pip_builds_without_werror(tmp_path):

@@ -115,7 +115,7 @@ absl::Status ListSums::Add(const wire::Segment& s) {
   const absl::Status read = Read(s);
   if (read.ok() && !positions_.empty()) {
     if (sums_.empty()) {
-      reached_.resize(Pages(shape_) / kWordBits);
+      reached_.resize(Words(shape_));
       sums_.resize(SumBytes(shape_));  // last: it says that both are there
     }
     Merge(Sign::kAdd);
@@ -149,8 +149,8 @@ void ListSums::Merge(Sign sign) {
         reached[page / kWordBits] |= uint64_t{1} << (page % kWordBits);
       });
     } else {
-      ForEachCell(sums, positions_.data(), positions_.size(),
-                  [integers](size_t i, Cell& sum) { sum = static_cast<Cell>(sum - static_cast<Cell>(integers[i])); });
+      ForEachCell(sums, positions, positions_.size(),
+                  [=](size_t i, Cell& sum) { sum = static_cast<Cell>(sum - static_cast<Cell>(integers[i])); });
     }
   });
 }
@@ -165,7 +165,7 @@ void ListSums::Take(std::vector<uint32_t>* positions, std::vector<int32_t>* inte
     positions->resize(entries + kPage + kernels::kIndexRoom);
     integers->resize(positions->size());
   };
-  make_room(std::min(entries_, shape_.elements()));
+  make_room(std::min(entries_, shape_.elements()) / 2);  // of what several lists have there is one
   size_t n = 0;
   WithCells(sums_.data(), shape_.cell_bytes, [&](auto* sums) {
     constexpr size_t kAhead = 16;

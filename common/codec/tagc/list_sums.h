@@ -2,7 +2,6 @@
 // "Frames of the TAGC codec".
 #pragma once
 
-#include <climits>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -25,7 +24,7 @@ class ListSums {
   explicit ListSums(const TagcShape& shape) : shape_(shape) {}
 
   // What the lists of a round take.
-  static uint64_t Bytes(const TagcShape& shape) { return SumBytes(shape) + Pages(shape) / CHAR_BIT; }
+  static uint64_t Bytes(const TagcShape& shape) { return SumBytes(shape) + Words(shape) * sizeof(uint64_t); }
 
   void Clear();
   // Its range must have been checked against the bucket. Errors: InvalidArgument; nothing is changed then.
@@ -40,11 +39,8 @@ class ListSums {
 
  private:
   static constexpr uint32_t kPage = 64;  // elements
-  // A multiple of 64, so that whole words of bits tell of them.
-  static uint64_t Pages(const TagcShape& shape) {
-    constexpr uint64_t kOfWord = uint64_t{64} * kPage;
-    return (shape.elements() + kOfWord - 1) / kOfWord * 64;
-  }
+  static uint64_t Pages(const TagcShape& shape) { return (shape.elements() + kPage - 1) / kPage; }
+  static uint64_t Words(const TagcShape& shape) { return (Pages(shape) + 63) / 64; }
   static uint64_t SumBytes(const TagcShape& shape) {
     return Pages(shape) * kPage * static_cast<uint64_t>(shape.cell_bytes);
   }

@@ -123,7 +123,8 @@ def lines(report: dict) -> list[str]:
                     f"{grid['shards'] or 'as many'} shards{'' if grid['shards'] else ' as workers'}, "
                     f"{'on the hosts of workers' if grid['together'] else 'on hosts of their own'}")
         for cell in grid["cells"]:
-            text += _cell_lines(cell, report["losses"] if grid["model"] == plan.MODEL else {})
+            of_these = grid["model"] == plan.MODEL and cell["workers"] == plan.LEARNING_WORKERS
+            text += _cell_lines(cell, report["losses"] if of_these else {})
             for aim in aims():
                 value = aim.found(cell) if aim.grid == name else None
                 if value is not None:

@@ -25,7 +25,7 @@ MODELS_SYSTEMS = (ALONE, DDP, "ddp buckets-4", POWER_SGD, GRADWIRE[0], TAGC)  # 
 # Times do not depend on these; losses are searched from here, by factors of 2.
 FIRST_RATE = {True: 4e-3, False: 2e-3}
 TIMED_RATE = 1e-3
-LEARNING_STEPS, EVALUATE_EVERY = 320, 16
+LEARNING_WORKERS, LEARNING_STEPS, EVALUATE_EVERY = 2, 320, 16
 MOST_RATES = 5
 
 
@@ -89,7 +89,7 @@ WITH_BEGINNING = {TAGC: f"sharded {DEFAULT_CODEC}"}
 
 
 def learning_run(system: str, lr: float) -> Run:
-    return Run(system=WITH_BEGINNING.get(system, system), model=MODEL, workers=2, link=LOOPBACK, compute_ms=0, steps=LEARNING_STEPS, lr=lr,
+    return Run(system=WITH_BEGINNING.get(system, system), model=MODEL, workers=LEARNING_WORKERS, link=LOOPBACK, compute_ms=0, steps=LEARNING_STEPS, lr=lr,
                evaluate_every=EVALUATE_EVERY)
 
 
