@@ -369,6 +369,17 @@ def test_huge_gradient_is_refused_once_and_training_goes_on(addresses):
         assert not torch.equal(before, model.weight)
 
 
+def test_how_parameters_are_cut_goes_to_the_job(addresses):
+    table, other = torch.nn.Embedding(4096, 8, sparse=True), torch.nn.Linear(64, 64)
+    options = {"codec": "zen", "optimizer": "sgd", "run_elements": 256, "bucket_bytes": 4096, "exist": "new"}
+    buckets = []
+    for more in ({}, {"table_bucket_bytes": 1 << 17}, {"slice_bytes": 1024}):
+        with ShardedOptimizer(torch.nn.ModuleList([table, other]), servers=addresses(2), job="cut", **options, **more) as optimizer:
+            assert {name: getattr(optimizer.job, name) for name in more} == more
+            buckets.append(optimizer.session.buckets)
+    assert buckets[1] < buckets[0]  # the table is one
+
+
 def test_frozen_parameters_are_said_to_be_frozen():
     model = torch.nn.Linear(8, 4).requires_grad_(False)
     with pytest.raises(ValueError, match="all 2 parameters are frozen"):

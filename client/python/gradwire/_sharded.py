@@ -103,6 +103,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     skipped, the same on every worker, and stats()["nonfinite_rounds"] how often. Without a GradScaler, set loss_scale:
     gradients are divided by it as they are sent. With max_workers=1 a GradScaler needs no nonfinite="skip".
 
+    bucket_bytes, slice_bytes, table_bucket_bytes, run_elements: how the parameters are cut for their way, see JobSpec.
+
     durability: "none", or "fsync", "interval" or "interval:500" (milliseconds) on servers with --data-dir: then a shard
     server that is killed comes back with every version that anyone saw, and step() goes on when it is there.
     on_disk_failure: "wait" or "continue", see JobSpec.
@@ -143,7 +145,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  roles: dict[str, str] | None = None, nonfinite: str = "refuse", pull: str | None = None,
                  accumulate: int = 1, overlap: bool = False, unused: str = "refuse", lease_ms: int = 10_000, quorum: int = 0,
                  quorum_deviations: float = 0.0, rounds: str = "sync", bucket_bytes: int = 0,
-                 run_elements: int = 0, seed: int = 0, durability: str = "none", on_disk_failure: str = "wait",
+                 slice_bytes: int = 0, table_bucket_bytes: int = 0, run_elements: int = 0, seed: int = 0,
+                 durability: str = "none", on_disk_failure: str = "wait",
                  connect_timeout: float = 20.0, start_timeout: float = 600.0,
                  rpc_timeout: float = 10.0, round_timeout: float = 600.0, reconnect_timeout: float = 60.0, backend: str = "auto",
                  place: str = "auto",
@@ -189,8 +192,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                     for g in self.param_groups],
             step_beta2=betas[1], step_eps=eps, residual_decay=training.residual_decay, workers=workers,
             max_workers=max_workers or workers, lease_ms=lease_ms, quorum=quorum, quorum_deviations=quorum_deviations,
-            rounds=rounds, bucket_bytes=bucket_bytes, run_elements=run_elements, seed=seed, durability=durability,
-            on_disk_failure=on_disk_failure)
+            rounds=rounds, bucket_bytes=bucket_bytes, slice_bytes=slice_bytes, table_bucket_bytes=table_bucket_bytes,
+            run_elements=run_elements, seed=seed, durability=durability, on_disk_failure=on_disk_failure)
         device = place_of(self.job, pull, self._params, place)
         self._masters = Masters(self._params, device)
         self._staging = Staging()
