@@ -63,7 +63,7 @@ def test_dense_goes_the_way_of_all_reduce(example, folder, server):
 def test_the_default_trains_as_well_for_fewer_bytes(example, folder, server):
     expected, plainly = plain(example, folder)
     found, said = run(folder / f"{example}-default", "default", example, server)
-    assert last_loss(said) <= 1.05 * last_loss(plainly)
+    assert last_loss(said) <= 1.03 * last_loss(plainly)  # of a batch, 3 digits; 1.010 to 1.021 came out
     elements = sum(value.numel() for value in expected[0]["parameters"].values())
     counted = found[0]["counted"]
     assert counted["pushed_bytes"] < 4 * elements * counted["steps"] / 6
