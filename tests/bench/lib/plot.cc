@@ -7,11 +7,14 @@
 #include <cstdio>
 #include <fstream>
 #include <limits>
+#include <string>
+#include <vector>
 
 namespace gradwire::bench {
 namespace {
 
-constexpr double kLeft = 80, kTop = 40, kWidth = 560, kHeight = 360, kLegend = 190;
+constexpr double kLeft = 80, kTop = 40, kWidth = 560, kHeight = 360;
+constexpr double kLegendLine = 20, kLegendMark = 42, kCharacter = 7;  // of the legend, at most
 constexpr std::array kColours = {"#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf"};
 
 std::string Escaped(const std::string& text) {
@@ -43,12 +46,18 @@ std::string Number(double value) {
 bool Plot::Write(const std::string& path) const {
   if (path.empty()) return true;
   Axis x, y;
-  for (const auto& [name, points] : lines_) {
-    for (const auto& [px, py] : points) {
+  std::vector<std::string> names;  // of the legend
+  size_t longest = 0;
+  for (const Line& line : lines_) {
+    for (const auto& [px, py] : line.points) {
       x.Include(px);
       y.Include(py);
     }
+    if (std::find(names.begin(), names.end(), line.name) == names.end()) names.push_back(line.name);
+    longest = std::max(longest, line.name.size());
   }
+  const double width = kLeft + kWidth + kLegendMark + kCharacter * static_cast<double>(longest) + 10;
+  const double height = kTop + std::max(kHeight, kLegendLine * static_cast<double>(names.size())) + 60;
   const auto at_x = [&](double value) { return kLeft + kWidth * x.At(value); };
   const auto at_y = [&](double value) { return kTop + kHeight * (1 - y.At(value)); };
   std::ofstream out(path);
@@ -60,8 +69,8 @@ bool Plot::Write(const std::string& path) const {
   const auto line = [&out](double x1, double y1, double x2, double y2, const std::string& style) {
     out << "<line x1=\"" << x1 << "\" y1=\"" << y1 << "\" x2=\"" << x2 << "\" y2=\"" << y2 << "\" " << style << "/>\n";
   };
-  out << "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" << kLeft + kWidth + kLegend << "\" height=\""
-      << kTop + kHeight + 60 << "\" font-family=\"sans-serif\" font-size=\"12\">\n"
+  out << "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" << width << "\" height=\"" << height
+      << "\" font-family=\"sans-serif\" font-size=\"12\">\n"
       << "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n";
   text(kLeft + kWidth / 2, 22, "middle", title_, "font-size=\"14\" font-weight=\"bold\"");
   const auto ticks = [this](const Axis& axis, auto draw) {
@@ -88,14 +97,18 @@ bool Plot::Write(const std::string& path) const {
     line(at_x(value), kTop, at_x(value), kTop + kHeight, "stroke=\"#333\" stroke-dasharray=\"5 4\"");
     text(at_x(value) - 5, kTop + 14, "end", name);
   }
-  for (size_t i = 0; i < lines_.size(); ++i) {
-    const std::string colour = kColours[i % kColours.size()];
-    out << "<polyline fill=\"none\" stroke-width=\"2\" stroke=\"" << colour << "\" points=\"";
-    for (const auto& [px, py] : lines_[i].second) out << Number(at_x(px)) << "," << Number(at_y(py)) << " ";
+  const auto colour_of = [&](size_t name) { return std::string(kColours[name % kColours.size()]); };
+  for (const Line& line : lines_) {
+    const auto name = static_cast<size_t>(std::find(names.begin(), names.end(), line.name) - names.begin());
+    out << "<polyline fill=\"none\" stroke-width=\"2\" stroke=\"" << colour_of(name) << "\""
+        << (line.dashed ? " stroke-dasharray=\"6 4\"" : "") << " points=\"";
+    for (const auto& [px, py] : line.points) out << Number(at_x(px)) << "," << Number(at_y(py)) << " ";
     out << "\"/>\n";
-    const double top = kTop + 12 + 20 * static_cast<double>(i);
-    line(kLeft + kWidth + 12, top, kLeft + kWidth + 36, top, "stroke-width=\"2\" stroke=\"" + colour + "\"");
-    text(kLeft + kWidth + 42, top + 4, "start", lines_[i].first);
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
+    const double top = kTop + 12 + kLegendLine * static_cast<double>(i);
+    line(kLeft + kWidth + 12, top, kLeft + kWidth + 36, top, "stroke-width=\"2\" stroke=\"" + colour_of(i) + "\"");
+    text(kLeft + kWidth + kLegendMark, top + 4, "start", names[i]);
   }
   out << "</svg>\n";
   return static_cast<bool>(out.flush());

@@ -35,21 +35,22 @@ constexpr uint64_t kRow = 64;  // elements that share a scale
 struct Case {
   std::string codec;
   std::string update_codec = {};
+  bool drawn = false;  // without --only: all of them cannot be told apart
   std::string name() const { return update_codec.empty() ? codec : absl::StrCat(codec, " / ", update_codec); }
 };
-const std::vector<Case> kCases = {{"tagc:density=0.01"},
+const std::vector<Case> kCases = {{"tagc:density=0.01", "", true},
                                   {"tagc:density=0.01,bits=4"},
-                                  {"tagc:density=0.01,bits=2"},
+                                  {"tagc:density=0.01,bits=2", "", true},
                                   {"tagc:density=0.01", "union:values=int4"},
-                                  {"tagc:density=0.01,form=sketch"},
-                                  {"topk:density=0.01,values=int8"},
-                                  {"topk:density=0.01,values=int8", "union:values=int6"},
+                                  {"tagc:density=0.01,form=sketch", "", true},
+                                  {"topk:density=0.01,values=int8", "", true},
+                                  {"topk:density=0.01,values=int8", "union:values=int6", true},
                                   {"topk:density=0.01,values=int8", "union:values=int4"},
                                   {"threshold:value=0.5,values=int8"},
                                   {"threshold:value=0.5,values=int8", "union:values=int4"},
                                   {"randomk:density=0.01,values=int8"},
                                   {"randomk:density=0.01,values=int8", "union:values=int4"},
-                                  {"thc:bits=4"}};
+                                  {"thc:bits=4", "", true}};
 
 struct Measured {
   double push_bytes = 0;  // of one worker
@@ -180,7 +181,8 @@ int Main(int argc, char** argv) {
   const uint64_t elements = uint64_t{1} << elements_log2;
   Report report("scale");
   report.Note("command", absl::StrCat("tests/bench/run scale --log2-elements=", elements_log2, " --rounds=", rounds));
-  Plot plot(absl::StrCat("One worker's bytes per round, 2^", elements_log2, " elements"), "workers", "KiB", 2);
+  Plot plot(absl::StrCat("One worker's bytes per round, 2^", elements_log2, " elements"), "workers",
+            "KiB (dashed: pulled)", 2);
   std::printf("%-48s %8s %12s %12s %18s %22s\n", "codec", "workers", "push KiB", "pull KiB", "both ways, fewer",
               "added, M elements/s");
   for (const Case& spec : kCases) {
@@ -205,8 +207,10 @@ int Main(int argc, char** argv) {
       report.Add({at + "pull", last.pull_bytes / 1024, "KiB", {}, "", {}});
       if (last.sent > 0) report.Add({at + "added", 1e-6 * rate, "M/s", {}, "", {}});
     }
-    plot.AddLine(name + " push", pushed);
-    plot.AddLine(name + " pull", pulled);
+    if (spec.drawn || !only.empty()) {
+      plot.AddLine(name, pushed);
+      plot.AddLine(name, pulled, /*dashed=*/true);
+    }
   }
   const std::string json = flags.json();
   const std::string path = json.empty() ? "" : absl::StrCat(absl::StripSuffix(json, ".json"), ".svg");
