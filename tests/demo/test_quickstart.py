@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +51,29 @@ def test_trains_each_way_and_reports(quickstart, tmp_path: Path) -> None:
     for sentence in quickstart.conclusions(report):
         assert html.escape(sentence) in (tmp_path / "report.html").read_text()
         assert sentence in done.stdout
+
+
+def children_of(parent: int) -> list[Path]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if int((process / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
+                found.append(process)
+    return found
+
+
+def test_killed_it_leaves_nobody_behind(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "client/examples/gpt/quickstart.py", "--fast", "--runs", "dense", "--out", tmp_path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert any(b"step" in line for line in process.stdout)  # it trains
+        children = children_of(process.pid)
+        assert len(children) >= 4  # servers and workers
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    left = [child.name for child in children if child.exists()]
+    for child in left:
+        os.kill(int(child), signal.SIGKILL)
+    assert left == []
 
 
 def test_conclusions_say_what_the_table_says(quickstart) -> None:

@@ -10,6 +10,7 @@ import argparse
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -361,7 +362,14 @@ def untried(runs: tuple[Run, ...], steps: int) -> str:
             + ". deploy/quickstart --sweep goes on with it.")
 
 
+def end_by_signals() -> None:
+    """What kill and a terminal that closes send ends this program as Ctrl-C does: with its servers and workers."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+
+
 def main() -> None:
+    end_by_signals()
     parser = argparse.ArgumentParser(prog="deploy/quickstart", description=__doc__.splitlines()[0])
     parser.add_argument("--fast", action="store_true", help="two minutes: fewer steps, one seed, dense and tagc only")
     parser.add_argument("--steps", type=int, help="training steps per run (default 400; 120 with --fast)")
