@@ -23,6 +23,8 @@ using testing_support::StartLeaseService;
 using testing_support::TcpProxy;
 
 constexpr int64_t kTtlMs = 2000;
+constexpr int64_t kLongMs =
+    60'000;  // of leases whose end no test waits for: a busy machine's service may take its time
 
 bool Eventually(const std::function<bool()>& done) {
   for (int look = 0; look < 600; ++look) {
@@ -50,7 +52,7 @@ class LeaseConformance : public testing::TestWithParam<std::string> {
   }
 
   std::unique_ptr<Lease> Make(const std::string& holder, const std::string& key) {
-    auto lease = MakeLease(service_->AddressOf(key, service_->port()), {holder, kTtlMs}, &clock_);
+    auto lease = MakeLease(service_->AddressOf(key, service_->port()), {holder, ttl_ms_}, &clock_);
     EXPECT_EQ(lease.status(), absl::OkStatus());
     return *std::move(lease);
   }
@@ -59,7 +61,7 @@ class LeaseConformance : public testing::TestWithParam<std::string> {
   std::unique_ptr<Lease> MakeBehindProxy(const std::string& holder) {
     const std::string address = proxy_->address();
     const int port = std::stoi(address.substr(address.rfind(':') + 1));
-    auto lease = MakeLease(service_->AddressOf(key_, port), {holder, kTtlMs}, &clock_);
+    auto lease = MakeLease(service_->AddressOf(key_, port), {holder, ttl_ms_}, &clock_);
     EXPECT_EQ(lease.status(), absl::OkStatus());
     return *std::move(lease);
   }
@@ -81,6 +83,7 @@ class LeaseConformance : public testing::TestWithParam<std::string> {
     return services;
   }
 
+  int64_t ttl_ms_ = kTtlMs;
   SteadyClock clock_;
   LeaseService* service_ = nullptr;
   std::unique_ptr<TcpProxy> proxy_;
@@ -88,13 +91,14 @@ class LeaseConformance : public testing::TestWithParam<std::string> {
 };
 
 TEST_P(LeaseConformance, TakenWhereItIsFreeAndRenewed) {
+  ttl_ms_ = kLongMs;
   const auto one = Make("one");
   const auto two = Make("two");
   const TimeNs before = clock_.Now();
   const Lease::State first = HoldNow(*one);
   EXPECT_TRUE(first.held);
   EXPECT_GT(first.until, before);
-  EXPECT_LE(first.until, clock_.Now() + kTtlMs * 1'000'000);
+  EXPECT_LE(first.until, clock_.Now() + ttl_ms_ * 1'000'000);
   EXPECT_EQ(first.last_epoch, 0u);
   const Lease::State other = HoldNow(*two);
   EXPECT_FALSE(other.held);
@@ -106,6 +110,7 @@ TEST_P(LeaseConformance, TakenWhereItIsFreeAndRenewed) {
 }
 
 TEST_P(LeaseConformance, ReleasedItIsFreeAtOnce) {
+  ttl_ms_ = kLongMs;
   const auto one = Make("one");
   const auto two = Make("two");
   ASSERT_TRUE(HoldNow(*one).held);
@@ -118,6 +123,7 @@ TEST_P(LeaseConformance, ReleasedItIsFreeAtOnce) {
 }
 
 TEST_P(LeaseConformance, ReleasedWhenItIsDestroyed) {
+  ttl_ms_ = kLongMs;
   const auto two = Make("two");
   {
     const auto one = Make("one");
@@ -176,6 +182,7 @@ TEST_P(LeaseConformance, NeverTwoHoldersAtOnce) {
 }
 
 TEST_P(LeaseConformance, WhatWasAnnouncedStaysWhenTheLeaseEnds) {
+  ttl_ms_ = kLongMs;
   const auto one = Make("host:7070,unix:///run/gradwire.sock");
   ASSERT_TRUE(HoldNow(*one).held);
   ASSERT_EQ(one->Announce(0xffff'ffff'ffff'fff7), absl::OkStatus());
