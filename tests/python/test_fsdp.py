@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+import gradwire
 from references import as_int8
 from test_ddp import STEPS, assert_same_trajectory, assert_trains_as_well, example, run, trained
 
@@ -155,6 +156,12 @@ def test_the_default_trains_as_well_for_fewer_bytes(train, plain, addresses):
 @pytest.mark.slow
 def test_a_sparse_codec_that_pushes_steps_trains_as_well(train, plain, addresses):
     assert_trains_as_well(train, plain, addresses, "tagc:density=0.01", STEPS, at_most=1.01, pushed=12)
+
+
+def test_rules_for_roles_that_no_unit_has_are_refused():
+    rules = gradwire.default_rules("tagc:density=0.01", ("attention", "embedding"))
+    with pytest.raises(ValueError, match="role 'attention'.*fully_shard.*Rule"):
+        gradwire_torch.FSDPState(torch.nn.Linear(2, 2), servers=[], job="roles", rules=rules)
 
 
 @pytest.mark.slow

@@ -37,6 +37,15 @@ def _gather_of(found: Sharded, gather: str | None, codec: str) -> str:
     return gather
 
 
+def _check_roles(rules: Sequence[Rule] | None) -> None:
+    """A rule for a role that no unit has would change nothing, and nobody would hear of it."""
+    for rule in rules or ():
+        if missed := [role for role in rule.roles if role not in ("norm", "bias", "other")]:  # default_rules() have the first two
+            raise ValueError(f"FSDPState: a unit of FSDP has tensors of many roles, so no rule finds those of role {missed[0]!r}: let "
+                             "FSDP take such modules by themselves (fully_shard(block.attn)), and name them: "
+                             f"Rule({rule.codec!r}, '*.attn.*')")
+
+
 class FSDPState:
     """Reduces the gradients of a fully sharded model over shard servers.
 
@@ -51,7 +60,7 @@ class FSDPState:
     model: the root module, sharded over all processes (two or more), with a mesh of one dimension, or as FULL_SHARD or
     SHARD_GRAD_OP. The tensors of the job are named "unit.rank": of each unit (the name of the module that fully_shard or
     FullyShardedDataParallel was given; the model itself is "(root)") and rank the part that the rank owns, a vector; `rules` may
-    name them, as in Rule("dense:fp32", "head.*"). codec: the default sends six bits per element; with sparse codecs take
+    name them, as in Rule("dense:fp32", "head.*"), not by role: a unit has tensors of many. codec: the default sends six bits per element; with sparse codecs take
     push="step" and torch.optim.SGD (see DDPState). "dense:fp32" gives plain FSDP's trajectory up to the rounding of sums.
     bucket_bytes 0: an eighth of a rank's part, at most 4 MiB. update_codec, push, step_beta2, residual_decay, nonfinite, seed,
     lease_ms, worker and what goes on to gradwire.join: as for DDPState, also what holds for processes that are started again.
@@ -78,6 +87,7 @@ class FSDPState:
                  step_beta2: float | None = None, residual_decay: float | None = None, update_codec: str | None = None,
                  gather: str | None = None, **joining: Any):
         MeanExchange.check(nonfinite, push, step_beta2, residual_decay)
+        _check_roles(rules)
         if gather not in (None, *FORMATS):
             raise ValueError(f"FSDPState: gather={gather!r} is not one of {', '.join(FORMATS)}")
         found = sharded(model)
