@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "common/config/environment.h"
@@ -64,7 +65,7 @@ class EtcdFolder {
     RemoveOrphans();
     std::error_code why_not;
     const auto space = std::filesystem::space(kMemory, why_not);
-    std::string path = absl::StrCat(kMemory, kPrefix, getpid(), "-XXXXXX");
+    std::string path = absl::StrCat(kMemory, "/", kPrefix, getpid(), "-XXXXXX");
     if (why_not || space.available < kRoom || mkdtemp(path.data()) == nullptr) return std::nullopt;
     return path;
   }
@@ -72,15 +73,14 @@ class EtcdFolder {
   static void RemoveOrphans() {
     std::error_code ignored;
     for (const auto& entry : std::filesystem::directory_iterator(kMemory, ignored)) {
-      const std::string path = entry.path();
-      const size_t name = std::string(kMemory).size();
-      if (path.compare(name, std::string(kPrefix).size(), kPrefix) != 0) continue;
-      const int process = std::atoi(path.c_str() + name + std::string(kPrefix).size());
-      if (process > 0 && kill(process, 0) != 0 && errno == ESRCH) std::filesystem::remove_all(path, ignored);
+      const std::string name = entry.path().filename();
+      if (!name.starts_with(kPrefix)) continue;
+      const int process = std::atoi(name.c_str() + std::string_view(kPrefix).size());
+      if (process > 0 && kill(process, 0) != 0 && errno == ESRCH) std::filesystem::remove_all(entry.path(), ignored);
     }
   }
   static constexpr char kMemory[] = "/dev/shm";
-  static constexpr char kPrefix[] = "/gradwire-etcd-";
+  static constexpr char kPrefix[] = "gradwire-etcd-";
   const std::string path_;
   const bool ours_;
 };

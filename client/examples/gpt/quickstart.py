@@ -365,7 +365,8 @@ def untried(runs: tuple[Run, ...], steps: int) -> str:
 def end_by_signals() -> None:
     """What kill and a terminal that closes send ends this program as Ctrl-C does: with its servers and workers."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 def main() -> None:

@@ -60,8 +60,9 @@ class FSDPState:
     model: the root module, sharded over all processes (two or more), with a mesh of one dimension, or as FULL_SHARD or
     SHARD_GRAD_OP. The tensors of the job are named "unit.rank": of each unit (the name of the module that fully_shard or
     FullyShardedDataParallel was given; the model itself is "(root)") and rank the part that the rank owns, a vector; `rules` may
-    name them, as in Rule("dense:fp32", "head.*"), not by role: a unit has tensors of many. codec: the default sends six bits per element; with sparse codecs take
-    push="step" and torch.optim.SGD (see DDPState). "dense:fp32" gives plain FSDP's trajectory up to the rounding of sums.
+    name them, as in Rule("dense:fp32", "head.*"), not by role: a unit has tensors of many. codec: the default sends six bits per
+    element; with sparse codecs take push="step" and torch.optim.SGD (see DDPState). "dense:fp32" gives plain FSDP's trajectory up
+    to the rounding of sums.
     bucket_bytes 0: an eighth of a rank's part, at most 4 MiB. update_codec, push, step_beta2, residual_decay, nonfinite, seed,
     lease_ms, worker and what goes on to gradwire.join: as for DDPState, also what holds for processes that are started again.
 

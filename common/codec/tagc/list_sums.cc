@@ -165,7 +165,7 @@ void ListSums::Take(std::vector<uint32_t>* positions, std::vector<int32_t>* inte
     positions->resize(entries + kPage + kernels::kIndexRoom);
     integers->resize(positions->size());
   };
-  make_room(std::min(entries_, shape_.elements()) / 2);  // of what several lists have there is one
+  make_room(std::min(entries_, shape_.elements()) / 2);  // lists share elements; it grows where they do not
   size_t n = 0;
   WithCells(sums_.data(), shape_.cell_bytes, [&](auto* sums) {
     constexpr size_t kAhead = 16;
