@@ -21,6 +21,8 @@
 namespace gradwire::cli {
 namespace {
 
+constexpr double kMsPerSecond = 1000;
+
 using client::Server;
 
 constexpr absl::Duration kPollSnapshot = absl::Milliseconds(20);
@@ -189,13 +191,15 @@ void PrintJob(const std::string& address, const v1::JobStatus& job, std::ostream
   }
   if (!job.parameters_sha256().empty()) out << "  parameters sha256 " << job.parameters_sha256() << "\n";
   if (job.workers_size() > 0) {
-    out << absl::StrFormat("  %-24s %-16s %-7s %6s %12s %8s %12s\n", "worker", "incarnation", "state", "from",
-                           "lease left", "frames", "bytes");
+    out << absl::StrFormat("  %-24s %-16s %-7s %6s %12s %8s %12s %12s %8s\n", "worker", "incarnation", "state", "from",
+                           "lease left", "frames", "bytes", "held up", "too late");
   }
   for (const v1::WorkerStatus& worker : job.workers()) {
-    out << absl::StrFormat("  %-24s %016x %-7s %6d %9d ms %8d %12s\n", worker.worker(), worker.incarnation(),
-                           worker.member() ? "member" : "joining", worker.joined_round(), worker.lease_left_ms(),
-                           worker.frames(), HumanBytes(static_cast<double>(worker.frame_bytes())));
+    out << absl::StrFormat("  %-24s %016x %-7s %6d %9d ms %8d %12s %10.1f s %8d\n", worker.worker(),
+                           worker.incarnation(), worker.member() ? "member" : "joining", worker.joined_round(),
+                           worker.lease_left_ms(), worker.frames(),
+                           HumanBytes(static_cast<double>(worker.frame_bytes())),
+                           static_cast<double>(worker.held_up_ms()) / kMsPerSecond, worker.not_included_frames());
   }
 }
 

@@ -265,7 +265,7 @@ Intake::Ack Intake::AckOf(PushStream& stream, const wire::FrameHeader& header, P
   v1::PushAck ack;
   if (header.kind == wire::FrameKind::kPush) ack.set_made(flow_.MadeBy(header, verdict, closed));
   if (verdict == PushVerdict::kNotIncluded) {
-    parts_.traffic.NoteNotIncluded();
+    parts_.traffic.NoteNotIncluded(stream.member);
     absl::MutexLock lock(&parts_.mu);
     parts_.rounds->NoteLate(stream.member, header.round, parts_.environment.clock->Now());
     ack.set_open_round(parts_.rounds->round());

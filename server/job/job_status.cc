@@ -78,6 +78,7 @@ v1::JobStatus JobShard::Describe(bool with_details, bool with_digest) {
     worker.set_member(parts_.rounds->InRound(member));
     worker.set_connected(streams_.Has(id));
     worker.set_awaited(parts_.rounds->Awaits(member));
+    worker.set_held_up_ms(static_cast<uint64_t>(parts_.rounds->HeldUp(member, now) / kNsPerStatusMs));
     if (member.start_round != Membership::kNever) worker.set_joined_round(member.start_round);
     worker.set_lease_left_ms((member.lease_end - now) / kNsPerStatusMs);
     parts_.traffic.DescribeWorker(id, &worker);

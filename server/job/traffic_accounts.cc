@@ -29,6 +29,13 @@ void TrafficAccounts::NoteFrame(MemberId member) {
   ++workers_[member].frames;
 }
 
+void TrafficAccounts::NoteNotIncluded(MemberId member) {
+  ++not_included_frames_;
+  absl::MutexLock lock(&mu_);
+  const auto worker = workers_.find(member);
+  if (worker != workers_.end()) ++worker->second.not_included_frames;
+}
+
 void TrafficAccounts::NoteSanitized(MemberId member, uint64_t elements) {
   absl::MutexLock lock(&mu_);
   const auto worker = workers_.find(member);
@@ -56,6 +63,7 @@ void TrafficAccounts::DescribeWorker(MemberId member, v1::WorkerStatus* status) 
   if (worker == workers_.end()) return;
   status->set_frames(worker->second.frames);
   status->set_frame_bytes(worker->second.bytes);
+  status->set_not_included_frames(worker->second.not_included_frames);
   status->set_sanitized_elements(worker->second.sanitized_elements);
 }
 

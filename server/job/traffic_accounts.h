@@ -23,7 +23,6 @@ class TrafficAccounts {
   void NoteUpdatePulled(uint64_t bytes) { pull_bytes_ += bytes; }
   void NoteParametersPulled(uint64_t bytes) { parameter_bytes_ += bytes; }
   void NoteRefused() { ++refused_frames_; }
-  void NoteNotIncluded() { ++not_included_frames_; }
   // A round was applied.
   void NoteUpdate(const FinishStats& stats);
   // What was deferred in rounds that were only replayed does not count.
@@ -34,6 +33,7 @@ class TrafficAccounts {
   void Close(MemberId member);
   void NoteChunk(MemberId member, uint64_t bytes);
   void NoteFrame(MemberId member);
+  void NoteNotIncluded(MemberId member);
   // `elements`: a total that the worker told; a smaller one than before is ignored.
   void NoteSanitized(MemberId member, uint64_t elements);
 
@@ -44,6 +44,7 @@ class TrafficAccounts {
  private:
   struct Worker {
     uint64_t frames = 0;
+    uint64_t not_included_frames = 0;
     uint64_t bytes = 0;
     uint64_t sanitized_elements = 0;
   };

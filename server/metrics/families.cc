@@ -203,6 +203,14 @@ void AddFollowers(const v1::JobStatus& job, const Labels& labels, Page* page) {
   }
 }
 
+void AddWorkers(const v1::JobStatus& job, const Labels& labels, Page* page) {
+  for (const v1::WorkerStatus& worker : job.workers()) {
+    page->Add("gradwire_job_worker_held_up_seconds_total", kCounter,
+              "For how long rounds have waited for this worker alone, from when all others had come.",
+              With(labels, {{"worker", worker.worker()}}), static_cast<double>(worker.held_up_ms()) / kMsPerSecond);
+  }
+}
+
 void AddTraffic(const v1::JobStatus& job, const Labels& labels, Page* page) {
   size_t left = kMaxTrafficBuckets;
   for (const v1::BucketTraffic& traffic : job.traffic()) {
@@ -233,6 +241,7 @@ std::vector<MetricFamily> ToFamilies(const Reading& reading) {
     page.AddAll(kJobMetrics, labels, job);
     if (durability.level() > v1::DURABILITY_NONE) page.AddAll(kJournalMetrics, labels, durability);
     AddFollowers(job, labels, &page);
+    AddWorkers(job, labels, &page);
     AddTraffic(job, labels, &page);
   }
   return page.Take();

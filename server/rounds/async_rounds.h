@@ -76,6 +76,7 @@ class AsyncRounds final : public Rounds {
   bool MustInitialize(MemberId id) const override { return initialization_.Chosen(id); }
   bool InRound(const Member&) const override { return true; }
   bool Awaits(const Member&) const override { return false; }
+  TimeNs HeldUp(const Member&, TimeNs) const override { return 0; }
   const Membership& membership() const override { return membership_; }
   Status status() const override {
     Status status;

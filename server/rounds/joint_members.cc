@@ -157,6 +157,7 @@ void JointRounds::Excuse(TimeNs slept, TimeNs now) {
   };
   postpone(waiting_since_);
   for (Round& round : rounds_) {
+    round.arrivals.Excuse(slept, now);
     for (BucketRound& bucket : round.buckets) postpone(bucket.quorum_at);
   }
 }

@@ -128,6 +128,7 @@ absl::StatusOr<PushVerdict> JointRounds::Abstain(MemberId id, uint32_t bucket, u
 
 void JointRounds::NoteCame(MemberId id, uint32_t bucket, uint64_t round, TimeNs now) {
   membership_.NoteFrame(id, round);
+  Find(round)->arrivals.Note(id, now);
   BucketRound& open = Find(round)->buckets[bucket];
   if (rules_.quorum == 0 || open.contributions.size() < rules_.quorum) return;
   if (open.quorum_at) return lateness_.NoteLate(round, now - *open.quorum_at);
@@ -237,6 +238,7 @@ void JointRounds::Advance(TimeNs now, RoundActions* actions) {
 
 void JointRounds::OpenNext(TimeNs now, RoundActions* actions) {
   short_rounds_ += rounds_[0].is_short ? 1 : 0;
+  if (const auto last = rounds_[0].arrivals.last()) membership_.NoteHeldUp(last->id, last->behind);
   std::rotate(rounds_.begin(), rounds_.begin() + 1, rounds_.end());
   rounds_.back() = NewRound(now);
   ++round_;
@@ -281,6 +283,14 @@ bool JointRounds::Awaits(const Member& member) const {
   return open_ && InRound(member) &&
          std::any_of(rounds_[0].buckets.begin(), rounds_[0].buckets.end(),
                      [&](const BucketRound& b) { return !b.closed && !b.contributions.contains(member.id); });
+}
+
+TimeNs JointRounds::HeldUp(const Member& member, TimeNs now) const {
+  const auto& members = membership_.members();
+  const bool alone = Awaits(member) && std::none_of(members.begin(), members.end(), [&](const auto& other) {
+                       return other.first != member.id && Awaits(other.second);
+                     });
+  return member.held_up + (alone ? rounds_[0].arrivals.AwaitedFor(member.id, now) : 0);
 }
 
 bool JointRounds::RoundHasContributions() const {

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/rounds/arrivals.h"
 #include "server/rounds/initialization.h"
 #include "server/rounds/lateness.h"
 #include "server/rounds/membership.h"
@@ -90,6 +91,7 @@ class JointRounds final : public Rounds {
   bool MustInitialize(MemberId id) const override { return initialization_.Chosen(id); }
   bool InRound(const Member& member) const override { return member.start_round <= round_; }
   bool Awaits(const Member& member) const override;
+  TimeNs HeldUp(const Member& member, TimeNs now) const override;
   const Membership& membership() const override { return membership_; }
   Status status() const override;
 
@@ -104,6 +106,7 @@ class JointRounds final : public Rounds {
     TimeNs opened = 0;
     uint32_t closed = 0;    // buckets
     bool is_short = false;  // a bucket closed without a member
+    Arrivals arrivals;
     std::vector<BucketRound> buckets;
   };
 

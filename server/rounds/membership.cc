@@ -57,6 +57,11 @@ void Membership::NoteFrame(MemberId id, uint64_t round) {
   if (it != members_.end()) it->second.heard_round = std::max(it->second.heard_round, round);
 }
 
+void Membership::NoteHeldUp(MemberId id, TimeNs time) {
+  const auto it = members_.find(id);
+  if (it != members_.end()) it->second.held_up += time;
+}
+
 absl::StatusOr<MemberId> Membership::Find(std::string_view worker, uint64_t incarnation) const {
   const auto it = by_name_.find(worker);
   if (it == by_name_.end()) {

@@ -28,6 +28,7 @@ struct Member {
   TimeNs lease_end = 0;
   bool may_initialize = false;  // as its latest join or heartbeat said
   uint64_t heard_round = 0;     // the latest round of which a frame came
+  TimeNs held_up = 0;           // for how long rounds that are over had waited for it alone
 };
 
 class Membership {
@@ -53,6 +54,7 @@ class Membership {
   // The member contributes from `round` on, if not from an earlier one already.
   void Advance(MemberId id, uint64_t round);
   void NoteFrame(MemberId id, uint64_t round);
+  void NoteHeldUp(MemberId id, TimeNs time);
   // Errors: NotFound (never joined, left, or the lease ended), FailedPrecondition (superseded); both say to join again.
   absl::StatusOr<MemberId> Find(std::string_view worker, uint64_t incarnation) const;
   // FailedPrecondition: another incarnation took its place. Ok also where it is no member.

@@ -164,6 +164,8 @@ class Rounds {
   virtual bool InRound(const Member& member) const = 0;
   // The open round lacks a frame of this member.
   virtual bool Awaits(const Member& member) const = 0;
+  // For how long rounds have waited for this member alone, in all; the open one counts.
+  virtual TimeNs HeldUp(const Member& member, TimeNs now) const = 0;
   virtual const Membership& membership() const = 0;
   virtual Status status() const = 0;
 };

@@ -2,13 +2,14 @@
 
 import io
 import re
+import threading
 import time
 
 import numpy as np
 import pytest
 
 import gradwire
-from test_session import make_job, make_parameters
+from test_session import in_parallel, make_job, make_parameters
 
 
 class Writer:
@@ -44,7 +45,7 @@ def test_tells_what_the_session_counts(addresses):
     assert len(lines) >= 2
     for line in lines:
         assert re.fullmatch(r"job 'told': step \d+, [\d.]+ steps/s; per step [\d.]+ k?B pushed, [\d.]+ k?B pulled( \(float32: "
-                            r"[\d.]+ times as much\))?; \d+% of the time waiting; 1 members", line), line
+                            r"[\d.]+ times as much\))?; \d+% of the time waiting; 1 members(; waits for this worker's own frames)?", line), line
     assert lines[-1].startswith("job 'told': step 15, ")
     steps = [step for step, _ in writer.scalars["gradwire/steps_per_second"]]
     assert steps == sorted(steps) and steps[-1] == 15 and len(steps) == len(lines)
@@ -62,6 +63,74 @@ def test_tells_what_the_session_counts(addresses):
     for (_, rate), (_, pushed), (_, pulled), (_, saved) in zip(*(writer.scalars[f"gradwire/{tag}"] for tag in (
             "steps_per_second", "pushed_bytes_per_step", "pulled_bytes_per_step", "saved"))):
         assert saved == pytest.approx(8 * elements / (pushed + pulled) if rate and pushed + pulled else 0.0)
+
+
+def test_who_is_late_is_named(addresses, tmp_path):
+    pytest.importorskip("matplotlib")
+    servers, job = addresses(2), make_job("late", codec="dense:fp32", workers=3)
+    file, writer = io.StringIO(), Writer()
+
+    def work(worker):
+        with gradwire.join(servers, job, make_parameters(), f"w{worker}") as session:
+            if worker > 0:
+                return train(session, 21, pause=0.1 if worker == 2 else 0.0)
+            train(session, 1)
+            with gradwire.Progress(session, every=0.5, file=file, writer=writer) as progress:
+                train(session, 20)
+            progress.report(tmp_path / "late.svg")
+
+    in_parallel(3, work)
+    lines = file.getvalue().splitlines()
+    # The first line may begin in the round before, and the last one behind the last round.
+    shares = [int(found[1]) for line in lines if (found := re.search(r"members; late: w2 \((\d+)% of the time\)", line))]
+    assert len(shares) >= len(lines) - 1 >= 2 and max(shares) > 50, lines
+    assert max(share for _, share in writer.scalars["gradwire/late/w2"]) > 0.5
+    assert "gradwire/late/w1" not in writer.scalars
+    assert "<!-- for w2 -->" in (tmp_path / "late.svg").read_text()
+
+
+def test_frames_that_come_too_late_are_counted_by_worker(addresses):
+    servers, job = addresses(1), make_job("left-out", codec="dense:fp32", workers=3, quorum=2)
+    file, over = io.StringIO(), threading.Event()
+
+    def work(worker):
+        with gradwire.join(servers, job, make_parameters(), f"w{worker}") as session:
+            if worker == 1:
+                return train(session, 60, pause=0.02)
+            if worker == 2:
+                train(session, 20, pause=0.02)
+                time.sleep(0.3)
+                train(session, 1)
+                over.wait(10)  # whoever has left is not told of
+                return
+            with gradwire.Progress(session, every=60, file=file):
+                train(session, 60, pause=0.02)
+            over.set()
+
+    in_parallel(3, work)
+    assert re.search(r"; late: .*w2 \((\d+% of the time, )?\d+ frames? came too late\)", file.getvalue()), file.getvalue()
+
+
+def test_a_round_that_does_not_end_says_whom_it_waits_for(addresses):
+    servers, job = addresses(1), make_job("open", codec="dense:fp32", workers=2)
+    file, long_enough, over = io.StringIO(), threading.Event(), threading.Event()
+
+    def work(worker):
+        with gradwire.join(servers, job, make_parameters(), f"w{worker}") as session:
+            if worker == 1:
+                train(session, 1)
+                long_enough.wait(10)
+                train(session, 1)
+                over.wait(10)
+                return
+            with gradwire.Progress(session, every=0.3, file=file):
+                threading.Timer(1.5, long_enough.set).start()
+                train(session, 2)
+            over.set()
+
+    in_parallel(2, work)
+    assert "; waits for w1 (no frame yet)\n" in file.getvalue(), file.getvalue()
+    assert re.search(r"; late: w1 \([1-9]\d+% of the time\)\n$", file.getvalue()), file.getvalue()
 
 
 def test_outlives_its_session(addresses):

@@ -10,11 +10,14 @@ import time
 from typing import Any, Protocol, TextIO
 
 from ._errors import FailedPrecondition
+from ._late import Late, Lateness
 from ._session import Session
 
 _POLL_SECONDS = 0.2
 _KEPT = 4096  # of what was told, for report(); then every other one goes
 _BYTES_PER_ELEMENT = 4  # float32
+_LATE_SHARE = 0.02  # of the time: for less nobody is called late
+_MOST_LATE = 3  # that a line names, and a picture draws
 
 
 class ScalarWriter(Protocol):
@@ -34,8 +37,11 @@ class Progress:
     seconds between two lines. file: where the line goes, by default standard error: on a terminal it is written over, elsewhere
     each is a line of its own; None: nowhere. writer: has add_scalar(tag, value, step), as TensorBoard's SummaryWriter; it gets
     gradwire/steps_per_second, pushed_bytes_per_step, pulled_bytes_per_step, saved (as float32 the bytes would be so many times as
-    many), waiting (the share of time that went by in waiting for others) and members. Steps without news are told of too: the
-    rate is 0 then. report() draws all of them.
+    many), waiting (the share of time that went by in waiting for others), members and, for each worker that was late once,
+    late/WORKER. Steps without news are told of too: the rate is 0 then. report() draws all of them.
+
+    Late is for whom rounds waited alone, everybody else's gradients being there, and with a quorum whose gradients came too late:
+    the line names the three worst, with the share of the time that they cost. The shards know that; each is asked once for a line.
     """
 
     def __init__(self, source: Any, *, every: float = 10.0, file: TextIO | None = sys.stderr, writer: ScalarWriter | None = None):
@@ -46,11 +52,13 @@ class Progress:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gradwire-progress")
         self._wrote = 0  # characters of the line that is on the terminal
-        self._told: list[dict[str, float]] = []
+        self._told: list[dict[str, Any]] = []
+        self._ever_late: set[str] = set()
 
     def __enter__(self) -> Progress:
         if self._session is not None:
             self._elements = sum(math.prod(tensor.shape) for tensor in self._session.job.tensors)
+            self._late = Lateness(self._session._servers, self._session.job.name, self._session.worker)
             self._last, self._at = self._session.stats(), time.monotonic()
             self._thread.start()
         return self
@@ -74,6 +82,7 @@ class Progress:
 
     def _tell(self) -> None:
         assert self._session is not None
+        late = self._late.look()
         now, at = self._session.stats(), time.monotonic()
         seconds, steps = at - self._at, now["steps"] - self._last["steps"]
         per_step = {name: (now[name] - self._last[name]) / max(steps, 1) for name in ("pushed_bytes", "pulled_bytes")}
@@ -87,18 +96,23 @@ class Progress:
             "members": now["members"],
         }
         self._last, self._at = now, at
-        self._told.append({"step": now["steps"], "skipped_rounds": now["skipped_rounds"], **values})
+        shares = {name: min(1.0, of.held_up / seconds) for name, of in late.items()}
+        self._ever_late.update(name for name, of in late.items() if shares[name] >= _LATE_SHARE or of.left_out)
+        self._told.append({"step": now["steps"], "skipped_rounds": now["skipped_rounds"], "late": shares, **values})
         if len(self._told) > _KEPT:
             del self._told[1::2]
         if self._writer is not None:
             first = self._session.start_step  # of a worker that was started again: its curves go on
             for name, value in values.items():
                 self._writer.add_scalar(f"gradwire/{name}", value, first + int(now["steps"]))
+            for name in sorted(self._ever_late):
+                self._writer.add_scalar(f"gradwire/late/{name}", shares.get(name, 0.0), first + int(now["steps"]))
         if self._file is not None:
             self._write(f"job {self._session.job.name!r}: step {now['steps']:,.0f}, {_three(values['steps_per_second'])} steps/s; per step "
                         f"{_size(per_step['pushed_bytes'])} pushed, {_size(per_step['pulled_bytes'])} pulled"
                         + (f" (float32: {_three(values['saved'])} times as much)" if values["saved"] else "")
-                        + f"; {values['waiting']:.0%} of the time waiting; {now['members']:.0f} members")
+                        + f"; {values['waiting']:.0%} of the time waiting; {now['members']:.0f} members"
+                        + (f"; waits for {waits}" if (waits := self._late.waits_for() if not steps else "") else _said(late, shares)))
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Draws what was told so far, over this worker's steps: their rate, bytes each way, the share of time spent waiting,
@@ -127,6 +141,11 @@ class Progress:
             axis.plot(steps, [entry[key] for entry in told], marker=".", linewidth=1)
             axis.set_ylabel(label)
             axis.set_ylim(bottom=0)
+        total = {name: sum(entry["late"].get(name, 0.0) for entry in told) for name in self._ever_late}
+        for name in sorted(total, key=total.__getitem__, reverse=True)[:_MOST_LATE]:
+            waiting.plot(steps, [entry["late"].get(name, 0.0) for entry in told], linewidth=1, linestyle="--", label=f"for {name}")
+        if total:
+            waiting.legend(frameon=False, fontsize=8)
         for name in ("pushed", "pulled"):
             sent.plot([entry["step"] for entry in sending], [entry[f"{name}_bytes_per_step"] for entry in sending], marker=".",
                       linewidth=1, label=name)
@@ -147,6 +166,17 @@ class Progress:
             self._wrote = len(line)
         else:
             print(line, file=self._file, flush=True)
+
+
+def _said(late: dict[str, Late], shares: dict[str, float]) -> str:
+    named = []
+    for name in sorted(late, key=lambda name: (shares[name], late[name].left_out), reverse=True):
+        costs = [f"{shares[name]:.0%} of the time"] if shares[name] >= _LATE_SHARE else []
+        if (left_out := late[name].left_out):
+            costs.append(f"{left_out:,} frame{'s' * (left_out > 1)} came too late")
+        if costs:
+            named.append(f"{name} ({', '.join(costs)})")
+    return "; late: " + ", ".join(named[:_MOST_LATE]) if named else ""
 
 
 def _three(number: float) -> str:

@@ -37,7 +37,9 @@ Reading FullReading() {
   job.set_version(41);
   job.set_push_bytes(1000);
   job.set_refused_frames(7);
-  job.add_workers()->set_worker("a");
+  v1::WorkerStatus& worker = *job.add_workers();
+  worker.set_worker("a");
+  worker.set_held_up_ms(2500);
   job.mutable_rounds()->set_open_round(41);
   job.mutable_rounds()->set_deadline_ms(250);
   v1::DurabilityStatus& durability = *job.mutable_durability();
@@ -89,6 +91,7 @@ TEST(Metrics, ValuesAreThoseOfTheStatus) {
   EXPECT_THAT(TextOf(FullReading()),
               AllOf(HasSubstr("gradwire_job_follower_lag_rounds{job=\"lm\",shard=\"1\",follower=\"b\"} 3\n"),
                     HasSubstr("gradwire_job_follower_in_sync{job=\"lm\",shard=\"1\",follower=\"b\"} 1\n"),
+                    HasSubstr("gradwire_job_worker_held_up_seconds_total{job=\"lm\",shard=\"1\",worker=\"a\"} 2.5\n"),
                     HasSubstr("gradwire_job_bucket_union_ratio{job=\"lm\",shard=\"1\",bucket=\"2\",codec=\"adaptive:"
                               "density=0.01\"} 1.5\n"),
                     HasSubstr("gradwire_job_bucket_form_bytes{job=\"lm\",shard=\"1\",bucket=\"2\",codec=\"adaptive:"

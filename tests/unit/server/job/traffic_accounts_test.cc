@@ -12,15 +12,18 @@ TEST(TrafficAccounts, WhatIsCountedOfAWorkerGoesWithIt) {
   traffic.NoteChunk(7, 10);
   traffic.NoteChunk(7, 20);
   traffic.NoteFrame(7);
+  traffic.NoteNotIncluded(7);
   v1::WorkerStatus worker;
   traffic.DescribeWorker(7, &worker);
   EXPECT_EQ(worker.frame_bytes(), 30u);
   EXPECT_EQ(worker.frames(), 1u);
+  EXPECT_EQ(worker.not_included_frames(), 1u);
   EXPECT_EQ(traffic.workers(), 1u);
   traffic.Close(7);
   v1::WorkerStatus gone;
   traffic.DescribeWorker(7, &gone);
   EXPECT_EQ(gone.frame_bytes(), 0u);
+  EXPECT_EQ(gone.not_included_frames(), 0u);
   EXPECT_EQ(traffic.workers(), 0u);
 }
 
