@@ -317,7 +317,7 @@ def test_a_state_begins_a_job_that_the_servers_do_not_have(servers, tmp_path, ca
     model = torch.nn.Linear(8, 4)
     with small("j", at, model) as optimizer:
         train(model, optimizer, 3)
-        torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+        torch.save(optimizer.state_dict(checkpoint=True), tmp_path / "state.pt")
         weight = model.weight.detach().clone()
         if name == "another":
             train(model, optimizer)
@@ -360,7 +360,7 @@ def test_one_state_does_not_make_one_worker_of_two(addresses, tmp_path, monkeypa
     model = torch.nn.Linear(8, 4)
     with small("j", servers, model, max_workers=2) as optimizer:
         train(model, optimizer, 3)
-        saved = optimizer.state_dict()
+        saved = optimizer.state_dict(checkpoint=True)
     monkeypatch.setattr(_entry, "_ENDING_SECONDS", 0.5)
     with small("j", servers, model, max_workers=2, resume_from=saved) as optimizer:
         assert optimizer.session.resumed

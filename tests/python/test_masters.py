@@ -142,7 +142,7 @@ def test_what_16_bits_drop_is_in_a_checkpoint(addresses):
             model.zero_grad()
             loss_of(model, step).backward()
             optimizer.step()
-        state, digest = copy.deepcopy(optimizer.state_dict()), optimizer.digest()
+        state, digest = copy.deepcopy(optimizer.state_dict(checkpoint=True)), optimizer.digest()
         masters = [m.clone() for m in optimizer._masters.tensors]
     again = network(torch.bfloat16)
     with sharded(again, servers, "behind", resume_from=state) as optimizer:

@@ -28,7 +28,7 @@ def test_a_wrapped_model_is_in_the_job_of_the_model_itself(addresses, names):
     with sharded(model, servers) as optimizer:
         loss_of(model, 0).backward()
         optimizer.step()
-        state = optimizer.state_dict()
+        state = optimizer.state_dict(checkpoint=True)
     key = ".".join([*names, "0.bias"])
     with sharded(wrapped, servers, "again", resume_from=state, roles={key: "head", "2.weight": "mlp"}) as optimizer:
         assert names_of(optimizer) == NAMES

@@ -39,7 +39,7 @@ def test_a_schedule_goes_on_with_a_state(addresses, make, others_went_on):
     with sharded(model, servers) as optimizer:
         schedule = make(optimizer)
         train(model, optimizer, schedule, range(5))
-        state = {"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
+        state = {"optimizer": optimizer.state_dict(checkpoint=True), "schedule": schedule.state_dict()}
         train(model, optimizer, schedule, range(5, 5 + others_went_on))
     with sharded(model, servers, resume_from=state["optimizer"]) as optimizer:
         schedule = make(optimizer)
@@ -73,7 +73,7 @@ def test_local_steps_go_on_with_a_state(addresses):
     local, optimizer = make(model, "resumed")
     with optimizer:
         train(model, optimizer, range(4))
-        state = {"outer": optimizer.outer.state_dict(), "local": local.state_dict()}
+        state = {"outer": optimizer.outer.state_dict(checkpoint=True), "local": local.state_dict()}
     model = network(seed=1)
     local, optimizer = make(model, "resumed", state["outer"])
     local.load_state_dict(state["local"])

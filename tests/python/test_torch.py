@@ -424,6 +424,7 @@ def test_state_round_trip(addresses, tmp_path):
             first.step()
             schedule.step()
         torch.save(first.state_dict(), tmp_path / "optimizer.pt")
+        assert "checkpoint" not in first.state_dict()["gradwire"]  # what lies on the shards stays there
         first.param_groups[0]["lr"] = 7.0
         first.load_state_dict(torch.load(tmp_path / "optimizer.pt"))  # the same version: no warning
         assert first.param_groups[0]["lr"] == 0.025
@@ -466,7 +467,7 @@ def test_resumed_training_is_that_which_never_stopped(addresses, tmp_path, codec
         if kept == "file":
             optimizer.save(tmp_path / "worker.checkpoint")
         else:
-            torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+            torch.save(optimizer.state_dict(checkpoint=True), tmp_path / "optimizer.pt")
     source = tmp_path / "worker.checkpoint" if kept == "file" else torch.load(tmp_path / "optimizer.pt")
     model = make_model(seed=1)  # whatever it holds is overwritten
     with ShardedOptimizer(model, servers=servers, job="resumed", codec=codec, lr=1e-2, resume_from=source) as optimizer:
@@ -490,15 +491,18 @@ def test_what_cannot_be_resumed_from_is_said(addresses, tmp_path):
         loss_of(model, 1).backward()
         with pytest.raises(gradwire.FailedPrecondition, match="round 2 is open"):
             optimizer.save(path)
-        with pytest.warns(UserWarning, match="no checkpoint to resume from"):
-            state = optimizer.state_dict()
+        with pytest.raises(gradwire.FailedPrecondition, match="round 2 is open"):
+            optimizer.state_dict(checkpoint=True)
+        state = optimizer.state_dict()
         optimizer.step()
 
     def resume(source, job="resumed", servers=servers, **more):
         ShardedOptimizer(model, servers=servers, job=job, lr=1e-2, resume_from=source, **more)
 
-    with pytest.raises(ValueError, match="without a checkpoint"):
+    with pytest.raises(ValueError, match=r"not taken by state_dict\(checkpoint=True\).*leave resume_from out"):
         resume(state)
+    with pytest.raises(ValueError, match="no state_dict.. of a ShardedOptimizer"):
+        resume(torch.optim.AdamW(model.parameters()).state_dict())
     with pytest.raises(gradwire.NotFound, match="nothing.checkpoint"):
         resume(tmp_path / "nothing.checkpoint")
     with pytest.raises(gradwire.FailedPrecondition, match="worker 'someone'|of 'someone'"):
@@ -549,7 +553,7 @@ def test_bounded_staleness_agrees_when_it_is_over(addresses):
                 optimizer.step()
             optimizer.drain()
             assert optimizer.session.version == 21
-            assert optimizer.state_dict()["gradwire"]["checkpoint"].numel() > 0
+            assert optimizer.state_dict(checkpoint=True)["gradwire"]["checkpoint"].numel() > 0
             return optimizer.digest()
 
     assert len(set(in_parallel(2, work))) == 1

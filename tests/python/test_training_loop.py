@@ -567,7 +567,7 @@ def test_a_state_of_other_hyper_parameters_is_refused_before_the_job_is_joined(a
     with sharded(model, servers) as optimizer:
         loss_of(model, 0).backward()
         optimizer.step()
-        state = optimizer.state_dict()
+        state = optimizer.state_dict(checkpoint=True)
     state["param_groups"][0]["weight_decay"] = 0.5
     with pytest.raises(ValueError, match="weight_decay of parameter group 0 is 0.5"):
         sharded(model, ["grpc://127.0.0.1:1"], resume_from=state)

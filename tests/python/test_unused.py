@@ -63,7 +63,7 @@ def test_unused_parameters_are_remembered_by_a_state(addresses, tmp_path, as_fil
     servers, model = addresses(1), TwoHeads()
     with sharded(model, servers) as optimizer:
         train_heads(model, optimizer, [0, 0])
-        saved = tmp_path / "state" if as_file else optimizer.state_dict()
+        saved = tmp_path / "state" if as_file else optimizer.state_dict(checkpoint=True)
         if as_file:
             optimizer.save(saved)
     with sharded(model, servers, resume_from=saved) as optimizer:

@@ -14,7 +14,7 @@ import torch
 
 from . import _amp, _lifetime
 from ._checkpoint import checkpoint_file, kept_checkpoint
-from ._errors import Cancelled, FailedPrecondition
+from ._errors import FailedPrecondition
 from ._job import DEFAULT_CODEC, Group, JobSpec, Rule, TensorSpec, default_update_codec, training_with
 from ._masters import Masters, gradient_of, rows_of
 from ._place import Staging, check_place, place_of, threads_for
@@ -88,7 +88,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     Advance a learning-rate scheduler by as many, so that it agrees with the other workers'.
 
     rounds="bounded:S" lets a worker run up to S rounds ahead of the slowest one: step() returns without the last S updates,
-    which come with later steps. drain() waits for them; close(), save() and state_dict() do so by themselves.
+    which come with later steps. drain() waits for them; close(), save() and state_dict(checkpoint=True) do so by themselves.
 
     rounds="async" makes every worker's step a step of the job, and none waits for another: see JobSpec. Learning rates are
     those of a batch of one worker. pull is then "params" (the default) or "params_bf16", else "update" (the default).
@@ -112,10 +112,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
     Only learning rates may change during a job. Any other changed hyper-parameter of a group makes the next step() raise
     gradwire.FailedPrecondition; nothing is ignored.
 
-    state_dict() holds the parameter groups and a checkpoint of this worker (for torch.save): parameters, moments,
-    residuals, the preconditioner, and which version of which job they belong to. save() writes the checkpoint alone to
-    a file. Call either between two steps. To go on from it, make the optimizer with resume_from=, a state_dict() or a
-    path. While the shards wait for this worker's next step (the checkpoint was taken after the last step, and this
+    state_dict() holds the parameter groups: what else an optimizer has lies on the shards. save() writes a checkpoint of this
+    worker to a file: parameters, moments, residuals, the preconditioner, and which version of which job they belong to;
+    state_dict(checkpoint=True) holds one, for torch.save. Call either between two steps. To go on from it, make the optimizer
+    with resume_from=, such a state or a path. While the shards wait for this worker's next step (the checkpoint was taken after the last step, and this
     worker is back within its lease), that is as if nothing had happened; else parameters come from the shards,
     residuals from the checkpoint: session.resumed tells which of the two. The training loop restores what is its own:
     its place in the data, schedulers, random numbers.
@@ -500,13 +500,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     # State ------------------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, checkpoint: bool = False) -> dict[str, Any]:
+        """The parameter groups, and which version of which job they belong to. checkpoint=True: also what save() writes, for
+        resume_from; between two steps, like save()."""
+        kept = {"checkpoint": kept_checkpoint(self.save)} if checkpoint else {}
         state = super().state_dict()
-        state["gradwire"] = {"job": self.job.name, "version": self.session.version}
-        try:
-            state["gradwire"]["checkpoint"] = kept_checkpoint(self.save)
-        except (Cancelled, FailedPrecondition) as error:
-            warnings.warn(f"this state has no checkpoint to resume from: {error}", stacklevel=2)
+        state["gradwire"] = {"job": self.job.name, "version": self.session.version, **kept}
         return state
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -520,8 +519,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if {key: taken[key] for key in here} != here:
             warnings.warn(f"this state is of version {taken['version']} of job {taken['job']!r}; this is version "
                           f"{here['version']} of job {here['job']!r}: learning rates are restored, parameters and moments "
-                          "stay as they are. To begin or go on with the parameters of a state, pass resume_from=state to "
-                          "ShardedOptimizer", stacklevel=2)
+                          "stay as they are. To begin or go on with the parameters of a state, take it by "
+                          "state_dict(checkpoint=True) and pass resume_from=state to ShardedOptimizer", stacklevel=2)
 
     def _check_groups(self, state_dict: Mapping[str, Any]) -> None:
         if state_dict.get("gradwire") is None:
