@@ -6,20 +6,17 @@ python client/examples/with_jax.py 0 grpc://127.0.0.1:7070 & python client/examp
 import sys
 
 import jax
-import jax.numpy as jnp
 from gradwire.jax import ShardedTransformation
 
 worker, servers = int(sys.argv[1]), sys.argv[2:]
 keys = jax.random.split(jax.random.key(0), 3)
-params = {"hidden": {"kernel": jax.random.normal(keys[0], (64, 256)) / 8, "bias": jnp.zeros(256)},
-          "out": {"kernel": jax.random.normal(keys[1], (256, 10)) / 16, "bias": jnp.zeros(10)}}
+params = {"hidden": jax.random.normal(keys[0], (64, 256)) / 8, "out": jax.random.normal(keys[1], (256, 10)) / 16}
 teacher = jax.random.normal(keys[2], (64, 10))  # the same everywhere
 
 
 def loss_of(params, inputs):
-    hidden = jax.nn.relu(inputs @ params["hidden"]["kernel"] + params["hidden"]["bias"])
-    logits = jax.nn.log_softmax(hidden @ params["out"]["kernel"] + params["out"]["bias"])
-    return -jnp.take_along_axis(logits, (inputs @ teacher).argmax(1)[:, None], axis=1).mean()
+    logits = jax.nn.log_softmax(jax.nn.relu(inputs @ params["hidden"]) @ params["out"])
+    return -(jax.nn.one_hot((inputs @ teacher).argmax(1), 10) * logits).sum(1).mean()
 
 
 optimizer = ShardedTransformation(servers=servers, job="jax-example", learning_rate=4e-3, workers=2, worker=f"worker-{worker}")
@@ -31,7 +28,7 @@ params = optimizer.parameters(params)  # those of the job
 def train(params, state, inputs):
     loss, gradients = jax.value_and_grad(loss_of)(params, inputs)
     updates, state = optimizer.update(gradients, state, params)
-    return jax.tree.map(jnp.add, params, updates), state, loss
+    return jax.tree.map(jax.numpy.add, params, updates), state, loss
 
 
 for step in range(301):

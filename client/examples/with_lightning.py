@@ -7,25 +7,8 @@ import sys
 
 import lightning
 import torch
-from gradwire.torch import DDPState, ddp_hook
+from gradwire.lightning import ThroughShards
 from lightning.pytorch.strategies import DDPStrategy
-
-
-class ThroughShards(lightning.Callback):
-    """Registers the hook once Lightning has wrapped the module, and leaves the job when training ends."""
-
-    def __init__(self, **where):
-        self.where = where
-
-    def on_train_start(self, trainer, module):
-        self.state = DDPState(trainer.strategy.model, **self.where)
-        trainer.strategy.model.register_comm_hook(self.state, ddp_hook)
-
-    def on_train_end(self, trainer, module):
-        if trainer.is_global_zero:
-            loss, pushed = trainer.callback_metrics["loss"], self.state.stats()["pushed_bytes"]
-            print(f"loss {loss:.3f}, {pushed / 1e3:.0f} kB pushed")
-        self.state.close()
 
 
 class Classifier(lightning.LightningModule):
@@ -45,7 +28,10 @@ class Classifier(lightning.LightningModule):
 lightning.seed_everything(0)
 inputs = torch.randn(8192, 64)
 data = torch.utils.data.TensorDataset(inputs, torch.nn.Linear(64, 10)(inputs).argmax(1))
+shards = ThroughShards(servers=sys.argv[1:], job="lightning-example")
 trainer = lightning.Trainer(max_epochs=2, accelerator="auto", devices=2, strategy=DDPStrategy(process_group_backend="gloo"),
                             gradient_clip_val=1.0, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-                            callbacks=ThroughShards(servers=sys.argv[1:], job="lightning-example"))
+                            callbacks=shards)  # the line that changes
 trainer.fit(Classifier(), torch.utils.data.DataLoader(data, batch_size=32, shuffle=True))
+if trainer.is_global_zero:
+    print(f"loss {trainer.callback_metrics['loss']:.3f}, {shards.stats()['pushed_bytes'] / 1e3:.0f} kB pushed")

@@ -7,25 +7,8 @@ import sys
 import tempfile
 
 import torch
-from gradwire.torch import DDPState, ddp_hook
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
-
-
-class ThroughShards(TrainerCallback):
-    """Registers the hook once the Trainer has wrapped the model, and leaves the job when training ends."""
-
-    def __init__(self, trainer, **where):
-        self.trainer, self.where = trainer, where
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.state = DDPState(self.trainer.model_wrapped, **self.where)
-        self.trainer.model_wrapped.register_comm_hook(self.state, ddp_hook)
-
-    def on_train_end(self, args, state, control, **kwargs):
-        if state.is_world_process_zero:
-            print(f"{self.state.stats()['pushed_bytes'] / 1e3:.0f} kB pushed")
-        self.state.close()
-
+from gradwire.transformers import ThroughShards
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 torch.manual_seed(0)
 model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=64, n_layer=2, n_head=2, bos_token_id=0,
@@ -37,5 +20,8 @@ arguments = TrainingArguments(folder.name, per_device_train_batch_size=8, max_st
                               logging_steps=50, report_to="none", save_strategy="no", disable_tqdm=True,
                               use_cpu=not torch.cuda.is_available())
 trainer = Trainer(model, arguments, train_dataset=[{"input_ids": s, "labels": s} for s in samples])
-trainer.add_callback(ThroughShards(trainer, servers=sys.argv[1:], job="trainer-example"))
+shards = ThroughShards(trainer, servers=sys.argv[1:], job="trainer-example")
+trainer.add_callback(shards)  # the line that changes
 trainer.train()
+if trainer.is_world_process_zero():
+    print(f"{shards.stats()['pushed_bytes'] / 1e3:.0f} kB pushed")

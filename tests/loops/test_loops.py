@@ -17,15 +17,19 @@ for package in ("accelerate", "transformers", "lightning"):
     pytest.importorskip(package)
 
 
-def run(out, mode, example, *servers):
+def torchrun(out, script, *arguments):
     """What both processes saved, and what they printed."""
-    script = [pathlib.Path(__file__).with_name("run_example.py"), out, mode, ROOT / f"client/examples/{example}.py"]
-    ran = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *script, *servers],
+    script = pathlib.Path(__file__).with_name(script)
+    ran = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, out, *arguments],
                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1",
                               "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
                          capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return [torch.load(f"{out}.{rank}") for rank in range(2)], ran.stdout + ran.stderr
+
+
+def run(out, mode, example, *servers):
+    return torchrun(out, "run_example.py", mode, ROOT / f"client/examples/{example}.py", *servers)
 
 
 @functools.cache
@@ -67,3 +71,15 @@ def test_the_default_trains_as_well_for_fewer_bytes(example, folder, server):
     elements = sum(value.numel() for value in expected[0]["parameters"].values())
     counted = found[0]["counted"]
     assert counted["pushed_bytes"] < 4 * elements * counted["steps"] / 6
+
+
+@pytest.mark.parametrize("loop", ["accelerate", "trainer", "lightning"])
+def test_one_percent_by_tagc_trains_as_well(loop, folder, server):
+    """SGD of steps of which TAGC sends 1 %, against AdamW over DistributedDataParallel, in the same loop."""
+    (expected, *_), _ = torchrun(folder / f"{loop}-plainly", "loop_worker.py", loop, "plain")
+    (found, *_), _ = torchrun(folder / f"{loop}-steps", "loop_worker.py", loop, "steps", server)
+    steps = len(found["losses"])
+    assert steps == len(expected["losses"]) == 300
+    assert sum(found["losses"][-50:]) <= 1.01 * sum(expected["losses"][-50:]) < 0.8 * sum(expected["losses"][:50])
+    assert found["counted"]["steps"] == steps
+    assert found["counted"]["pushed_bytes"] < 4 * found["elements"] * steps / 30
