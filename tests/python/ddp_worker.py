@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument("--idle", action="store_true", help="FSDP: one unit takes no part in the loss")
     parser.add_argument("--behind-close", action="store_true", help="another backward() when DDPState is closed")
     parser.add_argument("--device", default="cpu", help="of the model; all processes share one GPU")
+    parser.add_argument("--compile", action="store_true", help="by torch.compile, on rank 1 alone: replicas are the same")
     parser.add_argument("--again", action="store_true", help="from the checkpoint of the run that was killed, as whenever torchrun has started it again")
     args = parser.parse_args()
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
@@ -149,7 +150,9 @@ def main() -> None:
         if args.own_gather or (args.own_gather_of_one and rank == 1):
             net[0].set_custom_all_gather(OwnGather())
     else:
-        model = DistributedDataParallel(net, bucket_cap_mb=0.02)
+        model = DistributedDataParallel(net, bucket_cap_mb=25 if args.compile else 0.02)  # Dynamo wants more than its first MiB
+    if args.compile and rank == 1:
+        model.compile(backend="aot_eager")
     groups = [dist.new_group(list(range(begin, begin + args.per_host))) for begin in range(0, dist.get_world_size(), args.per_host)]
     adamw = {"lr": args.lr, "betas": (args.beta1, args.beta2), "weight_decay": args.weight_decay}
     optimizer: torch.optim.Optimizer

@@ -154,8 +154,9 @@ def test_the_default_trains_as_well_for_fewer_bytes(train, plain, addresses):
 
 
 @pytest.mark.slow
-def test_a_sparse_codec_that_pushes_steps_trains_as_well(train, plain, addresses):
-    assert_trains_as_well(train, plain, addresses, "tagc:density=0.01", STEPS, at_most=1.01, pushed=12)
+@pytest.mark.parametrize("flags", [(), ("--wrapper",)], ids=GENERATIONS)
+def test_a_sparse_codec_that_pushes_steps_trains_as_well(train, plain, addresses, flags):
+    assert_trains_as_well(train, plain, addresses, "tagc:density=0.01", (*STEPS, *flags), at_most=1.01, pushed=12)
 
 
 def test_rules_for_roles_that_no_unit_has_are_refused():

@@ -10,21 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import references
 from conftest import ROOT
 
 torch = pytest.importorskip("torch")
 gradwire = pytest.importorskip("gradwire")
 from gradwire.torch import LocalSGD
-from test_torch import in_parallel
+from test_torch import in_parallel, seeded
 from test_training_loop import fail_next_round
 
 EVERY, ROUNDS, LR, OUTER = 4, 5, 0.01, dict(lr=0.7, momentum=0.9, nesterov=True)
 DILOCO = dict(codec="dense:fp32")
+MEAN = dict(lr=1.0, momentum=0.0)  # for few local steps, whose rounds go the same way
 
 
 def model_of(width=24):
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(12, width), torch.nn.Tanh(), torch.nn.Linear(width, 3))
+    return seeded(0, lambda: torch.nn.Sequential(torch.nn.Linear(12, width), torch.nn.Tanh(), torch.nn.Linear(width, 3)))
 
 
 def batches(worker):
@@ -72,19 +73,24 @@ def parameters_of(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def reference(workers, late=False):
-    """Every worker's parameters after the same rounds. late: updates come one round late, as overlap=True has them."""
+def plain_mean(progress):
+    return [torch.stack(moved).mean(0) for moved in zip(*progress, strict=True)]
+
+
+def reference(workers, late=False, mean=plain_mean, outer_options=OUTER):
+    """Every worker's parameters after the same rounds. late: updates come one round late, as overlap=True has them. mean: of
+    progress[worker][tensor]."""
     models = [model_of() for _ in range(workers)]
     local = [torch.optim.AdamW(m.parameters(), lr=LR) for m in models]
     data = [batches(w) for w in range(workers)]
     shared = [torch.nn.Parameter(p.detach().clone()) for p in models[0].parameters()]
-    outer = torch.optim.SGD(shared, **OUTER)
+    outer = torch.optim.SGD(shared, **outer_options)
     begin = [[p.detach().clone() for p in m.parameters()] for m in models]
     waiting = None  # the progress of all workers that is on its way
 
     def update(progress):
-        for s, *moved in zip(shared, *progress):
-            s.grad = torch.stack(moved).mean(0)
+        for s, gradient in zip(shared, mean(progress), strict=True):
+            s.grad = gradient
         outer.step()
 
     with torch.no_grad():
@@ -124,6 +130,72 @@ def test_rounds_are_those_of_diloco(addresses, overlap):
     for model, expected in zip(found, reference(2, late=overlap)):
         torch.testing.assert_close(parameters_of(model), expected, rtol=0, atol=1e-5)
     assert torch.equal(parameters_of(found[0]), parameters_of(found[1])), "replicas differ"
+
+
+@pytest.mark.parametrize(("overlap", "decay"), [(False, None), (False, 0.5), (True, None)])
+def test_rounds_of_a_sparse_codec_are_those_of_sparseloco(addresses, overlap, decay):
+    """The defaults: lr=1, no momentum, and what waits times 0.95."""
+    servers, found = addresses(2), [model_of(), model_of()]
+    options = {"codec": "topk:density=0.1", "rules": [], "overlap": overlap} | ({} if decay is None else {"residual_decay": decay})
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda w: train(found[w], servers, w, 2, defaults=options), range(2)))
+    shapes = {name: tuple(p.shape) for name, p in model_of().named_parameters()}
+    codec = references.TopK(shapes, 2, 0, 1 << 20, density=0.1, decay=0.95 if decay is None else decay)
+
+    def mean(progress):
+        means = codec.step([[p.double().numpy().ravel() for p in of_worker] for of_worker in progress])
+        return [torch.from_numpy(m).float().reshape(s) for m, s in zip(means, shapes.values(), strict=True)]
+
+    expected = reference(2, overlap, mean, {"lr": 1.0})
+    for model, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(parameters_of(model), wanted, rtol=0, atol=1e-5)
+    assert not torch.allclose(expected[0], reference(2, overlap)[0], atol=1e-2), "another algorithm"
+
+
+@pytest.mark.parametrize("codec", ["tagc:density=0.05", "thc:bits=4", "onebit", "randomk:density=0.2", "powersgd:rank=2",
+                                   "topk:density=0.05,values=int4", "dense:bf16"])
+def test_every_kind_of_codec_trains(addresses, codec):
+    servers = addresses(2)
+    overlap = codec.startswith(("tagc", "thc"))
+
+    def work(worker):
+        model = model_of(64)
+        losses, stats = train(model, servers, worker, 2, EVERY * 40, {"codec": codec, "overlap": overlap, **MEAN})
+        return losses, stats, parameters_of(model)
+
+    (losses, stats, mine), (_, _, other) = in_parallel(2, work)
+    assert torch.equal(mine, other), "replicas differ"
+    assert sum(losses[-20:]) < 0.1 * sum(losses[:20])
+    assert stats["pushed_bytes"] > 0
+
+
+@pytest.mark.parametrize("codec", ["dense:fp32", "topk:density=0.1,values=int8"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_quorum_does_not_wait_for_who_is_late(addresses, codec, overlap):
+    servers, slept, rounds = addresses(2), 1.5, 40
+
+    def work(worker):
+        model, data, losses, behind, longest = model_of(), batches(worker), [], 0, 0.0
+        local = torch.optim.AdamW(model.parameters(), lr=LR)
+        with LocalSGD(local, model, every=EVERY, servers=servers, job="quorum", workers=3, worker=f"w{worker}", quorum=2,
+                      codec=codec, overlap=overlap, **MEAN) as optimizer:
+            for step in range(EVERY * rounds):
+                losses.append(backward(model, next(data)))
+                time.sleep(0.002)
+                if worker == 2 and step == EVERY * rounds // 2:
+                    time.sleep(slept)
+                begin = time.monotonic()
+                optimizer.step()
+                longest = max(longest, time.monotonic() - begin)
+                behind += optimizer.outer.skipped_rounds if step % EVERY == EVERY - 1 else 0
+        return losses, behind, longest, optimizer.stats()
+
+    found = in_parallel(3, work)
+    assert found[2][1] > 0 and found[2][3]["skipped_rounds"] == found[2][1], "rounds went on without it"
+    for losses, _, longest, _ in found[:2]:
+        assert longest < slept, "nobody waited for it"
+    for losses, *_ in found:
+        assert sum(losses[-20:]) < 0.2 * sum(losses[:20])
 
 
 def test_a_round_that_timed_out_goes_on(addresses):
