@@ -55,8 +55,8 @@ v1::JobStatus JobShard::Describe(bool with_details, bool with_digest) {
   log_.Describe(version, recovery_.version(), &status);
   if (log_.journals()) snapshots_.Describe(status.mutable_durability());
   if (with_details) *status.mutable_spec() = parts_.job.spec();
-  const TimeNs now = parts_.environment.clock->Now();
   absl::MutexLock lock(&parts_.mu);
+  const TimeNs now = parts_.NowOfRounds();
   status.set_initialized(parts_.rounds->initialized() || (parts_.replaying && version > 0));
   v1::RoundStatus& rounds = *status.mutable_rounds();
   const Rounds::Status now_open = parts_.rounds->status();

@@ -204,9 +204,10 @@ void AddFollowers(const v1::JobStatus& job, const Labels& labels, Page* page) {
 }
 
 void AddWorkers(const v1::JobStatus& job, const Labels& labels, Page* page) {
-  for (const v1::WorkerStatus& worker : job.workers()) {
+  for (int i = 0; i < std::min(job.workers_size(), kMaxWorkersTold); ++i) {
+    const v1::WorkerStatus& worker = job.workers(i);
     page->Add("gradwire_job_worker_held_up_seconds_total", kCounter,
-              "For how long rounds have waited for this worker alone, from when all others had come.",
+              "For how long this worker alone was awaited, while all others had nothing left to send; since it joined.",
               With(labels, {{"worker", worker.worker()}}), static_cast<double>(worker.held_up_ms()) / kMsPerSecond);
   }
 }

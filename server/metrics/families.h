@@ -13,8 +13,11 @@ namespace gradwire::metrics {
 
 // Series of buckets are given for so many buckets of a job, the first ones: a job may have thousands.
 inline constexpr size_t kMaxTrafficBuckets = 64;
+// And of workers for so many of them.
+inline constexpr int kMaxWorkersTold = 256;
 
-// One family per metric that has a value, in a fixed order. Labels: job and shard; follower; bucket, codec and form.
+// One family per metric that has a value, in a fixed order. Labels: job and shard; worker; follower; bucket, codec and
+// form.
 // No two series of a family have the same labels.
 std::vector<prometheus::MetricFamily> ToFamilies(const Reading& reading);
 

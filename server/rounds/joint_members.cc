@@ -90,6 +90,7 @@ absl::StatusOr<JointRounds::JoinOutcome> JointRounds::Resume(std::string_view wo
     Advance(now, actions);
   }  // else there is nothing to catch up to: it is in a later round, as a newcomer, and follows the means kept until
      // then
+  NoteAwaitedAlone(now);
   outcome.start_version = over ? round_ : round;
   return outcome;
 }
@@ -156,8 +157,8 @@ void JointRounds::Excuse(TimeNs slept, TimeNs now) {
     if (since) since = std::min(*since + slept, now);  // what was noted since this process runs again is not earlier
   };
   postpone(waiting_since_);
+  awaited_since_ = std::min(awaited_since_ + slept, now);
   for (Round& round : rounds_) {
-    round.arrivals.Excuse(slept, now);
     for (BucketRound& bucket : round.buckets) postpone(bucket.quorum_at);
   }
 }

@@ -101,6 +101,7 @@ absl::StatusOr<PushVerdict> JointRounds::Complete(MemberId id, uint32_t bucket, 
   if (verdict == PushVerdict::kDuplicate) GW_RETURN_IF_ERROR(Repeat(id, bucket, round, digest));
   if (verdict != PushVerdict::kAccept) return verdict;
   BucketRound& open = Find(round)->buckets[bucket];
+  const bool first = !open.contributions.contains(id);
   // Workers that left have frames in the round, too. What each may send is bounded by max_workers, so that sums are
   // right; one frame more waits in its worker's residual.
   const bool full = open.included >= rules_.membership.max_workers;
@@ -109,7 +110,7 @@ absl::StatusOr<PushVerdict> JointRounds::Complete(MemberId id, uint32_t bucket, 
     ++open.included;
     history_.Note(id, bucket, round, digest);
   }
-  NoteCame(id, bucket, round, now);
+  NoteCame(id, bucket, round, first, now);
   CloseIfDue(round, bucket, now, actions);
   if (rounds_[0].closed == rules_.buckets) Advance(now, actions);
   return full ? PushVerdict::kNotIncluded : verdict;
@@ -119,16 +120,18 @@ absl::StatusOr<PushVerdict> JointRounds::Abstain(MemberId id, uint32_t bucket, u
                                                  RoundActions* actions) {
   GW_ASSIGN_OR_RETURN(const PushVerdict verdict, Classify(id, bucket, round));
   if (verdict != PushVerdict::kAccept) return verdict;
-  Find(round)->buckets[bucket].contributions[id] = {false, 0, round};
-  NoteCame(id, bucket, round, now);
+  Contributions& contributions = Find(round)->buckets[bucket].contributions;
+  const bool first = !contributions.contains(id);
+  contributions[id] = {false, 0, round};
+  NoteCame(id, bucket, round, first, now);
   CloseIfDue(round, bucket, now, actions);
   if (rounds_[0].closed == rules_.buckets) Advance(now, actions);
   return verdict;
 }
 
-void JointRounds::NoteCame(MemberId id, uint32_t bucket, uint64_t round, TimeNs now) {
+void JointRounds::NoteCame(MemberId id, uint32_t bucket, uint64_t round, bool first, TimeNs now) {
   membership_.NoteFrame(id, round);
-  Find(round)->arrivals.Note(id, now);
+  if (first && ++Find(round)->came[id] == rules_.buckets) NoteAwaitedAlone(now);
   BucketRound& open = Find(round)->buckets[bucket];
   if (rules_.quorum == 0 || open.contributions.size() < rules_.quorum) return;
   if (open.quorum_at) return lateness_.NoteLate(round, now - *open.quorum_at);
@@ -231,14 +234,14 @@ void JointRounds::Advance(TimeNs now, RoundActions* actions) {
     for (uint64_t round = round_; Find(round) != nullptr; ++round) {
       for (uint32_t b = 0; b < rules_.buckets; ++b) CloseIfDue(round, b, now, actions);
     }
-    if (rounds_[0].closed < rules_.buckets) return;
+    if (rounds_[0].closed < rules_.buckets) break;
     while (rounds_[0].closed == rules_.buckets) OpenNext(now, actions);
   }
+  NoteAwaitedAlone(now);
 }
 
 void JointRounds::OpenNext(TimeNs now, RoundActions* actions) {
   short_rounds_ += rounds_[0].is_short ? 1 : 0;
-  if (const auto last = rounds_[0].arrivals.last()) membership_.NoteHeldUp(last->id, last->behind);
   std::rotate(rounds_.begin(), rounds_.begin() + 1, rounds_.end());
   rounds_.back() = NewRound(now);
   ++round_;
@@ -285,12 +288,39 @@ bool JointRounds::Awaits(const Member& member) const {
                      [&](const BucketRound& b) { return !b.closed && !b.contributions.contains(member.id); });
 }
 
+bool JointRounds::AllCame(MemberId id, const Round& round) const {
+  const auto came = round.came.find(id);
+  return came != round.came.end() && came->second == rules_.buckets;
+}
+
+MemberId JointRounds::AwaitedAlone() const {
+  if (!open_) return 0;
+  MemberId alone = 0;
+  bool others = false;
+  for (const auto& [id, member] : membership_.members()) {
+    if (!InRound(member)) continue;
+    // Frames of later rounds come behind those of earlier ones: who has sent all of the last one has sent all.
+    if (AllCame(id, rounds_.back())) {
+      others = true;
+    } else if (alone != 0 || AllCame(id, rounds_[0])) {
+      return 0;
+    } else {
+      alone = id;
+    }
+  }
+  return others ? alone : 0;
+}
+
+void JointRounds::NoteAwaitedAlone(TimeNs now) {
+  const MemberId alone = AwaitedAlone();
+  if (alone == awaited_alone_) return;
+  if (awaited_alone_ != 0) membership_.NoteHeldUp(awaited_alone_, now - awaited_since_);
+  awaited_alone_ = alone;
+  awaited_since_ = now;
+}
+
 TimeNs JointRounds::HeldUp(const Member& member, TimeNs now) const {
-  const auto& members = membership_.members();
-  const bool alone = Awaits(member) && std::none_of(members.begin(), members.end(), [&](const auto& other) {
-                       return other.first != member.id && Awaits(other.second);
-                     });
-  return member.held_up + (alone ? rounds_[0].arrivals.AwaitedFor(member.id, now) : 0);
+  return member.held_up + (member.id == awaited_alone_ ? std::max<TimeNs>(0, now - awaited_since_) : 0);
 }
 
 bool JointRounds::RoundHasContributions() const {

@@ -8,13 +8,13 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/rounds/arrivals.h"
 #include "server/rounds/initialization.h"
 #include "server/rounds/lateness.h"
 #include "server/rounds/membership.h"
@@ -104,9 +104,9 @@ class JointRounds final : public Rounds {
   };
   struct Round {
     TimeNs opened = 0;
-    uint32_t closed = 0;    // buckets
-    bool is_short = false;  // a bucket closed without a member
-    Arrivals arrivals;
+    uint32_t closed = 0;                // buckets
+    bool is_short = false;              // a bucket closed without a member
+    std::map<MemberId, uint32_t> came;  // buckets of which something came of each
     std::vector<BucketRound> buckets;
   };
 
@@ -120,7 +120,12 @@ class JointRounds final : public Rounds {
   JoinOutcome OutcomeOf(MemberId id) const;
   void Lose(const std::vector<Member>& lost, TimeNs now, RoundActions* actions);
   void ElectInitializer(RoundActions* actions);
-  void NoteCame(MemberId id, uint32_t bucket, uint64_t round, TimeNs now);
+  void NoteCame(MemberId id, uint32_t bucket, uint64_t round, bool first, TimeNs now);
+  bool AllCame(MemberId id, const Round& round) const;
+  // The only member that the oldest round lacks a frame of, where nothing is open for any other; 0: there is none.
+  MemberId AwaitedAlone() const;
+  // Behind everything that may change who that is.
+  void NoteAwaitedAlone(TimeNs now);
   // From when on a bucket may close; nothing: not known yet. *missing: it would close without a member.
   std::optional<TimeNs> CloseTime(uint64_t round, uint32_t bucket, bool* missing) const;
   std::optional<TimeNs> NextClose() const;
@@ -146,6 +151,8 @@ class JointRounds final : public Rounds {
   std::vector<Round> rounds_;  // from round_ on: 1 + staleness
   std::optional<TimeNs> waiting_since_;
   bool overdue_ = false;  // a tick found something to do, and has not done it
+  MemberId awaited_alone_ = 0;
+  TimeNs awaited_since_ = 0;
   uint64_t short_rounds_ = 0;
 };
 

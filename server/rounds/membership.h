@@ -28,7 +28,7 @@ struct Member {
   TimeNs lease_end = 0;
   bool may_initialize = false;  // as its latest join or heartbeat said
   uint64_t heard_round = 0;     // the latest round of which a frame came
-  TimeNs held_up = 0;           // for how long rounds that are over had waited for it alone
+  TimeNs held_up = 0;           // for how long it alone was awaited
 };
 
 class Membership {

@@ -164,7 +164,7 @@ class Rounds {
   virtual bool InRound(const Member& member) const = 0;
   // The open round lacks a frame of this member.
   virtual bool Awaits(const Member& member) const = 0;
-  // For how long rounds have waited for this member alone, in all; the open one counts.
+  // For how long this member alone was awaited, while everybody else had nothing left to send; in all, until now.
   virtual TimeNs HeldUp(const Member& member, TimeNs now) const = 0;
   virtual const Membership& membership() const = 0;
   virtual Status status() const = 0;

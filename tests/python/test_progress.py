@@ -45,7 +45,7 @@ def test_tells_what_the_session_counts(addresses):
     assert len(lines) >= 2
     for line in lines:
         assert re.fullmatch(r"job 'told': step \d+, [\d.]+ steps/s; per step [\d.]+ k?B pushed, [\d.]+ k?B pulled( \(float32: "
-                            r"[\d.]+ times as much\))?; \d+% of the time waiting; 1 members(; waits for this worker's own frames)?", line), line
+                            r"[\d.]+ times as much\))?; \d+% of the time waiting; 1 members", line), line
     assert lines[-1].startswith("job 'told': step 15, ")
     steps = [step for step, _ in writer.scalars["gradwire/steps_per_second"]]
     assert steps == sorted(steps) and steps[-1] == 15 and len(steps) == len(lines)
@@ -81,11 +81,11 @@ def test_who_is_late_is_named(addresses, tmp_path):
 
     in_parallel(3, work)
     lines = file.getvalue().splitlines()
-    # The first line may begin in the round before, and the last one behind the last round.
+    # The last line may have begun behind the last round.
     shares = [int(found[1]) for line in lines if (found := re.search(r"members; late: w2 \((\d+)% of the time\)", line))]
     assert len(shares) >= len(lines) - 1 >= 2 and max(shares) > 50, lines
-    assert max(share for _, share in writer.scalars["gradwire/late/w2"]) > 0.5
-    assert "gradwire/late/w1" not in writer.scalars
+    most = {worker: max((share for _, share in writer.scalars.get(f"gradwire/late/w{worker}", [])), default=0) for worker in range(3)}
+    assert most[2] > 0.5 > max(most[0], most[1])
     assert "<!-- for w2 -->" in (tmp_path / "late.svg").read_text()
 
 
@@ -95,12 +95,10 @@ def test_frames_that_come_too_late_are_counted_by_worker(addresses):
 
     def work(worker):
         with gradwire.join(servers, job, make_parameters(), f"w{worker}") as session:
-            if worker == 1:
-                return train(session, 60, pause=0.02)
-            if worker == 2:
+            if worker > 0:
                 train(session, 20, pause=0.02)
-                time.sleep(0.3)
-                train(session, 1)
+                time.sleep(0.3 if worker == 2 else 0)
+                train(session, 1 if worker == 2 else 40, pause=0.02)
                 over.wait(10)  # whoever has left is not told of
                 return
             with gradwire.Progress(session, every=60, file=file):
@@ -130,7 +128,7 @@ def test_a_round_that_does_not_end_says_whom_it_waits_for(addresses):
 
     in_parallel(2, work)
     assert "; waits for w1 (no frame yet)\n" in file.getvalue(), file.getvalue()
-    assert re.search(r"; late: w1 \([1-9]\d+% of the time\)\n$", file.getvalue()), file.getvalue()
+    assert re.search(r"; late: w1 \([1-9]\d+% of the time\)\n", file.getvalue()), file.getvalue()
 
 
 def test_outlives_its_session(addresses):

@@ -1,7 +1,8 @@
-"""Who is late: for whom the rounds of a job waited, between two looks."""
+"""Who is late: for whom the rounds of a job waited, between two looks at its shards."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,13 +13,10 @@ _ASK_MS = 1000
 
 @dataclass(frozen=True)
 class Late:
-    """Of one worker, since the look before."""
+    """Of one worker since the look before, as the shard says where it cost the most."""
 
-    held_up: float = 0.0  # seconds for which rounds waited for it alone
+    share: float = 0.0  # of the time, in which it alone was awaited
     left_out: int = 0  # frames that came when their round had closed over a quorum
-
-    def __bool__(self) -> bool:
-        return self.held_up > 0 or self.left_out > 0
 
 
 class Lateness:
@@ -27,25 +25,38 @@ class Lateness:
     def __init__(self, servers: Sequence[str], job: str, worker: str):
         self._servers, self._job, self._worker = list(servers), job, worker
         self._answers: list[Answer] = []
-        self._before: dict[str, Late] | None = None
+        # By shard, worker and incarnation: when it was seen last, the seconds for which it had been awaited, and its frames.
+        self._seen: dict[tuple[int, str, str], tuple[float, float, int]] = {}
         self.look()
 
+    @property
+    def answered(self) -> bool:
+        """Whether a shard answered the last look."""
+        return bool(statuses(self._answers))
+
     def look(self) -> dict[str, Late]:
-        """Those who were late since the last look that a shard answered. Members that are there no more do not count."""
-        self._answers = ask(self._servers, self._job, _ASK_MS)
-        if not statuses(self._answers):
-            return {}
-        now = {name: Late(int(of["held_up_ms"]) / 1000, int(of["not_included_frames"])) for name, of in workers_of(self._answers).items()}
-        before, self._before = self._before, now
-        if before is None:
-            return {}
-        # One that was started again counts from 0.
-        since = {name: Late(max(0.0, late.held_up - known.held_up), max(0, late.left_out - known.left_out))
-                 for name, late in now.items() for known in (before.get(name, Late()),)}
-        return {name: late for name, late in since.items() if late}
+        """Those who were late since the last look; of a shard that did not answer then, since it did. Members that are gone, or
+        are seen for the first time, do not count."""
+        self._answers, at = ask(self._servers, self._job, _ASK_MS), time.monotonic()
+        late: dict[str, Late] = {}
+        for shard, status in enumerate(self._answers):
+            for worker in status["workers"] if isinstance(status, dict) else ():
+                name, key = worker["worker"], (shard, worker["worker"], worker["incarnation"])
+                held_up, left_out = int(worker["held_up_ms"]) / 1000, int(worker["not_included_frames"])
+                then, held_up_then, left_out_then = self._seen.get(key, (at, held_up, left_out))
+                self._seen[key] = (at, held_up, left_out)
+                share = min(1.0, max(0.0, held_up - held_up_then) / (at - then)) if at > then else 0.0
+                known = late.get(name, Late())
+                late[name] = Late(max(known.share, share), max(known.left_out, left_out - left_out_then))
+        return {name: of for name, of in late.items() if of != Late()}
 
     def waits_for(self) -> str:
-        """Whom or what the open round lacked at the last look; "" where who looks is no longer there."""
-        if statuses(self._answers) and self._worker not in workers_of(self._answers):
+        """Whom or what this worker waited for at the last look; "" where it was itself awaited, or is no longer there, or nobody
+        waits (asynchronous rounds)."""
+        workers, here = workers_of(self._answers), statuses(self._answers)
+        me = workers.get(self._worker)
+        if here and (me is None or me["awaited"]):
+            return ""
+        if here and all(status["rounds"]["open"] for status in here) and not any(worker["awaited"] for worker in workers.values()):
             return ""
         return waited_for(self._servers, self._answers, self._worker)

@@ -17,7 +17,7 @@ _POLL_SECONDS = 0.2
 _KEPT = 4096  # of what was told, for report(); then every other one goes
 _BYTES_PER_ELEMENT = 4  # float32
 _LATE_SHARE = 0.02  # of the time: for less nobody is called late
-_MOST_LATE = 3  # that a line names, and a picture draws
+_MOST_LATE = 3  # whom a line names, and a picture draws
 
 
 class ScalarWriter(Protocol):
@@ -40,8 +40,10 @@ class Progress:
     many), waiting (the share of time that went by in waiting for others), members and, for each worker that was late once,
     late/WORKER. Steps without news are told of too: the rate is 0 then. report() draws all of them.
 
-    Late is for whom rounds waited alone, everybody else's gradients being there, and with a quorum whose gradients came too late:
-    the line names the three worst, with the share of the time that they cost. The shards know that; each is asked once for a line.
+    Late is who alone is awaited, while all others have sent what they may, and with a quorum whose gradients come too late: the line
+    names the three worst, with the share of the time that this takes. (Where rounds travel meanwhile, as with overlap=True of
+    LocalSGD, the rounds wait, and workers perhaps not.) Where no step ends between two lines, the line says what this worker waits
+    for. The shards know; each is asked once for a line.
     """
 
     def __init__(self, source: Any, *, every: float = 10.0, file: TextIO | None = sys.stderr, writer: ScalarWriter | None = None):
@@ -68,7 +70,7 @@ class Progress:
             return
         self._over.set()
         self._thread.join()
-        self._tell()
+        self._tell(last=True)
         if self._wrote and self._file is not None:
             print(file=self._file, flush=True)
 
@@ -78,11 +80,11 @@ class Progress:
         while not self._over.wait(min(_POLL_SECONDS, self._every)) and threading.main_thread().is_alive():
             if time.monotonic() >= due:
                 self._tell()
-                due += self._every
+                due = max(due + self._every, time.monotonic())
 
-    def _tell(self) -> None:
+    def _tell(self, last: bool = False) -> None:
         assert self._session is not None
-        late = self._late.look()
+        late = self._late.look() if self._late.answered or not last else {}  # who leaves waits for nobody that is gone
         now, at = self._session.stats(), time.monotonic()
         seconds, steps = at - self._at, now["steps"] - self._last["steps"]
         per_step = {name: (now[name] - self._last[name]) / max(steps, 1) for name in ("pushed_bytes", "pulled_bytes")}
@@ -96,9 +98,10 @@ class Progress:
             "members": now["members"],
         }
         self._last, self._at = now, at
-        shares = {name: min(1.0, of.held_up / seconds) for name, of in late.items()}
-        self._ever_late.update(name for name, of in late.items() if shares[name] >= _LATE_SHARE or of.left_out)
-        self._told.append({"step": now["steps"], "skipped_rounds": now["skipped_rounds"], "late": shares, **values})
+        late = {name: of for name, of in late.items() if of.share >= _LATE_SHARE or of.left_out}
+        self._ever_late.update(late)
+        self._told.append({"step": now["steps"], "skipped_rounds": now["skipped_rounds"], **values,
+                           "late": {name: of.share for name, of in late.items()}})
         if len(self._told) > _KEPT:
             del self._told[1::2]
         if self._writer is not None:
@@ -106,13 +109,14 @@ class Progress:
             for name, value in values.items():
                 self._writer.add_scalar(f"gradwire/{name}", value, first + int(now["steps"]))
             for name in sorted(self._ever_late):
-                self._writer.add_scalar(f"gradwire/late/{name}", shares.get(name, 0.0), first + int(now["steps"]))
+                self._writer.add_scalar(f"gradwire/late/{name}", late.get(name, Late()).share, first + int(now["steps"]))
         if self._file is not None:
+            waits = "" if steps or last else self._late.waits_for()
             self._write(f"job {self._session.job.name!r}: step {now['steps']:,.0f}, {_three(values['steps_per_second'])} steps/s; per step "
                         f"{_size(per_step['pushed_bytes'])} pushed, {_size(per_step['pulled_bytes'])} pulled"
                         + (f" (float32: {_three(values['saved'])} times as much)" if values["saved"] else "")
                         + f"; {values['waiting']:.0%} of the time waiting; {now['members']:.0f} members"
-                        + (f"; waits for {waits}" if (waits := self._late.waits_for() if not steps else "") else _said(late, shares)))
+                        + (f"; waits for {waits}" if waits else _said(late)))
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Draws what was told so far, over this worker's steps: their rate, bytes each way, the share of time spent waiting,
@@ -141,7 +145,10 @@ class Progress:
             axis.plot(steps, [entry[key] for entry in told], marker=".", linewidth=1)
             axis.set_ylabel(label)
             axis.set_ylim(bottom=0)
-        total = {name: sum(entry["late"].get(name, 0.0) for entry in told) for name in self._ever_late}
+        total: dict[str, float] = {}
+        for entry in told:
+            for name, share in entry["late"].items():
+                total[name] = total.get(name, 0.0) + share
         for name in sorted(total, key=total.__getitem__, reverse=True)[:_MOST_LATE]:
             waiting.plot(steps, [entry["late"].get(name, 0.0) for entry in told], linewidth=1, linestyle="--", label=f"for {name}")
         if total:
@@ -168,15 +175,14 @@ class Progress:
             print(line, file=self._file, flush=True)
 
 
-def _said(late: dict[str, Late], shares: dict[str, float]) -> str:
+def _said(late: dict[str, Late]) -> str:
     named = []
-    for name in sorted(late, key=lambda name: (shares[name], late[name].left_out), reverse=True):
-        costs = [f"{shares[name]:.0%} of the time"] if shares[name] >= _LATE_SHARE else []
-        if (left_out := late[name].left_out):
-            costs.append(f"{left_out:,} frame{'s' * (left_out > 1)} came too late")
-        if costs:
-            named.append(f"{name} ({', '.join(costs)})")
-    return "; late: " + ", ".join(named[:_MOST_LATE]) if named else ""
+    for name, of in sorted(late.items(), key=lambda item: (item[1].share, item[1].left_out), reverse=True)[:_MOST_LATE]:
+        costs = [f"{of.share:.0%} of the time"] if of.share >= _LATE_SHARE else []
+        if of.left_out:
+            costs.append(f"{of.left_out:,} frame{'s' * (of.left_out > 1)} came too late")
+        named.append(f"{name} ({', '.join(costs)})")
+    return "; late: " + ", ".join(named) if named else ""
 
 
 def _three(number: float) -> str:

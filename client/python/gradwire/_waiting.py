@@ -46,16 +46,14 @@ def unreachable(answers: Sequence[Answer]) -> list[str]:
 
 
 def workers_of(answers: Sequence[Answer]) -> dict[str, dict[str, Any]]:
-    """Members by name. One that any shard awaits counts as awaited, one whose connection to any shard is gone as gone. Counts are
-    those of the shard that has the most."""
+    """Members by name. One that any shard awaits counts as awaited, one whose connection to any shard is gone as gone."""
     workers: dict[str, dict[str, Any]] = {}
     for status in statuses(answers):
         for worker in status["workers"]:
             known = workers.setdefault(worker["worker"], dict(worker))
             known["awaited"] = known["awaited"] or worker["awaited"]
             known["connected"] = known["connected"] and worker["connected"]
-            for most in ("lease_left_ms", "held_up_ms", "not_included_frames"):
-                known[most] = max(int(known[most]), int(worker[most]))
+            known["lease_left_ms"] = max(int(known["lease_left_ms"]), int(worker["lease_left_ms"]))
     return workers
 
 

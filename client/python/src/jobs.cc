@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <future>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,8 +36,13 @@ Answer DescribeJob(const std::string& address, const std::string& job, int64_t t
 }
 
 std::vector<Answer> DescribeOnAll(const std::vector<std::string>& servers, const std::string& job, int64_t timeout_ms) {
+  std::vector<std::future<Answer>> asked;
+  for (const std::string& server : servers) {
+    asked.push_back(
+        std::async(std::launch::async, [&server, &job, timeout_ms] { return DescribeJob(server, job, timeout_ms); }));
+  }
   std::vector<Answer> answers;
-  for (const std::string& server : servers) answers.push_back(DescribeJob(server, job, timeout_ms));
+  for (std::future<Answer>& answer : asked) answers.push_back(answer.get());
   return answers;
 }
 

@@ -279,46 +279,6 @@ TEST_F(JointRoundsTest, CompleteFramesOfALostWorkerStayIncluded) {
   EXPECT_EQ(actions_.close[0].contributors, 2u);
 }
 
-TEST_F(JointRoundsTest, RoundsThatWaitForOneMemberAloneCountAsHeldUpByIt) {
-  Make(2, 3);
-  const auto a = Join("a").id;
-  const auto b = Join("b").id;
-  const auto c = Join("c").id;
-  const auto held_up = [this](MemberId id, TimeNs now) {
-    return machine_->HeldUp(*machine_->membership().Get(id), now);
-  };
-  Complete(a, 0, 0, 7, 10);
-  Complete(b, 0, 0, 7, 20);
-  Complete(c, 0, 0, 7, 30);
-  EXPECT_EQ(held_up(b, 90), 0) << "another bucket waits for all";
-  Complete(c, 1, 0, 7, 40);
-  Complete(b, 1, 0, 7, 50);
-  EXPECT_EQ(held_up(a, 90), 40) << "since 50, in a round that is open";
-  EXPECT_EQ(held_up(c, 90), 0);
-  Complete(a, 1, 0, 7, 100);
-  EXPECT_EQ(held_up(a, 500), 50) << "no longer awaited";
-  EXPECT_EQ(held_up(b, 500), 0);
-  // Of the next round, c says that it contributes nothing, and is the last again with its second bucket.
-  for (uint32_t bucket : {0, 1}) Complete(a, bucket, 1, 7, 200);
-  Complete(b, 0, 1, 7, 210);
-  EXPECT_TRUE(machine_->Abstain(c, 0, 1, 220, &actions_).ok());
-  Complete(b, 1, 1, 7, 230);
-  EXPECT_EQ(held_up(c, 240), 10);
-  machine_->Excuse(100, 340);
-  EXPECT_EQ(held_up(c, 345), 15) << "this server did not run meanwhile";
-  EXPECT_TRUE(machine_->Abstain(c, 1, 1, 350, &actions_).ok());
-  EXPECT_EQ(held_up(c, 350), 20);
-  EXPECT_EQ(held_up(a, 350), 50);
-}
-
-TEST_F(JointRoundsTest, WhoIsAloneHoldsNobodyUp) {
-  Make(1, 1);
-  const auto a = Join("a").id;
-  Complete(a, 0, 0, 7, 10);
-  Complete(a, 0, 1, 7, 1000);
-  EXPECT_EQ(machine_->HeldUp(*machine_->membership().Get(a), 5000), 0);
-}
-
 TEST_F(JointRoundsTest, LateFrameIsNotIncluded) {
   Make(1, 1);
   const auto a = Join("a");

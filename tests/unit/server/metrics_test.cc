@@ -128,12 +128,13 @@ TEST(Metrics, NoSeriesIsThereTwiceAndTheirNumberIsBounded) {
     traffic.set_bucket(b);
     traffic.set_codec("adaptive:density=0.01");
   }
+  for (int w = 0; w < 5000; ++w) job.add_workers()->set_worker("worker-" + std::to_string(w));
   for (const MetricFamily& family : ToFamilies(reading)) {
     std::set<std::vector<prometheus::ClientMetric::Label>> labels;
     for (const prometheus::ClientMetric& metric : family.metric) {
       EXPECT_TRUE(labels.insert(metric.label).second) << family.name;
     }
-    EXPECT_LE(family.metric.size(), kMaxTrafficBuckets * 5) << family.name;
+    EXPECT_LE(family.metric.size(), std::max<size_t>(kMaxTrafficBuckets * 5, kMaxWorkersTold)) << family.name;
   }
   EXPECT_THAT(TextOf(reading),
               HasSubstr("gradwire_job_follower_lag_rounds{job=\"lm\",shard=\"1\",follower=\"b\"} 1\n"));
