@@ -31,7 +31,7 @@ data = torch.utils.data.TensorDataset(inputs, torch.nn.Linear(64, 10)(inputs).ar
 shards = ThroughShards(servers=sys.argv[1:], job="lightning-example")
 trainer = lightning.Trainer(max_epochs=2, accelerator="auto", devices=2, strategy=DDPStrategy(process_group_backend="gloo"),
                             gradient_clip_val=1.0, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-                            callbacks=shards)  # the line that changes
+                            callbacks=[shards])  # the line that changes
 trainer.fit(Classifier(), torch.utils.data.DataLoader(data, batch_size=32, shuffle=True))
 if trainer.is_global_zero:
     print(f"loss {trainer.callback_metrics['loss']:.3f}, {shards.stats()['pushed_bytes'] / 1e3:.0f} kB pushed")

@@ -11,7 +11,7 @@ from ._errors import FailedPrecondition
 from ._job import Rule, TensorSpec
 from ._means import MeanExchange
 from ._session import Session
-from ._torch_groups import check_parameter, plain_name, roles_of
+from ._torch_groups import check_tensor, plain_name, roles_of
 
 
 class DDPState:
@@ -24,8 +24,9 @@ class DDPState:
     all-reduce does, for as many bytes as the codec takes. The optimizer, its state and the loop stay as they are. What a codec
     does not send waits in a residual on this worker.
 
-    model: the DistributedDataParallel, or the module in it; its float32 parameters that require gradients, by name without the
-    prefixes of wrappers. codec, update_codec, rules, roles: as for ShardedOptimizer. The default sends four bits per element.
+    model: the DistributedDataParallel, or the module in it; its parameters that require gradients, by name without the
+    prefixes of wrappers. Those of 16 bits, or in another memory format (channels_last), are sent as a copy in float32, and their
+    means rounded once. codec, update_codec, rules, roles: as for ShardedOptimizer. The default sends four bits per element.
     codec="dense:fp32" gives DistributedDataParallel's own trajectory up to the rounding of sums.
 
     push: what travels. "gradient"; or "step", for sparse codecs (tagc, topk ...): an optimizer that divides by its own second
@@ -81,12 +82,13 @@ class DDPState:
         if not named:
             raise ValueError("all parameters are frozen (requires_grad=False): there is nothing to reduce")
         for name, p in named:
-            check_parameter(name, p)
+            check_tensor(f"parameter {name!r}", p)
         roles = roles_of(roles, [name for name, _ in named], (plain_name(name) for name, _ in model.named_parameters()))
         MeanExchange.check(nonfinite, push, step_beta2, residual_decay)
         self._index = {id(p): i for i, (_, p) in enumerate(named)}
         self._pending: list[tuple[dist.GradBucket, torch.futures.Future[torch.Tensor]]] = []
-        self._means = [torch.zeros_like(p, requires_grad=False) for _, p in named]
+        self._means = [torch.zeros(p.shape, dtype=torch.float32, device=p.device) for _, p in named]
+        self._sent: list[torch.Tensor] = []  # of the round that is open
         self._closed = False
         self._exchange: MeanExchange | None = None  # of who speaks with the shards, until it is closed
         if self._leader is None or dist.get_rank() == self._leader:
@@ -111,12 +113,14 @@ class DDPState:
             dist.reduce(buffer, self._leader, group=self._group)
         if self._exchange is not None:
             if not self._pending:
+                self._sent.clear()  # of a round that failed
                 self._exchange.begin()
             if self._group is not None:
                 buffer.div_(self._group_size)
             self._exchange.look(buffer)
             for p, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-                self._exchange.send(self._index_of(p), gradient)
+                self._sent.append(gradient.to(torch.float32, memory_format=torch.contiguous_format))
+                self._exchange.send(self._index_of(p), self._sent[-1])
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[buffer.device] if buffer.is_cuda else [])
         self._pending.append((bucket, future))
@@ -127,6 +131,7 @@ class DDPState:
     def _end(self) -> None:
         pending, self._pending = self._pending, []
         spoilt = self._exchange is not None and self._exchange.end()
+        self._sent.clear()
         for bucket, future in pending:
             if self._exchange is not None:
                 for p, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):

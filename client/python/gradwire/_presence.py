@@ -65,7 +65,7 @@ class Presence:
         self._had = [True] * len(self._had)
         if self._policy == "refuse":
             logger.warning("checkpoint %r does not say which parameters had gradients, as those of ShardedOptimizer.save() and "
-                           "state_dict() do: all are taken to have had one. Where some had none, pass unused='zeros'", checkpoint)
+                           "state_dict(checkpoint=True) do: all are taken to have had one. Where some had none, pass unused='zeros'", checkpoint)
 
     def check(self) -> None:
         """Before anything of a step is sent. Raises FailedPrecondition where the step would not be torch's."""

@@ -119,16 +119,6 @@ def check_tensor(what: str, tensor: torch.Tensor) -> None:
         raise TypeError(f"{what} is {tensor.dtype}; Gradwire takes float32, bfloat16 and float16")
 
 
-def check_parameter(name: str, tensor: torch.Tensor) -> None:
-    """For what is used as it lies in memory."""
-    check_tensor(f"parameter {name!r}", tensor)
-    if tensor.dtype != torch.float32:
-        raise TypeError(f"parameter {name!r} is {tensor.dtype}; Gradwire takes float32 parameters here")
-    if not tensor.is_contiguous():
-        raise ValueError(f"parameter {name!r} must be contiguous (channels_last is not): move the module to "
-                         "memory_format=torch.contiguous_format before the optimizer is made; inputs may be of any format")
-
-
 def check_apart(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
     """Each parameter is one of its own on the shards: where two share memory, the updates of both would go there."""
     end, before = 0, ""

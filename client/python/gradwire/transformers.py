@@ -7,7 +7,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from .torch import DDPState, ddp_hook
+from ._callbacks import Shards
+from .torch import DDPState
 
 __all__ = ["ThroughShards"]
 
@@ -18,29 +19,30 @@ class ThroughShards(TrainerCallback):
         trainer.add_callback(ThroughShards(trainer, servers=[...], job="lm"))
 
     The optimizer, clipping, accumulation and precision stay the Trainer's. Arguments are those of `gradwire.torch.DDPState`,
-    which is `state` while training lasts. Raises TypeError where the Trainer's model is no DistributedDataParallel (one process;
-    FSDP, for which see `gradwire.torch.FSDPState`).
+    which is `state` while training lasts. The Trainer does not tell its callbacks where training raises: a process that goes on
+    then calls close(), or the others wait for it. Raises TypeError where the Trainer's model is no DistributedDataParallel (one
+    process; FSDP, for which see `gradwire.torch.FSDPState`).
     """
 
     def __init__(self, trainer: Any, *, servers: str | Sequence[str], job: str, **options: Any):
-        self.state: DDPState | None = None
-        self._trainer = trainer
-        self._options = {"servers": servers, "job": job, **options}
-        self._stats: dict[str, float] = {}
+        self._trainer, self._shards = trainer, Shards(servers, job, options)
+
+    @property
+    def state(self) -> DDPState | None:
+        return self._shards.state
 
     def stats(self) -> dict[str, float]:
         """Session.stats() of the training that goes on, or of the last one."""
-        return self._stats if self.state is None else self.state.stats()
+        return self._shards.stats()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model = self._trainer.model_wrapped
-        if not hasattr(model, "register_comm_hook"):
-            raise TypeError(f"ThroughShards: the Trainer trains a {type(model).__name__}; it takes a DistributedDataParallel: start "
-                            "with torchrun and two processes or more")
-        self.state = DDPState(model, **self._options)
-        model.register_comm_hook(self.state, ddp_hook)
+        self._shards.begin(model, f"ThroughShards: the Trainer trains a {type(model).__name__}; it takes a DistributedDataParallel: start "
+                                  "with torchrun and two processes or more")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.state is not None:
-            mine, self._stats, self.state = self.state, self.state.stats(), None
-            mine.close()
+        self._shards.end()
+
+    def close(self) -> None:
+        """Leaves the job, if this is in one."""
+        self._shards.end(drain=False)

@@ -1,0 +1,49 @@
+"""What the callbacks of training frameworks have in common: a DDPState while training lasts, and a hook that stays."""
+
+# Without `from __future__ import annotations`: DistributedDataParallel looks at those of the hook.
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ._errors import FailedPrecondition
+from .torch import DDPState, ddp_hook
+
+
+class Shards:
+    def __init__(self, servers: str | Sequence[str], job: str, options: dict[str, Any]):
+        self.state: DDPState | None = None
+        self._options = {"servers": servers, "job": job, **options}
+        self._hooked: Any = None  # a hook can be registered once, and a trainer trains twice
+        self._stats: dict[str, float] = {}
+
+    def begin(self, model: Any, otherwise: str) -> None:
+        """Joins the job. Raises TypeError, which says what to do `otherwise`, where `model` is no DistributedDataParallel."""
+        self.end(drain=False)  # of a training that raised
+        ddp = getattr(model, "_orig_mod", model)  # as torch.compile wraps it
+        if not isinstance(ddp, torch.nn.parallel.DistributedDataParallel):
+            raise TypeError(otherwise)
+
+        self.state = DDPState(ddp, **self._options)
+        try:
+            if self._hooked is not ddp:
+                ddp.register_comm_hook(self, _hook)
+                self._hooked = ddp
+        except BaseException:
+            self.end(drain=False)
+            raise
+
+    def end(self, drain: bool = True) -> None:
+        """Leaves the job, if this is in one."""
+        if self.state is not None:
+            state, self._stats, self.state = self.state, self.state.stats(), None
+            state.close(drain)
+
+    def stats(self) -> dict[str, float]:
+        return self._stats if self.state is None else self.state.stats()
+
+
+def _hook(shards: Shards, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    if shards.state is None:
+        raise FailedPrecondition("ThroughShards: training has ended, and this worker has left its job: train through the trainer again")
+    return ddp_hook(shards.state, bucket)
