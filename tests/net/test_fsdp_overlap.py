@@ -18,12 +18,13 @@ LINK_BIT_S = 30e6
 UNITS = 4  # of 512 x 512, 6 bits each: 197 kB, 52 ms of the link
 
 
-def test_a_unit_is_encoded_while_the_one_before_travels(tmp_path):
+@pytest.mark.parametrize("generation", ["FSDP1", "FSDP2"])
+def test_a_unit_is_encoded_while_the_one_before_travels(tmp_path, generation):
     traces = [tmp_path / f"{rank}.json" for rank in range(2)]
     with Hosts({"ranks": None, "shard": LINK_BIT_S}) as hosts:
         server = f"tcp://{hosts.address('shard')}:7000"
         start_shard(hosts, "shard", server, tmp_path)
-        ranks = [hosts.popen("ranks", [sys.executable, pathlib.Path(__file__).with_name("fsdp_worker.py"), tmp_path / "store",
+        ranks = [hosts.popen("ranks", [sys.executable, pathlib.Path(__file__).with_name("fsdp_worker.py"), generation, tmp_path / "store",
                                        traces[rank], server],
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "RANK": str(rank),

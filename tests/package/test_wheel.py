@@ -65,6 +65,15 @@ def test_holds_the_package_and_the_programs_alone(wheel):
     assert names == sources | {extension, "gradwire/bin/gradwire", "gradwire/bin/gradwire-server"}
 
 
+def test_the_demo_needs_numpy_alone(wheel, tmp_path):
+    run(sys.executable, "-m", "venv", tmp_path / "bare")
+    pip_install(tmp_path / "bare", wheel)
+    python = tmp_path / "bare/bin/python"
+    assert "torch" not in run(python, "-m", "pip", "list")
+    printed = run(python, "-m", "gradwire", "demo", "--steps=40", cwd=tmp_path)
+    assert re.search(r"step +39: loss \d+\.\d+\neach worker pushed", printed), printed
+
+
 def test_trains_on_its_own_servers(environment, tmp_path):
     python = environment / "bin/python"
     where = run(python, "-c", "import gradwire; print(gradwire.__file__)", cwd=tmp_path)

@@ -12,6 +12,8 @@ from typing import Any
 import gradwire
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint
+import torch.distributed.checkpoint.state_dict
 import torch.utils.checkpoint
 from gradwire.torch import DDPState, FSDPState, ddp_hook
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -31,6 +33,7 @@ class Net(torch.nn.Sequential):
             self.scale = torch.nn.Parameter(torch.linspace(0.5, 1.5, INPUTS))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        inputs = inputs.to(self[5].weight.dtype)
         if not self.bare:
             inputs = inputs * self.scale
         for number, layer in enumerate(self):
@@ -41,8 +44,11 @@ class Net(torch.nn.Sequential):
         return inputs * 1.0 if self.bare else inputs
 
 
-def model_of(seed: int, bare: bool) -> Net:
+def model_of(seed: int, bare: bool, images: bool) -> Net:
     torch.manual_seed(seed)
+    if images:
+        return Net(torch.nn.Unflatten(1, (4, 4, 4)), torch.nn.ReLU(), torch.nn.Conv2d(4, 8, 3, padding=1), torch.nn.Flatten(),
+                   torch.nn.LayerNorm(128), torch.nn.Linear(128, CLASSES), bare=bare).to(memory_format=torch.channels_last)
     return Net(torch.nn.Linear(INPUTS, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU(),
                torch.nn.LayerNorm(128), torch.nn.Linear(128, CLASSES), bare=bare)
 
@@ -90,6 +96,15 @@ def gathered(layer: Any) -> torch.Tensor:
     return seen
 
 
+def saved_steps(folder: Path) -> list[int]:
+    """Of FSDP's checkpoints, those that are whole."""
+    return sorted(int(step.name) for step in folder.glob("*") if (step / ".metadata").exists())
+
+
+def sharded_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return dict(zip(("model", "optimizer"), torch.distributed.checkpoint.state_dict.get_state_dict(model, optimizer), strict=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -125,12 +140,14 @@ def main() -> None:
     parser.add_argument("--gathered", action="store_true", help="FSDP: saves what the forward pass sees of the first unit's matrix")
     parser.add_argument("--own-gather", action="store_true", help="FSDP: parameters are gathered by another than torch's")
     parser.add_argument("--own-gather-of-one", action="store_true", help="FSDP: on rank 1 alone")
-    parser.add_argument("--parameters", default="float32", help="FSDP: the type that passes compute in")
+    parser.add_argument("--parameters", default="float32", help="the type that FSDP's passes compute in, or of DDP's model")
     parser.add_argument("--ahead", action="store_true", help="FSDP: the first two units are gathered ahead, beside each other")
     parser.add_argument("--hook", action="store_true", help="FSDP: a parameter has a hook that wants its reduced gradient")
+    parser.add_argument("--images", action="store_true", help="DDP: a convolution, in channels_last")
     parser.add_argument("--idle", action="store_true", help="FSDP: one unit takes no part in the loss")
     parser.add_argument("--behind-close", action="store_true", help="another backward() when DDPState is closed")
     parser.add_argument("--device", default="cpu", help="of the model; all processes share one GPU")
+    parser.add_argument("--exact", help="FSDP: the unit whose gradients travel as they are, by a rule")
     parser.add_argument("--compile", action="store_true", help="by torch.compile, on rank 1 alone: replicas are the same")
     parser.add_argument("--again", action="store_true", help="from the checkpoint of the run that was killed, as whenever torchrun has started it again")
     args = parser.parse_args()
@@ -139,9 +156,13 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{args.store}{restarts or ''}", rank=int(os.environ["RANK"]),
                             world_size=int(os.environ["WORLD_SIZE"]))
     rank = dist.get_rank()
-    net = model_of(0, args.bare).to(args.device)
+    net = model_of(0, args.bare, args.images).to(args.device)
+    if not args.fsdp:
+        net.to(getattr(torch, args.parameters))
     net[5].requires_grad_(not args.frozen)
     net.idle, net.checkpoint = args.idle, args.checkpoint
+    if args.compile and args.fsdp and rank == 1:  # unit by unit: Dynamo leaves a loop over units alone
+        net[0], net[2] = (torch.compile(net[number], backend="aot_eager") for number in (0, 2))
     wrapped = torch.nn.ModuleDict({"_orig_mod": net}) if args.wrapped and rank == 1 else net
     if args.wrapper:
         model = wrapped_fully(net, args.reduce, args.device)
@@ -151,8 +172,7 @@ def main() -> None:
             net[0].set_custom_all_gather(OwnGather())
     else:
         model = DistributedDataParallel(net, bucket_cap_mb=25 if args.compile else 0.02)  # Dynamo wants more than its first MiB
-    if args.compile and rank == 1:
-        model.compile(backend="aot_eager")
+    called = torch.compile(model, backend="aot_eager") if args.compile and not args.fsdp and rank == 1 else model
     groups = [dist.new_group(list(range(begin, begin + args.per_host))) for begin in range(0, dist.get_world_size(), args.per_host)]
     adamw = {"lr": args.lr, "betas": (args.beta1, args.beta2), "weight_decay": args.weight_decay}
     optimizer: torch.optim.Optimizer
@@ -166,7 +186,13 @@ def main() -> None:
     data = torch.Generator().manual_seed(100 + rank)
     checkpoint = args.out.with_suffix(".checkpoint")
     begin = 0
-    if again:
+    if again and args.fsdp:
+        begin = saved_steps(checkpoint)[-1]
+        kept = sharded_state(model, optimizer)
+        torch.distributed.checkpoint.load(kept, checkpoint_id=checkpoint / str(begin))
+        torch.distributed.checkpoint.state_dict.set_state_dict(model, optimizer, model_state_dict=kept["model"],
+                                                               optim_state_dict=kept["optimizer"])
+    elif again:
         saved = torch.load(checkpoint, weights_only=True)
         net.load_state_dict(saved["net"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -178,6 +204,8 @@ def main() -> None:
         if args.servers:
             how = {"servers": args.servers, "job": args.job, "nonfinite": args.nonfinite, "push": args.push} | (
                 {"codec": args.codec} if args.codec else {})
+            if args.exact:
+                how["rules"] = [gradwire.Rule("dense:fp32", args.exact)]
             if args.fsdp:
                 state = stack.enter_context(FSDPState(model, gather=args.gather, **how))
                 if args.hook:
@@ -193,7 +221,7 @@ def main() -> None:
                     unit.unshard(async_op=True)
             for part in range(args.accumulate):
                 inputs = torch.randn(BATCH, INPUTS, generator=data).to(args.device)
-                loss = torch.nn.functional.cross_entropy(model(inputs), teacher(inputs).argmax(1))
+                loss = torch.nn.functional.cross_entropy(called(inputs).float(), teacher(inputs).argmax(1))
                 if step == args.nan_at and rank == 1:
                     loss = loss * float("nan")
                 synchronized = part == args.accumulate - 1 or (args.fsdp and not args.no_sync)
@@ -212,12 +240,18 @@ def main() -> None:
                 torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1},
                            unfinished := checkpoint.with_suffix(".unfinished"))
                 unfinished.rename(checkpoint)
+            if args.fsdp and args.die_at >= 0 and step % 5 == 0:
+                torch.distributed.checkpoint.save(sharded_state(model, optimizer), checkpoint_id=checkpoint / str(step + 1))
             if step == args.die_at and rank == 1 and not again:
                 os._exit(9)
-        values = {name: (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu()
+        values = {name.replace("_orig_mod.", ""): (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu()
                   for name, value in (model if args.wrapper else net).state_dict().items()}
         found = {"net": values, "losses": losses, "begin": begin, "scale": scaler.get_scale(),
                  "stats": state.stats() if state else {}}
+        if args.compile:
+            from torch._dynamo.utils import counters  # seconds to import
+
+            found["graphs"] = counters["stats"]["unique_graphs"]
         if args.gathered:
             found["gathered"] = gathered(net[0])
     if args.gathered:

@@ -203,15 +203,31 @@ def test_processes_that_were_killed_are_started_again_and_go_on(tmp_path, addres
     assert found[0]["losses"][-1] < 2.2, "it learned"
 
 
+def test_channels_last(train, plain, addresses):
+    assert_same_trajectory(train("--servers", *addresses(2), "--images"), plain("--images"))
+
+
+@pytest.mark.parametrize("type_", ["bfloat16", "float16"])
+def test_parameters_of_16_bits(train, plain, addresses, type_):
+    """Means are rounded once here, as sums of two are there."""
+    flags = ("--parameters", type_, "--sgd", "--lr", 0.2)
+    found, expected = train("--servers", *addresses(2), *flags), plain(*flags)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine["losses"] == pytest.approx(theirs["losses"], rel=0.01)
+        assert all(value.dtype == getattr(torch, type_) for value in mine["net"].values())
+    assert all(torch.equal(found[0]["net"][name], value) for name, value in found[1]["net"].items()), "replicas differ"
+
+
 @pytest.mark.slow
-def test_torchrun_starts_a_killed_process_again_and_the_loss_goes_on(train, tmp_path, addresses):
+@pytest.mark.parametrize("flags", [(), ("--fsdp",), ("--fsdp", "--wrapper")], ids=["DDP", "FSDP2", "FSDP1"])
+def test_torchrun_starts_a_killed_process_again_and_the_loss_goes_on(train, tmp_path, addresses, flags):
     servers, steps = addresses(2), 200
     done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1",
-                           WORKER, "--out", tmp_path / "torchrun", "--store", tmp_path / "store", "--die-at", "40", "--steps", str(steps), "--servers", *servers],
+                           WORKER, "--out", tmp_path / "torchrun", "--store", tmp_path / "store", "--die-at", "42", "--steps", str(steps), *flags, "--servers", *servers],
                           capture_output=True, text=True, timeout=180, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     found = [torch.load(tmp_path / f"torchrun.{rank}", weights_only=True) for rank in range(2)]
-    undisturbed = train("--servers", *servers, "--job", "undisturbed", "--steps", steps)[0]
+    undisturbed = train("--servers", *servers, "--job", "undisturbed", "--steps", steps, *flags)[0]
     assert found[0]["begin"] == found[1]["begin"] >= 40
     assert all(torch.equal(found[0]["net"][name], value) for name, value in found[1]["net"].items())
 

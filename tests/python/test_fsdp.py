@@ -159,6 +159,16 @@ def test_a_sparse_codec_that_pushes_steps_trains_as_well(train, plain, addresses
     assert_trains_as_well(train, plain, addresses, "tagc:density=0.01", (*STEPS, *flags), at_most=1.01, pushed=12)
 
 
+def test_a_rule_leaves_a_unit_out_of_compression(train, addresses):
+    """Layer-selective, as TAGC excludes attention and embeddings: modules that are units by themselves."""
+    servers = addresses(2)
+    found, without = (train("--servers", *servers, "--job", job, "--codec", "tagc:density=0.01", *STEPS, *flags)[0]
+                      for job, flags in (("exact", ("--exact", "0.*")), ("all", ())))
+    unit = sum(value.numel() for name, value in found["net"].items() if name.startswith("0."))
+    more = (found["stats"]["pushed_bytes"] - without["stats"]["pushed_bytes"]) / 20
+    assert 0.8 * 4 * unit < more < 1.05 * 4 * unit, "nearly none of it was sent before"
+
+
 def test_rules_for_roles_that_no_unit_has_are_refused():
     rules = gradwire.default_rules("tagc:density=0.01", ("attention", "embedding"))
     with pytest.raises(ValueError, match="role 'attention'.*fully_shard.*Rule"):

@@ -15,6 +15,7 @@ from conftest import ROOT
 
 torch = pytest.importorskip("torch")
 gradwire = pytest.importorskip("gradwire")
+from gradwire import _core
 from gradwire.torch import LocalSGD
 from test_torch import in_parallel, seeded
 from test_training_loop import fail_next_round
@@ -152,9 +153,17 @@ def test_rounds_of_a_sparse_codec_are_those_of_sparseloco(addresses, overlap, de
     assert not torch.allclose(expected[0], reference(2, overlap)[0], atol=1e-2), "another algorithm"
 
 
-@pytest.mark.parametrize("codec", ["tagc:density=0.05", "thc:bits=4", "onebit", "randomk:density=0.2", "powersgd:rank=2",
-                                   "topk:density=0.05,values=int4", "dense:bf16"])
-def test_every_kind_of_codec_trains(addresses, codec):
+EVERY_CODEC = ["adaptive", "dense:bf16", "efsignsgd", "fp16", "linear:bits=4", "natural:bits=4", "onebit", "powersgd:rank=2", "qsgd:bits=4",
+               "randomk:density=0.2", "signsgd", "signum:momentum=0", "tagc:density=0.05", "terngrad", "thc:bits=4",
+               "threshold:value=0.001", "topk:density=0.05,values=int4", "uniform:bits=4", "zen"]
+
+
+def test_no_codec_is_left_out():
+    assert {codec.partition(":")[0] for codec in EVERY_CODEC} == set(_core.codec_names()) - {"dgc"}, "dgc's own momentum is of gradients"
+
+
+@pytest.mark.parametrize("codec", EVERY_CODEC)
+def test_every_codec_trains(addresses, codec):
     servers = addresses(2)
     overlap = codec.startswith(("tagc", "thc"))
 
