@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import lzma
 import os
 import platform
 import subprocess
@@ -65,13 +66,19 @@ class Outcome:
 
 
 class FinishedRuns:
-    """A file of runs and their outcomes, a JSON line each. One process at a time."""
+    """Runs and their outcomes, a JSON line each: those of a compressed archive, and those of a file, which win and to which new
+    ones are added. One process at a time."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, archive: Path | None = None):
         self._path = path
         self._known: dict[Run, Outcome] = {}
-        for entry in read_lines(path):
+        archived = lzma.decompress(archive.read_bytes()).splitlines() if archive is not None and archive.exists() else []
+        for entry in [*map(json.loads, archived), *read_lines(path)]:
             self._known[Run(**entry["run"])] = Outcome(**entry["outcome"])
+
+    def keep(self, archive: Path) -> None:
+        lines = (json.dumps(_entry(run, outcome), separators=(",", ":")) + "\n" for run, outcome in self._known.items())
+        archive.write_bytes(lzma.compress("".join(lines).encode(), preset=9))
 
     def find(self, run: Run) -> Outcome | None:
         return self._known.get(run)
@@ -85,11 +92,15 @@ class FinishedRuns:
         if outcome.error and not (run.evaluate_every and "finite" in outcome.error):
             return outcome
         self._known[run] = outcome
-        append_line(self._path, {"run": asdict(run), "outcome": asdict(outcome)})
+        append_line(self._path, _entry(run, outcome))
         return outcome
 
     def __iter__(self) -> Iterator[tuple[Run, Outcome]]:
         return iter(self._known.items())
+
+
+def _entry(run: Run, outcome: Outcome) -> dict:
+    return {"run": asdict(run), "outcome": asdict(outcome)}
 
 
 def failed(why: str) -> Outcome:

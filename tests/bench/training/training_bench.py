@@ -2,10 +2,11 @@
 
 Workers and shard servers are hosts of their own: network namespaces whose links token buckets limit each way (needs root).
 Systems take turns; the seconds of a step are medians over workers, turns and steps. "not computing" is what a step takes
-beyond that of a worker by itself, as many of which run at a time. Bytes are those of a worker's link, with headers. Losses
-are of the same model, two workers, a search of learning rates by factors of 2, and do not depend on links.
+beyond that of a worker by itself, as many of which run at a time. Bytes are
+those of a worker's link, with headers. Losses are of the same model, two workers, a search of learning rates by factors of 2, and
+do not depend on links.
 
-  tests/bench/run training                                 # shows and plots the finished runs that the repository has
+  tests/bench/run training                                 # shows and plots the finished runs: the repository's, and one's own
   tests/bench/run training --minutes=60 [--fresh]          # makes those that are missing, or all of them again
   tests/bench/run training --list                          # grids, and what systems there are
   tests/bench/run training --minutes=20 --systems="ddp;sharded dense:fp32" --links=100M,none   # a grid of your own
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import lzma
 import sys
 import time
 from pathlib import Path
@@ -77,9 +77,9 @@ def parse() -> argparse.Namespace:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, help="where the figures go; the plots lie beside it")
     parser.add_argument("--list", action="store_true", help="print grids and systems")
-    parser.add_argument("--results", type=Path, help="file of finished runs (default: beside --json)")
-    parser.add_argument("--fresh", action="store_true", help="with --minutes: begin without any finished runs")
-    parser.add_argument("--archive", action="store_true", help="keep the finished runs in the repository")
+    parser.add_argument("--results", type=Path, help="file of one's own finished runs (default: beside --json)")
+    parser.add_argument("--fresh", action="store_true", help="with --minutes: begin without any finished runs; removes one's own")
+    parser.add_argument("--archive", action="store_true", help="keep all finished runs in the repository")
     parser.add_argument("--minutes", type=float, default=0.0, help="time for runs that are missing (default 0: only show)")
     parser.add_argument("--grids", default=",".join([*GRIDS, "losses"]), help="which, in this order (default %(default)s)")
     own = parser.add_argument_group("a grid of your own, in the place of --grids")
@@ -97,6 +97,8 @@ def parse() -> argparse.Namespace:
     own.add_argument("--bucket-bytes", type=int, default=0, help="of jobs on shard servers; 0: their default")
     own.add_argument("--trace", type=Path, help="a folder: traces of three steps of each system through shards that is run")
     args = parser.parse_args()
+    if args.fresh and args.minutes <= 0:
+        parser.error("--fresh makes runs, for which it needs time: add --minutes=N, or leave it out to see the finished runs")
     unknown = set(args.grids.split(",")) - {*GRIDS, "losses"}
     if unknown:
         parser.error(f"there is no grid {', '.join(sorted(unknown))}: {', '.join([*GRIDS, 'losses'])}")
@@ -131,11 +133,9 @@ def main() -> None:
     reason = why_not() if args.minutes > 0 and grids else None
     if reason is not None:
         sys.exit(f"tests/bench/run training: {reason}")
-    if args.fresh and args.minutes > 0:
+    if args.fresh:
         path.unlink(missing_ok=True)
-    elif not path.exists() and ARCHIVE.exists():
-        path.write_bytes(lzma.decompress(ARCHIVE.read_bytes()))
-    runs = FinishedRuns(path)
+    runs = FinishedRuns(path, None if args.fresh else ARCHIVE)
     if args.minutes > 0:
         deadline = time.monotonic() + 60 * args.minutes
         make_times(runs, grids, deadline, args.trace)
@@ -145,9 +145,9 @@ def main() -> None:
     print("\n".join(figures.lines(found)))
     args.json.write_text(json.dumps(found, indent=1) + "\n")
     plots = figures.plot(found, args.json)
-    print(f"\nfigures: {args.json}; runs: {path}" + (f"; plots: {', '.join(map(str, plots))}" if plots else ""))
-    if args.archive and path.exists():
-        ARCHIVE.write_bytes(lzma.compress(path.read_bytes(), preset=9))
+    print(f"\nfigures: {args.json}; own runs: {path}" + (f"; plots: {', '.join(map(str, plots))}" if plots else ""))
+    if args.archive:
+        FinishedRuns(path, ARCHIVE).keep(ARCHIVE)
 
 
 if __name__ == "__main__":
