@@ -11,17 +11,22 @@ from measuring import LOOPBACK, FinishedRuns, Run
 from systems import System
 
 MODEL = "gpt-5m"
-DDP, ALONE = "ddp", "alone"
-POWER_SGD = "ddp powersgd-1"
-TORCH = (DDP, "ddp buckets-4", "ddp fp16", POWER_SGD, "ddp powersgd-4")
+DDP, ALONE, BARE = "ddp", "alone", "alone without optimizer"
+POWER_SGD, POWER_SGD_4 = "ddp powersgd-1", "ddp powersgd-4"
+BEGINNING_STEPS = 40  # of the default codec, in which its density falls, and dense ones of the PowerSGD beside it
+POWER_SGD_LATER, POWER_SGD_4_LATER = (f"{system} begins-{BEGINNING_STEPS}" for system in (POWER_SGD, POWER_SGD_4))
+TORCH = (DDP, "ddp buckets-4", "ddp fp16", POWER_SGD, POWER_SGD_4)
 TOPK = "sharded topk:density=0.03,values=int4 both"
 TAGC = "sharded tagc:density=0.01,bits=2"  # ShardedOptimizer's default behind its denser beginning
 EARLY = f"{TAGC} early"
-GRADWIRE = ("sharded dense:fp32", TAGC, TOPK, "sharded topk:density=0.001,values=fp16 both",
-            "ddp-hook thc:bits=4", "ddp-hook powersgd:rank=1", "local-16 topk:density=0.05,values=int8 both")
+BEGINNING = f"sharded {DEFAULT_CODEC}"  # the runs that grids time have 9 steps, so all of them lie in it
+DENSE = ("sharded dense:fp32", "ddp-hook dense:fp32")
+GRADWIRE = (TAGC, TOPK, "sharded topk:density=0.001,values=fp16 both", "ddp-hook thc:bits=4", "ddp-hook powersgd:rank=1",
+            "ddp-hook tagc:density=0.01", "ddp-hook topk:density=0.03,values=int4 both", "local-16 topk:density=0.05,values=int8 both")
+COMPARED = (ALONE, BARE, *TORCH, *DENSE, BEGINNING, *GRADWIRE)
 HOOKED = ("thc:bits=6 int8", "tagc:density=0.2 int8", "tagc:density=0.2", "tagc:density=0.01,bits=2 int8")
 FSDP = tuple(name for loop in ("fsdp", "zero2") for name in (loop, *(f"{loop}-hook {codec}" for codec in HOOKED)))
-MODELS_SYSTEMS = (ALONE, DDP, "ddp buckets-4", POWER_SGD, GRADWIRE[0], TAGC)  # that other models are timed with
+MODELS_SYSTEMS = (ALONE, BARE, DDP, "ddp buckets-4", POWER_SGD, DENSE[0], TAGC)  # that other models are timed with
 # Times do not depend on these; losses are searched from here, by factors of 2.
 FIRST_RATE = {True: 4e-3, False: 2e-3}
 TIMED_RATE = 1e-3
@@ -65,32 +70,38 @@ class Grid:
 
 
 GRIDS = {grid.name: grid for grid in (
-    Grid("dense", "all elements travel, computing replaced by 100 ms", (ALONE, DDP, "ddp buckets-4", "sharded dense:fp32"),
+    Grid("dense", "all elements travel, computing replaced by 100 ms", (ALONE, BARE, DDP, "ddp buckets-4", DENSE[0]),
          ("100M", "1G", "none"), compute_ms=100, turns=3),
-    Grid("slow", "slow links, computing replaced by 100 ms", (ALONE, *TORCH, *GRADWIRE), ("10M", "50M"), compute_ms=100),
-    Grid("fast", "faster links, computing as it is", (ALONE, *TORCH, *GRADWIRE), ("200M", "1G", "none")),
-    Grid("fsdp", "fully sharded, computing replaced by 100 ms", (ALONE, *FSDP), ("50M", "200M", "1G"), compute_ms=100),
+    Grid("slow", "slow links, computing replaced by 100 ms", COMPARED, ("10M", "50M"), compute_ms=100),
+    Grid("fast", "faster links, computing as it is", COMPARED, ("200M", "1G", "none")),
+    Grid("fsdp", "fully sharded, computing replaced by 100 ms", (ALONE, *FSDP, "fsdp-hook dense:fp32"), ("50M", "200M", "1G"),
+         compute_ms=100),
     Grid("share", "fully sharded, computing replaced by 500 ms, so that synchronising takes FSDP the share of TAGC's authors",
          (ALONE, *(system for system in FSDP if system.startswith("fsdp"))), ("1G",), compute_ms=500),
     Grid("scaling", "more workers at 1 Gbit/s, computing replaced by 300 ms",
-         (ALONE, DDP, "ddp buckets-4", POWER_SGD, TAGC, EARLY, TOPK, "ddp-hook thc:bits=4"), ("1G",), (1, 2, 4, 8), 300,
+         (ALONE, BARE, DDP, "ddp buckets-4", POWER_SGD, TAGC, EARLY, TOPK, "ddp-hook thc:bits=4"), ("1G",), (1, 2, 4, 8), 300,
          together=True),
     Grid("workers", "more workers on slower links, computing replaced by 300 ms",
-         (ALONE, "ddp buckets-4", POWER_SGD, TAGC, TOPK), ("50M", "200M"), (4, 8), 300, together=True),
+         (ALONE, BARE, "ddp buckets-4", POWER_SGD, TAGC, TOPK), ("50M", "200M"), (4, 8), 300, together=True),
     Grid("large", "25 million parameters, computing replaced by 300 ms", MODELS_SYSTEMS, ("200M", "1G"), compute_ms=300, model="gpt-25m"),
     Grid("deep", "291 small tensors, computing replaced by 100 ms", MODELS_SYSTEMS, ("50M", "1G"), compute_ms=100, model="gpt-deep"),
 )}
 # Other buckets compute the same, and so does zero2. What the aims are about comes first.
-LEARNERS = tuple(dict.fromkeys((DDP, POWER_SGD, TAGC, "fsdp", *(f"fsdp-hook {codec}" for codec in HOOKED),
-                                *(s for s in TORCH if "buckets" not in s), *GRADWIRE, "fsdp-hook thc:bits=4",
+LEARNERS = tuple(dict.fromkeys((DDP, POWER_SGD, POWER_SGD_LATER, TAGC, "fsdp", *(f"fsdp-hook {codec}" for codec in HOOKED), *GRADWIRE,
+                                *(s for s in TORCH if "buckets" not in s), POWER_SGD_4_LATER, DENSE[0], "fsdp-hook thc:bits=4",
                                 "fsdp-hook thc:bits=4 int8", "fsdp-hook dense:fp32 int8")))
-# Steps are timed behind a beginning that is denser; losses are of all of them.
-WITH_BEGINNING = {TAGC: f"sharded {DEFAULT_CODEC}"}
+# Learners whose steps take another time behind their beginning: what is timed as the one, and as the other.
+PHASES = {TAGC: (BEGINNING, TAGC), POWER_SGD_LATER: (DDP, POWER_SGD), POWER_SGD_4_LATER: (DDP, POWER_SGD_4)}
 
 
 def learning_run(system: str, lr: float) -> Run:
-    return Run(system=WITH_BEGINNING.get(system, system), model=MODEL, workers=LEARNING_WORKERS, link=LOOPBACK, compute_ms=0, steps=LEARNING_STEPS, lr=lr,
-               evaluate_every=EVALUATE_EVERY)
+    return Run(system=BEGINNING if system == TAGC else system, model=MODEL, workers=LEARNING_WORKERS, link=LOOPBACK, compute_ms=0,
+               steps=LEARNING_STEPS, lr=lr, evaluate_every=EVALUATE_EVERY)
+
+
+def baseline(system: str) -> str:
+    """What a worker by itself has to do in this loop: where shards have the optimizer, it has none."""
+    return BARE if system == BARE or System(system).loop == "sharded" else ALONE
 
 
 def loss_of(runs: FinishedRuns, run: Run) -> float | None:

@@ -1,12 +1,13 @@
 """The loops that `training` compares: what people use, and the same through shard servers.
 
-  alone                    a worker by itself, which exchanges nothing
-  ddp [fp16|powersgd-R]    DistributedDataParallel over gloo, with torch's communication hook of that name
+  alone [without optimizer]   a worker by itself, which exchanges nothing; without: gradients are made, and no step is taken
+  ddp [fp16|powersgd-R [begins-N]]   DistributedDataParallel over gloo, with torch's communication hook of that name;
+                           begins: PowerSGD's first N steps are dense, in the place of 2
   ddp buckets-M            the same with buckets of M MiB in the place of torch's 25
   fsdp, zero2              fully_shard over gloo, a unit per block (its reduce-scatter blocks backward);
                            zero2: parameters stay gathered until backward has used them
-  ddp-hook CODEC           DistributedDataParallel whose hook is Gradwire's (DDPState); sparse codecs push steps, which
-                           torch's SGD takes
+  ddp-hook CODEC [both]    DistributedDataParallel whose hook is Gradwire's (DDPState); sparse codecs push steps, which
+                           torch's SGD takes; both: as below
   fsdp-hook, zero2-hook CODEC [int8]   the same with reduce-scatter through the shards (FSDPState); int8: parameters are gathered
                            so, which is its default
   sharded CODEC [both] [early] [params]   ShardedOptimizer; both: the update comes back by the same codec; early: it is applied
@@ -31,9 +32,9 @@ BETAS = (0.9, 0.95)  # of AdamW, wherever it runs
 TRACED_ROUNDS = 3
 POWER_SGD_BEGINS = 2  # step, torch's least: so it takes the same way from the first counted step on
 ONE_BUCKET_MIB = 1 << 10  # the hook starts collectives from callbacks: of two buckets they may cross, which gloo does not forgive
-_HOOKED = re.compile(r"ddp-hook \S+|(fsdp|zero2)-hook \S+( int8)?")
+_HOOKED = re.compile(r"ddp-hook \S+( both)?|(fsdp|zero2)-hook \S+( int8)?")
 _SHARDED = re.compile(r"sharded \S+( both)?( early)?( params)?|local-[1-9]\d* \S+( both)?")
-_TORCH = re.compile(r"alone|fsdp|zero2|ddp( fp16| powersgd-[1-9]\d*| buckets-[1-9]\d*)?")
+_TORCH = re.compile(r"alone( without optimizer)?|fsdp|zero2|ddp( fp16| powersgd-[1-9]\d*( begins-([2-9]|[1-9]\d+))?| buckets-[1-9]\d*)?")
 # The codec of a loop can do without the optimizer's second moment: its learning rate is another.
 _STEPS = re.compile(r"sharded (tagc|topk|threshold|randomk|onebit|efsignsgd|signum|powersgd)\b|\w+-hook (tagc|topk|threshold|randomk)\b")
 
@@ -124,9 +125,19 @@ def _options(place: Place, system: System) -> dict[str, Any]:
             "bucket_bytes": place.bucket_bytes, "trace": trace, **more}
 
 
+class _NoOptimizer(torch.optim.Optimizer):
+    """Lets gradients go, as those do whose optimizer is on the shards."""
+
+    def __init__(self, model: torch.nn.Module):
+        super().__init__(model.parameters(), {})
+
+    def step(self, closure=None):
+        pass
+
+
 @contextlib.contextmanager
 def _alone(system, model, units, place, lr):
-    yield model, _adamw(model, lr)
+    yield model, _NoOptimizer(model) if "without" in system.words else _adamw(model, lr)
 
 
 def _wrapped(model: torch.nn.Module, **options: Any) -> torch.nn.parallel.DistributedDataParallel:
@@ -139,7 +150,7 @@ def _ddp(system, model, units, place, lr):
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     with _group(place):
-        option = " ".join(system.words[1:])
+        option, *more = system.words[1:] or [""]
         options = {}
         if option.startswith("buckets-"):
             options = {"bucket_cap_mb": int(option.removeprefix("buckets-"))}
@@ -149,8 +160,9 @@ def _ddp(system, model, units, place, lr):
         if option == "fp16":
             wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
         elif option.startswith("powersgd-"):
+            begins = int(more[0].removeprefix("begins-")) if more else POWER_SGD_BEGINS
             state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=int(option.removeprefix("powersgd-")),
-                                                start_powerSGD_iter=POWER_SGD_BEGINS)
+                                                start_powerSGD_iter=begins)
             wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         yield wrapped, _adamw(model, lr)
 

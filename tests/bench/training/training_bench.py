@@ -2,7 +2,7 @@
 
 Workers and shard servers are hosts of their own: network namespaces whose links token buckets limit each way (needs root).
 Systems take turns; the seconds of a step are medians over workers, turns and steps. "not computing" is what a step takes
-beyond that of a worker by itself, as many of which run at a time. Bytes are
+beyond that of a worker by itself, as many of which run at a time; where shards have the optimizer, of one that has none. Bytes are
 those of a worker's link, with headers. Losses are of the same model, two workers, a search of learning rates by factors of 2, and
 do not depend on links.
 
@@ -24,6 +24,7 @@ import figures
 import measuring
 import models
 import plan
+import plots
 import systems
 from measuring import FinishedRuns
 from plan import GRIDS, LEARNERS, Grid
@@ -144,8 +145,8 @@ def main() -> None:
     found = figures.collect(runs, grids)
     print("\n".join(figures.lines(found)))
     args.json.write_text(json.dumps(found, indent=1) + "\n")
-    plots = figures.plot(found, args.json)
-    print(f"\nfigures: {args.json}; own runs: {path}" + (f"; plots: {', '.join(map(str, plots))}" if plots else ""))
+    drawn = plots.plot(found, args.json)
+    print(f"\nfigures: {args.json}; own runs: {path}" + (f"; plots: {', '.join(map(str, drawn))}" if drawn else ""))
     if args.archive:
         FinishedRuns(path, ARCHIVE).keep(ARCHIVE)
 
