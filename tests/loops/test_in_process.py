@@ -13,6 +13,8 @@ event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.ev
 import gradwire
 import gradwire.lightning
 import gradwire.transformers
+from gradwire._callbacks import Shards
+from gradwire._waiting import ask, workers_of
 from gradwire.torch import ShardedOptimizer
 
 
@@ -139,7 +141,18 @@ def test_callbacks_say_what_they_are_for(tmp_path):
         trainer.train()
 
 
-def test_lightning_leaves_the_job_where_training_raises(server):
+@pytest.fixture
+def group(tmp_path, monkeypatch):
+    """A process group of this process alone. What starts one leaves its addresses behind."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    yield lambda: torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def test_lightning_leaves_the_job_where_training_raises(server, group):
     class Stops(Module):
         def training_step(self, batch):
             if self.global_step == 2:
@@ -149,11 +162,35 @@ def test_lightning_leaves_the_job_where_training_raises(server):
     shards = gradwire.lightning.ThroughShards(servers=server, job="raises", lease_ms=60_000)
     strategy = lightning.pytorch.strategies.DDPStrategy(process_group_backend="gloo")
     trainer = lightning.Trainer(max_steps=5, accelerator="cpu", devices=1, strategy=strategy, logger=False, enable_checkpointing=False,
-                                enable_progress_bar=False, callbacks=shards)
-    try:
-        with pytest.raises(KeyError, match="the third step"):
-            trainer.fit(Stops(), torch.utils.data.DataLoader(list(batches(5)), batch_size=None))
-    finally:
-        torch.distributed.destroy_process_group()
+                                enable_progress_bar=False, callbacks=[shards])
+    with pytest.raises(KeyError, match="the third step"):
+        trainer.fit(Stops(), torch.utils.data.DataLoader(list(batches(5)), batch_size=None))
     assert shards.state is None and shards.stats()["steps"] == 2
-    assert gradwire._waiting.workers_of(gradwire._waiting.ask([server], "raises")) == {}
+    assert workers_of(ask([server], "raises")) == {}
+
+
+def test_a_trainer_trains_twice_and_not_without_its_callback(server, group):
+    group()
+    model = torch.nn.parallel.DistributedDataParallel(network())
+    shards = Shards(server, "twice", {})
+    (inputs, wanted), = batches(1)
+    for _ in range(2):
+        shards.begin(model, "")
+        torch.nn.functional.mse_loss(model(inputs), wanted).backward()
+        shards.end()
+        assert shards.state is None and shards.stats()["steps"] == 1
+    shards.begin(model, "")  # of a training that raises
+    shards.begin(model, "")
+    shards.end()
+    assert workers_of(ask([server], "twice")) == {}
+    with pytest.raises(gradwire.FailedPrecondition, match="training has ended"):
+        torch.nn.functional.mse_loss(model(inputs), wanted).backward()
+
+
+def test_what_takes_hooks_of_its_own_is_refused():
+    class FullySharded(torch.nn.Module):
+        def register_comm_hook(self, state, hook):
+            raise AssertionError("it was asked to")
+
+    with pytest.raises(TypeError, match="another kind"):
+        Shards("grpc://127.0.0.1:1", "refused", {}).begin(FullySharded(), "another kind")
