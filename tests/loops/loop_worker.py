@@ -1,7 +1,7 @@
 """A small classifier in somebody's loop: loop_worker.py OUT LOOP MODE PRECISION STEPS [SERVER...]
 
 LOOP: ddp, fsdp, sharded (ShardedOptimizer), local (LocalSGD, 4 steps a round), accelerate, trainer, lightning. MODE: "plain", AdamW over
-DistributedDataParallel or FSDP; "dense", the same through shards by dense:fp32; "tagc", steps of which TAGC sends 1 %. OUT.<rank>
+DistributedDataParallel or FSDP; "dense", the same through shards by dense:fp32; "tagc", steps of which TAGC sends 1 %; "default", of local: its own. OUT.<rank>
 gets the losses of all batches in turn, the parameters and what the session counted.
 """
 
@@ -22,7 +22,7 @@ TAGC = "tagc:density=0.01"
 out, loop, mode, precision, count, *servers = sys.argv[1:]
 steps, plain, bf16 = int(count), mode == "plain", precision == "bf16"
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-shards: dict[str, Any] = {"servers": servers, "job": loop} | ({"codec": TAGC, "push": "step"} if mode == "tagc" else {"codec": "dense:fp32"})
+shards: dict[str, Any] = {"servers": servers, "job": f"{loop}-{mode}"} | ({"codec": TAGC, "push": "step"} if mode == "tagc" else {"codec": "dense:fp32"})
 losses: list[float] = []
 
 
@@ -91,8 +91,8 @@ def with_sharded(net: Net) -> dict[str, float]:
 def with_local(net: Net) -> dict[str, float]:
     if plain:
         return with_ddp(net)
-    shards.pop("push", None)
-    with LocalSGD(torch.optim.AdamW(net.parameters(), lr=2e-3), net, every=4, workers=size, lr=1.0, momentum=0.0, **shards) as optimizer:
+    how = {key: shards[key] for key in ("servers", "job")} | ({} if mode == "default" else {"codec": shards["codec"], "lr": 1.0, "momentum": 0.0})
+    with LocalSGD(torch.optim.AdamW(net.parameters(), lr=2e-3), net, every=4, workers=size, **how) as optimizer:
         train(net, optimizer)
         return optimizer.stats()
 
