@@ -34,7 +34,7 @@ class Aim:
 
 @dataclass(frozen=True)
 class LossAim:
-    """A system's loss, at most `bound` times the least one of `others`."""
+    """A system's loss, at most `bound` times the least one of `others`: of plan.MODEL."""
 
     text: str
     system: str
@@ -92,7 +92,7 @@ def judge(report: dict) -> list[dict]:
                 missing = NOT_MEASURED if {f["workers"] for f in factors} != set(GRIDS[name].workers) else ""
                 least = min(f["factor"] for f in factors)
                 judged.append(_judged("scaling factor, the least", system, {"grid": name}, least, SCALING_AIM, True, missing))
-    return judged + [_judged_loss(aim, report["losses"]) for aim in loss_aims()]
+    return judged + [_judged_loss(aim, report["losses"].get(plan.MODEL, {})) for aim in loss_aims()]
 
 
 def _judged(name: str, system: str, where: dict, figure: float | None, bound: float, least: bool, missing: str) -> dict:
@@ -107,7 +107,7 @@ def _judged_loss(aim: LossAim, losses: dict) -> dict:
     known = [losses[other]["loss"] for other in aim.others if other in losses]
     missing = [s for s in (aim.system, *aim.others) if s not in losses or (s != aim.system and not losses[s]["searched"])]
     figure = losses[aim.system]["loss"] / min(known) if aim.system in losses and known else None
-    return _judged(aim.text, aim.system, {"grid": "losses"}, figure, aim.bound, False,
+    return _judged(aim.text, aim.system, {"grid": "losses", "model": plan.MODEL}, figure, aim.bound, False,
                    f"no loss yet of {' and '.join(missing)}" if missing else "")
 
 

@@ -32,13 +32,15 @@ def collect(runs: FinishedRuns, grids: list[Grid]) -> dict:
 
 
 def _losses(runs: FinishedRuns) -> dict:
-    found = {}
-    for system in plan.LEARNERS:
-        best = plan.best_rate(runs, system)
+    """model -> system -> figures."""
+    found: dict[str, dict] = {}
+    for model, system in plan.LEARNERS:
+        best = plan.best_rate(runs, model, system)
         if best is not None:
             outcome = runs.find(best)
-            found[system] = {"loss": plan.loss_of(runs, best), "lr": best.lr, "searched": plan.next_rate(runs, system) is None,
-                             "curve": outcome.curve, "error": outcome.error}
+            found.setdefault(model, {})[system] = {
+                "loss": plan.loss_of(runs, best), "lr": best.lr, "searched": plan.next_rate(runs, model, system) is None,
+                "curve": outcome.curve, "error": outcome.error}
     return found
 
 
@@ -93,20 +95,20 @@ def lines(report: dict) -> list[str]:
                     f"{grid['shards'] or 'as many'} shards{'' if grid['shards'] else ' as workers'}, "
                     f"{'on the hosts of workers' if grid['together'] else 'on hosts of their own'}")
         for cell in grid["cells"]:
-            of_these = grid["model"] == plan.MODEL and cell["workers"] == plan.LEARNING_WORKERS
-            text += _cell_lines(cell, report["losses"] if of_these else {})
+            losses = report["losses"].get(grid["model"], {}) if cell["workers"] == plan.LEARNING_WORKERS else {}
+            text += _cell_lines(cell, losses)
             text += [aims.line(aim) for aim in report["aims"]
                      if (aim["grid"], aim.get("workers"), aim.get("link")) == (name, cell["workers"], cell["link"])]
         if grid.get("scaling"):
             text += _scaling_lines(grid["scaling"], [aim for aim in report["aims"] if aim["grid"] == name and "link" not in aim])
         if any(_mark(system, row) for cell in grid["cells"] for system, row in cell["systems"].items()):
             text.append(f"  * beside `{ALONE}`, whose optimizer is on the worker: there is no run of `{BARE}` yet")
-    if report["losses"]:
-        text.append(f"\nlosses after {plan.LEARNING_STEPS} steps of {plan.MODEL}, 2 workers")
-        for system, e in sorted(report["losses"].items(), key=lambda item: item[1]["loss"]):
+    for model, losses in report["losses"].items():
+        text.append(f"\nlosses after {plan.LEARNING_STEPS} steps of {model}, 2 workers")
+        for system, e in sorted(losses.items(), key=lambda item: item[1]["loss"]):
             text.append(f"  {system:<46}{e['loss']:>8.4f}  learning rate {e['lr']:g}"
                         f"{'' if e['searched'] else ', not all neighbours tried'}{'  ' + e['error'] if e['error'] else ''}")
-        text += [aims.line(aim) for aim in report["aims"] if aim["grid"] == "losses"]
+        text += [aims.line(aim) for aim in report["aims"] if (aim["grid"], aim.get("model")) == ("losses", model)]
     return text
 
 

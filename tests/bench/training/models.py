@@ -15,14 +15,17 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "client/examples/gpt")
 
 from data import load_corpus, training_batch, validation_batch
 from model import Gpt, GptConfig
+from recommender import Recommender
 
 # name: configuration, sequences per worker and step
-MODELS = {
+GPTS = {
     "gpt-1m": (GptConfig(), 8),
     "gpt-5m": (GptConfig(width=256, layers=6), 4),
     "gpt-25m": (GptConfig(width=512, layers=8, heads=8), 2),
     "gpt-deep": (GptConfig(width=64, layers=48), 4),  # 2.4 million parameters in 291 tensors
 }
+RECOMMENDER = "recommender"
+MODELS = (*GPTS, RECOMMENDER)
 VALIDATION_WINDOWS = 128
 RECORDED_STEPS = 2
 FORWARD_SHARE = 1 / 3  # of a step's computing
@@ -31,8 +34,10 @@ FORWARD_SHARE = 1 / 3  # of a step's computing
 class Text:
     """A byte-level GPT on the text of the Python library. The same seed gives the same model on every worker."""
 
+    plain_sgd = False  # AdamW
+
     def __init__(self, name: str, seed: int):
-        config, self._sequences = MODELS[name]
+        config, self._sequences = GPTS[name]
         self._seed, self._context = seed, config.context_tokens
         self.module = Gpt(config, seed)
         self.units: list[nn.Module] = list(self.module.blocks)  # what FSDP gathers in one piece
@@ -50,6 +55,14 @@ class Text:
     @torch.no_grad()
     def held_out(self, forward: Callable[..., Any]) -> float:
         return self.loss(forward, self._held_out).item()
+
+
+Task = Text | Recommender
+
+
+def make(name: str, seed: int, sparse: bool) -> Task:
+    """sparse: embeddings that are drawn from large tables have sparse gradients."""
+    return Recommender(seed, sparse) if name == RECOMMENDER else Text(name, seed)
 
 
 class _Part:
@@ -80,19 +93,19 @@ class _Pass(torch.autograd.Function):
         return gradient, None, *ctx.part.gradients()
 
 
-def replay(text: Text, seconds: float, worker: int) -> None:
-    """From here on a step of `text` takes `seconds`, next to no processor, and gives gradients that its first batches gave.
+def replay(task: Task, seconds: float, worker: int) -> None:
+    """From here on a step of `task` takes `seconds`, next to no processor, and gives gradients that its first batches gave.
 
     Names, shapes and units stay: loops that wrap the module see what they see of the real one.
     """
-    module = text.module
+    module = task.module
     recorded: list[dict[str, Tensor]] = []
     for step in range(RECORDED_STEPS):
-        text.loss(module, text.batch(worker, step)).backward()
+        task.loss(module, task.batch(worker, step)).backward()
         recorded.append({name: p.grad for name, p in module.named_parameters()})
         module.zero_grad()
     total = sum(p.numel() for p in module.parameters())
-    parts = list(_parts(module, text.units))
+    parts = list(_parts(module, task.units))
     for prefix, part in parts:
         names = [f"{prefix}.{name}" for name, _ in part.named_parameters()]
         share = sum(p.numel() for p in part.parameters()) / total
@@ -104,7 +117,7 @@ def replay(text: Text, seconds: float, worker: int) -> None:
         return x
 
     module.forward = forward
-    text.loss = lambda forward, batch: forward(torch.zeros(1, requires_grad=True)).sum()
+    task.loss = lambda forward, batch: forward(torch.zeros(1, requires_grad=True)).sum()
 
 
 def _parts(module: nn.Module, units: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:

@@ -1,5 +1,5 @@
 """What `training` measures by itself: grids of links and workers for the time of a step, and one search of learning rates per
-system for its loss. A loss does not depend on the link, as all systems but local steps wait for each other in every step."""
+model and system for its loss. A loss does not depend on the link, as all systems but local steps wait for each other in every step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gradwire.torch import DEFAULT_CODEC
 from measuring import LOOPBACK, FinishedRuns, Run
+from models import RECOMMENDER
 from systems import System
 
 MODEL = "gpt-5m"
@@ -27,8 +28,9 @@ COMPARED = (ALONE, BARE, *TORCH, *DENSE, BEGINNING, *GRADWIRE)
 HOOKED = ("thc:bits=6 int8", "tagc:density=0.2 int8", "tagc:density=0.2", "tagc:density=0.01,bits=2 int8")
 FSDP = tuple(name for loop in ("fsdp", "zero2") for name in (loop, *(f"{loop}-hook {codec}" for codec in HOOKED)))
 MODELS_SYSTEMS = (ALONE, BARE, DDP, "ddp buckets-4", POWER_SGD, DENSE[0], TAGC)  # that other models are timed with
+BY_ROWS = (DDP, "ddp sparse", "sharded zen")  # of a recommender
 # Times do not depend on these; losses are searched from here, by factors of 2.
-FIRST_RATE = {True: 4e-3, False: 2e-3}
+STEPS_FIRST_RATE, ADAMW_FIRST_RATE, RECOMMENDER_FIRST_RATE = 4e-3, 2e-3, 4.0
 TIMED_RATE = 1e-3
 LEARNING_WORKERS, LEARNING_STEPS, EVALUATE_EVERY = 2, 320, 16
 MOST_RATES = 5
@@ -85,23 +87,35 @@ GRIDS = {grid.name: grid for grid in (
          (ALONE, BARE, "ddp buckets-4", POWER_SGD, TAGC, TOPK), ("50M", "200M"), (4, 8), 300, together=True),
     Grid("large", "25 million parameters, computing replaced by 300 ms", MODELS_SYSTEMS, ("200M", "1G"), compute_ms=300, model="gpt-25m"),
     Grid("deep", "291 small tensors, computing replaced by 100 ms", MODELS_SYSTEMS, ("50M", "1G"), compute_ms=100, model="gpt-deep"),
+    Grid(RECOMMENDER, "tables of which a batch touches few rows, computing as it is", (ALONE, BARE, *BY_ROWS), ("50M", "200M", "1G"),
+         model=RECOMMENDER),
 )}
 # Other buckets compute the same, and so does zero2. What the aims are about comes first.
-LEARNERS = tuple(dict.fromkeys((DDP, POWER_SGD, POWER_SGD_LATER, TAGC, "fsdp", *(f"fsdp-hook {codec}" for codec in HOOKED), *GRADWIRE,
-                                *(s for s in TORCH if "buckets" not in s), POWER_SGD_4_LATER, DENSE[0], "fsdp-hook thc:bits=4",
-                                "fsdp-hook thc:bits=4 int8", "fsdp-hook dense:fp32 int8")))
+_LEARNERS = {
+    MODEL: (DDP, POWER_SGD, POWER_SGD_LATER, TAGC, "fsdp", *(f"fsdp-hook {codec}" for codec in HOOKED), *GRADWIRE,
+            *(s for s in TORCH if "buckets" not in s), POWER_SGD_4_LATER, DENSE[0], "fsdp-hook thc:bits=4",
+            "fsdp-hook thc:bits=4 int8", "fsdp-hook dense:fp32 int8"),
+    RECOMMENDER: BY_ROWS,
+}
+LEARNERS = tuple(dict.fromkeys((model, system) for model, systems in _LEARNERS.items() for system in systems))
 # Learners whose steps take another time behind their beginning: what is timed as the one, and as the other.
 PHASES = {TAGC: (BEGINNING, TAGC), POWER_SGD_LATER: (DDP, POWER_SGD), POWER_SGD_4_LATER: (DDP, POWER_SGD_4)}
 
 
-def learning_run(system: str, lr: float) -> Run:
-    return Run(system=BEGINNING if system == TAGC else system, model=MODEL, workers=LEARNING_WORKERS, link=LOOPBACK, compute_ms=0,
+def learning_run(model: str, system: str, lr: float) -> Run:
+    return Run(system=BEGINNING if system == TAGC else system, model=model, workers=LEARNING_WORKERS, link=LOOPBACK, compute_ms=0,
                steps=LEARNING_STEPS, lr=lr, evaluate_every=EVALUATE_EVERY)
 
 
 def baseline(system: str) -> str:
     """What a worker by itself has to do in this loop: where shards have the optimizer, it has none."""
     return BARE if system == BARE or System(system).loop == "sharded" else ALONE
+
+
+def first_rate(model: str, system: str) -> float:
+    if model == RECOMMENDER:
+        return RECOMMENDER_FIRST_RATE
+    return STEPS_FIRST_RATE if System(system).pushes_steps else ADAMW_FIRST_RATE
 
 
 def loss_of(runs: FinishedRuns, run: Run) -> float | None:
@@ -113,19 +127,19 @@ def loss_of(runs: FinishedRuns, run: Run) -> float | None:
     return last if last == last else float("inf")
 
 
-def next_rate(runs: FinishedRuns, system: str) -> Run | None:
+def next_rate(runs: FinishedRuns, model: str, system: str) -> Run | None:
     """The learning rate to try next: neighbours of the best one, by factors of 2; None: both are there, or enough are."""
-    first = FIRST_RATE[System(system).pushes_steps]
+    first = first_rate(model, system)
     tried = {e: loss for e in range(-MOST_RATES, MOST_RATES + 1)
-             if (loss := loss_of(runs, learning_run(system, first * 2.0**e))) is not None}
+             if (loss := loss_of(runs, learning_run(model, system, first * 2.0**e))) is not None}
     if not tried:
-        return learning_run(system, first)
+        return learning_run(model, system, first)
     best = min(tried, key=tried.get)
     missing = [e for e in (best - 1, best + 1) if e not in tried]
-    return learning_run(system, first * 2.0 ** missing[0]) if missing and len(tried) < MOST_RATES else None
+    return learning_run(model, system, first * 2.0 ** missing[0]) if missing and len(tried) < MOST_RATES else None
 
 
-def best_rate(runs: FinishedRuns, system: str) -> Run | None:
+def best_rate(runs: FinishedRuns, model: str, system: str) -> Run | None:
     """Of those that were tried; None: none was."""
-    among = [(loss_of(runs, run), run.lr) for run, _ in runs if run == learning_run(system, run.lr)]
-    return learning_run(system, min(among)[1]) if among else None
+    among = [(loss_of(runs, run), run.lr) for run, _ in runs if run == learning_run(model, system, run.lr)]
+    return learning_run(model, system, min(among)[1]) if among else None

@@ -9,11 +9,12 @@ from typing import Any
 import plan
 from aims import SCALING_AIM
 from figures import title
+from models import RECOMMENDER
 from systems import System
 
 COLORS = ("#222222", "#888888", "#b08030", "#d9b060", "#0b7a75", "#c8553d", "#1f5fa8", "#7b2d8b", "#4fae4a", "#d99a00",
           "#5f9ea0", "#a0522d", "#e377c2", "#6b8e23", "#9fc3e8", "#ff7f50", "#2f4f4f", "#b8a0d0")
-WITH_LOSSES = ("slow", "fast", "fsdp", "share")  # grids of the model and the workers that learn
+WITH_LOSSES = ("slow", "fast", "fsdp", "share", RECOMMENDER)  # grids of models and workers that learn
 
 Subplots = Callable[..., tuple[Any, Any]]
 
@@ -42,8 +43,10 @@ def plot(report: dict, json: Path) -> list[Path]:
         save(_steps(cells, plt.subplots), name)
         if grid.get("scaling"):
             save(_scaling(grid["scaling"], plt.subplots), f"{name}-factor")
-        if name in WITH_LOSSES and report["losses"]:
-            save(_losses(cells, report["losses"], plt.subplots), f"{name}-loss")
+        losses = report["losses"].get(grid["model"], {})
+        if name in WITH_LOSSES and losses:
+            what = "held-out loss, nats per click" if grid["model"] == RECOMMENDER else "validation loss, nats per byte"
+            save(_losses(cells, losses, what, plt.subplots), f"{name}-loss")
     return made
 
 
@@ -84,7 +87,7 @@ def _phases(system: str) -> tuple[str, str]:
     return plan.PHASES.get(system, (system, system))
 
 
-def _losses(cells: list[dict], losses: dict, subplots: Subplots) -> Any:
+def _losses(cells: list[dict], losses: dict, what: str, subplots: Subplots) -> Any:
     """A beginning whose steps were not timed is dashed: they are drawn as long as later ones."""
     figure, axes = subplots(1, len(cells), figsize=(5 * len(cells), 4.6), squeeze=False, sharey=True)
     untimed = False
@@ -111,6 +114,6 @@ def _losses(cells: list[dict], losses: dict, subplots: Subplots) -> Any:
         axis.grid(alpha=0.3)
     if untimed:
         axes[0][0].plot([], [], color="#222222", linewidth=1.2, linestyle="--", label="a beginning, drawn as long as later steps")
-    axes[0][0].set_ylabel("validation loss, nats per byte")
+    axes[0][0].set_ylabel(what)
     axes[0][0].legend(frameon=False, fontsize=7)
     return figure

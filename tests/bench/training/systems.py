@@ -4,6 +4,7 @@
   ddp [fp16|powersgd-R [begins-N]]   DistributedDataParallel over gloo, with torch's communication hook of that name;
                            begins: PowerSGD's first N steps are dense, in the place of 2
   ddp buckets-M            the same with buckets of M MiB in the place of torch's 25
+  ddp sparse               the same where tables have sparse gradients, whose rows gloo gathers from all workers (recommender)
   fsdp, zero2              fully_shard over gloo, a unit per block (its reduce-scatter blocks backward);
                            zero2: parameters stay gathered until backward has used them
   ddp-hook CODEC [both]    DistributedDataParallel whose hook is Gradwire's (DDPState); sparse codecs push steps, which
@@ -11,7 +12,8 @@
   fsdp-hook, zero2-hook CODEC [int8]   the same with reduce-scatter through the shards (FSDPState); int8: parameters are gathered
                            so, which is its default
   sharded CODEC [both] [early] [params]   ShardedOptimizer; both: the update comes back by the same codec; early: it is applied
-                           while backward still runs; params: parameters come back in its place
+                           while backward still runs; params: parameters come back in its place.
+                           Codec zen: of embeddings, whose gradients are sparse then (recommender); all else is dense:fp32
   local-H CODEC [both]     LocalSGD with H local steps a round, overlapped with the next
 """
 
@@ -28,13 +30,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from models import Task
+
 BETAS = (0.9, 0.95)  # of AdamW, wherever it runs
 TRACED_ROUNDS = 3
 POWER_SGD_BEGINS = 2  # step, torch's least: so it takes the same way from the first counted step on
 ONE_BUCKET_MIB = 1 << 10  # the hook starts collectives from callbacks: of two buckets they may cross, which gloo does not forgive
 _HOOKED = re.compile(r"ddp-hook \S+( both)?|(fsdp|zero2)-hook \S+( int8)?")
 _SHARDED = re.compile(r"sharded \S+( both)?( early)?( params)?|local-[1-9]\d* \S+( both)?")
-_TORCH = re.compile(r"alone( without optimizer)?|fsdp|zero2|ddp( fp16| powersgd-[1-9]\d*( begins-([2-9]|[1-9]\d+))?| buckets-[1-9]\d*)?")
+_TORCH = re.compile(r"alone( without optimizer)?|fsdp|zero2|"
+                    r"ddp( fp16| powersgd-[1-9]\d*( begins-([2-9]|[1-9]\d+))?| buckets-[1-9]\d*| sparse)?")
+_SPARSE_GRADIENTS = re.compile(r"alone( without optimizer)?|ddp sparse|sharded zen\b.*")
 # The codec of a loop can do without the optimizer's second moment: its learning rate is another.
 _STEPS = re.compile(r"sharded (tagc|topk|threshold|randomk|onebit|efsignsgd|signum|powersgd)\b|\w+-hook (tagc|topk|threshold|randomk)\b")
 
@@ -85,12 +91,16 @@ class System:
     def pushes_steps(self) -> bool:
         return _STEPS.match(self.name) is not None
 
-    def open(self, model: torch.nn.Module, units: list[torch.nn.Module], place: Place,
-             lr: float) -> contextlib.AbstractContextManager[tuple[Callable[..., Any], Any]]:
+    @property
+    def sparse_gradients(self) -> bool:
+        """Of the tables, where a model has some."""
+        return _SPARSE_GRADIENTS.fullmatch(self.name) is not None
+
+    def open(self, task: Task, place: Place, lr: float) -> contextlib.AbstractContextManager[tuple[Callable[..., Any], Any]]:
         """What to call for a forward pass, and the optimizer."""
         makers = {"alone": _alone, "ddp": _ddp, "fsdp": _fsdp, "zero2": _fsdp, "ddp-hook": _ddp_hook, "fsdp-hook": _fsdp_hook,
                   "zero2-hook": _fsdp_hook, "sharded": _sharded}
-        return makers.get(self.loop, _local)(self, model, units, place, lr)
+        return makers.get(self.loop, _local)(self, task, place, lr)
 
 
 @contextlib.contextmanager
@@ -104,12 +114,12 @@ def _group(place: Place) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _adamw(model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=lr, betas=BETAS, weight_decay=0.0)
-
-
-def _own_optimizer(system: System, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=lr) if system.pushes_steps else _adamw(model, lr)
+def _optimizer(system: System, task: Task, lr: float) -> torch.optim.Optimizer:
+    """The task's, on the worker; with steps that the shards merge, one that takes them as they are."""
+    parameters = task.module.parameters()
+    if task.plain_sgd or system.pushes_steps:
+        return torch.optim.SGD(parameters, lr=lr)
+    return torch.optim.AdamW(parameters, lr=lr, betas=BETAS, weight_decay=0.0)
 
 
 def _options(place: Place, system: System) -> dict[str, Any]:
@@ -136,8 +146,8 @@ class _NoOptimizer(torch.optim.Optimizer):
 
 
 @contextlib.contextmanager
-def _alone(system, model, units, place, lr):
-    yield model, _NoOptimizer(model) if "without" in system.words else _adamw(model, lr)
+def _alone(system, task, place, lr):
+    yield task.module, _NoOptimizer(task.module) if "without" in system.words else _optimizer(system, task, lr)
 
 
 def _wrapped(model: torch.nn.Module, **options: Any) -> torch.nn.parallel.DistributedDataParallel:
@@ -146,7 +156,7 @@ def _wrapped(model: torch.nn.Module, **options: Any) -> torch.nn.parallel.Distri
 
 
 @contextlib.contextmanager
-def _ddp(system, model, units, place, lr):
+def _ddp(system, task, place, lr):
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     with _group(place):
@@ -156,7 +166,7 @@ def _ddp(system, model, units, place, lr):
             options = {"bucket_cap_mb": int(option.removeprefix("buckets-"))}
         elif option.startswith("powersgd-"):
             options = {"bucket_cap_mb": ONE_BUCKET_MIB}
-        wrapped = _wrapped(model, **options)
+        wrapped = _wrapped(task.module, **options)
         if option == "fp16":
             wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
         elif option.startswith("powersgd-"):
@@ -164,56 +174,64 @@ def _ddp(system, model, units, place, lr):
             state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=int(option.removeprefix("powersgd-")),
                                                 start_powerSGD_iter=begins)
             wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        yield wrapped, _adamw(model, lr)
+        yield wrapped, _optimizer(system, task, lr)
 
 
-def _fully_sharded(system: System, model: torch.nn.Module, units: list[torch.nn.Module], place: Place) -> None:
+def _fully_sharded(system: System, task: Task, place: Place) -> None:
     from torch.distributed.fsdp import fully_shard
 
     mesh = dist.init_device_mesh("cpu", (place.workers,))
     whole = system.loop.startswith("fsdp")
-    for unit in units:
+    for unit in task.units:
         fully_shard(unit, mesh=mesh, reshard_after_forward=whole)
-    fully_shard(model, mesh=mesh, reshard_after_forward=None if whole else False)
+    fully_shard(task.module, mesh=mesh, reshard_after_forward=None if whole else False)
 
 
 @contextlib.contextmanager
-def _fsdp(system, model, units, place, lr):
+def _fsdp(system, task, place, lr):
     with _group(place):
-        _fully_sharded(system, model, units, place)
-        yield model, _adamw(model, lr)
+        _fully_sharded(system, task, place)
+        yield task.module, _optimizer(system, task, lr)
 
 
 @contextlib.contextmanager
-def _ddp_hook(system, model, units, place, lr):
+def _ddp_hook(system, task, place, lr):
     from gradwire.torch import DDPState, ddp_hook
 
     with _group(place):
-        wrapped = _wrapped(model)
+        wrapped = _wrapped(task.module)
         with DDPState(wrapped, **_options(place, system)) as state:
             wrapped.register_comm_hook(state, ddp_hook)
-            yield wrapped, _own_optimizer(system, model, lr)
+            yield wrapped, _optimizer(system, task, lr)
 
 
 @contextlib.contextmanager
-def _fsdp_hook(system, model, units, place, lr):
+def _fsdp_hook(system, task, place, lr):
     from gradwire.torch import FSDPState
 
     with _group(place):
-        _fully_sharded(system, model, units, place)
+        _fully_sharded(system, task, place)
         gather = "int8" if system.words[-1] == "int8" else "exact"
-        with FSDPState(model, gather=gather, **_options(place, system)):
-            yield model, _own_optimizer(system, model, lr)
+        with FSDPState(task.module, gather=gather, **_options(place, system)):
+            yield task.module, _optimizer(system, task, lr)
 
 
 @contextlib.contextmanager
-def _sharded(system, model, units, place, lr):
+def _sharded(system, task, place, lr):
+    import gradwire
     from gradwire.torch import ShardedOptimizer
 
-    own = {} if system.pushes_steps else {"betas": BETAS}
-    with ShardedOptimizer(model, workers=place.workers, lr=lr, overlap=True, pull="params" if "params" in system.words else "update",
-                          early_updates="early" in system.words, **own, **_options(place, system)) as optimizer:
-        yield model, optimizer
+    options = _options(place, system)
+    if task.plain_sgd:
+        options["optimizer"] = "sgd"
+    elif not system.pushes_steps:
+        options["betas"] = BETAS
+    if system.sparse_gradients:
+        options |= {"codec": "dense:fp32", "rules": [gradwire.Rule(options["codec"], roles=("embedding",))]}
+    with ShardedOptimizer(task.module, workers=place.workers, lr=lr, overlap=True,
+                          pull="params" if "params" in system.words else "update", early_updates="early" in system.words,
+                          **options) as optimizer:
+        yield task.module, optimizer
 
 
 @contextlib.contextmanager
@@ -234,9 +252,9 @@ def shared_parameters(model: torch.nn.Module, optimizer: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _local(system, model, units, place, lr):
+def _local(system, task, place, lr):
     from gradwire.torch import LocalSGD
 
-    with LocalSGD(_adamw(model, lr), model, every=system.period, overlap=True, workers=place.workers,
+    with LocalSGD(_optimizer(system, task, lr), task.module, every=system.period, overlap=True, workers=place.workers,
                   **_options(place, system)) as optimizer:
-        yield model, optimizer
+        yield task.module, optimizer

@@ -4,10 +4,11 @@ Workers and shard servers are hosts of their own: network namespaces whose links
 Systems take turns; the seconds of a step are medians over workers, turns and steps. "not computing" is what a step takes
 beyond that of a worker by itself, as many of which run at a time; where shards have the optimizer, of one that has none. Bytes are
 those of a worker's link, with headers. Losses are of the same model, two workers, a search of learning rates by factors of 2, and
-do not depend on links.
+do not depend on links. Models are GPTs, and a recommender with large tables of embeddings.
 
   tests/bench/run training                                 # shows and plots the finished runs: the repository's, and one's own
   tests/bench/run training --minutes=60 [--fresh]          # makes those that are missing, or all of them again
+  tests/bench/run training --minutes=30 --grids=recommender,losses   # one grid, and the losses of its model
   tests/bench/run training --list                          # grids, and what systems there are
   tests/bench/run training --minutes=20 --systems="ddp;sharded dense:fp32" --links=100M,none   # a grid of your own
 """
@@ -55,12 +56,15 @@ def make_times(runs: FinishedRuns, grids: list[Grid], deadline: float, trace: Pa
             print(outcome.error or f"{1e3 * figures.median(outcome.seconds):.0f} ms", file=sys.stderr)
 
 
-def make_losses(runs: FinishedRuns, names: list[str], deadline: float) -> None:
-    for name in names:
-        while (run := plan.next_rate(runs, name)) is not None:
+def make_losses(runs: FinishedRuns, models_of_grids: set[str], deadline: float) -> None:
+    """models_of_grids: none stands for all."""
+    for model, system in LEARNERS:
+        if models_of_grids and model not in models_of_grids:
+            continue
+        while (run := plan.next_rate(runs, model, system)) is not None:
             if time.monotonic() > deadline:
                 return
-            print(f"  {name}, learning rate {run.lr:g} ...", end=" ", file=sys.stderr, flush=True)
+            print(f"  {model}, {system}, learning rate {run.lr:g} ...", end=" ", file=sys.stderr, flush=True)
             outcome = runs.make(run)
             print(outcome.error or f"loss {plan.loss_of(runs, run):.4f}", file=sys.stderr)
             if runs.find(run) is None:
@@ -82,7 +86,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="with --minutes: begin without any finished runs; removes one's own")
     parser.add_argument("--archive", action="store_true", help="keep all finished runs in the repository")
     parser.add_argument("--minutes", type=float, default=0.0, help="time for runs that are missing (default 0: only show)")
-    parser.add_argument("--grids", default=",".join([*GRIDS, "losses"]), help="which, in this order (default %(default)s)")
+    parser.add_argument("--grids", default=",".join([*GRIDS, "losses"]),
+                        help="which, in this order; losses are made of the models of the others, alone of all (default %(default)s)")
     own = parser.add_argument_group("a grid of your own, in the place of --grids")
     own.add_argument("--systems", help="separated by ';'")
     own.add_argument("--links", default="100M,1G,none", help="of each host, each way, in bit/s (default %(default)s)")
@@ -119,7 +124,9 @@ def show_list() -> None:
         print(f"{grid.name}: {grid.title}; {', '.join(grid.links)}; {', '.join(map(str, grid.workers))} workers")
         for system in grid.systems:
             print(f"  {system}")
-    print(f"losses: {plan.LEARNING_STEPS} steps of {plan.MODEL}, 2 workers, learning rates by factors of 2\n")
+    for model in dict.fromkeys(model for model, _ in LEARNERS):
+        print(f"losses: {plan.LEARNING_STEPS} steps of {model}, 2 workers, learning rates by factors of 2")
+    print()
     print(systems.__doc__)
 
 
@@ -141,7 +148,7 @@ def main() -> None:
         deadline = time.monotonic() + 60 * args.minutes
         make_times(runs, grids, deadline, args.trace)
         if "losses" in chosen and not args.systems:
-            make_losses(runs, list(LEARNERS), deadline)
+            make_losses(runs, {grid.model for grid in grids}, deadline)
     found = figures.collect(runs, grids)
     print("\n".join(figures.lines(found)))
     args.json.write_text(json.dumps(found, indent=1) + "\n")

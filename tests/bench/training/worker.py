@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from models import Text, replay
+from models import make, replay
 from systems import Place, System, shared_parameters
 
 WARM_STEPS = 0.05  # of all, in which the learning rate rises
@@ -50,30 +50,31 @@ def main() -> None:
     settings = Settings(**{**told, "place": Place(**told["place"])})
     place = settings.place
     torch.set_num_threads(1)
-    text = Text(settings.model, settings.seed)
+    system = System(settings.system)
+    task = make(settings.model, settings.seed, system.sparse_gradients)
     if settings.compute_ms:
-        replay(text, settings.compute_ms / 1e3, place.worker)
-    parameters = sum(p.numel() for p in text.module.parameters())
+        replay(task, settings.compute_ms / 1e3, place.worker)
+    parameters = sum(p.numel() for p in task.module.parameters())
     seconds, curve, before = [], [], (0, 0)
-    with System(settings.system).open(text.module, text.units, place, settings.lr) as (forward, optimizer):
+    with system.open(task, place, settings.lr) as (forward, optimizer):
         for step in range(settings.steps):
             if step == settings.skipped_steps:
                 before = link_bytes(place.interface)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(settings, step)
-            batch = text.batch(place.worker, step)
+            batch = task.batch(place.worker, step)
             begin = time.perf_counter()
             optimizer.zero_grad()
-            text.loss(forward, batch).backward()
+            task.loss(forward, batch).backward()
             optimizer.step()
             seconds.append(time.perf_counter() - begin)
             if settings.evaluate_every and (step + 1) % settings.evaluate_every == 0:
                 # The module itself: DistributedDataParallel's forward would wait for the others.
-                with shared_parameters(text.module, optimizer):
-                    curve.append((step + 1, text.held_out(text.module)))
+                with shared_parameters(task.module, optimizer):
+                    curve.append((step + 1, task.held_out(task.module)))
         after = link_bytes(place.interface)
-    if curve and System(settings.system).period > 1:  # its last round ended with the optimizer
-        curve[-1] = (settings.steps, text.held_out(text.module))
+    if curve and system.period > 1:  # its last round ended with the optimizer
+        curve[-1] = (settings.steps, task.held_out(task.module))
     measured = settings.steps - settings.skipped_steps
     sent, received = ((now - then) / measured for now, then in zip(after, before, strict=True))
     print(json.dumps({"seconds": seconds[settings.skipped_steps:], "curve": curve, "parameters": parameters,
