@@ -1,14 +1,15 @@
 """One worker of the benchmark `embedding`: trains a table of embeddings for some steps, and prints what they took as JSON.
-argv[1]: its settings, as JSON."""
+argv[1]: its settings, as JSON. It stops before the first step, behind those that do not count and behind the last, and says so by a
+line of JSON, until it is given a line: so that memory can be looked at while nobody steps."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import json
 import math
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -50,8 +51,11 @@ def link_bytes(interface: str) -> tuple[int, int]:
     return int((counters / "tx_bytes").read_text()), int((counters / "rx_bytes").read_text())
 
 
-def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+def stop() -> None:
+    """Until the benchmark has looked. What was freed goes back to the system first, or steps could take it without growing."""
+    ctypes.CDLL(None).malloc_trim(0)
+    print(json.dumps({"stopped": True}), flush=True)
+    sys.stdin.readline()
 
 
 @contextlib.contextmanager
@@ -88,12 +92,15 @@ def main() -> None:
     torch.manual_seed(0)
     table = nn.Embedding(settings.rows, settings.width, sparse=settings.system != "ddp")
     random = torch.Generator().manual_seed(1 + settings.worker)
+    batches = [draw(settings, random) for _ in range(WARM_STEPS + settings.steps)]
+    touched = sum(rows.unique().numel() for rows in batches) / len(batches)
     seconds, before = [], (0, 0)
     with opened(settings, table) as (forward, optimizer):
-        for step in range(WARM_STEPS + settings.steps):
+        stop()
+        for step, rows in enumerate(batches):
             if step == WARM_STEPS:
+                stop()
                 before = link_bytes(settings.interface)
-            rows = draw(settings, random)
             begin = time.perf_counter()
             optimizer.zero_grad()
             forward(rows).square().sum().backward()
@@ -101,9 +108,10 @@ def main() -> None:
             if step >= WARM_STEPS:
                 seconds.append(time.perf_counter() - begin)
         after = link_bytes(settings.interface)
+        stop()
     sent, received = ((now - then) / settings.steps for now, then in zip(after, before, strict=True))
-    print(json.dumps({"seconds": seconds, "sent_bytes": sent, "received_bytes": received, "peak_bytes": peak_bytes(),
-                      "sum": sum(rows.sum(dtype=torch.float64).item() for rows in table.weight.detach().split(1 << 18))}))  # in parts: it copies
+    total = sum(rows.sum(dtype=torch.float64).item() for rows in table.weight.detach().split(1 << 18))  # in parts: it copies
+    print(json.dumps({"seconds": seconds, "sent_bytes": sent, "received_bytes": received, "touched": touched, "sum": total}))
 
 
 if __name__ == "__main__":
