@@ -76,7 +76,8 @@ struct SparseSpec {
   bool nesterov = false;  // dgc
   float clip = 0;         // dgc: norm of a tensor's gradient, over all workers, beyond which it is scaled; 0: it is not
   Index index = Index::kSmallest;  // zen: how positions travel; auto is the smaller of coo and bitmap
-  uint32_t run_elements = 0;       // zen, adaptive: dealt to a shard as one, if fewer than the job's; 0: the job's
+  // zen, adaptive: dealt to a shard as one, if fewer than the job's. 0: the job's, or with zen what TableRun says.
+  uint32_t run_elements = 0;
   double DensityAt(uint64_t round) const;  // topk, dgc, randomk; as TagcSpec
   bool operator==(const SparseSpec&) const = default;
 };
@@ -112,6 +113,7 @@ inline bool AllTravel(const CodecSpec& codec) {
 
 // Errors: InvalidArgument naming the unknown codec or key, the value found and the values allowed.
 absl::StatusOr<CodecSpec> ParseCodecSpec(std::string_view text);
+bool IsZen(const CodecSpec& codec);
 std::vector<std::string> CodecNames();        // of every codec that ParseCodecSpec knows
 std::string ToString(const CodecSpec& spec);  // canonical: every key but form=auto, fixed order, every digit
 // The same of what both ends of a frame must agree on: without tagc's form, which is its writer's choice.

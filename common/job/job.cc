@@ -15,6 +15,7 @@
 #include "common/job/compatibility.h"
 #include "common/job/glob.h"
 #include "common/job/matrix_shape.h"
+#include "common/job/table_runs.h"
 #include "common/job/update_codec.h"
 #include "common/wire/frame.h"
 
@@ -211,11 +212,6 @@ absl::Status FillScalars(v1::JobSpec* spec) {
   return absl::OkStatus();
 }
 
-bool IsZen(const CodecSpec& codec) {
-  const SparseSpec* const sparse = std::get_if<SparseSpec>(&codec);
-  return sparse != nullptr && sparse->choice == SparseSpec::Choice::kNonZero;
-}
-
 // What a round takes on a slow link beyond its bytes is the way back of one bucket: nothing of that comes before all of
 // it was pushed. So where all elements travel, buckets are a small part of the model. Buckets of sparse codecs are a
 // hundredth of their size on the wire, and each of many shards has a large slice of few of them: not the whole, which
@@ -378,10 +374,11 @@ absl::StatusOr<Codecs> ParseCodecs(Spec* from) {
 
 }  // namespace
 
-uint32_t Job::run_elements(uint32_t codec) const {
+uint32_t Job::run_elements(uint32_t codec, uint32_t shards) const {
   const auto* sparse = std::get_if<SparseSpec>(&codecs_[codec]);
-  const bool shorter = sparse != nullptr && sparse->run_elements != 0;
-  return shorter ? std::min(sparse->run_elements, spec_.run_elements()) : spec_.run_elements();
+  uint32_t wanted = sparse == nullptr ? 0 : sparse->run_elements;
+  if (wanted == 0 && IsZen(codecs_[codec])) wanted = TableRun(table_elements_, shards);
+  return wanted != 0 ? std::min(wanted, spec_.run_elements()) : spec_.run_elements();
 }
 
 uint64_t Job::bucket_elements(uint32_t codec) const {
@@ -460,9 +457,9 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
     if (job.elements_ > kMaxElements) return absl::InvalidArgumentError("the job has more than 2^40 elements");
     job.tensors_.push_back(std::move(tensor));
   }
-  uint64_t tables = 0;
-  for (const Tensor& tensor : job.tensors_) tables += IsZen(job.codecs_[tensor.codec]) ? tensor.elements : 0;
-  FillBuckets(&job.spec_, fallback.first, job.elements_ - tables, tables);
+  for (const Tensor& tensor : job.tensors_)
+    job.table_elements_ += IsZen(job.codecs_[tensor.codec]) ? tensor.elements : 0;
+  FillBuckets(&job.spec_, fallback.first, job.elements_ - job.table_elements_, job.table_elements_);
   GW_RETURN_IF_ERROR(CheckExponents(job));
   for (const CodecSpec& codec : job.codecs_) job.features_.Add(FeatureOf(codec));
   GW_RETURN_IF_ERROR(CheckTogether(job.features_));

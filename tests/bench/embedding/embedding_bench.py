@@ -187,7 +187,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--together", action="store_true",
                         help="shard i on the host of worker i, as the paper's nodes; else on hosts of their own")
-    parser.add_argument("--run-elements", type=int, default=4096, help="of zen: elements that are dealt to a shard as one")
+    parser.add_argument("--run-elements", type=int, default=0, help="of zen: elements that are dealt to a shard as one (default: what zen takes)")
     parser.add_argument("--bucket-bytes", type=int, default=0, help="of zen's job; 0: its default")
     parser.add_argument("--systems", default=";".join(SYSTEMS))
     parser.add_argument("--json", type=Path, required=True)

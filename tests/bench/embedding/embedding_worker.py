@@ -65,9 +65,10 @@ def opened(settings: Settings, table: nn.Embedding) -> Iterator[tuple[Callable, 
         import gradwire
         from gradwire.torch import ShardedOptimizer
 
+        codec = f"zen:run={settings.run_elements}" if settings.run_elements else "zen"
         with ShardedOptimizer(table, servers=settings.servers, job="embedding", worker=f"worker-{settings.worker}",
-                              workers=settings.workers, codec=f"zen:run={settings.run_elements}", push="gradient", optimizer="sgd",
-                              lr=LR, bucket_bytes=settings.bucket_bytes, rules=[gradwire.Rule(codec=f"zen:run={settings.run_elements}")],
+                              workers=settings.workers, codec=codec, push="gradient", optimizer="sgd",
+                              lr=LR, bucket_bytes=settings.bucket_bytes, rules=[gradwire.Rule(codec)],
                               start_timeout=TIMEOUT.total_seconds(), round_timeout=TIMEOUT.total_seconds(),
                               rpc_timeout=120.0) as optimizer:
             yield table, optimizer
