@@ -119,23 +119,49 @@ class Module(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Net(torch.nn.Module):
+    """As the Trainer wants it."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = network()
+
+    def forward(self, inputs, labels):
+        return {"loss": torch.nn.functional.mse_loss(self.net(inputs), labels)}
+
+
+def samples(count):
+    return [{"inputs": one, "labels": of_one} for inputs, wanted in batches(count) for one, of_one in zip(inputs, wanted, strict=True)]
+
+
+def test_the_trainer_of_one_process_steps_a_sharded_optimizer(server, tmp_path):
+    """Of several it wraps the model in DistributedDataParallel, which the callback is for."""
+
+    def train(make):
+        model = Net()
+        optimizer = make(model)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        arguments = transformers.TrainingArguments(str(tmp_path), max_steps=12, per_device_train_batch_size=16, use_cpu=True,
+                                                   report_to="none", save_strategy="no", disable_tqdm=True, max_grad_norm=0.5)
+        transformers.Trainer(model, arguments, train_dataset=samples(12), optimizers=(optimizer, schedule)).train()
+        return model, optimizer
+
+    expected, _ = train(lambda model: torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.0))
+    found, optimizer = train(lambda model: ShardedOptimizer(model, servers=server, job="trainer", codec="dense:fp32", lr=0.05))
+    optimizer.close()
+    assert optimizer.stats()["steps"] == 12
+    for p, q in zip(found.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-5)
+
+
 def test_callbacks_say_what_they_are_for(tmp_path):
     with pytest.raises(TypeError, match="SingleDeviceStrategy trains a Module; it takes a DistributedDataParallel.*strategy=\"ddp\""):
         lightning.Trainer(max_steps=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
                           callbacks=gradwire.lightning.ThroughShards(servers="grpc://127.0.0.1:1", job="alone"),
                           enable_progress_bar=False).fit(Module(), list(batches(1)))
 
-    class Net(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = network()
-
-        def forward(self, inputs, labels):
-            return {"loss": torch.nn.functional.mse_loss(self.net(inputs), labels)}
-
-    (inputs, labels), = batches(1)
     trainer = transformers.Trainer(Net(), transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"),
-                                   train_dataset=[{"inputs": one, "labels": of_one} for one, of_one in zip(inputs, labels, strict=True)])
+                                   train_dataset=samples(1))
     trainer.add_callback(gradwire.transformers.ThroughShards(trainer, servers="grpc://127.0.0.1:1", job="alone"))
     with pytest.raises(TypeError, match="the Trainer trains a Net; it takes a DistributedDataParallel: start with torchrun"):
         trainer.train()

@@ -53,7 +53,7 @@ TEST(TableRuns, AreThoseOfTheLayoutUnlessTheCodecSaysOthers) {
     ASSERT_TRUE(layout.ok()) << layout.status();
     uint32_t longest = 0;
     for (const BucketLayout& slice : layout->slices()) {
-      for (const Run& run : slice.runs) longest = run.tensor == 0 ? std::max(longest, run.length) : longest;
+      for (const auto& run : slice.runs) longest = run.tensor == 0 ? std::max(longest, run.length) : longest;
     }
     EXPECT_EQ(longest, wanted) << codec << " on " << shards << " shards";
   }
