@@ -43,8 +43,8 @@ std::vector<Bucket> MakeBuckets() {
        {"dense:fp32", "dense:bf16", "dense:fixed32", "dense:fixed16", "tagc:density=0.1,cells=8,form=sketch",
         "tagc:density=0.1,cells=16", "tagc:density=0.1,bits=2", "tagc:density=0.3,cells=32,form=sketch,slack=0.1",
         "onebit", "terngrad", "natural:bits=3", "topk:density=0.1,values=int4", "randomk:density=0.1,values=fp16",
-        "dgc:density=0.1", "uniform:bits=3", "thc:bits=4", "zen:index=coo", "zen:index=bitmap,values=bf16",
-        "adaptive"}) {
+        "dgc:density=0.1", "uniform:bits=3", "thc:bits=4", "zen:index=coo,run=16",
+        "zen:index=bitmap,values=bf16,run=16", "adaptive"}) {
     buckets.push_back(MakeBucket(codec, kElements));
   }
   buckets.push_back(MakeBucket("tagc", 0));

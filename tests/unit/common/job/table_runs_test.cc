@@ -37,6 +37,7 @@ TEST(TableRuns, AreThoseOfTheLayoutUnlessTheCodecSaysOthers) {
     v1::JobSpec spec;
     spec.set_name("tables");
     spec.set_codec("dense:fp32");
+    spec.mutable_optimizer()->set_kind(v1::OPTIMIZER_NONE);
     v1::CodecRule* const rule = spec.add_rules();
     rule->set_pattern("table");
     rule->set_codec(codec);
