@@ -166,10 +166,11 @@ def test_no_codec_is_left_out():
 def test_every_codec_trains(addresses, codec):
     servers = addresses(2)
     overlap = codec.startswith(("tagc", "thc"))
+    how = {"codec": codec, "overlap": overlap} | MEAN | ({"lr": 0.01} if codec.startswith("sign") else {})  # signs have no size
 
     def work(worker):
         model = model_of(64)
-        losses, stats = train(model, servers, worker, 2, EVERY * 40, {"codec": codec, "overlap": overlap, **MEAN})
+        losses, stats = train(model, servers, worker, 2, EVERY * 40, how)
         return losses, stats, parameters_of(model)
 
     (losses, stats, mine), (_, _, other) = in_parallel(2, work)
