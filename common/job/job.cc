@@ -221,13 +221,14 @@ absl::Status FillScalars(v1::JobSpec* spec) {
 // `codec`: the job's. `rest`: elements that are no tables'.
 void FillBuckets(v1::JobSpec* spec, const CodecSpec& codec, uint64_t rest, uint64_t tables) {
   if (spec->bucket_bytes() != 0) return;
-  constexpr uint64_t kMostOfTables = 64u << 20, kMost = 4u << 20, kLeast = 512u << 10, kParts = 32, kOfShard = 1u << 20;
-  const auto part = [run_bytes = spec->run_elements() * sizeof(float)](uint64_t elements) {
-    return (elements * sizeof(float) / kParts + run_bytes - 1) / run_bytes * run_bytes;
+  constexpr uint64_t kMostOfTables = 64u << 20, kMost = 4u << 20, kLeast = 512u << 10, kOfShard = 1u << 20;
+  constexpr uint64_t kParts = 32, kPartsOfTables = 16;
+  const auto part = [run_bytes = spec->run_elements() * sizeof(float)](uint64_t elements, uint64_t parts) {
+    return (elements * sizeof(float) / parts + run_bytes - 1) / run_bytes * run_bytes;
   };
   if (tables != 0 && spec->table_bucket_bytes() == 0)
-    spec->set_table_bucket_bytes(std::clamp(part(tables), kMost, kMostOfTables));
-  spec->set_bucket_bytes(AllTravel(codec) ? std::clamp(part(rest), kLeast, kMost) : kMost);
+    spec->set_table_bucket_bytes(std::clamp(part(tables, kPartsOfTables), kMost, kMostOfTables));
+  spec->set_bucket_bytes(AllTravel(codec) ? std::clamp(part(rest, kParts), kLeast, kMost) : kMost);
   if (spec->slice_bytes() == 0 && !AllTravel(codec) && rest >= tables) spec->set_slice_bytes(kOfShard);
 }
 

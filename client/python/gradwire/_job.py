@@ -205,7 +205,7 @@ class JobSpec:
     max_workers says otherwise. rules: None stands for default_rules(codec).
     bucket_bytes: of float32, over all shards; 0 is 4 MiB, and where all elements travel (dense, thc ...) a 32nd of the model if
     that is less, 512 KiB at least. On a slow link a round takes as long as its bytes and, once more, one bucket.
-    table_bucket_bytes: the same of tables (zen); 0 is bucket_bytes, and where that is 0 a 32nd of the tables, 4 to 64 MiB.
+    table_bucket_bytes: the same of tables (zen); 0 is bucket_bytes, and where that is 0 a 16th of the tables, 4 to 64 MiB.
     slice_bytes: where there are so many shards that their shares of a bucket are smaller, about how much of it lies on one of
     them together (embeddings and heads a 16th, where all elements travel a 64th): each slice is a frame each way in a round.
     0: a bucket lies on all shards, but where bucket_bytes is 0 and the codec sends few elements it is 1 MiB. To go on with a

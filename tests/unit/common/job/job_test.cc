@@ -399,7 +399,7 @@ TEST(Job, CutsTablesIntoLargeParts) {
   };
   constexpr uint64_t kMillion = 1 << 20;
   EXPECT_EQ(made(kMillion).spec().table_bucket_bytes(), 4u << 20);
-  EXPECT_EQ(made(256 * kMillion).spec().table_bucket_bytes(), 32u << 20);
+  EXPECT_EQ(made(128 * kMillion).spec().table_bucket_bytes(), 32u << 20);
   const Job job = made(1024 * kMillion);
   EXPECT_EQ(job.spec().table_bucket_bytes(), 64u << 20);
   EXPECT_EQ(job.bucket_elements(job.tensors()[0].codec), 16 * kMillion);
