@@ -76,8 +76,7 @@ struct SparseSpec {
   bool nesterov = false;  // dgc
   float clip = 0;         // dgc: norm of a tensor's gradient, over all workers, beyond which it is scaled; 0: it is not
   Index index = Index::kSmallest;  // zen: how positions travel; auto is the smaller of coo and bitmap
-  // zen, adaptive: dealt to a shard as one, if fewer than the job's. 0: the job's, or with zen what TableRun says.
-  uint32_t run_elements = 0;
+  uint32_t run_elements = 0;       // zen, adaptive: dealt to a shard as one, if fewer than the job's; 0: the job's
   double DensityAt(uint64_t round) const;  // topk, dgc, randomk; as TagcSpec
   bool operator==(const SparseSpec&) const = default;
 };

@@ -375,11 +375,10 @@ absl::StatusOr<Codecs> ParseCodecs(Spec* from) {
 
 }  // namespace
 
-uint32_t Job::run_elements(uint32_t codec, uint32_t shards) const {
+uint32_t Job::run_elements(uint32_t codec) const {
   const auto* sparse = std::get_if<SparseSpec>(&codecs_[codec]);
-  uint32_t wanted = sparse == nullptr ? 0 : sparse->run_elements;
-  if (wanted == 0 && IsZen(codecs_[codec])) wanted = TableRun(table_elements_, shards);
-  return wanted != 0 ? std::min(wanted, spec_.run_elements()) : spec_.run_elements();
+  const bool shorter = sparse != nullptr && sparse->run_elements != 0;
+  return shorter ? std::min(sparse->run_elements, spec_.run_elements()) : spec_.run_elements();
 }
 
 uint64_t Job::bucket_elements(uint32_t codec) const {
@@ -397,7 +396,7 @@ absl::Status Job::CheckGoesWith(const FeatureSet& asked) const {
 absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
   Job job;
   GW_RETURN_IF_ERROR(CheckTexts(spec));
-  job.spec_ = spec;
+  job.spec_ = WithTableRuns(spec);
   GW_RETURN_IF_ERROR(FillOptimizer(&job.spec_));
   GW_RETURN_IF_ERROR(FillScalars(&job.spec_));
   GW_RETURN_IF_ERROR(FillDurability(&job.spec_));
@@ -458,9 +457,9 @@ absl::StatusOr<Job> Job::Make(const v1::JobSpec& spec) {
     if (job.elements_ > kMaxElements) return absl::InvalidArgumentError("the job has more than 2^40 elements");
     job.tensors_.push_back(std::move(tensor));
   }
-  for (const Tensor& tensor : job.tensors_)
-    job.table_elements_ += IsZen(job.codecs_[tensor.codec]) ? tensor.elements : 0;
-  FillBuckets(&job.spec_, fallback.first, job.elements_ - job.table_elements_, job.table_elements_);
+  uint64_t tables = 0;
+  for (const Tensor& tensor : job.tensors_) tables += IsZen(job.codecs_[tensor.codec]) ? tensor.elements : 0;
+  FillBuckets(&job.spec_, fallback.first, job.elements_ - tables, tables);
   GW_RETURN_IF_ERROR(CheckExponents(job));
   for (const CodecSpec& codec : job.codecs_) job.features_.Add(FeatureOf(codec));
   GW_RETURN_IF_ERROR(CheckTogether(job.features_));

@@ -45,7 +45,7 @@ class Job {
   // Tensors that have this codec travel in one bucket and lie on one shard, each as a whole.
   bool keeps_whole(uint32_t codec) const { return std::holds_alternative<PowerSgdSpec>(codecs_[codec]); }
   // Elements of a run of the tensors that have this codec: the spec's, or fewer where the codec wants that.
-  uint32_t run_elements(uint32_t codec, uint32_t shards) const;
+  uint32_t run_elements(uint32_t codec) const;
   // How many fill a bucket of this codec, over all shards: whole runs of the job. A tensor that is kept whole may be
   // longer.
   uint64_t bucket_elements(uint32_t codec) const;
@@ -63,7 +63,6 @@ class Job {
   std::vector<std::optional<CodecSpec>> update_codecs_;
   FeatureSet features_;
   uint64_t elements_ = 0;
-  uint64_t table_elements_ = 0;
   uint64_t digest_ = 0;
   int moments_ = 0;
   bool two_phase_ = false;

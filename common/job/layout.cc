@@ -114,8 +114,8 @@ struct Kind {
 
 // Pieces are smaller where a worker may send most elements of one: where all travel, and of tables, whose frequent rows
 // have most of what a sparse codec chooses.
-Kind KindOf(const Job& job, const Tensor& tensor, uint32_t shards) {
-  Kind kind{job.run_elements(tensor.codec, shards), job.keeps_whole(tensor.codec), job.bucket_elements(tensor.codec)};
+Kind KindOf(const Job& job, const Tensor& tensor) {
+  Kind kind{job.run_elements(tensor.codec), job.keeps_whole(tensor.codec), job.bucket_elements(tensor.codec)};
   if (kind.whole || job.spec().slice_bytes() == 0) return kind;
   if (tensor.role == v1::ROLE_EMBEDDING || tensor.role == v1::ROLE_HEAD) kind.slice_of = 16;
   if (AllTravel(job.codecs()[tensor.codec])) kind.slice_of = 64;
@@ -142,7 +142,7 @@ class PieceDealer {
     }
     uint64_t elements = 0;
     for (const Tensor& tensor : job.tensors())
-      if (KindOf(job, tensor, shards) == kind) elements += tensor.elements;
+      if (KindOf(job, tensor) == kind) elements += tensor.elements;
     // As large as leaves all shards the same.
     const uint64_t turns = (elements + shards * most - 1) / (shards * most);
     piece_elements_ = (elements + shards * turns - 1) / (shards * turns);
@@ -225,7 +225,7 @@ absl::StatusOr<Layout> Layout::Make(const Job& job, uint32_t shard_count) {
       slice.codec = job.tensors()[layout.buckets_[b][0].tensor].codec;
     }
     for (const BucketPart& part : layout.buckets_[b]) {
-      const Kind kind = KindOf(job, job.tensors()[part.tensor], shard_count);
+      const Kind kind = KindOf(job, job.tensors()[part.tensor]);
       dealers.try_emplace(kind, job, kind, shard_count, &layout.slices_).first->second.Add(b, part);
     }
   }

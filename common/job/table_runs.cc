@@ -1,30 +1,56 @@
 // See table_runs.h.
 #include "common/job/table_runs.h"
 
-#include <algorithm>
-#include <bit>
+#include <limits>
+#include <string>
+#include <variant>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/match.h"
+#include "common/job/codec_spec.h"
 
 namespace gradwire {
 namespace {
 
-constexpr uint64_t kLeast = 16;
+// Encoding, merging and decoding rows take hardly longer than with any longer ones, and four rows of 64 are few.
+constexpr uint64_t kLeast = 256;
 constexpr uint64_t kMost = 4096;
-// Few shards have many of a batch's rows each, so chance leaves them alike: runs are of 1024 with 2, the shortest with
-// 16.
-constexpr uint64_t kSpread = 4096;
-// What runs may take in every process: rows are looked up in them, so they should lie in a cache, and with more shards
-// each has less of a batch, which has to be spread more finely.
+// What runs may take in every process: rows are looked up in them, so they should lie in a cache.
 constexpr uint64_t kRunBytes = 24;
-constexpr uint64_t kBytesPerShard = 2u << 20;
+constexpr uint64_t kMostBytes = 4u << 20;
+
+uint64_t ElementsOf(const v1::JobSpec& spec) {
+  constexpr uint64_t kMany = std::numeric_limits<uint64_t>::max();
+  uint64_t elements = 0;
+  for (const v1::TensorSpec& tensor : spec.tensors()) {
+    uint64_t of_this = 1;
+    for (uint64_t d : tensor.shape()) of_this = d != 0 && of_this > kMany / d ? kMany : of_this * d;
+    elements = of_this > kMany - elements ? kMany : elements + of_this;
+  }
+  return elements;
+}
+
+std::string WithRun(const std::string& codec, uint32_t run) {
+  if (absl::StrContains(codec, "run=")) return codec;
+  absl::StatusOr<CodecSpec> parsed = ParseCodecSpec(codec);
+  if (!parsed.ok() || !IsZen(*parsed)) return codec;
+  std::get<SparseSpec>(*parsed).run_elements = run;
+  return ToString(*parsed);
+}
 
 }  // namespace
 
-uint32_t TableRun(uint64_t elements, uint32_t shards) {
-  if (shards <= 1) return kMost;
-  const uint64_t spread = std::bit_floor(std::max<uint64_t>(1, kSpread / (uint64_t{shards} * shards)));
-  uint64_t run = std::clamp(spread, kLeast, kMost);
-  while (run < kMost && elements / run > kBytesPerShard * shards / kRunBytes) run *= 2;
+uint32_t TableRun(uint64_t elements) {
+  uint64_t run = kLeast;
+  while (run < kMost && elements / run > kMostBytes / kRunBytes) run *= 2;
   return static_cast<uint32_t>(run);
+}
+
+v1::JobSpec WithTableRuns(v1::JobSpec spec) {
+  const uint32_t run = TableRun(ElementsOf(spec));
+  spec.set_codec(WithRun(spec.codec(), run));
+  for (v1::CodecRule& rule : *spec.mutable_rules()) rule.set_codec(WithRun(rule.codec(), run));
+  return spec;
 }
 
 }  // namespace gradwire

@@ -57,7 +57,7 @@ LayoutSize EstimateLayout(const Job& job, uint32_t shard_count) {
   std::vector<uint64_t> open(job.codecs().size());  // elements in the open bucket of each codec
   for (size_t t = job.tensors().size(); t-- > 0;) {
     const Tensor& tensor = job.tensors()[t];
-    const uint64_t cut = job.run_elements(tensor.codec, shard_count), capacity = job.bucket_elements(tensor.codec);
+    const uint64_t cut = job.run_elements(tensor.codec), capacity = job.bucket_elements(tensor.codec);
     size.runs = Add(size.runs, tensor.elements / cut + (tensor.elements % cut != 0));
     uint64_t& bucket = open[tensor.codec];
     if (bucket != 0 && Add(bucket, tensor.elements) > capacity) {
@@ -178,7 +178,7 @@ absl::Status CheckMemoryBeforeLayout(const Job& job, uint32_t shard, uint32_t sh
   // piece of slice_bytes and its smaller ones.
   std::set<uint64_t> runs;
   for (const Tensor& tensor : job.tensors()) {
-    runs.insert(job.keeps_whole(tensor.codec) ? tensor.elements : job.run_elements(tensor.codec, shard_count));
+    runs.insert(job.keeps_whole(tensor.codec) ? tensor.elements : job.run_elements(tensor.codec));
   }
   const uint64_t mean = job.elements() / shard_count;
   const uint64_t pieces = 2 * runs.size() * (job.spec().slice_bytes() / sizeof(float));

@@ -88,7 +88,6 @@ class DDPState:
         self._index = {id(p): i for i, (_, p) in enumerate(named)}
         self._pending: list[tuple[dist.GradBucket, torch.futures.Future[torch.Tensor]]] = []
         self._means = [torch.zeros(p.shape, dtype=torch.float32, device=p.device) for _, p in named]
-        self._sent: list[torch.Tensor] = []  # of the round that is open
         self._closed = False
         self._exchange: MeanExchange | None = None  # of who speaks with the shards, until it is closed
         if self._leader is None or dist.get_rank() == self._leader:
@@ -113,14 +112,12 @@ class DDPState:
             dist.reduce(buffer, self._leader, group=self._group)
         if self._exchange is not None:
             if not self._pending:
-                self._sent.clear()  # of a round that failed
                 self._exchange.begin()
             if self._group is not None:
                 buffer.div_(self._group_size)
             self._exchange.look(buffer)
             for p, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-                self._sent.append(gradient.to(torch.float32, memory_format=torch.contiguous_format))
-                self._exchange.send(self._index_of(p), self._sent[-1])
+                self._exchange.send(self._index_of(p), gradient.to(torch.float32).contiguous())
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(
             devices=[buffer.device] if buffer.is_cuda else [])
         self._pending.append((bucket, future))
@@ -131,7 +128,6 @@ class DDPState:
     def _end(self) -> None:
         pending, self._pending = self._pending, []
         spoilt = self._exchange is not None and self._exchange.end()
-        self._sent.clear()
         for bucket, future in pending:
             if self._exchange is not None:
                 for p, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):

@@ -37,7 +37,11 @@ class Lateness:
     def look(self) -> dict[str, Late]:
         """Those who were late since the last look; of a shard that did not answer then, since it did. Members that are gone, or
         are seen for the first time, do not count."""
-        self._answers, at = ask(self._servers, self._job, _ASK_MS), time.monotonic()
+        try:
+            self._answers, at = ask(self._servers, self._job, _ASK_MS), time.monotonic()
+        except RuntimeError:  # there are no threads to ask by
+            self._answers = []
+            return {}
         late: dict[str, Late] = {}
         for shard, status in enumerate(self._answers):
             for worker in status["workers"] if isinstance(status, dict) else ():
