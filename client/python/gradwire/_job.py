@@ -209,7 +209,8 @@ class JobSpec:
     slice_bytes: where there are so many shards that their shares of a bucket are smaller, about how much of it lies on one of
     them together (embeddings and heads a 16th, where all elements travel a 64th): each slice is a frame each way in a round.
     0: a bucket lies on all shards, but where bucket_bytes is 0 and the codec sends few elements it is 1 MiB. To go on with a
-    job from before there was slice_bytes, or table_bucket_bytes, say its bucket_bytes.
+    job from before there was slice_bytes, or table_bucket_bytes, say its bucket_bytes; with one by zen that was made before it
+    chose its run, say "zen:run=16" and its table_bucket_bytes, as `gradwire job describe --json` tells them.
     update_codec: the codec by which shards compress what they send back, for example "topk:density=0.001,values=fp16";
     they keep what it drops for the next round. "" sends the mean as it is. A rule has an update_codec of its own.
     nonfinite: what becomes of a gradient with infinities or NaN: "refuse" (an error names the element, and this worker leaves
