@@ -138,6 +138,17 @@ TEST_F(Restored, CompressedStepsOnThreeServersGoOnAsOnFour) {
   EXPECT_EQ(moved[0], moved[1]);
 }
 
+// Runs are as long on any number of shards.
+TEST_F(Restored, TablesOnThreeServersAndOnOneGoOnAsOnFour) {
+  v1::JobSpec spec = MakeSpec("tables", "zen", v1::OPTIMIZER_ADAMW, kWorkers);
+  spec.set_run_elements(4096);
+  spec.set_bucket_bytes(64 << 10);
+  spec.mutable_durability()->set_level(v1::DURABILITY_FSYNC);
+  std::vector<std::string> moved;
+  TrainAndMove(spec, {4, 3, 1}, &moved);
+  EXPECT_EQ(moved, std::vector<std::string>(3, moved[0]));
+}
+
 TEST_F(Restored, DamageIsNamedAndEndsWithOne) {
   v1::JobSpec spec = MakeSpec("damaged", "dense:values=fp32", v1::OPTIMIZER_ADAMW, kWorkers);
   spec.mutable_durability()->set_level(v1::DURABILITY_FSYNC);
