@@ -173,7 +173,6 @@ constexpr std::pair<std::string_view, SparseSpec::Index> kIndexForms[] = {
     {"coo", SparseSpec::Index::kCoordinates},
     {"bitmap", SparseSpec::Index::kBitmap},
 };
-constexpr uint32_t kZenRunElements = 16;
 constexpr uint32_t kAdaptiveRunElements = 64;
 constexpr uint32_t kLeastRunElements = 4;
 constexpr uint32_t kMostRunElements = 65536;
@@ -252,12 +251,12 @@ absl::StatusOr<CodecSpec> ParseNonZero(std::string_view name, SparseSpec::Choice
   std::string_view settings = "run";
   if (choice == SparseSpec::Choice::kNonZero) {
     settings = "index, values, run";
-    spec.run_elements = kZenRunElements;
+    spec.run_elements = 0;  // Job::Make chooses
     GW_RETURN_IF_ERROR(TakeChoice<SparseSpec::Index>(name, "index", kIndexForms, &values, &spec.index));
     GW_RETURN_IF_ERROR(TakeChoice<SparseSpec::Values>(name, "values", kZenValues, &values, &spec.values));
   }
   GW_RETURN_IF_ERROR(TakeNumber(name, "run", kLeastRunElements, kMostRunElements, &values, &spec.run_elements));
-  if (!std::has_single_bit(spec.run_elements)) {
+  if (spec.run_elements != 0 && !std::has_single_bit(spec.run_elements)) {
     return absl::InvalidArgumentError(
         absl::StrFormat("codec '%s': run=%d must be a power of two", std::string(name), spec.run_elements));
   }
@@ -356,7 +355,7 @@ std::string Print(const SparseSpec& spec) {
       return absl::StrCat(name, ":density=", Shortest(spec.density), ",values=", values);
     case SparseSpec::Choice::kNonZero:
       return absl::StrCat(name, ":index=", NameOf<SparseSpec::Index>(kIndexForms, spec.index), ",values=", values,
-                          ",run=", spec.run_elements);
+                          spec.run_elements == 0 ? "" : absl::StrCat(",run=", spec.run_elements));
     case SparseSpec::Choice::kAdaptive:
       return absl::StrCat(name, ":run=", spec.run_elements);
     case SparseSpec::Choice::kUnion:

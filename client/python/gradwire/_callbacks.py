@@ -11,6 +11,8 @@ from .torch import DDPState, ddp_hook
 
 
 class Shards:
+    """Where a callback's DistributedDataParallel sends its gradients. One thread at a time."""
+
     def __init__(self, servers: str | Sequence[str], job: str, options: dict[str, Any]):
         self.state: DDPState | None = None
         self._options = {"servers": servers, "job": job, **options}

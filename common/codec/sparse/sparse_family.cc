@@ -68,9 +68,9 @@ Explanation Explain(const SparseSpec& spec, uint64_t elements) {
           "  every element that is not 0, for gradients that are sparse by nature (embeddings); no residual. How many "
           "that are depends on the gradients: bytes below are for 1 %% of them\n"
           "  %s, for pushes and updates\n"
-          "  run=%d      elements that are dealt to a shard as one: fewer balance the shards better, and take more "
-          "memory for the shard map\n",
-          index, spec.run_elements);
+          "  run=%s      elements that are dealt to a shard as one: fewer balance the shards better, and take more "
+          "work, and memory for the shard map\n",
+          index, spec.run_elements == 0 ? "(256 to 4096, by the size of the job)" : absl::StrCat(spec.run_elements));
       if (spec.index == Index::kAuto || spec.index == Index::kCoordinates) index_bits = 32 * n * p;
       if (spec.index == Index::kBitmap) index_bits = n;
       break;

@@ -245,7 +245,7 @@ TEST(CodecSpec, ParsesAndPrintsCanonically) {
             "dgc:density=0.1,values=fp32,momentum=0.9,nesterov=true,clip=0,warmup_rounds=0,warmup_density=0.1");
   EXPECT_EQ(ToString(*ParseCodecSpec("uniform")), "uniform:bits=4,rounding=nearest");
   EXPECT_EQ(ToString(*ParseCodecSpec("thc:bits=6")), "thc:bits=6,granularity=64,p=0.03125");
-  EXPECT_EQ(ToString(*ParseCodecSpec("zen")), "zen:index=smallest,values=fp32,run=16");
+  EXPECT_EQ(ToString(*ParseCodecSpec("zen")), "zen:index=smallest,values=fp32");
   EXPECT_EQ(ToString(*ParseCodecSpec("zen:run=4,index=coo")), "zen:index=coo,values=fp32,run=4");
   EXPECT_EQ(ToString(*ParseCodecSpec("adaptive")), "adaptive:run=64");
   EXPECT_EQ(ToString(*ParseCodecSpec("powersgd")), "powersgd:rank=2");
