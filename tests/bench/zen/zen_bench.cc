@@ -105,7 +105,8 @@ double ApartBy(double a, double b) { return std::max(a / b, b / a); }
 void MeasureBitmaps(const Gradients& gradients, Report* report) {
   const double elements = static_cast<double>(gradients[0].size());
   for (const uint32_t shards : {1, 8, 64}) {
-    ShardedRound round({"zen:index=bitmap", gradients[0].size(), shards, static_cast<uint32_t>(gradients.size())});
+    ShardedRound round(
+        {"zen:index=bitmap,run=16", gradients[0].size(), shards, static_cast<uint32_t>(gradients.size())});
     const ShardedResult result = round.Exchange(gradients);
     const double bytes =
         static_cast<double>(Sum(result.update_bytes)) - 4 * static_cast<double>(Sum(result.update_elements));
@@ -133,7 +134,7 @@ void MeasureEquations(const Gradients& all, Report* report) {
     report->Add({absl::StrFormat("gamma(%d)", n), gamma(n), "", {}, "", {}});
 
     // Balanced parallelism: T_bp = (n-1)/n (gamma(n)+1) 2Md.
-    ShardedRound round({"zen:index=coo", all[0].size(), n, n});
+    ShardedRound round({"zen:index=coo,run=16", all[0].size(), n, n});
     const ShardedResult result = round.Exchange(gradients);
     double bp = 0;
     for (uint32_t node = 0; node < n; ++node) {
