@@ -23,8 +23,8 @@ struct DenseSpec {
 // "tagc:density=0.01,bits=auto|2..16,cells=auto|8|16|32,form=auto|list|sketch,warmup_rounds=0,warmup_density=0.1,
 // slack=1.0". TAGC (arXiv 2504.05638); where we deviate from the paper: README.md.
 struct TagcSpec {
-  // How a frame writes its elements down. kAuto: as what takes fewest bytes, a list where frames go straight to a
-  // shard; a shard takes both. kList: lists alone, so that shards need no room for sketches.
+  // How a frame writes its elements down. kAuto: as what takes fewest bytes, which is a list where frames go straight
+  // to a shard. kSketch: as a sketch, beside which shards take lists, too.
   enum class Form : uint8_t { kAuto, kList, kSketch };
   double density = 0.01;  // fraction of elements that a worker sends per round, (0, 1]
   uint32_t bits = 0;  // of an integer that a worker sends, at most, sign counted; 0: as many as the cells have room for

@@ -30,7 +30,7 @@ class Setup:
     pause_ms: int = 0  # of every worker between two rounds
     optimizer: str = "adamw"
     shards: int = SHARDS
-    codec: str = "tagc:density=0.05"
+    codec: str = "tagc:density=0.05,bits=2"
     skips: bool = False  # every other round, in which one worker's gradient is not finite
 
 

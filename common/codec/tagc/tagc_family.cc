@@ -36,11 +36,9 @@ Explanation Explain(const TagcSpec& spec, uint64_t elements) {
                       "waits in the residual\n",
                       spec.bits);
   const bool sketch = spec.form == TagcSpec::Form::kSketch;
-  e.text +=
-      sketch ? "  form=sketch   an index and a sketch, which can be merged undecoded; it grows with the workers\n"
-      : spec.form == TagcSpec::Form::kList
-          ? "  form=list     positions and integers, as many bytes whatever the workers; shards take nothing else\n"
-          : "  form=auto     positions and integers, as many bytes whatever the workers; shards take sketches, too\n";
+  e.text += sketch ? "  form=sketch   an index and a sketch, which can be merged undecoded; it grows with the workers\n"
+                   : absl::StrFormat("  form=%s     positions and integers, as many however many workers there are\n",
+                                     spec.form == TagcSpec::Form::kList ? "list" : "auto");
   e.text += spec.warmup_rounds == 0
                 ? "  warmup_rounds=0  the density is the same from the first round on\n"
                 : absl::StrFormat("  warmup_rounds=%d  the density falls from %g to %g over so many rounds\n",
@@ -52,7 +50,7 @@ Explanation Explain(const TagcSpec& spec, uint64_t elements) {
   const double p = spec.density;
   const double entropy_bits =
       p >= 1 ? 0 : static_cast<double>(elements) * -(p * std::log2(p) + (1 - p) * std::log2(1 - p));
-  const double cell_bits = spec.cell_bits != 0 ? spec.cell_bits : spec.bits != 0 && spec.bits <= 8 ? 8 : 16;
+  const double cell_bits = spec.cell_bits != 0 ? spec.cell_bits : 8;  // of up to 4 workers
   const double value_bits = spec.bits != 0 ? std::min<double>(spec.bits, cell_bits) : cell_bits;
   e.push_bytes = entropy_bits / 8 + chosen * (sketch ? spec.slack / kPeelingLoad * cell_bits : value_bits) / 8;
   e.text += sketch ? "  Workers' frames are merged without decoding them; what cannot be decoded is deferred, never "

@@ -113,8 +113,7 @@ kernels::SketchArgs TagcShape::SketchOf(uint64_t round, const RoundPlan& plan) c
 }
 
 size_t TagcShape::SketchedOf(const RoundPlan& plan, size_t n) const {
-  if (spec.form != TagcSpec::Form::kSketch)
-    return 0;  // which is never more bytes: a cell is as wide as an integer gets
+  if (!sketches()) return 0;
   const double capacity = CapacityOf({plan.sketch_groups, plan.cells_per_group}, spec.slack);
   return std::min(n, static_cast<size_t>(kFill * capacity / max_workers()));
 }

@@ -31,7 +31,7 @@ struct TagcShape {
   kernels::Backend& backend() const { return *context.backend; }
   uint32_t max_workers() const { return context.job->spec().max_workers(); }
   // Whether frames may have sketches.
-  bool sketches() const { return spec.form != TagcSpec::Form::kList; }
+  bool sketches() const { return spec.form == TagcSpec::Form::kSketch; }
   size_t learning_rates() const { return static_cast<size_t>(context.job->spec().optimizer().groups_size()); }
 
   // True while there is no plan by which values could be encoded: frames then carry ranges alone.

@@ -77,7 +77,7 @@ class DeviceAccumulator : public ::testing::TestWithParam<Lag> {};
 TEST_P(DeviceAccumulator, MakesTheUpdateFramesOfTheHost) {
   for (const char* codec : {"dense:fp32", "dense:bf16", "dense:fixed32", "dense:fixed16", "tagc:density=0.001,cells=8",
                             "tagc:density=0.05,cells=16,form=sketch", "tagc:density=0.1,cells=32",
-                            "tagc:density=0.1,form=sketch,slack=0.7"}) {
+                            "tagc:density=0.1,form=sketch,slack=0.7", "tagc:density=0.05,bits=2"}) {
     for (const bool clustered : {false, true}) {
       for (uint64_t elements : {0u, 1u, 63u, 65u, 1025u, 70'001u}) {
         SCOPED_TRACE(std::string(codec) + ", " + std::to_string(elements) + " elements");

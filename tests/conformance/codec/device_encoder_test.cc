@@ -113,7 +113,7 @@ class DeviceEncoder : public ::testing::TestWithParam<Lag> {};
 TEST_P(DeviceEncoder, MakesTheFramesOfTheHost) {
   for (const char* codec : {"dense:fp32", "dense:bf16", "dense:fixed32", "dense:fixed16", "tagc:density=0.001,cells=8",
                             "tagc:density=0.05,cells=16,form=sketch", "tagc:density=0.3,cells=32",
-                            "tagc:density=0.3,cells=32,form=sketch"}) {
+                            "tagc:density=0.3,cells=32,form=sketch", "tagc:density=0.05,bits=2"}) {
     for (const bool clustered : {false, true}) {
       for (const uint64_t elements : {1u, 63u, 1025u, 70'001u}) {
         for (const uint64_t pinned_bytes : {uint64_t{64}, uint64_t{1} << 20}) {

@@ -106,6 +106,8 @@ constexpr Named kGolden[] = {
     {"two_way_topk_fp16", "topk:density=0.1,values=fp16", "topk:density=0.1,values=fp16"},
     {"two_way_tagc_onebit", "tagc:density=0.1,cells=16,form=sketch", "onebit"},
     {"two_way_vote", "signsgd", "signsgd"},
+    {"two_way_union_int4", "topk:density=0.1,values=int8", "union:values=int4"},
+    {"two_way_union_int6", "topk:density=0.1,values=int8", "union:values=int6"},
     {"two_way_bf16", "dense:fp32", "dense:bf16"},
 };
 

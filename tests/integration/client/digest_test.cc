@@ -53,6 +53,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"AdamWFixed32", "dense:values=fixed32", v1::OPTIMIZER_ADAMW},
         Case{"AdamWTagc", "tagc:density=0.05,form=sketch,slack=4", v1::OPTIMIZER_ADAMW},
         Case{"StepTagc", "tagc:density=0.05", v1::OPTIMIZER_STEP},
+        Case{"StepTagcSigns", "tagc:density=0.05,bits=2", v1::OPTIMIZER_STEP},
         Case{"StepTagcOverloaded", "tagc:density=0.05,form=sketch,slack=0.7", v1::OPTIMIZER_STEP, true},
         Case{"SgdTopK", "topk:density=0.05,values=fp16", v1::OPTIMIZER_SGD},
         Case{"StepTopK", "topk:density=0.05", v1::OPTIMIZER_STEP}, Case{"SgdDgc", "dgc:density=0.1", v1::OPTIMIZER_SGD},
@@ -78,18 +79,20 @@ TEST(FormsOfTagc, TrainAlike) {
 #else
   constexpr int kMost = 64;
 #endif
-  for (const int workers : {1, 2, 8, kMost}) {
+  for (const auto& [workers, bits] :
+       {std::pair(1, "auto"), {2, "auto"}, {8, "auto"}, {kMost, "auto"}, {1, "2"}, {8, "2"}}) {
+    SCOPED_TRACE(::testing::Message() << workers << " workers, bits=" << bits);
     std::set<std::string> digests;
     uint64_t deferred = 0;
     for (const uint32_t shards : {1u, 2u, 4u}) {
-      for (const char* form : {"list", "sketch,slack=4"}) {
-        const Case c{"forms", absl::StrCat("tagc:density=0.02,form=", form), v1::OPTIMIZER_STEP};
+      for (const char* form : {"auto", "sketch,slack=4"}) {
+        const Case c{"forms", absl::StrCat("tagc:density=0.02,bits=", bits, ",form=", form), v1::OPTIMIZER_STEP};
         Cluster cluster(shards, "tcp");
         digests.merge(Train(c, "forms", cluster, workers, workers > 8 ? 4 : 20, &deferred));
       }
     }
-    EXPECT_EQ(digests.size(), 1u) << workers << " workers";
-    EXPECT_EQ(deferred, 0u) << workers << " workers";
+    EXPECT_EQ(digests.size(), 1u);
+    EXPECT_EQ(deferred, 0u);
   }
 }
 

@@ -94,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(
     Jobs, KilledServers,
     ::testing::Values(
         Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
-        Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
+        Case{"tagc:density=0.05,bits=2", v1::OPTIMIZER_STEP, PullMode::kUpdate, v1::DURABILITY_FSYNC, false},
         Case{"tagc:density=0.05,form=sketch,slack=4", v1::OPTIMIZER_STEP, PullMode::kParams, v1::DURABILITY_INTERVAL,
              true},
         Case{"dense:values=fixed16", v1::OPTIMIZER_NONE, PullMode::kMean, v1::DURABILITY_INTERVAL, true},

@@ -142,7 +142,7 @@ INSTANTIATE_TEST_SUITE_P(
     Jobs, PromotedStandbys,
     ::testing::Values(
         Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC},
-        Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kUpdate, v1::DURABILITY_INTERVAL},
+        Case{"tagc:density=0.05,bits=2", v1::OPTIMIZER_STEP, PullMode::kUpdate, v1::DURABILITY_INTERVAL},
         Case{"tagc:density=0.05,form=sketch", v1::OPTIMIZER_ADAMW, PullMode::kParams, v1::DURABILITY_FSYNC},
         Case{"topk:density=0.05", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC,
              "topk:density=0.02,values=fp16"},

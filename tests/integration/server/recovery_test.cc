@@ -123,7 +123,7 @@ class RecoveryTest : public testing::Test {
 
 TEST_F(RecoveryTest, RestartedServerHasEveryVersionAndGoesOn) {
   for (const char* codec :
-       {"dense:values=fp32", "dense:values=fixed16", "tagc:density=0.05", "tagc:density=0.05,form=sketch"}) {
+       {"dense:values=fp32", "dense:values=fixed16", "tagc:density=0.05,bits=2", "tagc:density=0.05,form=sketch"}) {
     for (const v1::DurabilityLevel level : {v1::DURABILITY_FSYNC, v1::DURABILITY_INTERVAL}) {
       SCOPED_TRACE(absl::StrCat(codec, " level ", level));
       const v1::JobSpec spec = DurableSpec(codec, level);

@@ -124,9 +124,11 @@ TEST(SliceWorkTest, ASkippedRoundLeavesEverythingAsItWas) {
 }
 
 TEST(SliceWorkTest, WhatAnUpdateThatIsGoneDeferredIsNotGuessed) {
-  for (const bool defers : {false, true}) {
-    SCOPED_TRACE(defers);
-    Working worker(SmallSpec(defers ? "tagc:density=0.1,form=sketch" : "topk:density=0.1,values=fp32"));
+  for (const auto& [codec, defers] : {std::pair("tagc:density=0.1,form=sketch", true),
+                                      {"tagc:density=0.1", false},
+                                      {"topk:density=0.1,values=fp32", false}}) {
+    SCOPED_TRACE(codec);
+    Working worker(SmallSpec(codec));
     worker.Round(0, worker.NextGradient());
     std::vector<SliceBytes> bytes = worker.Encode(1, worker.NextGradient());
     const Tensors parameters = worker.parameters;
@@ -163,6 +165,7 @@ TEST(SliceWorkTest, AsksForWhatItsPullNeeds) {
       {"topk:density=0.1", PullMode::kParams, v1::PULL_PARAMS_F32, v1::PULL_UNSPECIFIED},
       {"tagc:density=0.1,form=sketch", PullMode::kParams, v1::PULL_PARAMS_F32, v1::PULL_UPDATE},
       {"tagc:density=0.1,form=list", PullMode::kParamsBf16, v1::PULL_PARAMS_BF16, v1::PULL_UNSPECIFIED},
+      {"tagc:density=0.1,bits=2", PullMode::kParams, v1::PULL_PARAMS_F32, v1::PULL_UNSPECIFIED},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(absl::StrCat(c.codec, " ", static_cast<int>(c.pull)));

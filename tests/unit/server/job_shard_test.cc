@@ -165,8 +165,8 @@ TEST_F(JobShardTest, FramesThatCameWhileThisProcessWasStoppedAreInTime) {
 }
 
 // Only that update says which elements come back, be it none: without it the worker could not go on.
-TEST_F(JobShardTest, AWorkerThatWasAwayFindsTheSparseUpdateThatItIsIn) {
-  Start(SmallSpec("job", 2, "tagc:density=0.05"));
+TEST_F(JobShardTest, AWorkerThatWasAwayFindsTheUpdateThatItsSketchIsIn) {
+  Start(SmallSpec("job", 2, "tagc:density=0.05,form=sketch"));
   TestWorker a = Worker("a"), b = Worker("b");
   StartTwo(&a, &b);
   PushAll(&a, 1, 1.0f);
