@@ -139,3 +139,17 @@ def test_the_tables_and_plots_show_what_there_is(tmp_path):
     entry = figures["grid"]["logistic"]["2"]["codecs"]["onebit both ways"]["step"]
     assert entry["seeds"] == 2 and entry["pushed_bytes_per_step"] == pytest.approx(100 / 300)
     assert (tmp_path / "c.svg").read_text().startswith("<?xml")
+
+
+def test_the_aim_is_judged_by_seeds_that_had_no_part_in_the_search():
+    import frontier
+
+    def entry(fewer, *ratios):
+        return {"times_fewer": fewer, "ratios": ratios, "ratio": sum(ratios) / len(ratios), "seeds": len(ratios)}
+
+    few = {"few bytes": {"": entry(99, 0.9, 0.9, 0.9)}, "one seed": {"": entry(200, 0.9)}}
+    assert frontier.verdict(few) == ("no run of three seeds has so few bytes", False)
+    text, met = frontier.verdict(few | {"lucky": {"1 %": entry(101, 0.90, 1.02, 1.03)}})
+    assert not met and text.startswith("lucky 1 %, 101x: 0.983 in the mean of 3 seeds, 1.025 of those")
+    text, met = frontier.verdict(few | {"lucky": {"": entry(101, 0.90, 1.02, 1.03)}, "good": {"": entry(150, 1.10, 1.00, 1.01)}})
+    assert met and text.startswith("good")

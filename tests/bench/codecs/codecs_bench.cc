@@ -16,6 +16,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -24,6 +25,7 @@
 #include "common/codec/codec.h"
 #include "common/codec/select/select.h"
 #include "common/codec/sparse/sparse_segment.h"
+#include "common/codec/tagc/tagc_shape.h"
 #include "common/codec/update/update.h"
 #include "common/job/round_mode.h"
 #include "common/transport/malloc_tuning.h"
@@ -80,7 +82,7 @@ const std::vector<std::string> kSpecs = {
 };
 
 // Codecs that write lists; a density of these is behind each.
-const std::vector<std::string> kLists = {"tagc", "topk:values=int8"};
+const std::vector<std::string> kLists = {"tagc", "tagc:bits=2", "topk:values=int8"};
 const std::vector<double> kListDensities = {0.0005, 0.001, 0.01, 0.05, 0.1};
 constexpr double kSizeTarget = 1.1;        // of a list's bound
 constexpr double kEncodeTarget = 0.5;      // of memcpy,
@@ -228,8 +230,12 @@ class Bench {
   // Seconds for adding 1 to what lies where a sum of each listed element does.
   double Touch() {
     if (listed_.positions.empty()) return 0;
-    const bool bytes = job_->spec().codec().starts_with("tagc");  // else the grid's int64
-    if (touched_.empty()) touched_.resize(gradient_.size() * (bytes ? sizeof(uint8_t) : sizeof(int64_t)));
+    const CodecSpec& spec = job_->codecs()[at().codec];
+    const bool integers = std::holds_alternative<TagcSpec>(spec);  // else the grid's int64
+    const int width =
+        integers ? Must(tagc::TagcShape::Make({job_.get(), &at(), backend_}, std::get<TagcSpec>(spec))).cell_bytes
+                 : static_cast<int>(sizeof(int64_t));
+    if (touched_.empty()) touched_.resize(gradient_.size() * static_cast<size_t>(width));
     const auto touch = [this]<typename T>(T* sums) {
       constexpr size_t kAhead = 32;
       const std::vector<uint32_t>& at = listed_.positions;
@@ -240,7 +246,16 @@ class Bench {
         }
       });
     };
-    return bytes ? touch(touched_.data()) : touch(reinterpret_cast<uint64_t*>(touched_.data()));
+    switch (width) {
+      case 1:
+        return touch(touched_.data());
+      case 2:
+        return touch(reinterpret_cast<uint16_t*>(touched_.data()));
+      case 4:
+        return touch(reinterpret_cast<uint32_t*>(touched_.data()));
+      default:
+        return touch(reinterpret_cast<uint64_t*>(touched_.data()));
+    }
   }
 
   const std::vector<float>& gradient_;

@@ -29,15 +29,17 @@ BASELINES = {"dense, AdamW": 0.95, "dense, AdamW, beta2 0.99": 0.99}  # beta2
 WARM = ",warmup_rounds={rounds},warmup_density=0.2"  # the density falls from 20 %
 STEPS_TITLE, GRADIENTS_TITLE = (f"{what}top-k 2 bits both ways, from 20 %" for what in ("", "gradients, "))
 AIMED = (*BASELINES, STEPS_TITLE, GRADIENTS_TITLE)  # by their first points
+AIM_SEEDS = (*SEEDS, 4, 5)  # the learning rate was searched with the first: the others say what it gives
 _CENTERS = {"gpt_large": 0.002, "words": 0.008}  # where searches begin; those of steps and deltas at twice as much
 
 
 @dataclass(frozen=True)
 class Family:
-    """Settings that a line joins. The learning rate is searched for the first, with the first seed."""
+    """Settings that a line joins. The learning rate is searched for the first, or for another run, with the first seed."""
 
     title: str
     points: tuple[tuple[str, Run], ...]  # what differs, and the run without its learning rate
+    searched: Run | None = None
 
 
 def families(name: str, workers: int) -> list[Family]:
@@ -45,8 +47,12 @@ def families(name: str, workers: int) -> list[Family]:
     def step(codec: str, back: str = "", decay: float = RESIDUAL_DECAY) -> Run:
         return Run(name, codec, "step", "step", update_codec=back, workers=workers, residual_decay=decay, beta2=STEP_BETA2)
 
-    def by_density(title: str, make, densities: tuple[float, ...]) -> Family:
-        return Family(title, tuple((f"{100 * d:g} %", make(d)) for d in densities))
+    def by_density(title: str, make, densities: tuple[float, ...], searched: Run | None = None) -> Family:
+        return Family(title, tuple((f"{100 * d:g} %", make(d)) for d in densities), searched)
+
+    def signs(title: str, back: str = "", decay: float = RESIDUAL_DECAY) -> Family:
+        """TAGC of 2 bits, at the learning rate of the one that the default is made of."""
+        return by_density(title, lambda d: step(f"tagc:density={d:g},bits=2", back, decay), (0.01, 0.0025), step("tagc:density=0.01,bits=2"))
 
     def topk(density: float, values: str = "2bit") -> str:
         return f"topk:density={density:g},values={values}"
@@ -75,7 +81,10 @@ def families(name: str, workers: int) -> list[Family]:
         both_ways("top-k int4 both ways, all kept", "int4", (0.029,)),
         both_ways("top-k int8 both ways, all kept", "int8", (0.021,)),
         by_density("TAGC", lambda d: step(f"tagc:density={d:g}"), (0.01, 0.0025)),
-        by_density("TAGC of 2 bits", lambda d: step(f"tagc:density={d:g},bits=2"), (0.01, 0.0025)),
+        signs("TAGC of 2 bits"),
+        signs("TAGC of 2 bits, 0.9 of the residual kept", decay=0.9),
+        signs("TAGC of 2 bits, all kept", decay=1.0),
+        signs("TAGC of 2 bits, union 2 bits", "union:values=2bit"),
         Family("ShardedOptimizer's default", (("", replace(step(DEFAULT_CODEC), small=SMALL)),)),
         by_density("TAGC, union int4", lambda d: step(f"tagc:density={d:g}", UNION), (0.01, 0.0025)),
         by_density("top-k 2 bits, union 2 bits", lambda d: step(topk(d), "union:values=2bit"), (0.005, 0.00125)),
@@ -90,7 +99,7 @@ def stage(*names: str) -> Callable[[Results], None]:
     """What the aim is about first, all seeds of it; then one seed of the rest, most workers first; then the other seeds of what
     is not dominated."""
     def run(results: Results) -> None:
-        for seed in SEEDS:
+        for seed in AIM_SEEDS:
             for name in names:
                 for family in families(name, WORKERS[0]):
                     if family.title in AIMED:
@@ -113,7 +122,7 @@ STAGES = {"frontier": stage(*NAMES), **{f"frontier-{name}": stage(name) for name
 
 
 def at_their_best(results: Results, family: Family) -> list[Run]:
-    first = family.points[0][1]
+    first = family.searched or family.points[0][1]
     center = _CENTERS[first.task] * (1 if first.push == "gradient" else 2)
     lr = climb(results, replace(first, workers=SEARCHED[first.workers]), center, SEARCH)
     return [replace(run, lr=lr) for _, run in family.points]
@@ -135,7 +144,7 @@ def points(results: Results, name: str, workers: int) -> list[tuple[Run, dict]]:
         except (Frozen.Missing, OutOfTime):
             continue
         for (setting, _), run in zip(family.points, runs, strict=True):
-            seeds = report.seeds_of(results, run)
+            seeds = report.seeds_of(results, run, AIM_SEEDS)
             if seeds:
                 found.append((run, {**entry(seeds, name), "family": family.title, "setting": setting}))
     baselines = [e for _, e in found if e["family"] in BASELINES]
@@ -164,6 +173,19 @@ def collect(results: Results) -> dict:
     return found
 
 
+def verdict(rows: dict) -> tuple[str, bool]:
+    """Of the aim: what comes nearest to it among what has at least three seeds, and whether it is met, in the mean of those that had
+    no part in the search for the learning rate."""
+    near = {f"{family} {setting}": e for family, by in rows.items() for setting, e in by.items()
+            if e["times_fewer"] >= AIM_BYTES and e["seeds"] >= len(SEEDS)}
+    if not near:
+        return "no run of three seeds has so few bytes", False
+    name = min(near, key=lambda name: statistics.fmean(near[name]["ratios"][1:]))
+    best, rest = near[name], statistics.fmean(near[name]["ratios"][1:])
+    return (f"{name}, {best['times_fewer']:.0f}x: {best['ratio']:.3f} in the mean of {best['seeds']} seeds, {rest:.3f} of those without "
+            "the one of the search"), rest <= AIM_LOSS
+
+
 def lines(found: dict) -> list[str]:
     text = []
     for name, by_workers in found.items():
@@ -178,6 +200,9 @@ def lines(found: dict) -> list[str]:
                     pushed, pulled = (e[f"{way}_times_fewer"] or 0 for way in ("pushed", "pulled"))
                     text.append(f"{f'{family} {setting}':<50}{e['times_fewer']:>9.0f}x{pushed:>7.0f}x{pulled:>7.0f}x"
                                 f"{e['ratio']:>10.3f}  {min(e['ratios']):.3f} to {max(e['ratios']):.3f}  {told}")
+            if workers == WORKERS[0]:
+                nearest, met = verdict(rows)
+                text.append(f"aim, {AIM_BYTES}x fewer bytes at {AIM_LOSS} of the loss: {'met' if met else 'missed'} by {nearest}")
     return text
 
 

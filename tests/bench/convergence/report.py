@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,9 +26,9 @@ SHOWN = (
 )
 
 
-def seeds_of(results: Results, run: Run) -> list[Result]:
-    """What is there of a run with any seed."""
-    return [r for r in (results.find(replace(run, seed=seed)) for seed in SEEDS) if r is not None]
+def seeds_of(results: Results, run: Run, seeds: Iterable[int] = SEEDS) -> list[Result]:
+    """What is there of a run with any of these seeds."""
+    return [r for r in (results.find(replace(run, seed=seed)) for seed in seeds) if r is not None]
 
 
 def mean(runs: list[Result]) -> float:

@@ -2,6 +2,7 @@
 // its frame. One bucket, one shard, no network. Gradients: rows of 64 elements share a scale that all workers see (log
 // normal), within them every worker has its own heavy-tailed numbers, so supports overlap as those of real gradients
 // do in part. Residuals are kept; figures are those of the last round.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -12,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "common/codec/bits/index_code.h"
 #include "common/codec/codec.h"
 #include "common/codec/select/select.h"
 #include "common/codec/update/update.h"
@@ -29,7 +31,9 @@ using testing_support::Must;
 
 constexpr float kLearningRate = 0.1f;
 constexpr uint64_t kColumns = 1024;
-constexpr uint64_t kRow = 64;  // elements that share a scale
+constexpr uint64_t kRow = 64;              // elements that share a scale
+constexpr double kPushTarget = 1.05;       // of what a worker alone pushes
+constexpr double kPullTarget = 1.0 / 3.0;  // of the same union in float32
 
 // How gradients travel, and updates.
 struct Case {
@@ -37,6 +41,9 @@ struct Case {
   std::string update_codec = {};
   bool drawn = false;  // without --only: all of them cannot be told apart
   std::string name() const { return update_codec.empty() ? codec : absl::StrCat(codec, " / ", update_codec); }
+  // A sketch is made for the union of all workers.
+  bool grows() const { return codec.find("form=sketch") != std::string::npos; }
+  bool reduced() const { return !update_codec.empty() || codec.starts_with("tagc"); }
 };
 const std::vector<Case> kCases = {{"tagc:density=0.01", "", true},
                                   {"tagc:density=0.01,bits=4"},
@@ -52,9 +59,24 @@ const std::vector<Case> kCases = {{"tagc:density=0.01", "", true},
                                   {"randomk:density=0.01,values=int8", "union:values=int4"},
                                   {"thc:bits=4", "", true}};
 
+double UnionBytes(const Update& update, uint64_t elements) {
+  constexpr uint64_t kBlock = 1u << 16;
+  const std::vector<uint32_t>& all = update.positions;
+  double bytes = 4.0 * static_cast<double>(all.size());
+  for (uint64_t begin = 0; begin < elements && !all.empty(); begin += kBlock) {
+    const uint64_t end = std::min(begin + kBlock, elements);
+    const auto first = std::lower_bound(all.begin(), all.end(), begin);
+    const auto last = std::lower_bound(first, all.end(), end);
+    bytes += static_cast<double>(
+        EncodeIndex({first, last}, static_cast<uint32_t>(begin), static_cast<uint32_t>(end - begin)).payload.size());
+  }
+  return bytes;
+}
+
 struct Measured {
   double push_bytes = 0;  // of one worker
   double pull_bytes = 0;
+  double float_bytes = 0;  // of the same union with values of float32; 0 for dense updates
   double add_seconds = 0;  // of one worker's frame at the shard
   double sent = 0;         // elements of one worker; 0 where the codec is not sparse
 };
@@ -114,6 +136,7 @@ class Bench {
     }
     measured.pull_bytes = static_cast<double>(TotalSize(update.chunks));
     const Update decoded = Must(DecodeUpdate(update.chunks, *job_, at(), plan_));
+    measured.float_bytes = UnionBytes(decoded, at().elements);
     for (uint32_t w = 0; w < pending_.size() && !decoded.deferred.empty(); ++w) {
       Must(codec_->Return(frames[w], &decoded.deferred, Runs(w)));
     }
@@ -180,6 +203,7 @@ int Main(int argc, char** argv) {
   }
   const uint64_t elements = uint64_t{1} << elements_log2;
   Report report("scale");
+  Report aims("scale, aims: the push does not grow, and the pull of a union is a third of float32's");
   report.Note("command", absl::StrCat("tests/bench/run scale --log2-elements=", elements_log2, " --rounds=", rounds));
   Plot plot(absl::StrCat("One worker's bytes per round, 2^", elements_log2, " elements"), "workers",
             "KiB (dashed: pulled)", 2);
@@ -189,6 +213,7 @@ int Main(int argc, char** argv) {
     const std::string name = spec.name();
     if (name.find(only) == std::string::npos) continue;
     std::vector<std::pair<double, double>> pushed, pulled;
+    double most_push = 0, most_pull = 0, alone = 0, most_of_float = 0;
     for (uint32_t workers = 1; workers <= static_cast<uint32_t>(most); workers *= 2) {
       Bench bench(spec, elements, workers, made->get());
       Measured last;
@@ -202,10 +227,29 @@ int Main(int argc, char** argv) {
       std::fflush(stdout);
       pushed.emplace_back(workers, last.push_bytes / 1024);
       pulled.emplace_back(workers, last.pull_bytes / 1024);
+      if (workers == 1) alone = last.push_bytes;
+      most_push = std::max(most_push, last.push_bytes);
+      if (last.float_bytes > 0 && last.pull_bytes / last.float_bytes > most_of_float) {
+        most_of_float = last.pull_bytes / last.float_bytes;
+        most_pull = last.pull_bytes;
+      }
       const std::string at = absl::StrCat(name, " ", workers, " workers ");
       report.Add({at + "push", last.push_bytes / 1024, "KiB", {}, "", {}});
       report.Add({at + "pull", last.pull_bytes / 1024, "KiB", {}, "", {}});
       if (last.sent > 0) report.Add({at + "added", 1e-6 * rate, "M/s", {}, "", {}});
+    }
+    std::vector<Row> verdicts;
+    if (!spec.grows()) {
+      verdicts.push_back(
+          {name + " largest push", most_push / 1024, "KiB", most_push / alone, "one worker's", kPushTarget, true});
+    }
+    if (spec.reduced() && most_of_float > 0) {
+      verdicts.push_back(
+          {name + " pull", most_pull / 1024, "KiB", most_of_float, "its union in float32, at most", kPullTarget, true});
+    }
+    for (const Row& row : verdicts) {
+      aims.Add(row);
+      report.Add(row);
     }
     if (spec.drawn || !only.empty()) {
       plot.AddLine(name, pushed);
@@ -217,6 +261,7 @@ int Main(int argc, char** argv) {
   if (!plot.Write(path)) std::fprintf(stderr, "bench_scale: cannot write %s\n", path.c_str());
   if (!path.empty()) std::printf("plot: %s\n", path.c_str());
   std::printf("Fewer: than float32 both ways. The pull is the union of what all workers sent.\n");
+  aims.Print();
   return report.WriteJson(flags.json());
 }
 
