@@ -53,7 +53,7 @@ def model_of(seed: int, bare: bool, images: bool) -> Net:
                torch.nn.LayerNorm(128), torch.nn.Linear(128, CLASSES), bare=bare)
 
 
-def sharded(net: Net, reduce: str, together: bool, device: str, parameters: str) -> torch.nn.Module:
+def sharded(net: Net, reduce: str, together: bool, device: str, parameters: str, kept: bool) -> torch.nn.Module:
     """Over all processes: two units inside, or one of both layers, the last one if it is frozen or the net is bare, and the rest
     of the net, which then has no parameters."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -64,15 +64,17 @@ def sharded(net: Net, reduce: str, together: bool, device: str, parameters: str)
     if net.bare or not net[5].weight.requires_grad:
         units += [net[4], net[5]]
     for unit in units:
-        fully_shard(unit, mesh=mesh, mp_policy=policy)
+        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=not kept)
     return fully_shard(net, mesh=mesh, mp_policy=policy)
 
 
-def wrapped_fully(net: Net, reduce: str, device: str) -> torch.nn.Module:
+def wrapped_fully(net: Net, reduce: str, device: str, flat: bool, kept: bool) -> torch.nn.Module:
     """FSDP1, of the same units."""
-    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
-    wrap = functools.partial(FullyShardedDataParallel, use_orig_params=True, device_id=torch.device(device),
+    strategy = ShardingStrategy.SHARD_GRAD_OP if kept else ShardingStrategy.FULL_SHARD
+
+    wrap = functools.partial(FullyShardedDataParallel, use_orig_params=not flat, device_id=torch.device(device), sharding_strategy=strategy,
                              mixed_precision=MixedPrecision(reduce_dtype=getattr(torch, reduce)))
     for number in (0, 2, *((4, 5) if net.bare or not net[5].weight.requires_grad else ())):
         net[number] = wrap(net[number])
@@ -123,6 +125,8 @@ def main() -> None:
     parser.add_argument("--die-at", type=int, default=-1, help="the step in which rank 1 is killed, once")
     parser.add_argument("--fsdp", action="store_true", help="FSDP in the place of DistributedDataParallel")
     parser.add_argument("--wrapper", action="store_true", help="FSDP: FullyShardedDataParallel in the place of fully_shard")
+    parser.add_argument("--flat", action="store_true", help="FSDP1: the optimizer sees the flat parameters, torch's default")
+    parser.add_argument("--kept", action="store_true", help="FSDP: parameters stay gathered from forward to backward")
     parser.add_argument("--reduce", default="float32", help="FSDP: the type in which gradients are reduced")
     parser.add_argument("--no-sync", action="store_true", help="FSDP: gradients that are accumulated are reduced once")
     parser.add_argument("--clip", type=float, default=0.0, help="the norm of gradients is clipped to this")
@@ -143,6 +147,9 @@ def main() -> None:
     parser.add_argument("--parameters", default="float32", help="the type that FSDP's passes compute in, or of DDP's model")
     parser.add_argument("--ahead", action="store_true", help="FSDP: the first two units are gathered ahead, beside each other")
     parser.add_argument("--hook", action="store_true", help="FSDP: a parameter has a hook that wants its reduced gradient")
+    parser.add_argument("--alone", action="store_true", help="DDP: each process is a group, and a job, of its own")
+    parser.add_argument("--unused", action="store_true", help="DDP: looks for unused parameters")
+    parser.add_argument("--static", action="store_true", help="DDP: with a static graph")
     parser.add_argument("--images", action="store_true", help="DDP: a convolution, in channels_last")
     parser.add_argument("--idle", action="store_true", help="FSDP: one unit takes no part in the loss")
     parser.add_argument("--behind-close", action="store_true", help="another backward() when DDPState is closed")
@@ -165,13 +172,15 @@ def main() -> None:
         net[0], net[2] = (torch.compile(net[number], backend="aot_eager") for number in (0, 2))
     wrapped = torch.nn.ModuleDict({"_orig_mod": net}) if args.wrapped and rank == 1 else net
     if args.wrapper:
-        model = wrapped_fully(net, args.reduce, args.device)
+        model = wrapped_fully(net, args.reduce, args.device, args.flat, args.kept)
     elif args.fsdp:
-        model = sharded(net, args.reduce, args.together, args.device, args.parameters)
+        model = sharded(net, args.reduce, args.together, args.device, args.parameters, args.kept)
         if args.own_gather or (args.own_gather_of_one and rank == 1):
             net[0].set_custom_all_gather(OwnGather())
     else:
-        model = DistributedDataParallel(net, bucket_cap_mb=25 if args.compile else 0.02)  # Dynamo wants more than its first MiB
+        alone = [dist.new_group([each]) for each in range(dist.get_world_size())][rank] if args.alone else None
+        model = DistributedDataParallel(net, process_group=alone, find_unused_parameters=args.unused, static_graph=args.static,
+                                        bucket_cap_mb=25 if args.compile else 0.02)  # Dynamo wants more than its first MiB
     called = torch.compile(model, backend="aot_eager") if args.compile and not args.fsdp and rank == 1 else model
     groups = [dist.new_group(list(range(begin, begin + args.per_host))) for begin in range(0, dist.get_world_size(), args.per_host)]
     adamw = {"lr": args.lr, "betas": (args.beta1, args.beta2), "weight_decay": args.weight_decay}
@@ -202,7 +211,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         state = None
         if args.servers:
-            how = {"servers": args.servers, "job": args.job, "nonfinite": args.nonfinite, "push": args.push} | (
+            how = {"servers": args.servers, "job": f"{args.job}-{rank}" if args.alone else args.job, "nonfinite": args.nonfinite, "push": args.push} | (
                 {"codec": args.codec} if args.codec else {})
             if args.exact:
                 how["rules"] = [gradwire.Rule("dense:fp32", args.exact)]
@@ -212,7 +221,7 @@ def main() -> None:
                     net.scale.register_post_accumulate_grad_hook(print)
             else:
                 state = stack.enter_context(DDPState(
-                    wrapped, local_group=groups[rank // args.per_host] if args.per_host > 1 else None, **how))
+                    model if args.alone else wrapped, local_group=groups[rank // args.per_host] if args.per_host > 1 else None, **how))
                 model.register_comm_hook(state, ddp_hook)
         for step in range(begin, args.steps):
             optimizer.zero_grad()

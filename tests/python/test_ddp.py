@@ -1,5 +1,6 @@
 """The hook for DistributedDataParallel against plain DistributedDataParallel doing the same."""
 
+import copy
 import functools
 import os
 import pathlib
@@ -7,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -236,6 +238,87 @@ def test_torchrun_starts_a_killed_process_again_and_the_loss_goes_on(train, tmp_
 
     assert mean(found[0]["losses"][:10]) < mean(undisturbed["losses"][:10]) * 0.95, "it does not begin anew"
     assert mean(found[0]["losses"][-50:]) < mean(undisturbed["losses"][-50:]) * 1.1, "other batches"
+
+
+@pytest.mark.parametrize("flags", [("--alone",), pytest.param(("--unused", "--idle"), marks=pytest.mark.slow),
+                                   pytest.param(("--static",), marks=pytest.mark.slow)])
+def test_options_of_distributed_data_parallel(train, plain, addresses, flags):
+    """A group of processes of its own; parameters that are looked for, and not used; a static graph."""
+    found, expected = train("--servers", *addresses(1), *flags), plain(*flags)
+    if "--alone" in flags:
+        assert found[0]["losses"] != found[1]["losses"]
+        for one, same in zip(found, expected, strict=True):
+            assert_same_trajectory([one], [same])
+    else:
+        assert_same_trajectory(found, expected)
+
+
+@pytest.fixture
+def group(tmp_path):
+    """One process that is a process group."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+class TestOneProcess:
+    def wrapped(self, net=None):
+        return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 3) if net is None else net)
+
+    def test_sparse_gradients_are_refused(self, addresses):
+        model = self.wrapped(torch.nn.Embedding(10, 4, sparse=True))
+        with gradwire_torch.DDPState(model, servers=addresses(1), job="sparse") as state:
+            model.register_comm_hook(state, gradwire_torch.ddp_hook)
+            with pytest.raises(TypeError, match="codec zen"):
+                model(torch.tensor([1, 2])).sum().backward()
+
+    def test_a_hook_that_was_forgotten_is_told(self, addresses, caplog):
+        model = self.wrapped()
+        with gradwire_torch.DDPState(model, servers=addresses(1), job="forgotten"):
+            model(torch.ones(2, 4)).sum().backward()
+        assert "register_comm_hook" in caplog.text
+        caplog.clear()
+        with gradwire_torch.DDPState(model, servers=addresses(1), job="used") as state:
+            model.register_comm_hook(state, gradwire_torch.ddp_hook)
+            model(torch.ones(2, 4)).sum().backward()
+        assert not caplog.text
+
+    def test_models_with_hooks_are_copied(self, addresses):
+        model = self.wrapped()
+        with gradwire_torch.DDPState(model, servers=addresses(1), job="copied") as state:
+            model.register_comm_hook(state, gradwire_torch.ddp_hook)
+            average = torch.optim.swa_utils.AveragedModel(model)
+            average.update_parameters(model)
+            copy.deepcopy(model)
+            model(torch.ones(2, 4)).sum().backward()
+        for averaged, parameter in zip(average.parameters(), model.parameters(), strict=True):
+            assert torch.equal(averaged, parameter)
+
+    def test_a_part_may_be_called_module(self, addresses):
+        net = torch.nn.Module()
+        net.weight, net.module = torch.nn.Parameter(torch.ones(4)), torch.nn.Linear(4, 3)
+        net.forward = lambda x: net.module(x * net.weight)
+        with gradwire_torch.DDPState(self.wrapped(net), servers=addresses(1), job="module") as state:
+            assert len({tensor.name for tensor in state.session.job.tensors}) == 4, "with that of what is not finite"
+
+    def test_what_fsdp_has_sharded_is_refused_by_who_takes_whole_parameters(self):
+        from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+        def refused(model):
+            with pytest.raises(TypeError, match="FSDPState"):
+                gradwire_torch.ShardedOptimizer(model.named_parameters(), servers="grpc://127.0.0.1:1", job="sharded")
+            with pytest.raises(TypeError, match="FSDPState"):
+                gradwire_torch.LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), model, every=2, servers="grpc://127.0.0.1:1", job="sharded")
+
+        refused(fully_shard(torch.nn.Linear(4, 3), mesh=torch.distributed.init_device_mesh("cpu", (1,))))
+        with warnings.catch_warnings(action="ignore"):  # of one process
+            refused(FullyShardedDataParallel(torch.nn.Linear(4, 3), device_id=torch.device("cpu")))
+
+    def test_who_sends_all_gradients_anyway_hears_of_it(self, addresses):
+        with pytest.warns(UserWarning, match="pass the module inside"), \
+                gradwire_torch.ShardedOptimizer(self.wrapped(), servers=addresses(1), job="both"):
+            pass
 
 
 def test_what_is_needed_is_said():

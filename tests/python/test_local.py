@@ -413,3 +413,38 @@ def test_example(addresses):
     told = [worker.communicate(timeout=120)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0]
     assert re.search(r"step 400: loss [01]\.\d+, \d+ kB pushed", told[0]), told
+
+
+def test_who_steps_the_local_optimizer_makes_the_rounds(addresses):
+    model, data = model_of(), batches(0)
+    local = torch.optim.SGD(model.parameters(), lr=LR)
+    with LocalSGD(local, model, every=EVERY, servers=addresses(1), job="by-itself", **DILOCO) as optimizer:
+        for _ in range(2):
+            for _ in range(EVERY):
+                backward(model, next(data))
+                local.step()
+            optimizer.synchronize()
+        assert optimizer.stats()["steps"] == 2
+        for _ in range(EVERY):
+            backward(model, next(data))
+            local.step()
+        with pytest.raises(gradwire.FailedPrecondition, match=f"has made {EVERY} steps by itself"):
+            local.step()
+
+
+def test_parameters_are_borrowed_for_an_evaluation(addresses):
+    def train(servers, borrows):
+        model, data = model_of(), batches(0)
+        with LocalSGD(torch.optim.SGD(model.parameters(), lr=LR), model, every=EVERY, servers=servers, job=f"borrows-{borrows}", **DILOCO) as optimizer:
+            for _ in range(2 * EVERY):
+                backward(model, next(data))
+                optimizer.step()
+                if borrows:
+                    with optimizer.borrowed_parameters(), torch.no_grad():
+                        for p in model.parameters():
+                            p.zero_()
+        return [p.detach() for p in model.parameters()]
+
+    servers = addresses(1)
+    for one, other in zip(train(servers, True), train(servers, False), strict=True):
+        assert torch.equal(one, other)

@@ -341,3 +341,10 @@ def test_other_types_are_refused_by_name(addresses):
     model = network(torch.float64)
     with pytest.raises(TypeError, match="parameter '0.weight' is torch.float64; Gradwire takes float32, bfloat16 and float16"):
         sharded(model, ["grpc://127.0.0.1:1"])
+
+
+def test_host_memory_is_the_hosts_whatever_the_default_device_is():
+    from gradwire import _place
+
+    with torch.device("meta"):
+        assert _place.host_copy(torch.ones(3, device="cpu")).tolist() == [1, 1, 1]

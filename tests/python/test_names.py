@@ -70,3 +70,10 @@ def test_numbers_of_another_order_are_said(tmp_path):
     safetensors.save_file({f"param.{i}": p.detach() for i, p in enumerate(model[0].parameters())}, path)
     with pytest.raises(ValueError, match="'param.2' requires gradients and is not in the snapshot: its parameters have no names"):
         load_parameters(model, path)
+
+
+def test_units_of_fsdp_keep_names_apart():
+    from gradwire._fsdp_units import _names_of
+
+    assert _names_of(["", "module.layers.0", "_orig_mod.head"]) == {"": "(root)", "module.layers.0": "layers.0", "_orig_mod.head": "head"}
+    assert _names_of(["", "module"]) == {"": "(root)", "module": "module"}

@@ -41,6 +41,10 @@ class Shards:
             state, self._stats, self.state = self.state, self.state.stats(), None
             state.close(drain)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, as copy.deepcopy(model) makes one with its hooks: it is in no job."""
+        return {"state": None, "_hooked": None, "_stats": {}}
+
     def stats(self) -> dict[str, float]:
         return self._stats if self.state is None else self.state.stats()
 

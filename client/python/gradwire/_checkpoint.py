@@ -36,5 +36,5 @@ def checkpoint_file(source: str | os.PathLike[str] | Mapping[str, Any] | None) -
         raise ValueError("resume_from: this is no state_dict() of a ShardedOptimizer")
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "checkpoint"
-        path.write_bytes(checkpoint.numpy().tobytes())
+        path.write_bytes(checkpoint.cpu().numpy().tobytes())
         yield str(path)

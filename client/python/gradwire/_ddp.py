@@ -1,6 +1,7 @@
 """DistributedDataParallel over shard servers: a communication hook in the place of all-reduce."""
 
 # Without `from __future__ import annotations`: DistributedDataParallel looks at those of the hook.
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from ._errors import FailedPrecondition
 from ._job import Rule, TensorSpec
 from ._means import MeanExchange
 from ._session import Session
-from ._torch_groups import check_tensor, plain_name, roles_of
+from ._torch_groups import check_tensor, plain_name, plain_names, roles_of
+
+logger = logging.getLogger("gradwire")
 
 
 class DDPState:
@@ -41,7 +44,11 @@ class DDPState:
 
     local_group: a process group of the processes of one host (each host has as many): their gradients are reduced first, the
     group's first process speaks for them with the shards, and the means are broadcast within the host. All of them make a
-    DDPState with it. workers: how many speak with the shards; by default the world's size over the group's.
+    DDPState with it. workers: how many speak with the shards; by default the size of DistributedDataParallel's process group over that
+    of the host's. Models of process groups of their own need a job of their own each.
+
+    find_unused_parameters: where no process used a parameter, DistributedDataParallel drops its mean, and with it what its residual
+    sent: leave that option out, or take a dense codec, where parts of a model take turns.
 
     nonfinite: "spread" (the default): where a gradient of any worker is not finite, or too large for the shards' sums (2^18, from
     3 workers on 2^19 / workers, which the log tells), all gradients of that step are NaN on every worker, so that a GradScaler on
@@ -72,18 +79,18 @@ class DDPState:
         self._group_size = 1 if local_group is None else dist.get_world_size(local_group)
         self._leader = None if local_group is None else dist.get_global_rank(local_group, 0)
         if workers is None:
-            workers, odd = divmod(dist.get_world_size(), self._group_size)
+            world = dist.get_world_size(getattr(model, "process_group", None))  # of DistributedDataParallel
+            workers, odd = divmod(world, self._group_size)
             if odd:
-                raise ValueError(f"local_group has {self._group_size} of {dist.get_world_size()} processes: each host needs as "
-                                 "many; or pass workers=")
+                raise ValueError(f"local_group has {self._group_size} of {world} processes: each host needs as many")
         ignored = set(map(plain_name, getattr(model, "parameters_to_ignore", ())))  # of DistributedDataParallel
-        named = [(plain_name(name), p) for name, p in model.named_parameters()
-                 if p.requires_grad and plain_name(name) not in ignored]
+        plain = plain_names(name for name, _ in model.named_parameters())
+        named = [(plain[name], p) for name, p in model.named_parameters() if p.requires_grad and plain_name(name) not in ignored]
         if not named:
             raise ValueError("all parameters are frozen (requires_grad=False): there is nothing to reduce")
         for name, p in named:
             check_tensor(f"parameter {name!r}", p)
-        roles = roles_of(roles, [name for name, _ in named], (plain_name(name) for name, _ in model.named_parameters()))
+        roles = roles_of(roles, [name for name, _ in named], plain.values())
         MeanExchange.check(nonfinite, push, step_beta2, residual_decay)
         self._index = {id(p): i for i, (_, p) in enumerate(named)}
         self._pending: list[tuple[dist.GradBucket, torch.futures.Future[torch.Tensor]]] = []
@@ -108,6 +115,9 @@ class DDPState:
                                      "training ends, or wrap the module in DistributedDataParallel anew, which then reduces by "
                                      "itself or with the hook of a new DDPState")
         buffer = bucket.buffer()
+        if buffer.is_sparse:
+            raise TypeError("DDPState: a gradient is sparse (nn.Embedding(sparse=True)), and hooks send all elements: make the table "
+                            "without sparse=True, or train it by ShardedOptimizer with codec zen, which sends its rows")
         if self._group is not None:
             dist.reduce(buffer, self._leader, group=self._group)
         if self._exchange is not None:
@@ -154,7 +164,14 @@ class DDPState:
         self._closed = True
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
+            if drain and exchange.session.stats()["steps"] == 0:
+                logger.warning("job %r: DDPState is closed and has reduced nothing: model.register_comm_hook(state, ddp_hook) makes "
+                               "DistributedDataParallel use it", exchange.session.job.name)
             exchange.session.leave(drain)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, as copy.deepcopy(model) makes one with its hooks: it is in no job."""
+        return {"_closed": True, "_exchange": None, "_group": None, "_pending": []}
 
     def __enter__(self) -> "DDPState":
         return self

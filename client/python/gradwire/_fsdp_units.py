@@ -3,7 +3,7 @@ promise a place for another reduction; what else is needed they have, and this l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,8 +102,10 @@ def _check_processes() -> None:
         raise ValueError("FSDPState: there is one process, which has nothing to reduce: leave FSDPState out")
 
 
-def _name_of(module: str) -> str:
-    return plain_name(module + ".").rstrip(".") or "(root)"
+def _names_of(modules: Iterable[str]) -> dict[str, str]:
+    """The plain name of each; or each as it is, where two would have one: a part of the model may be called "module"."""
+    plain = {module: plain_name(module + ".").rstrip(".") or "(root)" for module in modules}
+    return plain if len(set(plain.values())) == len(plain) else {module: module or "(root)" for module in plain}
 
 
 def _check_ranks(name: str, ranks: int) -> None:
@@ -117,12 +119,14 @@ def _of_groups(model: torch.nn.Module, kind: Any) -> Sharded:
     _check_processes()
     units: list[_GroupUnit] = []
     states: dict[int, Any] = {}
-    for name, module in model.named_modules():
-        state = module._get_fsdp_state() if isinstance(module, kind) else None
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, kind)}
+    names = _names_of(modules)
+    for raw, module in modules.items():
+        state = module._get_fsdp_state()
         if state is None or id(state) in states:  # one of several that fully_shard was given together
             continue
         states[id(state)] = state
-        name = _name_of(name)
+        name = names[raw]
         groups = _groups_of(state)
         if len(groups) > 1:
             raise ValueError(f"FSDPState: {name} has parameters on {len(groups)} meshes; one is supported")
@@ -223,8 +227,9 @@ def _of_wrappers(model: Any, kind: Any) -> Sharded:
     if not model.check_is_root():
         raise TypeError("FSDPState: it takes the outermost FullyShardedDataParallel; this one is inside another")
     _check_has(model, "_exec_order_data")
-    units: list[Unit] = [_FlatUnit.of(_name_of(name), module) for name, module in model.named_modules()
-                         if isinstance(module, kind) and module._handle is not None]
+    wrapped = {name: module for name, module in model.named_modules() if isinstance(module, kind) and module._handle is not None}
+    names = _names_of(wrapped)
+    units: list[Unit] = [_FlatUnit.of(names[name], module) for name, module in wrapped.items()]
     return Sharded(units, [(model._exec_order_data, _ITERATION)], [])
 
 

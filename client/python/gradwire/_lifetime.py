@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from ._errors import FailedPrecondition
+
 logger = logging.getLogger("gradwire")
 
 _lock = threading.RLock()
@@ -52,6 +54,15 @@ def close_former(servers: Sequence[str], job: str, worker: str | None) -> None:
                         job)
             optimizer.superseded = True
             optimizer.close(drain=False)
+
+
+def check_open(optimizer: Any) -> None:
+    """Of step()."""
+    if optimizer.closed:
+        raise FailedPrecondition(
+            f"this optimizer has left job {optimizer.job.name!r}: " +
+            ("this thread made another one for the same job. Optimizers that are used side by side need a job= of their own"
+             if optimizer.superseded else "it was closed. Make another one"))
 
 
 def _leave_all() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,12 +12,8 @@ from . import _core
 from ._errors import FailedPrecondition
 from ._session import Session
 from ._sharded import ShardedOptimizer
-from ._torch_groups import plain_names
-from ._watch import Versions
-
-
-def _accept(versions: Versions, *_: Any) -> None:
-    versions.accept()
+from ._torch_groups import check_whole, plain_names, warn_of_ddp
+from ._watch import Versions, put_back
 
 
 class LocalSGD:
@@ -41,9 +37,11 @@ class LocalSGD:
     round late.
 
     What is written into the parameters outside of the local optimizer's step (load_state_dict, init) would count as progress of
-    this worker: the next step() raises gradwire.FailedPrecondition, unless reset_parameters() has made it the job's. What belongs
+    this worker: the next step() raises gradwire.FailedPrecondition, unless reset_parameters() has made it the job's, or
+    borrowed_parameters() has put the former values back. What belongs
     to each step, such as clamp_, goes into a hook of the local optimizer (register_step_post_hook). step() raises as well where
-    that optimizer trains parameters that were frozen, or not there, when this was made.
+    that optimizer trains parameters that were frozen, or not there, when this was made. Who steps the local optimizer itself (a
+    GradScaler, a framework) calls synchronize() behind every `every`-th step.
 
     Other arguments are ShardedOptimizer's: workers, quorum, update_codec, durability ... but not rounds="bounded:S", which
     overlap=True is for. `outer` is that optimizer, of parameters that only rounds change. Its errors come out of step(). Workers
@@ -61,6 +59,7 @@ class LocalSGD:
         if (rounds := str(options.get("rounds", "sync"))).startswith("bounded"):
             raise ValueError(f"rounds={rounds!r}: LocalSGD would go on without its own progress of the last rounds. Pass "
                              "overlap=True, which lets a round travel while the next steps are made")
+        warn_of_ddp(model)
         plain = plain_names(name for name, _ in model.named_parameters())
         self._names = names = {id(p): plain[name] for name, p in model.named_parameters()}
         self.optimizer = optimizer
@@ -68,8 +67,11 @@ class LocalSGD:
         unknown = sum(id(p) not in names for p in self._parameters)
         if unknown:
             raise ValueError(f"{unknown} of {len(self._parameters)} parameters of the optimizer are none of the model's")
+        for p in self._parameters:
+            check_whole(f"parameter {names[id(p)]!r}", p)
         self._every, self._overlap = every, overlap
-        self._steps = 0  # since the last round
+        self._steps = 0  # of the local optimizer since the last round
+        self._inside = False  # step()
         sparse = _core.training_defaults(codec)["small_dense"]
         momentum = (0.0 if sparse else 0.9) if momentum is None else momentum
         shared = [(names[id(p)], torch.nn.Parameter(p.detach().clone())) for p in self._parameters]
@@ -86,7 +88,7 @@ class LocalSGD:
         # Where each parameter stood when its progress was counted last.
         self._begin = [p.detach().clone() for p in self._parameters]
         self._versions = Versions([name for name, _ in shared], self._parameters)
-        self._hook = optimizer.register_step_post_hook(functools.partial(_accept, self._versions))
+        self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._behind)]
 
     @property
     def start_step(self) -> int:
@@ -100,14 +102,25 @@ class LocalSGD:
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """A step of the local optimizer; every `every`-th of them a round, too."""
         self._check()
+        self._inside = True
         try:
             loss = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
         finally:
+            self._inside = False
             self._versions.accept()
-        self._steps += 1
         if self._steps >= self._every:  # more: the round timed out
             self.synchronize()
         return loss
+
+    def _before(self, *_: Any) -> None:
+        if not self._inside and self._steps >= self._every:
+            raise FailedPrecondition(
+                f"the local optimizer has made {self._steps} steps by itself, and no round, with every={self._every}: call step() of "
+                "LocalSGD in its place, or synchronize() behind every such number of steps")
+
+    def _behind(self, *_: Any) -> None:
+        self._versions.accept()
+        self._steps += 1
 
     def _check(self) -> None:
         """Raises where something else than the local optimizer's steps on the shared parameters would count, or not count."""
@@ -186,6 +199,14 @@ class LocalSGD:
         self._steps = 0
         self._versions.accept()
 
+    @contextlib.contextmanager
+    def borrowed_parameters(self) -> Iterator[None]:
+        """As ShardedOptimizer's: what is written inside is undone at its end, and is nobody's progress."""
+        self._check()
+        with put_back(self._parameters):
+            yield
+        self._versions.accept()
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)
 
@@ -204,7 +225,8 @@ class LocalSGD:
     def close(self, drain: bool = True) -> None:
         """Leaves the job. Unless drain=False, what this worker did is in the parameters then: where it made steps since the last
         round, all workers make a last one here, and its update has come."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         try:
             if drain and not self.outer.closed:
                 if self._steps:

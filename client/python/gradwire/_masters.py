@@ -28,7 +28,7 @@ class Masters:
         return parameter.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
 
     def publish(self) -> None:
-        """The masters have changed: so do the parameters. Torch's version counters do not see it, as with float32 ones."""
+        """The masters have changed: so do the parameters. Torch's version counters do not see it, as with float32 ones, see Versions."""
         for parameter, master in self._apart:
             parameter.data.copy_(master)
 

@@ -35,7 +35,7 @@ def place_of(job: JobSpec, pull: str, tensors: Sequence[torch.Tensor], place: st
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     """Contiguous float32 in host memory, which a GPU copies from and to without a stop on the way."""
-    copy = torch.empty(tensor.shape, dtype=torch.float32, pin_memory=tensor.is_cuda)
+    copy = torch.empty(tensor.shape, dtype=torch.float32, device=HOST, pin_memory=tensor.is_cuda)  # whatever torch's default is
     return copy.copy_(tensor)
 
 

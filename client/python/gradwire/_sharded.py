@@ -20,9 +20,10 @@ from ._masters import Masters, gradient_of, rows_of
 from ._place import Staging, check_place, place_of, threads_for
 from ._presence import Presence, read_notes
 from ._session import Session, join, notes_of
-from ._torch_groups import check_apart, check_fixed, check_options, check_tensor, differences, fixed_of, named_groups, roles_of
+from ._torch_groups import (check_apart, check_fixed, check_in_earnest, check_options, check_state, check_tensor, fixed_of, named_groups,
+                            roles_of)
 from ._trace import Trace
-from ._watch import Watch
+from ._watch import Watch, put_back
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -54,7 +55,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     (channels_last), masters in float32 lie here and on the shards, and are rounded into the parameters after each step;
     pull="params_bf16" then halves what comes back. Gradients of 16 bits are sent as float32. Sparse ones
     (nn.Embedding(sparse=True)) are taken by their rows: with codec zen or adaptive and a plain optimizer="sgd" a step takes a
-    time that grows with these rows; with others it grows with the tensor.
+    time that grows with these rows; with others, and on a CUDA device, it grows with the tensor.
 
     Parameters lie in host memory or on CUDA devices: move the model there before the optimizer is made. On one device, with codec
     tagc or dense, gradients are encoded where they are and updates applied where the parameters are. For the rest (other codecs,
@@ -81,7 +82,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     Only step() may write into the parameters: where something else wrote into one (load_state_dict, clamp_), the next
     step() raises gradwire.FailedPrecondition before anything is sent, unless reset_parameters() has brought the values
-    to the shards and to all workers.
+    to the shards and to all workers, or borrowed_parameters() has put the former ones back.
 
     quorum=k lets a round close over workers that are late, see JobSpec. A worker that was late or away for rounds catches
     up in step(): parameters jump to where the others are, and skipped_rounds says how many rounds step() passed over.
@@ -161,7 +162,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         training = training_with(codec, push, optimizer, betas, eps, residual_decay)
         push, optimizer, betas, eps = training.push, training.optimizer, training.betas, training.eps
         groups, frozen = named_groups(params)
-        check_options(groups)
+        check_options(groups, lr)
         names = [group.pop("_names") for group in groups]
         roles = roles_of(roles, [name for group in names for name in group], (name for name, _ in frozen))
         for i, group in enumerate(groups):
@@ -219,7 +220,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         with checkpoint_file(resume_from) as checkpoint:
             before = read_notes(*notes_of(checkpoint), checkpoint) if checkpoint else None
             if isinstance(resume_from, Mapping):
-                self._check_groups(resume_from)
+                check_state(resume_from, self._fixed)
             _lifetime.close_former(addresses, job, worker)
             self.session: Session = join(addresses, self.job, self._masters.tensors,
                                          worker, pull=pull, connect_timeout=connect_timeout,
@@ -361,11 +362,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Sends the gradients that backward has not sent yet, waits for the update of this round and applies it."""
-        if self.closed:
-            raise FailedPrecondition(
-                f"this optimizer has left job {self.job.name!r}: " +
-                ("this thread made another one for the same job. Optimizers that are used side by side need a job= of their own"
-                 if self.superseded else "it was closed. Make another one"))
+        _lifetime.check_open(self)
         if not self._waiting:
             self._loss = None
             if closure is not None:
@@ -397,13 +394,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _round_closed(self) -> None:
         self._masters.publish()
-        self._presence.note()
-        self._watch.note()
         stats = self.session.stats()
         before, self._skipped = self._skipped, int(stats["skipped_rounds"])
         self.skipped_rounds = self._skipped - before
         before, self._nonfinite = self._nonfinite, int(stats["nonfinite_rounds"])
         self.skipped = self._nonfinite > before
+        if not self.skipped:
+            self._watch.updated()
+        self._presence.note()
+        self._watch.note()
         if self._scaling is not None:
             self._scaling.tell(self, self.skipped)
         self._forget_round()
@@ -440,6 +439,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _replaced(self) -> None:
         self._replacing = False
         self._masters.publish()
+        self._watch.updated()
         self._watch.accept()
 
     def _send_all(self) -> bool:
@@ -459,6 +459,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._check_sent()
         self._presence.check()
         gradients = {index: self._gradient_of(index) for index in range(len(self._params)) if index not in self._ready}
+        if not self._ready and not any(self._current_rates()):
+            check_in_earnest(gradients.values())
         self._begin()
         for index in reversed(range(len(self._params))):
             if overflow and index == 0:  # whatever became of the infinity meanwhile, all skip this step
@@ -468,6 +470,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
             elif index not in self._ready:
                 self._send(index, gradients[index], scale)
         return True
+
+    @contextlib.contextmanager
+    def borrowed_parameters(self) -> Iterator[None]:
+        """Between two steps, for an evaluation with other values (averaged weights): what is written into the parameters inside is
+        undone at the end. Keeps a copy of them meanwhile."""
+        if self._rates is not None:
+            raise FailedPrecondition("gradients of this step were sent already: borrow the parameters behind step()")
+        self._check_memory()
+        with put_back(self._params):
+            yield
+        if self._watch.replaced() is None:  # else the next step says so
+            self._watch.accept()
 
     # What GradScaler.step() hands over while it calls step().
     _step_supports_amp_scaling = True
@@ -522,19 +536,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
                           "stay as they are. To begin or go on with the parameters of a state, take it by "
                           "state_dict(checkpoint=True) and pass resume_from=state to ShardedOptimizer", stacklevel=2)
 
-    def _check_groups(self, state_dict: Mapping[str, Any]) -> None:
-        if state_dict.get("gradwire") is None:
-            raise ValueError("this is not a state_dict() of a ShardedOptimizer: the state of another optimizer cannot be "
-                             "brought to the shards")
-        groups = state_dict["param_groups"]
-        if len(groups) != len(self._fixed):
-            raise ValueError(f"the state has {len(groups)} parameter groups; this optimizer has {len(self._fixed)}")
-        for difference in differences(groups, self._fixed):
-            raise ValueError(f"in the state, {difference}. Make the optimizer with the values of the state, for a new job")
-
     def _load_groups(self, state_dict: Mapping[str, Any]) -> None:
-        self._check_groups(state_dict)
+        check_state(state_dict, self._fixed)
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "gradwire"})
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("a ShardedOptimizer has a place in its job, and cannot be copied or pickled: keep its state_dict(checkpoint=True)")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "session"):
@@ -555,6 +562,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if self.session.version == before:
             return False
         self._masters.publish()
+        self._watch.updated()
         return True
 
     def _checksum_of_memory(self) -> int:

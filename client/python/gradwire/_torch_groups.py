@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ def named_groups(params: Any) -> tuple[list[dict[str, Any]], list[tuple[str, tor
     """Parameter groups with tensors and plain names, from any of the forms that torch.optim takes, or a module; and the frozen
     parameters, which are in none of them."""
     if isinstance(params, torch.nn.Module):
+        warn_of_ddp(params)
         params = params.named_parameters()
     if isinstance(params, torch.Tensor):
         raise TypeError("params must be an iterable of tensors, named tensors or groups, not one tensor")
@@ -50,6 +52,9 @@ def named_groups(params: Any) -> tuple[list[dict[str, Any]], list[tuple[str, tor
     frozen: list[tuple[str, torch.Tensor]] = []
     for number, group in enumerate(groups):
         members = group["params"]
+        if isinstance(members, set | frozenset):
+            raise TypeError("parameters must be in an order that all workers have, and sets have none: pass a list, or better "
+                            "named_parameters()")
         members = [members] if isinstance(members, torch.Tensor) else list(members)
         names, tensors = [], []
         for member in members:
@@ -88,8 +93,11 @@ def fixed_of(group: dict[str, Any]) -> dict[str, Any]:
     return fixed | {key: group.get(key) or False for key in _UNKNOWN}
 
 
-def check_options(groups: Sequence[dict[str, Any]]) -> None:
+def check_options(groups: Sequence[dict[str, Any]], lr: float) -> None:
+    """`lr`: of groups that have none."""
     for i, group in enumerate(groups):
+        if float(rate := group.get("lr", lr)) < 0:
+            raise ValueError(f"parameter group {i} has lr={float(rate)!r}, which must not be negative")
         for key in _UNKNOWN:
             if group.get(key):
                 raise ValueError(f"parameter group {i} has {key}={group[key]!r}, which the optimizers of the shards do not know: "
@@ -104,6 +112,18 @@ def differences(groups: Sequence[dict[str, Any]], fixed: Sequence[dict[str, Any]
                 yield f"{key} of parameter group {i} is {value!r}; the job was created with {wanted[key]!r}"
 
 
+def check_state(state_dict: Mapping[str, Any], fixed: Sequence[dict[str, Any]]) -> None:
+    """Of load_state_dict()."""
+    if state_dict.get("gradwire") is None:
+        raise ValueError("this is not a state_dict() of a ShardedOptimizer: the state of another optimizer cannot be brought to the "
+                         "shards")
+    groups = state_dict["param_groups"]
+    if len(groups) != len(fixed):
+        raise ValueError(f"the state has {len(groups)} parameter groups; this optimizer has {len(fixed)}")
+    for difference in differences(groups, fixed):
+        raise ValueError(f"in the state, {difference}. Make the optimizer with the values of the state, for a new job")
+
+
 def check_fixed(groups: Sequence[dict[str, Any]], fixed: Sequence[dict[str, Any]]) -> None:
     for difference in differences(groups, fixed):
         raise FailedPrecondition(f"{difference}. Only learning rates can change during a job: set it back, or make a new "
@@ -111,8 +131,32 @@ def check_fixed(groups: Sequence[dict[str, Any]], fixed: Sequence[dict[str, Any]
                                  "cycle_momentum=False")
 
 
+def warn_of_ddp(model: torch.nn.Module) -> None:
+    """For those who exchange gradients or progress by themselves."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        warnings.warn("the model is a DistributedDataParallel, which sends all gradients between its processes too, uncompressed: pass "
+                      "the module inside, or let ddp_hook do the work (DDPState)", stacklevel=4)
+
+
+def check_in_earnest(gradients: Iterable[torch.Tensor | None]) -> None:
+    """Of a step with learning rates of 0."""
+    if not any(g is None or (g._values() if g.is_sparse else g).any() for g in gradients):
+        raise FailedPrecondition(
+            "step() with gradients and learning rates of 0: torch.distributed.checkpoint's get_state_dict() makes such a step to see what an "
+            "optimizer keeps, and the shards would take it for one of the job. Nothing was sent. Save and load this optimizer by "
+            "state_dict() and load_state_dict(), and the model by get_model_state_dict()")
+
+
+def check_whole(what: str, parameter: torch.Tensor) -> None:
+    """FSDP leaves a part of each parameter on each rank, and those of one rank would take the place of the others'."""
+    if hasattr(parameter, "placements") or hasattr(parameter, "_is_flat_param"):
+        raise TypeError(f"{what} is a part of one that FSDP has sharded ({type(parameter).__name__}): FSDPState(model, ...) takes such a "
+                        "model through the shards, whose optimizer is one of torch's")
+
+
 def check_tensor(what: str, tensor: torch.Tensor) -> None:
     """For what is converted to float32 here, and from it."""
+    check_whole(what, tensor)
     if tensor.device.type not in ("cpu", "cuda"):
         raise TypeError(f"{what} lies on {tensor.device}; Gradwire takes CPU and CUDA tensors")
     if tensor.dtype not in _CONVERTED:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -13,7 +14,7 @@ _LONG = 1e-3  # seconds
 
 
 class Versions:
-    """Finds the writes that torch's version counters show."""
+    """Finds the writes that torch's version counters show, and makes them show those of a session."""
 
     def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor]):
         self._names, self._parameters = names, parameters
@@ -23,6 +24,13 @@ class Versions:
         """What was written until now is right."""
         self._versions = [p._version for p in self._parameters]
 
+    def updated(self) -> None:
+        """The session has written into the parameters. A backward pass through a graph of before raises, as behind any optimizer's
+        step; what others wrote stays to be found."""
+        for i, p in enumerate(self._parameters):
+            torch.autograd.graph.increment_version(p)
+            self._versions[i] += 1
+
     def written(self) -> str | None:
         """The name of a parameter that was written into since."""
         for name, p, version in zip(self._names, self._parameters, self._versions, strict=True):
@@ -31,10 +39,22 @@ class Versions:
         return None
 
 
+@contextlib.contextmanager
+def put_back(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+    """At its end the parameters hold what they held before."""
+    kept = [p.detach().clone() for p in parameters]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for p, before in zip(parameters, kept, strict=True):
+                p.copy_(before)
+
+
 class Watch:
-    """Finds writes into the parameters of one optimizer. Torch's version counters show those that go through torch. The
-    session's updates pass the counters by, as do writes through p.data or NumPy; to find the latter, a checksum is taken
-    behind a step and compared before the next one, for about a hundredth of the time, of large models a thousandth."""
+    """Finds writes into the parameters of one optimizer. Torch's version counters show those that go through torch, not those
+    through p.data or NumPy; to find the latter, a checksum is taken behind a step and compared before the next one, for about a
+    hundredth of the time, of large models a thousandth."""
 
     def __init__(self, names: Sequence[str], parameters: Sequence[torch.Tensor], checksum: Callable[[], int]):
         self._names = names
@@ -60,6 +80,9 @@ class Watch:
         end = time.monotonic()
         took = 2 * (end - begin)  # written() takes one as well
         self._due = end + took * (_COST if took < 2 * _LONG else _COST_OF_LONG)
+
+    def updated(self) -> None:
+        self._versions.updated()
 
     def drained(self) -> None:
         """Updates came between two steps: drops the checksum, which is of what was before them."""
