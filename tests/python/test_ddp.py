@@ -137,12 +137,13 @@ def test_wrappers_do_not_keep_equal_models_apart(train, plain, addresses):
 
 def test_names_without_what_torch_puts_before_them():
     from gradwire._ddp import plain_name
-    from gradwire._fsdp_units import _name_of
+    from gradwire._fsdp_units import _names_of
 
     assert plain_name("module._orig_mod.h.0.weight") == "h.0.weight"
     assert plain_name("h._orig_mod.0.bias") == "h.0.bias"
     assert plain_name("_fsdp_wrapped_module.h.0._fsdp_wrapped_module._checkpoint_wrapped_module.bias") == "h.0.bias"
-    assert _name_of("_fsdp_wrapped_module.h.0._checkpoint_wrapped_module") == "h.0" and _name_of("") == "(root)"
+    unit = "_fsdp_wrapped_module.h.0._checkpoint_wrapped_module"
+    assert _names_of(["", unit]) == {"": "(root)", unit: "h.0"}
     assert plain_name("encoder.module.weight") == "encoder.module.weight", "a part of the model has that name"
     assert plain_name("submodule.module_list.0.weight") == "submodule.module_list.0.weight"
 
