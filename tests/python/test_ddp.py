@@ -4,6 +4,7 @@ import copy
 import functools
 import os
 import pathlib
+import pickle
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from conftest import ROOT
 torch = pytest.importorskip("torch")
 gradwire = pytest.importorskip("gradwire")
 gradwire_torch = pytest.importorskip("gradwire.torch")
+from gradwire._callbacks import Shards
 
 WORKER = pathlib.Path(__file__).with_name("ddp_worker.py")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
@@ -292,6 +294,8 @@ class TestOneProcess:
             average = torch.optim.swa_utils.AveragedModel(model)
             average.update_parameters(model)
             copy.deepcopy(model)
+            pickled = pickle.loads(pickle.dumps(Shards("grpc://127.0.0.1:1", "pickled", {"codec": "fp16"})))
+            assert pickled._options == {"servers": "grpc://127.0.0.1:1", "job": "pickled", "codec": "fp16"}
             model(torch.ones(2, 4)).sum().backward()
         for averaged, parameter in zip(average.parameters(), model.parameters(), strict=True):
             assert torch.equal(averaged, parameter)
@@ -313,8 +317,9 @@ class TestOneProcess:
                 gradwire_torch.LocalSGD(torch.optim.SGD(model.parameters(), lr=0.1), model, every=2, servers="grpc://127.0.0.1:1", job="sharded")
 
         refused(fully_shard(torch.nn.Linear(4, 3), mesh=torch.distributed.init_device_mesh("cpu", (1,))))
-        with warnings.catch_warnings(action="ignore"):  # of one process
-            refused(FullyShardedDataParallel(torch.nn.Linear(4, 3), device_id=torch.device("cpu")))
+        for original in (False, True):
+            with warnings.catch_warnings(action="ignore"):  # of one process
+                refused(FullyShardedDataParallel(torch.nn.Linear(4, 3), device_id=torch.device("cpu"), use_orig_params=original))
 
     def test_who_sends_all_gradients_anyway_hears_of_it(self, addresses):
         with pytest.warns(UserWarning, match="pass the module inside"), \

@@ -448,3 +448,16 @@ def test_parameters_are_borrowed_for_an_evaluation(addresses):
     servers = addresses(1)
     for one, other in zip(train(servers, True), train(servers, False), strict=True):
         assert torch.equal(one, other)
+
+
+def test_one_that_was_not_closed_is_made_anew(addresses):
+    """In a notebook, around the same optimizer."""
+    model, data, servers = model_of(), batches(0), addresses(1)
+    local = torch.optim.SGD(model.parameters(), lr=LR)
+    former = LocalSGD(local, model, every=EVERY, servers=servers, job="former", **DILOCO)
+    with LocalSGD(local, model, every=EVERY, servers=servers, job="anew", **DILOCO) as optimizer:
+        for _ in range(3 * EVERY):
+            backward(model, next(data))
+            optimizer.step()
+        assert optimizer.stats()["steps"] == 3
+    former.close(drain=False)

@@ -31,6 +31,7 @@ class Shards:
             if self._hooked is not ddp:
                 ddp.register_comm_hook(self, _hook)
                 self._hooked = ddp
+            self.state._hooked = True
         except BaseException:
             self.end(drain=False)
             raise
@@ -43,7 +44,7 @@ class Shards:
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a copy, as copy.deepcopy(model) makes one with its hooks: it is in no job."""
-        return {"state": None, "_hooked": None, "_stats": {}}
+        return {**vars(self), "state": None, "_hooked": None, "_stats": {}}
 
     def stats(self) -> dict[str, float]:
         return self._stats if self.state is None else self.state.stats()

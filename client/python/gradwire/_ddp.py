@@ -44,8 +44,8 @@ class DDPState:
 
     local_group: a process group of the processes of one host (each host has as many): their gradients are reduced first, the
     group's first process speaks for them with the shards, and the means are broadcast within the host. All of them make a
-    DDPState with it. workers: how many speak with the shards; by default the size of DistributedDataParallel's process group over that
-    of the host's. Models of process groups of their own need a job of their own each.
+    DDPState with it. workers: how many speak with the shards; by default the size of DistributedDataParallel's process group (of the world, if
+    `model` is the module in it) over that of the host's. Models of process groups of their own need a job of their own each.
 
     find_unused_parameters: where no process used a parameter, DistributedDataParallel drops its mean, and with it what its residual
     sent: leave that option out, or take a dense codec, where parts of a model take turns.
@@ -79,7 +79,8 @@ class DDPState:
         self._group_size = 1 if local_group is None else dist.get_world_size(local_group)
         self._leader = None if local_group is None else dist.get_global_rank(local_group, 0)
         if workers is None:
-            world = dist.get_world_size(getattr(model, "process_group", None))  # of DistributedDataParallel
+            outer = getattr(model, "_orig_mod", model)  # as torch.compile wraps it
+            world = dist.get_world_size(outer.process_group if isinstance(outer, torch.nn.parallel.DistributedDataParallel) else None)
             workers, odd = divmod(world, self._group_size)
             if odd:
                 raise ValueError(f"local_group has {self._group_size} of {world} processes: each host needs as many")
@@ -96,6 +97,7 @@ class DDPState:
         self._pending: list[tuple[dist.GradBucket, torch.futures.Future[torch.Tensor]]] = []
         self._means = [torch.zeros(p.shape, dtype=torch.float32, device=p.device) for _, p in named]
         self._closed = False
+        self._hooked = False  # as far as it knows
         self._exchange: MeanExchange | None = None  # of who speaks with the shards, until it is closed
         if self._leader is None or dist.get_rank() == self._leader:
             tensors = [TensorSpec(name, tuple(p.shape), roles.get(name)) for name, p in named]
@@ -115,6 +117,7 @@ class DDPState:
                                      "training ends, or wrap the module in DistributedDataParallel anew, which then reduces by "
                                      "itself or with the hook of a new DDPState")
         buffer = bucket.buffer()
+        self._hooked = True
         if buffer.is_sparse:
             raise TypeError("DDPState: a gradient is sparse (nn.Embedding(sparse=True)), and hooks send all elements: make the table "
                             "without sparse=True, or train it by ShardedOptimizer with codec zen, which sends its rows")
@@ -164,7 +167,7 @@ class DDPState:
         self._closed = True
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
-            if drain and exchange.session.stats()["steps"] == 0:
+            if drain and not self._hooked:
                 logger.warning("job %r: DDPState is closed and has reduced nothing: model.register_comm_hook(state, ddp_hook) makes "
                                "DistributedDataParallel use it", exchange.session.job.name)
             exchange.session.leave(drain)

@@ -58,6 +58,8 @@ def close_former(servers: Sequence[str], job: str, worker: str | None) -> None:
 
 def check_open(optimizer: Any) -> None:
     """Of step()."""
+    if not hasattr(optimizer, "job"):
+        raise FailedPrecondition("this is a copy of a ShardedOptimizer, and in no job: state_dict(checkpoint=True) is what can be kept")
     if optimizer.closed:
         raise FailedPrecondition(
             f"this optimizer has left job {optimizer.job.name!r}: " +

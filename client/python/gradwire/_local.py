@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,10 @@ from ._session import Session
 from ._sharded import ShardedOptimizer
 from ._torch_groups import check_whole, plain_names, warn_of_ddp
 from ._watch import Versions, put_back
+
+
+# Whose hooks a local optimizer has: one that was not closed may have been made anew.
+_around: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[LocalSGD]] = weakref.WeakKeyDictionary()
 
 
 class LocalSGD:
@@ -72,6 +77,7 @@ class LocalSGD:
         self._every, self._overlap = every, overlap
         self._steps = 0  # of the local optimizer since the last round
         self._inside = False  # step()
+        self._borrowed = False
         sparse = _core.training_defaults(codec)["small_dense"]
         momentum = (0.0 if sparse else 0.9) if momentum is None else momentum
         shared = [(names[id(p)], torch.nn.Parameter(p.detach().clone())) for p in self._parameters]
@@ -88,6 +94,9 @@ class LocalSGD:
         # Where each parameter stood when its progress was counted last.
         self._begin = [p.detach().clone() for p in self._parameters]
         self._versions = Versions([name for name, _ in shared], self._parameters)
+        if optimizer in _around and (former := _around[optimizer]()) is not None:
+            former._remove_hooks()
+        _around[optimizer] = weakref.ref(self)
         self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._behind)]
 
     @property
@@ -108,6 +117,7 @@ class LocalSGD:
         finally:
             self._inside = False
             self._versions.accept()
+        self._steps += 1
         if self._steps >= self._every:  # more: the round timed out
             self.synchronize()
         return loss
@@ -120,10 +130,12 @@ class LocalSGD:
 
     def _behind(self, *_: Any) -> None:
         self._versions.accept()
-        self._steps += 1
+        self._steps += not self._inside
 
     def _check(self) -> None:
         """Raises where something else than the local optimizer's steps on the shared parameters would count, or not count."""
+        if self._borrowed:
+            raise FailedPrecondition("inside of borrowed_parameters() the values are not this worker's: do this behind it")
         if (name := self._versions.written()) is not None:
             remedy = "call reset_parameters() on every worker behind it" if self.session.version > 0 or self._sent else \
                 "write it before LocalSGD is made"
@@ -203,9 +215,13 @@ class LocalSGD:
     def borrowed_parameters(self) -> Iterator[None]:
         """As ShardedOptimizer's: what is written inside is undone at its end, and is nobody's progress."""
         self._check()
-        with put_back(self._parameters):
-            yield
-        self._versions.accept()
+        self._borrowed = True
+        try:
+            with put_back(self._parameters):
+                yield
+        finally:
+            self._borrowed = False
+            self._versions.accept()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)
@@ -225,8 +241,7 @@ class LocalSGD:
     def close(self, drain: bool = True) -> None:
         """Leaves the job. Unless drain=False, what this worker did is in the parameters then: where it made steps since the last
         round, all workers make a last one here, and its update has come."""
-        for hook in self._hooks:
-            hook.remove()
+        self._remove_hooks()
         try:
             if drain and not self.outer.closed:
                 if self._steps:
@@ -238,6 +253,10 @@ class LocalSGD:
             self.outer.close(drain=False)
             raise
         self.outer.close(drain)
+
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
     def __enter__(self) -> LocalSGD:
         return self

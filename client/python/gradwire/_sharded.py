@@ -20,10 +20,10 @@ from ._masters import Masters, gradient_of, rows_of
 from ._place import Staging, check_place, place_of, threads_for
 from ._presence import Presence, read_notes
 from ._session import Session, join, notes_of
-from ._torch_groups import (check_apart, check_fixed, check_in_earnest, check_options, check_state, check_tensor, fixed_of, named_groups,
+from ._torch_groups import (check_apart, check_fixed, check_options, check_state, check_tensor, fixed_of, looked_at_by_torch, named_groups,
                             roles_of)
 from ._trace import Trace
-from ._watch import Watch, put_back
+from ._watch import Watch
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -136,6 +136,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     the state of another optimizer and for other hyper-parameters than the job's. Loading the state of another version or
     job warns: parameters and moments live on the shards and stay as they are.
     """
+
+    closed, superseded = True, False  # of a copy, which is in no job
 
     def __init__(self, params: Any, *, servers: str | Sequence[str], job: str, worker: str | None = None,
                  workers: int = 1, max_workers: int | None = None, push: str | None = None,
@@ -320,6 +322,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return [float(group["lr"]) for group in self.param_groups]
 
     def _check_memory(self) -> None:
+        self._watch.check_own()
         if (name := self._watch.replaced()) is not None:
             raise FailedPrecondition(f"the memory of parameter {name!r} was replaced (p.data = ...): the session updates the "
                                      "old one. Make a new optimizer and a new job")
@@ -399,7 +402,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.skipped_rounds = self._skipped - before
         before, self._nonfinite = self._nonfinite, int(stats["nonfinite_rounds"])
         self.skipped = self._nonfinite > before
-        if not self.skipped:
+        if not self.skipped or self.job.rounds != "sync":
             self._watch.updated()
         self._presence.note()
         self._watch.note()
@@ -424,6 +427,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """
         if self._rates is not None:
             raise FailedPrecondition("gradients of this step were sent already: call reset_parameters() behind step()")
+        self._watch.check_own()
         if (name := self._watch.replaced()) is not None:
             raise FailedPrecondition(f"the memory of parameter {name!r} was replaced (p.data = ...): the session updates the "
                                      "old one. Write into it instead (p.data.copy_), or make a new optimizer and a new job")
@@ -444,7 +448,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _send_all(self) -> bool:
         """Checks all that may still fail, then sends what backward has not sent. False: nothing was sent, for a GradScaler found
-        an infinity and no other worker needs to hear of it."""
+        an infinity and no other worker needs to hear of it, or torch only wants to see what an optimizer keeps."""
+        if not self._ready and not any(self._current_rates()) and looked_at_by_torch():
+            return False
         scale = self._loss_scale
         overflow = False
         self._scaling = _amp.take(self)
@@ -459,8 +465,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._check_sent()
         self._presence.check()
         gradients = {index: self._gradient_of(index) for index in range(len(self._params)) if index not in self._ready}
-        if not self._ready and not any(self._current_rates()):
-            check_in_earnest(gradients.values())
         self._begin()
         for index in reversed(range(len(self._params))):
             if overflow and index == 0:  # whatever became of the infinity meanwhile, all skip this step
@@ -478,10 +482,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if self._rates is not None:
             raise FailedPrecondition("gradients of this step were sent already: borrow the parameters behind step()")
         self._check_memory()
-        with put_back(self._params):
+        with self._watch.borrowed():
             yield
-        if self._watch.replaced() is None:  # else the next step says so
-            self._watch.accept()
 
     # What GradScaler.step() hands over while it calls step().
     _step_supports_amp_scaling = True
@@ -540,9 +542,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         check_state(state_dict, self._fixed)
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "gradwire"})
 
-    def __getstate__(self) -> dict[str, Any]:
-        raise TypeError("a ShardedOptimizer has a place in its job, and cannot be copied or pickled: keep its state_dict(checkpoint=True)")
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "session"):
             raise FailedPrecondition("a job's tensors are fixed when it is created: make a new optimizer and a new job")
@@ -570,6 +569,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def drain(self) -> None:
         """Between two steps: waits until all that this worker pushed is in the parameters. At once with rounds="sync"."""
+        self._watch.check_own()
         before = self.session.version
         try:
             self.session.drain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -35,12 +36,19 @@ def roles_of(roles: Mapping[str, str] | None, names: Sequence[str], others: Iter
     return plain
 
 
+def _check_order(params: Any) -> None:
+    if isinstance(params, set | frozenset):
+        raise TypeError("parameters must be in an order that all workers have, and sets have none: pass a list, or better "
+                        "named_parameters()")
+
+
 def named_groups(params: Any) -> tuple[list[dict[str, Any]], list[tuple[str, torch.Tensor]]]:
     """Parameter groups with tensors and plain names, from any of the forms that torch.optim takes, or a module; and the frozen
     parameters, which are in none of them."""
     if isinstance(params, torch.nn.Module):
         warn_of_ddp(params)
         params = params.named_parameters()
+    _check_order(params)
     if isinstance(params, torch.Tensor):
         raise TypeError("params must be an iterable of tensors, named tensors or groups, not one tensor")
     entries = list(params)
@@ -52,9 +60,7 @@ def named_groups(params: Any) -> tuple[list[dict[str, Any]], list[tuple[str, tor
     frozen: list[tuple[str, torch.Tensor]] = []
     for number, group in enumerate(groups):
         members = group["params"]
-        if isinstance(members, set | frozenset):
-            raise TypeError("parameters must be in an order that all workers have, and sets have none: pass a list, or better "
-                            "named_parameters()")
+        _check_order(members)
         members = [members] if isinstance(members, torch.Tensor) else list(members)
         names, tensors = [], []
         for member in members:
@@ -135,21 +141,26 @@ def warn_of_ddp(model: torch.nn.Module) -> None:
     """For those who exchange gradients or progress by themselves."""
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         warnings.warn("the model is a DistributedDataParallel, which sends all gradients between its processes too, uncompressed: pass "
-                      "the module inside, or let ddp_hook do the work (DDPState)", stacklevel=4)
+                      "the module inside, or let ddp_hook do the work (DDPState)", stacklevel=3)
 
 
-def check_in_earnest(gradients: Iterable[torch.Tensor | None]) -> None:
-    """Of a step with learning rates of 0."""
-    if not any(g is None or (g._values() if g.is_sparse else g).any() for g in gradients):
-        raise FailedPrecondition(
-            "step() with gradients and learning rates of 0: torch.distributed.checkpoint's get_state_dict() makes such a step to see what an "
-            "optimizer keeps, and the shards would take it for one of the job. Nothing was sent. Save and load this optimizer by "
-            "state_dict() and load_state_dict(), and the model by get_model_state_dict()")
+def looked_at_by_torch() -> bool:
+    """Whether torch.distributed.checkpoint's get_state_dict() makes this step, with gradients and rates of 0, to see what an optimizer
+    keeps. Warns then."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_init_optim_state":
+        frame = frame.f_back
+    if frame is None:
+        return False
+    warnings.warn("get_state_dict() and set_state_dict() of torch.distributed.checkpoint do not know a ShardedOptimizer, and what they save of "
+                  "it cannot be loaded: save and load it by state_dict() and load_state_dict(), and the model by get_model_state_dict()",
+                  stacklevel=3)
+    return True
 
 
 def check_whole(what: str, parameter: torch.Tensor) -> None:
     """FSDP leaves a part of each parameter on each rank, and those of one rank would take the place of the others'."""
-    if hasattr(parameter, "placements") or hasattr(parameter, "_is_flat_param"):
+    if any(hasattr(parameter, mark) for mark in ("placements", "_is_flat_param", "_fsdp_flattened")):
         raise TypeError(f"{what} is a part of one that FSDP has sharded ({type(parameter).__name__}): FSDPState(model, ...) takes such a "
                         "model through the shards, whose optimizer is one of torch's")
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from ._errors import FailedPrecondition
+
 # After a checksum there is none for so many times the time that it took. One worker's delays those of all: the longer, the rarer.
 _COST, _COST_OF_LONG = 100, 1000
 _LONG = 1e-3  # seconds
@@ -27,9 +29,10 @@ class Versions:
     def updated(self) -> None:
         """The session has written into the parameters. A backward pass through a graph of before raises, as behind any optimizer's
         step; what others wrote stays to be found."""
-        for i, p in enumerate(self._parameters):
+        right = [p._version == version for p, version in zip(self._parameters, self._versions, strict=True)]
+        for p in self._parameters:  # some may share a counter: views of one tensor
             torch.autograd.graph.increment_version(p)
-            self._versions[i] += 1
+        self._versions = [p._version if so else version for p, so, version in zip(self._parameters, right, self._versions, strict=True)]
 
     def written(self) -> str | None:
         """The name of a parameter that was written into since."""
@@ -62,6 +65,7 @@ class Watch:
         self._versions = Versions(names, parameters)
         self._make_checksum = checksum
         self._due = 0.0
+        self._borrowed = False
         self.accept()
 
     def accept(self) -> None:
@@ -83,6 +87,22 @@ class Watch:
 
     def updated(self) -> None:
         self._versions.updated()
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """What is written meanwhile is undone at the end, and no write."""
+        self._borrowed = True
+        try:
+            with put_back(self._parameters):
+                yield
+        finally:
+            self._borrowed = False
+            if self.replaced() is None:  # else the next step says so
+                self.accept()
+
+    def check_own(self) -> None:
+        if self._borrowed:
+            raise FailedPrecondition("inside of borrowed_parameters() the values are not those of the job: do this behind it")
 
     def drained(self) -> None:
         """Updates came between two steps: drops the checksum, which is of what was before them."""

@@ -50,7 +50,7 @@ Explanation Explain(const TagcSpec& spec, uint64_t elements) {
   const double p = spec.density;
   const double entropy_bits =
       p >= 1 ? 0 : static_cast<double>(elements) * -(p * std::log2(p) + (1 - p) * std::log2(1 - p));
-  const double cell_bits = spec.cell_bits != 0 ? spec.cell_bits : 8;  // of up to 4 workers
+  const double cell_bits = spec.cell_bits != 0 ? spec.cell_bits : spec.bits > 8 ? 16 : 8;  // of up to 4 workers
   const double value_bits = spec.bits != 0 ? std::min<double>(spec.bits, cell_bits) : cell_bits;
   e.push_bytes = entropy_bits / 8 + chosen * (sketch ? spec.slack / kPeelingLoad * cell_bits : value_bits) / 8;
   e.text += sketch ? "  Workers' frames are merged without decoding them; what cannot be decoded is deferred, never "
