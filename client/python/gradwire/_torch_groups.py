@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import types
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -147,7 +148,7 @@ def warn_of_ddp(model: torch.nn.Module) -> None:
 def looked_at_by_torch() -> bool:
     """Whether torch.distributed.checkpoint's get_state_dict() makes this step, with gradients and rates of 0, to see what an optimizer
     keeps. Warns then."""
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_init_optim_state":
         frame = frame.f_back
     if frame is None:

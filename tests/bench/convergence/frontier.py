@@ -40,6 +40,7 @@ class Family:
     title: str
     points: tuple[tuple[str, Run], ...]  # what differs, and the run without its learning rate
     searched: Run | None = None
+    drawn: bool = True  # else it stands in the table alone
 
 
 def families(name: str, workers: int) -> list[Family]:
@@ -47,12 +48,13 @@ def families(name: str, workers: int) -> list[Family]:
     def step(codec: str, back: str = "", decay: float = RESIDUAL_DECAY) -> Run:
         return Run(name, codec, "step", "step", update_codec=back, workers=workers, residual_decay=decay, beta2=STEP_BETA2)
 
-    def by_density(title: str, make, densities: tuple[float, ...], searched: Run | None = None) -> Family:
-        return Family(title, tuple((f"{100 * d:g} %", make(d)) for d in densities), searched)
+    def by_density(title: str, make, densities: tuple[float, ...], searched: Run | None = None, drawn: bool = True) -> Family:
+        return Family(title, tuple((f"{100 * d:g} %", make(d)) for d in densities), searched, drawn)
 
     def signs(title: str, back: str = "", decay: float = RESIDUAL_DECAY) -> Family:
         """TAGC of 2 bits, at the learning rate of the one that the default is made of."""
-        return by_density(title, lambda d: step(f"tagc:density={d:g},bits=2", back, decay), (0.01, 0.0025), step("tagc:density=0.01,bits=2"))
+        return by_density(title, lambda d: step(f"tagc:density={d:g},bits=2", back, decay), (0.01, 0.0025), step("tagc:density=0.01,bits=2"),
+                          drawn=not back and decay == RESIDUAL_DECAY)
 
     def topk(density: float, values: str = "2bit") -> str:
         return f"topk:density={density:g},values={values}"
@@ -220,10 +222,12 @@ def plot(found: dict, path: Path) -> None:
     columns = sorted({workers for name in names for workers in found[name]})
     figure, axes = plt.subplots(len(names), len(columns), figsize=(max(9, 4.2 * len(columns)), 3.4 * len(names)), squeeze=False)
     colors = plt.get_cmap("tab20").colors
-    order = [family.title for family in families(names[0], 2)]
+    order = [family.title for family in families(names[0], 2) if family.drawn]
     for row, name in zip(axes, names):
         for axis, workers in zip(row, columns):
             for family, settings in found[name].get(workers, {}).items():
+                if family not in order:
+                    continue
                 at = sorted(settings.values(), key=lambda e: e["times_fewer"])
                 middle = [e["ratio"] for e in at]
                 bars = [[m - min(e["ratios"]) for m, e in zip(middle, at)], [max(e["ratios"]) - m for m, e in zip(middle, at)]]
