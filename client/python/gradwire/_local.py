@@ -14,7 +14,7 @@ from ._errors import FailedPrecondition
 from ._session import Session
 from ._sharded import ShardedOptimizer
 from ._torch_groups import check_whole, plain_names, warn_of_ddp
-from ._watch import Versions, put_back
+from ._watch import Loan, Versions
 
 
 # Whose hooks a local optimizer has: one that was not closed may have been made anew.
@@ -77,7 +77,6 @@ class LocalSGD:
         self._every, self._overlap = every, overlap
         self._steps = 0  # of the local optimizer since the last round
         self._inside = False  # step()
-        self._borrowed = False
         sparse = _core.training_defaults(codec)["small_dense"]
         momentum = (0.0 if sparse else 0.9) if momentum is None else momentum
         shared = [(names[id(p)], torch.nn.Parameter(p.detach().clone())) for p in self._parameters]
@@ -94,6 +93,7 @@ class LocalSGD:
         # Where each parameter stood when its progress was counted last.
         self._begin = [p.detach().clone() for p in self._parameters]
         self._versions = Versions([name for name, _ in shared], self._parameters)
+        self._loan = Loan(self._parameters, self._versions.accept)
         if optimizer in _around and (former := _around[optimizer]()) is not None:
             former._remove_hooks()
         _around[optimizer] = weakref.ref(self)
@@ -134,8 +134,7 @@ class LocalSGD:
 
     def _check(self) -> None:
         """Raises where something else than the local optimizer's steps on the shared parameters would count, or not count."""
-        if self._borrowed:
-            raise FailedPrecondition("inside of borrowed_parameters() the values are not this worker's: do this behind it")
+        self._loan.check_returned()
         if (name := self._versions.written()) is not None:
             remedy = "call reset_parameters() on every worker behind it" if self.session.version > 0 or self._sent else \
                 "write it before LocalSGD is made"
@@ -199,6 +198,7 @@ class LocalSGD:
         """What was written into the parameters becomes the job's, on the shards and on every worker, as with
         ShardedOptimizer.reset_parameters: every worker calls it, behind the same step and with the same values. Local steps since
         the last round, and the update of a round on its way, are gone."""
+        self._loan.check_returned()
         if self._sent:
             self._wait()
         if not self.outer._replacing:
@@ -215,13 +215,8 @@ class LocalSGD:
     def borrowed_parameters(self) -> Iterator[None]:
         """As ShardedOptimizer's: what is written inside is undone at its end, and is nobody's progress."""
         self._check()
-        self._borrowed = True
-        try:
-            with put_back(self._parameters):
-                yield
-        finally:
-            self._borrowed = False
-            self._versions.accept()
+        with self._loan.lend():
+            yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)

@@ -322,7 +322,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return [float(group["lr"]) for group in self.param_groups]
 
     def _check_memory(self) -> None:
-        self._watch.check_own()
+        self._watch.loan.check_returned()
         if (name := self._watch.replaced()) is not None:
             raise FailedPrecondition(f"the memory of parameter {name!r} was replaced (p.data = ...): the session updates the "
                                      "old one. Make a new optimizer and a new job")
@@ -427,7 +427,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """
         if self._rates is not None:
             raise FailedPrecondition("gradients of this step were sent already: call reset_parameters() behind step()")
-        self._watch.check_own()
+        self._watch.loan.check_returned()
         if (name := self._watch.replaced()) is not None:
             raise FailedPrecondition(f"the memory of parameter {name!r} was replaced (p.data = ...): the session updates the "
                                      "old one. Write into it instead (p.data.copy_), or make a new optimizer and a new job")
@@ -482,7 +482,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if self._rates is not None:
             raise FailedPrecondition("gradients of this step were sent already: borrow the parameters behind step()")
         self._check_memory()
-        with self._watch.borrowed():
+        with self._watch.loan.lend():
             yield
 
     # What GradScaler.step() hands over while it calls step().
@@ -569,7 +569,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def drain(self) -> None:
         """Between two steps: waits until all that this worker pushed is in the parameters. At once with rounds="sync"."""
-        self._watch.check_own()
+        self._watch.loan.check_returned()
         before = self.session.version
         try:
             self.session.drain()

@@ -42,16 +42,30 @@ class Versions:
         return None
 
 
-@contextlib.contextmanager
-def put_back(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-    """At its end the parameters hold what they held before."""
-    kept = [p.detach().clone() for p in parameters]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for p, before in zip(parameters, kept, strict=True):
-                p.copy_(before)
+class Loan:
+    """Lets parameters have other values for a while. `returned` is called when they have their own again."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], returned: Callable[[], None]):
+        self._parameters, self._returned = parameters, returned
+        self._out = False
+
+    @contextlib.contextmanager
+    def lend(self) -> Iterator[None]:
+        """What is written meanwhile is undone at the end."""
+        kept = [p.detach().clone() for p in self._parameters]
+        self._out = True
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for p, before in zip(self._parameters, kept, strict=True):
+                    p.copy_(before)
+            self._out = False
+            self._returned()
+
+    def check_returned(self) -> None:
+        if self._out:
+            raise FailedPrecondition("inside of borrowed_parameters() the values are not those of the job: do this behind it")
 
 
 class Watch:
@@ -65,7 +79,7 @@ class Watch:
         self._versions = Versions(names, parameters)
         self._make_checksum = checksum
         self._due = 0.0
-        self._borrowed = False
+        self.loan = Loan(parameters, self._accept_returned)
         self.accept()
 
     def accept(self) -> None:
@@ -88,21 +102,9 @@ class Watch:
     def updated(self) -> None:
         self._versions.updated()
 
-    @contextlib.contextmanager
-    def borrowed(self) -> Iterator[None]:
-        """What is written meanwhile is undone at the end, and no write."""
-        self._borrowed = True
-        try:
-            with put_back(self._parameters):
-                yield
-        finally:
-            self._borrowed = False
-            if self.replaced() is None:  # else the next step says so
-                self.accept()
-
-    def check_own(self) -> None:
-        if self._borrowed:
-            raise FailedPrecondition("inside of borrowed_parameters() the values are not those of the job: do this behind it")
+    def _accept_returned(self) -> None:
+        if self.replaced() is None:  # else the next step says so
+            self.accept()
 
     def drained(self) -> None:
         """Updates came between two steps: drops the checksum, which is of what was before them."""
