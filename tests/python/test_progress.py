@@ -91,19 +91,26 @@ def test_who_is_late_is_named(addresses, tmp_path):
 
 def test_frames_that_come_too_late_are_counted_by_worker(addresses):
     servers, job = addresses(1), make_job("left-out", codec="dense:fp32", workers=3, quorum=2)
-    file, over = io.StringIO(), threading.Event()
+    file, far_ahead, was_late, over = io.StringIO(), threading.Event(), threading.Event(), threading.Event()
 
     def work(worker):
         with gradwire.join(servers, job, make_parameters(), f"w{worker}") as session:
-            if worker > 0:
-                train(session, 20, pause=0.02)
-                time.sleep(0.3 if worker == 2 else 0)
-                train(session, 1 if worker == 2 else 40, pause=0.02)
-                over.wait(10)  # whoever has left is not told of
+            if worker == 0:
+                with gradwire.Progress(session, every=600, file=file):
+                    train(session, 40)
+                    far_ahead.set()
+                    while not was_late.is_set():
+                        train(session, 1, pause=0.01)
+                return over.set()
+            if worker == 1:  # w0's rounds close by its frames, for w2 sends none
+                while not over.is_set():
+                    train(session, 1)
                 return
-            with gradwire.Progress(session, every=60, file=file):
-                train(session, 60, pause=0.02)
-            over.set()
+            train(session, 10)  # a quorum's first 8 rounds wait for all
+            far_ahead.wait(60)
+            train(session, 1)
+            was_late.set()
+            over.wait(60)  # whoever has left is not told of
 
     in_parallel(3, work)
     assert re.search(r"; late: .*w2 \((\d+% of the time, )?\d+ frames? came too late\)", file.getvalue()), file.getvalue()
