@@ -151,6 +151,11 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const ServerConfig& config
     GW_ASSIGN_OR_RETURN(std::unique_ptr<transport::Listener> listener,
                         transport::ListenWithin(address, daemon->dispatcher_.get(), limits, caps));
     spdlog::info("listening on {}", listener->address());
+    if (config.serves_own_process) {
+      GW_ASSIGN_OR_RETURN(std::unique_ptr<transport::Listener> within,
+                          transport::ListenInProcess(listener->address(), daemon->dispatcher_.get(), limits));
+      daemon->within_.push_back(std::move(within));
+    }
     daemon->listeners_.push_back(std::move(listener));
   }
   if (!config.metrics_listen.empty()) {
@@ -182,6 +187,7 @@ Daemon::~Daemon() {
   closers_.reset();
   if (replication_ != nullptr) replication_->Stop();
   listeners_.clear();
+  within_.clear();
   if (registry_ == nullptr) return;
   // Journals tell the replication, which goes first.
   for (const auto& job : registry_->All()) {

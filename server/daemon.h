@@ -73,6 +73,7 @@ class Daemon {
   std::unique_ptr<PeerService> peer_service_;
   std::unique_ptr<Dispatcher> dispatcher_;
   std::vector<std::unique_ptr<transport::Listener>> listeners_;
+  std::vector<std::unique_ptr<transport::Listener>> within_;  // the same, for this process alone
   std::unique_ptr<metrics::Exporter> exporter_;  // null without --metrics-listen; the first to go, it reads the others
   std::unique_ptr<WorkPool> closers_;            // buckets that the ticker found due
   std::thread ticker_;                           // of the jobs: ends leases of workers, finds what is due

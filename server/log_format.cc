@@ -2,9 +2,11 @@
 #include "server/log_format.h"
 
 #include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -31,6 +33,15 @@ void SetLogFormat() {
   auto format = std::make_unique<spdlog::pattern_formatter>();
   format->add_flag<EscapedText>('*').set_pattern("[%Y-%m-%d %H:%M:%S.%e] [%^%l%$] %*");
   spdlog::set_formatter(std::move(format));
+}
+
+void LogToStandardError(const std::string& level) {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    spdlog::set_default_logger(spdlog::stderr_color_mt("gradwire"));
+    SetLogFormat();
+  });
+  spdlog::set_level(spdlog::level::from_str(level));
 }
 
 }  // namespace gradwire

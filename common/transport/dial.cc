@@ -10,11 +10,22 @@
 #include "common/transport/transport.h"
 
 namespace gradwire::transport {
+namespace {
+
+Address InThisProcess(const Address& address) {
+  Address here;
+  here.scheme = Scheme::kInproc;
+  here.name = address.scheme == Scheme::kInproc ? address.name : address.ToString();
+  return here;
+}
+
+}  // namespace
 
 absl::StatusOr<std::shared_ptr<Channel>> Dial(std::string_view text, const Limits& limits) {
   GW_ASSIGN_OR_RETURN(Address address, ParseAddress(text));
   if (!address.host.empty() && address.port == 0)
     return absl::InvalidArgumentError("port 0 can be listened on, not dialled; use the port the listener printed");
+  if (const Address here = InThisProcess(address); ProcessInprocRegistry().Find(here.name) != nullptr) address = here;
   return CatchExhausted("a channel", [&]() -> absl::StatusOr<std::shared_ptr<Channel>> {
     if (address.scheme == Scheme::kInproc) return DialInproc(ProcessInprocRegistry(), address, limits);
     if (address.scheme == Scheme::kTcp) return DialTcp(address, limits);
@@ -41,6 +52,12 @@ absl::StatusOr<std::unique_ptr<Listener>> ListenWithin(std::string_view text, Se
     if (address.scheme == Scheme::kTcp) return ListenTcp(address, service, limits, caps);
     return ListenGrpc(address, service, limits, caps);
   });
+}
+
+absl::StatusOr<std::unique_ptr<Listener>> ListenInProcess(std::string_view text, Service* service,
+                                                          const Limits& limits) {
+  GW_ASSIGN_OR_RETURN(Address address, ParseAddress(text));
+  return ListenInproc(ProcessInprocRegistry(), InThisProcess(address), service, limits);
 }
 
 }  // namespace gradwire::transport

@@ -129,4 +129,10 @@ struct Limits {
 absl::StatusOr<std::shared_ptr<Channel>> Dial(std::string_view address, const Limits& limits = {});
 absl::StatusOr<std::unique_ptr<Listener>> Listen(std::string_view address, Service* service, const Limits& limits = {});
 
+// While the result lives, Dial of `address` in this process leads to `service` as inproc:// does: nothing is copied to
+// the kernel and back. For who serves there to others as well; `address` is the one that they dial, letter for letter.
+// Channels that were dialled meanwhile stay inproc ones. Errors: InvalidArgument; Unavailable where it is taken.
+absl::StatusOr<std::unique_ptr<Listener>> ListenInProcess(std::string_view address, Service* service,
+                                                          const Limits& limits = {});
+
 }  // namespace gradwire::transport

@@ -40,6 +40,9 @@ struct ServerConfig {
   std::string metrics_listen;  // HOST:PORT of the page for Prometheus; empty: there is none
   std::string port_file;       // where to write the bound addresses, one per line; empty: nowhere
 
+  // No flag. Who dials one of the bound addresses in this process reaches the server past the network.
+  bool serves_own_process = false;
+
   // Fills in what depends on the machine and checks every range. InvalidArgument names the knob, the value found and
   // the values allowed.
   absl::Status Validate();

@@ -91,8 +91,10 @@ def with_sharded(net: Net) -> dict[str, float]:
 def with_local(net: Net) -> dict[str, float]:
     if plain:
         return with_ddp(net)
-    how = {key: shards[key] for key in ("servers", "job")} | ({} if mode == "default" else {"codec": shards["codec"], "lr": 1.0, "momentum": 0.0})
-    with LocalSGD(torch.optim.AdamW(net.parameters(), lr=2e-3), net, every=4, workers=size, **how) as optimizer:
+    how = {key: shards[key] for key in ("servers", "job")} | {"default": {}, "dense": {"codec": shards["codec"], "lr": 1.0, "momentum": 0.0},
+                                                              "tagc": {"codec": TAGC, "residual_decay": 1.0}}[mode]
+    local = torch.optim.AdamW(net.parameters(), lr=4e-3 if mode == "tagc" else 2e-3)
+    with LocalSGD(local, net, every=4, workers=size, **how) as optimizer:
         train(net, optimizer)
         return optimizer.stats()
 

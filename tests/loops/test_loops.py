@@ -112,11 +112,12 @@ def test_one_percent_by_tagc_trains_as_well(loop, folder, server):
 
 
 def test_local_steps_train_under_torchrun(folder, server):
-    """Rounds of four steps cost loss, and what sparse codecs leave out of 75 rounds more: 1.07 came out, 1.12 by default, 1.45 by 1 %."""
-    expected, dense, found = (train("local", mode, "fp32", 300, folder, server) for mode in ("plain", "dense", "default"))
+    """75 rounds of four steps each: 1.07 came out, 1.12 by default; and 0.975 by TAGC of 1 % at its rate, which loses no residual."""
+    expected, dense, default, tagc = (train("local", mode, "fp32", 300, folder, server) for mode in ("plain", "dense", "default", "tagc"))
     assert loss_of(dense) <= 1.1 * loss_of(expected)
-    assert loss_of(found) <= 1.15 * loss_of(expected)
-    assert found[0]["counted"]["steps"] == 75
+    assert loss_of(default) <= 1.15 * loss_of(expected)
+    assert loss_of(tagc) <= 1.01 * loss_of(expected)
+    assert default[0]["counted"]["steps"] == tagc[0]["counted"]["steps"] == 75
 
 
 @pytest.mark.parametrize("loop", ["ddp", *FRAMEWORKS])

@@ -26,6 +26,8 @@
 #include "client/cpp/internal/ways.h"
 #include "client/python/src/device.h"
 #include "client/python/src/jobs.h"
+#include "client/python/src/raise.h"
+#include "client/python/src/server.h"
 #include "client/python/src/tensor.h"
 #include "common/base/status_macros.h"
 #include "common/codec/family.h"
@@ -39,15 +41,6 @@ namespace py = pybind11;
 
 namespace gradwire {
 namespace {
-
-void Check(const absl::Status& status) {
-  if (status.ok()) return;
-  const py::object error = py::module_::import("gradwire._errors")
-                               .attr("from_code")(static_cast<int>(status.code()), std::string(status.message()));
-  PyErr_SetObject(py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr()))).ptr(),
-                  error.ptr());
-  throw py::error_already_set();
-}
 
 v1::JobSpec ParseJob(const std::string& json) {
   v1::JobSpec spec;
@@ -426,6 +419,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("check_checkpoint", &gradwire::CheckCheckpoint, py::arg("path"), py::arg("job_json"));
   m.def("why_not_on_gpu", &gradwire::WhyNotOnGpu, py::arg("job_json"), py::arg("pull"));
   gradwire::AddJobs(m);
+  gradwire::AddServer(m);
   py::class_<PyDevice, std::shared_ptr<PyDevice>>(m, "Device")
       .def(py::init<int, int>(), py::arg("type"), py::arg("index"))
       .def_property_readonly("stream",

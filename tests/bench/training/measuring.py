@@ -125,11 +125,13 @@ def _on_hosts(run: Run, folder: Path) -> Iterator[tuple[Settings, list]]:
     """The settings that all workers share, and for each worker what starts a program where it is."""
     workers = [f"worker-{i}" for i in range(run.workers)]
     count = run.shards if System(run.system).uses_shards else 0
-    shards = [f"worker-{i % run.workers}" if run.together else f"shard-{i}" for i in range(count)]
+    own = System(run.system).own_shards
+    shards = [f"worker-{i % run.workers}" if run.together or own else f"shard-{i}" for i in range(count)]
     with Hosts(dict.fromkeys([*workers, *shards], rate_of(run.link)), run.congestion) as hosts:
         servers = [f"{run.scheme}://{hosts.address(host)}:{SHARD_PORT + i}" for i, host in enumerate(shards)]
         for host, listen in zip(shards, servers, strict=True):
-            start_shard(hosts, host, listen, folder)
+            if not own:
+                start_shard(hosts, host, listen, folder)
         starts = [lambda command, host=worker, **options: hosts.popen(host, command, **options) for worker in workers]
         yield _shared(run, servers, hosts.address(workers[0]), MASTER_PORT, INTERFACE), starts
 

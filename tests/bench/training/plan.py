@@ -27,6 +27,8 @@ GRADWIRE = (TAGC, TOPK, "sharded topk:density=0.001,values=fp16 both", "ddp-hook
 COMPARED = (ALONE, BARE, *TORCH, *DENSE, BEGINNING, *GRADWIRE)
 HOOKED = ("thc:bits=6 int8", "tagc:density=0.2 int8", "tagc:density=0.2", "tagc:density=0.01,bits=2 int8")
 FSDP = tuple(name for loop in ("fsdp", "zero2") for name in (loop, *(f"{loop}-hook {codec}" for codec in HOOKED)))
+OWN_DENSE = f"{DENSE[0]} own"
+_ALL_ELEMENTS = (ALONE, BARE, DDP, "ddp buckets-4", DENSE[0], OWN_DENSE)
 MODELS_SYSTEMS = (ALONE, BARE, DDP, "ddp buckets-4", POWER_SGD, DENSE[0], TAGC)  # that other models are timed with
 BY_ROWS = (DDP, "ddp sparse", "sharded zen")  # of a recommender
 # Times do not depend on these; losses are searched from here, by factors of 2.
@@ -72,8 +74,9 @@ class Grid:
 
 
 GRIDS = {grid.name: grid for grid in (
-    Grid("dense", "all elements travel, computing replaced by 100 ms", (ALONE, BARE, DDP, "ddp buckets-4", DENSE[0]),
+    Grid("dense", "all elements travel, computing replaced by 100 ms", _ALL_ELEMENTS,
          ("100M", "1G", "none"), compute_ms=100, turns=3),
+    Grid("dense-computing", "all elements travel, computing as it is", _ALL_ELEMENTS, ("100M", "1G", "none"), turns=4, periods=8),
     Grid("slow", "slow links, computing replaced by 100 ms", COMPARED, ("10M", "50M"), compute_ms=100),
     Grid("fast", "faster links, computing as it is", COMPARED, ("200M", "1G", "none")),
     Grid("fsdp", "fully sharded, computing replaced by 100 ms", (ALONE, *FSDP, "fsdp-hook dense:fp32"), ("50M", "200M", "1G"),

@@ -11,8 +11,9 @@
                            torch's SGD takes; both: as below
   fsdp-hook, zero2-hook CODEC [int8]   the same with reduce-scatter through the shards (FSDPState); int8: parameters are gathered
                            so, which is its default
-  sharded CODEC [both] [early] [params]   ShardedOptimizer; both: the update comes back by the same codec; early: it is applied
-                           while backward still runs; params: parameters come back in its place.
+  sharded CODEC [both] [early] [params] [own]   ShardedOptimizer; both: the update comes back by the same codec; early: it is
+                           applied while backward still runs; params: parameters come back in its place; own: worker i has
+                           shard i in its process.
                            Codec zen: of embeddings, whose gradients are sparse then (recommender); all else is dense:fp32
   local-H CODEC [both]     LocalSGD with H local steps a round, overlapped with the next
 """
@@ -37,7 +38,7 @@ TRACED_ROUNDS = 3
 POWER_SGD_BEGINS = 2  # step, torch's least: so it takes the same way from the first counted step on
 ONE_BUCKET_MIB = 1 << 10  # the hook starts collectives from callbacks: of two buckets they may cross, which gloo does not forgive
 _HOOKED = re.compile(r"ddp-hook \S+( both)?|(fsdp|zero2)-hook \S+( int8)?")
-_SHARDED = re.compile(r"sharded \S+( both)?( early)?( params)?|local-[1-9]\d* \S+( both)?")
+_SHARDED = re.compile(r"sharded \S+( both)?( early)?( params)?( own)?|local-[1-9]\d* \S+( both)?")
 _TORCH = re.compile(r"alone( without optimizer)?|fsdp|zero2|"
                     r"ddp( fp16| powersgd-[1-9]\d*( begins-([2-9]|[1-9]\d+))?| buckets-[1-9]\d*| sparse)?")
 _SPARSE_GRADIENTS = re.compile(r"alone( without optimizer)?|ddp sparse|sharded zen\b.*")
@@ -81,6 +82,11 @@ class System:
     @property
     def uses_shards(self) -> bool:
         return not _TORCH.fullmatch(self.name)
+
+    @property
+    def own_shards(self) -> bool:
+        """In the workers' processes; else servers are started for them."""
+        return self.loop == "sharded" and "own" in self.words
 
     @property
     def period(self) -> int:
@@ -216,6 +222,12 @@ def _fsdp_hook(system, task, place, lr):
             yield task.module, _optimizer(system, task, lr)
 
 
+def _own_server(system: System, place: Place) -> contextlib.AbstractContextManager[Any]:
+    import gradwire
+
+    return gradwire.ShardServer(place.servers[place.worker]) if system.own_shards else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def _sharded(system, task, place, lr):
     import gradwire
@@ -228,7 +240,7 @@ def _sharded(system, task, place, lr):
         options["betas"] = BETAS
     if system.sparse_gradients:
         options |= {"codec": "dense:fp32", "rules": [gradwire.Rule(options["codec"], roles=("embedding",))]}
-    with ShardedOptimizer(task.module, workers=place.workers, lr=lr, overlap=True,
+    with _own_server(system, place), ShardedOptimizer(task.module, workers=place.workers, lr=lr, overlap=True,
                           pull="params" if "params" in system.words else "update", early_updates="early" in system.words,
                           **options) as optimizer:
         yield task.module, optimizer
