@@ -80,6 +80,36 @@ void Quantize(float* x, size_t n, int exponent, int32_t limit, int width, uint8_
   reference::Quantize(x + whole, n - whole, exponent, limit, width, q + whole * static_cast<size_t>(width));
 }
 
+#if HWY_HAVE_FLOAT64
+// Of sums below 2^51, which float64 holds: behind 1.5 * 2^52 its last bits are an integer's. Blocks with others are
+// left to the reference.
+HWY_INLINE void SmallGridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out) {
+  constexpr size_t kBlock = 1024;
+  constexpr double kFirstInteger = 6755399441055744.0;  // 1.5 * 2^52
+  constexpr int64_t kItsBits = 0x4338'0000'0000'0000;
+  constexpr int64_t kBound = int64_t{1} << 51;
+  const hn::ScalableTag<double> d;
+  const hn::RebindToSigned<decltype(d)> di;
+  const hn::Rebind<float, decltype(d)> df;
+  const auto unit = hn::Set(df, PowerOfTwo(-kGridBits));
+  const auto count = hn::Set(df, static_cast<float>(contributors));
+  const auto beyond = hn::Set(di, -2 * kBound);  // bits that a sum in range plus kBound has not
+  for (size_t begin = 0; begin < n; begin += kBlock) {
+    const size_t end = std::min(n, begin + kBlock);
+    auto out_of_range = hn::Zero(di);
+    size_t i = begin;
+    for (; i + hn::Lanes(d) <= end; i += hn::Lanes(d)) {
+      const auto sum = hn::LoadU(di, acc + i);
+      out_of_range = hn::Or(out_of_range, hn::And(hn::Add(sum, hn::Set(di, kBound)), beyond));
+      const auto exact = hn::Sub(hn::BitCast(d, hn::Add(sum, hn::Set(di, kItsBits))), hn::Set(d, kFirstInteger));
+      hn::StoreU(hn::Div(hn::Mul(hn::DemoteTo(df, exact), unit), count), df, out + i);
+    }
+    const size_t redone = hn::AllTrue(di, hn::Eq(out_of_range, hn::Zero(di))) ? i : begin;
+    reference::GridToMean(acc + redone, end - redone, contributors, out + redone);
+  }
+}
+#endif
+
 // AVX-512 converts int64 to float32 in one instruction, rounding once; nothing else does.
 void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out) {
 #if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
@@ -93,6 +123,8 @@ void GridToMean(const int64_t* acc, size_t n, uint32_t contributors, float* out)
     hn::StoreU(hn::Div(hn::Mul(sum, hn::Set(df, unit)), hn::Set(df, count)), df, out + i);
   }
   reference::GridToMean(acc + whole, n - whole, contributors, out + whole);
+#elif HWY_HAVE_FLOAT64
+  SmallGridToMean(acc, n, contributors, out);
 #else
   reference::GridToMean(acc, n, contributors, out);
 #endif

@@ -310,6 +310,22 @@ TEST_P(SimdBackend, ConvertsTheSame) {
       simd_->GridToMean(sums.data(), n, contributors, b.data(), nullptr);
       ExpectSameBits(a, b, what);
     }
+    // Within and at the end of what float64 holds, halfway between two float32, and one beyond it among the others.
+    std::vector<int64_t> exact(n);
+    for (size_t i = 0; i < n; ++i) {
+      constexpr int64_t kBound = int64_t{1} << 51;
+      const int64_t edges[] = {kBound - 1, -kBound, (int64_t{1} << 24) + 1, (int64_t{3} << 24) + 2, 0, -1};
+      exact[i] =
+          i % 3 == 0 ? edges[i / 3 % std::size(edges)] : static_cast<int64_t>(random_()) >> (13 + random_() % 51);
+    }
+    for (const int64_t beyond :
+         {int64_t{0}, int64_t{1} << 51, -(int64_t{1} << 51) - 1, std::numeric_limits<int64_t>::max()}) {
+      if (n != 0 && beyond != 0) exact[random_() % n] = beyond;
+      std::vector<float> a(n), b(n);
+      reference_->GridToMean(exact.data(), n, 3, a.data(), nullptr);
+      simd_->GridToMean(exact.data(), n, 3, b.data(), nullptr);
+      ExpectSameBits(a, b, what);
+    }
     std::vector<float> small = x;
     for (float& v : small) v = std::abs(v) < 262144.0f ? v : 0.0f;
     for (int width : {2, 4}) {
