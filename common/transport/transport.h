@@ -131,7 +131,8 @@ absl::StatusOr<std::unique_ptr<Listener>> Listen(std::string_view address, Servi
 
 // While the result lives, Dial of `address` in this process leads to `service` as inproc:// does: nothing is copied to
 // the kernel and back. For who serves there to others as well; `address` is the one that they dial, letter for letter.
-// Channels that were dialled meanwhile stay inproc ones. Errors: InvalidArgument; Unavailable where it is taken.
+// Behind its end a channel that was dialled meanwhile goes over the network, or to the next result for `address`.
+// Errors: InvalidArgument; Unavailable where it is taken.
 absl::StatusOr<std::unique_ptr<Listener>> ListenInProcess(std::string_view address, Service* service,
                                                           const Limits& limits = {});
 

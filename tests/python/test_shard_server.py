@@ -1,6 +1,7 @@
 """A shard server in this process: ShardServer, and own_shards over it."""
 
 import os
+import pathlib
 import re
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import gradwire
+from conftest import server_binary
 from test_session import in_parallel, make_job, make_parameters
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -34,22 +36,21 @@ def test_the_bits_are_those_of_a_daemon(addresses, transport, codec):
         assert train([*one.addresses, *two.addresses], make_job("bits", codec=codec)) == expected
 
 
-def received_by_sockets():
-    """Bytes that this process's loopback has carried."""
-    with open("/proc/net/dev") as devices:
-        return int(next(line for line in devices if line.strip().startswith("lo:")).split()[1])
+def connections(address):
+    """How many there are to it, in this network namespace."""
+    port = f":{int(address.rsplit(':', 1)[1]):04X}"
+    lines = [line for family in ("tcp", "tcp6") for line in pathlib.Path("/proc/net", family).read_text().splitlines()]
+    return sum(line.split()[2].endswith(port) for line in lines)
 
 
-def test_what_travels_within_a_process_crosses_no_network():
-    big = [np.zeros(1 << 20, np.float32)]
-    with gradwire.ShardServer() as server:
-        job = gradwire.JobSpec("within", [gradwire.TensorSpec("big", big[0].shape)], codec="dense:fp32")
-        before = received_by_sockets()
-        with gradwire.join(server.addresses, job, big, "w") as session:
-            for _ in range(10):
-                session.exchange([np.ones_like(big[0])], lr=0.01)
-            assert session.stats()["pushed_bytes"] > 10 * big[0].nbytes
-        assert received_by_sockets() - before < 10 * big[0].nbytes  # others use it, too
+def test_what_travels_within_a_process_crosses_no_network(addresses):
+    (daemon,) = addresses(1)
+    for servers, expected in (([daemon], True), (None, False)):
+        with gradwire.ShardServer("tcp://127.0.0.1:0") as server:
+            servers = servers or server.addresses
+            with gradwire.join(servers, make_job("within"), make_parameters(), "w") as session:
+                session.exchange([np.ones_like(p) for p in make_parameters()], lr=0.01)
+                assert (connections(servers[0]) > 0) == expected
 
 
 def test_others_reach_it_by_the_network():
@@ -117,6 +118,23 @@ def test_a_data_directory_is_gone_on_with(tmp_path):
     assert ends[1] == ends[0] + 2
 
 
+def test_a_daemon_may_come_in_its_place(tmp_path):
+    job, parameters = make_job("moves", durability="fsync"), make_parameters()
+    server = gradwire.ShardServer("tcp://127.0.0.1:0", data_dir=tmp_path)
+    with gradwire.join(server.addresses, job, parameters, "w") as session:
+        session.exchange([np.ones_like(p) for p in parameters], lr=0.01)
+        before = session.version
+        server.stop(0)
+        daemon = subprocess.Popen([server_binary(), "--listen", server.addresses[0], "--data-dir", tmp_path])
+        try:
+            session.exchange([np.ones_like(p) for p in parameters], lr=0.01)
+            assert session.version == before + 1
+            session.leave()
+        finally:
+            daemon.kill()
+            daemon.wait()
+
+
 def test_what_it_refuses(capfd):
     with pytest.raises(ValueError, match="flags='--max-jobs=1': a list of flags, each a string"):
         gradwire.ShardServer(flags="--max-jobs=1")
@@ -134,11 +152,13 @@ def test_what_it_refuses(capfd):
 ENDS = """
 import os, sys, numpy as np, gradwire
 sys.path.insert(0, sys.argv[1])
+from conftest import server_binary
 from test_session import make_job, make_parameters
-server = gradwire.ShardServer()
+server = gradwire.ShardServer("tcp://127.0.0.1:0")
 session = gradwire.join(server.addresses, make_job("ends"), make_parameters(), "w")
 session.exchange([np.ones_like(p) for p in make_parameters()], lr=0.01)
 if (child := os.fork()) == 0:
+    assert gradwire._core.describe_job(server.addresses, "ends", 5000)[0][0] == 0  # over the network
     server.stop()  # it is the parent's
     sys.exit(7)
 assert os.waitpid(child, 0)[1] == 7 << 8
@@ -168,7 +188,7 @@ def test_a_process_may_fork_and_end_without_a_word():
 
 
 TORCH = """
-import os, sys, torch, torch.distributed as dist
+import os, sys, time, torch, torch.distributed as dist
 import gradwire
 from gradwire.torch import ShardedOptimizer, own_shards
 dist.init_process_group("gloo")
@@ -185,13 +205,15 @@ with own_shards(transport=sys.argv[1]) as servers:
             optimizer.step()
         if rank == 0:
             torch.save(model.state_dict(), sys.argv[2])
-    import time
-    time.sleep(rank * 0.5)  # whose shard others may want no more
+    if rank == 1:
+        time.sleep(1)  # rank 0 has left its job
+        assert gradwire._core.describe_job(servers[:1], "own", 5000)[0][0] == 0, "its shard has ended"
 dist.destroy_process_group()
 """
 
 FAILS = """
 import torch.distributed as dist
+from gradwire import _own_shards
 from gradwire.torch import own_shards
 try:
     with own_shards():
@@ -205,6 +227,15 @@ try:
 except RuntimeError as error:
     assert str(error).startswith("shards did not come up: rank 1: ") and "192.0.2.77" in str(error), error
     print("refused", flush=True)
+alone = [dist.new_group([rank]) for rank in range(2)]
+try:
+    with own_shards(process_group=alone[1 - dist.get_rank()]):
+        raise AssertionError
+except ValueError as error:
+    assert "not in process_group" in str(error)
+_own_shards._network, _own_shards._host_for_others = dist.get_rank, lambda: f"127.0.0.{2 + dist.get_rank()}"
+with own_shards() as servers:
+    assert [server.split(":")[1] for server in servers] == ["//127.0.0.2", "//127.0.0.3"], servers
 dist.barrier()
 dist.destroy_process_group()
 """

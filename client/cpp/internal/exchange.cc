@@ -155,7 +155,8 @@ void Exchange::PollFor(TimeNs budget_ns, const absl::Condition& done) {
   mu_.Unlock();
   bool can_poll = true;
   const bool ended = SpinBudget::Spin(budget_ns, [&] {
-    for (FrameLink* link : links_) can_poll = link->Poll() && can_poll;
+    can_poll = false;  // where one can, the others' threads are awaited as well
+    for (FrameLink* link : links_) can_poll |= link->Poll();
     absl::MutexLock lock(&mu_);
     return !can_poll || done.Eval();
   });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import weakref
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 
 from . import _core
 
+logger = logging.getLogger("gradwire")
 _LOOK_SECONDS = 0.01
 
 
@@ -19,8 +21,8 @@ class ShardServer:
             ...
 
     Sessions of this process that are given one of these addresses, letter for letter, reach it past the network. What it computes
-    it computes in threads of its own, without the GIL. It ends with the process, and its jobs with it, but for what is in its
-    data_dir.
+    it computes in threads of its own, without the GIL. It ends with this object, and its jobs with it, but for what is in its
+    data_dir. A fork has no server, and reaches its parent's as others do.
 
     listen: where, for others too; port 0 takes a free one; a host that others can dial, not 0.0.0.0, or this process would not
     know its own server by the address that they share. data_dir: where jobs of durability "interval" or "fsync" are kept. flags:
@@ -46,11 +48,15 @@ class ShardServer:
         return list(self._server.addresses)
 
     def stop(self, wait: float = 60.0) -> None:
-        """Ends it once no job has workers any more, at the latest after `wait` seconds: those of others may still want the update of
-        the last round. Nothing if it was called before."""
+        """Ends it as soon as none of its jobs has workers, at the latest after `wait` seconds: other workers may still want the last
+        round's update. Who has not joined yet is not waited for. Nothing if it was called before. Errors: DataLoss where rounds of
+        a durable job were not written."""
         end = time.monotonic() + wait
-        while self._end.alive and self._server.in_use() and time.monotonic() < end:
+        while self._end.alive and (in_use := self._server.in_use()) and time.monotonic() < end:
             time.sleep(_LOOK_SECONDS)
+        if self._end.alive and wait and in_use:
+            logger.warning("the shard server at %s ends, though workers are in its jobs: it has waited %g s for them",
+                           ", ".join(self.addresses), wait)
         self._end()
 
     def __enter__(self) -> ShardServer:

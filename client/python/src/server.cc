@@ -38,25 +38,21 @@ absl::StatusOr<ServerConfig> Parse(const std::vector<std::string>& flags) {
 class PyServer {
  public:
   explicit PyServer(const std::vector<std::string>& flags) { Check(Start(flags)); }
-  ~PyServer() { Stop(); }
+  ~PyServer() { (void)End(); }  // Drain has logged what is lost
   PyServer(const PyServer&) = delete;
   PyServer& operator=(const PyServer&) = delete;
 
   const std::vector<std::string>& addresses() const { return addresses_; }
 
   bool InUse() const {
-    if (daemon_ == nullptr || forked()) return false;
-    const auto jobs = daemon_->registry().All();
+    const std::shared_ptr<Daemon> daemon = daemon_;
+    if (daemon == nullptr || forked()) return false;
+    const py::gil_scoped_release release;
+    const auto jobs = daemon->registry().All();
     return std::any_of(jobs.begin(), jobs.end(), [](const auto& job) { return job->UnusedFor() == 0; });
   }
 
-  void Stop() {
-    if (forked()) (void)daemon_.release();                    // its threads are the parent's
-    const std::unique_ptr<Daemon> ends = std::move(daemon_);  // with the GIL: InUse sees all of it or nothing
-    if (ends == nullptr) return;
-    const py::gil_scoped_release release;
-    (void)ends->Drain(/*drain_ms=*/0);  // what it says it logs
-  }
+  void Stop() { Check(End()); }
 
  private:
   absl::Status Start(const std::vector<std::string>& flags) {
@@ -68,11 +64,22 @@ class PyServer {
     return absl::OkStatus();
   }
 
+  // What Drain says. In a fork nothing can be ended: the threads are its parent's.
+  absl::Status End() {
+    std::shared_ptr<Daemon> daemon = std::move(daemon_);
+    if (daemon != nullptr && forked()) new std::shared_ptr<Daemon>(std::move(daemon));
+    if (daemon == nullptr) return absl::OkStatus();
+    const py::gil_scoped_release release;
+    const absl::Status drained = daemon->Drain(/*drain_ms=*/0);
+    daemon.reset();
+    return drained;
+  }
+
   bool forked() const { return getpid() != process_; }
 
   const pid_t process_ = getpid();
   SteadyClock clock_;
-  std::unique_ptr<Daemon> daemon_;
+  std::shared_ptr<Daemon> daemon_;  // read and written with the GIL
   std::vector<std::string> addresses_;
 };
 

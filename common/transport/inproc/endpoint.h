@@ -1,6 +1,8 @@
 // The listening side of the inproc transport: one service, its executor, the streams and calls it has open.
 #pragma once
 
+#include <unistd.h>
+
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -22,6 +24,7 @@ class InprocEndpoint {
   absl::StatusOr<std::string> Call(Method method, std::string request, int64_t timeout_ms) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<std::shared_ptr<Pipe>> Open(Method method, StreamSink* sink, const Limits& client_limits)
       ABSL_LOCKS_EXCLUDED(mu_);
+  bool InItsProcess() const { return getpid() == process_; }
   // Ends every stream with Unavailable and waits for them and for running calls. Later calls and streams are refused.
   void Shutdown() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -29,6 +32,7 @@ class InprocEndpoint {
   void OnPipeClosed(Pipe* pipe) ABSL_LOCKS_EXCLUDED(mu_);
   bool Idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return pipes_.empty() && calls_ == 0; }
 
+  const pid_t process_ = getpid();
   Service* const service_;
   const Limits limits_;
   std::unique_ptr<Executor> executor_;  // until Shutdown

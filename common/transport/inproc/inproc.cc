@@ -97,7 +97,7 @@ void InprocRegistry::Remove(const std::string& name) {
 std::shared_ptr<InprocEndpoint> InprocRegistry::Find(const std::string& name) {
   absl::MutexLock lock(&mu_);
   auto it = endpoints_.find(name);
-  return it == endpoints_.end() ? nullptr : it->second;
+  return it == endpoints_.end() || !it->second->InItsProcess() ? nullptr : it->second;
 }
 
 InprocRegistry& ProcessInprocRegistry() {

@@ -23,7 +23,7 @@ class InprocRegistry {
   // Unavailable when the name is taken.
   absl::Status Add(const std::string& name, std::shared_ptr<InprocEndpoint> endpoint) ABSL_LOCKS_EXCLUDED(mu_);
   void Remove(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
-  // Null when nobody listens.
+  // Null when nobody listens, and in a fork of who does, which has none of its threads.
   std::shared_ptr<InprocEndpoint> Find(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -164,6 +164,8 @@ def _shared(run: Run, servers: list[str], master: str, port: int, interface: str
 def execute(run: Run, trace: str = "") -> Outcome:
     """trace: a file's name with {worker} in it; empty: none. An outcome with `error` where a worker fails. RuntimeError where
     hosts cannot be had."""
+    if System(run.system).own_shards and (run.link == LOOPBACK or run.shards != run.workers):
+        raise RuntimeError(f"{run.system}: as many shards as workers, on hosts of their own")
     place = _on_loopback(run) if run.link == LOOPBACK else None
     with tempfile.TemporaryDirectory() as folder, place or _on_hosts(run, Path(folder)) as (shared, starts):
         processes = []

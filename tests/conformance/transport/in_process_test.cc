@@ -53,13 +53,19 @@ TEST_P(InProcessTest, OtherSpellingsAndOlderChannelsStayOnTheNetwork) {
   EXPECT_EQ(Reached(absl::StrReplaceAll(address(), {{"127.0.0.1", "localhost"}})), "network");
 }
 
-TEST_P(InProcessTest, AChannelFindsTheSuccessor) {
+TEST_P(InProcessTest, AChannelFindsWhoComesInItsPlace) {
   auto within = Within();
   const std::shared_ptr<Channel> channel = *Dial(address());
+  EXPECT_FALSE(channel->Poll());
   within.reset();
-  EXPECT_EQ(Reached(*channel), "nobody");
+  EXPECT_EQ(Reached(*channel), "network");
+  EXPECT_TRUE(channel->Poll());
+  channel->StopPolling();
   within = Within();
   EXPECT_EQ(Reached(*channel), "process");
+  within.reset();
+  listener_.reset();
+  EXPECT_EQ(Reached(*channel), "nobody");
 }
 
 TEST_P(InProcessTest, HandsFramesOver) {
