@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gradwire
-from conftest import server_binary
+from conftest import ROOT, server_binary
 from test_session import in_parallel, make_job, make_parameters
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -152,7 +152,7 @@ def test_what_it_refuses(capfd):
 ENDS = """
 import os, sys, numpy as np, gradwire
 sys.path.insert(0, sys.argv[1])
-from conftest import server_binary
+from conftest import ROOT, server_binary
 from test_session import make_job, make_parameters
 server = gradwire.ShardServer("tcp://127.0.0.1:0")
 session = gradwire.join(server.addresses, make_job("ends"), make_parameters(), "w")
@@ -270,3 +270,12 @@ def test_own_shards_train_as_torch_does(tmp_path, transport):
 def test_own_shards_says_on_every_rank_why_one_did_not_come_up(tmp_path):
     pytest.importorskip("torch")
     assert torchrun(tmp_path, FAILS).count("refused") == 2
+
+
+def test_the_example_trains():
+    pytest.importorskip("torch")
+    ran = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", ROOT / "client/examples/own.py"],
+                         env={**ENVIRONMENT, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", ran.stdout)]
+    assert len(losses) == 3 and losses[2] < 0.6 * losses[0], ran.stdout
