@@ -66,9 +66,12 @@ class PyServer {
 
   // What Drain says. In a fork nothing can be ended: the threads are its parent's.
   absl::Status End() {
+    if (daemon_ == nullptr) return absl::OkStatus();
     std::shared_ptr<Daemon> daemon = std::move(daemon_);
-    if (daemon != nullptr && forked()) new std::shared_ptr<Daemon>(std::move(daemon));
-    if (daemon == nullptr) return absl::OkStatus();
+    if (forked()) {
+      new std::shared_ptr<Daemon>(std::move(daemon));
+      return absl::OkStatus();
+    }
     const py::gil_scoped_release release;
     const absl::Status drained = daemon->Drain(/*drain_ms=*/0);
     daemon.reset();
