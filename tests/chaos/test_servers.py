@@ -15,6 +15,7 @@ LARGE = Setup(rounds=12, large=True)
 NORMS = Setup(rounds=60, optimizer="lans")  # shards exchange norms, twice in a round
 NORMS_OF_FOUR = Setup(rounds=60, optimizer="lans", shards=4)
 SKIPS = Setup(rounds=60, skips=True)  # shards agree on which rounds they skip
+WIDE = Setup(rounds=100, codec="tagc:density=0.05")  # whose frames fill a segment of the journal
 TWO_PHASES = Setup(rounds=101, codec="powersgd:rank=2")  # even rounds sum P, odd ones Q and make the step
 SNAPSHOTS = Setup(rounds=100, large=True, pause_ms=60)  # long enough for three of them where others use the machine, too
 
@@ -81,9 +82,9 @@ AT_WORK = [
     Place("version.after_visible", 159, TWO_PHASES),
     Place("journal.segment.before_header", 1),  # the initial parameters are not in it
     Place("journal.segment.before_header", 1, shard=1),
-    Place("journal.segment.before_header", 2),
-    Place("journal.segment.after_header", 2),
-    Place("journal.segment.full", 1),
+    Place("journal.segment.before_header", 2, WIDE),
+    Place("journal.segment.after_header", 2, WIDE),
+    Place("journal.segment.full", 1, WIDE),
     Place("journal.record.before_write", 100),
     Place("journal.record.torn", 100),
     Place("journal.record.torn", 12, LARGE),
@@ -133,7 +134,7 @@ _IN_CI = ("initialize.between_buckets", "round.before_journal", "journal.record.
           "version.after_visible", "snapshot.before_rename", "journal.cut.between")
 CASES = [pytest.param(place, durability, id=f"{place}-{durability}",
                       marks=[pytest.mark.ci] if (place.name in _IN_CI or place.setup == NORMS_OF_FOUR) and durability == "fsync" else [])
-         for place in AT_WORK for durability in ("fsync", "interval") if durability == "fsync" or place.setup in (SHORT, NORMS)]
+         for place in AT_WORK for durability in ("fsync", "interval") if durability == "fsync" or place.setup in (SHORT, WIDE, NORMS)]
 
 
 @pytest.mark.parametrize(("place", "durability"), CASES)
