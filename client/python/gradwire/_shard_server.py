@@ -26,9 +26,11 @@ class ShardServer:
 
     listen: where, for others too; port 0 takes a free one; a host that others can dial, not 0.0.0.0, or this process would not
     know its own server by the address that they share. data_dir: where jobs of durability "interval" or "fsync" are kept. flags:
-    others of gradwire-server. It logs to standard error, from warnings on (--log-level).
+    others of gradwire-server; --drain-ms means nothing here, where stop() waits. It logs to standard error, from warnings on
+    (--log-level).
 
-    Errors: ValueError for flags; Unavailable where the address is taken. Thread-safe. A fork has no server.
+    Errors: ValueError for flags; Unavailable where the address is taken. Thread-safe, but a second stop() may return before the first
+    has ended.
     """
 
     def __init__(self, listen: str = "grpc://127.0.0.1:0", *, data_dir: str | os.PathLike[str] | None = None, flags: Sequence[str] = ()):
