@@ -1,6 +1,7 @@
 // Who takes part, from when on, and who sends the initial parameters; see joint_rounds.h.
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
@@ -25,9 +26,11 @@ absl::StatusOr<JointRounds::JoinOutcome> JointRounds::Join(std::string_view work
     membership_.Remove(member.id);
     history_.Drop(member.id);
   }
-  Regather();
+  if (std::exchange(deserted_, false) && !gather_until_) gather_until_ = now + rules_.membership.lease_ns;
+  Regather(now);
   const MemberId id = MakeMemberId(worker, incarnation);
-  const uint64_t start = StartRoundOfNewcomer(id);
+  const bool in_place = std::any_of(lost.begin(), lost.end(), [this](const Member& member) { return Owes(member); });
+  const uint64_t start = StartRoundOfNewcomer(id, in_place);
   GW_RETURN_IF_ERROR(membership_.Join(worker, incarnation, start, now).status());
   if (membership_.Get(id)->start_round == Membership::kNever) membership_.Advance(id, start);
   membership_.Postpone(id, not_before);
@@ -112,14 +115,19 @@ absl::StatusOr<JointRounds::JoinOutcome> JointRounds::CatchUp(std::string_view w
   return Join(worker, incarnation, not_before, false, now, actions);
 }
 
-uint64_t JointRounds::StartRoundOfNewcomer(MemberId id) const {
+bool JointRounds::HasContributed(MemberId id, const Round& round) {
+  return std::any_of(round.buckets.begin(), round.buckets.end(),
+                     [id](const auto& bucket) { return bucket.contributions.contains(id); });
+}
+
+bool JointRounds::Owes(const Member& member) const {
+  return member.start_round <= round_ && !HasContributed(member.id, rounds_[0]);
+}
+
+uint64_t JointRounds::StartRoundOfNewcomer(MemberId id, bool in_place) const {
   if (!open_) return round_;
-  const auto began = [id](const Round& round) {
-    return round.closed > 0 || std::any_of(round.buckets.begin(), round.buckets.end(),
-                                           [id](const auto& bucket) { return bucket.contributions.contains(id); });
-  };
-  uint64_t start = MembersOfRound() == 0 ? round_ : round_ + 1;
-  while (Find(start) != nullptr && began(*Find(start))) ++start;
+  uint64_t start = in_place || MembersOfRound() == 0 ? round_ : round_ + 1;
+  while (Find(start) != nullptr && (Find(start)->closed > 0 || HasContributed(id, *Find(start)))) ++start;
   return start;
 }
 
@@ -129,8 +137,8 @@ void JointRounds::Leave(MemberId id, TimeNs now, RoundActions* actions) {
   const std::vector<Member> lost = {*member};
   membership_.Remove(id);
   history_.Drop(id);
-  // Who comes next begins another run, as the first one began. Members whose leases ended may come back one by one.
-  if (membership_.members().empty()) gathered_ = true;
+  // Who comes next begins another run, as the first one began.
+  if (membership_.members().empty()) gather_until_ = kEver;
   Lose(lost, now, actions);
 }
 
@@ -143,9 +151,10 @@ void JointRounds::Tick(TimeNs now, RoundActions* actions) {
   }
   overdue_ = overdue_ || actions->lost.size() > before;
   membership_.Expire(now);
+  deserted_ = deserted_ || (actions->lost.size() > before && membership_.members().empty());
   for (size_t i = before; i < actions->lost.size(); ++i) history_.Depart(actions->lost[i].id);
   const std::optional<TimeNs> due = NextClose();
-  overdue_ = overdue_ || (due && *due <= now);
+  overdue_ = overdue_ || (due && *due <= now) || (gather_until_ && *gather_until_ <= now);
   if (!overdue_) return;
   Lose({}, now, actions);
   overdue_ = false;
@@ -157,6 +166,7 @@ void JointRounds::Excuse(TimeNs slept, TimeNs now) {
     if (since) since = std::min(*since + slept, now);  // what was noted since this process runs again is not earlier
   };
   postpone(waiting_since_);
+  if (gather_until_ && *gather_until_ != kEver) *gather_until_ += slept;
   awaited_since_ = std::min(awaited_since_ + slept, now);
   for (Round& round : rounds_) {
     for (BucketRound& bucket : round.buckets) postpone(bucket.quorum_at);
@@ -164,9 +174,11 @@ void JointRounds::Excuse(TimeNs slept, TimeNs now) {
 }
 
 std::optional<TimeNs> JointRounds::NextTick() const {
-  const std::optional<TimeNs> expiry = membership_.NextExpiry();
-  const std::optional<TimeNs> close = NextClose();
-  return expiry && close ? std::min(*expiry, *close) : expiry ? expiry : close;
+  std::optional<TimeNs> next;
+  for (const std::optional<TimeNs>& due : {membership_.NextExpiry(), NextClose(), gather_until_}) {
+    if (due && *due != kEver && (!next || *due < *next)) next = due;
+  }
+  return next;
 }
 
 void JointRounds::Lose(const std::vector<Member>& lost, TimeNs now, RoundActions* actions) {

@@ -51,6 +51,7 @@ void JointRounds::Restore(const Recovered& recovered, TimeNs now) {
   if (recovered.nothing_known_before > 0) history_.ForgetAll(recovered.nothing_known_before);
   // Without workers of before, the round opens when min_workers have joined, as round 0 does.
   open_ = !recovered.workers.empty() || rounds_[0].closed > 0;
+  if (open_) gather_until_.reset();
   for (const Recovered::Worker& worker : recovered.workers) {
     membership_.Join(worker.name, worker.incarnation, round_, now).IgnoreError();
     history_.Return(MakeMemberId(worker.name, worker.incarnation));
@@ -203,10 +204,9 @@ void JointRounds::CloseIfDue(uint64_t round, uint32_t bucket, TimeNs now, RoundA
   }
 }
 
-void JointRounds::Regather() {
-  if (!gathered_ || membership_.members().size() >= rules_.min_workers || RoundHasContributions()) return;
-  gathered_ = false;
-  open_ = false;
+void JointRounds::Regather(TimeNs now) {
+  if (gather_until_ && *gather_until_ <= now) gather_until_.reset();
+  if (gather_until_ && !Gathered() && !RoundHasContributions()) open_ = false;
 }
 
 void JointRounds::NoteWaiting(TimeNs now) {
@@ -221,11 +221,10 @@ void JointRounds::NoteWaiting(TimeNs now) {
 
 void JointRounds::Advance(TimeNs now, RoundActions* actions) {
   ElectInitializer(actions);
-  Regather();
+  Regather(now);
   if (!open_) {
-    if (!initialized() || membership_.members().size() < rules_.min_workers || rules_.buckets == 0) return;
+    if (!initialized() || rules_.buckets == 0 || (gather_until_ && !Gathered())) return;
     open_ = true;
-    gathered_ = true;
     for (Round& round : rounds_) round.opened = now;
     actions->opened = round_;
   }
@@ -236,6 +235,7 @@ void JointRounds::Advance(TimeNs now, RoundActions* actions) {
     }
     if (rounds_[0].closed < rules_.buckets) break;
     while (rounds_[0].closed == rules_.buckets) OpenNext(now, actions);
+    Regather(now);
   }
   NoteAwaitedAlone(now);
 }
@@ -246,7 +246,7 @@ void JointRounds::OpenNext(TimeNs now, RoundActions* actions) {
   rounds_.back() = NewRound(now);
   ++round_;
   waiting_since_.reset();
-  gathered_ = false;
+  if (gather_until_ == kEver || Gathered()) gather_until_.reset();
   actions->opened = round_;
 }
 

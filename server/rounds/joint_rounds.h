@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -46,8 +47,8 @@ class JointRounds final : public Rounds {
   explicit JointRounds(const Rules& rules);
 
   // Membership is effective at a round boundary: a worker that joins while round r is open contributes from the next
-  // one on of which no bucket has closed. It starts at r itself when r has not opened yet, or when r has no members
-  // and no bucket of it has closed.
+  // one on of which no bucket has closed. It starts at r itself where no bucket of it has closed and r has not opened
+  // yet, has no members, or waits for a frame of this worker's former incarnation, of which nothing came.
   absl::StatusOr<JoinOutcome> Join(std::string_view worker, uint64_t incarnation, uint64_t not_before,
                                    bool may_initialize, TimeNs now, RoundActions* actions) override;
   // The worker is in the open round at once, or in the later one that CatchUp has told it since. Where `point.round` is
@@ -116,7 +117,11 @@ class JointRounds final : public Rounds {
   uint32_t MembersOfRound() const;
   bool RoundHasContributions() const;
   absl::Status CheckRound(MemberId id, uint32_t bucket, uint64_t round) const;
-  uint64_t StartRoundOfNewcomer(MemberId id) const;
+  static bool HasContributed(MemberId id, const Round& round);
+  // It is in the oldest open round, which has nothing of it.
+  bool Owes(const Member& member) const;
+  // in_place: that of an incarnation of which Owes.
+  uint64_t StartRoundOfNewcomer(MemberId id, bool in_place) const;
   JoinOutcome OutcomeOf(MemberId id) const;
   void Lose(const std::vector<Member>& lost, TimeNs now, RoundActions* actions);
   void ElectInitializer(RoundActions* actions);
@@ -130,9 +135,9 @@ class JointRounds final : public Rounds {
   std::optional<TimeNs> CloseTime(uint64_t round, uint32_t bucket, bool* missing) const;
   std::optional<TimeNs> NextClose() const;
   void CloseIfDue(uint64_t round, uint32_t bucket, TimeNs now, RoundActions* actions);
-  // The round that opened when min_workers had joined waits for that many again where some were lost and nothing of it
-  // has come.
-  void Regather();
+  bool Gathered() const { return membership_.members().size() >= rules_.min_workers; }
+  // Closes the open round's gate where it has to wait for workers, and nothing of it has come.
+  void Regather(TimeNs now);
   // Since when as many members as make a quorum wait for the round behind the open one.
   void NoteWaiting(TimeNs now);
   // Opens round 0, closes what can be closed, opens later rounds, until nothing changes.
@@ -147,7 +152,11 @@ class JointRounds final : public Rounds {
   uint64_t round_ = 0;
   std::vector<uint64_t> recovered_versions_;  // per bucket, when the journal had been replayed
   bool open_ = false;
-  bool gathered_ = false;      // the open round is the one that min_workers opened
+  static constexpr TimeNs kEver = std::numeric_limits<TimeNs>::max();
+  // Until then a round that nothing has come of waits for min_workers: the first one of a run as long as it takes;
+  // where the leases of all have ended, for a lease from the moment at which the first of them is back.
+  std::optional<TimeNs> gather_until_ = kEver;
+  bool deserted_ = false;      // the last members were lost by the end of their leases
   std::vector<Round> rounds_;  // from round_ on: 1 + staleness
   std::optional<TimeNs> waiting_since_;
   bool overdue_ = false;  // a tick found something to do, and has not done it

@@ -20,6 +20,7 @@ from conftest import ROOT, run, serving
 PACKAGE = ROOT / "client/python/gradwire"
 EXAMPLES = ROOT / "client/examples"
 TORCHRUN = ("ddp", "fsdp")  # what torchrun starts,
+OWN = ("own",)  # and needs no server,
 LOOPS = ("with_accelerate", "with_trainer", "with_lightning")  # in other people's loops,
 PAIRS = ("quick", "local", "with_jax")  # and what is started twice by itself
 PUSHED = r"[1-9]\d* kB pushed|pushed [1-9]\d* (?:bytes|kB)"
@@ -101,6 +102,11 @@ def test_trains_in_a_loop_of_torch(environment, example, tmp_path):
         assert re.findall(PUSHED, started_by_torchrun(environment, example, addresses, tmp_path))
 
 
+@pytest.mark.parametrize("example", OWN)
+def test_trains_on_shards_of_its_own(environment, example, tmp_path):
+    assert re.findall(PUSHED, started_by_torchrun(environment, example, (), tmp_path))
+
+
 def test_all_say_the_same_version(environment):
     python = environment / "bin/python"
     code = "import importlib.metadata as m, gradwire; print(m.version('gradwire'), gradwire.__version__)"
@@ -129,7 +135,7 @@ def test_trains_two_workers_of(loops, example, tmp_path):
 
 
 def test_these_are_all_examples():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*TORCHRUN, *LOOPS, *PAIRS}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*TORCHRUN, *OWN, *LOOPS, *PAIRS}
 
 
 def test_pip_builds_without_werror(tmp_path):

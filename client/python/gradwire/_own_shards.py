@@ -59,8 +59,8 @@ def own_shards(*, host: str | None = None, transport: str = "grpc", process_grou
 
     All processes of `process_group` (None: the default one; it must be there) enter it together, tell each other where their shards
     are, and wait for each other at its end. What a worker sends to its own shard does not cross the network, nor the kernel. Where a
-    process dies its shard dies with it: the job goes on from a checkpoint (resume_from), or from data_dir, a folder of this rank's
-    own, where torchrun starts the workers again.
+    process dies its shard dies with it: where torchrun starts the workers again the job goes on from a checkpoint (resume_from), or
+    from data_dir, a folder of this rank's own, if it has a durability (durability="interval").
 
     host: this host's name or address for the others; None: 127.0.0.1 where all of them are on one host, else the address towards
     MASTER_ADDR. Whoever reaches it may speak with the shard: keep it inside a network of your own. transport: "grpc" or "tcp".

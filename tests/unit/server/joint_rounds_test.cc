@@ -312,7 +312,7 @@ TEST_F(JointRoundsTest, RoundThatIsNotOpenIsRefusedNamingBoth) {
   EXPECT_NE(verdict.status().message().find("round 0"), absl::string_view::npos);
 }
 
-TEST_F(JointRoundsTest, NewIncarnationExpelsTheOldAtOnce) {
+TEST_F(JointRoundsTest, NewIncarnationExpelsTheOldAtOnceAndOwesWhatThatOwed) {
   Make(1, 2);
   const auto a = Join("a");
   const auto b = Join("b");
@@ -320,9 +320,38 @@ TEST_F(JointRoundsTest, NewIncarnationExpelsTheOldAtOnce) {
   const auto again = Join("a", 2);
   ASSERT_EQ(actions_.lost.size(), 1u);
   EXPECT_EQ(actions_.lost[0].id, a.id);
-  // The old one is no longer waited for, and the new one starts at the next round.
+  EXPECT_EQ(machine_->Classify(a.id, 0, 0).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(actions_.close.empty()) << "the round has nothing of the old one, and waits for the new one";
+  EXPECT_EQ(again.start_version, 0u);
+  EXPECT_EQ(Complete(again.id, 0, 0), PushVerdict::kAccept);
   ASSERT_EQ(actions_.close.size(), 1u);
+  EXPECT_EQ(actions_.close[0].contributors, 2u);
+}
+
+TEST_F(JointRoundsTest, NewIncarnationIsInTheNextRoundWhereTheOpenOneHasAFrameOfTheOld) {
+  Make(2, 2);
+  const auto a = Join("a");
+  const auto b = Join("b");
+  Complete(a.id, 0, 0);
+  const auto again = Join("a", 2);
   EXPECT_EQ(again.start_version, 1u);
+  Complete(b.id, 0, 0);
+  EXPECT_EQ(actions_.close[0].contributors, 2u) << "what the old one contributed stays";
+  Complete(b.id, 1, 0);
+  EXPECT_EQ(actions_.close[0].contributors, 1u);
+  EXPECT_EQ(machine_->round(), 1u);
+  Complete(b.id, 0, 1);
+  EXPECT_TRUE(actions_.close.empty());
+}
+
+TEST_F(JointRoundsTest, NewIncarnationThatAsksForALaterRoundIsNotWaitedForBefore) {
+  Make(1, 2);
+  Join("a");
+  const auto b = Join("b");
+  Complete(b.id, 0, 0);
+  Join("a", 2);
+  EXPECT_EQ(machine_->round(), 0u);
+  EXPECT_EQ(Join("a", 2, 1).start_version, 1u) << "another shard has begun the next round";
   EXPECT_EQ(machine_->round(), 1u);
 }
 
@@ -358,6 +387,46 @@ TEST_F(JointRoundsTest, AJobThatAllHaveLeftGathersItsWorkersAgain) {
   EXPECT_EQ(d.start_version, 2u);
   EXPECT_EQ(Complete(d.id, 0, 2), PushVerdict::kAccept);
   EXPECT_EQ(machine_->round(), 3u);
+}
+
+TEST_F(JointRoundsTest, AJobWhoseWorkersWereAllLostWaitsALeaseForThemAll) {
+  Make(1, 2);
+  const auto a = Join("a"), b = Join("b");
+  Complete(a.id, 0, 0);
+  Complete(b.id, 0, 0);
+  Complete(a.id, 0, 1);
+  machine_->Tick(kLease, &actions_);
+  ASSERT_TRUE(machine_->membership().members().empty());
+  const auto again = Join("b", 2, 0, 5 * kLease);
+  EXPECT_EQ(again.start_version, 1u);
+  Complete(again.id, 0, 1, 7, 5 * kLease);
+  EXPECT_EQ(machine_->round(), 2u) << "a's frame is still there";
+  Complete(again.id, 0, 2, 7, 5 * kLease);
+  EXPECT_EQ(machine_->round(), 2u) << "it waits for a";
+  const auto back = Join("a", 2, 0, 5 * kLease + 1);
+  EXPECT_EQ(back.start_version, 2u);
+  Complete(back.id, 0, 2, 7, 5 * kLease + 1);
+  EXPECT_EQ(machine_->round(), 3u);
+}
+
+TEST_F(JointRoundsTest, NoLongerThanALease) {
+  Make(1, 2);
+  const auto a = Join("a"), b = Join("b");
+  Complete(a.id, 0, 0);
+  Complete(b.id, 0, 0);
+  machine_->Tick(kLease, &actions_);
+  const auto again = Join("b", 2, 0, 5 * kLease);
+  EXPECT_TRUE(again.waiting_for_workers);
+  Complete(again.id, 0, 1, 7, 5 * kLease);
+  EXPECT_EQ(*machine_->NextTick(), 6 * kLease);
+  machine_->Renew(again.id, 6 * kLease - 1);
+  EXPECT_EQ(*machine_->NextTick(), 6 * kLease);
+  machine_->Tick(6 * kLease - 1, &actions_);
+  EXPECT_EQ(machine_->round(), 1u);
+  machine_->Tick(6 * kLease, &actions_);
+  EXPECT_EQ(machine_->round(), 2u);
+  Complete(again.id, 0, 2, 7, 6 * kLease);
+  EXPECT_EQ(machine_->round(), 3u) << "and nobody waits any more";
 }
 
 // What a worker may send is bounded by max_workers, so that sums stay in range; workers that left are in them, too.
