@@ -26,14 +26,15 @@ absl::StatusOr<JointRounds::JoinOutcome> JointRounds::Join(std::string_view work
     membership_.Remove(member.id);
     history_.Drop(member.id);
   }
-  if (std::exchange(deserted_, false) && !gather_until_) gather_until_ = now + rules_.membership.lease_ns;
   Regather(now);
   const MemberId id = MakeMemberId(worker, incarnation);
-  const bool in_place = std::any_of(lost.begin(), lost.end(), [this](const Member& member) { return Owes(member); });
-  const uint64_t start = StartRoundOfNewcomer(id, in_place);
+  const bool anew = membership_.Get(id) == nullptr;
+  const uint64_t start = StartRoundOfNewcomer(worker, anew);
   GW_RETURN_IF_ERROR(membership_.Join(worker, incarnation, start, now).status());
   if (membership_.Get(id)->start_round == Membership::kNever) membership_.Advance(id, start);
   membership_.Postpone(id, not_before);
+  if (anew && start == round_) NoteReturn(worker);
+  if (std::exchange(deserted_, false) && !gather_until_) gather_until_ = now + rules_.membership.lease_ns;
   membership_.SetMayInitialize(id, may_initialize);
   history_.Return(id);
   Lose(lost, now, actions);
@@ -45,7 +46,7 @@ JointRounds::JoinOutcome JointRounds::OutcomeOf(MemberId id) const {
   outcome.id = id;
   outcome.start_version = membership_.Get(id)->start_round;
   outcome.must_initialize = MustInitialize(id);
-  outcome.waiting_for_workers = !open_ && membership_.members().size() < rules_.min_workers;
+  outcome.waiting_for_workers = !open_ && !Gathered();
   return outcome;
 }
 
@@ -115,20 +116,33 @@ absl::StatusOr<JointRounds::JoinOutcome> JointRounds::CatchUp(std::string_view w
   return Join(worker, incarnation, not_before, false, now, actions);
 }
 
-bool JointRounds::HasContributed(MemberId id, const Round& round) {
-  return std::any_of(round.buckets.begin(), round.buckets.end(),
-                     [id](const auto& bucket) { return bucket.contributions.contains(id); });
-}
-
-bool JointRounds::Owes(const Member& member) const {
-  return member.start_round <= round_ && !HasContributed(member.id, rounds_[0]);
-}
-
-uint64_t JointRounds::StartRoundOfNewcomer(MemberId id, bool in_place) const {
-  if (!open_) return round_;
-  uint64_t start = in_place || MembersOfRound() == 0 ? round_ : round_ + 1;
-  while (Find(start) != nullptr && (Find(start)->closed > 0 || HasContributed(id, *Find(start)))) ++start;
+uint64_t JointRounds::StartRoundOfNewcomer(std::string_view worker, bool anew) const {
+  const auto counted_on = counted_on_.find(worker);
+  const bool has_place = anew && counted_on != counted_on_.end() && !counted_on->second.came_back;
+  uint64_t start = !open_ || has_place || MembersOfRound() == 0 ? round_ : round_ + 1;
+  while (Find(start) != nullptr && (Find(start)->closed > 0 || Find(start)->heard.contains(worker))) ++start;
   return start;
+}
+
+void JointRounds::NoteReturn(std::string_view worker) {
+  CountedOn& counted_on = counted_on_[std::string(worker)];
+  counted_on.came_back = open_ && RoundHasContributions();
+}
+
+void JointRounds::NoteExpired(size_t lost, TimeNs now) {
+  // Those of a run that was cut off go one after the other, within a lease of each other.
+  std::erase_if(expired_, [&](TimeNs at) { return at < now - 2 * rules_.membership.lease_ns; });
+  expired_.insert(expired_.end(), lost, now);
+  const auto& members = membership_.members();
+  const bool old_ones =
+      std::any_of(members.begin(), members.end(), [this](const auto& m) { return m.second.start_round < round_; });
+  if (gather_until_ || old_ones) return;
+  gather_count_ = static_cast<uint32_t>(std::min<size_t>(rules_.min_workers, members.size() + expired_.size()));
+  deserted_ = members.empty();
+  for (const auto& [id, member] : members) {
+    const TimeNs until = member.joined + rules_.membership.lease_ns;
+    gather_until_ = std::min(gather_until_.value_or(until), until);
+  }
 }
 
 void JointRounds::Leave(MemberId id, TimeNs now, RoundActions* actions) {
@@ -138,7 +152,11 @@ void JointRounds::Leave(MemberId id, TimeNs now, RoundActions* actions) {
   membership_.Remove(id);
   history_.Drop(id);
   // Who comes next begins another run, as the first one began.
-  if (membership_.members().empty()) gather_until_ = kEver;
+  if (membership_.members().empty()) {
+    gather_until_ = kEver;
+    gather_count_ = rules_.min_workers;
+    deserted_ = false;
+  }
   Lose(lost, now, actions);
 }
 
@@ -151,7 +169,7 @@ void JointRounds::Tick(TimeNs now, RoundActions* actions) {
   }
   overdue_ = overdue_ || actions->lost.size() > before;
   membership_.Expire(now);
-  deserted_ = deserted_ || (actions->lost.size() > before && membership_.members().empty());
+  if (actions->lost.size() > before) NoteExpired(actions->lost.size() - before, now);
   for (size_t i = before; i < actions->lost.size(); ++i) history_.Depart(actions->lost[i].id);
   const std::optional<TimeNs> due = NextClose();
   overdue_ = overdue_ || (due && *due <= now) || (gather_until_ && *gather_until_ <= now);

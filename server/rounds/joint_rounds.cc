@@ -20,7 +20,8 @@ JointRounds::JointRounds(const Rules& rules)
       membership_(rules.membership),
       history_(rules.buckets, FramesKnown(rules.staleness), rules.membership.max_workers),
       lateness_(rules.deviations),
-      initialization_(rules.buckets, rules.needs_initialization) {
+      initialization_(rules.buckets, rules.needs_initialization),
+      gather_count_(rules.min_workers) {
   for (uint32_t i = 0; i <= rules_.staleness; ++i) rounds_.push_back(NewRound(0));
 }
 
@@ -54,6 +55,7 @@ void JointRounds::Restore(const Recovered& recovered, TimeNs now) {
   if (open_) gather_until_.reset();
   for (const Recovered::Worker& worker : recovered.workers) {
     membership_.Join(worker.name, worker.incarnation, round_, now).IgnoreError();
+    counted_on_[worker.name];
     history_.Return(MakeMemberId(worker.name, worker.incarnation));
   }
 }
@@ -132,7 +134,11 @@ absl::StatusOr<PushVerdict> JointRounds::Abstain(MemberId id, uint32_t bucket, u
 
 void JointRounds::NoteCame(MemberId id, uint32_t bucket, uint64_t round, bool first, TimeNs now) {
   membership_.NoteFrame(id, round);
-  if (first && ++Find(round)->came[id] == rules_.buckets) NoteAwaitedAlone(now);
+  if (first) {
+    uint32_t& came = Find(round)->came[id];
+    if (++came == 1) Find(round)->heard.insert(membership_.Get(id)->worker);
+    if (came == rules_.buckets) NoteAwaitedAlone(now);
+  }
   BucketRound& open = Find(round)->buckets[bucket];
   if (rules_.quorum == 0 || open.contributions.size() < rules_.quorum) return;
   if (open.quorum_at) return lateness_.NoteLate(round, now - *open.quorum_at);
@@ -206,7 +212,9 @@ void JointRounds::CloseIfDue(uint64_t round, uint32_t bucket, TimeNs now, RoundA
 
 void JointRounds::Regather(TimeNs now) {
   if (gather_until_ && *gather_until_ <= now) gather_until_.reset();
-  if (gather_until_ && !Gathered() && !RoundHasContributions()) open_ = false;
+  if (!gather_until_ || Gathered()) return;
+  // As long as it takes, a run that has begun goes on; for a lease, frames may wait.
+  if (gather_until_ == kEver ? !RoundHasContributions() : rounds_[0].closed == 0) open_ = false;
 }
 
 void JointRounds::NoteWaiting(TimeNs now) {
@@ -225,7 +233,13 @@ void JointRounds::Advance(TimeNs now, RoundActions* actions) {
   if (!open_) {
     if (!initialized() || rules_.buckets == 0 || (gather_until_ && !Gathered())) return;
     open_ = true;
-    for (Round& round : rounds_) round.opened = now;
+    waiting_since_.reset();
+    for (Round& round : rounds_) {
+      round.opened = now;
+      for (BucketRound& bucket : round.buckets) {
+        if (bucket.quorum_at) bucket.quorum_at = now;
+      }
+    }
     actions->opened = round_;
   }
   for (;;) {
@@ -241,9 +255,15 @@ void JointRounds::Advance(TimeNs now, RoundActions* actions) {
 }
 
 void JointRounds::OpenNext(TimeNs now, RoundActions* actions) {
+  std::map<std::string, CountedOn, std::less<>> counted_on;
+  for (const auto& [id, member] : membership_.members()) {
+    if (member.start_round <= round_ + 1) counted_on[member.worker];
+  }
+  Round next = NewRound(now);
   short_rounds_ += rounds_[0].is_short ? 1 : 0;
   std::rotate(rounds_.begin(), rounds_.begin() + 1, rounds_.end());
-  rounds_.back() = NewRound(now);
+  rounds_.back() = std::move(next);
+  counted_on_ = std::move(counted_on);
   ++round_;
   waiting_since_.reset();
   if (gather_until_ == kEver || Gathered()) gather_until_.reset();

@@ -11,6 +11,8 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -47,8 +49,8 @@ class JointRounds final : public Rounds {
   explicit JointRounds(const Rules& rules);
 
   // Membership is effective at a round boundary: a worker that joins while round r is open contributes from the next
-  // one on of which no bucket has closed. It starts at r itself where no bucket of it has closed and r has not opened
-  // yet, has no members, or waits for a frame of this worker's former incarnation, of which nothing came.
+  // one on of which no bucket has closed. It starts at r itself where no bucket of it has closed, nothing has come of a
+  // worker of this name, and r has not opened yet, has no members, or counted on this name when it opened.
   absl::StatusOr<JoinOutcome> Join(std::string_view worker, uint64_t incarnation, uint64_t not_before,
                                    bool may_initialize, TimeNs now, RoundActions* actions) override;
   // The worker is in the open round at once, or in the later one that CatchUp has told it since. Where `point.round` is
@@ -105,9 +107,10 @@ class JointRounds final : public Rounds {
   };
   struct Round {
     TimeNs opened = 0;
-    uint32_t closed = 0;                // buckets
-    bool is_short = false;              // a bucket closed without a member
-    std::map<MemberId, uint32_t> came;  // buckets of which something came of each
+    uint32_t closed = 0;                       // buckets
+    bool is_short = false;                     // a bucket closed without a member
+    std::map<MemberId, uint32_t> came;         // buckets of which something came of each
+    std::set<std::string, std::less<>> heard;  // the workers of these
     std::vector<BucketRound> buckets;
   };
 
@@ -117,11 +120,12 @@ class JointRounds final : public Rounds {
   uint32_t MembersOfRound() const;
   bool RoundHasContributions() const;
   absl::Status CheckRound(MemberId id, uint32_t bucket, uint64_t round) const;
-  static bool HasContributed(MemberId id, const Round& round);
-  // It is in the oldest open round, which has nothing of it.
-  bool Owes(const Member& member) const;
-  // in_place: that of an incarnation of which Owes.
-  uint64_t StartRoundOfNewcomer(MemberId id, bool in_place) const;
+  // anew: as an incarnation that is no member.
+  uint64_t StartRoundOfNewcomer(std::string_view worker, bool anew) const;
+  // It is in the oldest open round.
+  void NoteReturn(std::string_view worker);
+  // Where nobody is left who was in an earlier round, the others of the run are waited for.
+  void NoteExpired(size_t lost, TimeNs now);
   JoinOutcome OutcomeOf(MemberId id) const;
   void Lose(const std::vector<Member>& lost, TimeNs now, RoundActions* actions);
   void ElectInitializer(RoundActions* actions);
@@ -135,8 +139,8 @@ class JointRounds final : public Rounds {
   std::optional<TimeNs> CloseTime(uint64_t round, uint32_t bucket, bool* missing) const;
   std::optional<TimeNs> NextClose() const;
   void CloseIfDue(uint64_t round, uint32_t bucket, TimeNs now, RoundActions* actions);
-  bool Gathered() const { return membership_.members().size() >= rules_.min_workers; }
-  // Closes the open round's gate where it has to wait for workers, and nothing of it has come.
+  bool Gathered() const { return membership_.members().size() >= gather_count_; }
+  // Shuts the open round's gate where it has to wait for workers.
   void Regather(TimeNs now);
   // Since when as many members as make a quorum wait for the round behind the open one.
   void NoteWaiting(TimeNs now);
@@ -153,10 +157,18 @@ class JointRounds final : public Rounds {
   std::vector<uint64_t> recovered_versions_;  // per bucket, when the journal had been replayed
   bool open_ = false;
   static constexpr TimeNs kEver = std::numeric_limits<TimeNs>::max();
-  // Until then a round that nothing has come of waits for min_workers: the first one of a run as long as it takes;
-  // where the leases of all have ended, for a lease from the moment at which the first of them is back.
+  // Until then the open round waits for so many members: the first one of a run as long as it takes; where the leases
+  // of all have ended, those behind it for a lease from the moment at which the first of them was back.
   std::optional<TimeNs> gather_until_ = kEver;
-  bool deserted_ = false;      // the last members were lost by the end of their leases
+  uint32_t gather_count_;
+  bool deserted_ = false;        // leases of all have ended, and nobody is back
+  std::vector<TimeNs> expired_;  // when leases ended, of late
+  struct CountedOn {
+    // While others waited in this round: once, for one that is started again and again would keep them there.
+    bool came_back = false;
+  };
+  // The workers that were in the oldest open round when it opened, or are in it since, by name.
+  std::map<std::string, CountedOn, std::less<>> counted_on_;
   std::vector<Round> rounds_;  // from round_ on: 1 + staleness
   std::optional<TimeNs> waiting_since_;
   bool overdue_ = false;  // a tick found something to do, and has not done it

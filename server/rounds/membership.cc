@@ -37,6 +37,7 @@ absl::StatusOr<Membership::Joined> Membership::Join(std::string_view worker, uin
     Remove(known->second);
   }
   Member member{joined.id, std::string(worker), incarnation, start_round, next_sequence_++, now + rules_.lease_ns};
+  member.joined = now;
   by_name_[member.worker] = member.id;
   members_[member.id] = std::move(member);
   return joined;

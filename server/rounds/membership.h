@@ -29,6 +29,7 @@ struct Member {
   bool may_initialize = false;  // as its latest join or heartbeat said
   uint64_t heard_round = 0;     // the latest round of which a frame came
   TimeNs held_up = 0;           // for how long it alone was awaited
+  TimeNs joined = 0;
 };
 
 class Membership {

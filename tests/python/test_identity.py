@@ -108,7 +108,7 @@ def test_a_worker_that_was_killed_takes_its_place_again(addresses, script, rank)
     again = script(servers, "j", steps=0, **rank)
     assert again.line() == ["joined", name, "4"]
     assert again.line()[2] == digest
-    assert "goes on with it, alone, from step 3 (start_step; version 4)" in again.errors()
+    assert "goes on with it, the first, from step 3 (start_step; version 4)" in again.errors()
 
 
 def test_two_processes_of_a_host_have_two_names(addresses, script):
@@ -271,7 +271,7 @@ def test_a_script_that_runs_twice_is_told_what_it_goes_on_with(addresses, caplog
     fresh = torch.nn.Linear(8, 4)
     with small("j", servers, fresh) as optimizer:
         assert optimizer.session.version == 4 and torch.equal(fresh.weight, model.weight)
-    assert "goes on with it, alone, from step 3 (start_step; version 4)" in caplog.text and "were replaced by those of the shards" in caplog.text
+    assert "goes on with it, the first, from step 3 (start_step; version 4)" in caplog.text and "were replaced by those of the shards" in caplog.text
     with pytest.raises(gradwire.AlreadyExists, match="is at version 4.*exist='error'"):
         small("j", servers, exist="error")
     with pytest.raises(ValueError, match="exist='maybe' must be one of"):

@@ -187,6 +187,6 @@ def tell_start(core: Any, servers: Sequence[str], job: str, worker: str, keeps: 
     if others:
         logger.warning("job %r: worker %s comes in at %s, beside %s%s", job, worker, where, ", ".join(others), replaced)
     else:
-        logger.warning("job %r was trained before: worker %s goes on with it, alone, from %s%s. To begin anew, or to be "
+        logger.warning("job %r was trained before: worker %s goes on with it, the first, from %s%s. To begin anew, or to be "
                        "refused, pass exist='new' or exist='error'", job, worker, where, replaced)
 

@@ -246,7 +246,7 @@ INSTANTIATE_TEST_SUITE_P(All, DeliveryTest,
                                          WayOut{"JoinAnew",
                                                 [](JobShard& job, v1::WorkerIdentity worker) {
                                                   worker.set_incarnation(worker.incarnation() + 1);
-                                                  return job.Join(worker, 0, false).status();
+                                                  return job.Join(worker, 4, false).status();
                                                 }},
                                          WayOut{"Resume",
                                                 [](JobShard& job, const v1::WorkerIdentity& worker) {

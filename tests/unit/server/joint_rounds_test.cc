@@ -3,37 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/unit/server/joint_rounds_fixture.h"
+
 namespace gradwire {
 namespace {
-
-constexpr TimeNs kLease = 1000;
-
-class JointRoundsTest : public testing::Test {
- protected:
-  void Make(uint32_t buckets, uint32_t min_workers, bool needs_initialization = false) {
-    JointRounds::Rules rules;
-    rules.buckets = buckets;
-    rules.min_workers = min_workers;
-    rules.needs_initialization = needs_initialization;
-    rules.membership = {.max_workers = 8, .lease_ns = kLease};
-    machine_ = std::make_unique<JointRounds>(rules);
-  }
-  JointRounds::JoinOutcome Join(const std::string& worker, uint64_t incarnation = 1, uint64_t not_before = 0,
-                                TimeNs now = 0, bool may_initialize = true) {
-    actions_ = {};
-    auto outcome = machine_->Join(worker, incarnation, not_before, may_initialize, now, &actions_);
-    EXPECT_TRUE(outcome.ok()) << outcome.status();
-    return *outcome;
-  }
-  PushVerdict Complete(MemberId id, uint32_t bucket, uint64_t round, uint32_t digest = 7, TimeNs now = 0) {
-    actions_ = {};
-    auto verdict = machine_->Complete(id, bucket, round, digest, now, &actions_);
-    EXPECT_TRUE(verdict.ok()) << verdict.status();
-    return verdict.value_or(PushVerdict::kNotIncluded);
-  }
-  std::unique_ptr<JointRounds> machine_;
-  RoundActions actions_;
-};
 
 TEST_F(JointRoundsTest, OpensWhenMinWorkersHaveJoinedAndAllStartAtZero) {
   Make(1, 2);
@@ -312,49 +285,6 @@ TEST_F(JointRoundsTest, RoundThatIsNotOpenIsRefusedNamingBoth) {
   EXPECT_NE(verdict.status().message().find("round 0"), absl::string_view::npos);
 }
 
-TEST_F(JointRoundsTest, NewIncarnationExpelsTheOldAtOnceAndOwesWhatThatOwed) {
-  Make(1, 2);
-  const auto a = Join("a");
-  const auto b = Join("b");
-  Complete(b.id, 0, 0);
-  const auto again = Join("a", 2);
-  ASSERT_EQ(actions_.lost.size(), 1u);
-  EXPECT_EQ(actions_.lost[0].id, a.id);
-  EXPECT_EQ(machine_->Classify(a.id, 0, 0).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_TRUE(actions_.close.empty()) << "the round has nothing of the old one, and waits for the new one";
-  EXPECT_EQ(again.start_version, 0u);
-  EXPECT_EQ(Complete(again.id, 0, 0), PushVerdict::kAccept);
-  ASSERT_EQ(actions_.close.size(), 1u);
-  EXPECT_EQ(actions_.close[0].contributors, 2u);
-}
-
-TEST_F(JointRoundsTest, NewIncarnationIsInTheNextRoundWhereTheOpenOneHasAFrameOfTheOld) {
-  Make(2, 2);
-  const auto a = Join("a");
-  const auto b = Join("b");
-  Complete(a.id, 0, 0);
-  const auto again = Join("a", 2);
-  EXPECT_EQ(again.start_version, 1u);
-  Complete(b.id, 0, 0);
-  EXPECT_EQ(actions_.close[0].contributors, 2u) << "what the old one contributed stays";
-  Complete(b.id, 1, 0);
-  EXPECT_EQ(actions_.close[0].contributors, 1u);
-  EXPECT_EQ(machine_->round(), 1u);
-  Complete(b.id, 0, 1);
-  EXPECT_TRUE(actions_.close.empty());
-}
-
-TEST_F(JointRoundsTest, NewIncarnationThatAsksForALaterRoundIsNotWaitedForBefore) {
-  Make(1, 2);
-  Join("a");
-  const auto b = Join("b");
-  Complete(b.id, 0, 0);
-  Join("a", 2);
-  EXPECT_EQ(machine_->round(), 0u);
-  EXPECT_EQ(Join("a", 2, 1).start_version, 1u) << "another shard has begun the next round";
-  EXPECT_EQ(machine_->round(), 1u);
-}
-
 TEST_F(JointRoundsTest, RoundWithoutMembersStaysOpenAndTheNextJoinerEntersIt) {
   Make(2, 1);
   const auto a = Join("a");
@@ -367,66 +297,6 @@ TEST_F(JointRoundsTest, RoundWithoutMembersStaysOpenAndTheNextJoinerEntersIt) {
   const auto b = Join("b");
   EXPECT_EQ(b.start_version, 1u);
   EXPECT_EQ(machine_->status().members, 1u);
-}
-
-TEST_F(JointRoundsTest, AJobThatAllHaveLeftGathersItsWorkersAgain) {
-  Make(1, 2);
-  const auto a = Join("a"), b = Join("b");
-  Complete(a.id, 0, 0);
-  Complete(b.id, 0, 0);
-  machine_->Leave(a.id, 0, &actions_);
-  EXPECT_EQ(Complete(b.id, 0, 1), PushVerdict::kAccept);
-  EXPECT_EQ(machine_->round(), 2u) << "one that stays goes on";
-  machine_->Leave(b.id, 0, &actions_);
-  const auto c = Join("c");
-  EXPECT_EQ(c.start_version, 2u);
-  EXPECT_TRUE(c.waiting_for_workers);
-  EXPECT_EQ(Complete(c.id, 0, 2), PushVerdict::kAccept);
-  EXPECT_EQ(machine_->round(), 2u) << "it waits for another one";
-  const auto d = Join("d");
-  EXPECT_EQ(d.start_version, 2u);
-  EXPECT_EQ(Complete(d.id, 0, 2), PushVerdict::kAccept);
-  EXPECT_EQ(machine_->round(), 3u);
-}
-
-TEST_F(JointRoundsTest, AJobWhoseWorkersWereAllLostWaitsALeaseForThemAll) {
-  Make(1, 2);
-  const auto a = Join("a"), b = Join("b");
-  Complete(a.id, 0, 0);
-  Complete(b.id, 0, 0);
-  Complete(a.id, 0, 1);
-  machine_->Tick(kLease, &actions_);
-  ASSERT_TRUE(machine_->membership().members().empty());
-  const auto again = Join("b", 2, 0, 5 * kLease);
-  EXPECT_EQ(again.start_version, 1u);
-  Complete(again.id, 0, 1, 7, 5 * kLease);
-  EXPECT_EQ(machine_->round(), 2u) << "a's frame is still there";
-  Complete(again.id, 0, 2, 7, 5 * kLease);
-  EXPECT_EQ(machine_->round(), 2u) << "it waits for a";
-  const auto back = Join("a", 2, 0, 5 * kLease + 1);
-  EXPECT_EQ(back.start_version, 2u);
-  Complete(back.id, 0, 2, 7, 5 * kLease + 1);
-  EXPECT_EQ(machine_->round(), 3u);
-}
-
-TEST_F(JointRoundsTest, NoLongerThanALease) {
-  Make(1, 2);
-  const auto a = Join("a"), b = Join("b");
-  Complete(a.id, 0, 0);
-  Complete(b.id, 0, 0);
-  machine_->Tick(kLease, &actions_);
-  const auto again = Join("b", 2, 0, 5 * kLease);
-  EXPECT_TRUE(again.waiting_for_workers);
-  Complete(again.id, 0, 1, 7, 5 * kLease);
-  EXPECT_EQ(*machine_->NextTick(), 6 * kLease);
-  machine_->Renew(again.id, 6 * kLease - 1);
-  EXPECT_EQ(*machine_->NextTick(), 6 * kLease);
-  machine_->Tick(6 * kLease - 1, &actions_);
-  EXPECT_EQ(machine_->round(), 1u);
-  machine_->Tick(6 * kLease, &actions_);
-  EXPECT_EQ(machine_->round(), 2u);
-  Complete(again.id, 0, 2, 7, 6 * kLease);
-  EXPECT_EQ(machine_->round(), 3u) << "and nobody waits any more";
 }
 
 // What a worker may send is bounded by max_workers, so that sums stay in range; workers that left are in them, too.
