@@ -125,8 +125,10 @@ uint64_t JointRounds::StartRoundOfNewcomer(std::string_view worker, bool anew) c
 }
 
 void JointRounds::NoteReturn(std::string_view worker) {
-  CountedOn& counted_on = counted_on_[std::string(worker)];
-  counted_on.came_back = open_ && RoundHasContributions();
+  // Names that come and go while the round stays open are not all kept.
+  const bool full = counted_on_.size() >= 2 * size_t{rules_.membership.max_workers};
+  if (full && !counted_on_.contains(worker)) return;
+  counted_on_[std::string(worker)].came_back = open_ && RoundHasContributions();
 }
 
 void JointRounds::NoteExpired(size_t lost, TimeNs now) {
