@@ -138,9 +138,11 @@ void JointRounds::NoteExpired(size_t lost, TimeNs now) {
   const auto& members = membership_.members();
   const bool old_ones =
       std::any_of(members.begin(), members.end(), [this](const auto& m) { return m.second.start_round < round_; });
-  if (gather_until_ || old_ones) return;
-  gather_count_ = static_cast<uint32_t>(std::min<size_t>(rules_.min_workers, members.size() + expired_.size()));
+  if (gather_until_ == kEver || old_ones) return;
   deserted_ = members.empty();
+  if (deserted_) gather_until_.reset();  // whoever was waited for, and those who waited, are gone
+  if (gather_until_) return;
+  gather_count_ = static_cast<uint32_t>(std::min<size_t>(rules_.min_workers, members.size() + expired_.size()));
   for (const auto& [id, member] : members) {
     const TimeNs until = member.joined + rules_.membership.lease_ns;
     gather_until_ = std::min(gather_until_.value_or(until), until);
@@ -186,7 +188,8 @@ void JointRounds::Excuse(TimeNs slept, TimeNs now) {
     if (since) since = std::min(*since + slept, now);  // what was noted since this process runs again is not earlier
   };
   postpone(waiting_since_);
-  if (gather_until_ && *gather_until_ != kEver) *gather_until_ += slept;
+  if (gather_until_ && gather_until_ != kEver)
+    gather_until_ = std::min(*gather_until_ + slept, now + rules_.membership.lease_ns);
   awaited_since_ = std::min(awaited_since_ + slept, now);
   for (Round& round : rounds_) {
     for (BucketRound& bucket : round.buckets) postpone(bucket.quorum_at);

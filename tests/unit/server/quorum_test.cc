@@ -119,6 +119,26 @@ TEST_F(QuorumTest, AbstainingCountsAsHavingCome) {
   EXPECT_EQ(actions_.close[0].contributors, 2u);
 }
 
+TEST_F(QuorumTest, DeadlinesCountFromTheMomentAtWhichThoseWhoWereLostAreBack) {
+  Make(1, 3, 2);
+  const uint64_t round = Learn(100, 3);
+  now_ += 2 * kQuorumLease;
+  machine_->Tick(now_, &actions_);
+  ASSERT_TRUE(machine_->membership().members().empty());
+  const auto join = [&](uint32_t worker) {
+    actions_ = {};
+    ids_[worker] = machine_->Join(std::string(1, static_cast<char>('a' + worker)), 2, 0, false, now_, &actions_)->id;
+  };
+  for (uint32_t w = 0; w < 2; ++w) join(w);
+  for (uint32_t w = 0; w < 2; ++w) Push(w, round);
+  now_ += 5000;
+  EXPECT_FALSE(TickCloses()) << "it waits for the third";
+  join(2);
+  EXPECT_TRUE(actions_.close.empty());
+  EXPECT_EQ(*machine_->NextTick(), now_ + 100);
+  EXPECT_EQ(Push(2, round), PushVerdict::kAccept);
+}
+
 TEST_F(QuorumTest, FewerMembersThanTheQuorumCloseWhenAllHaveCome) {
   Make(1, 4, 3);
   for (uint32_t w = 0; w < 4; ++w) Push(w, 0);
@@ -505,7 +525,9 @@ TEST(RoundProperties, EveryFrameIsMergedOnceOrNotIncluded) {
         worker.asleep_until = now + below(1200);
         continue;
       }
-      if (machine.membership().Get(id) == nullptr) {
+      if (machine.membership().Get(id) == nullptr && worker.round > machine.round()) {
+        worker.behind = true;  // it was told where to start, and has not seen that version: it asks once more
+      } else if (machine.membership().Get(id) == nullptr) {
         const auto back = machine.Resume(name(w), 1, {.round = worker.round}, now, &actions);
         ASSERT_TRUE(back.ok()) << back.status();
         worker.behind = back->start_version != worker.round;

@@ -6,7 +6,19 @@
 namespace gradwire {
 namespace {
 
-TEST_F(JointRoundsTest, NewIncarnationExpelsTheOldAtOnceAndOwesWhatThatOwed) {
+class ReturnTest : public JointRoundsTest {
+ protected:
+  // Two workers that have made round 0.
+  void Begin() {
+    Make(1, 2);
+    a_ = Join("a"), b_ = Join("b");
+    Complete(a_.id, 0, 0);
+    Complete(b_.id, 0, 0);
+  }
+  JointRounds::JoinOutcome a_, b_;
+};
+
+TEST_F(ReturnTest, NewIncarnationExpelsTheOldAtOnceAndOwesWhatThatOwed) {
   Make(1, 2);
   const auto a = Join("a");
   const auto b = Join("b");
@@ -22,7 +34,7 @@ TEST_F(JointRoundsTest, NewIncarnationExpelsTheOldAtOnceAndOwesWhatThatOwed) {
   EXPECT_EQ(actions_.close[0].contributors, 2u);
 }
 
-TEST_F(JointRoundsTest, NewIncarnationIsInTheNextRoundWhereTheOpenOneHasAFrameOfTheOld) {
+TEST_F(ReturnTest, NewIncarnationIsInTheNextRoundWhereTheOpenOneHasAFrameOfTheOld) {
   Make(2, 2);
   const auto a = Join("a");
   const auto b = Join("b");
@@ -38,7 +50,7 @@ TEST_F(JointRoundsTest, NewIncarnationIsInTheNextRoundWhereTheOpenOneHasAFrameOf
   EXPECT_TRUE(actions_.close.empty());
 }
 
-TEST_F(JointRoundsTest, WhatIsStartedAgainAndAgainDoesNotKeepTheOthersInARound) {
+TEST_F(ReturnTest, WhatIsStartedAgainAndAgainDoesNotKeepTheOthersInARound) {
   Make(1, 2);
   Join("a");
   const auto b = Join("b");
@@ -52,7 +64,7 @@ TEST_F(JointRoundsTest, WhatIsStartedAgainAndAgainDoesNotKeepTheOthersInARound) 
   EXPECT_EQ(machine_->round(), 2u);
 }
 
-TEST_F(JointRoundsTest, NewIncarnationThatAsksForALaterRoundIsNotWaitedForBefore) {
+TEST_F(ReturnTest, NewIncarnationThatAsksForALaterRoundIsNotWaitedForBefore) {
   Make(1, 2);
   Join("a");
   const auto b = Join("b");
@@ -63,15 +75,12 @@ TEST_F(JointRoundsTest, NewIncarnationThatAsksForALaterRoundIsNotWaitedForBefore
   EXPECT_EQ(machine_->round(), 1u);
 }
 
-TEST_F(JointRoundsTest, AJobThatAllHaveLeftGathersItsWorkersAgain) {
-  Make(1, 2);
-  const auto a = Join("a"), b = Join("b");
-  Complete(a.id, 0, 0);
-  Complete(b.id, 0, 0);
-  machine_->Leave(a.id, 0, &actions_);
-  EXPECT_EQ(Complete(b.id, 0, 1), PushVerdict::kAccept);
+TEST_F(ReturnTest, AJobThatAllHaveLeftGathersItsWorkersAgain) {
+  Begin();
+  machine_->Leave(a_.id, 0, &actions_);
+  EXPECT_EQ(Complete(b_.id, 0, 1), PushVerdict::kAccept);
   EXPECT_EQ(machine_->round(), 2u) << "one that stays goes on";
-  machine_->Leave(b.id, 0, &actions_);
+  machine_->Leave(b_.id, 0, &actions_);
   const auto c = Join("c");
   EXPECT_EQ(c.start_version, 2u);
   EXPECT_TRUE(c.waiting_for_workers);
@@ -83,12 +92,9 @@ TEST_F(JointRoundsTest, AJobThatAllHaveLeftGathersItsWorkersAgain) {
   EXPECT_EQ(machine_->round(), 3u);
 }
 
-TEST_F(JointRoundsTest, AJobWhoseWorkersWereAllLostWaitsALeaseForThemAll) {
-  Make(1, 2);
-  const auto a = Join("a"), b = Join("b");
-  Complete(a.id, 0, 0);
-  Complete(b.id, 0, 0);
-  Complete(a.id, 0, 1);
+TEST_F(ReturnTest, AJobWhoseWorkersWereAllLostWaitsALeaseForThemAll) {
+  Begin();
+  Complete(a_.id, 0, 1);
   machine_->Tick(kLease, &actions_);
   ASSERT_TRUE(machine_->membership().members().empty());
   const auto again = Join("b", 2, 0, 5 * kLease);
@@ -106,12 +112,9 @@ TEST_F(JointRoundsTest, AJobWhoseWorkersWereAllLostWaitsALeaseForThemAll) {
   EXPECT_EQ(machine_->round(), 3u);
 }
 
-TEST_F(JointRoundsTest, WhoIsBackWithoutAFrameInTheRoundMakesItWhereTheOtherHasOne) {
-  Make(1, 2);
-  const auto a = Join("a"), b = Join("b");
-  Complete(a.id, 0, 0);
-  Complete(b.id, 0, 0);
-  Complete(b.id, 0, 1);
+TEST_F(ReturnTest, WhoIsBackWithoutAFrameInTheRoundMakesItWhereTheOtherHasOne) {
+  Begin();
+  Complete(b_.id, 0, 1);
   machine_->Tick(kLease, &actions_);
   EXPECT_EQ(Join("b", 2, 0, 5 * kLease).start_version, 2u) << "its frame is still there";
   EXPECT_EQ(machine_->round(), 1u);
@@ -123,11 +126,8 @@ TEST_F(JointRoundsTest, WhoIsBackWithoutAFrameInTheRoundMakesItWhereTheOtherHasO
 }
 
 // torchrun ends all of its workers and starts them again; each has its own time for that, leases their own end.
-TEST_F(JointRoundsTest, LeasesMayEndBetweenTheReturnOfOneAndAnother) {
-  Make(1, 2);
-  const auto a = Join("a"), b = Join("b");
-  Complete(a.id, 0, 0);
-  Complete(b.id, 0, 0);
+TEST_F(ReturnTest, LeasesMayEndBetweenTheReturnOfOneAndAnother) {
+  Begin();
   const auto back = Join("a", 2, 0, kLease - 200);
   EXPECT_EQ(back.start_version, 1u);
   Complete(back.id, 0, 1, 7, kLease - 200);
@@ -140,35 +140,28 @@ TEST_F(JointRoundsTest, LeasesMayEndBetweenTheReturnOfOneAndAnother) {
   EXPECT_EQ(actions_.close[0].contributors, 2u);
 }
 
-TEST_F(JointRoundsTest, OrBeforeTheReturnOfTheFirst) {
-  Make(1, 2);
-  const auto a = Join("a"), b = Join("b");
-  Complete(a.id, 0, 0);
-  Complete(b.id, 0, 0);
-  machine_->Renew(b.id, 200);
+TEST_F(ReturnTest, OrBeforeTheReturnOfTheFirst) {
+  Begin();
+  machine_->Renew(b_.id, 200);
   machine_->Tick(kLease, &actions_);
   ASSERT_EQ(machine_->membership().members().size(), 1u) << "a's lease has ended";
-  EXPECT_EQ(Join("a", 2, 0, kLease + 100).start_version, 1u);
+  const auto back = Join("a", 2, 0, kLease + 100);
+  EXPECT_EQ(back.start_version, 1u);
+  Complete(back.id, 0, 1, 7, kLease + 100);
   machine_->Tick(kLease + 200, &actions_);
-  EXPECT_EQ(machine_->round(), 1u);
+  EXPECT_EQ(machine_->round(), 1u) << "it waits for b";
   EXPECT_EQ(Join("b", 2, 0, kLease + 300).start_version, 1u);
 }
 
-TEST_F(JointRoundsTest, WhatLeftWithAnErrorIsBackInTheRoundToo) {
-  Make(1, 2);
-  const auto a = Join("a"), b = Join("b");
-  Complete(a.id, 0, 0);
-  Complete(b.id, 0, 0);
-  machine_->Leave(b.id, 0, &actions_);
+TEST_F(ReturnTest, WhatLeftWithAnErrorIsBackInTheRoundToo) {
+  Begin();
+  machine_->Leave(b_.id, 0, &actions_);
   EXPECT_EQ(Join("b", 2).start_version, 1u);
   EXPECT_EQ(Join("a", 2).start_version, 1u);
 }
 
-TEST_F(JointRoundsTest, WhatCrashesWhileItWaitsForTheOthersHasOneFrameInTheRound) {
-  Make(1, 2);
-  const auto a = Join("a"), b = Join("b");
-  Complete(a.id, 0, 0);
-  Complete(b.id, 0, 0);
+TEST_F(ReturnTest, WhatCrashesWhileItWaitsForTheOthersHasOneFrameInTheRound) {
+  Begin();
   machine_->Tick(kLease, &actions_);
   Complete(Join("b", 2, 0, 2 * kLease).id, 0, 1, 7, 2 * kLease);
   EXPECT_EQ(Join("b", 3, 0, 2 * kLease).start_version, 2u);
@@ -178,7 +171,7 @@ TEST_F(JointRoundsTest, WhatCrashesWhileItWaitsForTheOthersHasOneFrameInTheRound
   EXPECT_EQ(actions_.close[0].contributors, 2u);
 }
 
-TEST_F(JointRoundsTest, AJobThatWentOnWithFewerWorkersWaitsForNoMoreOfThem) {
+TEST_F(ReturnTest, AJobThatWentOnWithFewerWorkersWaitsForNoMoreOfThem) {
   Make(1, 3);
   const auto a = Join("a"), b = Join("b"), c = Join("c");
   for (const auto& worker : {a, b, c}) Complete(worker.id, 0, 0);
@@ -189,22 +182,39 @@ TEST_F(JointRoundsTest, AJobThatWentOnWithFewerWorkersWaitsForNoMoreOfThem) {
   EXPECT_TRUE(machine_->open());
 }
 
-TEST_F(JointRoundsTest, AJoinThatIsRefusedBeginsNoWait) {
-  Make(1, 2);
-  const auto a = Join("a"), b = Join("b");
-  Complete(a.id, 0, 0);
-  Complete(b.id, 0, 0);
+TEST_F(ReturnTest, AJoinThatIsRefusedBeginsNoWait) {
+  Begin();
   machine_->Tick(kLease, &actions_);
   EXPECT_FALSE(machine_->Join("no name", 1, 0, true, 2 * kLease, &actions_).ok());
   EXPECT_EQ(machine_->NextTick(), std::nullopt);
   EXPECT_TRUE(Join("a", 2, 0, 9 * kLease).waiting_for_workers);
 }
 
-TEST_F(JointRoundsTest, NoLongerThanALease) {
-  Make(1, 2);
-  const auto a = Join("a"), b = Join("b");
-  Complete(a.id, 0, 0);
-  Complete(b.id, 0, 0);
+TEST_F(ReturnTest, WhoIsLostWhileItWaitsForTheOthersIsWaitedForOnceMore) {
+  Begin();
+  machine_->Tick(kLease, &actions_);
+  Join("a", 2, 0, 2 * kLease);
+  machine_->Tick(3 * kLease, &actions_);
+  ASSERT_TRUE(machine_->membership().members().empty());
+  const auto back = Join("a", 3, 0, 9 * kLease);
+  EXPECT_TRUE(back.waiting_for_workers);
+  Complete(back.id, 0, 1, 7, 9 * kLease);
+  EXPECT_EQ(machine_->round(), 1u);
+  EXPECT_EQ(Join("b", 2, 0, 9 * kLease).start_version, 1u);
+}
+
+TEST_F(ReturnTest, TheWaitLastsLongerByWhatTheServerSlept) {
+  Begin();
+  machine_->Tick(kLease, &actions_);
+  Join("a", 2, 0, 2 * kLease);
+  machine_->Excuse(100, 2 * kLease + 200);
+  EXPECT_EQ(*machine_->NextTick(), 3 * kLease + 100);
+  machine_->Excuse(5 * kLease, 7 * kLease);
+  EXPECT_EQ(*machine_->NextTick(), 8 * kLease) << "no longer than a lease from now";
+}
+
+TEST_F(ReturnTest, NoLongerThanALease) {
+  Begin();
   machine_->Tick(kLease, &actions_);
   const auto again = Join("b", 2, 0, 5 * kLease);
   EXPECT_TRUE(again.waiting_for_workers);
