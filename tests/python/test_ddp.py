@@ -122,6 +122,7 @@ def test_the_default_trains_as_well_for_fewer_bytes(train, plain, addresses):
     assert_trains_as_well(train, plain, addresses, pushed=7)
 
 
+@pytest.mark.slow
 def test_steps_are_those_of_adam_without_momentum(train, plain, addresses):
     """Of one worker, so that the mean of steps is the step."""
     found = train("--servers", *addresses(1), "--push", "step", "--sgd", processes=1)
@@ -208,11 +209,12 @@ def test_processes_that_were_killed_are_started_again_and_go_on(tmp_path, addres
     assert found[0]["losses"][-1] < 2.2, "it learned"
 
 
+@pytest.mark.slow
 def test_channels_last(train, plain, addresses):
     assert_same_trajectory(train("--servers", *addresses(2), "--images"), plain("--images"))
 
 
-@pytest.mark.parametrize("type_", ["bfloat16", "float16"])
+@pytest.mark.parametrize("type_", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_parameters_of_16_bits(train, plain, addresses, type_):
     """Means are rounded once here, as sums of two are there."""
     flags = ("--parameters", type_, "--sgd", "--lr", 0.2)

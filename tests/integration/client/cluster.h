@@ -134,10 +134,11 @@ class Worker {
     auto job = Job::Make(spec);
     EXPECT_TRUE(job.ok()) << job.status();
     std::mt19937 init(7);  // every worker starts with the same values
+    std::normal_distribution<float> normal(0, 0.1f);
     for (const Tensor& tensor : job->tensors()) {
       parameters_.emplace_back(tensor.elements);
       gradients_.emplace_back(tensor.elements);
-      for (float& x : parameters_.back()) x = std::normal_distribution<float>(0, 0.1f)(init);
+      for (float& x : parameters_.back()) x = normal(init);
     }
   }
 
@@ -162,16 +163,17 @@ class Worker {
   // Gradients that depend on worker, step and the parameters, so that an error anywhere spreads.
   void Fill(uint64_t step) {
     std::mt19937 random(static_cast<uint32_t>(step * 31 + static_cast<uint64_t>(index_)));
+    std::normal_distribution<float> normal(0, 0.05f);
     for (size_t t = 0; t < gradients_.size(); ++t)
-      for (size_t i = 0; i < gradients_[t].size(); ++i)
-        gradients_[t][i] = 0.3f * parameters_[t][i] + std::normal_distribution<float>(0, 0.05f)(random);
+      for (size_t i = 0; i < gradients_[t].size(); ++i) gradients_[t][i] = 0.3f * parameters_[t][i] + normal(random);
   }
 
   // The same without the parameters.
   void FillApart(uint64_t step) {
     std::mt19937 random(static_cast<uint32_t>(step * 37 + static_cast<uint64_t>(index_)));
+    std::normal_distribution<float> normal(0, 0.05f);
     for (auto& gradient : gradients_)
-      for (float& x : gradient) x = std::normal_distribution<float>(0, 0.05f)(random);
+      for (float& x : gradient) x = normal(random);
   }
 
   // One round; tensors get ready in a random order.

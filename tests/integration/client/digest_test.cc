@@ -19,7 +19,7 @@ namespace {
 #if defined(__SANITIZE_ADDRESS__)
 constexpr int kDigestRounds = 30;
 #else
-constexpr int kDigestRounds = 100;
+constexpr int kDigestRounds = 50;
 #endif
 
 class DigestTest : public ::testing::TestWithParam<Case> {};
