@@ -45,12 +45,14 @@ v1::Role GuessRole(std::string_view name, const std::vector<uint64_t>& shape) {
   if (lower.ends_with("bias")) return v1::ROLE_BIAS;
   if (shape.size() <= 1) return v1::ROLE_NORM;  // scales of LayerNorm, BatchNorm, RMSNorm; other vectors alike
   if (has({"lm_head", "classifier", "output_projection", "head.weight", "fc_out"})) return v1::ROLE_HEAD;
-  if (has({"emb", "wte", "wpe", "tok_", "pos_"})) return v1::ROLE_EMBEDDING;
+  if (has({"emb", "wte", "wpe", "tok_", "pos_"}) || lower == "shared.weight" || lower.ends_with(".shared.weight")) {
+    return v1::ROLE_EMBEDDING;  // T5 and BART call theirs shared
+  }
   if (has({"attn", "attention", "q_proj", "k_proj", "v_proj", "o_proj", "qkv", "query", "key", "value"})) {
     return v1::ROLE_ATTENTION;
   }
   if (has({"mlp", "ffn", "feed_forward", "c_fc", "fc1", "fc2", "up_proj", "down_proj", "gate_proj", "intermediate",
-           "linear"})) {
+           "linear", "densereludense"})) {
     return v1::ROLE_MLP;
   }
   return v1::ROLE_OTHER;

@@ -1,6 +1,7 @@
 """A small classifier in somebody's loop: loop_worker.py OUT LOOP MODE PRECISION STEPS [SERVER...]
 
-LOOP: ddp, fsdp, sharded (ShardedOptimizer), local (LocalSGD, 4 steps a round), accelerate, trainer, lightning. MODE: "plain", AdamW over
+LOOP: ddp, fsdp, sharded (ShardedOptimizer), local (LocalSGD, 4 steps a round), accelerate, accelerate-sharded (a ShardedOptimizer in
+it), trainer, lightning. MODE: "plain", AdamW over
 DistributedDataParallel or FSDP; "dense", the same through shards by dense:fp32; "tagc", steps of which TAGC sends 1 %; "default", of local: its own. OUT.<rank>
 gets the losses of all batches in turn, the parameters and what the session counted.
 """
@@ -117,6 +118,26 @@ def with_accelerate(net: Net) -> dict[str, float]:
     return counted
 
 
+def with_sharded_accelerate(net: Net) -> dict[str, float]:
+    """The model is not prepared: DistributedDataParallel around it would sum what the shards sum."""
+    if plain:
+        return with_accelerate(net)
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    steps_of_tagc = {"lr": 4e-3} if mode == "tagc" else {"lr": 2e-3, "push": "gradient"}
+    with ShardedOptimizer(net, workers=size, overlap=True, weight_decay=0.01, **shards | steps_of_tagc) as made:
+        optimizer, loader = accelerator.prepare(made, torch.utils.data.DataLoader(data, BATCH))
+        for inputs, labels in loader:
+            accelerator.backward(net(inputs, labels)["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+        counted = made.stats()
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+    return counted
+
+
 def with_trainer(net: Net) -> dict[str, float]:
     from gradwire.transformers import ThroughShards
     from transformers import Trainer, TrainingArguments
@@ -166,7 +187,7 @@ samples = torch.randn(steps * BATCH * size, INPUTS)
 data = torch.utils.data.TensorDataset(samples, teacher(samples).argmax(1))
 trained = Net()
 counted = {"ddp": with_ddp, "fsdp": with_fsdp, "sharded": with_sharded, "local": with_local, "accelerate": with_accelerate,
-           "trainer": with_trainer, "lightning": with_lightning}[loop](trained)
+           "accelerate-sharded": with_sharded_accelerate, "trainer": with_trainer, "lightning": with_lightning}[loop](trained)
 parameters = {name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach() for name, p in trained.named_parameters()}
 torch.save({"losses": losses, "counted": counted, "parameters": parameters}, f"{out}.{rank}")
 if torch.distributed.is_initialized():

@@ -92,7 +92,7 @@ def loss_of(found):
     return sum(sum(process["losses"][-100:]) for process in found)
 
 
-@pytest.mark.parametrize("loop", [*OF_TORCH, *FRAMEWORKS])
+@pytest.mark.parametrize("loop", [*OF_TORCH, *FRAMEWORKS, "accelerate-sharded"])
 def test_dense_goes_the_way_of_torch_under_torchrun(loop, folder, server):
     expected, found = train(loop, "plain", "fp32", 40, folder), train(loop, "dense", "fp32", 40, folder, server)
     for mine, theirs in zip(found, expected, strict=True):
@@ -101,7 +101,7 @@ def test_dense_goes_the_way_of_torch_under_torchrun(loop, folder, server):
             torch.testing.assert_close(mine["parameters"][name], value, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("loop", [*OF_TORCH, *FRAMEWORKS])
+@pytest.mark.parametrize("loop", [*OF_TORCH, *FRAMEWORKS, "accelerate-sharded"])
 def test_one_percent_by_tagc_trains_as_well(loop, folder, server):
     """Steps of which TAGC sends 1 %, against AdamW over DistributedDataParallel or FSDP, in the same loop."""
     expected, found = (train(loop, mode, "fp32", 300, folder, server) for mode in ("plain", "tagc"))

@@ -52,9 +52,10 @@ NAMED = {
                   "model.layers.1.self_attn.o_proj.weight", "bert.encoder.layer.0.attention.self.query.weight",
                   "bert.encoder.layer.0.attention.output.dense.weight", "encoder.block.0.layer.0.SelfAttention.q.weight"],
     "embedding": ["transformer.wte.weight", "transformer.wpe.weight", "model.embed_tokens.weight",
-                  "bert.embeddings.word_embeddings.weight"],
+                  "bert.embeddings.word_embeddings.weight", "shared.weight", "model.shared.weight"],
     "mlp": ["transformer.h.0.mlp.c_fc.weight", "h.3.mlp.c_proj.weight", "model.layers.1.mlp.gate_proj.weight",
-            "bert.encoder.layer.0.intermediate.dense.weight"],
+            "bert.encoder.layer.0.intermediate.dense.weight", "encoder.block.0.layer.1.DenseReluDense.wi.weight",
+            "layers.0.shared_mlp.output_linear.weight"],
     "head": ["lm_head.weight"],
 }
 

@@ -191,7 +191,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--bucket-bytes", type=int, default=0, help="of zen's job; 0: its default")
     parser.add_argument("--systems", default=";".join(SYSTEMS))
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--archive", action="store_true", help="keep the figures in the repository, too")
+    parser.add_argument("--archive", action="store_true", help="keep the figures in the repository, too, in the place of others of these settings")
     args = parser.parse_args()
     if unknown := set(args.systems.split(";")) - set(SYSTEMS):
         parser.error(f"no such system: {', '.join(sorted(unknown))}; there are {', '.join(SYSTEMS)}")
@@ -240,10 +240,11 @@ def main() -> None:
                 print(f"{row['rows']:>11,}{row['drawn']:>9,} zen makes {other['ms'] / row['ms']:.2f} times the steps of {other['system']}")
     print("\n".join(growth(rows)))
     settings = {name: value for name, value in vars(args).items() if name not in ("json", "archive")}
-    report = json.dumps({"name": "embedding", "machine": machine, "settings": settings, "rows": rows}, indent=2) + "\n"
-    args.json.write_text(report)
+    report = {"name": "embedding", "machine": machine, "settings": settings, "rows": rows}
+    args.json.write_text(json.dumps(report, indent=2) + "\n")
     if args.archive:
-        ARCHIVE.write_text(report)
+        kept = [other for other in json.loads(ARCHIVE.read_text()) if other["settings"] != settings]
+        ARCHIVE.write_text(json.dumps([*kept, report], indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ const std::vector<Case> kCases = {{"tagc:density=0.01", "", true},
                                   {"tagc:density=0.01,bits=2", "", true},
                                   {"tagc:density=0.01", "union:values=int4"},
                                   {"tagc:density=0.01,form=sketch", "", true},
+                                  {"tagc:density=0.01,bits=2,form=sketch"},
                                   {"topk:density=0.01,values=int8", "", true},
                                   {"topk:density=0.01,values=int8", "union:values=int6", true},
                                   {"topk:density=0.01,values=int8", "union:values=int4"},
@@ -57,6 +58,8 @@ const std::vector<Case> kCases = {{"tagc:density=0.01", "", true},
                                   {"threshold:value=0.5,values=int8", "union:values=int4"},
                                   {"randomk:density=0.01,values=int8"},
                                   {"randomk:density=0.01,values=int8", "union:values=int4"},
+                                  {"dgc:density=0.01,values=int8"},
+                                  {"dgc:density=0.01,values=int8", "union:values=int4"},
                                   {"thc:bits=4", "", true}};
 
 double UnionBytes(const Update& update, uint64_t elements) {

@@ -79,6 +79,7 @@ GRIDS = {grid.name: grid for grid in (
     Grid("dense-computing", "all elements travel, computing as it is", _ALL_ELEMENTS, ("100M", "1G", "none"), turns=4, periods=8),
     Grid("slow", "slow links, computing replaced by 100 ms", COMPARED, ("10M", "50M"), compute_ms=100),
     Grid("fast", "faster links, computing as it is", COMPARED, ("200M", "1G", "none")),
+    Grid("fast-fsdp", "fully sharded, computing as it is", ("fsdp", "fsdp-hook thc:bits=6 int8"), ("200M", "1G", "none")),
     Grid("fsdp", "fully sharded, computing replaced by 100 ms", (ALONE, *FSDP, "fsdp-hook dense:fp32"), ("50M", "200M", "1G"),
          compute_ms=100),
     Grid("share", "fully sharded, computing replaced by 500 ms, so that synchronising takes FSDP the share of TAGC's authors",

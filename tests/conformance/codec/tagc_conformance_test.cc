@@ -299,7 +299,8 @@ TEST(TagcCodec, ARecoveredWorkerDoesNotOverloadTheNextRound) {
 // What is sent is the same in either form, and so is what comes of it: of lists, of sketches, of both in one round.
 TEST(TagcForms, GiveTheSameUpdateFrames) {
   const uint64_t n = 30'000;
-  for (const char* codec : {"tagc:density=0.02,cells=8", "tagc:density=0.02,cells=16", "tagc:density=0.02,cells=32"}) {
+  for (const char* codec : {"tagc:density=0.02,cells=8", "tagc:density=0.02,cells=16", "tagc:density=0.02,cells=32",
+                            "tagc:density=0.02,bits=2"}) {
     for (uint32_t workers : {1u, 2u, 7u, 63u}) {
       SCOPED_TRACE(::testing::Message() << codec << ", " << workers << " workers");
       Cluster lists(Options(absl::StrCat(codec, ",form=auto"), workers, n));

@@ -146,6 +146,32 @@ TEST(TwoWay, SignsOfSignsAreTheMajorityVote) {
   EXPECT_TRUE(SameBits(cluster.update_residual(), std::vector<float>(1000)));
 }
 
+// The union of what workers sent, beside the same in float32.
+TEST(TwoWay, UnionsOfFewBitsTakeAThird) {
+  for (const auto& [update_codec, most] :
+       {std::pair("union:values=int4", 1.0 / 3), {"union:values=int6", 0.39}, {"union:values=2bit", 0.28}}) {
+    for (const uint32_t workers : {1u, 4u}) {
+      SCOPED_TRACE(::testing::Message() << update_codec << ", " << workers << " workers");
+      const uint64_t n = 1u << 17;
+      const GradientFn gradient = GaussianGradient(5, n);
+      const auto bytes = [&](const char* of) {
+        ClusterOptions options = OptionsOf({"topk:density=0.01,values=int8", of}, workers, n);
+        options.run_elements = 4096;
+        Cluster cluster(options);
+        uint64_t sum = 0;
+        for (int r = 0; r < 4; ++r) {
+          const RoundResult result = cluster.Round(gradient);
+          if (r > 0) sum += TotalSize(result.update_frame.chunks);  // the first calibrates
+        }
+        return static_cast<double>(sum);
+      };
+      const double wide = bytes("");
+      EXPECT_GT(wide, 3 * 4 * 0.01 * n);
+      EXPECT_LE(bytes(update_codec), most * wide);
+    }
+  }
+}
+
 TEST(TwoWay, StochasticCodecsDrawTheSameInEveryRunAndOthersInEveryRound) {
   for (const char* codec : {"terngrad", "qsgd:bits=2", "linear:bits=2", "natural:bits=2"}) {
     SCOPED_TRACE(codec);

@@ -80,7 +80,7 @@ TEST(FormsOfTagc, TrainAlike) {
   constexpr int kMost = 64;
 #endif
   for (const auto& [workers, bits] :
-       {std::pair(1, "auto"), {2, "auto"}, {8, "auto"}, {kMost, "auto"}, {1, "2"}, {8, "2"}}) {
+       {std::pair(1, "auto"), {2, "auto"}, {8, "auto"}, {kMost, "auto"}, {1, "2"}, {kMost, "2"}}) {
     SCOPED_TRACE(::testing::Message() << workers << " workers, bits=" << bits);
     std::set<std::string> digests;
     uint64_t deferred = 0;

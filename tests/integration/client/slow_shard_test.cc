@@ -1,8 +1,12 @@
 // One shard of several that takes nothing: the others get their frames at once, and the session can still be left.
+#include <fstream>
+#include <nlohmann/json.hpp>
+
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "tests/integration/client/cluster.h"
 #include "tests/lib/tcp_proxy.h"
+#include "tests/lib/temporary_folder.h"
 
 namespace gradwire::testing {
 namespace {
@@ -34,6 +38,7 @@ class SlowShard : public ::testing::TestWithParam<std::string> {
  protected:
   static constexpr uint32_t kSlow = 0;  // the first that a bucket is encoded for
   static constexpr uint32_t kFast = 1;
+  static constexpr uint64_t kCutRound = 3;  // the first step is rounds 0 and 1
 
   uint64_t PushedTo(uint32_t shard) { return cluster_.Describe(shard, kJob).push_bytes(); }
   // A round whose frames do not reach the slow shard has reached the other one.
@@ -41,6 +46,7 @@ class SlowShard : public ::testing::TestWithParam<std::string> {
     SessionOptions options = worker_.Options({proxy_.address(), cluster_.addresses()[kFast]});
     options.encode_threads = 2;
     options.timeouts.rpc_ms = 2'000;  // leaving asks the slow shard, too
+    options.trace = {trace_, kCutRound};
     ASSERT_EQ(worker_.JoinWith(std::move(options)), absl::OkStatus());
     ASSERT_EQ(worker_.Step(0.1f), absl::OkStatus());
     const uint64_t before = PushedTo(kFast);
@@ -59,6 +65,18 @@ class SlowShard : public ::testing::TestWithParam<std::string> {
     EXPECT_TRUE(absl::IsDeadlineExceeded(worker_.session().EndRound(0))) << "a round needs every shard";
   }
 
+  // When slices for `shard` were encoded in the cut round, in microseconds; once another step is over.
+  std::vector<double> EncodedAt(uint32_t shard) const {
+    std::vector<double> at;
+    const nlohmann::json trace = nlohmann::json::parse(std::ifstream(trace_));
+    for (const nlohmann::json& event : trace.at("traceEvents"))
+      if (event.value("name", "") == "encode" && event.at("args").at("shard") == shard) at.push_back(event.at("ts"));
+    std::sort(at.begin(), at.end());
+    return at;
+  }
+
+  const testing_support::TemporaryFolder folder_{"slow-shard"};
+  const std::string trace_ = folder_.path() + "/trace.json";
   Cluster cluster_{2, GetParam()};
   TcpProxy proxy_{cluster_.addresses()[kSlow]};
   Worker worker_{Spec(), 0};
@@ -68,10 +86,19 @@ INSTANTIATE_TEST_SUITE_P(Transports, SlowShard, ::testing::Values("grpc", "tcp")
                          [](const auto& info) { return info.param; });
 
 TEST_P(SlowShard, HoldsNoOtherAndTheRoundEndsWhenItTakes) {
+  constexpr absl::Duration kPause = absl::Seconds(1);
   ASSERT_NO_FATAL_FAILURE(PushPastTheSlowShard());
+  absl::SleepFor(kPause);
   proxy_.Heal();
   EXPECT_EQ(worker_.session().EndRound(), absl::OkStatus());
   EXPECT_EQ(worker_.session().ShardDigests()[kSlow], cluster_.ParametersSha256(kSlow, kJob));
+  // What waits for a shard is bounded: the rest of its frames is made when it takes them.
+  ASSERT_EQ(worker_.Step(0.1f), absl::OkStatus());  // ends the trace
+  const std::vector<double> fast = EncodedAt(kFast), slow = EncodedAt(kSlow);
+  ASSERT_GE(std::min(fast.size(), slow.size()), 8u);
+  const double healed = fast.back() + absl::ToDoubleMicroseconds(kPause) / 2;
+  const auto made_later = slow.end() - std::upper_bound(slow.begin(), slow.end(), healed);
+  EXPECT_GE(made_later, static_cast<long>(slow.size()) / 4) << "of " << slow.size();
 }
 
 TEST_P(SlowShard, CanBeLeft) {

@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "absl/strings/str_replace.h"
 #include "gradwire/v1/operator.pb.h"
 #include "tests/integration/client/cluster.h"
 #include "tests/lib/server_process.h"
@@ -108,8 +109,11 @@ TEST_P(PromotedStandbys, LeaveNoTraceInTheDigest) {
   if (c.skips) spec.set_nonfinite(v1::NONFINITE_SKIP);
   std::string expected;
   {
+    // Of lists, where the other one's workers send sketches: no bit may tell.
+    v1::JobSpec plain = spec;
+    plain.set_codec(absl::StrReplaceAll(spec.codec(), {{"form=sketch", "form=list"}}));
     Cluster undisturbed(kShards, "inproc");
-    expected = Train(spec, undisturbed.addresses(), c.pull, [](uint64_t) {});
+    expected = Train(plain, undisturbed.addresses(), c.pull, [](uint64_t) {});
   }
   spec.mutable_durability()->set_level(c.level);
   std::vector<std::string> addresses;
@@ -143,7 +147,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Case{"dense:values=fp32", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC},
         Case{"tagc:density=0.05,bits=2", v1::OPTIMIZER_STEP, PullMode::kUpdate, v1::DURABILITY_INTERVAL},
-        Case{"tagc:density=0.05,form=sketch", v1::OPTIMIZER_ADAMW, PullMode::kParams, v1::DURABILITY_FSYNC},
+        Case{"tagc:density=0.05,form=sketch,slack=4", v1::OPTIMIZER_ADAMW, PullMode::kParams, v1::DURABILITY_FSYNC},
         Case{"topk:density=0.05", v1::OPTIMIZER_ADAMW, PullMode::kUpdate, v1::DURABILITY_FSYNC,
              "topk:density=0.02,values=fp16"},
         Case{"tagc:density=0.05", v1::OPTIMIZER_STEP, PullMode::kUpdate, v1::DURABILITY_FSYNC, "union:values=int4"},
