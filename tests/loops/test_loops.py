@@ -103,7 +103,7 @@ def test_dense_goes_the_way_of_torch_under_torchrun(loop, folder, server):
 
 @pytest.mark.parametrize("loop", [*OF_TORCH, *FRAMEWORKS, "accelerate-sharded"])
 def test_one_percent_by_tagc_trains_as_well(loop, folder, server):
-    """Steps of which TAGC sends 1 %, against AdamW over DistributedDataParallel or FSDP, in the same loop."""
+    """Steps of which TAGC sends 1 %, against AdamW at its best rate, in the same loop: 0.98 came out, with FSDP 1.003."""
     expected, found = (train(loop, mode, "fp32", 300, folder, server) for mode in ("plain", "tagc"))
     assert loss_of(found) <= 1.01 * loss_of(expected)
     counted, elements = found[0]["counted"], sum(value.numel() for value in found[0]["parameters"].values())
@@ -112,10 +112,10 @@ def test_one_percent_by_tagc_trains_as_well(loop, folder, server):
 
 
 def test_local_steps_train_under_torchrun(folder, server):
-    """75 rounds of four steps each: 1.07 came out, 1.12 by default; and 0.975 by TAGC of 1 % at its rate, which loses no residual."""
+    """75 rounds of four steps each: 0.99 came out, 0.96 by default, and 0.986 by TAGC of 1 % that loses no residual."""
     expected, dense, default, tagc = (train("local", mode, "fp32", 300, folder, server) for mode in ("plain", "dense", "default", "tagc"))
-    assert loss_of(dense) <= 1.1 * loss_of(expected)
-    assert loss_of(default) <= 1.15 * loss_of(expected)
+    assert loss_of(dense) <= 1.01 * loss_of(expected)
+    assert loss_of(default) <= 1.01 * loss_of(expected)
     assert loss_of(tagc) <= 1.01 * loss_of(expected)
     assert default[0]["counted"]["steps"] == tagc[0]["counted"]["steps"] == 75
 
