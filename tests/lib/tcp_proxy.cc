@@ -69,6 +69,8 @@ TcpProxy::TcpProxy(const std::string& address)
       listener_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   const sockaddr_in name = Loopback(0);
+  const int held = kBufferBytes;  // by the kernel for each connection, which by itself may hold tens of MiB
+  setsockopt(listener_, SOL_SOCKET, SO_RCVBUF, &held, sizeof(held));
   if (bind(listener_, reinterpret_cast<const sockaddr*>(&name), sizeof(name)) != 0 || listen(listener_, 64) != 0) {
     std::abort();  // a machine without a loopback
   }

@@ -122,7 +122,6 @@ def test_the_default_trains_as_well_for_fewer_bytes(train, plain, addresses):
     assert_trains_as_well(train, plain, addresses, pushed=7)
 
 
-@pytest.mark.slow
 def test_steps_are_those_of_adam_without_momentum(train, plain, addresses):
     """Of one worker, so that the mean of steps is the step."""
     found = train("--servers", *addresses(1), "--push", "step", "--sgd", processes=1)

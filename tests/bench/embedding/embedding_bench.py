@@ -242,7 +242,10 @@ def main() -> None:
     settings = {name: value for name, value in vars(args).items() if name not in ("json", "archive")}
     report = {"name": "embedding", "machine": machine, "settings": settings, "rows": rows}
     args.json.write_text(json.dumps(report, indent=2) + "\n")
-    if args.archive:
+    complete = len(rows) == len(tables) * len(set(args.drawn)) * len(args.systems.split(";"))
+    if args.archive and not complete:
+        print("not archived: cases are missing")
+    elif args.archive:
         kept = [other for other in json.loads(ARCHIVE.read_text()) if other["settings"] != settings]
         ARCHIVE.write_text(json.dumps([*kept, report], indent=2) + "\n")
 

@@ -1,4 +1,5 @@
 // One shard of several that takes nothing: the others get their frames at once, and the session can still be left.
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -42,11 +43,11 @@ class SlowShard : public ::testing::TestWithParam<std::string> {
 
   uint64_t PushedTo(uint32_t shard) { return cluster_.Describe(shard, kJob).push_bytes(); }
   // A round whose frames do not reach the slow shard has reached the other one.
-  void PushPastTheSlowShard() {
+  void PushPastTheSlowShard(TraceOptions trace = {}) {
     SessionOptions options = worker_.Options({proxy_.address(), cluster_.addresses()[kFast]});
     options.encode_threads = 2;
     options.timeouts.rpc_ms = 2'000;  // leaving asks the slow shard, too
-    options.trace = {trace_, kCutRound};
+    options.trace = std::move(trace);
     ASSERT_EQ(worker_.JoinWith(std::move(options)), absl::OkStatus());
     ASSERT_EQ(worker_.Step(0.1f), absl::OkStatus());
     const uint64_t before = PushedTo(kFast);
@@ -87,7 +88,7 @@ INSTANTIATE_TEST_SUITE_P(Transports, SlowShard, ::testing::Values("grpc", "tcp")
 
 TEST_P(SlowShard, HoldsNoOtherAndTheRoundEndsWhenItTakes) {
   constexpr absl::Duration kPause = absl::Seconds(1);
-  ASSERT_NO_FATAL_FAILURE(PushPastTheSlowShard());
+  ASSERT_NO_FATAL_FAILURE(PushPastTheSlowShard({trace_, kCutRound}));
   absl::SleepFor(kPause);
   proxy_.Heal();
   EXPECT_EQ(worker_.session().EndRound(), absl::OkStatus());
