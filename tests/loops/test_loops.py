@@ -105,7 +105,7 @@ def test_dense_goes_the_way_of_torch_under_torchrun(loop, folder, server):
 def test_one_percent_by_tagc_trains_as_well(loop, folder, server):
     """Steps of which TAGC sends 1 %, against AdamW at its best rate, in the same loop: 0.98 came out, with FSDP 1.003."""
     expected, found = (train(loop, mode, "fp32", 300, folder, server) for mode in ("plain", "tagc"))
-    assert loss_of(found) <= (1.02 if loop == "fsdp" else 1.01) * loss_of(expected)  # machines round otherwise
+    assert loss_of(found) <= 1.01 * loss_of(expected)
     counted, elements = found[0]["counted"], sum(value.numel() for value in found[0]["parameters"].values())
     assert counted["steps"] == 300
     assert counted["pushed_bytes"] < 4 * elements * 300 / (12 if loop == "fsdp" else 30)  # FSDP pads its parts
