@@ -81,10 +81,14 @@ def with_fsdp(net: Net) -> dict[str, float]:
         return {} if state is None else state.stats()
 
 
+def sharded(net: Net) -> ShardedOptimizer:
+    return ShardedOptimizer(net, workers=size, overlap=True, lr=RATE, weight_decay=0.01, **{"push": "gradient"} | shards)
+
+
 def with_sharded(net: Net) -> dict[str, float]:
     if plain:
         return with_ddp(net)
-    with ShardedOptimizer(net, workers=size, overlap=True, lr=RATE, weight_decay=0.01, **{"push": "gradient"} | shards) as optimizer:
+    with sharded(net) as optimizer:
         train(net, optimizer)
         return optimizer.stats()
 
@@ -124,7 +128,7 @@ def with_sharded_accelerate(net: Net) -> dict[str, float]:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
-    with ShardedOptimizer(net, workers=size, overlap=True, lr=RATE, weight_decay=0.01, **{"push": "gradient"} | shards) as made:
+    with sharded(net) as made:
         optimizer, loader = accelerator.prepare(made, torch.utils.data.DataLoader(data, BATCH))
         for inputs, labels in loader:
             accelerator.backward(net(inputs, labels)["loss"])
