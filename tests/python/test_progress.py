@@ -91,12 +91,15 @@ def test_who_is_late_is_named(addresses, tmp_path):
 
 def test_frames_that_come_too_late_are_counted_by_worker(addresses):
     servers, job = addresses(1), make_job("left-out", codec="dense:fp32", workers=3, quorum=2)
-    file, far_ahead, was_late, over = io.StringIO(), threading.Event(), threading.Event(), threading.Event()
+    file, looks, far_ahead, was_late, over = io.StringIO(), *(threading.Event() for _ in range(4))
 
     def work(worker):
+        if worker == 2:  # who joins behind its first look counts as well
+            looks.wait(60)
         with gradwire.join(servers, job, make_parameters(), f"w{worker}") as session:
             if worker == 0:
                 with gradwire.Progress(session, every=600, file=file):
+                    looks.set()
                     train(session, 40)
                     far_ahead.set()
                     while not was_late.is_set():

@@ -27,6 +27,7 @@ class Lateness:
         self._answers: list[Answer] = []
         # By shard, worker and incarnation: when it was seen last, the seconds for which it had been awaited, and its frames.
         self._seen: dict[tuple[int, str, str], tuple[float, float, int]] = {}
+        self._looked: dict[int, float] = {}  # by shard, when it answered last
         self.look()
 
     @property
@@ -35,8 +36,8 @@ class Lateness:
         return bool(statuses(self._answers))
 
     def look(self) -> dict[str, Late]:
-        """Those who were late since the last look; of a shard that did not answer then, since it did. Members that are gone, or
-        are seen for the first time, do not count."""
+        """Those who were late since the last look; of a shard that did not answer then, since it did. Members that are gone do not
+        count."""
         try:
             self._answers, at = ask(self._servers, self._job, _ASK_MS), time.monotonic()
         except RuntimeError:  # there are no threads to ask by
@@ -44,10 +45,16 @@ class Lateness:
             return {}
         late: dict[str, Late] = {}
         for shard, status in enumerate(self._answers):
-            for worker in status["workers"] if isinstance(status, dict) else ():
+            if not isinstance(status, dict):
+                continue
+            first, before = shard not in self._looked, self._looked.get(shard, at)
+            self._looked[shard] = at
+            for worker in status["workers"]:
                 name, key = worker["worker"], (shard, worker["worker"], worker["incarnation"])
                 held_up, left_out = int(worker["held_up_ms"]) / 1000, int(worker["not_included_frames"])
-                then, held_up_then, left_out_then = self._seen.get(key, (at, held_up, left_out))
+                # Who was not there at a look counts from nothing.
+                new = (at, held_up, left_out) if first else (before, 0.0, 0)
+                then, held_up_then, left_out_then = self._seen.get(key, new)
                 self._seen[key] = (at, held_up, left_out)
                 share = min(1.0, max(0.0, held_up - held_up_then) / (at - then)) if at > then else 0.0
                 known = late.get(name, Late())
