@@ -175,7 +175,7 @@ void Poller::Keep() {
         mu_.Await(wanted);
         BeginMeasuring();
       }
-      if (mu_.AwaitWithTimeout(absl::Condition(&draining), absl::Milliseconds(kLookMs))) return;
+      if (mu_.AwaitWithTimeout(absl::Condition(&draining), absl::Milliseconds(look_ms_))) return;
     }
     if (!Look()) {
       absl::MutexLock lock(&mu_);
@@ -191,6 +191,7 @@ bool Poller::Look() {
     if (polls == seen_polls_) HandBack();
     seen_polls_ = polls;
     stuck_looks_ = 0;
+    look_ms_ = kLookMs;
     return true;
   }
   bool attended = false;
@@ -200,6 +201,7 @@ bool Poller::Look() {
     if (!inside_ && reserve_ > 0 && (parallel_ || entries_ == seen_entries_)) turn_.Signal();
     seen_entries_ = entries_;
   }
+  look_ms_ = attended ? std::min(2 * look_ms_, kLongestLookMs) : kLookMs;
   const uint64_t events = events_.load();
   const int waiting = waiting_.load();
   stuck_looks_ = waiting <= 0 && events == seen_events_ ? stuck_looks_ + 1 : 0;

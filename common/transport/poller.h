@@ -4,8 +4,9 @@
 // One thread is the fastest: two that wait in the queue are woken in turn, which doubles the time of a round trip and
 // costs a third of the goodput. So one waits there at a time; a thread that comes back while nobody is there goes on at
 // once, the others are the reserve. But a sink may block, and may have much to do. So a keeper looks at the pool every
-// few milliseconds until nothing has come since its last look and a thread waits; then it sleeps until the next
-// completion, as a process has a pool for every server that it talks to. It sends one of the reserve in when nobody
+// few milliseconds, less and less often while it finds a thread that waits (each look takes the processor from whoever
+// computes), until nothing has come since its last look; then it sleeps until the next completion, as a process has a
+// pool for every server that it talks to. It sends one of the reserve in when nobody
 // waits in the queue; with a single busy stream only when nobody has since the last look: two threads that take turns
 // at its messages are slower than one. It adds a thread when all of them stay inside their sinks, or when they use up
 // their CPU time, sinks take a good part of it and there are more busy streams than threads, or all of their time goes
@@ -85,10 +86,11 @@ class Poller {
 
  private:
   static constexpr int kMaxThreads = 256;
-  static constexpr int kLookMs = 2;
-  static constexpr int kStuckLooks = 4;    // so many looks without an event while no thread waits
-  static constexpr int kLoadLooks = 5;     // over so many looks the load is measured
-  static constexpr int kSpareLooks = 100;  // so many with a thread to spare take it away
+  static constexpr int kLookMs = 2;          // until the next look, where nobody waits in the queue
+  static constexpr int kLongestLookMs = 16;  // where at each look somebody did, twice as long each time
+  static constexpr int kStuckLooks = 4;      // so many looks without an event while no thread waits
+  static constexpr int kLoadLooks = 5;       // over so many looks the load is measured
+  static constexpr int kSpareLooks = 100;    // so many with a thread to spare take it away
   // A thread is full with this part of its time on a CPU. With less than kInSinks of it inside sinks, another thread
   // would only be in its way.
   static constexpr double kFull = 0.9;
@@ -143,6 +145,7 @@ class Poller {
   std::vector<std::thread::id> ended_ ABSL_GUARDED_BY(mu_);  // of threads_, ready to be joined
 
   // The keeper's own.
+  int look_ms_ = kLookMs;
   uint64_t seen_events_ = 0;
   uint64_t seen_polls_ = 0;
   uint64_t seen_entries_ = 0;
