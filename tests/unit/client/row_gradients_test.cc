@@ -21,7 +21,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr uint64_t kShards = 3;
+constexpr uint64_t kShardsOfRows = 3;
 
 struct RowsOf {
   std::vector<int64_t> rows;
@@ -53,11 +53,11 @@ class RowGradientsTest : public ::testing::Test {
     absl::StatusOr<Job> job = Job::Make(spec);
     ASSERT_TRUE(job.ok()) << job.status();
     job_ = std::make_unique<Job>(*std::move(job));
-    layout_ = std::make_unique<Layout>(*Layout::Make(*job_, kShards));
+    layout_ = std::make_unique<Layout>(*Layout::Make(*job_, kShardsOfRows));
     ASSERT_GT(layout_->bucket_count(), 2u);
     codecs_.clear();
     for (uint32_t b = 0; b < layout_->bucket_count(); ++b)
-      for (uint32_t s = 0; s < kShards; ++s)
+      for (uint32_t s = 0; s < kShardsOfRows; ++s)
         codecs_.push_back(*MakeCodec({job_.get(), &layout_->at(b, s), backend_.get()}));
     whole_ = NewStore();
     rows_ = NewStore();
@@ -66,8 +66,8 @@ class RowGradientsTest : public ::testing::Test {
     return std::make_unique<GradientStore>(job_.get(), std::vector<const Codec*>(3, codecs_[0].get()),
                                            MakeHostMemory(backend_.get()));
   }
-  const BucketLayout& slice(uint32_t i) const { return layout_->at(i / kShards, i % kShards); }
-  uint32_t slices() const { return layout_->bucket_count() * kShards; }
+  const BucketLayout& slice(uint32_t i) const { return layout_->at(i / kShardsOfRows, i % kShardsOfRows); }
+  uint32_t slices() const { return layout_->bucket_count() * kShardsOfRows; }
   const Tensor& tensor(uint32_t t) const { return job_->tensors()[t]; }
 
   RowsOf RandomRows(uint32_t t, float scale) {
@@ -82,8 +82,8 @@ class RowGradientsTest : public ::testing::Test {
   }
   EncodedFrame Encode(GradientStore& store, uint32_t i, uint64_t round) {
     FrameIdentity id;
-    id.shard = static_cast<uint16_t>(i % kShards);
-    id.bucket = i / kShards;
+    id.shard = static_cast<uint16_t>(i % kShardsOfRows);
+    id.bucket = i / kShardsOfRows;
     id.round = round;
     id.learning_rates = rates_;
     auto frame = store.Encode(id, codecs_[i]->InitialPlan(), slice(i), store.EncoderOf(*codecs_[i]));

@@ -24,9 +24,9 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr uint32_t kTensors = 8;
-constexpr uint32_t kHeld = 5;                          // the tensor whose task ends when the test lets it
-constexpr uint32_t kShard = 1;                         // that all tasks are for
-constexpr absl::Duration kHangs = absl::Seconds(120);  // what takes that long never comes
+constexpr uint32_t kHeld = 5;                               // the tensor whose task ends when the test lets it
+constexpr uint32_t kShard = 1;                              // that all tasks are for
+constexpr absl::Duration kNeverComes = absl::Seconds(120);  // what takes that long
 
 v1::JobSpec SpecOf(uint64_t elements) {
   v1::JobSpec spec = SmallSpec("dense:fp32");
@@ -91,12 +91,12 @@ class NotingExchanger final : public TaskedExchanger<TensorTask> {
   bool AwaitWorked(size_t tasks) {
     const auto worked = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return worked_.size() >= tasks; };
     absl::MutexLock lock(&mu_);
-    return mu_.AwaitWithTimeout(absl::Condition(&worked), kHangs);
+    return mu_.AwaitWithTimeout(absl::Condition(&worked), kNeverComes);
   }
   bool AwaitHeld() {
     const auto held = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return holds_; };
     absl::MutexLock lock(&mu_);
-    return mu_.AwaitWithTimeout(absl::Condition(&held), kHangs);
+    return mu_.AwaitWithTimeout(absl::Condition(&held), kNeverComes);
   }
   void Release() {
     absl::MutexLock lock(&mu_);
@@ -105,7 +105,7 @@ class NotingExchanger final : public TaskedExchanger<TensorTask> {
   bool AwaitIdle() {
     const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return tasks_.empty() && !Encoding(); };
     absl::MutexLock lock(&mu_);
-    return mu_.AwaitWithTimeout(absl::Condition(&idle), kHangs);
+    return mu_.AwaitWithTimeout(absl::Condition(&idle), kNeverComes);
   }
   // The first half of an exchange's Stop; Join has the other.
   void AskToEnd() {
