@@ -173,6 +173,7 @@ void Poller::Keep() {
       absl::MutexLock lock(&mu_);
       if (resting_.load()) {
         mu_.Await(wanted);
+        look_ms_ = kLookMs;
         BeginMeasuring();
       }
       if (mu_.AwaitWithTimeout(absl::Condition(&draining), absl::Milliseconds(look_ms_))) return;
