@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <deque>
 #include <filesystem>
 #include <fstream>
@@ -127,6 +129,23 @@ TEST(Poller, SingleCompletionsLetItsKeeperSleep) {
   for (const auto& [thread, times] : TimesBlocked())
     if (const auto it = before.find(thread); it != before.end()) blocked += times - it->second;
   EXPECT_LE(blocked, 8u * kCompletions) << "a look every two milliseconds would be 25 each";
+}
+
+TEST(Poller, ItsKeeperLooksLessOftenWhereAThreadWaits) {
+  PostedQueue queue;
+  CountedSink sink;
+  Poller poller(&queue, 0);
+  const auto before = TimesBlocked();
+  const absl::Time began = absl::Now();
+  while (absl::Now() - began < absl::Milliseconds(400)) {
+    queue.Post(&sink);
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  const double looks = absl::FDivDuration(absl::Now() - began, absl::Milliseconds(2));
+  uint64_t keeper = UINT64_MAX;  // the pool's thread blocks once for each completion
+  for (const auto& [thread, times] : TimesBlocked())
+    if (const auto it = before.find(thread); it != before.end()) keeper = std::min(keeper, times - it->second);
+  EXPECT_LE(static_cast<double>(keeper), looks / 2) << "of a look every two milliseconds";
 }
 
 TEST(Poller, ItsKeeperIsWokenForSinksThatBlock) {
