@@ -6,11 +6,11 @@
 // once, the others are the reserve. But a sink may block, and may have much to do. So a keeper looks at the pool every
 // few milliseconds, less and less often while it finds a thread that waits (each look takes the processor from whoever
 // computes), until nothing has come since its last look; then it sleeps until the next completion, as a process has a
-// pool for every server that it talks to. It sends one of the reserve in when nobody
-// waits in the queue; with a single busy stream only when nobody has since the last look: two threads that take turns
-// at its messages are slower than one. It adds a thread when all of them stay inside their sinks, or when they use up
-// their CPU time, sinks take a good part of it and there are more busy streams than threads, or all of their time goes
-// into sinks; it takes one away when the others have time to spare.
+// pool for every server that it talks to. It sends one of the reserve in when nobody waits in the queue; with a single
+// busy stream only when nobody has since the last look: two threads that take turns at its messages are slower than
+// one. It adds a thread when all of them stay inside their sinks, or when they use up their CPU time, sinks take a good
+// part of it and there are more busy streams than threads, or all of their time goes into sinks; it takes one away when
+// the others have time to spare.
 //
 // A thread outside the pool that is about to wait for a message can run the completions itself (RunReady), which saves
 // waking one thread for the message and another for what the message says. Two threads in the queue would be in each

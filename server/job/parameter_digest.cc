@@ -17,8 +17,8 @@
 namespace gradwire {
 namespace {
 
-constexpr size_t kMaxAskers = 16;
-constexpr int kMaxAskersOfAll = 64;                  // for all jobs of a server: each keeps a thread of the transport
+constexpr size_t kMaxCallers = 16;
+constexpr int kMaxCallersOfAll = 64;                 // for all jobs of a server: each keeps a thread of the transport
 constexpr size_t kElementsAtOnce = size_t{1} << 18;  // about a millisecond's worth
 constexpr int kPauses = 3;                           // for each unit of time at work: a share of 1/4
 
@@ -27,7 +27,7 @@ constexpr int kPauses = 3;                           // for each unit of time at
 absl::StatusOr<std::string> ParameterDigest::Get() {
   if (!parts_.job.keeps_parameters()) return std::string();
   absl::MutexLock lock(&mu_);
-  if (waiters_ >= kMaxAskers) {
+  if (waiters_ >= kMaxCallers) {
     return absl::ResourceExhaustedError(absl::StrFormat("job '%s': %d callers wait for its digest already: try again",
                                                         parts_.job.spec().name(), waiters_));
   }
@@ -38,7 +38,7 @@ absl::StatusOr<std::string> ParameterDigest::Get() {
     --waiters_;
     of_all.fetch_sub(1);
   };
-  if (others >= kMaxAskersOfAll) {
+  if (others >= kMaxCallersOfAll) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "job '%s': %d callers wait for digests of jobs already: try again", parts_.job.spec().name(), others));
   }

@@ -47,13 +47,12 @@ class Lateness:
         for shard, status in enumerate(self._answers):
             if not isinstance(status, dict):
                 continue
-            first, before = shard not in self._looked, self._looked.get(shard, at)
-            self._looked[shard] = at
+            before, self._looked[shard] = self._looked.get(shard), at
             for worker in status["workers"]:
                 name, key = worker["worker"], (shard, worker["worker"], worker["incarnation"])
                 held_up, left_out = int(worker["held_up_ms"]) / 1000, int(worker["not_included_frames"])
-                # Who was not there at a look counts from nothing.
-                new = (at, held_up, left_out) if first else (before, 0.0, 0)
+                # Who was not there at the look before counts from nothing.
+                new = (at, held_up, left_out) if before is None else (before, 0.0, 0)
                 then, held_up_then, left_out_then = self._seen.get(key, new)
                 self._seen[key] = (at, held_up, left_out)
                 share = min(1.0, max(0.0, held_up - held_up_then) / (at - then)) if at > then else 0.0

@@ -24,7 +24,7 @@ using wire::FrameWriter;
 using wire::Segment;
 using wire::SegmentType;
 
-constexpr uint64_t kElementsAtOnce = 65536;
+constexpr uint64_t kElementsOfSegment = 65536;
 constexpr uint32_t kInfinityBits = 0x7F800000;
 constexpr uint32_t kSignBit = 0x80000000;
 
@@ -60,8 +60,8 @@ GW_CLONES void WriteBf16(const float* __restrict from, uint32_t n, uint8_t* __re
 // `lent`: as ParameterArrays'.
 void AddFloats(const float* values, uint64_t elements, wire::Array array, const std::shared_ptr<const void>& lent,
                FrameWriter* writer) {
-  for (uint64_t begin = 0; begin < elements; begin += kElementsAtOnce) {
-    const uint32_t count = static_cast<uint32_t>(std::min(kElementsAtOnce, elements - begin));
+  for (uint64_t begin = 0; begin < elements; begin += kElementsOfSegment) {
+    const uint32_t count = static_cast<uint32_t>(std::min(kElementsOfSegment, elements - begin));
     const wire::SegmentHeader header{SegmentType::kDenseF32, static_cast<uint8_t>(array), begin, count, count * 4};
     if (lent != nullptr) {
       writer->Borrow(header, lent, values + begin);
@@ -72,8 +72,8 @@ void AddFloats(const float* values, uint64_t elements, wire::Array array, const 
 }
 
 void AddBf16(const float* values, uint64_t elements, FrameWriter* writer) {
-  for (uint64_t begin = 0; begin < elements; begin += kElementsAtOnce) {
-    const uint32_t count = static_cast<uint32_t>(std::min(kElementsAtOnce, elements - begin));
+  for (uint64_t begin = 0; begin < elements; begin += kElementsOfSegment) {
+    const uint32_t count = static_cast<uint32_t>(std::min(kElementsOfSegment, elements - begin));
     WriteBf16(values + begin, count, writer->Begin({SegmentType::kDenseBf16, 0, begin, count, count * 2}));
     writer->End();
   }
