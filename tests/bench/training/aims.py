@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import plan
-from plan import DDP, DENSE, GRIDS, OWN_DENSE, POWER_SGD
+from plan import DDP, DENSE, GRIDS, LARGE_DENSE, LARGE_OWN_DENSE, OWN_DENSE, POWER_SGD
 from systems import System
 
 MET, MISSED, NOT_MEASURED = "met", "missed", "not measured"
@@ -59,8 +59,8 @@ def time_aims() -> Iterator[Aim]:
     for system in plan.GRADWIRE:
         yield Aim("times faster than DDP", "slow", system, 5, True, lambda rows, s=system: ddp_ms(rows) / rows[s]["ms"])
         yield Aim("not computing, of PowerSGD 1's", "slow", system, 0.5, False, _waiting(system, POWER_SGD))
-    for grid in ("dense", "dense-computing", "slow", "fast"):
-        for system in (DENSE[0], OWN_DENSE):
+    for grid in ("dense", "dense-computing", "dense-unlimited", "slow", "fast"):
+        for system in (DENSE[0], OWN_DENSE, LARGE_DENSE, LARGE_OWN_DENSE):
             yield Aim("of DDP's step", grid, system, 1.05, False, lambda rows, s=system: rows[s]["ms"] / ddp_ms(rows))
     for loop in ("fsdp", "zero2"):
         for codec, bound in (("tagc:density=0.2 int8", 1.15), ("thc:bits=6 int8", 2), ("tagc:density=0.01,bits=2 int8", 2)):

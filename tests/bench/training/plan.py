@@ -29,6 +29,7 @@ HOOKED = ("thc:bits=6 int8", "tagc:density=0.2 int8", "tagc:density=0.2", "tagc:
 FSDP = tuple(name for loop in ("fsdp", "zero2") for name in (loop, *(f"{loop}-hook {codec}" for codec in HOOKED)))
 OWN_DENSE = f"{DENSE[0]} own"
 _ALL_ELEMENTS = (ALONE, BARE, DDP, "ddp buckets-4", DENSE[0], OWN_DENSE)
+LARGE_DENSE, LARGE_OWN_DENSE = (f"{system} buckets-4" for system in (DENSE[0], OWN_DENSE))
 MODELS_SYSTEMS = (ALONE, BARE, DDP, "ddp buckets-4", POWER_SGD, DENSE[0], TAGC)  # that other models are timed with
 BY_ROWS = (DDP, "ddp sparse", "sharded zen")  # of a recommender
 # Times do not depend on these; losses are searched from here, by factors of 2.
@@ -76,7 +77,10 @@ class Grid:
 GRIDS = {grid.name: grid for grid in (
     Grid("dense", "all elements travel, computing replaced by 100 ms", _ALL_ELEMENTS,
          ("100M", "1G", "none"), compute_ms=100, turns=3),
-    Grid("dense-computing", "all elements travel, computing as it is", _ALL_ELEMENTS, ("100M", "1G", "none"), turns=4, periods=8),
+    Grid("dense-computing", "all elements travel, computing as it is", _ALL_ELEMENTS, ("100M", "1G"), turns=4, periods=8),
+    # Only the cores bind here: processes of one row differ by a fifth, for as long as they live.
+    Grid("dense-unlimited", "all elements travel, computing as it is, no limit", (*_ALL_ELEMENTS, LARGE_DENSE, LARGE_OWN_DENSE),
+         ("none",), turns=12, periods=12),
     Grid("slow", "slow links, computing replaced by 100 ms", COMPARED, ("10M", "50M"), compute_ms=100),
     Grid("fast", "faster links, computing as it is", COMPARED, ("200M", "1G", "none")),
     Grid("fast-fsdp", "fully sharded, computing as it is", ("fsdp", "fsdp-hook thc:bits=6 int8"), ("200M", "1G", "none")),

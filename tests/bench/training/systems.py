@@ -11,9 +11,9 @@
                            torch's SGD takes; both: as below
   fsdp-hook, zero2-hook CODEC [int8]   the same with reduce-scatter through the shards (FSDPState); int8: parameters are gathered
                            so, which is its default
-  sharded CODEC [both] [early] [params] [own]   ShardedOptimizer; both: the update comes back by the same codec; early: it is
-                           applied while backward still runs; params: parameters come back in its place; own: worker i has
-                           shard i in its process.
+  sharded CODEC [both] [early] [params] [own] [buckets-M]   ShardedOptimizer; both: the update comes back by the same codec; early:
+                           it is applied while backward still runs; params: parameters come back in its place; own: worker i
+                           has shard i in its process; buckets: of M MiB in the place of the job's default.
                            Codec zen: of embeddings, whose gradients are sparse then (recommender); all else is dense:fp32
   local-H CODEC [both]     LocalSGD with H local steps a round, overlapped with the next
 """
@@ -38,7 +38,7 @@ TRACED_ROUNDS = 3
 POWER_SGD_BEGINS = 2  # step, torch's least: so it takes the same way from the first counted step on
 ONE_BUCKET_MIB = 1 << 10  # the hook starts collectives from callbacks: of two buckets they may cross, which gloo does not forgive
 _HOOKED = re.compile(r"ddp-hook \S+( both)?|(fsdp|zero2)-hook \S+( int8)?")
-_SHARDED = re.compile(r"sharded \S+( both)?( early)?( params)?( own)?|local-[1-9]\d* \S+( both)?")
+_SHARDED = re.compile(r"sharded \S+( both)?( early)?( params)?( own)?( buckets-[1-9]\d*)?|local-[1-9]\d* \S+( both)?")
 _TORCH = re.compile(r"alone( without optimizer)?|fsdp|zero2|"
                     r"ddp( fp16| powersgd-[1-9]\d*( begins-([2-9]|[1-9]\d+))?| buckets-[1-9]\d*| sparse)?")
 _SPARSE_GRADIENTS = re.compile(r"alone( without optimizer)?|ddp sparse|sharded zen\b.*")
@@ -87,6 +87,11 @@ class System:
     def own_shards(self) -> bool:
         """In the workers' processes; else servers are started for them."""
         return self.loop == "sharded" and "own" in self.words
+
+    @property
+    def bucket_mib(self) -> int:
+        """Of its buckets; 0: as many as torch or the job chooses."""
+        return next((int(word.removeprefix("buckets-")) for word in self.words if word.startswith("buckets-")), 0)
 
     @property
     def period(self) -> int:
@@ -138,7 +143,7 @@ def _options(place: Place, system: System) -> dict[str, Any]:
         more["push"] = "step"
     trace = gradwire.Trace(place.trace, place.traced_round, TRACED_ROUNDS) if place.trace else None
     return {"servers": place.servers, "job": "training", "worker": f"worker-{place.worker}", "codec": codec,
-            "bucket_bytes": place.bucket_bytes, "trace": trace, **more}
+            "bucket_bytes": system.bucket_mib << 20 or place.bucket_bytes, "trace": trace, **more}
 
 
 class _NoOptimizer(torch.optim.Optimizer):
@@ -168,8 +173,8 @@ def _ddp(system, task, place, lr):
     with _group(place):
         option, *more = system.words[1:] or [""]
         options = {}
-        if option.startswith("buckets-"):
-            options = {"bucket_cap_mb": int(option.removeprefix("buckets-"))}
+        if system.bucket_mib:
+            options = {"bucket_cap_mb": system.bucket_mib}
         elif option.startswith("powersgd-"):
             options = {"bucket_cap_mb": ONE_BUCKET_MIB}
         wrapped = _wrapped(task.module, **options)
