@@ -40,6 +40,7 @@ struct Delivery {
   v1::PushOutcome outcome = v1::PUSH_OUTCOME_UNSPECIFIED;
   uint64_t open_round = 0;  // as in PushAck
   uint64_t made = 0;        // the same
+  bool abstained = false;   // the same
 };
 
 }  // namespace gradwire

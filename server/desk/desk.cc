@@ -32,6 +32,7 @@ std::string ControlOf(const Delivery& delivery, bool first, bool last) {
       ack.set_outcome(delivery.outcome);
       ack.set_open_round(delivery.open_round);
       ack.set_made(delivery.made);
+      ack.set_abstained(delivery.abstained);
     }
     return ack.SerializeAsString();
   }
@@ -92,6 +93,7 @@ absl::Status Desk::AcknowledgeFrame(MemberId member, const v1::PushAck& ack, std
   ready.front().outcome = ack.outcome();
   ready.front().open_round = ack.open_round();
   ready.front().made = ack.made();
+  ready.front().abstained = ack.abstained();
   Deliver(std::move(ready));
   return absl::OkStatus();
 }
@@ -178,6 +180,8 @@ absl::Status Desk::Send(const Delivery& delivery) {
                                  .round = delivery.to.version - 1,
                                  .bucket = delivery.bucket,
                                  .member = delivery.to.member});
+  // Rounds of one bucket may be delivered by two threads at once, and those of a frame that came twice.
+  absl::MutexLock whole(&out.one_answer());
   if (delivery.frame == nullptr || delivery.frame->pieces().empty()) {
     out.Send({ControlOf(delivery, true, true), {}}).IgnoreError();  // it fails only when the stream is closing
     return absl::OkStatus();

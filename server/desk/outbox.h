@@ -29,6 +29,9 @@ class Outbox {
   // Where the answers of this stream count, together with others of its worker. Before it is shared.
   void CountInto(std::shared_ptr<UnsentBudget> unsent) { unsent_ = std::move(unsent); }
   const std::shared_ptr<UnsentBudget>& unsent() const { return unsent_; }  // null: they are not counted
+  // Held by who sends an answer in several messages: those of another answer must not come between them. Sends do not
+  // wait, so it is held for as long as they take.
+  absl::Mutex& one_answer() ABSL_LOCK_RETURNED(one_answer_) { return one_answer_; }
   // Ends the stream with `status`; what was sent before is still delivered.
   void Finish(absl::Status status);
   // Ends the stream at once, also one that was finished and whose peer does not read what is still to be sent.
@@ -44,6 +47,7 @@ class Outbox {
 
   std::shared_ptr<transport::Stream> stream_;  // constant until nobody can use it
   std::shared_ptr<UnsentBudget> unsent_;       // constant once shared
+  absl::Mutex one_answer_ ABSL_ACQUIRED_BEFORE(mu_);
   absl::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;

@@ -253,6 +253,7 @@ Intake::Ack Intake::Refuse(PushStream& stream, const wire::FrameHeader& header, 
   ack.set_bucket(header.bucket);
   ack.set_round(header.round);
   ack.set_outcome(v1::PUSH_REFUSED);
+  ack.set_abstained((header.flags & wire::kAbstain) != 0);
   ack.set_code(static_cast<int>(why.code()));
   ack.set_message(absl::StrFormat("job '%s' round %d bucket %d worker '%s': %s", parts_.job.spec().name(), header.round,
                                   header.bucket, stream.worker, std::string(why.message())));
@@ -274,6 +275,7 @@ Intake::Ack Intake::AckOf(PushStream& stream, const wire::FrameHeader& header, P
   ack.set_bucket(header.bucket);
   ack.set_round(header.round);
   ack.set_outcome(OutcomeOf(verdict));
+  ack.set_abstained((header.flags & wire::kAbstain) != 0);
   return ack;
 }
 
@@ -292,6 +294,10 @@ void Intake::AbandonStream(const PushStream& stream) {
 void Intake::AbandonMember(MemberId member) {
   for (const auto& bucket : parts_.buckets) {
     absl::MutexLock lock(&bucket->mu);
+    {
+      absl::MutexLock job_lock(&parts_.mu);
+      if (parts_.rounds->membership().Get(member) != nullptr) return;  // it is back, and may have begun frames
+    }
     for (OpenRound& open : bucket->open) AbandonPartial(*bucket, open, member, &parts_.in_flight);
   }
 }

@@ -324,7 +324,7 @@ void JobShard::DropMember(const Member& member) {
   absl::Status why;
   {
     absl::MutexLock lock(&parts_.mu);
-    // Or meanwhile: its streams are those of one that is here. What it had begun it is told to begin anew.
+    // Or meanwhile: its streams are those of one that is here.
     if (parts_.rounds->membership().Get(member.id) != nullptr) return;
     why = InJob(parts_.rounds->membership().Find(member.worker, member.incarnation).status());
     streams = streams_.Depart(member.id, &unread);

@@ -17,6 +17,7 @@ absl::StatusOr<JointRounds::JoinOutcome> JointRounds::Join(std::string_view work
         "worker '%s' asks to start at round %d; round %d is open and at most %d rounds ahead are allowed",
         std::string(worker), not_before, round_, kMaxRoundsAhead));
   }
+  GW_RETURN_IF_ERROR(membership_.CheckIdentity(worker, incarnation));
   // The incarnation that this one replaces is gone before the newcomer's first round is decided.
   std::vector<Member> lost;
   for (const auto& [id, member] : membership_.members()) {

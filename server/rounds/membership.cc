@@ -6,18 +6,34 @@
 #include "absl/strings/str_format.h"
 #include "common/base/hash.h"
 #include "common/base/names.h"
+#include "common/base/status_macros.h"
 
 namespace gradwire {
 MemberId MakeMemberId(std::string_view worker, uint64_t incarnation) {
   return HashCombine(HashString(worker), incarnation);
 }
 
-absl::StatusOr<Membership::Joined> Membership::Join(std::string_view worker, uint64_t incarnation, uint64_t start_round,
-                                                    TimeNs now) {
+absl::Status Membership::CheckIdentity(std::string_view worker, uint64_t incarnation) const {
   if (!IsName(worker)) {
     return absl::InvalidArgumentError(
         absl::StrFormat("worker name of %d bytes is not 1 to %d of [A-Za-z0-9._-]", worker.size(), kMaxNameBytes));
   }
+  if (incarnation == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("worker '%s' has incarnation 0: take a random number", std::string(worker)));
+  }
+  // By chance this does not happen; whoever looks for such a pair must not take another worker's place.
+  const Member* const same = Get(MakeMemberId(worker, incarnation));
+  if (same == nullptr || same->worker == worker) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("worker '%s' incarnation %016x has the number of worker '%s' incarnation %016x: take another "
+                      "incarnation",
+                      std::string(worker), incarnation, same->worker, same->incarnation));
+}
+
+absl::StatusOr<Membership::Joined> Membership::Join(std::string_view worker, uint64_t incarnation, uint64_t start_round,
+                                                    TimeNs now) {
+  GW_RETURN_IF_ERROR(CheckIdentity(worker, incarnation));
   Joined joined;
   joined.id = MakeMemberId(worker, incarnation);
   const auto known = by_name_.find(worker);
@@ -75,12 +91,13 @@ absl::StatusOr<MemberId> Membership::Find(std::string_view worker, uint64_t inca
     return absl::FailedPreconditionError(absl::StrFormat(
         "worker '%s' incarnation %016x was superseded by incarnation %016x of the same name: join again under another "
         "name, or stop one of the two processes",
-        std::string(worker), incarnation, members_.at(it->second).incarnation));
+        std::string(worker), incarnation, Get(it->second)->incarnation));
   }
   return id;
 }
 
 absl::Status Membership::CheckNotSuperseded(std::string_view worker, uint64_t incarnation) const {
+  GW_RETURN_IF_ERROR(CheckIdentity(worker, incarnation));
   const absl::Status found = Find(worker, incarnation).status();
   return absl::IsNotFound(found) ? absl::OkStatus() : found;
 }

@@ -46,8 +46,10 @@ class Membership {
 
   explicit Membership(const Rules& rules) : rules_(rules) {}
 
+  // InvalidArgument: no name, no incarnation (0), or the id of a member of another name.
+  absl::Status CheckIdentity(std::string_view worker, uint64_t incarnation) const;
   // A worker joins, to contribute from `start_round` on. Another incarnation of the same name is expelled at once.
-  // Errors: InvalidArgument (name), ResourceExhausted (max_workers; names both numbers).
+  // Errors: those of CheckIdentity, ResourceExhausted (max_workers; names both numbers).
   absl::StatusOr<Joined> Join(std::string_view worker, uint64_t incarnation, uint64_t start_round, TimeNs now);
   static constexpr uint64_t kNever = UINT64_MAX;
   // Postpones the first round of a member; earlier rounds do not wait for it.
@@ -58,7 +60,7 @@ class Membership {
   void NoteHeldUp(MemberId id, TimeNs time);
   // Errors: NotFound (never joined, left, or the lease ended), FailedPrecondition (superseded); both say to join again.
   absl::StatusOr<MemberId> Find(std::string_view worker, uint64_t incarnation) const;
-  // FailedPrecondition: another incarnation took its place. Ok also where it is no member.
+  // FailedPrecondition: another incarnation took its place. Ok also where it is no member. Errors of CheckIdentity too.
   absl::Status CheckNotSuperseded(std::string_view worker, uint64_t incarnation) const;
   const Member* Get(MemberId id) const;
   void Renew(MemberId id, TimeNs now);

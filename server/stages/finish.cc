@@ -24,6 +24,8 @@ std::vector<journal::Contribution> Finish::WhoTookPart(const RoundActions::Close
   absl::MutexLock lock(&parts_.mu);
   for (const auto& [id, contribution] : close.contributions) {
     const Member* member = parts_.rounds->membership().Get(id);
+    // An abstention of who has left says nothing; there may have been any number of them, and a record has bounds.
+    if (member == nullptr && !contribution.included) continue;
     who.push_back({id, member == nullptr ? "" : member->worker, member == nullptr ? 0 : member->incarnation,
                    contribution.digest, contribution.included, contribution.round});
   }

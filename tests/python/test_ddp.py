@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 import os
 import pathlib
 import pickle
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -287,6 +289,33 @@ class TestOneProcess:
             model.register_comm_hook(state, gradwire_torch.ddp_hook)
             model(torch.ones(2, 4)).sum().backward()
         assert not caplog.text
+
+    @pytest.mark.parametrize("codec", ["thc:bits=4", "topk:density=0.2"])
+    def test_nothing_of_a_skipped_step_comes_with_a_later_one(self, addresses, codec):
+        model = self.wrapped(torch.nn.Linear(4, 3))
+
+        def largest(*scale):
+            model.zero_grad()
+            (model(torch.ones(2, 4)) * torch.tensor(scale)).sum().backward()
+            return torch.cat([p.grad.flatten() for p in model.parameters()]).abs().max()
+
+        with gradwire_torch.DDPState(model, servers=addresses(1), job="skipped", codec=codec) as state:
+            model.register_comm_hook(state, gradwire_torch.ddp_hook)
+            for _ in range(3):
+                assert 0 < largest(1e-3, 1e-3, 1e-3) < 0.1
+            assert torch.isnan(largest(1e3, 1e3, float("inf")))
+            for _ in range(3):
+                assert largest(0.0, 0.0, 0.0) < 0.1
+
+    def test_what_training_leaves_is_freed(self, addresses):
+        model, shards = self.wrapped(), Shards(addresses(1), "freed", {})
+        shards.begin(model, "")
+        model(torch.ones(2, 4)).sum().backward()
+        shards.end()
+        gone = weakref.ref(model)
+        del model
+        gc.collect()
+        assert gone() is None
 
     def test_models_with_hooks_are_copied(self, addresses):
         model = self.wrapped()

@@ -432,6 +432,30 @@ def test_who_steps_the_local_optimizer_makes_the_rounds(addresses):
             local.step()
 
 
+def test_what_is_written_between_steps_that_others_make_is_no_progress(addresses):
+    model, data = model_of(), batches(0)
+    local = torch.optim.SGD(model.parameters(), lr=LR)
+    with local_sgd(model, addresses(1), every=4, local=local) as optimizer:
+        backward(model, next(data))
+        local.step()
+        written(model)
+        backward(model, next(data))
+        with pytest.raises(gradwire.FailedPrecondition, match="would count as this worker's progress"):
+            local.step()
+        optimizer.reset_parameters()
+        local.step()
+
+
+def test_an_optimizer_around_another_is_told_which_to_pass(addresses):
+    class Around(torch.optim.Optimizer):
+        def __init__(self, optimizer):
+            self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+    model = model_of()
+    with pytest.raises(TypeError, match=r"LocalSGD\(optimizer\.optimizer"):
+        local_sgd(model, addresses(1), local=Around(torch.optim.SGD(model.parameters(), lr=LR)))
+
+
 def test_parameters_are_borrowed_for_an_evaluation(addresses):
     def train(servers, borrows):
         model, data = model_of(), batches(0)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import gradwire
+from gradwire._lifetime import leave_behind
 
 
 def make_job(name, **options):
@@ -484,3 +485,13 @@ def test_rows_that_do_not_fit_are_refused_and_the_round_goes_on(addresses):
     expected[0][7] -= np.float32(0.1)
     for found, wanted in zip(parameters, expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_no_failure_to_leave_replaces_an_exception(caplog):
+    def lost(drain):
+        raise gradwire.Unavailable("the shard is lost")
+
+    leave_behind(lost, KeyError)
+    assert "the shard is lost" in caplog.text
+    with pytest.raises(gradwire.Unavailable):
+        leave_behind(lost, None)

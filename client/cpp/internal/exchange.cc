@@ -325,7 +325,8 @@ void Exchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
   RoundLedger::Actions actions;
   const Entry entry{ack.round(), *slice};
   Trace(SubjectOf(v1::TRACE_ACKNOWLEDGED, entry.round, entry.slice));
-  const RoundLedger::AckEffect effect = ledger_.Acked(entry, ack.outcome(), &actions);
+  const std::optional<bool> abstained = ack.has_abstained() ? std::optional(ack.abstained()) : std::nullopt;
+  const RoundLedger::AckEffect effect = ledger_.Acked(entry, ack.outcome(), abstained, &actions);
   if (effect == RoundLedger::AckEffect::kNotIncluded) ++counters_.not_included;
   ledger_.Heard(ack.open_round());
   if (effect == RoundLedger::AckEffect::kRefused || effect == RoundLedger::AckEffect::kLost) {

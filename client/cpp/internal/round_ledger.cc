@@ -52,19 +52,22 @@ void RoundLedger::Sent(Entry entry, Actions* actions) {
   CompleteIfDone(entry, actions);
 }
 
-RoundLedger::AckEffect RoundLedger::Acked(Entry entry, v1::PushOutcome outcome, Actions* actions) {
+RoundLedger::AckEffect RoundLedger::Acked(Entry entry, v1::PushOutcome outcome, std::optional<bool> abstained,
+                                          Actions* actions) {
   if (!IsOpen(entry.round) || entry.slice >= slices_) return AckEffect::kIgnored;
   Slice& slice = At(entry);
   if (slice.acked) return AckEffect::kIgnored;
+  const bool abstention = abstained.value_or(slice.abstained);
   if (outcome == v1::PUSH_REFUSED) {
-    if (slice.abstained) return AckEffect::kLost;
+    if (abstention) return AckEffect::kLost;
+    if (slice.abstained) return AckEffect::kIgnored;  // its copy was refused before
     slice.abstained = true;
     actions->abstain.push_back(entry);
     return AckEffect::kRefused;
   }
   slice.acked = true;
   // A shard that has merged the frame before, and refused a damaged repeat of it, calls the abstention a duplicate.
-  slice.included = outcome == v1::PUSH_DUPLICATE || (outcome == v1::PUSH_INCLUDED && !slice.abstained);
+  slice.included = outcome == v1::PUSH_DUPLICATE || (outcome == v1::PUSH_INCLUDED && !abstention);
   CompleteIfDone(entry, actions);
   return slice.abstained || slice.included ? AckEffect::kIncluded : AckEffect::kNotIncluded;
 }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -37,7 +38,7 @@ class RoundLedger {
     std::vector<Entry> ask;      // for the update frame
   };
   enum class AckEffect {
-    kIgnored,      // not of an open round, or acknowledged before
+    kIgnored,      // not of an open round, or acknowledged or refused before
     kIncluded,     // merged by the shard, or abstained as this worker meant to
     kNotIncluded,  // what it carried goes back to the residual
     kRefused,      // it abstains now
@@ -64,7 +65,9 @@ class RoundLedger {
   std::vector<v1::PullKind> Wanted(Entry entry) const;
   // The frame was handed to the transport, and its bytes are not in use any more; whether it arrives is not known.
   void Sent(Entry entry, Actions* actions);
-  AckEffect Acked(Entry entry, v1::PushOutcome outcome, Actions* actions);
+  // abstained: what is acknowledged did (a frame that was refused may have come twice, and be merged the second time);
+  // nothing from servers that do not say it.
+  AckEffect Acked(Entry entry, v1::PushOutcome outcome, std::optional<bool> abstained, Actions* actions);
   AnswerEffect Answered(Entry entry, v1::PullKind kind, Actions* actions);
   // The shard has this no longer: it is rounds ahead. The slice is settled without it, then the worker catches up.
   AnswerEffect Gone(Entry entry, v1::PullKind kind, Actions* actions);

@@ -1,11 +1,13 @@
 """What the callbacks of training frameworks have in common: a DDPState while training lasts, and a hook that stays."""
 
 # Without `from __future__ import annotations`: DistributedDataParallel looks at those of the hook.
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from . import _lifetime
 from ._errors import FailedPrecondition
 from .torch import DDPState, ddp_hook
 
@@ -16,7 +18,8 @@ class Shards:
     def __init__(self, servers: str | Sequence[str], job: str, options: dict[str, Any]):
         self.state: DDPState | None = None
         self._options = {"servers": servers, "job": job, **options}
-        self._hooked: Any = None  # a hook can be registered once, and a trainer trains twice
+        # A hook can be registered once, and a trainer trains twice. Weak: what has the hook keeps this, where no collector sees it.
+        self._hooked: weakref.ref[Any] | None = None
         self._stats: dict[str, float] = {}
 
     def begin(self, model: Any, otherwise: str) -> None:
@@ -28,9 +31,9 @@ class Shards:
 
         self.state = DDPState(ddp, **self._options)
         try:
-            if self._hooked is not ddp:
+            if self._hooked is None or self._hooked() is not ddp:
                 ddp.register_comm_hook(self, _hook)
-                self._hooked = ddp
+                self._hooked = weakref.ref(ddp)
             self.state._hooked = True
         except BaseException:
             self.end(drain=False)
@@ -40,7 +43,7 @@ class Shards:
         """Leaves the job, if this is in one."""
         if self.state is not None:
             state, self._stats, self.state = self.state, self.state.stats(), None
-            state.close(drain)
+            _lifetime.leave_behind(state.close, None if drain else Exception)
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a copy, as copy.deepcopy(model) makes one with its hooks: it is in no job."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from . import _lifetime
 from ._errors import FailedPrecondition
 from ._job import Rule, TensorSpec
 from ._means import MeanExchange
@@ -52,7 +53,8 @@ class DDPState:
 
     nonfinite: "spread" (the default): where a gradient of any worker is not finite, or too large for the shards' sums (2^18, from
     3 workers on 2^19 / workers, which the log tells), all gradients of that step are NaN on every worker, so that a GradScaler on
-    each skips it, as after all-reduce. The values that were finite have left the residual then.
+    each skips it, as after all-reduce. What others had sent in it has left their residuals, and what they had not comes with later
+    steps: with a GradScaler, whose scale changes there, take codec "dense:fp32", which keeps nothing.
     "refuse": backward() raises gradwire.InvalidArgument, which names the tensor, on that worker.
 
     Processes that are started again, by torchrun or by hand, begin the job anew, with residuals of 0, once the leases of those
@@ -155,7 +157,8 @@ class DDPState:
         index = self._index.get(id(parameter))
         if index is None:
             raise FailedPrecondition("DistributedDataParallel reduces a parameter that was not there when DDPState was made: "
-                                     "make it behind everything that adds or replaces parameters (.to(), freezing)")
+                                     "make it behind everything that adds or replaces parameters (.to()), and freeze what is not "
+                                     "trained before the module is wrapped in DistributedDataParallel")
         return index
 
     def stats(self) -> dict[str, float]:
@@ -180,7 +183,7 @@ class DDPState:
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
-        self.close(drain=kind is None)
+        _lifetime.leave_behind(self.close, kind)
 
 
 def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

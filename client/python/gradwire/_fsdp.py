@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from . import _lifetime
 from ._errors import FailedPrecondition
 from ._fsdp_gather import FORMATS
 from ._fsdp_units import Sharded, Unit, sharded
@@ -132,7 +133,7 @@ class FSDPState:
         try:
             if self._inputs is not None and unit in self._inputs:
                 raise FailedPrecondition(f"FSDPState: {unit.name} was reduced twice, in one backward() or because an earlier one "
-                                         "failed")
+                                         "failed: put what one loss needs through one forward pass (torch.cat of both batches)")
             unit.check(gradients)
             if self._inputs is None:
                 self._exchange.begin()
@@ -201,4 +202,4 @@ class FSDPState:
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
-        self.close(drain=kind is None)
+        _lifetime.leave_behind(self.close, kind)

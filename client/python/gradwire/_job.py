@@ -204,7 +204,8 @@ class JobSpec:
     the addresses that workers use. workers: how many must join before the first round, and the most there can be unless
     max_workers says otherwise. rules: None stands for default_rules(codec).
     bucket_bytes: of float32, over all shards; 0 is 4 MiB, and where all elements travel (dense, thc ...) a 32nd of the model if
-    that is less, 512 KiB at least. On a slow link a round takes as long as its bytes and, once more, one bucket.
+    that is less, 512 KiB at least. On a slow link a round takes as long as its bytes and, once more, one bucket; on a fast one
+    each bucket costs its ends a little of their cores: say 4 MiB where all elements travel at 10 Gbit/s or more.
     table_bucket_bytes: the same of tables (zen); 0 is bucket_bytes, and where that is 0 a 16th of the tables, 4 to 64 MiB.
     slice_bytes: where there are so many shards that their shares of a bucket are smaller, about how much of it lies on one of
     them together (embeddings and heads a 16th, where all elements travel a 64th): each slice is a frame each way in a round.

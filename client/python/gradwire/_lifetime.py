@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ._errors import FailedPrecondition
@@ -24,6 +24,17 @@ _optimizers: list[tuple[weakref.ref[Any], tuple[int, int, str, tuple[str, ...]]]
 
 def _key(servers: Sequence[str], job: str) -> tuple[int, int, str, tuple[str, ...]]:
     return os.getpid(), threading.get_ident(), job, tuple(servers)
+
+
+def leave_behind(close: Callable[[bool], None], kind: object) -> None:
+    """Closes at the end of a `with`, draining unless it ends with an exception (of `kind`), which no failure to leave replaces."""
+    if kind is None:
+        close(True)
+        return
+    try:
+        close(False)
+    except Exception as error:
+        logger.warning("leaving behind an exception failed, and the others wait until this worker's lease has ended: %s", error)
 
 
 def note_session(session: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import _core
+from . import _core, _lifetime
 from ._errors import FailedPrecondition
 from ._session import Session
 from ._sharded import ShardedOptimizer
@@ -65,6 +65,9 @@ class LocalSGD:
         if (rounds := str(options.get("rounds", "sync"))).startswith("bounded"):
             raise ValueError(f"rounds={rounds!r}: LocalSGD would go on without its own progress of the last rounds. Pass "
                              "overlap=True, which lets a round travel while the next steps are made")
+        if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            raise TypeError(f"optimizer: {type(optimizer).__name__} is around another one and takes no hooks of its own (as Accelerate's "
+                            "is): pass the one inside, LocalSGD(optimizer.optimizer, ...)")
         warn_of_ddp(model)
         plain = plain_names(name for name, _ in model.named_parameters())
         self._names = names = {id(p): plain[name] for name, p in model.named_parameters()}
@@ -124,7 +127,10 @@ class LocalSGD:
         return loss
 
     def _before(self, *_: Any) -> None:
-        if not self._inside and self._steps >= self._every:
+        if self._inside:
+            return
+        self._check()
+        if self._steps >= self._every:
             raise FailedPrecondition(
                 f"the local optimizer has made {self._steps} steps by itself, and no round, with every={self._every}: call step() of "
                 "LocalSGD in its place, or synchronize() behind every such number of steps")
@@ -141,8 +147,8 @@ class LocalSGD:
                 "write it before LocalSGD is made"
             raise FailedPrecondition(
                 f"parameter {name!r} was written to outside of the local optimizer's step (load_state_dict, init): it would count "
-                f"as this worker's progress; {remedy}. What belongs to each step (clamp_) goes into a hook: "
-                "optimizer.register_step_post_hook")
+                f"as this worker's progress; {remedy}. What belongs to each step (clamp_) goes into a hook "
+                "that is there before LocalSGD is made: optimizer.register_step_post_hook")
         shared = {id(p) for p in self._parameters}
         for p in (p for group in self.optimizer.param_groups for p in group["params"]):
             if p.requires_grad and id(p) not in shared:
@@ -258,4 +264,4 @@ class LocalSGD:
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
-        self.close(drain=kind is None)
+        _lifetime.leave_behind(self.close, kind)

@@ -62,6 +62,7 @@ class MeanExchange:
             if mean is not None and mean.device != at:
                 means[i] = host_copy(mean)
                 self._landed.append((mean, means[i]))
+        self._spoilt = False  # a gradient of this step cannot be summed, here
         self._bad: torch.Tensor | None = None  # 1 where a gradient of this step cannot be summed; its mean tells all
         if spreads:
             self._bad = torch.zeros(1, dtype=torch.float32, device=at)
@@ -87,18 +88,26 @@ class MeanExchange:
             raise ValueError(f"residual_decay={residual_decay!r} must be above 0, and at most 1")
 
     def begin(self) -> None:
+        self._spoilt = False
         self.session.begin_round(0.0)
 
     def look(self, gradients: torch.Tensor) -> None:
-        """Notes whether they can be summed. Before they are sent."""
-        if self._bad is None or (gradients.abs() < self._limit).all():  # false for NaN
+        """Notes whether they can be summed; from the first that cannot on they become 0, for this step is nobody's, and must not
+        wait in a residual for the next one. Before they are sent."""
+        if self._bad is None:
             return
+        if self._spoilt or (gradients.abs() < self._limit).all():  # false for NaN
+            if self._spoilt:
+                gradients.zero_()
+            return
+        self._spoilt = True
         self._bad.fill_(1)
         if not self._told and torch.isfinite(gradients).all():
             self._told = True
             logger.warning("job %r: a gradient of worker %s has a magnitude of %g, and sums hold those below %.9g: all gradients of "
                            "this step are NaN on every worker, and those of later steps like it; %s", self.session.job.name,
                            self.session.worker, gradients.abs().max().item(), self._limit, self._remedy)
+        gradients.zero_()
 
     def send(self, index: int, gradient: torch.Tensor) -> None:
         self.session.tensor_ready(index, gradient if self._staging is None else self._staging.bring(index, gradient))

@@ -241,7 +241,7 @@ class Session:
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
-        self.leave(drain=kind is None)
+        _lifetime.leave_behind(self.leave, kind)
 
     def _borrow(self, gradient: Any, what: str) -> object:
         if self._device is None:

@@ -347,7 +347,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             raise FailedPrecondition(
                 "step() timed out or was interrupted, and its round is still open: call step() again" if self._stepping else
                 "gradients of this backward pass were sent already (overlap=True) and cannot be discarded: call step() first, or "
-                "make the optimizer without overlap=True")
+                "make the optimizer without overlap=True" if self._overlap else
+                "step() was interrupted while it sent gradients: call step() again")
         self._forget_round()
         super().zero_grad(set_to_none)
 
@@ -453,7 +454,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             return False
         scale = self._loss_scale
         overflow = False
-        self._scaling = _amp.take(self)
+        scaling = _amp.take(self)
+        if scaling is not None or self._rates is None:  # else a step() that was interrupted while it sent goes on
+            self._scaling = scaling
         if self._scaling is not None:
             self._scaling.check(self.job, self._overlap)
             scale *= self._scaling.grad_scale
@@ -594,4 +597,4 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
-        self.close(drain=kind is None)
+        _lifetime.leave_behind(self.close, kind)

@@ -10,6 +10,23 @@
 #include "common/base/status_macros.h"
 
 namespace gradwire {
+namespace {
+
+// What the begin of a segment counts: runs, cells, values of factors, or elements, whichever form these have.
+size_t PlaceOf(wire::SegmentType type) {
+  switch (type) {
+    case wire::SegmentType::kRanges:
+      return 0;
+    case wire::SegmentType::kCells:
+      return 1;
+    case wire::SegmentType::kFactors:
+      return 2;
+    default:
+      return 3;
+  }
+}
+
+}  // namespace
 
 uint32_t ExtendDigest(const wire::Chunk& chunk, uint32_t digest) {
   digest = Crc32c(chunk.bytes.span().first(wire::kHeaderBytes), digest);
@@ -74,7 +91,16 @@ absl::Status FrameAssembler::Merge(const wire::Chunk& chunk) {
           return absl::InvalidArgumentError(absl::StrFormat("learning rate %g is not finite", rate));
       }
     } else {
+      // Whether the frame is whole is known with its last chunk. Until then it takes no more of the room that all
+      // workers' frames have together than a whole one.
+      uint64_t& end = ends_[PlaceOf(s.type)];
+      if (s.begin < end) {
+        return absl::InvalidArgumentError(
+            absl::StrFormat("bucket %d, round %d: a segment of type %d begins at %d, behind one that ends at %d",
+                            layout_->bucket, round_, static_cast<int>(s.type), s.begin, end));
+      }
       GW_RETURN_IF_ERROR(merge_ != nullptr ? merge_->Add(s) : accumulator_->Add(s));
+      end = s.begin + s.count;
     }
     ++chunks_.back().merged;
     segments_.push_back(s);

@@ -2,6 +2,7 @@
 // abandoned. Sits between the transport and an Accumulator on a shard server.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -62,6 +63,7 @@ class FrameAssembler {
   };
   std::vector<Held> chunks_;                   // merged so far
   std::vector<wire::SegmentHeader> segments_;  // of chunks_ that were merged, in order
+  std::array<uint64_t, 4> ends_ = {};          // of what they cover, by PlaceOf (frame_assembler.cc)
   std::vector<float> learning_rates_;
   uint64_t bytes_ = 0;
   uint32_t digest_ = 0;

@@ -70,13 +70,17 @@ absl::Status ReadPairs(const Segment& s, const Agreement& agreement, Pairs* out,
   }
   const size_t before = out->positions.size();
   absl::Status status;
-  if (coding == kAgreedCoding) {
-    if (agreement.density == 0 || index_bytes != 0) {
-      status = absl::InvalidArgumentError("sparse segment without positions, which were not agreed on");
-    } else {
-      AgreedPositions(*agreement.job, *agreement.layout, agreement.round, agreement.density, s.begin, s.count,
-                      &out->positions);
-    }
+  // The update has no index either: values at other positions would be read as those of the agreed ones.
+  if ((coding == kAgreedCoding) != (agreement.density != 0)) {
+    status = absl::InvalidArgumentError(coding == kAgreedCoding
+                                            ? "sparse segment without positions, which were not agreed on"
+                                            : "sparse segment with positions of its own, where they are agreed on");
+  } else if (coding == kAgreedCoding && index_bytes != 0) {
+    status = absl::InvalidArgumentError(
+        absl::StrFormat("sparse segment with an index of %d bytes, where positions are agreed on", index_bytes));
+  } else if (coding == kAgreedCoding) {
+    AgreedPositions(*agreement.job, *agreement.layout, agreement.round, agreement.density, s.begin, s.count,
+                    &out->positions);
   } else {
     status = DecodeIndex(static_cast<IndexCoding>(coding), payload.first(index_bytes), static_cast<uint32_t>(s.begin),
                          s.count, &out->positions, ahead);

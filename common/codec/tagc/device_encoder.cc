@@ -1,5 +1,6 @@
-// TAGC frames of gradients on a device: selected, quantised and, where the form asks for it, sketched there. Two waits
-// per frame: for how many elements were taken, and for them.
+// TAGC frames of gradients on a device: selected, quantised and, where the form asks for it, sketched there. A frame
+// waits for how many elements were taken, and for them. What is taken has left `pending`, so from there on nothing may
+// fail.
 #include "common/codec/tagc/device_encoder.h"
 
 #include <cstring>
@@ -70,7 +71,9 @@ class DeviceEncoder final : public Encoder {
     // How many were taken, then the largest magnitudes: both come to the host.
     const size_t notes_bytes = sizeof(uint64_t) + runs.size() * sizeof(uint32_t);
     GW_ASSIGN_OR_RETURN(const RoundMemory notes, RoundMemory::Make(&bucket_, notes_bytes));
-    GW_ASSIGN_OR_RETURN(const RoundMemory taken, RoundMemory::Make(&bucket_, 2 * elements * sizeof(uint32_t)));
+    const kernels::SketchArgs sketch = shape_.SketchOf(id.round, plan);
+    const size_t taken_bytes = 2 * elements * sizeof(uint32_t);
+    GW_ASSIGN_OR_RETURN(const RoundMemory taken, RoundMemory::Make(&bucket_, taken_bytes + CellBytes(sketch)));
     auto* positions = reinterpret_cast<uint32_t*>(taken.data());
     auto* integers = reinterpret_cast<int32_t*>(positions + elements);
     bucket_.backend().LargestOfRuns(places.runs(), reinterpret_cast<uint32_t*>(notes.data() + sizeof(uint64_t)),
@@ -81,32 +84,31 @@ class DeviceEncoder final : public Encoder {
     uint64_t n = 0;
     std::memcpy(&n, results, sizeof(n));
     SetRanges(runs.size(), results + sizeof(n));
-    return Sketch(shape_.SketchOf(id.round, plan), positions, integers, n, frame);
+    Sketch(sketch, positions, integers, n, taken.data() + taken_bytes, frame);
+    return absl::OkStatus();
   }
 
-  // Adds what was taken to cells, as far as they hold it, and brings both to the host.
-  absl::Status Sketch(const kernels::SketchArgs& sketch, const uint32_t* positions, const int32_t* integers, size_t n,
-                      EncodedFrame* frame) {
-    if (n == 0) return absl::OkStatus();
-    const size_t bytes = n * sizeof(uint32_t);
-    const size_t sketched = shape_.SketchedOf(frame->plan, n);
-    const size_t cell_bytes =
-        sketched == 0 ? 0 : uint64_t{sketch.groups} * sketch.cells_per_group * static_cast<size_t>(shape_.cell_bytes);
-    GW_ASSIGN_OR_RETURN(const RoundMemory memory, RoundMemory::Make(&bucket_, 2 * bytes + cell_bytes));
-    uint8_t* const cells = memory.data() + 2 * bytes;
-    bucket_.runtime().Copy(memory.data(), positions, bytes, bucket_.stream());
-    bucket_.runtime().Copy(memory.data() + bytes, integers, bytes, bucket_.stream());
-    if (sketched != 0) {
-      bucket_.runtime().Fill(cells, 0, cell_bytes, bucket_.stream());
+  size_t CellBytes(const kernels::SketchArgs& sketch) const {
+    if (!shape_.sketches()) return 0;
+    return uint64_t{sketch.groups} * sketch.cells_per_group * static_cast<size_t>(shape_.cell_bytes);
+  }
+
+  // Adds what was taken to `cells`, as far as they hold it, and brings both to the host.
+  void Sketch(const kernels::SketchArgs& sketch, const uint32_t* positions, const int32_t* integers, size_t n,
+              uint8_t* cells, EncodedFrame* frame) {
+    if (n == 0) return;
+    if (const size_t sketched = shape_.SketchedOf(frame->plan, n); sketched != 0) {
+      const size_t bytes = CellBytes(sketch);
+      bucket_.runtime().Fill(cells, 0, bytes, bucket_.stream());
       bucket_.backend().SketchAdd(positions, integers, sketched, sketch, cells, bucket_.stream());
+      const uint8_t* const result = bucket_.Fetch(cells, bytes, &spill_);
+      cells_.assign(result, result + bytes);
     }
-    const uint8_t* results = bucket_.Fetch(memory.data(), 2 * bytes + cell_bytes, &spill_);
     frame->positions.resize(n);
     frame->integers.resize(n);
-    std::memcpy(frame->positions.data(), results, bytes);
-    std::memcpy(frame->integers.data(), results + bytes, bytes);
-    cells_.assign(results + 2 * bytes, results + 2 * bytes + cell_bytes);
-    return absl::OkStatus();
+    const size_t bytes = n * sizeof(uint32_t);
+    std::memcpy(frame->positions.data(), bucket_.Fetch(positions, bytes, &spill_), bytes);
+    std::memcpy(frame->integers.data(), bucket_.Fetch(integers, bytes, &spill_), bytes);
   }
 
   const TagcShape shape_;

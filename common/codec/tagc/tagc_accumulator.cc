@@ -52,6 +52,16 @@ absl::Status TagcAccumulator::CheckShare(const Segment& s, uint64_t merged, uint
                       shape_.layout().bucket, round_, static_cast<int>(s.type), shape_.max_workers()));
 }
 
+// A set of positions takes memory by how many it holds, and next to no bytes where it holds all.
+absl::Status TagcAccumulator::CheckElements(const Segment& s) const {
+  GW_RETURN_IF_ERROR(CheckRange(s, cells() == 0 ? 0 : shape_.elements()));
+  GW_RETURN_IF_ERROR(CheckShare(s, merged_elements_, shape_.elements()));
+  if (s.count <= shape_.index_block) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "bucket %d, round %d: segment type %d covers %d elements; frames of %s have segments of %d at most",
+      shape_.layout().bucket, round_, static_cast<int>(s.type), s.count, ToString(shape_.spec), shape_.index_block));
+}
+
 absl::Status TagcAccumulator::OpenSketch(const Segment& s) {
   if (sketched_) return absl::OkStatus();
   if (!shape_.sketches()) {
@@ -101,8 +111,7 @@ absl::Status TagcAccumulator::AddRanges(const Segment& s) {
 }
 
 absl::Status TagcAccumulator::AddPositions(const Segment& s) {
-  GW_RETURN_IF_ERROR(CheckRange(s, cells() == 0 ? 0 : shape_.elements()));
-  GW_RETURN_IF_ERROR(CheckShare(s, merged_elements_, shape_.elements()));
+  GW_RETURN_IF_ERROR(CheckElements(s));
   scratch_.clear();
   GW_RETURN_IF_ERROR(
       DecodeIndex(static_cast<IndexCoding>(s.param), s.payload(), static_cast<uint32_t>(s.begin), s.count, &scratch_));
@@ -132,8 +141,7 @@ absl::Status TagcAccumulator::AddCells(const Segment& s) {
 }
 
 absl::Status TagcAccumulator::AddList(const Segment& s) {
-  GW_RETURN_IF_ERROR(CheckRange(s, cells() == 0 ? 0 : shape_.elements()));
-  GW_RETURN_IF_ERROR(CheckShare(s, merged_elements_, shape_.elements()));
+  GW_RETURN_IF_ERROR(CheckElements(s));
   GW_RETURN_IF_ERROR(lists_.Add(s));
   merged_elements_ += s.count;
   return absl::OkStatus();

@@ -40,6 +40,7 @@ class TagcAccumulator final : public Accumulator {
   absl::Status CheckRange(const wire::Segment& segment, uint64_t limit) const;
   // Errors: InvalidArgument when more has been merged than max_workers frames hold. Sums could wrap otherwise.
   absl::Status CheckShare(const wire::Segment& segment, uint64_t merged, uint64_t per_worker) const;
+  absl::Status CheckElements(const wire::Segment& segment) const;
   uint64_t cells() const { return uint64_t{sketch_.groups} * sketch_.cells_per_group; }
   // Makes room for sketches, in a round that has some. Errors: InvalidArgument where the job has none.
   absl::Status OpenSketch(const wire::Segment& segment);

@@ -128,7 +128,9 @@ absl::Status MessageReader::BeginPacket() {
 }
 
 void MessageReader::BeginSlice() {
-  body_in_slice_ = std::min(body_left_, kSliceBytes);
+  // A body is held for as long as its receiver likes, and counted by its bytes: a large control part beside it would be
+  // held with it.
+  body_in_slice_ = control_in_slice_ > kHeadBytes ? 0 : std::min(body_left_, kSliceBytes);
   body_left_ -= body_in_slice_;
   const size_t pad = (kAlignment - control_in_slice_ % kAlignment) % kAlignment;
   slice_ = pool_->Take(pad + control_in_slice_ + body_in_slice_);

@@ -59,7 +59,7 @@ def time_aims() -> Iterator[Aim]:
     for system in plan.GRADWIRE:
         yield Aim("times faster than DDP", "slow", system, 5, True, lambda rows, s=system: ddp_ms(rows) / rows[s]["ms"])
         yield Aim("not computing, of PowerSGD 1's", "slow", system, 0.5, False, _waiting(system, POWER_SGD))
-    for grid in ("dense", "dense-computing", "dense-unlimited", "slow", "fast"):
+    for grid in ("dense", "dense-computing", "dense-cores", "slow", "fast"):
         for system in (DENSE[0], OWN_DENSE, LARGE_DENSE, LARGE_OWN_DENSE):
             yield Aim("of DDP's step", grid, system, 1.05, False, lambda rows, s=system: rows[s]["ms"] / ddp_ms(rows))
     for loop in ("fsdp", "zero2"):

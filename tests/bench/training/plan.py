@@ -77,10 +77,10 @@ class Grid:
 GRIDS = {grid.name: grid for grid in (
     Grid("dense", "all elements travel, computing replaced by 100 ms", _ALL_ELEMENTS,
          ("100M", "1G", "none"), compute_ms=100, turns=3),
-    Grid("dense-computing", "all elements travel, computing as it is", _ALL_ELEMENTS, ("100M", "1G"), turns=4, periods=8),
-    # Only the cores bind here: processes of one row differ by a fifth, for as long as they live.
-    Grid("dense-unlimited", "all elements travel, computing as it is, no limit", (*_ALL_ELEMENTS, LARGE_DENSE, LARGE_OWN_DENSE),
-         ("none",), turns=12, periods=12),
+    Grid("dense-computing", "all elements travel, computing as it is", _ALL_ELEMENTS, ("100M",), turns=4, periods=8),
+    # More than the links the cores bind here: processes of one row differ by a fifth, for as long as they live.
+    Grid("dense-cores", "all elements travel, computing as it is, faster links", (*_ALL_ELEMENTS, LARGE_DENSE, LARGE_OWN_DENSE),
+         ("1G", "none"), turns=8, periods=12),
     Grid("slow", "slow links, computing replaced by 100 ms", COMPARED, ("10M", "50M"), compute_ms=100),
     Grid("fast", "faster links, computing as it is", COMPARED, ("200M", "1G", "none")),
     Grid("fast-fsdp", "fully sharded, computing as it is", ("fsdp", "fsdp-hook thc:bits=6 int8"), ("200M", "1G", "none")),

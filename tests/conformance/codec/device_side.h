@@ -13,8 +13,9 @@ namespace gradwire::testing {
 // Exactly the memory that is asked for, and a ring so small that most segments take several pieces and wait for a slot.
 class DeviceSide {
  public:
-  DeviceSide(uint64_t device_bytes, uint64_t means, uint64_t pinned_bytes, kernels::cuda::Lag lag)
-      : backend_("queued", kernels::cuda::HostDeviceOptions{}, lag),
+  DeviceSide(uint64_t device_bytes, uint64_t means, uint64_t pinned_bytes, kernels::cuda::Lag lag,
+             size_t memory_bytes = size_t{1} << 30)
+      : backend_("queued", kernels::cuda::HostDeviceOptions{.memory_bytes = memory_bytes}, lag),
         share_(*kernels::cuda::DeviceShare::Make(&backend_, {.ring_slots = 3, .ring_slot_bytes = 4096})),
         memory_(*share_->budget().Admit(device_bytes + kernels::cuda::JobMemory::Rounded(means, sizeof(float)))),
         bucket_(*kernels::cuda::DeviceBucket::Make(share_.get(), memory_.get(), means, pinned_bytes)) {}

@@ -234,6 +234,27 @@ TEST_P(TagcLists, AreRefusedWhereTheyAreWrong) {
   EXPECT_EQ(accumulator->Finish(cluster_.Identity(0), 1)->stats.elements, 0u);  // nothing of it was merged
 }
 
+// All of a large bucket in one segment takes a byte on the wire and a word for each element in memory.
+TEST(TagcSegments, OfPositionsCoverNoMoreThanABlock) {
+  constexpr uint32_t kBlock = 1 << 16;  // at this density
+  for (const char* codec : {"tagc:density=0.05", "tagc:density=0.05,form=sketch"}) {
+    ClusterOptions options;
+    options.codec = codec;
+    options.workers = 1;
+    options.elements = 3 * kBlock;
+    Cluster cluster(options);
+    cluster.Calibrate(GaussianGradient(6, options.elements));
+    const auto accumulator = cluster.OpenAccumulator();
+    wire::Segment none;  // of the elements that it covers
+    none.type = options.codec.ends_with("sketch") ? wire::SegmentType::kIndex : wire::SegmentType::kList;
+    none.begin = kBlock;
+    none.count = kBlock;
+    EXPECT_TRUE(accumulator->Add(none).ok()) << codec;
+    none.count = kBlock + 1;
+    EXPECT_EQ(accumulator->Add(none).code(), absl::StatusCode::kInvalidArgument) << codec;
+  }
+}
+
 TEST_P(TagcLists, FillNoMoreMemoryThanWasAnnounced) {
   const std::vector<EncodedFrame> frames = cluster_.EncodeAll(many_);
   const ParsedFrame parsed = ParseAll(frames[0]);

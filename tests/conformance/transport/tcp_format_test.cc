@@ -124,6 +124,29 @@ TEST(TcpFormat, EveryFlippedBitOfAPrefaceIsDamage) {
   }
 }
 
+// What is held of a body must not hold a control part with it, which nobody counts.
+TEST(MessageReader, ABodyBehindALargeControlPartHasMemoryOfItsOwn) {
+  for (const size_t body_bytes : {size_t{1}, size_t{64}, 2 * MessageReader::kSliceBytes + 1}) {
+    const std::string control(kMaxControlBytes, 'c');
+    std::string body(body_bytes, 'b');
+    body.back() = 'e';
+    for (const size_t step : {size_t{1000}, size_t{1} << 16, size_t{4} << 20}) {
+      MessageReader reader(std::make_shared<BufferPool>(), 8 << 20);
+      std::vector<Packet> packets;
+      const std::string bytes = Text(StorePreface()) + PacketBytes(PacketType::kMessage, control, body);
+      ASSERT_TRUE(ReadAll(reader, bytes + bytes.substr(kPrefaceBytes), step, &packets).ok());
+      ASSERT_EQ(packets.size(), 2u);
+      for (const Packet& packet : packets) {
+        EXPECT_TRUE(packet.control == control);
+        EXPECT_TRUE(BodyOf(packet) == body);
+        // At the head of its buffer, as slices without a control part are.
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(packet.body[0].data()) % BufferPool::kAlignment, 0u);
+        EXPECT_LE(packet.body[0].size(), MessageReader::kSliceBytes);
+      }
+    }
+  }
+}
+
 TEST(MessageReader, EveryFlippedBitOutsideOfAFrameIsFound) {
   const std::string good = PacketBytes(PacketType::kMessage, "control", "frame") +
                            PacketBytes(PacketType::kCall, "method", "request") +

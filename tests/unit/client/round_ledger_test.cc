@@ -23,7 +23,9 @@ class RoundLedgerTest : public ::testing::Test {
         5);
     actions_ = {};
   }
-  AckEffect Ack(Entry entry, v1::PushOutcome outcome) { return ledger_->Acked(entry, outcome, &actions_); }
+  AckEffect Ack(Entry entry, v1::PushOutcome outcome, std::optional<bool> abstained = std::nullopt) {
+    return ledger_->Acked(entry, outcome, abstained, &actions_);
+  }
   AnswerEffect Answer(Entry entry) { return ledger_->Answered(entry, v1::PULL_UPDATE, &actions_); }
   void Sent(Entry entry) { ledger_->Sent(entry, &actions_); }
   void Complete(Entry entry) {
@@ -116,6 +118,38 @@ TEST_F(RoundLedgerTest, ADamagedRepeatOfAMergedFrameLeavesItMerged) {
   EXPECT_EQ(Ack(entry, v1::PUSH_DUPLICATE), AckEffect::kIncluded);
   Answer(entry);
   EXPECT_TRUE(ledger_->included(entry));
+}
+
+// Behind a break an encoder and what sends again may both send it.
+TEST_F(RoundLedgerTest, AFrameThatCameTwiceAndWasRefusedOnceIsMerged) {
+  const Entry entry{5, 2};
+  for (const bool abstained_meanwhile : {false, true}) {
+    Make();
+    ledger_->Open();
+    Sent(entry);
+    EXPECT_EQ(Ack(entry, v1::PUSH_REFUSED, false), AckEffect::kRefused);
+    if (abstained_meanwhile) {
+      ASSERT_TRUE(ledger_->SendAgain(entry));
+      ledger_->Abstains(entry);
+      Sent(entry);
+    }
+    EXPECT_EQ(Ack(entry, v1::PUSH_INCLUDED, false), AckEffect::kIncluded);
+    EXPECT_TRUE(ledger_->included(entry)) << "else it would be in the mean and, once more, in the residual";
+  }
+}
+
+TEST_F(RoundLedgerTest, AFrameThatCameTwiceAndWasRefusedTwiceAbstainsOnce) {
+  const Entry entry{5, 2};
+  ledger_->Open();
+  Sent(entry);
+  EXPECT_EQ(Ack(entry, v1::PUSH_REFUSED, false), AckEffect::kRefused);
+  EXPECT_EQ(Ack(entry, v1::PUSH_REFUSED, false), AckEffect::kIgnored);
+  EXPECT_EQ(actions_.abstain, std::vector<Entry>{entry});
+  ASSERT_TRUE(ledger_->SendAgain(entry));
+  ledger_->Abstains(entry);
+  Sent(entry);
+  EXPECT_EQ(Ack(entry, v1::PUSH_INCLUDED, true), AckEffect::kIncluded);
+  EXPECT_FALSE(ledger_->included(entry));
 }
 
 TEST_F(RoundLedgerTest, ARefusedAbstentionLosesTheRound) {
@@ -308,7 +342,7 @@ TEST_F(RoundLedgerTest, AsksForPlansWhereNothingElseIsWanted) {
     const v1::PullKind kind = slice < 2 ? v1::PULL_UPDATE : v1::PULL_PLAN;
     EXPECT_EQ(ledger.Wanted(entry), std::vector<v1::PullKind>{kind});
     ledger.Sent(entry, &actions);
-    EXPECT_EQ(ledger.Acked(entry, v1::PUSH_INCLUDED, &actions), RoundLedger::AckEffect::kIncluded);
+    EXPECT_EQ(ledger.Acked(entry, v1::PUSH_INCLUDED, false, &actions), RoundLedger::AckEffect::kIncluded);
     EXPECT_EQ(actions.decode.size(), slice);
     EXPECT_EQ(ledger.Answered(entry, kind, &actions), RoundLedger::AnswerEffect::kTaken);
     EXPECT_EQ(ledger.Answered(entry, kind, &actions), RoundLedger::AnswerEffect::kRepeated);

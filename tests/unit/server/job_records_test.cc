@@ -58,6 +58,22 @@ TEST_F(JobShardTest, NothingIsSeenBeforeItsRecordIsWritten) {
   }
 }
 
+// Any number of members may come, abstain and leave while a round is open; a record has room for so many.
+TEST_F(JobShardTest, ARecordDoesNotNameThoseWhoAbstainedAndLeft) {
+  Start(SmallSpec("job", 2));
+  TestWorker a = Worker("a"), b = Worker("b");
+  StartTwo(&a, &b);
+  HoldingSink& sink = SetHoldingSink(shard_->log());
+  for (uint32_t k = 0; k < b.frames.buckets(); ++k) b.Push(b.frames.Abstain(k, 1));
+  ASSERT_TRUE(shard_->Leave(b.LeaveRequest()).ok());
+  PushAll(&a, 1, 1.0f);
+  ASSERT_EQ(sink.records.size(), a.frames.buckets());
+  for (const journal::Record& record : sink.records) {
+    ASSERT_EQ(record.contributions.size(), 1u);
+    EXPECT_EQ(record.contributions[0].worker, "a");
+  }
+}
+
 v1::JobSpec TwoWaySpec() {
   v1::JobSpec spec = SmallSpec("job", 2);
   spec.set_update_codec("topk:density=0.02,values=fp16");

@@ -3,10 +3,19 @@
 
 #include <gtest/gtest.h>
 
+#include "common/base/hash.h"
+
 namespace gradwire {
 namespace {
 
 constexpr TimeNs kLeaseNs = 1000;
+
+// Mix64 backwards.
+uint64_t Unmix64(uint64_t x) {
+  x = (x ^ (x >> 31) ^ (x >> 62)) * 0x319642B2D24D8EC3ull;
+  x = (x ^ (x >> 27) ^ (x >> 54)) * 0x96DE1B173F119089ull;
+  return (x ^ (x >> 30) ^ (x >> 60)) - 0x9E3779B97F4A7C15ull;
+}
 
 Membership TwoWorkers() { return Membership({.max_workers = 2, .lease_ns = kLeaseNs}); }
 
@@ -34,6 +43,26 @@ TEST(Membership, NewIncarnationSupersedes) {
   EXPECT_EQ(old_find.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_NE(old_find.status().message().find("join again"), absl::string_view::npos);
   EXPECT_TRUE(m.Find("a", 2).ok());
+}
+
+TEST(Membership, WhoHasTheNumberOfAnotherWorkerDoesNotTakeItsPlace) {
+  Membership m = TwoWorkers();
+  const MemberId id = m.Join("a", 1, 0, 0)->id;
+  const uint64_t same = Unmix64(HashString("a") ^ Mix64(1) ^ HashString("b"));
+  ASSERT_EQ(MakeMemberId("b", same), id);
+  EXPECT_EQ(m.Join("b", same, 0, 0).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(m.CheckNotSuperseded("b", same).code(), absl::StatusCode::kInvalidArgument) << "on its way back";
+  EXPECT_FALSE(m.Find("b", same).ok());
+  EXPECT_EQ(m.Get(id)->worker, "a");
+  EXPECT_EQ(m.Find("a", 2).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(m.Find("a", 1).ok());
+}
+
+// Journals say 0 of what nobody uploaded.
+TEST(Membership, RefusesIncarnation0) {
+  Membership m = TwoWorkers();
+  EXPECT_EQ(m.Join("a", 0, 0, 0).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(m.members().empty());
 }
 
 TEST(Membership, RefusesMoreThanMaxWorkersButLetsOneReplaceItself) {

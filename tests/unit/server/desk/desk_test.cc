@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <thread>
+
+#include "absl/synchronization/mutex.h"
 #include "server/job/memory.h"
 #include "tests/unit/server/test_job.h"
 
@@ -136,6 +140,61 @@ TEST_P(DeskTest, AnEarlierVersionIsThereOnlyWhereAnyLaterOneWillDo) {
   const auto answers = Take();
   ASSERT_EQ(answers.size(), 1u);
   EXPECT_EQ(answers[0].code() == 0, GetParam() == v1::ROUNDS_ASYNC) << answers[0].message();
+}
+
+// When the first message is sent, another thread begins to deliver.
+class CrossedStream final : public transport::Stream {
+ public:
+  absl::Status Send(transport::Message message) override {
+    bool first = false;
+    {
+      absl::MutexLock lock(&mu_);
+      v1::PullMessage pull;
+      EXPECT_TRUE(pull.ParseFromString(message.control));
+      versions_.push_back(pull.version());
+      first = versions_.size() == 1;
+    }
+    if (!first) return absl::OkStatus();
+    other_ = std::thread(meanwhile);
+    absl::MutexLock lock(&mu_);
+    const auto came = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return versions_.size() > 1; };
+    mu_.AwaitWithTimeout(absl::Condition(&came), absl::Milliseconds(100));
+    return absl::OkStatus();
+  }
+  void Finish(absl::Status) override {}
+  void Cancel() override {}
+  std::vector<uint64_t> Versions() {
+    other_.join();
+    absl::MutexLock lock(&mu_);
+    return versions_;
+  }
+  std::function<void()> meanwhile;
+
+ private:
+  absl::Mutex mu_;
+  std::vector<uint64_t> versions_ ABSL_GUARDED_BY(mu_);
+  std::thread other_;
+};
+
+// Two rounds of one bucket may be delivered at once, and whoever receives them tells chunks by bucket and kind alone.
+TEST_P(DeskTest, ChunksOfTwoAnswersDoNotMix) {
+  wire::FrameWriter writer({.kind = wire::FrameKind::kUpdate}, 1024);
+  const std::vector<uint8_t> payload(800);
+  for (int i = 0; i < 3; ++i) writer.Add({wire::SegmentType::kValues, 8, 0, 800, 800}, payload.data());
+  const auto frame = std::make_shared<const wire::FrameToSend>(writer.Finish());
+  const auto stream = std::make_shared<CrossedStream>();
+  const auto out = std::make_shared<Outbox>(stream);
+  const auto deliver = [&](uint64_t version) {
+    Delivery delivery;
+    delivery.to = {member_->id, out, v1::PULL_UPDATE, version};
+    delivery.frame = frame;
+    std::vector<Delivery> deliveries;
+    deliveries.push_back(std::move(delivery));
+    desk_.Deliver(std::move(deliveries));
+  };
+  stream->meanwhile = [&] { deliver(2); };
+  deliver(1);
+  EXPECT_THAT(stream->Versions(), testing::ElementsAre(1, 1, 1, 2, 2, 2));
 }
 
 }  // namespace
