@@ -36,7 +36,7 @@ class Intake {
   absl::StatusOr<std::optional<v1::PushAck>> Take(PushStream& stream, std::span<const Bytes> received);
   // Takes back what a closed push stream left unfinished.
   void AbandonStream(const PushStream& stream);
-  // Takes back what all streams of a member that is lost left unfinished.
+  // Takes back what all streams of a member that is lost left unfinished; nothing where it is a member again.
   void AbandonMember(MemberId member);
   // Writes to the log how many refusals of each kind were held back from it.
   void WarnOfHeldBack(TimeNs now);

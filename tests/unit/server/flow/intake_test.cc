@@ -389,6 +389,14 @@ TEST_P(UnfinishedFrameTest, AMemberThatIsLostReturnsWhatItLeft) {
   EXPECT_EQ(Take(a_->stream, chunks[0]), std::nullopt);
   EXPECT_EQ(Take(b_->stream, chunks[0]), std::nullopt);
   EXPECT_EQ(Take(b_->stream, chunks[1]), std::nullopt);
+  const uint64_t held = Held();
+  intake_.AbandonMember(b_->id);
+  EXPECT_EQ(Held(), held) << "it is a member again, and may have begun this since";
+  {
+    RoundActions actions;
+    absl::MutexLock lock(&job_.parts().mu);
+    job_.parts().rounds->Leave(b_->id, job_.clock().Now(), &actions);
+  }
   intake_.AbandonMember(b_->id);
   EXPECT_EQ(Held(), chunks[0].size());
   EXPECT_EQ(Unfinished(), 1u);
