@@ -435,9 +435,12 @@ def test_who_steps_the_local_optimizer_makes_the_rounds(addresses):
 def test_what_is_written_between_steps_that_others_make_is_no_progress(addresses):
     model, data = model_of(), batches(0)
     local = torch.optim.SGD(model.parameters(), lr=LR)
-    with local_sgd(model, addresses(1), every=4, local=local) as optimizer:
-        backward(model, next(data))
-        local.step()
+    with local_sgd(model, addresses(1), every=2, local=local) as optimizer:
+        for _ in range(3):
+            backward(model, next(data))
+            local.step()
+            if optimizer._steps == 2:
+                optimizer.synchronize()
         written(model)
         backward(model, next(data))
         with pytest.raises(gradwire.FailedPrecondition, match="would count as this worker's progress"):
