@@ -454,8 +454,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             return False
         scale = self._loss_scale
         overflow = False
-        scaling = _amp.take(self)
-        if scaling is not None or self._rates is None:  # else a step() that was interrupted while it sent goes on
+        if (scaling := _amp.take(self)) is not None or self._rates is None:  # else a step() that was interrupted goes on
             self._scaling = scaling
         if self._scaling is not None:
             self._scaling.check(self.job, self._overlap)
