@@ -258,7 +258,8 @@ void WorkerSession::OnAck(uint32_t shard, const v1::PushAck& ack) {
     return PollAsync();
   }
   client::RoundLedger::Actions actions;
-  switch (ledger_->Acked({ack.round(), setup_->layout->slice_of(ack.bucket(), shard)}, ack.outcome(), &actions)) {
+  switch (ledger_->Acked({ack.round(), setup_->layout->slice_of(ack.bucket(), shard)}, ack.outcome(), ack.abstained(),
+                         &actions)) {
     case client::RoundLedger::AckEffect::kNotIncluded:
       world_->Count(Event::kNotIncluded);
       break;
