@@ -454,7 +454,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             return False
         scale = self._loss_scale
         overflow = False
-        if (scaling := _amp.take(self)) is not None or self._rates is None:  # else a step() that was interrupted goes on
+        if (scaling := _amp.take(self)) is not None or self._overlap or self._rates is None:  # else an interrupted step() goes on
             self._scaling = scaling
         if self._scaling is not None:
             self._scaling.check(self.job, self._overlap)
