@@ -43,7 +43,7 @@ class Shards:
         """Leaves the job, if this is in one."""
         if self.state is not None:
             state, self._stats, self.state = self.state, self.state.stats(), None
-            _lifetime.leave_behind(state.close, None if drain else Exception)
+            _lifetime.leave_behind(state.close, drain)
 
     def __getstate__(self) -> dict[str, Any]:
         """Of a copy, as copy.deepcopy(model) makes one with its hooks: it is in no job."""

@@ -183,7 +183,7 @@ class DDPState:
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
-        _lifetime.leave_behind(self.close, kind)
+        _lifetime.leave_behind(self.close, kind is None)
 
 
 def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -202,4 +202,4 @@ class FSDPState:
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
-        _lifetime.leave_behind(self.close, kind)
+        _lifetime.leave_behind(self.close, kind is None)

@@ -26,9 +26,9 @@ def _key(servers: Sequence[str], job: str) -> tuple[int, int, str, tuple[str, ..
     return os.getpid(), threading.get_ident(), job, tuple(servers)
 
 
-def leave_behind(close: Callable[[bool], None], kind: object) -> None:
-    """Closes at the end of a `with`, draining unless it ends with an exception (of `kind`), which no failure to leave replaces."""
-    if kind is None:
+def leave_behind(close: Callable[[bool], None], drain: bool) -> None:
+    """Calls close(drain). Not to drain is for what ends with an exception, which no failure to leave replaces."""
+    if drain:
         close(True)
         return
     try:

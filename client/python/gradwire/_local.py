@@ -264,4 +264,4 @@ class LocalSGD:
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
-        _lifetime.leave_behind(self.close, kind)
+        _lifetime.leave_behind(self.close, kind is None)

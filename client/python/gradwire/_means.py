@@ -96,18 +96,22 @@ class MeanExchange:
         wait in a residual for the next one. Before they are sent."""
         if self._bad is None:
             return
-        if self._spoilt or (gradients.abs() < self._limit).all():  # false for NaN
-            if self._spoilt:
-                gradients.zero_()
-            return
-        self._spoilt = True
-        self._bad.fill_(1)
-        if not self._told and torch.isfinite(gradients).all():
-            self._told = True
-            logger.warning("job %r: a gradient of worker %s has a magnitude of %g, and sums hold those below %.9g: all gradients of "
-                           "this step are NaN on every worker, and those of later steps like it; %s", self.session.job.name,
-                           self.session.worker, gradients.abs().max().item(), self._limit, self._remedy)
+        if not self._spoilt:
+            if (gradients.abs() < self._limit).all():  # false for NaN
+                return
+            self._spoilt = True
+            self._bad.fill_(1)
+            self._tell(gradients)
         gradients.zero_()
+
+    def _tell(self, gradients: torch.Tensor) -> None:
+        """Once, where it is their size alone that sums cannot hold."""
+        if self._told or not torch.isfinite(gradients).all():
+            return
+        self._told = True
+        logger.warning("job %r: a gradient of worker %s has a magnitude of %g, and sums hold those below %.9g: all gradients of "
+                       "this step are NaN on every worker, and those of later steps like it; %s", self.session.job.name,
+                       self.session.worker, gradients.abs().max().item(), self._limit, self._remedy)
 
     def send(self, index: int, gradient: torch.Tensor) -> None:
         self.session.tensor_ready(index, gradient if self._staging is None else self._staging.bring(index, gradient))

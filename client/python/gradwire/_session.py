@@ -241,7 +241,7 @@ class Session:
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
-        _lifetime.leave_behind(self.leave, kind)
+        _lifetime.leave_behind(self.leave, kind is None)
 
     def _borrow(self, gradient: Any, what: str) -> object:
         if self._device is None:

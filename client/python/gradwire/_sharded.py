@@ -596,4 +596,4 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
-        _lifetime.leave_behind(self.close, kind)
+        _lifetime.leave_behind(self.close, kind is None)

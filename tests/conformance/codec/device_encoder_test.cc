@@ -108,6 +108,15 @@ class Tensors {
   std::vector<DeviceSelection*> selections_;
 };
 
+// Of the round behind one of this frame alone.
+RoundPlan PlanBehind(const EncodedFrame& frame, const FrameIdentity& id, const RoundPlan& plan,
+                     Accumulator& accumulator) {
+  accumulator.Open(id.round, plan);
+  std::mt19937_64 random(id.round);
+  MergeShuffled({frame}, random, &accumulator);
+  return accumulator.Finish(id, 1)->next;
+}
+
 class DeviceEncoder : public ::testing::TestWithParam<Lag> {};
 
 TEST_P(DeviceEncoder, MakesTheFramesOfTheHost) {
@@ -145,10 +154,7 @@ TEST_P(DeviceEncoder, MakesTheFramesOfTheHost) {
             ASSERT_EQ(frame->plan, plan);
             tensors.ExpectSame();
             if (HasFatalFailure()) return;
-            accumulator->Open(round, plan);
-            std::mt19937_64 random(round);
-            MergeShuffled({*expected}, random, accumulator.get());
-            plan = accumulator->Finish(id, 1)->next;
+            plan = PlanBehind(*expected, id, plan, *accumulator);
           }
         }
       }
@@ -190,10 +196,7 @@ TEST_P(DeviceEncoder, WithoutMemoryForItsCellsTakesNothing) {
     ASSERT_EQ(Joined(frame->chunks), Joined(expected->chunks)) << "round " << round;
     tensors.ExpectSame();
     if (HasFatalFailure()) return;
-    accumulator->Open(round, plan);
-    std::mt19937_64 random(round);
-    MergeShuffled({*expected}, random, accumulator.get());
-    plan = accumulator->Finish(id, 1)->next;
+    plan = PlanBehind(*expected, id, plan, *accumulator);
   }
 }
 
