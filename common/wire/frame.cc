@@ -133,8 +133,7 @@ absl::StatusOr<Segment> LoadSegment(const uint8_t* p, size_t left, uint32_t numb
   }
   source.Fetch(p, kSegmentHeaderBytes);
   Segment s;
-  if ((p[0] < 1 || p[0] > 17) && p[0] != static_cast<uint8_t>(SegmentType::kList) &&
-      p[0] != static_cast<uint8_t>(SegmentType::kNorms))
+  if (p[0] < 1 || p[0] > static_cast<uint8_t>(SegmentType::kNorms) || p[0] == 18 || p[0] == 19)
     return absl::InvalidArgumentError(absl::StrFormat("segment %d: unknown type %d", number, p[0]));
   s.type = static_cast<SegmentType>(p[0]);
   s.param = p[1];

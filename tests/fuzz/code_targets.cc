@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/codec/bits/index_code.h"
+#include "common/codec/bits/integer_code.h"
 #include "common/codec/bits/run_values.h"
 #include "common/codec/plan/plan_check.h"
 #include "tests/fuzz/buckets.h"
@@ -122,11 +123,20 @@ Seeds RunValueSeeds() {
   return seeds;
 }
 
-// u8 bits, u16 number of integers, payload.
+void RunCodedIntegers(Input payload, int bits, std::vector<int32_t> values) {
+  if (!DecodeIntegers(payload, bits, values.size(), values.data()).ok() || values.empty()) return;
+  const CodedIntegers coded = EncodeIntegers(values);
+  std::vector<int32_t> again(values.size());
+  Require(DecodeIntegers(coded.payload, coded.bits, again.size(), again.data()).ok() && again == values,
+          "integers that are encoded and decoded keep their values");
+}
+
+// i8 bits, below 0 those of coded integers; u16 number of integers, payload.
 void RunIntegers(Input input) {
   Reader reader(input);
   const int bits = static_cast<int8_t>(reader.Take<uint8_t>());
   std::vector<int32_t> values(reader.Take<uint16_t>());
+  if (bits < 0) return RunCodedIntegers(reader.rest(), -bits, std::move(values));
   if (!UnpackIntegers(reader.rest(), bits, values.size(), values.data()).ok()) return;
   Require(std::ranges::equal(PackIntegers(values, bits), reader.rest()), "packed integers have one form");
   const int least = BitsFor(values);
@@ -146,6 +156,14 @@ Seeds IntegerSeeds() {
     Append(static_cast<uint16_t>(values.size()), &seeds.back());
     const std::vector<uint8_t> packed = PackIntegers(values, bits);
     seeds.back().insert(seeds.back().end(), packed.begin(), packed.end());
+  }
+  for (const int32_t most : {1, 2, 40}) {
+    std::vector<int32_t> values;
+    for (int i = 0; i < 60; ++i) values.push_back((i % 2 == 0 ? 1 : -1) * (1 + (i % 7 == 0 ? i % most : 0)));
+    const CodedIntegers coded = EncodeIntegers(values);
+    seeds.push_back({static_cast<uint8_t>(-coded.bits)});
+    Append(static_cast<uint16_t>(values.size()), &seeds.back());
+    seeds.back().insert(seeds.back().end(), coded.payload.begin(), coded.payload.end());
   }
   return seeds;
 }

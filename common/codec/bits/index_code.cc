@@ -333,12 +333,20 @@ absl::Status DecodeBitmap(std::span<const uint8_t> payload, uint32_t begin, uint
   if (count % 8 != 0 && (payload.back() >> (count % 8)) != 0) {
     return absl::InvalidArgumentError("bitmap has bits behind its last element");
   }
-  for (size_t byte = 0; byte < payload.size(); byte += 8) {
+  const auto word_at = [&](size_t byte) {
     uint64_t word = 0;
     std::memcpy(&word, payload.data() + byte, std::min<size_t>(8, payload.size() - byte));
-    for (; word != 0; word &= word - 1) {
-      out->push_back(begin + static_cast<uint32_t>(byte * 8) + static_cast<uint32_t>(std::countr_zero(word)));
-    }
+    return word;
+  };
+  size_t n = 0;
+  for (size_t byte = 0; byte < payload.size(); byte += 8) n += static_cast<size_t>(std::popcount(word_at(byte)));
+  const size_t before = out->size();
+  out->resize(before + n);
+  uint32_t* next = out->data() + before;
+  for (size_t byte = 0; byte < payload.size(); byte += 8) {
+    const uint32_t first = begin + static_cast<uint32_t>(byte * 8);
+    for (uint64_t word = word_at(byte); word != 0; word &= word - 1)
+      *next++ = first + static_cast<uint32_t>(std::countr_zero(word));
   }
   return absl::OkStatus();
 }
@@ -372,6 +380,17 @@ absl::Status DecodeCoordinates(std::span<const uint8_t> payload, uint32_t begin,
     out->push_back(begin + coordinate);
   }
   return absl::OkStatus();
+}
+
+// Eight codes at a time, which are whole bytes; returns how many.
+GW_CLONES size_t PackNarrow(std::span<const int32_t> values, int bits, uint8_t* out) {
+  size_t i = 0;
+  for (; i + 8 <= values.size(); i += 8) {
+    uint32_t codes = 0;
+    for (size_t j = 0; j < 8; ++j) codes |= kernels::ZigZag(values[i + j]) << (j * static_cast<size_t>(bits));
+    for (int byte = 0; byte < bits; ++byte) *out++ = static_cast<uint8_t>(codes >> (8 * byte));
+  }
+  return i;
 }
 
 }  // namespace
@@ -441,8 +460,11 @@ size_t PackedBytes(size_t n, int bits) { return (n * static_cast<size_t>(bits) +
 
 void PackIntegers(std::span<const int32_t> values, int bits, uint8_t* out) {
   size_t done = 0;
-  if (bits >= kernels::kLeastPackedBits && bits <= kernels::kMostPackedBits)
+  if (bits < kernels::kLeastPackedBits) {
+    done = PackNarrow(values, bits, out);
+  } else if (bits <= kernels::kMostPackedBits) {
     done = kernels::PackZigZag(values, bits, {out, PackedBytes(values.size(), bits)});
+  }
   BitWriter writer(out + PackedBytes(done, bits));  // so far whole bytes were filled
   for (; done < values.size(); ++done) writer.Put(kernels::ZigZag(values[done]), bits);
   writer.Flush();

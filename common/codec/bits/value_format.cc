@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/codec/bits/bit_io.h"
+#include "common/codec/bits/integer_code.h"
 #include "kernels/cpu/reference/clones.h"
 #include "kernels/math/fixed_point.h"
 #include "kernels/math/grid.h"
@@ -40,6 +41,8 @@ int ToInteger(float x, float inverse, int largest) {
   const float scaled = std::clamp(x * inverse, -static_cast<float>(largest), static_cast<float>(largest));
   return static_cast<int>(kernels::RoundToEven(scaled));
 }
+
+constexpr size_t kCodedHead = sizeof(float) + 1;  // scale, bits that are packed
 
 // Symmetric: of `bits` bits up to this.
 constexpr int LargestOf(uint32_t bits) { return (1 << (bits - 1)) - 1; }
@@ -152,6 +155,21 @@ absl::Status ReadIntegers(uint32_t bits, std::span<const uint8_t> payload, size_
   return absl::InvalidArgumentError(absl::StrFormat("int%d values: padding is not 0", bits));
 }
 
+// As WriteIntegers rounds.
+GW_CLONES void ToIntegers(const float* values, size_t n, float inverse, int largest, int32_t* out) {
+  for (size_t i = 0; i < n; ++i) out[i] = ToInteger(values[i], inverse, largest);
+}
+// False if one lies beyond the largest, or below it by more than two's complement has.
+GW_CLONES bool OfIntegers(const int32_t* integers, size_t n, float scale, int largest, float* values) {
+  uint32_t outside = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t above = static_cast<uint32_t>(integers[i]) + static_cast<uint32_t>(largest) + 1;
+    outside |= above > 2 * static_cast<uint32_t>(largest) + 1 ? 1 : 0;
+    values[i] = scale * static_cast<float>(integers[i]);
+  }
+  return outside == 0;
+}
+
 GW_CLONES void WriteHalves(const float* values, size_t n, uint8_t* out) {
   for (size_t i = 0; i < n; ++i) {
     const uint16_t bits = kernels::FloatToHalf(values[i]);
@@ -168,6 +186,35 @@ GW_CLONES void ReadHalves(const uint8_t* in, size_t n, float* values) {
 }
 
 }  // namespace
+
+std::vector<uint8_t> CodeValues(ValueFormat format, const float* values, size_t n) {
+  if (BitsOf(format) == 0 || n == 0) return {};
+  std::vector<uint8_t> out(kCodedHead);
+  const int largest = LargestOf(BitsOf(format));
+  const float inverse = WriteScale(values, n, largest, out.data());
+  std::vector<int32_t> integers(n);
+  ToIntegers(values, n, inverse, largest, integers.data());
+  const CodedIntegers coded = EncodeIntegers(integers);
+  if (out.size() + coded.payload.size() >= BytesOf(format, n)) return {};
+  out[sizeof(float)] = static_cast<uint8_t>(coded.bits);
+  out.insert(out.end(), coded.payload.begin(), coded.payload.end());
+  return out;
+}
+
+absl::Status ReadCodedValues(ValueFormat format, std::span<const uint8_t> payload, size_t n, float* values) {
+  if (BitsOf(format) == 0 || n == 0 || payload.size() < kCodedHead ||
+      !MayHoldIntegers(payload.subspan(kCodedHead), payload[sizeof(float)], n)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%d coded values of format %d in %d bytes", n, static_cast<int>(format), payload.size()));
+  }
+  float scale = 0;
+  GW_RETURN_IF_ERROR(ReadScale(payload, &scale));
+  std::vector<int32_t> integers(n);
+  GW_RETURN_IF_ERROR(DecodeIntegers(payload.subspan(kCodedHead), payload[sizeof(scale)], n, integers.data()));
+  if (!OfIntegers(integers.data(), n, scale, LargestOf(BitsOf(format)), values))
+    return absl::InvalidArgumentError(absl::StrFormat("coded values: an integer of more than %d bits", BitsOf(format)));
+  return absl::OkStatus();
+}
 
 size_t BytesOf(ValueFormat format, size_t n) {
   switch (format) {

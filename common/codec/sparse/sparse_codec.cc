@@ -360,7 +360,7 @@ class SparseAccumulator final : public Accumulator {
 
   absl::Status CheckRange(const Segment& s) const {
     const uint64_t elements = shape_.layout().elements;
-    const bool pairs = s.type == SegmentType::kSparse && s.param >> 4 == static_cast<int>(shape_.spec.values);
+    const bool pairs = s.type == SegmentType::kSparse && FormatOf(s.param) == shape_.spec.values;
     const bool all = s.type == SegmentType::kDenseF32 && shape_.adapts();
     if (round_ != 0 && (pairs || all) && s.begin <= elements && s.count <= elements - s.begin) {
       return absl::OkStatus();

@@ -15,14 +15,16 @@ using wire::Segment;
 using wire::SegmentHeader;
 using wire::SegmentType;
 
-// The param of a segment: index coding in the lower half, value format in the upper one.
+// The param of a segment: index coding in the lower half, value format in the upper one, plus kCoded where its integers
+// are coded.
 constexpr int kFormats = 7;
+constexpr int kCoded = 8;
 
-uint8_t ParamOf(uint8_t coding, ValueFormat format) {
-  return static_cast<uint8_t>(coding | static_cast<uint8_t>(format) << 4);
-}
+uint8_t ParamOf(uint8_t coding, int format) { return static_cast<uint8_t>(coding | format << 4); }
 
 }  // namespace
+
+ValueFormat FormatOf(uint8_t param) { return static_cast<ValueFormat>(param >> 4 & (kCoded - 1)); }
 
 void WritePairs(std::span<const uint32_t> positions, std::span<float> values, uint64_t begin, uint32_t count,
                 const PairForm& form, const Agreement& agreement, wire::FrameWriter* writer) {
@@ -45,21 +47,30 @@ void WritePairs(std::span<const uint32_t> positions, std::span<float> values, ui
     coding = static_cast<uint8_t>(index.coding);
   }
   const uint32_t index_bytes = static_cast<uint32_t>(index.payload.size());
-  uint8_t* out = writer->Begin({SegmentType::kSparse, ParamOf(coding, form.values), begin, count,
-                                4 + index_bytes + static_cast<uint32_t>(value_bytes)});
+  const std::vector<uint8_t> coded = CodeValues(form.values, values.data(), values.size());
+  const int format = static_cast<int>(form.values) + (coded.empty() ? 0 : kCoded);
+  const uint32_t bytes = 4 + index_bytes + static_cast<uint32_t>(coded.empty() ? value_bytes : coded.size());
+  uint8_t* out = writer->Begin({SegmentType::kSparse, ParamOf(coding, format), begin, count, bytes});
   std::memcpy(out, &index_bytes, 4);
   if (index_bytes != 0) std::memcpy(out + 4, index.payload.data(), index_bytes);
-  WriteValues(form.values, values.data(), values.size(), out + 4 + index_bytes);
-  ReadValues(form.values, {out + 4 + index_bytes, value_bytes}, values.size(), values.data()).IgnoreError();
+  out += 4 + index_bytes;
+  if (coded.empty()) {
+    WriteValues(form.values, values.data(), values.size(), out);
+    ReadValues(form.values, {out, value_bytes}, values.size(), values.data()).IgnoreError();
+  } else {
+    std::copy(coded.begin(), coded.end(), out);
+    ReadCodedValues(form.values, coded, values.size(), values.data()).IgnoreError();
+  }
   writer->End();
 }
 
 absl::Status ReadPairs(const Segment& s, const Agreement& agreement, Pairs* out, const LookAhead& ahead) {
   const uint8_t coding = s.param & 15;
-  const int format = s.param >> 4;
-  if (format >= kFormats || s.count > kMaxSegmentElements || s.bytes < 4) {
+  const bool coded = (s.param >> 4 & kCoded) != 0;
+  const ValueFormat format = FormatOf(s.param);
+  if (static_cast<int>(format) >= kFormats || s.count > kMaxSegmentElements || s.bytes < 4) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("sparse segment of %d elements in %d bytes, value format %d", s.count, s.bytes, format));
+        absl::StrFormat("sparse segment of %d elements in %d bytes, value format %d", s.count, s.bytes, s.param >> 4));
   }
   uint32_t index_bytes = 0;
   std::memcpy(&index_bytes, s.data, 4);
@@ -88,7 +99,8 @@ absl::Status ReadPairs(const Segment& s, const Agreement& agreement, Pairs* out,
   const size_t n = out->positions.size() - before;
   if (status.ok()) {
     out->values.resize(before + n);
-    status = ReadValues(static_cast<ValueFormat>(format), payload.subspan(index_bytes), n, out->values.data() + before);
+    status =
+        (coded ? ReadCodedValues : ReadValues)(format, payload.subspan(index_bytes), n, out->values.data() + before);
   }
   if (status.ok()) return status;
   out->positions.resize(before);

@@ -24,6 +24,9 @@ inline constexpr uint8_t kAgreedCoding = 15;
 // Positions and values of one segment.
 using Pairs = Elements;
 
+// Of a segment's param; it may be none.
+ValueFormat FormatOf(uint8_t param);
+
 // Where positions may go without saying: random-k's, in one round. density 0: nowhere.
 struct Agreement {
   const Job* job = nullptr;

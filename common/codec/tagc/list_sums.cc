@@ -3,12 +3,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <type_traits>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/codec/bits/index_code.h"
+#include "common/codec/bits/integer_code.h"
 #include "kernels/cpu/bitmap.h"
 #include "kernels/cpu/reference/clones.h"
 
@@ -21,7 +22,7 @@ namespace {
 
 constexpr uint32_t kMaxPerSegment = 1u << 15;  // 4 bytes each for position and integer fit a chunk
 constexpr uint32_t kWordBits = 64;
-constexpr int kCodingBits = 3;  // of a list's param; above them the bits of its integers, less 1
+constexpr int kCodingBits = 3;  // of a list's param; above them the bits packed of its integers, less 1
 
 uint8_t ParamOf(IndexCoding coding, int bits) {
   return static_cast<uint8_t>(static_cast<unsigned>(coding) | static_cast<unsigned>(bits - 1) << kCodingBits);
@@ -78,17 +79,16 @@ void AddLists(const TagcShape& shape, std::span<const uint32_t> positions, std::
     }
     const CodedIndex coded = EncodeIndex(positions.subspan(first, last - first), static_cast<uint32_t>(begin), count);
     const std::span<const int32_t> listed = integers.subspan(first, last - first);
-    const int bits = listed.empty() ? 1 : BitsFor(listed);
+    CodedIntegers values;
     payload.clear();
     if (!listed.empty()) {
-      const uint32_t index_bytes = static_cast<uint32_t>(coded.payload.size());
-      payload.resize(sizeof(index_bytes) + index_bytes + PackedBytes(listed.size(), bits));
-      std::memcpy(payload.data(), &index_bytes, sizeof(index_bytes));
-      std::copy(coded.payload.begin(), coded.payload.end(), payload.begin() + sizeof(index_bytes));
-      PackIntegers(listed, bits, payload.data() + sizeof(index_bytes) + index_bytes);
+      values = EncodeIntegers(listed);
+      PutNumber(coded.payload.size(), &payload);
+      payload.insert(payload.end(), coded.payload.begin(), coded.payload.end());
+      payload.insert(payload.end(), values.payload.begin(), values.payload.end());
     }
-    writer->Add({SegmentType::kList, ParamOf(coded.coding, bits), begin, count, static_cast<uint32_t>(payload.size())},
-                payload.data());
+    const uint32_t bytes = static_cast<uint32_t>(payload.size());
+    writer->Add({SegmentType::kList, ParamOf(coded.coding, values.bits), begin, count, bytes}, payload.data());
     first = last;
     begin += count;
   }
@@ -125,6 +125,7 @@ absl::Status ListSums::Add(const wire::Segment& s) {
   if (positions_.capacity() > 2 * kMaxPerSegment) {  // more than our workers write: of no use to the next list
     positions_ = {};
     integers_ = {};
+    scratch_ = {};
   }
   return read;
 }
@@ -192,20 +193,18 @@ absl::Status ListSums::Read(const wire::Segment& s) {
   positions_.clear();
   std::span<const uint8_t> payload = s.payload();
   if (payload.empty()) return s.param == ParamOf(IndexCoding::kEmpty, 1) ? absl::OkStatus() : bad("has no positions");
-  uint32_t index_bytes = 0;
-  if (payload.size() < sizeof(index_bytes)) return bad("is cut short");
-  std::memcpy(&index_bytes, payload.data(), sizeof(index_bytes));
-  payload = payload.subspan(sizeof(index_bytes));
-  if (index_bytes > payload.size()) return bad("is cut short");
+  uint64_t index_bytes = 0;
+  if (!TakeNumber(&payload, &index_bytes) || index_bytes > payload.size()) return bad("is cut short");
   GW_RETURN_IF_ERROR(
       DecodeIndex(CodingOf(s.param), payload.first(index_bytes), static_cast<uint32_t>(s.begin), s.count, &positions_,
                   sums_.empty() ? LookAhead{} : LookAhead{sums_.data(), static_cast<size_t>(shape_.cell_bytes)}));
   payload = payload.subspan(index_bytes);
-  const int bits = BitsOf(s.param);
-  if (positions_.empty() || payload.size() != PackedBytes(positions_.size(), bits))
+  if (positions_.empty() || !MayHoldIntegers(payload, BitsOf(s.param), positions_.size()))
     return bad("does not have one integer for each position");
   integers_.resize(positions_.size());
-  GW_RETURN_IF_ERROR(UnpackIntegers(payload, bits, integers_.size(), integers_.data()));
+  if (const absl::Status read = DecodeIntegers(payload, BitsOf(s.param), integers_.size(), integers_.data(), &scratch_);
+      !read.ok())
+    return bad(absl::StrCat("does not have one integer for each position: ", read.message()));
   if (AllWithin(integers_, shape_.limit)) return absl::OkStatus();
   size_t i = 0;
   while (integers_[i] <= shape_.limit && integers_[i] >= -shape_.limit) ++i;

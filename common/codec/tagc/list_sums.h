@@ -8,12 +8,12 @@
 
 #include "absl/status/status.h"
 #include "common/base/large_array.h"
+#include "common/codec/bits/integer_code.h"
 #include "common/codec/tagc/tagc_shape.h"
 
 namespace gradwire::tagc {
 
-// Writes positions (ascending) and their integers as lists that cover [begin, end). Integers take the bits that the
-// widest of their segment needs.
+// Writes positions (ascending) and their integers as lists that cover [begin, end).
 void AddLists(const TagcShape& shape, std::span<const uint32_t> positions, std::span<const int32_t> integers,
               uint64_t begin, uint64_t end, wire::FrameWriter* writer);
 
@@ -59,6 +59,7 @@ class ListSums {
   // Of one segment.
   std::vector<uint32_t> positions_;
   std::vector<int32_t> integers_;
+  IntegerScratch scratch_;
 };
 
 }  // namespace gradwire::tagc

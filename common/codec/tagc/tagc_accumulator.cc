@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/codec/bits/index_code.h"
+#include "common/codec/bits/integer_code.h"
 #include "common/codec/bits/run_values.h"
 
 namespace gradwire::tagc {
@@ -242,11 +243,10 @@ void TagcAccumulator::WriteSums(const Sums& sums, FrameWriter* writer) const {
     AddIndex(SegmentType::kIndex, all.subspan(first, last - first), begin, count, writer);
     if (last != first) {
       const std::span<const int32_t> values = std::span(sums.integers).subspan(first, last - first);
-      const int bits = BitsFor(values);
-      const std::vector<uint8_t> packed = PackIntegers(values, bits);
-      writer->Add({SegmentType::kValues, static_cast<uint8_t>(bits), begin, static_cast<uint32_t>(values.size()),
-                   static_cast<uint32_t>(packed.size())},
-                  packed.data());
+      const CodedIntegers coded = EncodeIntegers(values);
+      writer->Add({SegmentType::kSums, static_cast<uint8_t>(coded.bits), begin, static_cast<uint32_t>(values.size()),
+                   static_cast<uint32_t>(coded.payload.size())},
+                  coded.payload.data());
     }
     begin += count;
     first = last;

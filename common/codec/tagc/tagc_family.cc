@@ -1,11 +1,13 @@
 // TAGC as a kind of codec: plans with a sketch, updates of positions and integers, and what it is in words.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <memory>
 
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/codec/bits/index_code.h"
+#include "common/codec/bits/integer_code.h"
 #include "common/codec/tagc/geometry.h"
 #include "common/codec/tagc/tagc_codec.h"
 
@@ -51,7 +53,9 @@ Explanation Explain(const TagcSpec& spec, uint64_t elements) {
   const double entropy_bits =
       p >= 1 ? 0 : static_cast<double>(elements) * -(p * std::log2(p) + (1 - p) * std::log2(1 - p));
   const double cell_bits = spec.cell_bits != 0 ? spec.cell_bits : spec.bits > 8 ? 16 : 8;  // of up to 4 workers
-  const double value_bits = spec.bits != 0 ? std::min<double>(spec.bits, cell_bits) : cell_bits;
+  // None is 0, so that two bits, which hold a sign, take one.
+  const double most_bits = spec.bits != 0 ? std::bit_width((1u << spec.bits) - 3) : cell_bits;
+  const double value_bits = std::min(most_bits, cell_bits);
   e.push_bytes = entropy_bits / 8 + chosen * (sketch ? spec.slack / kPeelingLoad * cell_bits : value_bits) / 8;
   e.text += sketch ? "  Workers' frames are merged without decoding them; what cannot be decoded is deferred, never "
                      "estimated.\n"
@@ -63,7 +67,8 @@ Explanation Explain(const TagcSpec& spec, uint64_t elements) {
 class SumReader final : public BodyReader {
  public:
   absl::Status Read(const Segment& s, const Bytes&, BodyBuilder* body) override {
-    if (s.type != SegmentType::kIndex && s.type != SegmentType::kValues) return NotOfAnUpdate(s);
+    if (s.type != SegmentType::kIndex && s.type != SegmentType::kSums && s.type != SegmentType::kValues)
+      return NotOfAnUpdate(s);
     Update& update = body->update();
     GW_RETURN_IF_ERROR(body->Begin(Update::Body::kSparse));
     if (s.type == SegmentType::kIndex) return body->AppendPositions(s, &update.positions);
@@ -73,7 +78,9 @@ class SumReader final : public BodyReader {
           absl::StrFormat("%d values for %d positions", before + s.count, update.positions.size()));
     }
     update.integers.resize(before + s.count);
-    return UnpackIntegers(s.payload(), s.param, s.count, update.integers.data() + before);
+    int32_t* const sums = update.integers.data() + before;
+    return s.type == SegmentType::kSums ? DecodeIntegers(s.payload(), s.param, s.count, sums)
+                                        : UnpackIntegers(s.payload(), s.param, s.count, sums);
   }
 };
 

@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/large_array.h"
 #include "common/codec/bits/index_code.h"
+#include "common/codec/bits/integer_code.h"
 #include "common/codec/codec.h"
 #include "common/codec/select/select.h"
 #include "common/codec/sparse/sparse_segment.h"
@@ -103,20 +104,20 @@ struct Listed {
 };
 
 void Count(const wire::Segment& s, Listed* listed) {
-  if (s.type == wire::SegmentType::kList && s.bytes > sizeof(uint32_t)) {
-    uint32_t index_bytes = 0;
-    std::memcpy(&index_bytes, s.data, sizeof(index_bytes));
-    const uint64_t bits = (s.param >> 3) + 1;
-    const size_t before = listed->positions.size();
-    Must(DecodeIndex(static_cast<IndexCoding>(s.param & 7), s.payload().subspan(sizeof(index_bytes), index_bytes),
-                     static_cast<uint32_t>(s.begin), s.count, &listed->positions));
-    listed->value_bits += static_cast<double>((listed->positions.size() - before) * bits);
+  if (s.type == wire::SegmentType::kList && s.bytes != 0) {
+    uint64_t index_bytes = 0;
+    std::span<const uint8_t> payload = s.payload();
+    TakeNumber(&payload, &index_bytes);
+    Must(DecodeIndex(static_cast<IndexCoding>(s.param & 7), payload.first(index_bytes), static_cast<uint32_t>(s.begin),
+                     s.count, &listed->positions));
+    listed->value_bits += 8.0 * static_cast<double>(payload.size() - index_bytes);
   } else if (s.type == wire::SegmentType::kSparse && (s.param & 15) != sparse::kAgreedCoding) {
     sparse::Pairs pairs;
     Must(sparse::ReadPairs(s, {}, &pairs));
     listed->positions.insert(listed->positions.end(), pairs.positions.begin(), pairs.positions.end());
-    listed->value_bits +=
-        8.0 * static_cast<double>(BytesOf(static_cast<ValueFormat>(s.param >> 4), pairs.positions.size()));
+    uint32_t index_bytes = 0;
+    std::memcpy(&index_bytes, s.data, sizeof(index_bytes));
+    listed->value_bits += 8.0 * static_cast<double>(s.bytes - sizeof(index_bytes) - index_bytes);
   }
 }
 

@@ -13,9 +13,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/codec/update/update.h"
 #include "common/config/environment.h"
 #include "common/job/codec_spec.h"
 #include "tests/conformance/codec/codec_harness.h"
+#include "tests/lib/must.h"
 
 namespace gradwire::testing {
 namespace {
@@ -113,25 +115,31 @@ constexpr Named kGolden[] = {
 
 class GoldenFrame : public ::testing::TestWithParam<std::tuple<Named, std::string>> {};
 
-TEST_P(GoldenFrame, BytesHaveNotChanged) {
-  const auto& [named, backend] = GetParam();
-  const auto& [name, codec, update_codec] = named;
+ClusterOptions OptionsOf(const Named& named, const std::string& backend) {
   ClusterOptions options;
-  options.codec = codec;
-  options.update_codec = update_codec;
+  options.codec = named.codec;
+  options.update_codec = named.update_codec;
   options.backend = backend;
   options.workers = 2;
   options.elements = 100;
   options.run_elements = 64;
   options.seed = 42;
-  Cluster cluster(options);
-  // A short arithmetic pattern: no random number library takes part.
-  const GradientFn gradient = [](uint32_t worker, uint64_t round, std::vector<float>* out) {
+  return options;
+}
+
+// Arithmetic: no random number library takes part.
+GradientFn ShortPattern() {
+  return [](uint32_t worker, uint64_t round, std::vector<float>* out) {
     for (size_t i = 0; i < out->size(); ++i) {
       (*out)[i] = static_cast<float>(static_cast<int>((i * 37 + worker * 11 + round * 5) % 101) - 50) * 0x1p-8f;
     }
   };
-  CompareRounds(name, gradient, &cluster);
+}
+
+TEST_P(GoldenFrame, BytesHaveNotChanged) {
+  const auto& [named, backend] = GetParam();
+  Cluster cluster(OptionsOf(named, backend));
+  CompareRounds(named.name, ShortPattern(), &cluster);
 }
 
 // Enough runs that their ranges and exponents travel as differences.
@@ -171,6 +179,50 @@ TEST(GoldenListedFrame, BytesHaveNotChanged) {
   const absl::StatusOr<EncodedFrame> frame = cluster.codec().NewEncoder()->Encode(cluster.Identity(1001), plan, runs);
   ASSERT_TRUE(frame.ok()) << frame.status();
   CompareWithGolden("tagc_8_listed_push", Joined(frame->chunks));
+}
+
+// Enough integers, of which few are large, that what is larger than most travels as sets.
+TEST(GoldenCodedFrame, BytesHaveNotChanged) {
+  for (const auto& [name, codec] :
+       {std::pair("tagc_coded", "tagc:density=0.2"), std::pair("topk_int8_coded", "topk:density=0.2,values=int8")}) {
+    ClusterOptions options;
+    options.codec = codec;
+    options.workers = 2;
+    options.elements = 2000;
+    options.run_elements = 2048;
+    options.seed = 42;
+    Cluster cluster(options);
+    const GradientFn gradient = [](uint32_t worker, uint64_t round, std::vector<float>* out) {
+      for (size_t i = 0; i < out->size(); ++i) {
+        const float x = static_cast<float>(static_cast<int>((i * 37 + worker * 11 + round * 5) % 1009) - 504) * 0x1p-9f;
+        (*out)[i] = x * x * x * x * x;
+      }
+    };
+    CompareRounds(name, gradient, &cluster);
+  }
+}
+
+// The bytes of a golden file.
+std::vector<Bytes> Golden(const std::string& name) {
+  std::ifstream in(std::string(GRADWIRE_GOLDEN_DIR) + "/" + name + ".hex");
+  std::vector<uint8_t> bytes;
+  for (std::string byte; in >> byte;) bytes.push_back(static_cast<uint8_t>(std::stoi(byte, nullptr, 16)));
+  return {Bytes::FromVector(std::move(bytes))};
+}
+
+// Sums as journals have them of before they were coded: the update of tagc_list, which says the same.
+TEST(GoldenValues, AreReadAsTheSumsThatTookTheirPlace) {
+  ClusterOptions options = OptionsOf({"tagc_list", "tagc:density=0.1"}, "reference");
+  Cluster cluster(options);
+  cluster.Round(ShortPattern());
+  const auto read = [&cluster](const std::string& name) {
+    return testing_support::Must(DecodeUpdate(Golden(name), cluster.job(), cluster.layout(), cluster.plan()));
+  };
+  const Update now = read("tagc_list_round1_update");
+  const Update before = read("tagc_list_before_update");
+  EXPECT_GT(now.positions.size(), 10u);
+  EXPECT_EQ(now.positions, before.positions);
+  EXPECT_EQ(now.integers, before.integers);
 }
 
 // The name of a codec, and each of its settings that is a word. Numbers (how many, how dense) are for the other suites.

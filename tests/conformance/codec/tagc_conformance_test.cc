@@ -5,12 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <map>
 
 #include "absl/strings/str_cat.h"
 #include "common/codec/bits/index_code.h"
+#include "common/codec/bits/integer_code.h"
 #include "common/codec/plan/ranges.h"
 #include "tests/conformance/codec/codec_harness.h"
 
@@ -195,10 +195,10 @@ TEST_P(TagcLists, AreRefusedWhereTheyAreWrong) {
   };
   const std::vector<uint8_t> good(lists[0].data, lists[0].data + lists[0].bytes);
   std::vector<uint8_t> bad = good;
-  bad.pop_back();  // an integer less than positions
+  bad.pop_back();  // the end of the integers
   EXPECT_TRUE(refuses(lists[0], bad));
   bad = good;
-  bad[3] = 0x7F;  // of the bytes of the index
+  bad[0] ^= 0x7F;  // of the bytes of the index
   EXPECT_TRUE(refuses(lists[0], bad));
   EXPECT_TRUE(refuses(lists[0], {1, 0}));
   EXPECT_TRUE(refuses(lists[0], {}));  // there are positions, says its coding
@@ -207,13 +207,12 @@ TEST_P(TagcLists, AreRefusedWhereTheyAreWrong) {
   int32_t limit = IntegerLimit(std::stoi(codec.substr(codec.rfind('=') + 1)), cluster_.workers());
   if (codec.find("bits=2") != std::string::npos) limit = 1;
   for (const int32_t integer : {limit, limit + 1, -limit, -limit - 1}) {
-    const int bits = BitsFor({&integer, 1});
-    std::vector<uint8_t> payload = {2, 0, 0, 0, 5, 0};
-    const std::vector<uint8_t> packed = PackIntegers({&integer, 1}, bits);
-    payload.insert(payload.end(), packed.begin(), packed.end());
+    std::vector<uint8_t> payload = {2, 5, 0};
+    const CodedIntegers coded = EncodeIntegers({&integer, 1});
+    payload.insert(payload.end(), coded.payload.begin(), coded.payload.end());
     wire::Segment one;
     one.type = wire::SegmentType::kList;
-    one.param = static_cast<uint8_t>(4 + 8 * (bits - 1));  // coordinates
+    one.param = static_cast<uint8_t>(4 + 8 * (coded.bits - 1));  // coordinates
     one.count = 64;
     one.data = payload.data();
     one.bytes = static_cast<uint32_t>(payload.size());
@@ -411,7 +410,7 @@ double InformationBytes(double n, double k, int value_bits) {
   return (n * (-p * std::log2(p) - (1 - p) * std::log2(1 - p)) + k * value_bits) / 8;
 }
 
-// Index and integers as packed, with all headers.
+// Index and integers as they are coded, with all headers.
 TEST(TagcForms, ListsAreWithinATenthOfTheInformationBound) {
   for (const char* bits : {"auto", "2"}) {
     for (double density : {0.0005, 0.001, 0.01, 0.1}) {
@@ -423,15 +422,16 @@ TEST(TagcForms, ListsAreWithinATenthOfTheInformationBound) {
       for (int r = 0; r < 4; ++r) result = cluster.Round(gradient);
       double sent = 0, value_bits = 0;
       for (const wire::Segment& s : ParseAll(result.frames[0]).segments) {
-        if (s.type != wire::SegmentType::kList || s.bytes <= sizeof(uint32_t)) continue;
-        uint32_t index_bytes = 0;
-        std::memcpy(&index_bytes, s.data, sizeof(index_bytes));
+        if (s.type != wire::SegmentType::kList || s.bytes == 0) continue;
+        uint64_t index_bytes = 0;
+        std::span<const uint8_t> payload = s.payload();
+        ASSERT_TRUE(TakeNumber(&payload, &index_bytes));
         std::vector<uint32_t> positions;
-        ASSERT_EQ(DecodeIndex(static_cast<IndexCoding>(s.param & 7), s.payload().subspan(4, index_bytes),
+        ASSERT_EQ(DecodeIndex(static_cast<IndexCoding>(s.param & 7), payload.first(index_bytes),
                               static_cast<uint32_t>(s.begin), s.count, &positions),
                   absl::OkStatus());
         sent += static_cast<double>(positions.size());
-        value_bits += static_cast<double>(positions.size()) * ((s.param >> 3) + 1);
+        value_bits += 8 * static_cast<double>(payload.size() - index_bytes);
       }
       ASSERT_GT(sent, 0.2 * density * static_cast<double>(n));
       const double bound = InformationBytes(static_cast<double>(n), sent, 0) + value_bits / 8;

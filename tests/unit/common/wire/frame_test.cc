@@ -1,6 +1,7 @@
 // Frames: what is written is read back; whatever is damaged is refused without reading out of bounds.
 #include "common/wire/frame.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -9,6 +10,7 @@
 #include <sstream>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/crc32c.h"
 
 namespace gradwire::wire {
@@ -184,6 +186,16 @@ TEST(Frame, EveryTruncationIsRefused) {
   for (size_t size = 0; size < good.size(); ++size) {
     EXPECT_FALSE(ParseChunk(Bytes::FromVector({good.begin(), good.begin() + static_cast<ptrdiff_t>(size)})).ok())
         << size;
+  }
+}
+
+TEST(Frame, TypesThatNobodyWritesAreRefusedAndNamed) {
+  for (const int type : {0, 18, 19, 23, 255}) {
+    FrameWriter writer({});
+    writer.Add({static_cast<SegmentType>(type), 0, 0, 0, 0}, nullptr);
+    const absl::StatusOr<Chunk> chunk = ParseChunk(writer.Finish()[0]);
+    EXPECT_EQ(chunk.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(chunk.status().message()), testing::HasSubstr(absl::StrCat("unknown type ", type)));
   }
 }
 

@@ -9,6 +9,8 @@
 #include <random>
 #include <vector>
 
+#include "common/codec/bits/integer_code.h"
+
 namespace gradwire {
 namespace {
 
@@ -115,6 +117,62 @@ TEST(ValueFormat, IntegersThatNobodyWritesAreRefused) {
     ExpectRefused(format, payload, 3);
   }
 }
+
+class CodedValues : public ::testing::TestWithParam<ValueFormat> {
+ protected:
+  static std::vector<uint8_t> Coded(const std::vector<float>& values) {
+    return CodeValues(GetParam(), values.data(), values.size());
+  }
+  static absl::StatusCode Status(const std::vector<uint8_t>& payload, size_t n) {
+    std::vector<float> out(n);
+    return ReadCodedValues(GetParam(), payload, n, out.data()).code();
+  }
+};
+
+TEST_P(CodedValues, AreThoseThatAreWrittenOtherwiseInFewerBytes) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const std::vector<float> values = Tails(3000, seed);
+    const std::vector<uint8_t> coded = Coded(values);
+    ASSERT_FALSE(coded.empty());
+    EXPECT_LT(coded.size(), BytesOf(GetParam(), values.size()));
+    std::vector<float> back(values.size());
+    ASSERT_EQ(ReadCodedValues(GetParam(), coded, back.size(), back.data()), absl::OkStatus());
+    EXPECT_EQ(back, ThereAndBack(GetParam(), values));
+  }
+}
+
+TEST_P(CodedValues, AreNoneWhereTheySaveNothing) {
+  EXPECT_TRUE(Coded({}).empty());
+  EXPECT_TRUE(Coded({1, -2}).empty());
+  EXPECT_TRUE(CodeValues(ValueFormat::kFp16, Tails(3000, 1).data(), 3000).empty());
+  EXPECT_TRUE(CodeValues(ValueFormat::k2Bit, Tails(3000, 1).data(), 3000).empty());
+}
+
+TEST_P(CodedValues, ThatNobodyWritesAreRefused) {
+  const std::vector<float> values = Tails(3000, 7);
+  const std::vector<uint8_t> coded = Coded(values);
+  EXPECT_EQ(Status(coded, values.size()), absl::StatusCode::kOk);
+  EXPECT_EQ(Status(coded, 0), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Status({coded.begin(), coded.begin() + 4}, values.size()), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Status({coded.begin(), coded.end() - 1}, values.size()), absl::StatusCode::kInvalidArgument);
+  std::vector<float> out(values.size());
+  for (ValueFormat format : {ValueFormat::kFp32, ValueFormat::kFp16, ValueFormat::kBf16, ValueFormat::k2Bit})
+    EXPECT_FALSE(ReadCodedValues(format, coded, out.size(), out.data()).ok());
+  std::vector<uint8_t> infinite = coded;
+  infinite[2] = 0x80, infinite[3] = 0x7F;
+  EXPECT_EQ(Status(infinite, values.size()), absl::StatusCode::kInvalidArgument);
+  // One integer, the largest of the format, one more, and the least of two's complement and one less.
+  const int32_t largest = GetParam() == ValueFormat::kInt8 ? 127 : GetParam() == ValueFormat::kInt6 ? 31 : 7;
+  for (const int32_t integer : {largest, largest + 1, -largest - 1, -largest - 2}) {
+    const CodedIntegers alone = EncodeIntegers({&integer, 1});
+    std::vector<uint8_t> payload = {0, 0, 0x80, 0x3F, static_cast<uint8_t>(alone.bits)};  // scale 1
+    payload.insert(payload.end(), alone.payload.begin(), alone.payload.end());
+    EXPECT_EQ(Status(payload, 1) == absl::StatusCode::kOk, integer <= largest && integer >= -largest - 1) << integer;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, CodedValues,
+                         ::testing::Values(ValueFormat::kInt8, ValueFormat::kInt6, ValueFormat::kInt4));
 
 TEST(ValueFormat, TwoBitsKeepSignsAndTwoMagnitudes) {
   EXPECT_EQ(ThereAndBack(ValueFormat::k2Bit, {-1, 1, 8, -10, 1, -1, 9}), (std::vector<float>{-1, 1, 9, -9, 1, -1, 9}));

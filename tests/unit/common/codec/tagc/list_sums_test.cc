@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/codec/bits/index_code.h"
+#include "common/codec/bits/integer_code.h"
 #include "common/codec/plan/ranges.h"
 #include "common/wire/frame.h"
 
@@ -205,9 +206,9 @@ TEST(ListSums, OfSegmentsThatAreShorterOrLongerThanAWorkersOwn) {
   Add(sums, list);
   EXPECT_EQ(NonZeros(sums), ones);
 
-  Payload payload(sizeof(uint32_t));  // no index bytes
-  const Payload packed = PackIntegers(std::vector<int32_t>(kMany, -1), 1);
-  payload.insert(payload.end(), packed.begin(), packed.end());
+  Payload payload = {0};  // no index bytes
+  const CodedIntegers coded = EncodeIntegers(std::vector<int32_t>(kMany, -1));
+  payload.insert(payload.end(), coded.payload.begin(), coded.payload.end());
   wire::Segment full;
   full.type = wire::SegmentType::kList;
   full.param = static_cast<uint8_t>(IndexCoding::kFull);
@@ -250,12 +251,16 @@ class RefusedLists : public testing::Test {
   }
   static Payload PayloadOf(const std::vector<uint16_t>& coordinates, const std::vector<int32_t>& integers,
                            int bits = 8) {
-    const uint32_t index_bytes = static_cast<uint32_t>(coordinates.size() * sizeof(uint16_t));
-    Payload payload(sizeof(index_bytes) + index_bytes);
-    std::memcpy(payload.data(), &index_bytes, sizeof(index_bytes));
-    if (!coordinates.empty()) std::memcpy(payload.data() + sizeof(index_bytes), coordinates.data(), index_bytes);
+    const size_t index_bytes = coordinates.size() * sizeof(uint16_t);
+    Payload payload;
+    PutNumber(index_bytes, &payload);
+    payload.resize(payload.size() + index_bytes);
+    if (!coordinates.empty())
+      std::memcpy(payload.data() + payload.size() - index_bytes, coordinates.data(), index_bytes);
     const Payload packed = PackIntegers(integers, bits);
+    payload.push_back(0);  // the least code
     payload.insert(payload.end(), packed.begin(), packed.end());
+    payload.push_back(0);  // no sets
     return payload;
   }
 
@@ -278,11 +283,12 @@ TEST_F(RefusedLists, OfEveryCodingThatAreCutOrHaveOtherIndexBytes) {
     longer.push_back(0);
     ExpectRefused(whole, longer, absl::StrCat("coding ", codings.back(), ", one byte too many"));
     for (int64_t by : {-2, -1, 1, 2, 1 << 20, -1 << 30}) {
-      Payload other = payload;
-      uint32_t index_bytes = 0;
-      std::memcpy(&index_bytes, other.data(), sizeof(index_bytes));
-      index_bytes = static_cast<uint32_t>(index_bytes + by);
-      std::memcpy(other.data(), &index_bytes, sizeof(index_bytes));
+      std::span<const uint8_t> rest = payload;
+      uint64_t index_bytes = 0;
+      ASSERT_TRUE(TakeNumber(&rest, &index_bytes));
+      Payload other;
+      PutNumber(index_bytes + static_cast<uint64_t>(by), &other);
+      other.insert(other.end(), rest.begin(), rest.end());
       ExpectRefused(whole, other, absl::StrCat("coding ", codings.back(), ", index bytes other by ", by));
     }
   };
