@@ -62,7 +62,7 @@ int32_t Further(int32_t v, int bits) {
   const uint32_t sign = static_cast<uint32_t>(v >> 31);
   return static_cast<int32_t>(static_cast<uint32_t>(v) + ((uint32_t{1} << (bits - 1) ^ sign) - sign));
 }
-// Returns the largest code.
+// Makes integers of those whose zigzag codes are our codes. Returns the largest code.
 GW_CLONES uint32_t FromCodes(uint32_t base, size_t n, int32_t* out) {
   uint32_t most = 0;
   for (size_t i = 0; i < n; ++i) {

@@ -115,14 +115,12 @@ constexpr Named kGolden[] = {
 
 class GoldenFrame : public ::testing::TestWithParam<std::tuple<Named, std::string>> {};
 
-ClusterOptions OptionsOf(const Named& named, const std::string& backend) {
+ClusterOptions OptionsOf(const std::string& codec, uint64_t elements = 100, uint32_t run_elements = 64) {
   ClusterOptions options;
-  options.codec = named.codec;
-  options.update_codec = named.update_codec;
-  options.backend = backend;
+  options.codec = codec;
   options.workers = 2;
-  options.elements = 100;
-  options.run_elements = 64;
+  options.elements = elements;
+  options.run_elements = run_elements;
   options.seed = 42;
   return options;
 }
@@ -138,19 +136,16 @@ GradientFn ShortPattern() {
 
 TEST_P(GoldenFrame, BytesHaveNotChanged) {
   const auto& [named, backend] = GetParam();
-  Cluster cluster(OptionsOf(named, backend));
+  ClusterOptions options = OptionsOf(named.codec);
+  options.update_codec = named.update_codec;
+  options.backend = backend;
+  Cluster cluster(options);
   CompareRounds(named.name, ShortPattern(), &cluster);
 }
 
 // Enough runs that their ranges and exponents travel as differences.
 TEST(GoldenRunsFrame, BytesHaveNotChanged) {
-  ClusterOptions options;
-  options.codec = "tagc:density=0.02";
-  options.workers = 2;
-  options.elements = 700;
-  options.run_elements = 64;
-  options.seed = 42;
-  Cluster cluster(options);
+  Cluster cluster(OptionsOf("tagc:density=0.02", 700));
   const GradientFn gradient = [](uint32_t worker, uint64_t round, std::vector<float>* out) {
     for (size_t i = 0; i < out->size(); ++i) {
       const float scale = i < 400 ? 0x1p-8f : 0x1p-11f;
@@ -162,13 +157,7 @@ TEST(GoldenRunsFrame, BytesHaveNotChanged) {
 
 // Ten elements, of which the sketch takes seven.
 TEST(GoldenListedFrame, BytesHaveNotChanged) {
-  ClusterOptions options;
-  options.codec = "tagc:density=0.1,cells=8,form=sketch";
-  options.workers = 2;
-  options.elements = 100;
-  options.run_elements = 64;
-  options.seed = 42;
-  Cluster cluster(options);
+  Cluster cluster(OptionsOf("tagc:density=0.1,cells=8,form=sketch"));
   cluster.Round([](uint32_t, uint64_t, std::vector<float>* out) { std::fill(out->begin(), out->end(), 0.25f); });
   RoundPlan plan = cluster.plan();
   plan.sketch_groups = 1;
@@ -185,13 +174,7 @@ TEST(GoldenListedFrame, BytesHaveNotChanged) {
 TEST(GoldenCodedFrame, BytesHaveNotChanged) {
   for (const auto& [name, codec] :
        {std::pair("tagc_coded", "tagc:density=0.2"), std::pair("topk_int8_coded", "topk:density=0.2,values=int8")}) {
-    ClusterOptions options;
-    options.codec = codec;
-    options.workers = 2;
-    options.elements = 2000;
-    options.run_elements = 2048;
-    options.seed = 42;
-    Cluster cluster(options);
+    Cluster cluster(OptionsOf(codec, 2000, 2048));
     const GradientFn gradient = [](uint32_t worker, uint64_t round, std::vector<float>* out) {
       for (size_t i = 0; i < out->size(); ++i) {
         const float x = static_cast<float>(static_cast<int>((i * 37 + worker * 11 + round * 5) % 1009) - 504) * 0x1p-9f;
@@ -212,8 +195,7 @@ std::vector<Bytes> Golden(const std::string& name) {
 
 // Sums as journals have them of before they were coded: the update of tagc_list, which says the same.
 TEST(GoldenValues, AreReadAsTheSumsThatTookTheirPlace) {
-  ClusterOptions options = OptionsOf({"tagc_list", "tagc:density=0.1"}, "reference");
-  Cluster cluster(options);
+  Cluster cluster(OptionsOf("tagc:density=0.1"));
   cluster.Round(ShortPattern());
   const auto read = [&cluster](const std::string& name) {
     return testing_support::Must(DecodeUpdate(Golden(name), cluster.job(), cluster.layout(), cluster.plan()));

@@ -141,6 +141,26 @@ TEST_P(CodedValues, AreThoseThatAreWrittenOtherwiseInFewerBytes) {
   }
 }
 
+// What common/codec/README.md says of them.
+TEST(ValueFormat, CodedTakeFewerBitsTheHeavierTheTails) {
+  const auto bits = [](ValueFormat format, bool heavy) {
+    std::mt19937_64 random(1);
+    std::normal_distribution<float> normal;
+    std::vector<float> values;
+    while (values.size() < 40'000) {
+      const float x = normal(random) * (heavy ? std::exp(normal(random)) : 1);
+      if (std::fabs(x) > 2.5f) values.push_back(x);
+    }
+    return 8 * static_cast<double>(CodeValues(format, values.data(), values.size()).size()) / 40'000;
+  };
+  EXPECT_NEAR(bits(ValueFormat::kInt8, false), 5.7, 0.1);
+  EXPECT_NEAR(bits(ValueFormat::kInt6, false), 3.7, 0.1);
+  EXPECT_NEAR(bits(ValueFormat::kInt4, false), 2.4, 0.1);
+  EXPECT_NEAR(bits(ValueFormat::kInt8, true), 4.6, 0.1);
+  EXPECT_NEAR(bits(ValueFormat::kInt6, true), 2.9, 0.1);
+  EXPECT_NEAR(bits(ValueFormat::kInt4, true), 1.6, 0.1);
+}
+
 TEST_P(CodedValues, AreNoneWhereTheySaveNothing) {
   EXPECT_TRUE(Coded({}).empty());
   EXPECT_TRUE(Coded({1, -2}).empty());
