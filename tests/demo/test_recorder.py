@@ -53,6 +53,8 @@ def test_records_what_is_pushed(record, tmp_path: Path, name: str) -> None:
     (b"GWIRETCP\x02\x00\x02\x00" + bytes(4) + struct.pack("<BBHIIII", 9, 0, 0, 0, 0, 0, 0), "a packet of type 9"),
     (b"GWIRETCP\x02\x00\x02\x00" + bytes(4) + struct.pack("<BBHIIII", 4, 0, 0, 0, 64, 0, 0) + b"GWF2" + bytes(60),
      "a chunk begins with 47 57 46 32"),
+    (b"GWIRETCP\x02\x00\x02\x00" + bytes(4) + struct.pack("<BBHIIII", 4, 0, 0, 0, 88, 0, 0)
+     + struct.pack("<4sBB8xH48x", b"GWF1", 1, 1, 1) + struct.pack("<B23x", 19), "a segment of type 19"),
 ])
 def test_bytes_of_another_format_are_said(record, sent: bytes, said: str) -> None:
     pushes = record.Pushes(None)

@@ -37,7 +37,8 @@ from worker import WorkerSettings
 PREFACE, PREFACE_BYTES = struct.pack("<8sHH", b"GWIRETCP", 2, 2), 16  # proto/TCP.md: an end that speaks version 2
 PACKET_BYTES, MESSAGE = 20, 4  # of that version
 CHUNK_BYTES, CHUNK = 64, struct.pack("<IB", 0x31465747, 1)  # proto/WIRE.md: its magic and version
-SEGMENT_BYTES, INDEX, LIST = 24, 6, 19
+SEGMENT_BYTES, INDEX, LIST = 24, 6, 20
+KNOWN = {1, 4, 5, INDEX, 7, LIST}  # in such pushes are learning rates, small tensors, ranges and cells, too
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,16 @@ def decode_index(coding: int, payload: bytes, begin: int, count: int) -> list[in
         positions += range(first, last)
         next_position = last + 1 if stretches else last
     return positions
+
+
+def decode_number(data: bytes) -> tuple[int, int]:
+    """A number at the beginning of data ("Coded integers" of proto/WIRE.md), and its bytes."""
+    value = 0
+    for at, byte in enumerate(data[:5]):
+        value |= (byte & 127) << (7 * at)
+        if byte < 128:
+            return value, at + 1
+    raise ValueError("a number has no end")
 
 
 def encode_rice(positions: list[int], k: int) -> bytes:
@@ -178,10 +189,13 @@ class Pushes:
         for _ in range(segments if kind == 1 else 0):
             type_, param, size, begin, count = struct.unpack_from("<BB2xIQI", chunk, at)
             payload = chunk[at + SEGMENT_BYTES : at + SEGMENT_BYTES + size]
+            if type_ not in KNOWN:
+                raise ValueError(f"a segment of type {type_}")
             if type_ == LIST:
                 param &= 7  # above are the bits of its integers
-                if payload:
-                    payload = payload[4 : 4 + struct.unpack_from("<I", payload)[0]]
+                if param:
+                    length, first = decode_number(payload)
+                    payload = payload[first : first + length]
             if type_ in (INDEX, LIST):
                 self._proxy.add(round_, incarnation, decode_index(param, payload, begin, count))
             at += SEGMENT_BYTES + (size + 7) // 8 * 8
