@@ -27,10 +27,11 @@ struct TagcSpec {
   // to a shard. kSketch: as a sketch, beside which shards take lists, too.
   enum class Form : uint8_t { kAuto, kList, kSketch };
   double density = 0.01;  // fraction of elements that a worker sends per round, (0, 1]
-  uint32_t bits = 0;  // of an integer that a worker sends, at most, sign counted; 0: as many as the cells have room for
-  // Of an integer of the sums: 8, 16, 32; 0: by max_workers and, where these are given, bits (8 up to 4 workers, 16 up
-  // to 1024, else 32).
-  uint32_t cell_bits = 0;
+  static constexpr uint32_t kAutoBits = 5;
+  // Of an integer that a worker sends, at most, sign counted; 0: kAutoBits, and where cell_bits is given as many as the
+  // cells have room for.
+  uint32_t bits = 0;
+  uint32_t cell_bits = 0;  // of an integer of the sums: 8, 16, 32; 0: the least that hold bits of max_workers
   Form form = Form::kAuto;
   uint32_t warmup_rounds = 0;  // density falls geometrically from warmup_density over this many rounds
   double warmup_density = 0.1;

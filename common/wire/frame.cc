@@ -125,6 +125,11 @@ struct Gather {
   }
 };
 
+bool IsKnown(uint8_t type) {
+  return (type >= 1 && type <= static_cast<uint8_t>(SegmentType::kFactors)) ||
+         type == static_cast<uint8_t>(SegmentType::kList) || type == static_cast<uint8_t>(SegmentType::kNorms);
+}
+
 template <typename Source>
 absl::StatusOr<Segment> LoadSegment(const uint8_t* p, size_t left, uint32_t number, Source& source) {
   if (left < kSegmentHeaderBytes) {
@@ -133,8 +138,7 @@ absl::StatusOr<Segment> LoadSegment(const uint8_t* p, size_t left, uint32_t numb
   }
   source.Fetch(p, kSegmentHeaderBytes);
   Segment s;
-  if (p[0] < 1 || p[0] > static_cast<uint8_t>(SegmentType::kNorms) || p[0] == 18 || p[0] == 19)
-    return absl::InvalidArgumentError(absl::StrFormat("segment %d: unknown type %d", number, p[0]));
+  if (!IsKnown(p[0])) return absl::InvalidArgumentError(absl::StrFormat("segment %d: unknown type %d", number, p[0]));
   s.type = static_cast<SegmentType>(p[0]);
   s.param = p[1];
   if (Load<uint16_t>(p + 2) != 0) {

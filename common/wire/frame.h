@@ -67,7 +67,7 @@ enum class SegmentType : uint8_t {
   kCells = 7,          // sketch cells; param: bytes each
   kExponents = 8,      // per run, of the next round (update) or of this version (parameters)
   kGeometry = 9,       // u32 sketch groups, u32 cells per group, of the next round
-  kValues = 10,        // as kSums, each in `param` bits: in journals of older builds only
+  kValues = 10,        // integers for the positions of the kIndex before it, `param` bits each: in older journals only
   kDeferred = 11,      // set of element positions that could not be decoded; param: IndexCoding
   kDensePacked = 12,   // zigzag integers of consecutive elements, bit-packed; param: bits each
   kQuantized = 13,     // whole runs, as the codec quantises them
@@ -76,7 +76,6 @@ enum class SegmentType : uint8_t {
   kLevelSums = 16,     // whole runs: sums of levels, zigzag and bit-packed; param: bits each
   kFactors = 17,       // float32: factors of matrices, of the plan of the next round where it is an update's
   kList = 20,          // positions and their integers, coded; param: IndexCoding + 8 * (bits packed of each - 1)
-  kSums = 21,          // coded integers for the positions of the kIndex before it; param: bits packed of each
   kNorms = 22,         // float64: squared norms of whole tensors; param: how many of each, 0: that of the mean of all
 };
 

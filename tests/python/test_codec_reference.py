@@ -138,6 +138,7 @@ CODECS = {
     "powersgd:rank=1": functools.partial(ref.PowerSgd, rank=1),
     "powersgd:rank=3": functools.partial(ref.PowerSgd, rank=3),
     # The sketch with four times the cells that peeling needs: nothing is deferred, which `means` asserts.
+    "tagc:density=0.2": functools.partial(ref.Tagc, bits=8, own=5, density=0.2),
     "tagc:density=0.2,cells=8": functools.partial(ref.Tagc, bits=8, density=0.2),
     "tagc:density=0.2,cells=8,form=sketch,slack=4": functools.partial(ref.Tagc, bits=8, density=0.2),
     "tagc:density=0.07,cells=16,warmup_rounds=2,warmup_density=0.4":

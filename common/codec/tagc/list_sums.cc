@@ -1,34 +1,23 @@
-// Lists and their sums; see list_sums.h.
+// See list_sums.h.
 #include "common/codec/tagc/list_sums.h"
 
 #include <algorithm>
 #include <bit>
 #include <type_traits>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/base/status_macros.h"
 #include "common/codec/bits/index_code.h"
-#include "common/codec/bits/integer_code.h"
+#include "common/codec/tagc/list_segment.h"
 #include "kernels/cpu/bitmap.h"
 #include "kernels/cpu/reference/clones.h"
 
 namespace gradwire::tagc {
 
 using kernels::Sign;
-using wire::SegmentType;
 
 namespace {
 
-constexpr uint32_t kMaxPerSegment = 1u << 15;  // 4 bytes each for position and integer fit a chunk
 constexpr uint32_t kWordBits = 64;
-constexpr int kCodingBits = 3;  // of a list's param; above them the bits packed of its integers, less 1
-
-uint8_t ParamOf(IndexCoding coding, int bits) {
-  return static_cast<uint8_t>(static_cast<unsigned>(coding) | static_cast<unsigned>(bits - 1) << kCodingBits);
-}
-IndexCoding CodingOf(uint8_t param) { return static_cast<IndexCoding>(param & ((1u << kCodingBits) - 1)); }
-int BitsOf(uint8_t param) { return (param >> kCodingBits) + 1; }
 
 // Calls fn(T*), T as wide as a cell.
 template <typename Bytes, typename Fn>
@@ -65,35 +54,6 @@ GW_CLONES bool AllWithin(std::span<const int32_t> integers, int32_t limit) {
 
 }  // namespace
 
-void AddLists(const TagcShape& shape, std::span<const uint32_t> positions, std::span<const int32_t> integers,
-              uint64_t begin, uint64_t end, wire::FrameWriter* writer) {
-  std::vector<uint8_t> payload;
-  for (size_t first = 0; begin < end;) {
-    uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(shape.index_block, end - begin));
-    size_t last = first;
-    for (;; count /= 2) {
-      last = static_cast<size_t>(
-          std::lower_bound(positions.begin() + static_cast<ptrdiff_t>(first), positions.end(), begin + count) -
-          positions.begin());
-      if (last - first <= kMaxPerSegment) break;
-    }
-    const CodedIndex coded = EncodeIndex(positions.subspan(first, last - first), static_cast<uint32_t>(begin), count);
-    const std::span<const int32_t> listed = integers.subspan(first, last - first);
-    CodedIntegers values;
-    payload.clear();
-    if (!listed.empty()) {
-      values = EncodeIntegers(listed);
-      PutNumber(coded.payload.size(), &payload);
-      payload.insert(payload.end(), coded.payload.begin(), coded.payload.end());
-      payload.insert(payload.end(), values.payload.begin(), values.payload.end());
-    }
-    const uint32_t bytes = static_cast<uint32_t>(payload.size());
-    writer->Add({SegmentType::kList, ParamOf(coded.coding, values.bits), begin, count, bytes}, payload.data());
-    first = last;
-    begin += count;
-  }
-}
-
 void ListSums::Clear() {
   // Only what was reached: the sums are long. Without memory of its own, so that it cannot stop half way.
   if (dirty_) {
@@ -122,7 +82,7 @@ absl::Status ListSums::Add(const wire::Segment& s) {
     dirty_ = true;
     entries_ += positions_.size();
   }
-  if (positions_.capacity() > 2 * kMaxPerSegment) {  // more than our workers write: of no use to the next list
+  if (positions_.capacity() > 2 * kMostListed) {  // more than our workers write: of no use to the next list
     positions_ = {};
     integers_ = {};
     scratch_ = {};
@@ -185,31 +145,18 @@ void ListSums::Take(std::vector<uint32_t>* positions, std::vector<int32_t>* inte
 }
 
 absl::Status ListSums::Read(const wire::Segment& s) {
-  const auto bad = [&](std::string_view what) {
-    return absl::InvalidArgumentError(absl::StrFormat("bucket %d: list of [%d, %d + %d) in %d bytes %s",
-                                                      shape_.layout().bucket, s.begin, s.begin, s.count, s.bytes,
-                                                      what));
-  };
   positions_.clear();
-  std::span<const uint8_t> payload = s.payload();
-  if (payload.empty()) return s.param == ParamOf(IndexCoding::kEmpty, 1) ? absl::OkStatus() : bad("has no positions");
-  uint64_t index_bytes = 0;
-  if (!TakeNumber(&payload, &index_bytes) || index_bytes > payload.size()) return bad("is cut short");
-  GW_RETURN_IF_ERROR(
-      DecodeIndex(CodingOf(s.param), payload.first(index_bytes), static_cast<uint32_t>(s.begin), s.count, &positions_,
-                  sums_.empty() ? LookAhead{} : LookAhead{sums_.data(), static_cast<size_t>(shape_.cell_bytes)}));
-  payload = payload.subspan(index_bytes);
-  if (positions_.empty() || !MayHoldIntegers(payload, BitsOf(s.param), positions_.size()))
-    return bad("does not have one integer for each position");
-  integers_.resize(positions_.size());
-  if (const absl::Status read = DecodeIntegers(payload, BitsOf(s.param), integers_.size(), integers_.data(), &scratch_);
-      !read.ok())
-    return bad(absl::StrCat("does not have one integer for each position: ", read.message()));
+  integers_.clear();
+  const LookAhead ahead = sums_.empty() ? LookAhead{} : LookAhead{sums_.data(), static_cast<size_t>(shape_.cell_bytes)};
+  const absl::Status read = ReadList(s, ahead, &positions_, &integers_, &scratch_);
+  if (!read.ok())
+    return absl::InvalidArgumentError(absl::StrFormat("bucket %d: %s", shape_.layout().bucket, read.message()));
   if (AllWithin(integers_, shape_.limit)) return absl::OkStatus();
   size_t i = 0;
   while (integers_[i] <= shape_.limit && integers_[i] >= -shape_.limit) ++i;
-  return bad(absl::StrFormat("has %d for element %d; one worker's integers lie within %d", integers_[i], positions_[i],
-                             shape_.limit));
+  return absl::InvalidArgumentError(
+      absl::StrFormat("bucket %d: list has %d for element %d; one worker's integers lie within %d",
+                      shape_.layout().bucket, integers_[i], positions_[i], shape_.limit));
 }
 
 }  // namespace gradwire::tagc

@@ -1,9 +1,7 @@
-// Lists: a frame's elements as positions and integers, and the sums of all lists of a round. Spec: proto/WIRE.md,
-// "Frames of the TAGC codec".
+// The sums of all lists of a round. Spec: proto/WIRE.md, "Frames of the TAGC codec".
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -12,10 +10,6 @@
 #include "common/codec/tagc/tagc_shape.h"
 
 namespace gradwire::tagc {
-
-// Writes positions (ascending) and their integers as lists that cover [begin, end).
-void AddLists(const TagcShape& shape, std::span<const uint32_t> positions, std::span<const int32_t> integers,
-              uint64_t begin, uint64_t end, wire::FrameWriter* writer);
 
 // What the lists of a round add up to: an integer for every element, as wide as a cell. max_workers frames fit it
 // (TagcShape::limit); additions are modulo its width, so that any of them can be taken back. Not thread-safe.

@@ -7,8 +7,8 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/codec/bits/index_code.h"
-#include "common/codec/bits/integer_code.h"
 #include "common/codec/bits/run_values.h"
+#include "common/codec/tagc/list_segment.h"
 
 namespace gradwire::tagc {
 
@@ -16,13 +16,6 @@ using kernels::Sign;
 using wire::FrameWriter;
 using wire::Segment;
 using wire::SegmentType;
-
-namespace {
-
-constexpr uint32_t kUpdateBlock = 1u << 16;           // least number of elements that one index segment covers
-constexpr size_t kMaxPositionsPerSegment = 1u << 17;  // their values, 32 bits each, fit a chunk
-
-}  // namespace
 
 TagcAccumulator::TagcAccumulator(const TagcShape& shape, std::unique_ptr<SketchSums> cells)
     : shape_(shape), ranges_(shape.layout().runs.size()), cells_(std::move(cells)), lists_(shape) {}
@@ -227,32 +220,6 @@ absl::Status TagcAccumulator::DecodeSketch(Sums* sums) {
   return absl::OkStatus();
 }
 
-void TagcAccumulator::WriteSums(const Sums& sums, FrameWriter* writer) const {
-  const std::span<const uint32_t> all(sums.positions);
-  size_t first = 0;
-  for (uint64_t begin = 0; begin < shape_.elements();) {
-    // As long a block as a worker's, halved where the union is dense, so that its values fit a chunk.
-    uint32_t block = shape_.index_block;
-    size_t last = first;
-    for (;; block /= 2) {
-      last = static_cast<size_t>(
-          std::lower_bound(all.begin() + static_cast<ptrdiff_t>(first), all.end(), begin + block) - all.begin());
-      if (block <= kUpdateBlock || last - first <= kMaxPositionsPerSegment) break;
-    }
-    const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(block, shape_.elements() - begin));
-    AddIndex(SegmentType::kIndex, all.subspan(first, last - first), begin, count, writer);
-    if (last != first) {
-      const std::span<const int32_t> values = std::span(sums.integers).subspan(first, last - first);
-      const CodedIntegers coded = EncodeIntegers(values);
-      writer->Add({SegmentType::kSums, static_cast<uint8_t>(coded.bits), begin, static_cast<uint32_t>(values.size()),
-                   static_cast<uint32_t>(coded.payload.size())},
-                  coded.payload.data());
-    }
-    begin += count;
-    first = last;
-  }
-}
-
 void TagcAccumulator::WriteDeferred(const Sums& sums, FrameWriter* writer) const {
   const std::span<const uint32_t> all(sums.deferred);
   for (size_t first = 0; first < all.size();) {
@@ -300,7 +267,7 @@ absl::StatusOr<UpdateFrame> TagcAccumulator::Finish(const FrameIdentity& id, uin
     Sums sums;
     if (cells() != 0) {
       GW_ASSIGN_OR_RETURN(sums, Decode());
-      WriteSums(sums, &writer);
+      AddLists(shape_, sums.positions, sums.integers, 0, shape_.elements(), &writer);
       WriteDeferred(sums, &writer);
     }
     update.stats = {.elements = sums.positions.size(), .deferred = sums.deferred.size()};

@@ -4,11 +4,12 @@
 #include <cmath>
 #include <memory>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/status_macros.h"
 #include "common/codec/bits/index_code.h"
-#include "common/codec/bits/integer_code.h"
 #include "common/codec/tagc/geometry.h"
+#include "common/codec/tagc/list_segment.h"
 #include "common/codec/tagc/tagc_codec.h"
 
 namespace gradwire::tagc {
@@ -32,7 +33,10 @@ Explanation Explain(const TagcSpec& spec, uint64_t elements) {
           : absl::StrFormat("  cells=%d      bits that an integer of the sums has; more workers need more\n",
                             spec.cell_bits);
   e.text += spec.bits == 0
-                ? "  bits=auto     bits of an integer that a worker sends: as many as those of the sums allow\n"
+                ? absl::StrFormat(
+                      "  bits=auto     bits of an integer that a worker sends, at most: %s; the rest waits in "
+                      "the residual\n",
+                      spec.cell_bits == 0 ? absl::StrCat(TagcSpec::kAutoBits) : "as many as cells allow")
                 : absl::StrFormat(
                       "  bits=%d        bits of an integer that a worker sends, at most; the rest "
                       "waits in the residual\n",
@@ -52,9 +56,10 @@ Explanation Explain(const TagcSpec& spec, uint64_t elements) {
   const double p = spec.density;
   const double entropy_bits =
       p >= 1 ? 0 : static_cast<double>(elements) * -(p * std::log2(p) + (1 - p) * std::log2(1 - p));
-  const double cell_bits = spec.cell_bits != 0 ? spec.cell_bits : spec.bits > 8 ? 16 : 8;  // of up to 4 workers
+  const double cell_bits = spec.cell_bits != 0 ? spec.cell_bits : spec.bits > 8 ? 16 : 8;  // of few workers
+  const uint32_t bits = spec.bits != 0 ? spec.bits : spec.cell_bits != 0 ? spec.cell_bits : TagcSpec::kAutoBits;
   // None is 0, so that two bits, which hold a sign, take one.
-  const double most_bits = spec.bits != 0 ? std::bit_width((1u << spec.bits) - 3) : cell_bits;
+  const double most_bits = std::bit_width((uint64_t{1} << bits) - 3);
   const double value_bits = std::min(most_bits, cell_bits);
   e.push_bytes = entropy_bits / 8 + chosen * (sketch ? spec.slack / kPeelingLoad * cell_bits : value_bits) / 8;
   e.text += sketch ? "  Workers' frames are merged without decoding them; what cannot be decoded is deferred, never "
@@ -63,25 +68,31 @@ Explanation Explain(const TagcSpec& spec, uint64_t elements) {
   return e;
 }
 
-// Positions, then the sums there.
+// Lists of sums; in journals of older builds positions, then the sums there.
 class SumReader final : public BodyReader {
  public:
   absl::Status Read(const Segment& s, const Bytes&, BodyBuilder* body) override {
-    if (s.type != SegmentType::kIndex && s.type != SegmentType::kSums && s.type != SegmentType::kValues)
+    if (s.type != SegmentType::kList && s.type != SegmentType::kIndex && s.type != SegmentType::kValues)
       return NotOfAnUpdate(s);
     Update& update = body->update();
     GW_RETURN_IF_ERROR(body->Begin(Update::Body::kSparse));
     if (s.type == SegmentType::kIndex) return body->AppendPositions(s, &update.positions);
     const size_t before = update.integers.size();
+    if (s.type == SegmentType::kList) {
+      if (before != update.positions.size()) return absl::InvalidArgumentError("positions without sums before a list");
+      GW_RETURN_IF_ERROR(body->CheckPositions(s, update.positions));
+      return ReadList(s, {}, &update.positions, &update.integers, &scratch_);
+    }
     if (before + s.count != update.positions.size()) {
       return absl::InvalidArgumentError(
           absl::StrFormat("%d values for %d positions", before + s.count, update.positions.size()));
     }
     update.integers.resize(before + s.count);
-    int32_t* const sums = update.integers.data() + before;
-    return s.type == SegmentType::kSums ? DecodeIntegers(s.payload(), s.param, s.count, sums)
-                                        : UnpackIntegers(s.payload(), s.param, s.count, sums);
+    return UnpackIntegers(s.payload(), s.param, s.count, update.integers.data() + before);
   }
+
+ private:
+  IntegerScratch scratch_;
 };
 
 class TagcFamily final : public CodecFamily {

@@ -10,7 +10,7 @@
 #include "common/codec/bits/index_code.h"
 #include "common/codec/bits/run_values.h"
 #include "common/codec/plan/ranges.h"
-#include "common/codec/tagc/list_sums.h"
+#include "common/codec/tagc/list_segment.h"
 #include "kernels/math/fixed_point.h"
 #include "kernels/math/sketch.h"
 
@@ -24,19 +24,17 @@ constexpr int kWideCellHeadroom = 4;           // bits of 32; precision is not s
 constexpr int kRangeOfUnseenRun = 0;           // |x| <= 1: what a run that was all zero so far is prepared for
 constexpr double kFill = 0.98;                 // of a sketch's capacity, at which peeling still fails now and then
 
-// What the setting `bits` allows a worker; without it, what the cells do.
+// What the settings allow a worker, beside the cells.
 int32_t LimitOfBits(const TagcSpec& spec) {
-  return spec.bits == 0 ? std::numeric_limits<int32_t>::max() : (int32_t{1} << (spec.bits - 1)) - 1;
+  if (spec.bits == 0 && spec.cell_bits != 0) return std::numeric_limits<int32_t>::max();
+  return (int32_t{1} << ((spec.bits != 0 ? spec.bits : TagcSpec::kAutoBits) - 1)) - 1;
 }
 
 int CellBits(const TagcSpec& spec, uint32_t max_workers) {
   if (spec.cell_bits != 0) return static_cast<int>(spec.cell_bits);
-  if (spec.bits != 0) {
-    int bits = 8;
-    while (bits < 32 && IntegerLimit(bits, max_workers) < LimitOfBits(spec)) bits *= 2;
-    return bits;
-  }
-  return max_workers <= 4 ? 8 : max_workers <= 1024 ? 16 : 32;
+  int bits = 8;
+  while (bits < 32 && IntegerLimit(bits, max_workers) < LimitOfBits(spec)) bits *= 2;
+  return bits;
 }
 
 uint32_t IndexBlock(double density) {
@@ -49,7 +47,7 @@ uint32_t IndexBlock(double density) {
 // third, or, where an integer is but a sign, by its double: that is clipped and stays in the residual.
 int Headroom(const TagcSpec& spec, int cell_bytes, int32_t limit) {
   if (spec.bits == 2) return -1;
-  if (spec.bits == 0 && cell_bytes == 4) return limit >= (1 << 16) ? kWideCellHeadroom : 0;
+  if (spec.bits == 0 && spec.cell_bits == 32) return limit >= (1 << 16) ? kWideCellHeadroom : 0;
   const int32_t power = static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(limit)));
   return limit - power >= power / 2 && limit > 1 ? -1 : 0;
 }

@@ -67,11 +67,14 @@ float* BodyBuilder::NewPart(const wire::Segment& s) {
   return out;
 }
 
-absl::Status BodyBuilder::AppendPositions(const wire::Segment& s, std::vector<uint32_t>* positions) const {
+absl::Status BodyBuilder::CheckPositions(const wire::Segment& s, const std::vector<uint32_t>& before) const {
   GW_RETURN_IF_ERROR(CheckRange(s, layout_.elements));
-  if (!positions->empty() && s.begin <= positions->back()) {
-    return absl::InvalidArgumentError("position blocks are not ascending");
-  }
+  if (before.empty() || s.begin > before.back()) return absl::OkStatus();
+  return absl::InvalidArgumentError("position blocks are not ascending");
+}
+
+absl::Status BodyBuilder::AppendPositions(const wire::Segment& s, std::vector<uint32_t>* positions) const {
+  GW_RETURN_IF_ERROR(CheckPositions(s, *positions));
   return DecodeIndex(static_cast<IndexCoding>(s.param), s.payload(), static_cast<uint32_t>(s.begin), s.count,
                      positions);
 }

@@ -27,7 +27,9 @@ class BodyBuilder {
   void AddPart(const wire::Segment& s, Bytes values);
   // The same of a part that travels in another form: where its s.count values go.
   float* NewPart(const wire::Segment& s);
-  // Appends the positions of an index, which follow those before.
+  // What a segment of positions covers: it lies in the bucket, and behind those before.
+  absl::Status CheckPositions(const wire::Segment& s, const std::vector<uint32_t>& before) const;
+  // Appends the positions of an index.
   absl::Status AppendPositions(const wire::Segment& s, std::vector<uint32_t>* positions) const;
 
   // The body is whole.

@@ -11,7 +11,7 @@ bool IsUpdateBody(wire::SegmentType type) {
     case wire::SegmentType::kDensePacked:
     case wire::SegmentType::kIndex:
     case wire::SegmentType::kValues:
-    case wire::SegmentType::kSums:
+    case wire::SegmentType::kList:
     case wire::SegmentType::kQuantized:
     case wire::SegmentType::kSparse:
     case wire::SegmentType::kLevelSums:

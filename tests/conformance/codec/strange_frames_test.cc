@@ -1,6 +1,7 @@
 // Frames that no encoder of ours makes, of strangers who know the format.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <memory>
 #include <string>
@@ -84,6 +85,49 @@ TEST(AgreedPositions, AreNotReplacedByOthers) {
   const auto update = accumulator->Finish(cluster.Identity(0), 1);
   ASSERT_TRUE(update.ok());
   EXPECT_TRUE(DecodeUpdate(update->chunks, cluster.job(), cluster.layout(), cluster.plan()).ok());
+}
+
+// An update of TAGC from a damaged journal, or a server of another build.
+TEST(ListsOfAnUpdate, AreRefusedOutOfPlace) {
+  ClusterOptions options;
+  options.codec = "tagc:density=0.1";
+  options.elements = 1000;
+  Cluster cluster(options);
+  cluster.Calibrate(GaussianGradient(6, options.elements));
+  const RoundPlan plan = cluster.plan();
+  const std::vector<Bytes> chunks = cluster.Round(GaussianGradient(7, options.elements)).update_frame.chunks;
+  const wire::Chunk update = *wire::ParseChunk(chunks[0]);
+  const auto list = std::find_if(update.segments.begin(), update.segments.end(),
+                                 [](const wire::Segment& s) { return s.type == wire::SegmentType::kList; });
+  ASSERT_NE(list, update.segments.end());
+  const auto decodes = [&](const std::vector<wire::Segment>& lists) {
+    wire::FrameWriter writer(update.header);
+    for (const wire::Segment& s : update.segments) {
+      if (s.type != wire::SegmentType::kList) writer.Add(s, s.data);
+      if (&s != &*list) continue;
+      for (const wire::Segment& l : lists) writer.Add(l, l.data);
+    }
+    return DecodeUpdate(writer.Finish(), cluster.job(), cluster.layout(), plan).ok();
+  };
+  EXPECT_TRUE(decodes({*list}));
+  EXPECT_FALSE(decodes({*list, *list})) << "twice";
+  wire::Segment beyond = *list;
+  beyond.begin = 1;
+  EXPECT_FALSE(decodes({beyond})) << "an element past the end";
+  wire::Segment cut = *list;
+  --cut.bytes;
+  EXPECT_FALSE(decodes({cut})) << "without its end";
+  wire::Segment index = *list;
+  const uint16_t first = 0;
+  index.type = wire::SegmentType::kIndex;
+  index.param = static_cast<uint8_t>(IndexCoding::kCoordinates);
+  index.count = 1;
+  index.bytes = sizeof(first);
+  index.data = reinterpret_cast<const uint8_t*>(&first);
+  wire::Segment rest = *list;
+  rest.begin = 1;
+  rest.count = 999;
+  EXPECT_FALSE(decodes({index, rest})) << "a position without a sum";
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ class Recording:
     rounds: tuple[int, ...]
 
 
-CODEC = "tagc:density=0.01,warmup_rounds=40,warmup_density=0.05"
+CODEC = "tagc:density=0.01,cells=8,warmup_rounds=40,warmup_density=0.05"
 # Rates are the best that the sweep had found when these were recorded. Round 1 has the highest density; later ones have
 # the one that stays, where one shard's part of it changes a lot.
 RECORDINGS = {

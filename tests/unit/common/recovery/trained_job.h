@@ -227,7 +227,7 @@ class TrainedJob {
     options.directory = shards_[s].directory->JournalOf("job");
     options.identity = {job_->digest(), layout_->digest(), s};
     options.epoch = shards_[s].directory->epoch();
-    options.segment_bytes = 6'000;
+    options.segment_bytes = 3'000;  // hardly more than a round
     return std::make_unique<journal::JournalWriter>(disk, options, journal::ReadResult());
   }
 

@@ -190,7 +190,7 @@ TEST(Frame, EveryTruncationIsRefused) {
 }
 
 TEST(Frame, TypesThatNobodyWritesAreRefusedAndNamed) {
-  for (const int type : {0, 18, 19, 23, 255}) {
+  for (const int type : {0, 18, 19, 21, 23, 255}) {
     FrameWriter writer({});
     writer.Add({static_cast<SegmentType>(type), 0, 0, 0, 0}, nullptr);
     const absl::StatusOr<Chunk> chunk = ParseChunk(writer.Finish()[0]);

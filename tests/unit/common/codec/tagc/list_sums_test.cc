@@ -16,6 +16,7 @@
 #include "common/codec/bits/index_code.h"
 #include "common/codec/bits/integer_code.h"
 #include "common/codec/plan/ranges.h"
+#include "common/codec/tagc/list_segment.h"
 #include "common/wire/frame.h"
 
 namespace gradwire::tagc {
