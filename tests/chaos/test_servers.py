@@ -15,7 +15,7 @@ LARGE = Setup(rounds=12, large=True)
 NORMS = Setup(rounds=60, optimizer="lans")  # shards exchange norms, twice in a round
 NORMS_OF_FOUR = Setup(rounds=60, optimizer="lans", shards=4)
 SKIPS = Setup(rounds=60, skips=True)  # shards agree on which rounds they skip
-WIDE = Setup(rounds=100, codec="tagc:density=0.05")  # whose frames fill a segment of the journal
+WIDE = Setup(rounds=100, codec="tagc:density=0.05,cells=16")  # whose frames fill a segment of the journal
 TWO_PHASES = Setup(rounds=101, codec="powersgd:rank=2")  # even rounds sum P, odd ones Q and make the step
 SNAPSHOTS = Setup(rounds=100, large=True, pause_ms=60)  # long enough for three of them where others use the machine, too
 

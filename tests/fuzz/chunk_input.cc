@@ -71,7 +71,7 @@ uint64_t Interesting(std::mt19937& random) {
 void SetSegmentField(uint8_t* segment, std::mt19937& random) {
   switch (random() % 5) {
     case 0:
-      segment[0] = static_cast<uint8_t>(1 + random() % 12);
+      segment[0] = static_cast<uint8_t>(1 + random() % 23);
       break;
     case 1:
       segment[1] = static_cast<uint8_t>(Interesting(random));

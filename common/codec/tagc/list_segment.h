@@ -19,8 +19,9 @@ inline constexpr uint32_t kMostListed = 1u
 void AddLists(const TagcShape& shape, std::span<const uint32_t> positions, std::span<const int32_t> integers,
               uint64_t begin, uint64_t end, wire::FrameWriter* writer);
 
-// Appends what a list holds; `positions` and `integers` are as long as each other. Never trusts its payload: errors are
-// InvalidArgument, and what was appended is unspecified then. Its range must have been checked against the bucket.
+// Appends what a list holds; `integers` becomes as long as `positions`, behind whose end it is overwritten. Never
+// trusts its payload: errors are InvalidArgument, and what was appended is unspecified then. Its range must have been
+// checked against the bucket.
 absl::Status ReadList(const wire::Segment& list, const LookAhead& ahead, std::vector<uint32_t>* positions,
                       std::vector<int32_t>* integers, IntegerScratch* scratch);
 

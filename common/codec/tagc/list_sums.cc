@@ -145,12 +145,12 @@ void ListSums::Take(std::vector<uint32_t>* positions, std::vector<int32_t>* inte
 }
 
 absl::Status ListSums::Read(const wire::Segment& s) {
-  positions_.clear();
-  integers_.clear();
+  positions_.clear();  // integers_ keep their length, so that nothing is filled twice
   const LookAhead ahead = sums_.empty() ? LookAhead{} : LookAhead{sums_.data(), static_cast<size_t>(shape_.cell_bytes)};
   const absl::Status read = ReadList(s, ahead, &positions_, &integers_, &scratch_);
   if (!read.ok())
     return absl::InvalidArgumentError(absl::StrFormat("bucket %d: %s", shape_.layout().bucket, read.message()));
+  integers_.resize(positions_.size());
   if (AllWithin(integers_, shape_.limit)) return absl::OkStatus();
   size_t i = 0;
   while (integers_[i] <= shape_.limit && integers_[i] >= -shape_.limit) ++i;

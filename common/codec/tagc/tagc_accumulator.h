@@ -46,7 +46,6 @@ class TagcAccumulator final : public Accumulator {
   absl::Status OpenSketch(const wire::Segment& segment);
   absl::StatusOr<Sums> Decode();
   absl::Status DecodeSketch(Sums* sums);
-  void WriteSums(const Sums& sums, wire::FrameWriter* writer) const;
   void WriteDeferred(const Sums& sums, wire::FrameWriter* writer) const;
   RoundPlan NextPlan(const Sums& sums) const;
 

@@ -28,8 +28,8 @@ Explanation Explain(const TagcSpec& spec, uint64_t elements) {
       spec.density, 100 * spec.density);
   e.text +=
       spec.cell_bits == 0
-          ? "  cells=auto    bits that an integer of the sums has, chosen by the job's max_workers so that it cannot "
-            "overflow\n"
+          ? "  cells=auto    bits that an integer of the sums has, chosen by bits and the job's max_workers so that it "
+            "cannot overflow\n"
           : absl::StrFormat("  cells=%d      bits that an integer of the sums has; more workers need more\n",
                             spec.cell_bits);
   e.text += spec.bits == 0

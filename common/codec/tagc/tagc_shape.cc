@@ -45,7 +45,7 @@ uint32_t IndexBlock(double density) {
 
 // Bits that the largest value stays below the limit. Where every bit counts the largest value may exceed the limit by a
 // third, or, where an integer is but a sign, by its double: that is clipped and stays in the residual.
-int Headroom(const TagcSpec& spec, int cell_bytes, int32_t limit) {
+int Headroom(const TagcSpec& spec, int32_t limit) {
   if (spec.bits == 2) return -1;
   if (spec.bits == 0 && spec.cell_bits == 32) return limit >= (1 << 16) ? kWideCellHeadroom : 0;
   const int32_t power = static_cast<int32_t>(std::bit_floor(static_cast<uint32_t>(limit)));
@@ -71,7 +71,7 @@ absl::StatusOr<TagcShape> TagcShape::Make(const CodecContext& context, const Tag
         absl::StrFormat("bucket %d has %d elements on shard %d, positions are 32 bits wide; lower bucket_bytes",
                         context.layout->bucket, shape.elements(), context.layout->shard));
   }
-  shape.headroom = Headroom(spec, shape.cell_bytes, shape.limit);
+  shape.headroom = Headroom(spec, shape.limit);
   shape.index_block = IndexBlock(spec.density);
   shape.limits = LimitsFor(spec, shape.elements(), shape.max_workers());
   return shape;

@@ -150,8 +150,15 @@ def job_of(run: Run, model: Task, name: str) -> JobSpec:
         name=name, tensors=[TensorSpec(t.name, t.shape, t.role) for t in model.tensors], optimizer=run.optimizer,
         groups=[Group(momentum=run.momentum, nesterov=run.push == "delta" and run.momentum > 0, betas=(0.9, run.beta2),
                       eps=1e-6 if run.optimizer in ("lamb", "lans") else 1e-8)],
-        push=run.push, step_beta2=run.beta2, residual_decay=run.residual_decay, codec=run.codec,
+        push=run.push, step_beta2=run.beta2, residual_decay=run.residual_decay, codec=trained_codec(run),
         update_codec=run.update_codec, rules=rules, workers=run.workers, seed=run.seed)
+
+
+def trained_codec(run: Run) -> str:
+    """TAGC by itself has in this study what it had when its results were made: as many bits as cells of 8 or 16 have room for."""
+    if not run.codec.startswith("tagc") or "bits=" in run.codec or "cells=" in run.codec:
+        return run.codec
+    return f"{run.codec},cells={8 if run.workers <= 4 else 16}"
 
 
 class LocalAdam:

@@ -52,6 +52,7 @@ std::vector<std::string> AllCodecs() {
           "tagc:density=0.02,cells=16,form=sketch",
           "tagc:density=0.02,cells=32",
           "tagc:density=0.02,cells=32,form=sketch",
+          "tagc:density=0.02",
           "tagc:density=0.02,bits=2",
           "tagc:density=0.02,bits=3,form=sketch",
           "fp16",

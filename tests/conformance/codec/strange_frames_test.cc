@@ -127,6 +127,9 @@ TEST(ListsOfAnUpdate, AreRefusedOutOfPlace) {
   wire::Segment rest = *list;
   rest.begin = 1;
   rest.count = 999;
+  rest.param = 0;  // empty
+  rest.bytes = 0;
+  EXPECT_TRUE(decodes({rest}));
   EXPECT_FALSE(decodes({index, rest})) << "a position without a sum";
 }
 
