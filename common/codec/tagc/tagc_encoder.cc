@@ -14,51 +14,44 @@ namespace gradwire::tagc {
 absl::StatusOr<EncodedFrame> TagcEncoder::Encode(const FrameIdentity& id, const RoundPlan& plan,
                                                  std::span<const RunInput> runs) {
   GW_RETURN_IF_ERROR(shape_.CheckInput(id, plan, runs.size()));
-  FindRanges(runs);
   EncodedFrame frame;
   frame.plan = plan;
-  if (!TagcShape::Calibrating(id.round, plan)) {
-    TakeSelected(id.round, plan, runs, &frame);
-    FillCells(shape_.SketchOf(id.round, plan), frame);
+  const bool calibrating = TagcShape::Calibrating(id.round, plan);
+  ranges_.resize(runs.size());
+  for (size_t i = 0; i < runs.size();
+       ++i) {  // one after the other, so that a run is still in the cache when it is read again
+    ranges_[i] =
+        static_cast<int8_t>(shape_.backend().RangeOf(runs[i].pending, shape_.layout().runs[i].length, nullptr));
+    if (!calibrating) TakeSelected(id.round, i, runs[i], &frame);
   }
+  if (!calibrating) FillCells(shape_.SketchOf(id.round, plan), frame);
   frame.chunks = WriteFrame(shape_, id, frame, ranges_, cells_);
   frame.bytes = TotalSize(frame.chunks);
   return frame;
 }
 
-void TagcEncoder::FindRanges(std::span<const RunInput> runs) {
-  ranges_.resize(runs.size());
-  for (size_t i = 0; i < runs.size(); ++i) {
-    ranges_[i] =
-        static_cast<int8_t>(shape_.backend().RangeOf(runs[i].pending, shape_.layout().runs[i].length, nullptr));
-  }
-}
-
-void TagcEncoder::TakeSelected(uint64_t round, const RoundPlan& plan, std::span<const RunInput> runs,
-                               EncodedFrame* frame) {
+void TagcEncoder::TakeSelected(uint64_t round, size_t i, const RunInput& input, EncodedFrame* frame) {
   const BucketLayout& layout = shape_.layout();
-  for (size_t i = 0; i < runs.size(); ++i) {
-    const Run& run = layout.runs[i];
-    if (run_positions_.size() < run.length) {
-      run_positions_.resize(run.length);
-      run_integers_.resize(run.length);
-    }
-    const kernels::SelectArgs args = {
-        .key = runs[i].selection.key,
-        .keep_below = runs[i].selection.keep_below,
-        .phase = TiePhaseOf(*shape_.context.job, run, round),
-        .first_element = run.offset,
-        .exponent = plan.exponents[i],
-        .limit = shape_.limit,
-    };
-    const size_t n =
-        shape_.backend().TakeSelected(runs[i].pending, run.length, args, static_cast<uint32_t>(layout.run_begin[i]),
-                                      run_positions_.data(), run_integers_.data(), nullptr);
-    frame->positions.insert(frame->positions.end(), run_positions_.begin(),
-                            run_positions_.begin() + static_cast<ptrdiff_t>(n));
-    frame->integers.insert(frame->integers.end(), run_integers_.begin(),
-                           run_integers_.begin() + static_cast<ptrdiff_t>(n));
+  const Run& run = layout.runs[i];
+  if (run_positions_.size() < run.length) {
+    run_positions_.resize(run.length);
+    run_integers_.resize(run.length);
   }
+  const kernels::SelectArgs args = {
+      .key = input.selection.key,
+      .keep_below = input.selection.keep_below,
+      .phase = TiePhaseOf(*shape_.context.job, run, round),
+      .first_element = run.offset,
+      .exponent = frame->plan.exponents[i],
+      .limit = shape_.limit,
+  };
+  const size_t n =
+      shape_.backend().TakeSelected(input.pending, run.length, args, static_cast<uint32_t>(layout.run_begin[i]),
+                                    run_positions_.data(), run_integers_.data(), nullptr);
+  frame->positions.insert(frame->positions.end(), run_positions_.begin(),
+                          run_positions_.begin() + static_cast<ptrdiff_t>(n));
+  frame->integers.insert(frame->integers.end(), run_integers_.begin(),
+                         run_integers_.begin() + static_cast<ptrdiff_t>(n));
 }
 
 void TagcEncoder::FillCells(const kernels::SketchArgs& sketch, const EncodedFrame& frame) {

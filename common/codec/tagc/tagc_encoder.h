@@ -16,8 +16,8 @@ class TagcEncoder final : public Encoder {
                                       std::span<const RunInput> runs) override;
 
  private:
-  void FindRanges(std::span<const RunInput> runs);
-  void TakeSelected(uint64_t round, const RoundPlan& plan, std::span<const RunInput> runs, EncodedFrame* frame);
+  // Of run i, by the frame's plan; appends what is sent.
+  void TakeSelected(uint64_t round, size_t i, const RunInput& input, EncodedFrame* frame);
   void FillCells(const kernels::SketchArgs& sketch, const EncodedFrame& frame);
 
   const TagcShape shape_;

@@ -161,16 +161,18 @@ class Bench {
 
   struct Times {
     double encode = 0, merge = 0, finish = 0, decode = 0;
-    double add = 0, touch = 0;  // of lists: merging those of the frame with values, and touching their sums alone
+    double list = 0, add = 0;  // of the frame with values alone: encoding and merging it
+    double touch = 0;          // touching the sums of its elements
   };
   // A step of one worker, which starts without a residual: a round, and those that prepare it.
   Times Step() {
     Times times;
     bytes_ = update_bytes_ = 0;
     do {
-      const double before = times.merge;
+      const Times before = times;
       Round(&times);
-      times.add = times.merge - before;
+      times.list = times.encode - before.encode;
+      times.add = times.merge - before.merge;
     } while (!CarriesValues(*job_, round_ - 1));
     times.touch = Touch();
     return times;
@@ -337,7 +339,7 @@ void ReportLists(const std::vector<Contestant>& contestants, const std::vector<d
     const Listed& listed = c.bench->listed();
     const double elements = static_cast<double>(listed.positions.size());
     const double bytes = static_cast<double>(c.bench->listed_bytes());
-    const std::vector<double> encoding = c.Seconds(&Bench::Times::encode);
+    const std::vector<double> encoding = c.Seconds(&Bench::Times::list);
     const std::vector<double> adding = c.Seconds(&Bench::Times::add);
     const double added = elements / Median(adding);
     const std::optional<double> encode_target =
