@@ -58,12 +58,14 @@ absl::Status ReadList(const wire::Segment& list, const LookAhead& ahead, std::ve
     return absl::InvalidArgumentError(
         absl::StrFormat("list of [%d, %d + %d) in %d bytes %s", list.begin, list.begin, list.count, list.bytes, what));
   };
+  const size_t before = positions->size();
   std::span<const uint8_t> payload = list.payload();
-  if (payload.empty())
+  if (payload.empty()) {
+    integers->resize(before);
     return list.param == ParamOf(IndexCoding::kEmpty, 1) ? absl::OkStatus() : bad("has no positions");
+  }
   uint64_t index_bytes = 0;
   if (!TakeNumber(&payload, &index_bytes) || index_bytes > payload.size()) return bad("is cut short");
-  const size_t before = positions->size();
   GW_RETURN_IF_ERROR(DecodeIndex(CodingOf(list.param), payload.first(index_bytes), static_cast<uint32_t>(list.begin),
                                  list.count, positions, ahead));
   payload = payload.subspan(index_bytes);

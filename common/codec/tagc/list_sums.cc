@@ -150,7 +150,6 @@ absl::Status ListSums::Read(const wire::Segment& s) {
   const absl::Status read = ReadList(s, ahead, &positions_, &integers_, &scratch_);
   if (!read.ok())
     return absl::InvalidArgumentError(absl::StrFormat("bucket %d: %s", shape_.layout().bucket, read.message()));
-  integers_.resize(positions_.size());
   if (AllWithin(integers_, shape_.limit)) return absl::OkStatus();
   size_t i = 0;
   while (integers_[i] <= shape_.limit && integers_[i] >= -shape_.limit) ++i;

@@ -18,8 +18,8 @@ absl::StatusOr<EncodedFrame> TagcEncoder::Encode(const FrameIdentity& id, const 
   frame.plan = plan;
   const bool calibrating = TagcShape::Calibrating(id.round, plan);
   ranges_.resize(runs.size());
-  for (size_t i = 0; i < runs.size();
-       ++i) {  // one after the other, so that a run is still in the cache when it is read again
+  // One after the other, so that a run is still in the cache when it is read again.
+  for (size_t i = 0; i < runs.size(); ++i) {
     ranges_[i] =
         static_cast<int8_t>(shape_.backend().RangeOf(runs[i].pending, shape_.layout().runs[i].length, nullptr));
     if (!calibrating) TakeSelected(id.round, i, runs[i], &frame);

@@ -349,7 +349,8 @@ TEST(TagcForms, GiveTheSameUpdateFrames) {
   }
 }
 
-// With the workers the largest element of any of them passes a power of 2, which moves integers between bits.
+// Where the largest element of any worker has passed a power of 2 in some runs and not in others, a list has integers
+// of two ranges, which takes more bits than either.
 TEST(TagcForms, ListsDoNotGrowWithTheWorkersAndNoneOfThemIsDeferred) {
   const uint64_t n = 1u << 18;
   for (const auto& [codec, most] : {std::pair("tagc:density=0.01,cells=16,form=list", 1.05),

@@ -3,9 +3,9 @@
     python tests/conformance/codec/recorded/record.py [steps | gradients]...
 
 Trains the quickstart's model as `deploy/quickstart --fast` does where steps are pushed, and as it does without where
-gradients are (2 workers, TAGC at its defaults, with as many bits as there are: all that is chosen is sent), but through one tcp:// server behind a proxy that reads the index of
-every push frame: with one shard, positions count through the matrices from the last to the first
-(common/job/layout.h). It writes, per round and worker, the ascending positions as Rice-coded gaps (proto/WIRE.md,
+gradients are (2 workers, TAGC with as many bits as cells of 8 hold: all that is chosen is sent), but through one tcp://
+server behind a proxy that reads the index of every push frame: with one shard, positions count through the matrices from
+the last to the first (common/job/layout.h). It writes, per round and worker, the ascending positions as Rice-coded gaps (proto/WIRE.md,
 "Index codes"):
 
     u32 tensors, then u32 elements of each; u32 records, then per record u32 round, u32 worker, u32 bytes, the bytes.
