@@ -16,8 +16,8 @@
 namespace gradwire::client {
 AsyncExchange::AsyncExchange(const SliceContext& context, std::vector<FrameLink*> links,
                              const std::vector<uint64_t>& versions, std::vector<PlanWindow> plans,
-                             uint32_t encode_threads)
-    : TaskedExchanger(context, std::move(links), encode_threads), context_(context), slices_(plans.size()) {
+                             uint32_t encode_threads, const Coalescing& coalescing)
+    : TaskedExchanger(context, std::move(links), encode_threads, coalescing), context_(context), slices_(plans.size()) {
   for (size_t i = 0; i < slices_.size(); ++i) {
     slices_[i].plans = std::move(plans[i]);
     slices_[i].version = versions[i];
@@ -51,7 +51,7 @@ absl::Status AsyncExchange::Begin(std::span<const float> learning_rates) {
   learning_rates_ = std::move(rates);
   round_open_ = true;
   round_error_ = absl::OkStatus();
-  ready_.Open();
+  OpenReady();
   countdown_.Reset();
   for (Slice& slice : slices_) {
     slice.settled = false;
@@ -128,6 +128,7 @@ absl::Status AsyncExchange::WaitPushed(uint32_t bucket, int64_t timeout_ms) {
   GW_RETURN_IF_ERROR(CheckBucket(bucket));
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
+  AwaitNothing();
   const auto pushed = [this, bucket]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return !failed_.ok() || Every(bucket, [](const Slice& s) { return s.settled || s.fate != Fate::kNotSent; });
   };
@@ -141,6 +142,7 @@ absl::Status AsyncExchange::WaitApplied(uint32_t bucket, int64_t timeout_ms) {
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
   if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
+  AwaitNothing();
   const auto applied = [this, bucket]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return Every(bucket, [](const Slice& s) { return s.settled; });
   };
@@ -234,6 +236,7 @@ void AsyncExchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
     case v1::PUSH_INCLUDED:
     case v1::PUSH_DUPLICATE:
       slice.fate = Fate::kIncluded;
+      coalescing_.Acknowledged(clock_.Now());
       NoteLeast(&slice, std::max(ack.made(), slice.version + 1));
       GW_FAILPOINT("worker.frame.acked");
       return;

@@ -28,7 +28,7 @@ RoundLedger::Rules RulesOf(const SliceWork& work, const Layout& layout) {
 }  // namespace
 
 Exchange::Exchange(const ExchangeContext& context, uint64_t version, std::vector<PlanWindow> plans)
-    : TaskedExchanger(context.slices, context.links, context.encode_threads),
+    : TaskedExchanger(context.slices, context.links, context.encode_threads, context.coalescing),
       context_(context),
       staleness_(context.slices.job->spec().rounds().staleness()),
       work_(context.slices, std::move(plans)),
@@ -82,7 +82,7 @@ absl::Status Exchange::Begin(std::span<const float> learning_rates) {
   learning_rates_ = std::move(rates);
   round_open_ = true;
   replacing_ = false;
-  ready_.Open();
+  OpenReady();
   OpenRound();
   return absl::OkStatus();
 }
@@ -98,7 +98,7 @@ absl::Status Exchange::BeginReplacement() {
         "parameters cannot be replaced before the first step: take one, or join with the new parameters");
   GW_RETURN_IF_ERROR(work_.CheckParametersFinite());  // no other thread is at the replica between two rounds
   round_open_ = replacing_ = true;
-  ready_.Open(/*all=*/true);
+  OpenReady(/*all=*/true);
   OpenRound();
   for (uint32_t slice = 0; slice < work_.slices(); ++slice)
     AddTask({Task::Kind::kReplace, 0, nullptr, {ledger_.next() - 1, slice}});
@@ -275,6 +275,7 @@ absl::Status Exchange::AwaitBucket(uint32_t bucket, bool (RoundLedger::*done)(ui
   GW_RETURN_IF_ERROR(CheckBucket(bucket));
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
+  AwaitNothing();
   const auto is_done = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return (ledger_.*done)(bucket); };
   return WaitUntil(absl::Condition(&is_done), DeadlineOf(timeout_ms));
 }
@@ -328,6 +329,7 @@ void Exchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
   const std::optional<bool> abstained = ack.has_abstained() ? std::optional(ack.abstained()) : std::nullopt;
   const RoundLedger::AckEffect effect = ledger_.Acked(entry, ack.outcome(), abstained, &actions);
   if (effect == RoundLedger::AckEffect::kNotIncluded) ++counters_.not_included;
+  if (effect == RoundLedger::AckEffect::kIncluded) coalescing_.Acknowledged(clock_.Now());
   ledger_.Heard(ack.open_round());
   if (effect == RoundLedger::AckEffect::kRefused || effect == RoundLedger::AckEffect::kLost) {
     const absl::Status refused =

@@ -38,6 +38,7 @@ struct ExchangeContext {
   int64_t spin_us = 0;            // SessionOptions.spin_us
   uint32_t encode_threads = 1;    // SessionOptions.encode_threads
   bool early_updates = false;     // SessionOptions.early_updates
+  Coalescing coalescing = {};     // where it begins
 };
 
 // One step of a worker's round.

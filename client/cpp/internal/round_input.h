@@ -32,12 +32,16 @@ class ReadyTensors {
   // FailedPrecondition names a tensor with elements that is not ready.
   absl::Status CheckAll() const;
   bool Has(uint32_t tensor) const { return tensor < ready_.size() && ready_[tensor]; }
+  // CheckAll would be OK.
+  bool All() const { return missing_ == 0; }
+  uint64_t bytes(uint32_t tensor) const { return job_.tensors()[tensor].elements * sizeof(float); }
   // In the order in which they got ready.
   const std::vector<uint32_t>& order() const { return order_; }
 
  private:
   const Job& job_;
   std::vector<bool> ready_;
+  size_t missing_ = 0;  // with elements
   std::vector<uint32_t> order_;
 };
 

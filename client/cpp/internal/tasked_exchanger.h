@@ -12,11 +12,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "client/cpp/internal/coalescing.h"
 #include "client/cpp/internal/exchanger.h"
 #include "client/cpp/internal/round_input.h"
 #include "client/cpp/internal/slice_work.h"
 #include "client/cpp/internal/task_queue.h"
 #include "common/base/clock.h"
+#include "common/base/run_delay.h"
 #include "common/base/status_macros.h"
 #include "common/trace/recorder.h"
 
@@ -34,8 +36,16 @@ class TaskedExchanger : public Exchanger {
     if (!failed_.ok()) return Failure();
     if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
     GW_RETURN_IF_ERROR(ready_.Note(tensor, gradient));
-    AddTask(TaskOf(tensor, gradient));
-    RunTasksInline();
+    if (!threads_) {
+      AddTask(TaskOf(tensor, gradient));
+      RunTasksInline();
+      return absl::OkStatus();
+    }
+    if (ready_.order().size() == 1) making_.Begin(clock_.Now());
+    gathered_.push_back(TaskOf(tensor, gradient));
+    gathered_bytes_ += ready_.bytes(tensor);
+    if (ready_.All()) making_.End(clock_.Now(), &coalescing_);
+    if (ready_.All() || awaited_ || gathered_bytes_ >= coalescing_.most_bytes()) AddGathered();
     return absl::OkStatus();
   }
 
@@ -77,7 +87,8 @@ class TaskedExchanger : public Exchanger {
   };
 
   // `links`: per shard. `encode_threads`: of a job that has threads; gradients on a device have one.
-  TaskedExchanger(const SliceContext& slices, std::vector<FrameLink*> links, uint32_t encode_threads)
+  TaskedExchanger(const SliceContext& slices, std::vector<FrameLink*> links, uint32_t encode_threads,
+                  const Coalescing& coalescing)
       : trace_(slices.trace),
         threads_(slices.job->elements() > kThreadsAbove || !slices.gradients->memory().on_host()),
         layout_(*slices.layout),
@@ -85,6 +96,7 @@ class TaskedExchanger : public Exchanger {
         turns_(*slices.job, *slices.layout),
         ready_(slices.job),
         countdown_(*slices.job, *slices.layout),
+        coalescing_(coalescing),
         encode_threads_(slices.gradients->memory().on_host() ? encode_threads : 1) {}
 
   // The last thing of a constructor, and of Stop, once stop_ is set.
@@ -94,6 +106,18 @@ class TaskedExchanger : public Exchanger {
   void EndTasks() {
     for (std::thread& encoder : encoders_) encoder.join();
     encoders_.clear();
+  }
+
+  // A round begins, whose gradients will be made, or has none.
+  void OpenReady(bool all = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    ready_.Open(all);
+    coalescing_.RoundBegan(clock_.Now());
+    awaited_ = false;
+  }
+  // Someone waits for what can only be if all that is ready is sent: in this round nothing waits any more.
+  void AwaitNothing() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    awaited_ = true;
+    AddGathered();
   }
 
   // Why it has failed, once nothing is written to the caller's tensors any more. Only where it has.
@@ -171,8 +195,33 @@ class TaskedExchanger : public Exchanger {
   BucketCountdown countdown_ ABSL_GUARDED_BY(mu_);
   TaskQueue<Task> tasks_ ABSL_GUARDED_BY(mu_);
   Counters counters_ ABSL_GUARDED_BY(mu_);
+  Coalescing coalescing_ ABSL_GUARDED_BY(mu_);
 
  private:
+  // How long the gradients of a round were made, and how the thread fared that says so.
+  class Making {
+   public:
+    void Begin(TimeNs now) { began_ = {now, RunDelayOfThisThread().value_or(0), std::this_thread::get_id()}; }
+    void End(TimeNs now, Coalescing* coalescing) const {
+      const bool seen = began_.thread == std::this_thread::get_id();  // else another thread says so than at first
+      const TimeNs delay = seen ? RunDelayOfThisThread().value_or(0) - began_.delay : 0;
+      coalescing->GradientsMade(now, now - began_.at, delay);
+    }
+
+   private:
+    struct {
+      TimeNs at = 0;
+      TimeNs delay = 0;
+      std::thread::id thread;
+    } began_;
+  };
+
+  void AddGathered() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    for (Task& task : gathered_) AddTask(std::move(task));
+    gathered_.clear();
+    gathered_bytes_ = 0;
+  }
+
   void TaskLoop() {
     const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return stop_ || tasks_.CanBegin(HasRoom()); };
     absl::MutexLock lock(&mu_);
@@ -202,6 +251,10 @@ class TaskedExchanger : public Exchanger {
 
   const uint32_t encode_threads_;
   std::vector<std::thread> encoders_;
+  Making making_ ABSL_GUARDED_BY(mu_);
+  std::vector<Task> gathered_ ABSL_GUARDED_BY(mu_);  // of tensors that are ready, and wait for others
+  uint64_t gathered_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  bool awaited_ ABSL_GUARDED_BY(mu_) = false;  // in this round
 };
 
 }  // namespace gradwire::client

@@ -23,13 +23,12 @@ EARLY = f"{TAGC} early"
 BEGINNING = f"sharded {DEFAULT_CODEC}"  # the runs that grids time have 9 steps, so all of them lie in it
 DENSE = ("sharded dense:fp32", "ddp-hook dense:fp32")
 GRADWIRE = (TAGC, TOPK, "sharded topk:density=0.001,values=fp16 both", "ddp-hook thc:bits=4", "ddp-hook powersgd:rank=1",
-            "ddp-hook tagc:density=0.01,cells=8", "ddp-hook topk:density=0.03,values=int4 both", "local-16 topk:density=0.05,values=int8 both")
+            "ddp-hook tagc:density=0.01", "ddp-hook topk:density=0.03,values=int4 both", "local-16 topk:density=0.05,values=int8 both")
 COMPARED = (ALONE, BARE, *TORCH, *DENSE, BEGINNING, *GRADWIRE)
-HOOKED = ("thc:bits=6 int8", "tagc:density=0.2,cells=8 int8", "tagc:density=0.2,cells=8", "tagc:density=0.01,bits=2 int8")
+HOOKED = ("thc:bits=6 int8", "tagc:density=0.2 int8", "tagc:density=0.2", "tagc:density=0.01,bits=2 int8")
 FSDP = tuple(name for loop in ("fsdp", "zero2") for name in (loop, *(f"{loop}-hook {codec}" for codec in HOOKED)))
 OWN_DENSE = f"{DENSE[0]} own"
 _ALL_ELEMENTS = (ALONE, BARE, DDP, "ddp buckets-4", DENSE[0], OWN_DENSE)
-LARGE_DENSE, LARGE_OWN_DENSE = (f"{system} buckets-4" for system in (DENSE[0], OWN_DENSE))
 MODELS_SYSTEMS = (ALONE, BARE, DDP, "ddp buckets-4", POWER_SGD, DENSE[0], TAGC)  # that other models are timed with
 BY_ROWS = (DDP, "ddp sparse", "sharded zen")  # of a recommender
 # Times do not depend on these; losses are searched from here, by factors of 2.
@@ -79,8 +78,8 @@ GRIDS = {grid.name: grid for grid in (
          ("100M", "1G", "none"), compute_ms=100, turns=3),
     Grid("dense-computing", "all elements travel, computing as it is", _ALL_ELEMENTS, ("100M",), turns=4, periods=8),
     # More than the links the cores bind here: processes of one row differ by a fifth, for as long as they live.
-    Grid("dense-cores", "all elements travel, computing as it is, faster links", (*_ALL_ELEMENTS, LARGE_DENSE, LARGE_OWN_DENSE),
-         ("1G", "none"), turns=8, periods=12),
+    # In the first eight rounds gradients learn to wait for each other.
+    Grid("dense-cores", "all elements travel, computing as it is, faster links", _ALL_ELEMENTS, ("1G", "none"), turns=8, periods=24),
     Grid("slow", "slow links, computing replaced by 100 ms", COMPARED, ("10M", "50M"), compute_ms=100),
     Grid("fast", "faster links, computing as it is", COMPARED, ("200M", "1G", "none")),
     Grid("fast-fsdp", "fully sharded, computing as it is", ("fsdp", "fsdp-hook thc:bits=6 int8"), ("200M", "1G", "none")),

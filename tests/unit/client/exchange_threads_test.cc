@@ -11,8 +11,11 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/cpp/internal/async_exchange.h"
 #include "client/cpp/internal/exchange.h"
+#include "tests/unit/client/coalesced.h"
 #include "tests/unit/client/one_worker.h"
 
 namespace gradwire::client {
@@ -177,6 +180,49 @@ TEST_P(EarlyUpdates, AreAppliedBeforeTheRoundEndsWhereAskedFor) {
       for (uint64_t i = run.offset; i < run.offset + run.length; ++i)
         expected[run.tensor][i] = -gradient[run.tensor][i];
   EXPECT_EQ(worker.parameters, expected);
+}
+
+// Who waits for a bucket in the middle of a round gets it, though others of its gradients would wait.
+class AwaitedBucket : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Until, AwaitedBucket, testing::Bool(),
+                         [](const auto& info) { return info.param ? "applied" : "pushed"; });
+
+TEST_P(AwaitedBucket, IsSentAtOnce) {
+  constexpr uint32_t kBucket = 0;
+  OneWorker worker(LargeSpec());
+  FillingLink links[kShardCount];
+  Exchange exchange({.slices = worker.context, .links = {&links[0], &links[1]}, .coalescing = Coalesced()}, 0,
+                    worker.plans);
+  const Tensors gradient = worker.NextGradient();
+  ASSERT_EQ(exchange.Begin(OneWorker::kRates), absl::OkStatus());
+  for (const BucketPart& part : worker.layout.parts(kBucket))
+    ASSERT_EQ(exchange.Ready(part.tensor, gradient[part.tensor].data()), absl::OkStatus());
+  absl::SleepFor(absl::Milliseconds(20));
+  EXPECT_TRUE(links[0].sent().empty());
+  const auto wait = GetParam() ? &Exchange::WaitApplied : &Exchange::WaitPushed;
+  EXPECT_TRUE(absl::IsDeadlineExceeded((exchange.*wait)(kBucket, 0)));
+  EXPECT_TRUE(links[0].AwaitFrames(1));
+  EXPECT_TRUE(links[1].AwaitFrames(1));
+}
+
+TEST(AsyncExchangeThreads, AnAwaitedBucketIsSentAtOnce) {
+  for (const auto wait : {&AsyncExchange::WaitApplied, &AsyncExchange::WaitPushed}) {
+    v1::JobSpec spec = LargeSpec();
+    spec.mutable_rounds()->set_mode(v1::ROUNDS_ASYNC);
+    OneWorker worker(spec, PullMode::kParams);
+    FillingLink links[kShardCount];
+    AsyncExchange exchange(worker.context, {&links[0], &links[1]}, std::vector<uint64_t>(worker.slices(), 1),
+                           worker.plans, 1, Coalesced());
+    const Tensors gradient = worker.NextGradient();
+    ASSERT_EQ(exchange.Begin(OneWorker::kRates), absl::OkStatus());
+    for (const BucketPart& part : worker.layout.parts(0))
+      ASSERT_EQ(exchange.Ready(part.tensor, gradient[part.tensor].data()), absl::OkStatus());
+    absl::SleepFor(absl::Milliseconds(20));
+    EXPECT_TRUE(links[0].sent().empty());
+    EXPECT_TRUE(absl::IsDeadlineExceeded((exchange.*wait)(0, 0)));
+    EXPECT_TRUE(links[0].AwaitFrames(1));
+    EXPECT_TRUE(links[1].AwaitFrames(1));
+  }
 }
 
 }  // namespace

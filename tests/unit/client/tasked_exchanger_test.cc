@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "tests/unit/client/coalesced.h"
 #include "tests/unit/client/one_worker.h"
 
 namespace gradwire::client {
@@ -61,8 +62,9 @@ class RoomyLink final : public FrameLink {
 class NotingExchanger final : public TaskedExchanger<TensorTask> {
  public:
   // `wants_room`: tasks wait for room on kShard.
-  NotingExchanger(const SliceContext& slices, FrameLink* link, uint32_t threads = 1, bool wants_room = false)
-      : TaskedExchanger(slices, {link, link}, threads), most_at_work_(threads), wants_room_(wants_room) {
+  NotingExchanger(const SliceContext& slices, FrameLink* link, uint32_t threads = 1, bool wants_room = false,
+                  const Coalescing& coalescing = {})
+      : TaskedExchanger(slices, {link, link}, threads, coalescing), most_at_work_(threads), wants_room_(wants_room) {
     StartTasks();
   }
   ~NotingExchanger() override {
@@ -120,8 +122,12 @@ class NotingExchanger final : public TaskedExchanger<TensorTask> {
   absl::Status Begin(std::span<const float>) override {
     absl::MutexLock lock(&mu_);
     round_open_ = true;
-    ready_.Open();
+    OpenReady();
     return absl::OkStatus();
+  }
+  void SomeoneAwaits() {
+    absl::MutexLock lock(&mu_);
+    AwaitNothing();
   }
   void OnLost(uint32_t, const absl::Status& status) override { Fail(status); }
   absl::Status BeginReplacement() override { return absl::UnimplementedError("no rounds here"); }
@@ -282,6 +288,63 @@ TEST_P(TaskedExchangerTest, WaitsForRoom) {
   link_.room = true;
   waits.OnRoom(kShard);
   ASSERT_TRUE(waits.AwaitIdle());
+  EXPECT_THAT(waits.worked(), ElementsAre(3));
+}
+
+// Gradients of 400 kB each, of which 4 MiB may wait in the first round, and 2 MiB in the second.
+struct Coalesces : testing::Test {
+  Coalesces() : worker(SpecOf(kTensors * 100'000)), exchanger(worker.context, &link, 1, false, Coalesced()) {}
+  void TearDown() override { exchanger.Release(); }
+  absl::Status Ready(uint32_t tensor) { return exchanger.Ready(tensor, worker.parameters[tensor].data()); }
+
+  OneWorker worker;
+  RoomyLink link;
+  NotingExchanger exchanger;
+};
+
+TEST_F(Coalesces, WhatIsReadyWaitsForTheLast) {
+  ASSERT_TRUE(exchanger.Begin({}).ok());
+  for (uint32_t t = kTensors; --t > 0;) EXPECT_EQ(Ready(t), absl::OkStatus());
+  EXPECT_EQ(exchanger.queued(), 0u);
+  EXPECT_THAT(exchanger.worked(), ElementsAre());
+  EXPECT_TRUE(exchanger.IsReady(1));
+  exchanger.Release();  // kHeld
+  EXPECT_EQ(Ready(0), absl::OkStatus());
+  ASSERT_TRUE(exchanger.AwaitWorked(kTensors));
+  EXPECT_THAT(exchanger.worked(), ElementsAre(7, 6, 5, 4, 3, 2, 1, 0));
+}
+
+TEST_F(Coalesces, NoMoreThanMayWait) {
+  exchanger.Release();
+  ASSERT_TRUE(exchanger.Begin({}).ok());
+  ASSERT_TRUE(exchanger.Begin({}).ok());
+  for (uint32_t t = 0; t < 5; ++t) EXPECT_EQ(Ready(t), absl::OkStatus());
+  EXPECT_THAT(exchanger.worked(), ElementsAre()) << "2.0 MB";
+  EXPECT_EQ(Ready(6), absl::OkStatus());
+  ASSERT_TRUE(exchanger.AwaitWorked(6));
+  EXPECT_EQ(Ready(7), absl::OkStatus());
+  EXPECT_EQ(exchanger.queued(), 0u) << "the next ones wait anew";
+  EXPECT_THAT(exchanger.worked(), ElementsAre(0, 1, 2, 3, 4, 6));
+}
+
+TEST_F(Coalesces, NothingOnceSomeoneAwaitsIt) {
+  ASSERT_TRUE(exchanger.Begin({}).ok());
+  EXPECT_EQ(Ready(3), absl::OkStatus());
+  EXPECT_THAT(exchanger.worked(), ElementsAre());
+  exchanger.SomeoneAwaits();
+  ASSERT_TRUE(exchanger.AwaitWorked(1));
+  EXPECT_EQ(Ready(1), absl::OkStatus());
+  ASSERT_TRUE(exchanger.AwaitWorked(2)) << "in this round";
+  ASSERT_TRUE(exchanger.Begin({}).ok());
+  EXPECT_EQ(Ready(2), absl::OkStatus());
+  EXPECT_EQ(exchanger.queued(), 0u);
+  EXPECT_THAT(exchanger.worked(), ElementsAre(3, 1));
+}
+
+TEST_F(WithoutThreads, NothingWaits) {
+  NotingExchanger waits(worker_.context, &link_, 1, false, Coalesced());
+  ASSERT_TRUE(waits.Begin({}).ok());
+  EXPECT_EQ(waits.Ready(3, worker_.parameters[3].data()), absl::OkStatus());
   EXPECT_THAT(waits.worked(), ElementsAre(3));
 }
 
