@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdint>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -22,7 +23,9 @@ std::optional<TimeNs> RunDelayOfThisThread() {
   const std::vector<absl::string_view> words =
       absl::StrSplit(absl::string_view(text.data(), static_cast<size_t>(bytes)), absl::ByAnyChar(" \n"));
   TimeNs delay = 0;
-  if (words.size() < 2 || !absl::SimpleAtoi(words[1], &delay)) return std::nullopt;
+  uint64_t times = 0;  // 0 where the kernel does not count
+  if (words.size() < 3 || !absl::SimpleAtoi(words[1], &delay) || !absl::SimpleAtoi(words[2], &times) || times == 0)
+    return std::nullopt;
   return delay;
 }
 

@@ -51,7 +51,7 @@ absl::Status AsyncExchange::Begin(std::span<const float> learning_rates) {
   learning_rates_ = std::move(rates);
   round_open_ = true;
   round_error_ = absl::OkStatus();
-  OpenReady();
+  OpenReady(/*all_acknowledged=*/true);
   countdown_.Reset();
   for (Slice& slice : slices_) {
     slice.settled = false;
@@ -128,7 +128,7 @@ absl::Status AsyncExchange::WaitPushed(uint32_t bucket, int64_t timeout_ms) {
   GW_RETURN_IF_ERROR(CheckBucket(bucket));
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
-  AwaitNothing();
+  const Waiter waiter(this);
   const auto pushed = [this, bucket]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return !failed_.ok() || Every(bucket, [](const Slice& s) { return s.settled || s.fate != Fate::kNotSent; });
   };
@@ -142,7 +142,7 @@ absl::Status AsyncExchange::WaitApplied(uint32_t bucket, int64_t timeout_ms) {
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
   if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
-  AwaitNothing();
+  const Waiter waiter(this);
   const auto applied = [this, bucket]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return Every(bucket, [](const Slice& s) { return s.settled; });
   };
@@ -232,11 +232,11 @@ void AsyncExchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
   if (!slice.unanswered || ack.round() != slice.version) return;  // answered before
   Trace(SubjectOf(v1::TRACE_ACKNOWLEDGED, slice.version, index));
   slice.unanswered = false;
+  coalescing_.Acknowledged(clock_.Now());
   switch (ack.outcome()) {
     case v1::PUSH_INCLUDED:
     case v1::PUSH_DUPLICATE:
       slice.fate = Fate::kIncluded;
-      coalescing_.Acknowledged(clock_.Now());
       NoteLeast(&slice, std::max(ack.made(), slice.version + 1));
       GW_FAILPOINT("worker.frame.acked");
       return;

@@ -37,7 +37,8 @@ class AsyncExchange final : public TaskedExchanger<AsyncTask> {
   // `versions` and `plans`: of the parameters in the replica, per slice. `links` outlive this. `encode_threads`:
   // SessionOptions.encode_threads.
   AsyncExchange(const SliceContext& context, std::vector<FrameLink*> links, const std::vector<uint64_t>& versions,
-                std::vector<PlanWindow> plans, uint32_t encode_threads = 1, const Coalescing& coalescing = {});
+                std::vector<PlanWindow> plans, uint32_t encode_threads = 1,
+                const Coalescing& coalescing = Coalescing());
   ~AsyncExchange() override;
 
   absl::Status Begin(std::span<const float> learning_rates) override;

@@ -82,8 +82,9 @@ absl::Status Exchange::Begin(std::span<const float> learning_rates) {
   learning_rates_ = std::move(rates);
   round_open_ = true;
   replacing_ = false;
-  OpenReady();
+  OpenReady(ledger_.AllAcked());
   OpenRound();
+  gradients_round_ = ledger_.next() - 1;
   return absl::OkStatus();
 }
 
@@ -98,7 +99,7 @@ absl::Status Exchange::BeginReplacement() {
         "parameters cannot be replaced before the first step: take one, or join with the new parameters");
   GW_RETURN_IF_ERROR(work_.CheckParametersFinite());  // no other thread is at the replica between two rounds
   round_open_ = replacing_ = true;
-  OpenReady(/*all=*/true);
+  OpenReady(ledger_.AllAcked(), /*all=*/true);
   OpenRound();
   for (uint32_t slice = 0; slice < work_.slices(); ++slice)
     AddTask({Task::Kind::kReplace, 0, nullptr, {ledger_.next() - 1, slice}});
@@ -275,7 +276,7 @@ absl::Status Exchange::AwaitBucket(uint32_t bucket, bool (RoundLedger::*done)(ui
   GW_RETURN_IF_ERROR(CheckBucket(bucket));
   absl::MutexLock lock(&mu_);
   GW_RETURN_IF_ERROR(failed_);
-  AwaitNothing();
+  const Waiter waiter(this);
   const auto is_done = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return (ledger_.*done)(bucket); };
   return WaitUntil(absl::Condition(&is_done), DeadlineOf(timeout_ms));
 }
@@ -329,7 +330,8 @@ void Exchange::NoteAck(uint32_t shard, const v1::PushAck& ack) {
   const std::optional<bool> abstained = ack.has_abstained() ? std::optional(ack.abstained()) : std::nullopt;
   const RoundLedger::AckEffect effect = ledger_.Acked(entry, ack.outcome(), abstained, &actions);
   if (effect == RoundLedger::AckEffect::kNotIncluded) ++counters_.not_included;
-  if (effect == RoundLedger::AckEffect::kIncluded) coalescing_.Acknowledged(clock_.Now());
+  if (effect != RoundLedger::AckEffect::kIgnored && entry.round == gradients_round_)
+    coalescing_.Acknowledged(clock_.Now());
   ledger_.Heard(ack.open_round());
   if (effect == RoundLedger::AckEffect::kRefused || effect == RoundLedger::AckEffect::kLost) {
     const absl::Status refused =

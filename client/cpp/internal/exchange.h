@@ -34,11 +34,11 @@ namespace gradwire::client {
 // Borrowed; outlives the exchange.
 struct ExchangeContext {
   SliceContext slices;
-  std::vector<FrameLink*> links;  // per shard
-  int64_t spin_us = 0;            // SessionOptions.spin_us
-  uint32_t encode_threads = 1;    // SessionOptions.encode_threads
-  bool early_updates = false;     // SessionOptions.early_updates
-  Coalescing coalescing = {};     // where it begins
+  std::vector<FrameLink*> links;         // per shard
+  int64_t spin_us = 0;                   // SessionOptions.spin_us
+  uint32_t encode_threads = 1;           // SessionOptions.encode_threads
+  bool early_updates = false;            // SessionOptions.early_updates
+  Coalescing coalescing = Coalescing();  // where it begins
 };
 
 // One step of a worker's round.
@@ -168,7 +168,8 @@ class Exchange final : public TaskedExchanger<ExchangeTask> {
   SliceWork work_;
   std::vector<SliceBytes> bytes_;  // of the open rounds, see BytesOf
 
-  bool replacing_ ABSL_GUARDED_BY(mu_) = false;  // the newest round replaces parameters
+  bool replacing_ ABSL_GUARDED_BY(mu_) = false;        // the newest round replaces parameters
+  uint64_t gradients_round_ ABSL_GUARDED_BY(mu_) = 0;  // the first one in which the step's gradients travel
   bool apply_allowed_ ABSL_GUARDED_BY(mu_) = false;
   int polling_ ABSL_GUARDED_BY(mu_) = 0;  // callers that use the links to receive
   bool writing_replica_ ABSL_GUARDED_BY(mu_) = false;

@@ -23,7 +23,7 @@ absl::Status CheckGradients(const Job& job, std::span<const float* const> gradie
 // The tensors of a job that are ready in a round. Not thread-safe.
 class ReadyTensors {
  public:
-  explicit ReadyTensors(const Job* job) : job_(*job), ready_(job->tensors().size()) {}
+  explicit ReadyTensors(const Job* job) : job_(*job), ready_(job->tensors().size()) { Open(); }
 
   // A round opens, in which none is ready, or all are because it has no gradients.
   void Open(bool all = false);

@@ -184,6 +184,12 @@ bool RoundLedger::BucketAcked(uint32_t job_bucket) const {
   return EveryOf(job_bucket, [](const Slice& s) { return s.acked; });
 }
 
+bool RoundLedger::AllAcked() const {
+  return std::ranges::all_of(rounds_, [](const Round& round) {
+    return std::ranges::all_of(round.slices, [](const Slice& s) { return s.acked; });
+  });
+}
+
 bool RoundLedger::BucketSettled(uint32_t job_bucket) const {
   return EveryOf(job_bucket, [](const Slice& s) { return s.settled; });
 }

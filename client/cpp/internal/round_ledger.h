@@ -107,6 +107,7 @@ class RoundLedger {
   // Of the rounds that were open since MoveTo.
   bool AnyGone() const { return gone_; }
   bool AllSettled() const { return version() == next(); }  // every open one
+  bool AllAcked() const;                                   // of every open one
   bool AllSettled(uint64_t round) const { return Of(round).settled == slices_; }
   bool AllSent(uint64_t round) const { return !IsOpen(round) || Of(round).sent == slices_; }  // also when it is over
   uint32_t settled(uint64_t round) const { return IsOpen(round) ? Of(round).settled : slices_; }

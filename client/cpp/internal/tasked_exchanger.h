@@ -18,7 +18,6 @@
 #include "client/cpp/internal/slice_work.h"
 #include "client/cpp/internal/task_queue.h"
 #include "common/base/clock.h"
-#include "common/base/run_delay.h"
 #include "common/base/status_macros.h"
 #include "common/trace/recorder.h"
 
@@ -35,17 +34,18 @@ class TaskedExchanger : public Exchanger {
     absl::MutexLock lock(&mu_);
     if (!failed_.ok()) return Failure();
     if (!round_open_) return absl::FailedPreconditionError("no round is open: call BeginRound first");
+    const bool had_all = ready_.All();  // another one has no elements
     GW_RETURN_IF_ERROR(ready_.Note(tensor, gradient));
     if (!threads_) {
       AddTask(TaskOf(tensor, gradient));
       RunTasksInline();
       return absl::OkStatus();
     }
-    if (ready_.order().size() == 1) making_.Begin(clock_.Now());
+    if (ready_.order().size() == 1) coalescing_.FirstReady(clock_.Now());
     gathered_.push_back(TaskOf(tensor, gradient));
     gathered_bytes_ += ready_.bytes(tensor);
-    if (ready_.All()) making_.End(clock_.Now(), &coalescing_);
-    if (ready_.All() || awaited_ || gathered_bytes_ >= coalescing_.most_bytes()) AddGathered();
+    if (ready_.All() && !had_all) coalescing_.LastReady(clock_.Now());
+    if (ready_.All() || waiters_ > 0 || gathered_bytes_ >= coalescing_.most_bytes()) AddGathered();
     return absl::OkStatus();
   }
 
@@ -108,17 +108,25 @@ class TaskedExchanger : public Exchanger {
     encoders_.clear();
   }
 
-  // A round begins, whose gradients will be made, or has none.
-  void OpenReady(bool all = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  // A round begins, whose gradients will get ready, or has none. `all_acknowledged`: the frames of those before.
+  void OpenReady(bool all_acknowledged, bool all = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     ready_.Open(all);
-    coalescing_.RoundBegan(clock_.Now());
-    awaited_ = false;
+    coalescing_.RoundBegan(clock_.Now(), all_acknowledged);
   }
-  // Someone waits for what can only be if all that is ready is sent: in this round nothing waits any more.
-  void AwaitNothing() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    awaited_ = true;
-    AddGathered();
-  }
+  // While one lives, someone waits for what can only be once all that is ready is sent: no gradient waits for others.
+  class Waiter {
+   public:
+    explicit Waiter(TaskedExchanger* exchanger) ABSL_EXCLUSIVE_LOCKS_REQUIRED(exchanger->mu_) : exchanger_(*exchanger) {
+      ++exchanger_.waiters_;
+      exchanger_.AddGathered();
+    }
+    ~Waiter() ABSL_NO_THREAD_SAFETY_ANALYSIS { --exchanger_.waiters_; }
+    Waiter(const Waiter&) = delete;
+    Waiter& operator=(const Waiter&) = delete;
+
+   private:
+    TaskedExchanger& exchanger_;
+  };
 
   // Why it has failed, once nothing is written to the caller's tensors any more. Only where it has.
   virtual absl::Status Failure() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return failed_; }
@@ -198,24 +206,6 @@ class TaskedExchanger : public Exchanger {
   Coalescing coalescing_ ABSL_GUARDED_BY(mu_);
 
  private:
-  // How long the gradients of a round were made, and how the thread fared that says so.
-  class Making {
-   public:
-    void Begin(TimeNs now) { began_ = {now, RunDelayOfThisThread().value_or(0), std::this_thread::get_id()}; }
-    void End(TimeNs now, Coalescing* coalescing) const {
-      const bool seen = began_.thread == std::this_thread::get_id();  // else another thread says so than at first
-      const TimeNs delay = seen ? RunDelayOfThisThread().value_or(0) - began_.delay : 0;
-      coalescing->GradientsMade(now, now - began_.at, delay);
-    }
-
-   private:
-    struct {
-      TimeNs at = 0;
-      TimeNs delay = 0;
-      std::thread::id thread;
-    } began_;
-  };
-
   void AddGathered() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     for (Task& task : gathered_) AddTask(std::move(task));
     gathered_.clear();
@@ -251,10 +241,9 @@ class TaskedExchanger : public Exchanger {
 
   const uint32_t encode_threads_;
   std::vector<std::thread> encoders_;
-  Making making_ ABSL_GUARDED_BY(mu_);
   std::vector<Task> gathered_ ABSL_GUARDED_BY(mu_);  // of tensors that are ready, and wait for others
   uint64_t gathered_bytes_ ABSL_GUARDED_BY(mu_) = 0;
-  bool awaited_ ABSL_GUARDED_BY(mu_) = false;  // in this round
+  uint32_t waiters_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace gradwire::client

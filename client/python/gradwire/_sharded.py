@@ -64,7 +64,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     `gradwire` says so. reset_parameters() of a model on a device needs place="host".
 
     Gradients are sent by step(), as they are then: accumulation, clipping, unscaling and several losses work as with
-    any optimizer. overlap=True sends each during backward, as soon as it is there, for loops with one backward pass per
+    any optimizer. overlap=True sends them while backward makes others, for loops with one backward pass per
     step and nothing between that and step(): pass accumulate=N for N backward passes per step, or wrap all but the last
     in no_sync(). With it, what comes after a gradient was sent (clipping, another backward pass, zero_grad()) raises
     gradwire.FailedPrecondition.

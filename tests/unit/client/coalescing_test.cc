@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "tests/unit/client/coalesced.h"
 
 namespace gradwire::client {
@@ -10,24 +12,28 @@ namespace {
 
 constexpr TimeNs kMs = 1'000'000;
 constexpr uint64_t kMiB = 1u << 20;
-constexpr TimeNs kScarce = 20 * kMs, kFree = 19 * kMs;  // of the 500 ms of making gradients
+constexpr TimeNs kScarce = 20 * kMs, kFree = 19 * kMs;  // of 500 ms between the first gradient and the last
 constexpr TimeNs kSoon = 31 * kMs, kLate = 32 * kMs;    // of the 1000 ms of a round
 
 struct CoalescingTest : testing::Test {
+  CoalescingTest() { ScriptedDelay::said = 0; }
   // What may wait in the round behind these.
   uint64_t MostAfter(int rounds, TimeNs late, TimeNs delayed) {
     MakeRounds(rounds, late, delayed, &coalescing, &now);
+    return Next();
+  }
+  uint64_t Next(bool all_acknowledged = true) {
     Coalescing next = coalescing;
-    next.RoundBegan(now);
+    next.RoundBegan(now, all_acknowledged);
     return next.most_bytes();
   }
-  Coalescing coalescing;
+  Coalescing coalescing = Coalescing(&ScriptedDelay::Read);
   TimeNs now = 77 * kMs;
 };
 
 TEST_F(CoalescingTest, NothingAtFirst) {
   EXPECT_EQ(coalescing.most_bytes(), 0u);
-  coalescing.RoundBegan(now);
+  coalescing.RoundBegan(now, true);
   EXPECT_EQ(coalescing.most_bytes(), 0u);
 }
 
@@ -42,31 +48,63 @@ TEST_F(CoalescingTest, NothingOnIdleCores) {
   EXPECT_EQ(MostAfter(5, kSoon, kFree), 0u);
   EXPECT_EQ(MostAfter(5, 0, 0), 0u);
   EXPECT_EQ(MostAfter(8, kSoon, kScarce), 8 * kMiB);
-  EXPECT_EQ(MostAfter(1, kSoon, kFree), 4 * kMiB) << "for one round says little";
-  EXPECT_EQ(MostAfter(23, kSoon, kFree), 0u);
+  EXPECT_EQ(MostAfter(1, kSoon, kFree), 6 * kMiB) << "for one round says little";
+  EXPECT_EQ(MostAfter(80, kSoon, kFree), 0u);
 }
 
 TEST_F(CoalescingTest, NothingOnASlowNetwork) {
   EXPECT_EQ(MostAfter(5, kLate, kScarce), 0u);
   EXPECT_EQ(MostAfter(8, kSoon, kScarce), 8 * kMiB);
-  EXPECT_EQ(MostAfter(1, kLate, kScarce), 4 * kMiB);
-  EXPECT_EQ(MostAfter(1, 400 * kMs, kScarce), 2 * kMiB);
-  EXPECT_EQ(MostAfter(1, kSoon, kScarce), 3 * kMiB);
+  EXPECT_EQ(MostAfter(1, kLate, kScarce), 6 * kMiB);
+  EXPECT_EQ(MostAfter(2, 400 * kMs, kScarce), 27 * kMiB / 8);
+  EXPECT_EQ(MostAfter(1, kSoon, kScarce), 35 * kMiB / 8);
+  EXPECT_EQ(Next(/*all_acknowledged=*/false), 81 * kMiB / 32) << "the next round begins before";
+  EXPECT_EQ(MostAfter(80, kLate, kScarce), 0u);
+}
+
+TEST_F(CoalescingTest, NothingWhereTheKernelDoesNotSay) {
+  ScriptedDelay::said = std::nullopt;
+  EXPECT_EQ(MostAfter(5, kSoon, kScarce), 0u);
+}
+
+TEST_F(CoalescingTest, NothingWhereTheKernelSaysItOnlyOnce) {
+  for (const bool first : {false, true}) {
+    for (int i = 0; i < 5; ++i) {
+      coalescing.RoundBegan(now, true);
+      ScriptedDelay::said = first ? std::optional<TimeNs>(1000 * kMs) : std::nullopt;
+      coalescing.FirstReady(now);
+      ScriptedDelay::said = first ? std::nullopt : std::optional<TimeNs>(1000 * kMs);
+      coalescing.LastReady(now + 1);
+    }
+    EXPECT_EQ(Next(), 0u);
+  }
+}
+
+TEST_F(CoalescingTest, NothingWhereSeveralThreadsReport) {
+  ScriptedDelay::step = kScarce;
+  for (int i = 0; i < 5; ++i) {
+    coalescing.RoundBegan(now, true);
+    std::thread([this] { coalescing.FirstReady(now); }).join();
+    coalescing.LastReady(now + 1);
+    now += 1000 * kMs;
+  }
+  EXPECT_EQ(Next(), 0u);
 }
 
 TEST_F(CoalescingTest, RoundsWithoutGradientsSayNothing) {
   EXPECT_EQ(MostAfter(8, kSoon, kScarce), 8 * kMiB);
-  for (int i = 0; i < 25; ++i) coalescing.RoundBegan(now += 1000 * kMs);
+  for (int i = 0; i < 80; ++i) coalescing.RoundBegan(now += 1000 * kMs, true);
   EXPECT_EQ(coalescing.most_bytes(), 0u);
 }
 
 TEST_F(CoalescingTest, RoundsThatTakeNoTimeDoNot) {
+  ScriptedDelay::step = 0;
   for (int i = 0; i < 5; ++i) {
-    coalescing.RoundBegan(now);
-    coalescing.GradientsMade(now, 0, 0);
+    coalescing.RoundBegan(now, true);
+    coalescing.FirstReady(now);
+    coalescing.LastReady(now);
   }
-  coalescing.RoundBegan(now);
-  EXPECT_EQ(coalescing.most_bytes(), 0u);
+  EXPECT_EQ(Next(), 0u);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -66,6 +67,11 @@ class FillingLink final : public FrameLink {
     return sent_;
   }
 
+  void Forget() {
+    absl::MutexLock lock(&mu_);
+    sent_.clear();
+    chunks_.clear();
+  }
   void AllowAgain() {
     absl::MutexLock lock(&mu_);
     again_ = true;
@@ -182,6 +188,78 @@ TEST_P(EarlyUpdates, AreAppliedBeforeTheRoundEndsWhereAskedFor) {
   EXPECT_EQ(worker.parameters, expected);
 }
 
+// A worker whose shards answer.
+struct Answered {
+  explicit Answered(const Coalescing& coalescing) : worker(LargeSpec()) {
+    for (uint32_t s = 0; s < worker.slices(); ++s) worker.plans[s].Push(worker.codecs[s]->InitialPlan(), false);
+    gradient = worker.NextGradient();
+    exchange.emplace(
+        ExchangeContext{.slices = worker.context, .links = {&links[0], &links[1]}, .coalescing = coalescing}, 1,
+        worker.plans);
+  }
+  // The next round, in which all gradients but one get ready. Whether some of them were sent before that one is.
+  bool BeginsEarly() {
+    for (FillingLink& link : links) link.Forget();
+    EXPECT_EQ(exchange->Begin(OneWorker::kRates), absl::OkStatus());
+    for (uint32_t t = 1; t < gradient.size(); ++t) EXPECT_EQ(exchange->Ready(t, gradient[t].data()), absl::OkStatus());
+    absl::SleepFor(absl::Milliseconds(50));
+    return !links[0].sent().empty();
+  }
+  void End(absl::Duration late) {
+    EXPECT_EQ(exchange->Ready(0, gradient[0].data()), absl::OkStatus());
+    const uint64_t round = exchange->version();
+    for (FillingLink& link : links) EXPECT_TRUE(link.AwaitFrames(worker.layout.bucket_count()));
+    absl::SleepFor(late);
+    for (uint32_t slice = 0; slice < worker.slices(); ++slice) {
+      v1::PushAck ack;
+      ack.set_bucket(slice / kShardCount);
+      ack.set_round(round);
+      ack.set_outcome(v1::PUSH_INCLUDED);
+      exchange->OnAck(slice % kShardCount, ack);
+    }
+    for (uint32_t slice = 0; slice < worker.slices(); ++slice) {
+      const uint32_t bucket = slice / kShardCount, shard = slice % kShardCount;
+      PullAnswer answer;
+      answer.kind = v1::PULL_UPDATE;
+      answer.bucket = bucket;
+      answer.version = round + 1;
+      answer.chunks = worker.Merge(slice, round, worker.codecs[slice]->InitialPlan(), links[shard].AwaitBucket(bucket));
+      exchange->OnAnswer(shard, std::move(answer));
+    }
+    ASSERT_EQ(exchange->End(120'000), absl::OkStatus());
+  }
+
+  OneWorker worker;
+  Tensors gradient;
+  FillingLink links[kShardCount];
+  std::optional<Exchange> exchange;
+};
+
+TEST(ExchangeThreads, GradientsWaitOnceAcknowledgementsCameSoon) {
+  ScriptedDelay::said = 0;
+  ScriptedDelay::step = TimeNs{3600} * 1'000'000'000;
+  Answered worker{Coalescing(&ScriptedDelay::Read)};
+  bool early = worker.BeginsEarly();
+  EXPECT_TRUE(early);
+  for (int i = 0; early && i < 40; ++i) {
+    ASSERT_NO_FATAL_FAILURE(worker.End(absl::ZeroDuration()));
+    absl::SleepFor(absl::Milliseconds(500));
+    early = worker.BeginsEarly();
+  }
+  EXPECT_FALSE(early);
+  ASSERT_NO_FATAL_FAILURE(worker.End(absl::ZeroDuration()));
+}
+
+TEST(ExchangeThreads, GradientsDoNotWaitWhileAcknowledgementsAreLate) {
+  ScriptedDelay::said = 0;
+  ScriptedDelay::step = TimeNs{3600} * 1'000'000'000;
+  Answered worker{Coalescing(&ScriptedDelay::Read)};
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(worker.BeginsEarly());
+    ASSERT_NO_FATAL_FAILURE(worker.End(absl::Milliseconds(100)));
+  }
+}
+
 // Who waits for a bucket in the middle of a round gets it, though others of its gradients would wait.
 class AwaitedBucket : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Until, AwaitedBucket, testing::Bool(),
@@ -190,10 +268,10 @@ INSTANTIATE_TEST_SUITE_P(Until, AwaitedBucket, testing::Bool(),
 TEST_P(AwaitedBucket, IsSentAtOnce) {
   constexpr uint32_t kBucket = 0;
   OneWorker worker(LargeSpec());
+  const Tensors gradient = worker.NextGradient();
   FillingLink links[kShardCount];
   Exchange exchange({.slices = worker.context, .links = {&links[0], &links[1]}, .coalescing = Coalesced()}, 0,
                     worker.plans);
-  const Tensors gradient = worker.NextGradient();
   ASSERT_EQ(exchange.Begin(OneWorker::kRates), absl::OkStatus());
   for (const BucketPart& part : worker.layout.parts(kBucket))
     ASSERT_EQ(exchange.Ready(part.tensor, gradient[part.tensor].data()), absl::OkStatus());
@@ -210,10 +288,10 @@ TEST(AsyncExchangeThreads, AnAwaitedBucketIsSentAtOnce) {
     v1::JobSpec spec = LargeSpec();
     spec.mutable_rounds()->set_mode(v1::ROUNDS_ASYNC);
     OneWorker worker(spec, PullMode::kParams);
+    const Tensors gradient = worker.NextGradient();
     FillingLink links[kShardCount];
     AsyncExchange exchange(worker.context, {&links[0], &links[1]}, std::vector<uint64_t>(worker.slices(), 1),
                            worker.plans, 1, Coalesced());
-    const Tensors gradient = worker.NextGradient();
     ASSERT_EQ(exchange.Begin(OneWorker::kRates), absl::OkStatus());
     for (const BucketPart& part : worker.layout.parts(0))
       ASSERT_EQ(exchange.Ready(part.tensor, gradient[part.tensor].data()), absl::OkStatus());

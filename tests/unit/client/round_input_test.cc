@@ -57,6 +57,7 @@ TEST(ReadyTensorsTest, TakesEachTensorOnce) {
   const Job job = MakeJob();
   const float gradient = 0;
   ReadyTensors ready(&job);
+  EXPECT_FALSE(ready.All());
   ready.Open();
   EXPECT_TRUE(ready.Note(3, &gradient).ok());
   EXPECT_TRUE(ready.Note(0, &gradient).ok());
@@ -67,12 +68,19 @@ TEST(ReadyTensorsTest, TakesEachTensorOnce) {
   EXPECT_THAT(std::string(ready.Note(1, nullptr).message()), HasSubstr("'t2': the gradient is a null pointer"));
   EXPECT_FALSE(ready.Has(1)) << "what is refused may come again";
   EXPECT_THAT(std::string(ready.CheckAll().message()), HasSubstr("the gradient of tensor 't2'"));
-  for (uint32_t t : {1u, 4u, 5u, 6u, 7u, 8u}) EXPECT_TRUE(ready.Note(t, &gradient).ok());
+  for (uint32_t t : {1u, 4u, 5u, 6u, 7u, 8u}) {
+    EXPECT_FALSE(ready.All());
+    EXPECT_TRUE(ready.Note(t, &gradient).ok());
+  }
+  EXPECT_TRUE(ready.All());
   EXPECT_TRUE(ready.CheckAll().ok()) << "a tensor without elements need not be reported";
   EXPECT_TRUE(ready.Note(2, nullptr).ok());
+  EXPECT_TRUE(ready.All());
   ready.Open();
   EXPECT_FALSE(ready.Has(3));
+  EXPECT_FALSE(ready.All());
   ready.Open(/*all=*/true);
+  EXPECT_TRUE(ready.All());
   EXPECT_TRUE(ready.CheckAll().ok());
   EXPECT_TRUE(ready.order().empty());
 }

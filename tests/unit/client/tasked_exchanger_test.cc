@@ -63,7 +63,7 @@ class NotingExchanger final : public TaskedExchanger<TensorTask> {
  public:
   // `wants_room`: tasks wait for room on kShard.
   NotingExchanger(const SliceContext& slices, FrameLink* link, uint32_t threads = 1, bool wants_room = false,
-                  const Coalescing& coalescing = {})
+                  const Coalescing& coalescing = Coalescing())
       : TaskedExchanger(slices, {link, link}, threads, coalescing), most_at_work_(threads), wants_room_(wants_room) {
     StartTasks();
   }
@@ -122,12 +122,15 @@ class NotingExchanger final : public TaskedExchanger<TensorTask> {
   absl::Status Begin(std::span<const float>) override {
     absl::MutexLock lock(&mu_);
     round_open_ = true;
-    OpenReady();
+    OpenReady(/*all_acknowledged=*/true);
     return absl::OkStatus();
   }
-  void SomeoneAwaits() {
+  // Until all of `tasks` were worked on.
+  bool WaitAsACallerFor(size_t tasks) {
     absl::MutexLock lock(&mu_);
-    AwaitNothing();
+    const Waiter waiter(this);
+    const auto worked = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return worked_.size() >= tasks; };
+    return mu_.AwaitWithTimeout(absl::Condition(&worked), kNeverComes);
   }
   void OnLost(uint32_t, const absl::Status& status) override { Fail(status); }
   absl::Status BeginReplacement() override { return absl::UnimplementedError("no rounds here"); }
@@ -291,11 +294,33 @@ TEST_P(TaskedExchangerTest, WaitsForRoom) {
   EXPECT_THAT(waits.worked(), ElementsAre(3));
 }
 
-// Gradients of 400 kB each, of which 4 MiB may wait in the first round, and 2 MiB in the second.
+// Gradients of 400 kB each; one tensor is empty.
 struct Coalesces : testing::Test {
-  Coalesces() : worker(SpecOf(kTensors * 100'000)), exchanger(worker.context, &link, 1, false, Coalesced()) {}
-  void TearDown() override { exchanger.Release(); }
+  static v1::JobSpec Spec() {
+    v1::JobSpec spec = SpecOf(kTensors * 100'000);
+    v1::TensorSpec* tensor = spec.add_tensors();
+    tensor->set_name("empty");
+    tensor->add_shape(0);
+    return spec;
+  }
+  Coalesces() : worker(Spec()), exchanger(worker.context, &link, 1, false, Coalesced()) { exchanger.Release(); }
   absl::Status Ready(uint32_t tensor) { return exchanger.Ready(tensor, worker.parameters[tensor].data()); }
+  void AllReady() {
+    ASSERT_TRUE(exchanger.Begin({}).ok());
+    for (uint32_t t = 0; t < kTensors; ++t) ASSERT_EQ(Ready(t), absl::OkStatus());
+    ASSERT_TRUE(exchanger.AwaitIdle());
+  }
+  // Tensors of the next round that are worked on before all are ready.
+  size_t WorkedEarly() {
+    EXPECT_TRUE(exchanger.Begin({}).ok());
+    const size_t before = exchanger.worked().size();
+    for (uint32_t t = 0; t + 1 < kTensors; ++t) EXPECT_EQ(Ready(t), absl::OkStatus());
+    EXPECT_TRUE(exchanger.AwaitIdle());
+    const size_t worked = exchanger.worked().size() - before;
+    EXPECT_EQ(Ready(kTensors - 1), absl::OkStatus());
+    EXPECT_TRUE(exchanger.AwaitWorked(before + kTensors));
+    return worked;
+  }
 
   OneWorker worker;
   RoomyLink link;
@@ -308,37 +333,45 @@ TEST_F(Coalesces, WhatIsReadyWaitsForTheLast) {
   EXPECT_EQ(exchanger.queued(), 0u);
   EXPECT_THAT(exchanger.worked(), ElementsAre());
   EXPECT_TRUE(exchanger.IsReady(1));
-  exchanger.Release();  // kHeld
   EXPECT_EQ(Ready(0), absl::OkStatus());
-  ASSERT_TRUE(exchanger.AwaitWorked(kTensors));
+  ASSERT_TRUE(exchanger.AwaitWorked(kTensors)) << "the one without elements need not be reported";
   EXPECT_THAT(exchanger.worked(), ElementsAre(7, 6, 5, 4, 3, 2, 1, 0));
+  EXPECT_EQ(Ready(kTensors), absl::OkStatus());
+  EXPECT_TRUE(exchanger.AwaitWorked(kTensors + 1)) << "and does not wait";
 }
 
 TEST_F(Coalesces, NoMoreThanMayWait) {
-  exchanger.Release();
-  ASSERT_TRUE(exchanger.Begin({}).ok());
-  ASSERT_TRUE(exchanger.Begin({}).ok());
-  for (uint32_t t = 0; t < 5; ++t) EXPECT_EQ(Ready(t), absl::OkStatus());
-  EXPECT_THAT(exchanger.worked(), ElementsAre()) << "2.0 MB";
+  for (int i = 0; i < 6; ++i) ASSERT_TRUE(exchanger.Begin({}).ok());
+  for (uint32_t t = 0; t < 3; ++t) EXPECT_EQ(Ready(t), absl::OkStatus());
+  EXPECT_THAT(exchanger.worked(), ElementsAre()) << "1.42 MiB may wait";
   EXPECT_EQ(Ready(6), absl::OkStatus());
-  ASSERT_TRUE(exchanger.AwaitWorked(6));
+  ASSERT_TRUE(exchanger.AwaitWorked(4));
   EXPECT_EQ(Ready(7), absl::OkStatus());
   EXPECT_EQ(exchanger.queued(), 0u) << "the next ones wait anew";
-  EXPECT_THAT(exchanger.worked(), ElementsAre(0, 1, 2, 3, 4, 6));
+  EXPECT_THAT(exchanger.worked(), ElementsAre(0, 1, 2, 6));
 }
 
-TEST_F(Coalesces, NothingOnceSomeoneAwaitsIt) {
+TEST_F(Coalesces, NothingWhileSomeoneWaitsForIt) {
   ASSERT_TRUE(exchanger.Begin({}).ok());
   EXPECT_EQ(Ready(3), absl::OkStatus());
   EXPECT_THAT(exchanger.worked(), ElementsAre());
-  exchanger.SomeoneAwaits();
-  ASSERT_TRUE(exchanger.AwaitWorked(1));
+  EXPECT_TRUE(exchanger.WaitAsACallerFor(1));
+  std::thread waits([this] { EXPECT_TRUE(exchanger.WaitAsACallerFor(3)); });
   EXPECT_EQ(Ready(1), absl::OkStatus());
-  ASSERT_TRUE(exchanger.AwaitWorked(2)) << "in this round";
-  ASSERT_TRUE(exchanger.Begin({}).ok());
+  ASSERT_TRUE(exchanger.AwaitWorked(2)) << "there is a waiter, or one comes";
+  EXPECT_EQ(Ready(4), absl::OkStatus());
+  waits.join();
   EXPECT_EQ(Ready(2), absl::OkStatus());
-  EXPECT_EQ(exchanger.queued(), 0u);
-  EXPECT_THAT(exchanger.worked(), ElementsAre(3, 1));
+  EXPECT_THAT(exchanger.worked(), ElementsAre(3, 1, 4));
+}
+
+TEST_F(Coalesces, WhereTheThreadThatReportsIsKeptFromItsCore) {
+  ScriptedDelay::step = 0;
+  for (int i = 0; i < 80; ++i) ASSERT_NO_FATAL_FAILURE(AllReady());
+  EXPECT_EQ(WorkedEarly(), kTensors - 1) << "cores are idle";
+  ScriptedDelay::step = TimeNs{3600} * 1'000'000'000;
+  ASSERT_NO_FATAL_FAILURE(AllReady());
+  EXPECT_EQ(WorkedEarly(), 6u) << "1 MiB waits: twice three, and one";
 }
 
 TEST_F(WithoutThreads, NothingWaits) {

@@ -205,9 +205,9 @@ class Session {
   // Opens the next round. `learning_rates`: one per parameter group, or one for all.
   absl::Status BeginRound(std::span<const float> learning_rates);
   // The gradient of a tensor is complete. Returns at once; the work happens on encoding threads (a small job is encoded
-  // and sent right here). `gradient`: as many elements as the tensor has; must stay unchanged until EndRound
-  // has returned. With a device the gradient is in its memory, made by what was launched on `stream` until now; this
-  // call does not wait for that work.
+  // and sent right here), where cores are scarce some tensors later, or with the last of them. `gradient`: as many
+  // elements as the tensor has; must stay unchanged until EndRound has returned. With a device the gradient is in its
+  // memory, made by what was launched on `stream` until now; this call does not wait for that work.
   absl::Status TensorReady(uint32_t tensor, const float* gradient, Stream* stream = nullptr);
   // The same of a gradient that is known by its rows; in host memory, unchanged until EndRound has returned. It sends
   // what TensorReady would. With a codec that sends all that is not 0 (zen, adaptive) the work grows with these rows,

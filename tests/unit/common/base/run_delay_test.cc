@@ -5,12 +5,14 @@
 #include <sched.h>
 
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 namespace gradwire {
 namespace {
 
 constexpr TimeNs kMs = 1'000'000;
+constexpr TimeNs kHangs = 120'000 * kMs;
 
 bool KeepToOneCore() {
   cpu_set_t cores;
@@ -21,34 +23,40 @@ bool KeepToOneCore() {
   return sched_setaffinity(0, sizeof(cores), &cores) == 0;
 }
 
-void WorkFor(TimeNs time, const std::atomic<bool>* stop) {
-  SteadyClock clock;
-  const TimeNs begin = clock.Now();
-  while (clock.Now() - begin < time && !*stop) {
-  }
-}
-
 TEST(RunDelay, IsWhatAnotherThreadHadTheCore) {
   std::thread([] {  // this thread stays where it is
     if (!RunDelayOfThisThread() || !KeepToOneCore()) GTEST_SKIP() << "the kernel does not say, or allow";
     std::atomic<bool> stop = false;
-    std::thread other([&] { WorkFor(60'000 * kMs, &stop); });  // inherits the core
-    const TimeNs before = *RunDelayOfThisThread();
-    WorkFor(400 * kMs, &stop);
-    const TimeNs delay = *RunDelayOfThisThread() - before;
+    std::thread other([&] {  // inherits the core
+      while (!stop) {
+      }
+    });
+    SteadyClock clock;
+    const TimeNs begin = clock.Now(), before = *RunDelayOfThisThread();
+    TimeNs delay = 0;
+    while (delay < 40 * kMs && clock.Now() - begin < kHangs) delay = *RunDelayOfThisThread() - before;
+    const TimeNs took = clock.Now() - begin;
     stop = true;
     other.join();
     EXPECT_GE(delay, 40 * kMs) << "two take turns";
-    EXPECT_LE(delay, 100'000 * kMs);
+    EXPECT_LE(delay, took);
   })
       .join();
 }
 
-TEST(RunDelay, DoesNotGrowWhileItSleeps) {
+TEST(RunDelay, IsNotWhatAThreadSlept) {
   const auto before = RunDelayOfThisThread();
   if (!before) GTEST_SKIP() << "the kernel does not say";
   EXPECT_GE(*before, 0);
-  for (int i = 0; i < 3; ++i) EXPECT_GE(RunDelayOfThisThread().value(), *before);
+  // Machines are busy, but not through all of these.
+  TimeNs least = kHangs;
+  for (int i = 0; i < 20 && least > 20 * kMs; ++i) {
+    const TimeNs asleep = *RunDelayOfThisThread();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    least = std::min(least, *RunDelayOfThisThread() - asleep);
+  }
+  EXPECT_GE(least, 0);
+  EXPECT_LE(least, 20 * kMs);
 }
 
 }  // namespace
