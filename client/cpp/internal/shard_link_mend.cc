@@ -108,12 +108,11 @@ absl::Status ShardLink::GivenUp(const absl::Status& why, const absl::Status& men
   const std::string who = absl::StrCat("shard ", options_.shard, " at ", options_.address, ": ");
   if (why.ok()) {
     if (!Retryable(mended)) return mended;
-    return absl::Status(mended.code(), absl::StrCat(std::string(mended.message()),
-                                                    ". Start this server again with its --data-dir and join again: it "
-                                                    "has every version that anyone saw"));
+    return absl::UnavailableError(absl::StrCat(std::string(mended.message()),
+                                               ". Start this server again with its --data-dir and join again: it "
+                                               "has every version that anyone saw"));
   }
-  return absl::Status(
-      why.code(),
+  return absl::UnavailableError(
       absl::StrCat(who, "this server is lost: the connection broke (", absl::StripPrefix(why.message(), who),
                    ") and within ", absl::ToInt64Milliseconds(waited), " ms it ",
                    absl::IsNotFound(mended) ? "was back without the job" : "did not answer",
