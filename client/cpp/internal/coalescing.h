@@ -5,6 +5,7 @@
 // idle cores, nor for a slow network, nor where several threads report them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <thread>
@@ -31,6 +32,11 @@ class Coalescing {
 
   // So many bytes of gradients, as float32, may wait; 0: none do.
   uint64_t most_bytes() const { return most_bytes_; }
+  // Whether what waits may go on waiting while so much of the round is not ready. What waits last is sent behind
+  // backward, so there is less of it the nearer the end is.
+  bool MayWait(uint64_t waiting_bytes, uint64_t missing_bytes) const {
+    return waiting_bytes < std::min(most_bytes_, std::max(missing_bytes, kStepBytes));
+  }
 
  private:
   // From which part of the time between the first gradient and the last on cores are scarce, and up to which part of a

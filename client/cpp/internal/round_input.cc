@@ -40,7 +40,7 @@ absl::Status CheckGradients(const Job& job, std::span<const float* const> gradie
 
 void ReadyTensors::Open(bool all) {
   ready_.assign(ready_.size(), all);
-  missing_ = all ? 0 : std::ranges::count_if(job_.tensors(), [](const Tensor& tensor) { return tensor.elements > 0; });
+  missing_bytes_ = all ? 0 : job_.elements() * sizeof(float);
   order_.clear();
 }
 
@@ -57,7 +57,7 @@ absl::Status ReadyTensors::Note(uint32_t tensor, const GivenGradient& gradient) 
   if (ready_[tensor])
     return absl::FailedPreconditionError(absl::StrCat("tensor '", info.name, "' was reported ready twice in a round"));
   ready_[tensor] = true;
-  if (info.elements > 0) --missing_;
+  missing_bytes_ -= bytes(tensor);
   order_.push_back(tensor);
   return absl::OkStatus();
 }

@@ -33,7 +33,8 @@ class ReadyTensors {
   absl::Status CheckAll() const;
   bool Has(uint32_t tensor) const { return tensor < ready_.size() && ready_[tensor]; }
   // CheckAll would be OK.
-  bool All() const { return missing_ == 0; }
+  bool All() const { return missing_bytes_ == 0; }
+  uint64_t missing_bytes() const { return missing_bytes_; }  // of those that are not ready
   uint64_t bytes(uint32_t tensor) const { return job_.tensors()[tensor].elements * sizeof(float); }
   // In the order in which they got ready.
   const std::vector<uint32_t>& order() const { return order_; }
@@ -41,7 +42,7 @@ class ReadyTensors {
  private:
   const Job& job_;
   std::vector<bool> ready_;
-  size_t missing_ = 0;  // with elements
+  uint64_t missing_bytes_ = 0;
   std::vector<uint32_t> order_;
 };
 

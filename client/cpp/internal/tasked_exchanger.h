@@ -45,7 +45,7 @@ class TaskedExchanger : public Exchanger {
     gathered_.push_back(TaskOf(tensor, gradient));
     gathered_bytes_ += ready_.bytes(tensor);
     if (ready_.All() && !had_all) coalescing_.LastReady(clock_.Now());
-    if (ready_.All() || waiters_ > 0 || gathered_bytes_ >= coalescing_.most_bytes()) AddGathered();
+    if (ready_.All() || waiters_ > 0 || !coalescing_.MayWait(gathered_bytes_, ready_.missing_bytes())) AddGathered();
     return absl::OkStatus();
   }
 

@@ -44,6 +44,19 @@ TEST_F(CoalescingTest, MoreFromRoundToRoundWhereCoresAreScarce) {
   EXPECT_EQ(MostAfter(9, 0, 499 * kMs), 8 * kMiB) << "no more than that";
 }
 
+TEST_F(CoalescingTest, LessTheNearerTheEndIs) {
+  EXPECT_FALSE(coalescing.MayWait(0, 100 * kMiB)) << "none may";
+  MakeRounds(5, kSoon, kScarce, &coalescing, &now);
+  coalescing.RoundBegan(now, true);
+  ASSERT_EQ(coalescing.most_bytes(), 5 * kMiB);
+  EXPECT_TRUE(coalescing.MayWait(5 * kMiB - 1, 100 * kMiB));
+  EXPECT_FALSE(coalescing.MayWait(5 * kMiB, 100 * kMiB));
+  EXPECT_TRUE(coalescing.MayWait(3 * kMiB - 1, 3 * kMiB));
+  EXPECT_FALSE(coalescing.MayWait(3 * kMiB, 3 * kMiB));
+  EXPECT_TRUE(coalescing.MayWait(kMiB - 1, 1));
+  EXPECT_FALSE(coalescing.MayWait(kMiB, 1));
+}
+
 TEST_F(CoalescingTest, NothingOnIdleCores) {
   EXPECT_EQ(MostAfter(5, kSoon, kFree), 0u);
   EXPECT_EQ(MostAfter(5, 0, 0), 0u);
