@@ -15,13 +15,16 @@ void Coalescing::RoundBegan(TimeNs now, bool all_acknowledged) {
 void Coalescing::FirstReady(TimeNs now) {
   first_ = now;
   thread_ = std::this_thread::get_id();
-  delay_ = run_delay_();
+  times_ = run_times_();
 }
 
 void Coalescing::LastReady(TimeNs now) {
   last_ = acknowledged_ = now;
-  const std::optional<TimeNs> delay = thread_ == std::this_thread::get_id() && delay_ ? run_delay_() : std::nullopt;
-  scarce_ = delay && *delay > *delay_ && (*delay - *delay_) * kScarce >= now - first_;
+  if (!times_ || thread_ != std::this_thread::get_id()) return;
+  const std::optional<RunTimes> times = run_times_();
+  if (!times) return;
+  const TimeNs took = now - first_, delayed = times->delayed - times_->delayed, ran = times->ran - times_->ran;
+  scarce_ = delayed > 0 && delayed * kScarce >= took && (ran + delayed) * kBusy >= took;
 }
 
 }  // namespace gradwire::client

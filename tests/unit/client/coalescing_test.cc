@@ -16,7 +16,7 @@ constexpr TimeNs kScarce = 20 * kMs, kFree = 19 * kMs;  // of 500 ms between the
 constexpr TimeNs kSoon = 31 * kMs, kLate = 32 * kMs;    // of the 1000 ms of a round
 
 struct CoalescingTest : testing::Test {
-  CoalescingTest() { ScriptedDelay::said = 0; }
+  CoalescingTest() { ScriptedTimes::says = true; }
   // What may wait in the round behind these.
   uint64_t MostAfter(int rounds, TimeNs late, TimeNs delayed) {
     MakeRounds(rounds, late, delayed, &coalescing, &now);
@@ -27,7 +27,7 @@ struct CoalescingTest : testing::Test {
     next.RoundBegan(now, all_acknowledged);
     return next.most_bytes();
   }
-  Coalescing coalescing = Coalescing(&ScriptedDelay::Read);
+  Coalescing coalescing = Coalescing(&ScriptedTimes::Read);
   TimeNs now = 77 * kMs;
 };
 
@@ -65,6 +65,18 @@ TEST_F(CoalescingTest, NothingOnIdleCores) {
   EXPECT_EQ(MostAfter(80, kSoon, kFree), 0u);
 }
 
+TEST_F(CoalescingTest, NothingWhereTheThreadComputesLessThanHalfOfTheTime) {
+  for (const TimeNs ran : {229 * kMs, 230 * kMs}) {
+    ScriptedTimes::step = kScarce;
+    ScriptedTimes::ran = ran;
+    coalescing.RoundBegan(now, true);
+    coalescing.FirstReady(now);
+    coalescing.LastReady(now + 500 * kMs);
+    now += 1000 * kMs;
+    EXPECT_EQ(Next(), ran == 230 * kMs ? kMiB : 0u);
+  }
+}
+
 TEST_F(CoalescingTest, NothingOnASlowNetwork) {
   EXPECT_EQ(MostAfter(5, kLate, kScarce), 0u);
   EXPECT_EQ(MostAfter(8, kSoon, kScarce), 8 * kMiB);
@@ -76,17 +88,18 @@ TEST_F(CoalescingTest, NothingOnASlowNetwork) {
 }
 
 TEST_F(CoalescingTest, NothingWhereTheKernelDoesNotSay) {
-  ScriptedDelay::said = std::nullopt;
+  ScriptedTimes::says = false;
   EXPECT_EQ(MostAfter(5, kSoon, kScarce), 0u);
 }
 
 TEST_F(CoalescingTest, NothingWhereTheKernelSaysItOnlyOnce) {
+  ScriptedTimes::step = ScriptedTimes::ran = 1000 * kMs;
   for (const bool first : {false, true}) {
     for (int i = 0; i < 5; ++i) {
       coalescing.RoundBegan(now, true);
-      ScriptedDelay::said = first ? std::optional<TimeNs>(1000 * kMs) : std::nullopt;
+      ScriptedTimes::says = first;
       coalescing.FirstReady(now);
-      ScriptedDelay::said = first ? std::nullopt : std::optional<TimeNs>(1000 * kMs);
+      ScriptedTimes::says = !first;
       coalescing.LastReady(now + 1);
     }
     EXPECT_EQ(Next(), 0u);
@@ -94,7 +107,7 @@ TEST_F(CoalescingTest, NothingWhereTheKernelSaysItOnlyOnce) {
 }
 
 TEST_F(CoalescingTest, NothingWhereSeveralThreadsReport) {
-  ScriptedDelay::step = kScarce;
+  ScriptedTimes::step = kScarce;
   for (int i = 0; i < 5; ++i) {
     coalescing.RoundBegan(now, true);
     std::thread([this] { coalescing.FirstReady(now); }).join();
@@ -111,7 +124,7 @@ TEST_F(CoalescingTest, RoundsWithoutGradientsSayNothing) {
 }
 
 TEST_F(CoalescingTest, RoundsThatTakeNoTimeDoNot) {
-  ScriptedDelay::step = 0;
+  ScriptedTimes::step = 0;
   for (int i = 0; i < 5; ++i) {
     coalescing.RoundBegan(now, true);
     coalescing.FirstReady(now);

@@ -236,9 +236,10 @@ struct Answered {
 };
 
 TEST(ExchangeThreads, GradientsWaitOnceAcknowledgementsCameSoon) {
-  ScriptedDelay::said = 0;
-  ScriptedDelay::step = TimeNs{3600} * 1'000'000'000;
-  Answered worker{Coalescing(&ScriptedDelay::Read)};
+  ScriptedTimes::says = true;
+  ScriptedTimes::ran = 0;
+  ScriptedTimes::step = TimeNs{3600} * 1'000'000'000;
+  Answered worker{Coalescing(&ScriptedTimes::Read)};
   bool early = worker.BeginsEarly();
   EXPECT_TRUE(early);
   for (int i = 0; early && i < 40; ++i) {
@@ -251,9 +252,10 @@ TEST(ExchangeThreads, GradientsWaitOnceAcknowledgementsCameSoon) {
 }
 
 TEST(ExchangeThreads, GradientsDoNotWaitWhileAcknowledgementsAreLate) {
-  ScriptedDelay::said = 0;
-  ScriptedDelay::step = TimeNs{3600} * 1'000'000'000;
-  Answered worker{Coalescing(&ScriptedDelay::Read)};
+  ScriptedTimes::says = true;
+  ScriptedTimes::ran = 0;
+  ScriptedTimes::step = TimeNs{3600} * 1'000'000'000;
+  Answered worker{Coalescing(&ScriptedTimes::Read)};
   for (int i = 0; i < 3; ++i) {
     EXPECT_TRUE(worker.BeginsEarly());
     ASSERT_NO_FATAL_FAILURE(worker.End(absl::Milliseconds(100)));

@@ -372,10 +372,10 @@ TEST_F(Coalesces, NothingWhileSomeoneWaitsForIt) {
 }
 
 TEST_F(Coalesces, WhereTheThreadThatReportsIsKeptFromItsCore) {
-  ScriptedDelay::step = 0;
+  ScriptedTimes::step = 0;
   for (int i = 0; i < 80; ++i) ASSERT_NO_FATAL_FAILURE(AllReady());
   EXPECT_EQ(WorkedEarly(), kTensors - 1) << "cores are idle";
-  ScriptedDelay::step = TimeNs{3600} * 1'000'000'000;
+  ScriptedTimes::step = TimeNs{3600} * 1'000'000'000;
   ASSERT_NO_FATAL_FAILURE(AllReady());
   EXPECT_EQ(WorkedEarly(), 6u) << "1 MiB may wait: twice three do, and one";
 }

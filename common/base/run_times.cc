@@ -1,5 +1,5 @@
-// See run_delay.h.
-#include "common/base/run_delay.h"
+// See run_times.h.
+#include "common/base/run_times.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@
 
 namespace gradwire {
 
-std::optional<TimeNs> RunDelayOfThisThread() {
+std::optional<RunTimes> RunTimesOfThisThread() {
   const int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
   if (file < 0) return std::nullopt;
   std::array<char, 128> text;  // nanoseconds on a core, nanoseconds ready without one, times on a core
@@ -22,11 +22,12 @@ std::optional<TimeNs> RunDelayOfThisThread() {
   if (bytes <= 0) return std::nullopt;
   const std::vector<absl::string_view> words =
       absl::StrSplit(absl::string_view(text.data(), static_cast<size_t>(bytes)), absl::ByAnyChar(" \n"));
-  TimeNs delay = 0;
+  RunTimes of;
   uint64_t times = 0;  // 0 where the kernel does not count
-  if (words.size() < 3 || !absl::SimpleAtoi(words[1], &delay) || !absl::SimpleAtoi(words[2], &times) || times == 0)
+  if (words.size() < 3 || !absl::SimpleAtoi(words[0], &of.ran) || !absl::SimpleAtoi(words[1], &of.delayed) ||
+      !absl::SimpleAtoi(words[2], &times) || times == 0)
     return std::nullopt;
-  return delay;
+  return of;
 }
 
 }  // namespace gradwire
