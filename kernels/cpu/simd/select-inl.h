@@ -17,6 +17,43 @@ HWY_BEFORE_NAMESPACE();
 namespace gradwire::kernels {
 namespace HWY_NAMESPACE {
 
+// Bitmaps of elements -------------------------------------------------------------------------------------------------
+
+// Which of 64 elements have at least this magnitude: bit i for x[i].
+HWY_INLINE uint64_t AtLeast64(const float* x, VecI32 least_minus_one) {
+  const I32 d;
+  const size_t lanes = hn::Lanes(d);
+  uint64_t word = 0;
+  for (size_t i = 0; i < 64; i += lanes) {
+    const auto mask = hn::Gt(hn::BitCast(d, LoadMagnitudes(x + i)), least_minus_one);
+    word |= BitsOf(d, mask) << i;
+  }
+  return word;
+}
+
+// A bitmap of which of n elements have at least this magnitude. Many places at once; near ones, where n is small, lie
+// in the cache already or are read once.
+HWY_INLINE void MarkCandidates(const float* x, size_t n, VecI32 least_minus_one, uint64_t* words) {
+  const size_t whole = n / 64;
+  const size_t part = whole / kStreams;
+  for (size_t w = 0; w < part; ++w) {
+    HWY_UNROLL(8)
+    for (size_t s = 0; s < kStreams; ++s) words[s * part + w] = AtLeast64(x + (s * part + w) * 64, least_minus_one);
+  }
+  for (size_t w = kStreams * part; w < whole; ++w) words[w] = AtLeast64(x + w * 64, least_minus_one);
+  if (n % 64 == 0) return;
+  float last[64] = {};
+  std::memcpy(last, x + whole * 64, n % 64 * sizeof(float));
+  words[whole] = AtLeast64(last, least_minus_one) & ((uint64_t{1} << (n % 64)) - 1);
+}
+
+void MarkAtLeast(const float* x, size_t n, uint32_t least, uint64_t* words) {
+  MarkCandidates(x, n, hn::Set(I32(), static_cast<int32_t>(least) - 1), words);
+}
+
+// An index for each bit of a bitmap. cpu:avx2 is to be what machines without AVX-512 have.
+inline constexpr auto kIndicesOf = HWY_TARGET == HWY_AVX3 ? &IndicesOf : &IndicesByBit;
+
 // Threshold search -------------------------------------------------------------------------------------------------
 
 // Bounds of a bracket for signed comparison: magnitudes are below 2^31.
@@ -26,19 +63,14 @@ struct BracketLanes {
 
 HWY_INLINE VecI32 SignedMagnitudes(const float* x) { return hn::BitCast(I32(), LoadMagnitudes(x)); }
 
-// Where the elements of a visit lie: at(i) is the address of the i-th and those behind it in its line.
-struct Contiguous {
-  const float* x;
-  HWY_INLINE const float* at(size_t i) const { return x + i; }
-};
+// Lines that are visited together: at(i) is the address of the i-th of their elements and those behind it in its line.
 struct OfLines {
   const float* lines[kVisit / kSampleLine];
   HWY_INLINE const float* at(size_t i) const { return lines[i / kSampleLine] + i % kSampleLine; }
 };
 
 // Adds to `above` (per lane) how many elements of a visit lie above the bracket; true if some lie within.
-template <class Visit>
-HWY_INLINE bool CountVisit(const Visit& visit, BracketLanes bracket, VecI32* above) {
+HWY_INLINE bool CountVisit(const OfLines& visit, BracketLanes bracket, VecI32* above) {
   const I32 d;
   VecI32 count = *above;
   auto any = hn::FirstN(d, 0);
@@ -53,8 +85,7 @@ HWY_INLINE bool CountVisit(const Visit& visit, BracketLanes bracket, VecI32* abo
 }
 
 // Appends the magnitudes of a visit that lie within.
-template <class Visit>
-HWY_INLINE uint32_t* CollectVisit(const Visit& visit, BracketLanes bracket, uint32_t* out) {
+HWY_INLINE uint32_t* CollectVisit(const OfLines& visit, BracketLanes bracket, uint32_t* out) {
   const I32 d;
   for (size_t i = 0; i < kVisit; i += hn::Lanes(d)) {
     const VecI32 magnitude = SignedMagnitudes(visit.at(i));
@@ -63,6 +94,21 @@ HWY_INLINE uint32_t* CollectVisit(const Visit& visit, BracketLanes bracket, uint
     out += hn::CountTrue(d, within);
   }
   return out;
+}
+
+// Which of 64 elements reach the lower edge of a bracket, and which the upper one: bit i for x[i].
+struct AboveEdges {
+  uint64_t low, high;
+};
+HWY_INLINE AboveEdges AboveEdges64(const float* x, BracketLanes bracket) {
+  const I32 d;
+  AboveEdges above = {0, 0};
+  for (size_t i = 0; i < 64; i += hn::Lanes(d)) {
+    const VecI32 magnitude = SignedMagnitudes(x + i);
+    above.low |= BitsOf(d, hn::Gt(magnitude, bracket.below_low)) << i;
+    above.high |= BitsOf(d, hn::Gt(magnitude, bracket.below_high)) << i;
+  }
+  return above;
 }
 
 HWY_INLINE uint64_t SumOfLanes(VecI32 counts) {
@@ -89,8 +135,8 @@ class BracketPass {
   // Returns false when what lies within the bracket does not fit.
   HWY_INLINE bool Run() {
     const size_t visited = among_.stride == 1 ? VisitAll() : VisitLines();
-    if (out_ > full_) return false;
-    uint64_t above = SumOfLanes(counts_);
+    if (!fits_ || out_ > full_) return false;
+    uint64_t above = above_ + SumOfLanes(counts_);
     for (size_t i = visited; i < among_.size; ++i) {  // less than kStreams * kVisit
       const uint32_t magnitude = FloatBits(x_[among_.At(i)]) & 0x7FFFFFFFu;
       above += magnitude >= bracket_.high;
@@ -103,18 +149,41 @@ class BracketPass {
   }
 
  private:
-  template <class Visit>
-  HWY_INLINE void Add(const Visit& visit) {
-    if (HWY_UNLIKELY(CountVisit(visit, bounds_, &counts_))) out_ = CollectVisit(visit, bounds_, out_);
-  }
+  static constexpr size_t kStretch = 8;  // visits of each stream; with 32, reading from memory takes half as long again
 
-  // Both return how many elements they have visited, and stop where the room ends.
+  // Both return how many elements they have visited, and stop where the room ends. VisitAll: what lies within is
+  // collected behind the reading of a stretch. A branch on what was just read would wait for memory where it is
+  // mispredicted.
   HWY_INLINE size_t VisitAll() {
-    const size_t part = among_.size / kStreams / kVisit * kVisit;
-    for (size_t i = 0; i < part && out_ <= full_; i += kVisit) {
-      for (size_t s = 0; s < kStreams; ++s) Add(Contiguous{x_ + s * part + i});
+    const size_t part = among_.size / kStreams / kVisit;  // visits
+    uint64_t within[kStretch * kStreams], visits[kStretch * kStreams];
+    for (size_t begin = 0; begin < part && fits_; begin += kStretch) {
+      const size_t end = std::min(begin + kStretch, part);
+      size_t found = 0;
+      for (size_t v = begin; v < end; ++v) {
+        // Unrolled, each stream has loads of its own, whose strides the processor foresees.
+        HWY_UNROLL(8)
+        for (size_t s = 0; s < kStreams; ++s) {
+          const size_t visit = s * part + v;
+          const AboveEdges above = AboveEdges64(x_ + visit * kVisit, bounds_);
+          above_ += hwy::PopCount(above.high);
+          within[found] = above.low & ~above.high;
+          visits[found] = visit;
+          found += within[found] != 0 ? 1 : 0;
+        }
+      }
+      Collect(visits, within, found);
     }
-    return kStreams * part;
+    return kStreams * part * kVisit;
+  }
+  // Appends the magnitudes of the elements of these visits whose bits are set.
+  HWY_INLINE void Collect(const uint64_t* visits, const uint64_t* words, size_t count) {
+    uint32_t indices[kStretch * kStreams * 64 + kIndexRoom];
+    const size_t found = kIndicesOf(words, count, 0, indices);
+    fits_ = found <= static_cast<size_t>(full_ - out_);
+    for (size_t i = 0; fits_ && i < found; ++i) {
+      *out_++ = FloatBits(x_[visits[indices[i] / 64] * kVisit + indices[i] % 64]) & 0x7FFFFFFFu;
+    }
   }
   // No two lines are neighbours, so what is visited next must be asked for by hand.
   HWY_INLINE size_t VisitLines() {
@@ -134,7 +203,7 @@ class BracketPass {
     for (size_t v = 0; v < visits && out_ <= full_; ++v) {
       const OfLines visit = ring[v % kAhead];
       if (v + kAhead < visits) ask(v + kAhead);
-      Add(visit);
+      if (HWY_UNLIKELY(CountVisit(visit, bounds_, &counts_))) out_ = CollectVisit(visit, bounds_, out_);
     }
     return visits * kVisit;
   }
@@ -144,8 +213,10 @@ class BracketPass {
   Bracket& bracket_;
   const BracketLanes bounds_;
   VecI32 counts_;
+  uint64_t above_ = 0;  // beside counts_
   uint32_t* out_;
   uint32_t* const full_;
+  bool fits_ = true;
 };
 
 // A sample brackets the threshold; one pass over all elements (or a larger sample) counts what lies above and collects
@@ -161,18 +232,6 @@ bool FindThresholdByBracket(const float* x, const LineSample& among, Threshold* 
 }
 
 // Selection --------------------------------------------------------------------------------------------------------
-
-// Which of 64 elements have at least this magnitude: bit i for x[i].
-HWY_INLINE uint64_t AtLeast64(const float* x, VecI32 least_minus_one) {
-  const I32 d;
-  const size_t lanes = hn::Lanes(d);
-  uint64_t word = 0;
-  for (size_t i = 0; i < 64; i += lanes) {
-    const auto mask = hn::Gt(hn::BitCast(d, LoadMagnitudes(x + i)), least_minus_one);
-    word |= BitsOf(d, mask) << i;
-  }
-  return word;
-}
 
 // What of the arguments the vectors need.
 struct SelectLanes {
@@ -241,9 +300,6 @@ class ReadAhead {
   size_t size_, asked_ = 0;
 };
 
-// An index for each bit of a bitmap. cpu:avx2 is to be what machines without AVX-512 have.
-inline constexpr auto kIndicesOf = HWY_TARGET == HWY_AVX3 ? &IndicesOf : &IndicesByBit;
-
 // Takes the selected of one block's candidates: `indices` (count of them, room for a vector behind), within `block`.
 // `position` and `order`: of block[0].
 HWY_INLINE void TakeCandidates(float* block, uint32_t* indices, size_t count, uint32_t position, uint32_t order,
@@ -272,25 +328,6 @@ HWY_INLINE void TakeCandidates(float* block, uint32_t* indices, size_t count, ui
   *taken = local;
   *ahead = asked;
   for (size_t i = 0; i < count; ++i) block[indices[i]] = rests[i];
-}
-
-// A bitmap of which of n elements have at least this magnitude. Many places at once; near ones, where n is small, lie
-// in the cache already or are read once.
-HWY_INLINE void MarkCandidates(const float* x, size_t n, VecI32 least_minus_one, uint64_t* words) {
-  const size_t whole = n / 64;
-  const size_t part = whole / kStreams;
-  for (size_t w = 0; w < part; ++w) {
-    for (size_t s = 0; s < kStreams; ++s) words[s * part + w] = AtLeast64(x + (s * part + w) * 64, least_minus_one);
-  }
-  for (size_t w = kStreams * part; w < whole; ++w) words[w] = AtLeast64(x + w * 64, least_minus_one);
-  if (n % 64 == 0) return;
-  float last[64] = {};
-  std::memcpy(last, x + whole * 64, n % 64 * sizeof(float));
-  words[whole] = AtLeast64(last, least_minus_one) & ((uint64_t{1} << (n % 64)) - 1);
-}
-
-void MarkAtLeast(const float* x, size_t n, uint32_t least, uint64_t* words) {
-  MarkCandidates(x, n, hn::Set(I32(), static_cast<int32_t>(least) - 1), words);
 }
 
 // In stretches that stay in the L2 cache: first a bitmap of what may be selected, then the work on that alone. Where

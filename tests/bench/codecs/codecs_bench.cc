@@ -1,8 +1,8 @@
 // bench_codecs: every codec on one gradient: bytes on the wire, time to encode, merge and decode, error. No network.
 // GB/s count the dense float32 gradient; "of copy" is against memcpy of the same gradient, one thread, the median over
-// interleaved rounds. Merge is one worker's frame into the shard's sums, bytes received to bytes merged; finish makes
-// the update frame of the round; decode makes means of it. Error: |decoded - gradient| / |gradient| of one worker's
-// frame.
+// interleaved rounds; both in large pages, as sessions have them. Merge is one worker's frame into the shard's sums,
+// bytes received to bytes merged; finish makes the update frame of the round; decode makes means of it. Error: |decoded
+// - gradient| / |gradient| of one worker's frame.
 //
 // Lists (TAGC's, top-k's) from 0.05 to 10 % density are compared with what they cannot go below: bytes with the entropy
 // of which elements are chosen and the bits of their values, adding with touching the same sums, which are in no cache.
@@ -148,6 +148,7 @@ class Bench {
     encoder_ = codec_->NewEncoder();
     accumulator_ = codec_->NewAccumulator();
     plan_ = codec_->InitialPlan();
+    pending_.resize(gradient.size());
     means_.resize(gradient.size());
     Step();
     double error = 0, norm = 0;
@@ -189,7 +190,9 @@ class Bench {
 
   // Adds to the times.
   void Round(Times* times) {
-    pending_ = gradient_;
+    // As in a session: it has just been added to a residual, in large pages.
+    std::ranges::fill(pending_, 0.0f);
+    AddToPending(gradient_, pending_, *backend_);
     EncodedFrame frame;
     const FrameIdentity id = {0, 0, round_, 1, {&kLearningRate, 1}, 1};
     times->encode += SecondsOf([&] {
@@ -270,7 +273,7 @@ class Bench {
   std::unique_ptr<Accumulator> accumulator_;
   RoundPlan plan_;
   uint64_t round_ = 0;
-  std::vector<float> pending_;
+  LargeArray<float> pending_;
   std::vector<float> means_;
   uint64_t bytes_ = 0;
   uint64_t update_bytes_ = 0;
@@ -384,7 +387,9 @@ int Main(int argc, char** argv) {
   kernels::Backend* const backend = made->get();
   const std::vector<float> gradient = MakeGradient(static_cast<size_t>(mib) << 18);
 
-  std::vector<float> copy(gradient.size());
+  // In large pages, too.
+  const LargeArray<float> from(gradient.begin(), gradient.end());
+  LargeArray<float> copy(gradient.size());
   std::vector<Contestant> contestants;
   const auto add = [&](const std::string& spec, double density) {
     if (spec.find(only) == std::string::npos) return;
@@ -395,7 +400,7 @@ int Main(int argc, char** argv) {
     for (double density : kListDensities)
       add(absl::StrCat(codec, codec.find(':') == std::string::npos ? ":" : ",", "density=", density), density);
   std::vector<std::function<double()>> runs = {
-      [&] { return SecondsOf([&] { std::memcpy(copy.data(), gradient.data(), gradient.size() * 4); }); }};
+      [&] { return SecondsOf([&] { std::memcpy(copy.data(), from.data(), from.size() * 4); }); }};
   for (Contestant& c : contestants) {
     runs.push_back([&c] {
       c.times.push_back(c.bench->Step());
