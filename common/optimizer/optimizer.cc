@@ -1,4 +1,5 @@
-// The optimizer step: see optimizer.h. One run at a time: its mean lies in the first-level cache when it is applied.
+// The optimizer step: see optimizer.h. One run at a time: its mean is read where it lies in the frame, or lies in the
+// first-level cache when it is applied.
 #include "common/optimizer/optimizer.h"
 
 #include <algorithm>
@@ -206,10 +207,14 @@ absl::Status ApplyUpdate(const Job& job, const BucketLayout& layout, const Updat
     GroupStep& step = steps[job.tensors()[index].group];
     if (layerwise && (i == 0 || another)) step.layer = LayerOf(job, update, step, tensor);
     const size_t n = layout.runs[i].length;
-    if (mean.size() < n) mean.resize(n);
-    update.MeanOfRun(layout, static_cast<uint32_t>(i), mean.data());
-    if (scale != 1.0f) kernels::Scale(mean.data(), n, scale);
-    ApplyStep(optimizer.kind(), step, runs[i], mean.data(), n, backend, nullptr);
+    const float* of_run = scale == 1.0f ? update.MeanInPlace(layout, static_cast<uint32_t>(i)) : nullptr;
+    if (of_run == nullptr) {
+      if (mean.size() < n) mean.resize(n);
+      update.MeanOfRun(layout, static_cast<uint32_t>(i), mean.data());
+      if (scale != 1.0f) kernels::Scale(mean.data(), n, scale);
+      of_run = mean.data();
+    }
+    ApplyStep(optimizer.kind(), step, runs[i], of_run, n, backend, nullptr);
   }
   return absl::OkStatus();
 }

@@ -343,6 +343,20 @@ void AppendNorms(const Job& job, const Update& update, std::vector<Bytes>* chunk
   wire::AppendFrame(chunks, writer.Finish());
 }
 
+std::vector<Update::DensePart>::const_iterator Update::PartWith(uint64_t element) const {
+  return std::upper_bound(dense.begin(), dense.end(), element,
+                          [](uint64_t position, const DensePart& part) { return position < part.begin + part.count; });
+}
+
+const float* Update::MeanInPlace(const BucketLayout& layout, uint32_t run) const {
+  if (body != Body::kDenseFloat) return nullptr;
+  const uint64_t begin = layout.run_begin[run];
+  const auto part = PartWith(begin);
+  if (layout.run_begin[run + 1] > part->begin + part->count) return nullptr;
+  const uint8_t* const values = part->values.data() + sizeof(float) * (begin - part->begin);
+  return reinterpret_cast<uintptr_t>(values) % alignof(float) == 0 ? reinterpret_cast<const float*>(values) : nullptr;
+}
+
 void Update::MeanOfRun(const BucketLayout& layout, uint32_t run, float* out) const {
   const uint64_t begin = layout.run_begin[run];
   const uint32_t length = layout.runs[run].length;

@@ -48,9 +48,14 @@ struct Update {
   // Writes the mean over contributors of run `run` to out[0 .. length): integer * 2^exponent / contributors, in
   // float32, each operation rounded once. Elements that are not part of a sparse body are 0.
   void MeanOfRun(const BucketLayout& layout, uint32_t run, float* out) const;
+  // The same where it lies: of a kDenseFloat body, where the run lies in one part and at an address of floats. Else
+  // null.
+  const float* MeanInPlace(const BucketLayout& layout, uint32_t run) const;
   // Copies elements [begin, begin + n) of a dense body. T: float or int32_t, as the body says.
   template <typename T>
   void CopyDense(uint64_t begin, uint64_t n, T* out) const;
+  // The part of `dense` that has an element.
+  std::vector<DensePart>::const_iterator PartWith(uint64_t element) const;
 };
 
 // The update frame of a round that is skipped: nothing is applied, and the next round has the plan of this one.
@@ -90,9 +95,7 @@ absl::StatusOr<Update> DecodePlan(std::span<const wire::Chunk> chunks, const Job
 template <typename T>
 void Update::CopyDense(uint64_t begin, uint64_t n, T* out) const {
   static_assert(sizeof(T) == 4);
-  auto part = std::upper_bound(dense.begin(), dense.end(), begin,
-                               [](uint64_t position, const DensePart& p) { return position < p.begin + p.count; });
-  for (; n > 0; ++part) {
+  for (auto part = PartWith(begin); n > 0; ++part) {
     const uint64_t skip = begin - part->begin;
     const uint64_t here = std::min(n, part->count - skip);
     std::memcpy(out, part->values.data() + 4 * skip, 4 * here);

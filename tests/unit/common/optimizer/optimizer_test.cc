@@ -55,7 +55,13 @@ int8_t ExponentAt(uint32_t tensor, uint64_t offset) {
   return static_cast<int8_t>(-8 - static_cast<int>((offset / 64 + tensor) % 5));
 }
 
-Update UpdateFor(const BucketLayout& layout, uint64_t round, Update::Body body) {
+// How a dense body lies in memory: in parts of so many elements, so many bytes behind an address of floats.
+struct DenseForm {
+  uint32_t part = 77;  // parts do not end where runs do
+  size_t offset = 0;
+};
+
+Update UpdateFor(const BucketLayout& layout, uint64_t round, Update::Body body, DenseForm form = {}) {
   Update u;
   u.round = round;
   u.contributors = 3;
@@ -82,18 +88,19 @@ Update UpdateFor(const BucketLayout& layout, uint64_t round, Update::Body body) 
       }
     }
   }
-  // In parts that do not end where runs do.
   const bool dense = body == Update::Body::kDenseInt || body == Update::Body::kDenseFloat;
-  for (uint64_t begin = 0; dense && begin < layout.elements; begin += 77) {
-    const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(77, layout.elements - begin));
+  for (uint64_t begin = 0; dense && begin < layout.elements; begin += form.part) {
+    const uint32_t count = static_cast<uint32_t>(std::min<uint64_t>(form.part, layout.elements - begin));
     const uint8_t* values = body == Update::Body::kDenseInt ? reinterpret_cast<const uint8_t*>(integers.data() + begin)
                                                             : reinterpret_cast<const uint8_t*>(floats.data() + begin);
-    u.dense.push_back({begin, count, Bytes::Copy({values, size_t{4} * count})});
+    std::vector<uint8_t> memory(form.offset + size_t{4} * count);
+    std::copy_n(values, size_t{4} * count, memory.begin() + static_cast<ptrdiff_t>(form.offset));
+    u.dense.push_back({begin, count, Bytes::FromVector(std::move(memory)).Slice(form.offset, size_t{4} * count)});
   }
   return u;
 }
 
-Model Train(const v1::JobSpec& spec, uint32_t shards, Update::Body body) {
+Model Train(const v1::JobSpec& spec, uint32_t shards, Update::Body body, DenseForm form = {}) {
   const Job job = *Job::Make(spec);
   const Layout layout = *Layout::Make(job, shards);
   auto backend = *kernels::MakeBackend("cpu");
@@ -109,7 +116,7 @@ Model Train(const v1::JobSpec& spec, uint32_t shards, Update::Body body) {
           if (job.moments() >= 2) state.second_moment = &model.v[r.tensor][r.offset];
           runs.push_back(state);
         }
-        const absl::Status status = ApplyUpdate(job, at, UpdateFor(at, round, body), runs, *backend);
+        const absl::Status status = ApplyUpdate(job, at, UpdateFor(at, round, body, form), runs, *backend);
         EXPECT_TRUE(status.ok()) << status;
       }
     }
@@ -133,6 +140,14 @@ TEST_P(OptimizerKinds, SparseAndDenseBodiesGiveTheSameBits) {
   EXPECT_EQ(Train(spec(), 2, Update::Body::kDenseInt), sparse);
   EXPECT_EQ(Train(spec(), 2, Update::Body::kDenseFloat), sparse);
   EXPECT_EQ(Train(spec(), 2, Update::Body::kSparseFloat), sparse);
+}
+
+// Means are read where they lie, or copied first.
+TEST_P(OptimizerKinds, HowADenseBodyLiesDoesNotChangeABit) {
+  const Model sparse = Train(spec(), 2, Update::Body::kSparse);
+  for (uint32_t part : {1u, 64u, 4096u})
+    for (size_t offset : {size_t{0}, size_t{1}, size_t{4}})
+      EXPECT_EQ(Train(spec(), 2, Update::Body::kDenseFloat, {part, offset}), sparse) << part << ", " << offset;
 }
 
 INSTANTIATE_TEST_SUITE_P(
