@@ -45,7 +45,7 @@ template <class D>
 HWY_INLINE uint64_t BitsOf(D d, hn::Mask<D> mask) {
 #if HWY_TARGET == HWY_AVX3
   (void)d;
-  return static_cast<uint64_t>(mask.raw);  // by way of memory it takes four times as long
+  return static_cast<uint64_t>(mask.raw);  // StoreMaskBits takes several times as long
 #else
   uint64_t bits = 0;
   hn::StoreMaskBits(d, mask, reinterpret_cast<uint8_t*>(&bits));
