@@ -96,21 +96,6 @@ HWY_INLINE uint32_t* CollectVisit(const OfLines& visit, BracketLanes bracket, ui
   return out;
 }
 
-// Which of 64 elements reach the lower edge of a bracket, and which the upper one: bit i for x[i].
-struct AboveEdges {
-  uint64_t low, high;
-};
-HWY_INLINE AboveEdges AboveEdges64(const float* x, BracketLanes bracket) {
-  const I32 d;
-  AboveEdges above = {0, 0};
-  for (size_t i = 0; i < 64; i += hn::Lanes(d)) {
-    const VecI32 magnitude = SignedMagnitudes(x + i);
-    above.low |= BitsOf(d, hn::Gt(magnitude, bracket.below_low)) << i;
-    above.high |= BitsOf(d, hn::Gt(magnitude, bracket.below_high)) << i;
-  }
-  return above;
-}
-
 HWY_INLINE uint64_t SumOfLanes(VecI32 counts) {
   HWY_ALIGN int32_t lane[HWY_MAX_BYTES / sizeof(int32_t)];
   hn::Store(counts, I32(), lane);
@@ -151,7 +136,7 @@ class BracketPass {
  private:
   static constexpr size_t kStretch = 8;  // visits of each stream; with 32, reading from memory takes half as long again
 
-  // Both return how many elements they have visited, and stop where the room ends. VisitAll: what lies within is
+  // Both stop where the room ends, and else return how many elements they have visited. VisitAll: what lies within is
   // collected behind the reading of a stretch. A branch on what was just read would wait for memory where it is
   // mispredicted.
   HWY_INLINE size_t VisitAll() {
@@ -165,9 +150,9 @@ class BracketPass {
         HWY_UNROLL(8)
         for (size_t s = 0; s < kStreams; ++s) {
           const size_t visit = s * part + v;
-          const AboveEdges above = AboveEdges64(x_ + visit * kVisit, bounds_);
-          above_ += hwy::PopCount(above.high);
-          within[found] = above.low & ~above.high;
+          const uint64_t above = AtLeast64(x_ + visit * kVisit, bounds_.below_high);
+          above_ += hwy::PopCount(above);
+          within[found] = AtLeast64(x_ + visit * kVisit, bounds_.below_low) & ~above;
           visits[found] = visit;
           found += within[found] != 0 ? 1 : 0;
         }

@@ -1,9 +1,8 @@
 // bench_codecs: every codec on one gradient: bytes on the wire, time to encode, merge and decode, error. No network.
 // GB/s count the dense float32 gradient; "of copy" is against memcpy of the same gradient, one thread, the median over
-// interleaved rounds; both in large pages (from 2 MiB on), as
-// sessions have them. Merge is one worker's frame into the shard's sums,
-// bytes received to bytes merged; finish makes the update frame of the round; decode makes means of it. Error: |decoded
-// - gradient| / |gradient| of one worker's frame.
+// interleaved rounds; both in large pages (from 2 MiB on), as sessions have them. Merge is one worker's frame into the
+// shard's sums, bytes received to bytes merged; finish makes the update frame of the round; decode makes means of it.
+// Error: |decoded - gradient| / |gradient| of one worker's frame.
 //
 // Lists (TAGC's, top-k's) from 0.05 to 10 % density are compared with what they cannot go below: bytes with the entropy
 // of which elements are chosen and the bits of their values, adding with touching the same sums, which are in no cache.

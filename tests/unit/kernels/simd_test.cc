@@ -147,6 +147,22 @@ TEST_P(SimdBackend, FindsTheSameThresholdWhereASampleMisleads) {
   }
 }
 
+// What is not finite is larger than all that is, in brackets without an upper edge, too.
+TEST_P(SimdBackend, FindsTheSameThresholdAmongWhatIsNotFinite) {
+  std::normal_distribution<float> normal;
+  std::vector<float> x(65'549);
+  for (float& v : x) v = normal(random_);
+  for (size_t i = 7; i < x.size(); i += 9001) {
+    x[i] = i % 2 == 0 ? std::numeric_limits<float>::quiet_NaN() : -std::numeric_limits<float>::infinity();
+  }
+  for (double wanted : {1.0, 3.0, 8.0, 20.0, 655.0}) {
+    const Threshold expected = reference_->FindThreshold(x.data(), x.size(), wanted, Accuracy::kExact, nullptr);
+    const Threshold got = simd_->FindThreshold(x.data(), x.size(), wanted, Accuracy::kExact, nullptr);
+    ASSERT_EQ(got.key, expected.key) << wanted;
+    ASSERT_EQ(got.keep_below, expected.keep_below) << wanted;
+  }
+}
+
 // Samples of every stride from the least on, of ragged lengths and any address.
 TEST_P(SimdBackend, EstimatesTheSameThreshold) {
   for (const Pattern& pattern : Patterns()) {
