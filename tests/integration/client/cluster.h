@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "common/base/clock.h"
 #include "common/job/job.h"
 #include "common/job/layout.h"
@@ -127,6 +128,12 @@ inline absl::Status JoinInto(std::unique_ptr<Session>* session, SessionOptions o
   return absl::OkStatus();
 }
 
+// What a job with any form of TAGC's frames is compared with: no bit may tell.
+inline v1::JobSpec OfLists(v1::JobSpec spec) {
+  spec.set_codec(absl::StrReplaceAll(spec.codec(), {{"form=sketch", "form=list"}}));
+  return spec;
+}
+
 // A worker: its tensors, its gradients, its session.
 class Worker {
  public:
@@ -161,12 +168,10 @@ class Worker {
   absl::Status JoinWith(SessionOptions options) { return JoinInto(&session_, std::move(options)); }
 
   // Gradients that depend on worker, step and the parameters, so that an error anywhere spreads.
-  void Fill(uint64_t step) {
-    std::mt19937 random(static_cast<uint32_t>(step * 31 + static_cast<uint64_t>(index_)));
-    std::normal_distribution<float> normal(0, 0.05f);
-    for (size_t t = 0; t < gradients_.size(); ++t)
-      for (size_t i = 0; i < gradients_[t].size(); ++i) gradients_[t][i] = 0.3f * parameters_[t][i] + normal(random);
-  }
+  void Fill(uint64_t step) { FillAs(index_, step); }
+  // Those of every other step are all workers' alike, so that sketches of the next, which are as large as what these
+  // touch together, have no room for all, and frames hold a sketch and lists.
+  void FillMixed(uint64_t step) { FillAs(step % 2 == 0 ? 0 : index_, step); }
 
   // The same without the parameters.
   void FillApart(uint64_t step) {
@@ -194,6 +199,13 @@ class Worker {
   std::vector<std::vector<float>>& gradients() { return gradients_; }
 
  private:
+  void FillAs(int index, uint64_t step) {
+    std::mt19937 random(static_cast<uint32_t>(step * 31 + static_cast<uint64_t>(index)));
+    std::normal_distribution<float> normal(0, 0.05f);
+    for (size_t t = 0; t < gradients_.size(); ++t)
+      for (size_t i = 0; i < gradients_[t].size(); ++i) gradients_[t][i] = 0.3f * parameters_[t][i] + normal(random);
+  }
+
   v1::JobSpec spec_;
   int index_;
   std::mt19937 random_;

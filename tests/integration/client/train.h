@@ -18,6 +18,7 @@ struct Case {
   bool defers = false;  // the sketches are too small on purpose
   bool small = false;
   uint32_t encode_threads = 1;
+  bool mixed = false;  // gradients are FillMixed's
 };
 inline std::string NameOfCase(const ::testing::TestParamInfo<Case>& info) { return info.param.name; }
 
@@ -55,7 +56,7 @@ inline std::set<std::string> Train(const Case& c, const std::string& job, Cluste
     ASSERT_TRUE(worker.JoinWith(std::move(options)).ok());
     const std::string first = worker.session().Digest();
     for (int round = 0; round < rounds; ++round) {
-      worker.Fill(static_cast<uint64_t>(round));
+      c.mixed ? worker.FillMixed(static_cast<uint64_t>(round)) : worker.Fill(static_cast<uint64_t>(round));
       const absl::Status status = worker.Step(FallingRate(static_cast<uint64_t>(round)));
       ASSERT_TRUE(status.ok()) << status;
     }
