@@ -377,9 +377,7 @@ absl::Status CheckpointFile::Fill(const std::string& kind, uint32_t tensor, Tens
   if (values.empty()) return absl::OkStatus();
   GW_ASSIGN_OR_RETURN(const auto bytes, Find(absl::StrFormat("%s/%s", kind, job_->tensors()[tensor].name),
                                              TensorType::kF32, values.size_bytes()));
-  std::vector<float> stored(values.size());  // aligned
-  std::memcpy(stored.data(), bytes.data(), bytes.size());
-  memory->FromHost(stored.data(), values);
+  memory->Fill(values, [&](float* to) { std::memcpy(to, bytes.data(), bytes.size()); });
   return absl::OkStatus();
 }
 

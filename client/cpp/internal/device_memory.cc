@@ -152,7 +152,11 @@ class DeviceMemory final : public TensorMemory {
     view.values = view.copy;
     return view;
   }
-  void FromHost(const float* from, std::span<float> to) override { replica_->Upload(to.data(), from, to.size_bytes()); }
+  void Fill(std::span<float> to, absl::FunctionRef<void(float*)> write) override {
+    const auto values = std::make_unique_for_overwrite<float[]>(to.size());
+    write(values.get());
+    replica_->Upload(to.data(), values.get(), to.size_bytes());
+  }
   int64_t FindNonFinite(std::span<const float> values) override {
     return backend_.FindNonFinite(values.data(), values.size(), replica_->stream());
   }

@@ -71,7 +71,7 @@ class GradientStore {
     uint64_t steps = 0;
   };
   Kept KeptOf(uint32_t tensor) const;
-  // The memory that takes it again (TensorMemory::FromHost). `has_pending`: the checkpoint has something that waits to
+  // The memory that takes it again (TensorMemory::Fill). `has_pending`: the checkpoint has something that waits to
   // be sent.
   struct Memory {
     std::span<float> pending;

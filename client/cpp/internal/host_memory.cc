@@ -50,7 +50,7 @@ class HostMemory final : public TensorMemory {
   }
   void ToHost(std::span<const float> from, float* to) override { std::copy(from.begin(), from.end(), to); }
   HostView View(std::span<const float> values) override { return {{}, values}; }
-  void FromHost(const float* from, std::span<float> to) override { std::copy_n(from, to.size(), to.begin()); }
+  void Fill(std::span<float> to, absl::FunctionRef<void(float*)> write) override { write(to.data()); }
   int64_t FindNonFinite(std::span<const float> values) override { return gradwire::FindNonFinite(values, backend_); }
   void Wait() override {}
 

@@ -52,32 +52,25 @@ absl::Status Replica::WriteMean(const BucketLayout& slice, const Update& update)
 
 absl::StatusOr<PlanWindow> Replica::Load(const BucketLayout& slice, std::span<const wire::Chunk> chunks,
                                          uint64_t version) {
-  std::vector<float> parameter;
-  std::vector<float> first;
-  std::vector<float> second;
-  ParameterTargets targets;
-  if (job_->keeps_parameters()) {  // else plans are all that is pulled
-    parameter.assign(slice.elements, 0.0f);
-    targets.parameter = parameter.data();
-  }
-  if (!slice.runs.empty() && !first_moment_[slice.runs[0].tensor].empty()) {
-    first.assign(slice.elements, 0.0f);
-    targets.first_moment = first.data();
-  }
-  if (!slice.runs.empty() && !second_moment_[slice.runs[0].tensor].empty()) {
-    second.assign(slice.elements, 0.0f);
-    targets.second_moment = second.data();
-  }
-  GW_ASSIGN_OR_RETURN(PlanWindow plans, DecodeParameters(chunks, *job_, slice, version, targets));
+  const auto has = [&](const std::vector<std::span<float>>& arrays) {
+    return std::ranges::any_of(slice.runs, [&](const Run& run) { return !arrays[run.tensor].empty(); });
+  };
+  ParametersWanted wanted;
+  wanted.parameter = job_->keeps_parameters();  // else plans are all that is pulled
+  wanted.first_moment = has(first_moment_);
+  wanted.second_moment = has(second_moment_);
+  GW_ASSIGN_OR_RETURN(ParameterFrame frame, ReadParameters(chunks, *job_, slice, version, wanted));
   ForEachTensorPiece(slice, [&](const Run& run, uint64_t elements, uint64_t position) {
-    const auto store = [&](const std::vector<float>& values, std::span<float> tensor) {
-      if (!values.empty()) memory_->FromHost(values.data() + position, tensor.subspan(run.offset, elements));
+    const auto store = [&](bool there, wire::Array array, std::span<float> tensor) {
+      if (!there || tensor.empty()) return;
+      memory_->Fill(tensor.subspan(run.offset, elements),
+                    [&](float* to) { frame.Read(array, position, elements, to); });
     };
-    store(parameter, tensors_[run.tensor]);
-    store(first, first_moment_[run.tensor]);
-    store(second, second_moment_[run.tensor]);
+    store(wanted.parameter, wire::Array::kParameter, tensors_[run.tensor]);
+    store(wanted.first_moment, wire::Array::kFirstMoment, first_moment_[run.tensor]);
+    store(wanted.second_moment, wire::Array::kSecondMoment, second_moment_[run.tensor]);
   });
-  return plans;
+  return std::move(frame.plans());
 }
 
 std::vector<float> Replica::Gather(const BucketLayout& slice) const {

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/codec/codec.h"
@@ -67,8 +68,9 @@ class TensorMemory {
   // Waits, and copies to the host.
   virtual void ToHost(std::span<const float> from, float* to) = 0;
   virtual HostView View(std::span<const float> values) = 0;  // waits
-  // Copies from the host, on the replica's side; `from` may be reused on return.
-  virtual void FromHost(const float* from, std::span<float> to) = 0;
+  // Calls `write` once, with room on the host for the values that `to` is to have, on the replica's side. In host
+  // memory that is `to`.
+  virtual void Fill(std::span<float> to, absl::FunctionRef<void(float*)> write) = 0;
   virtual int64_t FindNonFinite(std::span<const float> values) = 0;  // waits; the index of the first, or -1
   // Until everything on both sides is done.
   virtual void Wait() = 0;

@@ -28,32 +28,46 @@ constexpr uint64_t kElementsOfSegment = 65536;
 constexpr uint32_t kInfinityBits = 0x7F800000;
 constexpr uint32_t kSignBit = 0x80000000;
 
-// Plain loops, which the compiler vectorises. The first two return the bits of the largest magnitude.
-GW_CLONES uint32_t ReadFloats(const uint8_t* __restrict from, uint32_t n, float* __restrict to) {
+// Plain loops, which the compiler vectorises. The first two return the bits of the largest magnitude, as float32.
+GW_CLONES uint32_t LargestFloat(const uint8_t* from, uint32_t n) {
   uint32_t largest = 0;
   for (uint32_t i = 0; i < n; ++i) {
     uint32_t bits;
     std::memcpy(&bits, from + 4 * size_t{i}, 4);
-    to[i] = kernels::FloatFromBits(bits);
     largest = std::max(largest, bits & ~kSignBit);
   }
   return largest;
 }
-GW_CLONES uint32_t ReadBf16(const uint8_t* __restrict from, uint32_t n, float* __restrict to) {
+GW_CLONES uint32_t LargestBf16(const uint8_t* from, uint32_t n) {
   uint32_t largest = 0;
   for (uint32_t i = 0; i < n; ++i) {
     uint16_t half;
     std::memcpy(&half, from + 2 * size_t{i}, 2);
-    const uint32_t bits = uint32_t{half} << 16;
-    to[i] = kernels::FloatFromBits(bits);
-    largest = std::max(largest, bits & ~kSignBit);
+    largest = std::max(largest, (uint32_t{half} << 16) & ~kSignBit);
   }
   return largest;
+}
+GW_CLONES void ReadBf16(const uint8_t* __restrict from, uint64_t n, float* __restrict to) {
+  for (uint64_t i = 0; i < n; ++i) {
+    uint16_t half;
+    std::memcpy(&half, from + 2 * i, 2);
+    to[i] = kernels::FloatFromBits(uint32_t{half} << 16);
+  }
 }
 GW_CLONES void WriteBf16(const float* __restrict from, uint32_t n, uint8_t* __restrict to) {
   for (uint32_t i = 0; i < n; ++i) {
     const uint16_t bits = kernels::FloatToBf16(from[i]);
     std::memcpy(to + 2 * size_t{i}, &bits, 2);
+  }
+}
+
+uint32_t WidthOf(const Segment& s) { return s.type == SegmentType::kDenseF32 ? 4 : 2; }
+
+void ReadFloats(const Segment& s, uint64_t first, uint64_t count, float* to) {
+  if (WidthOf(s) == 4) {
+    std::memcpy(to, s.data + 4 * first, 4 * count);
+  } else {
+    ReadBf16(s.data + 2 * first, count, to);
   }
 }
 
@@ -89,11 +103,16 @@ wire::FrameHeader HeaderFor(const BucketLayout& layout, wire::FrameKind kind, ui
   return h;
 }
 
-// Folds the segments of a parameter frame into the targets; counts what it covered.
+}  // namespace
+
+// Takes the segments of a parameter frame; checks those that are wanted, and counts what the frame covers.
 class ParameterReader {
  public:
-  ParameterReader(const Job& job, const BucketLayout& layout, const ParameterTargets& targets)
-      : job_(job), layout_(layout), targets_(targets), most_factors_(FamilyOf(job, layout).MostFactors(job, layout)) {}
+  ParameterReader(const Job& job, const BucketLayout& layout, const ParametersWanted& wanted)
+      : job_(job),
+        layout_(layout),
+        wanted_{wanted.parameter, wanted.first_moment, wanted.second_moment, wanted.update_residual},
+        most_factors_(FamilyOf(job, layout).MostFactors(job, layout)) {}
 
   absl::Status Read(const Segment& s) {
     switch (s.type) {
@@ -121,7 +140,15 @@ class ParameterReader {
                         static_cast<int>(s.type), s.bytes, layout_.bucket));
   }
 
-  uint64_t covered(wire::Array array) const { return covered_[static_cast<size_t>(array)]; }
+  absl::Status CheckComplete() const {
+    for (size_t array = 0; array < std::size(wanted_); ++array) {
+      if (!wanted_[array] || covered_[array] == layout_.elements) continue;
+      return absl::InvalidArgumentError(
+          absl::StrFormat("parameter frame of bucket %d has %d of %d elements of array %d", layout_.bucket,
+                          covered_[array], layout_.elements, array));
+    }
+    return absl::OkStatus();
+  }
 
   // Those of `version` and before, all that are kept then.
   absl::StatusOr<PlanWindow> TakePlans(uint64_t version, uint32_t nonfinite_rounds) {
@@ -137,9 +164,14 @@ class ParameterReader {
   }
   bool has_plans() const { return !plans_.empty() || unfinished_ != RoundPlan{}; }
 
+  ParameterFrame Take(PlanWindow plans) {
+    frame_.plans_ = std::move(plans);
+    return std::move(frame_);
+  }
+
  private:
   absl::Status ReadDense(const Segment& s) {
-    const uint64_t width = s.type == SegmentType::kDenseF32 ? 4 : 2;
+    const uint64_t width = WidthOf(s);
     if (s.param > 3 || (width == 2 && s.param != 0)) {
       return absl::InvalidArgumentError(absl::StrFormat("parameter segment names unknown array %d", s.param));
     }
@@ -150,15 +182,14 @@ class ParameterReader {
                           s.begin, s.count, s.bytes, covered, layout_.elements));
     }
     covered += s.count;
-    float* const arrays[4] = {targets_.parameter, targets_.first_moment, targets_.second_moment,
-                              targets_.update_residual};
-    float* target = arrays[s.param];
-    if (target == nullptr) return absl::OkStatus();
-    target += s.begin;
-    if ((width == 4 ? ReadFloats(s.data, s.count, target) : ReadBf16(s.data, s.count, target)) < kInfinityBits)
+    if (!wanted_[s.param] || s.count == 0) return absl::OkStatus();
+    frame_.segments_[s.param].push_back(s);
+    if ((width == 4 ? LargestFloat(s.data, s.count) : LargestBf16(s.data, s.count)) < kInfinityBits)
       return absl::OkStatus();
     for (uint32_t i = 0; i < s.count; ++i) {
-      if (!std::isfinite(target[i])) return NonFinite(s.begin + i, target[i]);
+      float value;
+      ReadFloats(s, i, 1, &value);
+      if (!std::isfinite(value)) return NonFinite(s.begin + i, value);
     }
     return absl::OkStatus();
   }
@@ -173,14 +204,27 @@ class ParameterReader {
 
   const Job& job_;
   const BucketLayout& layout_;
-  ParameterTargets targets_;
+  const bool wanted_[4];
   const uint64_t most_factors_;  // of a plan
   std::deque<RoundPlan> plans_;  // the newest first
   RoundPlan unfinished_;         // its geometry comes
   uint64_t covered_[4] = {0, 0, 0, 0};
+  ParameterFrame frame_;
 };
 
-}  // namespace
+void ParameterFrame::Read(wire::Array array, uint64_t begin, uint64_t count, float* to) const {
+  const std::vector<Segment>& segments = segments_[static_cast<size_t>(array)];
+  auto s = std::ranges::upper_bound(segments, begin, {}, &Segment::begin);
+  if (s != segments.begin()) --s;
+  for (; count > 0; ++s) {
+    const uint64_t first = begin - s->begin;
+    const uint64_t n = std::min<uint64_t>(count, s->count - first);
+    ReadFloats(*s, first, n, to);
+    begin += n;
+    count -= n;
+    to += n;
+  }
+}
 
 std::vector<Bytes> EncodeInitialize(const BucketLayout& layout, uint64_t incarnation, const float* parameters) {
   wire::FrameHeader header = HeaderFor(layout, wire::FrameKind::kInitialize, 0);
@@ -251,6 +295,21 @@ absl::StatusOr<PlanWindow> DecodeParameters(std::span<const Bytes> chunks, const
 absl::StatusOr<PlanWindow> DecodeParameters(std::span<const wire::Chunk> chunks, const Job& job,
                                             const BucketLayout& layout, uint64_t version,
                                             const ParameterTargets& targets) {
+  const std::pair<wire::Array, float*> arrays[] = {{wire::Array::kParameter, targets.parameter},
+                                                   {wire::Array::kFirstMoment, targets.first_moment},
+                                                   {wire::Array::kSecondMoment, targets.second_moment},
+                                                   {wire::Array::kUpdateResidual, targets.update_residual}};
+  const ParametersWanted wanted{targets.parameter != nullptr, targets.first_moment != nullptr,
+                                targets.second_moment != nullptr, targets.update_residual != nullptr};
+  GW_ASSIGN_OR_RETURN(ParameterFrame frame, ReadParameters(chunks, job, layout, version, wanted));
+  for (const auto& [array, target] : arrays)
+    if (target != nullptr) frame.Read(array, 0, layout.elements, target);
+  return std::move(frame.plans());
+}
+
+absl::StatusOr<ParameterFrame> ReadParameters(std::span<const wire::Chunk> chunks, const Job& job,
+                                              const BucketLayout& layout, uint64_t version,
+                                              const ParametersWanted& wanted) {
   GW_RETURN_IF_ERROR(wire::CheckOrder(chunks));
   const wire::FrameHeader& header = chunks[0].header;
   const bool replaces = header.kind == wire::FrameKind::kPush && (header.flags & wire::kReplace) != 0;
@@ -269,27 +328,20 @@ absl::StatusOr<PlanWindow> DecodeParameters(std::span<const wire::Chunk> chunks,
         absl::StrFormat("the parameters of bucket %d at version %d say that %d rounds were no steps", layout.bucket,
                         version, header.nonfinite_rounds));
   }
-  ParameterReader reader(job, layout, targets);
+  ParameterReader reader(job, layout, wanted);
   for (const wire::Chunk& chunk : chunks) {
     for (const Segment& s : chunk.segments) GW_RETURN_IF_ERROR(reader.Read(s));
   }
-  const std::pair<wire::Array, const float*> wanted[] = {{wire::Array::kParameter, targets.parameter},
-                                                         {wire::Array::kFirstMoment, targets.first_moment},
-                                                         {wire::Array::kSecondMoment, targets.second_moment},
-                                                         {wire::Array::kUpdateResidual, targets.update_residual}};
-  for (const auto& [array, target] : wanted) {
-    if (target != nullptr && reader.covered(array) != layout.elements) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("parameter frame of bucket %d has %d of %d elements of array %d", layout.bucket,
-                          reader.covered(array), layout.elements, static_cast<int>(array)));
-    }
+  GW_RETURN_IF_ERROR(reader.CheckComplete());
+  if (header.kind == wire::FrameKind::kParameters) {
+    GW_ASSIGN_OR_RETURN(PlanWindow plans, reader.TakePlans(version, header.nonfinite_rounds));
+    return reader.Take(std::move(plans));
   }
-  if (header.kind == wire::FrameKind::kParameters) return reader.TakePlans(version, header.nonfinite_rounds);
   if (reader.has_plans()) {
     return absl::InvalidArgumentError(
         absl::StrFormat("parameters of bucket %d that a worker sent carry a plan", layout.bucket));
   }
-  return PlanWindow();
+  return reader.Take(PlanWindow());
 }
 
 }  // namespace gradwire

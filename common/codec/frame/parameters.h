@@ -52,10 +52,33 @@ wire::FrameToSend EncodeParametersToSend(const BucketLayout& layout, const PlanW
 std::vector<Bytes> EncodeParameters(const BucketLayout& layout, const PlanWindow& plans, ParameterContent content,
                                     const ParameterArrays& arrays);
 
-// Decodes chunks of kInitialize, kParameters or EncodeReplacement into arrays in position order, and the plans
-// (of kParameters: all that PlansKept says; else none). Moments without a target are skipped. Errors: InvalidArgument
-// (another shape digest, version or range; elements or plans missing; a plan that does not fit; a non-finite initial
-// parameter, named by tensor and index).
+// The arrays that a parameter frame is to have.
+struct ParametersWanted {
+  bool parameter = false, first_moment = false, second_moment = false, update_residual = false;
+};
+
+// A parameter frame that was checked: its values lie in the chunks. Thread-safe while nothing is assigned.
+class ParameterFrame {
+ public:
+  // Of kParameters: all that PlansKept says; else none.
+  PlanWindow& plans() { return plans_; }
+  // Writes `count` values from position `begin` on. Precondition: the array was wanted; the chunks are still there.
+  void Read(wire::Array array, uint64_t begin, uint64_t count, float* to) const;
+
+ private:
+  friend class ParameterReader;
+  PlanWindow plans_;
+  std::vector<wire::Segment> segments_[4];  // by array, each where the one before ends
+};
+
+// Checks chunks of kInitialize, kParameters or EncodeReplacement. What is not wanted is skipped. Errors:
+// InvalidArgument (another shape digest, version or range; elements or plans missing; a plan that does not fit; a
+// wanted value that is not finite, named by tensor and index).
+absl::StatusOr<ParameterFrame> ReadParameters(std::span<const wire::Chunk> chunks, const Job& job,
+                                              const BucketLayout& layout, uint64_t version,
+                                              const ParametersWanted& wanted);
+
+// The same, into arrays in position order; those without a target are skipped. Where it fails they stay as they are.
 absl::StatusOr<PlanWindow> DecodeParameters(std::span<const Bytes> chunks, const Job& job, const BucketLayout& layout,
                                             uint64_t version, const ParameterTargets& targets);
 absl::StatusOr<PlanWindow> DecodeParameters(std::span<const wire::Chunk> chunks, const Job& job,
