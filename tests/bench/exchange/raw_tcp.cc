@@ -1,4 +1,4 @@
-// See raw_tcp.h. A request is one byte (P, L, E) and eight bytes of length.
+// See raw_tcp.h. A request is one byte (P, L, C, E) and eight bytes of length.
 #include "tests/bench/exchange/raw_tcp.h"
 
 #include <arpa/inet.h>
@@ -14,6 +14,7 @@
 #include <fstream>
 #include <thread>
 
+#include "common/base/crc32c.h"
 #include "tests/bench/exchange/peer_process.h"
 
 namespace gradwire::bench {
@@ -45,6 +46,9 @@ bool WriteAll(int fd, const void* data, size_t bytes) {
   return true;
 }
 
+// What checksums are for: the compiler cannot know that nobody looks.
+volatile uint32_t checksums = 0;
+
 bool Drain(int fd, uint64_t bytes, std::vector<uint8_t>& scratch) {
   while (bytes > 0) {
     const ssize_t n = recv(fd, scratch.data(), std::min<uint64_t>(bytes, scratch.size()), 0);
@@ -54,10 +58,22 @@ bool Drain(int fd, uint64_t bytes, std::vector<uint8_t>& scratch) {
   return true;
 }
 
-bool Fill(int fd, uint64_t bytes, const std::vector<uint8_t>& buffer) {
+bool DrainChecked(int fd, uint64_t bytes, std::vector<uint8_t>& scratch) {
+  while (bytes > 0) {
+    const size_t step = std::min<uint64_t>(bytes, kRawCheckedBytes);
+    if (!ReadAll(fd, scratch.data(), step)) return false;
+    checksums = Crc32c({scratch.data(), step});
+    bytes -= step;
+  }
+  return true;
+}
+
+bool Fill(int fd, uint64_t bytes, const std::vector<uint8_t>& buffer, bool checked = false) {
   for (uint64_t sent = 0; sent < bytes;) {
     const size_t offset = sent % buffer.size();
-    const size_t step = std::min<uint64_t>({bytes - sent, buffer.size() - offset, kRawChunkBytes});
+    const size_t most = checked ? kRawCheckedBytes : kRawChunkBytes;
+    const size_t step = std::min<uint64_t>({bytes - sent, buffer.size() - offset, most});
+    if (checked) checksums = Crc32c({buffer.data() + offset, step});
     if (!WriteAll(fd, buffer.data() + offset, step)) return false;
     sent += step;
   }
@@ -77,6 +93,7 @@ void ServeConnection(int fd) {
   while (ReadAll(fd, reinterpret_cast<uint8_t*>(&request), sizeof(request))) {
     if (request.op == 'P' && !(Drain(fd, request.bytes, scratch) && WriteAll(fd, "k", 1))) break;
     if (request.op == 'L' && !Fill(fd, request.bytes, source)) break;
+    if (request.op == 'C' && !Fill(fd, request.bytes, source, true)) break;
     if (request.op == 'E' &&
         !(ReadAll(fd, scratch.data(), request.bytes) && WriteAll(fd, scratch.data(), request.bytes)))
       break;
@@ -137,6 +154,11 @@ void RawTcpClient::Push(size_t bytes, const std::vector<uint8_t>& buffer) {
 void RawTcpClient::Pull(size_t bytes) {
   const Request request{'L', bytes};
   Require(WriteAll(fd_, &request, sizeof(request)) && Drain(fd_, bytes, scratch_), "pull");
+}
+
+void RawTcpClient::PullChecked(size_t bytes) {
+  const Request request{'C', bytes};
+  Require(WriteAll(fd_, &request, sizeof(request)) && DrainChecked(fd_, bytes, scratch_), "pull");
 }
 
 void RawTcpClient::Echo(size_t bytes) {

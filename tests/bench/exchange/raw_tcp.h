@@ -7,7 +7,8 @@
 
 namespace gradwire::bench {
 
-constexpr size_t kRawChunkBytes = 1 << 20;  // per read and write
+constexpr size_t kRawChunkBytes = 1 << 20;      // per read and write
+constexpr size_t kRawCheckedBytes = 256 << 10;  // the same, with checksums
 
 // The congestion control that connections of this machine get.
 std::string CongestionControl();
@@ -26,6 +27,8 @@ class RawTcpClient {
   void Push(size_t bytes, const std::vector<uint8_t>& buffer);
   // Receives `bytes`.
   void Pull(size_t bytes);
+  // The same, and both ends compute the CRC-32C of each kRawCheckedBytes: the sender right before they leave.
+  void PullChecked(size_t bytes);
   // `bytes` there and back.
   void Echo(size_t bytes);
 

@@ -47,7 +47,8 @@ struct Leg {
   std::function<void()> run;
   std::function<size_t()> bytes;  // of the last run
   std::function<void(size_t)> raw;
-  Samples mine, theirs, theirs_dense;
+  std::function<void(size_t)> raw_checked = {};  // with checksums; none: the leg has them made before
+  Samples mine = {}, theirs = {}, theirs_dense = {}, theirs_checked = {};
 };
 
 class LegBench {
@@ -59,27 +60,12 @@ class LegBench {
         job_({bench.server->address(),
               absl::StrCat("legs-", codec.name[0] == 'T' ? "tagc" : codec.name, "-", bucket_bytes), codec.spec,
               bucket_bytes, std::max(kRoundBytes, bucket_bytes)}),
-        push_{"push",
-              [this] { job_.Push(); },
-              [this] { return job_.frame_bytes(); },
-              [this](size_t n) { bench_.raw->Push(n, buffer_); },
-              {},
-              {},
-              {}},
-        pull_{"pull of the update",
-              [this] { job_.PullUpdate(); },
-              [this] { return job_.update_bytes(); },
-              [this](size_t n) { bench_.raw->Pull(n); },
-              {},
-              {},
-              {}},
-        parameters_{"pull of parameters",
-                    [this] { job_.PullParameters(); },
-                    [this] { return job_.parameter_bytes(); },
-                    [this](size_t n) { bench_.raw->Pull(n); },
-                    {},
-                    {},
-                    {}} {}
+        push_{"push", [this] { job_.Push(); }, [this] { return job_.frame_bytes(); },
+              [this](size_t n) { bench_.raw->Push(n, buffer_); }},
+        pull_{"pull of the update", [this] { job_.PullUpdate(); }, [this] { return job_.update_bytes(); },
+              [this](size_t n) { bench_.raw->Pull(n); }},
+        parameters_{"pull of parameters", [this] { job_.PullParameters(); }, [this] { return job_.parameter_bytes(); },
+                    [this](size_t n) { bench_.raw->Pull(n); }, [this](size_t n) { bench_.raw->PullChecked(n); }} {}
 
   void Run() {
     for (int round = 0; round < kWarmRounds + kLegRounds * bench_.rounds; ++round) {
@@ -115,8 +101,8 @@ class LegBench {
       Sample(
           leg.run, leg.bytes, [this] { return bench_.server->CpuSeconds(); }, &leg.mine);
     };
-    const auto theirs = [&](size_t bytes, Samples* samples) {
-      Sample([&] { leg.raw(bytes); }, [&] { return bytes; }, [this] { return bench_.raw_peer->CpuSeconds(); }, samples);
+    const auto theirs = [&](const std::function<void(size_t)>& raw, size_t bytes, Samples* samples) {
+      Sample([&] { raw(bytes); }, [&] { return bytes; }, [this] { return bench_.raw_peer->CpuSeconds(); }, samples);
     };
     if (round < kWarmRounds) {
       leg.run();
@@ -125,8 +111,9 @@ class LegBench {
     }
     // The raw sender goes first in every other round, with the bytes of the round before (they hardly differ).
     if (round % 2 == 0) mine();
-    theirs(leg.bytes(), &leg.theirs);
-    if (!codec_.dense) theirs(job_.dense_bytes(), &leg.theirs_dense);
+    theirs(leg.raw, leg.bytes(), &leg.theirs);
+    if (leg.raw_checked) theirs(leg.raw_checked, leg.bytes(), &leg.theirs_checked);
+    if (!codec_.dense) theirs(leg.raw, job_.dense_bytes(), &leg.theirs_dense);
     if (round % 2 != 0) mine();
   }
 
@@ -152,6 +139,15 @@ class LegBench {
     }
     bench_.report->Add(goodput);
     bench_.report->Add(cpu);
+    if (leg.raw_checked) {
+      bench_.report->Add({label + ", beside raw TCP that computes checksums",
+                          Median(leg.mine.goodput),
+                          "GB/s",
+                          MedianRatio(leg.mine.goodput, leg.theirs_checked.goodput),
+                          "raw TCP, CRC-32C",
+                          {},
+                          false});
+    }
     if (codec_.dense) return;
     bench_.report->Add({label + ", dense-equivalent",
                         Median(leg.mine.dense_goodput),
