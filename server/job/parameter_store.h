@@ -20,8 +20,7 @@ class ParameterStore {
  public:
   virtual ~ParameterStore() = default;
 
-  // Takes the parameters from the chunks of a worker's upload; moments become 0. Errors: those of DecodeParameters; the
-  // parameters are unspecified then.
+  // Takes the parameters from the chunks of a worker's upload; moments become 0. Errors: those of DecodeParameters.
   virtual absl::Status Initialize(std::span<const Bytes> chunks) = 0;
   // Where the bucket has an update codec: makes the update frame of a round that was encoded by `plan` from its mean
   // (UpdateCompressor). The residual moves on with Apply, which comes next. Errors: those of UpdateCompressor.

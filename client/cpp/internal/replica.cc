@@ -61,8 +61,8 @@ absl::StatusOr<PlanWindow> Replica::Load(const BucketLayout& slice, std::span<co
   wanted.second_moment = has(second_moment_);
   GW_ASSIGN_OR_RETURN(ParameterFrame frame, ReadParameters(chunks, *job_, slice, version, wanted));
   ForEachTensorPiece(slice, [&](const Run& run, uint64_t elements, uint64_t position) {
-    const auto store = [&](bool there, wire::Array array, std::span<float> tensor) {
-      if (!there || tensor.empty()) return;
+    const auto store = [&](bool is_wanted, wire::Array array, std::span<float> tensor) {
+      if (!is_wanted || tensor.empty()) return;
       memory_->Fill(tensor.subspan(run.offset, elements),
                     [&](float* to) { frame.Read(array, position, elements, to); });
     };
@@ -70,7 +70,7 @@ absl::StatusOr<PlanWindow> Replica::Load(const BucketLayout& slice, std::span<co
     store(wanted.first_moment, wire::Array::kFirstMoment, first_moment_[run.tensor]);
     store(wanted.second_moment, wire::Array::kSecondMoment, second_moment_[run.tensor]);
   });
-  return std::move(frame.plans());
+  return frame.TakePlans();
 }
 
 std::vector<float> Replica::Gather(const BucketLayout& slice) const {

@@ -68,8 +68,8 @@ class TensorMemory {
   // Waits, and copies to the host.
   virtual void ToHost(std::span<const float> from, float* to) = 0;
   virtual HostView View(std::span<const float> values) = 0;  // waits
-  // Calls `write` once, with room on the host for the values that `to` is to have, on the replica's side. In host
-  // memory that is `to`.
+  // Calls `write` once, with room on the host for the values that `to` is to have: in host memory `to` itself, else
+  // memory that is gone on return. On the replica's side.
   virtual void Fill(std::span<float> to, absl::FunctionRef<void(float*)> write) = 0;
   virtual int64_t FindNonFinite(std::span<const float> values) = 0;  // waits; the index of the first, or -1
   // Until everything on both sides is done.

@@ -26,15 +26,10 @@ using wire::SegmentType;
 // the one to the other; enough that the fence behind stores that pass the caches costs nothing.
 constexpr uint64_t kBlockElements = 16384;
 
-// Of sums that are made and divided at once: they stay in the nearest cache.
-constexpr uint64_t kSumsAtOnce = 1024;
-
 // What a block of an accumulator holds.
 enum class Block : uint8_t {
-  kOld,     // of the round before: nothing was added since Open
-  kFirst,   // the values of the round's first frame, as they came
-  kSecond,  // those of another one
-  kPair,    // both
+  kOld,    // of the round before: nothing was added since Open
+  kFirst,  // the values of the round's first frame, as they came
   kSum,
 };
 
@@ -63,8 +58,7 @@ GW_CLONES bool AllWithin(const uint8_t* values, int width, size_t n, int32_t lim
 class FirstMerge;
 
 // The round's first frame is stored as it comes, which takes half of the memory traffic of sums, and is told apart from
-// the others' until it is committed: it can be taken out without having been held. Of float32, so is a second one, in
-// the other half of the sums' memory: the sums of two workers are made where their means are written, and never stored.
+// the others' until it is committed: it can be taken out without having been held.
 class DenseAccumulator final : public Accumulator {
  public:
   explicit DenseAccumulator(const DenseShape& shape)
@@ -93,25 +87,20 @@ class DenseAccumulator final : public Accumulator {
       ranges_.Merge(s, Sign::kAdd);
       return absl::OkStatus();
     }
-    // First, for it may run out of memory.
-    ForEachBlock(s.begin, s.begin + s.count, [&](size_t block, uint64_t, uint64_t, bool whole) {
-      if (!whole || !MayBeSecond(block)) Unpack(block);
-    });
-    absl::Status status;
-    uint64_t merged = 0;
+    UnpackAll(s.begin, s.count);
+    uint64_t bad = s.begin + s.count;
     ForEachBlock(s.begin, s.begin + s.count, [&](size_t block, uint64_t begin, uint64_t end, bool whole) {
-      if (!status.ok()) return;
-      const bool second = whole && MayBeSecond(block);
-      status = second ? StoreSecond(s, block, begin) : CheckValues(s, begin, end);
-      if (!status.ok()) return;
-      if (!second) MergeBlock<Sign::kAdd>(block, begin, end, whole, ValuesAt(s, begin), shape_.width());
-      merged = end - s.begin;
+      if (bad < begin) return;
+      if (AreGood(s, begin, end)) {
+        MergeBlock<Sign::kAdd>(block, begin, end, whole, ValuesAt(s, begin), shape_.width());
+      } else {
+        bad = begin;
+      }
     });
-    if (status.ok()) return status;
-    ForEachBlock(s.begin, s.begin + merged, [&](size_t block, uint64_t begin, uint64_t end, bool) {
-      if (!DropSecond(block)) MergeBlock<Sign::kSubtract>(block, begin, end, false, ValuesAt(s, begin), shape_.width());
-    });
-    return status;
+    if (bad == s.begin + s.count) return absl::OkStatus();
+    // An error's text takes memory: what was merged is out before.
+    Merge<Sign::kSubtract>(s.data, shape_.width(), s.begin, bad - s.begin);
+    return CheckValues(s, bad, s.begin + s.count);
   }
 
   void Remove(const Segment& s) override {
@@ -157,6 +146,13 @@ class DenseAccumulator final : public Accumulator {
   }
   const uint8_t* ValuesAt(const Segment& s, uint64_t position) const {
     return s.data + (position - s.begin) * static_cast<uint64_t>(shape_.width());
+  }
+
+  // Whether CheckValues passes them; allocates nothing.
+  bool AreGood(const Segment& s, uint64_t begin, uint64_t end) const {
+    const uint8_t* values = ValuesAt(s, begin);
+    if (shape_.fixed()) return AllWithin(values, shape_.width(), end - begin, shape_.limit());
+    return shape_.backend().FindOutOfGrid(values, shape_.width(), end - begin, limit_bits_, nullptr) < 0;
   }
 
   // The values at [begin, end) of a segment that CheckShape has passed.
@@ -219,7 +215,7 @@ class DenseAccumulator final : public Accumulator {
     });
   }
 
-  // What comes first to an old block is stored there, without clearing and reading it. The block is an old one or sums.
+  // What comes first to an old block is stored there, without clearing and reading it. `block` is not kFirst.
   template <Sign sign>
   void MergeBlock(size_t block, uint64_t begin, uint64_t end, bool whole, const uint8_t* values, int width) {
     if (sign == Sign::kAdd && whole && blocks_[block] == Block::kOld) {
@@ -250,29 +246,8 @@ class DenseAccumulator final : public Accumulator {
                           : reinterpret_cast<uint8_t*>(grid_.data() + begin);
   }
   int first_width() const { return shape_.fixed() ? 4 : shape_.width(); }
-  // Those of a kSecond or kPair block: float32, behind the room of the first.
-  int32_t* SecondOf(size_t block) {
-    return reinterpret_cast<int32_t*>(grid_.data() + block * kBlockElements) + SizeOf(block);
-  }
-  bool MayBeSecond(size_t block) const {
-    return !shape_.fixed() && shape_.width() == 4 && (blocks_[block] == Block::kOld || blocks_[block] == Block::kFirst);
-  }
-  // A whole block of which MayBeSecond is true, unless there are values that CheckValues refuses.
-  absl::Status StoreSecond(const Segment& s, size_t block, uint64_t begin) {
-    const uint64_t n = SizeOf(block);
-    if (!shape_.backend().AssignWords(SecondOf(block), ValuesAt(s, begin), n, kernels::WordRange::Floats(limit_bits_)))
-      return CheckValues(s, begin, begin + n);
-    blocks_[block] = blocks_[block] == Block::kFirst ? Block::kPair : Block::kSecond;
-    return absl::OkStatus();
-  }
-  // False where there is none.
-  bool DropSecond(size_t block) {
-    if (blocks_[block] != Block::kPair && blocks_[block] != Block::kSecond) return false;
-    blocks_[block] = blocks_[block] == Block::kPair ? Block::kFirst : Block::kOld;
-    return true;
-  }
 
-  // Stores a whole kOld or kSecond block of the first frame, unless there are values that CheckValues refuses.
+  // Stores a whole block of the first frame, unless there are values that CheckValues refuses.
   absl::Status StoreFirst(const Segment& s, size_t block, uint64_t begin) {
     const uint64_t n = SizeOf(block);
     const uint8_t* values = ValuesAt(s, begin);
@@ -290,11 +265,11 @@ class DenseAccumulator final : public Accumulator {
         std::memcpy(FirstOf(block), values, n * 2);
       }
     }
-    blocks_[block] = blocks_[block] == Block::kSecond ? Block::kPair : Block::kFirst;
+    blocks_[block] = Block::kFirst;
     return absl::OkStatus();
   }
 
-  // Makes a block of values one of sums. What the first frame put there is kept while it may be taken out again.
+  // Makes a kFirst block one of sums. What the first frame put there is kept while it may be taken out again.
   void Unpack(size_t block);
 
   void ClearOld(size_t block) {
@@ -326,32 +301,14 @@ class DenseAccumulator final : public Accumulator {
       auto* out = reinterpret_cast<float*>(writer->Begin({SegmentType::kDenseF32, 0, first, count, count * 4}));
       for (uint64_t begin = first; begin < first + count; begin += kBlockElements) {
         const uint64_t n = std::min(kBlockElements, first + count - begin);
-        WriteMeans(begin / kBlockElements, n, contributors, out + (begin - first));
+        const size_t block = begin / kBlockElements;
+        if (blocks_[block] == Block::kFirst) {
+          shape_.backend().FloatsToMean(FirstOf(block), shape_.width(), n, contributors, out + (begin - first));
+        } else {
+          shape_.backend().GridToMean(grid_.data() + begin, n, contributors, out + (begin - first), nullptr);
+        }
       }
       writer->End();
-    }
-  }
-
-  void WriteMeans(size_t block, uint64_t n, uint32_t contributors, float* out) {
-    kernels::Backend& backend = shape_.backend();
-    const auto* second = reinterpret_cast<const uint8_t*>(SecondOf(block));
-    switch (blocks_[block]) {
-      case Block::kFirst:
-        return backend.FloatsToMean(FirstOf(block), shape_.width(), n, contributors, out);
-      case Block::kSecond:
-        return backend.FloatsToMean(second, shape_.width(), n, contributors, out);
-      case Block::kPair:
-        for (uint64_t i = 0; i < n; i += kSumsAtOnce) {
-          const uint64_t count = std::min(kSumsAtOnce, n - i);
-          int64_t sums[kSumsAtOnce] = {};
-          backend.AddFloats(sums, FirstOf(block) + 4 * i, 4, count, Sign::kAdd, nullptr);
-          backend.AddFloats(sums, second + 4 * i, 4, count, Sign::kAdd, nullptr);
-          backend.GridToMean(sums, count, contributors, out + i, nullptr);
-        }
-        return;
-      case Block::kOld:
-      case Block::kSum:
-        return backend.GridToMean(grid_.data() + block * kBlockElements, n, contributors, out, nullptr);
     }
   }
 
@@ -385,8 +342,7 @@ class FirstMerge final : public FrameMerge {
     absl::Status status;
     accumulator_.ForEachBlock(s.begin, s.begin + s.count, [&](size_t block, uint64_t begin, uint64_t end, bool whole) {
       if (!status.ok()) return;
-      const bool first =
-          whole && (accumulator_.blocks_[block] == Block::kOld || accumulator_.blocks_[block] == Block::kSecond);
+      const bool first = whole && accumulator_.blocks_[block] == Block::kOld;
       status = first ? accumulator_.StoreFirst(s, block, begin) : accumulator_.CheckValues(s, begin, end);
       if (first || !status.ok()) return;
       const uint8_t* values = accumulator_.ValuesAt(s, begin);
@@ -409,7 +365,6 @@ class FirstMerge final : public FrameMerge {
     bool untouched = true;
     for (Block& block : accumulator_.blocks_) {
       if (block == Block::kFirst) block = Block::kOld;
-      if (block == Block::kPair) block = Block::kSecond;
       untouched = untouched && block == Block::kOld;
     }
     accumulator_.first_taken_ = !untouched;
@@ -442,30 +397,13 @@ class FirstMerge final : public FrameMerge {
 };
 
 void DenseAccumulator::Unpack(size_t block) {
-  const Block was = blocks_[block];
-  if (was == Block::kOld || was == Block::kSum) return;
-  const bool has_first = was != Block::kSecond, has_second = was != Block::kFirst;
-  const uint8_t* const first = FirstOf(block);
-  const uint64_t n = SizeOf(block);
-  const size_t first_bytes = has_first ? n * first_width() : 0;
-  std::vector<uint8_t> values;
-  values.reserve(first_bytes + (has_second ? 4 * n : 0));
-  values.assign(first, first + first_bytes);
-  if (has_second) {
-    const auto* second = reinterpret_cast<const uint8_t*>(SecondOf(block));
-    values.insert(values.end(), second, second + 4 * n);
-  }
-  if (has_first && first_ != nullptr) first_->Keep(block);
+  if (blocks_[block] != Block::kFirst) return;
+  const std::vector<uint8_t> values(FirstOf(block), FirstOf(block) + SizeOf(block) * first_width());
+  if (first_ != nullptr) first_->Keep(block);
   blocks_[block] = Block::kSum;  // from here on nothing may fail
   if (shape_.fixed()) return;
-  int64_t* const sums = grid_.data() + block * kBlockElements;
-  if (was != Block::kPair) {
-    shape_.backend().AssignFloats(sums, values.data(), shape_.width(), n, nullptr);
-    return;
-  }
-  std::fill_n(sums, n, 0);
-  for (const size_t begin : {size_t{0}, first_bytes})
-    shape_.backend().AddFloats(sums, values.data() + begin, 4, n, Sign::kAdd, nullptr);
+  shape_.backend().AssignFloats(grid_.data() + block * kBlockElements, values.data(), shape_.width(), SizeOf(block),
+                                nullptr);
 }
 
 std::unique_ptr<FrameMerge> DenseAccumulator::NewFrameMerge() {

@@ -304,7 +304,7 @@ absl::StatusOr<PlanWindow> DecodeParameters(std::span<const wire::Chunk> chunks,
   GW_ASSIGN_OR_RETURN(ParameterFrame frame, ReadParameters(chunks, job, layout, version, wanted));
   for (const auto& [array, target] : arrays)
     if (target != nullptr) frame.Read(array, 0, layout.elements, target);
-  return std::move(frame.plans());
+  return frame.TakePlans();
 }
 
 absl::StatusOr<ParameterFrame> ReadParameters(std::span<const wire::Chunk> chunks, const Job& job,

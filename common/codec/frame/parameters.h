@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -57,11 +58,11 @@ struct ParametersWanted {
   bool parameter = false, first_moment = false, second_moment = false, update_residual = false;
 };
 
-// A parameter frame that was checked: its values lie in the chunks. Thread-safe while nothing is assigned.
+// A parameter frame that was checked: its values lie in the chunks.
 class ParameterFrame {
  public:
-  // Of kParameters: all that PlansKept says; else none.
-  PlanWindow& plans() { return plans_; }
+  // Of kParameters: all that PlansKept says; else none. Once.
+  PlanWindow TakePlans() { return std::move(plans_); }
   // Writes `count` values from position `begin` on. Precondition: the array was wanted; the chunks are still there.
   void Read(wire::Array array, uint64_t begin, uint64_t count, float* to) const;
 

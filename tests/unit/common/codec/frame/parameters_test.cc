@@ -121,6 +121,43 @@ TEST(Parameters, Bf16RoundsToNearestEven) {
   EXPECT_EQ(q[2], -3.0f);
 }
 
+TEST(Parameters, AreReadFromAnyPositionOn) {
+  Fixture f("dense:fp32");
+  const uint64_t n = f.at().elements;
+  std::vector<float> p = Ramp(n), m = Ramp(n);
+  std::reverse(m.begin(), m.end());
+  std::mt19937 random(3);
+  for (const auto content : {ParameterContent::kFloat32, ParameterContent::kBf16, ParameterContent::kState}) {
+    const bool moments = content == ParameterContent::kState;
+    const auto chunks = EncodeParameters(f.at(), PlanWindow(1, 1, {RoundPlan()}), content, {p.data(), m.data()});
+    const auto parsed = wire::ParseFrame(chunks);
+    ASSERT_TRUE(parsed.ok());
+    const auto frame = ReadParameters(*parsed, *f.job, f.at(), 1, {.parameter = true, .first_moment = moments});
+    ASSERT_TRUE(frame.ok()) << frame.status();
+    for (int i = 0; i < 300; ++i) {
+      const uint64_t begin = random() % n, count = random() % (i % 3 == 0 ? 2 : n - begin + 1);
+      const bool of_moment = moments && i % 2 == 0;
+      std::vector<float> got(count + 1, 77);
+      frame->Read(of_moment ? wire::Array::kFirstMoment : wire::Array::kParameter, begin, count, got.data());
+      for (uint64_t k = 0; k < count; ++k) {
+        const float expected = of_moment ? m[begin + k] : p[begin + k];
+        const float error = content == ParameterContent::kBf16 ? std::abs(expected) / 256 : 0;
+        ASSERT_NEAR(got[k], expected, error) << begin << " + " << k;
+      }
+      EXPECT_EQ(got[count], 77);
+    }
+  }
+}
+
+TEST(Parameters, LeaveTheirTargetsAloneWhereTheyAreRefused) {
+  Fixture f("dense:fp32");
+  std::vector<float> p = Ramp(f.at().elements), out(p.size(), 5);
+  p.back() = NAN;
+  const auto chunks = EncodeInitialize(f.at(), 77, p.data());
+  EXPECT_FALSE(DecodeParameters(chunks, *f.job, f.at(), 0, {.parameter = out.data()}).ok());
+  EXPECT_EQ(out, std::vector<float>(p.size(), 5));
+}
+
 TEST(Parameters, RefusesWhatDoesNotFit) {
   Fixture f("dense:fp32");
   std::vector<float> p = Ramp(f.at().elements), out(p.size());
