@@ -63,10 +63,10 @@ def time_aims() -> Iterator[Aim]:
         for system in (DENSE[0], OWN_DENSE):
             yield Aim("of DDP's step", grid, system, 1.05, False, lambda rows, s=system: rows[s]["ms"] / ddp_ms(rows))
     for loop in ("fsdp", "zero2"):
-        for codec, bound in (("tagc:density=0.2 int8", 1.15), ("thc:bits=6 int8", 2), ("tagc:density=0.01,bits=2 int8", 2)):
+        for codec, bound in (("tagc:density=0.2,cells=8 int8", 1.15), ("thc:bits=6 int8", 2), ("tagc:density=0.01,bits=2 int8", 2)):
             system = f"{loop}-hook {codec}"
             yield Aim(f"times faster than {loop}", "fsdp", system, bound, True, _times_faster(system, loop))
-    for system in ("fsdp-hook tagc:density=0.2", "fsdp-hook tagc:density=0.2 int8"):
+    for system in ("fsdp-hook tagc:density=0.2,cells=8", "fsdp-hook tagc:density=0.2,cells=8 int8"):
         yield Aim("times faster than fsdp", "share", system, 1.15, True, _times_faster(system, "fsdp"))
 
 

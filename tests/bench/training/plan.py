@@ -23,9 +23,10 @@ EARLY = f"{TAGC} early"
 BEGINNING = f"sharded {DEFAULT_CODEC}"  # the runs that grids time have 9 steps, so all of them lie in it
 DENSE = ("sharded dense:fp32", "ddp-hook dense:fp32")
 GRADWIRE = (TAGC, TOPK, "sharded topk:density=0.001,values=fp16 both", "ddp-hook thc:bits=4", "ddp-hook powersgd:rank=1",
-            "ddp-hook tagc:density=0.01", "ddp-hook topk:density=0.03,values=int4 both", "local-16 topk:density=0.05,values=int8 both")
+            "ddp-hook tagc:density=0.01,cells=8", "ddp-hook topk:density=0.03,values=int4 both", "local-16 topk:density=0.05,values=int8 both")
 COMPARED = (ALONE, BARE, *TORCH, *DENSE, BEGINNING, *GRADWIRE)
-HOOKED = ("thc:bits=6 int8", "tagc:density=0.2 int8", "tagc:density=0.2", "tagc:density=0.01,bits=2 int8")
+HOOKED = ("thc:bits=6 int8", "tagc:density=0.2,cells=8 int8", "tagc:density=0.2,cells=8", "tagc:density=0.01,bits=2 int8")
+OWN_BITS = ("ddp-hook tagc:density=0.01", "fsdp-hook tagc:density=0.2", "fsdp-hook tagc:density=0.2 int8")  # not timed yet
 FSDP = tuple(name for loop in ("fsdp", "zero2") for name in (loop, *(f"{loop}-hook {codec}" for codec in HOOKED)))
 OWN_DENSE = f"{DENSE[0]} own"
 _ALL_ELEMENTS = (ALONE, BARE, DDP, "ddp buckets-4", DENSE[0], OWN_DENSE)
@@ -100,7 +101,7 @@ GRIDS = {grid.name: grid for grid in (
 # Other buckets compute the same, and so does zero2. What the aims are about comes first.
 _LEARNERS = {
     MODEL: (DDP, POWER_SGD, POWER_SGD_LATER, TAGC, "fsdp", *(f"fsdp-hook {codec}" for codec in HOOKED), *GRADWIRE,
-            *(s for s in TORCH if "buckets" not in s), POWER_SGD_4_LATER, DENSE[0], "fsdp-hook thc:bits=4",
+            *(s for s in TORCH if "buckets" not in s), POWER_SGD_4_LATER, DENSE[0], *OWN_BITS, "fsdp-hook thc:bits=4",
             "fsdp-hook thc:bits=4 int8", "fsdp-hook dense:fp32 int8"),
     RECOMMENDER: BY_ROWS,
 }
