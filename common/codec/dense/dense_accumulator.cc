@@ -157,17 +157,16 @@ class DenseAccumulator final : public Accumulator {
 
   // The values at [begin, end) of a segment that CheckShape has passed.
   absl::Status CheckValues(const Segment& s, uint64_t begin, uint64_t end) const {
+    if (AreGood(s, begin, end)) return absl::OkStatus();
     const uint8_t* values = ValuesAt(s, begin);
-    if (shape_.fixed()) return CheckLimit(values, begin, end - begin);
+    if (shape_.fixed()) return OverLimitError(values, begin);
     const int64_t bad = shape_.backend().FindOutOfGrid(values, shape_.width(), end - begin, limit_bits_, nullptr);
-    if (bad < 0) return absl::OkStatus();
     return OutOfGridError(s, begin - s.begin + static_cast<uint64_t>(bad));
   }
 
-  // Sums stay in range only if every contribution keeps to its share (IntegerLimit).
-  absl::Status CheckLimit(const uint8_t* values, uint64_t begin, uint64_t n) const {
+  // Sums stay in range only if every contribution keeps to its share (IntegerLimit). Of the first that does not.
+  absl::Status OverLimitError(const uint8_t* values, uint64_t begin) const {
     const int32_t limit = shape_.limit();
-    if (AllWithin(values, shape_.width(), n, limit)) return absl::OkStatus();
     const auto integer = [values, width = shape_.width()](size_t i) {
       return width == 4 ? LoadInteger<int32_t>(values + 4 * i) : LoadInteger<int16_t>(values + 2 * i);
     };

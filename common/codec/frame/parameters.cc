@@ -15,38 +15,21 @@
 #include "common/codec/plan/plan_check.h"
 #include "common/job/norms.h"
 #include "kernels/cpu/reference/clones.h"
+#include "kernels/cpu/reference/loops.h"
 #include "kernels/math/fixed_point.h"
 
 namespace gradwire {
 namespace {
 
+using kernels::reference::FindMagnitude;
+using kernels::reference::kInfinityBits;
 using wire::FrameWriter;
 using wire::Segment;
 using wire::SegmentType;
 
 constexpr uint64_t kElementsOfSegment = 65536;
-constexpr uint32_t kInfinityBits = 0x7F800000;
-constexpr uint32_t kSignBit = 0x80000000;
 
-// Plain loops, which the compiler vectorises. The first two return the bits of the largest magnitude, as float32.
-GW_CLONES uint32_t LargestFloat(const uint8_t* from, uint32_t n) {
-  uint32_t largest = 0;
-  for (uint32_t i = 0; i < n; ++i) {
-    uint32_t bits;
-    std::memcpy(&bits, from + 4 * size_t{i}, 4);
-    largest = std::max(largest, bits & ~kSignBit);
-  }
-  return largest;
-}
-GW_CLONES uint32_t LargestBf16(const uint8_t* from, uint32_t n) {
-  uint32_t largest = 0;
-  for (uint32_t i = 0; i < n; ++i) {
-    uint16_t half;
-    std::memcpy(&half, from + 2 * size_t{i}, 2);
-    largest = std::max(largest, (uint32_t{half} << 16) & ~kSignBit);
-  }
-  return largest;
-}
+// Plain loops, which the compiler vectorises.
 GW_CLONES void ReadBf16(const uint8_t* __restrict from, uint64_t n, float* __restrict to) {
   for (uint64_t i = 0; i < n; ++i) {
     uint16_t half;
@@ -184,14 +167,11 @@ class ParameterReader {
     covered += s.count;
     if (!wanted_[s.param] || s.count == 0) return absl::OkStatus();
     frame_.segments_[s.param].push_back(s);
-    if ((width == 4 ? LargestFloat(s.data, s.count) : LargestBf16(s.data, s.count)) < kInfinityBits)
-      return absl::OkStatus();
-    for (uint32_t i = 0; i < s.count; ++i) {
-      float value;
-      ReadFloats(s, i, 1, &value);
-      if (!std::isfinite(value)) return NonFinite(s.begin + i, value);
-    }
-    return absl::OkStatus();
+    const int64_t bad = FindMagnitude(s.data, static_cast<int>(width), s.count, kInfinityBits);
+    if (bad < 0) return absl::OkStatus();
+    float value;
+    ReadFloats(s, static_cast<uint64_t>(bad), 1, &value);
+    return NonFinite(s.begin + static_cast<uint64_t>(bad), value);
   }
 
   absl::Status NonFinite(uint64_t position, float value) const {

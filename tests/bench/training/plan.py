@@ -26,7 +26,7 @@ GRADWIRE = (TAGC, TOPK, "sharded topk:density=0.001,values=fp16 both", "ddp-hook
             "ddp-hook tagc:density=0.01,cells=8", "ddp-hook topk:density=0.03,values=int4 both", "local-16 topk:density=0.05,values=int8 both")
 COMPARED = (ALONE, BARE, *TORCH, *DENSE, BEGINNING, *GRADWIRE)
 HOOKED = ("thc:bits=6 int8", "tagc:density=0.2,cells=8 int8", "tagc:density=0.2,cells=8", "tagc:density=0.01,bits=2 int8")
-OWN_BITS = ("ddp-hook tagc:density=0.01", "fsdp-hook tagc:density=0.2", "fsdp-hook tagc:density=0.2 int8")  # not timed yet
+OWN_BITS = ("ddp-hook tagc:density=0.01", "fsdp-hook tagc:density=0.2", "fsdp-hook tagc:density=0.2 int8")  # in no grid of times yet
 FSDP = tuple(name for loop in ("fsdp", "zero2") for name in (loop, *(f"{loop}-hook {codec}" for codec in HOOKED)))
 OWN_DENSE = f"{DENSE[0]} own"
 _ALL_ELEMENTS = (ALONE, BARE, DDP, "ddp buckets-4", DENSE[0], OWN_DENSE)

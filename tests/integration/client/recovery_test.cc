@@ -57,7 +57,7 @@ struct Case {
   uint32_t staleness = 0;
   const char* update_codec = "";
   bool skips = false;
-  uint32_t workers = kWorkers;
+  uint32_t workers = kWorkers;  // of more, gradients are FillMixed's
 };
 
 class KilledServers : public ::testing::TestWithParam<Case> {};

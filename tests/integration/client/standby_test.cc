@@ -23,8 +23,8 @@ struct Case {
   PullMode pull;
   v1::DurabilityLevel level;
   const char* update_codec = "";
-  bool skips = false;  // every fifth round
-  uint32_t workers = kWorkers;
+  bool skips = false;           // every fifth round
+  uint32_t workers = kWorkers;  // of more, gradients are FillMixed's
 };
 
 class PromotedStandbys : public ::testing::TestWithParam<Case> {
